@@ -1,0 +1,77 @@
+# `make demo` and `make test` need a Python (3.11 to 3.13) and g++, and set up all else themselves.
+
+VENV ?= .venv
+BAZEL ?= bazel
+python := $(VENV)/bin/python
+
+.PHONY: help demo test lint format build bench bazel clean
+
+help:
+	@echo 'make demo     train a small network on the CPU under a memory budget, with and without tfmem'
+	@echo 'make test     run the tests; ARGS="tests/pure -k plan" chooses'
+	@echo 'make lint     ruff, mypy and clang-format; make format mends what can be mended'
+	@echo 'make build    the environment in $(VENV) and the op library'
+	@echo 'make bench    the benchmarks that need no GPU'
+	@echo 'make bazel    the same library and the pure tests with Bazel'
+	@echo 'make clean    remove what was built, but for the environment'
+
+demo: build
+	$(python) -m examples.train_cnn --preset demo
+
+test: build
+	$(python) -m pytest $(ARGS)
+
+bench: build
+	$(python) -m benchmarks.ir_scaling
+	$(python) -m benchmarks.offload --tiny --output build/offload_tiny.json
+
+cpp_sources = $(shell find custom_ops tests -name '*.cc' -o -name '*.h' -o -name '*.cuh')
+
+lint: $(VENV)/.installed
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/clang-format --dry-run -Werror $(cpp_sources)
+
+format: $(VENV)/.installed
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/clang-format -i $(cpp_sources)
+
+# Bazel builds against the TensorFlow of the environment, and runs the tests with its Python.
+bazel: $(VENV)/.installed
+	@command -v $(firstword $(BAZEL)) >/dev/null || \
+	  { echo 'Bazel is not installed; on Debian: apt-get install bazel-bootstrap'; exit 1; }
+	TFMEM_PYTHON=$(abspath $(python)) $(BAZEL) test //:all
+
+build: $(VENV)/.built
+
+$(VENV)/.built: $(VENV)/.installed setup.py $(wildcard custom_ops/ops/*)
+	$(python) setup.py --quiet build_ext --inplace
+	@touch $@
+
+# What tfmem needs comes first, so that its library is built against the TensorFlow that is there.
+needed = import tomllib; t = tomllib.load(open("pyproject.toml", "rb")); \
+  print(*t["build-system"]["requires"], *t["project"]["dependencies"], sep="\n")
+
+$(VENV)/.installed: pyproject.toml | $(python)
+	$(python) -c '$(needed)' > $(VENV)/needed.txt
+	$(python) -m pip install --quiet --requirement $(VENV)/needed.txt
+	$(python) -m pip install --quiet --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+# The first Python that is new enough and can make environments. It is tried, not only looked for:
+# a version manager's shim may be on the path and fail.
+usable = import sys, venv, ensurepip; \
+  sys.exit(print(sys.executable) if (3, 11) <= sys.version_info < (3, 14) else 1)
+
+$(python):
+	@for name in $(PYTHON) python3.12 python3.11 python3.13 python3 python; do \
+	  found=$$($$name -c '$(usable)' 2>/dev/null) && break; \
+	done; \
+	[ -n "$$found" ] || { echo 'No Python from 3.11 to 3.13 with venv was found; name one with PYTHON='; exit 1; }; \
+	echo "$(VENV) is made with $$found"; \
+	"$$found" -m venv $(VENV)
+
+clean:
+	rm -rf build custom_ops/_tfmem_ops.*.so *.egg-info $(VENV)/.built

@@ -1,0 +1,238 @@
+"""Runs one case of the offload benchmark in this process: `worker.py TASK_JSON RESULT_FILE`.
+
+A step's time ends when its loss is on the host. Peaks are TensorFlow's allocator's, over the timed
+steps. Stalls are timed in steps of their own, because timing them costs events."""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from custom_ops.load import Library, load
+from examples import models
+
+PARITY_STEPS = 20
+STALL_STEPS = 5
+LINK_BYTES = 1 << 30
+
+Step = Callable[[], float]
+Reporter = Callable[[], Any]
+
+
+def main() -> None:
+    """Read the task, run it, write the result."""
+    task, path = json.loads(sys.argv[1]), Path(sys.argv[2])
+    try:
+        result = link() if task["system"] == "link" else measure(task)
+    except tf.errors.ResourceExhaustedError as error:
+        result = {"status": "oom", "message": _head(error)}
+    except Exception as error:
+        traceback.print_exc()
+        result = _failure(error)
+    path.write_text(json.dumps(result))
+
+
+def measure(task: dict[str, Any]) -> dict[str, Any]:
+    """Train the task's network and time its steps."""
+    device = prepare(task["cap"], task["deterministic"])
+    library = load() if task["system"] == "tfmem" else None
+    began = time.perf_counter()
+    step, report = {"function": function, "graph": graph, "keras": keras_model}[task["form"]](task)
+    build_seconds = time.perf_counter() - began
+
+    losses, seconds = [], []
+    for index in range(task["warm_up"] + task["steps"]):
+        if index == task["warm_up"]:
+            tf.config.experimental.reset_memory_stats(device)
+            before = library.counters() if library else None
+        began = time.perf_counter()
+        losses.append(step())
+        seconds.append(time.perf_counter() - began)
+    after = library.counters() if library else None
+    memory = tf.config.experimental.get_memory_info(device)
+    timed = seconds[task["warm_up"] :]
+    result = {
+        "status": "ok",
+        "device": device,
+        "device_name": device_name(),
+        "versions": versions(),
+        "tensor_float_32": tf.config.experimental.tensor_float_32_execution_enabled(),
+        "jit_compile": False,
+        "build_seconds": build_seconds,
+        "warm_up_seconds": seconds[: task["warm_up"]],
+        "seconds": timed,
+        "median_seconds": statistics.median(timed),
+        "peak": memory["peak"],
+        "losses": losses[:PARITY_STEPS],
+        "process_peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
+    }
+    if library:
+        result |= {
+            "bytes_out": (after.bytes_out - before.bytes_out) // task["steps"],
+            "bytes_in": (after.bytes_in - before.bytes_in) // task["steps"],
+            "pinned_bytes": after.pinned_bytes_allocated,
+            "spill_bytes": after.spill_bytes_allocated,
+            "stall_ns": stall(library, step),
+            "report": json.loads(report().to_json()),
+        }
+    return result
+
+
+def prepare(cap: int | None, deterministic: bool) -> str:
+    """Set up TensorFlow; returns the device that trains."""
+    keras.utils.set_random_seed(0)
+    if deterministic:
+        tf.config.experimental.enable_op_determinism()
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        return "CPU:0"  # TensorFlow has no cap for a CPU
+    if cap:
+        limit = tf.config.LogicalDeviceConfiguration(memory_limit=cap >> 20)
+        tf.config.set_logical_device_configuration(gpus[0], [limit])
+    return "GPU:0"
+
+
+def function(task: dict[str, Any]) -> tuple[Step, Reporter]:
+    """The step as a tf.function with a GradientTape."""
+    step = models.make_step(network(task))
+    reporter = _no_report
+    if task["system"] == "tfmem":
+        import tfmem
+
+        step = tfmem.optimize(step, memory_budget=budget(task), policy=task["policy"])
+        reporter = lambda: tfmem.report(step)  # noqa: E731
+    images, labels = batch(task)
+    return lambda: float(step(images, labels)), reporter
+
+
+def keras_model(task: dict[str, Any]) -> tuple[Step, Reporter]:
+    """The step as Keras has it: `model.train_on_batch` of a compiled model."""
+    model = models.compile_model(network(task))
+    reporter = _no_report
+    if task["system"] == "tfmem":
+        import tfmem
+
+        model = tfmem.optimize(model, memory_budget=budget(task), policy=task["policy"])
+        reporter = lambda: tfmem.report(model)  # noqa: E731
+    images, labels = batch(task)
+
+    def step() -> float:
+        model.reset_metrics()  # else Keras reports a running mean
+        return float(model.train_on_batch(images, labels))
+
+    return step, reporter
+
+
+def graph(task: dict[str, Any]) -> tuple[Step, Reporter]:
+    """The step as the thesis has it (Listing 6.1): tf.gradients or avm_gradients, in a session."""
+    gradients, config, reporter = tf.gradients, tf.compat.v1.ConfigProto(), _no_report
+    if task["system"] == "tfmem":
+        import tfmem
+
+        gradients = partial(tfmem.avm_gradients, memory_budget=budget(task), policy=task["policy"])
+        config = tfmem.session_config()
+    built = models.build_vgg19_graph(
+        task["image_size"],
+        task["classes"],
+        task["width"],
+        task["batch"],
+        random_batch=True,
+        gradients=gradients,
+    )
+    if task["system"] == "tfmem":
+        reporter = lambda: tfmem.report(built.graph)  # noqa: E731
+    session = tf.compat.v1.Session(graph=built.graph, config=config)
+    session.run(built.initialize)
+    return lambda: float(session.run((built.loss, built.train))[0]), reporter
+
+
+def network(task: dict[str, Any]) -> keras.Model:
+    return models.build(task["network"], task["image_size"], task["classes"], task["width"])
+
+
+def batch(task: dict[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
+    """One batch of noise that stays on the device, so that no step waits for data."""
+    shape = (task["batch"], task["image_size"], task["image_size"], 3)
+    images = tf.random.stateless_normal(shape, seed=(0, 1))
+    labels = tf.random.stateless_uniform(shape[:1], (0, 2), 0, task["classes"], tf.int64)
+    return images, labels
+
+
+def budget(task: dict[str, Any]) -> int | None:
+    """The cap, which on a GPU is exactly what TensorFlow may use."""
+    return None if task["cap"] is None else task["cap"] >> 20 << 20
+
+
+def stall(library: Library, step: Step) -> int:
+    """Median nanoseconds a step's compute waits for copies."""
+    library.set_stall_timing(True)
+    waited = []
+    for _ in range(STALL_STEPS):
+        library.reset_counters()
+        step()
+        waited.append(library.counters().stall_ns)
+    library.set_stall_timing(False)
+    return int(statistics.median(waited))
+
+
+def link() -> dict[str, Any]:
+    """Bandwidth of the link to the host, each way alone and both at once, in bytes a second."""
+    if not tf.config.list_physical_devices("GPU"):
+        return {"status": "ok", "spill": asdict(load().spill_bandwidth())}
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("GPU")[0],
+        [tf.config.LogicalDeviceConfiguration(memory_limit=1024)],
+    )
+    tf.config.list_logical_devices()  # starts the device
+    runs = [asdict(load().link_bandwidth(bytes=LINK_BYTES)) for _ in range(3)]
+    middle = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+    return {"status": "ok", "bytes": LINK_BYTES, "bandwidth": middle, "runs": runs}
+
+
+def device_name() -> str:
+    gpus = tf.config.list_physical_devices("GPU")
+    details = tf.config.experimental.get_device_details(gpus[0]) if gpus else {}
+    return str(details.get("device_name", "CPU"))
+
+
+def versions() -> dict[str, str]:
+    """Of everything the numbers depend on."""
+    build = tf.sysconfig.get_build_info()
+    found = {"tensorflow": tf.__version__, "keras": keras.__version__}
+    return found | {
+        name: str(build[key])
+        for name, key in (("cuda_build", "cuda_version"), ("cudnn_build", "cudnn_version"))
+        if key in build
+    }
+
+
+def _no_report() -> None:
+    return None
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    """An infeasible budget is a result, with the smallest that would do; anything else is not."""
+    smallest = getattr(error, "smallest_budget", None)
+    if smallest is not None:
+        return {"status": "infeasible", "message": _head(error), "smallest_budget": smallest}
+    return {"status": "error", "message": f"{type(error).__name__}: {_head(error)}"}
+
+
+def _head(error: Exception) -> str:
+    return str(error)[:800]
+
+
+if __name__ == "__main__":
+    main()

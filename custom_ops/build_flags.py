@@ -1,0 +1,97 @@
+"""How the op library is compiled and linked: the one place that setup.py and tests ask.
+
+Plain g++ and TensorFlow's own flags; neither nvcc nor a CUDA toolkit, because the ops find the
+CUDA driver when they first need it.
+"""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent
+
+
+def library_name(tensorflow_version: str) -> str:
+    """The library's file name; TensorFlow's C++ interface is stable within a minor version."""
+    major, minor = tensorflow_version.split(".")[:2]
+    return f"_tfmem_ops.tf{major}.{minor}.so"
+
+
+def sources() -> list[Path]:
+    """All C++ sources, in a fixed order."""
+    return sorted((PACKAGE / "ops").glob("*.cc"))
+
+
+def headers() -> list[Path]:
+    """All C++ headers: when one changes, everything is to be compiled anew."""
+    return sorted((PACKAGE / "ops").glob("*.h"))
+
+
+def compiler() -> str:
+    """The C++ compiler: $CXX, or g++."""
+    return os.environ.get("CXX", "g++")
+
+
+def compile_command(source: Path, object_file: Path) -> list[str]:
+    """The command that compiles one source."""
+    import tensorflow as tf
+
+    # NDEBUG, because TensorFlow is built with it and some of its headers depend on it.
+    own = ["-std=c++17", "-O2", "-fPIC", "-DNDEBUG", "-Wall", f"-I{PACKAGE.parent}"]
+    # TensorFlow's headers as system headers: their warnings are not ours to mend.
+    include = ["-isystem", tf.sysconfig.get_include()]
+    flags = [flag for flag in tf.sysconfig.get_compile_flags() if not flag.startswith("-I")]
+    return [compiler(), *flags, *own, *include, "-c", str(source), "-o", str(object_file)]
+
+
+def link_command(objects: Sequence[Path], library: Path) -> list[str]:
+    """The command that links the library."""
+    import tensorflow as tf
+
+    flags = tf.sysconfig.get_link_flags()
+    return [
+        compiler(),
+        "-shared",
+        "-o",
+        str(library),
+        *map(str, objects),
+        *flags,
+        "-ldl",
+        "-pthread",
+    ]
+
+
+def build(output_directory: Path = PACKAGE, jobs: int = 2) -> Path:
+    """Compiles and links the op library for the TensorFlow that is installed.
+
+    Args:
+        output_directory: where the library goes; replaced at once when it is complete.
+        jobs: how many compilers run at a time.
+
+    Returns:
+        The library's path.
+
+    Raises:
+        subprocess.CalledProcessError: the compiler failed; its words are on standard error.
+    """
+    import tensorflow as tf
+
+    output_directory.mkdir(parents=True, exist_ok=True)
+    library = output_directory / library_name(tf.__version__)
+    with tempfile.TemporaryDirectory(dir=output_directory) as scratch:
+        objects = [Path(scratch, source.stem + ".o") for source in sources()]
+        commands = map(compile_command, sources(), objects)
+        with ThreadPoolExecutor(jobs) as pool:
+            list(pool.map(lambda command: subprocess.run(command, check=True), commands))
+        linked = Path(scratch, library.name)
+        subprocess.run(link_command(objects, linked), check=True)
+        shutil.move(linked, library)
+    return library
+
+
+if __name__ == "__main__":
+    print(build())

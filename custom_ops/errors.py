@@ -1,0 +1,9 @@
+"""The root of all errors that tfmem raises, and those of this layer."""
+
+
+class TfmemError(Exception):
+    """Anything that tfmem reports to its user."""
+
+
+class OpLibraryError(TfmemError, ImportError):
+    """There is no usable op library for the TensorFlow that runs, or one of its calls failed."""

@@ -1,0 +1,280 @@
+"""Finds and loads the op library built for the TensorFlow that runs.
+
+Importing this module loads nothing: planning needs no op library, and says so only when run.
+"""
+
+import ctypes
+import dataclasses
+import functools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from custom_ops.build_flags import PACKAGE, library_name
+from custom_ops.errors import OpLibraryError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+Mechanism = Literal["auto", "copy", "managed", "file"]
+Fault = Literal["copy_out", "copy_in", "allocate"]
+
+_FAULTS: tuple[Fault, ...] = ("copy_out", "copy_in", "allocate")  # numbered as in ops/faults.h
+_ERROR_BYTES = 4096
+
+
+class Counters(NamedTuple):
+    """What the op library counted, in the order of ops/c_api.cc. Sizes in bytes.
+
+    The first six grow until `Library.reset_counters`; the others say what exists now.
+    `stall_ns` is how long compute waited in MemOpAwait and MemOpRelease: time of the compute
+    stream on a GPU (only while `Library.set_stall_timing` is on), summed wall time on the CPU.
+    """
+
+    offloads: int
+    prefetches: int
+    bytes_out: int
+    bytes_in: int
+    stall_ns: int
+    driver_errors: int
+    live_tickets: int
+    pinned_bytes_allocated: int
+    pinned_bytes_in_use: int
+    spill_bytes_allocated: int
+    spill_bytes_in_use: int
+    open_spill_files: int
+    open_events: int
+    open_streams: int
+
+
+@dataclass(frozen=True)
+class ProbeRow:
+    """What one MemOpProbe recorded.
+
+    `host_ns` is a steady clock's; `device_ns` counts from the run's first row, -1 without a GPU.
+    `peak_bytes` is the most that was in use since the probe that ran before. Bytes are -1 where
+    the device's allocator keeps no statistics.
+    """
+
+    index: int
+    host_ns: int
+    device_ns: int
+    bytes_in_use: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class LinkBandwidth:
+    """Bytes per second between a GPU and pinned host memory, alone and with both ways busy."""
+
+    to_host: float
+    to_device: float
+    both_to_host: float
+    both_to_device: float
+
+
+@dataclass(frozen=True)
+class SpillBandwidth:
+    """Bytes per second to and from a spill file, as the operating system caches it."""
+
+    write: float
+    read: float
+
+
+class _CProbeRow(ctypes.Structure):
+    _fields_ = [(field.name, ctypes.c_int64) for field in dataclasses.fields(ProbeRow)]
+
+
+@dataclass(frozen=True)
+class Library:
+    """The loaded op library: its ops, and what it knows about itself.
+
+    The methods named like MemOps add one op to the current graph (or run it, eagerly).
+
+    Attributes:
+        path: the file.
+        ops: TensorFlow's generated wrappers.
+    """
+
+    path: Path
+    ops: ModuleType
+    _functions: ctypes.CDLL
+
+    def offload(
+        self,
+        tensor: "tf.Tensor",
+        *,
+        mechanism: Mechanism = "auto",
+        label: str = "",
+        spill_directory: str = "",
+        spill_budget: int = 0,
+        host_budget: int = 0,
+        name: str | None = None,
+    ) -> "tf.Tensor":
+        """MemOpOffload: starts moving `tensor` out; returns its handle, a scalar variant."""
+        return self.ops.mem_op_offload(
+            tensor=tensor,
+            mechanism=mechanism,
+            label=label,
+            spill_directory=spill_directory,
+            spill_budget=spill_budget,
+            host_budget=host_budget,
+            name=name,
+        )
+
+    def release(
+        self, tensor: "tf.Tensor", handle: "tf.Tensor", name: str | None = None
+    ) -> "tf.Operation":
+        """MemOpRelease: after it `tensor`'s memory may be used again."""
+        return self.ops.mem_op_release(tensor=tensor, handle=handle, name=name)
+
+    def prefetch(
+        self,
+        handle: "tf.Tensor",
+        dtype: "tf.DType",
+        shape: "tf.TensorShape | Sequence[int | None] | None" = None,
+        name: str | None = None,
+    ) -> "tf.Tensor":
+        """MemOpPrefetch: starts moving the tensor back; only `await_` may use the result."""
+        return self.ops.mem_op_prefetch(handle=handle, T=dtype, shape=shape, name=name)
+
+    def await_(
+        self, tensor: "tf.Tensor", handle: "tf.Tensor", name: str | None = None
+    ) -> "tf.Tensor":
+        """MemOpAwait: `tensor`'s memory, with the data there."""
+        return self.ops.mem_op_await(tensor=tensor, handle=handle, name=name)
+
+    def probe(self, run: int, index: int, name: str | None = None) -> "tf.Operation":
+        """MemOpProbe: records row `index` of table `run`."""
+        return self.ops.mem_op_probe(run=run, index=index, name=name)
+
+    def stats(self, reset: bool = False, name: str | None = None) -> "tf.Tensor":
+        """MemOpStats: int64[3] of bytes in use, peak and limit of the device's allocator."""
+        return self.ops.mem_op_stats(reset=reset, name=name)
+
+    def preaccess(self, size: int, name: str | None = None) -> "tf.Operation":
+        """MemOpPreaccess: makes the next `size` bytes allocated resident (unified memory)."""
+        return self.ops.mem_op_preaccess(bytes=size, name=name)
+
+    def counters(self) -> Counters:
+        """Reads all counters."""
+        values = (ctypes.c_int64 * len(Counters._fields))()
+        self._functions.tfmem_counters(values)
+        return Counters(*values)
+
+    def reset_counters(self) -> None:
+        """Zeroes the counters of what flowed; those of what exists stay."""
+        self._functions.tfmem_reset_counters()
+
+    def set_stall_timing(self, enabled: bool) -> None:
+        """Turns the timing of waits on GPUs on or off; off at first."""
+        self._functions.tfmem_set_stall_timing(ctypes.c_bool(enabled))
+
+    def probes(self, run: int) -> list[ProbeRow]:
+        """Reads table `run`, ordered by index. Waits for the device to reach its rows."""
+        read = self._functions.tfmem_read_probes
+        capacity = 0
+        while True:
+            rows = (_CProbeRow * capacity)()
+            count = read(ctypes.c_int64(run), rows, ctypes.c_int64(capacity))
+            if count <= capacity:
+                break
+            capacity = count
+        names = [field.name for field in dataclasses.fields(ProbeRow)]
+        return [ProbeRow(*(getattr(row, name) for name in names)) for row in rows[:count]]
+
+    def clear_probes(self, run: int | None = None) -> None:
+        """Forgets table `run`, or all."""
+        self._functions.tfmem_clear_probes(ctypes.c_int64(-1 if run is None else run))
+
+    def inject_fault(self, kind: Fault, after: int = 0, times: int = 1) -> None:
+        """Makes copies or allocations fail, for tests.
+
+        Args:
+            kind: what fails.
+            after: how many succeed before.
+            times: how many fail; 0 disarms.
+        """
+        self._functions.tfmem_inject_fault(
+            ctypes.c_int(_FAULTS.index(kind)), ctypes.c_int64(after), ctypes.c_int64(times)
+        )
+
+    def trim(self) -> None:
+        """Frees what the pools hold idle: pinned blocks, spill files, events."""
+        self._functions.tfmem_trim()
+
+    def link_bandwidth(self, device: int = 0, size: int = 256 << 20) -> LinkBandwidth:
+        """Measures the link of GPU `device` with copies of `size` bytes. Blocks.
+
+        Allocates 2 * `size` bytes on the GPU, beside TensorFlow's own memory.
+
+        Raises:
+            OpLibraryError: there is no GPU, or no memory left on it.
+        """
+        return LinkBandwidth(*self._measure("tfmem_link_bandwidth", 4, ctypes.c_int(device), size))
+
+    def spill_bandwidth(self, directory: str = "", size: int = 64 << 20) -> SpillBandwidth:
+        """Measures a spill directory with one file of `size` bytes. Blocks.
+
+        Raises:
+            OpLibraryError: the directory is missing, read-only or full.
+        """
+        path = ctypes.c_char_p(os.fsencode(directory))
+        return SpillBandwidth(*self._measure("tfmem_spill_bandwidth", 2, path, size))
+
+    def _measure(
+        self, function: str, count: int, target: ctypes.c_int | ctypes.c_char_p, size: int
+    ) -> list[float]:
+        values = (ctypes.c_double * count)()
+        error = ctypes.create_string_buffer(_ERROR_BYTES)
+        capacity = ctypes.c_int64(_ERROR_BYTES)
+        if self._functions[function](target, ctypes.c_int64(size), values, error, capacity) != 0:
+            raise OpLibraryError(f"bandwidth test failed: {error.value.decode(errors='replace')}")
+        return list(values)
+
+
+def find_library(tensorflow_version: str, directory: Path = PACKAGE) -> Path:
+    """The op library for a version of TensorFlow.
+
+    Raises:
+        OpLibraryError: there is none; names the versions that there are, and how to build one.
+    """
+    path = directory / library_name(tensorflow_version)
+    if path.exists():
+        return path
+    built = ", ".join(sorted(other.name for other in directory.glob("_tfmem_ops.tf*.so")))
+    raise OpLibraryError(
+        f"no op library for TensorFlow {tensorflow_version} in {directory} (found: "
+        f"{built or 'none'}, expected: {path.name}). {_BUILD_HINT}"
+    )
+
+
+_BUILD_HINT = (
+    "Build one: `pip install --no-build-isolation .`, or in a checkout "
+    "`python setup.py build_ext --inplace`."
+)
+
+
+@functools.cache
+def load() -> Library:
+    """Loads the op library for the TensorFlow that runs, once.
+
+    Raises:
+        OpLibraryError: there is none, or it does not load.
+    """
+    import tensorflow as tf
+
+    path = find_library(tf.__version__)
+    try:
+        ops = tf.load_op_library(str(path))
+        functions = ctypes.CDLL(str(path))
+    except (tf.errors.OpError, OSError) as error:
+        raise OpLibraryError(
+            f"{path.name} does not load into TensorFlow {tf.__version__}, so it was built for "
+            f"another one: {error}. {_BUILD_HINT}"
+        ) from error
+    functions.tfmem_read_probes.restype = ctypes.c_int64
+    return Library(path, ops, functions)

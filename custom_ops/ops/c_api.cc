@@ -1,0 +1,113 @@
+// What Python reads through ctypes (custom_ops/load.py). Functions that can fail return 0, or -1
+// after putting a message into `error`.
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "custom_ops/ops/counters.h"
+#include "custom_ops/ops/faults.h"
+#include "custom_ops/ops/gpu_link.h"
+#include "custom_ops/ops/link_bandwidth.h"
+#include "custom_ops/ops/pinned_pool.h"
+#include "custom_ops/ops/probe.h"
+#include "custom_ops/ops/spill.h"
+
+namespace {
+
+int Fail(const absl::Status& status, char* error, int64_t capacity) {
+  if (capacity > 0) {
+    const std::string text(status.message());
+    const size_t length = std::min<size_t>(text.size(), capacity - 1);
+    std::memcpy(error, text.data(), length);
+    error[length] = '\0';
+  }
+  return -1;
+}
+
+}  // namespace
+
+extern "C" {
+
+// Fills `values` in the order of the fields of load.py's Counters.
+void tfmem_counters(int64_t* values) {
+  for (tfmem::GpuLink* link : tfmem::GpuLink::All()) link->CollectStalls();
+  const tfmem::Counters& c = tfmem::counters();
+  const int64_t read[] = {
+      c.offloads,
+      c.prefetches,
+      c.bytes_out,
+      c.bytes_in,
+      c.stall_ns,
+      c.driver_errors,
+      c.live_tickets,
+      c.pinned_bytes_allocated,
+      c.pinned_bytes_in_use,
+      c.spill_bytes_allocated,
+      c.spill_bytes_in_use,
+      c.open_spill_files,
+      c.open_events,
+      c.open_streams,
+  };
+  std::copy(std::begin(read), std::end(read), values);
+}
+
+// Sets the counters of what flowed to zero; those of what exists stay.
+void tfmem_reset_counters() {
+  for (tfmem::GpuLink* link : tfmem::GpuLink::All()) link->ForgetStalls();
+  tfmem::Counters& c = tfmem::counters();
+  c.offloads = c.prefetches = c.bytes_out = c.bytes_in = c.stall_ns = c.driver_errors = 0;
+}
+
+void tfmem_set_stall_timing(bool enabled) { tfmem::stall_timing() = enabled; }
+
+// Fault kinds are numbered as in faults.h.
+void tfmem_inject_fault(int kind, int64_t after, int64_t times) {
+  if (kind < 0 || kind >= tfmem::kFaultKinds) return;
+  tfmem::InjectFault(static_cast<tfmem::Fault>(kind), after, times);
+}
+
+// Frees what the pools hold idle.
+void tfmem_trim() {
+  tfmem::TrimSpillFiles();
+  tfmem::TrimPinnedBlocks();
+  for (tfmem::GpuLink* link : tfmem::GpuLink::All()) link->TrimEvents();
+}
+
+// Copies at most `capacity` rows of run `run`; returns how many there are.
+int64_t tfmem_read_probes(int64_t run, tfmem::ProbeRow* rows, int64_t capacity) {
+  const std::vector<tfmem::ProbeRow> read = tfmem::ReadProbes(run);
+  const int64_t count = read.size();
+  std::copy_n(read.begin(), std::min(count, capacity), rows);
+  return count;
+}
+
+void tfmem_clear_probes(int64_t run) { tfmem::ClearProbes(run); }
+
+// bandwidth: to host, to device, and both again with both directions busy; bytes/s.
+int tfmem_link_bandwidth(int ordinal, int64_t bytes, double* bandwidth, char* error,
+                         int64_t capacity) {
+  const auto result = tfmem::MeasureLinkBandwidth(ordinal, bytes);
+  if (!result.ok()) return Fail(result.status(), error, capacity);
+  bandwidth[0] = result->to_host;
+  bandwidth[1] = result->to_device;
+  bandwidth[2] = result->both_to_host;
+  bandwidth[3] = result->both_to_device;
+  return 0;
+}
+
+// bandwidth: write, read; bytes/s.
+int tfmem_spill_bandwidth(const char* directory, int64_t bytes, double* bandwidth, char* error,
+                          int64_t capacity) {
+  tfmem::SpillOptions options;
+  options.directory = directory;
+  const auto result = tfmem::MeasureSpillBandwidth(options, bytes);
+  if (!result.ok()) return Fail(result.status(), error, capacity);
+  bandwidth[0] = result->write_bytes_per_second;
+  bandwidth[1] = result->read_bytes_per_second;
+  return 0;
+}
+
+}  // extern "C"

@@ -1,0 +1,170 @@
+// The ops' interfaces; the kernels are in memops_cpu.cc, memops_gpu.cc and probe_ops.cc.
+//
+// All are stateful: none may be pruned, folded or merged with another, whatever its outputs are
+// used for.
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/framework/types.h"
+
+namespace tfmem {
+namespace {
+
+using ::tensorflow::DataType;
+using ::tensorflow::shape_inference::InferenceContext;
+using ::tensorflow::shape_inference::ShapeHandle;
+
+// Refuses, while the graph is built, types whose elements are more than their bytes.
+absl::Status CheckType(InferenceContext* c) {
+  DataType dtype;
+  absl::Status status = c->GetAttr("T", &dtype);
+  if (!status.ok()) return status;
+  if (tensorflow::DataTypeCanUseMemcpy(dtype)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("tfmem moves tensors of fixed-size types, got ",
+                                                 tensorflow::DataTypeString(dtype)));
+}
+
+absl::Status CheckHandle(InferenceContext* c, int input) {
+  ShapeHandle unused;
+  return c->WithRank(c->input(input), 0, &unused);
+}
+
+absl::Status OffloadShape(InferenceContext* c) {
+  c->set_output(0, c->Scalar());
+  return CheckType(c);
+}
+
+absl::Status ReleaseShape(InferenceContext* c) {
+  absl::Status status = CheckType(c);
+  return status.ok() ? CheckHandle(c, 1) : status;
+}
+
+absl::Status PrefetchShape(InferenceContext* c) {
+  tensorflow::PartialTensorShape shape;
+  ShapeHandle output;
+  absl::Status status = CheckType(c);
+  if (status.ok()) status = CheckHandle(c, 0);
+  if (status.ok()) status = c->GetAttr("shape", &shape);
+  if (status.ok()) status = c->MakeShapeFromPartialTensorShape(shape, &output);
+  if (status.ok()) c->set_output(0, output);
+  return status;
+}
+
+absl::Status AwaitShape(InferenceContext* c) {
+  absl::Status status = CheckType(c);
+  if (status.ok()) status = CheckHandle(c, 1);
+  if (status.ok()) c->set_output(0, c->input(0));
+  return status;
+}
+
+REGISTER_OP("MemOpOffload")
+    .Input("tensor: T")
+    .Output("handle: variant")
+    .Attr("T: type")
+    .Attr("mechanism: {'auto', 'copy', 'managed', 'file'} = 'auto'")
+    .Attr("label: string = ''")
+    .Attr("spill_directory: string = ''")
+    .Attr("spill_budget: int >= 0 = 0")
+    .Attr("host_budget: int >= 0 = 0")
+    .SetIsStateful()
+    .SetShapeFn(OffloadShape)
+    .Doc(R"doc(
+Starts moving a tensor out of device memory; waits for nothing.
+
+The tensor must not change before MemOpRelease.
+
+handle: names the tensor in this step.
+mechanism: "copy" (GPU: to pinned host memory), "managed" (GPU: migrates the pages of unified
+  memory), "file" (CPU: to an unlinked file), or "auto": "copy" on a GPU, "file" on the CPU.
+label: the tensor's name, for messages.
+spill_directory: where "file" puts its files; the system's temporary directory if empty.
+spill_budget: bytes that all spill files of the process may take; 0: no limit.
+host_budget: bytes of pinned memory that the process may take; 0: no limit.
+)doc");
+
+REGISTER_OP("MemOpRelease")
+    .Input("tensor: T")
+    .Input("handle: variant")
+    .Attr("T: type")
+    .SetIsStateful()
+    .SetShapeFn(ReleaseShape)
+    .Doc(R"doc(
+Waits until an offloaded tensor is out, so that its memory can be used again.
+
+On a GPU, only the stream waits: memory that is freed after this op was enqueued is safe to reuse.
+
+tensor: the tensor that was offloaded; the op is the last to use it.
+)doc");
+
+REGISTER_OP("MemOpPrefetch")
+    .Input("handle: variant")
+    .Output("tensor: T")
+    .Attr("T: type")
+    .Attr("shape: shape = {unknown_rank: true}")
+    .SetIsStateful()
+    .SetShapeFn(PrefetchShape)
+    .Doc(R"doc(
+Allocates device memory and starts moving an offloaded tensor back; waits for nothing.
+
+tensor: only MemOpAwait may use it.
+shape: what is known of the tensor's shape.
+)doc");
+
+REGISTER_OP("MemOpAwait")
+    .Input("tensor: T")
+    .Input("handle: variant")
+    .Output("output: T")
+    .Attr("T: type")
+    .SetIsStateful()
+    .SetShapeFn(AwaitShape)
+    .Doc(R"doc(
+Waits until a prefetched tensor is there. On a GPU, only the stream waits.
+
+output: the same memory as `tensor`.
+)doc");
+
+REGISTER_OP("MemOpProbe")
+    .Attr("run: int")
+    .Attr("index: int")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Records time and memory at a point of a step.
+
+The row holds the host's time, the device's time (on a GPU), the bytes the device's allocator has
+in use, and the most it had in use since the probe before: the allocator's peak is reset.
+
+run: the table.
+index: the row; a later step overwrites it.
+)doc");
+
+REGISTER_OP("MemOpStats")
+    .Output("stats: int64")
+    .Attr("reset: bool = false")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(3));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Reads the statistics of the device's allocator.
+
+stats: bytes in use, peak of the bytes in use, bytes the allocator may take; -1: not known.
+reset: makes the bytes in use the new peak, after reading.
+)doc");
+
+REGISTER_OP("MemOpPreaccess")
+    .Attr("bytes: int >= 0")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Makes the unified memory resident that the next op's output of this size will get.
+
+Allocates, asks the driver to migrate the block's pages to the GPU, and frees: the allocator hands
+the same block to the next allocation of that size.
+)doc");
+
+}  // namespace
+}  // namespace tfmem

@@ -1,0 +1,109 @@
+// MemOpProbe and MemOpStats: what the device's allocator says, on the CPU and on a GPU.
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "custom_ops/ops/device_stream.h"
+#include "custom_ops/ops/gpu_link.h"
+#include "custom_ops/ops/probe.h"
+#include "tensorflow/core/framework/allocator.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace tfmem {
+namespace {
+
+using ::tensorflow::AllocatorStats;
+using ::tensorflow::DEVICE_CPU;
+using ::tensorflow::DEVICE_GPU;
+using ::tensorflow::OpKernel;
+using ::tensorflow::OpKernelConstruction;
+using ::tensorflow::OpKernelContext;
+
+// Whether the CPU's allocator counts bytes. The one that TensorFlow uses with oneDNN does, for
+// blocks of 256 KiB and more; the plain one (oneDNN off, or not built in) claims zeroes for ever,
+// also after EnableCPUAllocatorStats, because it cannot ask malloc for sizes.
+bool CpuAllocatorCounts(tensorflow::Allocator* allocator) {
+  constexpr size_t kAlignment = 64;
+  constexpr size_t kBytes = 1 << 20;
+  const std::optional<AllocatorStats> before = allocator->GetStats();
+  void* block = allocator->AllocateRaw(kAlignment, kBytes);
+  const std::optional<AllocatorStats> after = allocator->GetStats();
+  allocator->DeallocateRaw(block);
+  return before && after && before->bytes_in_use != after->bytes_in_use;
+}
+
+// Reads the statistics of ctx's device and, if `reset`, makes the bytes in use the new peak.
+// Nothing where the device's allocator keeps none.
+std::optional<AllocatorStats> ReadStats(OpKernelContext* ctx, bool reset) {
+  tensorflow::Allocator* allocator = ctx->device()->GetAllocator({});
+  if (ctx->device()->device_type() == tensorflow::DEVICE_CPU) {
+    static const bool counts = CpuAllocatorCounts(allocator);  // one allocator serves all CPUs
+    if (!counts) return std::nullopt;
+  }
+  std::optional<AllocatorStats> stats = allocator->GetStats();
+  if (stats.has_value() && reset && !allocator->ClearStats()) return std::nullopt;
+  return stats;
+}
+
+class ProbeOp : public OpKernel {
+ public:
+  explicit ProbeOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("run", &run_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("index", &index_));
+    gpu_ = ctx->device_type() == tensorflow::DeviceType(DEVICE_GPU);
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    absl::StatusOr<PooledEvent> reached = PooledEvent();
+    if (gpu_) reached = MarkCompute(ctx);
+    OP_REQUIRES_OK(ctx, reached.status());
+    const std::optional<AllocatorStats> stats = ReadStats(ctx, /*reset=*/true);
+    RecordProbe(run_, index_, stats ? stats->bytes_in_use : -1,
+                stats ? stats->peak_bytes_in_use : -1, *std::move(reached));
+  }
+
+ private:
+  static absl::StatusOr<PooledEvent> MarkCompute(OpKernelContext* ctx) {
+    absl::StatusOr<cuda::Stream> compute = ComputeStream(ctx);
+    if (!compute.ok()) return compute.status();
+    absl::StatusOr<GpuLink*> link = GpuLink::For(*compute);
+    if (!link.ok()) return link.status();
+    cuda::ScopedContext current((*link)->driver(), (*link)->context());
+    if (!current.status().ok()) return current.status();
+    return (*link)->Mark(*compute, /*timing=*/true);
+  }
+
+  int64_t run_ = 0;
+  int64_t index_ = 0;
+  bool gpu_ = false;
+};
+
+class StatsOp : public OpKernel {
+ public:
+  explicit StatsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("reset", &reset_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    tensorflow::Tensor* output = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, tensorflow::TensorShape({3}), &output));
+    auto values = output->flat<int64_t>();
+    const std::optional<AllocatorStats> stats = ReadStats(ctx, reset_);
+    values(0) = stats ? stats->bytes_in_use : -1;
+    values(1) = stats ? stats->peak_bytes_in_use : -1;
+    values(2) = stats ? stats->bytes_limit.value_or(-1) : -1;
+  }
+
+ private:
+  bool reset_ = false;
+};
+
+REGISTER_KERNEL_BUILDER(Name("MemOpProbe").Device(DEVICE_CPU), ProbeOp);
+REGISTER_KERNEL_BUILDER(Name("MemOpProbe").Device(DEVICE_GPU), ProbeOp);
+REGISTER_KERNEL_BUILDER(Name("MemOpStats").Device(DEVICE_CPU), StatsOp);
+REGISTER_KERNEL_BUILDER(Name("MemOpStats").Device(DEVICE_GPU).HostMemory("stats"), StatsOp);
+
+}  // namespace
+}  // namespace tfmem

@@ -1,0 +1,1 @@
+"""Passes over TensorFlow graphs: pure Python that plans and edits, and runs nothing."""

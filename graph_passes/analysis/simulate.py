@@ -1,0 +1,113 @@
+"""Replay a plan on a timeline: when everything runs, what it waits for, what is in memory. Makes reports' predictions.
+
+Three resources run side by side, each in order: the compute stream, the copies out, the copies in. The compute stream
+waits at a release until the copy out has ended, and at a first use until the copy in has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from graph_passes.analysis.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Move:
+    """One buffer's way out and back, in positions of the timeline.
+
+    Attributes:
+        buffer: index into `Timeline.buffers`.
+        last: position of the last use before.
+        copy_after: the copy out starts once this position has run (`last`, or earlier: a copy only reads).
+        release: the buffer is freed before this position runs; last < release.
+        prefetch: the buffer is allocated again, and its copy in starts, before this position runs.
+        next: position of the first use after; release <= prefetch <= next.
+    """
+
+    buffer: int
+    last: int
+    copy_after: int
+    release: int
+    prefetch: int
+    next: int
+
+
+@dataclass(frozen=True)
+class Link:
+    """Bytes a second out of and into device memory."""
+
+    offload: float
+    prefetch: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step does under a plan.
+
+    Attributes:
+        seconds: when the last op ends.
+        stall: seconds the compute stream waits for copies.
+        peak: the most bytes in use.
+        peak_at: the position of the peak.
+    """
+
+    seconds: float
+    stall: float
+    peak: int
+    peak_at: int
+
+
+def usage_under(timeline: Timeline, moves: Sequence[Move]) -> npt.NDArray[np.int64]:
+    """Bytes in use at each position when `moves` are made."""
+    change = np.zeros(len(timeline.steps) + 1, np.int64)
+    for move in moves:
+        nbytes = timeline.buffers[move.buffer].nbytes
+        change[move.release] -= nbytes
+        change[move.prefetch] += nbytes
+    return timeline.usage + np.cumsum(change[:-1])
+
+
+def simulate(timeline: Timeline, moves: Sequence[Move], link: Link) -> Outcome:
+    """Run the step on paper.
+
+    Args:
+        timeline: the step.
+        moves: the plan's moves, any order.
+        link: bandwidths; both directions run at once.
+    """
+    copies_out: dict[int, list[int]] = {}
+    releases: dict[int, list[int]] = {}
+    prefetches: dict[int, list[int]] = {}
+    arrivals: dict[int, list[int]] = {}
+    for index, move in enumerate(moves):
+        copies_out.setdefault(move.copy_after, []).append(index)
+        releases.setdefault(move.release, []).append(index)
+        prefetches.setdefault(move.prefetch, []).append(index)
+        arrivals.setdefault(move.next, []).append(index)
+
+    now = out_free = in_free = stall = 0.0
+    copied = [0.0] * len(moves)
+    arrived = [0.0] * len(moves)
+    for position, step in enumerate(timeline.steps):
+        for index in releases.get(position, ()):
+            stall += max(0.0, copied[index] - now)
+            now = max(now, copied[index])
+        for index in prefetches.get(position, ()):
+            nbytes = timeline.buffers[moves[index].buffer].nbytes
+            in_free = max(now, in_free, copied[index]) + nbytes / link.prefetch
+            arrived[index] = in_free
+        for index in arrivals.get(position, ()):
+            stall += max(0.0, arrived[index] - now)
+            now = max(now, arrived[index])
+        now += step.seconds
+        for index in copies_out.get(position, ()):
+            nbytes = timeline.buffers[moves[index].buffer].nbytes
+            out_free = max(now, out_free) + nbytes / link.offload
+            copied[index] = out_free
+    usage = usage_under(timeline, moves)
+    peak_at = int(usage.argmax()) if len(usage) else 0
+    return Outcome(now, stall, int(usage.max(initial=timeline.base)), peak_at)

@@ -1,0 +1,158 @@
+"""A graph as the planner sees it: ops in order with their times, buffers with their uses. Pure data.
+
+    position    0      1      2      3      4 ...          one per op of the schedule
+    buffer     [alloc  use           use]                  alive from `start` to `end`, both included
+
+Memory at a position is `base` (variables, constants, what the caller holds), the buffers alive there, and the op's own
+workspace. Offload plans cut holes into buffers' lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from graph_passes.ir import TensorId
+
+
+@dataclass(frozen=True)
+class Step:
+    """One op of the schedule.
+
+    Attributes:
+        node: the op's name.
+        seconds: how long it runs on the device.
+        workspace: bytes it allocates while it runs, beyond its outputs.
+    """
+
+    node: str
+    seconds: float = 0.0
+    workspace: int = 0
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """One allocation of the step.
+
+    Attributes:
+        tensor: the output that allocates it.
+        nbytes: its size.
+        start: the position of the op that allocates it.
+        uses: positions that read it (through any of its views), ascending; `start` is not among them.
+        views: every tensor that shares it, `tensor` first.
+        pinned_by: why it cannot be moved, or "" if it can.
+        fetched: whether it stays alive after the last op, because the step returns it.
+    """
+
+    tensor: TensorId
+    nbytes: int
+    start: int
+    uses: tuple[int, ...]
+    views: tuple[TensorId, ...] = ()
+    pinned_by: str = ""
+    fetched: bool = False
+
+    @property
+    def movable(self) -> bool:
+        """Whether a MemOp may move it."""
+        return not self.pinned_by
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A stretch of a buffer's life in which nobody reads it: after position `last`, before position `next`."""
+
+    buffer: int
+    last: int
+    next: int
+
+    @property
+    def distance(self) -> int:
+        """The reuse distance: ops between the two uses (thesis 3.3.1.1)."""
+        return self.next - self.last - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """Everything a plan depends on.
+
+    Attributes:
+        steps: the schedule.
+        buffers: every allocation of the step that has a known size.
+        turn: the position of the last forward op.
+        base: bytes alive all the time.
+    """
+
+    steps: tuple[Step, ...]
+    buffers: tuple[Buffer, ...]
+    turn: int
+    base: int = 0
+
+    @cached_property
+    def workspace(self) -> npt.NDArray[np.int64]:
+        """Workspace bytes at each position."""
+        return np.array([step.workspace for step in self.steps], np.int64)
+
+    @cached_property
+    def begins(self) -> npt.NDArray[np.float64]:
+        """Seconds from the step's start at which each op begins; one more entry: when the last one ends."""
+        return np.concatenate([[0.0], np.cumsum([step.seconds for step in self.steps])])
+
+    def end(self, buffer: Buffer) -> int:
+        """The last position at which `buffer` is alive."""
+        if buffer.fetched:
+            return len(self.steps) - 1
+        return buffer.uses[-1] if buffer.uses else buffer.start
+
+    @cached_property
+    def usage(self) -> npt.NDArray[np.int64]:
+        """Bytes in use at each position when nothing moves."""
+        change = np.zeros(len(self.steps) + 1, np.int64)
+        for buffer in self.buffers:
+            change[buffer.start] += buffer.nbytes
+            change[self.end(buffer) + 1] -= buffer.nbytes
+        return np.cumsum(change[:-1]) + self.workspace + self.base
+
+    @property
+    def peak(self) -> int:
+        """The most bytes in use at any position when nothing moves."""
+        return int(self.usage.max(initial=self.base))
+
+    def gaps(self) -> list[Gap]:
+        """Every gap of every movable buffer, in schedule order of the use that ends it."""
+        found = []
+        for index, buffer in enumerate(self.buffers):
+            if buffer.movable:
+                found += [
+                    Gap(index, last, following)
+                    for last, following in pairwise((buffer.start, *buffer.uses))
+                    if following - last > 1
+                ]
+        return sorted(found, key=lambda gap: (gap.next, gap.last))
+
+    def crosses_turn(self, gap: Gap) -> bool:
+        """Whether the gap lies between the last forward and the first backward use."""
+        return gap.last <= self.turn < gap.next
+
+
+def turning_point(live: Sequence[tuple[int, int]], length: int) -> int:
+    """The last forward position: where most tensors wait for a later use.
+
+    Args:
+        live: for each tensor that is used again after a pause, its (last use before, first use after).
+        length: how many positions there are.
+
+    A forward pass only adds tensors that wait for their gradient op, a backward pass only takes them away, so the count
+    of waiting tensors has its top at the boundary, whoever wrote the gradient and whatever the scopes are called.
+    """
+    change = np.zeros(length + 1, np.int64)
+    for last, following in live:
+        change[last] += 1
+        change[following] -= 1
+    waiting = np.cumsum(change[:-1])
+    return int(np.flatnonzero(waiting == waiting.max(initial=0))[0]) if length else 0

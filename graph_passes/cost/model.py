@@ -1,0 +1,123 @@
+"""CostModel: seconds, workspace and base memory of ops. `Roofline` estimates them, `Measured` read them off a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Protocol
+
+from graph_passes import ops
+from graph_passes.cost.device import Device
+from graph_passes.ir import Graph, Node, TensorId
+
+
+class CostModel(Protocol):
+    """What a timeline needs to know of a graph's ops."""
+
+    def seconds(self, graph: Graph, node: Node) -> float:
+        """Run time of `node` on the device."""
+
+    def workspace(self, graph: Graph, node: Node) -> int:
+        """Bytes `node` allocates while it runs, beyond its outputs."""
+
+    def base(self, graph: Graph) -> int:
+        """Bytes alive all the time: variables, constants, the caller's inputs."""
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Estimates: the larger of flops over rate and bytes over bandwidth, plus the launch.
+
+    Attributes:
+        device: the device's profile.
+        workspace_limit: the most workspace a convolution takes, in bytes (cuDNN picks; the graph alone cannot tell).
+    """
+
+    device: Device
+    workspace_limit: int = 0
+
+    def seconds(self, graph: Graph, node: Node) -> float:
+        """See `CostModel`. Views and constants cost nothing."""
+        if node.op in ops.VIEWS or node.op in ops.EXTERNAL:
+            return 0.0
+        moved = sum(_nbytes(graph, tensor) for tensor in (*node.inputs, *graph.tensors(node)))
+        work = max(flops(graph, node) / self.device.flops, moved / self.device.bandwidth)
+        return self.device.launch + work if moved else 0.0
+
+    def workspace(self, graph: Graph, node: Node) -> int:
+        """See `CostModel`. A convolution takes about its operands' bytes, within the limit."""
+        if node.op not in ops.CONVOLUTIONS or not self.workspace_limit:
+            return 0
+        moved = sum(_nbytes(graph, tensor) for tensor in (*node.inputs, *graph.tensors(node)))
+        return min(self.workspace_limit, moved)
+
+    def base(self, graph: Graph) -> int:
+        """See `CostModel`. Each variable once, each placeholder and constant once."""
+        held: dict[object, int] = {}
+        for node in graph:
+            if node.op == "ReadVariableOp":
+                held[node.inputs[0]] = _nbytes(graph, TensorId(node.name))
+            elif node.op in ops.EXTERNAL and node.op != "VarHandleOp":
+                held[node.name] = sum(_nbytes(graph, tensor) for tensor in graph.tensors(node))
+        return sum(held.values())
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Read off an observed step; ops the step did not have fall back on the estimate.
+
+    Attributes:
+        node_seconds: run time by node name.
+        node_workspace: workspace bytes by node name.
+        base_bytes: bytes alive before the first op.
+        estimate: what to use for nodes that were not observed.
+    """
+
+    node_seconds: Mapping[str, float]
+    node_workspace: Mapping[str, int]
+    base_bytes: int
+    estimate: Roofline = field(repr=False)
+
+    def seconds(self, graph: Graph, node: Node) -> float:
+        """See `CostModel`."""
+        found = self.node_seconds.get(node.name)
+        return self.estimate.seconds(graph, node) if found is None else found
+
+    def workspace(self, graph: Graph, node: Node) -> int:
+        """See `CostModel`."""
+        return self.node_workspace.get(node.name, 0)
+
+    def base(self, graph: Graph) -> int:
+        """See `CostModel`."""
+        return self.base_bytes
+
+
+def flops(graph: Graph, node: Node) -> float:
+    """Floating-point operations of a product or convolution; other ops are bound by memory and count as zero."""
+    shapes = [_shape(graph, tensor) for tensor in node.inputs]
+    output = _shape(graph, TensorId(node.name))
+    if node.op in ops.MATRIX_PRODUCTS and output and len(shapes) >= 2 and shapes[0]:
+        inner = prod(shapes[0]) * prod(shapes[1] or (1,)) / max(prod(output), 1)
+        return 2.0 * prod(output) * max(inner, 1.0) ** 0.5
+    if node.op in ops.CONVOLUTIONS and output and len(shapes) >= 2:
+        # All three convolutions of a layer multiply each pixel of y with the whole filter.
+        backward = len(shapes) >= 3 and "Backprop" in node.op
+        y = shapes[2] if backward else output
+        filters = output if "BackpropFilter" in node.op else shapes[1]
+        if y and filters:
+            channels = filters[-1] * (filters[-2] if "Depthwise" in node.op else 1)
+            return 2.0 * prod(y) * prod(filters) / max(channels, 1)
+    return 0.0
+
+
+def _shape(graph: Graph, tensor: TensorId) -> tuple[int, ...] | None:
+    spec = graph.specs.get(tensor)
+    if spec is None or spec.shape is None or any(dim is None for dim in spec.shape):
+        return None
+    return tuple(dim for dim in spec.shape if dim is not None)
+
+
+def _nbytes(graph: Graph, tensor: TensorId) -> int:
+    spec = graph.specs.get(tensor)
+    return (spec.nbytes or 0) if spec else 0

@@ -1,0 +1,100 @@
+"""An observed step -> costs: what the probes of one step say about op times, workspace and what was alive before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from graph_passes.analysis.simulate import Move, usage_under
+from graph_passes.analysis.timeline import Timeline
+from graph_passes.errors import GraphError
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one probe read.
+
+    Attributes:
+        index: 2 * position for a probe right before an op, 2 * position + 1 for one right after it.
+        seconds: the device's clock (the host's where the device is the CPU).
+        bytes_in_use: what the allocator had handed out.
+        peak_bytes: the most it had handed out since the previous probe.
+    """
+
+    index: int
+    seconds: float
+    bytes_in_use: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What an observed step tells of its ops, by op name.
+
+    Attributes:
+        seconds: run times.
+        workspace: bytes in use beyond `base` and the modelled buffers, while the op runs. Negative where a buffer was
+            shared that the model counts twice.
+        base: the least that was in use beyond the modelled buffers.
+        step_seconds: from the first to the last sample.
+        peak: the most bytes in use.
+        curve: (op, most bytes in use while it ran), in order.
+    """
+
+    seconds: dict[str, float]
+    workspace: dict[str, int]
+    base: int
+    step_seconds: float
+    peak: int
+    curve: tuple[tuple[str, int], ...]
+
+
+def observe(timeline: Timeline, moves: Sequence[Move], samples: Sequence[Sample]) -> Observation:
+    """Compare the samples of a step with its timeline.
+
+    Args:
+        timeline: the step, with any costs; its own workspace and base are not used.
+        moves: the moves that the observed step made.
+        samples: what its probes read, any order.
+
+    Raises:
+        GraphError: the step wrote no samples.
+    """
+    samples = sorted(samples, key=lambda sample: sample.index)
+    if not samples:
+        raise GraphError("the observed step wrote no samples; its probes did not run")
+    modelled = usage_under(timeline, moves) - timeline.workspace - timeline.base
+    seconds: dict[str, float] = {}
+    beyond: dict[int, int] = {}
+    curve = []
+    for previous, sample in zip([None, *samples[:-1]], samples, strict=True):
+        position, is_after = divmod(sample.index, 2)
+        name = timeline.steps[position].node
+        if is_after:
+            seconds[name] = max(0.0, sample.seconds - previous.seconds) if previous else 0.0
+        peak = sample.peak_bytes - int(modelled[position])
+        beyond[position] = max(peak, beyond.get(position, peak))
+        if is_after:
+            curve.append((name, beyond[position] + int(modelled[position])))
+
+    base = min(beyond.values())
+    probed = np.array(sorted(beyond))
+    workspace = {}
+    for position, step in enumerate(timeline.steps):
+        if position in beyond:
+            workspace[step.node] = beyond[position] - base
+        else:  # between probes nothing of size happens
+            after = int(np.searchsorted(probed, position))
+            around = [beyond[int(p)] for p in probed[max(0, after - 1) : after + 1]]
+            workspace[step.node] = min(around) - base
+        seconds.setdefault(step.node, 0.0)
+    return Observation(
+        seconds,
+        workspace,
+        base,
+        samples[-1].seconds - samples[0].seconds,
+        max(sample.peak_bytes for sample in samples),
+        tuple(curve),
+    )

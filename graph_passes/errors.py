@@ -1,0 +1,61 @@
+"""What can be wrong with a graph, a budget or an option, found before anything runs."""
+
+from custom_ops.errors import TfmemError
+
+
+class GraphError(TfmemError, ValueError):
+    """The graph cannot be captured, planned or rewritten."""
+
+
+class NoGradientError(GraphError):
+    """There is nothing to train in the graph: no op uses an activation a second time."""
+
+
+class AlreadyOptimizedError(GraphError):
+    """The graph holds tfmem's ops already."""
+
+
+class GraphInUseError(GraphError):
+    """A session ran the graph, so it can no longer be edited in place."""
+
+
+class UnknownShapeError(GraphError):
+    """A tensor that has to be planned has a dimension nobody knows."""
+
+
+class BudgetError(TfmemError, ValueError):
+    """The memory budget is unusable."""
+
+
+class InvalidBudgetError(BudgetError):
+    """The budget is zero, negative, over the device's memory, or not a size."""
+
+
+class InfeasibleBudgetError(BudgetError):
+    """No plan meets the budget.
+
+    Attributes:
+        smallest_budget: the smallest budget, in bytes, that a plan could meet.
+        op: the name of the op whose working set sets it.
+    """
+
+    def __init__(self, message: str, smallest_budget: int, op: str) -> None:
+        super().__init__(message)
+        self.smallest_budget = smallest_budget
+        self.op = op
+
+
+class HostMemoryError(BudgetError):
+    """The host cannot hold what a plan would move to it."""
+
+
+class OptionsError(TfmemError, ValueError):
+    """An option has a value that tfmem does not know."""
+
+
+class SpillDirectoryError(OptionsError):
+    """The spill directory is missing, read-only or too small."""
+
+
+class VerificationError(TfmemError):
+    """The optimised object does not compute what the original computes."""

@@ -1,0 +1,231 @@
+"""The graph that passes read and edit: nodes, edges, and the three edits.
+
+    Graph
+      nodes: name -> Node            one op: type, device, inputs, control inputs, attributes
+      specs: TensorId -> TensorSpec  dtype and static shape of each output, where inference knows them
+
+Nodes are edited through `Graph.insert`, `Graph.rewire` and `Graph.add_control` only, so that the use lists are always
+true. Attribute values read from a GraphDef stay opaque; values that passes write are plain Python (see `AttrValue`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, NamedTuple, Protocol
+
+from graph_passes.errors import GraphError
+
+MEMORY_OPS = frozenset(
+    {
+        "MemOpOffload",
+        "MemOpRelease",
+        "MemOpPrefetch",
+        "MemOpAwait",
+        "MemOpProbe",
+        "MemOpPreaccess",
+    }
+)
+
+
+class TensorId(NamedTuple):
+    """One output of one node; prints as TensorFlow writes it, `node:0`."""
+
+    node: str
+    index: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.node}:{self.index}"
+
+
+@dataclass(frozen=True)
+class DataType:
+    """A type attribute, such as `DataType("float32")`."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A shape attribute; `None` for an unknown rank or dimension."""
+
+    dims: tuple[int | None, ...] | None
+
+
+AttrValue = bool | int | float | str | DataType | Shape
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What is known of a tensor before it exists: dtype name, bytes an element takes, static shape."""
+
+    dtype: str
+    itemsize: int
+    shape: tuple[int | None, ...] | None
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes of the tensor's buffer, or None while a dimension is unknown."""
+        if self.shape is None or any(dim is None for dim in self.shape):
+            return None
+        return prod(dim for dim in self.shape if dim is not None) * self.itemsize
+
+
+class Use(NamedTuple):
+    """One place that reads a tensor: data input `index` of `node`."""
+
+    node: str
+    index: int
+
+
+@dataclass(slots=True)
+class Node:
+    """One op. `inputs` are data inputs in order; `control` are names of nodes that run before it."""
+
+    name: str
+    op: str
+    inputs: list[TensorId] = field(default_factory=list)
+    control: list[str] = field(default_factory=list)
+    device: str = ""
+    attrs: dict[str, Any] = field(default_factory=dict)
+    outputs: int = 0
+    stateful: bool = False
+
+
+class Editor(Protocol):
+    """The three edits a pass may make: of a `Graph`, or of a live `tf.Graph` through the same words."""
+
+    def insert(
+        self,
+        name: str,
+        op: str,
+        inputs: Sequence[TensorId],
+        attrs: Mapping[str, AttrValue],
+        device: str = "",
+        control: Sequence[str] = (),
+    ) -> str:
+        """Add a node that runs after `control`; returns its final, unique name."""
+
+    def rewire(self, node: str, index: int, source: TensorId) -> None:
+        """Make data input `index` of `node` read `source`."""
+
+    def add_control(self, node: str, after: str) -> None:
+        """Make `node` run after the node `after`."""
+
+
+class Graph:
+    """A dataflow graph with use lists. Reading a fact costs the same at any size."""
+
+    def __init__(self, nodes: Iterable[Node], specs: Mapping[TensorId, TensorSpec] | None = None) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.specs: dict[TensorId, TensorSpec] = dict(specs or {})
+        self._uses: dict[TensorId, list[Use]] = {}
+        self._controlled: dict[str, list[str]] = {}
+        for node in nodes:
+            if node.name in self.nodes:
+                raise GraphError(f"two nodes are called '{node.name}'; names must be unique")
+            self.nodes[node.name] = node
+        for node in self.nodes.values():
+            for index, tensor in enumerate(node.inputs):
+                self._require(tensor.node, node.name)
+                self._uses.setdefault(tensor, []).append(Use(node.name, index))
+            for before in node.control:
+                self._require(before, node.name)
+                self._controlled.setdefault(before, []).append(node.name)
+
+    def copy(self) -> Graph:
+        """An equal graph that can be edited on its own; attribute values are shared."""
+        nodes = (
+            Node(n.name, n.op, list(n.inputs), list(n.control), n.device, dict(n.attrs), n.outputs, n.stateful)
+            for n in self
+        )
+        return Graph(nodes, self.specs)
+
+    def _require(self, name: str, reader: str) -> None:
+        if name not in self.nodes:
+            raise GraphError(f"node '{reader}' reads '{name}', which is not in the graph")
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes.values())
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __getitem__(self, name: str) -> Node:
+        try:
+            return self.nodes[name]
+        except KeyError:
+            raise GraphError(f"the graph has no node '{name}'") from None
+
+    def uses(self, tensor: TensorId) -> Sequence[Use]:
+        """Every data input that reads `tensor`, in no particular order."""
+        return self._uses.get(tensor, ())
+
+    def tensors(self, node: Node) -> Iterator[TensorId]:
+        """The outputs of `node`."""
+        return (TensorId(node.name, index) for index in range(node.outputs))
+
+    def predecessors(self, node: Node) -> Iterator[str]:
+        """Names of the nodes that `node` waits for, data inputs first; repeats are possible."""
+        for tensor in node.inputs:
+            yield tensor.node
+        yield from node.control
+
+    def successors(self, node: Node) -> Iterator[str]:
+        """Names of the nodes that wait for `node`; repeats are possible."""
+        for tensor in self.tensors(node):
+            for use in self.uses(tensor):
+                yield use.node
+        yield from self._controlled.get(node.name, ())
+
+    def insert(
+        self,
+        name: str,
+        op: str,
+        inputs: Sequence[TensorId],
+        attrs: Mapping[str, AttrValue],
+        device: str = "",
+        control: Sequence[str] = (),
+    ) -> str:
+        """See `Editor.insert`. The new node's outputs are given in `OUTPUTS` (MemOps) or default to 1."""
+        unique, suffix = name, 1
+        while unique in self.nodes:
+            unique, suffix = f"{name}_{suffix}", suffix + 1
+        for tensor in inputs:
+            self._require(tensor.node, unique)
+        for before in control:
+            self._require(before, unique)
+        outputs = 0 if op in ("MemOpRelease", "MemOpProbe", "MemOpPreaccess", "NoOp") else 1
+        node = Node(unique, op, list(inputs), list(control), device, dict(attrs), outputs, op in MEMORY_OPS)
+        self.nodes[unique] = node
+        for index, tensor in enumerate(inputs):
+            self._uses.setdefault(tensor, []).append(Use(unique, index))
+        for before in control:
+            self._controlled.setdefault(before, []).append(unique)
+        return unique
+
+    def rewire(self, node: str, index: int, source: TensorId) -> None:
+        """See `Editor.rewire`."""
+        reader = self[node]
+        self._require(source.node, node)
+        old, use = reader.inputs[index], Use(node, index)
+        self._uses[old].remove(use)
+        reader.inputs[index] = source
+        self._uses.setdefault(source, []).append(use)
+
+    def add_control(self, node: str, after: str) -> None:
+        """See `Editor.add_control`; an edge that exists already is not repeated."""
+        waiting = self[node]
+        self._require(after, node)
+        if after not in waiting.control:
+            waiting.control.append(after)
+            self._controlled.setdefault(after, []).append(node)
+
+
+def parse_input(text: str) -> tuple[TensorId, bool]:
+    """Read a NodeDef input string; returns the tensor and whether it is a control input."""
+    if text.startswith("^"):
+        return TensorId(text[1:]), True
+    name, _, index = text.partition(":")
+    return TensorId(name, int(index) if index else 0), False

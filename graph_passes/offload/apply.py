@@ -1,0 +1,170 @@
+"""Edits a graph as an OffloadPlan says; makes no choice.
+
+    a -> f ... b          becomes          a -> f, Offload(a) ... Release(a) ... Prefetch -> Await -> b
+
+One chain of control edges runs through the MemOps and through every op whose memory matters, in the planned order.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from graph_passes.analysis.liveness import read_across
+from graph_passes.analysis.simulate import Move
+from graph_passes.analysis.timeline import Timeline
+from graph_passes.ir import AttrValue, DataType, Editor, Graph, Shape, TensorId
+from graph_passes.offload.options import OffloadOptions
+from graph_passes.offload.plan import OffloadPlan
+
+
+@dataclass(frozen=True)
+class Probing:
+    """Asks for a MemOpProbe behind every ordered op, and one between an op and the MemOps right before it.
+
+    Attributes:
+        run: the table that the probes write to.
+        device: where they sample, as TensorFlow names devices.
+    """
+
+    run: int
+    device: str
+
+
+class _Applier:
+    def __init__(
+        self, graph: Graph, editor: Editor, timeline: Timeline, plan: OffloadPlan, options: OffloadOptions
+    ) -> None:
+        self.graph = graph
+        self.editor = editor
+        self.timeline = timeline
+        self.plan = plan
+        self.options = options
+        self.position = {step.node: index for index, step in enumerate(timeline.steps)}
+        self.previous: str | None = None
+        self.moved: dict[int, TensorId] = {}  # move -> the tensor it moves
+        self.handles: dict[int, TensorId] = {}
+        self.fetched: dict[int, TensorId] = {}
+        self.current: dict[TensorId, TensorId] = {}  # tensor -> the Await that stands for it by now
+
+    def insert(self, index: int, op: str, inputs: Sequence[TensorId], attrs: Mapping[str, AttrValue]) -> TensorId:
+        moved = self.moved[index]
+        name = f"tfmem/{op}/{moved.node}"
+        control = [self.previous] if self.previous else []
+        device = self.graph[moved.node].device
+        self.previous = self.editor.insert(name, op, inputs, attrs, device, control)
+        return TensorId(self.previous)
+
+    def offload(self, index: int) -> None:
+        move = self.plan.moves[index]
+        buffer = self.timeline.buffers[move.buffer]
+        moved = read_across(self.graph, self.position, buffer.views, move.last)[0]
+        self.moved[index] = moved
+        source = self.current.get(moved, moved)
+        self.handles[index] = self.insert(
+            index,
+            "MemOpOffload",
+            [source],
+            {
+                "T": self.dtype(moved),
+                "mechanism": self.options.mechanism,
+                "label": str(moved),
+                "spill_directory": self.options.spill_directory,
+                "spill_budget": self.options.spill_budget,
+                "host_budget": self.options.host_budget,
+            },
+        )
+
+    def release(self, index: int) -> None:
+        moved = self.moved[index]
+        source = self.current.get(moved, moved)
+        self.insert(index, "MemOpRelease", [source, self.handles[index]], {"T": self.dtype(moved)})
+
+    def prefetch(self, index: int) -> None:
+        moved = self.moved[index]
+        attrs: dict[str, AttrValue] = {"T": self.dtype(moved), "shape": Shape(self.graph.specs[moved].shape)}
+        self.fetched[index] = self.insert(index, "MemOpPrefetch", [self.handles[index]], attrs)
+
+    def arrive(self, index: int) -> None:
+        move, moved = self.plan.moves[index], self.moved[index]
+        inputs = [self.fetched[index], self.handles[index]]
+        arrived = self.insert(index, "MemOpAwait", inputs, {"T": self.dtype(moved)})
+        for view in read_across(self.graph, self.position, self.timeline.buffers[move.buffer].views, move.last):
+            self.current[view] = arrived
+            for use in list(self.graph.uses(view)):
+                if self.position.get(use.node, -1) >= move.next:
+                    self.rewires.append((use.node, use.index, arrived))
+
+    def dtype(self, tensor: TensorId) -> DataType:
+        return DataType(self.graph.specs[tensor].dtype)
+
+    def run(self, probing: Probing | None) -> None:
+        self.rewires: list[tuple[str, int, TensorId]] = []
+        events: dict[int, list[tuple[int, int]]] = {}
+        for index, move in enumerate(self.plan.moves):
+            for kind, position in enumerate((move.release, move.prefetch, move.next, move.copy_after)):
+                events.setdefault(self.in_chain(position), []).append((kind, index))
+        before = (self.release, self.prefetch, self.arrive)
+        for position in self.plan.ordered:
+            due = sorted(events.get(position, ()))
+            for kind, index in due:
+                if kind < 3:
+                    before[kind](index)
+            if probing and any(kind < 3 for kind, _ in due):
+                self.probe(probing, 2 * position)
+            self.chain(self.timeline.steps[position].node)
+            if probing:
+                self.probe(probing, 2 * position + 1)
+            for kind, index in due:
+                if kind == 3:
+                    self.offload(index)
+        for node, input_index, source in self.rewires:
+            self.editor.rewire(node, input_index, source)
+
+    def in_chain(self, position: int) -> int:
+        """The first ordered position from `position` on: what is due at an op outside the chain waits until there."""
+        ordered = self.plan.ordered
+        return ordered[min(bisect_left(ordered, position), len(ordered) - 1)]
+
+    def probe(self, probing: Probing, index: int) -> None:
+        attrs: dict[str, AttrValue] = {"run": probing.run, "index": index}
+        control = [self.previous] if self.previous else []
+        name = f"tfmem/MemOpProbe/{index}"
+        self.previous = self.editor.insert(name, "MemOpProbe", [], attrs, probing.device, control)
+
+    def chain(self, node: str) -> None:
+        if self.previous and self.previous != node:
+            if self.previous not in {tensor.node for tensor in self.graph[node].inputs}:
+                self.editor.add_control(node, self.previous)
+        self.previous = node
+
+
+def apply_offload(
+    graph: Graph,
+    editor: Editor,
+    timeline: Timeline,
+    plan: OffloadPlan,
+    options: OffloadOptions,
+    probing: Probing | None = None,
+) -> None:
+    """Insert the MemOps of `plan`.
+
+    Args:
+        graph: the graph that `timeline` was built from; only read.
+        editor: what is edited: a copy of `graph`, or the live graph it was read from.
+        timeline: the step that the plan was made for.
+        plan: what to do.
+        options: mechanism and spill settings, which become attributes of the MemOps.
+        probing: put probes behind the ordered ops.
+    """
+    _Applier(graph, editor, timeline, plan, options).run(probing)
+
+
+def transfers(graph: Graph, timeline: Timeline, plan: OffloadPlan) -> list[tuple[Move, TensorId]]:
+    """The moves of `plan`, each with the tensor that it moves."""
+    position = {step.node: index for index, step in enumerate(timeline.steps)}
+    return [
+        (move, read_across(graph, position, timeline.buffers[move.buffer].views, move.last)[0])
+        for move in plan.moves
+    ]

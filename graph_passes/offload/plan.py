@@ -1,0 +1,313 @@
+"""Decides what leaves device memory, when it is released, and when it comes back. Pure: Timeline in, OffloadPlan out.
+
+Policy `autovm` is Chen's (MASc thesis, Toronto 2020, section 3.3):
+
+    choose     outputs of forward ops that are large enough and not used again soon          Listing 3.1
+    offload    after the last forward use                                                    Listing 3.2
+    prefetch   late, so that the copy just hides behind the ops before the use               Listing 3.3
+               or, with run times unknown, as early as memory allows                         Listing 3.4
+    order      prefetches run in the order of the uses they serve                            Figures 3.4, 3.5
+
+and beyond it: any gap in any buffer's life is a candidate, not only the one between a forward and a backward use; the
+size threshold is the largest whose plan meets the budget; what that plan could do without stays; and a buffer is
+released at a planned position, as late as memory allows, because releasing waits for the copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from graph_passes.analysis.simulate import Link, Move, Outcome, simulate, usage_under
+from graph_passes.analysis.timeline import Gap, Timeline
+from graph_passes.errors import InfeasibleBudgetError
+from graph_passes.offload.options import OffloadOptions
+
+SLACK = 1.2  # copies are planned to take this much longer than bytes over bandwidth: run times vary
+
+
+@dataclass(frozen=True)
+class OffloadPlan:
+    """What moves and when, in positions of the timeline it was made for.
+
+    Attributes:
+        moves: the moves, by position of release.
+        budget: bytes that the plan keeps within.
+        size_threshold: bytes of the smallest tensor that was considered; 0 when nothing moves.
+        before: what the step does with nothing moved.
+        after: what it is predicted to do under the plan.
+        link: the bandwidths it was predicted with.
+        ordered: positions of the ops that allocate or free enough to matter; they run in this order.
+        left_alone: tensors that were candidates by size but could not be moved, each with the reason.
+    """
+
+    moves: tuple[Move, ...]
+    budget: int
+    size_threshold: int
+    before: Outcome
+    after: Outcome
+    link: Link
+    ordered: tuple[int, ...] = ()
+    left_alone: tuple[tuple[str, str], ...] = ()
+
+
+def plan_offload(
+    timeline: Timeline,
+    link: Link,
+    budget: int,
+    options: OffloadOptions,
+    *,
+    layers: Sequence[int] = (),
+    convolution_inputs: Collection[int] = (),
+    timed: bool = False,
+    unordered: Collection[int] = (),
+    keep_all: bool = False,
+) -> OffloadPlan:
+    """Make a plan whose peak is at most `budget` bytes.
+
+    Args:
+        timeline: the step.
+        link: bandwidths of the link to the host.
+        budget: bytes.
+        options: the policy and its thresholds.
+        layers: positions of the forward ops that multiply with a weight, ascending.
+        convolution_inputs: indices of buffers that a forward convolution reads (for `vdnn_conv`).
+        timed: whether the timeline's run times were measured.
+        unordered: positions whose order is the runtime's own (collectives).
+        keep_all: move every candidate and keep it out as long as possible: the plan with the lowest peak.
+
+    Raises:
+        InfeasibleBudgetError: no choice of tensors meets the budget.
+    """
+    before = simulate(timeline, (), link)
+    left_alone = tuple(
+        (str(buffer.tensor), buffer.pinned_by)
+        for buffer in timeline.buffers
+        if buffer.pinned_by and buffer.nbytes >= budget // 100
+    )
+    if before.peak <= budget and not keep_all:
+        return OffloadPlan((), budget, 0, before, before, link, (), left_alone)
+
+    candidates = _candidates(timeline, options, layers, convolution_inputs)
+    if keep_all:
+        chosen, threshold = candidates, 0
+    elif options.policy == "autovm":
+        chosen, threshold = _choose(timeline, candidates, budget, options)
+    else:
+        chosen, threshold = candidates, min((_nbytes(timeline, gap) for gap in candidates), default=0)
+        _require_feasible(timeline, candidates, budget, "with every tensor the policy names moved out")
+
+    if keep_all:
+        moves = [_tight(timeline, gap, options) for gap in chosen]
+    elif options.policy == "autovm":
+        moves = _place(timeline, chosen, link, budget, options, timed)
+    else:
+        moves = [_one_layer_ahead(timeline, gap, layers) for gap in chosen]
+    moves = sorted(moves, key=lambda move: (move.release, move.prefetch))
+    after = simulate(timeline, moves, link)
+    if after.peak > budget and not keep_all:
+        raise _infeasible(timeline, after.peak, after.peak_at, budget, f"under policy {options.policy}")
+    ordered = _ordered(timeline, moves, budget, frozenset(unordered))
+    return OffloadPlan(tuple(moves), budget, threshold, before, after, link, ordered, left_alone)
+
+
+def _ordered(
+    timeline: Timeline, moves: Sequence[Move], budget: int, unordered: Collection[int]
+) -> tuple[int, ...]:
+    """Positions whose order decides the peak: TensorFlow allocates and frees in the order in which ops are enqueued."""
+    smallest = budget >> 16  # 64,000 of these fill the budget; no step keeps so many
+    chained: set[int] = set()
+    for buffer in timeline.buffers:
+        if buffer.nbytes >= smallest:
+            chained.update((buffer.start, *buffer.uses))
+    for move in moves:
+        buffer = timeline.buffers[move.buffer]
+        chained.update((move.copy_after, move.release, move.prefetch, buffer.start, *buffer.uses))
+    return tuple(sorted(chained.difference(unordered)))
+
+
+def reuse_distance_for(timeline: Timeline, layers: Sequence[int]) -> int:
+    """The default reuse distance: the least that skips the outputs of the last two layers (thesis 3.3.1.1)."""
+    if len(layers) < 3:
+        return 1
+    late = [
+        gap.distance
+        for gap in timeline.gaps()
+        if timeline.crosses_turn(gap) and timeline.buffers[gap.buffer].start >= layers[-2]
+    ]
+    return max(late, default=0) + 1
+
+
+def _nbytes(timeline: Timeline, gap: Gap) -> int:
+    return timeline.buffers[gap.buffer].nbytes
+
+
+def _candidates(
+    timeline: Timeline, options: OffloadOptions, layers: Sequence[int], convolution_inputs: Collection[int]
+) -> list[Gap]:
+    """Listing 3.1 without the size threshold, which is chosen later when it is `auto`."""
+    if options.policy != "autovm":
+        return [
+            gap
+            for gap in timeline.gaps()
+            if timeline.crosses_turn(gap) and (options.policy == "vdnn_all" or gap.buffer in convolution_inputs)
+        ]
+    distance = options.reuse_distance
+    if distance == "auto":
+        distance = reuse_distance_for(timeline, layers)
+    size = 0 if options.size_threshold == "auto" else options.size_threshold
+    return [gap for gap in timeline.gaps() if gap.distance >= distance and _nbytes(timeline, gap) >= size]
+
+
+def _choose(
+    timeline: Timeline, candidates: Sequence[Gap], budget: int, options: OffloadOptions
+) -> tuple[list[Gap], int]:
+    """The largest size threshold whose plan meets the budget, then without what that plan could do without."""
+    waiting = [gap for gap in candidates if timeline.crosses_turn(gap)]
+    if waiting and _lowest(timeline, waiting).max() <= budget:
+        candidates = waiting  # the thesis's own candidates are enough
+    if options.size_threshold != "auto":
+        _require_feasible(timeline, candidates, budget, f"with every tensor over {options.size_threshold} bytes moved")
+        return list(candidates), options.size_threshold
+    _require_feasible(timeline, candidates, budget, "with every candidate tensor moved out")
+    sizes = sorted({_nbytes(timeline, gap) for gap in candidates}, reverse=True)
+    # More tensors never raise the lowest peak, so the thresholds that meet the budget are the small ones.
+    low, high = 0, len(sizes) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if _lowest(timeline, _larger(timeline, candidates, sizes[middle])).max() <= budget:
+            high = middle
+        else:
+            low = middle + 1
+    threshold = sizes[low]
+    chosen = _larger(timeline, candidates, threshold)
+    usage = _lowest(timeline, chosen)
+    kept = []
+    for gap in sorted(chosen, key=lambda gap: (gap.distance, gap.next)):  # short gaps hide least
+        hole = slice(gap.last + 1, gap.next)
+        if usage[hole].max() + _nbytes(timeline, gap) <= budget:
+            usage[hole] += _nbytes(timeline, gap)
+        else:
+            kept.append(gap)
+    return kept, threshold
+
+
+def _larger(timeline: Timeline, gaps: Sequence[Gap], size: int) -> list[Gap]:
+    return [gap for gap in gaps if _nbytes(timeline, gap) >= size]
+
+
+def _lowest(timeline: Timeline, gaps: Sequence[Gap]) -> npt.NDArray[np.int64]:
+    """Bytes in use at each position when every gap is spent out of device memory."""
+    change = np.zeros(len(timeline.steps) + 1, np.int64)
+    for gap in gaps:
+        change[gap.last + 1] -= _nbytes(timeline, gap)
+        change[gap.next] += _nbytes(timeline, gap)
+    return timeline.usage + np.cumsum(change[:-1])
+
+
+def _require_feasible(timeline: Timeline, gaps: Sequence[Gap], budget: int, how: str) -> None:
+    usage = _lowest(timeline, gaps)
+    if usage.max() > budget:
+        raise _infeasible(timeline, int(usage.max()), int(usage.argmax()), budget, how)
+
+
+def _infeasible(timeline: Timeline, peak: int, position: int, budget: int, how: str) -> InfeasibleBudgetError:
+    op = timeline.steps[position].node
+    return InfeasibleBudgetError(
+        f"memory_budget is {budget:,} bytes, but {how} the step still needs {peak:,} bytes at op '{op}'; "
+        f"give a budget of at least {peak:,} bytes, or a smaller batch",
+        peak,
+        op,
+    )
+
+
+def _tight(timeline: Timeline, gap: Gap, options: OffloadOptions) -> Move:
+    """Out for the whole gap."""
+    copy_after = gap.last
+    if options.copy_start == "produced":
+        buffer = timeline.buffers[gap.buffer]
+        copy_after = buffer.start if gap.last <= timeline.turn else gap.last
+    return Move(gap.buffer, gap.last, copy_after, gap.last + 1, gap.next, gap.next)
+
+
+def _one_layer_ahead(timeline: Timeline, gap: Gap, layers: Sequence[int]) -> Move:
+    """vDNN's timing: release when the layer is done, prefetch while the layer before in the backward pass runs."""
+    # The k-th layer from the turn runs backward at about the mirror image of its forward position.
+    ahead = [2 * timeline.turn - layer for layer in layers]
+    prefetch = max((p for p in ahead if gap.last + 1 < p <= gap.next), default=gap.next)
+    return Move(gap.buffer, gap.last, gap.last, gap.last + 1, prefetch, gap.next)
+
+
+def _place(
+    timeline: Timeline, gaps: Sequence[Gap], link: Link, budget: int, options: OffloadOptions, timed: bool
+) -> list[Move]:
+    """Start from every tensor out for its whole gap, then spend the memory that is left on hiding the copies."""
+    moves = [_tight(timeline, gap, options) for gap in gaps]
+    room = budget - usage_under(timeline, moves)
+    moves = _release_late(timeline, moves, link, room)
+    if options.prefetch == "late" or (options.prefetch == "auto" and timed):
+        return _prefetch_late(timeline, moves, link, room)
+    return _prefetch_early(timeline, moves, room)
+
+
+def _release_late(
+    timeline: Timeline, moves: Sequence[Move], link: Link, room: npt.NDArray[np.int64]
+) -> list[Move]:
+    """Put each release where its copy has ended, or as near as memory allows; takes what it uses from `room`."""
+    placed, free = [], 0.0
+    for move in sorted(moves, key=lambda move: (move.copy_after, move.last)):
+        nbytes = timeline.buffers[move.buffer].nbytes
+        free = max(free, timeline.begins[move.copy_after + 1]) + SLACK * nbytes / link.offload
+        wanted = int(np.searchsorted(timeline.begins[:-1], free))
+        release = move.release
+        while release < min(wanted, move.prefetch - 1) and room[release] >= nbytes:
+            room[release] -= nbytes
+            release += 1
+        placed.append(replace(move, release=release))
+    return placed
+
+
+def _prefetch_late(
+    timeline: Timeline, moves: Sequence[Move], link: Link, room: npt.NDArray[np.int64]
+) -> list[Move]:
+    """Listing 3.3: the latest op that leaves time for the copy; one copy at a time, in the order of the uses."""
+    ordered = sorted(moves, key=lambda move: (move.next, move.last))
+    starts, free = [0.0] * len(ordered), float("inf")
+    for index in reversed(range(len(ordered))):
+        move = ordered[index]
+        deadline = min(timeline.begins[move.next], free)
+        free = starts[index] = deadline - SLACK * timeline.buffers[move.buffer].nbytes / link.prefetch
+    placed: list[Move] = []
+    earliest = 0
+    for move, start in zip(ordered, starts, strict=True):
+        # the last op that begins no later than `start`
+        wanted = int(np.searchsorted(timeline.begins[:-1], start, side="right")) - 1
+        limit = max(wanted, earliest, move.release)
+        prefetch = _extend_back(move, limit, room, timeline.buffers[move.buffer].nbytes)
+        earliest = prefetch
+        placed.append(replace(move, prefetch=prefetch))
+    return placed
+
+
+def _prefetch_early(timeline: Timeline, moves: Sequence[Move], room: npt.NDArray[np.int64]) -> list[Move]:
+    """Listing 3.4: the earliest op since which the tensor fits beside every working set; first come, first served."""
+    placed: list[Move] = []
+    earliest = 0
+    for move in sorted(moves, key=lambda move: (move.next, move.last)):
+        limit = max(earliest, move.release, timeline.turn + 1 if move.next > timeline.turn else 0)
+        prefetch = _extend_back(move, limit, room, timeline.buffers[move.buffer].nbytes)
+        earliest = prefetch
+        placed.append(replace(move, prefetch=prefetch))
+    return placed
+
+
+def _extend_back(move: Move, limit: int, room: npt.NDArray[np.int64], nbytes: int) -> int:
+    """The earliest position from `limit` on, back from the use, at which there is room; takes it."""
+    prefetch = move.prefetch
+    while prefetch > limit and room[prefetch - 1] >= nbytes:
+        prefetch -= 1
+        room[prefetch] -= nbytes
+    return prefetch

@@ -1,0 +1,156 @@
+"""One captured step through the passes: read it, plan on it, edit it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from graph_passes.analysis import roles
+from graph_passes.analysis.liveness import build_timeline
+from graph_passes.analysis.order import schedule
+from graph_passes.analysis.simulate import Link, usage_under
+from graph_passes.analysis.timeline import Timeline
+from graph_passes.cost.model import CostModel
+from graph_passes.errors import InfeasibleBudgetError, NoGradientError
+from graph_passes.ir import Editor, Graph, TensorId
+from graph_passes.offload.apply import Probing, apply_offload, transfers
+from graph_passes.offload.options import OffloadOptions
+from graph_passes.offload.plan import OffloadPlan, plan_offload
+from graph_passes.report import MOVED, UNCHANGED_FITS, Report, TransferRecord
+from graph_passes.verify import verify_graph
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A graph and what planning needs to know of it.
+
+    Attributes:
+        graph: the graph, never edited.
+        order: its schedule.
+        fetches: the tensors it returns.
+        loss: the loss, where the caller named it.
+        merging: whether the runtime merges pairs of ops after all passes (see `roles.unordered`).
+    """
+
+    graph: Graph
+    order: tuple[str, ...]
+    fetches: tuple[TensorId, ...]
+    loss: TensorId | None = None
+    merging: bool = False
+
+    @classmethod
+    def read(
+        cls,
+        graph: Graph,
+        creation_order: Sequence[str] = (),
+        fetches: Collection[TensorId] = (),
+        loss: TensorId | None = None,
+        merging: bool = False,
+    ) -> Step:
+        """Find the schedule of `graph`."""
+        return cls(graph, tuple(schedule(graph, creation_order)), tuple(fetches), loss, merging)
+
+    def timeline(self, costs: CostModel) -> Timeline:
+        """The step under a cost model."""
+        return build_timeline(self.graph, self.order, costs, self.fetches, self.loss)
+
+
+def plan_step(
+    step: Step,
+    timeline: Timeline,
+    link: Link,
+    budget: int,
+    options: OffloadOptions,
+    *,
+    timed: bool = False,
+    keep_all: bool = False,
+) -> OffloadPlan:
+    """See `graph_passes.offload.plan.plan_offload`.
+
+    Raises:
+        NoGradientError: the budget is too small, and no tensor waits for a later use.
+        InfeasibleBudgetError: the budget is too small for any plan.
+    """
+    try:
+        return plan_offload(
+            timeline,
+            link,
+            budget,
+            options,
+            layers=roles.layers(step.graph, timeline),
+            convolution_inputs=roles.convolution_inputs(step.graph, timeline),
+            unordered=roles.unordered(step.graph, step.order, step.merging),
+            timed=timed,
+            keep_all=keep_all,
+        )
+    except InfeasibleBudgetError as error:
+        if not timeline.gaps():
+            raise NoGradientError(
+                f"the step needs {timeline.peak:,} bytes, more than the budget of {budget:,}, and none of its tensors "
+                "waits for a later use: there is no gradient in the graph; optimise the training step (avm_gradients, "
+                "a compiled Keras model, or a function that applies gradients)"
+            ) from error
+        raise
+
+
+def edit_step(
+    step: Step,
+    timeline: Timeline,
+    plan: OffloadPlan,
+    options: OffloadOptions,
+    probing: Probing | None = None,
+    editor: Editor | None = None,
+) -> Graph:
+    """The graph with the plan's MemOps; `step.graph` stays as it is.
+
+    Args:
+        editor: edit this (a live `tf.Graph`) instead of a copy of the graph.
+    """
+    if editor is not None:
+        apply_offload(step.graph, editor, timeline, plan, options, probing)
+        return step.graph
+    edited = step.graph.copy()
+    apply_offload(step.graph, edited, timeline, plan, options, probing)
+    verify_graph(edited)
+    return edited
+
+
+def describe(
+    step: Step, timeline: Timeline, plan: OffloadPlan, policy: str, *, graph: str, device: str, notes: Sequence[str] = ()
+) -> Report:
+    """The report of a plan, nothing measured yet."""
+    names = [item.node for item in timeline.steps]
+    shown = plan.ordered or range(len(names))
+    after = usage_under(timeline, plan.moves)
+    records = tuple(
+        TransferRecord(
+            tensor=str(tensor),
+            bytes=timeline.buffers[move.buffer].nbytes,
+            offload_after=names[move.copy_after],
+            release_before=names[move.release],
+            prefetch_before=names[move.prefetch],
+            first_use=names[move.next],
+        )
+        for move, tensor in transfers(step.graph, timeline, plan)
+    )
+    moved = sum(record.bytes for record in records)
+    left_alone = [f"left alone: {tensor}: {reason}" for tensor, reason in plan.left_alone]
+    return Report(
+        graph=graph,
+        device=device,
+        policy=policy,
+        decision=MOVED if records else UNCHANGED_FITS,
+        budget=plan.budget,
+        passes=("offload",),
+        peak_before=plan.before.peak,
+        peak_predicted=plan.after.peak,
+        bytes_out_predicted=moved,
+        bytes_in_predicted=moved,
+        stall_predicted_ns=round(plan.after.stall * 1e9),
+        step_predicted_ns=round(plan.after.seconds * 1e9),
+        size_threshold=plan.size_threshold if records else None,
+        transfers=records,
+        curve_before=tuple((names[p], int(timeline.usage[p])) for p in shown),
+        curve_after=tuple((names[p], int(after[p])) for p in shown),
+        notes=(*notes, *left_alone),
+    )

@@ -1,0 +1,212 @@
+"""What a pipeline did to one graph, planned beside measured. Pure data: text and JSON are its only
+forms here; `tfmem.plot` draws it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+FORMAT = 1
+UNCHANGED_FITS = "unchanged: fits"
+MOVED = "moved"
+
+MemoryCurve = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class TransferRecord:
+    """One tensor that leaves device memory and comes back, and the ops that say when.
+
+    Attributes:
+        tensor: the tensor's name, `node:0`.
+        bytes: size of its buffer; it crosses the link once in each direction a step.
+        offload_after: the copy out starts when this op has run.
+        release_before: the buffer may be freed before this op runs.
+        prefetch_before: the copy in starts, into a new buffer, before this op runs.
+        first_use: the first op that reads the returned tensor.
+    """
+
+    tensor: str
+    bytes: int
+    offload_after: str
+    release_before: str
+    prefetch_before: str
+    first_use: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was done to a graph, what that should cost, and what it cost when it ran.
+
+    Sizes are bytes, times nanoseconds; flows and times are of one step. A `measured` or `achieved`
+    field is None until a step has run.
+
+    Attributes:
+        graph: name of the optimised function or graph.
+        device: the device whose memory was planned.
+        policy: the policy that chose the tensors.
+        decision: `unchanged: fits`, `unchanged: <why>` or `moved`.
+        budget: the memory budget, None where no limit was asked for.
+        passes: the passes that ran, in order.
+        peak_before: peak memory of the graph as it was given.
+        peak_predicted: the plan's peak.
+        peak_measured: the allocator's peak during the last observed step.
+        size_threshold: tensors smaller than this were not candidates.
+        transfers: the tensors that move.
+        curve_before: (op, bytes in use while it runs) in execution order, as given.
+        curve_after: the same for the optimised graph: measured where it ran, else planned.
+        notes: what was left alone and why, replans, and anything else the user should know.
+        jit_compile: what became of XLA, and why; empty where it played no part.
+    """
+
+    graph: str
+    device: str
+    policy: str
+    decision: str
+    peak_before: int
+    peak_predicted: int
+    peak_measured: int | None = None
+    budget: int | None = None
+    passes: tuple[str, ...] = ()
+    bytes_out_predicted: int = 0
+    bytes_out_achieved: int | None = None
+    bytes_in_predicted: int = 0
+    bytes_in_achieved: int | None = None
+    stall_predicted_ns: int | None = None
+    stall_measured_ns: int | None = None
+    step_predicted_ns: int | None = None
+    step_measured_ns: int | None = None
+    size_threshold: int | None = None
+    transfers: tuple[TransferRecord, ...] = ()
+    curve_before: MemoryCurve = ()
+    curve_after: MemoryCurve = ()
+    notes: tuple[str, ...] = ()
+    jit_compile: str = ""
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def to_text(self, rows: int = 10) -> str:
+        """A table for people: the figures, then the `rows` largest transfers, then the notes."""
+        threshold = (
+            "" if self.size_threshold is None else f", tensors from {size(self.size_threshold)}"
+        )
+        chosen = f"{len(self.transfers)} tensors; policy {self.policy}{threshold}"
+        planned = f"{size(self.peak_before)} before, {size(self.peak_predicted)} planned"
+        lines = [
+            f"tfmem report: {self.graph} on {self.device}",
+            f"  decision    {self.decision} ({chosen})",
+            f"  budget      {'none' if self.budget is None else size(self.budget)}",
+            f"  peak        {planned}, {size(self.peak_measured)} measured{_deviation(self)}",
+            f"  moved out   {_pair(self.bytes_out_predicted, self.bytes_out_achieved, size)}",
+            f"  moved in    {_pair(self.bytes_in_predicted, self.bytes_in_achieved, size)}",
+            f"  stall       {_pair(self.stall_predicted_ns, self.stall_measured_ns, duration)}",
+            f"  step        {_pair(self.step_predicted_ns, self.step_measured_ns, duration)}",
+        ]
+        if self.passes:
+            lines.append(f"  passes      {', '.join(self.passes)}")
+        if self.jit_compile:
+            lines.append(f"  XLA         {self.jit_compile}")
+        if self.transfers:
+            lines += ["", *_transfer_table(self.transfers, rows)]
+        if self.notes:
+            lines += ["", *(f"  note: {note}" for note in self.notes)]
+        return "\n".join(lines)
+
+    def to_json(self) -> str:
+        """The whole report as JSON; `from_json` reads it back to an equal report."""
+        return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError: the text is not JSON, is of another format, or lacks or adds a field.
+        """
+        data = json.loads(text)
+        if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
+            raise ValueError(f"not a tfmem report of format {FORMAT}; write it with Report.to_json")
+        try:
+            return cls(**{name: _restored(name, value) for name, value in data.items()})
+        except TypeError as error:
+            raise ValueError(f"not a tfmem report: {error}") from error
+
+
+def size(count: int | None) -> str:
+    """Bytes in words, with the largest binary unit that leaves at least 1; `-` for None."""
+    if count is None:
+        return "-"
+    amount, unit = float(count), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(amount) < 1024 or unit == "TiB":
+            break
+        amount /= 1024
+    return f"{amount:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
+
+
+def duration(nanoseconds: int | None) -> str:
+    """Nanoseconds in words; `-` for None."""
+    if nanoseconds is None:
+        return "-"
+    for unit, scale in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if abs(nanoseconds) >= scale:
+            return f"{nanoseconds / scale:.3g} {unit}"
+    return f"{nanoseconds} ns"
+
+
+def _pair(planned: int | None, achieved: int | None, words: Any) -> str:
+    return f"{words(planned)} planned, {words(achieved)} measured"
+
+
+def _deviation(report: Report) -> str:
+    """How far the measured peak is from the plan, and whether it broke the budget."""
+    if report.peak_measured is None or not report.peak_predicted:
+        return ""
+    off = f" ({report.peak_measured / report.peak_predicted - 1:+.1%} of plan)"
+    over = report.budget is not None and report.peak_measured > report.budget
+    return off + (" OVER BUDGET" if over else "")
+
+
+def _transfer_table(transfers: Sequence[TransferRecord], rows: int) -> list[str]:
+    largest = sorted(transfers, key=lambda record: -record.bytes)[:rows]
+    header = ("tensor", "size", "offload after", "release before", "prefetch before", "first use")
+    cells = [tuple(map(_shortened, row)) for row in (header, *map(_cells, largest))]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    lines = [
+        "  "
+        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]
+    if len(transfers) > len(largest):
+        rest = sum(record.bytes for record in transfers) - sum(record.bytes for record in largest)
+        lines.append(f"  and {len(transfers) - len(largest)} more, {size(rest)}")
+    return lines
+
+
+def _cells(record: TransferRecord) -> tuple[str, ...]:
+    return (
+        record.tensor,
+        size(record.bytes),
+        record.offload_after,
+        record.release_before,
+        record.prefetch_before,
+        record.first_use,
+    )
+
+
+def _shortened(name: str, width: int = 40) -> str:
+    """Op names end in what tells them apart, so the front goes."""
+    return name if len(name) <= width else "..." + name[3 - width :]
+
+
+def _restored(name: str, value: Any) -> Any:
+    """JSON has lists for tuples and dicts for records."""
+    if name == "transfers":
+        return tuple(TransferRecord(**record) for record in value)
+    if name.startswith("curve_"):
+        return tuple((op, count) for op, count in value)
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,144 @@
+"""What `pip install .` makes: the wheel runs outside the checkout, and misfits are named."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MINOR = ".".join(version("tensorflow").split(".")[:2])
+LIBRARY = f"custom_ops/_tfmem_ops.tf{MINOR}.so"
+
+
+def python(*arguments: str, cwd: Path, path: Path | None = None) -> subprocess.CompletedProcess:
+    """Runs this Python elsewhere; what lies in `path` is imported before all else."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    if path:
+        environment["PYTHONPATH"] = str(path)
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    options = ["--quiet", "--no-build-isolation", "--no-deps", "--wheel-dir", str(folder)]
+    built = python("-m", "pip", "wheel", *options, str(ROOT), cwd=folder)
+    assert built.returncode == 0, built.stderr
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture
+def installed(wheel: Path, tmp_path: Path) -> Path:
+    """A folder with nothing but the wheel's files."""
+    site = tmp_path / "site"
+    zipfile.ZipFile(wheel).extractall(site)
+    return site
+
+
+@pytest.fixture
+def stub(tmp_path: Path) -> Path:
+    """A folder to be imported from, where a test puts a tensorflow.py of its own."""
+    folder = tmp_path / "stub"
+    folder.mkdir()
+    return folder
+
+
+def test_wheel_holds_packages_data_and_one_library(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "-py3-none-linux_" in wheel.name
+    assert [name for name in names if name.endswith(".so")] == [LIBRARY]
+    assert {name.split("/")[0] for name in names if "dist-info" not in name} == {
+        "tfmem",
+        "graph_passes",
+        "custom_ops",
+    }
+    profiles = (ROOT / "graph_passes/cost/devices").glob("*.json")
+    assert {f"graph_passes/cost/devices/{path.name}" for path in profiles} <= set(names)
+
+
+def test_wheel_runs_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
+    script = """
+import tensorflow as tf, tfmem
+from custom_ops.load import load
+library, tensor = load(), tf.range(1000.0)
+handle = library.offload(tensor)
+library.release(tensor, handle)
+back = library.await_(library.prefetch(handle, tf.float32, [1000]), handle)
+assert bool(tf.reduce_all(back == tensor))
+print(tfmem.__file__, library.path)
+"""
+    done = python("-c", script, cwd=tmp_path, path=installed)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(installed / "tfmem/__init__.py"), str(installed / LIBRARY)]
+
+
+def test_library_for_another_tensorflow_is_refused(installed: Path, tmp_path: Path) -> None:
+    (installed / LIBRARY).rename(installed / "custom_ops/_tfmem_ops.tf2.18.so")
+    done = python("-c", "from custom_ops.load import load; load()", cwd=tmp_path, path=installed)
+    message = done.stderr.splitlines()[-1]
+    assert "OpLibraryError" in message
+    assert version("tensorflow") in message
+    assert "_tfmem_ops.tf2.18.so" in message
+    assert "pip install --no-build-isolation ." in message
+
+
+def test_tfmem_imports_without_a_library(installed: Path, tmp_path: Path) -> None:
+    (installed / LIBRARY).unlink()
+    done = python("-c", "import tfmem", cwd=tmp_path, path=installed)
+    assert done.returncode == 0, done.stderr
+
+
+def test_unchanged_sources_are_not_compiled_again(wheel: Path) -> None:
+    again = python("setup.py", "--quiet", "build_ext", cwd=ROOT)
+    assert again.returncode == 0, again.stderr
+    assert "compiling" not in again.stdout
+    assert "linking" not in again.stdout
+
+
+def test_build_without_tensorflow_says_what_to_do(stub: Path) -> None:
+    (stub / "tensorflow.py").write_text("raise ImportError('it is not here')")
+    done = python("setup.py", "--quiet", "build_ext", cwd=ROOT, path=stub)
+    assert done.returncode != 0
+    assert "cannot import tensorflow (it is not here)" in done.stderr
+    assert "pip install --no-build-isolation ." in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("tensorflow", "is_added"),
+    [
+        ("__version__ = '2.21.3'", False),
+        ("__version__ = '2.20.0'", True),
+        ("raise ImportError", True),
+    ],
+)
+def test_isolated_build_takes_the_installed_tensorflow_if_it_is_supported(
+    stub: Path, tensorflow: str, is_added: bool
+) -> None:
+    (stub / "tensorflow.py").write_text(tensorflow)
+    script = (
+        "import sys; sys.path.insert(0, 'tools')\n"
+        "from build_backend import get_requires_for_build_wheel\n"
+        "print(*get_requires_for_build_wheel(), sep='\\n')"
+    )
+    done = python("-c", script, cwd=ROOT, path=stub)
+    assert done.returncode == 0, done.stderr
+    added = [line for line in done.stdout.splitlines() if line.startswith("tensorflow")]
+    assert added == (["tensorflow<2.22,>=2.21"] if is_added else [])
+
+
+def test_supported_tensorflow_is_named_alike() -> None:
+    """pyproject.toml decides; the build's message repeats it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    bound = next(text for text in project["dependencies"] if text.startswith("tensorflow"))
+    assert f"'{bound}'" in (ROOT / "tools/find_tensorflow.py").read_text()

@@ -1,0 +1,125 @@
+"""Imports point down only: tfmem -> graph_passes -> custom_ops. Read from the syntax tree."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LAYERS = ("custom_ops", "graph_passes", "tfmem")  # bottom first
+
+
+def sources(*packages: str) -> list[Path]:
+    return [file for package in packages for file in sorted((ROOT / package).rglob("*.py"))]
+
+
+def imports(nodes: Iterator[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Line and full module name of every import among `nodes`."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.lineno, node.module or "."
+
+
+def at_module_level(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node that runs when the module is imported; `if TYPE_CHECKING:` blocks do not."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        yield node
+        yield from at_module_level(node)
+
+
+def found(files: list[Path], package: str, module_level_only: bool = False) -> list[str]:
+    """Where `files` import `package` or something in it, as "path:line: module"."""
+    lines = []
+    for file in files:
+        tree = ast.parse(file.read_text(), str(file))
+        nodes = at_module_level(tree) if module_level_only else ast.walk(tree)
+        lines += [
+            f"{file.relative_to(ROOT)}:{line}: {module}"
+            for line, module in imports(nodes)
+            if module == package or module.startswith(f"{package}.")
+        ]
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper"),
+    [(lower, upper) for i, lower in enumerate(LAYERS) for upper in LAYERS[i + 1 :]],
+)
+def test_no_layer_imports_one_above_it(lower: str, upper: str) -> None:
+    assert sources(lower), f"{lower} has no modules: is the test reading the right folder?"
+    assert found(sources(lower), upper) == []
+
+
+def test_graph_passes_import_tensorflow_in_serde_alone() -> None:
+    files = [file for file in sources("graph_passes") if file.name != "serde.py"]
+    assert found(files, "tensorflow") + found(files, "keras") + found(files, "tf_keras") == []
+
+
+def test_custom_ops_import_without_tensorflow() -> None:
+    allowed = {ROOT / "custom_ops" / "load.py", ROOT / "custom_ops" / "reference.py"}
+    files = [file for file in sources("custom_ops") if file not in allowed]
+    assert found(files, "tensorflow", module_level_only=True) == []
+
+
+def test_planning_loads_no_tensorflow() -> None:
+    """The rules above, seen from outside: what plans and prints needs no TensorFlow."""
+    modules = [
+        ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for file in sources("graph_passes", "custom_ops")
+        if file.name not in {"serde.py", "load.py", "reference.py"}
+    ]
+    script = (
+        f"import importlib, sys\nfor name in {modules}: importlib.import_module(name)\n"
+        "sys.exit('tensorflow' in sys.modules and 'tensorflow was imported')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_pure_tests_import_no_tensorflow() -> None:
+    assert found(sources("tests/pure"), "tensorflow") == []
+
+
+def test_matplotlib_is_imported_in_plot_alone_and_only_to_draw() -> None:
+    files = sources(*LAYERS)
+    assert found([file for file in files if file.name != "plot.py"], "matplotlib") == []
+    assert found(files, "matplotlib", module_level_only=True) == []
+
+
+def reads_environment(node: ast.AST) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return node.module == "os" and any(
+            alias.name in {"environ", "getenv", "putenv"} for alias in node.names
+        )
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr in {"environ", "getenv", "putenv"}
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "os"
+    )
+
+
+def test_the_environment_is_read_in_config_alone() -> None:
+    """But for the compiler's name, $CXX, which the build reads and nothing that runs."""
+    allowed = {ROOT / "tfmem" / "config.py", ROOT / "custom_ops" / "build_flags.py"}
+    readers = [
+        f"{file.relative_to(ROOT)}:{node.lineno}"
+        for file in sources(*LAYERS)
+        if file not in allowed
+        for node in ast.walk(ast.parse(file.read_text(), str(file)))
+        if reads_environment(node)
+    ]
+    assert readers == []

@@ -1,0 +1,141 @@
+"""Plans on the unit device (1 flop/s, 1 byte/s): every expected number is worked out beside it."""
+
+import pytest
+
+from graph_passes.analysis.simulate import Link, simulate
+from graph_passes.analysis.timeline import Buffer, Step, Timeline, turning_point
+from graph_passes.errors import InfeasibleBudgetError
+from graph_passes.ir import TensorId
+from graph_passes.offload.options import OffloadOptions
+from graph_passes.offload.plan import plan_offload
+
+UNIT = Link(offload=1.0, prefetch=1.0)
+
+
+def chain(layers: int = 4, nbytes: int = 10, seconds: float = 10.0) -> Timeline:
+    """f0 f1 .. then b.. f1 f0: layer i's output is read by layer i+1 and by its own backward op.
+
+    positions   0 1 2 3 | 4 5 6 7        for 4 layers
+    op          f0 f1 f2 f3 | b3 b2 b1 b0
+    """
+    steps = [Step(f"f{i}", seconds) for i in range(layers)]
+    steps += [Step(f"b{i}", seconds) for i in reversed(range(layers))]
+    buffers = []
+    for i in range(layers):
+        backward = 2 * layers - 1 - i
+        uses = sorted({i + 1, backward}) if i + 1 < layers else [backward]
+        buffers.append(Buffer(TensorId(f"f{i}"), nbytes, i, tuple(uses)))
+    return Timeline(tuple(steps), tuple(buffers), turn=layers - 1)
+
+
+def options(**values):
+    return OffloadOptions(reuse_distance=1, **values)
+
+
+def test_usage_of_a_chain():
+    # all four outputs wait at the turn: 40 bytes; then one dies with each backward op
+    assert chain().usage.tolist() == [10, 20, 30, 40, 40, 30, 20, 10]
+    assert chain().peak == 40
+
+
+def test_nothing_moves_when_the_step_fits():
+    plan = plan_offload(chain(), UNIT, 40, options())
+    assert plan.moves == ()
+    assert plan.after.stall == 0
+
+
+def test_moves_no_more_than_the_budget_asks():
+    # f0 and f1 have gaps 2..6 and 3..5; f2's gap is 4..4 (used at 3 and 5). 30 bytes need one of them out at 3 and 4.
+    # The shortest gaps are dropped first, so f0, which waits longest, is the one that goes.
+    plan = plan_offload(chain(), UNIT, 30, options(), timed=True)
+    assert [move.buffer for move in plan.moves] == [0]
+    assert plan.after.peak == 30
+
+
+def test_copies_hide_behind_compute():
+    # f0's copy runs from 20 (f1 done) to 32 with the 1.2 slack, so it is released before position 4 if memory allows;
+    # it does not at 3 (40 > 30): released before 3, that is at second 30, exactly when 10 bytes at 1 B/s are out.
+    plan = plan_offload(chain(), UNIT, 30, options(), timed=True)
+    (move,) = plan.moves
+    assert (move.last, move.release) == (1, 3)
+    # the use is at position 7, second 70; 12 s before is 58: prefetched before position 5, where 10 bytes are free
+    assert (move.prefetch, move.next) == (5, 7)
+    assert plan.after.stall == 0
+    assert plan.after.seconds == 80
+
+
+def test_stall_is_predicted_when_the_link_is_slow():
+    # 20 s a copy: out from 20 to 40, released before position 3 at second 30: 10 s stall; prefetched before position 5
+    # (now at 60), arrives at 80 = when position 7 begins.
+    plan = plan_offload(chain(), Link(0.5, 0.5), 30, options(), timed=True)
+    (move,) = plan.moves
+    assert move.prefetch == 5
+    assert plan.after.stall == 10
+    assert plan.after.seconds == 90
+
+
+def test_early_prefetch_takes_all_the_room_there_is():
+    # Listing 3.4 with 30 bytes: room for f0 at 5 and 6 only (30 in use without f0 at 4: f1, f2, f3)
+    plan = plan_offload(chain(), UNIT, 30, options(prefetch="early"))
+    assert [move.prefetch for move in plan.moves] == [5]
+
+
+def test_prefetches_keep_the_order_of_uses():
+    # Figures 3.4 and 3.5: the copy for the later use would have to start before the one for the earlier use
+    plan = plan_offload(chain(6, 10, 4.0), UNIT, 40, options(), timed=True)
+    by_use = sorted(plan.moves, key=lambda move: move.next)
+    assert len(by_use) == 2
+    assert [move.prefetch for move in by_use] == sorted(move.prefetch for move in by_use)
+
+
+def test_infeasible_budget_names_the_op_and_the_smallest_budget():
+    with pytest.raises(InfeasibleBudgetError, match="at op 'f1'") as caught:
+        plan_offload(chain(), UNIT, 15, options())
+    # even with f0 gone from 2 on, f1 needs f0 and itself: 20, at position 1
+    assert caught.value.smallest_budget == 20
+    assert plan_offload(chain(), UNIT, 20, options()).after.peak == 20
+
+
+def test_fixed_threshold_moves_all_that_is_larger():
+    plan = plan_offload(chain(), UNIT, 30, options(size_threshold=10))
+    assert len(plan.moves) == 3
+    with pytest.raises(InfeasibleBudgetError):
+        plan_offload(chain(), UNIT, 30, options(size_threshold=11))
+
+
+def test_default_reuse_distance_skips_the_last_two_layers():
+    # layers at 0..3: f2 and f3 stay; f1's gap 3..5 holds 3 ops, f2's 1
+    plan = plan_offload(chain(), UNIT, 20, OffloadOptions(), layers=(0, 1, 2, 3))
+    assert {move.buffer for move in plan.moves} == {0, 1}
+
+
+def test_two_gaps_of_one_buffer():
+    # a skip connection: used at 1, at 4 (forward) and at 8 (backward); 10 others fill the device in between
+    steps = tuple(Step(f"s{i}", 10.0) for i in range(10))
+    skip = Buffer(TensorId("s0"), 10, 0, (1, 4, 8))
+    others = tuple(Buffer(TensorId(f"s{i}"), 10, i, (i + 1,)) for i in (1, 2, 5, 6))
+    timeline = Timeline(steps, (skip, *others), turn=5)
+    plan = plan_offload(timeline, UNIT, 20, options())
+    assert [(move.last, move.next) for move in plan.moves] == [(1, 4), (4, 8)]
+    assert plan.after.peak == 20
+
+
+def test_turning_point_is_where_most_tensors_wait():
+    assert turning_point([(1, 7), (2, 6), (3, 5)], 8) == 3
+    assert turning_point([], 0) == 0
+
+
+def test_vdnn_moves_all_or_convolution_inputs():
+    everything = plan_offload(chain(), UNIT, 30, options(policy="vdnn_all"))
+    assert len(everything.moves) == 3
+    convolutions = plan_offload(chain(), UNIT, 30, options(policy="vdnn_conv"), convolution_inputs={0})
+    assert [move.buffer for move in convolutions.moves] == [0]
+
+
+def test_simulation_counts_both_directions_separately():
+    timeline = chain()
+    moves = plan_offload(timeline, UNIT, 20, options(), timed=True).moves
+    fast_out = simulate(timeline, moves, Link(1e9, 1.0))
+    fast_in = simulate(timeline, moves, Link(1.0, 1e9))
+    both = simulate(timeline, moves, UNIT)
+    assert both.seconds >= max(fast_out.seconds, fast_in.seconds)

@@ -1,0 +1,171 @@
+"""Random training graphs, rewritten: acyclic, the same values, and the planned peak to the byte.
+
+A graph is run here by an interpreter that allocates and frees as TensorFlow's executor does: outputs when an op runs,
+inputs when their last reader has run.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graph_passes import pipeline
+from graph_passes.analysis.order import topological
+from graph_passes.analysis.simulate import Link
+from graph_passes.cost.device import load
+from graph_passes.cost.model import Roofline
+from graph_passes.errors import InfeasibleBudgetError, NoGradientError
+from graph_passes.ir import Graph, Node, TensorId, TensorSpec
+from graph_passes.offload.options import OffloadOptions
+
+UNIT = load("unit")
+ELEMENTS = 1 << 14  # of 4 bytes: 64 KiB, the smallest that moves
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One forward op: which earlier layers it reads, and how large its output is."""
+
+    reads: tuple[int, ...]
+    units: int
+
+
+@st.composite
+def nets(draw) -> list[Layer]:
+    """Nets with skip connections and tensors of several sizes."""
+    layers = [Layer((), draw(st.integers(1, 4)))]
+    for index in range(1, draw(st.integers(3, 12))):
+        skips = draw(st.sets(st.integers(0, index - 1), max_size=2))
+        layers.append(Layer(tuple(sorted(skips | {index - 1})), draw(st.integers(1, 4))))
+    return layers
+
+
+def training_graph(net: list[Layer]) -> Graph:
+    """Forward ops f0.. and their gradients g.., which read the forward op's inputs, output and the gradient above."""
+    nodes, specs = [], {}
+
+    def add(name: str, op: str, inputs: list[str], units: int) -> None:
+        nodes.append(Node(name, op, [TensorId(i) for i in inputs], outputs=1))
+        specs[TensorId(name)] = TensorSpec("float32", 4, (units * ELEMENTS,))
+
+    for index, layer in enumerate(net):
+        add(f"f{index}", "Conv2D", [f"f{i}" for i in layer.reads], layer.units)
+    gradient = f"f{len(net) - 1}"
+    for index in reversed(range(len(net))):
+        reads = [f"f{i}" for i in net[index].reads]
+        add(f"g{index}", "Conv2DBackpropInput", list(dict.fromkeys([*reads, f"f{index}", gradient])), net[index].units)
+        gradient = f"g{index}"
+    return Graph(nodes, specs)
+
+
+def run(graph: Graph) -> tuple[dict[str, object], int]:
+    """Values of all nodes that are not MemOps, and the peak in bytes."""
+    values: dict[TensorId, object] = {}
+    owner: dict[TensorId, TensorId] = {}
+    readers = {t: len(graph.uses(t)) for node in graph for t in graph.tensors(node)}
+    held: dict[TensorId, int] = {}  # buffer -> tensors that still refer to it
+    peak = 0
+
+    def size(tensor: TensorId) -> int:
+        return graph.specs[tensor].nbytes or 0
+
+    def drop(tensor: TensorId) -> None:
+        if tensor in owner:
+            held[owner[tensor]] -= 1
+            if not held[owner[tensor]]:
+                del held[owner[tensor]]
+
+    for name in topological_by_name(graph):
+        node, output = graph[name], TensorId(name)
+        inputs = [values[tensor] for tensor in node.inputs]
+        if node.op == "MemOpOffload":
+            values[output] = ("handle", inputs[0], node.inputs[0])
+        elif node.op == "MemOpPrefetch":
+            _, value, source = inputs[0]
+            values[output] = value
+            graph.specs[output] = graph.specs[source]
+            owner[output], held[output] = output, 1
+        elif node.op == "MemOpAwait":
+            values[output] = inputs[0]
+            graph.specs[output] = graph.specs[node.inputs[0]]
+            owner[output] = owner[node.inputs[0]]
+            held[owner[output]] += 1
+        elif node.op != "MemOpRelease":
+            values[output] = (node.op, name, tuple(inputs))
+            owner[output], held[output] = output, 1
+        peak = max(peak, sum(size(buffer) for buffer in held))
+        for tensor in node.inputs:
+            readers[tensor] -= 1
+            if not readers[tensor]:
+                drop(tensor)
+        if node.outputs and not readers[output]:
+            drop(output)
+    return {t.node: hash(v) for t, v in values.items() if not graph[t.node].op.startswith("MemOp")}, peak
+
+
+def topological_by_name(graph: Graph) -> list[str]:
+    """One of the orders the executor may choose."""
+    return topological(graph)
+
+
+def planned(net: list[Layer], share: float, **values: object) -> None:
+    graph = training_graph(net)
+    step = pipeline.Step.read(graph)
+    timeline = step.timeline(Roofline(UNIT))
+    options = OffloadOptions(reuse_distance=1, **values)  # type: ignore[arg-type]
+    expected, before = run(ordered(graph, step))
+    assert before == timeline.peak
+    try:
+        plan = pipeline.plan_step(step, timeline, Link(1.0, 1.0), int(timeline.peak * share), options)
+    except NoGradientError:
+        assert not timeline.gaps()
+        return
+    except InfeasibleBudgetError as error:
+        assert error.smallest_budget > timeline.peak * share
+        return
+    assert plan.after.peak <= timeline.peak * share
+    edited = pipeline.edit_step(step, timeline, plan, options)  # verifies that it is acyclic
+    found, peak = run(edited)
+    assert found == expected
+    assert peak == plan.after.peak
+
+
+def ordered(graph: Graph, step: pipeline.Step) -> Graph:
+    chained = graph.copy()
+    for before, after in zip(step.order, step.order[1:], strict=False):
+        chained.add_control(after, before)
+    return chained
+
+
+@settings(max_examples=200, deadline=None)
+@given(net=nets(), share=st.floats(0.3, 0.99), prefetch=st.sampled_from(["late", "early"]))
+def test_random_nets_keep_their_values_and_meet_the_planned_peak(net, share, prefetch):
+    planned(net, share, prefetch=prefetch)
+
+
+@settings(max_examples=50, deadline=None)
+@given(net=nets(), share=st.floats(0.3, 0.99))
+def test_random_nets_with_early_copies(net, share):
+    planned(net, share, copy_start="produced")
+
+
+@pytest.mark.parametrize("policy", ["vdnn_all", "vdnn_conv"])
+@settings(max_examples=50, deadline=None)
+@given(net=nets(), share=st.floats(0.6, 0.99))
+def test_random_nets_under_the_peers_policies(policy, net, share):
+    planned(net, share, policy=policy)
+
+
+@settings(max_examples=50, deadline=None)
+@given(net=nets())
+def test_the_widest_plan_has_the_lowest_peak(net):
+    graph = training_graph(net)
+    step = pipeline.Step.read(graph)
+    timeline = step.timeline(Roofline(UNIT))
+    options = OffloadOptions(reuse_distance=1)
+    widest = pipeline.plan_step(step, timeline, Link(1.0, 1.0), timeline.peak, options, keep_all=True)
+    edited = pipeline.edit_step(step, timeline, widest, options)
+    assert run(edited)[1] == widest.after.peak
+    with pytest.raises((InfeasibleBudgetError, NoGradientError)):
+        pipeline.plan_step(step, timeline, Link(1.0, 1.0), widest.after.peak - 1, options)

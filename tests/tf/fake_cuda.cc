@@ -1,0 +1,137 @@
+// A CUDA driver without a GPU, for test_stream_order.py: streams are queues whose heads run in
+// random order, as far as events allow. What may go wrong on a GPU once in a million goes wrong
+// here soon, and the same way each time.
+#include "fake_cuda.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <random>
+#include <set>
+
+namespace {
+
+// True once what was recorded has run.
+using Mark = std::shared_ptr<bool>;
+
+struct FakeEvent {
+  Mark mark;  // null: never recorded, which counts as passed
+};
+
+// A task that returns false has to wait.
+struct FakeStream {
+  std::deque<std::function<bool()>> tasks;
+};
+
+struct World {
+  std::set<FakeStream*> streams;
+  std::mt19937 random{1};
+  int context_depth = 0;
+  FakeViolations violations;
+};
+
+World& world() {
+  static World instance;
+  return instance;
+}
+
+FakeStream* Stream(void* stream) { return static_cast<FakeStream*>(stream); }
+FakeEvent* Event(void* event) { return static_cast<FakeEvent*>(event); }
+
+void NeedsContext() {
+  if (world().context_depth == 0) ++world().violations.no_context;
+}
+
+bool Passed(FakeEvent* event) { return event->mark == nullptr || *event->mark; }
+
+}  // namespace
+
+void* FakeNewStream() {
+  auto* stream = new FakeStream;
+  world().streams.insert(stream);
+  return stream;
+}
+
+void FakeLaunch(void* stream, std::function<void()> kernel) {
+  Stream(stream)->tasks.push_back([kernel = std::move(kernel)] {
+    kernel();
+    return true;
+  });
+}
+
+bool FakeRunOne() {
+  std::vector<FakeStream*> busy;
+  for (FakeStream* stream : world().streams) {
+    if (!stream->tasks.empty()) busy.push_back(stream);
+  }
+  std::shuffle(busy.begin(), busy.end(), world().random);
+  for (FakeStream* stream : busy) {
+    if (stream->tasks.front()()) {
+      stream->tasks.pop_front();
+      return true;
+    }
+  }
+  return false;
+}
+
+void FakeSeed(unsigned seed) { world().random.seed(seed); }
+const FakeViolations& fake_violations() { return world().violations; }
+
+extern "C" {
+
+int cuInit(unsigned) { return 0; }
+int cuGetErrorName(int, const char** text) { return *text = "FAKE_ERROR", 0; }
+int cuGetErrorString(int, const char** text) { return *text = "an error of the fake driver", 0; }
+int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, 0; }
+int cuDevicePrimaryCtxRetain(void** context, int) { return *context = &world(), 0; }
+int cuDevicePrimaryCtxRelease_v2(int) { return 0; }
+int cuCtxPushCurrent_v2(void*) { return ++world().context_depth, 0; }
+int cuCtxPopCurrent_v2(void** context) {
+  --world().context_depth;
+  return *context = &world(), 0;
+}
+int cuCtxGetDevice(int* device) { return NeedsContext(), *device = 0, 0; }
+int cuStreamGetCtx(void*, void** context) { return *context = &world(), 0; }
+int cuStreamCreate(void** stream, unsigned) { return NeedsContext(), *stream = FakeNewStream(), 0; }
+int cuStreamDestroy_v2(void* stream) { return world().streams.erase(Stream(stream)), 0; }
+int cuStreamWaitEvent(void* stream, void* event, unsigned) {
+  NeedsContext();
+  if (Mark mark = Event(event)->mark) Stream(stream)->tasks.push_back([mark] { return *mark; });
+  return 0;
+}
+int cuStreamSynchronize(void*) { return ++world().violations.host_waits, 0; }
+int cuEventCreate(void** event, unsigned) { return NeedsContext(), *event = new FakeEvent, 0; }
+int cuEventDestroy_v2(void* event) { return delete Event(event), 0; }
+int cuEventRecord(void* event, void* stream) {
+  NeedsContext();
+  auto mark = std::make_shared<bool>(false);
+  Event(event)->mark = mark;
+  FakeLaunch(stream, [mark] { *mark = true; });
+  return 0;
+}
+int cuEventQuery(void* event) { return NeedsContext(), Passed(Event(event)) ? 0 : 600; }
+int cuEventSynchronize(void*) { return ++world().violations.host_waits, 0; }
+int cuEventElapsedTime(float* milliseconds, void*, void*) { return *milliseconds = 1, 0; }
+int cuMemHostAlloc(void** host, size_t bytes, unsigned) {
+  return NeedsContext(), *host = std::malloc(bytes), 0;
+}
+int cuMemFreeHost(void* host) { return NeedsContext(), std::free(host), 0; }
+int cuMemAlloc_v2(unsigned long long*, size_t) { return 2; }
+int cuMemFree_v2(unsigned long long) { return 0; }
+int cuMemcpyDtoHAsync_v2(void* host, unsigned long long device, size_t bytes, void* stream) {
+  NeedsContext();
+  FakeLaunch(stream, [=] { std::memcpy(host, reinterpret_cast<void*>(device), bytes); });
+  return 0;
+}
+int cuMemcpyHtoDAsync_v2(unsigned long long device, const void* host, size_t bytes, void* stream) {
+  NeedsContext();
+  FakeLaunch(stream, [=] { std::memcpy(reinterpret_cast<void*>(device), host, bytes); });
+  return 0;
+}
+int cuMemPrefetchAsync(unsigned long long, size_t, int, void*) { return 0; }
+int cuPointerGetAttribute(void* value, int, unsigned long long) {
+  return *static_cast<unsigned*>(value) = 0, 0;
+}
+
+}  // extern "C"

@@ -1,0 +1,283 @@
+"""Live graphs are edited in place; serialised ones go through capture, Grappler and restore."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from graph_passes.errors import GraphError, GraphInUseError
+from graph_passes.ir import DataType, TensorId
+from tfmem.capture.acyclic import AcyclicOrder
+from tfmem.capture.build import shaped_graph
+from tfmem.capture.function import capture_concrete
+from tfmem.capture.graph_def import (
+    capture_graph_def,
+    capture_meta_graph,
+    restore_graph_def,
+    restore_meta_graph,
+)
+from tfmem.capture.grappler import run_grappler, session_config, without_grappler
+from tfmem.capture.live_graph import LiveEditor, capture_graph
+
+v1 = tf.compat.v1
+X = np.arange(12, dtype="float32").reshape(4, 3)
+
+
+def training_graph():
+    """x -> matmul -> relu -> loss, with its update, as a session would run it."""
+    graph = tf.Graph()
+    with graph.as_default():
+        v1.set_random_seed(1)
+        x = v1.placeholder(tf.float32, [None, 3], name="x")
+        weights = v1.get_variable("w", [3, 2], initializer=v1.ones_initializer(), use_resource=True)
+        hidden = tf.nn.relu(tf.matmul(x, weights, name="product"), name="hidden")
+        loss = tf.reduce_mean(hidden * hidden, name="loss")
+        (gradient,) = tf.gradients(loss, weights)
+        tf.identity(v1.assign_sub(weights, 0.01 * gradient), name="update")
+        v1.global_variables_initializer()
+    return graph
+
+
+def train(graph, steps=3, config=None):
+    with v1.Session(graph=graph, config=config) as session:
+        session.run("init")
+        losses = [session.run(["loss:0", "update:0"], {"x:0": X})[0] for _ in range(steps)]
+        return [*losses, session.run("w/Read/ReadVariableOp:0")]
+
+
+def insert_identity(editor, reader, index, source):
+    name = editor.insert("tfmem/copy", "Identity", [source], {"T": DataType("float32")})
+    editor.rewire(reader, index, TensorId(name))
+    return name
+
+
+def test_capture_of_a_session_graph():
+    captured = capture_graph(training_graph())
+    assert captured.feeds == ("x:0",)
+    assert {"AssignSubVariableOp", "w/Assign"} <= set(captured.control_fetches)
+    assert not any("Read" in name for name in captured.control_fetches)
+    assert captured.creation_order == tuple(node.name for node in captured.graph_def.node)
+    assert capture_graph(training_graph(), fetches=[]).fetches == ()
+
+
+def test_edits_in_place_keep_the_numbers():
+    expected = train(training_graph())
+    graph = training_graph()
+    loss = graph.get_tensor_by_name("loss:0")
+    editor = LiveEditor(graph)
+    name = insert_identity(editor, "hidden", 0, TensorId("product"))
+    editor.add_control("update", name)
+    assert graph.get_operation_by_name("hidden").inputs[0].op.name == name
+    assert name in [op.name for op in graph.get_operation_by_name("update").control_inputs]
+    assert loss is graph.get_tensor_by_name("loss:0")
+    for one, other in zip(expected, train(graph, config=session_config()), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_names_are_made_unique_and_devices_kept():
+    editor = LiveEditor(graph := training_graph())
+    attrs = {"T": DataType("float32")}
+    first = editor.insert(
+        "copy", "Identity", [TensorId("product")], attrs, device="/device:CPU:0", control=["x"]
+    )
+    second = editor.insert("copy", "Identity", [TensorId(first)], attrs)
+    assert (first, second) == ("copy", "copy_1")
+    operation = graph.get_operation_by_name(first)
+    assert operation.device == "/device:CPU:0"
+    assert [op.name for op in operation.control_inputs] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda e: e.rewire("product", 0, TensorId("loss")), "waits for"),
+        (lambda e: e.add_control("product", "update"), "waits for"),
+        (lambda e: e.add_control("product", "product"), "waits for"),
+        (lambda e: e.rewire("hidden", 0, TensorId("w")), "resource"),
+        (lambda e: e.rewire("hidden", 3, TensorId("product")), "no input 3"),
+        (lambda e: e.rewire("hidden", 0, TensorId("product", 1)), "1 outputs"),
+        (lambda e: e.rewire("nothing", 0, TensorId("product")), "'nothing'"),
+        (
+            lambda e: e.insert("a", "Identity", [TensorId("w")], {"T": DataType("float32")}),
+            "refuses",
+        ),
+        (lambda e: e.insert("a", "NoSuchOp", [], {}), "refuses"),
+    ],
+)
+def test_wrong_edits_are_refused_and_change_nothing(edit, message):
+    graph = training_graph()
+    before = graph.as_graph_def()
+    with pytest.raises(GraphError, match=message):
+        edit(LiveEditor(graph))
+    assert graph.as_graph_def() == before
+    assert train(graph)[0] == train(training_graph())[0]
+
+
+def test_graphs_in_use_are_refused():
+    graph = training_graph()
+    with v1.Session(graph=graph) as session:
+        session.run("init")
+        with pytest.raises(GraphInUseError, match="session"):
+            LiveEditor(graph)
+    LiveEditor(graph)
+    graph.finalize()
+    with pytest.raises(GraphInUseError, match="finalized"):
+        LiveEditor(graph)
+
+
+def test_editing_a_function_that_is_being_built():
+    weight = tf.Variable([2.0, -1.0])
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            product = tf.multiply(x, weight, name="product")
+            loss = tf.reduce_sum(tf.nn.relu(product, name="hidden"))
+        gradient = tape.gradient(loss, weight)
+        graph = tf.compat.v1.get_default_graph()
+        assert "product" in capture_graph(graph).creation_order
+        insert_identity(LiveEditor(graph), "hidden", 0, TensorId("product"))
+        weight.assign_sub(gradient)
+        return loss, gradient
+
+    loss, gradient = step(tf.constant([3.0, 4.0]))
+    assert float(loss) == 6.0
+    np.testing.assert_array_equal(gradient, [3.0, 0.0])
+    np.testing.assert_array_equal(weight, [-1.0, -1.0])
+
+
+def test_graphs_with_loops_can_be_edited():
+    graph = tf.Graph()
+    with graph.as_default():
+        v1.disable_control_flow_v2()
+        try:
+            x = v1.placeholder(tf.float32, [], name="x")
+            y = v1.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), [0, x])[1]
+            tf.identity(y, name="y")
+        finally:
+            v1.enable_control_flow_v2()
+    source = graph.get_operation_by_name("y").inputs[0]
+    insert_identity(LiveEditor(graph), "y", 0, TensorId(source.op.name, source.value_index))
+    with v1.Session(graph=graph) as session:
+        assert session.run("y:0", {"x:0": 1.0}) == 8.0
+
+
+def test_order_finds_cycles_wherever_they_close():
+    """Random edges on 30 nodes, half of them added later, against a plain search."""
+    rng = np.random.default_rng(0)
+    order = AcyclicOrder((node, []) for node in range(15))
+    edges = set()
+    for node in range(15, 30):
+        source = int(rng.integers(0, node))
+        order.add_node(node, [source])
+        edges.add((source, node))
+
+    def reaches(start, end):
+        found, stack = {start}, [start]
+        while stack:
+            here = stack.pop()
+            for source, target in edges:
+                if source == here and target not in found:
+                    found.add(target)
+                    stack.append(target)
+        return end in found
+
+    refused = 0
+    for source, target in rng.integers(0, 30, (300, 2)).tolist():
+        if reaches(target, source):
+            refused += 1
+            with pytest.raises(GraphError):
+                order.add_edge(source, target)
+        else:
+            order.add_edge(source, target)
+            edges.add((source, target))
+    assert refused > 50
+
+
+def test_serialised_graphs_keep_their_numbers():
+    source = training_graph().as_graph_def()
+    captured = run_grappler(
+        capture_graph_def(source, ["x"], ["loss", "update", "init", "w/Read/ReadVariableOp"])
+    )
+    assert captured.fetches == ("loss:0", "update:0", "w/Read/ReadVariableOp:0")
+    assert "init" in captured.control_fetches
+    restored = restore_graph_def(captured, captured.graph_def)
+    assert len(restored.node) < len(source.node)
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.import_graph_def(restored, name="")
+    for one, other in zip(train(training_graph()), train(graph), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_meta_graphs_name_their_own_fetches():
+    graph = training_graph()
+    with graph.as_default():
+        v1.add_to_collection("train_op", graph.get_tensor_by_name("loss:0"))
+        v1.add_to_collection("train_op", graph.get_operation_by_name("init"))
+        meta_graph = v1.train.export_meta_graph()
+    captured = capture_meta_graph(meta_graph)
+    assert (captured.feeds, captured.fetches) == (("x:0",), ("loss:0",))
+    assert captured.control_fetches[0] == "init"
+    restored = restore_meta_graph(meta_graph, captured, run_grappler(captured).graph_def)
+    assert restored.collection_def.keys() == meta_graph.collection_def.keys()
+    with pytest.raises(GraphError, match="'nothing'"):
+        capture_meta_graph(meta_graph, fetches=["nothing"])
+
+
+def test_default_fetches_are_what_nobody_reads():
+    graph = tf.Graph()
+    with graph.as_default():
+        x = v1.placeholder(tf.float32, [2], name="x")
+        tf.exp(x, name="a")
+        tf.split(x, 2, name="b")
+    assert capture_graph_def(graph.as_graph_def()).fetches == ("a:0", "b:0")
+
+
+def test_layout_follows_the_device():
+    """The graph of a convolution in NHWC, as it would run on a GPU and on a CPU, without either."""
+    weights = tf.Variable(tf.ones([3, 3, 4, 4]))
+    function = tf.function(lambda x: tf.nn.relu(tf.nn.conv2d(x, weights, 1, "SAME")))
+    captured = capture_concrete(function.get_concrete_function(tf.TensorSpec([2, 8, 8, 4])))
+
+    def layouts(device):
+        nodes = run_grappler(captured, device=device).graph_def.node
+        assert all(node.device == "" for node in nodes)
+        return [node.attr["data_format"].s for node in nodes if node.op.endswith("Conv2D")]
+
+    assert layouts("GPU") == [b"NCHW"]
+    assert layouts("CPU") == [b"NHWC"]
+
+
+def test_inference_knows_shapes_of_captured_variables():
+    weights = tf.Variable(tf.ones([3, 5]))
+    function = tf.function(lambda x: x @ weights)
+    captured = capture_concrete(function.get_concrete_function(tf.TensorSpec([None, 3])))
+    graph = shaped_graph(captured, feed_shapes={captured.feeds[0]: (7, 3)})
+    assert graph.get_tensor_by_name(captured.fetches[0]).shape == (7, 5)
+    assert [op.name for op in graph.get_operations()]
+
+
+def test_configs():
+    rewrite = session_config().graph_options.rewrite_options
+    assert rewrite.layout_optimizer == rewrite.OFF
+    assert not rewrite.disable_meta_optimizer
+    base = v1.ConfigProto(allow_soft_placement=True)
+    assert session_config(base).allow_soft_placement
+    assert base == v1.ConfigProto(allow_soft_placement=True)
+
+
+def test_without_grappler_ends_with_its_block():
+    def disabled():
+        serialized = context.context().function_call_options.config_proto_serialized
+        config = v1.ConfigProto.FromString(serialized)
+        return config.graph_options.rewrite_options.disable_meta_optimizer
+
+    def fail_inside():
+        with without_grappler():
+            assert disabled()
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail_inside()
+    assert not disabled()

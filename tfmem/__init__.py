@@ -1,0 +1,82 @@
+"""tfmem: train TensorFlow nets past device memory, behind one line, `tfmem.optimize(x)`.
+
+Everything public is here. Importing this module imports neither TensorFlow nor the op library.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from custom_ops.errors import OpLibraryError, TfmemError
+from graph_passes.errors import (
+    AlreadyOptimizedError,
+    BudgetError,
+    GraphError,
+    GraphInUseError,
+    HostMemoryError,
+    InfeasibleBudgetError,
+    InvalidBudgetError,
+    NoGradientError,
+    OptionsError,
+    SpillDirectoryError,
+    UnknownShapeError,
+    VerificationError,
+)
+from graph_passes.offload.options import OffloadOptions
+from graph_passes.report import Report
+from tfmem.config import Options
+
+if TYPE_CHECKING:
+    from tfmem.api import load_ops, optimize, report, session_config
+    from tfmem.gradients import avm_gradients, wrap_optimizer
+    from tfmem.plot import plot_report
+    from tfmem.verification import Verification, verify
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "optimize": "tfmem.api",
+    "report": "tfmem.api",
+    "load_ops": "tfmem.api",
+    "session_config": "tfmem.api",
+    "avm_gradients": "tfmem.gradients",
+    "wrap_optimizer": "tfmem.gradients",
+    "plot_report": "tfmem.plot",
+    "verify": "tfmem.verification",
+    "Verification": "tfmem.verification",
+}
+
+__all__ = [
+    "AlreadyOptimizedError",
+    "BudgetError",
+    "GraphError",
+    "GraphInUseError",
+    "HostMemoryError",
+    "InfeasibleBudgetError",
+    "InvalidBudgetError",
+    "NoGradientError",
+    "OffloadOptions",
+    "OpLibraryError",
+    "Options",
+    "OptionsError",
+    "Report",
+    "SpillDirectoryError",
+    "TfmemError",
+    "UnknownShapeError",
+    "Verification",
+    "VerificationError",
+    "avm_gradients",
+    "load_ops",
+    "optimize",
+    "plot_report",
+    "report",
+    "session_config",
+    "verify",
+    "wrap_optimizer",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs TensorFlow when it is asked for (PEP 562)."""
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'tfmem' has no attribute '{name}'")

@@ -1,0 +1,162 @@
+"""`optimize`: whatever holds a training step goes in, the same kind of object comes out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from custom_ops.load import Library, load
+from graph_passes.errors import GraphError
+from graph_passes.report import Report
+from tfmem.capture import function as functions
+from tfmem.capture import graph_def as graph_defs
+from tfmem.capture import keras_model, saved_model
+from tfmem.capture.grappler import session_config
+from tfmem.config import Budget, Options, merged
+from tfmem.devices import find_target, measured_link
+from tfmem.live import optimize_live
+from tfmem.optimized import OptimizedFunction
+from tfmem.step import Engine, ManagedStep, plan_graph_def
+
+__all__ = ["load_ops", "make_engine", "optimize", "report", "session_config"]
+
+_REPORT = "_tfmem_report"  # where objects that are not tfmem's own classes keep their report
+
+
+def optimize(
+    x: Any,
+    *,
+    memory_budget: Budget = None,
+    policy: str | None = None,
+    options: Options | None = None,
+    fetches: Sequence[str] = (),
+    feeds: Sequence[str] = (),
+    output: str | os.PathLike[str] | None = None,
+    **changes: Any,
+) -> Any:
+    """Make the training step in `x` run within a memory budget.
+
+    Activations that wait for their gradient op are moved to host memory (to spill files on a machine without a GPU) and
+    brought back in time; results stay the same to the bit. A step that fits is left as it is.
+
+    Args:
+        x: one of
+            a `tf.Graph` (edited in place, before a session runs it; run it with `tfmem.session_config()`),
+            a `GraphDef` or `MetaGraphDef`,
+            a `tf.function` or `ConcreteFunction`,
+            a compiled Keras model, of Keras 3 or `tf_keras`,
+            the path of a SavedModel.
+        memory_budget: bytes, "10GiB", or a fraction of the device's memory; see `tfmem.Options`.
+        policy: "autovm", "vdnn_all" or "vdnn_conv".
+        options: everything else; environment variables (`Options.from_env`) if not given.
+        fetches: for a GraphDef: names of the tensors and ops it is run for (a MetaGraphDef can name them in its
+            `train_op` collection).
+        feeds: for a GraphDef: names of the placeholders it is fed.
+        output: for a SavedModel: where to write; `<path>_tfmem` if not given.
+        **changes: single fields of `Options`.
+
+    Returns:
+        The same kind of object. `tfmem.report` tells what was done.
+
+    Raises:
+        GraphError: `x` is no such object, or its graph cannot be rewritten (see the subclasses).
+        BudgetError: the budget is unusable, or no plan can meet it; the message gives the smallest one that works.
+        OptionsError: an option is unknown, or the spill directory is unusable.
+        OpLibraryError: the op library is missing or was built for another TensorFlow.
+    """
+    engine = make_engine(merged(options, memory_budget, policy, **changes))
+    if isinstance(x, str | os.PathLike):
+        return _optimize_saved_model(os.fspath(x), output, engine)
+    if isinstance(x, tf.Graph):
+        optimize_live(x, engine)
+        return x
+    if isinstance(x, tf.compat.v1.GraphDef):
+        captured = graph_defs.capture_graph_def(x, feeds, fetches)
+        return graph_defs.restore_graph_def(captured, plan_graph_def(captured, engine)[0])
+    if isinstance(x, tf.compat.v1.MetaGraphDef):
+        captured = graph_defs.capture_meta_graph(x, feeds, fetches)
+        return graph_defs.restore_meta_graph(x, captured, plan_graph_def(captured, engine)[0])
+    if isinstance(x, OptimizedFunction):
+        raise GraphError("this function is optimised already; optimise the one it was made of")
+    if isinstance(x, functions.ConcreteFunction):
+        step = ManagedStep(x, _unobserved(engine))
+        _attach(step.function, step.report)
+        return step.function
+    if hasattr(x, "get_concrete_function"):
+        return OptimizedFunction(x, engine)
+    if keras_model.is_keras_model(x):
+        return _optimize_model(x, engine)
+    raise GraphError(
+        f"cannot optimise a {type(x).__name__}; expected a tf.Graph, GraphDef, MetaGraphDef, tf.function, "
+        "ConcreteFunction, a compiled Keras model or the path of a SavedModel"
+    )
+
+
+def report(x: Any) -> Report:
+    """What `optimize` did to `x`.
+
+    Raises:
+        GraphError: `x` was not optimised, or its step has not run yet.
+    """
+    if isinstance(x, OptimizedFunction):
+        return x.report
+    holder = getattr(x, _REPORT, None)
+    if isinstance(holder, OptimizedFunction):
+        return holder.report
+    if isinstance(holder, Report):
+        return holder
+    raise GraphError(f"no report: this {type(x).__name__} was not optimised by tfmem")
+
+
+def load_ops() -> Library:
+    """Register tfmem's ops with TensorFlow, as loading an exported SavedModel needs.
+
+    Raises:
+        OpLibraryError: the library is missing or was built for another TensorFlow.
+    """
+    return load()
+
+
+def make_engine(options: Options) -> Engine:
+    """The device, its link and the ops, for `options`; the budget is checked here."""
+    ops = load()
+    target = find_target(options.device, ops)
+    engine = Engine(options, ops, target, measured_link(target, ops, options.offload.spill_directory))
+    engine.require_budget()
+    return engine
+
+
+def _attach(x: Any, found: Report | OptimizedFunction) -> None:
+    setattr(x, _REPORT, found)
+
+
+def _unobserved(engine: Engine) -> Engine:
+    """An engine for objects that are handed out once: no later call can swap in a better plan."""
+    return Engine(merged(engine.options, None, None, observe=False), engine.library, engine.target, engine.link)
+
+
+def _optimize_model(model: Any, engine: Engine) -> Any:
+    optimized: list[OptimizedFunction] = []
+
+    def make_step(step_function: Any) -> OptimizedFunction:
+        compiled = keras_model.jit_compile(model)
+        step = OptimizedFunction(
+            tf.function(step_function), engine, jit_compile=compiled, fallback=keras_model.original_step(model)
+        )
+        optimized.append(step)
+        return step
+
+    model = keras_model.install(model, make_step)
+    _attach(model, optimized[0])
+    return model
+
+
+def _optimize_saved_model(path: str, output: str | os.PathLike[str] | None, engine: Engine) -> str:
+    def rewrite(concrete: Any) -> Any:
+        return ManagedStep(concrete, _unobserved(engine)).function
+
+    target = os.fspath(output) if output is not None else path.rstrip("/") + "_tfmem"
+    return str(saved_model.optimize_saved_model(path, target, rewrite))

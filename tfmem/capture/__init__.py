@@ -1,0 +1,3 @@
+"""Takes graphs out of TensorFlow's objects and puts edited ones back: one file per kind of object,
+no policy.
+"""

@@ -1,0 +1,84 @@
+"""What capture hands to the passes: a graph, and what of it has to be fed, fetched and run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+# Stateful ops that only read or only name a resource. Nothing is lost when nobody asks for their
+# result.
+READERS = frozenset(
+    {
+        "AnonymousIterator",
+        "AnonymousIteratorV2",
+        "AnonymousIteratorV3",
+        "HashTableV2",
+        "IteratorV2",
+        "LookupTableFindV2",
+        "LookupTableSizeV2",
+        "MutableHashTableV2",
+        "Placeholder",
+        "ReadVariableOp",
+        "ResourceGather",
+        "ResourceGatherNd",
+        "VarHandleOp",
+        "VarIsInitializedOp",
+        "Variable",
+        "VariableShape",
+        "VariableV2",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A graph on its way through the pipeline.
+
+    Attributes:
+        graph_def: the graph with its function library; nodes in creation order until Grappler has
+            run.
+        feeds: names ("x:0") of the placeholders: explicit inputs, then captures, in signature
+            order.
+        fetches: names ("loss:0") of the flat outputs, in order; a tensor may be fetched twice.
+        control_fetches: names of the ops that have to run for their side effects.
+        creation_order: op names in the order in which the user's program made them, before
+            Grappler. Ops of inlined functions stand where the call stood, as "call/op".
+    """
+
+    graph_def: tf.compat.v1.GraphDef
+    feeds: tuple[str, ...]
+    fetches: tuple[str, ...]
+    control_fetches: tuple[str, ...]
+    creation_order: tuple[str, ...]
+
+
+def op_name(tensor_name: str) -> str:
+    """The op that makes the tensor "op:0"."""
+    return tensor_name.removeprefix("^").partition(":")[0]
+
+
+def side_effects(operations: Iterable[tf.Operation]) -> list[str]:
+    """Names of the ops that do more than compute a result from their inputs."""
+    return [op.name for op in operations if is_stateful(op.type) and op.type not in READERS]
+
+
+def is_stateful(op_type: str) -> bool:
+    """Whether TensorFlow registers this op type as stateful; False for types it does not know."""
+    definition = op_definition(op_type)
+    return definition is not None and definition.is_stateful
+
+
+def op_definition(op_type: str):  # type: ignore[no-untyped-def]
+    """The registered `OpDef`, or None. Relies on the private op registry: no public API tells an
+    op's signature.
+    """
+    from tensorflow.python.framework import op_def_registry
+
+    return op_def_registry.get(op_type)
+
+
+def unique(names: Sequence[str]) -> tuple[str, ...]:
+    """The names in order, each once."""
+    return tuple(dict.fromkeys(names))

@@ -1,0 +1,126 @@
+"""Captures a `ConcreteFunction` and restores one of the same signature and captures around another
+graph.
+
+Relies on TensorFlow's `FuncGraph`, `AtomicFunction` and `ConcreteFunction`: no public API makes a
+function from a graph with inputs captured by reference and a structured signature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework.graph_pb2 import GraphDef
+from tensorflow.python.eager.polymorphic_function import atomic_function, concrete_function
+from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
+from tensorflow.python.framework import func_graph as func_graphs
+
+from graph_passes.errors import GraphError
+from tfmem.capture.build import annotate_handles, build_graph, own_library
+from tfmem.capture.captured import Captured, side_effects, unique
+from tfmem.capture.grappler import NO_GRAPPLER, without_grappler
+
+__all__ = ["ConcreteFunction", "RestoredFunction", "capture_concrete", "restore_concrete"]
+
+
+def capture_concrete(cf: ConcreteFunction) -> Captured:
+    """The graph of a traced function, with the ops that its trace made sure would run.
+
+    Captured variables' placeholders are renamed where their name holds a "/", which becomes a ".";
+    and they carry the shape and dtype of the variable (`_handle_shapes`, `_handle_dtypes`).
+    """
+    graph = cf.graph
+    graph_def = graph.as_graph_def()
+    renamed = annotate_handles(graph_def, cf.inputs)
+    operations = graph.get_operations()
+    control = [op.name for op in graph.control_outputs]
+    return Captured(
+        graph_def=graph_def,
+        feeds=tuple(f"{renamed.get(tensor.op.name, tensor.op.name)}:0" for tensor in cf.inputs),
+        fetches=tuple(tensor.name for tensor in cf.outputs),
+        control_fetches=unique([*control, *side_effects(operations)]),
+        creation_order=tuple(node.name for node in graph_def.node),
+    )
+
+
+class RestoredFunction(ConcreteFunction):
+    """A `ConcreteFunction` whose graph is final: TensorFlow runs it without rewriting it once more.
+
+    Called eagerly, in a `tf.function` or as a signature of a SavedModel, Grappler stays off. It has
+    no gradient.
+    """
+
+    # A function keeps weak references to the variables it uses; these keep them alive with the
+    # rewritten one.
+    kept_alive: tuple[object, ...] = ()
+
+    def _call_flat(
+        self, tensor_inputs: Sequence[tf.Tensor], captured_inputs: Sequence[tf.Tensor]
+    ) -> Any:
+        with without_grappler():
+            return super()._call_flat(tensor_inputs, captured_inputs)
+
+
+def restore_concrete(
+    cf: ConcreteFunction,
+    captured: Captured,
+    graph_def: GraphDef,
+    feed_shapes: Mapping[str, tuple[int | None, ...]] | None = None,
+) -> RestoredFunction:
+    """A function that computes `graph_def` and is called as `cf` is.
+
+    Args:
+        cf: the function that was captured.
+        captured: names the feeds, fetches and control fetches in `graph_def`.
+        graph_def: the graph to run. Names of its nodes survive.
+        feed_shapes: static shapes of feeds ("x:0"), where tighter than those of `cf`.
+
+    Returns:
+        A function with the structured inputs and outputs, the captures and the variables of `cf`.
+
+    Raises:
+        GraphError: `graph_def` lacks a fetch, or a shape contradicts the one that `cf` was traced
+        with.
+    """
+    graph = func_graphs.FuncGraph(f"{cf.graph.name}_tfmem")
+    inputs = build_graph(graph, captured.feeds, *own_library(graph_def), feed_shapes or {})
+    _set_signature(graph, cf, captured, inputs)
+
+    attributes = {**dict(cf._attrs), **NO_GRAPPLER}
+    for mark in ("_XlaMustCompile", "forward_function_name", "backward_function_name"):
+        attributes.pop(mark, None)
+    name = f"{concrete_function._inference_name(graph.name)}"
+    atomic = atomic_function.from_func_graph(name, graph, attributes, cf.function_type)
+    restored = RestoredFunction(atomic)
+    restored._arg_keywords = cf._arg_keywords
+    restored._num_positional_args = cf._num_positional_args
+    restored.set_external_captures(cf._captured_inputs)
+    restored.kept_alive = (*cf.graph.variables, cf)
+    return restored
+
+
+def _set_signature(
+    graph: func_graphs.FuncGraph, cf: ConcreteFunction, captured: Captured, inputs: list[tf.Tensor]
+) -> None:
+    internal = {
+        id(original): restored for original, restored in zip(cf.inputs, inputs, strict=True)
+    }
+    graph.inputs = inputs
+    for external, original in cf.graph.captures:
+        graph.replace_capture(external, internal[id(original)])
+    try:
+        graph.outputs = [graph.get_tensor_by_name(name) for name in captured.fetches]
+        graph.control_outputs = [
+            graph.get_operation_by_name(name) for name in captured.control_fetches
+        ]
+    except KeyError as error:
+        raise GraphError(
+            f"the rewritten graph lacks an op that the function has to run: {error}"
+        ) from error
+    outputs = {id(old): new for old, new in zip(cf.outputs, graph.outputs, strict=True)}
+    graph.structured_outputs = tf.nest.map_structure(
+        lambda old: outputs.get(id(old), old), cf.structured_outputs, expand_composites=True
+    )
+    graph.structured_input_signature = cf.structured_input_signature
+    graph.variables = cf.graph.variables

@@ -1,0 +1,123 @@
+"""Captures and restores a GraphDef or MetaGraphDef: nothing runs, and variables are nodes of the
+graph itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+from tensorflow.core.framework.graph_pb2 import GraphDef
+from tensorflow.core.protobuf.meta_graph_pb2 import MetaGraphDef
+
+from graph_passes.errors import GraphError
+from tfmem.capture.captured import READERS, Captured, is_stateful, op_name, unique
+
+
+def capture_graph_def(
+    graph_def: GraphDef, feeds: Sequence[str] | None = None, fetches: Sequence[str] | None = None
+) -> Captured:
+    """Take a serialised graph.
+
+    Args:
+        graph_def: the graph; it is copied.
+        feeds: names of what is fed, "x" or "x:0"; default: every placeholder.
+        fetches: names of what is asked for; an op without outputs is one that has to run. Default:
+            every op that nothing reads.
+
+    Raises:
+        GraphError: a feed or fetch is not in the graph, or TensorFlow cannot import it.
+    """
+    if feeds is None:
+        placeholders = ("Placeholder", "PlaceholderV2")
+        feeds = [node.name for node in graph_def.node if node.op in placeholders]
+    if fetches is None:
+        read = {op_name(name) for node in graph_def.node for name in node.input}
+        fetches = [node.name for node in graph_def.node if node.name not in read]
+    outputs = _count_outputs(graph_def)
+    for name in (*feeds, *fetches):
+        if op_name(name) not in outputs:
+            raise GraphError(
+                f"the graph has no op '{op_name(name)}', which is to be fed or fetched; "
+                "name ops or tensors of the graph"
+            )
+    copy = GraphDef()
+    copy.CopyFrom(graph_def)
+    run = [op_name(name) for name in fetches if not outputs[op_name(name)]]
+    run += [n.name for n in graph_def.node if is_stateful(n.op) and n.op not in READERS]
+    return Captured(
+        graph_def=copy,
+        feeds=tuple(map(_tensor_name, feeds)),
+        fetches=tuple(_tensor_name(name) for name in fetches if outputs[op_name(name)]),
+        control_fetches=unique(run),
+        creation_order=tuple(node.name for node in graph_def.node),
+    )
+
+
+def restore_graph_def(captured: Captured, graph_def: GraphDef) -> GraphDef:
+    """`graph_def`, once it is sure that all that was asked for is in it.
+
+    Raises:
+        GraphError: a fetch is missing.
+    """
+    present = {node.name for node in graph_def.node}
+    for name in (*captured.fetches, *captured.control_fetches):
+        if op_name(name) not in present:
+            raise GraphError(f"the rewritten graph lacks op '{op_name(name)}', which is fetched")
+    return graph_def
+
+
+def capture_meta_graph(
+    meta_graph: MetaGraphDef,
+    feeds: Sequence[str] | None = None,
+    fetches: Sequence[str] | None = None,
+) -> Captured:
+    """Take the graph of a MetaGraphDef; see `capture_graph_def`.
+
+    Args:
+        meta_graph: the graph with its collections and signatures.
+        feeds: default: the inputs of all signatures.
+        fetches: default: the collection `train_op`, else the outputs of all signatures.
+    """
+    if feeds is None:
+        feeds = _signature_names(meta_graph, "inputs") or None
+    if fetches is None and "train_op" in meta_graph.collection_def:
+        fetches = list(meta_graph.collection_def["train_op"].node_list.value) or None
+    if fetches is None:
+        fetches = _signature_names(meta_graph, "outputs") or None
+    return capture_graph_def(meta_graph.graph_def, feeds, fetches)
+
+
+def restore_meta_graph(
+    meta_graph: MetaGraphDef, captured: Captured, graph_def: GraphDef
+) -> MetaGraphDef:
+    """`meta_graph` around another graph; collections and signatures are kept.
+
+    Raises:
+        GraphError: a fetch is missing.
+    """
+    restored = MetaGraphDef()
+    restored.CopyFrom(meta_graph)
+    restored.graph_def.CopyFrom(restore_graph_def(captured, graph_def))
+    restored.meta_info_def.ClearField("stripped_op_list")  # lists the ops of the old graph
+    return restored
+
+
+def _signature_names(meta_graph: MetaGraphDef, side: str) -> list[str]:
+    signatures = meta_graph.signature_def.values()
+    infos = [info for signature in signatures for info in getattr(signature, side).values()]
+    return list(unique([info.name for info in infos if info.WhichOneof("encoding") == "name"]))
+
+
+def _count_outputs(graph_def: GraphDef) -> dict[str, int]:
+    graph = tf.Graph()
+    try:
+        with graph.as_default():
+            tf.graph_util.import_graph_def(graph_def, name="")
+    except (ValueError, tf.errors.OpError) as error:
+        raise GraphError(f"TensorFlow cannot import the graph: {error}") from error
+    return {op.name: len(op.outputs) for op in graph.get_operations()}
+
+
+def _tensor_name(name: str) -> str:
+    return name if ":" in name else f"{name}:0"

@@ -1,0 +1,138 @@
+"""What a user may set, in one frozen value; the only reader of environment variables."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from graph_passes.errors import InvalidBudgetError, OptionsError
+from graph_passes.offload.options import OffloadOptions
+
+Budget = int | float | str | None
+PassName = Literal["offload"]
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How `tfmem.optimize` works.
+
+    Attributes:
+        memory_budget: the most device memory a step may use: bytes, a text such as "10GiB" or "800MB", a fraction of the
+            device's memory (a float of at most 1), or None for all that TensorFlow may use of a GPU (and no limit on a
+            CPU).
+        passes: the passes to run, in the pipeline's order.
+        offload: options of the offload pass, its policy among them.
+        input_shapes: static shapes of inputs, by name, where the graph leaves a dimension open.
+        device: the device whose memory is planned, as TensorFlow names it; "" for the first GPU, else the CPU.
+        observe: whether the first steps measure op times and memory before the plan is made final. Without, the plan
+            rests on a cached profile or on estimates.
+        cache_directory: where profiles are kept; "" keeps none.
+    """
+
+    memory_budget: Budget = None
+    passes: tuple[PassName, ...] = ("offload",)
+    offload: OffloadOptions = field(default_factory=OffloadOptions)
+    input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    device: str = ""
+    observe: bool = True
+    cache_directory: str = field(default_factory=lambda: str(Path.home() / ".cache" / "tfmem"))
+
+    def __post_init__(self) -> None:
+        for name in self.passes:
+            if name not in get_args(PassName):
+                raise OptionsError(f"passes={self.passes!r}: no pass '{name}'; there are: {', '.join(get_args(PassName))}")
+        parse_budget(self.memory_budget, 1 << 62)
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Options:
+        """The defaults, with what these environment variables say instead:
+
+        TFMEM_MEMORY_BUDGET, TFMEM_POLICY, TFMEM_SPILL_DIR, TFMEM_SPILL_BUDGET, TFMEM_HOST_BUDGET, TFMEM_CACHE_DIR,
+        TFMEM_DEVICE, TFMEM_OBSERVE (0 or 1).
+
+        Raises:
+            OptionsError: a variable has a value that its option does not take.
+        """
+        found = os.environ if environ is None else environ
+        offload: dict[str, Any] = {}
+        if "TFMEM_POLICY" in found:
+            offload["policy"] = found["TFMEM_POLICY"]
+        if "TFMEM_SPILL_DIR" in found:
+            offload["spill_directory"] = found["TFMEM_SPILL_DIR"]
+        for variable, name in (("TFMEM_SPILL_BUDGET", "spill_budget"), ("TFMEM_HOST_BUDGET", "host_budget")):
+            if variable in found:
+                offload[name] = parse_budget(found[variable], 1 << 62)
+        values: dict[str, Any] = {}
+        for variable, name in (
+            ("TFMEM_MEMORY_BUDGET", "memory_budget"),
+            ("TFMEM_CACHE_DIR", "cache_directory"),
+            ("TFMEM_DEVICE", "device"),
+        ):
+            if variable in found:
+                values[name] = found[variable]
+        if "TFMEM_OBSERVE" in found:
+            if found["TFMEM_OBSERVE"] not in ("0", "1"):
+                raise OptionsError(f"TFMEM_OBSERVE={found['TFMEM_OBSERVE']!r}: expected 0 or 1")
+            values["observe"] = found["TFMEM_OBSERVE"] == "1"
+        return cls(**values, offload=OffloadOptions(**offload))
+
+
+def parse_budget(budget: Budget, device_memory: int) -> int | None:
+    """A memory budget in bytes; None for None.
+
+    Args:
+        budget: see `Options.memory_budget`.
+        device_memory: bytes of the device, which a fraction is taken of and a budget must not exceed.
+
+    Raises:
+        InvalidBudgetError: the budget is zero, negative, over the device's memory, or not a size.
+    """
+    expected = 'expected bytes, a text such as "10GiB", or a fraction of at most 1.0'
+    if budget is None:
+        return None
+    if isinstance(budget, bool) or not isinstance(budget, int | float | str):
+        raise InvalidBudgetError(f"memory_budget={budget!r}: {expected}")
+    if isinstance(budget, str):
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z]*)\s*", budget)
+        if not match or match[2].upper() not in _UNITS:
+            raise InvalidBudgetError(f"memory_budget={budget!r} is not a size; {expected}")
+        # "0.5" without a unit is the fraction it looks like
+        if not match[2] and "." in match[1]:
+            return parse_budget(float(match[1]), device_memory)
+        size = int(float(match[1]) * _UNITS[match[2].upper()])
+    elif isinstance(budget, float):
+        if not 0.0 < budget <= 1.0:
+            raise InvalidBudgetError(f"memory_budget={budget!r}: a fraction lies above 0 and at most at 1; {expected}")
+        size = int(budget * device_memory)
+    else:
+        size = budget
+    if size <= 0:
+        raise InvalidBudgetError(f"memory_budget={budget!r} leaves no memory at all; {expected}")
+    if size > device_memory:
+        raise InvalidBudgetError(
+            f"memory_budget={budget!r} is {size:,} bytes, but the device has {device_memory:,}; "
+            "give a smaller budget, or None for all of it"
+        )
+    return size
+
+
+def merged(options: Options | None, memory_budget: Budget, policy: str | None, **changes: Any) -> Options:
+    """`options` (or the environment's) with the shorthand arguments of the public functions laid over it."""
+    result = Options.from_env() if options is None else options
+    if memory_budget is not None:
+        changes["memory_budget"] = memory_budget
+    if policy is not None:
+        changes["offload"] = replace(result.offload, policy=policy)  # type: ignore[arg-type]
+    unknown = set(changes) - set(Options.__dataclass_fields__)
+    if unknown:
+        raise OptionsError(
+            f"no option {', '.join(sorted(unknown))}; there are: {', '.join(Options.__dataclass_fields__)}"
+        )
+    return replace(result, **changes) if changes else result

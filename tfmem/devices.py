@@ -1,0 +1,94 @@
+"""The device a step runs on: its name, its memory, its profile."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from custom_ops.errors import OpLibraryError
+from custom_ops.load import Library
+from graph_passes.analysis.simulate import Link
+from graph_passes.cost import device as profiles
+from graph_passes.errors import OptionsError
+
+
+@dataclass(frozen=True)
+class Target:
+    """One device of this process.
+
+    Attributes:
+        name: as TensorFlow places ops on it, "/device:GPU:0".
+        description: what it is, "NVIDIA H200".
+        memory: bytes TensorFlow may use of it; on the CPU, the machine's memory.
+        profile: what it can do.
+    """
+
+    name: str
+    description: str
+    memory: int
+    profile: profiles.Device
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether ops run on a stream of their own."""
+        return self.kind == "GPU"
+
+    @property
+    def kind(self) -> str:
+        """"CPU" or "GPU"."""
+        return self.name.split(":")[1]
+
+
+def find_target(wanted: str, library: Library) -> Target:
+    """The device that options name, or the first GPU, or the CPU.
+
+    Raises:
+        OptionsError: the named device does not exist.
+    """
+    logical = tf.config.list_logical_devices()
+    gpus = [device.name for device in logical if device.device_type == "GPU"]
+    names = {device.name: device for device in logical if device.device_type in ("CPU", "GPU")}
+    if wanted:
+        matches = [name for name in names if name.endswith(wanted.removeprefix("/device:").upper())]
+        if not matches:
+            raise OptionsError(f"device={wanted!r}: there is no such device; there are: {', '.join(names)}")
+        name = matches[0]
+    else:
+        name = gpus[0] if gpus else next(name for name in names if "CPU" in name)
+    short = name[name.index("/device:") :]
+    if "CPU" in name:
+        return Target(short, "CPU", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), profiles.load("cpu"))
+    index = [device.name for device in logical if device.device_type == "GPU"].index(name)
+    physical = tf.config.list_physical_devices("GPU")
+    details = tf.config.experimental.get_device_details(physical[min(index, len(physical) - 1)])
+    description = str(details.get("device_name", "GPU"))
+    return Target(short, description, memory(library, short).bytes_limit, profiles.detect(description))
+
+
+class Memory(NamedTuple):
+    """What a device's allocator says, in bytes."""
+
+    bytes_in_use: int
+    peak_bytes: int
+    bytes_limit: int
+
+
+def memory(library: Library, device: str, reset: bool = False) -> Memory:
+    """Ask the allocator of `device`; with `reset`, its peak starts anew."""
+    with tf.init_scope(), tf.device(device):
+        return Memory(*(int(value) for value in library.stats(reset).numpy()))
+
+
+def measured_link(target: Target, library: Library, spill_directory: str = "") -> Link:
+    """Bytes a second out of and into the device's memory, measured with both directions busy."""
+    try:
+        if target.is_gpu:
+            link = library.link_bandwidth(int(target.name.rpartition(":")[2]))
+            return Link(link.both_to_host, link.both_to_device)
+        spill = library.spill_bandwidth(spill_directory)
+        return Link(spill.write, spill.read)
+    except OpLibraryError:  # no memory or space left to measure with; planning will say so if it matters
+        return Link(target.profile.offload, target.profile.prefetch)

@@ -1,0 +1,138 @@
+"""Draws a `Report`: memory over one step before and after, and which tensors are away meanwhile.
+
+matplotlib is an extra (`pip install tfmem[plot]`), so it is imported when something is drawn.
+Figures are made without pyplot: no display, no global state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from custom_ops.errors import TfmemError
+from graph_passes.report import MemoryCurve, Report, size
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BEFORE, AFTER, BUDGET, AWAY = "#b0563c", "#2b6ca3", "#3a3a3a", "#7ba7cc"
+POSITION = "position in the step (% of its ops)"
+
+
+class PlotError(TfmemError):
+    """A report cannot be drawn: matplotlib is missing, or the report holds no curve."""
+
+
+def plot_report(report: Report, path: str | Path) -> Path:
+    """Draw memory over one step before and after, with the budget, to an image file.
+
+    Args:
+        report: a report with at least one memory curve.
+        path: the file to write; its suffix sets the format.
+
+    Returns:
+        The path written.
+
+    Raises:
+        PlotError: matplotlib is missing, or the report has no memory curve.
+    """
+    figure = new_figure(9.0, 5.0 if report.transfers else 3.8)
+    if report.transfers:
+        memory, away = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.3))
+        draw_away(away, report)
+    else:
+        memory = figure.subplots()
+    draw_memory(memory, report)
+    if report.transfers:
+        memory.set_xlabel("")
+    memory.set_title(f"{report.graph}: device memory over one step", loc="left", fontsize=11)
+    figure.savefig(path)
+    return Path(path)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure, in inches, that renders to files only.
+
+    Raises:
+        PlotError: matplotlib is missing.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise PlotError(
+            "drawing needs matplotlib, which is not installed; pip install 'tfmem[plot]'"
+        ) from error
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def draw_memory(axes: Axes, report: Report) -> None:
+    """Memory before and after, and the budget, on the caller's axes; peaks are labelled."""
+    if not report.curve_before and not report.curve_after:
+        raise PlotError(f"the report of '{report.graph}' holds no memory curve; run one step first")
+    curves = [
+        (report.curve_before, BEFORE, "without tfmem", 0.12),
+        (report.curve_after, AFTER, "with tfmem", 0.30),
+    ]
+    top = max(count for curve, *_ in curves for _, count in curve)
+    unit, scale = ("GiB", 1 << 30) if top >= 1 << 30 else ("MiB", 1 << 20)
+    for curve, colour, name, opacity in curves:
+        if not curve:
+            continue
+        positions, amounts = _series(curve, scale)
+        axes.fill_between(positions, amounts, step="post", color=colour, alpha=opacity, linewidth=0)
+        peak = max(count for _, count in curve)
+        label = f"{name}: peak {size(peak)}"
+        axes.step(positions, amounts, where="post", color=colour, linewidth=1.4, label=label)
+    if report.budget is not None:
+        label = f"budget: {size(report.budget)}"
+        axes.axhline(report.budget / scale, color=BUDGET, linewidth=1.1, dashes=(5, 3), label=label)
+        top = max(top, report.budget)
+    axes.set_xlim(0, 100)
+    axes.set_ylim(0, 1.30 * top / scale)
+    axes.set_ylabel(f"memory in use ({unit})")
+    axes.set_xlabel(POSITION)
+    axes.legend(loc="upper center", ncols=3, frameon=False, fontsize=9, columnspacing=1.4)
+    _plain(axes)
+
+
+def draw_away(axes: Axes, report: Report) -> None:
+    """One bar for each moved tensor, from its release to its prefetch, largest at the bottom."""
+    positions = {op: index for index, (op, _) in enumerate(report.curve_after)}
+    count = len(report.curve_after)
+    row = 0
+    for record in sorted(report.transfers, key=lambda record: -record.bytes):
+        start = positions.get(record.release_before)
+        end = positions.get(record.prefetch_before)
+        if start is None or end is None or end <= start:
+            continue
+        left, width = 100 * start / count, 100 * (end - start) / count
+        axes.barh(row, width, left=left, height=0.75, color=AWAY)
+        row += 1
+    axes.set_yticks([])
+    axes.set_ylim(-0.8, max(row, 1) - 0.2)
+    axes.set_ylabel("off the device", fontsize=9)
+    axes.set_xlabel(POSITION)
+    total = size(sum(record.bytes for record in report.transfers))
+    label = f"{len(report.transfers)} tensors, {total}"
+    axes.text(0.995, 0.93, label, transform=axes.transAxes, ha="right", va="top", fontsize=8.5)
+    _plain(axes)
+
+
+def _series(curve: MemoryCurve, scale: int) -> tuple[list[float], list[float]]:
+    """Positions in percent of the step (two graphs have two lengths) and amounts in `scale` bytes.
+
+    The last amount is repeated at 100 %, so that the last op is as wide as the others.
+    """
+    positions = [100 * index / len(curve) for index in range(len(curve) + 1)]
+    amounts = [count / scale for _, count in (*curve, curve[-1])]
+    return positions, amounts
+
+
+def _plain(axes: Axes) -> None:
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.grid(axis="y", color="#000000", alpha=0.08, linewidth=0.8)
+    axes.tick_params(labelsize=9)

@@ -1,0 +1,116 @@
+"""`tfmem.verify`: does the optimised object compute what the original computes?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from graph_passes.errors import VerificationError
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `verify` found.
+
+    Attributes:
+        outputs: how many outputs were compared.
+        variables: how many variables were compared after each step.
+        steps: how many steps were run on each side.
+        bit_equal: whether every number was equal to the bit (NaN equals NaN).
+        largest_difference: the largest |before - after| / max(1, |before|) of any number.
+    """
+
+    outputs: int
+    variables: int
+    steps: int
+    bit_equal: bool
+    largest_difference: float
+
+
+def verify(
+    before: Callable[..., Any],
+    after: Callable[..., Any],
+    inputs: Sequence[Any],
+    *,
+    steps: int = 4,
+    variables: Sequence[tf.Variable] = (),
+    tolerance: float = 0.0,
+) -> Verification:
+    """Run both on the same inputs from the same state, and compare outputs and variables after every step.
+
+    The variables are put back to where they were, twice: before the second run and at the end.
+
+    Args:
+        before: the original; called as `before(*inputs)`.
+        after: the optimised one.
+        inputs: positional arguments.
+        steps: how often each is run; more than three, so that the final plan is compared too.
+        variables: what the step updates, optimizer slots included.
+        tolerance: the largest relative difference that counts as equal; 0 asks for equality to the bit.
+
+    Returns:
+        What was compared.
+
+    Raises:
+        VerificationError: an output or a variable differs, with its place, step and size.
+    """
+    start = [np.copy(variable.numpy()) for variable in variables]
+    try:
+        expected = _run(before, inputs, steps, variables)
+        _restore(variables, start)
+        found = _run(after, inputs, steps, variables)
+    finally:
+        _restore(variables, start)
+    largest, equal = 0.0, True
+    for step, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        for place, (new, old) in enumerate(zip(ours, theirs, strict=True)):
+            what = f"output {place}" if place < len(ours) - len(variables) else "variable '{}'".format(
+                variables[place - len(ours) + len(variables)].name
+            )
+            if new.shape != old.shape or new.dtype != old.dtype:
+                raise VerificationError(
+                    f"step {step}: {what} is {new.dtype}{new.shape}, the original's is {old.dtype}{old.shape}"
+                )
+            if np.array_equal(new.view(np.uint8) if new.shape else new, old.view(np.uint8) if old.shape else old):
+                continue
+            difference = _difference(new, old)
+            equal = equal and difference == 0.0
+            if not difference <= tolerance:
+                raise VerificationError(
+                    f"step {step}: {what} differs by {difference:.3g}, relative; allowed is {tolerance:.3g}. "
+                    "Ops with a random seed of their own, or with atomic sums, differ from run to run by themselves: "
+                    "set seeds and tf.config.experimental.enable_op_determinism()"
+                )
+            largest = max(largest, difference)
+    outputs = len(expected[0]) - len(variables) if expected else 0
+    return Verification(outputs, len(variables), steps, equal, largest)
+
+
+def _run(
+    function: Callable[..., Any], inputs: Sequence[Any], steps: int, variables: Sequence[tf.Variable]
+) -> list[list[np.ndarray[Any, Any]]]:
+    history = []
+    for _ in range(steps):
+        outputs = [np.asarray(output) for output in tf.nest.flatten(function(*inputs))]
+        history.append(outputs + [np.copy(variable.numpy()) for variable in variables])
+    return history
+
+
+def _restore(variables: Sequence[tf.Variable], values: Sequence[np.ndarray[Any, Any]]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def _difference(new: np.ndarray[Any, Any], old: np.ndarray[Any, Any]) -> float:
+    """The largest relative difference; infinity where one is NaN or infinite and the other is not."""
+    if new.dtype.kind not in "fciub":
+        return 0.0 if np.array_equal(new, old) else float("inf")
+    a, b = new.astype(np.complex128), old.astype(np.complex128)
+    with np.errstate(invalid="ignore"):
+        same = (a == b) | (np.isnan(a) & np.isnan(b))
+        relative = np.where(same, 0.0, np.abs(a - b) / np.maximum(1.0, np.abs(b)))
+    return float(np.where(np.isnan(relative), np.inf, relative).max(initial=0.0))

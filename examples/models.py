@@ -120,11 +120,11 @@ def build_vgg19_graph(
     with graph.as_default():
         shape = (batch, image_size, image_size, 3)
         if random_batch:
-            normal = v1.random_normal_initializer(seed=seed)
-            some_class = v1.random_uniform_initializer(0, classes, seed=seed, dtype=tf.int64)
+            noise = v1.random_normal(shape, seed=seed)
+            classes_drawn = v1.random_uniform(shape[:1], 0, classes, tf.int64, seed)
             fixed = {"trainable": False, "use_resource": True}
-            images = v1.get_variable("images", shape, tf.float32, normal, **fixed)
-            labels = v1.get_variable("labels", shape[:1], tf.int64, some_class, **fixed)
+            images = v1.get_variable("images", initializer=noise, **fixed)
+            labels = v1.get_variable("labels", initializer=classes_drawn, **fixed)
         else:
             images = v1.placeholder(tf.float32, shape, name="images")
             labels = v1.placeholder(tf.int64, shape[:1], name="labels")

@@ -90,7 +90,7 @@ def draw_memory(axes: Axes, report: Report) -> None:
         label = f"budget: {size(report.budget)}"
         axes.axhline(report.budget / scale, color=BUDGET, linewidth=1.1, dashes=(5, 3), label=label)
         top = max(top, report.budget)
-    axes.set_xlim(0, 100)
+    axes.set_xlim(0, _flat_from(report))
     axes.set_ylim(0, 1.30 * top / scale)
     axes.set_ylabel(f"memory in use ({unit})")
     axes.set_xlabel(POSITION)
@@ -99,20 +99,19 @@ def draw_memory(axes: Axes, report: Report) -> None:
 
 
 def draw_away(axes: Axes, report: Report) -> None:
-    """One bar for each moved tensor, from its release to its prefetch, largest at the bottom."""
+    """One bar for each moved tensor, from its release to its prefetch."""
     positions = {op: index for index, (op, _) in enumerate(report.curve_after)}
     count = len(report.curve_after)
-    row = 0
-    for record in sorted(report.transfers, key=lambda record: -record.bytes):
-        start = positions.get(record.release_before)
-        end = positions.get(record.prefetch_before)
-        if start is None or end is None or end <= start:
-            continue
+    spans = sorted(
+        (positions[record.release_before], positions[record.prefetch_before])
+        for record in report.transfers
+        if record.release_before in positions and record.prefetch_before in positions
+    )
+    for row, (start, end) in enumerate(spans):
         left, width = 100 * start / count, 100 * (end - start) / count
         axes.barh(row, width, left=left, height=0.75, color=AWAY)
-        row += 1
     axes.set_yticks([])
-    axes.set_ylim(-0.8, max(row, 1) - 0.2)
+    axes.set_ylim(-0.8, max(len(spans), 1) - 0.2)
     axes.set_ylabel("off the device", fontsize=9)
     axes.set_xlabel(POSITION)
     total = size(sum(record.bytes for record in report.transfers))
@@ -129,6 +128,17 @@ def _series(curve: MemoryCurve, scale: int) -> tuple[list[float], list[float]]:
     positions = [100 * index / len(curve) for index in range(len(curve) + 1)]
     amounts = [count / scale for _, count in (*curve, curve[-1])]
     return positions, amounts
+
+
+def _flat_from(report: Report) -> float:
+    """Where the picture can end, in percent of the step: a flat tail of updates says little."""
+    end = 0.0
+    for curve in filter(None, (report.curve_before, report.curve_after)):
+        amounts = [count for _, count in curve]
+        low, peak = min(amounts), max(amounts)
+        busy = [at for at, count in enumerate(amounts, 1) if count > low + 0.1 * (peak - low)]
+        end = max(end, 100 * max(busy, default=len(amounts)) / len(amounts))
+    return min(100.0, end + 3)
 
 
 def _plain(axes: Axes) -> None:

@@ -39,6 +39,7 @@ from tfmem.host import require_room
 from tfmem.profile import ProfileCache, fingerprint
 
 CUDNN_WORKSPACE_LIMIT = 4 << 30  # TensorFlow's default, TF_CUDNN_WORKSPACE_LIMIT_IN_MB
+SURELY_FITS = 0.75  # a step estimated at less than this share of the budget is not worth observing
 REPLANS = 3
 _runs = itertools.count(1)
 
@@ -164,7 +165,7 @@ class ManagedStep:
         workspace = CUDNN_WORKSPACE_LIMIT if self._engine.target.is_gpu else 0
         careful = _Estimate(Roofline(self._engine.target.profile, workspace), self._estimate.in_use)
         timeline = self._step.timeline(careful)
-        if timeline.peak <= self._budget:
+        if timeline.peak <= self._budget * (SURELY_FITS if workspace else 1.0):
             self._settle(timeline, self._plan(timeline, timed=False))
             return
         self._timeline = self._step.timeline(self._estimate)

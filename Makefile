@@ -74,4 +74,4 @@ $(python):
 	"$$found" -m venv $(VENV)
 
 clean:
-	rm -rf build custom_ops/_tfmem_ops.*.so *.egg-info $(VENV)/.built
+	rm -rf build bazel-out custom_ops/_tfmem_ops.*.so *.egg-info $(VENV)/.built

@@ -1,6 +1,7 @@
 """Compiles the op library; everything else about the package is said in pyproject.toml."""
 
 import hashlib
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -40,11 +41,13 @@ class BuildOpLibrary(build_ext):
         folder.mkdir(parents=True, exist_ok=True)
         with ThreadPoolExecutor(max_workers=2) as pool:
             objects = list(pool.map(lambda source: compiled(Path(source), folder), ext.sources))
-        library = Path(self.get_ext_fullpath(ext.name))
+        library = folder / self.library
         if is_older(library, objects):
-            library.parent.mkdir(parents=True, exist_ok=True)
-            print("linking", library, flush=True)
+            print("linking", library.name, flush=True)
             run(build_flags.link_command(objects, library))
+        target = Path(self.get_ext_fullpath(ext.name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(library, target)
 
 
 def compiled(source, folder):
@@ -52,7 +55,7 @@ def compiled(source, folder):
     target, dependencies = folder / f"{source.stem}.o", folder / f"{source.stem}.d"
     rule = dependencies.read_text() if dependencies.exists() else ""
     if not rule or is_older(target, rule.partition(":")[2].replace("\\\n", " ").split()):
-        print("compiling", source, flush=True)
+        print(f"compiling {source}\n", end="", flush=True)
         run([*build_flags.compile_command(source, target), "-MMD"])
     return target
 

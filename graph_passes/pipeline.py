@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from graph_passes.analysis import roles
 from graph_passes.analysis.liveness import build_timeline
@@ -48,7 +49,12 @@ class Step:
         merging: bool = False,
     ) -> Step:
         """Find the schedule of `graph`."""
-        return cls(graph, tuple(schedule(graph, creation_order)), tuple(fetches), loss, merging)
+        return cls(graph, tuple(schedule(graph, creation_order, merging)), tuple(fetches), loss, merging)
+
+    @cached_property
+    def first_update(self) -> int:
+        """The position of the first op that writes a variable which a layer reads; the step's length if none does."""
+        return roles.first_update(self.graph, self.order)
 
     def timeline(self, costs: CostModel) -> Timeline:
         """The step under a cost model."""
@@ -63,7 +69,7 @@ def plan_step(
     options: OffloadOptions,
     *,
     timed: bool = False,
-    keep_all: bool = False,
+    widest: bool = False,
 ) -> OffloadPlan:
     """See `graph_passes.offload.plan.plan_offload`.
 
@@ -81,7 +87,7 @@ def plan_step(
             convolution_inputs=roles.convolution_inputs(step.graph, timeline),
             unordered=roles.unordered(step.graph, step.order, step.merging),
             timed=timed,
-            keep_all=keep_all,
+            widest=widest,
         )
     except InfeasibleBudgetError as error:
         if not timeline.gaps():

@@ -19,7 +19,8 @@ from tfmem.config import Budget, Options, merged
 from tfmem.devices import find_target, measured_link
 from tfmem.live import optimize_live
 from tfmem.optimized import OptimizedFunction
-from tfmem.step import Engine, ManagedStep, plan_graph_def
+from tfmem.step import ManagedStep
+from tfmem.engine import Engine, plan_graph_def
 
 __all__ = ["load_ops", "make_engine", "optimize", "report", "session_config"]
 
@@ -125,7 +126,7 @@ def make_engine(options: Options) -> Engine:
     ops = load()
     target = find_target(options.device, ops)
     engine = Engine(options, ops, target, measured_link(target, ops, options.offload.spill_directory))
-    engine.require_budget()
+    _ = engine.budget  # raises for a budget that is none
     return engine
 
 

@@ -9,7 +9,7 @@ from graph_passes import pipeline, serde
 from graph_passes.ir import TensorId, parse_input
 from graph_passes.report import Report
 from tfmem.capture.live_graph import LiveEditor
-from tfmem.step import Engine, plan_unobserved
+from tfmem.engine import Engine, plan_unobserved
 
 
 def optimize_live(

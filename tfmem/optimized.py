@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from graph_passes.errors import GraphError
 from graph_passes.report import Report
-from tfmem.step import Engine, ManagedStep
+from tfmem.engine import Engine
+from tfmem.step import ManagedStep
 
 
 class OptimizedFunction:
@@ -43,7 +44,7 @@ class OptimizedFunction:
         step = self._step(*args, **kwargs)
         if not tf.executing_eagerly():
             return step.function(*args, **kwargs)
-        if self._fallback is not None and step.settled and not step.moves:
+        if self._fallback is not None and step.unchanged:
             return self._fallback(*args, **kwargs)
         return step(*args, **kwargs)
 

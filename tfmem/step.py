@@ -1,11 +1,14 @@
-"""One traced training step under a memory budget: estimated, observed, planned, confirmed.
+"""One traced training step under a memory budget: estimated, observed, planned, tried.
 
-    call 1   WARM      everything that can move moves: cuDNN chooses its algorithms with memory to spare
-    call 2   OBSERVE   the same, with probes: op times, workspace, what else is in memory
-    call 3   CONFIRM   the plan, with probes: does the allocator's peak meet the budget? if not, plan again
-    then     READY     the plan
+    call 1      WARM      everything large moves: cuDNN chooses its algorithms when they first run, among those whose
+                          workspace fits, so memory should be plenty then
+    call 2      OBSERVE   the same, with probes: op times, workspace, what else is in memory
+    calls 3..   TRIAL     plans by measurement, with probes; on a GPU for falling shares of the budget, each run twice.
+                          The fastest that met the budget stays: more memory is not always faster, because an allocator
+                          near its limit is fragmented, and then convolutions fall back to slower algorithms.
+    then        READY
 
-Every call computes the same step, so training starts with the first. A step that fits by estimate is left as it was.
+Every call computes the same step, so training starts with the first. A step that fits by far is left as it was.
 """
 
 from __future__ import annotations
@@ -13,34 +16,37 @@ from __future__ import annotations
 import enum
 import itertools
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
 
 from custom_ops.errors import TfmemError
-from custom_ops.load import Library
+from custom_ops.load import Counters
 from graph_passes import pipeline, serde
-from graph_passes.analysis.simulate import Link
+from graph_passes.analysis.fragmentation import first_failure
+from graph_passes.analysis.simulate import Move
 from graph_passes.analysis.timeline import Timeline
-from graph_passes.cost.model import CostModel, Measured, Roofline
+from graph_passes.cost.model import Measured
 from graph_passes.cost.observe import Observation, Sample, observe
-from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.ir import parse_input
 from graph_passes.offload.apply import Probing
 from graph_passes.offload.plan import OffloadPlan
 from graph_passes.report import Report
-from tfmem.capture.captured import Captured
 from tfmem.capture.function import capture_concrete, restore_concrete
 from tfmem.capture.grappler import run_grappler
-from tfmem.config import Options, parse_budget
-from tfmem.devices import Target, memory
-from tfmem.host import require_room
+from tfmem.devices import memory
+from tfmem.engine import Engine
 from tfmem.profile import ProfileCache, fingerprint
 
-CUDNN_WORKSPACE_LIMIT = 4 << 30  # TensorFlow's default, TF_CUDNN_WORKSPACE_LIMIT_IN_MB
-SURELY_FITS = 0.75  # a step estimated at less than this share of the budget is not worth observing
-REPLANS = 3
+SURELY_FITS = 0.75  # of the budget: a step estimated at less is not observed
+SHARES = tuple(share / 100 for share in range(100, 49, -3))  # of a GPU's budget, the largest that is not fragmented
+REGION = 0.985  # of a GPU's memory that a plan may count on in one piece
+GPU_TRIALS = 3
+GOOD_ENOUGH = 1.02  # times the ops' own run times: nothing is left to gain
+CPU_RETRIES = 3
+
 _runs = itertools.count(1)
 
 
@@ -49,44 +55,25 @@ class Stage(enum.Enum):
 
     WARM = enum.auto()
     OBSERVE = enum.auto()
-    CONFIRM = enum.auto()
+    TRIAL = enum.auto()
     READY = enum.auto()
 
 
-@dataclass(frozen=True, eq=False)
-class Engine:
-    """What every step of one optimised object shares."""
+@dataclass(frozen=True)
+class Trial:
+    """A plan that was run, and what came of it."""
 
-    options: Options
-    library: Library
-    target: Target
-    link: Link
-
-    @property
-    def budget(self) -> int | None:
-        """Bytes; None for no limit."""
-        budget = parse_budget(self.options.memory_budget, self.target.memory)
-        return self.target.memory if budget is None and self.target.is_gpu else budget
-
-    def require_budget(self) -> None:
-        """Raise InvalidBudgetError if the budget is not one for this device."""
-        parse_budget(self.options.memory_budget, self.target.memory)
-
-    def unlimited(self, graph: str) -> Report:
-        """The report of a step that nothing limits."""
-        return Report(
-            graph=graph,
-            device=self.target.description,
-            policy=self.options.offload.policy,
-            decision="unchanged: no budget",
-            peak_before=0,
-            peak_predicted=0,
-            passes=self.options.passes,
-        )
+    plan: OffloadPlan
+    seen: Observation
+    report: Report
 
 
 class ManagedStep:
-    """One trace of a function, run under a budget. Calls are as to the trace itself."""
+    """One trace of a function, run under a budget. Calls are as to the trace itself.
+
+    Attributes:
+        report: what was decided and measured by now.
+    """
 
     def __init__(self, concrete: Any, engine: Engine, jit_compile: bool = False) -> None:
         """Plan by estimate.
@@ -106,44 +93,29 @@ class ManagedStep:
         self._lock = threading.RLock()
         self._notes: list[str] = []
         self._failure: TfmemError | None = None
+        self._trials: list[Trial] = []
+        self._tried: set[tuple[Move, ...]] = set()
+        self._warm = False  # whether the current trial's first, unmeasured run is done
         self._function = concrete
         self._stage = Stage.READY
         self._run = next(_runs)
-        self.report = engine.unlimited(tf.compat.as_str(concrete.name))
+        self._name = tf.compat.as_str(concrete.name)
+        self.report = engine.unlimited(self._name)
         budget = engine.budget
         if budget is None:
             return
         self._budget = budget
-        self._target_bytes = budget
-
-        captured = capture_concrete(concrete)
-        serde.refuse_optimized((node.name, node.op) for node in captured.graph_def.node)
-        self._captured = run_grappler(captured, device=engine.target.kind)
-        shapes = {f"{name}:0": shape for name, shape in engine.options.input_shapes.items()}
-        self._shapes = shapes
-        inferred = restore_concrete(concrete, self._captured, self._captured.graph_def, shapes)
-        graph = serde.from_graph_def(self._captured.graph_def, inferred=inferred.graph)
-        fetches = [parse_input(name)[0] for name in self._captured.fetches]
-        self._step = pipeline.Step.read(
-            graph, self._captured.creation_order, fetches, merging=not engine.target.is_gpu
-        )
-        in_use = memory(engine.library, engine.target.name).bytes_in_use
-        self._estimate = _Estimate(Roofline(engine.target.profile), in_use)
-        self._key = fingerprint(
-            graph, {"device": engine.target.description, "budget": budget, "tensorflow": tf.__version__}
-        )
-        self._cache = ProfileCache(engine.options.cache_directory)
+        self._read()
         self._begin()
 
     @property
-    def moves(self) -> bool:
-        """Whether the step moves anything."""
-        return self._function is not self._concrete
+    def _surely_fits(self) -> float:
+        return SURELY_FITS if self._engine.target.is_gpu else 1.0
 
     @property
-    def settled(self) -> bool:
-        """Whether the plan is final."""
-        return self._stage is Stage.READY
+    def unchanged(self) -> bool:
+        """Whether calls go to the trace as it was given, by now and for good."""
+        return self._function is self._concrete and self._stage is Stage.READY
 
     @property
     def function(self) -> Any:
@@ -161,80 +133,168 @@ class ManagedStep:
                 raise self._failure
             return self._staged(args, kwargs)
 
+    def _read(self) -> None:
+        concrete, engine = self._concrete, self._engine
+        captured = capture_concrete(concrete)
+        serde.refuse_optimized((node.name, node.op) for node in captured.graph_def.node)
+        self._captured = run_grappler(captured, device=engine.target.kind)
+        self._shapes = {f"{name}:0": shape for name, shape in engine.options.input_shapes.items()}
+        inferred = restore_concrete(concrete, self._captured, self._captured.graph_def, self._shapes)
+        graph = serde.from_graph_def(self._captured.graph_def, inferred=inferred.graph)
+        fetches = [parse_input(name)[0] for name in self._captured.fetches]
+        self._step = pipeline.Step.read(
+            graph, self._captured.creation_order, fetches, merging=not engine.target.is_gpu
+        )
+        facts = {"device": engine.target.description, "budget": self._budget, "tensorflow": tf.__version__}
+        self._key = fingerprint(graph, facts)
+        self._cache = ProfileCache(engine.options.cache_directory)
+
     def _begin(self) -> None:
-        workspace = CUDNN_WORKSPACE_LIMIT if self._engine.target.is_gpu else 0
-        careful = _Estimate(Roofline(self._engine.target.profile, workspace), self._estimate.in_use)
-        timeline = self._step.timeline(careful)
-        if timeline.peak <= self._budget * (SURELY_FITS if workspace else 1.0):
-            self._settle(timeline, self._plan(timeline, timed=False))
+        engine = self._engine
+        careful = self._step.timeline(engine.estimate(workspace=True))
+        if careful.peak <= self._surely_fits * self._budget:
+            self._settle(careful, self._plan(careful, self._budget))
             return
-        self._timeline = self._step.timeline(self._estimate)
-        # Workspace is unknown yet; without it, this is the least that any plan needs.
-        widest = self._plan(self._timeline, timed=False, keep_all=True)
-        if widest.after.peak > self._budget:
-            self._plan(self._timeline, timed=False)  # raises, and names the op
+        # Workspace is not known yet. Without, this is the least that any plan needs.
+        self._timeline = self._step.timeline(engine.estimate(workspace=False))
+        least = self._plan(self._timeline, self._budget)  # raises where no plan can meet the budget
+        engine.require_host_room(self._timeline, least)
         known = self._cache.load(self._key)
         if known is not None:
+            self._notes.append("op times and memory were measured by an earlier process")
             self._learn(known)
-            self._plan_now = self._plan(self._timeline, timed=True)
-            self._notes.append("op times and memory come from a cached profile")
-        elif self._engine.options.observe:
-            self._plan_now = self._plan(self._timeline, timed=False)
-        else:
+            least = self._plan(self._timeline, self._budget, timed=True)
+        elif not engine.options.observe:
             self._notes.append("op times and memory are estimates: nothing was observed")
-            self._plan_now = self._plan(self._timeline, timed=False)
-        self._widest = self._within_host(widest)
-        self._check_host(self._plan_now)
-        self._known = known
-        if self._engine.options.observe:
-            self._enter(Stage.WARM if known is None or self._engine.target.is_gpu else Stage.CONFIRM)
-        else:
-            self._settle(self._timeline, self._plan_now)
+        if not engine.options.observe:
+            self._settle(self._timeline, least)
+            return
+        self._observed = known is not None
+        if self._observed and not engine.target.is_gpu:
+            self._next_trial()
+            return
+        self._first = self._first_plan(least)
+        self._build(self._first, probed=False)
+        self._stage = Stage.WARM
+        self.report = self._describe(self._timeline, self._first)
+
+    def _first_plan(self, least: OffloadPlan) -> OffloadPlan:
+        """The plan with the most memory to spare, if the host can take what it moves."""
+        widest = self._plan(self._timeline, self._budget, widest=True)
+        try:
+            self._engine.require_host_room(self._timeline, widest)
+        except TfmemError:
+            return least
+        return widest
+
+    def _unfragmented(self, timeline: Timeline) -> Iterator[OffloadPlan]:
+        """Plans for falling shares of the budget that find room in the allocator's region, and the host's."""
+        for share in SHARES:
+            try:
+                plan = self._plan(timeline, int(share * self._budget), timed=True)
+                self._engine.require_host_room(timeline, plan)
+            except TfmemError:
+                continue
+            if first_failure(timeline, plan.moves, int(REGION * self._engine.target.memory)) is None:
+                yield plan
 
     def _staged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        library, device = self._engine.library, self._engine.target.name
         if self._stage is Stage.WARM:
             result = self._function(*args, **kwargs)
-            self._enter(Stage.OBSERVE if self._known is None else Stage.CONFIRM)
+            if self._observed:
+                self._next_trial()
+            else:
+                self._build(self._first, probed=True)
+                self._stage = Stage.OBSERVE
             return result
+        try:
+            result, samples, flow = self._measured(args, kwargs)
+        except (tf.errors.ResourceExhaustedError, tf.errors.UnknownError) as error:  # cuDNN reports the latter
+            if self._stage is not Stage.TRIAL:
+                raise
+            self._give_up_trial(error)
+            return self(*args, **kwargs)
+        try:
+            if self._stage is Stage.OBSERVE:
+                seen = observe(self._timeline, self._first.moves, samples)
+                self._cache.store(self._key, seen)
+                self._learn(seen)
+                self._next_trial()
+            elif not self._warm and self._engine.target.is_gpu:
+                self._warm = True
+            else:
+                self._judge(samples, *flow)
+        except TfmemError as error:
+            self._failure = error  # this step's result is good; the next call says why there is no more
+        return result
+
+    def _measured(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, list[Sample], tuple[Counters, Counters]]:
+        """Run the probed function; its result, what its probes read, the counters before and after."""
+        library, target = self._engine.library, self._engine.target
         library.clear_probes(self._run)
         library.set_stall_timing(True)
         before = library.counters()
-        memory(library, device, reset=True)
+        memory(library, target.name, reset=True)
         try:
             result = self._function(*args, **kwargs)
             tf.test.experimental.sync_devices()
         finally:
             library.set_stall_timing(False)
-        samples = [
-            Sample(
-                row.index, (row.device_ns if row.device_ns >= 0 else row.host_ns) * 1e-9, row.bytes_in_use, row.peak_bytes
-            )
-            for row in library.probes(self._run)
-        ]
+        rows = library.probes(self._run)
         library.clear_probes(self._run)
-        if self._stage is Stage.OBSERVE:
-            seen = observe(self._timeline, self._widest.moves, samples)
-            self._cache.store(self._key, seen)
-            self._learn(seen)
-            try:
-                self._plan_now = self._plan(self._timeline, timed=True)
-                self._check_host(self._plan_now)
-            except TfmemError as error:
-                self._failure = error  # this step's result is good; the next call says why there is no more
-                return result
-            if self._plan_now.moves:
-                self._enter(Stage.CONFIRM)
-            else:
-                self._settle(self._timeline, self._plan_now)
-            return result
-        self._confirm(samples, before, library.counters())
-        return result
+        samples = [
+            Sample(row.index, (row.device_ns if target.is_gpu else row.host_ns) * 1e-9, row.bytes_in_use, row.peak_bytes)
+            for row in rows
+        ]
+        return result, samples, (before, library.counters())
 
-    def _confirm(self, samples: list[Sample], before: Any, after: Any) -> None:
-        seen = observe(self._timeline, self._plan_now.moves, samples)
-        measured = replace(
-            self._describe(self._timeline, self._plan_now),
+    def _learn(self, seen: Observation) -> None:
+        estimate = self._engine.estimate(workspace=False)
+        costs = Measured(seen.seconds, seen.workspace, seen.base, estimate.roofline)
+        self._timeline = self._step.timeline(costs)
+
+    def _next_trial(self) -> None:
+        """Start the next plan worth trying, or settle on the best that was tried."""
+        if self._timeline.peak <= self._surely_fits * self._budget:
+            self._settle(self._timeline, self._plan(self._timeline, self._budget, timed=True))
+            return
+        for plan in self._untried():
+            if plan.moves not in self._tried:
+                self._tried.add(plan.moves)
+                self._candidate, self._warm = plan, False
+                self._build(plan, probed=True)
+                self._stage = Stage.TRIAL
+                self.report = self._describe(self._timeline, plan)
+                return
+        self._choose()
+
+    def _untried(self) -> Iterator[OffloadPlan]:
+        """Plans that may be better than those that were tried."""
+        times = [trial.seen.step_seconds for trial in self._trials]
+        if self._engine.target.is_gpu:
+            if len(times) >= GPU_TRIALS or (len(times) > 1 and times[-1] > 0.99 * min(times[:-1])):
+                return
+            yield from self._unfragmented(self._timeline)
+            if self._tried:
+                return
+        elif times:
+            over = self._trials[-1].seen.peak - self._budget
+            if over <= 0 or len(times) > CPU_RETRIES:
+                return
+            try:
+                yield self._plan(self._timeline, self._trials[-1].plan.budget - over, timed=True)
+            except TfmemError:
+                return
+        plan = self._plan(self._timeline, self._budget, timed=True)
+        self._engine.require_host_room(self._timeline, plan)
+        yield plan
+
+    def _judge(self, samples: list[Sample], before: Counters, after: Counters) -> None:
+        seen = observe(self._timeline, self._candidate.moves, samples)
+        report = replace(
+            self._describe(self._timeline, self._candidate),
             peak_measured=seen.peak,
             bytes_out_achieved=after.bytes_out - before.bytes_out,
             bytes_in_achieved=after.bytes_in - before.bytes_in,
@@ -242,63 +302,77 @@ class ManagedStep:
             step_measured_ns=round(seen.step_seconds * 1e9),
             curve_after=seen.curve,
         )
-        if seen.peak > self._budget and len(self._notes) < REPLANS:
-            over = seen.peak - self._budget
-            self._notes.append(f"replanned: a plan for {self._target_bytes:,} bytes peaked {over:,} over the budget")
-            self._target_bytes -= over
-            try:
-                self._plan_now = self._plan(self._timeline, timed=True)
-                self._enter(Stage.CONFIRM)
-                return
-            except InfeasibleBudgetError as error:
-                self._notes.append(f"no plan is left that could meet the budget: {error}")
-        self._settle(self._timeline, self._plan_now)
-        self.report = replace(measured, notes=self.report.notes)
+        self._trials.append(Trial(self._candidate, seen, report))
+        floor = sum(step.seconds for step in self._timeline.steps)
+        fits = seen.peak <= self._budget
+        if fits and (not self._engine.target.is_gpu or seen.step_seconds <= GOOD_ENOUGH * floor):
+            self._choose()
+        else:
+            self._next_trial()
 
-    def _learn(self, seen: Observation) -> None:
-        """Times and workspace are properties of the ops; what else is in memory is a property of this process."""
-        costs = Measured(seen.seconds, seen.workspace, seen.base, self._estimate.roofline)
-        self._timeline = self._step.timeline(costs)
+    def _give_up_trial(self, error: Exception) -> None:
+        """A tried plan ran out of memory before any variable was written: go on to the next, with the same step.
 
-    def _plan(self, timeline: Timeline, *, timed: bool, keep_all: bool = False) -> OffloadPlan:
-        return pipeline.plan_step(
-            self._step,
-            timeline,
-            self._engine.link,
-            self._target_bytes,
-            self._engine.options.offload,
-            timed=timed,
-            keep_all=keep_all,
+        Raises:
+            Exception: `error`, if a weight may have been updated already, so that the step cannot be run again.
+        """
+        rows = self._engine.library.probes(self._run)
+        self._engine.library.clear_probes(self._run)
+        reached = max((row.index // 2 for row in rows), default=0)
+        if reached >= self._step.first_update:
+            raise error
+        where = str(error).partition("Detected at node ")[2].partition(" ")[0]
+        self._notes.append(
+            f"a plan for {self._candidate.budget:,} bytes ran out of memory at '{where}', before any variable was "
+            "written; the step was run again under another plan"
         )
+        self._next_trial()
 
-    def _enter(self, stage: Stage) -> None:
-        plan = self._plan_now if stage is Stage.CONFIRM else self._widest
-        probing = None if stage is Stage.WARM else Probing(self._run, self._engine.target.name)
-        self._function = self._build(self._timeline, plan, probing)
-        self.report = self._describe(self._timeline, self._plan_now)
-        self._stage = stage
+    def _choose(self) -> None:
+        """Settle on the fastest trial that met the budget; if none did, on the one that came nearest."""
+        if not self._trials:  # every plan ran out of memory: what ran first is known to run
+            self._settle(self._timeline, self._first, force=True)
+            return
+        met = [trial for trial in self._trials if trial.seen.peak <= self._budget]
+        if met:
+            best = min(met, key=lambda trial: trial.seen.step_seconds)
+        else:
+            best = min(self._trials, key=lambda trial: trial.seen.peak)
+            over = best.seen.peak - self._budget
+            self._notes.append(f"OVER BUDGET by {over:,} bytes: no plan that was tried stayed within it")
+        if len(self._trials) > 1:
+            tried = ", ".join(
+                f"{trial.plan.budget:,} bytes: {trial.seen.step_seconds * 1e3:.1f} ms, peak {trial.seen.peak:,}"
+                for trial in self._trials
+            )
+            self._notes.append(f"plans tried for {tried}")
+        self._settle(self._timeline, best.plan, force=True)
+        self.report = replace(best.report, notes=self.report.notes)
 
-    def _settle(self, timeline: Timeline, plan: OffloadPlan) -> None:
-        self._function = self._build(timeline, plan, None) if plan.moves else self._concrete
+    def _settle(self, timeline: Timeline, plan: OffloadPlan, force: bool = False) -> None:
+        """Make `plan` final. Without moves the trace stays as it was, unless its order is part of what was tried."""
+        self._timeline = timeline
+        if plan.moves or force:
+            self._build(plan, probed=False)
+        else:
+            self._function = self._concrete
         self.report = self._describe(timeline, plan)
         self._stage = Stage.READY
 
-    def _build(self, timeline: Timeline, plan: OffloadPlan, probing: Probing | None) -> Any:
-        edited = pipeline.edit_step(self._step, timeline, plan, self._engine.options.offload, probing)
+    def _plan(
+        self, timeline: Timeline, budget: int, *, timed: bool = False, widest: bool = False
+    ) -> OffloadPlan:
+        engine = self._engine
+        return pipeline.plan_step(
+            self._step, timeline, engine.link, budget, engine.options.offload, timed=timed, widest=widest
+        )
+
+    def _build(self, plan: OffloadPlan, *, probed: bool) -> None:
+        options = self._engine.options.offload
+        probing = Probing(self._run, self._engine.target.name) if probed else None
+        edited = pipeline.edit_step(self._step, self._timeline, plan, options, probing)
         graph_def = serde.to_graph_def(edited, self._captured.graph_def)
-        return restore_concrete(self._concrete, self._captured, graph_def, self._shapes)
-
-    def _within_host(self, widest: OffloadPlan) -> OffloadPlan:
-        """The widest plan if the host can hold it, else the plan that moves the least."""
-        try:
-            self._check_host(widest)
-        except TfmemError:
-            return self._plan_now
-        return widest
-
-    def _check_host(self, plan: OffloadPlan) -> None:
-        moved = sum(self._timeline.buffers[move.buffer].nbytes for move in plan.moves)
-        require_room(moved, self._engine.options.offload, self._engine.target.is_gpu)
+        self._function = restore_concrete(self._concrete, self._captured, graph_def, self._shapes)
 
     def _describe(self, timeline: Timeline, plan: OffloadPlan) -> Report:
         report = pipeline.describe(
@@ -306,7 +380,7 @@ class ManagedStep:
             timeline,
             plan,
             self._engine.options.offload.policy,
-            graph=tf.compat.as_str(self._concrete.name),
+            graph=self._name,
             device=self._engine.target.description,
             notes=self._notes,
         )
@@ -314,61 +388,3 @@ class ManagedStep:
         if self._jit_compile:
             note = "off: memory ops cannot live inside XLA" if plan.moves else "left on"
         return replace(report, budget=self._budget, jit_compile=note)
-
-
-@dataclass(frozen=True)
-class _Estimate(CostModel):
-    """A roofline, and what the allocator holds already."""
-
-    roofline: Roofline
-    in_use: int
-
-    def seconds(self, graph: Any, node: Any) -> float:
-        return self.roofline.seconds(graph, node)
-
-    def workspace(self, graph: Any, node: Any) -> int:
-        return self.roofline.workspace(graph, node)
-
-    def base(self, graph: Any) -> int:
-        return max(self.roofline.base(graph), self.in_use)
-
-
-def plan_unobserved(step: pipeline.Step, engine: Engine) -> tuple[Timeline, OffloadPlan | None]:
-    """Plan a step that will not be observed, workspace estimated; no plan if there is no budget.
-
-    Raises:
-        BudgetError: no plan meets the budget, even if convolutions get by without workspace.
-    """
-    in_use = memory(engine.library, engine.target.name).bytes_in_use
-    timeline = step.timeline(_Estimate(Roofline(engine.target.profile), in_use))
-    if engine.budget is None:
-        return timeline, None
-    options = engine.options.offload
-    if engine.target.is_gpu:
-        careful = step.timeline(_Estimate(Roofline(engine.target.profile, CUDNN_WORKSPACE_LIMIT), in_use))
-        try:
-            return careful, pipeline.plan_step(step, careful, engine.link, engine.budget, options)
-        except InfeasibleBudgetError:
-            pass  # convolutions will have to take algorithms with less workspace
-    plan = pipeline.plan_step(step, timeline, engine.link, engine.budget, options)
-    moved = sum(timeline.buffers[move.buffer].nbytes for move in plan.moves)
-    require_room(moved, options, engine.target.is_gpu)
-    return timeline, plan
-
-
-def plan_graph_def(captured: Captured, engine: Engine) -> tuple[Any, Report]:
-    """The GraphDef of `captured`, optimised, and what was done to it."""
-    serde.refuse_optimized((node.name, node.op) for node in captured.graph_def.node)
-    optimized = run_grappler(captured, device=engine.target.kind)
-    graph = serde.from_graph_def(optimized.graph_def, engine.options.input_shapes)
-    fetches = [parse_input(name)[0] for name in optimized.fetches]
-    step = pipeline.Step.read(graph, optimized.creation_order, fetches, merging=not engine.target.is_gpu)
-    timeline, plan = plan_unobserved(step, engine)
-    if plan is None or not plan.moves:
-        return captured.graph_def, engine.unlimited("GraphDef")
-    options = engine.options.offload
-    edited = pipeline.edit_step(step, timeline, plan, options)
-    found = pipeline.describe(
-        step, timeline, plan, options.policy, graph="GraphDef", device=engine.target.description
-    )
-    return serde.to_graph_def(edited, optimized.graph_def), found

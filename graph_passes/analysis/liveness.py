@@ -62,7 +62,8 @@ def build_timeline(
         if reads and pinned != PINNED_SMALL:
             pauses += [(a, b) for a, b in pairwise((start, *reads)) if b - a > 1]
         if nbytes:
-            buffers.append(Buffer(root, nbytes, start, tuple(uses), tuple(views), pinned, is_fetched))
+            written = tuple(sorted(position[view.node] for view in views))
+            buffers.append(Buffer(root, nbytes, start, tuple(uses), tuple(views), written, pinned, is_fetched))
 
     steps = tuple(Step(name, costs.seconds(graph, graph[name]), costs.workspace(graph, graph[name])) for name in order)
     turn = _last_ancestor(graph, loss, position) if loss else turning_point(pauses, len(order))

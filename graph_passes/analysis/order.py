@@ -36,7 +36,7 @@ def topological(graph: Graph) -> list[str]:
     return order
 
 
-def schedule(graph: Graph, creation_order: Sequence[str] = ()) -> list[str]:
+def schedule(graph: Graph, creation_order: Sequence[str] = (), merging: bool = False) -> list[str]:
     """The order in which the program created its ops, made consistent with the graph's edges.
 
     Programs create the forward pass before the backward pass, whoever writes the gradient, so this is the order that
@@ -59,8 +59,9 @@ def schedule(graph: Graph, creation_order: Sequence[str] = ()) -> list[str]:
     for name in order:
         if graph[name].op in SHAPE_READERS:
             place[name] = max((place[p] for p in graph.predecessors(graph[name])), default=place[name]) + 0.25
-    # A bias's gradient goes with its filter's: kernel libraries merge the two.
-    for stays, goes in merged_pairs(graph):
+    # A bias's gradient goes with its filter's where the two will be merged (see `roles.unordered`).
+    merged = merged_pairs(graph) if merging else []
+    for stays, goes in merged:
         if graph[goes].op == "BiasAddGrad":
             place[goes] = place[stays] + 0.25
     # A node is due when its first reader is: Grappler moves constants and casts about, and they must not wait.
@@ -70,7 +71,7 @@ def schedule(graph: Graph, creation_order: Sequence[str] = ()) -> list[str]:
             place[name] = min(place[name], min(readers))
 
     result = _by_place(graph, order, place)
-    freeing = _freeing(graph, result).difference(goes for _, goes in merged_pairs(graph))
+    freeing = _freeing(graph, result).difference(goes for _, goes in merged)
     if not freeing:
         return result
     # What frees more than it makes runs as soon as it can: a filter's gradient before the input's, an update at once.

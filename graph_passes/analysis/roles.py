@@ -33,6 +33,28 @@ def reads_variable(graph: Graph, tensor: TensorId) -> bool:
     )
 
 
+def first_update(graph: Graph, order: Sequence[str]) -> int:
+    """The position of the first op that writes a weight, a variable that a layer reads; `len(order)` if none does."""
+    weights = set()
+    for node in graph:
+        if node.op in ops.CONVOLUTIONS or node.op in ops.MATRIX_PRODUCTS:
+            weights |= {_source(graph, tensor) for tensor in node.inputs}
+    for position, name in enumerate(order):
+        node = graph[name]
+        if ops.is_update(node.op) and any(_source(graph, tensor) in weights for tensor in node.inputs[:1]):
+            return position
+    return len(order)
+
+
+def _source(graph: Graph, tensor: TensorId) -> TensorId:
+    """The variable (its handle) that `tensor` is the value of, or `tensor` itself."""
+    node = graph[tensor.node]
+    while (node.op in _SAME_DATA or node.op == "ReadVariableOp") and node.inputs:
+        tensor = node.inputs[0]
+        node = graph[tensor.node]
+    return tensor
+
+
 def convolution_inputs(graph: Graph, timeline: Timeline) -> frozenset[int]:
     """Indices of the buffers that a forward convolution reads."""
     convolutions = {
@@ -46,7 +68,10 @@ def convolution_inputs(graph: Graph, timeline: Timeline) -> frozenset[int]:
 
 
 def unordered(graph: Graph, order: Sequence[str], merging: bool) -> frozenset[int]:
-    """Positions of the ops whose order is the runtime's own: collectives, and what a kernel library merges away.
+    """Positions of the ops that no control edge may go to.
+
+    These are collectives, whose order is the runtime's own; what lives outside the step (a function's arguments take no
+    control inputs); and what a kernel library merges into another op.
 
     Args:
         merging: whether the runtime merges pairs of ops after Grappler, as TensorFlow's oneDNN pass does on CPUs. An
@@ -54,5 +79,7 @@ def unordered(graph: Graph, order: Sequence[str], merging: bool) -> frozenset[in
     """
     merged = {second for _, second in merged_pairs(graph)} if merging else frozenset[str]()
     return frozenset(
-        position for position, name in enumerate(order) if graph[name].op in ops.COLLECTIVES or name in merged
+        position
+        for position, name in enumerate(order)
+        if name in merged or graph[name].op in ops.COLLECTIVES or graph[name].op in ops.EXTERNAL
     )

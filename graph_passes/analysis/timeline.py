@@ -45,6 +45,8 @@ class Buffer:
         start: the position of the op that allocates it.
         uses: positions that read it (through any of its views), ascending; `start` is not among them.
         views: every tensor that shares it, `tensor` first.
+        written: positions at which one of its views is made, ascending; the last of them before a gap is when its
+            content is final.
         pinned_by: why it cannot be moved, or "" if it can.
         fetched: whether it stays alive after the last op, because the step returns it.
     """
@@ -54,6 +56,7 @@ class Buffer:
     start: int
     uses: tuple[int, ...]
     views: tuple[TensorId, ...] = ()
+    written: tuple[int, ...] = ()
     pinned_by: str = ""
     fetched: bool = False
 

@@ -16,12 +16,15 @@ from graph_passes.analysis.simulate import Move
 from graph_passes.analysis.timeline import Timeline
 from graph_passes.ir import AttrValue, DataType, Editor, Graph, Shape, TensorId
 from graph_passes.offload.options import OffloadOptions
+from graph_passes.ops import is_update
 from graph_passes.offload.plan import OffloadPlan
 
 
 @dataclass(frozen=True)
 class Probing:
     """Asks for a MemOpProbe behind every ordered op, and one between an op and the MemOps right before it.
+
+    An observed step may run out of memory, and is then run again; so its variables wait for its last large op.
 
     Attributes:
         run: the table that the probes write to.
@@ -121,6 +124,9 @@ class _Applier:
                     self.offload(index)
         for node, input_index, source in self.rewires:
             self.editor.rewire(node, input_index, source)
+        if probing and self.plan.ordered:
+            for name in updates_to_hold(self.graph, self.position, self.plan.ordered):
+                self.editor.add_control(name, self.timeline.steps[self.plan.ordered[-1]].node)
 
     def in_chain(self, position: int) -> int:
         """The first ordered position from `position` on: what is due at an op outside the chain waits until there."""
@@ -159,6 +165,19 @@ def apply_offload(
         probing: put probes behind the ordered ops.
     """
     _Applier(graph, editor, timeline, plan, options).run(probing)
+
+
+def updates_to_hold(graph: Graph, position: Mapping[str, int], ordered: Sequence[int]) -> list[str]:
+    """The ops outside the chain that write a variable, and that no op of the chain waits for."""
+    chained = set(ordered)
+    waited_for = {name for name, place in position.items() if place in chained}
+    pending = list(waited_for)
+    while pending:
+        for name in graph.predecessors(graph[pending.pop()]):
+            if name not in waited_for:
+                waited_for.add(name)
+                pending.append(name)
+    return [node.name for node in graph if is_update(node.op) and node.name not in waited_for]
 
 
 def transfers(graph: Graph, timeline: Timeline, plan: OffloadPlan) -> list[tuple[Move, TensorId]]:

@@ -64,7 +64,7 @@ def plan_offload(
     convolution_inputs: Collection[int] = (),
     timed: bool = False,
     unordered: Collection[int] = (),
-    keep_all: bool = False,
+    widest: bool = False,
 ) -> OffloadPlan:
     """Make a plan whose peak is at most `budget` bytes.
 
@@ -76,8 +76,9 @@ def plan_offload(
         layers: positions of the forward ops that multiply with a weight, ascending.
         convolution_inputs: indices of buffers that a forward convolution reads (for `vdnn_conv`).
         timed: whether the timeline's run times were measured.
-        unordered: positions whose order is the runtime's own (collectives).
-        keep_all: move every candidate and keep it out as long as possible: the plan with the lowest peak.
+        unordered: positions that no order may be put on (see `roles.unordered`).
+        widest: move every tensor of size that waits across the turn, for its whole gap, whatever that stalls: a step
+            with memory to spare, in which cuDNN is free to choose. If that is not enough, every candidate.
 
     Raises:
         InfeasibleBudgetError: no choice of tensors meets the budget.
@@ -88,19 +89,19 @@ def plan_offload(
         for buffer in timeline.buffers
         if buffer.pinned_by and buffer.nbytes >= budget // 100
     )
-    if before.peak <= budget and not keep_all:
-        return OffloadPlan((), budget, 0, before, before, link, (), left_alone)
+    if before.peak <= budget and not widest:
+        return OffloadPlan((), budget, 0, before, before, link, _ordered(timeline, (), budget, unordered), left_alone)
 
     candidates = _candidates(timeline, options, layers, convolution_inputs)
-    if keep_all:
-        chosen, threshold = candidates, 0
+    if widest:
+        chosen, threshold = _widest(timeline, candidates, budget), 0
     elif options.policy == "autovm":
         chosen, threshold = _choose(timeline, candidates, budget, options)
     else:
         chosen, threshold = candidates, min((_nbytes(timeline, gap) for gap in candidates), default=0)
         _require_feasible(timeline, candidates, budget, "with every tensor the policy names moved out")
 
-    if keep_all:
+    if widest:
         moves = [_tight(timeline, gap, options) for gap in chosen]
     elif options.policy == "autovm":
         moves = _place(timeline, chosen, link, budget, options, timed)
@@ -108,9 +109,9 @@ def plan_offload(
         moves = [_one_layer_ahead(timeline, gap, layers) for gap in chosen]
     moves = sorted(moves, key=lambda move: (move.release, move.prefetch))
     after = simulate(timeline, moves, link)
-    if after.peak > budget and not keep_all:
+    if after.peak > budget and not widest:
         raise _infeasible(timeline, after.peak, after.peak_at, budget, f"under policy {options.policy}")
-    ordered = _ordered(timeline, moves, budget, frozenset(unordered))
+    ordered = _ordered(timeline, moves, budget, unordered)
     return OffloadPlan(tuple(moves), budget, threshold, before, after, link, ordered, left_alone)
 
 
@@ -195,6 +196,11 @@ def _choose(
     return kept, threshold
 
 
+def _widest(timeline: Timeline, candidates: Sequence[Gap], budget: int) -> list[Gap]:
+    large = [gap for gap in candidates if timeline.crosses_turn(gap) and _nbytes(timeline, gap) >= budget >> 10]
+    return large if large and _lowest(timeline, large).max() <= budget else list(candidates)
+
+
 def _larger(timeline: Timeline, gaps: Sequence[Gap], size: int) -> list[Gap]:
     return [gap for gap in gaps if _nbytes(timeline, gap) >= size]
 
@@ -229,7 +235,10 @@ def _tight(timeline: Timeline, gap: Gap, options: OffloadOptions) -> Move:
     copy_after = gap.last
     if options.copy_start == "produced":
         buffer = timeline.buffers[gap.buffer]
-        copy_after = buffer.start if gap.last <= timeline.turn else gap.last
+        for use in reversed((buffer.start, *buffer.uses)):  # back to where it last came into memory, at the latest
+            if use <= gap.last and copy_after - use <= 1:
+                copy_after = use
+        copy_after = max([copy_after, *(position for position in buffer.written if position <= gap.last)])
     return Move(gap.buffer, gap.last, copy_after, gap.last + 1, gap.next, gap.next)
 
 

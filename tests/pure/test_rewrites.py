@@ -158,14 +158,15 @@ def test_random_nets_under_the_peers_policies(policy, net, share):
 
 
 @settings(max_examples=50, deadline=None)
-@given(net=nets())
-def test_the_widest_plan_has_the_lowest_peak(net):
-    graph = training_graph(net)
-    step = pipeline.Step.read(graph)
+@given(net=nets(), share=st.floats(0.3, 0.99))
+def test_the_widest_plan_is_never_higher_than_another(net, share):
+    step = pipeline.Step.read(training_graph(net))
     timeline = step.timeline(Roofline(UNIT))
     options = OffloadOptions(reuse_distance=1)
-    widest = pipeline.plan_step(step, timeline, Link(1.0, 1.0), timeline.peak, options, keep_all=True)
+    budget = int(timeline.peak * share)
+    widest = pipeline.plan_step(step, timeline, Link(1.0, 1.0), budget, options, widest=True)
     edited = pipeline.edit_step(step, timeline, widest, options)
     assert run(edited)[1] == widest.after.peak
-    with pytest.raises((InfeasibleBudgetError, NoGradientError)):
-        pipeline.plan_step(step, timeline, Link(1.0, 1.0), widest.after.peak - 1, options)
+    if timeline.gaps() and widest.after.peak > budget:
+        with pytest.raises(InfeasibleBudgetError):
+            pipeline.plan_step(step, timeline, Link(1.0, 1.0), budget, options)

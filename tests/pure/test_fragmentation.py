@@ -1,0 +1,66 @@
+"""The allocator's replay, on regions small enough to follow by hand."""
+
+import random
+
+from graph_passes.analysis.fragmentation import Region, first_failure
+from graph_passes.analysis.simulate import Move
+from graph_passes.analysis.timeline import Buffer, Step, Timeline
+from graph_passes.ir import TensorId
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+def test_best_fit_and_coalescing():
+    region = Region(1000 * MIB)
+    a, b, c = (region.allocate(size * MIB) for size in (200, 300, 400))
+    assert (a[0], b[0], c[0]) == (0, 200 * MIB, 500 * MIB)
+    region.free(a)
+    assert region.allocate(250 * MIB) is None  # 300 MiB are free, but not in one piece
+    region.free(b)
+    assert region.allocate(500 * MIB) == (0, 500 * MIB)  # neighbours were joined
+
+
+def test_a_chunk_is_not_split_for_little():
+    region = Region(300 * MIB)
+    # 100 MiB would be left over: less than 128, and 300 is less than twice 200, so the whole chunk goes out
+    assert region.allocate(200 * MIB) == (0, 300 * MIB)
+
+
+def test_everything_freed_is_one_chunk_again():
+    region, chunks = Region(GIB), []
+    draw = random.Random(3)
+    for _ in range(2000):
+        if chunks and draw.random() < 0.5:
+            region.free(chunks.pop(draw.randrange(len(chunks))))
+        else:
+            chunk = region.allocate(draw.randrange(1, 64 * MIB))
+            if chunk:
+                chunks.append(chunk)
+    spans = sorted(chunks)
+    assert all(a + size <= b for (a, size), (b, _) in zip(spans, spans[1:], strict=False))
+    for chunk in chunks:
+        region.free(chunk)
+    assert region.allocate(GIB) == (0, GIB)
+
+
+def test_a_step_may_fail_by_fragmentation_alone():
+    # 2, 1 and 2 GiB alive side by side; the 2s die; 4 of 5 GiB are free, but no 3 in one piece
+    buffers = (
+        Buffer(TensorId("a"), 2 * GIB, 0, (3,)),
+        Buffer(TensorId("b"), 1 * GIB, 1, (5,)),
+        Buffer(TensorId("c"), 2 * GIB - 256, 2, (3,)),
+        Buffer(TensorId("d"), 3 * GIB, 4, (5,)),
+    )
+    timeline = Timeline(tuple(Step(f"s{i}") for i in range(6)), buffers, turn=2)
+    assert timeline.peak <= 5 * GIB
+    assert first_failure(timeline, (), 5 * GIB) == 4
+    # with b out in between, it fits
+    assert first_failure(timeline, (Move(1, 1, 1, 2, 5, 5),), 6 * GIB) is None
+
+
+def test_workspace_needs_one_piece_too():
+    steps = (Step("a"), Step("b", workspace=3 * GIB))
+    timeline = Timeline(steps, (Buffer(TensorId("a"), 2 * GIB, 0, (1,)),), turn=0, base=GIB)
+    assert first_failure(timeline, (), 6 * GIB) is None
+    assert first_failure(timeline, (), 6 * GIB - 1) == 1

@@ -1,0 +1,134 @@
+"""What every step of one optimised object shares, and plans made without observing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from custom_ops.load import Library
+from graph_passes import pipeline, serde
+from graph_passes.analysis.simulate import Link
+from graph_passes.analysis.timeline import Timeline
+from graph_passes.cost.model import Roofline
+from graph_passes.errors import InfeasibleBudgetError
+from graph_passes.ir import Graph, Node, parse_input
+from graph_passes.offload.plan import OffloadPlan
+from graph_passes.report import Report
+from tfmem.capture.captured import Captured
+from tfmem.capture.grappler import run_grappler
+from tfmem.config import Options, parse_budget
+from tfmem.devices import Target, memory
+from tfmem.host import require_room
+
+CUDNN_WORKSPACE_LIMIT = 4 << 30  # bytes; TensorFlow's default of TF_CUDNN_WORKSPACE_LIMIT_IN_MB
+
+
+@dataclass(frozen=True, eq=False)
+class Engine:
+    """Options with the device they meet.
+
+    Attributes:
+        options: the user's.
+        library: the op library.
+        target: the device whose memory is planned.
+        link: bandwidth between the device and where tensors go.
+    """
+
+    options: Options
+    library: Library
+    target: Target
+    link: Link
+
+    @property
+    def budget(self) -> int | None:
+        """Bytes; None for no limit.
+
+        Raises:
+            InvalidBudgetError: the budget is none for this device.
+        """
+        budget = parse_budget(self.options.memory_budget, self.target.memory)
+        return self.target.memory if budget is None and self.target.is_gpu else budget
+
+    def estimate(self, workspace: bool) -> Estimate:
+        """Costs before anything ran.
+
+        Args:
+            workspace: whether convolutions are charged with what cuDNN may take.
+        """
+        limit = CUDNN_WORKSPACE_LIMIT if workspace and self.target.is_gpu else 0
+        in_use = memory(self.library, self.target.name).bytes_in_use
+        return Estimate(Roofline(self.target.profile, limit), in_use)
+
+    def require_host_room(self, timeline: Timeline, plan: OffloadPlan) -> None:
+        """Raise if the host cannot take what `plan` moves; see `tfmem.host`."""
+        moved = sum(timeline.buffers[move.buffer].nbytes for move in plan.moves)
+        require_room(moved, self.options.offload, self.target.is_gpu)
+
+    def unlimited(self, graph: str) -> Report:
+        """The report of a step that nothing limits."""
+        return Report(
+            graph=graph,
+            device=self.target.description,
+            policy=self.options.offload.policy,
+            decision="unchanged: no budget",
+            peak_before=0,
+            peak_predicted=0,
+            passes=self.options.passes,
+        )
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A roofline, and what the allocator holds already; a `CostModel`."""
+
+    roofline: Roofline
+    in_use: int
+
+    def seconds(self, graph: Graph, node: Node) -> float:
+        """See `CostModel`."""
+        return self.roofline.seconds(graph, node)
+
+    def workspace(self, graph: Graph, node: Node) -> int:
+        """See `CostModel`."""
+        return self.roofline.workspace(graph, node)
+
+    def base(self, graph: Graph) -> int:
+        """See `CostModel`: variables exist already, or will."""
+        return max(self.roofline.base(graph), self.in_use)
+
+
+def plan_unobserved(step: pipeline.Step, engine: Engine) -> tuple[Timeline, OffloadPlan | None]:
+    """Plan a step that will not be observed, workspace estimated; no plan if there is no budget.
+
+    Raises:
+        BudgetError: no plan meets the budget, even if convolutions get by without workspace.
+    """
+    if engine.budget is None:
+        return step.timeline(engine.estimate(workspace=False)), None
+    timeline = step.timeline(engine.estimate(workspace=True))
+    options = engine.options.offload
+    try:
+        plan = pipeline.plan_step(step, timeline, engine.link, engine.budget, options)
+    except InfeasibleBudgetError:  # convolutions will have to take algorithms with less workspace
+        timeline = step.timeline(engine.estimate(workspace=False))
+        plan = pipeline.plan_step(step, timeline, engine.link, engine.budget, options)
+    engine.require_host_room(timeline, plan)
+    return timeline, plan
+
+
+def plan_graph_def(captured: Captured, engine: Engine) -> tuple[Any, Report]:
+    """The GraphDef of `captured`, optimised, and what was done to it."""
+    serde.refuse_optimized((node.name, node.op) for node in captured.graph_def.node)
+    optimized = run_grappler(captured, device=engine.target.kind)
+    graph = serde.from_graph_def(optimized.graph_def, engine.options.input_shapes)
+    fetches = [parse_input(name)[0] for name in optimized.fetches]
+    step = pipeline.Step.read(graph, optimized.creation_order, fetches, merging=not engine.target.is_gpu)
+    timeline, plan = plan_unobserved(step, engine)
+    if plan is None:
+        return captured.graph_def, engine.unlimited("GraphDef")
+    options = engine.options.offload
+    found = pipeline.describe(step, timeline, plan, options.policy, graph="GraphDef", device=engine.target.description)
+    if not plan.moves:
+        return captured.graph_def, found
+    edited = pipeline.edit_step(step, timeline, plan, options)
+    return serde.to_graph_def(edited, optimized.graph_def), found

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from custom_ops.errors import OpLibraryError
 from custom_ops.load import Library
@@ -78,7 +79,8 @@ class Memory(NamedTuple):
 
 def memory(library: Library, device: str, reset: bool = False) -> Memory:
     """Ask the allocator of `device`; with `reset`, its peak starts anew."""
-    with tf.init_scope(), tf.device(device):
+    # Unlike tf.init_scope, this leaves a plain tf.Graph too.
+    with context.eager_mode(), tf.device(device):
         return Memory(*(int(value) for value in library.stats(reset).numpy()))
 
 

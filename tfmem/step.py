@@ -174,17 +174,26 @@ class ManagedStep:
             self._next_trial()
             return
         self._first = self._first_plan(least)
-        self._build(self._first, probed=False)
+        self._tried.add(self._first.moves)
+        self._build(self._first, probed=True)
         self._stage = Stage.WARM
         self.report = self._describe(self._timeline, self._first)
 
     def _first_plan(self, least: OffloadPlan) -> OffloadPlan:
+        """A plan much like the final one, so that cuDNN chooses algorithms whose workspace the final one has room for."""
+        if self._engine.target.is_gpu:
+            careful = self._step.timeline(self._engine.estimate(workspace=True))
+            for plan in self._unfragmented(careful):
+                return plan
+        return self._widest_plan() or least
+
+    def _widest_plan(self) -> OffloadPlan | None:
         """The plan with the most memory to spare, if the host can take what it moves."""
         widest = self._plan(self._timeline, self._budget, widest=True)
         try:
             self._engine.require_host_room(self._timeline, widest)
         except TfmemError:
-            return least
+            return None
         return widest
 
     def _unfragmented(self, timeline: Timeline) -> Iterator[OffloadPlan]:
@@ -199,21 +208,17 @@ class ManagedStep:
                 yield plan
 
     def _staged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._stage is Stage.WARM:
-            result = self._function(*args, **kwargs)
-            if self._observed:
-                self._next_trial()
-            else:
-                self._build(self._first, probed=True)
-                self._stage = Stage.OBSERVE
-            return result
         try:
             result, samples, flow = self._measured(args, kwargs)
         except (tf.errors.ResourceExhaustedError, tf.errors.UnknownError) as error:  # cuDNN reports the latter
-            if self._stage is not Stage.TRIAL:
-                raise
-            self._give_up_trial(error)
+            self._give_up(error)
             return self(*args, **kwargs)
+        if self._stage is Stage.WARM:
+            if self._observed:
+                self._next_trial()
+            else:
+                self._stage = Stage.OBSERVE
+            return result
         try:
             if self._stage is Stage.OBSERVE:
                 seen = observe(self._timeline, self._first.moves, samples)
@@ -310,23 +315,32 @@ class ManagedStep:
         else:
             self._next_trial()
 
-    def _give_up_trial(self, error: Exception) -> None:
-        """A tried plan ran out of memory before any variable was written: go on to the next, with the same step.
+    def _give_up(self, error: Exception) -> None:
+        """A plan ran out of memory before any variable was written: go on to the next, with the same step.
 
         Raises:
-            Exception: `error`, if a weight may have been updated already, so that the step cannot be run again.
+            Exception: `error`, if a weight may have been updated already, so that the step cannot be run again, or if
+                there is no other plan.
         """
         rows = self._engine.library.probes(self._run)
-        self._engine.library.clear_probes(self._run)
         reached = max((row.index // 2 for row in rows), default=0)
         if reached >= self._step.first_update:
             raise error
+        plan = self._candidate if self._stage is Stage.TRIAL else self._first
         where = str(error).partition("Detected at node ")[2].partition(" ")[0]
         self._notes.append(
-            f"a plan for {self._candidate.budget:,} bytes ran out of memory at '{where}', before any variable was "
-            "written; the step was run again under another plan"
+            f"a plan for {plan.budget:,} bytes ran out of memory at '{where}', before any variable was written; the "
+            "step was run again under another plan"
         )
-        self._next_trial()
+        if self._stage is Stage.TRIAL:
+            self._next_trial()
+            return
+        widest = self._widest_plan()
+        if widest is None or widest.moves in self._tried:
+            raise error
+        self._tried.add(widest.moves)
+        self._first = widest
+        self._build(widest, probed=True)
 
     def _choose(self) -> None:
         """Settle on the fastest trial that met the budget; if none did, on the one that came nearest."""

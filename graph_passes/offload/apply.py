@@ -46,6 +46,7 @@ class _Applier:
         self.options = options
         self.position = {step.node: index for index, step in enumerate(timeline.steps)}
         self.previous: str | None = None
+        self.in_order = frozenset(plan.ordered)
         self.moved: dict[int, TensorId] = {}  # move -> the tensor it moves
         self.handles: dict[int, TensorId] = {}
         self.fetched: dict[int, TensorId] = {}
@@ -142,8 +143,26 @@ class _Applier:
     def chain(self, node: str) -> None:
         if self.previous and self.previous != node:
             if self.previous not in {tensor.node for tensor in self.graph[node].inputs}:
-                self.editor.add_control(node, self.previous)
+                for waiting in (node, *self.merged_with(node)):
+                    self.editor.add_control(waiting, self.previous)
         self.previous = node
+
+    def merged_with(self, node: str) -> list[str]:
+        """Ops outside the chain that a kernel library merges with `node`, but only if the two wait for the same ops.
+
+        oneDNN computes a filter's and a bias's gradient at once; apart, the bias's gradient is rounded otherwise.
+        """
+        if self.graph[node].op != "Conv2DBackpropFilter":
+            return []
+        readers = [use.node for use in self.graph.uses(self.graph[node].inputs[2])]
+        place = self.position[node]
+        return [
+            reader
+            for reader in readers
+            if self.graph[reader].op == "BiasAddGrad"
+            and self.position[reader] > place
+            and self.position[reader] not in self.in_order
+        ]
 
 
 def apply_offload(

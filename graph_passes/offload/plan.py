@@ -272,9 +272,11 @@ def _release_late(
         free = max(free, timeline.begins[move.copy_after + 1]) + SLACK * nbytes / link.offload
         wanted = int(np.searchsorted(timeline.begins[:-1], free))
         release = move.release
-        while release < min(wanted, move.prefetch - 1) and room[release] >= nbytes:
-            room[release] -= nbytes
-            release += 1
+        limit = max(release, min(wanted, move.prefetch - 1))
+        short = np.flatnonzero(room[release:limit] < nbytes)
+        end = release + int(short[0]) if short.size else limit
+        room[release:end] -= nbytes
+        release = end
         placed.append(replace(move, release=release))
     return placed
 
@@ -316,7 +318,8 @@ def _prefetch_early(timeline: Timeline, moves: Sequence[Move], room: npt.NDArray
 def _extend_back(move: Move, limit: int, room: npt.NDArray[np.int64], nbytes: int) -> int:
     """The earliest position from `limit` on, back from the use, at which there is room; takes it."""
     prefetch = move.prefetch
-    while prefetch > limit and room[prefetch - 1] >= nbytes:
-        prefetch -= 1
-        room[prefetch] -= nbytes
-    return prefetch
+    limit = min(limit, prefetch)
+    short = np.flatnonzero(room[limit:prefetch] < nbytes)
+    start = limit + int(short[-1]) + 1 if short.size else limit
+    room[start:prefetch] -= nbytes
+    return start

@@ -53,8 +53,8 @@ def optimize(
         memory_budget: bytes, "10GiB", or a fraction of the device's memory; see `tfmem.Options`.
         policy: "autovm", "vdnn_all" or "vdnn_conv".
         options: everything else; environment variables (`Options.from_env`) if not given.
-        fetches: for a GraphDef: names of the tensors and ops it is run for (a MetaGraphDef can name them in its
-            `train_op` collection).
+        fetches: for a tf.Graph, GraphDef or MetaGraphDef: names of the tensors and ops that one training step runs.
+            Not needed where there is one step (a MetaGraphDef can name it in its `train_op` collection).
         feeds: for a GraphDef: names of the placeholders it is fed.
         output: for a SavedModel: where to write; `<path>_tfmem` if not given.
         **changes: single fields of `Options`.
@@ -72,7 +72,7 @@ def optimize(
     if isinstance(x, str | os.PathLike):
         return _optimize_saved_model(os.fspath(x), output, engine)
     if isinstance(x, tf.Graph):
-        optimize_live(x, engine)
+        optimize_live(x, engine, None, fetches)
         return x
     if isinstance(x, tf.compat.v1.GraphDef):
         captured = graph_defs.capture_graph_def(x, feeds, fetches)

@@ -47,7 +47,7 @@ def avm_gradients(
     if all(gradient is None for gradient in found):
         names = ", ".join(str(getattr(variable, "name", variable)) for variable in list(variables)[:5])
         raise NoGradientError(f"'{loss.name}' depends on none of the {len(list(variables))} variables ({names}, ...)")
-    kept = [gradient for gradient in found if isinstance(gradient, tf.Tensor)]
+    kept = [gradient.name for gradient in found if isinstance(gradient, tf.Tensor)]
     optimize_live(loss.graph, engine, loss, kept)
     return list(found)
 
@@ -85,7 +85,8 @@ def wrap_optimizer(
             gradients = [gradient for gradient, _ in pairs if isinstance(gradient, tf.Tensor)]
             symbolic = [gradient for gradient in gradients if not hasattr(gradient, "numpy")]
             if symbolic:
-                optimize_live(symbolic[0].graph, make_engine(engine_options), None, symbolic)
+                names = [gradient.name for gradient in symbolic]
+                optimize_live(symbolic[0].graph, make_engine(engine_options), None, names)
             return super().apply_gradients(pairs, *args, **kwargs)
 
     Wrapped.__name__ = type(optimizer).__name__

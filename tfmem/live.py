@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from graph_passes import pipeline, serde
+from graph_passes.analysis.region import step_region
 from graph_passes.ir import TensorId, parse_input
 from graph_passes.report import Report
 from tfmem.capture.live_graph import LiveEditor
@@ -13,7 +14,7 @@ from tfmem.engine import Engine, plan_unobserved
 
 
 def optimize_live(
-    graph: Any, engine: Engine, loss: Any | None = None, fetches: Sequence[Any] = ()
+    graph: Any, engine: Engine, loss: Any | None = None, fetches: Sequence[str] = ()
 ) -> Report:
     """Insert MemOps into `graph`.
 
@@ -22,15 +23,18 @@ def optimize_live(
             `tfmem.session_config()`.
         engine: budget, device and options.
         loss: the loss tensor, where the caller knows it.
-        fetches: tensors that the caller will read; they stay.
+        fetches: names of the tensors and ops that one step is run for, and whose tensors stay; found from the
+            updates of weights if not given.
 
     Raises:
         GraphInUseError: a session ran the graph.
+        GraphError: no fetches are given, and there are several training steps.
     """
     editor = LiveEditor(graph)
-    ir = serde.from_tf_graph(graph)
-    named = [parse_input(tensor.name)[0] for tensor in fetches]
-    step = pipeline.Step.read(ir, (), named, _identity(loss), merging=not engine.target.is_gpu)
+    run = [*fetches, *([loss.name] if loss is not None and fetches else [])]
+    region = step_region(serde.from_tf_graph(graph), [parse_input(name)[0].node for name in run])
+    named = [parse_input(name)[0] for name in fetches]
+    step = pipeline.Step.read(region, (), named, _identity(loss), merging=not engine.target.is_gpu)
     timeline, plan = plan_unobserved(step, engine)
     if plan is None:
         found = engine.unlimited(str(graph))

@@ -180,11 +180,7 @@ class ManagedStep:
         self.report = self._describe(self._timeline, self._first)
 
     def _first_plan(self, least: OffloadPlan) -> OffloadPlan:
-        """A plan much like the final one, so that cuDNN chooses algorithms whose workspace the final one has room for."""
-        if self._engine.target.is_gpu:
-            careful = self._step.timeline(self._engine.estimate(workspace=True))
-            for plan in self._unfragmented(careful):
-                return plan
+        """cuDNN tries its algorithms when they first run: give it all the memory there can be."""
         return self._widest_plan() or least
 
     def _widest_plan(self) -> OffloadPlan | None:
@@ -196,15 +192,16 @@ class ManagedStep:
             return None
         return widest
 
-    def _unfragmented(self, timeline: Timeline) -> Iterator[OffloadPlan]:
-        """Plans for falling shares of the budget that find room in the allocator's region, and the host's."""
+    def _feasible(self, timeline: Timeline, whole: bool) -> Iterator[OffloadPlan]:
+        """Plans for falling shares of the budget; with `whole`, those that a region without fragmentation can hold."""
         for share in SHARES:
             try:
                 plan = self._plan(timeline, int(share * self._budget), timed=True)
                 self._engine.require_host_room(timeline, plan)
             except TfmemError:
                 continue
-            if first_failure(timeline, plan.moves, int(REGION * self._engine.target.memory)) is None:
+            region = int(REGION * self._engine.target.memory)
+            if not whole or first_failure(timeline, plan.moves, region) is None:
                 yield plan
 
     def _staged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -281,9 +278,10 @@ class ManagedStep:
         if self._engine.target.is_gpu:
             if len(times) >= GPU_TRIALS or (len(times) > 1 and times[-1] > 0.99 * min(times[:-1])):
                 return
-            yield from self._unfragmented(self._timeline)
-            if self._tried:
-                return
+            yield from self._feasible(self._timeline, whole=True)
+            if not times:
+                yield from self._feasible(self._timeline, whole=False)
+            return
         elif times:
             over = self._trials[-1].seen.peak - self._budget
             if over <= 0 or len(times) > CPU_RETRIES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from graph_passes import ops
@@ -68,7 +69,26 @@ def build_timeline(
     steps = tuple(Step(name, costs.seconds(graph, graph[name]), costs.workspace(graph, graph[name])) for name in order)
     turn = _last_ancestor(graph, loss, position) if loss else turning_point(pauses, len(order))
     buffers.sort(key=lambda buffer: (buffer.start, buffer.tensor))
-    return Timeline(steps, tuple(buffers), turn, costs.base(graph))
+    return Timeline(steps, _with_remakes(graph, position, owner, buffers), turn, costs.base(graph))
+
+
+def _with_remakes(
+    graph: Graph, position: Mapping[str, int], owner: Mapping[TensorId, TensorId], buffers: Sequence[Buffer]
+) -> tuple[Buffer, ...]:
+    """Find the buffers that one pure op makes from what outlives them: weights, the step's inputs, other buffers."""
+    index = {buffer.tensor: place for place, buffer in enumerate(buffers)}
+    found = []
+    for buffer in buffers:
+        last = max((p for p in buffer.written if not buffer.uses or p <= buffer.uses[-1]), default=buffer.start)
+        node = graph[buffer.tensor.node]
+        sources = {owner[tensor] for tensor in node.inputs}
+        held = [index[source] for source in sources if source in index]
+        lasting = all(source in index or graph[source.node].op in ops.EXTERNAL for source in sources)
+        if buffer.movable and lasting and not node.stateful and last == buffer.start and node.op not in ops.VIEWS:
+            until = min((buffers[i].uses[-1] if buffers[i].uses else -1 for i in held), default=len(position))
+            buffer = replace(buffer, remake=buffer.start, remake_until=until, remake_inputs=tuple(held))
+        found.append(buffer)
+    return tuple(found)
 
 
 def update_only(graph: Graph, order: Sequence[str]) -> set[str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from graph_passes import ops
 from graph_passes.analysis.merged import merged_pairs
 from graph_passes.analysis.timeline import Timeline
-from graph_passes.ir import Graph, TensorId
+from graph_passes.ir import Graph, Node, TensorId
 
 _SAME_DATA = ops.VIEWS | {"Cast", "Transpose", "ConjugateTranspose"}
 
@@ -16,11 +16,16 @@ def layers(graph: Graph, timeline: Timeline) -> list[int]:
     """Positions of the forward convolutions and matrix products that read a variable, ascending."""
     found = []
     for position, step in enumerate(timeline.steps[: timeline.turn + 1]):
-        node = graph[step.node]
-        if node.op in ops.CONVOLUTIONS or node.op in ops.MATRIX_PRODUCTS:
-            if any(reads_variable(graph, tensor) for tensor in node.inputs):
-                found.append(position)
+        if is_layer(graph, graph[step.node]):
+            found.append(position)
     return found
+
+
+def is_layer(graph: Graph, node: Node) -> bool:
+    """Whether `node` is a convolution or matrix product with a variable's value."""
+    return (node.op in ops.CONVOLUTIONS or node.op in ops.MATRIX_PRODUCTS) and any(
+        reads_variable(graph, tensor) for tensor in node.inputs
+    )
 
 
 def reads_variable(graph: Graph, tensor: TensorId) -> bool:
@@ -38,15 +43,15 @@ def first_update(graph: Graph, order: Sequence[str]) -> int:
     weights = set()
     for node in graph:
         if node.op in ops.CONVOLUTIONS or node.op in ops.MATRIX_PRODUCTS:
-            weights |= {_source(graph, tensor) for tensor in node.inputs}
+            weights |= {source(graph, tensor) for tensor in node.inputs}
     for position, name in enumerate(order):
         node = graph[name]
-        if ops.is_update(node.op) and any(_source(graph, tensor) in weights for tensor in node.inputs[:1]):
+        if ops.is_update(node.op) and any(source(graph, tensor) in weights for tensor in node.inputs[:1]):
             return position
     return len(order)
 
 
-def _source(graph: Graph, tensor: TensorId) -> TensorId:
+def source(graph: Graph, tensor: TensorId) -> TensorId:
     """The variable (its handle) that `tensor` is the value of, or `tensor` itself."""
     node = graph[tensor.node]
     while (node.op in _SAME_DATA or node.op == "ReadVariableOp") and node.inputs:

@@ -1,7 +1,8 @@
 """Replay a plan on a timeline: when everything runs, what it waits for, what is in memory. Makes reports' predictions.
 
 Three resources run side by side, each in order: the compute stream, the copies out, the copies in. The compute stream
-waits at a release until the copy out has ended, and at a first use until the copy in has.
+waits at a release until the copy out has ended, and at a first use until the copy in has. What is made again instead of
+copied costs its op's time once more.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Move:
         release: the buffer is freed before this position runs; last < release.
         prefetch: the buffer is allocated again, and its copy in starts, before this position runs.
         next: position of the first use after; release <= prefetch <= next.
+        remade: whether the buffer is made again before `next`, by the op that made it, instead of copied.
     """
 
     buffer: int
@@ -34,6 +36,7 @@ class Move:
     release: int
     prefetch: int
     next: int
+    remade: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,11 @@ def simulate(timeline: Timeline, moves: Sequence[Move], link: Link) -> Outcome:
     releases: dict[int, list[int]] = {}
     prefetches: dict[int, list[int]] = {}
     arrivals: dict[int, list[int]] = {}
+    remakes: dict[int, float] = {}
     for index, move in enumerate(moves):
+        if move.remade:
+            remakes[move.next] = remakes.get(move.next, 0.0) + timeline.steps[timeline.buffers[move.buffer].start].seconds
+            continue
         copies_out.setdefault(move.copy_after, []).append(index)
         releases.setdefault(move.release, []).append(index)
         prefetches.setdefault(move.prefetch, []).append(index)
@@ -103,7 +110,7 @@ def simulate(timeline: Timeline, moves: Sequence[Move], link: Link) -> Outcome:
         for index in arrivals.get(position, ()):
             stall += max(0.0, arrived[index] - now)
             now = max(now, arrived[index])
-        now += step.seconds
+        now += step.seconds + remakes.get(position, 0.0)
         for index in copies_out.get(position, ()):
             nbytes = timeline.buffers[moves[index].buffer].nbytes
             out_free = max(now, out_free) + nbytes / link.offload

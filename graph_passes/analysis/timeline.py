@@ -49,6 +49,9 @@ class Buffer:
             content is final.
         pinned_by: why it cannot be moved, or "" if it can.
         fetched: whether it stays alive after the last op, because the step returns it.
+        remake: the position of the op that could make it again from tensors that are still there, or -1.
+        remake_until: the last position at which those tensors are there.
+        remake_inputs: indices of the buffers that op reads.
     """
 
     tensor: TensorId
@@ -59,6 +62,9 @@ class Buffer:
     written: tuple[int, ...] = ()
     pinned_by: str = ""
     fetched: bool = False
+    remake: int = -1
+    remake_until: int = -1
+    remake_inputs: tuple[int, ...] = ()
 
     @property
     def movable(self) -> bool:

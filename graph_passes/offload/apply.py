@@ -91,14 +91,27 @@ class _Applier:
         self.fetched[index] = self.insert(index, "MemOpPrefetch", [self.handles[index]], attrs)
 
     def arrive(self, index: int) -> None:
-        move, moved = self.plan.moves[index], self.moved[index]
-        inputs = [self.fetched[index], self.handles[index]]
-        arrived = self.insert(index, "MemOpAwait", inputs, {"T": self.dtype(moved)})
+        move = self.plan.moves[index]
+        arrived = self.remake(move) if move.remade else self.awaited(index)
         for view in read_across(self.graph, self.position, self.timeline.buffers[move.buffer].views, move.last):
             self.current[view] = arrived
             for use in list(self.graph.uses(view)):
                 if self.position.get(use.node, -1) >= move.next:
                     self.rewires.append((use.node, use.index, arrived))
+
+    def awaited(self, index: int) -> TensorId:
+        inputs = [self.fetched[index], self.handles[index]]
+        return self.insert(index, "MemOpAwait", inputs, {"T": self.dtype(self.moved[index])})
+
+    def remake(self, move: Move) -> TensorId:
+        """A second run of the op that made the buffer, from the same tensors."""
+        made = self.timeline.buffers[move.buffer].tensor
+        node = self.graph[made.node]
+        inputs = [self.current.get(tensor, tensor) for tensor in node.inputs]
+        control = [self.previous] if self.previous else []
+        name = self.editor.insert(f"tfmem/Remake/{node.name}", node.op, inputs, node.attrs, node.device, control)
+        self.previous = name
+        return TensorId(name, made.index)
 
     def dtype(self, tensor: TensorId) -> DataType:
         return DataType(self.graph.specs[tensor].dtype)
@@ -107,6 +120,9 @@ class _Applier:
         self.rewires: list[tuple[str, int, TensorId]] = []
         events: dict[int, list[tuple[int, int]]] = {}
         for index, move in enumerate(self.plan.moves):
+            if move.remade:
+                events.setdefault(self.in_chain(move.next), []).append((2, index))
+                continue
             for kind, position in enumerate((move.release, move.prefetch, move.next, move.copy_after)):
                 events.setdefault(self.in_chain(position), []).append((kind, index))
         before = (self.release, self.prefetch, self.arrive)

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from graph_passes.errors import OptionsError
 
-Policy = Literal["autovm", "vdnn_all", "vdnn_conv"]
+Policy = Literal["autovm", "hybrid", "vdnn_all", "vdnn_conv"]
 PrefetchTiming = Literal["auto", "late", "early"]
 CopyStart = Literal["last_use", "produced"]
 Mechanism = Literal["auto", "copy", "managed", "file"]
@@ -18,7 +18,8 @@ class OffloadOptions:
     """Options of the offload pass.
 
     Attributes:
-        policy: `autovm`, the thesis's; `vdnn_all` and `vdnn_conv`, the peers' heuristics, for comparison.
+        policy: `autovm`, the thesis's; `hybrid`, the same, but what its own op makes faster than a copy brings it back
+            is made again (a first convolution of three channels, say); `vdnn_all` and `vdnn_conv`, the peers' heuristics, for comparison.
         size_threshold: bytes below which a tensor stays; `auto` takes the largest that meets the budget.
         reuse_distance: ops that must lie between a tensor's last forward and first backward use; `auto` skips the
             outputs of the last two layers (thesis 3.3.1.1).

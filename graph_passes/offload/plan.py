@@ -95,7 +95,7 @@ def plan_offload(
     candidates = _candidates(timeline, options, layers, convolution_inputs)
     if widest:
         chosen, threshold = _widest(timeline, candidates, budget), 0
-    elif options.policy == "autovm":
+    elif _thresholded(options):
         chosen, threshold = _choose(timeline, candidates, budget, options)
     else:
         chosen, threshold = candidates, min((_nbytes(timeline, gap) for gap in candidates), default=0)
@@ -103,7 +103,7 @@ def plan_offload(
 
     if widest:
         moves = [_tight(timeline, gap, options) for gap in chosen]
-    elif options.policy == "autovm":
+    elif _thresholded(options):
         moves = _place(timeline, chosen, link, budget, options, timed)
     else:
         moves = [_one_layer_ahead(timeline, gap, layers) for gap in chosen]
@@ -142,6 +142,10 @@ def reuse_distance_for(timeline: Timeline, layers: Sequence[int]) -> int:
     return max(late, default=0) + 1
 
 
+def _thresholded(options: OffloadOptions) -> bool:
+    return options.policy in ("autovm", "hybrid")
+
+
 def _nbytes(timeline: Timeline, gap: Gap) -> int:
     return timeline.buffers[gap.buffer].nbytes
 
@@ -150,7 +154,7 @@ def _candidates(
     timeline: Timeline, options: OffloadOptions, layers: Sequence[int], convolution_inputs: Collection[int]
 ) -> list[Gap]:
     """Listing 3.1 without the size threshold, which is chosen later when it is `auto`."""
-    if options.policy != "autovm":
+    if not _thresholded(options):
         return [
             gap
             for gap in timeline.gaps()
@@ -254,12 +258,27 @@ def _place(
     timeline: Timeline, gaps: Sequence[Gap], link: Link, budget: int, options: OffloadOptions, timed: bool
 ) -> list[Move]:
     """Start from every tensor out for its whole gap, then spend the memory that is left on hiding the copies."""
-    moves = [_tight(timeline, gap, options) for gap in gaps]
-    room = budget - usage_under(timeline, moves)
-    moves = _release_late(timeline, moves, link, room)
+    every = _remade(timeline, [_tight(timeline, gap, options) for gap in gaps], link, options)
+    room = budget - usage_under(timeline, every)
+    remade = [move for move in every if move.remade]
+    moves = _release_late(timeline, [move for move in every if not move.remade], link, room)
     if options.prefetch == "late" or (options.prefetch == "auto" and timed):
-        return _prefetch_late(timeline, moves, link, room)
-    return _prefetch_early(timeline, moves, room)
+        return remade + _prefetch_late(timeline, moves, link, room)
+    return remade + _prefetch_early(timeline, moves, room)
+
+
+def _remade(timeline: Timeline, moves: Sequence[Move], link: Link, options: OffloadOptions) -> list[Move]:
+    """Under `hybrid`, mark the moves that are cheaper to make again; what they are made from must stay."""
+    if options.policy != "hybrid":
+        return list(moves)
+    moving = {move.buffer for move in moves}
+    marked = []
+    for move in moves:
+        buffer = timeline.buffers[move.buffer]
+        cheaper = timeline.steps[buffer.start].seconds < buffer.nbytes / link.prefetch
+        there = move.next <= buffer.remake_until and moving.isdisjoint(buffer.remake_inputs)
+        marked.append(replace(move, remade=buffer.remake >= 0 and cheaper and there))
+    return marked
 
 
 def _release_late(

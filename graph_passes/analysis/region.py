@@ -1,0 +1,105 @@
+"""What one training step of a session's graph runs: such a graph holds initializers, restores and evaluation too.
+
+A control edge makes an op run whenever its successor does, so MemOps are chained inside one step and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from graph_passes import ops
+from graph_passes.analysis.roles import is_layer, source
+from graph_passes.errors import GraphError
+from graph_passes.ir import Graph, Node
+
+
+def step_region(graph: Graph, fetches: Sequence[str] = ()) -> Graph:
+    """The part of `graph` that one step runs; `graph` itself is left as it is.
+
+    Args:
+        graph: a whole session graph.
+        fetches: names of the ops that a step runs; by default those that train.
+
+    Raises:
+        GraphError: a fetch is not in the graph, or there are several training steps to choose from.
+    """
+    kept = _ancestors(graph, fetches or find_fetches(graph))
+    nodes = (
+        Node(n.name, n.op, list(n.inputs), list(n.control), n.device, dict(n.attrs), n.outputs, n.stateful)
+        for n in graph
+        if n.name in kept
+    )
+    return Graph(nodes, {tensor: spec for tensor, spec in graph.specs.items() if tensor.node in kept})
+
+
+def find_fetches(graph: Graph) -> list[str]:
+    """The ops that train: each writes a weight, that is, a variable which a layer reads, with what comes from a layer.
+
+    Initializers, restores and moving averages do not. Without any, the results that come from layers.
+
+    Raises:
+        GraphError: several groups of updates can be run on their own.
+    """
+    layers = [node for node in graph if is_layer(graph, node)]
+    weights = {source(graph, tensor) for node in layers for tensor in node.inputs}
+    behind = _behind(graph, [node.name for node in layers])
+    updates = [
+        node.name
+        for node in graph
+        if ops.is_update(node.op) and node.name in behind and source(graph, node.inputs[0]) in weights
+    ]
+    if not updates:
+        last = [node.name for node in graph if next(graph.successors(node), None) is None]
+        return [name for name in last if name in behind and not ops.is_update(graph[name].op)] or last
+    groups = _groups(graph, updates)
+    if len(groups) > 1 and any(mask.bit_count() > 1 for mask in groups):
+        names = ", ".join(f"'{name}'" for name in groups.values())
+        raise GraphError(
+            f"the graph has several training steps, {names}; name the one to optimise: "
+            f"optimize(graph, fetches=[{next(iter(groups.values()))!r}])"
+        )
+    return updates
+
+
+def _groups(graph: Graph, updates: Sequence[str]) -> dict[int, str]:
+    """The sets of updates that one op waits for, as bits, with the first such op; only sets that are in no larger one."""
+    masks = {name: 1 << place for place, name in enumerate(updates)}
+    pending = list(updates)
+    while pending:
+        name = pending.pop()
+        for successor in graph.successors(graph[name]):
+            mask = masks.get(successor, 0) | masks[name]
+            if mask != masks.get(successor):
+                masks[successor] = mask
+                pending.append(successor)
+    first: dict[int, str] = {}
+    for node in graph:
+        if node.name in masks:
+            first.setdefault(masks[node.name], node.name)
+    return {
+        mask: name for mask, name in first.items() if not any(mask != other and mask & other == mask for other in first)
+    }
+
+
+def _ancestors(graph: Graph, names: Iterable[str]) -> set[str]:
+    found = {graph[name].name for name in names}
+    pending = list(found)
+    while pending:
+        for name in graph.predecessors(graph[pending.pop()]):
+            if name not in found:
+                found.add(name)
+                pending.append(name)
+    return found
+
+
+def _behind(graph: Graph, names: Iterable[str]) -> set[str]:
+    """The ops that data of these ops reaches."""
+    found = set(names)
+    pending = list(found)
+    while pending:
+        for tensor in graph.tensors(graph[pending.pop()]):
+            for use in graph.uses(tensor):
+                if use.node not in found:
+                    found.add(use.node)
+                    pending.append(use.node)
+    return found

@@ -1,0 +1,112 @@
+"""The command line: `python -m tfmem report | devices | cache | optimize`. Thin, over the public API."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from custom_ops.errors import TfmemError
+from graph_passes.report import Report, size
+from tfmem import __version__
+from tfmem.config import Options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Returns 1 where it failed, with the reason on standard error."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.run(options)
+    except (TfmemError, OSError, ValueError) as error:
+        print(f"tfmem {options.command}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tfmem", description="Training under a memory budget.")
+    parser.add_argument("--version", action="version", version=f"tfmem {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+
+    report = commands.add_parser("report", help="print a report that Report.to_json wrote, or draw it")
+    report.add_argument("file", type=Path, metavar="REPORT.json")
+    report.add_argument("--rows", type=int, default=10, help="moved tensors to list (10)")
+    report.add_argument("--plot", type=Path, metavar="IMAGE", help="draw memory before and after")
+    report.set_defaults(run=_report)
+
+    devices = commands.add_parser("devices", help="list devices, their memory and their link to the host")
+    devices.set_defaults(run=_devices)
+
+    cache = commands.add_parser("cache", help="say where measured profiles are kept")
+    cache.add_argument("--clear", action="store_true", help="delete them")
+    cache.set_defaults(run=_cache)
+
+    optimize = commands.add_parser("optimize", help="optimise a SavedModel into a new directory")
+    optimize.add_argument("path", metavar="SAVED_MODEL")
+    optimize.add_argument("--memory-budget", required=True, help='"2GiB", bytes, or a fraction such as 0.5')
+    optimize.add_argument("--policy", help="offload policy; default: autovm, or TFMEM_POLICY")
+    optimize.add_argument("--output", help="directory to write; default: SAVED_MODEL_tfmem")
+    optimize.set_defaults(run=_optimize)
+    return parser
+
+
+def _report(options: argparse.Namespace) -> None:
+    report = _read(options.file)
+    if options.plot:
+        from tfmem.plot import plot_report
+
+        print(plot_report(report, options.plot))
+    else:
+        print(report.to_text(options.rows))
+
+
+def _read(file: Path) -> Report:
+    try:
+        return Report.from_json(file.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"'{file}' is not JSON ({error}); expected what Report.to_json wrote") from error
+
+
+def _devices(options: argparse.Namespace) -> None:
+    import tensorflow as tf
+
+    from tfmem.api import make_engine
+
+    names = [d.name for d in tf.config.list_logical_devices() if d.device_type in ("CPU", "GPU")]
+    for name in names:
+        engine = make_engine(Options(device=name[name.index("/device:") :]))
+        target, link = engine.target, engine.link
+        print(f"{target.name}  {target.description}")
+        print(f"  memory     {size(target.memory)}")
+        print(f"  link       {size(round(link.offload))}/s out, {size(round(link.prefetch))}/s in, both at once")
+        print(f"  profile    {target.profile.name}")
+
+
+def _cache(options: argparse.Namespace) -> None:
+    directory = Options.from_env().cache_directory
+    if not directory:
+        print("no cache: TFMEM_CACHE_DIR is empty")
+        return
+    folder = Path(directory) / "profiles"
+    profiles = list(folder.glob("*.json"))
+    files = [*profiles, *folder.glob("*.tmp")]  # what a process that died left half written
+    total = size(sum(file.stat().st_size for file in files))
+    if options.clear:
+        for file in files:
+            file.unlink(missing_ok=True)
+    count = "1 profile" if len(profiles) == 1 else f"{len(profiles)} profiles"
+    print(f"{folder}: {count}, {total}{', deleted' if options.clear else ''}")
+
+
+def _optimize(options: argparse.Namespace) -> None:
+    from tfmem.api import optimize
+
+    chosen: dict[str, Any] = {"policy": options.policy} if options.policy else {}
+    print(optimize(options.path, memory_budget=options.memory_budget, output=options.output, **chosen))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

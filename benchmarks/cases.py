@@ -24,6 +24,7 @@ class Case:
         system: `plain` TensorFlow, or `tfmem`.
         normalised: N_m; 0 for no cap, or the headline's.
         headline: whether the cap is `Sizes.headline_cap`.
+        policy: tfmem's policy; the command line's if empty.
         deterministic: whether TensorFlow's op determinism is on, for the parity of losses.
     """
 
@@ -33,6 +34,7 @@ class Case:
     system: str
     normalised: float = 0.0
     headline: bool = False
+    policy: str = ""
     deterministic: bool = False
 
     @property
@@ -98,6 +100,8 @@ def _headline() -> list[Case]:
         for system in ("plain", "tfmem"):
             name = f"vgg19/19.5GiB/{form}/{system}"
             cases.append(Case(name, "vgg19", form, system, headline=True))
+    name = "vgg19/19.5GiB/function/hybrid"
+    cases.append(Case(name, "vgg19", "function", "tfmem", headline=True, policy="hybrid"))
     for system in ("plain", "tfmem"):
         name, capped = f"vgg19/parity/{system}", system == "tfmem"
         cases.append(Case(name, "vgg19", "function", system, headline=capped, deterministic=True))

@@ -115,7 +115,7 @@ def run_case(
         "cap": cap,
         "steps": options.steps,
         "warm_up": options.warm_up,
-        "policy": options.policy,
+        "policy": case.policy or options.policy,
     }
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "result.json"

@@ -196,7 +196,7 @@ def link() -> dict[str, Any]:
         [tf.config.LogicalDeviceConfiguration(memory_limit=1024)],
     )
     tf.config.list_logical_devices()  # starts the device
-    runs = [asdict(load().link_bandwidth(bytes=LINK_BYTES)) for _ in range(3)]
+    runs = [asdict(load().link_bandwidth(size=LINK_BYTES)) for _ in range(3)]
     middle = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
     return {"status": "ok", "bytes": LINK_BYTES, "bandwidth": middle, "runs": runs}
 

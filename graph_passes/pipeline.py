@@ -70,6 +70,7 @@ def plan_step(
     *,
     timed: bool = False,
     widest: bool = False,
+    region: int | None = None,
 ) -> OffloadPlan:
     """See `graph_passes.offload.plan.plan_offload`.
 
@@ -88,6 +89,7 @@ def plan_step(
             unordered=roles.unordered(step.graph, step.order, step.merging),
             timed=timed,
             widest=widest,
+            region=region,
         )
     except InfeasibleBudgetError as error:
         if not timeline.gaps():

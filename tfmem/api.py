@@ -14,6 +14,7 @@ from graph_passes.report import Report
 from tfmem.capture import function as functions
 from tfmem.capture import graph_def as graph_defs
 from tfmem.capture import keras_model, saved_model
+from tfmem.capture.captured import unique
 from tfmem.capture.grappler import session_config
 from tfmem.config import Budget, Options, merged
 from tfmem.devices import find_target, measured_link
@@ -54,7 +55,7 @@ def optimize(
         policy: "autovm", "vdnn_all" or "vdnn_conv".
         options: everything else; environment variables (`Options.from_env`) if not given.
         fetches: for a tf.Graph, GraphDef or MetaGraphDef: names of the tensors and ops that one training step runs.
-            Not needed where there is one step (a MetaGraphDef can name it in its `train_op` collection).
+            Not needed where the graph holds one step.
         feeds: for a GraphDef: names of the placeholders it is fed.
         output: for a SavedModel: where to write; `<path>_tfmem` if not given.
         **changes: single fields of `Options`.
@@ -75,11 +76,11 @@ def optimize(
         optimize_live(x, engine, None, fetches)
         return x
     if isinstance(x, tf.compat.v1.GraphDef):
-        captured = graph_defs.capture_graph_def(x, feeds, fetches)
-        return graph_defs.restore_graph_def(captured, plan_graph_def(captured, engine)[0])
+        captured = graph_defs.capture_graph_def(x, feeds or None, unique([*fetches, *graph_defs.unread(x)]))
+        return graph_defs.restore_graph_def(captured, plan_graph_def(captured, engine, fetches)[0])
     if isinstance(x, tf.compat.v1.MetaGraphDef):
-        captured = graph_defs.capture_meta_graph(x, feeds, fetches)
-        return graph_defs.restore_meta_graph(x, captured, plan_graph_def(captured, engine)[0])
+        captured = graph_defs.capture_meta_graph(x, feeds or None, unique([*fetches, *graph_defs.named(x)]))
+        return graph_defs.restore_meta_graph(x, captured, plan_graph_def(captured, engine, fetches)[0])
     if isinstance(x, OptimizedFunction):
         raise GraphError("this function is optimised already; optimise the one it was made of")
     if isinstance(x, functions.ConcreteFunction):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from custom_ops.load import Library
 from graph_passes import pipeline, serde
+from graph_passes.analysis.region import step_region
 from graph_passes.analysis.simulate import Link
 from graph_passes.analysis.timeline import Timeline
 from graph_passes.cost.model import Roofline
@@ -14,6 +16,7 @@ from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.ir import Graph, Node, parse_input
 from graph_passes.offload.plan import OffloadPlan
 from graph_passes.report import Report
+from graph_passes.verify import verify_graph
 from tfmem.capture.captured import Captured
 from tfmem.capture.grappler import run_grappler
 from tfmem.config import Options, parse_budget
@@ -116,13 +119,20 @@ def plan_unobserved(step: pipeline.Step, engine: Engine) -> tuple[Timeline, Offl
     return timeline, plan
 
 
-def plan_graph_def(captured: Captured, engine: Engine) -> tuple[Any, Report]:
-    """The GraphDef of `captured`, optimised, and what was done to it."""
+def plan_graph_def(captured: Captured, engine: Engine, fetches: Sequence[str] = ()) -> tuple[Any, Report]:
+    """The GraphDef of `captured`, optimised, and what was done to it.
+
+    Args:
+        captured: the graph.
+        engine: budget, device and options.
+        fetches: names of what one step is run for; by default the ops that train.
+    """
     serde.refuse_optimized((node.name, node.op) for node in captured.graph_def.node)
     optimized = run_grappler(captured, device=engine.target.kind)
     graph = serde.from_graph_def(optimized.graph_def, engine.options.input_shapes)
-    fetches = [parse_input(name)[0] for name in optimized.fetches]
-    step = pipeline.Step.read(graph, optimized.creation_order, fetches, merging=not engine.target.is_gpu)
+    region = step_region(graph, [parse_input(name)[0].node for name in fetches])
+    kept = [parse_input(name)[0] for name in optimized.fetches]
+    step = pipeline.Step.read(region, optimized.creation_order, kept, merging=not engine.target.is_gpu)
     timeline, plan = plan_unobserved(step, engine)
     if plan is None:
         return captured.graph_def, engine.unlimited("GraphDef")
@@ -130,5 +140,6 @@ def plan_graph_def(captured: Captured, engine: Engine) -> tuple[Any, Report]:
     found = pipeline.describe(step, timeline, plan, options.policy, graph="GraphDef", device=engine.target.description)
     if not plan.moves:
         return captured.graph_def, found
-    edited = pipeline.edit_step(step, timeline, plan, options)
-    return serde.to_graph_def(edited, optimized.graph_def), found
+    pipeline.edit_step(step, timeline, plan, options, editor=graph)
+    verify_graph(graph)
+    return serde.to_graph_def(graph, optimized.graph_def), found

@@ -13,6 +13,7 @@ from tfmem.config import Budget, Options, merged
 from tfmem.live import optimize_live
 
 
+@tf.autograph.experimental.do_not_convert
 def avm_gradients(
     loss: tf.Tensor,
     variables: Sequence[Any],
@@ -47,8 +48,8 @@ def avm_gradients(
     if all(gradient is None for gradient in found):
         names = ", ".join(str(getattr(variable, "name", variable)) for variable in list(variables)[:5])
         raise NoGradientError(f"'{loss.name}' depends on none of the {len(list(variables))} variables ({names}, ...)")
-    kept = [gradient.name for gradient in found if isinstance(gradient, tf.Tensor)]
-    optimize_live(loss.graph, engine, loss, kept)
+    kept = [gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient for gradient in found]
+    optimize_live(loss.graph, engine, loss, [tensor.name for tensor in kept if tensor is not None])
     return list(found)
 
 
@@ -69,7 +70,7 @@ def wrap_optimizer(
         GraphError: the object is no such optimizer.
     """
     engine_options = merged(options, memory_budget, policy)
-    for method in ("apply_gradients", "apply"):
+    for method in ("apply", "apply_gradients"):
         if callable(getattr(optimizer, method, None)):
             break
     else:
@@ -80,17 +81,30 @@ def wrap_optimizer(
     class Wrapped(type(optimizer)):  # type: ignore[misc]
         """The user's optimizer; before it applies gradients, the graph that made them is optimised."""
 
-        def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-            pairs = list(grads_and_vars)
-            gradients = [gradient for gradient, _ in pairs if isinstance(gradient, tf.Tensor)]
-            symbolic = [gradient for gradient in gradients if not hasattr(gradient, "numpy")]
-            if symbolic:
-                names = [gradient.name for gradient in symbolic]
-                optimize_live(symbolic[0].graph, make_engine(engine_options), None, names)
-            return super().apply_gradients(pairs, *args, **kwargs)
+    @tf.autograph.experimental.do_not_convert
+    def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        pairs = list(grads_and_vars)
+        _optimize_for([gradient for gradient, _ in pairs], engine_options)
+        return super(Wrapped, self).apply_gradients(pairs, *args, **kwargs)
 
-    Wrapped.__name__ = type(optimizer).__name__
-    Wrapped.__qualname__ = type(optimizer).__qualname__
+    @tf.autograph.experimental.do_not_convert
+    def apply(self: Any, grads: Any, *args: Any, **kwargs: Any) -> Any:
+        gradients = list(grads)
+        _optimize_for(gradients, engine_options)
+        return super(Wrapped, self).apply(gradients, *args, **kwargs)
+
+    # Keras 3's apply_gradients calls apply, which a custom loop may call by itself.
+    setattr(Wrapped, method, apply if method == "apply" else apply_gradients)
+    for name in ("__module__", "__name__", "__qualname__"):
+        setattr(Wrapped, name, getattr(type(optimizer), name))
     wrapped = object.__new__(Wrapped)
-    wrapped.__dict__ = optimizer.__dict__
+    object.__setattr__(wrapped, "__dict__", optimizer.__dict__)  # an optimizer's own __setattr__ would track it
     return wrapped
+
+
+def _optimize_for(gradients: Sequence[Any], options: Options) -> None:
+    """Optimise the graph that makes these gradients; none if they are eager."""
+    tensors = [gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient for gradient in gradients]
+    made = [tensor for tensor in tensors if isinstance(tensor, tf.Tensor) and not hasattr(tensor, "numpy")]
+    if made:
+        optimize_live(made[0].graph, make_engine(options), None, [tensor.name for tensor in made])

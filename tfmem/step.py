@@ -193,14 +193,14 @@ class ManagedStep:
         return widest
 
     def _feasible(self, timeline: Timeline, whole: bool) -> Iterator[OffloadPlan]:
-        """Plans for falling shares of the budget; with `whole`, those that a region without fragmentation can hold."""
+        """Plans for falling shares of the budget; with `whole`, those that find room in the allocator's region."""
+        region = int(REGION * self._engine.target.memory)
         for share in SHARES:
             try:
-                plan = self._plan(timeline, int(share * self._budget), timed=True)
+                plan = self._plan(timeline, int(share * self._budget), timed=True, region=region if whole else None)
                 self._engine.require_host_room(timeline, plan)
             except TfmemError:
                 continue
-            region = int(REGION * self._engine.target.memory)
             if not whole or first_failure(timeline, plan.moves, region) is None:
                 yield plan
 
@@ -372,11 +372,24 @@ class ManagedStep:
         self._stage = Stage.READY
 
     def _plan(
-        self, timeline: Timeline, budget: int, *, timed: bool = False, widest: bool = False
+        self,
+        timeline: Timeline,
+        budget: int,
+        *,
+        timed: bool = False,
+        widest: bool = False,
+        region: int | None = None,
     ) -> OffloadPlan:
         engine = self._engine
         return pipeline.plan_step(
-            self._step, timeline, engine.link, budget, engine.options.offload, timed=timed, widest=widest
+            self._step,
+            timeline,
+            engine.link,
+            budget,
+            engine.options.offload,
+            timed=timed,
+            widest=widest,
+            region=region,
         )
 
     def _build(self, plan: OffloadPlan, *, probed: bool) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from graph_passes.analysis.simulate import Move
 from graph_passes.analysis.timeline import Timeline
 
+SPARE = 1.03  # workspace is asked for with this much more: what else lies in the region is not known to the byte
 _ROUND = 256
 _KEEP_WHOLE = 128 << 20  # a chunk is split if at least this much is left over, or if it is twice as large as asked for
 _SMALL = 1 << 16  # smaller buffers come and go in the gaps between
@@ -98,7 +99,7 @@ def first_failure(timeline: Timeline, moves: Sequence[Move], limit: int) -> int 
                 return position
             held[index] = chunk
         if workspace > 0:
-            chunk = region.allocate(int(workspace))
+            chunk = region.allocate(int(SPARE * workspace))
             if chunk is None:
                 return position
             region.free(chunk)

@@ -63,7 +63,7 @@ def observe(timeline: Timeline, moves: Sequence[Move], samples: Sequence[Sample]
         GraphError: the step wrote no samples.
     """
     samples = sorted(samples, key=lambda sample: sample.index)
-    if not samples:
+    if not any(sample.index % 2 for sample in samples):
         raise GraphError("the observed step wrote no samples; its probes did not run")
     modelled = usage_under(timeline, moves) - timeline.workspace - timeline.base
     seconds: dict[str, float] = {}
@@ -71,13 +71,12 @@ def observe(timeline: Timeline, moves: Sequence[Move], samples: Sequence[Sample]
     curve = []
     for previous, sample in zip([None, *samples[:-1]], samples, strict=True):
         position, is_after = divmod(sample.index, 2)
+        if not is_after:
+            continue  # its peak is that of the MemOps since the op before: what a release has not freed yet
         name = timeline.steps[position].node
-        if is_after:
-            seconds[name] = max(0.0, sample.seconds - previous.seconds) if previous else 0.0
-        peak = sample.peak_bytes - int(modelled[position])
-        beyond[position] = max(peak, beyond.get(position, peak))
-        if is_after:
-            curve.append((name, beyond[position] + int(modelled[position])))
+        seconds[name] = max(0.0, sample.seconds - previous.seconds) if previous else 0.0
+        beyond[position] = sample.peak_bytes - int(modelled[position])
+        curve.append((name, sample.peak_bytes))
 
     base = min(beyond.values())
     probed = np.array(sorted(beyond))

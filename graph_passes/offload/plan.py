@@ -15,17 +15,19 @@ released at a planned position, as late as memory allows, because releasing wait
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from graph_passes.analysis.fragmentation import first_failure
 from graph_passes.analysis.simulate import Link, Move, Outcome, simulate, usage_under
 from graph_passes.analysis.timeline import Gap, Timeline
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.offload.options import OffloadOptions
 
+REPAIRS = 4  # tensors moved for the sake of contiguous room
 SLACK = 1.2  # copies are planned to take this much longer than bytes over bandwidth: run times vary
 
 
@@ -65,6 +67,7 @@ def plan_offload(
     timed: bool = False,
     unordered: Collection[int] = (),
     widest: bool = False,
+    region: int | None = None,
 ) -> OffloadPlan:
     """Make a plan whose peak is at most `budget` bytes.
 
@@ -79,6 +82,8 @@ def plan_offload(
         unordered: positions that no order may be put on (see `roles.unordered`).
         widest: move every tensor of size that waits across the turn, for its whole gap, whatever that stalls: a step
             with memory to spare, in which cuDNN is free to choose. If that is not enough, every candidate.
+        region: bytes that the allocations have to find room in (see `analysis.fragmentation`); moves are added until
+            they do, as far as moves can help.
 
     Raises:
         InfeasibleBudgetError: no choice of tensors meets the budget.
@@ -105,6 +110,8 @@ def plan_offload(
         moves = [_tight(timeline, gap, options) for gap in chosen]
     elif _thresholded(options):
         moves = _place(timeline, chosen, link, budget, options, timed)
+        if region:
+            moves = _with_room(timeline, moves, chosen, link, budget, options, timed, region)
     else:
         moves = [_one_layer_ahead(timeline, gap, layers) for gap in chosen]
     moves = sorted(moves, key=lambda move: (move.release, move.prefetch))
@@ -232,6 +239,61 @@ def _infeasible(timeline: Timeline, peak: int, position: int, budget: int, how: 
         peak,
         op,
     )
+
+
+def _with_room(
+    timeline: Timeline,
+    moves: list[Move],
+    chosen: Sequence[Gap],
+    link: Link,
+    budget: int,
+    options: OffloadOptions,
+    timed: bool,
+    region: int,
+) -> list[Move]:
+    """Move what splits the room that an op needs, as long as that helps.
+
+    Best fit puts long-lived tensors (a weight's gradient, say) wherever there is room, and when all around them is free
+    again they lie in the middle of it.
+    """
+    islands: dict[Gap, int] = {}  # what is moved for room, and the position that needs it
+    for _ in range(REPAIRS):
+        failure = first_failure(timeline, moves, region)
+        island = None if failure is None else _island(timeline, moves, (*chosen, *islands), region, failure, options)
+        if failure is None or island is None:
+            break
+        islands[island] = failure
+        moves = [
+            _away(move, islands) for move in _place(timeline, (*chosen, *islands), link, budget, options, timed)
+        ]
+    return moves
+
+
+def _away(move: Move, islands: Mapping[Gap, int]) -> Move:
+    needed = islands.get(Gap(move.buffer, move.last, move.next))
+    if needed is None:
+        return move
+    return replace(move, prefetch=min(move.next, max(move.prefetch, needed + 1)))
+
+
+def _island(
+    timeline: Timeline,
+    moves: Sequence[Move],
+    chosen: Collection[Gap],
+    region: int,
+    failure: int,
+    options: OffloadOptions,
+) -> Gap | None:
+    """The tensor that, out of the way, lets the step get furthest past `failure`; None if none does."""
+    reached, best = failure, None
+    for gap in timeline.gaps():
+        if gap.last < failure < gap.next and gap not in chosen and _nbytes(timeline, gap) <= region >> 4:
+            further = first_failure(timeline, [*moves, _tight(timeline, gap, options)], region)
+            if further is None:
+                return gap
+            if further > reached:
+                reached, best = further, gap
+    return best
 
 
 def _tight(timeline: Timeline, gap: Gap, options: OffloadOptions) -> Move:

@@ -18,7 +18,9 @@ def file(tmp_path):
         budget=10 * MIB,
         peak_before=16 * MIB,
         peak_predicted=10 * MIB,
-        transfers=tuple(TransferRecord(f"act{i}:0", (i + 1) * MIB, "a", "a", "b", "b") for i in range(3)),
+        transfers=tuple(
+            TransferRecord(f"act{i}:0", (i + 1) * MIB, "a", "a", "b", "b") for i in range(3)
+        ),
         curve_before=(("a", 1), ("b", 16 * MIB)),
         curve_after=(("a", 1), ("b", 10 * MIB)),
     )
@@ -45,7 +47,12 @@ def test_report_draws(file, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "No such file"), ("peak", "is not JSON"), ("{}", "not a tfmem report"), ("[1]", "not a tfmem report")],
+    [
+        (None, "No such file"),
+        ("peak", "is not JSON"),
+        ("{}", "not a tfmem report"),
+        ("[1]", "not a tfmem report"),
+    ],
 )
 def test_report_refuses_what_is_none(content, message, tmp_path, capsys):
     path = tmp_path / "report.json"

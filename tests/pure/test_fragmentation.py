@@ -2,7 +2,7 @@
 
 import random
 
-from graph_passes.analysis.fragmentation import Region, first_failure
+from graph_passes.analysis.fragmentation import SPARE, Region, first_failure
 from graph_passes.analysis.simulate import Move
 from graph_passes.analysis.timeline import Buffer, Step, Timeline
 from graph_passes.ir import TensorId
@@ -60,7 +60,7 @@ def test_a_step_may_fail_by_fragmentation_alone():
 
 
 def test_workspace_needs_one_piece_too():
-    steps = (Step("a"), Step("b", workspace=3 * GIB))
+    steps = (Step("a"), Step("b", workspace=int(3 * GIB / SPARE)))
     timeline = Timeline(steps, (Buffer(TensorId("a"), 2 * GIB, 0, (1,)),), turn=0, base=GIB)
     assert first_failure(timeline, (), 6 * GIB) is None
-    assert first_failure(timeline, (), 6 * GIB - 1) == 1
+    assert first_failure(timeline, (), 6 * GIB - MIB) == 1

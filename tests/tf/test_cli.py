@@ -20,7 +20,8 @@ class Deep(tf.Module):
     def __init__(self):
         super().__init__()
         self.weights = [
-            tf.Variable(tf.random.stateless_normal([128, 128], [layer, 1]) / 8) for layer in range(10)
+            tf.Variable(tf.random.stateless_normal([128, 128], [layer, 1]) / 8)
+            for layer in range(10)
         ]
 
     @tf.function(input_signature=[tf.TensorSpec([4096, 128], name="x")])
@@ -54,7 +55,11 @@ def test_optimize_writes_a_saved_model_that_trains_as_the_original(saved, tmp_pa
     target = tmp_path / "smaller"
     command = ["optimize", str(saved), "--memory-budget", "20MiB", "--output", str(target)]
     done = subprocess.run(
-        [sys.executable, "-m", "tfmem", *command], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tfmem", *command],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{target}\n"
@@ -63,17 +68,18 @@ def test_optimize_writes_a_saved_model_that_trains_as_the_original(saved, tmp_pa
     x = tf.random.stateless_normal([4096, 128], [7, 7])
     losses = []
     for path in (saved, target):
+        assert (b"MemOpOffload" in (path / "saved_model.pb").read_bytes()) == (path == target)
         train = tf.saved_model.load(str(path)).signatures["train"]
-        ops = {op.type for op in train.graph.get_operations()}
-        assert ("MemOpOffload" in ops) == (path == target)
         losses.append([train(x=x)["loss"].numpy() for _ in range(3)])
     np.testing.assert_array_equal(losses[1], losses[0])
 
 
 def test_optimize_says_what_would_do(saved, tmp_path, capsys):
-    assert cli.main(["optimize", str(saved), "--memory-budget", "1MiB", "--output", str(tmp_path / "x")]) == 1
+    target = tmp_path / "smaller"
+    command = ["optimize", str(saved), "--memory-budget", "1MiB", "--output", str(target)]
+    assert cli.main(command) == 1
     assert "give a budget of at least" in capsys.readouterr().err
-    assert not (tmp_path / "x").exists()
+    assert not target.exists()
 
 
 def test_optimize_refuses_what_is_no_saved_model(tmp_path, capsys):

@@ -7,7 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import tensorflow as tf
+from google.protobuf.message import DecodeError
 from tensorflow.core.framework.graph_pb2 import GraphDef
+from tensorflow.core.framework.variable_pb2 import VariableDef
 from tensorflow.core.protobuf.meta_graph_pb2 import MetaGraphDef
 
 from graph_passes.errors import GraphError
@@ -32,8 +34,7 @@ def capture_graph_def(
         placeholders = ("Placeholder", "PlaceholderV2")
         feeds = [node.name for node in graph_def.node if node.op in placeholders]
     if fetches is None:
-        read = {op_name(name) for node in graph_def.node for name in node.input}
-        fetches = [node.name for node in graph_def.node if node.name not in read]
+        fetches = unread(graph_def)
     outputs = _count_outputs(graph_def)
     for name in (*feeds, *fetches):
         if op_name(name) not in outputs:
@@ -52,6 +53,34 @@ def capture_graph_def(
         control_fetches=unique(run),
         creation_order=tuple(node.name for node in graph_def.node),
     )
+
+
+def unread(graph_def: GraphDef) -> list[str]:
+    """The ops that nothing reads or waits for: train ops, initializers, summaries, savers."""
+    read = {op_name(name) for node in graph_def.node for name in node.input}
+    return [node.name for node in graph_def.node if node.name not in read]
+
+
+def named(meta_graph: MetaGraphDef) -> list[str]:
+    """The ops and tensors that a MetaGraphDef names, and those that nothing reads: all that its
+    users may ask for.
+    """
+    names = list(unread(meta_graph.graph_def))
+    for collection in meta_graph.collection_def.values():
+        names += collection.node_list.value
+        for text in collection.bytes_list.value:
+            variable = VariableDef()
+            try:
+                variable.ParseFromString(text)
+            except DecodeError:
+                continue  # no variable: such collections hold protos of any type
+            fields = ("variable_name", "initializer_name", "initial_value_name", "snapshot_name")
+            names += [getattr(variable, field) for field in fields]
+    saver = meta_graph.saver_def
+    names += [saver.filename_tensor_name, saver.save_tensor_name, saver.restore_op_name]
+    names += [*_signature_names(meta_graph, "inputs"), *_signature_names(meta_graph, "outputs")]
+    present = {node.name for node in meta_graph.graph_def.node}
+    return list(unique([name for name in names if op_name(name) in present]))
 
 
 def restore_graph_def(captured: Captured, graph_def: GraphDef) -> GraphDef:

@@ -179,14 +179,16 @@ def headline(cases: Cases) -> list[str]:
         ("keras", "Keras `train_on_batch`"),
     ):
         plain = cases.get(f"vgg19/19.5GiB/{form}/plain", {})
-        tfmem = cases.get(f"vgg19/19.5GiB/{form}/tfmem", {})
         own = cases.get(f"vgg19/{form}/oracle", {})
         oracle = own if own.get("status") == "ok" else cases.get("vgg19/oracle", {})
-        if (plain or tfmem) and oracle.get("status") == "ok":
-            rows.append((words, *compared(cases, plain, tfmem, oracle)))
+        for name, policy in (("tfmem", "autovm"), ("hybrid", "hybrid")):
+            tfmem = cases.get(f"vgg19/19.5GiB/{form}/{name}", {})
+            if tfmem and oracle.get("status") == "ok":
+                rows.append((words, policy, *compared(cases, plain, tfmem, oracle)))
     if not rows:
         return []
-    return [table("### VGG-19, batch 256, in 19.5 GiB", ("step written as", *COMPARED), rows)]
+    header = ("step written as", "policy", *COMPARED)
+    return [table("### VGG-19, batch 256, in 19.5 GiB", header, rows)]
 
 
 def parity(cases: Cases) -> list[str]:

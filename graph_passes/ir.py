@@ -33,7 +33,7 @@ class TensorId(NamedTuple):
     """One output of one node; prints as TensorFlow writes it, `node:0`."""
 
     node: str
-    index: int = 0
+    index: int = 0  # type: ignore[assignment]  # hides tuple.index, which nobody needs of a tensor
 
     def __str__(self) -> str:
         return f"{self.node}:{self.index}"
@@ -76,7 +76,7 @@ class Use(NamedTuple):
     """One place that reads a tensor: data input `index` of `node`."""
 
     node: str
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from graph_passes.ir import Editor, Graph, TensorId
 from graph_passes.offload.apply import Probing, apply_offload, transfers
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.offload.plan import OffloadPlan, plan_offload
-from graph_passes.report import MOVED, UNCHANGED_FITS, Report, TransferRecord
+from graph_passes.report import MADE_AGAIN, MOVED, UNCHANGED_FITS, Report, TransferRecord
 from graph_passes.verify import verify_graph
 
 
@@ -92,10 +92,10 @@ def plan_step(
             region=region,
         )
     except InfeasibleBudgetError as error:
-        if not timeline.gaps():
+        if not timeline.gaps() or not roles.has_gradient(step.graph):
             raise NoGradientError(
-                f"the step needs {timeline.peak:,} bytes, more than the budget of {budget:,}, and none of its tensors "
-                "waits for a later use: there is no gradient in the graph; optimise the training step (avm_gradients, "
+                f"the step needs {timeline.peak:,} bytes, more than the budget of {budget:,}, and nothing that its "
+                "layers read waits for a gradient: there is no gradient in the graph; optimise the training step (avm_gradients, "
                 "a compiled Keras model, or a function that applies gradients)"
             ) from error
         raise
@@ -128,21 +128,22 @@ def describe(
 ) -> Report:
     """The report of a plan, nothing measured yet."""
     names = [item.node for item in timeline.steps]
-    shown = plan.ordered or range(len(names))
+    shown = sorted({*plan.ordered, plan.before.peak_at, plan.after.peak_at})
     after = usage_under(timeline, plan.moves)
     records = tuple(
         TransferRecord(
             tensor=str(tensor),
             bytes=timeline.buffers[move.buffer].nbytes,
-            offload_after=names[move.copy_after],
+            offload_after=MADE_AGAIN if move.remade else names[move.copy_after],
             release_before=names[move.release],
             prefetch_before=names[move.prefetch],
             first_use=names[move.next],
         )
         for move, tensor in transfers(step.graph, timeline, plan)
     )
-    moved = sum(record.bytes for record in records)
-    left_alone = [f"left alone: {tensor}: {reason}" for tensor, reason in plan.left_alone]
+    moved = sum(record.bytes for record in records if record.offload_after != MADE_AGAIN)
+    unknown = [(buffer.tensor, buffer.pinned_by) for buffer in timeline.buffers if not buffer.nbytes]
+    left_alone = [f"left alone: {tensor}: {reason}" for tensor, reason in (*unknown, *plan.left_alone)]
     return Report(
         graph=graph,
         device=device,

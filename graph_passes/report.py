@@ -12,6 +12,7 @@ from typing import Any
 FORMAT = 1
 UNCHANGED_FITS = "unchanged: fits"
 MOVED = "moved"
+MADE_AGAIN = "(made again)"
 
 MemoryCurve = tuple[tuple[str, int], ...]
 
@@ -23,7 +24,8 @@ class TransferRecord:
     Attributes:
         tensor: the tensor's name, `node:0`.
         bytes: size of its buffer; it crosses the link once in each direction a step.
-        offload_after: the copy out starts when this op has run.
+        offload_after: the copy out starts when this op has run; `MADE_AGAIN` if the tensor is not copied at all, but
+            made a second time.
         release_before: the buffer may be freed before this op runs.
         prefetch_before: the copy in starts, into a new buffer, before this op runs.
         first_use: the first op that reads the returned tensor.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from graph_passes.analysis.order import topological
 from graph_passes.errors import GraphError
-from graph_passes.ir import Graph, TensorId
+from graph_passes.ir import DataType, Graph, TensorId
 
 
 def verify_graph(graph: Graph) -> None:
@@ -22,7 +22,7 @@ def verify_graph(graph: Graph) -> None:
                     f"{producer.outputs} outputs"
                 )
         wanted = node.attrs.get("T")
-        if node.op.startswith("MemOp") and hasattr(wanted, "name") and node.inputs:
+        if node.op.startswith("MemOp") and isinstance(wanted, DataType) and node.inputs:
             spec = graph.specs.get(TensorId(*node.inputs[0]))
             if spec is not None and spec.dtype not in ("variant", wanted.name):
                 raise GraphError(f"'{node.name}' moves {wanted.name}, but reads '{node.inputs[0]}' of {spec.dtype}")

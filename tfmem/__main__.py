@@ -27,23 +27,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m tfmem", description="Training under a memory budget."
-    )
+    parser = argparse.ArgumentParser(prog="python -m tfmem", description="Training under a memory budget.")
     parser.add_argument("--version", action="version", version=f"tfmem {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
 
-    report = commands.add_parser(
-        "report", help="print a report that Report.to_json wrote, or draw it"
-    )
+    report = commands.add_parser("report", help="print a report that Report.to_json wrote, or draw it")
     report.add_argument("file", type=Path, metavar="REPORT.json")
     report.add_argument("--rows", type=int, default=10, help="moved tensors to list (10)")
     report.add_argument("--plot", type=Path, metavar="IMAGE", help="draw memory before and after")
     report.set_defaults(run=_report)
 
-    devices = commands.add_parser(
-        "devices", help="list devices, their memory and their link to the host"
-    )
+    devices = commands.add_parser("devices", help="list devices, their memory and their link to the host")
     devices.set_defaults(run=_devices)
 
     cache = commands.add_parser("cache", help="say where measured profiles are kept")
@@ -52,9 +46,7 @@ def _parser() -> argparse.ArgumentParser:
 
     optimize = commands.add_parser("optimize", help="optimise a SavedModel into a new directory")
     optimize.add_argument("path", metavar="SAVED_MODEL")
-    optimize.add_argument(
-        "--memory-budget", required=True, help='"2GiB", bytes, or a fraction such as 0.5'
-    )
+    optimize.add_argument("--memory-budget", required=True, help='"2GiB", bytes, or a fraction such as 0.5')
     optimize.add_argument("--policy", help="offload policy; default: autovm, or TFMEM_POLICY")
     optimize.add_argument("--output", help="directory to write; default: SAVED_MODEL_tfmem")
     optimize.set_defaults(run=_optimize)
@@ -75,9 +67,7 @@ def _read(file: Path) -> Report:
     try:
         return Report.from_json(file.read_text())
     except json.JSONDecodeError as error:
-        raise ValueError(
-            f"'{file}' is not JSON ({error}); expected what Report.to_json wrote"
-        ) from error
+        raise ValueError(f"'{file}' is not JSON ({error}); expected what Report.to_json wrote") from error
 
 
 def _devices(options: argparse.Namespace) -> None:
@@ -116,9 +106,7 @@ def _optimize(options: argparse.Namespace) -> None:
     from tfmem.api import optimize
 
     chosen: dict[str, Any] = {"policy": options.policy} if options.policy else {}
-    print(
-        optimize(options.path, memory_budget=options.memory_budget, output=options.output, **chosen)
-    )
+    print(optimize(options.path, memory_budget=options.memory_budget, output=options.output, **chosen))
 
 
 if __name__ == "__main__":

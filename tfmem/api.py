@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from custom_ops.load import Library, load
-from graph_passes.errors import GraphError
+from graph_passes.errors import AlreadyOptimizedError, GraphError
 from graph_passes.report import Report
 from tfmem.capture import function as functions
 from tfmem.capture import graph_def as graph_defs
@@ -26,6 +27,7 @@ from tfmem.engine import Engine, plan_graph_def
 __all__ = ["load_ops", "make_engine", "optimize", "report", "session_config"]
 
 _REPORT = "_tfmem_report"  # where objects that are not tfmem's own classes keep their report
+_REPORT_FILE = "assets.extra/tfmem_report.json"  # TensorFlow leaves a SavedModel's assets.extra to its users
 
 
 def optimize(
@@ -52,7 +54,7 @@ def optimize(
             a compiled Keras model, of Keras 3 or `tf_keras`,
             the path of a SavedModel.
         memory_budget: bytes, "10GiB", or a fraction of the device's memory; see `tfmem.Options`.
-        policy: "autovm", "vdnn_all" or "vdnn_conv".
+        policy: "hybrid" (default), "autovm", "vdnn_all" or "vdnn_conv"; see `tfmem.OffloadOptions`.
         options: everything else; environment variables (`Options.from_env`) if not given.
         fetches: for a tf.Graph, GraphDef or MetaGraphDef: names of the tensors and ops that one training step runs.
             Not needed where the graph holds one step.
@@ -82,9 +84,9 @@ def optimize(
         captured = graph_defs.capture_meta_graph(x, feeds or None, unique([*fetches, *graph_defs.named(x)]))
         return graph_defs.restore_meta_graph(x, captured, plan_graph_def(captured, engine, fetches)[0])
     if isinstance(x, OptimizedFunction):
-        raise GraphError("this function is optimised already; optimise the one it was made of")
+        raise AlreadyOptimizedError("this function is optimised already; optimise the one it was made of")
     if isinstance(x, functions.ConcreteFunction):
-        step = ManagedStep(x, _unobserved(engine))
+        step = ManagedStep(x, engine.unobserved())
         _attach(step.function, step.report)
         return step.function
     if hasattr(x, "get_concrete_function"):
@@ -100,11 +102,17 @@ def optimize(
 def report(x: Any) -> Report:
     """What `optimize` did to `x`.
 
+    Args:
+        x: what `optimize` returned; of a SavedModel, its path. A GraphDef or MetaGraphDef has no place for a report. Of
+            several traces or functions, the one that needs the most memory is reported.
+
     Raises:
         GraphError: `x` was not optimised, or its step has not run yet.
     """
     if isinstance(x, OptimizedFunction):
         return x.report
+    if isinstance(x, str | os.PathLike) and (file := Path(x, _REPORT_FILE)).is_file():
+        return Report.from_json(file.read_text())
     holder = getattr(x, _REPORT, None)
     if isinstance(holder, OptimizedFunction):
         return holder.report
@@ -135,11 +143,6 @@ def _attach(x: Any, found: Report | OptimizedFunction) -> None:
     setattr(x, _REPORT, found)
 
 
-def _unobserved(engine: Engine) -> Engine:
-    """An engine for objects that are handed out once: no later call can swap in a better plan."""
-    return Engine(merged(engine.options, None, None, observe=False), engine.library, engine.target, engine.link)
-
-
 def _optimize_model(model: Any, engine: Engine) -> Any:
     optimized: list[OptimizedFunction] = []
 
@@ -157,8 +160,17 @@ def _optimize_model(model: Any, engine: Engine) -> Any:
 
 
 def _optimize_saved_model(path: str, output: str | os.PathLike[str] | None, engine: Engine) -> str:
+    reports: list[Report] = []
+
     def rewrite(concrete: Any) -> Any:
-        return ManagedStep(concrete, _unobserved(engine)).function
+        step = ManagedStep(concrete, engine.unobserved())
+        reports.append(step.report)
+        return step.function
 
     target = os.fspath(output) if output is not None else path.rstrip("/") + "_tfmem"
-    return str(saved_model.optimize_saved_model(path, target, rewrite))
+    saved_model.optimize_saved_model(path, target, rewrite)
+    if reports:
+        file = Path(target, _REPORT_FILE)
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(max(reports, key=lambda found: found.peak_before).to_json())
+    return target

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from custom_ops.load import Library
@@ -17,7 +17,7 @@ from graph_passes.ir import Graph, Node, parse_input
 from graph_passes.offload.plan import OffloadPlan
 from graph_passes.report import Report
 from graph_passes.verify import verify_graph
-from tfmem.capture.captured import Captured
+from tfmem.capture.captured import Captured, require_feeds
 from tfmem.capture.grappler import run_grappler
 from tfmem.config import Options, parse_budget
 from tfmem.devices import Target, memory
@@ -50,7 +50,18 @@ class Engine:
             InvalidBudgetError: the budget is none for this device.
         """
         budget = parse_budget(self.options.memory_budget, self.target.memory)
+        if "offload" not in self.options.passes:
+            return None
         return self.target.memory if budget is None and self.target.is_gpu else budget
+
+    @property
+    def observable(self) -> bool:
+        """Whether the device's allocator counts bytes; TensorFlow's plain CPU allocator (oneDNN off) does not."""
+        return memory(self.library, self.target.name).bytes_in_use >= 0
+
+    def unobserved(self) -> Engine:
+        """The same for steps that run on their own, where no later call can swap in a better plan."""
+        return replace(self, options=replace(self.options, observe=False))
 
     def estimate(self, workspace: bool) -> Estimate:
         """Costs before anything ran.
@@ -59,7 +70,7 @@ class Engine:
             workspace: whether convolutions are charged with what cuDNN may take.
         """
         limit = CUDNN_WORKSPACE_LIMIT if workspace and self.target.is_gpu else 0
-        in_use = memory(self.library, self.target.name).bytes_in_use
+        in_use = max(0, memory(self.library, self.target.name).bytes_in_use)
         return Estimate(Roofline(self.target.profile, limit), in_use)
 
     def require_host_room(self, timeline: Timeline, plan: OffloadPlan) -> None:
@@ -128,6 +139,7 @@ def plan_graph_def(captured: Captured, engine: Engine, fetches: Sequence[str] = 
         fetches: names of what one step is run for; by default the ops that train.
     """
     serde.refuse_optimized((node.name, node.op) for node in captured.graph_def.node)
+    require_feeds(captured, engine.options.input_shapes)
     optimized = run_grappler(captured, device=engine.target.kind)
     graph = serde.from_graph_def(optimized.graph_def, engine.options.input_shapes)
     region = step_region(graph, [parse_input(name)[0].node for name in fetches])

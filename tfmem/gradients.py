@@ -48,8 +48,7 @@ def avm_gradients(
     if all(gradient is None for gradient in found):
         names = ", ".join(str(getattr(variable, "name", variable)) for variable in list(variables)[:5])
         raise NoGradientError(f"'{loss.name}' depends on none of the {len(list(variables))} variables ({names}, ...)")
-    kept = [gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient for gradient in found]
-    optimize_live(loss.graph, engine, loss, [tensor.name for tensor in kept if tensor is not None])
+    optimize_live(loss.graph, engine, loss, [tensor.name for tensor in _tensors(found)])
     return list(found)
 
 
@@ -67,7 +66,7 @@ def wrap_optimizer(
         memory_budget, policy, options: as in `tfmem.optimize`.
 
     Raises:
-        GraphError: the object is no such optimizer.
+        GraphError: the object is no such optimizer. When it is used: the step is not in a graph.
     """
     engine_options = merged(options, memory_budget, policy)
     for method in ("apply", "apply_gradients"):
@@ -103,8 +102,17 @@ def wrap_optimizer(
 
 
 def _optimize_for(gradients: Sequence[Any], options: Options) -> None:
-    """Optimise the graph that makes these gradients; none if they are eager."""
-    tensors = [gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient for gradient in gradients]
-    made = [tensor for tensor in tensors if isinstance(tensor, tf.Tensor) and not hasattr(tensor, "numpy")]
-    if made:
-        optimize_live(made[0].graph, make_engine(options), None, [tensor.name for tensor in made])
+    """Optimise the graph that makes these gradients."""
+    tensors = _tensors(gradients)
+    if any(hasattr(tensor, "numpy") for tensor in tensors):
+        raise GraphError(
+            "the gradients are eager, so there is no graph to optimise; put the step into a tf.function"
+        )
+    if tensors:
+        optimize_live(tensors[0].graph, make_engine(options), None, [tensor.name for tensor in tensors])
+
+
+def _tensors(gradients: Sequence[Any]) -> list[Any]:
+    """What MemOps see of gradients: of sparse ones their values, of missing ones nothing."""
+    values = [gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient for gradient in gradients]
+    return [value for value in values if isinstance(value, tf.Tensor)]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graph_passes import pipeline, serde
 from graph_passes.analysis.region import step_region
-from graph_passes.ir import TensorId, parse_input
+from graph_passes.ir import Graph, TensorId, parse_input
 from graph_passes.report import Report
-from tfmem.capture.live_graph import LiveEditor
+from tfmem.capture.build import shaped_graph
+from tfmem.capture.captured import require_feeds
+from tfmem.capture.live_graph import LiveEditor, capture_graph
 from tfmem.engine import Engine, plan_unobserved
 
 
@@ -32,7 +34,7 @@ def optimize_live(
     """
     editor = LiveEditor(graph)
     run = [*fetches, *([loss.name] if loss is not None and fetches else [])]
-    region = step_region(serde.from_tf_graph(graph), [parse_input(name)[0].node for name in run])
+    region = step_region(_read(graph, engine.options.input_shapes), [parse_input(name)[0].node for name in run])
     named = [parse_input(name)[0] for name in fetches]
     step = pipeline.Step.read(region, (), named, _identity(loss), merging=not engine.target.is_gpu)
     timeline, plan = plan_unobserved(step, engine)
@@ -47,6 +49,15 @@ def optimize_live(
         )
     graph._tfmem_report = found  # a graph has no place for it, and its users ask the graph
     return found
+
+
+def _read(graph: Any, input_shapes: Mapping[str, tuple[int, ...]]) -> Graph:
+    if not input_shapes:
+        return serde.from_tf_graph(graph)
+    captured = capture_graph(graph)
+    require_feeds(captured, input_shapes)
+    inferred = shaped_graph(captured, feed_shapes={f"{name}:0": shape for name, shape in input_shapes.items()})
+    return serde.from_graph_def(captured.graph_def, inferred=inferred)
 
 
 def _identity(tensor: Any | None) -> TensorId | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import tensorflow as tf
@@ -36,21 +36,28 @@ class OptimizedFunction:
         self._jit_compile = jit_compile or bool(getattr(function, "_jit_compile", False))
         self._fallback = fallback
         self._lock = threading.Lock()
-        self._steps: weakref.WeakKeyDictionary[Any, ManagedStep] = weakref.WeakKeyDictionary()
-        self._latest: ManagedStep | None = None
+        self._steps: MutableMapping[Any, ManagedStep] = weakref.WeakKeyDictionary()
+        self._unobserved: MutableMapping[Any, ManagedStep] = weakref.WeakKeyDictionary()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step, optimised."""
-        step = self._step(*args, **kwargs)
         if not tf.executing_eagerly():
-            return step.function(*args, **kwargs)
+            return self.get_concrete_function(*args, **kwargs)(*args, **kwargs)
+        step = self._step(self._trace(args, kwargs), self._steps, self._engine)
         if self._fallback is not None and step.unchanged:
             return self._fallback(*args, **kwargs)
         return step(*args, **kwargs)
 
     def get_concrete_function(self, *args: Any, **kwargs: Any) -> Any:
-        """The `ConcreteFunction` that a call with these arguments runs, as planned by now."""
-        return self._step(*args, **kwargs).function
+        """A `ConcreteFunction` for these arguments, with the plan that calls settled on.
+
+        If none did by now, with a plan from a cached profile or from estimates.
+        """
+        concrete = self._trace(args, kwargs)
+        called = self._steps.get(concrete)
+        if called is not None and called.settled:
+            return called.function
+        return self._step(concrete, self._unobserved, self._engine.unobserved()).function
 
     @property
     def python_function(self) -> Any:
@@ -59,20 +66,22 @@ class OptimizedFunction:
 
     @property
     def report(self) -> Report:
-        """What was done to the trace that was used last.
+        """What was done to the trace that needs the most memory: a last batch may be smaller than the others.
 
         Raises:
             GraphError: nothing was traced yet.
         """
-        if self._latest is None:
+        reports = [step.report for steps in (self._steps, self._unobserved) for step in list(steps.values())]
+        if not reports:
             raise GraphError("nothing to report: the function was never called; call it once")
-        return self._latest.report
+        return max(reports, key=lambda report: report.peak_before)
 
-    def _step(self, *args: Any, **kwargs: Any) -> ManagedStep:
-        concrete = self._function.get_concrete_function(*args, **kwargs)
+    def _trace(self, args: Any, kwargs: Any) -> Any:
+        return self._function.get_concrete_function(*args, **kwargs)
+
+    def _step(self, concrete: Any, steps: MutableMapping[Any, ManagedStep], engine: Engine) -> ManagedStep:
         with self._lock:
-            step = self._steps.get(concrete)
+            step = steps.get(concrete)
             if step is None:
-                step = self._steps[concrete] = ManagedStep(concrete, self._engine, self._jit_compile)
-            self._latest = step
+                step = steps[concrete] = ManagedStep(concrete, engine, self._jit_compile)
         return step

@@ -34,6 +34,7 @@ from graph_passes.ir import parse_input
 from graph_passes.offload.apply import Probing
 from graph_passes.offload.plan import OffloadPlan
 from graph_passes.report import Report
+from tfmem.capture.captured import require_feeds
 from tfmem.capture.function import capture_concrete, restore_concrete
 from tfmem.capture.grappler import run_grappler
 from tfmem.devices import memory
@@ -92,7 +93,6 @@ class ManagedStep:
         self._jit_compile = jit_compile
         self._lock = threading.RLock()
         self._notes: list[str] = []
-        self._failure: TfmemError | None = None
         self._trials: list[Trial] = []
         self._tried: set[tuple[Move, ...]] = set()
         self._warm = False  # whether the current trial's first, unmeasured run is done
@@ -118,25 +118,29 @@ class ManagedStep:
         return self._function is self._concrete and self._stage is Stage.READY
 
     @property
+    def settled(self) -> bool:
+        """Whether `function` is final and holds no probes."""
+        return self._stage is Stage.READY
+
+    @property
     def function(self) -> Any:
         """The `ConcreteFunction` that runs by now."""
         return self._function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step."""
-        if self._stage is Stage.READY:
+        if self.settled:
             return self._function(*args, **kwargs)
         with self._lock:  # an observed step runs alone
-            if self._stage is Stage.READY:
+            if self.settled:
                 return self._function(*args, **kwargs)
-            if self._failure is not None:
-                raise self._failure
             return self._staged(args, kwargs)
 
     def _read(self) -> None:
         concrete, engine = self._concrete, self._engine
         captured = capture_concrete(concrete)
         serde.refuse_optimized((node.name, node.op) for node in captured.graph_def.node)
+        require_feeds(captured, engine.options.input_shapes)
         self._captured = run_grappler(captured, device=engine.target.kind)
         self._shapes = {f"{name}:0": shape for name, shape in engine.options.input_shapes.items()}
         inferred = restore_concrete(concrete, self._captured, self._captured.graph_def, self._shapes)
@@ -164,9 +168,12 @@ class ManagedStep:
             self._notes.append("op times and memory were measured by an earlier process")
             self._learn(known)
             least = self._plan(self._timeline, self._budget, timed=True)
-        elif not engine.options.observe:
+        observe_steps = engine.options.observe and engine.observable
+        if known is None and not observe_steps:
             self._notes.append("op times and memory are estimates: nothing was observed")
-        if not engine.options.observe:
+        if engine.options.observe and not observe_steps:
+            self._notes.append("nothing can be observed: the allocator keeps no statistics (oneDNN is off)")
+        if not observe_steps:
             self._settle(self._timeline, least)
             return
         self._observed = known is not None
@@ -210,14 +217,12 @@ class ManagedStep:
         except (tf.errors.ResourceExhaustedError, tf.errors.UnknownError) as error:  # cuDNN reports the latter
             self._give_up(error)
             return self(*args, **kwargs)
-        if self._stage is Stage.WARM:
-            if self._observed:
-                self._next_trial()
-            else:
-                self._stage = Stage.OBSERVE
-            return result
         try:
-            if self._stage is Stage.OBSERVE:
+            if self._stage is Stage.WARM and not self._observed:
+                self._stage = Stage.OBSERVE
+            elif self._stage is Stage.WARM:
+                self._next_trial()
+            elif self._stage is Stage.OBSERVE:
                 seen = observe(self._timeline, self._first.moves, samples)
                 self._cache.store(self._key, seen)
                 self._learn(seen)
@@ -226,8 +231,9 @@ class ManagedStep:
                 self._warm = True
             else:
                 self._judge(samples, *flow)
-        except TfmemError as error:
-            self._failure = error  # this step's result is good; the next call says why there is no more
+        except TfmemError as error:  # measured, it needs more than the graph told; training goes on with what runs
+            self._notes.append(f"OVER BUDGET: {error}")
+            self._choose()
         return result
 
     def _measured(
@@ -247,7 +253,7 @@ class ManagedStep:
         rows = library.probes(self._run)
         library.clear_probes(self._run)
         samples = [
-            Sample(row.index, (row.device_ns if target.is_gpu else row.host_ns) * 1e-9, row.bytes_in_use, row.peak_bytes)
+            Sample(row.index, 1e-9 * (row.device_ns if target.is_gpu else row.host_ns), row.bytes_in_use, row.peak_bytes)
             for row in rows
         ]
         return result, samples, (before, library.counters())

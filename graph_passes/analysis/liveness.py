@@ -14,6 +14,7 @@ from graph_passes.ir import Graph, Node, TensorId
 
 SMALLEST_MOVED = 1 << 16  # a copy's fixed cost (about 10 us) moves this much
 PINNED_SMALL = "smaller than 64 KiB"
+UNKNOWN_SIZE = "its size is not known before it runs"
 
 
 def build_timeline(
@@ -34,7 +35,7 @@ def build_timeline(
             the uses (see `turning_point`).
 
     Raises:
-        UnknownShapeError: a tensor that waits for a later use has an unknown dimension.
+        UnknownShapeError: a tensor that waits for a later use has an unknown dimension, as an input has.
     """
     position = {name: index for index, name in enumerate(order)}
     owner = _owners(graph, order, position)
@@ -55,7 +56,9 @@ def build_timeline(
         spec = graph.specs.get(root)
         nbytes = spec.nbytes if spec else None
         if nbytes is None:
-            _refuse_unknown(graph, root, start, uses)
+            if _matters(graph, root, start, uses):
+                _refuse_if_given(graph, root)
+                buffers.append(Buffer(root, 0, start, tuple(uses), tuple(views), pinned_by=UNKNOWN_SIZE))
             continue
         is_fetched = any(view in fetched for view in views)
         pinned = _pinned(graph, position, views, tuple(uses), is_fetched)
@@ -191,21 +194,30 @@ def read_across(
     ]
 
 
-def _refuse_unknown(graph: Graph, root: TensorId, start: int, uses: Sequence[int]) -> None:
+def _matters(graph: Graph, root: TensorId, start: int, uses: Sequence[int]) -> bool:
     """Unknown sizes are harmless for tensors that die at once, and for those that MemOps would not move anyway."""
     spec = graph.specs.get(root)
     if spec is None or spec.dtype not in ops.ITEM_SIZES or len(uses) < 2 or uses[-1] - start < 2:
+        return False
+    return spec.shape is None or len(spec.shape) > 1
+
+
+def _refuse_if_given(graph: Graph, root: TensorId) -> None:
+    """Raise if the caller left a shape open. Otherwise the size depends on data: nobody can know it."""
+    shapes = {node.name: graph.specs[TensorId(node.name)].shape for node in graph if node.op in ("Placeholder", "_Arg")}
+    given = {name: shape for name, shape in shapes.items() if shape is not None and None in shape}
+    if not given:
         return
-    if spec.shape is not None and len(spec.shape) <= 1:
-        return
-    if spec.shape is None:
+    shape = graph.specs[root].shape
+    if shape is None:
         found = "its rank is unknown"
     else:
-        unknown = [index for index, dim in enumerate(spec.shape) if dim is None]
-        found = f"dimension {', '.join(map(str, unknown))} of shape {_text(spec.shape)} is unknown"
+        unknown = [index for index, dim in enumerate(shape) if dim is None]
+        found = f"dimension {', '.join(map(str, unknown))} of shape {_text(shape)} is unknown"
+    inputs = ", ".join(f"'{name}' {_text(shape)}" for name, shape in given.items())
     raise UnknownShapeError(
-        f"cannot plan memory for '{root}' ({graph[root.node].op}): {found}; give static shapes through "
-        "optimize(..., input_shapes={'input name': (batch, height, width, channels)}) or an input signature "
+        f"cannot plan memory for '{root}' ({graph[root.node].op}): {found}. Inputs with unknown dimensions: {inputs}. "
+        f"Give their static shapes, optimize(..., input_shapes={{{next(iter(given))!r}: (...)}}), or an input signature "
         "without None"
     )
 

@@ -28,6 +28,18 @@ def is_layer(graph: Graph, node: Node) -> bool:
     )
 
 
+def has_gradient(graph: Graph) -> bool:
+    """Whether the graph differentiates: by its ops' types, or because what a layer reads is multiplied once more."""
+    read, multiplied = set(), set()
+    for node in graph:
+        if "Grad" in node.op or "Backprop" in node.op:
+            return True
+        if node.op in ops.CONVOLUTIONS or node.op in ops.MATRIX_PRODUCTS:
+            activations = {source(graph, tensor) for tensor in node.inputs if not reads_variable(graph, tensor)}
+            (read if is_layer(graph, node) else multiplied).update(activations)
+    return not read.isdisjoint(multiplied)
+
+
 def reads_variable(graph: Graph, tensor: TensorId) -> bool:
     """Whether `tensor` is a variable's value, perhaps cast, transposed or reshaped."""
     node = graph[tensor.node]

@@ -18,8 +18,9 @@ class OffloadOptions:
     """Options of the offload pass.
 
     Attributes:
-        policy: `autovm`, the thesis's; `hybrid`, the same, but what its own op makes faster than a copy brings it back
-            is made again (a first convolution of three channels, say); `vdnn_all` and `vdnn_conv`, the peers' heuristics, for comparison.
+        policy: `autovm` is the thesis's and copies only; `hybrid` is the same, but what its own op makes faster than a copy
+            brings it back is made again (the output of a first convolution, say); `vdnn_all` and `vdnn_conv` are the
+            peers' heuristics, for comparison.
         size_threshold: bytes below which a tensor stays; `auto` takes the largest that meets the budget.
         reuse_distance: ops that must lie between a tensor's last forward and first backward use; `auto` skips the
             outputs of the last two layers (thesis 3.3.1.1).
@@ -31,7 +32,7 @@ class OffloadOptions:
         host_budget: the most bytes of pinned host memory; 0 for no limit.
     """
 
-    policy: Policy = "autovm"
+    policy: Policy = "hybrid"
     size_threshold: int | Literal["auto"] = "auto"
     reuse_distance: int | Literal["auto"] = "auto"
     prefetch: PrefetchTiming = "auto"

@@ -18,9 +18,7 @@ def file(tmp_path):
         budget=10 * MIB,
         peak_before=16 * MIB,
         peak_predicted=10 * MIB,
-        transfers=tuple(
-            TransferRecord(f"act{i}:0", (i + 1) * MIB, "a", "a", "b", "b") for i in range(3)
-        ),
+        transfers=tuple(TransferRecord(f"act{i}:0", (i + 1) * MIB, "a", "a", "b", "b") for i in range(3)),
         curve_before=(("a", 1), ("b", 16 * MIB)),
         curve_after=(("a", 1), ("b", 10 * MIB)),
     )

@@ -19,10 +19,7 @@ class Deep(tf.Module):
 
     def __init__(self):
         super().__init__()
-        self.weights = [
-            tf.Variable(tf.random.stateless_normal([128, 128], [layer, 1]) / 8)
-            for layer in range(10)
-        ]
+        self.weights = [tf.Variable(tf.random.stateless_normal([128, 128], [layer, 1]) / 8) for layer in range(10)]
 
     @tf.function(input_signature=[tf.TensorSpec([4096, 128], name="x")])
     def train(self, x):

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from graph_passes.errors import GraphError
+
 # Stateful ops that only read or only name a resource. Nothing is lost when nobody asks for their
 # result.
 READERS = frozenset(
@@ -52,6 +54,20 @@ class Captured:
     fetches: tuple[str, ...]
     control_fetches: tuple[str, ...]
     creation_order: tuple[str, ...]
+
+
+def require_feeds(captured: Captured, names: Iterable[str]) -> None:
+    """
+    Raises:
+        GraphError: one of the names is no input of the graph.
+    """
+    inputs = [op_name(name) for name in captured.feeds]
+    for name in names:
+        if name not in inputs:
+            raise GraphError(
+                f"input_shapes names '{name}', which is no input of the graph; its inputs are: "
+                f"{', '.join(inputs)}"
+            )
 
 
 def op_name(tensor_name: str) -> str:

@@ -24,7 +24,7 @@ from tensorflow.python.framework import kernels
 from tensorflow.python.grappler import cluster as grappler_cluster
 from tensorflow.python.grappler import tf_optimizer
 
-from tfmem.capture.captured import Captured, op_name, unique
+from tfmem.capture.captured import Captured, op_definition, op_name, unique
 from tfmem.capture.inline import inline_calls
 
 # Attributes of a function that keep its body as it is. `_noinline`: a caller's Grappler, and the
@@ -129,6 +129,31 @@ def _optimize(
     if any(node.op in _STATEFUL_CONTROL_FLOW for nodes in bodies for node in nodes):
         rewrite.dependency_optimization = rewriter_config_pb2.RewriterConfig.OFF
 
+    result = _rewrite(config, graph_def, captured, keep, device)
+    if not all(map(_is_valid, result.node)):
+        # The remapper fuses bfloat16 convolutions into an op that TensorFlow's runtime knows only
+        # after oneDNN has renamed it; no graph with it can be imported.
+        rewrite.remapping = rewriter_config_pb2.RewriterConfig.OFF
+        result = _rewrite(config, graph_def, captured, keep, device)
+    return result
+
+
+def _is_valid(node: NodeDef) -> bool:
+    """Whether the type attribute `T` of a fused op is among those that the op is registered for."""
+    definition = op_definition(node.op) if node.op.startswith("_Fused") else None
+    if definition is None:
+        return True
+    allowed = [list(a.allowed_values.list.type) for a in definition.attr if a.name == "T"]
+    return not allowed or not allowed[0] or node.attr["T"].type in allowed[0]
+
+
+def _rewrite(
+    config: ConfigProto,
+    graph_def: GraphDef,
+    captured: Captured,
+    keep: tuple[str, ...],
+    device: str,
+) -> GraphDef:
     prepared = GraphDef()
     prepared.CopyFrom(graph_def)
     _make_arguments(prepared, captured.feeds)

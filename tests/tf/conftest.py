@@ -1,0 +1,97 @@
+"""A small convolutional net, its training steps, and what moved while they ran."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from custom_ops.load import Counters, Library, load
+from graph_passes.errors import InfeasibleBudgetError
+
+IMAGES = np.random.default_rng(0).normal(size=(16, 32, 32, 4)).astype("float32")
+LABELS = np.arange(16) % 5
+KIB = 1 << 10
+
+
+class Net(NamedTuple):
+    """Five convolutions, whose outputs take 512 KiB each: the CPU's allocator counts blocks from 256 KiB on."""
+
+    variables: list[Any]
+    loss: Callable[[Any, Any], Any]
+
+    def step(self, x: Any, y: Any) -> Any:
+        """Gradient descent."""
+        with tf.GradientTape() as tape:
+            loss = self.loss(x, y)
+        for variable, gradient in zip(self.variables, tape.gradient(loss, self.variables), strict=True):
+            variable.assign_sub(0.1 * gradient)
+        return loss
+
+
+def make_net() -> Net:
+    filters = [
+        tf.Variable(tf.random.stateless_normal([3, 3, channels, 8], [place, 1], stddev=0.15))
+        for place, channels in enumerate([4, 8, 8, 8, 8])
+    ]
+    biases = [tf.Variable(tf.zeros([8])) for _ in filters]
+    last = tf.Variable(tf.random.stateless_normal([8, 5], [9, 9]))
+
+    def loss(x: Any, y: Any) -> Any:
+        for weights, bias in zip(filters, biases, strict=True):
+            x = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, weights, 1, "SAME"), bias))
+        logits = tf.reduce_mean(x, [1, 2]) @ last
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits))
+
+    return Net([*filters, *biases, last], loss)
+
+
+@pytest.fixture(name="new_net")
+def fixture_new_net() -> Callable[[], Net]:
+    """Makes the net, with the same weights each time."""
+    return make_net
+
+
+@pytest.fixture(name="batch")
+def fixture_batch() -> tuple[tf.Tensor, tf.Tensor]:
+    return tf.constant(IMAGES), tf.constant(LABELS)
+
+
+class Flow:
+    """What the op library moved since this was made."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self.start = library.counters()
+
+    @property
+    def moved(self) -> int:
+        """Bytes that left and came back."""
+        now: Counters = self.library.counters()
+        return min(now.bytes_out - self.start.bytes_out, now.bytes_in - self.start.bytes_in)
+
+
+@pytest.fixture(name="flow")
+def fixture_flow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Flow]:
+    """Counts what moves; no profile of another test or of the user is read or written."""
+    monkeypatch.setenv("TFMEM_CACHE_DIR", "")
+    library = load()
+    yield Flow(library)
+    for kind in ("copy_out", "copy_in", "allocate"):
+        library.inject_fault(kind, times=0)
+    library.trim()
+
+
+@pytest.fixture(name="smallest")
+def fixture_smallest() -> Callable[[Callable[[int], Any]], int]:
+    """Asks for the impossible: the smallest budget that the error names. Nothing runs."""
+
+    def ask(run_within: Callable[[int], Any]) -> int:
+        with pytest.raises(InfeasibleBudgetError) as caught:
+            run_within(1000)
+        return int(caught.value.smallest_budget)
+
+    return ask

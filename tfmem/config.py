@@ -24,8 +24,8 @@ class Options:
     """How `tfmem.optimize` works.
 
     Attributes:
-        memory_budget: the most device memory a step may use: bytes, a text such as "10GiB" or "800MB", a fraction of the
-            device's memory (a float of at most 1), or None for all that TensorFlow may use of a GPU (and no limit on a
+        memory_budget: the most device memory a step may use: bytes, a text such as "10GiB" or "800MB", a fraction of
+            the device's memory (a float of at most 1), or None for all that TensorFlow may use of a GPU (and no limit on a
             CPU).
         passes: the passes to run, in the pipeline's order.
         offload: options of the offload pass, its policy among them.

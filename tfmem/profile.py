@@ -56,6 +56,6 @@ class ProfileCache:
             handle, path = tempfile.mkstemp(dir=self._directory, suffix=".tmp")
             with os.fdopen(handle, "w") as file:
                 json.dump(observation.__dict__, file)
-            os.replace(path, self._directory / f"{key}.json")
+            Path(path).replace(self._directory / f"{key}.json")
         except OSError:
             return  # a profile is a convenience; the next process observes again

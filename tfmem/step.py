@@ -37,9 +37,9 @@ from graph_passes.report import Report
 from tfmem.capture.captured import require_feeds
 from tfmem.capture.function import capture_concrete, restore_concrete
 from tfmem.capture.grappler import run_grappler
-from tfmem.devices import memory
 from tfmem.engine import Engine
 from tfmem.profile import ProfileCache, fingerprint
+from tfmem.sampling import sampled
 
 SURELY_FITS = 0.75  # of the budget: a step estimated at less is not observed
 SHARES = tuple(share / 100 for share in range(100, 49, -3))  # of a GPU's budget, the largest that is not fragmented
@@ -47,6 +47,9 @@ REGION = 0.985  # of a GPU's memory that a plan may count on in one piece
 GPU_TRIALS = 3
 GOOD_ENOUGH = 1.02  # times the ops' own run times: nothing is left to gain
 CPU_RETRIES = 3
+
+# What a step without room ends in: the allocator says the first, cuDNN's callers one of the others.
+OUT_OF_MEMORY = (tf.errors.ResourceExhaustedError, tf.errors.UnknownError, tf.errors.NotFoundError)
 
 _runs = itertools.count(1)
 
@@ -213,8 +216,8 @@ class ManagedStep:
 
     def _staged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            result, samples, flow = self._measured(args, kwargs)
-        except (tf.errors.ResourceExhaustedError, tf.errors.UnknownError) as error:  # cuDNN reports the latter
+            result, samples, flow = sampled(self._engine, self._run, self._function, args, kwargs)
+        except OUT_OF_MEMORY as error:
             self._give_up(error)
             return self(*args, **kwargs)
         try:
@@ -235,28 +238,6 @@ class ManagedStep:
             self._notes.append(f"OVER BUDGET: {error}")
             self._choose()
         return result
-
-    def _measured(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, list[Sample], tuple[Counters, Counters]]:
-        """Run the probed function; its result, what its probes read, the counters before and after."""
-        library, target = self._engine.library, self._engine.target
-        library.clear_probes(self._run)
-        library.set_stall_timing(True)
-        before = library.counters()
-        memory(library, target.name, reset=True)
-        try:
-            result = self._function(*args, **kwargs)
-            tf.test.experimental.sync_devices()
-        finally:
-            library.set_stall_timing(False)
-        rows = library.probes(self._run)
-        library.clear_probes(self._run)
-        samples = [
-            Sample(row.index, 1e-9 * (row.device_ns if target.is_gpu else row.host_ns), row.bytes_in_use, row.peak_bytes)
-            for row in rows
-        ]
-        return result, samples, (before, library.counters())
 
     def _learn(self, seen: Observation) -> None:
         estimate = self._engine.estimate(workspace=False)

@@ -68,7 +68,7 @@ def schedule(graph: Graph, creation_order: Sequence[str] = (), merging: bool = F
     for name in reversed(order):
         readers = [place[s] for s in graph.successors(graph[name])]
         if readers:
-            place[name] = min(place[name], min(readers))
+            place[name] = min(place[name], *readers)
 
     result = _by_place(graph, order, place)
     freeing = _freeing(graph, result).difference(goes for _, goes in merged)
@@ -82,7 +82,7 @@ def schedule(graph: Graph, creation_order: Sequence[str] = (), merging: bool = F
     for name in reversed(result):
         readers = [place[s] for s in graph.successors(graph[name])]
         if readers:
-            place[name] = min(place[name], min(readers))
+            place[name] = min(place[name], *readers)
     return _by_place(graph, result, place)
 
 

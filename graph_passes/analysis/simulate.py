@@ -89,7 +89,8 @@ def simulate(timeline: Timeline, moves: Sequence[Move], link: Link) -> Outcome:
     remakes: dict[int, float] = {}
     for index, move in enumerate(moves):
         if move.remade:
-            remakes[move.next] = remakes.get(move.next, 0.0) + timeline.steps[timeline.buffers[move.buffer].start].seconds
+            made_by = timeline.steps[timeline.buffers[move.buffer].start]
+            remakes[move.next] = remakes.get(move.next, 0.0) + made_by.seconds
             continue
         copies_out.setdefault(move.copy_after, []).append(index)
         releases.setdefault(move.release, []).append(index)

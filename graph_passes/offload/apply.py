@@ -157,8 +157,8 @@ class _Applier:
         self.previous = self.editor.insert(name, "MemOpProbe", [], attrs, probing.device, control)
 
     def chain(self, node: str) -> None:
-        if self.previous and self.previous != node:
-            if self.previous not in {tensor.node for tensor in self.graph[node].inputs}:
+        reads = {tensor.node for tensor in self.graph[node].inputs}
+        if self.previous and self.previous != node and self.previous not in reads:
                 for waiting in (node, *self.merged_with(node)):
                     self.editor.add_control(waiting, self.previous)
         self.previous = node

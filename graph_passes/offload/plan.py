@@ -2,11 +2,8 @@
 
 Policy `autovm` is Chen's (MASc thesis, Toronto 2020, section 3.3):
 
-    choose     outputs of forward ops that are large enough and not used again soon          Listing 3.1
-    offload    after the last forward use                                                    Listing 3.2
-    prefetch   late, so that the copy just hides behind the ops before the use               Listing 3.3
-               or, with run times unknown, as early as memory allows                         Listing 3.4
-    order      prefetches run in the order of the uses they serve                            Figures 3.4, 3.5
+    which      outputs of forward ops that are large enough and not used again soon (Listing 3.1): here
+    when       after the last forward use, and back in time (Listings 3.2 to 3.4): `placement`
 
 and beyond it: any gap in any buffer's life is a candidate, not only the one between a forward and a backward use; the
 size threshold is the largest whose plan meets the budget; what that plan could do without stays; and a buffer is
@@ -22,13 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from graph_passes.analysis.fragmentation import first_failure
-from graph_passes.analysis.simulate import Link, Move, Outcome, simulate, usage_under
+from graph_passes.analysis.simulate import Link, Move, Outcome, simulate
 from graph_passes.analysis.timeline import Gap, Timeline
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.offload.options import OffloadOptions
+from graph_passes.offload.placement import one_layer_ahead, place, tight
 
 REPAIRS = 4  # tensors moved for the sake of contiguous room
-SLACK = 1.2  # copies are planned to take this much longer than bytes over bandwidth: run times vary
 
 
 @dataclass(frozen=True)
@@ -107,13 +104,13 @@ def plan_offload(
         _require_feasible(timeline, candidates, budget, "with every tensor the policy names moved out")
 
     if widest:
-        moves = [_tight(timeline, gap, options) for gap in chosen]
+        moves = [tight(timeline, gap, options) for gap in chosen]
     elif _thresholded(options):
-        moves = _place(timeline, chosen, link, budget, options, timed)
+        moves = place(timeline, chosen, link, budget, options, timed)
         if region:
             moves = _with_room(timeline, moves, chosen, link, budget, options, timed, region)
     else:
-        moves = [_one_layer_ahead(timeline, gap, layers) for gap in chosen]
+        moves = [one_layer_ahead(timeline, gap, layers) for gap in chosen]
     moves = sorted(moves, key=lambda move: (move.release, move.prefetch))
     after = simulate(timeline, moves, link)
     if after.peak > budget and not widest:
@@ -264,7 +261,7 @@ def _with_room(
             break
         islands[island] = failure
         moves = [
-            _away(move, islands) for move in _place(timeline, (*chosen, *islands), link, budget, options, timed)
+            _away(move, islands) for move in place(timeline, (*chosen, *islands), link, budget, options, timed)
         ]
     return moves
 
@@ -288,119 +285,9 @@ def _island(
     reached, best = failure, None
     for gap in timeline.gaps():
         if gap.last < failure < gap.next and gap not in chosen and _nbytes(timeline, gap) <= region >> 4:
-            further = first_failure(timeline, [*moves, _tight(timeline, gap, options)], region)
+            further = first_failure(timeline, [*moves, tight(timeline, gap, options)], region)
             if further is None:
                 return gap
             if further > reached:
                 reached, best = further, gap
     return best
-
-
-def _tight(timeline: Timeline, gap: Gap, options: OffloadOptions) -> Move:
-    """Out for the whole gap."""
-    copy_after = gap.last
-    if options.copy_start == "produced":
-        buffer = timeline.buffers[gap.buffer]
-        for use in reversed((buffer.start, *buffer.uses)):  # back to where it last came into memory, at the latest
-            if use <= gap.last and copy_after - use <= 1:
-                copy_after = use
-        copy_after = max([copy_after, *(position for position in buffer.written if position <= gap.last)])
-    return Move(gap.buffer, gap.last, copy_after, gap.last + 1, gap.next, gap.next)
-
-
-def _one_layer_ahead(timeline: Timeline, gap: Gap, layers: Sequence[int]) -> Move:
-    """vDNN's timing: release when the layer is done, prefetch while the layer before in the backward pass runs."""
-    # The k-th layer from the turn runs backward at about the mirror image of its forward position.
-    ahead = [2 * timeline.turn - layer for layer in layers]
-    prefetch = max((p for p in ahead if gap.last + 1 < p <= gap.next), default=gap.next)
-    return Move(gap.buffer, gap.last, gap.last, gap.last + 1, prefetch, gap.next)
-
-
-def _place(
-    timeline: Timeline, gaps: Sequence[Gap], link: Link, budget: int, options: OffloadOptions, timed: bool
-) -> list[Move]:
-    """Start from every tensor out for its whole gap, then spend the memory that is left on hiding the copies."""
-    every = _remade(timeline, [_tight(timeline, gap, options) for gap in gaps], link, options)
-    room = budget - usage_under(timeline, every)
-    remade = [move for move in every if move.remade]
-    moves = _release_late(timeline, [move for move in every if not move.remade], link, room)
-    if options.prefetch == "late" or (options.prefetch == "auto" and timed):
-        return remade + _prefetch_late(timeline, moves, link, room)
-    return remade + _prefetch_early(timeline, moves, room)
-
-
-def _remade(timeline: Timeline, moves: Sequence[Move], link: Link, options: OffloadOptions) -> list[Move]:
-    """Under `hybrid`, mark the moves that are cheaper to make again; what they are made from must stay."""
-    if options.policy != "hybrid":
-        return list(moves)
-    moving = {move.buffer for move in moves}
-    marked = []
-    for move in moves:
-        buffer = timeline.buffers[move.buffer]
-        cheaper = timeline.steps[buffer.start].seconds < buffer.nbytes / link.prefetch
-        there = move.next <= buffer.remake_until and moving.isdisjoint(buffer.remake_inputs)
-        marked.append(replace(move, remade=buffer.remake >= 0 and cheaper and there))
-    return marked
-
-
-def _release_late(
-    timeline: Timeline, moves: Sequence[Move], link: Link, room: npt.NDArray[np.int64]
-) -> list[Move]:
-    """Put each release where its copy has ended, or as near as memory allows; takes what it uses from `room`."""
-    placed, free = [], 0.0
-    for move in sorted(moves, key=lambda move: (move.copy_after, move.last)):
-        nbytes = timeline.buffers[move.buffer].nbytes
-        free = max(free, timeline.begins[move.copy_after + 1]) + SLACK * nbytes / link.offload
-        wanted = int(np.searchsorted(timeline.begins[:-1], free))
-        release = move.release
-        limit = max(release, min(wanted, move.prefetch - 1))
-        short = np.flatnonzero(room[release:limit] < nbytes)
-        end = release + int(short[0]) if short.size else limit
-        room[release:end] -= nbytes
-        release = end
-        placed.append(replace(move, release=release))
-    return placed
-
-
-def _prefetch_late(
-    timeline: Timeline, moves: Sequence[Move], link: Link, room: npt.NDArray[np.int64]
-) -> list[Move]:
-    """Listing 3.3: the latest op that leaves time for the copy; one copy at a time, in the order of the uses."""
-    ordered = sorted(moves, key=lambda move: (move.next, move.last))
-    starts, free = [0.0] * len(ordered), float("inf")
-    for index in reversed(range(len(ordered))):
-        move = ordered[index]
-        deadline = min(timeline.begins[move.next], free)
-        free = starts[index] = deadline - SLACK * timeline.buffers[move.buffer].nbytes / link.prefetch
-    placed: list[Move] = []
-    earliest = 0
-    for move, start in zip(ordered, starts, strict=True):
-        # the last op that begins no later than `start`
-        wanted = int(np.searchsorted(timeline.begins[:-1], start, side="right")) - 1
-        limit = max(wanted, earliest, move.release)
-        prefetch = _extend_back(move, limit, room, timeline.buffers[move.buffer].nbytes)
-        earliest = prefetch
-        placed.append(replace(move, prefetch=prefetch))
-    return placed
-
-
-def _prefetch_early(timeline: Timeline, moves: Sequence[Move], room: npt.NDArray[np.int64]) -> list[Move]:
-    """Listing 3.4: the earliest op since which the tensor fits beside every working set; first come, first served."""
-    placed: list[Move] = []
-    earliest = 0
-    for move in sorted(moves, key=lambda move: (move.next, move.last)):
-        limit = max(earliest, move.release, timeline.turn + 1 if move.next > timeline.turn else 0)
-        prefetch = _extend_back(move, limit, room, timeline.buffers[move.buffer].nbytes)
-        earliest = prefetch
-        placed.append(replace(move, prefetch=prefetch))
-    return placed
-
-
-def _extend_back(move: Move, limit: int, room: npt.NDArray[np.int64], nbytes: int) -> int:
-    """The earliest position from `limit` on, back from the use, at which there is room; takes it."""
-    prefetch = move.prefetch
-    limit = min(limit, prefetch)
-    short = np.flatnonzero(room[limit:prefetch] < nbytes)
-    start = limit + int(short[-1]) + 1 if short.size else limit
-    room[start:prefetch] -= nbytes
-    return start

@@ -1,6 +1,7 @@
 """The allocator's replay, on regions small enough to follow by hand."""
 
 import random
+from itertools import pairwise
 
 from graph_passes.analysis.fragmentation import SPARE, Region, first_failure
 from graph_passes.analysis.simulate import Move
@@ -38,7 +39,7 @@ def test_everything_freed_is_one_chunk_again():
             if chunk:
                 chunks.append(chunk)
     spans = sorted(chunks)
-    assert all(a + size <= b for (a, size), (b, _) in zip(spans, spans[1:], strict=False))
+    assert all(a + size <= b for (a, size), (b, _) in pairwise(spans))
     for chunk in chunks:
         region.free(chunk)
     assert region.allocate(GIB) == (0, GIB)

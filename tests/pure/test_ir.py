@@ -49,7 +49,7 @@ def test_copies_are_independent():
 def test_a_cycle_names_a_node_on_it():
     graph = diamond()
     graph.add_control("b", "d")
-    with pytest.raises(GraphError, match="cycle through or before '[bd]'"):
+    with pytest.raises(GraphError, match=r"cycle through or before '[bd]'"):
         verify_graph(graph)
 
 

@@ -1,0 +1,42 @@
+"""One probed call: its result, what its probes read, and what flowed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from custom_ops.load import Counters
+from graph_passes.cost.observe import Sample
+from tfmem.devices import memory
+from tfmem.engine import Engine
+
+
+def sampled(
+    engine: Engine, run: int, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, list[Sample], tuple[Counters, Counters]]:
+    """Call `function`, whose probes write to table `run`.
+
+    If the call fails, the table keeps what the probes wrote until then.
+
+    Returns:
+        The result, the samples, and the op library's counters before and after.
+    """
+    library, target = engine.library, engine.target
+    library.clear_probes(run)
+    library.set_stall_timing(True)
+    before = library.counters()
+    memory(library, target.name, reset=True)
+    try:
+        result = function(*args, **kwargs)
+        tf.test.experimental.sync_devices()
+    finally:
+        library.set_stall_timing(False)
+    rows = library.probes(run)
+    library.clear_probes(run)
+    clock = [row.device_ns if target.is_gpu else row.host_ns for row in rows]
+    samples = [
+        Sample(row.index, 1e-9 * time, row.bytes_in_use, row.peak_bytes) for row, time in zip(rows, clock, strict=True)
+    ]
+    return result, samples, (before, library.counters())

@@ -71,9 +71,7 @@ def run(command):
     try:
         subprocess.run(command, check=True)
     except (FileNotFoundError, subprocess.CalledProcessError) as error:
-        sys.exit(
-            f"\nthe op library was not built: {error}\nIt needs g++ (or CXX=...) with C++17.\n"
-        )
+        sys.exit(f"\nthe op library was not built: {error}\nIt needs g++ (or CXX=...) with C++17.\n")
 
 
 class PlatformWheel(bdist_wheel):

@@ -74,9 +74,7 @@ class Sizes:
 # VGG-19 at batch 256 needs about 24 GiB
 FULL = Sizes(int(19.5 * (1 << 30)), {"vgg19": 256, "resnet152": 128, "alexnet": 2048})
 # the same cases on a CPU in seconds; nothing caps a CPU's memory, so `plain` runs are uncapped
-TINY = Sizes(
-    24 << 20, {"vgg19": 32, "resnet152": 32, "alexnet": 64}, image_size=64, classes=10, width=0.125
-)
+TINY = Sizes(24 << 20, {"vgg19": 32, "resnet152": 32, "alexnet": 64}, image_size=64, classes=10, width=0.125)
 
 
 def all_cases() -> list[Case]:

@@ -45,9 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
 
     rows = []
-    print(
-        f"{'nodes':>8} {'edges':>8} {'moves':>6} ", *(f"{name:>9}" for name in STAGES), " us/node"
-    )
+    print(f"{'nodes':>8} {'edges':>8} {'moves':>6} ", *(f"{name:>9}" for name in STAGES), " us/node")
     for nodes in options.nodes:
         runs = [timed(graph_def(nodes)) for _ in range(options.repeat)]
         row = runs[0] | {stage: min(run[stage] for run in runs) for stage in STAGES}

@@ -116,9 +116,7 @@ def by_memory(cases: Cases, network: str, title: str) -> list[str]:
     if not rows:
         return []
     batch, peak = oracle["batch"], gib(oracle["peak"])
-    heading = (
-        f"### {title}, batch {batch}\n\nUncapped: {milliseconds(oracle)} ms a step, {peak} GiB."
-    )
+    heading = f"### {title}, batch {batch}\n\nUncapped: {milliseconds(oracle)} ms a step, {peak} GiB."
     return [table(heading, ("N_m", "cap, GiB", *COMPARED), rows)]
 
 

@@ -75,21 +75,15 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--output", type=Path, default=Path("offload.json"), help="results (JSON)")
     parser.add_argument("--resume", type=Path, help="earlier results to start from")
-    parser.add_argument(
-        "--only", nargs="+", default=[], metavar="PREFIX", help="cases to run, by start of name"
-    )
+    parser.add_argument("--only", nargs="+", default=[], metavar="PREFIX", help="cases to run, by start of name")
     parser.add_argument("--again", action="store_true", help="run cases that have a result, too")
     parser.add_argument("--list", action="store_true", help="name the cases and stop")
     parser.add_argument("--steps", type=int, default=20, help="timed steps (20)")
     parser.add_argument("--warm-up", type=int, default=8, help="steps before them (8)")
     parser.add_argument("--policy", default="autovm", help="tfmem's policy (autovm)")
     parser.add_argument("--timeout", type=float, default=180, help="seconds for one case (180)")
-    parser.add_argument(
-        "--total-seconds", type=float, default=540, help="begin no case when this is over (540)"
-    )
-    parser.add_argument(
-        "--least-seconds", type=float, default=60, help="what a case needs at least (60)"
-    )
+    parser.add_argument("--total-seconds", type=float, default=540, help="begin no case when this is over (540)")
+    parser.add_argument("--least-seconds", type=float, default=60, help="what a case needs at least (60)")
     parser.add_argument("--tiny", action="store_true", help="small networks, for a CPU")
     options = parser.parse_args(arguments)
     if options.steps < 1 or options.warm_up < 1:
@@ -97,9 +91,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def run_case(
-    case: Case, results: dict[str, Any], options: argparse.Namespace, timeout: float
-) -> dict[str, Any]:
+def run_case(case: Case, results: dict[str, Any], options: argparse.Namespace, timeout: float) -> dict[str, Any]:
     """Run one case in a fresh process and return what it measured, or how it failed."""
     sizes = TINY if options.tiny else FULL
     try:
@@ -185,9 +177,7 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "environment": {
-            name: value for name, value in sorted(os.environ.items()) if name.startswith(FLAGS)
-        },
+        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(FLAGS)},
     }
 
 

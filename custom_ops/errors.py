@@ -4,6 +4,8 @@
 class TfmemError(Exception):
     """Anything that tfmem reports to its user."""
 
+    ag_pass_through = True  # raised while a tf.function is traced, it stays what it is (TensorFlow's AutoGraph asks)
+
 
 class OpLibraryError(TfmemError, ImportError):
     """There is no usable op library for the TensorFlow that runs, or one of its calls failed."""

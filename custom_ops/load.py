@@ -125,9 +125,7 @@ class Library:
             name=name,
         )
 
-    def release(
-        self, tensor: "tf.Tensor", handle: "tf.Tensor", name: str | None = None
-    ) -> "tf.Operation":
+    def release(self, tensor: "tf.Tensor", handle: "tf.Tensor", name: str | None = None) -> "tf.Operation":
         """MemOpRelease: after it `tensor`'s memory may be used again."""
         return self.ops.mem_op_release(tensor=tensor, handle=handle, name=name)
 
@@ -141,9 +139,7 @@ class Library:
         """MemOpPrefetch: starts moving the tensor back; only `await_` may use the result."""
         return self.ops.mem_op_prefetch(handle=handle, T=dtype, shape=shape, name=name)
 
-    def await_(
-        self, tensor: "tf.Tensor", handle: "tf.Tensor", name: str | None = None
-    ) -> "tf.Tensor":
+    def await_(self, tensor: "tf.Tensor", handle: "tf.Tensor", name: str | None = None) -> "tf.Tensor":
         """MemOpAwait: `tensor`'s memory, with the data there."""
         return self.ops.mem_op_await(tensor=tensor, handle=handle, name=name)
 
@@ -225,9 +221,7 @@ class Library:
         path = ctypes.c_char_p(os.fsencode(directory))
         return SpillBandwidth(*self._measure("tfmem_spill_bandwidth", 2, path, size))
 
-    def _measure(
-        self, function: str, count: int, target: ctypes.c_int | ctypes.c_char_p, size: int
-    ) -> list[float]:
+    def _measure(self, function: str, count: int, target: ctypes.c_int | ctypes.c_char_p, size: int) -> list[float]:
         values = (ctypes.c_double * count)()
         error = ctypes.create_string_buffer(_ERROR_BYTES)
         capacity = ctypes.c_int64(_ERROR_BYTES)
@@ -252,10 +246,7 @@ def find_library(tensorflow_version: str, directory: Path = PACKAGE) -> Path:
     )
 
 
-_BUILD_HINT = (
-    "Build one: `pip install --no-build-isolation .`, or in a checkout "
-    "`python setup.py build_ext --inplace`."
-)
+_BUILD_HINT = "Build one: `pip install --no-build-isolation .`, or in a checkout `python setup.py build_ext --inplace`."
 
 
 @functools.cache

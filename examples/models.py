@@ -20,9 +20,7 @@ VGG19_BLOCKS = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))  # channels, co
 RESNET152_STAGES = ((64, 3), (128, 8), (256, 36), (512, 3))  # inner channels, bottleneck blocks
 
 
-def build(
-    name: str, image_size: int = 224, classes: int = 1000, width: float = 1.0, seed: int = 0
-) -> keras.Model:
+def build(name: str, image_size: int = 224, classes: int = 1000, width: float = 1.0, seed: int = 0) -> keras.Model:
     """An uncompiled network, images [batch, image_size, image_size, 3] to logits [batch, classes].
 
     Args:

@@ -197,18 +197,14 @@ def train(settings: Settings, with_tfmem: bool, output: Path) -> Run:
 
     shape = (settings.batch, settings.image_size, settings.image_size, 3)
     data = tf.data.Dataset.from_generator(
-        lambda: images.batches(
-            settings.images, settings.batch, settings.image_size, settings.steps, settings.seed
-        ),
+        lambda: images.batches(settings.images, settings.batch, settings.image_size, settings.steps, settings.seed),
         output_signature=(tf.TensorSpec(shape), tf.TensorSpec(shape[:1], tf.int32)),
     )
     # batches that wait in the pipeline would count as the step's memory on a CPU
     pipeline = tf.data.Options()
     pipeline.experimental_optimization.inject_prefetch = False
     data = data.with_options(pipeline)
-    model = models.build(
-        settings.model, settings.image_size, settings.classes, settings.width, settings.seed
-    )
+    model = models.build(settings.model, settings.image_size, settings.classes, settings.width, settings.seed)
     model = models.compile_model(model)
     if with_tfmem:
         import tfmem

@@ -95,8 +95,8 @@ def plan_step(
         if not timeline.gaps() or not roles.has_gradient(step.graph):
             raise NoGradientError(
                 f"the step needs {timeline.peak:,} bytes, more than the budget of {budget:,}, and nothing that its "
-                "layers read waits for a gradient: there is no gradient in the graph; optimise the training step (avm_gradients, "
-                "a compiled Keras model, or a function that applies gradients)"
+                "layers read waits for a gradient: there is no gradient in the graph; optimise the training step "
+                "(avm_gradients, a compiled Keras model, or a function that applies gradients)"
             ) from error
         raise
 
@@ -124,7 +124,14 @@ def edit_step(
 
 
 def describe(
-    step: Step, timeline: Timeline, plan: OffloadPlan, policy: str, *, graph: str, device: str, notes: Sequence[str] = ()
+    step: Step,
+    timeline: Timeline,
+    plan: OffloadPlan,
+    policy: str,
+    *,
+    graph: str,
+    device: str,
+    notes: Sequence[str] = (),
 ) -> Report:
     """The report of a plan, nothing measured yet."""
     names = [item.node for item in timeline.steps]

@@ -93,9 +93,7 @@ class Report:
 
     def to_text(self, rows: int = 10) -> str:
         """A table for people: the figures, then the `rows` largest transfers, then the notes."""
-        threshold = (
-            "" if self.size_threshold is None else f", tensors from {size(self.size_threshold)}"
-        )
+        threshold = "" if self.size_threshold is None else f", tensors from {size(self.size_threshold)}"
         chosen = f"{len(self.transfers)} tensors; policy {self.policy}{threshold}"
         planned = f"{size(self.peak_before)} before, {size(self.peak_predicted)} planned"
         lines = [
@@ -179,9 +177,7 @@ def _transfer_table(transfers: Sequence[TransferRecord], rows: int) -> list[str]
     cells = [tuple(map(_shortened, row)) for row in (header, *map(_cells, largest))]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     lines = [
-        "  "
-        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in cells
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
     ]
     if len(transfers) > len(largest):
         rest = sum(record.bytes for record in transfers) - sum(record.bytes for record in largest)

@@ -146,4 +146,3 @@ def encode(value: AttrValue | Any) -> Any:
     if isinstance(value, Shape):
         return attr_value_pb2.AttrValue(shape=tf.TensorShape(value.dims).as_proto())
     raise GraphError(f"no attribute value can hold {value!r} of type {type(value).__name__}")
-

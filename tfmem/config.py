@@ -25,8 +25,8 @@ class Options:
 
     Attributes:
         memory_budget: the most device memory a step may use: bytes, a text such as "10GiB" or "800MB", a fraction of
-            the device's memory (a float of at most 1), or None for all that TensorFlow may use of a GPU (and no limit on a
-            CPU).
+            the device's memory (a float of at most 1), or None for all that TensorFlow may use of a GPU (and no limit
+            on a CPU).
         passes: the passes to run, in the pipeline's order.
         offload: options of the offload pass, its policy among them.
         input_shapes: static shapes of inputs, by name, where the graph leaves a dimension open.
@@ -47,7 +47,8 @@ class Options:
     def __post_init__(self) -> None:
         for name in self.passes:
             if name not in get_args(PassName):
-                raise OptionsError(f"passes={self.passes!r}: no pass '{name}'; there are: {', '.join(get_args(PassName))}")
+                known = ", ".join(get_args(PassName))
+                raise OptionsError(f"passes={self.passes!r}: no pass '{name}'; there are: {known}")
         parse_budget(self.memory_budget, 1 << 62)
 
     @classmethod

@@ -8,7 +8,7 @@ from typing import Any
 
 from custom_ops.load import Library
 from graph_passes import pipeline, serde
-from graph_passes.analysis.region import step_region
+from graph_passes.analysis.region import reads_before_updates, step_region
 from graph_passes.analysis.simulate import Link
 from graph_passes.analysis.timeline import Timeline
 from graph_passes.cost.model import Roofline
@@ -143,6 +143,9 @@ def plan_graph_def(captured: Captured, engine: Engine, fetches: Sequence[str] = 
     optimized = run_grappler(captured, device=engine.target.kind)
     graph = serde.from_graph_def(optimized.graph_def, engine.options.input_shapes)
     region = step_region(graph, [parse_input(name)[0].node for name in fetches])
+    for update, reader in reads_before_updates(region):
+        region.add_control(update, reader)
+        graph.add_control(update, reader)
     kept = [parse_input(name)[0] for name in optimized.fetches]
     step = pipeline.Step.read(region, optimized.creation_order, kept, merging=not engine.target.is_gpu)
     timeline, plan = plan_unobserved(step, engine)

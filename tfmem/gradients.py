@@ -44,6 +44,8 @@ def avm_gradients(
     if tf.executing_eagerly():
         raise GraphError("avm_gradients needs a graph: call it inside a tf.function or under tf.Graph().as_default()")
     engine = make_engine(merged(options, memory_budget, policy))
+    if any(getattr(variable, "dtype", tf.float32)._is_ref_dtype for variable in variables):  # noqa: SLF001
+        gradients.setdefault("gate_gradients", True)  # an update must not change what its layer's other gradient reads
     found = tf.gradients(loss, variables, **gradients)
     if all(gradient is None for gradient in found):
         names = ", ".join(str(getattr(variable, "name", variable)) for variable in list(variables)[:5])

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graph_passes import pipeline, serde
-from graph_passes.analysis.region import step_region
+from graph_passes.analysis.region import reads_before_updates, step_region
 from graph_passes.ir import Graph, TensorId, parse_input
 from graph_passes.report import Report
 from tfmem.capture.build import shaped_graph
@@ -35,6 +35,9 @@ def optimize_live(
     editor = LiveEditor(graph)
     run = [*fetches, *([loss.name] if loss is not None and fetches else [])]
     region = step_region(_read(graph, engine.options.input_shapes), [parse_input(name)[0].node for name in run])
+    held = reads_before_updates(region)
+    for update, reader in held:
+        region.add_control(update, reader)
     named = [parse_input(name)[0] for name in fetches]
     step = pipeline.Step.read(region, (), named, _identity(loss), merging=not engine.target.is_gpu)
     timeline, plan = plan_unobserved(step, engine)
@@ -43,6 +46,8 @@ def optimize_live(
     else:
         options = engine.options.offload
         if plan.moves:
+            for update, reader in held:
+                editor.add_control(update, reader)
             pipeline.edit_step(step, timeline, plan, options, editor=editor)
         found = pipeline.describe(
             step, timeline, plan, options.policy, graph=type(graph).__name__, device=engine.target.description

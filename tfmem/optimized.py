@@ -22,7 +22,13 @@ class OptimizedFunction:
     within another `tf.function`, a trace is planned from a cached profile or estimates, and not observed.
     """
 
-    def __init__(self, function: Any, engine: Engine, jit_compile: bool = False, fallback: Callable[..., Any] | None = None) -> None:
+    def __init__(
+        self,
+        function: Any,
+        engine: Engine,
+        jit_compile: bool = False,
+        fallback: Callable[..., Any] | None = None,
+    ) -> None:
         """Wrap `function`.
 
         Args:

@@ -60,9 +60,7 @@ def new_figure(width: float, height: float) -> Figure:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise PlotError(
-            "drawing needs matplotlib, which is not installed; pip install 'tfmem[plot]'"
-        ) from error
+        raise PlotError("drawing needs matplotlib, which is not installed; pip install 'tfmem[plot]'") from error
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     return figure

@@ -149,9 +149,7 @@ class ManagedStep:
         inferred = restore_concrete(concrete, self._captured, self._captured.graph_def, self._shapes)
         graph = serde.from_graph_def(self._captured.graph_def, inferred=inferred.graph)
         fetches = [parse_input(name)[0] for name in self._captured.fetches]
-        self._step = pipeline.Step.read(
-            graph, self._captured.creation_order, fetches, merging=not engine.target.is_gpu
-        )
+        self._step = pipeline.Step.read(graph, self._captured.creation_order, fetches, merging=not engine.target.is_gpu)
         facts = {"device": engine.target.description, "budget": self._budget, "tensorflow": tf.__version__}
         self._key = fingerprint(graph, facts)
         self._cache = ProfileCache(engine.options.cache_directory)

@@ -68,9 +68,8 @@ def verify(
     largest, equal = 0.0, True
     for step, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
         for place, (new, old) in enumerate(zip(ours, theirs, strict=True)):
-            what = f"output {place}" if place < len(ours) - len(variables) else "variable '{}'".format(
-                variables[place - len(ours) + len(variables)].name
-            )
+            outputs = len(ours) - len(variables)
+            what = f"output {place}" if place < outputs else f"variable '{variables[place - outputs].name}'"
             if new.shape != old.shape or new.dtype != old.dtype:
                 raise VerificationError(
                     f"step {step}: {what} is {new.dtype}{new.shape}, the original's is {old.dtype}{old.shape}"

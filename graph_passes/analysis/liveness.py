@@ -183,9 +183,7 @@ def _pinned(
     return ""
 
 
-def read_across(
-    graph: Graph, position: Mapping[str, int], views: Sequence[TensorId], last: int
-) -> list[TensorId]:
+def read_across(graph: Graph, position: Mapping[str, int], views: Sequence[TensorId], last: int) -> list[TensorId]:
     """Those of a buffer's tensors that exist at position `last` and are read after it."""
     return [
         view

@@ -5,12 +5,13 @@ A control edge makes an op run whenever its successor does, so MemOps are chaine
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from graph_passes import ops
 from graph_passes.analysis.roles import is_layer, source
 from graph_passes.errors import GraphError
-from graph_passes.ir import Graph, Node
+from graph_passes.ir import Graph, Node, TensorId
 
 
 def step_region(graph: Graph, fetches: Sequence[str] = ()) -> Graph:
@@ -23,13 +24,41 @@ def step_region(graph: Graph, fetches: Sequence[str] = ()) -> Graph:
     Raises:
         GraphError: a fetch is not in the graph, or there are several training steps to choose from.
     """
-    kept = _ancestors(graph, fetches or find_fetches(graph))
+    kept = _reached(graph, fetches or find_fetches(graph), graph.predecessors)
     nodes = (
         Node(n.name, n.op, list(n.inputs), list(n.control), n.device, dict(n.attrs), n.outputs, n.stateful)
         for n in graph
         if n.name in kept
     )
     return Graph(nodes, {tensor: spec for tensor, spec in graph.specs.items() if tensor.node in kept})
+
+
+def reads_before_updates(graph: Graph) -> list[tuple[str, str]]:
+    """Pairs (update, op that reads the same variable) that need an order of their own.
+
+    A reference variable of TensorFlow 1 is read where it lies, so an update that comes early would change what a later
+    op reads. A resource variable's reader keeps the value that it read.
+    """
+    pairs = []
+    for update in [node for node in graph if ops.is_update(node.op) and node.inputs]:
+        variable = source(graph, update.inputs[0])
+        if graph[variable.node].op not in ("VariableV2", "Variable"):
+            continue
+        later = _reached(graph, [update.name], graph.successors)
+        pairs += [(update.name, reader) for reader in _readers(graph, variable) if reader not in later]
+    return pairs
+
+
+def _readers(graph: Graph, variable: TensorId) -> set[str]:
+    readers, views = set(), [variable]
+    while views:
+        for use in graph.uses(views.pop()):
+            node = graph[use.node]
+            if node.op in ops.VIEWS:
+                views.append(TensorId(node.name))
+            elif not ops.is_update(node.op):
+                readers.add(node.name)
+    return readers
 
 
 def find_fetches(graph: Graph) -> list[str]:
@@ -42,7 +71,7 @@ def find_fetches(graph: Graph) -> list[str]:
     """
     layers = [node for node in graph if is_layer(graph, node)]
     weights = {source(graph, tensor) for node in layers for tensor in node.inputs}
-    behind = _behind(graph, [node.name for node in layers])
+    behind = _reached(graph, [node.name for node in layers], partial(_data_readers, graph))
     updates = [
         node.name
         for node in graph
@@ -81,25 +110,17 @@ def _groups(graph: Graph, updates: Sequence[str]) -> dict[int, str]:
     }
 
 
-def _ancestors(graph: Graph, names: Iterable[str]) -> set[str]:
+def _data_readers(graph: Graph, node: Node) -> Iterable[str]:
+    return (use.node for tensor in graph.tensors(node) for use in graph.uses(tensor))
+
+
+def _reached(graph: Graph, names: Iterable[str], step: Callable[[Node], Iterable[str]]) -> set[str]:
+    """These nodes and all that `step` leads to from them."""
     found = {graph[name].name for name in names}
     pending = list(found)
     while pending:
-        for name in graph.predecessors(graph[pending.pop()]):
+        for name in step(graph[pending.pop()]):
             if name not in found:
                 found.add(name)
                 pending.append(name)
-    return found
-
-
-def _behind(graph: Graph, names: Iterable[str]) -> set[str]:
-    """The ops that data of these ops reaches."""
-    found = set(names)
-    pending = list(found)
-    while pending:
-        for tensor in graph.tensors(graph[pending.pop()]):
-            for use in graph.uses(tensor):
-                if use.node not in found:
-                    found.add(use.node)
-                    pending.append(use.node)
     return found

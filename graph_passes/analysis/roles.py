@@ -30,7 +30,8 @@ def is_layer(graph: Graph, node: Node) -> bool:
 
 def has_gradient(graph: Graph) -> bool:
     """Whether the graph differentiates: by its ops' types, or because what a layer reads is multiplied once more."""
-    read, multiplied = set(), set()
+    read: set[TensorId] = set()
+    multiplied: set[TensorId] = set()
     for node in graph:
         if "Grad" in node.op or "Backprop" in node.op:
             return True
@@ -79,9 +80,7 @@ def convolution_inputs(graph: Graph, timeline: Timeline) -> frozenset[int]:
         for position, step in enumerate(timeline.steps[: timeline.turn + 1])
         if graph[step.node].op in ops.CONVOLUTIONS
     }
-    return frozenset(
-        index for index, buffer in enumerate(timeline.buffers) if not convolutions.isdisjoint(buffer.uses)
-    )
+    return frozenset(index for index, buffer in enumerate(timeline.buffers) if not convolutions.isdisjoint(buffer.uses))
 
 
 def unordered(graph: Graph, order: Sequence[str], merging: bool) -> frozenset[int]:

@@ -16,8 +16,8 @@ from graph_passes.analysis.simulate import Move
 from graph_passes.analysis.timeline import Timeline
 from graph_passes.ir import AttrValue, DataType, Editor, Graph, Shape, TensorId
 from graph_passes.offload.options import OffloadOptions
-from graph_passes.ops import is_update
 from graph_passes.offload.plan import OffloadPlan
+from graph_passes.ops import is_update
 
 
 @dataclass(frozen=True)
@@ -159,8 +159,8 @@ class _Applier:
     def chain(self, node: str) -> None:
         reads = {tensor.node for tensor in self.graph[node].inputs}
         if self.previous and self.previous != node and self.previous not in reads:
-                for waiting in (node, *self.merged_with(node)):
-                    self.editor.add_control(waiting, self.previous)
+            for waiting in (node, *self.merged_with(node)):
+                self.editor.add_control(waiting, self.previous)
         self.previous = node
 
     def merged_with(self, node: str) -> list[str]:
@@ -219,6 +219,5 @@ def transfers(graph: Graph, timeline: Timeline, plan: OffloadPlan) -> list[tuple
     """The moves of `plan`, each with the tensor that it moves."""
     position = {step.node: index for index, step in enumerate(timeline.steps)}
     return [
-        (move, read_across(graph, position, timeline.buffers[move.buffer].views, move.last)[0])
-        for move in plan.moves
+        (move, read_across(graph, position, timeline.buffers[move.buffer].views, move.last)[0]) for move in plan.moves
     ]

@@ -18,13 +18,14 @@ class OffloadOptions:
     """Options of the offload pass.
 
     Attributes:
-        policy: `autovm` is the thesis's and copies only; `hybrid` is the same, but what its own op makes faster than a copy
-            brings it back is made again (the output of a first convolution, say); `vdnn_all` and `vdnn_conv` are the
-            peers' heuristics, for comparison.
+        policy: `autovm` is the thesis's and copies only; `hybrid` is the same, but what its own op makes faster than a
+            copy brings it back is made again (the output of a first convolution, say); `vdnn_all` and `vdnn_conv` are
+            the peers' heuristics, for comparison.
         size_threshold: bytes below which a tensor stays; `auto` takes the largest that meets the budget.
         reuse_distance: ops that must lie between a tensor's last forward and first backward use; `auto` skips the
             outputs of the last two layers (thesis 3.3.1.1).
-        prefetch: `late` (Listing 3.3: run times known), `early` (Listing 3.4: not known), or `auto`: late once measured.
+        prefetch: `late` (Listing 3.3: run times known), `early` (Listing 3.4: not known), or `auto`: late once they
+            were measured.
         copy_start: when a copy out may begin: after the last forward use (Listing 3.2), or once produced.
         mechanism: `copy` (pinned host memory), `managed` (unified memory), `file` (no GPU), or `auto`.
         spill_directory: where the file mechanism writes; the system's temporary directory by default.

@@ -2,8 +2,8 @@
 
 Policy `autovm` (thesis 3.3.2): copy out after the last forward use (Listing 3.2); prefetch late, so that the copy just
 hides behind the ops before the use (Listing 3.3), or, with run times unknown, as early as memory allows (Listing 3.4);
-prefetches run in the order of the uses they serve (Figures 3.4, 3.5). A release waits for its copy, so it comes as late as
-memory allows.
+prefetches run in the order of the uses they serve (Figures 3.4, 3.5). A release waits for its copy, so it comes as late
+as memory allows.
 """
 
 from __future__ import annotations
@@ -68,9 +68,7 @@ def _remade(timeline: Timeline, moves: Sequence[Move], link: Link, options: Offl
     return marked
 
 
-def _release_late(
-    timeline: Timeline, moves: Sequence[Move], link: Link, room: npt.NDArray[np.int64]
-) -> list[Move]:
+def _release_late(timeline: Timeline, moves: Sequence[Move], link: Link, room: npt.NDArray[np.int64]) -> list[Move]:
     """Put each release where its copy has ended, or as near as memory allows; takes what it uses from `room`."""
     placed, free = [], 0.0
     for move in sorted(moves, key=lambda move: (move.copy_after, move.last)):
@@ -87,9 +85,7 @@ def _release_late(
     return placed
 
 
-def _prefetch_late(
-    timeline: Timeline, moves: Sequence[Move], link: Link, room: npt.NDArray[np.int64]
-) -> list[Move]:
+def _prefetch_late(timeline: Timeline, moves: Sequence[Move], link: Link, room: npt.NDArray[np.int64]) -> list[Move]:
     """Listing 3.3: the latest op that leaves time for the copy; one copy at a time, in the order of the uses."""
     ordered = sorted(moves, key=lambda move: (move.next, move.last))
     starts, free = [0.0] * len(ordered), float("inf")

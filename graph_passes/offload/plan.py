@@ -119,9 +119,7 @@ def plan_offload(
     return OffloadPlan(tuple(moves), budget, threshold, before, after, link, ordered, left_alone)
 
 
-def _ordered(
-    timeline: Timeline, moves: Sequence[Move], budget: int, unordered: Collection[int]
-) -> tuple[int, ...]:
+def _ordered(timeline: Timeline, moves: Sequence[Move], budget: int, unordered: Collection[int]) -> tuple[int, ...]:
     """Positions whose order decides the peak: TensorFlow allocates and frees in the order in which ops are enqueued."""
     smallest = budget >> 16  # 64,000 of these fill the budget; no step keeps so many
     chained: set[int] = set()
@@ -260,9 +258,7 @@ def _with_room(
         if failure is None or island is None:
             break
         islands[island] = failure
-        moves = [
-            _away(move, islands) for move in place(timeline, (*chosen, *islands), link, budget, options, timed)
-        ]
+        moves = [_away(move, islands) for move in place(timeline, (*chosen, *islands), link, budget, options, timed)]
     return moves
 
 

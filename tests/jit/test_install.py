@@ -23,9 +23,7 @@ def python(*arguments: str, cwd: Path, path: Path | None = None) -> subprocess.C
     if path:
         environment["PYTHONPATH"] = str(path)
     command = [sys.executable, *arguments]
-    return subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, check=False
-    )
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,10 @@ def test_budgets(budget, size):
     assert parse_budget(budget, 16 * GIB) == size
 
 
-@pytest.mark.parametrize("budget", [0, -1, 0.0, 1.5, -0.5, "", "ten", "10 parsecs", "0GiB", "-3GiB", True, [1], "17GiB"])
+BAD_BUDGETS = [0, -1, 0.0, 1.5, -0.5, "", "ten", "10 parsecs", "0GiB", "-3GiB", True, [1], "17GiB"]
+
+
+@pytest.mark.parametrize("budget", BAD_BUDGETS)
 def test_bad_budgets(budget):
     with pytest.raises(InvalidBudgetError, match="memory_budget="):
         parse_budget(budget, 16 * GIB)

@@ -83,9 +83,7 @@ def test_planning_loads_no_tensorflow() -> None:
         f"import importlib, sys\nfor name in {modules}: importlib.import_module(name)\n"
         "sys.exit('tensorflow' in sys.modules and 'tensorflow was imported')"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -101,9 +99,7 @@ def test_matplotlib_is_imported_in_plot_alone_and_only_to_draw() -> None:
 
 def reads_environment(node: ast.AST) -> bool:
     if isinstance(node, ast.ImportFrom):
-        return node.module == "os" and any(
-            alias.name in {"environ", "getenv", "putenv"} for alias in node.names
-        )
+        return node.module == "os" and any(alias.name in {"environ", "getenv", "putenv"} for alias in node.names)
     return (
         isinstance(node, ast.Attribute)
         and node.attr in {"environ", "getenv", "putenv"}

@@ -13,9 +13,7 @@ MIB = 1 << 20
 
 
 def transfer(index: int, nbytes: int = MIB) -> TransferRecord:
-    return TransferRecord(
-        f"act{index}:0", nbytes, f"f{index}", f"r{index}", f"p{index}", f"b{index}"
-    )
+    return TransferRecord(f"act{index}:0", nbytes, f"f{index}", f"r{index}", f"p{index}", f"b{index}")
 
 
 @pytest.fixture

@@ -30,9 +30,7 @@ def check_same(cf, variables, *inputs, steps=3, rtol=0.0):
     expected = []
     for _ in range(steps):
         outputs = cf(*inputs)
-        expected.append(
-            (tf.nest.map_structure(np.asarray, outputs, expand_composites=True), state(variables))
-        )
+        expected.append((tf.nest.map_structure(np.asarray, outputs, expand_composites=True), state(variables)))
     for variable, value in zip(variables, start, strict=True):
         variable.assign(value)
     for outputs, after in expected:
@@ -60,16 +58,12 @@ def test_gradient_tape_step():
     def step(x, y):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((tf.nn.relu(x @ weights + bias) - y) ** 2)
-        for variable, gradient in zip(
-            [weights, bias], tape.gradient(loss, [weights, bias]), strict=True
-        ):
+        for variable, gradient in zip([weights, bias], tape.gradient(loss, [weights, bias]), strict=True):
             variable.assign_sub(0.1 * gradient)
         return loss
 
     cf = step.get_concrete_function(tf.TensorSpec([None, 8]), tf.TensorSpec([None, 4]))
-    twin = check_same(
-        cf, [weights, bias], tf.random.uniform([5, 8], seed=1), tf.random.uniform([5, 4], seed=2)
-    )
+    twin = check_same(cf, [weights, bias], tf.random.uniform([5, 8], seed=1), tf.random.uniform([5, 4], seed=2))
     assert twin.variables[0] is weights
 
 
@@ -199,9 +193,7 @@ def test_py_function_and_lookup_table():
         tf.py_function(lambda value: seen.append(value.numpy().tolist()), [numbers], [])
         return tf.numpy_function(lambda value: value * 10, [numbers], tf.int64)
 
-    check_same(
-        step.get_concrete_function(tf.TensorSpec([3], tf.string)), [], tf.constant(["b", "a", "c"])
-    )
+    check_same(step.get_concrete_function(tf.TensorSpec([3], tf.string)), [], tf.constant(["b", "a", "c"]))
     assert seen == [[2, 1, -1]] * 6
 
 
@@ -272,9 +264,7 @@ def test_bfloat16_and_half():
 
 def test_shapes_are_tightened_and_checked():
     weight = tf.Variable(tf.ones([8, 4]))
-    cf = tf.function(lambda x: tf.nn.relu(x @ weight)).get_concrete_function(
-        tf.TensorSpec([None, 8], name="x")
-    )
+    cf = tf.function(lambda x: tf.nn.relu(x @ weight)).get_concrete_function(tf.TensorSpec([None, 8], name="x"))
     captured = run_grappler(capture_concrete(cf))
     twin = restore_concrete(cf, captured, captured.graph_def, {"x:0": (3, 8)})
     assert twin.outputs[0].shape == (3, 4)
@@ -304,24 +294,18 @@ def test_an_edited_graph_runs():
 def test_a_missing_fetch_is_named():
     cf = tf.function(lambda x: x + 1).get_concrete_function(tf.TensorSpec([]))
     captured = capture_concrete(cf)
-    empty = tf.compat.v1.GraphDef(
-        versions=captured.graph_def.versions, node=[captured.graph_def.node[0]]
-    )
+    empty = tf.compat.v1.GraphDef(versions=captured.graph_def.versions, node=[captured.graph_def.node[0]])
     with pytest.raises(GraphError, match="Identity"):
         restore_concrete(cf, captured, empty)
 
 
 def test_called_from_a_function_and_from_threads():
     total = tf.Variable(0.0)
-    cf = tf.function(lambda x: total.assign_add(tf.reduce_sum(x))).get_concrete_function(
-        tf.TensorSpec([4])
-    )
+    cf = tf.function(lambda x: total.assign_add(tf.reduce_sum(x))).get_concrete_function(tf.TensorSpec([4]))
     twin = rewrite(cf)
     outer = tf.function(lambda x: twin(x) * 2)
     assert float(outer(tf.ones([4]))) == 8.0
-    threads = [
-        threading.Thread(target=lambda: [twin(tf.ones([4])) for _ in range(50)]) for _ in range(4)
-    ]
+    threads = [threading.Thread(target=lambda: [twin(tf.ones([4])) for _ in range(50)]) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -361,9 +345,7 @@ def test_grappler_stays_off_the_result(nested, tmp_path):
     edited.CopyFrom(captured.graph_def)
     exp = next(node for node in edited.node if node.op == "Exp")
     for name, source in (("n1", exp.input[0]), ("n2", "n1")):
-        edited.node.add(name=name, op="Neg", input=[source]).attr[
-            "T"
-        ].type = tf.float32.as_datatype_enum
+        edited.node.add(name=name, op="Neg", input=[source]).attr["T"].type = tf.float32.as_datatype_enum
     exp.input[0] = "n2"
     twin = restore_concrete(cf, captured, edited)
     call = tf.function(lambda x: twin(x) + 1) if nested else twin

@@ -77,9 +77,7 @@ def test_edits_in_place_keep_the_numbers():
 def test_names_are_made_unique_and_devices_kept():
     editor = LiveEditor(graph := training_graph())
     attrs = {"T": DataType("float32")}
-    first = editor.insert(
-        "copy", "Identity", [TensorId("product")], attrs, device="/device:CPU:0", control=["x"]
-    )
+    first = editor.insert("copy", "Identity", [TensorId("product")], attrs, device="/device:CPU:0", control=["x"])
     second = editor.insert("copy", "Identity", [TensorId(first)], attrs)
     assert (first, second) == ("copy", "copy_1")
     operation = graph.get_operation_by_name(first)
@@ -196,9 +194,7 @@ def test_order_finds_cycles_wherever_they_close():
 
 def test_serialised_graphs_keep_their_numbers():
     source = training_graph().as_graph_def()
-    captured = run_grappler(
-        capture_graph_def(source, ["x"], ["loss", "update", "init", "w/Read/ReadVariableOp"])
-    )
+    captured = run_grappler(capture_graph_def(source, ["x"], ["loss", "update", "init", "w/Read/ReadVariableOp"]))
     assert captured.fetches == ("loss:0", "update:0", "w/Read/ReadVariableOp:0")
     assert "init" in captured.control_fetches
     restored = restore_graph_def(captured, captured.graph_def)

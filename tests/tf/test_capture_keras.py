@@ -125,9 +125,7 @@ def test_steps_per_execution(library):
     )
     step = installed(rewritten)
     batches = []
-    callback = library.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: batches.append(batch)
-    )
+    callback = library.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: batches.append(batch))
     dataset = tf.data.Dataset.from_tensor_slices((X[:16], Y[:16])).batch(4)
     for model in (plain, rewritten):
         model.fit(dataset, epochs=2, verbose=0, shuffle=False, callbacks=[callback])
@@ -180,15 +178,11 @@ def test_gradient_clipping(library, clip):
 def test_recurrent_layer_with_dropout_runs(library):
     library.utils.set_random_seed(0)
     layers = library.layers
-    model = library.Sequential(
-        [layers.Input((5, 4)), layers.LSTM(6), layers.Dropout(0.5), layers.Dense(1)]
-    )
+    model = library.Sequential([layers.Input((5, 4)), layers.LSTM(6), layers.Dropout(0.5), layers.Dense(1)])
     model.compile(optimizer="adam", loss="mse", jit_compile=False)
     installed(model)
     rng = np.random.default_rng(1)
-    history = model.fit(
-        rng.normal(size=(32, 5, 4)), rng.normal(size=(32, 1)), epochs=3, verbose=0
-    ).history
+    history = model.fit(rng.normal(size=(32, 5, 4)), rng.normal(size=(32, 1)), epochs=3, verbose=0).history
     assert np.isfinite(history["loss"]).all()
 
 
@@ -212,9 +206,7 @@ def test_sample_weights_and_a_custom_step():
             installed(model)
         x, y = np.ones((8, 2), "float32"), np.zeros((8, 1), "float32")
         histories.append(
-            model.fit(
-                x, y, sample_weight=np.arange(8.0), epochs=2, batch_size=4, shuffle=False, verbose=0
-            ).history
+            model.fit(x, y, sample_weight=np.arange(8.0), epochs=2, batch_size=4, shuffle=False, verbose=0).history
         )
     assert histories[0].keys() == histories[1].keys()
     np.testing.assert_allclose(histories[0]["loss"], histories[1]["loss"], rtol=1e-6)

@@ -19,9 +19,7 @@ def rewrite(cf):
     edited.CopyFrom(captured.graph_def)
     for node in [node for node in edited.node if node.op == "Exp"]:
         for name, source in (("n1", node.input[0]), ("n2", "n1")):
-            edited.node.add(name=name, op="Neg", input=[source]).attr[
-                "T"
-            ].type = tf.float32.as_datatype_enum
+            edited.node.add(name=name, op="Neg", input=[source]).attr["T"].type = tf.float32.as_datatype_enum
         node.input[0] = "n2"
     return restore_concrete(cf, captured, edited)
 
@@ -117,9 +115,7 @@ def test_functions_left_alone_are_saved_as_they_were(saved, tmp_path):
 
     new = tf.saved_model.load(optimize_saved_model(saved, tmp_path / "out", keep))
     assert len(seen) == 3
-    np.testing.assert_allclose(
-        new.predict(FEATURES, WORDS)["score"], tf.exp(FEATURES @ [[1.0], [2.0]])
-    )
+    np.testing.assert_allclose(new.predict(FEATURES, WORDS)["score"], tf.exp(FEATURES @ [[1.0], [2.0]]))
 
 
 def test_wrong_paths(saved, tmp_path):

@@ -305,25 +305,19 @@ def test_wrong_handles_types_and_tensors_are_refused(library: Library) -> None:
     tensor = tf.zeros([2, 3])
     handle = library.offload(tensor, label="activation:0")
     invalid = tf.errors.InvalidArgumentError
-    with pytest.raises(
-        invalid, match=r"'activation:0' was offloaded as float.*prefetched as int32"
-    ):
+    with pytest.raises(invalid, match=r"'activation:0' was offloaded as float.*prefetched as int32"):
         library.prefetch(handle, tf.int32, tensor.shape)
     with pytest.raises(invalid, match=r"offloaded as float\[2,3\], but is prefetched as float\[7"):
         library.prefetch(handle, tensor.dtype, [7])
     with pytest.raises(invalid, match="not one that was prefetched from 'activation:0'"):
         library.await_(tensor, handle)
-    not_a_handle = tf.raw_ops.EmptyTensorList(
-        element_shape=[-1], max_num_elements=1, element_dtype=tf.float32
-    )
+    not_a_handle = tf.raw_ops.EmptyTensorList(element_shape=[-1], max_num_elements=1, element_dtype=tf.float32)
     with pytest.raises(invalid, match="expected the output of a MemOpOffload"):
         library.release(tensor, not_a_handle)
 
 
 def test_spill_budget(library: Library) -> None:
-    function = tf.function(
-        lambda tensor: round_trip(library, tensor, label="big:0", spill_budget=MIB)
-    )
+    function = tf.function(lambda tensor: round_trip(library, tensor, label="big:0", spill_budget=MIB))
     exhausted = tf.errors.ResourceExhaustedError
     with pytest.raises(exhausted, match=f"'big:0' needs {MIB + 4} bytes, but 0 of the {MIB}"):
         function(tf.zeros([MIB // 4 + 1]))

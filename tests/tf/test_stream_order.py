@@ -34,7 +34,5 @@ def test_every_kernel_sees_its_data(tmp_path: Path) -> None:
     subprocess.run([*link, str(driver)], check=True)
     libraries = os.pathsep.join([str(tmp_path), tf.sysconfig.get_lib()])
     environment = {**os.environ, "LD_LIBRARY_PATH": libraries}
-    result = subprocess.run(
-        [str(program)], env=environment, capture_output=True, text=True, check=False, timeout=120
-    )
+    result = subprocess.run([str(program)], env=environment, capture_output=True, text=True, check=False, timeout=120)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -20,9 +20,7 @@ class AcyclicOrder:
         Raises:
             GraphError: there is a cycle already.
         """
-        self._before: dict[Hashable, list[Hashable]] = {
-            node: list(before) for node, before in edges
-        }
+        self._before: dict[Hashable, list[Hashable]] = {node: list(before) for node, before in edges}
         self._after: dict[Hashable, list[Hashable]] = {node: [] for node in self._before}
         waiting = {node: len(before) for node, before in self._before.items()}
         for node, before in self._before.items():
@@ -61,13 +59,9 @@ class AcyclicOrder:
         if lowest <= highest:
             later = self._reach(target, self._after, lambda position: position <= highest)
             if source in later:
-                raise GraphError(
-                    f"'{target}' cannot wait for '{source}', which waits for '{target}' itself"
-                )
+                raise GraphError(f"'{target}' cannot wait for '{source}', which waits for '{target}' itself")
             earlier = self._reach(source, self._before, lambda position: position >= lowest)
-            moved = sorted(earlier, key=self._position.__getitem__) + sorted(
-                later, key=self._position.__getitem__
-            )
+            moved = sorted(earlier, key=self._position.__getitem__) + sorted(later, key=self._position.__getitem__)
             places = sorted(self._position[node] for node in moved)
             self._position.update(zip(moved, places, strict=True))
         self._before[target].append(source)

@@ -42,15 +42,11 @@ def shaped_graph(
         GraphError: a shape contradicts the graph's, or TensorFlow cannot import the graph.
     """
     graph = tf.Graph()
-    build_graph(
-        graph, captured.feeds, *own_library(graph_def or captured.graph_def), feed_shapes or {}
-    )
+    build_graph(graph, captured.feeds, *own_library(graph_def or captured.graph_def), feed_shapes or {})
     return graph
 
 
-def annotate_handles(
-    graph_def: GraphDef, inputs: Iterable[tf.Tensor], rename: bool = True
-) -> dict[str, str]:
+def annotate_handles(graph_def: GraphDef, inputs: Iterable[tf.Tensor], rename: bool = True) -> dict[str, str]:
     """Write onto the placeholders of captured resources what they stand for, and give them names
     without "/".
 
@@ -64,11 +60,7 @@ def annotate_handles(
     nodes = {node.name: node for node in graph_def.node}
     renamed = {}
     for tensor in inputs:
-        data = (
-            handle_data_util.get_handle_data(tensor)
-            if tensor.dtype in (tf.resource, tf.variant)
-            else None
-        )
+        data = handle_data_util.get_handle_data(tensor) if tensor.dtype in (tf.resource, tf.variant) else None
         if data is None or not data.is_set:
             continue
         node = nodes[tensor.op.name]
@@ -93,9 +85,7 @@ def _rename(graph_def: GraphDef, renamed: Mapping[str, str]) -> None:
                 node.input[place] = ("^" if name.startswith("^") else "") + renamed[op_name(name)]
         if "_class" in node.attr:
             groups = (group.decode().removeprefix("loc:@") for group in node.attr["_class"].list.s)
-            node.attr["_class"].list.s[:] = [
-                f"loc:@{renamed.get(group, group)}".encode() for group in groups
-            ]
+            node.attr["_class"].list.s[:] = [f"loc:@{renamed.get(group, group)}".encode() for group in groups]
 
 
 def build_graph(
@@ -125,11 +115,7 @@ def build_graph(
     with graph.as_default(), ops.control_dependencies(None):
         for function in library:
             graph._add_function(function)
-        handles = {
-            name: _make_handle(nodes[name])
-            for name in map(op_name, feeds)
-            if _is_handle(nodes[name])
-        }
+        handles = {name: _make_handle(nodes[name]) for name in map(op_name, feeds) if _is_handle(nodes[name])}
         try:
             _import_body(body, handles)
         except (ValueError, tf.errors.OpError) as error:
@@ -158,10 +144,7 @@ def _make_handle(node: NodeDef) -> tf.Tensor:
         if key.startswith("_") and key != "_output_shapes":
             placeholder.op._set_attr(key, value)
     types, shapes = node.attr["_handle_dtypes"].list.type, node.attr["_handle_shapes"].list.shape
-    items = [
-        HandleShapeAndType(dtype=dtype, shape=shape)
-        for dtype, shape in zip(types, shapes, strict=True)
-    ]
+    items = [HandleShapeAndType(dtype=dtype, shape=shape) for dtype, shape in zip(types, shapes, strict=True)]
     handle_data_util.set_handle_data(placeholder, HandleData(is_set=True, shape_and_type=items))
     return placeholder
 
@@ -179,16 +162,10 @@ def _import_body(body: GraphDef, handles: Mapping[str, tf.Tensor]) -> None:
             node.input[:] = inputs
         read.update(map(op_name, inputs))
         if "_class" in node.attr:
-            groups = [
-                group
-                for group in node.attr["_class"].list.s
-                if group.decode().removeprefix("loc:@") in present
-            ]
+            groups = [group for group in node.attr["_class"].list.s if group.decode().removeprefix("loc:@") in present]
             node.attr["_class"].list.s[:] = groups
     input_map = {f"{name}:0": tensor for name, tensor in handles.items() if name in read}
-    importer.import_graph_def(
-        GraphDef(versions=body.versions, node=kept), input_map=input_map, name=""
-    )
+    importer.import_graph_def(GraphDef(versions=body.versions, node=kept), input_map=input_map, name="")
 
 
 def own_library(graph_def: GraphDef) -> tuple[GraphDef, list[atomic_function.AtomicFunction]]:
@@ -206,10 +183,7 @@ def own_library(graph_def: GraphDef) -> tuple[GraphDef, list[atomic_function.Ato
     result = GraphDef()
     result.CopyFrom(graph_def)
     functions = list(result.library.function)
-    renamed = {
-        function.signature.name: f"{function.signature.name}_tfmem_{ops.uid()}"
-        for function in functions
-    }
+    renamed = {function.signature.name: f"{function.signature.name}_tfmem_{ops.uid()}" for function in functions}
     for node in [*result.node, *(node for function in functions for node in function.node_def)]:
         node.op = renamed.get(node.op, node.op)
         for value in node.attr.values():
@@ -222,18 +196,12 @@ def own_library(graph_def: GraphDef) -> tuple[GraphDef, list[atomic_function.Ato
         for link in ("forward_function_name", "backward_function_name"):
             function.attr.pop(link, None)
         eager.add_function_def(function)
-        owners.append(
-            atomic_function.AtomicFunction(function.signature.name, eager, _flat_type(function))
-        )
+        owners.append(atomic_function.AtomicFunction(function.signature.name, eager, _flat_type(function)))
     result.ClearField("library")
     return result, owners
 
 
 def _flat_type(function) -> function_types.FunctionType:  # type: ignore[no-untyped-def]
-    inputs = tuple(
-        tf.TensorSpec(None, tf.as_dtype(argument.type)) for argument in function.signature.input_arg
-    )
-    outputs = tuple(
-        tf.TensorSpec(None, tf.as_dtype(result.type)) for result in function.signature.output_arg
-    )
+    inputs = tuple(tf.TensorSpec(None, tf.as_dtype(argument.type)) for argument in function.signature.input_arg)
+    outputs = tuple(tf.TensorSpec(None, tf.as_dtype(result.type)) for result in function.signature.output_arg)
     return function_types.from_structured_signature((inputs, {}), outputs)

@@ -65,8 +65,7 @@ def require_feeds(captured: Captured, names: Iterable[str]) -> None:
     for name in names:
         if name not in inputs:
             raise GraphError(
-                f"input_shapes names '{name}', which is no input of the graph; its inputs are: "
-                f"{', '.join(inputs)}"
+                f"input_shapes names '{name}', which is no input of the graph; its inputs are: {', '.join(inputs)}"
             )
 
 

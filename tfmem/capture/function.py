@@ -55,9 +55,7 @@ class RestoredFunction(ConcreteFunction):
     # rewritten one.
     kept_alive: tuple[object, ...] = ()
 
-    def _call_flat(
-        self, tensor_inputs: Sequence[tf.Tensor], captured_inputs: Sequence[tf.Tensor]
-    ) -> Any:
+    def _call_flat(self, tensor_inputs: Sequence[tf.Tensor], captured_inputs: Sequence[tf.Tensor]) -> Any:
         with without_grappler():
             return super()._call_flat(tensor_inputs, captured_inputs)
 
@@ -103,21 +101,15 @@ def restore_concrete(
 def _set_signature(
     graph: func_graphs.FuncGraph, cf: ConcreteFunction, captured: Captured, inputs: list[tf.Tensor]
 ) -> None:
-    internal = {
-        id(original): restored for original, restored in zip(cf.inputs, inputs, strict=True)
-    }
+    internal = {id(original): restored for original, restored in zip(cf.inputs, inputs, strict=True)}
     graph.inputs = inputs
     for external, original in cf.graph.captures:
         graph.replace_capture(external, internal[id(original)])
     try:
         graph.outputs = [graph.get_tensor_by_name(name) for name in captured.fetches]
-        graph.control_outputs = [
-            graph.get_operation_by_name(name) for name in captured.control_fetches
-        ]
+        graph.control_outputs = [graph.get_operation_by_name(name) for name in captured.control_fetches]
     except KeyError as error:
-        raise GraphError(
-            f"the rewritten graph lacks an op that the function has to run: {error}"
-        ) from error
+        raise GraphError(f"the rewritten graph lacks an op that the function has to run: {error}") from error
     outputs = {id(old): new for old, new in zip(cf.outputs, graph.outputs, strict=True)}
     graph.structured_outputs = tf.nest.map_structure(
         lambda old: outputs.get(id(old), old), cf.structured_outputs, expand_composites=True

@@ -117,9 +117,7 @@ def capture_meta_graph(
     return capture_graph_def(meta_graph.graph_def, feeds, fetches)
 
 
-def restore_meta_graph(
-    meta_graph: MetaGraphDef, captured: Captured, graph_def: GraphDef
-) -> MetaGraphDef:
+def restore_meta_graph(meta_graph: MetaGraphDef, captured: Captured, graph_def: GraphDef) -> MetaGraphDef:
     """`meta_graph` around another graph; collections and signatures are kept.
 
     Raises:

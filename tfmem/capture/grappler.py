@@ -95,9 +95,7 @@ def without_grappler() -> Iterator[None]:
     eager = context.context()
     options = eager.function_call_options
     config = _disabled(bytes(options.config_proto_serialized or b""))
-    eager.function_call_options = context.FunctionCallOptions(
-        options.executor_type, ConfigProto.FromString(config)
-    )
+    eager.function_call_options = context.FunctionCallOptions(options.executor_type, ConfigProto.FromString(config))
     try:
         yield
     finally:
@@ -115,9 +113,7 @@ def _default_device() -> str:
     return "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
 
 
-def _optimize(
-    graph_def: GraphDef, captured: Captured, keep: tuple[str, ...], device: str
-) -> GraphDef:
+def _optimize(graph_def: GraphDef, captured: Captured, keep: tuple[str, ...], device: str) -> GraphDef:
     config = ConfigProto()
     config.CopyFrom(context.context().config)
     rewrite = config.graph_options.rewrite_options
@@ -167,9 +163,7 @@ def _rewrite(
             config, _meta_graph(prepared, keep), verbose=False, graph_id=b"tfmem", cluster=cluster
         )
     except (tf.errors.OpError, RuntimeError, ValueError) as error:
-        logging.getLogger(__name__).warning(
-            "Grappler failed; the graph is used as it was: %s", error
-        )
+        logging.getLogger(__name__).warning("Grappler failed; the graph is used as it was: %s", error)
         return graph_def
     finally:
         cluster.Shutdown()
@@ -196,9 +190,7 @@ def _make_arguments(graph_def: GraphDef, feeds: tuple[str, ...]) -> None:
             continue
         shape = node.attr["shape"].shape
         dtype = node.attr["dtype"].type
-        kept = {
-            key: node.attr[key] for key in ("_handle_dtypes", "_handle_shapes") if key in node.attr
-        }
+        kept = {key: node.attr[key] for key in ("_handle_dtypes", "_handle_shapes") if key in node.attr}
         argument = NodeDef(name=node.name, op="_Arg", device=node.device, input=node.input)
         argument.attr["T"].type = dtype
         argument.attr["index"].i = index[node.name]
@@ -228,10 +220,7 @@ def _place(graph_def: GraphDef, device: str, device_name: str) -> set[str]:
         if node.device:
             continue
         if node.op not in known:
-            types = {
-                kernel.device_type
-                for kernel in kernels.get_registered_kernels_for_op(node.op).kernel
-            }
+            types = {kernel.device_type for kernel in kernels.get_registered_kernels_for_op(node.op).kernel}
             supported = device == "CPU" or not types or bool(types & {device, "DEFAULT"})
             known[node.op] = device_name if supported else device_name.replace(device, "CPU")
         node.device = known[node.op]
@@ -271,8 +260,6 @@ def _properties(device: str, device_name: str) -> device_properties_pb2.NamedDev
     named.properties.frequency = 1000
     physical = tf.config.list_physical_devices("GPU") if device == "GPU" else []
     if physical:
-        capability = tf.config.experimental.get_device_details(physical[0]).get(
-            "compute_capability", (7, 0)
-        )
+        capability = tf.config.experimental.get_device_details(physical[0]).get("compute_capability", (7, 0))
         named.properties.environment["architecture"] = ".".join(map(str, capability))
     return named

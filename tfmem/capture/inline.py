@@ -45,9 +45,7 @@ def inline_calls(graph_def: GraphDef, fetched: Collection[str] = ()) -> GraphDef
     Raises:
         GraphError: a call names a function that is not in the library, or a function calls itself.
     """
-    if any(node.op in FRAMES for node in graph_def.node) or not any(
-        n.op in CALLS for n in graph_def.node
-    ):
+    if any(node.op in FRAMES for node in graph_def.node) or not any(n.op in CALLS for n in graph_def.node):
         return graph_def
     return _Inliner(graph_def, fetched).run()
 
@@ -56,13 +54,9 @@ class _Inliner:
     def __init__(self, graph_def: GraphDef, fetched: Collection[str]) -> None:
         self.source = graph_def
         self.fetched = fetched
-        self.library = {
-            function.signature.name: function for function in graph_def.library.function
-        }
+        self.library = {function.signature.name: function for function in graph_def.library.function}
         self.taken = {node.name for node in graph_def.node}
-        self.results: dict[
-            str, str
-        ] = {}  # "call:1" -> the tensor it stands for, which may itself be in here
+        self.results: dict[str, str] = {}  # "call:1" -> the tensor it stands for, which may itself be in here
 
     def run(self) -> GraphDef:
         result = GraphDef(versions=self.source.versions, library=self.source.library)
@@ -98,10 +92,7 @@ class _Inliner:
     def body(self, call: NodeDef, function, callers: tuple[str, ...]) -> Iterator[NodeDef]:  # type: ignore[no-untyped-def]
         data = [name for name in call.input if not name.startswith("^")]
         waits = [name for name in call.input if name.startswith("^")]
-        arguments = {
-            argument.name: tensor
-            for argument, tensor in zip(function.signature.input_arg, data, strict=True)
-        }
+        arguments = {argument.name: tensor for argument, tensor in zip(function.signature.input_arg, data, strict=True)}
         names = {node.name: self.fresh(f"{call.name}/{node.name}") for node in function.node_def}
         tensors = arguments | dict(self.flat_names(function, names))
 
@@ -148,11 +139,7 @@ class _Inliner:
         ("call/op:3").
         """
         for node in function.node_def:
-            definition = (
-                self.library[node.op].signature
-                if node.op in self.library
-                else op_definition(node.op)
-            )
+            definition = self.library[node.op].signature if node.op in self.library else op_definition(node.op)
             if definition is None:
                 raise GraphError(
                     f"function '{function.signature.name}' uses op type '{node.op}', which is not "
@@ -179,9 +166,7 @@ class _Inliner:
 
 
 def _can_inline(function) -> bool:  # type: ignore[no-untyped-def]
-    parametrized = any(
-        value.placeholder for node in function.node_def for value in node.attr.values()
-    )
+    parametrized = any(value.placeholder for node in function.node_def for value in node.attr.values())
     frames = any(node.op in FRAMES for node in function.node_def)
     return "api_implements" not in function.attr and not parametrized and not frames
 
@@ -194,9 +179,7 @@ def _output_count(output, node: NodeDef) -> int:  # type: ignore[no-untyped-def]
     return 1
 
 
-def _rename_input(
-    name: str, tensors: dict[str, str], names: dict[str, str], arguments: dict[str, str]
-) -> str:
+def _rename_input(name: str, tensors: dict[str, str], names: dict[str, str], arguments: dict[str, str]) -> str:
     if not name.startswith("^"):
         return tensors[name]
     before = name[1:]
@@ -207,9 +190,7 @@ def _rename_colocation(node: NodeDef, names: dict[str, str]) -> None:
     if "_class" not in node.attr:
         return
     groups = [value.decode() for value in node.attr["_class"].list.s]
-    kept = [
-        f"loc:@{names[g.removeprefix('loc:@')]}" for g in groups if g.removeprefix("loc:@") in names
-    ]
+    kept = [f"loc:@{names[g.removeprefix('loc:@')]}" for g in groups if g.removeprefix("loc:@") in names]
     del node.attr["_class"]
     if kept:
         node.attr["_class"].list.s.extend(group.encode() for group in kept)

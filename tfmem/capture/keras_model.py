@@ -77,9 +77,7 @@ def original_train_function(model: Any) -> Callable[[Iterator[Any]], Any]:
 def original_step(model: Any) -> Step:
     """Keras's own step (batch -> logs), traced, with XLA where Keras uses it."""
     keras = _check(model)
-    return tf.function(
-        _python_step(model, keras), jit_compile=jit_compile(model), reduce_retracing=True
-    )
+    return tf.function(_python_step(model, keras), jit_compile=jit_compile(model), reduce_retracing=True)
 
 
 def jit_compile(model: Any) -> bool:
@@ -99,28 +97,18 @@ def _keras_of(model: object) -> str | None:
 def _check(model: Any) -> str:
     keras = _keras_of(model)
     if keras is None:
-        raise GraphError(
-            f"{type(model).__name__} is not a Keras model; pass a keras.Model or a tf_keras.Model"
-        )
+        raise GraphError(f"{type(model).__name__} is not a Keras model; pass a keras.Model or a tf_keras.Model")
     compiled = model.compiled if keras == "keras" else model._is_compiled
     if not compiled or model.optimizer is None:
-        raise GraphError(
-            f"model '{model.name}' is not compiled; call model.compile(...) before optimising it"
-        )
+        raise GraphError(f"model '{model.name}' is not compiled; call model.compile(...) before optimising it")
     if model.run_eagerly:
-        raise GraphError(
-            f"model '{model.name}' runs eagerly and has no graph; compile it with run_eagerly=False"
-        )
+        raise GraphError(f"model '{model.name}' runs eagerly and has no graph; compile it with run_eagerly=False")
     if keras == "keras" and not hasattr(model, "distribute_strategy"):
         raise GraphError(
-            f"model '{model.name}' does not train on TensorFlow; "
-            "set KERAS_BACKEND=tensorflow before Keras is imported"
+            f"model '{model.name}' does not train on TensorFlow; set KERAS_BACKEND=tensorflow before Keras is imported"
         )
     strategy = model.distribute_strategy
-    if (
-        type(strategy).__name__ != "_DefaultDistributionStrategy"
-        and strategy.num_replicas_in_sync > 1
-    ):
+    if type(strategy).__name__ != "_DefaultDistributionStrategy" and strategy.num_replicas_in_sync > 1:
         raise GraphError(
             f"model '{model.name}' trains under {type(strategy).__name__} with "
             f"{strategy.num_replicas_in_sync} replicas; only the default strategy is supported"

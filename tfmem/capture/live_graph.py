@@ -91,9 +91,7 @@ class LiveEditor:
             tf.device(device or None),
         ):
             try:
-                made = graph.create_op(
-                    op, tensors, name=name, attrs={k: encode(v) for k, v in attrs.items()}
-                )
+                made = graph.create_op(op, tensors, name=name, attrs={k: encode(v) for k, v in attrs.items()})
             except (TypeError, ValueError, RuntimeError, tf.errors.OpError) as error:
                 raise GraphError(f"TensorFlow refuses op '{name}' of type {op}: {error}") from error
         self._order.add_node(made.name, _predecessors(made))
@@ -107,15 +105,10 @@ class LiveEditor:
         """
         reader, tensor = self._operation(node), self._tensor(source)
         if not 0 <= index < len(reader.inputs):
-            raise GraphError(
-                f"op '{node}' has {len(reader.inputs)} inputs; there is no input {index}"
-            )
+            raise GraphError(f"op '{node}' has {len(reader.inputs)} inputs; there is no input {index}")
         old = reader.inputs[index]
         if old.dtype != tensor.dtype:
-            raise GraphError(
-                f"input {index} of op '{node}' is {old.dtype.name}, "
-                f"but '{source}' is {tensor.dtype.name}"
-            )
+            raise GraphError(f"input {index} of op '{node}' is {old.dtype.name}, but '{source}' is {tensor.dtype.name}")
         self._order.add_edge(tensor.op.name, node)
         if old.op.name in _predecessors(reader):
             self._order.remove_edge(old.op.name, node)
@@ -142,34 +135,24 @@ class LiveEditor:
     def _tensor(self, tensor: TensorId) -> tf.Tensor:
         outputs = self._operation(tensor.node).outputs
         if not 0 <= tensor.index < len(outputs):
-            raise GraphError(
-                f"op '{tensor.node}' has {len(outputs)} outputs; there is no '{tensor}'"
-            )
+            raise GraphError(f"op '{tensor.node}' has {len(outputs)} outputs; there is no '{tensor}'")
         return outputs[tensor.index]
 
 
 def _predecessors(op: tf.Operation) -> Iterator[str]:
     if op.type == "Merge":  # the back edge of a v1 loop, from NextIteration, is not an order
         return (t.op.name for t in op.inputs if t.op.type != "NextIteration")
-    return iter(
-        [*(tensor.op.name for tensor in op.inputs), *(before.name for before in op.control_inputs)]
-    )
+    return iter([*(tensor.op.name for tensor in op.inputs), *(before.name for before in op.control_inputs)])
 
 
 def _refuse_if_in_use(graph: tf.Graph) -> None:
     if graph.finalized:
-        raise GraphInUseError(
-            "the graph is finalized (a MonitoredSession does that); optimise it before"
-        )
+        raise GraphInUseError("the graph is finalized (a MonitoredSession does that); optimise it before")
     if graph.building_function:
         return
     # TensorFlow keeps no list of a graph's sessions, and a session no record of having run.
     for candidate in gc.get_objects():
-        if (
-            issubclass(type(candidate), sessions.BaseSession)
-            and candidate._graph is graph
-            and not candidate._closed
-        ):
+        if issubclass(type(candidate), sessions.BaseSession) and candidate._graph is graph and not candidate._closed:
             raise GraphInUseError(
                 "a session of this graph is open and may have run it: edits would break it; "
                 "optimise the graph before the session is made, or close the session first"

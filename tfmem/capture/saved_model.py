@@ -19,9 +19,7 @@ from graph_passes.errors import GraphError
 Rewrite = Callable[[ConcreteFunction], ConcreteFunction]
 
 
-def optimize_saved_model(
-    path: str | os.PathLike[str], output_path: str | os.PathLike[str], rewrite: Rewrite
-) -> str:
+def optimize_saved_model(path: str | os.PathLike[str], output_path: str | os.PathLike[str], rewrite: Rewrite) -> str:
     """Load a SavedModel, rewrite its signatures and the functions of its root object, and save it.
 
     Variables, assets and the names of signatures, inputs and outputs are kept. Functions of objects
@@ -41,17 +39,14 @@ def optimize_saved_model(
     """
     source, target = Path(path), Path(output_path)
     if not (source / "saved_model.pb").is_file():
-        raise GraphError(
-            f"'{source}' is not a SavedModel, it has no saved_model.pb; pass the directory with it"
-        )
+        raise GraphError(f"'{source}' is not a SavedModel, it has no saved_model.pb; pass the directory with it")
     if target.is_dir() and any(target.iterdir()):
         raise GraphError(f"'{target}' is not empty; name a directory to be made")
     model = tf.saved_model.load(str(source))
     functions = {name: value for name, value in vars(model).items() if _is_traced(value)}
     if not model.signatures and not functions:
         raise GraphError(
-            f"the SavedModel in '{source}' has no signature and no function to rewrite; "
-            "save it with signatures"
+            f"the SavedModel in '{source}' has no signature and no function to rewrite; save it with signatures"
         )
     signatures = {name: rewrite(function) for name, function in model.signatures.items()}
     for name, function in functions.items():

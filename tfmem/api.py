@@ -20,13 +20,12 @@ from tfmem.capture.grappler import session_config
 from tfmem.config import Budget, Options, merged
 from tfmem.devices import find_target, measured_link
 from tfmem.engine import Engine, plan_graph_def
-from tfmem.live import optimize_live
+from tfmem.live import REPORT, optimize_live
 from tfmem.optimized import OptimizedFunction
 from tfmem.step import ManagedStep
 
 __all__ = ["load_ops", "make_engine", "optimize", "report", "session_config"]
 
-_REPORT = "_tfmem_report"  # where objects that are not tfmem's own classes keep their report
 _REPORT_FILE = "assets.extra/tfmem_report.json"  # TensorFlow leaves a SavedModel's assets.extra to its users
 
 
@@ -113,7 +112,7 @@ def report(x: Any) -> Report:
         return x.report
     if isinstance(x, str | os.PathLike) and (file := Path(x, _REPORT_FILE)).is_file():
         return Report.from_json(file.read_text())
-    holder = getattr(x, _REPORT, None)
+    holder = getattr(x, REPORT, None)
     if isinstance(holder, OptimizedFunction):
         return holder.report
     if isinstance(holder, Report):
@@ -140,7 +139,7 @@ def make_engine(options: Options) -> Engine:
 
 
 def _attach(x: Any, found: Report | OptimizedFunction) -> None:
-    setattr(x, _REPORT, found)
+    setattr(x, REPORT, found)
 
 
 def _optimize_model(model: Any, engine: Engine) -> Any:

@@ -39,7 +39,7 @@ class Target:
 
     @property
     def kind(self) -> str:
-        """"CPU" or "GPU"."""
+        """Its type, "CPU" or "GPU"."""
         return self.name.split(":")[1]
 
 

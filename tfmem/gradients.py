@@ -107,9 +107,7 @@ def _optimize_for(gradients: Sequence[Any], options: Options) -> None:
     """Optimise the graph that makes these gradients."""
     tensors = _tensors(gradients)
     if any(hasattr(tensor, "numpy") for tensor in tensors):
-        raise GraphError(
-            "the gradients are eager, so there is no graph to optimise; put the step into a tf.function"
-        )
+        raise GraphError("the gradients are eager, so there is no graph to optimise; put the step into a tf.function")
     if tensors:
         optimize_live(tensors[0].graph, make_engine(options), None, [tensor.name for tensor in tensors])
 

@@ -1,4 +1,4 @@
-"""A graph that its users hold on to, edited in place: `tf.Graph` before a session runs it, or a FuncGraph being built."""
+"""A graph that its users hold on to, edited in place: a `tf.Graph` no session ran, or a FuncGraph being built."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tfmem.capture.captured import require_feeds
 from tfmem.capture.live_graph import LiveEditor, capture_graph
 from tfmem.engine import Engine, plan_unobserved
 
+REPORT = "_tfmem_report"  # the attribute in which objects that are not tfmem's own keep their report
 
-def optimize_live(
-    graph: Any, engine: Engine, loss: Any | None = None, fetches: Sequence[str] = ()
-) -> Report:
+
+def optimize_live(graph: Any, engine: Engine, loss: Any | None = None, fetches: Sequence[str] = ()) -> Report:
     """Insert MemOps into `graph`.
 
     Args:
@@ -52,7 +52,7 @@ def optimize_live(
         found = pipeline.describe(
             step, timeline, plan, options.policy, graph=type(graph).__name__, device=engine.target.description
         )
-    graph._tfmem_report = found  # a graph has no place for it, and its users ask the graph
+    setattr(graph, REPORT, found)
     return found
 
 

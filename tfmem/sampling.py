@@ -1,4 +1,4 @@
-"""One probed call: its result, what its probes read, and what flowed."""
+"""One measured call: its result, what its probes read, what flowed, how much memory it took."""
 
 from __future__ import annotations
 
@@ -40,3 +40,13 @@ def sampled(
         Sample(row.index, 1e-9 * time, row.bytes_in_use, row.peak_bytes) for row, time in zip(rows, clock, strict=True)
     ]
     return result, samples, (before, library.counters())
+
+
+def watched(
+    engine: Engine, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, int]:
+    """Call `function`; its result, and the allocator's peak in bytes while it ran."""
+    memory(engine.library, engine.target.name, reset=True)
+    result = function(*args, **kwargs)
+    tf.test.experimental.sync_devices()
+    return result, memory(engine.library, engine.target.name).peak_bytes

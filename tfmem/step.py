@@ -6,6 +6,7 @@
     calls 3..   TRIAL     plans by measurement, with probes; on a GPU for falling shares of the budget, each run twice.
                           The fastest that met the budget stays: more memory is not always faster, because an allocator
                           near its limit is fragmented, and then convolutions fall back to slower algorithms.
+    next 3      CHECK     the plan as it will run, without probes: does its peak stay within the budget? else plan again
     then        READY
 
 Every call computes the same step, so training starts with the first. A step that fits by far is left as it was.
@@ -17,7 +18,8 @@ import enum
 import itertools
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -25,7 +27,6 @@ import tensorflow as tf
 from custom_ops.errors import TfmemError
 from custom_ops.load import Counters
 from graph_passes import pipeline, serde
-from graph_passes.analysis.fragmentation import first_failure
 from graph_passes.analysis.simulate import Move
 from graph_passes.analysis.timeline import Timeline
 from graph_passes.cost.model import Measured
@@ -39,17 +40,14 @@ from tfmem.capture.function import capture_concrete, restore_concrete
 from tfmem.capture.grappler import run_grappler
 from tfmem.engine import Engine
 from tfmem.profile import ProfileCache, fingerprint
-from tfmem.sampling import sampled
+from tfmem.sampling import sampled, watched
+from tfmem.trials import OUT_OF_MEMORY, Trial, choose, falling
 
 SURELY_FITS = 0.75  # of the budget: a step estimated at less is not observed
-SHARES = tuple(share / 100 for share in range(100, 49, -3))  # of a GPU's budget, the largest that is not fragmented
-REGION = 0.985  # of a GPU's memory that a plan may count on in one piece
 GPU_TRIALS = 3
 GOOD_ENOUGH = 1.02  # times the ops' own run times: nothing is left to gain
 CPU_RETRIES = 3
-
-# What a step without room ends in: the allocator says the first, cuDNN's callers one of the others.
-OUT_OF_MEMORY = (tf.errors.ResourceExhaustedError, tf.errors.UnknownError, tf.errors.NotFoundError)
+CHECKS = 3  # unprobed steps whose peak is watched
 
 _runs = itertools.count(1)
 
@@ -60,16 +58,8 @@ class Stage(enum.Enum):
     WARM = enum.auto()
     OBSERVE = enum.auto()
     TRIAL = enum.auto()
+    CHECK = enum.auto()
     READY = enum.auto()
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A plan that was run, and what came of it."""
-
-    plan: OffloadPlan
-    seen: Observation
-    report: Report
 
 
 class ManagedStep:
@@ -98,6 +88,8 @@ class ManagedStep:
         self._notes: list[str] = []
         self._trials: list[Trial] = []
         self._tried: set[tuple[Move, ...]] = set()
+        self._checked: list[int] = []  # peaks of the unprobed steps
+        self._replans = 0
         self._warm = False  # whether the current trial's first, unmeasured run is done
         self._function = concrete
         self._stage = Stage.READY
@@ -200,19 +192,11 @@ class ManagedStep:
             return None
         return widest
 
-    def _feasible(self, timeline: Timeline, whole: bool) -> Iterator[OffloadPlan]:
-        """Plans for falling shares of the budget; with `whole`, those that find room in the allocator's region."""
-        region = int(REGION * self._engine.target.memory)
-        for share in SHARES:
-            try:
-                plan = self._plan(timeline, int(share * self._budget), timed=True, region=region if whole else None)
-                self._engine.require_host_room(timeline, plan)
-            except TfmemError:
-                continue
-            if not whole or first_failure(timeline, plan.moves, region) is None:
-                yield plan
-
     def _staged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._stage is Stage.CHECK:
+            result, peak = watched(self._engine, self._function, args, kwargs)
+            self._check(peak)
+            return result
         try:
             result, samples, flow = sampled(self._engine, self._run, self._function, args, kwargs)
         except OUT_OF_MEMORY as error:
@@ -263,9 +247,10 @@ class ManagedStep:
         if self._engine.target.is_gpu:
             if len(times) >= GPU_TRIALS or (len(times) > 1 and times[-1] > 0.99 * min(times[:-1])):
                 return
-            yield from self._feasible(self._timeline, whole=True)
+            make = partial(self._plan, self._timeline, timed=True)
+            yield from falling(self._engine, self._timeline, self._budget, make, whole=True)
             if not times:
-                yield from self._feasible(self._timeline, whole=False)
+                yield from falling(self._engine, self._timeline, self._budget, make, whole=False)
             return
         elif times:
             over = self._trials[-1].seen.peak - self._budget
@@ -310,7 +295,7 @@ class ManagedStep:
         if reached >= self._step.first_update:
             raise error
         plan = self._candidate if self._stage is Stage.TRIAL else self._first
-        where = str(error).partition("Detected at node ")[2].partition(" ")[0]
+        where = str(error).partition("Detected at node ")[2].partition(" ")[0].strip("'")
         self._notes.append(
             f"a plan for {plan.budget:,} bytes ran out of memory at '{where}', before any variable was written; the "
             "step was run again under another plan"
@@ -330,21 +315,38 @@ class ManagedStep:
         if not self._trials:  # every plan ran out of memory: what ran first is known to run
             self._settle(self._timeline, self._first, force=True)
             return
-        met = [trial for trial in self._trials if trial.seen.peak <= self._budget]
-        if met:
-            best = min(met, key=lambda trial: trial.seen.step_seconds)
-        else:
-            best = min(self._trials, key=lambda trial: trial.seen.peak)
-            over = best.seen.peak - self._budget
-            self._notes.append(f"OVER BUDGET by {over:,} bytes: no plan that was tried stayed within it")
-        if len(self._trials) > 1:
-            tried = ", ".join(
-                f"{trial.plan.budget:,} bytes: {trial.seen.step_seconds * 1e3:.1f} ms, peak {trial.seen.peak:,}"
-                for trial in self._trials
-            )
-            self._notes.append(f"plans tried for {tried}")
+        best, notes = choose(self._trials, self._budget)
+        self._notes += notes
         self._settle(self._timeline, best.plan, force=True)
         self.report = replace(best.report, notes=self.report.notes)
+        self._candidate, self._stage = best.plan, Stage.CHECK
+
+    def _check(self, peak: int) -> None:
+        """Take note of an unprobed step's peak; plan for less if it is over the budget."""
+        self._checked.append(peak)
+        over = peak - self._budget
+        if over > 0 and self._replans < CPU_RETRIES:
+            try:
+                plan = self._plan(self._timeline, self._candidate.budget - over, timed=True)
+                self._engine.require_host_room(self._timeline, plan)
+            except TfmemError:
+                self._replans = CPU_RETRIES  # nothing is left to try
+            else:
+                self._notes.append(
+                    f"replanned: a plan for {self._candidate.budget:,} bytes ran {over:,} over the budget"
+                )
+                self._replans += 1
+                self._checked = []
+                self._settle(self._timeline, plan, force=True)
+                self._candidate, self._stage = plan, Stage.CHECK
+                return
+        if len(self._checked) >= CHECKS:
+            measured = max(self._checked)
+            if measured > self._budget:
+                self._notes.append(f"OVER BUDGET by {measured - self._budget:,} bytes, in steps without probes")
+            notes = dict.fromkeys((*self._notes, *self.report.notes))
+            self.report = replace(self.report, peak_measured=measured, notes=tuple(notes))
+            self._stage = Stage.READY
 
     def _settle(self, timeline: Timeline, plan: OffloadPlan, force: bool = False) -> None:
         """Make `plan` final. Without moves the trace stays as it was, unless its order is part of what was tried."""

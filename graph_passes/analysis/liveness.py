@@ -215,8 +215,8 @@ def _refuse_if_given(graph: Graph, root: TensorId) -> None:
     inputs = ", ".join(f"'{name}' {_text(shape)}" for name, shape in given.items())
     raise UnknownShapeError(
         f"cannot plan memory for '{root}' ({graph[root.node].op}): {found}. Inputs with unknown dimensions: {inputs}. "
-        f"Give their static shapes, optimize(..., input_shapes={{{next(iter(given))!r}: (...)}}), or an input signature "
-        "without None"
+        f"Give their static shapes, optimize(..., input_shapes={{{next(iter(given))!r}: (...)}}), or an input "
+        "signature without None"
     )
 
 

@@ -91,7 +91,7 @@ def find_fetches(graph: Graph) -> list[str]:
 
 
 def _groups(graph: Graph, updates: Sequence[str]) -> dict[int, str]:
-    """The sets of updates that one op waits for, as bits, with the first such op; only sets that are in no larger one."""
+    """The sets of updates that one op waits for, as bits, with the first such op; no set that is part of another."""
     masks = {name: 1 << place for place, name in enumerate(updates)}
     pending = list(updates)
     while pending:

@@ -57,7 +57,7 @@ def memory_ops(graph):
 
 @pytest.mark.parametrize("resource", [True, False], ids=["resource variables", "reference variables"])
 def test_graph_is_edited_in_place(resource, flow, smallest):
-    expected = Session(resource=resource).losses()
+    expected = Session().losses()  # with reference variables, plain TensorFlow reads and updates them in any order
     mine = Session(resource=resource)
     before = mine.graph.as_graph_def()
     budget = SPARE + smallest(lambda size: tfmem.optimize(mine.graph, memory_budget=size))
@@ -128,7 +128,7 @@ def test_one_of_several_training_steps(flow, smallest):
             first = [session.run(["one/loss:0", "one/train"], {"x:0": IMAGES})[0] for _ in range(3)]
             return [*first, session.run("two/loss:0", {"x:0": IMAGES})]
 
-    with pytest.raises(tfmem.GraphError, match="several training steps, 'one/train', 'two/train'.*fetches="):
+    with pytest.raises(tfmem.GraphError, match=r"several training steps, 'one/train', 'two/train'.*fetches="):
         tfmem.optimize(two_steps(), memory_budget="1MiB")
     expected = losses(two_steps())
     step = {"fetches": ["one/train"]}
@@ -185,7 +185,7 @@ def test_avm_gradients_in_a_function(new_net, batch, flow, smallest):
 
 
 def test_avm_gradients_needs_a_graph_and_a_gradient(new_net, batch):
-    with pytest.raises(tfmem.GraphError, match="inside a tf.function or under tf.Graph"):
+    with pytest.raises(tfmem.GraphError, match=r"inside a tf.function or under tf.Graph"):
         tfmem.avm_gradients(tf.constant(1.0), [tf.Variable(1.0)])
     with tf.Graph().as_default():
         variable = v1.get_variable("v", [3])
@@ -227,7 +227,9 @@ def test_wrapped_keras_optimizer(library, call, new_net, batch, flow, smallest):
     assert flow.moved > 0
     assert int(optimizer.iterations) == 4
     assert isinstance(optimizer, library.optimizers.Adam)
-    assert library.optimizers.deserialize(library.optimizers.serialize(optimizer)).get_config() == optimizer.get_config()
+    assert (
+        library.optimizers.deserialize(library.optimizers.serialize(optimizer)).get_config() == optimizer.get_config()
+    )
 
 
 @pytest.mark.parametrize("library", [keras, tf_keras], ids=lambda library: library.__name__)
@@ -239,7 +241,7 @@ def test_a_wrapped_optimizer_shares_state_and_leaves_the_original(library):
     wrapped.learning_rate = 0.25
     assert float(original.learning_rate) == 0.25
     variable = tf.Variable(1.0)
-    with pytest.raises(tfmem.GraphError, match="put the step into a tf.function"):
+    with pytest.raises(tfmem.GraphError, match=r"put the step into a tf.function"):
         wrapped.apply_gradients([(tf.constant(1.0), variable)])
     with pytest.raises(tfmem.GraphError, match="cannot wrap a list"):
         tfmem.wrap_optimizer([])

@@ -1,0 +1,87 @@
+"""Optimised functions may be called from several threads."""
+
+import threading
+
+import numpy as np
+import tensorflow as tf
+
+import tfmem
+
+SPARE = 1 << 20  # two steps at once see each other's memory while they are observed
+STEPS = 12
+
+
+def together(*tasks):
+    """Run the tasks at once; the first error of any is raised."""
+    errors, start = [], threading.Barrier(len(tasks))
+
+    def run(task):
+        try:
+            start.wait()
+            task()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=[task]) for task in tasks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def test_two_functions_at_once(new_net, batch, flow, smallest):
+    plain = tf.function(new_net().step)
+    expected = [float(plain(*batch)) for _ in range(STEPS)]
+    least = smallest(lambda size: tfmem.optimize(tf.function(new_net().step), memory_budget=size)(*batch))
+    functions = [tfmem.optimize(tf.function(new_net().step), memory_budget=least + SPARE) for _ in range(2)]
+    found = [[], []]
+
+    def train(which):
+        for _ in range(STEPS):
+            found[which].append(float(functions[which](*batch)))
+
+    together(lambda: train(0), lambda: train(1))
+    assert found == [expected, expected]
+    assert flow.moved > 0
+    assert flow.library.counters().live_tickets == 0
+
+
+def test_one_function_from_two_threads(new_net, batch, flow, smallest):
+    """Weights stay, so that the order of calls does not matter."""
+    net = new_net()
+
+    def make():
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = net.loss(x, y)
+            return loss, *tape.gradient(loss, net.variables)
+
+        return tf.function(step)
+
+    batches = [batch, (batch[0] * 0.5, batch[1])]
+    plain = make()
+    expected = [[each.numpy().tobytes() for each in plain(*given)] for given in batches]
+    least = smallest(lambda size: tfmem.optimize(make(), memory_budget=size)(*batch))
+    function = tfmem.optimize(make(), memory_budget=least + SPARE)
+
+    def check(which):
+        for _ in range(STEPS):
+            assert [each.numpy().tobytes() for each in function(*batches[which])] == expected[which]
+
+    together(lambda: check(0), lambda: check(1))
+    assert flow.moved > 0
+    assert tfmem.report(function).decision == "moved"
+
+
+def test_one_model_of_weights_updated_from_two_threads(new_net, batch, flow, smallest):
+    """As without tfmem: each step is whole, in some order."""
+    net = new_net()
+    start = [np.copy(variable.numpy()) for variable in net.variables]
+    least = smallest(lambda size: tfmem.optimize(tf.function(net.step), memory_budget=size)(*batch))
+    function = tfmem.optimize(tf.function(net.step), memory_budget=least + SPARE)
+    together(*[lambda: [function(*batch) for _ in range(4)]] * 2)
+    assert all(np.isfinite(variable.numpy()).all() for variable in net.variables)
+    assert any(not np.array_equal(one, two) for one, two in zip(start, net.variables, strict=True))
+    assert flow.library.counters().live_tickets == 0

@@ -1,0 +1,95 @@
+"""Which plans are tried, and which is kept; on the unit device, with a stand-in for the engine."""
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+
+from graph_passes.analysis.simulate import Link, Move
+from graph_passes.analysis.timeline import Buffer, Step, Timeline
+from graph_passes.cost.observe import Observation
+from graph_passes.errors import HostMemoryError
+from graph_passes.ir import TensorId
+from graph_passes.offload.options import OffloadOptions
+from graph_passes.offload.plan import OffloadPlan, plan_offload
+from tfmem.trials import Trial, choose, falling
+
+GIB = 1 << 30
+
+
+@dataclass
+class FakeEngine:
+    """An engine with a region of its own and a host of any size."""
+
+    memory: int
+    refuse: bool = False
+    target: SimpleNamespace = field(init=False)
+
+    def __post_init__(self):
+        self.target = SimpleNamespace(memory=self.memory)
+
+    def require_host_room(self, timeline, plan):
+        if self.refuse:
+            raise HostMemoryError("no room")
+
+
+def chain(layers: int = 6) -> Timeline:
+    """Outputs of 1 GiB, each read by the next layer and by its own gradient op."""
+    steps = [Step(f"f{i}", 1.0) for i in range(layers)] + [Step(f"b{i}", 1.0) for i in reversed(range(layers))]
+    buffers = [
+        Buffer(TensorId(f"f{i}"), GIB, i, tuple(sorted({min(i + 1, layers), 2 * layers - 1 - i})), (TensorId(f"f{i}"),))
+        for i in range(layers)
+    ]
+    return Timeline(tuple(steps), tuple(buffers), turn=layers - 1)
+
+
+def planner(timeline):
+    options = OffloadOptions(policy="autovm", reuse_distance=1)
+    return lambda budget, region: plan_offload(timeline, Link(GIB, GIB), budget, options, timed=True, region=region)
+
+
+def test_falling_shares_move_more_and_more():
+    timeline = chain()
+    plans = list(falling(FakeEngine(64 * GIB), timeline, 6 * GIB, planner(timeline), whole=True))
+    moved = [len(plan.moves) for plan in plans]
+    assert moved[0] == 0
+    assert moved == sorted(moved)
+    assert moved[-1] > 0
+    assert all(plan.after.peak <= plan.budget for plan in plans)
+
+
+def test_plans_without_room_in_the_region_are_left_out():
+    timeline = chain()
+    everywhere = list(falling(FakeEngine(64 * GIB), timeline, 6 * GIB, planner(timeline), whole=True))
+    inside = list(falling(FakeEngine(5 * GIB), timeline, 6 * GIB, planner(timeline), whole=True))
+    anyhow = list(falling(FakeEngine(5 * GIB), timeline, 6 * GIB, planner(timeline), whole=False))
+    assert 0 < len(inside) < len(everywhere) == len(anyhow)
+    assert all(plan.moves for plan in inside)
+
+
+def test_no_plan_where_the_host_has_no_room():
+    timeline = chain()
+    assert not list(falling(FakeEngine(64 * GIB, refuse=True), timeline, 6 * GIB, planner(timeline), whole=True))
+
+
+def trial(budget: int, peak: int, seconds: float) -> Trial:
+    plan = OffloadPlan((Move(0, 0, 0, 1, 2, 2),), budget, 0, *[None] * 3)  # type: ignore[arg-type]
+    return Trial(plan, Observation({}, {}, 0, seconds, peak, ()), None)  # type: ignore[arg-type]
+
+
+def test_the_fastest_within_the_budget_is_kept():
+    slow, fast, over = trial(10, 9, 2.0), trial(9, 8, 1.0), trial(11, 11, 0.5)
+    best, notes = choose([slow, over, fast], 10)
+    assert best is fast
+    assert "plans tried" in notes[0]
+
+
+def test_without_any_within_the_budget_the_nearest_is_kept_and_said():
+    best, notes = choose([trial(10, 13, 1.0), trial(9, 12, 2.0)], 10)
+    assert best.seen.peak == 12
+    assert "OVER BUDGET by 2 bytes" in notes[0]
+
+
+def test_choose_needs_a_trial():
+    with pytest.raises(ValueError, match="empty"):
+        choose([], 10)

@@ -1,0 +1,72 @@
+"""Plans that are run to be measured: which to run, and which of them to keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from custom_ops.errors import TfmemError
+from graph_passes.analysis.fragmentation import first_failure
+from graph_passes.analysis.timeline import Timeline
+from graph_passes.cost.observe import Observation
+from graph_passes.offload.plan import OffloadPlan
+from graph_passes.report import Report
+from tfmem.engine import Engine
+
+SHARES = tuple(share / 100 for share in range(100, 49, -3))  # of a GPU's budget, the largest that is not fragmented
+REGION = 0.985  # of a GPU's memory that a plan may count on in one piece
+
+# What a step without room ends in: the allocator says the first, cuDNN's callers one of the others.
+OUT_OF_MEMORY = (tf.errors.ResourceExhaustedError, tf.errors.UnknownError, tf.errors.NotFoundError)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A plan that was run, and what came of it."""
+
+    plan: OffloadPlan
+    seen: Observation
+    report: Report
+
+
+def falling(
+    engine: Engine, timeline: Timeline, budget: int, plan: Callable[..., OffloadPlan], whole: bool
+) -> Iterator[OffloadPlan]:
+    """Plans for falling shares of the budget.
+
+    Args:
+        engine: tells the allocator's region and the host's room.
+        timeline: the step.
+        budget: bytes.
+        plan: makes a plan for `budget` bytes, in a `region` of bytes if that is not None.
+        whole: only plans whose allocations find room in the allocator's region, fragmentation counted in.
+    """
+    region = int(REGION * engine.target.memory)
+    for share in SHARES:
+        try:
+            found = plan(budget=int(share * budget), region=region if whole else None)
+            engine.require_host_room(timeline, found)
+        except TfmemError:
+            continue
+        if not whole or first_failure(timeline, found.moves, region) is None:
+            yield found
+
+
+def choose(trials: Sequence[Trial], budget: int) -> tuple[Trial, list[str]]:
+    """The fastest trial that met the budget, else the one that came nearest; and what a report should say of it."""
+    notes = []
+    met = [trial for trial in trials if trial.seen.peak <= budget]
+    if met:
+        best = min(met, key=lambda trial: trial.seen.step_seconds)
+    else:
+        best = min(trials, key=lambda trial: trial.seen.peak)
+        notes.append(f"OVER BUDGET by {best.seen.peak - budget:,} bytes: no plan that was tried stayed within it")
+    if len(trials) > 1:
+        tried = ", ".join(
+            f"{trial.plan.budget:,} bytes: {trial.seen.step_seconds * 1e3:.1f} ms, peak {trial.seen.peak:,}"
+            for trial in trials
+        )
+        notes.append(f"plans tried for {tried}")
+    return best, notes

@@ -89,8 +89,9 @@ def _with_remakes(
         lasting = all(source in index or graph[source.node].op in ops.EXTERNAL for source in sources)
         if buffer.movable and lasting and not node.stateful and last == buffer.start and node.op not in ops.VIEWS:
             until = min((buffers[i].uses[-1] if buffers[i].uses else -1 for i in held), default=len(position))
-            buffer = replace(buffer, remake=buffer.start, remake_until=until, remake_inputs=tuple(held))
-        found.append(buffer)
+            found.append(replace(buffer, remake=buffer.start, remake_until=until, remake_inputs=tuple(held)))
+        else:
+            found.append(buffer)
     return tuple(found)
 
 
@@ -119,8 +120,7 @@ def _owners(graph: Graph, order: Sequence[str], position: Mapping[str, int]) -> 
             last_use[tensor] = last
     for name in order:
         node = graph[name]
-        for tensor in graph.tensors(node):
-            owner[tensor] = tensor
+        owner.update((tensor, tensor) for tensor in graph.tensors(node))
         if not node.inputs or not node.outputs:
             continue
         output = TensorId(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -84,8 +85,9 @@ def memory(library: Library, device: str, reset: bool = False) -> Memory:
         return Memory(*(int(value) for value in library.stats(reset).numpy()))
 
 
+@functools.cache
 def measured_link(target: Target, library: Library, spill_directory: str = "") -> Link:
-    """Bytes a second out of and into the device's memory, measured with both directions busy."""
+    """Bytes a second out of and into the device's memory, measured once with both directions busy."""
     try:
         if target.is_gpu:
             link = library.link_bandwidth(int(target.name.rpartition(":")[2]))

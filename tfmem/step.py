@@ -170,10 +170,10 @@ class ManagedStep:
             self._settle(self._timeline, least)
             return
         self._observed = known is not None
+        self._first = self._first_plan(least)  # also what is left when every trial runs out of memory
         if self._observed and not engine.target.is_gpu:
             self._next_trial()
             return
-        self._first = self._first_plan(least)
         self._tried.add(self._first.moves)
         self._build(self._first, probed=True)
         self._stage = Stage.WARM
@@ -252,7 +252,7 @@ class ManagedStep:
             if not times:
                 yield from falling(self._engine, self._timeline, self._budget, make, whole=False)
             return
-        elif times:
+        if times:
             over = self._trials[-1].seen.peak - self._budget
             if over <= 0 or len(times) > CPU_RETRIES:
                 return

@@ -243,3 +243,28 @@ def test_nothing_leaks_over_1000_steps(training, budget):
     assert resident() - host < 32 << 20  # a leak of one tensor a step would be 512 MiB
     assert not list(training.directory.iterdir())
     assert training.flow.moved >= 1000 * tfmem.report(function).bytes_out_predicted > 0
+
+
+def test_the_first_plan_from_a_profile_may_run_out_of_memory(training, budget, new_net, monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("TFMEM_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+    observed = training.within(budget)
+    for _ in range(3):
+        observed(*training.batch)
+    training.restart()
+    net = new_net()
+    reference = tf.function(net.step)
+    expected = [float(reference(*training.batch)) for _ in range(4)]
+    sampled, calls = steps.sampled, []
+
+    def fail_first(*given):
+        calls.append(given)
+        if len(calls) == 1:
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM. Detected at node 'Conv2D' defined at")
+        return sampled(*given)
+
+    monkeypatch.setattr(steps, "sampled", fail_first)
+    function = training.within(budget)
+    assert [float(function(*training.batch)) for _ in range(4)] == expected
+    notes = tfmem.report(function).notes
+    assert any("measured by an earlier process" in note for note in notes)
+    assert any("ran out of memory at 'Conv2D'" in note for note in notes)

@@ -34,7 +34,7 @@ from graph_passes.cost.observe import Observation, Sample, observe
 from graph_passes.ir import parse_input
 from graph_passes.offload.apply import Probing
 from graph_passes.offload.plan import OffloadPlan
-from graph_passes.report import Report
+from graph_passes.report import ORDERED, Report
 from tfmem.capture.captured import require_feeds
 from tfmem.capture.function import capture_concrete, restore_concrete
 from tfmem.capture.grappler import run_grappler
@@ -104,10 +104,6 @@ class ManagedStep:
         self._begin()
 
     @property
-    def _surely_fits(self) -> float:
-        return SURELY_FITS if self._engine.target.is_gpu else 1.0
-
-    @property
     def unchanged(self) -> bool:
         """Whether calls go to the trace as it was given, by now and for good."""
         return self._function is self._concrete and self._stage is Stage.READY
@@ -149,7 +145,7 @@ class ManagedStep:
     def _begin(self) -> None:
         engine = self._engine
         careful = self._step.timeline(engine.estimate(workspace=True))
-        if careful.peak <= self._surely_fits * self._budget:
+        if careful.peak <= SURELY_FITS * self._budget:
             self._settle(careful, self._plan(careful, self._budget))
             return
         # Workspace is not known yet. Without, this is the least that any plan needs.
@@ -227,8 +223,11 @@ class ManagedStep:
         self._timeline = self._step.timeline(costs)
 
     def _next_trial(self) -> None:
-        """Start the next plan worth trying, or settle on the best that was tried."""
-        if self._timeline.peak <= self._surely_fits * self._budget:
+        """Start the next plan worth trying, or settle on the best that was tried.
+
+        A step that fits in the planned order may not fit in the order TensorFlow would choose, unless by far.
+        """
+        if self._timeline.peak <= SURELY_FITS * self._budget:
             self._settle(self._timeline, self._plan(self._timeline, self._budget, timed=True))
             return
         for plan in self._untried():
@@ -399,4 +398,6 @@ class ManagedStep:
         note = ""
         if self._jit_compile:
             note = "off: memory ops cannot live inside XLA" if plan.moves else "left on"
-        return replace(report, budget=self._budget, jit_compile=note)
+        ordered = not plan.moves and self._function is not self._concrete
+        decision = ORDERED if ordered else report.decision
+        return replace(report, decision=decision, budget=self._budget, jit_compile=note)

@@ -51,7 +51,8 @@ class Report:
         graph: name of the optimised function or graph.
         device: the device whose memory was planned.
         policy: the policy that chose the tensors.
-        decision: `unchanged: fits`, `unchanged: <why>`, `ordered: ...` (nothing moves, but the order is held) or `moved`.
+        decision: `unchanged: fits`, `unchanged: <why>`, `ordered: ...` (nothing moves, but the order is held) or
+            `moved`.
         budget: the memory budget, None where no limit was asked for.
         passes: the passes that ran, in order.
         peak_before: peak memory of the graph as it was given.

@@ -9,3 +9,11 @@ class TfmemError(Exception):
 
 class OpLibraryError(TfmemError, ImportError):
     """There is no usable op library for the TensorFlow that runs, or one of its calls failed."""
+
+
+class CellError(TfmemError, ValueError):
+    """A recurrent cell is malformed, or asks for something that its reader cannot do."""
+
+
+class KernelError(TfmemError, RuntimeError):
+    """A GPU kernel could not be generated, compiled, loaded or run."""

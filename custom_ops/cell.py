@@ -1,0 +1,329 @@
+"""A recurrent cell as data: a small DAG over one step.
+
+Everything that knows cells speaks this language: matchers write it, `differentiate` derives the backward cell from it,
+the code generator, the CPU op and the NumPy reference read it. LSTM is one instance; a cell nobody has named is another.
+
+Every value is one number for each row of the batch and each hidden unit, `[batch, units]`, or one for each row (a
+*scalar*). The hidden size is not part of a cell. Tensors are cut into columns of `units` numbers: column 2 of an LSTM's
+input gates is `gates[..., 2 * units : 3 * units]`.
+
+A product with a weight matrix needs all units of its operand, which live on many processors. So does a sum over units.
+Each is a synchronisation point; `stages` says how many a step needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import TypeAlias
+
+from custom_ops.errors import CellError
+
+FORMAT = "cell 1"
+
+# elementwise ops: name -> number of arguments. `select(c, a, b)` is a where c is not zero, else b, and like TensorFlow's
+# SelectV2 it does not let a NaN through from the side that is not chosen. `greater` and `equal` give 1 or 0.
+ELEMENTWISE = {
+    "add": 2, "subtract": 2, "multiply": 2, "divide": 2, "maximum": 2, "minimum": 2, "power": 2,
+    "greater": 2, "greater_equal": 2, "equal": 2,
+    "negate": 1, "absolute": 1, "sign": 1, "square": 1, "sqrt": 1, "reciprocal_sqrt": 1, "reciprocal": 1,
+    "exp": 1, "log": 1, "log1p": 1, "expm1": 1, "erf": 1, "sin": 1, "cos": 1,
+    "sigmoid": 1, "tanh": 1, "relu": 1, "softplus": 1, "elu": 1,
+    "select": 3,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """A column of a tensor `[time, batch, columns * units]`, or of `[time, batch]` (a scalar)."""
+
+    tensor: int
+    column: int = 0
+
+
+@dataclass(frozen=True)
+class Invariant:
+    """A column of a tensor `[batch, columns * units]`, the same at every step."""
+
+    tensor: int
+    column: int = 0
+
+
+@dataclass(frozen=True)
+class Vector:
+    """A column of a parameter `[columns * units]`: a bias, a peephole, a gain."""
+
+    tensor: int
+    column: int = 0
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A number (a scalar)."""
+
+    value: float
+
+
+@dataclass(frozen=True)
+class State:
+    """State `index` as it was before the step, `[batch, units]`."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Term:
+    """`operand @ block`: the `[units, units]` block at (row, column) of a matrix, or that block transposed."""
+
+    operand: int
+    matrix: int
+    row: int = 0
+    column: int = 0
+    transposed: bool = False
+
+
+@dataclass(frozen=True)
+class Product:
+    """The sum of its terms, `[batch, units]`."""
+
+    terms: tuple[Term, ...]
+
+
+@dataclass(frozen=True)
+class RowSum:
+    """The sum over all units of an operand that is not a scalar (a scalar)."""
+
+    operand: int
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """One of `ELEMENTWISE`; scalars are broadcast over units."""
+
+    op: str
+    arguments: tuple[int, ...]
+
+
+Node: TypeAlias = Sequence | Invariant | Vector | Constant | State | Product | RowSum | Elementwise
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One step: nodes in topological order, what the states become, what is kept of every step.
+
+    Attributes:
+        nodes: each refers to earlier ones by position.
+        states: for each state, the node that it becomes; never a scalar.
+        outputs: for each output tensor its columns, as nodes: `[time, batch, columns * units]`, or `[time, batch]` for
+            one column that is a scalar. An output may be a `State`: then it holds the value before each step.
+        sequences: the columns of each sequence tensor; 0 for `[time, batch]`.
+        invariants: the columns of each invariant tensor.
+        vectors: the columns of each parameter vector.
+        matrices: rows and columns of each matrix, in blocks of `units`.
+    """
+
+    nodes: tuple[Node, ...]
+    states: tuple[int, ...]
+    outputs: tuple[tuple[int, ...], ...]
+    sequences: tuple[int, ...] = ()
+    invariants: tuple[int, ...] = ()
+    vectors: tuple[int, ...] = ()
+    matrices: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @cached_property
+    def scalar(self) -> tuple[bool, ...]:
+        """For each node, whether it is one number a row."""
+        result: list[bool] = []
+        for node in self.nodes:
+            match node:
+                case Constant() | RowSum():
+                    result.append(True)
+                case Sequence(tensor=tensor):
+                    result.append(self.sequences[tensor] == 0)
+                case Elementwise(arguments=arguments):
+                    result.append(all(result[argument] for argument in arguments))
+                case _:
+                    result.append(False)
+        return tuple(result)
+
+    @cached_property
+    def stages(self) -> tuple[int, ...]:
+        """For each node, the stage of the step in which it can be computed.
+
+        Between two stages the processors exchange what the later one's products and row sums need, and wait for each
+        other; states that products of stage 0 read are exchanged at the end of the step. So a step has as many
+        synchronisations as stages (GRNN, section 5: LSTM one, canonical GRU two), unless no product reads a state.
+        """
+        result: list[int] = []
+        for node in self.nodes:
+            match node:
+                case Product(terms=terms):
+                    waits = [
+                        result[term.operand] + 1 for term in terms if not isinstance(self.nodes[term.operand], State)
+                    ]
+                    result.append(max(waits, default=0))
+                case RowSum(operand=operand):
+                    result.append(result[operand] + 1)
+                case _:
+                    result.append(max((result[argument] for argument in arguments_of(node)), default=0))
+        return tuple(result)
+
+    @cached_property
+    def blocks(self) -> int:
+        """How many distinct `[units, units]` weight blocks a step multiplies with."""
+        terms = [term for node in self.nodes if isinstance(node, Product) for term in node.terms]
+        return len({(term.matrix, term.row, term.column, term.transposed) for term in terms})
+
+    def to_text(self) -> str:
+        """One line for the sizes and one for each node; `from_text` reads it, and so does the op library."""
+        lines = [
+            FORMAT,
+            "sequences" + _numbers(self.sequences),
+            "invariants" + _numbers(self.invariants),
+            "vectors" + _numbers(self.vectors),
+            "matrices" + "".join(f" {rows} {columns}" for rows, columns in self.matrices),
+        ]
+        lines += [_line(node) for node in self.nodes]
+        lines.append("states" + _numbers(self.states))
+        lines += ["output" + _numbers(output) for output in self.outputs]
+        return "\n".join(lines) + "\n"
+
+
+def arguments_of(node: Node) -> Iterator[int]:
+    """The nodes that `node` reads."""
+    match node:
+        case Product(terms=terms):
+            yield from (term.operand for term in terms)
+        case RowSum(operand=operand):
+            yield operand
+        case Elementwise(arguments=arguments):
+            yield from arguments
+
+
+def from_text(text: str) -> Cell:
+    """Read what `Cell.to_text` wrote.
+
+    Raises:
+        CellError: the text is not a cell of this format.
+    """
+    lines = text.splitlines()
+    if not lines or lines[0] != FORMAT:
+        raise CellError(f"expected '{FORMAT}' on the first line, found '{lines[0] if lines else ''}'")
+    sizes: dict[str, tuple[int, ...]] = {}
+    nodes: list[Node] = []
+    outputs: list[tuple[int, ...]] = []
+    for line in lines[1:]:
+        word, *rest = line.split()
+        try:
+            if word in ("sequences", "invariants", "vectors", "matrices", "states"):
+                sizes[word] = tuple(map(int, rest))
+            elif word == "output":
+                outputs.append(tuple(map(int, rest)))
+            else:
+                nodes.append(_node(word, rest))
+        except (KeyError, ValueError, TypeError) as error:
+            raise CellError(f"cannot read the line '{line}' of a cell") from error
+    matrices = sizes.get("matrices", ())
+    return Cell(
+        nodes=tuple(nodes),
+        states=sizes.get("states", ()),
+        outputs=tuple(outputs),
+        sequences=sizes.get("sequences", ()),
+        invariants=sizes.get("invariants", ()),
+        vectors=sizes.get("vectors", ()),
+        matrices=tuple(zip(matrices[::2], matrices[1::2], strict=True)),
+    )
+
+
+def _line(node: Node) -> str:
+    match node:
+        case Constant(value=value):
+            return f"constant {value!r}"
+        case Product(terms=terms):
+            words = [_numbers(getattr(term, field.name) for field in fields(term)) for term in terms]
+            return "product" + "".join(words)
+        case RowSum(operand=operand):
+            return f"row_sum {operand}"
+        case Elementwise(op=op, arguments=arguments):
+            return op + _numbers(arguments)
+        case State(index=index):
+            return f"state {index}"
+        case Sequence(tensor=tensor, column=column):
+            return f"sequence {tensor} {column}"
+        case Invariant(tensor=tensor, column=column):
+            return f"invariant {tensor} {column}"
+        case Vector(tensor=tensor, column=column):
+            return f"vector {tensor} {column}"
+
+
+def _node(word: str, rest: list[str]) -> Node:
+    if word == "constant":
+        return Constant(float(rest[0]))
+    numbers = tuple(map(int, rest))
+    if word in ELEMENTWISE:
+        return Elementwise(word, numbers)
+    if word == "product":
+        groups = zip(*[iter(numbers)] * 5, strict=True)
+        return Product(tuple(Term(a, b, c, d, bool(e)) for a, b, c, d, e in groups))
+    leaves = {"sequence": Sequence, "invariant": Invariant, "vector": Vector, "state": State, "row_sum": RowSum}
+    return leaves[word](*numbers)  # type: ignore[no-any-return]
+
+
+def _numbers(values: object) -> str:
+    return "".join(f" {int(value)}" for value in values)  # type: ignore[attr-defined]
+
+
+def _check(cell: Cell) -> None:
+    """Raises CellError for a cell that no reader could run."""
+    for place, node in enumerate(cell.nodes):
+        for argument in arguments_of(node):
+            if not 0 <= argument < place:
+                raise CellError(f"node {place} ({_line(node)}) reads node {argument}; nodes may read earlier ones only")
+        _check_leaf(cell, place, node)
+    for name, found in (("state", cell.states), *(("output", output) for output in cell.outputs)):
+        for place in found:
+            if not 0 <= place < len(cell.nodes):
+                raise CellError(f"{name} refers to node {place}; there are {len(cell.nodes)}")
+    wide = not any(cell.scalar[place] for place in cell.states)
+    if not wide:
+        raise CellError("a state became a scalar; states are [batch, units]")
+    for place, node in enumerate(cell.nodes):
+        operands = [term.operand for term in node.terms] if isinstance(node, Product) else []
+        operands += [node.operand] if isinstance(node, RowSum) else []
+        if any(cell.scalar[operand] for operand in operands):
+            raise CellError(f"node {place} ({_line(node)}) needs an operand [batch, units], not a scalar")
+    for output in cell.outputs:
+        if not output or (len(output) > 1 and any(cell.scalar[place] for place in output)):
+            raise CellError(f"output {output}: one scalar, or columns [batch, units]")
+
+
+def _check_leaf(cell: Cell, place: int, node: Node) -> None:
+    def within(kind: str, index: int, limit: int) -> None:
+        if not 0 <= index < limit:
+            raise CellError(f"node {place} ({_line(node)}): {kind} {index} of {limit}")
+
+    match node:
+        case Sequence(tensor=tensor, column=column):
+            within("sequence", tensor, len(cell.sequences))
+            within("column", column, max(cell.sequences[tensor], 1))
+        case Invariant(tensor=tensor, column=column):
+            within("invariant", tensor, len(cell.invariants))
+            within("column", column, cell.invariants[tensor])
+        case Vector(tensor=tensor, column=column):
+            within("vector", tensor, len(cell.vectors))
+            within("column", column, cell.vectors[tensor])
+        case State(index=index):
+            within("state", index, len(cell.states))
+        case Product(terms=terms):
+            if not terms:
+                raise CellError(f"node {place}: a product without terms")
+            for term in terms:
+                within("matrix", term.matrix, len(cell.matrices))
+                within("row", term.row, cell.matrices[term.matrix][0])
+                within("column", term.column, cell.matrices[term.matrix][1])
+        case Elementwise(op=op, arguments=arguments):
+            if ELEMENTWISE.get(op) != len(arguments):
+                raise CellError(f"node {place}: unknown op '{op}', or not with {len(arguments)} arguments")

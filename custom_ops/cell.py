@@ -1,7 +1,7 @@
 """A recurrent cell as data: a small DAG over one step.
 
 Everything that knows cells speaks this language: matchers write it, `differentiate` derives the backward cell from it,
-the code generator, the CPU op and the NumPy reference read it. LSTM is one instance; a cell nobody has named is another.
+the code generator, the CPU op and the NumPy reference read it. LSTM is one instance; so is a cell nobody has named.
 
 Every value is one number for each row of the batch and each hidden unit, `[batch, units]`, or one for each row (a
 *scalar*). The hidden size is not part of a cell. Tensors are cut into columns of `units` numbers: column 2 of an LSTM's
@@ -21,8 +21,8 @@ from custom_ops.errors import CellError
 
 FORMAT = "cell 1"
 
-# elementwise ops: name -> number of arguments. `select(c, a, b)` is a where c is not zero, else b, and like TensorFlow's
-# SelectV2 it does not let a NaN through from the side that is not chosen. `greater` and `equal` give 1 or 0.
+# elementwise ops: name -> number of arguments. `select(c, a, b)` is a where c is not zero, else b, and like
+# TensorFlow's SelectV2 it lets no NaN through from the side that is not chosen. `greater` and `equal` give 1 or 0.
 ELEMENTWISE = {
     "add": 2, "subtract": 2, "multiply": 2, "divide": 2, "maximum": 2, "minimum": 2, "power": 2,
     "greater": 2, "greater_equal": 2, "equal": 2,

@@ -138,15 +138,7 @@ class Cell:
         """For each node, whether it is one number a row."""
         result: list[bool] = []
         for node in self.nodes:
-            match node:
-                case Constant() | RowSum():
-                    result.append(True)
-                case Sequence(tensor=tensor):
-                    result.append(self.sequences[tensor] == 0)
-                case Elementwise(arguments=arguments):
-                    result.append(all(result[argument] for argument in arguments))
-                case _:
-                    result.append(False)
+            result.append(is_scalar(node, result, self.sequences))
         return tuple(result)
 
     @cached_property
@@ -190,6 +182,19 @@ class Cell:
         lines.append("states" + _numbers(self.states))
         lines += ["output" + _numbers(output) for output in self.outputs]
         return "\n".join(lines) + "\n"
+
+
+def is_scalar(node: Node, earlier: list[bool], sequences: tuple[int, ...]) -> bool:
+    """Whether `node` is one number a row, when it is known of all earlier nodes."""
+    match node:
+        case Constant() | RowSum():
+            return True
+        case Sequence(tensor=tensor):
+            return sequences[tensor] == 0
+        case Elementwise(arguments=arguments):
+            return all(earlier[argument] for argument in arguments)
+        case _:
+            return False
 
 
 def arguments_of(node: Node) -> Iterator[int]:

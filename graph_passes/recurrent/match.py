@@ -1,0 +1,229 @@
+"""What the recurrent pass found and what takes its place, as data.
+
+Whoever recognises a recurrence (a loop, a `CudnnRNNV3`, a forward and backward pair of loops) writes a `Match`; `apply`
+carries it out and knows nothing of where it came from. A match is complete: every new node is in it, in topological
+order, with the name that it will have, and so is every tensor that changes hands. So it can be printed, compared and
+evaluated without a graph.
+
+    Match
+      nodes: NewNode ... Launch ... NewNode    what is inserted, each reads the graph or nodes before it
+      rewired: old tensor -> new tensor        every reader of the old one will read the new one
+      removed: node names                      dead after rewiring
+
+Example, one LSTM loop: nodes are Reshape, MatMul, BiasAdd, Reshape (the inputs' gates of all steps), the `Launch`, and
+nothing behind; `rewired` leads from the `TensorListStack` to output 0 of the launch and from `while:4`, `while:5` to
+its finals; `removed` holds the `TensorListStack` and the `While`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from custom_ops.cell import Cell
+from graph_passes.errors import GraphError
+from graph_passes.ir import AttrValue, DataType, TensorId
+
+RECURRENT_OP = "TfmemRecurrent"
+
+
+@dataclass(frozen=True)
+class NewNode:
+    """A plain TensorFlow op to insert.
+
+    Attributes:
+        name: unique in the graph and among all matches of a plan.
+        op: the op's type.
+        inputs: tensors of the graph, or of new nodes that come earlier.
+        attrs: its attributes; values are plain Python (`ir.AttrValue`), or copied from another node unread.
+        device: as TensorFlow writes it; "" lets TensorFlow place the op.
+        control: names of nodes that run before it.
+        outputs: how many outputs it has.
+    """
+
+    name: str
+    op: str
+    inputs: tuple[TensorId, ...] = ()
+    attrs: Mapping[str, AttrValue | object] = field(default_factory=dict)
+    device: str = ""
+    control: tuple[str, ...] = ()
+    outputs: int = 1
+
+
+@dataclass(frozen=True)
+class Direction:
+    """What one direction of a launch reads, each in the order in which the cell counts them.
+
+    Attributes:
+        sequences: `[time, batch, columns * units]`, or `[time, batch]` where the cell says 0 columns.
+        invariants: `[batch, columns * units]`.
+        vectors: `[columns * units]`.
+        matrices: `[rows * units, columns * units]`.
+        states: `[batch, units]`, before the first step.
+        reverse: whether time runs from the last index to the first. Indices stay: output t belongs to input t.
+    """
+
+    sequences: tuple[TensorId, ...]
+    invariants: tuple[TensorId, ...]
+    vectors: tuple[TensorId, ...]
+    matrices: tuple[TensorId, ...]
+    states: tuple[TensorId, ...]
+    reverse: bool = False
+
+    def tensors(self) -> Iterator[TensorId]:
+        """Everything that is read, in the order of the op's inputs."""
+        for group in (self.sequences, self.invariants, self.vectors, self.matrices, self.states):
+            yield from group
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One `TfmemRecurrent` node.
+
+    Attributes:
+        name: unique in the graph and among all matches of a plan.
+        cell: one step.
+        units: the hidden size.
+        dtype: dtype of every tensor that it reads and makes.
+        directions: one, or two that run side by side with the same cell.
+        device: as TensorFlow writes it.
+        control: names of nodes that run before it.
+    """
+
+    name: str
+    cell: Cell
+    units: int
+    dtype: str
+    directions: tuple[Direction, ...]
+    device: str = ""
+    control: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raises GraphError if a direction does not give the cell what it reads."""
+        cell = self.cell
+        wanted = tuple(map(len, (cell.sequences, cell.invariants, cell.vectors, cell.matrices, cell.states)))
+        for direction in self.directions:
+            groups = (direction.sequences, direction.invariants, direction.vectors, direction.matrices)
+            found = tuple(map(len, (*groups, direction.states)))
+            if found != wanted:
+                raise GraphError(
+                    f"'{self.name}': a direction has {found} sequences, invariants, vectors, matrices and states; "
+                    f"its cell reads {wanted}"
+                )
+
+    def output(self, index: int, direction: int = 0) -> TensorId:
+        """Output tensor `index` of the cell, of every step, `[time, batch, columns * units]` or `[time, batch]`."""
+        return TensorId(self.name, direction * len(self.cell.outputs) + index)
+
+    def final(self, index: int, direction: int = 0) -> TensorId:
+        """State `index` after the last step, `[batch, units]`."""
+        first = len(self.directions) * len(self.cell.outputs)
+        return TensorId(self.name, first + direction * len(self.cell.states) + index)
+
+    def node(self, precision: str = "highest", programs: tuple[str, ...] = ()) -> NewNode:
+        """The node, as the op library registers it.
+
+        Args:
+            precision: how a GPU may store weights and what processors exchange; see `TfmemRecurrent`.
+            programs: GPU programs; none runs the op's own, slower kernels.
+        """
+        cell, count = self.cell, len(self.directions)
+        inputs = [
+            tensor for group in zip(*map(_groups, self.directions), strict=True) for part in group for tensor in part
+        ]
+        attrs: dict[str, AttrValue] = {
+            "T": DataType(self.dtype),
+            "cell": cell.to_text(),
+            "units": self.units,
+            "directions": count,
+            "reverse": tuple(direction.reverse for direction in self.directions),
+            "precision": precision,
+            "programs": programs,
+            "Ns": count * len(cell.sequences),
+            "Ni": count * len(cell.invariants),
+            "Nv": count * len(cell.vectors),
+            "Nm": count * len(cell.matrices),
+            "Nh": count * len(cell.states),
+            "No": count * len(cell.outputs),
+        }
+        outputs = count * (len(cell.outputs) + len(cell.states))
+        return NewNode(self.name, RECURRENT_OP, tuple(inputs), attrs, self.device, self.control, outputs)
+
+
+def _groups(direction: Direction) -> tuple[tuple[TensorId, ...], ...]:
+    return (
+        direction.sequences,
+        direction.invariants,
+        direction.vectors,
+        direction.matrices,
+        direction.states,
+    )
+
+
+@dataclass(frozen=True)
+class Match:
+    """One recurrence and its replacement.
+
+    Attributes:
+        name: the node that carried it (a `While`, a `CudnnRNNV3`, ...), as users see it in the report.
+        carrier: the kind of that node, for the report: "While", "CudnnRNNV3", "frame", ...
+        nodes: what is inserted, in topological order; one launch, or a forward and a backward one.
+        rewired: (old tensor, new tensor), each old one once; fetches follow too. An old tensor's readers that are
+            themselves removed do not matter.
+        removed: nodes that nothing needs once `rewired` is done. Nodes that wait for one of them will wait for the
+            launches instead. None of them is fetched by name.
+    """
+
+    name: str
+    carrier: str
+    nodes: tuple[NewNode | Launch, ...]
+    rewired: tuple[tuple[TensorId, TensorId], ...]
+    removed: tuple[str, ...]
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        """The recurrent ops among `nodes`."""
+        return tuple(node for node in self.nodes if isinstance(node, Launch))
+
+    def summary(self) -> str:
+        """One line for the report."""
+        launch = self.launches[0]
+        cell = launch.cell
+        parts = [
+            f"{launch.units} units",
+            f"{len(cell.states)} states",
+            f"{cell.blocks} weight blocks",
+            f"{max(cell.stages, default=0) + 1} synchronisations a step",
+            launch.dtype,
+        ]
+        if len(launch.directions) > 1:
+            parts.append("both directions in one launch")
+        return f"{self.name} ({self.carrier}): {', '.join(parts)}"
+
+
+@dataclass(frozen=True)
+class Unmatched:
+    """A loop that stays as it is.
+
+    Attributes:
+        name: its node.
+        carrier: the kind of that node.
+        reason: what was found that a cell cannot express, with the op's name.
+    """
+
+    name: str
+    carrier: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class RecurrentPlan:
+    """What the pass will do to a graph: pure data; `apply_recurrent` carries it out."""
+
+    matches: tuple[Match, ...] = ()
+    unmatched: tuple[Unmatched, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"swap {match.summary()}" for match in self.matches]
+        lines += [f"keep {loop.name} ({loop.carrier}): {loop.reason}" for loop in self.unmatched]
+        return "\n".join(lines) or "no recurrence found"

@@ -274,7 +274,7 @@ def _node(word: str, rest: list[str]) -> Node:
         groups = zip(*[iter(numbers)] * 5, strict=True)
         return Product(tuple(Term(a, b, c, d, bool(e)) for a, b, c, d, e in groups))
     leaves = {"sequence": Sequence, "invariant": Invariant, "vector": Vector, "state": State, "row_sum": RowSum}
-    return leaves[word](*numbers)  # type: ignore[no-any-return]
+    return leaves[word](*numbers)
 
 
 def _numbers(values: object) -> str:

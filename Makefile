@@ -54,10 +54,15 @@ $(VENV)/.built: $(VENV)/.installed setup.py $(wildcard custom_ops/ops/*)
 needed = import tomllib; t = tomllib.load(open("pyproject.toml", "rb")); \
   print(*t["build-system"]["requires"], *t["project"]["dependencies"], sep="\n")
 
+# TensorFlow Addons, for the tests: its last wheel is Python 3.11's, and pip takes it for another Python by --target alone.
+packages = import sysconfig; print(sysconfig.get_path("purelib"))
+addons = --upgrade --no-deps --only-binary=:all: --python-version 3.11 tensorflow-addons==0.23.0
+
 $(VENV)/.installed: pyproject.toml | $(python)
 	$(python) -c '$(needed)' > $(VENV)/needed.txt
 	$(python) -m pip install --quiet --requirement $(VENV)/needed.txt
 	$(python) -m pip install --quiet --no-build-isolation --editable '.[dev]'
+	$(python) -m pip install --quiet $(addons) --target "$$($(python) -c '$(packages)')"
 	@touch $@
 
 # The first Python that is new enough and can make environments. It is tried, not only looked for:

@@ -220,18 +220,20 @@ def from_text(text: str) -> Cell:
     sizes: dict[str, tuple[int, ...]] = {}
     nodes: list[Node] = []
     outputs: list[tuple[int, ...]] = []
+    matrices: list[tuple[int, int]] = []
     for line in lines[1:]:
-        word, *rest = line.split()
         try:
-            if word in ("sequences", "invariants", "vectors", "matrices", "states"):
+            word, *rest = line.split()
+            if word in ("sequences", "invariants", "vectors", "states"):
                 sizes[word] = tuple(map(int, rest))
+            elif word == "matrices":
+                matrices += zip(map(int, rest[::2]), map(int, rest[1::2]), strict=True)
             elif word == "output":
                 outputs.append(tuple(map(int, rest)))
             else:
                 nodes.append(_node(word, rest))
         except (KeyError, ValueError, TypeError) as error:
             raise CellError(f"cannot read the line '{line}' of a cell") from error
-    matrices = sizes.get("matrices", ())
     return Cell(
         nodes=tuple(nodes),
         states=sizes.get("states", ()),
@@ -239,7 +241,7 @@ def from_text(text: str) -> Cell:
         sequences=sizes.get("sequences", ()),
         invariants=sizes.get("invariants", ()),
         vectors=sizes.get("vectors", ()),
-        matrices=tuple(zip(matrices[::2], matrices[1::2], strict=True)),
+        matrices=tuple(matrices),
     )
 
 

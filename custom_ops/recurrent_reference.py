@@ -1,0 +1,130 @@
+"""What a recurrent cell computes over a sequence, in NumPy: the definition that every kernel is compared with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from custom_ops.cell import Cell, Constant, Elementwise, Invariant, Product, RowSum, Sequence, State, Term, Vector
+from custom_ops.errors import CellError
+
+Array: TypeAlias = NDArray[Any]
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+ELEMENTWISE: dict[str, Callable[..., Array]] = {
+    "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "divide": np.divide,
+    "maximum": np.maximum, "minimum": np.minimum, "power": np.power,
+    "greater": np.greater, "greater_equal": np.greater_equal, "equal": np.equal,
+    "negate": np.negative, "absolute": np.abs, "sign": np.sign, "square": np.square, "sqrt": np.sqrt,
+    "reciprocal_sqrt": lambda x: 1 / np.sqrt(x), "reciprocal": lambda x: 1 / x,
+    "exp": np.exp, "log": np.log, "log1p": np.log1p, "expm1": np.expm1, "erf": _erf, "sin": np.sin, "cos": np.cos,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "tanh": np.tanh, "relu": lambda x: np.maximum(x, 0),
+    "softplus": lambda x: np.logaddexp(x, 0), "elu": lambda x: np.where(x > 0, x, np.expm1(x)),
+    "select": lambda condition, a, b: np.where(condition != 0, a, b),
+}  # fmt: skip
+
+
+def run(
+    cell: Cell,
+    units: int,
+    sequences: Many[Array],
+    invariants: Many[Array],
+    vectors: Many[Array],
+    matrices: Many[Array],
+    states: Many[Array],
+    reverse: bool = False,
+) -> tuple[list[Array], list[Array]]:
+    """All steps of `cell`, in the dtype of the arrays; in float64 it is the truth that others approach.
+
+    Args:
+        cell: what one step computes.
+        units: the hidden size.
+        sequences: `[time, batch, columns * units]`, or `[time, batch]` for 0 columns; at least one.
+        invariants: `[batch, columns * units]`.
+        vectors: `[columns * units]`.
+        matrices: `[rows * units, columns * units]`.
+        states: before the first step, `[batch, units]`.
+        reverse: walk from the last time index to the first.
+
+    Returns:
+        Outputs `[time, batch, columns * units]`, or `[time, batch]` for a scalar; states after the last step.
+
+    Raises:
+        CellError: a number of arrays or a shape does not fit the cell.
+    """
+    if not sequences:
+        raise CellError("the cell reads no sequence, so nothing says how many steps there are")
+    time, batch = sequences[0].shape[:2]
+    _check("sequence", sequences, [(time, batch, n * units) if n else (time, batch) for n in cell.sequences])
+    _check("invariant", invariants, [(batch, n * units) for n in cell.invariants])
+    _check("vector", vectors, [(n * units,) for n in cell.vectors])
+    _check("matrix", matrices, [(rows * units, columns * units) for rows, columns in cell.matrices])
+    _check("state", states, [(batch, units)] * len(cell.states))
+    dtype = np.result_type(*sequences, *invariants, *vectors, *matrices, *states)
+    outputs = [
+        np.zeros((time, batch) if cell.scalar[columns[0]] else (time, batch, len(columns) * units), dtype)
+        for columns in cell.outputs
+    ]
+    now = [state.astype(dtype) for state in states]
+    with np.errstate(all="ignore"):  # infinity and NaN are values like others
+        for step in reversed(range(time)) if reverse else range(time):
+            values = _step(cell, units, [x[step] for x in sequences], invariants, vectors, matrices, now, dtype)
+            for output, columns in zip(outputs, cell.outputs, strict=True):
+                output[step] = np.concatenate([values[place] for place in columns], 1).reshape(output[step].shape)
+            now = [values[place] for place in cell.states]
+    return outputs, now
+
+
+def _step(
+    cell: Cell,
+    units: int,
+    sequences: list[Array],
+    invariants: Many[Array],
+    vectors: Many[Array],
+    matrices: Many[Array],
+    states: list[Array],
+    dtype: np.dtype[Any],
+) -> list[Array]:
+    """The value of every node: `[batch, units]`, or `[batch, 1]` for a scalar."""
+    batch = len(sequences[0])
+    values: list[Array] = []
+
+    def column(tensor: Array, index: int) -> Array:
+        return tensor[..., index * units : (index + 1) * units]
+
+    def product(term: Term) -> Array:
+        block = column(matrices[term.matrix][term.row * units : (term.row + 1) * units], term.column)
+        return values[term.operand] @ (block.T if term.transposed else block)
+
+    for node, scalar in zip(cell.nodes, cell.scalar, strict=True):
+        match node:
+            case Sequence(tensor=tensor, column=index):
+                value = sequences[tensor][:, None] if scalar else column(sequences[tensor], index)
+            case Invariant(tensor=tensor, column=index):
+                value = column(invariants[tensor], index)
+            case Vector(tensor=tensor, column=index):
+                value = column(vectors[tensor], index)
+            case Constant(value=number):
+                value = np.asarray(number)
+            case State(index=index):
+                value = states[index]
+            case Product(terms=terms):
+                value = sum((product(term) for term in terms[1:]), start=product(terms[0]))
+            case RowSum(operand=operand):
+                value = values[operand].sum(1, keepdims=True)
+            case Elementwise(op=op, arguments=arguments):
+                value = ELEMENTWISE[op](*(values[argument] for argument in arguments))
+        values.append(np.broadcast_to(value.astype(dtype, copy=False), (batch, 1 if scalar else units)))
+    return values
+
+
+def _check(kind: str, arrays: Many[Array], shapes: list[tuple[int, ...]]) -> None:
+    found = [array.shape for array in arrays]
+    if found != shapes:
+        raise CellError(f"expected {kind} shapes {shapes}, found {found}")

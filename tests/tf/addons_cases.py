@@ -2,13 +2,90 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfmem.addons as tfa
+from custom_ops import cells, recurrent_reference
+from custom_ops.cell import Cell
 
 keras = tf.keras
+UNITS, INPUTS, BATCH, TIME = 7, 4, 3, 11
+Weights = dict[str, np.ndarray]
+
+
+def _dense(weights: Weights, x: np.ndarray) -> np.ndarray:
+    """The part of a step that no state enters, for the whole sequence at once."""
+    return x @ weights["kernel"] + weights.get("bias", 0)
+
+
+def _normalized(weights: Weights, x: np.ndarray) -> np.ndarray:
+    """`_dense` of the layer-norm LSTM, whose input's product has a normalisation of its own."""
+    product = x @ weights["kernel"]
+    centred = product - product.mean(-1, keepdims=True)
+    normal = centred / np.sqrt(np.square(centred).mean(-1, keepdims=True) + 1e-3)
+    return normal * weights["kernel_norm/gamma"] + weights["kernel_norm/beta"] + weights["bias"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A cell of Addons and what `custom_ops.cells` says that it computes."""
+
+    name: str
+    cell: Cell
+    arguments: dict[str, Any] = field(default_factory=dict)
+    states: int = 2
+    vectors: tuple[str, ...] = ()
+    inputs: Callable[[Weights, np.ndarray], np.ndarray] = _dense
+
+    def layer(self, **options: Any) -> Any:
+        """The cell in `keras.layers.RNN`, with no weight left at zero or one."""
+        layer = keras.layers.RNN(getattr(tfa.rnn, self.name)(UNITS, **self.arguments), **options)
+        layer(tf.zeros([BATCH, TIME, INPUTS]))
+        random = np.random.default_rng(1)
+        layer.set_weights([random.normal(size=weight.shape, scale=0.5) for weight in layer.get_weights()])
+        return layer
+
+
+CASES = [
+    Case(
+        "LayerNormLSTMCell",
+        cells.layer_norm_lstm(UNITS),
+        vectors=("recurrent_norm/gamma", "recurrent_norm/beta", "state_norm/gamma", "state_norm/beta"),
+        inputs=_normalized,
+    ),
+    Case(
+        "PeepholeLSTMCell",
+        cells.peephole_lstm(),
+        vectors=tuple(f"{gate}_gate_peephole_weights" for gate in ("input", "forget", "output")),
+    ),
+    Case("NASCell", cells.nas()),
+    Case(
+        "NASCell",
+        cells.nas(use_bias=True),
+        {"use_bias": True},
+        vectors=("bias",),
+        inputs=lambda weights, x: x @ weights["kernel"],
+    ),
+    Case(
+        "LayerNormSimpleRNNCell",
+        cells.layer_norm_simple_rnn(UNITS),
+        states=1,
+        vectors=("gamma", "bias"),
+        inputs=lambda weights, x: x @ weights["kernel"],
+    ),
+    Case("ESNCell", cells.esn(leaky=0.7), {"leaky": 0.7}, states=1),
+]
+every_cell = pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join([case.name, *case.arguments]))
+
+
+def numbers(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def test_names_are_those_of_tensorflow_addons() -> None:
@@ -58,3 +135,26 @@ def test_what_has_a_python_form_needs_no_compiled_op(recwarn: pytest.WarningsRec
     assert not [warning for warning in recwarn if "could not be loaded" in str(warning.message)]
     with pytest.raises(tf.errors.NotFoundError, match="undefined symbol"):
         tfa.image.euclidean_dist_transform(tf.zeros([1, 8, 8, 1], tf.uint8))
+
+
+@every_cell
+def test_the_cells_by_name_are_those_of_addons(case: Case) -> None:
+    layer = case.layer(return_sequences=True, return_state=True)
+    x = numbers(BATCH, TIME, INPUTS)
+    states = [numbers(BATCH, UNITS, seed=2 + index) for index in range(case.states)]
+    output, *finals = layer(tf.constant(x), initial_state=[tf.constant(state) for state in states])
+
+    weights = {weight.name.split("/", 2)[2].split(":")[0]: weight.numpy().astype(float) for weight in layer.weights}
+    gates = np.swapaxes(case.inputs(weights, x.astype(float)), 0, 1)
+    outputs, ends = recurrent_reference.run(
+        case.cell,
+        UNITS,
+        [gates],
+        [],
+        [weights[name] for name in case.vectors],
+        [weights["recurrent_kernel"]],
+        [state.astype(float) for state in states],
+    )
+    np.testing.assert_allclose(output, np.swapaxes(outputs[0], 0, 1), rtol=2e-5, atol=2e-5)
+    for final, end in zip(finals, ends, strict=True):
+        np.testing.assert_allclose(final, end, rtol=2e-5, atol=2e-5)

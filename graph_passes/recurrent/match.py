@@ -88,6 +88,8 @@ class Launch:
         directions: one, or two that run side by side with the same cell.
         device: as TensorFlow writes it.
         control: names of nodes that run before it.
+        base: where `cell` is the forward cell of a gradient, with more outputs for the backward one: the cell that was
+            differentiated.
     """
 
     name: str
@@ -97,6 +99,7 @@ class Launch:
     directions: tuple[Direction, ...]
     device: str = ""
     control: tuple[str, ...] = ()
+    base: Cell | None = None
 
     def __post_init__(self) -> None:
         """Raises GraphError if a direction does not give the cell what it reads."""
@@ -139,6 +142,7 @@ class Launch:
             "reverse": tuple(direction.reverse for direction in self.directions),
             "precision": precision,
             "programs": programs,
+            **({"base_cell": self.base.to_text()} if self.base is not None else {}),
             "Ns": count * len(cell.sequences),
             "Ni": count * len(cell.invariants),
             "Nv": count * len(cell.vectors),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
+from custom_ops.machine import Machine, from_json
 from graph_passes.errors import OptionsError
 
 _PROFILES = Path(__file__).parent / "devices"
@@ -45,11 +47,17 @@ def load(name: str) -> Device:
     Raises:
         OptionsError: there is no such profile.
     """
-    path = _PROFILES / f"{name}.json"
-    if not path.is_file():
-        raise OptionsError(f"no device profile '{name}'; there are: {', '.join(profiles())}")
-    values = json.loads(path.read_text())
-    return Device(name=name, **{key: value for key, value in values.items() if not key.startswith("_")})
+    known = {field.name for field in fields(Device)}
+    return Device(name=name, **{key: value for key, value in _read(name).items() if key in known})
+
+
+def machine(name: str) -> Machine:
+    """What the profile says of kernels: its `recurrent` part. Profiles without one stand back to the v100's.
+
+    Raises:
+        OptionsError: there is no such profile.
+    """
+    return from_json(_read(name).get("recurrent") or _read("v100")["recurrent"])
 
 
 def detect(description: str) -> Device:
@@ -59,3 +67,11 @@ def detect(description: str) -> Device:
         if name not in ("unit", "cpu") and name in text:
             return load(name)
     return load("v100")
+
+
+def _read(name: str) -> dict[str, Any]:
+    path = _PROFILES / f"{name}.json"
+    if not path.is_file():
+        raise OptionsError(f"no device profile '{name}'; there are: {', '.join(profiles())}")
+    values: dict[str, Any] = json.loads(path.read_text())
+    return values

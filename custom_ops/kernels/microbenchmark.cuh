@@ -1,0 +1,255 @@
+// What a step of a recurrence is made of, each part alone: the measured parameters of GRNN's
+// performance model (Holmes et al., EuroSys 2019, Figure 10) and of what a cluster adds to it.
+//
+// Every kernel does the same work `iterations` times, so that the difference between two counts is
+// the cost of one. All have one signature; custom_ops/jit/microbenchmark.py launches them.
+#pragma once
+
+#include "math.cuh"
+#include "product_mma.cuh"
+
+namespace tfmem {
+namespace microbenchmark {
+
+constexpr int kPositions = 8;        // of the state that a thread multiplies in one iteration
+constexpr int kSharedFloats = 8192;  // 32 KiB, what fits every device without asking
+constexpr int kSpinLimit = 1 << 20;  // polls; a grid that is not resident gives up
+constexpr float kNever =
+    12345.0f;  // no result: what a kernel compares with, so that its work is not dropped
+
+// Partial dot products (equations 11 and 12) as product_fma.cuh has them: weights of `kColumns`
+// columns in registers, the state in shared memory, each 16 bytes that are loaded used for all
+// columns; `kRows` rows of the batch at a time, so that kColumns * kRows sums are independent.
+template <int kColumns, int kRows>
+__device__ void products(float* data, int iterations) {
+  __shared__ alignas(16) float state[1024];
+  for (int i = threadIdx.x; i < 1024; i += blockDim.x) state[i] = data[i];
+  float weights[kPositions][kColumns];
+  float sums[kRows][kColumns] = {};
+#pragma unroll
+  for (int k = 0; k < kPositions; ++k)
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j)
+      weights[k][j] = data[(threadIdx.x + k * kColumns + j) & 1023];
+  __syncthreads();
+  int place = (threadIdx.x & 7) * 4;
+#pragma unroll 1
+  for (int i = 0; i < iterations; ++i) {
+#pragma unroll
+    for (int k = 0; k < kPositions; k += 4) {
+#pragma unroll
+      for (int row = 0; row < kRows; ++row) {
+        const float4 x =
+            *reinterpret_cast<const float4*>(state + ((place + row * 128 + k * 8) & 1023));
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) {
+          float& sum = sums[row][j];
+          sum = fmaf(x.x, weights[k][j], sum);
+          sum = fmaf(x.y, weights[k + 1][j], sum);
+          sum = fmaf(x.z, weights[k + 2][j], sum);
+          sum = fmaf(x.w, weights[k + 3][j], sum);
+        }
+      }
+    }
+    place += kPositions * 8;
+  }
+  float sum = 0;
+#pragma unroll
+  for (int row = 0; row < kRows; ++row)
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) sum += sums[row][j];
+  if (sum == kNever) data[threadIdx.x] = sum;  // keeps the sums
+}
+
+// One iteration: 8 loads of 16 bytes from shared memory by each thread, of which `lanes` of a warp
+// differ.
+__device__ inline void shared_loads(float* data, int iterations, int lanes) {
+  __shared__ alignas(16) float state[1024];
+  for (int i = threadIdx.x; i < 1024; i += blockDim.x) state[i] = data[i];
+  __syncthreads();
+  const unsigned base = static_cast<unsigned>(__cvta_generic_to_shared(state));
+  const unsigned place = base + (threadIdx.x & 31) % lanes * 16;
+  float kept = 0;
+#pragma unroll 1
+  for (int i = 0; i < iterations; ++i) {
+#pragma unroll
+    for (int load = 0; load < kPositions; ++load) {
+      float4 x;
+      asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                   : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                   : "r"(place + load * 128));
+      if (load == 0) kept += x.x;
+    }
+  }
+  if (kept == kNever) data[threadIdx.x] = kept;
+}
+
+// One iteration: a sigmoid and a hyperbolic tangent, each of the one before.
+__device__ inline void activations(float* data, int iterations) {
+  float value = data[threadIdx.x & 1023];
+#pragma unroll 1
+  for (int i = 0; i < iterations; ++i) value = hyperbolic_tangent(sigmoid(value));
+  if (value == kNever) data[threadIdx.x] = value;
+}
+
+// One iteration: `kWidth` sums over the 32 lanes of a warp, five dependent shuffles each
+// (equations 13 and 14).
+template <int kWidth>
+__device__ void reductions(float* data, int iterations) {
+  float values[kWidth];
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) values[j] = data[(threadIdx.x + j) & 1023];
+#pragma unroll 1
+  for (int i = 0; i < iterations; ++i) {
+#pragma unroll
+    for (int lane = 16; lane > 0; lane /= 2)
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) values[j] += __shfl_xor_sync(kAllLanes, values[j], lane);
+  }
+  float sum = 0;
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) sum += values[j];
+  if (sum == kNever) data[threadIdx.x] = sum;
+}
+
+// One iteration: `size` floats from the L2 cache to shared memory, by every block (equation 10).
+__device__ inline void state_load(float* data, int iterations, int size) {
+  __shared__ alignas(16) float state[kSharedFloats];
+  const float4* source = reinterpret_cast<const float4*>(data);
+  float4* target = reinterpret_cast<float4*>(state);
+  const int vectors = min(size, kSharedFloats) / 4;
+#pragma unroll 1
+  for (int i = 0; i < iterations; ++i) {
+    for (int v = threadIdx.x; v < vectors; v += blockDim.x) {
+      float4 four;
+      asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                   : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
+                   : "l"(source + v)
+                   : "memory");
+      target[v] = four;
+    }
+    __syncthreads();
+  }
+  if (state[threadIdx.x] == kNever) data[threadIdx.x] = state[0];
+}
+
+// One iteration: a barrier of all threads of a block.
+__device__ inline void block_barrier(float*, int iterations) {
+#pragma unroll 1
+  for (int i = 0; i < iterations; ++i) __syncthreads();
+}
+
+// One iteration: a barrier of the whole grid, a counter that blocks add to and wait for. `counter`
+// starts at 0.
+__device__ inline void grid_barrier(unsigned* counter, int iterations) {
+#pragma unroll 1
+  for (int i = 0; i < iterations; ++i) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      const unsigned target = (i + 1) * gridDim.x;
+      __threadfence();
+      atomicAdd(counter, 1u);
+      for (int spin = 0; spin < kSpinLimit; ++spin) {
+        if (*reinterpret_cast<volatile unsigned*>(counter) >= target) break;
+      }
+      __threadfence();
+    }
+    __syncthreads();
+  }
+}
+
+// One iteration: the grid hands `size` values round, a slice from each block to all, every value
+// beside the number of its step, so that data and signal are one store. `data` holds two buffers of
+// `size` pairs, zeroed.
+__device__ inline void grid_exchange(float* data, int iterations, int size) {
+  __shared__ float state[kSharedFloats];
+  uint2* pairs = reinterpret_cast<uint2*>(data);
+  const int slice = (size + gridDim.x - 1) / gridDim.x;
+  const int first = min(size, static_cast<int>(blockIdx.x) * slice);
+  const int last = min(size, first + slice);
+#pragma unroll 1
+  for (int i = 1; i <= iterations; ++i) {
+    uint2* buffer = pairs + (i & 1) * size;
+    for (int v = first + threadIdx.x; v < last; v += blockDim.x)
+      asm volatile("st.relaxed.gpu.global.v2.b32 [%0], {%1, %2};" ::"l"(buffer + v), "r"(v), "r"(i)
+                   : "memory");
+    for (int v = threadIdx.x; v < size; v += blockDim.x) {
+      uint2 pair = {0, 0};
+      for (int spin = 0; spin < kSpinLimit; ++spin) {
+        asm volatile("ld.relaxed.gpu.global.v2.b32 {%0, %1}, [%2];"
+                     : "=r"(pair.x), "=r"(pair.y)
+                     : "l"(buffer + v)
+                     : "memory");
+        if (pair.y >= i) break;
+      }
+      state[v & (kSharedFloats - 1)] = __uint_as_float(pair.x);
+    }
+    __syncthreads();
+  }
+  if (state[threadIdx.x] == kNever) data[threadIdx.x] = state[0];
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+// One iteration: `kTiles` products of 16 x 8 weights in registers with 8 rows of the batch, in
+// TF32.
+template <int kTiles>
+__device__ void tensor_products(float* data, int iterations) {
+  unsigned weights[kTiles][4];
+  float sums[kTiles][4] = {};
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      weights[t][k] = __float_as_uint(data[(threadIdx.x + 4 * t + k) & 1023]);
+  const unsigned state[2] = {weights[0][0], weights[0][1]};
+#pragma unroll 1
+  for (int i = 0; i < iterations; ++i) {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) mma_tf32(sums[t], weights[t], state);
+  }
+  float sum = 0;
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) sum += sums[t][0] + sums[t][1] + sums[t][2] + sums[t][3];
+  if (sum == kNever) data[threadIdx.x] = sum;
+}
+#endif
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// One iteration: a barrier of all threads of a cluster.
+__device__ inline void cluster_barrier(int iterations) {
+#pragma unroll 1
+  for (int i = 0; i < iterations; ++i) {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  }
+}
+
+// One iteration: `size` floats of state, a slice from each block of the cluster into the shared
+// memory of all, and a barrier.
+__device__ inline void cluster_exchange(float* data, int iterations, int size) {
+  __shared__ alignas(16) float state[2][kSharedFloats / 2];
+  unsigned rank, blocks;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+  const int slice = size / blocks;
+  const float value = data[threadIdx.x];
+#pragma unroll 1
+  for (int i = 0; i < iterations; ++i) {
+    for (int v = threadIdx.x; v < slice * static_cast<int>(blocks); v += blockDim.x) {
+      const unsigned peer = v / slice;
+      const float* own = &state[i & 1][(rank * slice + v % slice) & (kSharedFloats / 2 - 1)];
+      unsigned remote;
+      asm("mapa.shared::cluster.u32 %0, %1, %2;"
+          : "=r"(remote)
+          : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(peer));
+      asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(value) : "memory");
+    }
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  }
+  if (state[0][threadIdx.x] == kNever) data[threadIdx.x] = state[1][0];
+}
+#endif
+
+}  // namespace microbenchmark
+}  // namespace tfmem

@@ -1,0 +1,111 @@
+"""A GPU as a kernel sees it, as data: what it has, and what the parts of a recurrent step cost on it.
+
+Times are nanoseconds. What is measured: the "measured parameters" of GRNN's performance model (Holmes et al., EuroSys
+2019, Figure 10) and what clusters and tensor cores add; `custom_ops/jit/microbenchmark.py` measures it. Functions are
+stored as points, and read between them along straight lines over a logarithmic axis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
+from math import log
+from typing import Any, TypeAlias
+
+from custom_ops.errors import KernelError
+
+WARP = 32  # threads
+SCHEDULERS = 4  # warp schedulers of a multiprocessor, on every architecture from 7.0 on
+REGISTERS = 65536  # of a multiprocessor
+REGISTERS_PER_THREAD = 255
+
+Curve: TypeAlias = tuple[tuple[float, float], ...]  # points (x, y), x ascending and positive
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One GPU.
+
+    Attributes:
+        name: as its driver names it, or a profile's name.
+        arch: compute capability, 10 * major + minor.
+        multiprocessors: how many there are.
+        clusters: for each size of a cluster, how many can run at once; only size 1 where there are none.
+        fma: one fused multiply-add in a chain of them, one warp on each scheduler (FC).
+        warps_speedup: S1: over warps on a scheduler, how much more of them it finishes in the same time.
+        columns_speedup: S2: over columns of weights that a thread sums up, each with the same state (the sub-tile).
+        rows_speedup: likewise over rows of the batch that it sums up at once, each with the same weights.
+        peak_speedup: what the three together cannot exceed.
+        shared_load: a warp's load of 16 bytes a thread, when shared memory does nothing else, over the threads of the
+            warp that read different ones.
+        shuffle: one dependent shuffle and addition, in FMAs (FPS).
+        shuffle_speedup: S3: over independent reductions on a scheduler.
+        activation: a sigmoid or a hyperbolic tangent.
+        tensor_chain: one m16n8k8 product in TF32 that waits for the one before; 0 where there are none.
+        tensor_rate: the same, when a scheduler has others to do meanwhile.
+        load_latency: one load from the L2 cache that the whole block waits for.
+        load_bandwidth: bytes a nanosecond of one multiprocessor from the L2 cache (L2B), over the share of all
+            multiprocessors that load at once.
+        block_barrier: a barrier of a block.
+        cluster_barrier: a barrier of a cluster.
+        cluster_bandwidth: bytes a nanosecond that one block stores to others of its cluster.
+        grid_barrier: a barrier of one block on each multiprocessor (SC).
+        grid_handoff: until a value that one block stores beside its step's number is seen by all others.
+        grid_bandwidth: bytes a nanosecond at which one block polls such values.
+    """
+
+    name: str
+    arch: int
+    multiprocessors: int
+    clusters: Curve
+    fma: float
+    warps_speedup: Curve
+    columns_speedup: Curve
+    rows_speedup: Curve
+    peak_speedup: float
+    shared_load: Curve
+    shuffle: float
+    shuffle_speedup: Curve
+    activation: float
+    tensor_chain: float
+    tensor_rate: float
+    load_latency: float
+    load_bandwidth: Curve
+    block_barrier: float
+    cluster_barrier: float
+    cluster_bandwidth: float
+    grid_barrier: float
+    grid_handoff: float
+    grid_bandwidth: float
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` reads."""
+        return asdict(self)
+
+
+def from_json(values: Mapping[str, Any]) -> Machine:
+    """A machine from JSON; keys that begin with an underscore are notes.
+
+    Raises:
+        KernelError: a field is missing, or there is one too many.
+    """
+    names = {field.name for field in fields(Machine)}
+    given = {name for name in values if not name.startswith("_")}
+    if given != names:
+        wrong = ", ".join(sorted(names ^ given))
+        raise KernelError(f"a machine description has a missing or unknown field: {wrong}; measure the machine again")
+    return Machine(**{name: _tuples(values[name]) for name in names})
+
+
+def read(curve: Curve, x: float) -> float:
+    """The value of a curve at `x`; beyond its ends, the value at the end."""
+    if x <= curve[0][0]:
+        return curve[0][1]
+    for (left, low), (right, high) in pairwise(curve):
+        if x <= right:
+            return low + (high - low) * log(x / left) / log(right / left)
+    return curve[-1][1]
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list | tuple) else value

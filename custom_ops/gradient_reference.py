@@ -71,7 +71,7 @@ def gradients(
 
     def of_sequence(whole: Array, places: tuple[Column | None, ...]) -> Array:
         if whole.ndim == 3:
-            return put(whole, [place and columns(results, place) for place in places])
+            return put(whole, [columns(results, place) if place else None for place in places])
         return np.zeros_like(whole) if places[0] is None else results[places[0].tensor]
 
     def of_states(whole: Array, places: tuple[int | None, ...], sum_rows: bool = False) -> Array:

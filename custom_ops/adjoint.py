@@ -25,6 +25,7 @@ from custom_ops.cell import (
     arguments_of,
 )
 from custom_ops.cell_builder import CellBuilder
+from custom_ops.errors import CellError
 
 
 @dataclass(frozen=True)
@@ -73,29 +74,37 @@ class Adjoint:
 
 
 def adjoint_of(cell: Cell, request: Request) -> Adjoint:
-    """Differentiates a step of `cell`, in which no value is computed twice."""
+    """Differentiates a step of `cell`, in which no value is computed twice.
+
+    Raises:
+        CellError: the request names a tensor or a state that the cell does not have.
+    """
     wanted = _Wanted(cell, request)
-    states = _within(request.finals, len(cell.states))
+    outputs = _within("output", request.outputs, len(cell.outputs))
+    states = _within("final", request.finals, len(cell.states))
     while True:
-        sweep = _Sweep(cell, wanted, _within(request.outputs, len(cell.outputs)), tuple(sorted(states)))
+        sweep = _Sweep(cell, wanted, outputs, tuple(sorted(states)))
         sweep.run()
         if sweep.states_reached <= states:
             return sweep.result()
         states |= sweep.states_reached
 
 
-def _within(chosen: tuple[int, ...] | None, count: int) -> set[int]:
-    return set(range(count) if chosen is None else chosen)
+def _within(kind: str, chosen: tuple[int, ...] | None, count: int) -> set[int]:
+    result = set(range(count) if chosen is None else chosen)
+    if result and not 0 <= min(result) <= max(result) < count:
+        raise CellError(f"the request names {kind} {chosen}; the cell has {count}")
+    return result
 
 
 class _Wanted:
     """Which nodes depend on something whose gradient is wanted."""
 
     def __init__(self, cell: Cell, request: Request) -> None:
-        self.sequences = _within(request.sequences, len(cell.sequences))
-        self.invariants = _within(request.invariants, len(cell.invariants))
-        self.vectors = _within(request.vectors, len(cell.vectors))
-        self.matrices = _within(request.matrices, len(cell.matrices))
+        self.sequences = _within("sequence", request.sequences, len(cell.sequences))
+        self.invariants = _within("invariant", request.invariants, len(cell.invariants))
+        self.vectors = _within("vector", request.vectors, len(cell.vectors))
+        self.matrices = _within("matrix", request.matrices, len(cell.matrices))
         self.nodes: list[bool] = []
         for node in cell.nodes:
             self.nodes.append(self._leaf(node) or any(self.nodes[argument] for argument in arguments_of(node)))

@@ -100,7 +100,8 @@ def differentiate(cell: Cell, request: Request | None = None) -> Gradient:
         request: which gradients are given and wanted; all by default.
 
     Raises:
-        CellError: the cell has no sequence or no state, so it is no recurrence.
+        CellError: the cell has no sequence or no state, so it is no recurrence; or the request names a tensor or a
+            state that it does not have.
     """
     if not cell.sequences or not cell.states:
         raise CellError(f"a recurrence has sequences and states; this cell has {cell.sequences} and {cell.states}")

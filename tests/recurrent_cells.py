@@ -14,7 +14,7 @@ from custom_ops.cell_builder import CellBuilder
 
 Array = NDArray[Any]
 
-# Some differences are taken, so the smooth activations come first.
+# Of one argument, and smooth where `random_cells` uses them.
 SMOOTH = ("tanh", "sigmoid", "softplus", "sin", "cos", "erf", "square", "negate", "elu")
 
 

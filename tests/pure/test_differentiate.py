@@ -283,6 +283,8 @@ def test_errors_say_what_is_missing() -> None:
     with pytest.raises(CellError, match="a recurrence has sequences and states"):
         differentiate(builder.build([], [[x]]))
     cell = cells.simple_rnn()
+    with pytest.raises(CellError, match=r"the request names matrix \(1,\); the cell has 1"):
+        differentiate(cell, Request(matrices=(1,)))
     gradient: Gradient = differentiate(cell)
     with pytest.raises(CellError, match="with a Request that does not name it"):
         gradients(gradient, UNITS, *arguments(cell, UNITS, TIME, BATCH), [None], [np.zeros((BATCH, UNITS))])

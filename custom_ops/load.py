@@ -198,6 +198,10 @@ class Library:
             ctypes.c_int(_FAULTS.index(kind)), ctypes.c_int64(after), ctypes.c_int64(times)
         )
 
+    def limit_vector_bytes(self, size: int) -> None:
+        """Keeps the CPU kernels from vectors wider than 16, 32 or 64 bytes, for tests. While no op runs."""
+        self._functions.tfmem_limit_vector_bytes(ctypes.c_int(size))
+
     def trim(self) -> None:
         """Frees what the pools hold idle: pinned blocks, spill files, events."""
         self._functions.tfmem_trim()

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "custom_ops/ops/counters.h"
+#include "custom_ops/ops/cpu_kernels.h"
 #include "custom_ops/ops/faults.h"
 #include "custom_ops/ops/gpu_link.h"
 #include "custom_ops/ops/link_bandwidth.h"
@@ -68,6 +69,9 @@ void tfmem_inject_fault(int kind, int64_t after, int64_t times) {
   if (kind < 0 || kind >= tfmem::kFaultKinds) return;
   tfmem::InjectFault(static_cast<tfmem::Fault>(kind), after, times);
 }
+
+// The widest vectors the CPU kernels may use, in bytes: 16, 32 or 64. For tests.
+void tfmem_limit_vector_bytes(int bytes) { tfmem::LimitVectorBytes(bytes); }
 
 // Frees what the pools hold idle.
 void tfmem_trim() {

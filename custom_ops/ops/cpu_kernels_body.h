@@ -1,0 +1,366 @@
+// The text of cpu_kernels.h's loops, included once for each instruction set, inside a namespace and
+// between pragmas that choose it. Before that, the includer defines
+//   TFMEM_VECTOR_BYTES  16, 32 or 64
+//   TFMEM_ROWS          rows of a register block: 4 * TFMEM_ROWS accumulators fit the registers
+// and includes <cmath>, <cstring> and cpu_kernels.h: nothing of the standard library may be
+// compiled under the pragmas, or the linker may hand AVX code to everybody.
+
+#define TFMEM_INLINE inline __attribute__((always_inline))
+
+template <typename Real>
+struct VectorOf;
+template <>
+struct VectorOf<float> {
+  using Integer = int32_t;
+  // Unaligned, as inputs are; aligned ones cost nothing more.
+  typedef float Type __attribute__((vector_size(TFMEM_VECTOR_BYTES), aligned(4), may_alias));
+  typedef int32_t Bits __attribute__((vector_size(TFMEM_VECTOR_BYTES), aligned(4), may_alias));
+};
+template <>
+struct VectorOf<double> {
+  using Integer = int64_t;
+  typedef double Type __attribute__((vector_size(TFMEM_VECTOR_BYTES), aligned(8), may_alias));
+  typedef int64_t Bits __attribute__((vector_size(TFMEM_VECTOR_BYTES), aligned(8), may_alias));
+};
+template <typename Real>
+using Vector = typename VectorOf<Real>::Type;
+template <typename Real>
+using Bits = typename VectorOf<Real>::Bits;
+using Floats = Vector<float>;
+using Ints = Bits<float>;
+typedef uint16_t Shorts __attribute__((vector_size(TFMEM_VECTOR_BYTES / 2), aligned(2), may_alias));
+
+template <typename Real>
+constexpr int kLanes = TFMEM_VECTOR_BYTES / sizeof(Real);
+constexpr int kVectors = 4;  // of a panel
+
+template <typename Real>
+TFMEM_INLINE Vector<Real> Load(const Real* source) {
+  return *reinterpret_cast<const Vector<Real>*>(source);
+}
+template <typename Real>
+TFMEM_INLINE void Store(Vector<Real> value, Real* target) {
+  *reinterpret_cast<Vector<Real>*>(target) = value;
+}
+template <typename Real>
+TFMEM_INLINE Vector<Real> Fill(Real value) {
+  return Vector<Real>{} + value;
+}
+
+// ---- products ----
+
+template <typename Real, int rows>
+void MultiplyRows(const Real* operand, int64_t operand_stride, const Real* weights, int64_t depth,
+                  Real* target, int64_t target_stride, bool accumulate) {
+  constexpr int lanes = kLanes<Real>;
+  Vector<Real> sums[rows][kVectors];
+#pragma GCC unroll 8
+  for (int row = 0; row < rows; ++row) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors; ++i) {
+      sums[row][i] = accumulate ? Load(target + row * target_stride + i * lanes) : Vector<Real>{};
+    }
+  }
+  for (int64_t k = 0; k < depth; ++k, weights += kVectors * lanes) {
+    Vector<Real> loaded[kVectors];
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors; ++i) loaded[i] = Load(weights + i * lanes);
+#pragma GCC unroll 8
+    for (int row = 0; row < rows; ++row) {
+      const Real factor = operand[row * operand_stride + k];
+#pragma GCC unroll 4
+      for (int i = 0; i < kVectors; ++i) sums[row][i] += loaded[i] * factor;
+    }
+  }
+#pragma GCC unroll 8
+  for (int row = 0; row < rows; ++row) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors; ++i) {
+      Store(sums[row][i], target + row * target_stride + i * lanes);
+    }
+  }
+}
+
+template <typename Real, int most>
+TFMEM_INLINE void MultiplyBlock(int64_t rows, const Real* operand, int64_t operand_stride,
+                                const Real* weights, int64_t depth, Real* target,
+                                int64_t target_stride, bool accumulate) {
+  if (rows == most) {
+    MultiplyRows<Real, most>(operand, operand_stride, weights, depth, target, target_stride,
+                             accumulate);
+  } else if constexpr (most > 1) {
+    MultiplyBlock<Real, most - 1>(rows, operand, operand_stride, weights, depth, target,
+                                  target_stride, accumulate);
+  }
+}
+
+template <typename Real>
+void Multiply(const Real* operand, int64_t operand_stride, int64_t rows, const Real* weights,
+              int64_t depth, Real* target, int64_t target_stride, bool accumulate) {
+  for (int64_t blocks = (rows + TFMEM_ROWS - 1) / TFMEM_ROWS; blocks > 0; --blocks) {
+    const int64_t block = (rows + blocks - 1) / blocks;  // of equal height: 20 = 5 + 5 + 5 + 5
+    MultiplyBlock<Real, TFMEM_ROWS>(block, operand, operand_stride, weights, depth, target,
+                                    target_stride, accumulate);
+    rows -= block;
+    operand += block * operand_stride;
+    target += block * target_stride;
+  }
+}
+
+// ---- elementwise ----
+
+// e^x within 1.5 ulp: Cephes' expf, its scale split in two so that denormals come out right.
+TFMEM_INLINE Floats Exp(Floats x) {
+  x = x > 89.0f ? Fill(89.0f) : x;  // NaN stays
+  x = x < -104.0f ? Fill(-104.0f) : x;
+  const float magic = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded
+  const Floats shifted = x * 1.44269504088896341f + magic;
+  const Floats n = shifted - magic;
+  const Floats r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+  Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = (p * r) * r + r + 1.0f;
+  const Ints exponent = reinterpret_cast<Ints>(shifted) - 0x4B400000;
+  const Ints half = exponent >> 1;
+  const Floats first = reinterpret_cast<Floats>((half + 127) << 23);
+  const Floats second = reinterpret_cast<Floats>((exponent - half + 127) << 23);
+  return (p * first) * second;
+}
+
+TFMEM_INLINE Floats Absolute(Floats x) {
+  return reinterpret_cast<Floats>(reinterpret_cast<Ints>(x) & 0x7FFFFFFF);
+}
+
+TFMEM_INLINE Floats Sigmoid(Floats x) {
+  const Floats e = Exp(-Absolute(x));  // never overflows; of a NaN a NaN
+  const Floats inverse = 1.0f / (1.0f + e);
+  return x < 0.0f ? e * inverse : inverse;
+}
+
+// Cephes' tanhf.
+TFMEM_INLINE Floats Tanh(Floats x) {
+  const Floats magnitude = Absolute(x);
+  const Floats z = x * x;
+  Floats p = z * -5.70498872745e-3f + 2.06390887954e-2f;
+  p = p * z - 5.37397155531e-2f;
+  p = p * z + 1.33314422036e-1f;
+  p = p * z - 3.33332819422e-1f;
+  const Floats small = (p * z) * x + x;
+  const Floats large = 1.0f - 2.0f / (Exp(magnitude + magnitude) + 1.0f);
+  const Ints sign = reinterpret_cast<Ints>(x) & INT32_MIN;
+  const Floats signed_large = reinterpret_cast<Floats>(reinterpret_cast<Ints>(large) | sign);
+  return magnitude < 0.625f ? small : signed_large;
+}
+
+template <typename Function>
+TFMEM_INLINE Vector<double> EachLane(Vector<double> x, Function function) {
+  Vector<double> result;
+  for (int i = 0; i < kLanes<double>; ++i) result[i] = function(x[i]);
+  return result;
+}
+TFMEM_INLINE Vector<double> Absolute(Vector<double> x) {
+  return reinterpret_cast<Vector<double>>(reinterpret_cast<Bits<double>>(x) & INT64_MAX);
+}
+TFMEM_INLINE Vector<double> Exp(Vector<double> x) {
+  return EachLane(x, static_cast<double (*)(double)>(std::exp));
+}
+TFMEM_INLINE Vector<double> Tanh(Vector<double> x) {
+  return EachLane(x, static_cast<double (*)(double)>(std::tanh));
+}
+TFMEM_INLINE Vector<double> Sigmoid(Vector<double> x) {
+  const Vector<double> e = Exp(-Absolute(x));
+  const Vector<double> inverse = 1.0 / (1.0 + e);
+  return x < 0.0 ? e * inverse : inverse;
+}
+
+template <typename Real>
+Real Softplus(Real x) {
+  return std::fmax(x, Real(0)) + std::log1p(std::exp(-std::fabs(x))) + (x - x);  // keeps NaN
+}
+template <>
+float Softplus(float x) {
+  return x == x ? std::fmax(x, 0.0f) + std::log1p(std::exp(-std::fabs(x))) : x;
+}
+
+// A loop over whole vectors: `expression` of vectors a, b and c.
+#define TFMEM_VECTORS(op, expression)                       \
+  case Elementwise::op:                                     \
+    for (int64_t i = 0; i < count; i += kLanes<Real>) {     \
+      [[maybe_unused]] const Vector<Real> va = Load(a + i); \
+      Store<Real>(expression, target + i);                  \
+    }                                                       \
+    break;
+#define TFMEM_VECTORS2(op, expression)                  \
+  case Elementwise::op:                                 \
+    for (int64_t i = 0; i < count; i += kLanes<Real>) { \
+      const Vector<Real> va = Load(a + i);              \
+      const Vector<Real> vb = Load(b + i);              \
+      Store<Real>(expression, target + i);              \
+    }                                                   \
+    break;
+// A loop over numbers, for what is rare and what the standard library does well.
+#define TFMEM_NUMBERS(op, expression)                           \
+  case Elementwise::op:                                         \
+    for (int64_t i = 0; i < count; ++i) target[i] = expression; \
+    break;
+
+template <typename Real>
+void Compute(Elementwise op, Real* target, const Real* a, const Real* b, const Real* c,
+             int64_t count) {
+  const Vector<Real> one = Fill(Real(1));
+  const Vector<Real> zero{};
+  switch (op) {
+    TFMEM_VECTORS2(kAdd, va + vb)
+    TFMEM_VECTORS2(kSubtract, va - vb)
+    TFMEM_VECTORS2(kMultiply, va * vb)
+    TFMEM_VECTORS2(kDivide, va / vb)
+    // A NaN on either side is kept, as TensorFlow does.
+    TFMEM_VECTORS2(kMaximum, ((va > vb) | (va != va)) ? va : vb)
+    TFMEM_VECTORS2(kMinimum, ((va < vb) | (va != va)) ? va : vb)
+    TFMEM_VECTORS2(kGreater, va > vb ? one : zero)
+    TFMEM_VECTORS2(kGreaterEqual, va >= vb ? one : zero)
+    TFMEM_VECTORS2(kEqual, va == vb ? one : zero)
+    TFMEM_VECTORS(kNegate, -va)
+    TFMEM_VECTORS(kAbsolute, Absolute(va))
+    TFMEM_VECTORS(kSign, va > zero ? one : (va < zero ? -one : va))
+    TFMEM_VECTORS(kSquare, va * va)
+    TFMEM_VECTORS(kReciprocal, one / va)
+    TFMEM_VECTORS(kExp, Exp(va))
+    TFMEM_VECTORS(kSigmoid, Sigmoid(va))
+    TFMEM_VECTORS(kTanh, Tanh(va))
+    TFMEM_VECTORS(kRelu, va < zero ? zero : va)
+    TFMEM_NUMBERS(kPower, std::pow(a[i], b[i]))
+    TFMEM_NUMBERS(kSqrt, std::sqrt(a[i]))
+    TFMEM_NUMBERS(kReciprocalSqrt, Real(1) / std::sqrt(a[i]))
+    TFMEM_NUMBERS(kLog, std::log(a[i]))
+    TFMEM_NUMBERS(kLog1p, std::log1p(a[i]))
+    TFMEM_NUMBERS(kExpm1, std::expm1(a[i]))
+    TFMEM_NUMBERS(kErf, std::erf(a[i]))
+    TFMEM_NUMBERS(kSin, std::sin(a[i]))
+    TFMEM_NUMBERS(kCos, std::cos(a[i]))
+    TFMEM_NUMBERS(kSoftplus, Softplus(a[i]))
+    TFMEM_NUMBERS(kElu, a[i] < 0 ? std::expm1(a[i]) : a[i])
+    case Elementwise::kSelect:
+      for (int64_t i = 0; i < count; i += kLanes<Real>) {
+        Store<Real>(Load(a + i) != zero ? Load(b + i) : Load(c + i), target + i);
+      }
+      break;
+  }
+}
+
+#undef TFMEM_VECTORS
+#undef TFMEM_VECTORS2
+#undef TFMEM_NUMBERS
+
+template <typename Real>
+Real Sum(const Real* values, int64_t count) {
+  Vector<Real> sums{};
+  int64_t i = 0;
+  for (; i + kLanes<Real> <= count; i += kLanes<Real>) sums += Load(values + i);
+  Real sum = 0;
+  for (; i < count; ++i) sum += values[i];
+  for (int lane = 0; lane < kLanes<Real>; ++lane) sum += sums[lane];
+  return sum;
+}
+
+// ---- copies ----
+
+template <typename Real>
+void Transpose(const Real* source, int64_t source_stride, int64_t rows, int64_t columns,
+               Real* target, int64_t target_stride) {
+  constexpr int64_t block = 64 / sizeof(Real);  // a cache line of the target
+  for (int64_t start = 0; start < rows; start += block) {
+    const int64_t height = rows - start < block ? rows - start : block;
+    for (int64_t column = 0; column < columns; ++column) {
+      for (int64_t row = start; row < start + height; ++row) {
+        target[column * target_stride + row] = source[row * source_stride + column];
+      }
+    }
+  }
+}
+
+// The four conversions, a vector at a time; the rest of a row goes through a vector of its own.
+TFMEM_INLINE Floats HalfToFloat(Ints half) {
+  const Ints sign = (half & 0x8000) << 16;
+  const Ints shifted = (half & 0x7FFF) << 13;
+  const Ints exponent = shifted & (0x7C00 << 13);
+  const Ints normal = shifted + ((127 - 15) << 23);
+  const Ints infinite = normal + ((128 - 16) << 23);  // or NaN
+  const Floats offset = Fill(6.103515625e-5f);        // 2^-14
+  const Floats denormal = reinterpret_cast<Floats>(normal + (1 << 23)) - offset;
+  Ints bits = exponent == (0x7C00 << 13) ? infinite : normal;
+  bits = exponent == 0 ? reinterpret_cast<Ints>(denormal) : bits;
+  return reinterpret_cast<Floats>(bits | sign);
+}
+
+TFMEM_INLINE Ints FloatToHalf(Floats value) {
+  const Ints all = reinterpret_cast<Ints>(value);
+  const Ints bits = all & 0x7FFFFFFF;
+  const Ints odd = (bits >> 13) & 1;  // ties go to even
+  const Ints normal = (bits - ((127 - 15) << 23) + 0xFFF + odd) >> 13;
+  const Floats magic = Fill(0.5f);  // its unit in the last place is a half's smallest number
+  const Ints denormal = reinterpret_cast<Ints>(reinterpret_cast<Floats>(bits) + magic) -
+                        reinterpret_cast<Ints>(magic);
+  Ints half = bits < ((127 - 14) << 23) ? denormal : normal;
+  half = bits >= ((127 + 16) << 23) ? Ints{} + 0x7C00 : half;
+  half = bits > 0x7F800000 ? Ints{} + 0x7E00 : half;
+  return half | ((all >> 16) & 0x8000);
+}
+
+TFMEM_INLINE Floats Bfloat16ToFloat(Ints value) { return reinterpret_cast<Floats>(value << 16); }
+
+TFMEM_INLINE Ints FloatToBfloat16(Floats value) {
+  const Ints bits = reinterpret_cast<Ints>(value);
+  const Ints rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+  return (value != value ? Ints{} + 0x7FC0 : rounded) & 0xFFFF;
+}
+
+template <Floats (*convert)(Ints)>
+void Widen(const uint16_t* source, float* target, int64_t count) {
+  constexpr int lanes = kLanes<float>;
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    const Shorts loaded = *reinterpret_cast<const Shorts*>(source + i);
+    Store<float>(convert(__builtin_convertvector(loaded, Ints)), target + i);
+  }
+  if (i == count) return;
+  Shorts last{};
+  std::memcpy(&last, source + i, (count - i) * sizeof(uint16_t));
+  const Floats converted = convert(__builtin_convertvector(last, Ints));
+  std::memcpy(target + i, &converted, (count - i) * sizeof(float));
+}
+
+template <Ints (*convert)(Floats)>
+void Narrow(const float* source, uint16_t* target, int64_t count) {
+  constexpr int lanes = kLanes<float>;
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    *reinterpret_cast<Shorts*>(target + i) =
+        __builtin_convertvector(convert(Load(source + i)), Shorts);
+  }
+  if (i == count) return;
+  Floats last{};
+  std::memcpy(&last, source + i, (count - i) * sizeof(float));
+  const Shorts converted = __builtin_convertvector(convert(last), Shorts);
+  std::memcpy(target + i, &converted, (count - i) * sizeof(uint16_t));
+}
+
+template <typename Real>
+CpuKernels<Real> KernelsFor() {
+  return {kVectors * kLanes<Real>, Multiply<Real>, Compute<Real>, Sum<Real>, Transpose<Real>};
+}
+
+InstructionSet Kernels(const char* name) {
+  return {name,
+          KernelsFor<float>(),
+          KernelsFor<double>(),
+          Widen<HalfToFloat>,
+          Narrow<FloatToHalf>,
+          Widen<Bfloat16ToFloat>,
+          Narrow<FloatToBfloat16>};
+}
+
+#undef TFMEM_INLINE

@@ -1,0 +1,282 @@
+"""Reads `CudnnRNNV3` (and `CudnnRNN`, `CudnnRNNV2`) into a match: what Keras emits where TensorFlow sees a GPU.
+
+cuDNN wants one vector of all weights. Keras packs it anew in every step, out of kernel, recurrent kernel and bias.
+Where the vector can be traced back to those three, they are read directly and the packing is dead; else the vector is
+taken apart (`layout.py`). Its layout, for gates in cuDNN's order (LSTM i, f, c, o; GRU r, z, h):
+
+    W of each gate [units, inputs], R of each gate [units, units], bias of W for each gate, bias of R for each gate
+
+Past a sequence's length cuDNN keeps the state and puts out 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from custom_ops import cells
+from custom_ops.cell import Cell
+from graph_passes.ir import DataType, Graph, Node, TensorId, floating, integer, text
+from graph_passes.recurrent.layout import Places, Traced, is_zero, trace
+from graph_passes.recurrent.lengths import dimension_key, scalar_key
+from graph_passes.recurrent.match import Direction, Launch, Match, Unmatched
+from graph_passes.recurrent.writer import Writer
+
+CUDNN = frozenset({"CudnnRNN", "CudnnRNNV2", "CudnnRNNV3"})
+
+# For each mode: cuDNN's gates in the order of the cell.
+_GATES = {"lstm": (0, 1, 2, 3), "gru": (1, 0, 2), "rnn_tanh": (0,), "rnn_relu": (0,)}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a `CudnnRNN` computes.
+
+    Attributes:
+        mode: "lstm", "gru", "rnn_tanh" or "rnn_relu".
+        inputs, units: width of the input and of the state.
+        dtype: of everything but the lengths.
+        time_major: whether time is dimension 0 of input and output.
+    """
+
+    mode: str
+    inputs: int
+    units: int
+    dtype: str
+    time_major: bool
+
+    @property
+    def gates(self) -> tuple[int, ...]:
+        """cuDNN's gates in the order of the cell."""
+        return _GATES[self.mode]
+
+    @property
+    def pieces(self) -> tuple[int, ...]:
+        """The sizes of the parts of the vector of all weights, in its order."""
+        count = len(self.gates)
+        return (self.units * self.inputs,) * count + (self.units**2,) * count + (self.units,) * (2 * count)
+
+    def cell(self, masked: bool) -> Cell:
+        """One step, input products left out."""
+        mask: cells.Mask = "zero" if masked else None
+        if self.mode == "lstm":
+            return cells.lstm(mask=mask)
+        if self.mode == "gru":
+            return cells.gru(mask=mask)
+        return cells.simple_rnn(self.mode.removeprefix("rnn_"), mask=mask)
+
+
+def match_cudnn(graph: Graph, name: str, removed: Collection[str] = (), gradient: bool = False) -> Match | Unmatched:
+    """Read one op.
+
+    Args:
+        graph: the graph.
+        name: the op, of a type in `CUDNN`.
+        removed: nodes that will be gone, whatever they read.
+        gradient: whether gradients of the op's own inputs are wanted, so that the match has to read those.
+    """
+    node = graph[name]
+    sizes = _sizes(graph, node)
+    reason = sizes if isinstance(sizes, str) else _unread(graph, node, sizes, {name, *removed})
+    if isinstance(sizes, str) or reason:
+        return Unmatched(name, node.op, str(reason))
+    return _Reader(graph, node, sizes, gradient).read()
+
+
+def _sizes(graph: Graph, node: Node) -> Sizes | str:
+    """What the op computes, or why it is not read."""
+    mode, inputs, direction = (text(node.attrs.get(key)) for key in ("rnn_mode", "input_mode", "direction"))
+    if (mode or "lstm") not in _GATES:
+        return f"its rnn_mode is '{mode}', not one of {', '.join(_GATES)}"
+    if (inputs or "linear_input") != "linear_input":
+        return f"its input_mode is '{inputs}', not linear_input"
+    if (direction or "unidirectional") != "unidirectional":
+        return f"its direction is '{direction}'; only a layer's single directions are read"
+    if "dropout" in node.attrs and floating(node.attrs["dropout"]):
+        return "it has dropout between layers"
+    if "num_proj" in node.attrs and integer(node.attrs["num_proj"]):
+        return "it projects its state (num_proj)"
+    time_major = True
+    if node.op == "CudnnRNNV3" and "time_major" in node.attrs:
+        value = node.attrs["time_major"]
+        time_major = value if isinstance(value, bool) else bool(value.b)
+    x, h = graph.specs.get(node.inputs[0]), graph.specs.get(node.inputs[1])
+    if x is None or x.shape is None or len(x.shape) != 3 or x.shape[2] is None:
+        return "the width of its input is not known before it runs; give a static shape"
+    if h is None or h.shape is None or len(h.shape) != 3 or h.shape[2] is None:
+        return "the width of its state is not known before it runs"
+    if h.shape[0 if time_major else 1] != 1:
+        return "it holds several layers; only one layer is read"
+    return Sizes(mode or "lstm", x.shape[2], h.shape[2], x.dtype, time_major)
+
+
+def _unread(graph: Graph, node: Node, sizes: Sizes, removed: Collection[str]) -> str:
+    """Whether somebody reads what the replacement will not have."""
+    outputs = range(3, node.outputs) if sizes.mode == "lstm" else range(2, node.outputs)
+    for index in outputs:
+        readers = [use.node for use in graph.uses(TensorId(node.name, index))]
+        kept = [reader for reader in readers if _needed(graph, reader, removed)]
+        if kept:
+            return f"'{kept[0]}' reads its output {index}, which only cuDNN makes"
+    return ""
+
+
+def _needed(graph: Graph, name: str, removed: Collection[str]) -> bool:
+    """Whether a node does more than serve the removed ones."""
+    node = graph[name]
+    if name in removed:
+        return False
+    after = list(graph.successors(node))
+    return node.stateful or not after or any(_needed(graph, reader, removed) for reader in after)
+
+
+class _Reader:
+    def __init__(self, graph: Graph, node: Node, sizes: Sizes, gradient: bool) -> None:
+        self.graph = graph
+        self.gradient = gradient
+        self.node = node
+        self.sizes = sizes
+        self.dtype = sizes.dtype
+        self.writer = Writer(graph, node.name, node.device)
+
+    def read(self) -> Match:
+        write, sizes, node = self.writer, self.sizes, self.node
+        x = node.inputs[0] if sizes.time_major else write.transpose(node.inputs[0], (1, 0, 2), self.dtype)
+        mask = self.mask(x)
+        kernel, recurrent, bias, recurrent_bias = self.weights()
+        sequences = (self.products(x, kernel, bias), *((mask,) if mask else ()))
+        count = 2 if sizes.mode == "lstm" else 1
+        direction = Direction(
+            sequences=sequences,
+            invariants=(),
+            vectors=(recurrent_bias,) if recurrent_bias else (),
+            matrices=(recurrent,),
+            states=tuple(self.state(node.inputs[1 + index]) for index in range(count)),
+        )
+        cell = sizes.cell(mask is not None)
+        launch = Launch(write.name("recurrent"), cell, sizes.units, self.dtype, (direction,), node.device)
+        write.nodes.append(launch)
+        output = launch.output(0)
+        if not sizes.time_major:
+            output = write.transpose(output, (1, 0, 2), self.dtype)
+        layers = 0 if sizes.time_major else 1
+        finals = [write.expand(launch.final(index), layers, self.dtype) for index in range(count)]
+        old = [TensorId(node.name, index) for index in range(1 + count)]
+        rewired = tuple(zip(old, [output, *finals], strict=True))
+        return Match(node.name, node.op, tuple(write.nodes), rewired, (node.name,))
+
+    def state(self, tensor: TensorId) -> TensorId:
+        """An initial state without the dimension of layers."""
+        before = self.graph[tensor.node]
+        if before.op == "ExpandDims" and not self.gradient:
+            spec = self.graph.specs.get(before.inputs[0])
+            if spec is not None and spec.shape is not None and len(spec.shape) == 2:
+                return before.inputs[0]
+        return self.writer.reshape(tensor, (-1, self.sizes.units), self.dtype)
+
+    def products(self, x: TensorId, kernel: TensorId, bias: TensorId | None) -> TensorId:
+        """The gates' input products of all steps, `[time, batch, gates * units]`, in one GEMM."""
+        write, sizes = self.writer, self.sizes
+        columns = len(sizes.gates) * sizes.units
+        flat = write.matmul(write.reshape(x, (-1, sizes.inputs), self.dtype), kernel, self.dtype)
+        if bias is not None:
+            flat = write.add("BiasAdd", flat, bias, T=DataType(self.dtype), data_format="NHWC")
+        shape = write.slice(self.shape(x), (0,), (2,), "int32")
+        shape = write.concat((shape, write.integers((columns,))), 0, "int32")
+        return write.add("Reshape", flat, shape, T=DataType(self.dtype), Tshape=DataType("int32"))
+
+    def shape(self, x: TensorId) -> TensorId:
+        return self.writer.add("Shape", x, T=DataType(self.dtype), out_type=DataType("int32"))
+
+    def mask(self, x: TensorId) -> TensorId | None:
+        """1 before the end of each sequence, `[time, batch]`; None if all go to the end."""
+        if self.node.op != "CudnnRNNV3" or self.goes_to_the_end(self.node.inputs[4]):
+            return None
+        write, lengths = self.writer, self.node.inputs[4]
+        time = write.reshape(write.slice(self.shape(x), (0,), (1,), "int32"), (), "int32")
+        steps = write.add("Range", write.integers(0), time, write.integers(1), Tidx=DataType("int32"))
+        runs = write.add("Less", write.expand(steps, 1, "int32"), lengths, T=DataType("int32"))
+        return write.add("Cast", runs, SrcT=DataType("bool"), DstT=DataType(self.dtype), Truncate=False)
+
+    def goes_to_the_end(self, lengths: TensorId) -> bool:
+        """Whether all lengths are the number of steps."""
+        time = dimension_key(self.graph, self.node.inputs[0], 0 if self.sizes.time_major else 1)
+        source = self.graph[lengths.node]
+        known = self.graph.constants.get(source.name)
+        if known is not None:
+            return isinstance(time, int) and bool(np.all(known == time))
+        return source.op == "Fill" and scalar_key(self.graph, source.inputs[1]) == time
+
+    def weights(self) -> tuple[TensorId, TensorId, TensorId | None, TensorId | None]:
+        """Kernel, recurrent kernel, the bias of the hoisted products, and the bias that stays in the cell."""
+        found = None if self.gradient else self.traced()
+        kernel, recurrent, bias, recurrent_bias = found if found is not None else self.unpacked()
+        if self.sizes.mode == "gru":
+            return kernel, recurrent, bias, recurrent_bias
+        if bias is None or recurrent_bias is None:
+            return kernel, recurrent, bias or recurrent_bias, None
+        both = self.writer.add("AddV2", bias, recurrent_bias, T=DataType(self.dtype))
+        return kernel, recurrent, both, None
+
+    def unpacked(self) -> tuple[TensorId, TensorId, TensorId | None, TensorId | None]:
+        """The vector of all weights taken apart."""
+        write, sizes = self.writer, self.sizes
+        pieces = write.split(self.node.inputs[3], sizes.pieces, 0, self.dtype)
+        count = len(sizes.gates)
+        parts = [pieces[first : first + count] for first in range(0, 4 * count, count)]
+        kernel, recurrent, bias, recurrent_bias = (
+            write.concat([part[gate] for gate in sizes.gates], 0, self.dtype) for part in parts
+        )
+        kernel, recurrent = (
+            write.transpose(write.reshape(part, (-1, width), self.dtype), (1, 0), self.dtype)
+            for part, width in ((kernel, sizes.inputs), (recurrent, sizes.units))
+        )
+        return kernel, recurrent, bias, recurrent_bias
+
+    def traced(self) -> tuple[TensorId, TensorId, TensorId | None, TensorId | None] | None:
+        """The tensors that the vector was packed of, where they have the form that the cell wants."""
+        packed = trace(self.graph, self.node.inputs[3])
+        if packed is None or packed.places.shape != (sum(self.sizes.pieces),):
+            return None
+        kernel, recurrent, bias, recurrent_bias = canonical(packed.places, self.sizes)
+        matrices = [self.whole(packed, part) for part in (kernel, recurrent)]
+        vectors = [self.part(packed, part) for part in (bias, recurrent_bias)]
+        if matrices[0] is None or matrices[1] is None or "no" in vectors:
+            return None
+        ready = [part if part is None or isinstance(part, TensorId) else self.cut(*part) for part in vectors]
+        return matrices[0], matrices[1], ready[0], ready[1]
+
+    def whole(self, packed: Traced, part: Places) -> TensorId | None:
+        """The source whose elements are exactly these."""
+        source = packed.source_of(int(part.flat[0]))
+        return packed.sources[source] if np.array_equal(packed.numbered(source), part) else None
+
+    def part(self, packed: Traced, part: Places) -> TensorId | tuple[TensorId, int] | str | None:
+        """A vector of a source: all of it, from some element on, None if it is 0, "no" if it is something else."""
+        first = int(part.flat[0])
+        source = packed.source_of(first)
+        tensor, start = packed.sources[source], packed.starts[source]
+        size = int(np.prod(packed.shapes[source]))
+        if first + part.size > start + size or not np.array_equal(part, np.arange(first, first + part.size)):
+            return "no"
+        if self.sizes.mode != "gru" and is_zero(self.graph, tensor):
+            return None
+        return tensor if packed.shapes[source] == part.shape else (tensor, first - start)
+
+    def cut(self, tensor: TensorId, first: int) -> TensorId:
+        """`len(gates) * units` elements of a bias of any shape."""
+        write = self.writer
+        flat = write.reshape(tensor, (-1,), self.dtype)
+        return write.slice(flat, (first,), (len(self.sizes.gates) * self.sizes.units,), self.dtype)
+
+
+def canonical(places: Places, sizes: Sizes) -> tuple[Places, Places, Places, Places]:
+    """Kernel `[inputs, gates * units]`, recurrent kernel, bias and recurrent bias, gates in the order of the cell."""
+    pieces = np.split(places, np.cumsum(sizes.pieces)[:-1])
+    count = len(sizes.gates)
+    parts = [[pieces[first + gate] for gate in sizes.gates] for first in range(0, 4 * count, count)]
+    kernel, recurrent = (np.concatenate([piece.reshape(sizes.units, -1).T for piece in part], 1) for part in parts[:2])
+    bias, recurrent_bias = (np.concatenate(part) for part in parts[2:])
+    return kernel, recurrent, bias, recurrent_bias

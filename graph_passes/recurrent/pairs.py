@@ -1,0 +1,100 @@
+"""Two matches over the same input in opposite directions, with the same cell, share one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from graph_passes.ir import Graph, TensorId
+from graph_passes.recurrent.hoist import Names
+from graph_passes.recurrent.match import Launch, Match, NewNode
+from graph_passes.recurrent.swap import Swap
+
+
+def paired(graph: Graph, swaps: Sequence[Swap], names: Names) -> Iterator[Match]:
+    """The matches of `swaps`, bidirectional ones joined."""
+    waiting = list(swaps)
+    while waiting:
+        swap = waiting.pop(0)
+        partner = next((other for other in waiting if _fit(graph, swap, other)), None)
+        if partner is None:
+            yield swap.match
+            continue
+        waiting.remove(partner)
+        forward, backward = sorted(
+            (swap.match, partner.match), key=lambda match: match.launches[0].directions[0].reverse
+        )
+        yield _joined(forward, backward, names)
+
+
+def _fit(graph: Graph, one: Swap, other: Swap) -> bool:
+    if len(one.match.launches) != 1 or len(other.match.launches) != 1:
+        return False
+    first, second = one.match.launches[0], other.match.launches[0]
+    opposite = first.directions[0].reverse != second.directions[0].reverse
+    alike = (first.cell, first.units, first.dtype, first.device) == (
+        second.cell, second.units, second.dtype, second.device,
+    )  # fmt: skip
+    together = (one.roots, one.time, one.batch) == (other.roots, other.time, other.batch)
+    return (
+        opposite
+        and alike
+        and together
+        and not (_depends(graph, one.match, other.match) or _depends(graph, other.match, one.match))
+    )
+
+
+def _depends(graph: Graph, later: Match, earlier: Match) -> bool:
+    """Whether `later` needs a result of `earlier`."""
+    made = {old.node for old, _ in earlier.rewired} | set(earlier.removed)
+    seen: set[str] = set()
+    waiting = [tensor.node for node in later.nodes for tensor in _reads(node) if tensor.node in graph.nodes]
+    while waiting:
+        name = waiting.pop()
+        if name in made:
+            return True
+        if name not in seen:
+            seen.add(name)
+            waiting += graph.predecessors(graph[name])
+    return False
+
+
+def _joined(forward: Match, backward: Match, names: Names) -> Match:
+    first, second = forward.launches[0], backward.launches[0]
+    launch = replace(
+        first,
+        name=names.fresh(f"{first.name}_both"),
+        directions=(*first.directions, *second.directions),
+        control=(*first.control, *second.control),
+    )
+    moved = {}
+    for direction, old in enumerate((first, second)):
+        for index in range(len(old.cell.outputs)):
+            moved[old.output(index)] = launch.output(index, direction)
+        for index in range(len(old.cell.states)):
+            moved[old.final(index)] = launch.final(index, direction)
+    before: list[NewNode | Launch] = []
+    after: list[NewNode | Launch] = []
+    for match in (forward, backward):
+        place = match.nodes.index(match.launches[0])
+        before += match.nodes[:place]
+        after += [_reading(node, moved) for node in match.nodes[place + 1 :] if isinstance(node, NewNode)]
+    return Match(
+        name=f"{forward.name} and {backward.name}",
+        carrier=forward.carrier,
+        nodes=(*before, launch, *after),
+        rewired=tuple((old, moved.get(new, new)) for old, new in (*forward.rewired, *backward.rewired)),
+        removed=tuple(dict.fromkeys((*forward.removed, *backward.removed))),
+    )
+
+
+def _reading(node: NewNode, moved: dict[TensorId, TensorId]) -> NewNode:
+    return replace(node, inputs=tuple(moved.get(tensor, tensor) for tensor in node.inputs))
+
+
+def _reads(node: NewNode | Launch) -> Iterator[TensorId]:
+    if isinstance(node, NewNode):
+        yield from node.inputs
+    else:
+        for direction in node.directions:
+            yield from direction.tensors()

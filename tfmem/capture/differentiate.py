@@ -1,0 +1,146 @@
+"""Gradients of what a pass inserts, by TensorFlow's own machinery.
+
+A match of the recurrent pass computes new tensors from tensors of the graph through a few plain ops and `TfmemRecurrent`, all of which have a
+registered gradient. So they are put into a scratch `tf.Graph`, differentiated there, and the new ops are read back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework import cpp_shape_inference_pb2, graph_pb2, node_def_pb2
+from tensorflow.python.eager.graph_only_ops import graph_placeholder
+from tensorflow.python.ops import handle_data_util
+
+from graph_passes.errors import GraphError
+from graph_passes.ir import Graph, TensorId, TensorSpec
+from graph_passes.recurrent.match import Launch, NewNode
+from graph_passes.serde import encode
+
+HandleData = cpp_shape_inference_pb2.CppShapeInferenceResult.HandleData
+HandleShapeAndType = cpp_shape_inference_pb2.CppShapeInferenceResult.HandleShapeAndType
+
+
+def gradients(
+    graph: Graph,
+    nodes: Sequence[NewNode | Launch],
+    ys: Sequence[tuple[TensorId, TensorId]],
+    xs: Sequence[TensorId],
+    prefix: str,
+) -> tuple[tuple[NewNode, ...], tuple[TensorId | None, ...]]:
+    """Differentiate new nodes.
+
+    Args:
+        graph: the graph that the nodes will be inserted into; not changed.
+        nodes: new nodes in topological order.
+        ys: results of them, each with its gradient, a tensor of the graph.
+        xs: tensors of the graph that they read; for a resource, the variable behind it.
+        prefix: for the names of the gradient's ops.
+
+    Returns:
+        The gradient's nodes in topological order, and for each of `xs` its gradient; None if no result depends on it.
+
+    Raises:
+        GraphError: an op has no gradient, or TensorFlow refuses one.
+    """
+    scratch = tf.Graph()
+    mine = {node.name for node in nodes}
+    outside = dict.fromkeys(tensor for node in nodes for tensor in _inputs(node) if tensor.node not in mine)
+    outside.update(dict.fromkeys([*(gradient for _, gradient in ys), *xs]))
+    try:
+        with scratch.as_default():
+            inner = {tensor: _stand_in(graph, tensor, place) for place, tensor in enumerate(outside)}
+            for node in nodes:
+                _insert(scratch, node, inner)
+            before = len(scratch.get_operations())
+            results = [inner[y] for y, _ in ys]
+            with scratch.name_scope("gradients"):
+                found = tf.gradients(results, [inner[x] for x in xs], [inner[gradient] for _, gradient in ys])
+    except (ValueError, TypeError, LookupError, tf.errors.OpError) as error:
+        raise GraphError(f"what would take the place of a loop has no gradient: {error}") from error
+    found = [tf.convert_to_tensor(tensor) if tensor is not None else None for tensor in found]
+    return _read_back(graph, scratch, before, inner, found, prefix)
+
+
+def _inputs(node: NewNode | Launch) -> tuple[TensorId, ...]:
+    return (node.node() if isinstance(node, Launch) else node).inputs
+
+
+def _stand_in(graph: Graph, tensor: TensorId, place: int) -> Any:
+    """What a tensor of the graph is in the scratch graph: a constant stays one, for shapes and axes are read."""
+    spec = graph.specs.get(tensor, TensorSpec("float32", 4, None))
+    name = f"outside_{place}"
+    if tensor.node in graph.constants:
+        return tf.constant(graph.constants[tensor.node], spec.dtype, name=name)
+    placeholder = graph_placeholder(tf.as_dtype(spec.dtype), spec.shape, name=name)
+    if spec.behind is not None:
+        shape = tf.TensorShape(spec.behind.shape).as_proto()
+        held = HandleShapeAndType(dtype=tf.as_dtype(spec.behind.dtype).as_datatype_enum, shape=shape)
+        handle_data_util.set_handle_data(placeholder, HandleData(is_set=True, shape_and_type=[held]))
+    return placeholder
+
+
+def _insert(scratch: tf.Graph, node: NewNode | Launch, inner: dict[TensorId, Any]) -> None:
+    new = node.node() if isinstance(node, Launch) else node
+    node_def = node_def_pb2.NodeDef(name=new.name, op=new.op)
+    input_map = {}
+    for tensor in new.inputs:
+        source = inner[tensor].name
+        node_def.input.append(source)
+        input_map[source] = inner[tensor]
+    for key, value in new.attrs.items():
+        node_def.attr[key].CopyFrom(encode(value))
+    graph_def = graph_pb2.GraphDef(versions=scratch.graph_def_versions, node=[node_def])
+    tf.graph_util.import_graph_def(graph_def, input_map=input_map, name="")
+    for index, output in enumerate(scratch.get_operation_by_name(new.name).outputs):
+        inner[TensorId(new.name, index)] = output
+
+
+def _read_back(
+    graph: Graph,
+    scratch: tf.Graph,
+    before: int,
+    inner: Mapping[TensorId, Any],
+    found: Sequence[Any],
+    prefix: str,
+) -> tuple[tuple[NewNode, ...], tuple[TensorId | None, ...]]:
+    outer = {tensor.name: name for name, tensor in inner.items()}
+    names: dict[str, str] = {}
+    nodes = []
+
+    def place(tensor: Any) -> TensorId:
+        known = outer.get(tensor.name)
+        return known if known is not None else TensorId(names[tensor.op.name], tensor.value_index)
+
+    needed = _ancestors(found)
+    for op in scratch.get_operations()[before:]:
+        if op.name not in needed:
+            continue
+        names[op.name] = _unique(graph, f"{prefix}/{op.name}", names)
+        attrs = {key: value for key, value in op.node_def.attr.items() if key != "_class"}
+        control = tuple(names[waits.name] for waits in op.control_inputs if waits.name in names)
+        nodes.append(
+            NewNode(names[op.name], op.type, tuple(map(place, op.inputs)), attrs, "", control, len(op.outputs))
+        )
+    return tuple(nodes), tuple(None if tensor is None else place(tensor) for tensor in found)
+
+
+def _ancestors(tensors: Sequence[Any]) -> set[str]:
+    waiting = [tensor.op for tensor in tensors if tensor is not None]
+    found: set[str] = set()
+    while waiting:
+        op = waiting.pop()
+        if op.name not in found:
+            found.add(op.name)
+            waiting += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+    return found
+
+
+def _unique(graph: Graph, wanted: str, names: Mapping[str, str]) -> str:
+    name, suffix = wanted, 1
+    taken = set(names.values())
+    while name in graph.nodes or name in taken:
+        name, suffix = f"{wanted}_{suffix}", suffix + 1
+    return name

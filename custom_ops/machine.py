@@ -48,10 +48,11 @@ class Machine:
             multiprocessors that load at once.
         block_barrier: a barrier of a block.
         cluster_barrier: a barrier of a cluster.
-        cluster_bandwidth: bytes a nanosecond that one block stores to others of its cluster.
+        cluster_handoff: until a value that each block of a cluster stores in the shared memory of all is seen by all.
+        cluster_bandwidth: bytes a nanosecond that arrive in one block that way.
         grid_barrier: a barrier of one block on each multiprocessor (SC).
-        grid_handoff: until a value that one block stores beside its step's number is seen by all others.
-        grid_bandwidth: bytes a nanosecond at which one block polls such values.
+        grid_handoff: until a value that each block stores in global memory, its epoch in it, is seen by all.
+        grid_bandwidth: bytes a nanosecond that arrive in one block that way.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Machine:
     load_bandwidth: Curve
     block_barrier: float
     cluster_barrier: float
+    cluster_handoff: float
     cluster_bandwidth: float
     grid_barrier: float
     grid_handoff: float

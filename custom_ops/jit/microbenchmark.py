@@ -55,7 +55,7 @@ def source(arch: int) -> str:
     if arch >= 80:
         bodies |= {f"tensor_{tiles}": f"tensor_products<{tiles}>(data, n)" for tiles in (1, 4)}
     if arch >= 90:
-        bodies["cluster_barrier"] = "cluster_barrier(n)"
+        bodies["cluster_barrier"] = "cluster_barriers(n)"
         bodies["cluster_exchange"] = "cluster_exchange(data, n, size)"
     parameters = "float* data, unsigned* counter, int n, int size"
     return '#include "microbenchmark.cuh"\n\n' + "".join(
@@ -103,7 +103,8 @@ def fit(launch: Launch, name: str, arch: int, clusters: Curve) -> Machine:
     loads = {share: line("state_load", blocks=max(1, round(share * multiprocessors))) for share in SHARES}
     largest = int(clusters[-1][0])
     together = {"blocks": largest * int(clusters[-1][1]), "cluster": largest}
-    handoff, polled = line("grid_exchange")
+    cluster_handoff, cluster_bandwidth = line("cluster_exchange", **together) if largest > 1 else (0.0, 1.0)
+    grid_handoff, grid_bandwidth = line("grid_exchange")
     return Machine(
         name=name,
         arch=arch,
@@ -130,10 +131,11 @@ def fit(launch: Launch, name: str, arch: int, clusters: Curve) -> Machine:
         load_bandwidth=_curve((share, bandwidth) for share, (_, bandwidth) in loads.items()),
         block_barrier=each("block_barrier"),
         cluster_barrier=each("cluster_barrier", **together) if largest > 1 else 0.0,
-        cluster_bandwidth=line("cluster_exchange", **together)[1] if largest > 1 else 1.0,
+        cluster_handoff=cluster_handoff,
+        cluster_bandwidth=cluster_bandwidth,
         grid_barrier=each("grid_barrier"),
-        grid_handoff=handoff,
-        grid_bandwidth=polled,
+        grid_handoff=grid_handoff,
+        grid_bandwidth=grid_bandwidth,
     )
 
 

@@ -5,6 +5,8 @@
 // the cost of one. All have one signature; custom_ops/jit/microbenchmark.py launches them.
 #pragma once
 
+#include "exchange_cluster.cuh"
+#include "exchange_grid.cuh"
 #include "math.cuh"
 #include "product_mma.cuh"
 
@@ -158,31 +160,28 @@ __device__ inline void grid_barrier(unsigned* counter, int iterations) {
   }
 }
 
-// One iteration: the grid hands `size` values round, a slice from each block to all, every value
-// beside the number of its step, so that data and signal are one store. `data` holds two buffers of
-// `size` pairs, zeroed.
+// One iteration: the grid hands `size` numbers round, a slice from each block to all, as
+// exchange_grid.cuh does. `data` has two copies, zeroed; every word carries its epoch.
 __device__ inline void grid_exchange(float* data, int iterations, int size) {
-  __shared__ float state[kSharedFloats];
-  uint2* pairs = reinterpret_cast<uint2*>(data);
-  const int slice = (size + gridDim.x - 1) / gridDim.x;
-  const int first = min(size, static_cast<int>(blockIdx.x) * slice);
-  const int last = min(size, first + slice);
+  __shared__ alignas(16) float state[kSharedFloats];
+  unsigned* words = reinterpret_cast<unsigned*>(data);
+  const int slice = (size / 4 + gridDim.x - 1) / gridDim.x;
+  const int first = blockIdx.x * slice;
 #pragma unroll 1
-  for (int i = 1; i <= iterations; ++i) {
-    uint2* buffer = pairs + (i & 1) * size;
-    for (int v = first + threadIdx.x; v < last; v += blockDim.x)
-      asm volatile("st.relaxed.gpu.global.v2.b32 [%0], {%1, %2};" ::"l"(buffer + v), "r"(v), "r"(i)
-                   : "memory");
-    for (int v = threadIdx.x; v < size; v += blockDim.x) {
-      uint2 pair = {0, 0};
-      for (int spin = 0; spin < kSpinLimit; ++spin) {
-        asm volatile("ld.relaxed.gpu.global.v2.b32 {%0, %1}, [%2];"
-                     : "=r"(pair.x), "=r"(pair.y)
-                     : "l"(buffer + v)
-                     : "memory");
-        if (pair.y >= i) break;
-      }
-      state[v & (kSharedFloats - 1)] = __uint_as_float(pair.x);
+  for (int i = 0; i < iterations; ++i) {
+    unsigned* copy = words + i % 2 * size;
+    const unsigned epoch = i / 2 % 2 == 0;
+    for (int v = first + threadIdx.x; v < min(size / 4, first + slice); v += blockDim.x) {
+      store_relaxed(copy + v * 4, make_uint4(epoch, epoch, epoch, epoch));
+    }
+    for (int v = threadIdx.x; v < size / 4; v += blockDim.x) {
+      const int place = (v + first) % (size / 4);
+      uint4 value;
+      int spin = 0;
+      do {
+        load_relaxed(copy + place * 4, &value);
+      } while (!is_of(value, epoch) && ++spin < kSpinLimit);
+      put(state + place * 4 % kSharedFloats, value);
     }
     __syncthreads();
   }
@@ -216,37 +215,52 @@ __device__ void tensor_products(float* data, int iterations) {
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // One iteration: a barrier of all threads of a cluster.
-__device__ inline void cluster_barrier(int iterations) {
+__device__ inline void cluster_barriers(int iterations) {
 #pragma unroll 1
-  for (int i = 0; i < iterations; ++i) {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-  }
+  for (int i = 0; i < iterations; ++i) cluster_barrier();
 }
 
-// One iteration: `size` floats of state, a slice from each block of the cluster into the shared
-// memory of all, and a barrier.
+// One iteration: `size` numbers, a slice from each block into the shared memory of all, as
+// exchange_cluster.cuh does.
 __device__ inline void cluster_exchange(float* data, int iterations, int size) {
   __shared__ alignas(16) float state[2][kSharedFloats / 2];
+  __shared__ alignas(8) unsigned long long arrived[2];
   unsigned rank, blocks;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
-  const int slice = size / blocks;
-  const float value = data[threadIdx.x];
+  const int slice = size / 4 / blocks;
+  const auto expect = [&](int copy) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
+                     shared_address(&arrived[copy])),
+                 "r"(slice * static_cast<int>(blocks) * 16)
+                 : "memory");
+  };
+  if (threadIdx.x == 0) {
+    for (int copy = 0; copy < 2; ++copy) {
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&arrived[copy]))
+                   : "memory");
+      expect(copy);
+    }
+  }
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  __syncthreads();
+  cluster_barrier();
+  const float4 four = *reinterpret_cast<const float4*>(data);
 #pragma unroll 1
   for (int i = 0; i < iterations; ++i) {
+    const int copy = i % 2;
     for (int v = threadIdx.x; v < slice * static_cast<int>(blocks); v += blockDim.x) {
-      const unsigned peer = v / slice;
-      const float* own = &state[i & 1][(rank * slice + v % slice) & (kSharedFloats / 2 - 1)];
-      unsigned remote;
-      asm("mapa.shared::cluster.u32 %0, %1, %2;"
-          : "=r"(remote)
-          : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(peer));
-      asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(value) : "memory");
+      const int peer = (v + rank) % blocks;
+      const unsigned to = shared_address(state[copy] + (rank * slice + v / blocks) * 4);
+      store_async(address_in(to, peer), four, address_in(shared_address(&arrived[copy]), peer));
     }
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    int spin = 0;
+    while (!try_wait(shared_address(&arrived[copy]), i / 2 % 2) && ++spin < kSpinLimit) {
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) expect(copy);
   }
+  cluster_barrier();
   if (state[0][threadIdx.x] == kNever) data[threadIdx.x] = state[1][0];
 }
 #endif

@@ -5,11 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from custom_ops import cells
+from custom_ops.codegen.layout import layout
 from custom_ops.errors import KernelError
 from custom_ops.machine import from_json, read
-from graph_passes.cost import device
-from graph_passes.cost import recurrent as model
-from graph_passes.cost.recurrent import Cost, Tiling, Work
+from custom_ops.spec import Configuration, RecurrentSpec
+from graph_passes.cost import device, recurrent
+from graph_passes.cost import grnn as model
+from graph_passes.cost.grnn import Cost, Tiling, Work
 
 
 @pytest.fixture
@@ -101,3 +104,99 @@ def test_a_stale_description_says_so():
     values = device.machine("unit").to_json()
     with pytest.raises(KernelError, match=r"fma.*measure the machine again"):
         from_json({name: value for name, value in values.items() if name != "fma"})
+
+
+# --- configurations of our own kernel --------------------------------------------------------------------------------
+
+SMALL = RecurrentSpec(cells.simple_rnn(), units=8)
+
+
+def test_one_block_by_hand(unit):
+    # 32 threads in 16 groups of 2: each sums one column over 4 of 8 units, and hands its sum to the other
+    configuration = Configuration(rows=1, threads=32, lanes=2, register_weights=4)
+    found = recurrent.predict(unit, SMALL, configuration, batch=1)
+    # 4 FMAs, then an addition and a tanh; one shuffle and the barrier behind it; the barrier of the exchange
+    assert found.step == Cost(load=0, products=4 + 2, reduction=1 + 1, synchronisation=1)
+    assert (found.waves, found.hidden) == (1, 0)
+    assert found.start == 8 * 8 * 4  # the weights, at 1 byte a nanosecond
+    assert found.nanoseconds(10) == 256 + 10 * 9
+
+
+def test_a_cluster_hands_its_rows_round(unit):
+    alone = Configuration(rows=2, threads=32, lanes=2, register_weights=4)
+    cluster = replace(alone, ctas=2, exchange="cluster")
+    found = recurrent.predict(unit, SMALL, cluster, batch=2)
+    # 2 rows of 8 floats; 2 ns until they are seen
+    assert found.step.load == 2 * 8 * 4
+    assert found.step.synchronisation == 2 + 1
+    # 3 ns over the whole grid
+    grid = recurrent.predict(unit, SMALL, replace(cluster, exchange="grid"), batch=2)
+    assert grid.step.synchronisation == 3 + 1
+
+
+def test_passes_hide_the_exchange(unit):
+    one = Configuration(rows=2, threads=32, lanes=2, register_weights=4, ctas=2, exchange="cluster")
+    plain = recurrent.predict(unit, SMALL, one, batch=2)
+    split = recurrent.predict(unit, SMALL, replace(one, passes=2), batch=2)
+    compute = (split.step.products + split.step.reduction) / 2
+    exchange = split.step.load + split.step.synchronisation
+    assert split.step.load == plain.step.load / 2
+    assert split.step.total - split.hidden == max(2 * compute, compute + exchange)
+    assert plain.hidden == 0
+
+
+def test_groups_that_do_not_fit_wait(unit):
+    # 8 multiprocessors: one group of 8 blocks, or 8 of one
+    spread = Configuration(ctas=8, threads=32, lanes=2, register_weights=4, exchange="grid")
+    spec = replace(SMALL, units=32)
+    assert recurrent.predict(unit, spec, spread, batch=5).waves == 5
+    assert recurrent.predict(unit, spec, replace(spread, ctas=1, exchange="single", register_weights=64), 5).waves == 1
+    assert recurrent.predict(unit, replace(spec, directions=2), spread, batch=5).waves == 10
+
+
+@pytest.mark.parametrize(("units", "batch"), [(1, 1), (33, 7), (1000, 20)])
+def test_every_configuration_fits_and_holds_its_weights(units, batch):
+    machine = device.machine("h200")
+    spec = RecurrentSpec(cells.lstm(), units)
+    ranked = recurrent.rank(machine, spec, batch)
+    assert ranked
+    times = [prediction.nanoseconds(100) for prediction in ranked]
+    assert times == sorted(times)
+    assert len({prediction.configuration for prediction in ranked}) == len(ranked)
+    for prediction in ranked:
+        configuration = prediction.configuration
+        sizes = layout(spec, configuration, 90)  # raises if it does not fit
+        assert all(gemm.chunks == gemm.registers + gemm.shared for gemm in sizes.gemms)
+        assert configuration.rows <= batch
+
+
+def test_small_layers_stay_in_a_cluster_and_large_ones_take_the_grid():
+    machine = device.machine("h200")
+
+    def best(units, batch=1):
+        return recurrent.rank(machine, RecurrentSpec(cells.lstm(), units), batch)[0].configuration
+
+    assert best(64).exchange == "single"
+    assert (best(256).exchange, best(256).ctas) == ("cluster", 16)
+    assert best(512).exchange == "cluster"
+    assert best(1024).exchange == "grid"
+
+
+def test_weights_are_streamed_where_nothing_holds_them():
+    machine = device.machine("h200")
+    spec = RecurrentSpec(cells.lstm(), 4096)
+    ranked = recurrent.rank(machine, spec, 1)
+    assert ranked
+    sizes = layout(spec, ranked[0].configuration, 90)
+    assert any(gemm.chunks > gemm.registers + gemm.shared for gemm in sizes.gemms)
+    # 268 MB at a step, over all multiprocessors
+    assert ranked[0].step.load > 1e4
+
+
+def test_old_devices_have_neither_clusters_nor_tensor_cores():
+    machine = replace(device.machine("v100"), arch=75)
+    kinds = {
+        (each.configuration.exchange, each.configuration.product)
+        for each in recurrent.rank(machine, RecurrentSpec(cells.gru(), 256), 20)
+    }
+    assert kinds == {("grid", "fma")}

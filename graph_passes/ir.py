@@ -10,10 +10,12 @@ true. Attribute values read from a GraphDef stay opaque; values that passes writ
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy.typing as npt
 
 from graph_passes.errors import GraphError
 
@@ -53,16 +55,30 @@ class Shape:
     dims: tuple[int | None, ...] | None
 
 
-AttrValue = bool | int | float | str | DataType | Shape
+@dataclass(frozen=True)
+class Literal:
+    """A tensor attribute: the value of a Const. `values` are flat, in row-major order."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    values: tuple[bool | int | float, ...]
+
+
+Scalar: TypeAlias = bool | int | float | str | DataType
+AttrValue: TypeAlias = Scalar | Shape | Literal | tuple[Scalar, ...]
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What is known of a tensor before it exists: dtype name, bytes an element takes, static shape."""
+    """What is known of a tensor before it exists: dtype name, bytes an element takes, static shape.
+
+    `behind` is what a resource stands for: the spec of the variable's value.
+    """
 
     dtype: str
     itemsize: int
     shape: tuple[int | None, ...] | None
+    behind: TensorSpec | None = None
 
     @property
     def nbytes(self) -> int | None:
@@ -114,12 +130,44 @@ class Editor(Protocol):
         """Make `node` run after the node `after`."""
 
 
-class Graph:
-    """A dataflow graph with use lists. Reading a fact costs the same at any size."""
+@dataclass(frozen=True, eq=False)
+class Function:
+    """A function that a node calls, read as a graph of its own.
 
-    def __init__(self, nodes: Iterable[Node], specs: Mapping[TensorId, TensorSpec] | None = None) -> None:
+    Attributes:
+        graph: its body; arguments are nodes without inputs.
+        arguments: the nodes that stand for its arguments, in order.
+        results: what it returns, in order.
+        attrs: its attributes.
+    """
+
+    graph: Graph
+    arguments: tuple[str, ...]
+    results: tuple[TensorId, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Graph:
+    """A dataflow graph with use lists. Reading a fact costs the same at any size.
+
+    Attributes:
+        nodes: by name.
+        specs: dtype and static shape of each tensor.
+        constants: values of small Const nodes, by name.
+        functions: bodies that nodes call, by node and attribute (`("loop", "body")`), with the shapes that hold there.
+    """
+
+    def __init__(
+        self,
+        nodes: Iterable[Node],
+        specs: Mapping[TensorId, TensorSpec] | None = None,
+        constants: Mapping[str, npt.NDArray[Any]] | None = None,
+        functions: Mapping[tuple[str, str], Function] | None = None,
+    ) -> None:
         self.nodes: dict[str, Node] = {}
         self.specs: dict[TensorId, TensorSpec] = dict(specs or {})
+        self.constants: dict[str, npt.NDArray[Any]] = dict(constants or {})
+        self.functions: dict[tuple[str, str], Function] = dict(functions or {})
         self._uses: dict[TensorId, list[Use]] = {}
         self._controlled: dict[str, list[str]] = {}
         for node in nodes:
@@ -140,7 +188,7 @@ class Graph:
             Node(n.name, n.op, list(n.inputs), list(n.control), n.device, dict(n.attrs), n.outputs, n.stateful)
             for n in self
         )
-        return Graph(nodes, self.specs)
+        return Graph(nodes, self.specs, self.constants, self.functions)
 
     def _require(self, name: str, reader: str) -> None:
         if name not in self.nodes:
@@ -179,6 +227,10 @@ class Graph:
                 yield use.node
         yield from self._controlled.get(node.name, ())
 
+    def waiting(self, node: Node) -> Sequence[str]:
+        """Names of the nodes that have a control edge from `node`."""
+        return self._controlled.get(node.name, ())
+
     def insert(
         self,
         name: str,
@@ -188,7 +240,7 @@ class Graph:
         device: str = "",
         control: Sequence[str] = (),
     ) -> str:
-        """See `Editor.insert`. The new node's outputs are given in `OUTPUTS` (MemOps) or default to 1."""
+        """See `Editor.insert`."""
         unique, suffix = name, 1
         while unique in self.nodes:
             unique, suffix = f"{name}_{suffix}", suffix + 1
@@ -196,8 +248,7 @@ class Graph:
             self._require(tensor.node, unique)
         for before in control:
             self._require(before, unique)
-        outputs = 0 if op in ("MemOpRelease", "MemOpProbe", "MemOpPreaccess", "NoOp") else 1
-        node = Node(unique, op, list(inputs), list(control), device, dict(attrs), outputs, op in MEMORY_OPS)
+        node = Node(unique, op, list(inputs), list(control), device, dict(attrs), _outputs(op, attrs), op in MEMORY_OPS)
         self.nodes[unique] = node
         for index, tensor in enumerate(inputs):
             self._uses.setdefault(tensor, []).append(Use(unique, index))
@@ -221,6 +272,72 @@ class Graph:
         if after not in waiting.control:
             waiting.control.append(after)
             self._controlled.setdefault(after, []).append(node)
+
+
+    def remove(self, names: Collection[str]) -> None:
+        """Take nodes out, with all edges to them; only they themselves may read their outputs.
+
+        Raises:
+            GraphError: another node reads one of them.
+        """
+        gone = set(names)
+        for name in gone:
+            for tensor in self.tensors(self[name]):
+                for use in self.uses(tensor):
+                    if use.node not in gone:
+                        raise GraphError(f"'{name}' cannot go: '{use.node}' reads it")
+        for name in gone:
+            node = self.nodes.pop(name)
+            for index, tensor in enumerate(node.inputs):
+                self._uses[tensor].remove(Use(name, index))
+            for before in node.control:
+                self._controlled[before].remove(name)
+            for tensor in self.tensors(node):
+                self.specs.pop(tensor, None)
+            self.constants.pop(name, None)
+            for attribute in [key for owner, key in self.functions if owner == name]:
+                del self.functions[name, attribute]
+        for name in gone:
+            for waiting in self._controlled.pop(name, ()):
+                if waiting in self.nodes:
+                    self.nodes[waiting].control.remove(name)
+
+
+def _outputs(op: str, attrs: Mapping[str, Any]) -> int:
+    """How many outputs an op has that a pass inserts."""
+    if op in ("MemOpRelease", "MemOpProbe", "MemOpPreaccess", "NoOp"):
+        return 0
+    if op == "TfmemRecurrent":
+        counted = attrs["No"] + attrs["Nh"]
+    elif op in ("Split", "SplitV"):
+        counted = integer(attrs["num_split"])
+    elif op == "Unpack":
+        counted = integer(attrs["num"])
+    else:
+        counted = 1
+    return int(counted)
+
+
+def integer(value: Any) -> int:
+    """An integer attribute, read from a GraphDef or written by a pass."""
+    return value if isinstance(value, int) else int(value.i)
+
+
+def boolean(value: Any) -> bool:
+    """A boolean attribute, read from a GraphDef or written by a pass; False where there is none."""
+    return bool(value) if value is None or isinstance(value, bool) else bool(value.b)
+
+
+def floating(value: Any) -> float:
+    """A float attribute, read from a GraphDef or written by a pass."""
+    return value if isinstance(value, float) else float(value.f)
+
+
+def text(value: Any) -> str:
+    """A text attribute, read from a GraphDef or written by a pass; empty where there is none."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    return str(value.s.decode())
 
 
 def parse_input(text: str) -> tuple[TensorId, bool]:

@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
-from tensorflow.core.framework import attr_value_pb2, graph_pb2
+from tensorflow.core.framework import attr_value_pb2, graph_pb2, versions_pb2
+from tensorflow.python.eager.graph_only_ops import graph_placeholder
+from tensorflow.python.framework import op_def_registry, versions
+from tensorflow.python.ops import handle_data_util
 
 from graph_passes.errors import AlreadyOptimizedError, GraphError
 from graph_passes.ir import (
     MEMORY_OPS,
     AttrValue,
     DataType,
+    Function,
     Graph,
+    Literal,
     Node,
     Shape,
     TensorId,
@@ -21,9 +28,20 @@ from graph_passes.ir import (
     parse_input,
 )
 
+BODIES = {
+    "While": ("cond", "body"),
+    "StatelessWhile": ("cond", "body"),
+    "PartitionedCall": ("f",),
+    "StatefulPartitionedCall": ("f",),
+}
+SMALL_CONSTANT = 64  # elements: axes, permutations, shapes and scalars, which passes read
+
 
 def from_graph_def(
-    graph_def: Any, feed_shapes: Mapping[str, Sequence[int | None]] | None = None, inferred: Any = None
+    graph_def: Any,
+    feed_shapes: Mapping[str, Sequence[int | None]] | None = None,
+    inferred: Any = None,
+    functions: bool = False,
 ) -> Graph:
     """Read a GraphDef; shapes and dtypes by TensorFlow's own inference.
 
@@ -48,7 +66,7 @@ def from_graph_def(
                 tf.graph_util.import_graph_def(_with_shapes(graph_def, feed_shapes or {}), name="")
         except (ValueError, tf.errors.OpError) as error:
             raise GraphError(f"TensorFlow cannot import the graph: {error}") from error
-    return _read(graph_def, inferred)
+    return _read(graph_def, inferred, functions)
 
 
 def refuse_optimized(names_and_types: Iterable[tuple[str, str]]) -> None:
@@ -60,14 +78,14 @@ def refuse_optimized(names_and_types: Iterable[tuple[str, str]]) -> None:
             )
 
 
-def from_tf_graph(graph: Any) -> Graph:
-    """Read a live `tf.Graph` (or the FuncGraph being built); it is not changed.
+def from_tf_graph(graph: Any, functions: bool = False) -> Graph:
+    """Read a live `tf.Graph` (or the FuncGraph being built); it is not changed. `functions`: see `from_graph_def`.
 
     Raises:
         AlreadyOptimizedError: the graph holds tfmem's ops.
     """
     refuse_optimized((op.name, op.type) for op in graph.get_operations())
-    return _read(graph.as_graph_def(), graph)
+    return _read(graph.as_graph_def(), graph, functions)
 
 
 def _with_shapes(graph_def: Any, feed_shapes: Mapping[str, Sequence[int | None]]) -> Any:
@@ -84,8 +102,15 @@ def _with_shapes(graph_def: Any, feed_shapes: Mapping[str, Sequence[int | None]]
     return shaped
 
 
-def _read(graph_def: Any, graph: Any) -> Graph:
-    nodes, specs = [], {}
+def _read(graph_def: Any, graph: Any, functions: bool) -> Graph:
+    library = {function.signature.name: function for function in graph_def.library.function} if functions else {}
+    return Graph(*_read_parts(graph_def, graph), _read_functions(graph_def, graph, library))
+
+
+def _read_parts(
+    graph_def: Any, graph: Any
+) -> tuple[list[Node], dict[TensorId, TensorSpec], dict[str, npt.NDArray[Any]]]:
+    nodes, specs, constants = [], {}, {}
     for node_def in graph_def.node:
         op = graph.get_operation_by_name(node_def.name)
         inputs = [parse_input(text) for text in node_def.input]
@@ -103,14 +128,106 @@ def _read(graph_def: Any, graph: Any) -> Graph:
         )
         for index, tensor in enumerate(op.outputs):
             specs[TensorId(node_def.name, index)] = _spec(tensor)
-    return Graph(nodes, specs)
+        if node_def.op == "Const" and _is_small(specs[TensorId(node_def.name)]):
+            constants[node_def.name] = tf.make_ndarray(node_def.attr["value"].tensor)
+    return nodes, specs, constants
+
+
+def _read_functions(graph_def: Any, graph: Any, library: Mapping[str, Any]) -> dict[tuple[str, str], Function]:
+    """The bodies that the nodes of `graph_def` call, with the shapes of their callers; calls in them included."""
+    found = {}
+    for node_def in graph_def.node:
+        for attribute in BODIES.get(node_def.op, ()):
+            definition = library.get(node_def.attr[attribute].func.name)
+            inputs = graph.get_operation_by_name(node_def.name).inputs
+            if definition is not None and len(inputs) == len(definition.signature.input_arg):
+                rest = {name: other for name, other in library.items() if name != definition.signature.name}
+                function = _read_function(definition, inputs, rest)
+                if function is not None:
+                    found[node_def.name, attribute] = function
+    return found
+
+
+def _read_function(definition: Any, inputs: Sequence[Any], library: Mapping[str, Any]) -> Function | None:
+    """None where TensorFlow cannot import the body; passes then say that they could not read it."""
+    names = [argument.name for argument in definition.signature.input_arg]
+    graph_def = graph_pb2.GraphDef(versions=versions_pb2.VersionDef(producer=versions.GRAPH_DEF_VERSION))
+    called = [node for node in definition.node_def if node.op in library]
+    if called:
+        graph_def.library.function.extend(library.values())
+    flat = {name: name for name in names}
+    for node_def in definition.node_def:
+        node = graph_def.node.add()
+        node.CopyFrom(node_def)
+        outputs = output_names(node_def, library)
+        if outputs is None:
+            return None
+        for index, output in enumerate(outputs):
+            flat[f"{node_def.name}:{output}"] = f"{node_def.name}:{index}" if index else node_def.name
+    for node in graph_def.node:
+        node.input[:] = [name if name.startswith("^") else flat[name] for name in node.input]
+        node.attr.pop("_class", None)
+    graph = tf.Graph()
+    try:
+        with graph.as_default():
+            arguments = [_argument(name, tensor) for name, tensor in zip(names, inputs, strict=True)]
+            input_map = {f"{name}:0": argument for name, argument in zip(names, arguments, strict=True)}
+            read = {name for node in graph_def.node for name in node.input}
+            used = {key: value for key, value in input_map.items() if key.removesuffix(":0") in read}
+            tf.graph_util.import_graph_def(graph_def, input_map=used, name="")
+    except (ValueError, tf.errors.OpError):
+        return None
+    whole = graph.as_graph_def()
+    body = Graph(*_read_parts(whole, graph), _read_functions(whole, graph, library))
+    results = tuple(parse_input(flat[definition.ret[result.name]])[0] for result in definition.signature.output_arg)
+    return Function(body, tuple(names), results, dict(definition.attr))
+
+
+def _argument(name: str, outer: Any) -> Any:
+    argument = graph_placeholder(outer.dtype.base_dtype, outer.shape, name=name)
+    if outer.dtype in (tf.resource, tf.variant):
+        data = handle_data_util.get_handle_data(outer)
+        if data is not None and data.is_set:
+            handle_data_util.set_handle_data(argument, data)
+    return argument
+
+
+def output_names(node_def: Any, library: Mapping[str, Any]) -> list[str] | None:
+    """How a function's body writes the outputs of an op, in order: "product:0"; None for an unknown op."""
+    called = library.get(node_def.op)
+    definition = called.signature if called is not None else op_def_registry.get(node_def.op)
+    if definition is None:
+        return None
+    result = []
+    for output in definition.output_arg:
+        if output.number_attr:
+            count = node_def.attr[output.number_attr].i
+        elif output.type_list_attr:
+            count = len(node_def.attr[output.type_list_attr].list.type)
+        else:
+            count = 1
+        result += [f"{output.name}:{place}" for place in range(count)]
+    return result
+
+
+def _is_small(spec: TensorSpec) -> bool:
+    return bool(spec.itemsize) and spec.nbytes is not None and spec.nbytes <= SMALL_CONSTANT * spec.itemsize
 
 
 def _spec(tensor: Any) -> TensorSpec:
-    shape = tuple(tensor.shape.as_list()) if tensor.shape.rank is not None else None
-    dtype = tensor.dtype.base_dtype
+    behind = None
+    if tensor.dtype == tf.resource:
+        data = handle_data_util.get_handle_data(tensor)
+        if data is not None and data.is_set and len(data.shape_and_type) == 1:
+            held = data.shape_and_type[0]
+            behind = _tensor_spec(tf.as_dtype(held.dtype), tf.TensorShape(held.shape))
+    return _tensor_spec(tensor.dtype.base_dtype, tensor.shape, behind)
+
+
+def _tensor_spec(dtype: Any, dims: Any, behind: TensorSpec | None = None) -> TensorSpec:
+    shape = tuple(dims.as_list()) if dims.rank is not None else None
     fixed = dtype not in (tf.string, tf.resource, tf.variant)
-    return TensorSpec(dtype.name, dtype.size if fixed else 0, shape)
+    return TensorSpec(dtype.name, dtype.size if fixed else 0, shape, behind)
 
 
 def to_graph_def(graph: Graph, base: Any) -> Any:
@@ -143,6 +260,20 @@ def encode(value: AttrValue | Any) -> Any:
         return attr_value_pb2.AttrValue(s=value.encode())
     if isinstance(value, DataType):
         return attr_value_pb2.AttrValue(type=tf.as_dtype(value.name).as_datatype_enum)
+    if isinstance(value, Literal):
+        array = np.array(value.values, tf.as_dtype(value.dtype).as_numpy_dtype).reshape(value.shape)
+        return attr_value_pb2.AttrValue(tensor=tf.make_tensor_proto(array))
+    if isinstance(value, tuple):
+        return _encode_list(value)
     if isinstance(value, Shape):
         return attr_value_pb2.AttrValue(shape=tf.TensorShape(value.dims).as_proto())
     raise GraphError(f"no attribute value can hold {value!r} of type {type(value).__name__}")
+
+
+def _encode_list(values: tuple[Any, ...]) -> Any:
+    result = attr_value_pb2.AttrValue(list=attr_value_pb2.AttrValue.ListValue())
+    fields = {"b": result.list.b, "i": result.list.i, "f": result.list.f, "s": result.list.s, "type": result.list.type}
+    for value in values:
+        item = encode(value)
+        fields[item.WhichOneof("value")].append(getattr(item, item.WhichOneof("value")))
+    return result

@@ -31,13 +31,16 @@ CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 FRAMES = frozenset({"Enter", "RefEnter", "Switch", "RefSwitch"})
 
 
-def inline_calls(graph_def: GraphDef, fetched: Collection[str] = ()) -> GraphDef:
+def inline_calls(
+    graph_def: GraphDef, fetched: Collection[str] = (), implementations: Collection[str] = ()
+) -> GraphDef:
     """Inline every call that can be.
 
     Args:
         graph_def: the graph; not changed.
         fetched: names of ops whose outputs somebody outside the graph reads; such a call becomes an
             `IdentityN` of its name.
+        implementations: names of functions with `api_implements` that are inlined all the same.
 
     Returns:
         A new graph. Its nodes are in creation order if those of `graph_def` and of the library are.
@@ -47,13 +50,29 @@ def inline_calls(graph_def: GraphDef, fetched: Collection[str] = ()) -> GraphDef
     """
     if any(node.op in FRAMES for node in graph_def.node) or not any(n.op in CALLS for n in graph_def.node):
         return graph_def
-    return _Inliner(graph_def, fetched).run()
+    return _Inliner(graph_def, fetched, implementations).run()
+
+
+def implementations(graph_def: GraphDef) -> dict[str, list[str]]:
+    """Functions with `api_implements` that are called, and the names of the ops that call them, at any depth.
+
+    An op of an inlined function is called "call/op", so these are the last parts of the final names.
+    """
+    several = {f.signature.name for f in graph_def.library.function if "api_implements" in f.attr}
+    bodies = [graph_def.node, *(function.node_def for function in graph_def.library.function)]
+    found: dict[str, list[str]] = {}
+    for node in (node for nodes in bodies for node in nodes):
+        called = node.attr["f"].func.name if node.op in CALLS else ""
+        if called in several:
+            found.setdefault(called, []).append(node.name)
+    return found
 
 
 class _Inliner:
-    def __init__(self, graph_def: GraphDef, fetched: Collection[str]) -> None:
+    def __init__(self, graph_def: GraphDef, fetched: Collection[str], implementations: Collection[str]) -> None:
         self.source = graph_def
         self.fetched = fetched
+        self.implementations = implementations
         self.library = {function.signature.name: function for function in graph_def.library.function}
         self.taken = {node.name for node in graph_def.node}
         self.results: dict[str, str] = {}  # "call:1" -> the tensor it stands for, which may itself be in here
@@ -78,7 +97,7 @@ class _Inliner:
                 f"op '{node.name}' calls function '{node.attr['f'].func.name}', not found in the "
                 "graph's library; capture the graph together with its functions"
             )
-        if function is None or not _can_inline(function):
+        if function is None or not _can_inline(function, self.implementations):
             yield node
             return
         name = function.signature.name
@@ -165,10 +184,11 @@ class _Inliner:
         return candidate
 
 
-def _can_inline(function) -> bool:  # type: ignore[no-untyped-def]
+def _can_inline(function, implementations: Collection[str]) -> bool:  # type: ignore[no-untyped-def]
     parametrized = any(value.placeholder for node in function.node_def for value in node.attr.values())
     frames = any(node.op in FRAMES for node in function.node_def)
-    return "api_implements" not in function.attr and not parametrized and not frames
+    chosen = "api_implements" not in function.attr or function.signature.name in implementations
+    return chosen and not parametrized and not frames
 
 
 def _output_count(output, node: NodeDef) -> int:  # type: ignore[no-untyped-def]

@@ -1,0 +1,65 @@
+"""Edits a graph as a `RecurrentPlan` says; makes no choice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from graph_passes.ir import Editor, Graph, TensorId
+from graph_passes.recurrent.match import Launch, Match, RecurrentPlan
+
+
+def apply_recurrent(
+    plan: RecurrentPlan,
+    graph: Graph,
+    editor: Editor | None = None,
+    precision: str = "highest",
+    programs: Mapping[str, tuple[str, ...]] | None = None,
+) -> None:
+    """Carry out `plan`.
+
+    Args:
+        plan: made of `graph`.
+        graph: tells who reads what. Edited itself, and freed of dead nodes, unless there is an editor.
+        editor: edit this (a live `tf.Graph`) instead; dead nodes stay in it, and nothing runs them.
+        precision: see `Launch.node`.
+        programs: GPU programs for each launch, by name.
+    """
+    replaced: dict[TensorId, TensorId] = {}
+    for match in plan.matches:
+        _apply(match, graph, graph if editor is None else editor, precision, programs or {}, replaced)
+        if editor is None:
+            graph.remove([name for name in match.removed if name in graph.nodes])
+
+
+def _apply(
+    match: Match,
+    graph: Graph,
+    editor: Editor,
+    precision: str,
+    programs: Mapping[str, tuple[str, ...]],
+    replaced: dict[TensorId, TensorId],
+) -> None:
+    """`replaced`: what earlier matches rewired, which this one may still name."""
+    names: dict[str, str] = {}
+
+    def now(tensor: TensorId) -> TensorId:
+        tensor = replaced.get(tensor, tensor)
+        return TensorId(names.get(tensor.node, tensor.node), tensor.index)
+
+    for planned in match.nodes:
+        node = planned.node(precision, programs.get(planned.name, ())) if isinstance(planned, Launch) else planned
+        inputs = [now(tensor) for tensor in node.inputs]
+        names[node.name] = editor.insert(node.name, node.op, inputs, dict(node.attrs), node.device, node.control)
+    new_nodes = set(names.values())
+    for old, new in match.rewired:
+        for use in list(graph.uses(old)):
+            if use.node not in new_nodes:
+                editor.rewire(use.node, use.index, now(new))
+    replaced.update({old: now(new) for old, new in match.rewired})
+    launches = [names[launch.name] for launch in match.launches]
+    removed = set(match.removed)
+    for name in match.removed:
+        for waiting in list(graph.waiting(graph[name])):
+            if waiting not in removed:
+                for launch in launches:
+                    editor.add_control(waiting, launch)

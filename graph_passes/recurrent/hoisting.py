@@ -1,0 +1,183 @@
+"""What of a loop's body depends on no state: which values, and how they come about outside."""
+
+from __future__ import annotations
+
+from graph_passes.analysis.order import topological
+from graph_passes.ir import DataType, Graph, Node, TensorId
+from graph_passes.recurrent.hoist import READS, SHAPE_DTYPE, Form, Hoisted, Prelude, copied, static
+from graph_passes.recurrent.lengths import dimension_key, scalar_key
+from graph_passes.recurrent.loops import PASSING, Loop, Unreadable, Variables, passed
+from graph_passes.recurrent.reverse import list_source, unreversed
+from graph_passes.recurrent.rowwise import is_elementwise, keeps_rows
+
+_SHAPES = frozenset({"Shape", "Size", "Rank"})
+FIXED, STEP, STATE = 0, 1, 2
+
+
+class Hoister:
+    """Emits the stateless part of one loop's body into a `Prelude`, on demand."""
+
+    def __init__(self, graph: Graph, loop: Loop, variables: Variables, prelude: Prelude, reverse: bool) -> None:
+        """`reverse`: every sequence is a tensor that was reversed in time; read the tensor itself."""
+        self._reverse = reverse
+        self._graph, self._loop, self._variables, self._prelude = graph, loop, variables, prelude
+        self._body = loop.body.graph
+        self._places = {name: place for place, name in enumerate(loop.body.arguments)}
+        self.order = topological(self._body)
+        self._levels: dict[str, int] = {}
+        self._fixed: dict[str, str] = {}  # body node -> its copy outside
+        self._done: dict[TensorId, Hoisted] = {}
+        for name in self.order:
+            self._levels[name] = self._level(self._body[name])
+
+    def level(self, tensor: TensorId) -> int:
+        """FIXED, STEP or STATE: what the value depends on."""
+        return self._levels[tensor.node]
+
+    def _level(self, node: Node) -> int:
+        place = self._places.get(node.name)
+        if place is not None:
+            if place in self._variables.invariants:
+                return FIXED
+            return STEP if place in self._variables.counters else STATE
+        if node.op in _SHAPES:
+            return FIXED
+        return max((self._levels[tensor.node] for tensor in node.inputs), default=FIXED)
+
+    def shape(self, tensor: TensorId) -> tuple[int | None, ...]:
+        """The static shape of a body's tensor in one step.
+
+        Raises:
+            Unreadable: its rank is unknown.
+        """
+        spec = self._body.specs.get(tensor)
+        if spec is None or spec.shape is None:
+            node = self._body[tensor.node]
+            raise Unreadable(f"the rank of '{node.name}' ({node.op}) is unknown")
+        return spec.shape
+
+    def hoisted(self, tensor: TensorId) -> Hoisted:
+        """`tensor`, which depends on no state, outside.
+
+        Raises:
+            Unreadable: it comes from an op that does not treat rows alike, or that has side effects.
+        """
+        if tensor not in self._done:
+            self._done[tensor] = self._fixed_value(tensor) if self.level(tensor) == FIXED else self._step_value(tensor)
+        return self._done[tensor]
+
+    def _value(self, tensor: TensorId, outside: TensorId, form: Form) -> Hoisted:
+        spec = self._body.specs.get(tensor)
+        shape = spec.shape if spec is not None and spec.shape is not None else ()
+        return Hoisted(outside, form, shape, spec.dtype if spec is not None else "")
+
+    def _fixed_value(self, tensor: TensorId) -> Hoisted:
+        place = self._places.get(tensor.node)
+        if place is not None:
+            return self._value(tensor, self._loop.initial[place], Form.FIXED)
+        node = self._body[tensor.node]
+        if node.op in PASSING:
+            return self.hoisted(node.inputs[0])
+        if node.op in _SHAPES and self.level(node.inputs[0]) != FIXED:
+            return self._value(tensor, self._shape_value(node), Form.FIXED)
+        if node.name not in self._fixed:
+            if node.stateful and node.op not in READS:
+                raise Unreadable(f"'{node.name}' ({node.op}) has side effects, or is random, in every step")
+            inputs = [self.hoisted(source).tensor for source in node.inputs]
+            made = self._prelude.emit(node.op, inputs, copied(node), node.name, node.outputs)
+            self._fixed[node.name] = made.node
+        return self._value(tensor, TensorId(self._fixed[node.name], tensor.index), Form.FIXED)
+
+    def _shape_value(self, node: Node) -> TensorId:
+        dims = self.shape(node.inputs[0])
+        rest = static(dims[1:], f"'{node.name}' ({node.op})") if dims else ()
+        if node.op != "Shape" or not dims:
+            raise Unreadable(f"'{node.name}' ({node.op}) asks for the shape of something that changes")
+        made = self._prelude.shape((self._prelude.batch if dims[0] is None else dims[0], *rest))
+        spec = self._body.specs[TensorId(node.name)]
+        return self._prelude.cast(made, SHAPE_DTYPE, spec.dtype)
+
+    def _step_value(self, tensor: TensorId) -> Hoisted:
+        if tensor.node in self._places:
+            spec = self._body.specs[tensor]
+            zero, one = (self._prelude.constant(SHAPE_DTYPE, (), [number]) for number in (0, 1))
+            time = self._prelude.time
+            end = self._prelude.constant(SHAPE_DTYPE, (), [time]) if isinstance(time, int) else time
+            steps = self._prelude.once("Range", [zero, end, one], {"Tidx": DataType(SHAPE_DTYPE)}, "steps")
+            if self._reverse:
+                steps = self._prelude.reversed(steps, SHAPE_DTYPE)
+            return self._value(tensor, self._prelude.cast(steps, SHAPE_DTYPE, spec.dtype), Form.STEPS)
+        node = self._body[tensor.node]
+        if node.op in PASSING:
+            return self.hoisted(node.inputs[0])
+        if node.op == "TensorListGetItem":
+            return self._value(tensor, self._sequence(node), Form.STEPS)
+        if node.stateful and node.op not in READS:
+            raise Unreadable(f"'{node.name}' ({node.op}) has side effects, or is random, in every step")
+        if is_elementwise(node):
+            operands = [self.hoisted(source) for source in node.inputs]
+            spec = self._body.specs[tensor]
+            return self._prelude.elementwise(node, operands, self.shape(tensor), spec.dtype)
+        return self._rowwise(node, tensor)
+
+    def _sequence(self, node: Node) -> TensorId:
+        """The tensor `[time, ...]` whose item a step reads."""
+        place = self._places.get(passed(self._body, node.inputs[0]).node)
+        index = self._places.get(passed(self._body, node.inputs[1]).node)
+        if place not in self._variables.invariants or index not in self._variables.counters:
+            raise Unreadable(f"'{node.name}' ({node.op}) reads a list at an index that is not the step's number")
+        source = list_source(self._graph, self._loop.initial[place])
+        if source is None:
+            raise Unreadable(f"'{node.name}' ({node.op}) reads a list that was not made of one whole tensor")
+        if self._reverse:
+            return unreversed(self._graph, self._prelude, source)
+        return self.whole(source)
+
+    def whole(self, sequence: TensorId) -> TensorId:
+        """`sequence`, cut to as many steps as the loop runs."""
+        spec, time = self._graph.specs[sequence], self._prelude.time
+        key = time if isinstance(time, int) else scalar_key(self._graph, time)
+        if dimension_key(self._graph, sequence, 0) == key or spec.shape is None:
+            return sequence
+        rank, prelude = len(spec.shape), self._prelude
+        begin = prelude.constant(SHAPE_DTYPE, (rank,), [0] * rank)
+        size = prelude.shape((time, *[-1] * (rank - 1)))
+        return prelude.slice(sequence, spec.dtype, begin, size)
+
+    def _rowwise(self, node: Node, tensor: TensorId) -> Hoisted:
+        operands = [self.hoisted(source) for source in node.inputs]
+        shape = self.shape(tensor)
+        if node.op == "Reshape":
+            return self._reshaped(node, operands[0], tensor, shape)
+        if node.op == "GatherV2" and operands[1].form is Form.STEPS and operands[0].form is Form.FIXED:
+            made = self._prelude.emit(node.op, [operand.tensor for operand in operands], copied(node), node.name)
+            return self._value(tensor, made, Form.STEPS)
+        ranks = [len(operand.shape) for operand in operands if operand.form is not Form.FIXED]
+        if 0 in ranks or not keeps_rows(self._body, node, operands):
+            raise Unreadable(f"'{node.name}' ({node.op}) does not treat the rows of the batch alike")
+        if node.op == "ConcatV2":
+            operands = [
+                self._prelude.fixed_rows(operand) if operand.form is Form.FIXED and operand.shape else operand
+                for operand in operands
+            ]
+        inputs = [o.tensor if o.form is Form.FIXED else self._prelude.flat(o) for o in operands]
+        made = self._prelude.emit(node.op, inputs, copied(node), node.name, node.outputs)
+        for index in range(node.outputs):
+            output = TensorId(node.name, index)
+            self._done[output] = self._value(output, TensorId(made.node, index), Form.FLAT)
+        return self._done[tensor]
+
+    def _reshaped(self, node: Node, operand: Hoisted, tensor: TensorId, shape: tuple[int | None, ...]) -> Hoisted:
+        what = f"'{node.name}' ({node.op})"
+        before, after = static(operand.shape[1:], what), static(shape[1:], what)
+        if not operand.shape or not shape or _product(before) != _product(after):
+            raise Unreadable(f"{what} does not keep the rows of the batch")
+        flat = self._prelude.flat(operand)
+        return self._value(tensor, self._prelude.reshape(flat, operand.dtype, (-1, *after)), Form.FLAT)
+
+
+def _product(dims: tuple[int, ...]) -> int:
+    result = 1
+    for dim in dims:
+        result *= dim
+    return result

@@ -1,0 +1,106 @@
+"""Turns hoisted values into what a cell reads: sequences, invariants, vectors, matrices."""
+
+from __future__ import annotations
+
+from custom_ops.cell_builder import CellBuilder
+from graph_passes.ir import DataType, TensorId
+from graph_passes.recurrent.hoist import SHAPE_DTYPE, Form, Hoisted, Prelude
+from graph_passes.recurrent.loops import Unreadable
+
+_NUMBERS = frozenset({"float32", "float64", "float16", "bfloat16", "bool", "int32", "int64"})
+
+
+class Leaves:
+    """The tensors of one direction, each declared once, in the order in which the cell counts them."""
+
+    def __init__(self, builder: CellBuilder, prelude: Prelude, units: int, dtype: str) -> None:
+        self.sequences: list[TensorId] = []
+        self.invariants: list[TensorId] = []
+        self.vectors: list[TensorId] = []
+        self.matrices: list[TensorId] = []
+        self._builder, self._prelude, self._units, self._dtype = builder, prelude, units, dtype
+        self.uniform: set[int] = set()  # nodes that hold the same number for all units
+        self._columns: dict[TensorId, tuple[int, ...]] = {}
+        self._indices: dict[TensorId, int] = {}
+
+    def columns(self, value: Hoisted) -> tuple[int, ...]:
+        """The nodes that read `value`, one for each column of `units`, or one scalar.
+
+        Raises:
+            Unreadable: its width is no multiple of `units`.
+        """
+        if value.tensor not in self._columns:
+            if value.dtype not in _NUMBERS:
+                raise Unreadable(f"'{value.tensor}' is {value.dtype}, not a number")
+            self._columns[value.tensor] = self._fixed(value) if value.form is Form.FIXED else self._sequence(value)
+        return self._columns[value.tensor]
+
+    def matrix(self, value: Hoisted) -> int:
+        """The index of a matrix, `[rows * units, columns * units]`."""
+        if value.tensor not in self._indices:
+            rows, columns = value.shape
+            if rows is None or columns is None or value.dtype != self._dtype:
+                raise Unreadable(f"the matrix '{value.tensor}' is {value.dtype}{value.shape}, expected {self._dtype}")
+            self._indices[value.tensor] = self._builder.matrix(rows // self._units, columns // self._units)
+            self.matrices.append(value.tensor)
+        return self._indices[value.tensor]
+
+    def _width(self, value: Hoisted) -> int:
+        last = value.shape[-1]
+        if last is None or last % self._units:
+            raise Unreadable(f"'{value.tensor}' has shape {value.shape}; expected a multiple of {self._units} units")
+        return last // self._units
+
+    def _sequence(self, value: Hoisted) -> tuple[int, ...]:
+        prelude = self._prelude
+        tensor = prelude.cast(value.tensor, value.dtype, self._dtype)
+        cast = Hoisted(tensor, value.form, value.shape, self._dtype)
+        if not value.shape:  # the same number for every row
+            whole = prelude.shape((prelude.time, prelude.batch))
+            column = prelude.reshape(tensor, self._dtype, (prelude.time, 1))
+            attrs = {"T": DataType(self._dtype), "Tidx": DataType(SHAPE_DTYPE)}
+            self.sequences.append(prelude.once("BroadcastTo", [column, whole], attrs))
+            return self._builder.sequence(0)
+        if len(value.shape) > 2:
+            raise Unreadable(f"'{value.tensor}' has shape {value.shape} in one step; expected [batch, units]")
+        scalar = len(value.shape) == 1 or (value.shape[1] == 1 and self._units != 1)
+        if scalar:
+            self.sequences.append(prelude.reshape(tensor, self._dtype, (prelude.time, prelude.rows(value))))
+            return self._builder.sequence(0)
+        width = self._width(value)
+        self.sequences.append(prelude.steps(cast))
+        return self._builder.sequence(width)
+
+    def _fixed(self, value: Hoisted) -> tuple[int, ...]:
+        prelude, rank = self._prelude, len(value.shape)
+        tensor = prelude.cast(value.tensor, value.dtype, self._dtype)
+        if rank == 0 or (rank == 1 and value.shape[0] == 1 and self._units != 1):
+            self.vectors.append(self._repeated(tensor, (self._units,)))
+            return self._repeated_column(self._builder.vector(1))
+        if rank == 1:
+            self.vectors.append(tensor)
+            return self._builder.vector(self._width(value))
+        if rank != 2:
+            raise Unreadable(f"'{value.tensor}' has shape {value.shape}; expected [batch, units]")
+        narrow = value.shape[1] == 1 and self._units != 1
+        if value.shape[0] == 1:
+            if narrow:
+                tensor = self._repeated(tensor, (1, self._units))
+            width = 1 if narrow else self._width(value)
+            self.vectors.append(prelude.reshape(tensor, self._dtype, (width * self._units,)))
+            columns = self._builder.vector(width)
+            return self._repeated_column(columns) if narrow else columns
+        if narrow:
+            tensor = self._repeated(tensor, (prelude.rows(value), self._units))
+        self.invariants.append(tensor)
+        return (
+            self._repeated_column(self._builder.invariant(1)) if narrow else self._builder.invariant(self._width(value))
+        )
+
+    def _repeated_column(self, columns: tuple[int, ...]) -> tuple[int, ...]:
+        self.uniform.update(columns)
+        return columns
+
+    def _repeated(self, tensor: TensorId, dims: tuple[int | TensorId, ...]) -> TensorId:
+        attrs = {"T": DataType(self._dtype), "Tidx": DataType(SHAPE_DTYPE)}
+        return self._prelude.once("BroadcastTo", [tensor, self._prelude.shape(dims)], attrs)

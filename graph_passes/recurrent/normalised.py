@@ -1,0 +1,73 @@
+"""Layer normalisation in the disguise that Keras gives it: a batch normalisation over a reshaped batch.
+
+Reshape(x, [1, batch, units, 1]) -> FusedBatchNormV3(training, NCHW) -> Reshape(_, Shape(x))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graph_passes.ir import Graph, Node, TensorId, boolean, floating, text
+from graph_passes.recurrent.loops import passed, scalar_value
+
+
+@dataclass(frozen=True)
+class Normalised:
+    """`tensor`, each row with mean 0 and variance 1."""
+
+    tensor: TensorId
+    epsilon: float
+
+
+def normalised_operand(body: Graph, node: Node) -> Normalised | None:
+    """What the Reshape `node` normalises, if it is the end of such a group."""
+    source = passed(body, node.inputs[0])
+    norm = body[source.node]
+    if node.op != "Reshape" or not norm.op.startswith("FusedBatchNorm") or source.index != 0:
+        return None
+    before = body[passed(body, norm.inputs[0]).node]
+    shape = body[passed(body, node.inputs[1]).node]
+    if before.op != "Reshape" or shape.op != "Shape":
+        return None
+    operand = passed(body, before.inputs[0])
+    training = boolean(norm.attrs.get("is_training")) and text(norm.attrs.get("data_format")) == "NCHW"
+    plain = _filled(body, norm.inputs[1]) == 1 and _filled(body, norm.inputs[2]) == 0
+    if not training or not plain or passed(body, shape.inputs[0]) != operand:
+        return None
+    return Normalised(operand, floating(norm.attrs["epsilon"])) if _is_by_row(body, before, operand) else None
+
+
+def _filled(body: Graph, tensor: TensorId) -> float | None:
+    node = body[passed(body, tensor).node]
+    return scalar_value(body, node.inputs[1]) if node.op == "Fill" else None
+
+
+def _is_by_row(body: Graph, reshape: Node, operand: TensorId) -> bool:
+    """Whether the second dimension of the reshaped tensor is the batch."""
+    pack = body[passed(body, reshape.inputs[1]).node]
+    if pack.op != "Pack" or len(pack.inputs) != 4:
+        return False
+    if scalar_value(body, pack.inputs[0]) != 1 or scalar_value(body, pack.inputs[3]) != 1:
+        return False
+    return _dimensions(body, pack.inputs[1], operand) == [0] and _dimensions(body, pack.inputs[2], operand) == [1]
+
+
+def _dimensions(body: Graph, tensor: TensorId, operand: TensorId) -> list[int] | None:
+    """The dimensions of `operand` whose product the scalar `tensor` is."""
+    node = body[passed(body, tensor).node]
+    if node.op == "Prod":
+        node = body[passed(body, node.inputs[0]).node]
+    if node.op != "StridedSlice":
+        return None
+    shape = body[passed(body, node.inputs[0]).node]
+    begin, end = (body.constants.get(node.inputs[index].node) for index in (1, 2))
+    if shape.op != "Shape" or passed(body, shape.inputs[0]) != operand or begin is None or end is None:
+        return None
+
+    def mask(key: str) -> int:
+        value = node.attrs.get(key, 0)
+        return value if isinstance(value, int) else int(value.i)
+
+    start = 0 if mask("begin_mask") & 1 else int(begin[0])
+    stop = 2 if mask("end_mask") & 1 else int(end[0])
+    return list(range(2))[start : start + 1 if mask("shrink_axis_mask") & 1 else stop]

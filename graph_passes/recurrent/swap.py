@@ -1,0 +1,329 @@
+"""From a loop to its `Match`: the cell, what it reads, and who reads its results."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from graph_passes.ir import DataType, Graph, TensorId
+from graph_passes.ops import EXTERNAL
+from graph_passes.recurrent.hoist import READS, SHAPE_DTYPE, Names, Prelude
+from graph_passes.recurrent.hoisting import STATE, Hoister
+from graph_passes.recurrent.lengths import Key, dimension_key, scalar_key
+from graph_passes.recurrent.loops import Loop, Unreadable, classify, passed
+from graph_passes.recurrent.match import Direction, Launch, Match, NewNode
+from graph_passes.recurrent.read import Reader
+from graph_passes.recurrent.reverse import fold_outputs, is_reversed, list_source, root
+
+_FLOATS = ("float32", "float64", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Swap:
+    """A match, and what tells whether it may share a launch with another: where its sequences come from, how long."""
+
+    match: Match
+    roots: frozenset[TensorId]
+    time: Key
+    batch: Key
+
+
+def read_loop(graph: Graph, loop: Loop, names: Names, keep: Collection[str]) -> Swap:
+    """What takes the place of `loop`.
+
+    Args:
+        graph: the graph around the loop, bodies included.
+        loop: one of its loops.
+        names: gives names to new nodes.
+        keep: names of nodes that are fetched.
+
+    Raises:
+        Unreadable: no cell can express the loop.
+    """
+    fetched = next((name for name in loop.nodes if name in keep), None)
+    if fetched is not None:
+        raise Unreadable(f"'{fetched}' itself is fetched by name")
+    return _Swapper(graph, loop, names, keep).swap()
+
+
+class _Swapper:
+    def __init__(self, graph: Graph, loop: Loop, names: Names, keep: Collection[str]) -> None:
+        self.graph, self.loop, self.keep = graph, loop, keep
+        self.variables = classify(graph, loop)
+        self.units, self.dtype = self._states()
+        self.prelude = Prelude(loop, names)
+        self.time = self._count_steps()
+        self.batch = self._count_rows()
+        sources = self._sources()
+        self.reverse = is_reversed(graph, sources, self.time)
+        self.roots = frozenset(root(graph, source) for source in sources)
+        self.hoister = Hoister(graph, loop, self.variables, self.prelude, self.reverse)
+        self.reader = Reader(loop, self.variables, self.units, self.dtype, self.hoister, self.prelude)
+        self.launch_name = names.fresh(f"{loop.name}/tfmem/recurrent")
+        self.rewired: list[tuple[TensorId, TensorId]] = []
+
+    def _states(self) -> tuple[int, str]:
+        """The hidden size and dtype of all states."""
+        found: dict[tuple[object, str], str] = {}
+        if not self.variables.states:
+            raise Unreadable("no state is carried from step to step")
+        for place in self.variables.states:
+            name = self.loop.body.arguments[place]
+            spec = self.graph.specs.get(self.loop.initial[place])
+            inside = self.loop.body.graph.specs.get(TensorId(name))
+            shape = next((s.shape for s in (spec, inside) if s and s.shape and s.shape[-1] is not None), None)
+            dtype = spec.dtype if spec is not None else ""
+            if dtype not in _FLOATS:
+                raise Unreadable(f"the variable '{name}' is {dtype}, and no count of steps; states are floating point")
+            if shape is None or len(shape) != 2:
+                raise Unreadable(f"the state '{name}' has shape {spec and spec.shape}; expected [batch, units]")
+            found[shape[1], dtype] = name
+        if len(found) > 1:
+            sizes = ", ".join(f"'{name}' {size} {dtype}" for (size, dtype), name in found.items())
+            raise Unreadable(f"states of different widths or types: {sizes}")
+        (units, dtype), name = found.popitem()
+        if not isinstance(units, int) or units == 0:
+            raise Unreadable(f"the state '{name}' has {units} units")
+        return units, dtype
+
+    def _count_steps(self) -> Key:
+        keys: dict[Key, TensorId] = {scalar_key(self.graph, bound): bound for bound in self.variables.bounds}
+        numbers = [key for key in keys if isinstance(key, int)] + list(self.variables.limits)
+        tensors = {key: bound for key, bound in keys.items() if not isinstance(key, int)}
+        if not tensors:
+            self.prelude.time = max(min(numbers), 0)
+            return self.prelude.time
+        prelude = self.prelude
+        counts = [prelude.cast(bound, self.graph.specs[bound].dtype, SHAPE_DTYPE) for bound in tensors.values()] + [
+            prelude.constant(SHAPE_DTYPE, (), [number]) for number in numbers[:1]
+        ]
+        if len(numbers) > 1:
+            counts[-1] = prelude.constant(SHAPE_DTYPE, (), [min(numbers)])
+        least = counts[0]
+        for count in counts[1:]:
+            least = prelude.once("Minimum", [least, count], {"T": DataType(SHAPE_DTYPE)})
+        prelude.time = least
+        return next(iter(tensors)) if len(counts) == 1 else least
+
+    def _count_rows(self) -> Key:
+        first = self.loop.initial[self.variables.states[0]]
+        key = dimension_key(self.graph, first, 0)
+        self.prelude.batch = key if isinstance(key, int) else self.prelude.scalar_of_shape(first, self.dtype, 0)
+        return key
+
+    def _sources(self) -> list[TensorId]:
+        """The tensors whose items the body reads, step by step."""
+        body = self.loop.body.graph
+        places = {name: place for place, name in enumerate(self.loop.body.arguments)}
+        found = []
+        for node in body:
+            place = places.get(passed(body, node.inputs[0]).node) if node.op == "TensorListGetItem" else None
+            source = list_source(self.graph, self.loop.initial[place]) if place is not None else None
+            if source is not None and source not in found:
+                found.append(source)
+        return found
+
+    def swap(self) -> Swap:
+        self._refuse_side_effects()
+        launch = self._launch()
+        before = len(self.prelude.nodes)
+        for number, place in enumerate(self.variables.states):
+            self._rewire(self.loop.finals[place], launch.final(number))
+        self._rewire_outputs(launch)
+        self._rewire_rest()
+        nodes = [*self.prelude.nodes[:before], launch, *self.prelude.nodes[before:]]
+        match = trimmed(self.graph, self.loop, nodes, self.rewired, self.keep)
+        return Swap(match, self.roots, self.time, self.batch)
+
+    def _refuse_side_effects(self) -> None:
+        for node in self.loop.body.graph:
+            if node.stateful and node.op not in READS and node.op != "Placeholder":
+                raise Unreadable(f"'{node.name}' ({node.op}) has side effects, or is random, in every step")
+
+    def _launch(self) -> Launch:
+        body, reader, variables = self.loop.body, self.reader, self.variables
+        results = [body.results[place] for place in variables.states]
+        written = {place: write.value for place, write in variables.writes.items()}
+        reader.read([*results, *written.values()])
+        after = [self._state(result) for result in results]
+        initial = [self.loop.initial[place] for place in variables.states]
+        outputs: list[tuple[int, ...]] = []
+        self.outputs: dict[int, tuple[str, list[int]]] = {}  # list -> ("output", [index]) or ("final", indices)
+        for place, write in variables.writes.items():
+            if write.every_step:
+                self._require_length(place, self.time)
+                if self.hoister.level(write.value) == STATE:
+                    outputs.append(self._output(write.value))
+                    self.outputs[place] = ("output", [len(outputs) - 1])
+            else:
+                self._require_length(place, 1)
+                kept = [self._keep(column, after, initial) for column in self._output(write.value)]
+                self.outputs[place] = ("final", kept)
+        if not reader.leaves.sequences:  # the op counts steps by its sequences
+            dims = self.prelude.shape((self.prelude.time, self.prelude.batch))
+            zero = self.prelude.constant(self.dtype, (), [0.0])
+            attrs = {"T": DataType(self.dtype), "index_type": DataType(SHAPE_DTYPE)}
+            reader.leaves.sequences.append(self.prelude.once("Fill", [dims, zero], attrs))
+            reader.builder.sequence(0)
+        leaves = reader.leaves
+        direction = Direction(
+            tuple(leaves.sequences), tuple(leaves.invariants), tuple(leaves.vectors), tuple(leaves.matrices),
+            tuple(initial), self.reverse,
+        )  # fmt: skip
+        cell = reader.builder.build(after, outputs)
+        return Launch(self.launch_name, cell, self.units, self.dtype, (direction,), self.loop.device)
+
+    def _state(self, result: TensorId) -> int:
+        columns = self.reader.columns(result)
+        node = self.loop.body.graph[result.node]
+        if len(columns) != 1 or self.reader.builder.scalar[columns[0]]:
+            raise Unreadable(f"'{node.name}' ({node.op}) gives a state {len(columns)} columns, or one number a row")
+        return columns[0]
+
+    def _output(self, value: TensorId) -> tuple[int, ...]:
+        columns = self.reader.columns(value)
+        shape, scalars = self.hoister.shape(value), [self.reader.builder.scalar[column] for column in columns]
+        node = self.loop.body.graph[value.node]
+        width = 1 if len(shape) < 2 else shape[1]
+        wanted = 1 if any(scalars) else len(columns) * self.units
+        if width != wanted or (any(scalars) and len(columns) > 1):
+            raise Unreadable(f"'{node.name}' ({node.op}), an output, has shape {shape}, not columns of {self.units}")
+        return columns
+
+    def _keep(self, column: int, after: list[int], initial: list[TensorId]) -> int:
+        """The state whose last value is that of `column`; a new one if there is none."""
+        if self.reader.builder.scalar[column]:
+            raise Unreadable("of an output of one number a row, only the last step is asked for")
+        if column not in after:
+            self.reader.builder.state()
+            after.append(column)
+            dims = self.prelude.shape((self.prelude.batch, self.units))
+            zero = self.prelude.constant(self.dtype, (), [0.0])
+            attrs = {"T": DataType(self.dtype), "index_type": DataType(SHAPE_DTYPE)}
+            initial.append(self.prelude.once("Fill", [dims, zero], attrs, "zeros"))
+        return after.index(column)
+
+    def _require_length(self, place: int, wanted: Key) -> None:
+        maker = self.graph[passed(self.graph, self.loop.initial[place]).node]
+        if maker.op != "TensorListReserve" or scalar_key(self.graph, maker.inputs[1]) != wanted:
+            raise Unreadable(f"the list '{maker.name}' ({maker.op}) is not known to have an item for each step")
+
+    def _rewire(self, old: TensorId | None, new: TensorId) -> None:
+        if old is not None:
+            self.rewired.append((old, new))
+
+    def _rewire_outputs(self, launch: Launch) -> None:
+        for place, write in self.variables.writes.items():
+            handle, reserve = self.loop.finals[place], self.graph[passed(self.graph, self.loop.initial[place]).node]
+            if handle is None:
+                continue
+            whole, ordered = self._whole(launch, place, write.value)
+            stacks = [use.node for use in self.graph.uses(handle) if self._stacks(use.node)]
+            for stack in stacks:
+                if self.reverse and not ordered:
+                    stacked = TensorId(stack)
+                    self.rewired += fold_outputs(self.graph, self.prelude, stacked, whole, self.dtype)
+                else:
+                    self.rewired.append((TensorId(stack), whole))
+            if len(stacks) < len(self.graph.uses(handle)):
+                in_order = whole if ordered or not self.reverse else self.prelude.reversed(whole, self.dtype)
+                attrs = {
+                    "element_dtype": DataType(self.dtype),
+                    "shape_type": DataType(self._shape_type(reserve.inputs[0])),
+                }
+                made = self.prelude.emit("TensorListFromTensor", [in_order, reserve.inputs[0]], attrs, "list")
+                self.rewired.append((handle, made))
+
+    def _shape_type(self, tensor: TensorId) -> str:
+        spec = self.graph.specs.get(tensor)
+        return spec.dtype if spec is not None else SHAPE_DTYPE
+
+    def _stacks(self, name: str) -> bool:
+        return self.graph[name].op == "TensorListStack" and name not in self.keep
+
+    def _whole(self, launch: Launch, place: int, value: TensorId) -> tuple[TensorId, bool]:
+        """The list's items as one tensor, and whether it is in the loop's order whatever the direction."""
+        prelude, shape = self.prelude, self.hoister.shape(value)
+        if place not in self.outputs:
+            hoisted = self.hoister.hoisted(value)
+            return prelude.steps(hoisted if hoisted.form.name != "FIXED" else prelude.fixed_rows(hoisted)), False
+        kind, indices = self.outputs[place]
+        if kind == "output":
+            tensor = launch.output(indices[0])
+            narrow = len(shape) == 2 and shape[1] == 1 and self.units != 1
+            dims = (prelude.time, prelude.batch, 1)
+            return (prelude.reshape(tensor, self.dtype, dims) if narrow else tensor), False
+        finals = [launch.final(index) for index in indices]
+        joined = finals[0]
+        if len(finals) > 1:
+            axis = prelude.constant(SHAPE_DTYPE, (), [1])
+            attrs = {"N": len(finals), "T": DataType(self.dtype), "Tidx": DataType(SHAPE_DTYPE)}
+            joined = prelude.once("ConcatV2", [*finals, axis], attrs)
+        first = prelude.constant(SHAPE_DTYPE, (), [0])
+        attrs = {"T": DataType(self.dtype), "Tdim": DataType(SHAPE_DTYPE)}
+        return prelude.once("ExpandDims", [joined, first], attrs), True
+
+    def _rewire_rest(self) -> None:
+        """Counters and invariants behind the loop."""
+        for place, final in enumerate(self.loop.finals):
+            if final is None or not self.graph.uses(final):
+                continue
+            if place in self.variables.invariants:
+                self.rewired.append((final, self.loop.initial[place]))
+            elif place in self.variables.counters:
+                time = self.prelude.time
+                count = self.prelude.constant(SHAPE_DTYPE, (), [time]) if isinstance(time, int) else time
+                wanted = self.graph.specs[self.loop.initial[place]].dtype
+                self.rewired.append((final, self.prelude.cast(count, SHAPE_DTYPE, wanted)))
+
+
+def trimmed(
+    graph: Graph,
+    loop: Loop,
+    nodes: list[NewNode | Launch],
+    rewired: list[tuple[TensorId, TensorId]],
+    keep: Collection[str],
+) -> Match:
+    """The match, without rewirings and new nodes that nobody needs, and with all old nodes that are then dead."""
+    dead = _dead(graph, loop, nodes, rewired, keep)
+    alive = [(old, new) for old, new in rewired if any(use.node not in dead for use in graph.uses(old))]
+    needed = {new.node for _, new in alive} | {node.name for node in nodes if isinstance(node, Launch)}
+    kept: list[NewNode | Launch] = []
+    for node in reversed(nodes):
+        if node.name in needed:
+            kept.append(node)
+            needed.update(tensor.node for tensor in _reads(node))
+    kept.reverse()
+    return Match(
+        loop.name, loop.carrier, tuple(kept), tuple(alive), tuple(sorted(_dead(graph, loop, kept, alive, keep)))
+    )
+
+
+def _reads(node: NewNode | Launch) -> list[TensorId]:
+    if isinstance(node, Launch):
+        return [tensor for direction in node.directions for tensor in direction.tensors()]
+    return list(node.inputs)
+
+
+def _dead(
+    graph: Graph,
+    loop: Loop,
+    nodes: list[NewNode | Launch],
+    rewired: list[tuple[TensorId, TensorId]],
+    keep: Collection[str],
+) -> set[str]:
+    unread = {old for old, _ in rewired}
+    needed = {tensor.node for node in nodes for tensor in _reads(node)} | set(keep)
+    dead = set(loop.nodes)
+    waiting = [tensor.node for name in loop.nodes for tensor in graph[name].inputs] + [old.node for old, _ in rewired]
+    while waiting:
+        node = graph[waiting.pop()]
+        if node.name in dead or node.name in needed or (node.op in EXTERNAL and node.op not in ("Const", *READS)):
+            continue
+        if node.stateful and node.op not in READS:
+            continue
+        read = [use.node for tensor in graph.tensors(node) if tensor not in unread for use in graph.uses(tensor)]
+        if all(reader in dead for reader in (*read, *graph.waiting(node))):
+            dead.add(node.name)
+            waiting += [tensor.node for tensor in node.inputs]
+    return dead

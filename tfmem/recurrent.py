@@ -1,0 +1,63 @@
+"""The recurrent pass over what was captured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from graph_passes import serde
+from graph_passes.ir import Graph
+from graph_passes.recurrent.apply import apply_recurrent
+from graph_passes.recurrent.match import RECURRENT_OP, RecurrentPlan
+from graph_passes.recurrent.plan import plan_recurrent
+from tfmem.capture.build import FeedShapes, shaped_graph
+from tfmem.capture.captured import Captured, op_name
+from tfmem.capture.inline import implementations, inline_calls
+
+
+def swap_recurrent(captured: Captured, feed_shapes: FeedShapes | None = None) -> tuple[Captured, RecurrentPlan]:
+    """`captured` with its recurrent layers swapped, before Grappler sees it; itself where nothing matches.
+
+    Calls are brought to the top level. One of several implementations (tf_keras: `api_implements`) is, if all of its
+    loops are swapped: Grappler would not choose it on a GPU, where cuDNN's is preferred.
+
+    Args:
+        captured: what capture gave.
+        feed_shapes: shapes of feeds ("x:0"), where better known than in the graph.
+
+    Raises:
+        GraphError: TensorFlow cannot import the graph.
+    """
+    fetched = {op_name(name) for name in captured.fetches}
+    chosen = implementations(captured.graph_def)
+    while True:
+        inlined = replace(captured, graph_def=inline_calls(captured.graph_def, fetched, chosen))
+        inferred = shaped_graph(inlined, feed_shapes=feed_shapes)
+        graph = serde.from_graph_def(inlined.graph_def, inferred=inferred, functions=True)
+        plan = plan_recurrent(graph, fetched)
+        kept = [f for f, calls in chosen.items() if any(_inside(loop.name, calls) for loop in plan.unmatched)]
+        if not kept:
+            break
+        chosen = {function: calls for function, calls in chosen.items() if function not in kept}
+    if not plan.matches:
+        return captured, plan
+    apply_recurrent(plan, graph)
+    return _captured(inlined, graph), plan
+
+
+def _captured(before: Captured, graph: Graph) -> Captured:
+    present = graph.nodes
+    launches = [node.name for node in graph if node.op == RECURRENT_OP]
+    removed = any(name not in present for name in before.control_fetches)
+    control = [name for name in before.control_fetches if name in present] + (launches if removed else [])
+    graph_def = serde.to_graph_def(graph, before.graph_def)
+    return replace(
+        before,
+        graph_def=graph_def,
+        control_fetches=tuple(control),
+        creation_order=tuple(node.name for node in graph_def.node),
+    )
+
+
+def _inside(name: str, calls: list[str]) -> bool:
+    return any(f"/{call}/" in f"/{name}" for call in calls)
+

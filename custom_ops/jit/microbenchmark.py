@@ -1,16 +1,23 @@
 """Measures a GPU once: the parameters of GRNN's performance model (Figure 10), and those of clusters and tensor cores.
 
 Each figure is a difference: the time of a kernel that does its work many times, less the time of one that does it a few
-times. All of it takes a second or two."""
+times. All of it takes a second or two; the result is kept under all that it depends on."""
 
 from __future__ import annotations
 
+import ctypes
+import json
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
-from custom_ops.machine import SCHEDULERS, WARP, Curve, Machine
+from custom_ops.jit import nvrtc
+from custom_ops.jit.cache import Cache, digest
+from custom_ops.jit.device import Device
+from custom_ops.jit.launch import checked, cuda_driver
+from custom_ops.machine import SCHEDULERS, WARP, Curve, Machine, from_json
 
 WARPS = (1, 2, 4, 8)  # on each scheduler
 SUMS = (1, 2, 4, 8)  # columns, or rows, of a thread
@@ -41,7 +48,107 @@ class Point:
     size: int = 0
 
 
+FORMAT = "machine 1"
+BUFFER_BYTES = 2 * 4 * LARGE + 4096  # two copies of the state, and a counter behind them
+WHOLE_PROCESSOR = 120 << 10  # bytes of shared memory with which one block fills a multiprocessor
+CLUSTERS = (2, 4, 8, 16)
+
 Launch = Callable[[Point, int], float]  # (point, iterations) -> nanoseconds of one launch
+
+
+def measure(device: Device, cache: Cache) -> Machine:
+    """The machine that `device` is, measured now or before.
+
+    Raises:
+        KernelError: the compiler is missing, or a kernel cannot be run.
+    """
+    text = source(device.arch)
+    headers = (part for item in sorted(nvrtc.headers().items()) for part in item)
+    driver = cuda_driver()
+    version = checked(driver, driver.cuDriverGetVersion(), "read its version")
+    key = digest(FORMAT, device.name, str(version), nvrtc.compiler_version(), text, *headers)
+
+    def made() -> bytes:
+        bench = Bench(device, nvrtc.compile_source(text, device.arch))
+        machine = fit(bench, device.name, device.arch, bench.clusters())
+        return json.dumps(machine.to_json(), indent=1).encode()
+
+    return from_json(json.loads(cache.get(key, made)))
+
+
+class Bench:
+    """The kernels of `source`, loaded; calling it launches one and returns the nanoseconds it took."""
+
+    def __init__(self, device: Device, image: bytes) -> None:
+        self._driver = cuda_driver()
+        self._device = device
+        self._module = self._call("cuModuleLoadData", image)
+        self._kernels: dict[str, Any] = {}
+        self._buffer = device.allocate(BUFFER_BYTES)
+        self._events = [self._call("cuEventCreate", 0) for _ in range(2)]
+
+    def __call__(self, point: Point, iterations: int) -> float:
+        stream = self._device.stream
+        self._call("cuMemsetD8Async", self._buffer, 0, BUFFER_BYTES, stream)
+        counter = self._buffer + 2 * 4 * LARGE
+        values = (
+            ctypes.c_uint64(self._buffer),
+            ctypes.c_uint64(counter),
+            ctypes.c_int(iterations),
+            ctypes.c_int(point.size),
+        )
+        parameters = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        config = self._config(point)
+        self._call("cuEventRecord", self._events[0], stream)
+        self._call("cuLaunchKernelEx", config, self._kernel(point.kernel), ctypes.addressof(parameters), 0)
+        self._call("cuEventRecord", self._events[1], stream)
+        self._call("cuEventSynchronize", self._events[1])
+        return 1e6 * float(self._call("cuEventElapsedTime", *self._events))
+
+    def clusters(self) -> Curve:
+        """For each size of a cluster, how many run at once."""
+        found = [(1.0, float(self._device.processors))]
+        if self._device.arch < 90:
+            return tuple(found)
+        attribute = self._driver.CUfunction_attribute
+        allowed = attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+        for name in ("cluster_barrier", "cluster_exchange"):
+            self._call("cuFuncSetAttribute", self._kernel(name), allowed, 1)
+        kernel = self._kernel("cluster_exchange")
+        largest = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        self._call("cuFuncSetAttribute", kernel, largest, WHOLE_PROCESSOR)
+        for size in CLUSTERS:
+            config = self._config(Point("cluster_exchange", 2 * WARP * SCHEDULERS, size, size))
+            config.sharedMemBytes = WHOLE_PROCESSOR
+            count = int(self._call("cuOccupancyMaxActiveClusters", kernel, config))
+            if count:
+                found.append((float(size), float(count)))
+        return tuple(found)
+
+    def _config(self, point: Point) -> Any:
+        driver = self._driver
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = point.blocks, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = point.threads, 1, 1
+        config.hStream = self._device.stream
+        attribute = driver.CUlaunchAttribute()
+        if point.cluster > 1:
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            size = attribute.value.clusterDim
+            size.x, size.y, size.z = point.cluster, 1, 1
+        else:  # the grid's barrier and exchange need it; no launch of this module has more blocks than fit
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+            attribute.value.cooperative = 1
+        config.attrs, config.numAttrs = [attribute], 1
+        return config
+
+    def _kernel(self, name: str) -> Any:
+        if name not in self._kernels:
+            self._kernels[name] = self._call("cuModuleGetFunction", self._module, name.encode())
+        return self._kernels[name]
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        return checked(self._driver, getattr(self._driver, name)(*arguments), name)
 
 
 def source(arch: int) -> str:

@@ -1,0 +1,1 @@
+"""From a description of a kernel to its CUDA source."""

@@ -1,0 +1,262 @@
+"""Sizes and places of a recurrent kernel: how its work maps to threads, and where things lie in shared memory.
+
+The kernel templates take these numbers as they are; nothing is computed twice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from custom_ops.codegen.schedule import Gemm, Schedule, schedule
+from custom_ops.errors import KernelError
+from custom_ops.spec import WARP, Configuration, RecurrentSpec
+
+SHARED_LIMIT = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
+REGISTERS = 65536
+OTHER_REGISTERS = 56  # of a thread, besides weights and sums; measured on the standard cells
+
+
+@dataclass(frozen=True)
+class GemmLayout:
+    """One product of a CTA, `[rows, depth] @ [depth, columns]`, on its threads.
+
+    A chunk is what a thread multiplies at a time: 4 weights of a column's sum ("fma"), or the fragments of 16 for all
+    its tiles ("mma").
+
+    Attributes:
+        columns: of all its products that this CTA owns.
+        depth: length of a sum, all operands together, padded units included.
+        lanes: threads (fma) or warps times 32 (mma) that split a sum.
+        thread_columns: columns of a thread (fma), or 16-column tiles of a warp (mma).
+        chunks: of a thread.
+        registers, shared: chunks that stay in registers and in shared memory; the rest is streamed.
+        block: rows at a time.
+        partials: partial sums of each result that meet in shared memory.
+        result_stride: floats between rows of the result.
+        results: byte offset of the results in shared memory.
+        weights: byte offset of the weights in shared memory.
+        streamed: byte offset of the weights in a group's scratch.
+    """
+
+    columns: int
+    depth: int
+    lanes: int
+    thread_columns: int
+    chunks: int
+    registers: int
+    shared: int
+    block: int
+    partials: int
+    result_stride: int
+    results: int
+    weights: int
+    streamed: int
+
+
+@dataclass(frozen=True)
+class BufferLayout:
+    """One exchange buffer.
+
+    Attributes:
+        operands: how many.
+        width: numbers that one CTA contributes to one operand's row.
+        stride: floats between rows in shared memory.
+        offset: bytes, of the buffer in shared memory (in scratch for the fallback).
+        barrier: bytes, of its mbarriers.
+        exchanged: bytes, in the group's scratch ("grid").
+        state_operands: bit o is set when operand o is a state.
+    """
+
+    operands: int
+    width: int
+    stride: int
+    offset: int
+    barrier: int
+    exchanged: int
+    state_operands: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The numbers of one kernel.
+
+    Attributes:
+        tile: units of a CTA, a multiple of 4.
+        rows: of one pass.
+        padded_rows: the same in shared memory.
+        items: (row, unit) pairs of a thread in one pass.
+        staging: byte offset of what row sums are made of.
+        shared: bytes of shared memory of a CTA.
+        scratch: bytes of global memory of a group.
+        weights: float32 numbers that a thread keeps in registers.
+    """
+
+    tile: int
+    rows: int
+    padded_rows: int
+    items: int
+    gemms: tuple[GemmLayout, ...]
+    buffers: tuple[BufferLayout, ...]
+    staging: int
+    shared: int
+    scratch: int
+    weights: int
+
+
+@cache
+def layout(spec: RecurrentSpec, configuration: Configuration, arch: int) -> Layout:
+    """Place everything.
+
+    Raises:
+        KernelError: the configuration does not fit the device or the cell, with the number that is too large.
+    """
+    plan = schedule(spec.cell)
+    result = _Layouter(spec, configuration, plan).layout()
+    if configuration.exchange == "cluster" and arch < 90:
+        raise KernelError(f"thread-block clusters need compute capability 9.0, this is {arch / 10}")
+    if configuration.product == "mma" and arch < 80:
+        raise KernelError(f"TF32 tensor cores need compute capability 8.0, this is {arch / 10}")
+    limit = max(size for capability, size in SHARED_LIMIT.items() if capability <= arch or capability == 75)
+    limit = SHARED_LIMIT.get(arch, limit)
+    if result.shared > limit:
+        raise KernelError(f"{result.shared} bytes of shared memory: compute capability {arch / 10} has {limit}")
+    needed = result.weights + OTHER_REGISTERS
+    if needed > min(255, REGISTERS // configuration.threads):
+        raise KernelError(
+            f"{result.weights} weights in the registers of each of {configuration.threads} threads: "
+            f"there are {min(255, REGISTERS // configuration.threads)} registers, {OTHER_REGISTERS} for the rest"
+        )
+    if plan.buffers and any(buffer.sums for buffer in plan.buffers) and configuration.passes > 1:
+        raise KernelError("a cell with row sums runs in one pass")
+    return result
+
+
+@cache
+def fallback_layout(spec: RecurrentSpec, configuration: Configuration) -> Layout:
+    """One CTA for each group, everything in its scratch: what runs when a grid barrier failed."""
+    plan = schedule(spec.cell)
+    tile = _round_up(spec.units, 4)
+    place, buffers = 0, []
+    for buffer in plan.buffers:
+        width = 1 if buffer.sums else tile
+        stride = _round_up(len(buffer.operands) * width, 4)
+        buffers.append(
+            BufferLayout(len(buffer.operands), width, stride, place, 0, 0, _state_mask(plan, buffer.operands))
+        )
+        place += 2 * configuration.rows * stride * 4
+    sums = max((len(buffer.operands) for buffer in plan.buffers if buffer.sums), default=0)
+    staging, place = place, place + sums * configuration.rows * tile * 4
+    items = -(-configuration.rows * tile // configuration.threads)
+    return Layout(tile, configuration.rows, configuration.rows, items, (), tuple(buffers), staging, 0, place, 0)
+
+
+class _Layouter:
+    """Hands out shared memory and scratch, front to back."""
+
+    def __init__(self, spec: RecurrentSpec, configuration: Configuration, plan: Schedule) -> None:
+        self.spec, self.configuration, self.plan = spec, configuration, plan
+        self.tile = _round_up(-(-spec.units // configuration.ctas), 4)
+        self.rows = configuration.rows // configuration.passes
+        self.padded_rows = _round_up(self.rows, 8) if configuration.product == "mma" else self.rows
+        self.registers_left = configuration.register_weights
+        self.shared_left = configuration.shared_weights
+        self.shared = 0
+        self.scratch = 0
+
+    def layout(self) -> Layout:
+        c = self.configuration
+        barriers = [self._take(16 * c.passes if c.exchange == "cluster" else 0) for _ in self.plan.buffers]
+        strides = {gemm.buffer: self._stride(gemm) for gemm in self.plan.gemms}
+        buffers = []
+        for index, buffer in enumerate(self.plan.buffers):
+            width = 1 if buffer.sums else self.tile
+            row = len(buffer.operands) * c.ctas * width
+            stride = strides.get(index, _round_up(row, 4))
+            copies = 2 * c.passes if c.exchange == "cluster" else 1 if c.exchange == "grid" else c.passes
+            offset = self._take(copies * self.padded_rows * stride * 4)
+            exchanged = self.scratch
+            if c.exchange == "grid":
+                self.scratch += _round_up(2 * c.passes * self.rows * row * 4, 128)
+            states = _state_mask(self.plan, buffer.operands)
+            buffers.append(
+                BufferLayout(len(buffer.operands), width, stride, offset, barriers[index], exchanged, states)
+            )
+        gemms = tuple(self._gemm(gemm) for gemm in self.plan.gemms)
+        sums = max((len(buffer.operands) for buffer in self.plan.buffers if buffer.sums), default=0)
+        staging = self._take(sums * self.rows * self.tile * 4)
+        items = -(-self.rows * self.tile // c.threads)
+        if c.exchange == "grid":  # the fallback starts over in the same scratch
+            self.scratch = max(self.scratch, fallback_layout(self.spec, c).scratch)
+        weights = c.register_weights - self.registers_left
+        return Layout(
+            self.tile, self.rows, self.padded_rows, items, gemms, tuple(buffers), staging, self.shared, self.scratch,
+            weights,
+        )  # fmt: skip
+
+    def _take(self, size: int) -> int:
+        place = self.shared
+        self.shared += _round_up(size, 16)
+        return place
+
+    def _mapping(self, gemm: Gemm) -> tuple[int, int, int, int, int]:
+        """Columns, depth, lanes, thread columns and chunks of a gemm."""
+        c = self.configuration
+        columns = len(gemm.products) * self.tile
+        depth = len(gemm.terms[0]) * c.ctas * self.tile
+        if c.product == "mma":
+            tiles, pieces = -(-columns // 16), -(-depth // 16)
+            warps = c.threads // WARP
+            split = min(c.lanes // WARP, _power_of_two(pieces))
+            return columns, depth, split * WARP, -(-tiles // (warps // split)), -(-pieces // split)
+        lanes = min(c.lanes, _power_of_two(depth // 4))
+        return columns, depth, lanes, -(-columns // (c.threads // lanes)), -(-depth // 4 // lanes)
+
+    def _stride(self, gemm: Gemm) -> int:
+        """A row of operands, as far as the product reads it, and without bank conflicts."""
+        _, _, lanes, _, chunks = self._mapping(gemm)
+        if self.configuration.product == "mma":
+            return _round_up(lanes // WARP * chunks * 16, 32) + 16
+        return lanes * chunks * 4
+
+    def _gemm(self, gemm: Gemm) -> GemmLayout:
+        c = self.configuration
+        columns, depth, lanes, thread_columns, chunks = self._mapping(gemm)
+        chunk = (8 if c.product == "mma" else 4) * thread_columns
+        registers = min(chunks, self.registers_left // chunk)
+        self.registers_left -= registers * chunk
+        shared = min(chunks - registers, self.shared_left // chunk)
+        self.shared_left -= shared * chunk
+        if c.product == "mma":
+            block, partials = min(4, self.padded_rows // 8), lanes // WARP
+            result_stride = _round_up(columns, 16) + 4
+            while (self.padded_rows // 8) % block or block * thread_columns > 8:
+                block -= 1
+        else:
+            block, partials = 4, max(1, lanes // WARP)
+            result_stride = c.threads // lanes * thread_columns
+            while self.rows % block or (block > 1 and block * thread_columns > 32):
+                block -= 1
+        copies = 2 if c.passes > 1 else 1
+        results = self._take(copies * partials * self.padded_rows * result_stride * 4)
+        weights = self._take(shared * chunk * c.threads * 4)
+        streamed = _round_up(self.scratch, 128)
+        rest = chunks - registers - shared
+        if rest:
+            self.scratch = streamed + c.ctas * rest * chunk * c.threads * 4
+        return GemmLayout(
+            columns, depth, lanes, thread_columns, chunks, registers, shared, block, partials, result_stride, results,
+            weights, streamed,
+        )  # fmt: skip
+
+
+def _state_mask(plan: Schedule, operands: tuple[int, ...]) -> int:
+    return sum(plan.is_state(operand) << place for place, operand in enumerate(operands))
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def _power_of_two(value: int) -> int:
+    """The largest one up to `value`."""
+    return int(1 << (value.bit_length() - 1))

@@ -1,0 +1,224 @@
+"""CUDA source of a persistent recurrent kernel: instances of the templates in custom_ops/kernels, and the cell's
+elementwise code. Equal specifications and configurations give equal source."""
+
+from __future__ import annotations
+
+from custom_ops.codegen.elementwise import Pointers, cell_struct
+from custom_ops.codegen.layout import GemmLayout, Layout, fallback_layout, layout
+from custom_ops.codegen.schedule import Schedule, schedule
+from custom_ops.spec import Configuration, RecurrentSpec
+
+ENTRY = "tfmem_recurrent"
+FALLBACK = "tfmem_recurrent_fallback"
+VALUES = {"float32": "float", "float16": "Half", "bfloat16": "Bfloat16"}
+EXCHANGES = {"single": "SingleExchange", "cluster": "ClusterExchange", "grid": "GridExchange"}
+FIRST_POINTER = 5  # kPointers of kernels/common.cuh
+
+
+def parameter_words(spec: RecurrentSpec) -> int:
+    """64-bit words of the kernel's one parameter."""
+    return FIRST_POINTER + spec.directions * Pointers(spec.cell).count
+
+
+def generate(spec: RecurrentSpec, configuration: Configuration, arch: int) -> str:
+    """The CUDA source of one kernel for compute capability `arch` (90 for 9.0).
+
+    Raises:
+        KernelError: the configuration does not fit the cell or the device; it says which number is too large.
+    """
+    plan = schedule(spec.cell)
+    sizes = layout(spec, configuration, arch)
+    exchange = configuration.exchange
+    includes = ["recurrent.cuh", f"product_{configuration.product}.cuh"]
+    includes += [f"exchange_{exchange}.cuh"] if exchange != "single" else []
+    parts = [
+        *(f'#include "{name}"' for name in includes),
+        "namespace tfmem {",
+        cell_struct(plan),
+        *_plan("Plan", spec, configuration, plan, sizes),
+        "}",
+        *_entry(ENTRY, "Plan", spec, configuration),
+    ]
+    if exchange == "grid":
+        parts += [
+            "namespace tfmem {",
+            *_plan("FallbackPlan", spec, configuration, plan, fallback_layout(spec, configuration)),
+            "}",
+            *_entry(FALLBACK, "FallbackPlan", spec, configuration),
+        ]
+    return "\n".join(parts) + "\n"
+
+
+def _entry(name: str, plan: str, spec: RecurrentSpec, configuration: Configuration) -> list[str]:
+    words = parameter_words(spec)
+    lines = [
+        f'extern "C" __global__ void __launch_bounds__({configuration.threads}, 1)',
+        f"{name}(const __grid_constant__ tfmem::Parameters<{words}> parameters) {{",
+    ]
+    if plan == "FallbackPlan":
+        lines += [
+            "if (*reinterpret_cast<volatile int*>(parameters.word[tfmem::kStatus]) == 0) return;",
+            f"tfmem::sweep<tfmem::Cell, tfmem::{plan}>(parameters, nullptr);",
+        ]
+    else:
+        lines += [
+            "extern __shared__ float4 memory[];",
+            f"tfmem::sweep<tfmem::Cell, tfmem::{plan}>(parameters, reinterpret_cast<char*>(memory));",
+        ]
+    return [*lines, "}"]
+
+
+def _plan(name: str, spec: RecurrentSpec, configuration: Configuration, plan: Schedule, sizes: Layout) -> list[str]:
+    fallback = name == "FallbackPlan"
+    zeroed = min((gemm.results for gemm in sizes.gemms), default=sizes.staging)
+    scratch = layout_scratch(spec, configuration, sizes, fallback)
+    numbers = {
+        "kUnits": spec.units,
+        "kDirections": spec.directions,
+        "kCtas": 1 if fallback else configuration.ctas,
+        "kThreads": configuration.threads,
+        "kTile": sizes.tile,
+        "kPasses": 1 if fallback else configuration.passes,
+        "kRows": sizes.rows,
+        "kPaddedRows": sizes.padded_rows,
+        "kItems": sizes.items,
+        "kStaging": sizes.staging,
+        "kZeroed": 0 if fallback else zeroed,
+        "kScratch": scratch,
+        "kPointersOfDirection": Pointers(spec.cell).count,
+        "kFallback": int(fallback),
+    }
+    exchange = "FallbackExchange" if fallback else EXCHANGES[configuration.exchange]
+    lines = [
+        f"struct {name} {{",
+        f"using Value = {VALUES[spec.dtype]};",
+        *(f"static constexpr int {key} = {value};" for key, value in numbers.items()),
+        *_tables(plan, sizes),
+        f"using Exchange = {exchange}<{name}>;",
+    ]
+    if fallback:
+        return [
+            *lines,
+            "template <int WORDS> struct Products : DirectProducts<Cell, FallbackPlan, WORDS> {",
+            "__device__ Products(const Context<FallbackPlan, WORDS>& context, char*, char*)",
+            ": DirectProducts<Cell, FallbackPlan, WORDS>{context} {}",
+            "};",
+            "};",
+        ]
+    shapes = [
+        line for index, gemm in enumerate(sizes.gemms) for line in _shape(index, gemm, spec, configuration, sizes)
+    ]
+    return [*shapes, *lines, *_products(plan, sizes, configuration), "};"]
+
+
+def layout_scratch(spec: RecurrentSpec, configuration: Configuration, sizes: Layout, fallback: bool) -> int:
+    """The scratch of a group is the same for a kernel and its fallback."""
+    return layout(spec, configuration, 90).scratch if fallback else sizes.scratch
+
+
+def _tables(plan: Schedule, sizes: Layout) -> list[str]:
+    lines = ["template <int I> __host__ __device__ static constexpr BufferShape buffer() {"]
+    for index, buffer in enumerate(sizes.buffers):
+        numbers = (buffer.operands, buffer.width, buffer.stride, buffer.offset, buffer.barrier, buffer.exchanged)
+        lines.append(f"if (I == {index}) return {{{', '.join(map(str, numbers))}, {buffer.state_operands}}};")
+    lines += ["return {};", "}"]
+    lines += ["template <int I> __host__ __device__ static constexpr GemmShape gemm() {"]
+    for index, gemm in enumerate(plan.gemms):
+        operands, products = len(gemm.terms[0]), len(gemm.products)
+        columns = products * sizes.tile
+        depth = sizes.gemms[index].depth if sizes.gemms else operands * sizes.tile
+        lines.append(f"if (I == {index}) return {{{columns}, {depth}, {operands}, {products}}};")
+    lines += ["return {};", "}"]
+    stages = sorted({gemm.stage for gemm in plan.gemms})
+    found = " || ".join(f"STAGE == {stage}" for stage in stages) or "false"
+    lines.append(f"template <int STAGE> __host__ __device__ static constexpr bool has_gemm() {{ return {found}; }}")
+    lines.append("// Those that STAGE waits for; all of them for -1.")
+    lines.append("template <int STAGE, class Function> __device__ static void for_buffers(Function&& function) {")
+    for index, wanted in enumerate(plan.buffers):
+        lines.append(f"if constexpr (STAGE == -1 || STAGE == {wanted.stage}) function(Tag<{index}>());")
+    return [*lines, "}"]
+
+
+def _shape(index: int, gemm: GemmLayout, spec: RecurrentSpec, configuration: Configuration, sizes: Layout) -> list[str]:
+    buffer = sizes.buffers[index]
+    numbers = {
+        "kColumns": gemm.columns,
+        "kThreads": configuration.threads,
+        "kLanes": gemm.lanes,
+        "kThreadColumns": gemm.thread_columns,
+        "kChunks": gemm.chunks,
+        "kRegisters": gemm.registers,
+        "kShared": gemm.shared,
+        "kRows": sizes.rows,
+        "kBlock": gemm.block,
+        "kStride": buffer.stride,
+        "kResultStride": gemm.result_stride,
+        "kSplit": int(spec.precision == "highest"),
+    }
+    return [
+        f"struct Shape{index} {{",
+        *(f"static constexpr int {key} = {value};" for key, value in numbers.items()),
+        "};",
+    ]
+
+
+def _products(plan: Schedule, sizes: Layout, configuration: Configuration) -> list[str]:
+    """The products of a CTA: loaded once, run in their stage, their partial sums added where they are read."""
+    kind = {"fma": "FmaProduct", "mma": "MmaProduct"}[configuration.product]
+    members = [f"{kind}<Shape{index}> gemm_{index};" for index in range(len(plan.gemms))]
+    load, run, result = [], [], []
+    for index, gemm in enumerate(sizes.gemms):
+        chunk = (8 if configuration.product == "mma" else 4) * gemm.thread_columns
+        streamed = (gemm.chunks - gemm.registers - gemm.shared) * chunk * configuration.threads * 4
+        weights = (
+            f"reinterpret_cast<float4*>(shared + {gemm.weights}), "
+            f"reinterpret_cast<float4*>(scratch + {gemm.streamed}ll + context.cta * {streamed}ll)"
+        )
+        place = (
+            f"reinterpret_cast<const float4*>(shared + {gemm.weights}), "
+            f"reinterpret_cast<const float4*>(scratch + {gemm.streamed}ll + blockIdx.x * {streamed}ll)"
+        )
+        load.append(f"gemm_{index}.load(WeightSource<Cell, Plan, {index}, WORDS>{{context}}, {weights});")
+        operands = f"exchange.template operands<{plan.gemms[index].buffer}>(pass, step)"
+        run.append(
+            f"if constexpr (STAGE == {plan.gemms[index].stage}) "
+            f"gemm_{index}.run({operands}, {place}, results<{index}>(pass));"
+        )
+        result.append(
+            f"if constexpr (GEMM == {index}) return add<{gemm.partials}, {gemm.result_stride}>(from, at.row);"
+        )
+    offsets = [
+        f"if constexpr (GEMM == {index}) return reinterpret_cast<float*>(shared + {gemm.results}) + "
+        f"pass % 2 * {gemm.partials * sizes.padded_rows * gemm.result_stride};"
+        for index, gemm in enumerate(sizes.gemms)
+    ]
+    return [
+        "template <int WORDS> struct Products {",
+        *members,
+        "char* shared;",
+        "char* scratch;",
+        "__device__ Products(const Context<Plan, WORDS>& context, char* shared, char* scratch)",
+        ": shared(shared), scratch(scratch) {",
+        *load,
+        "}",
+        "template <int STAGE, class Exchange>",
+        "__device__ __forceinline__ void run(const Exchange& exchange, int pass, int step) const {",
+        *run,
+        "}",
+        "template <int GEMM> __device__ float* results(int pass) const {",
+        *offsets,
+        "return nullptr;",
+        "}",
+        "template <int GEMM, int PRODUCT, class At> __device__ float result(const At& at) const {",
+        "const float* from = results<GEMM>(at.pass) + PRODUCT * kTile + at.unit;",
+        *result,
+        "return 0.0f;",
+        "}",
+        "template <int PARTIALS, int STRIDE> __device__ static float add(const float* from, int row) {",
+        "float sum = from[row * STRIDE];",
+        "#pragma unroll",
+        "for (int i = 1; i < PARTIALS; ++i) sum += from[(i * kPaddedRows + row) * STRIDE];",
+        "return sum;",
+        "}",
+        "};",
+    ]

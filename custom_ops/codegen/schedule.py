@@ -1,0 +1,140 @@
+"""What a recurrent kernel does in each stage of a step, read off a cell. No sizes yet, and no device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from custom_ops.cell import Cell, Elementwise, Product, RowSum, Sequence, State, Term, arguments_of
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """Products of one stage with the same operands: `[rows, operands * units] @ [operands * units, products * units]`.
+
+    Attributes:
+        stage: when it can run.
+        buffer: the exchange buffer with its operands.
+        products: their nodes.
+        terms: for each product one term for each operand of the buffer.
+    """
+
+    stage: int
+    buffer: int
+    products: tuple[int, ...]
+    terms: tuple[tuple[Term, ...], ...]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """What the CTAs of a group send each other for one stage.
+
+    Attributes:
+        stage: the stage that waits for it.
+        operands: nodes; whole rows of units for a product, one partial sum of each CTA for row sums.
+        sums: whether they are row sums.
+    """
+
+    stage: int
+    operands: tuple[int, ...]
+    sums: bool = False
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A cell, in the order in which a kernel computes it.
+
+    Attributes:
+        live: for each node, whether anything needs it.
+        stages: how many a step has.
+        carried: nodes that a later stage than their own reads.
+    """
+
+    cell: Cell
+    live: tuple[bool, ...]
+    stages: int
+    gemms: tuple[Gemm, ...]
+    buffers: tuple[Buffer, ...]
+    carried: tuple[int, ...]
+
+    def place_of_sum(self, node: int) -> tuple[int, int]:
+        """The buffer of row sum `node` and its place in it."""
+        for index, buffer in enumerate(self.buffers):
+            if buffer.sums and node in buffer.operands:
+                return index, buffer.operands.index(node)
+        raise KeyError(node)
+
+    def place_of_product(self, node: int) -> tuple[int, int]:
+        """The gemm of product `node` and its place in it."""
+        for index, gemm in enumerate(self.gemms):
+            if node in gemm.products:
+                return index, gemm.products.index(node)
+        raise KeyError(node)
+
+    def is_state(self, operand: int) -> bool:
+        return isinstance(self.cell.nodes[operand], State)
+
+
+@cache
+def schedule(cell: Cell) -> Schedule:
+    """Group the products and row sums of `cell` by what they wait for."""
+    live = _live(cell)
+    first_of_state: dict[int, int] = {}
+    canonical = list(range(len(cell.nodes)))
+    for place, node in enumerate(cell.nodes):
+        if isinstance(node, State):
+            canonical[place] = first_of_state.setdefault(node.index, place)
+
+    grouped: dict[tuple[int, tuple[int, ...]], list[tuple[int, tuple[Term, ...]]]] = {}
+    sums: dict[int, list[int]] = {}
+    for place, node in enumerate(cell.nodes):
+        if live[place] and isinstance(node, Product):
+            terms = tuple(sorted(node.terms, key=lambda term: canonical[term.operand]))
+            key = (cell.stages[place], tuple(canonical[term.operand] for term in terms))
+            grouped.setdefault(key, []).append((place, terms))
+        elif live[place] and isinstance(node, RowSum):
+            sums.setdefault(cell.stages[place], []).append(place)
+
+    gemms: list[Gemm] = []
+    buffers: list[Buffer] = []
+    for (stage, operands), products in sorted(grouped.items()):
+        gemms.append(
+            Gemm(stage, len(buffers), tuple(place for place, _ in products), tuple(terms for _, terms in products))
+        )
+        buffers.append(Buffer(stage, operands))
+    buffers += [Buffer(stage, tuple(nodes), sums=True) for stage, nodes in sorted(sums.items())]
+    stages = 1 + max((stage for place, stage in enumerate(cell.stages) if live[place]), default=0)
+    return Schedule(cell, live, stages, tuple(gemms), tuple(buffers), _carried(cell, live, stages))
+
+
+def _live(cell: Cell) -> tuple[bool, ...]:
+    live = [False] * len(cell.nodes)
+    pending = [*cell.states, *(place for output in cell.outputs for place in output)]
+    while pending:
+        place = pending.pop()
+        if not live[place]:
+            live[place] = True
+            pending += arguments_of(cell.nodes[place])
+    return tuple(live)
+
+
+def _carried(cell: Cell, live: tuple[bool, ...], stages: int) -> tuple[int, ...]:
+    """Results that live in registers from one stage to a later one; leaves are there in any stage."""
+    last = dict.fromkeys(range(len(cell.nodes)), -1)
+    for place, node in enumerate(cell.nodes):
+        if live[place] and isinstance(node, Elementwise):
+            for argument in node.arguments:
+                last[argument] = max(last[argument], cell.stages[place])
+    for place in cell.states:
+        last[place] = stages - 1
+    kinds = (Elementwise, Product, RowSum)
+    return tuple(
+        place
+        for place, node in enumerate(cell.nodes)
+        if live[place] and isinstance(node, kinds) and last[place] > cell.stages[place]
+    )
+
+
+def sequence_leaves(cell: Cell, live: tuple[bool, ...]) -> list[int]:
+    """The sequence values that a step reads."""
+    return [place for place, node in enumerate(cell.nodes) if live[place] and isinstance(node, Sequence)]

@@ -1,0 +1,1 @@
+"""From CUDA source to something that runs."""

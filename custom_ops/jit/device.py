@@ -1,0 +1,102 @@
+"""A GPU without a framework: memory, copies and times, for the tuner and for tests."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from custom_ops.jit.launch import checked, cuda_driver
+
+
+class Device:
+    """A GPU's primary context, current while `with` lasts, and what was allocated in it.
+
+    Attributes:
+        arch: compute capability, 90 for 9.0.
+        processors: streaming multiprocessors.
+        name: as the driver says it.
+    """
+
+    def __init__(self, ordinal: int = 0) -> None:
+        """Raises:
+        KernelError: there is no driver or no such GPU.
+        """
+        self._driver = driver = cuda_driver()
+        self._device = checked(driver, driver.cuDeviceGet(ordinal), f"find GPU {ordinal}")
+        attribute = driver.CUdevice_attribute
+        major = self._attribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
+        minor = self._attribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
+        self.arch = 10 * major + minor
+        self.processors = self._attribute(attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+        self.name = checked(driver, driver.cuDeviceGetName(256, self._device), "read its name").decode().strip("\0")
+        self._blocks: list[int] = []
+        self.stream = 0
+
+    def __enter__(self) -> Device:
+        context = self._call("cuDevicePrimaryCtxRetain", self._device)
+        self._call("cuCtxPushCurrent", context)
+        self.stream = int(self._call("cuStreamCreate", 1))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._call("cuStreamSynchronize", self.stream)
+        for block in self._blocks:
+            self._call("cuMemFree", block)
+        self._blocks.clear()
+        self._call("cuStreamDestroy", self.stream)
+        self._call("cuCtxPopCurrent")
+        self._call("cuDevicePrimaryCtxRelease", self._device)
+
+    def allocate(self, size: int) -> int:
+        """`size` bytes, freed at the end of `with`; at least one, so that every pointer is one."""
+        self._blocks.append(int(self._call("cuMemAlloc", max(size, 1))))
+        return self._blocks[-1]
+
+    def upload(self, array: NDArray[Any]) -> int:
+        """A copy of `array` in device memory."""
+        array = np.ascontiguousarray(array)
+        place = self.allocate(array.nbytes)
+        if array.nbytes:
+            self._call("cuMemcpyHtoD", place, array.ctypes.data, array.nbytes)
+        return place
+
+    def download(self, place: int, array: NDArray[Any]) -> NDArray[Any]:
+        """Fills `array` from device memory, after all that is enqueued."""
+        self._call("cuStreamSynchronize", self.stream)
+        if array.nbytes:
+            self._call("cuMemcpyDtoH", array.ctypes.data, place, array.nbytes)
+        return array
+
+    def time(self, enqueue: Callable[[], None], repeats: int = 10, inner: int = 4) -> float:
+        """Median milliseconds of what `enqueue` puts on `stream`; in a graph, so that the host does not count."""
+        enqueue()
+        mode = self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        self._call("cuStreamBeginCapture", self.stream, mode)
+        for _ in range(inner):
+            enqueue()
+        graph = self._call("cuStreamEndCapture", self.stream)
+        ready = self._call("cuGraphInstantiate", graph, 0)
+        start, end = self._call("cuEventCreate", 0), self._call("cuEventCreate", 0)
+        times = []
+        for _ in range(repeats + 1):
+            self._call("cuEventRecord", start, self.stream)
+            self._call("cuGraphLaunch", ready, self.stream)
+            self._call("cuEventRecord", end, self.stream)
+            self._call("cuEventSynchronize", end)
+            times.append(float(self._call("cuEventElapsedTime", start, end)) / inner)
+        for event in (start, end):
+            self._call("cuEventDestroy", event)
+        self._call("cuGraphExecDestroy", ready)
+        self._call("cuGraphDestroy", graph)
+        return statistics.median(times[1:])
+
+    def _attribute(self, name: Any) -> int:
+        return int(self._call("cuDeviceGetAttribute", name, self._device))
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        return checked(self._driver, getattr(self._driver, name)(*arguments), name)

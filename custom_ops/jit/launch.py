@@ -1,0 +1,205 @@
+"""Launches GPU programs through the CUDA driver, by the rules that the op library follows too.
+
+For the tuner, benchmarks and tests; a graph runs its kernels through the op."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from custom_ops.errors import KernelError
+from custom_ops.jit.program import Program
+
+
+class Launcher:
+    """One program, loaded into the current CUDA context (PyTorch's or TensorFlow's primary one, say).
+
+    Attributes:
+        registers, local, shared: of the kernel as it was compiled: registers a thread, bytes of local memory a thread
+            (spills and stack), bytes of static shared memory.
+        resident: CTAs, or clusters of them, that the device runs at once.
+    """
+
+    def __init__(self, program: Program) -> None:
+        """Raises:
+        KernelError: there is no driver, the device cannot load the program, or not one group of it fits.
+        """
+        self.program = program
+        self._driver = driver = cuda_driver()
+        self._module = self._call(driver.cuModuleLoadData(program.image), "load a kernel")
+        self._kernel = self._function(program.entry)
+        self._fallback = self._function(program.fallback) if program.fallback else None
+        attribute = driver.CUfunction_attribute
+        if program.shared > 48 << 10:
+            name = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self._call(driver.cuFuncSetAttribute(self._kernel, name, program.shared), "get its shared memory")
+        if program.cluster > 8:
+            name = attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+            self._call(driver.cuFuncSetAttribute(self._kernel, name, 1), "allow clusters of 16")
+        self.registers = self._attribute(attribute.CU_FUNC_ATTRIBUTE_NUM_REGS)
+        self.local = self._attribute(attribute.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)
+        self.shared = self._attribute(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
+        self.resident = self._resident()
+        if self.resident < (program.ctas if program.cooperative else 1):
+            raise KernelError(
+                f"a group of {program.ctas} CTAs does not fit this device: it runs {self.resident} at once"
+            )
+
+    def groups(self, batch: int, directions: int = 1) -> int:
+        return -(-batch // self.program.rows) * directions
+
+    def scratch_bytes(self, batch: int, directions: int = 1) -> int:
+        return self.groups(batch, directions) * self.program.scratch
+
+    def __call__(
+        self,
+        time: int,
+        batch: int,
+        pointers: Sequence[Sequence[int]],
+        scratch: int,
+        status: int,
+        stream: int = 0,
+        reverse: Sequence[bool] = (),
+    ) -> None:
+        """Enqueue one sweep on `stream`.
+
+        Args:
+            time, batch: of the tensors; a batch of 0 launches nothing.
+            pointers: for each direction device pointers, in the order of the kernel's parameter (jit/program.py).
+            scratch: device memory of `scratch_bytes`; this call zeroes it.
+            status: an int32 in device memory; this call zeroes it. It is not 0 afterwards if the fallback had to run.
+            stream: a CUDA stream.
+            reverse: for each direction whether it walks time backwards.
+
+        Raises:
+            KernelError: the launch failed.
+        """
+        program, driver = self.program, self._driver
+        groups = self.groups(batch, len(pointers))
+        if groups == 0:
+            return
+        self._call(driver.cuMemsetD8Async(status, 0, 4, stream), "zero the status")
+        if program.scratch:
+            self._call(driver.cuMemsetD8Async(scratch, 0, groups * program.scratch, stream), "zero the scratch")
+        once = self.resident // program.ctas if program.cooperative else 65535
+        words = self._words(time, batch, pointers, scratch, status, reverse)
+        for first in range(0, groups, once):
+            words[1] = first | groups << 32
+            self._launch(self._kernel, (program.ctas, min(once, groups - first)), words, stream, fallback=False)
+        if self._fallback is not None:
+            self.launch_fallback(time, batch, pointers, scratch, status, stream, reverse)
+
+    def launch_fallback(
+        self,
+        time: int,
+        batch: int,
+        pointers: Sequence[Sequence[int]],
+        scratch: int,
+        status: int,
+        stream: int = 0,
+        reverse: Sequence[bool] = (),
+    ) -> None:
+        """Enqueue the fallback, which does nothing unless the status is set; arguments as of a call."""
+        words = self._words(time, batch, pointers, scratch, status, reverse)
+        self._launch(self._fallback, (1, words[1] >> 32), words, stream, fallback=True)
+
+    def _words(
+        self,
+        time: int,
+        batch: int,
+        pointers: Sequence[Sequence[int]],
+        scratch: int,
+        status: int,
+        reverse: Sequence[bool],
+    ) -> list[int]:
+        groups = self.groups(batch, len(pointers))
+        flags = sum(flag << place for place, flag in enumerate(reverse))
+        head = [time | batch << 32, groups << 32, scratch, status, flags]
+        return [*head, *(pointer for direction in pointers for pointer in direction)]
+
+    def _launch(self, kernel: Any, grid: tuple[int, int], words: list[int], stream: int, fallback: bool) -> None:
+        driver, program = self._driver, self.program
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = program.threads, 1, 1
+        config.sharedMemBytes = 0 if fallback else program.shared
+        config.hStream = stream
+        attributes = [] if fallback else self._attributes()
+        config.attrs, config.numAttrs = attributes, len(attributes)
+        parameter = (ctypes.c_uint64 * len(words))(*words)
+        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(parameter))
+        self._call(driver.cuLaunchKernelEx(config, kernel, ctypes.addressof(parameters), 0), "launch a kernel")
+
+    def _attributes(self) -> list[Any]:
+        driver, attributes = self._driver, []
+        if self.program.cluster > 1:
+            cluster = driver.CUlaunchAttribute()
+            cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            size = cluster.value.clusterDim
+            size.x, size.y, size.z = self.program.cluster, 1, 1
+            attributes.append(cluster)
+        if self.program.cooperative:
+            cooperative = driver.CUlaunchAttribute()
+            cooperative.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+            cooperative.value.cooperative = 1
+            attributes.append(cooperative)
+        return attributes
+
+    def _resident(self) -> int:
+        driver, program = self._driver, self.program
+        if program.cluster > 1:
+            config = driver.CUlaunchConfig()
+            config.gridDimX, config.gridDimY, config.gridDimZ = program.ctas, 1, 1
+            config.blockDimX, config.blockDimY, config.blockDimZ = program.threads, 1, 1
+            config.sharedMemBytes = program.shared
+            attributes = self._attributes()
+            config.attrs, config.numAttrs = attributes, len(attributes)
+            return int(self._call(driver.cuOccupancyMaxActiveClusters(self._kernel, config), "fit its clusters"))
+        returned = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self._kernel, program.threads, program.shared)
+        of_one = int(self._call(returned, "fit its CTAs"))
+        device = self._call(driver.cuCtxGetDevice(), "find the device")
+        name = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+        return of_one * int(self._call(driver.cuDeviceGetAttribute(name, device), "count its processors"))
+
+    def _function(self, name: str) -> Any:
+        return self._call(self._driver.cuModuleGetFunction(self._module, name.encode()), f"find {name}")
+
+    def _attribute(self, name: Any) -> int:
+        return int(self._call(self._driver.cuFuncGetAttribute(name, self._kernel), "read its registers"))
+
+    def _call(self, returned: tuple[Any, ...], what: str) -> Any:
+        return checked(self._driver, returned, what)
+
+
+def checked(driver: ModuleType, returned: tuple[Any, ...], what: str) -> Any:
+    """The value that a driver call returned.
+
+    Raises:
+        KernelError: it failed; with the driver's words.
+    """
+    result, *values = returned
+    if result != driver.CUresult.CUDA_SUCCESS:
+        text = driver.cuGetErrorString(result)[1]
+        raise KernelError(f"CUDA could not {what}: {text.decode() if text else result}")
+    return values[0] if values else None
+
+
+def cuda_driver() -> ModuleType:
+    """The driver API, started.
+
+    Raises:
+        KernelError: cuda-bindings, the driver or a GPU is missing.
+    """
+    try:
+        from cuda.bindings import driver
+
+        (result,) = driver.cuInit(0)
+    except (ImportError, RuntimeError) as error:
+        raise KernelError(
+            f"no CUDA driver to run GPU kernels with ({error}); cuda-bindings is in tfmem[gpu]"
+        ) from error
+    if result != driver.CUresult.CUDA_SUCCESS:
+        raise KernelError(f"the CUDA driver does not start: {driver.cuGetErrorString(result)[1].decode()}")
+    return driver

@@ -1,0 +1,130 @@
+"""A GPU program: a compiled kernel with all that a launch needs to know. The op library reads the same bytes.
+
+The kernel has one parameter, a struct of 64-bit words:
+    0: time | batch << 32
+    1: first group of this launch | all groups << 32
+    2: scratch; 3: status, an int32 that a kernel sets when a bounded spin ran out
+    4: bit d is set when direction d walks time backwards
+    5...: pointers of each direction's sequences, invariants, vectors, matrices, initial states, outputs, finals
+Group g works on tile g % tiles of direction g / tiles, where tiles = ceil(batch / rows)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from custom_ops.codegen.layout import layout
+from custom_ops.codegen.recurrent import ENTRY, FALLBACK, generate
+from custom_ops.errors import KernelError
+from custom_ops.jit import nvrtc
+from custom_ops.jit.cache import Cache, digest
+from custom_ops.spec import Configuration, RecurrentSpec
+
+FORMAT = "program 1"
+ANY_BATCH = (1 << 31) - 1
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled kernel.
+
+    Attributes:
+        kind: "cubin" or "ptx".
+        arch: of a cubin, the exact compute capability; of PTX the least (90 for 9.0).
+        entry: name of the kernel.
+        fallback: name of the kernel that runs behind a cooperative one, or "".
+        rows: of the batch for one group.
+        ctas: of a group.
+        cluster: CTAs of a thread-block cluster; 1: none.
+        threads: of a CTA.
+        shared: bytes of dynamic shared memory of a CTA.
+        scratch: bytes of global memory of a group, zero before every launch.
+        cooperative: whether all CTAs of a launch have to run at once.
+        max_batch: the largest batch that it was chosen for.
+        image: the code.
+    """
+
+    kind: str
+    arch: int
+    entry: str
+    fallback: str
+    rows: int
+    ctas: int
+    cluster: int
+    threads: int
+    shared: int
+    scratch: int
+    cooperative: int
+    max_batch: int
+    image: bytes
+
+    def to_bytes(self) -> bytes:
+        """A header of lines "key value", an empty line, the image."""
+        lines = [FORMAT]
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name != "image" and value != "":
+                lines.append(f"{field.name} {value}")
+        return "\n".join(lines).encode() + b"\n\n" + self.image
+
+
+def from_bytes(data: bytes) -> Program:
+    """Read what `Program.to_bytes` wrote.
+
+    Raises:
+        KernelError: the bytes are not a program of this format.
+    """
+    head, _, image = data.partition(b"\n\n")
+    first, *lines = head.decode(errors="replace").splitlines() or [""]
+    if first != FORMAT:
+        raise KernelError(f"expected '{FORMAT}' on the first line of a GPU program, found '{first[:40]}'")
+    found = dict(line.split(" ", 1) for line in lines if " " in line)
+    try:
+        values = {
+            field.name: found.get(field.name, "") if field.type == "str" else int(found[field.name])
+            for field in fields(Program)
+            if field.name != "image"
+        }
+    except (KeyError, ValueError) as error:
+        raise KernelError(f"the header of a GPU program lacks a number: {error}") from error
+    return Program(**values, image=image)  # type: ignore[arg-type]
+
+
+def build(
+    spec: RecurrentSpec,
+    configuration: Configuration,
+    arch: int,
+    cache: Cache | None = None,
+    max_batch: int = ANY_BATCH,
+) -> Program:
+    """Generate and compile one kernel, or take it from `cache`.
+
+    Raises:
+        KernelError: the configuration does not fit, or the compiler is missing or rejects the source.
+    """
+    source = generate(spec, configuration, arch)
+    sizes = layout(spec, configuration, arch)
+
+    def compiled() -> bytes:
+        return nvrtc.compile_source(source, arch)
+
+    if cache is None:
+        image = compiled()
+    else:
+        headers = (text for item in sorted(nvrtc.headers().items()) for text in item)
+        options = nvrtc.compile_options(arch)
+        image = cache.get(digest(nvrtc.compiler_version(), *options, source, *headers), compiled)
+    return Program(
+        kind="cubin",
+        arch=arch,
+        entry=ENTRY,
+        fallback=FALLBACK if configuration.exchange == "grid" else "",
+        rows=configuration.rows,
+        ctas=configuration.ctas,
+        cluster=configuration.ctas if configuration.exchange == "cluster" else 1,
+        threads=configuration.threads,
+        shared=sizes.shared,
+        scratch=sizes.scratch,
+        cooperative=int(configuration.exchange == "grid"),
+        max_batch=max_batch,
+        image=image,
+    )

@@ -1,0 +1,146 @@
+// What CTAs of a group send each other, and the two exchanges that need no other CTA.
+//
+// An exchange has buffers; a buffer has operands; a row of an operand holds `width` numbers of each
+// CTA. All exchanges have these members (PASS is a part of the rows, `step` counts from 0; operands
+// of a buffer are what the products of one step read):
+//   begin<B>(initial)             the states before step 0 come from initial(operand, row, place)
+//   start()                       after all begin: nobody sends before everybody is ready
+//   wait<B>(pass, step, initial)  until the operands of `step` are there
+//   operands<B>(pass, step)       then they are here
+//   send<B, O>(...)               this CTA's number of one (row, unit), from all lanes of a warp;
+//   `step` is the reader's send_sum<B, O>(...)           this CTA's part of a row's sum, from all
+//   lanes of a warp end_of_stage()                all threads, after the sends of a stage finish()
+//   nobody leaves while others may still send to it
+#pragma once
+
+#include "common.cuh"
+
+namespace tfmem {
+
+struct BufferShape {
+  int operands;
+  int width;
+  int stride;
+  int offset;
+  int barrier;
+  int exchanged;
+  int states;  // bit o: operand o is a state
+};
+
+// Where an exchange keeps its things, and who it is.
+struct Place {
+  char* shared;
+  char* scratch;  // of this group
+  int* status;
+  int cta;
+};
+
+// Writes what is known before step 0; `rows` is the rows of one pass.
+template <class Plan, int B, class Initial>
+__device__ inline void fill_states(float* to, int first_row, const Initial& initial) {
+  constexpr BufferShape kBuffer = Plan::template buffer<B>();
+  constexpr int kPlaces = Plan::kCtas * kBuffer.width;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < Plan::kRows * kBuffer.operands * kPlaces; i += Plan::kThreads) {
+    const int row = i / (kBuffer.operands * kPlaces);
+    const int operand = i / kPlaces % kBuffer.operands;
+    if (kBuffer.states >> operand & 1) {
+      const int place = i % kPlaces;
+      to[row * kBuffer.stride + operand * kPlaces + place] =
+          initial(operand, first_row + row, place);
+    }
+  }
+}
+
+// One CTA: operands in shared memory, in one copy, since a stage's products are over when its
+// elementwise part starts.
+template <class Plan>
+class SingleExchange {
+ public:
+  static constexpr int kCopies = Plan::kPasses;
+
+  __device__ explicit SingleExchange(const Place& place) : place_(place) {}
+
+  template <int B, class Initial>
+  __device__ void begin(const Initial& initial) {
+    for (int pass = 0; pass < Plan::kPasses; ++pass) {
+      fill_states<Plan, B>(operands<B>(pass, 0), pass * Plan::kRows, initial);
+    }
+  }
+
+  __device__ void start() { __syncthreads(); }
+
+  template <int B, class Initial>
+  __device__ void wait(int, int, const Initial&) {}
+
+  template <int B>
+  __device__ float* operands(int pass, int) const {
+    constexpr BufferShape kBuffer = Plan::template buffer<B>();
+    return reinterpret_cast<float*>(place_.shared + kBuffer.offset) +
+           pass * Plan::kPaddedRows * kBuffer.stride;
+  }
+
+  template <int B, int O>
+  __device__ void send(int pass, int step, int row, int unit, bool valid, float value) const {
+    constexpr BufferShape kBuffer = Plan::template buffer<B>();
+    if (valid) operands<B>(pass, step)[row * kBuffer.stride + O * kBuffer.width + unit] = value;
+  }
+
+  template <int B, int O>
+  __device__ void send_sum(int pass, int step, int row, float value) const {
+    constexpr BufferShape kBuffer = Plan::template buffer<B>();
+    if (threadIdx.x % kWarp == 0) operands<B>(pass, step)[row * kBuffer.stride + O] = value;
+  }
+
+  __device__ void end_of_stage() const { __syncthreads(); }
+  __device__ void finish() const {}
+
+ private:
+  Place place_;
+};
+
+// One CTA, operands in global memory: slow, for any size, and nobody to wait for.
+template <class Plan>
+class FallbackExchange {
+ public:
+  static constexpr int kCopies = 0;  // in shared memory
+
+  __device__ explicit FallbackExchange(const Place& place) : place_(place) {}
+
+  template <int B, class Initial>
+  __device__ void begin(const Initial& initial) {
+    fill_states<Plan, B>(operands<B>(0, 0), 0, initial);
+  }
+
+  __device__ void start() { __syncthreads(); }
+
+  template <int B, class Initial>
+  __device__ void wait(int, int, const Initial&) {}
+
+  template <int B>
+  __device__ float* operands(int, int step) const {
+    constexpr BufferShape kBuffer = Plan::template buffer<B>();
+    return reinterpret_cast<float*>(place_.scratch + kBuffer.offset) +
+           step % 2 * Plan::kRows * kBuffer.stride;
+  }
+
+  template <int B, int O>
+  __device__ void send(int pass, int step, int row, int unit, bool valid, float value) const {
+    constexpr BufferShape kBuffer = Plan::template buffer<B>();
+    if (valid) operands<B>(pass, step)[row * kBuffer.stride + O * kBuffer.width + unit] = value;
+  }
+
+  template <int B, int O>
+  __device__ void send_sum(int pass, int step, int row, float value) const {
+    constexpr BufferShape kBuffer = Plan::template buffer<B>();
+    if (threadIdx.x % kWarp == 0) operands<B>(pass, step)[row * kBuffer.stride + O] = value;
+  }
+
+  __device__ void end_of_stage() const { __syncthreads(); }
+  __device__ void finish() const {}
+
+ private:
+  Place place_;
+};
+
+}  // namespace tfmem

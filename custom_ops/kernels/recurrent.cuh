@@ -1,0 +1,381 @@
+// The sweep of a recurrent cell over a sequence: one launch, weights resident (GRNN, section 5).
+//
+// `Cell` is the generated elementwise code, `Plan` the numbers, the products and the exchange of
+// one kernel (custom_ops/codegen/recurrent.py writes both).
+#pragma once
+
+#include "exchange.cuh"
+#include "math.cuh"
+
+namespace tfmem {
+
+struct GemmShape {
+  int columns;
+  int depth;
+  int operands;
+  int products;
+};
+
+// Of one matrix block: where it starts, and how far apart its rows and columns are.
+template <class Value>
+struct Block {
+  const Value* base;
+  long long row;
+  long long column;
+};
+
+// What a thread knows of the kernel's parameter and its own place.
+template <class Plan, int WORDS>
+struct Context {
+  using Value = typename Plan::Value;
+
+  const Parameters<WORDS>& parameters;
+  int time;
+  int batch;
+  int direction;
+  int first_row;  // of the group's tile
+  int cta;
+  bool reverse;
+
+  template <class Pointer>
+  __device__ Pointer* pointer(int index) const {
+    return reinterpret_cast<Pointer*>(
+        parameters.word[kPointers + direction * Plan::kPointersOfDirection + index]);
+  }
+
+  __device__ long long index_of(int step) const { return reverse ? time - 1 - step : step; }
+
+  // The block at (ROW, COLUMN) of a matrix with COLUMNS blocks in a row.
+  template <int POINTER, int COLUMNS, int ROW, int COLUMN, bool TRANSPOSED>
+  __device__ Block<Value> block() const {
+    constexpr long long kLine = static_cast<long long>(COLUMNS) * Plan::kUnits;
+    const Value* base =
+        pointer<const Value>(POINTER) + ROW * Plan::kUnits * kLine + COLUMN * Plan::kUnits;
+    return TRANSPOSED ? Block<Value>{base, 1, kLine} : Block<Value>{base, kLine, 1};
+  }
+
+  // A number of a state [batch, units], 0 outside.
+  __device__ float state(int index, int row, int unit) const {
+    const bool inside = first_row + row < batch && unit < Plan::kUnits;
+    return inside ? to_float(pointer<const Value>(
+                        index)[(first_row + row) * static_cast<long long>(Plan::kUnits) + unit])
+                  : 0.0f;
+  }
+};
+
+// One (row, unit) of one stage: what the generated code reads and writes.
+template <class Plan, class Exchange, class Products, int WORDS>
+struct Port {
+  using Value = typename Plan::Value;
+
+  const Context<Plan, WORDS>& context;
+  const Exchange& exchange;
+  const Products& products;
+  char* shared;
+  char* scratch;
+  int pass;
+  int step;
+  int row;     // of the pass
+  int unit;    // of the CTA
+  bool valid;  // within the tile
+  bool live;   // within the batch and the hidden units
+
+  __device__ int batch_row() const { return context.first_row + pass * Plan::kRows + row; }
+  __device__ int hidden_unit() const { return context.cta * Plan::kTile + unit; }
+
+  template <int POINTER, int COLUMNS, int COLUMN>
+  __device__ float sequence(int at) const {
+    if (!live || at >= context.time) return 0.0f;
+    return to_float(context.template pointer<const Value>(POINTER)[place<COLUMNS, COLUMN>(at)]);
+  }
+
+  template <int POINTER, int COLUMNS, int COLUMN>
+  __device__ float invariant() const {
+    const long long at = batch_row() * static_cast<long long>(COLUMNS) + COLUMN;
+    return live ? to_float(context.template pointer<const Value>(
+                      POINTER)[at * Plan::kUnits + hidden_unit()])
+                : 0.0f;
+  }
+
+  template <int POINTER, int COLUMN>
+  __device__ float vector() const {
+    return live ? to_float(context.template pointer<const Value>(
+                      POINTER)[COLUMN * Plan::kUnits + hidden_unit()])
+                : 0.0f;
+  }
+
+  template <int POINTER>
+  __device__ float initial() const {
+    return context.state(POINTER, pass * Plan::kRows + row, hidden_unit());
+  }
+
+  template <int POINTER, int COLUMNS, int COLUMN>
+  __device__ void output(float value) const {
+    if (live && (COLUMNS > 0 || hidden_unit() == 0)) {
+      from_float(value, &context.template pointer<Value>(POINTER)[place<COLUMNS, COLUMN>(step)]);
+    }
+  }
+
+  template <int POINTER>
+  __device__ void final_state(float value) const {
+    if (live) {
+      const long long at = batch_row() * static_cast<long long>(Plan::kUnits) + hidden_unit();
+      from_float(value, &context.template pointer<Value>(POINTER)[at]);
+    }
+  }
+
+  template <int GEMM, int PRODUCT>
+  __device__ float product() const {
+    return products.template result<GEMM, PRODUCT>(*this);
+  }
+
+  // The sum over all CTAs' parts, in the same order everywhere.
+  template <int B, int O>
+  __device__ float row_sum() const {
+    constexpr BufferShape kBuffer = Plan::template buffer<B>();
+    const float* parts =
+        exchange.template operands<B>(pass, step) + row * kBuffer.stride + O * Plan::kCtas;
+    float sum = 0.0f;
+    for (int i = 0; i < Plan::kCtas; ++i) sum += parts[i];
+    return sum;
+  }
+
+  // An operand of this step's later stages.
+  template <int B, int O>
+  __device__ void send(float value) const {
+    exchange.template send<B, O>(pass, step, row, unit, valid, live ? value : 0.0f);
+  }
+
+  // A state, for the next step.
+  template <int B, int O>
+  __device__ void send_state(float value) const {
+    if (step + 1 < context.time)
+      exchange.template send<B, O>(pass, step + 1, row, unit, valid, live ? value : 0.0f);
+  }
+
+  template <int O>
+  __device__ void add_to_row(float value) const {
+    if (valid) staging(O, row)[unit] = live ? value : 0.0f;
+  }
+
+  __device__ float* staging(int operand, int at_row) const {
+    char* base = Plan::kFallback ? scratch : shared;
+    return reinterpret_cast<float*>(base + Plan::kStaging) +
+           (operand * Plan::kRows + at_row) * Plan::kTile;
+  }
+
+ private:
+  template <int COLUMNS, int COLUMN>
+  __device__ long long place(int at) const {
+    const long long line = context.index_of(at) * context.batch + batch_row();
+    return COLUMNS == 0 ? line : (line * COLUMNS + COLUMN) * Plan::kUnits + hidden_unit();
+  }
+};
+
+// Reads weights for a product's load().
+template <class Cell, class Plan, int GEMM, int WORDS>
+struct WeightSource {
+  const Context<Plan, WORDS>& context;
+
+  __device__ float operator()(int column, int k) const {
+    constexpr GemmShape kGemm = Plan::template gemm<GEMM>();
+    constexpr int kOperand = Plan::kCtas * Plan::kTile;
+    const int unit = context.cta * Plan::kTile + column % Plan::kTile;
+    if (column >= kGemm.columns || k >= kGemm.depth || unit >= Plan::kUnits ||
+        k % kOperand >= Plan::kUnits)
+      return 0.0f;
+    const auto block = Cell::block(Tag<GEMM>(), context, column / Plan::kTile, k / kOperand);
+    return to_float(block.base[k % kOperand * block.row + unit * block.column]);
+  }
+
+  __device__ float4 four(int column, int k) const {
+    return make_float4((*this)(column, k), (*this)(column, k + 1), (*this)(column, k + 2),
+                       (*this)(column, k + 3));
+  }
+};
+
+// The fallback's products: each thread makes its own sums, straight from the matrices.
+template <class Cell, class Plan, int WORDS>
+struct DirectProducts {
+  const Context<Plan, WORDS>& context;
+
+  template <int STAGE, class Exchange>
+  __device__ void run(const Exchange&, int, int) const {}
+
+  template <int GEMM, int PRODUCT, class At>
+  __device__ float result(const At& port) const {
+    constexpr GemmShape kGemm = Plan::template gemm<GEMM>();
+    constexpr BufferShape kBuffer = Plan::template buffer<GEMM>();
+    const float* operands =
+        port.exchange.template operands<GEMM>(port.pass, port.step) + port.row * kBuffer.stride;
+    const int unit = port.live ? port.unit : 0;
+    float sum = 0.0f;
+    for (int operand = 0; operand < kGemm.operands; ++operand) {
+      const auto block = Cell::block(Tag<GEMM>(), context, PRODUCT, operand);
+      for (int k = 0; k < Plan::kUnits; ++k) {
+        sum = fmaf(operands[operand * Plan::kTile + k],
+                   to_float(block.base[k * block.row + unit * block.column]), sum);
+      }
+    }
+    return sum;
+  }
+};
+
+template <class Cell, class Plan, class Exchange, class Products, int WORDS>
+struct Sweep {
+  using Element = typename Cell::Element;
+  using At = Port<Plan, Exchange, Products, WORDS>;
+
+  const Context<Plan, WORDS>& context;
+  Exchange& exchange;
+  Products& products;
+  char* shared;
+  char* scratch;
+
+  __device__ At port(int pass, int step, int item) const {
+    const int index = item * Plan::kThreads + threadIdx.x;
+    const int row = index / Plan::kTile;
+    const int unit = index % Plan::kTile;
+    const bool valid = row < Plan::kRows;
+    const bool live = valid && context.first_row + pass * Plan::kRows + row < context.batch &&
+                      context.cta * Plan::kTile + unit < Plan::kUnits;
+    return At{context, exchange,        products, shared, scratch, pass,
+              step,    valid ? row : 0, unit,     valid,  live};
+  }
+
+  // `initial` of buffer B, for the exchange.
+  template <int B>
+  __device__ auto initial() const {
+    return [this](int operand, int row, int place) {
+      return context.state(Cell::initial_state(Tag<B>(), operand), row, place);
+    };
+  }
+
+  template <int STAGE>
+  __device__ __forceinline__ void stage(Element (&elements)[Plan::kPasses][Plan::kItems],
+                                        int step) {
+    if constexpr (STAGE < Cell::kStages) {
+#pragma unroll
+      for (int pass = 0; pass < Plan::kPasses; ++pass) {
+        Plan::template for_buffers<STAGE>([&](auto tag) { wait(tag, pass, step); });
+        products.template run<STAGE>(exchange, pass, step);
+        if constexpr (Plan::template has_gemm<STAGE>()) __syncthreads();
+        elementwise<STAGE>(elements[pass], pass, step);
+        if constexpr (Cell::template sums<STAGE>() > 0) {
+          __syncthreads();
+          reduce<STAGE, 0>(pass, step);
+        }
+        if constexpr (Cell::template sends<STAGE>()) exchange.end_of_stage();
+      }
+      stage<STAGE + 1>(elements, step);
+    }
+  }
+
+ private:
+  template <int B>
+  __device__ __forceinline__ void wait(Tag<B>, int pass, int step) {
+    exchange.template wait<B>(pass, step, initial<B>());
+  }
+
+  template <int STAGE>
+  __device__ __forceinline__ void elementwise(Element (&elements)[Plan::kItems], int pass,
+                                              int step) {
+    const auto one = [&](int item) {
+      // Whole warps go in, for the shuffles of a send.
+      if ((item * Plan::kThreads + threadIdx.x) / kWarp * kWarp < Plan::kRows * Plan::kTile) {
+        Cell::stage(Tag<STAGE>(), elements[item], port(pass, step, item));
+      }
+    };
+    if constexpr (Plan::kFallback) {
+#pragma unroll 1
+      for (int item = 0; item < Plan::kItems; ++item) one(item);
+    } else {
+#pragma unroll
+      for (int item = 0; item < Plan::kItems; ++item) one(item);
+    }
+  }
+
+  // Sums what add_to_row left, a warp for each row.
+  template <int STAGE, int O>
+  __device__ __forceinline__ void reduce(int pass, int step) {
+    if constexpr (O < Cell::template sums<STAGE>()) {
+      const int lane = threadIdx.x % kWarp;
+      for (int row = threadIdx.x / kWarp; row < Plan::kRows; row += Plan::kThreads / kWarp) {
+        const float* numbers = port(pass, step, 0).staging(O, row);
+        float sum = 0.0f;
+        for (int i = lane; i < Plan::kTile; i += kWarp) sum += numbers[i];
+        for (int lanes = kWarp / 2; lanes > 0; lanes /= 2)
+          sum += __shfl_xor_sync(kAllLanes, sum, lanes);
+        exchange.template send_sum<Cell::template sum_buffer<STAGE>(), O>(pass, step, row, sum);
+      }
+      reduce<STAGE, O + 1>(pass, step);
+    }
+  }
+};
+
+template <class Exchange, class Sweeper, int B>
+__device__ __forceinline__ void begin(Exchange& exchange, const Sweeper& sweeper, Tag<B>) {
+  exchange.template begin<B>(sweeper.template initial<B>());
+}
+
+// The whole kernel. Blocks: x is the CTA of a group, y the group; groups of direction 0 come first.
+template <class Cell, class Plan, int WORDS>
+__device__ __forceinline__ void sweep(const Parameters<WORDS>& parameters, char* shared) {
+  using Exchange = typename Plan::Exchange;
+  using Products = typename Plan::template Products<WORDS>;
+  const int group = static_cast<int>(parameters.word[kGroups]) + blockIdx.y;
+  const int groups = static_cast<int>(parameters.word[kGroups] >> 32);
+  if (group >= groups) return;
+  const int tiles = groups / Plan::kDirections;
+  const int direction = group / tiles;
+  const Context<Plan, WORDS> context{parameters,
+                                     static_cast<int>(parameters.word[kTimeAndBatch]),
+                                     static_cast<int>(parameters.word[kTimeAndBatch] >> 32),
+                                     direction,
+                                     group % tiles * (Plan::kRows * Plan::kPasses),
+                                     static_cast<int>(blockIdx.x),
+                                     (parameters.word[kReverse] >> direction & 1) != 0};
+  char* scratch = reinterpret_cast<char*>(parameters.word[kScratch]) +
+                  group * static_cast<long long>(Plan::kScratch);
+  int* status = reinterpret_cast<int*>(parameters.word[kStatus]);
+
+  for (int i = threadIdx.x * 16; i < Plan::kZeroed; i += Plan::kThreads * 16) {
+    *reinterpret_cast<float4*>(shared + i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  }
+  __syncthreads();
+  Exchange exchange(Place{shared, scratch, status, context.cta});
+  Products products(context, shared, scratch);
+  Sweep<Cell, Plan, Exchange, Products, WORDS> sweeper{context, exchange, products, shared,
+                                                       scratch};
+
+  typename Cell::Element elements[Plan::kPasses][Plan::kItems];
+  const auto each = [&](auto&& function) {
+#pragma unroll
+    for (int pass = 0; pass < Plan::kPasses; ++pass) {
+      if constexpr (Plan::kFallback) {
+#pragma unroll 1
+        for (int item = 0; item < Plan::kItems; ++item) function(elements[pass][item], pass, item);
+      } else {
+#pragma unroll
+        for (int item = 0; item < Plan::kItems; ++item) function(elements[pass][item], pass, item);
+      }
+    }
+  };
+  each([&](auto& element, int pass, int item) {
+    Cell::begin(element, sweeper.port(pass, 0, item));
+  });
+  Plan::template for_buffers<-1>([&](auto tag) { begin(exchange, sweeper, tag); });
+  exchange.start();
+
+#pragma unroll 1
+  for (int step = 0; step < context.time; ++step) {
+    sweeper.template stage<0>(elements, step);
+    each([&](auto& element, int pass, int item) {
+      Cell::load(element, sweeper.port(pass, step, item), step + 1);
+    });
+  }
+  each([&](auto& element, int pass, int item) { Cell::end(element, sweeper.port(pass, 0, item)); });
+  exchange.finish();
+}
+
+}  // namespace tfmem

@@ -1,0 +1,93 @@
+"""What a persistent recurrent kernel computes (`RecurrentSpec`), and how it is laid out on a GPU (`Configuration`).
+
+Both are values: equal ones give the same source, the same artifact and the same place in a cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from custom_ops.cell import Cell
+from custom_ops.errors import KernelError
+
+DataType: TypeAlias = Literal["float32", "float16", "bfloat16"]
+Precision: TypeAlias = Literal["highest", "tf32", "bfloat16", "float16"]
+Product: TypeAlias = Literal["fma", "mma"]
+Exchange: TypeAlias = Literal["single", "cluster", "grid"]
+
+LARGEST_CLUSTER = 16  # CTAs, on Hopper; more than 8 is not portable and has to be allowed
+WARP = 32
+
+
+@dataclass(frozen=True)
+class RecurrentSpec:
+    """One cell of a given size, swept over a sequence.
+
+    Attributes:
+        cell: the step.
+        units: the hidden size, any positive number.
+        dtype: of all tensors; sums and states are float32 whatever it is.
+        precision: what a product with a state may round to: "highest" keeps float32's accuracy.
+        directions: sweeps in one launch, each with its own tensors: 2 for a bidirectional layer.
+    """
+
+    cell: Cell
+    units: int
+    dtype: DataType = "float32"
+    precision: Precision = "highest"
+    directions: int = 1
+
+    def __post_init__(self) -> None:
+        if self.units < 1:
+            raise KernelError(f"a hidden size of {self.units}: expected at least 1")
+        if self.dtype not in get_args(DataType):
+            raise KernelError(f"no GPU kernel for {self.dtype}: expected one of {', '.join(get_args(DataType))}")
+        if self.precision not in get_args(Precision):
+            raise KernelError(f"precision '{self.precision}': expected one of {', '.join(get_args(Precision))}")
+        if not 1 <= self.directions <= 64:
+            raise KernelError(f"{self.directions} directions: expected 1 to 64")
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """How a group of CTAs shares the rows of one batch tile (GRNN, sections 5 and 6).
+
+    CTA j of a group owns the hidden units [j * width, (j + 1) * width), all gates of them: output-based tiling. Within
+    a CTA a work group of `lanes` threads splits the sums of a set of columns; `threads / lanes` work groups split the
+    columns. The paper's tile height is `rows`, its tile width follows from `ctas`.
+
+    Attributes:
+        rows: of the batch, for one group.
+        passes: 1, 2 or 4 parts of `rows`, computed in turn, so that one part's exchange hides behind the others.
+        ctas: of a group; with more than one they exchange operands every step.
+        threads: of a CTA.
+        lanes: threads of a work group, a power of two; above 32 its warps' sums meet in shared memory.
+        register_weights: how many weights a thread keeps in registers.
+        shared_weights: how many more a thread keeps in shared memory; what is left is read from L2 every step.
+        product: "fma" on the ordinary cores; "mma" on the tensor cores (three TF32 products for precision "highest").
+        exchange: "single" CTA, thread-block "cluster" (distributed shared memory), or "grid" (through L2).
+    """
+
+    rows: int = 1
+    passes: int = 1
+    ctas: int = 1
+    threads: int = 256
+    lanes: int = 16
+    register_weights: int = 128
+    shared_weights: int = 0
+    product: Product = "fma"
+    exchange: Exchange = "single"
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.passes not in (1, 2, 4) or self.rows % self.passes:
+            raise KernelError(f"{self.rows} rows in {self.passes} passes: expected a multiple of 1, 2 or 4 passes")
+        if self.threads % WARP or not WARP <= self.threads <= 1024:
+            raise KernelError(f"{self.threads} threads: expected a multiple of {WARP} up to 1024")
+        if self.lanes & (self.lanes - 1) or not 1 <= self.lanes <= self.threads:
+            raise KernelError(f"{self.lanes} lanes: expected a power of two up to the {self.threads} threads")
+        if (self.ctas == 1) != (self.exchange == "single") or self.ctas < 1:
+            raise KernelError(f"{self.ctas} CTAs with exchange '{self.exchange}': 'single' is for exactly one CTA")
+        if self.exchange == "cluster" and self.ctas > LARGEST_CLUSTER:
+            raise KernelError(f"a cluster of {self.ctas} CTAs: the hardware has at most {LARGEST_CLUSTER}")
+        if self.product == "mma" and self.lanes < WARP:
+            raise KernelError(f"{self.lanes} lanes with product 'mma': a tensor core works for a whole warp, {WARP}")

@@ -90,6 +90,7 @@ def plan_step(
             timed=timed,
             widest=widest,
             region=region,
+            relax=not step.merging,
         )
     except InfeasibleBudgetError as error:
         if not timeline.gaps() or not roles.has_gradient(step.graph):

@@ -41,7 +41,7 @@ from tfmem.capture.grappler import run_grappler
 from tfmem.engine import Engine
 from tfmem.profile import ProfileCache, fingerprint
 from tfmem.sampling import sampled, watched
-from tfmem.trials import OUT_OF_MEMORY, Trial, choose, falling
+from tfmem.trials import OUT_OF_MEMORY, Trial, choose, falling, first_plans, no_room
 
 SURELY_FITS = 0.75  # of the budget: a step estimated at less is not observed
 GPU_TRIALS = 3
@@ -166,7 +166,9 @@ class ManagedStep:
             self._settle(self._timeline, least)
             return
         self._observed = known is not None
-        self._first = self._first_plan(least)  # also what is left when every trial runs out of memory
+        plan = partial(self._plan, self._timeline)
+        self._firsts = first_plans(engine, self._timeline, self._budget, plan, least)
+        self._first = next(self._firsts)  # also what is left when every trial runs out of memory
         if self._observed and not engine.target.is_gpu:
             self._next_trial()
             return
@@ -174,19 +176,6 @@ class ManagedStep:
         self._build(self._first, probed=True)
         self._stage = Stage.WARM
         self.report = self._describe(self._timeline, self._first)
-
-    def _first_plan(self, least: OffloadPlan) -> OffloadPlan:
-        """cuDNN tries its algorithms when they first run: give it all the memory there can be."""
-        return self._widest_plan() or least
-
-    def _widest_plan(self) -> OffloadPlan | None:
-        """The plan with the most memory to spare, if the host can take what it moves."""
-        widest = self._plan(self._timeline, self._budget, widest=True)
-        try:
-            self._engine.require_host_room(self._timeline, widest)
-        except TfmemError:
-            return None
-        return widest
 
     def _staged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._stage is Stage.CHECK:
@@ -288,6 +277,7 @@ class ManagedStep:
         Raises:
             Exception: `error`, if a weight may have been updated already, so that the step cannot be run again, or if
                 there is no other plan.
+            InfeasibleBudgetError: there is no other plan, because no plan's allocations find room.
         """
         rows = self._engine.library.probes(self._run)
         reached = max((row.index // 2 for row in rows), default=0)
@@ -302,12 +292,13 @@ class ManagedStep:
         if self._stage is Stage.TRIAL:
             self._next_trial()
             return
-        widest = self._widest_plan()
-        if widest is None or widest.moves in self._tried:
-            raise error
-        self._tried.add(widest.moves)
-        self._first = widest
-        self._build(widest, probed=True)
+        following = next((plan for plan in self._firsts if plan.moves not in self._tried), None)
+        if following is None:
+            widest = partial(self._plan, self._timeline, self._budget, widest=True)
+            raise no_room(self._engine, self._timeline, widest, where) or error from error
+        self._tried.add(following.moves)
+        self._first = following
+        self._build(following, probed=True)
 
     def _choose(self) -> None:
         """Settle on the fastest trial that met the budget; if none did, on the one that came nearest."""

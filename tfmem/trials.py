@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import tensorflow as tf
 
@@ -11,6 +12,7 @@ from custom_ops.errors import TfmemError
 from graph_passes.analysis.fragmentation import first_failure
 from graph_passes.analysis.timeline import Timeline
 from graph_passes.cost.observe import Observation
+from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.offload.plan import OffloadPlan
 from graph_passes.report import Report
 from tfmem.engine import Engine
@@ -52,6 +54,65 @@ def falling(
             continue
         if not whole or first_failure(timeline, found.moves, region) is None:
             yield found
+
+
+def first_plans(
+    engine: Engine, timeline: Timeline, budget: int, plan: Callable[..., OffloadPlan], least: OffloadPlan
+) -> Iterator[OffloadPlan]:
+    """Plans to run before workspace is known, the next if one runs out of memory.
+
+    cuDNN tries its algorithms when they first run, among those whose workspace fits: first comes the plan with the most
+    memory to spare, if the host can take what it moves.
+
+    Args:
+        engine: tells the allocator's region and the host's room.
+        timeline: the step.
+        budget: bytes.
+        plan: makes a plan for `budget` bytes, in a `region` of bytes if that is not None; the `widest` one if asked.
+        least: the plan that moves no more than must.
+    """
+    region = int(REGION * engine.target.memory) if engine.target.is_gpu else None
+    widest = plan(budget=budget, widest=True, region=region)
+    try:
+        engine.require_host_room(timeline, widest)
+    except TfmemError:
+        widest = least
+    if region is None:
+        yield widest
+    else:
+        finds_room = first_failure(timeline, widest.moves, region) is None
+        others = falling(engine, timeline, budget, plan, whole=True)
+        yield from chain([widest], others) if finds_room else chain(others, [widest])
+    yield least
+
+
+def no_room(
+    engine: Engine, timeline: Timeline, plan: Callable[..., OffloadPlan], op: str
+) -> InfeasibleBudgetError | None:
+    """The error for a step that ran out of a GPU's memory under every plan; None if the replay finds room for it.
+
+    Args:
+        engine: tells how many bytes TensorFlow may use of the device.
+        timeline: the step.
+        plan: makes the plan with the most memory to spare, in a `region` of bytes.
+        op: the op that found no room.
+    """
+
+    def finds_room(memory: int) -> bool:
+        region = int(REGION * memory)
+        return first_failure(timeline, plan(region=region).moves, region) is None
+
+    given = engine.target.memory
+    if not engine.target.is_gpu or finds_room(given):
+        return None
+    tried = (given * share // 32 for share in range(33, 97))
+    enough = next(filter(finds_room, tried), 3 * given)
+    return InfeasibleBudgetError(
+        f"the step ran out of memory at op '{op}' under every plan for the {given:,} bytes that TensorFlow may use: "
+        f"they do not hold its tensors in one piece each; give it about {enough:,} bytes, or use a smaller batch",
+        enough,
+        op,
+    )
 
 
 def choose(trials: Sequence[Trial], budget: int) -> tuple[Trial, list[str]]:

@@ -44,7 +44,7 @@ def build_timeline(
         shared.setdefault(root, []).append(tensor)
 
     fetched = set(fetches)
-    only_updates = {position[name] for name in update_only(graph, order)}
+    only_updates = frozenset(position[name] for name in update_only(graph, order))
     buffers, pauses = [], []
     for root, views in shared.items():
         node = graph[root.node]
@@ -72,7 +72,7 @@ def build_timeline(
     steps = tuple(Step(name, costs.seconds(graph, graph[name]), costs.workspace(graph, graph[name])) for name in order)
     turn = _last_ancestor(graph, loss, position) if loss else turning_point(pauses, len(order))
     buffers.sort(key=lambda buffer: (buffer.start, buffer.tensor))
-    return Timeline(steps, _with_remakes(graph, position, owner, buffers), turn, costs.base(graph))
+    return Timeline(steps, _with_remakes(graph, position, owner, buffers), turn, costs.base(graph), only_updates)
 
 
 def _with_remakes(

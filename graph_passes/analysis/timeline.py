@@ -95,12 +95,14 @@ class Timeline:
         buffers: every allocation of the step that has a known size.
         turn: the position of the last forward op.
         base: bytes alive all the time.
+        updates: positions of the ops between a weight's gradient and its update.
     """
 
     steps: tuple[Step, ...]
     buffers: tuple[Buffer, ...]
     turn: int
     base: int = 0
+    updates: frozenset[int] = frozenset()
 
     @cached_property
     def workspace(self) -> npt.NDArray[np.int64]:
@@ -146,7 +148,7 @@ class Timeline:
 
     def crosses_turn(self, gap: Gap) -> bool:
         """Whether the gap lies between the last forward and the first backward use."""
-        return gap.last <= self.turn < gap.next
+        return gap.last <= self.turn < gap.next and gap.next not in self.updates
 
 
 def turning_point(live: Sequence[tuple[int, int]], length: int) -> int:

@@ -26,6 +26,7 @@ from graph_passes.offload.options import OffloadOptions
 from graph_passes.offload.placement import one_layer_ahead, place, tight
 
 REPAIRS = 4  # tensors moved for the sake of contiguous room
+ISLANDS = 32  # tensors considered for each, the largest: every one takes a replay of the step
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ def plan_offload(
     unordered: Collection[int] = (),
     widest: bool = False,
     region: int | None = None,
+    relax: bool = True,
 ) -> OffloadPlan:
     """Make a plan whose peak is at most `budget` bytes.
 
@@ -81,6 +83,7 @@ def plan_offload(
             with memory to spare, in which cuDNN is free to choose. If that is not enough, every candidate.
         region: bytes that the allocations have to find room in (see `analysis.fragmentation`); moves are added until
             they do, as far as moves can help.
+        relax: whether a default reuse distance that no plan can meet the budget with is halved until one can.
 
     Raises:
         InfeasibleBudgetError: no choice of tensors meets the budget.
@@ -94,7 +97,7 @@ def plan_offload(
     if before.peak <= budget and not widest:
         return OffloadPlan((), budget, 0, before, before, link, _ordered(timeline, (), budget, unordered), left_alone)
 
-    candidates = _candidates(timeline, options, layers, convolution_inputs)
+    candidates = _candidates(timeline, options, layers, convolution_inputs, budget if relax else None)
     if widest:
         chosen, threshold = _widest(timeline, candidates, budget), 0
     elif _thresholded(options):
@@ -105,6 +108,8 @@ def plan_offload(
 
     if widest:
         moves = [tight(timeline, gap, options) for gap in chosen]
+        if region:
+            moves += [tight(timeline, gap, options) for gap in _islands(timeline, moves, chosen, region, options)]
     elif _thresholded(options):
         moves = place(timeline, chosen, link, budget, options, timed)
         if region:
@@ -153,20 +158,33 @@ def _nbytes(timeline: Timeline, gap: Gap) -> int:
 
 
 def _candidates(
-    timeline: Timeline, options: OffloadOptions, layers: Sequence[int], convolution_inputs: Collection[int]
+    timeline: Timeline,
+    options: OffloadOptions,
+    layers: Sequence[int],
+    convolution_inputs: Collection[int],
+    wanted: int | None,
 ) -> list[Gap]:
-    """Listing 3.1 without the size threshold, which is chosen later when it is `auto`."""
+    """Listing 3.1 without the size threshold, which is chosen later when it is `auto`.
+
+    Args:
+        wanted: the peak in bytes for which a default reuse distance may be lowered.
+    """
     if not _thresholded(options):
         return [
             gap
             for gap in timeline.gaps()
             if timeline.crosses_turn(gap) and (options.policy == "vdnn_all" or gap.buffer in convolution_inputs)
         ]
-    distance = options.reuse_distance
-    if distance == "auto":
-        distance = reuse_distance_for(timeline, layers)
     size = 0 if options.size_threshold == "auto" else options.size_threshold
-    return [gap for gap in timeline.gaps() if gap.distance >= distance and _nbytes(timeline, gap) >= size]
+    large = [gap for gap in timeline.gaps() if _nbytes(timeline, gap) >= size]
+    if options.reuse_distance != "auto":
+        return [gap for gap in large if gap.distance >= options.reuse_distance]
+    distance = reuse_distance_for(timeline, layers)
+    while True:  # a copy in a short gap hides little, so short gaps are used only if they must be
+        found = [gap for gap in large if gap.distance >= distance]
+        if wanted is None or distance == 1 or _lowest(timeline, found).max(initial=0) <= wanted:
+            return found
+        distance //= 2
 
 
 def _choose(
@@ -203,8 +221,14 @@ def _choose(
 
 
 def _widest(timeline: Timeline, candidates: Sequence[Gap], budget: int) -> list[Gap]:
+    """Large tensors that wait across the turn; and what a plan within the budget needs besides, if that is more."""
     large = [gap for gap in candidates if timeline.crosses_turn(gap) and _nbytes(timeline, gap) >= budget >> 10]
-    return large if large and _lowest(timeline, large).max() <= budget else list(candidates)
+    short = np.flatnonzero(_lowest(timeline, large) > budget)
+    return large + [
+        gap
+        for gap in candidates
+        if gap not in large and np.searchsorted(short, gap.last, side="right") < np.searchsorted(short, gap.next)
+    ]
 
 
 def _larger(timeline: Timeline, gaps: Sequence[Gap], size: int) -> list[Gap]:
@@ -262,6 +286,21 @@ def _with_room(
     return moves
 
 
+def _islands(
+    timeline: Timeline, moves: Sequence[Move], chosen: Sequence[Gap], region: int, options: OffloadOptions
+) -> list[Gap]:
+    """What else has to be out of the way, for its whole gap, so that the step finds room."""
+    islands: list[Gap] = []
+    for _ in range(REPAIRS):
+        tried = [*moves, *(tight(timeline, gap, options) for gap in islands)]
+        failure = first_failure(timeline, tried, region)
+        island = None if failure is None else _island(timeline, tried, (*chosen, *islands), region, failure, options)
+        if island is None:
+            break
+        islands.append(island)
+    return islands
+
+
 def _away(move: Move, islands: Mapping[Gap, int]) -> Move:
     needed = islands.get(Gap(move.buffer, move.last, move.next))
     if needed is None:
@@ -279,11 +318,15 @@ def _island(
 ) -> Gap | None:
     """The tensor that, out of the way, lets the step get furthest past `failure`; None if none does."""
     reached, best = failure, None
-    for gap in timeline.gaps():
-        if gap.last < failure < gap.next and gap not in chosen and _nbytes(timeline, gap) <= region >> 4:
-            further = first_failure(timeline, [*moves, tight(timeline, gap, options)], region)
-            if further is None:
-                return gap
-            if further > reached:
-                reached, best = further, gap
+    around = [
+        gap
+        for gap in timeline.gaps()
+        if gap.last < failure < gap.next and gap not in chosen and _nbytes(timeline, gap) <= region >> 4
+    ]
+    for gap in sorted(around, key=lambda gap: -_nbytes(timeline, gap))[:ISLANDS]:
+        further = first_failure(timeline, [*moves, tight(timeline, gap, options)], region)
+        if further is None:
+            return gap
+        if further > reached:
+            reached, best = further, gap
     return best

@@ -7,7 +7,7 @@ from graph_passes.analysis.timeline import Buffer, Step, Timeline, turning_point
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.ir import TensorId
 from graph_passes.offload.options import OffloadOptions
-from graph_passes.offload.plan import plan_offload
+from graph_passes.offload.plan import plan_offload, reuse_distance_for
 
 UNIT = Link(offload=1.0, prefetch=1.0)
 
@@ -107,6 +107,36 @@ def test_default_reuse_distance_skips_the_last_two_layers():
     # layers at 0..3: f2 and f3 stay; f1's gap 3..5 holds 3 ops, f2's 1
     plan = plan_offload(chain(), UNIT, 20, OffloadOptions(), layers=(0, 1, 2, 3))
     assert {move.buffer for move in plan.moves} == {0, 1}
+
+
+def test_default_reuse_distance_gives_way_to_the_budget():
+    # with layers at 0, 1 and 2 alone, the default distance is 8: only f0 could move, and 50 were the least
+    assert plan_offload(chain(6), UNIT, 20, OffloadOptions(), layers=(0, 1, 2)).after.peak == 20
+    for fixed in (OffloadOptions(reuse_distance=8), OffloadOptions()):
+        with pytest.raises(InfeasibleBudgetError) as caught:
+            plan_offload(chain(6), UNIT, 20, fixed, layers=(0, 1, 2), relax=False)
+        assert caught.value.smallest_budget == 50
+
+
+def test_a_weights_gradient_is_no_activation_of_the_last_layers():
+    # as if b3 were before the turn: what it makes waits for the update, a hundred ops later; f2's gap holds one op
+    steps = (*chain().steps, *(Step(f"u{i}", 10.0) for i in range(100)))
+    gradient = Buffer(TensorId("b3"), 10, 4, (107,))
+    timeline = Timeline(steps, (*chain().buffers, gradient), turn=4, updates=frozenset(range(8, 108)))
+    assert reuse_distance_for(timeline, (0, 1, 2, 3)) == 2
+    assert not any(timeline.crosses_turn(gap) for gap in timeline.gaps() if gap.next == 107)
+
+
+def test_the_widest_plan_adds_what_the_budget_needs():
+    # s1 is used within the forward pass only, but 20 bytes are too few for it to stay
+    steps = tuple(Step(f"s{i}", 10.0) for i in range(8))
+    waits, stays = Buffer(TensorId("s0"), 10, 0, (1, 7)), Buffer(TensorId("s1"), 10, 1, (2, 4))
+    room = Buffer(TensorId("s3"), 20, 3, (3,))
+    timeline = Timeline(steps, (waits, stays, room), turn=4)
+    plan = plan_offload(timeline, UNIT, 20, options(), widest=True)
+    assert {move.buffer for move in plan.moves} == {0, 1}
+    assert plan.after.peak == 20
+    assert len(plan_offload(timeline, UNIT, 30, options(), widest=True).moves) == 1
 
 
 def test_two_gaps_of_one_buffer():

@@ -1,6 +1,7 @@
 """Which plans are tried, and which is kept; on the unit device, with a stand-in for the engine."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ from graph_passes.errors import HostMemoryError
 from graph_passes.ir import TensorId
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.offload.plan import OffloadPlan, plan_offload
-from tfmem.trials import Trial, choose, falling
+from tfmem.trials import Trial, choose, falling, first_plans, no_room
 
 GIB = 1 << 30
 
@@ -23,10 +24,11 @@ class FakeEngine:
 
     memory: int
     refuse: bool = False
+    is_gpu: bool = True
     target: SimpleNamespace = field(init=False)
 
     def __post_init__(self):
-        self.target = SimpleNamespace(memory=self.memory)
+        self.target = SimpleNamespace(memory=self.memory, is_gpu=self.is_gpu)
 
     def require_host_room(self, timeline, plan):
         if self.refuse:
@@ -45,7 +47,7 @@ def chain(layers: int = 6) -> Timeline:
 
 def planner(timeline):
     options = OffloadOptions(policy="autovm", reuse_distance=1)
-    return lambda budget, region: plan_offload(timeline, Link(GIB, GIB), budget, options, timed=True, region=region)
+    return lambda budget, **how: plan_offload(timeline, Link(GIB, GIB), budget, options, timed=True, **how)
 
 
 def test_falling_shares_move_more_and_more():
@@ -70,6 +72,35 @@ def test_plans_without_room_in_the_region_are_left_out():
 def test_no_plan_where_the_host_has_no_room():
     timeline = chain()
     assert not list(falling(FakeEngine(64 * GIB, refuse=True), timeline, 6 * GIB, planner(timeline), whole=True))
+
+
+def firsts(engine, timeline, budget):
+    plan = planner(timeline)
+    return list(first_plans(engine, timeline, budget, plan, plan(budget=budget)))
+
+
+def test_the_first_plan_has_the_most_memory_to_spare():
+    plans = firsts(FakeEngine(64 * GIB), chain(), 5 * GIB)
+    assert len(plans[0].moves) == max(len(plan.moves) for plan in plans)
+    assert plans[-1] == planner(chain())(budget=5 * GIB)
+    assert len(firsts(FakeEngine(64 * GIB, is_gpu=False), chain(), 5 * GIB)) == 2
+
+
+def test_where_the_host_has_no_room_the_first_plan_moves_least():
+    least = planner(chain())(budget=5 * GIB)
+    assert firsts(FakeEngine(64 * GIB, refuse=True), chain(), 5 * GIB)[0] == least
+
+
+def test_an_error_names_the_memory_in_which_the_step_finds_room():
+    timeline = chain()
+    widest = partial(planner(timeline), budget=4 * GIB, widest=True)
+    assert no_room(FakeEngine(64 * GIB), timeline, widest, "op") is None
+    assert no_room(FakeEngine(GIB, is_gpu=False), timeline, widest, "op") is None
+    error = no_room(FakeEngine(int(1.5 * GIB)), timeline, widest, "op")
+    assert error is not None
+    assert error.op == "op"
+    assert no_room(FakeEngine(error.smallest_budget), timeline, widest, "op") is None
+    assert f"{error.smallest_budget:,}" in str(error)
 
 
 def trial(budget: int, peak: int, seconds: float) -> Trial:

@@ -16,6 +16,8 @@ from benchmarks.offload import ROOT, load
 BEGIN, END = "<!-- offload: begin -->", "<!-- offload: end -->"
 GIB = 1 << 30
 
+POLICIES = (("tfmem", "autovm"), ("hybrid", "hybrid"))  # the last part of a case's name, and what it runs
+
 Cases = Mapping[str, Mapping[str, Any]]
 
 
@@ -109,15 +111,15 @@ def by_memory(cases: Cases, network: str, title: str) -> list[str]:
     rows = []
     for normalised in NORMALISED:
         plain = cases.get(f"{network}/{normalised}/plain", {})
-        tfmem = cases.get(f"{network}/{normalised}/tfmem", {})
-        if plain or tfmem:
+        found = [(policy, cases.get(f"{network}/{normalised}/{name}", {})) for name, policy in POLICIES]
+        for policy, tfmem in [each for each in found if each[1]] or ([("-", {})] if plain else []):
             cap = (tfmem or plain)["cap"]
-            rows.append((f"{normalised:g}", gib(cap), *compared(cases, plain, tfmem, oracle)))
+            rows.append((f"{normalised:g}", gib(cap), policy, *compared(cases, plain, tfmem, oracle)))
     if not rows:
         return []
     batch, peak = oracle["batch"], gib(oracle["peak"])
     heading = f"### {title}, batch {batch}\n\nUncapped: {milliseconds(oracle)} ms a step, {peak} GiB."
-    return [table(heading, ("N_m", "cap, GiB", *COMPARED), rows)]
+    return [table(heading, ("N_m", "cap, GiB", "policy", *COMPARED), rows)]
 
 
 COMPARED = (
@@ -179,7 +181,7 @@ def headline(cases: Cases) -> list[str]:
         plain = cases.get(f"vgg19/19.5GiB/{form}/plain", {})
         own = cases.get(f"vgg19/{form}/oracle", {})
         oracle = own if own.get("status") == "ok" else cases.get("vgg19/oracle", {})
-        for name, policy in (("tfmem", "autovm"), ("hybrid", "hybrid")):
+        for name, policy in POLICIES:
             tfmem = cases.get(f"vgg19/19.5GiB/{form}/{name}", {})
             if tfmem and oracle.get("status") == "ok":
                 rows.append((words, policy, *compared(cases, plain, tfmem, oracle)))
@@ -196,7 +198,7 @@ def parity(cases: Cases) -> list[str]:
         if case.get("system") != "tfmem" or case.get("status") != "ok":
             continue
         if case["deterministic"] or case["form"] == "keras":
-            other = cases.get(name.replace("tfmem", "plain"), {})
+            other = cases.get(f"{name.rpartition('/')[0]}/plain", {})
         elif case["form"] == "graph":  # draws its own weights
             other = cases.get("vgg19/graph/oracle", {})
         else:

@@ -114,6 +114,8 @@ def run_case(case: Case, results: dict[str, Any], options: argparse.Namespace, t
         command = [sys.executable, "-m", "benchmarks.worker", json.dumps(task), str(path)]
         # profiles of earlier cases must not help later ones
         environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "TFMEM_CACHE_DIR": ""}
+        if case.deterministic:
+            environment["TF_CUDNN_WORKSPACE_LIMIT_IN_MB"] = "32"
         began = time.monotonic()
         outcome: dict[str, Any]
         try:

@@ -26,6 +26,7 @@ from examples import models
 PARITY_STEPS = 20
 STALL_STEPS = 5
 LINK_BYTES = 1 << 30
+NO_WORKSPACE = "CUDNN failed to allocate the scratch space"  # what a convolution without room ends in
 
 Step = Callable[[], float]
 Reporter = Callable[[], Any]
@@ -36,8 +37,9 @@ def main() -> None:
     task, path = json.loads(sys.argv[1]), Path(sys.argv[2])
     try:
         result = link() if task["system"] == "link" else measure(task)
-    except tf.errors.ResourceExhaustedError as error:
-        result = {"status": "oom", "message": _head(error)}
+    except (tf.errors.ResourceExhaustedError, tf.errors.UnknownError) as error:
+        full = isinstance(error, tf.errors.ResourceExhaustedError) or NO_WORKSPACE in str(error)
+        result = {"status": "oom", "message": _head(error)} if full else _failure(error)
     except Exception as error:
         traceback.print_exc()
         result = _failure(error)
@@ -101,6 +103,7 @@ def prepare(cap: int | None, deterministic: bool) -> str:
     if cap:
         limit = tf.config.LogicalDeviceConfiguration(memory_limit=cap >> 20)
         tf.config.set_logical_device_configuration(gpus[0], [limit])
+    tf.config.list_logical_devices()  # a session that comes first would start the device without its cap
     return "GPU:0"
 
 

@@ -73,6 +73,7 @@ def test_cases_are_chosen_by_the_start_of_their_names():
         "link",
         "vgg19/parity/plain",
         "vgg19/parity/tfmem",
+        "vgg19/parity/hybrid",
     ]
     with pytest.raises(ValueError, match="no case starts with 'vgg16'"):
         chosen(["vgg16"])
@@ -82,9 +83,9 @@ def test_tables_hold_the_figures(results):
     text = make_tables.tables(results)
     assert "| one direction at a time | 10.0 | 10.0 |" in text
     # the floor at N_m = 1.5: 3 GiB at 10 GiB/s take longer than the oracle's 200 ms
-    row = "| 1.5 | 16.00 | 500 | 250 | 2.00x | 80% | 3.00 / 3.00 | 12.0 | 300 | 15.00 (15.00) |"
+    row = "| 1.5 | 16.00 | autovm | 500 | 250 | 2.00x | 80% | 3.00 / 3.00 | 12.0 | 300 | 15.00 (15.00) |"
     assert row in text
-    assert "| 2 | 12.00 | OOM | 400 | - | 50% |" in text
+    assert "| 2 | 12.00 | autovm | OOM | 400 | - | 50% |" in text
     assert "| `vgg19/1.5/tfmem` | off | 2 | yes | 0 |" in text
     assert "| `vgg19/2.0/tfmem` | off | 2 | no | 0.5 |" in text
     assert "ResNet" not in text  # did not run

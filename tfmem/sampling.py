@@ -1,8 +1,13 @@
-"""One measured call: its result, what its probes read, what flowed, how much memory it took."""
+"""One measured call: its result, what its probes read, what flowed, how much memory it took.
+
+The allocator's peak and the op library's counters are the whole process's, so measured calls run one at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -11,6 +16,20 @@ from custom_ops.load import Counters
 from graph_passes.cost.observe import Sample
 from tfmem.devices import memory
 from tfmem.engine import Engine
+
+PATIENCE = 60.0  # seconds to wait for another measured call; it may itself wait for this one (a tf.py_function)
+
+_measuring = threading.Lock()
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    held = _measuring.acquire(timeout=PATIENCE)
+    try:
+        yield
+    finally:
+        if held:
+            _measuring.release()
 
 
 def sampled(
@@ -24,29 +43,32 @@ def sampled(
         The result, the samples, and the op library's counters before and after.
     """
     library, target = engine.library, engine.target
-    library.clear_probes(run)
-    library.set_stall_timing(True)
-    before = library.counters()
-    memory(library, target.name, reset=True)
-    try:
-        result = function(*args, **kwargs)
-        tf.test.experimental.sync_devices()
-    finally:
-        library.set_stall_timing(False)
+    with _alone():
+        library.clear_probes(run)
+        library.set_stall_timing(True)
+        before = library.counters()
+        memory(library, target.name, reset=True)
+        try:
+            result = function(*args, **kwargs)
+            tf.test.experimental.sync_devices()
+        finally:
+            library.set_stall_timing(False)
+        after = library.counters()
     rows = library.probes(run)
     library.clear_probes(run)
     clock = [row.device_ns if target.is_gpu else row.host_ns for row in rows]
     samples = [
         Sample(row.index, 1e-9 * time, row.bytes_in_use, row.peak_bytes) for row, time in zip(rows, clock, strict=True)
     ]
-    return result, samples, (before, library.counters())
+    return result, samples, (before, after)
 
 
 def watched(
     engine: Engine, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Any, int]:
     """Call `function`; its result, and the allocator's peak in bytes while it ran."""
-    memory(engine.library, engine.target.name, reset=True)
-    result = function(*args, **kwargs)
-    tf.test.experimental.sync_devices()
-    return result, memory(engine.library, engine.target.name).peak_bytes
+    with _alone():
+        memory(engine.library, engine.target.name, reset=True)
+        result = function(*args, **kwargs)
+        tf.test.experimental.sync_devices()
+        return result, memory(engine.library, engine.target.name).peak_bytes

@@ -1,13 +1,16 @@
 """Optimised functions may be called from several threads."""
 
 import threading
+import time
 
 import numpy as np
 import tensorflow as tf
 
 import tfmem
+from tfmem import sampling
+from tfmem.api import make_engine
 
-SPARE = 1 << 20  # two steps at once see each other's memory while they are observed
+SPARE = 1 << 20  # a step that has settled runs beside one that is measured, and is counted with it
 STEPS = 12
 
 
@@ -85,3 +88,25 @@ def test_one_model_of_weights_updated_from_two_threads(new_net, batch, flow, sma
     assert all(np.isfinite(variable.numpy()).all() for variable in net.variables)
     assert any(not np.array_equal(one, two) for one, two in zip(start, net.variables, strict=True))
     assert flow.library.counters().live_tickets == 0
+
+
+def test_measured_calls_run_one_at_a_time():
+    engine = make_engine(tfmem.Options(memory_budget="1GiB"))
+    running, most = [], []
+
+    def call():
+        running.append(None)
+        most.append(len(running))
+        time.sleep(0.02)
+        running.pop()
+
+    together(*[lambda: [sampling.watched(engine, call, (), {}) for _ in range(4)]] * 3)
+    assert most == [1] * 12
+
+
+def test_a_measured_call_within_another_does_not_wait_for_ever(monkeypatch):
+    monkeypatch.setattr(sampling, "PATIENCE", 0.01)
+    engine = make_engine(tfmem.Options(memory_budget="1GiB"))
+    inner = sampling.watched(engine, lambda: sampling.watched(engine, lambda: 7, (), {}), (), {})[0]
+    assert inner[0] == 7
+    assert sampling.watched(engine, lambda: 8, (), {})[0] == 8

@@ -142,6 +142,11 @@ class Prelude:
         """A part of `tensor`."""
         return self.once("Slice", [tensor, begin, size], {"T": DataType(dtype), "Index": DataType(SHAPE_DTYPE)})
 
+    def difference(self, first: TensorId, second: int | TensorId) -> TensorId:
+        """The first scalar less the second."""
+        less = self.constant(SHAPE_DTYPE, (), [second]) if isinstance(second, int) else second
+        return self.once("Sub", [first, less], {"T": DataType(SHAPE_DTYPE)})
+
     def reversed(self, tensor: TensorId, dtype: str) -> TensorId:
         """`tensor` with its first dimension from the end."""
         attrs: dict[str, AttrValue] = {"T": DataType(dtype), "Tidx": DataType(SHAPE_DTYPE)}

@@ -23,11 +23,10 @@ class Hoister:
         self._graph, self._loop, self._variables, self._prelude = graph, loop, variables, prelude
         self._body = loop.body.graph
         self._places = {name: place for place, name in enumerate(loop.body.arguments)}
-        self.order = topological(self._body)
         self._levels: dict[str, int] = {}
         self._fixed: dict[str, str] = {}  # body node -> its copy outside
         self._done: dict[TensorId, Hoisted] = {}
-        for name in self.order:
+        for name in topological(self._body):
             self._levels[name] = self._level(self._body[name])
 
     def level(self, tensor: TensorId) -> int:
@@ -77,7 +76,7 @@ class Hoister:
             return self._value(tensor, self._loop.initial[place], Form.FIXED)
         node = self._body[tensor.node]
         if node.op in PASSING:
-            return self.hoisted(node.inputs[0])
+            return self.hoisted(node.inputs[tensor.index])
         if node.op in _SHAPES and self.level(node.inputs[0]) != FIXED:
             return self._value(tensor, self._shape_value(node), Form.FIXED)
         if node.name not in self._fixed:
@@ -109,7 +108,7 @@ class Hoister:
             return self._value(tensor, self._prelude.cast(steps, SHAPE_DTYPE, spec.dtype), Form.STEPS)
         node = self._body[tensor.node]
         if node.op in PASSING:
-            return self.hoisted(node.inputs[0])
+            return self.hoisted(node.inputs[tensor.index])
         if node.op == "TensorListGetItem":
             return self._value(tensor, self._sequence(node), Form.STEPS)
         if node.stateful and node.op not in READS:
@@ -130,25 +129,37 @@ class Hoister:
         if source is None:
             raise Unreadable(f"'{node.name}' ({node.op}) reads a list that was not made of one whole tensor")
         if self._reverse:
-            return unreversed(self._graph, self._prelude, source)
+            return self.whole(unreversed(self._graph, self._prelude, source), source)
         return self.whole(source)
 
-    def whole(self, sequence: TensorId) -> TensorId:
-        """`sequence`, cut to as many steps as the loop runs."""
-        spec, time = self._graph.specs[sequence], self._prelude.time
+    def whole(self, sequence: TensorId, source: TensorId | None = None) -> TensorId:
+        """`sequence`, cut to as many steps as the loop runs: the first ones.
+
+        If it is what was reversed to make `source`, the last ones: the loop read them first.
+        """
+        spec, prelude = self._graph.specs[source or sequence], self._prelude
+        time = prelude.time
         key = time if isinstance(time, int) else scalar_key(self._graph, time)
-        if dimension_key(self._graph, sequence, 0) == key or spec.shape is None:
+        if dimension_key(self._graph, source or sequence, 0) == key or spec.shape is None:
             return sequence
-        rank, prelude = len(spec.shape), self._prelude
-        begin = prelude.constant(SHAPE_DTYPE, (rank,), [0] * rank)
-        size = prelude.shape((time, *[-1] * (rank - 1)))
-        return prelude.slice(sequence, spec.dtype, begin, size)
+        rest = len(spec.shape) - 1
+        first: int | TensorId = 0
+        if source is not None:
+            length = prelude.scalar_of_shape(sequence, spec.dtype, 0)
+            first = prelude.difference(length, time)
+        return prelude.slice(
+            sequence, spec.dtype, prelude.shape((first, *[0] * rest)), prelude.shape((time, *[-1] * rest))
+        )
 
     def _rowwise(self, node: Node, tensor: TensorId) -> Hoisted:
         operands = [self.hoisted(source) for source in node.inputs]
         shape = self.shape(tensor)
         if node.op == "Reshape":
             return self._reshaped(node, operands[0], tensor, shape)
+        if node.op == "Squeeze" and operands[0].shape[:1] == (1,) and shape == operands[0].shape[1:]:
+            steps = Hoisted(self._prelude.steps(operands[0]), Form.STEPS, operands[0].shape, operands[0].dtype)
+            dims = (self._prelude.time, *static(shape, f"'{node.name}' ({node.op})"))
+            return self._value(tensor, self._prelude.reshape(steps.tensor, steps.dtype, dims), Form.STEPS)
         if node.op == "GatherV2" and operands[1].form is Form.STEPS and operands[0].form is Form.FIXED:
             made = self._prelude.emit(node.op, [operand.tensor for operand in operands], copied(node), node.name)
             return self._value(tensor, made, Form.STEPS)

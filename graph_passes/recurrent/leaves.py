@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from custom_ops.cell_builder import CellBuilder
 from graph_passes.ir import DataType, TensorId
-from graph_passes.recurrent.hoist import SHAPE_DTYPE, Form, Hoisted, Prelude
+from graph_passes.recurrent.hoist import SHAPE_DTYPE, Form, Hoisted, Prelude, static
 from graph_passes.recurrent.loops import Unreadable
 
 _NUMBERS = frozenset({"float32", "float64", "float16", "bfloat16", "bool", "int32", "int64"})
@@ -63,6 +63,10 @@ class Leaves:
             return self._builder.sequence(0)
         if len(value.shape) > 2:
             raise Unreadable(f"'{value.tensor}' has shape {value.shape} in one step; expected [batch, units]")
+        if len(value.shape) == 1 and value.shape[0] not in (None, 1) and prelude.batch == 1:
+            one_row = (1, *value.shape)
+            tensor = prelude.reshape(tensor, self._dtype, (prelude.time, *static(one_row, "a value")))
+            value = cast = Hoisted(tensor, Form.STEPS, one_row, self._dtype)
         scalar = len(value.shape) == 1 or (value.shape[1] == 1 and self._units != 1)
         if scalar:
             self.sequences.append(prelude.reshape(tensor, self._dtype, (prelude.time, prelude.rows(value))))

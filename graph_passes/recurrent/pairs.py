@@ -1,4 +1,4 @@
-"""Two matches over the same input in opposite directions, with the same cell, share one launch."""
+"""Two matches over as many steps in opposite directions, with the same cell, share one launch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _fit(graph: Graph, one: Swap, other: Swap) -> bool:
     alike = (first.cell, first.units, first.dtype, first.device) == (
         second.cell, second.units, second.dtype, second.device,
     )  # fmt: skip
-    together = (one.roots, one.time, one.batch) == (other.roots, other.time, other.batch)
+    together = one.time == other.time and bool(one.batch & other.batch)
     return (
         opposite
         and alike

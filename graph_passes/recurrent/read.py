@@ -62,15 +62,21 @@ class Reader:
             self._values[argument] = Value((self.builder.state(),))
 
     def read(self, wanted: Iterable[TensorId]) -> None:
-        """Read all that `wanted` depends on, from the front, so that no read goes deep."""
-        needed = {tensor.node for tensor in wanted}
-        for name in reversed(self.hoister.order):
-            if name in needed:
-                needed.update(source.node for source in self._body[name].inputs)
-        for name in self.hoister.order:
-            if name in needed and self.hoister.level(TensorId(name)) == STATE:
+        """Read all that `wanted` depends on, operands first, so that no read goes deep.
+
+        The order follows from the structure alone, so that equal bodies give equal cells.
+        """
+        seen: set[str] = set()
+        waiting = [(tensor.node, False) for tensor in wanted][::-1]
+        while waiting:
+            name, operands_read = waiting.pop()
+            if operands_read:
                 for tensor in self._body.tensors(self._body[name]):
                     self._try(tensor)
+            elif name not in seen and self.hoister.level(TensorId(name)) == STATE:
+                seen.add(name)
+                waiting.append((name, True))
+                waiting += [(source.node, False) for source in reversed(self._body[name].inputs)]
 
     def columns(self, tensor: TensorId) -> tuple[int, ...]:
         """The nodes of the cell that are the columns of `tensor`, a value of the body.
@@ -123,6 +129,8 @@ class Reader:
     def _width(self, tensor: TensorId) -> int:
         """How many columns `tensor` has; 0 for one number a row."""
         shape, node = self.hoister.shape(tensor), self._body[tensor.node]
+        if len(shape) == 1 and self._is_one_row(shape):
+            shape = (1, *shape)
         if len(shape) == 1 or (len(shape) == 2 and shape[1] == 1 and self.units != 1):
             return 0
         if len(shape) != 2 or shape[1] is None or shape[1] % self.units:
@@ -130,6 +138,10 @@ class Reader:
                 f"'{node.name}' ({node.op}) has shape {shape}; expected [batch, a multiple of {self.units}]"
             )
         return shape[1] // self.units
+
+    def _is_one_row(self, shape: tuple[int | None, ...]) -> bool:
+        """Whether a value of rank 1 is the only row of a batch of one; Keras drops the dimension to add a bias."""
+        return self.prelude.batch == 1 and shape[0] not in (None, 1)
 
     def _spread(self, columns: tuple[int, ...], count: int, tensor: TensorId) -> tuple[int, ...]:
         """`columns` under broadcasting to `count` columns."""
@@ -145,7 +157,7 @@ class Reader:
 
     def _evaluate(self, node: Node, tensor: TensorId) -> Value | Joined:
         if node.op in PASSING:
-            return self._value(node.inputs[0])
+            return self._value(node.inputs[tensor.index])
         if node.op in _ADDITIONS and (deferred := self._deferred_sum(node, tensor)):
             return deferred
         if node.op in CELL_OPS:
@@ -200,7 +212,7 @@ class Reader:
         count, shape = self._width(tensor), self.hoister.shape(tensor)
         per_row = node.op == "Select"  # its condition may be one number a row, [batch]
         for place, source in enumerate(node.inputs):
-            by_row = (per_row and place == 0) or len(shape) == 1
+            by_row = (per_row and place == 0) or (len(shape) == 1 and not self._is_one_row(shape))
             given = self.hoister.shape(source)
             if len(given) == 1 and given != (1,) and by_row != self._is_batch_vector(source):
                 raise Unreadable(f"'{node.name}' ({node.op}) mixes one number a row with one number a unit: '{source}'")
@@ -211,6 +223,8 @@ class Reader:
 
     def _is_batch_vector(self, tensor: TensorId) -> bool:
         """Whether a tensor of rank 1 has an entry for each row, not for each unit."""
+        if self._is_one_row(self.hoister.shape(tensor)):
+            return False
         if self.hoister.level(tensor) == STATE:
             return True
         return self.hoister.hoisted(tensor).form is not Form.FIXED
@@ -324,7 +338,9 @@ class Reader:
         before, after = self.hoister.shape(node.inputs[0]), self.hoister.shape(tensor)
         scalar = len(columns) == 1 and self.builder.scalar[columns[0]]
         same_width = len(before) == len(after) == 2 and before[1] == after[1] is not None
-        if same_width or (scalar and len(after) in (1, 2) and not (len(after) == 1 and after[0] == 1)):
+        one_row = before == (1, *after) and len(after) == 1 and self._is_one_row(after)
+        one_row = one_row or (after == (1, *before) and len(before) == 1 and self._is_one_row(before))
+        if same_width or one_row or (scalar and len(after) in (1, 2) and not (len(after) == 1 and after[0] == 1)):
             return Value(columns)
         raise Unreadable(f"'{node.name}' ({node.op}) turns {before} into {after}")
 

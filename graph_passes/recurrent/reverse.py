@@ -8,7 +8,6 @@ from collections.abc import Iterable
 
 from graph_passes.ir import DataType, Graph, Node, TensorId
 from graph_passes.recurrent.hoist import SHAPE_DTYPE, Prelude
-from graph_passes.recurrent.lengths import Key, dimension_key
 from graph_passes.recurrent.loops import passed
 
 
@@ -18,12 +17,10 @@ def list_source(graph: Graph, handle: TensorId) -> TensorId | None:
     return maker.inputs[0] if maker.op == "TensorListFromTensor" else None
 
 
-def is_reversed(graph: Graph, sources: Iterable[TensorId], time: Key) -> bool:
-    """Whether each of `sources`, of which there is one at least, was reversed along all of its time."""
+def is_reversed(graph: Graph, sources: Iterable[TensorId]) -> bool:
+    """Whether each of `sources`, of which there is one at least, was reversed along time."""
     found = list(sources)
-    return bool(found) and all(
-        _reversal(graph, source) is not None and dimension_key(graph, source, 0) == time for source in found
-    )
+    return bool(found) and all(_reversal(graph, source) is not None for source in found)
 
 
 def unreversed(graph: Graph, prelude: Prelude, source: TensorId) -> TensorId:
@@ -36,16 +33,6 @@ def unreversed(graph: Graph, prelude: Prelude, source: TensorId) -> TensorId:
         return before
     attrs = {"T": DataType(graph.specs[before].dtype), "Tperm": DataType(graph.specs[transpose.inputs[1]].dtype)}
     return prelude.once("Transpose", [before, transpose.inputs[1]], attrs)
-
-
-def root(graph: Graph, source: TensorId) -> TensorId:
-    """What a sequence is a reordering of."""
-    while True:
-        source = passed(graph, source)
-        node = graph[source.node]
-        if node.op not in ("Transpose", "ReverseV2"):
-            return source
-        source = node.inputs[0]
 
 
 def _reversal(graph: Graph, source: TensorId) -> tuple[TensorId, Node | None] | None:

@@ -13,19 +13,21 @@ from graph_passes.recurrent.lengths import Key, dimension_key, scalar_key
 from graph_passes.recurrent.loops import Loop, Unreadable, classify, passed
 from graph_passes.recurrent.match import Direction, Launch, Match, NewNode
 from graph_passes.recurrent.read import Reader
-from graph_passes.recurrent.reverse import fold_outputs, is_reversed, list_source, root
+from graph_passes.recurrent.reverse import fold_outputs, is_reversed, list_source
 
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
 class Swap:
-    """A match, and what tells whether it may share a launch with another: where its sequences come from, how long."""
+    """A match, and what tells whether it may share a launch with another: how many steps, how many rows.
+
+    Each state says in its own way how many rows there are, `batch`; one word in common is enough.
+    """
 
     match: Match
-    roots: frozenset[TensorId]
     time: Key
-    batch: Key
+    batch: frozenset[Key]
 
 
 def read_loop(graph: Graph, loop: Loop, names: Names, keep: Collection[str]) -> Swap:
@@ -55,8 +57,7 @@ class _Swapper:
         self.time = self._count_steps()
         self.batch = self._count_rows()
         sources = self._sources()
-        self.reverse = is_reversed(graph, sources, self.time)
-        self.roots = frozenset(root(graph, source) for source in sources)
+        self.reverse = is_reversed(graph, sources)
         self.hoister = Hoister(graph, loop, self.variables, self.prelude, self.reverse)
         self.reader = Reader(loop, self.variables, self.units, self.dtype, self.hoister, self.prelude)
         self.launch_name = names.fresh(f"{loop.name}/tfmem/recurrent")
@@ -105,11 +106,12 @@ class _Swapper:
         prelude.time = least
         return next(iter(tensors)) if len(counts) == 1 else least
 
-    def _count_rows(self) -> Key:
-        first = self.loop.initial[self.variables.states[0]]
-        key = dimension_key(self.graph, first, 0)
-        self.prelude.batch = key if isinstance(key, int) else self.prelude.scalar_of_shape(first, self.dtype, 0)
-        return key
+    def _count_rows(self) -> frozenset[Key]:
+        states = [self.loop.initial[place] for place in self.variables.states]
+        keys = frozenset(dimension_key(self.graph, state, 0) for state in states)
+        number = next((key for key in keys if isinstance(key, int)), None)
+        self.prelude.batch = self.prelude.scalar_of_shape(states[0], self.dtype, 0) if number is None else number
+        return keys
 
     def _sources(self) -> list[TensorId]:
         """The tensors whose items the body reads, step by step."""
@@ -133,7 +135,7 @@ class _Swapper:
         self._rewire_rest()
         nodes = [*self.prelude.nodes[:before], launch, *self.prelude.nodes[before:]]
         match = trimmed(self.graph, self.loop, nodes, self.rewired, self.keep)
-        return Swap(match, self.roots, self.time, self.batch)
+        return Swap(match, self.time, self.batch)
 
     def _refuse_side_effects(self) -> None:
         for node in self.loop.body.graph:

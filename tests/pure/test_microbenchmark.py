@@ -1,0 +1,80 @@
+"""What the micro-benchmark makes of times, on a machine that is made up."""
+
+import math
+
+import pytest
+
+from custom_ops.jit import microbenchmark
+from custom_ops.jit.microbenchmark import Point, fit
+from custom_ops.machine import from_json, read
+
+LAUNCH = 3000.0  # nanoseconds of every launch, whatever it does
+CLUSTERS = ((1.0, 100.0), (16.0, 6.0))
+
+
+def one_iteration(point: Point) -> float:
+    """Nanoseconds: FMAs of 2 ns, four of which overlap; shuffles of 10 ns; state at 8 and 4 bytes a nanosecond."""
+    warps = point.threads / 128
+    kind, *sums = point.kernel.rsplit("_", 2) if point.kernel.startswith("products") else (point.kernel,)
+    if kind == "products":
+        independent = warps * math.prod(map(int, sums))
+        return microbenchmark.POSITIONS * 2.0 * max(1.0, independent / 4)
+    if kind.startswith("reductions"):
+        return 5 * 10.0 * max(1.0, warps * int(kind.split("_")[1]) / 8)
+    if kind in ("state_load", "cluster_exchange", "grid_exchange"):
+        latency = {"state_load": 300.0, "cluster_exchange": 200.0, "grid_exchange": 600.0}[kind]
+        return latency + 4 * point.size / (8.0 if point.blocks < 100 else 4.0)
+    if kind == "shared_loads":
+        return 8 * 16 * 0.5 * max(1.0, point.size / 8)
+    return {"activations": 60.0, "block_barrier": 15.0, "cluster_barrier": 220.0, "grid_barrier": 1000.0}.get(
+        kind, 17.0
+    )
+
+
+@pytest.fixture(scope="module")
+def machine():
+    return fit(lambda point, iterations: LAUNCH + iterations * one_iteration(point), "made up", 90, CLUSTERS)
+
+
+def test_launches_are_left_out(machine):
+    assert machine.fma == pytest.approx(2)
+    assert machine.shuffle == pytest.approx(5)  # FMAs
+    assert machine.grid_barrier == pytest.approx(1000)
+    assert machine.activation == pytest.approx(30)
+
+
+def test_speed_ups_are_of_throughput_and_level_off(machine):
+    for curve in (machine.warps_speedup, machine.columns_speedup, machine.rows_speedup):
+        assert [read(curve, x) for x in (1, 2, 4, 8)] == pytest.approx([1, 2, 4, 4], rel=1e-3)
+    assert machine.peak_speedup == pytest.approx(4, rel=1e-3)
+    assert read(machine.shuffle_speedup, 8) == pytest.approx(8, rel=1e-3)
+    assert read(machine.shuffle_speedup, 32) == pytest.approx(8, rel=1e-3)
+
+
+def test_state_costs_a_latency_and_its_bytes(machine):
+    assert machine.load_latency == pytest.approx(300)
+    assert [read(machine.load_bandwidth, share) for share in (0.5, 1.0)] == pytest.approx([8, 4], rel=1e-3)
+    assert (machine.cluster_handoff, machine.cluster_bandwidth) == pytest.approx((200, 8), rel=1e-3)
+    assert (machine.grid_handoff, machine.grid_bandwidth) == pytest.approx((600, 4), rel=1e-3)
+
+
+def test_shared_memory_serves_eight_threads_at_once(machine):
+    assert [read(machine.shared_load, lanes) for lanes in (1, 8, 32)] == pytest.approx([0.5, 0.5, 2.0], rel=1e-3)
+
+
+def test_a_measured_machine_can_be_kept(machine):
+    assert from_json(machine.to_json()) == machine
+
+
+def test_old_devices_are_asked_for_no_tensor_cores_and_no_clusters():
+    asked = set()
+
+    def launch(point, iterations):
+        asked.add(point.kernel)
+        return LAUNCH + iterations * one_iteration(point)
+
+    old = fit(launch, "old", 75, ((1.0, 100.0),))
+    assert (old.tensor_rate, old.cluster_barrier) == (0, 0)
+    assert all(f" {name}(" in microbenchmark.source(75) for name in asked)
+    assert "tensor" not in microbenchmark.source(75)
+    assert "cluster" not in microbenchmark.source(75)

@@ -1,0 +1,106 @@
+"""The tuner's choices, with a bench that makes times up."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from custom_ops import cells
+from custom_ops.errors import KernelError
+from custom_ops.jit.cache import Cache
+from custom_ops.jit.program import ANY_BATCH, Program, from_bytes
+from custom_ops.jit.tune import Measured, tune
+from custom_ops.spec import Configuration, RecurrentSpec
+
+PLAIN = Configuration()
+# told apart by their threads
+SMALL, MIDDLE, LARGE = (replace(PLAIN, threads=threads) for threads in (128, 256, 512))
+
+
+class FakeBench:
+    """`times`: (configuration, batch) -> nanoseconds, or the words of an error."""
+
+    def __init__(self, times, identity="machine"):
+        self.spec = RecurrentSpec(cells.lstm(), 64)
+        self.identity = identity
+        self.times = times
+        self.compiled = Counter()
+        self.measured = Counter()
+
+    def compile(self, configurations):
+        self.compiled.update(configurations)
+
+    def build(self, configuration, max_batch=ANY_BATCH):
+        return Program("cubin", 90, "entry", "", 1, 1, 1, configuration.threads, 0, 0, 0, max_batch, b"code")
+
+    def measure(self, configuration, batch, time_steps):
+        assert self.compiled[configuration] == 1
+        self.measured[configuration, batch] += 1
+        time = self.times[configuration, batch]
+        if isinstance(time, str):
+            raise KernelError(time)
+        return Measured(time * time_steps, 128, 0)
+
+
+def ranked(*configurations):
+    return lambda batch: [(configuration, 10.0 * place) for place, configuration in enumerate(configurations)]
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return Cache(tmp_path)
+
+
+def test_the_fastest_of_the_best_ranked_is_kept_for_each_batch(cache):
+    bench = FakeBench({(SMALL, 1): 1, (MIDDLE, 1): 2, (SMALL, 8): 5, (MIDDLE, 8): 4})
+    tuned = tune(bench, ranked(SMALL, MIDDLE, LARGE), cache, (8, 1), time_steps=10, top=2, progress=False)
+    assert [(program.threads, program.max_batch) for program in tuned.programs] == [(128, 1), (256, ANY_BATCH)]
+    assert [(trial.batch, trial.measured) for trial in tuned.chosen] == [(1, 10), (8, 40)]
+    assert LARGE not in bench.compiled
+    assert set(bench.compiled.values()) == {1}
+    assert [from_bytes(blob) for blob in tuned.blobs()] == list(tuned.programs)
+
+
+def test_trials_keep_the_order_of_their_ranks(cache):
+    bench = FakeBench({(SMALL, 1): 3, (MIDDLE, 1): 2, (LARGE, 1): 1})
+    tuned = tune(bench, ranked(LARGE, SMALL, MIDDLE), cache, (1,), top=None, progress=False)
+    assert [trial.configuration for trial in tuned.trials] == [LARGE, SMALL, MIDDLE]
+    assert [trial.predicted for trial in tuned.trials] == [0, 10, 20]
+
+
+def test_one_program_stands_for_sizes_that_agree(cache):
+    bench = FakeBench({(SMALL, batch): 1 for batch in (1, 8, 64)})
+    tuned = tune(bench, ranked(SMALL), cache, (1, 8, 64), progress=False)
+    assert [program.max_batch for program in tuned.programs] == [ANY_BATCH]
+    assert tuned.chosen[0].batch == 64
+
+
+def test_a_choice_is_read_again_unless_something_it_depends_on_changed(cache):
+    times = {(SMALL, 1): 1, (MIDDLE, 1): 2}
+    first = tune(FakeBench(times), ranked(SMALL, MIDDLE), cache, (1,), progress=False)
+
+    def never(batch):
+        raise AssertionError("ranked again")
+
+    again = FakeBench(times)
+    assert tune(again, never, cache, (1,), progress=False) == first
+    assert not again.compiled
+    other = FakeBench({(SMALL, 1): 2, (MIDDLE, 1): 1}, identity="another machine")
+    assert tune(other, ranked(SMALL, MIDDLE), cache, (1,), progress=False).chosen[0].configuration == MIDDLE
+
+
+def test_a_kernel_that_fails_is_passed_over_and_says_why(cache):
+    bench = FakeBench({(SMALL, 1): "too many registers", (MIDDLE, 1): 2})
+    tuned = tune(bench, ranked(SMALL, MIDDLE), cache, (1,), progress=False)
+    assert tuned.chosen[0].configuration == MIDDLE
+    assert tuned.trials[0].error == "too many registers"
+
+
+def test_no_kernel_is_an_error_with_its_reason_and_is_not_kept(cache):
+    broken = FakeBench({(SMALL, 1): "too many registers"})
+    with pytest.raises(KernelError, match="none of 1 kernels runs with a batch of 1: too many registers"):
+        tune(broken, ranked(SMALL), cache, (1,), progress=False)
+    with pytest.raises(KernelError, match="no configuration fits the device with a batch of 1"):
+        tune(broken, ranked(), cache, (1,), progress=False)
+    mended = FakeBench({(SMALL, 1): 1})
+    assert tune(mended, ranked(SMALL), cache, (1,), progress=False).chosen[0].measured == 100

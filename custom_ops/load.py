@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from custom_ops.build_flags import PACKAGE, library_name
 from custom_ops.errors import OpLibraryError
+from custom_ops.recurrent import register_gradient
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -272,4 +273,5 @@ def load() -> Library:
             f"another one: {error}. {_BUILD_HINT}"
         ) from error
     functions.tfmem_read_probes.restype = ctypes.c_int64
+    register_gradient(ops)
     return Library(path, ops, functions)

@@ -10,6 +10,7 @@
 #include "custom_ops/ops/counters.h"
 #include "custom_ops/ops/cpu_kernels.h"
 #include "custom_ops/ops/faults.h"
+#include "custom_ops/ops/gpu_kernel.h"
 #include "custom_ops/ops/gpu_link.h"
 #include "custom_ops/ops/link_bandwidth.h"
 #include "custom_ops/ops/pinned_pool.h"
@@ -77,6 +78,7 @@ void tfmem_limit_vector_bytes(int bytes) { tfmem::LimitVectorBytes(bytes); }
 void tfmem_trim() {
   tfmem::TrimSpillFiles();
   tfmem::TrimPinnedBlocks();
+  tfmem::TrimGpuKernels();
   for (tfmem::GpuLink* link : tfmem::GpuLink::All()) link->TrimEvents();
 }
 

@@ -18,6 +18,8 @@ using DevicePointer = unsigned long long;
 using Context = struct ContextRecord*;
 using Stream = struct StreamRecord*;
 using Event = struct EventRecord*;
+using Module = struct ModuleRecord*;
+using Function = struct FunctionRecord*;
 
 inline constexpr Result kSuccess = 0;
 inline constexpr Result kErrorInvalidValue = 1;
@@ -30,6 +32,29 @@ inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kMemHostAllocPortable = 1;
 inline constexpr int kPointerAttributeIsManaged = 8;
 inline constexpr Device kDeviceCpu = -1;
+inline constexpr int kDeviceMultiprocessors = 16;
+inline constexpr int kDeviceComputeMajor = 75;
+inline constexpr int kDeviceComputeMinor = 76;
+inline constexpr int kDeviceSharedMemoryOptIn = 97;
+inline constexpr int kFunctionMaxDynamicSharedSize = 8;
+inline constexpr int kFunctionNonPortableClusterSize = 14;
+inline constexpr unsigned kLaunchCooperative = 2;
+inline constexpr unsigned kLaunchClusterDimension = 4;
+
+struct LaunchAttribute {
+  unsigned id = 0;
+  unsigned padding = 0;
+  unsigned value[16] = {};
+};
+
+struct LaunchConfig {
+  unsigned grid[3] = {1, 1, 1};
+  unsigned block[3] = {1, 1, 1};
+  unsigned shared_bytes = 0;
+  Stream stream = nullptr;
+  LaunchAttribute* attributes = nullptr;
+  unsigned attribute_count = 0;
+};
 
 // X(name, arguments): `name` is both the field and the symbol; _v2 marks today's 64-bit forms.
 #define TFMEM_CUDA_FUNCTIONS(X)                                                                   \
@@ -60,7 +85,18 @@ inline constexpr Device kDeviceCpu = -1;
   X(cuMemcpyDtoHAsync_v2, (void* host, DevicePointer device, size_t bytes, Stream stream))        \
   X(cuMemcpyHtoDAsync_v2, (DevicePointer device, const void* host, size_t bytes, Stream stream))  \
   X(cuMemPrefetchAsync, (DevicePointer pointer, size_t bytes, Device destination, Stream stream)) \
-  X(cuPointerGetAttribute, (void* value, int attribute, DevicePointer pointer))
+  X(cuPointerGetAttribute, (void* value, int attribute, DevicePointer pointer))                   \
+  X(cuMemsetD8Async, (DevicePointer device, unsigned char value, size_t bytes, Stream stream))    \
+  X(cuDeviceGetAttribute, (int* value, int attribute, Device device))                             \
+  X(cuModuleLoadData, (Module * module, const void* image))                                       \
+  X(cuModuleUnload, (Module module))                                                              \
+  X(cuModuleGetFunction, (Function * function, Module module, const char* name))                  \
+  X(cuFuncSetAttribute, (Function function, int attribute, int value))                            \
+  X(cuOccupancyMaxActiveBlocksPerMultiprocessor,                                                  \
+    (int* blocks, Function function, int block_size, size_t shared_bytes))                        \
+  X(cuOccupancyMaxActiveClusters, (int* clusters, Function function, const LaunchConfig* config)) \
+  X(cuLaunchKernelEx,                                                                             \
+    (const LaunchConfig* config, Function function, void** parameters, void** extra))
 
 struct Driver {
 #define TFMEM_DECLARE(name, arguments) Result(*name) arguments = nullptr;

@@ -1,0 +1,95 @@
+// GPU programs, loaded into a context and launched. Knows no TensorFlow.
+#ifndef TFMEM_CUSTOM_OPS_OPS_GPU_KERNEL_H_
+#define TFMEM_CUSTOM_OPS_OPS_GPU_KERNEL_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "custom_ops/ops/gpu_link.h"
+#include "custom_ops/ops/gpu_program.h"
+#include "custom_ops/ops/pinned_pool.h"
+
+namespace tfmem {
+
+// A program in a context. Shared by all ops with the same bytes; unloaded by TrimGpuKernels once no
+// op holds it, because the driver may still run it when the last op goes.
+class GpuKernel {
+ public:
+  // Loads `bytes`, once for each context. FailedPrecondition if the device cannot run it: another
+  // architecture, too little shared memory, or not one group fits.
+  static absl::StatusOr<std::shared_ptr<GpuKernel>> Load(GpuLink* link, const std::string& bytes);
+  ~GpuKernel();
+
+  const GpuProgram& program() const { return program_; }
+  GpuLink* link() const { return link_; }
+
+  // Enqueues the kernel, cut into as many launches as have to be.
+  absl::Status Launch(cuda::Stream stream, KernelParameter* parameter, int64_t groups) const;
+  // Enqueues the fallback: it does nothing if the status word is zero.
+  absl::Status LaunchFallback(cuda::Stream stream, KernelParameter* parameter,
+                              int64_t groups) const;
+
+ private:
+  friend struct GpuKernelAccess;
+  GpuKernel(GpuLink* link, GpuProgram program) : link_(link), program_(std::move(program)) {}
+  absl::Status Open();
+  absl::Status CheckDevice() const;
+  absl::Status FindResidency();
+  cuda::LaunchConfig Config(int64_t groups, cuda::LaunchAttribute* attributes) const;
+
+  GpuLink* const link_;
+  const GpuProgram program_;
+  cuda::Module module_ = nullptr;
+  cuda::Function entry_ = nullptr;
+  cuda::Function fallback_ = nullptr;
+  int64_t resident_ = 0;  // CTAs, or clusters of them, that run at once
+};
+
+// The kernels of one op, in ascending order of the batch that they were chosen for.
+class GpuKernels {
+ public:
+  explicit GpuKernels(std::vector<std::string> programs) : programs_(std::move(programs)) {}
+
+  // The first that was chosen for `batch` or more and runs on the link's device; else the last that
+  // runs at all. FailedPrecondition says why none does.
+  absl::StatusOr<std::shared_ptr<GpuKernel>> Choose(GpuLink* link, int64_t batch);
+
+ private:
+  struct Entry {
+    bool tried = false;
+    absl::Status status;
+    std::shared_ptr<GpuKernel> kernel;
+  };
+  const absl::StatusOr<std::shared_ptr<GpuKernel>> Get(GpuLink* link, size_t index);
+
+  const std::vector<std::string> programs_;
+  std::mutex mutex_;
+  std::vector<Entry> loaded_;  // of the one device that the op is placed on
+};
+
+// Looks, without waiting, whether a kernel ever set its status word.
+class StatusWatch {
+ public:
+  // Enqueues reading `status`; skipped while earlier ones have not come back.
+  absl::Status Read(GpuLink* link, cuda::Stream stream, const void* status);
+  // Whether any status that has come back was not zero; from then on always.
+  absl::StatusOr<bool> Failed();
+
+ private:
+  std::mutex mutex_;
+  std::deque<PinnedBlock> pending_;  // each with the event behind its copy
+  bool failed_ = false;
+};
+
+// Unloads the kernels that no op holds.
+void TrimGpuKernels();
+
+}  // namespace tfmem
+
+#endif  // TFMEM_CUSTOM_OPS_OPS_GPU_KERNEL_H_

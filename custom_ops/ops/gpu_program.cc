@@ -1,0 +1,122 @@
+#include "custom_ops/ops/gpu_program.h"
+
+#include <algorithm>
+#include <map>
+
+#include "absl/status/status.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
+namespace tfmem {
+namespace {
+
+constexpr absl::string_view kFormat = "program 1";
+constexpr int64_t kMostGroups = 65535;  // CUDA's limit of a grid's second dimension
+
+template <typename... Parts>
+absl::Status Wrong(Parts... parts) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("attr programs: ", parts..., "; run tfmem.optimize again"));
+}
+
+// The lines "key value" of a header.
+class Header {
+ public:
+  explicit Header(absl::string_view text) {
+    for (absl::string_view line : absl::StrSplit(text, '\n')) {
+      const std::pair<absl::string_view, absl::string_view> entry =
+          absl::StrSplit(line, absl::MaxSplits(' ', 1));
+      entries_[entry.first] = entry.second;
+    }
+  }
+
+  std::string Text(absl::string_view key) const {
+    auto found = entries_.find(key);
+    return found == entries_.end() ? "" : std::string(found->second);
+  }
+
+  int64_t Number(absl::string_view key, int64_t least) {
+    int64_t value = 0;
+    auto found = entries_.find(key);
+    if (found == entries_.end() || !absl::SimpleAtoi(found->second, &value) || value < least) {
+      if (status_.ok()) {
+        status_ = Wrong("'", key, "' is '", Text(key), "'; expected a number from ", least, " up");
+      }
+    }
+    return value;
+  }
+
+  const absl::Status& status() const { return status_; }
+
+ private:
+  std::map<absl::string_view, absl::string_view> entries_;
+  absl::Status status_;
+};
+
+}  // namespace
+
+absl::StatusOr<GpuProgram> ParseGpuProgram(absl::string_view bytes) {
+  const size_t end = bytes.find("\n\n");
+  if (bytes.substr(0, bytes.find('\n')) != kFormat || end == absl::string_view::npos) {
+    return Wrong("expected '", kFormat, "' on the first line and an empty line after the header");
+  }
+  Header header(bytes.substr(0, end));
+  GpuProgram program;
+  program.cubin = header.Text("kind") == "cubin";
+  program.arch = header.Number("arch", 10);
+  program.entry = header.Text("entry");
+  program.fallback = header.Text("fallback");
+  program.rows = header.Number("rows", 1);
+  program.ctas = header.Number("ctas", 1);
+  program.cluster = header.Number("cluster", 1);
+  program.threads = header.Number("threads", 1);
+  program.shared = header.Number("shared", 0);
+  program.scratch = header.Number("scratch", 0);
+  program.cooperative = header.Number("cooperative", 0) != 0;
+  program.max_batch = header.Number("max_batch", 0);
+  program.image = std::string(bytes.substr(end + 2));  // c_str() ends with the zero
+  if (!header.status().ok()) return header.status();
+  if (!program.cubin && header.Text("kind") != "ptx") {
+    return Wrong("kind is '", header.Text("kind"), "'; expected cubin or ptx");
+  }
+  if (program.entry.empty() || program.image.empty()) return Wrong("no entry, or no image");
+  if (program.cluster > 1 && program.ctas % program.cluster != 0) {
+    return Wrong(program.ctas, " CTAs do not divide into clusters of ", program.cluster);
+  }
+  return program;
+}
+
+std::vector<GroupRange> CutLaunches(const GpuProgram& program, int64_t groups, int64_t resident) {
+  int64_t at_once = kMostGroups;
+  if (program.cooperative) {
+    at_once = std::clamp<int64_t>(resident / program.ctas, 1, kMostGroups);
+  }
+  std::vector<GroupRange> launches;
+  for (int64_t first = 0; first < groups; first += at_once) {
+    launches.push_back({first, std::min(at_once, groups - first)});
+  }
+  return launches;
+}
+
+KernelParameter::KernelParameter(int64_t time, int64_t batch, uint64_t scratch, uint64_t status,
+                                 const std::vector<bool>& reverse) {
+  uint64_t reversed = 0;
+  for (size_t i = 0; i < reverse.size(); ++i) reversed |= uint64_t{reverse[i]} << i;
+  words = {static_cast<uint64_t>(time) | static_cast<uint64_t>(batch) << 32, 0, scratch, status,
+           reversed};
+}
+
+void KernelParameter::SetGroups(int64_t first, int64_t total) {
+  words[1] = static_cast<uint64_t>(first) | static_cast<uint64_t>(total) << 32;
+}
+
+void KernelParameter::Add(const std::vector<const void*>& pointers) {
+  for (const void* pointer : pointers) words.push_back(reinterpret_cast<uint64_t>(pointer));
+}
+
+void KernelParameter::Add(const std::vector<void*>& pointers) {
+  Add(std::vector<const void*>(pointers.begin(), pointers.end()));
+}
+
+}  // namespace tfmem

@@ -1,0 +1,63 @@
+// A GPU program, one element of TfmemRecurrent's `programs`: a compiled kernel with what a launch
+// needs to know. custom_ops/jit/program.py writes it. Knows neither TensorFlow nor a driver.
+#ifndef TFMEM_CUSTOM_OPS_OPS_GPU_PROGRAM_H_
+#define TFMEM_CUSTOM_OPS_OPS_GPU_PROGRAM_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace tfmem {
+
+struct GpuProgram {
+  bool cubin = false;        // else PTX
+  int64_t arch = 0;          // 90 for 9.0; of a cubin the only one, of PTX the least
+  std::string entry;         // name of the kernel
+  std::string fallback;      // name of the one that runs behind a cooperative one; or empty
+  int64_t rows = 1;          // of the batch for one group of CTAs
+  int64_t ctas = 1;          // of a group
+  int64_t cluster = 1;       // CTAs of a thread-block cluster; 1: none
+  int64_t threads = 1;       // of a CTA
+  int64_t shared = 0;        // dynamic shared memory of a CTA, bytes
+  int64_t scratch = 0;       // global memory of a group, bytes; zero before every launch
+  bool cooperative = false;  // all CTAs of a launch have to run at once
+  int64_t max_batch = 0;     // the largest batch it was chosen for
+  std::string image;         // ends with a zero, as PTX has to
+
+  int64_t groups(int64_t batch, int64_t directions) const {
+    return (batch + rows - 1) / rows * directions;
+  }
+};
+
+// Reads a program; InvalidArgument says what is wrong with it.
+absl::StatusOr<GpuProgram> ParseGpuProgram(absl::string_view bytes);
+
+// The groups of one launch.
+struct GroupRange {
+  int64_t first = 0;
+  int64_t count = 0;
+};
+
+// Cuts a call's groups into launches. `resident`: how many CTAs run at once on the device, which
+// bounds a cooperative launch.
+std::vector<GroupRange> CutLaunches(const GpuProgram& program, int64_t groups, int64_t resident);
+
+// The kernel's parameter: 64-bit words, passed as one struct.
+struct KernelParameter {
+  std::vector<uint64_t> words;
+
+  KernelParameter(int64_t time, int64_t batch, uint64_t scratch, uint64_t status,
+                  const std::vector<bool>& reverse);
+  void SetGroups(int64_t first, int64_t total);
+  // In the order of the cell: sequences, invariants, vectors, matrices, initial states, outputs and
+  // finals of a direction, one after another.
+  void Add(const std::vector<const void*>& pointers);
+  void Add(const std::vector<void*>& pointers);
+};
+
+}  // namespace tfmem
+
+#endif  // TFMEM_CUSTOM_OPS_OPS_GPU_PROGRAM_H_

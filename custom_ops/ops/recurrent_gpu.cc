@@ -1,0 +1,135 @@
+// TfmemRecurrent on a GPU: picks one of its programs and enqueues it. Waits for nothing.
+#include <iostream>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "custom_ops/ops/device_stream.h"
+#include "custom_ops/ops/gpu_kernel.h"
+#include "custom_ops/ops/recurrent.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace tfmem {
+namespace {
+
+using ::tensorflow::DEVICE_GPU;
+using ::tensorflow::OpKernel;
+using ::tensorflow::OpKernelConstruction;
+using ::tensorflow::OpKernelContext;
+using ::tensorflow::Tensor;
+using ::tensorflow::TensorShape;
+
+constexpr size_t kMostParameterBytes = 4096;  // CUDA's limit
+constexpr int64_t kAlignment = 256;           // of the scratch behind the status word
+constexpr unsigned char kRunFallback = 1;     // any status but zero
+
+class RecurrentOp : public OpKernel {
+ public:
+  explicit RecurrentOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    absl::StatusOr<RecurrentAttributes> attributes = ReadRecurrentAttributes(ctx);
+    OP_REQUIRES_OK(ctx, attributes.status());
+    attributes_ = *std::move(attributes);
+    std::vector<std::string> programs;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("programs", &programs));
+    OP_REQUIRES(ctx, !programs.empty(),
+                absl::InvalidArgumentError(absl::StrCat(
+                    "'", name(), "' (TfmemRecurrent) has no program for a GPU: run ",
+                    "tfmem.optimize on the machine with this GPU, or place the op on the CPU")));
+    kernels_ = std::make_unique<GpuKernels>(std::move(programs));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    absl::StatusOr<cuda::Stream> stream = ComputeStream(ctx);
+    OP_REQUIRES_OK(ctx, stream.status());
+    absl::StatusOr<RecurrentCall> call = PrepareRecurrentCall(ctx, attributes_);
+    OP_REQUIRES_OK(ctx, call.status());
+    if (call->batch == 0) return;
+    absl::StatusOr<GpuLink*> link = GpuLink::For(*stream);
+    OP_REQUIRES_OK(ctx, link.status());
+    absl::StatusOr<std::shared_ptr<GpuKernel>> kernel = kernels_->Choose(*link, call->batch);
+    OP_REQUIRES(ctx, kernel.ok(),
+                absl::InvalidArgumentError(absl::StrCat(
+                    "'", name(), "' (TfmemRecurrent) has no program that runs on this GPU (",
+                    kernel.status().message(), "): run tfmem.optimize on the machine with this ",
+                    "GPU, or place the op on the CPU")));
+    OP_REQUIRES_OK(ctx, Enqueue(ctx, *stream, **kernel, *call));
+  }
+
+ private:
+  absl::Status Enqueue(OpKernelContext* ctx, cuda::Stream stream, const GpuKernel& kernel,
+                       const RecurrentCall& call) {
+    const GpuProgram& program = kernel.program();
+    const int64_t groups = program.groups(call.batch, attributes_.directions);
+    const int64_t scratch_bytes = groups * program.scratch;
+    Tensor memory;  // the status word, then the scratch
+    absl::Status status = ctx->allocate_temp(tensorflow::DT_UINT8,
+                                             TensorShape({kAlignment + scratch_bytes}), &memory);
+    if (!status.ok()) return status;
+    const auto base = reinterpret_cast<cuda::DevicePointer>(memory.data());
+    KernelParameter parameter(call.time, call.batch, base + kAlignment, base, attributes_.reverse);
+    for (const RecurrentDirection& data : call.directions) {
+      for (const auto* pointers :
+           {&data.sequences, &data.invariants, &data.vectors, &data.matrices, &data.initials}) {
+        parameter.Add(*pointers);
+      }
+      parameter.Add(data.outputs);
+      parameter.Add(data.finals);
+    }
+    if (parameter.words.size() * sizeof(uint64_t) > kMostParameterBytes) {
+      return absl::InvalidArgumentError(absl::StrCat("'", name(), "' has ", parameter.words.size(),
+                                                     " parameters; a GPU kernel takes ",
+                                                     kMostParameterBytes / sizeof(uint64_t)));
+    }
+    absl::StatusOr<bool> failed = watch_.Failed();
+    if (!failed.ok()) return failed.status();
+    if (*failed) Report();
+    const bool fallback_only = *failed && !program.fallback.empty();
+    status = Zero(kernel, stream, base, fallback_only, scratch_bytes);
+    if (status.ok() && !fallback_only) status = kernel.Launch(stream, &parameter, groups);
+    if (!status.ok() || program.fallback.empty()) return status;
+    status = kernel.LaunchFallback(stream, &parameter, groups);
+    if (!status.ok() || fallback_only) return status;
+    return watch_.Read(kernel.link(), stream, memory.data());
+  }
+
+  absl::Status Zero(const GpuKernel& kernel, cuda::Stream stream, cuda::DevicePointer base,
+                    bool fallback_only, int64_t scratch_bytes) const {
+    const cuda::Driver& driver = kernel.link()->driver();
+    cuda::ScopedContext current(driver, kernel.link()->context());
+    if (!current.status().ok()) return current.status();
+    TFMEM_CUDA_RETURN_IF_ERROR(driver, cuMemsetD8Async, base, fallback_only ? kRunFallback : 0,
+                               sizeof(int32_t), stream);
+    if (scratch_bytes > 0) {
+      TFMEM_CUDA_RETURN_IF_ERROR(driver, cuMemsetD8Async, base + kAlignment, 0, scratch_bytes,
+                                 stream);
+    }
+    return absl::OkStatus();
+  }
+
+  // Once: the results are right either way.
+  void Report() {
+    if (reported_.exchange(true)) return;
+    std::cerr << "tfmem: the blocks of '" << name()
+              << "' waited for each other too long, because the GPU was shared; its slower "
+                 "fallback computed the results, and does so from now on"
+              << std::endl;
+  }
+
+  RecurrentAttributes attributes_;
+  std::unique_ptr<GpuKernels> kernels_;
+  StatusWatch watch_;
+  std::atomic<bool> reported_{false};
+};
+
+#define TFMEM_REGISTER(type)                                                                   \
+  REGISTER_KERNEL_BUILDER(Name("TfmemRecurrent").Device(DEVICE_GPU).TypeConstraint<type>("T"), \
+                          RecurrentOp);
+TFMEM_REGISTER(float)
+TFMEM_REGISTER(Eigen::half)
+TFMEM_REGISTER(Eigen::bfloat16)
+#undef TFMEM_REGISTER
+
+}  // namespace
+}  // namespace tfmem

@@ -8,9 +8,10 @@ from graph_passes import serde
 from graph_passes.ir import Graph
 from graph_passes.recurrent.apply import apply_recurrent
 from graph_passes.recurrent.match import RECURRENT_OP, RecurrentPlan
-from graph_passes.recurrent.plan import plan_recurrent
+from graph_passes.recurrent.training import plan_whole
 from tfmem.capture.build import FeedShapes, shaped_graph
 from tfmem.capture.captured import Captured, op_name
+from tfmem.capture.differentiate import gradients
 from tfmem.capture.inline import implementations, inline_calls
 
 
@@ -33,7 +34,7 @@ def swap_recurrent(captured: Captured, feed_shapes: FeedShapes | None = None) ->
         inlined = replace(captured, graph_def=inline_calls(captured.graph_def, fetched, chosen))
         inferred = shaped_graph(inlined, feed_shapes=feed_shapes)
         graph = serde.from_graph_def(inlined.graph_def, inferred=inferred, functions=True)
-        plan = plan_recurrent(graph, fetched)
+        plan = plan_whole(graph, fetched, gradients)
         kept = [f for f, calls in chosen.items() if any(_inside(loop.name, calls) for loop in plan.unmatched)]
         if not kept:
             break

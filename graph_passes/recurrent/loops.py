@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from graph_passes.ir import Function, Graph, Node, TensorId
 
 LOOPS = frozenset({"While", "StatelessWhile"})
-PASSING = frozenset({"Identity", "StopGradient", "PreventGradient", "EnsureShape", "Snapshot"})
+PASSING = frozenset({"Identity", "IdentityN", "StopGradient", "PreventGradient", "EnsureShape", "Snapshot"})
 
 
 class Unreadable(Exception):  # noqa: N818  not an error: the loop stays as it is, and the report says why
@@ -120,7 +120,7 @@ def classify(graph: Graph, loop: Loop) -> Variables:
 def passed(graph: Graph, tensor: TensorId) -> TensorId:
     """What `tensor` is a copy of."""
     while graph[tensor.node].op in PASSING:
-        tensor = graph[tensor.node].inputs[0]
+        tensor = graph[tensor.node].inputs[tensor.index]
     return tensor
 
 

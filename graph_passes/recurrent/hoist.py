@@ -197,6 +197,18 @@ class Prelude:
         made = self.emit("MatMul", [tensor, matrix.tensor], attrs, label)
         return Hoisted(made, form, (value.shape[0], matrix.shape[0 if transposed else 1]), value.dtype)
 
+    def normalised(self, value: Hoisted, epsilon: float) -> TensorId:
+        """`value` with mean 0 and variance 1 in each row, FLAT."""
+        kind = {"T": DataType(value.dtype)}
+        axis = self.constant(SHAPE_DTYPE, (1,), [1])
+        reduction = {**kind, "Tidx": DataType(SHAPE_DTYPE), "keep_dims": True}
+        flat = self.flat(value)
+        mean = self.emit("Mean", [flat, axis], reduction)
+        variance = self.emit("Mean", [self.emit("SquaredDifference", [flat, mean], kind), axis], reduction)
+        guarded = self.emit("AddV2", [variance, self.constant(value.dtype, (), [epsilon])], kind)
+        centred = self.emit("Sub", [flat, mean], kind)
+        return self.emit("Mul", [centred, self.emit("Rsqrt", [guarded], kind)], kind)
+
     def rows_of(self, matrix: Hoisted, start: int, end: int, transposed: bool) -> Hoisted:
         """Rows `start` to `end` of a fixed matrix; of one that is used transposed, its columns."""
         made = self.columns(matrix.tensor, matrix.dtype, start, end, int(transposed), 2)

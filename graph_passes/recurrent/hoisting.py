@@ -7,6 +7,7 @@ from graph_passes.ir import DataType, Graph, Node, TensorId
 from graph_passes.recurrent.hoist import READS, SHAPE_DTYPE, Form, Hoisted, Prelude, copied, static
 from graph_passes.recurrent.lengths import dimension_key, scalar_key
 from graph_passes.recurrent.loops import PASSING, Loop, Unreadable, Variables, passed
+from graph_passes.recurrent.normalised import normalised_operand
 from graph_passes.recurrent.reverse import list_source, unreversed
 from graph_passes.recurrent.rowwise import is_elementwise, keeps_rows
 
@@ -117,6 +118,10 @@ class Hoister:
             operands = [self.hoisted(source) for source in node.inputs]
             spec = self._body.specs[tensor]
             return self._prelude.elementwise(node, operands, self.shape(tensor), spec.dtype)
+        normalised = normalised_operand(self._body, node) if node.op == "Reshape" else None
+        if normalised is not None:
+            made = self._prelude.normalised(self.hoisted(normalised.tensor), normalised.epsilon)
+            return self._value(tensor, made, Form.FLAT)
         return self._rowwise(node, tensor)
 
     def _sequence(self, node: Node) -> TensorId:

@@ -308,11 +308,15 @@ def _outputs(op: str, attrs: Mapping[str, Any]) -> int:
     if op in ("MemOpRelease", "MemOpProbe", "MemOpPreaccess", "NoOp"):
         return 0
     if op == "TfmemRecurrent":
-        counted = attrs["No"] + attrs["Nh"]
+        counted = integer(attrs["No"]) + integer(attrs["Nh"])
     elif op in ("Split", "SplitV"):
         counted = integer(attrs["num_split"])
     elif op == "Unpack":
         counted = integer(attrs["num"])
+    elif op in ("ShapeN", "ConcatOffset"):
+        counted = integer(attrs["N"])
+    elif op == "BroadcastGradientArgs":
+        counted = 2
     else:
         counted = 1
     return int(counted)

@@ -61,4 +61,3 @@ def _captured(before: Captured, graph: Graph) -> Captured:
 
 def _inside(name: str, calls: list[str]) -> bool:
     return any(f"/{call}/" in f"/{name}" for call in calls)
-

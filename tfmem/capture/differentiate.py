@@ -1,7 +1,8 @@
 """Gradients of what a pass inserts, by TensorFlow's own machinery.
 
-A match of the recurrent pass computes new tensors from tensors of the graph through a few plain ops and `TfmemRecurrent`, all of which have a
-registered gradient. So they are put into a scratch `tf.Graph`, differentiated there, and the new ops are read back.
+A match of the recurrent pass computes new tensors from tensors of the graph through a few plain ops and
+`TfmemRecurrent`, all of which have a registered gradient. So they are put into a scratch `tf.Graph`, differentiated
+there, and the new ops are read back.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ def gradients(
     nodes: Sequence[NewNode | Launch],
     ys: Sequence[tuple[TensorId, TensorId]],
     xs: Sequence[TensorId],
+    outside: Mapping[TensorId, TensorId],
     prefix: str,
 ) -> tuple[tuple[NewNode, ...], tuple[TensorId | None, ...]]:
     """Differentiate new nodes.
@@ -36,7 +38,8 @@ def gradients(
         graph: the graph that the nodes will be inserted into; not changed.
         nodes: new nodes in topological order.
         ys: results of them, each with its gradient, a tensor of the graph.
-        xs: tensors of the graph that they read; for a resource, the variable behind it.
+        xs: what they read; of a resource, the gradient is that of the variable behind it.
+        outside: the tensors of the graph that names in `nodes` and `xs` stand for; others are tensors of the graph.
         prefix: for the names of the gradient's ops.
 
     Returns:
@@ -47,13 +50,13 @@ def gradients(
     """
     scratch = tf.Graph()
     mine = {node.name for node in nodes}
-    outside = dict.fromkeys(tensor for node in nodes for tensor in _inputs(node) if tensor.node not in mine)
-    outside.update(dict.fromkeys([*(gradient for _, gradient in ys), *xs]))
+    read = dict.fromkeys(tensor for node in nodes for tensor in _inputs(node) if tensor.node not in mine)
+    read.update(dict.fromkeys([*(gradient for _, gradient in ys), *xs]))
     try:
         with scratch.as_default():
-            inner = {tensor: _stand_in(graph, tensor, place) for place, tensor in enumerate(outside)}
-            for node in nodes:
-                _insert(scratch, node, inner)
+            inner = {tensor: _stand_in(graph, outside.get(tensor, tensor), place) for place, tensor in enumerate(read)}
+            for place, node in enumerate(nodes):
+                _insert(scratch, f"node_{place}", node, inner)
             before = len(scratch.get_operations())
             results = [inner[y] for y, _ in ys]
             with scratch.name_scope("gradients"):
@@ -61,7 +64,8 @@ def gradients(
     except (ValueError, TypeError, LookupError, tf.errors.OpError) as error:
         raise GraphError(f"what would take the place of a loop has no gradient: {error}") from error
     found = [tf.convert_to_tensor(tensor) if tensor is not None else None for tensor in found]
-    return _read_back(graph, scratch, before, inner, found, prefix)
+    outer = {inner[tensor].name: outside.get(tensor, tensor) for tensor in inner}
+    return _read_back(graph, scratch, before, outer, found, prefix)
 
 
 def _inputs(node: NewNode | Launch) -> tuple[TensorId, ...]:
@@ -82,9 +86,10 @@ def _stand_in(graph: Graph, tensor: TensorId, place: int) -> Any:
     return placeholder
 
 
-def _insert(scratch: tf.Graph, node: NewNode | Launch, inner: dict[TensorId, Any]) -> None:
+def _insert(scratch: tf.Graph, name: str, node: NewNode | Launch, inner: dict[TensorId, Any]) -> None:
+    """Under a name of its own: in a graph with the node "a/b", TensorFlow gives nobody the name "a"."""
     new = node.node() if isinstance(node, Launch) else node
-    node_def = node_def_pb2.NodeDef(name=new.name, op=new.op)
+    node_def = node_def_pb2.NodeDef(name=name, op=new.op)
     input_map = {}
     for tensor in new.inputs:
         source = inner[tensor].name
@@ -94,7 +99,7 @@ def _insert(scratch: tf.Graph, node: NewNode | Launch, inner: dict[TensorId, Any
         node_def.attr[key].CopyFrom(encode(value))
     graph_def = graph_pb2.GraphDef(versions=scratch.graph_def_versions, node=[node_def])
     tf.graph_util.import_graph_def(graph_def, input_map=input_map, name="")
-    for index, output in enumerate(scratch.get_operation_by_name(new.name).outputs):
+    for index, output in enumerate(scratch.get_operation_by_name(name).outputs):
         inner[TensorId(new.name, index)] = output
 
 
@@ -102,11 +107,10 @@ def _read_back(
     graph: Graph,
     scratch: tf.Graph,
     before: int,
-    inner: Mapping[TensorId, Any],
+    outer: Mapping[str, TensorId],
     found: Sequence[Any],
     prefix: str,
 ) -> tuple[tuple[NewNode, ...], tuple[TensorId | None, ...]]:
-    outer = {tensor.name: name for name, tensor in inner.items()}
     names: dict[str, str] = {}
     nodes = []
 

@@ -1,0 +1,324 @@
+"""One recurrence and its gradients, as found: the match of the forward half, what the backward ones take and give.
+
+`training.py` puts the new backward halves together."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from graph_passes.ir import Graph, TensorId
+from graph_passes.recurrent.cudnn import CUDNN, match_cudnn
+from graph_passes.recurrent.hoist import Names
+from graph_passes.recurrent.layout import integers, is_zero
+from graph_passes.recurrent.loop_pairs import Pair, invariants, read_pair, without_lists
+from graph_passes.recurrent.loops import Unreadable, passed
+from graph_passes.recurrent.match import Launch, Match, NewNode, Unmatched
+from graph_passes.recurrent.swap import Swap, read_loop
+
+BACKPROP = frozenset({"CudnnRNNBackprop", "CudnnRNNBackpropV2", "CudnnRNNBackpropV3"})
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A tensor that an old backward half made.
+
+    Attributes:
+        old: the tensor.
+        x: what it is the gradient of.
+        zero: what it is where nothing depends on `x`; None: zeros like `x`.
+        listed: the `TensorListFromTensor` that made a list of `x`, if `old` is a list.
+        moves: nodes that only reorder what they read, first to last: `old` is the gradient of what they make of `x`,
+            which is what they make of the gradient of `x`.
+    """
+
+    old: TensorId
+    x: TensorId
+    zero: TensorId | None = None
+    listed: str = ""
+    moves: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Backward:
+    """An old backward half.
+
+    Attributes:
+        name: its node.
+        given: results of the forward half, old ones, each with its gradient.
+        wanted: what has to be made.
+    """
+
+    name: str
+    given: tuple[tuple[TensorId, TensorId], ...]
+    wanted: tuple[Wanted, ...]
+
+
+@dataclass(frozen=True)
+class Half:
+    """A forward half, and its backward halves; usually one.
+
+    Attributes:
+        forward: its node.
+        match: what takes its place in inference.
+        backwards: its gradients.
+        unchanged: outputs of the forward node that are its inputs: (output, input).
+        swap: of a loop, what tells whether another direction may share its launch.
+    """
+
+    forward: str
+    match: Match
+    backwards: tuple[Backward, ...]
+    unchanged: tuple[tuple[TensorId, TensorId], ...] = ()
+    swap: Swap | None = None
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The old nodes."""
+        return (self.forward, *(backward.name for backward in self.backwards))
+
+    @property
+    def new_nodes(self) -> frozenset[str]:
+        """The new ones in the forward half."""
+        return frozenset(node.name for node in self.match.nodes)
+
+    @property
+    def reverse(self) -> bool:
+        """Whether its launch walks backwards."""
+        return self.match.launches[0].directions[0].reverse
+
+
+def loop_half(graph: Graph, forward: str, backwards: Sequence[str], names: Names, keep: Collection[str]) -> Half:
+    """Read a loop and the loops that are its gradients.
+
+    Raises:
+        Unreadable: why they stay.
+    """
+    pairs = [read_pair(graph, forward, backward) for backward in backwards]
+    finder = _Loops(graph, forward, backwards, keep)
+    given = [finder.given(pair) for pair in pairs]
+    copy, readers = finder.as_inference(pairs[0], {old for group in given for old, _ in group})
+    swap = read_loop(copy, without_lists(copy, pairs[0]), names, {*keep, *readers})
+    halves = [
+        Backward(pair.backward, tuple(group), tuple(finder.wanted(pair, swap.match)))
+        for pair, group in zip(pairs, given, strict=True)
+    ]
+    return Half(forward, swap.match, tuple(halves), tuple(invariants(graph, forward)), swap)
+
+
+def cudnn_pairs(graph: Graph) -> Iterator[tuple[str, str]]:
+    """Every `CudnnRNN` with its gradient: (forward, backward)."""
+    for node in graph:
+        if node.op in BACKPROP:
+            output = node.inputs[5 if node.op == "CudnnRNNBackpropV3" else 4]
+            forward = graph[passed(graph, output).node]
+            if forward.op in CUDNN:
+                yield forward.name, node.name
+
+
+def cudnn_half(graph: Graph, forward: str, backwards: Sequence[str], _: Names, keep: Collection[str]) -> Half:
+    """Read a `CudnnRNN` and its gradients.
+
+    Raises:
+        Unreadable: why they stay.
+    """
+    match = match_cudnn(graph, forward, backwards, gradient=True)
+    if isinstance(match, Unmatched):
+        raise Unreadable(match.reason)
+    halves = []
+    for name in backwards:
+        node = graph[name]
+        first = 8 if node.op == "CudnnRNNBackpropV3" else 7
+        starts = [passed(graph, node.inputs[first + index]) for index in range(len(match.rewired))]
+        given = [
+            (old, start) for (old, _), start in zip(match.rewired, starts, strict=True) if not is_zero(graph, start)
+        ]
+        wanted = []
+        for index, x in enumerate(graph[forward].inputs[:4]):
+            if is_read(graph, TensorId(name, index), {forward, *backwards}, keep):
+                _require_single(graph, forward, x, index)
+                wanted.append(Wanted(TensorId(name, index), x))
+        halves.append(Backward(name, tuple(given), tuple(wanted)))
+    return Half(forward, match, tuple(halves))
+
+
+class _Loops:
+    def __init__(self, graph: Graph, forward: str, backwards: Sequence[str], keep: Collection[str]) -> None:
+        self.graph = graph
+        self.ahead = graph[forward]
+        self.removed = {forward, *backwards}
+        self.keep = frozenset(keep)
+        self.still = dict(invariants(graph, forward))
+
+    def as_inference(self, pair: Pair, given: Collection[TensorId]) -> tuple[Graph, list[str]]:
+        """A graph in which no gradient reads the forward loop, only to be read; `given` have one reader more each."""
+        copy, name = self.graph.copy(), self.ahead.name
+        inputs = copy[name].inputs
+        replaced = {TensorId(name, place): inputs[place] for place in pair.lists} | self.still
+        for old, new in replaced.items():
+            for use in list(copy.uses(old)):
+                copy.rewire(use.node, use.index, new)
+        for backward in self.removed - {name}:
+            for index, tensor in enumerate(copy[backward].inputs):
+                if tensor.node == name:
+                    copy.rewire(backward, index, inputs[tensor.index])
+        idle = {
+            use.node
+            for tensor in copy.tensors(copy[name])
+            for use in copy.uses(tensor)
+            if not is_needed(copy, use.node, (), self.keep)
+        }
+        copy.remove(_with_readers(copy, idle))
+        readers = [copy.insert(f"{old.node}/reader", "Identity", [old], {}) for old in given]
+        return copy, readers
+
+    def given(self, pair: Pair) -> list[tuple[TensorId, TensorId]]:
+        """The results of the forward loop that have a gradient, and that."""
+        found: list[tuple[TensorId, TensorId]] = []
+        for place, variable in pair.variables.items():
+            start = passed(self.graph, self.graph[pair.backward].inputs[place])
+            old = TensorId(pair.forward, variable)
+            if is_zero(self.graph, start):
+                continue
+            if old in self.still:
+                raise Unreadable(f"'{start}' is the gradient of something that the loop does not change")
+            found += self.of_list(old, start) if self.is_list(variable) else [(old, start)]
+        return found
+
+    def of_list(self, old: TensorId, start: TensorId) -> Iterator[tuple[TensorId, TensorId]]:
+        graph, node = self.graph, self.graph[start.node]
+        if is_zero(graph, start):
+            return
+        if node.op == "AddN":
+            for part in node.inputs:
+                yield from self.of_list(old, passed(graph, part))
+            return
+        if node.op != "TensorListFromTensor":
+            raise Unreadable(f"the gradient of a list comes from '{node.name}' ({node.op}), not from a tensor")
+        stacks = [
+            reader for reader in self.graph if reader.op == "TensorListStack" and passed(graph, reader.inputs[0]) == old
+        ]
+        if not stacks:
+            raise Unreadable(f"'{node.name}' is the gradient of a list that nobody stacked")
+        yield TensorId(stacks[0].name), node.inputs[0]
+
+    def is_list(self, variable: int) -> bool:
+        spec = self.graph.specs.get(self.ahead.inputs[variable])
+        return spec is not None and spec.dtype == "variant"
+
+    def wanted(self, pair: Pair, match: Match) -> Iterator[Wanted]:
+        """The tensors that the backward loop made and that somebody reads."""
+        graph = self.graph
+        for place, variable in pair.variables.items():
+            old, x = TensorId(pair.backward, place), self.ahead.inputs[variable]
+            if not is_read(graph, old, self.removed, self.keep):
+                continue
+            made = graph[passed(graph, x).node]
+            if self.is_list(variable) and made.op != "TensorListFromTensor":
+                raise Unreadable(f"'{old}' is the gradient of a list that '{made.name}' ({made.op}) made")
+            _require_single(graph, pair.forward, x, variable)
+            if self.is_list(variable):
+                entry, moves = read_as(graph, match, made.inputs[0])
+                yield from self.lists(old, entry, made.name, moves)
+            else:
+                entry, moves = read_as(graph, match, x)
+                yield Wanted(old, entry, graph[pair.backward].inputs[place], "", moves)
+
+    def lists(self, old: TensorId, x: TensorId, made: str, moves: tuple[str, ...]) -> Iterator[Wanted]:
+        """Readers of a list of gradients: where it is stacked at once, no list is needed."""
+        graph = self.graph
+        for use in graph.uses(old):
+            reader = graph[use.node]
+            if reader.op == "Identity" and reader.name not in self.keep:
+                yield from self.lists(TensorId(reader.name), x, made, moves)
+            elif reader.op == "TensorListStack":
+                yield from self.moved_back(TensorId(reader.name), x, moves)
+            elif is_needed(graph, reader.name, self.removed, self.keep):
+                yield Wanted(old, x, None, made, moves)
+
+    def moved_back(self, old: TensorId, x: TensorId, moves: tuple[str, ...]) -> Iterator[Wanted]:
+        """Readers that undo the last move read the gradient as it was before."""
+        undo = [use.node for use in self.graph.uses(old) if moves and _undoes(self.graph, use.node, moves[-1])]
+        for name in undo:
+            yield from self.moved_back(TensorId(name), x, moves[:-1])
+        if len(undo) < len(self.graph.uses(old)) or old.node in self.keep:
+            yield Wanted(old, x, None, "", moves)
+
+
+def read_as(graph: Graph, match: Match, x: TensorId) -> tuple[TensorId, tuple[str, ...]]:
+    """The tensor that the match reads for `x`, and the nodes that only reorder it to make `x`."""
+    read = {tensor for node in match.nodes for tensor in inputs_of(node)}
+    found, moves = x, list[str]()
+    while found not in read and graph[found.node].op in ("Identity", "ReverseV2", "Transpose"):
+        if graph[found.node].op != "Identity":
+            moves.append(found.node)
+        found = graph[found.node].inputs[0]
+    if found not in read:
+        raise Unreadable(f"the gradient of '{x}' is wanted, which the recurrence does not read as it is")
+    return found, tuple(reversed(moves))
+
+
+def _undoes(graph: Graph, name: str, move: str) -> bool:
+    """Whether the node `name` takes back what `move` did."""
+    node, before = graph[name], graph[move]
+    if node.op != before.op:
+        return False
+    how, done = integers(graph, node.inputs[1]), integers(graph, before.inputs[1])
+    if how is None or done is None:
+        return False
+    if node.op == "Transpose":
+        return bool(np.array_equal(how, np.argsort(done)))
+    return bool(np.array_equal(how, done))
+
+
+def inputs_of(node: NewNode | Launch) -> Iterator[TensorId]:
+    """What a new node reads."""
+    yield from node.inputs if isinstance(node, NewNode) else (t for d in node.directions for t in d.tensors())
+
+
+def is_needed(
+    graph: Graph, name: str, removed: Collection[str], keep: Collection[str], replaced: Collection[TensorId] = ()
+) -> bool:
+    """Whether a node does anything but serve what will be removed, or make what will be replaced."""
+    waiting, seen = [name], {name}
+    while waiting:
+        node = graph[waiting.pop()]
+        if node.name in removed:
+            continue
+        if node.name in keep or node.stateful:
+            return True
+        made = [tensor for tensor in graph.tensors(node) if tensor not in replaced]
+        readers = {use.node for tensor in made for use in graph.uses(tensor)} - seen
+        seen |= readers
+        waiting += readers
+    return False
+
+
+def is_read(graph: Graph, tensor: TensorId, removed: Collection[str], keep: Collection[str]) -> bool:
+    """Whether somebody needs this tensor."""
+    return tensor.node in keep or any(is_needed(graph, use.node, removed, keep) for use in graph.uses(tensor))
+
+
+def _with_readers(graph: Graph, names: Collection[str]) -> set[str]:
+    """The nodes, what reads them, and so on."""
+    found, waiting = set(names), list(names)
+    while waiting:
+        node = graph[waiting.pop()]
+        readers = {use.node for tensor in graph.tensors(node) for use in graph.uses(tensor)} - found
+        found |= readers
+        waiting += readers
+    return found
+
+
+def _require_single(graph: Graph, forward: str, x: TensorId, place: int) -> None:
+    """Raises Unreadable if the gradients of two inputs of the forward half would be one."""
+    source = passed(graph, x)
+    for other, tensor in enumerate(graph[forward].inputs):
+        entered = passed(graph, tensor)
+        made = graph[entered.node]
+        if made.op == "TensorListFromTensor":
+            entered = passed(graph, made.inputs[0])
+        if other != place and entered == source:
+            raise Unreadable(f"'{x}' enters the recurrence twice, and the gradient of one entry is wanted")

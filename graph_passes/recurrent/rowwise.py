@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from graph_passes.ir import Graph, Node, boolean, integer
 from graph_passes.recurrent.elementwise import ELEMENTWISE_OPS
 from graph_passes.recurrent.hoist import Form, Hoisted
@@ -96,8 +98,10 @@ def column_range(body: Graph, node: Node, output: int, shape: tuple[int | None, 
             return output * width // count, (output + 1) * width // count
     elif node.op == "SplitV":
         axis, sizes = constants[2], constants[1]
-        if axis is not None and sizes is not None and int(axis.reshape(())) % 2 == 1 and sizes.min() >= 0:
-            return int(sizes[:output].sum()), int(sizes[: output + 1].sum())
+        if axis is not None and sizes is not None and int(axis.reshape(())) % 2 == 1:
+            left = width - int(sizes[sizes >= 0].sum())  # for the one size that may be -1
+            ends = [0, *np.cumsum(np.where(sizes < 0, left, sizes))]
+            return int(ends[output]), int(ends[output + 1])
     elif node.op == "Slice":
         begin, size = constants[1:3]
         if begin is not None and size is not None and int(begin[0]) == 0 and int(size[0]) == -1:

@@ -71,6 +71,7 @@ class Prelude:
     def __init__(self, loop: Loop, names: Names) -> None:
         self.nodes: list[NewNode] = []
         self.time: int | TensorId = 0
+        self.time_key: object = 0  # see `lengths.Key`
         self.batch: int | TensorId = 0
         self._loop = loop
         self._names = names
@@ -141,6 +142,11 @@ class Prelude:
     def slice(self, tensor: TensorId, dtype: str, begin: TensorId, size: TensorId) -> TensorId:
         """A part of `tensor`."""
         return self.once("Slice", [tensor, begin, size], {"T": DataType(dtype), "Index": DataType(SHAPE_DTYPE)})
+
+    def first(self, tensor: TensorId, dtype: str, rank: int) -> TensorId:
+        """The first `time` items of `tensor`."""
+        begin = self.constant(SHAPE_DTYPE, (rank,), [0] * rank)
+        return self.slice(tensor, dtype, begin, self.shape((self.time, *[-1] * (rank - 1))))
 
     def difference(self, first: TensorId, second: int | TensorId) -> TensorId:
         """The first scalar less the second."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from graph_passes.analysis.order import topological
-from graph_passes.ir import DataType, Graph, Node, TensorId
+from graph_passes.ir import DataType, Function, Graph, Node, TensorId
 from graph_passes.recurrent.hoist import READS, SHAPE_DTYPE, Form, Hoisted, Prelude, copied, static
-from graph_passes.recurrent.lengths import dimension_key, scalar_key
+from graph_passes.recurrent.indexing import item_of
+from graph_passes.recurrent.lengths import dimension_key
 from graph_passes.recurrent.loops import PASSING, Loop, Unreadable, Variables, passed
 from graph_passes.recurrent.normalised import normalised_operand
 from graph_passes.recurrent.reverse import list_source, unreversed
@@ -18,17 +21,38 @@ FIXED, STEP, STATE = 0, 1, 2
 class Hoister:
     """Emits the stateless part of one loop's body into a `Prelude`, on demand."""
 
-    def __init__(self, graph: Graph, loop: Loop, variables: Variables, prelude: Prelude, reverse: bool) -> None:
-        """`reverse`: every sequence is a tensor that was reversed in time; read the tensor itself."""
-        self._reverse = reverse
+    def __init__(
+        self,
+        graph: Graph,
+        loop: Loop,
+        variables: Variables,
+        prelude: Prelude,
+        reverse: bool = False,
+        function: Function | None = None,
+        given: Mapping[TensorId, Hoisted] | None = None,
+    ) -> None:
+        """Say what depends on what.
+
+        Args:
+            graph: the graph around the loop.
+            loop: the loop.
+            variables: what its variables are.
+            prelude: takes the new nodes.
+            reverse: every sequence is a tensor that was reversed in time; read the tensor itself.
+            function: the loop's body, or its condition.
+            given: values that are known outside already, of every step, whatever they depend on.
+        """
         self._graph, self._loop, self._variables, self._prelude = graph, loop, variables, prelude
-        self._body = loop.body.graph
-        self._places = {name: place for place, name in enumerate(loop.body.arguments)}
+        self._reverse = reverse
+        self._function = loop.body if function is None else function
+        self._body = self._function.graph
+        self._places = {name: place for place, name in enumerate(self._function.arguments)}
         self._levels: dict[str, int] = {}
         self._fixed: dict[str, str] = {}  # body node -> its copy outside
-        self._done: dict[TensorId, Hoisted] = {}
+        self._done: dict[TensorId, Hoisted] = dict(given or {})
+        known = {tensor.node for tensor in self._done}
         for name in topological(self._body):
-            self._levels[name] = self._level(self._body[name])
+            self._levels[name] = STEP if name in known else self._level(self._body[name])
 
     def level(self, tensor: TensorId) -> int:
         """FIXED, STEP or STATE: what the value depends on."""
@@ -114,6 +138,9 @@ class Hoister:
             return self._value(tensor, self._sequence(node), Form.STEPS)
         if node.stateful and node.op not in READS:
             raise Unreadable(f"'{node.name}' ({node.op}) has side effects, or is random, in every step")
+        item = item_of(self._body, node, self._is_counter)
+        if item is not None and self.level(item[0]) == FIXED and not self._reverse:
+            return self._value(tensor, self._items(*item), Form.STEPS)
         if is_elementwise(node):
             operands = [self.hoisted(source) for source in node.inputs]
             spec = self._body.specs[tensor]
@@ -123,6 +150,25 @@ class Hoister:
             made = self._prelude.normalised(self.hoisted(normalised.tensor), normalised.epsilon)
             return self._value(tensor, made, Form.FLAT)
         return self._rowwise(node, tensor)
+
+    def _is_counter(self, tensor: TensorId) -> bool:
+        return self._places.get(passed(self._body, tensor).node) in self._variables.counters
+
+    def _items(self, source: TensorId, axis: int) -> TensorId:
+        """Every step's item of a fixed tensor, taken along `axis`."""
+        value, prelude = self.hoisted(source), self._prelude
+        if axis:
+            rank = len(value.shape)
+            order = [axis, *(other for other in range(rank) if other != axis)]
+            attrs = {"T": DataType(value.dtype), "Tperm": DataType(SHAPE_DTYPE)}
+            return prelude.first(
+                prelude.once("Transpose", [value.tensor, prelude.constant(SHAPE_DTYPE, (rank,), order)], attrs),
+                value.dtype,
+                rank,
+            )
+        if value.tensor in self._graph.specs:
+            return self.whole(value.tensor)
+        return prelude.first(value.tensor, value.dtype, len(value.shape))
 
     def _sequence(self, node: Node) -> TensorId:
         """The tensor `[time, ...]` whose item a step reads."""
@@ -144,8 +190,7 @@ class Hoister:
         """
         spec, prelude = self._graph.specs[source or sequence], self._prelude
         time = prelude.time
-        key = time if isinstance(time, int) else scalar_key(self._graph, time)
-        if dimension_key(self._graph, source or sequence, 0) == key or spec.shape is None:
+        if dimension_key(self._graph, source or sequence, 0) == prelude.time_key or spec.shape is None:
             return sequence
         rest = len(spec.shape) - 1
         first: int | TensorId = 0

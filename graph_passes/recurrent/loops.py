@@ -7,8 +7,8 @@ is written at one place a step, and everything else is a *state*. The condition 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 from graph_passes.ir import Function, Graph, Node, TensorId
 
@@ -57,21 +57,17 @@ class Write:
 
 @dataclass(frozen=True)
 class Variables:
-    """What each variable of a loop is, by its position; bounds are tensors around the loop."""
+    """What each variable of a loop is, by its position; bounds are tensors of the loop's condition."""
 
     invariants: frozenset[int]
     counters: frozenset[int]
     states: tuple[int, ...]
     writes: dict[int, Write]
     bounds: tuple[TensorId, ...]
-    limits: tuple[int, ...] = field(default=())
 
 
 def functional_loops(graph: Graph) -> Iterator[Loop]:
-    """Every `While` and `StatelessWhile` whose functions could be read.
-
-    Raises nothing: one that could not be read is given with an empty body by `unread_loops`.
-    """
+    """Every `While` and `StatelessWhile` whose functions could be read."""
     for node in graph:
         if node.op in LOOPS and (node.name, "body") in graph.functions and (node.name, "cond") in graph.functions:
             yield Loop(
@@ -99,22 +95,24 @@ def classify(graph: Graph, loop: Loop) -> Variables:
     def argument(tensor: TensorId) -> int | None:
         return places.get(passed(body, tensor).node)
 
-    invariants, counters, states, writes = set(), set(), [], {}
+    invariants = {place for place, result in enumerate(loop.body.results) if argument(result) == place}
+    counters: set[int] = set()
+    states: list[int] = []
+    writes: dict[int, Node] = {}
     for place, result in enumerate(loop.body.results):
-        source = passed(body, result)
-        node = body[source.node]
+        node = body[passed(body, result).node]
         spec = body.specs.get(TensorId(loop.body.arguments[place]))
-        if argument(result) == place:
-            invariants.add(place)
-        elif _is_increment(body, node, loop.body.arguments[place]) and scalar_value(graph, loop.initial[place]) == 0:
+        if place in invariants:
+            continue
+        if _is_increment(graph, loop, node, place, invariants) and scalar_value(graph, loop.initial[place]) == 0:
             counters.add(place)
         elif spec is not None and spec.dtype == "variant":
-            writes[place] = (node, source)
+            writes[place] = node
         else:
             states.append(place)
-    bounds, limits = _bounds(graph, loop, invariants, counters)
-    found = {place: _write(graph, loop, place, node, argument, counters) for place, (node, _) in writes.items()}
-    return Variables(frozenset(invariants), frozenset(counters), tuple(states), found, bounds, limits)
+    bounds = _bounds(loop, counters)
+    found = {place: _write(loop, place, node, argument, counters) for place, node in writes.items()}
+    return Variables(frozenset(invariants), frozenset(counters), tuple(states), found, bounds)
 
 
 def passed(graph: Graph, tensor: TensorId) -> TensorId:
@@ -133,18 +131,24 @@ def scalar_value(graph: Graph, tensor: TensorId) -> int | float | bool | None:
     return value
 
 
-def _is_increment(body: Graph, node: Node, argument: str) -> bool:
+def _is_increment(graph: Graph, loop: Loop, node: Node, place: int, invariants: Collection[int]) -> bool:
+    body = loop.body.graph
+    places = {name: index for index, name in enumerate(loop.body.arguments)}
+
+    def number(tensor: TensorId) -> int | float | bool | None:
+        variable = places.get(tensor.node)
+        return scalar_value(graph, loop.initial[variable]) if variable in invariants else scalar_value(body, tensor)
+
     if node.op not in ("Add", "AddV2"):
         return False
     sides = [passed(body, tensor) for tensor in node.inputs]
-    steps = [scalar_value(body, tensor) for tensor in sides]
-    return any(
-        sides[here] == TensorId(argument) and isinstance(steps[1 - here], int) and steps[1 - here] == 1
-        for here in (0, 1)
-    )
+    counted = TensorId(loop.body.arguments[place])
+    spec = body.specs.get(counted)
+    whole = spec is None or spec.dtype in ("int32", "int64")
+    return whole and any(sides[here] == counted and number(sides[1 - here]) == 1 for here in (0, 1))
 
 
-def _write(graph: Graph, loop: Loop, place: int, node: Node, argument, counters) -> Write:  # type: ignore[no-untyped-def]
+def _write(loop: Loop, place: int, node: Node, argument, counters) -> Write:  # type: ignore[no-untyped-def]
     if node.op != "TensorListSetItem" or argument(node.inputs[0]) != place:
         raise Unreadable(
             f"the tensor list '{loop.body.arguments[place]}' is changed by '{node.name}' ({node.op}), not written at "
@@ -158,14 +162,11 @@ def _write(graph: Graph, loop: Loop, place: int, node: Node, argument, counters)
     raise Unreadable(f"'{node.name}' writes at an index that is neither the step's number nor 0")
 
 
-def _bounds(
-    graph: Graph, loop: Loop, invariants: set[int], counters: set[int]
-) -> tuple[tuple[TensorId, ...], tuple[int, ...]]:
-    """The conjuncts `counter < bound` of the condition: tensors around the loop, and numbers in the condition."""
+def _bounds(loop: Loop, counters: Collection[int]) -> tuple[TensorId, ...]:
+    """The bounds of the conjuncts `counter < bound` of the condition, as tensors of the condition."""
     condition = loop.condition.graph
     places = {name: place for place, name in enumerate(loop.condition.arguments)}
-    tensors: list[TensorId] = []
-    numbers: list[int] = []
+    bounds: list[TensorId] = []
     waiting = [loop.condition.results[0]]
     while waiting:
         source = passed(condition, waiting.pop())
@@ -181,13 +182,7 @@ def _bounds(
             raise Unreadable(
                 f"the loop goes on while '{node.name}' ({node.op}), which is not a count of steps below a bound"
             )
-        place, number = places.get(ends[1].node), scalar_value(condition, ends[1])
-        if place in invariants:
-            tensors.append(loop.initial[place])
-        elif isinstance(number, int):
-            numbers.append(number)
-        else:
-            raise Unreadable(f"the loop's bound in '{node.name}' ({node.op}) changes while it runs")
-    if not tensors and not numbers:
+        bounds.append(ends[1])
+    if not bounds:
         raise Unreadable("the loop has no bound")
-    return tuple(tensors), tuple(numbers)
+    return tuple(bounds)

@@ -210,6 +210,9 @@ class Reader:
 
     def _elementwise(self, node: Node, tensor: TensorId) -> Value:
         count, shape = self._width(tensor), self.hoister.shape(tensor)
+        for source in node.inputs:
+            if self.hoister.level(source) == STATE:
+                self._value(source)  # the first reason is the best one
         per_row = node.op == "Select"  # its condition may be one number a row, [batch]
         for place, source in enumerate(node.inputs):
             by_row = (per_row and place == 0) or (len(shape) == 1 and not self._is_one_row(shape))

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from graph_passes.ir import DataType, Graph, TensorId
 from graph_passes.ops import EXTERNAL
 from graph_passes.recurrent.hoist import READS, SHAPE_DTYPE, Names, Prelude
-from graph_passes.recurrent.hoisting import STATE, Hoister
-from graph_passes.recurrent.lengths import Key, dimension_key, scalar_key
+from graph_passes.recurrent.hoisting import FIXED, STATE, Hoister
+from graph_passes.recurrent.lengths import Key, bound_key, dimension_key, scalar_key
 from graph_passes.recurrent.loops import Loop, Unreadable, classify, passed
 from graph_passes.recurrent.match import Direction, Launch, Match, NewNode
 from graph_passes.recurrent.read import Reader
@@ -88,23 +88,33 @@ class _Swapper:
         return units, dtype
 
     def _count_steps(self) -> Key:
-        keys: dict[Key, TensorId] = {scalar_key(self.graph, bound): bound for bound in self.variables.bounds}
-        numbers = [key for key in keys if isinstance(key, int)] + list(self.variables.limits)
-        tensors = {key: bound for key, bound in keys.items() if not isinstance(key, int)}
-        if not tensors:
-            self.prelude.time = max(min(numbers), 0)
-            return self.prelude.time
-        prelude = self.prelude
-        counts = [prelude.cast(bound, self.graph.specs[bound].dtype, SHAPE_DTYPE) for bound in tensors.values()] + [
-            prelude.constant(SHAPE_DTYPE, (), [number]) for number in numbers[:1]
-        ]
-        if len(numbers) > 1:
-            counts[-1] = prelude.constant(SHAPE_DTYPE, (), [min(numbers)])
-        least = counts[0]
-        for count in counts[1:]:
-            least = prelude.once("Minimum", [least, count], {"T": DataType(SHAPE_DTYPE)})
+        """How many steps there are, the least of the bounds: as a key, and in the prelude."""
+        prelude, variables = self.prelude, self.variables
+        numbers: list[int] = []
+        counts: dict[Key, TensorId] = {}
+        outside = Hoister(self.graph, self.loop, variables, prelude, function=self.loop.condition)
+        for bound in variables.bounds:
+            key = bound_key(self.graph, self.loop, bound, variables.invariants)
+            if isinstance(key, int):
+                numbers.append(key)
+                continue
+            if outside.level(bound) != FIXED:
+                node = self.loop.condition.graph[bound.node]
+                raise Unreadable(f"the loop's bound '{node.name}' ({node.op}) changes while it runs")
+            value = outside.hoisted(bound)
+            counts[value.tensor if key is None else key] = prelude.cast(value.tensor, value.dtype, SHAPE_DTYPE)
+        if not counts:
+            prelude.time = prelude.time_key = max(min(numbers), 0)
+            return prelude.time
+        parts = list(counts.values())
+        if numbers:
+            parts.append(prelude.constant(SHAPE_DTYPE, (), [min(numbers)]))
+        least = parts[0]
+        for part in parts[1:]:
+            least = prelude.once("Minimum", [least, part], {"T": DataType(SHAPE_DTYPE)})
         prelude.time = least
-        return next(iter(tensors)) if len(counts) == 1 else least
+        prelude.time_key = next(iter(counts)) if len(parts) == 1 else least
+        return next(iter(counts)) if len(parts) == 1 else least
 
     def _count_rows(self) -> frozenset[Key]:
         states = [self.loop.initial[place] for place in self.variables.states]
@@ -315,7 +325,7 @@ def _dead(
     keep: Collection[str],
 ) -> set[str]:
     unread = {old for old, _ in rewired}
-    needed = {tensor.node for node in nodes for tensor in _reads(node)} | set(keep)
+    needed = {tensor.node for node in nodes for tensor in _reads(node)} | {new.node for _, new in rewired} | set(keep)
     dead = set(loop.nodes)
     waiting = [tensor.node for name in loop.nodes for tensor in graph[name].inputs] + [old.node for old, _ in rewired]
     while waiting:

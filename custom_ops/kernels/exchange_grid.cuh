@@ -3,8 +3,9 @@
 // Every 32-bit word carries its own epoch in its lowest bit, so a reader knows of each word whether
 // it is of this step. That costs the last bit of what is exchanged (a relative error of 6e-8; the
 // CTA that owns a state keeps all of it), and no bandwidth. Two copies by the parity of the step,
-// as in the cluster's exchange; a copy's epoch flips every second step and starts as 1 over scratch
-// that is zero.
+// as in the cluster's exchange; a copy's epoch flips every second step. Scratch is zero before a
+// launch, so the first words of either copy must have epoch 1: states are sent from step 1 on
+// (those of step 0 are given), all else from step 0 on.
 #pragma once
 
 #include "exchange.cuh"
@@ -103,7 +104,7 @@ class GridExchange {
   __device__ __forceinline__ void send(int pass, int step, int row, int unit, bool valid,
                                        float value) const {
     constexpr BufferShape kBuffer = Plan::template buffer<B>();
-    const unsigned word = with_epoch(value, epoch(step));
+    const unsigned word = with_epoch(value, epoch<B>(step, O));
     const uint4 four =
         make_uint4(__shfl_sync(kAllLanes, word, 0, 4), __shfl_sync(kAllLanes, word, 1, 4),
                    __shfl_sync(kAllLanes, word, 2, 4), __shfl_sync(kAllLanes, word, 3, 4));
@@ -117,7 +118,7 @@ class GridExchange {
   __device__ void send_sum(int pass, int step, int row, float value) const {
     if (threadIdx.x % kWarp == 0) {
       store_relaxed(words<B>(pass, step, row) + O * Plan::kCtas + place_.cta,
-                    with_epoch(value, epoch(step)));
+                    with_epoch(value, epoch<B>(step, O)));
     }
   }
 
@@ -125,7 +126,11 @@ class GridExchange {
   __device__ void finish() const {}
 
  private:
-  __device__ static unsigned epoch(int step) { return step / 2 % 2 == 0; }
+  template <int B>
+  __device__ static unsigned epoch(int step, int operand) {
+    const int first = Plan::template buffer<B>().states >> operand & 1;
+    return (step - first) / 2 % 2 == 0;
+  }
 
   template <int B>
   __device__ unsigned* words(int pass, int step, int row) const {
@@ -146,7 +151,6 @@ class GridExchange {
     constexpr int kFlight = kOnce < 4 ? kOnce : 4;  // loads of a thread on their way
     const unsigned* from = words<B>(pass, step, 0);
     float* to = operands<B>(pass, step);
-    const unsigned epoch_now = epoch(step);
     // Each CTA starts elsewhere, so that they do not all ask the same slice of L2.
     const int shift = place_.cta * kBuffer.width / kWords;
 #pragma unroll 1
@@ -164,6 +168,7 @@ class GridExchange {
         if (first + i * Plan::kThreads >= kTotal) break;
         const int operand = place[i] % kRow / (Plan::kCtas * kBuffer.width / kWords);
         if (step == 0 && (kBuffer.states >> operand & 1)) continue;
+        const unsigned epoch_now = epoch<B>(step, operand);
         int polls = failed_ ? 0 : kPolls;
         while (!is_of(value[i], epoch_now) && polls > 0) {
           load_relaxed(from + place[i] * kWords, &value[i]);

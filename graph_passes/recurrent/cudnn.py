@@ -12,7 +12,8 @@ Past a sequence's length cuDNN keeps the state and puts out 0.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from graph_passes.ir import DataType, Graph, Node, TensorId, floating, integer, 
 from graph_passes.recurrent.layout import Places, Traced, is_zero, trace
 from graph_passes.recurrent.lengths import dimension_key, scalar_key
 from graph_passes.recurrent.match import Direction, Launch, Match, Unmatched
+from graph_passes.recurrent.needs import dead_readers
 from graph_passes.recurrent.writer import Writer
 
 CUDNN = frozenset({"CudnnRNN", "CudnnRNNV2", "CudnnRNNV3"})
@@ -68,21 +70,33 @@ class Sizes:
         return cells.simple_rnn(self.mode.removeprefix("rnn_"), mask=mask)
 
 
-def match_cudnn(graph: Graph, name: str, removed: Collection[str] = (), gradient: bool = False) -> Match | Unmatched:
+def match_cudnn(
+    graph: Graph, name: str, keep: Collection[str] = (), backwards: Collection[str] = (), opaque: bool = False
+) -> Match | Unmatched:
     """Read one op.
 
     Args:
         graph: the graph.
         name: the op, of a type in `CUDNN`.
-        removed: nodes that will be gone, whatever they read.
-        gradient: whether gradients of the op's own inputs are wanted, so that the match has to read those.
+        keep: names of nodes that are fetched.
+        backwards: its gradient ops, which will be removed too. They make gradients of the op's own inputs, so the match
+            reads the initial states as they are.
+        opaque: whether to read the vector of all weights, even if it could be traced back.
     """
     node = graph[name]
     sizes = _sizes(graph, node)
-    reason = sizes if isinstance(sizes, str) else _unread(graph, node, sizes, {name, *removed})
-    if isinstance(sizes, str) or reason:
-        return Unmatched(name, node.op, str(reason))
-    return _Reader(graph, node, sizes, gradient).read()
+    if isinstance(sizes, str):
+        return Unmatched(name, node.op, sizes)
+    if name in keep:
+        return Unmatched(name, node.op, "it is fetched by name")
+    match = _Reader(graph, node, sizes, bool(backwards), opaque).read()
+    removed = dead_readers(graph, {name, *backwards}, keep, dict(match.rewired))
+    for tensor in graph.tensors(node):
+        readers = [use.node for use in graph.uses(tensor) if use.node not in removed]
+        if readers and tensor not in dict(match.rewired):
+            reason = f"'{readers[0]}' reads its output {tensor.index}, which only cuDNN makes"
+            return Unmatched(name, node.op, reason)
+    return replace(match, removed=tuple(sorted(removed)))
 
 
 def _sizes(graph: Graph, node: Node) -> Sizes | str:
@@ -112,30 +126,11 @@ def _sizes(graph: Graph, node: Node) -> Sizes | str:
     return Sizes(mode or "lstm", x.shape[2], h.shape[2], x.dtype, time_major)
 
 
-def _unread(graph: Graph, node: Node, sizes: Sizes, removed: Collection[str]) -> str:
-    """Whether somebody reads what the replacement will not have."""
-    outputs = range(3, node.outputs) if sizes.mode == "lstm" else range(2, node.outputs)
-    for index in outputs:
-        readers = [use.node for use in graph.uses(TensorId(node.name, index))]
-        kept = [reader for reader in readers if _needed(graph, reader, removed)]
-        if kept:
-            return f"'{kept[0]}' reads its output {index}, which only cuDNN makes"
-    return ""
-
-
-def _needed(graph: Graph, name: str, removed: Collection[str]) -> bool:
-    """Whether a node does more than serve the removed ones."""
-    node = graph[name]
-    if name in removed:
-        return False
-    after = list(graph.successors(node))
-    return node.stateful or not after or any(_needed(graph, reader, removed) for reader in after)
-
-
 class _Reader:
-    def __init__(self, graph: Graph, node: Node, sizes: Sizes, gradient: bool) -> None:
+    def __init__(self, graph: Graph, node: Node, sizes: Sizes, gradient: bool, opaque: bool) -> None:
         self.graph = graph
         self.gradient = gradient
+        self.opaque = opaque
         self.node = node
         self.sizes = sizes
         self.dtype = sizes.dtype
@@ -211,7 +206,7 @@ class _Reader:
 
     def weights(self) -> tuple[TensorId, TensorId, TensorId | None, TensorId | None]:
         """Kernel, recurrent kernel, the bias of the hoisted products, and the bias that stays in the cell."""
-        found = None if self.gradient else self.traced()
+        found = None if self.opaque else self.traced()
         kernel, recurrent, bias, recurrent_bias = found if found is not None else self.unpacked()
         if self.sizes.mode == "gru":
             return kernel, recurrent, bias, recurrent_bias
@@ -258,7 +253,7 @@ class _Reader:
         first = int(part.flat[0])
         source = packed.source_of(first)
         tensor, start = packed.sources[source], packed.starts[source]
-        size = int(np.prod(packed.shapes[source]))
+        size = prod(packed.shapes[source])
         if first + part.size > start + size or not np.array_equal(part, np.arange(first, first + part.size)):
             return "no"
         if self.sizes.mode != "gru" and is_zero(self.graph, tensor):

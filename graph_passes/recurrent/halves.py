@@ -12,10 +12,11 @@ import numpy as np
 from graph_passes.ir import Graph, TensorId
 from graph_passes.recurrent.cudnn import CUDNN, match_cudnn
 from graph_passes.recurrent.hoist import Names
-from graph_passes.recurrent.layout import integers, is_zero
+from graph_passes.recurrent.layout import integers, is_zero, spread, trace
 from graph_passes.recurrent.loop_pairs import Pair, invariants, read_pair, without_lists
 from graph_passes.recurrent.loops import Unreadable, passed
-from graph_passes.recurrent.match import Launch, Match, NewNode, Unmatched
+from graph_passes.recurrent.match import Match, Unmatched
+from graph_passes.recurrent.needs import inputs_of, is_needed, is_read
 from graph_passes.recurrent.swap import Swap, read_loop
 
 BACKPROP = frozenset({"CudnnRNNBackprop", "CudnnRNNBackpropV2", "CudnnRNNBackpropV3"})
@@ -124,24 +125,56 @@ def cudnn_half(graph: Graph, forward: str, backwards: Sequence[str], _: Names, k
     Raises:
         Unreadable: why they stay.
     """
-    match = match_cudnn(graph, forward, backwards, gradient=True)
+    weights = _weight_gradients(graph, forward, backwards, keep)
+    match = match_cudnn(graph, forward, keep, backwards, opaque=weights is None)
+    if isinstance(match, Match) and weights is not None:
+        read = {tensor for node in match.nodes for tensor in inputs_of(node)}
+        if not all(item.x in read for items in weights for item in items):
+            weights = None
+            match = match_cudnn(graph, forward, keep, backwards, opaque=True)
     if isinstance(match, Unmatched):
         raise Unreadable(match.reason)
     halves = []
-    for name in backwards:
+    for place, name in enumerate(backwards):
         node = graph[name]
         first = 8 if node.op == "CudnnRNNBackpropV3" else 7
         starts = [passed(graph, node.inputs[first + index]) for index in range(len(match.rewired))]
-        given = [
-            (old, start) for (old, _), start in zip(match.rewired, starts, strict=True) if not is_zero(graph, start)
-        ]
-        wanted = []
-        for index, x in enumerate(graph[forward].inputs[:4]):
+        pairs = zip(match.rewired, starts, strict=True)
+        given = tuple((old, start) for (old, _), start in pairs if not is_zero(graph, start))
+        wanted = list(weights[place]) if weights is not None else []
+        for index, x in enumerate(graph[forward].inputs[: 3 if weights is not None else 4]):
             if is_read(graph, TensorId(name, index), {forward, *backwards}, keep):
                 _require_single(graph, forward, x, index)
                 wanted.append(Wanted(TensorId(name, index), x))
-        halves.append(Backward(name, tuple(given), tuple(wanted)))
+        halves.append(Backward(name, given, tuple(wanted)))
     return Half(forward, match, tuple(halves))
+
+
+def _weight_gradients(
+    graph: Graph, forward: str, backwards: Sequence[str], keep: Collection[str]
+) -> list[list[Wanted]] | None:
+    """For each gradient op, what its vector of weight gradients is taken apart into; None where that is not clear.
+
+    Each part has to be arranged as one of the tensors that the vector of weights was packed of.
+    """
+    packed = trace(graph, graph[forward].inputs[3])
+    if packed is None:
+        return None
+    sources = list(zip(packed.sources, packed.arrangements(), strict=True))
+    found = []
+    for name in backwards:
+        parts = spread(graph, TensorId(name, 3), keep)
+        if parts is None:
+            return None
+        wanted = []
+        for part, places in parts.items():
+            if is_read(graph, part, {forward, *backwards}, keep):
+                x = next((source for source, there in sources if np.array_equal(there, places)), None)
+                if x is None:
+                    return None
+                wanted.append(Wanted(part, x))
+        found.append(wanted)
+    return found
 
 
 class _Loops:
@@ -233,14 +266,15 @@ class _Loops:
             reader = graph[use.node]
             if reader.op == "Identity" and reader.name not in self.keep:
                 yield from self.lists(TensorId(reader.name), x, made, moves)
-            elif reader.op == "TensorListStack":
+            elif reader.op == "TensorListStack" and reader.name not in self.keep:
                 yield from self.moved_back(TensorId(reader.name), x, moves)
             elif is_needed(graph, reader.name, self.removed, self.keep):
                 yield Wanted(old, x, None, made, moves)
 
     def moved_back(self, old: TensorId, x: TensorId, moves: tuple[str, ...]) -> Iterator[Wanted]:
         """Readers that undo the last move read the gradient as it was before."""
-        undo = [use.node for use in self.graph.uses(old) if moves and _undoes(self.graph, use.node, moves[-1])]
+        readers = [use.node for use in self.graph.uses(old) if moves and use.node not in self.keep]
+        undo = [name for name in readers if _undoes(self.graph, name, moves[-1])]
         for name in undo:
             yield from self.moved_back(TensorId(name), x, moves[:-1])
         if len(undo) < len(self.graph.uses(old)) or old.node in self.keep:
@@ -271,34 +305,6 @@ def _undoes(graph: Graph, name: str, move: str) -> bool:
     if node.op == "Transpose":
         return bool(np.array_equal(how, np.argsort(done)))
     return bool(np.array_equal(how, done))
-
-
-def inputs_of(node: NewNode | Launch) -> Iterator[TensorId]:
-    """What a new node reads."""
-    yield from node.inputs if isinstance(node, NewNode) else (t for d in node.directions for t in d.tensors())
-
-
-def is_needed(
-    graph: Graph, name: str, removed: Collection[str], keep: Collection[str], replaced: Collection[TensorId] = ()
-) -> bool:
-    """Whether a node does anything but serve what will be removed, or make what will be replaced."""
-    waiting, seen = [name], {name}
-    while waiting:
-        node = graph[waiting.pop()]
-        if node.name in removed:
-            continue
-        if node.name in keep or node.stateful:
-            return True
-        made = [tensor for tensor in graph.tensors(node) if tensor not in replaced]
-        readers = {use.node for tensor in made for use in graph.uses(tensor)} - seen
-        seen |= readers
-        waiting += readers
-    return False
-
-
-def is_read(graph: Graph, tensor: TensorId, removed: Collection[str], keep: Collection[str]) -> bool:
-    """Whether somebody needs this tensor."""
-    return tensor.node in keep or any(is_needed(graph, use.node, removed, keep) for use in graph.uses(tensor))
 
 
 def _with_readers(graph: Graph, names: Collection[str]) -> set[str]:

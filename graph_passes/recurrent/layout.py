@@ -7,8 +7,9 @@ where an element came from: where a vector holds the numbers of a transposed qua
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,9 @@ import numpy.typing as npt
 
 from graph_passes.ir import Graph, Node, TensorId
 
-Places = npt.NDArray[np.int64]
+Places = npt.NDArray[np.int32]
 
-LARGEST = 1 << 28  # elements: more are not traced
+LARGEST = 1 << 27  # elements: more are not traced
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,15 @@ class Traced:
 
     def numbered(self, source: int) -> Places:
         """All places of a source, in its shape."""
-        shape = self.shapes[source]
-        return np.arange(np.prod(shape, dtype=np.int64)).reshape(shape) + self.starts[source]
+        shape, start = self.shapes[source], self.starts[source]
+        return np.arange(start, start + prod(shape), dtype=np.int32).reshape(shape)
+
+    def arrangements(self) -> list[Places]:
+        """For each source, where in the tensor (flattened) its elements are; -1 for one that is nowhere."""
+        total = self.starts[-1] + prod(self.shapes[-1])
+        where = np.full(total, -1, np.int32)
+        where[self.places.reshape(-1)] = np.arange(self.places.size, dtype=np.int32)
+        return [where[self.numbered(source)] for source in range(len(self.sources))]
 
 
 def trace(graph: Graph, tensor: TensorId) -> Traced | None:
@@ -56,8 +64,13 @@ def trace(graph: Graph, tensor: TensorId) -> Traced | None:
     return Traced(places, tuple(tracer.sources), tuple(tracer.starts), tuple(tracer.shapes))
 
 
-def spread(graph: Graph, tensor: TensorId) -> dict[TensorId, Places] | None:
+def spread(graph: Graph, tensor: TensorId, keep: Collection[str] = ()) -> dict[TensorId, Places] | None:
     """Follow `tensor` forward: the tensors that hold elements of it and are read by something else than a move.
+
+    Args:
+        graph: the graph.
+        tensor: where to begin.
+        keep: names of nodes that are fetched; they count as such readers.
 
     Returns:
         For each such tensor the place in `tensor` of each element; None if one of them holds other elements too, or if
@@ -68,7 +81,7 @@ def spread(graph: Graph, tensor: TensorId) -> dict[TensorId, Places] | None:
     while pending:
         current = pending.pop()
         readers = {use.node for use in graph.uses(current)}
-        moves = {name for name in readers if graph[name].op in _MOVES}
+        moves = {name for name in readers if graph[name].op in _MOVES and name not in keep}
         for result in (result for name in moves for result in graph.tensors(graph[name]) if result not in seen):
             seen.add(result)
             pending.append(result)
@@ -193,14 +206,13 @@ class _Tracer:
         if spec is None or spec.shape is None or None in spec.shape:
             return None
         shape = tuple(dim for dim in spec.shape if dim is not None)
-        size = int(np.prod(shape, dtype=np.int64))
-        start = sum(int(np.prod(other, dtype=np.int64)) for other in self.shapes)
+        size, start = prod(shape), sum(map(prod, self.shapes))
         if start + size > LARGEST:
             return None
         self.sources.append(tensor)
         self.starts.append(start)
         self.shapes.append(shape)
-        return np.arange(start, start + size).reshape(shape)
+        return np.arange(start, start + size, dtype=np.int32).reshape(shape)
 
     def moved(self, node: Node, tensor: TensorId) -> Places | None:
         data, arguments = (select(len(node.inputs)) for select in _MOVES[node.op])

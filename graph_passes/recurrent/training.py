@@ -16,11 +16,12 @@ from custom_ops.errors import CellError
 from graph_passes.errors import GraphError
 from graph_passes.ir import DataType, Graph, TensorId
 from graph_passes.recurrent.cudnn import CUDNN, match_cudnn
-from graph_passes.recurrent.halves import Half, cudnn_half, cudnn_pairs, inputs_of, is_needed, loop_half
+from graph_passes.recurrent.halves import Half, cudnn_half, cudnn_pairs, loop_half
 from graph_passes.recurrent.hoist import Names
 from graph_passes.recurrent.loop_pairs import gradient_loops
 from graph_passes.recurrent.loops import Unreadable
 from graph_passes.recurrent.match import Direction, Launch, Match, NewNode, RecurrentPlan, Unmatched
+from graph_passes.recurrent.needs import dead_readers, inputs_of
 from graph_passes.recurrent.pairs import paired
 from graph_passes.recurrent.plan import plan_recurrent
 
@@ -57,7 +58,9 @@ def plan_whole(graph: Graph, keep: Collection[str], gradients: Gradients) -> Rec
     """What to swap in `graph`: recurrences with their gradients, and those of inference. Arguments: `plan_training`."""
     training = plan_training(graph, keep, gradients)
     inference = plan_recurrent(graph, keep)
-    fused = [match_cudnn(graph, node.name) for node in graph if node.op in CUDNN and node.name not in training.nodes]
+    fused = [
+        match_cudnn(graph, node.name, keep) for node in graph if node.op in CUDNN and node.name not in training.nodes
+    ]
     return RecurrentPlan(
         (
             *training.plan.matches,
@@ -165,6 +168,8 @@ class _Whole:
         given: list[tuple[TensorId, TensorId]] = []
         for place, backward in chosen:
             for item in backward.wanted:
+                if item.old.node in self.keep:
+                    raise Unreadable(f"'{item.old}', which its gradient makes, is fetched by name")
                 stand_ins[place, item.x] = TensorId(f"{item.x.node}/tfmem_entry_{place}", item.x.index)
             for old, gradient in backward.given:
                 if old not in new:
@@ -222,24 +227,6 @@ class _Whole:
             for place, direction in zip(order, node.directions, strict=True)
         ]
         return replace(node, directions=tuple(directions))
-
-
-def dead_readers(
-    graph: Graph, removed: Collection[str], keep: Collection[str], replaced: Collection[TensorId]
-) -> set[str]:
-    """The nodes that read what is removed and not replaced, and serve nobody; and what reads those."""
-    found, waiting = set(removed), list(removed)
-    while waiting:
-        for tensor in graph.tensors(graph[waiting.pop()]):
-            for use in graph.uses(tensor):
-                if (
-                    tensor not in replaced
-                    and use.node not in found
-                    and not is_needed(graph, use.node, removed, keep, replaced)
-                ):
-                    found.add(use.node)
-                    waiting.append(use.node)
-    return found
 
 
 def _still_dead(

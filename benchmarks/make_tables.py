@@ -40,19 +40,20 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def replaced(document: str, tables: str) -> str:
+def replaced(document: str, tables: str, markers: tuple[str, str] = (BEGIN, END)) -> str:
     """`document` with what is between the markers replaced; they are appended if it has none.
 
     Raises:
         ValueError: the document has one marker without the other.
     """
-    block = f"{BEGIN}\n{tables}\n{END}"
-    if BEGIN not in document and END not in document:
+    first, last = markers
+    block = f"{first}\n{tables}\n{last}"
+    if first not in document and last not in document:
         return f"{document.rstrip()}\n\n{block}\n"
-    head, begin, rest = document.partition(BEGIN)
-    _, end, tail = rest.partition(END)
+    head, begin, rest = document.partition(first)
+    _, end, tail = rest.partition(last)
     if not (begin and end):
-        raise ValueError(f"the document needs both markers, {BEGIN} and then {END}")
+        raise ValueError(f"the document needs both markers, {first} and then {last}")
     return f"{head}{block}{tail}"
 
 

@@ -1,0 +1,224 @@
+"""Writes the recurrent benchmarks' results into docs/benchmarks.md, between two markers.
+
+python -m benchmarks.make_recurrent_tables benchmarks/results/recurrent_h200.json"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Mapping
+from math import exp, inf, log
+from pathlib import Path
+from typing import Any
+
+from benchmarks.make_tables import replaced, table
+from benchmarks.offload import ROOT, load
+from benchmarks.recurrent_cases import Floor, fastest
+
+MARKERS = ("<!-- recurrent: begin -->", "<!-- recurrent: end -->")
+TOP = 5
+
+Cases = Mapping[str, Mapping[str, Any]]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Read results, replace what is between the markers."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.make_recurrent_tables",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("results", type=Path, help="what benchmarks.recurrent wrote")
+    parser.add_argument("--search", type=Path, help="what it wrote with --exhaustive")
+    parser.add_argument("--keras", type=Path, help="what benchmarks.recurrent_keras wrote")
+    parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks.md")
+    options = parser.parse_args(arguments)
+    results = load(options.results)
+    if results is None:
+        parser.error(f"{options.results} does not exist")
+    text = options.document.read_text() if options.document.exists() else "# Benchmarks\n"
+    written = tables(results, load(options.search), load(options.keras))
+    options.document.write_text(replaced(text, written, MARKERS))
+    return 0
+
+
+def tables(
+    results: Mapping[str, Any], search: Mapping[str, Any] | None = None, keras: Mapping[str, Any] | None = None
+) -> str:
+    """Every table that there are results for."""
+    cases = results["cases"]
+    parts = [machine(results)]
+    for title, prefix in (
+        ("LSTM against cuDNN", "lstm/"),
+        ("Canonical GRU (`reset_after=False`) against loops", "canonical_gru/"),
+        ("GRU (`reset_after=True`) against cuDNN", "gru/"),
+        ("LSTM, training step", "train/lstm/"),
+        ("GRU, training step", "train/gru/"),
+        ("GRNN's models: 3 layers of 128 over 100 steps, 2 layers of 256 over 20", "stack"),
+    ):
+        parts += compared(cases, prefix, title)
+    parts += precisions(cases) + split(cases)
+    parts += accuracy(search["cases"]) if search else []
+    parts += end_to_end(keras["cases"]) if keras else []
+    return "\n\n".join(parts)
+
+
+def machine(results: Mapping[str, Any]) -> str:
+    """What the numbers depend on, in sentences."""
+    about = results["machine"]
+    gpu = about["gpus"][0] if about["gpus"] else "no GPU"
+    versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
+    lines = (
+        f"Machine: {gpu}; {about['cores']} x {about['cpu']}; Linux {about['kernel']}; Python {about['python']}.",
+        f"Versions: {versions}.",
+        "Milliseconds of one pass, medians, from an idle GPU; fp32; input size = hidden size, 100 steps, unless said.",
+        "Peers: the fastest of TF32 on and off, cuDNN and native, enqueued call by call and replayed as a CUDA graph.",
+        "tfmem: fp32 accuracy (no TF32), the product with the inputs included.",
+        "Floor: all FMAs at the fp32 peak or all bytes once, whichever is longer, and barriers: 0.22 us, or 1.0 us.",
+    )
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def compared(cases: Cases, prefix: str, title: str) -> list[str]:
+    """Ours and the fastest peer of each case, with their geometric mean."""
+    rows, ratios = [], []
+    for name, case in cases.items():
+        if not name.startswith(prefix):
+            continue
+        mine, other = fastest(case["systems"], tfmem=True), fastest(case["systems"], tfmem=False)
+        ratio = "-"
+        if mine and other:
+            ratios.append(other[1] / mine[1])
+            ratio = f"{ratios[-1]:.2f}x"
+        floor = Floor(**case["floor"])
+        rows.append(
+            (
+                str(case["units"]),
+                str(case["batch"]),
+                *((f"{other[1]:.3f}", other[0]) if other else ("-", "-")),
+                f"{mine[1]:.4f}" if mine else failure(case),
+                ratio,
+                f"{floor.total:.4f}",
+                f"{floor.arithmetic:.4f} / {floor.memory:.4f} / {floor.barriers:.4f}",
+                f"{case['systems'][mine[0]]['error']:.1g}" if mine else "-",
+            )
+        )
+    if not rows:
+        return []
+    header = (
+        "hidden", "batch", "peer, ms", "peer", "tfmem, ms", "speed-up", "floor, ms",
+        "FMAs / bytes / barriers", "error",
+    )  # fmt: skip
+    summary = f"\n\nGeometric mean {mean(ratios):.2f}x, least {min(ratios):.2f}x." if ratios else ""
+    return [table(f"### {title}", header, rows) + summary]
+
+
+def failure(case: Mapping[str, Any]) -> str:
+    """What became of ours."""
+    return next(
+        (outcome["status"] for name, outcome in case["systems"].items() if name.startswith("tfmem highest")), "-"
+    )
+
+
+def precisions(cases: Cases) -> list[str]:
+    """Ours in each storage type, beside cuDNN's 16-bit ones."""
+    names = ("tfmem highest", "tfmem tf32", "tfmem bfloat16", "tfmem float16", "cudnn bfloat16", "cudnn float16")
+    rows = []
+    for case in cases.values():
+        if f"{names[1]}, plain" not in case["systems"]:
+            continue
+        cells = []
+        for name in names:
+            times = [
+                case["systems"][f"{name}, {kind}"]
+                for kind in ("plain", "graph")
+                if case["systems"].get(f"{name}, {kind}", {}).get("status") == "ok"
+            ]
+            best = min(times, key=lambda outcome: outcome["ms"], default=None)
+            cells.append(f"{best['ms']:.4f} ({best['error']:.1g})" if best else "-")
+        rows.append((str(case["units"]), str(case["batch"]), *cells))
+    header = ("hidden", "batch", *names)
+    return (
+        [table("### Storage types, LSTM: milliseconds (relative error against float64)", header, rows)] if rows else []
+    )
+
+
+def split(cases: Cases) -> list[str]:
+    """Where a step's time goes, by the model, beside what the whole step took."""
+    rows = []
+    for name, case in cases.items():
+        kernels = case.get("kernels", {}).get("highest")
+        if not kernels or case["training"] or case["layers"] > 1:
+            continue
+        kernel = kernels["kernels"][0]
+        parts, chosen = kernel["parts"], kernel["configuration"]
+        shape = f"{chosen['rows']} rows, {chosen['ctas']} x {chosen['threads']}"
+        rows.append(
+            (
+                f"`{name}`",
+                f"{chosen['exchange']}, {chosen['product']}, {shape}",
+                f"{kernel['nanoseconds'] / case['steps'] / 1e3:.2f}",
+                f"{parts['synchronisation'] / 1e3:.2f}",
+                f"{parts['load'] / 1e3:.2f}",
+                f"{(parts['products'] + parts['reduction']) / 1e3:.2f}",
+                f"-{parts['hidden'] / 1e3:.2f}",
+            )
+        )
+    header = ("case", "kernel", "measured", "hand-off", "exchange", "arithmetic", "hidden by passes")
+    return [table("### One step, us: measured, and its parts by the model", header, rows)] if rows else []
+
+
+def accuracy(cases: Cases) -> list[str]:
+    """The model's first and first five against the fastest of all that were tried."""
+    rows, firsts, fives = [], [], []
+    for name, case in cases.items():
+        trials = case.get("kernels", {}).get("highest", {}).get("kernels", [{}])[0].get("trials", [])
+        times = [trial["measured"] for trial in sorted(trials, key=lambda trial: trial["predicted"])]
+        if len(times) <= TOP or min(times) == inf:
+            continue
+        firsts.append(times[0] / min(times))
+        fives.append(min(times[:TOP]) / min(times))
+        middle = sorted(times)[len(times) // 2]
+        rows.append(
+            (
+                f"`{name}`",
+                str(len(times)),
+                f"{min(times) / 1e6:.4f}",
+                f"{middle / min(times):.2f}x",
+                f"{firsts[-1] - 1:.1%}",
+                f"{fives[-1] - 1:.1%}",
+            )
+        )
+    if not rows:
+        return []
+    header = ("case", "configurations", "fastest, ms", "median", "top-1 is slower by", "top-5 is slower by")
+    summary = f"\n\nOn average: top-1 {mean(firsts) - 1:.1%}, top-{TOP} {mean(fives) - 1:.1%}."
+    return [table("### The model against an exhaustive search", header, rows) + summary]
+
+
+def end_to_end(cases: Cases) -> list[str]:
+    """The Keras layer before and after `tfmem.optimize`."""
+    rows, ratios = [], []
+    for name, case in cases.items():
+        if case["status"] != "ok":
+            rows.append((f"`{name}`", "-", "-", case["status"], "-"))
+            continue
+        ratios.append(case["before"] / case["after"])
+        rows.append(
+            (f"`{name}`", f"{case['before']:.3f}", f"{case['after']:.3f}", f"{ratios[-1]:.2f}x", f"{case['error']:.1g}")
+        )
+    if not rows:
+        return []
+    summary = f"\n\nGeometric mean {mean(ratios):.2f}x, least {min(ratios):.2f}x." if ratios else ""
+    header = ("case", "Keras, ms", "optimised, ms", "speed-up", "difference")
+    return [table("### The same Keras layer before and after, end to end", header, rows) + summary]
+
+
+def mean(ratios: Iterable[float]) -> float:
+    """The geometric mean."""
+    logarithms = [log(ratio) for ratio in ratios]
+    return exp(sum(logarithms) / len(logarithms))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,227 @@
+"""Our persistent kernels on PyTorch's tensors and stream, for the recurrent benchmark: choose, launch, differentiate.
+
+What TensorFlow's graph does around the op is done by PyTorch's products here: one for the inputs of the whole sequence
+before the sweep, and after the backward sweep one for each gradient of a matrix."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.recurrent_cases import Case
+from benchmarks.recurrent_peers import Layer, Problem, Run
+from custom_ops import cells
+from custom_ops.cell import Cell
+from custom_ops.differentiate import Gradient, Request, differentiate
+from custom_ops.jit import microbenchmark
+from custom_ops.jit.cache import Cache
+from custom_ops.jit.device import Device
+from custom_ops.jit.launch import Launcher
+from custom_ops.jit.program import Program
+from custom_ops.machine import Machine
+from custom_ops.spec import Configuration, RecurrentSpec
+from graph_passes.cost import recurrent as model
+from tfmem.tuning import tuned_kernels
+
+FOLDER = Path(tempfile.gettempdir()) / "tfmem_benchmark"
+TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+# of PyTorch's gates (reset, update, candidate) those of Keras (update, reset, candidate)
+KERAS_ORDER = {"gru": (1, 0, 2)}
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Ours:
+    """One case of ours.
+
+    Attributes:
+        run: enqueues a pass.
+        as_torch: brings what `run` returns into the order and the layout of PyTorch's gradients.
+        report: configurations, predicted and measured times, floors.
+    """
+
+    run: Run
+    as_torch: Callable[[Tensors], Tensors]
+    report: dict[str, Any]
+
+
+class Sweep:
+    """A program with its output tensors, on PyTorch's current stream."""
+
+    def __init__(self, program: Program, cell: Cell, units: int, steps: int, batch: int, dtype: torch.dtype) -> None:
+        def empty(*shape: int, kind: torch.dtype = dtype) -> torch.Tensor:
+            return torch.empty(shape, device="cuda", dtype=kind)
+
+        self.launcher = Launcher(program)
+        self.steps, self.batch = steps, batch
+        self.outputs = [
+            empty(steps, batch) if cell.scalar[columns[0]] else empty(steps, batch, len(columns) * units)
+            for columns in cell.outputs
+        ]
+        self.finals = [empty(batch, units) for _ in cell.states]
+        self.scratch = empty(max(self.launcher.scratch_bytes(batch), 1), kind=torch.uint8)
+        self.status = torch.zeros(1, device="cuda", dtype=torch.int32)
+
+    def __call__(self, inputs: Sequence[torch.Tensor], reverse: bool = False) -> None:
+        """`inputs`: sequences, invariants, vectors, matrices, initial states."""
+        pointers = [tensor.data_ptr() for tensor in (*inputs, *self.outputs, *self.finals)]
+        stream = torch.cuda.current_stream().cuda_stream
+        scratch, status = self.scratch.data_ptr(), self.status.data_ptr()
+        self.launcher(self.steps, self.batch, [pointers], scratch, status, stream, (reverse,))
+
+
+def cell_of(case: Case) -> Cell:
+    """The cell of a layer."""
+    return cells.lstm() if case.layer == "lstm" else cells.gru(reset_after=case.layer == "gru")
+
+
+def build(problem: Problem, precision: str, top: int = 5, exhaustive: bool = False) -> Ours:
+    """Choose kernels for a case, or read the choice made before.
+
+    Raises:
+        KernelError: none runs.
+    """
+    case, cell = problem.case, cell_of(problem.case)
+    dtype = TYPES.get(precision, torch.float32)
+    spec = RecurrentSpec(cell, case.units, "float32" if dtype == torch.float32 else precision, precision)  # type: ignore[arg-type]
+    gradient = differentiate(cell, Request(finals=())) if case.training else None
+    specs = [replace(spec, cell=gradient.forward), replace(spec, cell=gradient.backward)] if gradient else [spec]
+    programs, report = _choose(specs, case, None if exhaustive else top)
+    layers = [_Layer(case, weights, cell, programs, gradient, dtype) for weights in problem.layers]
+    inputs = problem.inputs.to(dtype)
+
+    def forward() -> Tensors:
+        sequence = inputs
+        for layer in layers:
+            sequence = layer.forward(sequence)
+        return (sequence,)
+
+    def both() -> Tensors:
+        outputs = forward()
+        flowing, gradients = problem.gradient.to(dtype), []
+        for layer in reversed(layers):
+            flowing, *weights = layer.backward(flowing)
+            gradients = [*weights, *gradients]
+        return (*outputs, flowing, *gradients)
+
+    return Ours(both if case.training else forward, lambda found: _as_torch(case, found), report)
+
+
+class _Layer:
+    """One layer: input product, sweep, and backwards."""
+
+    def __init__(
+        self,
+        case: Case,
+        weights: Layer,
+        cell: Cell,
+        programs: list[Program],
+        gradient: Gradient | None,
+        dtype: torch.dtype,
+    ) -> None:
+        units = case.units
+        order = [gate * units + unit for gate in KERAS_ORDER.get(case.layer, ()) for unit in range(units)]
+
+        def arranged(tensor: torch.Tensor) -> torch.Tensor:
+            return (tensor[order] if order else tensor).to(dtype)
+
+        self.shape = (case.steps, case.batch, units)
+        self.input = arranged(weights.input)
+        self.recurrent = arranged(weights.recurrent).t().contiguous()
+        separate = bool(cell.vectors)  # a recurrent bias that the cell adds itself
+        self.bias = arranged(weights.input_bias) + (0 if separate else arranged(weights.recurrent_bias))
+        self.vectors = [arranged(weights.recurrent_bias)] if separate else []
+        zeros = torch.zeros(case.batch, units, device="cuda", dtype=dtype)
+        self.states = [zeros for _ in cell.states]
+        self.gradient = gradient
+        forward = gradient.forward if gradient else cell
+        self.sweep = Sweep(programs[0], forward, units, case.steps, case.batch, dtype)
+        if gradient:
+            self.back = Sweep(programs[1], gradient.backward, units, case.steps, case.batch, dtype)
+            self.back_states = [zeros for _ in gradient.backward.states]
+
+    def forward(self, sequence: torch.Tensor) -> torch.Tensor:
+        self.sequence = sequence.flatten(0, 1)
+        self.gates = torch.addmm(self.bias, self.sequence, self.input.t())
+        self.sweep([self.gates, *self.vectors, self.recurrent, *self.states])
+        return self.sweep.outputs[0]
+
+    def backward(self, flowing: torch.Tensor) -> list[torch.Tensor]:
+        """Gradients of the input, of both matrices (the recurrent one as Keras has it), of both biases."""
+        gradient = self.gradient
+        assert gradient is not None
+        sources = {"sequence": [self.gates], "output": self.sweep.outputs, "gradient": [flowing]}
+        read = [sources[source.kind][source.tensor] for source in gradient.sequences]
+        self.back([*read, *self.vectors, self.recurrent, *self.back_states], reverse=True)
+        units = self.shape[2]
+        outputs = [tensor.flatten(0, 1) for tensor in self.back.outputs]
+        first, last = gradient.sequence_gradients[0][0], gradient.sequence_gradients[0][-1]
+        assert first is not None
+        assert last is not None
+        gates = outputs[first.tensor][:, first.column * units : (last.column + 1) * units]
+        recurrent = torch.empty_like(self.recurrent)
+        for each in gradient.weight_gradients:
+            place = each.operand.column * units
+            operand = self.sweep.outputs[each.operand.tensor].flatten(0, 1)[:, place : place + units]
+            adjoint = outputs[each.adjoint.tensor][:, each.adjoint.column * units :][:, : each.blocks * units]
+            columns = slice(each.column * units, (each.column + each.blocks) * units)
+            torch.mm(operand.t(), adjoint, out=recurrent[:, columns])
+        input_bias = gates.sum(0)
+        if self.vectors:
+            states = [self.back.finals[state] for state in gradient.vector_gradients[0] if state is not None]
+            recurrent_bias = torch.cat([state.sum(0) for state in states])
+        else:
+            recurrent_bias = input_bias
+        return [(gates @ self.input).view(self.shape), gates.t() @ self.sequence, recurrent, input_bias, recurrent_bias]
+
+
+def _choose(specs: list[RecurrentSpec], case: Case, top: int | None) -> tuple[list[Program], dict[str, Any]]:
+    """A program for each specification, and what was tried."""
+    began = time.perf_counter()
+    found = tuned_kernels(specs, FOLDER, (case.batch,), case.steps, top, progress=False)
+    seconds = time.perf_counter() - began
+    with Device() as device:
+        machine = microbenchmark.measure(device, Cache(FOLDER))
+    report = [
+        {
+            "configuration": vars(tuned.chosen[0].configuration),
+            "nanoseconds": tuned.chosen[0].measured,
+            "parts": _parts(machine, spec, tuned.chosen[0].configuration, case.batch),
+            "trials": [{**vars(trial), "configuration": vars(trial.configuration)} for trial in tuned.trials],
+        }
+        for spec, tuned in zip(specs, found, strict=True)
+    ]
+    return [tuned.programs[0] for tuned in found], {
+        "machine": machine.to_json(),
+        "kernels": report,
+        "selection_seconds": seconds,
+    }
+
+
+def _parts(machine: Machine, spec: RecurrentSpec, configuration: Configuration, batch: int) -> dict[str, float]:
+    """What the model says a step is made of."""
+    prediction = model.predict(machine, spec, configuration, batch)
+    return {**vars(prediction.step), "hidden": prediction.hidden}
+
+
+def _as_torch(case: Case, found: Tensors) -> Tensors:
+    if not case.training:
+        return found
+    order = KERAS_ORDER.get(case.layer)
+
+    def arranged(tensor: torch.Tensor) -> torch.Tensor:  # each pair of gates changes places, so back is as forth
+        return torch.cat([tensor.chunk(len(order))[gate] for gate in order]) if order else tensor
+
+    outputs, inputs, *rest = found
+    back: list[torch.Tensor] = []
+    for first in range(0, len(rest), 4):
+        weight, recurrent, bias, recurrent_bias = rest[first : first + 4]
+        back += [arranged(weight), arranged(recurrent.t()), arranged(bias), arranged(recurrent_bias)]
+    return (outputs, inputs, *back)

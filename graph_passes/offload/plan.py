@@ -12,21 +12,26 @@ released at a planned position, as late as memory allows, because releasing wait
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
 from graph_passes.analysis.fragmentation import first_failure
-from graph_passes.analysis.simulate import Link, Move, Outcome, simulate
+from graph_passes.analysis.simulate import Link, Move, Outcome, simulate, usage_under
 from graph_passes.analysis.timeline import Gap, Timeline
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.offload.placement import one_layer_ahead, place, tight
 
-REPAIRS = 4  # tensors moved for the sake of contiguous room
+REPAIRS = 4  # moves added or changed for the sake of contiguous room
 ISLANDS = 32  # tensors considered for each, the largest: every one takes a replay of the step
+SOONER = (1, 2, 4, 8, 16, 32)  # ops by which a tensor may be brought back sooner for it
+
+Build = Callable[[Sequence[Gap]], list[Move]]
+Repair = tuple[Gap, int | None, list[Move]]  # a tensor, when to bring it back (None: move it), the moves with it done
 
 
 @dataclass(frozen=True)
@@ -106,17 +111,18 @@ def plan_offload(
         chosen, threshold = candidates, min((_nbytes(timeline, gap) for gap in candidates), default=0)
         _require_feasible(timeline, candidates, budget, "with every tensor the policy names moved out")
 
-    if widest:
-        moves = [tight(timeline, gap, options) for gap in chosen]
-        if region:
-            moves += [tight(timeline, gap, options) for gap in _islands(timeline, moves, chosen, region, options)]
-    elif _thresholded(options):
-        moves = place(timeline, chosen, link, budget, options, timed)
-        if region:
-            moves = _with_room(timeline, moves, chosen, link, budget, options, timed, region)
-    else:
+    def build(more: Sequence[Gap]) -> list[Move]:
+        if widest:
+            return [tight(timeline, gap, options) for gap in (*chosen, *more)]
+        return place(timeline, (*chosen, *more), link, budget, options, timed)
+
+    if not widest and not _thresholded(options):
         moves = [one_layer_ahead(timeline, gap, layers) for gap in chosen]
-    moves = sorted(moves, key=lambda move: (move.release, move.prefetch))
+    elif region:
+        moves = _with_room(timeline, build, chosen, budget, region, options)
+    else:
+        moves = build(())
+    moves = _in_order(moves)
     after = simulate(timeline, moves, link)
     if after.peak > budget and not widest:
         raise _infeasible(timeline, after.peak, after.peak_at, budget, f"under policy {options.policy}")
@@ -260,73 +266,95 @@ def _infeasible(timeline: Timeline, peak: int, position: int, budget: int, how: 
     )
 
 
+def _in_order(moves: Iterable[Move]) -> list[Move]:
+    """As they are put into the graph: it decides who is allocated first at one position."""
+    return sorted(moves, key=lambda move: (move.release, move.prefetch))
+
+
 def _with_room(
-    timeline: Timeline,
-    moves: list[Move],
-    chosen: Sequence[Gap],
-    link: Link,
-    budget: int,
-    options: OffloadOptions,
-    timed: bool,
-    region: int,
+    timeline: Timeline, build: Build, chosen: Collection[Gap], budget: int, region: int, options: OffloadOptions
 ) -> list[Move]:
-    """Move what splits the room that an op needs, as long as that helps.
+    """Move what splits the room that an op needs, or bring it back to another place, as long as that helps.
 
     Best fit puts long-lived tensors (a weight's gradient, say) wherever there is room, and when all around them is free
     again they lie in the middle of it.
+
+    Args:
+        timeline: the step.
+        build: makes the moves of some gaps beside the chosen ones.
+        chosen: the gaps that move anyway.
+        budget: bytes that no repair may go over, if the moves it mends do not.
+        region: bytes that allocations have to find room in.
+        options: where copies start.
     """
     islands: dict[Gap, int] = {}  # what is moved for room, and the position that needs it
+    sooner: dict[Gap, int] = {}  # what is brought back sooner, and when
+    moves = _in_order(build(()))
     for _ in range(REPAIRS):
         failure = first_failure(timeline, moves, region)
-        island = None if failure is None else _island(timeline, moves, (*chosen, *islands), region, failure, options)
-        if failure is None or island is None:
+        if failure is None:
             break
-        islands[island] = failure
-        moves = [_away(move, islands) for move in place(timeline, (*chosen, *islands), link, budget, options, timed)]
+        reached, best = failure, None
+        for gap, prefetch, changed in chain(
+            _without_islands(timeline, moves, (*chosen, *islands), region, failure, options),
+            _brought_sooner(timeline, moves, budget, region, failure),
+        ):
+            further = first_failure(timeline, _in_order(changed), region)
+            if further is None or further > reached:
+                reached, best = len(timeline.steps) if further is None else further, (gap, prefetch)
+            if further is None:
+                break
+        if best is None:
+            break
+        gap, prefetch = best
+        if prefetch is None:
+            islands[gap] = failure
+        else:
+            sooner[gap] = prefetch
+        moves = _in_order(_mended(move, islands, sooner) for move in build(tuple(islands)))
     return moves
 
 
-def _islands(
-    timeline: Timeline, moves: Sequence[Move], chosen: Sequence[Gap], region: int, options: OffloadOptions
-) -> list[Gap]:
-    """What else has to be out of the way, for its whole gap, so that the step finds room."""
-    islands: list[Gap] = []
-    for _ in range(REPAIRS):
-        tried = [*moves, *(tight(timeline, gap, options) for gap in islands)]
-        failure = first_failure(timeline, tried, region)
-        island = None if failure is None else _island(timeline, tried, (*chosen, *islands), region, failure, options)
-        if island is None:
-            break
-        islands.append(island)
-    return islands
+def _mended(move: Move, islands: Mapping[Gap, int], sooner: Mapping[Gap, int]) -> Move:
+    gap = Gap(move.buffer, move.last, move.next)
+    if gap in islands:
+        move = replace(move, prefetch=min(move.next, max(move.prefetch, islands[gap] + 1)))
+    if gap in sooner and not move.remade:
+        move = replace(move, prefetch=max(move.release, min(move.prefetch, sooner[gap])))
+    return move
 
 
-def _away(move: Move, islands: Mapping[Gap, int]) -> Move:
-    needed = islands.get(Gap(move.buffer, move.last, move.next))
-    if needed is None:
-        return move
-    return replace(move, prefetch=min(move.next, max(move.prefetch, needed + 1)))
-
-
-def _island(
+def _without_islands(
     timeline: Timeline,
     moves: Sequence[Move],
     chosen: Collection[Gap],
     region: int,
     failure: int,
     options: OffloadOptions,
-) -> Gap | None:
-    """The tensor that, out of the way, lets the step get furthest past `failure`; None if none does."""
-    reached, best = failure, None
+) -> Iterator[Repair]:
+    """One more tensor out of the way at position `failure`."""
     around = [
         gap
         for gap in timeline.gaps()
         if gap.last < failure < gap.next and gap not in chosen and _nbytes(timeline, gap) <= region >> 4
     ]
     for gap in sorted(around, key=lambda gap: -_nbytes(timeline, gap))[:ISLANDS]:
-        further = first_failure(timeline, [*moves, tight(timeline, gap, options)], region)
-        if further is None:
-            return gap
-        if further > reached:
-            reached, best = further, gap
-    return best
+        yield gap, None, [*moves, tight(timeline, gap, options)]
+
+
+def _brought_sooner(
+    timeline: Timeline, moves: Sequence[Move], budget: int, region: int, failure: int
+) -> Iterator[Repair]:
+    """A large tensor that is back by position `failure`, brought back sooner and so, perhaps, to a better place."""
+    most = max(budget, int(usage_under(timeline, moves).max()))
+    for index, move in enumerate(moves):
+        buffer = timeline.buffers[move.buffer]
+        there = failure - SOONER[-1] < move.prefetch <= failure <= timeline.end(buffer)
+        if not there or move.remade or buffer.nbytes < region >> 5:
+            continue
+        for ops in SOONER:
+            if move.prefetch - ops < move.release:
+                break
+            changed = [*moves[:index], replace(move, prefetch=move.prefetch - ops), *moves[index + 1 :]]
+            if usage_under(timeline, changed).max() <= most:
+                yield Gap(move.buffer, move.last, move.next), move.prefetch - ops, changed

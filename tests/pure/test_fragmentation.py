@@ -4,9 +4,11 @@ import random
 from itertools import pairwise
 
 from graph_passes.analysis.fragmentation import SPARE, Region, first_failure
-from graph_passes.analysis.simulate import Move
+from graph_passes.analysis.simulate import Link, Move
 from graph_passes.analysis.timeline import Buffer, Step, Timeline
 from graph_passes.ir import TensorId
+from graph_passes.offload.options import OffloadOptions
+from graph_passes.offload.plan import plan_offload
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -65,3 +67,19 @@ def test_workspace_needs_one_piece_too():
     timeline = Timeline(steps, (Buffer(TensorId("a"), 2 * GIB, 0, (1,)),), turn=0, base=GIB)
     assert first_failure(timeline, (), 6 * GIB) is None
     assert first_failure(timeline, (), 6 * GIB - MIB) == 1
+
+
+def test_a_tensor_is_brought_back_sooner_to_a_better_place():
+    # x comes back at 5, behind y (address 0 to 1), and splits the room once y is gone: z finds 4 GiB in one piece
+    steps = tuple(Step(f"s{i}") for i in range(8))
+    x = Buffer(TensorId("x"), 2 * GIB, 0, (1, 5, 6))
+    y = Buffer(TensorId("y"), GIB, 3, (5,))
+    z = Buffer(TensorId("z"), 9 * GIB // 2, 6, (7,))
+    timeline = Timeline(steps, (x, y, z), turn=2)
+    options = OffloadOptions(policy="autovm", reuse_distance=1)
+    tight = plan_offload(timeline, Link(1.0, 1.0), 7 * GIB, options, widest=True)
+    assert [move.prefetch for move in tight.moves] == [5]
+    assert first_failure(timeline, tight.moves, 7 * GIB) == 6
+    mended = plan_offload(timeline, Link(1.0, 1.0), 7 * GIB, options, widest=True, region=7 * GIB)
+    assert [move.prefetch for move in mended.moves] == [3]
+    assert first_failure(timeline, mended.moves, 7 * GIB) is None

@@ -15,6 +15,10 @@ from graph_passes.offload.options import OffloadOptions
 Budget = int | float | str | None
 PassName = Literal["offload"]
 
+_KERNEL_FLAGS = (
+    *("CUDNN_", "DNNL_", "NVIDIA_TF32", "ONEDNN_", "OMP_", "TF_CUDNN_", "TF_DETERMINISTIC", "TF_ENABLE_"),
+    *("TF_FORCE_", "TF_GPU_", "TF_NUM_", "TF_USE_", "TF_XLA_FLAGS"),
+)
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
@@ -83,6 +87,12 @@ class Options:
                 raise OptionsError(f"TFMEM_OBSERVE={found['TFMEM_OBSERVE']!r}: expected 0 or 1")
             values["observe"] = found["TFMEM_OBSERVE"] == "1"
         return cls(**values, offload=OffloadOptions(**offload))
+
+
+def kernel_flags(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment variables that choose kernels, and so how long they run and how much workspace they take."""
+    found = os.environ if environ is None else environ
+    return {name: value for name, value in sorted(found.items()) if name.startswith(_KERNEL_FLAGS)}
 
 
 def parse_budget(budget: Budget, device_memory: int) -> int | None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.eager import context
+from tensorflow.python.framework import config as framework_config
 
 from custom_ops.errors import OpLibraryError
 from custom_ops.load import Library
 from graph_passes.analysis.simulate import Link
 from graph_passes.cost import device as profiles
 from graph_passes.errors import OptionsError
+from tfmem.config import kernel_flags
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,36 @@ def find_target(wanted: str, library: Library) -> Target:
     details = tf.config.experimental.get_device_details(physical[min(index, len(physical) - 1)])
     description = str(details.get("device_name", "GPU"))
     return Target(short, description, memory(library, short).bytes_limit, profiles.detect(description))
+
+
+def conditions(target: Target) -> dict[str, Any]:
+    """What measurements on `target` depend on besides the graph, as JSON-able values."""
+    facts: dict[str, Any] = {
+        "device": target.description,
+        "tensorflow": tf.__version__,
+        "deterministic": framework_config.is_op_determinism_enabled(),
+        "tensor_float_32": tf.config.experimental.tensor_float_32_execution_enabled(),
+        "flags": kernel_flags(),
+    }
+    if target.is_gpu:
+        facts |= {"driver": _first_line(Path("/proc/driver/nvidia/version")), "cudnn": _cudnn_version()}
+    return facts
+
+
+def _first_line(path: Path) -> str:
+    try:
+        return path.read_text().partition("\n")[0]
+    except OSError:
+        return ""
+
+
+def _cudnn_version() -> int:
+    """Of the cuDNN that TensorFlow has loaded; 0 if it has loaded none."""
+    major = str(tf.sysconfig.get_build_info().get("cudnn_version", "")).partition(".")[0]
+    try:
+        return int(ctypes.CDLL(f"libcudnn.so.{major}").cudnnGetVersion())
+    except (OSError, AttributeError):
+        return 0
 
 
 class Memory(NamedTuple):

@@ -21,7 +21,7 @@ def fingerprint(graph: Graph, facts: Mapping[str, Any]) -> str:
 
     Args:
         graph: the graph; its ops, edges, shapes and dtypes count, attribute values that do not change shapes do not.
-        facts: device, budget, TensorFlow's version and whatever else matters, as JSON-able values.
+        facts: the budget, and the device with its software (`devices.conditions`), as JSON-able values.
     """
     digest = hashlib.sha256(json.dumps([FORMAT, facts], sort_keys=True, default=str).encode())
     for node in graph:

@@ -38,6 +38,7 @@ from graph_passes.report import ORDERED, Report
 from tfmem.capture.captured import require_feeds
 from tfmem.capture.function import capture_concrete, restore_concrete
 from tfmem.capture.grappler import run_grappler
+from tfmem.devices import conditions
 from tfmem.engine import Engine
 from tfmem.profile import ProfileCache, fingerprint
 from tfmem.sampling import sampled, watched
@@ -138,8 +139,7 @@ class ManagedStep:
         graph = serde.from_graph_def(self._captured.graph_def, inferred=inferred.graph)
         fetches = [parse_input(name)[0] for name in self._captured.fetches]
         self._step = pipeline.Step.read(graph, self._captured.creation_order, fetches, merging=not engine.target.is_gpu)
-        facts = {"device": engine.target.description, "budget": self._budget, "tensorflow": tf.__version__}
-        self._key = fingerprint(graph, facts)
+        self._key = fingerprint(graph, {**conditions(engine.target), "budget": self._budget})
         self._cache = ProfileCache(engine.options.cache_directory)
 
     def _begin(self) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from graph_passes.errors import InvalidBudgetError, OptionsError
-from tfmem.config import Options, merged, parse_budget
+from tfmem.config import Options, kernel_flags, merged, parse_budget
 
 GIB = 1 << 30
 
@@ -73,3 +73,8 @@ def test_shorthand_wins_over_options():
     options = merged(Options(memory_budget=5), 7, "vdnn_conv")
     assert options.memory_budget == 7
     assert options.offload.policy == "vdnn_conv"
+
+
+def test_flags_that_choose_kernels():
+    given = {"TF_CUDNN_WORKSPACE_LIMIT_IN_MB": "32", "HOME": "/root", "NVIDIA_TF32_OVERRIDE": "0"}
+    assert kernel_flags(given) == {"NVIDIA_TF32_OVERRIDE": "0", "TF_CUDNN_WORKSPACE_LIMIT_IN_MB": "32"}

@@ -1,15 +1,11 @@
-"""Compiles kernels in another process, into a cache that this one then reads: NVRTC does one at a time in each.
-
-`python -m custom_ops.jit.compile_ahead` is that other process; it is told what to do over its standard input."""
+"""Compiles kernels in another process, into a cache that this one then reads: NVRTC does one at a time in each."""
 
 from __future__ import annotations
 
-import os
 import pickle
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from custom_ops.errors import KernelError
 from custom_ops.jit.cache import Cache
@@ -20,13 +16,11 @@ from custom_ops.spec import Configuration, RecurrentSpec
 def compile_ahead(spec: RecurrentSpec, configurations: Sequence[Configuration], arch: int, cache: Cache) -> None:
     """Compile in a process of its own. What goes wrong there goes wrong again, and is told, where it is needed."""
     task = pickle.dumps((spec, list(configurations), arch, cache.folder))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main()"
     try:
         subprocess.run(
-            [sys.executable, "-m", "custom_ops.jit.compile_ahead"],
+            [sys.executable, "-c", program],
             input=task,
-            env=environment,
-            cwd=Path(__file__).parents[2],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             check=False,
@@ -36,13 +30,10 @@ def compile_ahead(spec: RecurrentSpec, configurations: Sequence[Configuration], 
 
 
 def main() -> None:
+    """What the other process does: its task is on its standard input."""
     spec, configurations, arch, folder = pickle.load(sys.stdin.buffer)
     for configuration in configurations:
         try:
             build(spec, configuration, arch, Cache(folder))
         except KernelError:
             continue
-
-
-if __name__ == "__main__":
-    main()

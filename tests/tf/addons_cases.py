@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfmem
 import tfmem.addons as tfa
 from custom_ops import cells, recurrent_reference
 from custom_ops.cell import Cell
@@ -158,3 +159,34 @@ def test_the_cells_by_name_are_those_of_addons(case: Case) -> None:
     np.testing.assert_allclose(output, np.swapaxes(outputs[0], 0, 1), rtol=2e-5, atol=2e-5)
     for final, end in zip(finals, ends, strict=True):
         np.testing.assert_allclose(final, end, rtol=2e-5, atol=2e-5)
+
+
+def ops_of(function: Any) -> set[str]:
+    """The ops of a concrete function and of every function that it calls."""
+    graph = function.graph.as_graph_def()
+    return {node.op for nodes in (graph.node, *(f.node_def for f in graph.library.function)) for node in nodes}
+
+
+@every_cell
+@pytest.mark.parametrize("known", [False, True], ids=["any size", "one size"])
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+def test_cells_of_addons_are_swapped(case: Case, masked: bool, known: bool) -> None:
+    layer = case.layer(return_sequences=True, return_state=True)
+    batch, time = (BATCH, TIME) if known else (None, None)
+    specs = [tf.TensorSpec([batch, time, INPUTS]), *([tf.TensorSpec([batch, time], tf.bool)] if masked else [])]
+
+    @tf.function(input_signature=specs)
+    def run(x: Any, mask: Any = None) -> Any:
+        return layer(x, mask=mask)
+
+    original = run.get_concrete_function()
+    optimized = tfmem.optimize(original)
+    assert "TfmemRecurrent" in ops_of(optimized), tfmem.report(optimized).to_text()
+    assert not ops_of(optimized) & {"While", "StatelessWhile"}
+    for batch, time in [(BATCH, TIME)] if known else [(BATCH, TIME), (1, 1), (33, 5)]:
+        arguments = [tf.constant(numbers(batch, time, INPUTS, seed=time))]
+        if masked:
+            lengths = np.random.default_rng(batch).integers(time + 1, size=batch)
+            arguments.append(tf.sequence_mask(lengths, time))
+        for before, after in zip(original(*arguments), optimized(*arguments), strict=True):
+            np.testing.assert_allclose(after, before, rtol=2e-5, atol=2e-5)

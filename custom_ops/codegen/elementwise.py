@@ -20,6 +20,7 @@ EXPRESSIONS = {
     "softplus": "softplus({0})", "elu": "elu({0})",
     "select": "{0} != 0.0f ? {1} : {2}",
 }  # fmt: skip
+ARGUMENTS = "E& element, const At& at"
 
 
 class Pointers:
@@ -41,6 +42,7 @@ def cell_struct(plan: Schedule) -> str:
     writer = _CellWriter(plan)
     stages = range(plan.stages)
     parts = [
+        *writer.blocks(),
         "struct Cell {",
         f"static constexpr int kStages = {plan.stages};",
         *writer.element(),
@@ -48,10 +50,11 @@ def cell_struct(plan: Schedule) -> str:
         *_by_stage("int", "sum_buffer", [writer.sum_buffer(stage) for stage in stages]),
         *_by_stage("bool", "sends", [str(writer.sends(stage)).lower() for stage in stages]),
         *writer.begin(),
+        *writer.load(),
         *(line for stage in stages for line in writer.stage(stage)),
         *writer.end(),
         *writer.initial_states(),
-        *writer.blocks(),
+        *writer.block_functions(),
         "};",
     ]
     return "\n".join(parts) + "\n"
@@ -63,20 +66,24 @@ class _CellWriter:
         self.pointers = Pointers(plan.cell)
         self.sequences = sequence_leaves(plan.cell, plan.live)
         nodes = list(enumerate(plan.cell.nodes))
+        self.inputs = sorted({node.tensor for place in self.sequences if isinstance(node := nodes[place][1], Sequence)})
         self.constants = [place for place, node in nodes if plan.live[place] and isinstance(node, Invariant | Vector)]
 
     def element(self) -> list[str]:
         names = [f"state_{index}" for index in range(len(self.cell.states))]
         names += [self.name(place) for place in (*self.constants, *self.sequences)]
         names += [f"carried_{place}" for place in self.plan.carried]
-        return ["struct Element {", *(f"float {name};" for name in names), "};"]
+        lines = [f"float {name};" for name in names]
+        lines += [f"const typename Plan::Value* input_{tensor};" for tensor in self.inputs]
+        lines += [f"typename Plan::Value* output_{tensor};" for tensor in range(len(self.cell.outputs))]
+        return ["template <class Plan> struct Element {", *lines, "};"]
 
     def name(self, place: int) -> str:
         """How an expression reads leaf `place` from the element's registers."""
         return f"leaf_{place}"
 
     def begin(self) -> list[str]:
-        lines = ["template <class At> __device__ static void begin(Element& element, const At& at) {"]
+        lines = [f"template <class E, class At> __device__ static void begin({ARGUMENTS}) {{"]
         lines += [
             f"element.state_{index} = at.template initial<{self.pointers.states + index}>();"
             for index in range(len(self.cell.states))
@@ -91,18 +98,32 @@ class _CellWriter:
                 assert isinstance(node, Vector)
                 call = f"vector<{self.pointers.vectors + node.tensor}, {node.column}>()"
             lines.append(f"element.{self.name(place)} = at.template {call};")
-        lines += ["load(element, at, 0);", "}"]
-        lines.append("template <class At> __device__ static void load(Element& element, const At& at, int step) {")
+        for tensor in self.inputs:
+            arguments = f"{self.pointers.sequences + tensor}, {self.cell.sequences[tensor]}"
+            lines.append(f"element.input_{tensor} = at.template first<const typename At::Value, {arguments}>();")
+        for tensor in range(len(self.cell.outputs)):
+            arguments = f"{self.pointers.outputs + tensor}, {self.output_columns(tensor)}"
+            lines.append(f"element.output_{tensor} = at.template first<typename At::Value, {arguments}>();")
+        return [*lines, "load(element, at, 0);", "}"]
+
+    def load(self) -> list[str]:
+        """What the next step reads, long before it is needed."""
+        lines = [f"template <class E, class At> __device__ static void load({ARGUMENTS}, int step) {{"]
         for place in self.sequences:
             node = self.cell.nodes[place]
             assert isinstance(node, Sequence)
-            columns = self.cell.sequences[node.tensor]
-            arguments = f"{self.pointers.sequences + node.tensor}, {columns}, {node.column}"
-            lines.append(f"element.{self.name(place)} = at.template sequence<{arguments}>(step);")
+            lines.append(
+                f"element.{self.name(place)} = at.template read<{node.column}>(element.input_{node.tensor}, step);"
+            )
+        lines += [f"at.template advance<{self.cell.sequences[t]}>(element.input_{t});" for t in self.inputs]
         return [*lines, "}"]
 
+    def output_columns(self, tensor: int) -> int:
+        columns = self.cell.outputs[tensor]
+        return 0 if self.cell.scalar[columns[0]] else len(columns)
+
     def end(self) -> list[str]:
-        lines = ["template <class At> __device__ static void end(const Element& element, const At& at) {"]
+        lines = [f"template <class E, class At> __device__ static void end({ARGUMENTS}) {{"]
         lines += [
             f"at.template final_state<{self.pointers.finals + index}>(element.state_{index});"
             for index in range(len(self.cell.states))
@@ -110,8 +131,8 @@ class _CellWriter:
         return [*lines, "}"]
 
     def stage(self, stage: int) -> list[str]:
-        """Results first, all of them; then what they give; then stores and sends."""
-        head = f"template <class At> __device__ static void stage(Tag<{stage}>, Element& element, const At& at) {{"
+        """Results first, all of them; then what follows from them; then sends and stores."""
+        head = f"template <class E, class At> __device__ static void stage(Tag<{stage}>, {ARGUMENTS}) {{"
         here = [
             (place, node)
             for place, node in enumerate(self.cell.nodes)
@@ -121,22 +142,24 @@ class _CellWriter:
         first = [item for item in here if isinstance(item[1], Product | RowSum)]
         rest = [item for item in here if isinstance(item[1], Elementwise)]
         lines = [f"const float value_{place} = {self.expression(node, stage, place)};" for place, node in first + rest]
-        lines += self.outputs(stage) + self.leave_sums(stage)
+        lines += self.leave_sums(stage)
+        # What others wait for goes first.
         for buffer, operand, place in self.sent(stage):
             lines.append(f"at.template send<{buffer}, {operand}>({self.read(place, stage)});")
+        last = stage == self.plan.stages - 1
+        new = [self.read(place, stage) for place in self.cell.states] if last else []
+        lines += [f"const float next_{index} = {value};" for index, value in enumerate(new)]
+        lines += [
+            f"at.template send_state<{buffer}, {operand}>(next_{index});"
+            for buffer, operand, index in (self.sent_states() if last else ())
+        ]
+        lines += self.outputs(stage)
         lines += [
             f"element.carried_{place} = value_{place};"
             for place in self.plan.carried
             if self.cell.stages[place] == stage
         ]
-        if stage == self.plan.stages - 1:
-            new = [self.read(place, stage) for place in self.cell.states]
-            lines += [f"const float next_{index} = {value};" for index, value in enumerate(new)]
-            lines += [f"element.state_{index} = next_{index};" for index in range(len(new))]
-            lines += [
-                f"at.template send_state<{buffer}, {operand}>(next_{index});"
-                for buffer, operand, index in self.sent_states()
-            ]
+        lines += [f"element.state_{index} = next_{index};" for index in range(len(new))]
         return [head, *lines, "}"]
 
     def expression(self, node: Node, stage: int, place: int) -> str:
@@ -165,11 +188,13 @@ class _CellWriter:
     def outputs(self, stage: int) -> list[str]:
         lines = []
         for tensor, columns in enumerate(self.cell.outputs):
-            scalar = self.cell.scalar[columns[0]]
             for column, place in enumerate(columns):
                 if self.cell.stages[place] == stage:
-                    arguments = f"{self.pointers.outputs + tensor}, {0 if scalar else len(columns)}, {column}"
-                    lines.append(f"at.template output<{arguments}>({self.read(place, stage)});")
+                    arguments = f"{self.output_columns(tensor)}, {column}"
+                    lines.append(f"at.template write<{arguments}>(element.output_{tensor}, {self.read(place, stage)});")
+        if stage == self.plan.stages - 1:
+            count = len(self.cell.outputs)
+            lines += [f"at.template advance<{self.output_columns(t)}>(element.output_{t});" for t in range(count)]
         return lines
 
     def sum_buffer(self, stage: int) -> int:
@@ -226,19 +251,24 @@ class _CellWriter:
         return lines
 
     def blocks(self) -> list[str]:
+        """For each gemm, product and operand where the weights are; tables, for a switch would branch at every load."""
         lines = []
         for index, gemm in enumerate(self.plan.gemms):
-            operands = len(gemm.terms[0])
-            arguments = f"Tag<{index}>, const At& at, int product, int operand"
-            lines.append(f"template <class At> __device__ static auto block({arguments}) {{")
-            lines.append(f"switch (product * {operands} + operand) {{")
-            cases = [(row, term) for row, terms in enumerate(gemm.terms) for term in enumerate(terms)]
-            for place, (product, (operand, term)) in enumerate(cases):
-                matrix = f"{self.pointers.matrices + term.matrix}, {self.cell.matrices[term.matrix][1]}"
-                arguments = f"{matrix}, {term.row}, {term.column}, {str(term.transposed).lower()}"
-                label = "default" if place == len(cases) - 1 else f"case {product * operands + operand}"
-                lines.append(f"{label}: return at.template block<{arguments}>();")
-            lines += ["}", "}"]
+            entries = []
+            for term in (term for terms in gemm.terms for term in terms):
+                columns = self.cell.matrices[term.matrix][1]
+                flag = str(term.transposed).lower()
+                pointer = self.pointers.matrices + term.matrix
+                entries.append(f"{{{pointer}, {columns}, {term.row}, {term.column}, {flag}}}")
+            lines.append(f"__constant__ BlockPlace kBlocks{index}[] = {{{', '.join(entries)}}};")
+        return lines
+
+    def block_functions(self) -> list[str]:
+        lines = []
+        for index, gemm in enumerate(self.plan.gemms):
+            arguments = f"Tag<{index}>, int product, int operand"
+            lines.append(f"__device__ static const BlockPlace& block({arguments}) {{")
+            lines += [f"return kBlocks{index}[product * {len(gemm.terms[0])} + operand];", "}"]
         return lines
 
 

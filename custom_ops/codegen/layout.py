@@ -226,15 +226,17 @@ class _Layouter:
         self.registers_left -= registers * chunk
         shared = min(chunks - registers, self.shared_left // chunk)
         self.shared_left -= shared * chunk
+        # As many rows at a time as registers allow: their sums do not wait for each other.
+        free = min(255, REGISTERS // c.threads) - OTHER_REGISTERS - registers * chunk
         if c.product == "mma":
             block, partials = min(4, self.padded_rows // 8), lanes // WARP
             result_stride = _round_up(columns, 16) + 4
-            while (self.padded_rows // 8) % block or block * thread_columns > 8:
+            while (self.padded_rows // 8) % block or (block > 1 and block * 8 * (thread_columns + 1) > free):
                 block -= 1
         else:
-            block, partials = 4, max(1, lanes // WARP)
+            block, partials = min(8, self.rows), max(1, lanes // WARP)
             result_stride = c.threads // lanes * thread_columns
-            while self.rows % block or (block > 1 and block * thread_columns > 32):
+            while self.rows % block or (block > 1 and block * thread_columns > min(32, free)):
                 block -= 1
         copies = 2 if c.passes > 1 else 1
         results = self._take(copies * partials * self.padded_rows * result_stride * 4)

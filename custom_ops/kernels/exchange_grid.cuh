@@ -148,7 +148,7 @@ class GridExchange {
     constexpr int kRow = kBuffer.operands * Plan::kCtas * kBuffer.width / kWords;
     constexpr int kTotal = Plan::kRows * kRow;
     constexpr int kOnce = (kTotal + Plan::kThreads - 1) / Plan::kThreads;
-    constexpr int kFlight = kOnce < 4 ? kOnce : 4;  // loads of a thread on their way
+    constexpr int kFlight = kOnce < 8 ? kOnce : 8;  // loads of a thread on their way
     const unsigned* from = words<B>(pass, step, 0);
     float* to = operands<B>(pass, step);
     // Each CTA starts elsewhere, so that they do not all ask the same slice of L2.
@@ -167,7 +167,8 @@ class GridExchange {
       for (int i = 0; i < kFlight; ++i) {
         if (first + i * Plan::kThreads >= kTotal) break;
         const int operand = place[i] % kRow / (Plan::kCtas * kBuffer.width / kWords);
-        if (step == 0 && (kBuffer.states >> operand & 1)) continue;
+        const bool state = kBuffer.states >> operand & 1;
+        if (step == 0 && state) continue;
         const unsigned epoch_now = epoch<B>(step, operand);
         int polls = failed_ ? 0 : kPolls;
         while (!is_of(value[i], epoch_now) && polls > 0) {

@@ -39,6 +39,10 @@ struct MmaProduct {
   static constexpr int kParts = Shape::kLanes / kWarp;
   static constexpr int kPaddedRows = (Shape::kRows + 7) / 8 * 8;
 
+  // Sums that do not wait for each other: of the large and the small products, and of the two
+  // instructions of a chunk where there are few rows to alternate between.
+  static constexpr int kChains = Shape::kBlock * kTiles > 1 ? 2 : 4;
+
   // The fragments of two instructions for each tile, 8 floats: [instruction][register].
   float4 weight[Shape::kRegisters > 0 ? Shape::kRegisters : 1][kTiles][2];
 
@@ -81,7 +85,7 @@ struct MmaProduct {
         operands + lane / 4 * Shape::kStride + part * Shape::kChunks * 16 + lane % 4 * 4;
 #pragma unroll 1
     for (int row = 0; row < kPaddedRows; row += 8 * Shape::kBlock) {
-      float sum[kTiles][Shape::kBlock][4] = {};
+      Sums sum = {};
 #pragma unroll
       for (int i = 0; i < Shape::kRegisters; ++i) multiply(base, i, weight[i], sum);
       multiply_from(shared, Shape::kRegisters, Tag<Shape::kShared>(), base, sum);
@@ -94,7 +98,12 @@ struct MmaProduct {
         for (int block = 0; block < Shape::kBlock; ++block) {
           float* to = results +
                       (part * kPaddedRows + row + block * 8 + lane % 4 * 2) * Shape::kResultStride;
-          const float* s = sum[tile][block];
+          float s[4];
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            s[j] = sum[tile][block][0][j] + sum[tile][block][1][j];
+            if constexpr (kChains == 4) s[j] += sum[tile][block][2][j] + sum[tile][block][3][j];
+          }
           if (column < Shape::kColumns) {
             to[column] = s[0];
             to[column + Shape::kResultStride] = s[1];
@@ -109,7 +118,7 @@ struct MmaProduct {
   }
 
  private:
-  using Sums = float[kTiles][Shape::kBlock][4];
+  using Sums = float[kTiles][Shape::kBlock][kChains][4];
 
   template <int COUNT>
   __device__ __forceinline__ static void multiply_from(const float4* weights, int chunk, Tag<COUNT>,
@@ -145,12 +154,12 @@ struct MmaProduct {
         split<4>(value, high, low);
 #pragma unroll
         for (int block = 0; block < Shape::kBlock; ++block) {
-          float* s = sum[tile][block];
+          float (*s)[4] = sum[tile][block] + half * 2 % kChains;
           if constexpr (Shape::kSplit) {
-            mma_tf32(s, low, x_high[block] + 2 * half);
-            mma_tf32(s, high, x_low[block] + 2 * half);
+            mma_tf32(s[1], low, x_high[block] + 2 * half);
+            mma_tf32(s[1], high, x_low[block] + 2 * half);
           }
-          mma_tf32(s, high, x_high[block] + 2 * half);
+          mma_tf32(s[0], high, x_high[block] + 2 * half);
         }
       }
     }

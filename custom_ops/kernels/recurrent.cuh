@@ -16,12 +16,21 @@ struct GemmShape {
   int products;
 };
 
-// Of one matrix block: where it starts, and how far apart its rows and columns are.
+// A block of a matrix with `columns` blocks in a row.
+struct BlockPlace {
+  int pointer;
+  int columns;
+  int row;
+  int column;
+  bool transposed;
+};
+
+// Where its numbers are, and how far apart its rows and columns are.
 template <class Value>
 struct Block {
   const Value* base;
-  long long row;
-  long long column;
+  int row;
+  int column;
 };
 
 // What a thread knows of the kernel's parameter and its own place.
@@ -36,6 +45,8 @@ struct Context {
   int first_row;  // of the group's tile
   int cta;
   bool reverse;
+  long long line_step;  // rows [batch] of a tensor from one step to the next, times the sign of the
+                        // direction
 
   template <class Pointer>
   __device__ Pointer* pointer(int index) const {
@@ -45,13 +56,11 @@ struct Context {
 
   __device__ long long index_of(int step) const { return reverse ? time - 1 - step : step; }
 
-  // The block at (ROW, COLUMN) of a matrix with COLUMNS blocks in a row.
-  template <int POINTER, int COLUMNS, int ROW, int COLUMN, bool TRANSPOSED>
-  __device__ Block<Value> block() const {
-    constexpr long long kLine = static_cast<long long>(COLUMNS) * Plan::kUnits;
-    const Value* base =
-        pointer<const Value>(POINTER) + ROW * Plan::kUnits * kLine + COLUMN * Plan::kUnits;
-    return TRANSPOSED ? Block<Value>{base, 1, kLine} : Block<Value>{base, kLine, 1};
+  __device__ Block<Value> block(const BlockPlace& place) const {
+    const int line = place.columns * Plan::kUnits;
+    const Value* base = pointer<const Value>(place.pointer) +
+                        (place.row * static_cast<long long>(line) + place.column) * Plan::kUnits;
+    return Block<Value>{base, place.transposed ? 1 : line, place.transposed ? line : 1};
   }
 
   // A number of a state [batch, units], 0 outside.
@@ -83,10 +92,29 @@ struct Port {
   __device__ int batch_row() const { return context.first_row + pass * Plan::kRows + row; }
   __device__ int hidden_unit() const { return context.cta * Plan::kTile + unit; }
 
-  template <int POINTER, int COLUMNS, int COLUMN>
-  __device__ float sequence(int at) const {
-    if (!live || at >= context.time) return 0.0f;
-    return to_float(context.template pointer<const Value>(POINTER)[place<COLUMNS, COLUMN>(at)]);
+  // This (row, unit) of a tensor [time, batch, COLUMNS * units] (or [time, batch]) at the first
+  // step; `advance` goes on from there, so that a step computes no addresses.
+  template <class Pointer, int POINTER, int COLUMNS>
+  __device__ Pointer* first() const {
+    const long long line = context.index_of(0) * context.batch + batch_row();
+    const long long place = COLUMNS == 0 ? line : line * COLUMNS * Plan::kUnits + hidden_unit();
+    return context.template pointer<Pointer>(POINTER) + place;
+  }
+
+  template <int COLUMNS, class Pointer>
+  __device__ void advance(Pointer*& pointer) const {
+    pointer += context.line_step * (COLUMNS == 0 ? 1 : COLUMNS * Plan::kUnits);
+  }
+
+  template <int COLUMN>
+  __device__ float read(const Value* from, int at) const {
+    return live && at < context.time ? to_float(from[COLUMN * Plan::kUnits]) : 0.0f;
+  }
+
+  // A column of an output; a scalar is written by its row's first unit.
+  template <int COLUMNS, int COLUMN>
+  __device__ void write(Value* to, float value) const {
+    if (live && (COLUMNS > 0 || hidden_unit() == 0)) from_float(value, to + COLUMN * Plan::kUnits);
   }
 
   template <int POINTER, int COLUMNS, int COLUMN>
@@ -107,13 +135,6 @@ struct Port {
   template <int POINTER>
   __device__ float initial() const {
     return context.state(POINTER, pass * Plan::kRows + row, hidden_unit());
-  }
-
-  template <int POINTER, int COLUMNS, int COLUMN>
-  __device__ void output(float value) const {
-    if (live && (COLUMNS > 0 || hidden_unit() == 0)) {
-      from_float(value, &context.template pointer<Value>(POINTER)[place<COLUMNS, COLUMN>(step)]);
-    }
   }
 
   template <int POINTER>
@@ -163,13 +184,6 @@ struct Port {
     return reinterpret_cast<float*>(base + Plan::kStaging) +
            (operand * Plan::kRows + at_row) * Plan::kTile;
   }
-
- private:
-  template <int COLUMNS, int COLUMN>
-  __device__ long long place(int at) const {
-    const long long line = context.index_of(at) * context.batch + batch_row();
-    return COLUMNS == 0 ? line : (line * COLUMNS + COLUMN) * Plan::kUnits + hidden_unit();
-  }
 };
 
 // Reads weights for a product's load().
@@ -177,15 +191,21 @@ template <class Cell, class Plan, int GEMM, int WORDS>
 struct WeightSource {
   const Context<Plan, WORDS>& context;
 
+  // No branch: what is outside is read inside and dropped, so that all loads of a thread are on
+  // their way together.
   __device__ float operator()(int column, int k) const {
     constexpr GemmShape kGemm = Plan::template gemm<GEMM>();
     constexpr int kOperand = Plan::kCtas * Plan::kTile;
+    constexpr int kLast = Plan::kUnits - 1;
+    const int operand = kGemm.operands == 1 ? 0 : min(k / kOperand, kGemm.operands - 1);
+    const int row = k - operand * kOperand;
     const int unit = context.cta * Plan::kTile + column % Plan::kTile;
-    if (column >= kGemm.columns || k >= kGemm.depth || unit >= Plan::kUnits ||
-        k % kOperand >= Plan::kUnits)
-      return 0.0f;
-    const auto block = Cell::block(Tag<GEMM>(), context, column / Plan::kTile, k / kOperand);
-    return to_float(block.base[k % kOperand * block.row + unit * block.column]);
+    const int product = min(column / Plan::kTile, kGemm.products - 1);
+    const auto block = context.block(Cell::block(Tag<GEMM>(), product, operand));
+    const float value =
+        to_float(block.base[min(row, kLast) * static_cast<long long>(block.row) +
+                            min(unit, kLast) * static_cast<long long>(block.column)]);
+    return column < kGemm.columns && row <= kLast && unit <= kLast ? value : 0.0f;
   }
 
   __device__ float4 four(int column, int k) const {
@@ -211,10 +231,12 @@ struct DirectProducts {
     const int unit = port.live ? port.unit : 0;
     float sum = 0.0f;
     for (int operand = 0; operand < kGemm.operands; ++operand) {
-      const auto block = Cell::block(Tag<GEMM>(), context, PRODUCT, operand);
+      const auto block = context.block(Cell::block(Tag<GEMM>(), PRODUCT, operand));
       for (int k = 0; k < Plan::kUnits; ++k) {
         sum = fmaf(operands[operand * Plan::kTile + k],
-                   to_float(block.base[k * block.row + unit * block.column]), sum);
+                   to_float(block.base[k * static_cast<long long>(block.row) +
+                                       unit * static_cast<long long>(block.column)]),
+                   sum);
       }
     }
     return sum;
@@ -223,7 +245,7 @@ struct DirectProducts {
 
 template <class Cell, class Plan, class Exchange, class Products, int WORDS>
 struct Sweep {
-  using Element = typename Cell::Element;
+  using Element = typename Cell::template Element<Plan>;
   using At = Port<Plan, Exchange, Products, WORDS>;
 
   const Context<Plan, WORDS>& context;
@@ -328,19 +350,24 @@ __device__ __forceinline__ void sweep(const Parameters<WORDS>& parameters, char*
   if (group >= groups) return;
   const int tiles = groups / Plan::kDirections;
   const int direction = group / tiles;
+  const int batch = static_cast<int>(parameters.word[kTimeAndBatch] >> 32);
+  const bool reverse = (parameters.word[kReverse] >> direction & 1) != 0;
   const Context<Plan, WORDS> context{parameters,
                                      static_cast<int>(parameters.word[kTimeAndBatch]),
-                                     static_cast<int>(parameters.word[kTimeAndBatch] >> 32),
+                                     batch,
                                      direction,
                                      group % tiles * (Plan::kRows * Plan::kPasses),
                                      static_cast<int>(blockIdx.x),
-                                     (parameters.word[kReverse] >> direction & 1) != 0};
+                                     reverse,
+                                     reverse ? -batch : batch};
   char* scratch = reinterpret_cast<char*>(parameters.word[kScratch]) +
                   group * static_cast<long long>(Plan::kScratch);
   int* status = reinterpret_cast<int*>(parameters.word[kStatus]);
 
-  for (int i = threadIdx.x * 16; i < Plan::kZeroed; i += Plan::kThreads * 16) {
-    *reinterpret_cast<float4*>(shared + i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  if constexpr (Plan::kZeroed > 0) {
+    for (int i = threadIdx.x * 16; i < Plan::kZeroed; i += Plan::kThreads * 16) {
+      *reinterpret_cast<float4*>(shared + i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
   }
   __syncthreads();
   Exchange exchange(Place{shared, scratch, status, context.cta});
@@ -348,7 +375,7 @@ __device__ __forceinline__ void sweep(const Parameters<WORDS>& parameters, char*
   Sweep<Cell, Plan, Exchange, Products, WORDS> sweeper{context, exchange, products, shared,
                                                        scratch};
 
-  typename Cell::Element elements[Plan::kPasses][Plan::kItems];
+  typename Cell::template Element<Plan> elements[Plan::kPasses][Plan::kItems];
   const auto each = [&](auto&& function) {
 #pragma unroll
     for (int pass = 0; pass < Plan::kPasses; ++pass) {

@@ -49,6 +49,8 @@ TFMEM_INLINE Vector<Real> Fill(Real value) {
 
 // ---- products ----
 
+constexpr int64_t kDepth = 256;  // longer sums are sums of sums, which lose fewer digits
+
 template <typename Real, int rows>
 void MultiplyRows(const Real* operand, int64_t operand_stride, const Real* weights, int64_t depth,
                   Real* target, int64_t target_stride, bool accumulate) {
@@ -57,9 +59,7 @@ void MultiplyRows(const Real* operand, int64_t operand_stride, const Real* weigh
 #pragma GCC unroll 8
   for (int row = 0; row < rows; ++row) {
 #pragma GCC unroll 4
-    for (int i = 0; i < kVectors; ++i) {
-      sums[row][i] = accumulate ? Load(target + row * target_stride + i * lanes) : Vector<Real>{};
-    }
+    for (int i = 0; i < kVectors; ++i) sums[row][i] = Vector<Real>{};
   }
   for (int64_t k = 0; k < depth; ++k, weights += kVectors * lanes) {
     Vector<Real> loaded[kVectors];
@@ -76,7 +76,8 @@ void MultiplyRows(const Real* operand, int64_t operand_stride, const Real* weigh
   for (int row = 0; row < rows; ++row) {
 #pragma GCC unroll 4
     for (int i = 0; i < kVectors; ++i) {
-      Store(sums[row][i], target + row * target_stride + i * lanes);
+      Real* place = target + row * target_stride + i * lanes;
+      Store(accumulate ? Load(place) + sums[row][i] : sums[row][i], place);
     }
   }
 }
@@ -99,8 +100,11 @@ void Multiply(const Real* operand, int64_t operand_stride, int64_t rows, const R
               int64_t depth, Real* target, int64_t target_stride, bool accumulate) {
   for (int64_t blocks = (rows + TFMEM_ROWS - 1) / TFMEM_ROWS; blocks > 0; --blocks) {
     const int64_t block = (rows + blocks - 1) / blocks;  // of equal height: 20 = 5 + 5 + 5 + 5
-    MultiplyBlock<Real, TFMEM_ROWS>(block, operand, operand_stride, weights, depth, target,
-                                    target_stride, accumulate);
+    for (int64_t k = 0; k < depth; k += kDepth) {
+      MultiplyBlock<Real, TFMEM_ROWS>(
+          block, operand + k, operand_stride, weights + k * kVectors * kLanes<Real>,
+          depth - k < kDepth ? depth - k : kDepth, target, target_stride, accumulate || k > 0);
+    }
     rows -= block;
     operand += block * operand_stride;
     target += block * target_stride;

@@ -1,0 +1,434 @@
+"""TfmemRecurrent on the CPU against the NumPy definition: values, gradients, wrong input, threads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from custom_ops import cells, recurrent_reference
+from custom_ops.cell import Cell
+from custom_ops.cell_builder import CellBuilder
+from custom_ops.differentiate import differentiate
+from custom_ops.gradient_reference import gradients
+from custom_ops.load import Library, load
+from custom_ops.recurrent import recurrent
+
+CELLS: dict[str, Callable[[int], Cell]] = {
+    "lstm": lambda units: cells.lstm(),
+    "lstm, mask": lambda units: cells.lstm(mask="repeat"),
+    "gru": lambda units: cells.gru(),
+    "gru, reset before": lambda units: cells.gru(reset_after=False, mask="zero"),
+    "simple_rnn": lambda units: cells.simple_rnn("relu"),
+    "peephole_lstm": lambda units: cells.peephole_lstm(),
+    "layer_norm_lstm": cells.layer_norm_lstm,
+    "layer_norm_simple_rnn": cells.layer_norm_simple_rnn,
+    "nas": lambda units: cells.nas(use_bias=True),
+    "esn": lambda units: cells.esn(leaky=0.7),
+}
+# The largest error of a value over the largest value. In a short type, inputs and outputs alone are that far off.
+TOLERANCE = {tf.float64: 1e-13, tf.float32: 2e-6, tf.half: 4e-3, tf.bfloat16: 3e-2}
+SIZES = [(1, 3, 2), (7, 5, 1), (33, 4, 3), (64, 6, 5), (200, 9, 17), (1000, 2, 2)]  # units, time, batch
+
+
+class Tensors(NamedTuple):
+    """What a cell reads, float64; the lists of several directions are concatenated."""
+
+    sequences: list[Any]
+    invariants: list[Any]
+    vectors: list[Any]
+    matrices: list[Any]
+    states: list[Any]
+
+    def map(self, function: Callable[[Any], Any]) -> Tensors:
+        return Tensors(*([function(tensor) for tensor in tensors] for tensors in self))
+
+
+def tensors_of(cell: Cell, units: int, time: int, batch: int, seed: int = 0, directions: int = 1) -> Tensors:
+    random = np.random.default_rng(seed)
+
+    def some(*shapes: tuple[int, ...]) -> list[Any]:
+        return [random.normal(scale=0.5, size=shape) for _ in range(directions) for shape in shapes]
+
+    return Tensors(
+        some(*((time, batch, columns * units) if columns else (time, batch) for columns in cell.sequences)),
+        some(*((batch, columns * units) for columns in cell.invariants)),
+        some(*((columns * units,) for columns in cell.vectors)),
+        [m / np.sqrt(units) for m in some(*((rows * units, columns * units) for rows, columns in cell.matrices))],
+        some(*((batch, units) for _ in cell.states)),
+    )
+
+
+def rounded(tensors: Tensors, dtype: tf.DType) -> Tensors:
+    """What is left of float64 numbers in `dtype`, as float64."""
+    return tensors.map(lambda tensor: tf.cast(tf.cast(tensor, dtype), tf.float64).numpy())
+
+
+def distance(found: Any, expected: Any) -> float:
+    """The largest difference over the largest expected number; infinite if NaN or infinity are elsewhere."""
+    found, expected = np.asarray(tf.cast(found, tf.float64)), np.asarray(expected)
+    assert found.shape == expected.shape
+    special = ~np.isfinite(expected)
+    if not np.array_equal(np.where(special, found, 0), np.where(special, expected, 0), equal_nan=True):
+        return np.inf
+    if np.all(special):
+        return 0.0
+    found, expected = found[~special], expected[~special]
+    return float(np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-30))
+
+
+def in_dtype(tensors: Tensors, dtype: tf.DType) -> Tensors:
+    return tensors.map(lambda tensor: tf.cast(tensor, dtype))
+
+
+@pytest.fixture(name="library", scope="module")
+def fixture_library() -> Library:
+    return load()
+
+
+@pytest.fixture(name="vector_bytes", params=[64, 32, 16])
+def fixture_vector_bytes(request: pytest.FixtureRequest, library: Library) -> Iterator[int]:
+    library.limit_vector_bytes(request.param)
+    yield request.param
+    library.limit_vector_bytes(64)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("name", CELLS)
+def test_values_are_those_of_the_definition(library: Library, name: str, dtype: tf.DType) -> None:
+    for units, time, batch in SIZES:
+        cell = CELLS[name](units)
+        given = rounded(tensors_of(cell, units, time, batch), dtype)
+        for reverse in (False, True):
+            found = recurrent(library, cell, units, *in_dtype(given, dtype), reverse=[reverse])
+            expected = recurrent_reference.run(cell, units, *given, reverse=reverse)
+            for kind, wanted in zip(found, expected, strict=True):
+                for tensor, array in zip(kind, wanted, strict=True):
+                    assert distance(tensor, array) < TOLERANCE[dtype], (units, time, batch, reverse)
+
+
+def test_every_instruction_set_computes_the_same(library: Library, vector_bytes: int) -> None:
+    for name in ("lstm, mask", "layer_norm_lstm"):
+        for dtype in (tf.float32, tf.half, tf.bfloat16, tf.float64):
+            cell = CELLS[name](70)
+            given = rounded(tensors_of(cell, 70, 5, 7), dtype)
+            found, _ = recurrent(library, cell, 70, *in_dtype(given, dtype))
+            expected, _ = recurrent_reference.run(cell, 70, *given)
+            assert distance(found[0], expected[0]) < TOLERANCE[dtype], (vector_bytes, name, dtype)
+
+
+def test_a_long_sequence_stays_accurate(library: Library) -> None:
+    for units, batch in ((256, 3), (1000, 1)):
+        cell = cells.lstm()
+        given = rounded(tensors_of(cell, units, 100, batch), tf.float32)
+        found, _ = recurrent(library, cell, units, *in_dtype(given, tf.float32))
+        expected, _ = recurrent_reference.run(cell, units, *given)
+        assert distance(found[0], expected[0]) < 1e-5
+
+
+def test_directions_are_independent(library: Library) -> None:
+    cell = cells.layer_norm_lstm(130)
+    given = tensors_of(cell, 130, 6, 4, directions=2)
+    outputs, finals = recurrent(library, cell, 130, *given, reverse=[False, True])
+    for direction in range(2):
+        part = Tensors(*(half[direction * len(half) // 2 :][: len(half) // 2] for half in given))
+        expected, ends = recurrent_reference.run(cell, 130, *part, reverse=bool(direction))
+        assert distance(outputs[direction], expected[0]) < 1e-13
+        for state, end in enumerate(ends):
+            assert distance(finals[direction * len(ends) + state], end) < 1e-13
+
+
+@pytest.mark.parametrize(("time", "batch"), [(0, 3), (4, 0), (0, 0), (1, 1)])
+@pytest.mark.parametrize("name", ["lstm", "gru, reset before", "layer_norm_lstm"])
+def test_nothing_to_do(library: Library, name: str, time: int, batch: int) -> None:
+    cell = CELLS[name](40)
+    given = tensors_of(cell, 40, time, batch)
+    outputs, finals = recurrent(library, cell, 40, *given)
+    expected, ends = recurrent_reference.run(cell, 40, *given)
+    for tensor, array in zip([*outputs, *finals], [*expected, *ends], strict=True):
+        assert tensor.shape == array.shape
+        np.testing.assert_allclose(tensor, array, rtol=1e-12)
+
+
+def test_nan_and_infinity_stay_in_their_row_and_go_on(library: Library) -> None:
+    cell = cells.lstm()
+    given = rounded(tensors_of(cell, 50, 5, 4), tf.float32)
+    given.sequences[0][2, 1, 7] = np.nan
+    given.sequences[0][1, 2, 60] = np.inf
+    given.states[1][3, 5] = -np.inf
+    found, ends = recurrent(library, cell, 50, *in_dtype(given, tf.float32))
+    expected, finals = recurrent_reference.run(cell, 50, *given)
+    assert np.isnan(expected[0]).any()
+    for tensor, array in zip([*found, *ends], [*expected, *finals], strict=True):
+        assert distance(tensor, array) < 1e-5
+
+
+def elementwise_cell(op: str, arguments: int) -> Cell:
+    """One state, which no op reads, and op of columns of a sequence as the output."""
+    builder = CellBuilder()
+    columns = builder.sequence(3)
+    state = builder.state()
+    result = builder.apply(op, *columns[:arguments])
+    return builder.build([state], [[result]])
+
+
+UNITS_IN_THE_LAST_PLACE = {"power": 8, "sin": 4, "cos": 4, "erf": 4}
+
+
+@pytest.mark.parametrize("op", recurrent_reference.ELEMENTWISE)
+def test_elementwise_ops_are_accurate_to_a_few_units_in_the_last_place(
+    library: Library, vector_bytes: int, op: str
+) -> None:
+    random = np.random.default_rng(1)
+    special = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 1e-30, -1e-30, 88.0, -88.0, 104.0, 0.625, 1e30, 0.5]
+    pairs = np.stack(np.meshgrid(special, special), -1).reshape(-1, 2)
+    numbers = random.normal(size=(600, 2)) * 10.0 ** random.integers(-6, 2, size=(600, 2))
+    both = np.concatenate([pairs, numbers]).astype(np.float32)
+    a, b = both.T
+    units = len(a)
+    columns = np.concatenate([a, b, np.roll(b, 1)])
+    count = {"select": 3, "add": 2, "subtract": 2, "multiply": 2, "divide": 2, "maximum": 2, "minimum": 2}.get(op, 1)
+    count = 2 if op in ("power", "greater", "greater_equal", "equal") else count
+    cell = elementwise_cell(op, count)
+    found, _ = recurrent(library, cell, units, [columns[None, None]], [], [], [], [np.zeros([1, units], np.float32)])
+    with np.errstate(all="ignore"):
+        expected = recurrent_reference.ELEMENTWISE[op](*columns.reshape(3, -1).astype(np.float64)[:count])
+        limit = expected.astype(np.float32)
+    found_values = found[0].numpy().reshape(-1)
+    assert np.array_equal(np.isnan(found_values), np.isnan(limit))
+    tiny = np.finfo(np.float32).tiny  # what is less may be flushed to zero, as TensorFlow's threads do
+    finite = np.isfinite(limit)
+    assert np.array_equal(found_values[~finite & ~np.isnan(limit)], limit[~finite & ~np.isnan(limit)])
+    error = np.abs(found_values[finite] - expected[finite])
+    allowed = UNITS_IN_THE_LAST_PLACE.get(op, 2) * np.spacing(np.abs(limit[finite])) + tiny
+    worst = int(np.argmax(error / allowed))
+    assert error[worst] <= allowed[worst], (
+        columns.reshape(3, -1)[:count, finite][:, worst],
+        found_values[finite][worst],
+    )
+
+
+# ---- gradients ----
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", CELLS)
+def test_gradients_are_those_of_the_definition(library: Library, name: str, training: bool) -> None:
+    random = np.random.default_rng(2)
+    for units, time, batch in ((7, 5, 3), (70, 3, 2), (9, 0, 2), (9, 2, 0)):
+        cell = CELLS[name](units)
+        given = tensors_of(cell, units, time, batch)
+        constants = given.map(tf.constant)
+        with tf.GradientTape() as tape:
+            tape.watch(constants)
+            results = [tensor for kind in recurrent(library, cell, units, *constants, training=training)
+                       for tensor in kind]  # fmt: skip
+            weights = [random.normal(size=tensor.shape) for tensor in results]
+            loss = tf.add_n([tf.reduce_sum(tensor * weight) for tensor, weight in zip(results, weights, strict=True)])
+        found = tape.gradient(loss, constants, unconnected_gradients="zero")
+        count = len(cell.outputs)
+        expected = gradients(differentiate(cell), units, *given, weights[:count], weights[count:])
+        for kind, wanted in zip(found, expected, strict=True):
+            for tensor, array in zip(kind, wanted, strict=True):
+                assert distance(tensor, array) < 1e-12, (units, time, batch)
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru, reset before", "layer_norm_simple_rnn"])
+def test_gradients_are_what_finite_differences_say(library: Library, name: str) -> None:
+    cell = CELLS[name](3)
+    given = tensors_of(cell, 3, 4, 2, seed=3, directions=2)
+    sizes = [len(kind) for kind in given]
+
+    def results(*flat: tf.Tensor) -> tf.Tensor:
+        ends = np.cumsum(sizes)
+        kinds = [list(flat[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+        outputs, finals = recurrent(library, cell, 3, *kinds, reverse=[True, False], training=True)
+        return tf.concat([tf.reshape(tf.sin(tensor), [-1]) for tensor in [*outputs, *finals]], 0)
+
+    flat = [tensor for kind in given for tensor in kind]
+    analytic, numeric = tf.test.compute_gradient(results, flat, delta=1e-4)
+    for a, n in zip(analytic, numeric, strict=True):
+        np.testing.assert_allclose(a, n, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("layer", ["LSTM", "GRU"])
+def test_gradients_are_keras(library: Library, layer: str) -> None:
+    import keras
+
+    built = getattr(keras.layers, layer)(37, return_sequences=True, dtype="float64", go_backwards=True)
+    x = tf.constant(np.random.default_rng(4).normal(size=(3, 6, 20)))
+    built(x)
+    kernel, recurrent_kernel, bias = [tf.constant(weight.numpy() + 0.01) for weight in built.weights]
+    built.set_weights([kernel, recurrent_kernel, bias])
+    cell = cells.lstm() if layer == "LSTM" else cells.gru()
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        expected = built(x)
+        loss = tf.reduce_sum(tf.sin(expected))
+    wanted = tape.gradient(loss, [x, *(weight.value for weight in built.weights)])
+    watched = [x, kernel, recurrent_kernel, bias]
+    with tf.GradientTape() as tape:
+        tape.watch(watched)
+        of_input, of_state = (bias, []) if layer == "LSTM" else (bias[0], [bias[1]])
+        gates = tf.transpose(x, [1, 0, 2]) @ kernel + of_input
+        states = [tf.zeros([3, 37], tf.float64)] * len(cell.states)
+        outputs, _ = recurrent(
+            library, cell, 37, [gates], [], of_state, [recurrent_kernel], states, reverse=[True], training=True
+        )
+        found = tf.transpose(outputs[0][::-1], [1, 0, 2])
+        loss = tf.reduce_sum(tf.sin(found))
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    for tensor, array in zip(tape.gradient(loss, watched), wanted, strict=True):
+        assert distance(tensor, array) < 1e-12
+
+
+def test_the_gradient_has_a_gradient_unless_values_were_saved(library: Library) -> None:
+    cell = cells.gru()
+    given = tensors_of(cell, 4, 3, 2)
+
+    def first(state: tf.Tensor, training: bool = False) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(state)
+            outputs, _ = recurrent(library, cell, 4, *given[:4], [state], training=training)
+            loss = tf.reduce_sum(outputs[0] ** 2)
+        return tape.gradient(loss, state)
+
+    (analytic,), (numeric,) = tf.test.compute_gradient(first, [given.states[0]], delta=1e-4)
+    np.testing.assert_allclose(analytic, numeric, atol=1e-7)
+    with tf.GradientTape() as tape:
+        state = tf.constant(given.states[0])
+        tape.watch(state)
+        gradient = first(state, training=True)
+    with pytest.raises(LookupError, match="training=False"):
+        tape.gradient(gradient, state)
+
+
+# ---- wrong input ----
+
+
+def wrong(library: Library, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Runs the op on an LSTM of 5 units, time 4, batch 3, after a change to its arguments."""
+    cell = cells.lstm()
+    given = in_dtype(tensors_of(cell, 5, 4, 3), tf.float32)
+    arguments = {**given._asdict(), "No": 1, "cell": cell.to_text(), "units": 5}
+    change(arguments)
+    library.ops.tfmem_recurrent(**arguments)
+
+
+def replaced(name: str, *shape: int) -> Callable[[dict[str, Any]], Any]:
+    return lambda arguments: arguments[name].__setitem__(0, tf.zeros(shape))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (replaced("sequences", 4), r"\[time, batch"),
+        (replaced("sequences", 4, 3, 19), r"sequences\[0\].*\[4,3,19\].*expected \[4,3,20\]"),
+        (replaced("matrices", 5, 15), r"matrices\[0\].*expected \[5,20\]"),
+        (replaced("states", 2, 5), r"states\[0\].*expected \[3,5\]"),
+        (lambda a: a.update(units=6), r"expected \[4,3,24\].*units 6"),
+        (lambda a: a.update(units=0), "units"),
+        (lambda a: a.update(No=2), "No is 2.*need 1"),
+        (lambda a: a.update(directions=2), "Ns is 1; the cell and 2"),
+        (lambda a: a.update(reverse=[True, False]), "reverse has 2 elements"),
+        (lambda a: a.update(cell="cell 2\n"), "expected 'cell 1' on the first line, found 'cell 2'"),
+        (lambda a: a.update(cell=a["cell"].replace("tanh", "tang")), "cannot read the line 'tang"),
+        (lambda a: a.update(cell=a["cell"].replace("state 1", "state 2")), "state 2 where there are 2"),
+        (lambda a: a.update(cell=a["cell"].replace("product 4 ", "product 99 ")), "refers to 99"),
+        (lambda a: a.update(precision="low"), "precision"),
+    ],
+)
+def test_wrong_input_is_named(library: Library, change: Callable[[dict[str, Any]], Any], message: str) -> None:
+    with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=message):
+        wrong(library, change)
+    with pytest.raises(
+        (tf.errors.InvalidArgumentError, ValueError)
+    ):  # shapes are also inferred, while a graph is built
+        tf.function(lambda: wrong(library, change)).get_concrete_function()
+
+
+def test_dtypes_do_not_mix(library: Library) -> None:
+    with pytest.raises((tf.errors.InvalidArgumentError, TypeError, ValueError)):
+        wrong(library, lambda a: a["states"].__setitem__(0, tf.zeros([3, 5], tf.float64)))
+    with pytest.raises((tf.errors.NotFoundError, tf.errors.InvalidArgumentError, TypeError)):
+        wrong(library, lambda a: a.update({k: [tf.cast(x, tf.int32) for x in a[k]] for k in Tensors._fields}))
+
+
+def test_shapes_are_inferred(library: Library) -> None:
+    cell = cells.lstm(mask="zero")
+
+    @tf.function
+    def run(x: tf.Tensor, mask: tf.Tensor, matrix: tf.Tensor, h: tf.Tensor) -> Any:
+        return recurrent(library, cell, 8, [x, mask], [], [], [matrix], [h, h])
+
+    specs = [(None, None, 32), (None, 3), (8, 32), (None, 8)]
+    graph = run.get_concrete_function(*(tf.TensorSpec(shape, tf.float32) for shape in specs))
+    outputs, finals = graph.structured_outputs
+    assert outputs[0].shape == [None, 3, 8]
+    assert [final.shape for final in finals] == [[3, 8], [3, 8]]
+
+
+# ---- threads ----
+
+
+def test_two_threads_at_once(library: Library) -> None:
+    cell = cells.layer_norm_lstm(256)
+    given = in_dtype(tensors_of(cell, 256, 30, 2), tf.float32)
+    expected = recurrent(library, cell, 256, *given)[0][0].numpy()
+
+    def run(_: int) -> bool:
+        return np.array_equal(recurrent(library, cell, 256, *given)[0][0].numpy(), expected)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(run, range(40)))
+
+
+def test_more_ops_at_once_than_threads(library: Library) -> None:
+    cell = cells.lstm()
+    given = in_dtype(tensors_of(cell, 256, 20, 1), tf.float32)
+
+    @tf.function
+    def run() -> list[tf.Tensor]:
+        return [recurrent(library, cell, 256, *given, reverse=[i % 2 == 1])[0][0] for i in range(12)]
+
+    results = [tensor.numpy() for tensor in run()]
+    for i, result in enumerate(results):
+        np.testing.assert_array_equal(result, results[i % 2])
+
+
+SCRIPT = """
+import hashlib, sys
+import numpy as np, tensorflow as tf
+tf.config.threading.set_intra_op_parallelism_threads(int(sys.argv[1]))
+from custom_ops import cells
+from custom_ops.load import load
+from custom_ops.recurrent import recurrent
+digest = hashlib.sha256()
+random = np.random.default_rng(0)
+for cell, units, batch in ((cells.layer_norm_lstm(300), 300, 11), (cells.lstm(), 64, 50)):
+    shapes = [[(7, batch, 4 * units)], [], [(n * units,) for n in cell.vectors], [(units, 4 * units)]]
+    shapes.append([(batch, units)] * 2)
+    given = [[random.normal(size=s, scale=0.1).astype("float32") for s in kind] for kind in shapes]
+    for _ in range(2):
+        outputs, finals = recurrent(load(), cell, units, *given, training=True)
+        digest.update(b"".join(tensor.numpy().tobytes() for tensor in [*outputs, *finals]))
+print(digest.hexdigest())
+"""
+
+
+def test_results_do_not_depend_on_the_threads() -> None:
+    found = set()
+    for threads in (1, 2, 5):
+        command = [sys.executable, "-c", SCRIPT, str(threads)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+        assert run.returncode == 0, run.stderr
+        found.add(run.stdout.split()[-1])
+    assert len(found) == 1

@@ -17,7 +17,6 @@ from __future__ import annotations
 import enum
 import itertools
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -42,12 +41,10 @@ from tfmem.devices import conditions
 from tfmem.engine import Engine
 from tfmem.profile import ProfileCache, fingerprint
 from tfmem.sampling import sampled, watched
-from tfmem.trials import OUT_OF_MEMORY, Trial, choose, falling, first_plans, no_room
+from tfmem.trials import CPU_RETRIES, OUT_OF_MEMORY, Trial, choose, first_plans, no_room, untried
 
 SURELY_FITS = 0.75  # of the budget: a step estimated at less is not observed
-GPU_TRIALS = 3
 GOOD_ENOUGH = 1.02  # times the ops' own run times: nothing is left to gain
-CPU_RETRIES = 3
 CHECKS = 3  # unprobed steps whose peak is watched
 
 _runs = itertools.count(1)
@@ -219,7 +216,8 @@ class ManagedStep:
         if self._timeline.peak <= SURELY_FITS * self._budget:
             self._settle(self._timeline, self._plan(self._timeline, self._budget, timed=True))
             return
-        for plan in self._untried():
+        make = partial(self._plan, self._timeline, timed=True)
+        for plan in untried(self._engine, self._timeline, self._budget, self._trials, make):
             if plan.moves not in self._tried:
                 self._tried.add(plan.moves)
                 self._candidate, self._warm = plan, False
@@ -228,29 +226,6 @@ class ManagedStep:
                 self.report = self._describe(self._timeline, plan)
                 return
         self._choose()
-
-    def _untried(self) -> Iterator[OffloadPlan]:
-        """Plans that may be better than those that were tried."""
-        times = [trial.seen.step_seconds for trial in self._trials]
-        if self._engine.target.is_gpu:
-            if len(times) >= GPU_TRIALS or (len(times) > 1 and times[-1] > 0.99 * min(times[:-1])):
-                return
-            make = partial(self._plan, self._timeline, timed=True)
-            yield from falling(self._engine, self._timeline, self._budget, make, whole=True)
-            if not times:
-                yield from falling(self._engine, self._timeline, self._budget, make, whole=False)
-            return
-        if times:
-            over = self._trials[-1].seen.peak - self._budget
-            if over <= 0 or len(times) > CPU_RETRIES:
-                return
-            try:
-                yield self._plan(self._timeline, self._trials[-1].plan.budget - over, timed=True)
-            except TfmemError:
-                return
-        plan = self._plan(self._timeline, self._budget, timed=True)
-        self._engine.require_host_room(self._timeline, plan)
-        yield plan
 
     def _judge(self, samples: list[Sample], before: Counters, after: Counters) -> None:
         seen = observe(self._timeline, self._candidate.moves, samples)

@@ -18,6 +18,8 @@ from graph_passes.report import Report
 from tfmem.engine import Engine
 
 SHARES = tuple(share / 100 for share in range(100, 49, -3))  # of a GPU's budget, the largest that is not fragmented
+GPU_TRIALS = 3
+CPU_RETRIES = 3
 REGION = 0.985  # of a GPU's memory that a plan may count on in one piece
 
 # What a step without room ends in: the allocator says the first, cuDNN's callers one of the others.
@@ -113,6 +115,42 @@ def no_room(
         enough,
         op,
     )
+
+
+def untried(
+    engine: Engine, timeline: Timeline, budget: int, trials: Sequence[Trial], plan: Callable[..., OffloadPlan]
+) -> Iterator[OffloadPlan]:
+    """Plans that may be better than those that were tried; they may be among them.
+
+    Args:
+        engine: tells the allocator's region and the host's room.
+        timeline: the step, as measured.
+        budget: bytes.
+        trials: what was tried, in order.
+        plan: makes a plan for `budget` bytes, in a `region` of bytes if that is given.
+
+    Raises:
+        BudgetError: nothing was tried, and no plan meets the budget on a CPU.
+    """
+    times = [trial.seen.step_seconds for trial in trials]
+    if engine.target.is_gpu:
+        if len(times) >= GPU_TRIALS or (len(times) > 1 and times[-1] > 0.99 * min(times[:-1])):
+            return
+        yield from falling(engine, timeline, budget, plan, whole=True)
+        if not times:
+            yield from falling(engine, timeline, budget, plan, whole=False)
+        return
+    if times:
+        over = trials[-1].seen.peak - budget
+        if over <= 0 or len(times) > CPU_RETRIES:
+            return
+        try:
+            yield plan(budget=trials[-1].plan.budget - over)
+        except TfmemError:
+            return
+    found = plan(budget=budget)
+    engine.require_host_room(timeline, found)
+    yield found
 
 
 def choose(trials: Sequence[Trial], budget: int) -> tuple[Trial, list[str]]:

@@ -13,7 +13,7 @@ from graph_passes.errors import HostMemoryError
 from graph_passes.ir import TensorId
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.offload.plan import OffloadPlan, plan_offload
-from tfmem.trials import Trial, choose, falling, first_plans, no_room
+from tfmem.trials import GPU_TRIALS, Trial, choose, falling, first_plans, no_room, untried
 
 GIB = 1 << 30
 
@@ -124,3 +124,25 @@ def test_without_any_within_the_budget_the_nearest_is_kept_and_said():
 def test_choose_needs_a_trial():
     with pytest.raises(ValueError, match="empty"):
         choose([], 10)
+
+
+def test_a_gpu_tries_plans_until_one_is_no_faster():
+    timeline, engine = chain(), FakeEngine(64 * GIB)
+
+    def left(*seconds):
+        return list(untried(engine, timeline, 5 * GIB, [trial(5, 5, each) for each in seconds], planner(timeline)))
+
+    assert left()
+    assert left(2.0)
+    assert left(2.0, 1.0)
+    assert not left(2.0, 2.0)
+    assert not left(*(float(GPU_TRIALS - done) for done in range(GPU_TRIALS)))
+
+
+def test_a_cpu_plans_for_less_by_what_it_was_over():
+    timeline, engine = chain(), FakeEngine(64 * GIB, is_gpu=False)
+    first = next(untried(engine, timeline, 5 * GIB, [], planner(timeline)))
+    assert first.budget == 5 * GIB
+    over = trial(5 * GIB, 6 * GIB, 1.0)
+    assert next(untried(engine, timeline, 5 * GIB, [over], planner(timeline))).budget == 4 * GIB
+    assert not list(untried(engine, timeline, 5 * GIB, [trial(5 * GIB, 4 * GIB, 1.0)], planner(timeline)))

@@ -117,7 +117,7 @@ class Editor(Protocol):
         name: str,
         op: str,
         inputs: Sequence[TensorId],
-        attrs: Mapping[str, AttrValue],
+        attrs: Mapping[str, AttrValue | Any],
         device: str = "",
         control: Sequence[str] = (),
     ) -> str:
@@ -236,7 +236,7 @@ class Graph:
         name: str,
         op: str,
         inputs: Sequence[TensorId],
-        attrs: Mapping[str, AttrValue],
+        attrs: Mapping[str, AttrValue | Any],
         device: str = "",
         control: Sequence[str] = (),
     ) -> str:
@@ -272,7 +272,6 @@ class Graph:
         if after not in waiting.control:
             waiting.control.append(after)
             self._controlled.setdefault(after, []).append(node)
-
 
     def remove(self, names: Collection[str]) -> None:
         """Take nodes out, with all edges to them; only they themselves may read their outputs.

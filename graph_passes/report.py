@@ -14,6 +14,7 @@ UNCHANGED_FITS = "unchanged: fits"
 ORDERED = "ordered: fits in the planned order"
 MOVED = "moved"
 MADE_AGAIN = "(made again)"
+SWAPPED = "swapped"
 
 MemoryCurve = tuple[tuple[str, int], ...]
 
@@ -51,8 +52,8 @@ class Report:
         graph: name of the optimised function or graph.
         device: the device whose memory was planned.
         policy: the policy that chose the tensors.
-        decision: `unchanged: fits`, `unchanged: <why>`, `ordered: ...` (nothing moves, but the order is held) or
-            `moved`.
+        decision: `unchanged: fits`, `unchanged: <why>`, `ordered: ...` (nothing moves, but the order is held),
+            `moved`, or `swapped` (recurrent layers were, and nothing else changed).
         budget: the memory budget, None where no limit was asked for.
         passes: the passes that ran, in order.
         peak_before: peak memory of the graph as it was given.
@@ -64,6 +65,8 @@ class Report:
         curve_after: the same for the optimised graph: measured where it ran, else planned.
         notes: what was left alone and why, replans, and anything else the user should know.
         jit_compile: what became of XLA, and why; empty where it played no part.
+        swapped: recurrent layers that now run as one kernel, a line for each.
+        not_swapped: loops that stay as they were, and why.
     """
 
     graph: str
@@ -89,6 +92,8 @@ class Report:
     curve_after: MemoryCurve = ()
     notes: tuple[str, ...] = ()
     jit_compile: str = ""
+    swapped: tuple[str, ...] = ()
+    not_swapped: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.to_text()
@@ -112,6 +117,8 @@ class Report:
             lines.append(f"  passes      {', '.join(self.passes)}")
         if self.jit_compile:
             lines.append(f"  XLA         {self.jit_compile}")
+        lines += [f"  swapped     {line}" for line in self.swapped]
+        lines += [f"  kept        {line}" for line in self.not_swapped]
         if self.transfers:
             lines += ["", *_transfer_table(self.transfers, rows)]
         if self.notes:

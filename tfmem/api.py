@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +41,20 @@ def optimize(
     output: str | os.PathLike[str] | None = None,
     **changes: Any,
 ) -> Any:
-    """Make the training step in `x` run within a memory budget.
+    """Swap recurrent layers for persistent kernels, and make the training step in `x` run within a memory budget.
+
+    A recurrence whose step is made of products with the states and elementwise ops becomes one kernel that keeps its
+    weights on the chip; sums are added up in another order, so results agree to rounding.
 
     Activations that wait for their gradient op are moved to host memory (to spill files on a machine without a GPU) and
-    brought back in time; results stay the same to the bit. A step that fits is left as it is.
+    brought back in time; that alone changes no bit. A step that fits is left as it is.
 
     Args:
         x: one of
             a `tf.Graph` (edited in place, before a session runs it; run it with `tfmem.session_config()`),
             a `GraphDef` or `MetaGraphDef`,
             a `tf.function` or `ConcreteFunction`,
-            a compiled Keras model, of Keras 3 or `tf_keras`,
+            a Keras model, of Keras 3 or `tf_keras`: `fit`, `evaluate` and `predict`; to fit, compile it first,
             the path of a SavedModel.
         memory_budget: bytes, "10GiB", or a fraction of the device's memory; see `tfmem.Options`.
         policy: "hybrid" (default), "autovm", "vdnn_all" or "vdnn_conv"; see `tfmem.OffloadOptions`.
@@ -113,8 +117,9 @@ def report(x: Any) -> Report:
     if isinstance(x, str | os.PathLike) and (file := Path(x, _REPORT_FILE)).is_file():
         return Report.from_json(file.read_text())
     holder = getattr(x, REPORT, None)
-    if isinstance(holder, OptimizedFunction):
-        return holder.report
+    if isinstance(holder, list):
+        traced = [function.report for function in holder if function.traced] or [holder[-1].report]
+        return max(traced, key=lambda found: (found.peak_before, len(found.swapped)))
     if isinstance(holder, Report):
         return holder
     raise GraphError(f"no report: this {type(x).__name__} was not optimised by tfmem")
@@ -138,12 +143,24 @@ def make_engine(options: Options) -> Engine:
     return engine
 
 
-def _attach(x: Any, found: Report | OptimizedFunction) -> None:
+def _attach(x: Any, found: Report | list[OptimizedFunction]) -> None:
     setattr(x, REPORT, found)
 
 
 def _optimize_model(model: Any, engine: Engine) -> Any:
     optimized: list[OptimizedFunction] = []
+    if engine.swaps and not getattr(model, "run_eagerly", False):
+        inference = replace(engine, options=replace(engine.options, passes=("recurrent",)))
+
+        def make_inference(step_function: Any, original: Any) -> OptimizedFunction:
+            traced = tf.function(step_function, reduce_retracing=True)
+            optimized.append(OptimizedFunction(traced, inference, fallback=original))
+            return optimized[-1]
+
+        keras_model.install_inference(model, make_inference)
+        if not keras_model.is_compiled(model) and engine.budget is None:
+            _attach(model, optimized)
+            return model
 
     def make_step(step_function: Any) -> OptimizedFunction:
         compiled = keras_model.jit_compile(model)
@@ -154,7 +171,7 @@ def _optimize_model(model: Any, engine: Engine) -> Any:
         return step
 
     model = keras_model.install(model, make_step)
-    _attach(model, optimized[0])
+    _attach(model, optimized)
     return model
 
 

@@ -13,7 +13,7 @@ from graph_passes.errors import InvalidBudgetError, OptionsError
 from graph_passes.offload.options import OffloadOptions
 
 Budget = int | float | str | None
-PassName = Literal["offload"]
+PassName = Literal["recurrent", "offload"]
 
 _KERNEL_FLAGS = (
     *("CUDNN_", "DNNL_", "NVIDIA_TF32", "ONEDNN_", "OMP_", "TF_CUDNN_", "TF_DETERMINISTIC", "TF_ENABLE_"),
@@ -31,7 +31,8 @@ class Options:
         memory_budget: the most device memory a step may use: bytes, a text such as "10GiB" or "800MB", a fraction of
             the device's memory (a float of at most 1), or None for all that TensorFlow may use of a GPU (and no limit
             on a CPU).
-        passes: the passes to run, in the pipeline's order.
+        passes: the passes to run, in the pipeline's order: "recurrent" swaps recurrent layers for persistent kernels,
+            "offload" keeps a step within its memory budget.
         offload: options of the offload pass, its policy among them.
         input_shapes: static shapes of inputs, by name, where the graph leaves a dimension open.
         device: the device whose memory is planned, as TensorFlow names it; "" for the first GPU, else the CPU.
@@ -41,7 +42,7 @@ class Options:
     """
 
     memory_budget: Budget = None
-    passes: tuple[PassName, ...] = ("offload",)
+    passes: tuple[PassName, ...] = ("recurrent", "offload")
     offload: OffloadOptions = field(default_factory=OffloadOptions)
     input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     device: str = ""

@@ -15,6 +15,7 @@ from graph_passes.cost.model import Roofline
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.ir import Graph, Node, parse_input
 from graph_passes.offload.plan import OffloadPlan
+from graph_passes.recurrent.match import RecurrentPlan
 from graph_passes.report import Report
 from graph_passes.verify import verify_graph
 from tfmem.capture.captured import Captured, require_feeds
@@ -22,6 +23,7 @@ from tfmem.capture.grappler import run_grappler
 from tfmem.config import Options, parse_budget
 from tfmem.devices import Target, memory
 from tfmem.host import require_room
+from tfmem.recurrent import swap_recurrent, with_swaps
 
 CUDNN_WORKSPACE_LIMIT = 4 << 30  # bytes; TensorFlow's default of TF_CUDNN_WORKSPACE_LIMIT_IN_MB
 
@@ -77,6 +79,16 @@ class Engine:
         """Raise if the host cannot take what `plan` moves; see `tfmem.host`."""
         moved = sum(timeline.buffers[move.buffer].nbytes for move in plan.moves)
         require_room(moved, self.options.offload, self.target.is_gpu)
+
+    @property
+    def swaps(self) -> bool:
+        """Whether recurrent layers are to be swapped."""
+        return "recurrent" in self.options.passes
+
+    @property
+    def feed_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The user's input shapes, by tensor name."""
+        return {f"{name}:0": shape for name, shape in self.options.input_shapes.items()}
 
     def unlimited(self, graph: str) -> Report:
         """The report of a step that nothing limits."""
@@ -140,6 +152,11 @@ def plan_graph_def(captured: Captured, engine: Engine, fetches: Sequence[str] = 
     """
     serde.refuse_optimized((node.name, node.op) for node in captured.graph_def.node)
     require_feeds(captured, engine.options.input_shapes)
+    swaps = RecurrentPlan()
+    if engine.swaps:
+        captured, swaps = swap_recurrent(captured, engine.feed_shapes)
+    if engine.budget is None:
+        return captured.graph_def, with_swaps(engine.unlimited("GraphDef"), swaps)
     optimized = run_grappler(captured, device=engine.target.kind)
     graph = serde.from_graph_def(optimized.graph_def, engine.options.input_shapes)
     region = step_region(graph, [parse_input(name)[0].node for name in fetches])
@@ -149,10 +166,10 @@ def plan_graph_def(captured: Captured, engine: Engine, fetches: Sequence[str] = 
     kept = [parse_input(name)[0] for name in optimized.fetches]
     step = pipeline.Step.read(region, optimized.creation_order, kept, merging=not engine.target.is_gpu)
     timeline, plan = plan_unobserved(step, engine)
-    if plan is None:
-        return captured.graph_def, engine.unlimited("GraphDef")
+    assert plan is not None  # there is a budget
     options = engine.options.offload
     found = pipeline.describe(step, timeline, plan, options.policy, graph="GraphDef", device=engine.target.description)
+    found = with_swaps(found, swaps)
     if not plan.moves:
         return captured.graph_def, found
     pipeline.edit_step(step, timeline, plan, options, editor=graph)

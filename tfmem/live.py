@@ -8,11 +8,15 @@ from typing import Any
 from graph_passes import pipeline, serde
 from graph_passes.analysis.region import reads_before_updates, step_region
 from graph_passes.ir import Graph, TensorId, parse_input
+from graph_passes.recurrent.apply import apply_recurrent
+from graph_passes.recurrent.match import RecurrentPlan
+from graph_passes.recurrent.plan import plan_recurrent
 from graph_passes.report import Report
 from tfmem.capture.build import shaped_graph
 from tfmem.capture.captured import require_feeds
 from tfmem.capture.live_graph import LiveEditor, capture_graph
 from tfmem.engine import Engine, plan_unobserved
+from tfmem.recurrent import with_swaps
 
 REPORT = "_tfmem_report"  # the attribute in which objects that are not tfmem's own keep their report
 
@@ -33,6 +37,16 @@ def optimize_live(graph: Any, engine: Engine, loss: Any | None = None, fetches: 
         GraphError: no fetches are given, and there are several training steps.
     """
     editor = LiveEditor(graph)
+    swaps = _swap(graph, editor, engine, fetches)
+    found = engine.unlimited(type(graph).__name__)
+    if engine.budget is not None:
+        found = _offload(graph, editor, engine, loss, fetches)
+    found = with_swaps(found, swaps)
+    setattr(graph, REPORT, found)
+    return found
+
+
+def _offload(graph: Any, editor: LiveEditor, engine: Engine, loss: Any | None, fetches: Sequence[str]) -> Report:
     run = [*fetches, *([loss.name] if loss is not None and fetches else [])]
     region = step_region(_read(graph, engine.options.input_shapes), [parse_input(name)[0].node for name in run])
     held = reads_before_updates(region)
@@ -41,28 +55,34 @@ def optimize_live(graph: Any, engine: Engine, loss: Any | None = None, fetches: 
     named = [parse_input(name)[0] for name in fetches]
     step = pipeline.Step.read(region, (), named, _identity(loss), merging=not engine.target.is_gpu)
     timeline, plan = plan_unobserved(step, engine)
-    if plan is None:
-        found = engine.unlimited(str(graph))
-    else:
-        options = engine.options.offload
-        if plan.moves:
-            for update, reader in held:
-                editor.add_control(update, reader)
-            pipeline.edit_step(step, timeline, plan, options, editor=editor)
-        found = pipeline.describe(
-            step, timeline, plan, options.policy, graph=type(graph).__name__, device=engine.target.description
-        )
-    setattr(graph, REPORT, found)
-    return found
+    assert plan is not None  # there is a budget
+    options = engine.options.offload
+    if plan.moves:
+        for update, reader in held:
+            editor.add_control(update, reader)
+        pipeline.edit_step(step, timeline, plan, options, editor=editor)
+    return pipeline.describe(
+        step, timeline, plan, options.policy, graph=type(graph).__name__, device=engine.target.description
+    )
 
 
-def _read(graph: Any, input_shapes: Mapping[str, tuple[int, ...]]) -> Graph:
+def _swap(graph: Any, editor: LiveEditor, engine: Engine, fetches: Sequence[str]) -> RecurrentPlan:
+    """Swap recurrent layers in place; the old loops stay in the graph, where nothing runs them any more."""
+    read = _read(graph, engine.options.input_shapes, functions=engine.swaps)
+    if not engine.swaps:
+        return RecurrentPlan()
+    plan = plan_recurrent(read, [parse_input(name)[0].node for name in fetches])
+    apply_recurrent(plan, read, editor)
+    return plan
+
+
+def _read(graph: Any, input_shapes: Mapping[str, tuple[int, ...]], functions: bool = False) -> Graph:
     if not input_shapes:
-        return serde.from_tf_graph(graph)
+        return serde.from_tf_graph(graph, functions)
     captured = capture_graph(graph)
     require_feeds(captured, input_shapes)
     inferred = shaped_graph(captured, feed_shapes={f"{name}:0": shape for name, shape in input_shapes.items()})
-    return serde.from_graph_def(captured.graph_def, inferred=inferred)
+    return serde.from_graph_def(captured.graph_def, inferred=inferred, functions=functions)
 
 
 def _identity(tensor: Any | None) -> TensorId | None:

@@ -71,6 +71,11 @@ class OptimizedFunction:
         return self._function.python_function
 
     @property
+    def traced(self) -> bool:
+        """Whether there is anything to report."""
+        return bool(self._steps or self._unobserved)
+
+    @property
     def report(self) -> Report:
         """What was done to the trace that needs the most memory: a last batch may be smaller than the others.
 

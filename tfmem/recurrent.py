@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tensorflow.core.framework.graph_pb2 import GraphDef
+
 from graph_passes import serde
 from graph_passes.ir import Graph
 from graph_passes.recurrent.apply import apply_recurrent
 from graph_passes.recurrent.match import RECURRENT_OP, RecurrentPlan
 from graph_passes.recurrent.training import plan_whole
+from graph_passes.report import SWAPPED, Report
 from tfmem.capture.build import FeedShapes, shaped_graph
 from tfmem.capture.captured import Captured, op_name
 from tfmem.capture.differentiate import gradients
 from tfmem.capture.inline import implementations, inline_calls
+
+CARRIERS = frozenset({"While", "StatelessWhile", "Enter", "CudnnRNN", "CudnnRNNV2", "CudnnRNNV3", "Unpack"})
 
 
 def swap_recurrent(captured: Captured, feed_shapes: FeedShapes | None = None) -> tuple[Captured, RecurrentPlan]:
@@ -28,6 +33,8 @@ def swap_recurrent(captured: Captured, feed_shapes: FeedShapes | None = None) ->
     Raises:
         GraphError: TensorFlow cannot import the graph.
     """
+    if not _mentions_recurrence(captured.graph_def):
+        return captured, RecurrentPlan()
     fetched = {op_name(name) for name in captured.fetches}
     chosen = implementations(captured.graph_def)
     while True:
@@ -43,6 +50,12 @@ def swap_recurrent(captured: Captured, feed_shapes: FeedShapes | None = None) ->
         return captured, plan
     apply_recurrent(plan, graph)
     return _captured(inlined, graph), plan
+
+
+def _mentions_recurrence(graph_def: GraphDef) -> bool:
+    """Whether there is any use in reading the graph."""
+    bodies = [graph_def.node, *(function.node_def for function in graph_def.library.function)]
+    return any(node.op in CARRIERS for nodes in bodies for node in nodes)
 
 
 def _captured(before: Captured, graph: Graph) -> Captured:
@@ -61,3 +74,17 @@ def _captured(before: Captured, graph: Graph) -> Captured:
 
 def _inside(name: str, calls: list[str]) -> bool:
     return any(f"/{call}/" in f"/{name}" for call in calls)
+
+
+def with_swaps(report: Report, plan: RecurrentPlan) -> Report:
+    """`report`, saying also what the recurrent pass did."""
+    if not plan.matches and not plan.unmatched:
+        return report
+    unchanged = report.decision.startswith("unchanged") and plan.matches
+    return replace(
+        report,
+        decision=SWAPPED if unchanged else report.decision,
+        passes=tuple(dict.fromkeys(("recurrent", *report.passes))),
+        swapped=tuple(match.summary() for match in plan.matches),
+        not_swapped=tuple(f"{loop.name} ({loop.carrier}): {loop.reason}" for loop in plan.unmatched),
+    )

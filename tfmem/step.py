@@ -33,6 +33,7 @@ from graph_passes.cost.observe import Observation, Sample, observe
 from graph_passes.ir import parse_input
 from graph_passes.offload.apply import Probing
 from graph_passes.offload.plan import OffloadPlan
+from graph_passes.recurrent.match import RecurrentPlan
 from graph_passes.report import ORDERED, Report
 from tfmem.capture.captured import require_feeds
 from tfmem.capture.function import capture_concrete, restore_concrete
@@ -40,6 +41,7 @@ from tfmem.capture.grappler import run_grappler
 from tfmem.devices import conditions
 from tfmem.engine import Engine
 from tfmem.profile import ProfileCache, fingerprint
+from tfmem.recurrent import swap_recurrent, with_swaps
 from tfmem.sampling import sampled, watched
 from tfmem.trials import CPU_RETRIES, OUT_OF_MEMORY, Trial, choose, first_plans, no_room, untried
 
@@ -89,17 +91,29 @@ class ManagedStep:
         self._checked: list[int] = []  # peaks of the unprobed steps
         self._replans = 0
         self._warm = False  # whether the current trial's first, unmeasured run is done
-        self._function = concrete
         self._stage = Stage.READY
         self._run = next(_runs)
         self._name = tf.compat.as_str(concrete.name)
-        self.report = engine.unlimited(self._name)
+        self._swap()
+        self._function = self._base
+        self.report = with_swaps(engine.unlimited(self._name), self._swaps)
         budget = engine.budget
         if budget is None:
             return
         self._budget = budget
         self._read()
         self._begin()
+
+    def _swap(self) -> None:
+        """Swap recurrent layers; `_base` is the trace with them, or the trace itself."""
+        self._source, self._swaps = capture_concrete(self._concrete), RecurrentPlan()
+        self._base = self._concrete
+        if not self._engine.swaps:
+            return
+        self._source, self._swaps = swap_recurrent(self._source, self._engine.feed_shapes)
+        if self._swaps.matches:
+            optimized = run_grappler(self._source, device=self._engine.target.kind)
+            self._base = restore_concrete(self._concrete, optimized, optimized.graph_def, self._engine.feed_shapes)
 
     @property
     def unchanged(self) -> bool:
@@ -127,11 +141,11 @@ class ManagedStep:
 
     def _read(self) -> None:
         concrete, engine = self._concrete, self._engine
-        captured = capture_concrete(concrete)
+        captured = self._source
         serde.refuse_optimized((node.name, node.op) for node in captured.graph_def.node)
         require_feeds(captured, engine.options.input_shapes)
         self._captured = run_grappler(captured, device=engine.target.kind)
-        self._shapes = {f"{name}:0": shape for name, shape in engine.options.input_shapes.items()}
+        self._shapes = engine.feed_shapes
         inferred = restore_concrete(concrete, self._captured, self._captured.graph_def, self._shapes)
         graph = serde.from_graph_def(self._captured.graph_def, inferred=inferred.graph)
         fetches = [parse_input(name)[0] for name in self._captured.fetches]
@@ -319,7 +333,7 @@ class ManagedStep:
         if plan.moves or force:
             self._build(plan, probed=False)
         else:
-            self._function = self._concrete
+            self._function = self._base
         self.report = self._describe(timeline, plan)
         self._stage = Stage.READY
 
@@ -364,6 +378,8 @@ class ManagedStep:
         note = ""
         if self._jit_compile:
             note = "off: memory ops cannot live inside XLA" if plan.moves else "left on"
-        ordered = not plan.moves and self._function is not self._concrete
+            note = "off: recurrent kernels cannot live inside XLA" if self._swaps.matches else note
+        ordered = not plan.moves and self._function is not self._base
         decision = ORDERED if ordered else report.decision
-        return replace(report, decision=decision, budget=self._budget, jit_compile=note)
+        report = replace(report, decision=decision, budget=self._budget, jit_compile=note)
+        return with_swaps(report, self._swaps)

@@ -49,7 +49,7 @@ def _apply(
     for planned in match.nodes:
         node = planned.node(precision, programs.get(planned.name, ())) if isinstance(planned, Launch) else planned
         inputs = [now(tensor) for tensor in node.inputs]
-        names[node.name] = editor.insert(node.name, node.op, inputs, dict(node.attrs), node.device, node.control)
+        names[node.name] = editor.insert(node.name, node.op, inputs, node.attrs, node.device, node.control)
     new_nodes = set(names.values())
     for old, new in match.rewired:
         for use in list(graph.uses(old)):

@@ -137,7 +137,9 @@ def _is_increment(graph: Graph, loop: Loop, node: Node, place: int, invariants: 
 
     def number(tensor: TensorId) -> int | float | bool | None:
         variable = places.get(tensor.node)
-        return scalar_value(graph, loop.initial[variable]) if variable in invariants else scalar_value(body, tensor)
+        if variable is not None and variable in invariants:
+            return scalar_value(graph, loop.initial[variable])
+        return scalar_value(body, tensor)
 
     if node.op not in ("Add", "AddV2"):
         return False

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from custom_ops.cell import Cell
 from graph_passes.errors import GraphError
@@ -44,7 +45,7 @@ class NewNode:
     name: str
     op: str
     inputs: tuple[TensorId, ...] = ()
-    attrs: Mapping[str, AttrValue | object] = field(default_factory=dict)
+    attrs: Mapping[str, AttrValue | Any] = field(default_factory=dict)
     device: str = ""
     control: tuple[str, ...] = ()
     outputs: int = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from graph_passes.ir import DataType, Graph, TensorId
+from graph_passes.ir import AttrValue, DataType, Graph, TensorId
 from graph_passes.ops import EXTERNAL
 from graph_passes.recurrent.hoist import READS, SHAPE_DTYPE, Names, Prelude
 from graph_passes.recurrent.hoisting import FIXED, STATE, Hoister
@@ -143,7 +143,7 @@ class _Swapper:
             self._rewire(self.loop.finals[place], launch.final(number))
         self._rewire_outputs(launch)
         self._rewire_rest()
-        nodes = [*self.prelude.nodes[:before], launch, *self.prelude.nodes[before:]]
+        nodes: list[NewNode | Launch] = [*self.prelude.nodes[:before], launch, *self.prelude.nodes[before:]]
         match = trimmed(self.graph, self.loop, nodes, self.rewired, self.keep)
         return Swap(match, self.time, self.batch)
 
@@ -269,7 +269,7 @@ class _Swapper:
         joined = finals[0]
         if len(finals) > 1:
             axis = prelude.constant(SHAPE_DTYPE, (), [1])
-            attrs = {"N": len(finals), "T": DataType(self.dtype), "Tidx": DataType(SHAPE_DTYPE)}
+            attrs: dict[str, AttrValue] = {"N": len(finals), "T": DataType(self.dtype), "Tidx": DataType(SHAPE_DTYPE)}
             joined = prelude.once("ConcatV2", [*finals, axis], attrs)
         first = prelude.constant(SHAPE_DTYPE, (), [0])
         attrs = {"T": DataType(self.dtype), "Tdim": DataType(SHAPE_DTYPE)}

@@ -58,6 +58,66 @@ def install(model: Any, make_step: Callable[[Step], Step]) -> Any:
     return model
 
 
+def install_inference(model: Any, make_step: Callable[[Step, Step], Step]) -> Any:
+    """Predict, and evaluate if the model is compiled, with the steps that `make_step` builds.
+
+    Args:
+        model: a model, compiled or not.
+        make_step: takes Keras's step (batch -> outputs or logs, a Python function to be traced) and the same step as
+            Keras runs it; returns what runs in its place, called eagerly with batches.
+
+    Returns:
+        The same model. `model.compile` takes back what was installed; `model(x)` runs as Keras runs it.
+    """
+    keras = _keras_of(model)
+    counter = "_predict_counter" if keras == "tf_keras" else ""
+    predict = make_step(_python_method(model.predict_step), _traced(model, model.predict_step))
+
+    def predict_function(data: Any) -> Any:
+        batches = list(data) if keras == "keras" else [next(data)]
+        outputs = [predict(_to_tensors(batch)) for batch in batches]
+        if counter:
+            getattr(model, counter).assign_add(1)
+        if len(outputs) == 1:
+            return outputs[0]
+        return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *outputs)
+
+    model.predict_function = predict_function
+    if is_compiled(model):
+        test = make_step(_python_method(model.test_step), _traced(model, model.test_step))
+
+        def test_function(iterator: Iterator[Any]) -> Any:
+            logs = test(_to_tensors(next(iterator)))
+            for _ in range(_steps_per_execution(model, str(keras)) - 1):
+                try:
+                    batch = next(iterator)
+                except StopIteration:
+                    break
+                logs = test(_to_tensors(batch))
+            return logs
+
+        model.test_function = test_function
+    return model
+
+
+def is_compiled(model: Any) -> bool:
+    """Whether `model` can be trained and evaluated."""
+    keras = _keras_of(model)
+    return bool(model.compiled if keras == "keras" else model._is_compiled) and model.optimizer is not None
+
+
+def _python_method(method: Step) -> Step:
+    @tf.autograph.experimental.do_not_convert
+    def step(batch: Any) -> Any:
+        return method(batch)
+
+    return step
+
+
+def _traced(model: Any, method: Step) -> Step:
+    return tf.function(_python_method(method), jit_compile=jit_compile(model), reduce_retracing=True)
+
+
 def original_train_function(model: Any) -> Callable[[Iterator[Any]], Any]:
     """The train function that Keras would have made, XLA included where it is on; what is installed
     stays installed.
@@ -82,7 +142,7 @@ def original_step(model: Any) -> Step:
 
 def jit_compile(model: Any) -> bool:
     """Whether Keras would compile the step with XLA (Keras 3 decides so by itself on GPUs)."""
-    return bool(model.jit_compile)
+    return bool(getattr(model, "jit_compile", False))
 
 
 def _keras_of(model: object) -> str | None:

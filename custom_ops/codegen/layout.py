@@ -172,7 +172,7 @@ class _Layouter:
             width = 1 if buffer.sums else self.tile
             row = len(buffer.operands) * c.ctas * width
             stride = strides.get(index, _round_up(row, 4))
-            copies = 2 * c.passes if c.exchange == "cluster" else 1 if c.exchange == "grid" else c.passes
+            copies = {"single": c.passes, "cluster": 2 * c.passes, "grid": min(c.passes, 2)}[c.exchange]
             offset = self._take(copies * self.padded_rows * stride * 4)
             exchanged = self.scratch
             if c.exchange == "grid":

@@ -57,8 +57,6 @@ __device__ inline void fill_states(float* to, int first_row, const Initial& init
 template <class Plan>
 class SingleExchange {
  public:
-  static constexpr int kCopies = Plan::kPasses;
-
   __device__ explicit SingleExchange(const Place& place) : place_(place) {}
 
   template <int B, class Initial>
@@ -103,8 +101,6 @@ class SingleExchange {
 template <class Plan>
 class FallbackExchange {
  public:
-  static constexpr int kCopies = 0;  // in shared memory
-
   __device__ explicit FallbackExchange(const Place& place) : place_(place) {}
 
   template <int B, class Initial>

@@ -60,8 +60,6 @@ __device__ __forceinline__ bool try_wait(unsigned barrier, unsigned parity) {
 template <class Plan>
 class ClusterExchange {
  public:
-  static constexpr int kCopies = 2 * Plan::kPasses;
-
   __device__ explicit ClusterExchange(const Place& place) : place_(place) {
     const unsigned base = shared_address(place.shared);
 #pragma unroll

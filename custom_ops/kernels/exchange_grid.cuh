@@ -50,6 +50,15 @@ __device__ __forceinline__ void load_relaxed(const unsigned* from, unsigned* val
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(*value) : "l"(from) : "memory");
 }
 
+template <bool CONDITION, class A, class B>
+struct Choose {
+  using Type = A;
+};
+template <class A, class B>
+struct Choose<false, A, B> {
+  using Type = B;
+};
+
 __device__ __forceinline__ bool is_of(uint4 value, unsigned epoch) {
   return epoch ? (value.x & value.y & value.z & value.w & 1u)
                : !((value.x | value.y | value.z | value.w) & 1u);
@@ -66,10 +75,29 @@ __device__ __forceinline__ void put(float* to, uint4 value) {
 
 __device__ __forceinline__ void put(float* to, unsigned value) { *to = without_epoch(value); }
 
+// 16 bytes of global memory (as L2 has them now) to shared memory, asynchronously.
+__device__ __forceinline__ void copy_async(float* to, const unsigned* from) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+#else
+  load_relaxed(from, reinterpret_cast<uint4*>(to));
+#endif
+}
+
+__device__ __forceinline__ void wait_for_copies() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+// With several passes, the operands of the next pass are copied while the products of this one run:
+// there are two buffers in shared memory. A copied word may be old; then its thread asks for it
+// again.
 template <class Plan>
 class GridExchange {
  public:
-  static constexpr int kCopies = 1;
+  static constexpr bool kAhead = Plan::kPasses > 1;
 
   __device__ explicit GridExchange(const Place& place) : place_(place) {}
 
@@ -81,23 +109,25 @@ class GridExchange {
   template <int B, class Initial>
   __device__ __forceinline__ void wait(int pass, int step, const Initial& initial) {
     constexpr BufferShape kBuffer = Plan::template buffer<B>();
-    constexpr int kRow = kBuffer.operands * Plan::kCtas * kBuffer.width;
+    const bool first = step == 0 && pass == 0;
     if (step == 0 && kBuffer.states != 0) {
       fill_states<Plan, B>(operands<B>(pass, 0), pass * Plan::kRows, initial);
     }
-    if (step > 0 || kBuffer.states != (1 << kBuffer.operands) - 1) {
-      if constexpr (kRow % 4 == 0) {
-        receive<B, uint4>(pass, step);
-      } else {
-        receive<B, unsigned>(pass, step);
-      }
-    }
+    if (kAhead && !first) wait_for_copies();
+    if (step > 0 || !kStatesOnly<B>) receive<B>(pass, step, kAhead && !first);
     __syncthreads();
+    if constexpr (kAhead) {
+      const bool last = pass + 1 == Plan::kPasses;
+      const int next = last ? step + 1 : step;
+      if (next > 0 || !kStatesOnly<B>) copy_ahead<B>(last ? 0 : pass + 1, next);
+    }
   }
 
   template <int B>
-  __device__ float* operands(int, int) const {
-    return reinterpret_cast<float*>(place_.shared + Plan::template buffer<B>().offset);
+  __device__ float* operands(int pass, int) const {
+    constexpr BufferShape kBuffer = Plan::template buffer<B>();
+    return reinterpret_cast<float*>(place_.shared + kBuffer.offset) +
+           (kAhead ? pass % 2 : 0) * (Plan::kPaddedRows * kBuffer.stride);
   }
 
   template <int B, int O>
@@ -123,9 +153,22 @@ class GridExchange {
   }
 
   __device__ void end_of_stage() const {}
-  __device__ void finish() const {}
+  __device__ void finish() const { wait_for_copies(); }
 
  private:
+  template <int B>
+  static constexpr bool kStatesOnly =
+      Plan::template buffer<B>().states == (1 << Plan::template buffer<B>().operands) - 1;
+
+  // How many words a thread moves at a time, in how many pieces a buffer comes.
+  template <int B>
+  static constexpr int kRow =
+      Plan::template buffer<B>().operands * Plan::kCtas * Plan::template buffer<B>().width;
+  template <int B>
+  static constexpr int kWords = kRow<B> % 4 == 0 ? 4 : 1;
+  template <int B>
+  static constexpr int kPieces = Plan::kRows * kRow<B> / kWords<B>;
+
   template <int B>
   __device__ static unsigned epoch(int step, int operand) {
     const int first = Plan::template buffer<B>().states >> operand & 1;
@@ -134,54 +177,81 @@ class GridExchange {
 
   template <int B>
   __device__ unsigned* words(int pass, int step, int row) const {
-    constexpr BufferShape kBuffer = Plan::template buffer<B>();
-    constexpr int kRow = kBuffer.operands * Plan::kCtas * kBuffer.width;
-    return reinterpret_cast<unsigned*>(place_.scratch + kBuffer.exchanged) +
-           ((step % 2 * Plan::kPasses + pass) * Plan::kRows + row) * kRow;
+    return reinterpret_cast<unsigned*>(place_.scratch + Plan::template buffer<B>().exchanged) +
+           ((step % 2 * Plan::kPasses + pass) * Plan::kRows + row) * kRow<B>;
   }
 
-  // All words of one buffer, from all CTAs, into shared memory.
-  template <int B, class Words>
-  __device__ __forceinline__ void receive(int pass, int step) {
+  // The index-th piece of this CTA. Each CTA starts elsewhere, so that they do not all ask the same
+  // slice of L2.
+  template <int B>
+  __device__ int piece(int index) const {
+    const int shifted = index + place_.cta * Plan::template buffer<B>().width / kWords<B>;
+    return shifted >= kPieces<B> ? shifted - kPieces<B> : shifted;
+  }
+
+  template <int B>
+  __device__ float* place_of(int pass, int piece) const {
+    constexpr int kPiecesOfRow = kRow<B> / kWords<B>;
+    return operands<B>(pass, 0) + piece / kPiecesOfRow * Plan::template buffer<B>().stride +
+           piece % kPiecesOfRow * kWords<B>;
+  }
+
+  template <int B>
+  __device__ __forceinline__ void copy_ahead(int pass, int step) const {
+    if constexpr (kWords<B> == 4) {
+      const unsigned* from = words<B>(pass, step, 0);
+#pragma unroll 4
+      for (int i = threadIdx.x; i < kPieces<B>; i += Plan::kThreads) {
+        copy_async(place_of<B>(pass, piece<B>(i)), from + piece<B>(i) * 4);
+      }
+    }
+  }
+
+  // All words of one buffer, from all CTAs, into shared memory; `ahead` says that a copy of them is
+  // there.
+  template <int B>
+  __device__ __forceinline__ void receive(int pass, int step, bool ahead) {
     constexpr BufferShape kBuffer = Plan::template buffer<B>();
-    constexpr int kWords = sizeof(Words) / 4;
-    constexpr int kRow = kBuffer.operands * Plan::kCtas * kBuffer.width / kWords;
-    constexpr int kTotal = Plan::kRows * kRow;
-    constexpr int kOnce = (kTotal + Plan::kThreads - 1) / Plan::kThreads;
+    using Words = typename Choose<kWords<B> == 4, uint4, unsigned>::Type;
+    constexpr int kOnce = (kPieces<B> + Plan::kThreads - 1) / Plan::kThreads;
     constexpr int kFlight = kOnce < 8 ? kOnce : 8;  // loads of a thread on their way
     const unsigned* from = words<B>(pass, step, 0);
-    float* to = operands<B>(pass, step);
-    // Each CTA starts elsewhere, so that they do not all ask the same slice of L2.
-    const int shift = place_.cta * kBuffer.width / kWords;
 #pragma unroll 1
-    for (int first = threadIdx.x; first < kTotal; first += Plan::kThreads * kFlight) {
+    for (int first = threadIdx.x; first < kPieces<B>; first += Plan::kThreads * kFlight) {
       Words value[kFlight];
-      int place[kFlight];
 #pragma unroll
       for (int i = 0; i < kFlight; ++i) {
-        place[i] = first + i * Plan::kThreads + shift;
-        place[i] -= place[i] >= kTotal ? kTotal : 0;
-        if (first + i * Plan::kThreads < kTotal) load_relaxed(from + place[i] * kWords, &value[i]);
+        const int index = first + i * Plan::kThreads;
+        if (index >= kPieces<B>) break;
+        if (ahead && kWords<B> == 4) {
+          value[i] = *reinterpret_cast<Words*>(place_of<B>(pass, piece<B>(index)));
+        } else {
+          load_relaxed(from + piece<B>(index) * kWords<B>, &value[i]);
+        }
       }
 #pragma unroll
       for (int i = 0; i < kFlight; ++i) {
-        if (first + i * Plan::kThreads >= kTotal) break;
-        const int operand = place[i] % kRow / (Plan::kCtas * kBuffer.width / kWords);
-        const bool state = kBuffer.states >> operand & 1;
-        if (step == 0 && state) continue;
-        const unsigned epoch_now = epoch<B>(step, operand);
-        int polls = failed_ ? 0 : kPolls;
-        while (!is_of(value[i], epoch_now) && polls > 0) {
-          load_relaxed(from + place[i] * kWords, &value[i]);
-          --polls;
-          if (polls % 1024 == 0 && *reinterpret_cast<volatile int*>(place_.status) != 0) polls = 0;
-        }
-        if (polls == 0) {
-          failed_ = true;
-          *place_.status = 1;
-        }
-        put(to + place[i] / kRow * kBuffer.stride + place[i] % kRow * kWords, value[i]);
+        const int index = first + i * Plan::kThreads;
+        if (index >= kPieces<B>) break;
+        const int operand = piece<B>(index) * kWords<B> % kRow<B> / (Plan::kCtas * kBuffer.width);
+        if (step == 0 && (kBuffer.states >> operand & 1)) continue;
+        poll(from + piece<B>(index) * kWords<B>, &value[i], epoch<B>(step, operand));
+        put(place_of<B>(pass, piece<B>(index)), value[i]);
       }
+    }
+  }
+
+  template <class Words>
+  __device__ __forceinline__ void poll(const unsigned* from, Words* value, unsigned epoch) {
+    int polls = failed_ ? 0 : kPolls;
+    while (!is_of(*value, epoch) && polls > 0) {
+      load_relaxed(from, value);
+      --polls;
+      if (polls % 1024 == 0 && *reinterpret_cast<volatile int*>(place_.status) != 0) polls = 0;
+    }
+    if (polls == 0) {
+      failed_ = true;
+      *place_.status = 1;
     }
   }
 

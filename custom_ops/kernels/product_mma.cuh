@@ -23,7 +23,9 @@ template <int COUNT>
 __device__ __forceinline__ void split(const float* value, unsigned* high, unsigned* low) {
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
-    high[i] = __float_as_uint(value[i]) & 0xffffe000u;
+    // As volatile assembly: the parts of a resident weight are the same in every step, and the
+    // compiler would keep them in registers that are not there.
+    asm volatile("and.b32 %0, %1, 0xffffe000;" : "=r"(high[i]) : "r"(__float_as_uint(value[i])));
     const float rest = value[i] - __uint_as_float(high[i]);
     low[i] = (high[i] & 0x7f800000u) == 0x7f800000u ? 0u : __float_as_uint(rest);
   }
@@ -87,7 +89,9 @@ struct MmaProduct {
     for (int row = 0; row < kPaddedRows; row += 8 * Shape::kBlock) {
       Sums sum = {};
 #pragma unroll
-      for (int i = 0; i < Shape::kRegisters; ++i) multiply(base, i, weight[i], sum);
+      for (int i = 0; i < Shape::kRegisters; ++i) {
+        multiply(base, i, weight[i], sum);
+      }
       multiply_from(shared, Shape::kRegisters, Tag<Shape::kShared>(), base, sum);
       multiply_from(streamed, Shape::kRegisters + Shape::kShared, Tag<kStreamed>(), base, sum);
       base += 8 * Shape::kBlock * Shape::kStride;

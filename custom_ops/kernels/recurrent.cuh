@@ -335,6 +335,14 @@ struct Sweep {
   }
 };
 
+// The CTA within its group. As volatile: the compiler would read the slow special register again in
+// every step.
+__device__ __forceinline__ int cta_of_group() {
+  int cta;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(cta));
+  return cta;
+}
+
 template <class Exchange, class Sweeper, int B>
 __device__ __forceinline__ void begin(Exchange& exchange, const Sweeper& sweeper, Tag<B>) {
   exchange.template begin<B>(sweeper.template initial<B>());
@@ -370,7 +378,7 @@ __device__ __forceinline__ void sweep(const Parameters<WORDS>& parameters, char*
     }
   }
   __syncthreads();
-  Exchange exchange(Place{shared, scratch, status, context.cta});
+  Exchange exchange(Place{shared, scratch, status, cta_of_group()});
   Products products(context, shared, scratch);
   Sweep<Cell, Plan, Exchange, Products, WORDS> sweeper{context, exchange, products, shared,
                                                        scratch};

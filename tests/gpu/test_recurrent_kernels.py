@@ -1,0 +1,244 @@
+"""The persistent recurrent kernels against the float64 definition of a cell. Needs a GPU and NVRTC, no framework."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from custom_ops import cells, recurrent_reference
+from custom_ops.cell import Cell
+from custom_ops.differentiate import differentiate
+from custom_ops.errors import KernelError
+from custom_ops.jit.device import Device
+from custom_ops.jit.launch import Launcher
+from custom_ops.jit.program import build
+from custom_ops.spec import Configuration, RecurrentSpec
+
+Arrays = dict[str, list[Any]]
+KINDS = ("sequences", "invariants", "vectors", "matrices", "states")
+CLUSTER = {"ctas": 8, "exchange": "cluster"}
+GRID = {"ctas": 24, "exchange": "grid"}
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[Device]:
+    try:
+        found = Device()
+    except KernelError as error:
+        pytest.skip(str(error))
+    with found:
+        yield found
+
+
+def inputs(cell: Cell, units: int, time: int, batch: int, seed: int = 0) -> Arrays:
+    """Random tensors of a direction; weights so large that gates leave their linear range, and no larger."""
+    random = np.random.default_rng(seed)
+    scale = 1 / np.sqrt(units)
+
+    def normal(*shape: int) -> Any:
+        return random.standard_normal(shape).astype(np.float32)
+
+    return {
+        "sequences": [normal(time, batch, n * units) if n else normal(time, batch) for n in cell.sequences],
+        "invariants": [normal(batch, n * units) for n in cell.invariants],
+        "vectors": [normal(n * units) for n in cell.vectors],
+        "matrices": [scale * normal(rows * units, columns * units) for rows, columns in cell.matrices],
+        "states": [normal(batch, units) for _ in cell.states],
+    }
+
+
+def to_storage(array: Any, dtype: str) -> Any:
+    if dtype == "bfloat16":
+        bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return array.astype(dtype)
+
+
+def from_storage(array: Any) -> Any:
+    if array.dtype == np.uint16:
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float32)
+
+
+def run(
+    device: Device,
+    cell: Cell,
+    units: int,
+    configuration: Configuration,
+    given: list[Arrays],
+    dtype: str = "float32",
+    precision: str = "highest",
+    reverse: tuple[bool, ...] = (False,),
+) -> tuple[list[list[Any]], int]:
+    """Outputs and finals of each direction, and the status. Everything starts as NaN."""
+    spec = RecurrentSpec(cell, units, dtype, precision, len(given))  # type: ignore[arg-type]
+    launcher = Launcher(build(spec, configuration, device.arch))
+    time, batch = given[0]["sequences"][0].shape[:2]
+    pointers, results = [], []
+    for arrays in given:
+        places = [device.upload(to_storage(array, dtype)) for kind in KINDS for array in arrays[kind]]
+        empty = [
+            np.full((time, batch) if cell.scalar[columns[0]] else (time, batch, len(columns) * units), np.nan)
+            for columns in cell.outputs
+        ]
+        empty += [np.full((batch, units), np.nan) for _ in cell.states]
+        stored = [to_storage(array, dtype) for array in empty]
+        outputs = [device.upload(array) for array in stored]
+        pointers.append(places + outputs)
+        results.append(list(zip(outputs, stored, strict=True)))
+    scratch = device.allocate(launcher.scratch_bytes(batch, len(given)))
+    status = device.upload(np.zeros(1, np.int32))
+    launcher(time, batch, pointers, scratch, status, device.stream, reverse)
+    done = [[from_storage(device.download(*pair)) for pair in pairs] for pairs in results]
+    return done, int(device.download(status, np.zeros(1, np.int32))[0])
+
+
+def expected(cell: Cell, units: int, arrays: Arrays, dtype: str = "float32", reverse: bool = False) -> list[Any]:
+    rounded = {kind: [from_storage(to_storage(a, dtype)).astype(np.float64) for a in arrays[kind]] for kind in KINDS}
+    outputs, finals = recurrent_reference.run(cell, units, *(rounded[kind] for kind in KINDS), reverse=reverse)
+    return [*outputs, *finals]
+
+
+def check(found: list[Any], wanted: list[Any], bound: float) -> None:
+    for place, (a, b) in enumerate(zip(found, wanted, strict=True)):
+        assert np.isfinite(a).all(), f"result {place} has NaN, or was not written"
+        error = np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-30)
+        assert error < bound, f"result {place}: relative error {error:.2e}, bound {bound:.0e}"
+
+
+def compare(device: Device, cell: Cell, units: int, batch: int, time: int = 20, **options: Any) -> None:
+    bound = options.pop("bound", 1e-5)
+    configuration = Configuration(**options)
+    arrays = inputs(cell, units, time, batch)
+    (found,), status = run(device, cell, units, configuration, [arrays])
+    assert status == 0
+    check(found, expected(cell, units, arrays), bound)
+
+
+SHAPES = [(1, 1), (7, 3), (33, 20), (64, 10), (256, 5)]
+
+
+@pytest.mark.parametrize(("units", "batch"), SHAPES)
+@pytest.mark.parametrize("exchange", ["single", "cluster", "grid"])
+@pytest.mark.parametrize("cell", [cells.lstm(), cells.gru(), cells.gru(reset_after=False)], ids=["lstm", "gru", "gru2"])
+def test_cells_and_odd_sizes(device: Device, cell: Cell, units: int, batch: int, exchange: str) -> None:
+    where = {"single": {}, "cluster": CLUSTER, "grid": GRID}[exchange]
+    lanes = 32 if exchange == "grid" else 8
+    compare(device, cell, units, batch, rows=2, lanes=lanes, shared_weights=1 << 20 if units < 65 else 64, **where)
+
+
+@pytest.mark.parametrize("exchange", ["single", "cluster", "grid"])
+def test_a_hundred_steps_stay_accurate(device: Device, exchange: str) -> None:
+    where = {"single": {}, "cluster": {"ctas": 16, "exchange": "cluster"}, "grid": GRID}[exchange]
+    compare(device, cells.lstm(), 200, 3, time=100, shared_weights=16, **where)
+
+
+@pytest.mark.parametrize("units", [33, 256])
+@pytest.mark.parametrize("where", [{}, CLUSTER, GRID], ids=["single", "cluster", "grid"])
+def test_row_sums(device: Device, units: int, where: dict[str, Any]) -> None:
+    compare(device, cells.layer_norm_lstm(units), units, 5, rows=2, shared_weights=32, bound=2e-5, **where)
+
+
+@pytest.mark.parametrize("where", [{}, CLUSTER, GRID], ids=["single", "cluster", "grid"])
+@pytest.mark.parametrize("name", ["lstm", "gru", "gru2", "nas", "peephole"])
+def test_backward_cells(device: Device, name: str, where: dict[str, Any]) -> None:
+    forward = {
+        "lstm": cells.lstm(),
+        "gru": cells.gru(),
+        "gru2": cells.gru(reset_after=False),
+        "nas": cells.nas(),
+        "peephole": cells.peephole_lstm(),
+    }[name]
+    compare(device, differentiate(forward).backward, 48, 6, rows=3, shared_weights=32, bound=3e-5, **where)
+
+
+@pytest.mark.parametrize("lanes", [1, 4, 32, 64, 256])
+@pytest.mark.parametrize("weights", [(128, 0), (16, 16), (0, 0)], ids=["registers", "mixed", "streamed"])
+def test_work_groups_and_where_weights_live(device: Device, lanes: int, weights: tuple[int, int]) -> None:
+    where = {"register_weights": weights[0], "shared_weights": weights[1]}
+    compare(device, cells.lstm(), 60, 6, rows=6, lanes=lanes, **CLUSTER, **where)
+
+
+@pytest.mark.parametrize("passes", [2, 4])
+@pytest.mark.parametrize("where", [{}, CLUSTER, GRID], ids=["single", "cluster", "grid"])
+def test_passes(device: Device, passes: int, where: dict[str, Any]) -> None:
+    compare(device, cells.gru(reset_after=False), 60, 19, rows=8, passes=passes, lanes=32, **where)
+
+
+@pytest.mark.parametrize("batch", [8, 13, 40])
+@pytest.mark.parametrize("where", [{}, CLUSTER, GRID], ids=["single", "cluster", "grid"])
+@pytest.mark.parametrize(("precision", "bound"), [("highest", 1e-5), ("tf32", 5e-3)])
+def test_tensor_cores(device: Device, batch: int, where: dict[str, Any], precision: str, bound: float) -> None:
+    cell, units = cells.lstm(), 72
+    arrays = inputs(cell, units, 30, batch)
+    options = {"rows": 16, "lanes": 64, "product": "mma", "shared_weights": 64}
+    (found,), status = run(device, cell, units, Configuration(**options, **where), [arrays], precision=precision)  # type: ignore[arg-type]
+    assert status == 0
+    check(found, expected(cell, units, arrays), bound)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("float16", 3e-3), ("bfloat16", 2e-2)])
+def test_storage_types(device: Device, dtype: str, bound: float) -> None:
+    cell, units = cells.lstm(), 40
+    arrays = inputs(cell, units, 20, 3)
+    (found,), _ = run(device, cell, units, Configuration(**CLUSTER), [arrays], dtype=dtype)  # type: ignore[arg-type]
+    check(found, expected(cell, units, arrays, dtype), bound)
+
+
+@pytest.mark.parametrize("where", [{}, CLUSTER, GRID], ids=["single", "cluster", "grid"])
+def test_two_directions_in_one_launch(device: Device, where: dict[str, Any]) -> None:
+    cell, units = cells.gru(), 40
+    given = [inputs(cell, units, 15, 5, seed) for seed in (1, 2)]
+    found, _ = run(device, cell, units, Configuration(rows=2, **where), given, reverse=(False, True))
+    for arrays, results, reverse in zip(given, found, (False, True), strict=True):
+        check(results, expected(cell, units, arrays, reverse=reverse), 1e-5)
+
+
+@pytest.mark.parametrize("time", [0, 1, 2])
+@pytest.mark.parametrize("where", [{}, CLUSTER, GRID], ids=["single", "cluster", "grid"])
+def test_short_sequences(device: Device, time: int, where: dict[str, Any]) -> None:
+    compare(device, cells.lstm(), 16, 3, time=time, **where)
+
+
+@pytest.mark.parametrize("product", ["fma", "mma"])
+@pytest.mark.parametrize("where", [{}, CLUSTER, GRID], ids=["single", "cluster", "grid"])
+def test_nan_and_infinity_stay_in_their_row(device: Device, where: dict[str, Any], product: str) -> None:
+    cell, units = cells.simple_rnn("relu"), 24
+    arrays = inputs(cell, units, 6, 9)
+    arrays["matrices"][0] = np.abs(arrays["matrices"][0])  # so that infinity stays infinity
+    arrays["sequences"][0][2, 1, 3] = np.nan
+    arrays["sequences"][0][2, 2, 3] = np.inf
+    options = Configuration(rows=8, lanes=32, product=product, **where)  # type: ignore[arg-type]
+    (found,), _ = run(device, cell, units, options, [arrays])
+    for a, b in zip(found, expected(cell, units, arrays), strict=True):
+        np.testing.assert_array_equal(np.isnan(a), np.isnan(b))
+        np.testing.assert_array_equal(np.isinf(a), np.isinf(b))
+        np.testing.assert_allclose(a[np.isfinite(b)], b[np.isfinite(b)], rtol=1e-3, atol=1e-5)
+
+
+def test_runs_are_bitwise_equal(device: Device) -> None:
+    cell, units = cells.layer_norm_lstm(64), 64
+    arrays = inputs(cell, units, 30, 4)
+    options = Configuration(rows=2, **CLUSTER)  # type: ignore[arg-type]
+    first, second = [run(device, cell, units, options, [arrays])[0][0] for _ in range(2)]
+    for a, b in zip(first, second, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_the_fallback_computes_the_same(device: Device) -> None:
+    """A status that is set stands for a spin that ran out."""
+    cell, units, batch, time = cells.gru(reset_after=False), 50, 5, 7
+    arrays = inputs(cell, units, time, batch)
+    program = build(RecurrentSpec(cell, units), Configuration(rows=2, **GRID), device.arch)  # type: ignore[arg-type]
+    launcher = Launcher(program)
+    places = [device.upload(array) for kind in KINDS for array in arrays[kind]]
+    wanted = expected(cell, units, arrays)
+    results = [np.full(array.shape, np.nan, np.float32) for array in wanted]
+    outputs = [device.upload(array) for array in results]
+    scratch = device.upload(np.full(launcher.scratch_bytes(batch), 0xFF, np.uint8))
+    status = device.upload(np.ones(1, np.int32))
+    launcher.launch_fallback(time, batch, [places + outputs], scratch, status, device.stream)
+    check([device.download(*pair) for pair in zip(outputs, results, strict=True)], wanted, 1e-5)

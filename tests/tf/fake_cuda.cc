@@ -1,6 +1,6 @@
-// A CUDA driver without a GPU, for test_stream_order.py: streams are queues whose heads run in
-// random order, as far as events allow. What may go wrong on a GPU once in a million goes wrong
-// here soon, and the same way each time.
+// A CUDA driver without a GPU, for test_stream_order.py and test_recurrent_parts.py: streams are
+// queues whose heads run in random order, as far as events allow. What may go wrong on a GPU once
+// in a million goes wrong here soon, and the same way each time.
 #include "fake_cuda.h"
 
 #include <cstdlib>
@@ -78,6 +78,35 @@ bool FakeRunOne() {
 void FakeSeed(unsigned seed) { world().random.seed(seed); }
 const FakeViolations& fake_violations() { return world().violations; }
 
+FakeDevice& fake_device() {
+  static FakeDevice instance;
+  return instance;
+}
+std::vector<FakeKernelLaunch>& fake_launches() {
+  static std::vector<FakeKernelLaunch> instance;
+  return instance;
+}
+FakeModules& fake_modules() {
+  static FakeModules instance;
+  return instance;
+}
+
+// As in cuda.h.
+struct FakeAttribute {
+  unsigned id;
+  unsigned padding;
+  unsigned value[16];
+};
+struct FakeConfig {
+  unsigned grid[3];
+  unsigned block[3];
+  unsigned shared_bytes;
+  void* stream;
+  const FakeAttribute* attributes;
+  unsigned attribute_count;
+};
+static_assert(sizeof(FakeAttribute) == 72 && sizeof(FakeConfig) == 56, "as in cuda.h");
+
 extern "C" {
 
 int cuInit(unsigned) { return 0; }
@@ -132,6 +161,62 @@ int cuMemcpyHtoDAsync_v2(unsigned long long device, const void* host, size_t byt
 int cuMemPrefetchAsync(unsigned long long, size_t, int, void*) { return 0; }
 int cuPointerGetAttribute(void* value, int, unsigned long long) {
   return *static_cast<unsigned*>(value) = 0, 0;
+}
+
+int cuMemsetD8Async(unsigned long long device, unsigned char value, size_t bytes, void* stream) {
+  NeedsContext();
+  FakeLaunch(stream, [=] { std::memset(reinterpret_cast<void*>(device), value, bytes); });
+  return 0;
+}
+int cuDeviceGetAttribute(int* value, int attribute, int) {
+  const FakeDevice& device = fake_device();
+  *value = attribute == 75   ? device.major
+           : attribute == 76 ? device.minor
+           : attribute == 16 ? device.processors
+           : attribute == 97 ? device.shared_bytes
+                             : -1;
+  return 0;
+}
+int cuModuleLoadData(void** module, const void* image) {
+  ++fake_modules().loaded;
+  return NeedsContext(), *module = new std::string(static_cast<const char*>(image)), 0;
+}
+int cuModuleUnload(void* module) {
+  ++fake_modules().unloaded;
+  return NeedsContext(), delete static_cast<std::string*>(module), 0;
+}
+int cuModuleGetFunction(void** function, void*, const char* name) {
+  static std::set<std::string> names;
+  return *function = const_cast<std::string*>(&*names.insert(name).first), 0;
+}
+int cuFuncSetAttribute(void*, int attribute, int value) {
+  if (attribute == 8) fake_modules().largest_shared = value;
+  if (attribute == 14) fake_modules().large_clusters = value != 0;
+  return 0;
+}
+int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void*, int, size_t) {
+  return *blocks = fake_device().blocks_per_processor, 0;
+}
+int cuOccupancyMaxActiveClusters(int* clusters, void*, const FakeConfig*) {
+  return *clusters = fake_device().clusters, 0;
+}
+int cuLaunchKernelEx(const FakeConfig* config, void* function, void** parameters, void**) {
+  NeedsContext();
+  FakeKernelLaunch launch;
+  launch.kernel = *static_cast<std::string*>(function);
+  launch.blocks = config->grid[0];
+  launch.groups = config->grid[1];
+  launch.threads = config->block[0];
+  launch.shared_bytes = config->shared_bytes;
+  for (unsigned i = 0; i < config->attribute_count; ++i) {
+    const FakeAttribute& attribute = config->attributes[i];
+    if (attribute.id == 4) launch.cluster = attribute.value[0];
+    if (attribute.id == 2) launch.cooperative = attribute.value[0] == 1;
+  }
+  const auto* words = static_cast<const uint64_t*>(parameters[0]);
+  launch.words.assign(words, words + fake_device().parameter_words);
+  FakeLaunch(config->stream, [launch] { fake_launches().push_back(launch); });
+  return 0;
 }
 
 }  // extern "C"

@@ -1,9 +1,11 @@
-// What stream_order.cc asks of the fake CUDA driver.
+// What stream_order.cc and recurrent_parts.cc ask of the fake CUDA driver.
 #ifndef TFMEM_TESTS_TF_FAKE_CUDA_H_
 #define TFMEM_TESTS_TF_FAKE_CUDA_H_
 
 #include <algorithm>
+#include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 void* FakeNewStream();
@@ -18,5 +20,38 @@ struct FakeViolations {
   int host_waits = 0;  // calls that block the host
 };
 const FakeViolations& fake_violations();
+
+// What the fake GPU says of itself; tests change it.
+struct FakeDevice {
+  int major = 9;
+  int minor = 0;
+  int processors = 132;
+  int shared_bytes = 227 << 10;
+  int blocks_per_processor = 1;  // of any kernel
+  int clusters = 8;              // of any kernel
+  size_t parameter_words = 0;    // how many a launch records
+};
+FakeDevice& fake_device();
+
+// A kernel that was launched; those of fake modules only record that they were.
+struct FakeKernelLaunch {
+  std::string kernel;
+  unsigned blocks = 0;
+  unsigned groups = 0;
+  unsigned threads = 0;
+  unsigned shared_bytes = 0;
+  unsigned cluster = 1;
+  bool cooperative = false;
+  std::vector<uint64_t> words;
+};
+std::vector<FakeKernelLaunch>& fake_launches();
+
+struct FakeModules {
+  int loaded = 0;
+  int unloaded = 0;
+  int largest_shared = 0;       // that a kernel asked for
+  bool large_clusters = false;  // whether a kernel asked for
+};
+FakeModules& fake_modules();
 
 #endif  // TFMEM_TESTS_TF_FAKE_CUDA_H_

@@ -1,0 +1,236 @@
+// Parts of TfmemRecurrent alone: how a GPU program is read, chosen and launched, on the fake CUDA
+// driver; and how shares of phases run on a pool that gives too few threads, or gives them late.
+// Prints what went wrong; exit status 0 if nothing.
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "custom_ops/ops/gpu_kernel.h"
+#include "custom_ops/ops/phases.h"
+#include "fake_cuda.h"
+
+namespace {
+
+int failures = 0;
+
+void Expect(bool holds, const std::string& what) {
+  if (holds) return;
+  ++failures;
+  std::fprintf(stderr, "not so: %s\n", what.c_str());
+}
+
+template <typename A, typename B>
+void ExpectEqual(const A& found, const B& expected, const std::string& what) {
+  Expect(found == expected, absl::StrCat(what, ": found ", found, ", expected ", expected));
+}
+
+void ExpectOk(const absl::Status& status, const std::string& what) {
+  Expect(status.ok(), absl::StrCat(what, ": ", status.message()));
+}
+
+void ExpectError(const absl::Status& status, const std::string& part) {
+  Expect(!status.ok() && status.message().find(part) != absl::string_view::npos,
+         absl::StrCat("an error with '", part, "', found '", status.message(), "'"));
+}
+
+struct Fields {
+  std::string kind = "cubin";
+  int arch = 90;
+  std::string fallback = "fallback plain\n";
+  int rows = 4;
+  int ctas = 32;
+  int cluster = 1;
+  int shared = 100 << 10;
+  int scratch = 64;
+  int cooperative = 1;
+  int max_batch = 8;
+  std::string image = "image";
+};
+
+std::string Program(const Fields& f) {
+  return absl::StrCat("program 1\nkind ", f.kind, "\narch ", f.arch, "\nentry main\n", f.fallback,
+                      "rows ", f.rows, "\nctas ", f.ctas, "\ncluster ", f.cluster,
+                      "\nthreads 256\nshared ", f.shared, "\nscratch ", f.scratch, "\ncooperative ",
+                      f.cooperative, "\nmax_batch ", f.max_batch, "\n\n", f.image);
+}
+
+void TestHeader() {
+  Fields fields;
+  fields.image = std::string("a\n\nb\0c", 6);
+  absl::StatusOr<tfmem::GpuProgram> program = tfmem::ParseGpuProgram(Program(fields));
+  ExpectOk(program.status(), "a header");
+  ExpectEqual(program->image.size(), 6u, "bytes of an image that has an empty line and a zero");
+  ExpectEqual(program->fallback, "plain", "fallback");
+  ExpectEqual(program->groups(9, 2), 6, "groups of 4 rows of a batch of 9, two directions");
+  ExpectError(tfmem::ParseGpuProgram("program 2\n\nx").status(), "expected 'program 1'");
+  fields.rows = 0;
+  ExpectError(tfmem::ParseGpuProgram(Program(fields)).status(), "'rows' is '0'");
+  fields = {};
+  fields.kind = "source";
+  ExpectError(tfmem::ParseGpuProgram(Program(fields)).status(), "expected cubin or ptx");
+  fields = {};
+  fields.cluster = 5;
+  ExpectError(tfmem::ParseGpuProgram(Program(fields)).status(), "clusters of 5");
+}
+
+// 132 processors hold 4 groups of 32 blocks, so 6 groups take two launches; then the fallback,
+// once.
+void TestCooperativeLaunches(tfmem::GpuLink* link, tfmem::cuda::Stream stream) {
+  auto kernel = tfmem::GpuKernel::Load(link, Program({}));
+  ExpectOk(kernel.status(), "loading");
+  ExpectEqual(fake_modules().largest_shared, 100 << 10, "shared memory asked for");
+  tfmem::KernelParameter parameter(100, 9, 0x1000, 0x2000, {false, true});
+  parameter.Add(std::vector<const void*>{reinterpret_cast<void*>(0x3000)});
+  fake_device().parameter_words = parameter.words.size();
+  ExpectOk((*kernel)->Launch(stream, &parameter, 6), "launching");
+  ExpectOk((*kernel)->LaunchFallback(stream, &parameter, 6), "launching the fallback");
+  while (FakeRunOne()) {
+  }
+  const std::vector<FakeKernelLaunch>& launches = fake_launches();
+  ExpectEqual(launches.size(), 3u, "launches");
+  if (launches.size() != 3) return;
+  for (int i = 0; i < 2; ++i) {
+    ExpectEqual(launches[i].kernel, "main", "kernel");
+    ExpectEqual(launches[i].blocks, 32u, "blocks of a group");
+    ExpectEqual(launches[i].groups, i == 0 ? 4u : 2u, "groups");
+    ExpectEqual(launches[i].words[1], (i == 0 ? 0ull : 4ull) | 6ull << 32, "first and all groups");
+    Expect(launches[i].cooperative, "a cooperative launch");
+    ExpectEqual(launches[i].shared_bytes, 100u << 10, "shared memory");
+  }
+  ExpectEqual(launches[2].kernel, "plain", "kernel");
+  ExpectEqual(launches[2].blocks, 1u, "blocks of a group of the fallback");
+  ExpectEqual(launches[2].groups, 6u, "groups of the fallback");
+  Expect(!launches[2].cooperative, "a plain launch");
+  const std::vector<uint64_t> words = {100 | 9ull << 32, 6ull << 32, 0x1000, 0x2000, 2, 0x3000};
+  Expect(launches[2].words == words, "the kernel's parameter");
+}
+
+void TestClusters(tfmem::GpuLink* link, tfmem::cuda::Stream stream) {
+  Fields fields;
+  fields.ctas = fields.cluster = 16;
+  fields.cooperative = 0;
+  fields.fallback = "";
+  auto kernel = tfmem::GpuKernel::Load(link, Program(fields));
+  ExpectOk(kernel.status(), "loading a kernel of clusters");
+  Expect(fake_modules().large_clusters, "clusters of more than 8 have to be allowed");
+  tfmem::KernelParameter parameter(1, 1, 0, 0, {false});
+  fake_launches().clear();
+  ExpectOk((*kernel)->Launch(stream, &parameter, 70000), "launching");
+  while (FakeRunOne()) {
+  }
+  ExpectEqual(fake_launches().size(), 2u, "launches of more groups than a grid takes");
+  ExpectEqual(fake_launches()[0].cluster, 16u, "blocks of a cluster");
+  ExpectEqual(fake_launches()[0].groups + fake_launches()[1].groups, 70000u, "groups");
+}
+
+void TestChoice(tfmem::GpuLink* link) {
+  Fields first, older, last;
+  first.max_batch = 2;
+  first.image = "first";
+  older.arch = 80;
+  last.max_batch = 16;
+  last.image = "last";
+  tfmem::GpuKernels kernels({Program(first), Program(older), Program(last)});
+  auto image = [&](int64_t batch) {
+    auto kernel = kernels.Choose(link, batch);
+    return kernel.ok() ? (*kernel)->program().image : std::string(kernel.status().message());
+  };
+  ExpectEqual(image(2), "first", "for a batch of 2");
+  ExpectEqual(image(3), "last", "for a batch of 3, the cubin for 8.0 does not load on 9.0");
+  ExpectEqual(image(1000), "last", "for a batch of 1000");
+
+  Fields large, group, ptx;
+  large.shared = 300 << 10;
+  group.ctas = 133;
+  ptx.kind = "ptx";
+  ptx.arch = 100;
+  tfmem::GpuKernels none({Program(older), Program(large), Program(group), Program(ptx)});
+  absl::Status status = none.Choose(link, 1).status();
+  ExpectError(status, "program 0: it is for compute capability 8.0, this GPU has 9.0");
+  ExpectError(status, "program 1: a block of it needs 307200 bytes of shared memory");
+  ExpectError(status, "program 2: a group of 133 blocks does not fit");
+  ExpectError(status, "program 3: it is for compute capability 10.0 and later");
+}
+
+void TestStatus(tfmem::GpuLink* link, tfmem::cuda::Stream stream) {
+  tfmem::StatusWatch watch;
+  int32_t status = 0;
+  const int waits = fake_violations().host_waits;
+  ExpectOk(watch.Read(link, stream, &status), "reading a status");
+  Expect(!*watch.Failed(), "nothing has come back");
+  while (FakeRunOne()) {
+  }
+  Expect(!*watch.Failed(), "a status of zero");
+  FakeLaunch(stream, [&status] { status = 7; });
+  ExpectOk(watch.Read(link, stream, &status), "reading a status");
+  Expect(!*watch.Failed(), "the kernel has not run");
+  while (FakeRunOne()) {
+  }
+  status = 0;
+  Expect(*watch.Failed() && *watch.Failed(), "a failure is remembered");
+  ExpectEqual(fake_violations().host_waits, waits, "waits of the host");
+}
+
+// A pool of one thread, some of whose closures never run, run at once, or run after all is done.
+void TestPhases(unsigned seed) {
+  std::mt19937 random(seed);
+  const int64_t phases = 1 + random() % 50;
+  const int shares = 1 + random() % 5;
+  const int threads = 1 + random() % 4;
+  std::vector<std::thread> pool;
+  std::vector<std::function<void()>> late;
+  std::mutex mutex;
+  std::vector<std::atomic<int>> done(phases * shares);
+  std::atomic<int64_t> wrong{0};
+  std::atomic<int64_t> finished{0};
+  auto schedule = [&](std::function<void()> closure) {
+    std::lock_guard<std::mutex> lock(mutex);
+    const unsigned fate = random() % 4;
+    if (fate == 0) late.push_back(std::move(closure));
+    if (fate >= 2) pool.emplace_back(std::move(closure));
+  };
+  tfmem::RunPhases(phases, shares, threads, schedule, [&](int64_t phase, int share) {
+    if (finished.load() / shares != phase) ++wrong;  // not before the phase before is done
+    if (done[phase * shares + share]++ != 0) ++wrong;
+    if (share == 1 && phase % 16 == 3) std::this_thread::yield();
+    ++finished;
+  });
+  ExpectEqual(finished.load(), phases * shares, "shares that were done when RunPhases returned");
+  ExpectEqual(wrong.load(), 0, "shares done twice or too early");
+  for (size_t i = 0;; ++i) {  // a thread may still invite another one
+    std::unique_lock<std::mutex> lock(mutex);
+    if (i == pool.size()) break;
+    std::thread thread = std::move(pool[i]);
+    lock.unlock();
+    thread.join();
+  }
+  for (const std::function<void()>& closure : late) closure();
+  ExpectEqual(finished.load(), phases * shares, "shares that were done in all");
+}
+
+}  // namespace
+
+int main() {
+  TestHeader();
+  auto stream = static_cast<tfmem::cuda::Stream>(FakeNewStream());
+  absl::StatusOr<tfmem::GpuLink*> link = tfmem::GpuLink::For(stream);
+  ExpectOk(link.status(), "a link");
+  TestCooperativeLaunches(*link, stream);
+  TestClusters(*link, stream);
+  TestChoice(*link);
+  TestStatus(*link, stream);
+  const int loaded = fake_modules().loaded;
+  ExpectOk(tfmem::GpuKernel::Load(*link, Program({})).status(), "loading again");
+  ExpectEqual(fake_modules().loaded, loaded, "modules, each loaded once");
+  tfmem::TrimGpuKernels();
+  ExpectEqual(fake_modules().unloaded, loaded, "modules unloaded at the end");
+  ExpectEqual(fake_violations().no_context, 0, "calls without a context");
+  for (unsigned seed = 0; seed < 300; ++seed) TestPhases(seed);
+  return failures == 0 ? 0 : 1;
+}

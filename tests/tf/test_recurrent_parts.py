@@ -1,0 +1,11 @@
+"""Parts of TfmemRecurrent that need no TensorFlow: GPU programs on a fake CUDA driver, phases on a poor thread pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+PARTS = ("cuda_driver", "faults", "gpu_kernel", "gpu_link", "gpu_program", "host_memory", "phases", "pinned_pool")
+
+
+def test_programs_are_launched_and_phases_are_run(on_fake_driver: Callable[[str, Sequence[str]], None]) -> None:
+    on_fake_driver("recurrent_parts", PARTS)

@@ -4,7 +4,7 @@
     python -m benchmarks.recurrent_grnn --source grnn/src --output benchmarks/results/recurrent_h200.json
 
 Its sources are copied aside and patched, for they were written for 80 multiprocessors and for one launch: arrays of
-flags for more blocks, flags zeroed before every launch, a barrier and a fence before a block signals and after its wait,
+flags for more blocks, flags zeroed before every launch, barriers and fences before a block signals and after it waits,
 an index the wrong way round. Both forms, one and two synchronisations, are built in the configurations that the paper's
 model ranks best; the fastest counts. Its times have its own product with the inputs in them, like ours. It computes
 with weights of its own, so only its time is taken."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from custom_ops.errors import KernelError
 from custom_ops.jit import microbenchmark
 from custom_ops.jit.bench import DeviceBench
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.device import Device
+from custom_ops.jit.nvrtc import compiler_version
 from custom_ops.jit.tune import BATCHES, TIME_STEPS, TunedRecurrent, tune
 from custom_ops.machine import Machine
-from custom_ops.spec import Configuration, RecurrentSpec
+from custom_ops.spec import Configuration, Precision, RecurrentSpec
 from graph_passes.cost.recurrent import rank
+from graph_passes.recurrent.match import RecurrentPlan
 
 
 def tuned_kernels(
@@ -50,6 +53,31 @@ def tuned_kernels(
             bench = DeviceBench(spec, device, cache)
             found.append(tune(bench, candidates, cache, batches, time_steps, top, progress))
         return found
+
+
+def programs_for(
+    plan: RecurrentPlan, folder: Path, precision: Precision = "highest", progress: bool = True, ordinal: int = 0
+) -> tuple[dict[str, tuple[bytes, ...]], dict[str, str]]:
+    """GPU programs for the launches of a plan, by name; and for those that get none, why.
+
+    A launch without programs runs the op's own, slower kernels. Launches of equal cells share theirs.
+
+    Raises:
+        KernelError: there is no GPU or no compiler.
+    """
+    with Device(ordinal):  # raises where there is none
+        compiler_version()
+    programs: dict[str, tuple[bytes, ...]] = {}
+    reasons: dict[str, str] = {}
+    for launch in (launch for match in plan.matches for launch in match.launches):
+        try:
+            spec = RecurrentSpec(launch.cell, launch.units, launch.dtype, precision, len(launch.directions))  # type: ignore[arg-type]
+            (tuned,) = tuned_kernels([spec], folder, progress=progress, ordinal=ordinal)
+        except KernelError as error:
+            reasons[launch.name] = str(error)
+        else:
+            programs[launch.name] = tuple(tuned.blobs())
+    return programs, reasons
 
 
 def ranked(

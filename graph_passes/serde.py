@@ -14,6 +14,7 @@ from tensorflow.python.framework import op_def_registry, versions
 from tensorflow.python.ops import handle_data_util
 
 from graph_passes.errors import AlreadyOptimizedError, GraphError
+from graph_passes.frames import frames, subgraph
 from graph_passes.ir import (
     MEMORY_OPS,
     AttrValue,
@@ -104,7 +105,10 @@ def _with_shapes(graph_def: Any, feed_shapes: Mapping[str, Sequence[int | None]]
 
 def _read(graph_def: Any, graph: Any, functions: bool) -> Graph:
     library = {function.signature.name: function for function in graph_def.library.function} if functions else {}
-    return Graph(*_read_parts(graph_def, graph), _read_functions(graph_def, graph, library))
+    read = Graph(*_read_parts(graph_def, graph), _read_functions(graph_def, graph, library))
+    if functions:
+        _read_frames(read, graph_def, graph)
+    return read
 
 
 def _read_parts(
@@ -167,6 +171,19 @@ def _read_function(definition: Any, inputs: Sequence[Any], library: Mapping[str,
     for node in graph_def.node:
         node.input[:] = [name if name.startswith("^") else flat[name] for name in node.input]
         node.attr.pop("_class", None)
+    results = [parse_input(flat[definition.ret[result.name]])[0] for result in definition.signature.output_arg]
+    return _infer(graph_def, names, inputs, results, library, dict(definition.attr))
+
+
+def _infer(
+    graph_def: Any,
+    names: Sequence[str],
+    inputs: Sequence[Any],
+    results: Sequence[TensorId],
+    library: Mapping[str, Any],
+    attrs: Mapping[str, Any],
+) -> Function | None:
+    """A function of the nodes of `graph_def`, with the arguments `names` of the shapes of `inputs`."""
     graph = tf.Graph()
     try:
         with graph.as_default():
@@ -179,8 +196,39 @@ def _read_function(definition: Any, inputs: Sequence[Any], library: Mapping[str,
         return None
     whole = graph.as_graph_def()
     body = Graph(*_read_parts(whole, graph), _read_functions(whole, graph, library))
-    results = tuple(parse_input(flat[definition.ret[result.name]])[0] for result in definition.signature.output_arg)
-    return Function(body, tuple(names), results, dict(definition.attr))
+    return Function(body, tuple(names), tuple(results), attrs)
+
+
+def _read_frames(read: Graph, graph_def: Any, graph: Any) -> None:
+    """Give the bodies and conditions of lowered loops to `read.functions`, under the name of their LoopCond."""
+    definitions = {node_def.name: node_def for node_def in graph_def.node}
+    for frame in frames(read):
+        entries = [variable.enter for variable in frame.variables] + list(frame.constants)
+        inputs = [graph.get_operation_by_name(name).inputs[0] for name in entries]
+        nexts = [read[variable.next_iteration].inputs[0] for variable in frame.variables]
+        before = {f"{variable.switch}:1": variable.switch for variable in frame.variables}
+        asked = {variable.merge: variable.merge for variable in frame.variables}
+        kept = [TensorId(name) for name in frame.constants]
+        for attribute, arguments, ends in (
+            ("body", [variable.switch for variable in frame.variables], nexts + kept),
+            ("cond", [variable.merge for variable in frame.variables], [read[frame.condition].inputs[0]]),
+        ):
+            names = [*arguments, *frame.constants]
+            renamed = before if attribute == "body" else asked
+            part = graph_pb2.GraphDef(versions=graph_def.versions)
+            for name in subgraph(read, ends, frozenset(names)):
+                node = part.node.add()
+                node.CopyFrom(definitions[name])
+                node.input[:] = [renamed.get(text, text) for text in node.input if not text.startswith("^")]
+                node.attr.pop("_class", None)
+            results = [parse_input(renamed.get(_text_of(end), _text_of(end)))[0] for end in ends]
+            function = _infer(part, names, inputs, results, {}, {})
+            if function is not None:
+                read.functions[frame.condition, attribute] = function
+
+
+def _text_of(tensor: TensorId) -> str:
+    return tensor.node if tensor.index == 0 else str(tensor)
 
 
 def _argument(name: str, outer: Any) -> Any:

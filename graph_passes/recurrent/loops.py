@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from graph_passes.frames import frames
 from graph_passes.ir import Function, Graph, Node, TensorId
 
 LOOPS = frozenset({"While", "StatelessWhile"})
@@ -81,6 +82,28 @@ def functional_loops(graph: Graph) -> Iterator[Loop]:
                 device=node.device,
                 control=tuple(node.control),
             )
+
+
+def lowered_loops(graph: Graph) -> Iterator[Loop]:
+    """Every lowered loop whose body could be read."""
+    for frame in frames(graph):
+        body, condition = (graph.functions.get((frame.condition, key)) for key in ("body", "cond"))
+        if body is None or condition is None:
+            continue
+        variables = [variable.enter for variable in frame.variables]
+        enters = [graph[name] for name in (*variables, *frame.constants)]
+        exits = [None if variable.exit is None else TensorId(variable.exit) for variable in frame.variables]
+        yield Loop(
+            name=frame.name,
+            carrier="lowered loop",
+            body=body,
+            condition=condition,
+            initial=tuple(enter.inputs[0] for enter in enters),
+            finals=(*exits, *[None] * len(frame.constants)),
+            nodes=frame.nodes,
+            device=enters[0].device,
+            control=tuple(dict.fromkeys(before for enter in enters for before in enter.control)),
+        )
 
 
 def classify(graph: Graph, loop: Loop) -> Variables:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 
 from graph_passes.ir import Graph
 from graph_passes.recurrent.hoist import Names
-from graph_passes.recurrent.loops import Loop, Unreadable, functional_loops
+from graph_passes.recurrent.loops import Loop, Unreadable, functional_loops, lowered_loops
 from graph_passes.recurrent.match import RecurrentPlan, Unmatched
 from graph_passes.recurrent.pairs import paired
 from graph_passes.recurrent.swap import Swap, read_loop
@@ -32,3 +32,4 @@ def plan_recurrent(graph: Graph, keep: Collection[str] = ()) -> RecurrentPlan:
 
 def _loops(graph: Graph) -> Iterator[Loop]:
     yield from functional_loops(graph)
+    yield from lowered_loops(graph)

@@ -32,9 +32,9 @@ def scalar_key(graph: Graph, tensor: TensorId) -> Key:
     if node.op == "StridedSlice":
         begin, step = graph.constants.get(node.inputs[1].node), graph.constants.get(node.inputs[3].node)
         shrinks = integer(node.attrs.get("shrink_axis_mask", 0)) == 1
-        shape = graph[passed(graph, node.inputs[0]).node]
-        if shape.op == "Shape" and shrinks and begin is not None and begin.size == 1 and step is not None:
-            return dimension_key(graph, shape.inputs[0], int(begin[0]))
+        if shrinks and begin is not None and begin.size == 1 and step is not None:
+            element = element_key(graph, node.inputs[0], int(begin[0]))
+            return source if element is None else element
     if node.op in ("Cast", "Squeeze", "Reshape") and _is_scalar(graph, node.inputs[0]):
         return scalar_key(graph, node.inputs[0])
     return source

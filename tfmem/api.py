@@ -82,10 +82,12 @@ def optimize(
         return x
     if isinstance(x, tf.compat.v1.GraphDef):
         captured = graph_defs.capture_graph_def(x, feeds or None, unique([*fetches, *graph_defs.unread(x)]))
-        return graph_defs.restore_graph_def(captured, plan_graph_def(captured, engine, fetches)[0])
+        planned, _ = plan_graph_def(captured, engine, fetches)
+        return graph_defs.restore_graph_def(planned, planned.graph_def)
     if isinstance(x, tf.compat.v1.MetaGraphDef):
         captured = graph_defs.capture_meta_graph(x, feeds or None, unique([*fetches, *graph_defs.named(x)]))
-        return graph_defs.restore_meta_graph(x, captured, plan_graph_def(captured, engine, fetches)[0])
+        planned, _ = plan_graph_def(captured, engine, fetches)
+        return graph_defs.restore_meta_graph(x, planned, planned.graph_def)
     if isinstance(x, OptimizedFunction):
         raise AlreadyOptimizedError("this function is optimised already; optimise the one it was made of")
     if isinstance(x, functions.ConcreteFunction):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from custom_ops.load import Library
 from graph_passes import pipeline, serde
@@ -142,8 +141,8 @@ def plan_unobserved(step: pipeline.Step, engine: Engine) -> tuple[Timeline, Offl
     return timeline, plan
 
 
-def plan_graph_def(captured: Captured, engine: Engine, fetches: Sequence[str] = ()) -> tuple[Any, Report]:
-    """The GraphDef of `captured`, optimised, and what was done to it.
+def plan_graph_def(captured: Captured, engine: Engine, fetches: Sequence[str] = ()) -> tuple[Captured, Report]:
+    """`captured` with its graph optimised, and what was done to it.
 
     Args:
         captured: the graph.
@@ -156,7 +155,7 @@ def plan_graph_def(captured: Captured, engine: Engine, fetches: Sequence[str] = 
     if engine.swaps:
         captured, swaps = swap_recurrent(captured, engine.feed_shapes)
     if engine.budget is None:
-        return captured.graph_def, with_swaps(engine.unlimited("GraphDef"), swaps)
+        return captured, with_swaps(engine.unlimited("GraphDef"), swaps)
     optimized = run_grappler(captured, device=engine.target.kind)
     graph = serde.from_graph_def(optimized.graph_def, engine.options.input_shapes)
     region = step_region(graph, [parse_input(name)[0].node for name in fetches])
@@ -171,7 +170,7 @@ def plan_graph_def(captured: Captured, engine: Engine, fetches: Sequence[str] = 
     found = pipeline.describe(step, timeline, plan, options.policy, graph="GraphDef", device=engine.target.description)
     found = with_swaps(found, swaps)
     if not plan.moves:
-        return captured.graph_def, found
+        return captured, found
     pipeline.edit_step(step, timeline, plan, options, editor=graph)
     verify_graph(graph)
-    return serde.to_graph_def(graph, optimized.graph_def), found
+    return replace(captured, graph_def=serde.to_graph_def(graph, optimized.graph_def)), found

@@ -32,12 +32,11 @@ class RecurrentOp : public OpKernel {
     const auto& workers = *ctx->device()->tensorflow_cpu_worker_threads();
     RecurrentRun<T> run(attributes_, program_, *call, ChosenKernels(), workers.num_threads);
     Tensor workspace;
-    OP_REQUIRES_OK(
-        ctx, ctx->allocate_temp(tensorflow::DT_UINT8,
-                                tensorflow::TensorShape({run.workspace_bytes()}), &workspace));
-    run.SetWorkspace(workspace.data());
+    const tensorflow::TensorShape shape({run.workspace.bytes()});
+    OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_UINT8, shape, &workspace));
+    run.workspace.Set(workspace.data());
     RunPhases(
-        run.phases(), run.shares(), run.threads(),
+        run.phases(), run.cut.shares(), run.cut.threads,
         [pool = workers.workers](std::function<void()> closure) {
           pool->Schedule(std::move(closure));
         },

@@ -1,11 +1,10 @@
-"""The graph that passes read and edit: nodes, edges, and the three edits.
+"""The graph that passes read and edit: nodes, edges, and the edits.
 
     Graph
       nodes: name -> Node            one op: type, device, inputs, control inputs, attributes
       specs: TensorId -> TensorSpec  dtype and static shape of each output, where inference knows them
 
-Nodes are edited through `Graph.insert`, `Graph.rewire` and `Graph.add_control` only, so that the use lists are always
-true. Attribute values read from a GraphDef stay opaque; values that passes write are plain Python (see `AttrValue`).
+Nodes are edited through the methods of `Graph` only, so that the use lists are always true. Attribute values read from a GraphDef stay opaque; values that passes write are plain Python (see `AttrValue`).
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ class Node:
 
 
 class Editor(Protocol):
-    """The three edits a pass may make: of a `Graph`, or of a live `tf.Graph` through the same words."""
+    """The edits a pass may make: of a `Graph`, or of a live `tf.Graph` through the same words."""
 
     def insert(
         self,
@@ -128,6 +127,9 @@ class Editor(Protocol):
 
     def add_control(self, node: str, after: str) -> None:
         """Make `node` run after the node `after`."""
+
+    def remove_control(self, node: str, after: str) -> None:
+        """Let `node` no longer wait for the node `after`, unless it reads it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,6 +274,13 @@ class Graph:
         if after not in waiting.control:
             waiting.control.append(after)
             self._controlled.setdefault(after, []).append(node)
+
+    def remove_control(self, node: str, after: str) -> None:
+        """See `Editor.remove_control`."""
+        waiting = self[node]
+        if after in waiting.control:
+            waiting.control.remove(after)
+            self._controlled[after].remove(node)
 
     def remove(self, names: Collection[str]) -> None:
         """Take nodes out, with all edges to them; only they themselves may read their outputs.

@@ -9,15 +9,19 @@ from graph_passes import pipeline, serde
 from graph_passes.analysis.region import reads_before_updates, step_region
 from graph_passes.ir import Graph, TensorId, parse_input
 from graph_passes.recurrent.apply import apply_recurrent
-from graph_passes.recurrent.match import RecurrentPlan
-from graph_passes.recurrent.plan import plan_recurrent
+from graph_passes.recurrent.cudnn import CUDNN
+from graph_passes.recurrent.match import RecurrentPlan, Unmatched
+from graph_passes.recurrent.training import plan_whole
 from graph_passes.report import Report
 from tfmem.capture.build import shaped_graph
 from tfmem.capture.captured import require_feeds
+from tfmem.capture.differentiate import gradients
 from tfmem.capture.live_graph import LiveEditor, capture_graph
 from tfmem.engine import Engine, plan_unobserved
 from tfmem.recurrent import with_swaps
 
+RUNS_ANYWAY = frozenset({"While", *CUDNN})
+_BEING_TRACED = "the function is still being traced, so that the old loop would run too; optimise the function instead"
 REPORT = "_tfmem_report"  # the attribute in which objects that are not tfmem's own keep their report
 
 
@@ -67,11 +71,19 @@ def _offload(graph: Any, editor: LiveEditor, engine: Engine, loss: Any | None, f
 
 
 def _swap(graph: Any, editor: LiveEditor, engine: Engine, fetches: Sequence[str]) -> RecurrentPlan:
-    """Swap recurrent layers in place; the old loops stay in the graph, where nothing runs them any more."""
+    """Swap recurrent layers in place; the old loops stay in the graph, where nothing runs them any more.
+
+    Where a function is being traced, a loop that reads variables counts as a side effect and would run in any case.
+    """
     read = _read(graph, engine.options.input_shapes, functions=engine.swaps)
     if not engine.swaps:
         return RecurrentPlan()
-    plan = plan_recurrent(read, [parse_input(name)[0].node for name in fetches])
+    plan = plan_whole(read, [parse_input(name)[0].node for name in fetches], gradients)
+    if graph.building_function:
+        runs_anyway = [match for match in plan.matches if any(read[name].op in RUNS_ANYWAY for name in match.removed)]
+        left = tuple(Unmatched(match.name, match.carrier, _BEING_TRACED) for match in runs_anyway)
+        kept = tuple(match for match in plan.matches if match not in runs_anyway)
+        plan = RecurrentPlan(kept, (*plan.unmatched, *left))
     apply_recurrent(plan, read, editor)
     return plan
 

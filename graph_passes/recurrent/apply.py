@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from graph_passes.ir import Editor, Graph, TensorId
-from graph_passes.recurrent.match import Launch, Match, RecurrentPlan
+from graph_passes.ir import Editor, Graph, TensorId, Use
+from graph_passes.recurrent.match import Launch, Match, NewNode, RecurrentPlan
 
 
 def apply_recurrent(
@@ -25,8 +25,9 @@ def apply_recurrent(
         programs: GPU programs for each launch, by name.
     """
     replaced: dict[TensorId, TensorId] = {}
+    inserted: dict[TensorId, list[Use]] = {}  # readers that a graph which is not edited itself does not know of
     for match in plan.matches:
-        _apply(match, graph, graph if editor is None else editor, precision, programs or {}, replaced)
+        _apply(match, graph, graph if editor is None else editor, precision, programs or {}, replaced, inserted)
         if editor is None:
             graph.remove([name for name in match.removed if name in graph.nodes])
 
@@ -38,8 +39,9 @@ def _apply(
     precision: str,
     programs: Mapping[str, tuple[str, ...]],
     replaced: dict[TensorId, TensorId],
+    inserted: dict[TensorId, list[Use]],
 ) -> None:
-    """`replaced`: what earlier matches rewired, which this one may still name."""
+    """`replaced`: what earlier matches rewired, which this one may still name; `inserted`: what their nodes read."""
     names: dict[str, str] = {}
 
     def now(tensor: TensorId) -> TensorId:
@@ -52,10 +54,13 @@ def _apply(
         names[node.name] = editor.insert(node.name, node.op, inputs, node.attrs, node.device, node.control)
     new_nodes = set(names.values())
     for old, new in match.rewired:
-        for use in list(graph.uses(old)):
+        for use in [*graph.uses(old), *(inserted.get(old, ()) if editor is not graph else ())]:
             if use.node not in new_nodes:
                 editor.rewire(use.node, use.index, now(new))
     replaced.update({old: now(new) for old, new in match.rewired})
+    for planned in match.nodes:
+        for index, tensor in enumerate(map(now, _inputs(planned))):
+            inserted.setdefault(tensor, []).append(Use(names[planned.name], index))
     launches = [names[launch.name] for launch in match.launches]
     removed = set(match.removed)
     for name in match.removed:
@@ -63,3 +68,8 @@ def _apply(
             if waiting not in removed:
                 for launch in launches:
                     editor.add_control(waiting, launch)
+                editor.remove_control(waiting, name)
+
+
+def _inputs(node: NewNode | Launch) -> tuple[TensorId, ...]:
+    return (node.node() if isinstance(node, Launch) else node).inputs

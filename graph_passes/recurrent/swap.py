@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from graph_passes.ir import AttrValue, DataType, Graph, TensorId
@@ -230,14 +230,15 @@ class _Swapper:
             if handle is None:
                 continue
             whole, ordered = self._whole(launch, place, write.value)
-            stacks = [use.node for use in self.graph.uses(handle) if self._stacks(use.node)]
+            readers = list(self._readers(handle))
+            stacks = [name for name in readers if self._stacks(name)]
             for stack in stacks:
                 if self.reverse and not ordered:
                     stacked = TensorId(stack)
                     self.rewired += fold_outputs(self.graph, self.prelude, stacked, whole, self.dtype)
                 else:
                     self.rewired.append((TensorId(stack), whole))
-            if len(stacks) < len(self.graph.uses(handle)):
+            if len(stacks) < len(readers):
                 in_order = whole if ordered or not self.reverse else self.prelude.reversed(whole, self.dtype)
                 attrs = {
                     "element_dtype": DataType(self.dtype),
@@ -249,6 +250,15 @@ class _Swapper:
     def _shape_type(self, tensor: TensorId) -> str:
         spec = self.graph.specs.get(tensor)
         return spec.dtype if spec is not None else SHAPE_DTYPE
+
+    def _readers(self, handle: TensorId) -> Iterator[str]:
+        """Who reads a list, or a copy of it: outside functions, TensorFlow copies a loop's results."""
+        for use in self.graph.uses(handle):
+            copy = TensorId(use.node)
+            if self.graph[use.node].op == "Identity" and use.node not in self.keep and self.graph.uses(copy):
+                yield from self._readers(copy)
+            else:
+                yield use.node
 
     def _stacks(self, name: str) -> bool:
         return self.graph[name].op == "TensorListStack" and name not in self.keep

@@ -351,3 +351,82 @@ def test_what_keras_emits_on_gpus(
     report = tfmem.report(optimized)
     assert len(report.swapped) == 1
     assert "CudnnRNNV3" in report.swapped[0]
+
+
+def loop_above_a_loop(weights: Sequence[tf.Variable]) -> Callable[[Any], Any]:
+    """Two loops with nothing between: what the one's gradient makes, the other's takes."""
+    kernel, recurrent, *above = weights
+    lower = hand_written(lambda x, h: tf.tanh(x @ kernel + h @ recurrent))
+    upper = hand_written(lambda x, h: tf.tanh(x @ above[0] + h @ above[1]))
+
+    def run(x: Any) -> Any:
+        outputs, last = lower(x)
+        outputs, upper_last = upper(tf.transpose(outputs, [1, 0, 2]))
+        return outputs, last + upper_last
+
+    return run
+
+
+def test_two_loops_of_which_one_feeds_the_other(weights: tuple[tf.Variable, tf.Variable]) -> None:
+    both = [
+        *weights,
+        tf.Variable(numbers(UNITS, UNITS, seed=2) * 0.3),
+        tf.Variable(numbers(UNITS, UNITS, seed=3) * 0.3),
+    ]
+    _, report = results(differentiated(loop_above_a_loop(both), both), tf.constant(numbers(4, STEPS, INPUTS)))
+    assert len(report.swapped) == 2
+
+
+@pytest.mark.parametrize("way", ["optimize", "avm_gradients", "wrap_optimizer"])
+def test_a_graph_of_tensorflow_1(way: str) -> None:
+    def losses(optimized: bool) -> list[float]:
+        v1 = tf.compat.v1
+        with tf.Graph().as_default() as graph:
+            x = v1.placeholder(tf.float32, [None, None, INPUTS])
+            shapes = [(INPUTS, UNITS), (UNITS, UNITS), (UNITS, UNITS), (UNITS, UNITS)]
+            weights = [tf.Variable(numbers(*shape, seed=place) * 0.3) for place, shape in enumerate(shapes)]
+            outputs, last = loop_above_a_loop(weights)(x)
+            loss = tf.reduce_mean((outputs - 0.5) ** 2) + tf.reduce_mean(last**2)
+            optimizer = v1.train.GradientDescentOptimizer(0.5)
+            if way == "wrap_optimizer":
+                train = (tfmem.wrap_optimizer(optimizer) if optimized else optimizer).minimize(loss)
+            else:
+                avm = optimized and way == "avm_gradients"
+                gradients = (tfmem.avm_gradients if avm else tf.gradients)(loss, weights)
+                train = optimizer.apply_gradients(zip(gradients, weights, strict=True))
+            if optimized and way == "optimize":
+                tfmem.optimize(graph, fetches=[loss.name, train.name])
+            if optimized:
+                assert len(tfmem.report(graph).swapped) == 2, str(tfmem.report(graph))
+            initialize = v1.global_variables_initializer()
+        with v1.Session(graph=graph, config=tfmem.session_config()) as session:
+            session.run(initialize)
+            steps = [numbers(4, STEPS + step, INPUTS, seed=step) for step in range(6)]
+            found = [float(session.run([loss, train], {x: step})[0]) for step in steps]
+            if optimized:  # the old loops are there, and do not run
+                metadata = v1.RunMetadata()
+                options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
+                session.run(train, {x: steps[0]}, options, metadata)
+                ran = [node.node_name for device in metadata.step_stats.dev_stats for node in device.node_stats]
+                assert not [name for name in ran if "TensorListPushBack" in name]
+        return found
+
+    np.testing.assert_allclose(losses(optimized=True), losses(optimized=False), rtol=1e-5)
+
+
+def test_a_function_that_is_being_traced() -> None:
+    """The old loop would run too, so it stays; the report says what to do instead."""
+    layer = L.LSTM(UNITS)
+    layer.build((None, None, INPUTS))
+    traced = []
+
+    @tf.function
+    def step(x: Any) -> Any:
+        loss = tf.reduce_mean(layer(x) ** 2)
+        gradients = tfmem.avm_gradients(loss, [weight.value for weight in layer.weights])
+        traced.append(tfmem.report(loss.graph))
+        return gradients
+
+    step(tf.constant(numbers(4, STEPS, INPUTS)))
+    assert not traced[0].swapped
+    assert "optimise the function instead" in traced[0].not_swapped[0]

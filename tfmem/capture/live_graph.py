@@ -1,7 +1,7 @@
 """Captures and edits a `tf.Graph` in place: its users hold its tensors, so it cannot be rebuilt.
 
-Relies on private TensorFlow API: `Operation._update_input`, `_add_control_input`, and the `_graph`
-of sessions.
+Relies on private TensorFlow API: `Operation._update_input`, `_add_control_input`,
+`_remove_all_control_inputs`, and the `_graph` of sessions.
 """
 
 from __future__ import annotations
@@ -125,6 +125,19 @@ class LiveEditor:
             return
         self._order.add_edge(after, node)
         waiting._add_control_input(first)
+
+    def remove_control(self, node: str, after: str) -> None:
+        """See `Editor.remove_control`.
+
+        Raises:
+            GraphError: no such op.
+        """
+        waiting, first = self._operation(node), self._operation(after)
+        kept = [before for before in waiting.control_inputs if before is not first]
+        if len(kept) < len(waiting.control_inputs):
+            waiting._remove_all_control_inputs()
+            waiting._add_control_inputs(kept)
+            self._order.remove_edge(after, node)
 
     def _operation(self, name: str) -> tf.Operation:
         try:

@@ -19,7 +19,8 @@ struct CpuKernels {
 
   // target[row, 0..panel) (+)= operand[row, 0..depth) @ weights[0..depth, 0..panel).
   void (*multiply)(const Real* operand, int64_t operand_stride, int64_t rows, const Real* weights,
-                   int64_t depth, Real* target, int64_t target_stride, bool accumulate) = nullptr;
+                   int64_t weights_stride, int64_t depth, Real* target, int64_t target_stride,
+                   bool accumulate) = nullptr;
 
   // target = op(a, b, c); unused arguments are not read; target may be an argument.
   void (*compute)(Elementwise op, Real* target, const Real* a, const Real* b, const Real* c,

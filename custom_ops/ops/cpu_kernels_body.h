@@ -52,8 +52,9 @@ TFMEM_INLINE Vector<Real> Fill(Real value) {
 constexpr int64_t kDepth = 256;  // longer sums are sums of sums, which lose fewer digits
 
 template <typename Real, int rows>
-void MultiplyRows(const Real* operand, int64_t operand_stride, const Real* weights, int64_t depth,
-                  Real* target, int64_t target_stride, bool accumulate) {
+void MultiplyRows(const Real* operand, int64_t operand_stride, const Real* weights,
+                  int64_t weights_stride, int64_t depth, Real* target, int64_t target_stride,
+                  bool accumulate) {
   constexpr int lanes = kLanes<Real>;
   Vector<Real> sums[rows][kVectors];
 #pragma GCC unroll 8
@@ -61,7 +62,7 @@ void MultiplyRows(const Real* operand, int64_t operand_stride, const Real* weigh
 #pragma GCC unroll 4
     for (int i = 0; i < kVectors; ++i) sums[row][i] = Vector<Real>{};
   }
-  for (int64_t k = 0; k < depth; ++k, weights += kVectors * lanes) {
+  for (int64_t k = 0; k < depth; ++k, weights += weights_stride) {
     Vector<Real> loaded[kVectors];
 #pragma GCC unroll 4
     for (int i = 0; i < kVectors; ++i) loaded[i] = Load(weights + i * lanes);
@@ -84,25 +85,26 @@ void MultiplyRows(const Real* operand, int64_t operand_stride, const Real* weigh
 
 template <typename Real, int most>
 TFMEM_INLINE void MultiplyBlock(int64_t rows, const Real* operand, int64_t operand_stride,
-                                const Real* weights, int64_t depth, Real* target,
-                                int64_t target_stride, bool accumulate) {
+                                const Real* weights, int64_t weights_stride, int64_t depth,
+                                Real* target, int64_t target_stride, bool accumulate) {
   if (rows == most) {
-    MultiplyRows<Real, most>(operand, operand_stride, weights, depth, target, target_stride,
-                             accumulate);
+    MultiplyRows<Real, most>(operand, operand_stride, weights, weights_stride, depth, target,
+                             target_stride, accumulate);
   } else if constexpr (most > 1) {
-    MultiplyBlock<Real, most - 1>(rows, operand, operand_stride, weights, depth, target,
-                                  target_stride, accumulate);
+    MultiplyBlock<Real, most - 1>(rows, operand, operand_stride, weights, weights_stride, depth,
+                                  target, target_stride, accumulate);
   }
 }
 
 template <typename Real>
 void Multiply(const Real* operand, int64_t operand_stride, int64_t rows, const Real* weights,
-              int64_t depth, Real* target, int64_t target_stride, bool accumulate) {
+              int64_t weights_stride, int64_t depth, Real* target, int64_t target_stride,
+              bool accumulate) {
   for (int64_t blocks = (rows + TFMEM_ROWS - 1) / TFMEM_ROWS; blocks > 0; --blocks) {
     const int64_t block = (rows + blocks - 1) / blocks;  // of equal height: 20 = 5 + 5 + 5 + 5
     for (int64_t k = 0; k < depth; k += kDepth) {
       MultiplyBlock<Real, TFMEM_ROWS>(
-          block, operand + k, operand_stride, weights + k * kVectors * kLanes<Real>,
+          block, operand + k, operand_stride, weights + k * weights_stride, weights_stride,
           depth - k < kDepth ? depth - k : kDepth, target, target_stride, accumulate || k > 0);
     }
     rows -= block;

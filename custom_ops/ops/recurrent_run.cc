@@ -6,6 +6,8 @@
 namespace tfmem {
 namespace {
 
+constexpr int64_t kFewSteps = 4;  // are over before packed weights repay the packing
+
 const CpuKernels<float>& KernelsOf(const InstructionSet& set, float) {
   return set.single_precision;
 }
@@ -63,6 +65,7 @@ void RecurrentRun<T>::Prepare(const RecurrentRange& range) const {
   const RecurrentCut::Panels panels = cut.PanelsOf(range.share);
   for (int64_t tile = panels.first; tile < panels.end; ++tile) {
     for (size_t block = 0; block < program.blocks.size(); ++block) {
+      if (!IsPacked(program.blocks[block], tile)) continue;
       PackPanel(range.direction, program.blocks[block], tile,
                 workspace.Panel(range.direction, tile, block));
     }
@@ -88,6 +91,35 @@ void RecurrentRun<T>::Prepare(const RecurrentRange& range) const {
   }
 }
 
+template <typename T>
+const T* RecurrentRun<T>::BlockAt(int direction, const WeightBlock& block) const {
+  const T* matrix = static_cast<const T*>(call.directions[direction].matrices[block.matrix]);
+  return matrix + block.row * cut.units * BlockStride(block) + block.column * cut.units;
+}
+
+template <typename T>
+int64_t RecurrentRun<T>::BlockStride(const WeightBlock& block) const {
+  return attributes.cell.matrices[block.matrix].columns * cut.units;
+}
+
+// Whether a panel is read from the workspace, not from where the matrix lies.
+template <typename T>
+bool RecurrentRun<T>::IsPacked(const WeightBlock& block, int64_t tile) const {
+  return call.time > kFewSteps || !std::is_same_v<T, Real> || block.transposed ||
+         (tile + 1) * cut.panel > cut.units;
+}
+
+template <typename T>
+auto RecurrentRun<T>::WeightsOf(int direction, int block, int64_t tile) const -> Weights {
+  if constexpr (std::is_same_v<T, Real>) {
+    const WeightBlock& source = program.blocks[block];
+    if (!IsPacked(source, tile)) {
+      return {BlockAt(direction, source) + tile * cut.panel, BlockStride(source)};
+    }
+  }
+  return {workspace.Panel(direction, tile, block), cut.panel};
+}
+
 // panel[k, j]: the weight between unit k of the operand and unit j of the tile; 0 past the last.
 template <typename T>
 void RecurrentRun<T>::PackPanel(int direction, const WeightBlock& block, int64_t tile,
@@ -95,9 +127,8 @@ void RecurrentRun<T>::PackPanel(int direction, const WeightBlock& block, int64_t
   const int64_t width = cut.panel;
   const int64_t first = tile * width;
   const int64_t valid = std::min(width, cut.units - first);
-  const int64_t stride = attributes.cell.matrices[block.matrix].columns * cut.units;
-  const T* source = static_cast<const T*>(call.directions[direction].matrices[block.matrix]);
-  source += block.row * cut.units * stride + block.column * cut.units;
+  const int64_t stride = BlockStride(block);
+  const T* source = BlockAt(direction, block);
   if (valid < width) std::fill_n(panel, cut.units * width, Real(0));
   if (!block.transposed) {
     for (int64_t k = 0; k < cut.units; ++k) {
@@ -162,9 +193,10 @@ void RecurrentRun<T>::Multiply(const RecurrentRange& group, const RecurrentStep&
       for (const ProductTerm& term : job.terms) {
         const Real* operand = term.state ? workspace.State(group.direction, step.number, term.index)
                                          : workspace.Carried(group.direction, term.index);
+        const Weights weights = WeightsOf(group.direction, term.block, tile);
         kernels.multiply(operand + group.first_row * cut.stride(), cut.stride(), group.rows,
-                         workspace.Panel(group.direction, tile, term.block), cut.units,
-                         target + offset, group.width, accumulate);
+                         weights.first, weights.stride, cut.units, target + offset, group.width,
+                         accumulate);
         accumulate = true;
       }
     }

@@ -56,6 +56,15 @@ struct RecurrentRun {
  private:
   RecurrentStep StepAt(int64_t number, int direction) const;
   void Prepare(const RecurrentRange& range) const;
+  // The weights between all units and those of a tile, [units, panel].
+  struct Weights {
+    const Real* first = nullptr;
+    int64_t stride = 0;  // of a row
+  };
+  Weights WeightsOf(int direction, int block, int64_t tile) const;
+  const T* BlockAt(int direction, const WeightBlock& block) const;
+  int64_t BlockStride(const WeightBlock& block) const;
+  bool IsPacked(const WeightBlock& block, int64_t tile) const;
   void PackPanel(int direction, const WeightBlock& block, int64_t tile, Real* panel) const;
   void Finish(const RecurrentRange& range) const;
   void RunStage(const RecurrentRange& share, const RecurrentStep& step, const Stage& stage) const;

@@ -4,7 +4,8 @@
       nodes: name -> Node            one op: type, device, inputs, control inputs, attributes
       specs: TensorId -> TensorSpec  dtype and static shape of each output, where inference knows them
 
-Nodes are edited through the methods of `Graph` only, so that the use lists are always true. Attribute values read from a GraphDef stay opaque; values that passes write are plain Python (see `AttrValue`).
+Nodes are edited through the methods of `Graph` only, so that the use lists are always true. Attribute values read from
+a GraphDef stay opaque; values that passes write are plain Python (see `AttrValue`).
 """
 
 from __future__ import annotations

@@ -143,6 +143,15 @@ class Prelude:
         """A part of `tensor`."""
         return self.once("Slice", [tensor, begin, size], {"T": DataType(dtype), "Index": DataType(SHAPE_DTYPE)})
 
+    def draws(self, node: Node, shape: Hoisted) -> TensorId:
+        """What the random op `node` draws, once for every step."""
+        time = self.constant(SHAPE_DTYPE, (), [self.time]) if isinstance(self.time, int) else self.time
+        count = self.reshape(self.cast(time, SHAPE_DTYPE, shape.dtype), shape.dtype, (1,))
+        axis = self.constant(SHAPE_DTYPE, (), [0])
+        attrs: dict[str, AttrValue] = {"N": 2, "T": DataType(shape.dtype), "Tidx": DataType(SHAPE_DTYPE)}
+        whole = self.once("ConcatV2", [count, shape.tensor, axis], attrs)
+        return self.emit(node.op, [whole], copied(node), node.name)
+
     def first(self, tensor: TensorId, dtype: str, rank: int) -> TensorId:
         """The first `time` items of `tensor`."""
         begin = self.constant(SHAPE_DTYPE, (rank,), [0] * rank)
@@ -240,6 +249,9 @@ class Prelude:
         attrs.pop("data_format", None)
         return Hoisted(self.emit(op, inputs, attrs, node.name), Form.STEPS, shape, dtype)
 
+
+# Random ops that draw anew in every step: all steps' numbers can be drawn at once.
+DRAWS = frozenset({"RandomUniform", "RandomStandardNormal", "TruncatedNormal"})
 
 # Stateful ops that may move in front of a loop: they only read, and nothing in the loop writes.
 READS = frozenset({"ReadVariableOp", "ResourceGather", "VariableShape"})

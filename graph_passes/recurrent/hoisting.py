@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from graph_passes.analysis.order import topological
 from graph_passes.ir import DataType, Function, Graph, Node, TensorId
-from graph_passes.recurrent.hoist import READS, SHAPE_DTYPE, Form, Hoisted, Prelude, copied, static
+from graph_passes.recurrent.hoist import DRAWS, READS, SHAPE_DTYPE, Form, Hoisted, Prelude, copied, static
 from graph_passes.recurrent.indexing import item_of
 from graph_passes.recurrent.lengths import dimension_key
 from graph_passes.recurrent.loops import PASSING, Loop, Unreadable, Variables, passed
@@ -66,6 +66,8 @@ class Hoister:
             return STEP if place in self._variables.counters else STATE
         if node.op in _SHAPES:
             return FIXED
+        if node.op in DRAWS:
+            return STEP
         return max((self._levels[tensor.node] for tensor in node.inputs), default=FIXED)
 
     def shape(self, tensor: TensorId) -> tuple[int | None, ...]:
@@ -136,6 +138,8 @@ class Hoister:
             return self.hoisted(node.inputs[tensor.index])
         if node.op == "TensorListGetItem":
             return self._value(tensor, self._sequence(node), Form.STEPS)
+        if node.op in DRAWS and self.level(node.inputs[0]) == FIXED:
+            return self._value(tensor, self._prelude.draws(node, self.hoisted(node.inputs[0])), Form.STEPS)
         if node.stateful and node.op not in READS:
             raise Unreadable(f"'{node.name}' ({node.op}) has side effects, or is random, in every step")
         item = item_of(self._body, node, self._is_counter)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from graph_passes.ir import AttrValue, DataType, Graph, TensorId
 from graph_passes.ops import EXTERNAL
-from graph_passes.recurrent.hoist import READS, SHAPE_DTYPE, Names, Prelude
+from graph_passes.recurrent.hoist import DRAWS, READS, SHAPE_DTYPE, Names, Prelude
 from graph_passes.recurrent.hoisting import FIXED, STATE, Hoister
 from graph_passes.recurrent.lengths import Key, bound_key, dimension_key, scalar_key
 from graph_passes.recurrent.loops import Loop, Unreadable, classify, passed
@@ -149,7 +149,7 @@ class _Swapper:
 
     def _refuse_side_effects(self) -> None:
         for node in self.loop.body.graph:
-            if node.stateful and node.op not in READS and node.op != "Placeholder":
+            if node.stateful and node.op not in READS | DRAWS and node.op != "Placeholder":
                 raise Unreadable(f"'{node.name}' ({node.op}) has side effects, or is random, in every step")
 
     def _launch(self) -> Launch:

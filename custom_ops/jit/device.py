@@ -62,7 +62,9 @@ class Device:
         array = np.ascontiguousarray(array)
         place = self.allocate(array.nbytes)
         if array.nbytes:
-            self._call("cuMemcpyHtoD", place, array.ctypes.data, array.nbytes)
+            # On the stream, and waited for: a plain copy may still be under way when it returns.
+            self._call("cuMemcpyHtoDAsync", place, array.ctypes.data, array.nbytes, self.stream)
+            self._call("cuStreamSynchronize", self.stream)
         return place
 
     def download(self, place: int, array: NDArray[Any]) -> NDArray[Any]:

@@ -23,9 +23,10 @@ WARPS = (1, 2, 4, 8)  # on each scheduler
 SUMS = (1, 2, 4, 8)  # columns, or rows, of a thread
 SHARES = (0.25, 0.5, 1.0)  # of the multiprocessors
 LANES = (1, 8, 16, 32)
-POSITIONS = 8  # as microbenchmark.cuh has it
+POSITIONS, LOADS = 32, 8  # as microbenchmark.cuh has them
 SHUFFLES = 5  # of a reduction
-FEW, MANY, REPEATS = 32, 288, 3  # times a kernel does its work; launches of each
+FEW, MANY, REPEATS = 32, 1056, 3  # times a kernel does its work; launches of each
+WARM_UP = 100  # launches, in which the clock rises
 SMALL, LARGE = 256, 4096  # floats of state
 
 
@@ -195,6 +196,8 @@ def fit(launch: Launch, name: str, arch: int, clusters: Curve) -> Machine:
         bandwidth = 4 * (LARGE - SMALL) / max(large - small, 1.0)
         return max(small - 4 * SMALL / bandwidth, 1.0), bandwidth
 
+    for _ in range(WARM_UP):
+        launch(Point("products_1_1", 2 * WARP * SCHEDULERS, multiprocessors), MANY)
     one_sum = each("products_1_1", warps=1)
     fma = one_sum / POSITIONS
 
@@ -224,7 +227,7 @@ def fit(launch: Launch, name: str, arch: int, clusters: Curve) -> Machine:
         peak_speedup=max(speedup(4, 4, 2), *(y for curve in (by_warps, by_columns, by_rows) for _, y in curve)),
         # 16 warps of a multiprocessor take turns
         shared_load=_curve(
-            (lanes, each("shared_loads", warps=4, size=lanes) / (POSITIONS * 4 * SCHEDULERS)) for lanes in LANES
+            (lanes, each("shared_loads", warps=4, size=lanes) / (LOADS * 4 * SCHEDULERS)) for lanes in LANES
         ),
         shuffle=shuffle / fma,
         shuffle_speedup=_curve(

@@ -117,7 +117,7 @@ def build(
         kind="cubin",
         arch=arch,
         entry=ENTRY,
-        fallback=FALLBACK if configuration.exchange == "grid" else "",
+        fallback=FALLBACK if configuration.needs_fallback else "",
         rows=configuration.rows,
         ctas=configuration.ctas,
         cluster=configuration.ctas if configuration.exchange == "cluster" else 1,

@@ -185,7 +185,7 @@ class GridExchange {
   // slice of L2.
   template <int B>
   __device__ int piece(int index) const {
-    const int shifted = index + place_.cta * Plan::template buffer<B>().width / kWords<B>;
+    const int shifted = index + place_.cta * (kPieces<B> / Plan::kCtas);
     return shifted >= kPieces<B> ? shifted - kPieces<B> : shifted;
   }
 
@@ -219,40 +219,45 @@ class GridExchange {
 #pragma unroll 1
     for (int first = threadIdx.x; first < kPieces<B>; first += Plan::kThreads * kFlight) {
       Words value[kFlight];
+      unsigned old = 0;  // bit i: value[i] is not of this step yet
 #pragma unroll
       for (int i = 0; i < kFlight; ++i) {
         const int index = first + i * Plan::kThreads;
-        if (index >= kPieces<B>) break;
-        if (ahead && kWords<B> == 4) {
+        const int operand = piece<B>(index) * kWords<B> % kRow<B> / (Plan::kCtas * kBuffer.width);
+        const bool wanted = index < kPieces<B> && !(step == 0 && (kBuffer.states >> operand & 1));
+        if (wanted && ahead && kWords<B> == 4) {
           value[i] = *reinterpret_cast<Words*>(place_of<B>(pass, piece<B>(index)));
-        } else {
+        } else if (wanted) {
           load_relaxed(from + piece<B>(index) * kWords<B>, &value[i]);
         }
+        old |= wanted << i;
       }
+      // All that are old are asked for at once, or their latencies would add up.
+      for (int polls = failed_ ? 0 : kPolls; old != 0; --polls) {
 #pragma unroll
-      for (int i = 0; i < kFlight; ++i) {
-        const int index = first + i * Plan::kThreads;
-        if (index >= kPieces<B>) break;
-        const int operand = piece<B>(index) * kWords<B> % kRow<B> / (Plan::kCtas * kBuffer.width);
-        if (step == 0 && (kBuffer.states >> operand & 1)) continue;
-        poll(from + piece<B>(index) * kWords<B>, &value[i], epoch<B>(step, operand));
-        put(place_of<B>(pass, piece<B>(index)), value[i]);
+        for (int i = 0; i < kFlight; ++i) {
+          const int index = first + i * Plan::kThreads;
+          const int operand = piece<B>(index) * kWords<B> % kRow<B> / (Plan::kCtas * kBuffer.width);
+          if ((old >> i & 1) && (polls == 0 || is_of(value[i], epoch<B>(step, operand)))) {
+            put(place_of<B>(pass, piece<B>(index)), value[i]);
+            old &= ~(1u << i);
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < kFlight; ++i) {
+          const int index = first + i * Plan::kThreads;
+          if (old >> i & 1) load_relaxed(from + piece<B>(index) * kWords<B>, &value[i]);
+        }
+        if (polls == 0) fail();
+        if (polls % 1024 == 1 && *reinterpret_cast<volatile int*>(place_.status) != 0) polls = 1;
       }
     }
   }
 
-  template <class Words>
-  __device__ __forceinline__ void poll(const unsigned* from, Words* value, unsigned epoch) {
-    int polls = failed_ ? 0 : kPolls;
-    while (!is_of(*value, epoch) && polls > 0) {
-      load_relaxed(from, value);
-      --polls;
-      if (polls % 1024 == 0 && *reinterpret_cast<volatile int*>(place_.status) != 0) polls = 0;
-    }
-    if (polls == 0) {
-      failed_ = true;
-      *place_.status = 1;
-    }
+  // A spin ran out: later ones end at once, and the fallback computes everything again.
+  __device__ void fail() {
+    failed_ = true;
+    *place_.status = 1;
   }
 
   Place place_;

@@ -13,7 +13,9 @@
 namespace tfmem {
 namespace microbenchmark {
 
-constexpr int kPositions = 8;        // of the state that a thread multiplies in one iteration
+constexpr int kPositions = 32;       // of the state that a thread multiplies in one iteration
+constexpr int kLoads = 8;            // of a thread in one iteration of shared_loads
+constexpr int kFlight = 4;           // loads of a thread on their way, as in exchange_grid.cuh
 constexpr int kSharedFloats = 8192;  // 32 KiB, what fits every device without asking
 constexpr int kSpinLimit = 1 << 20;  // polls; a grid that is not resident gives up
 constexpr float kNever =
@@ -21,39 +23,38 @@ constexpr float kNever =
 
 // Partial dot products (equations 11 and 12) as product_fma.cuh has them: weights of `kColumns`
 // columns in registers, the state in shared memory, each 16 bytes that are loaded used for all
-// columns; `kRows` rows of the batch at a time, so that kColumns * kRows sums are independent.
+// columns; `kRows` rows of the batch at a time, so that kColumns * kRows sums are independent. One
+// iteration is kPositions of the state; the same few weights serve again and again.
 template <int kColumns, int kRows>
 __device__ void products(float* data, int iterations) {
-  __shared__ alignas(16) float state[1024];
-  for (int i = threadIdx.x; i < 1024; i += blockDim.x) state[i] = data[i];
-  float weights[kPositions][kColumns];
+  __shared__ alignas(16) float state[2048];
+  for (int i = threadIdx.x; i < 2048; i += blockDim.x) state[i] = data[i];
+  float weights[8][kColumns];
   float sums[kRows][kColumns] = {};
 #pragma unroll
-  for (int k = 0; k < kPositions; ++k)
+  for (int k = 0; k < 8; ++k)
 #pragma unroll
     for (int j = 0; j < kColumns; ++j)
       weights[k][j] = data[(threadIdx.x + k * kColumns + j) & 1023];
   __syncthreads();
-  int place = (threadIdx.x & 7) * 4;
 #pragma unroll 1
   for (int i = 0; i < iterations; ++i) {
+    const float* place = state + (threadIdx.x & 7) * 4 + (i & 1) * 4;
 #pragma unroll
     for (int k = 0; k < kPositions; k += 4) {
 #pragma unroll
       for (int row = 0; row < kRows; ++row) {
-        const float4 x =
-            *reinterpret_cast<const float4*>(state + ((place + row * 128 + k * 8) & 1023));
+        const float4 x = *reinterpret_cast<const float4*>(place + row * 128 + k * 8);
 #pragma unroll
         for (int j = 0; j < kColumns; ++j) {
           float& sum = sums[row][j];
-          sum = fmaf(x.x, weights[k][j], sum);
-          sum = fmaf(x.y, weights[k + 1][j], sum);
-          sum = fmaf(x.z, weights[k + 2][j], sum);
-          sum = fmaf(x.w, weights[k + 3][j], sum);
+          sum = fmaf(x.x, weights[k % 8][j], sum);
+          sum = fmaf(x.y, weights[k % 8 + 1][j], sum);
+          sum = fmaf(x.z, weights[k % 8 + 2][j], sum);
+          sum = fmaf(x.w, weights[k % 8 + 3][j], sum);
         }
       }
     }
-    place += kPositions * 8;
   }
   float sum = 0;
 #pragma unroll
@@ -75,9 +76,9 @@ __device__ inline void shared_loads(float* data, int iterations, int lanes) {
 #pragma unroll 1
   for (int i = 0; i < iterations; ++i) {
 #pragma unroll
-    for (int load = 0; load < kPositions; ++load) {
+    for (int load = 0; load < kLoads; ++load) {
       float4 x;
-      asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+      asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                    : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
                    : "r"(place + load * 128));
       if (load == 0) kept += x.x;
@@ -122,13 +123,22 @@ __device__ inline void state_load(float* data, int iterations, int size) {
   const int vectors = min(size, kSharedFloats) / 4;
 #pragma unroll 1
   for (int i = 0; i < iterations; ++i) {
-    for (int v = threadIdx.x; v < vectors; v += blockDim.x) {
-      float4 four;
-      asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
-                   : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
-                   : "l"(source + v)
-                   : "memory");
-      target[v] = four;
+    for (int first = threadIdx.x; first < vectors; first += kFlight * blockDim.x) {
+      float4 four[kFlight];
+#pragma unroll
+      for (int f = 0; f < kFlight; ++f) {
+        const int v = first + f * blockDim.x;
+        if (v < vectors) {
+          asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                       : "=f"(four[f].x), "=f"(four[f].y), "=f"(four[f].z), "=f"(four[f].w)
+                       : "l"(source + v));
+        }
+      }
+#pragma unroll
+      for (int f = 0; f < kFlight; ++f) {
+        const int v = first + f * blockDim.x;
+        if (v < vectors) target[v] = four[f];
+      }
     }
     __syncthreads();
   }
@@ -175,7 +185,7 @@ __device__ inline void grid_exchange(float* data, int iterations, int size) {
       store_relaxed(copy + v * 4, make_uint4(epoch, epoch, epoch, epoch));
     }
     for (int v = threadIdx.x; v < size / 4; v += blockDim.x) {
-      const int place = (v + first) % (size / 4);
+      const int place = v + first - (v + first >= size / 4 ? size / 4 : 0);
       uint4 value;
       int spin = 0;
       do {
@@ -246,13 +256,24 @@ __device__ inline void cluster_exchange(float* data, int iterations, int size) {
   __syncthreads();
   cluster_barrier();
   const float4 four = *reinterpret_cast<const float4*>(data);
+  // A quad of lanes sends the same 16 bytes, each of its lanes to every fourth peer.
+  unsigned peer[4];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    peer[j] = address_in(shared_address(state), (threadIdx.x % 4 + 4 * j) % blocks);
+  }
+  const unsigned signal = shared_address(arrived) - shared_address(state);
 #pragma unroll 1
   for (int i = 0; i < iterations; ++i) {
     const int copy = i % 2;
-    for (int v = threadIdx.x; v < slice * static_cast<int>(blocks); v += blockDim.x) {
-      const int peer = (v + rank) % blocks;
-      const unsigned to = shared_address(state[copy] + (rank * slice + v / blocks) * 4);
-      store_async(address_in(to, peer), four, address_in(shared_address(&arrived[copy]), peer));
+    for (int v = threadIdx.x / 4; v < slice; v += blockDim.x / 4) {
+      const unsigned to = copy * kSharedFloats * 2 + (rank * slice + v) * 16;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (threadIdx.x % 4 + 4 * j < blocks) {
+          store_async(peer[j] + to, four, peer[j] + signal + copy * 8);
+        }
+      }
     }
     int spin = 0;
     while (!try_wait(shared_address(&arrived[copy]), i / 2 % 2) && ++spin < kSpinLimit) {

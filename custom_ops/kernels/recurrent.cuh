@@ -66,10 +66,16 @@ struct Context {
   // A number of a state [batch, units], 0 outside.
   __device__ float state(int index, int row, int unit) const {
     const bool inside = first_row + row < batch && unit < Plan::kUnits;
-    return inside ? to_float(pointer<const Value>(
-                        index)[(first_row + row) * static_cast<long long>(Plan::kUnits) + unit])
-                  : 0.0f;
+    const float value =
+        inside ? to_float(pointer<const Value>(
+                     index)[(first_row + row) * static_cast<long long>(Plan::kUnits) + unit])
+               : 0.0f;
+    if (Plan::kLargest > 0 && fabsf(value) > Plan::kLargest) fail();
+    return value;
   }
+
+  // These inputs are not for this kernel: the fallback has to compute the results.
+  __device__ void fail() const { *reinterpret_cast<int*>(parameters.word[kStatus]) = 1; }
 };
 
 // One (row, unit) of one stage: what the generated code reads and writes.
@@ -212,6 +218,8 @@ struct WeightSource {
     return make_float4((*this)(column, k), (*this)(column, k + 1), (*this)(column, k + 2),
                        (*this)(column, k + 3));
   }
+
+  __device__ void fail() const { context.fail(); }
 };
 
 // The fallback's products: each thread makes its own sums, straight from the matrices.

@@ -12,7 +12,7 @@ from custom_ops.errors import KernelError
 
 DataType: TypeAlias = Literal["float32", "float16", "bfloat16"]
 Precision: TypeAlias = Literal["highest", "tf32", "bfloat16", "float16"]
-Product: TypeAlias = Literal["fma", "mma"]
+Product: TypeAlias = Literal["fma", "mma", "half"]
 Exchange: TypeAlias = Literal["single", "cluster", "grid"]
 
 LARGEST_CLUSTER = 16  # CTAs, on Hopper; more than 8 is not portable and has to be allowed
@@ -64,7 +64,9 @@ class Configuration:
         lanes: threads of a work group, a power of two; above 32 its warps' sums meet in shared memory.
         register_weights: how many weights a thread keeps in registers.
         shared_weights: how many more a thread keeps in shared memory; what is left is read from L2 every step.
-        product: "fma" on the ordinary cores; "mma" on the tensor cores (three TF32 products for precision "highest").
+        product: "fma" on the ordinary cores; "mma" on the tensor cores (three TF32 products for precision "highest");
+            "half" on the tensor cores with pairs of float16, as exact as that and twice as fast, for cells whose
+            products read nothing but states and other values that are bounded.
         exchange: "single" CTA, thread-block "cluster" (distributed shared memory), or "grid" (through L2).
     """
 
@@ -89,5 +91,17 @@ class Configuration:
             raise KernelError(f"{self.ctas} CTAs with exchange '{self.exchange}': 'single' is for exactly one CTA")
         if self.exchange == "cluster" and self.ctas > LARGEST_CLUSTER:
             raise KernelError(f"a cluster of {self.ctas} CTAs: the hardware has at most {LARGEST_CLUSTER}")
-        if self.product == "mma" and self.lanes < WARP:
-            raise KernelError(f"{self.lanes} lanes with product 'mma': a tensor core works for a whole warp, {WARP}")
+        if self.tensor_cores and self.lanes < WARP:
+            raise KernelError(
+                f"{self.lanes} lanes with product '{self.product}': a tensor core works for a whole warp, {WARP}"
+            )
+
+    @property
+    def tensor_cores(self) -> bool:
+        """Whether products run on them, 16 columns and 8 rows at a time."""
+        return self.product != "fma"
+
+    @property
+    def needs_fallback(self) -> bool:
+        """Whether a launch can find, as it runs, that it cannot give the results: another kernel follows it then."""
+        return self.exchange == "grid" or self.product == "half"

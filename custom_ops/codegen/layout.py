@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
+from custom_ops.bounds import products_are_bounded
 from custom_ops.codegen.schedule import Gemm, Schedule, schedule
 from custom_ops.errors import KernelError
 from custom_ops.spec import WARP, Configuration, RecurrentSpec
@@ -21,7 +22,7 @@ class GemmLayout:
     """One product of a CTA, `[rows, depth] @ [depth, columns]`, on its threads.
 
     A chunk is what a thread multiplies at a time: 4 weights of a column's sum ("fma"), or the fragments of 16 for all
-    its tiles ("mma").
+    its tiles (tensor cores).
 
     Attributes:
         columns: of all its products that this CTA owns.
@@ -114,8 +115,10 @@ def layout(spec: RecurrentSpec, configuration: Configuration, arch: int) -> Layo
     result = _Layouter(spec, configuration, plan).layout()
     if configuration.exchange == "cluster" and arch < 90:
         raise KernelError(f"thread-block clusters need compute capability 9.0, this is {arch / 10}")
-    if configuration.product == "mma" and arch < 80:
-        raise KernelError(f"TF32 tensor cores need compute capability 8.0, this is {arch / 10}")
+    if configuration.tensor_cores and arch < 80:
+        raise KernelError(f"product '{configuration.product}' needs compute capability 8.0, this is {arch / 10}")
+    if configuration.product == "half" and not products_are_bounded(spec.cell):
+        raise KernelError("product 'half' is for cells whose products read bounded values; this cell's may be any")
     limit = max(size for capability, size in SHARED_LIMIT.items() if capability <= arch or capability == 75)
     limit = SHARED_LIMIT.get(arch, limit)
     if result.shared > limit:
@@ -157,7 +160,7 @@ class _Layouter:
         self.spec, self.configuration, self.plan = spec, configuration, plan
         self.tile = _round_up(-(-spec.units // configuration.ctas), 4)
         self.rows = configuration.rows // configuration.passes
-        self.padded_rows = _round_up(self.rows, 8) if configuration.product == "mma" else self.rows
+        self.padded_rows = _round_up(self.rows, 8) if configuration.tensor_cores else self.rows
         self.registers_left = configuration.register_weights
         self.shared_left = configuration.shared_weights
         self.shared = 0
@@ -185,7 +188,7 @@ class _Layouter:
         sums = max((len(buffer.operands) for buffer in self.plan.buffers if buffer.sums), default=0)
         staging = self._take(sums * self.rows * self.tile * 4)
         items = -(-self.rows * self.tile // c.threads)
-        if c.exchange == "grid":  # the fallback starts over in the same scratch
+        if c.needs_fallback:  # it starts over in the same scratch
             self.scratch = max(self.scratch, fallback_layout(self.spec, c).scratch)
         weights = c.register_weights - self.registers_left
         return Layout(
@@ -203,7 +206,7 @@ class _Layouter:
         c = self.configuration
         columns = len(gemm.products) * self.tile
         depth = len(gemm.terms[0]) * c.ctas * self.tile
-        if c.product == "mma":
+        if c.tensor_cores:
             tiles, pieces = -(-columns // 16), -(-depth // 16)
             warps = c.threads // WARP
             split = min(c.lanes // WARP, _power_of_two(pieces))
@@ -214,21 +217,21 @@ class _Layouter:
     def _stride(self, gemm: Gemm) -> int:
         """A row of operands, as far as the product reads it, and without bank conflicts."""
         _, _, lanes, _, chunks = self._mapping(gemm)
-        if self.configuration.product == "mma":
+        if self.configuration.tensor_cores:
             return _round_up(lanes // WARP * chunks * 16, 32) + 16
         return lanes * chunks * 4
 
     def _gemm(self, gemm: Gemm) -> GemmLayout:
         c = self.configuration
         columns, depth, lanes, thread_columns, chunks = self._mapping(gemm)
-        chunk = (8 if c.product == "mma" else 4) * thread_columns
+        chunk = (8 if c.tensor_cores else 4) * thread_columns
         registers = min(chunks, self.registers_left // chunk)
         self.registers_left -= registers * chunk
         shared = min(chunks - registers, self.shared_left // chunk)
         self.shared_left -= shared * chunk
         # As many rows at a time as registers allow: their sums do not wait for each other.
         free = min(255, REGISTERS // c.threads) - OTHER_REGISTERS - registers * chunk
-        if c.product == "mma":
+        if c.tensor_cores:
             block, partials = min(4, self.padded_rows // 8), lanes // WARP
             result_stride = _round_up(columns, 16) + 4
             while (self.padded_rows // 8) % block or (block > 1 and block * 8 * (thread_columns + 1) > free):

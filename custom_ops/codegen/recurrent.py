@@ -12,6 +12,8 @@ ENTRY = "tfmem_recurrent"
 FALLBACK = "tfmem_recurrent_fallback"
 VALUES = {"float32": "float", "float16": "Half", "bfloat16": "Bfloat16"}
 EXCHANGES = {"single": "SingleExchange", "cluster": "ClusterExchange", "grid": "GridExchange"}
+OPERAND_SCALE = 1 << 14  # of product "half": 1 becomes a large float16
+LARGEST_OPERAND = 3  # of initial states, with product "half": 4 times its scale is past float16
 FIRST_POINTER = 5  # kPointers of kernels/common.cuh
 
 
@@ -39,7 +41,7 @@ def generate(spec: RecurrentSpec, configuration: Configuration, arch: int) -> st
         "}",
         *_entry(ENTRY, "Plan", spec, configuration),
     ]
-    if exchange == "grid":
+    if configuration.needs_fallback:
         parts += [
             "namespace tfmem {",
             *_plan("FallbackPlan", spec, configuration, plan, fallback_layout(spec, configuration)),
@@ -87,6 +89,7 @@ def _plan(name: str, spec: RecurrentSpec, configuration: Configuration, plan: Sc
         "kScratch": scratch,
         "kPointersOfDirection": Pointers(spec.cell).count,
         "kFallback": int(fallback),
+        "kLargest": LARGEST_OPERAND if configuration.product == "half" and not fallback else 0,
     }
     exchange = "FallbackExchange" if fallback else EXCHANGES[configuration.exchange]
     lines = [
@@ -154,6 +157,7 @@ def _shape(index: int, gemm: GemmLayout, spec: RecurrentSpec, configuration: Con
         "kStride": buffer.stride,
         "kResultStride": gemm.result_stride,
         "kSplit": int(spec.precision == "highest"),
+        "kOperandScale": OPERAND_SCALE,
     }
     return [
         f"struct Shape{index} {{",
@@ -164,11 +168,11 @@ def _shape(index: int, gemm: GemmLayout, spec: RecurrentSpec, configuration: Con
 
 def _products(plan: Schedule, sizes: Layout, configuration: Configuration) -> list[str]:
     """The products of a CTA: loaded once, run in their stage, their partial sums added where they are read."""
-    kind = {"fma": "FmaProduct", "mma": "MmaProduct"}[configuration.product]
+    kind = {"fma": "FmaProduct", "mma": "MmaProduct", "half": "HalfProduct"}[configuration.product]
     members = [f"{kind}<Shape{index}> gemm_{index};" for index in range(len(plan.gemms))]
     load, run, result = [], [], []
     for index, gemm in enumerate(sizes.gemms):
-        chunk = (8 if configuration.product == "mma" else 4) * gemm.thread_columns
+        chunk = (8 if configuration.tensor_cores else 4) * gemm.thread_columns
         streamed = (gemm.chunks - gemm.registers - gemm.shared) * chunk * configuration.threads * 4
         weights = (
             f"reinterpret_cast<float4*>(shared + {gemm.weights}), "

@@ -206,25 +206,29 @@ def _read_frames(read: Graph, graph_def: Any, graph: Any) -> None:
         entries = [variable.enter for variable in frame.variables] + list(frame.constants)
         inputs = [graph.get_operation_by_name(name).inputs[0] for name in entries]
         nexts = [read[variable.next_iteration].inputs[0] for variable in frame.variables]
-        before = {f"{variable.switch}:1": variable.switch for variable in frame.variables}
-        asked = {variable.merge: variable.merge for variable in frame.variables}
-        kept = [TensorId(name) for name in frame.constants]
-        for attribute, arguments, ends in (
-            ("body", [variable.switch for variable in frame.variables], nexts + kept),
-            ("cond", [variable.merge for variable in frame.variables], [read[frame.condition].inputs[0]]),
+        kept = {name: _argument_name(name) for name in frame.constants}
+        before = {f"{v.switch}:1": _argument_name(v.switch) for v in frame.variables} | kept
+        asked = {v.merge: _argument_name(v.merge) for v in frame.variables} | kept
+        for attribute, renamed, ends in (
+            ("body", before, nexts + [TensorId(name) for name in kept]),
+            ("cond", asked, [read[frame.condition].inputs[0]]),
         ):
-            names = [*arguments, *frame.constants]
-            renamed = before if attribute == "body" else asked
+            edges = frozenset(parse_input(text)[0].node for text in renamed)
             part = graph_pb2.GraphDef(versions=graph_def.versions)
-            for name in subgraph(read, ends, frozenset(names)):
+            for name in subgraph(read, ends, edges):
                 node = part.node.add()
                 node.CopyFrom(definitions[name])
                 node.input[:] = [renamed.get(text, text) for text in node.input if not text.startswith("^")]
                 node.attr.pop("_class", None)
             results = [parse_input(renamed.get(_text_of(end), _text_of(end)))[0] for end in ends]
-            function = _infer(part, names, inputs, results, {}, {})
+            function = _infer(part, list(renamed.values()), inputs, results, {}, {})
             if function is not None:
                 read.functions[frame.condition, attribute] = function
+
+
+def _argument_name(name: str) -> str:
+    """A name without "/": an op "a" cannot be imported where "a/b" is there already."""
+    return "argument." + name.replace("/", ".")
 
 
 def _text_of(tensor: TensorId) -> str:
@@ -306,6 +310,8 @@ def encode(value: AttrValue | Any) -> Any:
         return attr_value_pb2.AttrValue(f=value)
     if isinstance(value, str):
         return attr_value_pb2.AttrValue(s=value.encode())
+    if isinstance(value, bytes):
+        return attr_value_pb2.AttrValue(s=value)
     if isinstance(value, DataType):
         return attr_value_pb2.AttrValue(type=tf.as_dtype(value.name).as_datatype_enum)
     if isinstance(value, Literal):

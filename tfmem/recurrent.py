@@ -67,6 +67,7 @@ def _captured(before: Captured, graph: Graph) -> Captured:
     return replace(
         before,
         graph_def=graph_def,
+        fetches=tuple(name for name in before.fetches if op_name(name) in present),
         control_fetches=tuple(control),
         creation_order=tuple(node.name for node in graph_def.node),
     )

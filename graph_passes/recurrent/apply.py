@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from graph_passes.ir import Editor, Graph, TensorId, Use
+from graph_passes.ir import DataType, Editor, Graph, TensorId, Use
 from graph_passes.recurrent.match import Launch, Match, NewNode, RecurrentPlan
 
 
@@ -13,7 +13,7 @@ def apply_recurrent(
     graph: Graph,
     editor: Editor | None = None,
     precision: str = "highest",
-    programs: Mapping[str, tuple[str, ...]] | None = None,
+    programs: Mapping[str, tuple[bytes, ...]] | None = None,
 ) -> None:
     """Carry out `plan`.
 
@@ -29,7 +29,12 @@ def apply_recurrent(
     for match in plan.matches:
         _apply(match, graph, graph if editor is None else editor, precision, programs or {}, replaced, inserted)
         if editor is None:
+            types = {name: graph.specs.get(TensorId(name)) for name, _ in match.renamed}  # before they are gone
             graph.remove([name for name in match.removed if name in graph.nodes])
+            for name, _ in match.renamed:
+                spec = types[name]
+                attrs = {} if spec is None else {"T": DataType(spec.dtype)}
+                graph.insert(name, "Identity", [replaced[TensorId(name)]], attrs)
 
 
 def _apply(
@@ -37,7 +42,7 @@ def _apply(
     graph: Graph,
     editor: Editor,
     precision: str,
-    programs: Mapping[str, tuple[str, ...]],
+    programs: Mapping[str, tuple[bytes, ...]],
     replaced: dict[TensorId, TensorId],
     inserted: dict[TensorId, list[Use]],
 ) -> None:
@@ -61,13 +66,12 @@ def _apply(
     for planned in match.nodes:
         for index, tensor in enumerate(map(now, _inputs(planned))):
             inserted.setdefault(tensor, []).append(Use(names[planned.name], index))
-    launches = [names[launch.name] for launch in match.launches]
+    first = names[match.launches[0].name]  # a gradient's launch comes later, and nobody waited for that alone
     removed = set(match.removed)
     for name in match.removed:
         for waiting in list(graph.waiting(graph[name])):
             if waiting not in removed:
-                for launch in launches:
-                    editor.add_control(waiting, launch)
+                editor.add_control(waiting, first)
                 editor.remove_control(waiting, name)
 
 

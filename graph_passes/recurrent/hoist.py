@@ -143,6 +143,15 @@ class Prelude:
         """A part of `tensor`."""
         return self.once("Slice", [tensor, begin, size], {"T": DataType(dtype), "Index": DataType(SHAPE_DTYPE)})
 
+    def padded(self, tensor: TensorId, dtype: str, length: TensorId, rank: int) -> TensorId:
+        """`tensor` of `time` items, with zeros behind up to `length` items."""
+        zero = self.constant(SHAPE_DTYPE, (), [0])
+        attrs: dict[str, AttrValue] = {"N": 2 * rank, "T": DataType(SHAPE_DTYPE), "axis": 0}
+        more = self.difference(length, self.time)
+        flat = self.once("Pack", [zero, more, *[zero] * (2 * rank - 2)], attrs)
+        widths = self.reshape(flat, SHAPE_DTYPE, (rank, 2))
+        return self.once("Pad", [tensor, widths], {"T": DataType(dtype), "Tpaddings": DataType(SHAPE_DTYPE)})
+
     def draws(self, node: Node, shape: Hoisted) -> TensorId:
         """What the random op `node` draws, once for every step."""
         time = self.constant(SHAPE_DTYPE, (), [self.time]) if isinstance(self.time, int) else self.time

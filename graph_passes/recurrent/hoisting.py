@@ -9,9 +9,10 @@ from graph_passes.ir import DataType, Function, Graph, Node, TensorId
 from graph_passes.recurrent.hoist import DRAWS, READS, SHAPE_DTYPE, Form, Hoisted, Prelude, copied, static
 from graph_passes.recurrent.indexing import item_of
 from graph_passes.recurrent.lengths import dimension_key
+from graph_passes.recurrent.lists import Item, list_source, read_item
 from graph_passes.recurrent.loops import PASSING, Loop, Unreadable, Variables, passed
 from graph_passes.recurrent.normalised import normalised_operand
-from graph_passes.recurrent.reverse import list_source, unreversed
+from graph_passes.recurrent.reverse import unreversed
 from graph_passes.recurrent.rowwise import is_elementwise, keeps_rows
 
 _SHAPES = frozenset({"Shape", "Size", "Rank"})
@@ -76,9 +77,14 @@ class Hoister:
         Raises:
             Unreadable: its rank is unknown.
         """
-        spec = self._body.specs.get(tensor)
+        spec, node = self._body.specs.get(tensor), self._body[tensor.node]
         if spec is None or spec.shape is None:
-            node = self._body[tensor.node]
+            read = read_item(node)
+            place = None if read is None else self._places.get(passed(self._body, read.handle).node)
+            source = None if place is None else list_source(self._graph, self._loop.initial[place])
+            known = None if source is None else self._graph.specs.get(source)
+            if known is not None and known.shape:
+                return known.shape[1:]
             raise Unreadable(f"the rank of '{node.name}' ({node.op}) is unknown")
         return spec.shape
 
@@ -136,8 +142,10 @@ class Hoister:
         node = self._body[tensor.node]
         if node.op in PASSING:
             return self.hoisted(node.inputs[tensor.index])
-        if node.op == "TensorListGetItem":
-            return self._value(tensor, self._sequence(node), Form.STEPS)
+        read = read_item(node)
+        if read is not None:
+            spec = self._body.specs[tensor]
+            return Hoisted(self._sequence(node, read), Form.STEPS, self.shape(tensor), spec.dtype)
         if node.op in DRAWS and self.level(node.inputs[0]) == FIXED:
             return self._value(tensor, self._prelude.draws(node, self.hoisted(node.inputs[0])), Form.STEPS)
         if node.stateful and node.op not in READS:
@@ -174,10 +182,10 @@ class Hoister:
             return self.whole(value.tensor)
         return prelude.first(value.tensor, value.dtype, len(value.shape))
 
-    def _sequence(self, node: Node) -> TensorId:
+    def _sequence(self, node: Node, read: Item) -> TensorId:
         """The tensor `[time, ...]` whose item a step reads."""
-        place = self._places.get(passed(self._body, node.inputs[0]).node)
-        index = self._places.get(passed(self._body, node.inputs[1]).node)
+        place = self._places.get(passed(self._body, read.handle).node)
+        index = self._places.get(passed(self._body, read.index).node)
         if place not in self._variables.invariants or index not in self._variables.counters:
             raise Unreadable(f"'{node.name}' ({node.op}) reads a list at an index that is not the step's number")
         source = list_source(self._graph, self._loop.initial[place])

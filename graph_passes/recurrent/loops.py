@@ -49,21 +49,16 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class Write:
-    """An output list: which value is written, and where: at the step's number, or always at 0."""
-
-    value: TensorId
-    every_step: bool
-
-
-@dataclass(frozen=True)
 class Variables:
-    """What each variable of a loop is, by its position; bounds are tensors of the loop's condition."""
+    """What each variable of a loop is, by its position: for a list, the node that changes it.
+
+    Bounds are tensors of the loop's condition.
+    """
 
     invariants: frozenset[int]
     counters: frozenset[int]
     states: tuple[int, ...]
-    writes: dict[int, Write]
+    writes: dict[int, Node]
     bounds: tuple[TensorId, ...]
 
 
@@ -129,13 +124,12 @@ def classify(graph: Graph, loop: Loop) -> Variables:
             continue
         if _is_increment(graph, loop, node, place, invariants) and scalar_value(graph, loop.initial[place]) == 0:
             counters.add(place)
-        elif spec is not None and spec.dtype == "variant":
+        elif (spec is not None and spec.dtype == "variant") or node.op == "TensorArrayWriteV3":
             writes[place] = node
         else:
             states.append(place)
     bounds = _bounds(loop, counters)
-    found = {place: _write(loop, place, node, argument, counters) for place, node in writes.items()}
-    return Variables(frozenset(invariants), frozenset(counters), tuple(states), found, bounds)
+    return Variables(frozenset(invariants), frozenset(counters), tuple(states), writes, bounds)
 
 
 def passed(graph: Graph, tensor: TensorId) -> TensorId:
@@ -171,20 +165,6 @@ def _is_increment(graph: Graph, loop: Loop, node: Node, place: int, invariants: 
     spec = body.specs.get(counted)
     whole = spec is None or spec.dtype in ("int32", "int64")
     return whole and any(sides[here] == counted and number(sides[1 - here]) == 1 for here in (0, 1))
-
-
-def _write(loop: Loop, place: int, node: Node, argument, counters) -> Write:  # type: ignore[no-untyped-def]
-    if node.op != "TensorListSetItem" or argument(node.inputs[0]) != place:
-        raise Unreadable(
-            f"the tensor list '{loop.body.arguments[place]}' is changed by '{node.name}' ({node.op}), not written at "
-            "one place a step"
-        )
-    body = loop.body.graph
-    if argument(node.inputs[1]) in counters:
-        return Write(node.inputs[2], True)
-    if scalar_value(body, node.inputs[1]) == 0:
-        return Write(node.inputs[2], False)
-    raise Unreadable(f"'{node.name}' writes at an index that is neither the step's number nor 0")
 
 
 def _bounds(loop: Loop, counters: Collection[int]) -> tuple[TensorId, ...]:

@@ -26,6 +26,7 @@ from graph_passes.errors import GraphError
 from graph_passes.ir import AttrValue, DataType, TensorId
 
 RECURRENT_OP = "TfmemRecurrent"
+CPU = "/device:CPU:0"
 
 
 @dataclass(frozen=True)
@@ -124,12 +125,13 @@ class Launch:
         first = len(self.directions) * len(self.cell.outputs)
         return TensorId(self.name, first + direction * len(self.cell.states) + index)
 
-    def node(self, precision: str = "highest", programs: tuple[str, ...] = ()) -> NewNode:
+    def node(self, precision: str = "highest", programs: tuple[bytes, ...] = ()) -> NewNode:
         """The node, as the op library registers it.
 
         Args:
             precision: how a GPU may store weights and what processors exchange; see `TfmemRecurrent`.
-            programs: GPU programs; none runs the op's own, slower kernels.
+            programs: GPU programs, best first for each batch size; without any the op runs on the CPU, wherever the
+                graph does.
         """
         cell, count = self.cell, len(self.directions)
         inputs = [
@@ -152,7 +154,8 @@ class Launch:
             "No": count * len(cell.outputs),
         }
         outputs = count * (len(cell.outputs) + len(cell.states))
-        return NewNode(self.name, RECURRENT_OP, tuple(inputs), attrs, self.device, self.control, outputs)
+        device = self.device if programs else CPU
+        return NewNode(self.name, RECURRENT_OP, tuple(inputs), attrs, device, self.control, outputs)
 
 
 def _groups(direction: Direction) -> tuple[tuple[TensorId, ...], ...]:
@@ -176,7 +179,8 @@ class Match:
         rewired: (old tensor, new tensor), each old one once; fetches follow too. An old tensor's readers that are
             themselves removed do not matter.
         removed: nodes that nothing needs once `rewired` is done. Nodes that wait for one of them will wait for the
-            launches instead. None of them is fetched by name.
+            launches instead. None of them is fetched by name, but for those in `renamed`.
+        renamed: names of removed nodes with one output that are fetched by name, and the tensor that takes the name.
     """
 
     name: str
@@ -184,6 +188,7 @@ class Match:
     nodes: tuple[NewNode | Launch, ...]
     rewired: tuple[tuple[TensorId, TensorId], ...]
     removed: tuple[str, ...]
+    renamed: tuple[tuple[str, TensorId], ...] = ()
 
     @property
     def launches(self) -> tuple[Launch, ...]:

@@ -84,6 +84,7 @@ def _joined(forward: Match, backward: Match, names: Names) -> Match:
         carrier=forward.carrier,
         nodes=(*before, launch, *after),
         rewired=tuple((old, moved.get(new, new)) for old, new in (*forward.rewired, *backward.rewired)),
+        renamed=tuple((name, moved.get(new, new)) for name, new in (*forward.renamed, *backward.renamed)),
         removed=tuple(dict.fromkeys((*forward.removed, *backward.removed))),
     )
 

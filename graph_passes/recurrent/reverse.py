@@ -11,12 +11,6 @@ from graph_passes.recurrent.hoist import SHAPE_DTYPE, Prelude
 from graph_passes.recurrent.loops import passed
 
 
-def list_source(graph: Graph, handle: TensorId) -> TensorId | None:
-    """The tensor `[time, ...]` whose items a list holds."""
-    maker = graph[passed(graph, handle).node]
-    return maker.inputs[0] if maker.op == "TensorListFromTensor" else None
-
-
 def is_reversed(graph: Graph, sources: Iterable[TensorId]) -> bool:
     """Whether each of `sources`, of which there is one at least, was reversed along time."""
     found = list(sources)

@@ -5,17 +5,26 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from graph_passes.ir import AttrValue, DataType, Graph, TensorId
+from graph_passes.ir import AttrValue, DataType, Graph, Node, TensorId
 from graph_passes.ops import EXTERNAL
 from graph_passes.recurrent.hoist import DRAWS, READS, SHAPE_DTYPE, Names, Prelude
 from graph_passes.recurrent.hoisting import FIXED, STATE, Hoister
 from graph_passes.recurrent.lengths import Key, bound_key, dimension_key, scalar_key
-from graph_passes.recurrent.loops import Loop, Unreadable, classify, passed
+from graph_passes.recurrent.lists import ARRAYS, is_size, is_stack, list_size, list_source, read_item, written_item
+from graph_passes.recurrent.loops import Loop, Unreadable, classify, passed, scalar_value
 from graph_passes.recurrent.match import Direction, Launch, Match, NewNode
 from graph_passes.recurrent.read import Reader
-from graph_passes.recurrent.reverse import fold_outputs, is_reversed, list_source
+from graph_passes.recurrent.reverse import fold_outputs, is_reversed
 
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Write:
+    """What an output list is given: at the step's number in every step, or always at 0."""
+
+    value: TensorId
+    every_step: bool
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,7 @@ def read_loop(graph: Graph, loop: Loop, names: Names, keep: Collection[str]) -> 
     Raises:
         Unreadable: no cell can express the loop.
     """
-    fetched = next((name for name in loop.nodes if name in keep), None)
+    fetched = next((name for name in loop.nodes if name in keep and graph[name].op != "Exit"), None)
     if fetched is not None:
         raise Unreadable(f"'{fetched}' itself is fetched by name")
     return _Swapper(graph, loop, names, keep).swap()
@@ -61,6 +70,7 @@ class _Swapper:
         self.hoister = Hoister(graph, loop, self.variables, self.prelude, self.reverse)
         self.reader = Reader(loop, self.variables, self.units, self.dtype, self.hoister, self.prelude)
         self.launch_name = names.fresh(f"{loop.name}/tfmem/recurrent")
+        self.longer: dict[int, TensorId] = {}  # lists with more items than the loop has steps
         self.rewired: list[tuple[TensorId, TensorId]] = []
 
     def _states(self) -> tuple[int, str]:
@@ -129,7 +139,8 @@ class _Swapper:
         places = {name: place for place, name in enumerate(self.loop.body.arguments)}
         found = []
         for node in body:
-            place = places.get(passed(body, node.inputs[0]).node) if node.op == "TensorListGetItem" else None
+            read = read_item(node)
+            place = None if read is None else places.get(passed(body, read.handle).node)
             source = list_source(self.graph, self.loop.initial[place]) if place is not None else None
             if source is not None and source not in found:
                 found.append(source)
@@ -149,19 +160,20 @@ class _Swapper:
 
     def _refuse_side_effects(self) -> None:
         for node in self.loop.body.graph:
-            if node.stateful and node.op not in READS | DRAWS and node.op != "Placeholder":
+            if node.stateful and node.op not in READS | DRAWS | ARRAYS and node.op != "Placeholder":
                 raise Unreadable(f"'{node.name}' ({node.op}) has side effects, or is random, in every step")
 
     def _launch(self) -> Launch:
         body, reader, variables = self.loop.body, self.reader, self.variables
         results = [body.results[place] for place in variables.states]
-        written = {place: write.value for place, write in variables.writes.items()}
+        self.writes = {place: self._write(place, node) for place, node in variables.writes.items()}
+        written = {place: write.value for place, write in self.writes.items()}
         reader.read([*results, *written.values()])
         after = [self._state(result) for result in results]
         initial = [self.loop.initial[place] for place in variables.states]
         outputs: list[tuple[int, ...]] = []
         self.outputs: dict[int, tuple[str, list[int]]] = {}  # list -> ("output", [index]) or ("final", indices)
-        for place, write in variables.writes.items():
+        for place, write in self.writes.items():
             if write.every_step:
                 self._require_length(place, self.time)
                 if self.hoister.level(write.value) == STATE:
@@ -184,6 +196,18 @@ class _Swapper:
         )  # fmt: skip
         cell = reader.builder.build(after, outputs)
         return Launch(self.launch_name, cell, self.units, self.dtype, (direction,), self.loop.device)
+
+    def _write(self, place: int, node: Node) -> Write:
+        argument, body = self.loop.body.arguments[place], self.loop.body.graph
+        item = written_item(node)
+        if item is None or item.value is None or passed(body, item.handle) != TensorId(argument):
+            raise Unreadable(f"the list '{argument}' is changed by '{node.name}' ({node.op}), not at one place a step")
+        index = passed(body, item.index).node
+        if index in [self.loop.body.arguments[counter] for counter in self.variables.counters]:
+            return Write(item.value, True)
+        if scalar_value(body, item.index) == 0:
+            return Write(item.value, False)
+        raise Unreadable(f"'{node.name}' writes at an index that is neither the step's number nor 0")
 
     def _state(self, result: TensorId) -> int:
         columns = self.reader.columns(result)
@@ -217,7 +241,10 @@ class _Swapper:
 
     def _require_length(self, place: int, wanted: Key) -> None:
         maker = self.graph[passed(self.graph, self.loop.initial[place]).node]
-        if maker.op != "TensorListReserve" or scalar_key(self.graph, maker.inputs[1]) != wanted:
+        size = list_size(self.graph, self.loop.initial[place])
+        if size is not None and scalar_key(self.graph, size) != wanted and wanted == self.time and not self.reverse:
+            self.longer[place] = size  # what the loop does not reach stays zero
+        elif size is None or scalar_key(self.graph, size) != wanted:
             raise Unreadable(f"the list '{maker.name}' ({maker.op}) is not known to have an item for each step")
 
     def _rewire(self, old: TensorId | None, new: TensorId) -> None:
@@ -225,20 +252,31 @@ class _Swapper:
             self.rewired.append((old, new))
 
     def _rewire_outputs(self, launch: Launch) -> None:
-        for place, write in self.variables.writes.items():
+        for place, write in self.writes.items():
             handle, reserve = self.loop.finals[place], self.graph[passed(self.graph, self.loop.initial[place]).node]
             if handle is None:
                 continue
             whole, ordered = self._whole(launch, place, write.value)
+            if place in self.longer:
+                size = self.longer[place]
+                length = self.prelude.cast(size, self.graph.specs[size].dtype, SHAPE_DTYPE)
+                whole = self.prelude.padded(whole, self.dtype, length, max(len(self.hoister.shape(write.value)), 1) + 1)
             readers = list(self._readers(handle))
-            stacks = [name for name in readers if self._stacks(name)]
+            stacks = [name for name in readers if is_stack(self.graph, name, handle) and name not in self.keep]
+            sizes = [name for name in readers if is_size(self.graph, name)]
+            for name in sizes if write.every_step else []:
+                count = self.longer.get(place) or self._count(self.graph.specs[TensorId(name)].dtype)
+                self.rewired.append((TensorId(name), count))
             for stack in stacks:
                 if self.reverse and not ordered:
                     stacked = TensorId(stack)
                     self.rewired += fold_outputs(self.graph, self.prelude, stacked, whole, self.dtype)
                 else:
                     self.rewired.append((TensorId(stack), whole))
-            if len(stacks) < len(readers):
+            if len(stacks) + len(sizes) < len(readers):
+                if reserve.op != "TensorListReserve":
+                    other = next(name for name in readers if name not in (*stacks, *sizes))
+                    raise Unreadable(f"'{other}' ({self.graph[other].op}) reads single outputs of the loop")
                 in_order = whole if ordered or not self.reverse else self.prelude.reversed(whole, self.dtype)
                 attrs = {
                     "element_dtype": DataType(self.dtype),
@@ -260,8 +298,10 @@ class _Swapper:
             else:
                 yield use.node
 
-    def _stacks(self, name: str) -> bool:
-        return self.graph[name].op == "TensorListStack" and name not in self.keep
+    def _count(self, dtype: str) -> TensorId:
+        time = self.prelude.time
+        count = self.prelude.constant(SHAPE_DTYPE, (), [time]) if isinstance(time, int) else time
+        return self.prelude.cast(count, SHAPE_DTYPE, dtype)
 
     def _whole(self, launch: Launch, place: int, value: TensorId) -> tuple[TensorId, bool]:
         """The list's items as one tensor, and whether it is in the loop's order whatever the direction."""
@@ -288,15 +328,12 @@ class _Swapper:
     def _rewire_rest(self) -> None:
         """Counters and invariants behind the loop."""
         for place, final in enumerate(self.loop.finals):
-            if final is None or not self.graph.uses(final):
+            if final is None or not (self.graph.uses(final) or final.node in self.keep):
                 continue
             if place in self.variables.invariants:
                 self.rewired.append((final, self.loop.initial[place]))
             elif place in self.variables.counters:
-                time = self.prelude.time
-                count = self.prelude.constant(SHAPE_DTYPE, (), [time]) if isinstance(time, int) else time
-                wanted = self.graph.specs[self.loop.initial[place]].dtype
-                self.rewired.append((final, self.prelude.cast(count, SHAPE_DTYPE, wanted)))
+                self.rewired.append((final, self._count(self.graph.specs[self.loop.initial[place]].dtype)))
 
 
 def trimmed(
@@ -308,7 +345,10 @@ def trimmed(
 ) -> Match:
     """The match, without rewirings and new nodes that nobody needs, and with all old nodes that are then dead."""
     dead = _dead(graph, loop, nodes, rewired, keep)
-    alive = [(old, new) for old, new in rewired if any(use.node not in dead for use in graph.uses(old))]
+    taken = [(old, new) for old, new in rewired if old.node in loop.nodes and old.node in keep]
+    alive = [(old, new) for old, new in rewired if any(use.node not in dead for use in graph.uses(old))] + [
+        pair for pair in taken if not graph.uses(pair[0])
+    ]
     needed = {new.node for _, new in alive} | {node.name for node in nodes if isinstance(node, Launch)}
     kept: list[NewNode | Launch] = []
     for node in reversed(nodes):
@@ -317,7 +357,12 @@ def trimmed(
             needed.update(tensor.node for tensor in _reads(node))
     kept.reverse()
     return Match(
-        loop.name, loop.carrier, tuple(kept), tuple(alive), tuple(sorted(_dead(graph, loop, kept, alive, keep)))
+        name=loop.name,
+        carrier=loop.carrier,
+        nodes=tuple(kept),
+        rewired=tuple(alive),
+        removed=tuple(sorted(_dead(graph, loop, kept, alive, keep))),
+        renamed=tuple((old.node, new) for old, new in taken),
     )
 
 
@@ -342,7 +387,7 @@ def _dead(
         node = graph[waiting.pop()]
         if node.name in dead or node.name in needed or (node.op in EXTERNAL and node.op not in ("Const", *READS)):
             continue
-        if node.stateful and node.op not in READS:
+        if node.stateful and node.op not in READS | ARRAYS:
             continue
         read = [use.node for tensor in graph.tensors(node) if tensor not in unread for use in graph.uses(tensor)]
         if all(reader in dead for reader in (*read, *graph.waiting(node))):

@@ -61,7 +61,7 @@ def lower(builder: CellBuilder, op: str, attrs: Mapping[str, Any], arguments: tu
             return apply("select", apply("greater", x, zero), x, apply("multiply", x, constant(slope)))
         case "Selu":
             below = apply("multiply", constant(_SELU_ALPHA), apply("expm1", x))
-            return apply("multiply", constant(_SELU_SCALE), apply("select", apply("greater", x, zero), x, below))
+            return apply("multiply", constant(_SELU_SCALE), apply("select", apply("greater_equal", x, zero), x, below))
         case "Softsign":
             return apply("divide", x, apply("add", one, apply("absolute", x)))
         case "Erfc":

@@ -37,7 +37,7 @@ Gradients = Callable[
         Mapping[TensorId, TensorId],
         str,
     ],
-    tuple[tuple[NewNode, ...], tuple[TensorId | None, ...]],
+    tuple[tuple[NewNode | Launch, ...], tuple[TensorId | None, ...]],
 ]
 
 
@@ -156,7 +156,9 @@ class _Whole:
                 if reader is not None and tensor not in new:
                     raise Unreadable(f"'{reader}' reads '{tensor}', which nothing takes the place of")
 
-    def backward(self, new: Mapping[TensorId, TensorId], number: int) -> tuple[list[NewNode], dict[TensorId, TensorId]]:
+    def backward(
+        self, new: Mapping[TensorId, TensorId], number: int
+    ) -> tuple[list[NewNode | Launch], dict[TensorId, TensorId]]:
         """The new backward halves, and what takes the place of the tensors that the old ones made.
 
         Each half has its own name for what it reads: the gradients of one sequence that two directions read are two.
@@ -180,7 +182,7 @@ class _Whole:
         prefix = f"{chosen[0][1].name}/tfmem"
         made, found = self.gradients(self.graph, nodes, given, list(outside), outside, prefix)
         gradient_of = dict(zip(outside, found, strict=True))
-        added, rewired = list(made), dict[TensorId, TensorId]()
+        added, rewired = list[NewNode | Launch](made), dict[TensorId, TensorId]()
         count = 0
         for place, backward in chosen:
             for item in backward.wanted:

@@ -8,6 +8,7 @@ there, and the new ops are read back.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import tensorflow as tf
@@ -15,9 +16,10 @@ from tensorflow.core.framework import cpp_shape_inference_pb2, graph_pb2, node_d
 from tensorflow.python.eager.graph_only_ops import graph_placeholder
 from tensorflow.python.ops import handle_data_util
 
+from custom_ops.cell import from_text
 from graph_passes.errors import GraphError
 from graph_passes.ir import Graph, TensorId, TensorSpec
-from graph_passes.recurrent.match import Launch, NewNode
+from graph_passes.recurrent.match import RECURRENT_OP, Direction, Launch, NewNode
 from graph_passes.serde import encode
 
 HandleData = cpp_shape_inference_pb2.CppShapeInferenceResult.HandleData
@@ -31,7 +33,7 @@ def gradients(
     xs: Sequence[TensorId],
     outside: Mapping[TensorId, TensorId],
     prefix: str,
-) -> tuple[tuple[NewNode, ...], tuple[TensorId | None, ...]]:
+) -> tuple[tuple[NewNode | Launch, ...], tuple[TensorId | None, ...]]:
     """Differentiate new nodes.
 
     Args:
@@ -65,7 +67,8 @@ def gradients(
         raise GraphError(f"what would take the place of a loop has no gradient: {error}") from error
     found = [tf.convert_to_tensor(tensor) if tensor is not None else None for tensor in found]
     outer = {inner[tensor].name: outside.get(tensor, tensor) for tensor in inner}
-    return _read_back(graph, scratch, before, outer, found, prefix)
+    device = next((node.device for node in nodes if isinstance(node, Launch)), "")
+    return _read_back(graph, scratch, before, outer, found, prefix, device)
 
 
 def _inputs(node: NewNode | Launch) -> tuple[TensorId, ...]:
@@ -110,9 +113,10 @@ def _read_back(
     outer: Mapping[str, TensorId],
     found: Sequence[Any],
     prefix: str,
-) -> tuple[tuple[NewNode, ...], tuple[TensorId | None, ...]]:
+    device: str,
+) -> tuple[tuple[NewNode | Launch, ...], tuple[TensorId | None, ...]]:
     names: dict[str, str] = {}
-    nodes = []
+    nodes: list[NewNode | Launch] = []
 
     def place(tensor: Any) -> TensorId:
         known = outer.get(tensor.name)
@@ -125,10 +129,34 @@ def _read_back(
         names[op.name] = _unique(graph, f"{prefix}/{op.name}", names)
         attrs = {key: value for key, value in op.node_def.attr.items() if key != "_class"}
         control = tuple(names[waits.name] for waits in op.control_inputs if waits.name in names)
-        nodes.append(
-            NewNode(names[op.name], op.type, tuple(map(place, op.inputs)), attrs, "", control, len(op.outputs))
-        )
+        inputs = tuple(map(place, op.inputs))
+        if op.type == RECURRENT_OP:
+            nodes.append(_launch(op, names[op.name], inputs, control, device))
+        else:
+            nodes.append(NewNode(names[op.name], op.type, inputs, attrs, "", control, len(op.outputs)))
     return tuple(nodes), tuple(None if tensor is None else place(tensor) for tensor in found)
+
+
+def _launch(op: Any, name: str, inputs: tuple[TensorId, ...], control: tuple[str, ...], device: str) -> Launch:
+    """A recurrent op of the scratch graph as data, so that GPU programs can be made for it."""
+    cell, base = (
+        from_text(text) if text else None for text in (op.get_attr(a).decode() for a in ("cell", "base_cell"))
+    )
+    assert cell is not None
+    count = op.get_attr("directions")
+    reverse = op.get_attr("reverse") or [False] * count
+    sizes = [len(part) for part in (cell.sequences, cell.invariants, cell.vectors, cell.matrices, cell.states)]
+    ends = [count * sum(sizes[:kind]) for kind in range(len(sizes) + 1)]
+    kinds = [inputs[start:end] for start, end in pairwise(ends)]
+
+    def direction(place: int) -> Direction:
+        parts = (kind[place * size : (place + 1) * size] for kind, size in zip(kinds, sizes, strict=True))
+        sequences, invariants, vectors, matrices, states = parts
+        return Direction(sequences, invariants, vectors, matrices, states, reverse[place])
+
+    directions = tuple(map(direction, range(count)))
+    dtype = op.get_attr("T").name
+    return Launch(name, cell, op.get_attr("units"), dtype, directions, device, control, base)
 
 
 def _ancestors(tensors: Sequence[Any]) -> set[str]:

@@ -130,7 +130,7 @@ def is_zero(graph: Graph, tensor: TensorId) -> bool:
         return False
     known = graph.constants.get(node.name)
     if known is not None:
-        return known.dtype.kind in "fiu" and not np.any(known)
+        return known.dtype.kind not in "bOSU" and not np.any(known)
     proto = getattr(node.attrs.get("value"), "tensor", None)  # a large one: 0 is written as a single value
     if proto is None or proto.tensor_content or not proto.tensor_shape.dim:
         return False

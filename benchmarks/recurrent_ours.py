@@ -20,15 +20,17 @@ from custom_ops import cells
 from custom_ops.cell import Cell
 from custom_ops.differentiate import Gradient, Request, differentiate
 from custom_ops.jit import microbenchmark
+from custom_ops.jit.bench import DeviceBench
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.device import Device
 from custom_ops.jit.launch import Launcher
 from custom_ops.jit.program import Program
+from custom_ops.jit.tune import TunedRecurrent, tune
 from custom_ops.machine import Machine
 from custom_ops.spec import Configuration, RecurrentSpec
 from graph_passes.cost import recurrent as model
-from tfmem.tuning import tuned_kernels
 
+HOPELESS = 2.0  # an exhaustive search leaves out what is predicted to be this many times slower than the best
 FOLDER = Path(tempfile.gettempdir()) / "tfmem_benchmark"
 TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 # of PyTorch's gates (reset, update, candidate) those of Keras (update, reset, candidate)
@@ -185,10 +187,21 @@ class _Layer:
 def _choose(specs: list[RecurrentSpec], case: Case, top: int | None) -> tuple[list[Program], dict[str, Any]]:
     """A program for each specification, and what was tried."""
     began = time.perf_counter()
-    found = tuned_kernels(specs, FOLDER, (case.batch,), case.steps, top, progress=False)
-    seconds = time.perf_counter() - began
+    cache = Cache(FOLDER)
     with Device() as device:
-        machine = microbenchmark.measure(device, Cache(FOLDER))
+        machine = microbenchmark.measure(device, cache)
+
+        def chosen(spec: RecurrentSpec) -> TunedRecurrent:
+            def candidates(batch: int) -> list[tuple[Configuration, float]]:
+                ranked = model.rank(machine, spec, batch, case.steps)
+                times = [(each.configuration, each.nanoseconds(case.steps)) for each in ranked]
+                return [each for each in times if each[1] <= HOPELESS * times[0][1]]
+
+            bench = DeviceBench(spec, device, cache)
+            return tune(bench, candidates, cache, (case.batch,), case.steps, top, progress=False)
+
+        found = [chosen(spec) for spec in specs]
+    seconds = time.perf_counter() - began
     report = [
         {
             "configuration": vars(tuned.chosen[0].configuration),

@@ -51,8 +51,9 @@ class Machine:
         cluster_handoff: until a value that each block of a cluster stores in the shared memory of all is seen by all.
         cluster_bandwidth: bytes a nanosecond that arrive in one block that way.
         grid_barrier: a barrier of one block on each multiprocessor (SC).
-        grid_handoff: until a value that each block stores in global memory, its epoch in it, is seen by all.
-        grid_bandwidth: bytes a nanosecond that arrive in one block that way.
+        grid_handoff: until a value that each block stores in global memory, its epoch in it, is seen by all, over the
+            number of blocks.
+        grid_poll: what each further load of a thread adds to that.
     """
 
     name: str
@@ -77,8 +78,8 @@ class Machine:
     cluster_handoff: float
     cluster_bandwidth: float
     grid_barrier: float
-    grid_handoff: float
-    grid_bandwidth: float
+    grid_handoff: Curve
+    grid_poll: float
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` reads."""

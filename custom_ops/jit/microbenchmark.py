@@ -28,6 +28,7 @@ SHUFFLES = 5  # of a reduction
 FEW, MANY, REPEATS = 32, 1056, 3  # times a kernel does its work; launches of each
 WARM_UP = 100  # launches, in which the clock rises
 SMALL, LARGE = 256, 4096  # floats of state
+GRID_SMALL, GRID_LARGE = 1024, 4096  # one load of a thread, and four
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,12 @@ def measure(device: Device, cache: Cache) -> Machine:
     headers = (part for item in sorted(nvrtc.headers().items()) for part in item)
     driver = cuda_driver()
     version = checked(driver, driver.cuDriverGetVersion(), "read its version")
-    key = digest(FORMAT, device.name, str(version), nvrtc.compiler_version(), text, *headers)
+    name = device.name.split("\0")[0].strip()
+    key = digest(FORMAT, name, str(version), nvrtc.compiler_version(), text, *headers)
 
     def made() -> bytes:
         bench = Bench(device, nvrtc.compile_source(text, device.arch))
-        machine = fit(bench, device.name, device.arch, bench.clusters())
+        machine = fit(bench, name, device.arch, bench.clusters())
         return json.dumps(machine.to_json(), indent=1).encode()
 
     return from_json(json.loads(cache.get(key, made)))
@@ -214,7 +216,9 @@ def fit(launch: Launch, name: str, arch: int, clusters: Curve) -> Machine:
     largest = int(clusters[-1][0])
     together = {"blocks": largest * int(clusters[-1][1]), "cluster": largest}
     cluster_handoff, cluster_bandwidth = line("cluster_exchange", **together) if largest > 1 else (0.0, 1.0)
-    grid_handoff, grid_bandwidth = line("grid_exchange")
+    counts = (max(1, multiprocessors // 8), max(1, multiprocessors // 2), multiprocessors)
+    handoffs = _curve((blocks, each("grid_exchange", blocks=blocks, size=GRID_SMALL)) for blocks in counts)
+    further = (GRID_LARGE - GRID_SMALL) / (4 * 2 * WARP * SCHEDULERS)  # further ones of a thread
     return Machine(
         name=name,
         arch=arch,
@@ -244,8 +248,8 @@ def fit(launch: Launch, name: str, arch: int, clusters: Curve) -> Machine:
         cluster_handoff=cluster_handoff,
         cluster_bandwidth=cluster_bandwidth,
         grid_barrier=each("grid_barrier"),
-        grid_handoff=grid_handoff,
-        grid_bandwidth=grid_bandwidth,
+        grid_handoff=handoffs,
+        grid_poll=max(0.0, each("grid_exchange", size=GRID_LARGE) - handoffs[-1][1]) / further,
     )
 
 

@@ -170,6 +170,11 @@ __device__ inline void grid_barrier(unsigned* counter, int iterations) {
   }
 }
 
+// Each block starts elsewhere, at `first`.
+__device__ __forceinline__ int place_of(int v, int first, int total) {
+  return v + first - (v + first >= total ? total : 0);
+}
+
 // One iteration: the grid hands `size` numbers round, a slice from each block to all, as
 // exchange_grid.cuh does. `data` has two copies, zeroed; every word carries its epoch.
 __device__ inline void grid_exchange(float* data, int iterations, int size) {
@@ -184,14 +189,30 @@ __device__ inline void grid_exchange(float* data, int iterations, int size) {
     for (int v = first + threadIdx.x; v < min(size / 4, first + slice); v += blockDim.x) {
       store_relaxed(copy + v * 4, make_uint4(epoch, epoch, epoch, epoch));
     }
-    for (int v = threadIdx.x; v < size / 4; v += blockDim.x) {
-      const int place = v + first - (v + first >= size / 4 ? size / 4 : 0);
-      uint4 value;
-      int spin = 0;
-      do {
-        load_relaxed(copy + place * 4, &value);
-      } while (!is_of(value, epoch) && ++spin < kSpinLimit);
-      put(state + place * 4 % kSharedFloats, value);
+    for (int v = threadIdx.x; v < size / 4; v += kFlight * blockDim.x) {
+      uint4 value[kFlight];
+#pragma unroll
+      for (int f = 0; f < kFlight; ++f) {
+        if (v + f * static_cast<int>(blockDim.x) < size / 4) {
+          load_relaxed(copy + place_of(v + f * blockDim.x, first, size / 4) * 4, &value[f]);
+        }
+      }
+      // All that are old are asked for at once.
+      for (int spin = 0; spin < kSpinLimit; ++spin) {
+        bool old = false;
+#pragma unroll
+        for (int f = 0; f < kFlight; ++f) {
+          const int w = v + f * blockDim.x;
+          if (w >= size / 4) break;
+          if (is_of(value[f], epoch)) {
+            put(state + w * 4 % kSharedFloats, value[f]);
+          } else {
+            old = true;
+            load_relaxed(copy + place_of(w, first, size / 4) * 4, &value[f]);
+          }
+        }
+        if (!old) break;
+      }
     }
     __syncthreads();
   }

@@ -13,11 +13,12 @@ from itertools import product
 from math import ceil
 from typing import get_args
 
-from custom_ops.cell import Cell, Elementwise, Node, arguments_of
+from custom_ops.bounds import products_are_bounded
+from custom_ops.cell import Cell, Elementwise, arguments_of
 from custom_ops.codegen.layout import OTHER_REGISTERS, SHARED_LIMIT, GemmLayout, Layout, layout
 from custom_ops.errors import KernelError
 from custom_ops.machine import REGISTERS, REGISTERS_PER_THREAD, SCHEDULERS, WARP, Machine, read
-from custom_ops.spec import Configuration, Exchange, RecurrentSpec
+from custom_ops.spec import Configuration, Exchange, Product, RecurrentSpec
 from graph_passes.cost.grnn import FLOAT, Cost, Work, price
 
 THREADS = (128, 256, 512)  # more have too few registers for weights
@@ -30,6 +31,11 @@ LEAST_TENSOR_ROWS = 8
 MOST_TILES = 8  # of 16 columns, of one warp, whose sums registers hold
 # activations are priced as such, everything else as one FMA
 ACTIVATIONS = {"sigmoid", "tanh", "exp", "expm1", "log", "log1p", "erf", "softplus", "elu", "sin", "cos", "power"}
+VECTOR = 4  # numbers that one load brings
+ACTIVATION_INSTRUCTIONS = 20
+CROWDED, SPILLS = 240, 1.5  # registers of a thread from which the compiler keeps some in memory; the price
+SHARED_TURN = 20  # FMAs: a turn of the loop over weights in shared memory waits for them
+HIDDEN = 0.3  # of an exchange, by each further pass; measured on an H200
 SPLIT_OPERATIONS = 5  # to cut a float32 into two TF32 numbers
 
 
@@ -99,14 +105,18 @@ def predict(machine: Machine, spec: RecurrentSpec, configuration: Configuration,
     for gemm in sizes.gemms:
         step += _product(machine, spec, configuration, sizes, gemm, warps, active)
     step += Cost(0, _elementwise(machine, spec.cell, sizes.items, warps), 0, 0)
-    compute, exchange = step.total, _exchange(machine, configuration, sizes)
-    step = Cost(*(configuration.passes * part for part in (step.load, step.products, step.reduction, 0))) + exchange
-    period = max(configuration.passes * compute, compute + exchange.total)
+    exchange = _exchange(machine, configuration, sizes)
+    busy = step.total + exchange.load  # sending and receiving is done by the same threads
+    others = configuration.passes - 1
+    step = Cost(
+        *(configuration.passes * part for part in (step.load + exchange.load, step.products, step.reduction, 0))
+    )
+    step += Cost(0, 0, 0, configuration.passes * exchange.synchronisation)
     weights = FLOAT * sum(gemm.columns * gemm.depth for gemm in sizes.gemms)
     return Prediction(
         configuration,
         step,
-        hidden=step.total - period,
+        hidden=HIDDEN * others * min(exchange.synchronisation, busy),
         waves=ceil(groups / resident),
         start=weights / read(machine.load_bandwidth, active),
     )
@@ -123,16 +133,16 @@ def _product(
 ) -> Cost:
     """One pass of one matrix product of a block."""
     threads = configuration.threads
-    rows, at_once = (sizes.padded_rows, 8 * gemm.block) if configuration.product == "mma" else (sizes.rows, gemm.block)
+    rows, at_once = (sizes.padded_rows, 8 * gemm.block) if configuration.tensor_cores else (sizes.rows, gemm.block)
     turns = rows / at_once
     streamed = gemm.chunks - gemm.registers - gemm.shared
-    chunk = gemm.thread_columns * (2 if configuration.product == "mma" else 1)  # 16-byte loads of a thread
+    chunk = gemm.thread_columns * (2 if configuration.tensor_cores else 1)  # 16-byte loads of a thread
     loads = gemm.chunks * turns * (gemm.block * read(machine.shared_load, min(gemm.lanes, WARP)))
     loads += gemm.shared * turns * chunk * read(machine.shared_load, WARP)
     loads *= threads / WARP
     bytes_streamed = streamed * turns * chunk * 16 * threads
-    if configuration.product == "mma":
-        products, reduction = _tensor_product(machine, spec, gemm, warps, turns), 0.0
+    if configuration.tensor_cores:
+        products, reduction = _tensor_product(machine, spec, configuration, gemm, warps, turns), 0.0
     else:
         work = Work(
             state_bytes=0,
@@ -148,18 +158,33 @@ def _product(
         count, depth = _reduce_scatter(gemm.block * gemm.thread_columns, min(gemm.lanes, WARP))
         shuffles = turns * warps * count * machine.shuffle * machine.fma
         reduction = shuffles / read(machine.shuffle_speedup, warps * count / depth) if count else 0.0
-    reduction += (gemm.partials - 1) * sizes.items * machine.fma + machine.block_barrier
-    return Cost(bytes_streamed / read(machine.load_bandwidth, active), max(products, loads), reduction, 0)
+    turns_of_loops = turns * (gemm.shared + streamed)
+    if sizes.weights + OTHER_REGISTERS > CROWDED:
+        products *= SPILLS
+    products_and_loads = max(products, loads) + turns_of_loops * SHARED_TURN * machine.fma
+    # results go through shared memory: stored, waited for, loaded
+    reduction += (gemm.partials - 1) * sizes.items * machine.fma + 3 * machine.block_barrier
+    return Cost(bytes_streamed / read(machine.load_bandwidth, active), products_and_loads, reduction, 0)
 
 
-def _tensor_product(machine: Machine, spec: RecurrentSpec, gemm: GemmLayout, warps: int, turns: float) -> float:
-    """Chains of products that wait for each other, or all that a scheduler has to do, whichever is longer."""
-    three = spec.precision == "highest"
-    chain = turns * gemm.chunks * 2 * (3 if three else 1)
-    total = chain * gemm.thread_columns * gemm.block * warps
-    cut = turns * gemm.chunks * (8 * gemm.thread_columns + 4 * gemm.block) * warps * (SPLIT_OPERATIONS if three else 1)
-    issue = machine.fma / machine.peak_speedup
-    return max(chain * machine.tensor_chain, total * machine.tensor_rate + cut * issue)
+def _tensor_product(
+    machine: Machine, spec: RecurrentSpec, configuration: Configuration, gemm: GemmLayout, warps: int, turns: float
+) -> float:
+    """Chains of products that wait for each other, or all that a scheduler has to do, whichever is longer.
+
+    TF32 takes two instructions for a chunk and splits weights as it goes; pairs of float16 take one and are split.
+    """
+    pairs, three = configuration.product == "half", spec.precision == "highest"
+    sums = gemm.thread_columns * gemm.block
+    instructions = (1 if pairs else 2) * (3 if three else 1)
+    # partial products of different size have sums of their own, and few sums are made in more parts
+    waiting = (2 if sums < 4 else 3) if pairs else (4 if three else 2) // (2 if sums == 1 else 1)
+    steps = turns * gemm.chunks
+    cut = steps * (4 * gemm.block + (0 if pairs else 8 * gemm.thread_columns)) * (SPLIT_OPERATIONS if three else 1)
+    issue = cut * warps * machine.fma / machine.peak_speedup
+    return max(
+        steps * waiting * machine.tensor_chain, steps * instructions * sums * warps * machine.tensor_rate + issue
+    )
 
 
 def _reduce_scatter(values: int, lanes: int) -> tuple[int, int]:
@@ -172,41 +197,48 @@ def _reduce_scatter(values: int, lanes: int) -> tuple[int, int]:
 
 
 def _elementwise(machine: Machine, cell: Cell, items: int, warps: int) -> float:
-    """What is done between products, for all of a thread's units."""
-    count, depth, plain = _operations(cell)
-    speedup = min(
-        read(machine.warps_speedup, warps) * read(machine.rows_speedup, max(1.0, count / max(depth, 1))),
-        machine.peak_speedup,
-    )
-    return items * warps * (count * machine.activation + plain * machine.fma) / speedup
+    """What is done between products for the units of a thread: the longest chain of one, the issue of the others."""
+    work = _operations(cell)
+    chain = work.chain_activations * machine.activation + work.chain_others * machine.fma
+    issue = (ACTIVATION_INSTRUCTIONS * work.activations + work.others) * machine.fma / machine.peak_speedup
+    return chain + (items * warps - 1) * issue
+
+
+@dataclass(frozen=True)
+class _Operations:
+    """Of one step: activations and all other elementwise operations, and those of the longest chain."""
+
+    activations: int
+    others: int
+    chain_activations: int
+    chain_others: int
 
 
 @cache
-def _operations(cell: Cell) -> tuple[int, int, int]:
-    """Activations, the most of them in a row, and all other elementwise operations."""
-
-    def is_activation(node: Node) -> bool:
-        return isinstance(node, Elementwise) and node.op in ACTIVATIONS
-
-    depth: list[int] = []
+def _operations(cell: Cell) -> _Operations:
+    longest: list[tuple[int, int]] = []
+    activations = others = 0
     for node in cell.nodes:
-        below = max((depth[argument] for argument in arguments_of(node)), default=0)
-        depth.append(below + is_activation(node))
-    count = sum(map(is_activation, cell.nodes))
-    return count, max(depth, default=0), sum(isinstance(node, Elementwise) for node in cell.nodes) - count
+        before = max((longest[argument] for argument in arguments_of(node)), default=(0, 0))
+        costly = isinstance(node, Elementwise) and node.op in ACTIVATIONS
+        other = isinstance(node, Elementwise) and not costly
+        activations, others = activations + costly, others + other
+        longest.append((before[0] + costly, before[1] + other))
+    return _Operations(activations, others, *max(longest, default=(0, 0)))
 
 
 def _exchange(machine: Machine, configuration: Configuration, sizes: Layout) -> Cost:
     """Handing round the results of one pass, once for each stage's buffer."""
     load = waits = 0.0
     for buffer in sizes.buffers:
-        everything = FLOAT * sizes.rows * buffer.operands * buffer.width * configuration.ctas
+        numbers = sizes.rows * buffer.operands * buffer.width * configuration.ctas
         if configuration.exchange == "cluster":
-            load += everything / machine.cluster_bandwidth
+            load += FLOAT * numbers / machine.cluster_bandwidth
             waits += machine.cluster_handoff
         elif configuration.exchange == "grid":
-            load += everything / machine.grid_bandwidth
-            waits += machine.grid_handoff
+            loads = ceil(numbers / VECTOR / configuration.threads)  # of a thread, one after the other
+            load += (loads - 1) * machine.grid_poll
+            waits += read(machine.grid_handoff, configuration.ctas)
         waits += machine.block_barrier
     return Cost(load, 0, 0, waits)
 
@@ -223,6 +255,9 @@ def _shapes(
     machine: Machine, spec: RecurrentSpec, batch: int, exchange: Exchange, group_sizes: list[int]
 ) -> Iterator[Configuration]:
     """Configurations before their weights are placed."""
+    tensor_products: tuple[Product, ...] = ("mma",) if machine.tensor_rate else ()
+    if tensor_products and spec.precision == "highest" and products_are_bounded(spec.cell):
+        tensor_products = ("half", *tensor_products)
     for ctas in group_sizes:
         tiles = ceil(spec.cell.blocks * ceil(spec.units / ctas / 4) * 4 / 16)
         resident = _resident(machine, Configuration(ctas=ctas, exchange=exchange))
@@ -231,9 +266,9 @@ def _shapes(
                 if rows % passes or lanes > threads:
                     continue
                 yield Configuration(rows, passes, ctas, threads, lanes, 0, 0, "fma", exchange)
-                mma = machine.tensor_rate and lanes >= WARP and tiles <= MOST_TILES * (threads // lanes)
-                if mma and rows // passes >= LEAST_TENSOR_ROWS:
-                    yield Configuration(rows, passes, ctas, threads, lanes, 0, 0, "mma", exchange)
+                if lanes >= WARP and rows // passes >= LEAST_TENSOR_ROWS and tiles <= MOST_TILES * (threads // lanes):
+                    for kind in tensor_products:
+                        yield Configuration(rows, passes, ctas, threads, lanes, 0, 0, kind, exchange)
 
 
 def _holds(spec: RecurrentSpec, ctas: int) -> bool:

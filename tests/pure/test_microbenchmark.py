@@ -25,7 +25,7 @@ def one_iteration(point: Point) -> float:
         latency = {"state_load": 300.0, "cluster_exchange": 200.0, "grid_exchange": 600.0}[kind]
         return latency + 4 * point.size / (8.0 if point.blocks < 100 else 4.0)
     if kind == "shared_loads":
-        return 8 * 16 * 0.5 * max(1.0, point.size / 8)
+        return microbenchmark.LOADS * 16 * 0.5 * max(1.0, point.size / 8)
     return {"activations": 60.0, "block_barrier": 15.0, "cluster_barrier": 220.0, "grid_barrier": 1000.0}.get(
         kind, 17.0
     )
@@ -55,7 +55,9 @@ def test_state_costs_a_latency_and_its_bytes(machine):
     assert machine.load_latency == pytest.approx(300)
     assert [read(machine.load_bandwidth, share) for share in (0.5, 1.0)] == pytest.approx([8, 4], rel=1e-3)
     assert (machine.cluster_handoff, machine.cluster_bandwidth) == pytest.approx((200, 8), rel=1e-3)
-    assert (machine.grid_handoff, machine.grid_bandwidth) == pytest.approx((600, 4), rel=1e-3)
+    # 1024 numbers are one load of a thread, 4096 four
+    assert [read(machine.grid_handoff, blocks) for blocks in (12, 100)] == pytest.approx([600 + 512, 600 + 1024])
+    assert machine.grid_poll == pytest.approx((4096 - 1024) / 3)
 
 
 def test_shared_memory_serves_eight_threads_at_once(machine):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -267,13 +268,17 @@ class _Results:
 
 
 def _run(ops: ModuleType, cell: Cell, inputs: Sequence[Sequence[tf.Tensor]], **attributes: Any) -> Any:
+    """The op with all of `attributes`; where no GPU program was made for it, on the CPU."""
+    import tensorflow as tf
+
     names = ("sequences", "invariants", "vectors", "matrices", "states")
-    return ops.tfmem_recurrent(
-        **dict(zip(names, inputs, strict=True)),
-        No=attributes["directions"] * len(cell.outputs),
-        cell=cell.to_text(),
-        **attributes,
-    )
+    with contextlib.nullcontext() if attributes.get("programs") else tf.device("/device:CPU:0"):
+        return ops.tfmem_recurrent(
+            **dict(zip(names, inputs, strict=True)),
+            No=attributes["directions"] * len(cell.outputs),
+            cell=cell.to_text(),
+            **attributes,
+        )
 
 
 def _saved(tensor: tf.Tensor, guarded: bool) -> tf.Tensor:

@@ -64,7 +64,7 @@ class Literal:
     values: tuple[bool | int | float, ...]
 
 
-Scalar: TypeAlias = bool | int | float | str | DataType
+Scalar: TypeAlias = bool | int | float | str | bytes | DataType
 AttrValue: TypeAlias = Scalar | Shape | Literal | tuple[Scalar, ...]
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 from graph_passes.errors import InvalidBudgetError, OptionsError
 from graph_passes.offload.options import OffloadOptions
+from graph_passes.recurrent.options import RecurrentOptions
 
 Budget = int | float | str | None
 PassName = Literal["recurrent", "offload"]
@@ -34,16 +35,18 @@ class Options:
         passes: the passes to run, in the pipeline's order: "recurrent" swaps recurrent layers for persistent kernels,
             "offload" keeps a step within its memory budget.
         offload: options of the offload pass, its policy among them.
+        recurrent: options of the recurrent pass, its precision among them.
         input_shapes: static shapes of inputs, by name, where the graph leaves a dimension open.
         device: the device whose memory is planned, as TensorFlow names it; "" for the first GPU, else the CPU.
         observe: whether the first steps measure op times and memory before the plan is made final. Without, the plan
             rests on a cached profile or on estimates.
-        cache_directory: where profiles are kept; "" keeps none.
+        cache_directory: where profiles and GPU kernels are kept; "" keeps none.
     """
 
     memory_budget: Budget = None
     passes: tuple[PassName, ...] = ("recurrent", "offload")
     offload: OffloadOptions = field(default_factory=OffloadOptions)
+    recurrent: RecurrentOptions = field(default_factory=RecurrentOptions)
     input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     device: str = ""
     observe: bool = True

@@ -30,12 +30,14 @@ class Target:
         description: what it is, "NVIDIA H200".
         memory: bytes TensorFlow may use of it; on the CPU, the machine's memory.
         profile: what it can do.
+        ordinal: which of its type it is, as the driver counts them.
     """
 
     name: str
     description: str
     memory: int
     profile: profiles.Device
+    ordinal: int = 0
 
     @property
     def is_gpu(self) -> bool:
@@ -69,9 +71,10 @@ def find_target(wanted: str, library: Library) -> Target:
         return Target(short, "CPU", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), profiles.load("cpu"))
     index = [device.name for device in logical if device.device_type == "GPU"].index(name)
     physical = tf.config.list_physical_devices("GPU")
-    details = tf.config.experimental.get_device_details(physical[min(index, len(physical) - 1)])
+    ordinal = min(index, len(physical) - 1)
+    details = tf.config.experimental.get_device_details(physical[ordinal])
     description = str(details.get("device_name", "GPU"))
-    return Target(short, description, memory(library, short).bytes_limit, profiles.detect(description))
+    return Target(short, description, memory(library, short).bytes_limit, profiles.detect(description), ordinal)
 
 
 def conditions(target: Target) -> dict[str, Any]:

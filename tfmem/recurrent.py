@@ -16,11 +16,16 @@ from tfmem.capture.build import FeedShapes, shaped_graph
 from tfmem.capture.captured import Captured, op_name
 from tfmem.capture.differentiate import gradients
 from tfmem.capture.inline import implementations, inline_calls
+from tfmem.config import Options
+from tfmem.devices import Target
+from tfmem.tuning import with_programs
 
 CARRIERS = frozenset({"While", "StatelessWhile", "Enter", "CudnnRNN", "CudnnRNNV2", "CudnnRNNV3", "Unpack"})
 
 
-def swap_recurrent(captured: Captured, feed_shapes: FeedShapes | None = None) -> tuple[Captured, RecurrentPlan]:
+def swap_recurrent(
+    captured: Captured, target: Target, options: Options, feed_shapes: FeedShapes | None = None
+) -> tuple[Captured, RecurrentPlan]:
     """`captured` with its recurrent layers swapped, before Grappler sees it; itself where nothing matches.
 
     Calls are brought to the top level. One of several implementations (tf_keras: `api_implements`) is, if all of its
@@ -28,6 +33,8 @@ def swap_recurrent(captured: Captured, feed_shapes: FeedShapes | None = None) ->
 
     Args:
         captured: what capture gave.
+        target: the device that will run it; a GPU's kernels are made here.
+        options: the user's.
         feed_shapes: shapes of feeds ("x:0"), where better known than in the graph.
 
     Raises:
@@ -41,14 +48,14 @@ def swap_recurrent(captured: Captured, feed_shapes: FeedShapes | None = None) ->
         inlined = replace(captured, graph_def=inline_calls(captured.graph_def, fetched, chosen))
         inferred = shaped_graph(inlined, feed_shapes=feed_shapes)
         graph = serde.from_graph_def(inlined.graph_def, inferred=inferred, functions=True)
-        plan = plan_whole(graph, fetched, gradients)
+        plan, programs = with_programs(plan_whole(graph, fetched, gradients), target, options)
         kept = [f for f, calls in chosen.items() if any(_inside(loop.name, calls) for loop in plan.unmatched)]
         if not kept:
             break
         chosen = {function: calls for function, calls in chosen.items() if function not in kept}
     if not plan.matches:
         return captured, plan
-    apply_recurrent(plan, graph)
+    apply_recurrent(plan, graph, precision=options.recurrent.precision, programs=programs)
     return _captured(inlined, graph), plan
 
 

@@ -110,7 +110,9 @@ class ManagedStep:
         self._base = self._concrete
         if not self._engine.swaps:
             return
-        self._source, self._swaps = swap_recurrent(self._source, self._engine.feed_shapes)
+        self._source, self._swaps = swap_recurrent(
+            self._source, self._engine.target, self._engine.options, self._engine.feed_shapes
+        )
         if self._swaps.matches:
             optimized = run_grappler(self._source, device=self._engine.target.kind)
             self._base = restore_concrete(self._concrete, optimized, optimized.graph_def, self._engine.feed_shapes)

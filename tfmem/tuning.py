@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeAlias
 
 from custom_ops.errors import KernelError
 from custom_ops.jit import microbenchmark
 from custom_ops.jit.bench import DeviceBench
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.device import Device
-from custom_ops.jit.nvrtc import compiler_version
 from custom_ops.jit.tune import BATCHES, TIME_STEPS, TunedRecurrent, tune
 from custom_ops.machine import Machine
 from custom_ops.spec import Configuration, Precision, RecurrentSpec
 from graph_passes.cost.recurrent import rank
-from graph_passes.recurrent.match import RecurrentPlan
+from graph_passes.recurrent.match import RecurrentPlan, Unmatched
+from graph_passes.recurrent.options import RecurrentOptions
+from tfmem.config import Options
+from tfmem.devices import Target
+
+Programs: TypeAlias = Mapping[str, tuple[bytes, ...]]
 
 
 def tuned_kernels(
@@ -55,29 +62,64 @@ def tuned_kernels(
         return found
 
 
-def programs_for(
-    plan: RecurrentPlan, folder: Path, precision: Precision = "highest", progress: bool = True, ordinal: int = 0
-) -> tuple[dict[str, tuple[bytes, ...]], dict[str, str]]:
-    """GPU programs for the launches of a plan, by name; and for those that get none, why.
+def with_programs(plan: RecurrentPlan, target: Target, options: Options) -> tuple[RecurrentPlan, Programs]:
+    """What of `plan` the target can run, and the GPU programs of its launches, by name.
 
-    A launch without programs runs the op's own, slower kernels. Launches of equal cells share theirs.
-
-    Raises:
-        KernelError: there is no GPU or no compiler.
+    On a CPU that is all of it, without programs. On a GPU a match whose kernels cannot be made stays as it is, with the
+    reason.
     """
-    with Device(ordinal):  # raises where there is none
-        compiler_version()
+    if not target.is_gpu or not plan.matches:
+        return plan, {}
     programs: dict[str, tuple[bytes, ...]] = {}
     reasons: dict[str, str] = {}
+    with _folder(options.cache_directory) as folder:
+        for spec, names in _specifications(plan, options.recurrent.precision, reasons).items():
+            try:
+                blobs = _blobs(spec, folder, options.recurrent, target.ordinal)
+            except KernelError as error:
+                reasons |= dict.fromkeys(names, str(error))
+            else:
+                programs |= dict.fromkeys(names, blobs)
+    kept, left = [], []
+    for match in plan.matches:
+        reason = next((reasons[launch.name] for launch in match.launches if launch.name in reasons), None)
+        if reason is None:
+            kept.append(match)
+        else:
+            left.append(Unmatched(match.name, match.carrier, reason))
+    return RecurrentPlan(tuple(kept), (*plan.unmatched, *left)), programs
+
+
+def _specifications(
+    plan: RecurrentPlan, precision: Precision, reasons: dict[str, str]
+) -> dict[RecurrentSpec, list[str]]:
+    """The distinct kernels of a plan, and the launches that want them; `reasons` takes what no GPU kernel is for."""
+    found: dict[RecurrentSpec, list[str]] = {}
     for launch in (launch for match in plan.matches for launch in match.launches):
         try:
             spec = RecurrentSpec(launch.cell, launch.units, launch.dtype, precision, len(launch.directions))  # type: ignore[arg-type]
-            (tuned,) = tuned_kernels([spec], folder, progress=progress, ordinal=ordinal)
         except KernelError as error:
             reasons[launch.name] = str(error)
         else:
-            programs[launch.name] = tuple(tuned.blobs())
-    return programs, reasons
+            found.setdefault(spec, []).append(launch.name)
+    return found
+
+
+def _blobs(spec: RecurrentSpec, folder: Path, options: RecurrentOptions, ordinal: int) -> tuple[bytes, ...]:
+    (tuned,) = tuned_kernels(
+        [spec], folder, options.batches, options.time_steps, options.candidates, options.progress, ordinal
+    )
+    return tuple(tuned.blobs())
+
+
+@contextmanager
+def _folder(cache_directory: str) -> Iterator[Path]:
+    """Where kernels are kept: for good, or for this call if there is no cache."""
+    if cache_directory:
+        yield Path(cache_directory) / "kernels"
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
 
 
 def ranked(

@@ -69,14 +69,30 @@ def _rewrite_function(function: Any, rewrite: Rewrite) -> Any:
     traces = [(trace, rewrite(trace)) for trace in _traces(function)]
     if all(old is new for old, new in traces):
         return function
-    callee = traces[0][1]
 
     @tf.function(autograph=False)
     def rewritten(*args: Any, **kwargs: Any) -> Any:
+        # Saving may trace once more, so the trace is found by what it is called with.
+        callee = next(new for old, new in traces if _takes(old, args, kwargs))
         return callee(*args, **kwargs)
 
-    for old, new in traces:
-        callee = new  # what this trace calls
+    for old, _ in traces:
         args, kwargs = old.structured_input_signature
         rewritten.get_concrete_function(*args, **kwargs)
     return rewritten
+
+
+def _takes(trace: ConcreteFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether `trace` was made for such arguments: equal values, and tensors of its specs."""
+    wanted, given = trace.structured_input_signature, (args, kwargs)
+    try:
+        tf.nest.assert_same_structure(wanted, given, expand_composites=True)
+    except (TypeError, ValueError):
+        return False
+    pairs = zip(*(tf.nest.flatten(each, expand_composites=True) for each in (wanted, given)), strict=True)
+    return all(
+        tf.is_tensor(value) and spec.dtype == value.dtype and spec.shape.is_compatible_with(value.shape)
+        if isinstance(spec, tf.TensorSpec)
+        else spec == value
+        for spec, value in pairs
+    )

@@ -25,6 +25,7 @@ import torch
 from benchmarks import recurrent_ours as ours
 from benchmarks.offload import FORMAT, load, machine, save
 from benchmarks.recurrent_cases import BOUNDS, Case, Chip, chosen, fastest, floor
+from benchmarks.recurrent_kernels import prepare
 from benchmarks.recurrent_peers import (
     Problem,
     Run,
@@ -52,8 +53,11 @@ def main(arguments: list[str] | None = None) -> int:
     results["machine"] = machine() | {"versions": versions()}
     deadline = time.monotonic() + options.total_seconds
     failed = 0
+    known = results["cases"]
+    waiting = [case for case in cases if options.again or known.get(case.name, {}).get("status") != "ok"]
+    print(f"compiled in {prepare(waiting, None if options.exhaustive else options.top):.0f} s", flush=True)
     for case in cases:
-        if results["cases"].get(case.name, {}).get("status") == "ok" and not options.again:
+        if case not in waiting:
             print(f"{case.name}: from before", flush=True)
             continue
         if time.monotonic() > deadline:

@@ -5,33 +5,20 @@ before the sweep, and after the backward sweep one for each gradient of a matrix
 
 from __future__ import annotations
 
-import tempfile
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from benchmarks.recurrent_cases import Case
+from benchmarks.recurrent_kernels import cell_of, choose, gradient_of
 from benchmarks.recurrent_peers import Layer, Problem, Run
-from custom_ops import cells
 from custom_ops.cell import Cell
-from custom_ops.differentiate import Gradient, Request, differentiate
-from custom_ops.jit import microbenchmark
-from custom_ops.jit.bench import DeviceBench
-from custom_ops.jit.cache import Cache
-from custom_ops.jit.device import Device
+from custom_ops.differentiate import Gradient
 from custom_ops.jit.launch import Launcher
 from custom_ops.jit.program import Program
-from custom_ops.jit.tune import TunedRecurrent, tune
-from custom_ops.machine import Machine
-from custom_ops.spec import Configuration, RecurrentSpec
-from graph_passes.cost import recurrent as model
 
-HOPELESS = 2.0  # an exhaustive search leaves out what is predicted to be this many times slower than the best
-FOLDER = Path(tempfile.gettempdir()) / "tfmem_benchmark"
 TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 # of PyTorch's gates (reset, update, candidate) those of Keras (update, reset, candidate)
 KERAS_ORDER = {"gru": (1, 0, 2)}
@@ -79,11 +66,6 @@ class Sweep:
         self.launcher(self.steps, self.batch, [pointers], scratch, status, stream, (reverse,))
 
 
-def cell_of(case: Case) -> Cell:
-    """The cell of a layer."""
-    return cells.lstm() if case.layer == "lstm" else cells.gru(reset_after=case.layer == "gru")
-
-
 def build(problem: Problem, precision: str, top: int = 5, exhaustive: bool = False) -> Ours:
     """Choose kernels for a case, or read the choice made before.
 
@@ -92,10 +74,8 @@ def build(problem: Problem, precision: str, top: int = 5, exhaustive: bool = Fal
     """
     case, cell = problem.case, cell_of(problem.case)
     dtype = TYPES.get(precision, torch.float32)
-    spec = RecurrentSpec(cell, case.units, "float32" if dtype == torch.float32 else precision, precision)  # type: ignore[arg-type]
-    gradient = differentiate(cell, Request(finals=())) if case.training else None
-    specs = [replace(spec, cell=gradient.forward), replace(spec, cell=gradient.backward)] if gradient else [spec]
-    programs, report = _choose(specs, case, None if exhaustive else top)
+    gradient = gradient_of(case)
+    programs, report = choose(case, precision, None if exhaustive else top)
     layers = [_Layer(case, weights, cell, programs, gradient, dtype) for weights in problem.layers]
     inputs = problem.inputs.to(dtype)
 
@@ -182,46 +162,6 @@ class _Layer:
         else:
             recurrent_bias = input_bias
         return [(gates @ self.input).view(self.shape), gates.t() @ self.sequence, recurrent, input_bias, recurrent_bias]
-
-
-def _choose(specs: list[RecurrentSpec], case: Case, top: int | None) -> tuple[list[Program], dict[str, Any]]:
-    """A program for each specification, and what was tried."""
-    began = time.perf_counter()
-    cache = Cache(FOLDER)
-    with Device() as device:
-        machine = microbenchmark.measure(device, cache)
-
-        def chosen(spec: RecurrentSpec) -> TunedRecurrent:
-            def candidates(batch: int) -> list[tuple[Configuration, float]]:
-                ranked = model.rank(machine, spec, batch, case.steps)
-                times = [(each.configuration, each.nanoseconds(case.steps)) for each in ranked]
-                return [each for each in times if each[1] <= HOPELESS * times[0][1]]
-
-            bench = DeviceBench(spec, device, cache)
-            return tune(bench, candidates, cache, (case.batch,), case.steps, top, progress=False)
-
-        found = [chosen(spec) for spec in specs]
-    seconds = time.perf_counter() - began
-    report = [
-        {
-            "configuration": vars(tuned.chosen[0].configuration),
-            "nanoseconds": tuned.chosen[0].measured,
-            "parts": _parts(machine, spec, tuned.chosen[0].configuration, case.batch),
-            "trials": [{**vars(trial), "configuration": vars(trial.configuration)} for trial in tuned.trials],
-        }
-        for spec, tuned in zip(specs, found, strict=True)
-    ]
-    return [tuned.programs[0] for tuned in found], {
-        "machine": machine.to_json(),
-        "kernels": report,
-        "selection_seconds": seconds,
-    }
-
-
-def _parts(machine: Machine, spec: RecurrentSpec, configuration: Configuration, batch: int) -> dict[str, float]:
-    """What the model says a step is made of."""
-    prediction = model.predict(machine, spec, configuration, batch)
-    return {**vars(prediction.step), "hidden": prediction.hidden}
 
 
 def _as_torch(case: Case, found: Tensors) -> Tensors:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache as remember
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,9 @@ class DeviceBench:
 
     def compile(self, configurations: Sequence[Configuration]) -> None:
         """Into the cache, in another process; any thread may call."""
-        compile_ahead(self.spec, configurations, self._device.arch, self._cache)
+        missing = [configuration for configuration in configurations if not self._is_kept(configuration)]
+        if missing:
+            compile_ahead(self.spec, missing, self._device.arch, self._cache)
 
     def build(self, configuration: Configuration, max_batch: int = ANY_BATCH) -> Program:
         """The program, from the cache if it is there.
@@ -71,6 +73,13 @@ class DeviceBench:
         if device.download(self._status, np.zeros(1, np.int32))[0]:
             raise KernelError("its blocks did not run at once, and the fallback took over")
         return Measured(1e6 * milliseconds, launcher.registers, launcher.local)
+
+    def _is_kept(self, configuration: Configuration) -> bool:
+        try:
+            build(self.spec, configuration, self._device.arch, _Kept(self._cache.folder))
+        except (LookupError, KernelError):
+            return False
+        return True
 
     def _scratch_of(self, size: int) -> int:
         if not self._status:
@@ -114,6 +123,16 @@ class DeviceBench:
         if self.spec.dtype == "bfloat16":
             return (values.view(np.uint32) >> 16).astype(np.uint16)
         return values
+
+
+class _Kept(Cache):
+    """What a cache holds already."""
+
+    def get(self, key: str, make: Callable[[], bytes]) -> bytes:
+        def missing() -> bytes:
+            raise LookupError(key)
+
+        return super().get(key, missing)
 
 
 def _identity(spec: RecurrentSpec, device: Device) -> Iterator[str]:

@@ -168,6 +168,15 @@ def _groups(direction: Direction) -> tuple[tuple[TensorId, ...], ...]:
     )
 
 
+def reads(node: NewNode | Launch) -> Iterator[TensorId]:
+    """The tensors that a new node reads."""
+    if isinstance(node, NewNode):
+        yield from node.inputs
+    else:
+        for direction in node.directions:
+            yield from direction.tensors()
+
+
 @dataclass(frozen=True)
 class Match:
     """One recurrence and its replacement.

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from graph_passes.ir import Graph, TensorId
 from graph_passes.recurrent.hoist import Names
-from graph_passes.recurrent.match import Launch, Match, NewNode
+from graph_passes.recurrent.match import Launch, Match, NewNode, reads
 from graph_passes.recurrent.swap import Swap
 
 
@@ -48,7 +48,7 @@ def _depends(graph: Graph, later: Match, earlier: Match) -> bool:
     """Whether `later` needs a result of `earlier`."""
     made = {old.node for old, _ in earlier.rewired} | set(earlier.removed)
     seen: set[str] = set()
-    waiting = [tensor.node for node in later.nodes for tensor in _reads(node) if tensor.node in graph.nodes]
+    waiting = [tensor.node for node in later.nodes for tensor in reads(node) if tensor.node in graph.nodes]
     while waiting:
         name = waiting.pop()
         if name in made:
@@ -91,11 +91,3 @@ def _joined(forward: Match, backward: Match, names: Names) -> Match:
 
 def _reading(node: NewNode, moved: dict[TensorId, TensorId]) -> NewNode:
     return replace(node, inputs=tuple(moved.get(tensor, tensor) for tensor in node.inputs))
-
-
-def _reads(node: NewNode | Launch) -> Iterator[TensorId]:
-    if isinstance(node, NewNode):
-        yield from node.inputs
-    else:
-        for direction in node.directions:
-            yield from direction.tensors()

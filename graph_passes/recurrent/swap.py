@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from graph_passes.ir import AttrValue, DataType, Graph, Node, TensorId
-from graph_passes.ops import EXTERNAL
-from graph_passes.recurrent.hoist import DRAWS, READS, SHAPE_DTYPE, Names, Prelude
+from graph_passes.recurrent.hoist import DRAWS, READS, SHAPE_DTYPE, Form, Hoisted, Names, Prelude
 from graph_passes.recurrent.hoisting import FIXED, STATE, Hoister
 from graph_passes.recurrent.lengths import Key, bound_key, dimension_key, scalar_key
 from graph_passes.recurrent.lists import ARRAYS, is_size, is_stack, list_size, list_source, read_item, written_item
@@ -15,6 +14,7 @@ from graph_passes.recurrent.loops import Loop, Unreadable, classify, passed, sca
 from graph_passes.recurrent.match import Direction, Launch, Match, NewNode
 from graph_passes.recurrent.read import Reader
 from graph_passes.recurrent.reverse import fold_outputs, is_reversed
+from graph_passes.recurrent.trim import trimmed
 
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 
@@ -70,6 +70,8 @@ class _Swapper:
         self.hoister = Hoister(graph, loop, self.variables, self.prelude, self.reverse)
         self.reader = Reader(loop, self.variables, self.units, self.dtype, self.hoister, self.prelude)
         self.launch_name = names.fresh(f"{loop.name}/tfmem/recurrent")
+        self.outputs: dict[int, dict[TensorId, int]] = {}  # for each list, the cell's outputs that make it
+        self.last: dict[int, list[int]] = {}  # for each list of one item, the states that it is made of
         self.longer: dict[int, TensorId] = {}  # lists with more items than the loop has steps
         self.rewired: list[tuple[TensorId, TensorId]] = []
 
@@ -172,17 +174,16 @@ class _Swapper:
         after = [self._state(result) for result in results]
         initial = [self.loop.initial[place] for place in variables.states]
         outputs: list[tuple[int, ...]] = []
-        self.outputs: dict[int, tuple[str, list[int]]] = {}  # list -> ("output", [index]) or ("final", indices)
         for place, write in self.writes.items():
             if write.every_step:
                 self._require_length(place, self.time)
-                if self.hoister.level(write.value) == STATE:
-                    outputs.append(self._output(write.value))
-                    self.outputs[place] = ("output", [len(outputs) - 1])
+                self.outputs[place] = {}
+                for source in self._frontier(write.value):
+                    self.outputs[place][source] = len(outputs)
+                    outputs.append(self._output(source))
             else:
                 self._require_length(place, 1)
-                kept = [self._keep(column, after, initial) for column in self._output(write.value)]
-                self.outputs[place] = ("final", kept)
+                self.last[place] = [self._keep(column, after, initial) for column in self._output(write.value)]
         if not reader.leaves.sequences:  # the op counts steps by its sequences
             dims = self.prelude.shape((self.prelude.time, self.prelude.batch))
             zero = self.prelude.constant(self.dtype, (), [0.0])
@@ -215,6 +216,28 @@ class _Swapper:
         if len(columns) != 1 or self.reader.builder.scalar[columns[0]]:
             raise Unreadable(f"'{node.name}' ({node.op}) gives a state {len(columns)} columns, or one number a row")
         return columns[0]
+
+    def _frontier(self, value: TensorId) -> list[TensorId]:
+        """What the cell has to give out so that `value` can be computed from it behind the loop, of all steps at once.
+
+        `value` itself, where a cell can say it: nothing depends on an output but other outputs.
+        """
+        found: dict[TensorId, None] = {}
+        waiting = [value]
+        while waiting:
+            tensor = waiting.pop()
+            if self.hoister.level(tensor) != STATE or tensor in found:
+                continue
+            try:
+                self._output(tensor)
+            except Unreadable:
+                node = self.loop.body.graph[tensor.node]
+                if not node.inputs:
+                    raise
+                waiting += node.inputs
+            else:
+                found[tensor] = None
+        return list(found)
 
     def _output(self, value: TensorId) -> tuple[int, ...]:
         columns = self.reader.columns(value)
@@ -305,16 +328,13 @@ class _Swapper:
 
     def _whole(self, launch: Launch, place: int, value: TensorId) -> tuple[TensorId, bool]:
         """The list's items as one tensor, and whether it is in the loop's order whatever the direction."""
-        prelude, shape = self.prelude, self.hoister.shape(value)
-        if place not in self.outputs:
-            hoisted = self.hoister.hoisted(value)
-            return prelude.steps(hoisted if hoisted.form.name != "FIXED" else prelude.fixed_rows(hoisted)), False
-        kind, indices = self.outputs[place]
-        if kind == "output":
-            tensor = launch.output(indices[0])
-            narrow = len(shape) == 2 and shape[1] == 1 and self.units != 1
-            dims = (prelude.time, prelude.batch, 1)
-            return (prelude.reshape(tensor, self.dtype, dims) if narrow else tensor), False
+        prelude = self.prelude
+        if place not in self.last:
+            given = {source: self._given(launch, source, index) for source, index in self.outputs[place].items()}
+            behind = Hoister(self.graph, self.loop, self.variables, prelude, self.reverse, given=given)
+            hoisted = behind.hoisted(value)
+            return prelude.steps(prelude.fixed_rows(hoisted) if hoisted.form is Form.FIXED else hoisted), False
+        indices = self.last[place]
         finals = [launch.final(index) for index in indices]
         joined = finals[0]
         if len(finals) > 1:
@@ -325,6 +345,12 @@ class _Swapper:
         attrs = {"T": DataType(self.dtype), "Tdim": DataType(SHAPE_DTYPE)}
         return prelude.once("ExpandDims", [joined, first], attrs), True
 
+    def _given(self, launch: Launch, source: TensorId, index: int) -> Hoisted:
+        shape, tensor = self.hoister.shape(source), launch.output(index)
+        if len(shape) == 2 and shape[1] == 1 and self.units != 1:
+            tensor = self.prelude.reshape(tensor, self.dtype, (self.prelude.time, self.prelude.batch, 1))
+        return Hoisted(tensor, Form.STEPS, shape, self.dtype)
+
     def _rewire_rest(self) -> None:
         """Counters and invariants behind the loop."""
         for place, final in enumerate(self.loop.finals):
@@ -334,63 +360,3 @@ class _Swapper:
                 self.rewired.append((final, self.loop.initial[place]))
             elif place in self.variables.counters:
                 self.rewired.append((final, self._count(self.graph.specs[self.loop.initial[place]].dtype)))
-
-
-def trimmed(
-    graph: Graph,
-    loop: Loop,
-    nodes: list[NewNode | Launch],
-    rewired: list[tuple[TensorId, TensorId]],
-    keep: Collection[str],
-) -> Match:
-    """The match, without rewirings and new nodes that nobody needs, and with all old nodes that are then dead."""
-    dead = _dead(graph, loop, nodes, rewired, keep)
-    taken = [(old, new) for old, new in rewired if old.node in loop.nodes and old.node in keep]
-    alive = [(old, new) for old, new in rewired if any(use.node not in dead for use in graph.uses(old))] + [
-        pair for pair in taken if not graph.uses(pair[0])
-    ]
-    needed = {new.node for _, new in alive} | {node.name for node in nodes if isinstance(node, Launch)}
-    kept: list[NewNode | Launch] = []
-    for node in reversed(nodes):
-        if node.name in needed:
-            kept.append(node)
-            needed.update(tensor.node for tensor in _reads(node))
-    kept.reverse()
-    return Match(
-        name=loop.name,
-        carrier=loop.carrier,
-        nodes=tuple(kept),
-        rewired=tuple(alive),
-        removed=tuple(sorted(_dead(graph, loop, kept, alive, keep))),
-        renamed=tuple((old.node, new) for old, new in taken),
-    )
-
-
-def _reads(node: NewNode | Launch) -> list[TensorId]:
-    if isinstance(node, Launch):
-        return [tensor for direction in node.directions for tensor in direction.tensors()]
-    return list(node.inputs)
-
-
-def _dead(
-    graph: Graph,
-    loop: Loop,
-    nodes: list[NewNode | Launch],
-    rewired: list[tuple[TensorId, TensorId]],
-    keep: Collection[str],
-) -> set[str]:
-    unread = {old for old, _ in rewired}
-    needed = {tensor.node for node in nodes for tensor in _reads(node)} | {new.node for _, new in rewired} | set(keep)
-    dead = set(loop.nodes)
-    waiting = [tensor.node for name in loop.nodes for tensor in graph[name].inputs] + [old.node for old, _ in rewired]
-    while waiting:
-        node = graph[waiting.pop()]
-        if node.name in dead or node.name in needed or (node.op in EXTERNAL and node.op not in ("Const", *READS)):
-            continue
-        if node.stateful and node.op not in READS | ARRAYS:
-            continue
-        read = [use.node for tensor in graph.tensors(node) if tensor not in unread for use in graph.uses(tensor)]
-        if all(reader in dead for reader in (*read, *graph.waiting(node))):
-            dead.add(node.name)
-            waiting += [tensor.node for tensor in node.inputs]
-    return dead

@@ -17,6 +17,7 @@ import tfmem
 from custom_ops.load import load
 from graph_passes.recurrent.match import RECURRENT_OP, RecurrentPlan
 from tfmem.capture.function import capture_concrete, restore_concrete
+from tfmem.devices import find_target
 from tfmem.recurrent import swap_recurrent
 
 LOOPS = ("While", "StatelessWhile", "PartitionedCall", "StatefulPartitionedCall", "LoopCond")
@@ -41,7 +42,7 @@ LENGTHS = np.arange(TIME)[None] < np.array([7, 3, 1, 0, 5])[:, None]
 def swap(function: Callable[..., Any], *specs: Any) -> tuple[Any, Any, RecurrentPlan, list[str]]:
     """The trace, the swapped function, what was done, and the op types that run."""
     trace = tf.function(autograph=False)(lambda *inputs: function(*inputs)).get_concrete_function(*specs)  # noqa: PLW0108
-    captured, plan = swap_recurrent(capture_concrete(trace))
+    captured, plan = swap_recurrent(capture_concrete(trace), find_target("", load()), tfmem.Options())
     ops = [node.op for node in captured.graph_def.node]
     return trace, restore_concrete(trace, captured, captured.graph_def), plan, ops
 
@@ -324,6 +325,8 @@ BY_HAND: dict[str, tuple[Callable[[Any], Any]]] = {
     "a state that stays": (loop(lambda x, s, t: (plain(x, s[0]) + s[1], [plain(x, s[0]), s[1]]), 2),),
     "an output of one number a row": (loop(with_output(lambda x, h: tf.reduce_sum(h, 1))),),
     "an output of one column": (loop(with_output(lambda x, h: tf.reduce_max(x, 1, keepdims=True))),),
+    "an output of another width": (loop(with_output(lambda x, h: h @ data(UNITS, 9))),),
+    "probabilities": (loop(with_output(lambda x, h: tf.nn.softmax(h @ data(UNITS, 9) + x @ data(INPUTS, 9)))),),
     "an output of two columns": (loop(wide),),
     "an output without the state": (loop(with_output(lambda x, h: 2 * x)),),
     "maximum iterations": (

@@ -6,12 +6,13 @@ taken apart (`layout.py`). Its layout, for gates in cuDNN's order (LSTM i, f, c,
 
     W of each gate [units, inputs], R of each gate [units, units], bias of W for each gate, bias of R for each gate
 
-Past a sequence's length cuDNN keeps the state and puts out 0.
+Past a sequence's length cuDNN keeps the state and puts out 0. A layer that goes backwards turns its sequences around in
+front of cuDNN, each up to its length, and the outputs behind it; the launch walks backwards instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -19,14 +20,18 @@ import numpy as np
 
 from custom_ops import cells
 from custom_ops.cell import Cell
-from graph_passes.ir import DataType, Graph, Node, TensorId, floating, integer, text
-from graph_passes.recurrent.layout import Places, Traced, is_zero, trace
+from graph_passes.ir import DataType, Graph, Node, TensorId, boolean, floating, integer, text
+from graph_passes.recurrent.layout import Places, Traced, integers, is_zero, trace
 from graph_passes.recurrent.lengths import dimension_key, scalar_key
 from graph_passes.recurrent.match import Direction, Launch, Match, Unmatched
 from graph_passes.recurrent.needs import dead_readers
+from graph_passes.recurrent.swap import Swap
 from graph_passes.recurrent.writer import Writer
 
 CUDNN = frozenset({"CudnnRNN", "CudnnRNNV2", "CudnnRNNV3"})
+
+# What an op of these makes has the same numbers elsewhere.
+MOVES = ("ReverseV2", "Transpose", "ReverseSequence")
 
 # For each mode: cuDNN's gates in the order of the cell.
 _GATES = {"lstm": (0, 1, 2, 3), "gru": (1, 0, 2), "rnn_tanh": (0,), "rnn_relu": (0,)}
@@ -70,6 +75,14 @@ class Sizes:
         return cells.simple_rnn(self.mode.removeprefix("rnn_"), mask=mask)
 
 
+def swap_cudnn(graph: Graph, match: Match) -> Swap:
+    """The match of a `CudnnRNN`, with what tells whether another direction may share its launch."""
+    node = graph[match.name]
+    axes = (1, 0) if node.op == "CudnnRNNV3" and not boolean(node.attrs.get("time_major", True)) else (0, 1)
+    time, batch = (dimension_key(graph, node.inputs[0], axis) for axis in axes)
+    return Swap(match, time, frozenset({batch}))
+
+
 def match_cudnn(
     graph: Graph, name: str, keep: Collection[str] = (), backwards: Collection[str] = (), opaque: bool = False
 ) -> Match | Unmatched:
@@ -89,7 +102,7 @@ def match_cudnn(
         return Unmatched(name, node.op, sizes)
     if name in keep:
         return Unmatched(name, node.op, "it is fetched by name")
-    match = _Reader(graph, node, sizes, bool(backwards), opaque).read()
+    match = _Reader(graph, node, sizes, backwards, opaque).read()
     removed = dead_readers(graph, {name, *backwards}, keep, dict(match.rewired))
     for tensor in graph.tensors(node):
         readers = [use.node for use in graph.uses(tensor) if use.node not in removed]
@@ -114,8 +127,7 @@ def _sizes(graph: Graph, node: Node) -> Sizes | str:
         return "it projects its state (num_proj)"
     time_major = True
     if node.op == "CudnnRNNV3" and "time_major" in node.attrs:
-        value = node.attrs["time_major"]
-        time_major = value if isinstance(value, bool) else bool(value.b)
+        time_major = boolean(node.attrs["time_major"])
     x, h = graph.specs.get(node.inputs[0]), graph.specs.get(node.inputs[1])
     if x is None or x.shape is None or len(x.shape) != 3 or x.shape[2] is None:
         return "the width of its input is not known before it runs; give a static shape"
@@ -127,9 +139,9 @@ def _sizes(graph: Graph, node: Node) -> Sizes | str:
 
 
 class _Reader:
-    def __init__(self, graph: Graph, node: Node, sizes: Sizes, gradient: bool, opaque: bool) -> None:
+    def __init__(self, graph: Graph, node: Node, sizes: Sizes, backwards: Collection[str], opaque: bool) -> None:
         self.graph = graph
-        self.gradient = gradient
+        self.backwards = backwards
         self.opaque = opaque
         self.node = node
         self.sizes = sizes
@@ -138,7 +150,9 @@ class _Reader:
 
     def read(self) -> Match:
         write, sizes, node = self.writer, self.sizes, self.node
-        x = node.inputs[0] if sizes.time_major else write.transpose(node.inputs[0], (1, 0, 2), self.dtype)
+        turned = turns(self.graph, node.inputs[0].node, node)
+        x = self.graph[node.inputs[0].node].inputs[0] if turned else node.inputs[0]
+        x = x if sizes.time_major else write.transpose(x, (1, 0, 2), self.dtype)
         mask = self.mask(x)
         kernel, recurrent, bias, recurrent_bias = self.weights()
         sequences = (self.products(x, kernel, bias), *((mask,) if mask else ()))
@@ -149,6 +163,7 @@ class _Reader:
             vectors=(recurrent_bias,) if recurrent_bias else (),
             matrices=(recurrent,),
             states=tuple(self.state(node.inputs[1 + index]) for index in range(count)),
+            reverse=turned,
         )
         cell = sizes.cell(mask is not None)
         launch = Launch(write.name("recurrent"), cell, sizes.units, self.dtype, (direction,), node.device)
@@ -157,15 +172,37 @@ class _Reader:
         if not sizes.time_major:
             output = write.transpose(output, (1, 0, 2), self.dtype)
         layers = 0 if sizes.time_major else 1
-        finals = [write.expand(launch.final(index), layers, self.dtype) for index in range(count)]
-        old = [TensorId(node.name, index) for index in range(1 + count)]
-        rewired = tuple(zip(old, [output, *finals], strict=True))
-        return Match(node.name, node.op, tuple(write.nodes), rewired, (node.name,))
+        rewired = self.outputs(output) if turned else [(TensorId(node.name), output)]
+        for index in range(count):
+            final = write.expand(launch.final(index), layers, self.dtype)
+            rewired.append((TensorId(node.name, 1 + index), final))
+        return Match(node.name, node.op, tuple(write.nodes), tuple(rewired), (node.name,))
+
+    def outputs(self, output: TensorId) -> list[tuple[TensorId, TensorId]]:
+        """The output of a launch that walked backwards: who turns it once more reads it as it is."""
+        old = TensorId(self.node.name)
+        readers = [use.node for use in self.graph.uses(old) if use.node not in self.backwards]
+        turning = [name for name in readers if turns(self.graph, name, self.node)]
+        rewired = [(TensorId(name), output) for name in turning]
+        for name in turning:  # Keras reverses once more, and Bidirectional reverses that
+            rewired += [(TensorId(again), output) for again in self.reversed_twice(name)]
+        if len(turning) < len(readers):
+            again = self.graph[self.node.inputs[0].node]
+            turned = self.writer.add(again.op, output, again.inputs[1], **again.attrs)
+            rewired.append((old, turned))
+        return rewired
+
+    def reversed_twice(self, name: str) -> Iterator[str]:
+        """Nodes whose output is that of the node `name`, for they take back a reversal of it."""
+        for use in self.graph.uses(TensorId(name)):
+            for inner in self.graph.uses(TensorId(use.node)):
+                if undoes(self.graph, inner.node, use.node):
+                    yield inner.node
 
     def state(self, tensor: TensorId) -> TensorId:
         """An initial state without the dimension of layers."""
         before = self.graph[tensor.node]
-        if before.op == "ExpandDims" and not self.gradient:
+        if before.op == "ExpandDims" and not self.backwards:
             spec = self.graph.specs.get(before.inputs[0])
             if spec is not None and spec.shape is not None and len(spec.shape) == 2:
                 return before.inputs[0]
@@ -265,6 +302,30 @@ class _Reader:
         write = self.writer
         flat = write.reshape(tensor, (-1,), self.dtype)
         return write.slice(flat, (first,), (len(self.sizes.gates) * self.sizes.units,), self.dtype)
+
+
+def turns(graph: Graph, name: str, node: Node) -> bool:
+    """Whether the node `name` turns the sequences of the `CudnnRNNV3` around, each up to its length."""
+    turning = graph[name]
+    if turning.op != "ReverseSequence" or node.op != "CudnnRNNV3" or turning.inputs[1] != node.inputs[4]:
+        return False
+    time_major = "time_major" in node.attrs and boolean(node.attrs["time_major"])
+    dims = integer(turning.attrs["seq_dim"]), integer(turning.attrs.get("batch_dim", 0))
+    return dims == ((0, 1) if time_major else (1, 0))
+
+
+def undoes(graph: Graph, name: str, move: str) -> bool:
+    """Whether the node `name` takes back what `move` did, which only reordered something."""
+    node, before = graph[name], graph[move]
+    if node.op != before.op or node.op not in MOVES:
+        return False
+    if node.op == "ReverseSequence":
+        dims = [(integer(n.attrs["seq_dim"]), integer(n.attrs.get("batch_dim", 0))) for n in (node, before)]
+        return node.inputs[1] == before.inputs[1] and dims[0] == dims[1]
+    how, done = integers(graph, node.inputs[1]), integers(graph, before.inputs[1])
+    if how is None or done is None:
+        return False
+    return bool(np.array_equal(how, np.argsort(done) if node.op == "Transpose" else done))
 
 
 def canonical(places: Places, sizes: Sizes) -> tuple[Places, Places, Places, Places]:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from graph_passes.ir import Graph, TensorId
-from graph_passes.recurrent.cudnn import CUDNN, match_cudnn
+from graph_passes.recurrent.cudnn import CUDNN, MOVES, match_cudnn, swap_cudnn, turns, undoes
 from graph_passes.recurrent.hoist import Names
-from graph_passes.recurrent.layout import integers, is_zero, spread, trace
+from graph_passes.recurrent.layout import is_zero, spread, trace
 from graph_passes.recurrent.loop_pairs import Pair, invariants, read_pair, without_lists
 from graph_passes.recurrent.loops import Unreadable, passed
 from graph_passes.recurrent.match import Match, Unmatched
@@ -66,14 +66,14 @@ class Half:
         match: what takes its place in inference.
         backwards: its gradients.
         unchanged: outputs of the forward node that are its inputs: (output, input).
-        swap: of a loop, what tells whether another direction may share its launch.
+        swap: what tells whether another direction may share its launch.
     """
 
     forward: str
     match: Match
     backwards: tuple[Backward, ...]
-    unchanged: tuple[tuple[TensorId, TensorId], ...] = ()
-    swap: Swap | None = None
+    unchanged: tuple[tuple[TensorId, TensorId], ...]
+    swap: Swap
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -138,16 +138,33 @@ def cudnn_half(graph: Graph, forward: str, backwards: Sequence[str], _: Names, k
     for place, name in enumerate(backwards):
         node = graph[name]
         first = 8 if node.op == "CudnnRNNBackpropV3" else 7
-        starts = [passed(graph, node.inputs[first + index]) for index in range(len(match.rewired))]
-        pairs = zip(match.rewired, starts, strict=True)
-        given = tuple((old, start) for (old, _), start in pairs if not is_zero(graph, start))
+        start = passed(graph, node.inputs[first])
+        given = [] if is_zero(graph, start) else [_turned_back(graph, forward, match, start)]
+        for index in (1, 2):
+            start = passed(graph, node.inputs[first + index])
+            old = TensorId(forward, index)
+            if old in dict(match.rewired) and not is_zero(graph, start):
+                given.append((old, start))
         wanted = list(weights[place]) if weights is not None else []
         for index, x in enumerate(graph[forward].inputs[: 3 if weights is not None else 4]):
             if is_read(graph, TensorId(name, index), {forward, *backwards}, keep):
                 _require_single(graph, forward, x, index)
-                wanted.append(Wanted(TensorId(name, index), x))
-        halves.append(Backward(name, given, tuple(wanted)))
-    return Half(forward, match, tuple(halves))
+                entry, moves = read_as(graph, match, x)
+                wanted += moved_back(graph, keep, TensorId(name, index), entry, moves)
+        halves.append(Backward(name, tuple(given), tuple(wanted)))
+    return Half(forward, match, tuple(halves), (), swap_cudnn(graph, match))
+
+
+def _turned_back(graph: Graph, forward: str, match: Match, start: TensorId) -> tuple[TensorId, TensorId]:
+    """The output of a `CudnnRNN` and its gradient; of one that was turned around, as it is behind that."""
+    node = graph[start.node]
+    turned = [old for old, _ in match.rewired if old.node != forward]
+    if turned and turns(graph, node.name, graph[forward]):
+        gradient = node.inputs[0]
+        while (before := graph[gradient.node]).inputs and undoes(graph, before.name, before.inputs[0].node):
+            gradient = graph[before.inputs[0].node].inputs[0]
+        return turned[0], gradient
+    return TensorId(forward), start
 
 
 def _weight_gradients(
@@ -267,44 +284,34 @@ class _Loops:
             if reader.op == "Identity" and reader.name not in self.keep:
                 yield from self.lists(TensorId(reader.name), x, made, moves)
             elif reader.op == "TensorListStack" and reader.name not in self.keep:
-                yield from self.moved_back(TensorId(reader.name), x, moves)
+                yield from moved_back(graph, self.keep, TensorId(reader.name), x, moves)
             elif is_needed(graph, reader.name, self.removed, self.keep):
                 yield Wanted(old, x, None, made, moves)
 
-    def moved_back(self, old: TensorId, x: TensorId, moves: tuple[str, ...]) -> Iterator[Wanted]:
-        """Readers that undo the last move read the gradient as it was before."""
-        readers = [use.node for use in self.graph.uses(old) if moves and use.node not in self.keep]
-        undo = [name for name in readers if _undoes(self.graph, name, moves[-1])]
-        for name in undo:
-            yield from self.moved_back(TensorId(name), x, moves[:-1])
-        if len(undo) < len(self.graph.uses(old)) or old.node in self.keep:
-            yield Wanted(old, x, None, "", moves)
+
+def moved_back(
+    graph: Graph, keep: Collection[str], old: TensorId, x: TensorId, moves: tuple[str, ...]
+) -> Iterator[Wanted]:
+    """Readers of a gradient that undo the last move read the gradient of what was before it."""
+    readers = [use.node for use in graph.uses(old) if moves and use.node not in keep]
+    undo = [name for name in readers if undoes(graph, name, moves[-1])]
+    for name in undo:
+        yield from moved_back(graph, keep, TensorId(name), x, moves[:-1])
+    if len(undo) < len(graph.uses(old)) or old.node in keep:
+        yield Wanted(old, x, None, "", moves)
 
 
 def read_as(graph: Graph, match: Match, x: TensorId) -> tuple[TensorId, tuple[str, ...]]:
     """The tensor that the match reads for `x`, and the nodes that only reorder it to make `x`."""
     read = {tensor for node in match.nodes for tensor in inputs_of(node)}
     found, moves = x, list[str]()
-    while found not in read and graph[found.node].op in ("Identity", "ReverseV2", "Transpose"):
+    while found not in read and graph[found.node].op in ("Identity", *MOVES):
         if graph[found.node].op != "Identity":
             moves.append(found.node)
         found = graph[found.node].inputs[0]
     if found not in read:
         raise Unreadable(f"the gradient of '{x}' is wanted, which the recurrence does not read as it is")
     return found, tuple(reversed(moves))
-
-
-def _undoes(graph: Graph, name: str, move: str) -> bool:
-    """Whether the node `name` takes back what `move` did."""
-    node, before = graph[name], graph[move]
-    if node.op != before.op:
-        return False
-    how, done = integers(graph, node.inputs[1]), integers(graph, before.inputs[1])
-    if how is None or done is None:
-        return False
-    if node.op == "Transpose":
-        return bool(np.array_equal(how, np.argsort(done)))
-    return bool(np.array_equal(how, done))
 
 
 def _with_readers(graph: Graph, names: Collection[str]) -> set[str]:

@@ -15,7 +15,7 @@ from custom_ops.differentiate import differentiate
 from custom_ops.errors import CellError
 from graph_passes.errors import GraphError
 from graph_passes.ir import DataType, Graph, TensorId
-from graph_passes.recurrent.cudnn import CUDNN, match_cudnn
+from graph_passes.recurrent.cudnn import CUDNN, match_cudnn, swap_cudnn
 from graph_passes.recurrent.halves import Half, cudnn_half, cudnn_pairs, loop_half
 from graph_passes.recurrent.hoist import Names
 from graph_passes.recurrent.loop_pairs import gradient_loops
@@ -65,7 +65,7 @@ def plan_whole(graph: Graph, keep: Collection[str], gradients: Gradients) -> Rec
         (
             *training.plan.matches,
             *(match for match in inference.matches if not training.nodes & set(match.removed)),
-            *(found for found in fused if isinstance(found, Match)),
+            *paired(graph, [swap_cudnn(graph, found) for found in fused if isinstance(found, Match)], Names(graph)),
         ),
         (
             *training.plan.unmatched,
@@ -102,9 +102,7 @@ def plan_training(graph: Graph, keep: Collection[str], gradients: Gradients) -> 
             halves[forward] = read(graph, forward, backwards, names, keep)
         except Unreadable as reason:
             unmatched.append(Unmatched(forward, carrier(forward), str(reason)))
-    swaps = [half.swap for half in halves.values() if half.swap is not None]
-    alone = [half.match for half in halves.values() if half.swap is None]
-    for match in [*alone, *paired(graph, swaps, names)]:
+    for match in paired(graph, [half.swap for half in halves.values()], names):
         parts = [half for half in halves.values() if half.forward in match.removed]
         kind = carrier(parts[0].forward)
         try:

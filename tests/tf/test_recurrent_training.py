@@ -430,3 +430,53 @@ def test_a_function_that_is_being_traced() -> None:
     step(tf.constant(numbers(4, STEPS, INPUTS)))
     assert not traced[0].swapped
     assert "optimise the function instead" in traced[0].not_swapped[0]
+
+
+@pytest.mark.parametrize("kind", CUDNN)
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+@pytest.mark.parametrize("trained", [False, True], ids=["inference", "training"])
+def test_two_directions_as_keras_emits_them_on_gpus(
+    kind: str, masked: bool, trained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One launch, and no sequence is turned around any more."""
+    facts = {**tf.sysconfig.get_build_info(), "is_cuda_build": True}
+    monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: facts)
+    cudnn = getattr(importlib.import_module("keras.src.backend.tensorflow.rnn"), f"_cudnn_{kind}")
+    layer = L.Bidirectional(CUDNN[kind](UNITS, return_sequences=True))
+    layer(keras.Input((None, INPUTS)))
+    weights = [weight.value for weight in layer.weights]
+
+    def step(on_gpu: bool) -> Any:
+        @tf.function(
+            input_signature=[tf.TensorSpec([None, None, INPUTS]), tf.TensorSpec([None, None], tf.bool)], autograph=False
+        )
+        def run(x: Any, mask: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                used = mask if masked else None
+                if on_gpu:
+                    states = [tf.zeros([tf.shape(x)[0], UNITS])] * (2 if kind == "lstm" else 1)
+                    ahead = cudnn(2 * x, *states, *weights[:3], used, False, False, True)[1]
+                    back = cudnn(2 * x, *states, *weights[3:], used, False, True, True)[1]
+                    outputs = tf.concat([ahead, tf.reverse(back, [1])], -1)
+                else:
+                    outputs = layer(2 * x, mask=used)
+                if masked:
+                    outputs *= tf.cast(mask, tf.float32)[:, :, None]
+                loss = tf.reduce_sum(outputs**2)
+            return (outputs, tape.gradient(loss, [*weights, x])) if trained else outputs
+
+        return run
+
+    mask = np.arange(STEPS)[None] < np.array([[2], [STEPS], [1]])
+    arguments = [tf.constant(numbers(3, STEPS, INPUTS)), tf.constant(mask)]
+    optimized = tfmem.optimize(step(on_gpu=True))
+    found, wanted = (tf.nest.flatten(run(*arguments)) for run in (optimized, step(on_gpu=False)))
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE)
+    report = tfmem.report(optimized)
+    assert len(report.swapped) == 1
+    assert "both directions in one launch" in report.swapped[0]
+    operations = {op.type for op in optimized.get_concrete_function(*arguments).graph.get_operations()}
+    assert "TfmemRecurrent" in operations
+    assert not operations & {"CudnnRNNV3", "CudnnRNNBackpropV3", "ReverseSequence", "ReverseV2"}

@@ -456,8 +456,9 @@ def test_two_directions_as_keras_emits_them_on_gpus(
                 used = mask if masked else None
                 if on_gpu:
                     states = [tf.zeros([tf.shape(x)[0], UNITS])] * (2 if kind == "lstm" else 1)
-                    ahead = cudnn(2 * x, *states, *weights[:3], used, False, False, True)[1]
-                    back = cudnn(2 * x, *states, *weights[3:], used, False, True, True)[1]
+                    doubled = 2 * x
+                    ahead = cudnn(doubled, *states, *weights[:3], used, False, False, True)[1]
+                    back = cudnn(doubled, *states, *weights[3:], used, False, True, True)[1]
                     outputs = tf.concat([ahead, tf.reverse(back, [1])], -1)
                 else:
                     outputs = layer(2 * x, mask=used)

@@ -34,6 +34,8 @@ BODIES = {
     "StatelessWhile": ("cond", "body"),
     "PartitionedCall": ("f",),
     "StatefulPartitionedCall": ("f",),
+    "If": ("then_branch", "else_branch"),
+    "StatelessIf": ("then_branch", "else_branch"),
 }
 SMALL_CONSTANT = 64  # elements: axes, permutations, shapes and scalars, which passes read
 
@@ -144,6 +146,8 @@ def _read_functions(graph_def: Any, graph: Any, library: Mapping[str, Any]) -> d
         for attribute in BODIES.get(node_def.op, ()):
             definition = library.get(node_def.attr[attribute].func.name)
             inputs = graph.get_operation_by_name(node_def.name).inputs
+            if attribute in BODIES["If"]:
+                inputs = inputs[1:]  # what decides is no argument
             if definition is not None and len(inputs) == len(definition.signature.input_arg):
                 rest = {name: other for name, other in library.items() if name != definition.signature.name}
                 function = _read_function(definition, inputs, rest)

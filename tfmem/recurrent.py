@@ -9,7 +9,7 @@ from tensorflow.core.framework.graph_pb2 import GraphDef
 from graph_passes import serde
 from graph_passes.ir import Graph
 from graph_passes.recurrent.apply import apply_recurrent
-from graph_passes.recurrent.match import RECURRENT_OP, RecurrentPlan
+from graph_passes.recurrent.match import RECURRENT_OP, RecurrentPlan, Unmatched
 from graph_passes.recurrent.training import plan_whole
 from graph_passes.report import SWAPPED, Report
 from tfmem.capture.build import FeedShapes, shaped_graph
@@ -44,6 +44,7 @@ def swap_recurrent(
         return captured, RecurrentPlan()
     fetched = {op_name(name) for name in captured.fetches}
     chosen = implementations(captured.graph_def)
+    refused: list[Unmatched] = []
     while True:
         inlined = replace(captured, graph_def=inline_calls(captured.graph_def, fetched, chosen))
         inferred = shaped_graph(inlined, feed_shapes=feed_shapes)
@@ -52,7 +53,11 @@ def swap_recurrent(
         kept = [f for f, calls in chosen.items() if any(_inside(loop.name, calls) for loop in plan.unmatched)]
         if not kept:
             break
+        refused += [loop for loop in plan.unmatched if any(_inside(loop.name, chosen[name]) for name in kept)]
         chosen = {function: calls for function, calls in chosen.items() if function not in kept}
+    # A call that was kept is reported once, with what is in the way inside.
+    others = (loop for loop in plan.unmatched if not any(before.name.startswith(f"{loop.name}/") for before in refused))
+    plan = replace(plan, unmatched=(*refused, *others))
     if not plan.matches:
         return captured, plan
     apply_recurrent(plan, graph, precision=options.recurrent.precision, programs=programs)

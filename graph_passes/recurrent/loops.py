@@ -79,6 +79,20 @@ def functional_loops(graph: Graph) -> Iterator[Loop]:
             )
 
 
+def loops_out_of_reach(graph: Graph) -> Iterator[tuple[Node, Node]]:
+    """Nodes that call functions with loops in them, where nothing is swapped, and one such loop each."""
+    for node in graph:
+        bodies = [graph.functions.get((node.name, key)) for key in ("f", "then_branch", "else_branch")]
+        inner = next((inside for body in bodies if body is not None for inside in _with_loops(body.graph)), None)
+        if inner is not None:
+            yield node, inner
+
+
+def _with_loops(graph: Graph) -> Iterator[Node]:
+    yield from (node for node in graph if node.op in LOOPS)
+    yield from (inner for _, inner in loops_out_of_reach(graph))
+
+
 def lowered_loops(graph: Graph) -> Iterator[Loop]:
     """Every lowered loop whose body could be read."""
     for frame in frames(graph):

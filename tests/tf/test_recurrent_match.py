@@ -425,6 +425,37 @@ def test_stacked_cells_of_different_width_stay() -> None:
     assert "states of different widths" in plan.unmatched[0].reason
 
 
+def test_a_loop_that_data_decides_about_stays() -> None:
+    layer = randomised(keras.layers.LSTM(UNITS))
+
+    def run(x: Any) -> Any:
+        return tf.cond(tf.reduce_sum(x) > 0, lambda: layer(x), lambda: tf.zeros([tf.shape(x)[0], UNITS]))
+
+    *_, plan, ops = swap(run, SEQUENCE)
+    assert RECURRENT_OP not in ops
+    assert plan.unmatched[0].carrier == "If"
+    assert "whether it runs is decided by data" in plan.unmatched[0].reason
+
+
+@pytest.mark.parametrize("activation", [tf.tanh, tf.nn.softmax])
+def test_an_implementation_is_inlined_only_if_it_is_swapped(activation: Callable[[Any], Any]) -> None:
+    """Grappler may still choose another one, such as cuDNN's."""
+
+    @tf.function(autograph=False, experimental_attributes={"api_implements": "mine", "api_preferred_device": "CPU"})
+    def run(x: Any) -> Any:
+        return loop(one(lambda x, h, t: activation(x @ W + h @ R)))(x)
+
+    trace, swapped, plan, ops = swap(lambda x: run(x)[0], SEQUENCE)
+    if activation is tf.tanh:
+        assert ops.count(RECURRENT_OP) == 1
+        assert not set(ops) & set(LOOPS)
+        compare(trace, swapped, [STEPS])
+    else:
+        assert "PartitionedCall" in ops
+        assert [loop.carrier for loop in plan.unmatched] == ["StatelessWhile"]
+        assert "Softmax" in plan.unmatched[0].reason
+
+
 def test_assignments_in_a_loop_stay() -> None:
     counted = tf.Variable(0.0)
 

@@ -133,8 +133,9 @@ def _sizes(graph: Graph, node: Node) -> Sizes | str:
         return "the width of its input is not known before it runs; give a static shape"
     if h is None or h.shape is None or len(h.shape) != 3 or h.shape[2] is None:
         return "the width of its state is not known before it runs"
-    if h.shape[0 if time_major else 1] != 1:
-        return "it holds several layers; only one layer is read"
+    layers = h.shape[0 if time_major else 1]
+    if layers != 1:
+        return f"it holds {layers or 'an unknown number of'} layers; only one layer is read"
     return Sizes(mode or "lstm", x.shape[2], h.shape[2], x.dtype, time_major)
 
 

@@ -481,3 +481,50 @@ def test_two_directions_as_keras_emits_them_on_gpus(
     operations = {op.type for op in optimized.get_concrete_function(*arguments).graph.get_operations()}
     assert "TfmemRecurrent" in operations
     assert not operations & {"CudnnRNNV3", "CudnnRNNBackpropV3", "ReverseSequence", "ReverseV2"}
+
+
+@pytest.mark.parametrize("mode", ["rnn_tanh", "rnn_relu"])
+@pytest.mark.parametrize("op", ["CudnnRNN", "CudnnRNNV2", "CudnnRNNV3"])
+def test_a_vector_of_weights_that_nobody_packed(op: str, mode: str) -> None:
+    """It is taken apart; its gradient is put together again."""
+    shapes = [(UNITS, INPUTS), (UNITS, UNITS), (UNITS,), (UNITS,)]
+    sizes = [int(np.prod(shape)) for shape in shapes]
+
+    def loops(x: Any, h: Any, vector: Any) -> tuple[Any, Any]:
+        parts = [tf.reshape(part, shape) for part, shape in zip(tf.split(vector, sizes), shapes, strict=True)]
+        state, outputs = h[0], []
+        for step in range(STEPS):
+            total = x[step] @ tf.transpose(parts[0]) + state @ tf.transpose(parts[1]) + parts[2] + parts[3]
+            state = tf.tanh(total) if mode == "rnn_tanh" else tf.nn.relu(total)
+            outputs.append(state)
+        return tf.stack(outputs), state[None]
+
+    def fused(x: Any, h: Any, vector: Any) -> tuple[Any, Any]:
+        more: dict[str, Any] = {}
+        if op == "CudnnRNNV3":
+            more = {"sequence_lengths": tf.fill([tf.shape(x)[1]], tf.shape(x)[0]), "time_major": True}
+        made = getattr(tf.raw_ops, op)(input=x, input_h=h, input_c=0.0, params=vector, rnn_mode=mode, **more)
+        return made[0], made[1]
+
+    def step(layer: Callable[..., tuple[Any, Any]]) -> Any:
+        @tf.function(
+            input_signature=[
+                tf.TensorSpec([None, None, INPUTS]), tf.TensorSpec([1, None, UNITS]), tf.TensorSpec([None]),
+            ],
+            autograph=False,
+        )  # fmt: skip
+        def run(*arguments: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(arguments)
+                outputs, last = layer(*arguments)
+                loss = tf.reduce_sum(tf.sin(outputs)) + tf.reduce_sum(last)
+            return outputs, last, tape.gradient(loss, arguments)
+
+        return run
+
+    vector = np.concatenate([numbers(*shape, seed=place).reshape(-1) * 0.3 for place, shape in enumerate(shapes)])
+    arguments = [tf.constant(value) for value in (numbers(STEPS, 2, INPUTS), numbers(1, 2, UNITS), vector)]
+    optimized = tfmem.optimize(step(fused))
+    for a, b in zip(*(tf.nest.flatten(run(*arguments)) for run in (optimized, step(loops))), strict=True):
+        np.testing.assert_allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE)
+    assert op in tfmem.report(optimized).swapped[0]

@@ -34,6 +34,7 @@ ACTIVATIONS = {"sigmoid", "tanh", "exp", "expm1", "log", "log1p", "erf", "softpl
 VECTOR = 4  # numbers that one load brings
 ACTIVATION_INSTRUCTIONS = 20
 CROWDED, SPILLS = 240, 1.5  # registers of a thread from which the compiler keeps some in memory; the price
+UNHIDDEN = 0.5  # of loads from shared memory behind arithmetic, or the other way round
 SHARED_TURN = 20  # FMAs: a turn of the loop over weights in shared memory waits for them
 HIDDEN = 0.3  # of an exchange, by each further pass; measured on an H200
 SPLIT_OPERATIONS = 5  # to cut a float32 into two TF32 numbers
@@ -99,13 +100,15 @@ def predict(machine: Machine, spec: RecurrentSpec, configuration: Configuration,
     sizes = layout(spec, configuration, machine.arch)
     groups = ceil(batch / configuration.rows) * spec.directions
     resident = _resident(machine, configuration)
+    sharing = min(ceil(groups / resident), _blocks(machine, configuration, sizes))  # blocks on a multiprocessor
     active = min(1.0, min(groups, resident) * configuration.ctas / machine.multiprocessors)
-    warps = ceil(configuration.threads / (WARP * SCHEDULERS))
+    warps = ceil(configuration.threads / (WARP * SCHEDULERS)) * sharing
     step = Cost(0, 0, 0, 0)
     for gemm in sizes.gemms:
         step += _product(machine, spec, configuration, sizes, gemm, warps, active)
-    step += Cost(0, _elementwise(machine, spec.cell, sizes.items, warps), 0, 0)
-    exchange = _exchange(machine, configuration, sizes)
+    units = ceil(sizes.rows * sizes.tile / (WARP * SCHEDULERS)) * sharing  # of a scheduler's warps, one after the other
+    step += Cost(0, _elementwise(machine, spec.cell, units), 0, 0)
+    exchange = _exchange(machine, configuration, sizes, sharing)
     busy = step.total + exchange.load  # sending and receiving is done by the same threads
     others = configuration.passes - 1
     step = Cost(
@@ -117,7 +120,7 @@ def predict(machine: Machine, spec: RecurrentSpec, configuration: Configuration,
         configuration,
         step,
         hidden=HIDDEN * others * min(exchange.synchronisation, busy),
-        waves=ceil(groups / resident),
+        waves=ceil(groups / (resident * sharing)),
         start=weights / read(machine.load_bandwidth, active),
     )
 
@@ -159,9 +162,12 @@ def _product(
         shuffles = turns * warps * count * machine.shuffle * machine.fma
         reduction = shuffles / read(machine.shuffle_speedup, warps * count / depth) if count else 0.0
     turns_of_loops = turns * (gemm.shared + streamed)
-    if sizes.weights + OTHER_REGISTERS > CROWDED:
+    sums = gemm.block * gemm.thread_columns * (4 if configuration.tensor_cores else 1)
+    if sizes.weights + sums + OTHER_REGISTERS > CROWDED:
         products *= SPILLS
-    products_and_loads = max(products, loads) + turns_of_loops * SHARED_TURN * machine.fma
+    products_and_loads = (
+        max(products, loads) + UNHIDDEN * min(products, loads) + turns_of_loops * SHARED_TURN * machine.fma
+    )
     # results go through shared memory: stored, waited for, loaded
     reduction += (gemm.partials - 1) * sizes.items * machine.fma + 3 * machine.block_barrier
     return Cost(bytes_streamed / read(machine.load_bandwidth, active), products_and_loads, reduction, 0)
@@ -196,12 +202,12 @@ def _reduce_scatter(values: int, lanes: int) -> tuple[int, int]:
     return count, max(depth, 1)
 
 
-def _elementwise(machine: Machine, cell: Cell, items: int, warps: int) -> float:
-    """What is done between products for the units of a thread: the longest chain of one, the issue of the others."""
+def _elementwise(machine: Machine, cell: Cell, units: int) -> float:
+    """What is done between products: the longest chain of one unit, the issue of the others."""
     work = _operations(cell)
     chain = work.chain_activations * machine.activation + work.chain_others * machine.fma
     issue = (ACTIVATION_INSTRUCTIONS * work.activations + work.others) * machine.fma / machine.peak_speedup
-    return chain + (items * warps - 1) * issue
+    return chain + (units - 1) * issue
 
 
 @dataclass(frozen=True)
@@ -227,13 +233,13 @@ def _operations(cell: Cell) -> _Operations:
     return _Operations(activations, others, *max(longest, default=(0, 0)))
 
 
-def _exchange(machine: Machine, configuration: Configuration, sizes: Layout) -> Cost:
+def _exchange(machine: Machine, configuration: Configuration, sizes: Layout, sharing: int) -> Cost:
     """Handing round the results of one pass, once for each stage's buffer."""
     load = waits = 0.0
     for buffer in sizes.buffers:
         numbers = sizes.rows * buffer.operands * buffer.width * configuration.ctas
         if configuration.exchange == "cluster":
-            load += FLOAT * numbers / machine.cluster_bandwidth
+            load += FLOAT * numbers * sharing / machine.cluster_bandwidth
             waits += machine.cluster_handoff
         elif configuration.exchange == "grid":
             loads = ceil(numbers / VECTOR / configuration.threads)  # of a thread, one after the other
@@ -249,6 +255,13 @@ def _resident(machine: Machine, configuration: Configuration) -> int:
         sizes = [int(count) for size, count in machine.clusters if size >= configuration.ctas]
         return max(sizes, default=0)
     return machine.multiprocessors // configuration.ctas
+
+
+def _blocks(machine: Machine, configuration: Configuration, sizes: Layout) -> int:
+    """Blocks that one multiprocessor has room for."""
+    registers = min(REGISTERS_PER_THREAD, sizes.weights + OTHER_REGISTERS)
+    shared = SHARED_LIMIT[machine.arch] // max(sizes.shared, 1)
+    return max(1, min(REGISTERS // (configuration.threads * registers), shared))
 
 
 def _shapes(

@@ -147,27 +147,32 @@ def test_passes_hide_some_of_the_exchange(unit):
 
 
 def test_tensor_cores_wait_for_each_other_or_are_full(unit):
-    # 8 rows, 16 columns, 128 deep: a warp sums all 8 chunks, or 4 warps 2 each; 4 units of a thread, or 1
+    # 8 rows, 16 columns, 128 deep: a warp sums all 8 chunks, or 4 warps 2 each
     spec = RecurrentSpec(cells.simple_rnn(), units=128, precision="tf32")
     alone = Configuration(8, 1, 8, 32, 32, 64, 0, "mma", "grid")
     shared = replace(alone, threads=128, lanes=128, register_weights=16)
-    elementwise = [2 + 3 * 21 / 4, 2]
+    elementwise = 2  # 128 units, one for each lane of a multiprocessor
     # two instructions of 1 ns for a chunk, and 12 operations to cut its numbers, four in a nanosecond
     found = [recurrent.predict(unit, spec, each, batch=8).step.products for each in (alone, shared)]
-    assert found == [8 * (2 + 12 / 4) + elementwise[0], 2 * (2 + 12 / 4) + elementwise[1]]
+    assert found == [8 * (2 + 12 / 4) + elementwise, 2 * (2 + 12 / 4) + elementwise]
     # one instruction of a chunk waits for that of the chunk before
     slow = replace(unit, tensor_chain=10.0)
     found = [recurrent.predict(slow, spec, each, batch=8).step.products for each in (alone, shared)]
-    assert found == [8 * 10 + elementwise[0], 2 * 10 + elementwise[1]]
+    assert found == [8 * 10 + elementwise, 2 * 10 + elementwise]
 
 
-def test_groups_that_do_not_fit_wait(unit):
+def test_groups_that_do_not_fit_share_a_multiprocessor_or_wait(unit):
     # 8 multiprocessors: one group of 8 blocks, or 8 of one
-    spread = Configuration(ctas=8, threads=32, lanes=2, register_weights=4, exchange="grid")
     spec = replace(SMALL, units=32)
-    assert recurrent.predict(unit, spec, spread, batch=5).waves == 5
-    assert recurrent.predict(unit, spec, replace(spread, ctas=1, exchange="single", register_weights=64), 5).waves == 1
-    assert recurrent.predict(unit, replace(spec, directions=2), spread, batch=5).waves == 10
+    wide = Configuration(ctas=8, threads=1024, lanes=2, register_weights=4, exchange="grid")  # all registers
+    assert recurrent.predict(unit, spec, wide, batch=5).waves == 5
+    assert recurrent.predict(unit, replace(spec, directions=2), wide, batch=5).waves == 10
+    narrow = replace(wide, threads=32)
+    alone, shared = (recurrent.predict(unit, spec, narrow, batch) for batch in (1, 4))
+    assert shared.waves == 1
+    assert alone.step.products < shared.step.products < 4 * alone.step.products  # a scheduler has more to overlap
+    single = Configuration(threads=32, lanes=2, register_weights=64)
+    assert recurrent.predict(unit, spec, single, 5) == recurrent.predict(unit, spec, single, 8)
 
 
 @pytest.mark.parametrize(("units", "batch"), [(1, 1), (33, 7), (1000, 20)])

@@ -27,8 +27,9 @@ constexpr float kNever =
 // iteration is kPositions of the state; the same few weights serve again and again.
 template <int kColumns, int kRows>
 __device__ void products(float* data, int iterations) {
-  __shared__ alignas(16) float state[2048];
-  for (int i = threadIdx.x; i < 2048; i += blockDim.x) state[i] = data[i];
+  constexpr int kRow = kPositions * 8 + 4;  // 8 lanes take turns; no two rows share a number
+  __shared__ alignas(16) float state[kRows * kRow + 64];
+  for (int i = threadIdx.x; i < kRows * kRow + 64; i += blockDim.x) state[i] = data[i];
   float weights[8][kColumns];
   float sums[kRows][kColumns] = {};
 #pragma unroll
@@ -44,7 +45,7 @@ __device__ void products(float* data, int iterations) {
     for (int k = 0; k < kPositions; k += 4) {
 #pragma unroll
       for (int row = 0; row < kRows; ++row) {
-        const float4 x = *reinterpret_cast<const float4*>(place + row * 128 + k * 8);
+        const float4 x = *reinterpret_cast<const float4*>(place + row * kRow + k * 8);
 #pragma unroll
         for (int j = 0; j < kColumns; ++j) {
           float& sum = sums[row][j];
@@ -181,7 +182,9 @@ __device__ inline void grid_exchange(float* data, int iterations, int size) {
   __shared__ alignas(16) float state[kSharedFloats];
   unsigned* words = reinterpret_cast<unsigned*>(data);
   const int slice = (size / 4 + gridDim.x - 1) / gridDim.x;
-  const int first = blockIdx.x * slice;
+  const int first = blockIdx.x * slice;  // of what this block writes, if there is any left
+  const int start = first % (size / 4);  // of what it reads
+  int spins = 0;
 #pragma unroll 1
   for (int i = 0; i < iterations; ++i) {
     unsigned* copy = words + i % 2 * size;
@@ -194,11 +197,12 @@ __device__ inline void grid_exchange(float* data, int iterations, int size) {
 #pragma unroll
       for (int f = 0; f < kFlight; ++f) {
         if (v + f * static_cast<int>(blockDim.x) < size / 4) {
-          load_relaxed(copy + place_of(v + f * blockDim.x, first, size / 4) * 4, &value[f]);
+          load_relaxed(copy + place_of(v + f * blockDim.x, start, size / 4) * 4, &value[f]);
         }
       }
-      // All that are old are asked for at once.
-      for (int spin = 0; spin < kSpinLimit; ++spin) {
+      // All that are old are asked for at once. One that never comes is waited for once, not in
+      // every iteration.
+      for (; spins < kSpinLimit; ++spins) {
         bool old = false;
 #pragma unroll
         for (int f = 0; f < kFlight; ++f) {
@@ -208,7 +212,7 @@ __device__ inline void grid_exchange(float* data, int iterations, int size) {
             put(state + w * 4 % kSharedFloats, value[f]);
           } else {
             old = true;
-            load_relaxed(copy + place_of(w, first, size / 4) * 4, &value[f]);
+            load_relaxed(copy + place_of(w, start, size / 4) * 4, &value[f]);
           }
         }
         if (!old) break;

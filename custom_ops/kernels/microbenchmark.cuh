@@ -155,6 +155,7 @@ __device__ inline void block_barrier(float*, int iterations) {
 // One iteration: a barrier of the whole grid, a counter that blocks add to and wait for. `counter`
 // starts at 0.
 __device__ inline void grid_barrier(unsigned* counter, int iterations) {
+  int spins = 0;
 #pragma unroll 1
   for (int i = 0; i < iterations; ++i) {
     __syncthreads();
@@ -162,7 +163,7 @@ __device__ inline void grid_barrier(unsigned* counter, int iterations) {
       const unsigned target = (i + 1) * gridDim.x;
       __threadfence();
       atomicAdd(counter, 1u);
-      for (int spin = 0; spin < kSpinLimit; ++spin) {
+      for (; spins < kSpinLimit; ++spins) {
         if (*reinterpret_cast<volatile unsigned*>(counter) >= target) break;
       }
       __threadfence();

@@ -37,14 +37,23 @@ def numbers(*shape: int, seed: int = 0) -> Any:
 
 def network(library: Any, name: str, units: int, dtype: str, masked: bool = False) -> Any:
     library.utils.set_random_seed(5)
-    library.backend.set_floatx(dtype)
+    set_precision(library, dtype)
     try:
         layers = library.layers
         masking = [layers.Masking()] if masked else []
         made = [layers.Input((None, INPUTS)), *masking, LAYERS[name](layers, units), layers.Dense(3)]
         return library.Sequential(made)
     finally:
-        library.backend.set_floatx("float32")
+        set_precision(library, "float32")
+
+
+def set_precision(library: Any, dtype: str) -> None:
+    """Of inputs and of layers: Keras reads the first only until it has made a policy of it."""
+    library.backend.set_floatx(dtype)
+    if library is tf_keras:
+        library.mixed_precision.set_global_policy(dtype)
+    else:
+        library.config.set_dtype_policy(dtype)
 
 
 def batch(masked: bool = False, seed: int = 0) -> Any:

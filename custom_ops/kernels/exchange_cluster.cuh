@@ -101,7 +101,7 @@ class ClusterExchange {
     // A cluster runs all at once or not at all, so this ends; the bound is for what nobody thought
     // of.
     int polls = failed_ ? 0 : kPolls;
-    while (polls > 0 && !try_wait(address, parity)) --polls;
+    while (polls > 0 && !__all_sync(kAllLanes, try_wait(address, parity))) --polls;
     if (polls == 0) {
       failed_ = true;
       *place_.status = 1;

@@ -216,8 +216,12 @@ class GridExchange {
     constexpr int kOnce = (kPieces<B> + Plan::kThreads - 1) / Plan::kThreads;
     constexpr int kFlight = kOnce < 8 ? kOnce : 8;  // loads of a thread on their way
     const unsigned* from = words<B>(pass, step, 0);
+    const int lane = threadIdx.x % kWarp;
+    // A warp stays together, in both loops: lanes that left a spin one by one went on to the
+    // barrier alone (seen: a half warp read operands that had not arrived, and its shuffles lost
+    // the other half).
 #pragma unroll 1
-    for (int first = threadIdx.x; first < kPieces<B>; first += Plan::kThreads * kFlight) {
+    for (int first = threadIdx.x; first - lane < kPieces<B>; first += Plan::kThreads * kFlight) {
       Words value[kFlight];
       unsigned old = 0;  // bit i: value[i] is not of this step yet
 #pragma unroll
@@ -233,7 +237,7 @@ class GridExchange {
         old |= wanted << i;
       }
       // All that are old are asked for at once, or their latencies would add up.
-      for (int polls = failed_ ? 0 : kPolls; old != 0; --polls) {
+      for (int polls = failed_ ? 0 : kPolls; __any_sync(kAllLanes, old != 0); --polls) {
 #pragma unroll
         for (int i = 0; i < kFlight; ++i) {
           const int index = first + i * Plan::kThreads;
@@ -249,7 +253,10 @@ class GridExchange {
           if (old >> i & 1) load_relaxed(from + piece<B>(index) * kWords<B>, &value[i]);
         }
         if (polls == 0) fail();
-        if (polls % 1024 == 1 && *reinterpret_cast<volatile int*>(place_.status) != 0) polls = 1;
+        if (polls % 1024 == 1) {
+          const bool elsewhere = *reinterpret_cast<volatile int*>(place_.status) != 0;
+          if (__any_sync(kAllLanes, elsewhere)) polls = 1;
+        }
       }
     }
   }

@@ -136,12 +136,16 @@ def chosen(patterns: Sequence[str]) -> list[Case]:
     return [case for case in cases if not patterns or case.name.startswith(tuple(patterns))]
 
 
-def fastest(systems: Mapping[str, Mapping[str, Any]], tfmem: bool) -> tuple[str, float] | None:
-    """Name and milliseconds of the fastest fp32 system that is tfmem's, or is not; 16-bit peers are context."""
+def fastest(systems: Mapping[str, Mapping[str, Any]], tfmem: bool, kind: str = "") -> tuple[str, float] | None:
+    """Name and milliseconds of the fastest fp32 system that is tfmem's, or is not; 16-bit peers are context.
+
+    `kind` is "plain" for calls that are enqueued one by one, "graph" for a CUDA graph's replay, "" for either.
+    """
     found = [
         (outcome["ms"], name)
         for name, outcome in systems.items()
         if outcome["status"] == "ok"
+        and name.endswith(kind)
         and (name.startswith("tfmem highest") if tfmem else not name.startswith("tfmem") and "float16" not in name)
     ]
     return (min(found)[1], min(found)[0]) if found else None

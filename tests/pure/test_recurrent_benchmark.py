@@ -95,13 +95,14 @@ def results():
 def test_the_fastest_of_fp32_count(results):
     systems = results["cases"]["lstm/256/1"]["systems"]
     assert fastest(systems, tfmem=True) == ("tfmem highest, graph", 0.05)
+    assert fastest(systems, tfmem=True, kind="plain") == ("tfmem highest, plain", 0.1)
     assert fastest(systems, tfmem=False) == ("cudnn tf32, plain", 0.9)
 
 
 def test_tables_hold_ratios_floors_and_failures(results):
     text = make_recurrent_tables.tables(results)
-    assert "| 256 | 1 | 0.900 | cudnn tf32, plain | 0.0500 | 18.00x |" in text
-    assert "| 1024 | 1 | 1.000 | cudnn tf32, plain | error | - |" in text
+    assert "| 256 | 1 | 0.900 | cudnn tf32, plain | 0.900 | 0.0500 | 18.00x |" in text
+    assert "| 1024 | 1 | 1.000 | cudnn tf32, plain | 1.000 | error | - |" in text
     assert "Geometric mean 18.00x, least 18.00x." in text
     assert "| `lstm/256/1` | cluster, fma, 1 rows, 16 x 256 | 0.40 | 0.20 | 0.05 | 0.12 |" in text
     assert "torch 2.11, cudnn 9.19" in text

@@ -72,7 +72,7 @@ def machine(results: Mapping[str, Any]) -> str:
         f"Machine: {gpu}; {about['cores']} x {about['cpu']}; Linux {about['kernel']}; Python {about['python']}.",
         f"Versions: {versions}.",
         "Milliseconds of one pass, medians, from an idle GPU; fp32; input size = hidden size, 100 steps, unless said.",
-        "Peers: the fastest with TF32 on or off, enqueued call by call or replayed as a CUDA graph; then enqueued only.",
+        "Peers: the fastest with TF32 on or off, enqueued call by call or replayed as a CUDA graph; then enqueued.",
         "tfmem: fp32 accuracy (no TF32), the product with the inputs included.",
         "Floor: all FMAs at the fp32 peak or all bytes once, whichever is longer, and barriers: 0.22 us, or 1.0 us.",
     )

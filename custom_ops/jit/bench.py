@@ -84,7 +84,9 @@ class DeviceBench:
 
     def _require_success(self) -> None:
         if self._device.download(self._status, np.zeros(1, np.int32))[0]:
-            raise KernelError("it gave up (its blocks did not run at once, or a value was too large), and the fallback took over")
+            raise KernelError(
+                "it gave up (its blocks did not run at once, or a value was too large), and the fallback took over"
+            )
 
     def _scratch_of(self, size: int) -> int:
         if not self._status:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache as remember
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from custom_ops.errors import KernelError
 from custom_ops.jit import nvrtc
@@ -17,10 +15,12 @@ from custom_ops.jit.compile_ahead import compile_ahead
 from custom_ops.jit.device import Device
 from custom_ops.jit.launch import Launcher, checked, cuda_driver
 from custom_ops.jit.program import ANY_BATCH, Program, build
+from custom_ops.jit.samples import Samples
 from custom_ops.jit.tune import Measured
 from custom_ops.spec import Configuration, RecurrentSpec
 
 CODEGEN = Path(__file__).parents[1] / "codegen"
+CHECKED_STEPS = 7  # of a sweep that is compared: both copies of every exchange are used three times
 
 
 class DeviceBench:
@@ -36,7 +36,7 @@ class DeviceBench:
         self.identity = digest(*_identity(spec, device))
         self._device = device
         self._cache = cache
-        self._pointers: dict[tuple[int, int], list[list[int]]] = {}
+        self._given: dict[tuple[int, int], Samples] = {}
         self._scratch = (0, 0)  # bytes, address
         self._status = 0
 
@@ -55,23 +55,25 @@ class DeviceBench:
         return build(self.spec, configuration, self._device.arch, self._cache, max_batch)
 
     def measure(self, configuration: Configuration, batch: int, time_steps: int) -> Measured:
-        """Run it.
+        """Run it, for a few steps to see whether it is right, then for all.
 
         Raises:
-            KernelError: it cannot be built or loaded, or its blocks did not run at once.
+            KernelError: it cannot be built or loaded, its blocks did not run at once, or its results are wrong.
         """
         launcher = Launcher(self.build(configuration))
-        directions, device = self.spec.directions, self._device
-        pointers = self._tensors(batch, time_steps)
-        scratch = self._scratch_of(launcher.scratch_bytes(batch, directions))
-        forward = (False,) * directions
+        scratch = self._scratch_of(launcher.scratch_bytes(batch, self.spec.directions))
+        forward = (False,) * self.spec.directions
 
-        def enqueue() -> None:
-            launcher(time_steps, batch, pointers, scratch, self._status, device.stream, forward)
+        def enqueue(samples: Samples, steps: int) -> None:
+            launcher(steps, batch, samples.pointers, scratch, self._status, self._device.stream, forward)
 
-        enqueue()
+        few = self._samples(batch, CHECKED_STEPS)
+        few.poison()
+        enqueue(few, CHECKED_STEPS)
         self._require_success()  # before it is timed: a launch that fails takes a second
-        milliseconds = device.time(enqueue)
+        few.require_right()
+        samples = self._samples(batch, time_steps)
+        milliseconds = self._device.time(lambda: enqueue(samples, time_steps))
         self._require_success()
         return Measured(1e6 * milliseconds, launcher.registers, launcher.local)
 
@@ -95,41 +97,10 @@ class DeviceBench:
             self._scratch = (size, self._device.allocate(size))
         return self._scratch[1]
 
-    def _tensors(self, batch: int, time: int) -> list[list[int]]:
-        """Pointers for each direction, ordered as in the kernel's parameter."""
-        if (batch, time) in self._pointers:
-            return self._pointers[batch, time]
-        cell, units = self.spec.cell, self.spec.units
-        shapes: list[tuple[int, ...]] = []
-        shapes += [(time, batch, columns * units) if columns else (time, batch) for columns in cell.sequences]
-        shapes += [(batch, columns * units) for columns in cell.invariants]
-        shapes += [(columns * units,) for columns in cell.vectors]
-        shapes += [(rows * units, columns * units) for rows, columns in cell.matrices]
-        shapes += [(batch, units)] * len(cell.states)
-        results: list[tuple[int, ...]] = [
-            (time, batch) if cell.scalar[columns[0]] else (time, batch, len(columns) * units)
-            for columns in cell.outputs
-        ]
-        results += [(batch, units)] * len(cell.states)
-        itemsize = 4 if self.spec.dtype == "float32" else 2
-        generator = np.random.default_rng(0)
-        found = []
-        for _ in range(self.spec.directions):
-            inputs = [self._device.upload(self._random(generator, shape)) for shape in shapes]
-            outputs = [self._device.allocate(itemsize * int(np.prod(shape))) for shape in results]
-            found.append(inputs + outputs)
-        self._pointers[batch, time] = found
-        return found
-
-    def _random(self, generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[Any]:
-        """Numbers of the size that trained layers have, so that states neither die nor overflow."""
-        values = generator.random(shape, np.float32)
-        values = (2 * values - 1) * np.float32(self.spec.units**-0.5)
-        if self.spec.dtype == "float16":
-            return values.astype(np.float16)
-        if self.spec.dtype == "bfloat16":
-            return (values.view(np.uint32) >> 16).astype(np.uint16)
-        return values
+    def _samples(self, batch: int, time: int) -> Samples:
+        if (batch, time) not in self._given:
+            self._given[batch, time] = Samples(self.spec, self._device, batch, time)
+        return self._given[batch, time]
 
 
 class _Kept(Cache):

@@ -74,6 +74,11 @@ class Device:
             self._call("cuMemcpyDtoH", array.ctypes.data, place, array.nbytes)
         return array
 
+    def fill(self, place: int, size: int, byte: int) -> None:
+        """Enqueue setting `size` bytes of device memory to `byte`."""
+        if size:
+            self._call("cuMemsetD8Async", place, byte, size, self.stream)
+
     def time(self, enqueue: Callable[[], None], repeats: int = 10, inner: int = 4) -> float:
         """Median milliseconds of what `enqueue` puts on `stream`; in a graph, so that the host does not count."""
         enqueue()

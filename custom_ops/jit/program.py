@@ -3,7 +3,8 @@
 The kernel has one parameter, a struct of 64-bit words:
     0: time | batch << 32
     1: first group of this launch | all groups << 32
-    2: scratch; 3: status, an int32 that a kernel sets when a bounded spin ran out
+    2: scratch; 3: status, an int32 that a kernel sets to 1 when a bounded spin ran out (the op then stays with the
+       fallback), to 2 when a value was too large for it (the fallback computes this call)
     4: bit d is set when direction d walks time backwards
     5...: pointers of each direction's sequences, invariants, vectors, matrices, initial states, outputs, finals
 Group g works on tile g % tiles of direction g / tiles, where tiles = ceil(batch / rows)."""

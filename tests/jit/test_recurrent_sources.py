@@ -1,0 +1,117 @@
+"""Every kernel template compiles alone, and so do the sources of many cells, sizes and architectures; without a GPU."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from custom_ops import cells
+from custom_ops.cell import Cell
+from custom_ops.codegen.recurrent import generate
+from custom_ops.differentiate import differentiate
+from custom_ops.errors import KernelError
+from custom_ops.jit import nvrtc, program
+from custom_ops.jit.cache import Cache
+from custom_ops.spec import Configuration, RecurrentSpec
+
+NVCC = shutil.which("nvcc")
+HEADERS = sorted(nvrtc.KERNELS.glob("*.cuh"))
+CELLS = {
+    "lstm": cells.lstm(),
+    "gru": cells.gru(),
+    "gru2": cells.gru(reset_after=False),
+    "rnn": cells.simple_rnn(),
+    "peephole": cells.peephole_lstm(),
+    "layer_norm": cells.layer_norm_lstm(100),
+    "nas": cells.nas(),
+    "masked": cells.lstm(mask="repeat"),
+    "lstm backward": differentiate(cells.lstm()).backward,
+    "gru2 backward": differentiate(cells.gru(reset_after=False)).backward,
+}
+PLAIN = {
+    "single": Configuration(rows=2, lanes=8, shared_weights=8),
+    "grid": Configuration(rows=2, ctas=24, lanes=32, exchange="grid"),
+}
+HOPPER = {
+    "cluster": Configuration(rows=2, ctas=8, lanes=16, exchange="cluster"),
+    "tensor cores": Configuration(rows=8, ctas=8, lanes=64, exchange="cluster", product="mma"),
+}
+# What the kernels were tuned to on an H200: (hidden size, configuration).
+STANDARD = {
+    "64": (64, Configuration(lanes=2)),
+    "256 b1": (256, Configuration(ctas=16, threads=128, lanes=8, exchange="cluster")),
+    "256 b20": (256, Configuration(rows=2, ctas=8, lanes=8, exchange="cluster")),
+    "512 b20": (512, Configuration(3, 1, 16, 256, 16, 128, 128, "fma", "cluster")),
+    "1024 b1": (1024, Configuration(ctas=128, lanes=32, exchange="grid")),
+    "256 mma": (256, Configuration(rows=8, ctas=8, lanes=64, exchange="cluster", product="mma")),
+    "512 mma": (512, Configuration(rows=16, passes=2, ctas=32, lanes=128, exchange="grid", product="mma")),
+}
+
+
+@pytest.fixture(autouse=True)
+def needs_nvrtc(request: pytest.FixtureRequest) -> None:
+    if "nvcc" in request.keywords:
+        return
+    try:
+        nvrtc.compiler_version()
+    except KernelError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("header", HEADERS, ids=lambda header: header.stem)
+@pytest.mark.parametrize("arch", [75, 80, 90])
+def test_headers_compile_alone(header: Path, arch: int) -> None:
+    assert nvrtc.compile_source(f'#include "{header.name}"\n', arch)
+
+
+@pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
+@pytest.mark.parametrize(("arch", "kind"), [(75, "grid"), (80, "single"), (90, "grid")])
+def test_sources_compile(cell: Cell, arch: int, kind: str) -> None:
+    assert nvrtc.compile_source(generate(RecurrentSpec(cell, 100), PLAIN[kind], arch), arch)
+
+
+@pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
+@pytest.mark.parametrize("kind", HOPPER)
+def test_hopper_sources_compile(cell: Cell, kind: str) -> None:
+    assert nvrtc.compile_source(generate(RecurrentSpec(cell, 100), HOPPER[kind], 90), 90)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_storage_types_compile(dtype: str) -> None:
+    spec = RecurrentSpec(cells.lstm(), 64, dtype, directions=2)  # type: ignore[arg-type]
+    for arch in (75, 90):
+        assert nvrtc.compile_source(generate(spec, PLAIN["grid"], arch), arch)
+
+
+@pytest.mark.skipif(NVCC is None, reason="nvcc, which reports spills, is not here")
+@pytest.mark.parametrize(("units", "configuration"), STANDARD.values(), ids=STANDARD)
+def test_standard_kernels_do_not_spill(units: int, configuration: Configuration, tmp_path: Path) -> None:
+    source = tmp_path / "kernel.cu"
+    source.write_text(generate(RecurrentSpec(cells.lstm(), units), configuration, 90))
+    options = ["-arch=sm_90", "-Xptxas", "-v", f"-I{nvrtc.KERNELS}", "-cubin", "-o", str(tmp_path / "kernel.cubin")]
+    command = ["nvcc", *options, str(source)]
+    report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    main = report.split("'tfmem_recurrent'")[1].split("Compiling entry function")[0]
+    assert re.findall(r"(\d+) bytes spill stores", main) == ["0"]
+
+
+def test_a_compiler_error_says_what_the_compiler_said() -> None:
+    with pytest.raises(KernelError, match=r"nonsense") as caught:
+        nvrtc.compile_source("__global__ void f() { nonsense; }", 90)
+    assert "9.0" in str(caught.value)
+
+
+def test_a_program_comes_from_the_cache_the_second_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, cache = RecurrentSpec(cells.simple_rnn(), 16), Cache(tmp_path)
+    first = program.build(spec, Configuration(lanes=4), 90, cache)
+
+    def fails(source: str, arch: int) -> bytes:
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(nvrtc, "compile_source", fails)
+    assert program.build(spec, Configuration(lanes=4), 90, cache) == first
+    assert first.image[:4] == b"\x7fELF"

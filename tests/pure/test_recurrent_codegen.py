@@ -1,0 +1,183 @@
+"""From a cell to a kernel's source: stages, places, errors, the golden source, the program's bytes, the cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from custom_ops import cells
+from custom_ops.codegen.layout import SHARED_LIMIT, fallback_layout, layout
+from custom_ops.codegen.recurrent import ENTRY, FALLBACK, generate, parameter_words
+from custom_ops.codegen.schedule import schedule
+from custom_ops.errors import KernelError
+from custom_ops.jit.cache import Cache, digest
+from custom_ops.jit.program import Program, from_bytes
+from custom_ops.spec import Configuration, RecurrentSpec
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "recurrent_lstm_256.cu"
+CLUSTER = Configuration(ctas=16, threads=256, lanes=16, exchange="cluster")
+LSTM = RecurrentSpec(cells.lstm(), 256)
+PROGRAM = Program("cubin", 90, "f", "", 2, 16, 16, 256, 2320, 0, 0, 64, b"\x7fELF\n\n\0 1")
+
+
+def test_the_golden_source() -> None:
+    """What changes here changes every kernel. To accept: GOLDEN.write_text(generate(LSTM, CLUSTER, 90))."""
+    assert generate(LSTM, CLUSTER, 90) == GOLDEN.read_text()
+
+
+def test_an_lstm_has_one_product_and_one_exchange() -> None:
+    plan = schedule(cells.lstm())
+    assert plan.stages == 1
+    (gemm,) = plan.gemms
+    assert len(gemm.products) == 4
+    assert [len(buffer.operands) for buffer in plan.buffers] == [1]
+    assert plan.carried == ()
+
+
+def test_a_canonical_gru_exchanges_twice() -> None:
+    plan = schedule(cells.gru(reset_after=False))
+    assert plan.stages == 2
+    assert [(gemm.stage, len(gemm.products)) for gemm in plan.gemms] == [(0, 2), (1, 1)]
+    assert [buffer.stage for buffer in plan.buffers] == [0, 1]
+    assert len(plan.carried) == 2  # z and 1 - z, which the second stage reads
+
+
+def test_row_sums_have_buffers_of_their_own() -> None:
+    plan = schedule(cells.layer_norm_lstm(64))
+    sums = [buffer for buffer in plan.buffers if buffer.sums]
+    assert sums
+    assert all(plan.place_of_sum(node) for buffer in sums for node in buffer.operands)
+
+
+def test_the_layout_of_an_lstm_by_hand() -> None:
+    """16 units and 64 columns of a CTA; 16 lanes share 256 products: 4 chunks of 4, for 4 of the columns."""
+    sizes = layout(LSTM, CLUSTER, 90)
+    (gemm,) = sizes.gemms
+    assert (sizes.tile, gemm.columns, gemm.depth) == (16, 64, 256)
+    assert (gemm.lanes, gemm.thread_columns, gemm.chunks, gemm.registers) == (16, 4, 4, 4)
+    assert sizes.weights == 256 * 64 // 256
+    # an mbarrier for each parity, two copies of the operands, one of the results
+    assert sizes.shared == 16 + 2 * 256 * 4 + 64 * 4
+    assert sizes.scratch == 0
+
+
+def test_weights_go_to_registers_then_to_shared_memory_then_to_scratch() -> None:
+    configuration = replace(CLUSTER, register_weights=32, shared_weights=16)
+    (gemm,) = layout(LSTM, configuration, 90).gemms
+    assert (gemm.chunks, gemm.registers, gemm.shared) == (4, 2, 1)
+    assert layout(LSTM, configuration, 90).scratch == 16 * 256 * 16 * 4  # one chunk of 16 weights a thread, 16 CTAs
+
+
+@pytest.mark.parametrize("units", [1, 7, 33, 1000, 1024])
+@pytest.mark.parametrize("exchange", ["single", "cluster", "grid"])
+@pytest.mark.parametrize("product", ["fma", "mma"])
+def test_places_do_not_overlap(units: int, exchange: str, product: str) -> None:
+    ctas = {"single": 1, "cluster": 16, "grid": 128}[exchange]
+    configuration = Configuration(8, 1, ctas, 256, 32, 0, 0, product, exchange)  # type: ignore[arg-type]
+    spec = RecurrentSpec(cells.layer_norm_lstm(units), units)
+    try:
+        sizes = layout(spec, configuration, 90)
+    except KernelError as error:
+        assert "shared memory" in str(error)  # noqa: PT017
+        return
+    places = [(b.offset, b.stride * sizes.padded_rows * 4 * (2 if exchange == "cluster" else 1)) for b in sizes.buffers]
+    places += [(g.results, g.partials * sizes.padded_rows * g.result_stride * 4) for g in sizes.gemms]
+    ends = [0]
+    for start, size in sorted(places):
+        assert start >= ends[-1]
+        ends.append(start + size)
+    assert ends[-1] <= sizes.shared <= SHARED_LIMIT[90]
+    assert sizes.tile * ctas >= units
+
+
+def test_a_fallback_fits_the_scratch_of_its_kernel() -> None:
+    configuration = Configuration(rows=4, ctas=64, exchange="grid", lanes=32)
+    assert fallback_layout(LSTM, configuration).scratch <= layout(LSTM, configuration, 90).scratch
+    source = generate(LSTM, configuration, 80)
+    assert f"{ENTRY}(" in source
+    assert f"{FALLBACK}(" in source
+    assert FALLBACK not in generate(LSTM, CLUSTER, 90)
+
+
+def test_each_direction_has_its_pointers() -> None:
+    """LSTM: gates, matrix, h and c before, outputs, h and c after."""
+    assert parameter_words(LSTM) == 5 + 7
+    assert parameter_words(replace(LSTM, directions=2)) == 5 + 14
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rows": 3, "passes": 2}, "3 rows in 2 passes"),
+        ({"threads": 100}, "100 threads"),
+        ({"lanes": 24}, "24 lanes"),
+        ({"ctas": 2}, "'single' is for exactly one CTA"),
+        ({"ctas": 32, "exchange": "cluster"}, "at most 16"),
+        ({"product": "mma", "lanes": 16}, "whole warp"),
+    ],
+)
+def test_configurations_that_cannot_be(options: dict[str, object], words: str) -> None:
+    with pytest.raises(KernelError, match=words):
+        Configuration(**options)  # type: ignore[arg-type]
+
+
+def test_what_does_not_fit_says_what_is_too_large() -> None:
+    with pytest.raises(KernelError, match=r"needs? compute capability 9\.0"):
+        layout(LSTM, CLUSTER, 80)
+    with pytest.raises(KernelError, match="bytes of shared memory"):
+        layout(LSTM, Configuration(shared_weights=1 << 20, register_weights=0), 90)
+    with pytest.raises(KernelError, match="weights in the registers"):
+        layout(LSTM, Configuration(threads=1024, register_weights=256), 90)
+    with pytest.raises(KernelError, match="one pass"):
+        layout(RecurrentSpec(cells.layer_norm_lstm(64), 64), Configuration(rows=2, passes=2), 90)
+
+
+@pytest.mark.parametrize("options", [{"units": 0}, {"dtype": "float64"}, {"precision": "fast"}, {"directions": 0}])
+def test_specifications_that_cannot_be(options: dict[str, object]) -> None:
+    with pytest.raises(KernelError):
+        replace(LSTM, **options)  # type: ignore[arg-type]
+
+
+def test_a_program_survives_its_bytes() -> None:
+    assert from_bytes(PROGRAM.to_bytes()) == PROGRAM
+    assert from_bytes(replace(PROGRAM, fallback="g").to_bytes()).fallback == "g"
+
+
+@pytest.mark.parametrize("data", [b"", b"program 2\n\n", b"program 1\nkind cubin\n\n"])
+def test_other_bytes_are_no_program(data: bytes) -> None:
+    with pytest.raises(KernelError):
+        from_bytes(data)
+
+
+def test_a_cache_makes_each_artifact_once(tmp_path: Path) -> None:
+    made: list[str] = []
+    cache = Cache(tmp_path)
+
+    def make() -> bytes:
+        made.append("x")
+        return b"artifact"
+
+    assert cache.get(digest("a"), make) == cache.get(digest("a"), make) == b"artifact"
+    assert len(made) == 1
+    assert digest("a", "b") != digest("ab", "")
+
+
+def test_threads_may_share_a_cache(tmp_path: Path) -> None:
+    found: list[bytes] = []
+    threads = [
+        Thread(target=lambda: found.append(Cache(tmp_path).get(digest("k"), lambda: b"y" * 100_000))) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [b"y" * 100_000] * 8
+    assert len([file for file in tmp_path.rglob("*") if file.is_file()]) == 1  # nothing is left aside
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert Cache(tmp_path / "file").get(digest("k"), lambda: b"z") == b"z"

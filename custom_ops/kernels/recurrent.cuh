@@ -74,8 +74,8 @@ struct Context {
     return value;
   }
 
-  // These inputs are not for this kernel: the fallback has to compute the results.
-  __device__ void fail() const { *reinterpret_cast<int*>(parameters.word[kStatus]) = 1; }
+  // These inputs are not for this kernel: the fallback has to compute the results, this time.
+  __device__ void fail() const { *reinterpret_cast<int*>(parameters.word[kStatus]) = 2; }
 };
 
 // One (row, unit) of one stage: what the generated code reads and writes.

@@ -242,7 +242,7 @@ absl::StatusOr<bool> StatusWatch::Failed() {
     absl::StatusOr<bool> passed = pending_.front().last_use().Passed();
     if (!passed.ok()) return passed;
     if (!*passed) break;
-    failed_ = *static_cast<const int32_t*>(pending_.front().data()) != 0;
+    failed_ = *static_cast<const int32_t*>(pending_.front().data()) == kStatusWaited;
     pending_.pop_front();
   }
   return failed_;

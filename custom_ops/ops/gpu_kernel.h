@@ -73,12 +73,17 @@ class GpuKernels {
   std::vector<Entry> loaded_;  // of the one device that the op is placed on
 };
 
-// Looks, without waiting, whether a kernel ever set its status word.
+// What a kernel leaves in its status word. In both cases the fallback behind it computes the
+// results.
+inline constexpr int32_t kStatusWaited = 1;    // its blocks waited for each other too long
+inline constexpr int32_t kStatusTooLarge = 2;  // a value of this call was too large for it
+
+// Looks, without waiting, whether the blocks of a kernel ever waited too long.
 class StatusWatch {
  public:
   // Enqueues reading `status`; skipped while earlier ones have not come back.
   absl::Status Read(GpuLink* link, cuda::Stream stream, const void* status);
-  // Whether any status that has come back was not zero; from then on always.
+  // Whether any status that has come back was kStatusWaited; from then on always.
   absl::StatusOr<bool> Failed();
 
  private:

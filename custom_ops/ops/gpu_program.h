@@ -16,7 +16,7 @@ struct GpuProgram {
   bool cubin = false;        // else PTX
   int64_t arch = 0;          // 90 for 9.0; of a cubin the only one, of PTX the least
   std::string entry;         // name of the kernel
-  std::string fallback;      // name of the one that runs behind a cooperative one; or empty
+  std::string fallback;      // name of the one that computes what the kernel could not; or empty
   int64_t rows = 1;          // of the batch for one group of CTAs
   int64_t ctas = 1;          // of a group
   int64_t cluster = 1;       // CTAs of a thread-block cluster; 1: none

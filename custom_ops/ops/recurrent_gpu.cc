@@ -1,4 +1,5 @@
 // TfmemRecurrent on a GPU: picks one of its programs and enqueues it. Waits for nothing.
+#include <atomic>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -112,7 +113,7 @@ class RecurrentOp : public OpKernel {
   void Report() {
     if (reported_.exchange(true)) return;
     std::cerr << "tfmem: the blocks of '" << name()
-              << "' waited for each other too long, because the GPU was shared; its slower "
+              << "' waited for each other too long, as happens when a GPU is shared; its slower "
                  "fallback computed the results, and does so from now on"
               << std::endl;
   }

@@ -167,7 +167,12 @@ void TestStatus(tfmem::GpuLink* link, tfmem::cuda::Stream stream) {
   while (FakeRunOne()) {
   }
   Expect(!*watch.Failed(), "a status of zero");
-  FakeLaunch(stream, [&status] { status = 7; });
+  FakeLaunch(stream, [&status] { status = tfmem::kStatusTooLarge; });
+  ExpectOk(watch.Read(link, stream, &status), "reading a status");
+  while (FakeRunOne()) {
+  }
+  Expect(!*watch.Failed(), "a value that was too large says nothing about the next call");
+  FakeLaunch(stream, [&status] { status = tfmem::kStatusWaited; });
   ExpectOk(watch.Read(link, stream, &status), "reading a status");
   Expect(!*watch.Failed(), "the kernel has not run");
   while (FakeRunOne()) {

@@ -1,0 +1,127 @@
+"""TfmemRecurrent on a GPU: the op around the kernels. Needs a GPU and NVRTC; the kernels have tests of their own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from custom_ops import cells, recurrent_reference
+from custom_ops.cell import Cell
+from custom_ops.differentiate import differentiate
+from custom_ops.errors import KernelError
+from custom_ops.gradient_reference import gradients
+from custom_ops.jit.device import Device
+from custom_ops.jit.program import ANY_BATCH, Program, build
+from custom_ops.load import Library, load
+from custom_ops.recurrent import recurrent
+from custom_ops.spec import Configuration, RecurrentSpec
+from tests.recurrent_cells import Arguments, arguments
+
+UNITS, TIME, BATCH = 40, 12, 5
+CONFIGURATIONS = {
+    "single": Configuration(rows=2, lanes=8),
+    "cluster": Configuration(rows=2, lanes=8, ctas=8, exchange="cluster"),
+    "grid": Configuration(rows=2, lanes=32, ctas=24, exchange="grid"),
+}
+
+
+@pytest.fixture(name="library", scope="module")
+def fixture_library() -> Library:
+    return load()
+
+
+@pytest.fixture(name="arch", scope="module")
+def fixture_arch() -> int:
+    try:
+        return Device().arch
+    except KernelError as error:
+        pytest.skip(str(error))
+
+
+def program(cell: Cell, arch: int, kind: str = "single", directions: int = 1, max_batch: int = ANY_BATCH) -> Program:
+    spec = RecurrentSpec(cell, UNITS, directions=directions)
+    return build(spec, CONFIGURATIONS[kind], arch, max_batch=max_batch)
+
+
+def tensors(given: Arguments, dtype: tf.DType = tf.float32) -> list[list[tf.Tensor]]:
+    return [[tf.cast(array, dtype) for array in kind] for kind in given]
+
+
+def check(found: Any, expected: Any, bound: float = 1e-5) -> None:
+    for tensor, array in zip(found, expected, strict=True):
+        error = np.linalg.norm(tensor.numpy() - array) / max(np.linalg.norm(array), 1e-30)
+        assert error < bound, error
+
+
+@pytest.mark.parametrize("kind", CONFIGURATIONS)
+def test_values_on_the_gpu(library: Library, arch: int, kind: str) -> None:
+    cell = cells.lstm()
+    given = arguments(cell, UNITS, TIME, BATCH)
+    with tf.device("GPU:0"):
+        outputs, finals = recurrent(
+            library, cell, UNITS, *tensors(given), reverse=[True], programs=[program(cell, arch, kind).to_bytes()]
+        )
+    assert "GPU" in outputs[0].device
+    expected, ends = recurrent_reference.run(cell, UNITS, *given, reverse=True)
+    check([*outputs, *finals], [*expected, *ends])
+
+
+@pytest.mark.parametrize(("time", "batch"), [(0, 3), (3, 0)])
+def test_nothing_to_do_on_the_gpu(library: Library, arch: int, time: int, batch: int) -> None:
+    cell = cells.gru()
+    given = arguments(cell, UNITS, time, batch)
+    with tf.device("GPU:0"):
+        _, finals = recurrent(library, cell, UNITS, *tensors(given), programs=[program(cell, arch).to_bytes()])
+    check(finals, given.states, 1e-7)
+
+
+def test_gradients_on_the_gpu(library: Library, arch: int) -> None:
+    cell = cells.lstm()
+    gradient = differentiate(cell)
+    parts = [arguments(cell, UNITS, TIME, BATCH, seed) for seed in range(2)]
+    watched = [[*a, *b] for a, b in zip(*map(tensors, parts), strict=True)]
+    with tf.device("GPU:0"), tf.GradientTape() as tape:
+        tape.watch(watched)
+        outputs, _ = recurrent(
+            library,
+            cell,
+            UNITS,
+            *watched,
+            reverse=[False, True],
+            programs=[program(gradient.forward, arch, directions=2).to_bytes()],
+            gradient_programs=[program(gradient.backward, arch, "cluster", directions=2).to_bytes()],
+            training=True,
+        )
+        loss = tf.add_n([tf.reduce_sum(output**2) for output in outputs])
+    found = tape.gradient(loss, watched)
+    for direction, part in enumerate(parts):
+        output = recurrent_reference.run(cell, UNITS, *part, reverse=bool(direction))[0][0]
+        zeros = [np.zeros_like(state) for state in part.states]
+        expected = gradients(gradient, UNITS, *part, [2 * output], zeros, reverse=bool(direction))
+        for kind, wanted in zip(found, expected, strict=True):
+            check(kind[direction * len(wanted) :][: len(wanted)], wanted, 1e-4)
+
+
+def test_the_batch_chooses_and_what_does_not_load_is_passed_over(library: Library, arch: int) -> None:
+    cell = cells.simple_rnn()
+    good = program(cell, arch, max_batch=4)
+    foreign = replace(good, arch=arch + 5)
+    for programs in ([foreign, good], [good, foreign]):
+        given = arguments(cell, UNITS, TIME, BATCH)
+        with tf.device("GPU:0"):
+            blobs = [each.to_bytes() for each in programs]
+            outputs, _ = recurrent(library, cell, UNITS, *tensors(given), programs=blobs)
+        check(outputs, recurrent_reference.run(cell, UNITS, *given)[0])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="compute capability"), tf.device("GPU:0"):
+        recurrent(library, cell, UNITS, *tensors(given), programs=[foreign.to_bytes()])
+
+
+def test_without_programs_the_error_says_what_to_do(library: Library) -> None:
+    cell = cells.simple_rnn()
+    given = arguments(cell, UNITS, TIME, BATCH)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"run tfmem\.optimize"), tf.device("GPU:0"):
+        recurrent(library, cell, UNITS, *tensors(given))

@@ -72,46 +72,61 @@ def machine(results: Mapping[str, Any]) -> str:
         f"Machine: {gpu}; {about['cores']} x {about['cpu']}; Linux {about['kernel']}; Python {about['python']}.",
         f"Versions: {versions}.",
         "Milliseconds of one pass, medians, from an idle GPU; fp32; input size = hidden size, 100 steps, unless said.",
-        "Peers: the fastest with TF32 on or off, enqueued call by call or replayed as a CUDA graph; then enqueued.",
         "tfmem: fp32 accuracy (no TF32), the product with the inputs included.",
+        "Peers: the fastest without TF32, and with it, enqueued call by call or replayed as a CUDA graph; then enqueued.",
         "Floor: all FMAs at the fp32 peak or all bytes once, whichever is longer, and barriers: 0.22 us, or 1.0 us.",
     )
-    return "\n".join(f"- {line}" for line in lines)
+    notes = (f"From `{name}`: {text}." for name, text in results.get("sources", {}).items())
+    return "\n".join(f"- {line}" for line in (*lines, *notes))
 
 
 def compared(cases: Cases, prefix: str, title: str) -> list[str]:
-    """Ours and the fastest peer of each case, with their geometric mean."""
-    rows, ratios = [], []
+    """Ours and the fastest peers of each case, without and with TF32, and the geometric means."""
+    rows: list[tuple[str, ...]] = []
+    ratios: dict[bool, list[float]] = {False: [], True: []}
     for name, case in cases.items():
         if not name.startswith(prefix):
             continue
-        mine, other = fastest(case["systems"], tfmem=True), fastest(case["systems"], tfmem=False)
-        ratio = "-"
-        if mine and other:
-            ratios.append(other[1] / mine[1])
-            ratio = f"{ratios[-1]:.2f}x"
+        mine = fastest(case["systems"], tfmem=True)
+        peers: list[str] = []
+        for tf32 in (False, True):
+            other = fastest(case["systems"], tfmem=False, tf32=tf32)
+            peers += [f"{other[1]:.3f} ({other[0]})" if other else "-"]
+            if mine and other:
+                ratios[tf32].append(other[1] / mine[1])
+                peers += [f"{ratios[tf32][-1]:.2f}x"]
+            else:
+                peers += ["-"]
         floor, enqueued = Floor(**case["floor"]), fastest(case["systems"], tfmem=False, kind="plain")
         rows.append(
             (
                 str(case["units"]),
                 str(case["batch"]),
-                *((f"{other[1]:.3f}", other[0]) if other else ("-", "-")),
-                f"{enqueued[1]:.3f}" if enqueued else "-",
                 f"{mine[1]:.4f}" if mine else failure(case),
-                ratio,
+                *peers,
+                f"{enqueued[1]:.3f}" if enqueued else "-",
                 f"{floor.total:.4f}",
                 f"{floor.arithmetic:.4f} / {floor.memory:.4f} / {floor.barriers:.4f}",
-                f"{case['systems'][mine[0]]['error']:.1g}" if mine else "-",
+                deviation(case["systems"][mine[0]]) if mine else "-",
             )
         )
     if not rows:
         return []
     header = (
-        "hidden", "batch", "peer, ms", "peer", "enqueued, ms", "tfmem, ms", "speed-up", "floor, ms",
-        "FMAs / bytes / barriers", "error",
+        "hidden", "batch", "tfmem, ms", "fp32 peer, ms", "speed-up", "TF32 peer, ms", "speed-up", "enqueued peer, ms",
+        "floor, ms", "FMAs / bytes / barriers", "error",
     )  # fmt: skip
-    summary = f"\n\nGeometric mean {mean(ratios):.2f}x, least {min(ratios):.2f}x." if ratios else ""
-    return [table(f"### {title}", header, rows) + summary]
+    means = [
+        f"{words}: geometric mean {mean(found):.2f}x, least {min(found):.2f}x."
+        for words, found in (("Against fp32 peers", ratios[False]), ("Against TF32 peers", ratios[True]))
+        if found
+    ]
+    return [table(f"### {title}", header, rows) + "\n\n" + " ".join(means)]
+
+
+def deviation(outcome: Mapping[str, Any]) -> str:
+    """The relative error against float64, if it was looked at in that run."""
+    return "-" if outcome.get("error") is None else f"{outcome['error']:.1g}"
 
 
 def failure(case: Mapping[str, Any]) -> str:

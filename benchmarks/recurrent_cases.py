@@ -136,16 +136,20 @@ def chosen(patterns: Sequence[str]) -> list[Case]:
     return [case for case in cases if not patterns or case.name.startswith(tuple(patterns))]
 
 
-def fastest(systems: Mapping[str, Mapping[str, Any]], tfmem: bool, kind: str = "") -> tuple[str, float] | None:
+def fastest(
+    systems: Mapping[str, Mapping[str, Any]], tfmem: bool, kind: str = "", tf32: bool | None = None
+) -> tuple[str, float] | None:
     """Name and milliseconds of the fastest fp32 system that is tfmem's, or is not; 16-bit peers are context.
 
-    `kind` is "plain" for calls that are enqueued one by one, "graph" for a CUDA graph's replay, "" for either.
+    `kind` is "plain" for calls that are enqueued one by one, "graph" for a CUDA graph's replay, "" for either; `tf32`
+    says whether its products may round to TF32, None for either.
     """
     found = [
         (outcome["ms"], name)
         for name, outcome in systems.items()
         if outcome["status"] == "ok"
         and name.endswith(kind)
+        and (tf32 is None or tf32 == ("tf32" in name))
         and (name.startswith("tfmem highest") if tfmem else not name.startswith("tfmem") and "float16" not in name)
     ]
     return (min(found)[1], min(found)[0]) if found else None

@@ -84,7 +84,7 @@ def results():
         },
         "cases": {
             lstm.name: result(
-                lstm, cudnn_tf32__plain=ran(0.9), cudnn_float16__plain=ran(0.01),
+                lstm, cudnn__graph=ran(1.0), cudnn_tf32__plain=ran(0.9), cudnn_float16__plain=ran(0.01),
                 tfmem_highest__graph=ran(0.05), tfmem_highest__plain=ran(0.1), tfmem_tf32__plain=ran(0.02),
             ),
             large.name: result(large, cudnn_tf32__plain=ran(1.0), tfmem_highest__plain=broken),
@@ -97,13 +97,15 @@ def test_the_fastest_of_fp32_count(results):
     assert fastest(systems, tfmem=True) == ("tfmem highest, graph", 0.05)
     assert fastest(systems, tfmem=True, kind="plain") == ("tfmem highest, plain", 0.1)
     assert fastest(systems, tfmem=False) == ("cudnn tf32, plain", 0.9)
+    assert fastest(systems, tfmem=False, tf32=False) == ("cudnn, graph", 1.0)
 
 
 def test_tables_hold_ratios_floors_and_failures(results):
     text = make_recurrent_tables.tables(results)
-    assert "| 256 | 1 | 0.900 | cudnn tf32, plain | 0.900 | 0.0500 | 18.00x |" in text
-    assert "| 1024 | 1 | 1.000 | cudnn tf32, plain | 1.000 | error | - |" in text
-    assert "Geometric mean 18.00x, least 18.00x." in text
+    assert "| 256 | 1 | 0.0500 | 1.000 (cudnn, graph) | 20.00x | 0.900 (cudnn tf32, plain) | 18.00x | 0.900 |" in text
+    assert "| 1024 | 1 | error | - | - | 1.000 (cudnn tf32, plain) | - | 1.000 |" in text
+    assert "Against fp32 peers: geometric mean 20.00x, least 20.00x." in text
+    assert "Against TF32 peers: geometric mean 18.00x, least 18.00x." in text
     assert "| `lstm/256/1` | cluster, fma, 1 rows, 16 x 256 | 0.40 | 0.20 | 0.05 | 0.12 |" in text
     assert "torch 2.11, cudnn 9.19" in text
 

@@ -10,6 +10,7 @@ from graph_passes import serde
 from graph_passes.ir import Graph
 from graph_passes.recurrent.apply import apply_recurrent
 from graph_passes.recurrent.match import RECURRENT_OP, RecurrentPlan, Unmatched
+from graph_passes.recurrent.rolling import roll_up
 from graph_passes.recurrent.training import plan_whole
 from graph_passes.report import SWAPPED, Report
 from tfmem.capture.build import FeedShapes, shaped_graph
@@ -45,11 +46,18 @@ def swap_recurrent(
     fetched = {op_name(name) for name in captured.fetches}
     chosen = implementations(captured.graph_def)
     refused: list[Unmatched] = []
+    unrolled: set[str] = set()  # what stays so
     while True:
         inlined = replace(captured, graph_def=inline_calls(captured.graph_def, fetched, chosen))
         inferred = shaped_graph(inlined, feed_shapes=feed_shapes)
         graph = serde.from_graph_def(inlined.graph_def, inferred=inferred, functions=True)
+        graph, rolled = roll_up(graph, fetched, unrolled)
         plan, programs = with_programs(plan_whole(graph, fetched, gradients), target, options)
+        stiff = [loop for loop in plan.unmatched if loop.name in rolled]
+        if stiff:
+            refused += stiff
+            unrolled |= {loop.name for loop in stiff}
+            continue
         kept = [f for f, calls in chosen.items() if any(_inside(loop.name, calls) for loop in plan.unmatched)]
         if not kept:
             break

@@ -68,7 +68,7 @@ def functional_loops(graph: Graph) -> Iterator[Loop]:
         if node.op in LOOPS and (node.name, "body") in graph.functions and (node.name, "cond") in graph.functions:
             yield Loop(
                 name=node.name,
-                carrier=node.op,
+                carrier="unrolled" if node.attrs.get("unrolled") is True else node.op,
                 body=graph.functions[node.name, "body"],
                 condition=graph.functions[node.name, "cond"],
                 initial=tuple(node.inputs),

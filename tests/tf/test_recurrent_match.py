@@ -230,6 +230,78 @@ def test_layer_normalisation_in_a_cell(package: Any, units: int) -> None:
     check(layer, [SEQUENCE], [X], tolerance=2e-5)
 
 
+UNROLLED: dict[str, Callable[[Any], Any]] = {
+    "LSTM": lambda layers: layers.LSTM(UNITS, unroll=True, return_sequences=True),
+    "LSTM, last output": lambda layers: layers.LSTM(UNITS, unroll=True),
+    "GRU": lambda layers: layers.GRU(UNITS, unroll=True, return_sequences=True, return_state=True),
+    "GRU, reset before": lambda layers: layers.GRU(UNITS, unroll=True, reset_after=False),
+    "SimpleRNN": lambda layers: layers.SimpleRNN(UNITS, unroll=True),
+    "backwards": lambda layers: layers.LSTM(UNITS, unroll=True, go_backwards=True, return_sequences=True),
+    "bidirectional": lambda layers: layers.Bidirectional(layers.LSTM(UNITS, unroll=True, return_sequences=True)),
+}
+
+
+@pytest.mark.parametrize("package", KERAS, ids=lambda package: package.__name__)
+@pytest.mark.parametrize("form", UNROLLED)
+@pytest.mark.parametrize("length", [3, TIME])
+def test_unrolled_layers(package: Any, form: str, length: int) -> None:
+    layer = randomised(UNROLLED[form](package.layers), (None, length, INPUTS))
+    plan = check(layer, [tf.TensorSpec([None, length, INPUTS])], [X[:, :length]])
+    assert {match.carrier for match in plan.matches} == {"unrolled"}
+
+
+@pytest.mark.parametrize("package", KERAS, ids=lambda package: package.__name__)
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_unrolled_layers_with_masks(package: Any, kind: str) -> None:
+    layer = randomised(getattr(package.layers, kind)(UNITS, unroll=True), (None, TIME, INPUTS))
+    specs = [tf.TensorSpec([None, TIME, INPUTS]), tf.TensorSpec([None, TIME], tf.bool)]
+    check(lambda x, mask: layer(x, mask=mask), specs, [X, LENGTHS])
+
+
+def test_unrolled_layers_behind_each_other() -> None:
+    first = randomised(keras.layers.LSTM(UNITS, unroll=True, return_sequences=True), (None, TIME, INPUTS))
+    second = randomised(keras.layers.LSTM(UNITS, unroll=True), (None, TIME, UNITS))
+    dense = randomised(keras.layers.Dense(2), (None, UNITS))
+    check(lambda x: dense(second(first(x))), [tf.TensorSpec([None, TIME, INPUTS])], [X], launches=2)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_python_loop(axis: int) -> None:
+    def run(x: Any) -> Any:
+        h = tf.zeros([tf.shape(x)[1 - axis], UNITS])
+        outputs = []
+        for item in tf.unstack(x, axis=axis):
+            h = plain(item, h)
+            outputs.append(h)
+        return tf.stack(outputs, axis), h
+
+    shape = [None, None, INPUTS]
+    shape[axis] = TIME
+    check(run, [tf.TensorSpec(shape)], [STEPS if axis == 0 else X])
+
+
+def test_steps_that_no_cell_can_say_stay_unrolled() -> None:
+    def run(x: Any) -> Any:
+        h = tf.zeros([tf.shape(x)[0], UNITS])
+        for item in tf.unstack(x, axis=1):
+            h = tf.nn.softmax(item @ W + h @ R)
+        return h
+
+    *_, plan, ops = swap(run, tf.TensorSpec([None, TIME, INPUTS]))
+    assert ops.count("Softmax") == TIME
+    assert [loop.carrier for loop in plan.unmatched] == ["unrolled"]
+
+
+def test_items_that_do_not_meet_are_no_recurrence() -> None:
+    def run(x: Any) -> Any:
+        return tf.add_n([item @ W for item in tf.unstack(x, axis=1)])
+
+    *_, plan, ops = swap(run, tf.TensorSpec([None, TIME, INPUTS]))
+    assert ops.count("MatMul") == TIME
+    assert not plan.matches
+    assert not plan.unmatched
+
+
 def test_a_model_with_an_embedding() -> None:
     model = keras.Sequential(
         [

@@ -73,7 +73,7 @@ def machine(results: Mapping[str, Any]) -> str:
         f"Versions: {versions}.",
         "Milliseconds of one pass, medians, from an idle GPU; fp32; input size = hidden size, 100 steps, unless said.",
         "tfmem: fp32 accuracy (no TF32), the product with the inputs included.",
-        "Peers: the fastest without TF32, and with it, enqueued call by call or replayed as a CUDA graph; then enqueued.",
+        "Peers: the fastest without TF32, and with it, call by call or replayed as a CUDA graph; then call by call.",
         "Floor: all FMAs at the fp32 peak or all bytes once, whichever is longer, and barriers: 0.22 us, or 1.0 us.",
     )
     notes = (f"From `{name}`: {text}." for name, text in results.get("sources", {}).items())
@@ -113,7 +113,7 @@ def compared(cases: Cases, prefix: str, title: str) -> list[str]:
     if not rows:
         return []
     header = (
-        "hidden", "batch", "tfmem, ms", "fp32 peer, ms", "speed-up", "TF32 peer, ms", "speed-up", "enqueued peer, ms",
+        "hidden", "batch", "tfmem, ms", "fp32 peer, ms", "speed-up", "TF32 peer, ms", "speed-up", "call by call, ms",
         "floor, ms", "FMAs / bytes / barriers", "error",
     )  # fmt: skip
     means = [

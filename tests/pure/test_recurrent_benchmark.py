@@ -67,7 +67,7 @@ def result(case, **systems):
         **asdict(case),
         "status": "ok",
         "floor": asdict(floor(case, Chip())),
-        "systems": {name.replace("_", " ", 1).replace("__", ", "): outcome for name, outcome in systems.items()},
+        "systems": {name.replace("__", ", ").replace("_", " "): outcome for name, outcome in systems.items()},
         "kernels": {"highest": {"kernels": [kernel]}},
     }
 

@@ -1,4 +1,4 @@
-"""TfmemRecurrent on the CPU against the NumPy definition: values, gradients, wrong input, threads."""
+"""TfmemRecurrent on the CPU against the NumPy definition: values, wrong input, threads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
@@ -18,12 +18,11 @@ import tensorflow as tf
 from custom_ops import cells, recurrent_reference
 from custom_ops.cell import Cell
 from custom_ops.cell_builder import CellBuilder
-from custom_ops.differentiate import differentiate
-from custom_ops.gradient_reference import gradients
 from custom_ops.load import Library, load
 from custom_ops.recurrent import recurrent
 from tests.recurrent_cells import arguments, random_cells
 from tests.recurrent_cells import library as cells_of
+from tests.tf.recurrent_tensors import Tensors, distance, distances, in_dtype, rounded, tensors_of
 
 # The largest error of a value over the largest value. In a short type, inputs and outputs alone are that far off.
 TOLERANCE = {tf.float64: 1e-13, tf.float32: 5e-6, tf.half: 4e-3, tf.bfloat16: 3e-2}
@@ -31,47 +30,6 @@ SIZES = [(1, 3, 2), (7, 5, 1), (33, 4, 3), (64, 6, 5), (200, 9, 17), (1000, 2, 2
 
 
 CELLS = tuple(cells_of(1))
-
-
-class Tensors(NamedTuple):
-    """What a cell reads; the lists of several directions are concatenated."""
-
-    sequences: list[Any]
-    invariants: list[Any]
-    vectors: list[Any]
-    matrices: list[Any]
-    states: list[Any]
-
-    def map(self, function: Callable[[Any], Any]) -> Tensors:
-        return Tensors(*([function(tensor) for tensor in tensors] for tensors in self))
-
-
-def tensors_of(cell: Cell, units: int, time: int, batch: int, seed: int = 0, directions: int = 1) -> Tensors:
-    """Random float64 numbers that fit `cell`."""
-    parts = [arguments(cell, units, time, batch, seed + direction) for direction in range(directions)]
-    return Tensors(*([array for part in kind for array in part] for kind in zip(*parts, strict=True)))
-
-
-def rounded(tensors: Tensors, dtype: tf.DType) -> Tensors:
-    """What is left of float64 numbers in `dtype`, as float64."""
-    return tensors.map(lambda tensor: tf.cast(tf.cast(tensor, dtype), tf.float64).numpy())
-
-
-def distance(found: Any, expected: Any) -> float:
-    """The largest difference over the largest expected number; infinite if NaN or infinity are elsewhere."""
-    found, expected = np.asarray(tf.cast(found, tf.float64)), np.asarray(expected)
-    assert found.shape == expected.shape
-    special = ~np.isfinite(expected)
-    if not np.array_equal(np.where(special, found, 0), np.where(special, expected, 0), equal_nan=True):
-        return np.inf
-    if np.all(special):
-        return 0.0
-    found, expected = found[~special], expected[~special]
-    return float(np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-30))
-
-
-def in_dtype(tensors: Tensors, dtype: tf.DType) -> Tensors:
-    return tensors.map(lambda tensor: tf.cast(tensor, dtype))
 
 
 @pytest.fixture(name="library", scope="module")
@@ -95,9 +53,13 @@ def test_values_are_those_of_the_definition(library: Library, name: str, dtype: 
         for reverse in (False, True)[: 2 if dtype == tf.float32 else 1]:
             found = recurrent(library, cell, units, *in_dtype(given, dtype), reverse=[reverse])
             expected = recurrent_reference.run(cell, units, *given, reverse=reverse)
-            for kind, wanted in zip(found, expected, strict=True):
-                for tensor, array in zip(kind, wanted, strict=True):
-                    assert distance(tensor, array) < TOLERANCE[dtype], (units, time, batch, reverse)
+            bound = TOLERANCE[dtype]
+            if dtype == tf.float32:  # what is ill-conditioned, NumPy gets no better
+                rough = recurrent_reference.run(
+                    cell, units, *given.map(lambda tensor: tensor.astype(np.float32)), reverse=reverse
+                )
+                bound = max(bound, 3 * max(distances(rough, expected)))
+            assert max(distances(found, expected)) < bound, (units, time, batch, reverse)
 
 
 def test_every_instruction_set_computes_the_same(library: Library, vector_bytes: int) -> None:
@@ -216,101 +178,6 @@ def test_elementwise_ops_are_accurate_to_a_few_units_in_the_last_place(
         columns.reshape(3, -1)[:count, finite][:, worst],
         found_values[finite][worst],
     )
-
-
-# ---- gradients ----
-
-
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("name", CELLS)
-def test_gradients_are_those_of_the_definition(library: Library, name: str, training: bool) -> None:
-    random = np.random.default_rng(2)
-    for units, time, batch in ((7, 5, 3), (70, 3, 2), (9, 0, 2), (9, 2, 0)):
-        cell = cells_of(units)[name]
-        given = tensors_of(cell, units, time, batch)
-        constants = given.map(tf.constant)
-        with tf.GradientTape() as tape:
-            tape.watch(constants)
-            results = [tensor for kind in recurrent(library, cell, units, *constants, training=training)
-                       for tensor in kind]  # fmt: skip
-            weights = [random.normal(size=tensor.shape) for tensor in results]
-            loss = tf.add_n([tf.reduce_sum(tensor * weight) for tensor, weight in zip(results, weights, strict=True)])
-        found = tape.gradient(loss, constants, unconnected_gradients="zero")
-        count = len(cell.outputs)
-        expected = gradients(differentiate(cell), units, *given, weights[:count], weights[count:])
-        for kind, wanted in zip(found, expected, strict=True):
-            for tensor, array in zip(kind, wanted, strict=True):
-                assert distance(tensor, array) < 1e-12, (units, time, batch)
-
-
-@pytest.mark.parametrize("name", ["lstm", "gru canonical", "layer_norm_simple_rnn"])
-def test_gradients_are_what_finite_differences_say(library: Library, name: str) -> None:
-    cell = cells_of(3)[name]
-    given = tensors_of(cell, 3, 4, 2, seed=3, directions=2)
-    sizes = [len(kind) for kind in given]
-
-    def results(*flat: tf.Tensor) -> tf.Tensor:
-        ends = np.cumsum(sizes)
-        kinds = [list(flat[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
-        outputs, finals = recurrent(library, cell, 3, *kinds, reverse=[True, False], training=True)
-        return tf.concat([tf.reshape(tf.sin(tensor), [-1]) for tensor in [*outputs, *finals]], 0)
-
-    flat = [tensor for kind in given for tensor in kind]
-    analytic, numeric = tf.test.compute_gradient(results, flat, delta=1e-4)
-    for a, n in zip(analytic, numeric, strict=True):
-        np.testing.assert_allclose(a, n, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("layer", ["LSTM", "GRU"])
-def test_gradients_are_keras(library: Library, layer: str) -> None:
-    import keras
-
-    built = getattr(keras.layers, layer)(37, return_sequences=True, dtype="float64", go_backwards=True)
-    x = tf.constant(np.random.default_rng(4).normal(size=(3, 6, 20)))
-    built(x)
-    kernel, recurrent_kernel, bias = [tf.constant(weight.numpy() + 0.01) for weight in built.weights]
-    built.set_weights([kernel, recurrent_kernel, bias])
-    cell = cells.lstm() if layer == "LSTM" else cells.gru()
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        expected = built(x)
-        loss = tf.reduce_sum(tf.sin(expected))
-    wanted = tape.gradient(loss, [x, *(weight.value for weight in built.weights)])
-    watched = [x, kernel, recurrent_kernel, bias]
-    with tf.GradientTape() as tape:
-        tape.watch(watched)
-        of_input, of_state = (bias, []) if layer == "LSTM" else (bias[0], [bias[1]])
-        gates = tf.transpose(x, [1, 0, 2]) @ kernel + of_input
-        states = [tf.zeros([3, 37], tf.float64)] * len(cell.states)
-        outputs, _ = recurrent(
-            library, cell, 37, [gates], [], of_state, [recurrent_kernel], states, reverse=[True], training=True
-        )
-        found = tf.transpose(outputs[0][::-1], [1, 0, 2])
-        loss = tf.reduce_sum(tf.sin(found))
-    np.testing.assert_allclose(found, expected, rtol=1e-10)
-    for tensor, array in zip(tape.gradient(loss, watched), wanted, strict=True):
-        assert distance(tensor, array) < 1e-12
-
-
-def test_the_gradient_has_a_gradient_unless_values_were_saved(library: Library) -> None:
-    cell = cells.gru()
-    given = tensors_of(cell, 4, 3, 2)
-
-    def first(state: tf.Tensor, training: bool = False) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            tape.watch(state)
-            outputs, _ = recurrent(library, cell, 4, *given[:4], [state], training=training)
-            loss = tf.reduce_sum(outputs[0] ** 2)
-        return tape.gradient(loss, state)
-
-    (analytic,), (numeric,) = tf.test.compute_gradient(first, [given.states[0]], delta=1e-4)
-    np.testing.assert_allclose(analytic, numeric, atol=1e-7)
-    with tf.GradientTape() as tape:
-        state = tf.constant(given.states[0])
-        tape.watch(state)
-        gradient = first(state, training=True)
-    with pytest.raises(LookupError, match="training=False"):
-        tape.gradient(gradient, state)
 
 
 # ---- wrong input ----

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from math import ceil
 from typing import get_args
@@ -72,23 +72,28 @@ def rank(machine: Machine, spec: RecurrentSpec, batch: int, time_steps: int = 10
 def enumerate_configurations(machine: Machine, spec: RecurrentSpec, batch: int) -> list[Configuration]:
     """The space that is searched, pruned by registers, shared memory and resident blocks (GRNN, section 7.2).
 
-    Weights go to registers first, then to shared memory. Only where no configuration holds them all are there any that
-    stream some, on the whole device.
+    Weights go to registers first, then to shared memory, and all groups run at once. Where no configuration does both,
+    some weights are streamed, or groups take turns; where none does either, both.
     """
+    held = partial(_found, machine, spec, batch, streams=False)
+    streamed = partial(_found, machine, spec, batch, streams=True)
+    return held(turns=False) or held(turns=True) + streamed(turns=False) or streamed(turns=True)
+
+
+def _found(machine: Machine, spec: RecurrentSpec, batch: int, streams: bool, turns: bool) -> list[Configuration]:
+    """What fits the device, with weights that are streamed or none, with groups that take turns or none."""
     exchanges: tuple[Exchange, ...] = get_args(Exchange)
     sizes = {exchange: _group_sizes(machine, spec, exchange) for exchange in exchanges}
-    holding = {exchange: [ctas for ctas in sizes[exchange] if _holds(spec, ctas)] for exchange in exchanges}
-    found = [
-        fitted
-        for exchange in exchanges
-        for shape in _shapes(machine, spec, batch, exchange, holding[exchange])
-        if (fitted := _fit(machine, spec, shape)) and not _streams(layout(spec, fitted, machine.arch))
-    ]
-    if found:
-        return found
-    widest = next(exchange for exchange in reversed(exchanges) if sizes[exchange])
-    shapes = _shapes(machine, spec, batch, widest, sizes[widest][-1:])
-    return [fitted for shape in shapes if (fitted := _fit(machine, spec, shape))]
+    if streams:  # on the whole device
+        widest = next(exchange for exchange in reversed(exchanges) if sizes[exchange])
+        wanted = {widest: sizes[widest][-1:]}
+    else:
+        wanted = {exchange: [ctas for ctas in sizes[exchange] if _holds(spec, ctas)] for exchange in exchanges}
+    shapes = (
+        shape for exchange, ctas in wanted.items() for shape in _shapes(machine, spec, batch, exchange, ctas, turns)
+    )
+    fitted = (_fit(machine, spec, shape) for shape in shapes)
+    return [each for each in fitted if each and _streams(layout(spec, each, machine.arch)) == streams]
 
 
 def predict(machine: Machine, spec: RecurrentSpec, configuration: Configuration, batch: int) -> Prediction:
@@ -265,7 +270,7 @@ def _blocks(machine: Machine, configuration: Configuration, sizes: Layout) -> in
 
 
 def _shapes(
-    machine: Machine, spec: RecurrentSpec, batch: int, exchange: Exchange, group_sizes: list[int]
+    machine: Machine, spec: RecurrentSpec, batch: int, exchange: Exchange, group_sizes: list[int], turns: bool
 ) -> Iterator[Configuration]:
     """Configurations before their weights are placed."""
     tensor_products: tuple[Product, ...] = ("mma",) if machine.tensor_rate else ()
@@ -274,7 +279,7 @@ def _shapes(
     for ctas in group_sizes:
         tiles = ceil(spec.cell.blocks * ceil(spec.units / ctas / 4) * 4 / 16)
         resident = _resident(machine, Configuration(ctas=ctas, exchange=exchange))
-        for rows in _heights(batch, resident // spec.directions):
+        for rows in _heights(batch, resident // spec.directions, turns):
             for passes, threads, lanes in product(PASSES if ctas > 1 else (1,), THREADS, LANES):
                 if rows % passes or lanes > threads:
                     continue
@@ -300,9 +305,12 @@ def _group_sizes(machine: Machine, spec: RecurrentSpec, exchange: Exchange) -> l
     return sorted({ceil(spec.units / width) for width in range(4, spec.units, 4)} & set(range(2, most + 1)))
 
 
-def _heights(batch: int, groups: int) -> list[int]:
-    """Rows of a group: the fewest with which all groups run at once, and more, for products that share a load."""
+def _heights(batch: int, groups: int, turns: bool) -> list[int]:
+    """Rows of a group: the fewest with which all groups run at once, and more, for products that share a load; or, if
+    groups take turns, fewer than that."""
     least = ceil(batch / max(groups, 1))
+    if turns:
+        return [height for height in MULTIPLES if height < least]
     rows = {min(ceil(least / multiple) * multiple, batch) for multiple in MULTIPLES}
     return sorted(height for height in rows if height <= MOST_ROWS)
 

@@ -7,6 +7,7 @@ import pytest
 
 from custom_ops import cells
 from custom_ops.codegen.layout import layout
+from custom_ops.differentiate import differentiate
 from custom_ops.errors import KernelError
 from custom_ops.machine import from_json, read
 from custom_ops.spec import Configuration, RecurrentSpec
@@ -220,3 +221,24 @@ def test_old_devices_have_neither_clusters_nor_tensor_cores():
         for each in recurrent.rank(machine, RecurrentSpec(cells.gru(), 256), 20)
     }
     assert kinds == {("grid", "fma")}
+
+
+@pytest.mark.parametrize("units", [1, 33, 1024, 3000])
+@pytest.mark.parametrize("batch", [1, 64, 300])
+@pytest.mark.parametrize("backward", [False, True])
+def test_every_size_has_a_configuration(units, batch, backward):
+    """Weights that fit no chip are streamed; groups that do not fit it together take turns."""
+    cell, machine = cells.lstm(), device.machine("h200")
+    spec = RecurrentSpec(differentiate(cell).backward if backward else cell, units)
+    found = recurrent.enumerate_configurations(machine, spec, batch)
+    assert found
+    for configuration in found[:: len(found) // 5 + 1]:
+        layout(spec, configuration, machine.arch)
+        assert recurrent.predict(machine, spec, configuration, batch).nanoseconds(100) > 0
+
+
+def test_groups_take_turns_where_their_rows_do_not_fit_at_once():
+    machine = device.machine("h200")
+    spec = RecurrentSpec(differentiate(cells.lstm()).backward, 1024)
+    (best, *_) = recurrent.rank(machine, spec, 64)
+    assert best.waves == -(-64 // best.configuration.rows) // (132 // best.configuration.ctas) > 1

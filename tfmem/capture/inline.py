@@ -31,9 +31,7 @@ CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 FRAMES = frozenset({"Enter", "RefEnter", "Switch", "RefSwitch"})
 
 
-def inline_calls(
-    graph_def: GraphDef, fetched: Collection[str] = (), implementations: Collection[str] = ()
-) -> GraphDef:
+def inline_calls(graph_def: GraphDef, fetched: Collection[str] = (), implementations: Collection[str] = ()) -> GraphDef:
     """Inline every call that can be.
 
     Args:

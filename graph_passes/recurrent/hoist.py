@@ -13,7 +13,7 @@ MatMul. Where rows of a fixed tensor meet rows of a step (a dropout mask), STEPS
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +72,7 @@ class Prelude:
         self.nodes: list[NewNode] = []
         self.time: int | TensorId = 0
         self.time_key: object = 0  # see `lengths.Key`
+        self.has_batch: Callable[[TensorId], bool] = lambda tensor: False  # surely `batch` rows
         self.batch: int | TensorId = 0
         self._loop = loop
         self._names = names

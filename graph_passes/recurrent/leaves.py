@@ -68,11 +68,18 @@ class Leaves:
             tensor = prelude.reshape(tensor, self._dtype, (prelude.time, *static(one_row, "a value")))
             value = cast = Hoisted(tensor, Form.STEPS, one_row, self._dtype)
         scalar = len(value.shape) == 1 or (value.shape[1] == 1 and self._units != 1)
+        one_for_all = value.shape[0] == 1 and prelude.batch != 1  # the same row for the whole batch
+        rows = prelude.batch if one_for_all else prelude.rows(value)
         if scalar:
-            self.sequences.append(prelude.reshape(tensor, self._dtype, (prelude.time, prelude.rows(value))))
+            column = prelude.reshape(tensor, self._dtype, (prelude.time, prelude.rows(value)))
+            column = self._repeated(column, (prelude.time, rows)) if one_for_all else column
+            self.sequences.append(column)
             return self._builder.sequence(0)
         width = self._width(value)
-        self.sequences.append(prelude.steps(cast))
+        whole = prelude.steps(cast)
+        if one_for_all:
+            whole = self._repeated(whole, (prelude.time, rows, width * self._units))
+        self.sequences.append(whole)
         return self._builder.sequence(width)
 
     def _fixed(self, value: Hoisted) -> tuple[int, ...]:
@@ -94,8 +101,9 @@ class Leaves:
             self.vectors.append(prelude.reshape(tensor, self._dtype, (width * self._units,)))
             columns = self._builder.vector(width)
             return self._repeated_column(columns) if narrow else columns
-        if narrow:
-            tensor = self._repeated(tensor, (prelude.rows(value), self._units))
+        if narrow or not prelude.has_batch(tensor):
+            width = self._units if narrow else self._width(value) * self._units
+            tensor = self._repeated(tensor, (prelude.batch, width))
         self.invariants.append(tensor)
         return (
             self._repeated_column(self._builder.invariant(1)) if narrow else self._builder.invariant(self._width(value))

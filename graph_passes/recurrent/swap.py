@@ -65,6 +65,7 @@ class _Swapper:
         self.prelude = Prelude(loop, names)
         self.time = self._count_steps()
         self.batch = self._count_rows()
+        self.prelude.has_batch = self._has_batch
         sources = self._sources()
         self.reverse = is_reversed(graph, sources)
         self.hoister = Hoister(graph, loop, self.variables, self.prelude, self.reverse)
@@ -134,6 +135,9 @@ class _Swapper:
         number = next((key for key in keys if isinstance(key, int)), None)
         self.prelude.batch = self.prelude.scalar_of_shape(states[0], self.dtype, 0) if number is None else number
         return keys
+
+    def _has_batch(self, tensor: TensorId) -> bool:
+        return tensor.node in self.graph.nodes and dimension_key(self.graph, tensor, 0) in self.batch
 
     def _sources(self) -> list[TensorId]:
         """The tensors whose items the body reads, step by step."""

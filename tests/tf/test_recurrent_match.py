@@ -64,18 +64,19 @@ def check(
 
 
 def compare(trace: Any, swapped: Any, values: Sequence[Any], tolerance: float = 1e-5) -> None:
-    before = [np.copy(variable) for variable in trace.graph.variables]
+    before = [variable.numpy() for variable in trace.graph.variables]
     arguments = [tf.constant(value) for value in values]
     expected = tf.nest.flatten(trace(*arguments))
-    written = [np.copy(variable) for variable in trace.graph.variables]
+    written = [variable.numpy() for variable in trace.graph.variables]
     for variable, value in zip(trace.graph.variables, before, strict=True):
         variable.assign(value)
     found = tf.nest.flatten(swapped(*arguments))
     for new, old in zip(found, expected, strict=True):
         assert new.dtype == old.dtype
-        np.testing.assert_allclose(tf.cast(new, tf.float64), tf.cast(old, tf.float64), rtol=tolerance, atol=tolerance)
+        numbers = [tf.cast(each, tf.float64).numpy() for each in (new, old)]
+        np.testing.assert_allclose(*numbers, rtol=tolerance, atol=tolerance)
     for variable, value in zip(trace.graph.variables, written, strict=True):
-        np.testing.assert_allclose(variable, value, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(variable.numpy(), value, rtol=tolerance, atol=tolerance)
 
 
 def randomised(layer: Any, shape: Sequence[int | None] = (None, None, INPUTS)) -> Any:
@@ -433,6 +434,18 @@ def test_lengths_compared_with_the_step() -> None:
         return loop(one(lambda x, h, t: tf.where((t < lengths)[:, None], plain(x, h), h)))(x)
 
     check(run, [SEQUENCE, tf.TensorSpec([None], tf.int32)], [STEPS, np.array([7, 3, 1, 0, 5], "int32")])
+
+
+def test_rows_that_are_the_same_for_the_whole_batch() -> None:
+    def run(x: Any, h: Any, gate: Any) -> Any:
+        def step(t: Any, h: Any) -> Any:
+            return t + 1, plain(x[t], h) * gate + tf.reduce_sum(x[t], 1, keepdims=True)
+
+        return tf.while_loop(lambda t, h: t < tf.shape(x)[0], step, (0, h))[1]
+
+    specs = [tf.TensorSpec([None, 1, INPUTS]), tf.TensorSpec([None, UNITS]), tf.TensorSpec([None, UNITS])]
+    for rows in (1, BATCH):  # of the gate
+        check(run, specs, [STEPS[:, :1], data(BATCH, UNITS, seed=7), data(rows, UNITS, seed=8)])
 
 
 def test_autograph() -> None:

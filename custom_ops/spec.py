@@ -65,8 +65,8 @@ class Configuration:
         register_weights: how many weights a thread keeps in registers.
         shared_weights: how many more a thread keeps in shared memory; what is left is read from L2 every step.
         product: "fma" on the ordinary cores; "mma" on the tensor cores (three TF32 products for precision "highest");
-            "half" on the tensor cores with pairs of float16, as exact as that and twice as fast, for cells whose
-            products read nothing but states and other values that are bounded.
+            "half" on the tensor cores with 16-bit numbers, pairs of float16 for precision "highest". float16 is for
+            cells whose products read nothing but states and other values that are bounded.
         exchange: "single" CTA, thread-block "cluster" (distributed shared memory), or "grid" (through L2).
     """
 

@@ -99,20 +99,15 @@ class Report:
         return self.to_text()
 
     def to_text(self, rows: int = 10) -> str:
-        """A table for people: the figures, then the `rows` largest transfers, then the notes."""
-        threshold = "" if self.size_threshold is None else f", tensors from {size(self.size_threshold)}"
-        chosen = f"{len(self.transfers)} tensors; policy {self.policy}{threshold}"
-        planned = f"{size(self.peak_before)} before, {size(self.peak_predicted)} planned"
-        lines = [
-            f"tfmem report: {self.graph} on {self.device}",
-            f"  decision    {self.decision} ({chosen})",
-            f"  budget      {'none' if self.budget is None else size(self.budget)}",
-            f"  peak        {planned}, {size(self.peak_measured)} measured{_deviation(self)}",
-            f"  moved out   {_pair(self.bytes_out_predicted, self.bytes_out_achieved, size)}",
-            f"  moved in    {_pair(self.bytes_in_predicted, self.bytes_in_achieved, size)}",
-            f"  stall       {_pair(self.stall_predicted_ns, self.stall_measured_ns, duration)}",
-            f"  step        {_pair(self.step_predicted_ns, self.step_measured_ns, duration)}",
-        ]
+        """A table for people: the figures, then the `rows` largest transfers, then the notes.
+
+        Without a budget no memory was planned, and there are no figures.
+        """
+        lines = [f"tfmem report: {self.graph} on {self.device}"]
+        if self.budget is None:
+            lines.append(f"  decision    {self.decision}")
+        else:
+            lines += self._figures()
         if self.passes:
             lines.append(f"  passes      {', '.join(self.passes)}")
         if self.jit_compile:
@@ -124,6 +119,20 @@ class Report:
         if self.notes:
             lines += ["", *(f"  note: {note}" for note in self.notes)]
         return "\n".join(lines)
+
+    def _figures(self) -> list[str]:
+        threshold = "" if self.size_threshold is None else f", tensors from {size(self.size_threshold)}"
+        chosen = f"{len(self.transfers)} tensors; policy {self.policy}{threshold}"
+        planned = f"{size(self.peak_before)} before, {size(self.peak_predicted)} planned"
+        return [
+            f"  decision    {self.decision} ({chosen})",
+            f"  budget      {size(self.budget)}",
+            f"  peak        {planned}, {size(self.peak_measured)} measured{_deviation(self)}",
+            f"  moved out   {_pair(self.bytes_out_predicted, self.bytes_out_achieved, size)}",
+            f"  moved in    {_pair(self.bytes_in_predicted, self.bytes_in_achieved, size)}",
+            f"  stall       {_pair(self.stall_predicted_ns, self.stall_measured_ns, duration)}",
+            f"  step        {_pair(self.step_predicted_ns, self.step_measured_ns, duration)}",
+        ]
 
     def to_json(self) -> str:
         """The whole report as JSON; `from_json` reads it back to an equal report."""

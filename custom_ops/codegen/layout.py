@@ -21,8 +21,8 @@ OTHER_REGISTERS = 56  # of a thread, besides weights and sums; measured on the s
 class GemmLayout:
     """One product of a CTA, `[rows, depth] @ [depth, columns]`, on its threads.
 
-    A chunk is what a thread multiplies at a time: 4 weights of a column's sum ("fma"), or the fragments of 16 for all
-    its tiles (tensor cores).
+    A chunk is what a thread multiplies at a time: 4 weights of a column's sum ("fma"), or the fragments of a depth of
+    16 for all its tiles (tensor cores).
 
     Attributes:
         columns: of all its products that this CTA owns.
@@ -104,6 +104,18 @@ class Layout:
     weights: int
 
 
+def needs_bounds(spec: RecurrentSpec, configuration: Configuration) -> bool:
+    """Whether operands have to stay in [-1, 1]: float16 holds no others, scaled as they are."""
+    return configuration.product == "half" and spec.precision != "bfloat16"
+
+
+def chunk_words(spec: RecurrentSpec, configuration: Configuration) -> int:
+    """32-bit words of a thread's weights in one chunk, for one of its columns (fma) or tiles (tensor cores)."""
+    if not configuration.tensor_cores:
+        return 4
+    return 4 if configuration.product == "half" and spec.precision != "highest" else 8
+
+
 @cache
 def layout(spec: RecurrentSpec, configuration: Configuration, arch: int) -> Layout:
     """Place everything.
@@ -117,7 +129,7 @@ def layout(spec: RecurrentSpec, configuration: Configuration, arch: int) -> Layo
         raise KernelError(f"thread-block clusters need compute capability 9.0, this is {arch / 10}")
     if configuration.tensor_cores and arch < 80:
         raise KernelError(f"product '{configuration.product}' needs compute capability 8.0, this is {arch / 10}")
-    if configuration.product == "half" and not products_are_bounded(spec.cell):
+    if needs_bounds(spec, configuration) and not products_are_bounded(spec.cell):
         raise KernelError("product 'half' is for cells whose products read bounded values; this cell's may be any")
     limit = max(size for capability, size in SHARED_LIMIT.items() if capability <= arch or capability == 75)
     limit = SHARED_LIMIT.get(arch, limit)
@@ -224,7 +236,7 @@ class _Layouter:
     def _gemm(self, gemm: Gemm) -> GemmLayout:
         c = self.configuration
         columns, depth, lanes, thread_columns, chunks = self._mapping(gemm)
-        chunk = (8 if c.tensor_cores else 4) * thread_columns
+        chunk = chunk_words(self.spec, c) * thread_columns
         registers = min(chunks, self.registers_left // chunk)
         self.registers_left -= registers * chunk
         shared = min(chunks - registers, self.shared_left // chunk)

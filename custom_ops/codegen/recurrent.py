@@ -4,7 +4,7 @@ elementwise code. Equal specifications and configurations give equal source."""
 from __future__ import annotations
 
 from custom_ops.codegen.elementwise import Pointers, cell_struct
-from custom_ops.codegen.layout import GemmLayout, Layout, fallback_layout, layout
+from custom_ops.codegen.layout import GemmLayout, Layout, chunk_words, fallback_layout, layout, needs_bounds
 from custom_ops.codegen.schedule import Schedule, schedule
 from custom_ops.spec import Configuration, RecurrentSpec
 
@@ -89,7 +89,7 @@ def _plan(name: str, spec: RecurrentSpec, configuration: Configuration, plan: Sc
         "kScratch": scratch,
         "kPointersOfDirection": Pointers(spec.cell).count,
         "kFallback": int(fallback),
-        "kLargest": LARGEST_OPERAND if configuration.product == "half" and not fallback else 0,
+        "kLargest": LARGEST_OPERAND if needs_bounds(spec, configuration) and not fallback else 0,
     }
     exchange = "FallbackExchange" if fallback else EXCHANGES[configuration.exchange]
     lines = [
@@ -111,7 +111,7 @@ def _plan(name: str, spec: RecurrentSpec, configuration: Configuration, plan: Sc
     shapes = [
         line for index, gemm in enumerate(sizes.gemms) for line in _shape(index, gemm, spec, configuration, sizes)
     ]
-    return [*shapes, *lines, *_products(plan, sizes, configuration), "};"]
+    return [*shapes, *lines, *_products(plan, sizes, spec, configuration), "};"]
 
 
 def layout_scratch(spec: RecurrentSpec, configuration: Configuration, sizes: Layout, fallback: bool) -> int:
@@ -157,6 +157,7 @@ def _shape(index: int, gemm: GemmLayout, spec: RecurrentSpec, configuration: Con
         "kStride": buffer.stride,
         "kResultStride": gemm.result_stride,
         "kSplit": int(spec.precision == "highest"),
+        "kBfloat16": int(spec.precision == "bfloat16"),
         "kOperandScale": OPERAND_SCALE,
     }
     return [
@@ -166,13 +167,13 @@ def _shape(index: int, gemm: GemmLayout, spec: RecurrentSpec, configuration: Con
     ]
 
 
-def _products(plan: Schedule, sizes: Layout, configuration: Configuration) -> list[str]:
+def _products(plan: Schedule, sizes: Layout, spec: RecurrentSpec, configuration: Configuration) -> list[str]:
     """The products of a CTA: loaded once, run in their stage, their partial sums added where they are read."""
     kind = {"fma": "FmaProduct", "mma": "MmaProduct", "half": "HalfProduct"}[configuration.product]
     members = [f"{kind}<Shape{index}> gemm_{index};" for index in range(len(plan.gemms))]
     load, run, result = [], [], []
     for index, gemm in enumerate(sizes.gemms):
-        chunk = (8 if configuration.tensor_cores else 4) * gemm.thread_columns
+        chunk = chunk_words(spec, configuration) * gemm.thread_columns
         streamed = (gemm.chunks - gemm.registers - gemm.shared) * chunk * configuration.threads * 4
         weights = (
             f"reinterpret_cast<float4*>(shared + {gemm.weights}), "

@@ -1,39 +1,60 @@
-// A CTA's part of a matrix product on the tensor cores, in pairs of float16, for operands that are
-// known to stay in [-1, 1] (custom_ops/bounds.py): an LSTM's and a GRU's states.
+// A CTA's part of a matrix product on the tensor cores, in 16-bit numbers: mma.m16n8k16.
 //
-// A number is the sum of two float16, 22 bits together; three products (high * high, high * low,
-// low * high) keep float32's accuracy but for the last bits, at half the instructions of three TF32
-// products: mma.m16n8k16 takes twice the depth. The resident weights are pairs already and take the
-// room that they took before. Operands are scaled by kOperandScale, and each column of weights by a
-// power of two of its own, so that both fill float16's range: what is lost is below 2^-38 of the
-// largest.
+// Three kinds. With kSplit a number is the sum of two float16, 22 bits together; three products
+// (high * high, high * low, low * high) keep float32's accuracy but for the last bits, at half the
+// instructions of three TF32 products, since one takes twice the depth. The resident weights are
+// pairs already and take the room that they took before. Without, weights are stored in 16 bits,
+// half the room: in float16, which rounds as TF32 does, or with kBfloat16.
+//
+// float16 is for operands that are known to stay in [-1, 1] (custom_ops/bounds.py): an LSTM's and a
+// GRU's states. They are scaled by kOperandScale, and each column of weights by a power of two of
+// its own, so that both fill float16's range: what is lost is below 2^-38 of the largest.
 #pragma once
 
 #include "common.cuh"
 
 namespace tfmem {
 
-// Two numbers as the sum of two pairs of float16. A number that is not finite has no low part, or
-// infinity would become NaN.
-__device__ __forceinline__ void split_pair(float a, float b, unsigned* high, unsigned* low) {
+__device__ __forceinline__ unsigned half_pair(float a, float b) {
+  unsigned pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(b), "f"(a));
+  return pair;
+}
+
+__device__ __forceinline__ unsigned bfloat16_pair(float a, float b) {
+  unsigned pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(b), "f"(a));
+  return pair;
+}
+
+// What `high` lacks of two numbers. A number that is not finite lacks nothing, or infinity would
+// become NaN.
+__device__ __forceinline__ unsigned rest_pair(float a, float b, unsigned high) {
   float back_a, back_b;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(*high) : "f"(b), "f"(a));
   asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.f32.f16 %0, l;\ncvt.f32.f16 %1, h;\n}"
       : "=f"(back_a), "=f"(back_b)
-      : "r"(*high));
-  const float rest_a = fabsf(back_a) <= 65504.0f ? a - back_a : 0.0f;
-  const float rest_b = fabsf(back_b) <= 65504.0f ? b - back_b : 0.0f;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(*low) : "f"(rest_b), "f"(rest_a));
+      : "r"(high));
+  return half_pair(fabsf(back_a) <= 65504.0f ? a - back_a : 0.0f,
+                   fabsf(back_b) <= 65504.0f ? b - back_b : 0.0f);
 }
 
+template <bool BFLOAT16>
 __device__ __forceinline__ void mma_half(float* d, const uint4& a, const unsigned* b) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b[0]), "r"(b[1]));
+  if constexpr (BFLOAT16) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b[0]), "r"(b[1]));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b[0]), "r"(b[1]));
+  }
 }
 
-// As MmaProduct, chunk for chunk; a chunk of weights is a fragment of high and one of low parts.
+// As MmaProduct, chunk for chunk; a chunk of weights is a fragment of high parts, and one of low
+// parts if there are any.
 template <class Shape>
 struct HalfProduct {
   static constexpr int kStreamed = Shape::kChunks - Shape::kRegisters - Shape::kShared;
@@ -44,7 +65,9 @@ struct HalfProduct {
   // Sums that do not wait for each other.
   static constexpr int kChains = Shape::kBlock * kTiles < 4 ? 2 : 1;
 
-  uint4 weight[Shape::kRegisters > 0 ? Shape::kRegisters : 1][kTiles][2];  // high, low
+  static constexpr int kPieces = Shape::kSplit ? 2 : 1;  // high, low
+
+  uint4 weight[Shape::kRegisters > 0 ? Shape::kRegisters : 1][kTiles][kPieces];
   float unscale[kTiles][2];  // of a lane's two columns of a tile
 
   template <class Source>
@@ -57,6 +80,8 @@ struct HalfProduct {
     for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
+        scale[tile][half] = unscale[tile][half] = 1.0f;
+        if constexpr (Shape::kBfloat16) continue;
         const int column = (warp / kParts * kTiles + tile) * 16 + half * 8 + lane / 4;
         float largest = 0.0f;
 #pragma unroll 4
@@ -67,34 +92,39 @@ struct HalfProduct {
         }
         largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
-        if (!(largest <= 3.4e38f)) source.fail();  // its products with low parts would be NaN
+        // Its products with low parts would be NaN.
+        if (Shape::kSplit && !(largest <= 3.4e38f)) source.fail();
         // The largest becomes a number in [2^14, 2^15).
         const unsigned exponent = __float_as_uint(largest) >> 23;
-        const bool plain = exponent > 20 && exponent < 235;
+        const bool plain = exponent > 40 && exponent < 235;
         scale[tile][half] = plain ? __uint_as_float((254 + 14 - exponent) << 23) : 1.0f;
         unscale[tile][half] = 1.0f / (scale[tile][half] * Shape::kOperandScale);
       }
     }
-    // A tile's fragments: of the high parts, or of the low ones.
-    const auto fragments = [&](int i, int tile, uint4* high, uint4* low) {
+    const auto fragments = [&](int i, int tile, int piece) {
       const int column = (warp / kParts * kTiles + tile) * 16 + lane / 4;
       const float4 upper = source.four(column, first_k + i * 16);
       const float4 lower = source.four(column + 8, first_k + i * 16);
       const float s = scale[tile][0], t = scale[tile][1];
-      split_pair(upper.x * s, upper.y * s, &high->x, &low->x);
-      split_pair(lower.x * t, lower.y * t, &high->y, &low->y);
-      split_pair(upper.z * s, upper.w * s, &high->z, &low->z);
-      split_pair(lower.z * t, lower.w * t, &high->w, &low->w);
+      return make_uint4(
+          part_of(upper.x * s, upper.y * s, piece), part_of(lower.x * t, lower.y * t, piece),
+          part_of(upper.z * s, upper.w * s, piece), part_of(lower.z * t, lower.w * t, piece));
     };
     const auto store = [&](float4* to, int i, int tile, int place) {
-      uint4* pair = reinterpret_cast<uint4*>(to) + place * 2 * Shape::kThreads + threadIdx.x;
-      fragments(i, tile, pair, pair + Shape::kThreads);
+#pragma unroll
+      for (int piece = 0; piece < kPieces; ++piece) {
+        reinterpret_cast<uint4*>(to)[(place * kPieces + piece) * Shape::kThreads + threadIdx.x] =
+            fragments(i, tile, piece);
+      }
     };
 #pragma unroll
     for (int i = 0; i < Shape::kRegisters; ++i) {
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
-        fragments(i, tile, &weight[i][tile][0], &weight[i][tile][1]);
+#pragma unroll
+        for (int piece = 0; piece < kPieces; ++piece) {
+          weight[i][tile][piece] = fragments(i, tile, piece);
+        }
       }
     }
 #pragma unroll
@@ -158,35 +188,47 @@ struct HalfProduct {
                                                        const float* base, Sums& sum) {
 #pragma unroll 2
     for (int i = 0; i < COUNT; ++i) {
-      uint4 w[kTiles][2];
+      uint4 w[kTiles][kPieces];
 #pragma unroll
-      for (int j = 0; j < kTiles * 2; ++j) {
-        w[j / 2][j % 2] = reinterpret_cast<const uint4*>(
-            weights)[(i * kTiles * 2 + j) * Shape::kThreads + threadIdx.x];
+      for (int j = 0; j < kTiles * kPieces; ++j) {
+        w[j / kPieces][j % kPieces] = reinterpret_cast<const uint4*>(
+            weights)[(i * kTiles * kPieces + j) * Shape::kThreads + threadIdx.x];
       }
       multiply(base, chunk + i, w, sum);
     }
   }
 
-  __device__ __forceinline__ static void multiply(const float* base, int chunk, const uint4 (*w)[2],
-                                                  Sums& sum) {
-    unsigned high[Shape::kBlock][2], low[Shape::kBlock][2];
+  // The high part of two numbers, or the low one.
+  __device__ __forceinline__ static unsigned part_of(float a, float b, int piece) {
+    if constexpr (Shape::kBfloat16) return bfloat16_pair(a, b);
+    const unsigned high = half_pair(a, b);
+    return piece == 0 ? high : rest_pair(a, b, high);
+  }
+
+  __device__ __forceinline__ static void multiply(const float* base, int chunk,
+                                                  const uint4 (*w)[kPieces], Sums& sum) {
+    unsigned x[Shape::kBlock][kPieces][2];
 #pragma unroll
     for (int block = 0; block < Shape::kBlock; ++block) {
-      const float4 x =
+      constexpr float kScale = Shape::kBfloat16 ? 1 : Shape::kOperandScale;
+      const float4 four =
           *reinterpret_cast<const float4*>(base + block * 8 * Shape::kStride + chunk * 16);
-      constexpr float kScale = Shape::kOperandScale;
-      split_pair(x.x * kScale, x.y * kScale, &high[block][0], &low[block][0]);
-      split_pair(x.z * kScale, x.w * kScale, &high[block][1], &low[block][1]);
+#pragma unroll
+      for (int piece = 0; piece < kPieces; ++piece) {
+        x[block][piece][0] = part_of(four.x * kScale, four.y * kScale, piece);
+        x[block][piece][1] = part_of(four.z * kScale, four.w * kScale, piece);
+      }
     }
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
       for (int block = 0; block < Shape::kBlock; ++block) {
         float (*s)[4] = sum[tile][block];
-        mma_half(s[kChains - 1], w[tile][1], high[block]);
-        mma_half(s[kChains - 1], w[tile][0], low[block]);
-        mma_half(s[0], w[tile][0], high[block]);
+        if constexpr (kPieces == 2) {
+          mma_half<false>(s[kChains - 1], w[tile][1], x[block][0]);
+          mma_half<false>(s[kChains - 1], w[tile][0], x[block][1]);
+        }
+        mma_half<Shape::kBfloat16>(s[0], w[tile][0], x[block][0]);
       }
     }
   }

@@ -15,7 +15,7 @@ from typing import get_args
 
 from custom_ops.bounds import products_are_bounded
 from custom_ops.cell import Cell, Elementwise, arguments_of
-from custom_ops.codegen.layout import OTHER_REGISTERS, SHARED_LIMIT, GemmLayout, Layout, layout
+from custom_ops.codegen.layout import OTHER_REGISTERS, SHARED_LIMIT, GemmLayout, Layout, chunk_words, layout
 from custom_ops.errors import KernelError
 from custom_ops.machine import REGISTERS, REGISTERS_PER_THREAD, SCHEDULERS, WARP, Machine, read
 from custom_ops.spec import Configuration, Exchange, Product, RecurrentSpec
@@ -144,7 +144,7 @@ def _product(
     rows, at_once = (sizes.padded_rows, 8 * gemm.block) if configuration.tensor_cores else (sizes.rows, gemm.block)
     turns = rows / at_once
     streamed = gemm.chunks - gemm.registers - gemm.shared
-    chunk = gemm.thread_columns * (2 if configuration.tensor_cores else 1)  # 16-byte loads of a thread
+    chunk = gemm.thread_columns * chunk_words(spec, configuration) // VECTOR  # 16-byte loads of a thread
     loads = gemm.chunks * turns * (gemm.block * read(machine.shared_load, min(gemm.lanes, WARP)))
     loads += gemm.shared * turns * chunk * read(machine.shared_load, WARP)
     loads *= threads / WARP
@@ -183,7 +183,8 @@ def _tensor_product(
 ) -> float:
     """Chains of products that wait for each other, or all that a scheduler has to do, whichever is longer.
 
-    TF32 takes two instructions for a chunk and splits weights as it goes; pairs of float16 take one and are split.
+    TF32 takes two instructions for a chunk and splits weights as it goes; 16-bit numbers take one, and weights that are
+    pairs of them were split before.
     """
     pairs, three = configuration.product == "half", spec.precision == "highest"
     sums = gemm.thread_columns * gemm.block
@@ -274,7 +275,7 @@ def _shapes(
 ) -> Iterator[Configuration]:
     """Configurations before their weights are placed."""
     tensor_products: tuple[Product, ...] = ("mma",) if machine.tensor_rate else ()
-    if tensor_products and spec.precision == "highest" and products_are_bounded(spec.cell):
+    if tensor_products and (spec.precision == "bfloat16" or products_are_bounded(spec.cell)):
         tensor_products = ("half", *tensor_products)
     for ctas in group_sizes:
         tiles = ceil(spec.cell.blocks * ceil(spec.units / ctas / 4) * 4 / 16)
@@ -292,7 +293,8 @@ def _shapes(
 def _holds(spec: RecurrentSpec, ctas: int) -> bool:
     """Whether the registers and the shared memory of so many blocks could hold all weights."""
     weights = spec.cell.blocks * spec.units * spec.units
-    return FLOAT * weights <= ctas * (FLOAT * REGISTERS + max(SHARED_LIMIT.values()))
+    smallest = FLOAT if spec.precision == "highest" else FLOAT / 2
+    return smallest * weights <= ctas * (FLOAT * REGISTERS + max(SHARED_LIMIT.values()))
 
 
 def _group_sizes(machine: Machine, spec: RecurrentSpec, exchange: Exchange) -> list[int]:

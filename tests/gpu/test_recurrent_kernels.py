@@ -178,14 +178,51 @@ def test_passes(device: Device, passes: int, where: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("batch", [8, 13, 40])
 @pytest.mark.parametrize("where", [{}, CLUSTER, GRID], ids=["single", "cluster", "grid"])
-@pytest.mark.parametrize(("precision", "bound"), [("highest", 1e-5), ("tf32", 5e-3)])
-def test_tensor_cores(device: Device, batch: int, where: dict[str, Any], precision: str, bound: float) -> None:
+@pytest.mark.parametrize(
+    ("product", "precision", "bound"),
+    [
+        ("mma", "highest", 1e-5),
+        ("mma", "tf32", 5e-3),
+        ("half", "highest", 1e-5),
+        ("half", "tf32", 5e-3),
+        ("half", "float16", 5e-3),
+        ("half", "bfloat16", 3e-2),
+    ],
+)
+def test_tensor_cores(
+    device: Device, batch: int, where: dict[str, Any], product: str, precision: str, bound: float
+) -> None:
     cell, units = cells.lstm(), 72
     arrays = inputs(cell, units, 30, batch)
-    options = {"rows": 16, "lanes": 64, "product": "mma", "shared_weights": 64}
+    arrays["states"] = [np.tanh(state) for state in arrays["states"]]
+    options = {"rows": 16, "lanes": 64, "product": product, "shared_weights": 16}
     (found,), status = run(device, cell, units, Configuration(**options, **where), [arrays], precision=precision)  # type: ignore[arg-type]
     assert status == 0
     check(found, expected(cell, units, arrays), bound)
+
+
+@pytest.mark.parametrize("weights", ["registers", "streamed"])
+@pytest.mark.parametrize("scale", [1e-30, 1e-4, 1.0, 8.0])
+def test_pairs_of_float16_hold_weights_of_any_size(device: Device, scale: float, weights: str) -> None:
+    """Larger ones than the last make float32 itself wrong: gates close on a rounding error."""
+    cell, units = cells.gru(), 40
+    arrays = inputs(cell, units, 4, 8)
+    arrays["matrices"] = [np.float32(scale) * matrix for matrix in arrays["matrices"]]
+    arrays["states"] = [np.tanh(state) for state in arrays["states"]]
+    options = {"rows": 8, "lanes": 32, "product": "half", "register_weights": 128 if weights == "registers" else 0}
+    (found,), status = run(device, cell, units, Configuration(**options), [arrays])  # type: ignore[arg-type]
+    assert status == 0
+    check(found, expected(cell, units, arrays), 3e-5)
+
+
+def test_a_state_that_float16_does_not_hold_is_left_to_the_fallback(device: Device) -> None:
+    cell, units = cells.gru(), 40
+    arrays = inputs(cell, units, 4, 8)
+    arrays["states"][0][3, 5] = 70.0
+    options = Configuration(rows=8, lanes=32, product="half")
+    (found,), status = run(device, cell, units, options, [arrays])
+    assert status != 0
+    check(found, expected(cell, units, arrays), 1e-5)
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [("float16", 3e-3), ("bfloat16", 2e-2)])

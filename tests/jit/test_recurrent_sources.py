@@ -80,6 +80,16 @@ def test_hopper_sources_compile(cell: Cell, kind: str) -> None:
     assert nvrtc.compile_source(generate(RecurrentSpec(cell, 100), HOPPER[kind], 90), 90)
 
 
+@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("precision", ["highest", "tf32", "float16", "bfloat16"])
+def test_weights_of_16_bits_compile(precision: str, arch: int) -> None:
+    spec = RecurrentSpec(cells.gru(), 100, precision=precision)  # type: ignore[arg-type]
+    configuration = Configuration(rows=8, lanes=64, product="half", shared_weights=16)
+    source = generate(spec, configuration, arch)
+    assert nvrtc.compile_source(source, arch)
+    assert "_fallback" in source  # for what float16 cannot hold
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_storage_types_compile(dtype: str) -> None:
     spec = RecurrentSpec(cells.lstm(), 64, dtype, directions=2)  # type: ignore[arg-type]

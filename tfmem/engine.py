@@ -153,7 +153,7 @@ def plan_graph_def(captured: Captured, engine: Engine, fetches: Sequence[str] = 
     require_feeds(captured, engine.options.input_shapes)
     swaps = RecurrentPlan()
     if engine.swaps:
-        captured, swaps = swap_recurrent(captured, engine.target, engine.options, engine.feed_shapes)
+        captured, swaps = swap_recurrent(captured, engine.target, engine.options, engine.feed_shapes, fetches)
     if engine.budget is None:
         return captured, with_swaps(engine.unlimited("GraphDef"), swaps)
     optimized = run_grappler(captured, device=engine.target.kind)

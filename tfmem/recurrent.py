@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from tensorflow.core.framework.graph_pb2 import GraphDef
@@ -9,6 +10,7 @@ from tensorflow.core.framework.graph_pb2 import GraphDef
 from graph_passes import serde
 from graph_passes.ir import Graph
 from graph_passes.recurrent.apply import apply_recurrent
+from graph_passes.recurrent.loops import LOOPS
 from graph_passes.recurrent.match import RECURRENT_OP, RecurrentPlan, Unmatched
 from graph_passes.recurrent.rolling import roll_up
 from graph_passes.recurrent.training import plan_whole
@@ -25,7 +27,11 @@ CARRIERS = frozenset({"While", "StatelessWhile", "Enter", "CudnnRNN", "CudnnRNNV
 
 
 def swap_recurrent(
-    captured: Captured, target: Target, options: Options, feed_shapes: FeedShapes | None = None
+    captured: Captured,
+    target: Target,
+    options: Options,
+    feed_shapes: FeedShapes | None = None,
+    asked: Collection[str] = (),
 ) -> tuple[Captured, RecurrentPlan]:
     """`captured` with its recurrent layers swapped, before Grappler sees it; itself where nothing matches.
 
@@ -37,6 +43,8 @@ def swap_recurrent(
         target: the device that will run it; a GPU's kernels are made here.
         options: the user's.
         feed_shapes: shapes of feeds ("x:0"), where better known than in the graph.
+        asked: names that the user asked for among the fetches. If there are any, copies of a loop's results that
+            nothing reads need not stay; TensorFlow 1 makes one of each result.
 
     Raises:
         GraphError: TensorFlow cannot import the graph.
@@ -51,8 +59,12 @@ def swap_recurrent(
         inlined = replace(captured, graph_def=inline_calls(captured.graph_def, fetched, chosen))
         inferred = shaped_graph(inlined, feed_shapes=feed_shapes)
         graph = serde.from_graph_def(inlined.graph_def, inferred=inferred, functions=True)
-        graph, rolled = roll_up(graph, fetched, unrolled)
-        plan, programs = with_programs(plan_whole(graph, fetched, gradients), target, options)
+        keep = {name for name in fetched if _can_be_fetched(graph, name)}
+        if asked:
+            wanted = {op_name(name) for name in asked}
+            keep = {name for name in keep if name in wanted or not _copies_a_result(graph, name)}
+        graph, rolled = roll_up(graph, keep, unrolled)
+        plan, programs = with_programs(plan_whole(graph, keep, gradients), target, options)
         stiff = [loop for loop in plan.unmatched if loop.name in rolled]
         if stiff:
             refused += stiff
@@ -70,6 +82,17 @@ def swap_recurrent(
         return captured, plan
     apply_recurrent(plan, graph, precision=options.recurrent.precision, programs=programs)
     return _captured(inlined, graph), plan
+
+
+def _can_be_fetched(graph: Graph, name: str) -> bool:
+    """Whether anybody outside can ask for the node: lists of tensors and resources stay in the graph."""
+    specs = [graph.specs.get(tensor) for tensor in graph.tensors(graph[name])] if name in graph.nodes else []
+    return not specs or any(spec is None or spec.dtype not in ("variant", "resource") for spec in specs)
+
+
+def _copies_a_result(graph: Graph, name: str) -> bool:
+    node = graph.nodes.get(name)
+    return node is not None and node.op == "Identity" and graph[node.inputs[0].node].op in LOOPS
 
 
 def _mentions_recurrence(graph_def: GraphDef) -> bool:

@@ -137,6 +137,31 @@ def test_frozen_graphs(package: Any, lowered: bool) -> None:
     check_graph_def(frozen, {"x:0": X}, "Identity:0", launches=2)
 
 
+def test_a_training_step_in_a_graph_def() -> None:
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(*SEQUENCE)
+        weights = [tf.Variable(value, name=name) for name, value in (("W", W), ("R", R))]
+        start = tf.zeros([tf.shape(x)[1], UNITS])
+        states = tf.scan(lambda h, item: tf.tanh(item @ weights[0] + h @ weights[1]), x, start)
+        loss = tf.identity(tf.reduce_mean(states**2), "loss")
+        updates = [w.assign_sub(0.1 * g) for w, g in zip(weights, tf.gradients(loss, weights), strict=True)]
+        tf.group(*updates, name="train")
+        tf.group(*(w.initializer for w in weights), name="start")
+    graph_def = graph.as_graph_def()
+    optimized = tfmem.optimize(graph_def, fetches=["train", "loss", "start"])
+    assert ops(optimized).count(RECURRENT_OP) == 2  # forward and backward
+    assert not LOOPS & set(ops(optimized))
+    losses = []
+    for each in (graph_def, optimized):
+        with tf.Graph().as_default():
+            tf.graph_util.import_graph_def(each, name="")
+            with tf.compat.v1.Session() as session:
+                session.run("start")
+                losses.append([session.run(("loss:0", "train"), {"x:0": STEPS})[0] for _ in range(4)])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    assert losses[0][-1] < losses[0][0]
+
+
 def test_meta_graph() -> None:
     graph = graph_of(scan, SEQUENCE)
     meta_graph = tf.compat.v1.MetaGraphDef(graph_def=graph.as_graph_def())

@@ -299,7 +299,20 @@ def to_graph_def(graph: Graph, base: Any) -> Any:
             node_def.input.append("^" + before)
         for key, value in node.attrs.items():
             node_def.attr[key].CopyFrom(encode(value))
+        if "_class" in node_def.attr:
+            _drop_lost_colocations(node_def, graph)
     return result
+
+
+def _drop_lost_colocations(node_def: Any, graph: Graph) -> None:
+    """Nothing can be placed with a node that a pass has removed."""
+    groups = node_def.attr["_class"].list.s
+    kept = [group for group in groups if group.decode().removeprefix("loc:@") in graph.nodes]
+    if len(kept) == len(groups):
+        return
+    del node_def.attr["_class"]
+    if kept:
+        node_def.attr["_class"].list.s.extend(kept)
 
 
 def encode(value: AttrValue | Any) -> Any:

@@ -1,4 +1,4 @@
-// A CTA's part of a matrix product on the tensor cores, in 16-bit numbers: mma.m16n8k16.
+// Products on the tensor cores in 16-bit numbers: mma.m16n8k16.
 //
 // Three kinds. With kSplit a number is the sum of two float16, 22 bits together; three products
 // (high * high, high * low, low * high) keep float32's accuracy but for the last bits, at half the
@@ -11,7 +11,7 @@
 // its own, so that both fill float16's range: what is lost is below 2^-38 of the largest.
 #pragma once
 
-#include "common.cuh"
+#include "product_tensor.cuh"
 
 namespace tfmem {
 
@@ -53,36 +53,26 @@ __device__ __forceinline__ void mma_half(float* d, const uint4& a, const unsigne
   }
 }
 
-// As MmaProduct, chunk for chunk; a chunk of weights is a fragment of high parts, and one of low
-// parts if there are any.
+// A piece is a fragment of high parts, or one of low parts if there are any.
 template <class Shape>
-struct HalfProduct {
-  static constexpr int kStreamed = Shape::kChunks - Shape::kRegisters - Shape::kShared;
+struct Sixteen {
   static constexpr int kTiles = Shape::kThreadColumns;
-  static constexpr int kParts = Shape::kLanes / kWarp;
-  static constexpr int kPaddedRows = (Shape::kRows + 7) / 8 * 8;
-
-  // Sums that do not wait for each other.
+  static constexpr int kPieces = Shape::kSplit ? 2 : 1;
   static constexpr int kChains = Shape::kBlock * kTiles < 4 ? 2 : 1;
 
-  static constexpr int kPieces = Shape::kSplit ? 2 : 1;  // high, low
+  float scale[kTiles][2];  // of a lane's two columns of a tile
+  float unscale[kTiles][2];
 
-  uint4 weight[Shape::kRegisters > 0 ? Shape::kRegisters : 1][kTiles][kPieces];
-  float unscale[kTiles][2];  // of a lane's two columns of a tile
-
+  // Finds each column's scale.
   template <class Source>
-  __device__ void load(const Source& source, float4* shared, float4* streamed) {
-    const int lane = threadIdx.x % kWarp;
-    const int warp = threadIdx.x / kWarp;
-    const int first_k = warp % kParts * Shape::kChunks * 16 + lane % 4 * 4;
-    float scale[kTiles][2];
+  __device__ void measure(const Source& source, int first_column, int first_k) {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         scale[tile][half] = unscale[tile][half] = 1.0f;
         if constexpr (Shape::kBfloat16) continue;
-        const int column = (warp / kParts * kTiles + tile) * 16 + half * 8 + lane / 4;
+        const int column = first_column + tile * 16 + half * 8;
         float largest = 0.0f;
 #pragma unroll 4
         for (int i = 0; i < Shape::kChunks; ++i) {
@@ -101,118 +91,28 @@ struct HalfProduct {
         unscale[tile][half] = 1.0f / (scale[tile][half] * Shape::kOperandScale);
       }
     }
-    const auto fragments = [&](int i, int tile, int piece) {
-      const int column = (warp / kParts * kTiles + tile) * 16 + lane / 4;
-      const float4 upper = source.four(column, first_k + i * 16);
-      const float4 lower = source.four(column + 8, first_k + i * 16);
-      const float s = scale[tile][0], t = scale[tile][1];
-      return make_uint4(
-          part_of(upper.x * s, upper.y * s, piece), part_of(lower.x * t, lower.y * t, piece),
-          part_of(upper.z * s, upper.w * s, piece), part_of(lower.z * t, lower.w * t, piece));
-    };
-    const auto store = [&](float4* to, int i, int tile, int place) {
-#pragma unroll
-      for (int piece = 0; piece < kPieces; ++piece) {
-        reinterpret_cast<uint4*>(to)[(place * kPieces + piece) * Shape::kThreads + threadIdx.x] =
-            fragments(i, tile, piece);
-      }
-    };
-#pragma unroll
-    for (int i = 0; i < Shape::kRegisters; ++i) {
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-        for (int piece = 0; piece < kPieces; ++piece) {
-          weight[i][tile][piece] = fragments(i, tile, piece);
-        }
-      }
-    }
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll 1
-      for (int i = 0; i < Shape::kShared; ++i) {
-        store(shared, Shape::kRegisters + i, tile, i * kTiles + tile);
-      }
-#pragma unroll 1
-      for (int i = 0; i < kStreamed; ++i) {
-        store(streamed, Shape::kRegisters + Shape::kShared + i, tile, i * kTiles + tile);
-      }
-    }
   }
 
-  __device__ __forceinline__ void run(const float* operands, const float4* shared,
-                                      const float4* streamed, float* results) const {
-    const int lane = threadIdx.x % kWarp;
-    const int part = threadIdx.x / kWarp % kParts;
-    const int group = threadIdx.x / kWarp / kParts;
-    const float* base =
-        operands + lane / 4 * Shape::kStride + part * Shape::kChunks * 16 + lane % 4 * 4;
-#pragma unroll 1
-    for (int row = 0; row < kPaddedRows; row += 8 * Shape::kBlock) {
-      Sums sum = {};
-#pragma unroll
-      for (int i = 0; i < Shape::kRegisters; ++i) multiply(base, i, weight[i], sum);
-      multiply_from(shared, Shape::kRegisters, Tag<Shape::kShared>(), base, sum);
-      multiply_from(streamed, Shape::kRegisters + Shape::kShared, Tag<kStreamed>(), base, sum);
-      base += 8 * Shape::kBlock * Shape::kStride;
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-        const int column = (group * kTiles + tile) * 16 + lane / 4;
-#pragma unroll
-        for (int block = 0; block < Shape::kBlock; ++block) {
-          float* to = results +
-                      (part * kPaddedRows + row + block * 8 + lane % 4 * 2) * Shape::kResultStride;
-          float* s = sum[tile][block][0];
-          if constexpr (kChains == 2) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) s[i] += sum[tile][block][1][i];
-          }
-          if (column < Shape::kColumns) {
-            to[column] = s[0] * unscale[tile][0];
-            to[column + Shape::kResultStride] = s[1] * unscale[tile][0];
-          }
-          if (column + 8 < Shape::kColumns) {
-            to[column + 8] = s[2] * unscale[tile][1];
-            to[column + 8 + Shape::kResultStride] = s[3] * unscale[tile][1];
-          }
-        }
-      }
-    }
+  template <class Source>
+  __device__ uint4 piece(const Source& source, int tile, int column, int k, int piece) const {
+    const float4 upper = source.four(column, k);
+    const float4 lower = source.four(column + 8, k);
+    const float s = scale[tile][0], t = scale[tile][1];
+    return make_uint4(
+        part_of(upper.x * s, upper.y * s, piece), part_of(lower.x * t, lower.y * t, piece),
+        part_of(upper.z * s, upper.w * s, piece), part_of(lower.z * t, lower.w * t, piece));
   }
 
- private:
-  using Sums = float[kTiles][Shape::kBlock][kChains][4];
+  __device__ float scaled(float sum, int tile, int half) const { return sum * unscale[tile][half]; }
 
-  template <int COUNT>
-  __device__ __forceinline__ static void multiply_from(const float4* weights, int chunk, Tag<COUNT>,
-                                                       const float* base, Sums& sum) {
-#pragma unroll 2
-    for (int i = 0; i < COUNT; ++i) {
-      uint4 w[kTiles][kPieces];
-#pragma unroll
-      for (int j = 0; j < kTiles * kPieces; ++j) {
-        w[j / kPieces][j % kPieces] = reinterpret_cast<const uint4*>(
-            weights)[(i * kTiles * kPieces + j) * Shape::kThreads + threadIdx.x];
-      }
-      multiply(base, chunk + i, w, sum);
-    }
-  }
-
-  // The high part of two numbers, or the low one.
-  __device__ __forceinline__ static unsigned part_of(float a, float b, int piece) {
-    if constexpr (Shape::kBfloat16) return bfloat16_pair(a, b);
-    const unsigned high = half_pair(a, b);
-    return piece == 0 ? high : rest_pair(a, b, high);
-  }
-
-  __device__ __forceinline__ static void multiply(const float* base, int chunk,
-                                                  const uint4 (*w)[kPieces], Sums& sum) {
+  template <class Sums>
+  __device__ __forceinline__ static void multiply(const float4* operands, const uint4 (*w)[kPieces],
+                                                  Sums& sum) {
     unsigned x[Shape::kBlock][kPieces][2];
 #pragma unroll
     for (int block = 0; block < Shape::kBlock; ++block) {
       constexpr float kScale = Shape::kBfloat16 ? 1 : Shape::kOperandScale;
-      const float4 four =
-          *reinterpret_cast<const float4*>(base + block * 8 * Shape::kStride + chunk * 16);
+      const float4 four = operands[block];
 #pragma unroll
       for (int piece = 0; piece < kPieces; ++piece) {
         x[block][piece][0] = part_of(four.x * kScale, four.y * kScale, piece);
@@ -232,6 +132,17 @@ struct HalfProduct {
       }
     }
   }
+
+ private:
+  // The high part of two numbers, or the low one.
+  __device__ __forceinline__ static unsigned part_of(float a, float b, int piece) {
+    if constexpr (Shape::kBfloat16) return bfloat16_pair(a, b);
+    const unsigned high = half_pair(a, b);
+    return piece == 0 ? high : rest_pair(a, b, high);
+  }
 };
+
+template <class Shape>
+using HalfProduct = TensorProduct<Shape, Sixteen<Shape>>;
 
 }  // namespace tfmem

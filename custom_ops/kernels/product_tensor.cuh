@@ -1,0 +1,142 @@
+// A CTA's part of a matrix product on the tensor cores, for tiles of 8 batch rows and more.
+//
+// The weights are A (16 columns of the result), resident as fragments; the batch rows are B, read
+// from shared memory 16 bytes at a time. What a number is made of, and so what a fragment holds, is
+// for `Numbers` to say:
+//   kPieces, kChains       16-byte pieces of a fragment of depth 16; sums that do not wait for each
+//                          other
+//   measure(source, ...)   looks at the weights first, if it has to
+//   piece(source, ...)     a piece of a fragment
+//   multiply(x, w, sum)    adds products of depth 16 to the sums
+//   scaled(sum, ...)       a result from a sum
+#pragma once
+
+#include "common.cuh"
+
+namespace tfmem {
+
+// As FmaProduct. Warp = (group, part): a group owns kThreadColumns tiles of 16 columns, its kLanes
+// / 32 warps split the sum. Within 16 numbers k of an operand, lane quarter q holds 4 q .. 4 q + 3:
+// the sum may take them in any order, and so one 16-byte load is all that a lane needs of 16.
+template <class Shape, class Numbers>
+struct TensorProduct {
+  static constexpr int kStreamed = Shape::kChunks - Shape::kRegisters - Shape::kShared;
+  static constexpr int kTiles = Shape::kThreadColumns;
+  static constexpr int kPieces = Numbers::kPieces;
+  static constexpr int kChains = Numbers::kChains;
+  static constexpr int kParts = Shape::kLanes / kWarp;
+  static constexpr int kPaddedRows = (Shape::kRows + 7) / 8 * 8;
+
+  uint4 weight[Shape::kRegisters > 0 ? Shape::kRegisters : 1][kTiles][kPieces];
+  Numbers numbers;
+
+  // `source(column, k)` is a weight, or 0 outside the matrix.
+  template <class Source>
+  __device__ void load(const Source& source, float4* shared, float4* streamed) {
+    const int lane = threadIdx.x % kWarp;
+    const int warp = threadIdx.x / kWarp;
+    const int first_column = warp / kParts * kTiles * 16 + lane / 4;
+    const int first_k = warp % kParts * Shape::kChunks * 16 + lane % 4 * 4;
+    numbers.measure(source, first_column, first_k);
+    const auto piece = [&](int i, int tile, int piece) {
+      return numbers.piece(source, tile, first_column + tile * 16, first_k + i * 16, piece);
+    };
+    const auto store = [&](float4* to, int count, int first) {
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll 1
+        for (int i = 0; i < count; ++i) {
+#pragma unroll
+          for (int p = 0; p < kPieces; ++p) {
+            reinterpret_cast<uint4*>(
+                to)[((i * kTiles + tile) * kPieces + p) * Shape::kThreads + threadIdx.x] =
+                piece(first + i, tile, p);
+          }
+        }
+      }
+    };
+#pragma unroll
+    for (int i = 0; i < Shape::kRegisters; ++i) {
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+        for (int p = 0; p < kPieces; ++p) weight[i][tile][p] = piece(i, tile, p);
+      }
+    }
+    store(shared, Shape::kShared, Shape::kRegisters);
+    store(streamed, kStreamed, Shape::kRegisters + Shape::kShared);
+  }
+
+  __device__ __forceinline__ void run(const float* operands, const float4* shared,
+                                      const float4* streamed, float* results) const {
+    const int lane = threadIdx.x % kWarp;
+    const int part = threadIdx.x / kWarp % kParts;
+    const int group = threadIdx.x / kWarp / kParts;
+    const float* base =
+        operands + lane / 4 * Shape::kStride + part * Shape::kChunks * 16 + lane % 4 * 4;
+#pragma unroll 1
+    for (int row = 0; row < kPaddedRows; row += 8 * Shape::kBlock) {
+      Sums sum = {};
+#pragma unroll
+      for (int i = 0; i < Shape::kRegisters; ++i) multiply(base, i, weight[i], sum);
+      multiply_from(shared, Shape::kRegisters, Tag<Shape::kShared>(), base, sum);
+      multiply_from(streamed, Shape::kRegisters + Shape::kShared, Tag<kStreamed>(), base, sum);
+      base += 8 * Shape::kBlock * Shape::kStride;
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        const int column = (group * kTiles + tile) * 16 + lane / 4;
+#pragma unroll
+        for (int block = 0; block < Shape::kBlock; ++block) {
+          float* to = results +
+                      (part * kPaddedRows + row + block * 8 + lane % 4 * 2) * Shape::kResultStride;
+          float s[4];
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            s[j] = sum[tile][block][0][j];
+            if constexpr (kChains > 1) s[j] += sum[tile][block][1][j];
+            if constexpr (kChains > 2) s[j] += sum[tile][block][2][j] + sum[tile][block][3][j];
+            s[j] = numbers.scaled(s[j], tile, j / 2);
+          }
+          if (column < Shape::kColumns) {
+            to[column] = s[0];
+            to[column + Shape::kResultStride] = s[1];
+          }
+          if (column + 8 < Shape::kColumns) {
+            to[column + 8] = s[2];
+            to[column + 8 + Shape::kResultStride] = s[3];
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  using Sums = float[kTiles][Shape::kBlock][kChains][4];
+
+  template <int COUNT>
+  __device__ __forceinline__ static void multiply_from(const float4* weights, int chunk, Tag<COUNT>,
+                                                       const float* base, Sums& sum) {
+#pragma unroll 2
+    for (int i = 0; i < COUNT; ++i) {
+      uint4 w[kTiles][kPieces];
+#pragma unroll
+      for (int j = 0; j < kTiles * kPieces; ++j) {
+        w[j / kPieces][j % kPieces] = reinterpret_cast<const uint4*>(
+            weights)[(i * kTiles * kPieces + j) * Shape::kThreads + threadIdx.x];
+      }
+      multiply(base, chunk + i, w, sum);
+    }
+  }
+
+  __device__ __forceinline__ static void multiply(const float* base, int chunk,
+                                                  const uint4 (*w)[kPieces], Sums& sum) {
+    float4 x[Shape::kBlock];
+#pragma unroll
+    for (int block = 0; block < Shape::kBlock; ++block) {
+      x[block] = *reinterpret_cast<const float4*>(base + block * 8 * Shape::kStride + chunk * 16);
+    }
+    Numbers::multiply(x, w, sum);
+  }
+};
+
+}  // namespace tfmem

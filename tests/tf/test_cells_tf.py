@@ -37,10 +37,12 @@ LENGTHS_MASK = np.array([[1, 1, 0, 1, 1, 1], [0, 1, 1, 1, 0, 0], [0, 0, 0, 0, 0,
 
 @pytest.fixture(autouse=True)
 def _float64() -> Iterator[None]:
-    before = keras.backend.floatx()
+    floats, policy = keras.backend.floatx(), keras.config.dtype_policy()
     keras.backend.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")  # Keras looks at floatx only until it has made a policy of it
     yield
-    keras.backend.set_floatx(before)
+    keras.backend.set_floatx(floats)
+    keras.config.set_dtype_policy(policy)
 
 
 def weights_of(layer: Any) -> list[Array]:

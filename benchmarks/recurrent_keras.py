@@ -25,6 +25,7 @@ import tfmem
 from benchmarks.offload import FORMAT, load, machine, save
 from benchmarks.recurrent_cases import Case, chosen
 from benchmarks.worker import device_name, versions
+from graph_passes.recurrent.options import RecurrentOptions
 
 LAYERS: dict[str, Callable[[int], keras.layers.Layer]] = {
     "lstm": lambda units: keras.layers.LSTM(units, return_sequences=True),
@@ -84,7 +85,8 @@ def measure(case: Case) -> dict[str, Any]:
 
     began = time.perf_counter()
     try:
-        after = tfmem.optimize(before)
+        options = tfmem.Options(recurrent=RecurrentOptions(on_gpu=True))
+        after = tfmem.optimize(before, options=options)
         found = np.asarray(after(inputs))
     except tfmem.TfmemError as error:
         return {"status": "error", "message": str(error)[:800]}

@@ -17,6 +17,11 @@ Array: TypeAlias = NDArray[Any]
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
+
+def _choose(condition: Array, a: Array, b: Array) -> Array:
+    return np.where(condition, a, b)
+
+
 ELEMENTWISE: dict[str, Callable[..., Array]] = {
     "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "divide": np.divide,
     "maximum": np.maximum, "minimum": np.minimum, "power": np.power,
@@ -25,8 +30,8 @@ ELEMENTWISE: dict[str, Callable[..., Array]] = {
     "reciprocal_sqrt": lambda x: 1 / np.sqrt(x), "reciprocal": lambda x: 1 / x,
     "exp": np.exp, "log": np.log, "log1p": np.log1p, "expm1": np.expm1, "erf": _erf, "sin": np.sin, "cos": np.cos,
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "tanh": np.tanh, "relu": lambda x: np.maximum(x, 0),
-    "softplus": lambda x: np.logaddexp(x, 0), "elu": lambda x: np.where(x > 0, x, np.expm1(x)),
-    "select": lambda condition, a, b: np.where(condition != 0, a, b),
+    "softplus": lambda x: np.logaddexp(x, 0), "elu": lambda x: _choose(x > 0, x, np.expm1(x)),
+    "select": lambda condition, a, b: _choose(condition != 0, a, b),
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""tfmem: train TensorFlow nets past device memory, behind one line, `tfmem.optimize(x)`.
+"""tfmem: train TensorFlow nets past device memory, and run recurrent layers faster: `tfmem.optimize(x)`.
 
 Everything public is here. Importing this module imports neither TensorFlow nor the op library.
 """
@@ -6,7 +6,7 @@ Everything public is here. Importing this module imports neither TensorFlow nor 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from custom_ops.errors import OpLibraryError, TfmemError
+from custom_ops.errors import CellError, KernelError, OpLibraryError, TfmemError
 from graph_passes.errors import (
     AlreadyOptimizedError,
     BudgetError,
@@ -22,6 +22,7 @@ from graph_passes.errors import (
     VerificationError,
 )
 from graph_passes.offload.options import OffloadOptions
+from graph_passes.recurrent.options import RecurrentOptions
 from graph_passes.report import Report
 from tfmem.config import Options
 
@@ -48,16 +49,19 @@ _HOMES = {
 __all__ = [
     "AlreadyOptimizedError",
     "BudgetError",
+    "CellError",
     "GraphError",
     "GraphInUseError",
     "HostMemoryError",
     "InfeasibleBudgetError",
     "InvalidBudgetError",
+    "KernelError",
     "NoGradientError",
     "OffloadOptions",
     "OpLibraryError",
     "Options",
     "OptionsError",
+    "RecurrentOptions",
     "Report",
     "SpillDirectoryError",
     "TfmemError",

@@ -23,6 +23,7 @@ from tfmem.config import Options
 from tfmem.devices import Target
 
 Programs: TypeAlias = Mapping[str, tuple[bytes, ...]]
+_OFF = "swapping is off on GPUs by default; RecurrentOptions(on_gpu=True) or TFMEM_RECURRENT_ON_GPU=1 turns it on"
 
 
 def tuned_kernels(
@@ -70,6 +71,9 @@ def with_programs(plan: RecurrentPlan, target: Target, options: Options) -> tupl
     """
     if not target.is_gpu or not plan.matches:
         return plan, {}
+    if not options.recurrent.on_gpu:
+        off = [Unmatched(match.name, match.carrier, _OFF) for match in plan.matches]
+        return RecurrentPlan((), (*plan.unmatched, *off)), {}
     programs: dict[str, tuple[bytes, ...]] = {}
     reasons: dict[str, str] = {}
     with _folder(options.cache_directory) as folder:

@@ -11,9 +11,11 @@ from graph_passes.errors import OptionsError
 
 @dataclass(frozen=True)
 class RecurrentOptions:
-    """Options of the recurrent pass. All but `precision` are about choosing GPU kernels; a CPU has one.
+    """Options of the recurrent pass. All of them are about GPUs; a CPU has one kernel and one precision.
 
     Attributes:
+        on_gpu: whether layers are swapped on a GPU, too. Off by default for now: the kernels were tested and timed on
+            an H200, the op that launches them in TensorFlow was not yet.
         precision: what a GPU's products with a state may round to: `highest` keeps float32's accuracy, `tf32`,
             `bfloat16` and `float16` are those types'.
         candidates: how many of the best ranked kernels are compiled and timed for each batch size (GRNN's K, section
@@ -24,6 +26,7 @@ class RecurrentOptions:
         progress: whether to show a bar while kernels are chosen.
     """
 
+    on_gpu: bool = False
     precision: Precision = "highest"
     candidates: int = 5
     batches: tuple[int, ...] = (1, 4, 16, 64)

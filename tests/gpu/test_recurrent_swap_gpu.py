@@ -31,6 +31,11 @@ ON_CUDNN = {"lstm", "gru", "bidirectional", "backwards", "last step"}
 FORWARD, TRAINED = 1e-4, 5e-4  # relative to the largest number
 
 
+@pytest.fixture(autouse=True)
+def _on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TFMEM_RECURRENT_ON_GPU", "1")
+
+
 def numbers(*shape: int, seed: int = 0) -> Any:
     return np.random.default_rng(seed).normal(size=shape)
 

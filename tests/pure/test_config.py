@@ -43,6 +43,7 @@ def test_environment():
             "TFMEM_SPILL_DIR": "/spill",
             "TFMEM_SPILL_BUDGET": "1MiB",
             "TFMEM_OBSERVE": "0",
+            "TFMEM_RECURRENT_ON_GPU": "1",
         }
     )
     assert options.memory_budget == "2GiB"
@@ -50,10 +51,18 @@ def test_environment():
     assert options.offload.spill_directory == "/spill"
     assert options.offload.spill_budget == 1 << 20
     assert not options.observe
+    assert options.recurrent.on_gpu
+    assert not Options.from_env({}).recurrent.on_gpu
 
 
 @pytest.mark.parametrize(
-    "environ", [{"TFMEM_POLICY": "magic"}, {"TFMEM_OBSERVE": "maybe"}, {"TFMEM_MEMORY_BUDGET": "lots"}]
+    "environ",
+    [
+        {"TFMEM_POLICY": "magic"},
+        {"TFMEM_OBSERVE": "maybe"},
+        {"TFMEM_RECURRENT_ON_GPU": "yes"},
+        {"TFMEM_MEMORY_BUDGET": "lots"},
+    ],
 )
 def test_bad_environment(environ):
     with pytest.raises((OptionsError, InvalidBudgetError)):

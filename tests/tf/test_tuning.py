@@ -1,0 +1,85 @@
+"""Which matches a device takes: a CPU all of them; a GPU those that it is asked to take, and has kernels for."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tfmem
+from custom_ops import cells
+from custom_ops.errors import KernelError
+from custom_ops.spec import RecurrentSpec
+from graph_passes.cost import device as profiles
+from graph_passes.ir import TensorId
+from graph_passes.recurrent.match import Direction, Launch, Match, RecurrentPlan
+from tfmem import tuning
+from tfmem.devices import Target
+
+CPU = Target("/device:CPU:0", "CPU", 1 << 30, profiles.load("cpu"))
+GPU = Target("/device:GPU:0", "NVIDIA H200", 1 << 30, profiles.load("h200"))
+ON = tfmem.Options(recurrent=tfmem.RecurrentOptions(on_gpu=True, progress=False))
+
+
+def match(name: str, units: int, dtype: str = "float32") -> Match:
+    cell = cells.simple_rnn()
+    direction = Direction((TensorId("x"),), (), (), (TensorId("w"),), (TensorId("h"),))
+    launch = Launch(name + "/launch", cell, units, dtype, (direction,))
+    return Match(name, "While", (launch,), (), (name,))
+
+
+@pytest.fixture(name="made")
+def fixture_made(monkeypatch: pytest.MonkeyPatch) -> list[RecurrentSpec]:
+    """Kernels as they are asked for; there are none for 7 units."""
+    made: list[RecurrentSpec] = []
+
+    def blobs(spec: RecurrentSpec, folder: Path, options: Any, ordinal: int) -> tuple[bytes, ...]:
+        if spec.units == 7:
+            raise KernelError("seven is not a lucky number")
+        made.append(spec)
+        return (str(spec.units).encode(),)
+
+    monkeypatch.setattr(tuning, "_blobs", blobs)
+    return made
+
+
+def test_a_cpu_takes_all_and_needs_no_programs(made: list[RecurrentSpec]) -> None:
+    plan = RecurrentPlan((match("a", 7), match("b", 8, "float64")))
+    assert tuning.with_programs(plan, CPU, tfmem.Options()) == (plan, {})
+    assert not made
+
+
+def test_a_gpu_takes_none_unless_asked(made: list[RecurrentSpec]) -> None:
+    plan, programs = tuning.with_programs(RecurrentPlan((match("a", 8),)), GPU, tfmem.Options())
+    assert not plan.matches
+    assert "on_gpu=True" in plan.unmatched[0].reason
+    assert programs == {}
+    assert not made
+
+
+def test_what_has_no_kernel_stays_with_the_reason(made: list[RecurrentSpec]) -> None:
+    matches = (match("a", 8), match("b", 7), match("c", 9, "float64"), match("d", 8))
+    plan, programs = tuning.with_programs(RecurrentPlan(matches), GPU, ON)
+    assert [each.name for each in plan.matches] == ["a", "d"]
+    assert [each.name for each in plan.unmatched] == ["b", "c"]
+    assert plan.unmatched[0].reason == "seven is not a lucky number"
+    assert "float64" in plan.unmatched[1].reason
+    assert programs == {"a/launch": (b"8",), "d/launch": (b"8",)}
+    assert [spec.units for spec in made] == [8]  # equal ones once
+
+
+def test_precision_and_cache_reach_the_kernels(made: list[RecurrentSpec], tmp_path: Path) -> None:
+    recurrent = dataclasses.replace(ON.recurrent, precision="tf32")
+    options = dataclasses.replace(ON, recurrent=recurrent, cache_directory=str(tmp_path))
+    tuning.with_programs(RecurrentPlan((match("a", 8),)), GPU, options)
+    assert [spec.precision for spec in made] == ["tf32"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"precision": "fp8"}, {"candidates": 0}, {"time_steps": 0}, {"batches": ()}, {"batches": (0, 1)}]
+)
+def test_bad_options(wrong: dict[str, Any]) -> None:
+    with pytest.raises(tfmem.OptionsError, match=next(iter(wrong))):
+        tfmem.RecurrentOptions(**wrong)

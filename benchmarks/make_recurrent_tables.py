@@ -31,19 +31,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("results", type=Path, help="what benchmarks.recurrent wrote")
     parser.add_argument("--search", type=Path, help="what it wrote with --exhaustive")
     parser.add_argument("--keras", type=Path, help="what benchmarks.recurrent_keras wrote")
+    parser.add_argument("--cpu", type=Path, help="what benchmarks.recurrent_cpu wrote")
     parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks.md")
     options = parser.parse_args(arguments)
     results = load(options.results)
     if results is None:
         parser.error(f"{options.results} does not exist")
     text = options.document.read_text() if options.document.exists() else "# Benchmarks\n"
-    written = tables(results, load(options.search), load(options.keras))
+    written = tables(results, load(options.search), load(options.keras), load(options.cpu))
     options.document.write_text(replaced(text, written, MARKERS))
     return 0
 
 
 def tables(
-    results: Mapping[str, Any], search: Mapping[str, Any] | None = None, keras: Mapping[str, Any] | None = None
+    results: Mapping[str, Any],
+    search: Mapping[str, Any] | None = None,
+    keras: Mapping[str, Any] | None = None,
+    cpu: Mapping[str, Any] | None = None,
 ) -> str:
     """Every table that there are results for."""
     cases = results["cases"]
@@ -60,6 +64,7 @@ def tables(
     parts += precisions(cases) + split(cases)
     parts += accuracy(search["cases"]) if search else []
     parts += end_to_end(keras["cases"]) if keras else []
+    parts += on_a_cpu(cpu) if cpu else []
     return "\n\n".join(parts)
 
 
@@ -228,6 +233,33 @@ def end_to_end(cases: Cases) -> list[str]:
     summary = f"\n\nGeometric mean {mean(ratios):.2f}x, least {min(ratios):.2f}x." if ratios else ""
     header = ("case", "Keras, ms", "optimised, ms", "speed-up", "difference")
     return [table("### The same Keras layer before and after, end to end", header, rows) + summary]
+
+
+def on_a_cpu(results: Mapping[str, Any]) -> list[str]:
+    """The op against the same layer of Keras 3 and of tf_keras, on a CPU."""
+    about, rows = results["machine"], results["rows"]
+    written = [
+        (
+            row["layer"],
+            str(row["hidden"]),
+            str(row["batch"]),
+            f"{row['tfmem']:.1f}",
+            *(
+                text
+                for peer in ("keras", "tf_keras")
+                for text in (f"{row[peer]:.1f}", f"{row[peer] / row['tfmem']:.1f}x")
+            ),
+        )
+        for row in rows
+    ]
+    header = ("layer", "hidden", "batch", "tfmem, us a step", "Keras 3", "speed-up", "tf_keras", "speed-up")
+    title = f"### A Keras layer on {about['cores']} cores ({about['cpu']}), {results['time']} steps"
+    ratios = [row["keras"] / row["tfmem"] for row in rows]
+    summary = f"Against Keras 3: geometric mean {mean(ratios):.1f}x, least {min(ratios):.1f}x."
+    versions = ", ".join(f"{name} {about[name]}" for name in ("tensorflow", "keras", "tf_keras"))
+    return [
+        f"{table(title, header, written)}\n\n{summary} Whole layers, products with the inputs included; {versions}."
+    ]
 
 
 def mean(ratios: Iterable[float]) -> float:

@@ -122,6 +122,15 @@ def test_keras_before_and_after(results):
     assert "| `lstm/256/1` | 2.000 | 0.100 | 20.00x | 0.0001 |" in text
 
 
+def test_a_cpu(results):
+    row = {"layer": "GRU", "hidden": 64, "batch": 2, "tfmem": 2.0, "keras": 9.0, "tf_keras": 5.0}
+    machine = {"cpu": "EPYC", "cores": 2, "tensorflow": "2.21", "keras": "3", "tf_keras": "2"}
+    text = make_recurrent_tables.tables(results, cpu={"machine": machine, "time": 100, "rows": [row]})
+    assert "### A Keras layer on 2 cores (EPYC), 100 steps" in text
+    assert "| GRU | 64 | 2 | 2.0 | 9.0 | 4.5x | 5.0 | 2.5x |" in text
+    assert "geometric mean 4.5x, least 4.5x" in text
+
+
 def test_only_what_is_between_the_markers_changes():
     first, last = make_recurrent_tables.MARKERS
     other = f"{make_tables.BEGIN}\nkept\n{make_tables.END}"

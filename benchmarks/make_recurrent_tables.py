@@ -5,6 +5,7 @@ python -m benchmarks.make_recurrent_tables benchmarks/results/recurrent_h200.jso
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterable, Mapping
 from math import exp, inf, log
@@ -38,7 +39,8 @@ def main(arguments: list[str] | None = None) -> int:
     if results is None:
         parser.error(f"{options.results} does not exist")
     text = options.document.read_text() if options.document.exists() else "# Benchmarks\n"
-    written = tables(results, load(options.search), load(options.keras), load(options.cpu))
+    cpu = json.loads(options.cpu.read_text()) if options.cpu else None
+    written = tables(results, load(options.search), load(options.keras), cpu)
     options.document.write_text(replaced(text, written, MARKERS))
     return 0
 

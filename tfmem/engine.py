@@ -22,6 +22,7 @@ from tfmem.capture.grappler import run_grappler
 from tfmem.config import Options, parse_budget
 from tfmem.devices import Target, memory
 from tfmem.host import require_room
+from tfmem.measuring import alone
 from tfmem.recurrent import swap_recurrent, with_swaps
 
 CUDNN_WORKSPACE_LIMIT = 4 << 30  # bytes; TensorFlow's default of TF_CUDNN_WORKSPACE_LIMIT_IN_MB
@@ -71,7 +72,8 @@ class Engine:
             workspace: whether convolutions are charged with what cuDNN may take.
         """
         limit = CUDNN_WORKSPACE_LIMIT if workspace and self.target.is_gpu else 0
-        in_use = max(0, memory(self.library, self.target.name).bytes_in_use)
+        with alone():
+            in_use = max(0, memory(self.library, self.target.name).bytes_in_use)
         return Estimate(Roofline(self.target.profile, limit), in_use)
 
     def require_host_room(self, timeline: Timeline, plan: OffloadPlan) -> None:

@@ -5,9 +5,7 @@ The allocator's peak and the op library's counters are the whole process's, so m
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,20 +14,7 @@ from custom_ops.load import Counters
 from graph_passes.cost.observe import Sample
 from tfmem.devices import memory
 from tfmem.engine import Engine
-
-PATIENCE = 60.0  # seconds to wait for another measured call; it may itself wait for this one (a tf.py_function)
-
-_measuring = threading.Lock()
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    held = _measuring.acquire(timeout=PATIENCE)
-    try:
-        yield
-    finally:
-        if held:
-            _measuring.release()
+from tfmem.measuring import alone
 
 
 def sampled(
@@ -43,7 +28,7 @@ def sampled(
         The result, the samples, and the op library's counters before and after.
     """
     library, target = engine.library, engine.target
-    with _alone():
+    with alone():
         library.clear_probes(run)
         library.set_stall_timing(True)
         before = library.counters()
@@ -67,7 +52,7 @@ def watched(
     engine: Engine, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Any, int]:
     """Call `function`; its result, and the allocator's peak in bytes while it ran."""
-    with _alone():
+    with alone():
         memory(engine.library, engine.target.name, reset=True)
         result = function(*args, **kwargs)
         tf.test.experimental.sync_devices()

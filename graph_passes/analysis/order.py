@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from graph_passes.analysis.merged import merged_pairs
 from graph_passes.errors import GraphError
 from graph_passes.ir import Graph, TensorId
-from graph_passes.ops import EXTERNAL, SHAPE_READERS
+from graph_passes.ops import EXTERNAL, SHAPE_READERS, VIEWS
+
+TINY = 1e-3  # of the largest tensor's bytes
 
 
 def topological(graph: Graph) -> list[str]:
@@ -40,8 +42,8 @@ def schedule(graph: Graph, creation_order: Sequence[str] = (), merging: bool = F
     """The order in which the program created its ops, made consistent with the graph's edges.
 
     Programs create the forward pass before the backward pass, whoever writes the gradient, so this is the order that
-    they run in. A node that `creation_order` does not know (Grappler made it) goes right before its first reader; a
-    node that nobody reads goes right after what it reads.
+    they run in. A node that `creation_order` does not know (Grappler made it) goes right before its first reader, and
+    so does a view; a node that nobody reads goes right after what it reads.
     """
     known = {name: place for place, name in enumerate(creation_order or graph.nodes)}
     order = topological(graph)
@@ -73,17 +75,32 @@ def schedule(graph: Graph, creation_order: Sequence[str] = (), merging: bool = F
     result = _by_place(graph, order, place)
     freeing = _freeing(graph, result).difference(goes for _, goes in merged)
     if not freeing:
-        return result
+        return _views_late(graph, result)
     # What frees more than it makes runs as soon as it can: a filter's gradient before the input's, an update at once.
     place = {name: float(index) for index, name in enumerate(result)}
+    tiny = TINY * max((_nbytes(graph, tensor) for node in graph for tensor in graph.tensors(node)), default=0)
+    ready: dict[str, float] = {}  # when a node's value can be there; views and what is tiny can be there sooner
     for name in result:
+        before = max((ready[p] for p in graph.predecessors(graph[name])), default=0.0)
         if name in freeing:
-            place[name] = max((place[p] for p in graph.predecessors(graph[name])), default=place[name]) + 0.25
+            place[name] = before + 0.25
+        ready[name] = before if graph[name].op in VIEWS or _is_tiny(graph, name, tiny) else place[name]
     for name in reversed(result):
         readers = [place[s] for s in graph.successors(graph[name])]
         if readers:
             place[name] = min(place[name], *readers)
-    return _by_place(graph, result, place)
+    return _views_late(graph, _by_place(graph, result, place))
+
+
+def _views_late(graph: Graph, order: Sequence[str]) -> list[str]:
+    """`order` with every view right before its first reader: it computes nothing, and would only be a use between."""
+    due: dict[str, tuple[int, int]] = {name: (index, 0) for index, name in enumerate(order)}
+    for name in reversed(order):
+        readers = [due[successor] for successor in graph.successors(graph[name])]
+        if readers and graph[name].op in VIEWS:
+            index, depth = min(readers)
+            due[name] = (index, depth - 1)
+    return sorted(order, key=due.__getitem__)
 
 
 def _freeing(graph: Graph, order: Sequence[str]) -> set[str]:
@@ -100,6 +117,13 @@ def _freeing(graph: Graph, order: Sequence[str]) -> set[str]:
         if freed > 2 * sum(_nbytes(graph, tensor) for tensor in graph.tensors(node)):
             found.add(name)
     return found
+
+
+def _is_tiny(graph: Graph, name: str, tiny: float) -> bool:
+    """Whether a node makes something, of known size, and all of it under `tiny` bytes: a shape, a constant."""
+    specs = [graph.specs.get(tensor) for tensor in graph.tensors(graph[name])]
+    sizes = [spec.nbytes if spec else None for spec in specs]
+    return bool(sizes) and None not in sizes and sum(size or 0 for size in sizes) < tiny
 
 
 def _nbytes(graph: Graph, tensor: TensorId) -> int:

@@ -91,6 +91,37 @@ def test_schedule_reads_shapes_early_and_frees_early():
     assert order.index("sum") < order.index("other")
 
 
+def test_schedule_puts_views_before_their_first_reader():
+    """Two in a row keep their order; one that nobody reads stays."""
+    nodes = [
+        Node("x", "Relu", [], outputs=1),
+        Node("one", "Identity", [TensorId("x")], outputs=1),
+        Node("two", "Reshape", [TensorId("one")], outputs=1),
+        Node("unread", "Identity", [TensorId("x")], outputs=1),
+        Node("y", "Relu", [], outputs=1),
+        Node("z", "Relu", [TensorId("two")], outputs=1),
+    ]
+    order = schedule(Graph(nodes, {TensorId(node.name): TensorSpec("float32", 4, (8,)) for node in nodes}))
+    assert order == ["x", "unread", "y", "one", "two", "z"]
+
+
+def test_schedule_frees_early_through_views_and_beside_constants():
+    """A weight's gradient reads two large tensors, one reshaped by a constant that the program made late."""
+    big, small = TensorSpec("float32", 4, (1000,)), TensorSpec("float32", 4, (2,))
+    nodes = [
+        Node("x", "Relu", [], outputs=1),
+        Node("dy", "ReluGrad", [TensorId("x")], outputs=1),
+        Node("dx", "Conv2DBackpropInput", [TensorId("dy")], outputs=1),
+        Node("more", "ReluGrad", [TensorId("dx")], outputs=1),
+        Node("shape", "Const", [], outputs=1),
+        Node("flat", "Reshape", [TensorId("dy"), TensorId("shape")], outputs=1),
+        Node("dw", "MatMul", [TensorId("flat"), TensorId("x")], outputs=1),
+    ]
+    specs = {TensorId(n.name): big for n in nodes} | {TensorId("shape"): small, TensorId("dw"): small}
+    order = schedule(Graph(nodes, specs), [node.name for node in nodes])
+    assert order.index("dw") < order.index("dx")
+
+
 def test_inputs_as_graph_defs_write_them():
     assert parse_input("a") == (TensorId("a", 0), False)
     assert parse_input("a:2") == (TensorId("a", 2), False)

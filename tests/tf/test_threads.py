@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfmem
-from tfmem import sampling
+from tfmem import measuring, sampling
 from tfmem.api import make_engine
 
 SPARE = 1 << 20  # a step that has settled runs beside one that is measured, and is counted with it
@@ -105,7 +105,7 @@ def test_measured_calls_run_one_at_a_time():
 
 
 def test_a_measured_call_within_another_does_not_wait_for_ever(monkeypatch):
-    monkeypatch.setattr(sampling, "PATIENCE", 0.01)
+    monkeypatch.setattr(measuring, "PATIENCE", 0.01)
     engine = make_engine(tfmem.Options(memory_budget="1GiB"))
     inner = sampling.watched(engine, lambda: sampling.watched(engine, lambda: 7, (), {}), (), {})[0]
     assert inner[0] == 7

@@ -107,7 +107,7 @@ def test_schedule_puts_views_before_their_first_reader():
 
 def test_schedule_frees_early_through_views_and_beside_constants():
     """A weight's gradient reads two large tensors, one reshaped by a constant that the program made late."""
-    big, small = TensorSpec("float32", 4, (1000,)), TensorSpec("float32", 4, (2,))
+    big, small = TensorSpec("float32", 4, (100_000,)), TensorSpec("float32", 4, (2,))
     nodes = [
         Node("x", "Relu", [], outputs=1),
         Node("dy", "ReluGrad", [TensorId("x")], outputs=1),

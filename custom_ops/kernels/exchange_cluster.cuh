@@ -98,13 +98,11 @@ class ClusterExchange {
     constexpr BufferShape kBuffer = Plan::template buffer<B>();
     const unsigned address = barrier<B>(pass, step % 2);
     const unsigned parity = step / 2 % 2;
-    // A cluster runs all at once or not at all, so this ends; the bound is for what nobody thought
-    // of.
-    int polls = failed_ ? 0 : kPolls;
-    while (polls > 0 && !__all_sync(kAllLanes, try_wait(address, parity))) --polls;
-    if (polls == 0) {
-      failed_ = true;
-      *place_.status = 1;
+    // A cluster runs all at once or not at all, so this ends. The bound is for what nobody thought
+    // of: an error of the launch, and neither a hung GPU nor wrong numbers.
+    int polls = kPolls;
+    while (!__all_sync(kAllLanes, try_wait(address, parity))) {
+      if (--polls == 0) asm volatile("trap;");
     }
     if (threadIdx.x == 0) expect(address, kBytes<B>);
   }
@@ -180,7 +178,6 @@ class ClusterExchange {
 
   Place place_;
   unsigned peer_[kPeers];
-  bool failed_ = false;
 };
 
 #endif

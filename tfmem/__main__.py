@@ -27,7 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tfmem", description="Training under a memory budget.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tfmem", description="Training under a memory budget; recurrent layers."
+    )
     parser.add_argument("--version", action="version", version=f"tfmem {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
 
@@ -40,14 +42,15 @@ def _parser() -> argparse.ArgumentParser:
     devices = commands.add_parser("devices", help="list devices, their memory and their link to the host")
     devices.set_defaults(run=_devices)
 
-    cache = commands.add_parser("cache", help="say where measured profiles are kept")
+    cache = commands.add_parser("cache", help="say where measured profiles and GPU kernels are kept")
     cache.add_argument("--clear", action="store_true", help="delete them")
     cache.set_defaults(run=_cache)
 
     optimize = commands.add_parser("optimize", help="optimise a SavedModel into a new directory")
     optimize.add_argument("path", metavar="SAVED_MODEL")
-    optimize.add_argument("--memory-budget", required=True, help='"2GiB", bytes, or a fraction such as 0.5')
-    optimize.add_argument("--policy", help="offload policy; default: autovm, or TFMEM_POLICY")
+    optimize.add_argument("--memory-budget", help='"2GiB", bytes, or a fraction such as 0.5; default: no budget')
+    optimize.add_argument("--policy", help="offload policy; default: hybrid, or TFMEM_POLICY")
+    optimize.add_argument("--passes", nargs="+", metavar="PASS", help="recurrent, offload; default: both")
     optimize.add_argument("--output", help="directory to write; default: SAVED_MODEL_tfmem")
     optimize.set_defaults(run=_optimize)
     return parser
@@ -91,21 +94,28 @@ def _cache(options: argparse.Namespace) -> None:
     if not directory:
         print("no cache: TFMEM_CACHE_DIR is empty")
         return
-    folder = Path(directory) / "profiles"
-    profiles = list(folder.glob("*.json"))
-    files = [*profiles, *folder.glob("*.tmp")]  # what a process that died left half written
+    folder = Path(directory)
+    profiles = list(folder.glob("profiles/*.json"))
+    kernels = [file for file in folder.glob("kernels/*/*") if file.is_file()]
+    files = [*profiles, *folder.glob("profiles/*.tmp"), *kernels]  # *.tmp: what a process that died left half written
     total = size(sum(file.stat().st_size for file in files))
     if options.clear:
         for file in files:
             file.unlink(missing_ok=True)
-    count = "1 profile" if len(profiles) == 1 else f"{len(profiles)} profiles"
-    print(f"{folder}: {count}, {total}{', deleted' if options.clear else ''}")
+    counts = f"{_count(len(profiles), 'profile')}, {_count(len(kernels), 'file')} of GPU kernels"
+    print(f"{folder}: {counts}, {total}{', deleted' if options.clear else ''}")
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def _optimize(options: argparse.Namespace) -> None:
     from tfmem.api import optimize
 
     chosen: dict[str, Any] = {"policy": options.policy} if options.policy else {}
+    if options.passes:
+        chosen["passes"] = tuple(options.passes)
     print(optimize(options.path, memory_budget=options.memory_budget, output=options.output, **chosen))
 
 

@@ -121,7 +121,7 @@ def report(x: Any) -> Report:
     holder = getattr(x, REPORT, None)
     if isinstance(holder, list):
         traced = [function.report for function in holder if function.traced] or [holder[-1].report]
-        return max(traced, key=lambda found: (found.peak_before, len(found.swapped)))
+        return max(traced, key=_weight)
     if isinstance(holder, Report):
         return holder
     raise GraphError(f"no report: this {type(x).__name__} was not optimised by tfmem")
@@ -190,5 +190,10 @@ def _optimize_saved_model(path: str, output: str | os.PathLike[str] | None, engi
     if reports:
         file = Path(target, _REPORT_FILE)
         file.parent.mkdir(exist_ok=True)
-        file.write_text(max(reports, key=lambda found: found.peak_before).to_json())
+        file.write_text(max(reports, key=_weight).to_json())
     return target
+
+
+def _weight(report: Report) -> tuple[int, int]:
+    """Of several reports, the one that says most is shown."""
+    return report.peak_before, len(report.swapped)

@@ -44,6 +44,8 @@ def schedule(graph: Graph, creation_order: Sequence[str] = (), merging: bool = F
     Programs create the forward pass before the backward pass, whoever writes the gradient, so this is the order that
     they run in. A node that `creation_order` does not know (Grappler made it) goes right before its first reader, and
     so does a view; a node that nobody reads goes right after what it reads.
+
+    Where oneDNN will merge ops (`merging`), views stay where they were: which others it merges depends on the order.
     """
     known = {name: place for place, name in enumerate(creation_order or graph.nodes)}
     order = topological(graph)
@@ -75,21 +77,23 @@ def schedule(graph: Graph, creation_order: Sequence[str] = (), merging: bool = F
     result = _by_place(graph, order, place)
     freeing = _freeing(graph, result).difference(goes for _, goes in merged)
     if not freeing:
-        return _views_late(graph, result)
+        return result if merged else _views_late(graph, result)
     # What frees more than it makes runs as soon as it can: a filter's gradient before the input's, an update at once.
     place = {name: float(index) for index, name in enumerate(result)}
     tiny = TINY * max((_nbytes(graph, tensor) for node in graph for tensor in graph.tensors(node)), default=0)
     ready: dict[str, float] = {}  # when a node's value can be there; views and what is tiny can be there sooner
     for name in result:
-        before = max((ready[p] for p in graph.predecessors(graph[name])), default=0.0)
+        before = max((ready[p] for p in graph.predecessors(graph[name])), default=place[name] if merged else 0.0)
         if name in freeing:
             place[name] = before + 0.25
-        ready[name] = before if graph[name].op in VIEWS or _is_tiny(graph, name, tiny) else place[name]
+        sooner = not merged and (graph[name].op in VIEWS or _is_tiny(graph, name, tiny))
+        ready[name] = before if sooner else place[name]
     for name in reversed(result):
         readers = [place[s] for s in graph.successors(graph[name])]
         if readers:
             place[name] = min(place[name], *readers)
-    return _views_late(graph, _by_place(graph, result, place))
+    result = _by_place(graph, result, place)
+    return result if merged else _views_late(graph, result)
 
 
 def _views_late(graph: Graph, order: Sequence[str]) -> list[str]:

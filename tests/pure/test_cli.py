@@ -62,25 +62,23 @@ def test_report_refuses_what_is_none(content, message, tmp_path, capsys):
     assert message in error
 
 
-def test_cache_counts_and_clears_profiles_and_nothing_else(tmp_path, monkeypatch, capsys):
+def test_cache_counts_and_clears_its_own_and_nothing_else(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TFMEM_CACHE_DIR", str(tmp_path))
-    folder = tmp_path / "profiles"
     assert cli.main(["cache"]) == 0
-    assert capsys.readouterr().out == f"{folder}: 0 profiles, 0 B\n"
+    assert capsys.readouterr().out == f"{tmp_path}: 0 profiles, 0 files of GPU kernels, 0 B\n"
 
-    folder.mkdir()
-    profile, unfinished = folder / "abc.json", folder / "x.tmp"
-    kept = (folder / "notes.txt", tmp_path / "abc.json")
-    for path in (profile, unfinished, *kept):
+    profile, unfinished, kernel = (tmp_path / name for name in ("profiles/abc.json", "profiles/x.tmp", "kernels/ab/cd"))
+    kept = (tmp_path / "profiles/notes.txt", tmp_path / "abc.json")
+    for path in (profile, unfinished, kernel, *kept):
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("12345")
     assert cli.main(["cache"]) == 0
-    assert capsys.readouterr().out == f"{folder}: 1 profile, 10 B\n"
+    assert capsys.readouterr().out == f"{tmp_path}: 1 profile, 1 file of GPU kernels, 15 B\n"
     assert profile.exists()
 
     assert cli.main(["cache", "--clear"]) == 0
-    assert capsys.readouterr().out == f"{folder}: 1 profile, 10 B, deleted\n"
-    assert not profile.exists()
-    assert not unfinished.exists()
+    assert capsys.readouterr().out == f"{tmp_path}: 1 profile, 1 file of GPU kernels, 15 B, deleted\n"
+    assert not any(path.exists() for path in (profile, unfinished, kernel))
     assert all(path.exists() for path in kept)
 
 
@@ -90,7 +88,7 @@ def test_no_cache(monkeypatch, capsys):
     assert "no cache" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [[], ["report"], ["teleport"], ["optimize", "model"]])
+@pytest.mark.parametrize("arguments", [[], ["report"], ["teleport"], ["optimize"]])
 def test_bad_usage(arguments, capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main(arguments)

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -69,6 +70,21 @@ def test_optimize_writes_a_saved_model_that_trains_as_the_original(saved, tmp_pa
         train = tf.saved_model.load(str(path)).signatures["train"]
         losses.append([train(x=x)["loss"].numpy() for _ in range(3)])
     np.testing.assert_array_equal(losses[1], losses[0])
+
+
+def test_optimize_swaps_recurrent_layers_without_a_budget(tmp_path, capsys):
+    layer = keras.layers.LSTM(8, return_sequences=True)
+    run = tf.function(layer, input_signature=[tf.TensorSpec((None, 5, 4))])
+    module = tf.Module()
+    module.run, module.layer = run, layer
+    path, target = tmp_path / "model", tmp_path / "faster"
+    tf.saved_model.save(module, str(path), signatures={"run": run})
+    assert cli.main(["optimize", str(path), "--output", str(target), "--passes", "recurrent"]) == 0
+    assert capsys.readouterr().out == f"{target}\n"
+    assert len(tfmem.report(target).swapped) == 1
+    x = tf.random.stateless_normal([3, 5, 4], [7, 7])
+    before, after = (tf.saved_model.load(str(each)) for each in (path, target))
+    np.testing.assert_allclose(after.run(x), before.run(x), rtol=1e-5, atol=1e-6)
 
 
 def test_optimize_says_what_would_do(saved, tmp_path, capsys):

@@ -234,7 +234,9 @@ def _failure(error: Exception) -> dict[str, Any]:
 
 
 def _head(error: Exception) -> str:
-    return str(error)[:800]
+    """What TensorFlow says of an error, without the Python stack that it puts in between: paths of one machine."""
+    said = [line for line in str(error).splitlines() if line.strip() and not line.startswith(" ")]
+    return "\n".join(said).replace(" defined at (most recent call last):", "")[:800]
 
 
 if __name__ == "__main__":

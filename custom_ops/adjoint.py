@@ -334,4 +334,4 @@ def _slope(builder: CellBuilder, op: str, result: int, x: int) -> int:
         case "softplus":
             return apply("sigmoid", x)
         case _:
-            raise NotImplementedError(f"no derivative of '{op}' is written here")
+            raise CellError(f"'{op}' has no derivative here; expected one of the ops that custom_ops.cell lists")

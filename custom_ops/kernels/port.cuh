@@ -1,0 +1,193 @@
+// What a thread of a sweep knows: the kernel's parameter, its own place, and what the generated
+// code of one (row, unit) reads and writes.
+#pragma once
+
+#include "common.cuh"
+#include "exchange.cuh"
+
+namespace tfmem {
+
+struct GemmShape {
+  int columns;
+  int depth;
+  int operands;
+  int products;
+};
+
+// A block of a matrix with `columns` blocks in a row.
+struct BlockPlace {
+  int pointer;
+  int columns;
+  int row;
+  int column;
+  bool transposed;
+};
+
+// Where its numbers are, and how far apart its rows and columns are.
+template <class Value>
+struct Block {
+  const Value* base;
+  int row;
+  int column;
+};
+
+// What a thread knows of the kernel's parameter and its own place.
+template <class Plan, int WORDS>
+struct Context {
+  using Value = typename Plan::Value;
+
+  const Parameters<WORDS>& parameters;
+  int time;
+  int batch;
+  int direction;
+  int first_row;  // of the group's tile
+  int cta;
+  bool reverse;
+  long long line_step;  // rows [batch] of a tensor from one step to the next, times the sign of the
+                        // direction
+
+  template <class Pointer>
+  __device__ Pointer* pointer(int index) const {
+    return reinterpret_cast<Pointer*>(
+        parameters.word[kPointers + direction * Plan::kPointersOfDirection + index]);
+  }
+
+  __device__ long long index_of(int step) const { return reverse ? time - 1 - step : step; }
+
+  __device__ Block<Value> block(const BlockPlace& place) const {
+    const int line = place.columns * Plan::kUnits;
+    const Value* base = pointer<const Value>(place.pointer) +
+                        (place.row * static_cast<long long>(line) + place.column) * Plan::kUnits;
+    return Block<Value>{base, place.transposed ? 1 : line, place.transposed ? line : 1};
+  }
+
+  // A number of a state [batch, units], 0 outside.
+  __device__ float state(int index, int row, int unit) const {
+    const bool inside = first_row + row < batch && unit < Plan::kUnits;
+    const float value =
+        inside ? to_float(pointer<const Value>(
+                     index)[(first_row + row) * static_cast<long long>(Plan::kUnits) + unit])
+               : 0.0f;
+    if (Plan::kLargest > 0 && fabsf(value) > Plan::kLargest) fail();
+    return value;
+  }
+
+  // These inputs are not for this kernel: the fallback has to compute the results, this time.
+  __device__ void fail() const { *reinterpret_cast<int*>(parameters.word[kStatus]) = 2; }
+};
+
+// One (row, unit) of one stage: what the generated code reads and writes.
+template <class Plan, class Exchange, class Products, int WORDS>
+struct Port {
+  using Value = typename Plan::Value;
+
+  const Context<Plan, WORDS>& context;
+  const Exchange& exchange;
+  const Products& products;
+  char* shared;
+  char* scratch;
+  int pass;
+  int step;
+  int row;     // of the pass
+  int unit;    // of the CTA
+  bool valid;  // within the tile
+  bool live;   // within the batch and the hidden units
+
+  __device__ int batch_row() const { return context.first_row + pass * Plan::kRows + row; }
+  __device__ int hidden_unit() const { return context.cta * Plan::kTile + unit; }
+
+  // This (row, unit) of a tensor [time, batch, COLUMNS * units] (or [time, batch]) at the first
+  // step; `advance` goes on from there, so that a step computes no addresses.
+  template <class Pointer, int POINTER, int COLUMNS>
+  __device__ Pointer* first() const {
+    const long long line = context.index_of(0) * context.batch + batch_row();
+    const long long place = COLUMNS == 0 ? line : line * COLUMNS * Plan::kUnits + hidden_unit();
+    return context.template pointer<Pointer>(POINTER) + place;
+  }
+
+  template <int COLUMNS, class Pointer>
+  __device__ void advance(Pointer*& pointer) const {
+    pointer += context.line_step * (COLUMNS == 0 ? 1 : COLUMNS * Plan::kUnits);
+  }
+
+  template <int COLUMN>
+  __device__ float read(const Value* from, int at) const {
+    return live && at < context.time ? to_float(from[COLUMN * Plan::kUnits]) : 0.0f;
+  }
+
+  // A column of an output; a scalar is written by its row's first unit.
+  template <int COLUMNS, int COLUMN>
+  __device__ void write(Value* to, float value) const {
+    if (live && (COLUMNS > 0 || hidden_unit() == 0)) from_float(value, to + COLUMN * Plan::kUnits);
+  }
+
+  template <int POINTER, int COLUMNS, int COLUMN>
+  __device__ float invariant() const {
+    const long long at = batch_row() * static_cast<long long>(COLUMNS) + COLUMN;
+    return live ? to_float(context.template pointer<const Value>(
+                      POINTER)[at * Plan::kUnits + hidden_unit()])
+                : 0.0f;
+  }
+
+  template <int POINTER, int COLUMN>
+  __device__ float vector() const {
+    return live ? to_float(context.template pointer<const Value>(
+                      POINTER)[COLUMN * Plan::kUnits + hidden_unit()])
+                : 0.0f;
+  }
+
+  template <int POINTER>
+  __device__ float initial() const {
+    return context.state(POINTER, pass * Plan::kRows + row, hidden_unit());
+  }
+
+  template <int POINTER>
+  __device__ void final_state(float value) const {
+    if (live) {
+      const long long at = batch_row() * static_cast<long long>(Plan::kUnits) + hidden_unit();
+      from_float(value, &context.template pointer<Value>(POINTER)[at]);
+    }
+  }
+
+  template <int GEMM, int PRODUCT>
+  __device__ float product() const {
+    return products.template result<GEMM, PRODUCT>(*this);
+  }
+
+  // The sum over all CTAs' parts, in the same order everywhere.
+  template <int B, int O>
+  __device__ float row_sum() const {
+    constexpr BufferShape kBuffer = Plan::template buffer<B>();
+    const float* parts =
+        exchange.template operands<B>(pass, step) + row * kBuffer.stride + O * Plan::kCtas;
+    float sum = 0.0f;
+    for (int i = 0; i < Plan::kCtas; ++i) sum += parts[i];
+    return sum;
+  }
+
+  // An operand of this step's later stages.
+  template <int B, int O>
+  __device__ void send(float value) const {
+    exchange.template send<B, O>(pass, step, row, unit, valid, live ? value : 0.0f);
+  }
+
+  // A state, for the next step.
+  template <int B, int O>
+  __device__ void send_state(float value) const {
+    if (step + 1 < context.time)
+      exchange.template send<B, O>(pass, step + 1, row, unit, valid, live ? value : 0.0f);
+  }
+
+  template <int O>
+  __device__ void add_to_row(float value) const {
+    if (valid) staging(O, row)[unit] = live ? value : 0.0f;
+  }
+
+  __device__ float* staging(int operand, int at_row) const {
+    char* base = Plan::kFallback ? scratch : shared;
+    return reinterpret_cast<float*>(base + Plan::kStaging) +
+           (operand * Plan::kRows + at_row) * Plan::kTile;
+  }
+};
+
+}  // namespace tfmem

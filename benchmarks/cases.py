@@ -5,9 +5,11 @@ device has. Here the batch is fixed and the device is capped: cap = uncapped pea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+from benchmarks.runs import named
 
 NORMALISED = (0.5, 1.0, 1.25, 1.5, 2.0, 2.5)  # the columns of Table 6.2, and one between
 PARITY_NORMALISED = 1.5
@@ -111,16 +113,10 @@ def _headline() -> list[Case]:
     return cases
 
 
-def chosen(patterns: list[str]) -> list[Case]:
+def chosen(patterns: Sequence[str]) -> list[Case]:
     """The cases whose names start with one of `patterns`; all of them for none.
 
     Raises:
         ValueError: a pattern fits no case.
     """
-    cases = all_cases()
-    for pattern in patterns:
-        if not any(case.name.startswith(pattern) for case in cases):
-            raise ValueError(f"no case starts with '{pattern}'; --list shows them")
-    if not patterns:
-        return cases
-    return [case for case in cases if case.name.startswith(tuple(patterns))]
+    return named(all_cases(), patterns)

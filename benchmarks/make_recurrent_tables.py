@@ -4,7 +4,6 @@ python -m benchmarks.make_recurrent_tables benchmarks/results/recurrent_h200.jso
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterable, Mapping
@@ -15,6 +14,7 @@ from typing import Any
 from benchmarks.make_tables import replaced, table
 from benchmarks.offload import ROOT, load
 from benchmarks.recurrent_cases import Floor, fastest
+from benchmarks.runs import command_line
 
 MARKERS = ("<!-- recurrent: begin -->", "<!-- recurrent: end -->")
 TOP = 5
@@ -24,11 +24,7 @@ Cases = Mapping[str, Mapping[str, Any]]
 
 def main(arguments: list[str] | None = None) -> int:
     """Read results, replace what is between the markers."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.make_recurrent_tables",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line("make_recurrent_tables", __doc__)
     parser.add_argument("results", type=Path, help="what benchmarks.recurrent wrote")
     parser.add_argument("--search", type=Path, help="what it wrote with --exhaustive")
     parser.add_argument("--keras", type=Path, help="what benchmarks.recurrent_keras wrote")

@@ -4,7 +4,6 @@ python -m benchmarks.make_tables benchmarks/results/offload_h200.json"""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from benchmarks.cases import NORMALISED
 from benchmarks.offload import ROOT, load
+from benchmarks.runs import command_line
 
 BEGIN, END = "<!-- offload: begin -->", "<!-- offload: end -->"
 GIB = 1 << 30
@@ -23,11 +23,7 @@ Cases = Mapping[str, Mapping[str, Any]]
 
 def main(arguments: list[str] | None = None) -> int:
     """Read results, replace what is between the markers."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.make_tables",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line("make_tables", __doc__)
     parser.add_argument("results", type=Path, help="what benchmarks.offload wrote")
     parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks.md")
     options = parser.parse_args(arguments)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases import FULL, TINY, Case, chosen
+from benchmarks.runs import command_line
 
 ROOT = Path(__file__).resolve().parents[1]
 FORMAT = 1
@@ -68,21 +69,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.offload",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--output", type=Path, default=Path("offload.json"), help="results (JSON)")
-    parser.add_argument("--resume", type=Path, help="earlier results to start from")
-    parser.add_argument("--only", nargs="+", default=[], metavar="PREFIX", help="cases to run, by start of name")
-    parser.add_argument("--again", action="store_true", help="run cases that have a result, too")
-    parser.add_argument("--list", action="store_true", help="name the cases and stop")
+    parser = command_line("offload", __doc__, "offload.json")
     parser.add_argument("--steps", type=int, default=20, help="timed steps (20)")
     parser.add_argument("--warm-up", type=int, default=8, help="steps before them (8)")
     parser.add_argument("--policy", default="autovm", help="tfmem's policy (autovm)")
     parser.add_argument("--timeout", type=float, default=180, help="seconds for one case (180)")
-    parser.add_argument("--total-seconds", type=float, default=540, help="begin no case when this is over (540)")
     parser.add_argument("--least-seconds", type=float, default=60, help="what a case needs at least (60)")
     parser.add_argument("--tiny", action="store_true", help="small networks, for a CPU")
     options = parser.parse_args(arguments)

@@ -17,7 +17,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,6 +35,7 @@ from benchmarks.recurrent_peers import (
     relative_error,
     settings,
 )
+from benchmarks.runs import command_line
 
 View = Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]
 
@@ -74,20 +74,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.recurrent",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--output", type=Path, default=Path("recurrent.json"), help="results (JSON)")
-    parser.add_argument("--resume", type=Path, help="earlier results to start from")
-    parser.add_argument("--only", nargs="+", default=[], metavar="PREFIX", help="cases to run, by start of name")
-    parser.add_argument("--again", action="store_true", help="run cases that have a result, too")
-    parser.add_argument("--list", action="store_true", help="name the cases and stop")
+    parser = command_line("recurrent", __doc__, "recurrent.json")
     parser.add_argument("--top", type=int, default=5, help="configurations of ours that are compiled and timed (5)")
     parser.add_argument("--exhaustive", action="store_true", help="time every configuration, not only the best ranked")
     parser.add_argument("--no-peers", action="store_true", help="ours alone")
-    parser.add_argument("--total-seconds", type=float, default=540, help="begin no case when this is over (540)")
     options = parser.parse_args(arguments)
     if options.top < 1:
         parser.error("--top must be 1 or more")

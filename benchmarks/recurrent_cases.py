@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.runs import named
+
 UNITS = (64, 256, 512, 1024)
 BATCHES = (1, 10, 20, 64)
 STEPS = 100
@@ -129,11 +131,7 @@ def chosen(patterns: Sequence[str]) -> list[Case]:
     Raises:
         ValueError: a pattern fits no case.
     """
-    cases = all_cases()
-    for pattern in patterns:
-        if not any(case.name.startswith(pattern) for case in cases):
-            raise ValueError(f"no case starts with '{pattern}'; --list shows them")
-    return [case for case in cases if not patterns or case.name.startswith(tuple(patterns))]
+    return named(all_cases(), patterns)
 
 
 def fastest(

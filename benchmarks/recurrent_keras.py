@@ -9,12 +9,10 @@ are not run again."""
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -24,6 +22,7 @@ import tensorflow as tf
 import tfmem
 from benchmarks.offload import FORMAT, load, machine, save
 from benchmarks.recurrent_cases import Case, chosen
+from benchmarks.runs import command_line
 from benchmarks.worker import device_name, versions
 from graph_passes.recurrent.options import RecurrentOptions
 
@@ -41,16 +40,7 @@ TOLERANCE = 2e-3  # between before and after: cuDNN and TensorFlow's products ma
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the cases asked for. Returns 1 if one failed or was wrong."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.recurrent_keras",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--output", type=Path, default=Path("recurrent_keras.json"), help="results (JSON)")
-    parser.add_argument("--resume", type=Path, help="earlier results to start from")
-    parser.add_argument("--only", nargs="+", default=[], metavar="PREFIX", help="cases to run, by start of name")
-    parser.add_argument("--list", action="store_true", help="name the cases and stop")
-    parser.add_argument("--total-seconds", type=float, default=540, help="begin no case when this is over (540)")
+    parser = command_line("recurrent_keras", __doc__, "recurrent_keras.json")
     options = parser.parse_args(arguments)
     cases = [case for case in chosen(options.only) if not case.training]
     if options.list:
@@ -61,7 +51,8 @@ def main(arguments: list[str] | None = None) -> int:
     deadline = time.monotonic() + options.total_seconds
     failed = 0
     for case in cases:
-        if results["cases"].get(case.name, {}).get("status") == "ok" or time.monotonic() > deadline:
+        known = results["cases"].get(case.name, {}).get("status") == "ok" and not options.again
+        if known or time.monotonic() > deadline:
             continue
         outcome = measure(case)
         results["cases"][case.name] = outcome

@@ -160,7 +160,7 @@ def _optimize_model(model: Any, engine: Engine) -> Any:
             return optimized[-1]
 
         keras_model.install_inference(model, make_inference)
-        if not keras_model.is_compiled(model) and engine.budget is None:
+        if not keras_model.is_compiled(model) and not engine.must_fit:
             _attach(model, optimized)
             return model
 

@@ -31,7 +31,7 @@ class Options:
     Attributes:
         memory_budget: the most device memory a step may use: bytes, a text such as "10GiB" or "800MB", a fraction of
             the device's memory (a float of at most 1), or None for all that TensorFlow may use of a GPU (and no limit
-            on a CPU).
+            on a CPU); then a graph that cannot be planned (unknown shapes, no gradient) is left as it was.
         passes: the passes to run, in the pipeline's order: "recurrent" swaps recurrent layers for persistent kernels,
             "offload" keeps a step within its memory budget.
         offload: options of the offload pass, its policy among them.

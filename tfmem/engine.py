@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from custom_ops.errors import TfmemError
 from custom_ops.load import Library
 from graph_passes import pipeline, serde
 from graph_passes.analysis.region import reads_before_updates, step_region
 from graph_passes.analysis.simulate import Link
 from graph_passes.analysis.timeline import Timeline
 from graph_passes.cost.model import Roofline
-from graph_passes.errors import InfeasibleBudgetError
+from graph_passes.errors import InfeasibleBudgetError, NoGradientError, UnknownShapeError
 from graph_passes.ir import Graph, Node, parse_input
 from graph_passes.offload.plan import OffloadPlan
 from graph_passes.recurrent.match import RecurrentPlan
@@ -25,6 +26,7 @@ from tfmem.host import require_room
 from tfmem.measuring import alone
 from tfmem.recurrent import swap_recurrent, with_swaps
 
+NOT_PLANNABLE = (NoGradientError, UnknownShapeError)  # graphs that the offload pass is not for
 CUDNN_WORKSPACE_LIMIT = 4 << 30  # bytes; TensorFlow's default of TF_CUDNN_WORKSPACE_LIMIT_IN_MB
 
 
@@ -55,6 +57,11 @@ class Engine:
         if "offload" not in self.options.passes:
             return None
         return self.target.memory if budget is None and self.target.is_gpu else budget
+
+    @property
+    def must_fit(self) -> bool:
+        """Whether the user gave the budget; else it is the device's memory, and planning for it a courtesy."""
+        return self.budget is not None and self.options.memory_budget is not None
 
     @property
     def observable(self) -> bool:
@@ -102,6 +109,17 @@ class Engine:
             peak_predicted=0,
             passes=self.options.passes,
         )
+
+    def left_alone(self, report: Report, error: TfmemError) -> Report:
+        """`report` of a step whose memory cannot be planned, saying why.
+
+        Args:
+            report: of the step without a budget.
+            error: one of `NOT_PLANNABLE`, as it was caught; raised again if the user gave a budget.
+        """
+        if self.must_fit:
+            raise error
+        return replace(report, notes=(*report.notes, f"memory was not planned: {error}"))
 
 
 @dataclass(frozen=True)
@@ -156,8 +174,16 @@ def plan_graph_def(captured: Captured, engine: Engine, fetches: Sequence[str] = 
     swaps = RecurrentPlan()
     if engine.swaps:
         captured, swaps = swap_recurrent(captured, engine.target, engine.options, engine.feed_shapes, fetches)
-    if engine.budget is None:
-        return captured, with_swaps(engine.unlimited("GraphDef"), swaps)
+    edited, found = captured, engine.unlimited("GraphDef")
+    if engine.budget is not None:
+        try:
+            edited, found = _offload(captured, engine, fetches)
+        except NOT_PLANNABLE as error:
+            found = engine.left_alone(found, error)
+    return edited, with_swaps(found, swaps)
+
+
+def _offload(captured: Captured, engine: Engine, fetches: Sequence[str]) -> tuple[Captured, Report]:
     optimized = run_grappler(captured, device=engine.target.kind)
     graph = serde.from_graph_def(optimized.graph_def, engine.options.input_shapes)
     region = step_region(graph, [parse_input(name)[0].node for name in fetches])
@@ -170,7 +196,6 @@ def plan_graph_def(captured: Captured, engine: Engine, fetches: Sequence[str] = 
     assert plan is not None  # there is a budget
     options = engine.options.offload
     found = pipeline.describe(step, timeline, plan, options.policy, graph="GraphDef", device=engine.target.description)
-    found = with_swaps(found, swaps)
     if not plan.moves:
         return captured, found
     pipeline.edit_step(step, timeline, plan, options, editor=graph)

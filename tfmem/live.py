@@ -17,7 +17,7 @@ from tfmem.capture.build import shaped_graph
 from tfmem.capture.captured import require_feeds
 from tfmem.capture.differentiate import gradients
 from tfmem.capture.live_graph import LiveEditor, capture_graph
-from tfmem.engine import Engine, plan_unobserved
+from tfmem.engine import NOT_PLANNABLE, Engine, plan_unobserved
 from tfmem.recurrent import with_swaps
 from tfmem.tuning import with_programs
 
@@ -45,7 +45,10 @@ def optimize_live(graph: Any, engine: Engine, loss: Any | None = None, fetches: 
     swaps = _swap(graph, editor, engine, fetches)
     found = engine.unlimited(type(graph).__name__)
     if engine.budget is not None:
-        found = _offload(graph, editor, engine, loss, fetches)
+        try:
+            found = _offload(graph, editor, engine, loss, fetches)
+        except NOT_PLANNABLE as error:
+            found = engine.left_alone(found, error)
     found = with_swaps(found, swaps)
     setattr(graph, REPORT, found)
     return found

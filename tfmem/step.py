@@ -39,7 +39,7 @@ from tfmem.capture.captured import require_feeds
 from tfmem.capture.function import capture_concrete, restore_concrete
 from tfmem.capture.grappler import run_grappler
 from tfmem.devices import conditions
-from tfmem.engine import Engine
+from tfmem.engine import NOT_PLANNABLE, Engine
 from tfmem.profile import ProfileCache, fingerprint
 from tfmem.recurrent import swap_recurrent, with_swaps
 from tfmem.sampling import sampled, watched
@@ -101,8 +101,11 @@ class ManagedStep:
         if budget is None:
             return
         self._budget = budget
-        self._read()
-        self._begin()
+        try:
+            self._read()
+            self._begin()
+        except NOT_PLANNABLE as error:
+            self.report = engine.left_alone(self.report, error)
 
     def _swap(self) -> None:
         """Swap recurrent layers; `_base` is the trace with them, or the trace itself."""

@@ -1,0 +1,107 @@
+"""Without a budget of the user's, a GPU's memory is the budget: what cannot be planned for it is left as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfmem
+from tfmem.engine import Engine
+
+OPEN = [tf.TensorSpec([None, 32, 32, 2], name="x"), tf.TensorSpec([None], tf.int64, name="y")]
+MIB = 1 << 20
+
+
+@pytest.fixture(name="memory", autouse=True)
+def fixture_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody gives a budget, and there is one: as on a GPU of 1 MiB."""
+    monkeypatch.setattr(Engine, "budget", property(lambda _: MIB))
+
+
+def notes(x: Any) -> str:
+    report = tfmem.report(x)
+    assert not report.transfers
+    assert report.budget is None
+    return " ".join(report.notes)
+
+
+def test_an_open_batch(new_net: Any, batch: Any, flow: Any) -> None:
+    function = tfmem.optimize(tf.function(new_net().step, input_signature=OPEN))
+    expected = tf.function(new_net().step)
+    for _ in range(3):
+        assert function(*batch).numpy() == expected(*batch).numpy()
+    assert "memory was not planned: " in notes(function)
+    assert "input_shapes={'x'" in notes(function)
+    assert tfmem.report(function).decision == "unchanged: no budget"
+    assert flow.moved == 0
+
+
+def test_an_open_batch_with_a_budget(new_net: Any, batch: Any, flow: Any) -> None:
+    with pytest.raises(tfmem.UnknownShapeError):
+        tfmem.optimize(tf.function(new_net().step, input_signature=OPEN), memory_budget=MIB)(*batch)
+
+
+def test_no_gradient(new_net: Any, batch: Any, flow: Any) -> None:
+    net = new_net()
+    function = tfmem.optimize(tf.function(net.loss))
+    assert function(*batch).numpy() == tf.function(net.loss)(*batch).numpy()
+    assert "there is no gradient in the graph" in notes(function)
+    with pytest.raises(tfmem.NoGradientError):
+        tfmem.optimize(tf.function(net.loss), memory_budget=MIB)(*batch)
+
+
+def test_a_step_that_can_be_planned_is(new_net: Any, batch: Any, flow: Any) -> None:
+    with pytest.raises(tfmem.InfeasibleBudgetError):
+        tfmem.optimize(tf.function(new_net().step))(*batch)
+
+
+def graph_of_tensorflow_1() -> tf.Graph:
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        h = v1.placeholder(tf.float32, [None, 64], name="x")
+        for place in range(4):
+            h = tf.tanh(h @ v1.get_variable(f"w{place}", [64, 64], use_resource=True))
+        loss = tf.reduce_mean(h)
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss, name="train")
+    return graph
+
+
+def test_graphs(flow: Any) -> None:
+    graph = graph_of_tensorflow_1()
+    before = graph.as_graph_def()
+    tfmem.optimize(graph)
+    assert graph.as_graph_def() == before
+    assert "input_shapes={'x'" in notes(graph)
+    with pytest.raises(tfmem.UnknownShapeError):
+        tfmem.optimize(graph_of_tensorflow_1(), memory_budget=MIB)
+    assert tfmem.optimize(before, fetches=["train"]) == before
+    with pytest.raises(tfmem.UnknownShapeError):
+        tfmem.optimize(before, fetches=["train"], memory_budget=MIB)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_keras_model_that_predicts(compiled: bool, flow: Any) -> None:
+    model = keras.Sequential([keras.Input((None, 3)), keras.layers.LSTM(4)])
+    if compiled:
+        model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+    x = np.random.default_rng(0).normal(size=(5, 7, 3)).astype("float32")
+    wanted = [model(x[:rows]) for rows in (5, 3)]
+    tfmem.optimize(model)
+    for rows, outputs in zip((5, 3), wanted, strict=True):
+        np.testing.assert_allclose(model.predict(x[:rows], verbose=0), outputs, atol=1e-6)
+    assert tfmem.report(model).swapped
+
+
+def test_what_is_swapped_stays_so(flow: Any) -> None:
+    layer = keras.layers.GRU(4, return_sequences=True)
+    layer.build((None, None, 3))
+    spec = tf.TensorSpec([None, None, 3], name="x")
+    function = tfmem.optimize(tf.function(layer, input_signature=[spec]))
+    x = tf.random.stateless_normal([2, 5, 3], [0, 1])
+    np.testing.assert_allclose(function(x), layer(x), atol=1e-6)
+    assert tfmem.report(function).decision == "swapped"
+    assert tfmem.report(function).swapped

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from tensorflow.python.framework import config as framework_config
 
 from custom_ops.errors import OpLibraryError
 from custom_ops.load import Library
+from custom_ops.spec import Precision
 from graph_passes.analysis.simulate import Link
 from graph_passes.cost import device as profiles
 from graph_passes.errors import OptionsError
@@ -31,6 +33,7 @@ class Target:
         memory: bytes TensorFlow may use of it; on the CPU, the machine's memory.
         profile: what it can do.
         ordinal: which of its type it is, as the driver counts them.
+        precision: what TensorFlow lets products of float32 round to on it.
     """
 
     name: str
@@ -38,6 +41,7 @@ class Target:
     memory: int
     profile: profiles.Device
     ordinal: int = 0
+    precision: Precision = field(default="highest", compare=False)  # a setting, no other device
 
     @property
     def is_gpu(self) -> bool:
@@ -74,7 +78,14 @@ def find_target(wanted: str, library: Library) -> Target:
     ordinal = min(index, len(physical) - 1)
     details = tf.config.experimental.get_device_details(physical[ordinal])
     description = str(details.get("device_name", "GPU"))
-    return Target(short, description, memory(library, short).bytes_limit, profiles.detect(description), ordinal)
+    limit = memory(library, short).bytes_limit
+    return Target(short, description, limit, profiles.detect(description), ordinal, products_of_float32(details))
+
+
+def products_of_float32(details: Mapping[str, Any]) -> Precision:
+    """What TensorFlow lets them round to by now, on a GPU of which it says `details`."""
+    has_tf32 = details.get("compute_capability", (0, 0)) >= (8, 0)
+    return "tf32" if has_tf32 and tf.config.experimental.tensor_float_32_execution_enabled() else "highest"
 
 
 def conditions(target: Target) -> dict[str, Any]:

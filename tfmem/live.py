@@ -19,7 +19,7 @@ from tfmem.capture.differentiate import gradients
 from tfmem.capture.live_graph import LiveEditor, capture_graph
 from tfmem.engine import NOT_PLANNABLE, Engine, plan_unobserved
 from tfmem.recurrent import with_swaps
-from tfmem.tuning import with_programs
+from tfmem.tuning import with_kernels
 
 RUNS_ANYWAY = frozenset({"While", *CUDNN})
 _BEING_TRACED = "the function is still being traced, so that the old loop would run too; optimise the function instead"
@@ -88,8 +88,8 @@ def _swap(graph: Any, editor: LiveEditor, engine: Engine, fetches: Sequence[str]
         left = tuple(Unmatched(match.name, match.carrier, _BEING_TRACED) for match in runs_anyway)
         kept = tuple(match for match in plan.matches if match not in runs_anyway)
         plan = RecurrentPlan(kept, (*plan.unmatched, *left))
-    plan, programs = with_programs(plan, engine.target, engine.options)
-    apply_recurrent(plan, read, editor, engine.options.recurrent.precision, programs)
+    plan = with_kernels(plan, engine.target, engine.options)
+    apply_recurrent(plan, read, editor)
     return plan
 
 

@@ -21,7 +21,7 @@ from tfmem.capture.differentiate import gradients
 from tfmem.capture.inline import implementations, inline_calls
 from tfmem.config import Options
 from tfmem.devices import Target
-from tfmem.tuning import with_programs
+from tfmem.tuning import with_kernels
 
 CARRIERS = frozenset({"While", "StatelessWhile", "Enter", "CudnnRNN", "CudnnRNNV2", "CudnnRNNV3", "Unpack"})
 
@@ -64,7 +64,7 @@ def swap_recurrent(
             wanted = {op_name(name) for name in asked}
             keep = {name for name in keep if name in wanted or not _copies_a_result(graph, name)}
         graph, rolled = roll_up(graph, keep, unrolled)
-        plan, programs = with_programs(plan_whole(graph, keep, gradients), target, options)
+        plan = with_kernels(plan_whole(graph, keep, gradients), target, options)
         stiff = [loop for loop in plan.unmatched if loop.name in rolled]
         if stiff:
             refused += stiff
@@ -80,7 +80,7 @@ def swap_recurrent(
     plan = replace(plan, unmatched=(*refused, *others))
     if not plan.matches:
         return captured, plan
-    apply_recurrent(plan, graph, precision=options.recurrent.precision, programs=programs)
+    apply_recurrent(plan, graph)
     return _captured(inlined, graph), plan
 
 
@@ -129,6 +129,6 @@ def with_swaps(report: Report, plan: RecurrentPlan) -> Report:
         report,
         decision=SWAPPED if unchanged else report.decision,
         passes=tuple(dict.fromkeys(("recurrent", *report.passes))),
-        swapped=tuple(match.summary() for match in plan.matches),
+        swapped=tuple(map(plan.summary, plan.matches)),
         not_swapped=tuple(f"{loop.name} ({loop.carrier}): {loop.reason}" for loop in plan.unmatched),
     )

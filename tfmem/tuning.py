@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
 
 from custom_ops.errors import KernelError
 from custom_ops.jit import microbenchmark
@@ -17,12 +17,11 @@ from custom_ops.jit.tune import BATCHES, TIME_STEPS, TunedRecurrent, tune
 from custom_ops.machine import Machine
 from custom_ops.spec import Configuration, Precision, RecurrentSpec
 from graph_passes.cost.recurrent import rank
-from graph_passes.recurrent.match import RecurrentPlan, Unmatched
+from graph_passes.recurrent.match import Kernels, RecurrentPlan, Unmatched
 from graph_passes.recurrent.options import RecurrentOptions
 from tfmem.config import Options
 from tfmem.devices import Target
 
-Programs: TypeAlias = Mapping[str, tuple[bytes, ...]]
 _OFF = "swapping is off on GPUs by default; RecurrentOptions(on_gpu=True) or TFMEM_RECURRENT_ON_GPU=1 turns it on"
 
 
@@ -63,27 +62,29 @@ def tuned_kernels(
         return found
 
 
-def with_programs(plan: RecurrentPlan, target: Target, options: Options) -> tuple[RecurrentPlan, Programs]:
-    """What of `plan` the target can run, and the GPU programs of its launches, by name.
+def with_kernels(plan: RecurrentPlan, target: Target, options: Options) -> RecurrentPlan:
+    """What of `plan` the target can run, and with which precision and kernels.
 
-    On a CPU that is all of it, without programs. On a GPU a match whose kernels cannot be made stays as it is, with the
+    On a CPU that is all of it, without kernels. On a GPU a match whose kernels cannot be made stays as it is, with the
     reason.
     """
+    chosen = options.recurrent.precision
+    precision = target.precision if chosen == "auto" else chosen
     if not target.is_gpu or not plan.matches:
-        return plan, {}
+        return replace(plan, precision=precision)
     if not options.recurrent.on_gpu:
         off = [Unmatched(match.name, match.carrier, _OFF) for match in plan.matches]
-        return RecurrentPlan((), (*plan.unmatched, *off)), {}
-    programs: dict[str, tuple[bytes, ...]] = {}
+        return RecurrentPlan((), (*plan.unmatched, *off))
+    made: dict[str, Kernels] = {}
     reasons: dict[str, str] = {}
     with _folder(options.cache_directory) as folder:
-        for spec, names in _specifications(plan, options.recurrent.precision, reasons).items():
+        for spec, names in _specifications(plan, precision, reasons).items():
             try:
-                blobs = _blobs(spec, folder, options.recurrent, target.ordinal)
+                kernels = _kernels(spec, folder, options.recurrent, target.ordinal)
             except KernelError as error:
                 reasons |= dict.fromkeys(names, str(error))
             else:
-                programs |= dict.fromkeys(names, blobs)
+                made |= dict.fromkeys(names, kernels)
     kept, left = [], []
     for match in plan.matches:
         reason = next((reasons[launch.name] for launch in match.launches if launch.name in reasons), None)
@@ -91,7 +92,7 @@ def with_programs(plan: RecurrentPlan, target: Target, options: Options) -> tupl
             kept.append(match)
         else:
             left.append(Unmatched(match.name, match.carrier, reason))
-    return RecurrentPlan(tuple(kept), (*plan.unmatched, *left)), programs
+    return RecurrentPlan(tuple(kept), (*plan.unmatched, *left), precision, made)
 
 
 def _specifications(
@@ -109,11 +110,12 @@ def _specifications(
     return found
 
 
-def _blobs(spec: RecurrentSpec, folder: Path, options: RecurrentOptions, ordinal: int) -> tuple[bytes, ...]:
+def _kernels(spec: RecurrentSpec, folder: Path, options: RecurrentOptions, ordinal: int) -> Kernels:
     (tuned,) = tuned_kernels(
         [spec], folder, options.batches, options.time_steps, options.candidates, options.progress, ordinal
     )
-    return tuple(tuned.blobs())
+    timed = tuple((trial.batch, trial.measured / 1e6) for trial in tuned.chosen)
+    return Kernels(tuple(tuned.blobs()), options.time_steps, timed)
 
 
 @contextmanager

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from graph_passes.ir import DataType, Editor, Graph, TensorId, Use
 from graph_passes.recurrent.match import Launch, Match, NewNode, RecurrentPlan
 
 
-def apply_recurrent(
-    plan: RecurrentPlan,
-    graph: Graph,
-    editor: Editor | None = None,
-    precision: str = "highest",
-    programs: Mapping[str, tuple[bytes, ...]] | None = None,
-) -> None:
+def apply_recurrent(plan: RecurrentPlan, graph: Graph, editor: Editor | None = None) -> None:
     """Carry out `plan`.
 
     Args:
         plan: made of `graph`.
         graph: tells who reads what. Edited itself, and freed of dead nodes, unless there is an editor.
         editor: edit this (a live `tf.Graph`) instead; dead nodes stay in it, and nothing runs them.
-        precision: see `Launch.node`.
-        programs: GPU programs for each launch, by name.
     """
     replaced: dict[TensorId, TensorId] = {}
     inserted: dict[TensorId, list[Use]] = {}  # readers that a graph which is not edited itself does not know of
     for match in plan.matches:
-        _apply(match, graph, graph if editor is None else editor, precision, programs or {}, replaced, inserted)
+        _apply(plan, match, graph, graph if editor is None else editor, replaced, inserted)
         if editor is None:
             types = {name: graph.specs.get(TensorId(name)) for name, _ in match.renamed}  # before they are gone
             graph.remove([name for name in match.removed if name in graph.nodes])
@@ -38,11 +28,10 @@ def apply_recurrent(
 
 
 def _apply(
+    plan: RecurrentPlan,
     match: Match,
     graph: Graph,
     editor: Editor,
-    precision: str,
-    programs: Mapping[str, tuple[bytes, ...]],
     replaced: dict[TensorId, TensorId],
     inserted: dict[TensorId, list[Use]],
 ) -> None:
@@ -54,7 +43,7 @@ def _apply(
         return TensorId(names.get(tensor.node, tensor.node), tensor.index)
 
     for planned in match.nodes:
-        node = planned.node(precision, programs.get(planned.name, ())) if isinstance(planned, Launch) else planned
+        node = _node(planned, plan) if isinstance(planned, Launch) else planned
         inputs = [now(tensor) for tensor in node.inputs]
         names[node.name] = editor.insert(node.name, node.op, inputs, node.attrs, node.device, node.control)
     new_nodes = set(names.values())
@@ -73,6 +62,11 @@ def _apply(
             if waiting not in removed:
                 editor.add_control(waiting, first)
                 editor.remove_control(waiting, name)
+
+
+def _node(launch: Launch, plan: RecurrentPlan) -> NewNode:
+    kernels = plan.kernels.get(launch.name)
+    return launch.node(plan.precision, kernels.programs if kernels else ())
 
 
 def _inputs(node: NewNode | Launch) -> tuple[TensorId, ...]:

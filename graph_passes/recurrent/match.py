@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from custom_ops.cell import Cell
+from custom_ops.spec import Precision
 from graph_passes.errors import GraphError
 from graph_passes.ir import AttrValue, DataType, TensorId
 
@@ -125,7 +126,7 @@ class Launch:
         first = len(self.directions) * len(self.cell.outputs)
         return TensorId(self.name, first + direction * len(self.cell.states) + index)
 
-    def node(self, precision: str = "highest", programs: tuple[bytes, ...] = ()) -> NewNode:
+    def node(self, precision: Precision = "highest", programs: tuple[bytes, ...] = ()) -> NewNode:
         """The node, as the op library registers it.
 
         Args:
@@ -236,13 +237,48 @@ class Unmatched:
 
 
 @dataclass(frozen=True)
+class Kernels:
+    """What a launch runs on a GPU.
+
+    Attributes:
+        programs: as the op takes them, ascending by the batch that each was chosen for.
+        steps: length of the sequences that they were timed with.
+        timed: for each program the batch, and the milliseconds that such a sequence took.
+    """
+
+    programs: tuple[bytes, ...]
+    steps: int = 0
+    timed: tuple[tuple[int, float], ...] = ()
+
+    def __str__(self) -> str:
+        return ", ".join(f"{milliseconds:.3f} ms at batch {batch}" for batch, milliseconds in self.timed)
+
+
+@dataclass(frozen=True)
 class RecurrentPlan:
-    """What the pass will do to a graph: pure data; `apply_recurrent` carries it out."""
+    """What the pass will do to a graph: pure data; `apply_recurrent` carries it out.
+
+    Attributes:
+        matches: what is swapped.
+        unmatched: what is not.
+        precision: what products with a state may round to, on a GPU.
+        kernels: what runs there, by the name of the launch; empty on a CPU.
+    """
 
     matches: tuple[Match, ...] = ()
     unmatched: tuple[Unmatched, ...] = ()
+    precision: Precision = "highest"
+    kernels: Mapping[str, Kernels] = field(default_factory=dict)
+
+    def summary(self, match: Match) -> str:
+        """One line for the report."""
+        found = [self.kernels[launch.name] for launch in match.launches if launch.name in self.kernels]
+        if not found:
+            return match.summary()
+        timed = "; its gradient in ".join(str(kernels) for kernels in found)
+        return f"{match.summary()}; precision {self.precision}; {found[0].steps} steps in {timed}"
 
     def __str__(self) -> str:
-        lines = [f"swap {match.summary()}" for match in self.matches]
+        lines = [f"swap {self.summary(match)}" for match in self.matches]
         lines += [f"keep {loop.name} ({loop.carrier}): {loop.reason}" for loop in self.unmatched]
         return "\n".join(lines) or "no recurrence found"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, get_args
 
 from custom_ops.spec import Precision
 from graph_passes.errors import OptionsError
@@ -17,7 +17,8 @@ class RecurrentOptions:
         on_gpu: whether layers are swapped on a GPU, too. Off by default for now: the kernels were tested and timed on
             an H200, the op that launches them in TensorFlow was not yet.
         precision: what a GPU's products with a state may round to: `highest` keeps float32's accuracy, `tf32`,
-            `bfloat16` and `float16` are those types'.
+            `bfloat16` and `float16` are those types'. `auto` is what TensorFlow itself would do: `tf32` where it lets
+            products of float32 round so, else `highest`.
         candidates: how many of the best ranked kernels are compiled and timed for each batch size (GRNN's K, section
             7.2).
         batches: the batch sizes to choose kernels for. Each choice holds down to the size before it, the last for all
@@ -27,15 +28,16 @@ class RecurrentOptions:
     """
 
     on_gpu: bool = False
-    precision: Precision = "highest"
+    precision: Precision | Literal["auto"] = "auto"
     candidates: int = 5
     batches: tuple[int, ...] = (1, 4, 16, 64)
     time_steps: int = 100
     progress: bool = True
 
     def __post_init__(self) -> None:
-        if self.precision not in get_args(Precision):
-            raise OptionsError(f"precision={self.precision!r}: expected one of {', '.join(get_args(Precision))}")
+        known = ("auto", *get_args(Precision))
+        if self.precision not in known:
+            raise OptionsError(f"precision={self.precision!r}: expected one of {', '.join(known)}")
         for name in ("candidates", "time_steps"):
             if getattr(self, name) < 1:
                 raise OptionsError(f"{name}={getattr(self, name)}: expected 1 or more")

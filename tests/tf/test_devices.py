@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tfmem
-from tfmem.devices import conditions, find_target
+from tfmem.devices import conditions, find_target, products_of_float32
 
 
 @pytest.fixture
@@ -33,6 +33,22 @@ def test_conditions_follow_flags_that_choose_kernels(target, monkeypatch):
     finally:
         tf.config.experimental.enable_tensor_float_32_execution(precision)
     assert conditions(target) == before
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_precision_is_what_tensorflow_allows_and_the_gpu_has(allowed):
+    before = tf.config.experimental.tensor_float_32_execution_enabled()
+    tf.config.experimental.enable_tensor_float_32_execution(allowed)
+    try:
+        assert products_of_float32({"compute_capability": (9, 0)}) == ("tf32" if allowed else "highest")
+        assert products_of_float32({"compute_capability": (7, 5)}) == "highest"
+        assert products_of_float32({}) == "highest"
+    finally:
+        tf.config.experimental.enable_tensor_float_32_execution(before)
+
+
+def test_a_cpu_has_one_precision(target):
+    assert target.precision == "highest"
 
 
 def test_a_gpus_driver_and_cudnn_count(target):

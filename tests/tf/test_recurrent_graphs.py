@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from tensorflow.python.framework.convert_to_constants import convert_variables_t
 from tensorflow.python.ops import rnn as dynamic
 
 import tfmem
-from graph_passes.recurrent.match import RECURRENT_OP
+from graph_passes.recurrent.match import RECURRENT_OP, Kernels, RecurrentPlan
+from tfmem import recurrent
 
 UNITS, INPUTS, TIME, BATCH = 4, 3, 7, 5
 RANDOM = np.random.default_rng(0)
@@ -237,6 +239,26 @@ def test_saved_models(package: Any, tmp_path: Path) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     library = after.graph.as_graph_def().library.function
     assert any(node.op == RECURRENT_OP for function in library for node in function.node_def)
+
+
+def test_a_saved_model_keeps_the_kernels_that_it_was_tuned_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever TensorFlow allows where it is served. The CPU does not read them."""
+
+    def with_kernels(plan: RecurrentPlan, *_: Any) -> RecurrentPlan:
+        launches = [launch.name for match in plan.matches for launch in match.launches]
+        return replace(plan, precision="tf32", kernels=dict.fromkeys(launches, Kernels((b"small", b"large"))))
+
+    monkeypatch.setattr(recurrent, "with_kernels", with_kernels)
+    model_of(keras).export(tmp_path / "model", verbose=False)
+    served = tf.saved_model.load(tfmem.optimize(tmp_path / "model")).signatures["serving_default"]
+    library = served.graph.as_graph_def().library.function
+    nodes = [node for function in library for node in function.node_def if node.op == RECURRENT_OP]
+    assert nodes
+    for node in nodes:
+        assert list(node.attr["programs"].list.s) == [b"small", b"large"]
+        assert node.attr["precision"].s == b"tf32"
 
 
 def test_a_concrete_function_keeps_its_signature() -> None:

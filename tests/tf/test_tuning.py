@@ -14,7 +14,7 @@ from custom_ops.errors import KernelError
 from custom_ops.spec import RecurrentSpec
 from graph_passes.cost import device as profiles
 from graph_passes.ir import TensorId
-from graph_passes.recurrent.match import Direction, Launch, Match, RecurrentPlan
+from graph_passes.recurrent.match import Direction, Kernels, Launch, Match, RecurrentPlan
 from tfmem import tuning
 from tfmem.devices import Target
 
@@ -35,46 +35,70 @@ def fixture_made(monkeypatch: pytest.MonkeyPatch) -> list[RecurrentSpec]:
     """Kernels as they are asked for; there are none for 7 units."""
     made: list[RecurrentSpec] = []
 
-    def blobs(spec: RecurrentSpec, folder: Path, options: Any, ordinal: int) -> tuple[bytes, ...]:
+    def kernels(spec: RecurrentSpec, folder: Path, options: Any, ordinal: int) -> Kernels:
         if spec.units == 7:
             raise KernelError("seven is not a lucky number")
         made.append(spec)
-        return (str(spec.units).encode(),)
+        return Kernels((str(spec.units).encode(),), options.time_steps, ((1, 0.04321), (64, 0.5)))
 
-    monkeypatch.setattr(tuning, "_blobs", blobs)
+    monkeypatch.setattr(tuning, "_kernels", kernels)
     return made
 
 
 def test_a_cpu_takes_all_and_needs_no_programs(made: list[RecurrentSpec]) -> None:
     plan = RecurrentPlan((match("a", 7), match("b", 8, "float64")))
-    assert tuning.with_programs(plan, CPU, tfmem.Options()) == (plan, {})
+    assert tuning.with_kernels(plan, CPU, tfmem.Options()) == plan
     assert not made
 
 
 def test_a_gpu_takes_none_unless_asked(made: list[RecurrentSpec]) -> None:
-    plan, programs = tuning.with_programs(RecurrentPlan((match("a", 8),)), GPU, tfmem.Options())
+    plan = tuning.with_kernels(RecurrentPlan((match("a", 8),)), GPU, tfmem.Options())
     assert not plan.matches
     assert "on_gpu=True" in plan.unmatched[0].reason
-    assert programs == {}
+    assert not plan.kernels
     assert not made
 
 
 def test_what_has_no_kernel_stays_with_the_reason(made: list[RecurrentSpec]) -> None:
     matches = (match("a", 8), match("b", 7), match("c", 9, "float64"), match("d", 8))
-    plan, programs = tuning.with_programs(RecurrentPlan(matches), GPU, ON)
+    plan = tuning.with_kernels(RecurrentPlan(matches), GPU, ON)
     assert [each.name for each in plan.matches] == ["a", "d"]
     assert [each.name for each in plan.unmatched] == ["b", "c"]
     assert plan.unmatched[0].reason == "seven is not a lucky number"
     assert "float64" in plan.unmatched[1].reason
-    assert programs == {"a/launch": (b"8",), "d/launch": (b"8",)}
+    assert {name: kernels.programs for name, kernels in plan.kernels.items()} == {
+        "a/launch": (b"8",),
+        "d/launch": (b"8",),
+    }
     assert [spec.units for spec in made] == [8]  # equal ones once
 
 
-def test_precision_and_cache_reach_the_kernels(made: list[RecurrentSpec], tmp_path: Path) -> None:
-    recurrent = dataclasses.replace(ON.recurrent, precision="tf32")
+@pytest.mark.parametrize("allowed", ["highest", "tf32"])
+@pytest.mark.parametrize("asked", ["auto", "highest", "tf32", "bfloat16"])
+def test_precision_is_tensorflows_unless_asked_for(
+    allowed: Any, asked: Any, made: list[RecurrentSpec], tmp_path: Path
+) -> None:
+    recurrent = dataclasses.replace(ON.recurrent, precision=asked)
     options = dataclasses.replace(ON, recurrent=recurrent, cache_directory=str(tmp_path))
-    tuning.with_programs(RecurrentPlan((match("a", 8),)), GPU, options)
-    assert [spec.precision for spec in made] == ["tf32"]
+    target = dataclasses.replace(GPU, precision=allowed)
+    plan = tuning.with_kernels(RecurrentPlan((match("a", 8),)), target, options)
+    expected = allowed if asked == "auto" else asked
+    assert [spec.precision for spec in made] == [expected]
+    assert plan.precision == expected
+    (launch,) = plan.matches[0].launches
+    node = launch.node(plan.precision, plan.kernels[launch.name].programs)
+    assert node.attrs["precision"] == expected
+    assert node.attrs["programs"] == (b"8",)
+
+
+def test_the_report_says_precision_and_times(made: list[RecurrentSpec]) -> None:
+    target = dataclasses.replace(GPU, precision="tf32")
+    found = match("a", 8)
+    plan = tuning.with_kernels(RecurrentPlan((found,)), target, ON)
+    assert plan.summary(found).endswith(
+        "float32; precision tf32; 100 steps in 0.043 ms at batch 1, 0.500 ms at batch 64"
+    )
+    assert "precision" not in RecurrentPlan((found,)).summary(found)  # a CPU has one
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,8 @@ absl::Status GpuKernel::Launch(cuda::Stream stream, KernelParameter* parameter,
                                int64_t groups) const {
   cuda::ScopedContext current(link_->driver(), link_->context());
   if (!current.status().ok()) return current.status();
-  for (const GroupRange& launch : CutLaunches(program_, groups, resident_)) {
+  const int64_t at_once = program_.cooperative ? resident_ / program_.ctas : groups;
+  for (const GroupRange& launch : CutLaunches(groups, at_once)) {
     parameter->SetGroups(launch.first, groups);
     cuda::LaunchAttribute attributes[2];
     cuda::LaunchConfig config = Config(launch.count, attributes);
@@ -170,9 +171,7 @@ absl::Status GpuKernel::LaunchFallback(cuda::Stream stream, KernelParameter* par
                                        int64_t groups) const {
   cuda::ScopedContext current(link_->driver(), link_->context());
   if (!current.status().ok()) return current.status();
-  GpuProgram plain = program_;
-  plain.cooperative = false;
-  for (const GroupRange& launch : CutLaunches(plain, groups, 0)) {
+  for (const GroupRange& launch : CutLaunches(groups, groups)) {
     parameter->SetGroups(launch.first, groups);
     cuda::LaunchConfig config;
     config.grid[1] = launch.count;

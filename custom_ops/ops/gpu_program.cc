@@ -87,11 +87,8 @@ absl::StatusOr<GpuProgram> ParseGpuProgram(absl::string_view bytes) {
   return program;
 }
 
-std::vector<GroupRange> CutLaunches(const GpuProgram& program, int64_t groups, int64_t resident) {
-  int64_t at_once = kMostGroups;
-  if (program.cooperative) {
-    at_once = std::clamp<int64_t>(resident / program.ctas, 1, kMostGroups);
-  }
+std::vector<GroupRange> CutLaunches(int64_t groups, int64_t at_once) {
+  at_once = std::clamp<int64_t>(at_once, 1, kMostGroups);
   std::vector<GroupRange> launches;
   for (int64_t first = 0; first < groups; first += at_once) {
     launches.push_back({first, std::min(at_once, groups - first)});

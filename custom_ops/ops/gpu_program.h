@@ -41,9 +41,8 @@ struct GroupRange {
   int64_t count = 0;
 };
 
-// Cuts a call's groups into launches. `resident`: how many CTAs run at once on the device, which
-// bounds a cooperative launch.
-std::vector<GroupRange> CutLaunches(const GpuProgram& program, int64_t groups, int64_t resident);
+// Cuts a call's groups into launches of at most `at_once`, and of what a grid may have.
+std::vector<GroupRange> CutLaunches(int64_t groups, int64_t at_once);
 
 // The kernel's parameter: 64-bit words, passed as one struct.
 struct KernelParameter {

@@ -92,18 +92,20 @@ class RecurrentOp : public OpKernel {
     if (!status.ok() || program.fallback.empty()) return status;
     status = kernel.LaunchFallback(stream, &parameter, groups);
     if (!status.ok() || fallback_only) return status;
+    if (!program.cooperative) return status;  // its blocks wait for nobody, or are scheduled as one
     return watch_.Read(kernel.link(), stream, memory.data());
   }
 
   absl::Status Zero(const GpuKernel& kernel, cuda::Stream stream, cuda::DevicePointer base,
                     bool fallback_only, int64_t scratch_bytes) const {
+    if (kernel.program().fallback.empty() && scratch_bytes == 0) return absl::OkStatus();
     const cuda::Driver& driver = kernel.link()->driver();
     cuda::ScopedContext current(driver, kernel.link()->context());
     if (!current.status().ok()) return current.status();
-    TFMEM_CUDA_RETURN_IF_ERROR(driver, cuMemsetD8Async, base, fallback_only ? kRunFallback : 0,
-                               sizeof(int32_t), stream);
-    if (scratch_bytes > 0) {
-      TFMEM_CUDA_RETURN_IF_ERROR(driver, cuMemsetD8Async, base + kAlignment, 0, scratch_bytes,
+    TFMEM_CUDA_RETURN_IF_ERROR(driver, cuMemsetD8Async, base, 0, kAlignment + scratch_bytes,
+                               stream);
+    if (fallback_only) {
+      TFMEM_CUDA_RETURN_IF_ERROR(driver, cuMemsetD8Async, base, kRunFallback, sizeof(int32_t),
                                  stream);
     }
     return absl::OkStatus();

@@ -22,6 +22,7 @@ from graph_passes.recurrent.options import RecurrentOptions
 from tfmem.config import Options
 from tfmem.devices import Target
 
+OLDEST = 75  # compute capability 7.5
 _OFF = "swapping is off on GPUs by default; RecurrentOptions(on_gpu=True) or TFMEM_RECURRENT_ON_GPU=1 turns it on"
 
 
@@ -46,10 +47,15 @@ def tuned_kernels(
         ordinal: the GPU, as CUDA counts them.
 
     Raises:
-        KernelError: there is no GPU, no compiler, or no kernel that runs.
+        KernelError: there is no GPU or one too old, no compiler, or no kernel that runs.
     """
     cache = Cache(folder)
     with Device(ordinal) as device:
+        if device.arch < OLDEST:
+            raise KernelError(
+                f"{device.name} (compute capability {device.arch / 10}) is too old: recurrent kernels need compute "
+                f"capability {OLDEST / 10}"
+            )
         machine = microbenchmark.measure(device, cache)
         found = []
         for spec in specs:

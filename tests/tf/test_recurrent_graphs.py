@@ -274,6 +274,22 @@ def test_without_the_pass_nothing_is_swapped() -> None:
     assert tfmem.optimize(graph_def, passes=("offload",)) == graph_def
 
 
+def test_a_weight_whose_shape_may_change_stays_in_its_loop() -> None:
+    """Other weights cannot change theirs: TensorFlow refuses the assignment."""
+    weight = tf.Variable(R, shape=[None, None])
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None, INPUTS])])
+    def run(x: Any) -> Any:
+        return tf.scan(lambda h, item: tf.tanh(item @ W + h @ weight), x, tf.zeros([tf.shape(x)[1], UNITS]))
+
+    optimized = tfmem.optimize(run)
+    for other in (R, R[:, :1]):
+        weight.assign(other)
+        np.testing.assert_array_equal(optimized(STEPS), run(STEPS))
+    (kept,) = tfmem.report(optimized).not_swapped
+    assert "a matrix that changes, of shape (None, None)" in kept
+
+
 def test_what_is_not_matched_is_reported() -> None:
     graph = graph_of(
         lambda x: tf.scan(lambda h, item: tf.nn.softmax(item @ W + h @ R), x, tf.zeros([5, UNITS])), SEQUENCE

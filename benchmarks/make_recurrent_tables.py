@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.make_tables import replaced, table
 from benchmarks.offload import ROOT, load
-from benchmarks.recurrent_cases import Floor, fastest
+from benchmarks.recurrent_cases import WITHOUT_TF32, Floor, fastest
 from benchmarks.runs import command_line
 
 MARKERS = ("<!-- recurrent: begin -->", "<!-- recurrent: end -->")
@@ -216,7 +216,18 @@ def accuracy(cases: Cases) -> list[str]:
 
 
 def end_to_end(cases: Cases) -> list[str]:
-    """The Keras layer before and after `tfmem.optimize`."""
+    """The Keras layer before and after `tfmem.optimize`, with TF32 and without."""
+    title = "The same Keras layer before and after, end to end"
+    exact = {name: case for name, case in cases.items() if name.endswith(WITHOUT_TF32)}
+    default = {name: case for name, case in cases.items() if name not in exact}
+    return [
+        *before_and_after(default, f"### {title} (TF32 allowed, TensorFlow's default)"),
+        *before_and_after(exact, f"### {title}, without TF32"),
+    ]
+
+
+def before_and_after(cases: Cases, title: str) -> list[str]:
+    """One table."""
     rows, ratios = [], []
     for name, case in cases.items():
         if case["status"] != "ok":
@@ -230,7 +241,7 @@ def end_to_end(cases: Cases) -> list[str]:
         return []
     summary = f"\n\nGeometric mean {mean(ratios):.2f}x, least {min(ratios):.2f}x." if ratios else ""
     header = ("case", "Keras, ms", "optimised, ms", "speed-up", "difference")
-    return [table("### The same Keras layer before and after, end to end", header, rows) + summary]
+    return [table(title, header, rows) + summary]
 
 
 def on_a_cpu(results: Mapping[str, Any]) -> list[str]:

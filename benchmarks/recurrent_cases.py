@@ -14,6 +14,7 @@ from benchmarks.runs import named
 UNITS = (64, 256, 512, 1024)
 BATCHES = (1, 10, 20, 64)
 STEPS = 100
+WITHOUT_TF32 = ", no TF32"  # behind a case's name in the results of benchmarks.recurrent_keras
 # the blocks [units, units] of recurrent weights; input weights have as many
 BLOCKS: Mapping[str, int] = {"lstm": 4, "gru": 3, "canonical_gru": 3}
 # synchronisations that a step of each cell cannot do without (GRNN, section 5)

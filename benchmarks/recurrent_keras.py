@@ -4,11 +4,13 @@
 
 The input lies on the device, `[batch, time, units]`; a call ends when its outputs are there. Keras takes cuDNN where it
 can (LSTM, and GRU with `reset_after`); the canonical GRU runs as a loop. Before and after take turns, so that whatever
-else the machine does hits both. Results are added to the output file after each case, and cases that are in it already
-are not run again."""
+else the machine does hits both. TensorFlow lets products of float32 round to TF32, and so does tfmem then; with
+`--no-tf32` neither does. Results are added to the output file after each case, and cases that are in it already are not
+run again."""
 
 from __future__ import annotations
 
+import functools
 import statistics
 import sys
 import time
@@ -21,9 +23,10 @@ import tensorflow as tf
 
 import tfmem
 from benchmarks.offload import FORMAT, load, machine, save
-from benchmarks.recurrent_cases import Case, chosen
+from benchmarks.recurrent_cases import WITHOUT_TF32, Case, chosen
 from benchmarks.runs import command_line
 from benchmarks.worker import device_name, versions
+from custom_ops.jit.launch import cuda_driver
 from graph_passes.recurrent.options import RecurrentOptions
 
 LAYERS: dict[str, Callable[[int], keras.layers.Layer]] = {
@@ -34,14 +37,17 @@ LAYERS: dict[str, Callable[[int], keras.layers.Layer]] = {
 WARM_UP = 3
 ROUNDS = 5  # before and after take turns
 LEAST, MOST = 10, 200  # calls of one round
-SECONDS = 0.3  # of one round, between LEAST and MOST calls
-TOLERANCE = 2e-3  # between before and after: cuDNN and TensorFlow's products may use TF32
+SECONDS = 0.1  # of one round, between LEAST and MOST calls
+TOLERANCES = {True: 2e-3, False: 1e-5}  # between before and after, with TF32 and without
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the cases asked for. Returns 1 if one failed or was wrong."""
     parser = command_line("recurrent_keras", __doc__, "recurrent_keras.json")
+    parser.add_argument("--no-tf32", action="store_true", help="products of float32 in float32")
     options = parser.parse_args(arguments)
+    tf32 = not options.no_tf32
+    tf.config.experimental.enable_tensor_float_32_execution(tf32)
     cases = [case for case in chosen(options.only) if not case.training]
     if options.list:
         print("\n".join(case.name for case in cases))
@@ -51,44 +57,57 @@ def main(arguments: list[str] | None = None) -> int:
     deadline = time.monotonic() + options.total_seconds
     failed = 0
     for case in cases:
-        known = results["cases"].get(case.name, {}).get("status") == "ok" and not options.again
+        name = case.name if tf32 else case.name + WITHOUT_TF32
+        known = results["cases"].get(name, {}).get("status") == "ok" and not options.again
         if known or time.monotonic() > deadline:
             continue
-        outcome = measure(case)
-        results["cases"][case.name] = outcome
+        outcome = measure(case, tf32)
+        results["cases"][name] = outcome
         save(results, options.output)
-        speed = f"{outcome['before'] / outcome['after']:.2f}x" if "after" in outcome else outcome["message"]
-        print(f"{case.name}: {outcome['status']}, {speed}", flush=True)
+        print(f"{name}: {outcome['status']}, {in_words(outcome)}", flush=True)
         failed += outcome["status"] != "ok"
     return 1 if failed else 0
 
 
-def measure(case: Case) -> dict[str, Any]:
-    """Milliseconds of a call, before and after, and how far their outputs are from each other."""
-    keras.utils.set_random_seed(0)
-    layers = [LAYERS[case.layer](case.units) for _ in range(case.layers)]
-    model = keras.Sequential([keras.Input((case.steps, case.units)), *layers])
-    inputs = tf.random.stateless_normal((case.batch, case.steps, case.units), seed=(0, 1))
+def in_words(outcome: dict[str, Any]) -> str:
+    """One line, for whoever watches."""
+    if "after" not in outcome:
+        return str(outcome["message"])
+    before, after = outcome["before"], outcome["after"]
+    return f"{before:.3f} ms before, {after:.3f} ms after, {before / after:.2f}x"
 
-    @tf.function(input_signature=[tf.TensorSpec((None, case.steps, case.units), tf.float32)])
+
+@functools.cache
+def functions(layer: str, units: int, steps: int, layers: int) -> tuple[Any, Any]:
+    """Before and after, for any batch."""
+    keras.utils.set_random_seed(0)
+    stack = [LAYERS[layer](units) for _ in range(layers)]
+    model = keras.Sequential([keras.Input((steps, units)), *stack])
+
+    @tf.function(input_signature=[tf.TensorSpec((None, steps, units), tf.float32)])
     def before(batch: tf.Tensor) -> tf.Tensor:
         return model(batch, training=False)
 
+    return before, tfmem.optimize(before, options=tfmem.Options(recurrent=RecurrentOptions(on_gpu=True)))
+
+
+def measure(case: Case, tf32: bool) -> dict[str, Any]:
+    """Milliseconds of a call, before and after, and how far their outputs are from each other."""
+    inputs = tf.random.stateless_normal((case.batch, case.steps, case.units), seed=(0, 1))
     began = time.perf_counter()
     try:
-        options = tfmem.Options(recurrent=RecurrentOptions(on_gpu=True))
-        after = tfmem.optimize(before, options=options)
+        before, after = functions(case.layer, case.units, case.steps, case.layers)
         found = np.asarray(after(inputs))
     except tfmem.TfmemError as error:
         return {"status": "error", "message": str(error)[:800]}
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - began  # of a layer's first case; the others have the same kernels
     expected = np.asarray(before(inputs))
     error = float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
     times: dict[str, list[float]] = {"before": [], "after": []}
     for _ in range(ROUNDS):
         for name, function in (("before", before), ("after", after)):
             times[name] += called(lambda function=function: function(inputs))
-    right = error <= TOLERANCE
+    right = error <= TOLERANCES[tf32]
     return {
         "status": "ok" if right else "wrong",
         "message": "" if right else f"outputs differ by {error:.2g}",
@@ -96,7 +115,7 @@ def measure(case: Case) -> dict[str, Any]:
         "optimize_seconds": seconds,
         "calls": len(times["before"]),
         **{name: statistics.median(values) for name, values in times.items()},
-        "swapped": any("TfmemRecurrent" in node.op for node in nodes_of(after, inputs)),
+        "swapped": list(tfmem.report(after).swapped),
     }
 
 
@@ -104,21 +123,33 @@ def called(function: Callable[[], tf.Tensor]) -> list[float]:
     """Milliseconds of each of many calls, every one until its output is there."""
     for _ in range(WARM_UP):
         function()
-    tf.test.experimental.sync_devices()
+    wait()
     found: list[float] = []
     deadline = time.perf_counter() + SECONDS
     while len(found) < MOST and (len(found) < LEAST or time.perf_counter() < deadline):
         began = time.perf_counter()
         function()
-        tf.test.experimental.sync_devices()
+        wait()
         found.append(1e3 * (time.perf_counter() - began))
     return found
 
 
-def nodes_of(function: Any, inputs: tf.Tensor) -> list[tf.compat.v1.NodeDef]:
-    """Every op that a call runs, those of called functions too."""
-    graph_def = function.get_concrete_function(inputs).graph.as_graph_def()
-    return [*graph_def.node, *(node for each in graph_def.library.function for node in each.node_def)]
+@functools.cache
+def synchronize() -> Callable[[], Any]:
+    """Waits for the GPU: the driver's own call, as `tf.test.experimental.sync_devices` runs an op on each device, which
+    takes longer than a short layer.
+    """
+    if not tf.config.list_physical_devices("GPU"):
+        return lambda: None
+    driver = cuda_driver()
+    _, context = driver.cuDevicePrimaryCtxRetain(0)
+    driver.cuCtxSetCurrent(context)
+    return driver.cuCtxSynchronize
+
+
+def wait() -> None:
+    """Until all that was enqueued is done."""
+    synchronize()()
 
 
 if __name__ == "__main__":

@@ -152,6 +152,14 @@ class Library:
         """MemOpStats: int64[3] of bytes in use, peak and limit of the device's allocator."""
         return self.ops.mem_op_stats(reset=reset, name=name)
 
+    def chunks(self, name: str | None = None) -> "tf.Tensor":
+        """MemOpChunks: int64[n, 3] of address, bytes and whether it is in use, of the device's allocator's chunks."""
+        return self.ops.mem_op_chunks(name=name)
+
+    def rooms(self, sizes: Sequence[int], name: str | None = None) -> "list[tf.Tensor]":
+        """MemOpRooms: leaves free chunks of these sizes as long as the result lives."""
+        return self.ops.mem_op_rooms(sizes=sizes, count=len(sizes), name=name)
+
     def preaccess(self, size: int, name: str | None = None) -> "tf.Operation":
         """MemOpPreaccess: makes the next `size` bytes allocated resident (unified memory)."""
         return self.ops.mem_op_preaccess(bytes=size, name=name)

@@ -69,6 +69,10 @@ UPDATES = frozenset(
     }
 )
 
+# On a GPU the kernel allocates its output, then a tensor like it that replaces the output (pre_transformed_in_backprop
+# in conv_grad_input_ops).
+ALLOCATES_TWICE = frozenset({"Conv2DBackpropInput"})
+
 CONVOLUTIONS = frozenset(
     {
         "Conv2D",

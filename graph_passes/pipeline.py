@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from graph_passes.analysis import roles
+from graph_passes.analysis.fragmentation import Room
 from graph_passes.analysis.liveness import build_timeline
 from graph_passes.analysis.order import schedule
 from graph_passes.analysis.simulate import Link, usage_under
@@ -70,7 +71,7 @@ def plan_step(
     *,
     timed: bool = False,
     widest: bool = False,
-    region: int | None = None,
+    room: Room | None = None,
 ) -> OffloadPlan:
     """See `graph_passes.offload.plan.plan_offload`.
 
@@ -89,7 +90,7 @@ def plan_step(
             unordered=roles.unordered(step.graph, step.order, step.merging),
             timed=timed,
             widest=widest,
-            region=region,
+            room=room,
             relax=not step.merging,
         )
     except InfeasibleBudgetError as error:

@@ -81,7 +81,7 @@ class Engine:
         limit = CUDNN_WORKSPACE_LIMIT if workspace and self.target.is_gpu else 0
         with alone():
             in_use = max(0, memory(self.library, self.target.name).bytes_in_use)
-        return Estimate(Roofline(self.target.profile, limit), in_use)
+        return Estimate(Roofline(self.target.profile, limit, self.target.is_gpu), in_use)
 
     def require_host_room(self, timeline: Timeline, plan: OffloadPlan) -> None:
         """Raise if the host cannot take what `plan` moves; see `tfmem.host`."""

@@ -10,6 +10,9 @@
     then        READY
 
 Every call computes the same step, so training starts with the first. A step that fits by far is left as it was.
+
+A GPU's memory may run out under a plan, and a step that has written variables cannot be run again. So there the first
+three stages are rehearsals, all of them in the first call: the same graph, but no variable is written.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import tensorflow as tf
 from custom_ops.errors import TfmemError
 from custom_ops.load import Counters
 from graph_passes import pipeline, serde
+from graph_passes.analysis.fragmentation import Room
 from graph_passes.analysis.simulate import Move
 from graph_passes.analysis.timeline import Timeline
 from graph_passes.cost.model import Measured
@@ -42,8 +46,10 @@ from tfmem.devices import conditions
 from tfmem.engine import NOT_PLANNABLE, Engine
 from tfmem.profile import ProfileCache, fingerprint
 from tfmem.recurrent import swap_recurrent, with_swaps
+from tfmem.rehearsal import can_rehearse, without_updates
+from tfmem.rooms import find_room, keep_apart
 from tfmem.sampling import sampled, watched
-from tfmem.trials import CPU_RETRIES, OUT_OF_MEMORY, Trial, choose, first_plans, no_room, untried
+from tfmem.trials import CPU_RETRIES, OUT_OF_MEMORY, Trial, choose, first_plans, judged, no_room, untried
 
 SURELY_FITS = 0.75  # of the budget: a step estimated at less is not observed
 GOOD_ENOUGH = 1.02  # times the ops' own run times: nothing is left to gain
@@ -83,6 +89,7 @@ class ManagedStep:
         """
         self._concrete = concrete
         self._engine = engine
+        self._walls: list[Any] = []  # see `keep_apart`
         self._jit_compile = jit_compile
         self._lock = threading.RLock()
         self._notes: list[str] = []
@@ -155,6 +162,7 @@ class ManagedStep:
         graph = serde.from_graph_def(self._captured.graph_def, inferred=inferred.graph)
         fetches = [parse_input(name)[0] for name in self._captured.fetches]
         self._step = pipeline.Step.read(graph, self._captured.creation_order, fetches, merging=not engine.target.is_gpu)
+        self._rehearsing = engine.target.is_gpu and can_rehearse(graph)
         self._key = fingerprint(graph, {**conditions(engine.target), "budget": self._budget})
         self._cache = ProfileCache(engine.options.cache_directory)
 
@@ -182,8 +190,10 @@ class ManagedStep:
             self._settle(self._timeline, least)
             return
         self._observed = known is not None
+        if engine.target.is_gpu:
+            self._walls = keep_apart(engine, self._timeline)
         plan = partial(self._plan, self._timeline)
-        self._firsts = first_plans(engine, self._timeline, self._budget, plan, least)
+        self._firsts = first_plans(engine, self._timeline, self._budget, plan, least, self._room())
         self._first = next(self._firsts)  # also what is left when every trial runs out of memory
         if self._observed and not engine.target.is_gpu:
             self._next_trial()
@@ -193,16 +203,28 @@ class ManagedStep:
         self._stage = Stage.WARM
         self.report = self._describe(self._timeline, self._first)
 
+    def _room(self) -> Room | None:
+        return find_room(self._engine, self._timeline) if self._engine.target.is_gpu else None
+
     def _staged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._stage is Stage.CHECK:
-            result, peak = watched(self._engine, self._function, args, kwargs)
-            self._check(peak)
-            return result
-        try:
-            result, samples, flow = sampled(self._engine, self._run, self._function, args, kwargs)
-        except OUT_OF_MEMORY as error:
-            self._give_up(error)
-            return self(*args, **kwargs)
+        while self._stage not in (Stage.CHECK, Stage.READY):
+            try:
+                result, samples, flow = sampled(self._engine, self._run, self._function, args, kwargs)
+            except OUT_OF_MEMORY as error:
+                self._give_up(error)
+                continue
+            self._go_on(samples, flow)
+            if not self._rehearsing:
+                return result
+            del result
+        if self._stage is Stage.READY:
+            return self._function(*args, **kwargs)
+        result, peak = watched(self._engine, self._function, args, kwargs)
+        self._check(peak)
+        return result
+
+    def _go_on(self, samples: list[Sample], flow: tuple[Counters, Counters]) -> None:
+        """What follows a probed step that ran through."""
         try:
             if self._stage is Stage.WARM and not self._observed:
                 self._stage = Stage.OBSERVE
@@ -216,11 +238,10 @@ class ManagedStep:
             elif not self._warm and self._engine.target.is_gpu:
                 self._warm = True
             else:
-                self._judge(samples, *flow)
+                self._judge(samples, flow)
         except TfmemError as error:  # measured, it needs more than the graph told; training goes on with what runs
             self._notes.append(f"OVER BUDGET: {error}")
             self._choose()
-        return result
 
     def _learn(self, seen: Observation) -> None:
         estimate = self._engine.estimate(workspace=False)
@@ -236,7 +257,7 @@ class ManagedStep:
             self._settle(self._timeline, self._plan(self._timeline, self._budget, timed=True))
             return
         make = partial(self._plan, self._timeline, timed=True)
-        for plan in untried(self._engine, self._timeline, self._budget, self._trials, make):
+        for plan in untried(self._engine, self._timeline, self._budget, self._trials, make, self._room()):
             if plan.moves not in self._tried:
                 self._tried.add(plan.moves)
                 self._candidate, self._warm = plan, False
@@ -246,18 +267,10 @@ class ManagedStep:
                 return
         self._choose()
 
-    def _judge(self, samples: list[Sample], before: Counters, after: Counters) -> None:
+    def _judge(self, samples: list[Sample], flow: tuple[Counters, Counters]) -> None:
         seen = observe(self._timeline, self._candidate.moves, samples)
-        report = replace(
-            self._describe(self._timeline, self._candidate),
-            peak_measured=seen.peak,
-            bytes_out_achieved=after.bytes_out - before.bytes_out,
-            bytes_in_achieved=after.bytes_in - before.bytes_in,
-            stall_measured_ns=after.stall_ns - before.stall_ns,
-            step_measured_ns=round(seen.step_seconds * 1e9),
-            curve_after=seen.curve,
-        )
-        self._trials.append(Trial(self._candidate, seen, report))
+        described = self._describe(self._timeline, self._candidate)
+        self._trials.append(judged(self._candidate, described, seen, flow))
         floor = sum(step.seconds for step in self._timeline.steps)
         fits = seen.peak <= self._budget
         if fits and (not self._engine.target.is_gpu or seen.step_seconds <= GOOD_ENOUGH * floor):
@@ -275,7 +288,7 @@ class ManagedStep:
         """
         rows = self._engine.library.probes(self._run)
         reached = max((row.index // 2 for row in rows), default=0)
-        if reached >= self._step.first_update:
+        if reached >= self._step.first_update and not self._rehearsing:
             raise error
         plan = self._candidate if self._stage is Stage.TRIAL else self._first
         where = str(error).partition("Detected at node ")[2].partition(" ")[0].strip("'")
@@ -288,8 +301,9 @@ class ManagedStep:
             return
         following = next((plan for plan in self._firsts if plan.moves not in self._tried), None)
         if following is None:
+            room = self._room()
             widest = partial(self._plan, self._timeline, self._budget, widest=True)
-            raise no_room(self._engine, self._timeline, widest, where) or error from error
+            raise (room and no_room(self._engine, self._timeline, widest, room, where)) or error from error
         self._tried.add(following.moves)
         self._first = following
         self._build(following, probed=True)
@@ -342,32 +356,17 @@ class ManagedStep:
         self.report = self._describe(timeline, plan)
         self._stage = Stage.READY
 
-    def _plan(
-        self,
-        timeline: Timeline,
-        budget: int,
-        *,
-        timed: bool = False,
-        widest: bool = False,
-        region: int | None = None,
-    ) -> OffloadPlan:
+    def _plan(self, timeline: Timeline, budget: int, **how: Any) -> OffloadPlan:
         engine = self._engine
-        return pipeline.plan_step(
-            self._step,
-            timeline,
-            engine.link,
-            budget,
-            engine.options.offload,
-            timed=timed,
-            widest=widest,
-            region=region,
-        )
+        return pipeline.plan_step(self._step, timeline, engine.link, budget, engine.options.offload, **how)
 
     def _build(self, plan: OffloadPlan, *, probed: bool) -> None:
         options = self._engine.options.offload
         probing = Probing(self._run, self._engine.target.name) if probed else None
         edited = pipeline.edit_step(self._step, self._timeline, plan, options, probing)
         graph_def = serde.to_graph_def(edited, self._captured.graph_def)
+        if probed and self._rehearsing:
+            graph_def = without_updates(graph_def)
         self._function = restore_concrete(self._concrete, self._captured, graph_def, self._shapes)
 
     def _describe(self, timeline: Timeline, plan: OffloadPlan) -> Report:

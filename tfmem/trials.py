@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import tensorflow as tf
 
 from custom_ops.errors import TfmemError
-from graph_passes.analysis.fragmentation import first_failure
+from custom_ops.load import Counters
+from graph_passes.analysis.fragmentation import Room, first_failure
 from graph_passes.analysis.timeline import Timeline
 from graph_passes.cost.observe import Observation
 from graph_passes.errors import InfeasibleBudgetError
@@ -20,7 +21,6 @@ from tfmem.engine import Engine
 SHARES = tuple(share / 100 for share in range(100, 49, -3))  # of a GPU's budget, the largest that is not fragmented
 GPU_TRIALS = 3
 CPU_RETRIES = 3
-REGION = 0.985  # of a GPU's memory that a plan may count on in one piece
 
 # What a step without room ends in: the allocator says the first, cuDNN's callers one of the others.
 OUT_OF_MEMORY = (tf.errors.ResourceExhaustedError, tf.errors.UnknownError, tf.errors.NotFoundError)
@@ -35,31 +35,64 @@ class Trial:
     report: Report
 
 
+def judged(plan: OffloadPlan, report: Report, seen: Observation, flow: tuple[Counters, Counters]) -> Trial:
+    """A plan that was run.
+
+    Args:
+        plan: the plan.
+        report: what was planned.
+        seen: what its probes read.
+        flow: the op library's counters before and after.
+    """
+    before, after = flow
+    report = replace(
+        report,
+        peak_measured=seen.peak,
+        bytes_out_achieved=after.bytes_out - before.bytes_out,
+        bytes_in_achieved=after.bytes_in - before.bytes_in,
+        stall_measured_ns=after.stall_ns - before.stall_ns,
+        step_measured_ns=round(seen.step_seconds * 1e9),
+        curve_after=seen.curve,
+    )
+    return Trial(plan, seen, report)
+
+
 def falling(
-    engine: Engine, timeline: Timeline, budget: int, plan: Callable[..., OffloadPlan], whole: bool
+    engine: Engine, timeline: Timeline, budget: int, plan: Callable[..., OffloadPlan], room: Room
 ) -> Iterator[OffloadPlan]:
     """Plans for falling shares of the budget.
 
+    First those whose allocations all find room, fragmentation counted in; then those in which only convolutions do not
+    find the workspace they had; then the others.
+
     Args:
-        engine: tells the allocator's region and the host's room.
+        engine: tells the host's room.
         timeline: the step.
         budget: bytes.
-        plan: makes a plan for `budget` bytes, in a `region` of bytes if that is not None.
-        whole: only plans whose allocations find room in the allocator's region, fragmentation counted in.
+        plan: makes a plan for `budget` bytes, in a `room`.
+        room: what is free before the step.
     """
-    region = int(REGION * engine.target.memory)
+    rest = []
     for share in SHARES:
         try:
-            found = plan(budget=int(share * budget), region=region if whole else None)
+            found = plan(budget=int(share * budget), room=room)
             engine.require_host_room(timeline, found)
         except TfmemError:
             continue
-        if not whole or first_failure(timeline, found.moves, region) is None:
+        if first_failure(timeline, found.moves, room) is None:
             yield found
+        else:
+            rest.append(found)
+    yield from sorted(rest, key=lambda plan: first_failure(timeline, plan.moves, room, workspace=False) is not None)
 
 
 def first_plans(
-    engine: Engine, timeline: Timeline, budget: int, plan: Callable[..., OffloadPlan], least: OffloadPlan
+    engine: Engine,
+    timeline: Timeline,
+    budget: int,
+    plan: Callable[..., OffloadPlan],
+    least: OffloadPlan,
+    room: Room | None,
 ) -> Iterator[OffloadPlan]:
     """Plans to run before workspace is known, the next if one runs out of memory.
 
@@ -67,45 +100,46 @@ def first_plans(
     memory to spare, if the host can take what it moves.
 
     Args:
-        engine: tells the allocator's region and the host's room.
+        engine: tells the host's room.
         timeline: the step.
         budget: bytes.
-        plan: makes a plan for `budget` bytes, in a `region` of bytes if that is not None; the `widest` one if asked.
+        plan: makes a plan for `budget` bytes, in a `room` if that is not None; the `widest` one if asked.
         least: the plan that moves no more than must.
+        room: what is free of a GPU's memory before the step; None on a CPU.
     """
-    region = int(REGION * engine.target.memory) if engine.target.is_gpu else None
-    widest = plan(budget=budget, widest=True, region=region)
+    widest = plan(budget=budget, widest=True, room=room)
     try:
         engine.require_host_room(timeline, widest)
     except TfmemError:
         widest = least
-    if region is None:
+    if room is None:
         yield widest
     else:
-        finds_room = first_failure(timeline, widest.moves, region) is None
-        others = falling(engine, timeline, budget, plan, whole=True)
+        finds_room = first_failure(timeline, widest.moves, room) is None
+        others = falling(engine, timeline, budget, plan, room)
         yield from chain([widest], others) if finds_room else chain(others, [widest])
     yield least
 
 
 def no_room(
-    engine: Engine, timeline: Timeline, plan: Callable[..., OffloadPlan], op: str
+    engine: Engine, timeline: Timeline, plan: Callable[..., OffloadPlan], room: Room, op: str
 ) -> InfeasibleBudgetError | None:
     """The error for a step that ran out of a GPU's memory under every plan; None if the replay finds room for it.
 
     Args:
         engine: tells how many bytes TensorFlow may use of the device.
         timeline: the step.
-        plan: makes the plan with the most memory to spare, in a `region` of bytes.
+        plan: makes the plan with the most memory to spare, in a `room`.
+        room: what is free before the step.
         op: the op that found no room.
     """
+    given = engine.target.memory
 
     def finds_room(memory: int) -> bool:
-        region = int(REGION * memory)
-        return first_failure(timeline, plan(region=region).moves, region) is None
+        larger = room.grown(memory - given)
+        return first_failure(timeline, plan(room=larger).moves, larger) is None
 
-    given = engine.target.memory
-    if not engine.target.is_gpu or finds_room(given):
+    if finds_room(given):
         return None
     tried = (given * share // 32 for share in range(33, 97))
     enough = next(filter(finds_room, tried), 3 * given)
@@ -118,27 +152,30 @@ def no_room(
 
 
 def untried(
-    engine: Engine, timeline: Timeline, budget: int, trials: Sequence[Trial], plan: Callable[..., OffloadPlan]
+    engine: Engine,
+    timeline: Timeline,
+    budget: int,
+    trials: Sequence[Trial],
+    plan: Callable[..., OffloadPlan],
+    room: Room | None,
 ) -> Iterator[OffloadPlan]:
     """Plans that may be better than those that were tried; they may be among them.
 
     Args:
-        engine: tells the allocator's region and the host's room.
+        engine: tells the host's room.
         timeline: the step, as measured.
         budget: bytes.
         trials: what was tried, in order.
-        plan: makes a plan for `budget` bytes, in a `region` of bytes if that is given.
+        plan: makes a plan for `budget` bytes, in a `room` if that is given.
+        room: what is free of a GPU's memory before the step; None on a CPU.
 
     Raises:
         BudgetError: nothing was tried, and no plan meets the budget on a CPU.
     """
     times = [trial.seen.step_seconds for trial in trials]
-    if engine.target.is_gpu:
-        if len(times) >= GPU_TRIALS or (len(times) > 1 and times[-1] > 0.99 * min(times[:-1])):
-            return
-        yield from falling(engine, timeline, budget, plan, whole=True)
-        if not times:
-            yield from falling(engine, timeline, budget, plan, whole=False)
+    if room is not None:
+        if len(times) < GPU_TRIALS and (len(times) < 2 or times[-1] <= 0.99 * min(times[:-1])):
+            yield from falling(engine, timeline, budget, plan, room)
         return
     if times:
         over = trials[-1].seen.peak - budget

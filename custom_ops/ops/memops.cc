@@ -155,6 +155,57 @@ stats: bytes in use, peak of the bytes in use, bytes the allocator may take; -1:
 reset: makes the bytes in use the new peak, after reading.
 )doc");
 
+REGISTER_OP("MemOpChunks")
+    .Output("chunks: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Matrix(InferenceContext::kUnknownDim, 3));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Lists the chunks of the device's allocator.
+
+chunks: of each, by address: address, bytes, 1 if it is in use or 0; no rows if the allocator is not
+  TensorFlow's own for GPUs.
+)doc");
+
+REGISTER_OP("MemOpRooms")
+    .Output("walls: count * uint8")
+    .Attr("sizes: list(int)")
+    .Attr("count: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, c->Vector(1));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Leaves free chunks of these sizes in the device's memory, as long as the outputs live.
+
+An allocator that takes the smallest chunk that fits puts small tensors there, and not into the
+middle of what large ones need.
+
+walls: what lies behind each room, so that neighbours are not joined.
+sizes: bytes of each room.
+count: how many sizes there are.
+)doc");
+
+REGISTER_OP("MemOpFill")
+    .Output("filling: uint8")
+    .Attr("bytes: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      int64_t bytes;
+      TF_RETURN_IF_ERROR(c->GetAttr("bytes", &bytes));
+      c->set_output(0, c->Vector(bytes));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Takes memory, so that what is allocated meanwhile goes elsewhere.
+
+filling: nothing is written to it.
+bytes: how many.
+)doc");
+
 REGISTER_OP("MemOpPreaccess")
     .Attr("bytes: int >= 0")
     .SetIsStateful()

@@ -1,7 +1,8 @@
-// MemOpProbe and MemOpStats: what the device's allocator says, on the CPU and on a GPU.
+// What the device's allocator says, on the CPU and on a GPU, and where it is made to put tensors.
 #include <cstdint>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -100,10 +101,71 @@ class StatsOp : public OpKernel {
   bool reset_ = false;
 };
 
+class ChunksOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    const std::vector<Chunk> chunks = AllocatorChunks(ctx);
+    tensorflow::Tensor* output = nullptr;
+    const tensorflow::TensorShape shape({static_cast<int64_t>(chunks.size()), 3});
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &output));
+    auto rows = output->matrix<int64_t>();
+    for (size_t row = 0; row < chunks.size(); ++row) {
+      rows(row, 0) = chunks[row].address;
+      rows(row, 1) = chunks[row].bytes;
+      rows(row, 2) = chunks[row].in_use;
+    }
+  }
+};
+
+class RoomsOp : public OpKernel {
+ public:
+  explicit RoomsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("sizes", &sizes_));
+    OP_REQUIRES(ctx, static_cast<int>(sizes_.size()) == num_outputs(),
+                absl::InvalidArgumentError("count is not the number of sizes"));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    std::vector<tensorflow::Tensor> rooms(sizes_.size());  // freed at once when all walls stand
+    for (size_t i = 0; i < sizes_.size(); ++i) {
+      OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_UINT8,
+                                             tensorflow::TensorShape({sizes_[i]}), &rooms[i]));
+      tensorflow::Tensor* wall = nullptr;
+      OP_REQUIRES_OK(ctx, ctx->allocate_output(i, tensorflow::TensorShape({1}), &wall));
+    }
+  }
+
+ private:
+  std::vector<int64_t> sizes_;
+};
+
+class FillOp : public OpKernel {
+ public:
+  explicit FillOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("bytes", &bytes_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    tensorflow::Tensor* filling = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, tensorflow::TensorShape({bytes_}), &filling));
+  }
+
+ private:
+  int64_t bytes_ = 0;
+};
+
 REGISTER_KERNEL_BUILDER(Name("MemOpProbe").Device(DEVICE_CPU), ProbeOp);
 REGISTER_KERNEL_BUILDER(Name("MemOpProbe").Device(DEVICE_GPU), ProbeOp);
 REGISTER_KERNEL_BUILDER(Name("MemOpStats").Device(DEVICE_CPU), StatsOp);
 REGISTER_KERNEL_BUILDER(Name("MemOpStats").Device(DEVICE_GPU).HostMemory("stats"), StatsOp);
+REGISTER_KERNEL_BUILDER(Name("MemOpChunks").Device(DEVICE_CPU), ChunksOp);
+REGISTER_KERNEL_BUILDER(Name("MemOpRooms").Device(DEVICE_CPU), RoomsOp);
+REGISTER_KERNEL_BUILDER(Name("MemOpRooms").Device(DEVICE_GPU), RoomsOp);
+REGISTER_KERNEL_BUILDER(Name("MemOpFill").Device(DEVICE_CPU), FillOp);
+REGISTER_KERNEL_BUILDER(Name("MemOpFill").Device(DEVICE_GPU), FillOp);
+REGISTER_KERNEL_BUILDER(Name("MemOpChunks").Device(DEVICE_GPU).HostMemory("chunks"), ChunksOp);
 
 }  // namespace
 }  // namespace tfmem

@@ -1,33 +1,78 @@
-"""Whether a plan's allocations find room in one region, given in the order the step makes them.
+"""Whether a plan's allocations find room in a device's memory, given in the order the step makes them.
 
 TensorFlow's GPU allocator (BFC, best fit with coalescing) hands out contiguous chunks of one region, so a step can fail
 while the bytes in use are well below the limit. The allocator is deterministic, and so is a planned step's order; it is
-replayed here (bfc_allocator.cc: `FindChunkPtr`, `SplitChunk`, `Merge`).
+replayed here (bfc_allocator.cc: `FindChunkPtr`, `SplitChunk`, `Merge`) from the chunks that are free before the step:
+variables and what the caller holds lie between them.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import NamedTuple
 
 from graph_passes.analysis.simulate import Move
 from graph_passes.analysis.timeline import Timeline
 
-SPARE = 1.03  # workspace is asked for with this much more: what else lies in the region is not known to the byte
+SMALL = 1 << 16  # smaller buffers are not replayed: they have rooms of their own, or come and go in the gaps between
 _ROUND = 256
 _KEEP_WHOLE = 128 << 20  # a chunk is split if at least this much is left over, or if it is twice as large as asked for
-_SMALL = 1 << 16  # smaller buffers come and go in the gaps between
+
+Chunk = tuple[int, int]  # (address, size)
+
+
+@dataclass(frozen=True)
+class Room:
+    """What is free before a step.
+
+    Attributes:
+        chunks: each free chunk.
+        spare: workspace is asked for with so many times its bytes.
+    """
+
+    chunks: tuple[Chunk, ...]
+    spare: float = 1.0
+
+    @classmethod
+    def guess(cls, memory: int, base: int) -> Room:
+        """One chunk beside `base` bytes of a device's `memory`, where nothing better is known: with a margin."""
+        return cls(((base, max(0, int(0.985 * memory) - base)),), 1.03)
+
+    def grown(self, nbytes: int) -> Room:
+        """The same with its last chunk larger."""
+        *others, (address, size) = self.chunks
+        return replace(self, chunks=(*others, (address, size + nbytes)))
+
+
+class Failure(NamedTuple):
+    """Where a step runs out of room: at a position, by how many bytes the largest free chunk is too small."""
+
+    position: int
+    short: int
+
+    def is_after(self, other: Failure) -> bool:
+        """Whether the step came further: to a later position, or to more of the room that is needed there."""
+        return (self.position, -self.short) > (other.position, -other.short)
 
 
 class Region:
-    """Chunks of `size` bytes, best fit, neighbours joined when freed."""
+    """Free chunks, best fit, neighbours joined when freed."""
 
-    def __init__(self, size: int) -> None:
-        self._free: list[tuple[int, int]] = [(size, 0)]  # (size, address), ascending: the first that fits is the best
-        self._by_address: dict[int, int] = {0: size}  # address -> size, of free chunks
-        self._by_end: dict[int, int] = {size: 0}  # end -> address, of free chunks
+    def __init__(self, chunks: Sequence[Chunk]) -> None:
+        # (size, address), ascending: the first that fits is the best
+        self._free = sorted((size, address) for address, size in chunks)
+        self._by_address = dict(chunks)  # address -> size
+        self._by_end = {address + size: address for address, size in chunks}
 
-    def allocate(self, nbytes: int) -> tuple[int, int] | None:
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest free chunk."""
+        return self._free[-1][0] if self._free else 0
+
+    def allocate(self, nbytes: int) -> Chunk | None:
         """The (address, size) of a chunk of at least `nbytes`, or None if no free chunk is large enough."""
         wanted = max(_ROUND, -(-nbytes // _ROUND) * _ROUND)
         index = bisect_left(self._free, (wanted, -1))
@@ -40,7 +85,7 @@ class Region:
             size = wanted
         return address, size
 
-    def free(self, chunk: tuple[int, int]) -> None:
+    def free(self, chunk: Chunk) -> None:
         """Give a chunk back."""
         address, size = chunk
         after = self._by_address.get(address + size)
@@ -65,44 +110,107 @@ class Region:
         del self._by_end[address + size]
 
 
-def first_failure(timeline: Timeline, moves: Sequence[Move], limit: int) -> int | None:
-    """The position at which the step runs out of room in a region of `limit` bytes; None if it runs through.
+@dataclass
+class _Event:
+    """What happens at one position: buffers that leave, that come back, that are made (again), that die."""
+
+    releases: list[int] = field(default_factory=list)
+    prefetches: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    workspace: int = 0
+
+
+@lru_cache(maxsize=4)
+def _events(timeline: Timeline) -> dict[int, _Event]:
+    found: dict[int, _Event] = {}
+    for index, buffer in enumerate(timeline.buffers):
+        if buffer.nbytes >= SMALL:
+            found.setdefault(buffer.start, _Event()).starts.append(index)
+            found.setdefault(timeline.end(buffer), _Event()).ends.append(index)
+    for position, workspace in enumerate(timeline.workspace.tolist()):
+        if workspace >= SMALL:
+            found.setdefault(position, _Event()).workspace = workspace
+    return found
+
+
+def first_failure(timeline: Timeline, moves: Sequence[Move], room: Room, workspace: bool = True) -> Failure | None:
+    """Where the step runs out of room; None if it runs through.
 
     Args:
-        timeline: the step, workspace included; `base` lies at the region's start.
+        timeline: the step.
         moves: the plan's moves.
-        limit: bytes.
+        room: what is free before it.
+        workspace: whether it counts if there is no room for an op's workspace; a convolution gets by without.
     """
-    region = Region(limit)
-    if region.allocate(max(timeline.base, _ROUND)) is None:
-        return 0
-    starts: dict[int, list[int]] = {}
-    ends: dict[int, list[int]] = {}
-    for index, buffer in enumerate(timeline.buffers):
-        if buffer.nbytes >= _SMALL:
-            starts.setdefault(buffer.start, []).append(index)
-            ends.setdefault(timeline.end(buffer), []).append(index)
-    releases: dict[int, list[int]] = {}
-    prefetches: dict[int, list[int]] = {}
-    for move in moves:
-        if move.release < move.prefetch:
-            releases.setdefault(move.release, []).append(move.buffer)
-            prefetches.setdefault(move.prefetch, []).append(move.buffer)
-
-    held: dict[int, tuple[int, int]] = {}
-    for position, workspace in enumerate(timeline.workspace):
-        for index in releases.get(position, ()):
-            region.free(held.pop(index))
-        for index in (*prefetches.get(position, ()), *starts.get(position, ())):
-            chunk = region.allocate(timeline.buffers[index].nbytes)
-            if chunk is None:
-                return position
-            held[index] = chunk
-        if workspace > 0:
-            chunk = region.allocate(int(SPARE * workspace))
-            if chunk is None:
-                return position
-            region.free(chunk)
-        for index in ends.get(position, ()):
-            region.free(held.pop(index))
+    try:
+        _Replay(timeline, room, workspace).run(moves)
+    except _NoRoomError as error:
+        return error.failure
     return None
+
+
+class _NoRoomError(Exception):
+    def __init__(self, position: int, short: int) -> None:
+        self.failure = Failure(position, short)
+
+
+class _Replay:
+    def __init__(self, timeline: Timeline, room: Room, workspace: bool) -> None:
+        self.timeline = timeline
+        self.region = Region(room.chunks)
+        self.spare = room.spare
+        self.strict = workspace
+        self.held: dict[int, Chunk] = {}
+        self.position = 0
+
+    def run(self, moves: Sequence[Move]) -> None:
+        """Allocate and free what the step does; raises where there is no room."""
+        step, coming, nothing = _events(self.timeline), _moves(moves), _Event()
+        for self.position in sorted({*step, *coming}):
+            event = step.get(self.position, nothing)
+            moved = coming.get(self.position, nothing)
+            for index in moved.releases:
+                self.region.free(self.held.pop(index))
+            for index in moved.prefetches:
+                self.held[index] = self.allocate(self.timeline.buffers[index].nbytes)
+            for index in moved.starts:
+                self.compute([index], self.timeline.steps[self.timeline.buffers[index].start].workspace)
+            self.compute(event.starts, event.workspace)
+            for index in event.ends:
+                self.region.free(self.held.pop(index))
+
+    def compute(self, outputs: Sequence[int], workspace: int) -> None:
+        """An op that makes buffers."""
+        twice: list[tuple[int, Chunk]] = []
+        for index in outputs:
+            buffer = self.timeline.buffers[index]
+            self.held[index] = self.allocate(buffer.nbytes)
+            if buffer.twice and workspace >= buffer.nbytes:
+                workspace -= buffer.nbytes
+                twice.append((index, self.allocate(buffer.nbytes)))
+        if workspace >= SMALL:
+            self.borrow(int(self.spare * workspace))
+        for index, second in twice:
+            self.region.free(self.held[index])
+            self.held[index] = second
+
+    def allocate(self, nbytes: int) -> Chunk:
+        chunk = self.region.allocate(nbytes)
+        if chunk is None:
+            raise _NoRoomError(self.position, nbytes - self.region.largest)
+        return chunk
+
+    def borrow(self, nbytes: int) -> None:
+        if self.strict or nbytes <= self.region.largest:
+            self.region.free(self.allocate(nbytes))
+
+
+def _moves(moves: Sequence[Move]) -> dict[int, _Event]:
+    found: dict[int, _Event] = {}
+    for move in moves:
+        if move.release < move.prefetch or move.remade:
+            found.setdefault(move.release, _Event()).releases.append(move.buffer)
+            back = found.setdefault(move.prefetch, _Event())
+            (back.starts if move.remade else back.prefetches).append(move.buffer)
+    return found

@@ -67,7 +67,10 @@ def build_timeline(
             pauses += [(a, b) for a, b in pairwise((start, *reads)) if b - a > 1]
         if nbytes:
             written = tuple(sorted(position[view.node] for view in views))
-            buffers.append(Buffer(root, nbytes, start, tuple(uses), tuple(views), written, pinned, is_fetched))
+            twice = node.op in ops.ALLOCATES_TWICE
+            buffers.append(
+                Buffer(root, nbytes, start, tuple(uses), tuple(views), written, pinned, is_fetched, twice=twice)
+            )
 
     steps = tuple(Step(name, costs.seconds(graph, graph[name]), costs.workspace(graph, graph[name])) for name in order)
     turn = _last_ancestor(graph, loss, position) if loss else turning_point(pauses, len(order))

@@ -52,6 +52,8 @@ class Buffer:
         remake: the position of the op that could make it again from tensors that are still there, or -1.
         remake_until: the last position at which those tensors are there.
         remake_inputs: indices of the buffers that op reads.
+        twice: whether TensorFlow's GPU kernel allocates it twice and keeps the second; the first is in the op's
+            workspace.
     """
 
     tensor: TensorId
@@ -65,6 +67,7 @@ class Buffer:
     remake: int = -1
     remake_until: int = -1
     remake_inputs: tuple[int, ...] = ()
+    twice: bool = False
 
     @property
     def movable(self) -> bool:

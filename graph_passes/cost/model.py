@@ -32,10 +32,12 @@ class Roofline:
     Attributes:
         device: the device's profile.
         workspace_limit: the most workspace a convolution takes, in bytes (cuDNN picks; the graph alone cannot tell).
+        is_gpu: whether TensorFlow's GPU kernels run; some allocate their output twice (`ops.ALLOCATES_TWICE`).
     """
 
     device: Device
     workspace_limit: int = 0
+    is_gpu: bool = False
 
     def seconds(self, graph: Graph, node: Node) -> float:
         """See `CostModel`. Views and constants cost nothing."""
@@ -47,10 +49,11 @@ class Roofline:
 
     def workspace(self, graph: Graph, node: Node) -> int:
         """See `CostModel`. A convolution takes about its operands' bytes, within the limit."""
+        again = _nbytes(graph, TensorId(node.name)) if self.is_gpu and node.op in ops.ALLOCATES_TWICE else 0
         if node.op not in ops.CONVOLUTIONS or not self.workspace_limit:
-            return 0
+            return again
         moved = sum(_nbytes(graph, tensor) for tensor in (*node.inputs, *graph.tensors(node)))
-        return min(self.workspace_limit, moved)
+        return again + min(self.workspace_limit, moved)
 
     def base(self, graph: Graph) -> int:
         """See `CostModel`. Each variable once, each placeholder and constant once."""

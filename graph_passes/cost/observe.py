@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from graph_passes.analysis.simulate import Move, usage_under
 from graph_passes.analysis.timeline import Timeline
 from graph_passes.errors import GraphError
@@ -79,15 +77,12 @@ def observe(timeline: Timeline, moves: Sequence[Move], samples: Sequence[Sample]
         curve.append((name, sample.peak_bytes))
 
     base = min(beyond.values())
-    probed = np.array(sorted(beyond))
     workspace = {}
     for position, step in enumerate(timeline.steps):
         if position in beyond:
             workspace[step.node] = beyond[position] - base
         else:  # between probes nothing of size happens
-            after = int(np.searchsorted(probed, position))
-            around = [beyond[int(p)] for p in probed[max(0, after - 1) : after + 1]]
-            workspace[step.node] = min(around) - base
+            workspace[step.node] = 0
         seconds.setdefault(step.node, 0.0)
     return Observation(
         seconds,

@@ -19,7 +19,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from graph_passes.analysis.fragmentation import first_failure
+from graph_passes.analysis.fragmentation import Failure, Room, first_failure
 from graph_passes.analysis.simulate import Link, Move, Outcome, simulate, usage_under
 from graph_passes.analysis.timeline import Gap, Timeline
 from graph_passes.errors import InfeasibleBudgetError
@@ -70,7 +70,7 @@ def plan_offload(
     timed: bool = False,
     unordered: Collection[int] = (),
     widest: bool = False,
-    region: int | None = None,
+    room: Room | None = None,
     relax: bool = True,
 ) -> OffloadPlan:
     """Make a plan whose peak is at most `budget` bytes.
@@ -86,8 +86,8 @@ def plan_offload(
         unordered: positions that no order may be put on (see `roles.unordered`).
         widest: move every tensor of size that waits across the turn, for its whole gap, whatever that stalls: a step
             with memory to spare, in which cuDNN is free to choose. If that is not enough, every candidate.
-        region: bytes that the allocations have to find room in (see `analysis.fragmentation`); moves are added until
-            they do, as far as moves can help.
+        room: where the allocations have to find room (see `analysis.fragmentation`); moves are added until they do, as
+            far as moves can help.
         relax: whether a default reuse distance that no plan can meet the budget with is halved until one can.
 
     Raises:
@@ -99,7 +99,8 @@ def plan_offload(
         for buffer in timeline.buffers
         if buffer.pinned_by and buffer.nbytes >= budget // 100
     )
-    if before.peak <= budget and not widest:
+    fits = before.peak <= budget and not widest
+    if fits and (room is None or first_failure(timeline, (), room) is None):
         return OffloadPlan((), budget, 0, before, before, link, _ordered(timeline, (), budget, unordered), left_alone)
 
     candidates = _candidates(timeline, options, layers, convolution_inputs, budget if relax else None)
@@ -118,8 +119,8 @@ def plan_offload(
 
     if not widest and not _thresholded(options):
         moves = [one_layer_ahead(timeline, gap, layers) for gap in chosen]
-    elif region:
-        moves = _with_room(timeline, build, chosen, budget, region, options)
+    elif room:
+        moves = _with_room(timeline, build, chosen, budget, room, options)
     else:
         moves = build(())
     moves = _in_order(moves)
@@ -272,7 +273,7 @@ def _in_order(moves: Iterable[Move]) -> list[Move]:
 
 
 def _with_room(
-    timeline: Timeline, build: Build, chosen: Collection[Gap], budget: int, region: int, options: OffloadOptions
+    timeline: Timeline, build: Build, chosen: Collection[Gap], budget: int, room: Room, options: OffloadOptions
 ) -> list[Move]:
     """Move what splits the room that an op needs, or bring it back to another place, as long as that helps.
 
@@ -284,31 +285,33 @@ def _with_room(
         build: makes the moves of some gaps beside the chosen ones.
         chosen: the gaps that move anyway.
         budget: bytes that no repair may go over, if the moves it mends do not.
-        region: bytes that allocations have to find room in.
+        room: where allocations have to find room.
         options: where copies start.
     """
     islands: dict[Gap, int] = {}  # what is moved for room, and the position that needs it
     sooner: dict[Gap, int] = {}  # what is brought back sooner, and when
     moves = _in_order(build(()))
     for _ in range(REPAIRS):
-        failure = first_failure(timeline, moves, region)
+        failure = first_failure(timeline, moves, room)
         if failure is None:
             break
         reached, best = failure, None
         for gap, prefetch, changed in chain(
-            _without_islands(timeline, moves, (*chosen, *islands), region, failure, options),
-            _brought_sooner(timeline, moves, budget, region, failure),
+            _without_islands(timeline, moves, (*chosen, *islands), failure, options),
+            _brought_sooner(timeline, moves, budget, failure),
         ):
-            further = first_failure(timeline, _in_order(changed), region)
-            if further is None or further > reached:
-                reached, best = len(timeline.steps) if further is None else further, (gap, prefetch)
+            further = first_failure(timeline, _in_order(changed), room)
+            if further is None or further.is_after(reached):
+                best = gap, prefetch
             if further is None:
                 break
+            if further.is_after(reached):
+                reached = further
         if best is None:
             break
         gap, prefetch = best
         if prefetch is None:
-            islands[gap] = failure
+            islands[gap] = failure.position
         else:
             sooner[gap] = prefetch
         moves = _in_order(_mended(move, islands, sooner) for move in build(tuple(islands)))
@@ -317,40 +320,34 @@ def _with_room(
 
 def _mended(move: Move, islands: Mapping[Gap, int], sooner: Mapping[Gap, int]) -> Move:
     gap = Gap(move.buffer, move.last, move.next)
+    if move.remade:
+        return move
     if gap in islands:
         move = replace(move, prefetch=min(move.next, max(move.prefetch, islands[gap] + 1)))
-    if gap in sooner and not move.remade:
+    if gap in sooner:
         move = replace(move, prefetch=max(move.release, min(move.prefetch, sooner[gap])))
     return move
 
 
 def _without_islands(
-    timeline: Timeline,
-    moves: Sequence[Move],
-    chosen: Collection[Gap],
-    region: int,
-    failure: int,
-    options: OffloadOptions,
+    timeline: Timeline, moves: Sequence[Move], chosen: Collection[Gap], failure: Failure, options: OffloadOptions
 ) -> Iterator[Repair]:
-    """One more tensor out of the way at position `failure`."""
-    around = [
-        gap
-        for gap in timeline.gaps()
-        if gap.last < failure < gap.next and gap not in chosen and _nbytes(timeline, gap) <= region >> 4
-    ]
-    for gap in sorted(around, key=lambda gap: -_nbytes(timeline, gap))[:ISLANDS]:
+    """One more tensor out of the way where there was no room: the small ones first, then the large."""
+    around = [gap for gap in timeline.gaps() if gap.last < failure.position < gap.next and gap not in chosen]
+    around.sort(key=lambda gap: _nbytes(timeline, gap))
+    enough = [gap for gap in around if _nbytes(timeline, gap) >= failure.short]
+    less = [gap for gap in around if _nbytes(timeline, gap) < failure.short]
+    for gap in (*enough[:ISLANDS], *less[-ISLANDS:]):
         yield gap, None, [*moves, tight(timeline, gap, options)]
 
 
-def _brought_sooner(
-    timeline: Timeline, moves: Sequence[Move], budget: int, region: int, failure: int
-) -> Iterator[Repair]:
-    """A large tensor that is back by position `failure`, brought back sooner and so, perhaps, to a better place."""
+def _brought_sooner(timeline: Timeline, moves: Sequence[Move], budget: int, failure: Failure) -> Iterator[Repair]:
+    """A large tensor that is back where there was no room, brought back sooner and so, perhaps, to a better place."""
     most = max(budget, int(usage_under(timeline, moves).max()))
     for index, move in enumerate(moves):
         buffer = timeline.buffers[move.buffer]
-        there = failure - SOONER[-1] < move.prefetch <= failure <= timeline.end(buffer)
-        if not there or move.remade or buffer.nbytes < region >> 5:
+        there = failure.position - SOONER[-1] < move.prefetch <= failure.position <= timeline.end(buffer)
+        if not there or move.remade or buffer.nbytes < budget >> 5:
             continue
         for ops in SOONER:
             if move.prefetch - ops < move.release:

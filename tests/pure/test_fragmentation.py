@@ -3,7 +3,7 @@
 import random
 from itertools import pairwise
 
-from graph_passes.analysis.fragmentation import SPARE, Region, first_failure
+from graph_passes.analysis.fragmentation import Failure, Region, Room, first_failure
 from graph_passes.analysis.simulate import Link, Move
 from graph_passes.analysis.timeline import Buffer, Step, Timeline
 from graph_passes.ir import TensorId
@@ -14,8 +14,12 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 
+def room(size: int, spare: float = 1.0) -> Room:
+    return Room(((0, size),), spare)
+
+
 def test_best_fit_and_coalescing():
-    region = Region(1000 * MIB)
+    region = Region([(0, 1000 * MIB)])
     a, b, c = (region.allocate(size * MIB) for size in (200, 300, 400))
     assert (a[0], b[0], c[0]) == (0, 200 * MIB, 500 * MIB)
     region.free(a)
@@ -25,13 +29,13 @@ def test_best_fit_and_coalescing():
 
 
 def test_a_chunk_is_not_split_for_little():
-    region = Region(300 * MIB)
+    region = Region([(0, 300 * MIB)])
     # 100 MiB would be left over: less than 128, and 300 is less than twice 200, so the whole chunk goes out
     assert region.allocate(200 * MIB) == (0, 300 * MIB)
 
 
 def test_everything_freed_is_one_chunk_again():
-    region, chunks = Region(GIB), []
+    region, chunks = Region([(0, GIB)]), []
     draw = random.Random(3)
     for _ in range(2000):
         if chunks and draw.random() < 0.5:
@@ -57,16 +61,50 @@ def test_a_step_may_fail_by_fragmentation_alone():
     )
     timeline = Timeline(tuple(Step(f"s{i}") for i in range(6)), buffers, turn=2)
     assert timeline.peak <= 5 * GIB
-    assert first_failure(timeline, (), 5 * GIB) == 4
+    assert first_failure(timeline, (), room(5 * GIB)) == Failure(4, GIB)
     # with b out in between, it fits
-    assert first_failure(timeline, (Move(1, 1, 1, 2, 5, 5),), 6 * GIB) is None
+    assert first_failure(timeline, (Move(1, 1, 1, 2, 5, 5),), room(6 * GIB)) is None
 
 
-def test_workspace_needs_one_piece_too():
-    steps = (Step("a"), Step("b", workspace=int(3 * GIB / SPARE)))
-    timeline = Timeline(steps, (Buffer(TensorId("a"), 2 * GIB, 0, (1,)),), turn=0, base=GIB)
-    assert first_failure(timeline, (), 6 * GIB) is None
-    assert first_failure(timeline, (), 6 * GIB - MIB) == 1
+def test_workspace_needs_one_piece_too_but_a_convolution_gets_by_without():
+    steps = (Step("a"), Step("b", workspace=3 * GIB))
+    timeline = Timeline(steps, (Buffer(TensorId("a"), 2 * GIB, 0, (1,)),), turn=0)
+    assert first_failure(timeline, (), room(5 * GIB)) is None
+    assert first_failure(timeline, (), room(5 * GIB - MIB)) == Failure(1, MIB)
+    assert first_failure(timeline, (), room(5 * GIB, spare=1.1)).position == 1
+    assert first_failure(timeline, (), room(5 * GIB - MIB), workspace=False) is None
+
+
+def test_what_lies_between_the_free_chunks_is_not_moved():
+    timeline = Timeline((Step("a"),), (Buffer(TensorId("a"), 3 * GIB, 0, ()),), turn=0)
+    assert first_failure(timeline, (), Room(((0, 2 * GIB), (3 * GIB, 2 * GIB)))) == Failure(0, GIB)
+    assert first_failure(timeline, (), Room(((0, 2 * GIB), (3 * GIB, 2 * GIB))).grown(GIB)) is None
+
+
+def test_a_tensor_made_twice_needs_two_pieces_and_stays_in_the_second():
+    steps = tuple(Step(f"s{i}", workspace=2 * GIB if i == 0 else 0) for i in range(3))
+    x = Buffer(TensorId("x"), 2 * GIB, 0, (2,), twice=True)
+    y = Buffer(TensorId("y"), 3 * GIB, 1, (2,))
+    timeline = Timeline(steps, (x, y), turn=0)
+    assert first_failure(timeline, (), room(3 * GIB)) == Failure(0, GIB)
+    assert first_failure(timeline, (), room(6 * GIB)) == Failure(1, GIB)  # 2 GiB before x and 2 behind it
+    assert first_failure(timeline, (), room(7 * GIB)) is None
+
+
+def test_what_is_made_again_takes_its_workspace_again():
+    steps = tuple(Step(f"s{i}", workspace=2 * GIB if i == 0 else 0) for i in range(4))
+    x = Buffer(TensorId("x"), GIB, 0, (1, 3))
+    y = Buffer(TensorId("y"), GIB, 2, (3,))
+    timeline = Timeline(steps, (x, y), turn=1)
+    move = Move(0, 1, 1, 2, 3, 3, remade=True)
+    assert first_failure(timeline, (move,), room(4 * GIB)) is None
+    assert first_failure(timeline, (move,), room(3 * GIB)) == Failure(3, GIB)
+
+
+def test_a_failure_further_on_or_by_less_is_later():
+    assert Failure(3, 10).is_after(Failure(2, 1))
+    assert Failure(2, 1).is_after(Failure(2, 10))
+    assert not Failure(2, 10).is_after(Failure(2, 10))
 
 
 def test_a_tensor_is_brought_back_sooner_to_a_better_place():
@@ -79,7 +117,7 @@ def test_a_tensor_is_brought_back_sooner_to_a_better_place():
     options = OffloadOptions(policy="autovm", reuse_distance=1)
     tight = plan_offload(timeline, Link(1.0, 1.0), 7 * GIB, options, widest=True)
     assert [move.prefetch for move in tight.moves] == [5]
-    assert first_failure(timeline, tight.moves, 7 * GIB) == 6
-    mended = plan_offload(timeline, Link(1.0, 1.0), 7 * GIB, options, widest=True, region=7 * GIB)
+    assert first_failure(timeline, tight.moves, room(7 * GIB)).position == 6
+    mended = plan_offload(timeline, Link(1.0, 1.0), 7 * GIB, options, widest=True, room=room(7 * GIB))
     assert [move.prefetch for move in mended.moves] == [3]
-    assert first_failure(timeline, mended.moves, 7 * GIB) is None
+    assert first_failure(timeline, mended.moves, room(7 * GIB)) is None

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from graph_passes.analysis.fragmentation import Room, first_failure
 from graph_passes.analysis.simulate import Link, Move
 from graph_passes.analysis.timeline import Buffer, Step, Timeline
 from graph_passes.cost.observe import Observation
@@ -24,11 +25,14 @@ class FakeEngine:
 
     memory: int
     refuse: bool = False
-    is_gpu: bool = True
     target: SimpleNamespace = field(init=False)
 
     def __post_init__(self):
-        self.target = SimpleNamespace(memory=self.memory, is_gpu=self.is_gpu)
+        self.target = SimpleNamespace(memory=self.memory)
+
+    @property
+    def room(self):
+        return Room(((0, self.memory),))
 
     def require_host_room(self, timeline, plan):
         if self.refuse:
@@ -50,9 +54,12 @@ def planner(timeline):
     return lambda budget, **how: plan_offload(timeline, Link(GIB, GIB), budget, options, timed=True, **how)
 
 
+def fallen(engine, timeline):
+    return list(falling(engine, timeline, 6 * GIB, planner(timeline), engine.room))
+
+
 def test_falling_shares_move_more_and_more():
-    timeline = chain()
-    plans = list(falling(FakeEngine(64 * GIB), timeline, 6 * GIB, planner(timeline), whole=True))
+    plans = fallen(FakeEngine(64 * GIB), chain())
     moved = [len(plan.moves) for plan in plans]
     assert moved[0] == 0
     assert moved == sorted(moved)
@@ -60,30 +67,39 @@ def test_falling_shares_move_more_and_more():
     assert all(plan.after.peak <= plan.budget for plan in plans)
 
 
-def test_plans_without_room_in_the_region_are_left_out():
+def test_plans_that_find_room_come_first():
     timeline = chain()
-    everywhere = list(falling(FakeEngine(64 * GIB), timeline, 6 * GIB, planner(timeline), whole=True))
-    inside = list(falling(FakeEngine(5 * GIB), timeline, 6 * GIB, planner(timeline), whole=True))
-    anyhow = list(falling(FakeEngine(5 * GIB), timeline, 6 * GIB, planner(timeline), whole=False))
-    assert 0 < len(inside) < len(everywhere) == len(anyhow)
-    assert all(plan.moves for plan in inside)
+    engine = FakeEngine(3 * GIB)
+    found = [first_failure(timeline, plan.moves, engine.room) is None for plan in fallen(engine, timeline)]
+    assert found == sorted(found, reverse=True)
+    assert len(set(found)) == 2
+
+
+def test_plans_short_of_workspace_alone_come_before_those_short_of_tensors():
+    timeline = chain()
+    steps = [Step(step.node, step.seconds, workspace=4 * GIB if step.node == "b3" else 0) for step in timeline.steps]
+    timeline = Timeline(tuple(steps), timeline.buffers, timeline.turn)
+    engine = FakeEngine(5 * GIB)
+    plans = list(falling(engine, timeline, 9 * GIB, planner(timeline), engine.room))
+    assert plans
+    hard = [first_failure(timeline, plan.moves, engine.room, workspace=False) is not None for plan in plans]
+    assert hard == sorted(hard)
 
 
 def test_no_plan_where_the_host_has_no_room():
-    timeline = chain()
-    assert not list(falling(FakeEngine(64 * GIB, refuse=True), timeline, 6 * GIB, planner(timeline), whole=True))
+    assert not fallen(FakeEngine(64 * GIB, refuse=True), chain())
 
 
-def firsts(engine, timeline, budget):
+def firsts(engine, timeline, budget, is_gpu=True):
     plan = planner(timeline)
-    return list(first_plans(engine, timeline, budget, plan, plan(budget=budget)))
+    return list(first_plans(engine, timeline, budget, plan, plan(budget=budget), engine.room if is_gpu else None))
 
 
 def test_the_first_plan_has_the_most_memory_to_spare():
     plans = firsts(FakeEngine(64 * GIB), chain(), 5 * GIB)
     assert len(plans[0].moves) == max(len(plan.moves) for plan in plans)
     assert plans[-1] == planner(chain())(budget=5 * GIB)
-    assert len(firsts(FakeEngine(64 * GIB, is_gpu=False), chain(), 5 * GIB)) == 2
+    assert len(firsts(FakeEngine(64 * GIB), chain(), 5 * GIB, is_gpu=False)) == 2
 
 
 def test_where_the_host_has_no_room_the_first_plan_moves_least():
@@ -94,12 +110,16 @@ def test_where_the_host_has_no_room_the_first_plan_moves_least():
 def test_an_error_names_the_memory_in_which_the_step_finds_room():
     timeline = chain()
     widest = partial(planner(timeline), budget=4 * GIB, widest=True)
-    assert no_room(FakeEngine(64 * GIB), timeline, widest, "op") is None
-    assert no_room(FakeEngine(GIB, is_gpu=False), timeline, widest, "op") is None
-    error = no_room(FakeEngine(int(1.5 * GIB)), timeline, widest, "op")
+
+    def refused(memory):
+        engine = FakeEngine(memory)
+        return no_room(engine, timeline, widest, engine.room, "op")
+
+    assert refused(64 * GIB) is None
+    error = refused(int(1.5 * GIB))
     assert error is not None
     assert error.op == "op"
-    assert no_room(FakeEngine(error.smallest_budget), timeline, widest, "op") is None
+    assert refused(error.smallest_budget) is None
     assert f"{error.smallest_budget:,}" in str(error)
 
 
@@ -130,7 +150,9 @@ def test_a_gpu_tries_plans_until_one_is_no_faster():
     timeline, engine = chain(), FakeEngine(64 * GIB)
 
     def left(*seconds):
-        return list(untried(engine, timeline, 5 * GIB, [trial(5, 5, each) for each in seconds], planner(timeline)))
+        return list(
+            untried(engine, timeline, 5 * GIB, [trial(5, 5, each) for each in seconds], planner(timeline), engine.room)
+        )
 
     assert left()
     assert left(2.0)
@@ -140,9 +162,9 @@ def test_a_gpu_tries_plans_until_one_is_no_faster():
 
 
 def test_a_cpu_plans_for_less_by_what_it_was_over():
-    timeline, engine = chain(), FakeEngine(64 * GIB, is_gpu=False)
-    first = next(untried(engine, timeline, 5 * GIB, [], planner(timeline)))
+    timeline, engine = chain(), FakeEngine(64 * GIB)
+    first = next(untried(engine, timeline, 5 * GIB, [], planner(timeline), None))
     assert first.budget == 5 * GIB
     over = trial(5 * GIB, 6 * GIB, 1.0)
-    assert next(untried(engine, timeline, 5 * GIB, [over], planner(timeline))).budget == 4 * GIB
-    assert not list(untried(engine, timeline, 5 * GIB, [trial(5 * GIB, 4 * GIB, 1.0)], planner(timeline)))
+    assert next(untried(engine, timeline, 5 * GIB, [over], planner(timeline), None)).budget == 4 * GIB
+    assert not list(untried(engine, timeline, 5 * GIB, [trial(5 * GIB, 4 * GIB, 1.0)], planner(timeline), None))

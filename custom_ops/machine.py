@@ -53,7 +53,8 @@ class Machine:
         grid_barrier: a barrier of one block on each multiprocessor (SC).
         grid_handoff: until a value that each block stores in global memory, its epoch in it, is seen by all, over the
             number of blocks.
-        grid_poll: what each further load of a thread adds to that.
+        grid_bandwidth: bytes a nanosecond that arrive in one block that way, over the number of blocks: what was just
+            written elsewhere comes slower than what is read again.
     """
 
     name: str
@@ -79,7 +80,7 @@ class Machine:
     cluster_bandwidth: float
     grid_barrier: float
     grid_handoff: Curve
-    grid_poll: float
+    grid_bandwidth: Curve
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` reads."""

@@ -68,6 +68,8 @@ class Configuration:
             "half" on the tensor cores with 16-bit numbers, pairs of float16 for precision "highest". float16 is for
             cells whose products read nothing but states and other values that are bounded.
         exchange: "single" CTA, thread-block "cluster" (distributed shared memory), or "grid" (through L2).
+        slices: of a group that exchanges through L2: so many CTAs at a time are a cluster, and share the depth of their
+            sums, so that each reads a part of the operands only.
     """
 
     rows: int = 1
@@ -79,6 +81,7 @@ class Configuration:
     shared_weights: int = 0
     product: Product = "fma"
     exchange: Exchange = "single"
+    slices: int = 1
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.passes not in (1, 2, 4) or self.rows % self.passes:
@@ -91,10 +94,22 @@ class Configuration:
             raise KernelError(f"{self.ctas} CTAs with exchange '{self.exchange}': 'single' is for exactly one CTA")
         if self.exchange == "cluster" and self.ctas > LARGEST_CLUSTER:
             raise KernelError(f"a cluster of {self.ctas} CTAs: the hardware has at most {LARGEST_CLUSTER}")
+        if self.slices < 1 or self.ctas % self.slices or (self.slices > 1 and self.exchange != "grid"):
+            raise KernelError(
+                f"{self.slices} slices of {self.ctas} CTAs with exchange '{self.exchange}': expected a divisor of the "
+                "CTAs, and more than 1 for 'grid' alone"
+            )
+        if self.slices > LARGEST_CLUSTER:
+            raise KernelError(f"{self.slices} slices: a cluster has at most {LARGEST_CLUSTER} CTAs")
         if self.tensor_cores and self.lanes < WARP:
             raise KernelError(
                 f"{self.lanes} lanes with product '{self.product}': a tensor core works for a whole warp, {WARP}"
             )
+
+    @property
+    def cluster(self) -> int:
+        """CTAs of a thread-block cluster; 1: there are none."""
+        return self.ctas if self.exchange == "cluster" else self.slices
 
     @property
     def tensor_cores(self) -> bool:

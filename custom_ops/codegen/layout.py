@@ -25,7 +25,7 @@ class GemmLayout:
     16 for all its tiles (tensor cores).
 
     Attributes:
-        columns: of all its products that this CTA owns.
+        columns: of all its products that this CTA sums up; with slices, those of all CTAs of its cluster.
         depth: length of a sum, all operands together, padded units included.
         lanes: threads (fma) or warps times 32 (mma) that split a sum.
         thread_columns: columns of a thread (fma), or 16-column tiles of a warp (mma).
@@ -37,6 +37,7 @@ class GemmLayout:
         results: byte offset of the results in shared memory.
         weights: byte offset of the weights in shared memory.
         streamed: byte offset of the weights in a group's scratch.
+        inbox, barrier: byte offsets of the sums that other slices send, and of their mbarriers; 0 with one slice.
     """
 
     columns: int
@@ -52,6 +53,8 @@ class GemmLayout:
     results: int
     weights: int
     streamed: int
+    inbox: int
+    barrier: int
 
 
 @dataclass(frozen=True)
@@ -61,20 +64,24 @@ class BufferLayout:
     Attributes:
         operands: how many.
         width: numbers that one CTA contributes to one operand's row.
+        parts: CTAs whose numbers one CTA reads.
         stride: floats between rows in shared memory.
         offset: bytes, of the buffer in shared memory (in scratch for the fallback).
         barrier: bytes, of its mbarriers.
         exchanged: bytes, in the group's scratch ("grid").
         state_operands: bit o is set when operand o is a state.
+        pairs: whether its numbers are pairs of float16.
     """
 
     operands: int
     width: int
+    parts: int
     stride: int
     offset: int
     barrier: int
     exchanged: int
     state_operands: int
+    pairs: bool
 
 
 @dataclass(frozen=True)
@@ -125,7 +132,7 @@ def layout(spec: RecurrentSpec, configuration: Configuration, arch: int) -> Layo
     """
     plan = schedule(spec.cell)
     result = _Layouter(spec, configuration, plan).layout()
-    if configuration.exchange == "cluster" and arch < 90:
+    if configuration.cluster > 1 and arch < 90:
         raise KernelError(f"thread-block clusters need compute capability 9.0, this is {arch / 10}")
     if configuration.tensor_cores and arch < 80:
         raise KernelError(f"product '{configuration.product}' needs compute capability 8.0, this is {arch / 10}")
@@ -156,7 +163,7 @@ def fallback_layout(spec: RecurrentSpec, configuration: Configuration) -> Layout
         width = 1 if buffer.sums else tile
         stride = _round_up(len(buffer.operands) * width, 4)
         buffers.append(
-            BufferLayout(len(buffer.operands), width, stride, place, 0, 0, _state_mask(plan, buffer.operands))
+            BufferLayout(len(buffer.operands), width, 1, stride, place, 0, 0, _state_mask(plan, buffer.operands), False)
         )
         place += 2 * configuration.rows * stride * 4
     sums = max((len(buffer.operands) for buffer in plan.buffers if buffer.sums), default=0)
@@ -181,6 +188,7 @@ class _Layouter:
     def layout(self) -> Layout:
         c = self.configuration
         barriers = [self._take(16 * c.passes if c.exchange == "cluster" else 0) for _ in self.plan.buffers]
+        meetings = [self._take(16 * c.passes) if c.slices > 1 else 0 for _ in self.plan.gemms]
         strides = {gemm.buffer: self._stride(gemm) for gemm in self.plan.gemms}
         buffers = []
         for index, buffer in enumerate(self.plan.buffers):
@@ -193,10 +201,13 @@ class _Layouter:
             if c.exchange == "grid":
                 self.scratch += _round_up(2 * c.passes * self.rows * row * 4, 128)
             states = _state_mask(self.plan, buffer.operands)
+            parts = c.ctas if buffer.sums else c.ctas // c.slices
+            pairs = c.product == "half" and self.spec.precision == "highest" and not buffer.sums
+            barrier = barriers[index]
             buffers.append(
-                BufferLayout(len(buffer.operands), width, stride, offset, barriers[index], exchanged, states)
+                BufferLayout(len(buffer.operands), width, parts, stride, offset, barrier, exchanged, states, pairs)
             )
-        gemms = tuple(self._gemm(gemm) for gemm in self.plan.gemms)
+        gemms = tuple(self._gemm(*each) for each in zip(self.plan.gemms, meetings, strict=True))
         sums = max((len(buffer.operands) for buffer in self.plan.buffers if buffer.sums), default=0)
         staging = self._take(sums * self.rows * self.tile * 4)
         items = -(-self.rows * self.tile // c.threads)
@@ -216,8 +227,8 @@ class _Layouter:
     def _mapping(self, gemm: Gemm) -> tuple[int, int, int, int, int]:
         """Columns, depth, lanes, thread columns and chunks of a gemm."""
         c = self.configuration
-        columns = len(gemm.products) * self.tile
-        depth = len(gemm.terms[0]) * c.ctas * self.tile
+        columns = len(gemm.products) * self.tile * c.slices
+        depth = len(gemm.terms[0]) * c.ctas // c.slices * self.tile
         if c.tensor_cores:
             tiles, pieces = -(-columns // 16), -(-depth // 16)
             warps = c.threads // WARP
@@ -233,7 +244,7 @@ class _Layouter:
             return _round_up(lanes // WARP * chunks * 16, 32) + 16
         return lanes * chunks * 4
 
-    def _gemm(self, gemm: Gemm) -> GemmLayout:
+    def _gemm(self, gemm: Gemm, meeting: int) -> GemmLayout:
         c = self.configuration
         columns, depth, lanes, thread_columns, chunks = self._mapping(gemm)
         chunk = chunk_words(self.spec, c) * thread_columns
@@ -250,11 +261,12 @@ class _Layouter:
                 block -= 1
         else:
             block, partials = min(8, self.rows), max(1, lanes // WARP)
-            result_stride = c.threads // lanes * thread_columns
+            result_stride = _round_up(c.threads // lanes * thread_columns, 4 if c.slices > 1 else 1)
             while self.rows % block or (block > 1 and block * thread_columns > min(32, free)):
                 block -= 1
         copies = 2 if c.passes > 1 else 1
         results = self._take(copies * partials * self.padded_rows * result_stride * 4)
+        inbox = self._take(2 * c.passes * self.rows * columns * 4) if c.slices > 1 else 0
         weights = self._take(shared * chunk * c.threads * 4)
         streamed = _round_up(self.scratch, 128)
         rest = chunks - registers - shared
@@ -262,7 +274,7 @@ class _Layouter:
             self.scratch = streamed + c.ctas * rest * chunk * c.threads * 4
         return GemmLayout(
             columns, depth, lanes, thread_columns, chunks, registers, shared, block, partials, result_stride, results,
-            weights, streamed,
+            weights, streamed, inbox, meeting,
         )  # fmt: skip
 
 

@@ -3,6 +3,8 @@ elementwise code. Equal specifications and configurations give equal source."""
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from custom_ops.codegen.elementwise import Pointers, cell_struct
 from custom_ops.codegen.layout import GemmLayout, Layout, chunk_words, fallback_layout, layout, needs_bounds
 from custom_ops.codegen.schedule import Schedule, schedule
@@ -33,6 +35,7 @@ def generate(spec: RecurrentSpec, configuration: Configuration, arch: int) -> st
     exchange = configuration.exchange
     includes = ["recurrent.cuh", f"product_{configuration.product}.cuh"]
     includes += [f"exchange_{exchange}.cuh"] if exchange != "single" else []
+    includes += ["slices.cuh"] if configuration.slices > 1 else []
     parts = [
         *(f'#include "{name}"' for name in includes),
         "namespace tfmem {",
@@ -81,6 +84,7 @@ def _plan(name: str, spec: RecurrentSpec, configuration: Configuration, plan: Sc
         "kThreads": configuration.threads,
         "kTile": sizes.tile,
         "kPasses": 1 if fallback else configuration.passes,
+        "kSlices": 1 if fallback else configuration.slices,
         "kRows": sizes.rows,
         "kPaddedRows": sizes.padded_rows,
         "kItems": sizes.items,
@@ -89,6 +93,7 @@ def _plan(name: str, spec: RecurrentSpec, configuration: Configuration, plan: Sc
         "kScratch": scratch,
         "kPointersOfDirection": Pointers(spec.cell).count,
         "kFallback": int(fallback),
+        "kOperandScale": OPERAND_SCALE,
         "kLargest": LARGEST_OPERAND if needs_bounds(spec, configuration) and not fallback else 0,
     }
     exchange = "FallbackExchange" if fallback else EXCHANGES[configuration.exchange]
@@ -122,16 +127,17 @@ def layout_scratch(spec: RecurrentSpec, configuration: Configuration, sizes: Lay
 def _tables(plan: Schedule, sizes: Layout) -> list[str]:
     lines = ["template <int I> __host__ __device__ static constexpr BufferShape buffer() {"]
     for index, buffer in enumerate(sizes.buffers):
-        numbers = (buffer.operands, buffer.width, buffer.stride, buffer.offset, buffer.barrier, buffer.exchanged)
-        lines.append(f"if (I == {index}) return {{{', '.join(map(str, numbers))}, {buffer.state_operands}}};")
+        numbers = [getattr(buffer, field.name) for field in fields(buffer)]  # BufferShape has them in the same order
+        lines.append(f"if (I == {index}) return {{{', '.join(str(int(number)) for number in numbers)}}};")
     lines += ["return {};", "}"]
     lines += ["template <int I> __host__ __device__ static constexpr GemmShape gemm() {"]
     for index, gemm in enumerate(plan.gemms):
         operands, products = len(gemm.terms[0]), len(gemm.products)
-        columns = products * sizes.tile
+        columns = sizes.gemms[index].columns if sizes.gemms else products * sizes.tile
         depth = sizes.gemms[index].depth if sizes.gemms else operands * sizes.tile
         lines.append(f"if (I == {index}) return {{{columns}, {depth}, {operands}, {products}}};")
     lines += ["return {};", "}"]
+    lines += _inboxes(plan, sizes)
     stages = sorted({gemm.stage for gemm in plan.gemms})
     found = " || ".join(f"STAGE == {stage}" for stage in stages) or "false"
     lines.append(f"template <int STAGE> __host__ __device__ static constexpr bool has_gemm() {{ return {found}; }}")
@@ -140,6 +146,19 @@ def _tables(plan: Schedule, sizes: Layout) -> list[str]:
     for index, wanted in enumerate(plan.buffers):
         lines.append(f"if constexpr (STAGE == -1 || STAGE == {wanted.stage}) function(Tag<{index}>());")
     return [*lines, "}"]
+
+
+def _inboxes(plan: Schedule, sizes: Layout) -> list[str]:
+    """Where the sums of other slices arrive."""
+    sliced = [gemm for gemm in sizes.gemms if gemm.inbox]
+    if not sliced:
+        return []
+    lines = ["template <int I> __host__ __device__ static constexpr InboxShape inbox() {"]
+    for index, gemm in enumerate(sliced):
+        columns = len(plan.gemms[index].products) * sizes.tile
+        numbers = (columns, gemm.result_stride, gemm.partials, gemm.inbox, gemm.barrier)
+        lines.append(f"if (I == {index}) return {{{', '.join(map(str, numbers))}}};")
+    return [*lines, "return {};", "}"]
 
 
 def _shape(index: int, gemm: GemmLayout, spec: RecurrentSpec, configuration: Configuration, sizes: Layout) -> list[str]:
@@ -171,6 +190,8 @@ def _products(plan: Schedule, sizes: Layout, spec: RecurrentSpec, configuration:
     """The products of a CTA: loaded once, run in their stage, their partial sums added where they are read."""
     kind = {"fma": "FmaProduct", "mma": "MmaProduct", "half": "HalfProduct"}[configuration.product]
     members = [f"{kind}<Shape{index}> gemm_{index};" for index in range(len(plan.gemms))]
+    sliced = configuration.slices > 1
+    members += ["Slices<Plan> slices;"] if sliced else []
     load, run, result = [], [], []
     for index, gemm in enumerate(sizes.gemms):
         chunk = chunk_words(spec, configuration) * gemm.thread_columns
@@ -185,13 +206,21 @@ def _products(plan: Schedule, sizes: Layout, spec: RecurrentSpec, configuration:
         )
         load.append(f"gemm_{index}.load(WeightSource<Cell, Plan, {index}, WORDS>{{context}}, {weights});")
         operands = f"exchange.template operands<{plan.gemms[index].buffer}>(pass, step)"
-        run.append(
-            f"if constexpr (STAGE == {plan.gemms[index].stage}) "
-            f"gemm_{index}.run({operands}, {place}, results<{index}>(pass));"
-        )
+        run += [
+            f"if constexpr (STAGE == {plan.gemms[index].stage}) {{",
+            f"gemm_{index}.run({operands}, {place}, results<{index}>(pass));",
+        ]
+        if sliced:
+            load.append(f"slices.template begin<{index}>();")
+            run += ["__syncthreads();", f"slices.template meet<{index}>(results<{index}>(pass), pass, step);"]
+        run.append("}")
         result.append(
             f"if constexpr (GEMM == {index}) return add<{gemm.partials}, {gemm.result_stride}>(from, at.row);"
         )
+    if sliced:
+        result = ["return slices.template sum<GEMM>(at.pass, at.step, at.row, PRODUCT * kTile + at.unit);"]
+    else:
+        result.insert(0, "const float* from = results<GEMM>(at.pass) + PRODUCT * kTile + at.unit;")
     offsets = [
         f"if constexpr (GEMM == {index}) return reinterpret_cast<float*>(shared + {gemm.results}) + "
         f"pass % 2 * {gemm.partials * sizes.padded_rows * gemm.result_stride};"
@@ -203,7 +232,7 @@ def _products(plan: Schedule, sizes: Layout, spec: RecurrentSpec, configuration:
         "char* shared;",
         "char* scratch;",
         "__device__ Products(const Context<Plan, WORDS>& context, char* shared, char* scratch)",
-        ": shared(shared), scratch(scratch) {",
+        ": " + ("slices(shared, context.cta), " if sliced else "") + "shared(shared), scratch(scratch) {",
         *load,
         "}",
         "template <int STAGE, class Exchange>",
@@ -215,9 +244,8 @@ def _products(plan: Schedule, sizes: Layout, spec: RecurrentSpec, configuration:
         "return nullptr;",
         "}",
         "template <int GEMM, int PRODUCT, class At> __device__ float result(const At& at) const {",
-        "const float* from = results<GEMM>(at.pass) + PRODUCT * kTile + at.unit;",
         *result,
-        "return 0.0f;",
+        *(["return 0.0f;"] if not sliced else []),
         "}",
         "template <int PARTIALS, int STRIDE> __device__ static float add(const float* from, int row) {",
         "float sum = from[row * STRIDE];",

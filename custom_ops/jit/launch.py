@@ -19,7 +19,7 @@ class Launcher:
     Attributes:
         registers, local, shared: of the kernel as it was compiled: registers a thread, bytes of local memory a thread
             (spills and stack), bytes of static shared memory.
-        resident: CTAs, or clusters of them, that the device runs at once.
+        resident: CTAs that the device runs at once.
     """
 
     def __init__(self, program: Program) -> None:
@@ -42,7 +42,7 @@ class Launcher:
         self.local = self._attribute(attribute.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)
         self.shared = self._attribute(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
         self.resident = self._resident()
-        if self.resident < (program.ctas if program.cooperative else 1):
+        if self.resident < (program.ctas if program.cooperative else program.cluster):
             raise KernelError(
                 f"a group of {program.ctas} CTAs does not fit this device: it runs {self.resident} at once"
             )
@@ -156,7 +156,8 @@ class Launcher:
             config.sharedMemBytes = program.shared
             attributes = self._attributes()
             config.attrs, config.numAttrs = attributes, len(attributes)
-            return int(self._call(driver.cuOccupancyMaxActiveClusters(self._kernel, config), "fit its clusters"))
+            returned = driver.cuOccupancyMaxActiveClusters(self._kernel, config)
+            return program.cluster * int(self._call(returned, "fit its clusters"))
         returned = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self._kernel, program.threads, program.shared)
         of_one = int(self._call(returned, "fit its CTAs"))
         device = self._call(driver.cuCtxGetDevice(), "find the device")

@@ -27,8 +27,8 @@ POSITIONS, LOADS = 32, 8  # as microbenchmark.cuh has them
 SHUFFLES = 5  # of a reduction
 FEW, MANY, REPEATS = 32, 1056, 3  # times a kernel does its work; launches of each
 WARM_UP = 100  # launches, in which the clock rises
-SMALL, LARGE = 256, 4096  # floats of state
-GRID_SMALL, GRID_LARGE = 1024, 4096  # one load of a thread, and four
+CLUSTER_STATE = (256, 4096)  # floats
+STATE = (1024, 8192)  # one load of a thread, and eight: more than are on their way at once
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,9 @@ class Point:
     size: int = 0
 
 
-FORMAT = "machine 1"
-BUFFER_BYTES = 2 * 4 * LARGE + 4096  # two copies of the state, and a counter behind them
+FORMAT = "machine 2"
+COPIES_BYTES = 2 * 4 * max(STATE)
+BUFFER_BYTES = COPIES_BYTES + 4096  # two copies of the state, and a counter behind them
 WHOLE_PROCESSOR = 120 << 10  # bytes of shared memory with which one block fills a multiprocessor
 CLUSTERS = (2, 4, 8, 16)
 
@@ -93,7 +94,7 @@ class Bench:
     def __call__(self, point: Point, iterations: int) -> float:
         stream = self._device.stream
         self._call("cuMemsetD8Async", self._buffer, 0, BUFFER_BYTES, stream)
-        counter = self._buffer + 2 * 4 * LARGE
+        counter = self._buffer + COPIES_BYTES
         values = (
             ctypes.c_uint64(self._buffer),
             ctypes.c_uint64(counter),
@@ -192,11 +193,11 @@ def fit(launch: Launch, name: str, arch: int, clusters: Curve) -> Machine:
         few, many = (statistics.median(launch(point, count) for _ in range(REPEATS)) for count in (FEW, MANY))
         return max(many - few, 1.0) / (MANY - FEW)
 
-    def line(kernel: str, **shape: int) -> tuple[float, float]:
+    def line(kernel: str, sizes: tuple[int, int], **shape: int) -> tuple[float, float]:
         """Nanoseconds for no state at all, and bytes a nanosecond."""
-        small, large = (each(kernel, size=size, **shape) for size in (SMALL, LARGE))
-        bandwidth = 4 * (LARGE - SMALL) / max(large - small, 1.0)
-        return max(small - 4 * SMALL / bandwidth, 1.0), bandwidth
+        small, large = (each(kernel, size=size, **shape) for size in sizes)
+        bandwidth = 4 * (sizes[1] - sizes[0]) / max(large - small, 1.0)
+        return max(small - 4 * sizes[0] / bandwidth, 1.0), bandwidth
 
     for _ in range(WARM_UP):
         launch(Point("products_1_1", 2 * WARP * SCHEDULERS, multiprocessors), MANY)
@@ -212,13 +213,12 @@ def fit(launch: Launch, name: str, arch: int, clusters: Curve) -> Machine:
     by_rows = _curve((rows, speedup(1, rows, 1)) for rows in SUMS)
     one_reduction = each("reductions_1", warps=1)
     shuffle = one_reduction / SHUFFLES
-    loads = {share: line("state_load", blocks=max(1, round(share * multiprocessors))) for share in SHARES}
+    loads = {share: line("state_load", STATE, blocks=max(1, round(share * multiprocessors))) for share in SHARES}
     largest = int(clusters[-1][0])
     together = {"blocks": largest * int(clusters[-1][1]), "cluster": largest}
-    cluster_handoff, cluster_bandwidth = line("cluster_exchange", **together) if largest > 1 else (0.0, 1.0)
+    in_cluster = line("cluster_exchange", CLUSTER_STATE, **together) if largest > 1 else (0.0, 1.0)
     counts = (max(1, multiprocessors // 8), max(1, multiprocessors // 2), multiprocessors)
-    handoffs = _curve((blocks, each("grid_exchange", blocks=blocks, size=GRID_SMALL)) for blocks in counts)
-    further = (GRID_LARGE - GRID_SMALL) / (4 * 2 * WARP * SCHEDULERS)  # further ones of a thread
+    in_grid = {blocks: line("grid_exchange", STATE, blocks=blocks) for blocks in counts}
     return Machine(
         name=name,
         arch=arch,
@@ -245,11 +245,11 @@ def fit(launch: Launch, name: str, arch: int, clusters: Curve) -> Machine:
         load_bandwidth=_curve((share, bandwidth) for share, (_, bandwidth) in loads.items()),
         block_barrier=each("block_barrier"),
         cluster_barrier=each("cluster_barrier", **together) if largest > 1 else 0.0,
-        cluster_handoff=cluster_handoff,
-        cluster_bandwidth=cluster_bandwidth,
+        cluster_handoff=in_cluster[0],
+        cluster_bandwidth=in_cluster[1],
         grid_barrier=each("grid_barrier"),
-        grid_handoff=handoffs,
-        grid_poll=max(0.0, each("grid_exchange", size=GRID_LARGE) - handoffs[-1][1]) / further,
+        grid_handoff=_curve((blocks, handoff) for blocks, (handoff, _) in in_grid.items()),
+        grid_bandwidth=_curve((blocks, bandwidth) for blocks, (_, bandwidth) in in_grid.items()),
     )
 
 

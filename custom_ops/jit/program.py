@@ -121,7 +121,7 @@ def build(
         fallback=FALLBACK if configuration.needs_fallback else "",
         rows=configuration.rows,
         ctas=configuration.ctas,
-        cluster=configuration.ctas if configuration.exchange == "cluster" else 1,
+        cluster=configuration.cluster,
         threads=configuration.threads,
         shared=sizes.shared,
         scratch=sizes.scratch,

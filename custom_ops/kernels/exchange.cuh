@@ -14,17 +14,20 @@
 #pragma once
 
 #include "common.cuh"
+#include "pairs.cuh"
 
 namespace tfmem {
 
 struct BufferShape {
   int operands;
   int width;
+  int parts;  // CTAs whose numbers this one reads
   int stride;
   int offset;
   int barrier;
   int exchanged;
   int states;  // bit o: operand o is a state
+  bool pairs;  // products read split_four() of its numbers
 };
 
 // Where an exchange keeps its things, and who it is.
@@ -35,19 +38,40 @@ struct Place {
   int cta;
 };
 
-// Writes what is known before step 0; `rows` is the rows of one pass.
+// Four numbers of a row, as the products of buffer B read them.
+template <class Plan, int B>
+__device__ __forceinline__ float4 as_read(float4 four) {
+  if constexpr (Plan::template buffer<B>().pairs) return split_four(four, Plan::kOperandScale);
+  return four;
+}
+
+// The numbers of a quad of lanes.
+__device__ __forceinline__ float4 of_quad(float value) {
+  return make_float4(__shfl_sync(kAllLanes, value, 0, 4), __shfl_sync(kAllLanes, value, 1, 4),
+                     __shfl_sync(kAllLanes, value, 2, 4), __shfl_sync(kAllLanes, value, 3, 4));
+}
+
+// Writes what is known before step 0; `rows` is the rows of one pass, `first_place` the unit where
+// the parts that this CTA reads begin.
 template <class Plan, int B, class Initial>
-__device__ inline void fill_states(float* to, int first_row, const Initial& initial) {
+__device__ inline void fill_states(float* to, int first_row, const Initial& initial,
+                                   int first_place = 0) {
   constexpr BufferShape kBuffer = Plan::template buffer<B>();
-  constexpr int kPlaces = Plan::kCtas * kBuffer.width;
+  if constexpr (kBuffer.states != 0) {
+    constexpr int kPlaces = kBuffer.parts * kBuffer.width;  // a multiple of 4
 #pragma unroll 1
-  for (int i = threadIdx.x; i < Plan::kRows * kBuffer.operands * kPlaces; i += Plan::kThreads) {
-    const int row = i / (kBuffer.operands * kPlaces);
-    const int operand = i / kPlaces % kBuffer.operands;
-    if (kBuffer.states >> operand & 1) {
-      const int place = i % kPlaces;
-      to[row * kBuffer.stride + operand * kPlaces + place] =
-          initial(operand, first_row + row, place);
+    for (int i = threadIdx.x * 4; i < Plan::kRows * kBuffer.operands * kPlaces;
+         i += Plan::kThreads * 4) {
+      const int row = i / (kBuffer.operands * kPlaces);
+      const int operand = i / kPlaces % kBuffer.operands;
+      if (kBuffer.states >> operand & 1) {
+        const int place = i % kPlaces;
+        const auto one = [&](int next) {
+          return initial(operand, first_row + row, first_place + place + next);
+        };
+        *reinterpret_cast<float4*>(to + row * kBuffer.stride + operand * kPlaces + place) =
+            as_read<Plan, B>(make_float4(one(0), one(1), one(2), one(3)));
+      }
     }
   }
 }
@@ -81,7 +105,13 @@ class SingleExchange {
   template <int B, int O>
   __device__ void send(int pass, int step, int row, int unit, bool valid, float value) const {
     constexpr BufferShape kBuffer = Plan::template buffer<B>();
-    if (valid) operands<B>(pass, step)[row * kBuffer.stride + O * kBuffer.width + unit] = value;
+    float* to = operands<B>(pass, step) + row * kBuffer.stride + O * kBuffer.width + unit;
+    if constexpr (kBuffer.pairs) {
+      const float4 four = as_read<Plan, B>(of_quad(value));
+      if (valid && threadIdx.x % 4 == 0) *reinterpret_cast<float4*>(to) = four;
+    } else {
+      if (valid) *to = value;
+    }
   }
 
   template <int B, int O>

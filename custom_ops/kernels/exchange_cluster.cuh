@@ -7,55 +7,12 @@
 // same holds for reuse of the mbarriers.
 #pragma once
 
+#include "cluster.cuh"
 #include "exchange.cuh"
 
 namespace tfmem {
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-
-__device__ __forceinline__ unsigned shared_address(const void* pointer) {
-  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
-}
-
-__device__ __forceinline__ unsigned address_in(unsigned address, int cta) {
-  unsigned result;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(address), "r"(cta));
-  return result;
-}
-
-__device__ __forceinline__ void store_async(unsigned to, float4 value, unsigned barrier) {
-  asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
-      :
-      : "r"(to), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(barrier)
-      : "memory");
-}
-
-__device__ __forceinline__ void store_async(unsigned to, float value, unsigned barrier) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];"
-               :
-               : "r"(to), "f"(value), "r"(barrier)
-               : "memory");
-}
-
-__device__ __forceinline__ void cluster_barrier() {
-  asm volatile(
-      "barrier.cluster.arrive.release.aligned;\n"
-      "barrier.cluster.wait.acquire.aligned;" ::
-          : "memory");
-}
-
-__device__ __forceinline__ bool try_wait(unsigned barrier, unsigned parity) {
-  unsigned done;
-  asm volatile(
-      "{\n.reg .pred p;\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-      "selp.u32 %0, 1, 0, p;\n}"
-      : "=r"(done)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-  return done;
-}
 
 template <class Plan>
 class ClusterExchange {
@@ -76,8 +33,7 @@ class ClusterExchange {
       fill_states<Plan, B>(operands<B>(pass, 0), pass * Plan::kRows, initial);
       if (threadIdx.x == 0) {
         for (int copy = 0; copy < 2; ++copy) {
-          const unsigned address = barrier<B>(pass, copy);
-          asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address) : "memory");
+          init_barrier(barrier<B>(pass, copy));
         }
         // States of step 0 are here already.
         constexpr int kStates = count_bits(kBuffer.states);
@@ -87,23 +43,12 @@ class ClusterExchange {
     }
   }
 
-  __device__ void start() {
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    __syncthreads();
-    cluster_barrier();
-  }
+  __device__ void start() { start_cluster(); }
 
   template <int B, class Initial>
   __device__ __forceinline__ void wait(int pass, int step, const Initial&) {
-    constexpr BufferShape kBuffer = Plan::template buffer<B>();
     const unsigned address = barrier<B>(pass, step % 2);
-    const unsigned parity = step / 2 % 2;
-    // A cluster runs all at once or not at all, so this ends. The bound is for what nobody thought
-    // of: an error of the launch, and neither a hung GPU nor wrong numbers.
-    int polls = kPolls;
-    while (!__all_sync(kAllLanes, try_wait(address, parity))) {
-      if (--polls == 0) asm volatile("trap;");
-    }
+    wait_for(address, step / 2 % 2);
     if (threadIdx.x == 0) expect(address, kBytes<B>);
   }
 
@@ -119,9 +64,7 @@ class ClusterExchange {
                                        float value) const {
     constexpr BufferShape kBuffer = Plan::template buffer<B>();
     // A quad of lanes has 4 units of one row: each of its lanes sends all 4, to every fourth peer.
-    const float4 four =
-        make_float4(__shfl_sync(kAllLanes, value, 0, 4), __shfl_sync(kAllLanes, value, 1, 4),
-                    __shfl_sync(kAllLanes, value, 2, 4), __shfl_sync(kAllLanes, value, 3, 4));
+    const float4 four = as_read<Plan, B>(of_quad(value));
     const int number =
         ((step % 2 * Plan::kPasses + pass) * Plan::kPaddedRows + row) * kBuffer.stride +
         (O * Plan::kCtas + place_.cta) * kBuffer.width + unit / 4 * 4;
@@ -169,11 +112,6 @@ class ClusterExchange {
   __device__ unsigned barrier(int pass, int copy) const {
     return shared_address(place_.shared) + Plan::template buffer<B>().barrier +
            (pass * 2 + copy) * 8;
-  }
-
-  __device__ static void expect(unsigned barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-                 : "memory");
   }
 
   Place place_;

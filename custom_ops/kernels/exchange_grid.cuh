@@ -8,6 +8,7 @@
 // (those of step 0 are given), all else from step 0 on.
 #pragma once
 
+#include "cluster.cuh"
 #include "exchange.cuh"
 
 namespace tfmem {
@@ -68,13 +69,6 @@ __device__ __forceinline__ bool is_of(unsigned value, unsigned epoch) {
   return (value & 1u) == epoch;
 }
 
-__device__ __forceinline__ void put(float* to, uint4 value) {
-  *reinterpret_cast<float4*>(to) = make_float4(without_epoch(value.x), without_epoch(value.y),
-                                               without_epoch(value.z), without_epoch(value.w));
-}
-
-__device__ __forceinline__ void put(float* to, unsigned value) { *to = without_epoch(value); }
-
 // 16 bytes of global memory (as L2 has them now) to shared memory, asynchronously.
 __device__ __forceinline__ void copy_async(float* to, const unsigned* from) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
@@ -94,6 +88,8 @@ __device__ __forceinline__ void wait_for_copies() {
 // With several passes, the operands of the next pass are copied while the products of this one run:
 // there are two buffers in shared memory. A copied word may be old; then its thread asks for it
 // again.
+//
+// With several slices (slices.cuh) a CTA reads the numbers of its share of the CTAs only.
 template <class Plan>
 class GridExchange {
  public:
@@ -104,14 +100,21 @@ class GridExchange {
   template <int B, class Initial>
   __device__ void begin(const Initial&) {}
 
-  __device__ void start() { __syncthreads(); }
+  __device__ void start() {
+    if constexpr (Plan::kSlices > 1) {
+      start_cluster();
+    } else {
+      __syncthreads();
+    }
+  }
 
   template <int B, class Initial>
   __device__ __forceinline__ void wait(int pass, int step, const Initial& initial) {
     constexpr BufferShape kBuffer = Plan::template buffer<B>();
     const bool first = step == 0 && pass == 0;
     if (step == 0 && kBuffer.states != 0) {
-      fill_states<Plan, B>(operands<B>(pass, 0), pass * Plan::kRows, initial);
+      fill_states<Plan, B>(operands<B>(pass, 0), pass * Plan::kRows, initial,
+                           first_part<B>() * kBuffer.width);
     }
     if (kAhead && !first) wait_for_copies();
     if (step > 0 || !kStatesOnly<B>) receive<B>(pass, step, kAhead && !first);
@@ -153,21 +156,38 @@ class GridExchange {
   }
 
   __device__ void end_of_stage() const {}
-  __device__ void finish() const { wait_for_copies(); }
+
+  __device__ void finish() const {
+    wait_for_copies();
+    if constexpr (Plan::kSlices > 1) cluster_barrier();
+  }
 
  private:
   template <int B>
   static constexpr bool kStatesOnly =
       Plan::template buffer<B>().states == (1 << Plan::template buffer<B>().operands) - 1;
 
-  // How many words a thread moves at a time, in how many pieces a buffer comes.
+  // Words of a row, of all CTAs and of those that this one reads; how many words a thread moves at
+  // a time, in how many pieces a buffer comes.
   template <int B>
   static constexpr int kRow =
       Plan::template buffer<B>().operands * Plan::kCtas * Plan::template buffer<B>().width;
   template <int B>
-  static constexpr int kWords = kRow<B> % 4 == 0 ? 4 : 1;
+  static constexpr int kOperand =
+      Plan::template buffer<B>().parts * Plan::template buffer<B>().width;
   template <int B>
-  static constexpr int kPieces = Plan::kRows * kRow<B> / kWords<B>;
+  static constexpr int kRead = Plan::template buffer<B>().operands * kOperand<B>;
+  template <int B>
+  static constexpr int kWords = kRow<B> % 4 == 0 && kOperand<B> % 4 == 0 ? 4 : 1;
+  template <int B>
+  static constexpr int kPieces = Plan::kRows * kRead<B> / kWords<B>;
+
+  // The first CTA whose numbers this one reads.
+  template <int B>
+  __device__ int first_part() const {
+    constexpr int kParts = Plan::template buffer<B>().parts;
+    return kParts == Plan::kCtas ? 0 : place_.cta % Plan::kSlices * kParts;
+  }
 
   template <int B>
   __device__ static unsigned epoch(int step, int operand) {
@@ -181,76 +201,148 @@ class GridExchange {
            ((step % 2 * Plan::kPasses + pass) * Plan::kRows + row) * kRow<B>;
   }
 
-  // The index-th piece of this CTA. Each CTA starts elsewhere, so that they do not all ask the same
-  // slice of L2.
+  // Where the pieces of a thread are. Each CTA starts elsewhere, so that they do not all ask the
+  // same slice of L2. Where whole rows fit the threads, a thread stays in its column: its pieces
+  // are equally far apart, and cost no arithmetic.
   template <int B>
-  __device__ int piece(int index) const {
-    const int shifted = index + place_.cta * (kPieces<B> / Plan::kCtas);
-    return shifted >= kPieces<B> ? shifted - kPieces<B> : shifted;
+  struct Pieces {
+    static constexpr int kOfRow = kRead<B> / kWords<B>;
+    static constexpr bool kEven = Plan::kThreads % kOfRow == 0;
+    static constexpr int kStride = Plan::template buffer<B>().stride;
+
+    // The pieces with the numbers index + i * kThreads.
+    __device__ __forceinline__ Pieces(const GridExchange& exchange, int pass, int step, int index)
+        : exchange(exchange), index(index) {
+      words = exchange.words<B>(pass, step, 0);
+      numbers = exchange.operands<B>(pass, 0);
+      if constexpr (kEven) move_to(index / kOfRow, (index + exchange.place_.cta * 8) % kOfRow);
+    }
+
+    // From now on only the i-th.
+    __device__ __forceinline__ Pieces at(int i) const {
+      Pieces piece = *this;
+      if constexpr (kEven) {
+        piece.words += i * (Plan::kThreads / kOfRow) * kRow<B>;
+        piece.numbers += i * (Plan::kThreads / kOfRow) * kStride;
+      } else {
+        const int place = index + i * Plan::kThreads;
+        const int shifted = place + exchange.place_.cta * (kPieces<B> / Plan::kCtas);
+        const int wrapped = shifted >= kPieces<B> ? shifted - kPieces<B> : shifted;
+        piece.move_to(wrapped / kOfRow, wrapped % kOfRow);
+      }
+      return piece;
+    }
+
+    __device__ __forceinline__ void move_to(int row, int column) {
+      const int within = column * kWords<B>;
+      operand = within / kOperand<B>;
+      int word = within;
+      if constexpr (kRead<B> != kRow<B>) {
+        constexpr int kWidth = Plan::template buffer<B>().width;
+        word = (operand * Plan::kCtas + exchange.first_part<B>()) * kWidth + within % kOperand<B>;
+      }
+      words += row * kRow<B> + word;
+      numbers += row * kStride + within;
+    }
+
+    // Whether it comes in `step`; the states of step 0 are here already.
+    __device__ __forceinline__ bool comes(int step) const {
+      return step > 0 || !(Plan::template buffer<B>().states >> operand & 1);
+    }
+
+    const GridExchange& exchange;
+    int index;
+    const unsigned* words;  // where it is sent
+    float* numbers;         // where it is read
+    int operand = 0;
+  };
+
+  template <int B>
+  __device__ __forceinline__ static void put(float* to, uint4 value) {
+    *reinterpret_cast<float4*>(to) =
+        as_read<Plan, B>(make_float4(without_epoch(value.x), without_epoch(value.y),
+                                     without_epoch(value.z), without_epoch(value.w)));
   }
 
   template <int B>
-  __device__ float* place_of(int pass, int piece) const {
-    constexpr int kPiecesOfRow = kRow<B> / kWords<B>;
-    return operands<B>(pass, 0) + piece / kPiecesOfRow * Plan::template buffer<B>().stride +
-           piece % kPiecesOfRow * kWords<B>;
+  __device__ __forceinline__ static void put(float* to, unsigned value) {
+    *to = without_epoch(value);
   }
 
   template <int B>
   __device__ __forceinline__ void copy_ahead(int pass, int step) const {
     if constexpr (kWords<B> == 4) {
-      const unsigned* from = words<B>(pass, step, 0);
 #pragma unroll 4
       for (int i = threadIdx.x; i < kPieces<B>; i += Plan::kThreads) {
-        copy_async(place_of<B>(pass, piece<B>(i)), from + piece<B>(i) * 4);
+        const Pieces<B> piece = Pieces<B>(*this, pass, step, i).at(0);
+        if (piece.comes(step)) copy_async(piece.numbers, piece.words);
       }
     }
   }
 
-  // All words of one buffer, from all CTAs, into shared memory; `ahead` says that a copy of them is
-  // there.
+  // All words of one buffer, from all CTAs, into shared memory; `copied` says that a copy of them
+  // is there.
+  //
+  // A thread that has many asks for its first piece until it has come; by then the others have,
+  // more or less. To ask for all of them again and again would take L2's bandwidth from those who
+  // send.
   template <int B>
-  __device__ __forceinline__ void receive(int pass, int step, bool ahead) {
-    constexpr BufferShape kBuffer = Plan::template buffer<B>();
-    using Words = typename Choose<kWords<B> == 4, uint4, unsigned>::Type;
+  __device__ __forceinline__ void receive(int pass, int step, bool copied) {
     constexpr int kOnce = (kPieces<B> + Plan::kThreads - 1) / Plan::kThreads;
-    constexpr int kFlight = kOnce < 8 ? kOnce : 8;  // loads of a thread on their way
-    const unsigned* from = words<B>(pass, step, 0);
+    if (kOnce > kFew && !copied) {
+      take<B, 1>(pass, step, 0, Plan::kThreads, false);
+      take<B, in_flight(kOnce - 1)>(pass, step, Plan::kThreads, kPieces<B>, false);
+    } else {
+      take<B, in_flight(kOnce)>(pass, step, 0, kPieces<B>, copied && kWords<B> == 4);
+    }
+  }
+
+  static constexpr int kFew = 4;   // pieces of a thread
+  static constexpr int kMost = 8;  // that it asks for at once
+
+  // Of so many pieces, in turns of equal size.
+  __host__ __device__ static constexpr int in_flight(int pieces) {
+    const int turns = pieces > kMost ? (pieces + kMost - 1) / kMost : 1;
+    return pieces > turns ? (pieces + turns - 1) / turns : 1;
+  }
+
+  // Waits for the pieces [begin, end) of this CTA.
+  template <int B, int FLIGHT>
+  __device__ __forceinline__ void take(int pass, int step, int begin, int end, bool copied) {
+    using Words = typename Choose<kWords<B> == 4, uint4, unsigned>::Type;
     const int lane = threadIdx.x % kWarp;
     // A warp stays together, in both loops: lanes that left a spin one by one went on to the
     // barrier alone (seen: a half warp read operands that had not arrived, and its shuffles lost
     // the other half).
 #pragma unroll 1
-    for (int first = threadIdx.x; first - lane < kPieces<B>; first += Plan::kThreads * kFlight) {
-      Words value[kFlight];
+    for (int first = begin + threadIdx.x; first - lane < end; first += Plan::kThreads * FLIGHT) {
+      const Pieces<B> pieces(*this, pass, step, first);
+      Words value[FLIGHT];
       unsigned old = 0;  // bit i: value[i] is not of this step yet
 #pragma unroll
-      for (int i = 0; i < kFlight; ++i) {
-        const int index = first + i * Plan::kThreads;
-        const int operand = piece<B>(index) * kWords<B> % kRow<B> / (Plan::kCtas * kBuffer.width);
-        const bool wanted = index < kPieces<B> && !(step == 0 && (kBuffer.states >> operand & 1));
-        if (wanted && ahead && kWords<B> == 4) {
-          value[i] = *reinterpret_cast<Words*>(place_of<B>(pass, piece<B>(index)));
+      for (int i = 0; i < FLIGHT; ++i) {
+        const Pieces<B> piece = pieces.at(i);
+        const bool wanted = first + i * Plan::kThreads < end && piece.comes(step);
+        if (wanted && copied) {
+          value[i] = *reinterpret_cast<Words*>(piece.numbers);
         } else if (wanted) {
-          load_relaxed(from + piece<B>(index) * kWords<B>, &value[i]);
+          load_relaxed(piece.words, &value[i]);
         }
         old |= wanted << i;
       }
       // All that are old are asked for at once, or their latencies would add up.
       for (int polls = failed_ ? 0 : kPolls; __any_sync(kAllLanes, old != 0); --polls) {
 #pragma unroll
-        for (int i = 0; i < kFlight; ++i) {
-          const int index = first + i * Plan::kThreads;
-          const int operand = piece<B>(index) * kWords<B> % kRow<B> / (Plan::kCtas * kBuffer.width);
-          if ((old >> i & 1) && (polls == 0 || is_of(value[i], epoch<B>(step, operand)))) {
-            put(place_of<B>(pass, piece<B>(index)), value[i]);
+        for (int i = 0; i < FLIGHT; ++i) {
+          const Pieces<B> piece = pieces.at(i);
+          if ((old >> i & 1) && (polls == 0 || is_of(value[i], epoch<B>(step, piece.operand)))) {
+            put<B>(piece.numbers, value[i]);
             old &= ~(1u << i);
           }
         }
 #pragma unroll
-        for (int i = 0; i < kFlight; ++i) {
-          const int index = first + i * Plan::kThreads;
-          if (old >> i & 1) load_relaxed(from + piece<B>(index) * kWords<B>, &value[i]);
+        for (int i = 0; i < FLIGHT; ++i) {
+          if (old >> i & 1) load_relaxed(pieces.at(i).words, &value[i]);
         }
         if (polls == 0) fail();
         if (polls % 1024 == 1) {

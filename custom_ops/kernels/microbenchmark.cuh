@@ -22,40 +22,32 @@ constexpr float kNever =
     12345.0f;  // no result: what a kernel compares with, so that its work is not dropped
 
 // Partial dot products (equations 11 and 12) as product_fma.cuh has them: weights of `kColumns`
-// columns in registers, the state in shared memory, each 16 bytes that are loaded used for all
-// columns; `kRows` rows of the batch at a time, so that kColumns * kRows sums are independent. One
-// iteration is kPositions of the state; the same few weights serve again and again.
+// columns in registers, each number of the state used for all of them; `kRows` rows of the batch at
+// a time, so that kColumns * kRows sums are independent. The state is in registers here:
+// shared_loads prices what brings it there. One iteration is kPositions of the state; the same few
+// numbers serve again and again.
 template <int kColumns, int kRows>
 __device__ void products(float* data, int iterations) {
-  constexpr int kRow = kPositions * 8 + 4;  // 8 lanes take turns; no two rows share a number
-  __shared__ alignas(16) float state[kRows * kRow + 64];
-  for (int i = threadIdx.x; i < kRows * kRow + 64; i += blockDim.x) state[i] = data[i];
+  float state[kRows][8];
   float weights[8][kColumns];
   float sums[kRows][kColumns] = {};
 #pragma unroll
-  for (int k = 0; k < 8; ++k)
+  for (int k = 0; k < 8; ++k) {
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) state[row][k] = data[(threadIdx.x + k + row) & 1023];
 #pragma unroll
     for (int j = 0; j < kColumns; ++j)
       weights[k][j] = data[(threadIdx.x + k * kColumns + j) & 1023];
-  __syncthreads();
+  }
 #pragma unroll 1
   for (int i = 0; i < iterations; ++i) {
-    const float* place = state + (threadIdx.x & 7) * 4 + (i & 1) * 4;
 #pragma unroll
-    for (int k = 0; k < kPositions; k += 4) {
+    for (int k = 0; k < kPositions; ++k)
 #pragma unroll
-      for (int row = 0; row < kRows; ++row) {
-        const float4 x = *reinterpret_cast<const float4*>(place + row * kRow + k * 8);
+      for (int row = 0; row < kRows; ++row)
 #pragma unroll
-        for (int j = 0; j < kColumns; ++j) {
-          float& sum = sums[row][j];
-          sum = fmaf(x.x, weights[k % 8][j], sum);
-          sum = fmaf(x.y, weights[k % 8 + 1][j], sum);
-          sum = fmaf(x.z, weights[k % 8 + 2][j], sum);
-          sum = fmaf(x.w, weights[k % 8 + 3][j], sum);
-        }
-      }
-    }
+        for (int j = 0; j < kColumns; ++j)
+          sums[row][j] = fmaf(state[row][k % 8], weights[k % 8][j], sums[row][j]);
   }
   float sum = 0;
 #pragma unroll
@@ -210,7 +202,7 @@ __device__ inline void grid_exchange(float* data, int iterations, int size) {
           const int w = v + f * blockDim.x;
           if (w >= size / 4) break;
           if (is_of(value[f], epoch)) {
-            put(state + w * 4 % kSharedFloats, value[f]);
+            *reinterpret_cast<uint4*>(state + w * 4 % kSharedFloats) = value[f];
           } else {
             old = true;
             load_relaxed(copy + place_of(w, start, size / 4) * 4, &value[f]);

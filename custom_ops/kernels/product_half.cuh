@@ -3,40 +3,19 @@
 // Three kinds. With kSplit a number is the sum of two float16, 22 bits together; three products
 // (high * high, high * low, low * high) keep float32's accuracy but for the last bits, at half the
 // instructions of three TF32 products, since one takes twice the depth. The resident weights are
-// pairs already and take the room that they took before. Without, weights are stored in 16 bits,
-// half the room: in float16, which rounds as TF32 does, or with kBfloat16.
+// pairs already and take the room that they took before, and so are operands where they are
+// received. Without, weights are stored in 16 bits, half the room: in float16, which rounds as TF32
+// does, or with kBfloat16.
 //
 // float16 is for operands that are known to stay in [-1, 1] (custom_ops/bounds.py): an LSTM's and a
 // GRU's states. They are scaled by kOperandScale, and each column of weights by a power of two of
 // its own, so that both fill float16's range: what is lost is below 2^-38 of the largest.
 #pragma once
 
+#include "pairs.cuh"
 #include "product_tensor.cuh"
 
 namespace tfmem {
-
-__device__ __forceinline__ unsigned half_pair(float a, float b) {
-  unsigned pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(b), "f"(a));
-  return pair;
-}
-
-__device__ __forceinline__ unsigned bfloat16_pair(float a, float b) {
-  unsigned pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(b), "f"(a));
-  return pair;
-}
-
-// What `high` lacks of two numbers. A number that is not finite lacks nothing, or infinity would
-// become NaN.
-__device__ __forceinline__ unsigned rest_pair(float a, float b, unsigned high) {
-  float back_a, back_b;
-  asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.f32.f16 %0, l;\ncvt.f32.f16 %1, h;\n}"
-      : "=f"(back_a), "=f"(back_b)
-      : "r"(high));
-  return half_pair(fabsf(back_a) <= 65504.0f ? a - back_a : 0.0f,
-                   fabsf(back_b) <= 65504.0f ? b - back_b : 0.0f);
-}
 
 template <bool BFLOAT16>
 __device__ __forceinline__ void mma_half(float* d, const uint4& a, const unsigned* b) {
@@ -111,12 +90,16 @@ struct Sixteen {
     unsigned x[Shape::kBlock][kPieces][2];
 #pragma unroll
     for (int block = 0; block < Shape::kBlock; ++block) {
-      constexpr float kScale = Shape::kBfloat16 ? 1 : Shape::kOperandScale;
       const float4 four = operands[block];
-#pragma unroll
-      for (int piece = 0; piece < kPieces; ++piece) {
-        x[block][piece][0] = part_of(four.x * kScale, four.y * kScale, piece);
-        x[block][piece][1] = part_of(four.z * kScale, four.w * kScale, piece);
+      if constexpr (kPieces == 2) {  // split_four() made them
+        x[block][0][0] = __float_as_uint(four.x);
+        x[block][0][1] = __float_as_uint(four.y);
+        x[block][1][0] = __float_as_uint(four.z);
+        x[block][1][1] = __float_as_uint(four.w);
+      } else {
+        constexpr float kScale = Shape::kBfloat16 ? 1 : Shape::kOperandScale;
+        x[block][0][0] = part_of(four.x * kScale, four.y * kScale, 0);
+        x[block][0][1] = part_of(four.z * kScale, four.w * kScale, 0);
       }
     }
 #pragma unroll

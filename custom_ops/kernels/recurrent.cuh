@@ -19,17 +19,23 @@ struct WeightSource {
   // their way together.
   __device__ float operator()(int column, int k) const {
     constexpr GemmShape kGemm = Plan::template gemm<GEMM>();
-    constexpr int kOperand = Plan::kCtas * Plan::kTile;
+    constexpr int kOperand = Plan::kCtas / Plan::kSlices * Plan::kTile;
+    constexpr int kWidth = kGemm.columns / Plan::kSlices;  // of one CTA
     constexpr int kLast = Plan::kUnits - 1;
+    const int slice = context.cta % Plan::kSlices;
     const int operand = kGemm.operands == 1 ? 0 : min(k / kOperand, kGemm.operands - 1);
-    const int row = k - operand * kOperand;
-    const int unit = context.cta * Plan::kTile + column % Plan::kTile;
-    const int product = min(column / Plan::kTile, kGemm.products - 1);
+    const int within = k - operand * kOperand;
+    const int row = slice * kOperand + within;
+    const int owner = context.cta - slice + column / kWidth;
+    const int unit = owner * Plan::kTile + column % kWidth % Plan::kTile;
+    const int product = min(column % kWidth / Plan::kTile, kGemm.products - 1);
     const auto block = context.block(Cell::block(Tag<GEMM>(), product, operand));
     const float value =
         to_float(block.base[min(row, kLast) * static_cast<long long>(block.row) +
                             min(unit, kLast) * static_cast<long long>(block.column)]);
-    return column < kGemm.columns && row <= kLast && unit <= kLast ? value : 0.0f;
+    const bool inside =
+        column < kGemm.columns && within < kOperand && row <= kLast && unit <= kLast;
+    return inside ? value : 0.0f;
   }
 
   __device__ float4 four(int column, int k) const {
@@ -107,7 +113,7 @@ struct Sweep {
       for (int pass = 0; pass < Plan::kPasses; ++pass) {
         Plan::template for_buffers<STAGE>([&](auto tag) { wait(tag, pass, step); });
         products.template run<STAGE>(exchange, pass, step);
-        if constexpr (Plan::template has_gemm<STAGE>()) __syncthreads();
+        if constexpr (Plan::template has_gemm<STAGE>() && Plan::kSlices == 1) __syncthreads();
         elementwise<STAGE>(elements[pass], pass, step);
         if constexpr (Cell::template sums<STAGE>() > 0) {
           __syncthreads();

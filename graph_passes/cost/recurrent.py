@@ -24,6 +24,7 @@ from graph_passes.cost.grnn import FLOAT, Cost, Work, price
 THREADS = (128, 256, 512)  # more have too few registers for weights
 LANES = (2, 4, 8, 16, 32, 64, 128)
 CLUSTERS = (2, 4, 8, 16)
+SLICES = (1, 2, 4, 8)
 PASSES = (1, 2, 4)
 MULTIPLES = (1, 2, 4, 8, 16, 32)  # of rows
 MOST_ROWS = 64
@@ -113,7 +114,7 @@ def predict(machine: Machine, spec: RecurrentSpec, configuration: Configuration,
         step += _product(machine, spec, configuration, sizes, gemm, warps, active)
     units = ceil(sizes.rows * sizes.tile / (WARP * SCHEDULERS)) * sharing  # of a scheduler's warps, one after the other
     step += Cost(0, _elementwise(machine, spec.cell, units), 0, 0)
-    exchange = _exchange(machine, configuration, sizes, sharing)
+    exchange = _exchange(machine, configuration, sizes, sharing, active)
     busy = step.total + exchange.load  # sending and receiving is done by the same threads
     others = configuration.passes - 1
     step = Cost(
@@ -239,28 +240,28 @@ def _operations(cell: Cell) -> _Operations:
     return _Operations(activations, others, *max(longest, default=(0, 0)))
 
 
-def _exchange(machine: Machine, configuration: Configuration, sizes: Layout, sharing: int) -> Cost:
+def _exchange(machine: Machine, configuration: Configuration, sizes: Layout, sharing: int, active: float) -> Cost:
     """Handing round the results of one pass, once for each stage's buffer."""
     load = waits = 0.0
     for buffer in sizes.buffers:
-        numbers = sizes.rows * buffer.operands * buffer.width * configuration.ctas
+        numbers = sizes.rows * buffer.operands * buffer.width * buffer.parts
         if configuration.exchange == "cluster":
             load += FLOAT * numbers * sharing / machine.cluster_bandwidth
             waits += machine.cluster_handoff
         elif configuration.exchange == "grid":
-            loads = ceil(numbers / VECTOR / configuration.threads)  # of a thread, one after the other
-            load += (loads - 1) * machine.grid_poll
+            load += FLOAT * numbers * sharing / read(machine.grid_bandwidth, active * machine.multiprocessors)
             waits += read(machine.grid_handoff, configuration.ctas)
         waits += machine.block_barrier
+    for gemm in sizes.gemms if configuration.slices > 1 else ():  # sums from the others of the cluster
+        load += FLOAT * sizes.rows * gemm.columns * sharing / machine.cluster_bandwidth
+        waits += machine.cluster_handoff
     return Cost(load, 0, 0, waits)
 
 
 def _resident(machine: Machine, configuration: Configuration) -> int:
     """Groups that run at once, one block on a multiprocessor."""
-    if configuration.exchange == "cluster":
-        sizes = [int(count) for size, count in machine.clusters if size >= configuration.ctas]
-        return max(sizes, default=0)
-    return machine.multiprocessors // configuration.ctas
+    clusters = [int(count) for size, count in machine.clusters if size >= configuration.cluster]
+    return max(clusters, default=0) * configuration.cluster // configuration.ctas
 
 
 def _blocks(machine: Machine, configuration: Configuration, sizes: Layout) -> int:
@@ -277,17 +278,23 @@ def _shapes(
     tensor_products: tuple[Product, ...] = ("mma",) if machine.tensor_rate else ()
     if tensor_products and (spec.precision == "bfloat16" or products_are_bounded(spec.cell)):
         tensor_products = ("half", *tensor_products)
-    for ctas in group_sizes:
-        tiles = ceil(spec.cell.blocks * ceil(spec.units / ctas / 4) * 4 / 16)
-        resident = _resident(machine, Configuration(ctas=ctas, exchange=exchange))
+    of_slices = SLICES if exchange == "grid" else (1,)
+    for ctas, slices in sorted(
+        {(ceil(size / slices) * slices, slices) for size in group_sizes for slices in of_slices}
+    ):
+        tiles = ceil(spec.cell.blocks * ceil(spec.units / ctas / 4) * 4 * slices / 16)
+        resident = _resident(machine, Configuration(ctas=ctas, exchange=exchange, slices=slices))
+        if not resident or 1 < ctas == slices:  # that is a cluster
+            continue
         for rows in _heights(batch, resident // spec.directions, turns):
             for passes, threads, lanes in product(PASSES if ctas > 1 else (1,), THREADS, LANES):
                 if rows % passes or lanes > threads:
                     continue
-                yield Configuration(rows, passes, ctas, threads, lanes, 0, 0, "fma", exchange)
+                shape = Configuration(rows, passes, ctas, threads, lanes, 0, 0, "fma", exchange, slices)
+                yield shape
                 if lanes >= WARP and rows // passes >= LEAST_TENSOR_ROWS and tiles <= MOST_TILES * (threads // lanes):
                     for kind in tensor_products:
-                        yield Configuration(rows, passes, ctas, threads, lanes, 0, 0, kind, exchange)
+                        yield replace(shape, product=kind)
 
 
 def _holds(spec: RecurrentSpec, ctas: int) -> bool:

@@ -106,6 +106,7 @@ static constexpr int kCtas = 16;
 static constexpr int kThreads = 256;
 static constexpr int kTile = 16;
 static constexpr int kPasses = 1;
+static constexpr int kSlices = 1;
 static constexpr int kRows = 1;
 static constexpr int kPaddedRows = 1;
 static constexpr int kItems = 1;
@@ -114,9 +115,10 @@ static constexpr int kZeroed = 2064;
 static constexpr int kScratch = 0;
 static constexpr int kPointersOfDirection = 7;
 static constexpr int kFallback = 0;
+static constexpr int kOperandScale = 16384;
 static constexpr int kLargest = 0;
 template <int I> __host__ __device__ static constexpr BufferShape buffer() {
-if (I == 0) return {1, 16, 256, 16, 0, 0, 1};
+if (I == 0) return {1, 16, 16, 256, 16, 0, 0, 1, 0};
 return {};
 }
 template <int I> __host__ __device__ static constexpr GemmShape gemm() {
@@ -139,7 +141,9 @@ gemm_0.load(WeightSource<Cell, Plan, 0, WORDS>{context}, reinterpret_cast<float4
 }
 template <int STAGE, class Exchange>
 __device__ __forceinline__ void run(const Exchange& exchange, int pass, int step) const {
-if constexpr (STAGE == 0) gemm_0.run(exchange.template operands<0>(pass, step), reinterpret_cast<const float4*>(shared + 2320), reinterpret_cast<const float4*>(scratch + 0ll + blockIdx.x * 0ll), results<0>(pass));
+if constexpr (STAGE == 0) {
+gemm_0.run(exchange.template operands<0>(pass, step), reinterpret_cast<const float4*>(shared + 2320), reinterpret_cast<const float4*>(scratch + 0ll + blockIdx.x * 0ll), results<0>(pass));
+}
 }
 template <int GEMM> __device__ float* results(int pass) const {
 if constexpr (GEMM == 0) return reinterpret_cast<float*>(shared + 2064) + pass % 2 * 64;

@@ -21,6 +21,7 @@ Arrays = dict[str, list[Any]]
 KINDS = ("sequences", "invariants", "vectors", "matrices", "states")
 CLUSTER = {"ctas": 8, "exchange": "cluster"}
 GRID = {"ctas": 24, "exchange": "grid"}
+SLICED = {"ctas": 24, "exchange": "grid", "slices": 4}
 
 
 @pytest.fixture(scope="module")
@@ -122,35 +123,35 @@ SHAPES = [(1, 1), (7, 3), (33, 20), (64, 10), (256, 5)]
 
 
 @pytest.mark.parametrize(("units", "batch"), SHAPES)
-@pytest.mark.parametrize("exchange", ["single", "cluster", "grid"])
+@pytest.mark.parametrize("exchange", ["single", "cluster", "grid", "sliced"])
 @pytest.mark.parametrize("cell", [cells.lstm(), cells.gru(), cells.gru(reset_after=False)], ids=["lstm", "gru", "gru2"])
 def test_cells_and_odd_sizes(device: Device, cell: Cell, units: int, batch: int, exchange: str) -> None:
-    where = {"single": {}, "cluster": CLUSTER, "grid": GRID}[exchange]
-    lanes = 32 if exchange == "grid" else 8
+    where = {"single": {}, "cluster": CLUSTER, "grid": GRID, "sliced": SLICED}[exchange]
+    lanes = 32 if exchange in ("grid", "sliced") else 8
     compare(device, cell, units, batch, rows=2, lanes=lanes, shared_weights=1 << 20 if units < 65 else 64, **where)
 
 
 @pytest.mark.parametrize("rows", [1, 8, 12])
-@pytest.mark.parametrize("where", [{}, CLUSTER, GRID], ids=["single", "cluster", "grid"])
+@pytest.mark.parametrize("where", [{}, CLUSTER, GRID, SLICED], ids=["single", "cluster", "grid", "sliced"])
 @pytest.mark.parametrize("cell", [cells.simple_rnn(), cells.lstm()], ids=["rnn", "lstm"])
 def test_many_rows(device: Device, cell: Cell, where: dict[str, Any], rows: int) -> None:
     """Few columns and many rows: every lane of a warp waits for another CTA (lanes once left that spin apart)."""
     compare(device, cell, 24, 2 * rows - 1, time=30, rows=rows, lanes=32, **where)
 
 
-@pytest.mark.parametrize("exchange", ["single", "cluster", "grid"])
+@pytest.mark.parametrize("exchange", ["single", "cluster", "grid", "sliced"])
 def test_a_hundred_steps_stay_accurate(device: Device, exchange: str) -> None:
-    where = {"single": {}, "cluster": {"ctas": 16, "exchange": "cluster"}, "grid": GRID}[exchange]
+    where = {"single": {}, "cluster": {"ctas": 16, "exchange": "cluster"}, "grid": GRID, "sliced": SLICED}[exchange]
     compare(device, cells.lstm(), 200, 3, time=100, shared_weights=16, **where)
 
 
 @pytest.mark.parametrize("units", [33, 256])
-@pytest.mark.parametrize("where", [{}, CLUSTER, GRID], ids=["single", "cluster", "grid"])
+@pytest.mark.parametrize("where", [{}, CLUSTER, GRID, SLICED], ids=["single", "cluster", "grid", "sliced"])
 def test_row_sums(device: Device, units: int, where: dict[str, Any]) -> None:
     compare(device, cells.layer_norm_lstm(units), units, 5, rows=2, shared_weights=32, bound=2e-5, **where)
 
 
-@pytest.mark.parametrize("where", [{}, CLUSTER, GRID], ids=["single", "cluster", "grid"])
+@pytest.mark.parametrize("where", [{}, CLUSTER, GRID, SLICED], ids=["single", "cluster", "grid", "sliced"])
 @pytest.mark.parametrize("name", ["lstm", "gru", "gru2", "nas", "peephole"])
 def test_backward_cells(device: Device, name: str, where: dict[str, Any]) -> None:
     forward = {
@@ -171,13 +172,13 @@ def test_work_groups_and_where_weights_live(device: Device, lanes: int, weights:
 
 
 @pytest.mark.parametrize("passes", [2, 4])
-@pytest.mark.parametrize("where", [{}, CLUSTER, GRID], ids=["single", "cluster", "grid"])
+@pytest.mark.parametrize("where", [{}, CLUSTER, GRID, SLICED], ids=["single", "cluster", "grid", "sliced"])
 def test_passes(device: Device, passes: int, where: dict[str, Any]) -> None:
     compare(device, cells.gru(reset_after=False), 60, 19, rows=8, passes=passes, lanes=32, **where)
 
 
 @pytest.mark.parametrize("batch", [8, 13, 40])
-@pytest.mark.parametrize("where", [{}, CLUSTER, GRID], ids=["single", "cluster", "grid"])
+@pytest.mark.parametrize("where", [{}, CLUSTER, GRID, SLICED], ids=["single", "cluster", "grid", "sliced"])
 @pytest.mark.parametrize(
     ("product", "precision", "bound"),
     [
@@ -234,7 +235,7 @@ def test_storage_types(device: Device, dtype: str, bound: float) -> None:
     check(found, expected(cell, units, arrays, dtype), bound)
 
 
-@pytest.mark.parametrize("where", [{}, CLUSTER, GRID], ids=["single", "cluster", "grid"])
+@pytest.mark.parametrize("where", [{}, CLUSTER, GRID, SLICED], ids=["single", "cluster", "grid", "sliced"])
 def test_two_directions_in_one_launch(device: Device, where: dict[str, Any]) -> None:
     cell, units = cells.gru(), 40
     given = [inputs(cell, units, 15, 5, seed) for seed in (1, 2)]
@@ -244,13 +245,13 @@ def test_two_directions_in_one_launch(device: Device, where: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("time", [0, 1, 2])
-@pytest.mark.parametrize("where", [{}, CLUSTER, GRID], ids=["single", "cluster", "grid"])
+@pytest.mark.parametrize("where", [{}, CLUSTER, GRID, SLICED], ids=["single", "cluster", "grid", "sliced"])
 def test_short_sequences(device: Device, time: int, where: dict[str, Any]) -> None:
     compare(device, cells.lstm(), 16, 3, time=time, **where)
 
 
 @pytest.mark.parametrize("product", ["fma", "mma"])
-@pytest.mark.parametrize("where", [{}, CLUSTER, GRID], ids=["single", "cluster", "grid"])
+@pytest.mark.parametrize("where", [{}, CLUSTER, GRID, SLICED], ids=["single", "cluster", "grid", "sliced"])
 def test_nan_and_infinity_stay_in_their_row(device: Device, where: dict[str, Any], product: str) -> None:
     cell, units = cells.simple_rnn("relu"), 24
     arrays = inputs(cell, units, 6, 9)

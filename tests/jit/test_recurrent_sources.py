@@ -39,6 +39,7 @@ PLAIN = {
 HOPPER = {
     "cluster": Configuration(rows=2, ctas=8, lanes=16, exchange="cluster"),
     "tensor cores": Configuration(rows=8, ctas=8, lanes=64, exchange="cluster", product="mma"),
+    "slices": Configuration(rows=8, ctas=24, lanes=64, exchange="grid", slices=4),
 }
 # What the kernels were tuned to on an H200: (hidden size, configuration).
 STANDARD = {
@@ -48,6 +49,7 @@ STANDARD = {
     "512 b20": (512, Configuration(3, 1, 16, 256, 16, 128, 128, "fma", "cluster")),
     "1024 b1": (1024, Configuration(ctas=128, lanes=32, exchange="grid")),
     "256 mma": (256, Configuration(rows=8, ctas=8, lanes=64, exchange="cluster", product="mma")),
+    "1024 b20": (1024, Configuration(20, 1, 128, 512, 128, 64, 0, "half", "grid", 2)),
     "512 mma": (512, Configuration(rows=16, passes=2, ctas=32, lanes=128, exchange="grid", product="mma")),
 }
 

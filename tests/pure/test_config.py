@@ -43,7 +43,6 @@ def test_environment():
             "TFMEM_SPILL_DIR": "/spill",
             "TFMEM_SPILL_BUDGET": "1MiB",
             "TFMEM_OBSERVE": "0",
-            "TFMEM_RECURRENT_ON_GPU": "1",
         }
     )
     assert options.memory_budget == "2GiB"
@@ -51,8 +50,6 @@ def test_environment():
     assert options.offload.spill_directory == "/spill"
     assert options.offload.spill_budget == 1 << 20
     assert not options.observe
-    assert options.recurrent.on_gpu
-    assert not Options.from_env({}).recurrent.on_gpu
 
 
 @pytest.mark.parametrize(
@@ -60,7 +57,6 @@ def test_environment():
     [
         {"TFMEM_POLICY": "magic"},
         {"TFMEM_OBSERVE": "maybe"},
-        {"TFMEM_RECURRENT_ON_GPU": "yes"},
         {"TFMEM_MEMORY_BUDGET": "lots"},
     ],
 )

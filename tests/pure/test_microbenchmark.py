@@ -55,9 +55,8 @@ def test_state_costs_a_latency_and_its_bytes(machine):
     assert machine.load_latency == pytest.approx(300)
     assert [read(machine.load_bandwidth, share) for share in (0.5, 1.0)] == pytest.approx([8, 4], rel=1e-3)
     assert (machine.cluster_handoff, machine.cluster_bandwidth) == pytest.approx((200, 8), rel=1e-3)
-    # 1024 numbers are one load of a thread, 4096 four
-    assert [read(machine.grid_handoff, blocks) for blocks in (12, 100)] == pytest.approx([600 + 512, 600 + 1024])
-    assert machine.grid_poll == pytest.approx((4096 - 1024) / 3)
+    assert [read(machine.grid_handoff, blocks) for blocks in (12, 100)] == pytest.approx([600, 600])
+    assert [read(machine.grid_bandwidth, blocks) for blocks in (12, 100)] == pytest.approx([8, 4])
 
 
 def test_shared_memory_serves_eight_threads_at_once(machine):

@@ -64,6 +64,18 @@ def test_the_layout_of_an_lstm_by_hand() -> None:
     assert sizes.scratch == 0
 
 
+def test_slices_share_the_depth_of_the_columns_of_their_cluster() -> None:
+    """4 CTAs of 16 units: the sums of 4 * 64 columns, over a quarter of the 256 units."""
+    configuration = Configuration(rows=2, ctas=16, lanes=16, exchange="grid", slices=4)
+    sizes = layout(LSTM, configuration, 90)
+    (gemm,), (buffer,) = sizes.gemms, sizes.buffers
+    assert (gemm.columns, gemm.depth, buffer.parts, buffer.stride) == (4 * 64, 256 // 4, 4, 256 // 4)
+    assert sizes.weights == 256 * 64 // 256  # as without slices
+    # two mbarriers; operands; results; two copies of the sums of 4 slices for 2 rows of 64 columns
+    assert sizes.shared == 16 + 2 * 64 * 4 + 2 * 256 * 4 + 2 * 4 * 2 * 64 * 4
+    assert sizes.scratch >= 2 * 2 * 256 * 4  # all operands of both copies
+
+
 def test_weights_go_to_registers_then_to_shared_memory_then_to_scratch() -> None:
     configuration = replace(CLUSTER, register_weights=32, shared_weights=16)
     (gemm,) = layout(LSTM, configuration, 90).gemms
@@ -72,11 +84,11 @@ def test_weights_go_to_registers_then_to_shared_memory_then_to_scratch() -> None
 
 
 @pytest.mark.parametrize("units", [1, 7, 33, 1000, 1024])
-@pytest.mark.parametrize("exchange", ["single", "cluster", "grid"])
+@pytest.mark.parametrize(("exchange", "slices"), [("single", 1), ("cluster", 1), ("grid", 1), ("grid", 4)])
 @pytest.mark.parametrize("product", ["fma", "mma"])
-def test_places_do_not_overlap(units: int, exchange: str, product: str) -> None:
+def test_places_do_not_overlap(units: int, exchange: str, slices: int, product: str) -> None:
     ctas = {"single": 1, "cluster": 16, "grid": 128}[exchange]
-    configuration = Configuration(8, 1, ctas, 256, 32, 0, 0, product, exchange)  # type: ignore[arg-type]
+    configuration = Configuration(8, 1, ctas, 256, 32, 0, 0, product, exchange, slices)  # type: ignore[arg-type]
     spec = RecurrentSpec(cells.layer_norm_lstm(units), units)
     try:
         sizes = layout(spec, configuration, 90)
@@ -85,6 +97,8 @@ def test_places_do_not_overlap(units: int, exchange: str, product: str) -> None:
         return
     places = [(b.offset, b.stride * sizes.padded_rows * 4 * (2 if exchange == "cluster" else 1)) for b in sizes.buffers]
     places += [(g.results, g.partials * sizes.padded_rows * g.result_stride * 4) for g in sizes.gemms]
+    places += [(g.inbox, 2 * sizes.rows * g.columns * 4) for g in sizes.gemms if slices > 1]
+    places += [(g.barrier, 16) for g in sizes.gemms if slices > 1]
     ends = [0]
     for start, size in sorted(places):
         assert start >= ends[-1]
@@ -117,6 +131,9 @@ def test_each_direction_has_its_pointers() -> None:
         ({"ctas": 2}, "'single' is for exactly one CTA"),
         ({"ctas": 32, "exchange": "cluster"}, "at most 16"),
         ({"product": "mma", "lanes": 16}, "whole warp"),
+        ({"ctas": 6, "exchange": "grid", "slices": 4}, "4 slices of 6 CTAs"),
+        ({"ctas": 8, "exchange": "cluster", "slices": 4}, "for 'grid' alone"),
+        ({"ctas": 32, "exchange": "grid", "slices": 32}, "at most 16 CTAs"),
     ],
 )
 def test_configurations_that_cannot_be(options: dict[str, object], words: str) -> None:

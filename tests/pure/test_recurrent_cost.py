@@ -130,11 +130,22 @@ def test_a_cluster_hands_its_rows_round(unit):
     # 2 rows of 8 floats; 2 ns until they are seen
     assert found.step.load == 2 * 8 * 4
     assert found.step.synchronisation == 2 + 1
-    # 3 ns over the whole grid, in one load of each thread; 64 rows are 128 loads of 16 bytes, 4 of each thread
+    # 3 ns over the whole grid, and 2 bytes a nanosecond
     grid = recurrent.predict(unit, SMALL, replace(cluster, exchange="grid"), batch=2)
-    assert (grid.step.load, grid.step.synchronisation) == (0, 3 + 1)
-    tall = recurrent.predict(unit, SMALL, replace(cluster, exchange="grid", rows=64), batch=64)
-    assert tall.step.load == (4 - 1) * 2
+    assert (grid.step.load, grid.step.synchronisation) == (2 * 8 * 4 / 2, 3 + 1)
+
+
+def test_slices_receive_less_and_meet(unit):
+    """Two clusters of two: each block receives half of the state, and the sums of two for its 2 of the columns."""
+    whole = Configuration(rows=2, ctas=4, threads=32, lanes=2, register_weights=16, exchange="grid")
+    sliced = replace(whole, slices=2)
+    loads, waits = (
+        [getattr(recurrent.predict(unit, SMALL, each, batch=2).step, part) for each in (whole, sliced)]
+        for part in ("load", "synchronisation")
+    )
+    width = 4  # units of a block, padded
+    assert loads == [2 * 4 * width * 4 / 2, 2 * 2 * width * 4 / 2 + 2 * 2 * width * 4]
+    assert waits == [3 + 1, 3 + 1 + 2]
 
 
 def test_passes_hide_some_of_the_exchange(unit):
@@ -240,5 +251,6 @@ def test_every_size_has_a_configuration(units, batch, backward):
 def test_groups_take_turns_where_their_rows_do_not_fit_at_once():
     machine = device.machine("h200")
     spec = RecurrentSpec(differentiate(cells.lstm()).backward, 1024)
-    (best, *_) = recurrent.rank(machine, spec, 64)
-    assert best.waves == -(-64 // best.configuration.rows) // (132 // best.configuration.ctas) > 1
+    (best, *_) = recurrent.rank(machine, spec, 200)
+    at_once = {1: 132, 2: 132, 4: 120, 8: 120}[best.configuration.slices] // best.configuration.ctas
+    assert best.waves == -(-200 // best.configuration.rows) // at_once > 1

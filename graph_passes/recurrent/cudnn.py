@@ -216,9 +216,19 @@ class _Reader:
         flat = write.matmul(write.reshape(x, (-1, sizes.inputs), self.dtype), kernel, self.dtype)
         if bias is not None:
             flat = write.add("BiasAdd", flat, bias, T=DataType(self.dtype), data_format="NHWC")
+        known = self.known_sizes()
+        if known.count(-1) < 2:
+            return write.reshape(flat, (*known, columns), self.dtype)
         shape = write.slice(self.shape(x), (0,), (2,), "int32")
         shape = write.concat((shape, write.integers((columns,))), 0, "int32")
         return write.add("Reshape", flat, shape, T=DataType(self.dtype), Tshape=DataType("int32"))
+
+    def known_sizes(self) -> tuple[int, int]:
+        """Time and batch, -1 where they are not known."""
+        spec = self.graph.specs.get(self.node.inputs[0])
+        shape = spec.shape if spec and spec.shape else (None, None)
+        time, batch = shape[:2] if self.sizes.time_major else shape[1::-1]
+        return time or -1, batch or -1
 
     def shape(self, x: TensorId) -> TensorId:
         return self.writer.add("Shape", x, T=DataType(self.dtype), out_type=DataType("int32"))

@@ -114,6 +114,9 @@ class Prelude:
     def reshape(self, tensor: TensorId, dtype: str, dims: Sequence[int | TensorId]) -> TensorId:
         """`tensor` in another shape; -1 as in TensorFlow."""
         attrs: dict[str, AttrValue] = {"T": DataType(dtype), "Tshape": DataType(SHAPE_DTYPE)}
+        known = [dim for dim in dims if isinstance(dim, int) and dim > 0]
+        if len(known) == len(dims) - 1:  # the last one is inferred: no op has to read it
+            dims = tuple(dim if isinstance(dim, int) else -1 for dim in dims)
         return self.once("Reshape", [tensor, self.shape(dims)], attrs)
 
     def cast(self, tensor: TensorId, source: str, target: str) -> TensorId:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Hashable, MutableMapping
 from typing import Any
 
 import tensorflow as tf
 
 from graph_passes.errors import GraphError
 from graph_passes.report import Report
+from tfmem.capture.function import call_key
 from tfmem.engine import Engine
 from tfmem.step import ManagedStep
+
+MOST_KNOWN = 1024  # shapes whose step is remembered
 
 
 class OptimizedFunction:
@@ -44,12 +47,13 @@ class OptimizedFunction:
         self._lock = threading.Lock()
         self._steps: MutableMapping[Any, ManagedStep] = weakref.WeakKeyDictionary()
         self._unobserved: MutableMapping[Any, ManagedStep] = weakref.WeakKeyDictionary()
+        self._known: dict[Hashable, ManagedStep] = {}  # by `call_key`
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step, optimised."""
         if not tf.executing_eagerly():
             return self.get_concrete_function(*args, **kwargs)(*args, **kwargs)
-        step = self._step(self._trace(args, kwargs), self._steps, self._engine)
+        step = self._step_of(args, kwargs)
         if self._fallback is not None and step.unchanged:
             return self._fallback(*args, **kwargs)
         return step(*args, **kwargs)
@@ -86,6 +90,17 @@ class OptimizedFunction:
         if not reports:
             raise GraphError("nothing to report: the function was never called; call it once")
         return max(reports, key=lambda report: report.peak_before)
+
+    def _step_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ManagedStep:
+        key = call_key(args, kwargs)
+        step = None if key is None else self._known.get(key)
+        if step is None:
+            step = self._step(self._trace(args, kwargs), self._steps, self._engine)
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+            if key is not None:
+                self._known[key] = step
+        return step
 
     def _trace(self, args: Any, kwargs: Any) -> Any:
         return self._function.get_concrete_function(*args, **kwargs)

@@ -40,7 +40,7 @@ from graph_passes.offload.plan import OffloadPlan
 from graph_passes.recurrent.match import RecurrentPlan
 from graph_passes.report import ORDERED, Report
 from tfmem.capture.captured import require_feeds
-from tfmem.capture.function import capture_concrete, restore_concrete
+from tfmem.capture.function import call_traced, capture_concrete, restore_concrete
 from tfmem.capture.grappler import run_grappler
 from tfmem.devices import conditions
 from tfmem.engine import NOT_PLANNABLE, Engine
@@ -145,7 +145,7 @@ class ManagedStep:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step."""
         if self.settled:
-            return self._function(*args, **kwargs)
+            return call_traced(self._function, args, kwargs)
         with self._lock:  # an observed step runs alone
             if self.settled:
                 return self._function(*args, **kwargs)

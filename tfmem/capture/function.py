@@ -7,21 +7,24 @@ function from a graph with inputs captured by reference and a structured signatu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
-from tensorflow.python.eager.polymorphic_function import atomic_function, concrete_function
+from tensorflow.python.eager.polymorphic_function import atomic_function, concrete_function, function_context
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 from tensorflow.python.framework import func_graph as func_graphs
+from tensorflow.python.framework.ops import EagerTensor
 
 from graph_passes.errors import GraphError
 from tfmem.capture.build import annotate_handles, build_graph, own_library
 from tfmem.capture.captured import Captured, side_effects, unique
 from tfmem.capture.grappler import NO_GRAPPLER, without_grappler
 
-__all__ = ["ConcreteFunction", "RestoredFunction", "capture_concrete", "restore_concrete"]
+__all__ = ["ConcreteFunction", "RestoredFunction", "call_key", "call_traced", "capture_concrete", "restore_concrete"]
+
+_WITH_HANDLES = (tf.resource, tf.variant)  # what they refer to counts, too
 
 
 def capture_concrete(cf: ConcreteFunction) -> Captured:
@@ -42,6 +45,25 @@ def capture_concrete(cf: ConcreteFunction) -> Captured:
         control_fetches=unique([*control, *side_effects(operations)]),
         creation_order=tuple(node.name for node in graph_def.node),
     )
+
+
+def call_key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable | None:
+    """What a `tf.function` chooses its trace by, where every argument is a plain tensor; else None.
+
+    Calls with equal keys run the same trace. To ask the `tf.function` takes longer than a short step runs.
+    """
+    if kwargs or not all(type(arg) is EagerTensor and arg.dtype not in _WITH_HANDLES for arg in args):
+        return None
+    return (function_context.make_function_context(), *((arg._datatype_enum(), arg._shape_tuple()) for arg in args))
+
+
+def call_traced(cf: ConcreteFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """`cf(*args, **kwargs)` for arguments that were traced to `cf`: they need not be checked once more."""
+    if not kwargs and all(type(arg) is EagerTensor for arg in args):
+        flat = list(args)
+    else:
+        flat = cf.function_type.unpack_inputs(cf.function_type.bind(*args, **kwargs))
+    return cf._call_flat(flat, captured_inputs=cf.captured_inputs)
 
 
 class RestoredFunction(ConcreteFunction):

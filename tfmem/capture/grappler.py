@@ -94,8 +94,7 @@ def without_grappler() -> Iterator[None]:
     """
     eager = context.context()
     options = eager.function_call_options
-    config = _disabled(bytes(options.config_proto_serialized or b""))
-    eager.function_call_options = context.FunctionCallOptions(options.executor_type, ConfigProto.FromString(config))
+    eager.function_call_options = _disabled(options.executor_type, bytes(options.config_proto_serialized or b""))
     try:
         yield
     finally:
@@ -103,10 +102,11 @@ def without_grappler() -> Iterator[None]:
 
 
 @functools.lru_cache(maxsize=16)
-def _disabled(serialized: bytes) -> bytes:
+def _disabled(executor: str | None, serialized: bytes) -> context.FunctionCallOptions:
+    """Kept, because every call of a restored function needs them."""
     config = ConfigProto.FromString(serialized)
     config.graph_options.rewrite_options.disable_meta_optimizer = True
-    return config.SerializeToString(deterministic=True)
+    return context.FunctionCallOptions(executor, config)
 
 
 def _default_device() -> str:

@@ -27,7 +27,6 @@ from benchmarks.recurrent_cases import WITHOUT_TF32, Case, chosen
 from benchmarks.runs import command_line
 from benchmarks.worker import device_name, versions
 from custom_ops.jit.launch import cuda_driver
-from graph_passes.recurrent.options import RecurrentOptions
 
 LAYERS: dict[str, Callable[[int], keras.layers.Layer]] = {
     "lstm": lambda units: keras.layers.LSTM(units, return_sequences=True),
@@ -88,7 +87,7 @@ def functions(layer: str, units: int, steps: int, layers: int) -> tuple[Any, Any
     def before(batch: tf.Tensor) -> tf.Tensor:
         return model(batch, training=False)
 
-    return before, tfmem.optimize(before, options=tfmem.Options(recurrent=RecurrentOptions(on_gpu=True)))
+    return before, tfmem.optimize(before)
 
 
 def measure(case: Case, tf32: bool) -> dict[str, Any]:

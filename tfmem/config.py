@@ -64,7 +64,7 @@ class Options:
         """The defaults, with what these environment variables say instead:
 
         TFMEM_MEMORY_BUDGET, TFMEM_POLICY, TFMEM_SPILL_DIR, TFMEM_SPILL_BUDGET, TFMEM_HOST_BUDGET, TFMEM_CACHE_DIR,
-        TFMEM_DEVICE, TFMEM_OBSERVE (0 or 1), TFMEM_RECURRENT_ON_GPU (0 or 1).
+        TFMEM_DEVICE, TFMEM_OBSERVE (0 or 1).
 
         Raises:
             OptionsError: a variable has a value that its option does not take.
@@ -86,13 +86,10 @@ class Options:
         ):
             if variable in found:
                 values[name] = found[variable]
-        for variable in ("TFMEM_OBSERVE", "TFMEM_RECURRENT_ON_GPU"):
-            if found.get(variable, "0") not in ("0", "1"):
-                raise OptionsError(f"{variable}={found[variable]!r}: expected 0 or 1")
         if "TFMEM_OBSERVE" in found:
+            if found["TFMEM_OBSERVE"] not in ("0", "1"):
+                raise OptionsError(f"TFMEM_OBSERVE={found['TFMEM_OBSERVE']!r}: expected 0 or 1")
             values["observe"] = found["TFMEM_OBSERVE"] == "1"
-        if "TFMEM_RECURRENT_ON_GPU" in found:
-            values["recurrent"] = RecurrentOptions(on_gpu=found["TFMEM_RECURRENT_ON_GPU"] == "1")
         return cls(**values, offload=OffloadOptions(**offload))
 
 

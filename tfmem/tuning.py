@@ -23,7 +23,6 @@ from tfmem.config import Options
 from tfmem.devices import Target
 
 OLDEST = 75  # compute capability 7.5
-_OFF = "swapping is off on GPUs by default; RecurrentOptions(on_gpu=True) or TFMEM_RECURRENT_ON_GPU=1 turns it on"
 
 
 def tuned_kernels(
@@ -78,9 +77,6 @@ def with_kernels(plan: RecurrentPlan, target: Target, options: Options) -> Recur
     precision = target.precision if chosen == "auto" else chosen
     if not target.is_gpu or not plan.matches:
         return replace(plan, precision=precision)
-    if not options.recurrent.on_gpu:
-        off = [Unmatched(match.name, match.carrier, _OFF) for match in plan.matches]
-        return RecurrentPlan((), (*plan.unmatched, *off))
     made: dict[str, Kernels] = {}
     reasons: dict[str, str] = {}
     with _folder(options.cache_directory) as folder:

@@ -14,8 +14,6 @@ class RecurrentOptions:
     """Options of the recurrent pass. All of them are about GPUs; a CPU has one kernel and one precision.
 
     Attributes:
-        on_gpu: whether layers are swapped on a GPU, too. Off by default for now: the kernels were tested and timed on
-            an H200, the op that launches them in TensorFlow was not yet.
         precision: what a GPU's products with a state may round to: `highest` keeps float32's accuracy, `tf32`,
             `bfloat16` and `float16` are those types'. `auto` is what TensorFlow itself would do: `tf32` where it lets
             products of float32 round so, else `highest`.
@@ -27,7 +25,6 @@ class RecurrentOptions:
         progress: whether to show a bar while kernels are chosen.
     """
 
-    on_gpu: bool = False
     precision: Precision | Literal["auto"] = "auto"
     candidates: int = 5
     batches: tuple[int, ...] = (1, 4, 16, 64)

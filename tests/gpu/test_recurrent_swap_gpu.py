@@ -33,15 +33,11 @@ LAYERS: dict[str, Callable[[Any, int], Any]] = {
     "last step": lambda library, units: library.LSTM(units),
 }
 ON_CUDNN = {"lstm", "gru", "bidirectional", "backwards", "last step"}
-FORWARD, TRAINED = 1e-5, 1e-4  # relative to the largest number
+FORWARD, LOSS = 1e-5, 5e-6  # relative to the largest number
+CHANGED = 5e-4  # of what training changed, which is a thousandth of the weights
 IN_TF32 = 2e-3
 
 pytestmark = pytest.mark.usefixtures("float32_products")
-
-
-@pytest.fixture(autouse=True)
-def _on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TFMEM_RECURRENT_ON_GPU", "1")
 
 
 def numbers(*shape: int, seed: int = 0) -> Any:
@@ -223,9 +219,9 @@ def test_training(name: str, masked: bool) -> None:
         for place, model in enumerate(models):
             losses[place].append(float(np.ravel(model.train_on_batch(x, y))[0]))
     truth, _, found = losses
-    np.testing.assert_allclose(found, truth, rtol=TRAINED)
+    np.testing.assert_allclose(found, truth, rtol=LOSS)
     for a, b, before in zip(models[2].get_weights(), models[0].get_weights(), weights, strict=True):
-        assert distance(a - before, b - before) < 20 * TRAINED  # what training changed
+        assert distance(a - before, b - before) < CHANGED
     report = tfmem.report(models[2])
     assert report.swapped, str(report)
     assert "gradient" in report.swapped[0]

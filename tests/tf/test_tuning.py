@@ -1,4 +1,4 @@
-"""Which matches a device takes: a CPU all of them; a GPU those that it is asked to take, and has kernels for."""
+"""Which matches a device takes: a CPU all of them; a GPU those that it has kernels for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tfmem.devices import Target
 
 CPU = Target("/device:CPU:0", "CPU", 1 << 30, profiles.load("cpu"))
 GPU = Target("/device:GPU:0", "NVIDIA H200", 1 << 30, profiles.load("h200"))
-ON = tfmem.Options(recurrent=tfmem.RecurrentOptions(on_gpu=True, progress=False))
+OPTIONS = tfmem.Options(recurrent=tfmem.RecurrentOptions(progress=False))
 
 
 def match(name: str, units: int, dtype: str = "float32") -> Match:
@@ -51,17 +51,9 @@ def test_a_cpu_takes_all_and_needs_no_programs(made: list[RecurrentSpec]) -> Non
     assert not made
 
 
-def test_a_gpu_takes_none_unless_asked(made: list[RecurrentSpec]) -> None:
-    plan = tuning.with_kernels(RecurrentPlan((match("a", 8),)), GPU, tfmem.Options())
-    assert not plan.matches
-    assert "on_gpu=True" in plan.unmatched[0].reason
-    assert not plan.kernels
-    assert not made
-
-
 def test_what_has_no_kernel_stays_with_the_reason(made: list[RecurrentSpec]) -> None:
     matches = (match("a", 8), match("b", 7), match("c", 9, "float64"), match("d", 8))
-    plan = tuning.with_kernels(RecurrentPlan(matches), GPU, ON)
+    plan = tuning.with_kernels(RecurrentPlan(matches), GPU, OPTIONS)
     assert [each.name for each in plan.matches] == ["a", "d"]
     assert [each.name for each in plan.unmatched] == ["b", "c"]
     assert plan.unmatched[0].reason == "seven is not a lucky number"
@@ -78,8 +70,8 @@ def test_what_has_no_kernel_stays_with_the_reason(made: list[RecurrentSpec]) -> 
 def test_precision_is_tensorflows_unless_asked_for(
     allowed: Any, asked: Any, made: list[RecurrentSpec], tmp_path: Path
 ) -> None:
-    recurrent = dataclasses.replace(ON.recurrent, precision=asked)
-    options = dataclasses.replace(ON, recurrent=recurrent, cache_directory=str(tmp_path))
+    recurrent = dataclasses.replace(OPTIONS.recurrent, precision=asked)
+    options = dataclasses.replace(OPTIONS, recurrent=recurrent, cache_directory=str(tmp_path))
     target = dataclasses.replace(GPU, precision=allowed)
     plan = tuning.with_kernels(RecurrentPlan((match("a", 8),)), target, options)
     expected = allowed if asked == "auto" else asked
@@ -94,7 +86,7 @@ def test_precision_is_tensorflows_unless_asked_for(
 def test_the_report_says_precision_and_times(made: list[RecurrentSpec]) -> None:
     target = dataclasses.replace(GPU, precision="tf32")
     found = match("a", 8)
-    plan = tuning.with_kernels(RecurrentPlan((found,)), target, ON)
+    plan = tuning.with_kernels(RecurrentPlan((found,)), target, OPTIONS)
     assert plan.summary(found).endswith(
         "float32; precision tf32; 100 steps in 0.043 ms at batch 1, 0.500 ms at batch 64"
     )

@@ -36,7 +36,7 @@ LAYERS: dict[str, Callable[[int], keras.layers.Layer]] = {
 WARM_UP = 3
 ROUNDS = 5  # before and after take turns
 LEAST, MOST = 10, 200  # calls of one round
-SECONDS = 0.1  # of one round, between LEAST and MOST calls
+SECONDS = 0.05  # of one round, between LEAST and MOST calls
 TOLERANCES = {True: 2e-3, False: 1e-5}  # between before and after, with TF32 and without
 
 

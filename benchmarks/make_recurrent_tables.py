@@ -75,8 +75,9 @@ def machine(results: Mapping[str, Any]) -> str:
         f"Machine: {gpu}; {about['cores']} x {about['cpu']}; Linux {about['kernel']}; Python {about['python']}.",
         f"Versions: {versions}.",
         "Milliseconds of one pass, medians, from an idle GPU; fp32; input size = hidden size, 100 steps, unless said.",
-        "tfmem: fp32 accuracy (no TF32), the product with the inputs included.",
-        "Peers: the fastest without TF32, and with it, call by call or replayed as a CUDA graph; then call by call.",
+        "tfmem: fp32 accuracy, then with TF32 allowed; the product with the inputs included.",
+        "Peers: the fastest without TF32, and with it, call by call or as a CUDA graph; then the fastest call by call.",
+        "Speed-up: against the peer left of it; of tfmem with TF32 where there is one, but against fp32 peers.",
         "Floor: all FMAs at the fp32 peak or all bytes once, whichever is longer, and barriers: 0.22 us, or 1.0 us.",
     )
     notes = (f"From `{name}`: {text}." for name, text in results.get("sources", {}).items())
@@ -84,44 +85,47 @@ def machine(results: Mapping[str, Any]) -> str:
 
 
 def compared(cases: Cases, prefix: str, title: str) -> list[str]:
-    """Ours and the fastest peers of each case, without and with TF32, and the geometric means."""
+    """Ours and the fastest peers of each case, both without TF32, both with it; peers call by call; and the means."""
     rows: list[tuple[str, ...]] = []
-    ratios: dict[bool, list[float]] = {False: [], True: []}
+    ratios: dict[str, list[float]] = {"Fp32, best of peers": [], "TF32, best of peers": [], "Peers call by call": []}
     for name, case in cases.items():
         if not name.startswith(prefix):
             continue
-        mine = fastest(case["systems"], tfmem=True)
-        peers: list[str] = []
-        for tf32 in (False, True):
-            other = fastest(case["systems"], tfmem=False, tf32=tf32)
-            peers += [f"{other[1]:.3f} ({other[0]})" if other else "-"]
-            if mine and other:
-                ratios[tf32].append(other[1] / mine[1])
-                peers += [f"{ratios[tf32][-1]:.2f}x"]
-            else:
-                peers += ["-"]
-        floor, enqueued = Floor(**case["floor"]), fastest(case["systems"], tfmem=False, kind="plain")
+        systems = case["systems"]
+        mine, rounded = fastest(systems, tfmem=True), fastest(systems, tfmem=True, tf32=True)
+        pairs = (
+            (mine, fastest(systems, tfmem=False, tf32=False)),
+            (rounded or mine, fastest(systems, tfmem=False, tf32=True)),
+            (rounded or mine, fastest(systems, tfmem=False, kind="plain")),
+        )
+        peers = []
+        for found, (ours, other) in zip(ratios.values(), pairs, strict=True):
+            if ours and other:
+                found.append(other[1] / ours[1])
+            peers += [f"{other[1]:.3f} ({other[0]})" if other else "-", f"{found[-1]:.2f}x" if ours and other else "-"]
+        floor = Floor(**case["floor"])
         rows.append(
             (
                 str(case["units"]),
                 str(case["batch"]),
                 f"{mine[1]:.4f}" if mine else failure(case),
-                *peers,
-                f"{enqueued[1]:.3f}" if enqueued else "-",
+                *peers[:2],
+                f"{rounded[1]:.4f}" if rounded else "-",
+                *peers[2:],
                 f"{floor.total:.4f}",
                 f"{floor.arithmetic:.4f} / {floor.memory:.4f} / {floor.barriers:.4f}",
-                deviation(case["systems"][mine[0]]) if mine else "-",
+                deviation(systems[mine[0]]) if mine else "-",
             )
         )
     if not rows:
         return []
     header = (
-        "hidden", "batch", "tfmem, ms", "fp32 peer, ms", "speed-up", "TF32 peer, ms", "speed-up", "call by call, ms",
-        "floor, ms", "FMAs / bytes / barriers", "error",
+        "hidden", "batch", "tfmem fp32, ms", "fp32 peer, ms", "speed-up", "tfmem TF32, ms", "TF32 peer, ms", "speed-up",
+        "peer call by call, ms", "speed-up", "floor, ms", "FMAs / bytes / barriers", "error",
     )  # fmt: skip
     means = [
         f"{words}: geometric mean {mean(found):.2f}x, least {min(found):.2f}x."
-        for words, found in (("Against fp32 peers", ratios[False]), ("Against TF32 peers", ratios[True]))
+        for words, found in ratios.items()
         if found
     ]
     return [table(f"### {title}", header, rows) + "\n\n" + " ".join(means)]

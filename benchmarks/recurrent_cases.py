@@ -45,9 +45,10 @@ class Case:
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """What our kernels are measured in. Comparisons are made with the first; the others are for context."""
-        context = self.layer == "lstm" and self.layers == 1 and not self.training and self.batch == 20
-        return tuple(BOUNDS) if context else ("highest",)
+        """What our kernels are measured in: float32's accuracy; TF32, against peers that may use it; 16-bit storage."""
+        if self.layer != "lstm" or self.layers > 1 or self.training:
+            return ("highest",)
+        return tuple(BOUNDS) if self.batch == 20 else ("highest", "tf32")
 
     @property
     def name(self) -> str:
@@ -141,14 +142,15 @@ def fastest(
     """Name and milliseconds of the fastest fp32 system that is tfmem's, or is not; 16-bit peers are context.
 
     `kind` is "plain" for calls that are enqueued one by one, "graph" for a CUDA graph's replay, "" for either; `tf32`
-    says whether its products may round to TF32, None for either.
+    says whether its products may round to TF32, None for either; for tfmem's, None is False.
     """
+    ours = "tfmem tf32" if tf32 else "tfmem highest"
     found = [
         (outcome["ms"], name)
         for name, outcome in systems.items()
         if outcome["status"] == "ok"
         and name.endswith(kind)
-        and (tf32 is None or tf32 == ("tf32" in name))
-        and (name.startswith("tfmem highest") if tfmem else not name.startswith("tfmem") and "float16" not in name)
+        and (tfmem or tf32 is None or tf32 == ("tf32" in name))
+        and (name.startswith(ours) if tfmem else not name.startswith("tfmem") and "float16" not in name)
     ]
     return (min(found)[1], min(found)[0]) if found else None

@@ -69,7 +69,8 @@ class Launcher:
             time, batch: of the tensors; a batch of 0 launches nothing.
             pointers: for each direction device pointers, in the order of the kernel's parameter (jit/program.py).
             scratch: device memory of `scratch_bytes`; this call zeroes it.
-            status: an int32 in device memory; this call zeroes it. It is not 0 afterwards if the fallback had to run.
+            status: an int32 in device memory, 0 before the first call; this call zeroes it where a kernel may set it.
+                It is not 0 afterwards if the fallback had to run.
             stream: a CUDA stream.
             reverse: for each direction whether it walks time backwards.
 
@@ -80,7 +81,8 @@ class Launcher:
         groups = self.groups(batch, len(pointers))
         if groups == 0:
             return
-        self._call(driver.cuMemsetD8Async(status, 0, 4, stream), "zero the status")
+        if program.fallback:
+            self._call(driver.cuMemsetD8Async(status, 0, 4, stream), "zero the status")
         if program.scratch:
             self._call(driver.cuMemsetD8Async(scratch, 0, groups * program.scratch, stream), "zero the scratch")
         once = self.resident // program.ctas if program.cooperative else 65535

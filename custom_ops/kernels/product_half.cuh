@@ -37,7 +37,7 @@ template <class Shape>
 struct Sixteen {
   static constexpr int kTiles = Shape::kThreadColumns;
   static constexpr int kPieces = Shape::kSplit ? 2 : 1;
-  static constexpr int kChains = Shape::kBlock * kTiles < 4 ? 2 : 1;
+  static constexpr int kChains = kPieces == 2 && Shape::kBlock * kTiles < 4 ? 3 : 1;
 
   float scale[kTiles][2];  // of a lane's two columns of a tile
   float unscale[kTiles][2];
@@ -102,21 +102,28 @@ struct Sixteen {
         x[block][0][1] = part_of(four.z * kScale, four.w * kScale, 0);
       }
     }
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-      for (int block = 0; block < Shape::kBlock; ++block) {
-        float (*s)[4] = sum[tile][block];
-        if constexpr (kPieces == 2) {
-          mma_half<false>(s[kChains - 1], w[tile][1], x[block][0]);
-          mma_half<false>(s[kChains - 1], w[tile][0], x[block][1]);
-        }
-        mma_half<Shape::kBfloat16>(s[0], w[tile][0], x[block][0]);
-      }
+    // One kind of product after the other: those that add to the same sum wait for each other.
+    if constexpr (kPieces == 2) {
+      each(sum, kChains - 1,
+           [&](float* s, int tile, int block) { mma_half<false>(s, w[tile][1], x[block][0]); });
+      each(sum, kChains > 1 ? 1 : 0,
+           [&](float* s, int tile, int block) { mma_half<false>(s, w[tile][0], x[block][1]); });
     }
+    each(sum, 0, [&](float* s, int tile, int block) {
+      mma_half<Shape::kBfloat16>(s, w[tile][0], x[block][0]);
+    });
   }
 
  private:
+  template <class Sums, class Product>
+  __device__ __forceinline__ static void each(Sums& sum, int chain, const Product& product) {
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+      for (int block = 0; block < Shape::kBlock; ++block)
+        product(sum[tile][block][chain], tile, block);
+  }
+
   // The high part of two numbers, or the low one.
   __device__ __forceinline__ static unsigned part_of(float a, float b, int piece) {
     if constexpr (Shape::kBfloat16) return bfloat16_pair(a, b);

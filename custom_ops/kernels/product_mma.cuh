@@ -72,17 +72,23 @@ struct Tf32 {
                                 __uint_as_float(a.w)};
         unsigned high[4], low[4];
         split<4>(value, high, low);
-#pragma unroll
-        for (int block = 0; block < Shape::kBlock; ++block) {
-          float (*s)[4] = sum[tile][block] + half * 2 % kChains;
-          if constexpr (Shape::kSplit) {
-            mma_tf32(s[1], low, x_high[block] + 2 * half);
-            mma_tf32(s[1], high, x_low[block] + 2 * half);
-          }
-          mma_tf32(s[0], high, x_high[block] + 2 * half);
+        // One kind of product after the other: those that add to the same sum wait for each other.
+        if constexpr (Shape::kSplit) {
+          each(sum[tile], half * 2 % kChains + 1, low, x_high, half);
+          each(sum[tile], half * 2 % kChains + 1, high, x_low, half);
         }
+        each(sum[tile], half * 2 % kChains, high, x_high, half);
       }
     }
+  }
+
+ private:
+  __device__ __forceinline__ static void each(float (*sum)[kChains][4], int chain,
+                                              const unsigned* weights, const unsigned (*x)[4],
+                                              int half) {
+#pragma unroll
+    for (int block = 0; block < Shape::kBlock; ++block)
+      mma_tf32(sum[block][chain], weights, x[block] + 2 * half);
   }
 };
 

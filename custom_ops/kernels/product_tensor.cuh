@@ -93,8 +93,8 @@ struct TensorProduct {
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
             s[j] = sum[tile][block][0][j];
-            if constexpr (kChains > 1) s[j] += sum[tile][block][1][j];
-            if constexpr (kChains > 2) s[j] += sum[tile][block][2][j] + sum[tile][block][3][j];
+#pragma unroll
+            for (int chain = 1; chain < kChains; ++chain) s[j] += sum[tile][block][chain][j];
             s[j] = numbers.scaled(s[j], tile, j / 2);
           }
           if (column < Shape::kColumns) {

@@ -24,7 +24,7 @@ from graph_passes.cost.grnn import FLOAT, Cost, Work, price
 THREADS = (128, 256, 512)  # more have too few registers for weights
 LANES = (2, 4, 8, 16, 32, 64, 128)
 CLUSTERS = (2, 4, 8, 16)
-SLICES = (1, 2, 4, 8)
+SLICES = (1, 2, 4)  # 8 were never the fastest on an H200
 PASSES = (1, 2, 4)
 MULTIPLES = (1, 2, 4, 8, 16, 32)  # of rows
 MOST_ROWS = 64
@@ -37,6 +37,8 @@ ACTIVATION_INSTRUCTIONS = 20
 CROWDED, SPILLS = 240, 1.5  # registers of a thread from which the compiler keeps some in memory; the price
 UNHIDDEN = 0.5  # of loads from shared memory behind arithmetic, or the other way round
 SHARED_TURN = 20  # FMAs: a turn of the loop over weights in shared memory waits for them
+RECEIVING = 1.7  # of the bandwidth's time: numbers are looked at, cut into pairs and stored as well
+STEP = 100  # nanoseconds of a loop's turn, its loads and stores
 HIDDEN = 0.3  # of an exchange, by each further pass; measured on an H200
 SPLIT_OPERATIONS = 5  # to cut a float32 into two TF32 numbers
 
@@ -191,9 +193,10 @@ def _tensor_product(
     sums = gemm.thread_columns * gemm.block
     instructions = (1 if pairs else 2) * (3 if three else 1)
     # partial products of different size have sums of their own, and few sums are made in more parts
-    waiting = (2 if sums < 4 else 3) if pairs else (4 if three else 2) // (2 if sums == 1 else 1)
+    waiting = (3 if three and sums >= 4 else 1) if pairs else (4 if three else 2) // (2 if sums == 1 else 1)
     steps = turns * gemm.chunks
     cut = steps * (4 * gemm.block + (0 if pairs else 8 * gemm.thread_columns)) * (SPLIT_OPERATIONS if three else 1)
+    cut *= not (pairs and three)  # where they were received
     issue = cut * warps * machine.fma / machine.peak_speedup
     return max(
         steps * waiting * machine.tensor_chain, steps * instructions * sums * warps * machine.tensor_rate + issue
@@ -214,7 +217,7 @@ def _elementwise(machine: Machine, cell: Cell, units: int) -> float:
     work = _operations(cell)
     chain = work.chain_activations * machine.activation + work.chain_others * machine.fma
     issue = (ACTIVATION_INSTRUCTIONS * work.activations + work.others) * machine.fma / machine.peak_speedup
-    return chain + (units - 1) * issue
+    return STEP + chain + (units - 1) * issue
 
 
 @dataclass(frozen=True)
@@ -249,7 +252,8 @@ def _exchange(machine: Machine, configuration: Configuration, sizes: Layout, sha
             load += FLOAT * numbers * sharing / machine.cluster_bandwidth
             waits += machine.cluster_handoff
         elif configuration.exchange == "grid":
-            load += FLOAT * numbers * sharing / read(machine.grid_bandwidth, active * machine.multiprocessors)
+            bandwidth = read(machine.grid_bandwidth, active * machine.multiprocessors)
+            load += RECEIVING * FLOAT * numbers * sharing / bandwidth
             waits += read(machine.grid_handoff, configuration.ctas)
         waits += machine.block_barrier
     for gemm in sizes.gemms if configuration.slices > 1 else ():  # sums from the others of the cluster
@@ -287,7 +291,7 @@ def _shapes(
         if not resident or 1 < ctas == slices:  # that is a cluster
             continue
         for rows in _heights(batch, resident // spec.directions, turns):
-            for passes, threads, lanes in product(PASSES if ctas > 1 else (1,), THREADS, LANES):
+            for passes, threads, lanes in product(PASSES if ctas > 1 == slices else (1,), THREADS, LANES):
                 if rows % passes or lanes > threads:
                     continue
                 shape = Configuration(rows, passes, ctas, threads, lanes, 0, 0, "fma", exchange, slices)

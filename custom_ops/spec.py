@@ -70,6 +70,8 @@ class Configuration:
         exchange: "single" CTA, thread-block "cluster" (distributed shared memory), or "grid" (through L2).
         slices: of a group that exchanges through L2: so many CTAs at a time are a cluster, and share the depth of their
             sums, so that each reads a part of the operands only.
+        replicated: whether every CTA computes for all units what is wanted by later products alone, where it can, so
+            that nobody waits for it: a canonical GRU's reset gate, and with it one exchange a step instead of two.
     """
 
     rows: int = 1
@@ -82,6 +84,7 @@ class Configuration:
     product: Product = "fma"
     exchange: Exchange = "single"
     slices: int = 1
+    replicated: bool = False
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.passes not in (1, 2, 4) or self.rows % self.passes:
@@ -105,6 +108,12 @@ class Configuration:
             raise KernelError(
                 f"{self.lanes} lanes with product '{self.product}': a tensor core works for a whole warp, {WARP}"
             )
+        if self.replicated and self.exchange == "single":
+            raise KernelError("replicated with exchange 'single': one CTA has all units as it is")
+        if self.replicated and self.slices > 1:
+            raise KernelError(f"replicated with {self.slices} slices: a CTA reads a part of the states only")
+        if self.replicated and self.product == "half":
+            raise KernelError("replicated with product 'half': its operands are no float32, which replicas read")
 
     @property
     def cluster(self) -> int:

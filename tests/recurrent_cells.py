@@ -127,3 +127,18 @@ def random_cells(draw: st.DrawFn) -> Cell:
     if draw(st.booleans()):
         outputs.append((draw(st.sampled_from(scalars)),))
     return builder.build(new, outputs)
+
+
+def chained() -> Cell:
+    """Three products that wait for each other, of nothing but what every processor can have of the states: r, then u of
+    r, then one of u and of the state itself; with inputs of every kind, and a state that no product reads."""
+    builder = CellBuilder()
+    x, (bias,), (fixed,), (mask,) = builder.sequence(2), builder.vector(1), builder.invariant(1), builder.sequence(0)
+    h, kept = builder.state(), builder.state()
+    matrix = builder.matrix(1, 4)
+    r = builder.apply("sigmoid", builder.sum(x[0], bias, builder.product(h, matrix)))
+    inner = builder.product(builder.apply("multiply", r, h), matrix, column=1)
+    u = builder.apply("tanh", builder.sum(fixed, inner, builder.apply("multiply", mask, x[1])))
+    last = builder.add(Product((Term(builder.apply("multiply", u, r), matrix, 0, 2), Term(h, matrix, 0, 3))))
+    new = builder.apply("tanh", builder.sum(x[1], last))
+    return builder.build((new, builder.apply("multiply", kept, r)), ((new, u), (kept,)))

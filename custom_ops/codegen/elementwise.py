@@ -39,7 +39,7 @@ class Pointers:
 
 def cell_struct(plan: Schedule) -> str:
     """`struct Cell`, for the templates of kernels/recurrent.cuh."""
-    writer = _CellWriter(plan)
+    writer = CellWriter(plan)
     stages = range(plan.stages)
     parts = [
         *writer.blocks(),
@@ -60,7 +60,9 @@ def cell_struct(plan: Schedule) -> str:
     return "\n".join(parts) + "\n"
 
 
-class _CellWriter:
+class CellWriter:
+    """Writes the functions one by one; replica.py overrides what is different for all units."""
+
     def __init__(self, plan: Schedule) -> None:
         self.plan, self.cell = plan, plan.cell
         self.pointers = Pointers(plan.cell)
@@ -88,6 +90,17 @@ class _CellWriter:
             f"element.state_{index} = at.template initial<{self.pointers.states + index}>();"
             for index in range(len(self.cell.states))
         ]
+        lines += self.read_constants()
+        for tensor in self.inputs:
+            arguments = f"{self.pointers.sequences + tensor}, {self.cell.sequences[tensor]}"
+            lines.append(f"element.input_{tensor} = at.template first<const typename At::Value, {arguments}>();")
+        for tensor in range(len(self.cell.outputs)):
+            arguments = f"{self.pointers.outputs + tensor}, {self.output_columns(tensor)}"
+            lines.append(f"element.output_{tensor} = at.template first<typename At::Value, {arguments}>();")
+        return [*lines, "load(element, at, 0);", "}"]
+
+    def read_constants(self) -> list[str]:
+        lines = []
         for place in self.constants:
             node = self.cell.nodes[place]
             if isinstance(node, Invariant):
@@ -98,13 +111,7 @@ class _CellWriter:
                 assert isinstance(node, Vector)
                 call = f"vector<{self.pointers.vectors + node.tensor}, {node.column}>()"
             lines.append(f"element.{self.name(place)} = at.template {call};")
-        for tensor in self.inputs:
-            arguments = f"{self.pointers.sequences + tensor}, {self.cell.sequences[tensor]}"
-            lines.append(f"element.input_{tensor} = at.template first<const typename At::Value, {arguments}>();")
-        for tensor in range(len(self.cell.outputs)):
-            arguments = f"{self.pointers.outputs + tensor}, {self.output_columns(tensor)}"
-            lines.append(f"element.output_{tensor} = at.template first<typename At::Value, {arguments}>();")
-        return [*lines, "load(element, at, 0);", "}"]
+        return lines
 
     def load(self) -> list[str]:
         """What the next step reads, long before it is needed."""
@@ -183,6 +190,9 @@ class _CellWriter:
                 return f"element.state_{index}"
             case Sequence() | Invariant() | Vector():
                 return f"element.{self.name(place)}"
+        return self.result(place, stage)
+
+    def result(self, place: int, stage: int) -> str:
         return f"value_{place}" if self.cell.stages[place] == stage else f"element.carried_{place}"
 
     def outputs(self, stage: int) -> list[str]:
@@ -219,7 +229,7 @@ class _CellWriter:
         return [
             (index, operand, place)
             for index, buffer in enumerate(self.plan.buffers)
-            if not buffer.sums
+            if not buffer.sums and not buffer.local
             for operand, place in enumerate(buffer.operands)
             if not self.plan.is_state(place) and self.cell.stages[place] == stage
         ]
@@ -228,7 +238,7 @@ class _CellWriter:
         """(buffer, operand, state) of what products of the next step read."""
         result = []
         for index, buffer in enumerate(self.plan.buffers):
-            for operand, place in enumerate(buffer.operands if not buffer.sums else ()):
+            for operand, place in enumerate(() if buffer.sums or buffer.local else buffer.operands):
                 node = self.cell.nodes[place]
                 if isinstance(node, State):
                     result.append((index, operand, node.index))

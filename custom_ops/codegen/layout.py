@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from custom_ops.bounds import products_are_bounded
+from custom_ops.codegen.replicate import replicated_schedule
 from custom_ops.codegen.schedule import Gemm, Schedule, schedule
 from custom_ops.errors import KernelError
 from custom_ops.spec import WARP, Configuration, RecurrentSpec
@@ -71,6 +72,7 @@ class BufferLayout:
         exchanged: bytes, in the group's scratch ("grid").
         state_operands: bit o is set when operand o is a state.
         pairs: whether its numbers are pairs of float16.
+        local: whether no CTA sends it: each makes all of it.
     """
 
     operands: int
@@ -82,6 +84,7 @@ class BufferLayout:
     exchanged: int
     state_operands: int
     pairs: bool
+    local: bool
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ class Layout:
         rows: of one pass.
         padded_rows: the same in shared memory.
         items: (row, unit) pairs of a thread in one pass.
+        replica_items: the same, of what every CTA computes for all units; 0 for none.
         staging: byte offset of what row sums are made of.
         shared: bytes of shared memory of a CTA.
         scratch: bytes of global memory of a group.
@@ -103,6 +107,7 @@ class Layout:
     rows: int
     padded_rows: int
     items: int
+    replica_items: int
     gemms: tuple[GemmLayout, ...]
     buffers: tuple[BufferLayout, ...]
     staging: int
@@ -130,7 +135,7 @@ def layout(spec: RecurrentSpec, configuration: Configuration, arch: int) -> Layo
     Raises:
         KernelError: the configuration does not fit the device or the cell, with the number that is too large.
     """
-    plan = schedule(spec.cell)
+    plan = replicated_schedule(spec.cell) if configuration.replicated else schedule(spec.cell)
     result = _Layouter(spec, configuration, plan).layout()
     if configuration.cluster > 1 and arch < 90:
         raise KernelError(f"thread-block clusters need compute capability 9.0, this is {arch / 10}")
@@ -163,13 +168,15 @@ def fallback_layout(spec: RecurrentSpec, configuration: Configuration) -> Layout
         width = 1 if buffer.sums else tile
         stride = _round_up(len(buffer.operands) * width, 4)
         buffers.append(
-            BufferLayout(len(buffer.operands), width, 1, stride, place, 0, 0, _state_mask(plan, buffer.operands), False)
+            BufferLayout(
+                len(buffer.operands), width, 1, stride, place, 0, 0, _state_mask(plan, buffer.operands), False, False
+            )
         )
         place += 2 * configuration.rows * stride * 4
     sums = max((len(buffer.operands) for buffer in plan.buffers if buffer.sums), default=0)
     staging, place = place, place + sums * configuration.rows * tile * 4
     items = -(-configuration.rows * tile // configuration.threads)
-    return Layout(tile, configuration.rows, configuration.rows, items, (), tuple(buffers), staging, 0, place, 0)
+    return Layout(tile, configuration.rows, configuration.rows, items, 0, (), tuple(buffers), staging, 0, place, 0)
 
 
 class _Layouter:
@@ -180,32 +187,42 @@ class _Layouter:
         self.tile = _round_up(-(-spec.units // configuration.ctas), 4)
         self.rows = configuration.rows // configuration.passes
         self.padded_rows = _round_up(self.rows, 8) if configuration.tensor_cores else self.rows
-        self.registers_left = configuration.register_weights
+        span = self.rows * configuration.ctas * self.tile
+        self.replica_items = -(-span // configuration.threads) if plan.replica else 0
+        # What replicas keep of a step takes the room of weights.
+        kept = self.replica_items * configuration.passes * len(plan.replica.kept) if plan.replica else 0
+        self.registers_left = max(0, configuration.register_weights - kept)
         self.shared_left = configuration.shared_weights
         self.shared = 0
         self.scratch = 0
 
     def layout(self) -> Layout:
         c = self.configuration
-        barriers = [self._take(16 * c.passes if c.exchange == "cluster" else 0) for _ in self.plan.buffers]
+        barriers = [
+            self._take(16 * c.passes if c.exchange == "cluster" and not buffer.local else 0)
+            for buffer in self.plan.buffers
+        ]
         meetings = [self._take(16 * c.passes) if c.slices > 1 else 0 for _ in self.plan.gemms]
-        strides = {gemm.buffer: self._stride(gemm) for gemm in self.plan.gemms}
+        strides: dict[int, int] = {}
+        for gemm in self.plan.gemms:
+            strides[gemm.buffer] = max(strides.get(gemm.buffer, 0), self._stride(gemm))
         buffers = []
         for index, buffer in enumerate(self.plan.buffers):
             width = 1 if buffer.sums else self.tile
             row = len(buffer.operands) * c.ctas * width
             stride = strides.get(index, _round_up(row, 4))
             copies = {"single": c.passes, "cluster": 2 * c.passes, "grid": min(c.passes, 2)}[c.exchange]
+            copies = c.passes if buffer.local else copies
             offset = self._take(copies * self.padded_rows * stride * 4)
             exchanged = self.scratch
-            if c.exchange == "grid":
+            if c.exchange == "grid" and not buffer.local:
                 self.scratch += _round_up(2 * c.passes * self.rows * row * 4, 128)
             states = _state_mask(self.plan, buffer.operands)
             parts = c.ctas if buffer.sums else c.ctas // c.slices
             pairs = c.product == "half" and self.spec.precision == "highest" and not buffer.sums
-            barrier = barriers[index]
+            place = (offset, barriers[index], exchanged)
             buffers.append(
-                BufferLayout(len(buffer.operands), width, parts, stride, offset, barrier, exchanged, states, pairs)
+                BufferLayout(len(buffer.operands), width, parts, stride, *place, states, pairs, buffer.local)
             )
         gemms = tuple(self._gemm(*each) for each in zip(self.plan.gemms, meetings, strict=True))
         sums = max((len(buffer.operands) for buffer in self.plan.buffers if buffer.sums), default=0)
@@ -215,8 +232,8 @@ class _Layouter:
             self.scratch = max(self.scratch, fallback_layout(self.spec, c).scratch)
         weights = c.register_weights - self.registers_left
         return Layout(
-            self.tile, self.rows, self.padded_rows, items, gemms, tuple(buffers), staging, self.shared, self.scratch,
-            weights,
+            self.tile, self.rows, self.padded_rows, items, self.replica_items, gemms, tuple(buffers), staging,
+            self.shared, self.scratch, weights,
         )  # fmt: skip
 
     def _take(self, size: int) -> int:
@@ -227,14 +244,18 @@ class _Layouter:
     def _mapping(self, gemm: Gemm) -> tuple[int, int, int, int, int]:
         """Columns, depth, lanes, thread columns and chunks of a gemm."""
         c = self.configuration
-        columns = len(gemm.products) * self.tile * c.slices
+        columns = len(gemm.products) * self.tile * (c.ctas if gemm.replicated else c.slices)
         depth = len(gemm.terms[0]) * c.ctas // c.slices * self.tile
+        lanes = c.lanes
+        if c.replicated and not gemm.replicated:  # few columns beside those of replicas: more lanes for each
+            free = min(c.threads // columns, WARP) if not c.tensor_cores else c.threads // -(-columns // 16)
+            lanes = max(lanes, _power_of_two(max(free, 1)))
         if c.tensor_cores:
             tiles, pieces = -(-columns // 16), -(-depth // 16)
             warps = c.threads // WARP
-            split = min(c.lanes // WARP, _power_of_two(pieces))
+            split = min(lanes // WARP, _power_of_two(pieces))
             return columns, depth, split * WARP, -(-tiles // (warps // split)), -(-pieces // split)
-        lanes = min(c.lanes, _power_of_two(depth // 4))
+        lanes = min(lanes, _power_of_two(depth // 4))
         return columns, depth, lanes, -(-columns // (c.threads // lanes)), -(-depth // 4 // lanes)
 
     def _stride(self, gemm: Gemm) -> int:

@@ -6,7 +6,17 @@ from __future__ import annotations
 from dataclasses import fields
 
 from custom_ops.codegen.elementwise import Pointers, cell_struct
-from custom_ops.codegen.layout import GemmLayout, Layout, chunk_words, fallback_layout, layout, needs_bounds
+from custom_ops.codegen.layout import (
+    BufferLayout,
+    GemmLayout,
+    Layout,
+    chunk_words,
+    fallback_layout,
+    layout,
+    needs_bounds,
+)
+from custom_ops.codegen.replica import replica_struct
+from custom_ops.codegen.replicate import replicated_schedule
 from custom_ops.codegen.schedule import Schedule, schedule
 from custom_ops.spec import Configuration, RecurrentSpec
 
@@ -30,7 +40,8 @@ def generate(spec: RecurrentSpec, configuration: Configuration, arch: int) -> st
     Raises:
         KernelError: the configuration does not fit the cell or the device; it says which number is too large.
     """
-    plan = schedule(spec.cell)
+    plain = schedule(spec.cell)
+    plan = replicated_schedule(spec.cell) if configuration.replicated else plain
     sizes = layout(spec, configuration, arch)
     exchange = configuration.exchange
     includes = ["recurrent.cuh", f"product_{configuration.product}.cuh"]
@@ -40,14 +51,16 @@ def generate(spec: RecurrentSpec, configuration: Configuration, arch: int) -> st
         *(f'#include "{name}"' for name in includes),
         "namespace tfmem {",
         cell_struct(plan),
+        *((replica_struct(plan.replica),) if plan.replica else ()),
         *_plan("Plan", spec, configuration, plan, sizes),
         "}",
         *_entry(ENTRY, "Plan", spec, configuration),
     ]
     if configuration.needs_fallback:
         parts += [
-            "namespace tfmem {",
-            *_plan("FallbackPlan", spec, configuration, plan, fallback_layout(spec, configuration)),
+            "namespace tfmem::fallback {",
+            cell_struct(plain) if plan.replica else "using tfmem::Cell;",  # one CTA has all units as it is
+            *_plan("FallbackPlan", spec, configuration, plain, fallback_layout(spec, configuration)),
             "}",
             *_entry(FALLBACK, "FallbackPlan", spec, configuration),
         ]
@@ -63,7 +76,7 @@ def _entry(name: str, plan: str, spec: RecurrentSpec, configuration: Configurati
     if plan == "FallbackPlan":
         lines += [
             "if (*reinterpret_cast<volatile int*>(parameters.word[tfmem::kStatus]) == 0) return;",
-            f"tfmem::sweep<tfmem::Cell, tfmem::{plan}>(parameters, nullptr);",
+            f"tfmem::sweep<tfmem::fallback::Cell, tfmem::fallback::{plan}>(parameters, nullptr);",
         ]
     else:
         lines += [
@@ -88,6 +101,7 @@ def _plan(name: str, spec: RecurrentSpec, configuration: Configuration, plan: Sc
         "kRows": sizes.rows,
         "kPaddedRows": sizes.padded_rows,
         "kItems": sizes.items,
+        "kReplicaItems": sizes.replica_items,
         "kStaging": sizes.staging,
         "kZeroed": 0 if fallback else zeroed,
         "kScratch": scratch,
@@ -102,6 +116,7 @@ def _plan(name: str, spec: RecurrentSpec, configuration: Configuration, plan: Sc
         f"using Value = {VALUES[spec.dtype]};",
         *(f"static constexpr int {key} = {value};" for key, value in numbers.items()),
         *_tables(plan, sizes),
+        *(["using Replica = tfmem::Replica;"] if plan.replica else []),
         f"using Exchange = {exchange}<{name}>;",
     ]
     if fallback:
@@ -114,7 +129,9 @@ def _plan(name: str, spec: RecurrentSpec, configuration: Configuration, plan: Sc
             "};",
         ]
     shapes = [
-        line for index, gemm in enumerate(sizes.gemms) for line in _shape(index, gemm, spec, configuration, sizes)
+        line
+        for index, (gemm, wanted) in enumerate(zip(sizes.gemms, plan.gemms, strict=True))
+        for line in _shape(index, gemm, sizes.buffers[wanted.buffer], spec, configuration, sizes)
     ]
     return [*shapes, *lines, *_products(plan, sizes, spec, configuration), "};"]
 
@@ -135,7 +152,8 @@ def _tables(plan: Schedule, sizes: Layout) -> list[str]:
         operands, products = len(gemm.terms[0]), len(gemm.products)
         columns = sizes.gemms[index].columns if sizes.gemms else products * sizes.tile
         depth = sizes.gemms[index].depth if sizes.gemms else operands * sizes.tile
-        lines.append(f"if (I == {index}) return {{{columns}, {depth}, {operands}, {products}}};")
+        shape = (columns, depth, operands, products, int(gemm.replicated))
+        lines.append(f"if (I == {index}) return {{{', '.join(map(str, shape))}}};")
     lines += ["return {};", "}"]
     lines += _inboxes(plan, sizes)
     stages = sorted({gemm.stage for gemm in plan.gemms})
@@ -144,6 +162,8 @@ def _tables(plan: Schedule, sizes: Layout) -> list[str]:
     lines.append("// Those that STAGE waits for; all of them for -1.")
     lines.append("template <int STAGE, class Function> __device__ static void for_buffers(Function&& function) {")
     for index, wanted in enumerate(plan.buffers):
+        if wanted.local:
+            continue
         lines.append(f"if constexpr (STAGE == -1 || STAGE == {wanted.stage}) function(Tag<{index}>());")
     return [*lines, "}"]
 
@@ -161,8 +181,14 @@ def _inboxes(plan: Schedule, sizes: Layout) -> list[str]:
     return [*lines, "return {};", "}"]
 
 
-def _shape(index: int, gemm: GemmLayout, spec: RecurrentSpec, configuration: Configuration, sizes: Layout) -> list[str]:
-    buffer = sizes.buffers[index]
+def _shape(
+    index: int,
+    gemm: GemmLayout,
+    buffer: BufferLayout,
+    spec: RecurrentSpec,
+    configuration: Configuration,
+    sizes: Layout,
+) -> list[str]:
     numbers = {
         "kColumns": gemm.columns,
         "kThreads": configuration.threads,
@@ -205,7 +231,10 @@ def _products(plan: Schedule, sizes: Layout, spec: RecurrentSpec, configuration:
             f"reinterpret_cast<const float4*>(scratch + {gemm.streamed}ll + blockIdx.x * {streamed}ll)"
         )
         load.append(f"gemm_{index}.load(WeightSource<Cell, Plan, {index}, WORDS>{{context}}, {weights});")
-        operands = f"exchange.template operands<{plan.gemms[index].buffer}>(pass, step)"
+        buffer = plan.gemms[index].buffer
+        operands = f"exchange.template operands<{buffer}>(pass, step)"
+        if plan.buffers[buffer].local:
+            operands = f"local_operands<Plan, {buffer}>(shared, pass)"
         run += [
             f"if constexpr (STAGE == {plan.gemms[index].stage}) {{",
             f"gemm_{index}.run({operands}, {place}, results<{index}>(pass));",
@@ -220,7 +249,12 @@ def _products(plan: Schedule, sizes: Layout, spec: RecurrentSpec, configuration:
     if sliced:
         result = ["return slices.template sum<GEMM>(at.pass, at.step, at.row, PRODUCT * kTile + at.unit);"]
     else:
-        result.insert(0, "const float* from = results<GEMM>(at.pass) + PRODUCT * kTile + at.unit;")
+        result = [
+            "constexpr bool kAll = gemm<GEMM>().replicated;",
+            "const int unit = kAll ? PRODUCT * kCtas * kTile + at.hidden_unit() : PRODUCT * kTile + at.unit;",
+            "const float* from = results<GEMM>(at.pass) + unit;",
+            *result,
+        ]
     offsets = [
         f"if constexpr (GEMM == {index}) return reinterpret_cast<float*>(shared + {gemm.results}) + "
         f"pass % 2 * {gemm.partials * sizes.padded_rows * gemm.result_stride};"

@@ -5,7 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from custom_ops.cell import Cell, Elementwise, Product, RowSum, Sequence, State, Term, arguments_of
+from custom_ops.cell import (
+    Cell,
+    Elementwise,
+    Invariant,
+    Node,
+    Product,
+    RowSum,
+    Sequence,
+    State,
+    Term,
+    Vector,
+    arguments_of,
+)
+
+RESULTS = (Elementwise, Product, RowSum)  # what a CTA computes; all else it reads
 
 
 @dataclass(frozen=True)
@@ -17,12 +31,14 @@ class Gemm:
         buffer: the exchange buffer with its operands.
         products: their nodes.
         terms: for each product one term for each operand of the buffer.
+        replicated: whether every CTA has all units of its results, not only its own.
     """
 
     stage: int
     buffer: int
     products: tuple[int, ...]
     terms: tuple[tuple[Term, ...], ...]
+    replicated: bool = False
 
 
 @dataclass(frozen=True)
@@ -33,11 +49,13 @@ class Buffer:
         stage: the stage that waits for it.
         operands: nodes; whole rows of units for a product, one partial sum of each CTA for row sums.
         sums: whether they are row sums.
+        local: whether every CTA makes all of it itself.
     """
 
     stage: int
     operands: tuple[int, ...]
     sums: bool = False
+    local: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,9 +63,10 @@ class Schedule:
     """A cell, in the order in which a kernel computes it.
 
     Attributes:
-        live: for each node, whether anything needs it.
+        live: for each node, whether anything needs it, for the units of a CTA.
         stages: how many a step has.
         carried: nodes that a later stage than their own reads.
+        replica: the same with what every CTA needs for all units (replicate.py), or None.
     """
 
     cell: Cell
@@ -56,6 +75,14 @@ class Schedule:
     gemms: tuple[Gemm, ...]
     buffers: tuple[Buffer, ...]
     carried: tuple[int, ...]
+    replica: Schedule | None = None
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """What a thread keeps of a (row, unit) from one stage or step to the next, besides states."""
+        kinds = (Sequence, Invariant, Vector)
+        leaves = (place for place, node in enumerate(self.cell.nodes) if self.live[place] and isinstance(node, kinds))
+        return (*leaves, *self.carried)
 
     def place_of_sum(self, node: int) -> tuple[int, int]:
         """The buffer of row sum `node` and its place in it."""
@@ -104,7 +131,8 @@ def schedule(cell: Cell) -> Schedule:
         buffers.append(Buffer(stage, operands))
     buffers += [Buffer(stage, tuple(nodes), sums=True) for stage, nodes in sorted(sums.items())]
     stages = 1 + max((stage for place, stage in enumerate(cell.stages) if live[place]), default=0)
-    return Schedule(cell, live, stages, tuple(gemms), tuple(buffers), _carried(cell, live, stages))
+    ends = dict.fromkeys(cell.states, stages - 1)
+    return Schedule(cell, live, stages, tuple(gemms), tuple(buffers), carried(cell, live, ends))
 
 
 def _live(cell: Cell) -> tuple[bool, ...]:
@@ -118,16 +146,18 @@ def _live(cell: Cell) -> tuple[bool, ...]:
     return tuple(live)
 
 
-def _carried(cell: Cell, live: tuple[bool, ...], stages: int) -> tuple[int, ...]:
-    """Results that live in registers from one stage to a later one; leaves are there in any stage."""
+def carried(
+    cell: Cell, live: tuple[bool, ...], ends: dict[int, int], kinds: tuple[type[Node], ...] = RESULTS
+) -> tuple[int, ...]:
+    """Results that live in registers from one stage to a later one, up to a stage of `ends` or to an elementwise op;
+    leaves are there in any stage."""
     last = dict.fromkeys(range(len(cell.nodes)), -1)
     for place, node in enumerate(cell.nodes):
         if live[place] and isinstance(node, Elementwise):
             for argument in node.arguments:
                 last[argument] = max(last[argument], cell.stages[place])
-    for place in cell.states:
-        last[place] = stages - 1
-    kinds = (Elementwise, Product, RowSum)
+    for place, stage in ends.items():
+        last[place] = max(last[place], stage)
     return tuple(
         place
         for place, node in enumerate(cell.nodes)

@@ -28,6 +28,7 @@ struct BufferShape {
   int exchanged;
   int states;  // bit o: operand o is a state
   bool pairs;  // products read split_four() of its numbers
+  bool local;  // no CTA sends it: each makes all of it
 };
 
 // Where an exchange keeps its things, and who it is.

@@ -12,6 +12,7 @@ struct GemmShape {
   int depth;
   int operands;
   int products;
+  bool replicated;  // of all units, not only the CTA's own
 };
 
 // A block of a matrix with `columns` blocks in a row.

@@ -7,6 +7,7 @@
 #include "exchange.cuh"
 #include "math.cuh"
 #include "port.cuh"
+#include "replicas.cuh"
 
 namespace tfmem {
 
@@ -26,9 +27,10 @@ struct WeightSource {
     const int operand = kGemm.operands == 1 ? 0 : min(k / kOperand, kGemm.operands - 1);
     const int within = k - operand * kOperand;
     const int row = slice * kOperand + within;
-    const int owner = context.cta - slice + column / kWidth;
-    const int unit = owner * Plan::kTile + column % kWidth % Plan::kTile;
-    const int product = min(column % kWidth / Plan::kTile, kGemm.products - 1);
+    constexpr int kSpan = kGemm.replicated ? kOperand : Plan::kTile;
+    const int owner = kGemm.replicated ? 0 : context.cta - slice + column / kWidth;
+    const int unit = owner * Plan::kTile + column % kWidth % kSpan;
+    const int product = min(column % kWidth / kSpan, kGemm.products - 1);
     const auto block = context.block(Cell::block(Tag<GEMM>(), product, operand));
     const float value =
         to_float(block.base[min(row, kLast) * static_cast<long long>(block.row) +
@@ -79,10 +81,12 @@ template <class Cell, class Plan, class Exchange, class Products, int WORDS>
 struct Sweep {
   using Element = typename Cell::template Element<Plan>;
   using At = Port<Plan, Exchange, Products, WORDS>;
+  using Copies = Replicas<Plan, Exchange, Products, WORDS>;
 
   const Context<Plan, WORDS>& context;
   Exchange& exchange;
   Products& products;
+  Copies& replicas;
   char* shared;
   char* scratch;
 
@@ -109,12 +113,14 @@ struct Sweep {
   __device__ __forceinline__ void stage(Element (&elements)[Plan::kPasses][Plan::kItems],
                                         int step) {
     if constexpr (STAGE < Cell::kStages) {
+      replicas.template ready<STAGE>();
 #pragma unroll
       for (int pass = 0; pass < Plan::kPasses; ++pass) {
         Plan::template for_buffers<STAGE>([&](auto tag) { wait(tag, pass, step); });
         products.template run<STAGE>(exchange, pass, step);
         if constexpr (Plan::template has_gemm<STAGE>() && Plan::kSlices == 1) __syncthreads();
         elementwise<STAGE>(elements[pass], pass, step);
+        replicas.template stage<STAGE>(pass, step);
         if constexpr (Cell::template sums<STAGE>() > 0) {
           __syncthreads();
           reduce<STAGE, 0>(pass, step);
@@ -212,8 +218,9 @@ __device__ __forceinline__ void sweep(const Parameters<WORDS>& parameters, char*
   __syncthreads();
   Exchange exchange(Place{shared, scratch, status, cta_of_group()});
   Products products(context, shared, scratch);
-  Sweep<Cell, Plan, Exchange, Products, WORDS> sweeper{context, exchange, products, shared,
-                                                       scratch};
+  Replicas<Plan, Exchange, Products, WORDS> replicas(context, exchange, products, shared);
+  Sweep<Cell, Plan, Exchange, Products, WORDS> sweeper{context,  exchange, products,
+                                                       replicas, shared,   scratch};
 
   typename Cell::template Element<Plan> elements[Plan::kPasses][Plan::kItems];
   const auto each = [&](auto&& function) {
@@ -231,6 +238,7 @@ __device__ __forceinline__ void sweep(const Parameters<WORDS>& parameters, char*
   each([&](auto& element, int pass, int item) {
     Cell::begin(element, sweeper.port(pass, 0, item));
   });
+  replicas.begin();
   Plan::template for_buffers<-1>([&](auto tag) { begin(exchange, sweeper, tag); });
   exchange.start();
 
@@ -240,6 +248,7 @@ __device__ __forceinline__ void sweep(const Parameters<WORDS>& parameters, char*
     each([&](auto& element, int pass, int item) {
       Cell::load(element, sweeper.port(pass, step, item), step + 1);
     });
+    replicas.load(step + 1);
   }
   each([&](auto& element, int pass, int item) { Cell::end(element, sweeper.port(pass, 0, item)); });
   exchange.finish();

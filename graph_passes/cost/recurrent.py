@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from itertools import product
 from math import ceil
 from typing import get_args
 
 from custom_ops.bounds import products_are_bounded
-from custom_ops.cell import Cell, Elementwise, arguments_of
 from custom_ops.codegen.layout import OTHER_REGISTERS, SHARED_LIMIT, GemmLayout, Layout, chunk_words, layout
+from custom_ops.codegen.replicate import can_replicate, replicated_schedule
+from custom_ops.codegen.schedule import schedule
 from custom_ops.errors import KernelError
 from custom_ops.machine import REGISTERS, REGISTERS_PER_THREAD, SCHEDULERS, WARP, Machine, read
 from custom_ops.spec import Configuration, Exchange, Product, RecurrentSpec
+from graph_passes.cost.elementwise import elementwise
 from graph_passes.cost.grnn import FLOAT, Cost, Work, price
 
 THREADS = (128, 256, 512)  # more have too few registers for weights
@@ -29,11 +31,10 @@ PASSES = (1, 2, 4)
 MULTIPLES = (1, 2, 4, 8, 16, 32)  # of rows
 MOST_ROWS = 64
 LEAST_TENSOR_ROWS = 8
+CLOSE = 1.5  # times the fastest, by the model
+MOST_REPLICAS = 2  # (row, unit) pairs of a thread; the products of more take longer than an exchange
 MOST_TILES = 8  # of 16 columns, of one warp, whose sums registers hold
-# activations are priced as such, everything else as one FMA
-ACTIVATIONS = {"sigmoid", "tanh", "exp", "expm1", "log", "log1p", "erf", "softplus", "elu", "sin", "cos", "power"}
 VECTOR = 4  # numbers that one load brings
-ACTIVATION_INSTRUCTIONS = 20
 CROWDED, SPILLS = 240, 1.5  # registers of a thread from which the compiler keeps some in memory; the price
 UNHIDDEN = 0.5  # of loads from shared memory behind arithmetic, or the other way round
 SHARED_TURN = 20  # FMAs: a turn of the loop over weights in shared memory waits for them
@@ -67,9 +68,19 @@ class Prediction:
 
 
 def rank(machine: Machine, spec: RecurrentSpec, batch: int, time_steps: int = 100) -> list[Prediction]:
-    """Every configuration, the one that should be fastest first; empty if none fits the device."""
+    """Every configuration, the one that should be fastest first; empty if none fits the device.
+
+    Where some are replicated and others are not, the better of the two kinds is close: the best of each is among the
+    first two, for the tuner to see.
+    """
     found = [predict(machine, spec, each, batch) for each in enumerate_configurations(machine, spec, batch)]
-    return sorted(found, key=lambda prediction: prediction.nanoseconds(time_steps))
+    found.sort(key=lambda prediction: prediction.nanoseconds(time_steps))
+    for place, other in enumerate(found):
+        if other.configuration.replicated != found[0].configuration.replicated:
+            if other.nanoseconds(time_steps) < CLOSE * found[0].nanoseconds(time_steps):
+                found.insert(1, found.pop(place))
+            break
+    return found
 
 
 def enumerate_configurations(machine: Machine, spec: RecurrentSpec, batch: int) -> list[Configuration]:
@@ -95,6 +106,8 @@ def _found(machine: Machine, spec: RecurrentSpec, batch: int, streams: bool, tur
     shapes = (
         shape for exchange, ctas in wanted.items() for shape in _shapes(machine, spec, batch, exchange, ctas, turns)
     )
+    if not streams and can_replicate(spec.cell):
+        shapes = (each for shape in shapes for each in (shape, *_replicated(spec, shape)))
     fitted = (_fit(machine, spec, shape) for shape in shapes)
     return [each for each in fitted if each and _streams(layout(spec, each, machine.arch)) == streams]
 
@@ -114,8 +127,11 @@ def predict(machine: Machine, spec: RecurrentSpec, configuration: Configuration,
     step = Cost(0, 0, 0, 0)
     for gemm in sizes.gemms:
         step += _product(machine, spec, configuration, sizes, gemm, warps, active)
+    # results of a stage go through shared memory: stored, waited for, loaded
+    step += Cost(0, 0, len({gemm.stage for gemm in schedule(spec.cell).gemms}) * 3 * machine.block_barrier, 0)
     units = ceil(sizes.rows * sizes.tile / (WARP * SCHEDULERS)) * sharing  # of a scheduler's warps, one after the other
-    step += Cost(0, _elementwise(machine, spec.cell, units), 0, 0)
+    replicas = ceil(sizes.rows * sizes.tile * configuration.ctas / (WARP * SCHEDULERS)) * sharing
+    step += Cost(0, STEP + elementwise(machine, spec.cell, units, replicas if configuration.replicated else 0), 0, 0)
     exchange = _exchange(machine, configuration, sizes, sharing, active)
     busy = step.total + exchange.load  # sending and receiving is done by the same threads
     others = configuration.passes - 1
@@ -176,8 +192,7 @@ def _product(
     products_and_loads = (
         max(products, loads) + UNHIDDEN * min(products, loads) + turns_of_loops * SHARED_TURN * machine.fma
     )
-    # results go through shared memory: stored, waited for, loaded
-    reduction += (gemm.partials - 1) * sizes.items * machine.fma + 3 * machine.block_barrier
+    reduction += (gemm.partials - 1) * sizes.items * machine.fma
     return Cost(bytes_streamed / read(machine.load_bandwidth, active), products_and_loads, reduction, 0)
 
 
@@ -212,41 +227,13 @@ def _reduce_scatter(values: int, lanes: int) -> tuple[int, int]:
     return count, max(depth, 1)
 
 
-def _elementwise(machine: Machine, cell: Cell, units: int) -> float:
-    """What is done between products: the longest chain of one unit, the issue of the others."""
-    work = _operations(cell)
-    chain = work.chain_activations * machine.activation + work.chain_others * machine.fma
-    issue = (ACTIVATION_INSTRUCTIONS * work.activations + work.others) * machine.fma / machine.peak_speedup
-    return STEP + chain + (units - 1) * issue
-
-
-@dataclass(frozen=True)
-class _Operations:
-    """Of one step: activations and all other elementwise operations, and those of the longest chain."""
-
-    activations: int
-    others: int
-    chain_activations: int
-    chain_others: int
-
-
-@cache
-def _operations(cell: Cell) -> _Operations:
-    longest: list[tuple[int, int]] = []
-    activations = others = 0
-    for node in cell.nodes:
-        before = max((longest[argument] for argument in arguments_of(node)), default=(0, 0))
-        costly = isinstance(node, Elementwise) and node.op in ACTIVATIONS
-        other = isinstance(node, Elementwise) and not costly
-        activations, others = activations + costly, others + other
-        longest.append((before[0] + costly, before[1] + other))
-    return _Operations(activations, others, *max(longest, default=(0, 0)))
-
-
 def _exchange(machine: Machine, configuration: Configuration, sizes: Layout, sharing: int, active: float) -> Cost:
     """Handing round the results of one pass, once for each stage's buffer."""
     load = waits = 0.0
     for buffer in sizes.buffers:
+        if buffer.local:  # stored, waited for, loaded
+            waits += 3 * machine.block_barrier
+            continue
         numbers = sizes.rows * buffer.operands * buffer.width * buffer.parts
         if configuration.exchange == "cluster":
             load += FLOAT * numbers * sharing / machine.cluster_bandwidth
@@ -299,6 +286,22 @@ def _shapes(
                 if lanes >= WARP and rows // passes >= LEAST_TENSOR_ROWS and tiles <= MOST_TILES * (threads // lanes):
                     for kind in tensor_products:
                         yield replace(shape, product=kind)
+
+
+def _replicated(spec: RecurrentSpec, shape: Configuration) -> list[Configuration]:
+    """The same with replicas, where one multiprocessor could hold their weights."""
+    if shape.exchange == "single" or shape.product == "half" or shape.slices > 1:
+        return []
+    products = sum(len(gemm.products) for gemm in replicated_schedule(spec.cell).gemms if gemm.replicated)
+    weights = (products + (spec.cell.blocks - products) / shape.ctas) * spec.units**2
+    if FLOAT * weights > FLOAT * REGISTERS + max(SHARED_LIMIT.values()):
+        return []
+    if shape.rows * spec.units > MOST_REPLICAS * shape.threads:
+        return []
+    tiles = ceil(products * spec.units / 16)
+    if shape.tensor_cores and tiles > MOST_TILES * (shape.threads // shape.lanes):
+        return []
+    return [replace(shape, replicated=True)]
 
 
 def _holds(spec: RecurrentSpec, ctas: int) -> bool:

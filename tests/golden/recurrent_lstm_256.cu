@@ -110,6 +110,7 @@ static constexpr int kSlices = 1;
 static constexpr int kRows = 1;
 static constexpr int kPaddedRows = 1;
 static constexpr int kItems = 1;
+static constexpr int kReplicaItems = 0;
 static constexpr int kStaging = 2320;
 static constexpr int kZeroed = 2064;
 static constexpr int kScratch = 0;
@@ -118,11 +119,11 @@ static constexpr int kFallback = 0;
 static constexpr int kOperandScale = 16384;
 static constexpr int kLargest = 0;
 template <int I> __host__ __device__ static constexpr BufferShape buffer() {
-if (I == 0) return {1, 16, 16, 256, 16, 0, 0, 1, 0};
+if (I == 0) return {1, 16, 16, 256, 16, 0, 0, 1, 0, 0};
 return {};
 }
 template <int I> __host__ __device__ static constexpr GemmShape gemm() {
-if (I == 0) return {64, 256, 1, 4};
+if (I == 0) return {64, 256, 1, 4, 0};
 return {};
 }
 template <int STAGE> __host__ __device__ static constexpr bool has_gemm() { return STAGE == 0; }
@@ -150,7 +151,9 @@ if constexpr (GEMM == 0) return reinterpret_cast<float*>(shared + 2064) + pass %
 return nullptr;
 }
 template <int GEMM, int PRODUCT, class At> __device__ float result(const At& at) const {
-const float* from = results<GEMM>(at.pass) + PRODUCT * kTile + at.unit;
+constexpr bool kAll = gemm<GEMM>().replicated;
+const int unit = kAll ? PRODUCT * kCtas * kTile + at.hidden_unit() : PRODUCT * kTile + at.unit;
+const float* from = results<GEMM>(at.pass) + unit;
 if constexpr (GEMM == 0) return add<1, 64>(from, at.row);
 return 0.0f;
 }

@@ -16,6 +16,7 @@ from custom_ops.jit.device import Device
 from custom_ops.jit.launch import Launcher
 from custom_ops.jit.program import build
 from custom_ops.spec import Configuration, RecurrentSpec
+from tests.recurrent_cells import chained
 
 Arrays = dict[str, list[Any]]
 KINDS = ("sequences", "invariants", "vectors", "matrices", "states")
@@ -177,6 +178,44 @@ def test_passes(device: Device, passes: int, where: dict[str, Any]) -> None:
     compare(device, cells.gru(reset_after=False), 60, 19, rows=8, passes=passes, lanes=32, **where)
 
 
+REPLICATED = {
+    "gru2": cells.gru(reset_after=False),
+    "masked": cells.gru(reset_after=False, mask="repeat"),
+    "training": differentiate(cells.gru(reset_after=False)).forward,
+    "chained": chained(),
+}
+
+
+@pytest.mark.parametrize(("units", "batch"), [*SHAPES[:-1], (130, 5)])
+@pytest.mark.parametrize("where", [CLUSTER, GRID], ids=["cluster", "grid"])
+@pytest.mark.parametrize("cell", REPLICATED.values(), ids=REPLICATED)
+def test_replicas_and_odd_sizes(device: Device, cell: Cell, units: int, batch: int, where: dict[str, Any]) -> None:
+    compare(device, cell, units, batch, rows=2, lanes=8, shared_weights=160, replicated=True, **where)
+
+
+@pytest.mark.parametrize("passes", [1, 2, 4])
+@pytest.mark.parametrize("product", ["fma", "mma"])
+@pytest.mark.parametrize("where", [CLUSTER, GRID], ids=["cluster", "grid"])
+@pytest.mark.parametrize("name", ["gru2", "chained"])
+def test_replicas_in_passes(device: Device, name: str, where: dict[str, Any], product: str, passes: int) -> None:
+    options = {"rows": 32, "passes": passes, "lanes": 32, "product": product, "shared_weights": 32}
+    compare(device, REPLICATED[name], 60, 37, replicated=True, **options, **where)
+
+
+@pytest.mark.parametrize("where", [CLUSTER, GRID], ids=["cluster", "grid"])
+def test_replicas_in_two_directions(device: Device, where: dict[str, Any]) -> None:
+    cell, units = REPLICATED["chained"], 40
+    given = [inputs(cell, units, 15, 5, seed) for seed in (1, 2)]
+    configuration = Configuration(rows=2, replicated=True, **where)
+    found, _ = run(device, cell, units, configuration, given, reverse=(False, True))
+    for arrays, results, reverse in zip(given, found, (False, True), strict=True):
+        check(results, expected(cell, units, arrays, reverse=reverse), 1e-5)
+
+
+def test_streamed_weights_of_replicas(device: Device) -> None:
+    compare(device, REPLICATED["gru2"], 70, 3, register_weights=16, replicated=True, **CLUSTER)
+
+
 @pytest.mark.parametrize("batch", [8, 13, 40])
 @pytest.mark.parametrize("where", [{}, CLUSTER, GRID, SLICED], ids=["single", "cluster", "grid", "sliced"])
 @pytest.mark.parametrize(
@@ -276,11 +315,13 @@ def test_runs_are_bitwise_equal(device: Device) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-def test_the_fallback_computes_the_same(device: Device) -> None:
+@pytest.mark.parametrize("replicated", [False, True])
+def test_the_fallback_computes_the_same(device: Device, replicated: bool) -> None:
     """A status that is set stands for a spin that ran out."""
     cell, units, batch, time = cells.gru(reset_after=False), 50, 5, 7
     arrays = inputs(cell, units, time, batch)
-    program = build(RecurrentSpec(cell, units), Configuration(rows=2, **GRID), device.arch)  # type: ignore[arg-type]
+    configuration = Configuration(rows=2, replicated=replicated, **GRID)  # type: ignore[arg-type]
+    program = build(RecurrentSpec(cell, units), configuration, device.arch)
     launcher = Launcher(program)
     places = [device.upload(to_storage(array, "float32")) for kind in KINDS for array in arrays[kind]]
     wanted = expected(cell, units, arrays)

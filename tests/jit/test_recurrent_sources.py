@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from custom_ops.errors import KernelError
 from custom_ops.jit import nvrtc, program
 from custom_ops.jit.cache import Cache
 from custom_ops.spec import Configuration, RecurrentSpec
+from tests.recurrent_cells import chained
 
 NVCC = shutil.which("nvcc")
 HEADERS = sorted(nvrtc.KERNELS.glob("*.cuh"))
@@ -80,6 +82,23 @@ def test_sources_compile(cell: Cell, arch: int, kind: str) -> None:
 @pytest.mark.parametrize("kind", HOPPER)
 def test_hopper_sources_compile(cell: Cell, kind: str) -> None:
     assert nvrtc.compile_source(generate(RecurrentSpec(cell, 100), HOPPER[kind], 90), 90)
+
+
+@pytest.mark.parametrize("name", ["gru2", "chained", "training"])
+@pytest.mark.parametrize(
+    ("arch", "options"),
+    [
+        (75, {"ctas": 24, "exchange": "grid"}),
+        (80, {"ctas": 24, "exchange": "grid", "product": "mma", "passes": 2, "rows": 16}),
+        (90, {"ctas": 8, "exchange": "cluster"}),
+        (90, {"ctas": 8, "exchange": "cluster", "product": "mma", "rows": 8}),
+    ],
+)
+def test_replicas_compile(name: str, arch: int, options: dict[str, Any]) -> None:
+    gru = cells.gru(reset_after=False)
+    cell = {"gru2": gru, "chained": chained(), "training": differentiate(gru).forward}[name]
+    configuration = Configuration(**{"rows": 2, "lanes": 32, "shared_weights": 32, "replicated": True, **options})
+    assert nvrtc.compile_source(generate(RecurrentSpec(cell, 100), configuration, arch), arch)
 
 
 @pytest.mark.parametrize("arch", [80, 90])

@@ -1,0 +1,97 @@
+"""A schedule in which CTAs compute some values for all units, each for itself, so that they need not send them.
+
+What a later stage's products read is exchanged, because each CTA has its own units of it only. Where it follows from
+values that every CTA can have, states that were exchanged for products of the first stage and tensors, every CTA can
+make all of it: the products that it follows from are then *replicated*, with all of their weights in every CTA. A
+canonical GRU exchanges its state alone, and every CTA computes the whole reset gate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+from custom_ops.cell import Cell, Elementwise, Product, RowSum, State, arguments_of
+from custom_ops.codegen.schedule import RESULTS, Gemm, Schedule, carried, schedule
+from custom_ops.errors import KernelError
+
+
+@cache
+def replicated_schedule(cell: Cell) -> Schedule:
+    """`schedule(cell)` without the exchanges that replicas save.
+
+    Raises:
+        KernelError: there are none.
+    """
+    plan = schedule(cell)
+    stages = _local_stages(plan)
+    if not stages:
+        raise KernelError("replicated: every exchange of this cell hands round something that only its CTA can compute")
+    buffers = tuple(replace(buffer, local=buffer.stage in stages) for buffer in plan.buffers)
+    local = [place for buffer in buffers if buffer.local for place in buffer.operands]
+    everywhere = _needed(cell, local, stages | {0})
+    gemms: list[Gemm] = []
+    for gemm in plan.gemms:
+        for copied in (False, True):
+            chosen = [i for i, place in enumerate(gemm.products) if everywhere[place] == copied]
+            if chosen:
+                products = tuple(gemm.products[i] for i in chosen)
+                terms = tuple(gemm.terms[i] for i in chosen)
+                gemms.append(Gemm(gemm.stage, gemm.buffer, products, terms, copied))
+    own = _needed(cell, [*cell.states, *(place for output in cell.outputs for place in output)], stages)
+    ends = dict.fromkeys(cell.states, plan.stages - 1)
+    replica = replace(
+        plan,
+        live=everywhere,
+        gemms=tuple(gemms),
+        buffers=buffers,
+        carried=carried(cell, everywhere, {}, (*RESULTS, State)),
+    )
+    return replace(replica, live=own, carried=carried(cell, own, ends), replica=replica)
+
+
+@cache
+def can_replicate(cell: Cell) -> bool:
+    """Whether `replicated_schedule` saves an exchange."""
+    return bool(_local_stages(schedule(cell)))
+
+
+def _local_stages(plan: Schedule) -> frozenset[int]:
+    """Stages that need not wait for other CTAs, since all that they wait for can be computed everywhere."""
+    cell = plan.cell
+    given = {place for buffer in plan.buffers if buffer.stage == 0 for place in buffer.operands}
+    states = {node.index for place in given if isinstance(node := cell.nodes[place], State)}
+    local: set[int] = set()
+
+    def everywhere(place: int) -> bool:
+        match cell.nodes[place]:
+            case State(index=index):
+                return index in states
+            case Product():
+                return cell.stages[place] == 0 or cell.stages[place] in local
+            case RowSum():
+                return False
+            case Elementwise(arguments=arguments):
+                return all(map(everywhere, arguments))
+        return True
+
+    for stage in range(1, plan.stages):
+        operands = [
+            [not buffer.sums and everywhere(place) for place in buffer.operands]
+            for buffer in plan.buffers
+            if buffer.stage == stage
+        ]
+        if operands and all(map(all, operands)):
+            local.add(stage)
+    return frozenset(local)
+
+
+def _needed(cell: Cell, pending: list[int], given: frozenset[int]) -> tuple[bool, ...]:
+    """What `pending` needs; the operands of products of the stages `given` are there without it."""
+    live = [False] * len(cell.nodes)
+    while pending:
+        place = pending.pop()
+        if not live[place]:
+            live[place] = True
+            if not (isinstance(cell.nodes[place], Product) and cell.stages[place] in given):
+                pending += arguments_of(cell.nodes[place])
+    return tuple(live)

@@ -1,0 +1,135 @@
+// What every CTA of a group computes for all hidden units, so that nobody has to send it: GRNN's
+// single synchronisation for cells like the canonical GRU (section 5).
+//
+// `Plan::Replica` is generated elementwise code, as `Cell` is (custom_ops/codegen/replica.py).
+#pragma once
+
+#include "port.cuh"
+
+namespace tfmem {
+
+// Operands of products that no CTA sends: one copy for each pass, as each is read before the next
+// step writes it.
+template <class Plan, int B>
+__device__ __forceinline__ float* local_operands(char* shared, int pass) {
+  constexpr BufferShape kBuffer = Plan::template buffer<B>();
+  return reinterpret_cast<float*>(shared + kBuffer.offset) +
+         pass * (Plan::kPaddedRows * kBuffer.stride);
+}
+
+// One (row, unit) of all units: a port whose CTA has all of them.
+template <class Plan, class Exchange, class Products, int WORDS>
+struct ReplicaPort : Port<Plan, Exchange, Products, WORDS> {
+  static constexpr int kSpan = Plan::kCtas * Plan::kTile;
+
+  // A state, as its CTA sent it.
+  template <int B, int O>
+  __device__ float operand() const {
+    constexpr BufferShape kBuffer = Plan::template buffer<B>();
+    return this->exchange.template operands<B>(
+        this->pass, this->step)[this->row * kBuffer.stride + O * kSpan + this->unit];
+  }
+
+  template <int B, int O>
+  __device__ void keep(float value) const {
+    constexpr BufferShape kBuffer = Plan::template buffer<B>();
+    if (this->valid) {
+      local_operands<Plan, B>(this->shared,
+                              this->pass)[this->row * kBuffer.stride + O * kSpan + this->unit] =
+          this->live ? value : 0.0f;
+    }
+  }
+
+  template <int POINTER, int COLUMNS, int COLUMN>
+  __device__ float sequence(int at) const {
+    using Value = typename Plan::Value;
+    if (!this->live || at >= this->context.time) return 0.0f;
+    const long long line = this->context.index_of(at) * this->context.batch + this->batch_row();
+    const long long place =
+        COLUMNS == 0 ? line : (line * COLUMNS + COLUMN) * Plan::kUnits + this->unit;
+    return to_float(this->context.template pointer<const Value>(POINTER)[place]);
+  }
+};
+
+template <class Plan, class Exchange, class Products, int WORDS,
+          bool ANY = (Plan::kReplicaItems > 0)>
+class Replicas {
+ public:
+  __device__ Replicas(const Context<Plan, WORDS>& context, const Exchange& exchange,
+                      const Products& products, char* shared)
+      : context_(context), exchange_(exchange), products_(products), shared_(shared) {
+    context_.cta = 0;
+  }
+
+  __device__ void begin() {
+    each([&](auto& element, int pass, int item) { Replica::begin(element, port(pass, 0, item)); });
+  }
+
+  // What step `next` reads, long before it is needed.
+  __device__ void load(int next) {
+    each([&](auto& element, int pass, int item) {
+      Replica::load(element, port(pass, next, item), next);
+    });
+  }
+
+  // Before the products of STAGE: all threads have written what these read.
+  template <int STAGE>
+  __device__ __forceinline__ void ready() const {
+    if constexpr (Replica::template waits<STAGE>()) __syncthreads();
+  }
+
+  template <int STAGE>
+  __device__ __forceinline__ void stage(int pass, int step) {
+#pragma unroll
+    for (int item = 0; item < Plan::kReplicaItems; ++item) {
+      const At at = port(pass, step, item);
+      if (at.valid) Replica::stage(Tag<STAGE>(), elements_[pass][item], at);
+    }
+  }
+
+ private:
+  using Replica = typename Plan::Replica;
+  using At = ReplicaPort<Plan, Exchange, Products, WORDS>;
+
+  __device__ At port(int pass, int step, int item) const {
+    const int index = item * Plan::kThreads + threadIdx.x;
+    const int row = index / At::kSpan;
+    const int unit = index % At::kSpan;
+    const bool valid = row < Plan::kRows;
+    const bool live = valid && unit < Plan::kUnits &&
+                      context_.first_row + pass * Plan::kRows + row < context_.batch;
+    return At{{context_, exchange_, products_, shared_, nullptr, pass, step, valid ? row : 0, unit,
+               valid, live}};
+  }
+
+  template <class Function>
+  __device__ __forceinline__ void each(Function&& function) {
+#pragma unroll
+    for (int pass = 0; pass < Plan::kPasses; ++pass) {
+#pragma unroll
+      for (int item = 0; item < Plan::kReplicaItems; ++item) {
+        function(elements_[pass][item], pass, item);
+      }
+    }
+  }
+
+  Context<Plan, WORDS> context_;
+  const Exchange& exchange_;
+  const Products& products_;
+  char* shared_;
+  typename Replica::template Element<Plan> elements_[Plan::kPasses][Plan::kReplicaItems];
+};
+
+template <class Plan, class Exchange, class Products, int WORDS>
+class Replicas<Plan, Exchange, Products, WORDS, false> {
+ public:
+  __device__ Replicas(const Context<Plan, WORDS>&, const Exchange&, const Products&, char*) {}
+  __device__ void begin() {}
+  __device__ void load(int) {}
+  template <int STAGE>
+  __device__ void ready() const {}
+  template <int STAGE>
+  __device__ void stage(int, int) {}
+};
+
+}  // namespace tfmem

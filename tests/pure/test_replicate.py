@@ -1,0 +1,178 @@
+"""Replicas: which exchanges they save, what they cost, and where they do not apply."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+
+from custom_ops import cells
+from custom_ops.cell import Product
+from custom_ops.codegen.layout import layout
+from custom_ops.codegen.recurrent import generate
+from custom_ops.codegen.replicate import can_replicate, replicated_schedule
+from custom_ops.codegen.schedule import schedule
+from custom_ops.differentiate import differentiate
+from custom_ops.errors import KernelError
+from custom_ops.spec import Configuration, RecurrentSpec
+from graph_passes.cost import device, recurrent
+from tests.recurrent_cells import chained, random_cells
+
+GRU = cells.gru(reset_after=False)
+CLUSTER = Configuration(rows=2, ctas=8, lanes=8, exchange="cluster", replicated=True)
+
+
+def test_a_canonical_gru_exchanges_once() -> None:
+    plan = replicated_schedule(GRU)
+    z, r, candidate = plan.gemms
+    assert [gemm.replicated for gemm in plan.gemms] == [False, True, False]
+    assert [gemm.stage for gemm in plan.gemms] == [0, 0, 1]
+    assert (z.buffer, r.buffer, candidate.buffer) == (0, 0, 1)
+    assert [buffer.local for buffer in plan.buffers] == [False, True]
+    # nobody computes r * h for its own units beside those of all
+    assert plan.replica
+    assert not plan.live[r.products[0]]
+    assert plan.replica.live[r.products[0]]
+    assert len(plan.replica.kept) == 1  # of a step, its input
+
+
+def test_what_is_stored_is_read_from_the_replicas() -> None:
+    """Training keeps r: a CTA reads its own units of what it has of all."""
+    plan = replicated_schedule(differentiate(GRU).forward)
+    (r,) = (gemm for gemm in plan.gemms if gemm.replicated)
+    assert plan.live[r.products[0]]
+
+
+def test_a_chain_of_products_exchanges_once() -> None:
+    plan = replicated_schedule(chained())
+    assert plan.stages == 3
+    assert [buffer.local for buffer in plan.buffers] == [False, True, True]
+    assert [gemm.replicated for gemm in plan.gemms] == [True, True, False]
+    # r and the state are read again two stages later
+    assert plan.replica
+    assert len(plan.replica.carried) == 2
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        cells.lstm(),
+        cells.gru(),
+        cells.simple_rnn(),
+        cells.nas(),
+        cells.layer_norm_lstm(8),  # sums over units that only their CTAs have
+        differentiate(GRU).backward,  # its first product reads what follows from a state that nobody sends
+    ],
+    ids=["lstm", "gru", "rnn", "nas", "layer norm", "gradient"],
+)
+def test_cells_without_an_exchange_to_save(cell: cells.Cell) -> None:
+    assert not can_replicate(cell)
+    with pytest.raises(KernelError, match="only its CTA can compute"):
+        layout(RecurrentSpec(cell, 32), CLUSTER, 90)
+
+
+@settings(max_examples=60, deadline=None)
+@given(random_cells())
+def test_any_cell_is_refused_or_keeps_its_products(cell: cells.Cell) -> None:
+    if not can_replicate(cell):
+        return
+    plain, plan = schedule(cell), replicated_schedule(cell)
+    products = sorted(place for gemm in plan.gemms for place in gemm.products)
+    assert products == sorted(place for gemm in plain.gemms for place in gemm.products)
+    assert plan.replica
+    for place, node in enumerate(cell.nodes):
+        if isinstance(node, Product) and plain.live[place]:
+            assert plan.live[place] or plan.replica.live[place]
+    assert any(buffer.local for buffer in plan.buffers)
+    assert not any(buffer.local for buffer in plan.buffers if buffer.stage == 0 or buffer.sums)
+    generate(RecurrentSpec(cell, 8), CLUSTER, 90)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"ctas": 1, "exchange": "single"}, "one CTA has all units"),
+        ({"product": "half", "lanes": 32}, "product 'half'"),
+        ({"exchange": "grid", "slices": 2}, "2 slices"),
+    ],
+)
+def test_configurations_that_cannot_be(options: dict[str, object], words: str) -> None:
+    with pytest.raises(KernelError, match=words):
+        replace(CLUSTER, **options)  # type: ignore[arg-type]
+
+
+def test_the_layout_by_hand() -> None:
+    """64 units, 8 of each of 8 CTAs; 256 threads: r has 64 columns of 8 lanes, z and the candidate 8 of 32."""
+    sizes = layout(RecurrentSpec(GRU, 64), CLUSTER, 90)
+    z, r, candidate = sizes.gemms
+    assert [gemm.columns for gemm in sizes.gemms] == [8, 64, 8]
+    assert [gemm.lanes for gemm in sizes.gemms] == [16, 8, 16]  # there are 16 chunks of 4 in a sum
+    assert (r.thread_columns, r.chunks) == (2, 2)
+    assert (z.chunks, candidate.chunks) == (1, 1)
+    # an input of r for the one (row, unit) of each thread, then weights: 4 + 16 + 4
+    assert sizes.replica_items == 1
+    assert sizes.weights == 1 + 24
+    # two copies of the state, one of r * h
+    first, second = sizes.buffers
+    assert (second.offset - first.offset, second.local) == (2 * 2 * 64 * 4, True)
+    assert z.results - second.offset == 2 * 64 * 4
+
+
+@pytest.mark.parametrize("exchange", ["cluster", "grid"])
+@pytest.mark.parametrize("product", ["fma", "mma"])
+@pytest.mark.parametrize("units", [1, 7, 33, 192])
+def test_operands_reach_as_far_as_products_read(units: int, product: str, exchange: str) -> None:
+    configuration = replace(CLUSTER, rows=8, lanes=32, product=product, exchange=exchange)  # type: ignore[arg-type]
+    spec = RecurrentSpec(GRU, units)
+    sizes = layout(spec, configuration, 90)
+    for gemm, wanted in zip(sizes.gemms, replicated_schedule(GRU).gemms, strict=True):
+        reach = gemm.lanes // 32 * gemm.chunks * 16 if product == "mma" else gemm.lanes * gemm.chunks * 4
+        assert gemm.depth <= reach <= sizes.buffers[wanted.buffer].stride
+    assert sizes.gemms[0].results >= sizes.buffers[1].offset + sizes.padded_rows * sizes.buffers[1].stride * 4
+
+
+def test_the_fallback_replicates_nothing() -> None:
+    configuration = replace(CLUSTER, exchange="grid")
+    source = generate(RecurrentSpec(GRU, 64), configuration, 90)
+    kernel, fallback = source.split("namespace tfmem::fallback {")
+    assert "at.template keep<1, 0>" in kernel
+    assert "keep" not in fallback
+
+
+def test_the_model_prices_one_exchange_and_more_products() -> None:
+    machine, spec = device.machine("h200"), RecurrentSpec(GRU, 128)
+    double = Configuration(ctas=8, lanes=8, exchange="cluster")
+    twice, once = (
+        recurrent.predict(machine, spec, replace(double, replicated=flag), batch=1).step for flag in (False, True)
+    )
+    exchange = machine.cluster_handoff + machine.block_barrier
+    assert twice.synchronisation == 2 * exchange
+    assert once.synchronisation == exchange + 3 * machine.block_barrier  # r * h through shared memory
+    assert once.load == twice.load / 2
+    assert once.products > twice.products
+
+
+@pytest.mark.parametrize("units", [33, 160, 1000])
+def test_replicas_are_ranked_where_they_fit(units: int) -> None:
+    ranked = recurrent.rank(device.machine("h200"), RecurrentSpec(GRU, units), 1)
+    forms = {prediction.configuration.replicated for prediction in ranked}
+    assert forms == ({False, True} if units < 1000 else {False})  # 4 MB of weights of r are too many
+
+
+def test_the_tuner_sees_the_best_of_both_forms_where_they_are_close() -> None:
+    machine = device.machine("h200")
+    first, second, third, *rest = recurrent.rank(machine, RecurrentSpec(GRU, 160), 1)
+    assert not first.configuration.replicated  # as it was measured
+    assert second.configuration.replicated
+    assert second.nanoseconds(100) > third.nanoseconds(100)
+    assert all(second.nanoseconds(100) <= p.nanoseconds(100) for p in rest if p.configuration.replicated)
+    # a single block needs no exchange at all
+    assert not any(p.configuration.replicated for p in recurrent.rank(machine, RecurrentSpec(GRU, 64), 1)[:5])
+
+
+def test_replicas_come_first_where_an_exchange_takes_long() -> None:
+    """A device without clusters, as the paper's."""
+    machine = replace(device.machine("h200"), arch=80, clusters=((1, 132),))
+    (best, *_) = recurrent.rank(machine, RecurrentSpec(GRU, 192), 1)
+    assert (best.configuration.exchange, best.configuration.replicated) == ("grid", True)

@@ -133,6 +133,17 @@ class Cell:
     def __post_init__(self) -> None:
         _check(self)
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __getstate__(self) -> dict[str, object]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # hashes differ between processes
+
+    @cached_property
+    def _hash(self) -> int:
+        """Of all nodes, once: a search looks up thousands of layouts of one cell."""
+        return hash(tuple(getattr(self, field.name) for field in fields(self)))
+
     @cached_property
     def scalar(self) -> tuple[bool, ...]:
         """For each node, whether it is one number a row."""

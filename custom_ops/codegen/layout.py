@@ -5,7 +5,7 @@ The kernel templates take these numbers as they are; nothing is computed twice."
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 from custom_ops.bounds import products_are_bounded
 from custom_ops.codegen.replicate import replicated_schedule
@@ -128,7 +128,7 @@ def chunk_words(spec: RecurrentSpec, configuration: Configuration) -> int:
     return 4 if configuration.product == "half" and spec.precision != "highest" else 8
 
 
-@cache
+@lru_cache(maxsize=1 << 14)  # of one search, and no more
 def layout(spec: RecurrentSpec, configuration: Configuration, arch: int) -> Layout:
     """Place everything.
 
@@ -158,7 +158,7 @@ def layout(spec: RecurrentSpec, configuration: Configuration, arch: int) -> Layo
     return result
 
 
-@cache
+@lru_cache(maxsize=1 << 14)  # of one search, and no more
 def fallback_layout(spec: RecurrentSpec, configuration: Configuration) -> Layout:
     """One CTA for each group, everything in its scratch: what runs when a grid barrier failed."""
     plan = schedule(spec.cell)

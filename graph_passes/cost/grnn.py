@@ -10,7 +10,7 @@ cell, so its total is below what a step takes."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from math import ceil, log2
 
 from custom_ops.machine import REGISTERS, REGISTERS_PER_THREAD, SCHEDULERS, WARP, Machine, read
@@ -77,7 +77,12 @@ class Cost:
         return self.load + self.products + self.reduction + self.synchronisation
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(*(one + two for one, two in zip(astuple(self), astuple(other), strict=True)))
+        return Cost(
+            self.load + other.load,
+            self.products + other.products,
+            self.reduction + other.reduction,
+            self.synchronisation + other.synchronisation,
+        )
 
 
 def price(machine: Machine, work: Work) -> Cost:

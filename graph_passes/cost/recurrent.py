@@ -27,7 +27,7 @@ THREADS = (128, 256, 512)  # more have too few registers for weights
 LANES = (2, 4, 8, 16, 32, 64, 128)
 CLUSTERS = (2, 4, 8, 16)
 SLICES = (1, 2, 4)  # 8 were never the fastest on an H200
-PASSES = (1, 2, 4)
+PASSES = (1, 2)  # 4 were never the fastest on an H200
 MULTIPLES = (1, 2, 4, 8, 16, 32)  # of rows
 MOST_ROWS = 64
 LEAST_TENSOR_ROWS = 8
@@ -109,8 +109,8 @@ def _found(machine: Machine, spec: RecurrentSpec, batch: int, streams: bool, tur
     )
     if not streams and can_replicate(spec.cell):
         shapes = (each for shape in shapes for each in (shape, *_replicated(spec, shape)))
-    fitted = (_fit(machine, spec, shape) for shape in shapes)
-    return [each for each in fitted if each and _streams(layout(spec, each, machine.arch)) == streams]
+    fitted = (_fit(machine, spec, shape, streams) for shape in shapes)
+    return [each for each in fitted if each]
 
 
 def predict(machine: Machine, spec: RecurrentSpec, configuration: Configuration, batch: int) -> Prediction:
@@ -332,8 +332,8 @@ def _heights(batch: int, groups: int, turns: bool) -> list[int]:
     return sorted(height for height in rows if height <= MOST_ROWS)
 
 
-def _fit(machine: Machine, spec: RecurrentSpec, configuration: Configuration) -> Configuration | None:
-    """Place the weights, or None where the rest does not fit."""
+def _fit(machine: Machine, spec: RecurrentSpec, configuration: Configuration, streams: bool) -> Configuration | None:
+    """Place the weights, or None where the rest does not fit, or where some are streamed against `streams`."""
     registers = min(REGISTERS_PER_THREAD, REGISTERS // configuration.threads) - OTHER_REGISTERS
     try:
         sizes = layout(spec, replace(configuration, register_weights=max(registers, 0)), machine.arch)
@@ -341,10 +341,10 @@ def _fit(machine: Machine, spec: RecurrentSpec, configuration: Configuration) ->
         if _streams(sizes):
             room = SHARED_LIMIT[machine.arch] - sizes.shared
             fitted = replace(fitted, shared_weights=room // (FLOAT * configuration.threads))
-            layout(spec, fitted, machine.arch)
+            sizes = layout(spec, fitted, machine.arch)
     except KernelError:
         return None
-    return fitted
+    return fitted if _streams(sizes) == streams else None
 
 
 def _streams(sizes: Layout) -> bool:

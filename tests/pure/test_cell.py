@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from hypothesis import given, settings
 
@@ -115,3 +117,11 @@ def test_the_builder_refuses_what_is_not_there() -> None:
         builder.build([], [[h]])
     with pytest.raises(CellError, match="no activation 'swoosh'; there are linear"):
         cells.lstm("swoosh")
+
+
+def test_a_hash_does_not_travel() -> None:
+    """Hashes of texts differ between processes."""
+    cell = cells.lstm()
+    assert hash(cell) == hash(cells.lstm())
+    assert "_hash" not in cell.__getstate__()
+    assert pickle.loads(pickle.dumps(cell)) == cell

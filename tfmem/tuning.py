@@ -80,9 +80,10 @@ def with_kernels(plan: RecurrentPlan, target: Target, options: Options) -> Recur
     made: dict[str, Kernels] = {}
     reasons: dict[str, str] = {}
     with _folder(options.cache_directory) as folder:
-        for spec, names in _specifications(plan, precision, reasons).items():
+        for (spec, batch), names in _specifications(plan, precision, reasons).items():
+            batches = options.recurrent.batches if batch is None else (batch,)
             try:
-                kernels = _kernels(spec, folder, options.recurrent, target.ordinal)
+                kernels = _kernels(spec, folder, replace(options.recurrent, batches=batches), target.ordinal)
             except KernelError as error:
                 reasons |= dict.fromkeys(names, str(error))
             else:
@@ -99,16 +100,17 @@ def with_kernels(plan: RecurrentPlan, target: Target, options: Options) -> Recur
 
 def _specifications(
     plan: RecurrentPlan, precision: Precision, reasons: dict[str, str]
-) -> dict[RecurrentSpec, list[str]]:
-    """The distinct kernels of a plan, and the launches that want them; `reasons` takes what no GPU kernel is for."""
-    found: dict[RecurrentSpec, list[str]] = {}
+) -> dict[tuple[RecurrentSpec, int | None], list[str]]:
+    """The distinct kernels of a plan, with their batch if it is known, and the launches that want them; `reasons` takes
+    what no GPU kernel is for."""
+    found: dict[tuple[RecurrentSpec, int | None], list[str]] = {}
     for launch in (launch for match in plan.matches for launch in match.launches):
         try:
             spec = RecurrentSpec(launch.cell, launch.units, launch.dtype, precision, len(launch.directions))  # type: ignore[arg-type]
         except KernelError as error:
             reasons[launch.name] = str(error)
         else:
-            found.setdefault(spec, []).append(launch.name)
+            found.setdefault((spec, launch.batch or None), []).append(launch.name)
     return found
 
 

@@ -78,9 +78,14 @@ class Sizes:
 def swap_cudnn(graph: Graph, match: Match) -> Swap:
     """The match of a `CudnnRNN`, with what tells whether another direction may share its launch."""
     node = graph[match.name]
-    axes = (1, 0) if node.op == "CudnnRNNV3" and not boolean(node.attrs.get("time_major", True)) else (0, 1)
-    time, batch = (dimension_key(graph, node.inputs[0], axis) for axis in axes)
+    time, batch = (dimension_key(graph, node.inputs[0], axis) for axis in _time_and_batch(node))
     return Swap(match, time, frozenset({batch}))
+
+
+def _time_and_batch(node: Node) -> tuple[int, int]:
+    """The axes of the input."""
+    batch_major = node.op == "CudnnRNNV3" and not boolean(node.attrs.get("time_major", True))
+    return (1, 0) if batch_major else (0, 1)
 
 
 def match_cudnn(
@@ -167,7 +172,9 @@ class _Reader:
             reverse=turned,
         )
         cell = sizes.cell(mask is not None)
-        launch = Launch(write.name("recurrent"), cell, sizes.units, self.dtype, (direction,), node.device)
+        rows = dimension_key(self.graph, node.inputs[0], _time_and_batch(node)[1])
+        batch = rows if isinstance(rows, int) else None
+        launch = Launch(write.name("recurrent"), cell, sizes.units, self.dtype, (direction,), node.device, batch=batch)
         write.nodes.append(launch)
         output = launch.output(0)
         if not sizes.time_major:

@@ -93,6 +93,7 @@ class Launch:
         control: names of nodes that run before it.
         base: where `cell` is the forward cell of a gradient, with more outputs for the backward one: the cell that was
             differentiated.
+        batch: how many rows all tensors have, where the graph says it.
     """
 
     name: str
@@ -103,6 +104,7 @@ class Launch:
     device: str = ""
     control: tuple[str, ...] = ()
     base: Cell | None = None
+    batch: int | None = None
 
     def __post_init__(self) -> None:
         """Raises GraphError if a direction does not give the cell what it reads."""

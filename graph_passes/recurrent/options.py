@@ -19,15 +19,15 @@ class RecurrentOptions:
             products of float32 round so, else `highest`.
         candidates: how many of the best ranked kernels are compiled and timed for each batch size (GRNN's K, section
             7.2).
-        batches: the batch sizes to choose kernels for. Each choice holds down to the size before it, the last for all
-            above.
+        batches: the batch sizes to choose kernels for, where the graph does not say the batch. Each choice holds down
+            to the size before it, the last for all above.
         time_steps: length of the sequences that kernels are timed with.
         progress: whether to show a bar while kernels are chosen.
     """
 
     precision: Precision | Literal["auto"] = "auto"
     candidates: int = 5
-    batches: tuple[int, ...] = (1, 4, 16, 64)
+    batches: tuple[int, ...] = (1, 4, 8, 16, 32, 64)
     time_steps: int = 100
     progress: bool = True
 

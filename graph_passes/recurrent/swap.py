@@ -200,7 +200,8 @@ class _Swapper:
             tuple(initial), self.reverse,
         )  # fmt: skip
         cell = reader.builder.build(after, outputs)
-        return Launch(self.launch_name, cell, self.units, self.dtype, (direction,), self.loop.device)
+        batch = next((key for key in self.batch if isinstance(key, int)), None)
+        return Launch(self.launch_name, cell, self.units, self.dtype, (direction,), self.loop.device, batch=batch)
 
     def _write(self, place: int, node: Node) -> Write:
         argument, body = self.loop.body.arguments[place], self.loop.body.graph

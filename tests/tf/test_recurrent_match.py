@@ -117,7 +117,8 @@ def test_shapes_that_are_known(shape: tuple[int | None, int | None]) -> None:
         randomised(keras.layers.GRU(2 * UNITS), (*shape, UNITS)),
     ]
     value = X[: shape[0], : shape[1]]
-    check(lambda x: layers[1](layers[0](x)), [tf.TensorSpec([*shape, INPUTS])], [value], launches=2)
+    plan = check(lambda x: layers[1](layers[0](x)), [tf.TensorSpec([*shape, INPUTS])], [value], launches=2)
+    assert [launch.batch for match in plan.matches for launch in match.launches] == 2 * [shape[0]]
 
 
 @pytest.mark.parametrize("shape", [(BATCH, 1), (1, TIME), (0, TIME), (1, 1)])

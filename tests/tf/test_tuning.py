@@ -23,10 +23,10 @@ GPU = Target("/device:GPU:0", "NVIDIA H200", 1 << 30, profiles.load("h200"))
 OPTIONS = tfmem.Options(recurrent=tfmem.RecurrentOptions(progress=False))
 
 
-def match(name: str, units: int, dtype: str = "float32") -> Match:
+def match(name: str, units: int, dtype: str = "float32", batch: int | None = None) -> Match:
     cell = cells.simple_rnn()
     direction = Direction((TensorId("x"),), (), (), (TensorId("w"),), (TensorId("h"),))
-    launch = Launch(name + "/launch", cell, units, dtype, (direction,))
+    launch = Launch(name + "/launch", cell, units, dtype, (direction,), batch=batch)
     return Match(name, "While", (launch,), (), (name,))
 
 
@@ -63,6 +63,20 @@ def test_what_has_no_kernel_stays_with_the_reason(made: list[RecurrentSpec]) -> 
         "d/launch": (b"8",),
     }
     assert [spec.units for spec in made] == [8]  # equal ones once
+
+
+def test_a_batch_that_is_known_is_the_one_to_choose_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, tuple[int, ...]]] = []
+
+    def kernels(spec: RecurrentSpec, folder: Path, options: Any, ordinal: int) -> Kernels:
+        asked.append((spec.units, options.batches))
+        return Kernels((b"",), options.time_steps, ((1, 0.1),))
+
+    monkeypatch.setattr(tuning, "_kernels", kernels)
+    matches = (match("a", 8), match("b", 8, batch=20), match("c", 8, batch=20), match("d", 8, batch=0))
+    plan = tuning.with_kernels(RecurrentPlan(matches), GPU, OPTIONS)
+    assert len(plan.kernels) == 4
+    assert asked == [(8, OPTIONS.recurrent.batches), (8, (20,))]
 
 
 @pytest.mark.parametrize("allowed", ["highest", "tf32"])

@@ -156,7 +156,8 @@ def _launch(op: Any, name: str, inputs: tuple[TensorId, ...], control: tuple[str
 
     directions = tuple(map(direction, range(count)))
     dtype = op.get_attr("T").name
-    return Launch(name, cell, op.get_attr("units"), dtype, directions, device, control, base)
+    batch = op.inputs[0].shape[1] if op.inputs[0].shape.rank else None
+    return Launch(name, cell, op.get_attr("units"), dtype, directions, device, control, base, batch)
 
 
 def _ancestors(tensors: Sequence[Any]) -> set[str]:

@@ -60,7 +60,7 @@ def tables(
     ):
         parts += compared(cases, prefix, title)
     parts += precisions(cases) + split(cases)
-    parts += accuracy(search["cases"]) if search else []
+    parts += accuracy(search) if search else []
     parts += end_to_end(keras["cases"]) if keras else []
     parts += on_a_cpu(cpu) if cpu else []
     return "\n\n".join(parts)
@@ -191,10 +191,10 @@ def split(cases: Cases) -> list[str]:
     return [table("### One step, us: measured, and its parts by the model", header, rows)] if rows else []
 
 
-def accuracy(cases: Cases) -> list[str]:
+def accuracy(results: Mapping[str, Any]) -> list[str]:
     """The model's first and first five against the fastest of all that were tried."""
     rows, firsts, fives = [], [], []
-    for name, case in cases.items():
+    for name, case in results["cases"].items():
         trials = case.get("kernels", {}).get("highest", {}).get("kernels", [{}])[0].get("trials", [])
         times = [trial["measured"] for trial in sorted(trials, key=lambda trial: trial["predicted"])]
         if len(times) <= TOP or min(times) == inf:
@@ -216,7 +216,8 @@ def accuracy(cases: Cases) -> list[str]:
         return []
     header = ("case", "configurations", "fastest, ms", "median", "top-1 is slower by", "top-5 is slower by")
     summary = f"\n\nOn average: top-1 {mean(firsts) - 1:.1%}, top-{TOP} {mean(fives) - 1:.1%}."
-    return [table("### The model against an exhaustive search", header, rows) + summary]
+    notes = "".join(f" {text[0].upper()}{text[1:]}." for text in results.get("sources", {}).values())
+    return [table("### The model against all configurations that were timed", header, rows) + summary + notes]
 
 
 def end_to_end(cases: Cases) -> list[str]:

@@ -71,6 +71,7 @@ def plan_step(
     *,
     timed: bool = False,
     widest: bool = False,
+    unmoved: bool = False,
     room: Room | None = None,
 ) -> OffloadPlan:
     """See `graph_passes.offload.plan.plan_offload`.
@@ -90,6 +91,7 @@ def plan_step(
             unordered=roles.unordered(step.graph, step.order, step.merging),
             timed=timed,
             widest=widest,
+            unmoved=unmoved,
             room=room,
             relax=not step.merging,
         )

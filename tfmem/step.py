@@ -20,8 +20,9 @@ from __future__ import annotations
 import enum
 import itertools
 import threading
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import tensorflow as tf
@@ -30,7 +31,7 @@ from custom_ops.errors import TfmemError
 from custom_ops.load import Counters
 from graph_passes import pipeline, serde
 from graph_passes.analysis.fragmentation import Room
-from graph_passes.analysis.simulate import Move
+from graph_passes.analysis.region import keep_variables_in_place
 from graph_passes.analysis.timeline import Timeline
 from graph_passes.cost.model import Measured
 from graph_passes.cost.observe import Observation, Sample, observe
@@ -90,11 +91,13 @@ class ManagedStep:
         self._concrete = concrete
         self._engine = engine
         self._walls: list[Any] = []  # see `keep_apart`
+        self._make: Callable[..., OffloadPlan] | None = None
+        self._free: Room | None = None
         self._jit_compile = jit_compile
         self._lock = threading.RLock()
         self._notes: list[str] = []
         self._trials: list[Trial] = []
-        self._tried: set[tuple[Move, ...]] = set()
+        self._tried: set[Any] = set()  # what the plans did
         self._checked: list[int] = []  # peaks of the unprobed steps
         self._replans = 0
         self._warm = False  # whether the current trial's first, unmeasured run is done
@@ -160,6 +163,8 @@ class ManagedStep:
         self._shapes = engine.feed_shapes
         inferred = restore_concrete(concrete, self._captured, self._captured.graph_def, self._shapes)
         graph = serde.from_graph_def(self._captured.graph_def, inferred=inferred.graph)
+        if engine.target.is_gpu:
+            keep_variables_in_place(graph)
         fetches = [parse_input(name)[0] for name in self._captured.fetches]
         self._step = pipeline.Step.read(graph, self._captured.creation_order, fetches, merging=not engine.target.is_gpu)
         self._rehearsing = engine.target.is_gpu and can_rehearse(graph)
@@ -198,7 +203,7 @@ class ManagedStep:
         if self._observed and not engine.target.is_gpu:
             self._next_trial()
             return
-        self._tried.add(self._first.moves)
+        self._tried.add(self._first.actions)
         self._build(self._first, probed=True)
         self._stage = Stage.WARM
         self.report = self._describe(self._timeline, self._first)
@@ -256,10 +261,11 @@ class ManagedStep:
         if self._timeline.peak <= SURELY_FITS * self._budget:
             self._settle(self._timeline, self._plan(self._timeline, self._budget, timed=True))
             return
-        make = partial(self._plan, self._timeline, timed=True)
-        for plan in untried(self._engine, self._timeline, self._budget, self._trials, make, self._room()):
-            if plan.moves not in self._tried:
-                self._tried.add(plan.moves)
+        if self._make is None:  # the same plans are asked for before each trial
+            self._make, self._free = cache(partial(self._plan, self._timeline, timed=True)), self._room()
+        for plan in untried(self._engine, self._timeline, self._budget, self._trials, self._make, self._free):
+            if plan.actions not in self._tried:
+                self._tried.add(plan.actions)
                 self._candidate, self._warm = plan, False
                 self._build(plan, probed=True)
                 self._stage = Stage.TRIAL
@@ -299,12 +305,12 @@ class ManagedStep:
         if self._stage is Stage.TRIAL:
             self._next_trial()
             return
-        following = next((plan for plan in self._firsts if plan.moves not in self._tried), None)
+        following = next((plan for plan in self._firsts if plan.actions not in self._tried), None)
         if following is None:
             room = self._room()
             widest = partial(self._plan, self._timeline, self._budget, widest=True)
             raise (room and no_room(self._engine, self._timeline, widest, room, where)) or error from error
-        self._tried.add(following.moves)
+        self._tried.add(following.actions)
         self._first = following
         self._build(following, probed=True)
 

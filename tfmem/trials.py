@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from custom_ops.errors import TfmemError
 from custom_ops.load import Counters
-from graph_passes.analysis.fragmentation import Room, first_failure
+from graph_passes.analysis.fragmentation import Room
 from graph_passes.analysis.timeline import Timeline
 from graph_passes.cost.observe import Observation
 from graph_passes.errors import InfeasibleBudgetError
@@ -63,7 +63,7 @@ def falling(
     """Plans for falling shares of the budget.
 
     First those whose allocations all find room, fragmentation counted in; then those in which only convolutions do not
-    find the workspace they had; then the others.
+    find the workspace they had.
 
     Args:
         engine: tells the host's room.
@@ -79,11 +79,11 @@ def falling(
             engine.require_host_room(timeline, found)
         except TfmemError:
             continue
-        if first_failure(timeline, found.moves, room) is None:
+        if found.failure(timeline, room) is None:
             yield found
-        else:
+        elif found.failure(timeline, room, workspace=False) is None:
             rest.append(found)
-    yield from sorted(rest, key=lambda plan: first_failure(timeline, plan.moves, room, workspace=False) is not None)
+    yield from rest
 
 
 def first_plans(
@@ -115,7 +115,7 @@ def first_plans(
     if room is None:
         yield widest
     else:
-        finds_room = first_failure(timeline, widest.moves, room) is None
+        finds_room = widest.failure(timeline, room) is None
         others = falling(engine, timeline, budget, plan, room)
         yield from chain([widest], others) if finds_room else chain(others, [widest])
     yield least
@@ -137,7 +137,7 @@ def no_room(
 
     def finds_room(memory: int) -> bool:
         larger = room.grown(memory - given)
-        return first_failure(timeline, plan(room=larger).moves, larger) is None
+        return plan(room=larger).failure(timeline, larger) is None
 
     if finds_room(given):
         return None
@@ -176,6 +176,8 @@ def untried(
     if room is not None:
         if len(times) < GPU_TRIALS and (len(times) < 2 or times[-1] <= 0.99 * min(times[:-1])):
             yield from falling(engine, timeline, budget, plan, room)
+        if (timeline.usage - timeline.workspace).max() <= budget:
+            yield plan(budget=budget, unmoved=True)  # no plan may be slower than none
         return
     if times:
         over = trials[-1].seen.peak - budget

@@ -47,15 +47,45 @@ class Room:
         return replace(self, chunks=(*others, (address, size + nbytes)))
 
 
-class Failure(NamedTuple):
-    """Where a step runs out of room: at a position, by how many bytes the largest free chunk is too small."""
+class Filling(NamedTuple):
+    """Bytes taken before the op at a position runs, and given back after: what it allocates goes elsewhere."""
 
     position: int
+    nbytes: int
+
+
+class Held(NamedTuple):
+    """A buffer in memory: where it lies, and when and in a free chunk of how many bytes it was allocated."""
+
+    buffer: int
+    address: int
+    size: int
+    filling: Filling
+
+    @property
+    def end(self) -> int:
+        """Where it ends."""
+        return self.address + self.size
+
+
+class Failure(NamedTuple):
+    """Where a step runs out of room.
+
+    Attributes:
+        position: the op's position.
+        wanted: bytes that found no room.
+        short: by how many bytes the largest free chunk is too small.
+        made: how many allocations there were before it at that position.
+    """
+
+    position: int
+    wanted: int
     short: int
+    made: int
 
     def is_after(self, other: Failure) -> bool:
-        """Whether the step came further: to a later position, or to more of the room that is needed there."""
-        return (self.position, -self.short) > (other.position, -other.short)
+        """Whether the step came further: to a later op or allocation, or to more of the room that is needed for it."""
+        return (self.position, self.made, -self.short) > (other.position, other.made, -other.short)
 
 
 class Region:
@@ -66,6 +96,7 @@ class Region:
         self._free = sorted((size, address) for address, size in chunks)
         self._by_address = dict(chunks)  # address -> size
         self._by_end = {address + size: address for address, size in chunks}
+        self.split = 0  # bytes of the free chunk that was last taken from
 
     @property
     def largest(self) -> int:
@@ -79,6 +110,7 @@ class Region:
         if index == len(self._free):
             return None
         size, address = self._free[index]
+        self.split = size
         self._remove(address, size)
         if size >= 2 * wanted or size - wanted >= _KEEP_WHOLE:
             self._add(address + wanted, size - wanted)
@@ -134,25 +166,48 @@ def _events(timeline: Timeline) -> dict[int, _Event]:
     return found
 
 
-def first_failure(timeline: Timeline, moves: Sequence[Move], room: Room, workspace: bool = True) -> Failure | None:
+def first_failure(
+    timeline: Timeline,
+    moves: Sequence[Move],
+    room: Room,
+    fillings: Sequence[Filling] = (),
+    *,
+    workspace: bool = True,
+) -> Failure | None:
     """Where the step runs out of room; None if it runs through.
 
     Args:
         timeline: the step.
         moves: the plan's moves.
         room: what is free before it.
+        fillings: the plan's fillings.
         workspace: whether it counts if there is no room for an op's workspace; a convolution gets by without.
     """
+    return replay(timeline, moves, room, fillings, workspace=workspace)[0]
+
+
+def replay(
+    timeline: Timeline,
+    moves: Sequence[Move],
+    room: Room,
+    fillings: Sequence[Filling] = (),
+    *,
+    workspace: bool = True,
+    until: int | None = None,
+) -> tuple[Failure | None, list[Held]]:
+    """`first_failure`, and what is in memory there, or when the op at position `until` runs."""
+    run = _Replay(timeline, room, workspace)
+    failure = None
     try:
-        _Replay(timeline, room, workspace).run(moves)
+        run.run(moves, fillings, until)
     except _NoRoomError as error:
-        return error.failure
-    return None
+        failure = error.failure
+    return failure, [Held(index, *chunk, run.taken[index]) for index, chunk in run.held.items()]
 
 
 class _NoRoomError(Exception):
-    def __init__(self, position: int, short: int) -> None:
-        self.failure = Failure(position, short)
+    def __init__(self, failure: Failure) -> None:
+        self.failure = failure
 
 
 class _Replay:
@@ -162,30 +217,48 @@ class _Replay:
         self.spare = room.spare
         self.strict = workspace
         self.held: dict[int, Chunk] = {}
-        self.position = 0
+        self.taken: dict[int, Filling] = {}  # of each buffer: when it was allocated, and in a chunk of what size
+        self.position = self.made = 0
 
-    def run(self, moves: Sequence[Move]) -> None:
-        """Allocate and free what the step does; raises where there is no room."""
+    def run(self, moves: Sequence[Move], fillings: Sequence[Filling], until: int | None = None) -> None:
+        """Allocate and free what the step does, up to a position; raises where there is no room."""
         step, coming, nothing = _events(self.timeline), _moves(moves), _Event()
+        filled: dict[int, list[int]] = {}
+        for filling in fillings:
+            filled.setdefault(filling.position, []).append(filling.nbytes)
         for self.position in sorted({*step, *coming}):
+            self.made = 0
+            if until is not None and self.position >= until:
+                return
             event = step.get(self.position, nothing)
             moved = coming.get(self.position, nothing)
             for index in moved.releases:
-                self.region.free(self.held.pop(index))
+                self.drop(index)
+            full = [self.allocate(nbytes) for nbytes in filled.get(self.position, ())]
             for index in moved.prefetches:
-                self.held[index] = self.allocate(self.timeline.buffers[index].nbytes)
+                self.hold(index)
             for index in moved.starts:
                 self.compute([index], self.timeline.steps[self.timeline.buffers[index].start].workspace)
             self.compute(event.starts, event.workspace)
             for index in event.ends:
-                self.region.free(self.held.pop(index))
+                self.drop(index)
+            for chunk in full:
+                self.region.free(chunk)
+
+    def hold(self, index: int) -> None:
+        self.held[index] = self.allocate(self.timeline.buffers[index].nbytes)
+        self.taken[index] = Filling(self.position, self.region.split)
+
+    def drop(self, index: int) -> None:
+        self.region.free(self.held.pop(index))
+        del self.taken[index]
 
     def compute(self, outputs: Sequence[int], workspace: int) -> None:
         """An op that makes buffers."""
         twice: list[tuple[int, Chunk]] = []
         for index in outputs:
             buffer = self.timeline.buffers[index]
-            self.held[index] = self.allocate(buffer.nbytes)
+            self.hold(index)
             if buffer.twice and workspace >= buffer.nbytes:
                 workspace -= buffer.nbytes
                 twice.append((index, self.allocate(buffer.nbytes)))
@@ -198,7 +271,8 @@ class _Replay:
     def allocate(self, nbytes: int) -> Chunk:
         chunk = self.region.allocate(nbytes)
         if chunk is None:
-            raise _NoRoomError(self.position, nbytes - self.region.largest)
+            raise _NoRoomError(Failure(self.position, nbytes, nbytes - self.region.largest, self.made))
+        self.made += 1
         return chunk
 
     def borrow(self, nbytes: int) -> None:

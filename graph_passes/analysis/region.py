@@ -49,6 +49,24 @@ def reads_before_updates(graph: Graph) -> list[tuple[str, str]]:
     return pairs
 
 
+def keep_variables_in_place(graph: Graph) -> None:
+    """Make each update wait for all that read the value before it, as far as that closes no cycle.
+
+    TensorFlow updates a variable where it lies if nobody holds its old value. Otherwise it writes a copy: the variable
+    has moved, into the middle of what a large tensor needs in the next step.
+    """
+    reads: dict[TensorId, list[str]] = {}
+    for node in graph:
+        if node.op == "ReadVariableOp":
+            reads.setdefault(source(graph, node.inputs[0]), []).append(node.name)
+    for update in [node for node in graph if ops.is_update(node.op) and node.op != "AssignVariableOp"]:
+        for variable in update.inputs:
+            for read in reads.get(source(graph, variable), ()):
+                for reader in _readers(graph, TensorId(read)) - set(graph.predecessors(update)):
+                    if reader != update.name and reader not in _reached(graph, [update.name], graph.successors):
+                        graph.add_control(update.name, reader)
+
+
 def _readers(graph: Graph, variable: TensorId) -> set[str]:
     readers, views = set(), [variable]
     while views:

@@ -71,7 +71,23 @@ def usage_under(timeline: Timeline, moves: Sequence[Move]) -> npt.NDArray[np.int
         nbytes = timeline.buffers[move.buffer].nbytes
         change[move.release] -= nbytes
         change[move.prefetch] += nbytes
-    return timeline.usage + np.cumsum(change[:-1])
+    usage = timeline.usage + np.cumsum(change[:-1])
+    for move in moves:
+        if move.remade:
+            usage[move.next] = max(usage[move.next], making_again(timeline, usage, move))
+    return usage
+
+
+def making_again(timeline: Timeline, usage: npt.NDArray[np.int64], move: Move) -> int:
+    """Bytes in use while the buffer of `move` is made again, right before the op that reads it.
+
+    Args:
+        timeline: the step.
+        usage: bytes in use when ops run.
+        move: a move.
+    """
+    before = usage[move.next] - timeline.made[move.next] - timeline.workspace[move.next]
+    return int(before + timeline.workspace[timeline.buffers[move.buffer].start])
 
 
 def simulate(timeline: Timeline, moves: Sequence[Move], link: Link) -> Outcome:

@@ -117,6 +117,14 @@ class Timeline:
         """Seconds from the step's start at which each op begins; one more entry: when the last one ends."""
         return np.concatenate([[0.0], np.cumsum([step.seconds for step in self.steps])])
 
+    @cached_property
+    def made(self) -> npt.NDArray[np.int64]:
+        """Bytes of the buffers that each op makes."""
+        made = np.zeros(len(self.steps), np.int64)
+        for buffer in self.buffers:
+            made[buffer.start] += buffer.nbytes
+        return made
+
     def end(self, buffer: Buffer) -> int:
         """The last position at which `buffer` is alive."""
         if buffer.fetched:

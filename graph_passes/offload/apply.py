@@ -125,17 +125,26 @@ class _Applier:
                 continue
             for kind, position in enumerate((move.release, move.prefetch, move.next, move.copy_after)):
                 events.setdefault(self.in_chain(position), []).append((kind, index))
+        filled: dict[int, list[int]] = {}
+        for filling in self.plan.fillings:
+            filled.setdefault(self.in_chain(filling.position), []).append(filling.nbytes)
         before = (self.release, self.prefetch, self.arrive)
         for position in self.plan.ordered:
             due = sorted(events.get(position, ()))
             for kind, index in due:
-                if kind < 3:
+                if kind == 0:
+                    self.release(index)
+            full = [self.fill(position, nbytes) for nbytes in filled.get(position, ())]
+            for kind, index in due:
+                if 0 < kind < 3:
                     before[kind](index)
             if probing and any(kind < 3 for kind, _ in due):
                 self.probe(probing, 2 * position)
             self.chain(self.timeline.steps[position].node)
             if probing:
                 self.probe(probing, 2 * position + 1)
+            for taken in full:
+                self.empty(taken)
             for kind, index in due:
                 if kind == 3:
                     self.offload(index)
@@ -144,6 +153,20 @@ class _Applier:
         if probing and self.plan.ordered:
             for name in updates_to_hold(self.graph, self.position, self.plan.ordered):
                 self.editor.add_control(name, self.timeline.steps[self.plan.ordered[-1]].node)
+
+    def fill(self, position: int, nbytes: int) -> TensorId:
+        control = [self.previous] if self.previous else []
+        device = self.graph[self.timeline.steps[position].node].device
+        name = f"tfmem/MemOpFill/{self.timeline.steps[position].node}"
+        self.previous = self.editor.insert(name, "MemOpFill", [], {"bytes": nbytes}, device, control)
+        return TensorId(self.previous)
+
+    def empty(self, filling: TensorId) -> None:
+        """What reads the filling last lets it go."""
+        control = [self.previous] if self.previous else []
+        self.previous = self.editor.insert(
+            f"{filling.node}/Emptied", "Identity", [filling], {"T": DataType("uint8")}, "", control
+        )
 
     def in_chain(self, position: int) -> int:
         """The first ordered position from `position` on: what is due at an op outside the chain waits until there."""

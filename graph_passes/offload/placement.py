@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from graph_passes.analysis.simulate import Link, Move, usage_under
+from graph_passes.analysis.simulate import Link, Move, making_again, usage_under
 from graph_passes.analysis.timeline import Gap, Timeline
 from graph_passes.offload.options import OffloadOptions
 
@@ -45,7 +45,7 @@ def place(
     timeline: Timeline, gaps: Sequence[Gap], link: Link, budget: int, options: OffloadOptions, timed: bool
 ) -> list[Move]:
     """Start from every tensor out for its whole gap, then spend the memory that is left on hiding the copies."""
-    every = _remade(timeline, [tight(timeline, gap, options) for gap in gaps], link, options)
+    every = _remade(timeline, [tight(timeline, gap, options) for gap in gaps], link, budget, options)
     room = budget - usage_under(timeline, every)
     remade = [move for move in every if move.remade]
     moves = _release_late(timeline, [move for move in every if not move.remade], link, room)
@@ -54,17 +54,19 @@ def place(
     return remade + _prefetch_early(timeline, moves, room)
 
 
-def _remade(timeline: Timeline, moves: Sequence[Move], link: Link, options: OffloadOptions) -> list[Move]:
+def _remade(timeline: Timeline, moves: Sequence[Move], link: Link, budget: int, options: OffloadOptions) -> list[Move]:
     """Under `hybrid`, mark the moves that are cheaper to make again; what they are made from must stay."""
     if options.policy != "hybrid":
         return list(moves)
+    usage = usage_under(timeline, moves)
     moving = {move.buffer for move in moves}
     marked = []
     for move in moves:
         buffer = timeline.buffers[move.buffer]
         cheaper = timeline.steps[buffer.start].seconds < buffer.nbytes / link.prefetch
         there = move.next <= buffer.remake_until and moving.isdisjoint(buffer.remake_inputs)
-        marked.append(replace(move, remade=buffer.remake >= 0 and cheaper and there))
+        fits = making_again(timeline, usage, move) <= budget
+        marked.append(replace(move, remade=buffer.remake >= 0 and cheaper and there and fits))
     return marked
 
 

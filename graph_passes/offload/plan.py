@@ -12,26 +12,19 @@ released at a planned position, as late as memory allows, because releasing wait
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from graph_passes.analysis.fragmentation import Failure, Room, first_failure
-from graph_passes.analysis.simulate import Link, Move, Outcome, simulate, usage_under
+from graph_passes.analysis.fragmentation import SMALL, Failure, Filling, Room, first_failure
+from graph_passes.analysis.simulate import Link, Move, Outcome, simulate
 from graph_passes.analysis.timeline import Gap, Timeline
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.offload.placement import one_layer_ahead, place, tight
-
-REPAIRS = 4  # moves added or changed for the sake of contiguous room
-ISLANDS = 32  # tensors considered for each, the largest: every one takes a replay of the step
-SOONER = (1, 2, 4, 8, 16, 32)  # ops by which a tensor may be brought back sooner for it
-
-Build = Callable[[Sequence[Gap]], list[Move]]
-Repair = tuple[Gap, int | None, list[Move]]  # a tensor, when to bring it back (None: move it), the moves with it done
+from graph_passes.offload.repair import in_order, repaired
 
 
 @dataclass(frozen=True)
@@ -47,6 +40,7 @@ class OffloadPlan:
         link: the bandwidths it was predicted with.
         ordered: positions of the ops that allocate or free enough to matter; they run in this order.
         left_alone: tensors that were candidates by size but could not be moved, each with the reason.
+        fillings: what keeps tensors from where the allocator would put them.
     """
 
     moves: tuple[Move, ...]
@@ -57,6 +51,16 @@ class OffloadPlan:
     link: Link
     ordered: tuple[int, ...] = ()
     left_alone: tuple[tuple[str, str], ...] = ()
+    fillings: tuple[Filling, ...] = ()
+
+    @property
+    def actions(self) -> tuple[tuple[Move, ...], tuple[Filling, ...]]:
+        """What is done to the step; plans that do the same are the same."""
+        return self.moves, self.fillings
+
+    def failure(self, timeline: Timeline, room: Room, *, workspace: bool = True) -> Failure | None:
+        """Where the step runs out of room; see `first_failure`."""
+        return first_failure(timeline, self.moves, room, self.fillings, workspace=workspace)
 
 
 def plan_offload(
@@ -70,6 +74,7 @@ def plan_offload(
     timed: bool = False,
     unordered: Collection[int] = (),
     widest: bool = False,
+    unmoved: bool = False,
     room: Room | None = None,
     relax: bool = True,
 ) -> OffloadPlan:
@@ -86,6 +91,7 @@ def plan_offload(
         unordered: positions that no order may be put on (see `roles.unordered`).
         widest: move every tensor of size that waits across the turn, for its whole gap, whatever that stalls: a step
             with memory to spare, in which cuDNN is free to choose. If that is not enough, every candidate.
+        unmoved: move nothing, whatever the budget: a step that is short of workspace alone still runs.
         room: where the allocations have to find room (see `analysis.fragmentation`); moves are added until they do, as
             far as moves can help.
         relax: whether a default reuse distance that no plan can meet the budget with is halved until one can.
@@ -100,7 +106,7 @@ def plan_offload(
         if buffer.pinned_by and buffer.nbytes >= budget // 100
     )
     fits = before.peak <= budget and not widest
-    if fits and (room is None or first_failure(timeline, (), room) is None):
+    if unmoved or (fits and (room is None or first_failure(timeline, (), room) is None)):
         return OffloadPlan((), budget, 0, before, before, link, _ordered(timeline, (), budget, unordered), left_alone)
 
     candidates = _candidates(timeline, options, layers, convolution_inputs, budget if relax else None)
@@ -117,23 +123,24 @@ def plan_offload(
             return [tight(timeline, gap, options) for gap in (*chosen, *more)]
         return place(timeline, (*chosen, *more), link, budget, options, timed)
 
+    fillings: tuple[Filling, ...] = ()
     if not widest and not _thresholded(options):
         moves = [one_layer_ahead(timeline, gap, layers) for gap in chosen]
     elif room:
-        moves = _with_room(timeline, build, chosen, budget, room, options)
+        moves, fillings = repaired(timeline, build, chosen, budget, room)
     else:
         moves = build(())
-    moves = _in_order(moves)
+    moves = in_order(moves)
     after = simulate(timeline, moves, link)
     if after.peak > budget and not widest:
         raise _infeasible(timeline, after.peak, after.peak_at, budget, f"under policy {options.policy}")
     ordered = _ordered(timeline, moves, budget, unordered)
-    return OffloadPlan(tuple(moves), budget, threshold, before, after, link, ordered, left_alone)
+    return OffloadPlan(tuple(moves), budget, threshold, before, after, link, ordered, left_alone, fillings)
 
 
 def _ordered(timeline: Timeline, moves: Sequence[Move], budget: int, unordered: Collection[int]) -> tuple[int, ...]:
     """Positions whose order decides the peak: TensorFlow allocates and frees in the order in which ops are enqueued."""
-    smallest = budget >> 16  # 64,000 of these fill the budget; no step keeps so many
+    smallest = min(SMALL, budget >> 16)  # 64,000 of these fill the budget; no step keeps so many
     chained: set[int] = set()
     for buffer in timeline.buffers:
         if buffer.nbytes >= smallest:
@@ -265,93 +272,3 @@ def _infeasible(timeline: Timeline, peak: int, position: int, budget: int, how: 
         peak,
         op,
     )
-
-
-def _in_order(moves: Iterable[Move]) -> list[Move]:
-    """As they are put into the graph: it decides who is allocated first at one position."""
-    return sorted(moves, key=lambda move: (move.release, move.prefetch))
-
-
-def _with_room(
-    timeline: Timeline, build: Build, chosen: Collection[Gap], budget: int, room: Room, options: OffloadOptions
-) -> list[Move]:
-    """Move what splits the room that an op needs, or bring it back to another place, as long as that helps.
-
-    Best fit puts long-lived tensors (a weight's gradient, say) wherever there is room, and when all around them is free
-    again they lie in the middle of it.
-
-    Args:
-        timeline: the step.
-        build: makes the moves of some gaps beside the chosen ones.
-        chosen: the gaps that move anyway.
-        budget: bytes that no repair may go over, if the moves it mends do not.
-        room: where allocations have to find room.
-        options: where copies start.
-    """
-    islands: dict[Gap, int] = {}  # what is moved for room, and the position that needs it
-    sooner: dict[Gap, int] = {}  # what is brought back sooner, and when
-    moves = _in_order(build(()))
-    for _ in range(REPAIRS):
-        failure = first_failure(timeline, moves, room)
-        if failure is None:
-            break
-        reached, best = failure, None
-        for gap, prefetch, changed in chain(
-            _without_islands(timeline, moves, (*chosen, *islands), failure, options),
-            _brought_sooner(timeline, moves, budget, failure),
-        ):
-            further = first_failure(timeline, _in_order(changed), room)
-            if further is None or further.is_after(reached):
-                best = gap, prefetch
-            if further is None:
-                break
-            if further.is_after(reached):
-                reached = further
-        if best is None:
-            break
-        gap, prefetch = best
-        if prefetch is None:
-            islands[gap] = failure.position
-        else:
-            sooner[gap] = prefetch
-        moves = _in_order(_mended(move, islands, sooner) for move in build(tuple(islands)))
-    return moves
-
-
-def _mended(move: Move, islands: Mapping[Gap, int], sooner: Mapping[Gap, int]) -> Move:
-    gap = Gap(move.buffer, move.last, move.next)
-    if move.remade:
-        return move
-    if gap in islands:
-        move = replace(move, prefetch=min(move.next, max(move.prefetch, islands[gap] + 1)))
-    if gap in sooner:
-        move = replace(move, prefetch=max(move.release, min(move.prefetch, sooner[gap])))
-    return move
-
-
-def _without_islands(
-    timeline: Timeline, moves: Sequence[Move], chosen: Collection[Gap], failure: Failure, options: OffloadOptions
-) -> Iterator[Repair]:
-    """One more tensor out of the way where there was no room: the small ones first, then the large."""
-    around = [gap for gap in timeline.gaps() if gap.last < failure.position < gap.next and gap not in chosen]
-    around.sort(key=lambda gap: _nbytes(timeline, gap))
-    enough = [gap for gap in around if _nbytes(timeline, gap) >= failure.short]
-    less = [gap for gap in around if _nbytes(timeline, gap) < failure.short]
-    for gap in (*enough[:ISLANDS], *less[-ISLANDS:]):
-        yield gap, None, [*moves, tight(timeline, gap, options)]
-
-
-def _brought_sooner(timeline: Timeline, moves: Sequence[Move], budget: int, failure: Failure) -> Iterator[Repair]:
-    """A large tensor that is back where there was no room, brought back sooner and so, perhaps, to a better place."""
-    most = max(budget, int(usage_under(timeline, moves).max()))
-    for index, move in enumerate(moves):
-        buffer = timeline.buffers[move.buffer]
-        there = failure.position - SOONER[-1] < move.prefetch <= failure.position <= timeline.end(buffer)
-        if not there or move.remade or buffer.nbytes < budget >> 5:
-            continue
-        for ops in SOONER:
-            if move.prefetch - ops < move.release:
-                break
-            changed = [*moves[:index], replace(move, prefetch=move.prefetch - ops), *moves[index + 1 :]]
-            if usage_under(timeline, changed).max() <= most:
-                yield Gap(move.buffer, move.last, move.next), move.prefetch - ops, changed

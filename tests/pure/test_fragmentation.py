@@ -3,7 +3,7 @@
 import random
 from itertools import pairwise
 
-from graph_passes.analysis.fragmentation import Failure, Region, Room, first_failure
+from graph_passes.analysis.fragmentation import Failure, Filling, Region, Room, first_failure
 from graph_passes.analysis.simulate import Link, Move
 from graph_passes.analysis.timeline import Buffer, Step, Timeline
 from graph_passes.ir import TensorId
@@ -16,6 +16,12 @@ GIB = 1 << 30
 
 def room(size: int, spare: float = 1.0) -> Room:
     return Room(((0, size),), spare)
+
+
+def failed(timeline: Timeline, moves: tuple[Move, ...], where: Room) -> tuple[int, int] | None:
+    """Position, and bytes that were missing."""
+    failure = first_failure(timeline, moves, where)
+    return failure and (failure.position, failure.short)
 
 
 def test_best_fit_and_coalescing():
@@ -61,7 +67,7 @@ def test_a_step_may_fail_by_fragmentation_alone():
     )
     timeline = Timeline(tuple(Step(f"s{i}") for i in range(6)), buffers, turn=2)
     assert timeline.peak <= 5 * GIB
-    assert first_failure(timeline, (), room(5 * GIB)) == Failure(4, GIB)
+    assert failed(timeline, (), room(5 * GIB)) == (4, GIB)
     # with b out in between, it fits
     assert first_failure(timeline, (Move(1, 1, 1, 2, 5, 5),), room(6 * GIB)) is None
 
@@ -69,15 +75,15 @@ def test_a_step_may_fail_by_fragmentation_alone():
 def test_workspace_needs_one_piece_too_but_a_convolution_gets_by_without():
     steps = (Step("a"), Step("b", workspace=3 * GIB))
     timeline = Timeline(steps, (Buffer(TensorId("a"), 2 * GIB, 0, (1,)),), turn=0)
-    assert first_failure(timeline, (), room(5 * GIB)) is None
-    assert first_failure(timeline, (), room(5 * GIB - MIB)) == Failure(1, MIB)
+    assert failed(timeline, (), room(5 * GIB)) is None
+    assert failed(timeline, (), room(5 * GIB - MIB)) == (1, MIB)
     assert first_failure(timeline, (), room(5 * GIB, spare=1.1)).position == 1
     assert first_failure(timeline, (), room(5 * GIB - MIB), workspace=False) is None
 
 
 def test_what_lies_between_the_free_chunks_is_not_moved():
     timeline = Timeline((Step("a"),), (Buffer(TensorId("a"), 3 * GIB, 0, ()),), turn=0)
-    assert first_failure(timeline, (), Room(((0, 2 * GIB), (3 * GIB, 2 * GIB)))) == Failure(0, GIB)
+    assert failed(timeline, (), Room(((0, 2 * GIB), (3 * GIB, 2 * GIB)))) == (0, GIB)
     assert first_failure(timeline, (), Room(((0, 2 * GIB), (3 * GIB, 2 * GIB))).grown(GIB)) is None
 
 
@@ -86,8 +92,8 @@ def test_a_tensor_made_twice_needs_two_pieces_and_stays_in_the_second():
     x = Buffer(TensorId("x"), 2 * GIB, 0, (2,), twice=True)
     y = Buffer(TensorId("y"), 3 * GIB, 1, (2,))
     timeline = Timeline(steps, (x, y), turn=0)
-    assert first_failure(timeline, (), room(3 * GIB)) == Failure(0, GIB)
-    assert first_failure(timeline, (), room(6 * GIB)) == Failure(1, GIB)  # 2 GiB before x and 2 behind it
+    assert failed(timeline, (), room(3 * GIB)) == (0, GIB)
+    assert failed(timeline, (), room(6 * GIB)) == (1, GIB)  # 2 GiB before x and 2 behind it
     assert first_failure(timeline, (), room(7 * GIB)) is None
 
 
@@ -97,14 +103,16 @@ def test_what_is_made_again_takes_its_workspace_again():
     y = Buffer(TensorId("y"), GIB, 2, (3,))
     timeline = Timeline(steps, (x, y), turn=1)
     move = Move(0, 1, 1, 2, 3, 3, remade=True)
-    assert first_failure(timeline, (move,), room(4 * GIB)) is None
-    assert first_failure(timeline, (move,), room(3 * GIB)) == Failure(3, GIB)
+    assert failed(timeline, (move,), room(4 * GIB)) is None
+    assert failed(timeline, (move,), room(3 * GIB)) == (3, GIB)
 
 
 def test_a_failure_further_on_or_by_less_is_later():
-    assert Failure(3, 10).is_after(Failure(2, 1))
-    assert Failure(2, 1).is_after(Failure(2, 10))
-    assert not Failure(2, 10).is_after(Failure(2, 10))
+    first = Failure(position=2, wanted=9, short=5, made=1)
+    assert first._replace(position=3, short=9).is_after(first)
+    assert first._replace(made=2, short=9).is_after(first)
+    assert first._replace(short=4).is_after(first)
+    assert not first.is_after(first)
 
 
 def test_a_tensor_is_brought_back_sooner_to_a_better_place():
@@ -119,5 +127,29 @@ def test_a_tensor_is_brought_back_sooner_to_a_better_place():
     assert [move.prefetch for move in tight.moves] == [5]
     assert first_failure(timeline, tight.moves, room(7 * GIB)).position == 6
     mended = plan_offload(timeline, Link(1.0, 1.0), 7 * GIB, options, widest=True, room=room(7 * GIB))
-    assert [move.prefetch for move in mended.moves] == [3]
-    assert first_failure(timeline, mended.moves, room(7 * GIB)) is None
+    assert mended.failure(timeline, room(7 * GIB)) is None
+
+
+def test_a_tensor_is_put_to_the_end_of_the_room_that_a_later_one_needs():
+    # y, which lives long, would lie right behind x; once x is gone, z finds no 7 GiB before or behind it
+    steps = tuple(Step(f"s{i}") for i in range(5))
+    x = Buffer(TensorId("x"), 2 * GIB, 0, (2,))
+    y = Buffer(TensorId("y"), GIB, 1, (4,), pinned_by="the test")
+    z = Buffer(TensorId("z"), 7 * GIB, 3, (4,))
+    timeline = Timeline(steps, (x, y, z), turn=2)
+    assert failed(timeline, (), room(8 * GIB)) == (3, 2 * GIB)
+    plan = plan_offload(timeline, Link(1.0, 1.0), 8 * GIB, OffloadOptions(policy="autovm"), room=room(8 * GIB))
+    assert plan.moves == ()
+    assert plan.fillings == (Filling(1, 5 * GIB),)
+    assert plan.failure(timeline, room(8 * GIB)) is None
+
+
+def test_no_filling_takes_more_than_the_budget_leaves():
+    steps = tuple(Step(f"s{i}") for i in range(5))
+    x = Buffer(TensorId("x"), 2 * GIB, 0, (2,))
+    y = Buffer(TensorId("y"), GIB, 1, (4,), pinned_by="the test")
+    z = Buffer(TensorId("z"), 3 * GIB, 3, (4,))
+    timeline = Timeline(steps, (x, y, z), turn=2)
+    plan = plan_offload(timeline, Link(1.0, 1.0), 4 * GIB, OffloadOptions(policy="autovm"), room=room(5 * GIB))
+    usage = timeline.usage
+    assert all(usage[filling.position] + filling.nbytes <= 4 * GIB for filling in plan.fillings)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from graph_passes.analysis.region import find_fetches, reads_before_updates, step_region
+from graph_passes.analysis.region import find_fetches, keep_variables_in_place, reads_before_updates, step_region
 from graph_passes.analysis.roles import has_gradient
 from graph_passes.errors import GraphError
 from graph_passes.ir import Graph, Node, TensorId
@@ -87,3 +87,23 @@ def test_gradients_are_recognised():
     forward = [each for each in net("a") if each.name in ("a/w", "a/read", "a/layer")]
     assert not has_gradient(graph(*forward))
     assert has_gradient(graph(*forward, node("relu", "ReluGrad", ["a/layer", "x"])))
+
+
+def test_an_update_waits_for_who_reads_the_value_before_it():
+    step = graph(
+        *net("a")[:5],
+        node("a/gradient", "MatMul", ["x", "a/layer"]),
+        node("a/back", "MatMul", ["a/layer", "a/read"]),
+        node("a/update", "AssignSubVariableOp", ["a/w", "a/gradient"], ["a/read"]),
+        node("a/again", "ReadVariableOp", ["a/w"], ["a/update"]),
+        node("a/after", "Neg", ["a/again"]),
+        node("a/late", "AddV2", ["a/after", "a/read"]),
+    )
+    keep_variables_in_place(step)
+    assert set(step["a/update"].control) == {"a/read", "a/layer", "a/back"}  # a/late waits for the update itself
+
+
+def test_a_variable_that_gets_a_new_tensor_does_not_wait():
+    step = graph(*net("a"))
+    keep_variables_in_place(step)
+    assert step["a/init"].control == []

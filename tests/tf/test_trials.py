@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from graph_passes.analysis.fragmentation import Room, first_failure
+from graph_passes.analysis.fragmentation import Room
 from graph_passes.analysis.simulate import Link, Move
 from graph_passes.analysis.timeline import Buffer, Step, Timeline
 from graph_passes.cost.observe import Observation
@@ -67,23 +67,25 @@ def test_falling_shares_move_more_and_more():
     assert all(plan.after.peak <= plan.budget for plan in plans)
 
 
-def test_plans_that_find_room_come_first():
+def test_plans_that_find_no_room_are_left_out():
     timeline = chain()
     engine = FakeEngine(3 * GIB)
-    found = [first_failure(timeline, plan.moves, engine.room) is None for plan in fallen(engine, timeline)]
-    assert found == sorted(found, reverse=True)
-    assert len(set(found)) == 2
+    plans = fallen(engine, timeline)
+    assert 0 < len(plans) < len(fallen(FakeEngine(64 * GIB), timeline))
+    assert all(plan.failure(timeline, engine.room) is None for plan in plans)
 
 
-def test_plans_short_of_workspace_alone_come_before_those_short_of_tensors():
+def test_plans_short_of_workspace_alone_come_last():
     timeline = chain()
     steps = [Step(step.node, step.seconds, workspace=4 * GIB if step.node == "b3" else 0) for step in timeline.steps]
     timeline = Timeline(tuple(steps), timeline.buffers, timeline.turn)
     engine = FakeEngine(5 * GIB)
     plans = list(falling(engine, timeline, 9 * GIB, planner(timeline), engine.room))
     assert plans
-    hard = [first_failure(timeline, plan.moves, engine.room, workspace=False) is not None for plan in plans]
-    assert hard == sorted(hard)
+    assert all(plan.failure(timeline, engine.room, workspace=False) is None for plan in plans)
+    short = [plan.failure(timeline, engine.room) is not None for plan in plans]
+    assert any(short)
+    assert short == sorted(short)
 
 
 def test_no_plan_where_the_host_has_no_room():
@@ -159,6 +161,18 @@ def test_a_gpu_tries_plans_until_one_is_no_faster():
     assert left(2.0, 1.0)
     assert not left(2.0, 2.0)
     assert not left(*(float(GPU_TRIALS - done) for done in range(GPU_TRIALS)))
+
+
+def test_a_gpu_tries_to_move_nothing_last_if_only_workspace_is_in_the_way():
+    timeline, engine = chain(), FakeEngine(64 * GIB)
+    slower = [trial(5, 5, 1.0), trial(5, 5, 1.0)]
+    assert not list(untried(engine, timeline, 5 * GIB, slower, planner(timeline), engine.room))
+    (last,) = untried(engine, timeline, timeline.peak, slower, planner(timeline), engine.room)
+    assert last.moves == ()
+    steps = tuple(Step(step.node, step.seconds, workspace=GIB) for step in timeline.steps)
+    greedy = Timeline(steps, timeline.buffers, timeline.turn)
+    (last,) = untried(engine, greedy, timeline.peak, slower, planner(greedy), engine.room)
+    assert last.moves == ()
 
 
 def test_a_cpu_plans_for_less_by_what_it_was_over():

@@ -1,17 +1,22 @@
 """The allocator's replay, on regions small enough to follow by hand."""
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
+from graph_passes import pipeline
 from graph_passes.analysis.fragmentation import Failure, Filling, Region, Room, first_failure
-from graph_passes.analysis.simulate import Link, Move
+from graph_passes.analysis.simulate import Link, Move, usage_under
 from graph_passes.analysis.timeline import Buffer, Step, Timeline
-from graph_passes.ir import TensorId
+from graph_passes.cost.device import load
+from graph_passes.cost.model import Roofline
+from graph_passes.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.offload.plan import plan_offload
 
 MIB = 1 << 20
 GIB = 1 << 30
+CHAIN = {"a": (), "b": ("a",), "c": ("b",)}
 
 
 def room(size: int, spare: float = 1.0) -> Room:
@@ -153,3 +158,27 @@ def test_no_filling_takes_more_than_the_budget_leaves():
     plan = plan_offload(timeline, Link(1.0, 1.0), 4 * GIB, OffloadOptions(policy="autovm"), room=room(5 * GIB))
     usage = timeline.usage
     assert all(usage[filling.position] + filling.nbytes <= 4 * GIB for filling in plan.fillings)
+
+
+def test_a_filling_is_taken_before_its_op_and_let_go_after():
+    nodes = [Node(name, "Relu6", [TensorId(each) for each in reads], outputs=1) for name, reads in CHAIN.items()]
+    graph = Graph(nodes, {TensorId(name): TensorSpec("float32", 4, (MIB,)) for name in CHAIN})
+    step = pipeline.Step.read(graph)
+    timeline = step.timeline(Roofline(load("unit")))
+    plan = plan_offload(timeline, Link(1.0, 1.0), GIB, OffloadOptions(), unmoved=True)
+    filled = replace(plan, fillings=(Filling(step.order.index("b"), 512),))
+    edited = pipeline.edit_step(step, timeline, filled, OffloadOptions())
+    filling = edited["tfmem/MemOpFill/b"]
+    assert filling.attrs["bytes"] == 512
+    assert filling.control == ["a"]
+    assert edited["b"].control == [filling.name]
+    emptied = edited["tfmem/MemOpFill/b/Emptied"]
+    assert (emptied.inputs, emptied.control) == ([TensorId(filling.name)], ["b"])
+    assert edited["c"].control == [emptied.name]
+
+
+def test_the_peak_counts_the_workspace_of_what_is_made_again():
+    steps = (Step("a", workspace=4 * GIB), Step("b"), Step("c"), Step("d", workspace=GIB))
+    timeline = Timeline(steps, (Buffer(TensorId("a"), GIB, 0, (1, 3)), Buffer(TensorId("d"), GIB, 3, ())), turn=1)
+    move = Move(0, 1, 1, 2, 3, 3, remade=True)
+    assert usage_under(timeline, [move]).tolist() == [5 * GIB, GIB, 0, 5 * GIB]

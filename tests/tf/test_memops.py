@@ -161,6 +161,16 @@ def counts_memory(library: Library) -> bool:
     return int(library.stats()[0]) >= 0
 
 
+def test_rooms_are_behind_walls_and_fillings_take_what_they_say(library: Library) -> None:
+    walls = library.rooms([256, 4096])
+    assert [wall.shape for wall in walls] == [(1,), (1,)]
+    assert library.ops.mem_op_fill(bytes=1000).shape == (1000,)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="count"):
+        library.ops.mem_op_rooms(sizes=[256], count=2)
+    chunks = library.chunks().numpy()
+    assert chunks.shape[1] == 3  # no rows, but where TensorFlow's CPU allocator is of a GPU's kind
+
+
 def test_stats_follow_the_allocator(library: Library) -> None:
     """TensorFlow's CPU allocator counts blocks from 256 KiB on, if oneDNN is on; else nothing."""
     if not counts_memory(library):

@@ -82,12 +82,16 @@ def optimize(
         return x
     if isinstance(x, tf.compat.v1.GraphDef):
         captured = graph_defs.capture_graph_def(x, feeds or None, unique([*fetches, *graph_defs.unread(x)]))
-        planned, _ = plan_graph_def(captured, engine, fetches)
-        return graph_defs.restore_graph_def(planned, planned.graph_def)
+        planned, found = plan_graph_def(captured, engine, fetches)
+        restored = graph_defs.restore_graph_def(planned, planned.graph_def)
+        graph_defs.put_report(restored, found.to_json())
+        return restored
     if isinstance(x, tf.compat.v1.MetaGraphDef):
         captured = graph_defs.capture_meta_graph(x, feeds or None, unique([*fetches, *graph_defs.named(x)]))
-        planned, _ = plan_graph_def(captured, engine, fetches)
-        return graph_defs.restore_meta_graph(x, planned, planned.graph_def)
+        planned, found = plan_graph_def(captured, engine, fetches)
+        meta_graph = graph_defs.restore_meta_graph(x, planned, planned.graph_def)
+        graph_defs.put_report(meta_graph.graph_def, found.to_json())
+        return meta_graph
     if isinstance(x, OptimizedFunction):
         raise AlreadyOptimizedError("this function is optimised already; optimise the one it was made of")
     if isinstance(x, functions.ConcreteFunction):
@@ -108,12 +112,15 @@ def report(x: Any) -> Report:
     """What `optimize` did to `x`.
 
     Args:
-        x: what `optimize` returned; of a SavedModel, its path. A GraphDef or MetaGraphDef has no place for a report. Of
-            several traces or functions, the one that needs the most memory is reported.
+        x: what `optimize` returned; of a SavedModel, its path. In a GraphDef or MetaGraphDef a node of tfmem's carries
+            the report: there is none where nothing was changed. Of several traces or functions, the one that needs the
+            most memory is reported.
 
     Raises:
         GraphError: `x` was not optimised, or its step has not run yet.
     """
+    if isinstance(x, tf.compat.v1.GraphDef | tf.compat.v1.MetaGraphDef):
+        return Report.from_json(graph_defs.report_in(getattr(x, "graph_def", x)))
     if isinstance(x, OptimizedFunction):
         return x.report
     if isinstance(x, str | os.PathLike) and (file := Path(x, _REPORT_FILE)).is_file():

@@ -283,6 +283,9 @@ def test_meta_graph_keeps_its_saver_and_collections(flow, smallest, tmp_path):
         meta_graph = v1.train.export_meta_graph(saver_def=mine.saver.as_saver_def())
     least = smallest(lambda size: tfmem.optimize(meta_graph, memory_budget=size))
     result = tfmem.optimize(meta_graph, memory_budget=least + SPARE)
+    report = tfmem.report(result)
+    assert report.decision == "moved"
+    assert report.budget == least + SPARE
     assert type(result) is type(meta_graph)
     with tf.Graph().as_default() as graph:
         saver = v1.train.import_meta_graph(result)

@@ -90,7 +90,14 @@ def check_graph_def(graph_def: Any, feeds: Mapping[str, Any], fetch: str = "out:
 
 
 def test_graph_def() -> None:
-    check_graph_def(graph_of(scan, SEQUENCE).as_graph_def(), {"x:0": STEPS})
+    optimized = check_graph_def(graph_of(scan, SEQUENCE).as_graph_def(), {"x:0": STEPS})
+    assert len(tfmem.report(optimized).swapped) == 1
+
+
+def test_a_graph_def_that_was_left_as_it_was_carries_no_report() -> None:
+    graph_def = graph_of(lambda x: 2 * x, SEQUENCE).as_graph_def()
+    with pytest.raises(tfmem.GraphError, match="left as it was"):
+        tfmem.report(tfmem.optimize(graph_def))
 
 
 @pytest.mark.usefixtures("version1")

@@ -4,16 +4,21 @@ graph itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 from tensorflow.core.framework.graph_pb2 import GraphDef
+from tensorflow.core.framework.node_def_pb2 import NodeDef
 from tensorflow.core.framework.variable_pb2 import VariableDef
 from tensorflow.core.protobuf.meta_graph_pb2 import MetaGraphDef
 
 from graph_passes.errors import GraphError
+from graph_passes.ir import MEMORY_OPS
+from graph_passes.recurrent.match import RECURRENT_OP
 from tfmem.capture.captured import READERS, Captured, is_stateful, op_name, unique
+
+REPORT_ATTR = "_tfmem_report"
 
 
 def capture_graph_def(
@@ -94,6 +99,29 @@ def restore_graph_def(captured: Captured, graph_def: GraphDef) -> GraphDef:
         if op_name(name) not in present:
             raise GraphError(f"the rewritten graph lacks op '{op_name(name)}', which is fetched")
     return graph_def
+
+
+def put_report(graph_def: GraphDef, report: str) -> None:
+    """Let the first of tfmem's nodes carry a report. TensorFlow does not look at attributes that begin with "_"."""
+    node = next(_ours(graph_def), None)
+    if node is not None:
+        node.attr[REPORT_ATTR].s = report.encode()
+
+
+def report_in(graph_def: GraphDef) -> str:
+    """What `put_report` left.
+
+    Raises:
+        GraphError: no node of it is tfmem's.
+    """
+    for node in _ours(graph_def):
+        if REPORT_ATTR in node.attr:
+            return str(node.attr[REPORT_ATTR].s.decode())
+    raise GraphError("no report: no node of the graph is tfmem's; it was not optimised, or left as it was")
+
+
+def _ours(graph_def: GraphDef) -> Iterator[NodeDef]:
+    return (node for node in graph_def.node if node.op in MEMORY_OPS or node.op == RECURRENT_OP)
 
 
 def capture_meta_graph(

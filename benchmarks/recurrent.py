@@ -15,7 +15,7 @@ import argparse
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -39,6 +39,7 @@ from benchmarks.runs import command_line
 
 View = Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]
 
+KINDS = ("plain", "graph")  # enqueued call by call, and as the replay of a CUDA graph
 PEER_BOUND = 5e-2  # a peer that is off by more computes something else
 
 
@@ -116,32 +117,38 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def timed(
-    name: str, make: Callable[[Problem], Any], problem: Problem, expected: tuple[torch.Tensor, ...], bound: float
+    name: str,
+    make: Callable[[Problem], Any],
+    problem: Problem,
+    expected: tuple[torch.Tensor, ...],
+    bound: float,
+    kinds: Sequence[str] = KINDS,
 ) -> dict[str, Any]:
-    """Build one system, hold all that it computes against `expected`, time it plain and as a graph."""
+    """Build one system, hold all that it computes against `expected`, time it in the ways of `kinds`."""
     try:
         made = make(problem)
         run, view = made if isinstance(made, tuple) else (made, tuple)
         error = max(relative_error(*pair) for pair in zip(view(run()), expected, strict=True))
     except Exception as failure:
         traceback.print_exc()
-        return {f"{name}, plain": _failure(failure)}
+        return {f"{name}, plain": raised(failure)}
     if not error <= bound:
         return {f"{name}, plain": {"status": "wrong", "error": error, "message": f"off by {error:.2g}, over {bound:g}"}}
-    return dict(_timings(name, run, error))
+    return dict(_timings(name, run, error, kinds))
 
 
-def _timings(name: str, run: Run, error: float) -> Iterator[tuple[str, dict[str, Any]]]:
-    for kind in ("plain", "graph"):
+def _timings(name: str, run: Run, error: float, kinds: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for kind in kinds:
         try:
             result = median_milliseconds(run if kind == "plain" else captured(run))
         except Exception as failure:
-            yield f"{name}, {kind}", _failure(failure)
+            yield f"{name}, {kind}", raised(failure)
         else:
             yield f"{name}, {kind}", {"status": "ok", "error": error, **result}
 
 
-def _failure(error: Exception) -> dict[str, Any]:
+def raised(error: Exception) -> dict[str, Any]:
+    """What a system that raised leaves in the results."""
     return {"status": "error", "message": f"{type(error).__name__}: {error}"[:800]}
 
 

@@ -149,7 +149,7 @@ def module(problem: Problem, dtype: torch.dtype = torch.float32) -> Run:
                 return (layer(inputs)[0],)
 
         return forward
-    return _with_gradient(lambda given: layer(given)[0], list(layer.parameters()), problem, dtype)
+    return with_gradient(lambda given: layer(given)[0], list(layer.parameters()), problem, dtype)
 
 
 def loop(problem: Problem, step: Callable[..., torch.Tensor] | None = None) -> Run:
@@ -208,12 +208,13 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return error if error == error else float("inf")
 
 
-def _with_gradient(
+def with_gradient(
     forward: Callable[[torch.Tensor], torch.Tensor],
     parameters: list[torch.Tensor],
     problem: Problem,
     dtype: torch.dtype,
 ) -> Run:
+    """A training step: the outputs, then the gradients of the input and of the parameters."""
     inputs = problem.inputs.to(dtype).requires_grad_()
     gradient = problem.gradient.to(dtype)
 

@@ -59,7 +59,7 @@ def tables(
         ("GRNN's models: 3 layers of 128 over 100 steps, 2 layers of 256 over 20", "stack"),
     ):
         parts += compared(cases, prefix, title)
-    parts += precisions(cases) + split(cases)
+    parts += precisions(cases) + split(cases) + context(results.get("context", {}))
     parts += accuracy(search) if search else []
     parts += end_to_end(keras["cases"]) if keras else []
     parts += on_a_cpu(cpu) if cpu else []
@@ -150,20 +150,44 @@ def precisions(cases: Cases) -> list[str]:
     for case in cases.values():
         if f"{names[1]}, plain" not in case["systems"]:
             continue
-        cells = []
-        for name in names:
-            times = [
-                case["systems"][f"{name}, {kind}"]
-                for kind in ("plain", "graph")
-                if case["systems"].get(f"{name}, {kind}", {}).get("status") == "ok"
-            ]
-            best = min(times, key=lambda outcome: outcome["ms"], default=None)
-            cells.append(f"{best['ms']:.4f} ({best['error']:.1g})" if best else "-")
+        cells = [best(case["systems"], name) for name in names]
         rows.append((str(case["units"]), str(case["batch"]), *cells))
     header = ("hidden", "batch", *names)
     return (
         [table("### Storage types, LSTM: milliseconds (relative error against float64)", header, rows)] if rows else []
     )
+
+
+def context(shapes: Cases) -> list[str]:
+    """Other kernels at their own shapes and at ours, each data type in a row of its own."""
+    own = {"tfmem": {"float32": "highest"}, "cudnn": {"float32": ""}}  # how a name has a type, if not by the type's
+    columns = ("tfmem", "cudnn", "flashrnn fused", "flashrnn alternating", "haste")
+    rows = []
+    for shape in shapes.values():
+        words = [str(shape[name]) for name in ("units", "heads", "batch", "steps")]
+        for kind in ("float32", "tf32", "bfloat16", "float16"):
+            names = [f"{column} {own.get(column, {}).get(kind, kind)}".strip() for column in columns]
+            cells = [best(shape["systems"], name) for name in names]
+            if any(cell != "-" for cell in cells[2:]):
+                rows.append((*words, "training" if shape["training"] else "forward", kind, *cells))
+    header = ("hidden", "heads", "batch", "steps", "pass", "data type", *columns)
+    summary = (
+        "\n\nMilliseconds, the product with the inputs included, call by call or as a CUDA graph, whichever is faster "
+        "(relative error against float64). tf32: float32 that is multiplied in TF32. FlashRNN's own figure is of 768 "
+        "units, batch 16 and 1024 steps, without that product. Heads have no recurrent weights between them: "
+        "FlashRNN leaves those out, cuDNN and tfmem multiply by zeros."
+    )
+    return [table("### Other persistent and fused kernels, for context: LSTM", header, rows) + summary] if rows else []
+
+
+def best(systems: Mapping[str, Mapping[str, Any]], name: str) -> str:
+    """The faster of a system's times, or what became of it; "-" where it was not run."""
+    outcomes = [systems[key] for key in (f"{name}, plain", f"{name}, graph") if key in systems]
+    times = [outcome for outcome in outcomes if outcome["status"] == "ok"]
+    if times:
+        least = min(times, key=lambda outcome: outcome["ms"])
+        return f"{least['ms']:.4f} ({least['error']:.1g})"
+    return outcomes[0]["status"] if outcomes else "-"
 
 
 def split(cases: Cases) -> list[str]:

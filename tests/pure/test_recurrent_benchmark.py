@@ -10,6 +10,16 @@ if not (Path(__file__).resolve().parents[2] / "benchmarks").is_dir():
 
 from benchmarks import make_recurrent_tables, make_tables
 from benchmarks.recurrent_cases import BATCHES, STAGES, UNITS, Case, Chip, Floor, all_cases, chosen, fastest, floor
+from benchmarks.recurrent_sources import (
+    GONE,
+    GPU_INFO,
+    HASTE_KERNELS,
+    LOADER,
+    all_shapes,
+    build_variables,
+    haste_sources,
+    prepared,
+)
 
 CHIP = Chip(
     fmas_per_second=1e9, bytes_per_second=1e9, cluster_barrier_seconds=1e-3, grid_barrier_seconds=5e-3,
@@ -131,6 +141,114 @@ def test_a_cpu(results):
     assert "### A Keras layer on 2 cores (EPYC), 100 steps" in text
     assert "| GRU | 64 | 2 | 2.0 | 9.0 | 4.5x | 5.0 | 2.5x |" in text
     assert "geometric mean 4.5x, least 4.5x" in text
+
+
+def context(case, heads=1, **systems):
+    return {**asdict(case), "heads": heads, "systems": result(case, **systems)["systems"]}
+
+
+def test_other_kernels_are_listed_with_their_types(results):
+    figure = Case("lstm", 768, 16, steps=1024)
+    broken = {"status": "error", "message": "no"}
+    results["context"] = {
+        "figure/lstm/768/16": context(
+            figure, tfmem_bfloat16__plain=ran(2.5), tfmem_bfloat16__graph=ran(2.0, 0.003),
+            tfmem_highest__plain=ran(4.0), cudnn__plain=ran(9.0), cudnn_bfloat16__plain=ran(3.0),
+            flashrnn_fused_bfloat16__plain=ran(5.0), flashrnn_fused_bfloat16__graph=broken,
+            flashrnn_alternating_bfloat16__plain=broken,
+            haste_float32__plain=ran(18.0), tfmem_float16__plain=ran(2.0),
+        ),
+        "figure/lstm/768/16/12 heads": context(
+            figure, 12, flashrnn_fused_tf32__plain=ran(3.0), cudnn_tf32__plain=ran(5.0),
+        ),
+        "train/lstm/64/20": context(Case("lstm", 64, 20, training=True), haste_float32__plain=ran(1.0)),
+    }  # fmt: skip
+    text = make_recurrent_tables.tables(results)
+    first = "| 768 | 1 | 16 | 1024 | forward |"
+    assert f"{first} float32 | 4.0000 (1e-07) | 9.0000 (1e-07) | - | - | 18.0000 (1e-07) |" in text
+    assert f"{first} bfloat16 | 2.0000 (0.003) | 3.0000 (1e-07) | 5.0000 (1e-07) | error | - |" in text
+    assert f"{first} float16" not in text  # none of the others in it
+    assert "| 768 | 12 | 16 | 1024 | forward | tf32 | - | 5.0000 (1e-07) | 3.0000 (1e-07) | - | - |" in text
+    assert "| 64 | 1 | 20 | 100 | training | float32 | - | - | - | - | 1.0000 (1e-07) |" in text
+
+
+def test_a_system_that_did_not_run_is_told_from_one_that_was_not_tried():
+    systems = {"a, plain": {"status": "wrong", "error": 1.0}, "b, plain": {"status": "error"}, "b, graph": ran(2.0)}
+    found = [make_recurrent_tables.best(systems, name) for name in "abc"]
+    assert found == ["wrong", "2.0000 (1e-07)", "-"]
+
+
+def test_shapes_of_the_other_kernels_are_lstms_with_names_of_their_own():
+    shapes = all_shapes()
+    assert len({shape.name for shape in shapes}) == len(shapes)
+    assert [shape.name for shape in shapes[:3]] == [
+        "figure/lstm/768/16", "figure/lstm/768/16/12 heads", "figure/train/lstm/768/16",
+    ]  # fmt: skip
+    assert all(shape.case.layer == "lstm" and shape.case.units % shape.heads == 0 for shape in shapes)
+    assert {shape.case.steps for shape in shapes if shape.figure} == {1024}
+    known = {case.name for case in all_cases()}
+    assert all(shape.figure or shape.name in known for shape in shapes)
+
+
+def write_flashrnn(folder, field="clockRate"):
+    fields = "\n".join(f'    dict["{each}"] =\n        prop.{each}; // kept' for each in ("warpSize", *GONE[1:], field))
+    loader = '"verbose": True, "arch=compute_80,code=compute_80"\n    time.sleep(random.random() * 10)\n'
+    for file, text in ((GPU_INFO, fields), (LOADER, loader), (".git/config", "")):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(text)
+
+
+def test_sources_are_patched_in_a_copy(tmp_path):
+    source, folder = tmp_path / "clone", tmp_path / "work"
+    write_flashrnn(source, GONE[0])
+    place = prepared("flashrnn", source, folder)
+    found = (place / GPU_INFO).read_text()
+    assert "prop.warpSize" in found
+    assert not [field for field in GONE if f"prop.{field};" in found]
+    assert (place / LOADER).read_text() == '"verbose": False, "arch=compute_90,code=sm_90"\n    pass\n'
+    assert not (place / ".git").exists()
+    assert "compute_80" in (source / LOADER).read_text()
+
+
+def test_sources_that_the_patches_are_not_for_are_told(tmp_path):
+    source = tmp_path / "clone"
+    source.mkdir()
+    with pytest.raises(ValueError, match="is it a clone of haste"):
+        prepared("haste", source, tmp_path / "haste")
+    write_flashrnn(source, "maxGridSize")
+    with pytest.raises(ValueError, match=r"has nothing like .*clockRate.*another version"):
+        prepared("flashrnn", source, tmp_path / "flashrnn")
+
+
+def test_of_haste_the_lstm_alone_is_built(tmp_path):
+    source = tmp_path / "clone"
+    declared = "".join(f"void {name}_init(py::module&);\n" for name in ("gru", "lstm", "layer_norm_lstm"))
+    called = "".join(f"  {name}_init(m);\n" for name in ("gru", "lstm", "layer_norm_lstm"))
+    files = {
+        "frameworks/pytorch/support.cc": declared + called,
+        "frameworks/pytorch/__init__.py": "import torch as _\n\nfrom .gru import GRU\nfrom .lstm import LSTM\n",
+        **{f"lib/{name}.cu.cc": "" for name in HASTE_KERNELS},
+    }
+    for file, text in files.items():
+        (source / file).parent.mkdir(parents=True, exist_ok=True)
+        (source / file).write_text(text)
+    place = prepared("haste", source, tmp_path)
+    support = (place / "haste_pytorch" / "support.cc").read_text()
+    assert support == "void lstm_init(py::module&);\n  lstm_init(m);\n"
+    assert (place / "haste_pytorch" / "__init__.py").read_text() == "from .lstm import LSTM\n\n__all__ = ['LSTM']\n"
+    assert [Path(file).name for file in haste_sources(place)] == [
+        "lstm.cc", "support.cc", "lstm_forward_gpu.cu", "lstm_backward_gpu.cu",
+    ]  # fmt: skip
+
+
+def test_cuda_is_found_where_pip_put_it(tmp_path):
+    library = tmp_path / "cu13" / "lib" / "libcublas.so.13"
+    for folder in (library.parent, tmp_path / "cu13" / "include", tmp_path / "build"):
+        folder.mkdir(parents=True)
+    variables = build_variables(tmp_path / "build", ["[heap]", str(library), f"{library.parent}/libcublasLt.so.13"])
+    assert (Path(variables["LIBRARY_PATH"]) / "libcublas.so").readlink() == library
+    assert variables["CPLUS_INCLUDE_PATH"] == str(tmp_path / "cu13" / "include")
+    assert not (Path(variables["LIBRARY_PATH"]) / "libcudart.so").exists()
 
 
 def test_only_what_is_between_the_markers_changes():

@@ -56,7 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
     failed = 0
     known = results["cases"]
     waiting = [case for case in cases if options.again or known.get(case.name, {}).get("status") != "ok"]
-    print(f"compiled in {prepare(waiting, None if options.exhaustive else options.top):.0f} s", flush=True)
+    tasks = [(case, precision) for case in waiting for precision in case.precisions]
+    print(f"compiled in {prepare(tasks, None if options.exhaustive else options.top):.0f} s", flush=True)
     for case in cases:
         if case not in waiting:
             print(f"{case.name}: from before", flush=True)

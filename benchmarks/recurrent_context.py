@@ -31,12 +31,14 @@ from benchmarks import recurrent_ours as ours
 from benchmarks.offload import load, save
 from benchmarks.recurrent import KINDS, PEER_BOUND, View, raised, timed
 from benchmarks.recurrent_cases import BOUNDS
+from benchmarks.recurrent_kernels import prepare
 from benchmarks.recurrent_peers import Layer, Problem, Run, peers, reference, settings, with_gradient
 from benchmarks.recurrent_sources import SYSTEMS, Shape, all_shapes, build_variables, haste_sources, prepared
 from benchmarks.runs import command_line, named
 
 TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}  # the others store float32
 BACKENDS = {"fused": "cuda_fused", "alternating": "cuda"}
+TOP = 5  # configurations of ours that are compiled and timed
 BUILD_SECONDS, RUN_SECONDS = 300, 60  # for one system
 
 Outcomes = dict[str, Any]
@@ -61,6 +63,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"{options.output} does not exist; run benchmarks.recurrent first")
     if not wanted:
         parser.error("nothing to run; --flashrnn or --haste says where their sources are")
+    known = results.setdefault("context", {})
+    waiting = [shape for shape in shapes if options.again or shape.name not in known]
     deadline = time.monotonic() + options.total_seconds
     failed = 0
     with tempfile.TemporaryDirectory() as name:
@@ -68,18 +72,15 @@ def main(arguments: list[str] | None = None) -> int:
         places = {library: prepared(library, source, folder) for library, source in sources.items()}
         mapped = Path("/proc/self/maps").read_text().splitlines()  # PyTorch's libraries are among them
         os.environ |= build_variables(folder, [line.split()[-1] for line in mapped])
-        for shape in shapes:
-            known = results.setdefault("context", {}).setdefault(
-                shape.name, {**asdict(shape.case), "heads": shape.heads, "systems": {}}
-            )["systems"]
-            if all(f"{system}, plain" in known for system in wanted) and not options.again:
-                print(f"{shape.name}: from before", flush=True)
-                continue
+        tasks = [(shape.case, precision) for shape in waiting for precision in shape.precisions]
+        print(f"ours compiled in {prepare(tasks, TOP):.0f} s", flush=True)
+        for shape in waiting:
             if time.monotonic() > deadline:
                 print(f"{shape.name}: not begun, --total-seconds are over", flush=True)
                 continue
             found = theirs(shape, wanted, places) | beside(shape)
-            known |= found
+            before = known.get(shape.name, {}).get("systems", {})
+            known[shape.name] = {**asdict(shape.case), "heads": shape.heads, "systems": before | found}
             save(results, options.output)
             print(*(f"{shape.name}: {system}: {line(outcome)}" for system, outcome in found.items()), sep="\n")
             failed += any(outcome["status"] != "ok" for outcome in found.values())
@@ -112,13 +113,15 @@ def theirs(shape: Shape, systems: list[str], places: Mapping[str, Path]) -> Outc
         there.close()  # so that the process's end is seen at this one
         waiting[system] = process, here
     deadline = time.monotonic() + BUILD_SECONDS
-    for system, (_, connection) in waiting.items():
-        found |= answer(system, connection, deadline - time.monotonic())
+    for system, (process, connection) in waiting.items():
+        if failure := answer(system, connection, deadline - time.monotonic()):
+            found |= failure
+            process.kill()
     for system, (process, connection) in waiting.items():
         if f"{system}, plain" not in found:
             connection.send("time")
             found |= answer(system, connection, RUN_SECONDS)
-        process.kill()
+            process.kill()
         process.join()
     return found
 
@@ -235,7 +238,7 @@ def beside(shape: Shape) -> Outcomes:
     for precision in shape.precisions:
 
         def make(problem: Problem, precision: str = precision) -> tuple[Run, View]:
-            layer = ours.build(problem, precision)
+            layer = ours.build(problem, precision, top=TOP)
             return layer.run, layer.as_torch
 
         with settings(tf32=precision != "highest"):

@@ -51,12 +51,15 @@ def specs_of(case: Case, precision: str) -> list[RecurrentSpec]:
     return [replace(spec, cell=cell) for cell in (gradient.forward, gradient.backward)] if gradient else [spec]
 
 
-def prepare(cases: Sequence[Case], top: int | None) -> float:
-    """Compile what the cases will try, on all cores, so that nothing else runs while they are timed; seconds."""
+def prepare(tasks: Sequence[tuple[Case, str]], top: int | None) -> float:
+    """Compile what cases will try in some precision, on all cores, so that nothing else runs while they are timed.
+
+    Returns:
+        Seconds.
+    """
     began = time.perf_counter()
     with Device() as device:
         machine = microbenchmark.measure(device, Cache(FOLDER))
-    tasks = [(case, precision) for case in cases for precision in case.precisions]
     workers = max(1, min(cpu_count() or 1, len(tasks)))
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         list(pool.map(_prepare, tasks, repeat(machine), repeat(top)))

@@ -257,22 +257,14 @@ __device__ inline void cluster_exchange(float* data, int iterations, int size) {
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
   const int slice = size / 4 / blocks;
-  const auto expect = [&](int copy) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                     shared_address(&arrived[copy])),
-                 "r"(slice * static_cast<int>(blocks) * 16)
-                 : "memory");
-  };
+  const int bytes = slice * static_cast<int>(blocks) * 16;
   if (threadIdx.x == 0) {
     for (int copy = 0; copy < 2; ++copy) {
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&arrived[copy]))
-                   : "memory");
-      expect(copy);
+      init_barrier(shared_address(&arrived[copy]));
+      expect(shared_address(&arrived[copy]), bytes);
     }
   }
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  __syncthreads();
-  cluster_barrier();
+  start_cluster();
   const float4 four = *reinterpret_cast<const float4*>(data);
   // A quad of lanes sends the same 16 bytes, each of its lanes to every fourth peer.
   unsigned peer[4];
@@ -297,7 +289,7 @@ __device__ inline void cluster_exchange(float* data, int iterations, int size) {
     while (!try_wait(shared_address(&arrived[copy]), i / 2 % 2) && ++spin < kSpinLimit) {
     }
     __syncthreads();
-    if (threadIdx.x == 0) expect(copy);
+    if (threadIdx.x == 0) expect(shared_address(&arrived[copy]), bytes);
   }
   cluster_barrier();
   if (state[0][threadIdx.x] == kNever) data[threadIdx.x] = state[1][0];

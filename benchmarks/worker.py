@@ -87,9 +87,14 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
             "pinned_bytes": after.pinned_bytes_allocated,
             "spill_bytes": after.spill_bytes_allocated,
             "stall_ns": stall(library, step),
-            "report": json.loads(report().to_json()),
+            "report": without_curves(json.loads(report().to_json())),
         }
     return result
+
+
+def without_curves(report: dict[str, Any]) -> dict[str, Any]:
+    """No table shows them, and of a deep net they are thousands of numbers."""
+    return {key: value for key, value in report.items() if not key.startswith("curve_")}
 
 
 def prepare(cap: int | None, deterministic: bool) -> str:

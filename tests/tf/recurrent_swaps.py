@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
+import tf_keras
 
 import tfmem
 from custom_ops.load import load
@@ -15,6 +17,7 @@ from tfmem.capture.function import capture_concrete, restore_concrete
 from tfmem.devices import find_target
 from tfmem.recurrent import swap_recurrent
 
+KERAS = [keras, tf_keras]
 LOOPS = ("While", "StatelessWhile", "PartitionedCall", "StatefulPartitionedCall", "LoopCond")
 UNITS, INPUTS, TIME, BATCH = 4, 3, 7, 5
 SEQUENCE = tf.TensorSpec([None, None, INPUTS], tf.float32)

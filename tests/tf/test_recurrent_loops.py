@@ -11,9 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras
 
-from custom_ops.load import load
 from graph_passes.recurrent.match import RECURRENT_OP
 from tests.tf.recurrent_swaps import (
     BATCH,
@@ -32,14 +30,6 @@ from tests.tf.recurrent_swaps import (
     randomised,
     swap,
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _ops() -> None:
-    load()
-
-
-KERAS = [keras, tf_keras]
 
 # Loops by hand. Time is the first dimension.
 

@@ -9,14 +9,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras
 
 import tfmem
-from custom_ops.load import load
 from graph_passes.recurrent.match import RECURRENT_OP
 from tests.tf.recurrent_swaps import (
     BATCH,
     INPUTS,
+    KERAS,
     LENGTHS,
     MASK,
     SEQUENCE,
@@ -34,13 +33,6 @@ from tests.tf.recurrent_swaps import (
     swap,
 )
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _ops() -> None:
-    load()
-
-
-KERAS = [keras, tf_keras]
 FORMS: dict[str, Callable[[Any], Any]] = {
     "LSTM": lambda layers: layers.LSTM(UNITS, return_sequences=True),
     "LSTM, last output": lambda layers: layers.LSTM(UNITS),

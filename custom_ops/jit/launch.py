@@ -166,6 +166,14 @@ class Launcher:
         name = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
         return of_one * int(self._call(driver.cuDeviceGetAttribute(name, device), "count its processors"))
 
+    def address_of(self, variable: str) -> int:
+        """Where a variable of the program lies in device memory.
+
+        Raises:
+            KernelError: it has none of that name.
+        """
+        return int(self._call(self._driver.cuModuleGetGlobal(self._module, variable.encode()), f"find {variable}"))
+
     def _function(self, name: str) -> Any:
         return self._call(self._driver.cuModuleGetFunction(self._module, name.encode()), f"find {name}")
 

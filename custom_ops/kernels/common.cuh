@@ -1,7 +1,22 @@
 // What all kernels share. No CUDA or C++ headers: NVRTC compiles these files as they are.
 #pragma once
 
+// Where benchmarks/recurrent_profile.py reads the clock: a part of a step has just ended, all steps
+// have. Nothing in any other kernel.
+#ifndef TFMEM_MARK
+#define TFMEM_MARK(part)
+#define TFMEM_MARKS_END
+#endif
+
 namespace tfmem {
+
+// The parts of a step, for TFMEM_MARK.
+constexpr int kMarkBegin = -1;
+constexpr int kMarkWaiting = 0;
+constexpr int kMarkProduct = 1;
+constexpr int kMarkMeeting = 2;
+constexpr int kMarkElementwise = 3;
+constexpr int kMarkReading = 4;
 
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;

@@ -117,8 +117,10 @@ struct Sweep {
 #pragma unroll
       for (int pass = 0; pass < Plan::kPasses; ++pass) {
         Plan::template for_buffers<STAGE>([&](auto tag) { wait(tag, pass, step); });
+        TFMEM_MARK(kMarkWaiting)
         products.template run<STAGE>(exchange, pass, step);
         if constexpr (Plan::template has_gemm<STAGE>() && Plan::kSlices == 1) __syncthreads();
+        TFMEM_MARK(Plan::kSlices == 1 ? kMarkProduct : kMarkMeeting)
         elementwise<STAGE>(elements[pass], pass, step);
         replicas.template stage<STAGE>(pass, step);
         if constexpr (Cell::template sums<STAGE>() > 0) {
@@ -126,6 +128,7 @@ struct Sweep {
           reduce<STAGE, 0>(pass, step);
         }
         if constexpr (Cell::template sends<STAGE>()) exchange.end_of_stage();
+        TFMEM_MARK(kMarkElementwise)
       }
       stage<STAGE + 1>(elements, step);
     }
@@ -242,6 +245,7 @@ __device__ __forceinline__ void sweep(const Parameters<WORDS>& parameters, char*
   Plan::template for_buffers<-1>([&](auto tag) { begin(exchange, sweeper, tag); });
   exchange.start();
 
+  TFMEM_MARK(kMarkBegin)
 #pragma unroll 1
   for (int step = 0; step < context.time; ++step) {
     sweeper.template stage<0>(elements, step);
@@ -249,8 +253,10 @@ __device__ __forceinline__ void sweep(const Parameters<WORDS>& parameters, char*
       Cell::load(element, sweeper.port(pass, step, item), step + 1);
     });
     replicas.load(step + 1);
+    TFMEM_MARK(kMarkReading)
   }
   each([&](auto& element, int pass, int item) { Cell::end(element, sweeper.port(pass, 0, item)); });
+  TFMEM_MARKS_END
   exchange.finish();
 }
 

@@ -45,6 +45,7 @@ class Slices {
   // Sends this CTA's part of the sums, and waits for the parts of its own.
   template <int GEMM>
   __device__ __forceinline__ void meet(const float* results, int pass, int step) const {
+    TFMEM_MARK(kMarkProduct)
     constexpr InboxShape kInbox = Plan::template inbox<GEMM>();
     constexpr int kFours = kInbox.columns / 4;
     const unsigned base = shared_address(shared_);

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.recurrent_profile import marked
 from custom_ops import cells
 from custom_ops.cell import Cell
 from custom_ops.codegen.recurrent import generate
@@ -146,3 +147,9 @@ def test_a_program_comes_from_the_cache_the_second_time(tmp_path: Path, monkeypa
     monkeypatch.setattr(nvrtc, "compile_source", fails)
     assert program.build(spec, Configuration(lanes=4), 90, cache) == first
     assert first.image[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("kind", ["cluster", "slices"])
+def test_kernels_that_read_the_clock_compile(kind: str) -> None:
+    """benchmarks/recurrent_profile.py."""
+    assert nvrtc.compile_source(marked(RecurrentSpec(cells.lstm(), 100), HOPPER[kind], 90), 90)

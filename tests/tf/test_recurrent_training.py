@@ -14,7 +14,6 @@ import tfmem
 from tests.tf.recurrent_training import INPUTS, STEPS, TOLERANCE, UNITS, numbers
 
 L = keras.layers
-RANDOM = np.random.default_rng(0)
 
 
 def batch(model: Any, step: int, masked: bool = False) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""A small convolutional net, its training steps, and what moved while they ran."""
+"""A small convolutional net, its training steps, and what moved while they ran; the op library, counting from zero."""
 
 from __future__ import annotations
 
@@ -91,6 +91,17 @@ def fixture_flow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Flow]:
     gc.collect()  # tensors of earlier tests would count as memory in use, until Python gets to them
     library = load()
     yield Flow(library)
+    for kind in ("copy_out", "copy_in", "allocate"):
+        library.inject_fault(kind, times=0)
+    library.trim()
+
+
+@pytest.fixture(name="library")
+def fixture_library() -> Iterator[Library]:
+    library = load()
+    library.trim()
+    library.reset_counters()
+    yield library
     for kind in ("copy_out", "copy_in", "allocate"):
         library.inject_fault(kind, times=0)
     library.trim()

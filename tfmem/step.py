@@ -331,7 +331,7 @@ class ManagedStep:
         over = peak - self._budget
         if over > 0 and self._replans < CPU_RETRIES:
             try:
-                plan = self._plan(self._timeline, self._candidate.budget - over, timed=True)
+                plan = self._plan(self._timeline, self._candidate.tightened(over), timed=True)
                 self._engine.require_host_room(self._timeline, plan)
             except TfmemError:
                 self._replans = CPU_RETRIES  # nothing is left to try

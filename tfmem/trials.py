@@ -184,7 +184,7 @@ def untried(
         if over <= 0 or len(times) > CPU_RETRIES:
             return
         try:
-            yield plan(budget=trials[-1].plan.budget - over)
+            yield plan(budget=trials[-1].plan.tightened(over))
         except TfmemError:
             return
     found = plan(budget=budget)

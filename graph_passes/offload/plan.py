@@ -58,6 +58,10 @@ class OffloadPlan:
         """What is done to the step; plans that do the same are the same."""
         return self.moves, self.fillings
 
+    def tightened(self, over: int) -> int:
+        """The budget to plan for when this plan ran `over` bytes over: within its own peak, or it would come again."""
+        return min(self.budget, self.after.peak) - over
+
     def failure(self, timeline: Timeline, room: Room, *, workspace: bool = True) -> Failure | None:
         """Where the step runs out of room; see `first_failure`."""
         return first_failure(timeline, self.moves, room, self.fillings, workspace=workspace)

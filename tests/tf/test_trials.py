@@ -126,7 +126,8 @@ def test_an_error_names_the_memory_in_which_the_step_finds_room():
 
 
 def trial(budget: int, peak: int, seconds: float) -> Trial:
-    plan = OffloadPlan((Move(0, 0, 0, 1, 2, 2),), budget, 0, *[None] * 3)  # type: ignore[arg-type]
+    after = SimpleNamespace(peak=budget)
+    plan = OffloadPlan((Move(0, 0, 0, 1, 2, 2),), budget, 0, None, after, None)  # type: ignore[arg-type]
     return Trial(plan, Observation({}, {}, 0, seconds, peak, ()), None)  # type: ignore[arg-type]
 
 
@@ -182,3 +183,17 @@ def test_a_cpu_plans_for_less_by_what_it_was_over():
     over = trial(5 * GIB, 6 * GIB, 1.0)
     assert next(untried(engine, timeline, 5 * GIB, [over], planner(timeline), None)).budget == 4 * GIB
     assert not list(untried(engine, timeline, 5 * GIB, [trial(5 * GIB, 4 * GIB, 1.0)], planner(timeline), None))
+
+
+def test_a_plan_that_ran_over_though_it_should_not_have_is_not_made_again():
+    """Its own peak was predicted well within its budget: a budget that is lower by what it was over changes nothing."""
+    timeline, engine, budget = chain(), FakeEngine(64 * GIB), 11 * GIB // 2
+    make = planner(timeline)
+    first = make(budget=budget)
+    over = GIB // 4
+    assert first.after.peak == 5 * GIB
+    assert make(budget=budget - over).actions == first.actions
+    seen = Trial(first, Observation({}, {}, 0, 1.0, budget + over, ()), None)
+    (second, *_) = untried(engine, timeline, budget, [seen], make, None)
+    assert second.budget == first.after.peak - over
+    assert second.actions != first.actions

@@ -15,8 +15,8 @@ import pytest
 import tensorflow as tf
 
 from custom_ops.load import Counters, Library, load
+from tests.tf.memop_trips import MIB, round_trip, settled
 
-MIB = 1 << 20
 GPU = "/GPU:0"
 
 
@@ -41,24 +41,6 @@ def on_gpu(function: Callable) -> Callable:
             return function(*arguments)
 
     return placed
-
-
-def round_trip(library: Library, tensor: tf.Tensor, **attributes: object) -> tf.Tensor:
-    handle = library.offload(tensor, **attributes)
-    released = library.release(tensor, handle)
-    with tf.control_dependencies([] if released is None else [released]):
-        fetched = library.prefetch(handle, tensor.dtype, tensor.shape)
-    return library.await_(fetched, handle)
-
-
-def settled(library: Library) -> Counters:
-    """The counters, once the executor has dropped the last step's handles."""
-    for _ in range(200):
-        counters = library.counters()
-        if counters.live_tickets == 0:
-            break
-        time.sleep(0.01)
-    return counters
 
 
 def seconds(function: Callable, *arguments: tf.Tensor, repeats: int = 5) -> float:

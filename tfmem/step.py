@@ -321,6 +321,7 @@ class ManagedStep:
             return
         best, notes = choose(self._trials, self._budget)
         self._notes += notes
+        self._engine.library.trim()  # what trials moved beyond what the best of them does
         self._settle(self._timeline, best.plan, force=True)
         self.report = replace(best.report, notes=self.report.notes)
         self._candidate, self._stage = best.plan, Stage.CHECK

@@ -165,6 +165,7 @@ def test_nothing_leaks() -> None:
     assert after[0] == 0
     assert after[:3] == before[:3]
     assert after[3] <= before[3] + MIB
+    assert before[1] <= capped()["report"]["bytes_out_predicted"]  # nothing of what trials moved
     assert capped()["driver_errors"] == 0
 
 

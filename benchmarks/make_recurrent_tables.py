@@ -245,32 +245,50 @@ def accuracy(results: Mapping[str, Any]) -> list[str]:
 
 
 def end_to_end(cases: Cases) -> list[str]:
-    """The Keras layer before and after `tfmem.optimize`, with TF32 and without."""
-    title = "The same Keras layer before and after, end to end"
-    exact = {name: case for name, case in cases.items() if name.endswith(WITHOUT_TF32)}
-    default = {name: case for name, case in cases.items() if name not in exact}
-    return [
-        *before_and_after(default, f"### {title} (TF32 allowed, TensorFlow's default)"),
-        *before_and_after(exact, f"### {title}, without TF32"),
-    ]
+    """The Keras layer before and after `tfmem.optimize`, a pass and a training step, with TF32 and without."""
+    parts = []
+    for title, training in (
+        ("The same Keras layer before and after, end to end", False),
+        ("A Keras training step before and after, end to end: forward, backward, SGD", True),
+    ):
+        for ending, exact in ((" (TF32 allowed, TensorFlow's default)", False), (", without TF32", True)):
+            chosen = {
+                name: case
+                for name, case in cases.items()
+                if name.startswith("train/") == training and name.endswith(WITHOUT_TF32) == exact
+            }
+            parts += before_and_after(chosen, f"### {title}{ending}")
+    return parts
 
 
 def before_and_after(cases: Cases, title: str) -> list[str]:
-    """One table."""
-    rows, ratios = [], []
+    """One table, and the means: of all, and of each family if there are several."""
+    rows, families = [], dict[str, list[float]]()
     for name, case in cases.items():
         if case["status"] != "ok":
             rows.append((f"`{name}`", "-", "-", case["status"], "-"))
             continue
-        ratios.append(case["before"] / case["after"])
+        ratio = case["before"] / case["after"]
+        families.setdefault(family(name), []).append(ratio)
         rows.append(
-            (f"`{name}`", f"{case['before']:.3f}", f"{case['after']:.3f}", f"{ratios[-1]:.2f}x", f"{case['error']:.1g}")
+            (f"`{name}`", f"{case['before']:.3f}", f"{case['after']:.3f}", f"{ratio:.2f}x", f"{case['error']:.1g}")
         )
     if not rows:
         return []
-    summary = f"\n\nGeometric mean {mean(ratios):.2f}x, least {min(ratios):.2f}x." if ratios else ""
+    means = {"": [ratio for ratios in families.values() for ratio in ratios]}
+    means |= {f" of `{name}`": ratios for name, ratios in families.items() if len(families) > 1}
+    sentences = [
+        f"Geometric mean{name} {mean(ratios):.2f}x, least {min(ratios):.2f}x."
+        for name, ratios in means.items()
+        if ratios
+    ]
     header = ("case", "Keras, ms", "optimised, ms", "speed-up", "difference")
-    return [table(title, header, rows) + summary]
+    return [table(title, header, rows) + "\n\n" * bool(sentences) + " ".join(sentences)]
+
+
+def family(name: str) -> str:
+    """`train/lstm` of `train/lstm/256/10`."""
+    return "/".join(word for word in name.removesuffix(WITHOUT_TF32).split("/") if not word.isdigit())
 
 
 def on_a_cpu(results: Mapping[str, Any]) -> list[str]:

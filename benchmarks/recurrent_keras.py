@@ -1,12 +1,15 @@
 """A Keras recurrent layer before and after `tfmem.optimize`, end to end, in one TensorFlow process.
 
     python -m benchmarks.recurrent_keras --output benchmarks/results/recurrent_keras_h200.json
+    python -m benchmarks.recurrent_keras --only train/
 
 The input lies on the device, `[batch, time, units]`; a call ends when its outputs are there. Keras takes cuDNN where it
-can (LSTM, and GRU with `reset_after`); the canonical GRU runs as a loop. Before and after take turns, so that whatever
-else the machine does hits both. TensorFlow lets products of float32 round to TF32, and so does tfmem then; with
-`--no-tf32` neither does. Results are added to the output file after each case, and cases that are in it already are not
-run again."""
+can (LSTM, and GRU with `reset_after`); the canonical GRU runs as a loop. A training step is that of a model of the
+layer alone, with the mean square for its loss and SGD: forward, backward, update. Models are compiled as Keras does by
+itself; with layers that cuDNN can run it leaves XLA off. Before and after take turns, so that whatever else the machine
+does hits both. TensorFlow lets products of float32 round to TF32, and so does tfmem then; with `--no-tf32` neither
+does. Results are added to the output file after each case, training after all others, and cases that are in it already
+are not run again."""
 
 from __future__ import annotations
 
@@ -17,22 +20,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import keras
-import numpy as np
 import tensorflow as tf
 
 import tfmem
 from benchmarks.offload import FORMAT, load, machine, save
 from benchmarks.recurrent_cases import WITHOUT_TF32, Case, chosen
+from benchmarks.recurrent_keras_models import pair
 from benchmarks.runs import command_line
 from benchmarks.worker import device_name, versions
 from custom_ops.jit.launch import cuda_driver
 
-LAYERS: dict[str, Callable[[int], keras.layers.Layer]] = {
-    "lstm": lambda units: keras.layers.LSTM(units, return_sequences=True),
-    "gru": lambda units: keras.layers.GRU(units, return_sequences=True),
-    "canonical_gru": lambda units: keras.layers.GRU(units, return_sequences=True, reset_after=False),
-}
 WARM_UP = 3
 ROUNDS = 5  # before and after take turns
 LEAST, MOST = 10, 200  # calls of one round
@@ -47,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     tf32 = not options.no_tf32
     tf.config.experimental.enable_tensor_float_32_execution(tf32)
-    cases = [case for case in chosen(options.only) if not case.training]
+    cases = sorted(chosen(options.only), key=lambda case: case.training)
     if options.list:
         print("\n".join(case.name for case in cases))
         return 0
@@ -76,50 +73,30 @@ def in_words(outcome: dict[str, Any]) -> str:
     return f"{before:.3f} ms before, {after:.3f} ms after, {before / after:.2f}x"
 
 
-@functools.cache
-def functions(layer: str, units: int, steps: int, layers: int) -> tuple[Any, Any]:
-    """Before and after, for any batch."""
-    keras.utils.set_random_seed(0)
-    stack = [LAYERS[layer](units) for _ in range(layers)]
-    model = keras.Sequential([keras.Input((steps, units)), *stack])
-
-    @tf.function(input_signature=[tf.TensorSpec((None, steps, units), tf.float32)])
-    def before(batch: tf.Tensor) -> tf.Tensor:
-        return model(batch, training=False)
-
-    return before, tfmem.optimize(before)
-
-
 def measure(case: Case, tf32: bool) -> dict[str, Any]:
-    """Milliseconds of a call, before and after, and how far their outputs are from each other."""
-    inputs = tf.random.stateless_normal((case.batch, case.steps, case.units), seed=(0, 1))
-    began = time.perf_counter()
-    try:
-        before, after = functions(case.layer, case.units, case.steps, case.layers)
-        found = np.asarray(after(inputs))
-    except tfmem.TfmemError as error:
-        return {"status": "error", "message": str(error)[:800]}
-    seconds = time.perf_counter() - began  # of a layer's first case; the others have the same kernels
-    expected = np.asarray(before(inputs))
-    error = float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+    """Milliseconds of a call, before and after, and how far what they compute is apart."""
     times: dict[str, list[float]] = {"before": [], "after": []}
-    for _ in range(ROUNDS):
-        for name, function in (("before", before), ("after", after)):
-            times[name] += called(lambda function=function: function(inputs))
-    right = error <= TOLERANCES[tf32]
+    try:
+        found = pair(case)
+        for _ in range(ROUNDS):
+            for name in times:
+                times[name] += called(getattr(found, name))
+    except (tfmem.TfmemError, tf.errors.OpError) as error:
+        return {"status": "error", "message": str(error)[:800]}
+    right = found.error <= TOLERANCES[tf32]
     return {
         "status": "ok" if right else "wrong",
-        "message": "" if right else f"outputs differ by {error:.2g}",
-        "error": error,
-        "optimize_seconds": seconds,
+        "message": "" if right else f"{'losses' if case.training else 'outputs'} differ by {found.error:.2g}",
+        "error": found.error,
+        "optimize_seconds": found.seconds,
         "calls": len(times["before"]),
         **{name: statistics.median(values) for name, values in times.items()},
-        "swapped": list(tfmem.report(after).swapped),
+        "swapped": found.swapped,
     }
 
 
-def called(function: Callable[[], tf.Tensor]) -> list[float]:
-    """Milliseconds of each of many calls, every one until its output is there."""
+def called(function: Callable[[], Any]) -> list[float]:
+    """Milliseconds of each of many calls, every one until all that it enqueued is done."""
     for _ in range(WARM_UP):
         function()
     wait()

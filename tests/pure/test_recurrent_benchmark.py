@@ -129,9 +129,22 @@ def test_the_models_first_and_first_five_against_all(results):
 
 
 def test_keras_before_and_after(results):
-    keras = {"cases": {"lstm/256/1": {"status": "ok", "before": 2.0, "after": 0.1, "error": 1e-4}}}
-    text = make_recurrent_tables.tables(results, keras=keras)
-    assert "| `lstm/256/1` | 2.000 | 0.100 | 20.00x | 0.0001 |" in text
+    times = {"lstm/256/1": 20, "lstm/64/1": 5, "gru/64/1": 40, "train/lstm/64/10": 4, "lstm/64/1, no TF32": 9}
+    cases = {
+        name: {"status": "ok", "before": 0.1 * ratio, "after": 0.1, "error": 1e-4} for name, ratio in times.items()
+    }
+    cases["train/gru/64/1"] = {"status": "wrong", "message": "losses differ"}
+    inference, exact, training = make_recurrent_tables.end_to_end(cases)
+    assert "| `lstm/256/1` | 2.000 | 0.100 | 20.00x | 0.0001 |" in inference
+    assert "Geometric mean 15.87x, least 5.00x. " in inference  # the third root of 4000
+    assert "Geometric mean of `lstm` 10.00x, least 5.00x. Geometric mean of `gru` 40.00x" in inference
+    assert "train" not in inference
+    assert "no TF32" not in inference
+    assert exact.endswith(
+        "| `lstm/64/1, no TF32` | 0.900 | 0.100 | 9.00x | 0.0001 |\n\nGeometric mean 9.00x, least 9.00x."
+    )
+    assert "| `train/gru/64/1` | - | - | wrong | - |" in training
+    assert training.endswith("\n\nGeometric mean 4.00x, least 4.00x.")
 
 
 def test_a_cpu(results):

@@ -1,0 +1,53 @@
+"""The benchmark of Keras layers before and after, on a CPU, with layers that take no time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks import recurrent_keras
+from benchmarks.recurrent_cases import Case
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recurrent_keras, "SECONDS", 0.0)
+    monkeypatch.setattr(recurrent_keras, "LEAST", 2)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("lstm", 8, 3, steps=5),
+        Case("canonical_gru", 8, 1, steps=4, layers=2),
+        Case("lstm", 8, 3, steps=5, training=True),
+        Case("gru", 8, 2, steps=5, training=True),
+    ],
+    ids=lambda case: case.name,
+)
+def test_both_sides_compute_the_same(case: Case) -> None:
+    found = recurrent_keras.measure(case, tf32=False)
+    assert found["status"] == "ok", found["message"]
+    assert len(found["swapped"]) == case.layers
+    assert all(("gradient" in line) == case.training for line in found["swapped"])
+    assert found["calls"] == 2 * recurrent_keras.ROUNDS
+    assert found["before"] > 0
+    assert found["after"] > 0
+
+
+def test_losses_that_differ_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(recurrent_keras.TOLERANCES, True, -1.0)
+    found = recurrent_keras.measure(Case("lstm", 8, 3, steps=5, training=True), tf32=True)
+    assert found["status"] == "wrong"
+    assert "losses differ by" in found["message"]
+
+
+def test_training_runs_after_all_others(capsys: pytest.CaptureFixture[Any]) -> None:
+    assert recurrent_keras.main(["--list"]) == 0
+    names = capsys.readouterr().out.split()
+    training = [name.startswith("train/") for name in names]
+    assert training == sorted(training)
+    assert sum(training) > 0
+    assert recurrent_keras.main(["--list", "--only", "train/gru"]) == 0
+    assert all(name.startswith("train/gru/") for name in capsys.readouterr().out.split())

@@ -55,15 +55,13 @@ class Sweep:
             for columns in cell.outputs
         ]
         self.finals = [empty(batch, units) for _ in cell.states]
-        self.scratch = empty(max(self.launcher.scratch_bytes(batch), 1), kind=torch.uint8)
-        self.status = torch.zeros(1, device="cuda", dtype=torch.int32)
+        self.memory = torch.zeros(self.launcher.memory_bytes(batch), device="cuda", dtype=torch.uint8)
 
     def __call__(self, inputs: Sequence[torch.Tensor], reverse: bool = False) -> None:
         """`inputs`: sequences, invariants, vectors, matrices, initial states."""
         pointers = [tensor.data_ptr() for tensor in (*inputs, *self.outputs, *self.finals)]
         stream = torch.cuda.current_stream().cuda_stream
-        scratch, status = self.scratch.data_ptr(), self.status.data_ptr()
-        self.launcher(self.steps, self.batch, [pointers], scratch, status, stream, (reverse,))
+        self.launcher(self.steps, self.batch, [pointers], self.memory.data_ptr(), stream, (reverse,))
 
 
 def build(problem: Problem, precision: str, top: int = 5, exhaustive: bool = False) -> Ours:
@@ -116,6 +114,7 @@ class _Layer:
 
         self.shape = (case.steps, case.batch, units)
         self.input = arranged(weights.input)
+        self.input_transposed = self.input.t()
         self.recurrent = arranged(weights.recurrent).t().contiguous()
         separate = bool(cell.vectors)  # a recurrent bias that the cell adds itself
         self.bias = arranged(weights.input_bias) + (0 if separate else arranged(weights.recurrent_bias))
@@ -131,7 +130,7 @@ class _Layer:
 
     def forward(self, sequence: torch.Tensor) -> torch.Tensor:
         self.sequence = sequence.flatten(0, 1)
-        self.gates = torch.addmm(self.bias, self.sequence, self.input.t())
+        self.gates = torch.addmm(self.bias, self.sequence, self.input_transposed)
         self.sweep([self.gates, *self.vectors, self.recurrent, *self.states])
         return self.sweep.outputs[0]
 

@@ -91,10 +91,9 @@ def profiled(case: Case) -> dict[str, Any]:
         image = nvrtc.compile_source(marked(spec, configuration, device.arch), device.arch)
         launcher = Launcher(replace(program, image=image))
         samples = Samples(spec, device, case.batch, case.steps)
-        scratch = device.allocate(max(1, launcher.scratch_bytes(case.batch)))
-        status = device.upload(np.zeros(1, np.int32))
+        memory = device.allocate(launcher.memory_bytes(case.batch))
         milliseconds = device.time(
-            lambda: launcher(case.steps, case.batch, samples.pointers, scratch, status, device.stream, (False,))
+            lambda: launcher(case.steps, case.batch, samples.pointers, memory, device.stream, (False,))
         )
         ticks = device.download(launcher.address_of(TICKS), np.zeros((len(PARTS), MOST_CTAS), np.uint64))
     used = ticks[:, : configuration.ctas * launcher.groups(case.batch)].astype(float)

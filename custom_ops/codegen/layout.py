@@ -14,6 +14,7 @@ from custom_ops.errors import KernelError
 from custom_ops.spec import WARP, Configuration, RecurrentSpec
 
 SHARED_LIMIT = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
+FORMS = {"floats": 0, "pairs": 1, "halves": 2, "bfloats": 3}  # enum Form of kernels/pairs.cuh
 REGISTERS = 65536
 OTHER_REGISTERS = 56  # of a thread, besides weights and sums; measured on the standard cells
 
@@ -66,12 +67,12 @@ class BufferLayout:
         operands: how many.
         width: numbers that one CTA contributes to one operand's row.
         parts: CTAs whose numbers one CTA reads.
-        stride: floats between rows in shared memory.
+        stride: words of 32 bits between rows in shared memory.
         offset: bytes, of the buffer in shared memory (in scratch for the fallback).
         barrier: bytes, of its mbarriers.
         exchanged: bytes, in the group's scratch ("grid").
         state_operands: bit o is set when operand o is a state.
-        pairs: whether its numbers are pairs of float16.
+        form: in which products read its numbers, one of `FORMS`.
         local: whether no CTA sends it: each makes all of it.
     """
 
@@ -83,7 +84,7 @@ class BufferLayout:
     barrier: int
     exchanged: int
     state_operands: int
-    pairs: bool
+    form: int
     local: bool
 
 
@@ -119,6 +120,18 @@ class Layout:
 def needs_bounds(spec: RecurrentSpec, configuration: Configuration) -> bool:
     """Whether operands have to stay in [-1, 1]: float16 holds no others, scaled as they are."""
     return configuration.product == "half" and spec.precision != "bfloat16"
+
+
+def operand_form(spec: RecurrentSpec, configuration: Configuration) -> int:
+    """In which form products read their operands."""
+    if configuration.product != "half":
+        return FORMS["floats"]
+    return FORMS[{"highest": "pairs", "bfloat16": "bfloats"}.get(spec.precision, "halves")]
+
+
+def words_of(numbers: int, form: int) -> int:
+    """Words of 32 bits of so many numbers in a form, an even count of them where they are of 16 bits."""
+    return numbers // 2 if form in (FORMS["halves"], FORMS["bfloats"]) else numbers
 
 
 def chunk_words(spec: RecurrentSpec, configuration: Configuration) -> int:
@@ -167,11 +180,8 @@ def fallback_layout(spec: RecurrentSpec, configuration: Configuration) -> Layout
     for buffer in plan.buffers:
         width = 1 if buffer.sums else tile
         stride = _round_up(len(buffer.operands) * width, 4)
-        buffers.append(
-            BufferLayout(
-                len(buffer.operands), width, 1, stride, place, 0, 0, _state_mask(plan, buffer.operands), False, False
-            )
-        )
+        states, floats = _state_mask(plan, buffer.operands), FORMS["floats"]
+        buffers.append(BufferLayout(len(buffer.operands), width, 1, stride, place, 0, 0, states, floats, local=False))
         place += 2 * configuration.rows * stride * 4
     sums = max((len(buffer.operands) for buffer in plan.buffers if buffer.sums), default=0)
     staging, place = place, place + sums * configuration.rows * tile * 4
@@ -209,7 +219,8 @@ class _Layouter:
         buffers = []
         for index, buffer in enumerate(self.plan.buffers):
             width = 1 if buffer.sums else self.tile
-            row = len(buffer.operands) * c.ctas * width
+            form = FORMS["floats"] if buffer.sums else operand_form(self.spec, c)
+            row = words_of(len(buffer.operands) * c.ctas * width, form)
             stride = strides.get(index, _round_up(row, 4))
             copies = {"single": c.passes, "cluster": 2 * c.passes, "grid": min(c.passes, 2)}[c.exchange]
             copies = c.passes if buffer.local else copies
@@ -219,11 +230,8 @@ class _Layouter:
                 self.scratch += _round_up(2 * c.passes * self.rows * row * 4, 128)
             states = _state_mask(self.plan, buffer.operands)
             parts = c.ctas if buffer.sums else c.ctas // c.slices
-            pairs = c.product == "half" and self.spec.precision == "highest" and not buffer.sums
             place = (offset, barriers[index], exchanged)
-            buffers.append(
-                BufferLayout(len(buffer.operands), width, parts, stride, *place, states, pairs, buffer.local)
-            )
+            buffers.append(BufferLayout(len(buffer.operands), width, parts, stride, *place, states, form, buffer.local))
         gemms = tuple(self._gemm(*each) for each in zip(self.plan.gemms, meetings, strict=True))
         sums = max((len(buffer.operands) for buffer in self.plan.buffers if buffer.sums), default=0)
         staging = self._take(sums * self.rows * self.tile * 4)
@@ -262,7 +270,8 @@ class _Layouter:
         """A row of operands, as far as the product reads it, and without bank conflicts."""
         _, _, lanes, _, chunks = self._mapping(gemm)
         if self.configuration.tensor_cores:
-            return _round_up(lanes // WARP * chunks * 16, 32) + 16
+            form = operand_form(self.spec, self.configuration)  # 4 rows at a time if of 16 bits, else 2: all banks
+            return _round_up(words_of(lanes // WARP * chunks * 16, form), 32) + words_of(16, form)
         return lanes * chunks * 4
 
     def _gemm(self, gemm: Gemm, meeting: int) -> GemmLayout:

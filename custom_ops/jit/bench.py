@@ -37,8 +37,7 @@ class DeviceBench:
         self._device = device
         self._cache = cache
         self._given: dict[tuple[int, int], Samples] = {}
-        self._scratch = (0, 0)  # bytes, address
-        self._status = 0
+        self._memory = (0, 0)  # bytes, address
 
     def compile(self, configurations: Sequence[Configuration]) -> None:
         """Into the cache, in another process; any thread may call."""
@@ -61,20 +60,20 @@ class DeviceBench:
             KernelError: it cannot be built or loaded, its blocks did not run at once, or its results are wrong.
         """
         launcher = Launcher(self.build(configuration))
-        scratch = self._scratch_of(launcher.scratch_bytes(batch, self.spec.directions))
+        memory = self._memory_of(launcher.memory_bytes(batch, self.spec.directions))
         forward = (False,) * self.spec.directions
 
         def enqueue(samples: Samples, steps: int) -> None:
-            launcher(steps, batch, samples.pointers, scratch, self._status, self._device.stream, forward)
+            launcher(steps, batch, samples.pointers, memory, self._device.stream, forward)
 
         few = self._samples(batch, CHECKED_STEPS)
         few.poison()
         enqueue(few, CHECKED_STEPS)
-        self._require_success()  # before it is timed: a launch that fails takes a second
+        self._require_success(memory)  # before it is timed: a launch that fails takes a second
         few.require_right()
         samples = self._samples(batch, time_steps)
         milliseconds = self._device.time(lambda: enqueue(samples, time_steps))
-        self._require_success()
+        self._require_success(memory)
         return Measured(1e6 * milliseconds, launcher.registers, launcher.local)
 
     def _is_kept(self, configuration: Configuration) -> bool:
@@ -84,18 +83,16 @@ class DeviceBench:
             return False
         return True
 
-    def _require_success(self) -> None:
-        if self._device.download(self._status, np.zeros(1, np.int32))[0]:
+    def _require_success(self, memory: int) -> None:
+        if self._device.download(memory, np.zeros(1, np.int32))[0]:
             raise KernelError(
                 "it gave up (its blocks did not run at once, or a value was too large), and the fallback took over"
             )
 
-    def _scratch_of(self, size: int) -> int:
-        if not self._status:
-            self._status = self._device.upload(np.zeros(1, np.int32))
-        if size > self._scratch[0]:
-            self._scratch = (size, self._device.allocate(size))
-        return self._scratch[1]
+    def _memory_of(self, size: int) -> int:
+        if size > self._memory[0]:
+            self._memory = (size, self._device.upload(np.zeros(size, np.uint8)))
+        return self._memory[1]
 
     def _samples(self, batch: int, time: int) -> Samples:
         if (batch, time) not in self._given:

@@ -12,6 +12,9 @@ from typing import Any
 from custom_ops.errors import KernelError
 from custom_ops.jit.program import Program
 
+MOST_GROUPS = 65535  # blocks of a launch along its second dimension
+STATUS_BYTES = 256  # in front of the scratch: the status word, and up to where the scratch is aligned
+
 
 class Launcher:
     """One program, loaded into the current CUDA context (PyTorch's or TensorFlow's primary one, say).
@@ -38,6 +41,7 @@ class Launcher:
         if program.cluster > 8:
             name = attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
             self._call(driver.cuFuncSetAttribute(self._kernel, name, 1), "allow clusters of 16")
+        self._configs: dict[tuple[int, bool], Any] = {}  # by groups, and whether the fallback's
         self.registers = self._attribute(attribute.CU_FUNC_ATTRIBUTE_NUM_REGS)
         self.local = self._attribute(attribute.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)
         self.shared = self._attribute(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
@@ -50,16 +54,16 @@ class Launcher:
     def groups(self, batch: int, directions: int = 1) -> int:
         return -(-batch // self.program.rows) * directions
 
-    def scratch_bytes(self, batch: int, directions: int = 1) -> int:
-        return self.groups(batch, directions) * self.program.scratch
+    def memory_bytes(self, batch: int, directions: int = 1) -> int:
+        """Of the status word and the scratch behind it."""
+        return STATUS_BYTES + self.groups(batch, directions) * self.program.scratch
 
     def __call__(
         self,
         time: int,
         batch: int,
         pointers: Sequence[Sequence[int]],
-        scratch: int,
-        status: int,
+        memory: int,
         stream: int = 0,
         reverse: Sequence[bool] = (),
     ) -> None:
@@ -68,9 +72,8 @@ class Launcher:
         Args:
             time, batch: of the tensors; a batch of 0 launches nothing.
             pointers: for each direction device pointers, in the order of the kernel's parameter (jit/program.py).
-            scratch: device memory of `scratch_bytes`; this call zeroes it.
-            status: an int32 in device memory, 0 before the first call; this call zeroes it where a kernel may set it.
-                It is not 0 afterwards if the fallback had to run.
+            memory: device memory of `memory_bytes`, which this call zeroes where a kernel needs it. An int32 stands at
+                its beginning, 0 before the first call, that is not 0 afterwards if the fallback had to run.
             stream: a CUDA stream.
             reverse: for each direction whether it walks time backwards.
 
@@ -81,58 +84,57 @@ class Launcher:
         groups = self.groups(batch, len(pointers))
         if groups == 0:
             return
-        if program.fallback:
-            self._call(driver.cuMemsetD8Async(status, 0, 4, stream), "zero the status")
-        if program.scratch:
-            self._call(driver.cuMemsetD8Async(scratch, 0, groups * program.scratch, stream), "zero the scratch")
-        once = self.resident // program.ctas if program.cooperative else 65535
-        words = self._words(time, batch, pointers, scratch, status, reverse)
+        if program.fallback or program.scratch:
+            size = STATUS_BYTES + groups * program.scratch
+            self._call(driver.cuMemsetD8Async(memory, 0, size, stream), "zero the scratch")
+        once = self.resident // program.ctas if program.cooperative else MOST_GROUPS
+        words = self._words(time, batch, pointers, memory, reverse)
         for first in range(0, groups, once):
             words[1] = first | groups << 32
-            self._launch(self._kernel, (program.ctas, min(once, groups - first)), words, stream, fallback=False)
+            self._launch(min(once, groups - first), words, stream, fallback=False)
         if self._fallback is not None:
-            self.launch_fallback(time, batch, pointers, scratch, status, stream, reverse)
+            self.launch_fallback(time, batch, pointers, memory, stream, reverse)
 
     def launch_fallback(
         self,
         time: int,
         batch: int,
         pointers: Sequence[Sequence[int]],
-        scratch: int,
-        status: int,
+        memory: int,
         stream: int = 0,
         reverse: Sequence[bool] = (),
     ) -> None:
         """Enqueue the fallback, which does nothing unless the status is set; arguments as of a call."""
-        words = self._words(time, batch, pointers, scratch, status, reverse)
-        self._launch(self._fallback, (1, words[1] >> 32), words, stream, fallback=True)
+        words = self._words(time, batch, pointers, memory, reverse)
+        self._launch(words[1] >> 32, words, stream, fallback=True)
 
     def _words(
-        self,
-        time: int,
-        batch: int,
-        pointers: Sequence[Sequence[int]],
-        scratch: int,
-        status: int,
-        reverse: Sequence[bool],
+        self, time: int, batch: int, pointers: Sequence[Sequence[int]], memory: int, reverse: Sequence[bool]
     ) -> list[int]:
         groups = self.groups(batch, len(pointers))
         flags = sum(flag << place for place, flag in enumerate(reverse))
-        head = [time | batch << 32, groups << 32, scratch, status, flags]
+        head = [time | batch << 32, groups << 32, memory + STATUS_BYTES, memory, flags]
         return [*head, *(pointer for direction in pointers for pointer in direction)]
 
-    def _launch(self, kernel: Any, grid: tuple[int, int], words: list[int], stream: int, fallback: bool) -> None:
-        driver, program = self._driver, self.program
-        config = driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = program.threads, 1, 1
-        config.sharedMemBytes = 0 if fallback else program.shared
+    def _launch(self, groups: int, words: list[int], stream: int, fallback: bool) -> None:
+        config = self._configs.get((groups, fallback)) or self._config(groups, fallback)
         config.hStream = stream
-        attributes = [] if fallback else self._attributes()
-        config.attrs, config.numAttrs = attributes, len(attributes)
         parameter = (ctypes.c_uint64 * len(words))(*words)
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(parameter))
-        self._call(driver.cuLaunchKernelEx(config, kernel, ctypes.addressof(parameters), 0), "launch a kernel")
+        kernel = self._fallback if fallback else self._kernel
+        returned = self._driver.cuLaunchKernelEx(config, kernel, ctypes.addressof(parameters), 0)
+        self._call(returned, "launch a kernel")
+
+    def _config(self, groups: int, fallback: bool) -> Any:
+        """Of a launch; kept, as to make one takes longer than to launch it."""
+        config = self._driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = 1 if fallback else self.program.ctas, groups, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = self.program.threads, 1, 1
+        config.sharedMemBytes = 0 if fallback else self.program.shared
+        attributes = [] if fallback else self._attributes()
+        config.attrs, config.numAttrs = attributes, len(attributes)
+        self._configs[groups, fallback] = config
+        return config
 
     def _attributes(self) -> list[Any]:
         driver, attributes = self._driver, []
@@ -152,13 +154,7 @@ class Launcher:
     def _resident(self) -> int:
         driver, program = self._driver, self.program
         if program.cluster > 1:
-            config = driver.CUlaunchConfig()
-            config.gridDimX, config.gridDimY, config.gridDimZ = program.ctas, 1, 1
-            config.blockDimX, config.blockDimY, config.blockDimZ = program.threads, 1, 1
-            config.sharedMemBytes = program.shared
-            attributes = self._attributes()
-            config.attrs, config.numAttrs = attributes, len(attributes)
-            returned = driver.cuOccupancyMaxActiveClusters(self._kernel, config)
+            returned = driver.cuOccupancyMaxActiveClusters(self._kernel, self._config(1, fallback=False))
             return program.cluster * int(self._call(returned, "fit its clusters"))
         returned = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self._kernel, program.threads, program.shared)
         of_one = int(self._call(returned, "fit its CTAs"))

@@ -16,12 +16,26 @@ __device__ __forceinline__ unsigned address_in(unsigned address, int cta) {
   return result;
 }
 
-__device__ __forceinline__ void store_async(unsigned to, float4 value, unsigned barrier) {
+__device__ __forceinline__ void store_async(unsigned to, uint4 value, unsigned barrier) {
   asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];"
       :
-      : "r"(to), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(barrier)
+      : "r"(to), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "r"(barrier)
       : "memory");
+}
+
+__device__ __forceinline__ void store_async(unsigned to, uint2 value, unsigned barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];"
+               :
+               : "r"(to), "r"(value.x), "r"(value.y), "r"(barrier)
+               : "memory");
+}
+
+__device__ __forceinline__ void store_async(unsigned to, float4 value, unsigned barrier) {
+  store_async(to,
+              make_uint4(__float_as_uint(value.x), __float_as_uint(value.y),
+                         __float_as_uint(value.z), __float_as_uint(value.w)),
+              barrier);
 }
 
 __device__ __forceinline__ void store_async(unsigned to, float value, unsigned barrier) {

@@ -21,13 +21,13 @@ namespace tfmem {
 struct BufferShape {
   int operands;
   int width;
-  int parts;  // CTAs whose numbers this one reads
-  int stride;
+  int parts;   // CTAs whose numbers this one reads
+  int stride;  // words between rows
   int offset;
   int barrier;
   int exchanged;
   int states;  // bit o: operand o is a state
-  bool pairs;  // products read split_four() of its numbers
+  int form;    // in which products read its numbers
   bool local;  // no CTA sends it: each makes all of it
 };
 
@@ -41,9 +41,17 @@ struct Place {
 
 // Four numbers of a row, as the products of buffer B read them.
 template <class Plan, int B>
-__device__ __forceinline__ float4 as_read(float4 four) {
-  if constexpr (Plan::template buffer<B>().pairs) return split_four(four, Plan::kOperandScale);
-  return four;
+using FourOf = Four<Plan::template buffer<B>().form>;
+
+template <class Plan, int B>
+__device__ __forceinline__ typename FourOf<Plan, B>::Words encode(float4 four) {
+  return FourOf<Plan, B>::encode(four, Plan::kOperandScale);
+}
+
+// Words of so many numbers.
+template <class Plan, int B>
+__host__ __device__ constexpr int words_of(int numbers) {
+  return numbers * FourOf<Plan, B>::kWords / 4;
 }
 
 // The numbers of a quad of lanes.
@@ -70,8 +78,9 @@ __device__ inline void fill_states(float* to, int first_row, const Initial& init
         const auto one = [&](int next) {
           return initial(operand, first_row + row, first_place + place + next);
         };
-        *reinterpret_cast<float4*>(to + row * kBuffer.stride + operand * kPlaces + place) =
-            as_read<Plan, B>(make_float4(one(0), one(1), one(2), one(3)));
+        float* four = to + row * kBuffer.stride + words_of<Plan, B>(operand * kPlaces + place);
+        *reinterpret_cast<typename FourOf<Plan, B>::Words*>(four) =
+            encode<Plan, B>(make_float4(one(0), one(1), one(2), one(3)));
       }
     }
   }
@@ -106,12 +115,14 @@ class SingleExchange {
   template <int B, int O>
   __device__ void send(int pass, int step, int row, int unit, bool valid, float value) const {
     constexpr BufferShape kBuffer = Plan::template buffer<B>();
-    float* to = operands<B>(pass, step) + row * kBuffer.stride + O * kBuffer.width + unit;
-    if constexpr (kBuffer.pairs) {
-      const float4 four = as_read<Plan, B>(of_quad(value));
-      if (valid && threadIdx.x % 4 == 0) *reinterpret_cast<float4*>(to) = four;
+    float* to = operands<B>(pass, step) + row * kBuffer.stride;
+    if constexpr (kBuffer.form == kFloats) {
+      if (valid) to[O * kBuffer.width + unit] = value;
     } else {
-      if (valid) *to = value;
+      using Words = typename FourOf<Plan, B>::Words;
+      const Words four = encode<Plan, B>(of_quad(value));
+      to += words_of<Plan, B>(O * kBuffer.width + unit);
+      if (valid && threadIdx.x % 4 == 0) *reinterpret_cast<Words*>(to) = four;
     }
   }
 

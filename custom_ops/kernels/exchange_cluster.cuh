@@ -64,11 +64,11 @@ class ClusterExchange {
                                        float value) const {
     constexpr BufferShape kBuffer = Plan::template buffer<B>();
     // A quad of lanes has 4 units of one row: each of its lanes sends all 4, to every fourth peer.
-    const float4 four = as_read<Plan, B>(of_quad(value));
-    const int number =
+    const auto four = encode<Plan, B>(of_quad(value));
+    const int word =
         ((step % 2 * Plan::kPasses + pass) * Plan::kPaddedRows + row) * kBuffer.stride +
-        (O * Plan::kCtas + place_.cta) * kBuffer.width + unit / 4 * 4;
-    const unsigned to = kBuffer.offset + number * 4;
+        words_of<Plan, B>((O * Plan::kCtas + place_.cta) * kBuffer.width + unit / 4 * 4);
+    const unsigned to = kBuffer.offset + word * 4;
     const unsigned barrier = kBuffer.barrier + (pass * 2 + step % 2) * 8;
     if (valid) {
 #pragma unroll
@@ -101,8 +101,9 @@ class ClusterExchange {
 
   // Of one step, from all CTAs.
   template <int B>
-  static constexpr int kBytes = Plan::template buffer<B>().operands *
-                                Plan::template buffer<B>().width * Plan::kCtas * Plan::kRows * 4;
+  static constexpr int kBytes = words_of<Plan, B>(Plan::template buffer<B>().operands *
+                                                  Plan::template buffer<B>().width * Plan::kCtas) *
+                                Plan::kRows * 4;
 
   __host__ __device__ static constexpr int count_bits(int mask) {
     return mask == 0 ? 0 : mask % 2 + count_bits(mask / 2);

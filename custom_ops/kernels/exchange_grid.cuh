@@ -1,73 +1,19 @@
 // Exchange between CTAs anywhere on the device, through L2: no barrier, no fence, no flag.
 //
-// Every 32-bit word carries its own epoch in its lowest bit, so a reader knows of each word whether
-// it is of this step. That costs the last bit of what is exchanged (a relative error of 6e-8; the
-// CTA that owns a state keeps all of it), and no bandwidth. Two copies by the parity of the step,
-// as in the cluster's exchange; a copy's epoch flips every second step. Scratch is zero before a
-// launch, so the first words of either copy must have epoch 1: states are sent from step 1 on
-// (those of step 0 are given), all else from step 0 on.
+// What is sent carries its own epoch in its lowest bit, in each 64 bits that are stored and loaded
+// as one, so a reader knows of all it reads whether it is of this step. That costs the last bit of
+// one number in two or in four (of float32 a relative error of 6e-8, of a pair less; the CTA that
+// owns a state keeps all of it), and no bandwidth. Two copies by the parity of the step, as in the
+// cluster's exchange; a copy's epoch flips every second step. Scratch is zero before a launch, so
+// the first words of either copy must have epoch 1: states are sent from step 1 on (those of step 0
+// are given), all else from step 0 on.
 #pragma once
 
 #include "cluster.cuh"
+#include "epoch.cuh"
 #include "exchange.cuh"
 
 namespace tfmem {
-
-__device__ __forceinline__ unsigned with_epoch(float value, unsigned epoch) {
-  unsigned bits = __float_as_uint(value);
-  if (value != value) return 0x7ffffffeu | epoch;
-  const unsigned largest = 0x7f7ffffeu | (bits & 0x80000000u);
-  const bool finite = (bits & 0x7f800000u) != 0x7f800000u;
-  bits += bits >> 1 & bits & 1u;  // to nearest even, of the bit above
-  bits &= ~1u;
-  if (finite && (bits & 0x7f800000u) == 0x7f800000u) bits = largest;
-  return bits | epoch;
-}
-
-__device__ __forceinline__ float without_epoch(unsigned bits) {
-  return __uint_as_float(bits & ~1u);
-}
-
-__device__ __forceinline__ void store_relaxed(unsigned* to, uint4 value) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 700
-  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(value.x),
-               "r"(value.y), "r"(value.z), "r"(value.w)
-               : "memory");
-#endif
-}
-
-__device__ __forceinline__ void store_relaxed(unsigned* to, unsigned value) {
-  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
-}
-
-__device__ __forceinline__ void load_relaxed(const unsigned* from, uint4* value) {
-  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(value->x), "=r"(value->y), "=r"(value->z), "=r"(value->w)
-               : "l"(from)
-               : "memory");
-}
-
-__device__ __forceinline__ void load_relaxed(const unsigned* from, unsigned* value) {
-  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(*value) : "l"(from) : "memory");
-}
-
-template <bool CONDITION, class A, class B>
-struct Choose {
-  using Type = A;
-};
-template <class A, class B>
-struct Choose<false, A, B> {
-  using Type = B;
-};
-
-__device__ __forceinline__ bool is_of(uint4 value, unsigned epoch) {
-  return epoch ? (value.x & value.y & value.z & value.w & 1u)
-               : !((value.x | value.y | value.z | value.w) & 1u);
-}
-
-__device__ __forceinline__ bool is_of(unsigned value, unsigned epoch) {
-  return (value & 1u) == epoch;
-}
 
 // 16 bytes of global memory (as L2 has them now) to shared memory, asynchronously.
 __device__ __forceinline__ void copy_async(float* to, const unsigned* from) {
@@ -137,13 +83,11 @@ class GridExchange {
   __device__ __forceinline__ void send(int pass, int step, int row, int unit, bool valid,
                                        float value) const {
     constexpr BufferShape kBuffer = Plan::template buffer<B>();
-    const unsigned word = with_epoch(value, epoch<B>(step, O));
-    const uint4 four =
-        make_uint4(__shfl_sync(kAllLanes, word, 0, 4), __shfl_sync(kAllLanes, word, 1, 4),
-                   __shfl_sync(kAllLanes, word, 2, 4), __shfl_sync(kAllLanes, word, 3, 4));
+    const auto four = with_epoch<kBuffer.form>(encode<Plan, B>(of_quad(value)), epoch<B>(step, O));
     if (valid && threadIdx.x % 4 == 0) {
-      store_relaxed(
-          words<B>(pass, step, row) + (O * Plan::kCtas + place_.cta) * kBuffer.width + unit, four);
+      store_relaxed(words<B>(pass, step, row) +
+                        words_of<Plan, B>((O * Plan::kCtas + place_.cta) * kBuffer.width + unit),
+                    four);
     }
   }
 
@@ -151,7 +95,7 @@ class GridExchange {
   __device__ void send_sum(int pass, int step, int row, float value) const {
     if (threadIdx.x % kWarp == 0) {
       store_relaxed(words<B>(pass, step, row) + O * Plan::kCtas + place_.cta,
-                    with_epoch(value, epoch<B>(step, O)));
+                    without_last_bit<kFloats>(__float_as_uint(value)) | epoch<B>(step, O));
     }
   }
 
@@ -170,15 +114,18 @@ class GridExchange {
   // Words of a row, of all CTAs and of those that this one reads; how many words a thread moves at
   // a time, in how many pieces a buffer comes.
   template <int B>
-  static constexpr int kRow =
-      Plan::template buffer<B>().operands * Plan::kCtas * Plan::template buffer<B>().width;
+  static constexpr int kRow = words_of<Plan, B>(Plan::template buffer<B>().operands * Plan::kCtas *
+                                                Plan::template buffer<B>().width);
   template <int B>
   static constexpr int kOperand =
-      Plan::template buffer<B>().parts * Plan::template buffer<B>().width;
+      words_of<Plan, B>(Plan::template buffer<B>().parts * Plan::template buffer<B>().width);
   template <int B>
   static constexpr int kRead = Plan::template buffer<B>().operands * kOperand<B>;
   template <int B>
-  static constexpr int kWords = kRow<B> % 4 == 0 && kOperand<B> % 4 == 0 ? 4 : 1;
+  static constexpr int kWords = Plan::template buffer<B>().width == 1 ? 1  // sums, each sent alone
+                                : kRow<B> % 4 == 0 && kOperand<B> % 4 == 0 ? 4
+                                : FourOf<Plan, B>::kWords == 2             ? 2
+                                                                           : 1;
   template <int B>
   static constexpr int kPieces = Plan::kRows * kRead<B> / kWords<B>;
 
@@ -238,7 +185,7 @@ class GridExchange {
       operand = within / kOperand<B>;
       int word = within;
       if constexpr (kRead<B> != kRow<B>) {
-        constexpr int kWidth = Plan::template buffer<B>().width;
+        constexpr int kWidth = words_of<Plan, B>(Plan::template buffer<B>().width);
         word = (operand * Plan::kCtas + exchange.first_part<B>()) * kWidth + within % kOperand<B>;
       }
       words += row * kRow<B> + word;
@@ -256,18 +203,6 @@ class GridExchange {
     float* numbers;         // where it is read
     int operand = 0;
   };
-
-  template <int B>
-  __device__ __forceinline__ static void put(float* to, uint4 value) {
-    *reinterpret_cast<float4*>(to) =
-        as_read<Plan, B>(make_float4(without_epoch(value.x), without_epoch(value.y),
-                                     without_epoch(value.z), without_epoch(value.w)));
-  }
-
-  template <int B>
-  __device__ __forceinline__ static void put(float* to, unsigned value) {
-    *to = without_epoch(value);
-  }
 
   template <int B>
   __device__ __forceinline__ void copy_ahead(int pass, int step) const {
@@ -309,7 +244,7 @@ class GridExchange {
   // Waits for the pieces [begin, end) of this CTA.
   template <int B, int FLIGHT>
   __device__ __forceinline__ void take(int pass, int step, int begin, int end, bool copied) {
-    using Words = typename Choose<kWords<B> == 4, uint4, unsigned>::Type;
+    using Words = typename Vector<kWords<B>>::Type;
     const int lane = threadIdx.x % kWarp;
     // A warp stays together, in both loops: lanes that left a spin one by one went on to the
     // barrier alone (seen: a half warp read operands that had not arrived, and its shuffles lost
@@ -336,7 +271,7 @@ class GridExchange {
         for (int i = 0; i < FLIGHT; ++i) {
           const Pieces<B> piece = pieces.at(i);
           if ((old >> i & 1) && (polls == 0 || is_of(value[i], epoch<B>(step, piece.operand)))) {
-            put<B>(piece.numbers, value[i]);
+            *reinterpret_cast<Words*>(piece.numbers) = without_epoch(value[i]);
             old &= ~(1u << i);
           }
         }

@@ -1,4 +1,5 @@
-// 16-bit numbers, two in a register, and float32 numbers as pairs of float16.
+// How operands lie where products read them: as float32, as pairs of float16, or as 16-bit numbers.
+// Who makes an operand encodes it, once; who reads it does not.
 #pragma once
 
 namespace tfmem {
@@ -26,14 +27,56 @@ __device__ __forceinline__ unsigned rest_pair(float a, float b, unsigned high) {
                    fabsf(back_b) <= 65504.0f ? b - back_b : 0.0f);
 }
 
-// Four numbers as the high parts of the first and the last two, then the low parts: what a product
-// of pairs reads, in the room of four float32.
-__device__ __forceinline__ float4 split_four(float4 four, float scale) {
-  const float a = four.x * scale, b = four.y * scale, c = four.z * scale, d = four.w * scale;
-  const unsigned high = half_pair(a, b), last = half_pair(c, d);
-  return make_float4(__uint_as_float(high), __uint_as_float(last),
-                     __uint_as_float(rest_pair(a, b, high)),
-                     __uint_as_float(rest_pair(c, d, last)));
-}
+enum Form { kFloats, kPairs, kHalves, kBfloats };
+
+// Four neighbours of a row in some form, always together.
+template <int FORM>
+struct Four;
+
+template <>
+struct Four<kFloats> {
+  static constexpr int kWords = 4;
+  using Words = uint4;
+
+  __device__ __forceinline__ static Words encode(float4 four, float) {
+    return make_uint4(__float_as_uint(four.x), __float_as_uint(four.y), __float_as_uint(four.z),
+                      __float_as_uint(four.w));
+  }
+};
+
+// float32 as the sum of two float16, of all but its last two bits: low and high parts of the first
+// two numbers, then of the last two.
+template <>
+struct Four<kPairs> {
+  static constexpr int kWords = 4;
+  using Words = uint4;
+
+  __device__ __forceinline__ static Words encode(float4 four, float scale) {
+    const float a = four.x * scale, b = four.y * scale, c = four.z * scale, d = four.w * scale;
+    const unsigned first = half_pair(a, b), last = half_pair(c, d);
+    return make_uint4(rest_pair(a, b, first), first, rest_pair(c, d, last), last);
+  }
+};
+
+template <>
+struct Four<kHalves> {
+  static constexpr int kWords = 2;
+  using Words = uint2;
+
+  __device__ __forceinline__ static Words encode(float4 four, float scale) {
+    return make_uint2(half_pair(four.x * scale, four.y * scale),
+                      half_pair(four.z * scale, four.w * scale));
+  }
+};
+
+template <>
+struct Four<kBfloats> {
+  static constexpr int kWords = 2;
+  using Words = uint2;
+
+  __device__ __forceinline__ static Words encode(float4 four, float) {
+    return make_uint2(bfloat16_pair(four.x, four.y), bfloat16_pair(four.z, four.w));
+  }
+};
 
 }  // namespace tfmem

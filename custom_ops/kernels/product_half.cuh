@@ -2,10 +2,9 @@
 //
 // Three kinds. With kSplit a number is the sum of two float16, 22 bits together; three products
 // (high * high, high * low, low * high) keep float32's accuracy but for the last bits, at half the
-// instructions of three TF32 products, since one takes twice the depth. The resident weights are
-// pairs already and take the room that they took before, and so are operands where they are
-// received. Without, weights are stored in 16 bits, half the room: in float16, which rounds as TF32
-// does, or with kBfloat16.
+// instructions of three TF32 products, since one takes twice the depth. Weights and operands are
+// pairs already, in the room that float32 would take. Without, both are stored in 16 bits, half the
+// room: in float16, which rounds as TF32 does, or with kBfloat16.
 //
 // float16 is for operands that are known to stay in [-1, 1] (custom_ops/bounds.py): an LSTM's and a
 // GRU's states. They are scaled by kOperandScale, and each column of weights by a power of two of
@@ -37,6 +36,8 @@ template <class Shape>
 struct Sixteen {
   static constexpr int kTiles = Shape::kThreadColumns;
   static constexpr int kPieces = Shape::kSplit ? 2 : 1;
+  static constexpr int kForm = Shape::kSplit ? kPairs : Shape::kBfloat16 ? kBfloats : kHalves;
+  using Operand = typename Four<kForm>::Words;
   static constexpr int kChains = kPieces == 2 && Shape::kBlock * kTiles < 4 ? 3 : 1;
 
   float scale[kTiles][2];  // of a lane's two columns of a tile
@@ -85,21 +86,20 @@ struct Sixteen {
   __device__ float scaled(float sum, int tile, int half) const { return sum * unscale[tile][half]; }
 
   template <class Sums>
-  __device__ __forceinline__ static void multiply(const float4* operands, const uint4 (*w)[kPieces],
-                                                  Sums& sum) {
+  __device__ __forceinline__ static void multiply(const Operand* operands,
+                                                  const uint4 (*w)[kPieces], Sums& sum) {
     unsigned x[Shape::kBlock][kPieces][2];
 #pragma unroll
     for (int block = 0; block < Shape::kBlock; ++block) {
-      const float4 four = operands[block];
-      if constexpr (kPieces == 2) {  // split_four() made them
-        x[block][0][0] = __float_as_uint(four.x);
-        x[block][0][1] = __float_as_uint(four.y);
-        x[block][1][0] = __float_as_uint(four.z);
-        x[block][1][1] = __float_as_uint(four.w);
+      const Operand four = operands[block];
+      if constexpr (kPieces == 2) {
+        x[block][1][0] = four.x;
+        x[block][0][0] = four.y;
+        x[block][1][1] = four.z;
+        x[block][0][1] = four.w;
       } else {
-        constexpr float kScale = Shape::kBfloat16 ? 1 : Shape::kOperandScale;
-        x[block][0][0] = part_of(four.x * kScale, four.y * kScale, 0);
-        x[block][0][1] = part_of(four.z * kScale, four.w * kScale, 0);
+        x[block][0][0] = four.x;
+        x[block][0][1] = four.y;
       }
     }
     // One kind of product after the other: those that add to the same sum wait for each other.

@@ -35,6 +35,7 @@ template <class Shape>
 struct Tf32 {
   static constexpr int kTiles = Shape::kThreadColumns;
   static constexpr int kPieces = 2;
+  using Operand = float4;
 
   // Of the large and the small products, and of the two instructions of a chunk where there are few
   // rows to alternate between.

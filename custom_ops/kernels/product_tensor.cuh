@@ -1,8 +1,9 @@
 // A CTA's part of a matrix product on the tensor cores, for tiles of 8 batch rows and more.
 //
 // The weights are A (16 columns of the result), resident as fragments; the batch rows are B, read
-// from shared memory 16 bytes at a time. What a number is made of, and so what a fragment holds, is
-// for `Numbers` to say:
+// from shared memory four numbers at a time. What a number is made of, and so what a fragment
+// holds, is for `Numbers` to say:
+//   Operand                four numbers of an operand, as they are stored
 //   kPieces, kChains       16-byte pieces of a fragment of depth 16; sums that do not wait for each
 //                          other
 //   measure(source, ...)   looks at the weights first, if it has to
@@ -17,7 +18,7 @@ namespace tfmem {
 
 // As FmaProduct. Warp = (group, part): a group owns kThreadColumns tiles of 16 columns, its kLanes
 // / 32 warps split the sum. Within 16 numbers k of an operand, lane quarter q holds 4 q .. 4 q + 3:
-// the sum may take them in any order, and so one 16-byte load is all that a lane needs of 16.
+// the sum may take them in any order, and so one load is all that a lane needs of 16.
 template <class Shape, class Numbers>
 struct TensorProduct {
   static constexpr int kStreamed = Shape::kChunks - Shape::kRegisters - Shape::kShared;
@@ -26,6 +27,8 @@ struct TensorProduct {
   static constexpr int kChains = Numbers::kChains;
   static constexpr int kParts = Shape::kLanes / kWarp;
   static constexpr int kPaddedRows = (Shape::kRows + 7) / 8 * 8;
+  using Operand = typename Numbers::Operand;
+  static constexpr int kWords = sizeof(Operand) / 4;  // of four numbers
 
   uint4 weight[Shape::kRegisters > 0 ? Shape::kRegisters : 1][kTiles][kPieces];
   Numbers numbers;
@@ -73,7 +76,7 @@ struct TensorProduct {
     const int part = threadIdx.x / kWarp % kParts;
     const int group = threadIdx.x / kWarp / kParts;
     const float* base =
-        operands + lane / 4 * Shape::kStride + part * Shape::kChunks * 16 + lane % 4 * 4;
+        operands + lane / 4 * Shape::kStride + (part * Shape::kChunks * 4 + lane % 4) * kWords;
 #pragma unroll 1
     for (int row = 0; row < kPaddedRows; row += 8 * Shape::kBlock) {
       Sums sum = {};
@@ -130,10 +133,11 @@ struct TensorProduct {
 
   __device__ __forceinline__ static void multiply(const float* base, int chunk,
                                                   const uint4 (*w)[kPieces], Sums& sum) {
-    float4 x[Shape::kBlock];
+    Operand x[Shape::kBlock];
 #pragma unroll
     for (int block = 0; block < Shape::kBlock; ++block) {
-      x[block] = *reinterpret_cast<const float4*>(base + block * 8 * Shape::kStride + chunk * 16);
+      const float* place = base + block * 8 * Shape::kStride + chunk * 4 * kWords;
+      x[block] = *reinterpret_cast<const Operand*>(place);
     }
     Numbers::multiply(x, w, sum);
   }

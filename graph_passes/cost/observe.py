@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from graph_passes.analysis.fragmentation import Filling
 from graph_passes.analysis.simulate import Move, usage_under
 from graph_passes.analysis.timeline import Timeline
 from graph_passes.errors import GraphError
@@ -49,13 +51,16 @@ class Observation:
     curve: tuple[tuple[str, int], ...]
 
 
-def observe(timeline: Timeline, moves: Sequence[Move], samples: Sequence[Sample]) -> Observation:
+def observe(
+    timeline: Timeline, moves: Sequence[Move], samples: Sequence[Sample], fillings: Sequence[Filling] = ()
+) -> Observation:
     """Compare the samples of a step with its timeline.
 
     Args:
         timeline: the step, with any costs; its own workspace and base are not used.
         moves: the moves that the observed step made.
         samples: what its probes read, any order.
+        fillings: what else the observed step allocated; each is there until the first probe from its position on.
 
     Raises:
         GraphError: the step wrote no samples.
@@ -64,6 +69,9 @@ def observe(timeline: Timeline, moves: Sequence[Move], samples: Sequence[Sample]
     if not any(sample.index % 2 for sample in samples):
         raise GraphError("the observed step wrote no samples; its probes did not run")
     modelled = usage_under(timeline, moves) - timeline.workspace - timeline.base
+    probed = [sample.index // 2 for sample in samples if sample.index % 2]
+    for filling in fillings:
+        modelled[probed[min(bisect_left(probed, filling.position), len(probed) - 1)]] += filling.nbytes
     seconds: dict[str, float] = {}
     beyond: dict[int, int] = {}
     curve = []

@@ -14,7 +14,16 @@ from math import ceil
 from typing import get_args
 
 from custom_ops.bounds import products_are_bounded
-from custom_ops.codegen.layout import OTHER_REGISTERS, SHARED_LIMIT, GemmLayout, Layout, chunk_words, layout
+from custom_ops.codegen.layout import (
+    OTHER_REGISTERS,
+    SHARED_LIMIT,
+    GemmLayout,
+    Layout,
+    chunk_words,
+    layout,
+    operand_form,
+    words_of,
+)
 from custom_ops.codegen.replicate import can_replicate, replicated_schedule
 from custom_ops.codegen.schedule import schedule
 from custom_ops.errors import KernelError
@@ -39,7 +48,7 @@ VECTOR = 4  # numbers that one load brings
 CROWDED, SPILLS = 224, 2.3  # registers of a thread from which the compiler keeps some in memory; the price
 UNHIDDEN = 0.15  # of loads from shared memory behind arithmetic, or the other way round
 SHARED_TURN = 44  # FMAs: a turn of the loop over weights in shared memory waits for them
-RECEIVING = 2.3  # times the bandwidth's: numbers are looked at, cut into pairs and stored as well
+RECEIVING = 2.3  # times the bandwidth's: numbers are looked at and stored as well
 STEP = 135  # nanoseconds of a loop's turn, its loads and stores
 HIDDEN = 0.05  # of an exchange, by each further pass
 SPLIT_OPERATIONS = 5  # to cut a float32 into two TF32 numbers
@@ -165,7 +174,8 @@ def _product(
     turns = rows / at_once
     streamed = gemm.chunks - gemm.registers - gemm.shared
     chunk = gemm.thread_columns * chunk_words(spec, configuration) // VECTOR  # 16-byte loads of a thread
-    loads = gemm.chunks * turns * (gemm.block * read(machine.shared_load, min(gemm.lanes, WARP)))
+    four = words_of(VECTOR, operand_form(spec, configuration)) / VECTOR
+    loads = gemm.chunks * turns * (gemm.block * four * read(machine.shared_load, min(gemm.lanes, WARP)))
     loads += gemm.shared * turns * chunk * read(machine.shared_load, WARP)
     loads *= threads / WARP
     bytes_streamed = streamed * turns * chunk * 16 * threads
@@ -202,8 +212,8 @@ def _tensor_product(
 ) -> float:
     """Chains of products that wait for each other, or all that a scheduler has to do, whichever is longer.
 
-    TF32 takes two instructions for a chunk and splits weights as it goes; 16-bit numbers take one, and weights that are
-    pairs of them were split before.
+    TF32 takes two instructions for a chunk and splits numbers as it goes; 16-bit numbers take one, and are stored as
+    products read them.
     """
     pairs, three = configuration.product == "half", spec.precision == "highest"
     sums = gemm.thread_columns * gemm.block
@@ -211,8 +221,7 @@ def _tensor_product(
     # partial products of different size have sums of their own, and few sums are made in more parts
     waiting = (3 if three and sums >= 4 else 1) if pairs else (4 if three else 2) // (2 if sums == 1 else 1)
     steps = turns * gemm.chunks
-    cut = steps * (4 * gemm.block + (0 if pairs else 8 * gemm.thread_columns)) * (SPLIT_OPERATIONS if three else 1)
-    cut *= not (pairs and three)  # where they were received
+    cut = 0 if pairs else steps * (4 * gemm.block + 8 * gemm.thread_columns) * (SPLIT_OPERATIONS if three else 1)
     issue = cut * warps * machine.fma / machine.peak_speedup
     return max(
         steps * waiting * machine.tensor_chain, steps * instructions * sums * warps * machine.tensor_rate + issue
@@ -235,13 +244,13 @@ def _exchange(machine: Machine, configuration: Configuration, sizes: Layout, sha
         if buffer.local:  # stored, waited for, loaded
             waits += 3 * machine.block_barrier
             continue
-        numbers = sizes.rows * buffer.operands * buffer.width * buffer.parts
+        size = FLOAT * words_of(sizes.rows * buffer.operands * buffer.width * buffer.parts, buffer.form)
         if configuration.exchange == "cluster":
-            load += FLOAT * numbers * sharing / machine.cluster_bandwidth
+            load += size * sharing / machine.cluster_bandwidth
             waits += machine.cluster_handoff
         elif configuration.exchange == "grid":
             bandwidth = read(machine.grid_bandwidth, active * machine.multiprocessors)
-            load += RECEIVING * FLOAT * numbers * sharing / bandwidth
+            load += RECEIVING * size * sharing / bandwidth
             waits += read(machine.grid_handoff, configuration.ctas)
         waits += machine.block_barrier
     for gemm in sizes.gemms if configuration.slices > 1 else ():  # sums from the others of the cluster

@@ -91,11 +91,10 @@ def run(
         outputs = [device.upload(array) for array in stored]
         pointers.append(places + outputs)
         results.append(list(zip(outputs, stored, strict=True)))
-    scratch = device.allocate(launcher.scratch_bytes(batch, len(given)))
-    status = device.upload(np.zeros(1, np.int32))
-    launcher(time, batch, pointers, scratch, status, device.stream, reverse)
+    memory = device.upload(np.zeros(launcher.memory_bytes(batch, len(given)), np.uint8))
+    launcher(time, batch, pointers, memory, device.stream, reverse)
     done = [[from_storage(device.download(*pair)) for pair in pairs] for pairs in results]
-    return done, int(device.download(status, np.zeros(1, np.int32))[0])
+    return done, int(device.download(memory, np.zeros(1, np.int32))[0])
 
 
 def expected(cell: Cell, units: int, arrays: Arrays, dtype: str = "float32", reverse: bool = False) -> list[Any]:
@@ -327,7 +326,6 @@ def test_the_fallback_computes_the_same(device: Device, replicated: bool) -> Non
     wanted = expected(cell, units, arrays)
     results = [np.full(array.shape, np.nan, np.float32) for array in wanted]
     outputs = [device.upload(array) for array in results]
-    scratch = device.upload(np.full(launcher.scratch_bytes(batch), 0xFF, np.uint8))
-    status = device.upload(np.ones(1, np.int32))
-    launcher.launch_fallback(time, batch, [places + outputs], scratch, status, device.stream)
+    memory = device.upload(np.full(launcher.memory_bytes(batch), 0xFF, np.uint8))
+    launcher.launch_fallback(time, batch, [places + outputs], memory, device.stream)
     check([device.download(*pair) for pair in zip(outputs, results, strict=True)], wanted, 1e-5)

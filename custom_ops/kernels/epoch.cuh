@@ -1,0 +1,112 @@
+// Numbers that say of which step they are (exchange_grid.cuh): an epoch in the lowest bit of each
+// 64 bits, which one load or store moves as a whole.
+#pragma once
+
+#include "pairs.cuh"
+
+namespace tfmem {
+
+// A word whose lowest bit is free: that of a float32, or of the first of two 16-bit numbers.
+// Numbers are rounded to even, to one bit less, unless that made infinity of them; infinity and NaN
+// (as conversions make it) stay what they are when the bit is dropped.
+template <int FORM>
+__device__ __forceinline__ unsigned without_last_bit(unsigned word) {
+  constexpr unsigned kExponent = FORM == kFloats    ? 0x7f800000u
+                                 : FORM == kBfloats ? 0x7f80u
+                                                    : 0x7c00u;
+  if (FORM == kFloats && (word & 0x7fffffffu) > kExponent) return 0x7ffffffeu;
+  const unsigned rounded = word + (word >> 1 & word & 1u);
+  return ((rounded | word) & kExponent) == kExponent ? word & ~1u : rounded & ~1u;
+}
+
+template <int FORM>
+__device__ __forceinline__ uint4 with_epoch(uint4 four, unsigned epoch) {
+  four.x = without_last_bit<FORM>(four.x) | epoch;
+  four.z = without_last_bit<FORM>(four.z) | epoch;
+  return four;
+}
+
+template <int FORM>
+__device__ __forceinline__ uint2 with_epoch(uint2 four, unsigned epoch) {
+  four.x = without_last_bit<FORM>(four.x) | epoch;
+  return four;
+}
+
+__device__ __forceinline__ uint4 without_epoch(uint4 words) {
+  return make_uint4(words.x & ~1u, words.y, words.z & ~1u, words.w);
+}
+
+__device__ __forceinline__ uint2 without_epoch(uint2 words) {
+  return make_uint2(words.x & ~1u, words.y);
+}
+
+__device__ __forceinline__ unsigned without_epoch(unsigned word) { return word & ~1u; }
+
+__device__ __forceinline__ void store_relaxed(unsigned* to, uint4 value) {
+  asm volatile(
+      "{\n.reg .b64 a, b;\nmov.b64 a, {%1, %2};\nmov.b64 b, {%3, %4};\n"
+      "st.relaxed.gpu.global.v2.b64 [%0], {a, b};\n}" ::"l"(to),
+      "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
+      : "memory");
+}
+
+__device__ __forceinline__ void store_relaxed(unsigned* to, uint2 value) {
+  asm volatile(
+      "{\n.reg .b64 a;\nmov.b64 a, {%1, %2};\nst.relaxed.gpu.global.b64 [%0], a;\n}" ::"l"(to),
+      "r"(value.x), "r"(value.y)
+      : "memory");
+}
+
+__device__ __forceinline__ void store_relaxed(unsigned* to, unsigned value) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ void load_relaxed(const unsigned* from, uint4* value) {
+  asm volatile(
+      "{\n.reg .b64 a, b;\nld.relaxed.gpu.global.v2.b64 {a, b}, [%4];\n"
+      "mov.b64 {%0, %1}, a;\nmov.b64 {%2, %3}, b;\n}"
+      : "=r"(value->x), "=r"(value->y), "=r"(value->z), "=r"(value->w)
+      : "l"(from)
+      : "memory");
+}
+
+__device__ __forceinline__ void load_relaxed(const unsigned* from, uint2* value) {
+  asm volatile("{\n.reg .b64 a;\nld.relaxed.gpu.global.b64 a, [%2];\nmov.b64 {%0, %1}, a;\n}"
+               : "=r"(value->x), "=r"(value->y)
+               : "l"(from)
+               : "memory");
+}
+
+__device__ __forceinline__ void load_relaxed(const unsigned* from, unsigned* value) {
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(*value) : "l"(from) : "memory");
+}
+
+// So many words that are moved as one.
+template <int WORDS>
+struct Vector;
+template <>
+struct Vector<1> {
+  using Type = unsigned;
+};
+template <>
+struct Vector<2> {
+  using Type = uint2;
+};
+template <>
+struct Vector<4> {
+  using Type = uint4;
+};
+
+__device__ __forceinline__ bool is_of(uint4 value, unsigned epoch) {
+  return epoch ? (value.x & value.z & 1u) : !((value.x | value.z) & 1u);
+}
+
+__device__ __forceinline__ bool is_of(uint2 value, unsigned epoch) {
+  return (value.x & 1u) == epoch;
+}
+
+__device__ __forceinline__ bool is_of(unsigned value, unsigned epoch) {
+  return (value & 1u) == epoch;
+}
+
+}  // namespace tfmem

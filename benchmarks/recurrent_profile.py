@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.make_tables import table
 from benchmarks.offload import FORMAT, load, machine, save
-from benchmarks.recurrent_cases import Case, chosen
+from benchmarks.recurrent_cases import BOUNDS, Case, chosen
 from benchmarks.recurrent_kernels import choose, specs_of
 from benchmarks.runs import command_line
 from custom_ops.codegen.recurrent import generate
@@ -56,7 +56,9 @@ __device__ unsigned long long {TICKS}[{len(PARTS)} * {MOST_CTAS}];
 
 def main(arguments: list[str] | None = None) -> int:
     """Profile the cases asked for, print a table, keep the results."""
-    options = command_line("recurrent_profile", __doc__, "recurrent_profile.json").parse_args(arguments)
+    parser = command_line("recurrent_profile", __doc__, "recurrent_profile.json")
+    parser.add_argument("--precision", choices=BOUNDS, default="highest", help="of the products (highest)")
+    options = parser.parse_args(arguments)
     cases = [case for case in chosen(options.only) if not case.training and case.layers == 1]
     if options.list:
         print("\n".join(case.name for case in cases))
@@ -66,11 +68,12 @@ def main(arguments: list[str] | None = None) -> int:
     deadline = time.monotonic() + options.total_seconds
     rows = []
     for case in cases:
-        if (case.name not in results["cases"] or options.again) and time.monotonic() < deadline:
-            results["cases"][case.name] = profiled(case)
+        name = case.name if options.precision == "highest" else f"{case.name}, {options.precision}"
+        if (name not in results["cases"] or options.again) and time.monotonic() < deadline:
+            results["cases"][name] = profiled(case, options.precision)
             save(results, options.output)
-        if case.name in results["cases"]:
-            rows.append(row(case.name, results["cases"][case.name]))
+        if name in results["cases"]:
+            rows.append(row(name, results["cases"][name]))
     print(table("Where a step goes, us", ("case", "kernel", *PARTS, "step"), rows))
     return 0
 
@@ -80,10 +83,10 @@ def marked(spec: RecurrentSpec, configuration: Configuration, arch: int) -> str:
     return MARKS + generate(spec, configuration, arch)
 
 
-def profiled(case: Case) -> dict[str, Any]:
+def profiled(case: Case, precision: str) -> dict[str, Any]:
     """Microseconds of a step: the whole, without marks and with them, and its parts, the mean over CTAs."""
-    (spec,) = specs_of(case, "highest")
-    _, report = choose(case, "highest", TOP)
+    (spec,) = specs_of(case, precision)
+    _, report = choose(case, precision, TOP)
     (kernel,) = report["kernels"]
     configuration = Configuration(**kernel["configuration"])
     with Device() as device:
@@ -100,6 +103,7 @@ def profiled(case: Case) -> dict[str, Any]:
     parts = used.mean(axis=1) / case.steps / ticks_of_a_microsecond()
     return {
         **asdict(case),
+        "precision": precision,
         "configuration": asdict(configuration),
         "step": kernel["nanoseconds"] / case.steps / 1e3,
         "marked": 1e3 * milliseconds / case.steps,

@@ -141,10 +141,10 @@ class _Applier:
             if probing and any(kind < 3 for kind, _ in due):
                 self.probe(probing, 2 * position)
             self.chain(self.timeline.steps[position].node)
+            for taken in full:
+                self.empty(taken)  # before the probe, or the next one would count it too
             if probing:
                 self.probe(probing, 2 * position + 1)
-            for taken in full:
-                self.empty(taken)
             for kind, index in due:
                 if kind == 3:
                     self.offload(index)

@@ -236,7 +236,7 @@ class ManagedStep:
             elif self._stage is Stage.WARM:
                 self._next_trial()
             elif self._stage is Stage.OBSERVE:
-                seen = observe(self._timeline, self._first.moves, samples)
+                seen = observe(self._timeline, self._first.moves, samples, self._first.fillings)
                 self._cache.store(self._key, seen)
                 self._learn(seen)
                 self._next_trial()
@@ -263,7 +263,8 @@ class ManagedStep:
             return
         if self._make is None:  # the same plans are asked for before each trial
             self._make, self._free = cache(partial(self._plan, self._timeline, timed=True)), self._room()
-        for plan in untried(self._engine, self._timeline, self._budget, self._trials, self._make, self._free):
+        known = self._trials, self._make, self._first, self._free
+        for plan in untried(self._engine, self._timeline, self._budget, *known):
             if plan.actions not in self._tried:
                 self._tried.add(plan.actions)
                 self._candidate, self._warm = plan, False
@@ -274,7 +275,7 @@ class ManagedStep:
         self._choose()
 
     def _judge(self, samples: list[Sample], flow: tuple[Counters, Counters]) -> None:
-        seen = observe(self._timeline, self._candidate.moves, samples)
+        seen = observe(self._timeline, self._candidate.moves, samples, self._candidate.fillings)
         described = self._describe(self._timeline, self._candidate)
         self._trials.append(judged(self._candidate, described, seen, flow))
         floor = sum(step.seconds for step in self._timeline.steps)

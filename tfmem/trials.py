@@ -15,6 +15,7 @@ from graph_passes.analysis.timeline import Timeline
 from graph_passes.cost.observe import Observation
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.offload.plan import OffloadPlan
+from graph_passes.offload.thin import thinned
 from graph_passes.report import Report
 from tfmem.engine import Engine
 
@@ -157,6 +158,7 @@ def untried(
     budget: int,
     trials: Sequence[Trial],
     plan: Callable[..., OffloadPlan],
+    first: OffloadPlan,
     room: Room | None,
 ) -> Iterator[OffloadPlan]:
     """Plans that may be better than those that were tried; they may be among them.
@@ -167,6 +169,7 @@ def untried(
         budget: bytes.
         trials: what was tried, in order.
         plan: makes a plan for `budget` bytes, in a `room` if that is given.
+        first: the plan that was observed.
         room: what is free of a GPU's memory before the step; None on a CPU.
 
     Raises:
@@ -176,6 +179,8 @@ def untried(
     if room is not None:
         if len(times) < GPU_TRIALS and (len(times) < 2 or times[-1] <= 0.99 * min(times[:-1])):
             yield from falling(engine, timeline, budget, plan, room)
+        if not times:
+            yield thinned(timeline, first, room)
         if (timeline.usage - timeline.workspace).max() <= budget:
             yield plan(budget=budget, unmoved=True)  # no plan may be slower than none
         return

@@ -10,9 +10,11 @@ from graph_passes.analysis.simulate import Link, Move, usage_under
 from graph_passes.analysis.timeline import Buffer, Step, Timeline
 from graph_passes.cost.device import load
 from graph_passes.cost.model import Roofline
+from graph_passes.cost.observe import Sample, observe
 from graph_passes.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.offload.plan import plan_offload
+from graph_passes.offload.thin import thinned
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -175,6 +177,32 @@ def test_a_filling_is_taken_before_its_op_and_let_go_after():
     emptied = edited["tfmem/MemOpFill/b/Emptied"]
     assert (emptied.inputs, emptied.control) == ([TensorId(filling.name)], ["b"])
     assert edited["c"].control == [emptied.name]
+
+
+def test_a_filling_is_not_taken_for_workspace():
+    # 2 bytes at 0, 5 at 1 of which 2 are a filling's; it is there for position 1, where a probe comes next
+    steps = tuple(Step(f"s{i}") for i in range(3))
+    timeline = Timeline(steps, (Buffer(TensorId("s0"), 2, 0, (1, 2)),), turn=1)
+    samples = [Sample(1, 0.0, 2, 2), Sample(3, 1.0, 2, 5), Sample(5, 2.0, 2, 2)]
+    assert observe(timeline, (), samples).workspace == {"s0": 0, "s1": 3, "s2": 0}
+    assert observe(timeline, (), samples, [Filling(1, 2)]).workspace == {"s0": 0, "s1": 1, "s2": 0}
+
+
+def test_a_plan_that_runs_is_thinned_as_far_as_there_is_room():
+    # x and y wait for 3 and 4 while z, at 2, needs 5 of 7 GiB: x may stay, but not y, which lies behind x and leaves 4
+    steps = tuple(Step(f"s{i}", 1.0) for i in range(5))
+    x = Buffer(TensorId("x"), GIB, 0, (1, 4))
+    y = Buffer(TensorId("y"), 2 * GIB, 0, (1, 3))
+    z = Buffer(TensorId("z"), 5 * GIB, 2, ())
+    timeline = Timeline(steps, (x, y, z), turn=2)
+    options = OffloadOptions(policy="autovm", reuse_distance=1)
+    widest = plan_offload(timeline, Link(GIB, GIB), 7 * GIB, options, widest=True)
+    assert sorted(move.buffer for move in widest.moves) == [0, 1]
+    plan = thinned(timeline, widest, room(7 * GIB))
+    assert [move.buffer for move in plan.moves] == [1]
+    assert plan.after.seconds < widest.after.seconds
+    assert plan.failure(timeline, room(7 * GIB)) is None
+    assert thinned(timeline, widest, room(6 * GIB)).after.seconds <= widest.after.seconds
 
 
 def test_the_peak_counts_the_workspace_of_what_is_made_again():

@@ -149,13 +149,16 @@ def test_choose_needs_a_trial():
         choose([], 10)
 
 
+def remaining(engine, timeline, budget, trials, room):
+    plan = planner(timeline)
+    return untried(engine, timeline, budget, trials, plan, plan(budget, widest=True), room)
+
+
 def test_a_gpu_tries_plans_until_one_is_no_faster():
     timeline, engine = chain(), FakeEngine(64 * GIB)
 
     def left(*seconds):
-        return list(
-            untried(engine, timeline, 5 * GIB, [trial(5, 5, each) for each in seconds], planner(timeline), engine.room)
-        )
+        return list(remaining(engine, timeline, 5 * GIB, [trial(5, 5, each) for each in seconds], engine.room))
 
     assert left()
     assert left(2.0)
@@ -164,25 +167,34 @@ def test_a_gpu_tries_plans_until_one_is_no_faster():
     assert not left(*(float(GPU_TRIALS - done) for done in range(GPU_TRIALS)))
 
 
+def test_where_no_plan_finds_room_the_one_that_ran_is_made_faster():
+    timeline = chain()
+    engine = FakeEngine(timeline.peak // 2)
+    roomy = Room(((0, 64 * GIB),))
+    widest = planner(timeline)(timeline.peak, widest=True)
+    found = list(untried(engine, timeline, GIB, [], planner(timeline), widest, roomy))
+    assert [plan.after.seconds < widest.after.seconds for plan in found] == [True]
+
+
 def test_a_gpu_tries_to_move_nothing_last_if_only_workspace_is_in_the_way():
     timeline, engine = chain(), FakeEngine(64 * GIB)
     slower = [trial(5, 5, 1.0), trial(5, 5, 1.0)]
-    assert not list(untried(engine, timeline, 5 * GIB, slower, planner(timeline), engine.room))
-    (last,) = untried(engine, timeline, timeline.peak, slower, planner(timeline), engine.room)
+    assert not list(remaining(engine, timeline, 5 * GIB, slower, engine.room))
+    (last,) = remaining(engine, timeline, timeline.peak, slower, engine.room)
     assert last.moves == ()
     steps = tuple(Step(step.node, step.seconds, workspace=GIB) for step in timeline.steps)
     greedy = Timeline(steps, timeline.buffers, timeline.turn)
-    (last,) = untried(engine, greedy, timeline.peak, slower, planner(greedy), engine.room)
+    (last,) = remaining(engine, greedy, timeline.peak, slower, engine.room)
     assert last.moves == ()
 
 
 def test_a_cpu_plans_for_less_by_what_it_was_over():
     timeline, engine = chain(), FakeEngine(64 * GIB)
-    first = next(untried(engine, timeline, 5 * GIB, [], planner(timeline), None))
+    first = next(remaining(engine, timeline, 5 * GIB, [], None))
     assert first.budget == 5 * GIB
     over = trial(5 * GIB, 6 * GIB, 1.0)
-    assert next(untried(engine, timeline, 5 * GIB, [over], planner(timeline), None)).budget == 4 * GIB
-    assert not list(untried(engine, timeline, 5 * GIB, [trial(5 * GIB, 4 * GIB, 1.0)], planner(timeline), None))
+    assert next(remaining(engine, timeline, 5 * GIB, [over], None)).budget == 4 * GIB
+    assert not list(remaining(engine, timeline, 5 * GIB, [trial(5 * GIB, 4 * GIB, 1.0)], None))
 
 
 def test_a_plan_that_ran_over_though_it_should_not_have_is_not_made_again():
@@ -194,6 +206,6 @@ def test_a_plan_that_ran_over_though_it_should_not_have_is_not_made_again():
     assert first.after.peak == 5 * GIB
     assert make(budget=budget - over).actions == first.actions
     seen = Trial(first, Observation({}, {}, 0, 1.0, budget + over, ()), None)
-    (second, *_) = untried(engine, timeline, budget, [seen], make, None)
+    (second, *_) = untried(engine, timeline, budget, [seen], make, first, None)
     assert second.budget == first.after.peak - over
     assert second.actions != first.actions

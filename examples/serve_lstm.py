@@ -58,6 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     import tfmem
 
+    tf.config.experimental.enable_tensor_float_32_execution(False)  # answers are held against each other closely
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)
     output = options.output or Path(tempfile.mkdtemp(prefix="serve_lstm-"))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from math import ceil
-from typing import get_args
+from typing import TypeAlias, get_args
 
 from custom_ops.bounds import products_are_bounded
 from custom_ops.codegen.layout import (
@@ -40,7 +40,7 @@ PASSES = (1, 2)  # 4 were never the fastest on an H200
 MULTIPLES = (1, 2, 4, 8, 16, 32)  # of rows
 MOST_ROWS = 64
 LEAST_TENSOR_ROWS = 8
-CLOSE = 1.5  # times the fastest, by the model
+CLOSE = 1.3  # times the fastest, by the model
 MOST_REPLICAS = 2  # (row, unit) pairs of a thread; the products of more take longer than an exchange
 MOST_TILES = 8  # of 16 columns, of one warp, whose sums registers hold
 VECTOR = 4  # numbers that one load brings
@@ -52,6 +52,8 @@ RECEIVING = 2.3  # times the bandwidth's: numbers are looked at and stored as we
 STEP = 135  # nanoseconds of a loop's turn, its loads and stores
 HIDDEN = 0.05  # of an exchange, by each further pass
 SPLIT_OPERATIONS = 5  # to cut a float32 into two TF32 numbers
+
+Kind: TypeAlias = tuple[Exchange, Product, bool]
 
 
 @dataclass(frozen=True)
@@ -80,17 +82,22 @@ class Prediction:
 def rank(machine: Machine, spec: RecurrentSpec, batch: int, time_steps: int = 100) -> list[Prediction]:
     """Every configuration, the one that should be fastest first; empty if none fits the device.
 
-    Where some are replicated and others are not, the better of the two kinds is close: the best of each is among the
-    first two, for the tuner to see.
+    The best of each other kind follows next where it is close, for the tuner to see: the model errs more between kinds
+    than within one.
     """
     found = [predict(machine, spec, each, batch) for each in enumerate_configurations(machine, spec, batch)]
     found.sort(key=lambda prediction: prediction.nanoseconds(time_steps))
-    for place, other in enumerate(found):
-        if other.configuration.replicated != found[0].configuration.replicated:
-            if other.nanoseconds(time_steps) < CLOSE * found[0].nanoseconds(time_steps):
-                found.insert(1, found.pop(place))
-            break
-    return found
+    first: dict[Kind, Prediction] = {}
+    for each in found:
+        first.setdefault(_kind(each.configuration), each)
+    close = CLOSE * found[0].nanoseconds(time_steps) if found else 0
+    ahead = [each for each in first.values() if each.nanoseconds(time_steps) < close]
+    chosen = {id(each) for each in ahead}
+    return ahead + [each for each in found if id(each) not in chosen]
+
+
+def _kind(configuration: Configuration) -> Kind:
+    return configuration.exchange, configuration.product, configuration.replicated
 
 
 def enumerate_configurations(machine: Machine, spec: RecurrentSpec, batch: int) -> list[Configuration]:

@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Read results, replace what is between the markers."""
     parser = command_line("make_recurrent_tables", __doc__)
     parser.add_argument("results", type=Path, help="what benchmarks.recurrent wrote")
-    parser.add_argument("--search", type=Path, help="what it wrote with --exhaustive")
+    parser.add_argument("--search", type=Path, help="what benchmarks.recurrent_search wrote")
     parser.add_argument("--keras", type=Path, help="what benchmarks.recurrent_keras wrote")
     parser.add_argument("--cpu", type=Path, help="what benchmarks.recurrent_cpu wrote")
     parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks.md")

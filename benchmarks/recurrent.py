@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     known = results["cases"]
     waiting = [case for case in cases if options.again or known.get(case.name, {}).get("status") != "ok"]
     tasks = [(case, precision) for case in waiting for precision in case.precisions]
-    print(f"compiled in {prepare(tasks, None if options.exhaustive else options.top):.0f} s", flush=True)
+    print(f"compiled in {prepare(tasks, options.top):.0f} s", flush=True)
     for case in cases:
         if case not in waiting:
             print(f"{case.name}: from before", flush=True)
@@ -78,7 +78,6 @@ def main(arguments: list[str] | None = None) -> int:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = command_line("recurrent", __doc__, "recurrent.json")
     parser.add_argument("--top", type=int, default=5, help="configurations of ours that are compiled and timed (5)")
-    parser.add_argument("--exhaustive", action="store_true", help="time every configuration, not only the best ranked")
     parser.add_argument("--no-peers", action="store_true", help="ours alone")
     options = parser.parse_args(arguments)
     if options.top < 1:
@@ -100,7 +99,7 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
     for precision in case.precisions:
 
         def make(problem: Problem, precision: str = precision) -> tuple[Run, View]:
-            layer = ours.build(problem, precision, top=options.top, exhaustive=options.exhaustive)
+            layer = ours.build(problem, precision, top=options.top)
             kernels[precision] = layer.report
             return layer.run, layer.as_torch
 

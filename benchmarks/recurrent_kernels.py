@@ -30,7 +30,7 @@ from graph_passes.cost.recurrent import predict, rank
 
 FOLDER = Path(tempfile.gettempdir()) / "tfmem_benchmark"
 HALF = ("float16", "bfloat16")
-HOPELESS = 2.0  # an exhaustive search leaves out what is predicted to be this many times slower than the best
+HOPELESS = 2.0  # times the best, by the model: not tried
 
 
 def cell_of(case: Case) -> Cell:
@@ -51,7 +51,7 @@ def specs_of(case: Case, precision: str) -> list[RecurrentSpec]:
     return [replace(spec, cell=cell) for cell in (gradient.forward, gradient.backward)] if gradient else [spec]
 
 
-def prepare(tasks: Sequence[tuple[Case, str]], top: int | None) -> float:
+def prepare(tasks: Sequence[tuple[Case, str]], top: int) -> float:
     """Compile what cases will try in some precision, on all cores, so that nothing else runs while they are timed.
 
     Returns:
@@ -66,7 +66,7 @@ def prepare(tasks: Sequence[tuple[Case, str]], top: int | None) -> float:
     return time.perf_counter() - began
 
 
-def _prepare(task: tuple[Case, str], machine: Machine, top: int | None) -> None:
+def _prepare(task: tuple[Case, str], machine: Machine, top: int) -> None:
     case, precision = task
     for spec in specs_of(case, precision):
         for configuration, _ in candidates(machine, spec, case)[:top]:
@@ -76,7 +76,7 @@ def _prepare(task: tuple[Case, str], machine: Machine, top: int | None) -> None:
                 continue
 
 
-def choose(case: Case, precision: str, top: int | None) -> tuple[list[Program], dict[str, Any]]:
+def choose(case: Case, precision: str, top: int) -> tuple[list[Program], dict[str, Any]]:
     """A program for each specification, and what was tried.
 
     Raises:

@@ -64,7 +64,7 @@ class Sweep:
         self.launcher(self.steps, self.batch, [pointers], self.memory.data_ptr(), stream, (reverse,))
 
 
-def build(problem: Problem, precision: str, top: int = 5, exhaustive: bool = False) -> Ours:
+def build(problem: Problem, precision: str, top: int = 5) -> Ours:
     """Choose kernels for a case, or read the choice made before.
 
     Raises:
@@ -73,7 +73,7 @@ def build(problem: Problem, precision: str, top: int = 5, exhaustive: bool = Fal
     case, cell = problem.case, cell_of(problem.case)
     dtype = TYPES.get(precision, torch.float32)
     gradient = gradient_of(case)
-    programs, report = choose(case, precision, None if exhaustive else top)
+    programs, report = choose(case, precision, top)
     layers = [_Layer(case, weights, cell, programs, gradient, dtype) for weights in problem.layers]
     inputs = problem.inputs.to(dtype)
 

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from os import cpu_count
 from typing import Any
 
@@ -42,7 +42,36 @@ PRECISION = "highest"
 SHARE = 2  # configurations that a core compiles at a time
 FINALISTS = 10
 
-Ranked = dict[int, Trial]  # by its place in the model's order
+Ranked = dict[int, Trial]  # by their places in the model's order
+
+
+@dataclass(frozen=True)
+class Space:
+    """What there is for a case, and what of it is timed."""
+
+    case: Case
+    spec: RecurrentSpec
+    size: int
+    trials: Ranked
+
+    @classmethod
+    def of(cls, case: Case, model: Machine, options: argparse.Namespace) -> Space:
+        """Ranked, and chosen by the command line."""
+        (spec,) = specs_of(case, PRECISION)
+        found = rank(model, spec, case.batch, case.steps)
+        times = [each.nanoseconds(case.steps) for each in found]
+        wanted = selected(times, options.hopeless, options.sample)
+        trials = {place: Trial(found[place].configuration, case.batch, times[place]) for place in wanted}
+        return cls(case, spec, len(found), trials)
+
+    def compile(self, pool: ProcessPoolExecutor, arch: int) -> list[tuple[Future[None], Ranked]]:
+        """Ask for all kernels: what will be there when."""
+        shares, trials = [], list(self.trials.items())
+        for first in range(0, len(trials), SHARE):
+            share = dict(trials[first : first + SHARE])
+            configurations = [trial.configuration for trial in share.values()]
+            shares.append((pool.submit(compiled, self.spec, configurations, arch), share))
+        return shares
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -66,16 +95,18 @@ def main(arguments: list[str] | None = None) -> int:
     spawn = multiprocessing.get_context("spawn")
     with Device() as device, ProcessPoolExecutor(options.jobs, spawn) as pool:
         model = microbenchmark.measure(device, cache)
-        started = [(case, *start(pool, model, case, options)) for case in waiting]
-        for case, spec, space, shares in started:
+        spaces = [Space.of(case, model, options) for case in waiting]
+        spaces.sort(key=lambda space: len(space.trials))  # so that the GPU has work soon
+        for space, shares in [(space, space.compile(pool, model.arch)) for space in spaces]:
             if time.monotonic() > deadline:
                 break
             began = time.monotonic()
-            trials = search(DeviceBench(spec, device, cache), shares, case.steps)
+            trials = search(DeviceBench(space.spec, device, cache), shares, space.case.steps)
             found = outcome(trials)
-            known[case.name] = {**asdict(case), **found, "space": space, "seconds": time.monotonic() - began}
+            seconds = time.monotonic() - began
+            known[space.case.name] = {**asdict(space.case), **found, "space": space.size, "seconds": seconds}
             save(results, options.output)
-            print(f"{case.name}: {found['status']}, {in_words(trials)}, of {space}", flush=True)
+            print(f"{space.case.name}: {found['status']}, {in_words(trials)} of {space.size}", flush=True)
         pool.shutdown(cancel_futures=True)
     return int(any(known.get(case.name, {}).get("status") == "failed" for case in waiting))
 
@@ -86,22 +117,6 @@ def source(options: argparse.Namespace) -> str:
         f"all that the model does not predict to be {options.hopeless:g} times slower than its best, and "
         f"{options.sample} of the others of each case, at random"
     )
-
-
-def start(
-    pool: ProcessPoolExecutor, model: Machine, case: Case, options: argparse.Namespace
-) -> tuple[RecurrentSpec, int, list[tuple[Future[None], Ranked]]]:
-    """Ask for a case's kernels: the specification, the size of the whole space, and what is compiled when."""
-    (spec,) = specs_of(case, PRECISION)
-    found = [(each.configuration, each.nanoseconds(case.steps)) for each in rank(model, spec, case.batch, case.steps)]
-    wanted = selected([nanoseconds for _, nanoseconds in found], options.hopeless, options.sample)
-    trials = {place: Trial(found[place][0], case.batch, found[place][1]) for place in wanted}
-    shares = []
-    for first in range(0, len(wanted), SHARE):
-        share = {place: trials[place] for place in wanted[first : first + SHARE]}
-        configurations = [trial.configuration for trial in share.values()]
-        shares.append((pool.submit(compiled, spec, configurations, model.arch), share))
-    return spec, len(found), shares
 
 
 def selected(predicted: Sequence[float], hopeless: float, sample: int) -> list[int]:
@@ -143,10 +158,23 @@ def timed(bench: Bench, trial: Trial, steps: int) -> Trial:
 
 
 def outcome(trials: Ranked) -> dict[str, Any]:
-    """As benchmarks.recurrent writes its kernels, with each trial's rank."""
+    """Where benchmarks.recurrent writes its trials, but short: there are thousands."""
     ran = any(trial.measured < NEVER for trial in trials.values())
-    written = [{"rank": place, **asdict(trial)} for place, trial in sorted(trials.items())]
+    written = [short(place, trial) for place, trial in sorted(trials.items())]
     return {"status": "ok" if ran else "failed", "kernels": {PRECISION: {"kernels": [{"trials": written}]}}}
+
+
+def short(place: int, trial: Trial) -> dict[str, Any]:
+    """A trial with its configuration as one text, the values in the order of its fields."""
+    return {
+        "rank": place,
+        "configuration": " ".join(map(str, vars(trial.configuration).values())),
+        "predicted": round(trial.predicted),
+        "measured": trial.measured if trial.error else round(trial.measured),
+        "registers": trial.registers,
+        "local": trial.local,
+        **({"error": trial.error[:200]} if trial.error else {}),
+    }
 
 
 def in_words(trials: Ranked) -> str:

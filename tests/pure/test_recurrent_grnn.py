@@ -1,0 +1,87 @@
+"""GRNN's kernels beside ours: which configurations, what is patched, and what becomes of programs that fail."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if not (Path(__file__).resolve().parents[2] / "benchmarks").is_dir():
+    pytest.skip("the benchmarks are not installed; run from a checkout", allow_module_level=True)
+
+from benchmarks import recurrent_grnn
+from benchmarks.recurrent_cases import Case
+from benchmarks.recurrent_grnn import NAME, Build
+from graph_passes.cost import device
+from graph_passes.cost.grnn import Tiling
+
+MACHINE = device.machine("h200")
+KERNEL = """
+    if (tid == 0) {
+      syncIn[bidy * gridDim.x + bidx] = sequence_iteration + 1;
+    }
+      if (tid == 0) {
+        while (syncOut[bidy] != sequence_iteration + 1) {
+        }
+      }
+      __syncthreads();
+    }
+  cudaMalloc((void **) &(this->packed_biases_gpu), bias_footprint); CUDA_ERR;
+  cudaMalloc((void **) &(this->gpu_syncIn), 80 * sizeof(int));
+  void * kernel = (void *)gru_rnn<256, 3, 1, 32, 8, 10>;
+  if (grid_size > 80 * numBlocks) {
+  cudaEventRecord(start);
+"""
+
+
+def test_its_kernels_are_built_for_what_they_can_do() -> None:
+    for case in (Case("canonical_gru", units, batch) for units in (64, 256) for batch in (1, 10, 20)):
+        builds = recurrent_grnn.ranked(MACHINE, case, 3)
+        assert [build.form for build in builds] == 3 * ["single"] + 3 * ["double"]
+        for build in builds:
+            assert build.columns * build.tiling.groups == 2 * build.tiling.width
+            assert build.form == "single" or case.units % build.tiling.width == 0
+    assert not recurrent_grnn.ranked(MACHINE, Case("canonical_gru", 1024, 64), 3)  # too much for registers
+
+
+def test_its_kernels_are_patched() -> None:
+    build = Build(Case("canonical_gru", 64, 5), "single", Tiling(width=16, height=1, groups=16, group_size=8))
+    text = recurrent_grnn.patched_kernel(KERNEL, build)
+    assert "gru_rnn<64, 2, 1, 16, 8, 5>" in text
+    assert "__threadfence();\n    __syncthreads();\n    if (tid == 0) {\n      syncIn" in text
+    assert "__syncthreads();\n    }\n    __threadfence();" in text
+    assert "&(this->packed_biases_gpu), 4 * bias_footprint);" in text
+    assert "&(this->gpu_syncIn), 1024 * sizeof(int));" in text
+    assert "grid_size > 132 * numBlocks" in text
+    assert text.index("cudaMemset(this->gpu_syncOut, 0") < text.index("cudaEventRecord(start)")
+
+
+def test_the_fastest_program_counts_and_cases_are_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled(build: Build, source: Path, place: Path, arch: str) -> Path:
+        assert (source, arch) == (Path("src"), "sm_90")
+        place.mkdir(parents=True)
+        program = place / "program"
+        if build.tiling.groups == build.tiling.width:
+            program.write_text(f"#!/bin/sh\necho {build.tiling.width / 100} ms\n")
+        else:
+            program.write_text("#!/bin/sh\necho 'CUDA error: 700'\necho inf ms\n")
+        program.chmod(0o755)
+        return program if build.case.batch == 1 else place / "missing"
+
+    monkeypatch.setattr(recurrent_grnn, "compiled", compiled)
+    output = tmp_path / "results.json"
+    one: dict[str, Any] = {"systems": {"loop, plain": {"status": "ok", "ms": 9.0}}}
+    output.write_text(json.dumps({"format": 1, "cases": {"canonical_gru/256/1": one}}))
+    arguments = ["--source", "src", "--output", str(output), "--only"]
+    assert recurrent_grnn.main([*arguments, "canonical_gru/256/10"]) == 1
+    assert recurrent_grnn.main([*arguments, "canonical_gru/256/1", "--top", "2"]) == 1
+    cases = json.loads(output.read_text())["cases"]
+    assert cases["canonical_gru/256/1"]["systems"]["loop, plain"]["ms"] == 9.0
+    found = cases["canonical_gru/256/1"]["systems"][NAME]
+    assert found["status"] == "ok"
+    assert found["ms"] == found["tiling"]["width"] / 100
+    assert cases["canonical_gru/256/10"]["status"] == "incomplete"
+    assert cases["canonical_gru/256/10"]["systems"][NAME]["status"] == "error"
+    assert "FileNotFoundError" in cases["canonical_gru/256/10"]["systems"][NAME]["message"]

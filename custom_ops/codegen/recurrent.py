@@ -152,7 +152,8 @@ def _tables(plan: Schedule, sizes: Layout) -> list[str]:
         operands, products = len(gemm.terms[0]), len(gemm.products)
         columns = sizes.gemms[index].columns if sizes.gemms else products * sizes.tile
         depth = sizes.gemms[index].depth if sizes.gemms else operands * sizes.tile
-        shape = (columns, depth, operands, products, int(gemm.replicated))
+        transposed = [term.transposed for terms in gemm.terms for term in terms]
+        shape = (columns, depth, operands, products, int(gemm.replicated), int(all(transposed)), int(any(transposed)))
         lines.append(f"if (I == {index}) return {{{', '.join(map(str, shape))}}};")
     lines += ["return {};", "}"]
     lines += _inboxes(plan, sizes)

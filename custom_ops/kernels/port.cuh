@@ -12,7 +12,8 @@ struct GemmShape {
   int depth;
   int operands;
   int products;
-  bool replicated;  // of all units, not only the CTA's own
+  bool replicated;                      // of all units, not only the CTA's own
+  bool all_transposed, any_transposed;  // of its blocks of weights
 };
 
 // A block of a matrix with `columns` blocks in a row.

@@ -63,8 +63,16 @@ struct FmaProduct {
     };
 #pragma unroll
     for (int i = 0; i < Shape::kRegisters; ++i) {
+      if constexpr (kColumns % 4 == 0) {
+        const int k = (i * Shape::kLanes + lane) * 4;
 #pragma unroll
-      for (int column = 0; column < kColumns; ++column) weight[i][column] = chunk(i, column);
+        for (int column = 0; column < kColumns; column += 4) {
+          source.four_by_four(group * kColumns + column, k, weight[i] + column);
+        }
+      } else {
+#pragma unroll
+        for (int column = 0; column < kColumns; ++column) weight[i][column] = chunk(i, column);
+      }
     }
 #pragma unroll 1
     for (int i = 0; i < Shape::kShared * kColumns; ++i) {

@@ -46,20 +46,26 @@ struct Sixteen {
   // Finds each column's scale.
   template <class Source>
   __device__ void measure(const Source& source, int first_column, int first_k) {
+    float largest_of[kTiles][2] = {};
+    if constexpr (!Shape::kBfloat16) {
+#pragma unroll 4
+      for (int i = 0; i < Shape::kChunks; ++i) {
+#pragma unroll
+        for (int j = 0; j < 2 * kTiles; ++j) {
+          const float4 w = source.four(first_column + j * 8, first_k + i * 16);
+          float& largest = largest_of[j / 2][j % 2];
+          largest =
+              fmaxf(fmaxf(fmaxf(fabsf(w.x), fabsf(w.y)), fmaxf(fabsf(w.z), fabsf(w.w))), largest);
+        }
+      }
+    }
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         scale[tile][half] = unscale[tile][half] = 1.0f;
         if constexpr (Shape::kBfloat16) continue;
-        const int column = first_column + tile * 16 + half * 8;
-        float largest = 0.0f;
-#pragma unroll 4
-        for (int i = 0; i < Shape::kChunks; ++i) {
-          const float4 w = source.four(column, first_k + i * 16);
-          largest =
-              fmaxf(fmaxf(fmaxf(fabsf(w.x), fabsf(w.y)), fmaxf(fabsf(w.z), fabsf(w.w))), largest);
-        }
+        float largest = largest_of[tile][half];
         largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
         // Its products with low parts would be NaN.

@@ -123,7 +123,7 @@ if (I == 0) return {1, 16, 16, 256, 16, 0, 0, 1, 0, 0};
 return {};
 }
 template <int I> __host__ __device__ static constexpr GemmShape gemm() {
-if (I == 0) return {64, 256, 1, 4, 0};
+if (I == 0) return {64, 256, 1, 4, 0, 0, 0};
 return {};
 }
 template <int STAGE> __host__ __device__ static constexpr bool has_gemm() { return STAGE == 0; }

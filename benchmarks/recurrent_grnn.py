@@ -35,6 +35,7 @@ from graph_passes.cost import device, grnn
 FORMS = {"single": grnn.gru_single_step, "double": grnn.gru_double_step}
 GATES = 2  # whose columns a block's groups share; the third follows
 NAME = "grnn patched, plain"
+STATIC_SHARED = 48 << 10  # bytes, all that nvcc allows
 SECONDS = 15  # for one program; its barriers spin for ever if something is wrong
 REPEATS = 100  # after as many to warm up; there are 1000 in its programs
 
@@ -126,6 +127,8 @@ def possible(case: Case, form: str, tiling: grnn.Tiling) -> bool:
     columns = GATES * tiling.width / tiling.groups
     weights = columns * ceil(case.units / tiling.group_size)
     weights += tiling.width * ceil(case.units / threads) if form == "single" else weights / 2
+    states, sums = (2, 2) if form == "single" else (1, 4)  # of a row, in shared memory
+    row = states * tiling.group_size * ceil(case.units / tiling.group_size) + sums * tiling.width
     return (
         columns == int(columns)
         and tiling.groups % GATES == 0
@@ -134,6 +137,7 @@ def possible(case: Case, form: str, tiling: grnn.Tiling) -> bool:
         and ceil(case.units / tiling.width) <= threads
         and (form == "single" or case.units % tiling.width == 0)
         and (form == "single" or ceil(case.units / tiling.group_size) % 2 == 0)
+        and grnn.FLOAT * tiling.height * row <= STATIC_SHARED
         and weights + 32 <= 255
         and (weights + 32) * threads <= 65536
     )

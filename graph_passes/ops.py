@@ -32,8 +32,10 @@ _BINARY = (
     "SqrtGrad RsqrtGrad InvGrad ReciprocalGrad SoftplusGrad SoftsignGrad FusedBatchNormGrad FusedBatchNormGradV2 "
     "FusedBatchNormGradV3 SelectV2 Select _FusedBatchNormEx"
 )
+# The output that is written into an input, where that is not the first: here the gradient, over the logits.
+REUSING_OUTPUT = {"SoftmaxCrossEntropyWithLogits": 1, "SparseSoftmaxCrossEntropyWithLogits": 1}
 # Ops whose kernels call `forward_input_or_allocate_output`: they write into an input nobody else still needs.
-IN_PLACE = frozenset(_UNARY.split()) | frozenset(_BINARY.split())
+IN_PLACE = frozenset((*_UNARY.split(), *_BINARY.split(), *REUSING_OUTPUT))
 
 # Ops whose outputs live outside the step: variables, constants, what the caller feeds.
 EXTERNAL = frozenset(
@@ -69,8 +71,9 @@ UPDATES = frozenset(
     }
 )
 
-# On a GPU the kernel allocates its output, then a tensor like it that replaces the output (pre_transformed_in_backprop
-# in conv_grad_input_ops).
+# On a GPU the kernel allocates its output, then its input `FILTER` in another layout, then a tensor that replaces the
+# output (pre_transformed_in_backprop in conv_grad_input_ops).
+FILTER = 1
 ALLOCATES_TWICE = frozenset({"Conv2DBackpropInput"})
 
 CONVOLUTIONS = frozenset(

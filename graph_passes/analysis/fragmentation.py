@@ -205,6 +205,18 @@ def replay(
     return failure, [Held(index, *chunk, run.taken[index]) for index, chunk in run.held.items()]
 
 
+def without_workspace(
+    timeline: Timeline, moves: Sequence[Move], room: Room, fillings: Sequence[Filling] = ()
+) -> list[int] | None:
+    """Positions of the ops that do not find the workspace they had; None if not even the tensors find room."""
+    run = _Replay(timeline, room, workspace=False)
+    try:
+        run.run(moves, fillings)
+    except _NoRoomError:
+        return None
+    return run.missed
+
+
 class _NoRoomError(Exception):
     def __init__(self, failure: Failure) -> None:
         self.failure = failure
@@ -219,6 +231,7 @@ class _Replay:
         self.held: dict[int, Chunk] = {}
         self.taken: dict[int, Filling] = {}  # of each buffer: when it was allocated, and in a chunk of what size
         self.position = self.made = 0
+        self.missed: list[int] = []  # positions of the ops that did not find their workspace
 
     def run(self, moves: Sequence[Move], fillings: Sequence[Filling], until: int | None = None) -> None:
         """Allocate and free what the step does, up to a position; raises where there is no room."""
@@ -256,17 +269,22 @@ class _Replay:
     def compute(self, outputs: Sequence[int], workspace: int) -> None:
         """An op that makes buffers."""
         twice: list[tuple[int, Chunk]] = []
+        borrowed: list[Chunk] = []
         for index in outputs:
             buffer = self.timeline.buffers[index]
             self.hold(index)
-            if buffer.twice and workspace >= buffer.nbytes:
-                workspace -= buffer.nbytes
+            if buffer.twice and workspace >= buffer.nbytes + buffer.between:
+                workspace -= buffer.nbytes + buffer.between
+                if buffer.between >= SMALL:
+                    borrowed.append(self.allocate(buffer.between))
                 twice.append((index, self.allocate(buffer.nbytes)))
         if workspace >= SMALL:
             self.borrow(int(self.spare * workspace))
         for index, second in twice:
             self.region.free(self.held[index])
             self.held[index] = second
+        for chunk in borrowed:
+            self.region.free(chunk)
 
     def allocate(self, nbytes: int) -> Chunk:
         chunk = self.region.allocate(nbytes)
@@ -281,6 +299,8 @@ class _Replay:
             self.made += 1
         elif self.strict:
             self.allocate(nbytes)
+        else:
+            self.missed.append(self.position)
 
 
 def _moves(moves: Sequence[Move]) -> dict[int, _Event]:

@@ -67,10 +67,10 @@ def build_timeline(
             pauses += [(a, b) for a, b in pairwise((start, *reads)) if b - a > 1]
         if nbytes:
             written = tuple(sorted(position[view.node] for view in views))
-            twice = node.op in ops.ALLOCATES_TWICE
-            buffers.append(
-                Buffer(root, nbytes, start, tuple(uses), tuple(views), written, pinned, is_fetched, twice=twice)
-            )
+            buffer = Buffer(root, nbytes, start, tuple(uses), tuple(views), written, pinned, is_fetched)
+            if node.op in ops.ALLOCATES_TWICE:
+                buffer = replace(buffer, twice=True, between=graph.specs[node.inputs[ops.FILTER]].nbytes or 0)
+            buffers.append(buffer)
 
     steps = tuple(Step(name, costs.seconds(graph, graph[name]), costs.workspace(graph, graph[name])) for name in order)
     turn = _last_ancestor(graph, loss, position) if loss else turning_point(pauses, len(order))
@@ -126,7 +126,7 @@ def _owners(graph: Graph, order: Sequence[str], position: Mapping[str, int]) -> 
         owner.update((tensor, tensor) for tensor in graph.tensors(node))
         if not node.inputs or not node.outputs:
             continue
-        output = TensorId(name)
+        output = TensorId(name, ops.REUSING_OUTPUT.get(node.op, 0))
         if node.op in ops.VIEWS:
             owner[output] = owner[node.inputs[0]]
             root = owner[output]

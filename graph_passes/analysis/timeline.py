@@ -54,6 +54,7 @@ class Buffer:
         remake_inputs: indices of the buffers that op reads.
         twice: whether TensorFlow's GPU kernel allocates it twice and keeps the second; the first is in the op's
             workspace.
+        between: bytes that it allocates between the two, in its workspace, too.
     """
 
     tensor: TensorId
@@ -68,6 +69,7 @@ class Buffer:
     remake_until: int = -1
     remake_inputs: tuple[int, ...] = ()
     twice: bool = False
+    between: int = 0
 
     @property
     def movable(self) -> bool:

@@ -49,7 +49,9 @@ class Roofline:
 
     def workspace(self, graph: Graph, node: Node) -> int:
         """See `CostModel`. A convolution takes about its operands' bytes, within the limit."""
-        again = _nbytes(graph, TensorId(node.name)) if self.is_gpu and node.op in ops.ALLOCATES_TWICE else 0
+        again = 0
+        if self.is_gpu and node.op in ops.ALLOCATES_TWICE:
+            again = _nbytes(graph, TensorId(node.name)) + _nbytes(graph, node.inputs[ops.FILTER])
         if node.op not in ops.CONVOLUTIONS or not self.workspace_limit:
             return again
         moved = sum(_nbytes(graph, tensor) for tensor in (*node.inputs, *graph.tensors(node)))

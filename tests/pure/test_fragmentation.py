@@ -114,6 +114,30 @@ def test_what_is_made_again_takes_its_workspace_again():
     assert failed(timeline, (move,), room(3 * GIB)) == (3, GIB)
 
 
+def test_what_is_allocated_between_the_two_moves_the_second():
+    # x at 0 to 2, the filter at 2 to 3, x again at 3 to 5 GiB: y finds the 3 before it; behind x alone it would find 2
+    steps = tuple(Step(f"s{i}", workspace=3 * GIB if i == 0 else 0) for i in range(3))
+    y = Buffer(TensorId("y"), 3 * GIB, 1, (2,))
+    x = Buffer(TensorId("x"), 2 * GIB, 0, (2,), twice=True, between=GIB)
+    assert failed(Timeline(steps, (x, y), turn=1), (), room(5 * GIB)) is None
+    assert failed(Timeline(steps, (replace(x, between=0), y), turn=1), (), room(5 * GIB)) == (1, GIB)
+
+
+def test_the_gradient_of_a_softmax_is_written_over_the_logits():
+    nodes = [
+        Node("x", "Relu6", [], outputs=1),
+        Node("logits", "MatMul", [TensorId("x"), TensorId("x")], outputs=1),
+        Node("loss", "SparseSoftmaxCrossEntropyWithLogits", [TensorId("logits"), TensorId("x")], outputs=2),
+        Node("end", "MatMul", [TensorId("loss"), TensorId("loss", 1)], outputs=1),
+    ]
+    large, small = TensorSpec("float32", 4, (256, 1024)), TensorSpec("float32", 4, (256,))
+    specs = {TensorId(node.name): large for node in nodes} | {TensorId("loss"): small, TensorId("loss", 1): large}
+    timeline = pipeline.Step.read(Graph(nodes, specs)).timeline(Roofline(load("unit")))
+    views = {str(buffer.tensor): [str(view) for view in buffer.views] for buffer in timeline.buffers}
+    assert views["logits:0"] == ["logits:0", "loss:1"]
+    assert "loss:1" not in views
+
+
 def test_a_failure_further_on_or_by_less_is_later():
     first = Failure(position=2, wanted=9, short=5, made=1)
     assert first._replace(position=3, short=9).is_after(first)

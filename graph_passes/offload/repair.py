@@ -15,6 +15,8 @@ from graph_passes.analysis.fragmentation import Failure, Filling, Held, Room, fi
 from graph_passes.analysis.simulate import Move, usage_under
 from graph_passes.analysis.timeline import Gap, Timeline
 
+SHORT = 1 << 13  # ops of a step whose replay takes milliseconds: there `PATIENCE` times as much is tried
+PATIENCE = 4
 REPAIRS = 8
 TRIES = 48  # repairs that are replayed for each, at most
 ISLANDS = 16  # tensors moved out of the way for it, at most: those that are just large enough, and the largest
@@ -88,13 +90,15 @@ def _repaired(
     done: Repairs,
     workspace: bool,
 ) -> Repairs:
-    for _ in range(REPAIRS):
+    patience = _patience(timeline)
+    for _ in range(REPAIRS * patience):
         moves = done.moves(build)
         failure, held = replay(timeline, moves, room, done.fillings, workspace=workspace)
         if failure is None:
             break
         reached, best = failure, None
-        for candidate in islice(_candidates(timeline, done, moves, chosen, budget, room, failure, held), TRIES):
+        candidates = _candidates(timeline, done, moves, chosen, budget, room, failure, held)
+        for candidate in islice(candidates, TRIES * patience):
             further = first_failure(timeline, candidate.moves(build), room, candidate.fillings, workspace=workspace)
             if further is None or further.is_after(reached):
                 best = candidate
@@ -106,6 +110,10 @@ def _repaired(
             break
         done = best
     return done
+
+
+def _patience(timeline: Timeline) -> int:
+    return PATIENCE if len(timeline.steps) <= SHORT else 1
 
 
 def _candidates(
@@ -140,7 +148,7 @@ def _cleared(
     usage = usage_under(timeline, moves)
     stretches = [items for items in _stretches(held, failure.wanted) if len(items) <= CLEARED]
     stretches.sort(key=lambda items: sum(item.size for item in items))
-    for stretch in stretches[:WINDOWS]:
+    for stretch in stretches[: WINDOWS * _patience(timeline)]:
         for elsewhere in (False, True):
             fillings = done.fillings
             for buffer in [item.buffer for item in sorted(stretch, key=lambda item: item.filling.position)]:
@@ -172,7 +180,8 @@ def _without_islands(timeline: Timeline, done: Repairs, chosen: Sequence[Gap], f
     around.sort(key=size)
     enough = [gap for gap in around if size(gap) >= failure.short]
     less = [gap for gap in around if size(gap) < failure.short]
-    for gap in (*enough[:ISLANDS], *less[-ISLANDS:]):
+    most = ISLANDS * _patience(timeline)
+    for gap in (*enough[:most], *less[-most:]):
         yield replace(done, islands={**done.islands, gap: failure.position})
 
 

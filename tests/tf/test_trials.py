@@ -75,17 +75,29 @@ def test_plans_that_find_no_room_are_left_out():
     assert all(plan.failure(timeline, engine.room) is None for plan in plans)
 
 
-def test_plans_short_of_workspace_alone_come_last():
+def without_workspace(seconds):
+    """Plans for a step in which one op, of so many seconds, takes 4 GiB of workspace; and which of them are short."""
     timeline = chain()
-    steps = [Step(step.node, step.seconds, workspace=4 * GIB if step.node == "b3" else 0) for step in timeline.steps]
+    steps = [
+        Step("b3", seconds, workspace=4 * GIB) if step.node == "b3" else Step(step.node, step.seconds)
+        for step in timeline.steps
+    ]
     timeline = Timeline(tuple(steps), timeline.buffers, timeline.turn)
     engine = FakeEngine(5 * GIB)
     plans = list(falling(engine, timeline, 9 * GIB, planner(timeline), engine.room))
-    assert plans
     assert all(plan.failure(timeline, engine.room, workspace=False) is None for plan in plans)
-    short = [plan.failure(timeline, engine.room) is not None for plan in plans]
+    return plans, [plan.failure(timeline, engine.room) is not None for plan in plans]
+
+
+def test_plans_short_of_workspace_come_later_the_more_it_costs():
+    plans, short = without_workspace(seconds=100.0)
     assert any(short)
+    assert not all(short)
     assert short == sorted(short)
+    plans, short = without_workspace(seconds=0.0)
+    assert short[0]
+    times = [plan.after.seconds for plan in plans]
+    assert times == sorted(times)
 
 
 def test_no_plan_where_the_host_has_no_room():

@@ -11,6 +11,7 @@ from math import exp, inf, log
 from pathlib import Path
 from typing import Any
 
+from benchmarks import recurrent_profile
 from benchmarks.make_tables import replaced, table
 from benchmarks.offload import ROOT, load
 from benchmarks.recurrent_cases import WITHOUT_TF32, Floor, fastest
@@ -28,6 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("results", type=Path, help="what benchmarks.recurrent wrote")
     parser.add_argument("--search", type=Path, help="what benchmarks.recurrent_search wrote")
     parser.add_argument("--keras", type=Path, help="what benchmarks.recurrent_keras wrote")
+    parser.add_argument("--profile", type=Path, help="what benchmarks.recurrent_profile wrote")
     parser.add_argument("--cpu", type=Path, help="what benchmarks.recurrent_cpu wrote")
     parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks.md")
     options = parser.parse_args(arguments)
@@ -36,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"{options.results} does not exist")
     text = options.document.read_text() if options.document.exists() else "# Benchmarks\n"
     cpu = json.loads(options.cpu.read_text()) if options.cpu else None
-    written = tables(results, load(options.search), load(options.keras), cpu)
+    written = tables(results, load(options.search), load(options.keras), cpu, load(options.profile))
     options.document.write_text(replaced(text, written, MARKERS))
     return 0
 
@@ -46,6 +48,7 @@ def tables(
     search: Mapping[str, Any] | None = None,
     keras: Mapping[str, Any] | None = None,
     cpu: Mapping[str, Any] | None = None,
+    profile: Mapping[str, Any] | None = None,
 ) -> str:
     """Every table that there are results for."""
     cases = results["cases"]
@@ -60,6 +63,7 @@ def tables(
     ):
         parts += compared(cases, prefix, title)
     parts += precisions(cases) + split(cases) + context(results.get("context", {}))
+    parts += [recurrent_profile.written(profile)] if profile else []
     parts += accuracy(search) if search else []
     parts += end_to_end(keras["cases"]) if keras else []
     parts += on_a_cpu(cpu) if cpu else []
@@ -87,7 +91,9 @@ def machine(results: Mapping[str, Any]) -> str:
 def compared(cases: Cases, prefix: str, title: str) -> list[str]:
     """Ours and the fastest peers of each case: without TF32, with it, and with it call by call; and the means."""
     rows: list[tuple[str, ...]] = []
-    ratios: dict[str, list[float]] = {"Fp32": [], "TF32 allowed": [], "TF32 allowed, both call by call": []}
+    ratios: dict[str, list[float]] = {
+        "Fp32": [], "TF32 allowed": [], "TF32 allowed, both call by call": [], "Fp32, both call by call": [],
+    }  # fmt: skip
     for name, case in cases.items():
         if not name.startswith(prefix):
             continue
@@ -100,6 +106,7 @@ def compared(cases: Cases, prefix: str, title: str) -> list[str]:
                 fastest(systems, tfmem=True, kind="plain", tf32=rounded is not None),
                 fastest(systems, tfmem=False, kind="plain"),
             ),
+            (fastest(systems, tfmem=True, kind="plain"), fastest(systems, tfmem=False, kind="plain", tf32=False)),
         )
         peers = []
         for found, (ours, other) in zip(ratios.values(), pairs, strict=True):
@@ -114,7 +121,7 @@ def compared(cases: Cases, prefix: str, title: str) -> list[str]:
                 f"{mine[1]:.4f}" if mine else failure(case),
                 *peers[:2],
                 f"{rounded[1]:.4f}" if rounded else "-",
-                *peers[2:],
+                *peers[2:6],
                 f"{floor.total:.4f}",
                 f"{floor.arithmetic:.4f} / {floor.memory:.4f} / {floor.barriers:.4f}",
                 deviation(systems[mine[0]]) if mine else "-",
@@ -151,7 +158,7 @@ def precisions(cases: Cases) -> list[str]:
     names = ("tfmem highest", "tfmem tf32", "tfmem bfloat16", "tfmem float16", "cudnn bfloat16", "cudnn float16")
     rows = []
     for case in cases.values():
-        if f"{names[1]}, plain" not in case["systems"]:
+        if case["training"] or f"{names[1]}, plain" not in case["systems"]:
             continue
         cells = [best(case["systems"], name) for name in names]
         rows.append((str(case["units"]), str(case["batch"]), *cells))

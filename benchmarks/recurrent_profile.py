@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -66,16 +67,21 @@ def main(arguments: list[str] | None = None) -> int:
     results = load(options.output) or load(options.resume) or {"format": FORMAT, "cases": {}}
     results["machine"] = machine()
     deadline = time.monotonic() + options.total_seconds
-    rows = []
     for case in cases:
         name = case.name if options.precision == "highest" else f"{case.name}, {options.precision}"
         if (name not in results["cases"] or options.again) and time.monotonic() < deadline:
             results["cases"][name] = profiled(case, options.precision)
             save(results, options.output)
-        if name in results["cases"]:
-            rows.append(row(name, results["cases"][name]))
-    print(table("Where a step goes, us", ("case", "kernel", *PARTS, "step"), rows))
+    print(written(results))
     return 0
+
+
+def written(results: Mapping[str, Any]) -> str:
+    """The table of all that was profiled."""
+    rows = [row(name, outcome) for name, outcome in results["cases"].items()]
+    return table(
+        "### Where a step goes, us, by the clock of one thread of each CTA", ("case", "kernel", *PARTS, "step"), rows
+    )
 
 
 def marked(spec: RecurrentSpec, configuration: Configuration, arch: int) -> str:

@@ -44,13 +44,12 @@ CLOSE = 1.3  # times the fastest, by the model
 MOST_REPLICAS = 2  # (row, unit) pairs of a thread; the products of more take longer than an exchange
 MOST_TILES = 8  # of 16 columns, of one warp, whose sums registers hold
 VECTOR = 4  # numbers that one load brings
-# fitted to 470 kernels that were timed on an H200
-CROWDED, SPILLS = 224, 2.3  # registers of a thread from which the compiler keeps some in memory; the price
-UNHIDDEN = 0.15  # of loads from shared memory behind arithmetic, or the other way round
-SHARED_TURN = 44  # FMAs: a turn of the loop over weights in shared memory waits for them
-RECEIVING = 2.3  # times the bandwidth's: numbers are looked at and stored as well
-STEP = 135  # nanoseconds of a loop's turn, its loads and stores
-HIDDEN = 0.05  # of an exchange, by each further pass
+# fitted to 1,250 times of kernels on an H200
+CROWDED, SPILLS = 192, 1.4  # registers of a thread from which the compiler keeps some in memory; the price
+SHARED_TURN = 52  # FMAs: a turn of the loop over weights in shared memory waits for them
+STEP = 200  # nanoseconds of a loop's turn, its loads and stores
+HIDDEN = 0.35  # of an exchange, by each further pass
+TENSOR_CLOCK = 1.25  # the clock without tensor cores (1.98 GHz) over that with them at work (1.6 GHz, measured)
 SPLIT_OPERATIONS = 5  # to cut a float32 into two TF32 numbers
 
 Kind: TypeAlias = tuple[Exchange, Product, bool]
@@ -156,6 +155,8 @@ def predict(machine: Machine, spec: RecurrentSpec, configuration: Configuration,
         *(configuration.passes * part for part in (step.load + exchange.load, step.products, step.reduction, 0))
     )
     step += Cost(0, 0, 0, configuration.passes * exchange.synchronisation)
+    if configuration.tensor_cores:
+        step = Cost(*(TENSOR_CLOCK * part for part in (step.load, step.products, step.reduction, step.synchronisation)))
     weights = FLOAT * sum(gemm.columns * gemm.depth for gemm in sizes.gemms)
     return Prediction(
         configuration,
@@ -207,9 +208,7 @@ def _product(
     sums = gemm.block * gemm.thread_columns * (4 if configuration.tensor_cores else 1)
     if sizes.weights + sums + OTHER_REGISTERS > CROWDED:
         products *= SPILLS
-    products_and_loads = (
-        max(products, loads) + UNHIDDEN * min(products, loads) + turns_of_loops * SHARED_TURN * machine.fma
-    )
+    products_and_loads = max(products, loads) + turns_of_loops * SHARED_TURN * machine.fma
     reduction += (gemm.partials - 1) * sizes.items * machine.fma
     return Cost(bytes_streamed / read(machine.load_bandwidth, active), products_and_loads, reduction, 0)
 
@@ -257,7 +256,7 @@ def _exchange(machine: Machine, configuration: Configuration, sizes: Layout, sha
             waits += machine.cluster_handoff
         elif configuration.exchange == "grid":
             bandwidth = read(machine.grid_bandwidth, active * machine.multiprocessors)
-            load += RECEIVING * size * sharing / bandwidth
+            load += size * sharing / bandwidth
             waits += read(machine.grid_handoff, configuration.ctas)
         waits += machine.block_barrier
     for gemm in sizes.gemms if configuration.slices > 1 else ():  # sums from the others of the cluster

@@ -132,7 +132,7 @@ def test_a_cluster_hands_its_rows_round(unit):
     assert found.step.synchronisation == 2 + 1
     # 3 ns over the whole grid, and 2 bytes a nanosecond
     grid = recurrent.predict(unit, SMALL, replace(cluster, exchange="grid"), batch=2)
-    assert grid.step.load == pytest.approx(recurrent.RECEIVING * 2 * 8 * 4 / 2)
+    assert grid.step.load == pytest.approx(2 * 8 * 4 / 2)
     assert grid.step.synchronisation == 3 + 1
 
 
@@ -145,7 +145,7 @@ def test_slices_receive_less_and_meet(unit):
         for part in ("load", "synchronisation")
     )
     width = 4  # units of a block, padded
-    received = [recurrent.RECEIVING * 2 * parts * width * 4 / 2 for parts in (4, 2)]
+    received = [2 * parts * width * 4 / 2 for parts in (4, 2)]
     assert loads == pytest.approx([received[0], received[1] + 2 * 2 * width * 4])
     assert waits == [3 + 1, 3 + 1 + 2]
 
@@ -168,11 +168,12 @@ def test_tensor_cores_wait_for_each_other_or_are_full(unit):
     elementwise = recurrent.STEP + 2  # 128 units, one for each lane of a multiprocessor
     # two instructions of 1 ns for a chunk, and 12 operations to cut its numbers, four in a nanosecond
     found = [recurrent.predict(unit, spec, each, batch=8).step.products for each in (alone, shared)]
-    assert found == [8 * (2 + 12 / 4) + elementwise, 2 * (2 + 12 / 4) + elementwise]
+    clock = recurrent.TENSOR_CLOCK
+    assert found == [clock * (8 * (2 + 12 / 4) + elementwise), clock * (2 * (2 + 12 / 4) + elementwise)]
     # one instruction of a chunk waits for that of the chunk before
     slow = replace(unit, tensor_chain=10.0)
     found = [recurrent.predict(slow, spec, each, batch=8).step.products for each in (alone, shared)]
-    assert found == [8 * 10 + elementwise, 2 * 10 + elementwise]
+    assert found == [clock * (8 * 10 + elementwise), clock * (2 * 10 + elementwise)]
 
 
 def test_groups_that_do_not_fit_share_a_multiprocessor_or_wait(unit):

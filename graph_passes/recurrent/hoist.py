@@ -41,12 +41,16 @@ class Hoisted:
         form: how `tensor` holds it.
         shape: the value's shape in one step.
         dtype: its dtype.
+        whole: what it is a part of, if that was cut along its columns and all parts are read.
+        start: the first of its columns there.
     """
 
     tensor: TensorId
     form: Form
     shape: tuple[int | None, ...]
     dtype: str
+    whole: Hoisted | None = None
+    start: int = 0
 
 
 class Names:

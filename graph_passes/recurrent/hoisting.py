@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from graph_passes.analysis.order import topological
 from graph_passes.ir import DataType, Function, Graph, Node, TensorId
@@ -13,7 +14,7 @@ from graph_passes.recurrent.lists import Item, list_source, read_item
 from graph_passes.recurrent.loops import PASSING, Loop, Unreadable, Variables, passed
 from graph_passes.recurrent.normalised import normalised_operand
 from graph_passes.recurrent.reverse import unreversed
-from graph_passes.recurrent.rowwise import is_elementwise, keeps_rows
+from graph_passes.recurrent.rowwise import column_range, is_elementwise, keeps_rows
 
 _SHAPES = frozenset({"Shape", "Size", "Rank"})
 FIXED, STEP, STATE = 0, 1, 2
@@ -238,7 +239,17 @@ class Hoister:
         for index in range(node.outputs):
             output = TensorId(node.name, index)
             self._done[output] = self._value(output, TensorId(made.node, index), Form.FLAT)
+        if node.op == "Split":
+            self._say_whose_parts(node, operands[1])
         return self._done[tensor]
+
+    def _say_whose_parts(self, node: Node, whole: Hoisted) -> None:
+        """So that nobody has to copy them, where all of them are read."""
+        parts = [TensorId(node.name, index) for index in range(node.outputs)]
+        if all(self._body.uses(part) for part in parts) and len(whole.shape) == 2:
+            for part in parts:
+                start, _ = column_range(self._body, node, part.index, whole.shape)
+                self._done[part] = replace(self._done[part], whole=whole, start=start)
 
     def _reshaped(self, node: Node, operand: Hoisted, tensor: TensorId, shape: tuple[int | None, ...]) -> Hoisted:
         what = f"'{node.name}' ({node.op})"

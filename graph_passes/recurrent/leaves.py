@@ -32,8 +32,15 @@ class Leaves:
         if value.tensor not in self._columns:
             if value.dtype not in _NUMBERS:
                 raise Unreadable(f"'{value.tensor}' is {value.dtype}, not a number")
+            if value.whole is not None and self._is_of_columns(value, value.whole):
+                first = value.start // self._units
+                return self.columns(value.whole)[first : first + self._width(value)]
             self._columns[value.tensor] = self._fixed(value) if value.form is Form.FIXED else self._sequence(value)
         return self._columns[value.tensor]
+
+    def _is_of_columns(self, value: Hoisted, whole: Hoisted) -> bool:
+        widths = (value.start, value.shape[-1], whole.shape[-1])
+        return all(width is not None and width % self._units == 0 for width in widths)
 
     def matrix(self, value: Hoisted) -> int:
         """The index of a matrix, `[rows * units, columns * units]`."""

@@ -69,6 +69,33 @@ def test_layers(package: Any, form: str) -> None:
 
 
 @pytest.mark.parametrize("package", KERAS, ids=lambda package: package.__name__)
+@pytest.mark.parametrize("reset_after", [False, True])
+def test_gates_of_the_input_are_read_where_they_lie(package: Any, reset_after: bool) -> None:
+    """And not cut apart first, which would copy them all."""
+    layer = randomised(package.layers.GRU(UNITS, reset_after=reset_after))
+    plan = check(layer, [SEQUENCE], [X])
+    (launch,) = plan.matches[0].launches
+    assert launch.cell.sequences == (3,)
+
+
+@pytest.mark.parametrize("width", [UNITS, UNITS + 1])
+def test_parts_of_the_input_that_are_not_all_read(width: int) -> None:
+    weights = data(INPUTS, 3 * width, seed=2)
+
+    def run(x: Any) -> Any:
+        h, outputs = tf.zeros([tf.shape(x)[1], UNITS]), tf.TensorArray(tf.float32, TIME)
+
+        def body(t: Any, written: Any, h: Any) -> Any:
+            first, _, last = (part[:, :UNITS] for part in tf.split(x[t] @ weights, 3, -1))
+            h = tf.tanh(first + h @ R * tf.sigmoid(last))
+            return t + 1, written.write(t, h), h
+
+        return tf.while_loop(lambda t, *_: t < TIME, body, (0, outputs, h))[2]
+
+    check(run, [tf.TensorSpec([TIME, None, INPUTS])], [STEPS])
+
+
+@pytest.mark.parametrize("package", KERAS, ids=lambda package: package.__name__)
 @pytest.mark.parametrize(
     "make",
     [

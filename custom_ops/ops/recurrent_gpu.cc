@@ -25,6 +25,7 @@ using ::tensorflow::TensorShape;
 constexpr size_t kMostParameterBytes = 4096;  // CUDA's limit
 constexpr int64_t kAlignment = 256;           // of the scratch behind the status word
 constexpr unsigned char kRunFallback = 1;     // any status but zero
+constexpr uintptr_t kVectorBytes = 16;        // that kernels load of a matrix at a time
 
 class RecurrentOp : public OpKernel {
  public:
@@ -61,6 +62,7 @@ class RecurrentOp : public OpKernel {
  private:
   absl::Status Enqueue(OpKernelContext* ctx, cuda::Stream stream, const GpuKernel& kernel,
                        const RecurrentCall& call) {
+    if (absl::Status status = CheckAlignment(call); !status.ok()) return status;
     const GpuProgram& program = kernel.program();
     const int64_t groups = program.groups(call.batch, attributes_.directions);
     const int64_t scratch_bytes = groups * program.scratch;
@@ -94,6 +96,21 @@ class RecurrentOp : public OpKernel {
     if (!status.ok() || fallback_only) return status;
     if (!program.cooperative) return status;  // its blocks wait for nobody, or are scheduled as one
     return watch_.Read(kernel.link(), stream, memory.data());
+  }
+
+  // A load that is not aligned would end the process's use of the GPU.
+  absl::Status CheckAlignment(const RecurrentCall& call) const {
+    for (const RecurrentDirection& data : call.directions) {
+      for (const void* matrix : data.matrices) {
+        if (reinterpret_cast<uintptr_t>(matrix) % kVectorBytes != 0) {
+          return absl::InvalidArgumentError(
+              absl::StrCat("'", name(), "' (TfmemRecurrent) was given a matrix at address ",
+                           reinterpret_cast<uintptr_t>(matrix), ", expected a multiple of ",
+                           kVectorBytes, " as of all tensors that TensorFlow allocates: copy it"));
+        }
+      }
+    }
+    return absl::OkStatus();
   }
 
   absl::Status Zero(const GpuKernel& kernel, cuda::Stream stream, cuda::DevicePointer base,

@@ -241,6 +241,20 @@ def test_tensor_cores(
     check(found, expected(cell, units, arrays), bound)
 
 
+@pytest.mark.parametrize("where", [GRID | {"ctas": 15}, SLICED | {"ctas": 20}], ids=["grid", "sliced"])
+@pytest.mark.parametrize(("precision", "bound"), [("tf32", 5e-3), ("bfloat16", 3e-2)])
+def test_rows_of_16_bit_numbers_that_16_bytes_do_not_divide(
+    device: Device, precision: str, bound: float, where: dict[str, Any]
+) -> None:
+    cell, units = cells.lstm(), 4 * where["ctas"]
+    arrays = inputs(cell, units, 30, 9)
+    arrays["states"] = [np.tanh(state) for state in arrays["states"]]
+    options = Configuration(rows=9, lanes=32, product="half", shared_weights=64, **where)
+    (found,), status = run(device, cell, units, options, [arrays], precision=precision)
+    assert status == 0
+    check(found, expected(cell, units, arrays), bound)
+
+
 @pytest.mark.parametrize("weights", ["registers", "streamed"])
 @pytest.mark.parametrize("scale", [1e-30, 1e-4, 1.0, 8.0])
 def test_pairs_of_float16_hold_weights_of_any_size(device: Device, scale: float, weights: str) -> None:
@@ -288,21 +302,24 @@ def test_short_sequences(device: Device, time: int, where: dict[str, Any]) -> No
     compare(device, cells.lstm(), 16, 3, time=time, **where)
 
 
-@pytest.mark.parametrize("product", ["fma", "mma"])
+@pytest.mark.parametrize(("product", "precision"), [("fma", "highest"), ("mma", "highest"), ("half", "bfloat16")])
 @pytest.mark.parametrize("where", [{}, CLUSTER, GRID, SLICED], ids=["single", "cluster", "grid", "sliced"])
-def test_nan_and_infinity_stay_in_their_row(device: Device, where: dict[str, Any], product: str) -> None:
+def test_nan_and_infinity_stay_in_their_row(
+    device: Device, where: dict[str, Any], product: str, precision: str
+) -> None:
     cell, units = cells.simple_rnn("relu"), 24
     arrays = inputs(cell, units, 6, 9)
     arrays["matrices"][0] = np.abs(arrays["matrices"][0])  # so that infinity stays infinity
     arrays["sequences"][0][2, 1, 3] = np.nan
     arrays["sequences"][0][2, 2, 3] = np.inf
     options = Configuration(rows=8, lanes=32, product=product, **where)  # type: ignore[arg-type]
-    (found,), status = run(device, cell, units, options, [arrays])
+    (found,), status = run(device, cell, units, options, [arrays], precision=precision)
     assert status == 0
+    bound = {"rtol": 1e-3, "atol": 1e-5} if precision == "highest" else {"rtol": 3e-2, "atol": 3e-2}
     for a, b in zip(found, expected(cell, units, arrays), strict=True):
         np.testing.assert_array_equal(np.isnan(a), np.isnan(b))
         np.testing.assert_array_equal(np.isinf(a), np.isinf(b))
-        np.testing.assert_allclose(a[np.isfinite(b)], b[np.isfinite(b)], rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(a[np.isfinite(b)], b[np.isfinite(b)], **bound)
 
 
 def test_runs_are_bitwise_equal(device: Device) -> None:

@@ -14,7 +14,7 @@ from custom_ops.errors import KernelError
 from custom_ops.spec import WARP, Configuration, RecurrentSpec
 
 SHARED_LIMIT = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
-FORMS = {"floats": 0, "pairs": 1, "halves": 2, "bfloats": 3}  # enum Form of kernels/pairs.cuh
+FORMS = {"floats": 0, "pairs": 1, "halves": 2, "bfloats": 3}  # enum Form of kernels/operands.cuh
 REGISTERS = 65536
 OTHER_REGISTERS = 56  # of a thread, besides weights and sums; measured on the standard cells
 

@@ -2,7 +2,7 @@
 // 64 bits, which one load or store moves as a whole.
 #pragma once
 
-#include "pairs.cuh"
+#include "operands.cuh"
 
 namespace tfmem {
 

@@ -7,14 +7,15 @@
 //   start()                       after all begin: nobody sends before everybody is ready
 //   wait<B>(pass, step, initial)  until the operands of `step` are there
 //   operands<B>(pass, step)       then they are here
-//   send<B, O>(...)               this CTA's number of one (row, unit), from all lanes of a warp;
-//   `step` is the reader's send_sum<B, O>(...)           this CTA's part of a row's sum, from all
-//   lanes of a warp end_of_stage()                all threads, after the sends of a stage finish()
-//   nobody leaves while others may still send to it
+//   send<B, O>(...)               this CTA's number of one (row, unit), from all lanes of a warp,
+//                                 for the reader's `step`
+//   send_sum<B, O>(...)           this CTA's part of a row's sum, from all lanes of a warp
+//   end_of_stage()                all threads, after the sends of a stage
+//   finish()                      nobody leaves while others may still send to it
 #pragma once
 
 #include "common.cuh"
-#include "pairs.cuh"
+#include "operands.cuh"
 
 namespace tfmem {
 

@@ -11,7 +11,7 @@
 // its own, so that both fill float16's range: what is lost is below 2^-38 of the largest.
 #pragma once
 
-#include "pairs.cuh"
+#include "operands.cuh"
 #include "product_tensor.cuh"
 
 namespace tfmem {

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks import recurrent_profile
 from benchmarks.make_tables import replaced, table
-from benchmarks.offload import ROOT, load
+from benchmarks.records import ROOT, load
 from benchmarks.recurrent_cases import WITHOUT_TF32, Floor, fastest
 from benchmarks.runs import command_line
 

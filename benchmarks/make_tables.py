@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases import NORMALISED
-from benchmarks.offload import ROOT, load
+from benchmarks.records import ROOT, load
 from benchmarks.runs import command_line
 
 BEGIN, END = "<!-- offload: begin -->", "<!-- offload: end -->"

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -22,22 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases import FULL, TINY, Case, chosen
+from benchmarks.records import ROOT, begun, save
 from benchmarks.runs import command_line
-
-ROOT = Path(__file__).resolve().parents[1]
-FORMAT = 1
-# environment variables that change how fast or how exactly TensorFlow computes
-FLAGS = (
-    "NVIDIA_TF32",
-    "TF_CUDNN_",
-    "TF_DETERMINISTIC",
-    "TF_ENABLE_",
-    "TF_FORCE_",
-    "TF_GPU_",
-    "TF_NUM_",
-    "TF_USE_",
-    "TF_XLA_FLAGS",
-)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -47,8 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.list:
         print("\n".join(case.name for case in cases))
         return 0
-    results = load(options.output) or load(options.resume) or {"format": FORMAT, "cases": {}}
-    results["machine"] = machine()
+    results = begun(options)
     deadline = time.monotonic() + options.total_seconds
     failed = 0
     for case in cases:
@@ -148,59 +132,6 @@ def line(case: Case, outcome: dict[str, Any]) -> str:
         words.append(outcome["message"][-400:])
     words.append(f"({outcome.get('process_seconds', 0):.0f} s)")
     return ", ".join(words)
-
-
-def machine() -> dict[str, Any]:
-    """What the numbers depend on, found without starting TensorFlow."""
-    query = "name,driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max"
-    try:
-        gpus = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.splitlines()
-    except (OSError, subprocess.CalledProcessError):
-        gpus = []
-    model = [text for text in _lines("/proc/cpuinfo") if text.startswith("model name")]
-    return {
-        "gpus": gpus,
-        "gpu_fields": query,
-        "cpu": model[0].partition(":")[2].strip() if model else platform.processor(),
-        "cores": os.cpu_count(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(FLAGS)},
-    }
-
-
-def load(path: Path | None) -> dict[str, Any] | None:
-    """Results written before, None where there are none.
-
-    Raises:
-        ValueError: the file is not this benchmark's.
-    """
-    if path is None or not path.exists():
-        return None
-    results = json.loads(path.read_text())
-    if results.get("format") != FORMAT or "cases" not in results:
-        raise ValueError(f"{path} holds no results of this benchmark (format {FORMAT})")
-    return results
-
-
-def save(results: dict[str, Any], path: Path) -> None:
-    """Write aside, then rename: a run that is cut off leaves the results before it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_suffix(".part")
-    aside.write_text(json.dumps(results, indent=1) + "\n")
-    aside.replace(path)
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text().splitlines()
-    except OSError:
-        return []
 
 
 if __name__ == "__main__":

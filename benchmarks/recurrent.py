@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks import recurrent_ours as ours
-from benchmarks.offload import FORMAT, load, machine, save
+from benchmarks.records import begun, save
 from benchmarks.recurrent_cases import BOUNDS, Case, Chip, chosen, fastest, floor
 from benchmarks.recurrent_kernels import prepare
 from benchmarks.recurrent_peers import (
@@ -50,8 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.list:
         print("\n".join(case.name for case in cases))
         return 0
-    results = load(options.output) or load(options.resume) or {"format": FORMAT, "cases": {}}
-    results["machine"] = machine() | {"versions": versions()}
+    results = begun(options, versions=versions())
     deadline = time.monotonic() + options.total_seconds
     failed = 0
     known = results["cases"]

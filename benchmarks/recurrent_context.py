@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from benchmarks import recurrent_ours as ours
-from benchmarks.offload import load, save
+from benchmarks.records import load, save
 from benchmarks.recurrent import KINDS, PEER_BOUND, View, raised, timed
 from benchmarks.recurrent_cases import BOUNDS
 from benchmarks.recurrent_kernels import prepare

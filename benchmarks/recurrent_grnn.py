@@ -27,7 +27,7 @@ from os import cpu_count
 from pathlib import Path
 from typing import Any
 
-from benchmarks.offload import load, save
+from benchmarks.records import load, save
 from benchmarks.recurrent_cases import Case, Chip, chosen, floor
 from custom_ops.machine import Machine, from_json
 from graph_passes.cost import device, grnn

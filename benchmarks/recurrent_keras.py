@@ -23,7 +23,7 @@ from typing import Any
 import tensorflow as tf
 
 import tfmem
-from benchmarks.offload import FORMAT, load, machine, save
+from benchmarks.records import begun, save
 from benchmarks.recurrent_cases import WITHOUT_TF32, Case, chosen
 from benchmarks.recurrent_keras_models import pair
 from benchmarks.runs import command_line
@@ -48,8 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.list:
         print("\n".join(case.name for case in cases))
         return 0
-    results = load(options.output) or load(options.resume) or {"format": FORMAT, "cases": {}}
-    results["machine"] = machine() | {"versions": versions(), "device": device_name()}
+    results = begun(options, versions=versions(), device=device_name())
     deadline = time.monotonic() + options.total_seconds
     failed = 0
     for case in cases:

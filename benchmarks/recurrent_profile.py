@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.make_tables import table
-from benchmarks.offload import FORMAT, load, machine, save
+from benchmarks.records import begun, save
 from benchmarks.recurrent_cases import BOUNDS, Case, chosen
 from benchmarks.recurrent_kernels import choose, specs_of
 from benchmarks.runs import command_line
@@ -64,8 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.list:
         print("\n".join(case.name for case in cases))
         return 0
-    results = load(options.output) or load(options.resume) or {"format": FORMAT, "cases": {}}
-    results["machine"] = machine()
+    results = begun(options)
     deadline = time.monotonic() + options.total_seconds
     for case in cases:
         name = case.name if options.precision == "highest" else f"{case.name}, {options.precision}"

@@ -22,7 +22,7 @@ from os import cpu_count
 from typing import Any
 
 from benchmarks.make_recurrent_tables import TOP
-from benchmarks.offload import FORMAT, load, machine, save
+from benchmarks.records import begun, save
 from benchmarks.recurrent_cases import Case, chosen
 from benchmarks.recurrent_kernels import FOLDER, specs_of
 from benchmarks.runs import command_line
@@ -85,8 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.list:
         print("\n".join(case.name for case in cases))
         return 0
-    results = load(options.output) or load(options.resume) or {"format": FORMAT, "cases": {}}
-    results["machine"] = machine()
+    results = begun(options)
     results["sources"] = {"search": source(options)}
     known = results["cases"]
     waiting = [case for case in cases if options.again or known.get(case.name, {}).get("status") != "ok"]

@@ -75,6 +75,7 @@ def falling(
         room: what is free before the step.
     """
     waiting: list[tuple[float, OffloadPlan]] = []
+    seen: set[object] = set()  # what plans do; several shares give the same
     whole = 0
     for share in SHARES:
         try:
@@ -82,8 +83,11 @@ def falling(
             engine.require_host_room(timeline, found)
         except TfmemError:
             continue
+        if found.actions in seen:
+            continue
+        seen.add(found.actions)
         short = without_workspace(timeline, found.moves, room, found.fillings)
-        if short is None or any(found.actions == other.actions for _, other in waiting):
+        if short is None:
             continue
         slower = sum(timeline.steps[position].seconds for position in short)
         waiting.append((found.after.seconds + WITHOUT_WORKSPACE * slower, found))

@@ -203,7 +203,7 @@ def _shape(
         "kStride": buffer.stride,
         "kResultStride": gemm.result_stride,
         "kSplit": int(spec.precision == "highest"),
-        "kBfloat16": int(spec.precision == "bfloat16"),
+        "kForm": buffer.form,
         "kOperandScale": OPERAND_SCALE,
     }
     return [

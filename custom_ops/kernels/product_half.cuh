@@ -1,10 +1,10 @@
 // Products on the tensor cores in 16-bit numbers: mma.m16n8k16.
 //
-// Three kinds. With kSplit a number is the sum of two float16, 22 bits together; three products
-// (high * high, high * low, low * high) keep float32's accuracy but for the last bits, at half the
-// instructions of three TF32 products, since one takes twice the depth. Weights and operands are
-// pairs already, in the room that float32 would take. Without, both are stored in 16 bits, half the
-// room: in float16, which rounds as TF32 does, or with kBfloat16.
+// Three kinds (operands.cuh). With kPairs a number is the sum of two float16, 22 bits together;
+// three products (high * high, high * low, low * high) keep float32's accuracy but for the last
+// bits, at half the instructions of three TF32 products, since one takes twice the depth. Weights
+// and operands are pairs already, in the room that float32 would take. Without, both are stored in
+// 16 bits, half the room: in float16, which rounds as TF32 does, or with kBfloats in bfloat16.
 //
 // float16 is for operands that are known to stay in [-1, 1] (custom_ops/bounds.py): an LSTM's and a
 // GRU's states. They are scaled by kOperandScale, and each column of weights by a power of two of
@@ -35,8 +35,9 @@ __device__ __forceinline__ void mma_half(float* d, const uint4& a, const unsigne
 template <class Shape>
 struct Sixteen {
   static constexpr int kTiles = Shape::kThreadColumns;
-  static constexpr int kPieces = Shape::kSplit ? 2 : 1;
-  static constexpr int kForm = Shape::kSplit ? kPairs : Shape::kBfloat16 ? kBfloats : kHalves;
+  static constexpr int kForm = Shape::kForm;
+  static constexpr bool kBfloat16 = kForm == kBfloats;
+  static constexpr int kPieces = kForm == kPairs ? 2 : 1;
   using Operand = typename Four<kForm>::Words;
   static constexpr int kChains = kPieces == 2 && Shape::kBlock * kTiles < 4 ? 3 : 1;
 
@@ -47,7 +48,7 @@ struct Sixteen {
   template <class Source>
   __device__ void measure(const Source& source, int first_column, int first_k) {
     float largest_of[kTiles][2] = {};
-    if constexpr (!Shape::kBfloat16) {
+    if constexpr (!kBfloat16) {
 #pragma unroll 4
       for (int i = 0; i < Shape::kChunks; ++i) {
 #pragma unroll
@@ -64,12 +65,12 @@ struct Sixteen {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         scale[tile][half] = unscale[tile][half] = 1.0f;
-        if constexpr (Shape::kBfloat16) continue;
+        if constexpr (kBfloat16) continue;
         float largest = largest_of[tile][half];
         largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
         // Its products with low parts would be NaN.
-        if (Shape::kSplit && !(largest <= 3.4e38f)) source.fail();
+        if (kPieces == 2 && !(largest <= 3.4e38f)) source.fail();
         // The largest becomes a number in [2^14, 2^15).
         const unsigned exponent = __float_as_uint(largest) >> 23;
         const bool plain = exponent > 40 && exponent < 235;
@@ -115,9 +116,8 @@ struct Sixteen {
       each(sum, kChains > 1 ? 1 : 0,
            [&](float* s, int tile, int block) { mma_half<false>(s, w[tile][0], x[block][1]); });
     }
-    each(sum, 0, [&](float* s, int tile, int block) {
-      mma_half<Shape::kBfloat16>(s, w[tile][0], x[block][0]);
-    });
+    each(sum, 0,
+         [&](float* s, int tile, int block) { mma_half<kBfloat16>(s, w[tile][0], x[block][0]); });
   }
 
  private:
@@ -132,7 +132,7 @@ struct Sixteen {
 
   // The high part of two numbers, or the low one.
   __device__ __forceinline__ static unsigned part_of(float a, float b, int piece) {
-    if constexpr (Shape::kBfloat16) return bfloat16_pair(a, b);
+    if constexpr (kBfloat16) return bfloat16_pair(a, b);
     const unsigned high = half_pair(a, b);
     return piece == 0 ? high : rest_pair(a, b, high);
   }

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from graph_passes.analysis.timeline import Timeline
+from graph_passes.analysis.timeline import Gap, Timeline
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,11 @@ class Move:
     prefetch: int
     next: int
     remade: bool = False
+
+    @property
+    def gap(self) -> Gap:
+        """The stretch in which the buffer is away."""
+        return Gap(self.buffer, self.last, self.next)
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ CLOSE = 1.3  # times the fastest, by the model
 MOST_REPLICAS = 2  # (row, unit) pairs of a thread; the products of more take longer than an exchange
 MOST_TILES = 8  # of 16 columns, of one warp, whose sums registers hold
 VECTOR = 4  # numbers that one load brings
-# fitted to 1,250 times of kernels on an H200
+# fitted to 1,388 times of kernels on an H200, 748 of them those of benchmarks/results/recurrent_search_h200.json
 CROWDED, SPILLS = 192, 1.4  # registers of a thread from which the compiler keeps some in memory; the price
 SHARED_TURN = 52  # FMAs: a turn of the loop over weights in shared memory waits for them
 STEP = 200  # nanoseconds of a loop's turn, its loads and stores

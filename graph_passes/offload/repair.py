@@ -46,13 +46,12 @@ class Repairs:
         return in_order(self._mended(move) for move in build(tuple(self.islands)))
 
     def _mended(self, move: Move) -> Move:
-        gap = Gap(move.buffer, move.last, move.next)
         if move.remade:
             return move
-        if gap in self.islands:
-            move = replace(move, prefetch=min(move.next, max(move.prefetch, self.islands[gap] + 1)))
-        if gap in self.sooner:
-            move = replace(move, prefetch=max(move.release, min(move.prefetch, self.sooner[gap])))
+        if move.gap in self.islands:
+            move = replace(move, prefetch=min(move.next, max(move.prefetch, self.islands[move.gap] + 1)))
+        if move.gap in self.sooner:
+            move = replace(move, prefetch=max(move.release, min(move.prefetch, self.sooner[move.gap])))
         return move
 
 
@@ -199,5 +198,4 @@ def _brought_sooner(
                 break
             changed = [*moves[:index], replace(move, prefetch=move.prefetch - ops), *moves[index + 1 :]]
             if usage_under(timeline, changed).max() <= most:
-                gap = Gap(move.buffer, move.last, move.next)
-                yield replace(done, sooner={**done.sooner, gap: move.prefetch - ops})
+                yield replace(done, sooner={**done.sooner, move.gap: move.prefetch - ops})

@@ -47,7 +47,7 @@ def thinned(timeline: Timeline, plan: OffloadPlan, room: Room) -> OffloadPlan:
 
     for changes in (_left, _sooner, _later):
         for move in sorted(plan.moves, key=lambda move: timeline.buffers[move.buffer].nbytes, reverse=True):
-            current = next((one for one in best if _gap(one) == _gap(move)), None)
+            current = next((one for one in best if one.gap == move.gap), None)
             if current is None or current.remade:
                 continue
             for changed in changes(current):
@@ -55,10 +55,6 @@ def thinned(timeline: Timeline, plan: OffloadPlan, room: Room) -> OffloadPlan:
                 if better(in_order(moves)):
                     break
     return replace(plan, moves=tuple(best), after=after)
-
-
-def _gap(move: Move) -> tuple[int, int, int]:
-    return move.buffer, move.last, move.next
 
 
 def _left(move: Move) -> Iterator[Move | None]:

@@ -95,7 +95,7 @@ static constexpr int kBlock = 1;
 static constexpr int kStride = 256;
 static constexpr int kResultStride = 64;
 static constexpr int kSplit = 1;
-static constexpr int kBfloat16 = 0;
+static constexpr int kForm = 0;
 static constexpr int kOperandScale = 16384;
 };
 struct Plan {

@@ -161,13 +161,18 @@ def test_a_tensor_is_brought_back_sooner_to_a_better_place():
     assert mended.failure(timeline, room(7 * GIB)) is None
 
 
-def test_a_tensor_is_put_to_the_end_of_the_room_that_a_later_one_needs():
-    # y, which lives long, would lie right behind x; once x is gone, z finds no 7 GiB before or behind it
+def behind_a_short_life(last: int) -> Timeline:
+    """2 GiB that end soon, 1 GiB that stay, then `last` bytes."""
     steps = tuple(Step(f"s{i}") for i in range(5))
     x = Buffer(TensorId("x"), 2 * GIB, 0, (2,))
     y = Buffer(TensorId("y"), GIB, 1, (4,), pinned_by="the test")
-    z = Buffer(TensorId("z"), 7 * GIB, 3, (4,))
-    timeline = Timeline(steps, (x, y, z), turn=2)
+    z = Buffer(TensorId("z"), last, 3, (4,))
+    return Timeline(steps, (x, y, z), turn=2)
+
+
+def test_a_tensor_is_put_to_the_end_of_the_room_that_a_later_one_needs():
+    # y, which lives long, would lie right behind x; once x is gone, z finds no 7 GiB before or behind it
+    timeline = behind_a_short_life(7 * GIB)
     assert failed(timeline, (), room(8 * GIB)) == (3, 2 * GIB)
     plan = plan_offload(timeline, Link(1.0, 1.0), 8 * GIB, OffloadOptions(policy="autovm"), room=room(8 * GIB))
     assert plan.moves == ()
@@ -176,11 +181,7 @@ def test_a_tensor_is_put_to_the_end_of_the_room_that_a_later_one_needs():
 
 
 def test_no_filling_takes_more_than_the_budget_leaves():
-    steps = tuple(Step(f"s{i}") for i in range(5))
-    x = Buffer(TensorId("x"), 2 * GIB, 0, (2,))
-    y = Buffer(TensorId("y"), GIB, 1, (4,), pinned_by="the test")
-    z = Buffer(TensorId("z"), 3 * GIB, 3, (4,))
-    timeline = Timeline(steps, (x, y, z), turn=2)
+    timeline = behind_a_short_life(3 * GIB)
     plan = plan_offload(timeline, Link(1.0, 1.0), 4 * GIB, OffloadOptions(policy="autovm"), room=room(5 * GIB))
     usage = timeline.usage
     assert all(usage[filling.position] + filling.nbytes <= 4 * GIB for filling in plan.fillings)

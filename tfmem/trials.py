@@ -86,6 +86,7 @@ def falling(
         if found.actions in seen:
             continue
         seen.add(found.actions)
+        found = thinned(timeline, found, room)  # a repair may have made a move needless, or a stall
         short = without_workspace(timeline, found.moves, room, found.fillings)
         if short is None:
             continue

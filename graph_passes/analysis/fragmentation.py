@@ -9,7 +9,7 @@ variables and what the caller holds lie between them.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -76,12 +76,14 @@ class Failure(NamedTuple):
         wanted: bytes that found no room.
         short: by how many bytes the largest free chunk is too small.
         made: how many allocations there were before it at that position.
+        workspace: whether it is workspace that found no room; an op gets by without.
     """
 
     position: int
     wanted: int
     short: int
     made: int
+    workspace: bool = False
 
     def is_after(self, other: Failure) -> bool:
         """Whether the step came further: to a later op or allocation, or to more of the room that is needed for it."""
@@ -172,7 +174,7 @@ def first_failure(
     room: Room,
     fillings: Sequence[Filling] = (),
     *,
-    workspace: bool = True,
+    excused: Container[int] = (),
 ) -> Failure | None:
     """Where the step runs out of room; None if it runs through.
 
@@ -181,9 +183,9 @@ def first_failure(
         moves: the plan's moves.
         room: what is free before it.
         fillings: the plan's fillings.
-        workspace: whether it counts if there is no room for an op's workspace; a convolution gets by without.
+        excused: positions of the ops that may go without their workspace; a convolution gets by, more slowly.
     """
-    return replay(timeline, moves, room, fillings, workspace=workspace)[0]
+    return replay(timeline, moves, room, fillings, excused=excused)[0]
 
 
 def replay(
@@ -192,11 +194,11 @@ def replay(
     room: Room,
     fillings: Sequence[Filling] = (),
     *,
-    workspace: bool = True,
+    excused: Container[int] = (),
     until: int | None = None,
 ) -> tuple[Failure | None, list[Held]]:
     """`first_failure`, and what is in memory there, or when the op at position `until` runs."""
-    run = _Replay(timeline, room, workspace)
+    run = _Replay(timeline, room, excused)
     failure = None
     try:
         run.run(moves, fillings, until)
@@ -209,7 +211,7 @@ def without_workspace(
     timeline: Timeline, moves: Sequence[Move], room: Room, fillings: Sequence[Filling] = ()
 ) -> list[int] | None:
     """Positions of the ops that do not find the workspace they had; None if not even the tensors find room."""
-    run = _Replay(timeline, room, workspace=False)
+    run = _Replay(timeline, room, excused=range(len(timeline.steps)))
     try:
         run.run(moves, fillings)
     except _NoRoomError:
@@ -223,11 +225,11 @@ class _NoRoomError(Exception):
 
 
 class _Replay:
-    def __init__(self, timeline: Timeline, room: Room, workspace: bool) -> None:
+    def __init__(self, timeline: Timeline, room: Room, excused: Container[int]) -> None:
         self.timeline = timeline
         self.region = Region(room.chunks)
         self.spare = room.spare
-        self.strict = workspace
+        self.excused = excused
         self.held: dict[int, Chunk] = {}
         self.taken: dict[int, Filling] = {}  # of each buffer: when it was allocated, and in a chunk of what size
         self.position = self.made = 0
@@ -289,18 +291,21 @@ class _Replay:
     def allocate(self, nbytes: int) -> Chunk:
         chunk = self.region.allocate(nbytes)
         if chunk is None:
-            raise _NoRoomError(Failure(self.position, nbytes, nbytes - self.region.largest, self.made))
+            raise _NoRoomError(self.failure(nbytes))
         self.made += 1
         return chunk
+
+    def failure(self, nbytes: int, workspace: bool = False) -> Failure:
+        return Failure(self.position, nbytes, nbytes - self.region.largest, self.made, workspace)
 
     def borrow(self, nbytes: int) -> None:
         """What is taken and given back at once leaves the region as it was."""
         if nbytes <= self.region.largest:
             self.made += 1
-        elif self.strict:
-            self.allocate(nbytes)
-        else:
+        elif self.position in self.excused:
             self.missed.append(self.position)
+        else:
+            raise _NoRoomError(self.failure(nbytes, workspace=True))
 
 
 def _moves(moves: Sequence[Move]) -> dict[int, _Event]:

@@ -121,7 +121,9 @@ def simulate(timeline: Timeline, moves: Sequence[Move], link: Link) -> Outcome:
     now = out_free = in_free = stall = 0.0
     copied = [0.0] * len(moves)
     arrived = [0.0] * len(moves)
-    for position, step in enumerate(timeline.steps):
+    begins, ran = timeline.begins, 0
+    for position in sorted({*copies_out, *releases, *prefetches, *arrivals, *remakes}):  # between them ops just run
+        now += begins[position] - begins[ran]
         for index in releases.get(position, ()):
             stall += max(0.0, copied[index] - now)
             now = max(now, copied[index])
@@ -132,11 +134,13 @@ def simulate(timeline: Timeline, moves: Sequence[Move], link: Link) -> Outcome:
         for index in arrivals.get(position, ()):
             stall += max(0.0, arrived[index] - now)
             now = max(now, arrived[index])
-        now += step.seconds + remakes.get(position, 0.0)
+        ran = position + 1
+        now += begins[ran] - begins[position] + remakes.get(position, 0.0)
         for index in copies_out.get(position, ()):
             nbytes = timeline.buffers[moves[index].buffer].nbytes
             out_free = max(now, out_free) + nbytes / link.offload
             copied[index] = out_free
+    now += begins[-1] - begins[ran]
     usage = usage_under(timeline, moves)
     peak_at = int(usage.argmax()) if len(usage) else 0
-    return Outcome(now, stall, int(usage.max(initial=timeline.base)), peak_at)
+    return Outcome(float(now), float(stall), int(usage.max(initial=timeline.base)), peak_at)

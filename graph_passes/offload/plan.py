@@ -12,7 +12,7 @@ released at a planned position, as late as memory allows, because releasing wait
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,9 +62,9 @@ class OffloadPlan:
         """The budget to plan for when this plan ran `over` bytes over: within its own peak, or it would come again."""
         return min(self.budget, self.after.peak) - over
 
-    def failure(self, timeline: Timeline, room: Room, *, workspace: bool = True) -> Failure | None:
+    def failure(self, timeline: Timeline, room: Room, *, excused: Container[int] = ()) -> Failure | None:
         """Where the step runs out of room; see `first_failure`."""
-        return first_failure(timeline, self.moves, room, self.fillings, workspace=workspace)
+        return first_failure(timeline, self.moves, room, self.fillings, excused=excused)
 
 
 def plan_offload(

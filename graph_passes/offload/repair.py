@@ -7,7 +7,7 @@ be put elsewhere to begin with, by filling the room where it would have gone whi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -75,8 +75,6 @@ def repaired(
     done = Repairs()
     for workspace in (True, False):  # where not all can be had, tensors come before workspace
         done = _repaired(timeline, build, chosen, budget, room, done, workspace)
-        if first_failure(timeline, done.moves(build), room, done.fillings, workspace=workspace) is None:
-            break
     return done.moves(build), done.fillings
 
 
@@ -89,25 +87,30 @@ def _repaired(
     done: Repairs,
     workspace: bool,
 ) -> Repairs:
+    """One repair after the other; an op whose workspace no repair makes room for goes without."""
     patience = _patience(timeline)
+    excused = set() if workspace else set(range(len(timeline.steps)))
     for _ in range(REPAIRS * patience):
         moves = done.moves(build)
-        failure, held = replay(timeline, moves, room, done.fillings, workspace=workspace)
+        failure, held = replay(timeline, moves, room, done.fillings, excused=excused)
         if failure is None:
             break
         reached, best = failure, None
-        candidates = _candidates(timeline, done, moves, chosen, budget, room, failure, held)
+        candidates = _candidates(timeline, done, moves, chosen, budget, room, failure, held, excused)
         for candidate in islice(candidates, TRIES * patience):
-            further = first_failure(timeline, candidate.moves(build), room, candidate.fillings, workspace=workspace)
+            further = first_failure(timeline, candidate.moves(build), room, candidate.fillings, excused=excused)
             if further is None or further.is_after(reached):
                 best = candidate
             if further is None:
                 break
             if further.is_after(reached):
                 reached = further
-        if best is None:
+        if best is not None:
+            done = best
+        elif failure.workspace:
+            excused.add(failure.position)
+        else:
             break
-        done = best
     return done
 
 
@@ -124,9 +127,10 @@ def _candidates(
     room: Room,
     failure: Failure,
     held: Sequence[Held],
+    excused: Container[int],
 ) -> Iterator[Repairs]:
     most = max(budget, int(usage_under(timeline, moves).max()))
-    yield from _cleared(timeline, done, moves, room, failure, held, most)
+    yield from _cleared(timeline, done, moves, room, failure, held, excused, most)
     yield from _without_islands(timeline, done, chosen, failure)
     yield from _brought_sooner(timeline, done, moves, failure, most)
 
@@ -138,6 +142,7 @@ def _cleared(
     room: Room,
     failure: Failure,
     held: Sequence[Held],
+    excused: Container[int],
     most: int,
 ) -> Iterator[Repairs]:
     """What lies in a stretch of memory that would do is put to the end of the chunk it was cut from, or into another.
@@ -151,7 +156,7 @@ def _cleared(
         for elsewhere in (False, True):
             fillings = done.fillings
             for buffer in [item.buffer for item in sorted(stretch, key=lambda item: item.filling.position)]:
-                _, now = replay(timeline, moves, room, fillings, until=failure.position)
+                _, now = replay(timeline, moves, room, fillings, excused=excused, until=failure.position)
                 for position, nbytes in [item.filling for item in now if item.buffer == buffer]:
                     left = nbytes - (0 if elsewhere else timeline.buffers[buffer].nbytes)
                     if left > 0 and usage[position] + left <= most:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from graph_passes.analysis.fragmentation import Room, first_failure
+from graph_passes.analysis.fragmentation import Room, first_failure, without_workspace
 from graph_passes.analysis.simulate import Move, simulate
 from graph_passes.analysis.timeline import Timeline
 from graph_passes.offload.plan import OffloadPlan
@@ -28,7 +28,8 @@ def thinned(timeline: Timeline, plan: OffloadPlan, room: Room) -> OffloadPlan:
         room: what is free before the step.
     """
     # what the plan does not find room for on paper cannot be asked of what is made from it
-    strict = plan.failure(timeline, room) is None
+    missed = without_workspace(timeline, plan.moves, room, plan.fillings)
+    excused = range(len(timeline.steps)) if missed is None else missed
     limit = max(plan.budget, plan.after.peak)
     best, after, tries = list(plan.moves), simulate(timeline, plan.moves, plan.link), 0
 
@@ -40,7 +41,7 @@ def thinned(timeline: Timeline, plan: OffloadPlan, room: Room) -> OffloadPlan:
         if outcome.seconds >= after.seconds or outcome.peak > limit:
             return False
         tries += 1
-        if first_failure(timeline, moves, room, plan.fillings, workspace=strict) is not None:
+        if first_failure(timeline, moves, room, plan.fillings, excused=excused) is not None:
             return False
         best, after = list(moves), outcome
         return True

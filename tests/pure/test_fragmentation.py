@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from graph_passes import pipeline
-from graph_passes.analysis.fragmentation import Failure, Filling, Region, Room, first_failure
+from graph_passes.analysis.fragmentation import Failure, Filling, Region, Room, first_failure, without_workspace
 from graph_passes.analysis.simulate import Link, Move, usage_under
 from graph_passes.analysis.timeline import Buffer, Step, Timeline
 from graph_passes.cost.device import load
@@ -85,7 +85,7 @@ def test_workspace_needs_one_piece_too_but_a_convolution_gets_by_without():
     assert failed(timeline, (), room(5 * GIB)) is None
     assert failed(timeline, (), room(5 * GIB - MIB)) == (1, MIB)
     assert first_failure(timeline, (), room(5 * GIB, spare=1.1)).position == 1
-    assert first_failure(timeline, (), room(5 * GIB - MIB), workspace=False) is None
+    assert first_failure(timeline, (), room(5 * GIB - MIB), excused={1}) is None
 
 
 def test_what_lies_between_the_free_chunks_is_not_moved():
@@ -178,6 +178,18 @@ def test_a_tensor_is_put_to_the_end_of_the_room_that_a_later_one_needs():
     assert plan.moves == ()
     assert plan.fillings == (Filling(1, 5 * GIB),)
     assert plan.failure(timeline, room(8 * GIB)) is None
+
+
+def test_an_op_that_cannot_have_its_workspace_does_not_keep_a_later_one_from_its_own():
+    steps = (Step("s0"), Step("s1"), Step("s2", workspace=20 * GIB), Step("s3", workspace=7 * GIB), Step("s4"))
+    x = Buffer(TensorId("x"), 2 * GIB, 0, (2,))
+    y = Buffer(TensorId("y"), GIB, 1, (4,), pinned_by="the test")
+    timeline = Timeline(steps, (x, y), turn=2)
+    assert without_workspace(timeline, (), room(8 * GIB)) == [2, 3]
+    plan = plan_offload(timeline, Link(1.0, 1.0), 23 * GIB, OffloadOptions(policy="autovm"), room=room(8 * GIB))
+    assert without_workspace(timeline, plan.moves, room(8 * GIB), plan.fillings) == [2]
+    assert plan.failure(timeline, room(8 * GIB)) == Failure(2, 20 * GIB, 15 * GIB, 0, workspace=True)
+    assert plan.failure(timeline, room(8 * GIB), excused={2}) is None
 
 
 def test_no_filling_takes_more_than_the_budget_leaves():

@@ -85,7 +85,7 @@ def without_workspace(seconds):
     timeline = Timeline(tuple(steps), timeline.buffers, timeline.turn)
     engine = FakeEngine(5 * GIB)
     plans = list(falling(engine, timeline, 9 * GIB, planner(timeline), engine.room))
-    assert all(plan.failure(timeline, engine.room, workspace=False) is None for plan in plans)
+    assert all(plan.failure(timeline, engine.room, excused=range(len(timeline.steps))) is None for plan in plans)
     return plans, [plan.failure(timeline, engine.room) is not None for plan in plans]
 
 
@@ -98,6 +98,15 @@ def test_plans_short_of_workspace_come_later_the_more_it_costs():
     assert short[0]
     times = [plan.after.seconds for plan in plans]
     assert times == sorted(times)
+
+
+def test_what_a_plan_stalls_for_without_need_is_taken_out_before_it_is_tried():
+    timeline, engine = chain(), FakeEngine(64 * GIB)
+    widest = partial(planner(timeline), widest=True)
+    assert widest(budget=64 * GIB).after.stall > 0
+    tried = list(falling(engine, timeline, 64 * GIB, widest, engine.room))
+    assert tried
+    assert all(plan.after.stall == 0 for plan in tried)
 
 
 def test_no_plan_where_the_host_has_no_room():

@@ -155,6 +155,9 @@ def measure(programs: Sequence[tuple[Build, Future[Path]]]) -> dict[str, object]
             ran = subprocess.run(
                 [place], capture_output=True, text=True, timeout=SECONDS, check=False, cwd=place.parent
             ).stdout
+        except subprocess.CalledProcessError as error:
+            message = f"{build.form} {build.tiling}: {error.stderr[-300:]}"
+            continue
         except (OSError, subprocess.TimeoutExpired) as error:
             message = f"{build.form} {build.tiling}: {type(error).__name__}"
             continue
@@ -170,7 +173,11 @@ def measure(programs: Sequence[tuple[Build, Future[Path]]]) -> dict[str, object]
 
 
 def compiled(build: Build, source: Path, place: Path, arch: str) -> Path:
-    """Patch a copy and compile it; where nvcc fails, there is no file."""
+    """Patch a copy and compile it.
+
+    Raises:
+        CalledProcessError: nvcc failed.
+    """
     place.mkdir(parents=True)
     name = f"GRU_{build.form}"
     main_file = f"single_layer_{name}.cpp"
@@ -182,7 +189,7 @@ def compiled(build: Build, source: Path, place: Path, arch: str) -> Path:
             text = patched_main(text, build)
         (place / file).write_text(text)
     command = ["nvcc", "-O3", "-std=c++17", f"-arch={arch}", "-w", f"{name}.cu", main_file, "-o", "program"]
-    subprocess.run(command, cwd=place, capture_output=True, check=False)
+    subprocess.run(command, cwd=place, capture_output=True, text=True, check=True)
     return place / "program"
 
 

@@ -163,17 +163,12 @@ def outcome(trials: Ranked) -> dict[str, Any]:
     return {"status": "ok" if ran else "failed", "kernels": {PRECISION: {"kernels": [{"trials": written}]}}}
 
 
-def short(place: int, trial: Trial) -> dict[str, Any]:
-    """A trial with its configuration as one text, the values in the order of its fields."""
-    return {
-        "rank": place,
-        "configuration": " ".join(map(str, vars(trial.configuration).values())),
-        "predicted": round(trial.predicted),
-        "measured": trial.measured if trial.error else round(trial.measured),
-        "registers": trial.registers,
-        "local": trial.local,
-        **({"error": trial.error[:200]} if trial.error else {}),
-    }
+def short(place: int, trial: Trial) -> str:
+    """A trial in one line: its rank, nanoseconds predicted and measured, registers, bytes of local memory, the values of
+    its configuration in the order of the fields, and what went wrong."""
+    measured = trial.measured if trial.error else round(trial.measured)
+    numbers = (place, round(trial.predicted), measured, trial.registers, trial.local)
+    return " ".join(map(str, (*numbers, *vars(trial.configuration).values(), trial.error[:200]))).strip()
 
 
 def in_words(trials: Ranked) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,8 @@ def test_the_fastest_program_counts_and_cases_are_added(tmp_path: Path, monkeypa
         else:
             program.write_text("#!/bin/sh\necho 'CUDA error: 700'\necho inf ms\n")
         program.chmod(0o755)
+        if build.case.batch == 20:
+            raise subprocess.CalledProcessError(2, "nvcc", stderr="no host compiler")
         return program if build.case.batch == 1 else place / "missing"
 
     monkeypatch.setattr(recurrent_grnn, "compiled", compiled)
@@ -85,3 +88,6 @@ def test_the_fastest_program_counts_and_cases_are_added(tmp_path: Path, monkeypa
     assert cases["canonical_gru/256/10"]["status"] == "incomplete"
     assert cases["canonical_gru/256/10"]["systems"][NAME]["status"] == "error"
     assert "FileNotFoundError" in cases["canonical_gru/256/10"]["systems"][NAME]["message"]
+    assert recurrent_grnn.main([*arguments, "canonical_gru/256/20"]) == 1
+    found = json.loads(output.read_text())["cases"]["canonical_gru/256/20"]["systems"][NAME]
+    assert found["message"].endswith("no host compiler")

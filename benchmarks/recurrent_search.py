@@ -164,8 +164,8 @@ def outcome(trials: Ranked) -> dict[str, Any]:
 
 
 def short(place: int, trial: Trial) -> str:
-    """A trial in one line: its rank, nanoseconds predicted and measured, registers, bytes of local memory, the values of
-    its configuration in the order of the fields, and what went wrong."""
+    """A trial in one line: its rank, nanoseconds predicted and measured, registers, bytes of local memory, its
+    configuration's values in the order of the fields, and what went wrong."""
     measured = trial.measured if trial.error else round(trial.measured)
     numbers = (place, round(trial.predicted), measured, trial.registers, trial.local)
     return " ".join(map(str, (*numbers, *vars(trial.configuration).values(), trial.error[:200]))).strip()

@@ -188,7 +188,8 @@ def compiled(build: Build, source: Path, place: Path, arch: str) -> Path:
         elif file == main_file:
             text = patched_main(text, build)
         (place / file).write_text(text)
-    command = ["nvcc", "-O3", "-std=c++17", f"-arch={arch}", "-w", f"{name}.cu", main_file, "-o", "program"]
+    options = ["-O3", "-std=c++17", "-include", "cstdint", f"-arch={arch}", "-w"]  # its headers use uint32_t
+    command = ["nvcc", *options, f"{name}.cu", main_file, "-o", "program"]
     subprocess.run(command, cwd=place, capture_output=True, text=True, check=True)
     return place / "program"
 

@@ -53,15 +53,16 @@ class Configuration:
     """How a group of CTAs shares the rows of one batch tile (GRNN, sections 5 and 6).
 
     CTA j of a group owns the hidden units [j * width, (j + 1) * width), all gates of them: output-based tiling. Within
-    a CTA a work group of `lanes` threads splits the sums of a set of columns; `threads / lanes` work groups split the
-    columns. The paper's tile height is `rows`, its tile width follows from `ctas`.
+    a CTA a work group of `lanes` threads splits the sums of a set of columns; its work groups split the columns.
+    Threads of a warp, or warps of a CTA, that make no whole work group are idle. The paper's tile height is `rows`, its
+    tile width follows from `ctas`.
 
     Attributes:
         rows: of the batch, for one group.
         passes: 1, 2 or 4 parts of `rows`, computed in turn, so that one part's exchange hides behind the others.
         ctas: of a group; with more than one they exchange operands every step.
         threads: of a CTA.
-        lanes: threads of a work group, a power of two; above 32 its warps' sums meet in shared memory.
+        lanes: threads of a work group, up to 32 or a multiple of 32; above 32 its warps' sums meet in shared memory.
         register_weights: how many weights a thread keeps in registers.
         shared_weights: how many more a thread keeps in shared memory; what is left is read from L2 every step.
         product: "fma" on the ordinary cores; "mma" on the tensor cores (three TF32 products for precision "highest");
@@ -91,8 +92,10 @@ class Configuration:
             raise KernelError(f"{self.rows} rows in {self.passes} passes: expected a multiple of 1, 2 or 4 passes")
         if self.threads % WARP or not WARP <= self.threads <= 1024:
             raise KernelError(f"{self.threads} threads: expected a multiple of {WARP} up to 1024")
-        if self.lanes & (self.lanes - 1) or not 1 <= self.lanes <= self.threads:
-            raise KernelError(f"{self.lanes} lanes: expected a power of two up to the {self.threads} threads")
+        if not 1 <= self.lanes <= self.threads or (self.lanes > WARP and self.lanes % WARP):
+            raise KernelError(
+                f"{self.lanes} lanes: expected 1 to {WARP}, or a multiple of {WARP} up to the {self.threads} threads"
+            )
         if (self.ctas == 1) != (self.exchange == "single") or self.ctas < 1:
             raise KernelError(f"{self.ctas} CTAs with exchange '{self.exchange}': 'single' is for exactly one CTA")
         if self.exchange == "cluster" and self.ctas > LARGEST_CLUSTER:

@@ -261,10 +261,10 @@ class _Layouter:
         if c.tensor_cores:
             tiles, pieces = -(-columns // 16), -(-depth // 16)
             warps = c.threads // WARP
-            split = min(lanes // WARP, _power_of_two(pieces))
+            split = _filled(lanes // WARP, pieces)
             return columns, depth, split * WARP, -(-tiles // (warps // split)), -(-pieces // split)
-        lanes = min(lanes, _power_of_two(depth // 4))
-        return columns, depth, lanes, -(-columns // (c.threads // lanes)), -(-depth // 4 // lanes)
+        lanes = _filled(lanes, depth // 4)
+        return columns, depth, lanes, -(-columns // _work_groups(c.threads, lanes)), -(-depth // 4 // lanes)
 
     def _stride(self, gemm: Gemm) -> int:
         """A row of operands, as far as the product reads it, and without bank conflicts."""
@@ -291,7 +291,7 @@ class _Layouter:
                 block -= 1
         else:
             block, partials = min(8, self.rows), max(1, lanes // WARP)
-            result_stride = _round_up(c.threads // lanes * thread_columns, 4 if c.slices > 1 else 1)
+            result_stride = _round_up(_work_groups(c.threads, lanes) * thread_columns, 4 if c.slices > 1 else 1)
             while self.rows % block or (block > 1 and block * thread_columns > min(32, free)):
                 block -= 1
         copies = 2 if c.passes > 1 else 1
@@ -314,6 +314,16 @@ def _state_mask(plan: Schedule, operands: tuple[int, ...]) -> int:
 
 def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
+
+
+def _work_groups(threads: int, lanes: int) -> int:
+    """Of a CTA: as many as lie in a warp as a whole, or as its warps make up."""
+    return threads // WARP * (WARP // lanes) if lanes < WARP else threads // lanes
+
+
+def _filled(lanes: int, chunks: int) -> int:
+    """Lanes that split so many chunks, and have one each at least."""
+    return lanes if lanes <= chunks else _power_of_two(chunks)
 
 
 def _power_of_two(value: int) -> int:

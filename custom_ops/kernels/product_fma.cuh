@@ -1,5 +1,5 @@
-// A CTA's part of a matrix product on the ordinary cores: GRNN's work groups of any size (section
-// 6).
+// A CTA's part of a matrix product on the ordinary cores, by GRNN's work groups of any size
+// (section 6).
 #pragma once
 
 #include "common.cuh"
@@ -7,35 +7,54 @@
 namespace tfmem {
 
 // The sums of COUNT values over LANES lanes. While a lane holds an even number of values it sends
-// half of them, so that each lane ends with COUNT / LANES sums (or one) instead of all. Returns the
-// index of the first; `owner` is false for lanes that hold copies of another's.
-template <int COUNT, int LANES>
+// half of them, so that each lane ends with COUNT / LANES sums (or one) instead of all. Where lanes
+// cannot be halved, the last one hands its values to the first. Returns the index of the first sum;
+// `owner` is false for lanes that hold none of their own. All lanes of the warp take part, whatever
+// they hold: a lane reads from its own work group alone as long as its sums are wanted. ALIGNED: a
+// work group begins at a multiple of its size, a power of two.
+template <int COUNT, int LANES, bool ALIGNED = (LANES & (LANES - 1)) == 0>
 __device__ __forceinline__ int reduce_scatter(float* value, int lane, bool* owner) {
   if constexpr (LANES == 1) {
     return 0;
+  } else if constexpr (LANES % 2 != 0) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      const float last = __shfl_down_sync(kAllLanes, value[i], LANES - 1);
+      if (lane == 0) value[i] += last;
+    }
+    *owner = *owner && lane < LANES - 1;
+    return reduce_scatter<COUNT, LANES - 1, false>(value, lane, owner);
   } else {
     constexpr int kHalf = LANES / 2;
-    const bool upper = lane & kHalf;
+    const bool upper = ALIGNED ? lane & kHalf : lane >= kHalf;
+    const auto from_other_half = [upper](float sent) {
+      if constexpr (ALIGNED) return __shfl_xor_sync(kAllLanes, sent, kHalf);
+      return __shfl_sync(kAllLanes, sent, threadIdx.x + (upper ? -kHalf : kHalf));
+    };
+    if constexpr (!ALIGNED) lane -= upper ? kHalf : 0;
     if constexpr (COUNT % 2 == 0) {
 #pragma unroll
       for (int i = 0; i < COUNT / 2; ++i) {
         const float sent = upper ? value[i] : value[i + COUNT / 2];
         const float kept = upper ? value[i + COUNT / 2] : value[i];
-        value[i] = kept + __shfl_xor_sync(kAllLanes, sent, kHalf);
+        value[i] = kept + from_other_half(sent);
       }
-      return (upper ? COUNT / 2 : 0) + reduce_scatter<COUNT / 2, kHalf>(value, lane, owner);
+      return (upper ? COUNT / 2 : 0) +
+             reduce_scatter<COUNT / 2, kHalf, ALIGNED>(value, lane, owner);
     } else {
 #pragma unroll
-      for (int i = 0; i < COUNT; ++i) value[i] += __shfl_xor_sync(kAllLanes, value[i], kHalf);
+      for (int i = 0; i < COUNT; ++i) value[i] += from_other_half(value[i]);
       *owner = *owner && !upper;
-      return reduce_scatter<COUNT, kHalf>(value, lane, owner);
+      return reduce_scatter<COUNT, kHalf, ALIGNED>(value, lane, owner);
     }
   }
 }
 
 // How many values a lane holds after reduce_scatter.
 __host__ __device__ constexpr int values_left(int count, int lanes) {
-  return lanes == 1 ? count : values_left(count % 2 == 0 ? count / 2 : count, lanes / 2);
+  if (lanes == 1) return count;
+  if (lanes % 2 != 0) return values_left(count, lanes - 1);
+  return values_left(count % 2 == 0 ? count / 2 : count, lanes / 2);
 }
 
 // `results[partial][row][column]` = sum over k of `operands[row][k] * weight[k][column]`.
@@ -44,19 +63,24 @@ __host__ __device__ constexpr int values_left(int count, int lanes) {
 // sums the chunks of 4 numbers l, l + kLanes, ... Weights stay in registers as far as kRegisters
 // chunks, then in shared memory, then they are read from L2 each time, laid out so that
 // neighbouring threads read neighbouring 16 bytes.
+//
+// Work groups below a warp's size lie within warps. Threads that make no whole work group are in
+// one past the last, whose columns are past the last, too: their weights are 0, and their sums
+// nobody's.
 template <class Shape>
 struct FmaProduct {
   static constexpr int kStreamed = Shape::kChunks - Shape::kRegisters - Shape::kShared;
   static constexpr int kColumns = Shape::kThreadColumns;
   static constexpr int kWarpLanes = Shape::kLanes < kWarp ? Shape::kLanes : kWarp;
+  static constexpr bool kFillsWarps = kWarp % kWarpLanes == 0;
 
   float4 weight[Shape::kRegisters > 0 ? Shape::kRegisters : 1][kColumns];
 
   // `source(column, k)` is a weight, or 0 outside the matrix.
   template <class Source>
   __device__ void load(const Source& source, float4* shared, float4* streamed) {
-    const int group = threadIdx.x / Shape::kLanes;
-    const int lane = threadIdx.x % Shape::kLanes;
+    const int group = kFillsWarps ? threadIdx.x / Shape::kLanes : group_within_warp();
+    const int lane = (kFillsWarps ? threadIdx.x : threadIdx.x % kWarp) % Shape::kLanes;
     const auto chunk = [&](int i, int column) {
       const int k = (i * Shape::kLanes + lane) * 4;
       return source.four(group * kColumns + column, k);
@@ -88,8 +112,8 @@ struct FmaProduct {
 
   __device__ __forceinline__ void run(const float* operands, const float4* shared,
                                       const float4* streamed, float* results) const {
-    const int group = threadIdx.x / Shape::kLanes;
-    const int lane = threadIdx.x % Shape::kLanes;
+    const int group = kFillsWarps ? threadIdx.x / Shape::kLanes : group_within_warp();
+    const int lane = (kFillsWarps ? threadIdx.x : threadIdx.x % kWarp) % Shape::kLanes;
 #pragma unroll 1
     for (int row = 0; row < Shape::kRows; row += Shape::kBlock) {
       float sum[Shape::kBlock * kColumns] = {};
@@ -113,6 +137,14 @@ struct FmaProduct {
   }
 
  private:
+  // Where work groups leave threads of a warp over.
+  __device__ __forceinline__ static int group_within_warp() {
+    constexpr int kGroups = kWarp / kWarpLanes;
+    const int group = threadIdx.x % kWarp / kWarpLanes;
+    return group < kGroups ? threadIdx.x / kWarp * kGroups + group
+                           : Shape::kThreads / kWarp * kGroups;
+  }
+
   template <int COUNT>
   __device__ __forceinline__ static void multiply_from(const float4* weights, int chunk, Tag<COUNT>,
                                                        const float* base, float* sum) {

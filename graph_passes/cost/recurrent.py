@@ -238,8 +238,9 @@ def _reduce_scatter(values: int, lanes: int) -> tuple[int, int]:
     """Shuffles of a thread, and how many of them wait for each other (kernels/product_fma.cuh)."""
     count = depth = 0
     while lanes > 1:
-        values = values // 2 if values % 2 == 0 else values
-        count, depth, lanes = count + values, depth + 1, lanes // 2
+        odd = lanes % 2
+        values = values if odd or values % 2 else values // 2
+        count, depth, lanes = count + values, depth + 1, lanes - 1 if odd else lanes // 2
     return count, max(depth, 1)
 
 

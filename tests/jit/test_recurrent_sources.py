@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from benchmarks.recurrent_profile import marked
 from custom_ops import cells
 from custom_ops.cell import Cell
+from custom_ops.codegen.layout import layout
 from custom_ops.codegen.recurrent import generate
 from custom_ops.differentiate import differentiate
 from custom_ops.errors import KernelError
@@ -83,6 +85,23 @@ def test_sources_compile(cell: Cell, arch: int, kind: str) -> None:
 @pytest.mark.parametrize("kind", HOPPER)
 def test_hopper_sources_compile(cell: Cell, kind: str) -> None:
     assert nvrtc.compile_source(generate(RecurrentSpec(cell, 100), HOPPER[kind], 90), 90)
+
+
+@pytest.mark.parametrize("arch", [75, 90])
+@pytest.mark.parametrize("lanes", [3, 5, 12, 24, 31, 96])
+def test_work_groups_of_any_size_compile(lanes: int, arch: int) -> None:
+    """A weight in each of the places, and sums of 416, so that no lane goes without."""
+    exchange = Configuration(ctas=26, exchange="grid") if arch == 75 else Configuration(ctas=8, exchange="cluster")
+    configuration = replace(exchange, rows=3, lanes=lanes, register_weights=64, shared_weights=32)
+    (gemm,) = layout(RecurrentSpec(cells.simple_rnn(), 410), configuration, arch).gemms
+    assert gemm.lanes == lanes
+    assert nvrtc.compile_source(generate(RecurrentSpec(cells.simple_rnn(), 410), configuration, arch), arch)
+
+
+@pytest.mark.parametrize("product", ["mma", "half"])
+def test_warps_of_any_number_compile(product: str) -> None:
+    configuration = Configuration(rows=8, lanes=96, ctas=8, exchange="cluster", product=product)  # type: ignore[arg-type]
+    assert nvrtc.compile_source(generate(RecurrentSpec(cells.lstm(), 100), configuration, 90), 90)
 
 
 @pytest.mark.parametrize("name", ["gru2", "chained", "training"])

@@ -83,12 +83,37 @@ def test_weights_go_to_registers_then_to_shared_memory_then_to_scratch() -> None
     assert layout(LSTM, configuration, 90).scratch == 16 * 256 * 16 * 4  # one chunk of 16 weights a thread, 16 CTAs
 
 
+@pytest.mark.parametrize(
+    ("lanes", "found"),
+    [
+        (3, (3, 1, 22, 1, 80)),  # 10 work groups in each of 8 warps
+        (12, (12, 4, 6, 1, 64)),  # 2 in each
+        (31, (31, 8, 3, 1, 64)),
+        (96, (64, 16, 1, 2, 64)),  # a sum has no more chunks of 4
+    ],
+)
+def test_work_groups_of_any_size(lanes: int, found: tuple[int, ...]) -> None:
+    """64 columns of an LSTM's CTA, sums of 256: what is left over of a warp is idle."""
+    (gemm,) = layout(LSTM, replace(CLUSTER, lanes=lanes), 90).gemms
+    assert (gemm.lanes, gemm.thread_columns, gemm.chunks, gemm.partials, gemm.result_stride) == found
+
+
+def test_warps_that_make_no_whole_work_group_are_idle() -> None:
+    """Sums of 512: 96 lanes are 2 work groups of 256 threads, on either kind of core."""
+    wide = replace(LSTM, units=512)
+    for product, chunks, columns in (("fma", 2, 64), ("mma", 11, 4)):
+        configuration = replace(CLUSTER, rows=8, lanes=96, product=product)  # type: ignore[arg-type]
+        (gemm,) = layout(wide, configuration, 90).gemms
+        assert (gemm.columns, gemm.lanes, gemm.partials) == (128, 96, 3)
+        assert (gemm.chunks, gemm.thread_columns) == (chunks, columns)
+
+
 @pytest.mark.parametrize("units", [1, 7, 33, 1000, 1024])
 @pytest.mark.parametrize(("exchange", "slices"), [("single", 1), ("cluster", 1), ("grid", 1), ("grid", 4)])
-@pytest.mark.parametrize("product", ["fma", "mma"])
-def test_places_do_not_overlap(units: int, exchange: str, slices: int, product: str) -> None:
+@pytest.mark.parametrize(("product", "lanes"), [("fma", 32), ("fma", 5), ("fma", 96), ("mma", 32), ("mma", 96)])
+def test_places_do_not_overlap(units: int, exchange: str, slices: int, product: str, lanes: int) -> None:
     ctas = {"single": 1, "cluster": 16, "grid": 128}[exchange]
-    configuration = Configuration(8, 1, ctas, 256, 32, 0, 0, product, exchange, slices)  # type: ignore[arg-type]
+    configuration = Configuration(8, 1, ctas, 256, lanes, 0, 0, product, exchange, slices)  # type: ignore[arg-type]
     spec = RecurrentSpec(cells.layer_norm_lstm(units), units)
     try:
         sizes = layout(spec, configuration, 90)
@@ -127,7 +152,11 @@ def test_each_direction_has_its_pointers() -> None:
     [
         ({"rows": 3, "passes": 2}, "3 rows in 2 passes"),
         ({"threads": 100}, "100 threads"),
-        ({"lanes": 24}, "24 lanes"),
+        ({"lanes": 0}, "0 lanes"),
+        ({"lanes": 33}, "33 lanes: expected 1 to 32, or a multiple of 32"),
+        ({"lanes": 48}, "48 lanes"),
+        ({"lanes": 288}, "288 lanes: .* up to the 256 threads"),
+        ({"product": "mma", "lanes": 48}, "48 lanes"),
         ({"ctas": 2}, "'single' is for exactly one CTA"),
         ({"ctas": 32, "exchange": "cluster"}, "at most 16"),
         ({"product": "mma", "lanes": 16}, "whole warp"),

@@ -140,7 +140,7 @@ def describe(
     """The report of a plan, nothing measured yet."""
     names = [item.node for item in timeline.steps]
     shown = sorted({*plan.ordered, plan.before.peak_at, plan.after.peak_at})
-    after = usage_under(timeline, plan.moves)
+    after = usage_under(timeline, plan.moves, plan.fillings)
     records = tuple(
         TransferRecord(
             tensor=str(tensor),

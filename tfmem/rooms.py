@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -16,14 +17,14 @@ from tfmem.measuring import alone
 _MORE = (256, 1 << 10, 1 << 12, 1 << 14, SMALL) * 16
 
 
-def find_room(engine: Engine, timeline: Timeline) -> Room:
-    """The chunks that are free now, or a guess where the allocator does not tell."""
+def find_room(engine: Engine, timeline: Timeline, budget: int) -> Room:
+    """The chunks that are free now, or a guess where the allocator does not tell; `budget` bytes may be in use."""
     with alone(), context.eager_mode(), tf.device(engine.target.name):
         rows = engine.library.chunks().numpy().tolist()
     if not rows:
-        return Room.guess(engine.target.memory, timeline.base)
+        return replace(Room.guess(engine.target.memory, timeline.base), limit=budget)
     origin = rows[0][0]
-    return Room(tuple((address - origin, size) for address, size, in_use in rows if not in_use))
+    return Room(tuple((address - origin, size) for address, size, in_use in rows if not in_use), limit=budget)
 
 
 def keep_apart(engine: Engine, timeline: Timeline) -> list[Any]:

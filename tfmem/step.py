@@ -209,7 +209,7 @@ class ManagedStep:
         self.report = self._describe(self._timeline, self._first)
 
     def _room(self) -> Room | None:
-        return find_room(self._engine, self._timeline) if self._engine.target.is_gpu else None
+        return find_room(self._engine, self._timeline, self._budget) if self._engine.target.is_gpu else None
 
     def _staged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         while self._stage not in (Stage.CHECK, Stage.READY):

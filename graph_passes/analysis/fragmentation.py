@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from graph_passes.analysis.simulate import Move
+from graph_passes.analysis.simulate import Filling, Move
 from graph_passes.analysis.timeline import Timeline
 
 SMALL = 1 << 16  # smaller buffers are not replayed: they have rooms of their own, or come and go in the gaps between
@@ -31,10 +31,12 @@ class Room:
     Attributes:
         chunks: each free chunk.
         spare: workspace is asked for with so many times its bytes.
+        limit: bytes that may be in use for as long as an op runs, whatever the budget that is planned for.
     """
 
     chunks: tuple[Chunk, ...]
     spare: float = 1.0
+    limit: int = 0
 
     @classmethod
     def guess(cls, memory: int, base: int) -> Room:
@@ -45,13 +47,6 @@ class Room:
         """The same with its last chunk larger."""
         *others, (address, size) = self.chunks
         return replace(self, chunks=(*others, (address, size + nbytes)))
-
-
-class Filling(NamedTuple):
-    """Bytes taken before the op at a position runs, and given back after: what it allocates goes elsewhere."""
-
-    position: int
-    nbytes: int
 
 
 class Held(NamedTuple):
@@ -90,6 +85,11 @@ class Failure(NamedTuple):
         return (self.position, self.made, -self.short) > (other.position, other.made, -other.short)
 
 
+def rounded(nbytes: int) -> int:
+    """What is taken for `nbytes`."""
+    return max(_ROUND, -(-nbytes // _ROUND) * _ROUND)
+
+
 class Region:
     """Free chunks, best fit, neighbours joined when freed."""
 
@@ -107,7 +107,7 @@ class Region:
 
     def allocate(self, nbytes: int) -> Chunk | None:
         """The (address, size) of a chunk of at least `nbytes`, or None if no free chunk is large enough."""
-        wanted = max(_ROUND, -(-nbytes // _ROUND) * _ROUND)
+        wanted = rounded(nbytes)
         index = bisect_left(self._free, (wanted, -1))
         if index == len(self._free):
             return None

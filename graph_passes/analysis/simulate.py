@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +45,13 @@ class Move:
         return Gap(self.buffer, self.last, self.next)
 
 
+class Filling(NamedTuple):
+    """Bytes taken before the op at a position runs, and given back after: what it allocates goes elsewhere."""
+
+    position: int
+    nbytes: int
+
+
 @dataclass(frozen=True)
 class Link:
     """Bytes a second out of and into device memory."""
@@ -69,8 +77,8 @@ class Outcome:
     peak_at: int
 
 
-def usage_under(timeline: Timeline, moves: Sequence[Move]) -> npt.NDArray[np.int64]:
-    """Bytes in use at each position when `moves` are made."""
+def usage_under(timeline: Timeline, moves: Sequence[Move], fillings: Sequence[Filling] = ()) -> npt.NDArray[np.int64]:
+    """Bytes in use at each position when `moves` are made, and `fillings` are taken."""
     change = np.zeros(len(timeline.steps) + 1, np.int64)
     for move in moves:
         nbytes = timeline.buffers[move.buffer].nbytes
@@ -80,6 +88,8 @@ def usage_under(timeline: Timeline, moves: Sequence[Move]) -> npt.NDArray[np.int
     for move in moves:
         if move.remade:
             usage[move.next] = max(usage[move.next], making_again(timeline, usage, move))
+    for filling in fillings:
+        usage[filling.position] += filling.nbytes
     return usage
 
 
@@ -95,13 +105,14 @@ def making_again(timeline: Timeline, usage: npt.NDArray[np.int64], move: Move) -
     return int(before + timeline.workspace[timeline.buffers[move.buffer].start])
 
 
-def simulate(timeline: Timeline, moves: Sequence[Move], link: Link) -> Outcome:
+def simulate(timeline: Timeline, moves: Sequence[Move], link: Link, fillings: Sequence[Filling] = ()) -> Outcome:
     """Run the step on paper.
 
     Args:
         timeline: the step.
         moves: the plan's moves, any order.
         link: bandwidths; both directions run at once.
+        fillings: the plan's fillings; they cost no time.
     """
     copies_out: dict[int, list[int]] = {}
     releases: dict[int, list[int]] = {}
@@ -141,6 +152,6 @@ def simulate(timeline: Timeline, moves: Sequence[Move], link: Link) -> Outcome:
             out_free = max(now, out_free) + nbytes / link.offload
             copied[index] = out_free
     now += begins[-1] - begins[ran]
-    usage = usage_under(timeline, moves)
+    usage = usage_under(timeline, moves, fillings)
     peak_at = int(usage.argmax()) if len(usage) else 0
     return Outcome(float(now), float(stall), int(usage.max(initial=timeline.base)), peak_at)

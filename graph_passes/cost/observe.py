@@ -6,8 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from graph_passes.analysis.fragmentation import Filling
-from graph_passes.analysis.simulate import Move, usage_under
+from graph_passes.analysis.simulate import Filling, Move, usage_under
 from graph_passes.analysis.timeline import Timeline
 from graph_passes.errors import GraphError
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from graph_passes.analysis.fragmentation import SMALL, Failure, Filling, Room, first_failure
-from graph_passes.analysis.simulate import Link, Move, Outcome, simulate
+from graph_passes.analysis.fragmentation import SMALL, Failure, Room, first_failure
+from graph_passes.analysis.simulate import Filling, Link, Move, Outcome, simulate
 from graph_passes.analysis.timeline import Gap, Timeline
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.offload.options import OffloadOptions
@@ -138,6 +138,8 @@ def plan_offload(
     after = simulate(timeline, moves, link)
     if after.peak > budget and not widest:
         raise _infeasible(timeline, after.peak, after.peak_at, budget, f"under policy {options.policy}")
+    if fillings:
+        after = simulate(timeline, moves, link, fillings)
     ordered = _ordered(timeline, moves, budget, unordered)
     return OffloadPlan(tuple(moves), budget, threshold, before, after, link, ordered, left_alone, fillings)
 

@@ -7,12 +7,13 @@ be put elsewhere to begin with, by filling the room where it would have gone whi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
+from typing import NamedTuple
 
-from graph_passes.analysis.fragmentation import Failure, Filling, Held, Room, first_failure, replay
-from graph_passes.analysis.simulate import Move, usage_under
+from graph_passes.analysis.fragmentation import Failure, Held, Room, first_failure, replay, rounded
+from graph_passes.analysis.simulate import Filling, Move, usage_under
 from graph_passes.analysis.timeline import Gap, Timeline
 
 SHORT = 1 << 13  # ops of a step whose replay takes milliseconds: there `PATIENCE` times as much is tried
@@ -20,7 +21,7 @@ PATIENCE = 4
 REPAIRS = 8
 TRIES = 48  # repairs that are replayed for each, at most
 ISLANDS = 16  # tensors moved out of the way for it, at most: those that are just large enough, and the largest
-WINDOWS = 8  # stretches of memory that are cleared for it, at most,
+WINDOWS = 8  # windows of memory that are cleared for it, at most,
 CLEARED = 8  # of so many tensors each
 SOONER = (1, 2, 4, 8, 16, 32)  # ops by which a tensor may be brought back sooner for it
 
@@ -69,138 +70,161 @@ def repaired(
         timeline: the step.
         build: makes the moves of some gaps beside the chosen ones.
         chosen: the gaps that move anyway.
-        budget: bytes that no repair may go over, if the moves it mends do not.
+        budget: bytes that no repair may go over, if the moves it mends do not; fillings have the room's limit.
         room: where allocations have to find room.
     """
-    done = Repairs()
-    for workspace in (True, False):  # where not all can be had, tensors come before workspace
-        done = _repaired(timeline, build, chosen, budget, room, done, workspace)
+    # where not all can be had, tensors come before workspace
+    done = _Mender(timeline, build, chosen, budget, room, set()).mended(Repairs())
+    done = _Mender(timeline, build, chosen, budget, room, set(range(len(timeline.steps)))).mended(done)
     return done.moves(build), done.fillings
 
 
-def _repaired(
-    timeline: Timeline,
-    build: Build,
-    chosen: Sequence[Gap],
-    budget: int,
-    room: Room,
-    done: Repairs,
-    workspace: bool,
-) -> Repairs:
-    """One repair after the other; an op whose workspace no repair makes room for goes without."""
-    patience = _patience(timeline)
-    excused = set() if workspace else set(range(len(timeline.steps)))
-    for _ in range(REPAIRS * patience):
-        moves = done.moves(build)
-        failure, held = replay(timeline, moves, room, done.fillings, excused=excused)
-        if failure is None:
-            break
-        reached, best = failure, None
-        candidates = _candidates(timeline, done, moves, chosen, budget, room, failure, held, excused)
-        for candidate in islice(candidates, TRIES * patience):
-            further = first_failure(timeline, candidate.moves(build), room, candidate.fillings, excused=excused)
-            if further is None or further.is_after(reached):
-                best = candidate
+class _State(NamedTuple):
+    """Some repairs, the moves they give, where the step runs out of room under them, and what is in memory there."""
+
+    done: Repairs
+    moves: list[Move]
+    failure: Failure
+    held: list[Held]
+
+
+@dataclass(frozen=True)
+class _Mender:
+    timeline: Timeline
+    build: Build
+    chosen: Sequence[Gap]
+    budget: int
+    room: Room
+    excused: set[int]  # positions of ops that go without their workspace
+
+    @property
+    def patience(self) -> int:
+        return PATIENCE if len(self.timeline.steps) <= SHORT else 1
+
+    def mended(self, done: Repairs) -> Repairs:
+        """One repair after the other; an op whose workspace no repair makes room for goes without."""
+        for _ in range(REPAIRS * self.patience):
+            state = self.replayed(done)
+            if state is None:
+                break
+            best = self.best(state)
+            if best is not None:
+                done = best
+            elif state.failure.workspace:
+                self.excused.add(state.failure.position)
+            else:
+                break
+        return done
+
+    def replayed(self, done: Repairs) -> _State | None:
+        """None: the step runs through."""
+        moves = done.moves(self.build)
+        failure, held = replay(self.timeline, moves, self.room, done.fillings, excused=self.excused)
+        return failure and _State(done, moves, failure, held)
+
+    def best(self, state: _State) -> Repairs | None:
+        """The first repair more under which the step runs through, or the one under which it comes furthest, if any."""
+        reached, best = state.failure, None
+        candidates = chain(self.cleared(state), self.without_islands(state), self.brought_sooner(state))
+        for candidate in islice(candidates, TRIES * self.patience):
+            moves, fillings = candidate.moves(self.build), candidate.fillings
+            further = first_failure(self.timeline, moves, self.room, fillings, excused=self.excused)
             if further is None:
-                break
+                return candidate
             if further.is_after(reached):
-                reached = further
-        if best is not None:
-            done = best
-        elif failure.workspace:
-            excused.add(failure.position)
-        else:
-            break
-    return done
+                reached, best = further, candidate
+        return best
+
+    def cleared(self, state: _State) -> Iterator[Repairs]:
+        """A window of memory that would do is cleared: what lies in it is put to the end of the chunk it was cut from,
+        or into another, one after the other in the order in which they are allocated.
+
+        It costs nothing: no byte is copied.
+        """
+        wanted = rounded(state.failure.wanted)
+        usage = usage_under(self.timeline, state.moves)
+        limit = max(self.budget, self.room.limit, int(usage.max()))
+        windows = sorted(
+            _windows(self.room, state.held, wanted), key=lambda start: _taken(state.held, start, start + wanted)
+        )
+        for start in windows[: WINDOWS * self.patience]:
+            for away in (False, True):
+                fillings = state.done.fillings
+                for _ in range(CLEARED):
+                    stopped, held = self.until(state, fillings, state.failure.position)
+                    inside = [item for item in held if item.address < start + wanted and item.end > start]
+                    if stopped is not None or not inside:
+                        break
+                    first = min(inside, key=lambda item: item.filling.position)
+                    left = limit - int(usage[first.filling.position])
+                    tried = self.elsewhere(state, first, fillings, left, away)
+                    if tried is None:
+                        break
+                    fillings = tried
+                if fillings != state.done.fillings:
+                    yield replace(state.done, fillings=fillings)
+
+    def until(self, state: _State, fillings: tuple[Filling, ...], position: int) -> tuple[Failure | None, list[Held]]:
+        return replay(self.timeline, state.moves, self.room, fillings, excused=self.excused, until=position)
+
+    def elsewhere(
+        self, state: _State, item: Held, fillings: tuple[Filling, ...], left: int, away: bool
+    ) -> tuple[Filling, ...] | None:
+        """One filling more, of at most `left` bytes with those at its position, so that `item` lies elsewhere: at the
+        end of its chunk, before it the op's workspace if need be, or in another chunk; that first if `away`."""
+        position, chunk = item.filling
+        workspace = int(self.room.spare * self.timeline.steps[position].workspace)
+        end = chunk - rounded(self.timeline.buffers[item.buffer].nbytes)
+        ends = (end, end - rounded(workspace)) if workspace else (end,)
+        left -= sum(filling.nbytes for filling in fillings if filling.position == position)
+        for nbytes in (chunk, *ends) if away else (*ends, chunk):
+            tried = (*fillings, Filling(position, nbytes))
+            if 0 < nbytes <= left and self.until(state, tried, position + 1)[0] is None:
+                return tried
+        return None
+
+    def without_islands(self, state: _State) -> Iterator[Repairs]:
+        """One more tensor out of the way where room was short: first the smallest that would do, then the largest."""
+        failure, gone = state.failure, {*self.chosen, *state.done.islands}
+
+        def size(gap: Gap) -> int:
+            return self.timeline.buffers[gap.buffer].nbytes
+
+        around = [gap for gap in self.timeline.gaps() if gap.last < failure.position < gap.next and gap not in gone]
+        around.sort(key=size)
+        enough = [gap for gap in around if size(gap) >= failure.short]
+        less = [gap for gap in around if size(gap) < failure.short]
+        most = ISLANDS * self.patience
+        for gap in (*enough[:most], *less[-most:]):
+            yield replace(state.done, islands={**state.done.islands, gap: failure.position})
+
+    def brought_sooner(self, state: _State) -> Iterator[Repairs]:
+        """A large tensor that is back where room was short, brought back sooner and so, perhaps, to a better place."""
+        position, moves = state.failure.position, state.moves
+        most = max(self.budget, int(usage_under(self.timeline, moves).max()))
+        for index, move in enumerate(moves):
+            buffer = self.timeline.buffers[move.buffer]
+            there = position - SOONER[-1] < move.prefetch <= position <= self.timeline.end(buffer)
+            if not there or move.remade or buffer.nbytes < state.failure.wanted >> 3:
+                continue
+            for ops in SOONER:
+                if move.prefetch - ops < move.release:
+                    break
+                changed = [*moves[:index], replace(move, prefetch=move.prefetch - ops), *moves[index + 1 :]]
+                if usage_under(self.timeline, changed).max() <= most:
+                    yield replace(state.done, sooner={**state.done.sooner, move.gap: move.prefetch - ops})
 
 
-def _patience(timeline: Timeline) -> int:
-    return PATIENCE if len(timeline.steps) <= SHORT else 1
+def _windows(room: Room, held: Sequence[Held], wanted: int) -> set[int]:
+    """Where so many bytes in one piece could begin: with a chunk of the room, behind a buffer, or up to its end."""
+    found: set[int] = set()
+    for address, size in room.chunks:
+        last = address + size - wanted
+        begins = [address, last, *(item.end for item in held if address <= item.address < address + size)]
+        found.update(begin for begin in begins if address <= begin <= last)
+    return found
 
 
-def _candidates(
-    timeline: Timeline,
-    done: Repairs,
-    moves: Sequence[Move],
-    chosen: Sequence[Gap],
-    budget: int,
-    room: Room,
-    failure: Failure,
-    held: Sequence[Held],
-    excused: Container[int],
-) -> Iterator[Repairs]:
-    most = max(budget, int(usage_under(timeline, moves).max()))
-    yield from _cleared(timeline, done, moves, room, failure, held, excused, most)
-    yield from _without_islands(timeline, done, chosen, failure)
-    yield from _brought_sooner(timeline, done, moves, failure, most)
-
-
-def _cleared(
-    timeline: Timeline,
-    done: Repairs,
-    moves: Sequence[Move],
-    room: Room,
-    failure: Failure,
-    held: Sequence[Held],
-    excused: Container[int],
-    most: int,
-) -> Iterator[Repairs]:
-    """What lies in a stretch of memory that would do is put to the end of the chunk it was cut from, or into another.
-
-    It costs nothing: no byte is copied.
-    """
-    usage = usage_under(timeline, moves)
-    stretches = [items for items in _stretches(held, failure.wanted) if len(items) <= CLEARED]
-    stretches.sort(key=lambda items: sum(item.size for item in items))
-    for stretch in stretches[: WINDOWS * _patience(timeline)]:
-        for elsewhere in (False, True):
-            fillings = done.fillings
-            for buffer in [item.buffer for item in sorted(stretch, key=lambda item: item.filling.position)]:
-                _, now = replay(timeline, moves, room, fillings, excused=excused, until=failure.position)
-                for position, nbytes in [item.filling for item in now if item.buffer == buffer]:
-                    left = nbytes - (0 if elsewhere else timeline.buffers[buffer].nbytes)
-                    if left > 0 and usage[position] + left <= most:
-                        fillings = (*fillings, Filling(position, left))
-            if fillings != done.fillings:
-                yield replace(done, fillings=fillings)
-
-
-def _stretches(held: Sequence[Held], wanted: int) -> Iterator[list[Held]]:
-    """What lies in each stretch of so many bytes that begins behind a buffer."""
-    placed = sorted(held, key=lambda item: item.address)
-    for index, first in enumerate(placed):
-        start = placed[index - 1].end if index else first.address
-        yield [item for item in placed[index:] if item.address < start + wanted]
-
-
-def _without_islands(timeline: Timeline, done: Repairs, chosen: Sequence[Gap], failure: Failure) -> Iterator[Repairs]:
-    """One more tensor out of the way where there was no room: the smallest that would do first, then the largest."""
-    gone = {*chosen, *done.islands}
-
-    def size(gap: Gap) -> int:
-        return timeline.buffers[gap.buffer].nbytes
-
-    around = [gap for gap in timeline.gaps() if gap.last < failure.position < gap.next and gap not in gone]
-    around.sort(key=size)
-    enough = [gap for gap in around if size(gap) >= failure.short]
-    less = [gap for gap in around if size(gap) < failure.short]
-    most = ISLANDS * _patience(timeline)
-    for gap in (*enough[:most], *less[-most:]):
-        yield replace(done, islands={**done.islands, gap: failure.position})
-
-
-def _brought_sooner(
-    timeline: Timeline, done: Repairs, moves: Sequence[Move], failure: Failure, most: int
-) -> Iterator[Repairs]:
-    """A large tensor that is back where there was no room, brought back sooner and so, perhaps, to a better place."""
-    for index, move in enumerate(moves):
-        buffer = timeline.buffers[move.buffer]
-        there = failure.position - SOONER[-1] < move.prefetch <= failure.position <= timeline.end(buffer)
-        if not there or move.remade or buffer.nbytes < failure.wanted >> 3:
-            continue
-        for ops in SOONER:
-            if move.prefetch - ops < move.release:
-                break
-            changed = [*moves[:index], replace(move, prefetch=move.prefetch - ops), *moves[index + 1 :]]
-            if usage_under(timeline, changed).max() <= most:
-                yield replace(done, sooner={**done.sooner, move.gap: move.prefetch - ops})
+def _taken(held: Sequence[Held], start: int, end: int) -> int:
+    """Bytes of what lies between two addresses, whole buffers."""
+    return sum(item.size for item in held if item.address < end and item.end > start)

@@ -31,13 +31,13 @@ def thinned(timeline: Timeline, plan: OffloadPlan, room: Room) -> OffloadPlan:
     missed = without_workspace(timeline, plan.moves, room, plan.fillings)
     excused = range(len(timeline.steps)) if missed is None else missed
     limit = max(plan.budget, plan.after.peak)
-    best, after, tries = list(plan.moves), simulate(timeline, plan.moves, plan.link), 0
+    best, after, tries = list(plan.moves), simulate(timeline, plan.moves, plan.link, plan.fillings), 0
 
     def better(moves: Sequence[Move]) -> bool:
         nonlocal best, after, tries
         if tries == TRIES:
             return False
-        outcome = simulate(timeline, moves, plan.link)
+        outcome = simulate(timeline, moves, plan.link, plan.fillings)
         if outcome.seconds >= after.seconds or outcome.peak > limit:
             return False
         tries += 1

@@ -5,8 +5,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 from graph_passes import pipeline
-from graph_passes.analysis.fragmentation import Failure, Filling, Region, Room, first_failure, without_workspace
-from graph_passes.analysis.simulate import Link, Move, usage_under
+from graph_passes.analysis.fragmentation import Failure, Region, Room, first_failure, without_workspace
+from graph_passes.analysis.simulate import Filling, Link, Move, usage_under
 from graph_passes.analysis.timeline import Buffer, Step, Timeline
 from graph_passes.cost.device import load
 from graph_passes.cost.model import Roofline
@@ -190,6 +190,25 @@ def test_an_op_that_cannot_have_its_workspace_does_not_keep_a_later_one_from_its
     assert without_workspace(timeline, plan.moves, room(8 * GIB), plan.fillings) == [2]
     assert plan.failure(timeline, room(8 * GIB)) == Failure(2, 20 * GIB, 15 * GIB, 0, workspace=True)
     assert plan.failure(timeline, room(8 * GIB), excused={2}) is None
+
+
+def test_a_filling_leaves_its_op_the_workspace_it_needs():
+    # y at the end of 8 GiB would leave its op none of its own; 1 GiB before the end it does, and z finds 6 GiB
+    timeline = behind_a_short_life(6 * GIB)
+    steps = tuple(replace(step, workspace=GIB) if step.node == "s1" else step for step in timeline.steps)
+    timeline = replace(timeline, steps=steps)
+    plan = plan_offload(timeline, Link(1.0, 1.0), 8 * GIB, OffloadOptions(policy="autovm"), room=room(8 * GIB))
+    assert plan.fillings == (Filling(1, 4 * GIB),)
+    assert plan.failure(timeline, room(8 * GIB)) is None
+
+
+def test_a_filling_may_take_what_the_room_allows_and_is_part_of_the_peak():
+    timeline = behind_a_short_life(3 * GIB)
+    options = OffloadOptions(policy="autovm")
+    allowed = replace(room(5 * GIB), limit=5 * GIB)
+    plan = plan_offload(timeline, Link(1.0, 1.0), 4 * GIB, options, room=allowed)
+    assert plan.fillings == (Filling(1, 2 * GIB),)
+    assert plan.after.peak == 5 * GIB
 
 
 def test_no_filling_takes_more_than_the_budget_leaves():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median_low
 
 from graph_passes.analysis.simulate import Filling, Move, usage_under
 from graph_passes.analysis.timeline import Timeline
@@ -36,7 +37,7 @@ class Observation:
         seconds: run times.
         workspace: bytes in use beyond `base` and the modelled buffers, while the op runs. Negative where a buffer was
             shared that the model counts twice.
-        base: the least that was in use beyond the modelled buffers.
+        base: what was in use beyond the modelled buffers after most ops.
         step_seconds: from the first to the last sample.
         peak: the most bytes in use.
         curve: (op, most bytes in use while it ran), in order.
@@ -68,11 +69,15 @@ def observe(
     if not any(sample.index % 2 for sample in samples):
         raise GraphError("the observed step wrote no samples; its probes did not run")
     modelled = usage_under(timeline, moves) - timeline.workspace - timeline.base
+    kept = modelled.copy()  # after the op: not what it was the last to read
+    for buffer in timeline.buffers:
+        kept[timeline.end(buffer)] -= 0 if buffer.fetched else buffer.nbytes
     probed = [sample.index // 2 for sample in samples if sample.index % 2]
     for filling in fillings:
         modelled[probed[min(bisect_left(probed, filling.position), len(probed) - 1)]] += filling.nbytes
     seconds: dict[str, float] = {}
     beyond: dict[int, int] = {}
+    after: list[int] = []
     curve = []
     for previous, sample in zip([None, *samples[:-1]], samples, strict=True):
         position, is_after = divmod(sample.index, 2)
@@ -81,9 +86,10 @@ def observe(
         name = timeline.steps[position].node
         seconds[name] = max(0.0, sample.seconds - previous.seconds) if previous else 0.0
         beyond[position] = sample.peak_bytes - int(modelled[position])
+        after.append(sample.bytes_in_use - int(kept[position]))
         curve.append((name, sample.peak_bytes))
 
-    base = min(beyond.values())
+    base = median_low(after)
     workspace = {}
     for position, step in enumerate(timeline.steps):
         if position in beyond:

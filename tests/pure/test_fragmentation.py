@@ -244,6 +244,16 @@ def test_a_filling_is_not_taken_for_workspace():
     assert observe(timeline, (), samples, [Filling(1, 2)]).workspace == {"s0": 0, "s1": 1, "s2": 0}
 
 
+def test_a_buffer_that_is_shared_is_not_taken_for_workspace_of_all_other_ops():
+    # s2 writes its 4 bytes over what s1 made, which the timeline counts as two buffers; 10 bytes are there all along
+    steps = tuple(Step(f"s{i}") for i in range(5))
+    made = (Buffer(TensorId("s1"), 4, 1, (2,)), Buffer(TensorId("s2"), 4, 2, (3,)))
+    samples = [Sample(1, 0, 10, 10), Sample(3, 0, 14, 17), Sample(5, 0, 14, 14), Sample(7, 0, 10, 14)]
+    seen = observe(Timeline(steps, made, turn=3), (), [*samples, Sample(9, 0, 10, 10)])
+    assert seen.base == 10
+    assert seen.workspace == {"s0": 0, "s1": 3, "s2": -4, "s3": 0, "s4": 0}
+
+
 def test_a_plan_that_runs_is_thinned_as_far_as_there_is_room():
     # x and y wait for 3 and 4 while z, at 2, needs 5 of 7 GiB: x may stay, but not y, which lies behind x and leaves 4
     steps = tuple(Step(f"s{i}", 1.0) for i in range(5))

@@ -95,7 +95,7 @@ class _Mender:
     chosen: Sequence[Gap]
     budget: int
     room: Room
-    excused: set[int]  # positions of ops that go without their workspace
+    excused: set[int]  # positions of ops that go without their workspace; it grows
 
     @property
     def patience(self) -> int:
@@ -175,7 +175,7 @@ class _Mender:
         position, chunk = item.filling
         workspace = int(self.room.spare * self.timeline.steps[position].workspace)
         end = chunk - rounded(self.timeline.buffers[item.buffer].nbytes)
-        ends = (end, end - rounded(workspace)) if workspace else (end,)
+        ends = (end, end - rounded(workspace)) if workspace > 0 else (end,)
         left -= sum(filling.nbytes for filling in fillings if filling.position == position)
         for nbytes in (chunk, *ends) if away else (*ends, chunk):
             tried = (*fillings, Filling(position, nbytes))

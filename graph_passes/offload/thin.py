@@ -1,7 +1,7 @@
-"""A plan that is known to run, made faster: what it could do without stays, and copies back begin sooner.
+"""A plan that runs, made faster: what it could do without stays, and copies back begin sooner.
 
-Where memory is so tight that no plan made from scratch finds room for its allocations, the one that moves everything
-may still be the one that runs. It moves too much, and hides none of its copies.
+A repair may have made a move needless. And where memory is so tight that no plan made from scratch finds room for its
+allocations, the one that moves everything may still be the one that runs: it moves too much, and hides no copy.
 """
 
 from __future__ import annotations

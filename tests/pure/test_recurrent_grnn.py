@@ -85,6 +85,7 @@ def test_the_fastest_program_counts_and_cases_are_added(tmp_path: Path, monkeypa
     found = cases["canonical_gru/256/1"]["systems"][NAME]
     assert found["status"] == "ok"
     assert found["ms"] == found["tiling"]["width"] / 100
+    assert found["failed"]
     assert all("CUDA error: 700" in message for message in found["failed"])
     assert cases["canonical_gru/256/10"]["status"] == "incomplete"
     assert cases["canonical_gru/256/10"]["systems"][NAME]["status"] == "error"

@@ -21,7 +21,7 @@ from tfmem.engine import Engine
 
 SHARES = tuple(share / 100 for share in range(100, 49, -3))  # of a GPU's budget, the largest that is not fragmented
 GPU_TRIALS = 3
-WITHOUT_WORKSPACE = 3  # times its run time that a convolution takes longer without its workspace; seen: 1 to 10
+WITHOUT_WORKSPACE = 7  # times its run time that a convolution takes longer without its workspace; seen: 3.4 to 8.8
 CPU_RETRIES = 3
 
 # What a step without room ends in: the allocator says the first, cuDNN's callers one of the others.
@@ -60,7 +60,12 @@ def judged(plan: OffloadPlan, report: Report, seen: Observation, flow: tuple[Cou
 
 
 def falling(
-    engine: Engine, timeline: Timeline, budget: int, plan: Callable[..., OffloadPlan], room: Room
+    engine: Engine,
+    timeline: Timeline,
+    budget: int,
+    plan: Callable[..., OffloadPlan],
+    room: Room,
+    also: Sequence[OffloadPlan] = (),
 ) -> Iterator[OffloadPlan]:
     """Plans for falling shares of the budget whose tensors find room, fragmentation counted in.
 
@@ -73,8 +78,18 @@ def falling(
         budget: bytes.
         plan: makes a plan for `budget` bytes, in a `room`.
         room: what is free before the step.
+        also: other plans, compared with the first few if their tensors find room.
     """
-    waiting: list[tuple[float, OffloadPlan]] = []
+
+    def priced(found: OffloadPlan) -> tuple[float, OffloadPlan, bool] | None:
+        """Seconds, the plan, and whether every op finds its workspace; None if not all tensors find room."""
+        short = without_workspace(timeline, found.moves, room, found.fillings)
+        if short is None:
+            return None
+        slower = sum(timeline.steps[position].seconds for position in short)
+        return found.after.seconds + WITHOUT_WORKSPACE * slower, found, not short
+
+    waiting = [each for each in map(priced, also) if each]
     seen: set[object] = set()  # what plans do; several shares give the same
     whole = 0
     for share in SHARES:
@@ -86,21 +101,19 @@ def falling(
         if found.actions in seen:
             continue
         seen.add(found.actions)
-        found = thinned(timeline, found, room)  # a repair may have made a move needless, or a stall
-        short = without_workspace(timeline, found.moves, room, found.fillings)
-        if short is None:
+        candidate = priced(thinned(timeline, found, room))  # a repair may have made a move needless, or a stall
+        if candidate is None:
             continue
-        slower = sum(timeline.steps[position].seconds for position in short)
-        waiting.append((found.after.seconds + WITHOUT_WORKSPACE * slower, found))
-        whole += not short
+        waiting.append(candidate)
+        whole += candidate[2]
         if whole >= GPU_TRIALS:
             yield from _fastest_first(waiting)
             waiting = []
     yield from _fastest_first(waiting)
 
 
-def _fastest_first(plans: Sequence[tuple[float, OffloadPlan]]) -> Iterator[OffloadPlan]:
-    for _, plan in sorted(plans, key=lambda item: item[0]):
+def _fastest_first(plans: Sequence[tuple[float, OffloadPlan, bool]]) -> Iterator[OffloadPlan]:
+    for _, plan, _ in sorted(plans, key=lambda item: item[0]):
         yield plan
 
 
@@ -195,9 +208,10 @@ def untried(
     times = [trial.seen.step_seconds for trial in trials]
     if room is not None:
         if len(times) < GPU_TRIALS and (len(times) < 2 or times[-1] <= 0.99 * min(times[:-1])):
-            yield from falling(engine, timeline, budget, plan, room)
-        if not times:
-            yield thinned(timeline, first, room)
+            ran = thinned(timeline, first, room)
+            yield from falling(engine, timeline, budget, plan, room, [ran])
+            if not times:
+                yield ran  # even if it finds no room on paper
         if (timeline.usage - timeline.workspace).max() <= budget:
             yield plan(budget=budget, unmoved=True)  # no plan may be slower than none
         return

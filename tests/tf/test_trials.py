@@ -194,7 +194,21 @@ def test_where_no_plan_finds_room_the_one_that_ran_is_made_faster():
     roomy = Room(((0, 64 * GIB),))
     widest = planner(timeline)(timeline.peak, widest=True)
     found = list(untried(engine, timeline, GIB, [], planner(timeline), widest, roomy))
-    assert [plan.after.seconds < widest.after.seconds for plan in found] == [True]
+    assert len({plan.actions for plan in found}) == 1
+    assert found[0].after.seconds < widest.after.seconds
+
+
+def test_the_plan_that_ran_is_tried_first_where_others_stall_more():
+    timeline, engine = chain(), FakeEngine(64 * GIB)
+    best = planner(timeline)(5 * GIB)
+
+    def worse(budget, **how):
+        return planner(timeline)(min(budget, 3 * GIB), widest=True, **how)
+
+    plans = list(falling(engine, timeline, 5 * GIB, worse, Room(((0, 5 * GIB),)), [best]))
+    assert len(plans) > 1
+    assert plans[0].actions == best.actions
+    assert [plan.after.seconds for plan in plans] == sorted(plan.after.seconds for plan in plans)
 
 
 def test_a_gpu_tries_to_move_nothing_last_if_only_workspace_is_in_the_way():

@@ -15,11 +15,13 @@ from graph_passes.analysis.timeline import Timeline
 from graph_passes.cost.observe import Observation
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.offload.plan import OffloadPlan
+from graph_passes.offload.repair import SHORT
 from graph_passes.offload.thin import thinned
 from graph_passes.report import Report
 from tfmem.engine import Engine
 
-SHARES = tuple(share / 100 for share in range(100, 49, -3))  # of a GPU's budget, the largest that is not fragmented
+LEAST_SHARE = 50  # percent of a GPU's budget that is planned for, the largest that is not fragmented
+SHARES = 1, 3  # percent less each time, where a replay takes milliseconds and else
 GPU_TRIALS = 3
 WITHOUT_WORKSPACE = 7  # times its run time that a convolution takes longer without its workspace; seen: 3.4 to 8.8
 CPU_RETRIES = 3
@@ -92,9 +94,9 @@ def falling(
     waiting = [each for each in map(priced, also) if each]
     seen: set[object] = set()  # what plans do; several shares give the same
     whole = 0
-    for share in SHARES:
+    for share in range(100, LEAST_SHARE - 1, -SHARES[len(timeline.steps) > SHORT]):
         try:
-            found = plan(budget=int(share * budget), room=room)
+            found = plan(budget=budget * share // 100, room=room)
             engine.require_host_room(timeline, found)
         except TfmemError:
             continue

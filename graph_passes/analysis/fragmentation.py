@@ -237,7 +237,7 @@ class _Replay:
 
     def run(self, moves: Sequence[Move], fillings: Sequence[Filling], until: int | None = None) -> None:
         """Allocate and free what the step does, up to a position; raises where there is no room."""
-        step, coming, nothing = _events(self.timeline), _moves(moves), _Event()
+        step, coming, nothing = _events(self.timeline), _moves(self.timeline, moves), _Event()
         filled: dict[int, list[int]] = {}
         for filling in fillings:
             filled.setdefault(filling.position, []).append(filling.nbytes)
@@ -308,10 +308,10 @@ class _Replay:
             raise _NoRoomError(self.failure(nbytes, workspace=True))
 
 
-def _moves(moves: Sequence[Move]) -> dict[int, _Event]:
+def _moves(timeline: Timeline, moves: Sequence[Move]) -> dict[int, _Event]:
     found: dict[int, _Event] = {}
     for move in moves:
-        if move.release < move.prefetch or move.remade:
+        if timeline.buffers[move.buffer].nbytes >= SMALL and (move.release < move.prefetch or move.remade):
             found.setdefault(move.release, _Event()).releases.append(move.buffer)
             back = found.setdefault(move.prefetch, _Event())
             (back.starts if move.remade else back.prefetches).append(move.buffer)

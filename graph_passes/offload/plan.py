@@ -219,6 +219,8 @@ def _choose(
         return list(candidates), options.size_threshold
     _require_feasible(timeline, candidates, budget, "with every candidate tensor moved out")
     sizes = sorted({_nbytes(timeline, gap) for gap in candidates}, reverse=True)
+    if not sizes:  # the bytes fit as they are
+        return [], 0
     # More tensors never raise the lowest peak, so the thresholds that meet the budget are the small ones.
     low, high = 0, len(sizes) - 1
     while low < high:

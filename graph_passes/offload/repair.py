@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import NamedTuple
 
-from graph_passes.analysis.fragmentation import Failure, Held, Room, first_failure, replay, rounded
+from graph_passes.analysis.fragmentation import SMALL, Failure, Held, Room, first_failure, replay, rounded
 from graph_passes.analysis.simulate import Filling, Move, usage_under
 from graph_passes.analysis.timeline import Gap, Timeline
 
@@ -190,8 +190,8 @@ class _Mender:
         def size(gap: Gap) -> int:
             return self.timeline.buffers[gap.buffer].nbytes
 
-        around = [gap for gap in self.timeline.gaps() if gap.last < failure.position < gap.next and gap not in gone]
-        around.sort(key=size)
+        there = [gap for gap in self.timeline.gaps() if gap.last < failure.position < gap.next and size(gap) >= SMALL]
+        around = sorted((gap for gap in there if gap not in gone), key=size)
         enough = [gap for gap in around if size(gap) >= failure.short]
         less = [gap for gap in around if size(gap) < failure.short]
         most = ISLANDS * self.patience

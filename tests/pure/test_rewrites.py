@@ -4,6 +4,7 @@ A graph is run here by an interpreter that allocates and frees as TensorFlow's e
 inputs when their last reader has run.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graph_passes import pipeline
+from graph_passes.analysis.fragmentation import Room
 from graph_passes.analysis.order import topological
 from graph_passes.analysis.simulate import Link
 from graph_passes.cost.device import load
@@ -18,6 +20,7 @@ from graph_passes.cost.model import Roofline
 from graph_passes.errors import InfeasibleBudgetError, NoGradientError
 from graph_passes.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.offload.options import OffloadOptions
+from graph_passes.offload.thin import thinned
 
 UNIT = load("unit")
 UNIT_LINK = Link(1.0, 1.0)
@@ -93,6 +96,11 @@ def run(graph: Graph) -> tuple[dict[str, object], int]:
             graph.specs[output] = graph.specs[node.inputs[0]]
             owner[output] = owner[node.inputs[0]]
             held[owner[output]] += 1
+        elif node.op == "MemOpFill":
+            graph.specs[output] = TensorSpec("uint8", 1, (int(node.attrs["bytes"]),))
+            values[output], owner[output], held[output] = "filling", output, 1
+        elif name.endswith("/Emptied"):
+            values[output] = "nothing"
         elif node.op != "MemOpRelease":
             original = name.removeprefix("tfmem/Remake/")
             original = original if original in graph.nodes else original.rpartition("_")[0]  # made again twice
@@ -114,15 +122,19 @@ def topological_by_name(graph: Graph) -> list[str]:
     return topological(graph)
 
 
-def planned(net: list[Layer], share: float, link: Link = UNIT_LINK, **values: object) -> None:
+def planned(
+    net: list[Layer], share: float, link: Link = UNIT_LINK, parts: Sequence[float] = (), **values: object
+) -> None:
+    """Plan, rewrite, run; with `parts`, in a room of as many bytes as the budget, in pieces of such relative sizes."""
     graph = training_graph(net)
     step = pipeline.Step.read(graph)
     timeline = step.timeline(Roofline(UNIT))
     options = OffloadOptions(reuse_distance=1, **values)  # type: ignore[arg-type]
     expected, before = run(ordered(graph, step))
     assert before == timeline.peak
+    room = Room(in_pieces(int(timeline.peak * share), parts), limit=int(timeline.peak * share)) if parts else None
     try:
-        plan = pipeline.plan_step(step, timeline, link, int(timeline.peak * share), options)
+        plan = pipeline.plan_step(step, timeline, link, int(timeline.peak * share), options, room=room)
     except NoGradientError:
         assert not timeline.gaps()
         return
@@ -134,10 +146,18 @@ def planned(net: list[Layer], share: float, link: Link = UNIT_LINK, **values: ob
         assert refused.smallest_budget > timeline.peak * share
         return
     assert plan.after.peak <= timeline.peak * share
+    if room:
+        plan = thinned(timeline, plan, room)
     edited = pipeline.edit_step(step, timeline, plan, options)  # verifies that it is acyclic
     found, peak = run(edited)
     assert found == expected
     assert peak == plan.after.peak
+
+
+def in_pieces(nbytes: int, parts: Sequence[float]) -> tuple[tuple[int, int], ...]:
+    """Chunks with something between them."""
+    sizes = [int(nbytes * part / sum(parts)) for part in parts]
+    return tuple((sum(sizes[:index]) + index * ELEMENTS, size) for index, size in enumerate(sizes))
 
 
 def ordered(graph: Graph, step: pipeline.Step) -> Graph:
@@ -163,6 +183,12 @@ def test_random_nets_with_early_copies(net, share):
 @given(net=nets(), share=st.floats(0.3, 0.99))
 def test_random_nets_that_make_tensors_again(net, share):
     planned(net, share, SLOW_LINK, policy="hybrid")
+
+
+@settings(max_examples=100, deadline=None)
+@given(net=nets(), share=st.floats(0.5, 1.0), parts=st.lists(st.floats(0.2, 1.0), min_size=1, max_size=3))
+def test_random_nets_in_pieces_of_memory(net, share, parts):
+    planned(net, share, parts=parts, policy="autovm")
 
 
 def test_hybrid_makes_again_what_its_inputs_outlive():

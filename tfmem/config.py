@@ -99,6 +99,15 @@ def kernel_flags(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     return {name: value for name, value in sorted(found.items()) if name.startswith(_KERNEL_FLAGS)}
 
 
+def workspace_limits(environ: Mapping[str, str] | None = None) -> tuple[int, int]:
+    """Bytes of workspace that TensorFlow allows a convolution, and one that is fused with what follows.
+
+    As `GetDnnWorkspaceLimitOrDefault` and `ConvolveScratchSize` in its sources have them.
+    """
+    given = kernel_flags(environ).get("TF_CUDNN_WORKSPACE_LIMIT_IN_MB", "")
+    return (int(given) << 20, int(given) << 20) if given.isdecimal() else (8 << 30, 4 << 30)
+
+
 def parse_budget(budget: Budget, device_memory: int) -> int | None:
     """A memory budget in bytes; None for None.
 

@@ -20,14 +20,13 @@ from graph_passes.report import Report
 from graph_passes.verify import verify_graph
 from tfmem.capture.captured import Captured, require_feeds
 from tfmem.capture.grappler import run_grappler
-from tfmem.config import Options, parse_budget
+from tfmem.config import Options, parse_budget, workspace_limits
 from tfmem.devices import Target, memory
 from tfmem.host import require_room
 from tfmem.measuring import alone
 from tfmem.recurrent import swap_recurrent, with_swaps
 
 NOT_PLANNABLE = (NoGradientError, UnknownShapeError)  # graphs that the offload pass is not for
-CUDNN_WORKSPACE_LIMIT = 4 << 30  # bytes; TensorFlow's default of TF_CUDNN_WORKSPACE_LIMIT_IN_MB
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,10 +77,10 @@ class Engine:
         Args:
             workspace: whether convolutions are charged with what cuDNN may take.
         """
-        limit = CUDNN_WORKSPACE_LIMIT if workspace and self.target.is_gpu else 0
+        limits = workspace_limits() if workspace and self.target.is_gpu else (0, 0)
         with alone():
             in_use = max(0, memory(self.library, self.target.name).bytes_in_use)
-        return Estimate(Roofline(self.target.profile, limit, self.target.is_gpu), in_use)
+        return Estimate(Roofline(self.target.profile, limits, self.target.is_gpu), in_use)
 
     def require_host_room(self, timeline: Timeline, plan: OffloadPlan) -> None:
         """Raise if the host cannot take what `plan` moves; see `tfmem.host`."""

@@ -31,12 +31,13 @@ class Roofline:
 
     Attributes:
         device: the device's profile.
-        workspace_limit: the most workspace a convolution takes, in bytes (cuDNN picks; the graph alone cannot tell).
+        workspace_limits: the most workspace that a convolution takes, and one that is fused with what follows, in bytes
+            (cuDNN picks; the graph alone cannot tell).
         is_gpu: whether TensorFlow's GPU kernels run; some allocate their output twice (`ops.ALLOCATES_TWICE`).
     """
 
     device: Device
-    workspace_limit: int = 0
+    workspace_limits: tuple[int, int] = (0, 0)
     is_gpu: bool = False
 
     def seconds(self, graph: Graph, node: Node) -> float:
@@ -48,14 +49,15 @@ class Roofline:
         return self.device.launch + work if moved else 0.0
 
     def workspace(self, graph: Graph, node: Node) -> int:
-        """See `CostModel`. A convolution takes about its operands' bytes, within the limit."""
+        """See `CostModel`. A convolution takes about its operands' bytes, in another layout, within the limit."""
         again = 0
         if self.is_gpu and node.op in ops.ALLOCATES_TWICE:
             again = _nbytes(graph, TensorId(node.name)) + _nbytes(graph, node.inputs[ops.FILTER])
-        if node.op not in ops.CONVOLUTIONS or not self.workspace_limit:
+        if node.op not in ops.CONVOLUTIONS:
             return again
+        limit = self.workspace_limits["Fused" in node.op]
         moved = sum(_nbytes(graph, tensor) for tensor in (*node.inputs, *graph.tensors(node)))
-        return again + min(self.workspace_limit, moved)
+        return again + min(limit, moved)
 
     def base(self, graph: Graph) -> int:
         """See `CostModel`. Each variable once, each placeholder and constant once."""

@@ -3,7 +3,7 @@
 import pytest
 
 from graph_passes.errors import InvalidBudgetError, OptionsError
-from tfmem.config import Options, kernel_flags, merged, parse_budget
+from tfmem.config import Options, kernel_flags, merged, parse_budget, workspace_limits
 
 GIB = 1 << 30
 
@@ -83,3 +83,9 @@ def test_shorthand_wins_over_options():
 def test_flags_that_choose_kernels():
     given = {"TF_CUDNN_WORKSPACE_LIMIT_IN_MB": "32", "HOME": "/root", "NVIDIA_TF32_OVERRIDE": "0"}
     assert kernel_flags(given) == {"NVIDIA_TF32_OVERRIDE": "0", "TF_CUDNN_WORKSPACE_LIMIT_IN_MB": "32"}
+
+
+def test_the_workspace_that_tensorflow_allows():
+    assert workspace_limits({}) == (8 << 30, 4 << 30)
+    assert workspace_limits({"TF_CUDNN_WORKSPACE_LIMIT_IN_MB": "32"}) == (32 << 20, 32 << 20)
+    assert workspace_limits({"TF_CUDNN_WORKSPACE_LIMIT_IN_MB": "much"}) == (8 << 30, 4 << 30)

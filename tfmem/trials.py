@@ -21,7 +21,7 @@ from graph_passes.report import Report
 from tfmem.engine import Engine
 
 LEAST_SHARE = 50  # percent of a GPU's budget that is planned for, the largest that is not fragmented
-SHARES = 1, 3  # percent less each time, where a replay takes milliseconds and else
+LESS, LESS_IF_LONG = 1, 3  # percent each time; the second where a replay takes more than milliseconds
 GPU_TRIALS = 3
 WITHOUT_WORKSPACE = 7  # times its run time that a convolution takes longer without its workspace; seen: 3.4 to 8.8
 CPU_RETRIES = 3
@@ -94,7 +94,8 @@ def falling(
     waiting = [each for each in map(priced, also) if each]
     seen: set[object] = set()  # what plans do; several shares give the same
     whole = 0
-    for share in range(100, LEAST_SHARE - 1, -SHARES[len(timeline.steps) > SHORT]):
+    less = LESS if len(timeline.steps) <= SHORT else LESS_IF_LONG
+    for share in range(100, LEAST_SHARE - 1, -less):
         try:
             found = plan(budget=budget * share // 100, room=room)
             engine.require_host_room(timeline, found)

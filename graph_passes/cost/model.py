@@ -55,9 +55,9 @@ class Roofline:
             again = _nbytes(graph, TensorId(node.name)) + _nbytes(graph, node.inputs[ops.FILTER])
         if node.op not in ops.CONVOLUTIONS:
             return again
-        limit = self.workspace_limits["Fused" in node.op]
+        alone, fused = self.workspace_limits
         moved = sum(_nbytes(graph, tensor) for tensor in (*node.inputs, *graph.tensors(node)))
-        return again + min(limit, moved)
+        return again + min(fused if "Fused" in node.op else alone, moved)
 
     def base(self, graph: Graph) -> int:
         """See `CostModel`. Each variable once, each placeholder and constant once."""

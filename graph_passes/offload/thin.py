@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from graph_passes.analysis.fragmentation import Room, first_failure, without_workspace
 from graph_passes.analysis.simulate import Move, simulate
@@ -19,6 +20,7 @@ TRIES = 512  # changes that are replayed, at most
 SOONER = (64, 32, 16, 8, 4, 2, 1)  # ops by which a copy back may begin sooner, or a release come later
 
 
+@lru_cache(maxsize=1 << 6)  # the same plans are thinned before each trial
 def thinned(timeline: Timeline, plan: OffloadPlan, room: Room) -> OffloadPlan:
     """`plan` with every change that makes the step faster and still finds room; its fillings stay.
 

@@ -31,6 +31,36 @@ def test_function_is_equal_to_the_bit_within_its_budget(new_net, batch, flow, sm
     assert str(report.transfers[0].bytes) or report.to_text()
 
 
+def test_gradients_of_gradients(smallest):
+    x = np.random.default_rng(0).random((512, 128)).astype(np.float32)
+    first = np.random.default_rng(1).normal(size=(4, 128, 128)).astype(np.float32) / 10
+
+    def made():
+        weights = [tf.Variable(each) for each in first]
+
+        @tf.function
+        def step(x):
+            with tf.GradientTape() as outer:
+                with tf.GradientTape() as inner:
+                    y = x
+                    for weight in weights:
+                        y = tf.nn.softplus(y @ weight)
+                    loss = tf.reduce_mean(y)
+                penalty = loss + sum(tf.reduce_sum(each**2) for each in inner.gradient(loss, weights))
+            for weight, gradient in zip(weights, outer.gradient(penalty, weights), strict=True):
+                weight.assign_sub(gradient)
+            return penalty
+
+        return step
+
+    expected = [float(step(x)) for step in [made()] for _ in range(8)]
+    budget = SPARE + smallest(lambda size: tfmem.optimize(made(), memory_budget=size)(x))
+    step = tfmem.optimize(made(), memory_budget=budget)
+    assert [float(step(x)) for _ in range(8)] == expected
+    assert tfmem.report(step).decision == "moved"
+    assert expected[0] != expected[-1]
+
+
 def test_nothing_moves_when_it_fits(new_net, batch, flow):
     plain = tf.function(new_net().step)
     function = tfmem.optimize(plain, memory_budget="8GiB")

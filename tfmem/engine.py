@@ -11,6 +11,7 @@ from graph_passes import pipeline, serde
 from graph_passes.analysis.region import reads_before_updates, step_region
 from graph_passes.analysis.simulate import Link
 from graph_passes.analysis.timeline import Timeline
+from graph_passes.analysis.workspace import squeezed
 from graph_passes.cost.model import Roofline
 from graph_passes.errors import InfeasibleBudgetError, NoGradientError, UnknownShapeError
 from graph_passes.ir import Graph, Node, parse_input
@@ -144,18 +145,33 @@ class Estimate:
 def plan_unobserved(step: pipeline.Step, engine: Engine) -> tuple[Timeline, OffloadPlan | None]:
     """Plan a step that will not be observed, workspace estimated; no plan if there is no budget.
 
+    Of two plans the faster is taken: one leaves each convolution the workspace that it would take, and one what is
+    left, which may slow some of them down by less than the first plan's copies.
+
     Raises:
         BudgetError: no plan meets the budget, even if convolutions get by without workspace.
     """
+    least = step.timeline(engine.estimate(workspace=False))
     if engine.budget is None:
-        return step.timeline(engine.estimate(workspace=False)), None
-    timeline = step.timeline(engine.estimate(workspace=True))
-    options = engine.options.offload
+        return least, None
+    budget, offload = engine.budget, engine.options.offload
+    generous = step.timeline(engine.estimate(workspace=True)) if engine.target.is_gpu else least
+
+    def planned(timeline: Timeline) -> OffloadPlan:
+        return pipeline.plan_step(step, timeline, engine.link, budget, offload)
+
+    def short_of_workspace() -> tuple[Timeline, OffloadPlan]:
+        plan = planned(least)
+        timeline = squeezed(generous, least, plan.moves, budget)
+        return timeline, plan.under(timeline)
+
     try:
-        plan = pipeline.plan_step(step, timeline, engine.link, engine.budget, options)
-    except InfeasibleBudgetError:  # convolutions will have to take algorithms with less workspace
-        timeline = step.timeline(engine.estimate(workspace=False))
-        plan = pipeline.plan_step(step, timeline, engine.link, engine.budget, options)
+        timeline, plan = generous, planned(generous)
+    except InfeasibleBudgetError:
+        timeline, plan = short_of_workspace()
+    else:
+        if plan.moves and generous is not least:
+            timeline, plan = min((timeline, plan), short_of_workspace(), key=lambda found: found[1].after.seconds)
     engine.require_host_room(timeline, plan)
     return timeline, plan
 

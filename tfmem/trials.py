@@ -12,6 +12,7 @@ from custom_ops.errors import TfmemError
 from custom_ops.load import Counters
 from graph_passes.analysis.fragmentation import Room, without_workspace
 from graph_passes.analysis.timeline import Timeline
+from graph_passes.analysis.workspace import SLOWER
 from graph_passes.cost.observe import Observation
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.offload.plan import OffloadPlan
@@ -23,7 +24,6 @@ from tfmem.engine import Engine
 LEAST_SHARE = 50  # percent of a GPU's budget that is planned for, the largest that is not fragmented
 LESS, LESS_IF_LONG = 1, 3  # percent each time; the second where a replay takes more than milliseconds
 GPU_TRIALS = 3
-WITHOUT_WORKSPACE = 7  # times its run time that a convolution takes longer without its workspace; seen: 3.4 to 8.8
 CPU_RETRIES = 3
 
 # What a step without room ends in: the allocator says the first, cuDNN's callers one of the others.
@@ -89,7 +89,7 @@ def falling(
         if short is None:
             return None
         slower = sum(timeline.steps[position].seconds for position in short)
-        return found.after.seconds + WITHOUT_WORKSPACE * slower, found, not short
+        return found.after.seconds + SLOWER * slower, found, not short
 
     waiting = [each for each in map(priced, also) if each]
     seen: set[object] = set()  # what plans do; several shares give the same

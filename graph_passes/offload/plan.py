@@ -13,7 +13,7 @@ released at a planned position, as late as memory allows, because releasing wait
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +61,11 @@ class OffloadPlan:
     def tightened(self, over: int) -> int:
         """The budget to plan for when this plan ran `over` bytes over: within its own peak, or it would come again."""
         return min(self.budget, self.after.peak) - over
+
+    def under(self, timeline: Timeline) -> OffloadPlan:
+        """The same plan as predicted for other costs."""
+        before = simulate(timeline, (), self.link)
+        return replace(self, before=before, after=simulate(timeline, self.moves, self.link, self.fillings))
 
     def failure(self, timeline: Timeline, room: Room, *, excused: Container[int] = ()) -> Failure | None:
         """Where the step runs out of room; see `first_failure`."""

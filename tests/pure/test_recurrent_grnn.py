@@ -30,6 +30,7 @@ KERNEL = """
       __syncthreads();
     }
   cudaMalloc((void **) &(this->packed_biases_gpu), bias_footprint); CUDA_ERR;
+  cudaMalloc((void **) &(this->gpu_output), this->output_size * this->batch_size * sizeof(T));
   cudaMalloc((void **) &(this->gpu_syncIn), 80 * sizeof(int));
   void * kernel = (void *)gru_rnn<256, 3, 1, 32, 8, 10>;
   if (grid_size > 80 * numBlocks) {
@@ -55,6 +56,7 @@ def test_its_kernels_are_patched() -> None:
     assert "__syncthreads();\n    }\n    __threadfence();" in text
     assert "&(this->packed_biases_gpu), 4 * bias_footprint);" in text
     assert "&(this->gpu_syncIn), 1024 * sizeof(int));" in text
+    assert "&(this->gpu_output), 200 * this->output_size * this->batch_size * sizeof(T));" in text
     assert "grid_size > 132 * numBlocks" in text
     assert text.index("cudaMemset(this->gpu_syncOut, 0") < text.index("cudaEventRecord(start)")
 

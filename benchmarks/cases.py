@@ -103,7 +103,7 @@ def all_cases() -> list[Case]:
 
 def _headline() -> list[Case]:
     """VGG-19, batch 256, in 19.5 GiB, in each of the three forms; and the parity of its losses."""
-    cases = [Case("vgg19/graph/oracle", "vgg19", "graph", "plain")]
+    cases = [Case(f"vgg19/{form}/oracle", "vgg19", form, "plain") for form in ("graph", "keras")]
     for form in ("graph", "function", "keras"):
         start = f"vgg19/19.5GiB/{form}"
         cases += [Case(f"{start}/{name}", "vgg19", form, **SYSTEMS[name], headline=True) for name in SYSTEMS]

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks import recurrent_profile
 from benchmarks.make_tables import replaced, table
 from benchmarks.records import ROOT, load
-from benchmarks.recurrent_cases import WITHOUT_TF32, Floor, fastest
+from benchmarks.recurrent_cases import LARGE, WITHOUT_TF32, Floor, fastest
 from benchmarks.runs import command_line
 
 MARKERS = ("<!-- recurrent: begin -->", "<!-- recurrent: end -->")
@@ -52,7 +52,8 @@ def tables(
     profile: Mapping[str, Any] | None = None,
 ) -> str:
     """Every table that there are results for."""
-    cases = results["cases"]
+    every: Cases = results["cases"]
+    cases = {name: case for name, case in every.items() if case["units"] not in LARGE}
     parts = [machine(results)]
     for title, prefix in (
         ("LSTM against cuDNN", "lstm/"),
@@ -63,6 +64,8 @@ def tables(
         ("GRNN's models: 3 layers of 128 over 100 steps, 2 layers of 256 over 20", "stack"),
     ):
         parts += compared(cases, prefix, title)
+    large = {name: case for name, case in every.items() if case["units"] in LARGE}
+    parts += compared(large, "lstm/", "LSTM whose weights no chip holds, against cuDNN")
     parts += precisions(cases) + split(cases) + context(results.get("context", {}))
     parts += [recurrent_profile.written(profile)] if profile else []
     parts += accuracy(search) if search else []

@@ -194,10 +194,10 @@ def parity(cases: Cases) -> list[str]:
     for name, case in cases.items():
         if case.get("system") != "tfmem" or case.get("status") != "ok":
             continue
-        if case["deterministic"] or case["form"] == "keras":
+        if case["deterministic"]:
             other = cases.get(f"{name.rpartition('/')[0]}/plain", {})
-        elif case["form"] == "graph":  # draws its own weights
-            other = cases.get("vgg19/graph/oracle", {})
+        elif case["form"] != "function":  # draws its own weights
+            other = cases.get(f"{case['network']}/{case['form']}/oracle", {})
         else:
             other = cases.get(f"{case['network']}/oracle", {})
         if other.get("status") != "ok":

@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.runs import named
 
 UNITS = (64, 256, 512, 1024)
+LARGE = (2048,)  # whose weights fit no chip: they are read from L2 in every step
 BATCHES = (1, 10, 20, 64)
 STEPS = 100
 WITHOUT_TF32 = ", no TF32"  # behind a case's name in the results of benchmarks.recurrent_keras
@@ -124,6 +125,7 @@ def all_cases() -> list[Case]:
     cases += [Case("lstm", 256, batch, steps=20, layers=2) for batch in BATCHES]  # text classification
     cases += [Case("gru", units, batch) for units in UNITS for batch in BATCHES]
     cases += [Case("gru", units, batch, training=True) for units in UNITS for batch in (1, 20)]
+    cases += [Case("lstm", units, batch) for units in LARGE for batch in BATCHES]
     return cases
 
 

@@ -156,6 +156,10 @@ class Library:
         """MemOpChunks: int64[n, 3] of address, bytes and whether it is in use, of the device's allocator's chunks."""
         return self.ops.mem_op_chunks(name=name)
 
+    def addresses(self, tensors: "Sequence[tf.Tensor]", name: str | None = None) -> "tf.Tensor":
+        """MemOpAddresses: int64[n], where the elements of each tensor begin."""
+        return self.ops.mem_op_addresses(tensors=list(tensors), name=name)
+
     def rooms(self, sizes: Sequence[int], name: str | None = None) -> "list[tf.Tensor]":
         """MemOpRooms: leaves free chunks of these sizes as long as the result lives."""
         return self.ops.mem_op_rooms(sizes=sizes, count=len(sizes), name=name)

@@ -1,7 +1,8 @@
-"""What is free of a GPU's memory before a step, and how small tensors are kept from splitting it."""
+"""What is free of a device's memory before a step, and how small tensors are kept from splitting it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,25 @@ from tfmem.measuring import alone
 
 # Rooms beyond those of the step's own small tensors: for what kernels allocate while they run.
 _MORE = (256, 1 << 10, 1 << 12, 1 << 14, SMALL) * 16
+
+
+def separate(engine: Engine, variables: Iterable[tf.Variable]) -> None:
+    """Give each variable memory of its own.
+
+    Variables that began as one tensor share it until they are first written (both moments of Keras's Adam are one
+    tensor of zeros). The step that writes them takes what they lack wherever there is room then: not seen by whoever
+    measures before, and in the way of what is placed after.
+    """
+    seen: set[int] = set()
+    with alone(), context.eager_mode(), tf.device(engine.target.name):
+        held = [(variable, variable.read_value()) for variable in variables if variable.dtype.is_floating]
+        if not held:
+            return
+        addresses = engine.library.addresses([value for _, value in held]).numpy().tolist()
+        for (variable, value), address in zip(held, addresses, strict=True):
+            if address in seen and value.shape.num_elements():
+                variable.assign(tf.raw_ops.DeepCopy(x=value))
+            seen.add(address)
 
 
 def find_room(engine: Engine, timeline: Timeline, budget: int) -> Room:

@@ -48,7 +48,7 @@ from tfmem.engine import NOT_PLANNABLE, Engine
 from tfmem.profile import ProfileCache, fingerprint
 from tfmem.recurrent import swap_recurrent, with_swaps
 from tfmem.rehearsal import can_rehearse, without_updates
-from tfmem.rooms import find_room, keep_apart
+from tfmem.rooms import find_room, keep_apart, separate
 from tfmem.sampling import sampled, watched
 from tfmem.trials import CPU_RETRIES, OUT_OF_MEMORY, Trial, choose, first_plans, judged, no_room, untried
 
@@ -195,6 +195,7 @@ class ManagedStep:
             self._settle(self._timeline, least)
             return
         self._observed = known is not None
+        separate(engine, self._concrete.variables)
         if engine.target.is_gpu:
             self._walls = keep_apart(engine, self._timeline)
         plan = partial(self._plan, self._timeline)

@@ -169,6 +169,21 @@ chunks: of each, by address: address, bytes, 1 if it is in use or 0; no rows if 
   TensorFlow's own for GPUs.
 )doc");
 
+REGISTER_OP("MemOpAddresses")
+    .Input("tensors: T")
+    .Output("addresses: int64")
+    .Attr("T: list(type) >= 1")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(c->num_inputs()));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Tells which tensors share memory.
+
+addresses: where the elements of each tensor begin.
+)doc");
+
 REGISTER_OP("MemOpRooms")
     .Output("walls: count * uint8")
     .Attr("sizes: list(int)")

@@ -119,6 +119,21 @@ class ChunksOp : public OpKernel {
   }
 };
 
+class AddressesOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    tensorflow::Tensor* output = nullptr;
+    OP_REQUIRES_OK(ctx,
+                   ctx->allocate_output(0, tensorflow::TensorShape({ctx->num_inputs()}), &output));
+    auto addresses = output->flat<int64_t>();
+    for (int i = 0; i < ctx->num_inputs(); ++i) {
+      addresses(i) = reinterpret_cast<int64_t>(ctx->input(i).data());
+    }
+  }
+};
+
 class RoomsOp : public OpKernel {
  public:
   explicit RoomsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -161,6 +176,9 @@ REGISTER_KERNEL_BUILDER(Name("MemOpProbe").Device(DEVICE_GPU), ProbeOp);
 REGISTER_KERNEL_BUILDER(Name("MemOpStats").Device(DEVICE_CPU), StatsOp);
 REGISTER_KERNEL_BUILDER(Name("MemOpStats").Device(DEVICE_GPU).HostMemory("stats"), StatsOp);
 REGISTER_KERNEL_BUILDER(Name("MemOpChunks").Device(DEVICE_CPU), ChunksOp);
+REGISTER_KERNEL_BUILDER(Name("MemOpAddresses").Device(DEVICE_CPU), AddressesOp);
+REGISTER_KERNEL_BUILDER(Name("MemOpAddresses").Device(DEVICE_GPU).HostMemory("addresses"),
+                        AddressesOp);
 REGISTER_KERNEL_BUILDER(Name("MemOpRooms").Device(DEVICE_CPU), RoomsOp);
 REGISTER_KERNEL_BUILDER(Name("MemOpRooms").Device(DEVICE_GPU), RoomsOp);
 REGISTER_KERNEL_BUILDER(Name("MemOpFill").Device(DEVICE_CPU), FillOp);

@@ -79,9 +79,13 @@ class Engine:
             workspace: whether convolutions are charged with what cuDNN may take.
         """
         limits = workspace_limits() if workspace and self.target.is_gpu else (0, 0)
+        return Estimate(Roofline(self.target.profile, limits, self.target.is_gpu), self.in_use)
+
+    @property
+    def in_use(self) -> int:
+        """Bytes of the device's memory that are taken now; 0 where its allocator does not count."""
         with alone():
-            in_use = max(0, memory(self.library, self.target.name).bytes_in_use)
-        return Estimate(Roofline(self.target.profile, limits, self.target.is_gpu), in_use)
+            return max(0, memory(self.library, self.target.name).bytes_in_use)
 
     def require_host_room(self, timeline: Timeline, plan: OffloadPlan) -> None:
         """Raise if the host cannot take what `plan` moves; see `tfmem.host`."""

@@ -13,7 +13,7 @@ from typing import Any
 from graph_passes.cost.observe import Observation
 from graph_passes.ir import Graph
 
-FORMAT = 1
+FORMAT = 2
 
 
 def fingerprint(graph: Graph, facts: Mapping[str, Any]) -> str:
@@ -31,31 +31,35 @@ def fingerprint(graph: Graph, facts: Mapping[str, Any]) -> str:
 
 
 class ProfileCache:
-    """A folder of observations; an unusable folder or file is the same as an empty one."""
+    """A folder of observations; an unusable folder or file is the same as an empty one.
+
+    What is in use besides a step is another process's own: a base is stored as what is beyond that.
+    """
 
     def __init__(self, directory: str) -> None:
         self._directory = Path(directory) / "profiles" if directory else None
 
-    def load(self, key: str) -> Observation | None:
-        """The observation stored under `key`, if there is one."""
+    def load(self, key: str, in_use: int) -> Observation | None:
+        """The observation stored under `key`, if there is one, as of a step before which `in_use` bytes are taken."""
         if self._directory is None:
             return None
         try:
             values = json.loads((self._directory / f"{key}.json").read_text())
             values["curve"] = tuple((name, size) for name, size in values["curve"])
+            values["base"] += in_use
             return Observation(**values)
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
-    def store(self, key: str, observation: Observation) -> None:
-        """Write aside, then rename, so that a reader never sees half a file."""
+    def store(self, key: str, observation: Observation, in_use: int) -> None:
+        """Write aside, then rename, so that a reader never sees half a file; `in_use` as in `load`."""
         if self._directory is None:
             return
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             handle, path = tempfile.mkstemp(dir=self._directory, suffix=".tmp")
             with os.fdopen(handle, "w") as file:
-                json.dump(observation.__dict__, file)
+                json.dump(observation.__dict__ | {"base": observation.base - in_use}, file)
             Path(path).replace(self._directory / f"{key}.json")
         except OSError:
             return  # a profile is a convenience; the next process observes again

@@ -181,7 +181,10 @@ class ManagedStep:
         self._timeline = self._step.timeline(engine.estimate(workspace=False))
         least = self._plan(self._timeline, self._budget)  # raises where no plan can meet the budget
         engine.require_host_room(self._timeline, least)
-        known = self._cache.load(self._key)
+        if engine.options.observe:
+            separate(engine, self._concrete.variables)
+        self._in_use = engine.in_use
+        known = self._cache.load(self._key, self._in_use)
         if known is not None:
             self._notes.append("op times and memory were measured by an earlier process")
             self._learn(known)
@@ -195,7 +198,6 @@ class ManagedStep:
             self._settle(self._timeline, least)
             return
         self._observed = known is not None
-        separate(engine, self._concrete.variables)
         if engine.target.is_gpu:
             self._walls = keep_apart(engine, self._timeline)
         plan = partial(self._plan, self._timeline)
@@ -238,7 +240,7 @@ class ManagedStep:
                 self._next_trial()
             elif self._stage is Stage.OBSERVE:
                 seen = observe(self._timeline, self._first.moves, samples, self._first.fillings)
-                self._cache.store(self._key, seen)
+                self._cache.store(self._key, seen, self._in_use)
                 self._learn(seen)
                 self._next_trial()
             elif not self._warm and self._engine.target.is_gpu:
@@ -277,11 +279,10 @@ class ManagedStep:
 
     def _judge(self, samples: list[Sample], flow: tuple[Counters, Counters]) -> None:
         seen = observe(self._timeline, self._candidate.moves, samples, self._candidate.fillings)
-        described = self._describe(self._timeline, self._candidate)
-        self._trials.append(judged(self._candidate, described, seen, flow))
+        self._trials.append(judged(self._candidate, self._describe(self._timeline, self._candidate), seen, flow))
         floor = sum(step.seconds for step in self._timeline.steps)
-        fits = seen.peak <= self._budget
-        if fits and (not self._engine.target.is_gpu or seen.step_seconds <= GOOD_ENOUGH * floor):
+        good = not self._engine.target.is_gpu or seen.step_seconds <= GOOD_ENOUGH * floor
+        if good and seen.peak <= self._budget:
             self._choose()
         else:
             self._next_trial()

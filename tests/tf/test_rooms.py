@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -61,3 +64,26 @@ def test_an_optimizer_that_the_first_step_builds_takes_its_memory_before(monkeyp
     before, after, *steps = held
     assert after - before > weights  # all moments of one shape were one tensor of zeros
     assert max(steps) - after < weights * 0.1
+
+
+def test_a_cached_profile_counts_what_lies_beside_the_step_now(
+    new_net: Callable[[], Any], batch: Any, tmp_path: Path
+) -> None:
+    def report(budget: int) -> tfmem.Report:
+        optimized = tfmem.optimize(tf.function(new_net().step), memory_budget=budget, cache_directory=str(tmp_path))
+        for _ in range(8):
+            optimized(*batch)
+        return tfmem.report(optimized)
+
+    gc.collect()
+    held = tf.ones((16 << 18,))  # so that the budget is not ample either way
+    budget = int(1.15 * (report(1 << 30).peak_before + (2 << 20)))
+    ballast = tf.ones((2 << 18,))
+    with_ballast = report(budget)
+    assert not any("earlier process" in note for note in with_ballast.notes)
+    del ballast
+    gc.collect()
+    without = report(budget)
+    assert any("earlier process" in note for note in without.notes)
+    assert with_ballast.peak_before - without.peak_before == pytest.approx(2 << 20, rel=0.1)
+    del held

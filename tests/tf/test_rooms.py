@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,14 @@ from tfmem.engine import Engine
 from tfmem.rooms import separate
 
 ROWS = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def fixture_leave_no_tensors() -> Iterator[None]:
+    """Other tests count what is in use."""
+    yield
+    keras.backend.clear_session()
+    gc.collect()
 
 
 def addresses(*variables: tf.Variable) -> list[int]:

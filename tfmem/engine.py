@@ -64,9 +64,12 @@ class Engine:
         return self.budget is not None and self.options.memory_budget is not None
 
     @property
-    def observable(self) -> bool:
-        """Whether the device's allocator counts bytes; TensorFlow's plain CPU allocator (oneDNN off) does not."""
-        return memory(self.library, self.target.name).bytes_in_use >= 0
+    def observes(self) -> bool:
+        """Whether steps are observed: the user lets it, and the device's allocator counts bytes.
+
+        TensorFlow's plain CPU allocator (oneDNN off) does not.
+        """
+        return self.options.observe and memory(self.library, self.target.name).bytes_in_use >= 0
 
     def unobserved(self) -> Engine:
         """The same for steps that run on their own, where no later call can swap in a better plan."""

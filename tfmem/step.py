@@ -9,7 +9,8 @@
     next 3      CHECK     the plan as it will run, without probes: does its peak stay within the budget? else plan again
     then        READY
 
-Every call computes the same step, so training starts with the first. A step that fits by far is left as it was.
+Every call computes the same step, so training starts with the first. A step that fits by far is left as it was; three
+of its calls are watched, too, for what it takes.
 
 A GPU's memory may run out under a plan, and a step that has written variables cannot be run again. So there the first
 three stages are rehearsals, all of them in the first call: the same graph, but no variable is written.
@@ -50,7 +51,7 @@ from tfmem.recurrent import swap_recurrent, with_swaps
 from tfmem.rehearsal import can_rehearse, without_updates
 from tfmem.rooms import find_room, keep_apart, separate
 from tfmem.sampling import sampled, watched
-from tfmem.trials import CPU_RETRIES, OUT_OF_MEMORY, Trial, choose, first_plans, judged, no_room, untried
+from tfmem.trials import CPU_RETRIES, OUT_OF_MEMORY, Trial, checked, choose, first_plans, judged, no_room, untried
 
 SURELY_FITS = 0.75  # of the budget: a step estimated at less is not observed
 GOOD_ENOUGH = 1.02  # times the ops' own run times: nothing is left to gain
@@ -175,7 +176,8 @@ class ManagedStep:
         engine = self._engine
         careful = self._step.timeline(engine.estimate(workspace=True))
         if careful.peak <= SURELY_FITS * self._budget:
-            self._settle(careful, self._plan(careful, self._budget))
+            watched = engine.observes and not self._jit_compile  # XLA's steps are not these
+            self._settle(careful, self._plan(careful, self._budget), then=Stage.CHECK if watched else Stage.READY)
             return
         # Workspace is not known yet. Without, this is the least that any plan needs.
         self._timeline = self._step.timeline(engine.estimate(workspace=False))
@@ -189,12 +191,11 @@ class ManagedStep:
             self._notes.append("op times and memory were measured by an earlier process")
             self._learn(known)
             least = self._plan(self._timeline, self._budget, timed=True)
-        observe_steps = engine.options.observe and engine.observable
-        if known is None and not observe_steps:
-            self._notes.append("op times and memory are estimates: nothing was observed")
-        if engine.options.observe and not observe_steps:
-            self._notes.append("nothing can be observed: the allocator keeps no statistics (oneDNN is off)")
-        if not observe_steps:
+        if not engine.observes:
+            if known is None:
+                self._notes.append("op times and memory are estimates: nothing was observed")
+            if engine.options.observe:
+                self._notes.append("nothing can be observed: the allocator keeps no statistics (oneDNN is off)")
             self._settle(self._timeline, least)
             return
         self._observed = known is not None
@@ -262,7 +263,7 @@ class ManagedStep:
         A step that fits in the planned order may not fit in the order TensorFlow would choose, unless by far.
         """
         if self._timeline.peak <= SURELY_FITS * self._budget:
-            self._settle(self._timeline, self._plan(self._timeline, self._budget, timed=True))
+            self._settle(self._timeline, self._plan(self._timeline, self._budget, timed=True), then=Stage.CHECK)
             return
         if self._make is None:  # the same plans are asked for before each trial
             self._make, self._free = cache(partial(self._plan, self._timeline, timed=True)), self._room()
@@ -325,9 +326,8 @@ class ManagedStep:
         best, notes = choose(self._trials, self._budget)
         self._notes += notes
         self._engine.library.trim()  # what trials moved beyond what the best of them does
-        self._settle(self._timeline, best.plan, force=True)
+        self._settle(self._timeline, best.plan, force=True, then=Stage.CHECK)
         self.report = replace(best.report, notes=self.report.notes)
-        self._candidate, self._stage = best.plan, Stage.CHECK
 
     def _check(self, peak: int) -> None:
         """Take note of an unprobed step's peak; plan for less if it is over the budget."""
@@ -345,26 +345,22 @@ class ManagedStep:
                 )
                 self._replans += 1
                 self._checked = []
-                self._settle(self._timeline, plan, force=True)
-                self._candidate, self._stage = plan, Stage.CHECK
+                self._settle(self._timeline, plan, force=True, then=Stage.CHECK)
                 return
         if len(self._checked) >= CHECKS:
-            measured = max(self._checked)
-            if measured > self._budget:
-                self._notes.append(f"OVER BUDGET by {measured - self._budget:,} bytes, in steps without probes")
-            notes = dict.fromkeys((*self._notes, *self.report.notes))
-            self.report = replace(self.report, peak_measured=measured, notes=tuple(notes))
+            notes = tuple(dict.fromkeys((*self._notes, *self.report.notes)))
+            known = replace(self.report, notes=notes)
+            self.report = checked(known, self._checked, self._budget, planned=self._function is not self._base)
             self._stage = Stage.READY
 
-    def _settle(self, timeline: Timeline, plan: OffloadPlan, force: bool = False) -> None:
+    def _settle(self, timeline: Timeline, plan: OffloadPlan, force: bool = False, then: Stage = Stage.READY) -> None:
         """Make `plan` final. Without moves the trace stays as it was, unless its order is part of what was tried."""
-        self._timeline = timeline
+        self._timeline, self._candidate, self._stage = timeline, plan, then
         if plan.moves or force:
             self._build(plan, probed=False)
         else:
             self._function = self._base
         self.report = self._describe(timeline, plan)
-        self._stage = Stage.READY
 
     def _plan(self, timeline: Timeline, budget: int, **how: Any) -> OffloadPlan:
         engine = self._engine

@@ -247,3 +247,22 @@ def choose(trials: Sequence[Trial], budget: int) -> tuple[Trial, list[str]]:
         )
         notes.append(f"plans tried for {tried}")
     return best, notes
+
+
+def checked(report: Report, peaks: Sequence[int], budget: int, planned: bool) -> Report:
+    """`report` of a step that ran as it will, without probes.
+
+    Args:
+        report: what was planned.
+        peaks: bytes that its calls took, at least two.
+        budget: bytes.
+        planned: whether there is a plan; else the step was left as it was, on an estimate.
+    """
+    notes, measured = [], max(peaks)
+    if not planned:  # the first call has cuDNN's trying of algorithms in it
+        *_, learned, measured = peaks
+        notes.append(f"{report.peak_predicted:,} bytes were estimated; the peak is as seen in one step")
+        report = replace(report, peak_predicted=learned)
+    if measured > budget:
+        notes.append(f"OVER BUDGET by {measured - budget:,} bytes, in steps without probes")
+    return replace(report, peak_measured=measured, notes=(*notes, *report.notes))

@@ -74,6 +74,23 @@ def test_nothing_moves_when_it_fits(new_net, batch, flow):
     assert flow.moved == 0
 
 
+def test_a_step_that_fits_is_watched_for_what_it_takes(new_net, batch):
+    function = tfmem.optimize(tf.function(new_net().step), memory_budget="8GiB")
+    for _ in range(2):
+        function(*batch)
+    estimated = tfmem.report(function)
+    assert estimated.peak_measured is None
+    function(*batch)
+    report = tfmem.report(function)
+    assert report.decision == "unchanged: fits"
+    assert report.peak_predicted == pytest.approx(report.peak_measured, rel=0.5)  # a CPU runs ops as it likes
+    assert report.notes[0].startswith(f"{estimated.peak_predicted:,} bytes were estimated")
+    unobserved = tfmem.optimize(tf.function(new_net().step), memory_budget="8GiB", observe=False)
+    for _ in range(3):
+        unobserved(*batch)
+    assert tfmem.report(unobserved).peak_measured is None
+
+
 def test_each_trace_is_planned(new_net, batch, flow, smallest):
     def quarter(batch):
         return [tensor[:4] for tensor in batch]

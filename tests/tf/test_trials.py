@@ -14,7 +14,8 @@ from graph_passes.errors import HostMemoryError
 from graph_passes.ir import TensorId
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.offload.plan import OffloadPlan, plan_offload
-from tfmem.trials import GPU_TRIALS, Trial, choose, falling, first_plans, no_room, untried
+from graph_passes.report import Report
+from tfmem.trials import GPU_TRIALS, Trial, checked, choose, falling, first_plans, no_room, untried
 
 GIB = 1 << 30
 
@@ -244,3 +245,18 @@ def test_a_plan_that_ran_over_though_it_should_not_have_is_not_made_again():
     (second, *_) = untried(engine, timeline, budget, [seen], make, first, None)
     assert second.budget == first.after.peak - over
     assert second.actions != first.actions
+
+
+def test_what_steps_took_is_reported():
+    planned = Report("f", "GPU", "autovm", "moved", peak_before=20, peak_predicted=10, notes=("a",))
+    report = checked(planned, [9, 11, 10], 12, planned=True)
+    assert (report.peak_predicted, report.peak_measured, report.notes) == (10, 11, ("a",))
+    over = checked(planned, [9, 14, 10], 12, planned=True)
+    assert over.notes == ("OVER BUDGET by 2 bytes, in steps without probes", "a")
+
+
+def test_the_peak_of_a_step_without_a_plan_is_learned_from_one():
+    left_alone = Report("f", "GPU", "autovm", "unchanged: fits", peak_before=8, peak_predicted=8)
+    report = checked(left_alone, [30, 11, 12], 99, planned=False)  # the first tried algorithms
+    assert (report.peak_before, report.peak_predicted, report.peak_measured) == (8, 11, 12)
+    assert report.notes == ("8 bytes were estimated; the peak is as seen in one step",)

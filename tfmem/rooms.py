@@ -38,13 +38,17 @@ def separate(engine: Engine, variables: Iterable[tf.Variable]) -> None:
 
 
 def find_room(engine: Engine, timeline: Timeline, budget: int) -> Room:
-    """The chunks that are free now, or a guess where the allocator does not tell; `budget` bytes may be in use."""
+    """The chunks that are free now, or a guess where the allocator does not tell; `budget` bytes may be in use.
+
+    Small ones are left out: what is replayed fits none of them, and their neighbours stay.
+    """
     with alone(), context.eager_mode(), tf.device(engine.target.name):
         rows = engine.library.chunks().numpy().tolist()
     if not rows:
         return replace(Room.guess(engine.target.memory, timeline.base), limit=budget)
     origin = rows[0][0]
-    return Room(tuple((address - origin, size) for address, size, in_use in rows if not in_use), limit=budget)
+    free = ((address - origin, size) for address, size, in_use in rows if not in_use and size >= SMALL)
+    return Room(tuple(free), limit=budget)
 
 
 def keep_apart(engine: Engine, timeline: Timeline) -> list[Any]:

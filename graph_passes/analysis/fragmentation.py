@@ -2,26 +2,21 @@
 
 TensorFlow's GPU allocator (BFC, best fit with coalescing) hands out contiguous chunks of one region, so a step can fail
 while the bytes in use are well below the limit. The allocator is deterministic, and so is a planned step's order; it is
-replayed here (bfc_allocator.cc: `FindChunkPtr`, `SplitChunk`, `Merge`) from the chunks that are free before the step:
-variables and what the caller holds lie between them.
+replayed here from the chunks that are free before the step: variables and what the caller holds lie between them.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
 
+from graph_passes.analysis.allocator import Chunk, Region
 from graph_passes.analysis.simulate import Filling, Move
 from graph_passes.analysis.timeline import Timeline
 
 SMALL = 1 << 16  # smaller buffers are not replayed: they have rooms of their own, or come and go in the gaps between
-_ROUND = 256
-_KEEP_WHOLE = 128 << 20  # a chunk is split if at least this much is left over, or if it is twice as large as asked for
-
-Chunk = tuple[int, int]  # (address, size)
 
 
 @dataclass(frozen=True)
@@ -85,79 +80,26 @@ class Failure(NamedTuple):
         return (self.position, self.made, -self.short) > (other.position, other.made, -other.short)
 
 
-def rounded(nbytes: int) -> int:
-    """What is taken for `nbytes`."""
-    return max(_ROUND, -(-nbytes // _ROUND) * _ROUND)
-
-
-class Region:
-    """Free chunks, best fit, neighbours joined when freed."""
-
-    def __init__(self, chunks: Sequence[Chunk]) -> None:
-        # (size, address), ascending: the first that fits is the best
-        self._free = sorted((size, address) for address, size in chunks)
-        self._by_address = dict(chunks)  # address -> size
-        self._by_end = {address + size: address for address, size in chunks}
-        self.split = 0  # bytes of the free chunk that was last taken from
-
-    @property
-    def largest(self) -> int:
-        """Bytes of the largest free chunk."""
-        return self._free[-1][0] if self._free else 0
-
-    def allocate(self, nbytes: int) -> Chunk | None:
-        """The (address, size) of a chunk of at least `nbytes`, or None if no free chunk is large enough."""
-        wanted = rounded(nbytes)
-        index = bisect_left(self._free, (wanted, -1))
-        if index == len(self._free):
-            return None
-        size, address = self._free[index]
-        self.split = size
-        self._remove(address, size)
-        if size >= 2 * wanted or size - wanted >= _KEEP_WHOLE:
-            self._add(address + wanted, size - wanted)
-            size = wanted
-        return address, size
-
-    def free(self, chunk: Chunk) -> None:
-        """Give a chunk back."""
-        address, size = chunk
-        after = self._by_address.get(address + size)
-        if after is not None:
-            self._remove(address + size, after)
-            size += after
-        before = self._by_end.get(address)
-        if before is not None:
-            length = address - before
-            self._remove(before, length)
-            address, size = before, size + length
-        self._add(address, size)
-
-    def _add(self, address: int, size: int) -> None:
-        insort(self._free, (size, address))
-        self._by_address[address] = size
-        self._by_end[address + size] = address
-
-    def _remove(self, address: int, size: int) -> None:
-        del self._free[bisect_left(self._free, (size, address))]
-        del self._by_address[address]
-        del self._by_end[address + size]
-
-
 @dataclass
 class _Event:
-    """What happens at one position: buffers that leave, that come back, that are made (again), that die."""
+    """What happens at one position: buffers that leave, fillings, buffers that come back, are made (again), die."""
 
     releases: list[int] = field(default_factory=list)
+    fillings: list[int] = field(default_factory=list)
     prefetches: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     workspace: int = 0
 
 
+_Events = dict[int, _Event]  # by position
+_NOTHING = _Event()
+
+
 @lru_cache(maxsize=4)
-def _events(timeline: Timeline) -> dict[int, _Event]:
-    found: dict[int, _Event] = {}
+def _step_events(timeline: Timeline) -> tuple[_Events, list[int]]:
+    """What every replay of the step has in common, and the positions of it in order."""
+    found: _Events = {}
     for index, buffer in enumerate(timeline.buffers):
         if buffer.nbytes >= SMALL:
             found.setdefault(buffer.start, _Event()).starts.append(index)
@@ -165,6 +107,18 @@ def _events(timeline: Timeline) -> dict[int, _Event]:
     for position, workspace in enumerate(timeline.workspace.tolist()):
         if workspace >= SMALL:
             found.setdefault(position, _Event()).workspace = workspace
+    return found, sorted(found)
+
+
+def _plan_events(timeline: Timeline, moves: Sequence[Move], fillings: Sequence[Filling]) -> _Events:
+    found: _Events = {}
+    for move in moves:
+        if timeline.buffers[move.buffer].nbytes >= SMALL and (move.release < move.prefetch or move.remade):
+            found.setdefault(move.release, _Event()).releases.append(move.buffer)
+            back = found.setdefault(move.prefetch, _Event())
+            (back.starts if move.remade else back.prefetches).append(move.buffer)
+    for filling in fillings:
+        found.setdefault(filling.position, _Event()).fillings.append(filling.nbytes)
     return found
 
 
@@ -237,28 +191,28 @@ class _Replay:
 
     def run(self, moves: Sequence[Move], fillings: Sequence[Filling], until: int | None = None) -> None:
         """Allocate and free what the step does, up to a position; raises where there is no room."""
-        step, coming, nothing = _events(self.timeline), _moves(self.timeline, moves), _Event()
-        filled: dict[int, list[int]] = {}
-        for filling in fillings:
-            filled.setdefault(filling.position, []).append(filling.nbytes)
-        for self.position in sorted({*step, *coming}):
-            self.made = 0
+        plan, (step, order) = _plan_events(self.timeline, moves, fillings), _step_events(self.timeline)
+        for self.position in sorted([*order, *(position for position in plan if position not in step)]):
             if until is not None and self.position >= until:
                 return
-            event = step.get(self.position, nothing)
-            moved = coming.get(self.position, nothing)
-            for index in moved.releases:
-                self.drop(index)
-            full = [self.allocate(nbytes) for nbytes in filled.get(self.position, ())]
-            for index in moved.prefetches:
-                self.hold(index)
-            for index in moved.starts:
-                self.compute([index], self.timeline.steps[self.timeline.buffers[index].start].workspace)
+            self.happen(step.get(self.position, _NOTHING), plan.get(self.position, _NOTHING))
+
+    def happen(self, event: _Event, planned: _Event) -> None:
+        """What the step does at one position, and the plan."""
+        self.made = 0
+        for index in planned.releases:
+            self.drop(index)
+        full = [self.allocate(nbytes) for nbytes in planned.fillings]
+        for index in planned.prefetches:
+            self.hold(index)
+        for index in planned.starts:
+            self.compute([index], self.timeline.steps[self.timeline.buffers[index].start].workspace)
+        if event.starts or event.workspace:
             self.compute(event.starts, event.workspace)
-            for index in event.ends:
-                self.drop(index)
-            for chunk in full:
-                self.region.free(chunk)
+        for index in event.ends:
+            self.drop(index)
+        for chunk in full:
+            self.region.free(chunk)
 
     def hold(self, index: int) -> None:
         self.held[index] = self.allocate(self.timeline.buffers[index].nbytes)
@@ -306,13 +260,3 @@ class _Replay:
             self.missed.append(self.position)
         else:
             raise _NoRoomError(self.failure(nbytes, workspace=True))
-
-
-def _moves(timeline: Timeline, moves: Sequence[Move]) -> dict[int, _Event]:
-    found: dict[int, _Event] = {}
-    for move in moves:
-        if timeline.buffers[move.buffer].nbytes >= SMALL and (move.release < move.prefetch or move.remade):
-            found.setdefault(move.release, _Event()).releases.append(move.buffer)
-            back = found.setdefault(move.prefetch, _Event())
-            (back.starts if move.remade else back.prefetches).append(move.buffer)
-    return found

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import NamedTuple
 
-from graph_passes.analysis.fragmentation import SMALL, Failure, Held, Room, first_failure, replay, rounded
+from graph_passes.analysis.allocator import rounded
+from graph_passes.analysis.fragmentation import SMALL, Failure, Held, Room, first_failure, replay
 from graph_passes.analysis.simulate import Filling, Move, usage_under
 from graph_passes.analysis.timeline import Gap, Timeline
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 from graph_passes import pipeline
-from graph_passes.analysis.fragmentation import Failure, Region, Room, first_failure, without_workspace
+from graph_passes.analysis.allocator import Region
+from graph_passes.analysis.fragmentation import Failure, Room, first_failure, without_workspace
 from graph_passes.analysis.simulate import Filling, Link, Move, usage_under
 from graph_passes.analysis.timeline import Buffer, Step, Timeline
 from graph_passes.cost.device import load

@@ -122,7 +122,7 @@ def peers(case: Case) -> Mapping[str, tuple[Mapping[str, Any], Callable[[Problem
         "cudnn": ({"tf32": False}, module),
         "cudnn tf32": ({"tf32": True}, module),
     }
-    if len(case.precisions) > 1:
+    if case.plain_lstm:
         found["cudnn float16"] = ({"tf32": True}, lambda problem: module(problem, torch.float16))
         found["cudnn bfloat16"] = ({"tf32": True}, lambda problem: module(problem, torch.bfloat16))
     return found

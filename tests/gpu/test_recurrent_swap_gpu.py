@@ -229,13 +229,14 @@ def test_training(name: str, masked: bool) -> None:
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_mixed_precision_training(policy: str) -> None:
-    bound = {"mixed_float16": 0.02, "mixed_bfloat16": 0.1}[policy]
+    """Held against float32: Keras's own bfloat16 has been seen to give NaN after a step on a GPU."""
     losses = []
     for optimized in (False, True):
+        dtype = policy if optimized else "float32"
         keras.utils.set_random_seed(3)
         layers = [
             keras.layers.Input((None, INPUTS)),
-            keras.layers.LSTM(64, dtype=policy),
+            keras.layers.LSTM(64, dtype=dtype),
             keras.layers.Dense(1, dtype="float32"),
         ]
         model = keras.Sequential(layers)
@@ -246,7 +247,7 @@ def test_mixed_precision_training(policy: str) -> None:
         losses.append([float(np.ravel(model.train_on_batch(x, y))[0]) for x, y in steps])
         if optimized:
             assert tfmem.report(model).swapped
-    np.testing.assert_allclose(losses[1], losses[0], rtol=bound)
+    np.testing.assert_allclose(losses[1], losses[0], rtol=0.02)
 
 
 @pytest.mark.parametrize("name", ["lstm", "gru", "bidirectional"])

@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -38,18 +39,20 @@ def at_module_level(tree: ast.AST) -> Iterator[ast.AST]:
         yield from at_module_level(node)
 
 
+@cache
+def imported(file: Path, module_level_only: bool) -> list[tuple[int, str]]:
+    tree = ast.parse(file.read_text(), str(file))
+    return list(imports(at_module_level(tree) if module_level_only else ast.walk(tree)))
+
+
 def found(files: list[Path], package: str, module_level_only: bool = False) -> list[str]:
     """Where `files` import `package` or something in it, as "path:line: module"."""
-    lines = []
-    for file in files:
-        tree = ast.parse(file.read_text(), str(file))
-        nodes = at_module_level(tree) if module_level_only else ast.walk(tree)
-        lines += [
-            f"{file.relative_to(ROOT)}:{line}: {module}"
-            for line, module in imports(nodes)
-            if module == package or module.startswith(f"{package}.")
-        ]
-    return lines
+    return [
+        f"{file.relative_to(ROOT)}:{line}: {module}"
+        for file in files
+        for line, module in imported(file, module_level_only)
+        if module == package or module.startswith(f"{package}.")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ def separate(engine: Engine, variables: Iterable[tf.Variable]) -> None:
 
     Variables that began as one tensor share it until they are first written (both moments of Keras's Adam are one
     tensor of zeros). The step that writes them takes what they lack wherever there is room then: not seen by whoever
-    measures before, and in the way of what is placed after.
+    measures before, and in the way of what is placed after. A variable that another thread writes for the first time in
+    this very instant would lose that.
     """
     seen: set[int] = set()
     with alone(), context.eager_mode(), tf.device(engine.target.name):
@@ -40,15 +41,17 @@ def separate(engine: Engine, variables: Iterable[tf.Variable]) -> None:
 def find_room(engine: Engine, timeline: Timeline, budget: int) -> Room:
     """The chunks that are free now, or a guess where the allocator does not tell; `budget` bytes may be in use.
 
-    Small ones are left out: what is replayed fits none of them, and their neighbours stay.
+    Small ones are left out: what is replayed fits none of them, and their neighbours stay. The last one is where more
+    memory would be.
     """
     with alone(), context.eager_mode(), tf.device(engine.target.name):
         rows = engine.library.chunks().numpy().tolist()
     if not rows:
         return replace(Room.guess(engine.target.memory, timeline.base), limit=budget)
     origin = rows[0][0]
-    free = ((address - origin, size) for address, size, in_use in rows if not in_use and size >= SMALL)
-    return Room(tuple(free), limit=budget)
+    free = [(address - origin, size) for address, size, in_use in rows if not in_use]
+    large = [chunk for chunk in free[:-1] if chunk[1] >= SMALL]
+    return Room((*large, *free[-1:]), limit=budget)
 
 
 def keep_apart(engine: Engine, timeline: Timeline) -> list[Any]:

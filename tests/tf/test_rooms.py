@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,11 @@ import tensorflow as tf
 
 import tfmem
 from custom_ops.load import load
+from graph_passes.analysis.fragmentation import Room
 from tfmem import step
 from tfmem.api import make_engine
 from tfmem.config import Options
-from tfmem.rooms import separate
+from tfmem.rooms import find_room, separate
 from tfmem.sampling import sampled
 
 ROWS = 1 << 20
@@ -91,3 +93,12 @@ def test_a_cached_profile_counts_what_lies_beside_the_step_now(
     assert any("earlier process" in note for note in without.notes)
     assert with_ballast.peak_before - without.peak_before == pytest.approx(2 << 20, rel=0.1)
     del held
+
+
+def test_small_chunks_are_no_room_but_for_the_last() -> None:
+    rows = [(512, 1 << 30, 1), (1 << 40, 4096, 0), (2 << 40, 1 << 20, 0), (3 << 40, 64, 1), (4 << 40, 256, 0)]
+    library = SimpleNamespace(chunks=lambda: tf.constant(rows, tf.int64))
+    engine = SimpleNamespace(library=library, target=SimpleNamespace(name="/device:CPU:0"))
+    room = find_room(engine, None, 7)  # type: ignore[arg-type]
+    assert room == Room((((2 << 40) - 512, 1 << 20), ((4 << 40) - 512, 256)), limit=7)
+    assert room.grown(1 << 20).chunks[-1] == ((4 << 40) - 512, 256 + (1 << 20))

@@ -127,6 +127,21 @@ def test_tables_hold_ratios_floors_and_failures(results):
     assert "torch 2.11, cudnn 9.19" in text
 
 
+def test_layers_that_no_chip_holds_have_a_table_of_their_own(results):
+    beyond = Case("lstm", 2048, 1)
+    results["cases"][beyond.name] = result(beyond, cudnn__graph=ran(2.0), tfmem_highest__graph=ran(1.0))
+    grid, own = make_recurrent_tables.tables(results).split("### LSTM whose weights no chip holds")
+    assert "| 2048 | 1 |" not in grid
+    assert "Fp32: geometric mean 20.00x, least 20.00x." in grid  # as without it
+    assert "| 2048 | 1 | 1.0000 | 2.000 (cudnn, graph) | 2.00x |" in own
+
+
+def test_what_each_layer_is_measured_in():
+    assert Case("lstm", 256, 20).precisions == ("highest", "tf32", "bfloat16", "float16")
+    for case in (Case("lstm", 256, 1), Case("gru", 256, 20), Case("lstm", 256, 20, layers=2)):
+        assert case.precisions == ("highest", "tf32")
+
+
 def test_the_models_first_and_first_five_against_all(results):
     text = make_recurrent_tables.tables(results, search=results)
     assert "| `lstm/256/1` | 7 | 0.0001 | 1.20x | 5.0% | 1.0% |" in text

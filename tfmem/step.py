@@ -176,8 +176,7 @@ class ManagedStep:
         engine = self._engine
         careful = self._step.timeline(engine.estimate(workspace=True))
         if careful.peak <= SURELY_FITS * self._budget:
-            watched = engine.observes and not self._jit_compile  # XLA's steps are not these
-            self._settle(careful, self._plan(careful, self._budget), then=Stage.CHECK if watched else Stage.READY)
+            self._settle(careful, self._plan(careful, self._budget))
             return
         # Workspace is not known yet. Without, this is the least that any plan needs.
         self._timeline = self._step.timeline(engine.estimate(workspace=False))
@@ -263,7 +262,7 @@ class ManagedStep:
         A step that fits in the planned order may not fit in the order TensorFlow would choose, unless by far.
         """
         if self._timeline.peak <= SURELY_FITS * self._budget:
-            self._settle(self._timeline, self._plan(self._timeline, self._budget, timed=True), then=Stage.CHECK)
+            self._settle(self._timeline, self._plan(self._timeline, self._budget, timed=True))
             return
         if self._make is None:  # the same plans are asked for before each trial
             self._make, self._free = cache(partial(self._plan, self._timeline, timed=True)), self._room()
@@ -326,7 +325,7 @@ class ManagedStep:
         best, notes = choose(self._trials, self._budget)
         self._notes += notes
         self._engine.library.trim()  # what trials moved beyond what the best of them does
-        self._settle(self._timeline, best.plan, force=True, then=Stage.CHECK)
+        self._settle(self._timeline, best.plan, force=True)
         self.report = replace(best.report, notes=self.report.notes)
 
     def _check(self, peak: int) -> None:
@@ -345,7 +344,7 @@ class ManagedStep:
                 )
                 self._replans += 1
                 self._checked = []
-                self._settle(self._timeline, plan, force=True, then=Stage.CHECK)
+                self._settle(self._timeline, plan, force=True)
                 return
         if len(self._checked) >= CHECKS:
             notes = tuple(dict.fromkeys((*self._notes, *self.report.notes)))
@@ -353,13 +352,18 @@ class ManagedStep:
             self.report = checked(known, self._checked, self._budget, planned=self._function is not self._base)
             self._stage = Stage.READY
 
-    def _settle(self, timeline: Timeline, plan: OffloadPlan, force: bool = False, then: Stage = Stage.READY) -> None:
-        """Make `plan` final. Without moves the trace stays as it was, unless its order is part of what was tried."""
-        self._timeline, self._candidate, self._stage = timeline, plan, then
+    def _settle(self, timeline: Timeline, plan: OffloadPlan, force: bool = False) -> None:
+        """Make `plan` final. Without moves the trace stays as it was, unless its order is part of what was tried.
+
+        Steps that are observed are watched for a while, but not in place of XLA's.
+        """
+        self._timeline, self._candidate = timeline, plan
         if plan.moves or force:
             self._build(plan, probed=False)
         else:
             self._function = self._base
+        left_to_xla = self._jit_compile and self._function is self._base
+        self._stage = Stage.CHECK if self._engine.observes and not left_to_xla else Stage.READY
         self.report = self._describe(timeline, plan)
 
     def _plan(self, timeline: Timeline, budget: int, **how: Any) -> OffloadPlan:

@@ -72,6 +72,7 @@ def plan_step(
     timed: bool = False,
     widest: bool = False,
     unmoved: bool = False,
+    copied: bool = False,
     room: Room | None = None,
 ) -> OffloadPlan:
     """See `graph_passes.offload.plan.plan_offload`.
@@ -92,6 +93,7 @@ def plan_step(
             timed=timed,
             widest=widest,
             unmoved=unmoved,
+            copied=copied,
             room=room,
             relax=not step.merging,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -95,9 +96,9 @@ def falling(
     seen: set[object] = set()  # what plans do; several shares give the same
     whole = 0
     less = LESS if len(timeline.steps) <= SHORT else LESS_IF_LONG
-    for share in range(100, LEAST_SHARE - 1, -less):
+    shares = range(100, LEAST_SHARE - 1, -less)
+    for found in chain.from_iterable(_for_share(plan, budget * share // 100, room) for share in shares):
         try:
-            found = plan(budget=budget * share // 100, room=room)
             engine.require_host_room(timeline, found)
         except TfmemError:
             continue
@@ -113,6 +114,18 @@ def falling(
             yield from _fastest_first(waiting)
             waiting = []
     yield from _fastest_first(waiting)
+
+
+def _for_share(plan: Callable[..., OffloadPlan], budget: int, room: Room) -> Iterator[OffloadPlan]:
+    """The policy's plan for a budget, if any; where that makes tensors again, also the one that copies them all.
+
+    What is made again needs its inputs to stay, and its own op's room at a time when there may be none in one piece.
+    """
+    with suppress(TfmemError):
+        found = plan(budget=budget, room=room)
+        yield found
+        if any(move.remade for move in found.moves):
+            yield plan(budget=budget, room=room, copied=True)
 
 
 def _fastest_first(plans: Sequence[tuple[float, OffloadPlan, bool]]) -> Iterator[OffloadPlan]:

@@ -84,6 +84,7 @@ def plan_offload(
     unordered: Collection[int] = (),
     widest: bool = False,
     unmoved: bool = False,
+    copied: bool = False,
     room: Room | None = None,
     relax: bool = True,
 ) -> OffloadPlan:
@@ -101,6 +102,7 @@ def plan_offload(
         widest: move every tensor of size that waits across the turn, for its whole gap, whatever that stalls: a step
             with memory to spare, in which cuDNN is free to choose. If that is not enough, every candidate.
         unmoved: move nothing, whatever the budget: a step that is short of workspace alone still runs.
+        copied: make nothing again, though the policy may.
         room: where the allocations have to find room (see `analysis.fragmentation`); moves are added until they do, as
             far as moves can help.
         relax: whether a default reuse distance that no plan can meet the budget with is halved until one can.
@@ -108,6 +110,8 @@ def plan_offload(
     Raises:
         InfeasibleBudgetError: no choice of tensors meets the budget.
     """
+    if copied and options.policy == "hybrid":
+        options = replace(options, policy="autovm")
     before = simulate(timeline, (), link)
     left_alone = tuple(
         (str(buffer.tensor), buffer.pinned_by)

@@ -1,6 +1,6 @@
 """Which plans are tried, and which is kept; on the unit device, with a stand-in for the engine."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -50,8 +50,8 @@ def chain(layers: int = 6) -> Timeline:
     return Timeline(tuple(steps), tuple(buffers), turn=layers - 1)
 
 
-def planner(timeline):
-    options = OffloadOptions(policy="autovm", reuse_distance=1)
+def planner(timeline, policy="autovm"):
+    options = OffloadOptions(policy=policy, reuse_distance=1)
     return lambda budget, **how: plan_offload(timeline, Link(GIB, GIB), budget, options, timed=True, **how)
 
 
@@ -108,6 +108,19 @@ def test_what_a_plan_stalls_for_without_need_is_taken_out_before_it_is_tried():
     tried = list(falling(engine, timeline, 64 * GIB, widest, engine.room))
     assert tried
     assert all(plan.after.stall == 0 for plan in tried)
+
+
+def test_what_could_be_made_again_is_also_tried_as_a_copy():
+    timeline = chain()
+    first = replace(timeline.buffers[0], nbytes=3 * GIB, remake=0, remake_until=len(timeline.steps))
+    steps = (Step("f0", 0.1), *(replace(step, seconds=0.2) for step in timeline.steps[1:]))
+    timeline, engine = Timeline(steps, (first, *timeline.buffers[1:]), timeline.turn), FakeEngine(7 * GIB)
+    plans = list(falling(engine, timeline, 7 * GIB, planner(timeline, "hybrid"), engine.room))
+    remade = [[move.remade for move in plan.moves] for plan in plans]
+    assert remade[0] == [True]
+    assert [False] in remade
+    copying = falling(engine, timeline, 7 * GIB, planner(timeline, "autovm"), engine.room)
+    assert {plan.actions for plan in copying} <= {plan.actions for plan in plans}
 
 
 def test_no_plan_where_the_host_has_no_room():

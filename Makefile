@@ -18,8 +18,11 @@ help:
 demo: build
 	$(python) -m examples.train_cnn --preset demo
 
+# Two processes: most tests keep one core busy. One where there is a GPU: TensorFlow takes all of its memory.
+WORKERS ?= $(if $(wildcard /dev/nvidia0),0,2)
+
 test: build
-	$(python) -m pytest $(ARGS)
+	$(python) -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 bench: build
 	$(python) -m benchmarks.ir_scaling

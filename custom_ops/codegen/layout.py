@@ -171,9 +171,13 @@ def layout(spec: RecurrentSpec, configuration: Configuration, arch: int) -> Layo
     return result
 
 
-@lru_cache(maxsize=1 << 14)  # of one search, and no more
 def fallback_layout(spec: RecurrentSpec, configuration: Configuration) -> Layout:
     """One CTA for each group, everything in its scratch: what runs when a grid barrier failed."""
+    return _in_scratch(spec, configuration.rows, configuration.threads)
+
+
+@lru_cache(maxsize=1 << 10)  # a search asks for the same few again and again
+def _in_scratch(spec: RecurrentSpec, rows: int, threads: int) -> Layout:
     plan = schedule(spec.cell)
     tile = _round_up(spec.units, 4)
     place, buffers = 0, []
@@ -182,11 +186,11 @@ def fallback_layout(spec: RecurrentSpec, configuration: Configuration) -> Layout
         stride = _round_up(len(buffer.operands) * width, 4)
         states, floats = _state_mask(plan, buffer.operands), FORMS["floats"]
         buffers.append(BufferLayout(len(buffer.operands), width, 1, stride, place, 0, 0, states, floats, local=False))
-        place += 2 * configuration.rows * stride * 4
+        place += 2 * rows * stride * 4
     sums = max((len(buffer.operands) for buffer in plan.buffers if buffer.sums), default=0)
-    staging, place = place, place + sums * configuration.rows * tile * 4
-    items = -(-configuration.rows * tile // configuration.threads)
-    return Layout(tile, configuration.rows, configuration.rows, items, 0, (), tuple(buffers), staging, 0, place, 0)
+    staging, place = place, place + sums * rows * tile * 4
+    items = -(-rows * tile // threads)
+    return Layout(tile, rows, rows, items, 0, (), tuple(buffers), staging, 0, place, 0)
 
 
 class _Layouter:

@@ -40,8 +40,13 @@ def at_module_level(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 @cache
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(), str(file))
+
+
+@cache
 def imported(file: Path, module_level_only: bool) -> list[tuple[int, str]]:
-    tree = ast.parse(file.read_text(), str(file))
+    tree = tree_of(file)
     return list(imports(at_module_level(tree) if module_level_only else ast.walk(tree)))
 
 
@@ -118,7 +123,7 @@ def test_the_environment_is_read_in_config_alone() -> None:
         f"{file.relative_to(ROOT)}:{node.lineno}"
         for file in sources(*LAYERS)
         if file not in allowed
-        for node in ast.walk(ast.parse(file.read_text(), str(file)))
+        for node in ast.walk(tree_of(file))
         if reads_environment(node)
     ]
     assert readers == []

@@ -152,8 +152,9 @@ class Library:
         """MemOpStats: int64[3] of bytes in use, peak and limit of the device's allocator."""
         return self.ops.mem_op_stats(reset=reset, name=name)
 
-    def chunks(self, name: str | None = None) -> "tf.Tensor":
-        """MemOpChunks: int64[n, 3] of address, bytes and whether it is in use, of the device's allocator's chunks."""
+    def chunks(self, name: str | None = None) -> "tuple[tf.Tensor, tf.Tensor]":
+        """MemOpChunks: int64[n, 3] of address, bytes and whether it is in use, of the device's allocator's chunks; and
+        int64[] of how many bytes it may grow by."""
         return self.ops.mem_op_chunks(name=name)
 
     def addresses(self, tensors: "Sequence[tf.Tensor]", name: str | None = None) -> "tf.Tensor":

@@ -42,14 +42,17 @@ def find_room(engine: Engine, timeline: Timeline, budget: int) -> Room:
     """The chunks that are free now, or a guess where the allocator does not tell; `budget` bytes may be in use.
 
     Small ones are left out: what is replayed fits none of them, and their neighbours stay. The last one is where more
-    memory would be.
+    memory would be. An allocator that may grow (`set_memory_growth`) has a chunk more, apart from the others.
     """
     with alone(), context.eager_mode(), tf.device(engine.target.name):
-        rows = engine.library.chunks().numpy().tolist()
+        chunks, growth = engine.library.chunks()
+    rows = chunks.numpy().tolist()
     if not rows:
         return replace(Room.guess(engine.target.memory, timeline.base), limit=budget)
-    origin = rows[0][0]
+    origin, end = rows[0][0], sum(rows[-1][:2])
     free = [(address - origin, size) for address, size, in_use in rows if not in_use]
+    if growth >= SMALL:
+        free.append((end - origin + SMALL, int(growth)))
     large = [chunk for chunk in free[:-1] if chunk[1] >= SMALL]
     return Room((*large, *free[-1:]), limit=budget)
 

@@ -82,6 +82,7 @@ struct LaunchConfig {
   X(cuMemFreeHost, (void* host))                                                                  \
   X(cuMemAlloc_v2, (DevicePointer * device, size_t bytes))                                        \
   X(cuMemFree_v2, (DevicePointer device))                                                         \
+  X(cuMemGetInfo_v2, (size_t* free, size_t* total))                                               \
   X(cuMemcpyDtoHAsync_v2, (void* host, DevicePointer device, size_t bytes, Stream stream))        \
   X(cuMemcpyHtoDAsync_v2, (DevicePointer device, const void* host, size_t bytes, Stream stream))  \
   X(cuMemPrefetchAsync, (DevicePointer pointer, size_t bytes, Device destination, Stream stream)) \

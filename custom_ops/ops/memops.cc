@@ -157,9 +157,11 @@ reset: makes the bytes in use the new peak, after reading.
 
 REGISTER_OP("MemOpChunks")
     .Output("chunks: int64")
+    .Output("growth: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->Matrix(InferenceContext::kUnknownDim, 3));
+      c->set_output(1, c->Scalar());
       return absl::OkStatus();
     })
     .Doc(R"doc(
@@ -167,6 +169,7 @@ Lists the chunks of the device's allocator.
 
 chunks: of each, by address: address, bytes, 1 if it is in use or 0; no rows if the allocator is not
   TensorFlow's own for GPUs.
+growth: bytes that it may take of the device beyond its chunks, and that are free there.
 )doc");
 
 REGISTER_OP("MemOpAddresses")

@@ -1,4 +1,5 @@
 // What the device's allocator says, on the CPU and on a GPU, and where it is made to put tensors.
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <utility>
@@ -116,6 +117,39 @@ class ChunksOp : public OpKernel {
       rows(row, 1) = chunks[row].bytes;
       rows(row, 2) = chunks[row].in_use;
     }
+    absl::StatusOr<int64_t> growth = Growth(ctx, chunks);
+    OP_REQUIRES_OK(ctx, growth.status());
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, tensorflow::TensorShape({}), &output));
+    output->scalar<int64_t>()() = *growth;
+  }
+
+ private:
+  // An allocator that TensorFlow lets grow has few chunks at first.
+  static absl::StatusOr<int64_t> Growth(OpKernelContext* ctx, const std::vector<Chunk>& chunks) {
+    const std::optional<AllocatorStats> stats = ReadStats(ctx, /*reset=*/false);
+    if (chunks.empty() || !stats || !stats->bytes_limit) return 0;
+    int64_t growth = *stats->bytes_limit;
+    for (const Chunk& chunk : chunks) growth -= chunk.bytes;
+    if (ctx->device()->device_type() == DEVICE_GPU) {
+      absl::StatusOr<int64_t> free = FreeBytes(ctx);
+      if (!free.ok()) return free.status();
+      growth = std::min(growth, *free);
+    }
+    return std::max<int64_t>(growth, 0);
+  }
+
+  // Of the GPU, whoever uses the rest.
+  static absl::StatusOr<int64_t> FreeBytes(OpKernelContext* ctx) {
+    absl::StatusOr<cuda::Stream> compute = ComputeStream(ctx);
+    if (!compute.ok()) return compute.status();
+    absl::StatusOr<GpuLink*> link = GpuLink::For(*compute);
+    if (!link.ok()) return link.status();
+    const cuda::Driver& driver = (*link)->driver();
+    cuda::ScopedContext current(driver, (*link)->context());
+    if (!current.status().ok()) return current.status();
+    size_t free = 0, total = 0;
+    TFMEM_CUDA_RETURN_IF_ERROR(driver, cuMemGetInfo_v2, &free, &total);
+    return static_cast<int64_t>(free);
   }
 };
 
@@ -183,7 +217,8 @@ REGISTER_KERNEL_BUILDER(Name("MemOpRooms").Device(DEVICE_CPU), RoomsOp);
 REGISTER_KERNEL_BUILDER(Name("MemOpRooms").Device(DEVICE_GPU), RoomsOp);
 REGISTER_KERNEL_BUILDER(Name("MemOpFill").Device(DEVICE_CPU), FillOp);
 REGISTER_KERNEL_BUILDER(Name("MemOpFill").Device(DEVICE_GPU), FillOp);
-REGISTER_KERNEL_BUILDER(Name("MemOpChunks").Device(DEVICE_GPU).HostMemory("chunks"), ChunksOp);
+REGISTER_KERNEL_BUILDER(
+    Name("MemOpChunks").Device(DEVICE_GPU).HostMemory("chunks").HostMemory("growth"), ChunksOp);
 
 }  // namespace
 }  // namespace tfmem

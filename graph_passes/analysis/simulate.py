@@ -114,6 +114,14 @@ def simulate(timeline: Timeline, moves: Sequence[Move], link: Link, fillings: Se
         link: bandwidths; both directions run at once.
         fillings: the plan's fillings; they cost no time.
     """
+    seconds, stall = duration(timeline, moves, link)
+    usage = usage_under(timeline, moves, fillings)
+    peak_at = int(usage.argmax()) if len(usage) else 0
+    return Outcome(seconds, stall, int(usage.max(initial=timeline.base)), peak_at)
+
+
+def duration(timeline: Timeline, moves: Sequence[Move], link: Link) -> tuple[float, float]:
+    """Seconds that the step takes under `moves`, and seconds of these that it waits for copies."""
     copies_out: dict[int, list[int]] = {}
     releases: dict[int, list[int]] = {}
     prefetches: dict[int, list[int]] = {}
@@ -132,7 +140,7 @@ def simulate(timeline: Timeline, moves: Sequence[Move], link: Link, fillings: Se
     now = out_free = in_free = stall = 0.0
     copied = [0.0] * len(moves)
     arrived = [0.0] * len(moves)
-    begins, ran = timeline.begins, 0
+    begins, ran = timeline.moments, 0
     for position in sorted({*copies_out, *releases, *prefetches, *arrivals, *remakes}):  # between them ops just run
         now += begins[position] - begins[ran]
         for index in releases.get(position, ()):
@@ -152,6 +160,4 @@ def simulate(timeline: Timeline, moves: Sequence[Move], link: Link, fillings: Se
             out_free = max(now, out_free) + nbytes / link.offload
             copied[index] = out_free
     now += begins[-1] - begins[ran]
-    usage = usage_under(timeline, moves, fillings)
-    peak_at = int(usage.argmax()) if len(usage) else 0
-    return Outcome(float(now), float(stall), int(usage.max(initial=timeline.base)), peak_at)
+    return now, stall

@@ -120,6 +120,11 @@ class Timeline:
         return np.concatenate([[0.0], np.cumsum([step.seconds for step in self.steps])])
 
     @cached_property
+    def moments(self) -> list[float]:
+        """`begins` as Python's numbers, which are read one by one in less time."""
+        return [float(moment) for moment in self.begins]
+
+    @cached_property
     def made(self) -> npt.NDArray[np.int64]:
         """Bytes of the buffers that each op makes."""
         made = np.zeros(len(self.steps), np.int64)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from graph_passes.analysis.fragmentation import Room, first_failure, without_workspace
-from graph_passes.analysis.simulate import Move, simulate
+from graph_passes.analysis.simulate import Move, duration, simulate
 from graph_passes.analysis.timeline import Timeline
 from graph_passes.offload.plan import OffloadPlan
 from graph_passes.offload.repair import in_order
@@ -39,8 +39,10 @@ def thinned(timeline: Timeline, plan: OffloadPlan, room: Room) -> OffloadPlan:
         nonlocal best, after, tries
         if tries == TRIES:
             return False
+        if duration(timeline, moves, plan.link)[0] >= after.seconds:
+            return False
         outcome = simulate(timeline, moves, plan.link, plan.fillings)
-        if outcome.seconds >= after.seconds or outcome.peak > limit:
+        if outcome.peak > limit:
             return False
         tries += 1
         if first_failure(timeline, moves, room, plan.fillings, excused=excused) is not None:

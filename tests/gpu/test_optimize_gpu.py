@@ -25,8 +25,11 @@ import tensorflow as tf
 
 task = json.loads(sys.argv[1])
 gpu = tf.config.list_physical_devices("GPU")[0]
-limit = tf.config.LogicalDeviceConfiguration(memory_limit=task["cap"])
-tf.config.set_logical_device_configuration(gpu, [limit])
+if task["cap"]:
+    limit = tf.config.LogicalDeviceConfiguration(memory_limit=task["cap"])
+    tf.config.set_logical_device_configuration(gpu, [limit])
+else:
+    tf.config.experimental.set_memory_growth(gpu, True)
 tf.keras.utils.set_random_seed(1)
 tf.config.experimental.enable_op_determinism()
 
@@ -105,7 +108,7 @@ def run(*, cap: int, budget: int | str = 0, fail_call: int = 0, more: int = 0) -
     """Train in a process of its own.
 
     Args:
-        cap: the device memory that TensorFlow may use, in MiB.
+        cap: the device memory that TensorFlow may use, in MiB; 0 for all, as much of it as it comes to need.
         budget: for tfmem; 0 for plain TensorFlow.
         fail_call: the probed call that runs out of memory.
         more: steps after those that are compared.
@@ -182,6 +185,15 @@ def test_a_trial_that_runs_out_of_memory_is_repeated_under_another_plan(fail_cal
     result = run(cap=UNCAPPED, budget=budget, fail_call=fail_call)
     assert result["losses"] == oracle()["losses"]
     assert any("ran out of memory at 'Conv2D'" in note for note in result["report"]["notes"])
+
+
+def test_an_allocator_that_grows_leaves_the_plan_its_whole_budget() -> None:
+    """What it has when the step is planned is less than the budget, and no limit."""
+    budget = int(0.7 * oracle()["peak"])
+    result = run(cap=0, budget=budget)
+    assert result["losses"] == oracle()["losses"]
+    assert 0.8 * budget < result["report"]["peak_predicted"] <= budget
+    assert result["peak"] <= 1.05 * budget
 
 
 def test_an_infeasible_budget_names_one_that_works() -> None:

@@ -148,6 +148,7 @@ int cuMemHostAlloc(void** host, size_t bytes, unsigned) {
 int cuMemFreeHost(void* host) { return NeedsContext(), std::free(host), 0; }
 int cuMemAlloc_v2(unsigned long long*, size_t) { return 2; }
 int cuMemFree_v2(unsigned long long) { return 0; }
+int cuMemGetInfo_v2(size_t* free, size_t* total) { return *free = *total = 0, 0; }
 int cuMemcpyDtoHAsync_v2(void* host, unsigned long long device, size_t bytes, void* stream) {
   NeedsContext();
   FakeLaunch(stream, [=] { std::memcpy(host, reinterpret_cast<void*>(device), bytes); });

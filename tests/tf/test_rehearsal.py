@@ -64,8 +64,9 @@ for _ in range(6):
     losses.append(function(*batch).numpy().tobytes().hex())
     places.append(addresses())
 with tf.device("CPU:0"):
-    chunks = library.chunks().numpy().tolist()
-result = {"losses": losses, "places": places, "calls": len(calls), "chunks": chunks}
+    chunks, growth = (value.numpy().tolist() for value in library.chunks())
+    limit = int(library.stats()[2])
+result = {"losses": losses, "places": places, "calls": len(calls), "chunks": chunks, "growth": growth, "limit": limit}
 result["moved"] = library.counters().bytes_in
 result["report"] = json.loads(tfmem.report(function).to_json()) if task["budget"] else None
 print("RESULT " + json.dumps(result))
@@ -121,6 +122,12 @@ def test_small_tensors_have_rooms_of_their_own() -> None:
     small = [size for _, size, in_use in rehearsed()["chunks"] if not in_use and size <= 1 << 16]
     assert len(small) > 20
     assert sum(size for _, size, in_use in plain()["chunks"] if not in_use and size <= 1 << 16) < sum(small)
+
+
+def test_an_allocator_that_grows_says_how_far() -> None:
+    result = plain()
+    assert result["growth"] == result["limit"] - sum(size for _, size, _ in result["chunks"])
+    assert result["growth"] > 0
 
 
 @pytest.mark.parametrize("fail_calls", [(1,), (2,), (3,)])

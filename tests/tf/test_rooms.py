@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import tfmem
 from custom_ops.load import load
-from graph_passes.analysis.fragmentation import Room
+from graph_passes.analysis.fragmentation import SMALL, Room
 from tfmem import step
 from tfmem.api import make_engine
 from tfmem.config import Options
@@ -95,10 +95,25 @@ def test_a_cached_profile_counts_what_lies_beside_the_step_now(
     del held
 
 
+def room_of(rows: list[tuple[int, int, int]], growth: int) -> Room:
+    library = SimpleNamespace(chunks=lambda: (tf.constant(rows, tf.int64), tf.constant(growth, tf.int64)))
+    engine = SimpleNamespace(library=library, target=SimpleNamespace(name="/device:CPU:0"))
+    return find_room(engine, None, 7)  # type: ignore[arg-type]
+
+
 def test_small_chunks_are_no_room_but_for_the_last() -> None:
     rows = [(512, 1 << 30, 1), (1 << 40, 4096, 0), (2 << 40, 1 << 20, 0), (3 << 40, 64, 1), (4 << 40, 256, 0)]
-    library = SimpleNamespace(chunks=lambda: tf.constant(rows, tf.int64))
-    engine = SimpleNamespace(library=library, target=SimpleNamespace(name="/device:CPU:0"))
-    room = find_room(engine, None, 7)  # type: ignore[arg-type]
+    room = room_of(rows, 0)
     assert room == Room((((2 << 40) - 512, 1 << 20), ((4 << 40) - 512, 256)), limit=7)
     assert room.grown(1 << 20).chunks[-1] == ((4 << 40) - 512, 256 + (1 << 20))
+
+
+def test_where_the_allocator_may_grow_there_is_room_apart() -> None:
+    """The free chunk before it, too small now, is the last no more; nothing lies in two regions."""
+    rows = [(512, 1 << 30, 1), (512 + (1 << 30), 256, 0)]
+    (only,) = room_of(rows, 1 << 40).chunks
+    assert only == ((1 << 30) + 256 + SMALL, 1 << 40)
+    rows[1] = (512 + (1 << 30), 1 << 21, 0)
+    first, second = room_of(rows, 1 << 40).chunks
+    assert first == (1 << 30, 1 << 21)
+    assert sum(first) < second[0]

@@ -45,14 +45,13 @@ def find_room(engine: Engine, timeline: Timeline, budget: int) -> Room:
     memory would be. An allocator that may grow (`set_memory_growth`) has a chunk more, apart from the others.
     """
     with alone(), context.eager_mode(), tf.device(engine.target.name):
-        chunks, growth = engine.library.chunks()
-    rows = chunks.numpy().tolist()
+        rows, growth = (value.numpy().tolist() for value in engine.library.chunks())  # outside of any graph
     if not rows:
         return replace(Room.guess(engine.target.memory, timeline.base), limit=budget)
     origin, end = rows[0][0], sum(rows[-1][:2])
     free = [(address - origin, size) for address, size, in_use in rows if not in_use]
     if growth >= SMALL:
-        free.append((end - origin + SMALL, int(growth)))
+        free.append((end - origin + SMALL, growth))
     large = [chunk for chunk in free[:-1] if chunk[1] >= SMALL]
     return Room((*large, *free[-1:]), limit=budget)
 

@@ -47,6 +47,9 @@ class BuildOpLibrary(build_ext):
             run(build_flags.link_command(objects, library))
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
+        if not self.inplace:  # a wheel is for one TensorFlow, whatever was built in this folder before
+            for other in target.parent.glob(build_flags.library_name("*.*")):
+                other.unlink()
         shutil.copy2(library, target)
 
 

@@ -58,21 +58,16 @@ def _remade(timeline: Timeline, moves: Sequence[Move], link: Link, budget: int, 
     """Under `hybrid`, mark the moves that are cheaper to make again; what they are made from must stay."""
     if options.policy != "hybrid":
         return list(moves)
-    moving = {move.buffer for move in moves}
-
-    def cheaper(move: Move) -> bool:
-        buffer = timeline.buffers[move.buffer]
-        there = move.next <= buffer.remake_until and moving.isdisjoint(buffer.remake_inputs)
-        return buffer.remake >= 0 and there and timeline.steps[buffer.start].seconds < buffer.nbytes / link.prefetch
-
-    wanted = {move for move in moves if cheaper(move)}
-    if not wanted:
-        return list(moves)
     usage = usage_under(timeline, moves)
-    return [
-        replace(move, remade=True) if move in wanted and making_again(timeline, usage, move) <= budget else move
-        for move in moves
-    ]
+    moving = {move.buffer for move in moves}
+    marked = []
+    for move in moves:
+        buffer = timeline.buffers[move.buffer]
+        cheaper = timeline.steps[buffer.start].seconds < buffer.nbytes / link.prefetch
+        there = move.next <= buffer.remake_until and moving.isdisjoint(buffer.remake_inputs)
+        fits = making_again(timeline, usage, move) <= budget
+        marked.append(replace(move, remade=buffer.remake >= 0 and cheaper and there and fits))
+    return marked
 
 
 def _release_late(timeline: Timeline, moves: Sequence[Move], link: Link, room: npt.NDArray[np.int64]) -> list[Move]:

@@ -1,7 +1,8 @@
 """Our persistent kernels on PyTorch's tensors and stream, for the recurrent benchmark: choose, launch, differentiate.
 
 What TensorFlow's graph does around the op is done by PyTorch's products here: one for the inputs of the whole sequence
-before the sweep, and after the backward sweep one for each gradient of a matrix."""
+before the sweep, and after the backward sweep one for each gradient of a matrix. Weights lie as Keras stores them,
+`[inputs, gates * units]`; for products, that is another layout than PyTorch's, and not as fast or as slow."""
 
 from __future__ import annotations
 
@@ -113,8 +114,7 @@ class _Layer:
             return (tensor[order] if order else tensor).to(dtype)
 
         self.shape = (case.steps, case.batch, units)
-        self.input = arranged(weights.input)
-        self.input_transposed = self.input.t()
+        self.input = arranged(weights.input).t().contiguous()
         self.recurrent = arranged(weights.recurrent).t().contiguous()
         separate = bool(cell.vectors)  # a recurrent bias that the cell adds itself
         self.bias = arranged(weights.input_bias) + (0 if separate else arranged(weights.recurrent_bias))
@@ -130,12 +130,12 @@ class _Layer:
 
     def forward(self, sequence: torch.Tensor) -> torch.Tensor:
         self.sequence = sequence.flatten(0, 1)
-        self.gates = torch.addmm(self.bias, self.sequence, self.input_transposed)
+        self.gates = torch.addmm(self.bias, self.sequence, self.input)
         self.sweep([self.gates, *self.vectors, self.recurrent, *self.states])
         return self.sweep.outputs[0]
 
     def backward(self, flowing: torch.Tensor) -> list[torch.Tensor]:
-        """Gradients of the input, of both matrices (the recurrent one as Keras has it), of both biases."""
+        """Gradients of the input, of both matrices, of both biases."""
         gradient = self.gradient
         assert gradient is not None
         sources = {"sequence": [self.gates], "output": self.sweep.outputs, "gradient": [flowing]}
@@ -160,7 +160,8 @@ class _Layer:
             recurrent_bias = torch.cat([state.sum(0) for state in states])
         else:
             recurrent_bias = input_bias
-        return [(gates @ self.input).view(self.shape), gates.t() @ self.sequence, recurrent, input_bias, recurrent_bias]
+        inputs = (gates @ self.input.t()).view(self.shape)
+        return [inputs, self.sequence.t() @ gates, recurrent, input_bias, recurrent_bias]
 
 
 def _as_torch(case: Case, found: Tensors) -> Tensors:
@@ -175,5 +176,5 @@ def _as_torch(case: Case, found: Tensors) -> Tensors:
     back: list[torch.Tensor] = []
     for first in range(0, len(rest), 4):
         weight, recurrent, bias, recurrent_bias = rest[first : first + 4]
-        back += [arranged(weight), arranged(recurrent.t()), arranged(bias), arranged(recurrent_bias)]
+        back += [arranged(weight.t()), arranged(recurrent.t()), arranged(bias), arranged(recurrent_bias)]
     return (outputs, inputs, *back)

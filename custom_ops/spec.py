@@ -73,6 +73,8 @@ class Configuration:
             sums, so that each reads a part of the operands only.
         replicated: whether every CTA computes for all units what is wanted by later products alone, where it can, so
             that nobody waits for it: a canonical GRU's reset gate, and with it one exchange a step instead of two.
+        partial_sums: how it does that for products of states: every CTA has all of the weights (False), or multiplies
+            its own units of a state, and all add up what all have sent (GRNN's single synchronisation, section 5).
     """
 
     rows: int = 1
@@ -86,6 +88,7 @@ class Configuration:
     exchange: Exchange = "single"
     slices: int = 1
     replicated: bool = False
+    partial_sums: bool = False
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.passes not in (1, 2, 4) or self.rows % self.passes:
@@ -117,6 +120,11 @@ class Configuration:
             raise KernelError(f"replicated with {self.slices} slices: a CTA reads a part of the states only")
         if self.replicated and self.product == "half":
             raise KernelError("replicated with product 'half': its operands are no float32, which replicas read")
+        if self.partial_sums and (not self.replicated or self.product != "fma" or self.passes > 1):
+            raise KernelError(
+                f"partial_sums with product '{self.product}' in {self.passes} passes, replicated {self.replicated}: "
+                "expected 'fma', 1 pass, and replicated, whose products they sum up"
+            )
 
     @property
     def cluster(self) -> int:

@@ -157,7 +157,8 @@ class CellWriter:
         new = [self.read(place, stage) for place in self.cell.states] if last else []
         lines += [f"const float next_{index} = {value};" for index, value in enumerate(new)]
         lines += [
-            f"at.template send_state<{buffer}, {operand}>(next_{index});"
+            f"at.template {'keep_own' if self.plan.buffers[buffer].own else 'send_state'}<{buffer}, {operand}>"
+            f"(next_{index});"
             for buffer, operand, index in (self.sent_states() if last else ())
         ]
         lines += self.outputs(stage)
@@ -173,6 +174,9 @@ class CellWriter:
         match node:
             case Product():
                 gemm, product = self.plan.place_of_product(place)
+                parts = self.plan.gemms[gemm].parts
+                if parts is not None:
+                    return f"at.template sum_of_parts<{parts}, {product}>()"
                 return f"at.template product<{gemm}, {product}>()"
             case RowSum():
                 buffer, operand = self.plan.place_of_sum(place)
@@ -229,13 +233,13 @@ class CellWriter:
         return [
             (index, operand, place)
             for index, buffer in enumerate(self.plan.buffers)
-            if not buffer.sums and not buffer.local
+            if buffer.exchanged and not buffer.sums and not buffer.parts
             for operand, place in enumerate(buffer.operands)
             if not self.plan.is_state(place) and self.cell.stages[place] == stage
         ]
 
     def sent_states(self) -> list[tuple[int, int, int]]:
-        """(buffer, operand, state) of what products of the next step read."""
+        """(buffer, operand, state) of what products of the next step read, here or elsewhere."""
         result = []
         for index, buffer in enumerate(self.plan.buffers):
             for operand, place in enumerate(() if buffer.sums or buffer.local else buffer.operands):

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from custom_ops.bounds import products_are_bounded
 from custom_ops.codegen.replicate import replicated_schedule
-from custom_ops.codegen.schedule import Gemm, Schedule, schedule
+from custom_ops.codegen.schedule import Buffer, Gemm, Schedule, schedule
 from custom_ops.errors import KernelError
 from custom_ops.spec import WARP, Configuration, RecurrentSpec
 
@@ -73,7 +73,7 @@ class BufferLayout:
         exchanged: bytes, in the group's scratch ("grid").
         state_operands: bit o is set when operand o is a state.
         form: in which products read its numbers, one of `FORMS`.
-        local: whether no CTA sends it: each makes all of it.
+        local: whether no CTA sends it.
     """
 
     operands: int
@@ -141,6 +141,17 @@ def chunk_words(spec: RecurrentSpec, configuration: Configuration) -> int:
     return 4 if configuration.product == "half" and spec.precision != "highest" else 8
 
 
+def scheduled(spec: RecurrentSpec, configuration: Configuration) -> Schedule:
+    """What a kernel does in each stage.
+
+    Raises:
+        KernelError: it is to replicate, and nothing can be.
+    """
+    if not configuration.replicated:
+        return schedule(spec.cell)
+    return replicated_schedule(spec.cell, configuration.partial_sums)
+
+
 @lru_cache(maxsize=1 << 14)  # of one search, and no more
 def layout(spec: RecurrentSpec, configuration: Configuration, arch: int) -> Layout:
     """Place everything.
@@ -148,7 +159,7 @@ def layout(spec: RecurrentSpec, configuration: Configuration, arch: int) -> Layo
     Raises:
         KernelError: the configuration does not fit the device or the cell, with the number that is too large.
     """
-    plan = replicated_schedule(spec.cell) if configuration.replicated else schedule(spec.cell)
+    plan = scheduled(spec, configuration)
     result = _Layouter(spec, configuration, plan).layout()
     if configuration.cluster > 1 and arch < 90:
         raise KernelError(f"thread-block clusters need compute capability 9.0, this is {arch / 10}")
@@ -213,29 +224,35 @@ class _Layouter:
     def layout(self) -> Layout:
         c = self.configuration
         barriers = [
-            self._take(16 * c.passes if c.exchange == "cluster" and not buffer.local else 0)
+            self._take(16 * c.passes if c.exchange == "cluster" and buffer.exchanged else 0)
             for buffer in self.plan.buffers
         ]
         meetings = [self._take(16 * c.passes) if c.slices > 1 else 0 for _ in self.plan.gemms]
         strides: dict[int, int] = {}
         for gemm in self.plan.gemms:
             strides[gemm.buffer] = max(strides.get(gemm.buffer, 0), self._stride(gemm))
-        buffers = []
+        buffers: list[BufferLayout] = []
+        places: dict[tuple[int, int], dict[int, int]] = {}  # by operands and stride, by stage
         for index, buffer in enumerate(self.plan.buffers):
-            width = 1 if buffer.sums else self.tile
+            width = 1 if buffer.sums else self.tile * (c.ctas if buffer.parts else 1)
             form = FORMS["floats"] if buffer.sums else operand_form(self.spec, c)
-            row = words_of(len(buffer.operands) * c.ctas * width, form)
+            row = words_of(len(buffer.operands) * (1 if buffer.own else c.ctas) * width, form)
             stride = strides.get(index, _round_up(row, 4))
             copies = {"single": c.passes, "cluster": 2 * c.passes, "grid": min(c.passes, 2)}[c.exchange]
-            copies = c.passes if buffer.local else copies
-            offset = self._take(copies * self.padded_rows * stride * 4)
+            copies = copies if buffer.exchanged else c.passes
+            alike = places.setdefault((len(buffer.operands), stride), {}) if self._leaves_room(buffer) else {}
+            offset = next(iter(alike.values()), -1) if buffer.stage not in alike else -1
+            if offset < 0:
+                offset = self._take(copies * self.padded_rows * stride * 4)
+            alike[buffer.stage] = offset
             exchanged = self.scratch
-            if c.exchange == "grid" and not buffer.local:
+            if c.exchange == "grid" and buffer.exchanged:
                 self.scratch += _round_up(2 * c.passes * self.rows * row * 4, 128)
             states = _state_mask(self.plan, buffer.operands)
-            parts = c.ctas if buffer.sums else c.ctas // c.slices
+            parts = 1 if buffer.own else c.ctas if buffer.sums else c.ctas // c.slices
             place = (offset, barriers[index], exchanged)
-            buffers.append(BufferLayout(len(buffer.operands), width, parts, stride, *place, states, form, buffer.local))
+            local = not buffer.exchanged
+            buffers.append(BufferLayout(len(buffer.operands), width, parts, stride, *place, states, form, local))
         gemms = tuple(self._gemm(*each) for each in zip(self.plan.gemms, meetings, strict=True))
         sums = max((len(buffer.operands) for buffer in self.plan.buffers if buffer.sums), default=0)
         staging = self._take(sums * self.rows * self.tile * 4)
@@ -248,6 +265,14 @@ class _Layouter:
             self.shared, self.scratch, weights,
         )  # fmt: skip
 
+    def _leaves_room(self, buffer: Buffer) -> bool:
+        """Whether what comes for a later stage can take the place of a buffer: all that reads it is the products of its
+        stage, and after them the block waits. Where numbers come unasked, or ahead, they need a place of their own.
+
+        Buffers that share one are alike, so that what products read beyond a row's numbers stays zero."""
+        c = self.configuration
+        return c.exchange == "grid" and c.passes == 1 and not c.replicated and not buffer.sums
+
     def _take(self, size: int) -> int:
         place = self.shared
         self.shared += _round_up(size, 16)
@@ -259,7 +284,10 @@ class _Layouter:
         columns = len(gemm.products) * self.tile * (c.ctas if gemm.replicated else c.slices)
         depth = len(gemm.terms[0]) * c.ctas // c.slices * self.tile
         lanes = c.lanes
-        if c.replicated and not gemm.replicated:  # few columns beside those of replicas: more lanes for each
+        if gemm.parts is not None:  # a few units for all columns: short sums, split as little as can be
+            depth = len(gemm.terms[0]) * self.tile
+            lanes = _power_of_two(max(1, min(c.threads // columns, WARP)))
+        elif c.replicated and not gemm.replicated:  # few columns beside those of replicas: more lanes for each
             free = min(c.threads // columns, WARP) if not c.tensor_cores else c.threads // -(-columns // 16)
             lanes = max(lanes, _power_of_two(max(free, 1)))
         if c.tensor_cores:

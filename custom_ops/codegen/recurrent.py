@@ -14,9 +14,9 @@ from custom_ops.codegen.layout import (
     fallback_layout,
     layout,
     needs_bounds,
+    scheduled,
 )
 from custom_ops.codegen.replica import replica_struct
-from custom_ops.codegen.replicate import replicated_schedule
 from custom_ops.codegen.schedule import Schedule, schedule
 from custom_ops.spec import Configuration, RecurrentSpec
 
@@ -41,7 +41,7 @@ def generate(spec: RecurrentSpec, configuration: Configuration, arch: int) -> st
         KernelError: the configuration does not fit the cell or the device; it says which number is too large.
     """
     plain = schedule(spec.cell)
-    plan = replicated_schedule(spec.cell) if configuration.replicated else plain
+    plan = scheduled(spec, configuration)
     sizes = layout(spec, configuration, arch)
     exchange = configuration.exchange
     includes = ["recurrent.cuh", f"product_{configuration.product}.cuh"]
@@ -153,19 +153,32 @@ def _tables(plan: Schedule, sizes: Layout) -> list[str]:
         columns = sizes.gemms[index].columns if sizes.gemms else products * sizes.tile
         depth = sizes.gemms[index].depth if sizes.gemms else operands * sizes.tile
         transposed = [term.transposed for terms in gemm.terms for term in terms]
-        shape = (columns, depth, operands, products, int(gemm.replicated), int(all(transposed)), int(any(transposed)))
+        shape = [columns, depth, operands, products, int(gemm.replicated), int(all(transposed)), int(any(transposed))]
+        shape += [1] if gemm.parts is not None else []
         lines.append(f"if (I == {index}) return {{{', '.join(map(str, shape))}}};")
     lines += ["return {};", "}"]
     lines += _inboxes(plan, sizes)
-    stages = sorted({gemm.stage for gemm in plan.gemms})
+    lines += _parts(plan)
+    stages = sorted({gemm.stage for gemm in plan.gemms if gemm.parts is None})
     found = " || ".join(f"STAGE == {stage}" for stage in stages) or "false"
     lines.append(f"template <int STAGE> __host__ __device__ static constexpr bool has_gemm() {{ return {found}; }}")
     lines.append("// Those that STAGE waits for; all of them for -1.")
     lines.append("template <int STAGE, class Function> __device__ static void for_buffers(Function&& function) {")
     for index, wanted in enumerate(plan.buffers):
-        if wanted.local:
+        if not wanted.exchanged:
             continue
         lines.append(f"if constexpr (STAGE == -1 || STAGE == {wanted.stage}) function(Tag<{index}>());")
+    return [*lines, "}"]
+
+
+def _parts(plan: Schedule) -> list[str]:
+    """The products in parts: those of the CTA's own units, and the buffers of what all send."""
+    found = [(index, gemm) for index, gemm in enumerate(plan.gemms) if gemm.parts is not None]
+    if not plan.replica:
+        return []
+    lines = [f"static constexpr bool kInParts = {str(bool(found)).lower()};"]
+    lines += ["template <class Function> __device__ static void for_parts(Function&& function) {"]
+    lines += [f"function(Tag<{index}>(), Tag<{gemm.buffer}>(), Tag<{gemm.parts}>());" for index, gemm in found]
     return [*lines, "}"]
 
 
@@ -219,7 +232,7 @@ def _products(plan: Schedule, sizes: Layout, spec: RecurrentSpec, configuration:
     members = [f"{kind}<Shape{index}> gemm_{index};" for index in range(len(plan.gemms))]
     sliced = configuration.slices > 1
     members += ["Slices<Plan> slices;"] if sliced else []
-    load, run, result = [], [], []
+    load, run, result, part = [], [], [], []
     for index, gemm in enumerate(sizes.gemms):
         chunk = chunk_words(spec, configuration) * gemm.thread_columns
         streamed = (gemm.chunks - gemm.registers - gemm.shared) * chunk * configuration.threads * 4
@@ -234,19 +247,22 @@ def _products(plan: Schedule, sizes: Layout, spec: RecurrentSpec, configuration:
         load.append(f"gemm_{index}.load(WeightSource<Cell, Plan, {index}, WORDS>{{context}}, {weights});")
         buffer = plan.gemms[index].buffer
         operands = f"exchange.template operands<{buffer}>(pass, step)"
-        if plan.buffers[buffer].local:
+        if not plan.buffers[buffer].exchanged:
             operands = f"local_operands<Plan, {buffer}>(shared, pass)"
+        parts = plan.gemms[index].parts
         run += [
-            f"if constexpr (STAGE == {plan.gemms[index].stage}) {{",
+            f"if constexpr (STAGE == {plan.gemms[index].stage if parts is None else f'kParts + {index}'}) {{",
             f"gemm_{index}.run({operands}, {place}, results<{index}>(pass));",
         ]
         if sliced:
             load.append(f"slices.template begin<{index}>();")
             run += ["__syncthreads();", f"slices.template meet<{index}>(results<{index}>(pass), pass, step);"]
         run.append("}")
-        result.append(
-            f"if constexpr (GEMM == {index}) return add<{gemm.partials}, {gemm.result_stride}>(from, at.row);"
-        )
+        added = f"if constexpr (GEMM == {index}) return add<{gemm.partials}, {gemm.result_stride}>"
+        if parts is None:
+            result.append(f"{added}(from, at.row);")
+        else:
+            part.append(f"{added}(results<GEMM>(0) + column, row);")
     if sliced:
         result = ["return slices.template sum<GEMM>(at.pass, at.step, at.row, PRODUCT * kTile + at.unit);"]
     else:
@@ -282,6 +298,7 @@ def _products(plan: Schedule, sizes: Layout, spec: RecurrentSpec, configuration:
         *result,
         *(["return 0.0f;"] if not sliced else []),
         "}",
+        *(["template <int GEMM> __device__ float part(int row, int column) const {", *part, "}"] if part else []),
         "template <int PARTIALS, int STRIDE> __device__ static float add(const float* from, int row) {",
         "float sum = from[row * STRIDE];",
         "#pragma unroll",

@@ -91,7 +91,7 @@ class _ReplicaWriter(CellWriter):
     def place_of_state(self, index: int) -> tuple[int, int]:
         """The buffer of the first stage, and its operand, with a state that was exchanged."""
         for number, buffer in enumerate(self.plan.buffers):
-            for operand, place in enumerate(buffer.operands if buffer.stage == 0 else ()):
+            for operand, place in enumerate(buffer.operands if buffer.stage == 0 and buffer.exchanged else ()):
                 if self.cell.nodes[place] == State(index):
                     return number, operand
         raise KeyError(index)

@@ -3,7 +3,11 @@
 What a later stage's products read is exchanged, because each CTA has its own units of it only. Where it follows from
 values that every CTA can have, states that were exchanged for products of the first stage and tensors, every CTA can
 make all of it: the products that it follows from are then *replicated*, with all of their weights in every CTA. A
-canonical GRU exchanges its state alone, and every CTA computes the whole reset gate."""
+canonical GRU exchanges its state alone, and every CTA computes the whole reset gate.
+
+Products of states can also be had in every CTA without their weights (GRNN, section 5): as soon as a CTA has its own
+units of a new state, it multiplies them with their rows of the weights, for all units of the result, and sends these
+partial sums along with the state; every CTA adds up those of all."""
 
 from __future__ import annotations
 
@@ -11,13 +15,17 @@ from dataclasses import replace
 from functools import cache
 
 from custom_ops.cell import Cell, Elementwise, Product, RowSum, State, arguments_of
-from custom_ops.codegen.schedule import RESULTS, Gemm, Schedule, carried, schedule
+from custom_ops.codegen.schedule import RESULTS, Buffer, Gemm, Schedule, carried, schedule
 from custom_ops.errors import KernelError
 
 
 @cache
-def replicated_schedule(cell: Cell) -> Schedule:
+def replicated_schedule(cell: Cell, partial_sums: bool = False) -> Schedule:
     """`schedule(cell)` without the exchanges that replicas save.
+
+    Args:
+        cell: of one step.
+        partial_sums: products of states are had everywhere by adding up the CTAs' partial sums.
 
     Raises:
         KernelError: there are none.
@@ -26,7 +34,7 @@ def replicated_schedule(cell: Cell) -> Schedule:
     stages = _local_stages(plan)
     if not stages:
         raise KernelError("replicated: every exchange of this cell hands round something that only its CTA can compute")
-    buffers = tuple(replace(buffer, local=buffer.stage in stages) for buffer in plan.buffers)
+    buffers = [replace(buffer, local=buffer.stage in stages) for buffer in plan.buffers]
     local = [place for buffer in buffers if buffer.local for place in buffer.operands]
     everywhere = _needed(cell, local, stages | {0})
     gemms: list[Gemm] = []
@@ -37,16 +45,25 @@ def replicated_schedule(cell: Cell) -> Schedule:
                 products = tuple(gemm.products[i] for i in chosen)
                 terms = tuple(gemm.terms[i] for i in chosen)
                 gemms.append(Gemm(gemm.stage, gemm.buffer, products, terms, copied))
+    if partial_sums:
+        gemms = [_in_parts(plan, gemm, buffers) if gemm.replicated and gemm.stage == 0 else gemm for gemm in gemms]
     own = _needed(cell, [*cell.states, *(place for output in cell.outputs for place in output)], stages)
     ends = dict.fromkeys(cell.states, plan.stages - 1)
     replica = replace(
         plan,
         live=everywhere,
         gemms=tuple(gemms),
-        buffers=buffers,
+        buffers=tuple(buffers),
         carried=carried(cell, everywhere, {}, (*RESULTS, State)),
     )
     return replace(replica, live=own, carried=carried(cell, own, ends), replica=replica)
+
+
+def _in_parts(plan: Schedule, gemm: Gemm, buffers: list[Buffer]) -> Gemm:
+    """`gemm` of a CTA's own units of its operands, which are states; adds what it reads and what it sends."""
+    operands = plan.buffers[gemm.buffer].operands
+    buffers += [Buffer(0, operands, own=True), Buffer(0, gemm.products, parts=True)]
+    return replace(gemm, buffer=len(buffers) - 2, parts=len(buffers) - 1)
 
 
 @cache

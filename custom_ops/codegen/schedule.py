@@ -32,6 +32,8 @@ class Gemm:
         products: their nodes.
         terms: for each product one term for each operand of the buffer.
         replicated: whether every CTA has all units of its results, not only its own.
+        parts: the exchange buffer of its results, if a CTA multiplies its own units of the operands only, and every CTA
+            adds up the partial sums of all.
     """
 
     stage: int
@@ -39,6 +41,7 @@ class Gemm:
     products: tuple[int, ...]
     terms: tuple[tuple[Term, ...], ...]
     replicated: bool = False
+    parts: int | None = None
 
 
 @dataclass(frozen=True)
@@ -47,15 +50,25 @@ class Buffer:
 
     Attributes:
         stage: the stage that waits for it.
-        operands: nodes; whole rows of units for a product, one partial sum of each CTA for row sums.
+        operands: nodes; whole rows of units for a product, one partial sum of each CTA for row sums, a whole row of
+            partial sums of each CTA for products.
         sums: whether they are row sums.
         local: whether every CTA makes all of it itself.
+        own: whether a CTA reads its own units of it only; nobody sends it.
+        parts: whether they are products, in parts.
     """
 
     stage: int
     operands: tuple[int, ...]
     sums: bool = False
     local: bool = False
+    own: bool = False
+    parts: bool = False
+
+    @property
+    def exchanged(self) -> bool:
+        """Whether CTAs send it to each other."""
+        return not self.local and not self.own
 
 
 @dataclass(frozen=True)

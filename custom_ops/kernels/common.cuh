@@ -39,6 +39,9 @@ constexpr int kPointers = 5;
 template <int N>
 struct Tag {};
 
+// Behind all stages of a cell: kParts + a gemm is the one in which its parts are made.
+constexpr int kParts = 1 << 16;
+
 // Storage types; arithmetic is in float.
 struct Half {
   unsigned short bits;

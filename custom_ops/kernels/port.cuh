@@ -14,6 +14,7 @@ struct GemmShape {
   int products;
   bool replicated;                      // of all units, not only the CTA's own
   bool all_transposed, any_transposed;  // of its blocks of weights
+  bool parts = false;  // of the CTA's own units of its operands: every CTA sends what it has
 };
 
 // A block of a matrix with `columns` blocks in a row.
@@ -77,6 +78,15 @@ struct Context {
   // These inputs are not for this kernel: the fallback has to compute the results, this time.
   __device__ void fail() const { *reinterpret_cast<int*>(parameters.word[kStatus]) = 2; }
 };
+
+// Operands of products that no CTA sends: one copy for each pass, as each is read before the next
+// step writes it.
+template <class Plan, int B>
+__device__ __forceinline__ float* local_operands(char* shared, int pass) {
+  constexpr BufferShape kBuffer = Plan::template buffer<B>();
+  return reinterpret_cast<float*>(shared + kBuffer.offset) +
+         pass * (Plan::kPaddedRows * kBuffer.stride);
+}
 
 // One (row, unit) of one stage: what the generated code reads and writes.
 template <class Plan, class Exchange, class Products, int WORDS>
@@ -156,6 +166,18 @@ struct Port {
     return products.template result<GEMM, PRODUCT>(*this);
   }
 
+  // Product O of buffer B: what all CTAs sent of it, in the same order everywhere.
+  template <int B, int O>
+  __device__ float sum_of_parts() const {
+    constexpr BufferShape kBuffer = Plan::template buffer<B>();  // its width: all units
+    const float* parts = exchange.template operands<B>(pass, step) + row * kBuffer.stride +
+                         O * Plan::kCtas * kBuffer.width + hidden_unit();
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < Plan::kCtas; ++i) sum += parts[i * kBuffer.width];
+    return sum;
+  }
+
   // The sum over all CTAs' parts, in the same order everywhere.
   template <int B, int O>
   __device__ float row_sum() const {
@@ -178,6 +200,15 @@ struct Port {
   __device__ void send_state(float value) const {
     if (step + 1 < context.time)
       exchange.template send<B, O>(pass, step + 1, row, unit, valid, live ? value : 0.0f);
+  }
+
+  // A state, for this CTA's part of the next step's products.
+  template <int B, int O>
+  __device__ void keep_own(float value) const {
+    constexpr BufferShape kBuffer = Plan::template buffer<B>();
+    if (valid)
+      local_operands<Plan, B>(shared, pass)[row * kBuffer.stride + O * Plan::kTile + unit] =
+          live ? value : 0.0f;
   }
 
   template <int O>

@@ -73,13 +73,13 @@ struct WeightSource {
   template <int ROWS, int COLUMNS>
   __device__ __forceinline__ Spot spot_of(int column, int k) const {
     constexpr GemmShape kGemm = Plan::template gemm<GEMM>();
-    constexpr int kOperand = Plan::kCtas / Plan::kSlices * Plan::kTile;
+    constexpr int kOperand = kGemm.parts ? Plan::kTile : Plan::kCtas / Plan::kSlices * Plan::kTile;
     constexpr int kWidth = kGemm.columns / Plan::kSlices;  // of one CTA
     const int slice = context.cta % Plan::kSlices;
     const int operand = kGemm.operands == 1 ? 0 : min(k / kOperand, kGemm.operands - 1);
     const int within = k - operand * kOperand;
-    const int row = slice * kOperand + within;
-    constexpr int kSpan = kGemm.replicated ? kOperand : Plan::kTile;
+    const int row = kGemm.parts ? context.cta * kOperand + within : slice * kOperand + within;
+    constexpr int kSpan = kGemm.replicated ? Plan::kCtas * Plan::kTile : Plan::kTile;
     const int owner = kGemm.replicated ? 0 : context.cta - slice + column / kWidth;
     const int unit = owner * Plan::kTile + column % kWidth % kSpan;
     const int product = min(column % kWidth / kSpan, kGemm.products - 1);
@@ -287,13 +287,16 @@ __device__ __forceinline__ void sweep(const Parameters<WORDS>& parameters, char*
     Cell::begin(element, sweeper.port(pass, 0, item));
   });
   replicas.begin();
+  replicas.begin_parts(sweeper, context.cta);
   Plan::template for_buffers<-1>([&](auto tag) { begin(exchange, sweeper, tag); });
   exchange.start();
+  replicas.send_parts(0);
 
   TFMEM_MARK(kMarkBegin)
 #pragma unroll 1
   for (int step = 0; step < context.time; ++step) {
     sweeper.template stage<0>(elements, step);
+    replicas.send_parts(step + 1);
     each([&](auto& element, int pass, int item) {
       Cell::load(element, sweeper.port(pass, step, item), step + 1);
     });

@@ -1,21 +1,16 @@
 // What every CTA of a group computes for all hidden units, so that nobody has to send it: GRNN's
 // single synchronisation for cells like the canonical GRU (section 5).
 //
+// Products of states that this takes are either made here, with all of their weights, or added up
+// from parts: as soon as a CTA has its own units of the new states it multiplies them with their
+// rows of the weights, for all units of the result, and sends that to all.
+//
 // `Plan::Replica` is generated elementwise code, as `Cell` is (custom_ops/codegen/replica.py).
 #pragma once
 
 #include "port.cuh"
 
 namespace tfmem {
-
-// Operands of products that no CTA sends: one copy for each pass, as each is read before the next
-// step writes it.
-template <class Plan, int B>
-__device__ __forceinline__ float* local_operands(char* shared, int pass) {
-  constexpr BufferShape kBuffer = Plan::template buffer<B>();
-  return reinterpret_cast<float*>(shared + kBuffer.offset) +
-         pass * (Plan::kPaddedRows * kBuffer.stride);
-}
 
 // One (row, unit) of all units: a port whose CTA has all of them.
 template <class Plan, class Exchange, class Products, int WORDS>
@@ -78,6 +73,21 @@ class Replicas {
     if constexpr (Replica::template waits<STAGE>()) __syncthreads();
   }
 
+  // The states before step 0, of this CTA's units.
+  template <class Sweeper>
+  __device__ void begin_parts(const Sweeper& sweeper, int cta) const {
+    Plan::for_parts([&](auto, auto own, auto) { fill(sweeper, own, cta); });
+  }
+
+  // This CTA's parts of what step `next` reads.
+  __device__ __forceinline__ void send_parts(int next) const {
+    if (!Plan::kInParts || next >= context_.time) return;
+    __syncthreads();  // all units of the new states are here
+    Plan::for_parts([&](auto gemm, auto, auto) { multiply(gemm, next); });
+    __syncthreads();
+    Plan::for_parts([&](auto gemm, auto, auto parts) { send<0>(gemm, parts, next); });
+  }
+
   template <int STAGE>
   __device__ __forceinline__ void stage(int pass, int step) {
 #pragma unroll
@@ -90,6 +100,36 @@ class Replicas {
  private:
   using Replica = typename Plan::Replica;
   using At = ReplicaPort<Plan, Exchange, Products, WORDS>;
+
+  template <class Sweeper, int OWN>
+  __device__ void fill(const Sweeper& sweeper, Tag<OWN>, int cta) const {
+    fill_states<Plan, OWN>(local_operands<Plan, OWN>(shared_, 0), 0,
+                           sweeper.template initial<OWN>(), cta * Plan::kTile);
+  }
+
+  template <int GEMM>
+  __device__ __forceinline__ void multiply(Tag<GEMM>, int next) const {
+    products_.template run<kParts + GEMM>(exchange_, 0, next);
+  }
+
+  // From product O on.
+  template <int O, int GEMM, int B>
+  __device__ __forceinline__ void send(Tag<GEMM> gemm, Tag<B> parts, int next) const {
+    if constexpr (O < Plan::template buffer<B>().operands) {
+      constexpr int kCount = Plan::kRows * At::kSpan;
+#pragma unroll
+      for (int begin = 0; begin < kCount; begin += Plan::kThreads) {
+        const int index = begin + threadIdx.x;
+        if (index / kWarp * kWarp < kCount) {  // whole warps go in, for the shuffles of a send
+          const bool valid = index < kCount;
+          const int row = valid ? index / At::kSpan : 0, unit = index % At::kSpan;
+          const float part = products_.template part<GEMM>(row, O * At::kSpan + unit);
+          exchange_.template send<B, O>(0, next, row, unit, valid, part);
+        }
+      }
+      send<O + 1>(gemm, parts, next);
+    }
+  }
 
   __device__ At port(int pass, int step, int item) const {
     const int index = item * Plan::kThreads + threadIdx.x;
@@ -126,6 +166,9 @@ class Replicas<Plan, Exchange, Products, WORDS, false> {
   __device__ Replicas(const Context<Plan, WORDS>&, const Exchange&, const Products&, char*) {}
   __device__ void begin() {}
   __device__ void load(int) {}
+  template <class Sweeper>
+  __device__ void begin_parts(const Sweeper&, int) const {}
+  __device__ void send_parts(int) const {}
   template <int STAGE>
   __device__ void ready() const {}
   template <int STAGE>

@@ -132,6 +132,22 @@ def test_places_do_not_overlap(units: int, exchange: str, slices: int, product: 
     assert sizes.tile * ctas >= units
 
 
+def test_a_later_stage_takes_the_place_of_an_earlier_one() -> None:
+    """In a grid, for operands that are asked for when the products before are over; alike, for what lies beyond a row
+    has to stay zero."""
+    spec = RecurrentSpec(cells.gru(reset_after=False), 100)
+    grid = Configuration(rows=8, ctas=8, lanes=32, exchange="grid")
+    first, second = layout(spec, grid, 90).buffers
+    assert (first.offset, first.stride) == (second.offset, second.stride)
+    assert first.exchanged != second.exchanged  # what is sent may come at any time
+    for others in (replace(grid, passes=2), replace(grid, exchange="cluster"), replace(grid, replicated=True)):
+        first, second = layout(spec, others, 90).buffers
+        assert first.offset != second.offset
+    # sums are read by what follows the products, too
+    normalised = layout(RecurrentSpec(cells.layer_norm_lstm(100), 100), grid, 90).buffers
+    assert len({buffer.offset for buffer in normalised}) == len(normalised)
+
+
 def test_a_fallback_fits_the_scratch_of_its_kernel() -> None:
     configuration = Configuration(rows=4, ctas=64, exchange="grid", lanes=32)
     assert fallback_layout(LSTM, configuration).scratch <= layout(LSTM, configuration, 90).scratch

@@ -37,6 +37,28 @@ def test_a_canonical_gru_exchanges_once() -> None:
     assert len(plan.replica.kept) == 1  # of a step, its input
 
 
+def test_the_reset_gate_in_parts() -> None:
+    """As the paper has it: a CTA multiplies its own units of the state, and sends what it has of all of r."""
+    plan = replicated_schedule(GRU, partial_sums=True)
+    z, r, candidate = plan.gemms
+    assert [gemm.parts for gemm in plan.gemms] == [None, 3, None]
+    assert (z.buffer, r.buffer, candidate.buffer) == (0, 2, 1)
+    _, r_times_h, own, parts = plan.buffers
+    assert own.own
+    assert own.operands == plan.buffers[0].operands
+    assert parts.parts
+    assert parts.operands == r.products
+    assert [buffer.exchanged for buffer in plan.buffers] == [True, False, False, True]
+    assert r_times_h.local
+
+
+def test_only_products_of_states_come_in_parts() -> None:
+    """The second of three products in a row reads what every CTA makes for itself; it needs its weights."""
+    plan = replicated_schedule(chained(), partial_sums=True)
+    assert [gemm.replicated for gemm in plan.gemms] == [True, True, False]
+    assert [gemm.parts is not None for gemm in plan.gemms] == [True, False, False]
+
+
 def test_what_is_stored_is_read_from_the_replicas() -> None:
     """Training keeps r: a CTA reads its own units of what it has of all."""
     plan = replicated_schedule(differentiate(GRU).forward)
@@ -86,7 +108,8 @@ def test_any_cell_is_refused_or_keeps_its_products(cell: cells.Cell) -> None:
             assert plan.live[place] or plan.replica.live[place]
     assert any(buffer.local for buffer in plan.buffers)
     assert not any(buffer.local for buffer in plan.buffers if buffer.stage == 0 or buffer.sums)
-    generate(RecurrentSpec(cell, 8), CLUSTER, 90)
+    for partial_sums in (False, True):
+        generate(RecurrentSpec(cell, 8), replace(CLUSTER, partial_sums=partial_sums), 90)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +118,9 @@ def test_any_cell_is_refused_or_keeps_its_products(cell: cells.Cell) -> None:
         ({"ctas": 1, "exchange": "single"}, "one CTA has all units"),
         ({"product": "half", "lanes": 32}, "product 'half'"),
         ({"exchange": "grid", "slices": 2}, "2 slices"),
+        ({"replicated": False, "partial_sums": True}, "replicated False: expected 'fma', 1 pass, and replicated"),
+        ({"product": "mma", "lanes": 32, "partial_sums": True}, "product 'mma' in 1 passes"),
+        ({"passes": 2, "partial_sums": True}, "in 2 passes"),
     ],
 )
 def test_configurations_that_cannot_be(options: dict[str, object], words: str) -> None:
@@ -117,6 +143,21 @@ def test_the_layout_by_hand() -> None:
     first, second = sizes.buffers
     assert (second.offset - first.offset, second.local) == (2 * 2 * 64 * 4, True)
     assert z.results - second.offset == 2 * 64 * 4
+
+
+def test_the_layout_of_parts_by_hand() -> None:
+    """As above, but r: 8 units deep for 64 columns, 4 lanes for each, of which the sum's 2 chunks keep 2."""
+    spec = RecurrentSpec(GRU, 64)
+    whole, sizes = layout(spec, CLUSTER, 90), layout(spec, replace(CLUSTER, partial_sums=True), 90)
+    _, r, _ = sizes.gemms
+    assert (r.columns, r.depth, r.lanes, r.thread_columns, r.chunks) == (64, 8, 2, 1, 1)
+    assert whole.weights - sizes.weights == 16 - 4
+    _, r_times_h, own, parts = sizes.buffers
+    assert (own.width, own.parts, own.local) == (8, 1, True)
+    assert (parts.operands, parts.width, parts.parts, parts.local) == (1, 64, 8, False)
+    assert parts.offset - own.offset == 2 * 8 * 4
+    assert sizes.gemms[0].results - parts.offset == 2 * 2 * 8 * 64 * 4  # two copies of two rows, from 8 CTAs
+    assert own.offset - r_times_h.offset == 2 * 64 * 4
 
 
 @pytest.mark.parametrize("exchange", ["cluster", "grid"])
@@ -153,6 +194,18 @@ def test_the_model_prices_one_exchange_and_more_products() -> None:
     assert once.products > twice.products
 
 
+def test_the_model_prices_parts_of_sums() -> None:
+    machine, spec = device.machine("h200"), RecurrentSpec(GRU, 128)
+    whole = replace(CLUSTER, rows=1)
+    once, parts = (
+        recurrent.predict(machine, spec, replace(whole, partial_sums=flag), batch=1).step for flag in (False, True)
+    )
+    assert parts.load - once.load == pytest.approx(4 * 128 * 8 / machine.cluster_bandwidth)  # 128 units of 8 CTAs
+    assert parts.synchronisation - once.synchronisation == pytest.approx(4 * machine.block_barrier)
+    read = 4 * 8 * dict(machine.shared_load)[32] / 4  # by 4 warps, of each CTA
+    assert parts.products - read - recurrent.STEP < once.products
+
+
 @pytest.mark.parametrize("units", [33, 160, 1000])
 def test_replicas_are_ranked_where_they_fit(units: int) -> None:
     ranked = recurrent.rank(device.machine("h200"), RecurrentSpec(GRU, units), 1)
@@ -160,13 +213,15 @@ def test_replicas_are_ranked_where_they_fit(units: int) -> None:
     assert forms == ({False, True} if units < 1000 else {False})  # 4 MB of weights of r are too many
 
 
-def test_the_tuner_sees_the_best_of_both_forms_where_they_are_close() -> None:
+def test_the_tuner_sees_the_best_of_all_forms_where_they_are_close() -> None:
     machine = device.machine("h200")
-    first, second, third, *rest = recurrent.rank(machine, RecurrentSpec(GRU, 160), 1)
-    assert not first.configuration.replicated  # as it was measured
-    assert second.configuration.replicated
-    assert second.nanoseconds(100) > third.nanoseconds(100)
-    assert all(second.nanoseconds(100) <= p.nanoseconds(100) for p in rest if p.configuration.replicated)
+    ranked = recurrent.rank(machine, RecurrentSpec(GRU, 160), 1)
+    assert not ranked[0].configuration.replicated  # as it was measured
+    for form in ((False, False), (True, False), (True, True)):
+        alike = [p for p in ranked if (p.configuration.replicated, p.configuration.partial_sums) == form]
+        best = min(alike, key=lambda prediction: prediction.nanoseconds(100))
+        assert best.nanoseconds(100) < recurrent.CLOSE * ranked[0].nanoseconds(100)
+        assert best in ranked[:5]
     # a single block needs no exchange at all
     assert not any(p.configuration.replicated for p in recurrent.rank(machine, RecurrentSpec(GRU, 64), 1)[:5])
 

@@ -1,0 +1,188 @@
+"""Which configurations of a persistent kernel there are for a cell and a batch (GRNN, section 7.2): those that fit the
+device's registers, shared memory and multiprocessors. Which of them will be fast, `recurrent.py` says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from math import ceil
+from typing import get_args
+
+from custom_ops.bounds import products_are_bounded
+from custom_ops.codegen.layout import OTHER_REGISTERS, SHARED_LIMIT, GemmLayout, Layout, layout
+from custom_ops.codegen.replicate import can_replicate, replicated_schedule
+from custom_ops.errors import KernelError
+from custom_ops.machine import REGISTERS, REGISTERS_PER_THREAD, WARP, Machine
+from custom_ops.spec import Configuration, Exchange, Product, RecurrentSpec
+from graph_passes.cost.grnn import FLOAT
+
+THREADS = (128, 256, 512)  # more have too few registers for weights
+LANES = (2, 4, 8, 16, 32, 64, 128)
+CLUSTERS = (2, 4, 8, 16)
+SLICES = (1, 2, 4)  # 8 were never the fastest on an H200
+PASSES = (1, 2)  # 4 were never the fastest on an H200
+MULTIPLES = (1, 2, 4, 8, 16, 32)  # of rows
+MOST_ROWS = 64
+LEAST_TENSOR_ROWS = 8
+MOST_REPLICAS = 2  # (row, unit) pairs of a thread; the products of more take longer than an exchange
+MOST_PARTS = 32  # numbers that a thread takes of the parts of sums; more take longer than an exchange
+REGISTER_SHARES = (1.0, 0.85, 0.7, 0.5)  # for weights; the rest is for sums, and for what the compiler would spill
+MOST_TILES = 8  # of 16 columns, of one warp, whose sums registers hold
+CROWDED = 208  # registers of a thread from which the compiler keeps some in memory
+
+
+def enumerate_configurations(machine: Machine, spec: RecurrentSpec, batch: int) -> list[Configuration]:
+    """The space that is searched, pruned by registers, shared memory and resident blocks (GRNN, section 7.2).
+
+    Weights go to registers first, then to shared memory, and all groups run at once. Where no configuration does both,
+    some weights are streamed, or groups take turns; where none does either, both.
+    """
+    held = partial(_found, machine, spec, batch, streams=False)
+    streamed = partial(_found, machine, spec, batch, streams=True)
+    return held(turns=False) or held(turns=True) + streamed(turns=False) or streamed(turns=True)
+
+
+def _found(machine: Machine, spec: RecurrentSpec, batch: int, streams: bool, turns: bool) -> list[Configuration]:
+    """What fits the device, with weights that are streamed or none, with groups that take turns or none."""
+    exchanges: tuple[Exchange, ...] = get_args(Exchange)
+    sizes = {exchange: _group_sizes(machine, spec, exchange) for exchange in exchanges}
+    if streams:  # on the whole device
+        widest = next(exchange for exchange in reversed(exchanges) if sizes[exchange])
+        wanted = {widest: sizes[widest][-1:]}
+    else:
+        wanted = {exchange: [ctas for ctas in sizes[exchange] if _holds(spec, ctas)] for exchange in exchanges}
+    shapes = (
+        shape for exchange, ctas in wanted.items() for shape in _shapes(machine, spec, batch, exchange, ctas, turns)
+    )
+    if not streams and can_replicate(spec.cell):
+        shapes = (each for shape in shapes for each in (shape, *_replicated(spec, shape)))
+    return [fitted for shape in shapes for fitted in _fitted(machine, spec, shape, streams)]
+
+
+def excess_registers(configuration: Configuration, sizes: Layout, gemm: GemmLayout) -> int:
+    """Registers that a thread of a product would take beyond those that the compiler uses without a spill."""
+    sums = gemm.block * gemm.thread_columns * (4 if configuration.tensor_cores else 1)
+    return sizes.weights + sums + OTHER_REGISTERS - CROWDED
+
+
+def resident_groups(machine: Machine, configuration: Configuration) -> int:
+    """Groups that run at once, one block on a multiprocessor."""
+    clusters = [int(count) for size, count in machine.clusters if size >= configuration.cluster]
+    return max(clusters, default=0) * configuration.cluster // configuration.ctas
+
+
+def _shapes(
+    machine: Machine, spec: RecurrentSpec, batch: int, exchange: Exchange, group_sizes: list[int], turns: bool
+) -> Iterator[Configuration]:
+    """Configurations before their weights are placed."""
+    tensor_products: tuple[Product, ...] = ("mma",) if machine.tensor_rate else ()
+    if tensor_products and (spec.precision == "bfloat16" or products_are_bounded(spec.cell)):
+        tensor_products = ("half", *tensor_products)
+    of_slices = SLICES if exchange == "grid" else (1,)
+    for ctas, slices in sorted(
+        {(ceil(size / slices) * slices, slices) for size in group_sizes for slices in of_slices}
+    ):
+        tiles = ceil(spec.cell.blocks * ceil(spec.units / ctas / 4) * 4 * slices / 16)
+        resident = resident_groups(machine, Configuration(ctas=ctas, exchange=exchange, slices=slices))
+        if not resident or 1 < ctas == slices:  # that is a cluster
+            continue
+        for rows in _heights(batch, resident // spec.directions, turns):
+            for passes, threads, lanes in product(PASSES if ctas > 1 == slices else (1,), THREADS, LANES):
+                if rows % passes or lanes > threads:
+                    continue
+                shape = Configuration(rows, passes, ctas, threads, lanes, 0, 0, "fma", exchange, slices)
+                yield shape
+                if lanes >= WARP and rows // passes >= LEAST_TENSOR_ROWS and tiles <= MOST_TILES * (threads // lanes):
+                    for kind in tensor_products:
+                        yield replace(shape, product=kind)
+
+
+def _replicated(spec: RecurrentSpec, shape: Configuration) -> list[Configuration]:
+    """The same with replicas: of sums in parts, and of products, where one multiprocessor could hold their weights."""
+    if shape.exchange == "single" or shape.product == "half" or shape.slices > 1:
+        return []
+    parts = []
+    if (
+        shape.product == "fma"
+        and shape.passes == 1
+        and shape.rows * spec.units * shape.ctas <= MOST_PARTS * shape.threads
+    ):
+        parts = [replace(shape, replicated=True, partial_sums=True)]
+    return parts + _whole(spec, shape)
+
+
+def _whole(spec: RecurrentSpec, shape: Configuration) -> list[Configuration]:
+    products = sum(len(gemm.products) for gemm in replicated_schedule(spec.cell).gemms if gemm.replicated)
+    weights = (products + (spec.cell.blocks - products) / shape.ctas) * spec.units**2
+    if FLOAT * weights > FLOAT * REGISTERS + max(SHARED_LIMIT.values()):
+        return []
+    if shape.rows * spec.units > MOST_REPLICAS * shape.threads:
+        return []
+    tiles = ceil(products * spec.units / 16)
+    if shape.tensor_cores and tiles > MOST_TILES * (shape.threads // shape.lanes):
+        return []
+    return [replace(shape, replicated=True)]
+
+
+def _holds(spec: RecurrentSpec, ctas: int) -> bool:
+    """Whether the registers and the shared memory of so many blocks could hold all weights."""
+    weights = spec.cell.blocks * spec.units * spec.units
+    smallest = FLOAT if spec.precision == "highest" else FLOAT / 2
+    return smallest * weights <= ctas * (FLOAT * REGISTERS + max(SHARED_LIMIT.values()))
+
+
+def _group_sizes(machine: Machine, spec: RecurrentSpec, exchange: Exchange) -> list[int]:
+    """Blocks of a group; in a grid those that leave no block idle, for each width of a tile."""
+    if exchange == "single":
+        return [1]
+    if exchange == "cluster":
+        return [size for size in CLUSTERS if size <= machine.clusters[-1][0] and 4 * (size - 1) < spec.units]
+    most = machine.multiprocessors // spec.directions
+    return sorted({ceil(spec.units / width) for width in range(4, spec.units, 4)} & set(range(2, most + 1)))
+
+
+def _heights(batch: int, groups: int, turns: bool) -> list[int]:
+    """Rows of a group: the fewest with which all groups run at once, and more, for products that share a load; or, if
+    groups take turns, fewer than that."""
+    least = ceil(batch / max(groups, 1))
+    if turns:
+        return [height for height in MULTIPLES if height < least]
+    rows = {min(ceil(least / multiple) * multiple, batch) for multiple in MULTIPLES}
+    return sorted(height for height in rows if height <= MOST_ROWS)
+
+
+def _fitted(machine: Machine, spec: RecurrentSpec, shape: Configuration, streams: bool) -> Iterator[Configuration]:
+    """With all registers for weights, and with fewer where the compiler would spill, or where weights are streamed, for
+    as many rows at a time as there are sums for; only what streams weights, or only what holds them all."""
+    registers = max(0, min(REGISTERS_PER_THREAD, REGISTERS // shape.threads) - OTHER_REGISTERS)
+    before = registers + 1
+    for share in REGISTER_SHARES:
+        if int(share * registers) >= before:  # the same again
+            continue
+        try:
+            fitted, sizes = _placed(machine, spec, replace(shape, register_weights=int(share * registers)))
+        except KernelError:
+            return
+        if _streams(sizes) == streams:
+            yield fitted
+        crowded = shape.tensor_cores and any(excess_registers(fitted, sizes, gemm) > 0 for gemm in sizes.gemms)
+        if not crowded and not _streams(sizes):
+            return
+        before = fitted.register_weights
+
+
+def _placed(machine: Machine, spec: RecurrentSpec, configuration: Configuration) -> tuple[Configuration, Layout]:
+    """Weights in registers as far as the configuration says, and then in shared memory."""
+    sizes = layout(spec, configuration, machine.arch)
+    fitted = replace(configuration, register_weights=sizes.weights)
+    if _streams(sizes):
+        room = SHARED_LIMIT[machine.arch] - sizes.shared
+        fitted = replace(fitted, shared_weights=room // (FLOAT * configuration.threads))
+        sizes = layout(spec, fitted, machine.arch)
+    return fitted, sizes
+
+
+def _streams(sizes: Layout) -> bool:
+    return any(gemm.chunks > gemm.registers + gemm.shared for gemm in sizes.gemms)

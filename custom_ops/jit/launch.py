@@ -5,7 +5,7 @@ For the tuner, benchmarks and tests; a graph runs its kernels through the op."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -67,33 +67,44 @@ class Launcher:
         stream: int = 0,
         reverse: Sequence[bool] = (),
     ) -> None:
-        """Enqueue one sweep on `stream`.
+        """Enqueue one sweep on `stream`: `prepare(...)(stream)`."""
+        self.prepare(time, batch, pointers, memory, reverse)(stream)
+
+    def prepare(
+        self, time: int, batch: int, pointers: Sequence[Sequence[int]], memory: int, reverse: Sequence[bool] = ()
+    ) -> Callable[[int], None]:
+        """One sweep, to be enqueued on a CUDA stream as often as its tensors are there, with little for Python to do.
 
         Args:
             time, batch: of the tensors; a batch of 0 launches nothing.
             pointers: for each direction device pointers, in the order of the kernel's parameter (jit/program.py).
-            memory: device memory of `memory_bytes`, which this call zeroes where a kernel needs it. An int32 stands at
+            memory: device memory of `memory_bytes`, which each call zeroes where a kernel needs it. An int32 stands at
                 its beginning, 0 before the first call, that is not 0 afterwards if the fallback had to run.
-            stream: a CUDA stream.
             reverse: for each direction whether it walks time backwards.
 
-        Raises:
-            KernelError: the launch failed.
+        Returns:
+            What takes the stream and enqueues. It raises KernelError if a launch fails.
         """
-        program, driver = self.program, self._driver
+        program = self.program
         groups = self.groups(batch, len(pointers))
-        if groups == 0:
-            return
-        if program.fallback or program.scratch:
-            size = STATUS_BYTES + groups * program.scratch
-            self._call(driver.cuMemsetD8Async(memory, 0, size, stream), "zero the scratch")
+        zeroed = STATUS_BYTES + groups * program.scratch if groups and (program.fallback or program.scratch) else 0
         once = self.resident // program.ctas if program.cooperative else MOST_GROUPS
         words = self._words(time, batch, pointers, memory, reverse)
+        launches = []
         for first in range(0, groups, once):
             words[1] = first | groups << 32
-            self._launch(min(once, groups - first), words, stream, fallback=False)
-        if self._fallback is not None:
-            self.launch_fallback(time, batch, pointers, memory, stream, reverse)
+            launches.append(self._prepared(min(once, groups - first), words, fallback=False))
+        if self._fallback is not None and groups:
+            words[1] = groups << 32
+            launches.append(self._prepared(groups, words, fallback=True))
+
+        def enqueue(stream: int) -> None:
+            if zeroed:
+                self._call(self._driver.cuMemsetD8Async(memory, 0, zeroed, stream), "zero the scratch")
+            for launch in launches:
+                launch(stream)
+
+        return enqueue
 
     def launch_fallback(
         self,
@@ -106,7 +117,7 @@ class Launcher:
     ) -> None:
         """Enqueue the fallback, which does nothing unless the status is set; arguments as of a call."""
         words = self._words(time, batch, pointers, memory, reverse)
-        self._launch(words[1] >> 32, words, stream, fallback=True)
+        self._prepared(words[1] >> 32, words, fallback=True)(stream)
 
     def _words(
         self, time: int, batch: int, pointers: Sequence[Sequence[int]], memory: int, reverse: Sequence[bool]
@@ -116,14 +127,18 @@ class Launcher:
         head = [time | batch << 32, groups << 32, memory + STATUS_BYTES, memory, flags]
         return [*head, *(pointer for direction in pointers for pointer in direction)]
 
-    def _launch(self, groups: int, words: list[int], stream: int, fallback: bool) -> None:
+    def _prepared(self, groups: int, words: list[int], fallback: bool) -> Callable[[int], None]:
         config = self._configs.get((groups, fallback)) or self._config(groups, fallback)
-        config.hStream = stream
         parameter = (ctypes.c_uint64 * len(words))(*words)
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(parameter))
-        kernel = self._fallback if fallback else self._kernel
-        returned = self._driver.cuLaunchKernelEx(config, kernel, ctypes.addressof(parameters), 0)
-        self._call(returned, "launch a kernel")
+        kernel, driver = self._fallback if fallback else self._kernel, self._driver
+
+        def launch(stream: int, _parameter: object = parameter) -> None:  # which `parameters` points to
+            config.hStream = stream
+            returned = driver.cuLaunchKernelEx(config, kernel, ctypes.addressof(parameters), 0)
+            self._call(returned, "launch a kernel")
+
+        return launch
 
     def _config(self, groups: int, fallback: bool) -> Any:
         """Of a launch; kept, as to make one takes longer than to launch it."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeAlias
 
 from custom_ops.bounds import products_are_bounded
 from custom_ops.codegen.replicate import replicated_schedule
@@ -16,6 +17,7 @@ from custom_ops.spec import WARP, Configuration, RecurrentSpec
 SHARED_LIMIT = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
 FORMS = {"floats": 0, "pairs": 1, "halves": 2, "bfloats": 3}  # enum Form of kernels/operands.cuh
 REGISTERS = 65536
+Mapping: TypeAlias = tuple[int, int, int, int, int]  # columns, depth, lanes, thread columns and chunks of a gemm
 OTHER_REGISTERS = 56  # of a thread, besides weights and sums; measured on the standard cells
 
 
@@ -192,10 +194,10 @@ def _in_scratch(spec: RecurrentSpec, rows: int, threads: int) -> Layout:
     plan = schedule(spec.cell)
     tile = _round_up(spec.units, 4)
     place, buffers = 0, []
-    for buffer in plan.buffers:
+    for index, buffer in enumerate(plan.buffers):
         width = 1 if buffer.sums else tile
         stride = _round_up(len(buffer.operands) * width, 4)
-        states, floats = _state_mask(plan, buffer.operands), FORMS["floats"]
+        states, floats = plan.state_masks[index], FORMS["floats"]
         buffers.append(BufferLayout(len(buffer.operands), width, 1, stride, place, 0, 0, states, floats, local=False))
         place += 2 * rows * stride * 4
     sums = max((len(buffer.operands) for buffer in plan.buffers if buffer.sums), default=0)
@@ -209,6 +211,7 @@ class _Layouter:
 
     def __init__(self, spec: RecurrentSpec, configuration: Configuration, plan: Schedule) -> None:
         self.spec, self.configuration, self.plan = spec, configuration, plan
+        self.form = operand_form(spec, configuration)
         self.tile = _round_up(-(-spec.units // configuration.ctas), 4)
         self.rows = configuration.rows // configuration.passes
         self.padded_rows = _round_up(self.rows, 8) if configuration.tensor_cores else self.rows
@@ -229,13 +232,14 @@ class _Layouter:
         ]
         meetings = [self._take(16 * c.passes) if c.slices > 1 else 0 for _ in self.plan.gemms]
         strides: dict[int, int] = {}
-        for gemm in self.plan.gemms:
-            strides[gemm.buffer] = max(strides.get(gemm.buffer, 0), self._stride(gemm))
+        mappings = [self._mapping(gemm) for gemm in self.plan.gemms]
+        for gemm, mapping in zip(self.plan.gemms, mappings, strict=True):
+            strides[gemm.buffer] = max(strides.get(gemm.buffer, 0), self._stride(mapping))
         buffers: list[BufferLayout] = []
         places: dict[tuple[int, int], dict[int, int]] = {}  # by operands and stride, by stage
         for index, buffer in enumerate(self.plan.buffers):
             width = 1 if buffer.sums else self.tile * (c.ctas if buffer.parts else 1)
-            form = FORMS["floats"] if buffer.sums else operand_form(self.spec, c)
+            form = FORMS["floats"] if buffer.sums else self.form
             row = words_of(len(buffer.operands) * (1 if buffer.own else c.ctas) * width, form)
             stride = strides.get(index, _round_up(row, 4))
             copies = {"single": c.passes, "cluster": 2 * c.passes, "grid": min(c.passes, 2)}[c.exchange]
@@ -248,12 +252,12 @@ class _Layouter:
             exchanged = self.scratch
             if c.exchange == "grid" and buffer.exchanged:
                 self.scratch += _round_up(2 * c.passes * self.rows * row * 4, 128)
-            states = _state_mask(self.plan, buffer.operands)
+            states = self.plan.state_masks[index]
             parts = 1 if buffer.own else c.ctas if buffer.sums else c.ctas // c.slices
             place = (offset, barriers[index], exchanged)
             local = not buffer.exchanged
             buffers.append(BufferLayout(len(buffer.operands), width, parts, stride, *place, states, form, local))
-        gemms = tuple(self._gemm(*each) for each in zip(self.plan.gemms, meetings, strict=True))
+        gemms = tuple(map(self._gemm, mappings, meetings))
         sums = max((len(buffer.operands) for buffer in self.plan.buffers if buffer.sums), default=0)
         staging = self._take(sums * self.rows * self.tile * 4)
         items = -(-self.rows * self.tile // c.threads)
@@ -278,7 +282,7 @@ class _Layouter:
         self.shared += _round_up(size, 16)
         return place
 
-    def _mapping(self, gemm: Gemm) -> tuple[int, int, int, int, int]:
+    def _mapping(self, gemm: Gemm) -> Mapping:
         """Columns, depth, lanes, thread columns and chunks of a gemm."""
         c = self.configuration
         columns = len(gemm.products) * self.tile * (c.ctas if gemm.replicated else c.slices)
@@ -298,17 +302,16 @@ class _Layouter:
         lanes = _filled(lanes, depth // 4)
         return columns, depth, lanes, -(-columns // _work_groups(c.threads, lanes)), -(-depth // 4 // lanes)
 
-    def _stride(self, gemm: Gemm) -> int:
+    def _stride(self, mapping: Mapping) -> int:
         """A row of operands, as far as the product reads it, and without bank conflicts."""
-        _, _, lanes, _, chunks = self._mapping(gemm)
-        if self.configuration.tensor_cores:
-            form = operand_form(self.spec, self.configuration)  # 4 rows at a time if of 16 bits, else 2: all banks
-            return _round_up(words_of(lanes // WARP * chunks * 16, form), 32) + words_of(16, form)
+        _, _, lanes, _, chunks = mapping
+        if self.configuration.tensor_cores:  # 4 rows at a time if of 16 bits, else 2: all banks
+            return _round_up(words_of(lanes // WARP * chunks * 16, self.form), 32) + words_of(16, self.form)
         return lanes * chunks * 4
 
-    def _gemm(self, gemm: Gemm, meeting: int) -> GemmLayout:
+    def _gemm(self, mapping: Mapping, meeting: int) -> GemmLayout:
         c = self.configuration
-        columns, depth, lanes, thread_columns, chunks = self._mapping(gemm)
+        columns, depth, lanes, thread_columns, chunks = mapping
         chunk = chunk_words(self.spec, c) * thread_columns
         registers = min(chunks, self.registers_left // chunk)
         self.registers_left -= registers * chunk
@@ -338,10 +341,6 @@ class _Layouter:
             columns, depth, lanes, thread_columns, chunks, registers, shared, block, partials, result_stride, results,
             weights, streamed, inbox, meeting,
         )  # fmt: skip
-
-
-def _state_mask(plan: Schedule, operands: tuple[int, ...]) -> int:
-    return sum(plan.is_state(operand) << place for place, operand in enumerate(operands))
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 from custom_ops.cell import (
     Cell,
@@ -96,6 +96,14 @@ class Schedule:
         kinds = (Sequence, Invariant, Vector)
         leaves = (place for place, node in enumerate(self.cell.nodes) if self.live[place] and isinstance(node, kinds))
         return (*leaves, *self.carried)
+
+    @cached_property
+    def state_masks(self) -> tuple[int, ...]:
+        """For each buffer: bit o is set when its operand o is a state."""
+        return tuple(
+            sum(self.is_state(operand) << place for place, operand in enumerate(buffer.operands))
+            for buffer in self.buffers
+        )
 
     def place_of_sum(self, node: int) -> tuple[int, int]:
         """The buffer of row sum `node` and its place in it."""

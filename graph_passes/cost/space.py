@@ -13,6 +13,7 @@ from typing import get_args
 from custom_ops.bounds import products_are_bounded
 from custom_ops.codegen.layout import OTHER_REGISTERS, SHARED_LIMIT, GemmLayout, Layout, layout
 from custom_ops.codegen.replicate import can_replicate, replicated_schedule
+from custom_ops.codegen.schedule import schedule
 from custom_ops.errors import KernelError
 from custom_ops.machine import REGISTERS, REGISTERS_PER_THREAD, WARP, Machine
 from custom_ops.spec import Configuration, Exchange, Product, RecurrentSpec
@@ -58,6 +59,8 @@ def _found(machine: Machine, spec: RecurrentSpec, batch: int, streams: bool, tur
     )
     if not streams and can_replicate(spec.cell):
         shapes = (each for shape in shapes for each in (shape, *_replicated(spec, shape)))
+    if not streams:
+        shapes = (shape for shape in shapes if _could_hold(machine, spec, shape))
     return [fitted for shape in shapes for fitted in _fitted(machine, spec, shape, streams)]
 
 
@@ -81,10 +84,13 @@ def _shapes(
     if tensor_products and (spec.precision == "bfloat16" or products_are_bounded(spec.cell)):
         tensor_products = ("half", *tensor_products)
     of_slices = SLICES if exchange == "grid" else (1,)
+    operands = max((len(gemm.terms[0]) for gemm in schedule(spec.cell).gemms), default=0)
     for ctas, slices in sorted(
         {(ceil(size / slices) * slices, slices) for size in group_sizes for slices in of_slices}
     ):
-        tiles = ceil(spec.cell.blocks * ceil(spec.units / ctas / 4) * 4 * slices / 16)
+        tile = ceil(spec.units / ctas / 4) * 4
+        tiles = ceil(spec.cell.blocks * tile * slices / 16)
+        depth = operands * ctas // slices * tile  # of the longest sum: more lanes than it has chunks are as many
         resident = resident_groups(machine, Configuration(ctas=ctas, exchange=exchange, slices=slices))
         if not resident or 1 < ctas == slices:  # that is a cluster
             continue
@@ -93,8 +99,11 @@ def _shapes(
                 if rows % passes or lanes > threads:
                     continue
                 shape = Configuration(rows, passes, ctas, threads, lanes, 0, 0, "fma", exchange, slices)
-                yield shape
-                if lanes >= WARP and rows // passes >= LEAST_TENSOR_ROWS and tiles <= MOST_TILES * (threads // lanes):
+                if lanes <= max(depth // 4, LANES[0]):
+                    yield shape
+                if not 1 <= lanes // WARP <= ceil(depth / 16) or rows // passes < LEAST_TENSOR_ROWS:
+                    continue
+                if tiles <= MOST_TILES * (threads // lanes):
                     for kind in tensor_products:
                         yield replace(shape, product=kind)
 
@@ -153,6 +162,16 @@ def _heights(batch: int, groups: int, turns: bool) -> list[int]:
     return sorted(height for height in rows if height <= MOST_ROWS)
 
 
+def _could_hold(machine: Machine, spec: RecurrentSpec, shape: Configuration) -> bool:
+    """Whether registers and shared memory are enough for a block's weights and one copy of one operand: less than any
+    layout takes, and soon said."""
+    registers = min(REGISTERS_PER_THREAD, REGISTERS // shape.threads) - OTHER_REGISTERS
+    halves = shape.product == "half" and spec.precision != "highest"
+    operand = shape.rows // shape.passes * spec.units / shape.slices
+    needed = operand + spec.cell.blocks * spec.units**2 / shape.ctas
+    return needed * FLOAT / (2 if halves else 1) <= FLOAT * shape.threads * registers + SHARED_LIMIT[machine.arch]
+
+
 def _fitted(machine: Machine, spec: RecurrentSpec, shape: Configuration, streams: bool) -> Iterator[Configuration]:
     """With all registers for weights, and with fewer where the compiler would spill, or where weights are streamed, for
     as many rows at a time as there are sums for; only what streams weights, or only what holds them all."""
@@ -167,6 +186,8 @@ def _fitted(machine: Machine, spec: RecurrentSpec, shape: Configuration, streams
             return
         if _streams(sizes) == streams:
             yield fitted
+        elif not streams:  # nor will fewer registers hold them
+            return
         crowded = shape.tensor_cores and any(excess_registers(fitted, sizes, gemm) > 0 for gemm in sizes.gemms)
         if not crowded and not _streams(sizes):
             return

@@ -260,6 +260,24 @@ def test_weights_leave_registers_that_the_compiler_would_spill():
     assert all(len(found) == 1 for shape, found in weights.items() if not shape.tensor_cores)
 
 
+@pytest.mark.parametrize(
+    ("cell", "units", "precision"), [(cells.gru(reset_after=False), 1000, "highest"), (cells.lstm(), 800, "tf32")]
+)
+def test_what_cannot_hold_its_weights_is_left_out_early(cell, units, precision, monkeypatch):
+    """Only to save time: what a layout would refuse."""
+    machine, spec = device.machine("h200"), RecurrentSpec(cell, units, precision=precision)
+    found = space.enumerate_configurations(machine, spec, 8)
+    monkeypatch.setattr(space, "_could_hold", lambda *_: True)
+    assert space.enumerate_configurations(machine, spec, 8) == found
+
+
+def test_no_more_lanes_than_a_sum_has_chunks():
+    """They would be the same kernel again: 64 products are 16 chunks of 4, or 4 of 16."""
+    found = space.enumerate_configurations(device.machine("h200"), RecurrentSpec(cells.lstm(), 64), 20)
+    assert {each.lanes for each in found if not each.tensor_cores} == {2, 4, 8, 16}
+    assert {each.lanes for each in found if each.tensor_cores} == {32, 64, 128}
+
+
 def test_old_devices_have_neither_clusters_nor_tensor_cores():
     machine = replace(device.machine("v100"), arch=75)
     kinds = {

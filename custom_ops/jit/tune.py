@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from os import cpu_count
 from typing import Protocol
@@ -118,12 +118,7 @@ def tune(
     batches = sorted(set(batches))
 
     def made() -> bytes:
-        ranked = [
-            Trial(configuration, batch, nanoseconds)
-            for batch in batches
-            for configuration, nanoseconds in candidates(batch)[:top]
-        ]
-        trials = _timed(bench, ranked, time_steps, progress)
+        trials = _timed(bench, candidates, batches, time_steps, top, progress)
         _chosen(trials, batches)  # before it is kept: a failure may be another program's on the device
         return json.dumps([asdict(trial) for trial in trials]).encode()
 
@@ -138,17 +133,28 @@ def tune(
     return TunedRecurrent(tuple(programs), tuple(chosen), tuple(trials))
 
 
-def _timed(bench: Bench, ranked: Sequence[Trial], time_steps: int, progress: bool) -> list[Trial]:
-    """All trials, run: compilation in as many processes as there are cores, one kernel at a time on the device."""
-    distinct = list(dict.fromkeys(trial.configuration for trial in ranked))
-    workers = max(1, min(cpu_count() or 1, len(distinct)))
+def _timed(
+    bench: Bench, candidates: Candidates, batches: Sequence[int], time_steps: int, top: int | None, progress: bool
+) -> list[Trial]:
+    """All trials, run: compilation in as many processes as there are cores, one kernel at a time on the device.
+
+    To list and rank what there is for a batch takes a while: what is compiled for others is compiled meanwhile."""
+    workers = max(1, cpu_count() or 1)
+    ranked: list[Trial] = []
+    compiled: dict[Future[None], list[Configuration]] = {}
     found: dict[int, Trial] = {}
     with (
         ThreadPoolExecutor(workers) as pool,
-        tqdm(total=len(ranked), desc="tuning kernels", unit="kernel", leave=False, disable=not progress) as bar,
+        tqdm(desc="tuning kernels", unit="kernel", leave=False, disable=not progress) as bar,
     ):
-        shares = [distinct[first::workers] for first in range(workers)]
-        compiled = {pool.submit(bench.compile, share): share for share in shares}
+        for batch in batches:
+            known = {trial.configuration for trial in ranked}
+            ranked += [Trial(configuration, batch, time) for configuration, time in candidates(batch)[:top]]
+            new = [each for each in dict.fromkeys(trial.configuration for trial in ranked) if each not in known]
+            shares = min(workers, len(new))
+            for share in (new[first::shares] for first in range(shares)):
+                compiled[pool.submit(bench.compile, share)] = share
+        bar.reset(total=len(ranked))
         for future in as_completed(compiled):
             future.result()
             for place, trial in enumerate(ranked):

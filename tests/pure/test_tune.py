@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from threading import Event
 
 import pytest
 
@@ -73,6 +74,23 @@ def test_one_program_stands_for_sizes_that_agree(cache):
     tuned = tune(bench, ranked(SMALL), cache, (1, 8, 64), progress=False)
     assert [program.max_batch for program in tuned.programs] == [ANY_BATCH]
     assert tuned.chosen[0].batch == 64
+
+
+def test_kernels_compile_while_those_of_other_batches_are_ranked(cache):
+    compiling = Event()
+
+    class Bench(FakeBench):
+        def compile(self, configurations):
+            super().compile(configurations)
+            compiling.set()
+
+    def candidates(batch):
+        assert batch == 1 or compiling.wait(timeout=30)
+        return [(SMALL, 10.0)] if batch == 1 else [(MIDDLE, 10.0)]
+
+    bench = Bench({(SMALL, 1): 1, (MIDDLE, 8): 1})
+    tuned = tune(bench, candidates, cache, (1, 8), progress=False)
+    assert [trial.configuration for trial in tuned.trials] == [SMALL, MIDDLE]
 
 
 def test_a_choice_is_read_again_unless_something_it_depends_on_changed(cache):

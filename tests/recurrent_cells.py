@@ -142,3 +142,16 @@ def chained() -> Cell:
     last = builder.add(Product((Term(builder.apply("multiply", u, r), matrix, 0, 2), Term(h, matrix, 0, 3))))
     new = builder.apply("tanh", builder.sum(x[1], last))
     return builder.build((new, builder.apply("multiply", kept, r)), ((new, u), (kept,)))
+
+
+def side_by_side() -> Cell:
+    """Two states, each multiplied alone; then two products of what follows: two buffers alike in each of two stages."""
+    builder = CellBuilder()
+    x = builder.sequence(2)
+    one, other = builder.state(), builder.state()
+    matrix = builder.matrix(1, 4)
+    first = [builder.product(state, matrix, column=column) for column, state in enumerate((one, other))]
+    inner = [builder.apply("tanh", builder.sum(x[i], first[i])) for i in range(2)]
+    second = [builder.product(value, matrix, column=column) for column, value in enumerate(inner, 2)]
+    new = tuple(builder.apply("tanh", builder.sum(second[i], inner[1 - i])) for i in range(2))
+    return builder.build(new, (new,))

@@ -4,9 +4,10 @@ The kernel templates take these numbers as they are; nothing is computed twice."
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias
+from typing import NamedTuple
 
 from custom_ops.bounds import products_are_bounded
 from custom_ops.codegen.replicate import replicated_schedule
@@ -17,7 +18,6 @@ from custom_ops.spec import WARP, Configuration, RecurrentSpec
 SHARED_LIMIT = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
 FORMS = {"floats": 0, "pairs": 1, "halves": 2, "bfloats": 3}  # enum Form of kernels/operands.cuh
 REGISTERS = 65536
-Mapping: TypeAlias = tuple[int, int, int, int, int]  # columns, depth, lanes, thread columns and chunks of a gemm
 OTHER_REGISTERS = 56  # of a thread, besides weights and sums; measured on the standard cells
 
 
@@ -206,6 +206,16 @@ def _in_scratch(spec: RecurrentSpec, rows: int, threads: int) -> Layout:
     return Layout(tile, rows, rows, items, 0, (), tuple(buffers), staging, 0, place, 0)
 
 
+class _Mapping(NamedTuple):
+    """How the threads share a product, as in `GemmLayout`."""
+
+    columns: int
+    depth: int
+    lanes: int
+    thread_columns: int
+    chunks: int
+
+
 class _Layouter:
     """Hands out shared memory and scratch, front to back."""
 
@@ -223,6 +233,8 @@ class _Layouter:
         self.shared_left = configuration.shared_weights
         self.shared = 0
         self.scratch = 0
+        self.places: dict[tuple[int, int], list[int]] = {}  # by operands and stride, see `_place`
+        self.places_used: Counter[tuple[tuple[int, int], int]] = Counter()  # of them, by a stage so far
 
     def layout(self) -> Layout:
         c = self.configuration
@@ -236,7 +248,6 @@ class _Layouter:
         for gemm, mapping in zip(self.plan.gemms, mappings, strict=True):
             strides[gemm.buffer] = max(strides.get(gemm.buffer, 0), self._stride(mapping))
         buffers: list[BufferLayout] = []
-        places: dict[tuple[int, int], dict[int, int]] = {}  # by operands and stride, by stage
         for index, buffer in enumerate(self.plan.buffers):
             width = 1 if buffer.sums else self.tile * (c.ctas if buffer.parts else 1)
             form = FORMS["floats"] if buffer.sums else self.form
@@ -244,11 +255,7 @@ class _Layouter:
             stride = strides.get(index, _round_up(row, 4))
             copies = {"single": c.passes, "cluster": 2 * c.passes, "grid": min(c.passes, 2)}[c.exchange]
             copies = copies if buffer.exchanged else c.passes
-            alike = places.setdefault((len(buffer.operands), stride), {}) if self._leaves_room(buffer) else {}
-            offset = next(iter(alike.values()), -1) if buffer.stage not in alike else -1
-            if offset < 0:
-                offset = self._take(copies * self.padded_rows * stride * 4)
-            alike[buffer.stage] = offset
+            offset = self._place(buffer, stride, copies * self.padded_rows * stride * 4)
             exchanged = self.scratch
             if c.exchange == "grid" and buffer.exchanged:
                 self.scratch += _round_up(2 * c.passes * self.rows * row * 4, 128)
@@ -269,21 +276,28 @@ class _Layouter:
             self.shared, self.scratch, weights,
         )  # fmt: skip
 
-    def _leaves_room(self, buffer: Buffer) -> bool:
-        """Whether what comes for a later stage can take the place of a buffer: all that reads it is the products of its
-        stage, and after them the block waits. Where numbers come unasked, or ahead, they need a place of their own.
+    def _place(self, buffer: Buffer, stride: int, size: int) -> int:
+        """Where a buffer lies: in a grid where one of an earlier stage did, for all that reads that is the products of
+        its stage, and after them the block waits. Not so where numbers come unasked, or ahead, or are read by others.
 
-        Buffers that share one are alike, so that what products read beyond a row's numbers stays zero."""
+        Buffers that share a place are alike, so that what products read beyond a row's numbers stays zero."""
         c = self.configuration
-        return c.exchange == "grid" and c.passes == 1 and not c.replicated and not buffer.sums
+        if c.exchange != "grid" or c.passes > 1 or c.replicated or buffer.sums:
+            return self._take(size)
+        shape = len(buffer.operands), stride
+        places = self.places.setdefault(shape, [])
+        used = self.places_used[shape, buffer.stage]
+        self.places_used[shape, buffer.stage] += 1
+        if used == len(places):
+            places.append(self._take(size))
+        return places[used]
 
     def _take(self, size: int) -> int:
         place = self.shared
         self.shared += _round_up(size, 16)
         return place
 
-    def _mapping(self, gemm: Gemm) -> Mapping:
-        """Columns, depth, lanes, thread columns and chunks of a gemm."""
+    def _mapping(self, gemm: Gemm) -> _Mapping:
         c = self.configuration
         columns = len(gemm.products) * self.tile * (c.ctas if gemm.replicated else c.slices)
         depth = len(gemm.terms[0]) * c.ctas // c.slices * self.tile
@@ -298,18 +312,18 @@ class _Layouter:
             tiles, pieces = -(-columns // 16), -(-depth // 16)
             warps = c.threads // WARP
             split = _filled(lanes // WARP, pieces)
-            return columns, depth, split * WARP, -(-tiles // (warps // split)), -(-pieces // split)
+            return _Mapping(columns, depth, split * WARP, -(-tiles // (warps // split)), -(-pieces // split))
         lanes = _filled(lanes, depth // 4)
-        return columns, depth, lanes, -(-columns // _work_groups(c.threads, lanes)), -(-depth // 4 // lanes)
+        return _Mapping(columns, depth, lanes, -(-columns // _work_groups(c.threads, lanes)), -(-depth // 4 // lanes))
 
-    def _stride(self, mapping: Mapping) -> int:
+    def _stride(self, mapping: _Mapping) -> int:
         """A row of operands, as far as the product reads it, and without bank conflicts."""
-        _, _, lanes, _, chunks = mapping
         if self.configuration.tensor_cores:  # 4 rows at a time if of 16 bits, else 2: all banks
-            return _round_up(words_of(lanes // WARP * chunks * 16, self.form), 32) + words_of(16, self.form)
-        return lanes * chunks * 4
+            numbers = mapping.lanes // WARP * mapping.chunks * 16
+            return _round_up(words_of(numbers, self.form), 32) + words_of(16, self.form)
+        return mapping.lanes * mapping.chunks * 4
 
-    def _gemm(self, mapping: Mapping, meeting: int) -> GemmLayout:
+    def _gemm(self, mapping: _Mapping, meeting: int) -> GemmLayout:
         c = self.configuration
         columns, depth, lanes, thread_columns, chunks = mapping
         chunk = chunk_words(self.spec, c) * thread_columns

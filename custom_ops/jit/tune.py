@@ -141,6 +141,7 @@ def _timed(
     To list and rank what there is for a batch takes a while: what is compiled for others is compiled meanwhile."""
     workers = max(1, cpu_count() or 1)
     ranked: list[Trial] = []
+    known: set[Configuration] = set()
     compiled: dict[Future[None], list[Configuration]] = {}
     found: dict[int, Trial] = {}
     with (
@@ -148,9 +149,10 @@ def _timed(
         tqdm(desc="tuning kernels", unit="kernel", leave=False, disable=not progress) as bar,
     ):
         for batch in batches:
-            known = {trial.configuration for trial in ranked}
-            ranked += [Trial(configuration, batch, time) for configuration, time in candidates(batch)[:top]]
-            new = [each for each in dict.fromkeys(trial.configuration for trial in ranked) if each not in known]
+            found_here = candidates(batch)[:top]
+            ranked += [Trial(configuration, batch, nanoseconds) for configuration, nanoseconds in found_here]
+            new = [each for each in dict.fromkeys(each for each, _ in found_here) if each not in known]
+            known.update(new)
             shares = min(workers, len(new))
             for share in (new[first::shares] for first in range(shares)):
                 compiled[pool.submit(bench.compile, share)] = share

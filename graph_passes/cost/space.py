@@ -57,9 +57,9 @@ def _found(machine: Machine, spec: RecurrentSpec, batch: int, streams: bool, tur
     shapes = (
         shape for exchange, ctas in wanted.items() for shape in _shapes(machine, spec, batch, exchange, ctas, turns)
     )
-    if not streams and can_replicate(spec.cell):
-        shapes = (each for shape in shapes for each in (shape, *_replicated(spec, shape)))
     if not streams:
+        if can_replicate(spec.cell):
+            shapes = (each for shape in shapes for each in (shape, *_replicated(spec, shape)))
         shapes = (shape for shape in shapes if _could_hold(machine, spec, shape))
     return [fitted for shape in shapes for fitted in _fitted(machine, spec, shape, streams)]
 
@@ -109,30 +109,26 @@ def _shapes(
 
 
 def _replicated(spec: RecurrentSpec, shape: Configuration) -> list[Configuration]:
-    """The same with replicas: of sums in parts, and of products, where one multiprocessor could hold their weights."""
+    """The same with replicas, of sums in parts and of whole products, where either could be faster."""
     if shape.exchange == "single" or shape.product == "half" or shape.slices > 1:
         return []
-    parts = []
-    if (
-        shape.product == "fma"
-        and shape.passes == 1
-        and shape.rows * spec.units * shape.ctas <= MOST_PARTS * shape.threads
-    ):
-        parts = [replace(shape, replicated=True, partial_sums=True)]
-    return parts + _whole(spec, shape)
+    whole = replace(shape, replicated=True)
+    taken = shape.rows * spec.units * shape.ctas
+    in_parts = shape.product == "fma" and shape.passes == 1 and taken <= MOST_PARTS * shape.threads
+    parts = [replace(whole, partial_sums=True)] if in_parts else []
+    return [*parts, whole] if _holds_replicas(spec, shape) else parts
 
 
-def _whole(spec: RecurrentSpec, shape: Configuration) -> list[Configuration]:
+def _holds_replicas(spec: RecurrentSpec, shape: Configuration) -> bool:
+    """Whether one multiprocessor could hold the weights of all replicas, and its threads their sums."""
     products = sum(len(gemm.products) for gemm in replicated_schedule(spec.cell).gemms if gemm.replicated)
     weights = (products + (spec.cell.blocks - products) / shape.ctas) * spec.units**2
     if FLOAT * weights > FLOAT * REGISTERS + max(SHARED_LIMIT.values()):
-        return []
+        return False
     if shape.rows * spec.units > MOST_REPLICAS * shape.threads:
-        return []
+        return False
     tiles = ceil(products * spec.units / 16)
-    if shape.tensor_cores and tiles > MOST_TILES * (shape.threads // shape.lanes):
-        return []
-    return [replace(shape, replicated=True)]
+    return not shape.tensor_cores or tiles <= MOST_TILES * (shape.threads // shape.lanes)
 
 
 def _holds(spec: RecurrentSpec, ctas: int) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from threading import Thread
 
 import pytest
+from hypothesis import example, given, settings
 
 from custom_ops import cells
 from custom_ops.codegen.layout import SHARED_LIMIT, fallback_layout, layout
@@ -16,6 +18,7 @@ from custom_ops.errors import KernelError
 from custom_ops.jit.cache import Cache, digest
 from custom_ops.jit.program import Program, from_bytes
 from custom_ops.spec import Configuration, RecurrentSpec
+from tests.recurrent_cells import random_cells, side_by_side
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "recurrent_lstm_256.cu"
 CLUSTER = Configuration(ctas=16, threads=256, lanes=16, exchange="cluster")
@@ -146,6 +149,18 @@ def test_a_later_stage_takes_the_place_of_an_earlier_one() -> None:
     # sums are read by what follows the products, too
     normalised = layout(RecurrentSpec(cells.layer_norm_lstm(100), 100), grid, 90).buffers
     assert len({buffer.offset for buffer in normalised}) == len(normalised)
+
+
+@settings(max_examples=40, deadline=None)
+@given(random_cells())
+@example(side_by_side())
+def test_only_buffers_of_different_stages_share_a_place(cell: cells.Cell) -> None:
+    sizes = layout(RecurrentSpec(cell, 40), Configuration(rows=2, ctas=8, exchange="grid"), 90)
+    buffers = list(zip(sizes.buffers, schedule(cell).buffers, strict=True))
+    for (one, wanted), (other, besides) in combinations(buffers, 2):
+        apart = one.offset + 4 * 2 * one.stride <= other.offset or other.offset + 4 * 2 * other.stride <= one.offset
+        shared = wanted.stage != besides.stage and not (wanted.sums or besides.sums)
+        assert apart or (shared and (one.offset, one.stride) == (other.offset, other.stride))
 
 
 def test_a_fallback_fits_the_scratch_of_its_kernel() -> None:

@@ -140,6 +140,15 @@ def test_exhausted_host_memory_of_a_gpu(monkeypatch):
         host.require_room(1001, tfmem.OffloadOptions(), is_gpu=True)
 
 
+def test_a_host_that_does_not_say_what_is_free(monkeypatch, tmp_path):
+    from tfmem import host
+
+    assert host.available_host_memory() > 0
+    monkeypatch.setattr(host, "Path", lambda _: tmp_path / "no such file")
+    assert host.available_host_memory() is None
+    host.require_room(1 << 60, tfmem.OffloadOptions(), is_gpu=True)
+
+
 @pytest.mark.parametrize("content", [None, b"not a library"], ids=["missing", "broken"])
 def test_unusable_op_library(content, training, tmp_path, monkeypatch):
     found = loading.find_library(tf.__version__)

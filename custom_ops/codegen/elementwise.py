@@ -72,13 +72,15 @@ class CellWriter:
         self.constants = [place for place, node in nodes if plan.live[place] and isinstance(node, Invariant | Vector)]
 
     def element(self) -> list[str]:
+        read = [f"float {self.name(place)};" for place in self.sequences]
         names = [f"state_{index}" for index in range(len(self.cell.states))]
-        names += [self.name(place) for place in (*self.constants, *self.sequences)]
+        names += [self.name(place) for place in self.constants]
         names += [f"carried_{place}" for place in self.plan.carried]
-        lines = [f"float {name};" for name in names]
+        lines = ["Leaves ahead;  // of the step after the next, where they are read so early"]
+        lines += [f"float {name};" for name in names]
         lines += [f"const typename Plan::Value* input_{tensor};" for tensor in self.inputs]
         lines += [f"typename Plan::Value* output_{tensor};" for tensor in range(len(self.cell.outputs))]
-        return ["template <class Plan> struct Element {", *lines, "};"]
+        return ["struct Leaves {", *read, "};", "template <class Plan> struct Element : Leaves {", *lines, "};"]
 
     def name(self, place: int) -> str:
         """How an expression reads leaf `place` from the element's registers."""
@@ -97,7 +99,7 @@ class CellWriter:
         for tensor in range(len(self.cell.outputs)):
             arguments = f"{self.pointers.outputs + tensor}, {self.output_columns(tensor)}"
             lines.append(f"element.output_{tensor} = at.template first<typename At::Value, {arguments}>();")
-        return [*lines, "load(element, at, 0);", "}"]
+        return [*lines, "load(element, element, at, 0);", "}"]
 
     def read_constants(self) -> list[str]:
         lines = []
@@ -115,13 +117,14 @@ class CellWriter:
 
     def load(self) -> list[str]:
         """What the next step reads, long before it is needed."""
-        lines = [f"template <class E, class At> __device__ static void load({ARGUMENTS}, int step) {{"]
+        head = (
+            "template <class E, class At> __device__ static void load(E& element, Leaves& to, const At& at, int step)"
+        )
+        lines = [head + " {"]
         for place in self.sequences:
             node = self.cell.nodes[place]
             assert isinstance(node, Sequence)
-            lines.append(
-                f"element.{self.name(place)} = at.template read<{node.column}>(element.input_{node.tensor}, step);"
-            )
+            lines.append(f"to.{self.name(place)} = at.template read<{node.column}>(element.input_{node.tensor}, step);")
         lines += [f"at.template advance<{self.cell.sequences[t]}>(element.input_{t});" for t in self.inputs]
         return [*lines, "}"]
 

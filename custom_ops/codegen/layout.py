@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import le
 from typing import NamedTuple
 
 from custom_ops.bounds import products_are_bounded
@@ -18,6 +19,9 @@ from custom_ops.spec import WARP, Configuration, RecurrentSpec
 SHARED_LIMIT = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
 FORMS = {"floats": 0, "pairs": 1, "halves": 2, "bfloats": 3}  # enum Form of kernels/operands.cuh
 REGISTERS = 65536
+# The most threads, lanes and rows with which sums stay in registers: with more, to compute the cell in all warps was
+# slower on an H200 than the way through shared memory. 16 lanes leave two units to a warp, fewer a grid cannot send.
+IN_REGISTERS = ((128, 16, 4), (256, 8, 1))
 OTHER_REGISTERS = 56  # of a thread, besides weights and sums; measured on the standard cells
 
 
@@ -99,6 +103,8 @@ class Layout:
         rows: of one pass.
         padded_rows: the same in shared memory.
         items: (row, unit) pairs of a thread in one pass.
+        twins: lanes of a work group that have the same (row, unit), where sums stay in the registers of the work
+            group that makes them; 0 where they go through shared memory.
         replica_items: the same, of what every CTA computes for all units; 0 for none.
         staging: byte offset of what row sums are made of.
         shared: bytes of shared memory of a CTA.
@@ -110,6 +116,7 @@ class Layout:
     rows: int
     padded_rows: int
     items: int
+    twins: int
     replica_items: int
     gemms: tuple[GemmLayout, ...]
     buffers: tuple[BufferLayout, ...]
@@ -169,8 +176,7 @@ def layout(spec: RecurrentSpec, configuration: Configuration, arch: int) -> Layo
         raise KernelError(f"product '{configuration.product}' needs compute capability 8.0, this is {arch / 10}")
     if needs_bounds(spec, configuration) and not products_are_bounded(spec.cell):
         raise KernelError("product 'half' is for cells whose products read bounded values; this cell's may be any")
-    limit = max(size for capability, size in SHARED_LIMIT.items() if capability <= arch or capability == 75)
-    limit = SHARED_LIMIT.get(arch, limit)
+    limit = SHARED_LIMIT.get(arch) or max(size for known, size in SHARED_LIMIT.items() if known <= arch or known == 75)
     if result.shared > limit:
         raise KernelError(f"{result.shared} bytes of shared memory: compute capability {arch / 10} has {limit}")
     needed = result.weights + OTHER_REGISTERS
@@ -203,7 +209,7 @@ def _in_scratch(spec: RecurrentSpec, rows: int, threads: int) -> Layout:
     sums = max((len(buffer.operands) for buffer in plan.buffers if buffer.sums), default=0)
     staging, place = place, place + sums * rows * tile * 4
     items = -(-rows * tile // threads)
-    return Layout(tile, rows, rows, items, 0, (), tuple(buffers), staging, 0, place, 0)
+    return Layout(tile, rows, rows, items, 0, 0, (), tuple(buffers), staging, 0, place, 0)
 
 
 class _Mapping(NamedTuple):
@@ -225,6 +231,7 @@ class _Layouter:
         self.tile = _round_up(-(-spec.units // configuration.ctas), 4)
         self.rows = configuration.rows // configuration.passes
         self.padded_rows = _round_up(self.rows, 8) if configuration.tensor_cores else self.rows
+        self.twins = self._twins()
         span = self.rows * configuration.ctas * self.tile
         self.replica_items = -(-span // configuration.threads) if plan.replica else 0
         # What replicas keep of a step takes the room of weights.
@@ -254,7 +261,7 @@ class _Layouter:
             row = words_of(len(buffer.operands) * (1 if buffer.own else c.ctas) * width, form)
             stride = strides.get(index, _round_up(row, 4))
             copies = {"single": c.passes, "cluster": 2 * c.passes, "grid": min(c.passes, 2)}[c.exchange]
-            copies = copies if buffer.exchanged else c.passes
+            copies = 2 if self.twins else copies if buffer.exchanged else c.passes
             offset = self._place(buffer, stride, copies * self.padded_rows * stride * 4)
             exchanged = self.scratch
             if c.exchange == "grid" and buffer.exchanged:
@@ -272,8 +279,8 @@ class _Layouter:
             self.scratch = max(self.scratch, fallback_layout(self.spec, c).scratch)
         weights = c.register_weights - self.registers_left
         return Layout(
-            self.tile, self.rows, self.padded_rows, items, self.replica_items, gemms, tuple(buffers), staging,
-            self.shared, self.scratch, weights,
+            self.tile, self.rows, self.padded_rows, items, self.twins, self.replica_items, gemms, tuple(buffers),
+            staging, self.shared, self.scratch, weights,
         )  # fmt: skip
 
     def _place(self, buffer: Buffer, stride: int, size: int) -> int:
@@ -282,7 +289,7 @@ class _Layouter:
 
         Buffers that share a place are alike, so that what products read beyond a row's numbers stays zero."""
         c = self.configuration
-        if c.exchange != "grid" or c.passes > 1 or c.replicated or buffer.sums:
+        if c.exchange != "grid" or c.passes > 1 or c.replicated or buffer.sums or self.twins:
             return self._take(size)
         shape = len(buffer.operands), stride
         places = self.places.setdefault(shape, [])
@@ -314,7 +321,22 @@ class _Layouter:
             split = _filled(lanes // WARP, pieces)
             return _Mapping(columns, depth, split * WARP, -(-tiles // (warps // split)), -(-pieces // split))
         lanes = _filled(lanes, depth // 4)
-        return _Mapping(columns, depth, lanes, -(-columns // _work_groups(c.threads, lanes)), -(-depth // 4 // lanes))
+        thread_columns = len(gemm.products) if self.twins else -(-columns // _work_groups(c.threads, lanes))
+        return _Mapping(columns, depth, lanes, thread_columns, -(-depth // 4 // lanes))
+
+    def _twins(self) -> int:
+        """`Layout.twins`: sums stay in registers where each work group has one unit of all products, no warp is without
+        units, and each lane has one row. Not with more threads, lanes and rows than `IN_REGISTERS` says."""
+        c, gemms = self.configuration, self.plan.gemms
+        if c.tensor_cores or c.replicated or c.slices > 1 or c.passes > 1 or not gemms:
+            return 0
+        shortest = min(len(gemm.terms[0]) for gemm in gemms) * c.ctas * self.tile
+        if any(buffer.sums for buffer in self.plan.buffers) or 4 * c.lanes > shortest:
+            return 0
+        if c.threads != _round_up(self.tile * c.lanes, WARP) or c.lanes & c.lanes - 1 or c.lanes % self.rows:
+            return 0
+        fits = any(all(map(le, (c.threads, c.lanes, self.rows), most)) for most in IN_REGISTERS)
+        return c.lanes // self.rows if fits else 0
 
     def _stride(self, mapping: _Mapping) -> int:
         """A row of operands, as far as the product reads it, and without bank conflicts."""
@@ -343,8 +365,9 @@ class _Layouter:
             result_stride = _round_up(_work_groups(c.threads, lanes) * thread_columns, 4 if c.slices > 1 else 1)
             while self.rows % block or (block > 1 and block * thread_columns > min(32, free)):
                 block -= 1
+            block = self.rows if self.twins else block
         copies = 2 if c.passes > 1 else 1
-        results = self._take(copies * partials * self.padded_rows * result_stride * 4)
+        results = self._take(0 if self.twins else copies * partials * self.padded_rows * result_stride * 4)
         inbox = self._take(2 * c.passes * self.rows * columns * 4) if c.slices > 1 else 0
         weights = self._take(shared * chunk * c.threads * 4)
         streamed = _round_up(self.scratch, 128)

@@ -101,6 +101,8 @@ def _plan(name: str, spec: RecurrentSpec, configuration: Configuration, plan: Sc
         "kRows": sizes.rows,
         "kPaddedRows": sizes.padded_rows,
         "kItems": sizes.items,
+        "kUnitLanes": configuration.lanes,
+        "kTwins": sizes.twins,
         "kReplicaItems": sizes.replica_items,
         "kStaging": sizes.staging,
         "kZeroed": 0 if fallback else zeroed,
@@ -232,6 +234,9 @@ def _products(plan: Schedule, sizes: Layout, spec: RecurrentSpec, configuration:
     members = [f"{kind}<Shape{index}> gemm_{index};" for index in range(len(plan.gemms))]
     sliced = configuration.slices > 1
     members += ["Slices<Plan> slices;"] if sliced else []
+    if sizes.twins:
+        members += [f"float own_{index}[{gemm.thread_columns}];" for index, gemm in enumerate(sizes.gemms)]
+    constant = "" if sizes.twins else " const"
     load, run, result, part = [], [], [], []
     for index, gemm in enumerate(sizes.gemms):
         chunk = chunk_words(spec, configuration) * gemm.thread_columns
@@ -252,20 +257,24 @@ def _products(plan: Schedule, sizes: Layout, spec: RecurrentSpec, configuration:
         parts = plan.gemms[index].parts
         run += [
             f"if constexpr (STAGE == {plan.gemms[index].stage if parts is None else f'kParts + {index}'}) {{",
-            f"gemm_{index}.run({operands}, {place}, results<{index}>(pass));",
+            f"gemm_{index}.run_own({operands}, {place}, own_{index});"
+            if sizes.twins
+            else f"gemm_{index}.run({operands}, {place}, results<{index}>(pass));",
         ]
         if sliced:
             load.append(f"slices.template begin<{index}>();")
             run += ["__syncthreads();", f"slices.template meet<{index}>(results<{index}>(pass), pass, step);"]
         run.append("}")
         added = f"if constexpr (GEMM == {index}) return add<{gemm.partials}, {gemm.result_stride}>"
-        if parts is None:
+        if sizes.twins:
+            result.append(f"if constexpr (GEMM == {index}) return own_{index}[PRODUCT];")
+        elif parts is None:
             result.append(f"{added}(from, at.row);")
         else:
             part.append(f"{added}(results<GEMM>(0) + column, row);")
     if sliced:
         result = ["return slices.template sum<GEMM>(at.pass, at.step, at.row, PRODUCT * kTile + at.unit);"]
-    else:
+    elif not sizes.twins:
         result = [
             "constexpr bool kAll = gemm<GEMM>().replicated;",
             "const int unit = kAll ? PRODUCT * kCtas * kTile + at.hidden_unit() : PRODUCT * kTile + at.unit;",
@@ -287,7 +296,7 @@ def _products(plan: Schedule, sizes: Layout, spec: RecurrentSpec, configuration:
         *load,
         "}",
         "template <int STAGE, class Exchange>",
-        "__device__ __forceinline__ void run(const Exchange& exchange, int pass, int step) const {",
+        f"__device__ __forceinline__ void run(const Exchange& exchange, int pass, int step){constant} {{",
         *run,
         "}",
         "template <int GEMM> __device__ float* results(int pass) const {",

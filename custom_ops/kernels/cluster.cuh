@@ -84,9 +84,10 @@ __device__ __forceinline__ void expect(unsigned barrier, int bytes) {
 // an error of the launch, and neither a hung GPU nor wrong numbers.
 __device__ __forceinline__ void wait_for(unsigned barrier, unsigned parity) {
   int polls = kPolls;
-  while (!__all_sync(kAllLanes, try_wait(barrier, parity))) {
+  while (!try_wait(barrier, parity)) {
     if (--polls == 0) asm volatile("trap;");
   }
+  __syncwarp();
 }
 
 }  // namespace tfmem

@@ -61,6 +61,50 @@ __device__ __forceinline__ float4 of_quad(float value) {
                      __shfl_sync(kAllLanes, value, 2, 4), __shfl_sync(kAllLanes, value, 3, 4));
 }
 
+// Whether sums stay in the registers of the work group that made them (product_fma.cuh): its
+// `kUnitLanes` lanes have one unit, and each computes the cell for one row, `kTwins` lanes for the
+// same. No warp is without units, or it could fall behind the others, who wait for each other only
+// by what they send.
+template <class Plan>
+constexpr bool kInRegisters = Plan::kTwins > 0;
+
+// Neighbouring units of a row that lanes of one warp have: the most that one store can take. Each
+// of `kLanes` lanes gets the numbers of all.
+template <class Plan>
+struct Neighbours {
+  static constexpr int kOfWarp = kInRegisters<Plan> ? kWarp / Plan::kUnitLanes : kWarp;
+  static constexpr int kUnits = kOfWarp < 4 ? kOfWarp : 4;
+  static constexpr int kLanes = kUnits * (kInRegisters<Plan> ? Plan::kTwins : 1);
+
+  // Which of these lanes this is.
+  __device__ __forceinline__ static int rank() {
+    if constexpr (!kInRegisters<Plan>) return threadIdx.x % 4;
+    return threadIdx.x / Plan::kUnitLanes % kUnits * Plan::kTwins + threadIdx.x % Plan::kTwins;
+  }
+
+  // The first of its numbers.
+  __device__ __forceinline__ static int first(int unit) { return unit / kUnits * kUnits; }
+
+  template <int B>
+  __device__ __forceinline__ static auto encoded(float value) {
+    if constexpr (!kInRegisters<Plan>) {
+      return encode<Plan, B>(of_quad(value));
+    } else {
+      const int lane = threadIdx.x % kWarp;
+      const int from = lane / (kUnits * Plan::kUnitLanes) * (kUnits * Plan::kUnitLanes) +
+                       lane % Plan::kUnitLanes;
+      const auto word = [&](int unit) {
+        return __shfl_sync(kAllLanes, __float_as_uint(value), from + unit * Plan::kUnitLanes);
+      };
+      if constexpr (kUnits == 2) {
+        return make_uint2(word(0), word(1));
+      } else {
+        return make_uint4(word(0), word(1), word(2), word(3));
+      }
+    }
+  }
+};
+
 // Writes what is known before step 0; `rows` is the rows of one pass, `first_place` the unit where
 // the parts that this CTA reads begin.
 template <class Plan, int B, class Initial>
@@ -87,8 +131,9 @@ __device__ inline void fill_states(float* to, int first_row, const Initial& init
   }
 }
 
-// One CTA: operands in shared memory, in one copy, since a stage's products are over when its
-// elementwise part starts.
+// One CTA: operands in shared memory; in one copy, since a stage's products are over when its
+// elementwise part starts, or in two by the parity of the step, where that starts in each thread by
+// itself.
 template <class Plan>
 class SingleExchange {
  public:
@@ -107,10 +152,11 @@ class SingleExchange {
   __device__ void wait(int, int, const Initial&) {}
 
   template <int B>
-  __device__ float* operands(int pass, int) const {
+  __device__ float* operands(int pass, int step) const {
     constexpr BufferShape kBuffer = Plan::template buffer<B>();
+    const int copy = (kInRegisters<Plan> ? step % 2 * Plan::kPasses : 0) + pass;
     return reinterpret_cast<float*>(place_.shared + kBuffer.offset) +
-           pass * Plan::kPaddedRows * kBuffer.stride;
+           copy * Plan::kPaddedRows * kBuffer.stride;
   }
 
   template <int B, int O>

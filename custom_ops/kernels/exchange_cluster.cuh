@@ -22,7 +22,8 @@ class ClusterExchange {
 #pragma unroll
     for (int i = 0; i < kPeers; ++i) {
       // Each CTA starts with another peer.
-      peer_[i] = address_in(base, (place.cta + threadIdx.x % 4 + i * 4) % Plan::kCtas);
+      peer_[i] =
+          address_in(base, (place.cta + Senders::rank() + i * Senders::kLanes) % Plan::kCtas);
     }
   }
 
@@ -63,18 +64,18 @@ class ClusterExchange {
   __device__ __forceinline__ void send(int pass, int step, int row, int unit, bool valid,
                                        float value) const {
     constexpr BufferShape kBuffer = Plan::template buffer<B>();
-    // A quad of lanes has 4 units of one row: each of its lanes sends all 4, to every fourth peer.
-    const auto four = encode<Plan, B>(of_quad(value));
+    // Lanes that have neighbouring units of one row: each sends all of these, to some of the peers.
+    const auto numbers = Senders::template encoded<B>(value);
     const int word =
         ((step % 2 * Plan::kPasses + pass) * Plan::kPaddedRows + row) * kBuffer.stride +
-        words_of<Plan, B>((O * Plan::kCtas + place_.cta) * kBuffer.width + unit / 4 * 4);
+        words_of<Plan, B>((O * Plan::kCtas + place_.cta) * kBuffer.width + Senders::first(unit));
     const unsigned to = kBuffer.offset + word * 4;
     const unsigned barrier = kBuffer.barrier + (pass * 2 + step % 2) * 8;
     if (valid) {
 #pragma unroll
       for (int i = 0; i < kPeers; ++i) {
-        if (threadIdx.x % 4 + i * 4 < Plan::kCtas)
-          store_async(peer_[i] + to, four, peer_[i] + barrier);
+        if (Senders::rank() + i * Senders::kLanes < Plan::kCtas)
+          store_async(peer_[i] + to, numbers, peer_[i] + barrier);
       }
     }
   }
@@ -97,7 +98,8 @@ class ClusterExchange {
   __device__ void finish() const { cluster_barrier(); }
 
  private:
-  static constexpr int kPeers = (Plan::kCtas + 3) / 4;  // of one lane
+  using Senders = Neighbours<Plan>;
+  static constexpr int kPeers = (Plan::kCtas + Senders::kLanes - 1) / Senders::kLanes;  // of a lane
 
   // Of one step, from all CTAs.
   template <int B>

@@ -73,21 +73,24 @@ class GridExchange {
   }
 
   template <int B>
-  __device__ float* operands(int pass, int) const {
+  __device__ float* operands(int pass, int step) const {
     constexpr BufferShape kBuffer = Plan::template buffer<B>();
+    const int copy = kInRegisters<Plan> ? step % 2 : kAhead ? pass % 2 : 0;
     return reinterpret_cast<float*>(place_.shared + kBuffer.offset) +
-           (kAhead ? pass % 2 : 0) * (Plan::kPaddedRows * kBuffer.stride);
+           copy * (Plan::kPaddedRows * kBuffer.stride);
   }
 
   template <int B, int O>
   __device__ __forceinline__ void send(int pass, int step, int row, int unit, bool valid,
                                        float value) const {
     constexpr BufferShape kBuffer = Plan::template buffer<B>();
-    const auto four = with_epoch<kBuffer.form>(encode<Plan, B>(of_quad(value)), epoch<B>(step, O));
-    if (valid && threadIdx.x % 4 == 0) {
+    using Senders = Neighbours<Plan>;
+    const auto numbers =
+        with_epoch<kBuffer.form>(Senders::template encoded<B>(value), epoch<B>(step, O));
+    if (valid && Senders::rank() == 0) {
       store_relaxed(words<B>(pass, step, row) +
                         words_of<Plan, B>((O * Plan::kCtas + place_.cta) * kBuffer.width + unit),
-                    four);
+                    numbers);
     }
   }
 
@@ -161,7 +164,7 @@ class GridExchange {
     __device__ __forceinline__ Pieces(const GridExchange& exchange, int pass, int step, int index)
         : exchange(exchange), index(index) {
       words = exchange.words<B>(pass, step, 0);
-      numbers = exchange.operands<B>(pass, 0);
+      numbers = exchange.operands<B>(pass, step);
       if constexpr (kEven) move_to(index / kOfRow, (index + exchange.place_.cta * 8) % kOfRow);
     }
 

@@ -17,30 +17,26 @@ __device__ inline float reciprocal_approximate(float x) {
   return result;
 }
 
-// exp(x) within 3 ulp for |x| < 87: x / ln 2 in two parts, so that its rounding does not grow with
-// |x|. Zero below -126 ln 2, infinity above 128 ln 2.
-__device__ inline float exponential(float x) {
+// Within 5 ulp where the result is above 1e-38. exp(-x) is 2 to -x / ln 2, in two parts, so that
+// its rounding does not grow with |x|: the lower one is a factor near 1, made while the other is on
+// its way. The bounds keep that finite where x is not, or is far out.
+__device__ inline float sigmoid(float x) {
   constexpr float kLog2E = 1.44269502e+0f;
   constexpr float kLog2ELow = 1.92596303e-8f;
   constexpr float kLn2 = 6.93147182e-1f;
-  const float high = x * kLog2E;
-  const float low = fmaf(x, kLog2ELow, fmaf(x, kLog2E, -high));
-  const float power = exp2_approximate(high);
-  // For an infinite power, and for an infinite x whose low part is NaN, there is nothing to
-  // correct.
-  const bool plain = power == 0.0f || power > 3.0e38f;
-  return plain ? power : fmaf(power * kLn2, low, power);
+  const float high = -x * kLog2E;
+  const float low = fmaf(-x, kLog2ELow, fmaf(-x, kLog2E, -high));
+  const float factor = fmaf(fminf(fmaxf(low, -1e-4f), 1e-4f), kLn2, 1.0f);
+  return reciprocal_approximate(fmaf(exp2_approximate(high), factor, 1.0f));
 }
 
-// Within 4 ulp where the result is above 1e-38.
-__device__ inline float sigmoid(float x) { return reciprocal_approximate(1.0f + exponential(-x)); }
-
-// Within 4 ulp: an odd polynomial (a minimax fit, 1e-8 relative) below 0.55, else 1 - 2 /
-// (exp(2|x|) + 1).
+// Within 3 ulp: an odd polynomial (a minimax fit, 1e-8 relative) below 0.55, else 1 - 2 /
+// (exp(2|x|) + 1), where the rounding of the exponent does not matter.
 __device__ inline float hyperbolic_tangent(float x) {
   const float magnitude = fabsf(x);
-  const float power = exponential(2.0f * magnitude);
-  const float large = copysignf(fmaf(-2.0f, reciprocal_approximate(power + 1.0f), 1.0f), x);
+  const float power = exp2_approximate(magnitude * 2.88539004e+0f);  // 2 / ln 2
+  const float one = copysignf(1.0f, x);
+  const float large = fmaf(-2.0f * one, reciprocal_approximate(power + 1.0f), one);
   const float square = x * x;
   float series = -6.198669784e-03f;
   series = fmaf(series, square, 2.102051675e-02f);

@@ -10,9 +10,10 @@ namespace tfmem {
 // half of them, so that each lane ends with COUNT / LANES sums (or one) instead of all. Where lanes
 // cannot be halved, the last one hands its values to the first. Returns the index of the first sum;
 // `owner` is false for lanes that hold none of their own. All lanes of the warp take part, whatever
-// they hold: a lane reads from its own work group alone as long as its sums are wanted. ALIGNED: a
-// work group begins at a multiple of its size, a power of two.
-template <int COUNT, int LANES, bool ALIGNED = (LANES & (LANES - 1)) == 0>
+// they hold: a lane reads from its own work group alone as long as its sums are wanted. TOGETHER:
+// so many values stay in one lane. ALIGNED: a work group begins at a multiple of its size, a power
+// of two.
+template <int COUNT, int LANES, int TOGETHER = 1, bool ALIGNED = (LANES & (LANES - 1)) == 0>
 __device__ __forceinline__ int reduce_scatter(float* value, int lane, bool* owner) {
   if constexpr (LANES == 1) {
     return 0;
@@ -23,7 +24,7 @@ __device__ __forceinline__ int reduce_scatter(float* value, int lane, bool* owne
       if (lane == 0) value[i] += last;
     }
     *owner = *owner && lane < LANES - 1;
-    return reduce_scatter<COUNT, LANES - 1, false>(value, lane, owner);
+    return reduce_scatter<COUNT, LANES - 1, TOGETHER, false>(value, lane, owner);
   } else {
     constexpr int kHalf = LANES / 2;
     const bool upper = ALIGNED ? lane & kHalf : lane >= kHalf;
@@ -32,7 +33,7 @@ __device__ __forceinline__ int reduce_scatter(float* value, int lane, bool* owne
       return __shfl_sync(kAllLanes, sent, threadIdx.x + (upper ? -kHalf : kHalf));
     };
     if constexpr (!ALIGNED) lane -= upper ? kHalf : 0;
-    if constexpr (COUNT % 2 == 0) {
+    if constexpr (COUNT / TOGETHER % 2 == 0) {
 #pragma unroll
       for (int i = 0; i < COUNT / 2; ++i) {
         const float sent = upper ? value[i] : value[i + COUNT / 2];
@@ -40,12 +41,12 @@ __device__ __forceinline__ int reduce_scatter(float* value, int lane, bool* owne
         value[i] = kept + from_other_half(sent);
       }
       return (upper ? COUNT / 2 : 0) +
-             reduce_scatter<COUNT / 2, kHalf, ALIGNED>(value, lane, owner);
+             reduce_scatter<COUNT / 2, kHalf, TOGETHER, ALIGNED>(value, lane, owner);
     } else {
 #pragma unroll
       for (int i = 0; i < COUNT; ++i) value[i] += from_other_half(value[i]);
       *owner = *owner && !upper;
-      return reduce_scatter<COUNT, kHalf, ALIGNED>(value, lane, owner);
+      return reduce_scatter<COUNT, kHalf, TOGETHER, ALIGNED>(value, lane, owner);
     }
   }
 }
@@ -117,12 +118,7 @@ struct FmaProduct {
 #pragma unroll 1
     for (int row = 0; row < Shape::kRows; row += Shape::kBlock) {
       float sum[Shape::kBlock * kColumns] = {};
-      const float* base = operands + row * Shape::kStride + lane * 4;
-#pragma unroll
-      for (int i = 0; i < Shape::kRegisters; ++i) multiply(base, i, weight[i], sum);
-      multiply_from(shared, Shape::kRegisters, Tag<Shape::kShared>(), base, sum);
-      multiply_from(streamed, Shape::kRegisters + Shape::kShared, Tag<kStreamed>(), base, sum);
-
+      multiply_all(operands + row * Shape::kStride + lane * 4, shared, streamed, sum);
       bool owner = true;
       const int first = reduce_scatter<Shape::kBlock * kColumns, kWarpLanes>(sum, lane, &owner);
       float* to =
@@ -136,7 +132,28 @@ struct FmaProduct {
     }
   }
 
+  // The same where a work group has all columns of one unit, and all rows are a block: each lane
+  // ends with the sums of one row.
+  __device__ __forceinline__ void run_own(const float* operands, const float4* shared,
+                                          const float4* streamed, float (&own)[kColumns]) const {
+    const int lane = threadIdx.x % Shape::kLanes;
+    float sum[Shape::kRows * kColumns] = {};
+    multiply_all(operands + lane * 4, shared, streamed, sum);
+    bool owner = true;
+    reduce_scatter<Shape::kRows * kColumns, Shape::kLanes, kColumns>(sum, lane, &owner);
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) own[i] = sum[i];
+  }
+
  private:
+  __device__ __forceinline__ void multiply_all(const float* base, const float4* shared,
+                                               const float4* streamed, float* sum) const {
+#pragma unroll
+    for (int i = 0; i < Shape::kRegisters; ++i) multiply(base, i, weight[i], sum);
+    multiply_from(shared, Shape::kRegisters, Tag<Shape::kShared>(), base, sum);
+    multiply_from(streamed, Shape::kRegisters + Shape::kShared, Tag<kStreamed>(), base, sum);
+  }
+
   // Where work groups leave threads of a warp over.
   __device__ __forceinline__ static int group_within_warp() {
     constexpr int kGroups = kWarp / kWarpLanes;

@@ -22,7 +22,8 @@ struct WeightSource {
   // (TensorFlow's tensors are aligned to more.)
   static constexpr bool kVectors = sizeof(Value) == 4 && Plan::kUnits % 4 == 0;
   static constexpr bool kAlongK = kVectors && Plan::template gemm<GEMM>().all_transposed;
-  static constexpr bool kAlongColumns = kVectors && !Plan::template gemm<GEMM>().any_transposed;
+  static constexpr bool kAlongColumns =
+      kVectors && !Plan::template gemm<GEMM>().any_transposed && !kInRegisters<Plan>;
 
   __device__ float operator()(int column, int k) const {
     const Spot spot = spot_of<1, 1>(column, k);
@@ -81,8 +82,11 @@ struct WeightSource {
     const int row = kGemm.parts ? context.cta * kOperand + within : slice * kOperand + within;
     constexpr int kSpan = kGemm.replicated ? Plan::kCtas * Plan::kTile : Plan::kTile;
     const int owner = kGemm.replicated ? 0 : context.cta - slice + column / kWidth;
-    const int unit = owner * Plan::kTile + column % kWidth % kSpan;
-    const int product = min(column % kWidth / kSpan, kGemm.products - 1);
+    // Of a unit's products one after the other, or of a product's units.
+    const int place = kInRegisters<Plan> ? column / kGemm.products : column % kWidth % kSpan;
+    const int unit = owner * Plan::kTile + place;
+    const int product = kInRegisters<Plan> ? column % kGemm.products
+                                           : min(column % kWidth / kSpan, kGemm.products - 1);
     const auto block = context.block(Cell::block(Tag<GEMM>(), product, operand));
     const bool inside =
         column < kGemm.columns && within < kOperand && row < Plan::kUnits && unit < Plan::kUnits;
@@ -134,12 +138,17 @@ struct Sweep {
   Copies& replicas;
   char* shared;
   char* scratch;
+  int thread;
 
   __device__ At port(int pass, int step, int item) const {
     const int index = item * Plan::kThreads + threadIdx.x;
-    const int row = index / Plan::kTile;
-    const int unit = index % Plan::kTile;
-    const bool valid = row < Plan::kRows;
+    int row = index / Plan::kTile;
+    int unit = index % Plan::kTile;
+    if constexpr (kInRegisters<Plan>) {
+      row = thread % Plan::kUnitLanes / Plan::kTwins;
+      unit = thread / Plan::kUnitLanes;
+    }
+    const bool valid = row < Plan::kRows && unit < Plan::kTile;
     const bool live = valid && context.first_row + pass * Plan::kRows + row < context.batch &&
                       context.cta * Plan::kTile + unit < Plan::kUnits;
     return At{context, exchange,        products, shared, scratch, pass,
@@ -164,7 +173,10 @@ struct Sweep {
         Plan::template for_buffers<STAGE>([&](auto tag) { wait(tag, pass, step); });
         TFMEM_MARK(kMarkWaiting)
         products.template run<STAGE>(exchange, pass, step);
-        if constexpr (Plan::template has_gemm<STAGE>() && Plan::kSlices == 1) __syncthreads();
+        if constexpr (Plan::template has_gemm<STAGE>() && Plan::kSlices == 1 &&
+                      !kInRegisters<Plan>) {
+          __syncthreads();
+        }
         TFMEM_MARK(Plan::kSlices == 1 ? kMarkProduct : kMarkMeeting)
         elementwise<STAGE>(elements[pass], pass, step);
         replicas.template stage<STAGE>(pass, step);
@@ -172,6 +184,7 @@ struct Sweep {
           __syncthreads();
           reduce<STAGE, 0>(pass, step);
         }
+        if constexpr (kInRegisters<Plan> && STAGE + 1 == Cell::kStages) read_ahead(elements, step);
         if constexpr (Cell::template sends<STAGE>()) exchange.end_of_stage();
         TFMEM_MARK(kMarkElementwise)
       }
@@ -180,6 +193,14 @@ struct Sweep {
   }
 
  private:
+  // What the step after the next reads: where sums stay in registers, a step can be shorter than a
+  // load takes.
+  __device__ __forceinline__ void read_ahead(Element (&elements)[Plan::kPasses][Plan::kItems],
+                                             int step) {
+    static_cast<typename Cell::Leaves&>(elements[0][0]) = elements[0][0].ahead;
+    Cell::load(elements[0][0], elements[0][0].ahead, port(0, step, 0), step + 2);
+  }
+
   template <int B>
   __device__ __forceinline__ void wait(Tag<B>, int pass, int step) {
     exchange.template wait<B>(pass, step, initial<B>());
@@ -190,7 +211,8 @@ struct Sweep {
                                               int step) {
     const auto one = [&](int item) {
       // Whole warps go in, for the shuffles of a send.
-      if ((item * Plan::kThreads + threadIdx.x) / kWarp * kWarp < Plan::kRows * Plan::kTile) {
+      if (kInRegisters<Plan> ||
+          (item * Plan::kThreads + threadIdx.x) / kWarp * kWarp < Plan::kRows * Plan::kTile) {
         Cell::stage(Tag<STAGE>(), elements[item], port(pass, step, item));
       }
     };
@@ -221,12 +243,26 @@ struct Sweep {
   }
 };
 
-// The CTA within its group. As volatile: the compiler would read the slow special register again in
-// every step.
+// The CTA within its group, the thread within its CTA. As volatile: the compiler would read the
+// slow special register again in every step.
 __device__ __forceinline__ int cta_of_group() {
   int cta;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(cta));
   return cta;
+}
+
+__device__ __forceinline__ int thread_of_cta() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
+// Shared memory by an address that is kept: the compiler makes it anew wherever it is used, from a
+// slow special register.
+__device__ __forceinline__ char* settled(char* shared) {
+  unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  asm volatile("" : "+r"(address));
+  return static_cast<char*>(__cvta_shared_to_generic(address));
 }
 
 template <class Exchange, class Sweeper, int B>
@@ -239,6 +275,7 @@ template <class Cell, class Plan, int WORDS>
 __device__ __forceinline__ void sweep(const Parameters<WORDS>& parameters, char* shared) {
   using Exchange = typename Plan::Exchange;
   using Products = typename Plan::template Products<WORDS>;
+  if constexpr (!Plan::kFallback) shared = settled(shared);
   const int group = static_cast<int>(parameters.word[kGroups]) + blockIdx.y;
   const int groups = static_cast<int>(parameters.word[kGroups] >> 32);
   if (group >= groups) return;
@@ -267,8 +304,8 @@ __device__ __forceinline__ void sweep(const Parameters<WORDS>& parameters, char*
   Exchange exchange(Place{shared, scratch, status, cta_of_group()});
   Products products(context, shared, scratch);
   Replicas<Plan, Exchange, Products, WORDS> replicas(context, exchange, products, shared);
-  Sweep<Cell, Plan, Exchange, Products, WORDS> sweeper{context,  exchange, products,
-                                                       replicas, shared,   scratch};
+  Sweep<Cell, Plan, Exchange, Products, WORDS> sweeper{context, exchange, products,       replicas,
+                                                       shared,  scratch,  thread_of_cta()};
 
   typename Cell::template Element<Plan> elements[Plan::kPasses][Plan::kItems];
   const auto each = [&](auto&& function) {
@@ -285,6 +322,8 @@ __device__ __forceinline__ void sweep(const Parameters<WORDS>& parameters, char*
   };
   each([&](auto& element, int pass, int item) {
     Cell::begin(element, sweeper.port(pass, 0, item));
+    if constexpr (kInRegisters<Plan>)
+      Cell::load(element, element.ahead, sweeper.port(pass, 0, item), 1);
   });
   replicas.begin();
   replicas.begin_parts(sweeper, context.cta);
@@ -293,15 +332,27 @@ __device__ __forceinline__ void sweep(const Parameters<WORDS>& parameters, char*
   replicas.send_parts(0);
 
   TFMEM_MARK(kMarkBegin)
+  if constexpr (kInRegisters<Plan>) {
+    // Two at a time: where copies by the parity of the step lie needs no arithmetic.
 #pragma unroll 1
-  for (int step = 0; step < context.time; ++step) {
-    sweeper.template stage<0>(elements, step);
-    replicas.send_parts(step + 1);
-    each([&](auto& element, int pass, int item) {
-      Cell::load(element, sweeper.port(pass, step, item), step + 1);
-    });
-    replicas.load(step + 1);
-    TFMEM_MARK(kMarkReading)
+    for (int step = 0; step < context.time; step += 2) {
+      sweeper.template stage<0>(elements, step);
+      TFMEM_MARK(kMarkReading)
+      if (step + 1 == context.time) break;
+      sweeper.template stage<0>(elements, step + 1);
+      TFMEM_MARK(kMarkReading)
+    }
+  } else {
+#pragma unroll 1
+    for (int step = 0; step < context.time; ++step) {
+      sweeper.template stage<0>(elements, step);
+      replicas.send_parts(step + 1);
+      each([&](auto& element, int pass, int item) {
+        Cell::load(element, element, sweeper.port(pass, step, item), step + 1);
+      });
+      replicas.load(step + 1);
+      TFMEM_MARK(kMarkReading)
+    }
   }
   each([&](auto& element, int pass, int item) { Cell::end(element, sweeper.port(pass, 0, item)); });
   TFMEM_MARKS_END

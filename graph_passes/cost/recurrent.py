@@ -33,7 +33,7 @@ VECTOR = 4  # numbers that one load brings
 # fitted to 7,664 times of kernels on an H200, 4,066 of them those of benchmarks/results/recurrent_search_h200.json
 SPILLS = 0.007  # of its products, what each register beyond `CROWDED` costs a thread
 SHARED_TURN = 52  # FMAs: a turn of the loop over weights in shared memory waits for them
-STEP = 200  # nanoseconds of a loop's turn, its loads and stores
+STEP = 80  # nanoseconds of a loop's turn, its loads and stores
 HIDDEN = 0.35  # of an exchange, by each further pass
 # What a step takes with tensor cores at work over what it would take at the clock without them: 1.98 GHz over 1.6 GHz
 # is 1.24, but L2 and the way there keep their clock.
@@ -102,13 +102,14 @@ def predict(machine: Machine, spec: RecurrentSpec, configuration: Configuration,
     step = Cost(0, 0, 0, 0)
     for gemm in sizes.gemms:
         step += _product(machine, spec, configuration, sizes, gemm, warps, active)
-    # results of a stage go through shared memory: stored, waited for, loaded
-    step += Cost(0, 0, len({gemm.stage for gemm in schedule(spec.cell).gemms}) * 3 * machine.block_barrier, 0)
+    if not sizes.twins:  # results of a stage go through shared memory: stored, waited for, loaded
+        step += Cost(0, 0, len({gemm.stage for gemm in schedule(spec.cell).gemms}) * 3 * machine.block_barrier, 0)
     for buffer in sizes.buffers:
         if _in_parts(buffer, sizes):  # every thread adds up those of its units
             adds = ceil(sizes.rows * buffer.width / WARP) * buffer.operands * buffer.parts * sharing
             step += Cost(0, STEP + adds * read(machine.shared_load, WARP) / VECTOR, 0, 0)
-    units = ceil(sizes.rows * sizes.tile / (WARP * SCHEDULERS)) * sharing  # of a scheduler's warps, one after the other
+    computing = configuration.threads if sizes.twins else sizes.rows * sizes.tile
+    units = ceil(computing / (WARP * SCHEDULERS)) * sharing  # of a scheduler's warps, one after the other
     replicas = ceil(sizes.rows * sizes.tile * configuration.ctas / (WARP * SCHEDULERS)) * sharing
     step += Cost(0, STEP + elementwise(machine, spec.cell, units, replicas if configuration.replicated else 0), 0, 0)
     exchange = _exchange(machine, configuration, sizes, sharing, active)
@@ -164,7 +165,8 @@ def _product(
             rows_at_once=gemm.block,
         )
         products = price(machine, work).products
-        count, depth = _reduce_scatter(gemm.block * gemm.thread_columns, min(gemm.lanes, WARP))
+        together = gemm.thread_columns if sizes.twins else 1
+        count, depth = _reduce_scatter(gemm.block * gemm.thread_columns, min(gemm.lanes, WARP), together)
         shuffles = turns * warps * count * machine.shuffle * machine.fma
         reduction = shuffles / read(machine.shuffle_speedup, warps * count / depth) if count else 0.0
     turns_of_loops = turns * (gemm.shared + streamed)
@@ -195,12 +197,12 @@ def _tensor_product(
     )
 
 
-def _reduce_scatter(values: int, lanes: int) -> tuple[int, int]:
+def _reduce_scatter(values: int, lanes: int, together: int) -> tuple[int, int]:
     """Shuffles of a thread, and how many of them wait for each other (kernels/product_fma.cuh)."""
     count = depth = 0
     while lanes > 1:
         odd = lanes % 2
-        values = values if odd or values % 2 else values // 2
+        values = values if odd or values // together % 2 else values // 2
         count, depth, lanes = count + values, depth + 1, lanes - 1 if odd else lanes // 2
     return count, max(depth, 1)
 

@@ -11,7 +11,7 @@ from math import ceil
 from typing import get_args
 
 from custom_ops.bounds import products_are_bounded
-from custom_ops.codegen.layout import OTHER_REGISTERS, SHARED_LIMIT, GemmLayout, Layout, layout
+from custom_ops.codegen.layout import IN_REGISTERS, OTHER_REGISTERS, SHARED_LIMIT, GemmLayout, Layout, layout
 from custom_ops.codegen.replicate import can_replicate, replicated_schedule
 from custom_ops.codegen.schedule import schedule
 from custom_ops.errors import KernelError
@@ -22,6 +22,7 @@ from graph_passes.cost.grnn import FLOAT
 THREADS = (128, 256, 512)  # more have too few registers for weights
 LANES = (2, 4, 8, 16, 32, 64, 128)
 CLUSTERS = (2, 4, 8, 16)
+TILES = (8, 16, 32, 64)  # units of a block that fill warps, whose sums stay in registers
 SLICES = (1, 2, 4)  # 8 were never the fastest on an H200
 PASSES = (1, 2)  # 4 were never the fastest on an H200
 MULTIPLES = (1, 2, 4, 8, 16, 32)  # of rows
@@ -95,7 +96,8 @@ def _shapes(
         if not resident or 1 < ctas == slices:  # that is a cluster
             continue
         for rows in _heights(batch, resident // spec.directions, turns):
-            for passes, threads, lanes in product(PASSES if ctas > 1 == slices else (1,), THREADS, LANES):
+            of_threads = product(PASSES if ctas > 1 == slices else (1,), THREADS, LANES)
+            for passes, threads, lanes in (*of_threads, *(_filled(tile) if slices == 1 else ())):
                 if rows % passes or lanes > threads:
                     continue
                 shape = Configuration(rows, passes, ctas, threads, lanes, 0, 0, "fma", exchange, slices)
@@ -106,6 +108,13 @@ def _shapes(
                 if tiles <= MOST_TILES * (threads // lanes):
                     for kind in tensor_products:
                         yield replace(shape, product=kind)
+
+
+def _filled(tile: int) -> list[tuple[int, int, int]]:
+    """Passes, threads and lanes with a unit for each work group, and thus sums in registers, besides `THREADS`."""
+    found = [(1, ceil(tile * lanes / WARP) * WARP, lanes) for lanes in LANES]
+    most = max(threads for threads, _, _ in IN_REGISTERS)
+    return [each for each in found if each[1] <= most and each[1] not in THREADS]
 
 
 def _replicated(spec: RecurrentSpec, shape: Configuration) -> list[Configuration]:
@@ -143,7 +152,8 @@ def _group_sizes(machine: Machine, spec: RecurrentSpec, exchange: Exchange) -> l
     if exchange == "single":
         return [1]
     if exchange == "cluster":
-        return [size for size in CLUSTERS if size <= machine.clusters[-1][0] and 4 * (size - 1) < spec.units]
+        sizes = {*CLUSTERS, *(ceil(spec.units / tile) for tile in TILES)} - {1}
+        return sorted(size for size in sizes if size <= machine.clusters[-1][0] and 4 * (size - 1) < spec.units)
     most = machine.multiprocessors // spec.directions
     return sorted({ceil(spec.units / width) for width in range(4, spec.units, 4)} & set(range(2, most + 1)))
 

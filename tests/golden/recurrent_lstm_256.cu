@@ -5,13 +5,16 @@ namespace tfmem {
 __constant__ BlockPlace kBlocks0[] = {{1, 4, 0, 0, false}, {1, 4, 0, 1, false}, {1, 4, 0, 2, false}, {1, 4, 0, 3, false}};
 struct Cell {
 static constexpr int kStages = 1;
-template <class Plan> struct Element {
-float state_0;
-float state_1;
+struct Leaves {
 float leaf_0;
 float leaf_1;
 float leaf_2;
 float leaf_3;
+};
+template <class Plan> struct Element : Leaves {
+Leaves ahead;  // of the step after the next, where they are read so early
+float state_0;
+float state_1;
 const typename Plan::Value* input_0;
 typename Plan::Value* output_0;
 };
@@ -32,13 +35,13 @@ element.state_0 = at.template initial<2>();
 element.state_1 = at.template initial<3>();
 element.input_0 = at.template first<const typename At::Value, 0, 4>();
 element.output_0 = at.template first<typename At::Value, 4, 1>();
-load(element, at, 0);
+load(element, element, at, 0);
 }
-template <class E, class At> __device__ static void load(E& element, const At& at, int step) {
-element.leaf_0 = at.template read<0>(element.input_0, step);
-element.leaf_1 = at.template read<1>(element.input_0, step);
-element.leaf_2 = at.template read<2>(element.input_0, step);
-element.leaf_3 = at.template read<3>(element.input_0, step);
+template <class E, class At> __device__ static void load(E& element, Leaves& to, const At& at, int step) {
+to.leaf_0 = at.template read<0>(element.input_0, step);
+to.leaf_1 = at.template read<1>(element.input_0, step);
+to.leaf_2 = at.template read<2>(element.input_0, step);
+to.leaf_3 = at.template read<3>(element.input_0, step);
 at.template advance<4>(element.input_0);
 }
 template <class E, class At> __device__ static void stage(Tag<0>, E& element, const At& at) {
@@ -110,6 +113,8 @@ static constexpr int kSlices = 1;
 static constexpr int kRows = 1;
 static constexpr int kPaddedRows = 1;
 static constexpr int kItems = 1;
+static constexpr int kUnitLanes = 16;
+static constexpr int kTwins = 0;
 static constexpr int kReplicaItems = 0;
 static constexpr int kStaging = 2320;
 static constexpr int kZeroed = 2064;

@@ -55,6 +55,44 @@ def test_row_sums_have_buffers_of_their_own() -> None:
     assert all(plan.place_of_sum(node) for buffer in sums for node in buffer.operands)
 
 
+IN_REGISTERS = Configuration(threads=128, lanes=2, register_weights=128)
+
+
+@pytest.mark.parametrize(
+    ("units", "configuration", "twins"),
+    [
+        (64, IN_REGISTERS, 2),
+        (64, replace(IN_REGISTERS, rows=2), 1),
+        (64, replace(IN_REGISTERS, rows=4), 0),  # more rows than lanes
+        (50, IN_REGISTERS, 2),  # 52 units, padded: 24 idle lanes
+        (48, IN_REGISTERS, 0),  # an idle warp would fall behind
+        (48, replace(IN_REGISTERS, threads=96), 2),
+        (64, replace(IN_REGISTERS, threads=256, lanes=4), 4),
+        (64, replace(IN_REGISTERS, threads=256, lanes=4, rows=2), 0),  # slower than through shared memory
+        (256, replace(CLUSTER, threads=128, lanes=8), 8),
+        (256, CLUSTER, 0),  # as are 16 lanes of 256 threads
+        (256, replace(CLUSTER, threads=128, lanes=8, passes=2, rows=2), 0),
+        (256, replace(CLUSTER, threads=128, lanes=8, exchange="grid"), 8),
+        (256, replace(CLUSTER, threads=128, lanes=8, exchange="grid", slices=2), 0),
+        (8, replace(IN_REGISTERS, threads=32, lanes=4), 0),  # less to sum up than lanes
+    ],
+)
+def test_where_sums_stay_in_registers(units: int, configuration: Configuration, twins: int) -> None:
+    spec = RecurrentSpec(cells.lstm(), units)
+    sizes = layout(spec, configuration, 90)
+    assert sizes.twins == twins
+    (gemm,), (buffer,) = sizes.gemms, sizes.buffers
+    if twins:
+        assert gemm.thread_columns == 4
+        assert gemm.results - buffer.offset == 2 * configuration.rows * buffer.stride * 4  # two copies of the operands
+        assert sizes.staging == gemm.results  # no room for results
+
+
+def test_row_sums_do_not_stay_in_registers() -> None:
+    assert layout(RecurrentSpec(cells.layer_norm_lstm(64), 64), IN_REGISTERS, 90).twins == 0
+    assert layout(RecurrentSpec(cells.gru(reset_after=False), 64), IN_REGISTERS, 90).twins == 2
+
+
 def test_the_layout_of_an_lstm_by_hand() -> None:
     """16 units and 64 columns of a CTA; 16 lanes share 256 products: 4 chunks of 4, for 4 of the columns."""
     sizes = layout(LSTM, CLUSTER, 90)

@@ -113,14 +113,27 @@ SMALL = RecurrentSpec(cells.simple_rnn(), units=8)
 
 
 def test_one_block_by_hand(unit):
-    # 32 threads in 16 groups of 2: each sums one column over 4 of 8 units, and hands its sum to the other
-    configuration = Configuration(rows=1, threads=32, lanes=2, register_weights=4)
+    # 64 threads in 32 groups of 2: each sums one column over 4 of 8 units, and hands its sum to the other
+    configuration = Configuration(rows=1, threads=64, lanes=2, register_weights=4)
     found = recurrent.predict(unit, SMALL, configuration, batch=1)
     # 4 FMAs, then an addition and a tanh; one shuffle, and sums through shared memory; the barrier of the exchange
     assert found.step == Cost(load=0, products=4 + 2 + recurrent.STEP, reduction=1 + 3, synchronisation=1)
     assert (found.waves, found.hidden) == (1, 0)
     assert found.start == 8 * 8 * 4  # the weights, at 1 byte a nanosecond
     assert found.nanoseconds(10) == 256 + 10 * (11 + recurrent.STEP)
+
+
+def test_sums_in_registers_by_hand(unit):
+    """Their way through shared memory is saved; every lane has all sums of its unit, and computes the cell for it."""
+    small = Configuration(rows=1, threads=32, lanes=2, register_weights=4)
+    found = recurrent.predict(unit, SMALL, small, batch=1)
+    assert found.step == Cost(load=0, products=4 + 2 + recurrent.STEP, reduction=1, synchronisation=1)
+    spec = RecurrentSpec(cells.lstm(), 64)
+    of_two = replace(small, threads=128, register_weights=128)
+    step = recurrent.predict(unit, spec, of_two, batch=1).step
+    through_memory = recurrent.predict(unit, spec, replace(of_two, threads=256, register_weights=64), batch=1).step
+    assert step.reduction == 4  # shuffles, of four sums that none of the two lanes may lack
+    assert through_memory.reduction == 2 * 1 + 3  # of two sums, by two warps of a scheduler
 
 
 def test_work_groups_of_three_by_hand(unit):

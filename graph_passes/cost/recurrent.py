@@ -30,7 +30,8 @@ from graph_passes.cost.space import enumerate_configurations, excess_registers, 
 
 CLOSE = 1.3  # times the fastest, by the model
 VECTOR = 4  # numbers that one load brings
-# fitted to 7,664 times of kernels on an H200, 4,066 of them those of benchmarks/results/recurrent_search_h200.json
+# fitted to 7,664 times of kernels on an H200, 4,066 of them those of benchmarks/results/recurrent_search_h200.json at
+# 4821392; `STEP` again when sums came to stay in registers, to 1,804
 SPILLS = 0.007  # of its products, what each register beyond `CROWDED` costs a thread
 SHARED_TURN = 52  # FMAs: a turn of the loop over weights in shared memory waits for them
 STEP = 80  # nanoseconds of a loop's turn, its loads and stores

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from custom_ops.errors import KernelError
 from custom_ops.jit import nvrtc
 from custom_ops.jit.device import Device
 from custom_ops.jit.launch import checked, cuda_driver
+
+pytest_plugins = ("tests.gpu_device",)
 
 BLOCKS, THREADS = 1056, 256
 SOURCE = """
@@ -35,16 +35,6 @@ extern "C" __global__ void check(double* worst) {
   worst[blockIdx.x * blockDim.x + threadIdx.x] = largest;
 }
 """
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[Device]:
-    try:
-        found = Device()
-    except KernelError as error:
-        pytest.skip(str(error))
-    with found:
-        yield found
 
 
 @pytest.mark.parametrize(

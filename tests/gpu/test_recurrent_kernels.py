@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,28 +11,19 @@ from custom_ops import cells, recurrent_reference
 from custom_ops.cell import Cell
 from custom_ops.codegen.layout import layout
 from custom_ops.differentiate import differentiate
-from custom_ops.errors import KernelError
 from custom_ops.jit.device import Device
 from custom_ops.jit.launch import Launcher
 from custom_ops.jit.program import build
 from custom_ops.spec import Configuration, RecurrentSpec
 from tests.recurrent_cells import chained, side_by_side
 
+pytest_plugins = ("tests.gpu_device",)
+
 Arrays = dict[str, list[Any]]
 KINDS = ("sequences", "invariants", "vectors", "matrices", "states")
 CLUSTER = {"ctas": 8, "exchange": "cluster"}
 GRID = {"ctas": 24, "exchange": "grid"}
 SLICED = {"ctas": 24, "exchange": "grid", "slices": 4}
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[Device]:
-    try:
-        found = Device()
-    except KernelError as error:
-        pytest.skip(str(error))
-    with found:
-        yield found
 
 
 def inputs(cell: Cell, units: int, time: int, batch: int, seed: int = 0) -> Arrays:

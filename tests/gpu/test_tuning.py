@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from custom_ops import cells
-from custom_ops.errors import KernelError
 from custom_ops.jit import microbenchmark
 from custom_ops.jit.bench import DeviceBench
 from custom_ops.jit.cache import Cache
-from custom_ops.jit.device import Device
 from custom_ops.jit.tune import tune
 from custom_ops.machine import read
 from custom_ops.spec import RecurrentSpec
 from graph_passes.cost.recurrent import rank
 
+pytest_plugins = ("tests.gpu_device",)
+
 SELECTION_SECONDS = 10  # cold, all batch sizes
 MEASURING_SECONDS = 5  # with the compiler's start
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[Device]:
-    try:
-        found = Device()
-    except KernelError as error:
-        pytest.skip(str(error))
-    with found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -40,17 +40,23 @@ CELLS = {
 PLAIN = {
     "single": Configuration(rows=2, lanes=8, shared_weights=8),
     "grid": Configuration(rows=2, ctas=24, lanes=32, exchange="grid"),
+    "single, in registers": Configuration(threads=224, lanes=2, shared_weights=64),
+    "grid, in registers": Configuration(rows=4, ctas=24, threads=128, lanes=16, exchange="grid"),
 }
 HOPPER = {
     "cluster": Configuration(rows=2, ctas=8, lanes=16, exchange="cluster"),
     "tensor cores": Configuration(rows=8, ctas=8, lanes=64, exchange="cluster", product="mma"),
     "slices": Configuration(rows=8, ctas=24, lanes=64, exchange="grid", slices=4),
+    "in registers": Configuration(rows=2, ctas=8, threads=128, lanes=8, exchange="cluster"),
 }
 # What the kernels were tuned to on an H200: (hidden size, configuration).
 STANDARD = {
-    "64": (64, Configuration(lanes=2)),
+    "64": (64, Configuration(threads=128, lanes=2)),
+    "64 wide": (64, Configuration(lanes=2)),
     "256 b1": (256, Configuration(ctas=16, threads=128, lanes=8, exchange="cluster")),
     "256 b20": (256, Configuration(rows=2, ctas=8, lanes=8, exchange="cluster")),
+    "256 b10": (256, Configuration(rows=2, ctas=16, threads=128, lanes=8, exchange="cluster")),
+    "512 b1": (512, Configuration(ctas=64, threads=128, lanes=16, exchange="grid")),
     "512 b20": (512, Configuration(3, 1, 16, 256, 16, 128, 128, "fma", "cluster")),
     "1024 b1": (1024, Configuration(ctas=128, lanes=32, exchange="grid")),
     "256 mma": (256, Configuration(rows=8, ctas=8, lanes=64, exchange="cluster", product="mma")),
@@ -76,7 +82,17 @@ def test_headers_compile_alone(header: Path, arch: int) -> None:
 
 
 @pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
-@pytest.mark.parametrize(("arch", "kind"), [(75, "grid"), (80, "single"), (90, "grid")])
+@pytest.mark.parametrize(
+    ("arch", "kind"),
+    [
+        (75, "grid"),
+        (80, "single"),
+        (90, "grid"),
+        (75, "grid, in registers"),
+        (80, "single, in registers"),
+        (90, "single, in registers"),
+    ],
+)
 def test_sources_compile(cell: Cell, arch: int, kind: str) -> None:
     assert nvrtc.compile_source(generate(RecurrentSpec(cell, 100), PLAIN[kind], arch), arch)
 
@@ -150,6 +166,16 @@ def test_standard_kernels_do_not_spill(units: int, configuration: Configuration,
     report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     main = report.split("'tfmem_recurrent'")[1].split("Compiling entry function")[0]
     assert re.findall(r"(\d+) bytes spill stores", main) == ["0"]
+
+
+def test_what_is_to_stay_in_registers_does() -> None:
+    """Row sums cannot, and neither can sums in more rows than a work group has lanes."""
+    for name, cell in CELLS.items():
+        found = [
+            layout(RecurrentSpec(cell, 100), {**PLAIN, **HOPPER}[kind], 90).twins
+            for kind in ("single, in registers", "grid, in registers", "in registers")
+        ]
+        assert found == ([0, 0, 0] if name == "layer_norm" else [2, 4, 4])
 
 
 def test_a_compiler_error_says_what_the_compiler_said() -> None:

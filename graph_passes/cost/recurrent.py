@@ -33,6 +33,7 @@ VECTOR = 4  # numbers that one load brings
 # fitted to 7,664 times of kernels on an H200, 4,066 of them those of benchmarks/results/recurrent_search_h200.json at
 # 4821392; `STEP` again when sums came to stay in registers, to 1,804
 SPILLS = 0.007  # of its products, what each register beyond `CROWDED` costs a thread
+TENSOR_SPILLS = 0.014  # the same on tensor cores, where each product is three
 SHARED_TURN = 52  # FMAs: a turn of the loop over weights in shared memory waits for them
 STEP = 80  # nanoseconds of a loop's turn, its loads and stores
 HIDDEN = 0.35  # of an exchange, by each further pass
@@ -171,7 +172,9 @@ def _product(
         shuffles = turns * warps * count * machine.shuffle * machine.fma
         reduction = shuffles / read(machine.shuffle_speedup, warps * count / depth) if count else 0.0
     turns_of_loops = turns * (gemm.shared + streamed)
-    products *= 1 + SPILLS * max(0, excess_registers(configuration, sizes, gemm))
+    exact = configuration.tensor_cores and spec.precision == "highest"
+    spills = TENSOR_SPILLS if exact else SPILLS
+    products *= 1 + spills * max(0, excess_registers(configuration, sizes, gemm))
     products_and_loads = max(products, loads) + turns_of_loops * SHARED_TURN * machine.fma
     reduction += (gemm.partials - 1) * sizes.items * machine.fma
     return Cost(bytes_streamed / read(machine.load_bandwidth, active), products_and_loads, reduction, 0)

@@ -136,6 +136,17 @@ def test_sums_in_registers_by_hand(unit):
     assert through_memory.reduction == 2 * 1 + 3  # of two sums, by two warps of a scheduler
 
 
+def test_spilled_registers_cost_more_than_weights_in_shared_memory():
+    """As measured: 0.696 and 0.632 ms (benchmarks/results/recurrent_search_h200.json, canonical GRU 1024/20)."""
+    spec = RecurrentSpec(cells.gru(reset_after=False), 1024)
+    crowded = Configuration(10, 1, 64, 256, 128, 192, 0, "half", "grid", 2)
+    times = [
+        recurrent.predict(device.machine("h200"), spec, configuration, 20).nanoseconds(100)
+        for configuration in (crowded, replace(crowded, register_weights=168, shared_weights=160))
+    ]
+    assert times[0] > times[1]
+
+
 def test_work_groups_of_three_by_hand(unit):
     # 20 groups of 3 in two warps: each sums at most one column, and a lane of it 4 of 12 units
     spec = replace(SMALL, units=12)

@@ -94,11 +94,16 @@ def without_grappler() -> Iterator[None]:
     """
     eager = context.context()
     options = eager.function_call_options
-    eager.function_call_options = _disabled(options.executor_type, bytes(options.config_proto_serialized or b""))
+    eager.function_call_options = options_without_grappler(options)
     try:
         yield
     finally:
         eager.function_call_options = options
+
+
+def options_without_grappler(options: context.FunctionCallOptions) -> context.FunctionCallOptions:
+    """The same options of a call, with Grappler off."""
+    return _disabled(options.executor_type, bytes(options.config_proto_serialized or b""))
 
 
 @functools.lru_cache(maxsize=16)

@@ -2,6 +2,9 @@
 
 That takes longer than a small graph runs: the trace is looked up, gradient tapes, variables' watchers and cancellation
 are served, options are written anew. In a plain call (see `plain_key`) there is none of it.
+
+Relies on `execute.execute`, by which TensorFlow runs every eager op, on a function's name being one, and on what
+`ConcreteFunction._call_flat` and `AtomicFunction.call_flat` do around it.
 """
 
 from __future__ import annotations

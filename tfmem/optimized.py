@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from graph_passes.errors import GraphError
 from graph_passes.report import Report
-from tfmem.capture.direct import DirectCall, direct_call, plain_key
 from tfmem.capture.function import call_key
 from tfmem.engine import Engine
 from tfmem.step import ManagedStep
@@ -49,21 +48,14 @@ class OptimizedFunction:
         self._steps: MutableMapping[Any, ManagedStep] = weakref.WeakKeyDictionary()
         self._unobserved: MutableMapping[Any, ManagedStep] = weakref.WeakKeyDictionary()
         self._known: dict[Hashable, ManagedStep] = {}  # by `call_key`
-        self._direct: dict[Hashable, DirectCall] = {}  # by `plain_key`
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step, optimised."""
-        plain = None if kwargs else plain_key(args)
-        direct = None if plain is None else self._direct.get(plain)
-        if direct is not None:
-            return direct(args)
         if not tf.executing_eagerly():
             return self.get_concrete_function(*args, **kwargs)(*args, **kwargs)
         step = self._step_of(args, kwargs)
         if self._fallback is not None and step.unchanged:
             return self._fallback(*args, **kwargs)
-        if plain is not None and step.settled:
-            self._remember(plain, step)
         return step(*args, **kwargs)
 
     def get_concrete_function(self, *args: Any, **kwargs: Any) -> Any:
@@ -109,15 +101,6 @@ class OptimizedFunction:
             if key is not None:
                 self._known[key] = step
         return step
-
-    def _remember(self, plain: Hashable, step: ManagedStep) -> None:
-        """From now on plain calls like this one go straight to what `step` settled on."""
-        direct = direct_call(step.function)
-        if direct is None:
-            return
-        if len(self._direct) >= MOST_KNOWN:
-            self._direct.clear()
-        self._direct[plain] = direct
 
     def _trace(self, args: Any, kwargs: Any) -> Any:
         return self._function.get_concrete_function(*args, **kwargs)

@@ -7,108 +7,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from custom_ops import cells, recurrent_reference
+from custom_ops import cells
 from custom_ops.cell import Cell
-from custom_ops.codegen.layout import layout
 from custom_ops.differentiate import differentiate
 from custom_ops.jit.device import Device
 from custom_ops.jit.launch import Launcher
 from custom_ops.jit.program import build
 from custom_ops.spec import Configuration, RecurrentSpec
+from tests.gpu_kernels import (
+    CLUSTER,
+    GRID,
+    KINDS,
+    SLICED,
+    check,
+    check_that_nan_and_infinity_stay,
+    compare,
+    expected,
+    inputs,
+    run,
+    to_storage,
+)
 from tests.recurrent_cells import chained, side_by_side
 
 pytest_plugins = ("tests.gpu_device",)
-
-Arrays = dict[str, list[Any]]
-KINDS = ("sequences", "invariants", "vectors", "matrices", "states")
-CLUSTER = {"ctas": 8, "exchange": "cluster"}
-GRID = {"ctas": 24, "exchange": "grid"}
-SLICED = {"ctas": 24, "exchange": "grid", "slices": 4}
-
-
-def inputs(cell: Cell, units: int, time: int, batch: int, seed: int = 0) -> Arrays:
-    """Random tensors of a direction; weights so large that gates leave their linear range, and no larger."""
-    random = np.random.default_rng(seed)
-    scale = 1 / np.sqrt(units)
-
-    def normal(*shape: int) -> Any:
-        return random.standard_normal(shape).astype(np.float32)
-
-    return {
-        "sequences": [normal(time, batch, n * units) if n else normal(time, batch) for n in cell.sequences],
-        "invariants": [normal(batch, n * units) for n in cell.invariants],
-        "vectors": [normal(n * units) for n in cell.vectors],
-        "matrices": [scale * normal(rows * units, columns * units) for rows, columns in cell.matrices],
-        "states": [normal(batch, units) for _ in cell.states],
-    }
-
-
-def to_storage(array: Any, dtype: str) -> Any:
-    if dtype == "bfloat16":
-        bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    return array.astype(dtype)
-
-
-def from_storage(array: Any) -> Any:
-    if array.dtype == np.uint16:
-        return (array.astype(np.uint32) << 16).view(np.float32)
-    return array.astype(np.float32)
-
-
-def run(
-    device: Device,
-    cell: Cell,
-    units: int,
-    configuration: Configuration,
-    given: list[Arrays],
-    dtype: str = "float32",
-    precision: str = "highest",
-    reverse: tuple[bool, ...] = (False,),
-) -> tuple[list[list[Any]], int]:
-    """Outputs and finals of each direction, and the status. Everything starts as NaN."""
-    spec = RecurrentSpec(cell, units, dtype, precision, len(given))  # type: ignore[arg-type]
-    launcher = Launcher(build(spec, configuration, device.arch))
-    time, batch = given[0]["sequences"][0].shape[:2]
-    pointers, results = [], []
-    for arrays in given:
-        places = [device.upload(to_storage(array, dtype)) for kind in KINDS for array in arrays[kind]]
-        empty = [
-            np.full((time, batch) if cell.scalar[columns[0]] else (time, batch, len(columns) * units), np.nan)
-            for columns in cell.outputs
-        ]
-        empty += [np.full((batch, units), np.nan) for _ in cell.states]
-        stored = [to_storage(array, dtype) for array in empty]
-        outputs = [device.upload(array) for array in stored]
-        pointers.append(places + outputs)
-        results.append(list(zip(outputs, stored, strict=True)))
-    memory = device.upload(np.zeros(launcher.memory_bytes(batch, len(given)), np.uint8))
-    launcher(time, batch, pointers, memory, device.stream, reverse)
-    done = [[from_storage(device.download(*pair)) for pair in pairs] for pairs in results]
-    return done, int(device.download(memory, np.zeros(1, np.int32))[0])
-
-
-def expected(cell: Cell, units: int, arrays: Arrays, dtype: str = "float32", reverse: bool = False) -> list[Any]:
-    rounded = {kind: [from_storage(to_storage(a, dtype)).astype(np.float64) for a in arrays[kind]] for kind in KINDS}
-    outputs, finals = recurrent_reference.run(cell, units, *(rounded[kind] for kind in KINDS), reverse=reverse)
-    return [*outputs, *finals]
-
-
-def check(found: list[Any], wanted: list[Any], bound: float) -> None:
-    for place, (a, b) in enumerate(zip(found, wanted, strict=True)):
-        assert np.isfinite(a).all(), f"result {place} has NaN, or was not written"
-        error = np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-30)
-        assert error < bound, f"result {place}: relative error {error:.2e}, bound {bound:.0e}"
-
-
-def compare(device: Device, cell: Cell, units: int, batch: int, time: int = 20, **options: Any) -> None:
-    bound = options.pop("bound", 1e-5)
-    configuration = Configuration(**options)
-    arrays = inputs(cell, units, time, batch)
-    (found,), status = run(device, cell, units, configuration, [arrays])
-    assert status == 0
-    check(found, expected(cell, units, arrays), bound)
-
 
 SHAPES = [(1, 1), (7, 3), (33, 20), (64, 10), (256, 5)]
 
@@ -120,65 +41,6 @@ def test_cells_and_odd_sizes(device: Device, cell: Cell, units: int, batch: int,
     where = {"single": {}, "cluster": CLUSTER, "grid": GRID, "sliced": SLICED}[exchange]
     lanes = 32 if exchange in ("grid", "sliced") else 8
     compare(device, cell, units, batch, rows=2, lanes=lanes, shared_weights=1 << 20 if units < 65 else 64, **where)
-
-
-# Sums stay in registers: units, and a configuration with a work group for each unit.
-IN_REGISTERS = {
-    "one block": (64, {"threads": 128, "lanes": 2}),
-    "more lanes": (64, {"threads": 256, "lanes": 4}),
-    "idle lanes": (33, {"threads": 96, "lanes": 2}),
-    "few units": (7, {"threads": 32, "lanes": 2}),
-    "cluster": (250, {"threads": 128, "lanes": 4, **CLUSTER}),
-    "many lanes": (60, {"threads": 128, "lanes": 16, **CLUSTER}),
-    "many threads": (250, {"threads": 256, "lanes": 8, **CLUSTER}),
-    "cluster of 5": (98, {"threads": 96, "lanes": 4, "ctas": 5, "exchange": "cluster"}),
-    "grid": (250, {"threads": 96, "lanes": 8, **GRID}),
-    "grid, few lanes": (250, {"threads": 64, "lanes": 4, **GRID}),
-    "grid, many lanes": (180, {"threads": 128, "lanes": 16, **GRID}),
-}
-CELLS = {
-    "lstm": cells.lstm(),
-    "masked": cells.lstm(mask="repeat"),
-    "gru": cells.gru(),
-    "gru2": cells.gru(reset_after=False),
-    "peephole": cells.peephole_lstm(),
-    "nas": cells.nas(),
-    "chained": chained(),
-    "side by side": side_by_side(),
-    "training": differentiate(cells.gru(reset_after=False)).forward,
-    "backward": differentiate(cells.gru(reset_after=False)).backward,
-}
-
-
-@pytest.mark.parametrize("rows", [1, 2, 4])
-@pytest.mark.parametrize("kind", IN_REGISTERS)
-@pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
-def test_sums_in_registers(device: Device, cell: Cell, kind: str, rows: int) -> None:
-    units, options = IN_REGISTERS[kind]
-    rows = min(rows, options["lanes"], 1 if options["threads"] > 128 else 4)
-    options = {"rows": rows, "register_weights": 64, "shared_weights": 96, **options}
-    assert layout(RecurrentSpec(cell, units), Configuration(**options), device.arch).twins == options["lanes"] // rows
-    compare(device, cell, units, 2 * rows + 1, bound=3e-5, **options)
-
-
-@pytest.mark.parametrize("time", [0, 1, 2, 3, 100])
-@pytest.mark.parametrize("kind", IN_REGISTERS)
-def test_sums_in_registers_over_any_number_of_steps(device: Device, kind: str, time: int) -> None:
-    units, options = IN_REGISTERS[kind]
-    compare(device, cells.gru(reset_after=False), units, 3, time=time, **{"shared_weights": 96, **options})
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("kind", IN_REGISTERS)
-def test_sums_in_registers_in_two_directions(device: Device, kind: str, dtype: str) -> None:
-    cell, (units, options) = cells.gru(), IN_REGISTERS[kind]
-    given = [inputs(cell, units, 15, 3, seed) for seed in (1, 2)]
-    configuration = Configuration(**{"shared_weights": 96, **options})
-    found, again = [run(device, cell, units, configuration, given, dtype, reverse=(False, True))[0] for _ in range(2)]
-    for arrays, results, same, reverse in zip(given, found, again, (False, True), strict=True):
-        check(results, expected(cell, units, arrays, dtype, reverse), 1e-5 if dtype == "float32" else 3e-3)
-        for a, b in zip(results, same, strict=True):
-            np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("where", [{}, CLUSTER, GRID, SLICED], ids=["single", "cluster", "grid", "sliced"])
@@ -416,30 +278,6 @@ def test_nan_and_infinity_stay_in_their_row(
 ) -> None:
     options = Configuration(rows=8, lanes=32, product=product, **where)  # type: ignore[arg-type]
     check_that_nan_and_infinity_stay(device, options, precision)
-
-
-@pytest.mark.parametrize("rows", [1, 4])
-@pytest.mark.parametrize("where", [{}, {"ctas": 3, "exchange": "cluster"}, {"ctas": 3, "exchange": "grid"}])
-def test_nan_and_infinity_stay_in_their_row_in_registers(device: Device, where: dict[str, Any], rows: int) -> None:
-    lanes = 16 if where else 4
-    check_that_nan_and_infinity_stay(
-        device, Configuration(rows=rows, lanes=lanes, threads=lanes * (8 if where else 24), **where)
-    )
-
-
-def check_that_nan_and_infinity_stay(device: Device, options: Configuration, precision: str = "highest") -> None:
-    cell, units = cells.simple_rnn("relu"), 24
-    arrays = inputs(cell, units, 6, 9)
-    arrays["matrices"][0] = np.abs(arrays["matrices"][0])  # so that infinity stays infinity
-    arrays["sequences"][0][2, 1, 3] = np.nan
-    arrays["sequences"][0][2, 2, 3] = np.inf
-    (found,), status = run(device, cell, units, options, [arrays], precision=precision)
-    assert status == 0
-    bound = {"rtol": 1e-3, "atol": 1e-5} if precision == "highest" else {"rtol": 3e-2, "atol": 3e-2}
-    for a, b in zip(found, expected(cell, units, arrays), strict=True):
-        np.testing.assert_array_equal(np.isnan(a), np.isnan(b))
-        np.testing.assert_array_equal(np.isinf(a), np.isinf(b))
-        np.testing.assert_allclose(a[np.isfinite(b)], b[np.isfinite(b)], **bound)
 
 
 def test_runs_are_bitwise_equal(device: Device) -> None:

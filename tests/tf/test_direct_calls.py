@@ -1,4 +1,4 @@
-"""Plain calls of optimised functions go straight to their graph; all others as TensorFlow's do."""
+"""Calls of rewritten functions go straight to their graph where nobody watches them, else as TensorFlow's do."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python.eager import cancellation, context
+from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 
 import tfmem
-from tfmem import optimized
-from tfmem.capture.direct import direct_call, plain_key
 from tfmem.capture.function import capture_concrete, restore_concrete
 
 STEPS, WIDTH, UNITS = 4, 3, 5
@@ -32,16 +31,26 @@ def inputs(batch: int = 2, seed: int = 0) -> tf.Tensor:
 
 
 def optimize(run: Callable[..., Any]) -> tuple[Any, Any]:
-    """A function before and after; the layer in it is swapped, and calls with a batch of 2 are direct."""
+    """A function before and after; the layer in it is swapped, and it was called once."""
     before = tf.function(run)
     after = tfmem.optimize(before)
     after(inputs())
-    assert len(after._direct) == 1
+    assert tfmem.report(after).swapped
     return before, after
 
 
-def refuse(*_: Any) -> None:
-    raise AssertionError("looked for a trace")
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The functions that TensorFlow called, in its own way, eagerly or into a graph."""
+    functions: list[Any] = []
+    call = ConcreteFunction._call_flat
+
+    def watched(function: Any, *args: Any, **kwargs: Any) -> Any:
+        functions.append(function)
+        return call(function, *args, **kwargs)
+
+    monkeypatch.setattr(ConcreteFunction, "_call_flat", watched)
+    return functions
 
 
 def restored(run: Callable[..., Any], *specs: tf.TensorSpec) -> Any:
@@ -50,21 +59,13 @@ def restored(run: Callable[..., Any], *specs: tf.TensorSpec) -> Any:
     return restore_concrete(concrete, captured, captured.graph_def)
 
 
-def test_a_second_call_looks_for_nothing(layer: keras.layers.Layer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_asked_of_tensorflow(layer: keras.layers.Layer, asked: list[Any]) -> None:
     before, after = optimize(layer)
-    monkeypatch.setattr(optimized.OptimizedFunction, "_step_of", refuse)
-    for seed in range(3):
-        np.testing.assert_allclose(after(inputs(seed=seed)), before(inputs(seed=seed)), atol=1e-6)
-    with pytest.raises(AssertionError, match="looked for"):
-        after(inputs(batch=3))
-
-
-def test_each_shape_goes_to_its_trace(layer: keras.layers.Layer) -> None:
-    before, after = optimize(layer)
-    for _ in range(2):
-        for batch in (1, 2, 3):
-            np.testing.assert_allclose(after(inputs(batch)), before(inputs(batch)), atol=1e-6)
-    assert len(after._direct) == 3
+    for batch in (1, 2, 3, 2):
+        expected = before(inputs(batch))
+        asked.clear()
+        np.testing.assert_allclose(after(inputs(batch)), expected, atol=1e-6)
+        assert not asked
 
 
 def test_results_keep_their_structure(layer: keras.layers.Layer) -> None:
@@ -106,30 +107,35 @@ def test_an_error_says_where_it_happened(layer: keras.layers.Layer) -> None:
     assert np.isfinite(after(inputs())).all()
 
 
-def test_a_call_that_is_not_plain_takes_the_other_way(layer: keras.layers.Layer) -> None:
+def test_a_call_that_is_watched_takes_the_other_way(layer: keras.layers.Layer, asked: list[Any]) -> None:
     before, after = optimize(layer)
     expected = before(inputs())
+    asked.clear()
     with tf.GradientTape(watch_accessed_variables=False):
         np.testing.assert_allclose(after(inputs()), expected, atol=1e-6)
+    assert len(asked) == 1
     with cancellation.CancellationManagerContext(cancellation.CancellationManager()):
         np.testing.assert_allclose(after(inputs()), expected, atol=1e-6)
-    np.testing.assert_allclose(after(inputs().numpy()), expected, atol=1e-6)
+    assert len(asked) == 2
     np.testing.assert_allclose(tf.function(after)(inputs()), expected, atol=1e-6)
-    assert len(after._direct) == 1
+    assert len(asked) > 2
+    asked.clear()
+    np.testing.assert_allclose(after(inputs().numpy()), expected, atol=1e-6)
+    assert not asked
 
 
 def test_options_of_a_call_are_followed(layer: keras.layers.Layer) -> None:
     before, after = optimize(layer)
     expected = before(inputs())  # a loop, which the other executor refuses
     after(inputs())
-    (direct,) = after._direct.values()
-    options, attributes = direct._known
+    function = after.get_concrete_function(inputs())
+    options, attributes = function._told
     assert attributes[attributes.index("config_proto") + 1]  # Grappler is off
     with context.function_executor_type("SINGLE_THREADED_EXECUTOR"):
         np.testing.assert_allclose(after(inputs()), expected, atol=1e-6)
-        assert "SINGLE_THREADED_EXECUTOR" in direct._known[1]
+        assert "SINGLE_THREADED_EXECUTOR" in function._told[1]
     after(inputs())
-    assert direct._known == (options, attributes)
+    assert function._told == (options, attributes)
 
 
 def test_threads_share_a_function(layer: keras.layers.Layer) -> None:
@@ -149,70 +155,38 @@ def test_threads_share_a_function(layer: keras.layers.Layer) -> None:
     assert not wrong
 
 
-def test_known_calls_do_not_pile_up(layer: keras.layers.Layer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimized, "MOST_KNOWN", 2)
-    _, after = optimize(layer)
-    for batch in range(1, 6):
-        assert after(inputs(batch)).shape == (batch, STEPS, UNITS)
-        assert len(after._direct) <= 2
+def test_handles_keep_what_they_refer_to(asked: list[Any]) -> None:
+    """TensorFlow notes with a list what its items are."""
+
+    def run(x: tf.Tensor) -> tf.Tensor:
+        return tf.raw_ops.EmptyTensorList(element_shape=tf.shape(x), max_num_elements=1, element_dtype=x.dtype)
+
+    function = restored(run, tf.TensorSpec([2]))
+    assert function(tf.zeros(2)).dtype == tf.variant
+    assert len(asked) == 1
 
 
-@pytest.mark.parametrize(
-    "argument", [1, np.zeros(2), (tf.zeros(2),), tf.Variable(1.0), tf.Variable(1.0).handle, tf.ragged.constant([[1]])]
-)
-def test_what_is_not_a_tensor_makes_a_call_not_plain(argument: Any) -> None:
-    assert plain_key((tf.zeros(2),)) is not None
-    assert plain_key((tf.zeros(2), argument)) is None
-
-
-def test_a_plain_call_is_known_by_dtypes_and_shapes() -> None:
-    a, b = tf.zeros([2, 3]), tf.ones([2, 3])
-    assert plain_key((a, b)) == plain_key((b, a))
-    others = [(a,), (a, b), (tf.zeros([3, 2]),), (tf.zeros([2, 3], tf.int32),), ()]
-    assert len({plain_key(args) for args in others}) == 5
-
-
-def test_nothing_is_plain_where_others_take_part() -> None:
-    args = (tf.zeros(2),)
-    with tf.GradientTape():
-        assert plain_key(args) is None
-    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
-        assert plain_key(args) is None
-    with cancellation.CancellationManagerContext(cancellation.CancellationManager()):
-        assert plain_key(args) is None
-    with tf.Graph().as_default():
-        assert plain_key(args) is None
-    assert plain_key(args) is not None
-
-
-def test_what_is_called_as_before() -> None:
-    """Not ours; captures that are made anew for each call; handles among the results."""
-    spec = tf.TensorSpec([2])
-    function = restored(lambda x: x + 1, spec)
-    assert direct_call(function) is not None
-    assert direct_call(tf.function(lambda x: x + 1).get_concrete_function(spec)) is None
-    assert (
-        direct_call(
-            restored(
-                lambda x: tf.raw_ops.EmptyTensorList(
-                    element_shape=tf.shape(x), max_num_elements=1, element_dtype=tf.float32
-                ),
-                spec,
-            )
-        )
-        is None
-    )
-    function._captured_inputs = [lambda: tf.zeros(2)]
-    assert direct_call(function) is None
-
-
-def test_a_function_without_results_runs() -> None:
+def test_a_function_without_results_runs(asked: list[Any]) -> None:
     seen = tf.Variable(0.0)
 
     def run(x: tf.Tensor) -> None:
         seen.assign_add(tf.reduce_sum(x))
 
-    direct = direct_call(restored(run, tf.TensorSpec([2])))
-    assert direct is not None
-    assert direct((tf.ones(2),)) is None
+    assert restored(run, tf.TensorSpec([2]))(tf.ones(2)) is None
     assert seen.numpy() == 2
+    assert not asked
+
+
+def test_captures_that_are_made_anew_are_made_in_each_call(asked: list[Any]) -> None:
+    numbers = iter((1.0, 2.0))
+
+    @tf.function
+    def run(x: tf.Tensor) -> tf.Tensor:
+        graph = tf.compat.v1.get_default_graph()
+        return x + graph.capture_call_time_value(lambda: tf.constant(next(numbers)), tf.TensorSpec([]))  # type: ignore[attr-defined]
+
+    concrete = run.get_concrete_function(tf.TensorSpec([]))
+    captured = capture_concrete(concrete)
+    function = restore_concrete(concrete, captured, captured.graph_def)
+    assert [float(function(tf.constant(10.0))) for _ in range(2)] == [11, 12]
+    assert not asked

@@ -2,25 +2,29 @@
 graph.
 
 Relies on TensorFlow's `FuncGraph`, `AtomicFunction` and `ConcreteFunction`: no public API makes a
-function from a graph with inputs captured by reference and a structured signature.
+function from a graph with inputs captured by reference and a structured signature. Calls rely on
+`execute.execute`, by which TensorFlow runs every eager op, and on a function's name being one.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
+from tensorflow.python.eager import cancellation, context, execute, record
 from tensorflow.python.eager.polymorphic_function import atomic_function, concrete_function, function_context
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 from tensorflow.python.framework import func_graph as func_graphs
+from tensorflow.python.framework import ops
 from tensorflow.python.framework.ops import EagerTensor
 
 from graph_passes.errors import GraphError
 from tfmem.capture.build import annotate_handles, build_graph, own_library
 from tfmem.capture.captured import Captured, side_effects, unique
-from tfmem.capture.grappler import NO_GRAPPLER, without_grappler
+from tfmem.capture.grappler import NO_GRAPPLER, options_without_grappler, without_grappler
 
 __all__ = ["ConcreteFunction", "RestoredFunction", "call_key", "call_traced", "capture_concrete", "restore_concrete"]
 
@@ -77,9 +81,35 @@ class RestoredFunction(ConcreteFunction):
     # rewritten one.
     kept_alive: tuple[object, ...] = ()
 
+    # What calls were told last: a thread's options, and the attributes that they make.
+    _told: tuple[object, tuple[Any, ...]] = (None, ())
+
     def _call_flat(self, tensor_inputs: Sequence[tf.Tensor], captured_inputs: Sequence[tf.Tensor]) -> Any:
-        with without_grappler():
-            return super()._call_flat(tensor_inputs, captured_inputs)
+        """What TensorFlow's Python does around a call takes longer than a small graph runs, so it is left out where
+        nobody asks for it: records gradients, cancels, builds a graph, or gets handles."""
+        watched = record.could_possibly_record() or cancellation.context() is not None
+        building = not tf.executing_eagerly() or ops.get_default_graph().building_function
+        if watched or building or self._returns_handles:
+            with without_grappler():
+                return super()._call_flat(tensor_inputs, captured_inputs)
+        return self._run([*tensor_inputs, *captured_inputs])
+
+    @functools.cached_property
+    def _returns_handles(self) -> bool:
+        return any(output.dtype in _WITH_HANDLES for output in self.function_type.flat_outputs)
+
+    def _run(self, tensors: list[tf.Tensor]) -> Any:
+        eager, function = context.context(), self._inference_function
+        told, attributes = self._told
+        options = eager.function_call_options
+        wanted = options.executor_type, options.config_proto_serialized
+        if wanted != told:
+            attributes = tuple(part for item in options_without_grappler(options).as_attrs().items() for part in item)
+            self._told = wanted, attributes
+        with atomic_function.InterpolateRuntimeError(function):
+            count = len(self.function_type.flat_outputs)
+            outputs = execute.execute(function.name.decode(), count, tensors, attributes, eager)
+        return self.function_type.pack_output(outputs or None)
 
 
 def restore_concrete(

@@ -76,6 +76,16 @@ def test_one_program_stands_for_sizes_that_agree(cache):
     assert tuned.chosen[0].batch == 64
 
 
+@pytest.mark.parametrize("progress", [True, False])
+def test_a_bar_shows_how_many_kernels_are_left(cache, capsys, progress):
+    times = {(SMALL, 1): 1, (MIDDLE, 1): 2}
+    tune(FakeBench(times), ranked(SMALL, MIDDLE), cache, (1,), progress=progress)
+    shown = capsys.readouterr().err
+    assert ("tuning kernels" in shown and "/2 [" in shown) == progress
+    tune(FakeBench(times), ranked(SMALL, MIDDLE), cache, (1,), progress=progress)
+    assert not capsys.readouterr().err  # it was chosen before
+
+
 def test_kernels_compile_while_those_of_other_batches_are_ranked(cache):
     compiling = Event()
 

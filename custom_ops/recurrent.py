@@ -36,6 +36,7 @@ def recurrent(
     states: Sequence[tf.Tensor],
     *,
     reverse: Sequence[bool] = (False,),
+    batch_major: bool = False,
     precision: str = "highest",
     programs: Sequence[bytes] = (),
     gradient_programs: Sequence[bytes] = (),
@@ -55,8 +56,9 @@ def recurrent(
         invariants: `[batch, columns * units]`.
         vectors: `[columns * units]`.
         matrices: `[rows * units, columns * units]`.
-        states: before the first step, `[batch, units]`.
+        states: before the first step, `[batch, units]`; `[0, units]` stands for zeros.
         reverse: for each direction whether it walks time from last to first.
+        batch_major: whether sequences and outputs begin with batch and time, not with time and batch.
         precision: how a GPU stores weights: "highest", "tf32", "bfloat16" or "float16".
         programs: GPU programs (`custom_ops.jit`) for the cell; with `training`, for its gradient's forward cell.
         gradient_programs: GPU programs for the gradient's backward cell.
@@ -64,7 +66,8 @@ def recurrent(
         name: of the op.
 
     Returns:
-        Outputs `[time, batch, columns * units]`, or `[time, batch]` for a scalar, and final states `[batch, units]`.
+        Outputs, as sequences, `[time, batch, columns * units]`, or `[time, batch]` for a scalar, and final states
+        `[batch, units]`.
 
     Raises:
         tf.errors.InvalidArgumentError: a number of tensors or a shape does not fit the cell.
@@ -83,6 +86,7 @@ def recurrent(
         units=units,
         directions=len(reverse),
         reverse=list(reverse),
+        batch_major=batch_major,
         precision=precision,
         programs=list(programs),
         gradient_programs=list(gradient_programs),
@@ -125,7 +129,7 @@ class _Direction:
         """The states from which the backward cell starts."""
         import tensorflow as tf
 
-        zeros = tf.zeros_like(self.states[0])
+        zeros = tf.zeros_like(self.final_gradients[0])
         return [zeros if index is None else self.final_gradients[index] for index in gradient.states]
 
 
@@ -150,7 +154,7 @@ def _gradient(ops: ModuleType, op: Any, *gradients: tf.Tensor | None) -> list[tf
     given_outputs, given_finals = given[: op.get_attr("No")], given[op.get_attr("No") :]
     counts = [op.get_attr(count) for count in ("Ns", "Ni", "Nv", "Nm", "Nh")]
     inputs = _cut(list(op.inputs), counts)
-    common = {"units": units, "directions": directions, "precision": op.get_attr("precision")}
+    common = {name: op.get_attr(name) for name in ("units", "directions", "batch_major", "precision")}
     if base:
         kept = list(op.outputs)[: op.get_attr("No")]
     else:
@@ -202,13 +206,13 @@ class _Results:
         gradient = self.gradient
         invariants = map(self._of_states, gradient.invariant_gradients)
         vectors = map(self._of_states, gradient.vector_gradients)
-        states = [None if index is None else self.finals[index] for index in gradient.state_gradients]
+        states = map(self._of_state, self.forward.states, gradient.state_gradients)
         return [
             list(map(self._of_sequence, self.cell.sequences, gradient.sequence_gradients)),
             list(invariants),
             [None if whole is None else tf.reduce_sum(whole, axis=0) for whole in vectors],
             list(map(self._of_matrix, range(len(self.cell.matrices)))),
-            states,
+            list(states),
         ]
 
     def _columns(self, tensors: Sequence[tf.Tensor], place: Column, count: int = 1) -> tf.Tensor:
@@ -232,6 +236,12 @@ class _Results:
         parts = [None if place is None else self._columns(self.outputs, place) for place in places]
         zeros = tf.zeros_like(next(part for part in parts if part is not None))
         return tf.concat([zeros if part is None else part for part in parts], axis=-1)
+
+    def _of_state(self, state: tf.Tensor, place: int | None) -> tf.Tensor | None:
+        """Of an initial state; one that stands for zeros has no rows, nor has its gradient."""
+        if place is None:
+            return None
+        return self.finals[place][:0] if state.shape[0] == 0 else self.finals[place]
 
     def _of_states(self, places: tuple[int | None, ...]) -> tf.Tensor | None:
         """`[batch, columns * units]`."""

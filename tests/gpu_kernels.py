@@ -50,6 +50,51 @@ def from_storage(array: Any) -> Any:
     return array.astype(np.float32)
 
 
+class Sweep:
+    """A launch on tensors of its own. What it is to write starts as NaN; a state without rows is not given."""
+
+    def __init__(
+        self,
+        device: Device,
+        launcher: Launcher,
+        spec: RecurrentSpec,
+        given: list[Arrays],
+        reverse: tuple[bool, ...] = (False,),
+        batch_major: bool = False,
+    ) -> None:
+        self._device = device
+        cell, units, dtype = spec.cell, spec.units, spec.dtype
+        leading = given[0]["sequences"][0].shape[:2]
+        time, batch = reversed(leading) if batch_major else leading
+        pointers: list[list[int]] = []
+        self._results: list[list[tuple[int, Any]]] = []
+        for arrays in given:
+            places = [
+                device.upload(to_storage(array, dtype)) if array.size or kind != "states" else 0
+                for kind in KINDS
+                for array in arrays[kind]
+            ]
+            empty = [
+                np.full(leading if cell.scalar[columns[0]] else (*leading, len(columns) * units), np.nan)
+                for columns in cell.outputs
+            ]
+            empty += [np.full((batch, units), np.nan) for _ in cell.states]
+            stored = [to_storage(array, dtype) for array in empty]
+            outputs = [device.upload(array) for array in stored]
+            pointers.append(places + outputs)
+            self._results.append(list(zip(outputs, stored, strict=True)))
+        self._memory = device.upload(np.zeros(launcher.memory_bytes(batch, len(given)), np.uint8))
+        self._enqueue = launcher.prepare(time, batch, pointers, self._memory, reverse, batch_major)
+
+    def enqueue(self, stream: int) -> None:
+        self._enqueue(stream)
+
+    def results(self) -> tuple[list[list[Any]], int]:
+        """Outputs and finals of each direction, and the status; of what ran on the device's own stream."""
+        done = [[from_storage(self._device.download(*pair)) for pair in pairs] for pairs in self._results]
+        return done, int(self._device.download(self._memory, np.zeros(1, np.int32))[0])
+
+
 def run(
     device: Device,
     cell: Cell,
@@ -59,27 +104,14 @@ def run(
     dtype: str = "float32",
     precision: str = "highest",
     reverse: tuple[bool, ...] = (False,),
+    batch_major: bool = False,
 ) -> tuple[list[list[Any]], int]:
-    """Outputs and finals of each direction, and the status. Everything starts as NaN."""
+    """Outputs and finals of each direction, and the status."""
     spec = RecurrentSpec(cell, units, dtype, precision, len(given))  # type: ignore[arg-type]
     launcher = Launcher(build(spec, configuration, device.arch))
-    time, batch = given[0]["sequences"][0].shape[:2]
-    pointers, results = [], []
-    for arrays in given:
-        places = [device.upload(to_storage(array, dtype)) for kind in KINDS for array in arrays[kind]]
-        empty = [
-            np.full((time, batch) if cell.scalar[columns[0]] else (time, batch, len(columns) * units), np.nan)
-            for columns in cell.outputs
-        ]
-        empty += [np.full((batch, units), np.nan) for _ in cell.states]
-        stored = [to_storage(array, dtype) for array in empty]
-        outputs = [device.upload(array) for array in stored]
-        pointers.append(places + outputs)
-        results.append(list(zip(outputs, stored, strict=True)))
-    memory = device.upload(np.zeros(launcher.memory_bytes(batch, len(given)), np.uint8))
-    launcher(time, batch, pointers, memory, device.stream, reverse)
-    done = [[from_storage(device.download(*pair)) for pair in pairs] for pairs in results]
-    return done, int(device.download(memory, np.zeros(1, np.int32))[0])
+    sweep = Sweep(device, launcher, spec, given, reverse, batch_major)
+    sweep.enqueue(device.stream)
+    return sweep.results()
 
 
 def expected(cell: Cell, units: int, arrays: Arrays, dtype: str = "float32", reverse: bool = False) -> list[Any]:

@@ -26,7 +26,7 @@ VALUES = {"float32": "float", "float16": "Half", "bfloat16": "Bfloat16"}
 EXCHANGES = {"single": "SingleExchange", "cluster": "ClusterExchange", "grid": "GridExchange"}
 OPERAND_SCALE = 1 << 14  # of product "half": 1 becomes a large float16
 LARGEST_OPERAND = 3  # of initial states, with product "half": 4 times its scale is past float16
-FIRST_POINTER = 5  # kPointers of kernels/common.cuh
+FIRST_POINTER = 6  # kPointers of kernels/common.cuh
 
 
 def parameter_words(spec: RecurrentSpec) -> int:

@@ -66,21 +66,30 @@ class Launcher:
         memory: int,
         stream: int = 0,
         reverse: Sequence[bool] = (),
+        batch_major: bool = False,
     ) -> None:
         """Enqueue one sweep on `stream`: `prepare(...)(stream)`."""
-        self.prepare(time, batch, pointers, memory, reverse)(stream)
+        self.prepare(time, batch, pointers, memory, reverse, batch_major)(stream)
 
     def prepare(
-        self, time: int, batch: int, pointers: Sequence[Sequence[int]], memory: int, reverse: Sequence[bool] = ()
+        self,
+        time: int,
+        batch: int,
+        pointers: Sequence[Sequence[int]],
+        memory: int,
+        reverse: Sequence[bool] = (),
+        batch_major: bool = False,
     ) -> Callable[[int], None]:
         """One sweep, to be enqueued on a CUDA stream as often as its tensors are there, with little for Python to do.
 
         Args:
             time, batch: of the tensors; a batch of 0 launches nothing.
-            pointers: for each direction device pointers, in the order of the kernel's parameter (jit/program.py).
+            pointers: for each direction device pointers, in the order of the kernel's parameter (jit/program.py). That
+                of an initial state may be 0, for zeros.
             memory: device memory of `memory_bytes`, which each call zeroes where a kernel needs it. An int32 stands at
                 its beginning, 0 before the first call, that is not 0 afterwards if the fallback had to run.
             reverse: for each direction whether it walks time backwards.
+            batch_major: whether sequences, in and out, are `[batch, time, ...]` and not `[time, batch, ...]`.
 
         Returns:
             What takes the stream and enqueues. It raises KernelError if a launch fails.
@@ -89,7 +98,7 @@ class Launcher:
         groups = self.groups(batch, len(pointers))
         zeroed = STATUS_BYTES + groups * program.scratch if groups and (program.fallback or program.scratch) else 0
         once = self.resident // program.ctas if program.cooperative else MOST_GROUPS
-        words = self._words(time, batch, pointers, memory, reverse)
+        words = self._words(time, batch, pointers, memory, reverse, batch_major)
         launches = []
         for first in range(0, groups, once):
             words[1] = first | groups << 32
@@ -120,11 +129,18 @@ class Launcher:
         self._prepared(words[1] >> 32, words, fallback=True)(stream)
 
     def _words(
-        self, time: int, batch: int, pointers: Sequence[Sequence[int]], memory: int, reverse: Sequence[bool]
+        self,
+        time: int,
+        batch: int,
+        pointers: Sequence[Sequence[int]],
+        memory: int,
+        reverse: Sequence[bool],
+        batch_major: bool = False,
     ) -> list[int]:
         groups = self.groups(batch, len(pointers))
         flags = sum(flag << place for place, flag in enumerate(reverse))
-        head = [time | batch << 32, groups << 32, memory + STATUS_BYTES, memory, flags]
+        lines = 1 | time << 32 if batch_major else batch | 1 << 32
+        head = [time | batch << 32, groups << 32, memory + STATUS_BYTES, memory, flags, lines]
         return [*head, *(pointer for direction in pointers for pointer in direction)]
 
     def _prepared(self, groups: int, words: list[int], fallback: bool) -> Callable[[int], None]:

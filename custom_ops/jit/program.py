@@ -6,7 +6,9 @@ The kernel has one parameter, a struct of 64-bit words:
     2: scratch; 3: status, an int32 that a kernel sets to 1 when a bounded spin ran out (the op then stays with the
        fallback), to 2 when a value was too large for it (the fallback computes this call)
     4: bit d is set when direction d walks time backwards
-    5...: pointers of each direction's sequences, invariants, vectors, matrices, initial states, outputs, finals
+    5: lines of a sequence from one step to the next | from one row of the batch to the next << 32, where a line is what
+       it has for one row in one step: batch and 1 of [time, batch, ...], 1 and time of [batch, time, ...]
+    6...: pointers of each direction's sequences, invariants, vectors, matrices, initial states, outputs, finals
 Group g works on tile g % tiles of direction g / tiles, where tiles = ceil(batch / rows)."""
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache, digest
 from custom_ops.spec import Configuration, RecurrentSpec
 
-FORMAT = "program 1"
+FORMAT = "program 2"
 ANY_BATCH = (1 << 31) - 1
 
 

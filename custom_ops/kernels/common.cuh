@@ -34,7 +34,8 @@ constexpr int kGroups = 1;
 constexpr int kScratch = 2;
 constexpr int kStatus = 3;
 constexpr int kReverse = 4;
-constexpr int kPointers = 5;
+constexpr int kStrides = 5;
+constexpr int kPointers = 6;
 
 template <int N>
 struct Tag {};

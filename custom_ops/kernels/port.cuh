@@ -46,8 +46,9 @@ struct Context {
   int first_row;  // of the group's tile
   int cta;
   bool reverse;
-  long long line_step;  // rows [batch] of a tensor from one step to the next, times the sign of the
-                        // direction
+  long long line_step;  // lines of a sequence from one step to the next: a line is what it has for
+                        // one row of the batch in one step; negative where time runs backwards
+  int line_row;         // from one row of the batch to the next
 
   template <class Pointer>
   __device__ Pointer* pointer(int index) const {
@@ -55,7 +56,10 @@ struct Context {
         parameters.word[kPointers + direction * Plan::kPointersOfDirection + index]);
   }
 
-  __device__ long long index_of(int step) const { return reverse ? time - 1 - step : step; }
+  __device__ long long line_of(int step, int row) const {
+    const long long first = reverse ? -line_step * (time - 1) : 0;
+    return first + step * line_step + row * static_cast<long long>(line_row);
+  }
 
   __device__ Block<Value> block(const BlockPlace& place) const {
     const int line = place.columns * Plan::kUnits;
@@ -64,13 +68,12 @@ struct Context {
     return Block<Value>{base, place.transposed ? 1 : line, place.transposed ? line : 1};
   }
 
-  // A number of a state [batch, units], 0 outside.
+  // A number of a state [batch, units], 0 outside, and where none is given.
   __device__ float state(int index, int row, int unit) const {
-    const bool inside = first_row + row < batch && unit < Plan::kUnits;
-    const float value =
-        inside ? to_float(pointer<const Value>(
-                     index)[(first_row + row) * static_cast<long long>(Plan::kUnits) + unit])
-               : 0.0f;
+    const Value* numbers = pointer<const Value>(index);
+    const bool inside = numbers != nullptr && first_row + row < batch && unit < Plan::kUnits;
+    const long long at = (first_row + row) * static_cast<long long>(Plan::kUnits) + unit;
+    const float value = inside ? to_float(numbers[at]) : 0.0f;
     if (Plan::kLargest > 0 && fabsf(value) > Plan::kLargest) fail();
     return value;
   }
@@ -108,11 +111,11 @@ struct Port {
   __device__ int batch_row() const { return context.first_row + pass * Plan::kRows + row; }
   __device__ int hidden_unit() const { return context.cta * Plan::kTile + unit; }
 
-  // This (row, unit) of a tensor [time, batch, COLUMNS * units] (or [time, batch]) at the first
-  // step; `advance` goes on from there, so that a step computes no addresses.
+  // This (row, unit) of a sequence of COLUMNS * units numbers a line (or one) at the first step;
+  // `advance` goes on from there, so that a step computes no addresses.
   template <class Pointer, int POINTER, int COLUMNS>
   __device__ Pointer* first() const {
-    const long long line = context.index_of(0) * context.batch + batch_row();
+    const long long line = context.line_of(0, batch_row());
     const long long place = COLUMNS == 0 ? line : line * COLUMNS * Plan::kUnits + hidden_unit();
     return context.template pointer<Pointer>(POINTER) + place;
   }

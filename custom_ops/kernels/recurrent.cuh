@@ -283,6 +283,7 @@ __device__ __forceinline__ void sweep(const Parameters<WORDS>& parameters, char*
   const int direction = group / tiles;
   const int batch = static_cast<int>(parameters.word[kTimeAndBatch] >> 32);
   const bool reverse = (parameters.word[kReverse] >> direction & 1) != 0;
+  const int line_step = static_cast<int>(parameters.word[kStrides]);
   const Context<Plan, WORDS> context{parameters,
                                      static_cast<int>(parameters.word[kTimeAndBatch]),
                                      batch,
@@ -290,7 +291,8 @@ __device__ __forceinline__ void sweep(const Parameters<WORDS>& parameters, char*
                                      group % tiles * (Plan::kRows * Plan::kPasses),
                                      static_cast<int>(blockIdx.x),
                                      reverse,
-                                     reverse ? -batch : batch};
+                                     reverse ? -line_step : line_step,
+                                     static_cast<int>(parameters.word[kStrides] >> 32)};
   char* scratch = reinterpret_cast<char*>(parameters.word[kScratch]) +
                   group * static_cast<long long>(Plan::kScratch);
   int* status = reinterpret_cast<int*>(parameters.word[kStatus]);

@@ -39,7 +39,7 @@ struct ReplicaPort : Port<Plan, Exchange, Products, WORDS> {
   __device__ float sequence(int at) const {
     using Value = typename Plan::Value;
     if (!this->live || at >= this->context.time) return 0.0f;
-    const long long line = this->context.index_of(at) * this->context.batch + this->batch_row();
+    const long long line = this->context.line_of(at, this->batch_row());
     const long long place =
         COLUMNS == 0 ? line : (line * COLUMNS + COLUMN) * Plan::kUnits + this->unit;
     return to_float(this->context.template pointer<const Value>(POINTER)[place]);

@@ -11,7 +11,7 @@
 namespace tfmem {
 namespace {
 
-constexpr absl::string_view kFormat = "program 1";
+constexpr absl::string_view kFormat = "program 2";
 constexpr int64_t kMostGroups = 65535;  // CUDA's limit of a grid's second dimension
 
 template <typename... Parts>
@@ -96,12 +96,17 @@ std::vector<GroupRange> CutLaunches(int64_t groups, int64_t at_once) {
   return launches;
 }
 
-KernelParameter::KernelParameter(int64_t time, int64_t batch, uint64_t scratch, uint64_t status,
+KernelParameter::KernelParameter(int64_t time, int64_t batch, const SequenceLines& lines,
+                                 uint64_t scratch, uint64_t status,
                                  const std::vector<bool>& reverse) {
   uint64_t reversed = 0;
   for (size_t i = 0; i < reverse.size(); ++i) reversed |= uint64_t{reverse[i]} << i;
-  words = {static_cast<uint64_t>(time) | static_cast<uint64_t>(batch) << 32, 0, scratch, status,
-           reversed};
+  words = {static_cast<uint64_t>(time) | static_cast<uint64_t>(batch) << 32,
+           0,
+           scratch,
+           status,
+           reversed,
+           static_cast<uint64_t>(lines.step) | static_cast<uint64_t>(lines.row) << 32};
 }
 
 void KernelParameter::SetGroups(int64_t first, int64_t total) {

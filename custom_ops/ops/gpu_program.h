@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "custom_ops/ops/sequence_lines.h"
 
 namespace tfmem {
 
@@ -48,8 +49,8 @@ std::vector<GroupRange> CutLaunches(int64_t groups, int64_t at_once);
 struct KernelParameter {
   std::vector<uint64_t> words;
 
-  KernelParameter(int64_t time, int64_t batch, uint64_t scratch, uint64_t status,
-                  const std::vector<bool>& reverse);
+  KernelParameter(int64_t time, int64_t batch, const SequenceLines& lines, uint64_t scratch,
+                  uint64_t status, const std::vector<bool>& reverse);
   void SetGroups(int64_t first, int64_t total);
   // In the order of the cell: sequences, invariants, vectors, matrices, initial states, outputs and
   // finals of a direction, one after another.

@@ -34,6 +34,7 @@ class ShapeInference {
       : c_(c),
         units_(attributes.units),
         directions_(attributes.directions),
+        batch_major_(attributes.batch_major),
         cell_(attributes.cell),
         time_(c->UnknownDim()),
         batch_(c->UnknownDim()) {}
@@ -43,7 +44,7 @@ class ShapeInference {
     TFMEM_RETURN_IF_ERROR(Inputs("invariants", cell_.invariants, false, true));
     TFMEM_RETURN_IF_ERROR(Inputs("vectors", cell_.vectors, false, false));
     TFMEM_RETURN_IF_ERROR(Matrices());
-    TFMEM_RETURN_IF_ERROR(Inputs("states", std::vector<int>(cell_.states.size(), 1), false, true));
+    TFMEM_RETURN_IF_ERROR(States());
     std::vector<ShapeHandle> outputs;
     std::vector<ShapeHandle> finals;
     for (int direction = 0; direction < directions_; ++direction) {
@@ -63,6 +64,7 @@ class ShapeInference {
     std::vector<DimensionHandle> dimensions;
     if (time) dimensions.push_back(time_);
     if (batch) dimensions.push_back(batch_);
+    if (time && batch_major_) std::swap(dimensions[0], dimensions[1]);
     if (columns > 0) dimensions.push_back(c_->MakeDim(columns * units_));
     return c_->MakeShape(dimensions);
   }
@@ -74,8 +76,25 @@ class ShapeInference {
       ShapeHandle merged;
       const ShapeHandle expected = Shape(columns[i % columns.size()], time, batch);
       TFMEM_RETURN_IF_ERROR(Explain(c_->Merge(shapes[i], expected, &merged), name, i));
-      if (time) time_ = c_->Dim(merged, 0);
-      if (batch) batch_ = c_->Dim(merged, time ? 1 : 0);
+      if (time) time_ = c_->Dim(merged, batch_major_ ? 1 : 0);
+      if (batch) batch_ = c_->Dim(merged, time && !batch_major_ ? 1 : 0);
+    }
+    return absl::OkStatus();
+  }
+
+  // One of no rows stands for zeros.
+  absl::Status States() {
+    std::vector<ShapeHandle> shapes;
+    TFMEM_RETURN_IF_ERROR(c_->input("states", &shapes));
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      const bool empty = c_->RankKnown(shapes[i]) && c_->Rank(shapes[i]) == 2 &&
+                         c_->ValueKnown(c_->Dim(shapes[i], 0)) &&
+                         c_->Value(c_->Dim(shapes[i], 0)) == 0;
+      ShapeHandle merged;
+      const ShapeHandle expected =
+          empty ? c_->Matrix(0, units_) : c_->Matrix(batch_, c_->MakeDim(units_));
+      TFMEM_RETURN_IF_ERROR(Explain(c_->Merge(shapes[i], expected, &merged), "states", i));
+      if (!empty) batch_ = c_->Dim(merged, 0);
     }
     return absl::OkStatus();
   }
@@ -101,6 +120,7 @@ class ShapeInference {
   InferenceContext* const c_;
   const int64_t units_;
   const int directions_;
+  const bool batch_major_;
   const Cell& cell_;
   DimensionHandle time_;
   DimensionHandle batch_;
@@ -113,12 +133,12 @@ absl::Status RecurrentShape(InferenceContext* c) {
 }
 
 REGISTER_OP("TfmemRecurrent")
-    .Input("sequences: Ns * T")   // [time, batch, columns * units] or [time, batch]
+    .Input("sequences: Ns * T")   // [time, batch, columns * units] or [time, batch]; or batch, time
     .Input("invariants: Ni * T")  // [batch, columns * units]
     .Input("vectors: Nv * T")     // [columns * units]
     .Input("matrices: Nm * T")    // [rows * units, columns * units]
-    .Input("states: Nh * T")      // [batch, units]
-    .Output("outputs: No * T")    // [time, batch, columns * units] or [time, batch]
+    .Input("states: Nh * T")      // [batch, units], or [0, units]
+    .Output("outputs: No * T")    // as sequences
     .Output("finals: Nh * T")     // [batch, units]
     .Attr("T: {float, half, bfloat16, double}")
     .Attr("Ns: int >= 1")
@@ -131,6 +151,7 @@ REGISTER_OP("TfmemRecurrent")
     .Attr("units: int >= 1")
     .Attr("directions: int >= 1 = 1")
     .Attr("reverse: list(bool) = []")
+    .Attr("batch_major: bool = false")
     .Attr("precision: {'highest', 'tf32', 'bfloat16', 'float16'} = 'highest'")
     .Attr("programs: list(string) = []")
     .Attr("base_cell: string = ''")
@@ -146,11 +167,12 @@ sequences: what the cell reads of each step, [time, batch, columns * units] or [
 invariants: what it reads at every step, [batch, columns * units].
 vectors: parameters, [columns * units].
 matrices: weights, [rows * units, columns * units].
-states: the initial states, [batch, units].
+states: the initial states, [batch, units]; one of shape [0, units] stands for zeros.
 outputs: what is kept of each step, [time, batch, columns * units] or [time, batch].
 finals: the states after the last step, [batch, units].
 cell: Cell.to_text() of custom_ops/cell.py.
 reverse: for each direction, whether it walks time from last to first; empty: none does.
+batch_major: whether sequences and outputs begin with batch and time, in place of time and batch.
 precision: how a GPU stores weights and exchanged values; "highest" is as accurate as T.
 programs: GPU programs for this cell in ascending order of the largest batch each takes.
 base_cell: the cell without the outputs that are saved for the gradient; empty if none are.
@@ -170,8 +192,8 @@ class InputReader {
     std::vector<TensorShape> expected;
     for (int count : columns) {
       TensorShape shape;
-      if (leading > 1) shape.AddDim(call_->time);
-      if (leading > 0) shape.AddDim(call_->batch);
+      if (leading > 1) shape = call_->leading();
+      if (leading == 1) shape.AddDim(call_->batch);
       if (count > 0) shape.AddDim(count * units_);
       expected.push_back(std::move(shape));
     }
@@ -183,35 +205,40 @@ class InputReader {
     TFMEM_RETURN_IF_ERROR(ctx_->input_list(name, &inputs));
     for (int i = 0; i < inputs.size(); ++i) {
       const TensorShape& shape = expected[i % expected.size()];
-      if (inputs[i].shape() != shape) {
+      const bool zeros = field == &RecurrentDirection::initials && NoRows(inputs[i].shape());
+      if (!zeros && inputs[i].shape() != shape) {
         return absl::InvalidArgumentError(absl::StrCat(
             name, "[", i, "] of '", ctx_->op_kernel().name(), "' has shape ",
             inputs[i].shape().DebugString(), "; expected ", shape.DebugString(), " (time ",
             call_->time, ", batch ", call_->batch, ", units ", units_, ")"));
       }
-      (call_->directions[i / expected.size()].*field).push_back(inputs[i].data());
+      const void* data = zeros ? nullptr : inputs[i].data();
+      (call_->directions[i / expected.size()].*field).push_back(data);
     }
     return absl::OkStatus();
   }
 
  private:
+  bool NoRows(const TensorShape& shape) const { return shape == TensorShape({0, units_}); }
+
   OpKernelContext* const ctx_;
   const int64_t units_;
   RecurrentCall* const call_;
 };
 
 // Time and batch, which the first sequence says.
-absl::Status ReadSizes(OpKernelContext* ctx, RecurrentCall* call) {
+absl::Status ReadSizes(OpKernelContext* ctx, bool batch_major, RecurrentCall* call) {
   OpInputList sequences;
   TFMEM_RETURN_IF_ERROR(ctx->input_list("sequences", &sequences));
   const TensorShape& shape = sequences[0].shape();
   if (shape.dims() < 2) {
-    return absl::InvalidArgumentError(absl::StrCat("sequences[0] of '", ctx->op_kernel().name(),
-                                                   "' has shape ", shape.DebugString(),
-                                                   "; expected [time, batch, ...]"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "sequences[0] of '", ctx->op_kernel().name(), "' has shape ", shape.DebugString(),
+        "; expected ", batch_major ? "[batch, time" : "[time, batch", ", ...]"));
   }
-  call->time = shape.dim_size(0);
-  call->batch = shape.dim_size(1);
+  call->batch_major = batch_major;
+  call->time = shape.dim_size(batch_major ? 1 : 0);
+  call->batch = shape.dim_size(batch_major ? 0 : 1);
   return absl::OkStatus();
 }
 
@@ -225,7 +252,7 @@ absl::Status AllocateOutputs(OpKernelContext* ctx, const RecurrentAttributes& at
   for (int direction = 0; direction < attributes.directions; ++direction) {
     RecurrentDirection& target = call->directions[direction];
     for (size_t i = 0; i < cell.outputs.size(); ++i) {
-      TensorShape shape({call->time, call->batch});
+      TensorShape shape = call->leading();
       if (!cell.scalar_output(i)) shape.AddDim(cell.outputs[i].size() * attributes.units);
       Tensor* output = nullptr;
       TFMEM_RETURN_IF_ERROR(outputs.allocate(direction * cell.outputs.size() + i, shape, &output));
@@ -246,6 +273,7 @@ absl::Status AllocateOutputs(OpKernelContext* ctx, const RecurrentAttributes& at
 absl::StatusOr<RecurrentAttributes> MakeRecurrentAttributes(const std::string& cell, int64_t units,
                                                             int64_t directions,
                                                             std::vector<bool> reverse,
+                                                            bool batch_major,
                                                             const std::vector<int64_t>& counts) {
   absl::StatusOr<Cell> parsed = ParseCell(cell);
   if (!parsed.ok()) return parsed.status();
@@ -276,6 +304,7 @@ absl::StatusOr<RecurrentAttributes> MakeRecurrentAttributes(const std::string& c
   attributes.units = units;
   attributes.directions = directions;
   attributes.reverse = std::move(reverse);
+  attributes.batch_major = batch_major;
   return attributes;
 }
 
@@ -284,7 +313,7 @@ absl::StatusOr<RecurrentCall> PrepareRecurrentCall(OpKernelContext* ctx,
   const Cell& cell = attributes.cell;
   RecurrentCall call;
   for (bool reverse : attributes.reverse) call.directions.emplace_back().reverse = reverse;
-  TFMEM_RETURN_IF_ERROR(ReadSizes(ctx, &call));
+  TFMEM_RETURN_IF_ERROR(ReadSizes(ctx, attributes.batch_major, &call));
   std::vector<TensorShape> matrices;
   for (const CellMatrix& matrix : cell.matrices) {
     matrices.push_back(

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "custom_ops/ops/cell.h"
+#include "custom_ops/ops/sequence_lines.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace tfmem {
@@ -18,6 +19,7 @@ struct RecurrentAttributes {
   int64_t units = 0;
   int directions = 1;
   std::vector<bool> reverse;  // one for each direction
+  bool batch_major = false;
 };
 
 // Puts attributes together; InvalidArgument if they do not fit each other. `counts` are Ns, Ni, Nv,
@@ -25,6 +27,7 @@ struct RecurrentAttributes {
 absl::StatusOr<RecurrentAttributes> MakeRecurrentAttributes(const std::string& cell, int64_t units,
                                                             int64_t directions,
                                                             std::vector<bool> reverse,
+                                                            bool batch_major,
                                                             const std::vector<int64_t>& counts);
 
 // Reads them from an op that is constructed, or whose shapes are inferred.
@@ -34,25 +37,28 @@ absl::StatusOr<RecurrentAttributes> ReadRecurrentAttributes(Context* ctx) {
   int64_t units = 0;
   int64_t directions = 0;
   std::vector<bool> reverse;
+  bool batch_major = false;
   std::vector<int64_t> counts;
   absl::Status status = ctx->GetAttr("cell", &cell);
   if (status.ok()) status = ctx->GetAttr("units", &units);
   if (status.ok()) status = ctx->GetAttr("directions", &directions);
   if (status.ok()) status = ctx->GetAttr("reverse", &reverse);
+  if (status.ok()) status = ctx->GetAttr("batch_major", &batch_major);
   for (const char* name : {"Ns", "Ni", "Nv", "Nm", "Nh", "No"}) {
     if (status.ok()) status = ctx->GetAttr(name, &counts.emplace_back());
   }
   if (!status.ok()) return status;
-  return MakeRecurrentAttributes(cell, units, directions, std::move(reverse), counts);
+  return MakeRecurrentAttributes(cell, units, directions, std::move(reverse), batch_major, counts);
 }
 
-// The data of one direction's tensors, in the order of the cell.
+// The data of one direction's tensors, in the order of the cell. Sequences and outputs begin with
+// time and batch, or with batch and time (`batch_major`).
 struct RecurrentDirection {
   std::vector<const void*> sequences;   // [time, batch, columns * units] or [time, batch]
   std::vector<const void*> invariants;  // [batch, columns * units]
   std::vector<const void*> vectors;     // [columns * units]
   std::vector<const void*> matrices;    // [rows * units, columns * units]
-  std::vector<const void*> initials;    // [batch, units]
+  std::vector<const void*> initials;    // [batch, units]; null for zeros
   std::vector<void*> outputs;           // [time, batch, columns * units] or [time, batch]
   std::vector<void*> finals;            // [batch, units]
   bool reverse = false;
@@ -61,7 +67,15 @@ struct RecurrentDirection {
 struct RecurrentCall {
   int64_t time = 0;
   int64_t batch = 0;
+  bool batch_major = false;
   std::vector<RecurrentDirection> directions;
+
+  SequenceLines lines() const { return SequenceLines::Of(time, batch, batch_major); }
+  // The first two dimensions of a sequence.
+  tensorflow::TensorShape leading() const {
+    return batch_major ? tensorflow::TensorShape({batch, time})
+                       : tensorflow::TensorShape({time, batch});
+  }
 };
 
 // Checks the shapes of the inputs and allocates the outputs.

@@ -71,7 +71,8 @@ class RecurrentOp : public OpKernel {
                                              TensorShape({kAlignment + scratch_bytes}), &memory);
     if (!status.ok()) return status;
     const auto base = reinterpret_cast<cuda::DevicePointer>(memory.data());
-    KernelParameter parameter(call.time, call.batch, base + kAlignment, base, attributes_.reverse);
+    KernelParameter parameter(call.time, call.batch, call.lines(), base + kAlignment, base,
+                              attributes_.reverse);
     for (const RecurrentDirection& data : call.directions) {
       for (const auto* pointers :
            {&data.sequences, &data.invariants, &data.vectors, &data.matrices, &data.initials}) {

@@ -77,8 +77,9 @@ void RecurrentRun<T>::Prepare(const RecurrentRange& range) const {
     Real* target = workspace.State(range.direction, 0, state);
     for (int64_t row = range.first_row; row < range.end_row(); ++row) {
       Real* padded = target + row * cut.stride() + range.first_unit;
-      ToReal(initial + row * cut.units + range.first_unit, padded, valid);
-      std::fill(padded + valid, padded + range.width, Real(0));
+      const int64_t given = initial == nullptr ? 0 : valid;
+      if (given > 0) ToReal(initial + row * cut.units + range.first_unit, padded, given);
+      std::fill(padded + given, padded + range.width, Real(0));
     }
   }
   for (const ConstantTile& constant : program.constants) {

@@ -24,6 +24,7 @@ class TileInterpreter {
         range_(tile),
         step_(step),
         data_(run.call.directions[tile.direction]),
+        lines_(run.call.lines()),
         valid_(cut_.Valid(tile)) {
     const StepProgram& program = run.program;
     const int locations = program.wide_locations + program.products;
@@ -96,9 +97,9 @@ class TileInterpreter {
       case Code::kLoadCarried:
         return LoadPadded(instruction, workspace_.Carried(range_.direction, index));
       case Code::kLoadSequence: {
-        const int64_t stride = run_.attributes.cell.sequences[index] * cut_.units;
+        const int64_t width = run_.attributes.cell.sequences[index] * cut_.units;
         const T* source = static_cast<const T*>(data_.sequences[index]);
-        return LoadRows(instruction, source + step_.time * cut_.batch * stride, stride);
+        return LoadRows(instruction, source + lines_.At(step_.time, 0) * width, lines_.row * width);
       }
       case Code::kLoadInvariant:
         return LoadRows(instruction, static_cast<const T*>(data_.invariants[index]),
@@ -144,7 +145,9 @@ class TileInterpreter {
     Real* target = workspace_.ScalarTile(range_.share, instruction.target);
     if (instruction.kind == Code::kLoadSequence) {
       const T* source = static_cast<const T*>(data_.sequences[instruction.index]);
-      run_.ToReal(source + step_.time * cut_.batch + range_.first_row, target, range_.rows);
+      for (int64_t row = 0; row < range_.rows; ++row) {
+        run_.ToReal(source + lines_.At(step_.time, range_.first_row + row), target + row, 1);
+      }
     } else if (instruction.kind == Code::kLoadCarried) {
       const Real* source = workspace_.CarriedScalar(range_.share, instruction.index);
       std::copy_n(source + range_.first_row, range_.rows, target);
@@ -178,12 +181,12 @@ class TileInterpreter {
 
   void StoreOutput(const Instruction& instruction, const Real* source) {
     const int index = instruction.index;
-    const int64_t stride = run_.attributes.cell.outputs[index].size() * cut_.units;
+    const int64_t width = run_.attributes.cell.outputs[index].size() * cut_.units;
     T* target = static_cast<T*>(data_.outputs[index]);
-    target += (step_.time * cut_.batch + range_.first_row) * stride;
+    target += lines_.At(step_.time, range_.first_row) * width;
     target += instruction.column * cut_.units + range_.first_unit;
     for (int64_t row = 0; row < range_.rows; ++row) {
-      run_.FromReal(source + row * range_.width, target + row * stride, valid_);
+      run_.FromReal(source + row * range_.width, target + row * lines_.row * width, valid_);
     }
   }
 
@@ -212,7 +215,9 @@ class TileInterpreter {
       std::copy_n(source, range_.rows, target + range_.first_row);
     } else if (range_.first_unit == 0) {  // all shares of a row compute the same
       T* target = static_cast<T*>(data_.outputs[instruction.index]);
-      run_.FromReal(source, target + step_.time * cut_.batch + range_.first_row, range_.rows);
+      for (int64_t row = 0; row < range_.rows; ++row) {
+        run_.FromReal(source + row, target + lines_.At(step_.time, range_.first_row + row), 1);
+      }
     }
   }
 
@@ -222,6 +227,7 @@ class TileInterpreter {
   const RecurrentRange& range_;
   const RecurrentStep& step_;
   const RecurrentDirection& data_;
+  const SequenceLines lines_;
   const int64_t valid_;
   // Where the value of each location is: in its tile, or in a tensor that it was loaded from.
   const Real* on_stack_[kLocationsOnStack];

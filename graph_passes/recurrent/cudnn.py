@@ -158,7 +158,6 @@ class _Reader:
         write, sizes, node = self.writer, self.sizes, self.node
         turned = turns(self.graph, node.inputs[0].node, node)
         x = self.graph[node.inputs[0].node].inputs[0] if turned else node.inputs[0]
-        x = x if sizes.time_major else write.transpose(x, (1, 0, 2), self.dtype)
         mask = self.mask(x)
         kernel, recurrent, bias, recurrent_bias = self.weights()
         sequences = (self.products(x, kernel, bias), *((mask,) if mask else ()))
@@ -174,11 +173,18 @@ class _Reader:
         cell = sizes.cell(mask is not None)
         rows = dimension_key(self.graph, node.inputs[0], _time_and_batch(node)[1])
         batch = rows if isinstance(rows, int) else None
-        launch = Launch(write.name("recurrent"), cell, sizes.units, self.dtype, (direction,), node.device, batch=batch)
+        launch = Launch(
+            write.name("recurrent"),
+            cell,
+            sizes.units,
+            self.dtype,
+            (direction,),
+            node.device,
+            batch=batch,
+            batch_major=not sizes.time_major,
+        )
         write.nodes.append(launch)
         output = launch.output(0)
-        if not sizes.time_major:
-            output = write.transpose(output, (1, 0, 2), self.dtype)
         layers = 0 if sizes.time_major else 1
         rewired = self.outputs(output) if turned else [(TensorId(node.name), output)]
         for index in range(count):
@@ -217,7 +223,7 @@ class _Reader:
         return self.writer.reshape(tensor, (-1, self.sizes.units), self.dtype)
 
     def products(self, x: TensorId, kernel: TensorId, bias: TensorId | None) -> TensorId:
-        """The gates' input products of all steps, `[time, batch, gates * units]`, in one GEMM."""
+        """The gates' input products of all steps, `gates * units` wide, in one GEMM."""
         write, sizes = self.writer, self.sizes
         columns = len(sizes.gates) * sizes.units
         flat = write.matmul(write.reshape(x, (-1, sizes.inputs), self.dtype), kernel, self.dtype)
@@ -231,23 +237,23 @@ class _Reader:
         return write.add("Reshape", flat, shape, T=DataType(self.dtype), Tshape=DataType("int32"))
 
     def known_sizes(self) -> tuple[int, int]:
-        """Time and batch, -1 where they are not known."""
+        """Time and batch, in the order of the input; -1 where they are not known."""
         spec = self.graph.specs.get(self.node.inputs[0])
-        shape = spec.shape if spec and spec.shape else (None, None)
-        time, batch = shape[:2] if self.sizes.time_major else shape[1::-1]
-        return time or -1, batch or -1
+        first, second = spec.shape[:2] if spec and spec.shape else (None, None)
+        return first or -1, second or -1
 
     def shape(self, x: TensorId) -> TensorId:
         return self.writer.add("Shape", x, T=DataType(self.dtype), out_type=DataType("int32"))
 
     def mask(self, x: TensorId) -> TensorId | None:
-        """1 before the end of each sequence, `[time, batch]`; None if all go to the end."""
+        """1 before the end of each sequence, time and batch in the order of `x`; None if all go to the end."""
         if self.node.op != "CudnnRNNV3" or self.goes_to_the_end(self.node.inputs[4]):
             return None
-        write, lengths = self.writer, self.node.inputs[4]
-        time = write.reshape(write.slice(self.shape(x), (0,), (1,), "int32"), (), "int32")
-        steps = write.add("Range", write.integers(0), time, write.integers(1), Tidx=DataType("int32"))
-        runs = write.add("Less", write.expand(steps, 1, "int32"), lengths, T=DataType("int32"))
+        write, (time, batch) = self.writer, _time_and_batch(self.node)
+        count = write.reshape(write.slice(self.shape(x), (time,), (1,), "int32"), (), "int32")
+        steps = write.add("Range", write.integers(0), count, write.integers(1), Tidx=DataType("int32"))
+        steps, lengths = write.expand(steps, batch, "int32"), write.expand(self.node.inputs[4], time, "int32")
+        runs = write.add("Less", steps, lengths, T=DataType("int32"))
         return write.add("Cast", runs, SrcT=DataType("bool"), DstT=DataType(self.dtype), Truncate=False)
 
     def goes_to_the_end(self, lengths: TensorId) -> bool:

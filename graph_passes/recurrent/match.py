@@ -58,11 +58,12 @@ class Direction:
     """What one direction of a launch reads, each in the order in which the cell counts them.
 
     Attributes:
-        sequences: `[time, batch, columns * units]`, or `[time, batch]` where the cell says 0 columns.
+        sequences: `[time, batch, columns * units]`, or `[time, batch]` where the cell says 0 columns; `[batch, time...`
+            where the launch is `batch_major`.
         invariants: `[batch, columns * units]`.
         vectors: `[columns * units]`.
         matrices: `[rows * units, columns * units]`.
-        states: `[batch, units]`, before the first step.
+        states: `[batch, units]`, before the first step; `[0, units]` stands for zeros.
         reverse: whether time runs from the last index to the first. Indices stay: output t belongs to input t.
     """
 
@@ -94,6 +95,7 @@ class Launch:
         base: where `cell` is the forward cell of a gradient, with more outputs for the backward one: the cell that was
             differentiated.
         batch: how many rows all tensors have, where the graph says it.
+        batch_major: whether sequences and outputs begin with batch and time, not with time and batch.
     """
 
     name: str
@@ -105,6 +107,7 @@ class Launch:
     control: tuple[str, ...] = ()
     base: Cell | None = None
     batch: int | None = None
+    batch_major: bool = False
 
     def __post_init__(self) -> None:
         """Raises GraphError if a direction does not give the cell what it reads."""
@@ -120,7 +123,7 @@ class Launch:
                 )
 
     def output(self, index: int, direction: int = 0) -> TensorId:
-        """Output tensor `index` of the cell, of every step, `[time, batch, columns * units]` or `[time, batch]`."""
+        """Output tensor `index` of the cell, of every step, in the form of a sequence."""
         return TensorId(self.name, direction * len(self.cell.outputs) + index)
 
     def final(self, index: int, direction: int = 0) -> TensorId:
@@ -146,6 +149,7 @@ class Launch:
             "units": self.units,
             "directions": count,
             "reverse": tuple(direction.reverse for direction in self.directions),
+            "batch_major": self.batch_major,
             "precision": precision,
             "programs": programs,
             **({"base_cell": self.base.to_text()} if self.base is not None else {}),

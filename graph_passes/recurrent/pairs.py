@@ -32,13 +32,11 @@ def _fit(graph: Graph, one: Swap, other: Swap) -> bool:
         return False
     first, second = one.match.launches[0], other.match.launches[0]
     opposite = first.directions[0].reverse != second.directions[0].reverse
-    alike = (first.cell, first.units, first.dtype, first.device) == (
-        second.cell, second.units, second.dtype, second.device,
-    )  # fmt: skip
+    kinds = [(each.cell, each.units, each.dtype, each.device, each.batch_major) for each in (first, second)]
     together = one.time == other.time and bool(one.batch & other.batch)
     return (
         opposite
-        and alike
+        and kinds[0] == kinds[1]
         and together
         and not (_depends(graph, one.match, other.match) or _depends(graph, other.match, one.match))
     )

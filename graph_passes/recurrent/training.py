@@ -24,6 +24,7 @@ from graph_passes.recurrent.match import Direction, Launch, Match, NewNode, Recu
 from graph_passes.recurrent.needs import dead_readers, inputs_of
 from graph_passes.recurrent.pairs import paired
 from graph_passes.recurrent.plan import plan_recurrent
+from graph_passes.recurrent.zeros import without_zeros
 
 # How new nodes are differentiated: graph, nodes, (result, its gradient) ..., inputs, what these stand for, a prefix
 # -> new nodes, the gradient of each input or None. This takes TensorFlow (`tfmem/capture/differentiate.py`), so it is
@@ -58,19 +59,21 @@ def plan_whole(graph: Graph, keep: Collection[str], gradients: Gradients) -> Rec
     """What to swap in `graph`: recurrences with their gradients, and those of inference. Arguments: `plan_training`."""
     training = plan_training(graph, keep, gradients)
     inference = plan_recurrent(graph, keep)
-    fused = [
+    names = Names(graph)
+    found = [
         match_cudnn(graph, node.name, keep) for node in graph if node.op in CUDNN and node.name not in training.nodes
     ]
+    fused = paired(graph, [swap_cudnn(graph, match) for match in found if isinstance(match, Match)], names)
     return RecurrentPlan(
         (
             *training.plan.matches,
             *(match for match in inference.matches if not training.nodes & set(match.removed)),
-            *paired(graph, [swap_cudnn(graph, found) for found in fused if isinstance(found, Match)], Names(graph)),
+            *(without_zeros(graph, match, names) for match in fused),
         ),
         (
             *training.plan.unmatched,
             *(loop for loop in inference.unmatched if loop.name not in training.nodes),
-            *(found for found in fused if isinstance(found, Unmatched)),
+            *(reason for reason in found if isinstance(reason, Unmatched)),
         ),
     )
 

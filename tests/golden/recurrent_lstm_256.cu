@@ -172,7 +172,7 @@ return sum;
 };
 }
 extern "C" __global__ void __launch_bounds__(256, 1)
-tfmem_recurrent(const __grid_constant__ tfmem::Parameters<12> parameters) {
+tfmem_recurrent(const __grid_constant__ tfmem::Parameters<13> parameters) {
 extern __shared__ float4 memory[];
 tfmem::sweep<tfmem::Cell, tfmem::Plan>(parameters, reinterpret_cast<char*>(memory));
 }

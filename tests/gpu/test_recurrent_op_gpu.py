@@ -19,6 +19,7 @@ from custom_ops.jit.program import ANY_BATCH, Program, build
 from custom_ops.load import Library, load
 from custom_ops.recurrent import recurrent
 from custom_ops.spec import Configuration, RecurrentSpec
+from tests.gpu_neighbour import WHOLE_PROCESSOR, Neighbour
 from tests.recurrent_cells import Arguments, arguments
 
 UNITS, TIME, BATCH = 40, 12, 5
@@ -68,6 +69,26 @@ def test_values_on_the_gpu(library: Library, arch: int, kind: str) -> None:
     assert "GPU" in outputs[0].device
     expected, ends = recurrent_reference.run(cell, UNITS, *given, reverse=True)
     check([*outputs, *finals], [*expected, *ends])
+
+
+@pytest.mark.parametrize("kind", CONFIGURATIONS)
+def test_beside_a_stream_that_is_not_tensorflows(library: Library, arch: int, kind: str) -> None:
+    """It takes all processors, again and again."""
+    cell = cells.lstm()
+    given = tensors(arguments(cell, UNITS, TIME, BATCH))
+    programs = [program(cell, arch, kind).to_bytes()]
+
+    def outputs() -> tf.Tensor:
+        return recurrent(library, cell, UNITS, *given, programs=programs)[0][0]
+
+    with Device() as device, tf.device("GPU:0"):
+        alone = outputs().numpy()
+        with Neighbour(device) as neighbour:
+            neighbour.enqueue(device.processors, WHOLE_PROCESSOR, microseconds=100, launches=1000)
+            beside = [outputs() for _ in range(50)]
+            assert neighbour.busy
+            for found in beside:
+                np.testing.assert_array_equal(found.numpy(), alone)
 
 
 @pytest.mark.parametrize(("time", "batch"), [(0, 3), (3, 0)])

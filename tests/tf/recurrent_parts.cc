@@ -54,7 +54,7 @@ struct Fields {
 };
 
 std::string Program(const Fields& f) {
-  return absl::StrCat("program 1\nkind ", f.kind, "\narch ", f.arch, "\nentry main\n", f.fallback,
+  return absl::StrCat("program 2\nkind ", f.kind, "\narch ", f.arch, "\nentry main\n", f.fallback,
                       "rows ", f.rows, "\nctas ", f.ctas, "\ncluster ", f.cluster,
                       "\nthreads 256\nshared ", f.shared, "\nscratch ", f.scratch, "\ncooperative ",
                       f.cooperative, "\nmax_batch ", f.max_batch, "\n\n", f.image);
@@ -68,7 +68,7 @@ void TestHeader() {
   ExpectEqual(program->image.size(), 6u, "bytes of an image that has an empty line and a zero");
   ExpectEqual(program->fallback, "plain", "fallback");
   ExpectEqual(program->groups(9, 2), 6, "groups of 4 rows of a batch of 9, two directions");
-  ExpectError(tfmem::ParseGpuProgram("program 2\n\nx").status(), "expected 'program 1'");
+  ExpectError(tfmem::ParseGpuProgram("program 1\n\nx").status(), "expected 'program 2'");
   fields.rows = 0;
   ExpectError(tfmem::ParseGpuProgram(Program(fields)).status(), "'rows' is '0'");
   fields = {};
@@ -85,7 +85,8 @@ void TestCooperativeLaunches(tfmem::GpuLink* link, tfmem::cuda::Stream stream) {
   auto kernel = tfmem::GpuKernel::Load(link, Program({}));
   ExpectOk(kernel.status(), "loading");
   ExpectEqual(fake_modules().largest_shared, 100 << 10, "shared memory asked for");
-  tfmem::KernelParameter parameter(100, 9, 0x1000, 0x2000, {false, true});
+  tfmem::KernelParameter parameter(100, 9, tfmem::SequenceLines::Of(100, 9, true), 0x1000, 0x2000,
+                                   {false, true});
   parameter.Add(std::vector<const void*>{reinterpret_cast<void*>(0x3000)});
   fake_device().parameter_words = parameter.words.size();
   ExpectOk((*kernel)->Launch(stream, &parameter, 6), "launching");
@@ -107,7 +108,8 @@ void TestCooperativeLaunches(tfmem::GpuLink* link, tfmem::cuda::Stream stream) {
   ExpectEqual(launches[2].blocks, 1u, "blocks of a group of the fallback");
   ExpectEqual(launches[2].groups, 6u, "groups of the fallback");
   Expect(!launches[2].cooperative, "a plain launch");
-  const std::vector<uint64_t> words = {100 | 9ull << 32, 6ull << 32, 0x1000, 0x2000, 2, 0x3000};
+  const std::vector<uint64_t> words = {100 | 9ull << 32, 6ull << 32, 0x1000, 0x2000, 2,
+                                       1 | 100ull << 32, 0x3000};
   Expect(launches[2].words == words, "the kernel's parameter");
 }
 
@@ -119,7 +121,7 @@ void TestClusters(tfmem::GpuLink* link, tfmem::cuda::Stream stream) {
   auto kernel = tfmem::GpuKernel::Load(link, Program(fields));
   ExpectOk(kernel.status(), "loading a kernel of clusters");
   Expect(fake_modules().large_clusters, "clusters of more than 8 have to be allowed");
-  tfmem::KernelParameter parameter(1, 1, 0, 0, {false});
+  tfmem::KernelParameter parameter(1, 1, tfmem::SequenceLines::Of(1, 1, false), 0, 0, {false});
   fake_launches().clear();
   ExpectOk((*kernel)->Launch(stream, &parameter, 70000), "launching");
   while (FakeRunOne()) {

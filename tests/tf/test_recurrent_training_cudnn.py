@@ -84,7 +84,7 @@ def test_what_keras_emits_on_gpus(
 def test_two_directions_as_keras_emits_them_on_gpus(
     kind: str, masked: bool, trained: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One launch, and no sequence is turned around any more."""
+    """One launch; no sequence is turned around or transposed any more, and no state filled with zeros."""
     facts = {**tf.sysconfig.get_build_info(), "is_cuda_build": True}
     monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: facts)
     cudnn = getattr(importlib.import_module("keras.src.backend.tensorflow.rnn"), f"_cudnn_{kind}")
@@ -126,7 +126,8 @@ def test_two_directions_as_keras_emits_them_on_gpus(
     assert "both directions in one launch" in report.swapped[0]
     operations = {op.type for op in optimized.get_concrete_function(*arguments).graph.get_operations()}
     assert "TfmemRecurrent" in operations
-    assert not operations & {"CudnnRNNV3", "CudnnRNNBackpropV3", "ReverseSequence", "ReverseV2"}
+    assert not operations & {"CudnnRNNV3", "CudnnRNNBackpropV3", "ReverseSequence", "ReverseV2", "Transpose"}
+    assert trained or "Fill" not in operations
 
 
 @pytest.mark.parametrize("mode", ["rnn_tanh", "rnn_relu"])

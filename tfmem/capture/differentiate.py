@@ -156,8 +156,9 @@ def _launch(op: Any, name: str, inputs: tuple[TensorId, ...], control: tuple[str
 
     directions = tuple(map(direction, range(count)))
     dtype = op.get_attr("T").name
-    batch = op.inputs[0].shape[1] if op.inputs[0].shape.rank else None
-    return Launch(name, cell, op.get_attr("units"), dtype, directions, device, control, base, batch)
+    batch_major = op.get_attr("batch_major")
+    batch = op.inputs[0].shape[0 if batch_major else 1] if op.inputs[0].shape.rank else None
+    return Launch(name, cell, op.get_attr("units"), dtype, directions, device, control, base, batch, batch_major)
 
 
 def _ancestors(tensors: Sequence[Any]) -> set[str]:

@@ -20,6 +20,7 @@ from tensorflow.python.eager.polymorphic_function.concrete_function import Concr
 from tensorflow.python.framework import func_graph as func_graphs
 from tensorflow.python.framework import ops
 from tensorflow.python.framework.ops import EagerTensor
+from tensorflow.python.saved_model import save_context
 
 from graph_passes.errors import GraphError
 from tfmem.capture.build import annotate_handles, build_graph, own_library
@@ -29,6 +30,7 @@ from tfmem.capture.grappler import NO_GRAPPLER, options_without_grappler, withou
 __all__ = ["ConcreteFunction", "RestoredFunction", "call_key", "call_traced", "capture_concrete", "restore_concrete"]
 
 _WITH_HANDLES = (tf.resource, tf.variant)  # what they refer to counts, too
+_HANDLES = tuple(dtype.as_datatype_enum for dtype in _WITH_HANDLES)
 
 
 def capture_concrete(cf: ConcreteFunction) -> Captured:
@@ -54,11 +56,25 @@ def capture_concrete(cf: ConcreteFunction) -> Captured:
 def call_key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable | None:
     """What a `tf.function` chooses its trace by, where every argument is a plain tensor; else None.
 
-    Calls with equal keys run the same trace. To ask the `tf.function` takes longer than a short step runs.
+    For calls that are made eagerly. Those with equal keys run the same trace. To ask the `tf.function` takes longer
+    than a short step runs.
     """
-    if kwargs or not all(type(arg) is EagerTensor and arg.dtype not in _WITH_HANDLES for arg in args):
+    if kwargs:
         return None
-    return (function_context.make_function_context(), *((arg._datatype_enum(), arg._shape_tuple()) for arg in args))
+    key: list[Hashable] = [_surroundings()]
+    for arg in args:
+        if type(arg) is not EagerTensor or arg._datatype_enum() in _HANDLES:
+            return None
+        key += arg._datatype_enum(), arg._shape_tuple()
+    return tuple(key)
+
+
+def _surroundings() -> Hashable:
+    """What else an eager call's trace depends on; None where nothing is special, as it is found out fastest."""
+    distributed = ops.get_default_graph()._distribution_strategy_stack
+    if distributed or save_context.in_save_context():
+        return function_context.make_function_context()
+    return None
 
 
 def call_traced(cf: ConcreteFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

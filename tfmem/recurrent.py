@@ -10,6 +10,7 @@ from tensorflow.core.framework.graph_pb2 import GraphDef
 from graph_passes import serde
 from graph_passes.ir import Graph
 from graph_passes.recurrent.apply import apply_recurrent
+from graph_passes.recurrent.biases import with_fused_biases
 from graph_passes.recurrent.loops import LOOPS
 from graph_passes.recurrent.match import RECURRENT_OP, RecurrentPlan, Unmatched
 from graph_passes.recurrent.rolling import roll_up
@@ -32,6 +33,7 @@ def swap_recurrent(
     options: Options,
     feed_shapes: FeedShapes | None = None,
     asked: Collection[str] = (),
+    final: bool = False,
 ) -> tuple[Captured, RecurrentPlan]:
     """`captured` with its recurrent layers swapped, before Grappler sees it; itself where nothing matches.
 
@@ -45,6 +47,7 @@ def swap_recurrent(
         feed_shapes: shapes of feeds ("x:0"), where better known than in the graph.
         asked: names that the user asked for among the fetches. If there are any, copies of a loop's results that
             nothing reads need not stay; TensorFlow 1 makes one of each result.
+        final: nobody will take a gradient of the result, so it may have ops without one.
 
     Raises:
         GraphError: TensorFlow cannot import the graph.
@@ -80,6 +83,8 @@ def swap_recurrent(
     plan = replace(plan, unmatched=(*refused, *others))
     if not plan.matches:
         return captured, plan
+    if final and target.is_gpu:
+        plan = replace(plan, matches=tuple(map(with_fused_biases, plan.matches)))
     apply_recurrent(plan, graph)
     return _captured(inlined, graph), plan
 

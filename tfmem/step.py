@@ -125,7 +125,7 @@ class ManagedStep:
         if not self._engine.swaps:
             return
         self._source, self._swaps = swap_recurrent(
-            self._source, self._engine.target, self._engine.options, self._engine.feed_shapes
+            self._source, self._engine.target, self._engine.options, self._engine.feed_shapes, final=True
         )
         if self._swaps.matches:
             optimized = run_grappler(self._source, device=self._engine.target.kind)

@@ -130,6 +130,16 @@ def test_inference_in_tf32(name: str) -> None:
     assert "precision tf32" in tfmem.report(optimized).swapped[0]
 
 
+@pytest.mark.parametrize("name", sorted(ON_CUDNN))
+def test_nothing_is_copied_around_a_layer(name: str) -> None:
+    """Its sequences stay as they lie, nobody fills its initial states, and its input products add their bias."""
+    optimized = tfmem.optimize(inference(keras, name, 33)[0])
+    graph = optimized.get_concrete_function(tf.constant(batch(), tf.float32)).graph
+    operations = {op.type for op in graph.get_operations()}
+    assert {RECURRENT_OP, "_FusedMatMul"} <= operations
+    assert not operations & {"Transpose", "Fill", "ReverseV2", "ReverseSequence"}
+
+
 @pytest.mark.parametrize("units", [1, 7, 33, 1000])
 @pytest.mark.parametrize("name", ["lstm", "gru, reset before"])
 def test_odd_sizes(name: str, units: int) -> None:

@@ -14,7 +14,7 @@ from tensorflow.python.eager import cancellation, context
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 
 import tfmem
-from tfmem.capture.function import capture_concrete, restore_concrete
+from tfmem.capture.function import call_key, capture_concrete, restore_concrete
 
 STEPS, WIDTH, UNITS = 4, 3, 5
 
@@ -190,3 +190,20 @@ def test_captures_that_are_made_anew_are_made_in_each_call(asked: list[Any]) -> 
     function = restore_concrete(concrete, captured, captured.graph_def)
     assert [float(function(tf.constant(10.0))) for _ in range(2)] == [11, 12]
     assert not asked
+
+
+def test_calls_are_told_apart_by_what_traces_are() -> None:
+    x = tf.zeros((2, 3))
+    plain = call_key((x,), {})
+    assert plain == call_key((tf.ones((2, 3)),), {})
+    assert plain != call_key((tf.zeros((2, 4)),), {})
+    assert plain != call_key((tf.zeros((2, 3), tf.int32),), {})
+    assert plain != call_key((x, x), {})
+    for args, kwargs in (((x,), {"y": 1}), ((1,), {}), ((tf.Variable(x).handle,), {}), ((np.zeros(3),), {})):
+        assert call_key(args, kwargs) is None
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        scope = call_key((x,), {})
+    replica = strategy.run(lambda: call_key((x,), {}))
+    assert scope is not None
+    assert len({plain, scope, replica}) == 3

@@ -10,7 +10,7 @@ from graph_passes.recurrent.match import Launch, Match, NewNode
 from graph_passes.recurrent.needs import inputs_of
 
 FUSED = "_FusedMatMul"  # TensorFlow's own; it has no gradient
-_DTYPES = ("float32", "float16", "bfloat16")
+_DTYPE = "float32"  # on a GPU and a CPU alike; not so of shorter types
 
 
 def with_fused_biases(match: Match) -> Match:
@@ -26,7 +26,7 @@ def with_fused_biases(match: Match) -> Match:
     for node in match.nodes:
         product = products.get(node.inputs[0]) if isinstance(node, NewNode) and node.op == "BiasAdd" else None
         dtype = product and product.attrs["T"]
-        if isinstance(node, NewNode) and product and isinstance(dtype, DataType) and dtype.name in _DTYPES:
+        if isinstance(node, NewNode) and product and isinstance(dtype, DataType) and dtype.name == _DTYPE:
             nodes.remove(product)
             nodes.append(_fused(product, node))
         else:

@@ -101,6 +101,7 @@ def test_a_product_that_others_read_stays() -> None:
         match_of(made, added, reader),
         match_of(made, added, rewired=((tensor("old"), tensor("product")),)),
         match_of(*product("float64")),
+        match_of(*product("bfloat16")),
         match_of(replace(made, control=("gates",)), added),
         match_of(added),
     ):

@@ -159,9 +159,9 @@ class CellWriter:
         last = stage == self.plan.stages - 1
         new = [self.read(place, stage) for place in self.cell.states] if last else []
         lines += [f"const float next_{index} = {value};" for index, value in enumerate(new)]
+        kinds = [buffer.kind for buffer in self.plan.buffers]
         lines += [
-            f"at.template {'keep_own' if self.plan.buffers[buffer].own else 'send_state'}<{buffer}, {operand}>"
-            f"(next_{index});"
+            f"at.template {'keep_own' if kinds[buffer] == 'own' else 'send_state'}<{buffer}, {operand}>(next_{index});"
             for buffer, operand, index in (self.sent_states() if last else ())
         ]
         lines += self.outputs(stage)
@@ -217,7 +217,7 @@ class CellWriter:
     def sum_buffer(self, stage: int) -> int:
         """The buffer of the row sums whose parts are left in `stage`."""
         buffers = enumerate(self.plan.buffers)
-        return next((index for index, buffer in buffers if buffer.sums and buffer.stage == stage + 1), -1)
+        return next((index for index, buffer in buffers if buffer.kind == "sums" and buffer.stage == stage + 1), -1)
 
     def sum_count(self, stage: int) -> int:
         index = self.sum_buffer(stage)
@@ -236,7 +236,7 @@ class CellWriter:
         return [
             (index, operand, place)
             for index, buffer in enumerate(self.plan.buffers)
-            if buffer.exchanged and not buffer.sums and not buffer.parts
+            if buffer.kind == "units"
             for operand, place in enumerate(buffer.operands)
             if not self.plan.is_state(place) and self.cell.stages[place] == stage
         ]
@@ -245,7 +245,7 @@ class CellWriter:
         """(buffer, operand, state) of what products of the next step read, here or elsewhere."""
         result = []
         for index, buffer in enumerate(self.plan.buffers):
-            for operand, place in enumerate(() if buffer.sums or buffer.local else buffer.operands):
+            for operand, place in enumerate(() if buffer.kind in ("sums", "local") else buffer.operands):
                 node = self.cell.nodes[place]
                 if isinstance(node, State):
                     result.append((index, operand, node.index))
@@ -260,7 +260,7 @@ class CellWriter:
         for index, buffer in enumerate(self.plan.buffers):
             lines.append(f"__device__ static int initial_state(Tag<{index}>, int operand) {{")
             lines.append("switch (operand) {")
-            for operand, place in enumerate(buffer.operands if not buffer.sums else ()):
+            for operand, place in enumerate(buffer.operands if buffer.kind != "sums" else ()):
                 node = self.cell.nodes[place]
                 if isinstance(node, State):
                     lines.append(f"case {operand}: return {self.pointers.states + node.index};")

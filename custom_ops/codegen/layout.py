@@ -185,7 +185,7 @@ def layout(spec: RecurrentSpec, configuration: Configuration, arch: int) -> Layo
             f"{result.weights} weights in the registers of each of {configuration.threads} threads: "
             f"there are {min(255, REGISTERS // configuration.threads)} registers, {OTHER_REGISTERS} for the rest"
         )
-    if plan.buffers and any(buffer.sums for buffer in plan.buffers) and configuration.passes > 1:
+    if plan.buffers and any(buffer.kind == "sums" for buffer in plan.buffers) and configuration.passes > 1:
         raise KernelError("a cell with row sums runs in one pass")
     return result
 
@@ -201,12 +201,12 @@ def _in_scratch(spec: RecurrentSpec, rows: int, threads: int) -> Layout:
     tile = _round_up(spec.units, 4)
     place, buffers = 0, []
     for index, buffer in enumerate(plan.buffers):
-        width = 1 if buffer.sums else tile
+        width = 1 if buffer.kind == "sums" else tile
         stride = _round_up(len(buffer.operands) * width, 4)
         states, floats = plan.state_masks[index], FORMS["floats"]
         buffers.append(BufferLayout(len(buffer.operands), width, 1, stride, place, 0, 0, states, floats, local=False))
         place += 2 * rows * stride * 4
-    sums = max((len(buffer.operands) for buffer in plan.buffers if buffer.sums), default=0)
+    sums = max((len(buffer.operands) for buffer in plan.buffers if buffer.kind == "sums"), default=0)
     staging, place = place, place + sums * rows * tile * 4
     items = -(-rows * tile // threads)
     return Layout(tile, rows, rows, items, 0, 0, (), tuple(buffers), staging, 0, place, 0)
@@ -256,9 +256,9 @@ class _Layouter:
             strides[gemm.buffer] = max(strides.get(gemm.buffer, 0), self._stride(mapping))
         buffers: list[BufferLayout] = []
         for index, buffer in enumerate(self.plan.buffers):
-            width = 1 if buffer.sums else self.tile * (c.ctas if buffer.parts else 1)
-            form = FORMS["floats"] if buffer.sums else self.form
-            row = words_of(len(buffer.operands) * (1 if buffer.own else c.ctas) * width, form)
+            width = 1 if buffer.kind == "sums" else self.tile * (c.ctas if buffer.kind == "parts" else 1)
+            form = FORMS["floats"] if buffer.kind == "sums" else self.form
+            row = words_of(len(buffer.operands) * (1 if buffer.kind == "own" else c.ctas) * width, form)
             stride = strides.get(index, _round_up(row, 4))
             copies = {"single": c.passes, "cluster": 2 * c.passes, "grid": min(c.passes, 2)}[c.exchange]
             copies = 2 if self.twins else copies if buffer.exchanged else c.passes
@@ -267,12 +267,12 @@ class _Layouter:
             if c.exchange == "grid" and buffer.exchanged:
                 self.scratch += _round_up(2 * c.passes * self.rows * row * 4, 128)
             states = self.plan.state_masks[index]
-            parts = 1 if buffer.own else c.ctas if buffer.sums else c.ctas // c.slices
+            parts = 1 if buffer.kind == "own" else c.ctas if buffer.kind == "sums" else c.ctas // c.slices
             place = (offset, barriers[index], exchanged)
             local = not buffer.exchanged
             buffers.append(BufferLayout(len(buffer.operands), width, parts, stride, *place, states, form, local))
         gemms = tuple(map(self._gemm, mappings, meetings))
-        sums = max((len(buffer.operands) for buffer in self.plan.buffers if buffer.sums), default=0)
+        sums = max((len(buffer.operands) for buffer in self.plan.buffers if buffer.kind == "sums"), default=0)
         staging = self._take(sums * self.rows * self.tile * 4)
         items = -(-self.rows * self.tile // c.threads)
         if c.needs_fallback:  # it starts over in the same scratch
@@ -289,7 +289,7 @@ class _Layouter:
 
         Buffers that share a place are alike, so that what products read beyond a row's numbers stays zero."""
         c = self.configuration
-        if c.exchange != "grid" or c.passes > 1 or c.replicated or buffer.sums or self.twins:
+        if c.exchange != "grid" or c.passes > 1 or c.replicated or buffer.kind == "sums" or self.twins:
             return self._take(size)
         shape = len(buffer.operands), stride
         places = self.places.setdefault(shape, [])
@@ -331,7 +331,7 @@ class _Layouter:
         if c.tensor_cores or c.replicated or c.slices > 1 or c.passes > 1 or not gemms:
             return 0
         shortest = min(len(gemm.terms[0]) for gemm in gemms) * c.ctas * self.tile
-        if any(buffer.sums for buffer in self.plan.buffers) or 4 * c.lanes > shortest:
+        if any(buffer.kind == "sums" for buffer in self.plan.buffers) or 4 * c.lanes > shortest:
             return 0
         if c.threads != _round_up(self.tile * c.lanes, WARP) or c.lanes & c.lanes - 1 or c.lanes % self.rows:
             return 0

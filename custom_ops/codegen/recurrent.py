@@ -155,8 +155,8 @@ def _tables(plan: Schedule, sizes: Layout) -> list[str]:
         columns = sizes.gemms[index].columns if sizes.gemms else products * sizes.tile
         depth = sizes.gemms[index].depth if sizes.gemms else operands * sizes.tile
         transposed = [term.transposed for terms in gemm.terms for term in terms]
-        shape = [columns, depth, operands, products, int(gemm.replicated), int(all(transposed)), int(any(transposed))]
-        shape += [1] if gemm.parts is not None else []
+        flags = [gemm.replicated, all(transposed), any(transposed), gemm.parts is not None]
+        shape = [columns, depth, operands, products, *map(int, flags)]
         lines.append(f"if (I == {index}) return {{{', '.join(map(str, shape))}}};")
     lines += ["return {};", "}"]
     lines += _inboxes(plan, sizes)
@@ -171,6 +171,21 @@ def _tables(plan: Schedule, sizes: Layout) -> list[str]:
             continue
         lines.append(f"if constexpr (STAGE == -1 || STAGE == {wanted.stage}) function(Tag<{index}>());")
     return [*lines, "}"]
+
+
+def _in_parts(run: list[str], part: list[str]) -> list[str]:
+    """The members for products in parts, if there are any: all sums of one, and one of them."""
+    if not run:
+        return []
+    return [
+        "template <int GEMM, class Exchange>",
+        "__device__ __forceinline__ void run_part(Tag<GEMM>, const Exchange& exchange, int pass, int step) const {",
+        *run,
+        "}",
+        "template <int GEMM> __device__ float part(int row, int column) const {",
+        *part,
+        "}",
+    ]
 
 
 def _parts(plan: Schedule) -> list[str]:
@@ -237,7 +252,7 @@ def _products(plan: Schedule, sizes: Layout, spec: RecurrentSpec, configuration:
     if sizes.twins:
         members += [f"float own_{index}[{gemm.thread_columns}];" for index, gemm in enumerate(sizes.gemms)]
     constant = "" if sizes.twins else " const"
-    load, run, result, part = [], [], [], []
+    load, run, result, run_part, part = [], [], [], [], []
     for index, gemm in enumerate(sizes.gemms):
         chunk = chunk_words(spec, configuration) * gemm.thread_columns
         streamed = (gemm.chunks - gemm.registers - gemm.shared) * chunk * configuration.threads * 4
@@ -254,17 +269,17 @@ def _products(plan: Schedule, sizes: Layout, spec: RecurrentSpec, configuration:
         operands = f"exchange.template operands<{buffer}>(pass, step)"
         if not plan.buffers[buffer].exchanged:
             operands = f"local_operands<Plan, {buffer}>(shared, pass)"
-        parts = plan.gemms[index].parts
-        run += [
-            f"if constexpr (STAGE == {plan.gemms[index].stage if parts is None else f'kParts + {index}'}) {{",
-            f"gemm_{index}.run_own({operands}, {place}, own_{index});"
-            if sizes.twins
-            else f"gemm_{index}.run({operands}, {place}, results<{index}>(pass));",
-        ]
+        product = f"gemm_{index}.run({operands}, {place}, results<{index}>(pass));"
+        if sizes.twins:
+            product = f"gemm_{index}.run_own({operands}, {place}, own_{index});"
         if sliced:
             load.append(f"slices.template begin<{index}>();")
-            run += ["__syncthreads();", f"slices.template meet<{index}>(results<{index}>(pass), pass, step);"]
-        run.append("}")
+            product += f" __syncthreads(); slices.template meet<{index}>(results<{index}>(pass), pass, step);"
+        parts = plan.gemms[index].parts
+        if parts is None:
+            run.append(f"if constexpr (STAGE == {plan.gemms[index].stage}) {{ {product} }}")
+        else:
+            run_part.append(f"if constexpr (GEMM == {index}) {{ {product} }}")
         added = f"if constexpr (GEMM == {index}) return add<{gemm.partials}, {gemm.result_stride}>"
         if sizes.twins:
             result.append(f"if constexpr (GEMM == {index}) return own_{index}[PRODUCT];")
@@ -307,7 +322,7 @@ def _products(plan: Schedule, sizes: Layout, spec: RecurrentSpec, configuration:
         *result,
         *(["return 0.0f;"] if not sliced else []),
         "}",
-        *(["template <int GEMM> __device__ float part(int row, int column) const {", *part, "}"] if part else []),
+        *_in_parts(run_part, part),
         "template <int PARTIALS, int STRIDE> __device__ static float add(const float* from, int row) {",
         "float sum = from[row * STRIDE];",
         "#pragma unroll",

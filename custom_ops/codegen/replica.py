@@ -33,7 +33,7 @@ class _ReplicaWriter(CellWriter):
 
     def waits(self) -> list[str]:
         """Whether products of a stage read what replicas of earlier stages made."""
-        stages = sorted({buffer.stage for buffer in self.plan.buffers if buffer.local})
+        stages = sorted({buffer.stage for buffer in self.plan.buffers if buffer.kind == "local"})
         found = " || ".join(f"STAGE == {stage}" for stage in stages)
         return [f"template <int STAGE> __host__ __device__ static constexpr bool waits() {{ return {found}; }}"]
 
@@ -71,7 +71,7 @@ class _ReplicaWriter(CellWriter):
         kept = [
             f"at.template keep<{index}, {operand}>({self.read(place, stage)});"
             for index, buffer in enumerate(self.plan.buffers)
-            if buffer.local
+            if buffer.kind == "local"
             for operand, place in enumerate(buffer.operands)
             if self.cell.stages[place] == stage
         ]

@@ -34,8 +34,8 @@ def replicated_schedule(cell: Cell, partial_sums: bool = False) -> Schedule:
     stages = _local_stages(plan)
     if not stages:
         raise KernelError("replicated: every exchange of this cell hands round something that only its CTA can compute")
-    buffers = [replace(buffer, local=buffer.stage in stages) for buffer in plan.buffers]
-    local = [place for buffer in buffers if buffer.local for place in buffer.operands]
+    buffers = [replace(buffer, kind="local") if buffer.stage in stages else buffer for buffer in plan.buffers]
+    local = [place for buffer in buffers if buffer.kind == "local" for place in buffer.operands]
     everywhere = _needed(cell, local, stages | {0})
     gemms: list[Gemm] = []
     for gemm in plan.gemms:
@@ -62,7 +62,7 @@ def replicated_schedule(cell: Cell, partial_sums: bool = False) -> Schedule:
 def _in_parts(plan: Schedule, gemm: Gemm, buffers: list[Buffer]) -> Gemm:
     """`gemm` of a CTA's own units of its operands, which are states; adds what it reads and what it sends."""
     operands = plan.buffers[gemm.buffer].operands
-    buffers += [Buffer(0, operands, own=True), Buffer(0, gemm.products, parts=True)]
+    buffers += [Buffer(0, operands, "own"), Buffer(0, gemm.products, "parts")]
     return replace(gemm, buffer=len(buffers) - 2, parts=len(buffers) - 1)
 
 
@@ -93,7 +93,7 @@ def _local_stages(plan: Schedule) -> frozenset[int]:
 
     for stage in range(1, plan.stages):
         operands = [
-            [not buffer.sums and everywhere(place) for place in buffer.operands]
+            [buffer.kind != "sums" and everywhere(place) for place in buffer.operands]
             for buffer in plan.buffers
             if buffer.stage == stage
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import Literal
 
 from custom_ops.cell import (
     Cell,
@@ -46,29 +47,27 @@ class Gemm:
 
 @dataclass(frozen=True)
 class Buffer:
-    """What the CTAs of a group send each other for one stage.
+    """What is put down for one stage, by all CTAs of a group for each other or by a CTA for itself.
 
     Attributes:
         stage: the stage that waits for it.
-        operands: nodes; whole rows of units for a product, one partial sum of each CTA for row sums, a whole row of
-            partial sums of each CTA for products.
-        sums: whether they are row sums.
-        local: whether every CTA makes all of it itself.
-        own: whether a CTA reads its own units of it only; nobody sends it.
-        parts: whether they are products, in parts.
+        operands: nodes.
+        kind: what of them lies there, and who sends it.
+            "units": whole rows of units, for products; each CTA sends its own units.
+            "local": the same, but every CTA makes all of it itself.
+            "own": a CTA's own units, for products in parts; nobody sends them.
+            "parts": of products in parts, a whole row of partial sums of each CTA, which it sends.
+            "sums": of row sums, one partial sum of each CTA, which it sends.
     """
 
     stage: int
     operands: tuple[int, ...]
-    sums: bool = False
-    local: bool = False
-    own: bool = False
-    parts: bool = False
+    kind: Literal["units", "local", "own", "parts", "sums"] = "units"
 
     @property
     def exchanged(self) -> bool:
         """Whether CTAs send it to each other."""
-        return not self.local and not self.own
+        return self.kind not in ("local", "own")
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ class Schedule:
     def place_of_sum(self, node: int) -> tuple[int, int]:
         """The buffer of row sum `node` and its place in it."""
         for index, buffer in enumerate(self.buffers):
-            if buffer.sums and node in buffer.operands:
+            if buffer.kind == "sums" and node in buffer.operands:
                 return index, buffer.operands.index(node)
         raise KeyError(node)
 
@@ -150,7 +149,7 @@ def schedule(cell: Cell) -> Schedule:
             Gemm(stage, len(buffers), tuple(place for place, _ in products), tuple(terms for _, terms in products))
         )
         buffers.append(Buffer(stage, operands))
-    buffers += [Buffer(stage, tuple(nodes), sums=True) for stage, nodes in sorted(sums.items())]
+    buffers += [Buffer(stage, tuple(nodes), "sums") for stage, nodes in sorted(sums.items())]
     stages = 1 + max((stage for place, stage in enumerate(cell.stages) if live[place]), default=0)
     ends = dict.fromkeys(cell.states, stages - 1)
     return Schedule(cell, live, stages, tuple(gemms), tuple(buffers), carried(cell, live, ends))

@@ -40,9 +40,6 @@ constexpr int kPointers = 6;
 template <int N>
 struct Tag {};
 
-// Behind all stages of a cell: kParts + a gemm is the one in which its parts are made.
-constexpr int kParts = 1 << 16;
-
 // Storage types; arithmetic is in float.
 struct Half {
   unsigned short bits;

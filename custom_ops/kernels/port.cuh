@@ -14,7 +14,7 @@ struct GemmShape {
   int products;
   bool replicated;                      // of all units, not only the CTA's own
   bool all_transposed, any_transposed;  // of its blocks of weights
-  bool parts = false;  // of the CTA's own units of its operands: every CTA sends what it has
+  bool parts;  // of the CTA's own units of its operands: every CTA sends what it has
 };
 
 // A block of a matrix with `columns` blocks in a row.

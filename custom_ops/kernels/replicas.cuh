@@ -81,11 +81,13 @@ class Replicas {
 
   // This CTA's parts of what step `next` reads.
   __device__ __forceinline__ void send_parts(int next) const {
-    if (!Plan::kInParts || next >= context_.time) return;
-    __syncthreads();  // all units of the new states are here
-    Plan::for_parts([&](auto gemm, auto, auto) { multiply(gemm, next); });
-    __syncthreads();
-    Plan::for_parts([&](auto gemm, auto, auto parts) { send<0>(gemm, parts, next); });
+    if constexpr (Plan::kInParts) {
+      if (next >= context_.time) return;
+      __syncthreads();  // all units of the new states are here
+      Plan::for_parts([&](auto gemm, auto, auto) { products_.run_part(gemm, exchange_, 0, next); });
+      __syncthreads();
+      Plan::for_parts([&](auto gemm, auto, auto parts) { send<0>(gemm, parts, next); });
+    }
   }
 
   template <int STAGE>
@@ -105,11 +107,6 @@ class Replicas {
   __device__ void fill(const Sweeper& sweeper, Tag<OWN>, int cta) const {
     fill_states<Plan, OWN>(local_operands<Plan, OWN>(shared_, 0), 0,
                            sweeper.template initial<OWN>(), cta * Plan::kTile);
-  }
-
-  template <int GEMM>
-  __device__ __forceinline__ void multiply(Tag<GEMM>, int next) const {
-    products_.template run<kParts + GEMM>(exchange_, 0, next);
   }
 
   // From product O on.

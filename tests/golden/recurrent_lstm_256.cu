@@ -128,7 +128,7 @@ if (I == 0) return {1, 16, 16, 256, 16, 0, 0, 1, 0, 0};
 return {};
 }
 template <int I> __host__ __device__ static constexpr GemmShape gemm() {
-if (I == 0) return {64, 256, 1, 4, 0, 0, 0};
+if (I == 0) return {64, 256, 1, 4, 0, 0, 0, 0};
 return {};
 }
 template <int STAGE> __host__ __device__ static constexpr bool has_gemm() { return STAGE == 0; }
@@ -147,9 +147,7 @@ gemm_0.load(WeightSource<Cell, Plan, 0, WORDS>{context}, reinterpret_cast<float4
 }
 template <int STAGE, class Exchange>
 __device__ __forceinline__ void run(const Exchange& exchange, int pass, int step) const {
-if constexpr (STAGE == 0) {
-gemm_0.run(exchange.template operands<0>(pass, step), reinterpret_cast<const float4*>(shared + 2320), reinterpret_cast<const float4*>(scratch + 0ll + blockIdx.x * 0ll), results<0>(pass));
-}
+if constexpr (STAGE == 0) { gemm_0.run(exchange.template operands<0>(pass, step), reinterpret_cast<const float4*>(shared + 2320), reinterpret_cast<const float4*>(scratch + 0ll + blockIdx.x * 0ll), results<0>(pass)); }
 }
 template <int GEMM> __device__ float* results(int pass) const {
 if constexpr (GEMM == 0) return reinterpret_cast<float*>(shared + 2064) + pass % 2 * 64;

@@ -29,7 +29,7 @@ def test_a_canonical_gru_exchanges_once() -> None:
     assert [gemm.replicated for gemm in plan.gemms] == [False, True, False]
     assert [gemm.stage for gemm in plan.gemms] == [0, 0, 1]
     assert (z.buffer, r.buffer, candidate.buffer) == (0, 0, 1)
-    assert [buffer.local for buffer in plan.buffers] == [False, True]
+    assert [buffer.kind for buffer in plan.buffers] == ["units", "local"]
     # nobody computes r * h for its own units beside those of all
     assert plan.replica
     assert not plan.live[r.products[0]]
@@ -44,12 +44,12 @@ def test_the_reset_gate_in_parts() -> None:
     assert [gemm.parts for gemm in plan.gemms] == [None, 3, None]
     assert (z.buffer, r.buffer, candidate.buffer) == (0, 2, 1)
     _, r_times_h, own, parts = plan.buffers
-    assert own.own
+    assert own.kind == "own"
     assert own.operands == plan.buffers[0].operands
-    assert parts.parts
+    assert parts.kind == "parts"
     assert parts.operands == r.products
     assert [buffer.exchanged for buffer in plan.buffers] == [True, False, False, True]
-    assert r_times_h.local
+    assert r_times_h.kind == "local"
 
 
 def test_only_products_of_states_come_in_parts() -> None:
@@ -69,7 +69,7 @@ def test_what_is_stored_is_read_from_the_replicas() -> None:
 def test_a_chain_of_products_exchanges_once() -> None:
     plan = replicated_schedule(chained())
     assert plan.stages == 3
-    assert [buffer.local for buffer in plan.buffers] == [False, True, True]
+    assert [buffer.kind for buffer in plan.buffers] == ["units", "local", "local"]
     assert [gemm.replicated for gemm in plan.gemms] == [True, True, False]
     # r and the state are read again two stages later
     assert plan.replica
@@ -106,8 +106,8 @@ def test_any_cell_is_refused_or_keeps_its_products(cell: cells.Cell) -> None:
     for place, node in enumerate(cell.nodes):
         if isinstance(node, Product) and plain.live[place]:
             assert plan.live[place] or plan.replica.live[place]
-    assert any(buffer.local for buffer in plan.buffers)
-    assert not any(buffer.local for buffer in plan.buffers if buffer.stage == 0 or buffer.sums)
+    assert any(buffer.kind == "local" for buffer in plan.buffers)
+    assert not any(buffer.kind == "local" for buffer in plan.buffers if buffer.stage == 0)
     for partial_sums in (False, True):
         generate(RecurrentSpec(cell, 8), replace(CLUSTER, partial_sums=partial_sums), 90)
 

@@ -74,7 +74,7 @@ def rank(machine: Machine, spec: RecurrentSpec, batch: int, time_steps: int = 10
     The best of each other kind follows next where it is close, for the tuner to see: the model errs more between kinds
     than within one.
     """
-    found = [predict(machine, spec, each, batch) for each in enumerate_configurations(machine, spec, batch)]
+    found = [_predict(machine, spec, *fitting, batch) for fitting in enumerate_configurations(machine, spec, batch)]
     found.sort(key=lambda prediction: prediction.nanoseconds(time_steps))
     first: dict[Kind, Prediction] = {}
     for each in found:
@@ -95,7 +95,12 @@ def predict(machine: Machine, spec: RecurrentSpec, configuration: Configuration,
     Raises:
         KernelError: it does not fit the device.
     """
-    sizes = layout(spec, configuration, machine.arch)
+    return _predict(machine, spec, configuration, layout(spec, configuration, machine.arch), batch)
+
+
+def _predict(
+    machine: Machine, spec: RecurrentSpec, configuration: Configuration, sizes: Layout, batch: int
+) -> Prediction:
     groups = ceil(batch / configuration.rows) * spec.directions
     resident = resident_groups(machine, configuration)
     sharing = min(ceil(groups / resident), _blocks(machine, configuration, sizes))  # blocks on a multiprocessor

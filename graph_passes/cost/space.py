@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from math import ceil
-from typing import get_args
+from typing import TypeAlias, get_args
 
 from custom_ops.bounds import products_are_bounded
 from custom_ops.codegen.layout import IN_REGISTERS, OTHER_REGISTERS, SHARED_LIMIT, GemmLayout, Layout, layout
@@ -35,8 +35,12 @@ MOST_TILES = 8  # of 16 columns, of one warp, whose sums registers hold
 CROWDED = 208  # registers of a thread from which the compiler keeps some in memory
 
 
-def enumerate_configurations(machine: Machine, spec: RecurrentSpec, batch: int) -> list[Configuration]:
-    """The space that is searched, pruned by registers, shared memory and resident blocks (GRNN, section 7.2).
+Fitting: TypeAlias = tuple[Configuration, Layout]
+
+
+def enumerate_configurations(machine: Machine, spec: RecurrentSpec, batch: int) -> list[Fitting]:
+    """The space that is searched, pruned by registers, shared memory and resident blocks (GRNN, section 7.2), and how
+    each configuration lies there.
 
     Weights go to registers first, then to shared memory, and all groups run at once. Where no configuration does both,
     some weights are streamed, or groups take turns; where none does either, both.
@@ -46,7 +50,7 @@ def enumerate_configurations(machine: Machine, spec: RecurrentSpec, batch: int) 
     return held(turns=False) or held(turns=True) + streamed(turns=False) or streamed(turns=True)
 
 
-def _found(machine: Machine, spec: RecurrentSpec, batch: int, streams: bool, turns: bool) -> list[Configuration]:
+def _found(machine: Machine, spec: RecurrentSpec, batch: int, streams: bool, turns: bool) -> list[Fitting]:
     """What fits the device, with weights that are streamed or none, with groups that take turns or none."""
     exchanges: tuple[Exchange, ...] = get_args(Exchange)
     sizes = {exchange: _group_sizes(machine, spec, exchange) for exchange in exchanges}
@@ -178,7 +182,7 @@ def _could_hold(machine: Machine, spec: RecurrentSpec, shape: Configuration) -> 
     return needed * FLOAT / (2 if halves else 1) <= FLOAT * shape.threads * registers + SHARED_LIMIT[machine.arch]
 
 
-def _fitted(machine: Machine, spec: RecurrentSpec, shape: Configuration, streams: bool) -> Iterator[Configuration]:
+def _fitted(machine: Machine, spec: RecurrentSpec, shape: Configuration, streams: bool) -> Iterator[Fitting]:
     """With all registers for weights, and with fewer where the compiler would spill, or where weights are streamed, for
     as many rows at a time as there are sums for; only what streams weights, or only what holds them all."""
     registers = max(0, min(REGISTERS_PER_THREAD, REGISTERS // shape.threads) - OTHER_REGISTERS)
@@ -191,7 +195,7 @@ def _fitted(machine: Machine, spec: RecurrentSpec, shape: Configuration, streams
         except KernelError:
             return
         if _streams(sizes) == streams:
-            yield fitted
+            yield fitted, sizes
         elif not streams:  # nor will fewer registers hold them
             return
         crowded = shape.tensor_cores and any(excess_registers(fitted, sizes, gemm) > 0 for gemm in sizes.gemms)
@@ -200,7 +204,7 @@ def _fitted(machine: Machine, spec: RecurrentSpec, shape: Configuration, streams
         before = fitted.register_weights
 
 
-def _placed(machine: Machine, spec: RecurrentSpec, configuration: Configuration) -> tuple[Configuration, Layout]:
+def _placed(machine: Machine, spec: RecurrentSpec, configuration: Configuration) -> Fitting:
     """Weights in registers as far as the configuration says, and then in shared memory."""
     sizes = layout(spec, configuration, machine.arch)
     fitted = replace(configuration, register_weights=sizes.weights)

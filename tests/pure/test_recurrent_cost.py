@@ -22,6 +22,10 @@ def unit():
     return device.machine("unit")
 
 
+def listed(machine, spec, batch):
+    return [configuration for configuration, _ in space.enumerate_configurations(machine, spec, batch)]
+
+
 def test_a_block_by_hand(unit):
     work = Work(state_bytes=64, active=0.5, warps=1, columns=1, reduction=32, sequential=8, rows=2, waits=4)
     # 64 bytes; 2 rows x 8 FMAs; log2(32) shuffles for each of 2 sums; the wait
@@ -274,7 +278,7 @@ def test_weights_leave_registers_that_the_compiler_would_spill():
     """Kernels for 64 rows of a canonical GRU of 1,024 units took 1,394 us with 192 weights a thread, 1,149 with
     136 on an H200."""
     spec = RecurrentSpec(cells.gru(reset_after=False), 1024)
-    found = space.enumerate_configurations(device.machine("h200"), spec, 64)
+    found = listed(device.machine("h200"), spec, 64)
     weights: dict[Configuration, set[int]] = {}
     for each in found:
         shape = replace(each, register_weights=0, shared_weights=0)
@@ -290,14 +294,14 @@ def test_weights_leave_registers_that_the_compiler_would_spill():
 def test_what_cannot_hold_its_weights_is_left_out_early(cell, units, precision, monkeypatch):
     """Only to save time: what a layout would refuse."""
     machine, spec = device.machine("h200"), RecurrentSpec(cell, units, precision=precision)
-    found = space.enumerate_configurations(machine, spec, 8)
+    found = listed(machine, spec, 8)
     monkeypatch.setattr(space, "_could_hold", lambda *_: True)
-    assert space.enumerate_configurations(machine, spec, 8) == found
+    assert listed(machine, spec, 8) == found
 
 
 def test_no_more_lanes_than_a_sum_has_chunks():
     """They would be the same kernel again: 64 products are 16 chunks of 4, or 4 of 16."""
-    found = space.enumerate_configurations(device.machine("h200"), RecurrentSpec(cells.lstm(), 64), 20)
+    found = listed(device.machine("h200"), RecurrentSpec(cells.lstm(), 64), 20)
     assert {each.lanes for each in found if not each.tensor_cores} == {2, 4, 8, 16}
     assert {each.lanes for each in found if each.tensor_cores} == {32, 64, 128}
 
@@ -311,6 +315,20 @@ def test_old_devices_have_neither_clusters_nor_tensor_cores():
     assert kinds == {("grid", "fma")}
 
 
+def test_the_layout_of_each_is_its_own():
+    """Predictions rely on it: what was laid out had more registers for weights than it took."""
+    machine = device.machine("h200")
+    for cell, units, batch in (
+        (cells.lstm(), 1024, 20),
+        (cells.gru(reset_after=False), 100, 9),
+        (cells.lstm(), 3000, 3),
+    ):
+        spec = RecurrentSpec(cell, units)
+        found = space.enumerate_configurations(machine, spec, batch)
+        for configuration, sizes in found[:: len(found) // 40 + 1]:
+            assert sizes == layout(spec, configuration, machine.arch)
+
+
 @pytest.mark.parametrize("units", [1, 1024, 3000])
 @pytest.mark.parametrize("batch", [1, 300])
 @pytest.mark.parametrize("backward", [False, True])
@@ -318,7 +336,7 @@ def test_every_size_has_a_configuration(units, batch, backward):
     """Weights that fit no chip are streamed; groups that do not fit it together take turns."""
     cell, machine = cells.lstm(), device.machine("h200")
     spec = RecurrentSpec(differentiate(cell).backward if backward else cell, units)
-    found = space.enumerate_configurations(machine, spec, batch)
+    found = listed(machine, spec, batch)
     assert found
     for configuration in found[:: len(found) // 5 + 1]:
         layout(spec, configuration, machine.arch)

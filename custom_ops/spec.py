@@ -132,6 +132,11 @@ class Configuration:
         return self.ctas if self.exchange == "cluster" else self.slices
 
     @property
+    def kind(self) -> tuple[Exchange, Product, bool, bool]:
+        """What sets it apart most from others: exchange, product and form."""
+        return self.exchange, self.product, self.replicated, self.partial_sums
+
+    @property
     def tensor_cores(self) -> bool:
         """Whether products run on them, 16 columns and 8 rows at a time."""
         return self.product != "fma"

@@ -1,14 +1,17 @@
 """Chooses the configurations of a recurrent kernel by running them: the best ranked of each batch size are compiled and
-timed on the device, and the fastest is kept (GRNN, section 7.2). Choices are cached under all that they depend on."""
+timed on the device, then more of the kind that was the fastest, and the fastest of all is kept (GRNN, section 7.2).
+Choices are cached under all that they depend on."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
+from math import ceil
 from os import cpu_count
-from typing import Protocol
+from sys import maxsize
+from typing import NoReturn, Protocol
 
 from tqdm import tqdm
 
@@ -17,10 +20,11 @@ from custom_ops.jit.cache import Cache, digest
 from custom_ops.jit.program import ANY_BATCH, Program
 from custom_ops.spec import Configuration, RecurrentSpec
 
-FORMAT = "tuned 1"
+FORMAT = "tuned 2"
 BATCHES = (1, 8, 64)
 TIME_STEPS = 100
 NEVER = float("inf")
+AT_FIRST = 0.6  # of what is timed: the best of each kind, where kinds are close
 
 Candidates = Callable[[int], Sequence[tuple[Configuration, float]]]  # batch -> (configuration, nanoseconds), best first
 
@@ -64,7 +68,7 @@ class TunedRecurrent:
     Attributes:
         programs: ascending by `max_batch`; the last takes any.
         chosen: the trial behind each program.
-        trials: all of them, in the order of their ranks, batch by batch.
+        trials: all of them, in the order in which they were chosen, batch by batch.
     """
 
     programs: tuple[Program, ...]
@@ -109,7 +113,8 @@ def tune(
         cache: of choices.
         batches: sizes to choose for. Each choice holds down to the size before it, the last for everything above.
         time_steps: length of the sweeps that are timed.
-        top: how many of the best ranked are timed; None for all of them.
+        top: how many are timed: `AT_FIRST` of them the best ranked, the others the next of the kind that was the
+            fastest of these; None for all.
         progress: whether to show a bar.
 
     Raises:
@@ -136,43 +141,81 @@ def tune(
 def _timed(
     bench: Bench, candidates: Candidates, batches: Sequence[int], time_steps: int, top: int | None, progress: bool
 ) -> list[Trial]:
-    """All trials, run: compilation in as many processes as there are cores, one kernel at a time on the device.
+    """All trials, run, batch by batch.
 
-    To list and rank what there is for a batch takes a while: what is compiled for others is compiled meanwhile."""
-    workers = max(1, cpu_count() or 1)
-    ranked: list[Trial] = []
-    known: set[Configuration] = set()
-    compiled: dict[Future[None], list[Configuration]] = {}
-    found: dict[int, Trial] = {}
-    with (
-        ThreadPoolExecutor(workers) as pool,
-        tqdm(desc="tuning kernels", unit="kernel", leave=False, disable=not progress) as bar,
-    ):
+    To list and rank what there is for a batch takes a while, and so does compiling: what is compiled for others is
+    compiled meanwhile."""
+    count = maxsize if top is None else top
+    first = count if top is None else ceil(AT_FIRST * top)
+    trials: dict[int, list[Trial]] = {}
+    others: dict[int, list[Trial]] = {}
+    found: dict[tuple[int, Configuration], Trial] = {}
+    with ThreadPoolExecutor(cpu_count() or 1) as pool, _bar(progress) as bar:
+        runner = _Runner(bench, time_steps, pool, bar)
         for batch in batches:
-            found_here = candidates(batch)[:top]
-            ranked += [Trial(configuration, batch, nanoseconds) for configuration, nanoseconds in found_here]
-            new = [each for each in dict.fromkeys(each for each, _ in found_here) if each not in known]
-            known.update(new)
-            shares = min(workers, len(new))
-            for share in (new[first::shares] for first in range(shares)):
-                compiled[pool.submit(bench.compile, share)] = share
-        bar.reset(total=len(ranked))
-        for future in as_completed(compiled):
+            ranked = [Trial(configuration, batch, predicted) for configuration, predicted in candidates(batch)]
+            trials[batch], others[batch] = ranked[:first], ranked[first:]
+            runner.add(trials[batch])
+        while done := runner.some():
+            found |= {(trial.batch, trial.configuration): trial for trial in done}
+            for batch in {trial.batch for trial in done}:
+                timed = [key for trial in trials[batch] if (key := (batch, trial.configuration)) in found]
+                if len(timed) == first:
+                    more = _next([found[key] for key in timed], others[batch])[: count - first]
+                    trials[batch] += more
+                    runner.add(more)
+    return [found[batch, trial.configuration] for batch in batches for trial in trials[batch]]
+
+
+def _next(timed: Sequence[Trial], others: Sequence[Trial]) -> list[Trial]:
+    """`others`, ranked, those first that are of the kind of the fastest: the model errs more between kinds than
+    within one."""
+    kind = min(timed, key=lambda trial: trial.measured).configuration.kind
+    return sorted(others, key=lambda trial: trial.configuration.kind != kind)
+
+
+def _bar(progress: bool) -> tqdm[NoReturn]:
+    return tqdm(desc="tuning kernels", unit="kernel", total=0, leave=False, disable=not progress)
+
+
+class _Runner:
+    """Compiles in as many processes as there are cores, each kernel once, and runs one at a time on the device."""
+
+    def __init__(self, bench: Bench, time_steps: int, pool: ThreadPoolExecutor, bar: tqdm[NoReturn]) -> None:
+        self._bench, self._time_steps = bench, time_steps
+        self._pool, self._bar = pool, bar
+        self._compiling: dict[Configuration, Future[None]] = {}
+        self._waiting: list[Trial] = []
+
+    def add(self, trials: Sequence[Trial]) -> None:
+        """Begin to compile."""
+        self._waiting += trials
+        self._bar.total += len(trials)
+        new = [trial.configuration for trial in trials if trial.configuration not in self._compiling]
+        shares = min(cpu_count() or 1, len(new))
+        for share in (new[first::shares] for first in range(shares)):
+            self._compiling |= dict.fromkeys(share, self._pool.submit(self._bench.compile, share))
+
+    def some(self) -> list[Trial]:
+        """Some of what was added, each with what was measured; nothing if nothing is left."""
+        self._bar.refresh()
+        futures = {self._compiling[trial.configuration] for trial in self._waiting}
+        compiled = wait(futures, return_when=FIRST_COMPLETED).done if futures else set()
+        for future in compiled:
             future.result()
-            for place, trial in enumerate(ranked):
-                if trial.configuration in compiled[future]:
-                    found[place] = _run(bench, trial, time_steps)
-                    bar.update()
-    return [found[place] for place in range(len(ranked))]
+        ready = [trial for trial in self._waiting if self._compiling[trial.configuration] in compiled]
+        self._waiting = [trial for trial in self._waiting if trial not in ready]
+        return [self._run(trial) for trial in ready]
 
-
-def _run(bench: Bench, trial: Trial, time_steps: int) -> Trial:
-    """`trial` with what was measured, or with what went wrong."""
-    try:
-        measured = bench.measure(trial.configuration, trial.batch, time_steps)
-    except KernelError as error:
-        return replace(trial, error=str(error))
-    return replace(trial, measured=measured.nanoseconds, registers=measured.registers, local=measured.local)
+    def _run(self, trial: Trial) -> Trial:
+        """`trial` with what was measured, or with what went wrong."""
+        try:
+            measured = self._bench.measure(trial.configuration, trial.batch, self._time_steps)
+        except KernelError as error:
+            return replace(trial, error=str(error))
+        finally:
+            self._bar.update()
+        return replace(trial, measured=measured.nanoseconds, registers=measured.registers, local=measured.local)
 
 
 def _chosen(trials: Sequence[Trial], batches: Sequence[int]) -> list[Trial]:

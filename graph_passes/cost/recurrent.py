@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import TypeAlias
 
 from custom_ops.codegen.layout import (
     OTHER_REGISTERS,
@@ -23,7 +22,7 @@ from custom_ops.codegen.layout import (
 )
 from custom_ops.codegen.schedule import schedule
 from custom_ops.machine import REGISTERS, REGISTERS_PER_THREAD, SCHEDULERS, WARP, Machine, read
-from custom_ops.spec import Configuration, Exchange, Product, RecurrentSpec
+from custom_ops.spec import Configuration, RecurrentSpec
 from graph_passes.cost.elementwise import elementwise
 from graph_passes.cost.grnn import FLOAT, Cost, Work, price
 from graph_passes.cost.space import enumerate_configurations, excess_registers, resident_groups
@@ -35,14 +34,13 @@ VECTOR = 4  # numbers that one load brings
 SPILLS = 0.007  # of its products, what each register beyond `CROWDED` costs a thread
 TENSOR_SPILLS = 0.014  # the same on tensor cores, where each product is three
 SHARED_TURN = 52  # FMAs: a turn of the loop over weights in shared memory waits for them
+TENSOR_SHARED_TURN = 21  # the same on tensor cores: set after 409 times of LSTM 512/64, where it is 15 to 22
 STEP = 80  # nanoseconds of a loop's turn, its loads and stores
 HIDDEN = 0.35  # of an exchange, by each further pass
 # What a step takes with tensor cores at work over what it would take at the clock without them: 1.98 GHz over 1.6 GHz
 # is 1.24, but L2 and the way there keep their clock.
 TENSOR_CLOCK = 1.15
 SPLIT_OPERATIONS = 5  # to cut a float32 into two TF32 numbers
-
-Kind: TypeAlias = tuple[Exchange, Product, bool, bool]
 
 
 @dataclass(frozen=True)
@@ -76,17 +74,13 @@ def rank(machine: Machine, spec: RecurrentSpec, batch: int, time_steps: int = 10
     """
     found = [_predict(machine, spec, *fitting, batch) for fitting in enumerate_configurations(machine, spec, batch)]
     found.sort(key=lambda prediction: prediction.nanoseconds(time_steps))
-    first: dict[Kind, Prediction] = {}
+    first: dict[tuple[object, ...], Prediction] = {}
     for each in found:
-        first.setdefault(_kind(each.configuration), each)
+        first.setdefault(each.configuration.kind, each)
     close = CLOSE * found[0].nanoseconds(time_steps) if found else 0
     ahead = [each for each in first.values() if each.nanoseconds(time_steps) < close]
     chosen = {id(each) for each in ahead}
     return ahead + [each for each in found if id(each) not in chosen]
-
-
-def _kind(configuration: Configuration) -> Kind:
-    return configuration.exchange, configuration.product, configuration.replicated, configuration.partial_sums
 
 
 def predict(machine: Machine, spec: RecurrentSpec, configuration: Configuration, batch: int) -> Prediction:
@@ -180,7 +174,8 @@ def _product(
     exact = configuration.tensor_cores and spec.precision == "highest"
     spills = TENSOR_SPILLS if exact else SPILLS
     products *= 1 + spills * max(0, excess_registers(configuration, sizes, gemm))
-    products_and_loads = max(products, loads) + turns_of_loops * SHARED_TURN * machine.fma
+    waiting = TENSOR_SHARED_TURN if configuration.tensor_cores else SHARED_TURN
+    products_and_loads = max(products, loads) + turns_of_loops * waiting * machine.fma
     reduction += (gemm.partials - 1) * sizes.items * machine.fma
     return Cost(bytes_streamed / read(machine.load_bandwidth, active), products_and_loads, reduction, 0)
 

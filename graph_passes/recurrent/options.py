@@ -17,8 +17,8 @@ class RecurrentOptions:
         precision: what a GPU's products with a state may round to: `highest` keeps float32's accuracy, `tf32`,
             `bfloat16` and `float16` are those types'. `auto` is what TensorFlow itself would do: `tf32` where it lets
             products of float32 round so, else `highest`.
-        candidates: how many of the best ranked kernels are compiled and timed for each batch size (GRNN's K, section
-            7.2).
+        candidates: how many kernels are compiled and timed for each batch size (GRNN's K, section 7.2): three
+            of five the best ranked, the others more of the kind that was the fastest of these.
         batches: the batch sizes to choose kernels for, where the graph does not say the batch. Each choice holds down
             to the size before it, the last for all above.
         time_steps: length of the sequences that kernels are timed with.

@@ -221,7 +221,7 @@ def test_the_tuner_sees_the_best_of_all_forms_where_they_are_close() -> None:
     assert [p.configuration.exchange for p in (second, third)] == ["cluster", "cluster"]
     for ahead in (second, third):  # of what the model prices less they come before
         assert ahead.nanoseconds(100) > fourth.nanoseconds(100)
-        alike = [p for p in rest if recurrent._kind(p.configuration) == recurrent._kind(ahead.configuration)]
+        alike = [p for p in rest if p.configuration.kind == ahead.configuration.kind]
         assert alike
         assert all(ahead.nanoseconds(100) <= p.nanoseconds(100) for p in alike)
     replicas = [p.nanoseconds(100) for p in (fourth, *rest) if p.configuration.replicated]

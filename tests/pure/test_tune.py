@@ -62,6 +62,36 @@ def test_the_fastest_of_the_best_ranked_is_kept_for_each_batch(cache):
     assert [from_bytes(blob) for blob in tuned.blobs()] == list(tuned.programs)
 
 
+def test_more_of_the_kind_that_was_the_fastest_are_timed(cache):
+    """Three of five that are tried are the best ranked."""
+    grids = [replace(PLAIN, ctas=ctas, exchange="grid") for ctas in (2, 4, 8)]
+    candidates = ranked(SMALL, grids[0], MIDDLE, grids[1], LARGE, grids[2])
+
+    def tried(top, batch, *times):
+        known = {(configuration, batch): time for configuration, time in times}
+        tuned = tune(FakeBench(known), candidates, cache, (batch,), top=top, progress=False)
+        return [trial.configuration for trial in tuned.trials], tuned.chosen[0].configuration
+
+    found = tried(3, 1, (SMALL, 3), (grids[0], 2), (grids[1], 1))
+    assert found == ([SMALL, grids[0], grids[1]], grids[1])
+    found = tried(4, 8, (SMALL, 2), (grids[0], "too many registers"), (MIDDLE, 3), (LARGE, 1))
+    assert found == ([SMALL, grids[0], MIDDLE, LARGE], LARGE)
+    found = tried(5, 64, (SMALL, 2), (grids[0], 4), (MIDDLE, 3), (LARGE, 3), (grids[1], 1))  # no more of its kind
+    assert found == ([SMALL, grids[0], MIDDLE, LARGE, grids[1]], grids[1])
+
+
+def test_a_kernel_that_two_batches_want_is_compiled_once(cache):
+    grid = replace(PLAIN, ctas=2, exchange="grid")
+    times = {(SMALL, 1): 1, (SMALL, 8): 2, (grid, 1): 2, (grid, 8): 1, (MIDDLE, 1): 3, (MIDDLE, 8): 3}
+    bench = FakeBench(times)
+    lists = {1: ranked(SMALL, MIDDLE), 8: ranked(grid, SMALL)}
+    tuned = tune(bench, lambda batch: lists[batch](batch), cache, (1, 8), top=2, progress=False)
+    assert [(trial.configuration, trial.batch) for trial in tuned.trials] == [
+        (SMALL, 1), (MIDDLE, 1), (grid, 8), (SMALL, 8),
+    ]  # fmt: skip
+    assert set(bench.compiled.values()) == {1}
+
+
 def test_trials_keep_the_order_of_their_ranks(cache):
     bench = FakeBench({(SMALL, 1): 3, (MIDDLE, 1): 2, (LARGE, 1): 1})
     tuned = tune(bench, ranked(LARGE, SMALL, MIDDLE), cache, (1,), top=None, progress=False)
@@ -81,7 +111,7 @@ def test_a_bar_shows_how_many_kernels_are_left(cache, capsys, progress):
     times = {(SMALL, 1): 1, (MIDDLE, 1): 2}
     tune(FakeBench(times), ranked(SMALL, MIDDLE), cache, (1,), progress=progress)
     shown = capsys.readouterr().err
-    assert ("tuning kernels" in shown and "/2 [" in shown) == progress
+    assert ("tuning kernels" in shown and "0/2 [" in shown) == progress
     tune(FakeBench(times), ranked(SMALL, MIDDLE), cache, (1,), progress=progress)
     assert not capsys.readouterr().err  # it was chosen before
 
@@ -101,6 +131,24 @@ def test_kernels_compile_while_those_of_other_batches_are_ranked(cache):
     bench = Bench({(SMALL, 1): 1, (MIDDLE, 8): 1})
     tuned = tune(bench, candidates, cache, (1, 8), progress=False)
     assert [trial.configuration for trial in tuned.trials] == [SMALL, MIDDLE]
+
+
+def test_more_of_a_batch_is_compiled_while_others_wait_for_their_first(cache):
+    compiled = Event()
+
+    class Bench(FakeBench):
+        def compile(self, configurations):
+            super().compile(configurations)
+            assert LARGE not in configurations or compiled.wait(timeout=30)
+            if MIDDLE in configurations:
+                compiled.set()
+
+    bench = Bench({(SMALL, 1): 2, (MIDDLE, 1): 1, (LARGE, 8): 1})
+    grid = replace(PLAIN, ctas=2, exchange="grid")
+    bench.times[grid, 1] = 3
+    lists = {1: ranked(SMALL, grid, MIDDLE), 8: ranked(LARGE)}
+    tuned = tune(bench, lambda batch: lists[batch](batch), cache, (1, 8), top=3, progress=False)
+    assert [trial.configuration for trial in tuned.chosen] == [MIDDLE, LARGE]
 
 
 def test_a_choice_is_read_again_unless_something_it_depends_on_changed(cache):

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from os import cpu_count
 from typing import Any
 
@@ -32,7 +32,7 @@ from custom_ops.jit.bench import DeviceBench
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.device import Device
 from custom_ops.jit.program import build
-from custom_ops.jit.tune import NEVER, Bench, Trial
+from custom_ops.jit.tune import NEVER, Bench, Trial, timed
 from custom_ops.machine import Machine
 from custom_ops.spec import Configuration, RecurrentSpec
 from graph_passes.cost.recurrent import rank
@@ -145,15 +145,6 @@ def search(bench: Bench, shares: Sequence[tuple[Future[None], Ranked]], steps: i
     for place in dict.fromkeys([*fastest, *sorted(trials)[:TOP]]):
         trials[place] = timed(bench, trials[place], steps)
     return trials
-
-
-def timed(bench: Bench, trial: Trial, steps: int) -> Trial:
-    """With what was measured, or with what went wrong."""
-    try:
-        measured = bench.measure(trial.configuration, trial.batch, steps)
-    except KernelError as error:
-        return replace(trial, measured=NEVER, error=str(error))
-    return replace(trial, measured=measured.nanoseconds, registers=measured.registers, local=measured.local)
 
 
 def outcome(trials: Ranked) -> dict[str, Any]:

@@ -159,18 +159,18 @@ def _timed(
         while done := runner.some():
             found |= {(trial.batch, trial.configuration): trial for trial in done}
             for batch in {trial.batch for trial in done}:
-                timed = [key for trial in trials[batch] if (key := (batch, trial.configuration)) in found]
-                if len(timed) == first:
-                    more = _next([found[key] for key in timed], others[batch])[: count - first]
+                known = [key for trial in trials[batch] if (key := (batch, trial.configuration)) in found]
+                if len(known) == first:
+                    more = _next([found[key] for key in known], others[batch])[: count - first]
                     trials[batch] += more
                     runner.add(more)
     return [found[batch, trial.configuration] for batch in batches for trial in trials[batch]]
 
 
-def _next(timed: Sequence[Trial], others: Sequence[Trial]) -> list[Trial]:
+def _next(measured: Sequence[Trial], others: Sequence[Trial]) -> list[Trial]:
     """`others`, ranked, those first that are of the kind of the fastest: the model errs more between kinds than
     within one."""
-    kind = min(timed, key=lambda trial: trial.measured).configuration.kind
+    kind = min(measured, key=lambda trial: trial.measured).configuration.kind
     return sorted(others, key=lambda trial: trial.configuration.kind != kind)
 
 
@@ -205,17 +205,20 @@ class _Runner:
             future.result()
         ready = [trial for trial in self._waiting if self._compiling[trial.configuration] in compiled]
         self._waiting = [trial for trial in self._waiting if trial not in ready]
-        return [self._run(trial) for trial in ready]
-
-    def _run(self, trial: Trial) -> Trial:
-        """`trial` with what was measured, or with what went wrong."""
-        try:
-            measured = self._bench.measure(trial.configuration, trial.batch, self._time_steps)
-        except KernelError as error:
-            return replace(trial, error=str(error))
-        finally:
+        measured = []
+        for trial in ready:
+            measured.append(timed(self._bench, trial, self._time_steps))
             self._bar.update()
-        return replace(trial, measured=measured.nanoseconds, registers=measured.registers, local=measured.local)
+        return measured
+
+
+def timed(bench: Bench, trial: Trial, time_steps: int) -> Trial:
+    """`trial` with what was measured, or with what went wrong."""
+    try:
+        measured = bench.measure(trial.configuration, trial.batch, time_steps)
+    except KernelError as error:
+        return replace(trial, measured=NEVER, error=str(error))
+    return replace(trial, measured=measured.nanoseconds, registers=measured.registers, local=measured.local)
 
 
 def _chosen(trials: Sequence[Trial], batches: Sequence[int]) -> list[Trial]:

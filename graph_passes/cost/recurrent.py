@@ -6,6 +6,7 @@ several stages, and more groups than fit the device at once. The sizes are those
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -34,7 +35,7 @@ VECTOR = 4  # numbers that one load brings
 SPILLS = 0.007  # of its products, what each register beyond `CROWDED` costs a thread
 TENSOR_SPILLS = 0.014  # the same on tensor cores, where each product is three
 SHARED_TURN = 52  # FMAs: a turn of the loop over weights in shared memory waits for them
-TENSOR_SHARED_TURN = 21  # the same on tensor cores: set after 409 times of LSTM 512/64, where it is 15 to 22
+TENSOR_SHARED_TURN = 21  # the same on tensor cores: set after the 18 searches, by benchmarks.recurrent_choice
 STEP = 80  # nanoseconds of a loop's turn, its loads and stores
 HIDDEN = 0.35  # of an exchange, by each further pass
 # What a step takes with tensor cores at work over what it would take at the clock without them: 1.98 GHz over 1.6 GHz
@@ -72,8 +73,13 @@ def rank(machine: Machine, spec: RecurrentSpec, batch: int, time_steps: int = 10
     The best of each other kind follows next where it is close, for the tuner to see: the model errs more between kinds
     than within one.
     """
-    found = [_predict(machine, spec, *fitting, batch) for fitting in enumerate_configurations(machine, spec, batch)]
-    found.sort(key=lambda prediction: prediction.nanoseconds(time_steps))
+    fitting = enumerate_configurations(machine, spec, batch)
+    return in_order([_predict(machine, spec, *each, batch) for each in fitting], time_steps)
+
+
+def in_order(predictions: Sequence[Prediction], time_steps: int) -> list[Prediction]:
+    """As `rank` puts them."""
+    found = sorted(predictions, key=lambda prediction: prediction.nanoseconds(time_steps))
     first: dict[tuple[object, ...], Prediction] = {}
     for each in found:
         first.setdefault(each.configuration.kind, each)

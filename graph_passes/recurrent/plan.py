@@ -10,7 +10,6 @@ from graph_passes.recurrent.loops import Loop, Unreadable, functional_loops, loo
 from graph_passes.recurrent.match import RecurrentPlan, Unmatched
 from graph_passes.recurrent.pairs import paired
 from graph_passes.recurrent.swap import Swap, read_loop
-from graph_passes.recurrent.zeros import without_zeros
 
 
 def plan_recurrent(graph: Graph, keep: Collection[str] = ()) -> RecurrentPlan:
@@ -31,8 +30,7 @@ def plan_recurrent(graph: Graph, keep: Collection[str] = ()) -> RecurrentPlan:
     for node, inner in loops_out_of_reach(graph):
         where = f"'{inner.name}' ({inner.op}) is in a function that it calls"
         unmatched.append(Unmatched(node.name, node.op, where + _why(node.op)))
-    matches = (without_zeros(graph, match, names) for match in paired(graph, swaps, names))
-    return RecurrentPlan(tuple(matches), tuple(unmatched))
+    return RecurrentPlan(tuple(paired(graph, swaps, names)), tuple(unmatched))
 
 
 def _why(op: str) -> str:

@@ -63,13 +63,10 @@ def plan_whole(graph: Graph, keep: Collection[str], gradients: Gradients) -> Rec
     found = [
         match_cudnn(graph, node.name, keep) for node in graph if node.op in CUDNN and node.name not in training.nodes
     ]
-    fused = paired(graph, [swap_cudnn(graph, match) for match in found if isinstance(match, Match)], names)
+    untrained = [match for match in inference.matches if not training.nodes & set(match.removed)]
+    untrained += paired(graph, [swap_cudnn(graph, match) for match in found if isinstance(match, Match)], names)
     return RecurrentPlan(
-        (
-            *training.plan.matches,
-            *(match for match in inference.matches if not training.nodes & set(match.removed)),
-            *(without_zeros(graph, match, names) for match in fused),
-        ),
+        (*training.plan.matches, *(without_zeros(graph, match, names) for match in untrained)),
         (
             *training.plan.unmatched,
             *(loop for loop in inference.unmatched if loop.name not in training.nodes),

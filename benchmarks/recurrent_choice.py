@@ -1,0 +1,106 @@
+"""What the model as it is now makes of the kernels that a search has timed, and what the tuner would choose.
+
+    python -m benchmarks.recurrent_choice benchmarks/results/recurrent_search_h200.json
+
+For each case: how much slower the model's first is than the fastest, the fastest of its first five, and the one that
+the tuner chooses by the times that are on record. The model's parameters are those of graph_passes/cost/devices."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from benchmarks.make_recurrent_tables import TOP
+from benchmarks.records import load
+from benchmarks.recurrent_cases import Case
+from benchmarks.recurrent_kernels import specs_of
+from benchmarks.runs import command_line
+from custom_ops.errors import KernelError
+from custom_ops.jit.cache import Cache
+from custom_ops.jit.program import ANY_BATCH, Program
+from custom_ops.jit.tune import Measured, tune
+from custom_ops.spec import Configuration, RecurrentSpec
+from graph_passes.cost import device
+from graph_passes.cost.recurrent import in_order, predict
+
+PRECISION = "highest"
+NUMBERS = 5  # of a trial, in front of its configuration
+
+
+class Recorded:
+    """A bench on which every kernel takes what is on record; `custom_ops.jit.tune.Bench`."""
+
+    def __init__(self, spec: RecurrentSpec, times: Mapping[Configuration, float]) -> None:
+        self.spec, self.identity = spec, "recorded"
+        self._times = times
+
+    def compile(self, configurations: Sequence[Configuration]) -> None:
+        """Nothing to do."""
+
+    def build(self, configuration: Configuration, max_batch: int = ANY_BATCH) -> Program:
+        """A program without code."""
+        return Program("cubin", 0, "", "", 1, 1, 1, configuration.threads, 0, 0, 0, max_batch, b"")
+
+    def measure(self, configuration: Configuration, batch: int, time_steps: int) -> Measured:
+        """Raises KernelError if it failed."""
+        if configuration not in self._times:
+            raise KernelError("it failed when it was timed")
+        return Measured(self._times[configuration], 0, 0)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print a line for each case, and the means."""
+    parser = command_line("recurrent_choice", __doc__)
+    parser.add_argument("results", type=Path, help="what benchmarks.recurrent_search wrote")
+    parser.add_argument("--machine", default="h200", help="of graph_passes/cost/devices (h200)")
+    options = parser.parse_args(arguments)
+    results = load(options.results)
+    if results is None:
+        parser.error(f"{options.results} does not exist")
+    found = {name: slower(case, options.machine) for name, case in results["cases"].items()}
+    print(f"{'':24}{'first':>8}{'first ' + str(TOP):>9}{'tuner':>8}   slower than the fastest")
+    for name, shares in found.items():
+        print(line(name, shares))
+    columns = list(zip(*found.values(), strict=True))
+    print(line("on average", [sum(column) / len(column) for column in columns]))
+    print(line("at most", [max(column) for column in columns]))
+    return 0
+
+
+def line(name: str, shares: Sequence[float]) -> str:
+    return f"{name:24}{shares[0]:8.1%}{shares[1]:9.1%}{shares[2]:8.1%}"
+
+
+def slower(case: Mapping[str, Any], machine: str) -> tuple[float, float, float]:
+    """Of one case: the model's first, the best of its first five, and what the tuner chooses."""
+    asked = Case(**{field.name: case[field.name] for field in fields(Case)})
+    (spec,) = specs_of(asked, PRECISION)
+    trials = case["kernels"][PRECISION]["kernels"][0]["trials"]
+    times = {configuration: time for configuration, time in map(read, trials) if time < float("inf")}
+    model = device.machine(machine)
+    ranked = in_order([predict(model, spec, each, asked.batch) for each in times], asked.steps)
+    best = min(times.values())
+    order = [times[each.configuration] for each in ranked]
+    candidates = [(each.configuration, each.nanoseconds(asked.steps)) for each in ranked]
+    with tempfile.TemporaryDirectory() as folder:
+        bench, cache = Recorded(spec, times), Cache(Path(folder))
+        tuned = tune(bench, lambda _: candidates, cache, (asked.batch,), asked.steps, TOP, progress=False)
+    return order[0] / best - 1, min(order[:TOP]) / best - 1, tuned.chosen[0].measured / best - 1
+
+
+def read(trial: str) -> tuple[Configuration, float]:
+    """A configuration and its nanoseconds, as `recurrent_search.short` wrote them."""
+    words = trial.split()
+    values: dict[str, Any] = {}
+    for field, word in zip(fields(Configuration), words[NUMBERS:], strict=False):
+        default = field.default
+        values[field.name] = word == "True" if isinstance(default, bool) else type(default)(word)
+    return Configuration(**values), float(words[2])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -264,12 +264,15 @@ def _products(plan: Schedule, sizes: Layout, spec: RecurrentSpec, configuration:
             f"reinterpret_cast<const float4*>(shared + {gemm.weights}), "
             f"reinterpret_cast<const float4*>(scratch + {gemm.streamed}ll + blockIdx.x * {streamed}ll)"
         )
-        load.append(f"gemm_{index}.load(WeightSource<Cell, Plan, {index}, WORDS>{{context}}, {weights});")
+        load.append(
+            f"gemm_{index}.load(WeightSource<Cell, Plan, {index}, WORDS>{{context}}, {weights}, results<{index}>(0));"
+        )
+        numbers = gemm.partials * sizes.padded_rows * gemm.result_stride  # results of a pass
         buffer = plan.gemms[index].buffer
         operands = f"exchange.template operands<{buffer}>(pass, step)"
         if not plan.buffers[buffer].exchanged:
             operands = f"local_operands<Plan, {buffer}>(shared, pass)"
-        product = f"gemm_{index}.run({operands}, {place}, results<{index}>(pass));"
+        product = f"gemm_{index}.run({operands}, {place}, pass % 2 * {numbers});"
         if sizes.twins:
             product = f"gemm_{index}.run_own({operands}, {place}, own_{index});"
         if sliced:

@@ -40,6 +40,22 @@ constexpr int kPointers = 6;
 template <int N>
 struct Tag {};
 
+// What a thread computes once, and keeps. The compiler takes such numbers for cheap, and computes
+// them anew in every step, where the next thing waits for them; and by what it knows of their bits
+// it makes several addresses of places that are constants apart.
+__device__ __forceinline__ int settled(int number) {
+  asm volatile("" : "+r"(number));
+  return number;
+}
+
+// The same for an address in shared memory.
+template <class T>
+__device__ __forceinline__ T* settled(T* pointer) {
+  unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+  asm volatile("" : "+r"(address));
+  return static_cast<T*>(__cvta_shared_to_generic(address));
+}
+
 // Storage types; arithmetic is in float.
 struct Half {
   unsigned short bits;

@@ -19,8 +19,10 @@ __device__ __forceinline__ unsigned without_last_bit(unsigned word) {
   return ((rounded | word) & kExponent) == kExponent ? word & ~1u : rounded & ~1u;
 }
 
+// Of pairs each 64 bits are two numbers, low parts first: a high part keeps its last bit.
 template <int FORM>
 __device__ __forceinline__ uint4 with_epoch(uint4 four, unsigned epoch) {
+  if constexpr (FORM == kPairs) four = make_uint4(four.x, four.z, four.y, four.w);
   four.x = without_last_bit<FORM>(four.x) | epoch;
   four.z = without_last_bit<FORM>(four.z) | epoch;
   return four;
@@ -32,15 +34,21 @@ __device__ __forceinline__ uint2 with_epoch(uint2 four, unsigned epoch) {
   return four;
 }
 
+template <int FORM>
 __device__ __forceinline__ uint4 without_epoch(uint4 words) {
+  if constexpr (FORM == kPairs) return make_uint4(words.x & ~1u, words.z & ~1u, words.y, words.w);
   return make_uint4(words.x & ~1u, words.y, words.z & ~1u, words.w);
 }
 
+template <int FORM>
 __device__ __forceinline__ uint2 without_epoch(uint2 words) {
   return make_uint2(words.x & ~1u, words.y);
 }
 
-__device__ __forceinline__ unsigned without_epoch(unsigned word) { return word & ~1u; }
+template <int FORM>
+__device__ __forceinline__ unsigned without_epoch(unsigned word) {
+  return word & ~1u;
+}
 
 __device__ __forceinline__ void store_relaxed(unsigned* to, uint4 value) {
   asm volatile(

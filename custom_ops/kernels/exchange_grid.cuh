@@ -248,6 +248,7 @@ class GridExchange {
   template <int B, int FLIGHT>
   __device__ __forceinline__ void take(int pass, int step, int begin, int end, bool copied) {
     using Words = typename Vector<kWords<B>>::Type;
+    constexpr int kForm = Plan::template buffer<B>().form;
     const int lane = threadIdx.x % kWarp;
     // A warp stays together, in both loops: lanes that left a spin one by one went on to the
     // barrier alone (seen: a half warp read operands that had not arrived, and its shuffles lost
@@ -274,7 +275,7 @@ class GridExchange {
         for (int i = 0; i < FLIGHT; ++i) {
           const Pieces<B> piece = pieces.at(i);
           if ((old >> i & 1) && (polls == 0 || is_of(value[i], epoch<B>(step, piece.operand)))) {
-            *reinterpret_cast<Words*>(piece.numbers) = without_epoch(value[i]);
+            *reinterpret_cast<Words*>(piece.numbers) = without_epoch<kForm>(value[i]);
             old &= ~(1u << i);
           }
         }

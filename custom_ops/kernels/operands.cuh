@@ -44,8 +44,8 @@ struct Four<kFloats> {
   }
 };
 
-// float32 as the sum of two float16, of all but its last two bits: low and high parts of the first
-// two numbers, then of the last two.
+// float32 as the sum of two float16, of all but its last two bits: the low parts of all four, then
+// the high ones, for an instruction reads one or the other, from neighbouring registers.
 template <>
 struct Four<kPairs> {
   static constexpr int kWords = 4;
@@ -54,7 +54,7 @@ struct Four<kPairs> {
   __device__ __forceinline__ static Words encode(float4 four, float scale) {
     const float a = four.x * scale, b = four.y * scale, c = four.z * scale, d = four.w * scale;
     const unsigned first = half_pair(a, b), last = half_pair(c, d);
-    return make_uint4(rest_pair(a, b, first), first, rest_pair(c, d, last), last);
+    return make_uint4(rest_pair(a, b, first), rest_pair(c, d, last), first, last);
   }
 };
 

@@ -8,23 +8,21 @@ namespace tfmem {
 
 // The sums of COUNT values over LANES lanes. While a lane holds an even number of values it sends
 // half of them, so that each lane ends with COUNT / LANES sums (or one) instead of all. Where lanes
-// cannot be halved, the last one hands its values to the first. Returns the index of the first sum;
-// `owner` is false for lanes that hold none of their own. All lanes of the warp take part, whatever
-// they hold: a lane reads from its own work group alone as long as its sums are wanted. TOGETHER:
-// so many values stay in one lane. ALIGNED: a work group begins at a multiple of its size, a power
-// of two.
+// cannot be halved, the last one hands its values to the first. All lanes of the warp take part,
+// whatever they hold: a lane reads from its own work group alone as long as its sums are wanted.
+// TOGETHER: so many values stay in one lane. ALIGNED: a work group begins at a multiple of its
+// size, a power of two.
 template <int COUNT, int LANES, int TOGETHER = 1, bool ALIGNED = (LANES & (LANES - 1)) == 0>
-__device__ __forceinline__ int reduce_scatter(float* value, int lane, bool* owner) {
+__device__ __forceinline__ void reduce_scatter(float* value, int lane) {
   if constexpr (LANES == 1) {
-    return 0;
+    return;
   } else if constexpr (LANES % 2 != 0) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
       const float last = __shfl_down_sync(kAllLanes, value[i], LANES - 1);
       if (lane == 0) value[i] += last;
     }
-    *owner = *owner && lane < LANES - 1;
-    return reduce_scatter<COUNT, LANES - 1, TOGETHER, false>(value, lane, owner);
+    reduce_scatter<COUNT, LANES - 1, TOGETHER, false>(value, lane);
   } else {
     constexpr int kHalf = LANES / 2;
     const bool upper = ALIGNED ? lane & kHalf : lane >= kHalf;
@@ -40,14 +38,28 @@ __device__ __forceinline__ int reduce_scatter(float* value, int lane, bool* owne
         const float kept = upper ? value[i + COUNT / 2] : value[i];
         value[i] = kept + from_other_half(sent);
       }
-      return (upper ? COUNT / 2 : 0) +
-             reduce_scatter<COUNT / 2, kHalf, TOGETHER, ALIGNED>(value, lane, owner);
+      reduce_scatter<COUNT / 2, kHalf, TOGETHER, ALIGNED>(value, lane);
     } else {
 #pragma unroll
       for (int i = 0; i < COUNT; ++i) value[i] += from_other_half(value[i]);
-      *owner = *owner && !upper;
-      return reduce_scatter<COUNT, kHalf, TOGETHER, ALIGNED>(value, lane, owner);
+      reduce_scatter<COUNT, kHalf, TOGETHER, ALIGNED>(value, lane);
     }
+  }
+}
+
+// The first of the sums that a lane of a work group ends with; negative if it has none of its own.
+template <int COUNT, int LANES>
+__device__ int scattered(int lane) {
+  if constexpr (LANES == 1) {
+    return 0;
+  } else if constexpr (LANES % 2 != 0) {
+    return lane == LANES - 1 ? -1 : scattered<COUNT, LANES - 1>(lane);
+  } else {
+    const bool upper = lane >= LANES / 2;
+    constexpr int kCount = COUNT % 2 == 0 ? COUNT / 2 : COUNT;
+    const int first = scattered<kCount, LANES / 2>(lane % (LANES / 2));
+    if (kCount == COUNT) return upper ? -1 : first;
+    return first < 0 || !upper ? first : first + kCount;
   }
 }
 
@@ -74,14 +86,25 @@ struct FmaProduct {
   static constexpr int kColumns = Shape::kThreadColumns;
   static constexpr int kWarpLanes = Shape::kLanes < kWarp ? Shape::kLanes : kWarp;
   static constexpr bool kFillsWarps = kWarp % kWarpLanes == 0;
+  // Sums of a lane, and whether wherever they begin they lie alike.
+  static constexpr int kLeft = values_left(Shape::kBlock * kColumns, kWarpLanes);
+  static constexpr bool kAlike = kLeft % kColumns == 0 || kColumns % kLeft == 0;
 
   float4 weight[Shape::kRegisters > 0 ? Shape::kRegisters : 1][kColumns];
+  int first_operand;
+  int first_sum;  // of a block of rows; negative if it has none
+  float* first_result;
 
   // `source(column, k)` is a weight, or 0 outside the matrix.
   template <class Source>
-  __device__ void load(const Source& source, float4* shared, float4* streamed) {
+  __device__ void load(const Source& source, float4* shared, float4* streamed, float* results) {
     const int group = kFillsWarps ? threadIdx.x / Shape::kLanes : group_within_warp();
     const int lane = (kFillsWarps ? threadIdx.x : threadIdx.x % kWarp) % Shape::kLanes;
+    const int sum = scattered<Shape::kBlock * kColumns, kWarpLanes>(lane % kWarpLanes);
+    first_operand = settled(lane * 4);
+    first_sum = settled(group * kColumns < Shape::kColumns ? sum : -1);
+    first_result = settled(results + lane / kWarp * Shape::kRows * Shape::kResultStride +
+                           group * kColumns + (kAlike ? place_of(sum) : 0));
     const auto chunk = [&](int i, int column) {
       const int k = (i * Shape::kLanes + lane) * 4;
       return source.four(group * kColumns + column, k);
@@ -111,24 +134,23 @@ struct FmaProduct {
     }
   }
 
+  // `to`: floats from the results that were given to `load` to where these go.
   __device__ __forceinline__ void run(const float* operands, const float4* shared,
-                                      const float4* streamed, float* results) const {
-    const int group = kFillsWarps ? threadIdx.x / Shape::kLanes : group_within_warp();
+                                      const float4* streamed, int to) const {
     const int lane = (kFillsWarps ? threadIdx.x : threadIdx.x % kWarp) % Shape::kLanes;
+    const float* base = operands + first_operand;
+    float* results = first_result + to;
 #pragma unroll 1
     for (int row = 0; row < Shape::kRows; row += Shape::kBlock) {
       float sum[Shape::kBlock * kColumns] = {};
-      multiply_all(operands + row * Shape::kStride + lane * 4, shared, streamed, sum);
-      bool owner = true;
-      const int first = reduce_scatter<Shape::kBlock * kColumns, kWarpLanes>(sum, lane, &owner);
-      float* to =
-          results + (lane / kWarp * Shape::kRows + row) * Shape::kResultStride + group * kColumns;
-      if (owner && group * kColumns < Shape::kColumns) {
+      multiply_all(base, shared, streamed, sum);
+      reduce_scatter<Shape::kBlock * kColumns, kWarpLanes>(sum, lane);
+      if (first_sum >= 0) {
 #pragma unroll
-        for (int i = 0; i < values_left(Shape::kBlock * kColumns, kWarpLanes); ++i) {
-          to[(first + i) / kColumns * Shape::kResultStride + (first + i) % kColumns] = sum[i];
-        }
+        for (int i = 0; i < kLeft; ++i) results[place_of(kAlike ? i : first_sum + i)] = sum[i];
       }
+      base += Shape::kBlock * Shape::kStride;
+      results += Shape::kBlock * Shape::kResultStride;
     }
   }
 
@@ -139,13 +161,17 @@ struct FmaProduct {
     const int lane = threadIdx.x % Shape::kLanes;
     float sum[Shape::kRows * kColumns] = {};
     multiply_all(operands + lane * 4, shared, streamed, sum);
-    bool owner = true;
-    reduce_scatter<Shape::kRows * kColumns, Shape::kLanes, kColumns>(sum, lane, &owner);
+    reduce_scatter<Shape::kRows * kColumns, Shape::kLanes, kColumns>(sum, lane);
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) own[i] = sum[i];
   }
 
  private:
+  // Where a sum of a block goes, from where the block's first goes.
+  __device__ __forceinline__ static int place_of(int sum) {
+    return sum / kColumns * Shape::kResultStride + sum % kColumns;
+  }
+
   __device__ __forceinline__ void multiply_all(const float* base, const float4* shared,
                                                const float4* streamed, float* sum) const {
 #pragma unroll

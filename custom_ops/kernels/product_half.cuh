@@ -101,8 +101,8 @@ struct Sixteen {
       const Operand four = operands[block];
       if constexpr (kPieces == 2) {
         x[block][1][0] = four.x;
-        x[block][0][0] = four.y;
-        x[block][1][1] = four.z;
+        x[block][1][1] = four.y;
+        x[block][0][0] = four.z;
         x[block][0][1] = four.w;
       } else {
         x[block][0][0] = four.x;

@@ -30,16 +30,27 @@ struct TensorProduct {
   using Operand = typename Numbers::Operand;
   static constexpr int kWords = sizeof(Operand) / 4;  // of four numbers
 
+  // Whether all warps have columns; those up to a whole tile have room among the results.
+  static constexpr bool kAllHave =
+      Shape::kThreads / Shape::kLanes * kTiles <= (Shape::kColumns + 15) / 16;
+
   uint4 weight[Shape::kRegisters > 0 ? Shape::kRegisters : 1][kTiles][kPieces];
   Numbers numbers;
+  int first_operand;  // in words
+  int first_column;
+  float* first_result;
 
   // `source(column, k)` is a weight, or 0 outside the matrix.
   template <class Source>
-  __device__ void load(const Source& source, float4* shared, float4* streamed) {
+  __device__ void load(const Source& source, float4* shared, float4* streamed, float* results) {
     const int lane = threadIdx.x % kWarp;
-    const int warp = threadIdx.x / kWarp;
-    const int first_column = warp / kParts * kTiles * 16 + lane / 4;
-    const int first_k = warp % kParts * Shape::kChunks * 16 + lane % 4 * 4;
+    const int part = threadIdx.x / kWarp % kParts;
+    const int first_k = part * Shape::kChunks * 16 + lane % 4 * 4;
+    first_column = settled(static_cast<int>(threadIdx.x) / kWarp / kParts * kTiles * 16 + lane / 4);
+    first_operand =
+        settled(lane / 4 * Shape::kStride + (part * Shape::kChunks * 4 + lane % 4) * kWords);
+    first_result = settled(results + (part * kPaddedRows + lane % 4 * 2) * Shape::kResultStride +
+                           first_column);
     numbers.measure(source, first_column, first_k);
     const auto piece = [&](int i, int tile, int piece) {
       return numbers.piece(source, tile, first_column + tile * 16, first_k + i * 16, piece);
@@ -70,13 +81,11 @@ struct TensorProduct {
     store(streamed, kStreamed, Shape::kRegisters + Shape::kShared);
   }
 
+  // `to`: floats from the results that were given to `load` to where these go.
   __device__ __forceinline__ void run(const float* operands, const float4* shared,
-                                      const float4* streamed, float* results) const {
-    const int lane = threadIdx.x % kWarp;
-    const int part = threadIdx.x / kWarp % kParts;
-    const int group = threadIdx.x / kWarp / kParts;
-    const float* base =
-        operands + lane / 4 * Shape::kStride + (part * Shape::kChunks * 4 + lane % 4) * kWords;
+                                      const float4* streamed, int to) const {
+    const float* base = operands + first_operand;
+    float* results = first_result + to;
 #pragma unroll 1
     for (int row = 0; row < kPaddedRows; row += 8 * Shape::kBlock) {
       Sums sum = {};
@@ -87,11 +96,10 @@ struct TensorProduct {
       base += 8 * Shape::kBlock * Shape::kStride;
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
-        const int column = (group * kTiles + tile) * 16 + lane / 4;
+        if (!kAllHave && first_column + tile * 16 >= (Shape::kColumns + 15) / 16 * 16) continue;
 #pragma unroll
         for (int block = 0; block < Shape::kBlock; ++block) {
-          float* to = results +
-                      (part * kPaddedRows + row + block * 8 + lane % 4 * 2) * Shape::kResultStride;
+          float* to = results + block * 8 * Shape::kResultStride + tile * 16;
           float s[4];
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
@@ -100,16 +108,13 @@ struct TensorProduct {
             for (int chain = 1; chain < kChains; ++chain) s[j] += sum[tile][block][chain][j];
             s[j] = numbers.scaled(s[j], tile, j / 2);
           }
-          if (column < Shape::kColumns) {
-            to[column] = s[0];
-            to[column + Shape::kResultStride] = s[1];
-          }
-          if (column + 8 < Shape::kColumns) {
-            to[column + 8] = s[2];
-            to[column + 8 + Shape::kResultStride] = s[3];
-          }
+          to[0] = s[0];
+          to[Shape::kResultStride] = s[1];
+          to[8] = s[2];
+          to[8 + Shape::kResultStride] = s[3];
         }
       }
+      results += 8 * Shape::kBlock * Shape::kResultStride;
     }
   }
 

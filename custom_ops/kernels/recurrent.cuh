@@ -138,17 +138,25 @@ struct Sweep {
   Copies& replicas;
   char* shared;
   char* scratch;
-  int thread;
+  int first_row, first_unit;  // of the thread's first item
+
+  // Where a thread's first item is.
+  __device__ static int row_of(int thread) {
+    return kInRegisters<Plan> ? thread % Plan::kUnitLanes / Plan::kTwins : thread / Plan::kTile;
+  }
+  __device__ static int unit_of(int thread) {
+    return kInRegisters<Plan> ? thread / Plan::kUnitLanes : thread % Plan::kTile;
+  }
 
   __device__ At port(int pass, int step, int item) const {
-    const int index = item * Plan::kThreads + threadIdx.x;
-    int row = index / Plan::kTile;
-    int unit = index % Plan::kTile;
-    if constexpr (kInRegisters<Plan>) {
-      row = thread % Plan::kUnitLanes / Plan::kTwins;
-      unit = thread / Plan::kUnitLanes;
+    int row = first_row, unit = first_unit;
+    if constexpr (Plan::kThreads % Plan::kTile == 0) {
+      row += item * (Plan::kThreads / Plan::kTile);
+    } else if (item > 0) {
+      row = row_of(item * Plan::kThreads + threadIdx.x);
+      unit = unit_of(item * Plan::kThreads + threadIdx.x);
     }
-    const bool valid = row < Plan::kRows && unit < Plan::kTile;
+    const bool valid = all_have(item) || (row < Plan::kRows && unit < Plan::kTile);
     const bool live = valid && context.first_row + pass * Plan::kRows + row < context.batch &&
                       context.cta * Plan::kTile + unit < Plan::kUnits;
     return At{context, exchange,        products, shared, scratch, pass,
@@ -201,6 +209,11 @@ struct Sweep {
     Cell::load(elements[0][0], elements[0][0].ahead, port(0, step, 0), step + 2);
   }
 
+  // Whether every thread has such an item.
+  __device__ static constexpr bool all_have(int item) {
+    return !kInRegisters<Plan> && (item + 1) * Plan::kThreads <= Plan::kRows * Plan::kTile;
+  }
+
   template <int B>
   __device__ __forceinline__ void wait(Tag<B>, int pass, int step) {
     exchange.template wait<B>(pass, step, initial<B>());
@@ -211,7 +224,7 @@ struct Sweep {
                                               int step) {
     const auto one = [&](int item) {
       // Whole warps go in, for the shuffles of a send.
-      if (kInRegisters<Plan> ||
+      if (kInRegisters<Plan> || all_have(item) ||
           (item * Plan::kThreads + threadIdx.x) / kWarp * kWarp < Plan::kRows * Plan::kTile) {
         Cell::stage(Tag<STAGE>(), elements[item], port(pass, step, item));
       }
@@ -257,14 +270,6 @@ __device__ __forceinline__ int thread_of_cta() {
   return thread;
 }
 
-// Shared memory by an address that is kept: the compiler makes it anew wherever it is used, from a
-// slow special register.
-__device__ __forceinline__ char* settled(char* shared) {
-  unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  asm volatile("" : "+r"(address));
-  return static_cast<char*>(__cvta_shared_to_generic(address));
-}
-
 template <class Exchange, class Sweeper, int B>
 __device__ __forceinline__ void begin(Exchange& exchange, const Sweeper& sweeper, Tag<B>) {
   exchange.template begin<B>(sweeper.template initial<B>());
@@ -306,8 +311,10 @@ __device__ __forceinline__ void sweep(const Parameters<WORDS>& parameters, char*
   Exchange exchange(Place{shared, scratch, status, cta_of_group()});
   Products products(context, shared, scratch);
   Replicas<Plan, Exchange, Products, WORDS> replicas(context, exchange, products, shared);
-  Sweep<Cell, Plan, Exchange, Products, WORDS> sweeper{context, exchange, products,       replicas,
-                                                       shared,  scratch,  thread_of_cta()};
+  using Sweeper = Sweep<Cell, Plan, Exchange, Products, WORDS>;
+  const int row = settled(Sweeper::row_of(thread_of_cta()));
+  const int unit = settled(Sweeper::unit_of(thread_of_cta()));
+  Sweeper sweeper{context, exchange, products, replicas, shared, scratch, row, unit};
 
   typename Cell::template Element<Plan> elements[Plan::kPasses][Plan::kItems];
   const auto each = [&](auto&& function) {

@@ -143,11 +143,11 @@ char* shared;
 char* scratch;
 __device__ Products(const Context<Plan, WORDS>& context, char* shared, char* scratch)
 : shared(shared), scratch(scratch) {
-gemm_0.load(WeightSource<Cell, Plan, 0, WORDS>{context}, reinterpret_cast<float4*>(shared + 2320), reinterpret_cast<float4*>(scratch + 0ll + context.cta * 0ll));
+gemm_0.load(WeightSource<Cell, Plan, 0, WORDS>{context}, reinterpret_cast<float4*>(shared + 2320), reinterpret_cast<float4*>(scratch + 0ll + context.cta * 0ll), results<0>(0));
 }
 template <int STAGE, class Exchange>
 __device__ __forceinline__ void run(const Exchange& exchange, int pass, int step) const {
-if constexpr (STAGE == 0) { gemm_0.run(exchange.template operands<0>(pass, step), reinterpret_cast<const float4*>(shared + 2320), reinterpret_cast<const float4*>(scratch + 0ll + blockIdx.x * 0ll), results<0>(pass)); }
+if constexpr (STAGE == 0) { gemm_0.run(exchange.template operands<0>(pass, step), reinterpret_cast<const float4*>(shared + 2320), reinterpret_cast<const float4*>(scratch + 0ll + blockIdx.x * 0ll), pass % 2 * 64); }
 }
 template <int GEMM> __device__ float* results(int pass) const {
 if constexpr (GEMM == 0) return reinterpret_cast<float*>(shared + 2064) + pass % 2 * 64;

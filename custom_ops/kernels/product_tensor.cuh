@@ -30,9 +30,10 @@ struct TensorProduct {
   using Operand = typename Numbers::Operand;
   static constexpr int kWords = sizeof(Operand) / 4;  // of four numbers
 
-  // Whether all warps have columns; those up to a whole tile have room among the results.
-  static constexpr bool kAllHave =
-      Shape::kThreads / Shape::kLanes * kTiles <= (Shape::kColumns + 15) / 16;
+  // Whether all warps have columns, those too that make no whole group; columns up to a whole tile
+  // have room among the results.
+  static constexpr int kGroups = (Shape::kThreads + Shape::kLanes - 1) / Shape::kLanes;
+  static constexpr bool kAllHave = kGroups * kTiles <= (Shape::kColumns + 15) / 16;
 
   uint4 weight[Shape::kRegisters > 0 ? Shape::kRegisters : 1][kTiles][kPieces];
   Numbers numbers;

@@ -18,6 +18,11 @@ WARP = 32  # threads
 SCHEDULERS = 4  # warp schedulers of a multiprocessor, on every architecture from 7.0 on
 REGISTERS = 65536  # of a multiprocessor
 REGISTERS_PER_THREAD = 255
+# bytes that a block can have, by compute capability (CUDA C++ Programming Guide, Technical Specifications)
+SHARED_MEMORY = {
+    70: 96 << 10, 75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 87: 163 << 10, 89: 99 << 10, 90: 227 << 10,
+    100: 227 << 10, 103: 227 << 10, 120: 99 << 10, 121: 99 << 10,
+}  # fmt: skip
 
 Curve: TypeAlias = tuple[tuple[float, float], ...]  # points (x, y), x ascending and positive
 
@@ -99,6 +104,11 @@ def from_json(values: Mapping[str, Any]) -> Machine:
         wrong = ", ".join(sorted(names ^ given))
         raise KernelError(f"a machine description has a missing or unknown field: {wrong}; measure the machine again")
     return Machine(**{name: _tuples(values[name]) for name in names})
+
+
+def shared_memory(arch: int) -> int:
+    """Bytes of shared memory that a block can have; where nothing is known, what all have since 8.0."""
+    return SHARED_MEMORY.get(arch) or min(size for known, size in SHARED_MEMORY.items() if known >= 80)
 
 
 def read(curve: Curve, x: float) -> float:

@@ -14,11 +14,10 @@ from custom_ops.bounds import products_are_bounded
 from custom_ops.codegen.replicate import replicated_schedule
 from custom_ops.codegen.schedule import Buffer, Gemm, Schedule, schedule
 from custom_ops.errors import KernelError
+from custom_ops.machine import REGISTERS, shared_memory
 from custom_ops.spec import WARP, Configuration, RecurrentSpec
 
-SHARED_LIMIT = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
 FORMS = {"floats": 0, "pairs": 1, "halves": 2, "bfloats": 3}  # enum Form of kernels/operands.cuh
-REGISTERS = 65536
 # The most threads, lanes and rows with which sums stay in registers: with more, to compute the cell in all warps was
 # slower on an H200 than the way through shared memory. 16 lanes leave two units to a warp, fewer a grid cannot send.
 IN_REGISTERS = ((128, 16, 4), (256, 8, 1))
@@ -176,7 +175,7 @@ def layout(spec: RecurrentSpec, configuration: Configuration, arch: int) -> Layo
         raise KernelError(f"product '{configuration.product}' needs compute capability 8.0, this is {arch / 10}")
     if needs_bounds(spec, configuration) and not products_are_bounded(spec.cell):
         raise KernelError("product 'half' is for cells whose products read bounded values; this cell's may be any")
-    limit = SHARED_LIMIT.get(arch) or max(size for known, size in SHARED_LIMIT.items() if known <= arch or known == 75)
+    limit = shared_memory(arch)
     if result.shared > limit:
         raise KernelError(f"{result.shared} bytes of shared memory: compute capability {arch / 10} has {limit}")
     needed = result.weights + OTHER_REGISTERS

@@ -12,7 +12,6 @@ from math import ceil
 
 from custom_ops.codegen.layout import (
     OTHER_REGISTERS,
-    SHARED_LIMIT,
     BufferLayout,
     GemmLayout,
     Layout,
@@ -22,7 +21,7 @@ from custom_ops.codegen.layout import (
     words_of,
 )
 from custom_ops.codegen.schedule import schedule
-from custom_ops.machine import REGISTERS, REGISTERS_PER_THREAD, SCHEDULERS, WARP, Machine, read
+from custom_ops.machine import REGISTERS, REGISTERS_PER_THREAD, SCHEDULERS, WARP, Machine, read, shared_memory
 from custom_ops.spec import Configuration, RecurrentSpec
 from graph_passes.cost.elementwise import elementwise
 from graph_passes.cost.grnn import FLOAT, Cost, Work, price
@@ -248,5 +247,5 @@ def _in_parts(buffer: BufferLayout, sizes: Layout) -> bool:
 def _blocks(machine: Machine, configuration: Configuration, sizes: Layout) -> int:
     """Blocks that one multiprocessor has room for."""
     registers = min(REGISTERS_PER_THREAD, sizes.weights + OTHER_REGISTERS)
-    shared = SHARED_LIMIT[machine.arch] // max(sizes.shared, 1)
+    shared = shared_memory(machine.arch) // max(sizes.shared, 1)
     return max(1, min(REGISTERS // (configuration.threads * registers), shared))

@@ -11,11 +11,11 @@ from math import ceil
 from typing import TypeAlias, get_args
 
 from custom_ops.bounds import products_are_bounded
-from custom_ops.codegen.layout import IN_REGISTERS, OTHER_REGISTERS, SHARED_LIMIT, GemmLayout, Layout, layout
+from custom_ops.codegen.layout import IN_REGISTERS, OTHER_REGISTERS, GemmLayout, Layout, layout
 from custom_ops.codegen.replicate import can_replicate, replicated_schedule
 from custom_ops.codegen.schedule import schedule
 from custom_ops.errors import KernelError
-from custom_ops.machine import REGISTERS, REGISTERS_PER_THREAD, WARP, Machine
+from custom_ops.machine import REGISTERS, REGISTERS_PER_THREAD, SHARED_MEMORY, WARP, Machine, shared_memory
 from custom_ops.spec import Configuration, Exchange, Product, RecurrentSpec
 from graph_passes.cost.grnn import FLOAT
 
@@ -136,7 +136,7 @@ def _holds_replicas(spec: RecurrentSpec, shape: Configuration) -> bool:
     """Whether one multiprocessor could hold the weights of all replicas, and its threads their sums."""
     products = sum(len(gemm.products) for gemm in replicated_schedule(spec.cell).gemms if gemm.replicated)
     weights = (products + (spec.cell.blocks - products) / shape.ctas) * spec.units**2
-    if FLOAT * weights > FLOAT * REGISTERS + max(SHARED_LIMIT.values()):
+    if FLOAT * weights > FLOAT * REGISTERS + max(SHARED_MEMORY.values()):
         return False
     if shape.rows * spec.units > MOST_REPLICAS * shape.threads:
         return False
@@ -148,7 +148,7 @@ def _holds(spec: RecurrentSpec, ctas: int) -> bool:
     """Whether the registers and the shared memory of so many blocks could hold all weights."""
     weights = spec.cell.blocks * spec.units * spec.units
     smallest = FLOAT if spec.precision == "highest" else FLOAT / 2
-    return smallest * weights <= ctas * (FLOAT * REGISTERS + max(SHARED_LIMIT.values()))
+    return smallest * weights <= ctas * (FLOAT * REGISTERS + max(SHARED_MEMORY.values()))
 
 
 def _group_sizes(machine: Machine, spec: RecurrentSpec, exchange: Exchange) -> list[int]:
@@ -179,7 +179,7 @@ def _could_hold(machine: Machine, spec: RecurrentSpec, shape: Configuration) -> 
     halves = shape.product == "half" and spec.precision != "highest"
     operand = shape.rows // shape.passes * spec.units / shape.slices
     needed = operand + spec.cell.blocks * spec.units**2 / shape.ctas
-    return needed * FLOAT / (2 if halves else 1) <= FLOAT * shape.threads * registers + SHARED_LIMIT[machine.arch]
+    return needed * FLOAT / (2 if halves else 1) <= FLOAT * shape.threads * registers + shared_memory(machine.arch)
 
 
 def _fitted(machine: Machine, spec: RecurrentSpec, shape: Configuration, streams: bool) -> Iterator[Fitting]:
@@ -209,7 +209,7 @@ def _placed(machine: Machine, spec: RecurrentSpec, configuration: Configuration)
     sizes = layout(spec, configuration, machine.arch)
     fitted = replace(configuration, register_weights=sizes.weights)
     if _streams(sizes):
-        room = SHARED_LIMIT[machine.arch] - sizes.shared
+        room = shared_memory(machine.arch) - sizes.shared
         fitted = replace(fitted, shared_weights=room // (FLOAT * configuration.threads))
         sizes = layout(spec, fitted, machine.arch)
     return fitted, sizes

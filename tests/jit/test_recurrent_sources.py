@@ -103,6 +103,13 @@ def test_hopper_sources_compile(cell: Cell, kind: str) -> None:
     assert nvrtc.compile_source(generate(RecurrentSpec(cell, 100), HOPPER[kind], 90), 90)
 
 
+@pytest.mark.parametrize("arch", [100, 120])
+@pytest.mark.parametrize("kind", HOPPER)
+def test_what_came_after_hopper_compiles(kind: str, arch: int) -> None:
+    """It has clusters and tensor cores too."""
+    assert nvrtc.compile_source(generate(RecurrentSpec(cells.lstm(), 100), HOPPER[kind], arch), arch)
+
+
 @pytest.mark.parametrize("arch", [75, 90])
 @pytest.mark.parametrize("lanes", [3, 5, 12, 24, 31, 96])
 def test_work_groups_of_any_size_compile(lanes: int, arch: int) -> None:

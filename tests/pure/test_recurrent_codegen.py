@@ -11,12 +11,13 @@ import pytest
 from hypothesis import example, given, settings
 
 from custom_ops import cells
-from custom_ops.codegen.layout import SHARED_LIMIT, fallback_layout, layout
+from custom_ops.codegen.layout import fallback_layout, layout
 from custom_ops.codegen.recurrent import ENTRY, FALLBACK, generate, parameter_words
 from custom_ops.codegen.schedule import schedule
 from custom_ops.errors import KernelError
 from custom_ops.jit.cache import Cache, digest
 from custom_ops.jit.program import Program, from_bytes
+from custom_ops.machine import shared_memory
 from custom_ops.spec import Configuration, RecurrentSpec
 from tests.recurrent_cells import random_cells, side_by_side
 
@@ -169,7 +170,7 @@ def test_places_do_not_overlap(units: int, exchange: str, slices: int, product: 
     for start, size in sorted(places):
         assert start >= ends[-1]
         ends.append(start + size)
-    assert ends[-1] <= sizes.shared <= SHARED_LIMIT[90]
+    assert ends[-1] <= sizes.shared <= shared_memory(90)
     assert sizes.tile * ctas >= units
 
 

@@ -315,6 +315,19 @@ def test_old_devices_have_neither_clusters_nor_tensor_cores():
     assert kinds == {("grid", "fma")}
 
 
+@pytest.mark.parametrize(("arch", "shared"), [(87, 163), (100, 227), (120, 99), (999, 99)])
+def test_devices_that_nobody_measured_have_configurations(arch, shared):
+    """KiB of a block; of what is not known no more is taken than all devices have since 8.0."""
+    machine = replace(device.machine("h200"), arch=arch)
+    if arch < 90:
+        machine = replace(machine, clusters=((1, 132),))
+    spec = RecurrentSpec(cells.lstm(), 1000)
+    found = space.enumerate_configurations(machine, spec, 20)
+    assert found
+    assert all(sizes.shared <= shared << 10 for _, sizes in found)
+    assert max(sizes.shared for _, sizes in found) > 0.8 * (shared << 10)
+
+
 def test_the_layout_of_each_is_its_own():
     """Predictions rely on it: what was laid out had more registers for weights than it took."""
     machine = device.machine("h200")

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from custom_ops.errors import KernelError
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache, digest
 from custom_ops.jit.device import Device
 from custom_ops.jit.launch import checked, cuda_driver
-from custom_ops.machine import SCHEDULERS, WARP, Curve, Machine, from_json
+from custom_ops.machine import SCHEDULERS, WARP, Curve, Machine, from_json, shared_memory
 
 WARPS = (1, 2, 4, 8)  # on each scheduler
 SUMS = (1, 2, 4, 8)  # columns, or rows, of a thread
@@ -53,7 +54,8 @@ class Point:
 FORMAT = "machine 2"
 COPIES_BYTES = 2 * 4 * max(STATE)
 BUFFER_BYTES = COPIES_BYTES + 4096  # two copies of the state, and a counter behind them
-WHOLE_PROCESSOR = 120 << 10  # bytes of shared memory with which one block fills a multiprocessor
+STATIC_SHARED = 33 << 10  # bytes of shared memory, no less than a kernel of microbenchmark.cuh has
+WHOLE_PROCESSOR = 120 << 10  # and so many more: two such blocks fit no multiprocessor
 CLUSTERS = (2, 4, 8, 16)
 
 Launch = Callable[[Point, int], float]  # (point, iterations) -> nanoseconds of one launch
@@ -120,11 +122,15 @@ class Bench:
             self._call("cuFuncSetAttribute", self._kernel(name), allowed, 1)
         kernel = self._kernel("cluster_exchange")
         largest = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        self._call("cuFuncSetAttribute", kernel, largest, WHOLE_PROCESSOR)
+        whole = min(WHOLE_PROCESSOR, shared_memory(self._device.arch) - STATIC_SHARED)
+        self._call("cuFuncSetAttribute", kernel, largest, whole)
         for size in CLUSTERS:
             config = self._config(Point("cluster_exchange", 2 * WARP * SCHEDULERS, size, size))
-            config.sharedMemBytes = WHOLE_PROCESSOR
-            count = int(self._call("cuOccupancyMaxActiveClusters", kernel, config))
+            config.sharedMemBytes = whole
+            try:
+                count = int(self._call("cuOccupancyMaxActiveClusters", kernel, config))
+            except KernelError:  # larger than the device has any
+                break
             if count:
                 found.append((float(size), float(count)))
         return tuple(found)

@@ -1,12 +1,16 @@
 """What the micro-benchmark makes of times, on a machine that is made up."""
 
 import math
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
+from custom_ops.errors import KernelError
 from custom_ops.jit import microbenchmark
 from custom_ops.jit.microbenchmark import Point, fit
-from custom_ops.machine import from_json, read
+from custom_ops.machine import from_json, read, shared_memory
 
 LAUNCH = 3000.0  # nanoseconds of every launch, whatever it does
 CLUSTERS = ((1.0, 100.0), (16.0, 6.0))
@@ -79,3 +83,34 @@ def test_old_devices_are_asked_for_no_tensor_cores_and_no_clusters():
     assert all(f" {name}(" in microbenchmark.source(75) for name in asked)
     assert "tensor" not in microbenchmark.source(75)
     assert "cluster" not in microbenchmark.source(75)
+
+
+class Refusing(microbenchmark.Bench):
+    """A device that has no clusters beyond a size."""
+
+    def __init__(self, arch: int, largest: int) -> None:
+        self._device = SimpleNamespace(arch=arch, processors=24, stream=0)
+        self._driver = MagicMock()
+        self._kernels = {"cluster_barrier": "cluster_barrier", "cluster_exchange": "cluster_exchange"}
+        self.largest = largest
+        self.shared = 0
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        if name == "cuFuncSetAttribute":
+            self.shared = arguments[2]
+            return None
+        assert name == "cuOccupancyMaxActiveClusters"
+        (attribute,) = arguments[1].attrs
+        if attribute.value.clusterDim.x > self.largest:
+            raise KernelError("invalid cluster size")
+        assert arguments[1].sharedMemBytes == self.shared
+        return self._device.processors // attribute.value.clusterDim.x
+
+
+@pytest.mark.parametrize(("arch", "largest"), [(90, 16), (120, 8)])
+def test_clusters_are_counted_as_far_as_a_device_has_them(arch: int, largest: int) -> None:
+    bench = Refusing(arch, largest)
+    sizes = (1, 2, 4, 8, 16)
+    assert bench.clusters() == tuple((size, 24 // size) for size in sizes if size <= largest)
+    block = bench.shared + microbenchmark.STATIC_SHARED  # one fits, two do not
+    assert block <= shared_memory(arch) < 2 * block

@@ -252,6 +252,7 @@ def _products(plan: Schedule, sizes: Layout, spec: RecurrentSpec, configuration:
     if sizes.twins:
         members += [f"float own_{index}[{gemm.thread_columns}];" for index, gemm in enumerate(sizes.gemms)]
     constant = "" if sizes.twins else " const"
+    of_pass = [gemm.partials * sizes.padded_rows * gemm.result_stride for gemm in sizes.gemms]  # results
     load, run, result, run_part, part = [], [], [], [], []
     for index, gemm in enumerate(sizes.gemms):
         chunk = chunk_words(spec, configuration) * gemm.thread_columns
@@ -267,12 +268,11 @@ def _products(plan: Schedule, sizes: Layout, spec: RecurrentSpec, configuration:
         load.append(
             f"gemm_{index}.load(WeightSource<Cell, Plan, {index}, WORDS>{{context}}, {weights}, results<{index}>(0));"
         )
-        numbers = gemm.partials * sizes.padded_rows * gemm.result_stride  # results of a pass
         buffer = plan.gemms[index].buffer
         operands = f"exchange.template operands<{buffer}>(pass, step)"
         if not plan.buffers[buffer].exchanged:
             operands = f"local_operands<Plan, {buffer}>(shared, pass)"
-        product = f"gemm_{index}.run({operands}, {place}, pass % 2 * {numbers});"
+        product = f"gemm_{index}.run({operands}, {place}, pass % 2 * {of_pass[index]});"
         if sizes.twins:
             product = f"gemm_{index}.run_own({operands}, {place}, own_{index});"
         if sliced:
@@ -301,7 +301,7 @@ def _products(plan: Schedule, sizes: Layout, spec: RecurrentSpec, configuration:
         ]
     offsets = [
         f"if constexpr (GEMM == {index}) return reinterpret_cast<float*>(shared + {gemm.results}) + "
-        f"pass % 2 * {gemm.partials * sizes.padded_rows * gemm.result_stride};"
+        f"pass % 2 * {of_pass[index]};"
         for index, gemm in enumerate(sizes.gemms)
     ]
     return [

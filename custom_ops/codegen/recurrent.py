@@ -173,7 +173,7 @@ def _tables(plan: Schedule, sizes: Layout) -> list[str]:
     return [*lines, "}"]
 
 
-def _in_parts(run: list[str], part: list[str]) -> list[str]:
+def _members_for_parts(run: list[str], part: list[str]) -> list[str]:
     """The members for products in parts, if there are any: all sums of one, and one of them."""
     if not run:
         return []
@@ -325,7 +325,7 @@ def _products(plan: Schedule, sizes: Layout, spec: RecurrentSpec, configuration:
         *result,
         *(["return 0.0f;"] if not sliced else []),
         "}",
-        *_in_parts(run_part, part),
+        *_members_for_parts(run_part, part),
         "template <int PARTIALS, int STRIDE> __device__ static float add(const float* from, int row) {",
         "float sum = from[row * STRIDE];",
         "#pragma unroll",

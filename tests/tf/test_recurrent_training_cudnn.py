@@ -1,4 +1,4 @@
-"""Training steps as Keras emits them on GPUs, and cuDNN's vectors of weights: swapped, run, and compared."""
+"""Layers and training steps as Keras emits them on GPUs, and cuDNN's vectors of weights: swapped, run, compared."""
 
 from __future__ import annotations
 
@@ -76,6 +76,34 @@ def test_what_keras_emits_on_gpus(
     report = tfmem.report(optimized)
     assert len(report.swapped) == 1
     assert "CudnnRNNV3" in report.swapped[0]
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("kind", CUDNN)
+def test_nothing_is_copied_around_a_layer(kind: str, backwards: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Keras wants in the order of a backward walk is turned around once, where it was three times."""
+    facts = {**tf.sysconfig.get_build_info(), "is_cuda_build": True}
+    monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: facts)
+    layer = CUDNN[kind](UNITS, return_sequences=True, go_backwards=backwards)
+    x = tf.constant(numbers(3, STEPS, INPUTS))
+    wanted = layer(x)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None, INPUTS])], autograph=False)
+    def run(x: Any) -> Any:
+        return layer(x)
+
+    with monkeypatch.context() as patched:
+        backend = importlib.import_module("keras.src.backend.tensorflow.rnn")
+        patched.setattr(backend, "_is_gpu_available", lambda: True)
+        turned = [op.type for op in run.get_concrete_function().graph.get_operations() if "Reverse" in op.type]
+        assert turned == (["ReverseSequence", "ReverseSequence", "ReverseV2"] if backwards else [])
+        optimized = tfmem.optimize(run)
+    np.testing.assert_allclose(optimized(x), wanted, rtol=TOLERANCE, atol=TOLERANCE)
+    assert "CudnnRNNV3" in tfmem.report(optimized).swapped[0]
+    operations = [op.type for op in optimized.get_concrete_function(x).graph.get_operations()]
+    assert operations.count("TfmemRecurrent") == 1
+    assert operations.count("ReverseV2") == backwards
+    assert not {*operations} & {"CudnnRNNV3", "ReverseSequence", "Transpose", "Fill"}
 
 
 @pytest.mark.parametrize("kind", CUDNN)

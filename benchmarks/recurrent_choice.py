@@ -43,7 +43,7 @@ class Recorded:
 
     def build(self, configuration: Configuration, max_batch: int = ANY_BATCH) -> Program:
         """A program without code."""
-        return Program("cubin", 0, "", "", 1, 1, 1, configuration.threads, 0, 0, 0, max_batch, b"")
+        return Program("cubin", 0, "", "", 1, 1, 1, configuration.threads, 0, 0, 0, 0, max_batch, b"")
 
     def measure(self, configuration: Configuration, batch: int, time_steps: int) -> Measured:
         """Raises KernelError if it failed."""

@@ -13,7 +13,7 @@ from custom_ops.errors import KernelError
 DataType: TypeAlias = Literal["float32", "float16", "bfloat16"]
 Precision: TypeAlias = Literal["highest", "tf32", "bfloat16", "float16"]
 Product: TypeAlias = Literal["fma", "mma", "half"]
-Exchange: TypeAlias = Literal["single", "cluster", "grid"]
+Exchange: TypeAlias = Literal["single", "cluster", "grid", "launches"]
 
 LARGEST_CLUSTER = 16  # CTAs, on Hopper; more than 8 is not portable and has to be allowed
 WARP = 32
@@ -68,7 +68,10 @@ class Configuration:
         product: "fma" on the ordinary cores; "mma" on the tensor cores (three TF32 products for precision "highest");
             "half" on the tensor cores with 16-bit numbers, pairs of float16 for precision "highest". float16 is for
             cells whose products read nothing but states and other values that are bounded.
-        exchange: "single" CTA, thread-block "cluster" (distributed shared memory), or "grid" (through L2).
+        exchange: "single" CTA, thread-block "cluster" (distributed shared memory), "grid" (through L2), or "launches"
+            (through L2, and a launch for each stage of a step: each reads all of its weights, and waits for nobody).
+            What weights a block of "launches" keeps is read from the matrices by each launch, which is slow; the rest
+            is laid out for it by the first.
         slices: of a group that exchanges through L2: so many CTAs at a time are a cluster, and share the depth of their
             sums, so that each reads a part of the operands only.
         replicated: whether every CTA computes for all units what is wanted by later products alone, where it can, so
@@ -108,6 +111,11 @@ class Configuration:
                 f"{self.slices} slices of {self.ctas} CTAs with exchange '{self.exchange}': expected a divisor of the "
                 "CTAs, and more than 1 for 'grid' alone"
             )
+        if self.exchange == "launches" and (self.passes > 1 or self.replicated or self.product == "half"):
+            raise KernelError(
+                f"exchange 'launches' in {self.passes} passes, replicated {self.replicated}, product '{self.product}': "
+                "expected 1 pass and no replicas, for nobody waits, and not 'half', which looks at all weights first"
+            )
         if self.slices > LARGEST_CLUSTER:
             raise KernelError(f"{self.slices} slices: a cluster has at most {LARGEST_CLUSTER} CTAs")
         if self.tensor_cores and self.lanes < WARP:
@@ -130,6 +138,11 @@ class Configuration:
     def cluster(self) -> int:
         """CTAs of a thread-block cluster; 1: there are none."""
         return self.ctas if self.exchange == "cluster" else self.slices
+
+    @property
+    def through_l2(self) -> bool:
+        """Whether CTAs exchange through L2."""
+        return self.exchange in ("grid", "launches")
 
     @property
     def kind(self) -> tuple[Exchange, Product, bool, bool]:

@@ -18,6 +18,9 @@ KINDS = ("sequences", "invariants", "vectors", "matrices", "states")
 CLUSTER = {"ctas": 8, "exchange": "cluster"}
 GRID = {"ctas": 24, "exchange": "grid"}
 SLICED = {"ctas": 24, "exchange": "grid", "slices": 4}
+LAUNCHED = {"ctas": 24, "exchange": "launches"}
+PERSISTENT: dict[str, dict[str, Any]] = {"single": {}, "cluster": CLUSTER, "grid": GRID, "sliced": SLICED}
+EVERYWHERE = {**PERSISTENT, "launches": LAUNCHED}
 
 
 def inputs(cell: Cell, units: int, time: int, batch: int, seed: int = 0) -> Arrays:

@@ -53,6 +53,7 @@ def cell_struct(plan: Schedule) -> str:
         *writer.load(),
         *(line for stage in stages for line in writer.stage(stage)),
         *writer.end(),
+        *writer.between_launches(),
         *writer.initial_states(),
         *writer.block_functions(),
         "};",
@@ -99,7 +100,7 @@ class CellWriter:
         for tensor in range(len(self.cell.outputs)):
             arguments = f"{self.pointers.outputs + tensor}, {self.output_columns(tensor)}"
             lines.append(f"element.output_{tensor} = at.template first<typename At::Value, {arguments}>();")
-        return [*lines, "load(element, element, at, 0);", "}"]
+        return [*lines, "load(element, element, at, at.step);", "}"]
 
     def read_constants(self) -> list[str]:
         lines = []
@@ -139,6 +140,24 @@ class CellWriter:
             for index in range(len(self.cell.states))
         ]
         return [*lines, "}"]
+
+    def kept(self) -> list[str]:
+        """What a later stage or step needs and cannot read again."""
+        return [f"state_{i}" for i in range(len(self.cell.states))] + [f"carried_{i}" for i in self.plan.carried]
+
+    def between_launches(self) -> list[str]:
+        """A number every `stride` floats, so that neighbouring threads have neighbouring numbers."""
+        names = list(enumerate(self.kept()))
+        leave = [f"to[{place} * stride] = element.{name};" for place, name in names]
+        resume = [f"element.{name} = from[{place} * stride];" for place, name in names]
+        return [
+            "template <class E> __device__ static void leave(const E& element, float* to, long long stride) {",
+            *leave,
+            "}",
+            "template <class E> __device__ static void resume(E& element, const float* from, long long stride) {",
+            *resume,
+            "}",
+        ]
 
     def stage(self, stage: int) -> list[str]:
         """Results first, all of them; then what follows from them; then sends and stores."""

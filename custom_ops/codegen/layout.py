@@ -5,7 +5,6 @@ The kernel templates take these numbers as they are; nothing is computed twice."
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from functools import lru_cache
 from operator import le
 from typing import NamedTuple
@@ -13,6 +12,7 @@ from typing import NamedTuple
 from custom_ops.bounds import products_are_bounded
 from custom_ops.codegen.replicate import replicated_schedule
 from custom_ops.codegen.schedule import Buffer, Gemm, Schedule, schedule
+from custom_ops.codegen.sizes import BufferLayout, GemmLayout, Layout
 from custom_ops.errors import KernelError
 from custom_ops.machine import REGISTERS, shared_memory
 from custom_ops.spec import WARP, Configuration, RecurrentSpec
@@ -22,107 +22,6 @@ FORMS = {"floats": 0, "pairs": 1, "halves": 2, "bfloats": 3}  # enum Form of ker
 # slower on an H200 than the way through shared memory. 16 lanes leave two units to a warp, fewer a grid cannot send.
 IN_REGISTERS = ((128, 16, 4), (256, 8, 1))
 OTHER_REGISTERS = 56  # of a thread, besides weights and sums; measured on the standard cells
-
-
-@dataclass(frozen=True)
-class GemmLayout:
-    """One product of a CTA, `[rows, depth] @ [depth, columns]`, on its threads.
-
-    A chunk is what a thread multiplies at a time: 4 weights of a column's sum ("fma"), or the fragments of a depth of
-    16 for all its tiles (tensor cores).
-
-    Attributes:
-        columns: of all its products that this CTA sums up; with slices, those of all CTAs of its cluster.
-        depth: length of a sum, all operands together, padded units included.
-        lanes: threads (fma) or warps times 32 (mma) that split a sum.
-        thread_columns: columns of a thread (fma), or 16-column tiles of a warp (mma).
-        chunks: of a thread.
-        registers, shared: chunks that stay in registers and in shared memory; the rest is streamed.
-        block: rows at a time.
-        partials: partial sums of each result that meet in shared memory.
-        result_stride: floats between rows of the result.
-        results: byte offset of the results in shared memory.
-        weights: byte offset of the weights in shared memory.
-        streamed: byte offset of the weights in a group's scratch.
-        inbox, barrier: byte offsets of the sums that other slices send, and of their mbarriers; 0 with one slice.
-    """
-
-    columns: int
-    depth: int
-    lanes: int
-    thread_columns: int
-    chunks: int
-    registers: int
-    shared: int
-    block: int
-    partials: int
-    result_stride: int
-    results: int
-    weights: int
-    streamed: int
-    inbox: int
-    barrier: int
-
-
-@dataclass(frozen=True)
-class BufferLayout:
-    """One exchange buffer.
-
-    Attributes:
-        operands: how many.
-        width: numbers that one CTA contributes to one operand's row.
-        parts: CTAs whose numbers one CTA reads.
-        stride: words of 32 bits between rows in shared memory.
-        offset: bytes, of the buffer in shared memory (in scratch for the fallback).
-        barrier: bytes, of its mbarriers.
-        exchanged: bytes, in the group's scratch ("grid").
-        state_operands: bit o is set when operand o is a state.
-        form: in which products read its numbers, one of `FORMS`.
-        local: whether no CTA sends it.
-    """
-
-    operands: int
-    width: int
-    parts: int
-    stride: int
-    offset: int
-    barrier: int
-    exchanged: int
-    state_operands: int
-    form: int
-    local: bool
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The numbers of one kernel.
-
-    Attributes:
-        tile: units of a CTA, a multiple of 4.
-        rows: of one pass.
-        padded_rows: the same in shared memory.
-        items: (row, unit) pairs of a thread in one pass.
-        twins: lanes of a work group that have the same (row, unit), where sums stay in the registers of the work
-            group that makes them; 0 where they go through shared memory.
-        replica_items: the same, of what every CTA computes for all units; 0 for none.
-        staging: byte offset of what row sums are made of.
-        shared: bytes of shared memory of a CTA.
-        scratch: bytes of global memory of a group.
-        weights: float32 numbers that a thread keeps in registers.
-    """
-
-    tile: int
-    rows: int
-    padded_rows: int
-    items: int
-    twins: int
-    replica_items: int
-    gemms: tuple[GemmLayout, ...]
-    buffers: tuple[BufferLayout, ...]
-    staging: int
-    shared: int
-    scratch: int
-    weights: int
 
 
 def needs_bounds(spec: RecurrentSpec, configuration: Configuration) -> bool:
@@ -208,7 +107,7 @@ def _in_scratch(spec: RecurrentSpec, rows: int, threads: int) -> Layout:
     sums = max((len(buffer.operands) for buffer in plan.buffers if buffer.kind == "sums"), default=0)
     staging, place = place, place + sums * rows * tile * 4
     items = -(-rows * tile // threads)
-    return Layout(tile, rows, rows, items, 0, 0, (), tuple(buffers), staging, 0, place, 0)
+    return Layout(tile, rows, rows, items, 0, 0, (), tuple(buffers), staging, 0, 0, place, 0)
 
 
 class _Mapping(NamedTuple):
@@ -259,11 +158,11 @@ class _Layouter:
             form = FORMS["floats"] if buffer.kind == "sums" else self.form
             row = words_of(len(buffer.operands) * (1 if buffer.kind == "own" else c.ctas) * width, form)
             stride = strides.get(index, _round_up(row, 4))
-            copies = {"single": c.passes, "cluster": 2 * c.passes, "grid": min(c.passes, 2)}[c.exchange]
+            copies = {"single": c.passes, "cluster": 2 * c.passes}.get(c.exchange, min(c.passes, 2))
             copies = 2 if self.twins else copies if buffer.exchanged else c.passes
             offset = self._place(buffer, stride, copies * self.padded_rows * stride * 4)
             exchanged = self.scratch
-            if c.exchange == "grid" and buffer.exchanged:
+            if c.through_l2 and buffer.exchanged:
                 self.scratch += _round_up(2 * c.passes * self.rows * row * 4, 128)
             states = self.plan.state_masks[index]
             parts = 1 if buffer.kind == "own" else c.ctas if buffer.kind == "sums" else c.ctas // c.slices
@@ -274,12 +173,15 @@ class _Layouter:
         sums = max((len(buffer.operands) for buffer in self.plan.buffers if buffer.kind == "sums"), default=0)
         staging = self._take(sums * self.rows * self.tile * 4)
         items = -(-self.rows * self.tile // c.threads)
+        kept = _round_up(self.scratch, 128)
+        if c.exchange == "launches":
+            self.scratch = kept + 4 * self.plan.kept_between_launches * c.ctas * c.threads * items
         if c.needs_fallback:  # it starts over in the same scratch
             self.scratch = max(self.scratch, fallback_layout(self.spec, c).scratch)
         weights = c.register_weights - self.registers_left
         return Layout(
             self.tile, self.rows, self.padded_rows, items, self.twins, self.replica_items, gemms, tuple(buffers),
-            staging, self.shared, self.scratch, weights,
+            staging, kept, self.shared, self.scratch, weights,
         )  # fmt: skip
 
     def _place(self, buffer: Buffer, stride: int, size: int) -> int:
@@ -288,7 +190,7 @@ class _Layouter:
 
         Buffers that share a place are alike, so that what products read beyond a row's numbers stays zero."""
         c = self.configuration
-        if c.exchange != "grid" or c.passes > 1 or c.replicated or buffer.kind == "sums" or self.twins:
+        if not c.through_l2 or c.passes > 1 or c.replicated or buffer.kind == "sums" or self.twins:
             return self._take(size)
         shape = len(buffer.operands), stride
         places = self.places.setdefault(shape, [])
@@ -327,7 +229,7 @@ class _Layouter:
         """`Layout.twins`: sums stay in registers where each work group has one unit of all products, no warp is without
         units, and each lane has one row. Not with more threads, lanes and rows than `IN_REGISTERS` says."""
         c, gemms = self.configuration, self.plan.gemms
-        if c.tensor_cores or c.replicated or c.slices > 1 or c.passes > 1 or not gemms:
+        if c.tensor_cores or c.replicated or c.slices > 1 or c.passes > 1 or c.exchange == "launches" or not gemms:
             return 0
         shortest = min(len(gemm.terms[0]) for gemm in gemms) * c.ctas * self.tile
         if any(buffer.kind == "sums" for buffer in self.plan.buffers) or 4 * c.lanes > shortest:

@@ -6,27 +6,24 @@ from __future__ import annotations
 from dataclasses import fields
 
 from custom_ops.codegen.elementwise import Pointers, cell_struct
-from custom_ops.codegen.layout import (
-    BufferLayout,
-    GemmLayout,
-    Layout,
-    chunk_words,
-    fallback_layout,
-    layout,
-    needs_bounds,
-    scheduled,
-)
+from custom_ops.codegen.layout import chunk_words, fallback_layout, layout, needs_bounds, scheduled
 from custom_ops.codegen.replica import replica_struct
 from custom_ops.codegen.schedule import Schedule, schedule
+from custom_ops.codegen.sizes import BufferLayout, GemmLayout, Layout
 from custom_ops.spec import Configuration, RecurrentSpec
 
 ENTRY = "tfmem_recurrent"
 FALLBACK = "tfmem_recurrent_fallback"
 VALUES = {"float32": "float", "float16": "Half", "bfloat16": "Bfloat16"}
-EXCHANGES = {"single": "SingleExchange", "cluster": "ClusterExchange", "grid": "GridExchange"}
+EXCHANGES = {
+    "single": "SingleExchange",
+    "cluster": "ClusterExchange",
+    "grid": "GridExchange",
+    "launches": "GridExchange",  # which finds at once what the launch before has sent
+}
 OPERAND_SCALE = 1 << 14  # of product "half": 1 becomes a large float16
 LARGEST_OPERAND = 3  # of initial states, with product "half": 4 times its scale is past float16
-FIRST_POINTER = 6  # kPointers of kernels/common.cuh
+FIRST_POINTER = 7  # kPointers of kernels/common.cuh
 
 
 def parameter_words(spec: RecurrentSpec) -> int:
@@ -43,9 +40,10 @@ def generate(spec: RecurrentSpec, configuration: Configuration, arch: int) -> st
     plain = schedule(spec.cell)
     plan = scheduled(spec, configuration)
     sizes = layout(spec, configuration, arch)
-    exchange = configuration.exchange
     includes = ["recurrent.cuh", f"product_{configuration.product}.cuh"]
-    includes += [f"exchange_{exchange}.cuh"] if exchange != "single" else []
+    includes += ["exchange_cluster.cuh"] if configuration.exchange == "cluster" else []
+    includes += ["exchange_grid.cuh"] if configuration.through_l2 else []
+    includes += ["stage.cuh"] if configuration.exchange == "launches" else []
     includes += ["slices.cuh"] if configuration.slices > 1 else []
     parts = [
         *(f'#include "{name}"' for name in includes),
@@ -79,9 +77,10 @@ def _entry(name: str, plan: str, spec: RecurrentSpec, configuration: Configurati
             f"tfmem::sweep<tfmem::fallback::Cell, tfmem::fallback::{plan}>(parameters, nullptr);",
         ]
     else:
+        function = "sweep_stage" if configuration.exchange == "launches" else "sweep"
         lines += [
             "extern __shared__ float4 memory[];",
-            f"tfmem::sweep<tfmem::Cell, tfmem::{plan}>(parameters, reinterpret_cast<char*>(memory));",
+            f"tfmem::{function}<tfmem::Cell, tfmem::{plan}>(parameters, reinterpret_cast<char*>(memory));",
         ]
     return [*lines, "}"]
 
@@ -105,6 +104,7 @@ def _plan(name: str, spec: RecurrentSpec, configuration: Configuration, plan: Sc
         "kTwins": sizes.twins,
         "kReplicaItems": sizes.replica_items,
         "kStaging": sizes.staging,
+        "kKept": sizes.kept,
         "kZeroed": 0 if fallback else zeroed,
         "kScratch": scratch,
         "kPointersOfDirection": Pointers(spec.cell).count,
@@ -265,9 +265,8 @@ def _products(plan: Schedule, sizes: Layout, spec: RecurrentSpec, configuration:
             f"reinterpret_cast<const float4*>(shared + {gemm.weights}), "
             f"reinterpret_cast<const float4*>(scratch + {gemm.streamed}ll + blockIdx.x * {streamed}ll)"
         )
-        load.append(
-            f"gemm_{index}.load(WeightSource<Cell, Plan, {index}, WORDS>{{context}}, {weights}, results<{index}>(0));"
-        )
+        source = f"WeightSource<Cell, Plan, {index}, WORDS>{{context}}"
+        loads = [f"gemm_{index}.load({source}, {weights}, results<{index}>(0), lay_out);"]
         buffer = plan.gemms[index].buffer
         operands = f"exchange.template operands<{buffer}>(pass, step)"
         if not plan.buffers[buffer].exchanged:
@@ -276,11 +275,12 @@ def _products(plan: Schedule, sizes: Layout, spec: RecurrentSpec, configuration:
         if sizes.twins:
             product = f"gemm_{index}.run_own({operands}, {place}, own_{index});"
         if sliced:
-            load.append(f"slices.template begin<{index}>();")
+            loads.append(f"slices.template begin<{index}>();")
             product += f" __syncthreads(); slices.template meet<{index}>(results<{index}>(pass), pass, step);"
-        parts = plan.gemms[index].parts
+        parts, stage = plan.gemms[index].parts, plan.gemms[index].stage
+        load.append(f"if constexpr (STAGE == kAllStages || STAGE == {stage}) {{ {' '.join(loads)} }}")
         if parts is None:
-            run.append(f"if constexpr (STAGE == {plan.gemms[index].stage}) {{ {product} }}")
+            run.append(f"if constexpr (STAGE == {stage}) {{ {product} }}")
         else:
             run_part.append(f"if constexpr (GEMM == {index}) {{ {product} }}")
         added = f"if constexpr (GEMM == {index}) return add<{gemm.partials}, {gemm.result_stride}>"
@@ -310,7 +310,9 @@ def _products(plan: Schedule, sizes: Layout, spec: RecurrentSpec, configuration:
         "char* shared;",
         "char* scratch;",
         "__device__ Products(const Context<Plan, WORDS>& context, char* shared, char* scratch)",
-        ": " + ("slices(shared, context.cta), " if sliced else "") + "shared(shared), scratch(scratch) {",
+        ": " + ("slices(shared, context.cta), " if sliced else "") + "shared(shared), scratch(scratch) {}",
+        "template <int STAGE>",
+        "__device__ __forceinline__ void load(const Context<Plan, WORDS>& context, bool lay_out) {",
         *load,
         "}",
         "template <int STAGE, class Exchange>",

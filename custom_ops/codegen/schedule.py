@@ -96,6 +96,11 @@ class Schedule:
         leaves = (place for place, node in enumerate(self.cell.nodes) if self.live[place] and isinstance(node, kinds))
         return (*leaves, *self.carried)
 
+    @property
+    def kept_between_launches(self) -> int:
+        """The numbers of a (row, unit) that a kernel of one stage leaves for that of the next: `CellWriter.kept`."""
+        return len(self.cell.states) + len(self.carried)
+
     @cached_property
     def state_masks(self) -> tuple[int, ...]:
         """For each buffer: bit o is set when its operand o is a state."""

@@ -13,6 +13,7 @@ from custom_ops.errors import KernelError
 from custom_ops.jit.program import Program
 
 MOST_GROUPS = 65535  # blocks of a launch along its second dimension
+TURN = 6  # the word of the kernel's parameter that says which stage of which step
 STATUS_BYTES = 256  # in front of the scratch: the status word, and up to where the scratch is aligned
 
 
@@ -100,9 +101,11 @@ class Launcher:
         once = self.resident // program.ctas if program.cooperative else MOST_GROUPS
         words = self._words(time, batch, pointers, memory, reverse, batch_major)
         launches = []
-        for first in range(0, groups, once):
-            words[1] = first | groups << 32
-            launches.append(self._prepared(min(once, groups - first), words, fallback=False))
+        for turn in self._turns(time):
+            words[TURN] = turn
+            for first in range(0, groups, once):
+                words[1] = first | groups << 32
+                launches.append(self._prepared(min(once, groups - first), words, fallback=False))
         if self._fallback is not None and groups:
             words[1] = groups << 32
             launches.append(self._prepared(groups, words, fallback=True))
@@ -140,8 +143,16 @@ class Launcher:
         groups = self.groups(batch, len(pointers))
         flags = sum(flag << place for place, flag in enumerate(reverse))
         lines = 1 | time << 32 if batch_major else batch | 1 << 32
-        head = [time | batch << 32, groups << 32, memory + STATUS_BYTES, memory, flags, lines]
+        head = [time | batch << 32, groups << 32, memory + STATUS_BYTES, memory, flags, lines, 0]
         return [*head, *(pointer for direction in pointers for pointer in direction)]
+
+    def _turns(self, time: int) -> list[int]:
+        """Word `TURN` of each launch of all groups: one for all steps, or a stage each; without steps the last stage,
+        which puts out the final states."""
+        stages = self.program.stages
+        if not stages or not time:
+            return [max(stages - 1, 0) << 32]
+        return [step | stage << 32 for step in range(time) for stage in range(stages)]
 
     def _prepared(self, groups: int, words: list[int], fallback: bool) -> Callable[[int], None]:
         config = self._configs.get((groups, fallback)) or self._config(groups, fallback)

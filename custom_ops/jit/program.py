@@ -8,21 +8,22 @@ The kernel has one parameter, a struct of 64-bit words:
     4: bit d is set when direction d walks time backwards
     5: lines of a sequence from one step to the next | from one row of the batch to the next << 32, where a line is what
        it has for one row in one step: batch and 1 of [time, batch, ...], 1 and time of [batch, time, ...]
-    6...: pointers of each direction's sequences, invariants, vectors, matrices, initial states, outputs, finals
+    6: step | stage << 32, of a kernel that is launched for each stage of each step
+    7...: pointers of each direction's sequences, invariants, vectors, matrices, initial states, outputs, finals
 Group g works on tile g % tiles of direction g / tiles, where tiles = ceil(batch / rows)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from custom_ops.codegen.layout import layout
+from custom_ops.codegen.layout import layout, scheduled
 from custom_ops.codegen.recurrent import ENTRY, FALLBACK, generate
 from custom_ops.errors import KernelError
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache, digest
 from custom_ops.spec import Configuration, RecurrentSpec
 
-FORMAT = "program 2"
+FORMAT = "program 3"
 ANY_BATCH = (1 << 31) - 1
 
 
@@ -34,7 +35,7 @@ class Program:
         kind: "cubin" or "ptx".
         arch: of a cubin, the exact compute capability; of PTX the least (90 for 9.0).
         entry: name of the kernel.
-        fallback: name of the kernel that runs behind a cooperative one, or "".
+        fallback: name of the kernel that runs behind one that can find that it cannot give the results, or "".
         rows: of the batch for one group.
         ctas: of a group.
         cluster: CTAs of a thread-block cluster; 1: none.
@@ -42,7 +43,8 @@ class Program:
         shared: bytes of dynamic shared memory of a CTA.
         scratch: bytes of global memory of a group, zero before every launch.
         cooperative: whether all CTAs of a launch have to run at once.
-        max_batch: the largest batch that it was chosen for.
+        stages: of a step, each a launch of its own; 0: one launch walks the whole sequence.
+        max_batch: the largest batch that it was chosen for; 0: none, it stands in for others.
         image: the code.
     """
 
@@ -57,6 +59,7 @@ class Program:
     shared: int
     scratch: int
     cooperative: int
+    stages: int
     max_batch: int
     image: bytes
 
@@ -128,6 +131,7 @@ def build(
         shared=sizes.shared,
         scratch=sizes.scratch,
         cooperative=int(configuration.exchange == "grid"),
+        stages=scheduled(spec, configuration).stages if configuration.exchange == "launches" else 0,
         max_batch=max_batch,
         image=image,
     )

@@ -35,10 +35,13 @@ constexpr int kScratch = 2;
 constexpr int kStatus = 3;
 constexpr int kReverse = 4;
 constexpr int kStrides = 5;
-constexpr int kPointers = 6;
+constexpr int kTurn = 6;  // of a kernel for one stage of one step
+constexpr int kPointers = 7;
 
 template <int N>
 struct Tag {};
+
+constexpr int kAllStages = -1;
 
 // What a thread computes once, and keeps. The compiler takes such numbers for cheap, and computes
 // them anew in every step, where the next thing waits for them; and by what it knows of their bits

@@ -111,11 +111,11 @@ struct Port {
   __device__ int batch_row() const { return context.first_row + pass * Plan::kRows + row; }
   __device__ int hidden_unit() const { return context.cta * Plan::kTile + unit; }
 
-  // This (row, unit) of a sequence of COLUMNS * units numbers a line (or one) at the first step;
+  // This (row, unit) of a sequence of COLUMNS * units numbers a line (or one) at the port's step;
   // `advance` goes on from there, so that a step computes no addresses.
   template <class Pointer, int POINTER, int COLUMNS>
   __device__ Pointer* first() const {
-    const long long line = context.line_of(0, batch_row());
+    const long long line = context.line_of(step, batch_row());
     const long long place = COLUMNS == 0 ? line : line * COLUMNS * Plan::kUnits + hidden_unit();
     return context.template pointer<Pointer>(POINTER) + place;
   }

@@ -95,9 +95,11 @@ struct FmaProduct {
   int first_sum;  // of a block of rows; negative if it has none
   float* first_result;
 
-  // `source(column, k)` is a weight, or 0 outside the matrix.
+  // `source(column, k)` is a weight, or 0 outside the matrix. `lay_out`: what is streamed does not
+  // lie in its place yet.
   template <class Source>
-  __device__ void load(const Source& source, float4* shared, float4* streamed, float* results) {
+  __device__ void load(const Source& source, float4* shared, float4* streamed, float* results,
+                       bool lay_out) {
     const int group = kFillsWarps ? threadIdx.x / Shape::kLanes : group_within_warp();
     const int lane = (kFillsWarps ? threadIdx.x : threadIdx.x % kWarp) % Shape::kLanes;
     const int sum = scattered<Shape::kBlock * kColumns, kWarpLanes>(lane % kWarpLanes);
@@ -128,7 +130,7 @@ struct FmaProduct {
           chunk(Shape::kRegisters + i / kColumns, i % kColumns);
     }
 #pragma unroll 1
-    for (int i = 0; i < kStreamed * kColumns; ++i) {
+    for (int i = 0; lay_out && i < kStreamed * kColumns; ++i) {
       streamed[i * Shape::kThreads + threadIdx.x] =
           chunk(Shape::kRegisters + Shape::kShared + i / kColumns, i % kColumns);
     }

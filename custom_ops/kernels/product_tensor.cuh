@@ -41,9 +41,11 @@ struct TensorProduct {
   int first_column;
   float* first_result;
 
-  // `source(column, k)` is a weight, or 0 outside the matrix.
+  // `source(column, k)` is a weight, or 0 outside the matrix. `lay_out`: what is streamed does not
+  // lie in its place yet.
   template <class Source>
-  __device__ void load(const Source& source, float4* shared, float4* streamed, float* results) {
+  __device__ void load(const Source& source, float4* shared, float4* streamed, float* results,
+                       bool lay_out) {
     const int lane = threadIdx.x % kWarp;
     const int part = threadIdx.x / kWarp % kParts;
     const int first_k = part * Shape::kChunks * 16 + lane % 4 * 4;
@@ -79,7 +81,7 @@ struct TensorProduct {
       }
     }
     store(shared, Shape::kShared, Shape::kRegisters);
-    store(streamed, kStreamed, Shape::kRegisters + Shape::kShared);
+    if (lay_out) store(streamed, kStreamed, Shape::kRegisters + Shape::kShared);
   }
 
   // `to`: floats from the results that were given to `load` to where these go.

@@ -102,6 +102,9 @@ template <class Cell, class Plan, int WORDS>
 struct DirectProducts {
   const Context<Plan, WORDS>& context;
 
+  template <int STAGE>
+  __device__ void load(const Context<Plan, WORDS>&, bool) const {}
+
   template <int STAGE, class Exchange>
   __device__ void run(const Exchange&, int, int) const {}
 
@@ -171,32 +174,38 @@ struct Sweep {
     };
   }
 
+  // STAGE and all that follow it.
+  template <int STAGE>
+  __device__ __forceinline__ void stages(Element (&elements)[Plan::kPasses][Plan::kItems],
+                                         int step) {
+    if constexpr (STAGE < Cell::kStages) {
+      stage<STAGE>(elements, step);
+      stages<STAGE + 1>(elements, step);
+    }
+  }
+
   template <int STAGE>
   __device__ __forceinline__ void stage(Element (&elements)[Plan::kPasses][Plan::kItems],
                                         int step) {
-    if constexpr (STAGE < Cell::kStages) {
-      replicas.template ready<STAGE>();
+    replicas.template ready<STAGE>();
 #pragma unroll
-      for (int pass = 0; pass < Plan::kPasses; ++pass) {
-        Plan::template for_buffers<STAGE>([&](auto tag) { wait(tag, pass, step); });
-        TFMEM_MARK(kMarkWaiting)
-        products.template run<STAGE>(exchange, pass, step);
-        if constexpr (Plan::template has_gemm<STAGE>() && Plan::kSlices == 1 &&
-                      !kInRegisters<Plan>) {
-          __syncthreads();
-        }
-        TFMEM_MARK(Plan::kSlices == 1 ? kMarkProduct : kMarkMeeting)
-        elementwise<STAGE>(elements[pass], pass, step);
-        replicas.template stage<STAGE>(pass, step);
-        if constexpr (Cell::template sums<STAGE>() > 0) {
-          __syncthreads();
-          reduce<STAGE, 0>(pass, step);
-        }
-        if constexpr (kInRegisters<Plan> && STAGE + 1 == Cell::kStages) read_ahead(elements, step);
-        if constexpr (Cell::template sends<STAGE>()) exchange.end_of_stage();
-        TFMEM_MARK(kMarkElementwise)
+    for (int pass = 0; pass < Plan::kPasses; ++pass) {
+      Plan::template for_buffers<STAGE>([&](auto tag) { wait(tag, pass, step); });
+      TFMEM_MARK(kMarkWaiting)
+      products.template run<STAGE>(exchange, pass, step);
+      if constexpr (Plan::template has_gemm<STAGE>() && Plan::kSlices == 1 && !kInRegisters<Plan>) {
+        __syncthreads();
       }
-      stage<STAGE + 1>(elements, step);
+      TFMEM_MARK(Plan::kSlices == 1 ? kMarkProduct : kMarkMeeting)
+      elementwise<STAGE>(elements[pass], pass, step);
+      replicas.template stage<STAGE>(pass, step);
+      if constexpr (Cell::template sums<STAGE>() > 0) {
+        __syncthreads();
+        reduce<STAGE, 0>(pass, step);
+      }
+      if constexpr (kInRegisters<Plan> && STAGE + 1 == Cell::kStages) read_ahead(elements, step);
+      if constexpr (Cell::template sends<STAGE>()) exchange.end_of_stage();
+      TFMEM_MARK(kMarkElementwise)
     }
   }
 
@@ -275,7 +284,37 @@ __device__ __forceinline__ void begin(Exchange& exchange, const Sweeper& sweeper
   exchange.template begin<B>(sweeper.template initial<B>());
 }
 
-// The whole kernel. Blocks: x is the CTA of a group, y the group; groups of direction 0 come first.
+// Blocks: x is the CTA of a group, y the group; groups of direction 0 come first.
+template <class Plan, int WORDS>
+__device__ __forceinline__ Context<Plan, WORDS> context_of(const Parameters<WORDS>& parameters,
+                                                           int group, int groups) {
+  const int tiles = groups / Plan::kDirections;
+  const int direction = group / tiles;
+  const bool reverse = (parameters.word[kReverse] >> direction & 1) != 0;
+  const int line_step = static_cast<int>(parameters.word[kStrides]);
+  return Context<Plan, WORDS>{parameters,
+                              static_cast<int>(parameters.word[kTimeAndBatch]),
+                              static_cast<int>(parameters.word[kTimeAndBatch] >> 32),
+                              direction,
+                              group % tiles * (Plan::kRows * Plan::kPasses),
+                              static_cast<int>(blockIdx.x),
+                              reverse,
+                              reverse ? -line_step : line_step,
+                              static_cast<int>(parameters.word[kStrides] >> 32)};
+}
+
+// Operands and their padding, before anybody sends.
+template <class Plan>
+__device__ __forceinline__ void zero_shared(char* shared) {
+  if constexpr (Plan::kZeroed > 0) {
+    for (int i = threadIdx.x * 16; i < Plan::kZeroed; i += Plan::kThreads * 16) {
+      *reinterpret_cast<float4*>(shared + i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+  }
+  __syncthreads();
+}
+
+// The whole kernel.
 template <class Cell, class Plan, int WORDS>
 __device__ __forceinline__ void sweep(const Parameters<WORDS>& parameters, char* shared) {
   using Exchange = typename Plan::Exchange;
@@ -284,32 +323,15 @@ __device__ __forceinline__ void sweep(const Parameters<WORDS>& parameters, char*
   const int group = static_cast<int>(parameters.word[kGroups]) + blockIdx.y;
   const int groups = static_cast<int>(parameters.word[kGroups] >> 32);
   if (group >= groups) return;
-  const int tiles = groups / Plan::kDirections;
-  const int direction = group / tiles;
-  const int batch = static_cast<int>(parameters.word[kTimeAndBatch] >> 32);
-  const bool reverse = (parameters.word[kReverse] >> direction & 1) != 0;
-  const int line_step = static_cast<int>(parameters.word[kStrides]);
-  const Context<Plan, WORDS> context{parameters,
-                                     static_cast<int>(parameters.word[kTimeAndBatch]),
-                                     batch,
-                                     direction,
-                                     group % tiles * (Plan::kRows * Plan::kPasses),
-                                     static_cast<int>(blockIdx.x),
-                                     reverse,
-                                     reverse ? -line_step : line_step,
-                                     static_cast<int>(parameters.word[kStrides] >> 32)};
+  const Context<Plan, WORDS> context = context_of<Plan>(parameters, group, groups);
   char* scratch = reinterpret_cast<char*>(parameters.word[kScratch]) +
                   group * static_cast<long long>(Plan::kScratch);
   int* status = reinterpret_cast<int*>(parameters.word[kStatus]);
 
-  if constexpr (Plan::kZeroed > 0) {
-    for (int i = threadIdx.x * 16; i < Plan::kZeroed; i += Plan::kThreads * 16) {
-      *reinterpret_cast<float4*>(shared + i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    }
-  }
-  __syncthreads();
+  zero_shared<Plan>(shared);
   Exchange exchange(Place{shared, scratch, status, cta_of_group()});
   Products products(context, shared, scratch);
+  products.template load<kAllStages>(context, true);
   Replicas<Plan, Exchange, Products, WORDS> replicas(context, exchange, products, shared);
   using Sweeper = Sweep<Cell, Plan, Exchange, Products, WORDS>;
   const int row = settled(Sweeper::row_of(thread_of_cta()));
@@ -345,16 +367,16 @@ __device__ __forceinline__ void sweep(const Parameters<WORDS>& parameters, char*
     // Two at a time: where copies by the parity of the step lie needs no arithmetic.
 #pragma unroll 1
     for (int step = 0; step < context.time; step += 2) {
-      sweeper.template stage<0>(elements, step);
+      sweeper.template stages<0>(elements, step);
       TFMEM_MARK(kMarkReading)
       if (step + 1 == context.time) break;
-      sweeper.template stage<0>(elements, step + 1);
+      sweeper.template stages<0>(elements, step + 1);
       TFMEM_MARK(kMarkReading)
     }
   } else {
 #pragma unroll 1
     for (int step = 0; step < context.time; ++step) {
-      sweeper.template stage<0>(elements, step);
+      sweeper.template stages<0>(elements, step);
       replicas.send_parts(step + 1);
       each([&](auto& element, int pass, int item) {
         Cell::load(element, element, sweeper.port(pass, step, item), step + 1);

@@ -155,14 +155,18 @@ absl::Status GpuKernel::Launch(cuda::Stream stream, KernelParameter* parameter,
   cuda::ScopedContext current(link_->driver(), link_->context());
   if (!current.status().ok()) return current.status();
   const int64_t at_once = program_.cooperative ? resident_ / program_.ctas : groups;
-  for (const GroupRange& launch : CutLaunches(groups, at_once)) {
-    parameter->SetGroups(launch.first, groups);
-    cuda::LaunchAttribute attributes[2];
-    cuda::LaunchConfig config = Config(launch.count, attributes);
-    config.stream = stream;
-    void* parameters[] = {parameter->words.data()};
-    TFMEM_CUDA_RETURN_IF_ERROR(link_->driver(), cuLaunchKernelEx, &config, entry_, parameters,
-                               nullptr);
+  const std::vector<GroupRange> launches = CutLaunches(groups, at_once);
+  for (const Turn& turn : Turns(parameter->time(), program_.stages)) {
+    parameter->SetTurn(turn);
+    for (const GroupRange& launch : launches) {
+      parameter->SetGroups(launch.first, groups);
+      cuda::LaunchAttribute attributes[2];
+      cuda::LaunchConfig config = Config(launch.count, attributes);
+      config.stream = stream;
+      void* parameters[] = {parameter->words.data()};
+      TFMEM_CUDA_RETURN_IF_ERROR(link_->driver(), cuLaunchKernelEx, &config, entry_, parameters,
+                                 nullptr);
+    }
   }
   return absl::OkStatus();
 }
@@ -213,6 +217,13 @@ absl::StatusOr<std::shared_ptr<GpuKernel>> GpuKernels::Choose(GpuLink* link, int
   }
   if (last != nullptr) return last;
   return absl::FailedPreconditionError(reasons);
+}
+
+std::shared_ptr<GpuKernel> GpuKernels::WithoutWaiting(GpuLink* link) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  loaded_.resize(programs_.size());
+  absl::StatusOr<std::shared_ptr<GpuKernel>> first = Get(link, 0);
+  return first.ok() && (*first)->program().stages > 0 ? *first : nullptr;
 }
 
 absl::Status StatusWatch::Read(GpuLink* link, cuda::Stream stream, const void* status) {

@@ -29,7 +29,7 @@ class GpuKernel {
   const GpuProgram& program() const { return program_; }
   GpuLink* link() const { return link_; }
 
-  // Enqueues the kernel, cut into as many launches as have to be.
+  // Enqueues the kernel, cut into as many launches as have to be. (See `Turns` and `CutLaunches`.)
   absl::Status Launch(cuda::Stream stream, KernelParameter* parameter, int64_t groups) const;
   // Enqueues the fallback: it does nothing if the status word is zero.
   absl::Status LaunchFallback(cuda::Stream stream, KernelParameter* parameter,
@@ -59,6 +59,9 @@ class GpuKernels {
   // The first that was chosen for `batch` or more and runs on the link's device; else the last that
   // runs at all. FailedPrecondition says why none does.
   absl::StatusOr<std::shared_ptr<GpuKernel>> Choose(GpuLink* link, int64_t batch);
+  // The first, if it runs and its blocks never wait for each other: a launch for each stage of each
+  // step. Else null.
+  std::shared_ptr<GpuKernel> WithoutWaiting(GpuLink* link);
 
  private:
   struct Entry {

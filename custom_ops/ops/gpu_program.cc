@@ -11,7 +11,7 @@
 namespace tfmem {
 namespace {
 
-constexpr absl::string_view kFormat = "program 2";
+constexpr absl::string_view kFormat = "program 3";
 constexpr int64_t kMostGroups = 65535;  // CUDA's limit of a grid's second dimension
 
 template <typename... Parts>
@@ -74,6 +74,7 @@ absl::StatusOr<GpuProgram> ParseGpuProgram(absl::string_view bytes) {
   program.shared = header.Number("shared", 0);
   program.scratch = header.Number("scratch", 0);
   program.cooperative = header.Number("cooperative", 0) != 0;
+  program.stages = header.Number("stages", 0);
   program.max_batch = header.Number("max_batch", 0);
   program.image = std::string(bytes.substr(end + 2));  // c_str() ends with the zero
   if (!header.status().ok()) return header.status();
@@ -96,6 +97,15 @@ std::vector<GroupRange> CutLaunches(int64_t groups, int64_t at_once) {
   return launches;
 }
 
+std::vector<Turn> Turns(int64_t time, int64_t stages) {
+  if (stages == 0 || time == 0) return {{0, std::max<int64_t>(stages - 1, 0)}};
+  std::vector<Turn> turns;
+  for (int64_t step = 0; step < time; ++step) {
+    for (int64_t stage = 0; stage < stages; ++stage) turns.push_back({step, stage});
+  }
+  return turns;
+}
+
 KernelParameter::KernelParameter(int64_t time, int64_t batch, const SequenceLines& lines,
                                  uint64_t scratch, uint64_t status,
                                  const std::vector<bool>& reverse) {
@@ -106,11 +116,16 @@ KernelParameter::KernelParameter(int64_t time, int64_t batch, const SequenceLine
            scratch,
            status,
            reversed,
-           static_cast<uint64_t>(lines.step) | static_cast<uint64_t>(lines.row) << 32};
+           static_cast<uint64_t>(lines.step) | static_cast<uint64_t>(lines.row) << 32,
+           0};
 }
 
 void KernelParameter::SetGroups(int64_t first, int64_t total) {
   words[1] = static_cast<uint64_t>(first) | static_cast<uint64_t>(total) << 32;
+}
+
+void KernelParameter::SetTurn(const Turn& turn) {
+  words[6] = static_cast<uint64_t>(turn.step) | static_cast<uint64_t>(turn.stage) << 32;
 }
 
 void KernelParameter::Add(const std::vector<const void*>& pointers) {

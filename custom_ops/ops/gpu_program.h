@@ -25,7 +25,8 @@ struct GpuProgram {
   int64_t shared = 0;        // dynamic shared memory of a CTA, bytes
   int64_t scratch = 0;       // global memory of a group, bytes; zero before every launch
   bool cooperative = false;  // all CTAs of a launch have to run at once
-  int64_t max_batch = 0;     // the largest batch it was chosen for
+  int64_t stages = 0;        // of a step, each a launch of its own; 0: one launch for all steps
+  int64_t max_batch = 0;     // the largest batch it was chosen for; 0: it stands in for others
   std::string image;         // ends with a zero, as PTX has to
 
   int64_t groups(int64_t batch, int64_t directions) const {
@@ -45,6 +46,14 @@ struct GroupRange {
 // Cuts a call's groups into launches of at most `at_once`, and of what a grid may have.
 std::vector<GroupRange> CutLaunches(int64_t groups, int64_t at_once);
 
+// Which stage of which step each launch of a call of so many steps is for: one launch for all of
+// them where there are no `stages`, and without steps the last stage, which puts out final states.
+struct Turn {
+  int64_t step = 0;
+  int64_t stage = 0;
+};
+std::vector<Turn> Turns(int64_t time, int64_t stages);
+
 // The kernel's parameter: 64-bit words, passed as one struct.
 struct KernelParameter {
   std::vector<uint64_t> words;
@@ -52,6 +61,8 @@ struct KernelParameter {
   KernelParameter(int64_t time, int64_t batch, const SequenceLines& lines, uint64_t scratch,
                   uint64_t status, const std::vector<bool>& reverse);
   void SetGroups(int64_t first, int64_t total);
+  void SetTurn(const Turn& turn);
+  int64_t time() const { return static_cast<uint32_t>(words[0]); }
   // In the order of the cell: sequences, invariants, vectors, matrices, initial states, outputs and
   // finals of a direction, one after another.
   void Add(const std::vector<const void*>& pointers);

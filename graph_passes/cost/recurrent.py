@@ -7,25 +7,22 @@ several stages, and more groups than fit the device at once. The sizes are those
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
-from custom_ops.codegen.layout import (
-    OTHER_REGISTERS,
-    BufferLayout,
-    GemmLayout,
-    Layout,
-    chunk_words,
-    layout,
-    operand_form,
-    words_of,
-)
+from custom_ops.codegen.layout import OTHER_REGISTERS, chunk_words, layout, operand_form, words_of
 from custom_ops.codegen.schedule import schedule
+from custom_ops.codegen.sizes import BufferLayout, GemmLayout, Layout
 from custom_ops.machine import REGISTERS, REGISTERS_PER_THREAD, SCHEDULERS, WARP, Machine, read, shared_memory
 from custom_ops.spec import Configuration, RecurrentSpec
 from graph_passes.cost.elementwise import elementwise
 from graph_passes.cost.grnn import FLOAT, Cost, Work, price
-from graph_passes.cost.space import enumerate_configurations, excess_registers, resident_groups
+from graph_passes.cost.space import (
+    enumerate_configurations,
+    enumerate_launches,
+    excess_registers,
+    resident_groups,
+)
 
 CLOSE = 1.3  # times the fastest, by the model
 VECTOR = 4  # numbers that one load brings
@@ -36,6 +33,7 @@ TENSOR_SPILLS = 0.014  # the same on tensor cores, where each product is three
 SHARED_TURN = 52  # FMAs: a turn of the loop over weights in shared memory waits for them
 TENSOR_SHARED_TURN = 21  # the same on tensor cores: set after the 18 searches, by benchmarks.recurrent_choice
 STEP = 80  # nanoseconds of a loop's turn, its loads and stores
+LAUNCH = 2100  # nanoseconds of a step of next to no work, in a launch of its own, on an H200
 HIDDEN = 0.35  # of an exchange, by each further pass
 # What a step takes with tensor cores at work over what it would take at the clock without them: 1.98 GHz over 1.6 GHz
 # is 1.24, but L2 and the way there keep their clock.
@@ -76,6 +74,13 @@ def rank(machine: Machine, spec: RecurrentSpec, batch: int, time_steps: int = 10
     return in_order([_predict(machine, spec, *each, batch) for each in fitting], time_steps)
 
 
+def best_of_launches(machine: Machine, spec: RecurrentSpec, batch: int) -> Prediction | None:
+    """Of those that are launched for each stage of each step, what should be the fastest; None if none fits."""
+    fitting = enumerate_launches(machine, spec, batch)
+    found = [_predict(machine, spec, *each, batch) for each in fitting]
+    return min(found, key=lambda each: each.nanoseconds(time_steps=1), default=None)
+
+
 def in_order(predictions: Sequence[Prediction], time_steps: int) -> list[Prediction]:
     """As `rank` puts them."""
     found = sorted(predictions, key=lambda prediction: prediction.nanoseconds(time_steps))
@@ -101,13 +106,12 @@ def _predict(
     machine: Machine, spec: RecurrentSpec, configuration: Configuration, sizes: Layout, batch: int
 ) -> Prediction:
     groups = ceil(batch / configuration.rows) * spec.directions
-    resident = resident_groups(machine, configuration)
-    sharing = min(ceil(groups / resident), _blocks(machine, configuration, sizes))  # blocks on a multiprocessor
-    active = min(1.0, min(groups, resident) * configuration.ctas / machine.multiprocessors)
+    sharing, waves, active = _occupancy(machine, configuration, sizes, groups)
     warps = ceil(configuration.threads / (WARP * SCHEDULERS)) * sharing
     step = Cost(0, 0, 0, 0)
     for gemm in sizes.gemms:
         step += _product(machine, spec, configuration, sizes, gemm, warps, active)
+    step = replace(step, load=sharing * step.load)
     if not sizes.twins:  # results of a stage go through shared memory: stored, waited for, loaded
         step += Cost(0, 0, len({gemm.stage for gemm in schedule(spec.cell).gemms}) * 3 * machine.block_barrier, 0)
     for buffer in sizes.buffers:
@@ -128,13 +132,23 @@ def _predict(
     if configuration.tensor_cores:
         step = Cost(*(TENSOR_CLOCK * part for part in (step.load, step.products, step.reduction, step.synchronisation)))
     weights = FLOAT * sum(gemm.columns * gemm.depth for gemm in sizes.gemms)
-    return Prediction(
-        configuration,
-        step,
-        hidden=HIDDEN * others * min(exchange.synchronisation, busy),
-        waves=ceil(groups / (resident * sharing)),
-        start=weights / read(machine.load_bandwidth, active),
-    )
+    start = weights / read(machine.load_bandwidth, active)
+    if configuration.exchange == "launches":  # in every step
+        step = Cost(waves * step.load, waves * step.products, waves * step.reduction, step.synchronisation)
+        waves = 1
+    hidden = HIDDEN * others * min(exchange.synchronisation, busy)
+    return Prediction(configuration, step, hidden, waves, start)
+
+
+def _occupancy(machine: Machine, configuration: Configuration, sizes: Layout, groups: int) -> tuple[int, int, float]:
+    """Blocks on a multiprocessor, how often the device is filled, and the share of it that works at once. The blocks of
+    a group run at once; in a launch for each stage, any."""
+    tasks, resident, blocks = groups, resident_groups(machine, configuration), configuration.ctas
+    if configuration.exchange == "launches":
+        tasks, resident, blocks = groups * configuration.ctas, machine.multiprocessors, 1
+    sharing = min(ceil(tasks / resident), _blocks(machine, configuration, sizes))
+    active = min(1.0, min(tasks, resident) * blocks / machine.multiprocessors)
+    return sharing, ceil(tasks / (resident * sharing)), active
 
 
 def _product(
@@ -223,7 +237,7 @@ def _exchange(machine: Machine, configuration: Configuration, sizes: Layout, sha
         bandwidth, handoff = machine.cluster_bandwidth, machine.cluster_handoff
     else:
         bandwidth = read(machine.grid_bandwidth, active * machine.multiprocessors)
-        handoff = read(machine.grid_handoff, configuration.ctas)
+        handoff = LAUNCH if configuration.exchange == "launches" else read(machine.grid_handoff, configuration.ctas)
     for buffer in sizes.buffers:
         if buffer.local:  # stored, waited for, loaded
             waits += 3 * machine.block_barrier

@@ -8,12 +8,13 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from math import ceil
-from typing import TypeAlias, get_args
+from typing import TypeAlias
 
 from custom_ops.bounds import products_are_bounded
-from custom_ops.codegen.layout import IN_REGISTERS, OTHER_REGISTERS, GemmLayout, Layout, layout
+from custom_ops.codegen.layout import IN_REGISTERS, OTHER_REGISTERS, layout
 from custom_ops.codegen.replicate import can_replicate, replicated_schedule
 from custom_ops.codegen.schedule import schedule
+from custom_ops.codegen.sizes import GemmLayout, Layout
 from custom_ops.errors import KernelError
 from custom_ops.machine import REGISTERS, REGISTERS_PER_THREAD, SHARED_MEMORY, WARP, Machine, shared_memory
 from custom_ops.spec import Configuration, Exchange, Product, RecurrentSpec
@@ -23,6 +24,8 @@ THREADS = (128, 256, 512)  # more have too few registers for weights
 LANES = (2, 4, 8, 16, 32, 64, 128)
 CLUSTERS = (2, 4, 8, 16)
 TILES = (8, 16, 32, 64)  # units of a block that fill warps, whose sums stay in registers
+LAUNCHED_TILES = (4, 8, 16, 32)  # units of a block that is launched for each stage
+LAUNCHED_ROWS = (1, 2, 4, 8, 16, 32, 64)
 SLICES = (1, 2, 4)  # 8 were never the fastest on an H200
 PASSES = (1, 2)  # 4 were never the fastest on an H200
 MULTIPLES = (1, 2, 4, 8, 16, 32)  # of rows
@@ -43,16 +46,37 @@ def enumerate_configurations(machine: Machine, spec: RecurrentSpec, batch: int) 
     each configuration lies there.
 
     Weights go to registers first, then to shared memory, and all groups run at once. Where no configuration does both,
-    some weights are streamed, or groups take turns; where none does either, both.
+    some weights are streamed, or groups take turns; where none does either, both. Or there is a launch for each stage.
     """
     held = partial(_found, machine, spec, batch, streams=False)
     streamed = partial(_found, machine, spec, batch, streams=True)
-    return held(turns=False) or held(turns=True) + streamed(turns=False) or streamed(turns=True)
+    if found := held(turns=False):
+        return found
+    found = held(turns=True) + streamed(turns=False) or streamed(turns=True)
+    return found + enumerate_launches(machine, spec, batch)
+
+
+def enumerate_launches(machine: Machine, spec: RecurrentSpec, batch: int) -> list[Fitting]:
+    """What is launched for each stage of each step: blocks keep no weights, and need not fit the device at once."""
+    sizes = sorted({ceil(spec.units / width) for width in LAUNCHED_TILES} - {1})
+    heights = sorted({min(batch, height) for height in LAUNCHED_ROWS})
+    kinds: tuple[Product, ...] = ("fma", "mma") if machine.tensor_rate else ("fma",)
+    depth = max((len(gemm.terms[0]) for gemm in schedule(spec.cell).gemms), default=0) * spec.units
+    found = []
+    for ctas, rows, threads, lanes, kind in product(sizes, heights, THREADS, LANES, kinds):
+        useful = rows >= LEAST_TENSOR_ROWS and lanes >= WARP if kind == "mma" else lanes <= max(depth // 4, LANES[0])
+        if useful and lanes <= threads:
+            shape = Configuration(rows, 1, ctas, threads, lanes, 0, 0, kind, "launches")
+            try:
+                found.append((shape, layout(spec, shape, machine.arch)))
+            except KernelError:
+                continue
+    return found
 
 
 def _found(machine: Machine, spec: RecurrentSpec, batch: int, streams: bool, turns: bool) -> list[Fitting]:
     """What fits the device, with weights that are streamed or none, with groups that take turns or none."""
-    exchanges: tuple[Exchange, ...] = get_args(Exchange)
+    exchanges: tuple[Exchange, ...] = ("single", "cluster", "grid")
     sizes = {exchange: _group_sizes(machine, spec, exchange) for exchange in exchanges}
     if streams:  # on the whole device
         widest = next(exchange for exchange in reversed(exchanges) if sizes[exchange])

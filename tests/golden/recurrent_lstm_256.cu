@@ -35,7 +35,7 @@ element.state_0 = at.template initial<2>();
 element.state_1 = at.template initial<3>();
 element.input_0 = at.template first<const typename At::Value, 0, 4>();
 element.output_0 = at.template first<typename At::Value, 4, 1>();
-load(element, element, at, 0);
+load(element, element, at, at.step);
 }
 template <class E, class At> __device__ static void load(E& element, Leaves& to, const At& at, int step) {
 to.leaf_0 = at.template read<0>(element.input_0, step);
@@ -73,6 +73,14 @@ element.state_1 = next_1;
 template <class E, class At> __device__ static void end(E& element, const At& at) {
 at.template final_state<5>(element.state_0);
 at.template final_state<6>(element.state_1);
+}
+template <class E> __device__ static void leave(const E& element, float* to, long long stride) {
+to[0 * stride] = element.state_0;
+to[1 * stride] = element.state_1;
+}
+template <class E> __device__ static void resume(E& element, const float* from, long long stride) {
+element.state_0 = from[0 * stride];
+element.state_1 = from[1 * stride];
 }
 __device__ static int initial_state(Tag<0>, int operand) {
 switch (operand) {
@@ -117,6 +125,7 @@ static constexpr int kUnitLanes = 16;
 static constexpr int kTwins = 0;
 static constexpr int kReplicaItems = 0;
 static constexpr int kStaging = 2320;
+static constexpr int kKept = 0;
 static constexpr int kZeroed = 2064;
 static constexpr int kScratch = 0;
 static constexpr int kPointersOfDirection = 7;
@@ -142,8 +151,10 @@ FmaProduct<Shape0> gemm_0;
 char* shared;
 char* scratch;
 __device__ Products(const Context<Plan, WORDS>& context, char* shared, char* scratch)
-: shared(shared), scratch(scratch) {
-gemm_0.load(WeightSource<Cell, Plan, 0, WORDS>{context}, reinterpret_cast<float4*>(shared + 2320), reinterpret_cast<float4*>(scratch + 0ll + context.cta * 0ll), results<0>(0));
+: shared(shared), scratch(scratch) {}
+template <int STAGE>
+__device__ __forceinline__ void load(const Context<Plan, WORDS>& context, bool lay_out) {
+if constexpr (STAGE == kAllStages || STAGE == 0) { gemm_0.load(WeightSource<Cell, Plan, 0, WORDS>{context}, reinterpret_cast<float4*>(shared + 2320), reinterpret_cast<float4*>(scratch + 0ll + context.cta * 0ll), results<0>(0), lay_out); }
 }
 template <int STAGE, class Exchange>
 __device__ __forceinline__ void run(const Exchange& exchange, int pass, int step) const {
@@ -170,7 +181,7 @@ return sum;
 };
 }
 extern "C" __global__ void __launch_bounds__(256, 1)
-tfmem_recurrent(const __grid_constant__ tfmem::Parameters<13> parameters) {
+tfmem_recurrent(const __grid_constant__ tfmem::Parameters<14> parameters) {
 extern __shared__ float4 memory[];
 tfmem::sweep<tfmem::Cell, tfmem::Plan>(parameters, reinterpret_cast<char*>(memory));
 }

@@ -14,7 +14,7 @@ from custom_ops.codegen.layout import layout
 from custom_ops.differentiate import differentiate
 from custom_ops.jit.device import Device
 from custom_ops.spec import Configuration, RecurrentSpec
-from tests.gpu_kernels import CLUSTER, GRID, SLICED, check, expected, inputs, run
+from tests.gpu_kernels import CLUSTER, GRID, LAUNCHED, SLICED, check, expected, inputs, run
 
 pytest_plugins = ("tests.gpu_device",)
 
@@ -27,6 +27,7 @@ KERNELS: dict[str, dict[str, Any]] = {
     "sliced": {"rows": 2, **SLICED},
     "replicated": {"rows": 2, "replicated": True, **CLUSTER},
     "in parts": {"rows": 2, "replicated": True, "partial_sums": True, **GRID},
+    "launches": {"rows": 2, **LAUNCHED},
     "tensor cores": {"rows": 8, "lanes": 32, "product": "half", **GRID},
 }
 CELLS = {

@@ -16,8 +16,11 @@ from custom_ops.jit.program import build
 from custom_ops.spec import Configuration, RecurrentSpec
 from tests.gpu_kernels import (
     CLUSTER,
+    EVERYWHERE,
     GRID,
     KINDS,
+    LAUNCHED,
+    PERSISTENT,
     SLICED,
     check,
     check_that_nan_and_infinity_stay,
@@ -31,45 +34,51 @@ from tests.recurrent_cells import chained, side_by_side
 
 pytest_plugins = ("tests.gpu_device",)
 
+
+def skip_what_is_not_there(where: dict[str, Any], product: str) -> None:
+    if product == "half" and where is LAUNCHED:
+        pytest.skip("a launch for each stage does not look at all weights, as 'half' has to")
+
+
 SHAPES = [(1, 1), (7, 3), (33, 20), (64, 10), (256, 5)]
 
 
 @pytest.mark.parametrize(("units", "batch"), SHAPES)
-@pytest.mark.parametrize("exchange", ["single", "cluster", "grid", "sliced"])
+@pytest.mark.parametrize("exchange", EVERYWHERE)
 @pytest.mark.parametrize("cell", [cells.lstm(), cells.gru(), cells.gru(reset_after=False)], ids=["lstm", "gru", "gru2"])
 def test_cells_and_odd_sizes(device: Device, cell: Cell, units: int, batch: int, exchange: str) -> None:
-    where = {"single": {}, "cluster": CLUSTER, "grid": GRID, "sliced": SLICED}[exchange]
-    lanes = 32 if exchange in ("grid", "sliced") else 8
-    compare(device, cell, units, batch, rows=2, lanes=lanes, shared_weights=1 << 20 if units < 65 else 64, **where)
+    lanes = 8 if exchange in ("single", "cluster") else 32
+    shared = 1 << 20 if units < 65 else 64
+    compare(device, cell, units, batch, rows=2, lanes=lanes, shared_weights=shared, **EVERYWHERE[exchange])
 
 
-@pytest.mark.parametrize("where", [{}, CLUSTER, GRID, SLICED], ids=["single", "cluster", "grid", "sliced"])
+@pytest.mark.parametrize("where", EVERYWHERE.values(), ids=EVERYWHERE)
 @pytest.mark.parametrize("product", ["fma", "mma"])
 def test_buffers_alike_in_two_stages(device: Device, product: str, where: dict[str, Any]) -> None:
     compare(device, side_by_side(), 50, 19, rows=8, lanes=32, product=product, **where)
 
 
 @pytest.mark.parametrize("rows", [1, 8, 12])
-@pytest.mark.parametrize("where", [{}, CLUSTER, GRID, SLICED], ids=["single", "cluster", "grid", "sliced"])
+@pytest.mark.parametrize("where", EVERYWHERE.values(), ids=EVERYWHERE)
 @pytest.mark.parametrize("cell", [cells.simple_rnn(), cells.lstm()], ids=["rnn", "lstm"])
 def test_many_rows(device: Device, cell: Cell, where: dict[str, Any], rows: int) -> None:
     """Few columns and many rows: every lane of a warp waits for another CTA (lanes once left that spin apart)."""
     compare(device, cell, 24, 2 * rows - 1, time=30, rows=rows, lanes=32, **where)
 
 
-@pytest.mark.parametrize("exchange", ["single", "cluster", "grid", "sliced"])
+@pytest.mark.parametrize("exchange", EVERYWHERE)
 def test_a_hundred_steps_stay_accurate(device: Device, exchange: str) -> None:
-    where = {"single": {}, "cluster": {"ctas": 16, "exchange": "cluster"}, "grid": GRID, "sliced": SLICED}[exchange]
+    where = {**EVERYWHERE, "cluster": {"ctas": 16, "exchange": "cluster"}}[exchange]
     compare(device, cells.lstm(), 200, 3, time=100, shared_weights=16, **where)
 
 
 @pytest.mark.parametrize("units", [33, 256])
-@pytest.mark.parametrize("where", [{}, CLUSTER, GRID, SLICED], ids=["single", "cluster", "grid", "sliced"])
+@pytest.mark.parametrize("where", EVERYWHERE.values(), ids=EVERYWHERE)
 def test_row_sums(device: Device, units: int, where: dict[str, Any]) -> None:
     compare(device, cells.layer_norm_lstm(units), units, 5, rows=2, shared_weights=32, bound=2e-5, **where)
 
 
-@pytest.mark.parametrize("where", [{}, CLUSTER, GRID, SLICED], ids=["single", "cluster", "grid", "sliced"])
+@pytest.mark.parametrize("where", EVERYWHERE.values(), ids=EVERYWHERE)
 @pytest.mark.parametrize("name", ["lstm", "gru", "gru2", "nas", "peephole"])
 def test_backward_cells(device: Device, name: str, where: dict[str, Any]) -> None:
     forward = {
@@ -99,7 +108,7 @@ def test_sums_that_fill_large_work_groups(device: Device, lanes: int, weights: t
 
 
 @pytest.mark.parametrize("threads", [64, 96, 160])
-@pytest.mark.parametrize("where", [{}, CLUSTER, GRID, SLICED], ids=["single", "cluster", "grid", "sliced"])
+@pytest.mark.parametrize("where", EVERYWHERE.values(), ids=EVERYWHERE)
 @pytest.mark.parametrize("lanes", [5, 12, 31])
 def test_work_groups_of_any_number_of_threads(device: Device, lanes: int, where: dict[str, Any], threads: int) -> None:
     options = {"rows": 2, "lanes": lanes, "threads": threads, "register_weights": 64, "shared_weights": 64}
@@ -119,7 +128,7 @@ def test_any_number_of_warps_shares_a_sum(device: Device, product: Any, lanes: i
 
 
 @pytest.mark.parametrize("passes", [2, 4])
-@pytest.mark.parametrize("where", [{}, CLUSTER, GRID, SLICED], ids=["single", "cluster", "grid", "sliced"])
+@pytest.mark.parametrize("where", PERSISTENT.values(), ids=PERSISTENT)
 def test_passes(device: Device, passes: int, where: dict[str, Any]) -> None:
     compare(device, cells.gru(reset_after=False), 60, 19, rows=8, passes=passes, lanes=32, **where)
 
@@ -185,7 +194,7 @@ def test_streamed_weights_of_replicas(device: Device, weights: int, partial_sums
 
 
 @pytest.mark.parametrize("batch", [8, 13, 40])
-@pytest.mark.parametrize("where", [{}, CLUSTER, GRID, SLICED], ids=["single", "cluster", "grid", "sliced"])
+@pytest.mark.parametrize("where", EVERYWHERE.values(), ids=EVERYWHERE)
 @pytest.mark.parametrize(
     ("product", "precision", "bound"),
     [
@@ -200,6 +209,7 @@ def test_streamed_weights_of_replicas(device: Device, weights: int, partial_sums
 def test_tensor_cores(
     device: Device, batch: int, where: dict[str, Any], product: str, precision: str, bound: float
 ) -> None:
+    skip_what_is_not_there(where, product)
     cell, units = cells.lstm(), 72
     arrays = inputs(cell, units, 30, batch)
     if product == "half":  # it takes states that an LSTM can have
@@ -256,7 +266,7 @@ def test_storage_types(device: Device, dtype: str, bound: float) -> None:
     check(found, expected(cell, units, arrays, dtype), bound)
 
 
-@pytest.mark.parametrize("where", [{}, CLUSTER, GRID, SLICED], ids=["single", "cluster", "grid", "sliced"])
+@pytest.mark.parametrize("where", EVERYWHERE.values(), ids=EVERYWHERE)
 def test_two_directions_in_one_launch(device: Device, where: dict[str, Any]) -> None:
     cell, units = cells.gru(), 40
     given = [inputs(cell, units, 15, 5, seed) for seed in (1, 2)]
@@ -266,16 +276,17 @@ def test_two_directions_in_one_launch(device: Device, where: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("time", [0, 1, 2])
-@pytest.mark.parametrize("where", [{}, CLUSTER, GRID, SLICED], ids=["single", "cluster", "grid", "sliced"])
+@pytest.mark.parametrize("where", EVERYWHERE.values(), ids=EVERYWHERE)
 def test_short_sequences(device: Device, time: int, where: dict[str, Any]) -> None:
     compare(device, cells.lstm(), 16, 3, time=time, **where)
 
 
 @pytest.mark.parametrize(("product", "precision"), [("fma", "highest"), ("mma", "highest"), ("half", "bfloat16")])
-@pytest.mark.parametrize("where", [{}, CLUSTER, GRID, SLICED], ids=["single", "cluster", "grid", "sliced"])
+@pytest.mark.parametrize("where", EVERYWHERE.values(), ids=EVERYWHERE)
 def test_nan_and_infinity_stay_in_their_row(
     device: Device, where: dict[str, Any], product: str, precision: str
 ) -> None:
+    skip_what_is_not_there(where, product)
     options = Configuration(rows=8, lanes=32, product=product, **where)  # type: ignore[arg-type]
     check_that_nan_and_infinity_stay(device, options, precision)
 
@@ -304,3 +315,16 @@ def test_the_fallback_computes_the_same(device: Device, replicated: bool) -> Non
     memory = device.upload(np.full(launcher.memory_bytes(batch), 0xFF, np.uint8))
     launcher.launch_fallback(time, batch, [places + outputs], memory, device.stream)
     check([device.download(*pair) for pair in zip(outputs, results, strict=True)], wanted, 1e-5)
+
+
+@pytest.mark.parametrize("product", ["fma", "mma"])
+def test_launches_of_more_blocks_than_run_at_once(device: Device, product: Any) -> None:
+    """Three groups of 250 blocks, on no more than 132 multiprocessors."""
+    options = {"rows": 8, "lanes": 32, "product": product, "ctas": 250, "exchange": "launches"}
+    compare(device, cells.gru(reset_after=False), 1000, 17, time=5, **options)
+
+
+@pytest.mark.parametrize("weights", [(16, 16), (0, 0)], ids=["mixed", "streamed"])
+def test_launches_stream_what_blocks_cannot_hold(device: Device, weights: tuple[int, int]) -> None:
+    where = {"register_weights": weights[0], "shared_weights": weights[1]}
+    compare(device, cells.gru(reset_after=False), 90, 6, rows=6, lanes=32, **LAUNCHED, **where)

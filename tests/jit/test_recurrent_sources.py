@@ -40,12 +40,14 @@ CELLS = {
 PLAIN = {
     "single": Configuration(rows=2, lanes=8, shared_weights=8),
     "grid": Configuration(rows=2, ctas=24, lanes=32, exchange="grid"),
+    "launches": Configuration(rows=2, ctas=24, lanes=32, exchange="launches"),
     "single, in registers": Configuration(threads=224, lanes=2, shared_weights=64),
     "grid, in registers": Configuration(rows=4, ctas=24, threads=128, lanes=16, exchange="grid"),
 }
 HOPPER = {
     "cluster": Configuration(rows=2, ctas=8, lanes=16, exchange="cluster"),
     "tensor cores": Configuration(rows=8, ctas=8, lanes=64, exchange="cluster", product="mma"),
+    "launches": Configuration(rows=8, ctas=24, lanes=64, exchange="launches", product="mma"),
     "slices": Configuration(rows=8, ctas=24, lanes=64, exchange="grid", slices=4),
     "in registers": Configuration(rows=2, ctas=8, threads=128, lanes=8, exchange="cluster"),
 }
@@ -88,6 +90,8 @@ def test_headers_compile_alone(header: Path, arch: int) -> None:
         (75, "grid"),
         (80, "single"),
         (90, "grid"),
+        (75, "launches"),
+        (90, "launches"),
         (75, "grid, in registers"),
         (80, "single, in registers"),
         (90, "single, in registers"),

@@ -24,7 +24,7 @@ from tests.recurrent_cells import random_cells, side_by_side
 GOLDEN = Path(__file__).parents[1] / "golden" / "recurrent_lstm_256.cu"
 CLUSTER = Configuration(ctas=16, threads=256, lanes=16, exchange="cluster")
 LSTM = RecurrentSpec(cells.lstm(), 256)
-PROGRAM = Program("cubin", 90, "f", "", 2, 16, 16, 256, 2320, 0, 0, 64, b"\x7fELF\n\n\0 1")
+PROGRAM = Program("cubin", 90, "f", "", 2, 16, 16, 256, 2320, 0, 0, 0, 64, b"\x7fELF\n\n\0 1")
 
 
 def test_the_golden_source() -> None:
@@ -151,10 +151,12 @@ def test_warps_that_make_no_whole_work_group_are_idle() -> None:
 
 
 @pytest.mark.parametrize("units", [1, 7, 33, 1000, 1024])
-@pytest.mark.parametrize(("exchange", "slices"), [("single", 1), ("cluster", 1), ("grid", 1), ("grid", 4)])
+@pytest.mark.parametrize(
+    ("exchange", "slices"), [("single", 1), ("cluster", 1), ("grid", 1), ("grid", 4), ("launches", 1)]
+)
 @pytest.mark.parametrize(("product", "lanes"), [("fma", 32), ("fma", 5), ("fma", 96), ("mma", 32), ("mma", 96)])
 def test_places_do_not_overlap(units: int, exchange: str, slices: int, product: str, lanes: int) -> None:
-    ctas = {"single": 1, "cluster": 16, "grid": 128}[exchange]
+    ctas = {"single": 1, "cluster": 16}.get(exchange, 128)
     configuration = Configuration(8, 1, ctas, 256, lanes, 0, 0, product, exchange, slices)  # type: ignore[arg-type]
     spec = RecurrentSpec(cells.layer_norm_lstm(units), units)
     try:
@@ -211,10 +213,30 @@ def test_a_fallback_fits_the_scratch_of_its_kernel() -> None:
     assert FALLBACK not in generate(LSTM, CLUSTER, 90)
 
 
+@pytest.mark.parametrize("product", ["fma", "mma"])
+def test_what_threads_keep_between_launches_has_a_place_of_its_own(product: str) -> None:
+    """A canonical GRU: h, z and 1 - z, for each (row, unit) of each thread of each block; behind what is exchanged."""
+    spec = RecurrentSpec(cells.gru(reset_after=False), 100)
+    configuration = Configuration(rows=8, ctas=5, lanes=32, exchange="launches", product=product)  # type: ignore[arg-type]
+    sizes = layout(spec, configuration, 90)
+    assert (sizes.tile, sizes.items) == (20, 1)
+    sent = [buffer.exchanged + 2 * sizes.rows * 4 * buffer.operands * buffer.width * 5 for buffer in sizes.buffers]
+    assert max(sent) <= sizes.kept
+    weights = [gemm.streamed for gemm in sizes.gemms if gemm.chunks > gemm.registers + gemm.shared]
+    assert all(sizes.kept + 4 * 3 * 256 * 5 <= place or place < sizes.kept for place in weights)
+    assert sizes.kept + 4 * 3 * 256 * 5 <= sizes.scratch
+    source = generate(spec, configuration, 90)
+    assert "sweep_stage<" in source
+    assert FALLBACK not in source  # its blocks wait for nobody
+    grid = replace(configuration, exchange="grid")
+    assert layout(spec, grid, 90).scratch < sizes.scratch
+    assert "sweep_stage<" not in generate(spec, grid, 90)
+
+
 def test_each_direction_has_its_pointers() -> None:
     """LSTM: gates, matrix, h and c before, outputs, h and c after."""
-    assert parameter_words(LSTM) == 6 + 7
-    assert parameter_words(replace(LSTM, directions=2)) == 6 + 14
+    assert parameter_words(LSTM) == 7 + 7
+    assert parameter_words(replace(LSTM, directions=2)) == 7 + 14
 
 
 @pytest.mark.parametrize(
@@ -233,6 +255,10 @@ def test_each_direction_has_its_pointers() -> None:
         ({"ctas": 6, "exchange": "grid", "slices": 4}, "4 slices of 6 CTAs"),
         ({"ctas": 8, "exchange": "cluster", "slices": 4}, "for 'grid' alone"),
         ({"ctas": 32, "exchange": "grid", "slices": 32}, "at most 16 CTAs"),
+        ({"ctas": 8, "exchange": "launches", "rows": 2, "passes": 2}, "'launches' in 2 passes"),
+        ({"ctas": 8, "exchange": "launches", "replicated": True}, "replicated True, .*: expected 1 pass"),
+        ({"ctas": 8, "exchange": "launches", "product": "half", "lanes": 32}, "not 'half', which looks at all weights"),
+        ({"ctas": 8, "exchange": "launches", "slices": 2}, "for 'grid' alone"),
     ],
 )
 def test_configurations_that_cannot_be(options: dict[str, object], words: str) -> None:
@@ -262,7 +288,7 @@ def test_a_program_survives_its_bytes() -> None:
     assert from_bytes(replace(PROGRAM, fallback="g").to_bytes()).fallback == "g"
 
 
-@pytest.mark.parametrize("data", [b"", b"program 1\n\n", b"program 2\nkind cubin\n\n"])
+@pytest.mark.parametrize("data", [b"", b"program 2\n\n", b"program 3\nkind cubin\n\n"])
 def test_other_bytes_are_no_program(data: bytes) -> None:
     with pytest.raises(KernelError):
         from_bytes(data)

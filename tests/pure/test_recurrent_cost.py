@@ -265,6 +265,38 @@ def test_weights_are_streamed_where_nothing_holds_them():
     assert ranked[0].step.load > 1e4
 
 
+def test_launches_are_for_weights_that_nothing_holds():
+    machine = device.machine("h200")
+
+    def exchanges(units, batch):
+        spec = RecurrentSpec(cells.gru(reset_after=False), units)
+        return {each.configuration.exchange for each in recurrent.rank(machine, spec, batch)}
+
+    assert exchanges(1024, 64) == {"grid"}
+    assert exchanges(2048, 64) == {"grid", "launches"}
+
+
+@pytest.mark.parametrize(("units", "batch"), [(7, 1), (512, 64), (2048, 16)])
+def test_a_launch_reads_all_weights_and_needs_no_room_for_all_blocks(units, batch):
+    """The best for each size: what a step loads are its weights at least; nothing lasts."""
+    machine = device.machine("h200")
+    spec = RecurrentSpec(cells.lstm(), units)
+    best = recurrent.best_of_launches(machine, spec, batch)
+    sizes = layout(spec, best.configuration, 90)
+    assert all(gemm.registers == gemm.shared == 0 for gemm in sizes.gemms)
+    assert best.waves == 1
+    assert best.step.synchronisation > recurrent.LAUNCH
+    bandwidth = max(rate for _, rate in machine.load_bandwidth) * machine.multiprocessors
+    assert best.step.load > 16 * units * units / bandwidth
+    most = max(fitted.ctas for fitted, _ in space.enumerate_launches(machine, spec, batch))
+    assert most == (2 if units == 7 else units // 4)  # more than the 132 that run at once
+
+
+def test_a_cell_of_one_block_has_no_launches():
+    """One block waits for nobody as it is."""
+    assert recurrent.best_of_launches(device.machine("h200"), RecurrentSpec(cells.lstm(), 4), 1) is None
+
+
 def test_all_rows_come_together_where_weights_are_streamed():
     """A turn over some of the rows reads the weights again: registers are better spent on sums than on weights."""
     spec = RecurrentSpec(cells.lstm(), 2048)

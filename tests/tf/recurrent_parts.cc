@@ -49,15 +49,17 @@ struct Fields {
   int shared = 100 << 10;
   int scratch = 64;
   int cooperative = 1;
+  int stages = 0;
   int max_batch = 8;
   std::string image = "image";
 };
 
 std::string Program(const Fields& f) {
-  return absl::StrCat("program 2\nkind ", f.kind, "\narch ", f.arch, "\nentry main\n", f.fallback,
+  return absl::StrCat("program 3\nkind ", f.kind, "\narch ", f.arch, "\nentry main\n", f.fallback,
                       "rows ", f.rows, "\nctas ", f.ctas, "\ncluster ", f.cluster,
                       "\nthreads 256\nshared ", f.shared, "\nscratch ", f.scratch, "\ncooperative ",
-                      f.cooperative, "\nmax_batch ", f.max_batch, "\n\n", f.image);
+                      f.cooperative, "\nstages ", f.stages, "\nmax_batch ", f.max_batch, "\n\n",
+                      f.image);
 }
 
 void TestHeader() {
@@ -68,7 +70,7 @@ void TestHeader() {
   ExpectEqual(program->image.size(), 6u, "bytes of an image that has an empty line and a zero");
   ExpectEqual(program->fallback, "plain", "fallback");
   ExpectEqual(program->groups(9, 2), 6, "groups of 4 rows of a batch of 9, two directions");
-  ExpectError(tfmem::ParseGpuProgram("program 1\n\nx").status(), "expected 'program 2'");
+  ExpectError(tfmem::ParseGpuProgram("program 2\n\nx").status(), "expected 'program 3'");
   fields.rows = 0;
   ExpectError(tfmem::ParseGpuProgram(Program(fields)).status(), "'rows' is '0'");
   fields = {};
@@ -109,8 +111,37 @@ void TestCooperativeLaunches(tfmem::GpuLink* link, tfmem::cuda::Stream stream) {
   ExpectEqual(launches[2].groups, 6u, "groups of the fallback");
   Expect(!launches[2].cooperative, "a plain launch");
   const std::vector<uint64_t> words = {100 | 9ull << 32, 6ull << 32, 0x1000, 0x2000, 2,
-                                       1 | 100ull << 32, 0x3000};
+                                       1 | 100ull << 32, 0,          0x3000};
   Expect(launches[2].words == words, "the kernel's parameter");
+}
+
+// Each group of 200 blocks is more than the 132 processors hold; nobody waits for anybody.
+void TestLaunchesOfStages(tfmem::GpuLink* link, tfmem::cuda::Stream stream) {
+  Fields fields;
+  fields.ctas = 200;
+  fields.cooperative = 0;
+  fields.stages = 2;
+  fields.fallback = "";
+  auto kernel = tfmem::GpuKernel::Load(link, Program(fields));
+  ExpectOk(kernel.status(), "loading a kernel of stages");
+  for (int time : {3, 0}) {
+    tfmem::KernelParameter parameter(time, 9, tfmem::SequenceLines::Of(time, 9, false), 0, 0,
+                                     {false});
+    fake_device().parameter_words = parameter.words.size();
+    fake_launches().clear();
+    ExpectOk((*kernel)->Launch(stream, &parameter, 6), "launching");
+    while (FakeRunOne()) {
+    }
+    std::vector<uint64_t> turns;
+    for (const FakeKernelLaunch& launch : fake_launches()) {
+      ExpectEqual(launch.groups, 6u, "groups of a launch");
+      Expect(!launch.cooperative, "a plain launch");
+      turns.push_back(launch.words[6]);
+    }
+    const uint64_t second = 1ull << 32;
+    const std::vector<uint64_t> all = {0, second, 1, 1 | second, 2, 2 | second}, last = {second};
+    Expect(turns == (time > 0 ? all : last), "each stage of each step, in order");
+  }
 }
 
 void TestClusters(tfmem::GpuLink* link, tfmem::cuda::Stream stream) {
@@ -146,6 +177,20 @@ void TestChoice(tfmem::GpuLink* link) {
   ExpectEqual(image(2), "first", "for a batch of 2");
   ExpectEqual(image(3), "last", "for a batch of 3, the cubin for 8.0 does not load on 9.0");
   ExpectEqual(image(1000), "last", "for a batch of 1000");
+
+  Fields stages;
+  stages.ctas = 200;
+  stages.cooperative = 0;
+  stages.stages = 1;
+  stages.max_batch = 0;
+  stages.image = "stages";
+  Fields grid = last;
+  grid.ctas = 133;
+  Expect(kernels.WithoutWaiting(link) == nullptr, "the first of these is a grid");
+  tfmem::GpuKernels both({Program(stages), Program(last)}), small({Program(stages), Program(grid)});
+  ExpectEqual((*both.Choose(link, 1000))->program().image, "last", "where its blocks can wait");
+  ExpectEqual(both.WithoutWaiting(link)->program().image, "stages", "where they cannot");
+  ExpectEqual((*small.Choose(link, 1))->program().image, "stages", "where a group does not fit");
 
   Fields large, group, ptx;
   large.shared = 300 << 10;
@@ -229,6 +274,7 @@ int main() {
   absl::StatusOr<tfmem::GpuLink*> link = tfmem::GpuLink::For(stream);
   ExpectOk(link.status(), "a link");
   TestCooperativeLaunches(*link, stream);
+  TestLaunchesOfStages(*link, stream);
   TestClusters(*link, stream);
   TestChoice(*link);
   TestStatus(*link, stream);

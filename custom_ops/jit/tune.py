@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil
 from os import cpu_count
 from sys import maxsize
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, TypeAlias
 
 from tqdm import tqdm
 
@@ -26,7 +26,8 @@ TIME_STEPS = 100
 NEVER = float("inf")
 AT_FIRST = 0.6  # of what is timed: the best of each kind, where kinds are close
 
-Candidates = Callable[[int], Sequence[tuple[Configuration, float]]]  # batch -> (configuration, nanoseconds), best first
+Ranked: TypeAlias = tuple[Configuration, float]  # with the nanoseconds that its sweep is predicted to take
+Candidates: TypeAlias = Callable[[int], Sequence[Ranked]]  # of a batch, best first
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,10 @@ class TunedRecurrent:
     """The programs for all batch sizes, and how they were found.
 
     Attributes:
-        programs: ascending by `max_batch`; the last takes any.
-        chosen: the trial behind each program.
-        trials: all of them, in the order in which they were chosen, batch by batch.
+        programs: ascending by `max_batch`; the last takes any. Where one of them exchanges through a grid, the first is
+            one that does not, if it runs: for no batch, but to stand in.
+        chosen: the trial behind each program, but for that one.
+        trials: all of them, in the order in which they were chosen, batch by batch; that one's is the last.
     """
 
     programs: tuple[Program, ...]
@@ -104,6 +106,7 @@ def tune(
     time_steps: int = TIME_STEPS,
     top: int | None = 5,
     progress: bool = True,
+    without_waiting: Ranked | None = None,
 ) -> TunedRecurrent:
     """Compile, time and choose, or read the choice made before.
 
@@ -116,6 +119,8 @@ def tune(
         top: how many are timed: `AT_FIRST` of them the best ranked, the others the next of the kind that was the
             fastest of these; None for all.
         progress: whether to show a bar.
+        without_waiting: of a kernel whose blocks do not wait for each other, for where those of a grid, if one is
+            chosen, cannot run at once.
 
     Raises:
         KernelError: no configuration fits the device, or none of them compiles and runs.
@@ -123,11 +128,11 @@ def tune(
     batches = sorted(set(batches))
 
     def made() -> bytes:
-        trials = _timed(bench, candidates, batches, time_steps, top, progress)
+        trials = _timed(bench, candidates, batches, time_steps, top, progress, without_waiting)
         _chosen(trials, batches)  # before it is kept: a failure may be another program's on the device
         return json.dumps([asdict(trial) for trial in trials]).encode()
 
-    key = digest(FORMAT, bench.identity, str(batches), str(time_steps), str(top))
+    key = digest(FORMAT, bench.identity, str(batches), str(time_steps), str(top), str(without_waiting))
     trials = [
         Trial(**{**values, "configuration": Configuration(**values["configuration"])})
         for values in json.loads(cache.get(key, made))
@@ -135,11 +140,24 @@ def tune(
     chosen = _chosen(trials, batches)
     limits = [*(trial.batch for trial in chosen[:-1]), ANY_BATCH]
     programs = [bench.build(trial.configuration, limit) for trial, limit in zip(chosen, limits, strict=True)]
+    ran = {trial.configuration for trial in trials if trial.measured < NEVER}
+    if without_waiting and without_waiting[0] in ran and any(map(_is_grid, chosen)):
+        programs.insert(0, bench.build(without_waiting[0], max_batch=0))
     return TunedRecurrent(tuple(programs), tuple(chosen), tuple(trials))
 
 
+def _is_grid(trial: Trial) -> bool:
+    return trial.configuration.exchange == "grid"
+
+
 def _timed(
-    bench: Bench, candidates: Candidates, batches: Sequence[int], time_steps: int, top: int | None, progress: bool
+    bench: Bench,
+    candidates: Candidates,
+    batches: Sequence[int],
+    time_steps: int,
+    top: int | None,
+    progress: bool,
+    without_waiting: Ranked | None,
 ) -> list[Trial]:
     """All trials, run, batch by batch.
 
@@ -150,12 +168,16 @@ def _timed(
     trials: dict[int, list[Trial]] = {}
     others: dict[int, list[Trial]] = {}
     found: dict[tuple[int, Configuration], Trial] = {}
+    last: list[Trial] = []
     with ThreadPoolExecutor(cpu_count() or 1) as pool, _bar(progress) as bar:
         runner = _Runner(bench, time_steps, pool, bar)
         for batch in batches:
             ranked = [Trial(configuration, batch, predicted) for configuration, predicted in candidates(batch)]
             trials[batch], others[batch] = ranked[:first], ranked[first:]
             runner.add(trials[batch])
+            if without_waiting and not last and any(map(_is_grid, ranked)):
+                last = [Trial(without_waiting[0], batch, without_waiting[1])]
+                runner.add(last)
         while done := runner.some():
             found |= {(trial.batch, trial.configuration): trial for trial in done}
             for batch in {trial.batch for trial in done}:
@@ -164,7 +186,8 @@ def _timed(
                     more = _next([found[key] for key in known], others[batch])[: count - first]
                     trials[batch] += more
                     runner.add(more)
-    return [found[batch, trial.configuration] for batch in batches for trial in trials[batch]]
+    in_order = [trial for batch in batches for trial in trials[batch]] + last
+    return [found[trial.batch, trial.configuration] for trial in in_order]
 
 
 def _next(measured: Sequence[Trial], others: Sequence[Trial]) -> list[Trial]:

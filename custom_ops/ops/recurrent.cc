@@ -174,7 +174,8 @@ cell: Cell.to_text() of custom_ops/cell.py.
 reverse: for each direction, whether it walks time from last to first; empty: none does.
 batch_major: whether sequences and outputs begin with batch and time, in place of time and batch.
 precision: how a GPU stores weights and exchanged values; "highest" is as accurate as T.
-programs: GPU programs for this cell in ascending order of the largest batch each takes.
+programs: GPU programs for this cell in ascending order of the largest batch each takes; the first
+  may be one that takes none, and stands in where blocks of the others cannot wait for each other.
 base_cell: the cell without the outputs that are saved for the gradient; empty if none are.
 gradient_programs: the programs of the gradient's op.
 )doc");

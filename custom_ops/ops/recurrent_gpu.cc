@@ -56,12 +56,22 @@ class RecurrentOp : public OpKernel {
                     "'", name(), "' (TfmemRecurrent) has no program that runs on this GPU (",
                     kernel.status().message(), "): run tfmem.optimize on the machine with this ",
                     "GPU, or place the op on the CPU")));
-    OP_REQUIRES_OK(ctx, Enqueue(ctx, *stream, **kernel, *call));
+    absl::StatusOr<bool> failed = watch_.Failed();
+    OP_REQUIRES_OK(ctx, failed.status());
+    bool fallback_only = *failed && (*kernel)->program().cooperative;
+    if (fallback_only) {
+      Report();
+      if (std::shared_ptr<GpuKernel> instead = kernels_->WithoutWaiting(*link)) {
+        kernel = std::move(instead);
+        fallback_only = false;
+      }
+    }
+    OP_REQUIRES_OK(ctx, Enqueue(ctx, *stream, **kernel, *call, fallback_only));
   }
 
  private:
   absl::Status Enqueue(OpKernelContext* ctx, cuda::Stream stream, const GpuKernel& kernel,
-                       const RecurrentCall& call) {
+                       const RecurrentCall& call, bool fallback_only) {
     if (absl::Status status = CheckAlignment(call); !status.ok()) return status;
     const GpuProgram& program = kernel.program();
     const int64_t groups = program.groups(call.batch, attributes_.directions);
@@ -86,10 +96,6 @@ class RecurrentOp : public OpKernel {
                                                      " parameters; a GPU kernel takes ",
                                                      kMostParameterBytes / sizeof(uint64_t)));
     }
-    absl::StatusOr<bool> failed = watch_.Failed();
-    if (!failed.ok()) return failed.status();
-    if (*failed) Report();
-    const bool fallback_only = *failed && !program.fallback.empty();
     status = Zero(kernel, stream, base, fallback_only, scratch_bytes);
     if (status.ok() && !fallback_only) status = kernel.Launch(stream, &parameter, groups);
     if (!status.ok() || program.fallback.empty()) return status;
@@ -132,10 +138,11 @@ class RecurrentOp : public OpKernel {
   // Once: the results are right either way.
   void Report() {
     if (reported_.exchange(true)) return;
-    std::cerr << "tfmem: the blocks of '" << name()
-              << "' waited for each other too long, as happens when a GPU is shared; its slower "
-                 "fallback computed the results, and does so from now on"
-              << std::endl;
+    std::cerr
+        << "tfmem: the blocks of '" << name()
+        << "' waited for each other too long, as happens when a GPU is shared; a slower kernel "
+           "that waits for nobody computed the results, and does so from now on"
+        << std::endl;
   }
 
   RecurrentAttributes attributes_;

@@ -27,6 +27,7 @@ CONFIGURATIONS = {
     "single": Configuration(rows=2, lanes=8),
     "cluster": Configuration(rows=2, lanes=8, ctas=8, exchange="cluster"),
     "grid": Configuration(rows=2, lanes=32, ctas=24, exchange="grid"),
+    "launches": Configuration(rows=2, lanes=32, ctas=10, exchange="launches"),
 }
 
 
@@ -157,3 +158,47 @@ def test_without_programs_the_error_says_what_to_do(library: Library) -> None:
     given = arguments(cell, UNITS, TIME, BATCH)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"run tfmem\.optimize"), tf.device("GPU:0"):
         recurrent(library, cell, UNITS, *tensors(given))
+
+
+def standing_in(cell: Cell, arch: int) -> Program:
+    """What `tune` puts in front of kernels that exchange through a grid."""
+    return program(cell, arch, "launches", max_batch=0)
+
+
+def test_where_a_group_does_not_fit_a_launch_for_each_stage_stands_in(library: Library, arch: int) -> None:
+    cell = cells.layer_norm_lstm(UNITS)
+    given = arguments(cell, UNITS, TIME, BATCH)
+    large = replace(program(cell, arch, "grid"), ctas=1000)
+    blobs = [each.to_bytes() for each in (standing_in(cell, arch), large)]
+    with tf.device("GPU:0"):
+        outputs, finals = recurrent(library, cell, UNITS, *tensors(given), programs=blobs)
+    expected, ends = recurrent_reference.run(cell, UNITS, *given)
+    check([*outputs, *finals], [*expected, *ends])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="a group of 1000 blocks does not fit"), tf.device("GPU:0"):
+        recurrent(library, cell, UNITS, *tensors(given), programs=[large.to_bytes()])
+
+
+@pytest.mark.parametrize("stands_in", [True, False], ids=["a launch for each stage", "the fallback"])
+def test_blocks_that_wait_in_vain_are_replaced(
+    library: Library, arch: int, stands_in: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of this program half of the blocks are never launched. The others give up, the fallback computes that call, and
+    what stands in the calls from then on: in another order, so that the last bits tell which of the two it was."""
+    cell = cells.lstm()
+    given = arguments(cell, UNITS, TIME, BATCH)
+    half = replace(program(cell, arch, "grid"), ctas=12)
+    programs = [*([standing_in(cell, arch)] if stands_in else []), half]
+
+    @tf.function  # one op for all calls
+    def outputs() -> tf.Tensor:
+        return recurrent(library, cell, UNITS, *tensors(given), programs=[each.to_bytes() for each in programs])[0][0]
+
+    with tf.device("GPU:0"):
+        alone = recurrent(library, cell, UNITS, *tensors(given), programs=[standing_in(cell, arch).to_bytes()])[0][0]
+        fallback = outputs().numpy()
+        later = [outputs().numpy() for _ in range(3)]
+    for found in (alone, fallback, *later):
+        check([tf.constant(found)], recurrent_reference.run(cell, UNITS, *given)[0])
+    assert np.any(alone.numpy() != fallback)
+    np.testing.assert_array_equal(later[-1], alone.numpy() if stands_in else fallback)
+    assert capfd.readouterr().err.count("waited for each other too long") == 1

@@ -32,7 +32,8 @@ class FakeBench:
         self.compiled.update(configurations)
 
     def build(self, configuration, max_batch=ANY_BATCH):
-        return Program("cubin", 90, "entry", "", 1, 1, 1, configuration.threads, 0, 0, 0, max_batch, b"code")
+        stages = int(configuration.exchange == "launches")
+        return Program("cubin", 90, "entry", "", 1, 1, 1, configuration.threads, 0, 0, 0, stages, max_batch, b"code")
 
     def measure(self, configuration, batch, time_steps):
         assert self.compiled[configuration] == 1
@@ -45,6 +46,10 @@ class FakeBench:
 
 def ranked(*configurations):
     return lambda batch: [(configuration, 10.0 * place) for place, configuration in enumerate(configurations)]
+
+
+def never(batch):
+    raise AssertionError("ranked again")
 
 
 @pytest.fixture
@@ -155,9 +160,6 @@ def test_a_choice_is_read_again_unless_something_it_depends_on_changed(cache):
     times = {(SMALL, 1): 1, (MIDDLE, 1): 2}
     first = tune(FakeBench(times), ranked(SMALL, MIDDLE), cache, (1,), progress=False)
 
-    def never(batch):
-        raise AssertionError("ranked again")
-
     again = FakeBench(times)
     assert tune(again, never, cache, (1,), progress=False) == first
     assert not again.compiled
@@ -180,3 +182,38 @@ def test_no_kernel_is_an_error_with_its_reason_and_is_not_kept(cache):
         tune(broken, ranked(), cache, (1,), progress=False)
     mended = FakeBench({(SMALL, 1): 1})
     assert tune(mended, ranked(SMALL), cache, (1,), progress=False).chosen[0].measured == 100
+
+
+GRID = replace(PLAIN, ctas=2, exchange="grid")
+LAUNCHES = replace(PLAIN, ctas=2, exchange="launches")
+
+
+@pytest.mark.parametrize(("best", "stages"), [(GRID, [1, 0, 0]), (SMALL, [0])])
+def test_a_grid_has_a_kernel_that_stands_in_and_waits_for_nobody(cache, best, stages):
+    """Even where another was faster in its place: a grid was among those that might have been chosen."""
+    times = {(SMALL, batch): 2 for batch in (1, 8)} | {(GRID, 1): 3, (GRID, 8): 3, (LAUNCHES, 1): 9}
+    times[best, 8] = 1
+    bench = FakeBench(times)
+    tuned = tune(bench, ranked(SMALL, GRID), cache, (1, 8), progress=False, without_waiting=(LAUNCHES, 5.0))
+    assert [program.stages for program in tuned.programs] == stages
+    assert [program.max_batch for program in tuned.programs] == ([0, 1] if best == GRID else []) + [ANY_BATCH]
+    assert [trial.configuration for trial in tuned.chosen] == ([SMALL, GRID] if best == GRID else [SMALL])
+    assert (tuned.trials[-1].configuration, tuned.trials[-1].predicted) == (LAUNCHES, 5.0)
+    assert bench.compiled[LAUNCHES] == bench.measured[LAUNCHES, 1] == 1
+    assert tune(bench, never, cache, (1, 8), progress=False, without_waiting=(LAUNCHES, 5.0)) == tuned
+
+
+def test_no_such_kernel_where_there_is_no_grid_or_it_does_not_run(cache):
+    bench = FakeBench({(SMALL, 1): 1})
+    tune(bench, ranked(SMALL), cache, (1,), progress=False, without_waiting=(LAUNCHES, 5.0))
+    assert LAUNCHES not in bench.compiled
+    bench = FakeBench({(GRID, 1): 1, (LAUNCHES, 1): "its results are wrong"}, identity="another machine")
+    tuned = tune(bench, ranked(GRID), cache, (1,), progress=False, without_waiting=(LAUNCHES, 5.0))
+    assert [program.stages for program in tuned.programs] == [0]
+    assert tuned.trials[-1].error == "its results are wrong"
+
+
+def test_a_kernel_that_waits_for_nobody_can_be_the_fastest(cache):
+    bench = FakeBench({(GRID, 1): 2, (LAUNCHES, 1): 1})
+    tuned = tune(bench, ranked(GRID, LAUNCHES), cache, (1,), progress=False, without_waiting=(LAUNCHES, 5.0))
+    assert [program.stages for program in tuned.programs] == [1]

@@ -9,7 +9,7 @@ import pytest
 if not (Path(__file__).resolve().parents[2] / "benchmarks").is_dir():
     pytest.skip("the benchmarks are not installed; run from a checkout", allow_module_level=True)
 
-from benchmarks import make_recurrent_tables, make_tables, recurrent_search
+from benchmarks import make_recurrent_tables, make_tables, recurrent_launches, recurrent_search
 from benchmarks.recurrent_cases import BATCHES, STAGES, UNITS, Case, Chip, Floor, all_cases, chosen, fastest, floor
 from benchmarks.recurrent_sources import (
     GONE,
@@ -336,3 +336,20 @@ def test_only_what_is_between_the_markers_changes():
     found = make_tables.replaced(document, "new", make_recurrent_tables.MARKERS)
     assert found == document.replace("old", "new")
     assert make_tables.replaced(other, "new", make_recurrent_tables.MARKERS).endswith(f"{first}\nnew\n{last}\n")
+
+
+def test_a_launch_for_each_stage_has_a_floor_and_a_row():
+    """LSTM of 2,048 units: 64 MiB of weights come from device memory, for its 50 MiB of L2 do not hold them."""
+    trial = {
+        "configuration": {"exchange": "grid", "product": "fma", "rows": 1, "ctas": 256, "threads": 128},
+        "measured": 2e6,
+    }
+    case = {"layer": "lstm", "units": 2048, "batch": 1, "steps": 100, "one_block_nanoseconds": None}
+    fmas, weights, launches = recurrent_launches.floor(case)
+    assert fmas == pytest.approx(4 * 2048**2 * 100 / (132 * 128 * 1.98e9) * 1e3)
+    assert weights == pytest.approx(100 * (64 << 20) / 4.3e12 * 1e3)
+    assert launches == pytest.approx(100 * 2.1e-3)
+    assert recurrent_launches.floor({**case, "layer": "canonical_gru"})[2] == 2 * launches
+    *_, row = recurrent_launches.table({"lstm/2048/1": {**case, "whole": {**trial, "measured": 5e5}, "staged": trial}})
+    assert row.startswith("| lstm | 2048 | 1 | 0.500 (grid, fma, 1 rows, 256 x 128) | 2.000 ")
+    assert row.endswith("| 4.00 | - |")

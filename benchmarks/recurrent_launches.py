@@ -77,17 +77,19 @@ def run(case: Case, machine: Machine, device: Device, cache: Cache) -> dict[str,
     (spec,) = specs_of(case, "highest")
     bench = DeviceBench(spec, device, cache)
 
-    def fastest(ranked: list[Ranked]) -> Trial:
-        return tune(bench, lambda _: ranked, cache, (case.batch,), case.steps, TOP, progress=False).chosen[0]
+    def fastest(kind: str, ranked: list[Ranked]) -> Trial:
+        choices = Cache(cache.folder / kind)  # they are kept by what is computed, not by what was ranked
+        return tune(bench, lambda _: ranked, choices, (case.batch,), case.steps, TOP, progress=False).chosen[0]
 
     whole = fastest(
+        "whole",
         [
             (each.configuration, each.nanoseconds(case.steps))
             for each in rank(machine, spec, case.batch, case.steps)
             if each.configuration.exchange != "launches"
-        ]
+        ],
     )
-    staged = fastest(sorted(launches(machine, spec, case), key=lambda each: each[1]))
+    staged = fastest("staged", sorted(launches(machine, spec, case), key=lambda each: each[1]))
     alone = None
     if whole.configuration.needs_fallback and case.units <= LARGEST_ALONE:
         alone = one_block(Launcher(bench.build(whole.configuration)), spec, case, device)

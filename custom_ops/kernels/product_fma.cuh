@@ -95,8 +95,8 @@ struct FmaProduct {
   int first_sum;  // of a block of rows; negative if it has none
   float* first_result;
 
-  // `source(column, k)` is a weight, or 0 outside the matrix. `lay_out`: what is streamed does not
-  // lie in its place yet.
+  // `source` is a WeightSource (weights.cuh), 0 outside the matrix. `lay_out`: what is streamed
+  // does not lie in its place yet.
   template <class Source>
   __device__ void load(const Source& source, float4* shared, float4* streamed, float* results,
                        bool lay_out) {
@@ -107,21 +107,24 @@ struct FmaProduct {
     first_sum = settled(group * kColumns < Shape::kColumns ? sum : -1);
     first_result = settled(results + lane / kWarp * Shape::kRows * Shape::kResultStride +
                            group * kColumns + (kAlike ? place_of(sum) : 0));
+    const auto depth = [lane](int i) { return (i * Shape::kLanes + lane) * 4; };
     const auto chunk = [&](int i, int column) {
-      const int k = (i * Shape::kLanes + lane) * 4;
-      return source.four(group * kColumns + column, k);
+      return source.column(group * kColumns + column).four(depth(i));
     };
+    if constexpr (kColumns % 4 == 0) {
 #pragma unroll
-    for (int i = 0; i < Shape::kRegisters; ++i) {
-      if constexpr (kColumns % 4 == 0) {
-        const int k = (i * Shape::kLanes + lane) * 4;
+      for (int column = 0; column < kColumns; column += 4) {
+        source.four_columns(group * kColumns + column, [&](const auto& four_by_four) {
 #pragma unroll
-        for (int column = 0; column < kColumns; column += 4) {
-          source.four_by_four(group * kColumns + column, k, weight[i] + column);
-        }
-      } else {
+          for (int i = 0; i < Shape::kRegisters; ++i) four_by_four(depth(i), weight[i] + column);
+        });
+      }
+    } else {
 #pragma unroll
-        for (int column = 0; column < kColumns; ++column) weight[i][column] = chunk(i, column);
+      for (int column = 0; column < kColumns; ++column) {
+        const auto numbers = source.column(group * kColumns + column);
+#pragma unroll
+        for (int i = 0; i < Shape::kRegisters; ++i) weight[i][column] = numbers.four(depth(i));
       }
     }
 #pragma unroll 1

@@ -49,11 +49,12 @@ struct Sixteen {
   __device__ void measure(const Source& source, int first_column, int first_k) {
     float largest_of[kTiles][2] = {};
     if constexpr (!kBfloat16) {
-#pragma unroll 4
-      for (int i = 0; i < Shape::kChunks; ++i) {
 #pragma unroll
-        for (int j = 0; j < 2 * kTiles; ++j) {
-          const float4 w = source.four(first_column + j * 8, first_k + i * 16);
+      for (int j = 0; j < 2 * kTiles; ++j) {
+        const auto column = source.column(first_column + j * 8);
+#pragma unroll 4
+        for (int i = 0; i < Shape::kChunks; ++i) {
+          const float4 w = column.four(first_k + i * 16);
           float& largest = largest_of[j / 2][j % 2];
           largest =
               fmaxf(fmaxf(fmaxf(fabsf(w.x), fabsf(w.y)), fmaxf(fabsf(w.z), fabsf(w.w))), largest);
@@ -80,14 +81,13 @@ struct Sixteen {
     }
   }
 
-  template <class Source>
-  __device__ uint4 piece(const Source& source, int tile, int column, int k, int piece) const {
-    const float4 upper = source.four(column, k);
-    const float4 lower = source.four(column + 8, k);
+  template <class Column>
+  __device__ uint4 piece(const Column& upper, const Column& lower, int tile, int k,
+                         int piece) const {
+    const float4 a = upper.four(k), b = lower.four(k);
     const float s = scale[tile][0], t = scale[tile][1];
-    return make_uint4(
-        part_of(upper.x * s, upper.y * s, piece), part_of(lower.x * t, lower.y * t, piece),
-        part_of(upper.z * s, upper.w * s, piece), part_of(lower.z * t, lower.w * t, piece));
+    return make_uint4(part_of(a.x * s, a.y * s, piece), part_of(b.x * t, b.y * t, piece),
+                      part_of(a.z * s, a.w * s, piece), part_of(b.z * t, b.w * t, piece));
   }
 
   __device__ float scaled(float sum, int tile, int half) const { return sum * unscale[tile][half]; }

@@ -44,12 +44,11 @@ struct Tf32 {
   template <class Source>
   __device__ void measure(const Source&, int, int) {}
 
-  template <class Source>
-  __device__ uint4 piece(const Source& source, int, int column, int k, int piece) const {
+  template <class Column>
+  __device__ uint4 piece(const Column& upper, const Column& lower, int, int k, int piece) const {
     const int first = k + piece * 2;
-    return make_uint4(
-        __float_as_uint(source(column, first)), __float_as_uint(source(column + 8, first)),
-        __float_as_uint(source(column, first + 1)), __float_as_uint(source(column + 8, first + 1)));
+    return make_uint4(__float_as_uint(upper.one(first)), __float_as_uint(lower.one(first)),
+                      __float_as_uint(upper.one(first + 1)), __float_as_uint(lower.one(first + 1)));
   }
 
   __device__ float scaled(float sum, int, int) const { return sum; }

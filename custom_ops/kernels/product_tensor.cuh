@@ -7,7 +7,7 @@
 //   kPieces, kChains       16-byte pieces of a fragment of depth 16; sums that do not wait for each
 //                          other
 //   measure(source, ...)   looks at the weights first, if it has to
-//   piece(source, ...)     a piece of a fragment
+//   piece(upper, ...)      a piece of a fragment, from two columns
 //   multiply(x, w, sum)    adds products of depth 16 to the sums
 //   scaled(sum, ...)       a result from a sum
 #pragma once
@@ -41,8 +41,8 @@ struct TensorProduct {
   int first_column;
   float* first_result;
 
-  // `source(column, k)` is a weight, or 0 outside the matrix. `lay_out`: what is streamed does not
-  // lie in its place yet.
+  // `source` is a WeightSource (weights.cuh), 0 outside the matrix. `lay_out`: what is streamed
+  // does not lie in its place yet.
   template <class Source>
   __device__ void load(const Source& source, float4* shared, float4* streamed, float* results,
                        bool lay_out) {
@@ -55,33 +55,32 @@ struct TensorProduct {
     first_result = settled(results + (part * kPaddedRows + lane % 4 * 2) * Shape::kResultStride +
                            first_column);
     numbers.measure(source, first_column, first_k);
-    const auto piece = [&](int i, int tile, int piece) {
-      return numbers.piece(source, tile, first_column + tile * 16, first_k + i * 16, piece);
-    };
-    const auto store = [&](float4* to, int count, int first) {
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
+    for (int tile = 0; tile < kTiles; ++tile) {
+      const auto upper = source.column(first_column + tile * 16);
+      const auto lower = source.column(first_column + tile * 16 + 8);
+      const auto piece = [&](int i, int p) {
+        return numbers.piece(upper, lower, tile, first_k + i * 16, p);
+      };
+#pragma unroll
+      for (int i = 0; i < Shape::kRegisters; ++i) {
+#pragma unroll
+        for (int p = 0; p < kPieces; ++p) weight[i][tile][p] = piece(i, p);
+      }
+      const auto store = [&](float4* to, int count, int first) {
 #pragma unroll 1
         for (int i = 0; i < count; ++i) {
 #pragma unroll
           for (int p = 0; p < kPieces; ++p) {
             reinterpret_cast<uint4*>(
                 to)[((i * kTiles + tile) * kPieces + p) * Shape::kThreads + threadIdx.x] =
-                piece(first + i, tile, p);
+                piece(first + i, p);
           }
         }
-      }
-    };
-#pragma unroll
-    for (int i = 0; i < Shape::kRegisters; ++i) {
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-        for (int p = 0; p < kPieces; ++p) weight[i][tile][p] = piece(i, tile, p);
-      }
+      };
+      store(shared, Shape::kShared, Shape::kRegisters);
+      if (lay_out) store(streamed, kStreamed, Shape::kRegisters + Shape::kShared);
     }
-    store(shared, Shape::kShared, Shape::kRegisters);
-    if (lay_out) store(streamed, kStreamed, Shape::kRegisters + Shape::kShared);
   }
 
   // `to`: floats from the results that were given to `load` to where these go.

@@ -8,94 +8,9 @@
 #include "math.cuh"
 #include "port.cuh"
 #include "replicas.cuh"
+#include "weights.cuh"
 
 namespace tfmem {
-
-// Reads weights for a product's load().
-template <class Cell, class Plan, int GEMM, int WORDS>
-struct WeightSource {
-  const Context<Plan, WORDS>& context;
-
-  using Value = typename Plan::Value;
-
-  // Whether four neighbours, 16 bytes, can be loaded as one: then all of them are inside, or none.
-  // (TensorFlow's tensors are aligned to more.)
-  static constexpr bool kVectors = sizeof(Value) == 4 && Plan::kUnits % 4 == 0;
-  static constexpr bool kAlongK = kVectors && Plan::template gemm<GEMM>().all_transposed;
-  static constexpr bool kAlongColumns =
-      kVectors && !Plan::template gemm<GEMM>().any_transposed && !kInRegisters<Plan>;
-
-  __device__ float operator()(int column, int k) const {
-    const Spot spot = spot_of<1, 1>(column, k);
-    const float value = to_float(*spot.value);
-    return spot.inside ? value : 0.0f;
-  }
-
-  // Four neighbours of a column; k is a multiple of 4.
-  __device__ float4 four(int column, int k) const {
-    if constexpr (kAlongK) return spot_of<4, 1>(column, k).vector();
-    return make_float4((*this)(column, k), (*this)(column, k + 1), (*this)(column, k + 2),
-                       (*this)(column, k + 3));
-  }
-
-  // The same of four neighbouring columns, whose number is a multiple of 4.
-  __device__ void four_by_four(int column, int k, float4* result) const {
-    if constexpr (kAlongColumns) {
-      const float4 a = spot_of<1, 4>(column, k).vector();
-      const float4 b = spot_of<1, 4>(column, k + 1).vector();
-      const float4 c = spot_of<1, 4>(column, k + 2).vector();
-      const float4 d = spot_of<1, 4>(column, k + 3).vector();
-      result[0] = make_float4(a.x, b.x, c.x, d.x);
-      result[1] = make_float4(a.y, b.y, c.y, d.y);
-      result[2] = make_float4(a.z, b.z, c.z, d.z);
-      result[3] = make_float4(a.w, b.w, c.w, d.w);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) result[i] = four(column + i, k);
-    }
-  }
-
-  __device__ void fail() const { context.fail(); }
-
- private:
-  // Where a weight is. What is outside is read inside and dropped, without a branch, so that all
-  // loads of a thread are on their way together.
-  struct Spot {
-    const Value* value;
-    bool inside;
-
-    __device__ float4 vector() const {
-      const float4 four = *reinterpret_cast<const float4*>(value);
-      return inside ? four : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    }
-  };
-
-  // Of the first of ROWS or of COLUMNS neighbours.
-  template <int ROWS, int COLUMNS>
-  __device__ __forceinline__ Spot spot_of(int column, int k) const {
-    constexpr GemmShape kGemm = Plan::template gemm<GEMM>();
-    constexpr int kOperand = kGemm.parts ? Plan::kTile : Plan::kCtas / Plan::kSlices * Plan::kTile;
-    constexpr int kWidth = kGemm.columns / Plan::kSlices;  // of one CTA
-    const int slice = context.cta % Plan::kSlices;
-    const int operand = kGemm.operands == 1 ? 0 : min(k / kOperand, kGemm.operands - 1);
-    const int within = k - operand * kOperand;
-    const int row = kGemm.parts ? context.cta * kOperand + within : slice * kOperand + within;
-    constexpr int kSpan = kGemm.replicated ? Plan::kCtas * Plan::kTile : Plan::kTile;
-    const int owner = kGemm.replicated ? 0 : context.cta - slice + column / kWidth;
-    // Of a unit's products one after the other, or of a product's units.
-    const int place = kInRegisters<Plan> ? column / kGemm.products : column % kWidth % kSpan;
-    const int unit = owner * Plan::kTile + place;
-    const int product = kInRegisters<Plan> ? column % kGemm.products
-                                           : min(column % kWidth / kSpan, kGemm.products - 1);
-    const auto block = context.block(Cell::block(Tag<GEMM>(), product, operand));
-    const bool inside =
-        column < kGemm.columns && within < kOperand && row < Plan::kUnits && unit < Plan::kUnits;
-    const int last_row = Plan::kUnits - ROWS, last_unit = Plan::kUnits - COLUMNS;
-    return Spot{block.base + min(row, last_row) * static_cast<long long>(block.row) +
-                    min(unit, last_unit) * static_cast<long long>(block.column),
-                inside};
-  }
-};
 
 // The fallback's products: each thread makes its own sums, straight from the matrices.
 template <class Cell, class Plan, int WORDS>

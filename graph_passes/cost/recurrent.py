@@ -7,7 +7,7 @@ several stages, and more groups than fit the device at once. The sizes are those
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 
 from custom_ops.codegen.layout import OTHER_REGISTERS, chunk_words, layout, operand_form, words_of
@@ -111,7 +111,7 @@ def _predict(
     step = Cost(0, 0, 0, 0)
     for gemm in sizes.gemms:
         step += _product(machine, spec, configuration, sizes, gemm, warps, active)
-    step = replace(step, load=sharing * step.load)
+    step = Cost(sharing * step.load, step.products, step.reduction, 0)
     if not sizes.twins:  # results of a stage go through shared memory: stored, waited for, loaded
         step += Cost(0, 0, len({gemm.stage for gemm in schedule(spec.cell).gemms}) * 3 * machine.block_barrier, 0)
     for buffer in sizes.buffers:

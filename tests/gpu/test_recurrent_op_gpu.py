@@ -189,14 +189,15 @@ def test_blocks_that_wait_in_vain_are_replaced(
     half = replace(program(cell, arch, "grid"), ctas=12)
     programs = [*([standing_in(cell, arch)] if stands_in else []), half]
 
-    @tf.function  # one op for all calls
-    def outputs() -> tf.Tensor:
-        return recurrent(library, cell, UNITS, *tensors(given), programs=[each.to_bytes() for each in programs])[0][0]
+    @tf.function  # one op for all calls, of what is not known before, or TensorFlow would run it on the CPU
+    def outputs(*kinds: list[tf.Tensor]) -> tf.Tensor:
+        return recurrent(library, cell, UNITS, *kinds, programs=[each.to_bytes() for each in programs])[0][0]
 
     with tf.device("GPU:0"):
-        alone = recurrent(library, cell, UNITS, *tensors(given), programs=[standing_in(cell, arch).to_bytes()])[0][0]
-        fallback = outputs().numpy()
-        later = [outputs().numpy() for _ in range(3)]
+        kinds = tensors(given)
+        alone = recurrent(library, cell, UNITS, *kinds, programs=[standing_in(cell, arch).to_bytes()])[0][0]
+        fallback = outputs(*kinds).numpy()
+        later = [outputs(*kinds).numpy() for _ in range(3)]
     for found in (alone, fallback, *later):
         check([tf.constant(found)], recurrent_reference.run(cell, UNITS, *given)[0])
     assert np.any(alone.numpy() != fallback)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -90,6 +91,7 @@ def recurrent(
         precision=precision,
         programs=list(programs),
         gradient_programs=list(gradient_programs),
+        fingerprint=_fingerprint(programs, gradient_programs),
         name=name,
     )
     kept = [of_direction[: len(cell.outputs)] for of_direction in _split(outputs, len(reverse))]
@@ -287,8 +289,22 @@ def _run(ops: ModuleType, cell: Cell, inputs: Sequence[Sequence[tf.Tensor]], **a
             **dict(zip(names, inputs, strict=True)),
             No=attributes["directions"] * len(cell.outputs),
             cell=cell.to_text(),
+            fingerprint=_fingerprint(attributes.get("programs") or (), ()),
             **attributes,
         )
+
+
+def _fingerprint(programs: Sequence[bytes], gradient_programs: Sequence[bytes]) -> int:
+    """A number that tells apart calls with other programs: TensorFlow looks up the kernel of an eager call by the first
+    and last letters of what is in a list of strings."""
+    if not programs and not gradient_programs:
+        return 0
+    found = hashlib.blake2b(digest_size=7)  # less than an attribute's 63 bits
+    for blobs in (programs, gradient_programs):
+        found.update(str([len(blob) for blob in blobs]).encode())
+        for blob in blobs:
+            found.update(blob)
+    return int.from_bytes(found.digest(), "big")
 
 
 def _saved(tensor: tf.Tensor, guarded: bool) -> tf.Tensor:

@@ -156,6 +156,7 @@ REGISTER_OP("TfmemRecurrent")
     .Attr("programs: list(string) = []")
     .Attr("base_cell: string = ''")
     .Attr("gradient_programs: list(string) = []")
+    .Attr("fingerprint: int = 0")
     .SetShapeFn(RecurrentShape)
     .Doc(R"doc(
 Runs a recurrent cell over whole sequences.
@@ -178,6 +179,8 @@ programs: GPU programs for this cell in ascending order of the largest batch eac
   may be one that takes none, and stands in where blocks of the others cannot wait for each other.
 base_cell: the cell without the outputs that are saved for the gradient; empty if none are.
 gradient_programs: the programs of the gradient's op.
+fingerprint: of both lists of programs, for eager calls. TensorFlow takes two of these for the same
+  where long strings of a list begin and end alike; the op does not look at it.
 )doc");
 
 // One list of inputs, split by direction, with its shapes checked.

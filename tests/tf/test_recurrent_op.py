@@ -302,3 +302,31 @@ def test_results_do_not_depend_on_the_threads() -> None:
         assert run.returncode == 0, run.stderr
         found.add(run.stdout.split()[-1])
     assert len(found) == 1
+
+
+def test_calls_with_other_programs_are_told_apart(library: Library) -> None:
+    """Eager calls: TensorFlow takes `same` and `other` for the same list of strings, and would run the kernel that it
+    made for the one for the other."""
+    same, other = (b"program" + middle + bytes(80) for middle in (b"1", b"2"))
+    given = tensors_of(cells.simple_rnn(), 4, 2, 1)
+
+    def fingerprint(programs: list[bytes], gradient_programs: list[bytes]) -> int:
+        with tf.Graph().as_default():
+            outputs, _ = recurrent(
+                library,
+                cells.simple_rnn(),
+                4,
+                *in_dtype(given, tf.float32),
+                programs=programs,
+                gradient_programs=gradient_programs,
+            )
+            return outputs[0].op.get_attr("fingerprint")  # type: ignore[no-any-return]
+
+    lists: list[tuple[list[bytes], list[bytes]]] = [
+        ([], []), ([same], []), ([other], []), ([same, other], []), ([other, same], []), ([same], [other]),
+        ([other], [same]), ([], [same]), ([same + other], []),
+    ]  # fmt: skip
+    found = [fingerprint(*each) for each in lists]
+    assert len(set(found)) == len(lists)
+    assert found == [fingerprint(*each) for each in lists]
+    assert found[0] == 0

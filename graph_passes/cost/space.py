@@ -46,13 +46,13 @@ def enumerate_configurations(machine: Machine, spec: RecurrentSpec, batch: int) 
     each configuration lies there.
 
     Weights go to registers first, then to shared memory, and all groups run at once. Where no configuration does both,
-    some weights are streamed, or groups take turns; where none does either, both. Or there is a launch for each stage.
+    some weights are streamed, or groups take turns, or both. Or there is a launch for each stage.
     """
     held = partial(_found, machine, spec, batch, streams=False)
     streamed = partial(_found, machine, spec, batch, streams=True)
     if found := held(turns=False):
         return found
-    found = held(turns=True) + streamed(turns=False) or streamed(turns=True)
+    found = held(turns=True) + streamed(turns=False) + streamed(turns=True)
     return found + enumerate_launches(machine, spec, batch)
 
 

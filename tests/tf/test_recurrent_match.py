@@ -177,6 +177,10 @@ def test_dropout_of_states(package: Any, kind: str) -> None:
 @pytest.mark.parametrize("package", KERAS, ids=lambda package: package.__name__)
 @pytest.mark.parametrize("units", [UNITS, 1])
 def test_layer_normalisation_in_a_cell(package: Any, units: int) -> None:
+    """The same weights each time: with some, in one of 60 draws, four units are normalised that hardly differ, and
+    float32 is off from float64 by 1e-5, before and after."""
+    package.utils.set_random_seed(0)
+
     class Cell(package.layers.Layer):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()

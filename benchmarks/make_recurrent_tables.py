@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks import recurrent_profile
 from benchmarks.make_tables import replaced, table
 from benchmarks.records import ROOT, load
-from benchmarks.recurrent_cases import LARGE, WITHOUT_TF32, Floor, fastest
+from benchmarks.recurrent_cases import LARGE, WITHOUT_TF32, Floor, fastest, kernel_in_words
 from benchmarks.runs import command_line
 
 MARKERS = ("<!-- recurrent: begin -->", "<!-- recurrent: end -->")
@@ -213,11 +213,10 @@ def split(cases: Cases) -> list[str]:
             continue
         kernel = kernels["kernels"][0]
         parts, chosen = kernel["parts"], kernel["configuration"]
-        shape = f"{chosen['rows']} rows, {chosen['ctas']} x {chosen['threads']}"
         rows.append(
             (
                 f"`{name}`",
-                f"{chosen['exchange']}, {chosen['product']}, {shape}",
+                kernel_in_words(chosen),
                 f"{kernel['nanoseconds'] / case['steps'] / 1e3:.2f}",
                 f"{parts['synchronisation'] / 1e3:.2f}",
                 f"{parts['load'] / 1e3:.2f}",

@@ -121,6 +121,13 @@ def floor(case: Case, chip: Chip) -> Floor:
     )
 
 
+def kernel_in_words(configuration: Mapping[str, Any]) -> str:
+    """A kernel's configuration, as tables show it."""
+    sliced = f", {configuration['slices']} slices" if configuration["slices"] > 1 else ""
+    shape = f"{configuration['rows']} rows, {configuration['ctas']} x {configuration['threads']}"
+    return f"{configuration['exchange']}{sliced}, {configuration['product']}, {shape}"
+
+
 def all_cases() -> list[Case]:
     """Every case, those that the goals name first."""
     cases = [Case("lstm", units, batch) for units in UNITS for batch in BATCHES]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.records import begun, load, save
-from benchmarks.recurrent_cases import BLOCKS, STAGES, Case, Chip
+from benchmarks.recurrent_cases import BLOCKS, STAGES, Case, Chip, kernel_in_words
 from benchmarks.recurrent_kernels import FOLDER, specs_of
 from benchmarks.runs import command_line, named
 from custom_ops.jit import microbenchmark
@@ -122,10 +122,11 @@ def table(cases: Mapping[str, Mapping[str, Any]]) -> list[str]:
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     for case in cases.values():
         whole, staged = (case[kind]["measured"] / 1e6 for kind in ("whole", "staged"))
+        of_whole, of_staged = (kernel_in_words(case[kind]["configuration"]) for kind in ("whole", "staged"))
         alone = case["one_block_nanoseconds"]
         lines.append(
-            f"| {case['layer']} | {case['units']} | {case['batch']} | {whole:.3f} ({_words(case['whole'])}) | "
-            f"{staged:.3f} ({_words(case['staged'])}) | {' / '.join(f'{part:.2f}' for part in floor(case))} | "
+            f"| {case['layer']} | {case['units']} | {case['batch']} | {whole:.3f} ({of_whole}) | "
+            f"{staged:.3f} ({of_staged}) | {' / '.join(f'{part:.2f}' for part in floor(case))} | "
             f"{staged / whole:.2f} | {'-' if alone is None else f'{alone / 1e6:.0f}'} |"
         )
     return lines
@@ -140,13 +141,6 @@ def floor(case: Mapping[str, Any], chip: Chip | None = None) -> tuple[float, flo
     steps = case["steps"]
     fmas = words * case["batch"] * steps / chip.fmas_per_second
     return 1e3 * fmas, 1e3 * 4 * words * steps / rate, LAUNCH * STAGES[case["layer"]] * steps / 1e6
-
-
-def _words(trial: Mapping[str, Any]) -> str:
-    configuration = trial["configuration"]
-    shape = f"{configuration['ctas']} x {configuration['threads']}"
-    exchange = "" if configuration["exchange"] == "launches" else f"{configuration['exchange']}, "
-    return f"{exchange}{configuration['product']}, {configuration['rows']} rows, {shape}"
 
 
 if __name__ == "__main__":

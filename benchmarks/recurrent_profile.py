@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.make_tables import table
 from benchmarks.records import begun, save
-from benchmarks.recurrent_cases import BOUNDS, Case, chosen
+from benchmarks.recurrent_cases import BOUNDS, Case, chosen, kernel_in_words
 from benchmarks.recurrent_kernels import choose, specs_of
 from benchmarks.runs import command_line
 from custom_ops.codegen.recurrent import generate
@@ -126,11 +126,8 @@ def ticks_of_a_microsecond() -> float:
 
 def row(name: str, outcome: dict[str, Any]) -> tuple[str, ...]:
     """One line of the table."""
-    kernel = outcome["configuration"]
-    sliced = f", {kernel['slices']} slices" if kernel["slices"] > 1 else ""
-    shape = f"{kernel['exchange']}{sliced}, {kernel['product']}, {kernel['rows']} rows, "
     parts = (f"{outcome['parts'][part]:.2f}" for part in PARTS)
-    return (f"`{name}`", f"{shape}{kernel['ctas']} x {kernel['threads']}", *parts, f"{outcome['step']:.2f}")
+    return (f"`{name}`", kernel_in_words(outcome["configuration"]), *parts, f"{outcome['step']:.2f}")
 
 
 if __name__ == "__main__":

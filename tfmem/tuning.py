@@ -63,10 +63,12 @@ def tuned_kernels(
             def candidates(batch: int, spec: RecurrentSpec = spec) -> list[tuple[Configuration, float]]:
                 return ranked(machine, spec, batch, time_steps)
 
+            def without_waiting(spec: RecurrentSpec = spec) -> tuple[Configuration, float] | None:
+                best = best_of_launches(machine, spec, min(max(batches), LAUNCHED_BATCH))
+                return (best.configuration, best.nanoseconds(time_steps)) if best else None
+
             bench = DeviceBench(spec, device, cache)
-            launched = best_of_launches(machine, spec, min(max(batches), LAUNCHED_BATCH))
-            instead = (launched.configuration, launched.nanoseconds(time_steps)) if launched else None
-            found.append(tune(bench, candidates, cache, batches, time_steps, top, progress, instead))
+            found.append(tune(bench, candidates, cache, batches, time_steps, top, progress, without_waiting))
         return found
 
 

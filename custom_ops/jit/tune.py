@@ -20,7 +20,7 @@ from custom_ops.jit.cache import Cache, digest
 from custom_ops.jit.program import ANY_BATCH, Program
 from custom_ops.spec import Configuration, RecurrentSpec
 
-FORMAT = "tuned 2"
+FORMAT = "tuned 3"
 BATCHES = (1, 8, 64)
 TIME_STEPS = 100
 NEVER = float("inf")
@@ -106,7 +106,7 @@ def tune(
     time_steps: int = TIME_STEPS,
     top: int | None = 5,
     progress: bool = True,
-    without_waiting: Ranked | None = None,
+    without_waiting: Callable[[], Ranked | None] = lambda: None,
 ) -> TunedRecurrent:
     """Compile, time and choose, or read the choice made before.
 
@@ -119,8 +119,8 @@ def tune(
         top: how many are timed: `AT_FIRST` of them the best ranked, the others the next of the kind that was the
             fastest of these; None for all.
         progress: whether to show a bar.
-        without_waiting: of a kernel whose blocks do not wait for each other, for where those of a grid, if one is
-            chosen, cannot run at once.
+        without_waiting: finds a kernel whose blocks do not wait for each other, for where those of a grid, if one is
+            chosen, cannot run at once; asked for once a grid is tried.
 
     Raises:
         KernelError: no configuration fits the device, or none of them compiles and runs.
@@ -132,7 +132,7 @@ def tune(
         _chosen(trials, batches)  # before it is kept: a failure may be another program's on the device
         return json.dumps([asdict(trial) for trial in trials]).encode()
 
-    key = digest(FORMAT, bench.identity, str(batches), str(time_steps), str(top), str(without_waiting))
+    key = digest(FORMAT, bench.identity, str(batches), str(time_steps), str(top))
     trials = [
         Trial(**{**values, "configuration": Configuration(**values["configuration"])})
         for values in json.loads(cache.get(key, made))
@@ -140,9 +140,9 @@ def tune(
     chosen = _chosen(trials, batches)
     limits = [*(trial.batch for trial in chosen[:-1]), ANY_BATCH]
     programs = [bench.build(trial.configuration, limit) for trial, limit in zip(chosen, limits, strict=True)]
-    ran = {trial.configuration for trial in trials if trial.measured < NEVER}
-    if without_waiting and without_waiting[0] in ran and any(map(_is_grid, chosen)):
-        programs.insert(0, bench.build(without_waiting[0], max_batch=0))
+    launched = [trial for trial in trials if trial.configuration.exchange == "launches" and trial.measured < NEVER]
+    if launched and any(map(_is_grid, chosen)):
+        programs.insert(0, bench.build(launched[-1].configuration, max_batch=0))
     return TunedRecurrent(tuple(programs), tuple(chosen), tuple(trials))
 
 
@@ -157,7 +157,7 @@ def _timed(
     time_steps: int,
     top: int | None,
     progress: bool,
-    without_waiting: Ranked | None,
+    without_waiting: Callable[[], Ranked | None],
 ) -> list[Trial]:
     """All trials, run, batch by batch.
 
@@ -171,13 +171,17 @@ def _timed(
     last: list[Trial] = []
     with ThreadPoolExecutor(cpu_count() or 1) as pool, _bar(progress) as bar:
         runner = _Runner(bench, time_steps, pool, bar)
+
+        def add(new: list[Trial]) -> None:
+            runner.add(new)
+            if not last and any(map(_is_grid, new)) and (launched := without_waiting()):
+                last.append(Trial(launched[0], new[0].batch, launched[1]))
+                runner.add(last)
+
         for batch in batches:
             ranked = [Trial(configuration, batch, predicted) for configuration, predicted in candidates(batch)]
             trials[batch], others[batch] = ranked[:first], ranked[first:]
-            runner.add(trials[batch])
-            if without_waiting and not last and any(map(_is_grid, ranked)):
-                last = [Trial(without_waiting[0], batch, without_waiting[1])]
-                runner.add(last)
+            add(trials[batch])
         while done := runner.some():
             found |= {(trial.batch, trial.configuration): trial for trial in done}
             for batch in {trial.batch for trial in done}:
@@ -185,7 +189,7 @@ def _timed(
                 if len(known) == first:
                     more = _next([found[key] for key in known], others[batch])[: count - first]
                     trials[batch] += more
-                    runner.add(more)
+                    add(more)
     in_order = [trial for batch in batches for trial in trials[batch]] + last
     return [found[trial.batch, trial.configuration] for trial in in_order]
 

@@ -69,7 +69,7 @@ def ran(milliseconds, error=1e-7):
 
 def result(case, **systems):
     kernel = {
-        "configuration": {"exchange": "cluster", "product": "fma", "rows": 1, "ctas": 16, "threads": 256},
+        "configuration": {"exchange": "cluster", "product": "fma", "rows": 1, "ctas": 16, "threads": 256, "slices": 1},
         "nanoseconds": 40_000.0,
         "parts": {"synchronisation": 200.0, "load": 50.0, "products": 100.0, "reduction": 20.0, "hidden": 0.0},
         "trials": [
@@ -341,7 +341,7 @@ def test_only_what_is_between_the_markers_changes():
 def test_a_launch_for_each_stage_has_a_floor_and_a_row():
     """LSTM of 2,048 units: 64 MiB of weights come from device memory, for its 50 MiB of L2 do not hold them."""
     trial = {
-        "configuration": {"exchange": "grid", "product": "fma", "rows": 1, "ctas": 256, "threads": 128},
+        "configuration": {"exchange": "grid", "product": "fma", "rows": 1, "ctas": 256, "threads": 128, "slices": 1},
         "measured": 2e6,
     }
     case = {"layer": "lstm", "units": 2048, "batch": 1, "steps": 100, "one_block_nanoseconds": None}

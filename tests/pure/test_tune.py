@@ -194,26 +194,34 @@ def test_a_grid_has_a_kernel_that_stands_in_and_waits_for_nobody(cache, best, st
     times = {(SMALL, batch): 2 for batch in (1, 8)} | {(GRID, 1): 3, (GRID, 8): 3, (LAUNCHES, 1): 9}
     times[best, 8] = 1
     bench = FakeBench(times)
-    tuned = tune(bench, ranked(SMALL, GRID), cache, (1, 8), progress=False, without_waiting=(LAUNCHES, 5.0))
+    tuned = tune(bench, ranked(SMALL, GRID), cache, (1, 8), progress=False, without_waiting=lambda: (LAUNCHES, 5.0))
     assert [program.stages for program in tuned.programs] == stages
     assert [program.max_batch for program in tuned.programs] == ([0, 1] if best == GRID else []) + [ANY_BATCH]
     assert [trial.configuration for trial in tuned.chosen] == ([SMALL, GRID] if best == GRID else [SMALL])
     assert (tuned.trials[-1].configuration, tuned.trials[-1].predicted) == (LAUNCHES, 5.0)
     assert bench.compiled[LAUNCHES] == bench.measured[LAUNCHES, 1] == 1
-    assert tune(bench, never, cache, (1, 8), progress=False, without_waiting=(LAUNCHES, 5.0)) == tuned
+    assert tune(bench, never, cache, (1, 8), progress=False, without_waiting=lambda: never(1)) == tuned
 
 
-def test_no_such_kernel_where_there_is_no_grid_or_it_does_not_run(cache):
-    bench = FakeBench({(SMALL, 1): 1})
-    tune(bench, ranked(SMALL), cache, (1,), progress=False, without_waiting=(LAUNCHES, 5.0))
-    assert LAUNCHES not in bench.compiled
+def test_no_such_kernel_where_no_grid_is_tried_or_it_does_not_run(cache):
+    bench = FakeBench({(SMALL, 1): 1, (MIDDLE, 1): 1})
+    tune(bench, ranked(SMALL, MIDDLE, GRID), cache, (1,), top=2, progress=False, without_waiting=lambda: never(1))
+    assert GRID not in bench.compiled
     bench = FakeBench({(GRID, 1): 1, (LAUNCHES, 1): "its results are wrong"}, identity="another machine")
-    tuned = tune(bench, ranked(GRID), cache, (1,), progress=False, without_waiting=(LAUNCHES, 5.0))
+    tuned = tune(bench, ranked(GRID), cache, (1,), progress=False, without_waiting=lambda: (LAUNCHES, 5.0))
     assert [program.stages for program in tuned.programs] == [0]
     assert tuned.trials[-1].error == "its results are wrong"
 
 
+def test_a_grid_that_is_tried_second_has_one_too(cache):
+    """Of three that are tried the first two are the best ranked, the last the next of the fastest's kind, or any."""
+    bench = FakeBench({(SMALL, 1): 3, (MIDDLE, 1): 2, (GRID, 1): 1, (LAUNCHES, 1): 9})
+    given = {"top": 3, "progress": False, "without_waiting": lambda: (LAUNCHES, 5.0)}
+    tuned = tune(bench, ranked(SMALL, MIDDLE, GRID), cache, (1,), **given)
+    assert [program.stages for program in tuned.programs] == [1, 0]
+
+
 def test_a_kernel_that_waits_for_nobody_can_be_the_fastest(cache):
     bench = FakeBench({(GRID, 1): 2, (LAUNCHES, 1): 1})
-    tuned = tune(bench, ranked(GRID, LAUNCHES), cache, (1,), progress=False, without_waiting=(LAUNCHES, 5.0))
+    tuned = tune(bench, ranked(GRID, LAUNCHES), cache, (1,), progress=False, without_waiting=lambda: (LAUNCHES, 5.0))
     assert [program.stages for program in tuned.programs] == [1]

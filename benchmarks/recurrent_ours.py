@@ -1,8 +1,8 @@
 """Our persistent kernels on PyTorch's tensors and stream, for the recurrent benchmark: choose, launch, differentiate.
 
-What TensorFlow's graph does around the op is done by PyTorch's products here: one for the inputs of the whole sequence
-before the sweep, and after the backward sweep one for each gradient of a matrix. Weights lie as Keras stores them,
-`[inputs, gates * units]`; for products, that is another layout than PyTorch's, and not as fast or as slow."""
+What TensorFlow's graph does around the op is done by products here (`products.py`): one for the inputs of the whole
+sequence before the sweep, and after the backward sweep one for each gradient of a matrix. Weights lie as Keras stores
+them, `[inputs, gates * units]`; for products, that is another layout than PyTorch's, and not as fast or as slow."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.products import Product
 from benchmarks.recurrent_cases import Case
 from benchmarks.recurrent_kernels import cell_of, choose, gradient_of
 from benchmarks.recurrent_peers import Layer, Problem, Run
@@ -83,7 +84,8 @@ def build(problem: Problem, precision: str, top: int = 5) -> Ours:
     dtype = TYPES.get(precision, torch.float32)
     gradient = gradient_of(case)
     programs, report = choose(case, precision, top)
-    layers = [_Layer(case, weights, cell, programs, gradient, dtype) for weights in problem.layers]
+    exact = precision == "highest"
+    layers = [_Layer(case, weights, cell, programs, gradient, dtype, exact) for weights in problem.layers]
     inputs = problem.inputs.to(dtype)
 
     def forward() -> Tensors:
@@ -114,8 +116,9 @@ class _Layer:
         programs: list[Program],
         gradient: Gradient | None,
         dtype: torch.dtype,
+        exact: bool,
     ) -> None:
-        units = case.units
+        units, rows = case.units, case.steps * case.batch
         order = [gate * units + unit for gate in KERAS_ORDER.get(case.layer, ()) for unit in range(units)]
 
         def arranged(tensor: torch.Tensor) -> torch.Tensor:
@@ -127,6 +130,8 @@ class _Layer:
         separate = bool(cell.vectors)  # a recurrent bias that the cell adds itself
         self.bias = arranged(weights.input_bias) + (0 if separate else arranged(weights.recurrent_bias))
         self.vectors = [arranged(weights.recurrent_bias)] if separate else []
+        columns = self.bias.shape[0]
+        self.of_inputs = Product(rows, units, columns, dtype, exact)
         zeros = torch.zeros(case.batch, units, device="cuda", dtype=dtype)
         self.states = [zeros for _ in cell.states]
         self.gradient = gradient
@@ -135,10 +140,16 @@ class _Layer:
         if gradient:
             self.back = Sweep(programs[1], gradient.backward, units, case.steps, case.batch, dtype)
             self.back_states = [zeros for _ in gradient.backward.states]
+            self.to_inputs = Product(rows, columns, units, dtype, exact)
+            self.to_input = Product(units, rows, columns, dtype, exact)
+            self.to_recurrent = [
+                (each, Product(units, rows, each.blocks * units, dtype, exact))
+                for each in sorted(gradient.weight_gradients, key=lambda each: each.column)
+            ]
 
     def forward(self, sequence: torch.Tensor) -> torch.Tensor:
         self.sequence = sequence.flatten(0, 1)
-        self.gates = torch.addmm(self.bias, self.sequence, self.input)
+        self.gates = self.of_inputs(self.sequence, self.input, self.bias)
         self.sweep([self.gates, *self.vectors, self.recurrent, *self.states])
         return self.sweep.outputs[0]
 
@@ -155,21 +166,21 @@ class _Layer:
         assert first is not None
         assert last is not None
         gates = outputs[first.tensor][:, first.column * units : (last.column + 1) * units]
-        recurrent = torch.empty_like(self.recurrent)
-        for each in gradient.weight_gradients:
+        parts: list[torch.Tensor] = []
+        for each, product in self.to_recurrent:
             place = each.operand.column * units
             operand = self.sweep.outputs[each.operand.tensor].flatten(0, 1)[:, place : place + units]
             adjoint = outputs[each.adjoint.tensor][:, each.adjoint.column * units :][:, : each.blocks * units]
-            columns = slice(each.column * units, (each.column + each.blocks) * units)
-            torch.mm(operand.t(), adjoint, out=recurrent[:, columns])
+            parts.append(product(operand.t(), adjoint))
+        recurrent = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
         input_bias = gates.sum(0)
         if self.vectors:
             states = [self.back.finals[state] for state in gradient.vector_gradients[0] if state is not None]
             recurrent_bias = torch.cat([state.sum(0) for state in states])
         else:
             recurrent_bias = input_bias
-        inputs = (gates @ self.input.t()).view(self.shape)
-        return [inputs, self.sequence.t() @ gates, recurrent, input_bias, recurrent_bias]
+        inputs = self.to_inputs(gates, self.input.t()).view(self.shape)
+        return [inputs, self.to_input(self.sequence.t(), gates), recurrent, input_bias, recurrent_bias]
 
 
 def _as_torch(case: Case, found: Tensors) -> Tensors:

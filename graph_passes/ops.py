@@ -92,7 +92,9 @@ CONVOLUTIONS = frozenset(
     }
 )
 
-MATRIX_PRODUCTS = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "_FusedMatMul", "Einsum"})
+MATRIX_PRODUCTS = frozenset(
+    {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "_FusedMatMul", "Einsum", "TfmemMatMul"}
+)
 
 # Ops that talk to other devices or processes: their order is the runtime's own and is never constrained.
 COLLECTIVES = frozenset(

@@ -22,6 +22,7 @@ from tfmem.capture.differentiate import gradients
 from tfmem.capture.inline import implementations, inline_calls
 from tfmem.config import Options
 from tfmem.devices import Target
+from tfmem.products import with_tensor_cores
 from tfmem.tuning import with_kernels
 
 CARRIERS = frozenset({"While", "StatelessWhile", "Enter", "CudnnRNN", "CudnnRNNV2", "CudnnRNNV3", "Unpack"})
@@ -86,7 +87,8 @@ def swap_recurrent(
     if final and target.is_gpu:
         plan = replace(plan, matches=tuple(map(with_fused_biases, plan.matches)))
     apply_recurrent(plan, graph)
-    return _captured(inlined, graph), plan
+    swapped = _captured(inlined, graph)
+    return with_tensor_cores(swapped, plan, target, options, feed_shapes) if final else (swapped, plan)
 
 
 def _can_be_fetched(graph: Graph, name: str) -> bool:
@@ -134,6 +136,7 @@ def with_swaps(report: Report, plan: RecurrentPlan) -> Report:
         report,
         decision=SWAPPED if unchanged else report.decision,
         passes=tuple(dict.fromkeys(("recurrent", *report.passes))),
+        notes=(*report.notes, *plan.notes),
         swapped=tuple(map(plan.summary, plan.matches)),
         not_swapped=tuple(f"{loop.name} ({loop.carrier}): {loop.reason}" for loop in plan.unmatched),
     )

@@ -84,7 +84,7 @@ def with_kernels(plan: RecurrentPlan, target: Target, options: Options) -> Recur
         return replace(plan, precision=precision)
     made: dict[str, Kernels] = {}
     reasons: dict[str, str] = {}
-    with _folder(options.cache_directory) as folder:
+    with kernel_folder(options.cache_directory) as folder:
         for (spec, batch), names in _specifications(plan, precision, reasons).items():
             batches = options.recurrent.batches if batch is None else (batch,)
             try:
@@ -128,7 +128,7 @@ def _kernels(spec: RecurrentSpec, folder: Path, options: RecurrentOptions, ordin
 
 
 @contextmanager
-def _folder(cache_directory: str) -> Iterator[Path]:
+def kernel_folder(cache_directory: str) -> Iterator[Path]:
     """Where kernels are kept: for good, or for this call if there is no cache."""
     if cache_directory:
         yield Path(cache_directory) / "kernels"

@@ -131,6 +131,10 @@ class Launcher:
         words = self._words(time, batch, pointers, memory, reverse)
         self._prepared(words[1] >> 32, words, fallback=True)(stream)
 
+    def prepare_blocks(self, words: list[int], blocks: int) -> Callable[[int], None]:
+        """One launch of a kernel that has no groups, to be enqueued on a CUDA stream; `words`: its parameter."""
+        return self._launch_of(self._config(blocks, 1, fallback=False), self._kernel, words)
+
     def _words(
         self,
         time: int,
@@ -155,10 +159,16 @@ class Launcher:
         return [step | stage << 32 for step in range(time) for stage in range(stages)]
 
     def _prepared(self, groups: int, words: list[int], fallback: bool) -> Callable[[int], None]:
-        config = self._configs.get((groups, fallback)) or self._config(groups, fallback)
+        config = self._configs.get((groups, fallback))
+        if config is None:  # kept, as to make one takes longer than to launch it
+            config = self._config(1 if fallback else self.program.ctas, groups, fallback)
+            self._configs[groups, fallback] = config
+        return self._launch_of(config, self._fallback if fallback else self._kernel, words)
+
+    def _launch_of(self, config: Any, kernel: Any, words: list[int]) -> Callable[[int], None]:
         parameter = (ctypes.c_uint64 * len(words))(*words)
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(parameter))
-        kernel, driver = self._fallback if fallback else self._kernel, self._driver
+        driver = self._driver
 
         def launch(stream: int, _parameter: object = parameter) -> None:  # which `parameters` points to
             config.hStream = stream
@@ -167,15 +177,13 @@ class Launcher:
 
         return launch
 
-    def _config(self, groups: int, fallback: bool) -> Any:
-        """Of a launch; kept, as to make one takes longer than to launch it."""
+    def _config(self, ctas: int, groups: int, fallback: bool) -> Any:
         config = self._driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = 1 if fallback else self.program.ctas, groups, 1
+        config.gridDimX, config.gridDimY, config.gridDimZ = ctas, groups, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = self.program.threads, 1, 1
         config.sharedMemBytes = 0 if fallback else self.program.shared
         attributes = [] if fallback else self._attributes()
         config.attrs, config.numAttrs = attributes, len(attributes)
-        self._configs[groups, fallback] = config
         return config
 
     def _attributes(self) -> list[Any]:
@@ -196,7 +204,7 @@ class Launcher:
     def _resident(self) -> int:
         driver, program = self._driver, self.program
         if program.cluster > 1:
-            returned = driver.cuOccupancyMaxActiveClusters(self._kernel, self._config(1, fallback=False))
+            returned = driver.cuOccupancyMaxActiveClusters(self._kernel, self._config(program.ctas, 1, fallback=False))
             return program.cluster * int(self._call(returned, "fit its clusters"))
         returned = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self._kernel, program.threads, program.shared)
         of_one = int(self._call(returned, "fit its CTAs"))

@@ -99,6 +99,9 @@ absl::Status GpuKernel::Open() {
 
 absl::Status GpuKernel::FindResidency() {
   const cuda::Driver& driver = link_->driver();
+  absl::StatusOr<int64_t> processors = DeviceAttribute(link_, cuda::kDeviceMultiprocessors);
+  if (!processors.ok()) return processors.status();
+  processors_ = *processors;
   int resident = 0;
   if (program_.cluster > 1) {
     cuda::LaunchAttribute attributes[2];
@@ -106,11 +109,9 @@ absl::Status GpuKernel::FindResidency() {
     TFMEM_CUDA_RETURN_IF_ERROR(driver, cuOccupancyMaxActiveClusters, &resident, entry_, &config);
     resident_ = resident * program_.cluster;
   } else {
-    absl::StatusOr<int64_t> processors = DeviceAttribute(link_, cuda::kDeviceMultiprocessors);
-    if (!processors.ok()) return processors.status();
     TFMEM_CUDA_RETURN_IF_ERROR(driver, cuOccupancyMaxActiveBlocksPerMultiprocessor, &resident,
                                entry_, program_.threads, program_.shared);
-    resident_ = resident * *processors;
+    resident_ = resident * processors_;
   }
   const int64_t needed = program_.cooperative ? program_.ctas : program_.cluster;
   if (resident_ < needed) {
@@ -185,6 +186,20 @@ absl::Status GpuKernel::LaunchFallback(cuda::Stream stream, KernelParameter* par
     TFMEM_CUDA_RETURN_IF_ERROR(link_->driver(), cuLaunchKernelEx, &config, fallback_, parameters,
                                nullptr);
   }
+  return absl::OkStatus();
+}
+
+absl::Status GpuKernel::LaunchBlocks(cuda::Stream stream, void* parameter, int64_t blocks) const {
+  cuda::ScopedContext current(link_->driver(), link_->context());
+  if (!current.status().ok()) return current.status();
+  cuda::LaunchConfig config;
+  config.grid[0] = blocks;
+  config.block[0] = program_.threads;
+  config.shared_bytes = program_.shared;
+  config.stream = stream;
+  void* parameters[] = {parameter};
+  TFMEM_CUDA_RETURN_IF_ERROR(link_->driver(), cuLaunchKernelEx, &config, entry_, parameters,
+                             nullptr);
   return absl::OkStatus();
 }
 

@@ -28,12 +28,15 @@ class GpuKernel {
 
   const GpuProgram& program() const { return program_; }
   GpuLink* link() const { return link_; }
+  int64_t processors() const { return processors_; }  // of the device
 
   // Enqueues the kernel, cut into as many launches as have to be. (See `Turns` and `CutLaunches`.)
   absl::Status Launch(cuda::Stream stream, KernelParameter* parameter, int64_t groups) const;
   // Enqueues the fallback: it does nothing if the status word is zero.
   absl::Status LaunchFallback(cuda::Stream stream, KernelParameter* parameter,
                               int64_t groups) const;
+  // Enqueues so many CTAs of a kernel that has no groups; `parameter` is its struct.
+  absl::Status LaunchBlocks(cuda::Stream stream, void* parameter, int64_t blocks) const;
 
  private:
   friend struct GpuKernelAccess;
@@ -48,6 +51,7 @@ class GpuKernel {
   cuda::Module module_ = nullptr;
   cuda::Function entry_ = nullptr;
   cuda::Function fallback_ = nullptr;
+  int64_t processors_ = 0;
   int64_t resident_ = 0;  // CTAs, or clusters of them, that run at once
 };
 

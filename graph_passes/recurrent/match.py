@@ -269,12 +269,14 @@ class RecurrentPlan:
         unmatched: what is not.
         precision: what products with a state may round to, on a GPU.
         kernels: what runs there, by the name of the launch; empty on a CPU.
+        notes: more that the report says.
     """
 
     matches: tuple[Match, ...] = ()
     unmatched: tuple[Unmatched, ...] = ()
     precision: Precision = "highest"
     kernels: Mapping[str, Kernels] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def summary(self, match: Match) -> str:
         """One line for the report."""

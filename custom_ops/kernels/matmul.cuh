@@ -1,0 +1,236 @@
+// Products of float32 matrices on tensor cores, as accurate as float32's own: C = A B + bias.
+//
+// Both operands are pairs of float16 (matmul_split.cuh). Three products, high * high, high * low
+// and low * high, keep float32's accuracy but for the last bits.
+//
+// Tensor cores cut off what they add up, always towards zero. A sum of 64 products at most stays
+// in them; such sums are added as float32 is, to the nearest.
+#pragma once
+
+#include "common.cuh"
+#include "matmul_split.cuh"
+#include "product_half.cuh"
+
+namespace tfmem {
+namespace matmul {
+
+// A CTA's tile of the result, and that of each of its warps.
+template <int TILE, int WARP_ROWS, int WARP_COLUMNS, int STAGES>
+struct Tiling {
+  static constexpr int kStages = STAGES;  // lines of its rows and columns that are under way
+  static constexpr int kTile = TILE;      // rows, and columns
+  static constexpr int kWarpRows = WARP_ROWS, kWarpColumns = WARP_COLUMNS;
+  static constexpr int kRowTiles = WARP_ROWS / 16, kColumnTiles = WARP_COLUMNS / 8;
+  static constexpr int kRowWarps = TILE / WARP_ROWS;
+  static constexpr int kThreads = kRowWarps * (TILE / WARP_COLUMNS) * kWarp;
+  static constexpr int kStageWords = 2 * TILE * kLine;  // rows of A, then columns of B
+  static constexpr int kResultStride = TILE + 8;        // so that a warp's rows meet all banks
+};
+using Large = Tiling<128, 64, 32, 3>;
+using Small = Tiling<64, 32, 32, 4>;  // where large tiles would leave multiprocessors without work
+
+// 16 bytes from global to shared memory, or zeros.
+__device__ __forceinline__ void copy_async(unsigned to, const uint4* from, bool inside) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(inside ? 16 : 0));
+}
+
+__device__ __forceinline__ uint4 load_matrices(unsigned from) {
+  uint4 four;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(four.x), "=r"(four.y), "=r"(four.z), "=r"(four.w)
+               : "r"(from));
+  return four;
+}
+
+// Where a tile begins: 8 tiles of rows at a time, so that what CTAs read meets in L2.
+template <class Tiling>
+__device__ __forceinline__ int2 tile_of(const Arguments& arguments) {
+  constexpr int kBand = 8, kTile = Tiling::kTile;
+  const int row_tiles = (arguments.rows + kTile - 1) / kTile;
+  const int column_tiles = (arguments.columns + kTile - 1) / kTile;
+  const int band = blockIdx.x / (kBand * column_tiles), rest = blockIdx.x % (kBand * column_tiles);
+  const int height = min(kBand, row_tiles - band * kBand);
+  return make_int2((band * kBand + rest % height) * kTile, rest / height * kTile);
+}
+
+// Rows and columns that are not all finite are multiplied as they are; a thread's are those that it
+// has just put out.
+template <class Tiling>
+__device__ __noinline__ void multiply_exactly(const Arguments& arguments, int2 tile) {
+  const int lane = threadIdx.x % kWarp, end = min(tile.x + Tiling::kTile, arguments.rows);
+  for (int row = tile.x + threadIdx.x / kWarp; row < end; row += Tiling::kThreads / kWarp) {
+    const float* a = arguments.left_floats + row * static_cast<long long>(arguments.left_row);
+    for (int column = tile.y + lane; column < min(tile.y + Tiling::kTile, arguments.columns);
+         column += kWarp) {
+      if (arguments.unscale_rows[row] != kNotFinite &&
+          arguments.unscale_columns[column] != kNotFinite) {
+        continue;
+      }
+      const float* b =
+          arguments.right_floats + column * static_cast<long long>(arguments.right_column);
+      float sum = 0.0f;
+      for (int k = 0; k < arguments.depth; ++k) {
+        sum = fmaf(a[k * static_cast<long long>(arguments.left_depth)],
+                   b[k * static_cast<long long>(arguments.right_depth)], sum);
+      }
+      const float bias = arguments.bias == nullptr ? 0.0f : arguments.bias[column];
+      arguments.result[row * static_cast<long long>(arguments.columns) + column] = sum + bias;
+    }
+  }
+}
+
+// Takes the scaling back and adds the bias. A warp takes a row at a time.
+template <class Tiling>
+__device__ __forceinline__ void put_out(const Arguments& arguments, int2 tile,
+                                        const float* results) {
+  constexpr int kWarps = Tiling::kThreads / kWarp, kRows = Tiling::kTile / kWarps;
+  constexpr int kPerLane = Tiling::kTile / kWarp;
+  static_assert(kRows <= kWarp, "a lane keeps what takes a row's scaling back");
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  float bias[kPerLane], unscale[kPerLane];
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const int column = tile.y + i * kWarp + lane;
+    const bool inside = column < arguments.columns;
+    bias[i] = inside && arguments.bias != nullptr ? arguments.bias[column] : 0.0f;
+    unscale[i] = inside ? arguments.unscale_columns[column] : 0.0f;
+  }
+  const int row_of_lane = tile.x + warp + lane % kRows * kWarps;
+  const float unscale_of_lane =
+      row_of_lane < arguments.rows ? arguments.unscale_rows[row_of_lane] : 0.0f;
+  bool all_finite = true;
+#pragma unroll 4
+  for (int j = 0; j < kRows; ++j) {
+    const int row = warp + j * kWarps;
+    const float unscale_row = __shfl_sync(kAllLanes, unscale_of_lane, j);
+    float* to = arguments.result + (tile.x + row) * static_cast<long long>(arguments.columns);
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const int column = tile.y + i * kWarp + lane;
+      // The smaller one first: what is between must not overflow.
+      const float least = fminf(unscale_row, unscale[i]), most = fmaxf(unscale_row, unscale[i]);
+      const float sum = results[row * Tiling::kResultStride + i * kWarp + lane];
+      all_finite = all_finite && least >= 0.0f;
+      if (tile.x + row < arguments.rows && column < arguments.columns) {
+        to[column] = sum * least * most + bias[i];
+      }
+    }
+  }
+  if (!all_finite) multiply_exactly<Tiling>(arguments, tile);
+}
+
+// One tile of the result.
+template <class Tiling>
+__device__ inline void multiply(const Arguments& arguments, uint4* shared) {
+  constexpr int kTile = Tiling::kTile, kRowTiles = Tiling::kRowTiles;
+  constexpr int kColumnTiles = Tiling::kColumnTiles, kStages = Tiling::kStages;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int2 tile = tile_of<Tiling>(arguments);
+  const unsigned base = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+
+  // A thread copies one word of a line, of several rows of A and columns of B. Words of a line
+  // change places, so that rows of a matrix lie in different banks.
+  constexpr int kRowsAtOnce = Tiling::kThreads / kLine;
+  constexpr int kCopies = kTile / kRowsAtOnce;
+  const int word = threadIdx.x % kLine, first_row = threadIdx.x / kLine;
+  const int to = (first_row * kLine + (word ^ first_row % kLine)) * 16;
+  const auto first_of = [&](const uint4* pairs, int row) {
+    return pairs + row * static_cast<long long>(arguments.lines) * kLine + word;
+  };
+  const uint4* const left = first_of(arguments.left, tile.x + first_row);
+  const uint4* const right = first_of(arguments.right, tile.y + first_row);
+  const long long stride = static_cast<long long>(kRowsAtOnce) * arguments.lines * kLine;
+  const auto fetch = [&](int line) {
+    const unsigned stage = base + line % kStages * (Tiling::kStageWords * 16) + to;
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const int row = first_row + i * kRowsAtOnce;
+      const bool more = line < arguments.lines;
+      const long long at = i * stride + line * kLine;
+      constexpr int kBytes = kRowsAtOnce * kLine * 16;
+      copy_async(stage + i * kBytes, left + at, more && tile.x + row < arguments.rows);
+      copy_async(stage + (kCopies + i) * kBytes, right + at,
+                 more && tile.y + row < arguments.columns);
+    }
+    asm volatile("cp.async.commit_group;");
+  };
+
+  // ldmatrix: lane i gives the address of a row of 16 bytes. Of A: rows 0 to 15, the first half of
+  // a depth of 16, then the second; of B both halves of columns 0 to 7, then of 8 to 15.
+  const int warp_row = warp % Tiling::kRowWarps * Tiling::kWarpRows;
+  const int warp_column = warp / Tiling::kRowWarps * Tiling::kWarpColumns;
+  const int row_of_lane = warp_row + lane % 16;
+  const int column_of_lane = kTile + warp_column + lane / 16 * 8 + lane % 8;
+  const auto matrices = [&](unsigned stage, int row, int at) {
+    return load_matrices(stage + (row * kLine + (at ^ row % kLine)) * 16);
+  };
+
+  float total[kRowTiles][kColumnTiles][4] = {};
+#pragma unroll
+  for (int stage = 0; stage < kStages - 1; ++stage) fetch(stage);
+#pragma unroll 1
+  for (int pair = 0; pair < arguments.lines; pair += 2) {
+    float sum[kRowTiles][kColumnTiles][4] = {};
+#pragma unroll
+    for (int line = pair; line < pair + 2; ++line) {
+      asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2));
+      __syncthreads();
+      fetch(line + kStages - 1);
+      const unsigned stage = base + line % kStages * (Tiling::kStageWords * 16);
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {  // of 16 along the depth
+        unsigned b[2][kColumnTiles][2];       // high, low
+#pragma unroll
+        for (int piece = 0; piece < 2; ++piece) {
+#pragma unroll
+          for (int i = 0; i < kColumnTiles; i += 2) {
+            const int at = piece * 4 + step * 2 + lane / 8 % 2;
+            const uint4 four = matrices(stage, column_of_lane + i * 8, at);
+            b[piece][i][0] = four.x;
+            b[piece][i][1] = four.y;
+            b[piece][i + 1][0] = four.z;
+            b[piece][i + 1][1] = four.w;
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+          const uint4 low = matrices(stage, row_of_lane + i * 16, 4 + step * 2 + lane / 16);
+          const uint4 high = matrices(stage, row_of_lane + i * 16, step * 2 + lane / 16);
+#pragma unroll
+          for (int j = 0; j < kColumnTiles; ++j) mma_half<false>(sum[i][j], low, b[0][j]);
+#pragma unroll
+          for (int j = 0; j < kColumnTiles; ++j) mma_half<false>(sum[i][j], high, b[1][j]);
+#pragma unroll
+          for (int j = 0; j < kColumnTiles; ++j) mma_half<false>(sum[i][j], high, b[0][j]);
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kRowTiles * kColumnTiles * 4; ++i) {
+      (&total[0][0][0])[i] += (&sum[0][0][0])[i];
+    }
+  }
+
+  // Results take the place of the operands. Lane i has columns i % 4 * 2 and the next, of rows
+  // i / 4 and 8 further on.
+  asm volatile("cp.async.wait_group 0;");
+  __syncthreads();
+  float* results = reinterpret_cast<float*>(shared);
+  float* first =
+      results + (warp_row + lane / 4) * Tiling::kResultStride + warp_column + lane % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < kRowTiles * 2; ++i) {
+#pragma unroll
+    for (int j = 0; j < kColumnTiles; ++j) {
+      const float* two = total[i / 2][j] + i % 2 * 2;
+      *reinterpret_cast<float2*>(first + i * 8 * Tiling::kResultStride + j * 8) =
+          make_float2(two[0], two[1]);
+    }
+  }
+  __syncthreads();
+  put_out<Tiling>(arguments, tile, results);
+}
+
+}  // namespace matmul
+}  // namespace tfmem

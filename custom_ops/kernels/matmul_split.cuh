@@ -1,0 +1,216 @@
+// Cuts float32 matrices into pairs of float16, as `multiply` (matmul.cuh) reads them.
+//
+// A number is scaled and cut into two float16, 22 bits together. Each row of A and each column of B
+// is scaled by a power of two of its own, so that its largest number fills float16's range: what is
+// lost is below 2^-39 of that. Rows and columns that are not all finite become zeros, and are
+// multiplied as they are.
+//
+// A split matrix has lines of 128 bytes, for 32 numbers along the depth: their high halves, then
+// their low ones. Behind the depth there are zeros, up to a whole pair of lines.
+#pragma once
+
+#include "common.cuh"
+#include "operands.cuh"
+
+namespace tfmem {
+namespace matmul {
+
+// The kernels' parameter (custom_ops/jit/matmul.py lists the words).
+struct Arguments {
+  int rows, columns;
+  int depth, lines;  // lines: of a row of a split matrix, even
+  uint4 *left, *right;
+  float *unscale_rows, *unscale_columns;
+  const float* bias;  // [columns], or null
+  float* result;      // [rows, columns]
+  const float *left_floats, *right_floats;
+  int left_row, left_depth;       // strides of `left_floats`; one of them is 1
+  int right_column, right_depth;  // of `right_floats`
+};
+
+constexpr int kLine = 8;  // 16-byte words of a line
+constexpr int kLineNumbers = 32;
+constexpr float kNotFinite = -1.0f;  // in place of what takes the scaling back
+
+// One of the two operands, as `split` sees it: `rows` are the columns of B.
+struct Operand {
+  const float* floats;
+  uint4* pairs;
+  float* unscale;
+  int rows, depth, lines;
+  int row_stride, depth_stride;
+
+  __device__ float at(int row, int k) const {
+    if (row >= rows || k >= depth) return 0.0f;
+    return floats[row * static_cast<long long>(row_stride) +
+                  k * static_cast<long long>(depth_stride)];
+  }
+  __device__ float4 four(int row, int k) const {
+    return make_float4(at(row, k), at(row, k + 1), at(row, k + 2), at(row, k + 3));
+  }
+  __device__ uint4* line(int row, int line) const {
+    return pairs + (row * static_cast<long long>(lines) + line) * kLine;
+  }
+};
+
+// The power of two that brings `largest` into [2^14, 2^15), or as close as a float can be; 0 where
+// `largest` is not finite.
+__device__ __forceinline__ float scale_of(float largest) {
+  const int exponent = __float_as_uint(largest) >> 23;
+  if (exponent == 255) return 0.0f;
+  return __uint_as_float(static_cast<unsigned>(min(254, 254 + 14 - exponent)) << 23);
+}
+
+__device__ __forceinline__ float unscale_of(float scale) {
+  return scale == 0.0f ? kNotFinite : 1.0f / scale;
+}
+
+// The larger one, or NaN if one of them is.
+__device__ __forceinline__ float larger(float a, float b) { return a > b || a != a ? a : b; }
+
+// Two pairs of halves: of the first two numbers, and of the others.
+struct Split {
+  uint2 high, low;
+};
+
+__device__ __forceinline__ Split split_four(float4 four, float scale) {
+  if (scale == 0.0f) return Split{};
+  const float a = four.x * scale, b = four.y * scale, c = four.z * scale, d = four.w * scale;
+  const uint2 high = make_uint2(half_pair(a, b), half_pair(c, d));
+  return Split{high, make_uint2(rest_pair(a, b, high.x), rest_pair(c, d, high.y))};
+}
+
+// `split` runs in blocks of 32 warps. A block takes 32 rows, and a thread up to 32 numbers at a
+// time, of 1,024 along the depth: if those are all, it reads them once.
+constexpr int kSplitThreads = 1024;
+constexpr int kSplitRows = 32;
+constexpr int kPiece = 1024;
+constexpr int kFours = kPiece / 4 / kWarp;  // of a thread
+
+__device__ __forceinline__ float largest_of(const float4* fours, float largest) {
+#pragma unroll
+  for (int i = 0; i < kFours; ++i) {
+    const float4 x = fours[i];
+    largest = larger(larger(fabsf(x.x), fabsf(x.y)), largest);
+    largest = larger(larger(fabsf(x.z), fabsf(x.w)), largest);
+  }
+  return largest;
+}
+
+// Rows whose depth is contiguous, one for each warp.
+__device__ inline void split_along(const Operand& operand, int block) {
+  const int lane = threadIdx.x % kWarp;
+  const int row = block * kSplitRows + threadIdx.x / kWarp;
+  if (row >= operand.rows) return;
+  const float* first = operand.floats + row * static_cast<long long>(operand.row_stride);
+  const bool whole = operand.depth % 4 == 0 && operand.row_stride % 4 == 0 &&
+                     reinterpret_cast<Word>(operand.floats) % 16 == 0;
+  float4 fours[kFours];
+  const auto read = [&](int piece) {
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+      const int k = piece + (i * kWarp + lane) * 4;
+      fours[i] = whole && k < operand.depth ? *reinterpret_cast<const float4*>(first + k)
+                                            : operand.four(row, k);
+    }
+  };
+  float largest = 0.0f;
+  for (int piece = 0; piece < operand.depth; piece += kPiece) {
+    read(piece);
+    largest = largest_of(fours, largest);
+  }
+#pragma unroll
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) {
+    largest = larger(largest, __shfl_xor_sync(kAllLanes, largest, mask));
+  }
+  const float scale = scale_of(largest);
+  if (lane == 0) operand.unscale[row] = unscale_of(scale);
+  uint2* to = reinterpret_cast<uint2*>(operand.line(row, 0));
+  const int end = operand.lines * kLineNumbers;
+  for (int piece = 0; piece < end; piece += kPiece) {
+    if (end > kPiece) read(piece);
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+      const int k = piece + (i * kWarp + lane) * 4;
+      if (k >= end) break;
+      const Split split = split_four(fours[i], scale);
+      uint2* place = to + k / kLineNumbers * (kLine * 2) + k % kLineNumbers / 4;
+      place[0] = split.high;
+      place[kLine] = split.low;
+    }
+  }
+}
+
+// Rows that lie side by side: a warp reads four numbers of each, and what it makes of them turns
+// round in shared memory.
+__device__ inline void split_across(const Operand& operand, int block) {
+  constexpr int kSlots = kSplitThreads / kWarp;  // warps, each with four numbers of a line
+  constexpr int kLines = kSlots * 4 / kLineNumbers;
+  __shared__ float largest_of_slot[kSlots][kWarp];
+  __shared__ uint2 turning[kLines][kSplitRows][2 * kLine + 2];
+  const int lane = threadIdx.x % kWarp, slot = threadIdx.x / kWarp;
+  const int row = block * kSplitRows + lane;
+  float4 fours[kFours];
+  const auto read = [&](int piece) {
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+      fours[i] = operand.four(row, piece + (i * kSlots + slot) * 4);
+    }
+  };
+  float largest = 0.0f;
+  for (int piece = 0; piece < operand.depth; piece += kPiece) {
+    read(piece);
+    largest = largest_of(fours, largest);
+  }
+  largest_of_slot[slot][lane] = largest;
+  __syncthreads();
+  for (int other = 0; other < kSlots; ++other) {
+    largest = larger(largest_of_slot[other][lane], largest);
+  }
+  const float scale = scale_of(largest);
+  if (slot == 0 && row < operand.rows) operand.unscale[row] = unscale_of(scale);
+  const int to_line = threadIdx.x / (kSplitRows * kLine);
+  const int to_row = threadIdx.x / kLine % kSplitRows, word = threadIdx.x % kLine;
+  for (int piece = 0; piece < operand.lines * kLineNumbers; piece += kPiece) {
+    if (operand.lines * kLineNumbers > kPiece) read(piece);
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+      const int line = piece / kLineNumbers + i * kLines;
+      if (line >= operand.lines) break;
+      const Split split = split_four(fours[i], scale);
+      uint2* place = turning[slot / kLine][lane] + slot % kLine;
+      place[0] = split.high;
+      place[kLine] = split.low;
+      __syncthreads();
+      const int row_of_block = block * kSplitRows + to_row;
+      if (row_of_block < operand.rows && line + to_line < operand.lines) {
+        const uint2* from = turning[to_line][to_row] + 2 * word;
+        operand.line(row_of_block, line + to_line)[word] =
+            make_uint4(from[0].x, from[0].y, from[1].x, from[1].y);
+      }
+      __syncthreads();
+    }
+  }
+}
+
+// Cuts both operands.
+__device__ inline void split(const Arguments& arguments) {
+  const int right_blocks = (arguments.columns + kSplitRows - 1) / kSplitRows;
+  const bool of_right = blockIdx.x < right_blocks;
+  const Operand operand =
+      of_right ? Operand{arguments.right_floats, arguments.right,      arguments.unscale_columns,
+                         arguments.columns,      arguments.depth,      arguments.lines,
+                         arguments.right_column, arguments.right_depth}
+               : Operand{arguments.left_floats, arguments.left,      arguments.unscale_rows,
+                         arguments.rows,        arguments.depth,     arguments.lines,
+                         arguments.left_row,    arguments.left_depth};
+  const int block = of_right ? blockIdx.x : blockIdx.x - right_blocks;
+  if (operand.depth_stride == 1) {
+    split_along(operand, block);
+  } else {
+    split_across(operand, block);
+  }
+}
+
+}  // namespace matmul
+}  // namespace tfmem

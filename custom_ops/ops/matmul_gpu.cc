@@ -1,0 +1,151 @@
+// TfmemMatMul on a GPU: cuts the operands into pairs of float16 and multiplies those. Waits for
+// nothing.
+#include <array>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "custom_ops/ops/device_stream.h"
+#include "custom_ops/ops/gpu_kernel.h"
+#include "custom_ops/ops/matmul.h"
+
+namespace tfmem {
+namespace {
+
+using ::tensorflow::DEVICE_GPU;
+using ::tensorflow::OpKernel;
+using ::tensorflow::OpKernelConstruction;
+using ::tensorflow::OpKernelContext;
+using ::tensorflow::Tensor;
+using ::tensorflow::TensorShape;
+
+// As custom_ops/kernels/matmul_split.cuh and matmul.cuh have them.
+constexpr int64_t kLineNumbers = 32;
+constexpr int64_t kLineBytes = 128;
+constexpr int64_t kSplitRows = 32;
+constexpr int64_t kLargeTile = 128;
+constexpr int64_t kSmallTile = 64;
+// A multiprocessor takes as long for three small tiles as for a large one.
+constexpr int64_t kSmallTiles = 3;
+
+int64_t Ceiling(int64_t number, int64_t divisor) { return (number + divisor - 1) / divisor; }
+int64_t Tiles(const MatMulCall& call, int64_t tile) {
+  return Ceiling(call.rows, tile) * Ceiling(call.columns, tile);
+}
+
+// The kernels' parameter: `Arguments` of matmul_split.cuh.
+struct Arguments {
+  int32_t rows, columns, depth, lines;
+  void *left, *right, *unscale_rows, *unscale_columns;
+  const float* bias;
+  float* result;
+  const float *left_floats, *right_floats;
+  int32_t left_row, left_depth, right_column, right_depth;
+};
+
+class MatMulOp : public OpKernel {
+ public:
+  explicit MatMulOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("transpose_a", &transpose_left_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("transpose_b", &transpose_right_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("programs", &programs_));
+    OP_REQUIRES(
+        ctx, programs_.size() == kernels_.size(),
+        absl::InvalidArgumentError(absl::StrCat(
+            "'", name(), "' (TfmemMatMul) has ", programs_.size(), " programs for a GPU, expected ",
+            kernels_.size(),
+            ": run tfmem.optimize on the machine with this GPU, or place the op on the ", "CPU")));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    absl::StatusOr<cuda::Stream> stream = ComputeStream(ctx);
+    OP_REQUIRES_OK(ctx, stream.status());
+    absl::StatusOr<MatMulCall> call = PrepareMatMul(ctx, transpose_left_, transpose_right_);
+    OP_REQUIRES_OK(ctx, call.status());
+    if (call->rows == 0 || call->columns == 0) return;
+    absl::StatusOr<GpuLink*> link = GpuLink::For(*stream);
+    OP_REQUIRES_OK(ctx, link.status());
+    OP_REQUIRES_OK(ctx, Load(*link));
+    OP_REQUIRES_OK(ctx, Enqueue(ctx, *stream, *call));
+  }
+
+ private:
+  enum { kSplit, kLarge, kSmall };
+
+  // Once: an op stays on its device.
+  absl::Status Load(GpuLink* link) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (size_t i = 0; i < kernels_.size(); ++i) {
+      if (kernels_[i] != nullptr) continue;
+      absl::StatusOr<std::shared_ptr<GpuKernel>> kernel = GpuKernel::Load(link, programs_[i]);
+      if (!kernel.ok()) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "'", name(), "' (TfmemMatMul) has no program that runs on this GPU (",
+            kernel.status().message(), "): run tfmem.optimize on the machine with this GPU, or ",
+            "place the op on the CPU"));
+      }
+      kernels_[i] = *std::move(kernel);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Enqueue(OpKernelContext* ctx, cuda::Stream stream, const MatMulCall& call) const {
+    for (int64_t size : {call.rows, call.columns, call.depth}) {
+      if (size > std::numeric_limits<int32_t>::max() - kLargeTile) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("'", name(), "' (TfmemMatMul) multiplies [", call.rows, ", ", call.depth,
+                         "] by [", call.depth, ", ", call.columns, "]; its kernels count to 2^31"));
+      }
+    }
+    const int64_t lines = Ceiling(call.depth, 2 * kLineNumbers) * 2;
+    // The pairs of both operands, then what takes their scaling back.
+    const int64_t left_bytes = call.rows * lines * kLineBytes;
+    const int64_t right_bytes = call.columns * lines * kLineBytes;
+    const int64_t scales = (call.rows + call.columns) * sizeof(float);
+    Tensor memory;
+    absl::Status status = ctx->allocate_temp(
+        tensorflow::DT_UINT8, TensorShape({left_bytes + right_bytes + scales}), &memory);
+    if (!status.ok()) return status;
+    char* const base = static_cast<char*>(memory.data());
+    Arguments arguments{};
+    arguments.rows = call.rows;
+    arguments.columns = call.columns;
+    arguments.depth = call.depth;
+    arguments.lines = lines;
+    arguments.left = base;
+    arguments.right = base + left_bytes;
+    arguments.unscale_rows = base + left_bytes + right_bytes;
+    arguments.unscale_columns = static_cast<float*>(arguments.unscale_rows) + call.rows;
+    arguments.bias = call.bias;
+    arguments.result = call.product;
+    arguments.left_floats = call.left;
+    arguments.right_floats = call.right;
+    arguments.left_row = transpose_left_ ? 1 : call.depth;
+    arguments.left_depth = transpose_left_ ? call.rows : 1;
+    arguments.right_column = transpose_right_ ? call.depth : 1;
+    arguments.right_depth = transpose_right_ ? 1 : call.columns;
+    const int64_t splits = Ceiling(call.rows, kSplitRows) + Ceiling(call.columns, kSplitRows);
+    status = kernels_[kSplit]->LaunchBlocks(stream, &arguments, splits);
+    if (!status.ok()) return status;
+    const int64_t processors = kernels_[kLarge]->processors();
+    const bool small = Ceiling(Tiles(call, kSmallTile), processors) <
+                       kSmallTiles * Ceiling(Tiles(call, kLargeTile), processors);
+    return kernels_[small ? kSmall : kLarge]->LaunchBlocks(
+        stream, &arguments, Tiles(call, small ? kSmallTile : kLargeTile));
+  }
+
+  bool transpose_left_ = false;
+  bool transpose_right_ = false;
+  std::vector<std::string> programs_;
+  std::mutex mutex_;
+  std::array<std::shared_ptr<GpuKernel>, 3> kernels_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("TfmemMatMul").Device(DEVICE_GPU), MatMulOp);
+
+}  // namespace
+}  // namespace tfmem

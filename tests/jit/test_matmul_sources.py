@@ -1,0 +1,42 @@
+"""The kernels of TfmemMatMul compile for all that they are for, and need no more than there is; without a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from custom_ops.errors import KernelError
+from custom_ops.jit import matmul, nvrtc
+from custom_ops.jit.cache import Cache
+from custom_ops.jit.program import from_bytes
+
+SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}  # of a block
+
+
+def requires_compiler() -> None:
+    try:
+        nvrtc.compiler_version()
+    except KernelError as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.mark.parametrize("arch", sorted(SHARED))
+def test_they_compile_and_fit(arch: int) -> None:
+    requires_compiler()
+    for program in matmul.build(arch):
+        assert program.arch == arch
+        assert program.shared <= SHARED[arch]
+
+
+def test_a_cache_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requires_compiler()
+    made = matmul.build(90, Cache(tmp_path))
+    monkeypatch.setattr(nvrtc, "compile_source", lambda *_: pytest.fail("compiled again"))
+    assert matmul.build(90, Cache(tmp_path)) == made
+
+
+def test_the_op_can_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "compile_source", lambda *_: b"image")
+    for program in matmul.build(90):
+        assert from_bytes(program.to_bytes()) == program

@@ -1,0 +1,105 @@
+"""Which products go to tensor cores, and what then stands in their place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from custom_ops.jit.matmul import LARGE, SMALL, Multiplier, Shape
+from graph_passes.ir import DataType, Graph, Node, TensorId, TensorSpec
+from graph_passes.matmul.apply import MATMUL_OP, apply_products
+from graph_passes.matmul.plan import LEAST, LEAST_ROWS, ROWS, plan_products, worth_it
+
+Dims = tuple[int | None, ...] | None
+
+
+def graph(left: Dims = (None, 512), right: Dims = (512, 2048), dtype: str = "float32", **attrs: Any) -> Graph:
+    """x @ w, with a bias if something is fused; somebody reads it, and somebody waits for it."""
+    fused = "fused_ops" in attrs
+    inputs = [TensorId(name) for name in ("x", "w", *(("bias",) if fused else ()))]
+    attrs = {"T": DataType(dtype), "transpose_a": False, "transpose_b": False} | attrs
+    nodes = [Node(name, "Placeholder", outputs=1) for name in ("x", "w", "bias", "before")]
+    nodes += [
+        Node("product", "_FusedMatMul" if fused else "MatMul", inputs, ["before"], "/device:GPU:0", attrs, outputs=1),
+        Node("reader", "Tanh", [TensorId("product")], outputs=1),
+        Node("waiting", "NoOp", [], ["product"]),
+    ]
+    shapes = {"x": left, "w": right, "bias": (2048,), "product": (None, 2048)}
+    specs = {TensorId(name): TensorSpec(dtype, 4, shape) for name, shape in shapes.items()}
+    return Graph(nodes, specs)
+
+
+@pytest.mark.parametrize(
+    ("made", "found"),
+    [
+        (graph(), True),
+        (graph(fused_ops=("BiasAdd",)), True),
+        (graph(fused_ops=("BiasAdd", "Relu")), False),
+        (graph(dtype="float64"), False),
+        (graph(left=None), False),
+        (graph(right=None), False),
+        (graph(right=(512, None)), False),
+        (graph(left=(None, 64), right=(64, 256)), False),
+        (graph(left=(20, 512)), False),  # so few rows that cuBLAS is faster
+        (graph(left=(512, 20), transpose_a=True), False),
+        (graph(left=(512, 100), transpose_a=True), True),
+    ],
+)
+def test_large_products_of_float32_are_found(made: Graph, found: bool) -> None:
+    assert plan_products(made, ["product", "reader", "no such node"]) == (("product",) if found else ())
+
+
+def test_others_than_those_asked_for_stay() -> None:
+    assert plan_products(graph(), []) == ()
+
+
+def test_unknown_rows_count_as_many() -> None:
+    weights = LEAST // ROWS
+    assert worth_it(weights, None)
+    assert not worth_it(weights - 1, None)
+    assert worth_it(weights // 2, 2 * ROWS)
+    assert not worth_it(weights, ROWS - 1)
+    assert worth_it(LEAST, LEAST_ROWS)
+    assert not worth_it(LEAST, LEAST_ROWS - 1)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_product_is_replaced_with_all_its_edges(fused: bool) -> None:
+    made = graph(transpose_b=True, **({"fused_ops": ("BiasAdd",)} if fused else {}))
+    apply_products(made, ["product"], [b"split", b"large", b"small"])
+    assert "product" not in made.nodes
+    new = made[made["reader"].inputs[0].node]
+    assert (new.op, new.device, new.control) == (MATMUL_OP, "/device:GPU:0", ["before"])
+    assert [tensor.node for tensor in new.inputs] == ["x", "w", *(["bias"] if fused else [])]
+    assert new.attrs == {
+        "num_args": int(fused),
+        "transpose_a": False,
+        "transpose_b": True,
+        "programs": (b"split", b"large", b"small"),
+    }
+    assert made["waiting"].control == [new.name]
+    assert made.specs[TensorId(new.name)].shape == (None, 2048)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "small"),
+    [
+        (100, 4096, True),  # 32 large tiles for 132 multiprocessors, 128 small ones
+        (1000, 1024, True),
+        (1000, 2048, False),  # 128 large tiles
+        (6400, 4096, False),
+    ],
+)
+def test_small_tiles_where_large_ones_leave_multiprocessors_without_work(rows: int, columns: int, small: bool) -> None:
+    multiplier = object.__new__(Multiplier)  # without a GPU to load programs into
+    multiplier._processors = 132
+    assert multiplier.prefers_small(Shape(rows, 1024, columns)) == small
+
+
+def test_what_a_product_needs() -> None:
+    shape = Shape(rows=3, depth=65, columns=5)
+    assert shape.lines == 4  # of 32 numbers, an even number of them
+    assert shape.memory_bytes == (3 + 5) * (4 * 128 + 4)
+    assert (shape.tiles(128), Shape(129, 1, 257).tiles(128)) == (1, 6)
+    assert (LARGE.shared, SMALL.shared) == (96 << 10, 64 << 10)

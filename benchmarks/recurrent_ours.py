@@ -86,7 +86,7 @@ def build(problem: Problem, precision: str, top: int = 5) -> Ours:
     programs, report = choose(case, precision, top)
     exact = precision == "highest"
     layers = [_Layer(case, weights, cell, programs, gradient, dtype, exact) for weights in problem.layers]
-    inputs = problem.inputs.to(dtype)
+    inputs = problem.inputs.detach().to(dtype)
 
     def forward() -> Tensors:
         sequence = inputs
@@ -122,7 +122,7 @@ class _Layer:
         order = [gate * units + unit for gate in KERAS_ORDER.get(case.layer, ()) for unit in range(units)]
 
         def arranged(tensor: torch.Tensor) -> torch.Tensor:
-            return (tensor[order] if order else tensor).to(dtype)
+            return (tensor[order] if order else tensor).detach().to(dtype)
 
         self.shape = (case.steps, case.batch, units)
         self.input = arranged(weights.input).t().contiguous()
@@ -171,7 +171,7 @@ class _Layer:
             place = each.operand.column * units
             operand = self.sweep.outputs[each.operand.tensor].flatten(0, 1)[:, place : place + units]
             adjoint = outputs[each.adjoint.tensor][:, each.adjoint.column * units :][:, : each.blocks * units]
-            parts.append(product(operand.t(), adjoint))
+            parts.append(product(operand.contiguous().t(), adjoint))
         recurrent = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
         input_bias = gates.sum(0)
         if self.vectors:

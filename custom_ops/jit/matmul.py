@@ -33,6 +33,8 @@ class Kernel:
         resident: blocks that registers are to suffice for.
         tile: rows and columns of the result that a block makes; 0: none.
         stages: of a tile's operands in shared memory, one line each.
+        template: the file with it.
+        features: of the architecture that it needs; see `nvrtc.compile_source`.
     """
 
     name: str
@@ -41,6 +43,8 @@ class Kernel:
     resident: int
     tile: int = 0
     stages: int = 0
+    template: str = "matmul.cuh"
+    features: str = ""
 
     @property
     def shared(self) -> int:
@@ -49,20 +53,28 @@ class Kernel:
 
     @property
     def source(self) -> str:
-        template = "matmul.cuh" if self.tile else "matmul_split.cuh"
-        shared = "  extern __shared__ uint4 shared[];\n" if self.tile else ""
+        shared = "  extern __shared__ __align__(1024) uint4 shared[];\n" if self.tile else ""
         return (
-            f'#include "{template}"\n\nnamespace matmul = tfmem::matmul;\n\n'
+            f'#include "{self.template}"\n\nnamespace matmul = tfmem::matmul;\n\n'
             f'extern "C" __global__ void __launch_bounds__({self.threads}, {self.resident})\n'
             f"    {self.name}(const __grid_constant__ matmul::Arguments arguments) {{\n"
             f"{shared}  matmul::{self.call};\n}}\n"
         )
 
 
-SPLIT = Kernel("matmul_split", "split(arguments)", threads=1024, resident=1)
+SPLIT = Kernel("matmul_split", "split(arguments)", 1024, resident=1, template="matmul_split.cuh")
 LARGE = Kernel("matmul_large", "multiply<matmul::Large>(arguments, shared)", 256, resident=1, tile=128, stages=3)
 SMALL = Kernel("matmul_small", "multiply<matmul::Small>(arguments, shared)", 128, resident=2, tile=64, stages=4)
-KERNELS = (SPLIT, LARGE, SMALL)  # in the order of the op's programs
+HOPPER = Kernel(
+    "matmul_large",
+    "multiply<matmul::Hopper>(arguments, shared)",
+    256,
+    resident=1,
+    tile=128,
+    stages=6,
+    template="matmul_hopper.cuh",
+    features="a",
+)
 
 
 def build(arch: int, cache: Cache | None = None) -> list[Program]:
@@ -71,18 +83,19 @@ def build(arch: int, cache: Cache | None = None) -> list[Program]:
     Raises:
         KernelError: the compiler is missing or rejects a source.
     """
-    return [_program(kernel, arch, cache) for kernel in KERNELS]
+    kernels = (SPLIT, HOPPER if arch == 90 else LARGE, SMALL)
+    return [_program(kernel, arch, cache) for kernel in kernels]
 
 
 def _program(kernel: Kernel, arch: int, cache: Cache | None) -> Program:
     def compiled() -> bytes:
-        return nvrtc.compile_source(kernel.source, arch)
+        return nvrtc.compile_source(kernel.source, arch, kernel.features)
 
     if cache is None:
         image = compiled()
     else:
         headers = (text for item in sorted(nvrtc.headers().items()) for text in item)
-        options = nvrtc.compile_options(arch)
+        options = nvrtc.compile_options(arch, kernel.features)
         image = cache.get(digest(nvrtc.compiler_version(), *options, kernel.source, *headers), compiled)
     return Program(
         kind="cubin",

@@ -17,8 +17,9 @@ MISSING = (
 )
 
 
-def compile_source(source: str, arch: int) -> bytes:
-    """The cubin of `source` for compute capability `arch` (90 for 9.0). `#include`s find custom_ops/kernels.
+def compile_source(source: str, arch: int, features: str = "") -> bytes:
+    """The cubin of `source` for compute capability `arch` (90 for 9.0). `#include`s find custom_ops/kernels. `features`:
+    "a" for instructions that no other architecture has.
 
     Raises:
         KernelError: NVRTC is missing, does not know `arch`, or rejects the source; with its own words.
@@ -30,7 +31,7 @@ def compile_source(source: str, arch: int) -> bytes:
         nvrtc, nvrtc.nvrtcCreateProgram(source.encode(), b"recurrent.cu", len(names), encoded[0], encoded[1])
     )
     try:
-        options = [option.encode() for option in compile_options(arch)]
+        options = [option.encode() for option in compile_options(arch, features)]
         (result,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise KernelError(f"NVRTC {compiler_version()} rejects a kernel for {arch / 10}:\n{_log(nvrtc, program)}")
@@ -41,8 +42,8 @@ def compile_source(source: str, arch: int) -> bytes:
         nvrtc.nvrtcDestroyProgram(program)
 
 
-def compile_options(arch: int) -> list[str]:
-    return [f"--gpu-architecture=sm_{arch}", "--std=c++17", "--device-as-default-execution-space"]
+def compile_options(arch: int, features: str = "") -> list[str]:
+    return [f"--gpu-architecture=sm_{arch}{features}", "--std=c++17", "--device-as-default-execution-space"]
 
 
 @cache

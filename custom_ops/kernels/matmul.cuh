@@ -28,6 +28,7 @@ struct Tiling {
 };
 using Large = Tiling<128, 64, 32, 3>;
 using Small = Tiling<64, 32, 32, 4>;  // where large tiles would leave multiprocessors without work
+using Hopper = Tiling<128, 16, 128, 6>;  // large ones there (matmul_hopper.cuh)
 
 // 16 bytes from global to shared memory, or zeros.
 __device__ __forceinline__ void copy_async(unsigned to, const uint4* from, bool inside) {
@@ -120,14 +121,67 @@ __device__ __forceinline__ void put_out(const Arguments& arguments, int2 tile,
   if (!all_finite) multiply_exactly<Tiling>(arguments, tile);
 }
 
+// How the sums of a warp's tile get their products, here by warps' own instructions.
+template <class Tiling>
+struct Sums {
+  static constexpr int kLinesAtOnce = 1;  // between two barriers
+  static constexpr int kRowTiles = Tiling::kRowTiles, kColumnTiles = Tiling::kColumnTiles;
+
+  // Adds those of a line. `stage_of`: where a line's operands lie in shared memory.
+  template <class StageOf>
+  __device__ __forceinline__ static void add(float (&sum)[kRowTiles][kColumnTiles][4], int line,
+                                             const StageOf& stage_of) {
+    // ldmatrix: lane i gives the address of a row of 16 bytes. Of A: rows 0 to 15, the first half
+    // of a depth of 16, then the second; of B both halves of columns 0 to 7, then of 8 to 15.
+    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+    const int row_of_lane = warp % Tiling::kRowWarps * Tiling::kWarpRows + lane % 16;
+    const int column_of_lane =
+        Tiling::kTile + warp / Tiling::kRowWarps * Tiling::kWarpColumns + lane / 16 * 8 + lane % 8;
+    const unsigned stage = stage_of(line);
+    const auto matrices = [&](int row, int at) {
+      return load_matrices(stage + (row * kLine + (at ^ row % kLine)) * 16);
+    };
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {  // of 16 along the depth
+      unsigned b[2][kColumnTiles][2];       // high, low
+#pragma unroll
+      for (int piece = 0; piece < 2; ++piece) {
+#pragma unroll
+        for (int i = 0; i < kColumnTiles; i += 2) {
+          const int at = piece * 4 + step * 2 + lane / 8 % 2;
+          const uint4 four = matrices(column_of_lane + i * 8, at);
+          b[piece][i][0] = four.x;
+          b[piece][i][1] = four.y;
+          b[piece][i + 1][0] = four.z;
+          b[piece][i + 1][1] = four.w;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) {
+        const uint4 low = matrices(row_of_lane + i * 16, 4 + step * 2 + lane / 16);
+        const uint4 high = matrices(row_of_lane + i * 16, step * 2 + lane / 16);
+#pragma unroll
+        for (int j = 0; j < kColumnTiles; ++j) mma_half<false>(sum[i][j], low, b[0][j]);
+#pragma unroll
+        for (int j = 0; j < kColumnTiles; ++j) mma_half<false>(sum[i][j], high, b[1][j]);
+#pragma unroll
+        for (int j = 0; j < kColumnTiles; ++j) mma_half<false>(sum[i][j], high, b[0][j]);
+      }
+    }
+  }
+};
+
 // One tile of the result.
 template <class Tiling>
 __device__ inline void multiply(const Arguments& arguments, uint4* shared) {
   constexpr int kTile = Tiling::kTile, kRowTiles = Tiling::kRowTiles;
   constexpr int kColumnTiles = Tiling::kColumnTiles, kStages = Tiling::kStages;
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  constexpr int kAtOnce = Sums<Tiling>::kLinesAtOnce, kAhead = kStages - kAtOnce;
   const int2 tile = tile_of<Tiling>(arguments);
   const unsigned base = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  const auto stage_of = [&](int line) {
+    return base + line % kStages * (Tiling::kStageWords * 16);
+  };
 
   // A thread copies one word of a line, of several rows of A and columns of B. Words of a line
   // change places, so that rows of a matrix lie in different banks.
@@ -142,7 +196,7 @@ __device__ inline void multiply(const Arguments& arguments, uint4* shared) {
   const uint4* const right = first_of(arguments.right, tile.y + first_row);
   const long long stride = static_cast<long long>(kRowsAtOnce) * arguments.lines * kLine;
   const auto fetch = [&](int line) {
-    const unsigned stage = base + line % kStages * (Tiling::kStageWords * 16) + to;
+    const unsigned stage = stage_of(line) + to;
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
       const int row = first_row + i * kRowsAtOnce;
@@ -156,55 +210,20 @@ __device__ inline void multiply(const Arguments& arguments, uint4* shared) {
     asm volatile("cp.async.commit_group;");
   };
 
-  // ldmatrix: lane i gives the address of a row of 16 bytes. Of A: rows 0 to 15, the first half of
-  // a depth of 16, then the second; of B both halves of columns 0 to 7, then of 8 to 15.
-  const int warp_row = warp % Tiling::kRowWarps * Tiling::kWarpRows;
-  const int warp_column = warp / Tiling::kRowWarps * Tiling::kWarpColumns;
-  const int row_of_lane = warp_row + lane % 16;
-  const int column_of_lane = kTile + warp_column + lane / 16 * 8 + lane % 8;
-  const auto matrices = [&](unsigned stage, int row, int at) {
-    return load_matrices(stage + (row * kLine + (at ^ row % kLine)) * 16);
-  };
-
   float total[kRowTiles][kColumnTiles][4] = {};
 #pragma unroll
-  for (int stage = 0; stage < kStages - 1; ++stage) fetch(stage);
+  for (int line = 0; line < kAhead; ++line) fetch(line);
 #pragma unroll 1
   for (int pair = 0; pair < arguments.lines; pair += 2) {
     float sum[kRowTiles][kColumnTiles][4] = {};
 #pragma unroll
-    for (int line = pair; line < pair + 2; ++line) {
-      asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2));
+    for (int line = pair; line < pair + 2; line += kAtOnce) {
+      asm volatile("cp.async.wait_group %0;" ::"n"(kAhead - kAtOnce));
+      if constexpr (kAtOnce == 2) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
       __syncthreads();
-      fetch(line + kStages - 1);
-      const unsigned stage = base + line % kStages * (Tiling::kStageWords * 16);
 #pragma unroll
-      for (int step = 0; step < 2; ++step) {  // of 16 along the depth
-        unsigned b[2][kColumnTiles][2];       // high, low
-#pragma unroll
-        for (int piece = 0; piece < 2; ++piece) {
-#pragma unroll
-          for (int i = 0; i < kColumnTiles; i += 2) {
-            const int at = piece * 4 + step * 2 + lane / 8 % 2;
-            const uint4 four = matrices(stage, column_of_lane + i * 8, at);
-            b[piece][i][0] = four.x;
-            b[piece][i][1] = four.y;
-            b[piece][i + 1][0] = four.z;
-            b[piece][i + 1][1] = four.w;
-          }
-        }
-#pragma unroll
-        for (int i = 0; i < kRowTiles; ++i) {
-          const uint4 low = matrices(stage, row_of_lane + i * 16, 4 + step * 2 + lane / 16);
-          const uint4 high = matrices(stage, row_of_lane + i * 16, step * 2 + lane / 16);
-#pragma unroll
-          for (int j = 0; j < kColumnTiles; ++j) mma_half<false>(sum[i][j], low, b[0][j]);
-#pragma unroll
-          for (int j = 0; j < kColumnTiles; ++j) mma_half<false>(sum[i][j], high, b[1][j]);
-#pragma unroll
-          for (int j = 0; j < kColumnTiles; ++j) mma_half<false>(sum[i][j], high, b[0][j]);
-        }
-      }
+      for (int i = 0; i < kAtOnce; ++i) fetch(line + kAhead + i);
+      Sums<Tiling>::add(sum, line, stage_of);
     }
 #pragma unroll
     for (int i = 0; i < kRowTiles * kColumnTiles * 4; ++i) {
@@ -214,6 +233,9 @@ __device__ inline void multiply(const Arguments& arguments, uint4* shared) {
 
   // Results take the place of the operands. Lane i has columns i % 4 * 2 and the next, of rows
   // i / 4 and 8 further on.
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int warp_row = warp % Tiling::kRowWarps * Tiling::kWarpRows;
+  const int warp_column = warp / Tiling::kRowWarps * Tiling::kWarpColumns;
   asm volatile("cp.async.wait_group 0;");
   __syncthreads();
   float* results = reinterpret_cast<float*>(shared);

@@ -8,7 +8,7 @@ from graph_passes.ir import Graph, Node, TensorId, TensorSpec, boolean
 
 BIAS = ("BiasAdd",)  # what a product may have fused
 # From so many rows and multiply-adds on it is worth it to cut both operands (benchmarks/matmul.py on an H200).
-LEAST_ROWS = 64
+LEAST_ROWS = 100
 LEAST = 1 << 26
 ROWS = 512  # of a product whose rows nobody knows before it runs
 

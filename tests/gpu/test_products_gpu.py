@@ -72,14 +72,17 @@ def test_nothing_to_multiply(programs: list[bytes]) -> None:
 
 
 def test_it_says_what_is_missing(programs: list[bytes]) -> None:
-    a = numbers(4, 4)
+    """In graphs: TensorFlow takes an eager call's kernel from a call before it whose strings begin and end alike."""
+
+    @tf.function
+    def multiply(programs: list[bytes]) -> Any:
+        return load().ops.tfmem_mat_mul(a=numbers(4, 4), b=numbers(4, 4), bias=[], programs=programs)
+
     with pytest.raises(tf.errors.InvalidArgumentError, match="has 0 programs for a GPU, expected 3: run tfmem"):
-        load().ops.tfmem_mat_mul(a=a, b=a, bias=[])
-    other = [program.replace(b"arch 90", b"arch 61") for program in programs]
-    if other == programs:
-        pytest.skip("this GPU's programs are of another architecture than this test renames")
+        multiply([])
+    other = [program.replace(b"arch ", b"arch 9", 1) for program in programs]
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"no program that runs on this GPU .*compute capability"):
-        load().ops.tfmem_mat_mul(a=a, b=a, bias=[], programs=other)
+        multiply(other)
 
 
 def network(dtype: str, layer: str = "lstm", training: bool = False) -> Any:

@@ -4,8 +4,8 @@
     python -m benchmarks.matmul --table benchmarks/results/matmul_h200.json
 
 The shapes are those of recurrent layers' products with their inputs over 100 steps, [steps * batch, hidden] by [hidden,
-gates * hidden], and of a gradient of such weights. Times are of CUDA graphs of ten calls, medians of many. It needs
-PyTorch, cuda.bindings and NVRTC."""
+gates * hidden], and of the gradients of both. Times are of CUDA graphs of ten calls, medians of many. It needs PyTorch,
+cuda.bindings and NVRTC."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ CASES = [
     for batch in (1, 10, 20, 64)
 ]
 CASES += [Case(rows, hidden, 4 * hidden) for hidden in (512, 1024, 2048) for rows in (10, 32, 64)]
-CASES += [Case(1024, 6400, 4096, transposed=True), Case(6400, 4096, 1024)]
+CASES += [Case(100 * batch, 4 * hidden, hidden) for hidden in (256, 512, 1024) for batch in (1, 10, 64)]
+CASES += [
+    Case(hidden, 100 * batch, 4 * hidden, transposed=True) for hidden in (256, 512, 1024) for batch in (1, 10, 20, 64)
+]
 
 
 def main(arguments: list[str] | None = None) -> int:

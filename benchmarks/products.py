@@ -18,10 +18,12 @@ from graph_passes.matmul.plan import worth_it
 class Product:
     """One product of a layer, `[rows, depth]` by `[depth, columns]`, and where its result lies."""
 
-    def __init__(self, rows: int, depth: int, columns: int, dtype: torch.dtype, exact: bool) -> None:
-        """`exact`: whether nothing is to be rounded to TF32."""
+    def __init__(
+        self, rows: int, depth: int, columns: int, dtype: torch.dtype, exact: bool, transposed: bool = False
+    ) -> None:
+        """`exact`: whether nothing is to be rounded to TF32. `transposed`: how the left operand lies."""
         self.result = torch.empty(rows, columns, device="cuda", dtype=dtype)
-        self._on_tensor_cores = exact and dtype == torch.float32 and worth_it(depth * columns, rows)
+        self._on_tensor_cores = exact and dtype == torch.float32 and worth_it(rows, depth, columns, transposed)
         self._prepared: dict[tuple[object, ...], Callable[[int], None]] = {}
         if self._on_tensor_cores:
             size = Shape(rows, depth, columns).memory_bytes
@@ -49,8 +51,9 @@ class Product:
 
 def _lying(tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
     """The tensor, or a copy of it without gaps, and whether it lies transposed."""
-    transposed = not tensor.is_contiguous() and tensor.t().is_contiguous()
-    return (tensor if transposed else tensor.contiguous()), transposed
+    if tensor.stride(1) == 1:
+        return tensor.contiguous(), False
+    return tensor.t().contiguous().t(), True
 
 
 @functools.cache

@@ -141,9 +141,9 @@ class _Layer:
             self.back = Sweep(programs[1], gradient.backward, units, case.steps, case.batch, dtype)
             self.back_states = [zeros for _ in gradient.backward.states]
             self.to_inputs = Product(rows, columns, units, dtype, exact)
-            self.to_input = Product(units, rows, columns, dtype, exact)
+            self.to_input = Product(units, rows, columns, dtype, exact, transposed=True)
             self.to_recurrent = [
-                (each, Product(units, rows, each.blocks * units, dtype, exact))
+                (each, Product(units, rows, each.blocks * units, dtype, exact, transposed=True))
                 for each in sorted(gradient.weight_gradients, key=lambda each: each.column)
             ]
 
@@ -171,7 +171,7 @@ class _Layer:
             place = each.operand.column * units
             operand = self.sweep.outputs[each.operand.tensor].flatten(0, 1)[:, place : place + units]
             adjoint = outputs[each.adjoint.tensor][:, each.adjoint.column * units :][:, : each.blocks * units]
-            parts.append(product(operand.contiguous().t(), adjoint))
+            parts.append(product(operand.t(), adjoint))
         recurrent = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
         input_bias = gates.sum(0)
         if self.vectors:

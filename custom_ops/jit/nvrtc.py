@@ -18,8 +18,9 @@ MISSING = (
 
 
 def compile_source(source: str, arch: int, features: str = "") -> bytes:
-    """The cubin of `source` for compute capability `arch` (90 for 9.0). `#include`s find custom_ops/kernels. `features`:
-    "a" for instructions that no other architecture has.
+    """The cubin of `source` for compute capability `arch` (90 for 9.0). `#include`s find custom_ops/kernels.
+
+    `features`: "a" for instructions that no other architecture has.
 
     Raises:
         KernelError: NVRTC is missing, does not know `arch`, or rejects the source; with its own words.

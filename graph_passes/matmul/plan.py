@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from graph_passes.ir import Graph, Node, TensorId, TensorSpec, boolean
+from graph_passes.ir import Graph, Node, TensorId, boolean
 
 BIAS = ("BiasAdd",)  # what a product may have fused
-# From so many rows and multiply-adds on it is worth it to cut both operands (benchmarks/matmul.py on an H200).
+# When it is worth it to cut both operands, by benchmarks/matmul.py and benchmarks/recurrent.py on an H200:
 LEAST_ROWS = 100
-LEAST = 1 << 26
-ROWS = 512  # of a product whose rows nobody knows before it runs
+LEAST_PRODUCTS = 1 << 27  # multiply-adds, or
+LARGE = 1 << 19  # numbers of the right operand: so many that fewer products pay
+LEAST_RESULTS = 1 << 17  # enough for all multiprocessors
+LEAST_TRANSPOSED = 1 << 20  # the same where the left operand is cut across: by few blocks, if it has few rows
+UNKNOWN = 512  # stands for a size that nobody knows before the product runs
 
 
 def plan_products(graph: Graph, among: Collection[str]) -> tuple[str, ...]:
@@ -23,10 +26,14 @@ def plan_products(graph: Graph, among: Collection[str]) -> tuple[str, ...]:
     return tuple(name for name in among if name in graph.nodes and _replaced(graph, graph[name]))
 
 
-def worth_it(weights: int, rows: int | None) -> bool:
-    """Whether a matrix of so many numbers times so many rows takes less time on tensor cores; None: nobody knows."""
-    rows = ROWS if rows is None else rows
-    return rows >= LEAST_ROWS and weights * rows >= LEAST
+def worth_it(rows: int, depth: int, columns: int, transposed: bool = False) -> bool:
+    """Whether `[rows, depth]` by `[depth, columns]` takes less time on tensor cores.
+
+    `transposed`: the left operand lies as `[depth, rows]`.
+    """
+    if rows < LEAST_ROWS or rows * columns < (LEAST_TRANSPOSED if transposed else LEAST_RESULTS):
+        return False
+    return rows * depth * columns >= LEAST_PRODUCTS or depth * columns >= LARGE
 
 
 def _replaced(graph: Graph, node: Node) -> bool:
@@ -35,13 +42,19 @@ def _replaced(graph: Graph, node: Node) -> bool:
     left, right = (_matrix(graph, tensor) for tensor in node.inputs[:2])
     if left is None or right is None:
         return False
-    rows = (left.shape or ())[1 if boolean(node.attrs.get("transpose_a")) else 0]
-    return right.nbytes is not None and worth_it(right.nbytes // right.itemsize, rows)
+    transposed = boolean(node.attrs.get("transpose_a"))
+    rows = left[1 if transposed else 0]
+    depth, columns = right[::-1] if boolean(node.attrs.get("transpose_b")) else right
+    return worth_it(rows, depth, columns, transposed)
 
 
-def _matrix(graph: Graph, tensor: TensorId) -> TensorSpec | None:
+def _matrix(graph: Graph, tensor: TensorId) -> tuple[int, int] | None:
+    """The sizes of a matrix of float32."""
     spec = graph.specs.get(tensor)
-    return spec if spec and spec.dtype == "float32" and spec.shape is not None and len(spec.shape) == 2 else None
+    if spec is None or spec.dtype != "float32" or spec.shape is None or len(spec.shape) != 2:
+        return None
+    rows, columns = (UNKNOWN if size is None else size for size in spec.shape)
+    return rows, columns
 
 
 def _fused(node: Node) -> tuple[str, ...]:

@@ -75,14 +75,15 @@ def test_it_says_what_is_missing(programs: list[bytes]) -> None:
     """In graphs: TensorFlow takes an eager call's kernel from a call before it whose strings begin and end alike."""
 
     @tf.function
-    def multiply(programs: list[bytes]) -> Any:
-        return load().ops.tfmem_mat_mul(a=numbers(4, 4), b=numbers(4, 4), bias=[], programs=programs)
+    def multiply(a: Any, programs: list[bytes]) -> Any:
+        return load().ops.tfmem_mat_mul(a=a, b=a, bias=[], programs=programs)
 
+    a = tf.constant(numbers(4, 4))
     with pytest.raises(tf.errors.InvalidArgumentError, match="has 0 programs for a GPU, expected 3: run tfmem"):
-        multiply([])
+        multiply(a, [])
     other = [program.replace(b"arch ", b"arch 9", 1) for program in programs]
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"no program that runs on this GPU .*compute capability"):
-        multiply(other)
+        multiply(a, other)
 
 
 def network(dtype: str, layer: str = "lstm", training: bool = False) -> Any:
@@ -143,13 +144,14 @@ def test_where_tf32_is_allowed_it_does_not() -> None:
 
 
 def test_without_a_compiler_products_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(*_: Any) -> bytes:
-        raise KernelError("no such compiler")
-
     compile_source = nvrtc.compile_source
-    monkeypatch.setattr(
-        nvrtc, "compile_source", lambda source, arch: (none if "matmul" in source else compile_source)(source, arch)
-    )
+
+    def without(source: str, *rest: Any) -> bytes:
+        if "matmul" in source:
+            raise KernelError("no such compiler")
+        return compile_source(source, *rest)
+
+    monkeypatch.setattr(nvrtc, "compile_source", without)
     options = tfmem.Options(cache_directory="")
     optimized = tfmem.optimize(function(network("float32")), options=options)
     x = tf.constant(numbers(ROWS, STEPS, UNITS))

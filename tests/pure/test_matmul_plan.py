@@ -9,7 +9,7 @@ import pytest
 from custom_ops.jit.matmul import LARGE, SMALL, Multiplier, Shape
 from graph_passes.ir import DataType, Graph, Node, TensorId, TensorSpec
 from graph_passes.matmul.apply import MATMUL_OP, apply_products
-from graph_passes.matmul.plan import LEAST, LEAST_ROWS, ROWS, plan_products, worth_it
+from graph_passes.matmul.plan import plan_products, worth_it
 
 Dims = tuple[int | None, ...] | None
 
@@ -39,11 +39,15 @@ def graph(left: Dims = (None, 512), right: Dims = (512, 2048), dtype: str = "flo
         (graph(dtype="float64"), False),
         (graph(left=None), False),
         (graph(right=None), False),
-        (graph(right=(512, None)), False),
+        (graph(right=(512, None)), True),  # sizes that nobody knows count as 512
+        (graph(right=(512, 100)), False),
         (graph(left=(None, 64), right=(64, 256)), False),
         (graph(left=(20, 512)), False),  # so few rows that cuBLAS is faster
         (graph(left=(512, 20), transpose_a=True), False),
-        (graph(left=(512, 100), transpose_a=True), True),
+        (graph(left=(512, 100), transpose_a=True), False),  # few blocks would cut it
+        (graph(left=(None, 512), right=(None, 2048), transpose_a=True), True),
+        (graph(left=(None, 512), right=(2048, 512), transpose_b=True), True),
+        (graph(left=(None, 2048), right=(512, 2048), transpose_b=True), True),
     ],
 )
 def test_large_products_of_float32_are_found(made: Graph, found: bool) -> None:
@@ -54,14 +58,25 @@ def test_others_than_those_asked_for_stay() -> None:
     assert plan_products(graph(), []) == ()
 
 
-def test_unknown_rows_count_as_many() -> None:
-    weights = LEAST // ROWS
-    assert worth_it(weights, None)
-    assert not worth_it(weights - 1, None)
-    assert worth_it(weights // 2, 2 * ROWS)
-    assert not worth_it(weights, ROWS - 1)
-    assert worth_it(LEAST, LEAST_ROWS)
-    assert not worth_it(LEAST, LEAST_ROWS - 1)
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns", "transposed", "wins"),
+    [  # as measured on an H200
+        (6400, 1024, 4096, False, True),
+        (1000, 256, 768, False, True),
+        (6400, 128, 384, False, True),
+        (100, 512, 1536, False, True),
+        (6400, 64, 256, False, False),
+        (2000, 128, 512, False, False),
+        (100, 256, 1024, False, False),
+        (64, 2048, 8192, False, False),
+        (100, 2048, 512, False, False),
+        (1024, 6400, 4096, True, True),
+        (512, 2000, 2048, True, True),
+        (256, 6400, 1024, True, False),
+    ],
+)
+def test_which_products_win(rows: int, depth: int, columns: int, transposed: bool, wins: bool) -> None:
+    assert worth_it(rows, depth, columns, transposed) == wins
 
 
 @pytest.mark.parametrize("fused", [False, True])

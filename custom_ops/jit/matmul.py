@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from custom_ops.jit import nvrtc
-from custom_ops.jit.cache import Cache, digest
+from custom_ops.jit.cache import Cache
 from custom_ops.jit.launch import Launcher
-from custom_ops.jit.program import ANY_BATCH, Program
+from custom_ops.jit.program import ANY_BATCH, Program, image_of
 
 OLDEST = 80  # compute capability 8.0: copies that need no registers, and products of depth 16
 LINE_NUMBERS, LINE_BYTES = 32, 128
@@ -88,15 +87,6 @@ def build(arch: int, cache: Cache | None = None) -> list[Program]:
 
 
 def _program(kernel: Kernel, arch: int, cache: Cache | None) -> Program:
-    def compiled() -> bytes:
-        return nvrtc.compile_source(kernel.source, arch, kernel.features)
-
-    if cache is None:
-        image = compiled()
-    else:
-        headers = (text for item in sorted(nvrtc.headers().items()) for text in item)
-        options = nvrtc.compile_options(arch, kernel.features)
-        image = cache.get(digest(nvrtc.compiler_version(), *options, kernel.source, *headers), compiled)
     return Program(
         kind="cubin",
         arch=arch,
@@ -111,7 +101,7 @@ def _program(kernel: Kernel, arch: int, cache: Cache | None) -> Program:
         cooperative=0,
         stages=0,
         max_batch=ANY_BATCH,
-        image=image,
+        image=image_of(kernel.source, arch, cache, kernel.features),
     )
 
 

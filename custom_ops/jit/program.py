@@ -107,18 +107,8 @@ def build(
     Raises:
         KernelError: the configuration does not fit, or the compiler is missing or rejects the source.
     """
-    source = generate(spec, configuration, arch)
+    image = image_of(generate(spec, configuration, arch), arch, cache)
     sizes = layout(spec, configuration, arch)
-
-    def compiled() -> bytes:
-        return nvrtc.compile_source(source, arch)
-
-    if cache is None:
-        image = compiled()
-    else:
-        headers = (text for item in sorted(nvrtc.headers().items()) for text in item)
-        options = nvrtc.compile_options(arch)
-        image = cache.get(digest(nvrtc.compiler_version(), *options, source, *headers), compiled)
     return Program(
         kind="cubin",
         arch=arch,
@@ -135,3 +125,20 @@ def build(
         max_batch=max_batch,
         image=image,
     )
+
+
+def image_of(source: str, arch: int, cache: Cache | None = None, features: str = "") -> bytes:
+    """The code of `source` for `arch` (see `nvrtc.compile_source`), compiled or taken from `cache`.
+
+    Raises:
+        KernelError: the compiler is missing or rejects the source.
+    """
+
+    def compiled() -> bytes:
+        return nvrtc.compile_source(source, arch, features)
+
+    if cache is None:
+        return compiled()
+    headers = (text for item in sorted(nvrtc.headers().items()) for text in item)
+    options = nvrtc.compile_options(arch, features)
+    return cache.get(digest(nvrtc.compiler_version(), *options, source, *headers), compiled)

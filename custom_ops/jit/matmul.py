@@ -134,6 +134,12 @@ class Shape:
         return -(-self.rows // tile) * -(-self.columns // tile)
 
 
+def prefers_small(shape: Shape, processors: int) -> bool:
+    """Whether small tiles leave fewer of so many multiprocessors without work."""
+    small, large = (-(-shape.tiles(kernel.tile) // processors) for kernel in (SMALL, LARGE))
+    return small < SMALL_TILES * large
+
+
 class Multiplier:
     """The programs, loaded into the current CUDA context, by the rules that the op follows too."""
 
@@ -187,6 +193,5 @@ class Multiplier:
         return enqueue
 
     def prefers_small(self, shape: Shape) -> bool:
-        """Whether small tiles leave fewer multiprocessors without work."""
-        small, large = (-(-shape.tiles(kernel.tile) // self._processors) for kernel in (SMALL, LARGE))
-        return small < SMALL_TILES * large
+        """See `prefers_small`."""
+        return prefers_small(shape, self._processors)

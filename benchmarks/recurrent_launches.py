@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.records import begun, load, save
 from benchmarks.recurrent_cases import BLOCKS, STAGES, Case, Chip, kernel_in_words
 from benchmarks.recurrent_kernels import FOLDER, specs_of
-from benchmarks.runs import command_line, named
+from benchmarks.runs import command_line, named, waiting
 from custom_ops.jit import microbenchmark
 from custom_ops.jit.bench import DeviceBench
 from custom_ops.jit.cache import Cache
@@ -55,13 +55,10 @@ def main(arguments: list[str] | None = None) -> int:
         print("\n".join(case.name for case in cases))
         return 0
     results = begun(options)
-    deadline = time.monotonic() + options.total_seconds
     cache = Cache(FOLDER)
     with Device() as device:
         machine = microbenchmark.measure(device, cache)
-        for case in cases:
-            if time.monotonic() > deadline or (case.name in results["cases"] and not options.again):
-                continue
+        for case in waiting(cases, results, options):
             results["cases"][case.name] = {**asdict(case), **run(case, machine, device, cache)}
             save(results, options.output)
             print(table({case.name: results["cases"][case.name]})[-1], flush=True)

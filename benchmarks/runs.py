@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 
 class Named(Protocol):
@@ -40,6 +41,14 @@ def command_line(module: str, document: str | None, output: str = "") -> argpars
         parser.add_argument("--list", action="store_true", help="name the cases and stop")
         parser.add_argument("--total-seconds", type=float, default=540, help="begin no case when this is over (540)")
     return parser
+
+
+def waiting(cases: Sequence[AnyCase], results: Mapping[str, Any], options: argparse.Namespace) -> Iterator[AnyCase]:
+    """Those without a result, one after the other until the time is over."""
+    deadline = time.monotonic() + options.total_seconds
+    for case in cases:
+        if time.monotonic() < deadline and (options.again or case.name not in results["cases"]):
+            yield case
 
 
 def named(cases: Sequence[AnyCase], patterns: Sequence[str]) -> list[AnyCase]:

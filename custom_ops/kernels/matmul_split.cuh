@@ -68,16 +68,12 @@ __device__ __forceinline__ float unscale_of(float scale) {
 // The larger one, or NaN if one of them is.
 __device__ __forceinline__ float larger(float a, float b) { return a > b || a != a ? a : b; }
 
-// Two pairs of halves: of the first two numbers, and of the others.
-struct Split {
-  uint2 high, low;
-};
-
-__device__ __forceinline__ Split split_four(float4 four, float scale) {
-  if (scale == 0.0f) return Split{};
-  const float a = four.x * scale, b = four.y * scale, c = four.z * scale, d = four.w * scale;
-  const uint2 high = make_uint2(half_pair(a, b), half_pair(c, d));
-  return Split{high, make_uint2(rest_pair(a, b, high.x), rest_pair(c, d, high.y))};
+// Puts four numbers into a line: their high parts at `place`, their low ones a half line behind.
+// Without a scale zeros.
+__device__ __forceinline__ void put_four(float4 four, float scale, uint2* place) {
+  const uint4 pairs = scale == 0.0f ? make_uint4(0, 0, 0, 0) : Four<kPairs>::encode(four, scale);
+  place[0] = make_uint2(pairs.z, pairs.w);
+  place[kLine] = make_uint2(pairs.x, pairs.y);
 }
 
 // `split` runs in blocks of 32 warps. A block takes 32 rows, and a thread up to 32 numbers at a
@@ -133,10 +129,8 @@ __device__ inline void split_along(const Operand& operand, int block) {
     for (int i = 0; i < kFours; ++i) {
       const int k = piece + (i * kWarp + lane) * 4;
       if (k >= end) break;
-      const Split split = split_four(fours[i], scale);
       uint2* place = to + k / kLineNumbers * (kLine * 2) + k % kLineNumbers / 4;
-      place[0] = split.high;
-      place[kLine] = split.low;
+      put_four(fours[i], scale, place);
     }
   }
 }
@@ -177,10 +171,8 @@ __device__ inline void split_across(const Operand& operand, int block) {
     for (int i = 0; i < kFours; ++i) {
       const int line = piece / kLineNumbers + i * kLines;
       if (line >= operand.lines) break;
-      const Split split = split_four(fours[i], scale);
       uint2* place = turning[slot / kLine][lane] + slot % kLine;
-      place[0] = split.high;
-      place[kLine] = split.low;
+      put_four(fours[i], scale, place);
       __syncthreads();
       const int row_of_block = block * kSplitRows + to_row;
       if (row_of_block < operand.rows && line + to_line < operand.lines) {

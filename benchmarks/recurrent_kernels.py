@@ -94,7 +94,7 @@ def choose(case: Case, precision: str, top: int) -> tuple[list[Program], dict[st
 
             bench = DeviceBench(spec, device, cache)
             tuned = tune(bench, ranked, cache, (case.batch,), case.steps, top, progress=False)
-            programs.append(tuned.programs[0])
+            programs.append(tuned.program_of(case.batch))
             chosen = tuned.chosen[0]
             prediction = predict(machine, spec, chosen.configuration, case.batch)
             kernels.append(

@@ -77,6 +77,10 @@ class TunedRecurrent:
     chosen: tuple[Trial, ...]
     trials: tuple[Trial, ...]
 
+    def program_of(self, batch: int) -> Program:
+        """The one that the op runs for a batch size."""
+        return next(program for program in self.programs if program.max_batch >= batch)
+
     def blobs(self) -> list[bytes]:
         """The programs as the op's attribute takes them."""
         return [program.to_bytes() for program in self.programs]

@@ -19,7 +19,7 @@ from custom_ops.load import load
 from graph_passes.matmul.apply import MATMUL_OP
 from graph_passes.recurrent.match import RECURRENT_OP
 
-UNITS, STEPS, ROWS = 256, 30, 20
+UNITS, STEPS, ROWS = 512, 30, 20  # with fewer units cuBLAS is faster
 
 pytestmark = pytest.mark.usefixtures("float32_products")
 
@@ -86,19 +86,19 @@ def test_it_says_what_is_missing(programs: list[bytes]) -> None:
         multiply(a, other)
 
 
-def network(dtype: str, layer: str = "lstm", training: bool = False, units: int = UNITS) -> Any:
+def network(dtype: str, layer: str = "lstm", training: bool = False) -> Any:
     keras.utils.set_random_seed(5)
     keras.config.set_floatx(dtype)
     keras.config.set_dtype_policy(dtype)
     try:
         made = {
-            "lstm": lambda: keras.layers.LSTM(units, return_sequences=True, use_cudnn=dtype != "float64"),
-            "gru": lambda: keras.layers.GRU(units, return_sequences=True, reset_after=False),
+            "lstm": lambda: keras.layers.LSTM(UNITS, return_sequences=True, use_cudnn=dtype != "float64"),
+            "gru": lambda: keras.layers.GRU(UNITS, return_sequences=True, reset_after=False),
             "both ways": lambda: keras.layers.Bidirectional(
-                keras.layers.LSTM(units, return_sequences=True, use_cudnn=dtype != "float64")
+                keras.layers.LSTM(UNITS, return_sequences=True, use_cudnn=dtype != "float64")
             ),
         }[layer]()
-        model = keras.Sequential([keras.layers.Input((None, units)), made, keras.layers.Dense(3)])
+        model = keras.Sequential([keras.layers.Input((None, UNITS)), made, keras.layers.Dense(3)])
         if training:
             model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
         return model
@@ -164,9 +164,8 @@ def test_without_a_compiler_products_stay(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_training_products_run_on_tensor_cores() -> None:
     """What a step makes of the weights is what float64 makes of them."""
-    units = 512  # with fewer, cuBLAS is faster for gradients of weights
-    x, y = numbers(ROWS, STEPS, units), numbers(ROWS, STEPS, 3, seed=1)
-    models = [network(dtype, training=True, units=units) for dtype in ("float32", "float64")]
+    x, y = numbers(ROWS, STEPS, UNITS), numbers(ROWS, STEPS, 3, seed=1)
+    models = [network(dtype, training=True) for dtype in ("float32", "float64")]
     models[1].set_weights(models[0].get_weights())
     before = [weight.astype(np.float64) for weight in models[0].get_weights()]
     tfmem.optimize(models[0])

@@ -198,6 +198,8 @@ def test_a_grid_has_a_kernel_that_stands_in_and_waits_for_nobody(cache, best, st
     assert [program.stages for program in tuned.programs] == stages
     assert [program.max_batch for program in tuned.programs] == ([0, 1] if best == GRID else []) + [ANY_BATCH]
     assert [trial.configuration for trial in tuned.chosen] == ([SMALL, GRID] if best == GRID else [SMALL])
+    assert tuned.program_of(1) == tuned.programs[1 if best == GRID else 0]
+    assert tuned.program_of(9) == tuned.programs[-1]
     assert (tuned.trials[-1].configuration, tuned.trials[-1].predicted) == (LAUNCHES, 5.0)
     assert bench.compiled[LAUNCHES] == bench.measured[LAUNCHES, 1] == 1
     assert tune(bench, never, cache, (1, 8), progress=False, without_waiting=lambda: never(1)) == tuned

@@ -17,7 +17,7 @@ from custom_ops.jit.program import ANY_BATCH, Program, image_of
 
 OLDEST = 80  # compute capability 8.0: copies that need no registers, and products of depth 16
 LINE_NUMBERS, LINE_BYTES = 32, 128
-SPLIT_ROWS = 32  # of an operand, for a block of `split`
+SPLIT_ROWS = 8  # of an operand, for a block of `split`
 SMALL_TILES = 3  # small tiles take as long as a large one
 
 
@@ -61,7 +61,7 @@ class Kernel:
         )
 
 
-SPLIT = Kernel("matmul_split", "split(arguments)", 1024, resident=1, template="matmul_split.cuh")
+SPLIT = Kernel("matmul_split", "split(arguments)", 256, resident=4, template="matmul_split.cuh")
 LARGE = Kernel("matmul_large", "multiply<matmul::Large>(arguments, shared)", 256, resident=1, tile=128, stages=3)
 SMALL = Kernel("matmul_small", "multiply<matmul::Small>(arguments, shared)", 128, resident=2, tile=64, stages=4)
 HOPPER = Kernel(

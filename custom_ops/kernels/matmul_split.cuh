@@ -76,10 +76,11 @@ __device__ __forceinline__ void put_four(float4 four, float scale, uint2* place)
   place[kLine] = make_uint2(pairs.x, pairs.y);
 }
 
-// `split` runs in blocks of 32 warps. A block takes 32 rows, and a thread up to 32 numbers at a
-// time, of 1,024 along the depth: if those are all, it reads them once.
-constexpr int kSplitThreads = 1024;
-constexpr int kSplitRows = 32;
+// `split` runs in blocks of 8 warps. A block takes 8 rows, and a thread up to 32 numbers at a time,
+// of 1,024 along the depth: if those are all, it reads them once. 8 rows that lie side by side are
+// as many as fill what memory gives at a time, 32 bytes: more would leave fewer blocks.
+constexpr int kSplitThreads = 256;
+constexpr int kSplitRows = 8;
 constexpr int kPiece = 1024;
 constexpr int kFours = kPiece / 4 / kWarp;  // of a thread
 
@@ -135,15 +136,15 @@ __device__ inline void split_along(const Operand& operand, int block) {
   }
 }
 
-// Rows that lie side by side: a warp reads four numbers of each, and what it makes of them turns
-// round in shared memory.
+// Rows that lie side by side: neighbouring threads read numbers of all of them, and what they make
+// of these turns round in shared memory.
 __device__ inline void split_across(const Operand& operand, int block) {
-  constexpr int kSlots = kSplitThreads / kWarp;  // warps, each with four numbers of a line
+  constexpr int kSlots = kSplitThreads / kSplitRows;  // of a row, each with four numbers of a line
   constexpr int kLines = kSlots * 4 / kLineNumbers;
-  __shared__ float largest_of_slot[kSlots][kWarp];
+  __shared__ float largest_of_slot[kSlots][kSplitRows];
   __shared__ uint2 turning[kLines][kSplitRows][2 * kLine + 2];
-  const int lane = threadIdx.x % kWarp, slot = threadIdx.x / kWarp;
-  const int row = block * kSplitRows + lane;
+  const int in_block = threadIdx.x % kSplitRows, slot = threadIdx.x / kSplitRows;
+  const int row = block * kSplitRows + in_block;
   float4 fours[kFours];
   const auto read = [&](int piece) {
 #pragma unroll
@@ -156,10 +157,10 @@ __device__ inline void split_across(const Operand& operand, int block) {
     read(piece);
     largest = largest_of(fours, largest);
   }
-  largest_of_slot[slot][lane] = largest;
+  largest_of_slot[slot][in_block] = largest;
   __syncthreads();
   for (int other = 0; other < kSlots; ++other) {
-    largest = larger(largest_of_slot[other][lane], largest);
+    largest = larger(largest_of_slot[other][in_block], largest);
   }
   const float scale = scale_of(largest);
   if (slot == 0 && row < operand.rows) operand.unscale[row] = unscale_of(scale);
@@ -171,7 +172,7 @@ __device__ inline void split_across(const Operand& operand, int block) {
     for (int i = 0; i < kFours; ++i) {
       const int line = piece / kLineNumbers + i * kLines;
       if (line >= operand.lines) break;
-      uint2* place = turning[slot / kLine][lane] + slot % kLine;
+      uint2* place = turning[slot / kLine][in_block] + slot % kLine;
       put_four(fours[i], scale, place);
       __syncthreads();
       const int row_of_block = block * kSplitRows + to_row;

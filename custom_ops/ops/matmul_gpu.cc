@@ -26,7 +26,7 @@ using ::tensorflow::TensorShape;
 // As custom_ops/kernels/matmul_split.cuh and matmul.cuh have them.
 constexpr int64_t kLineNumbers = 32;
 constexpr int64_t kLineBytes = 128;
-constexpr int64_t kSplitRows = 32;
+constexpr int64_t kSplitRows = 8;
 constexpr int64_t kLargeTile = 128;
 constexpr int64_t kSmallTile = 64;
 // A multiprocessor takes as long for three small tiles as for a large one.

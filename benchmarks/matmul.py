@@ -10,6 +10,7 @@ cuda.bindings and NVRTC."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from benchmarks.products import multiplier
 from benchmarks.records import begun, load, save
 from benchmarks.recurrent_peers import captured, median_milliseconds, settings
 from benchmarks.runs import command_line, named, waiting
-from custom_ops.jit.matmul import Shape
+from custom_ops.jit.matmul import Shape, Tiling
 
 REPEATS = 10  # in one graph
 
@@ -47,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(case: Case) -> dict[str, Any]:
-    """What `timed` says of each, with the tiles that are chosen and with the others."""
+    """What `timed` says of each, with the tiles that are chosen and with the others, whole."""
     torch.manual_seed(1)
     left = torch.randn(case.rows, case.depth, device="cuda")
     right = torch.randn(case.depth, case.columns, device="cuda")
@@ -57,24 +58,28 @@ def run(case: Case) -> dict[str, Any]:
     wanted = left.double() @ right.double() + bias.double()
     found = torch.empty(case.rows, case.columns, device="cuda")
     shape = Shape(case.rows, case.depth, case.columns, transpose_left=case.transposed)
-    memory = torch.empty(shape.memory_bytes, device="cuda", dtype=torch.uint8)
-    places = [tensor.data_ptr() for tensor in (left, right, bias, found, memory)]
-    enqueues = {small: multiplier().prepare(shape, *places, small=small) for small in (False, True)}
-    chosen = multiplier().prefers_small(shape)
+    places = [tensor.data_ptr() for tensor in (left, right, bias, found)]
 
-    def ours(small: bool) -> None:
-        for _ in range(REPEATS):
-            enqueues[small](torch.cuda.current_stream().cuda_stream)
+    def ours(tiling: Tiling) -> Callable[[], None]:
+        memory = torch.empty(tiling.memory_bytes(shape), device="cuda", dtype=torch.uint8)
+        enqueue = multiplier().prepare(shape, tiling, *places, memory.data_ptr())
+
+        def several(_memory: object = memory) -> None:
+            for _ in range(REPEATS):
+                enqueue(torch.cuda.current_stream().cuda_stream)
+
+        return several
 
     def cublas() -> None:
         for _ in range(REPEATS):
             torch.addmm(bias, left, right, out=found)
 
-    outcome: dict[str, Any] = {"tiles": "small" if chosen else "large"}
+    tiling = multiplier().tiling(shape)
+    outcome: dict[str, Any] = {"tiles": "small" if tiling.small else "large", "parts": tiling.parts}
     for kind in KINDS:
         with settings(tf32=kind == "tf32"):
-            outcome[kind] = timed((lambda: ours(chosen)) if kind == "tfmem" else cublas, found, wanted)
-    outcome["tfmem, other tiles"] = timed(lambda: ours(not chosen), found, wanted)
+            outcome[kind] = timed(ours(tiling) if kind == "tfmem" else cublas, found, wanted)
+    outcome["tfmem, other tiles"] = timed(ours(Tiling(not tiling.small, parts=1)), found, wanted)
     return outcome
 
 

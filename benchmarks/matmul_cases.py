@@ -58,9 +58,10 @@ def table(cases: Mapping[str, Mapping[str, Any]]) -> list[str]:
         flops = 2e-9 * case["rows"] * case["depth"] * case["columns"]
         rates = [f"{1e3 * each['ms']:.1f} | {flops / each['ms']:.0f}" for each in (ours, plain)]
         errors = " | ".join(f"{each['error']:.1e}" for each in (ours, plain, short))
+        tiles = case["tiles"] + (f", {case['parts']} parts" if case["parts"] > 1 else "")
         lines.append(
             f"| {case['rows']}{' (transposed)' if case['transposed'] else ''} | {case['depth']} | {case['columns']} | "
-            f"{case['tiles']} | {rates[0]} | {rates[1]} | {plain['ms'] / ours['ms']:.2f} | {1e3 * short['ms']:.1f} | "
+            f"{tiles} | {rates[0]} | {rates[1]} | {plain['ms'] / ours['ms']:.2f} | {1e3 * short['ms']:.1f} | "
             f"{' / '.join(f'{1e3 * part:.1f}' for part in floor(case))} | {errors} |"
         )
     return lines

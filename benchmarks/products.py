@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -18,15 +19,15 @@ from graph_passes.matmul.plan import worth_it
 class Product:
     """One product of a layer, `[rows, depth]` by `[depth, columns]`, and where its result lies."""
 
-    def __init__(
-        self, rows: int, depth: int, columns: int, dtype: torch.dtype, exact: bool, transposed: bool = False
-    ) -> None:
-        """`exact`: whether nothing is to be rounded to TF32. `transposed`: how the left operand lies."""
+    def __init__(self, rows: int, depth: int, columns: int, dtype: torch.dtype, exact: bool) -> None:
+        """`exact`: whether nothing is to be rounded to TF32."""
         self.result = torch.empty(rows, columns, device="cuda", dtype=dtype)
-        self._on_tensor_cores = exact and dtype == torch.float32 and worth_it(rows, depth, columns, transposed)
+        self._on_tensor_cores = exact and dtype == torch.float32 and worth_it(rows, depth, columns)
         self._prepared: dict[tuple[object, ...], Callable[[int], None]] = {}
         if self._on_tensor_cores:
-            size = Shape(rows, depth, columns).memory_bytes
+            self._shape = Shape(rows, depth, columns)
+            self._tiling = multiplier().tiling(self._shape)
+            size = self._tiling.memory_bytes(self._shape)
             self._memory = torch.empty(size, device="cuda", dtype=torch.uint8)
 
     def __call__(self, left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -41,9 +42,9 @@ class Product:
         flags = tuple(transposed for _, transposed in operands)
         enqueue = self._prepared.get((places, flags))
         if enqueue is None:
-            shape = Shape(left.shape[0], left.shape[1], right.shape[1], *flags)
-            first, second, added = places
-            enqueue = multiplier().prepare(shape, first, second, added, self.result.data_ptr(), self._memory.data_ptr())
+            shape = replace(self._shape, transpose_left=flags[0], transpose_right=flags[1])
+            results = self.result.data_ptr(), self._memory.data_ptr()
+            enqueue = multiplier().prepare(shape, self._tiling, *places, *results)
             self._prepared[places, flags] = enqueue
         enqueue(torch.cuda.current_stream().cuda_stream)
         return self.result

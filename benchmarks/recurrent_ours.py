@@ -141,9 +141,9 @@ class _Layer:
             self.back = Sweep(programs[1], gradient.backward, units, case.steps, case.batch, dtype)
             self.back_states = [zeros for _ in gradient.backward.states]
             self.to_inputs = Product(rows, columns, units, dtype, exact)
-            self.to_input = Product(units, rows, columns, dtype, exact, transposed=True)
+            self.to_input = Product(units, rows, columns, dtype, exact)
             self.to_recurrent = [
-                (each, Product(units, rows, each.blocks * units, dtype, exact, transposed=True))
+                (each, Product(units, rows, each.blocks * units, dtype, exact))
                 for each in sorted(gradient.weight_gradients, key=lambda each: each.column)
             ]
 

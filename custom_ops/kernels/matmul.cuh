@@ -5,6 +5,8 @@
 //
 // Tensor cores cut off what they add up, always towards zero. A sum of 64 products at most stays
 // in them; such sums are added as float32 is, to the nearest.
+//
+// Where the result has few tiles, several CTAs share one, each with a part of the depth.
 #pragma once
 
 #include "common.cuh"
@@ -46,11 +48,11 @@ __device__ __forceinline__ uint4 load_matrices(unsigned from) {
 
 // Where a tile begins: 8 tiles of rows at a time, so that what CTAs read meets in L2.
 template <class Tiling>
-__device__ __forceinline__ int2 tile_of(const Arguments& arguments) {
+__device__ __forceinline__ int2 tile_of(const Arguments& arguments, int index) {
   constexpr int kBand = 8, kTile = Tiling::kTile;
   const int row_tiles = (arguments.rows + kTile - 1) / kTile;
   const int column_tiles = (arguments.columns + kTile - 1) / kTile;
-  const int band = blockIdx.x / (kBand * column_tiles), rest = blockIdx.x % (kBand * column_tiles);
+  const int band = index / (kBand * column_tiles), rest = index % (kBand * column_tiles);
   const int height = min(kBand, row_tiles - band * kBand);
   return make_int2((band * kBand + rest % height) * kTile, rest / height * kTile);
 }
@@ -121,6 +123,58 @@ __device__ __forceinline__ void put_out(const Arguments& arguments, int2 tile,
   if (!all_finite) multiply_exactly<Tiling>(arguments, tile);
 }
 
+__device__ __forceinline__ float4 load_from_l2(const float4* from) {
+  float4 four;
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
+               : "l"(from));
+  return four;
+}
+
+// Leaves a part's results where those of the other parts are. Says whether they are all there: then
+// the results are the sums of all parts, in their order whichever came last.
+template <class Tiling>
+__device__ __forceinline__ bool gather(const Arguments& arguments, int index, int part,
+                                       float* results) {
+  constexpr int kFours = Tiling::kTile * Tiling::kTile / 4, kAtOnce = 4;
+  constexpr int kFoursOfRow = Tiling::kTile / 4;
+  static_assert(kFours % (Tiling::kThreads * kAtOnce) == 0, "threads have as many numbers each");
+  const int parts = arguments.parts;
+  float4* const all =
+      reinterpret_cast<float4*>(arguments.sums) + index * static_cast<long long>(parts) * kFours;
+  const auto place = [&](int four) {
+    return reinterpret_cast<float4*>(results + four / kFoursOfRow * Tiling::kResultStride) +
+           four % kFoursOfRow;
+  };
+  for (int i = threadIdx.x; i < kFours; i += Tiling::kThreads) all[part * kFours + i] = *place(i);
+  __threadfence();
+  __syncthreads();
+  const unsigned others = parts - 1;
+  if (!__syncthreads_or(threadIdx.x == 0 && atomicAdd(arguments.arrived + index, 1) == others)) {
+    return false;
+  }
+  __threadfence();
+#pragma unroll 1
+  for (int i = threadIdx.x; i < kFours; i += Tiling::kThreads * kAtOnce) {
+    float4 sum[kAtOnce] = {};
+#pragma unroll 4
+    for (int other = 0; other < parts; ++other) {
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const float4 more = load_from_l2(all + other * kFours + i + j * Tiling::kThreads);
+        sum[j].x += more.x;
+        sum[j].y += more.y;
+        sum[j].z += more.z;
+        sum[j].w += more.w;
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) *place(i + j * Tiling::kThreads) = sum[j];
+  }
+  __syncthreads();
+  return true;
+}
+
 // How the sums of a warp's tile get their products, here by warps' own instructions.
 template <class Tiling>
 struct Sums {
@@ -171,13 +225,17 @@ struct Sums {
   }
 };
 
-// One tile of the result.
+// One tile of the result, or a part of its depth.
 template <class Tiling>
 __device__ inline void multiply(const Arguments& arguments, uint4* shared) {
   constexpr int kTile = Tiling::kTile, kRowTiles = Tiling::kRowTiles;
   constexpr int kColumnTiles = Tiling::kColumnTiles, kStages = Tiling::kStages;
   constexpr int kAtOnce = Sums<Tiling>::kLinesAtOnce, kAhead = kStages - kAtOnce;
-  const int2 tile = tile_of<Tiling>(arguments);
+  const int index = blockIdx.x % arguments.tiles, part = blockIdx.x / arguments.tiles;
+  const int2 tile = tile_of<Tiling>(arguments, index);
+  const int pairs_of_part = (arguments.lines / 2 + arguments.parts - 1) / arguments.parts;
+  const int first_line = part * pairs_of_part * 2;
+  const int end = min(first_line + pairs_of_part * 2, arguments.lines);
   const unsigned base = static_cast<unsigned>(__cvta_generic_to_shared(shared));
   const auto stage_of = [&](int line) {
     return base + line % kStages * (Tiling::kStageWords * 16);
@@ -200,7 +258,7 @@ __device__ inline void multiply(const Arguments& arguments, uint4* shared) {
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
       const int row = first_row + i * kRowsAtOnce;
-      const bool more = line < arguments.lines;
+      const bool more = line < end;
       const long long at = i * stride + line * kLine;
       constexpr int kBytes = kRowsAtOnce * kLine * 16;
       copy_async(stage + i * kBytes, left + at, more && tile.x + row < arguments.rows);
@@ -212,9 +270,9 @@ __device__ inline void multiply(const Arguments& arguments, uint4* shared) {
 
   float total[kRowTiles][kColumnTiles][4] = {};
 #pragma unroll
-  for (int line = 0; line < kAhead; ++line) fetch(line);
+  for (int line = 0; line < kAhead; ++line) fetch(first_line + line);
 #pragma unroll 1
-  for (int pair = 0; pair < arguments.lines; pair += 2) {
+  for (int pair = first_line; pair < end; pair += 2) {
     float sum[kRowTiles][kColumnTiles][4] = {};
 #pragma unroll
     for (int line = pair; line < pair + 2; line += kAtOnce) {
@@ -251,6 +309,7 @@ __device__ inline void multiply(const Arguments& arguments, uint4* shared) {
     }
   }
   __syncthreads();
+  if (arguments.parts > 1 && !gather<Tiling>(arguments, index, part, results)) return;
   put_out<Tiling>(arguments, tile, results);
 }
 

@@ -26,6 +26,9 @@ struct Arguments {
   const float *left_floats, *right_floats;
   int left_row, left_depth;       // strides of `left_floats`; one of them is 1
   int right_column, right_depth;  // of `right_floats`
+  int tiles, parts;               // of the result, and of each along the depth
+  float* sums;                    // [tiles, parts, numbers of a tile], or null
+  unsigned* arrived;              // [tiles], or null; zero once `split` is over
 };
 
 constexpr int kLine = 8;  // 16-byte words of a line
@@ -186,8 +189,11 @@ __device__ inline void split_across(const Operand& operand, int block) {
   }
 }
 
-// Cuts both operands.
+// Cuts both operands, and begins the count of the parts of a tile.
 __device__ inline void split(const Arguments& arguments) {
+  if (blockIdx.x == 0 && arguments.parts > 1) {
+    for (int i = threadIdx.x; i < arguments.tiles; i += kSplitThreads) arguments.arrived[i] = 0;
+  }
   const int right_blocks = (arguments.columns + kSplitRows - 1) / kSplitRows;
   const bool of_right = blockIdx.x < right_blocks;
   const Operand operand =

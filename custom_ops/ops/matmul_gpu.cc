@@ -12,6 +12,7 @@
 #include "custom_ops/ops/device_stream.h"
 #include "custom_ops/ops/gpu_kernel.h"
 #include "custom_ops/ops/matmul.h"
+#include "custom_ops/ops/matmul_tiling.h"
 
 namespace tfmem {
 namespace {
@@ -24,18 +25,11 @@ using ::tensorflow::Tensor;
 using ::tensorflow::TensorShape;
 
 // As custom_ops/kernels/matmul_split.cuh and matmul.cuh have them.
-constexpr int64_t kLineNumbers = 32;
 constexpr int64_t kLineBytes = 128;
 constexpr int64_t kSplitRows = 8;
 constexpr int64_t kLargeTile = 128;
-constexpr int64_t kSmallTile = 64;
-// A multiprocessor takes as long for three small tiles as for a large one.
-constexpr int64_t kSmallTiles = 3;
 
 int64_t Ceiling(int64_t number, int64_t divisor) { return (number + divisor - 1) / divisor; }
-int64_t Tiles(const MatMulCall& call, int64_t tile) {
-  return Ceiling(call.rows, tile) * Ceiling(call.columns, tile);
-}
 
 // The kernels' parameter: `Arguments` of matmul_split.cuh.
 struct Arguments {
@@ -45,6 +39,8 @@ struct Arguments {
   float* result;
   const float *left_floats, *right_floats;
   int32_t left_row, left_depth, right_column, right_depth;
+  int32_t tiles, parts;
+  void *sums, *arrived;
 };
 
 class MatMulOp : public OpKernel {
@@ -101,16 +97,23 @@ class MatMulOp : public OpKernel {
                          "] by [", call.depth, ", ", call.columns, "]; its kernels count to 2^31"));
       }
     }
-    const int64_t lines = Ceiling(call.depth, 2 * kLineNumbers) * 2;
-    // The pairs of both operands, then what takes their scaling back.
+    const MatMulShape shape{call.rows, call.depth, call.columns};
+    const MatMulTiling tiling = BestTiling(shape, kernels_[kLarge]->processors());
+    const int64_t lines = shape.lines(), tiles = shape.tiles(tiling.tile());
+    // The pairs of both operands, the sums of parts, what takes operands' scaling back, counts.
     const int64_t left_bytes = call.rows * lines * kLineBytes;
     const int64_t right_bytes = call.columns * lines * kLineBytes;
-    const int64_t scales = (call.rows + call.columns) * sizeof(float);
+    const int64_t sums_bytes = tiling.SumsBytes(shape);
+    const int64_t words = call.rows + call.columns + tiles;
     Tensor memory;
     absl::Status status = ctx->allocate_temp(
-        tensorflow::DT_UINT8, TensorShape({left_bytes + right_bytes + scales}), &memory);
+        tensorflow::DT_UINT8,
+        TensorShape({left_bytes + right_bytes + sums_bytes + words * int64_t{sizeof(float)}}),
+        &memory);
     if (!status.ok()) return status;
     char* const base = static_cast<char*>(memory.data());
+    char* const sums = base + left_bytes + right_bytes;
+    float* const scales = reinterpret_cast<float*>(sums + sums_bytes);
     Arguments arguments{};
     arguments.rows = call.rows;
     arguments.columns = call.columns;
@@ -118,8 +121,8 @@ class MatMulOp : public OpKernel {
     arguments.lines = lines;
     arguments.left = base;
     arguments.right = base + left_bytes;
-    arguments.unscale_rows = base + left_bytes + right_bytes;
-    arguments.unscale_columns = static_cast<float*>(arguments.unscale_rows) + call.rows;
+    arguments.unscale_rows = scales;
+    arguments.unscale_columns = scales + call.rows;
     arguments.bias = call.bias;
     arguments.result = call.product;
     arguments.left_floats = call.left;
@@ -128,14 +131,15 @@ class MatMulOp : public OpKernel {
     arguments.left_depth = transpose_left_ ? call.rows : 1;
     arguments.right_column = transpose_right_ ? call.depth : 1;
     arguments.right_depth = transpose_right_ ? 1 : call.columns;
+    arguments.tiles = tiles;
+    arguments.parts = tiling.parts;
+    arguments.sums = sums;
+    arguments.arrived = scales + call.rows + call.columns;
     const int64_t splits = Ceiling(call.rows, kSplitRows) + Ceiling(call.columns, kSplitRows);
     status = kernels_[kSplit]->LaunchBlocks(stream, &arguments, splits);
     if (!status.ok()) return status;
-    const int64_t processors = kernels_[kLarge]->processors();
-    const bool small = Ceiling(Tiles(call, kSmallTile), processors) <
-                       kSmallTiles * Ceiling(Tiles(call, kLargeTile), processors);
-    return kernels_[small ? kSmall : kLarge]->LaunchBlocks(
-        stream, &arguments, Tiles(call, small ? kSmallTile : kLargeTile));
+    return kernels_[tiling.small ? kSmall : kLarge]->LaunchBlocks(stream, &arguments,
+                                                                  tiles * tiling.parts);
   }
 
   bool transpose_left_ = false;

@@ -8,11 +8,9 @@ from graph_passes.ir import Graph, Node, TensorId, boolean
 
 BIAS = ("BiasAdd",)  # what a product may have fused
 # When it is worth it to cut both operands, by benchmarks/matmul.py and benchmarks/recurrent.py on an H200:
-LEAST_ROWS = 100
+LEAST_SIZE = 100  # rows, depth, columns: with fewer of one, an operand is cut for too little
 LEAST_PRODUCTS = 1 << 27  # multiply-adds, or
 LARGE = 1 << 19  # numbers of the right operand: so many that fewer products pay
-LEAST_RESULTS = 1 << 17  # enough for all multiprocessors
-LEAST_TRANSPOSED = 1 << 20  # the same where the left operand is cut across: by few blocks, if it has few rows
 UNKNOWN = 512  # stands for a size that nobody knows before the product runs
 
 
@@ -26,12 +24,9 @@ def plan_products(graph: Graph, among: Collection[str]) -> tuple[str, ...]:
     return tuple(name for name in among if name in graph.nodes and _replaced(graph, graph[name]))
 
 
-def worth_it(rows: int, depth: int, columns: int, transposed: bool = False) -> bool:
-    """Whether `[rows, depth]` by `[depth, columns]` takes less time on tensor cores.
-
-    `transposed`: the left operand lies as `[depth, rows]`.
-    """
-    if rows < LEAST_ROWS or rows * columns < (LEAST_TRANSPOSED if transposed else LEAST_RESULTS):
+def worth_it(rows: int, depth: int, columns: int) -> bool:
+    """Whether `[rows, depth]` by `[depth, columns]` takes less time on tensor cores."""
+    if min(rows, depth, columns) < LEAST_SIZE:
         return False
     return rows * depth * columns >= LEAST_PRODUCTS or depth * columns >= LARGE
 
@@ -42,10 +37,9 @@ def _replaced(graph: Graph, node: Node) -> bool:
     left, right = (_matrix(graph, tensor) for tensor in node.inputs[:2])
     if left is None or right is None:
         return False
-    transposed = boolean(node.attrs.get("transpose_a"))
-    rows = left[1 if transposed else 0]
+    rows = left[1 if boolean(node.attrs.get("transpose_a")) else 0]
     depth, columns = right[::-1] if boolean(node.attrs.get("transpose_b")) else right
-    return worth_it(rows, depth, columns, transposed)
+    return worth_it(rows, depth, columns)
 
 
 def _matrix(graph: Graph, tensor: TensorId) -> tuple[int, int] | None:

@@ -24,11 +24,18 @@ def outcome(milliseconds: float, error: float) -> dict[str, float]:
 
 
 def test_a_row_of_the_table() -> None:
-    case: dict[str, Any] = {"rows": 1000, "depth": 500, "columns": 2000, "transposed": True, "tiles": "large"}
+    case: dict[str, Any] = {
+        "rows": 1000,
+        "depth": 500,
+        "columns": 2000,
+        "transposed": True,
+        "tiles": "large",
+        "parts": 2,
+    }
     kinds = {"tfmem": outcome(0.02, 4e-7), "float32": outcome(0.05, 1e-6), "tf32": outcome(0.01, 3e-4)}
     *_, row = table({"case": case | kinds})
     cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells[:4] == ["1000 (transposed)", "500", "2000", "large"]
+    assert cells[:4] == ["1000 (transposed)", "500", "2000", "large, 2 parts"]
     # 2 * 1000 * 500 * 2000 flops are 2e9: in 20 us 100 TFLOPS; three times that at 989 TFLOPS is 6.1 us
     assert cells[4:10] == ["20.0", "100", "50.0", "40", "2.50", "10.0"]
     assert cells[10].startswith("6.1 / ")

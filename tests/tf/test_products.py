@@ -106,6 +106,6 @@ def test_so_do_products_of_gradients() -> None:
 
     trace = step.get_concrete_function(tf.TensorSpec([ROWS, STEPS, UNITS]))
     function, plan, ops = swapped(trace)
-    assert ops.count(MATMUL_OP) == 3  # of the inputs, and what their weights and those of the states get
-    assert plan.notes[0].count(",") == 3, plan.notes
+    assert ops.count(MATMUL_OP) == 4  # of the inputs, and what they, their weights and those of the states get
+    assert plan.notes[0].count(",") == 4, plan.notes
     compare(trace, function, [data(ROWS, STEPS, UNITS, scale=0.1)], tolerance=2e-5)

@@ -1,0 +1,58 @@
+#include "custom_ops/ops/matmul_tiling.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace tfmem {
+namespace {
+
+constexpr int64_t kPairNumbers = 64;  // along the depth, of two lines
+constexpr int64_t kMostParts = 16;
+constexpr int64_t kMostTurns = 2;  // of CTAs on all multiprocessors, where tiles are in parts
+
+int64_t Ceiling(int64_t number, int64_t divisor) { return (number + divisor - 1) / divisor; }
+
+// See `nanoseconds` of custom_ops/jit/matmul.py.
+int64_t Nanoseconds(const MatMulShape& shape, const MatMulTiling& tiling, int64_t processors) {
+  const int64_t pairs = Ceiling(shape.lines(), 2 * tiling.parts);
+  const int64_t turns = Ceiling(shape.tiles(tiling.tile()) * tiling.parts, processors);
+  const int64_t time = tiling.small
+                           ? pairs * std::max<int64_t>(870, 600 * turns) + Ceiling(turns, 2) * 3000
+                           : turns * (pairs * 1500 + 4000);
+  return time + (tiling.parts > 1 ? 3000 + tiling.SumsBytes(shape) / 1000 : 0);
+}
+
+}  // namespace
+
+int64_t MatMulShape::lines() const { return Ceiling(depth, kPairNumbers) * 2; }
+
+int64_t MatMulShape::tiles(int64_t tile) const {
+  return Ceiling(rows, tile) * Ceiling(columns, tile);
+}
+
+int64_t MatMulTiling::SumsBytes(const MatMulShape& shape) const {
+  return parts > 1 ? shape.tiles(tile()) * parts * tile() * tile() * sizeof(float) : 0;
+}
+
+MatMulTiling BestTiling(const MatMulShape& shape, int64_t processors) {
+  const int64_t pairs = shape.lines() / 2;
+  MatMulTiling best;
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (bool small : {false, true}) {
+    const int64_t tiles = std::max<int64_t>(shape.tiles(MatMulTiling{small}.tile()), 1);
+    const int64_t most = std::min({pairs, kMostParts, kMostTurns * processors / tiles});
+    for (int64_t parts = 1; parts <= std::max<int64_t>(most, 1); ++parts) {
+      // Each part has some of the depth.
+      if (parts > 1 && Ceiling(pairs, Ceiling(pairs, parts)) != parts) continue;
+      const MatMulTiling tiling{small, parts};
+      const int64_t time = Nanoseconds(shape, tiling, processors);
+      if (time < least) {
+        least = time;
+        best = tiling;
+      }
+    }
+  }
+  return best;
+}
+
+}  // namespace tfmem

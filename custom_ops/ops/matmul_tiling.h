@@ -1,0 +1,35 @@
+// How TfmemMatMul divides a product among CTAs. custom_ops/jit/matmul.py decides in the same way.
+// Knows neither TensorFlow nor a driver.
+#ifndef TFMEM_CUSTOM_OPS_OPS_MATMUL_TILING_H_
+#define TFMEM_CUSTOM_OPS_OPS_MATMUL_TILING_H_
+
+#include <cstdint>
+
+namespace tfmem {
+
+// [rows, depth] by [depth, columns].
+struct MatMulShape {
+  int64_t rows = 0;
+  int64_t depth = 0;
+  int64_t columns = 0;
+
+  // Of 32 numbers along the depth of a split operand: an even number.
+  int64_t lines() const;
+  int64_t tiles(int64_t tile) const;
+};
+
+struct MatMulTiling {
+  bool small = false;
+  int64_t parts = 1;  // of a tile's depth, each for a CTA of its own
+
+  int64_t tile() const { return small ? 64 : 128; }
+  // Of the sums of all parts, where there are several of a tile.
+  int64_t SumsBytes(const MatMulShape& shape) const;
+};
+
+// The one that should take the least time on so many multiprocessors.
+MatMulTiling BestTiling(const MatMulShape& shape, int64_t processors);
+
+}  // namespace tfmem
+
+#endif  // TFMEM_CUSTOM_OPS_OPS_MATMUL_TILING_H_

@@ -171,9 +171,8 @@ def tilings(shape: Shape, processors: int) -> Iterator[Tiling]:
 def nanoseconds(shape: Shape, tiling: Tiling, processors: int) -> int:
     """What a product takes once its operands are split, to compare tilings.
 
-    By all tilings of the shapes of benchmarks/matmul.py with up to 6 million results, on an H200: for each 64 of the
-    depth a large tile takes 1,500, and 4,000 besides; small ones 600, but one alone on its multiprocessor 870; sums of
-    parts 3,000, and 1 a KB."""
+    Fitted to tilings of 58 shapes on an H200 (docs/benchmarks.md): for each 64 of the depth a large tile takes 1,500,
+    and 4,000 besides; small ones 600, but one alone on its multiprocessor 870; sums of parts 3,000, and 1 a KB."""
     pairs = -(-shape.lines // (2 * tiling.parts))
     turns = -(-shape.tiles(tiling.tile) * tiling.parts // processors)
     small = pairs * max(870, 600 * turns) + -(-turns // 2) * 3000

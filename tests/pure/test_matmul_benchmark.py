@@ -19,6 +19,11 @@ def test_names_are_unique() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
 
 
+def test_products_of_gradients_have_no_bias() -> None:
+    for case in CASES:
+        assert case.gradient == (case.transposed or case.depth == 4 * case.columns)
+
+
 def outcome(milliseconds: float, error: float) -> dict[str, float]:
     return {"ms": milliseconds, "error": error, "rms": 0.0}
 

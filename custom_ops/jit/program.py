@@ -23,7 +23,7 @@ from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache, digest
 from custom_ops.spec import Configuration, RecurrentSpec
 
-FORMAT = "program 3"
+FORMAT = "program 4"
 ANY_BATCH = (1 << 31) - 1
 
 

@@ -11,7 +11,7 @@
 namespace tfmem {
 namespace {
 
-constexpr absl::string_view kFormat = "program 3";
+constexpr absl::string_view kFormat = "program 4";
 constexpr int64_t kMostGroups = 65535;  // CUDA's limit of a grid's second dimension
 
 template <typename... Parts>

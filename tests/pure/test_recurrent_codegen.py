@@ -290,7 +290,7 @@ def test_a_program_survives_its_bytes() -> None:
     assert from_bytes(replace(PROGRAM, fallback="g").to_bytes()).fallback == "g"
 
 
-@pytest.mark.parametrize("data", [b"", b"program 2\n\n", b"program 3\nkind cubin\n\n"])
+@pytest.mark.parametrize("data", [b"", b"program 3\n\n", b"program 4\nkind cubin\n\n"])
 def test_other_bytes_are_no_program(data: bytes) -> None:
     with pytest.raises(KernelError):
         from_bytes(data)

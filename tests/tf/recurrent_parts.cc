@@ -55,7 +55,7 @@ struct Fields {
 };
 
 std::string Program(const Fields& f) {
-  return absl::StrCat("program 3\nkind ", f.kind, "\narch ", f.arch, "\nentry main\n", f.fallback,
+  return absl::StrCat("program 4\nkind ", f.kind, "\narch ", f.arch, "\nentry main\n", f.fallback,
                       "rows ", f.rows, "\nctas ", f.ctas, "\ncluster ", f.cluster,
                       "\nthreads 256\nshared ", f.shared, "\nscratch ", f.scratch, "\ncooperative ",
                       f.cooperative, "\nstages ", f.stages, "\nmax_batch ", f.max_batch, "\n\n",
@@ -70,7 +70,7 @@ void TestHeader() {
   ExpectEqual(program->image.size(), 6u, "bytes of an image that has an empty line and a zero");
   ExpectEqual(program->fallback, "plain", "fallback");
   ExpectEqual(program->groups(9, 2), 6, "groups of 4 rows of a batch of 9, two directions");
-  ExpectError(tfmem::ParseGpuProgram("program 2\n\nx").status(), "expected 'program 3'");
+  ExpectError(tfmem::ParseGpuProgram("program 3\n\nx").status(), "expected 'program 4'");
   fields.rows = 0;
   ExpectError(tfmem::ParseGpuProgram(Program(fields)).status(), "'rows' is '0'");
   fields = {};

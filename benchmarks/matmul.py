@@ -12,16 +12,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.matmul_cases import CASES, KINDS, Case, table
 from benchmarks.products import multiplier
-from benchmarks.records import begun, load, save
+from benchmarks.records import begun, save
 from benchmarks.recurrent_peers import captured, median_milliseconds, settings
-from benchmarks.runs import command_line, named, waiting
+from benchmarks.runs import asked, command_line, waiting
 from custom_ops.jit.matmul import Shape, Tiling
 
 REPEATS = 10  # in one graph
@@ -29,15 +28,8 @@ REPEATS = 10  # in one graph
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the cases asked for, or print the table of results."""
-    parser = command_line("matmul", __doc__, "matmul.json")
-    parser.add_argument("--table", type=Path, help="results to make a table of, and run nothing")
-    options = parser.parse_args(arguments)
-    if options.table:
-        print("\n".join(table((load(options.table) or {"cases": {}})["cases"])))
-        return 0
-    cases = named(CASES, options.only)
-    if options.list:
-        print("\n".join(case.name for case in cases))
+    options, cases = asked(command_line("matmul", __doc__, "matmul.json"), arguments, CASES, table)
+    if not cases:
         return 0
     results = begun(options, torch=torch.__version__, cuda=str(torch.version.cuda))
     for case in waiting(cases, results, options):

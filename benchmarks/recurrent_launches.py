@@ -13,15 +13,14 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.records import begun, load, save
+from benchmarks.records import begun, save
 from benchmarks.recurrent_cases import BLOCKS, STAGES, Case, Chip, kernel_in_words
 from benchmarks.recurrent_kernels import FOLDER, specs_of
-from benchmarks.runs import command_line, named, waiting
+from benchmarks.runs import asked, command_line, waiting
 from custom_ops.jit import microbenchmark
 from custom_ops.jit.bench import DeviceBench
 from custom_ops.jit.cache import Cache
@@ -45,14 +44,8 @@ L2_BYTES_PER_SECOND = 132 * 77.5e9  # by the micro-benchmark, all multiprocessor
 def main(arguments: list[str] | None = None) -> int:
     """Run the cases asked for, or print the table of results."""
     parser = command_line("recurrent_launches", __doc__, "recurrent_launches.json")
-    parser.add_argument("--table", type=Path, help="results to make a table of, and run nothing")
-    options = parser.parse_args(arguments)
-    if options.table:
-        print("\n".join(table((load(options.table) or {"cases": {}})["cases"])))
-        return 0
-    cases = named(CASES, options.only)
-    if options.list:
-        print("\n".join(case.name for case in cases))
+    options, cases = asked(parser, arguments, CASES, table)
+    if not cases:
         return 0
     results = begun(options)
     cache = Cache(FOLDER)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
+
+from benchmarks.records import load
 
 
 class Named(Protocol):
@@ -41,6 +43,29 @@ def command_line(module: str, document: str | None, output: str = "") -> argpars
         parser.add_argument("--list", action="store_true", help="name the cases and stop")
         parser.add_argument("--total-seconds", type=float, default=540, help="begin no case when this is over (540)")
     return parser
+
+
+def asked(
+    parser: argparse.ArgumentParser,
+    arguments: list[str] | None,
+    cases: Sequence[AnyCase],
+    table: Callable[[Mapping[str, Mapping[str, Any]]], list[str]],
+) -> tuple[argparse.Namespace, list[AnyCase]]:
+    """The options, and the cases to run; none where their names or the table of results were asked for, and printed.
+
+    Raises:
+        ValueError: a pattern of `--only` fits no case.
+    """
+    parser.add_argument("--table", type=Path, help="results to make a table of, and run nothing")
+    options = parser.parse_args(arguments)
+    if options.table:
+        print("\n".join(table((load(options.table) or {"cases": {}})["cases"])))
+        return options, []
+    found = named(cases, options.only)
+    if options.list:
+        print("\n".join(case.name for case in found))
+        return options, []
+    return options, found
 
 
 def waiting(cases: Sequence[AnyCase], results: Mapping[str, Any], options: argparse.Namespace) -> Iterator[AnyCase]:

@@ -27,8 +27,8 @@ struct Arguments {
   int left_row, left_depth;       // strides of `left_floats`; one of them is 1
   int right_column, right_depth;  // of `right_floats`
   int tiles, parts;               // of the result, and of each along the depth
-  float* sums;                    // [tiles, parts, numbers of a tile], or null
-  unsigned* arrived;              // [tiles], or null; zero once `split` is over
+  float* sums;                    // of several parts: [tiles, parts, numbers of a tile]
+  unsigned* arrived;              // [tiles], how many parts are there: none once `split` is over
 };
 
 constexpr int kLine = 8;  // 16-byte words of a line

@@ -29,8 +29,6 @@ constexpr int64_t kLineBytes = 128;
 constexpr int64_t kSplitRows = 8;
 constexpr int64_t kLargeTile = 128;
 
-int64_t Ceiling(int64_t number, int64_t divisor) { return (number + divisor - 1) / divisor; }
-
 // The kernels' parameter: `Arguments` of matmul_split.cuh.
 struct Arguments {
   int32_t rows, columns, depth, lines;
@@ -97,7 +95,7 @@ class MatMulOp : public OpKernel {
                          "] by [", call.depth, ", ", call.columns, "]; its kernels count to 2^31"));
       }
     }
-    const MatMulShape shape{call.rows, call.depth, call.columns};
+    const MatMulSizes shape{call.rows, call.depth, call.columns};
     const MatMulTiling tiling = BestTiling(shape, kernels_[kLarge]->processors());
     const int64_t lines = shape.lines(), tiles = shape.tiles(tiling.tile());
     // The pairs of both operands, the sums of parts, what takes operands' scaling back, counts.

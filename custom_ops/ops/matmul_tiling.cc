@@ -10,10 +10,8 @@ constexpr int64_t kPairNumbers = 64;  // along the depth, of two lines
 constexpr int64_t kMostParts = 16;
 constexpr int64_t kMostTurns = 2;  // of CTAs on all multiprocessors, where tiles are in parts
 
-int64_t Ceiling(int64_t number, int64_t divisor) { return (number + divisor - 1) / divisor; }
-
 // See `nanoseconds` of custom_ops/jit/matmul.py.
-int64_t Nanoseconds(const MatMulShape& shape, const MatMulTiling& tiling, int64_t processors) {
+int64_t Nanoseconds(const MatMulSizes& shape, const MatMulTiling& tiling, int64_t processors) {
   const int64_t pairs = Ceiling(shape.lines(), 2 * tiling.parts);
   const int64_t turns = Ceiling(shape.tiles(tiling.tile()) * tiling.parts, processors);
   const int64_t time = tiling.small
@@ -24,17 +22,17 @@ int64_t Nanoseconds(const MatMulShape& shape, const MatMulTiling& tiling, int64_
 
 }  // namespace
 
-int64_t MatMulShape::lines() const { return Ceiling(depth, kPairNumbers) * 2; }
+int64_t MatMulSizes::lines() const { return Ceiling(depth, kPairNumbers) * 2; }
 
-int64_t MatMulShape::tiles(int64_t tile) const {
+int64_t MatMulSizes::tiles(int64_t tile) const {
   return Ceiling(rows, tile) * Ceiling(columns, tile);
 }
 
-int64_t MatMulTiling::SumsBytes(const MatMulShape& shape) const {
+int64_t MatMulTiling::SumsBytes(const MatMulSizes& shape) const {
   return parts > 1 ? shape.tiles(tile()) * parts * tile() * tile() * sizeof(float) : 0;
 }
 
-MatMulTiling BestTiling(const MatMulShape& shape, int64_t processors) {
+MatMulTiling BestTiling(const MatMulSizes& shape, int64_t processors) {
   const int64_t pairs = shape.lines() / 2;
   MatMulTiling best;
   int64_t least = std::numeric_limits<int64_t>::max();

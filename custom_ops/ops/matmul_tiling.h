@@ -7,8 +7,10 @@
 
 namespace tfmem {
 
+inline int64_t Ceiling(int64_t number, int64_t divisor) { return (number + divisor - 1) / divisor; }
+
 // [rows, depth] by [depth, columns].
-struct MatMulShape {
+struct MatMulSizes {
   int64_t rows = 0;
   int64_t depth = 0;
   int64_t columns = 0;
@@ -24,11 +26,11 @@ struct MatMulTiling {
 
   int64_t tile() const { return small ? 64 : 128; }
   // Of the sums of all parts, where there are several of a tile.
-  int64_t SumsBytes(const MatMulShape& shape) const;
+  int64_t SumsBytes(const MatMulSizes& shape) const;
 };
 
 // The one that should take the least time on so many multiprocessors.
-MatMulTiling BestTiling(const MatMulShape& shape, int64_t processors);
+MatMulTiling BestTiling(const MatMulSizes& shape, int64_t processors);
 
 }  // namespace tfmem
 

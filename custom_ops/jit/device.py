@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from custom_ops.jit.launch import checked, cuda_driver
+from custom_ops.jit.nvrtc import CompileSource, compile_source
 
 
 class Device:
@@ -20,13 +21,18 @@ class Device:
         arch: compute capability, 90 for 9.0.
         processors: streaming multiprocessors.
         name: as the driver says it.
+        driver: that works it.
+        compile_source: makes code for it, as `nvrtc.compile_source`.
     """
 
-    def __init__(self, ordinal: int = 0) -> None:
-        """Raises:
-        KernelError: there is no driver or no such GPU.
+    def __init__(self, ordinal: int = 0, driver: Any = None, compile_source: CompileSource = compile_source) -> None:
+        """The GPU `ordinal` of the CUDA driver, unless another driver is given.
+
+        Raises:
+            KernelError: there is no driver or no such GPU.
         """
-        self._driver = driver = cuda_driver()
+        self.driver = self._driver = driver = driver or cuda_driver()
+        self.compile_source = compile_source
         self._device = checked(driver, driver.cuDeviceGet(ordinal), f"find GPU {ordinal}")
         attribute = driver.CUdevice_attribute
         major = self._attribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)

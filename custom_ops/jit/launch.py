@@ -26,12 +26,14 @@ class Launcher:
         resident: CTAs that the device runs at once.
     """
 
-    def __init__(self, program: Program) -> None:
-        """Raises:
-        KernelError: there is no driver, the device cannot load the program, or not one group of it fits.
+    def __init__(self, program: Program, driver: Any = None) -> None:
+        """Load `program`, with the CUDA driver unless another is given.
+
+        Raises:
+            KernelError: there is no driver, the device cannot load the program, or not one group of it fits.
         """
         self.program = program
-        self._driver = driver = cuda_driver()
+        self._driver = driver = driver or cuda_driver()
         self._module = self._call(driver.cuModuleLoadData(program.image), "load a kernel")
         self._kernel = self._function(program.entry)
         self._fallback = self._function(program.fallback) if program.fallback else None

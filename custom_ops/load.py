@@ -85,6 +85,17 @@ class SpillBandwidth:
     read: float
 
 
+class HostMemory(NamedTuple):
+    """Bytes that can be allocated without swapping, and that there are at all, within the machine and the process's
+    control groups; `UNKNOWN_MEMORY` where the system does not say."""
+
+    available: int
+    limit: int
+
+
+UNKNOWN_MEMORY = (1 << 63) - 1
+
+
 class _CProbeRow(ctypes.Structure):
     _fields_ = [(field.name, ctypes.c_int64) for field in dataclasses.fields(ProbeRow)]
 
@@ -220,8 +231,14 @@ class Library:
         """Frees what the pools hold idle: pinned blocks, spill files, events."""
         self._functions.tfmem_trim()
 
+    def host_memory(self, root: str = "") -> HostMemory:
+        """Reads what the host has left; `root` is where the system's files lie, for tests."""
+        values = (ctypes.c_int64 * len(HostMemory._fields))()
+        self._functions.tfmem_host_memory(ctypes.c_char_p(os.fsencode(root)), values)
+        return HostMemory(*values)
+
     def link_bandwidth(self, device: int = 0, size: int = 256 << 20) -> LinkBandwidth:
-        """Measures the link of GPU `device` with copies of `size` bytes. Blocks.
+        """Measures the link of GPU `device`, as the driver counts them, with copies of `size` bytes. Blocks.
 
         Allocates 2 * `size` bytes on the GPU, beside TensorFlow's own memory.
 

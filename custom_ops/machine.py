@@ -6,10 +6,10 @@ stored as points, and read between them along straight lines over a logarithmic 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
-from math import log
+from math import isfinite, log
 from typing import Any, TypeAlias
 
 from custom_ops.errors import KernelError
@@ -96,14 +96,46 @@ def from_json(values: Mapping[str, Any]) -> Machine:
     """A machine from JSON; keys that begin with an underscore are notes.
 
     Raises:
-        KernelError: a field is missing, or there is one too many.
+        KernelError: a field is missing, there is one too many, or it holds something else.
     """
     names = {field.name for field in fields(Machine)}
     given = {name for name in values if not name.startswith("_")}
     if given != names:
         wrong = ", ".join(sorted(names ^ given))
         raise KernelError(f"a machine description has a missing or unknown field: {wrong}; measure the machine again")
-    return Machine(**{name: _tuples(values[name]) for name in names})
+    found = {name: _tuples(values[name]) for name in names}
+    for field in fields(Machine):
+        if not _IS_KIND[str(field.type)](found[field.name]):
+            raise KernelError(
+                f"{field.name} of a machine description is no {field.type} of finite numbers; measure the machine again"
+            )
+    return Machine(**found)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and isfinite(value)
+
+
+def _is_curve(value: Any) -> bool:
+    """Points with x ascending and positive; at least one, so that it can be read."""
+    if not isinstance(value, tuple) or not value or not all(isinstance(point, tuple) for point in value):
+        return False
+    if not all(len(point) == 2 and all(map(_is_number, point)) for point in value):
+        return False
+    places = [0.0, *(x for x, _ in value)]
+    return all(left < right for left, right in pairwise(places))
+
+
+_IS_KIND: Mapping[str, Callable[[Any], bool]] = {
+    "str": lambda value: isinstance(value, str),
+    "int": _is_count,
+    "float": _is_number,
+    "Curve": _is_curve,
+}
 
 
 def shared_memory(arch: int) -> int:

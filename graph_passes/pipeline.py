@@ -141,7 +141,8 @@ def describe(
 ) -> Report:
     """The report of a plan, nothing measured yet."""
     names = [item.node for item in timeline.steps]
-    shown = sorted({*plan.ordered, plan.before.peak_at, plan.after.peak_at})
+    peaks = {plan.before.peak_at, plan.after.peak_at} if names else set()  # a step may have no op at all
+    shown = sorted({*plan.ordered, *peaks})
     after = usage_under(timeline, plan.moves, plan.fillings)
     records = tuple(
         TransferRecord(

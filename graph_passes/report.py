@@ -145,7 +145,10 @@ class Report:
         Raises:
             ValueError: the text is not JSON, is of another format, or lacks or adds a field.
         """
-        data = json.loads(text)
+        try:
+            data = json.loads(text)
+        except RecursionError as error:
+            raise ValueError("not a tfmem report: too deep") from error
         if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
             raise ValueError(f"not a tfmem report of format {FORMAT}; write it with Report.to_json")
         try:

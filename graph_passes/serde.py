@@ -135,8 +135,18 @@ def _read_parts(
         for index, tensor in enumerate(op.outputs):
             specs[TensorId(node_def.name, index)] = _spec(tensor)
         if node_def.op == "Const" and _is_small(specs[TensorId(node_def.name)]):
-            constants[node_def.name] = tf.make_ndarray(node_def.attr["value"].tensor)
+            value = _value(node_def.attr["value"].tensor)
+            if value is not None:
+                constants[node_def.name] = value
     return nodes, specs, constants
+
+
+def _value(tensor: Any) -> npt.NDArray[Any] | None:
+    """A constant's value; None for a proto that only TensorFlow's C++ reads (more values than its shape has, say)."""
+    try:
+        return tf.make_ndarray(tensor)
+    except (ValueError, TypeError, IndexError, KeyError, OverflowError):
+        return None
 
 
 def _read_functions(graph_def: Any, graph: Any, library: Mapping[str, Any]) -> dict[tuple[str, str], Function]:
@@ -172,10 +182,13 @@ def _read_function(definition: Any, inputs: Sequence[Any], library: Mapping[str,
             return None
         for index, output in enumerate(outputs):
             flat[f"{node_def.name}:{output}"] = f"{node_def.name}:{index}" if index else node_def.name
-    for node in graph_def.node:
-        node.input[:] = [name if name.startswith("^") else flat[name] for name in node.input]
-        node.attr.pop("_class", None)
-    results = [parse_input(flat[definition.ret[result.name]])[0] for result in definition.signature.output_arg]
+    try:
+        for node in graph_def.node:
+            node.input[:] = [name if name.startswith("^") else flat[name] for name in node.input]
+            node.attr.pop("_class", None)
+        results = [parse_input(flat[definition.ret[result.name]])[0] for result in definition.signature.output_arg]
+    except KeyError:  # it reads, or returns, what it does not make
+        return None
     return _infer(graph_def, names, inputs, results, library, dict(definition.attr))
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from custom_ops.load import Library, load
-from graph_passes.errors import AlreadyOptimizedError, GraphError
+from graph_passes.checks import directory, names
+from graph_passes.errors import AlreadyOptimizedError, GraphError, OptionsError
 from graph_passes.report import Report
 from tfmem.capture import function as functions
 from tfmem.capture import graph_def as graph_defs
@@ -74,6 +75,9 @@ def optimize(
         OptionsError: an option is unknown, or the spill directory is unusable.
         OpLibraryError: the op library is missing or was built for another TensorFlow.
     """
+    fetches, feeds = names("fetches", fetches), names("feeds", feeds, "placeholders")
+    if output is not None:
+        output = directory("output", output)
     engine = make_engine(merged(options, memory_budget, policy, **changes))
     if isinstance(x, str | os.PathLike):
         return _optimize_saved_model(os.fspath(x), output, engine)
@@ -117,14 +121,14 @@ def report(x: Any) -> Report:
             most memory is reported.
 
     Raises:
-        GraphError: `x` was not optimised, or its step has not run yet.
+        GraphError: `x` was not optimised, or its step has not run yet, or what is stored with it is no report.
     """
     if isinstance(x, tf.compat.v1.GraphDef | tf.compat.v1.MetaGraphDef):
-        return Report.from_json(graph_defs.report_in(getattr(x, "graph_def", x)))
+        return _parsed(graph_defs.report_in(getattr(x, "graph_def", x)), "the graph")
     if isinstance(x, OptimizedFunction):
         return x.report
     if isinstance(x, str | os.PathLike) and (file := Path(x, _REPORT_FILE)).is_file():
-        return Report.from_json(file.read_text())
+        return _parsed(file.read_text(errors="replace"), str(file))
     holder = getattr(x, REPORT, None)
     if isinstance(holder, list):
         traced = [function.report for function in holder if function.traced] or [holder[-1].report]
@@ -132,6 +136,13 @@ def report(x: Any) -> Report:
     if isinstance(holder, Report):
         return holder
     raise GraphError(f"no report: this {type(x).__name__} was not optimised by tfmem")
+
+
+def _parsed(text: str, where: str) -> Report:
+    try:
+        return Report.from_json(text)
+    except ValueError as error:
+        raise GraphError(f"what {where} holds as the report of tfmem is none ({error}); optimise it again") from error
 
 
 def load_ops() -> Library:
@@ -144,9 +155,13 @@ def load_ops() -> Library:
 
 
 def make_engine(options: Options) -> Engine:
-    """The device, its link and the ops, for `options`; the budget is checked here."""
+    """The device, its link and the ops, for `options`; what depends on the device is checked here."""
     ops = load()
     target = find_target(options.device, ops)
+    mechanism = options.offload.mechanism
+    if mechanism not in ("auto", *(("copy", "managed") if target.is_gpu else ("file",))):
+        allowed = "'copy', 'managed'" if target.is_gpu else "'file'"
+        raise OptionsError(f"mechanism='{mechanism}' is not for {target.name}; use {allowed} or 'auto'")
     engine = Engine(options, ops, target, measured_link(target, ops, options.offload.spill_directory))
     _ = engine.budget  # raises for a budget that is none
     return engine

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from custom_ops.errors import TfmemError
+from graph_passes.checks import LARGEST, directory, instance, one_of, series, shapes, shown, text, truth
 from graph_passes.errors import InvalidBudgetError, OptionsError
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.recurrent.options import RecurrentOptions
@@ -22,6 +26,14 @@ _KERNEL_FLAGS = (
 )
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+
+
+def _home_cache() -> str:
+    """In the user's home directory; "" where there is none, as in a container whose user has no entry."""
+    try:
+        return str(Path.home() / ".cache" / "tfmem")
+    except RuntimeError:
+        return ""
 
 
 @dataclass(frozen=True)
@@ -50,14 +62,26 @@ class Options:
     input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     device: str = ""
     observe: bool = True
-    cache_directory: str = field(default_factory=lambda: str(Path.home() / ".cache" / "tfmem"))
+    cache_directory: str = field(default_factory=_home_cache)
 
     def __post_init__(self) -> None:
-        for name in self.passes:
-            if name not in get_args(PassName):
-                known = ", ".join(get_args(PassName))
-                raise OptionsError(f"passes={self.passes!r}: no pass '{name}'; there are: {known}")
-        parse_budget(self.memory_budget, 1 << 62)
+        known = get_args(PassName)
+        passes = series("passes", self.passes, f"a tuple of passes; there are: {', '.join(known)}")
+        for name in passes:
+            if not isinstance(name, str) or name not in known:
+                raise OptionsError(f"passes={shown(self.passes)}: no pass {shown(name)}; there are: {', '.join(known)}")
+        checked = {
+            "passes": passes,
+            "input_shapes": shapes("input_shapes", self.input_shapes),
+            "device": text("device", self.device),
+            "observe": truth("observe", self.observe),
+            "cache_directory": directory("cache_directory", self.cache_directory, ', or "" for none'),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        instance("offload", self.offload, OffloadOptions)
+        instance("recurrent", self.recurrent, RecurrentOptions)
+        parse_budget(self.memory_budget, LARGEST)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Options:
@@ -70,27 +94,44 @@ class Options:
             OptionsError: a variable has a value that its option does not take.
         """
         found = os.environ if environ is None else environ
-        offload: dict[str, Any] = {}
-        if "TFMEM_POLICY" in found:
-            offload["policy"] = found["TFMEM_POLICY"]
-        if "TFMEM_SPILL_DIR" in found:
-            offload["spill_directory"] = found["TFMEM_SPILL_DIR"]
-        for variable, name in (("TFMEM_SPILL_BUDGET", "spill_budget"), ("TFMEM_HOST_BUDGET", "host_budget")):
-            if variable in found:
-                offload[name] = parse_budget(found[variable], 1 << 62)
-        values: dict[str, Any] = {}
-        for variable, name in (
-            ("TFMEM_MEMORY_BUDGET", "memory_budget"),
-            ("TFMEM_CACHE_DIR", "cache_directory"),
-            ("TFMEM_DEVICE", "device"),
-        ):
-            if variable in found:
-                values[name] = found[variable]
-        if "TFMEM_OBSERVE" in found:
-            if found["TFMEM_OBSERVE"] not in ("0", "1"):
-                raise OptionsError(f"TFMEM_OBSERVE={found['TFMEM_OBSERVE']!r}: expected 0 or 1")
-            values["observe"] = found["TFMEM_OBSERVE"] == "1"
-        return cls(**values, offload=OffloadOptions(**offload))
+        result = cls()
+        for variable, name, read in _VARIABLES:
+            if variable not in found:
+                continue
+            try:
+                value = read(found[variable])
+                if name in OffloadOptions.__dataclass_fields__:
+                    result = replace(result, offload=replace(result.offload, **{name: value}))
+                else:
+                    result = replace(result, **{name: value})
+            except TfmemError as error:
+                raise type(error)(f"environment variable {variable}: {error}") from error
+        return result
+
+
+def _size(given: str) -> int:
+    """Bytes, or a text such as "64GiB"; no fraction: there is nothing that it could be one of."""
+    size, is_fraction = _parsed(given) or (Decimal(-1), False)
+    if is_fraction or not 0 <= size <= LARGEST:
+        raise OptionsError(f'{shown(given)} is not a size; expected bytes, or a text such as "64GiB"')
+    return int(size)
+
+
+def _flag(given: str) -> bool:
+    one_of("it", given, ("0", "1"))
+    return given == "1"
+
+
+_VARIABLES: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
+    ("TFMEM_MEMORY_BUDGET", "memory_budget", str),
+    ("TFMEM_POLICY", "policy", str),
+    ("TFMEM_SPILL_DIR", "spill_directory", str),
+    ("TFMEM_SPILL_BUDGET", "spill_budget", _size),
+    ("TFMEM_HOST_BUDGET", "host_budget", _size),
+    ("TFMEM_CACHE_DIR", "cache_directory", str),
+    ("TFMEM_DEVICE", "device", str),
+    ("TFMEM_OBSERVE", "observe", _flag),
+)
 
 
 def kernel_flags(environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -105,7 +146,8 @@ def workspace_limits(environ: Mapping[str, str] | None = None) -> tuple[int, int
     As `GetDnnWorkspaceLimitOrDefault` and `ConvolveScratchSize` in its sources have them.
     """
     given = kernel_flags(environ).get("TF_CUDNN_WORKSPACE_LIMIT_IN_MB", "")
-    return (int(given) << 20, int(given) << 20) if given.isdecimal() else (8 << 30, 4 << 30)
+    is_size = re.fullmatch("[0-9]{1,12}", given) is not None
+    return (int(given) << 20, int(given) << 20) if is_size else (8 << 30, 4 << 30)
 
 
 def parse_budget(budget: Budget, device_memory: int) -> int | None:
@@ -118,42 +160,51 @@ def parse_budget(budget: Budget, device_memory: int) -> int | None:
     Raises:
         InvalidBudgetError: the budget is zero, negative, over the device's memory, or not a size.
     """
-    expected = 'expected bytes, a text such as "10GiB", or a fraction of at most 1.0'
     if budget is None:
         return None
-    if isinstance(budget, bool) or not isinstance(budget, int | float | str):
-        raise InvalidBudgetError(f"memory_budget={budget!r}: {expected}")
+    given, expected = f"memory_budget={shown(budget)}", 'bytes, a text such as "10GiB", or a fraction of at most 1.0'
+    size: Any
     if isinstance(budget, str):
-        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z]*)\s*", budget)
-        if not match or match[2].upper() not in _UNITS:
-            raise InvalidBudgetError(f"memory_budget={budget!r} is not a size; {expected}")
-        # "0.5" without a unit is the fraction it looks like
-        if not match[2] and "." in match[1]:
-            return parse_budget(float(match[1]), device_memory)
-        size = int(float(match[1]) * _UNITS[match[2].upper()])
-    elif isinstance(budget, float):
-        if not 0.0 < budget <= 1.0:
-            raise InvalidBudgetError(f"memory_budget={budget!r}: a fraction lies above 0 and at most at 1; {expected}")
-        size = int(budget * device_memory)
+        if (parsed := _parsed(budget)) is None:
+            raise InvalidBudgetError(f"{given} is not a size; expected {expected}")
+        size, is_fraction = parsed
+    elif isinstance(budget, Real) and not isinstance(budget, bool):
+        size, is_fraction = budget, not isinstance(budget, Integral)
     else:
-        size = budget
-    if size <= 0:
-        raise InvalidBudgetError(f"memory_budget={budget!r} leaves no memory at all; {expected}")
+        raise InvalidBudgetError(f"{given}: expected {expected}")
+    if is_fraction:
+        if not 0 < size <= 1:  # nor is NaN
+            raise InvalidBudgetError(f"{given}: a fraction lies above 0 and at most at 1; expected {expected}")
+        size = float(size) * device_memory
+    if size < 1:
+        raise InvalidBudgetError(f"{given} leaves no memory at all; expected {expected}")
     if size > device_memory:
-        raise InvalidBudgetError(
-            f"memory_budget={budget!r} is {size:,} bytes, but the device has {device_memory:,}; "
-            "give a smaller budget, or None for all of it"
-        )
-    return size
+        found = "more than any device has"
+        if device_memory < LARGEST:
+            found = f"{shown(int(size))} bytes, but the device has {device_memory:,}"
+        raise InvalidBudgetError(f"{given} is {found}; give a smaller budget, or None for all of it")
+    return int(size)
+
+
+def _parsed(given: str) -> tuple[Decimal, bool] | None:
+    """A size as a text has it, and whether it is a fraction: "0.5" without a unit is what it looks like."""
+    match = re.fullmatch(r"\s*([0-9]{1,40}(?:\.[0-9]{1,40})?|\.[0-9]{1,40})\s*([A-Za-z]*)\s*", given)
+    if not match or match[2].upper() not in _UNITS:
+        return None
+    return Decimal(match[1]) * _UNITS[match[2].upper()], not match[2] and "." in match[1]
 
 
 def merged(options: Options | None, memory_budget: Budget, policy: str | None, **changes: Any) -> Options:
     """`options` (or the environment's) with the shorthand arguments of the public functions laid over it."""
+    if options is not None:
+        instance("options", options, Options)
     result = Options.from_env() if options is None else options
     if memory_budget is not None:
         changes["memory_budget"] = memory_budget
     if policy is not None:
-        changes["offload"] = replace(result.offload, policy=policy)  # type: ignore[arg-type]
+        offload = changes.get("offload", result.offload)
+        instance("offload", offload, OffloadOptions)
+        changes["offload"] = replace(offload, policy=policy)
     unknown = set(changes) - set(Options.__dataclass_fields__)
     if unknown:
         raise OptionsError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,9 +19,11 @@ from custom_ops.errors import OpLibraryError
 from custom_ops.load import Library
 from custom_ops.spec import Precision
 from graph_passes.analysis.simulate import Link
+from graph_passes.checks import shown
 from graph_passes.cost import device as profiles
 from graph_passes.errors import OptionsError
 from tfmem.config import kernel_flags
+from tfmem.ordinals import driver_ordinal
 
 
 @dataclass(frozen=True)
@@ -30,9 +33,9 @@ class Target:
     Attributes:
         name: as TensorFlow places ops on it, "/device:GPU:0".
         description: what it is, "NVIDIA H200".
-        memory: bytes TensorFlow may use of it; on the CPU, the machine's memory.
+        memory: bytes TensorFlow may use of it; on the CPU, the machine's memory, or its control group's.
         profile: what it can do.
-        ordinal: which of its type it is, as the driver counts them.
+        ordinal: of a GPU, its number in the CUDA driver; that in its name is TensorFlow's own.
         precision: what TensorFlow lets products of float32 round to on it.
     """
 
@@ -60,26 +63,43 @@ def find_target(wanted: str, library: Library) -> Target:
     Raises:
         OptionsError: the named device does not exist.
     """
-    logical = tf.config.list_logical_devices()
-    gpus = [device.name for device in logical if device.device_type == "GPU"]
-    names = {device.name: device for device in logical if device.device_type in ("CPU", "GPU")}
+    logical = [device for device in tf.config.list_logical_devices() if device.device_type in ("CPU", "GPU")]
+    names = [device.name[device.name.index("/device:") :] for device in logical]
     if wanted:
-        matches = [name for name in names if name.endswith(wanted.removeprefix("/device:").upper())]
-        if not matches:
-            raise OptionsError(f"device={wanted!r}: there is no such device; there are: {', '.join(names)}")
-        name = matches[0]
+        # as TensorFlow takes it: "GPU:1", "/gpu:1", "/device:GPU:1", "/job:localhost/replica:0/task:0/device:GPU:1"
+        match = re.fullmatch(r"(?:/job:[^/]*/replica:[0-9]+/task:[0-9]+)?/?(?:device:)?([A-Za-z]+:[0-9]+)", wanted)
+        name = f"/device:{match[1].upper()}" if match else ""
+        if name not in names:
+            raise OptionsError(f"device={shown(wanted)}: there is no such device; there are: {', '.join(names)}")
     else:
-        name = gpus[0] if gpus else next(name for name in names if "CPU" in name)
-    short = name[name.index("/device:") :]
+        name = next((name for name in names if "GPU" in name), next(name for name in names if "CPU" in name))
     if "CPU" in name:
-        return Target(short, "CPU", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), profiles.load("cpu"))
-    index = [device.name for device in logical if device.device_type == "GPU"].index(name)
+        return Target(name, "CPU", cpu_memory(library), profiles.load("cpu"))
     physical = tf.config.list_physical_devices("GPU")
-    ordinal = min(index, len(physical) - 1)
-    details = tf.config.experimental.get_device_details(physical[ordinal])
+    ordinal = _driver_ordinal(int(name.rpartition(":")[2]))
+    device = next(device for device in physical if device.name.endswith(f":{ordinal}"))
+    details = tf.config.experimental.get_device_details(device)
     description = str(details.get("device_name", "GPU"))
-    limit = memory(library, short).bytes_limit
-    return Target(short, description, limit, profiles.detect(description), ordinal, products_of_float32(details))
+    limit = memory(library, name).bytes_limit
+    return Target(name, description, limit, profiles.detect(description), ordinal, products_of_float32(details))
+
+
+def _driver_ordinal(index: int) -> int:
+    """The GPU, as the driver counts them, on which the logical device "GPU:<index>" lies."""
+    physical, visible = tf.config.list_physical_devices("GPU"), tf.config.get_visible_devices("GPU")
+    split = {
+        device.name: [part.experimental_device_ordinal for part in parts]
+        for device in visible
+        if (parts := tf.config.get_logical_device_configuration(device))
+    }
+    found = driver_ordinal([d.name for d in physical], [d.name for d in visible], split, index)
+    return found if found is not None else min(index, len(physical) - 1)  # a session chose the devices by itself
+
+
+def cpu_memory(library: Library) -> int:
+    """Bytes of the machine, or of the control group that the process is in."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(machine, library.host_memory().limit)
 
 
 def products_of_float32(details: Mapping[str, Any]) -> Precision:
@@ -138,7 +158,7 @@ def measured_link(target: Target, library: Library, spill_directory: str = "") -
     """Bytes a second out of and into the device's memory, measured once with both directions busy."""
     try:
         if target.is_gpu:
-            link = library.link_bandwidth(int(target.name.rpartition(":")[2]))
+            link = library.link_bandwidth(target.ordinal)
             return Link(link.both_to_host, link.both_to_device)
         spill = library.spill_bandwidth(spill_directory)
         return Link(spill.write, spill.read)

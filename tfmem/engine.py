@@ -93,7 +93,7 @@ class Engine:
     def require_host_room(self, timeline: Timeline, plan: OffloadPlan) -> None:
         """Raise if the host cannot take what `plan` moves; see `tfmem.host`."""
         moved = sum(timeline.buffers[move.buffer].nbytes for move in plan.moves)
-        require_room(moved, self.options.offload, self.target.is_gpu)
+        require_room(moved, self.options.offload, self.target.is_gpu, self.library)
 
     @property
     def swaps(self) -> bool:

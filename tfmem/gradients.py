@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from graph_passes import checks
 from graph_passes.errors import GraphError, NoGradientError
 from tfmem.api import make_engine
 from tfmem.config import Budget, Options, merged
@@ -29,7 +30,7 @@ def avm_gradients(
 
     Args:
         loss: the loss, a tensor of the graph being built.
-        variables: what to differentiate by.
+        variables: what to differentiate by; one, or several.
         memory_budget, policy, options: as in `tfmem.optimize`.
         **gradients: passed to `tf.gradients`.
 
@@ -38,11 +39,18 @@ def avm_gradients(
 
     Raises:
         GraphError: called eagerly.
+        OptionsError: an argument is of the wrong type.
         NoGradientError: the loss depends on none of the variables.
         BudgetError: see `tfmem.optimize`.
     """
     if tf.executing_eagerly():
         raise GraphError("avm_gradients needs a graph: call it inside a tf.function or under tf.Graph().as_default()")
+    if not isinstance(loss, tf.Tensor) or hasattr(loss, "numpy"):
+        checks.refuse("loss", loss, "a tensor of the graph that is being built")
+    variables = [variables] if hasattr(variables, "dtype") else checks.series("variables", variables, "a list of them")
+    for variable in variables:
+        if not (hasattr(variable, "dtype") and hasattr(variable, "shape")):
+            checks.refuse("variables", variable, "variables or tensors of the graph")
     engine = make_engine(merged(options, memory_budget, policy))
     if any(getattr(variable, "dtype", tf.float32)._is_ref_dtype for variable in variables):  # noqa: SLF001
         gradients.setdefault("gate_gradients", True)  # an update must not change what its layer's other gradient reads

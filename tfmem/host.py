@@ -6,11 +6,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from custom_ops.load import Library
 from graph_passes.errors import HostMemoryError, SpillDirectoryError
 from graph_passes.offload.options import OffloadOptions
 
 
-def require_room(moved: int, options: OffloadOptions, is_gpu: bool) -> None:
+def require_room(moved: int, options: OffloadOptions, is_gpu: bool, library: Library) -> None:
     """Check the spill directory (no GPU) or the host's memory (GPU) for `moved` bytes.
 
     Raises:
@@ -18,34 +19,23 @@ def require_room(moved: int, options: OffloadOptions, is_gpu: bool) -> None:
         HostMemoryError: the spill budget, the host budget or the host's free memory is too small.
     """
     if is_gpu:
-        _require_host_memory(moved, options)
+        _require_host_memory(moved, options, library)
     else:
         _require_spill_space(moved, options)
 
 
-def _require_host_memory(moved: int, options: OffloadOptions) -> None:
+def _require_host_memory(moved: int, options: OffloadOptions, library: Library) -> None:
     if options.host_budget and moved > options.host_budget:
         raise HostMemoryError(
             f"the plan moves {moved:,} bytes to the host, but host_budget is {options.host_budget:,}; "
             "raise host_budget, or memory_budget so that less has to move"
         )
-    free = available_host_memory()
-    if free is not None and moved > free:
+    free = library.host_memory().available
+    if moved > free:
         raise HostMemoryError(
-            f"the plan moves {moved:,} bytes to the host, which has {free:,} free; "
+            f"the plan moves {moved:,} bytes to the host, which has {free:,} free for this process; "
             "raise memory_budget so that less has to move, or use a smaller batch"
         )
-
-
-def available_host_memory() -> int | None:
-    """Bytes that the kernel says can be taken without swapping; None where it does not say."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return None
 
 
 def _require_spill_space(moved: int, options: OffloadOptions) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import fields
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from custom_ops.jit.cache import digest, read_file, write_file
 from graph_passes.cost.observe import Observation
 from graph_passes.ir import Graph
 
-FORMAT = 2
+FORMAT = 3
+LARGEST = 64 << 20  # bytes of a file: ten times what a step of 24,000 ops takes
+LONGEST = 1e5  # seconds of a step
 
 
 def fingerprint(graph: Graph, facts: Mapping[str, Any]) -> str:
@@ -23,43 +26,91 @@ def fingerprint(graph: Graph, facts: Mapping[str, Any]) -> str:
         graph: the graph; its ops, edges, shapes and dtypes count, attribute values that do not change shapes do not.
         facts: the budget, and the device with its software (`devices.conditions`), as JSON-able values.
     """
-    digest = hashlib.sha256(json.dumps([FORMAT, facts], sort_keys=True, default=str).encode())
+    state = hashlib.sha256(json.dumps([FORMAT, facts], sort_keys=True, default=str).encode())
     for node in graph:
         specs = [graph.specs.get(tensor) for tensor in graph.tensors(node)]
-        digest.update(f"{node.name}|{node.op}|{node.inputs}|{node.control}|{specs}\n".encode())
-    return digest.hexdigest()[:32]
+        state.update(f"{node.name}|{node.op}|{node.inputs}|{node.control}|{specs}\n".encode())
+    return state.hexdigest()[:32]
 
 
 class ProfileCache:
     """A folder of observations; an unusable folder or file is the same as an empty one.
 
-    What is in use besides a step is another process's own: a base is stored as what is beyond that.
+    What is in use besides a step is another process's own: an observation is read as of a step that finds other memory
+    in use. A file may be of any content, whoever wrote it: nothing in it is believed that no step could have measured.
     """
 
     def __init__(self, directory: str) -> None:
         self._directory = Path(directory) / "profiles" if directory else None
 
-    def load(self, key: str, in_use: int) -> Observation | None:
-        """The observation stored under `key`, if there is one, as of a step before which `in_use` bytes are taken."""
+    def load(self, key: str, in_use: int, ops: Collection[str], most: int) -> Observation | None:
+        """The observation stored under `key`, if there is one.
+
+        Args:
+            key: see `fingerprint`.
+            in_use: bytes that are taken before the step.
+            ops: the names of its ops.
+            most: bytes of the device's memory.
+        """
         if self._directory is None:
             return None
         try:
-            values = json.loads((self._directory / f"{key}.json").read_text())
-            values["curve"] = tuple((name, size) for name, size in values["curve"])
-            values["base"] += in_use
-            return Observation(**values)
-        except (OSError, ValueError, TypeError, KeyError):
+            values = json.loads(read_file(self._directory / f"{key}.json", LARGEST), parse_constant=_refuse)
+            found, before = _observation(values, key)
+            _require_possible(found, before, frozenset(ops), most)
+            return Observation(**{**_fields(found), "base": found.base - before + in_use})
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
             return None
 
     def store(self, key: str, observation: Observation, in_use: int) -> None:
-        """Write aside, then rename, so that a reader never sees half a file; `in_use` as in `load`."""
+        """Keep `observation` of a step before which `in_use` bytes were taken."""
         if self._directory is None:
             return
+        values = {**_fields(observation), "in_use": in_use}
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            handle, path = tempfile.mkstemp(dir=self._directory, suffix=".tmp")
-            with os.fdopen(handle, "w") as file:
-                json.dump(observation.__dict__ | {"base": observation.base - in_use}, file)
-            Path(path).replace(self._directory / f"{key}.json")
-        except OSError:
+            text = json.dumps({"digest": _digest(key, values), "profile": values}, allow_nan=False)
+            write_file(self._directory / f"{key}.json", text.encode())
+        except (OSError, ValueError):
             return  # a profile is a convenience; the next process observes again
+
+
+def _fields(observation: Observation) -> dict[str, Any]:
+    return {field.name: getattr(observation, field.name) for field in fields(Observation)}
+
+
+def _digest(key: str, values: Mapping[str, Any]) -> str:
+    return digest(key, json.dumps(values, sort_keys=True))
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} in a profile")
+
+
+def _observation(values: Any, key: str) -> tuple[Observation, int]:
+    """What a file says, and the bytes in use before that step; its digest and all types are right."""
+    profile = values["profile"]
+    if values["digest"] != _digest(key, profile):
+        raise ValueError("a profile whose digest is another")
+    before = profile.pop("in_use")
+    profile["curve"] = tuple((name, size) for name, size in profile["curve"])
+    found = Observation(**profile)
+    counts = [before, found.base, found.peak, *found.workspace.values(), *(size for _, size in found.curve)]
+    times = [found.step_seconds, *found.seconds.values()]
+    if not all(type(count) is int for count in counts) or not all(type(time) in (int, float) for time in times):
+        raise TypeError("a profile with something else than numbers")
+    return found, before
+
+
+def _require_possible(found: Observation, before: int, ops: frozenset[str], most: int) -> None:
+    """Raise ValueError if no step with these ops can have been observed so."""
+    if found.seconds.keys() != ops or found.workspace.keys() != ops or not {name for name, _ in found.curve} <= ops:
+        raise ValueError("a profile of other ops")
+    if not all(isfinite(time) and 0 <= time <= LONGEST for time in (found.step_seconds, *found.seconds.values())):
+        raise ValueError("a profile with impossible times")
+    if not 0 <= found.peak <= most or not 0 <= before <= most or not abs(found.base) <= most:
+        raise ValueError("a profile with more bytes than the device has")
+    if not found.curve or not all(0 <= size <= found.peak for _, size in found.curve):
+        raise ValueError("a profile with a curve above its peak")
+    # while an op ran, there was its workspace, the base and buffers, all within the peak
+    if not all(-most <= size and size + found.base <= found.peak for size in found.workspace.values()):
+        raise ValueError("a profile with more workspace than its peak has room for")

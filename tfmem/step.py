@@ -149,7 +149,7 @@ class ManagedStep:
         if engine.options.observe:
             separate(engine, self._trace.concrete.variables)
         self._in_use = engine.in_use
-        known = self._cache.load(self._key, self._in_use)
+        known = self._cache.load(self._key, self._in_use, self._step.order, engine.target.memory)
         if known is not None:
             self._notes.append("op times and memory were measured by an earlier process")
             self._learn(known)

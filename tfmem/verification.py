@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from graph_passes import checks
 from graph_passes.errors import VerificationError
 
 
@@ -56,8 +57,18 @@ def verify(
         What was compared.
 
     Raises:
+        OptionsError: an argument is of the wrong type or out of range.
         VerificationError: an output or a variable differs, with its place, step and size.
     """
+    for name, function in (("before", before), ("after", after)):
+        if not callable(function):
+            checks.refuse(name, function, "something that can be called, as before(*inputs)")
+    inputs = checks.series("inputs", inputs, "a list of positional arguments")
+    variables = checks.series("variables", variables, "a list of variables")
+    for variable in variables:
+        if not hasattr(variable, "assign") or not hasattr(variable, "numpy"):
+            checks.refuse("variables", variable, "variables, as model.variables has them")
+    steps, tolerance = checks.whole("steps", steps, 1), checks.number("tolerance", tolerance)
     start = [np.copy(variable.numpy()) for variable in variables]
     try:
         expected = _run(before, inputs, steps, variables)

@@ -38,12 +38,13 @@ class DeviceBench:
         self._cache = cache
         self._given: dict[tuple[int, int], Samples] = {}
         self._memory = (0, 0)  # bytes, address
+        self._refused: dict[Configuration, str] = {}  # what cannot be compiled, with the reason
 
     def compile(self, configurations: Sequence[Configuration]) -> None:
         """Into the cache, in another process; any thread may call."""
         missing = [configuration for configuration in configurations if not self._is_kept(configuration)]
         if missing:
-            compile_ahead(self.spec, missing, self._device.arch, self._cache)
+            self._refused |= compile_ahead(self.spec, missing, self._device.arch, self._cache)
 
     def build(self, configuration: Configuration, max_batch: int = ANY_BATCH) -> Program:
         """The program, from the cache if it is there.
@@ -51,6 +52,8 @@ class DeviceBench:
         Raises:
             KernelError: it cannot be generated or compiled.
         """
+        if configuration in self._refused:  # this process does not try what another one failed or died at
+            raise KernelError(self._refused[configuration])
         return build(self.spec, configuration, self._device.arch, self._cache, max_batch)
 
     def measure(self, configuration: Configuration, batch: int, time_steps: int) -> Measured:

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
+
+Value = TypeVar("Value")
+
+LARGEST = 256 << 20  # bytes of a file; kernels have some 100 KiB
+CHECKSUM = 64  # characters of a digest, which a file begins with
+
+
+class UnusableError(Exception):
+    """What a file of a cache holds is none of what was written there; it is made again."""
 
 
 def digest(*parts: str | bytes) -> str:
@@ -18,10 +30,45 @@ def digest(*parts: str | bytes) -> str:
     return state.hexdigest()
 
 
+def read_file(place: Path, most: int = LARGEST) -> bytes:
+    """The bytes of an ordinary file.
+
+    Raises:
+        OSError: it cannot be read, is larger than `most`, or is a pipe or device, which could keep a reader waiting.
+    """
+    with open(place, "rb", opener=_open_at_once) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_size > most:
+            raise OSError(f"'{place}' is no ordinary file of at most {most:,} bytes")
+        return file.read(most)
+
+
+def write_file(place: Path, data: bytes) -> None:
+    """Write aside, then rename, so that a reader sees all of it or none.
+
+    Raises:
+        OSError: that cannot be done; nothing is left behind.
+    """
+    place.parent.mkdir(parents=True, exist_ok=True)
+    handle, aside = tempfile.mkstemp(dir=place.parent, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(aside).replace(place)
+    except OSError:
+        Path(aside).unlink(missing_ok=True)
+        raise
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
 class Cache:
     """Files by key in one folder, safe among threads and processes.
 
-    A file is written aside and renamed, so a reader sees all of it or none. Whoever loses a race wrote the same bytes.
+    Whoever loses a race wrote the same bytes. A file begins with a digest of its key and content: what a full disk, a
+    broken one or another program made of it counts as not there, and is made again.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -29,21 +76,24 @@ class Cache:
 
     def get(self, key: str, make: Callable[[], bytes]) -> bytes:
         """The bytes under `key`, made and kept if they are not there. A folder that cannot be written is no error."""
+        return self.read(key, make, bytes)
+
+    def read(self, key: str, make: Callable[[], bytes], parse: Callable[[bytes], Value]) -> Value:
+        """What `parse` reads in the bytes under `key`, made and kept if they are not there or `parse` raises
+        `UnusableError`."""
         place = self.folder / key[:2] / key[2:]
         try:
-            return place.read_bytes()
-        except OSError:
+            return parse(_checked(key, read_file(place)))
+        except (OSError, UnusableError):
             pass
         data = make()
-        try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            handle, aside = tempfile.mkstemp(dir=place.parent)
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(data)
-                Path(aside).replace(place)
-            except OSError:
-                Path(aside).unlink(missing_ok=True)
-        except OSError:
-            pass
-        return data
+        with suppress(OSError):
+            write_file(place, digest(key, data).encode() + data)
+        return parse(data)
+
+
+def _checked(key: str, stored: bytes) -> bytes:
+    checksum, data = stored[:CHECKSUM], stored[CHECKSUM:]
+    if checksum != digest(key, data).encode():
+        raise UnusableError(key)
+    return data

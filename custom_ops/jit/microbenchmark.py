@@ -15,7 +15,7 @@ from typing import Any
 
 from custom_ops.errors import KernelError
 from custom_ops.jit import nvrtc
-from custom_ops.jit.cache import Cache, digest
+from custom_ops.jit.cache import Cache, UnusableError, digest
 from custom_ops.jit.device import Device
 from custom_ops.jit.launch import checked, cuda_driver
 from custom_ops.machine import SCHEDULERS, WARP, Curve, Machine, from_json, shared_memory
@@ -79,7 +79,13 @@ def measure(device: Device, cache: Cache) -> Machine:
         machine = fit(bench, name, device.arch, bench.clusters())
         return json.dumps(machine.to_json(), indent=1).encode()
 
-    return from_json(json.loads(cache.get(key, made)))
+    def parsed(data: bytes) -> Machine:
+        try:
+            return from_json(json.loads(data))
+        except (ValueError, TypeError, AttributeError, RecursionError, KernelError) as error:
+            raise UnusableError(str(error)) from error
+
+    return cache.read(key, made, parsed)
 
 
 class Bench:

@@ -9,16 +9,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
 from math import ceil
-from os import cpu_count
 from sys import maxsize
-from typing import NoReturn, Protocol, TypeAlias
+from typing import Any, NoReturn, Protocol, TypeAlias, get_args
 
 from tqdm import tqdm
 
 from custom_ops.errors import KernelError
-from custom_ops.jit.cache import Cache, digest
+from custom_ops.jit.cache import Cache, UnusableError, digest
+from custom_ops.jit.cores import usable_cores
 from custom_ops.jit.program import ANY_BATCH, Program
-from custom_ops.spec import Configuration, RecurrentSpec
+from custom_ops.spec import Configuration, Exchange, Product, RecurrentSpec
 
 FORMAT = "tuned 3"
 BATCHES = (1, 8, 64)
@@ -137,10 +137,7 @@ def tune(
         return json.dumps([asdict(trial) for trial in trials]).encode()
 
     key = digest(FORMAT, bench.identity, str(batches), str(time_steps), str(top))
-    trials = [
-        Trial(**{**values, "configuration": Configuration(**values["configuration"])})
-        for values in json.loads(cache.get(key, made))
-    ]
+    trials = cache.read(key, made, lambda data: _kept(data, batches))
     chosen = _chosen(trials, batches)
     limits = [*(trial.batch for trial in chosen[:-1]), ANY_BATCH]
     programs = [bench.build(trial.configuration, limit) for trial, limit in zip(chosen, limits, strict=True)]
@@ -148,6 +145,37 @@ def tune(
     if launched and any(map(_is_grid, chosen)):
         programs.insert(0, bench.build(launched[-1].configuration, max_batch=0))
     return TunedRecurrent(tuple(programs), tuple(chosen), tuple(trials))
+
+
+def _kept(data: bytes, batches: Sequence[int]) -> list[Trial]:
+    """The trials that a file of the cache holds.
+
+    Raises:
+        UnusableError: it holds something else.
+    """
+    try:
+        trials = [_trial(values) for values in json.loads(data)]
+        _chosen(trials, batches)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, KernelError) as error:
+        raise UnusableError(str(error)) from error
+    return trials
+
+
+def _trial(values: Any) -> Trial:
+    trial = Trial(**{**values, "configuration": Configuration(**values["configuration"])})
+    plain = Configuration()
+    if any(type(value) is not type(getattr(plain, name)) for name, value in asdict(trial.configuration).items()):
+        raise TypeError(f"{trial.configuration}: expected {plain} but for the values")
+    if trial.configuration.product not in get_args(Product) or trial.configuration.exchange not in get_args(Exchange):
+        raise ValueError(f"{trial.configuration}: no such product or exchange")
+    counts, times = (trial.batch, trial.registers, trial.local), (trial.predicted, trial.measured)
+    if not all(type(count) is int and count >= 0 for count in counts) or not all(map(_is_time, times)):
+        raise ValueError(f"{trial}: expected counts and times of 0 or more")
+    return trial
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0  # nor is NaN
 
 
 def _is_grid(trial: Trial) -> bool:
@@ -173,7 +201,7 @@ def _timed(
     others: dict[int, list[Trial]] = {}
     found: dict[tuple[int, Configuration], Trial] = {}
     last: list[Trial] = []
-    with ThreadPoolExecutor(cpu_count() or 1) as pool, _bar(progress) as bar:
+    with ThreadPoolExecutor(usable_cores()) as pool, _bar(progress) as bar:
         runner = _Runner(bench, time_steps, pool, bar)
 
         def add(new: list[Trial]) -> None:
@@ -210,7 +238,8 @@ def _bar(progress: bool) -> tqdm[NoReturn]:
 
 
 class _Runner:
-    """Compiles in as many processes as there are cores, each kernel once, and runs one at a time on the device."""
+    """Compiles in as many processes as there are cores for this one, each kernel once; runs one at a time on the
+    device."""
 
     def __init__(self, bench: Bench, time_steps: int, pool: ThreadPoolExecutor, bar: tqdm[NoReturn]) -> None:
         self._bench, self._time_steps = bench, time_steps
@@ -223,7 +252,7 @@ class _Runner:
         self._waiting += trials
         self._bar.total += len(trials)
         new = [trial.configuration for trial in trials if trial.configuration not in self._compiling]
-        shares = min(cpu_count() or 1, len(new))
+        shares = min(usable_cores(), len(new))
         for share in (new[first::shares] for first in range(shares)):
             self._compiling |= dict.fromkeys(share, self._pool.submit(self._bench.compile, share))
 

@@ -12,6 +12,7 @@
 #include "custom_ops/ops/faults.h"
 #include "custom_ops/ops/gpu_kernel.h"
 #include "custom_ops/ops/gpu_link.h"
+#include "custom_ops/ops/host_memory.h"
 #include "custom_ops/ops/link_bandwidth.h"
 #include "custom_ops/ops/pinned_pool.h"
 #include "custom_ops/ops/probe.h"
@@ -102,6 +103,13 @@ int tfmem_link_bandwidth(int ordinal, int64_t bytes, double* bandwidth, char* er
   bandwidth[2] = result->both_to_host;
   bandwidth[3] = result->both_to_device;
   return 0;
+}
+
+// values: bytes available, bytes there at all; INT64_MAX where the system does not say.
+void tfmem_host_memory(const char* root, int64_t* values) {
+  const tfmem::HostMemory memory = tfmem::ReadHostMemory(root);
+  values[0] = memory.available;
+  values[1] = memory.limit;
 }
 
 // bandwidth: write, read; bytes/s.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from graph_passes.errors import OptionsError
+from graph_passes.checks import directory, one_of, whole
 
 Policy = Literal["autovm", "hybrid", "vdnn_all", "vdnn_conv"]
 PrefetchTiming = Literal["auto", "late", "early"]
@@ -44,18 +44,15 @@ class OffloadOptions:
     host_budget: int = 0
 
     def __post_init__(self) -> None:
-        _one_of("policy", self.policy, get_args(Policy))
-        _one_of("prefetch", self.prefetch, get_args(PrefetchTiming))
-        _one_of("copy_start", self.copy_start, get_args(CopyStart))
-        _one_of("mechanism", self.mechanism, get_args(Mechanism))
-        for name in ("size_threshold", "reuse_distance", "spill_budget", "host_budget"):
+        one_of("policy", self.policy, get_args(Policy))
+        one_of("prefetch", self.prefetch, get_args(PrefetchTiming))
+        one_of("copy_start", self.copy_start, get_args(CopyStart))
+        one_of("mechanism", self.mechanism, get_args(Mechanism))
+        for name in ("size_threshold", "reuse_distance"):
             value = getattr(self, name)
-            if value == "auto" and name in ("size_threshold", "reuse_distance"):
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise OptionsError(f"{name}={value!r}: expected a number of 0 or more")
-
-
-def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise OptionsError(f"{name}={value!r}: expected one of {', '.join(choices)}")
+            if not (isinstance(value, str) and value == "auto"):
+                object.__setattr__(self, name, whole(name, value))
+        for name in ("spill_budget", "host_budget"):
+            object.__setattr__(self, name, whole(name, getattr(self, name)))
+        spill_directory = directory("spill_directory", self.spill_directory, ', or "" for that of temporary files')
+        object.__setattr__(self, "spill_directory", spill_directory)

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from custom_ops.spec import Precision
-from graph_passes.errors import OptionsError
+from graph_passes.checks import one_of, refuse, series, truth, whole
+
+LARGEST_BATCH = (1 << 31) - 1  # a kernel counts in 32 bits
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,11 @@ class RecurrentOptions:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        known = ("auto", *get_args(Precision))
-        if self.precision not in known:
-            raise OptionsError(f"precision={self.precision!r}: expected one of {', '.join(known)}")
+        one_of("precision", self.precision, ("auto", *get_args(Precision)))
         for name in ("candidates", "time_steps"):
-            if getattr(self, name) < 1:
-                raise OptionsError(f"{name}={getattr(self, name)}: expected 1 or more")
-        if not self.batches or min(self.batches) < 1:
-            raise OptionsError(f"batches={self.batches}: expected batch sizes of 1 or more")
+            object.__setattr__(self, name, whole(name, getattr(self, name), 1, LARGEST_BATCH))
+        batches = series("batches", self.batches, "batch sizes, as (1, 8, 64)")
+        if not batches:
+            refuse("batches", self.batches, "batch sizes, at least one")
+        object.__setattr__(self, "batches", tuple(whole("batches", size, 1, LARGEST_BATCH) for size in batches))
+        object.__setattr__(self, "progress", truth("progress", self.progress))

@@ -11,6 +11,7 @@ from custom_ops.errors import KernelError
 from custom_ops.jit import microbenchmark
 from custom_ops.jit.microbenchmark import Point, fit
 from custom_ops.machine import from_json, read, shared_memory
+from graph_passes.cost.device import machine as machine_of
 
 LAUNCH = 3000.0  # nanoseconds of every launch, whatever it does
 CLUSTERS = ((1.0, 100.0), (16.0, 6.0))
@@ -114,3 +115,16 @@ def test_clusters_are_counted_as_far_as_a_device_has_them(arch: int, largest: in
     assert bench.clusters() == tuple((size, 24 // size) for size in sizes if size <= largest)
     block = bench.shared + microbenchmark.STATIC_SHARED  # one fits, two do not
     assert block <= shared_memory(arch) < 2 * block
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [(field, wrong) for field in ("fma", "arch", "name") for wrong in (None, [], math.nan, math.inf, True)]
+    + [("shared_load", wrong) for wrong in (None, [], 3, [1, 2], [[1]], [[1, "2"]], [[2, 1], [1, 1]], [[0, 1]])]
+    + [("grid_handoff", [[1, math.nan]]), ("arch", "90"), ("arch", 90.0), ("multiprocessors", -1)],
+)
+def test_a_description_with_something_else_in_it_is_refused(field: str, wrong: Any) -> None:
+    values = machine_of("unit").to_json()
+    assert from_json(values) == machine_of("unit")
+    with pytest.raises(KernelError, match=f"{field}.*measure the machine again"):
+        from_json({**values, field: wrong})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -15,7 +16,7 @@ from custom_ops.codegen.layout import fallback_layout, layout
 from custom_ops.codegen.recurrent import ENTRY, FALLBACK, generate, parameter_words
 from custom_ops.codegen.schedule import schedule
 from custom_ops.errors import KernelError
-from custom_ops.jit.cache import Cache, digest
+from custom_ops.jit.cache import Cache, UnusableError, digest
 from custom_ops.jit.program import Program, from_bytes
 from custom_ops.machine import shared_memory
 from custom_ops.spec import Configuration, RecurrentSpec
@@ -320,6 +321,41 @@ def test_threads_may_share_a_cache(tmp_path: Path) -> None:
         thread.join()
     assert found == [b"y" * 100_000] * 8
     assert len([file for file in tmp_path.rglob("*") if file.is_file()]) == 1  # nothing is left aside
+
+
+@pytest.mark.parametrize("change", ["shorter", "longer", "other", "empty", "moved", "fifo", "folder"])
+def test_a_file_that_is_not_what_was_written_is_made_again(change: str, tmp_path: Path) -> None:
+    cache, key = Cache(tmp_path), digest("k")
+    cache.get(key, lambda: b"\x7fELF")
+    (file,) = [path for path in tmp_path.rglob("*") if path.is_file()]
+    content = file.read_bytes()
+    if change in ("fifo", "folder"):
+        file.unlink()
+        os.mkfifo(file) if change == "fifo" else file.mkdir()
+    elif change == "moved":
+        cache.get(digest("other"), lambda: b"\x7fPTX")
+        Path(tmp_path, digest("other")[:2], digest("other")[2:]).replace(file)
+    else:
+        changed = {"shorter": content[:-1], "longer": content + b"x", "other": content[:-1] + b"x", "empty": b""}
+        file.write_bytes(changed[change])
+    found: list[bytes] = []
+    thread = Thread(target=lambda: found.append(cache.get(key, lambda: b"\x7fELF")), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert found == [b"\x7fELF"]
+    if change != "folder":
+        assert file.read_bytes() == content
+
+
+def test_what_cannot_be_parsed_is_made_again(tmp_path: Path) -> None:
+    def parse(data: bytes) -> int:
+        if not data.isdigit():
+            raise UnusableError("no number")
+        return int(data)
+
+    cache = Cache(tmp_path)
+    cache.get("key", lambda: b"text")
+    assert cache.read("key", lambda: b"7", parse) == cache.read("key", lambda: b"8", parse) == 7
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:

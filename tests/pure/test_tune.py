@@ -1,5 +1,6 @@
 """The tuner's choices, with a bench that makes times up."""
 
+import json
 from collections import Counter
 from dataclasses import replace
 from threading import Event
@@ -8,7 +9,7 @@ import pytest
 
 from custom_ops import cells
 from custom_ops.errors import KernelError
-from custom_ops.jit.cache import Cache
+from custom_ops.jit.cache import CHECKSUM, Cache, digest
 from custom_ops.jit.program import ANY_BATCH, Program, from_bytes
 from custom_ops.jit.tune import Measured, tune
 from custom_ops.spec import Configuration, RecurrentSpec
@@ -227,3 +228,39 @@ def test_a_kernel_that_waits_for_nobody_can_be_the_fastest(cache):
     bench = FakeBench({(GRID, 1): 2, (LAUNCHES, 1): 1})
     tuned = tune(bench, ranked(GRID, LAUNCHES), cache, (1,), progress=False, without_waiting=lambda: (LAUNCHES, 5.0))
     assert [program.stages for program in tuned.programs] == [1]
+
+
+BROKEN = ["", "null", "3", "{}", "[]", "[1]", "[{}]", "[[]]", "NaN", "[" * 200_000, "\xff"]
+WRONG = {
+    "batch": ["1", 1.5, None, -1, True, 8],
+    "measured": ["1", None, -1, float("nan"), True],
+    "predicted": [float("nan"), []],
+    "registers": [1.5, None, -1],
+    "configuration": [
+        None,
+        [],
+        {"threads": 3},
+        {"threads": 128.0},
+        {"threads": "128"},
+        {"no": 1},
+        {"rows": True},
+        {"rows": 0},
+    ],
+    "more": [1],
+}
+CHANGES = [{name: value} for name, values in WRONG.items() for value in values]
+CHANGES += [{"configuration": {"product": "magic"}}, {"configuration": {"exchange": "magic"}}]
+
+
+@pytest.mark.parametrize("content", [*BROKEN, *CHANGES], ids=range(len(BROKEN) + len(CHANGES)))
+def test_a_choice_that_cannot_be_read_is_made_again(content, cache):
+    """Though its digest is right."""
+    times = {(SMALL, 1): 300, (MIDDLE, 1): 100}
+    first = tune(FakeBench(times), ranked(SMALL, MIDDLE), cache, (1,), progress=False)
+    (file,) = [path for path in cache.folder.rglob("*") if path.is_file()]
+    if isinstance(content, dict):
+        content = json.dumps([{**values, **content} for values in json.loads(file.read_bytes()[CHECKSUM:])])
+    file.write_text(digest(file.parent.name + file.name, content) + content)
+    bench = FakeBench(times)
+    assert tune(bench, ranked(SMALL, MIDDLE), cache, (1,), progress=False) == first
+    assert bench.measured

@@ -47,6 +47,12 @@ def capture_graph_def(
                 f"the graph has no op '{op_name(name)}', which is to be fed or fetched; "
                 "name ops or tensors of the graph"
             )
+        index = name.partition(":")[2]
+        if index and int(index) >= outputs[op_name(name)]:
+            raise GraphError(
+                f"the graph has no tensor '{name}', which is to be fed or fetched: the op has "
+                f"{outputs[op_name(name)]} outputs"
+            )
     copy = GraphDef()
     copy.CopyFrom(graph_def)
     run = [op_name(name) for name in fetches if not outputs[op_name(name)]]

@@ -7,14 +7,15 @@ One chain of control edges runs through the MemOps and through every op whose me
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from graph_passes.analysis.liveness import read_across
 from graph_passes.analysis.simulate import Move
 from graph_passes.analysis.timeline import Timeline
+from graph_passes.errors import GraphError
 from graph_passes.ir import AttrValue, DataType, Editor, Graph, Shape, TensorId
+from graph_passes.offload.check import faults
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.offload.plan import OffloadPlan
 from graph_passes.ops import is_update
@@ -121,13 +122,13 @@ class _Applier:
         events: dict[int, list[tuple[int, int]]] = {}
         for index, move in enumerate(self.plan.moves):
             if move.remade:
-                events.setdefault(self.in_chain(move.next), []).append((2, index))
+                events.setdefault(move.next, []).append((2, index))
                 continue
             for kind, position in enumerate((move.release, move.prefetch, move.next, move.copy_after)):
-                events.setdefault(self.in_chain(position), []).append((kind, index))
+                events.setdefault(position, []).append((kind, index))
         filled: dict[int, list[int]] = {}
         for filling in self.plan.fillings:
-            filled.setdefault(self.in_chain(filling.position), []).append(filling.nbytes)
+            filled.setdefault(filling.position, []).append(filling.nbytes)
         before = (self.release, self.prefetch, self.arrive)
         for position in self.plan.ordered:
             due = sorted(events.get(position, ()))
@@ -167,11 +168,6 @@ class _Applier:
         self.previous = self.editor.insert(
             f"{filling.node}/Emptied", "Identity", [filling], {"T": DataType("uint8")}, "", control
         )
-
-    def in_chain(self, position: int) -> int:
-        """The first ordered position from `position` on: what is due at an op outside the chain waits until there."""
-        ordered = self.plan.ordered
-        return ordered[min(bisect_left(ordered, position), len(ordered) - 1)]
 
     def probe(self, probing: Probing, index: int) -> None:
         attrs: dict[str, AttrValue] = {"run": probing.run, "index": index}
@@ -221,7 +217,14 @@ def apply_offload(
         plan: what to do.
         options: mechanism and spill settings, which become attributes of the MemOps.
         probing: put probes behind the ordered ops.
+
+    Raises:
+        GraphError: the plan is none for this step; nothing was edited.
     """
+    found = faults(timeline, plan)
+    if found:
+        more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+        raise GraphError(f"the plan cannot be put into the graph: {found[0]}{more}; please report this")
     _Applier(graph, editor, timeline, plan, options).run(probing)
 
 

@@ -53,7 +53,7 @@ def swap_recurrent(
     Raises:
         GraphError: TensorFlow cannot import the graph.
     """
-    if not _mentions_recurrence(captured.graph_def):
+    if not mentions_recurrence(captured.graph_def):
         return captured, RecurrentPlan()
     fetched = {op_name(name) for name in captured.fetches}
     chosen = implementations(captured.graph_def)
@@ -102,7 +102,7 @@ def _copies_a_result(graph: Graph, name: str) -> bool:
     return node is not None and node.op == "Identity" and graph[node.inputs[0].node].op in LOOPS
 
 
-def _mentions_recurrence(graph_def: GraphDef) -> bool:
+def mentions_recurrence(graph_def: GraphDef) -> bool:
     """Whether there is any use in reading the graph."""
     bodies = [graph_def.node, *(function.node_def for function in graph_def.library.function)]
     return any(node.op in CARRIERS for nodes in bodies for node in nodes)

@@ -10,6 +10,7 @@ from graph_passes.analysis.region import reads_before_updates, step_region
 from graph_passes.ir import Graph, TensorId, parse_input
 from graph_passes.recurrent.apply import apply_recurrent
 from graph_passes.recurrent.cudnn import CUDNN
+from graph_passes.recurrent.faults import carried_out, fault
 from graph_passes.recurrent.match import RecurrentPlan, Unmatched
 from graph_passes.recurrent.training import plan_whole
 from graph_passes.report import Report
@@ -18,7 +19,7 @@ from tfmem.capture.captured import require_feeds
 from tfmem.capture.differentiate import gradients
 from tfmem.capture.live_graph import LiveEditor, capture_graph
 from tfmem.engine import NOT_PLANNABLE, Engine, plan_unobserved
-from tfmem.recurrent import with_swaps
+from tfmem.recurrent import warn_of_faults, with_swaps
 from tfmem.tuning import with_kernels
 
 RUNS_ANYWAY = frozenset({"While", *CUDNN})
@@ -82,6 +83,16 @@ def _swap(graph: Any, editor: LiveEditor, engine: Engine, fetches: Sequence[str]
     read = _read(graph, engine.options.input_shapes, functions=engine.swaps)
     if not engine.swaps:
         return RecurrentPlan()
+    try:
+        plan = _planned(graph, read, engine, fetches)
+    except Exception as error:  # whatever it is, the user's graph stays as it is
+        plan = RecurrentPlan(unmatched=(fault("every recurrence", "all of the graph", error),))
+    warn_of_faults(plan)
+    apply_recurrent(plan, read, editor)
+    return plan
+
+
+def _planned(graph: Any, read: Graph, engine: Engine, fetches: Sequence[str]) -> RecurrentPlan:
     plan = plan_whole(read, [parse_input(name)[0].node for name in fetches], gradients)
     if graph.building_function:
         runs_anyway = [match for match in plan.matches if any(read[name].op in RUNS_ANYWAY for name in match.removed)]
@@ -89,8 +100,7 @@ def _swap(graph: Any, editor: LiveEditor, engine: Engine, fetches: Sequence[str]
         kept = tuple(match for match in plan.matches if match not in runs_anyway)
         plan = RecurrentPlan(kept, (*plan.unmatched, *left))
     plan = with_kernels(plan, engine.target, engine.options)
-    apply_recurrent(plan, read, editor)
-    return plan
+    return carried_out(plan, read)[0]  # an edit of a live graph cannot be taken back, so it is tried on a copy
 
 
 def _read(graph: Any, input_shapes: Mapping[str, tuple[int, ...]], functions: bool = False) -> Graph:

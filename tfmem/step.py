@@ -26,29 +26,19 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
-import tensorflow as tf
-
 from custom_ops.errors import TfmemError
 from custom_ops.load import Counters
-from graph_passes import pipeline, serde
 from graph_passes.analysis.fragmentation import Room
-from graph_passes.analysis.region import keep_variables_in_place
 from graph_passes.analysis.timeline import Timeline
 from graph_passes.cost.model import Measured
 from graph_passes.cost.observe import Observation, Sample, observe
-from graph_passes.ir import parse_input
 from graph_passes.offload.apply import Probing
 from graph_passes.offload.plan import OffloadPlan
-from graph_passes.recurrent.match import RecurrentPlan
-from graph_passes.report import ORDERED, Report
-from tfmem.capture.captured import require_feeds
-from tfmem.capture.function import call_traced, capture_concrete, restore_concrete
-from tfmem.capture.grappler import run_grappler
-from tfmem.devices import conditions
+from graph_passes.report import Report
+from tfmem.capture.function import call_traced
 from tfmem.engine import NOT_PLANNABLE, Engine
-from tfmem.profile import ProfileCache, fingerprint
-from tfmem.recurrent import swap_recurrent, with_swaps
-from tfmem.rehearsal import can_rehearse, without_updates
+from tfmem.planning import Trace
+from tfmem.profile import ProfileCache
 from tfmem.rooms import find_room, keep_apart, separate
 from tfmem.sampling import sampled, watched
 from tfmem.trials import CPU_RETRIES, OUT_OF_MEMORY, Trial, checked, choose, first_plans, judged, no_room, untried
@@ -89,7 +79,6 @@ class ManagedStep:
             InfeasibleBudgetError, NoGradientError, UnknownShapeError, AlreadyOptimizedError, HostMemoryError,
             SpillDirectoryError: see `graph_passes.errors`.
         """
-        self._concrete = concrete
         self._engine = engine
         self._walls: list[Any] = []  # see `keep_apart`
         self._make: Callable[..., OffloadPlan] | None = None
@@ -104,10 +93,9 @@ class ManagedStep:
         self._warm = False  # whether the current trial's first, unmeasured run is done
         self._stage = Stage.READY
         self._run = next(_runs)
-        self._name = tf.compat.as_str(concrete.name)
-        self._swap()
-        self._function = self._base
-        self.report = with_swaps(engine.unlimited(self._name), self._swaps)
+        self._trace = Trace(concrete, engine, jit_compile)
+        self._function = self._trace.base
+        self.report = self._trace.unplanned()
         budget = engine.budget
         if budget is None:
             return
@@ -118,23 +106,10 @@ class ManagedStep:
         except NOT_PLANNABLE as error:
             self.report = engine.left_alone(self.report, error)
 
-    def _swap(self) -> None:
-        """Swap recurrent layers; `_base` is the trace with them, or the trace itself."""
-        self._source, self._swaps = capture_concrete(self._concrete), RecurrentPlan()
-        self._base = self._concrete
-        if not self._engine.swaps:
-            return
-        self._source, self._swaps = swap_recurrent(
-            self._source, self._engine.target, self._engine.options, self._engine.feed_shapes, final=True
-        )
-        if self._swaps.matches:
-            optimized = run_grappler(self._source, device=self._engine.target.kind)
-            self._base = restore_concrete(self._concrete, optimized, optimized.graph_def, self._engine.feed_shapes)
-
     @property
     def unchanged(self) -> bool:
         """Whether calls go to the trace as it was given, by now and for good."""
-        return self._function is self._concrete and self._stage is Stage.READY
+        return self._function is self._trace.concrete and self._stage is Stage.READY
 
     @property
     def settled(self) -> bool:
@@ -156,40 +131,29 @@ class ManagedStep:
             return self._staged(args, kwargs)
 
     def _read(self) -> None:
-        concrete, engine = self._concrete, self._engine
-        captured = self._source
-        serde.refuse_optimized((node.name, node.op) for node in captured.graph_def.node)
-        require_feeds(captured, engine.options.input_shapes)
-        self._captured = run_grappler(captured, device=engine.target.kind)
-        self._shapes = engine.feed_shapes
-        inferred = restore_concrete(concrete, self._captured, self._captured.graph_def, self._shapes)
-        graph = serde.from_graph_def(self._captured.graph_def, inferred=inferred.graph)
-        if engine.target.is_gpu:
-            keep_variables_in_place(graph)
-        fetches = [parse_input(name)[0] for name in self._captured.fetches]
-        self._step = pipeline.Step.read(graph, self._captured.creation_order, fetches, merging=not engine.target.is_gpu)
-        self._rehearsing = engine.target.is_gpu and can_rehearse(graph)
-        self._key = fingerprint(graph, {**conditions(engine.target), "budget": self._budget})
-        self._cache = ProfileCache(engine.options.cache_directory)
+        self._trace.read()
+        self._rehearsing = self._trace.can_rehearse
+        self._key = self._trace.fingerprint(self._budget)
+        self._cache = ProfileCache(self._engine.options.cache_directory)
 
     def _begin(self) -> None:
         engine = self._engine
-        careful = self._step.timeline(engine.estimate(workspace=True))
+        careful = self._trace.timeline(engine.estimate(workspace=True))
         if careful.peak <= SURELY_FITS * self._budget:
-            self._settle(careful, self._plan(careful, self._budget))
+            self._settle(careful, self._trace.plan(careful, self._budget))
             return
         # Workspace is not known yet. Without, this is the least that any plan needs.
-        self._timeline = self._step.timeline(engine.estimate(workspace=False))
-        least = self._plan(self._timeline, self._budget)  # raises where no plan can meet the budget
+        self._timeline = self._trace.timeline(engine.estimate(workspace=False))
+        least = self._trace.plan(self._timeline, self._budget)  # raises where no plan can meet the budget
         engine.require_host_room(self._timeline, least)
         if engine.options.observe:
-            separate(engine, self._concrete.variables)
+            separate(engine, self._trace.concrete.variables)
         self._in_use = engine.in_use
         known = self._cache.load(self._key, self._in_use)
         if known is not None:
             self._notes.append("op times and memory were measured by an earlier process")
             self._learn(known)
-            least = self._plan(self._timeline, self._budget, timed=True)
+            least = self._trace.plan(self._timeline, self._budget, timed=True)
         if not engine.observes:
             if known is None:
                 self._notes.append("op times and memory are estimates: nothing was observed")
@@ -200,7 +164,7 @@ class ManagedStep:
         self._observed = known is not None
         if engine.target.is_gpu:
             self._walls = keep_apart(engine, self._timeline)
-        plan = partial(self._plan, self._timeline)
+        plan = partial(self._trace.plan, self._timeline)
         self._firsts = first_plans(engine, self._timeline, self._budget, plan, least, self._room())
         self._first = next(self._firsts)  # also what is left when every trial runs out of memory
         if self._observed and not engine.target.is_gpu:
@@ -254,7 +218,7 @@ class ManagedStep:
     def _learn(self, seen: Observation) -> None:
         estimate = self._engine.estimate(workspace=False)
         costs = Measured(seen.seconds, seen.workspace, seen.base, estimate.roofline)
-        self._timeline = self._step.timeline(costs)
+        self._timeline = self._trace.timeline(costs)
 
     def _next_trial(self) -> None:
         """Start the next plan worth trying, or settle on the best that was tried.
@@ -262,10 +226,10 @@ class ManagedStep:
         A step that fits in the planned order may not fit in the order TensorFlow would choose, unless by far.
         """
         if self._timeline.peak <= SURELY_FITS * self._budget:
-            self._settle(self._timeline, self._plan(self._timeline, self._budget, timed=True))
+            self._settle(self._timeline, self._trace.plan(self._timeline, self._budget, timed=True))
             return
         if self._make is None:  # the same plans are asked for before each trial
-            self._make, self._free = cache(partial(self._plan, self._timeline, timed=True)), self._room()
+            self._make, self._free = cache(partial(self._trace.plan, self._timeline, timed=True)), self._room()
         known = self._trials, self._make, self._first, self._free
         for plan in untried(self._engine, self._timeline, self._budget, *known):
             if plan.actions not in self._tried:
@@ -297,7 +261,7 @@ class ManagedStep:
         """
         rows = self._engine.library.probes(self._run)
         reached = max((row.index // 2 for row in rows), default=0)
-        if reached >= self._step.first_update and not self._rehearsing:
+        if reached >= self._trace.step.first_update and not self._rehearsing:
             raise error
         plan = self._candidate if self._stage is Stage.TRIAL else self._first
         where = str(error).partition("Detected at node ")[2].partition(" ")[0].strip("'")
@@ -311,7 +275,7 @@ class ManagedStep:
         following = next((plan for plan in self._firsts if plan.actions not in self._tried), None)
         if following is None:
             room = self._room()
-            widest = partial(self._plan, self._timeline, self._budget, widest=True)
+            widest = partial(self._trace.plan, self._timeline, self._budget, widest=True)
             raise (room and no_room(self._engine, self._timeline, widest, room, where)) or error from error
         self._tried.add(following.actions)
         self._first = following
@@ -334,7 +298,7 @@ class ManagedStep:
         over = peak - self._budget
         if over > 0 and self._replans < CPU_RETRIES:
             try:
-                plan = self._plan(self._timeline, self._candidate.tightened(over), timed=True)
+                plan = self._trace.plan(self._timeline, self._candidate.tightened(over), timed=True)
                 self._engine.require_host_room(self._timeline, plan)
             except TfmemError:
                 self._replans = CPU_RETRIES  # nothing is left to try
@@ -349,7 +313,7 @@ class ManagedStep:
         if len(self._checked) >= CHECKS:
             notes = tuple(dict.fromkeys((*self._notes, *self.report.notes)))
             known = replace(self.report, notes=notes)
-            self.report = checked(known, self._checked, self._budget, planned=self._function is not self._base)
+            self.report = checked(known, self._checked, self._budget, planned=self._function is not self._trace.base)
             self._stage = Stage.READY
 
     def _settle(self, timeline: Timeline, plan: OffloadPlan, force: bool = False) -> None:
@@ -361,39 +325,14 @@ class ManagedStep:
         if plan.moves or force:
             self._build(plan, probed=False)
         else:
-            self._function = self._base
-        left_to_xla = self._jit_compile and self._function is self._base
+            self._function = self._trace.base
+        left_to_xla = self._jit_compile and self._function is self._trace.base
         self._stage = Stage.CHECK if self._engine.observes and not left_to_xla else Stage.READY
         self.report = self._describe(timeline, plan)
 
-    def _plan(self, timeline: Timeline, budget: int, **how: Any) -> OffloadPlan:
-        engine = self._engine
-        return pipeline.plan_step(self._step, timeline, engine.link, budget, engine.options.offload, **how)
-
     def _build(self, plan: OffloadPlan, *, probed: bool) -> None:
-        options = self._engine.options.offload
         probing = Probing(self._run, self._engine.target.name) if probed else None
-        edited = pipeline.edit_step(self._step, self._timeline, plan, options, probing)
-        graph_def = serde.to_graph_def(edited, self._captured.graph_def)
-        if probed and self._rehearsing:
-            graph_def = without_updates(graph_def)
-        self._function = restore_concrete(self._concrete, self._captured, graph_def, self._shapes)
+        self._function = self._trace.build(self._timeline, plan, probing, rehearse=probed and self._rehearsing)
 
     def _describe(self, timeline: Timeline, plan: OffloadPlan) -> Report:
-        report = pipeline.describe(
-            self._step,
-            timeline,
-            plan,
-            self._engine.options.offload.policy,
-            graph=self._name,
-            device=self._engine.target.description,
-            notes=self._notes,
-        )
-        note = ""
-        if self._jit_compile:
-            note = "off: memory ops cannot live inside XLA" if plan.moves else "left on"
-            note = "off: recurrent kernels cannot live inside XLA" if self._swaps.matches else note
-        ordered = not plan.moves and self._function is not self._base
-        decision = ORDERED if ordered else report.decision
-        report = replace(report, decision=decision, budget=self._budget, jit_compile=note)
-        return with_swaps(report, self._swaps)
+        return self._trace.describe(timeline, plan, self._notes, given=self._function is self._trace.base)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from custom_ops.errors import TfmemError
@@ -74,6 +74,10 @@ class Engine:
     def unobserved(self) -> Engine:
         """The same for steps that run on their own, where no later call can swap in a better plan."""
         return replace(self, options=replace(self.options, observe=False))
+
+    def shaped(self, shapes: Mapping[str, tuple[int, ...]]) -> Engine:
+        """The same for steps whose inputs have these shapes, by name."""
+        return replace(self, options=replace(self.options, input_shapes={**self.options.input_shapes, **shapes}))
 
     def estimate(self, workspace: bool) -> Estimate:
         """Costs before anything ran.

@@ -55,7 +55,7 @@ def swap_recurrent(
     Raises:
         GraphError: TensorFlow cannot import the graph as it was captured, or `feed_shapes` contradict it.
     """
-    if not _mentions_recurrence(captured.graph_def):
+    if not mentions_recurrence(captured.graph_def):
         return captured, RecurrentPlan()
     try:
         swapped, plan = _swapped(captured, target, options, feed_shapes, asked, final)
@@ -164,7 +164,7 @@ def _copies_a_result(graph: Graph, name: str) -> bool:
     return node is not None and node.op == "Identity" and graph[node.inputs[0].node].op in LOOPS
 
 
-def _mentions_recurrence(graph_def: GraphDef) -> bool:
+def mentions_recurrence(graph_def: GraphDef) -> bool:
     """Whether there is any use in reading the graph."""
     bodies = [graph_def.node, *(function.node_def for function in graph_def.library.function)]
     return any(node.op in CARRIERS for nodes in bodies for node in nodes)

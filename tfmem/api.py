@@ -20,11 +20,12 @@ from tfmem.capture.captured import unique
 from tfmem.capture.grappler import session_config
 from tfmem.config import Budget, Options, merged
 from tfmem.devices import find_target, measured_link
-from tfmem.engine import Engine, plan_graph_def
+from tfmem.engine import Engine
 from tfmem.live import REPORT, optimize_live
 from tfmem.model import ModelFunctions, optimize_model
 from tfmem.optimized import OptimizedFunction
 from tfmem.step import ManagedStep
+from tfmem.unobserved import plan_graph_def
 
 __all__ = ["load_ops", "make_engine", "optimize", "report", "session_config"]
 

@@ -12,16 +12,18 @@ from graph_passes import pipeline, serde
 from graph_passes.analysis.region import keep_variables_in_place
 from graph_passes.analysis.timeline import Timeline
 from graph_passes.cost.model import CostModel
+from graph_passes.errors import GraphError
 from graph_passes.ir import parse_input
 from graph_passes.offload.apply import Probing
 from graph_passes.offload.plan import OffloadPlan
 from graph_passes.recurrent.match import RecurrentPlan
 from graph_passes.report import ORDERED, Report
-from tfmem.capture.captured import require_feeds
+from tfmem.capture.captured import Captured, require_feeds
 from tfmem.capture.function import capture_concrete, restore_concrete
 from tfmem.capture.grappler import run_grappler
 from tfmem.devices import conditions
 from tfmem.engine import Engine
+from tfmem.faults import estimated_peak
 from tfmem.profile import fingerprint
 from tfmem.recurrent import swap_recurrent, with_swaps
 from tfmem.rehearsal import can_rehearse, without_updates
@@ -38,8 +40,7 @@ class Trace:
     """
 
     def __init__(self, concrete: Any, engine: Engine, jit_compile: bool = False) -> None:
-        """Swap recurrent layers.
-
+        """
         Args:
             concrete: the trace.
             engine: device and options.
@@ -49,16 +50,24 @@ class Trace:
         self.name = tf.compat.as_str(concrete.name)
         self.swaps = RecurrentPlan()
         self._engine = engine
-        self._jit_compile = jit_compile
+        self.jit_compile = jit_compile
         self._shapes = engine.feed_shapes
-        self._source = capture_concrete(concrete)
-        if engine.swaps:
-            self._source, self.swaps = swap_recurrent(
-                self._source, engine.target, engine.options, self._shapes, final=True
-            )
-        if self.swaps.matches:
-            optimized = run_grappler(self._source, device=engine.target.kind)
-            self.base = restore_concrete(concrete, optimized, optimized.graph_def, self._shapes)
+        self._source: Captured | None = None
+        self._step: pipeline.Step | None = None
+
+    def swap(self) -> None:
+        """Swap recurrent layers; a failure leaves everything as it was."""
+        engine = self._engine
+        if not engine.swaps:
+            return
+        source, swaps = swap_recurrent(
+            capture_concrete(self.concrete), engine.target, engine.options, self._shapes, final=True
+        )
+        base = self.concrete
+        if swaps.matches:
+            optimized = run_grappler(source, device=engine.target.kind)
+            base = restore_concrete(self.concrete, optimized, optimized.graph_def, self._shapes)
+        self._source, self.swaps, self.base = source, swaps, base
 
     def read(self) -> None:
         """Read the step that planning is about.
@@ -68,16 +77,28 @@ class Trace:
             GraphError: `input_shapes` names what is no input.
         """
         engine = self._engine
-        serde.refuse_optimized((node.name, node.op) for node in self._source.graph_def.node)
-        require_feeds(self._source, engine.options.input_shapes)
-        self._captured = run_grappler(self._source, device=engine.target.kind)
+        source = capture_concrete(self.concrete) if self._source is None else self._source
+        serde.refuse_optimized((node.name, node.op) for node in source.graph_def.node)
+        require_feeds(source, engine.options.input_shapes)
+        self._captured = run_grappler(source, device=engine.target.kind)
         inferred = restore_concrete(self.concrete, self._captured, self._captured.graph_def, self._shapes)
         graph = serde.from_graph_def(self._captured.graph_def, inferred=inferred.graph)
         if engine.target.is_gpu:
             keep_variables_in_place(graph)
         fetches = [parse_input(name)[0] for name in self._captured.fetches]
-        self.step = pipeline.Step.read(graph, self._captured.creation_order, fetches, merging=not engine.target.is_gpu)
         self.can_rehearse = engine.target.is_gpu and can_rehearse(graph)
+        self._step = pipeline.Step.read(graph, self._captured.creation_order, fetches, merging=not engine.target.is_gpu)
+
+    @property
+    def step(self) -> pipeline.Step:
+        """What `read` read."""
+        if self._step is None:
+            raise GraphError(f"'{self.name}' was not read")
+        return self._step
+
+    def estimated_peak(self) -> int | None:
+        """Bytes that the trace needs as it was given, after something failed; None if not even that is known."""
+        return estimated_peak(self._engine, self._step, self.concrete.graph)
 
     def fingerprint(self, budget: int) -> str:
         """What a profile of the step is kept under."""
@@ -119,7 +140,7 @@ class Trace:
         policy, device = engine.options.offload.policy, engine.target.description
         report = pipeline.describe(self.step, timeline, plan, policy, graph=self.name, device=device, notes=notes)
         note = ""
-        if self._jit_compile:
+        if self.jit_compile:
             note = "off: memory ops cannot live inside XLA" if plan.moves else "left on"
             note = "off: recurrent kernels cannot live inside XLA" if self.swaps.matches else note
         decision = ORDERED if not plan.moves and not given else report.decision

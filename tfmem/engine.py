@@ -71,6 +71,11 @@ class Engine:
         """
         return self.options.observe and memory(self.library, self.target.name).bytes_in_use >= 0
 
+    @property
+    def spill_key(self) -> str:
+        """What stands for the directory of spill files in graphs."""
+        return self.library.spill_key(self.options.offload.spill_directory)
+
     def unobserved(self) -> Engine:
         """The same for steps that run on their own, where no later call can swap in a better plan."""
         return replace(self, options=replace(self.options, observe=False))
@@ -220,6 +225,6 @@ def _offload(captured: Captured, engine: Engine, fetches: Sequence[str]) -> tupl
     found = pipeline.describe(step, timeline, plan, options.policy, graph="GraphDef", device=engine.target.description)
     if not plan.moves:
         return captured, found
-    pipeline.edit_step(step, timeline, plan, options, editor=graph)
+    pipeline.edit_step(step, timeline, plan, options, editor=graph, spill_key=engine.spill_key)
     verify_graph(graph)
     return replace(captured, graph_def=serde.to_graph_def(graph, optimized.graph_def)), found

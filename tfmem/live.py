@@ -68,7 +68,7 @@ def _offload(graph: Any, editor: LiveEditor, engine: Engine, loss: Any | None, f
     if plan.moves:
         for update, reader in held:
             editor.add_control(update, reader)
-        pipeline.edit_step(step, timeline, plan, options, editor=editor)
+        pipeline.edit_step(step, timeline, plan, options, editor=editor, spill_key=engine.spill_key)
     return pipeline.describe(
         step, timeline, plan, options.policy, graph=type(graph).__name__, device=engine.target.description
     )

@@ -373,7 +373,7 @@ class ManagedStep:
     def _build(self, plan: OffloadPlan, *, probed: bool) -> None:
         options = self._engine.options.offload
         probing = Probing(self._run, self._engine.target.name) if probed else None
-        edited = pipeline.edit_step(self._step, self._timeline, plan, options, probing)
+        edited = pipeline.edit_step(self._step, self._timeline, plan, options, probing, None, self._engine.spill_key)
         graph_def = serde.to_graph_def(edited, self._captured.graph_def)
         if probed and self._rehearsing:
             graph_def = without_updates(graph_def)

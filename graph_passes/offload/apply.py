@@ -37,13 +37,20 @@ class Probing:
 
 class _Applier:
     def __init__(
-        self, graph: Graph, editor: Editor, timeline: Timeline, plan: OffloadPlan, options: OffloadOptions
+        self,
+        graph: Graph,
+        editor: Editor,
+        timeline: Timeline,
+        plan: OffloadPlan,
+        options: OffloadOptions,
+        spill_key: str,
     ) -> None:
         self.graph = graph
         self.editor = editor
         self.timeline = timeline
         self.plan = plan
         self.options = options
+        self.spill_key = spill_key
         self.position = {step.node: index for index, step in enumerate(timeline.steps)}
         self.previous: str | None = None
         self.in_order = frozenset(plan.ordered)
@@ -74,7 +81,7 @@ class _Applier:
                 "T": self.dtype(moved),
                 "mechanism": self.options.mechanism,
                 "label": str(moved),
-                "spill_directory": self.options.spill_directory,
+                "spill_key": self.spill_key,
                 "spill_budget": self.options.spill_budget,
                 "host_budget": self.options.host_budget,
             },
@@ -211,6 +218,7 @@ def apply_offload(
     plan: OffloadPlan,
     options: OffloadOptions,
     probing: Probing | None = None,
+    spill_key: str = "",
 ) -> None:
     """Insert the MemOps of `plan`.
 
@@ -221,8 +229,9 @@ def apply_offload(
         plan: what to do.
         options: mechanism and spill settings, which become attributes of the MemOps.
         probing: put probes behind the ordered ops.
+        spill_key: what stands for `options.spill_directory`: a graph goes anywhere, and names no directory.
     """
-    _Applier(graph, editor, timeline, plan, options).run(probing)
+    _Applier(graph, editor, timeline, plan, options, spill_key).run(probing)
 
 
 def updates_to_hold(graph: Graph, position: Mapping[str, int], ordered: Sequence[int]) -> list[str]:

@@ -114,17 +114,19 @@ def edit_step(
     options: OffloadOptions,
     probing: Probing | None = None,
     editor: Editor | None = None,
+    spill_key: str = "",
 ) -> Graph:
     """The graph with the plan's MemOps; `step.graph` stays as it is.
 
     Args:
         editor: edit this (a live `tf.Graph`) instead of a copy of the graph.
+        spill_key: what stands for the directory of spill files (`Library.spill_key`).
     """
     if editor is not None:
-        apply_offload(step.graph, editor, timeline, plan, options, probing)
+        apply_offload(step.graph, editor, timeline, plan, options, probing, spill_key)
         return step.graph
     edited = step.graph.copy()
-    apply_offload(step.graph, edited, timeline, plan, options, probing)
+    apply_offload(step.graph, edited, timeline, plan, options, probing, spill_key)
     verify_graph(edited)
     return edited
 

@@ -91,6 +91,11 @@ class Engine:
         return Estimate(Roofline(self.target.profile, limits, self.target.is_gpu), self.in_use)
 
     @property
+    def spill_key(self) -> str:
+        """What stands for the directory of spill files in graphs."""
+        return self.library.spill_key(self.options.offload.spill_directory)
+
+    @property
     def in_use(self) -> int:
         """Bytes of the device's memory that are taken now; 0 where its allocator does not count."""
         with alone():

@@ -117,7 +117,8 @@ class Trace:
         self, timeline: Timeline, plan: OffloadPlan, probing: Probing | None = None, rehearse: bool = False
     ) -> Any:
         """A function that runs `plan`, with probes if told; a rehearsal writes no variable."""
-        edited = pipeline.edit_step(self.step, timeline, plan, self._engine.options.offload, probing)
+        options, key = self._engine.options.offload, self._engine.spill_key
+        edited = pipeline.edit_step(self.step, timeline, plan, options, probing, spill_key=key)
         graph_def = serde.to_graph_def(edited, self._captured.graph_def)
         if rehearse:
             graph_def = without_updates(graph_def)

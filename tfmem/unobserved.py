@@ -138,7 +138,7 @@ class _GraphDefStep:
         found = pipeline.describe(step, timeline, plan, options.policy, graph="GraphDef", device=device)
         if not plan.moves:
             return self._captured, found
-        pipeline.edit_step(step, timeline, plan, options, editor=self._graph)
+        pipeline.edit_step(step, timeline, plan, options, editor=self._graph, spill_key=self._engine.spill_key)
         verify_graph(self._graph)
         graph_def = serde.to_graph_def(self._graph, self._optimized.graph_def)
         return replace(self._captured, graph_def=graph_def), found

@@ -40,7 +40,7 @@ class Device:
         self.arch = 10 * major + minor
         self.processors = self._attribute(attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
         self.name = checked(driver, driver.cuDeviceGetName(256, self._device), "read its name").decode().strip("\0")
-        self._blocks: list[int] = []
+        self._blocks: set[int] = set()
         self.stream = 0
 
     def __enter__(self) -> Device:
@@ -59,9 +59,16 @@ class Device:
         self._call("cuDevicePrimaryCtxRelease", self._device)
 
     def allocate(self, size: int) -> int:
-        """`size` bytes, freed at the end of `with`; at least one, so that every pointer is one."""
-        self._blocks.append(int(self._call("cuMemAlloc", max(size, 1))))
-        return self._blocks[-1]
+        """`size` bytes, freed by `free` or at the end of `with`; at least one, so that every pointer is one."""
+        place = int(self._call("cuMemAlloc", max(size, 1)))
+        self._blocks.add(place)
+        return place
+
+    def free(self, place: int) -> None:
+        """Give back what `allocate` gave, after all that is enqueued."""
+        self._call("cuStreamSynchronize", self.stream)
+        self._blocks.remove(place)
+        self._call("cuMemFree", place)
 
     def upload(self, array: NDArray[Any]) -> int:
         """A copy of `array` in device memory."""

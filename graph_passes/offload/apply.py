@@ -38,13 +38,20 @@ class Probing:
 
 class _Applier:
     def __init__(
-        self, graph: Graph, editor: Editor, timeline: Timeline, plan: OffloadPlan, options: OffloadOptions
+        self,
+        graph: Graph,
+        editor: Editor,
+        timeline: Timeline,
+        plan: OffloadPlan,
+        options: OffloadOptions,
+        spill_key: str,
     ) -> None:
         self.graph = graph
         self.editor = editor
         self.timeline = timeline
         self.plan = plan
         self.options = options
+        self.spill_key = spill_key
         self.position = {step.node: index for index, step in enumerate(timeline.steps)}
         self.previous: str | None = None
         self.in_order = frozenset(plan.ordered)
@@ -75,7 +82,7 @@ class _Applier:
                 "T": self.dtype(moved),
                 "mechanism": self.options.mechanism,
                 "label": str(moved),
-                "spill_directory": self.options.spill_directory,
+                "spill_key": self.spill_key,
                 "spill_budget": self.options.spill_budget,
                 "host_budget": self.options.host_budget,
             },
@@ -207,6 +214,7 @@ def apply_offload(
     plan: OffloadPlan,
     options: OffloadOptions,
     probing: Probing | None = None,
+    spill_key: str = "",
 ) -> None:
     """Insert the MemOps of `plan`.
 
@@ -217,6 +225,7 @@ def apply_offload(
         plan: what to do.
         options: mechanism and spill settings, which become attributes of the MemOps.
         probing: put probes behind the ordered ops.
+        spill_key: what stands for `options.spill_directory`: a graph goes anywhere, and names no directory.
 
     Raises:
         GraphError: the plan is none for this step; nothing was edited.
@@ -225,7 +234,7 @@ def apply_offload(
     if found:
         more = f", and {len(found) - 1} more" if len(found) > 1 else ""
         raise GraphError(f"the plan cannot be put into the graph: {found[0]}{more}; please report this")
-    _Applier(graph, editor, timeline, plan, options).run(probing)
+    _Applier(graph, editor, timeline, plan, options, spill_key).run(probing)
 
 
 def updates_to_hold(graph: Graph, position: Mapping[str, int], ordered: Sequence[int]) -> list[str]:

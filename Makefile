@@ -4,11 +4,13 @@ VENV ?= .venv
 BAZEL ?= bazel
 python := $(VENV)/bin/python
 
-.PHONY: help demo test lint format build bench bazel clean
+.PHONY: help demo test sanitize fuzz lint format build bench bazel clean
 
 help:
 	@echo 'make demo     train a small network on the CPU under a memory budget, with and without tfmem'
 	@echo 'make test     run the tests; ARGS="tests/pure -k plan" chooses'
+	@echo 'make sanitize the op library and its CPU tests under AddressSanitizer and UndefinedBehaviorSanitizer'
+	@echo 'make fuzz     a million mutated cells and GPU programs, read under the same; FUZZ="--seed 2" chooses others'
 	@echo 'make lint     ruff, mypy and clang-format; make format mends what can be mended'
 	@echo 'make build    the environment in $(VENV) and the op library'
 	@echo 'make bench    the benchmarks that need no GPU'
@@ -23,6 +25,28 @@ WORKERS ?= $(if $(wildcard /dev/nvidia0),0,2)
 
 test: build
 	$(python) -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+
+# The op library and its tests in a copy of the tree, where all C++ is compiled with sanitizers
+# (tools/sanitized_g++ says which, and what TensorFlow's library, built without them, forces off).
+# Off for the same reason: leak checks (TensorFlow and Python keep much until the end), container
+# overflow, the one definition rule, new against delete (both sides allocate for each other). What
+# starts other Pythons, or compares times and memory, is left out.
+sanitize_folder := build/sanitize
+sanitize_tests = $(patsubst %,tests/tf/test_%.py,memops memops_faults direct_calls extreme_attributes lifetimes \
+  matmul_op matmul_tiling recurrent_op recurrent_gradient recurrent_parts spill_directories stream_order)
+sanitize_options = detect_leaks=0:detect_container_overflow=0:detect_odr_violation=0:alloc_dealloc_mismatch=0
+
+sanitize: build
+	mkdir -p $(sanitize_folder)
+	tar -c --exclude='*.so' --exclude=__pycache__ setup.py pyproject.toml README.md custom_ops graph_passes tfmem tests \
+	  examples benchmarks tools | tar -x -C $(sanitize_folder)
+	cd $(sanitize_folder) && CXX=$(abspath tools/sanitized_g++) $(abspath $(python)) setup.py --quiet build_ext --inplace
+	cd $(sanitize_folder) && CXX=$(abspath tools/sanitized_g++) ASAN_OPTIONS=$(sanitize_options) \
+	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+	  $(abspath $(python)) -m pytest -p no:cacheprovider $(or $(ARGS),$(sanitize_tests))
+
+fuzz: build
+	$(python) -m tests.tf.fuzz_parsers $(FUZZ)
 
 bench: build
 	$(python) -m benchmarks.ir_scaling

@@ -11,6 +11,7 @@ Results are added to the output file after each case; `benchmarks.make_recurrent
 from __future__ import annotations
 
 import argparse
+import contextlib
 import multiprocessing
 import random
 import sys
@@ -100,7 +101,8 @@ def main(arguments: list[str] | None = None) -> int:
             if time.monotonic() > deadline:
                 break
             began = time.monotonic()
-            trials = search(DeviceBench(space.spec, device, cache), shares, space.case.steps)
+            with contextlib.closing(DeviceBench(space.spec, device, cache)) as bench:
+                trials = search(bench, shares, space.case.steps)
             found = outcome(trials)
             seconds = time.monotonic() - began
             known[space.case.name] = {**asdict(space.case), **found, "space": space.size, "seconds": seconds}

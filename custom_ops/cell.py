@@ -20,6 +20,7 @@ from typing import TypeAlias
 from custom_ops.errors import CellError
 
 FORMAT = "cell 1"
+_SIZES = ("sequences", "invariants", "vectors", "states")
 
 # elementwise ops: name -> number of arguments. `select(c, a, b)` is a where c is not zero, else b, and like
 # TensorFlow's SelectV2 it lets no NaN through from the side that is not chosen. `greater` and `equal` give 1 or 0.
@@ -232,10 +233,15 @@ def from_text(text: str) -> Cell:
     nodes: list[Node] = []
     outputs: list[tuple[int, ...]] = []
     matrices: list[tuple[int, int]] = []
+    declared: set[str] = set()
     for line in lines[1:]:
         try:
             word, *rest = line.split()
-            if word in ("sequences", "invariants", "vectors", "states"):
+            if word in declared:
+                raise CellError(f"the line '{line}' declares {word} a second time")
+            if word in (*_SIZES, "matrices"):
+                declared.add(word)
+            if word in _SIZES:
                 sizes[word] = tuple(map(int, rest))
             elif word == "matrices":
                 matrices += zip(map(int, rest[::2]), map(int, rest[1::2]), strict=True)

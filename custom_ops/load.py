@@ -25,6 +25,7 @@ Fault = Literal["copy_out", "copy_in", "allocate"]
 
 _FAULTS: tuple[Fault, ...] = ("copy_out", "copy_in", "allocate")  # numbered as in ops/faults.h
 _ERROR_BYTES = 4096
+_KEY_BYTES = 64
 
 
 class Counters(NamedTuple):
@@ -131,7 +132,7 @@ class Library:
             tensor=tensor,
             mechanism=mechanism,
             label=label,
-            spill_directory=spill_directory,
+            spill_key=self.spill_key(spill_directory),
             spill_budget=spill_budget,
             host_budget=host_budget,
             name=name,
@@ -164,13 +165,13 @@ class Library:
         return self.ops.mem_op_stats(reset=reset, name=name)
 
     def chunks(self, name: str | None = None) -> "tuple[tf.Tensor, tf.Tensor]":
-        """MemOpChunks: int64[n, 3] of address, bytes and whether it is in use, of the device's allocator's chunks; and
-        int64[] of how many bytes it may grow by."""
+        """MemOpChunks: int64[n, 3] of how far behind the first, bytes and whether it is in use, of the device's
+        allocator's chunks; and int64[] of how many bytes it may grow by."""
         return self.ops.mem_op_chunks(name=name)
 
-    def addresses(self, tensors: "Sequence[tf.Tensor]", name: str | None = None) -> "tf.Tensor":
-        """MemOpAddresses: int64[n], where the elements of each tensor begin."""
-        return self.ops.mem_op_addresses(tensors=list(tensors), name=name)
+    def sharing(self, tensors: "Sequence[tf.Tensor]", name: str | None = None) -> "tf.Tensor":
+        """MemOpSharing: int64[n], for each tensor the first one that has its memory."""
+        return self.ops.mem_op_sharing(tensors=list(tensors), name=name)
 
     def rooms(self, sizes: Sequence[int], name: str | None = None) -> "list[tf.Tensor]":
         """MemOpRooms: leaves free chunks of these sizes as long as the result lives."""
@@ -179,6 +180,13 @@ class Library:
     def preaccess(self, size: int, name: str | None = None) -> "tf.Operation":
         """MemOpPreaccess: makes the next `size` bytes allocated resident (unified memory)."""
         return self.ops.mem_op_preaccess(bytes=size, name=name)
+
+    def spill_key(self, directory: str) -> str:
+        """What stands for a directory of spill files in this process's graphs; "" for the system's temporary one."""
+        key = ctypes.create_string_buffer(_KEY_BYTES)
+        path = ctypes.c_char_p(os.fsencode(directory))
+        self._functions.tfmem_spill_directory_key(path, key, ctypes.c_int64(_KEY_BYTES))
+        return key.value.decode()
 
     def counters(self) -> Counters:
         """Reads all counters."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from graph_passes.analysis import roles
@@ -59,7 +59,8 @@ class Step:
 
     def timeline(self, costs: CostModel) -> Timeline:
         """The step under a cost model."""
-        return build_timeline(self.graph, self.order, costs, self.fetches, self.loss)
+        timeline = build_timeline(self.graph, self.order, costs, self.fetches, self.loss)
+        return replace(timeline, unordered=roles.unordered(self.graph, self.order, self.merging))
 
 
 def plan_step(
@@ -89,7 +90,6 @@ def plan_step(
             options,
             layers=roles.layers(step.graph, timeline),
             convolution_inputs=roles.convolution_inputs(step.graph, timeline),
-            unordered=roles.unordered(step.graph, step.order, step.merging),
             timed=timed,
             widest=widest,
             unmoved=unmoved,
@@ -114,17 +114,19 @@ def edit_step(
     options: OffloadOptions,
     probing: Probing | None = None,
     editor: Editor | None = None,
+    spill_key: str = "",
 ) -> Graph:
     """The graph with the plan's MemOps; `step.graph` stays as it is.
 
     Args:
         editor: edit this (a live `tf.Graph`) instead of a copy of the graph.
+        spill_key: what stands for the directory of spill files (`Library.spill_key`).
     """
     if editor is not None:
-        apply_offload(step.graph, editor, timeline, plan, options, probing)
+        apply_offload(step.graph, editor, timeline, plan, options, probing, spill_key)
         return step.graph
     edited = step.graph.copy()
-    apply_offload(step.graph, edited, timeline, plan, options, probing)
+    apply_offload(step.graph, edited, timeline, plan, options, probing, spill_key)
     verify_graph(edited)
     return edited
 

@@ -67,6 +67,8 @@ class Report:
         jit_compile: what became of XLA, and why; empty where it played no part.
         swapped: recurrent layers that now run as one kernel, a line for each.
         not_swapped: loops that stay as they were, and why.
+        function: which of a model's functions this is about: "train", "test" or "predict".
+        others: reports of the model's other functions.
     """
 
     graph: str
@@ -94,16 +96,18 @@ class Report:
     jit_compile: str = ""
     swapped: tuple[str, ...] = ()
     not_swapped: tuple[str, ...] = ()
+    function: str = ""
+    others: tuple[Report, ...] = ()
 
     def __str__(self) -> str:
         return self.to_text()
 
     def to_text(self, rows: int = 10) -> str:
-        """A table for people: the figures, then the `rows` largest transfers, then the notes.
+        """A table for people: the figures, then the `rows` largest transfers, then the notes; then the others.
 
         Without a budget no memory was planned, and there are no figures.
         """
-        lines = [f"tfmem report: {self.graph} on {self.device}"]
+        lines = [f"tfmem report: {self.function}{self.function and ': '}{self.graph} on {self.device}"]
         if self.budget is None:
             lines.append(f"  decision    {self.decision}")
         else:
@@ -118,7 +122,7 @@ class Report:
             lines += ["", *_transfer_table(self.transfers, rows)]
         if self.notes:
             lines += ["", *(f"  note: {note}" for note in self.notes)]
-        return "\n".join(lines)
+        return "\n\n".join(["\n".join(lines), *(other.to_text(rows) for other in self.others)])
 
     def _figures(self) -> list[str]:
         threshold = "" if self.size_threshold is None else f", tensors from {size(self.size_threshold)}"
@@ -152,7 +156,7 @@ class Report:
         if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
             raise ValueError(f"not a tfmem report of format {FORMAT}; write it with Report.to_json")
         try:
-            return cls(**{name: _restored(name, value) for name, value in data.items()})
+            return _report(data)
         except TypeError as error:
             raise ValueError(f"not a tfmem report: {error}") from error
 
@@ -222,8 +226,14 @@ def _shortened(name: str, width: int = 40) -> str:
     return name if len(name) <= width else "..." + name[3 - width :]
 
 
+def _report(data: dict[str, Any]) -> Report:
+    return Report(**{name: _restored(name, value) for name, value in data.items()})
+
+
 def _restored(name: str, value: Any) -> Any:
     """JSON has lists for tuples and dicts for records."""
+    if name == "others":
+        return tuple(map(_report, value))
     if name == "transfers":
         return tuple(TransferRecord(**record) for record in value)
     if name.startswith("curve_"):

@@ -98,6 +98,11 @@ class Sweep:
         return done, int(self._device.download(self._memory, np.zeros(1, np.int32))[0])
 
 
+def launcher_of(device: Device, spec: RecurrentSpec, configuration: Configuration) -> Launcher:
+    program = build(spec, configuration, device.arch, compile_source=device.compile_source)
+    return Launcher(program, device.driver)
+
+
 def run(
     device: Device,
     cell: Cell,
@@ -111,7 +116,7 @@ def run(
 ) -> tuple[list[list[Any]], int]:
     """Outputs and finals of each direction, and the status."""
     spec = RecurrentSpec(cell, units, dtype, precision, len(given))  # type: ignore[arg-type]
-    launcher = Launcher(build(spec, configuration, device.arch))
+    launcher = launcher_of(device, spec, configuration)
     sweep = Sweep(device, launcher, spec, given, reverse, batch_major)
     sweep.enqueue(device.stream)
     return sweep.results()

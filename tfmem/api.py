@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,12 @@ from tfmem.capture.captured import unique
 from tfmem.capture.grappler import session_config
 from tfmem.config import Budget, Options, merged
 from tfmem.devices import find_target, measured_link
-from tfmem.engine import Engine, plan_graph_def
+from tfmem.engine import Engine
 from tfmem.live import REPORT, optimize_live
+from tfmem.model import ModelFunctions, optimize_model
 from tfmem.optimized import OptimizedFunction
 from tfmem.step import ManagedStep
+from tfmem.unobserved import plan_graph_def
 
 __all__ = ["load_ops", "make_engine", "optimize", "report", "session_config"]
 
@@ -105,7 +106,8 @@ def optimize(
     if hasattr(x, "get_concrete_function"):
         return OptimizedFunction(x, engine)
     if keras_model.is_keras_model(x):
-        return _optimize_model(x, engine)
+        _attach(x, optimize_model(x, engine))
+        return x
     raise GraphError(
         f"cannot optimise a {type(x).__name__}; expected a tf.Graph, GraphDef, MetaGraphDef, tf.function, "
         "ConcreteFunction, a compiled Keras model or the path of a SavedModel"
@@ -117,8 +119,9 @@ def report(x: Any) -> Report:
 
     Args:
         x: what `optimize` returned; of a SavedModel, its path. In a GraphDef or MetaGraphDef a node of tfmem's carries
-            the report: there is none where nothing was changed. Of several traces or functions, the one that needs the
-            most memory is reported.
+            the report: there is none where nothing was changed. Of several traces, the one that needs the most memory
+            is reported; a Keras model's report is of its training, with what was done to evaluation and prediction in
+            `others`.
 
     Raises:
         GraphError: `x` was not optimised, or its step has not run yet, or what is stored with it is no report.
@@ -130,9 +133,8 @@ def report(x: Any) -> Report:
     if isinstance(x, str | os.PathLike) and (file := Path(x, _REPORT_FILE)).is_file():
         return _parsed(file.read_text(errors="replace"), str(file))
     holder = getattr(x, REPORT, None)
-    if isinstance(holder, list):
-        traced = [function.report for function in holder if function.traced] or [holder[-1].report]
-        return max(traced, key=_weight)
+    if isinstance(holder, ModelFunctions):
+        return holder.report
     if isinstance(holder, Report):
         return holder
     raise GraphError(f"no report: this {type(x).__name__} was not optimised by tfmem")
@@ -167,36 +169,8 @@ def make_engine(options: Options) -> Engine:
     return engine
 
 
-def _attach(x: Any, found: Report | list[OptimizedFunction]) -> None:
+def _attach(x: Any, found: Report | ModelFunctions) -> None:
     setattr(x, REPORT, found)
-
-
-def _optimize_model(model: Any, engine: Engine) -> Any:
-    optimized: list[OptimizedFunction] = []
-    if engine.swaps and not getattr(model, "run_eagerly", False):
-        inference = replace(engine, options=replace(engine.options, passes=("recurrent",)))
-
-        def make_inference(step_function: Any, original: Any) -> OptimizedFunction:
-            traced = tf.function(step_function, reduce_retracing=True)
-            optimized.append(OptimizedFunction(traced, inference, fallback=original))
-            return optimized[-1]
-
-        keras_model.install_inference(model, make_inference)
-        if not keras_model.is_compiled(model) and not engine.must_fit:
-            _attach(model, optimized)
-            return model
-
-    def make_step(step_function: Any) -> OptimizedFunction:
-        compiled = keras_model.jit_compile(model)
-        step = OptimizedFunction(
-            tf.function(step_function), engine, jit_compile=compiled, fallback=keras_model.original_step(model)
-        )
-        optimized.append(step)
-        return step
-
-    model = keras_model.install(model, make_step)
-    _attach(model, optimized)
-    return model
 
 
 def _optimize_saved_model(path: str, output: str | os.PathLike[str] | None, engine: Engine) -> str:

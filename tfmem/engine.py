@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
-from custom_ops.errors import TfmemError
+from custom_ops.errors import TfmemError, warn
 from custom_ops.load import Library
-from graph_passes import pipeline, serde
-from graph_passes.analysis.region import reads_before_updates, step_region
 from graph_passes.analysis.simulate import Link
 from graph_passes.analysis.timeline import Timeline
-from graph_passes.analysis.workspace import squeezed
 from graph_passes.cost.model import Roofline
-from graph_passes.errors import InfeasibleBudgetError, NoGradientError, UnknownShapeError
-from graph_passes.ir import Graph, Node, parse_input
+from graph_passes.errors import NoGradientError, UnknownShapeError
+from graph_passes.ir import Graph, Node
 from graph_passes.offload.plan import OffloadPlan
-from graph_passes.recurrent.match import RecurrentPlan
 from graph_passes.report import Report
-from graph_passes.verify import verify_graph
-from tfmem.capture.captured import Captured, require_feeds
-from tfmem.capture.grappler import run_grappler
 from tfmem.config import Options, parse_budget, workspace_limits
 from tfmem.devices import Target, memory
 from tfmem.host import require_room
 from tfmem.measuring import alone
-from tfmem.recurrent import swap_recurrent, with_swaps
 
 NOT_PLANNABLE = (NoGradientError, UnknownShapeError)  # graphs that the offload pass is not for
 
@@ -39,12 +31,22 @@ class Engine:
         library: the op library.
         target: the device whose memory is planned.
         link: bandwidth between the device and where tensors go.
+        asked: whether the user asked for what the passes do by name: then what they leave alone is worth a warning.
+        warned: the causes of which the user was warned, once for all steps of the object.
     """
 
     options: Options
     library: Library
     target: Target
     link: Link
+    asked: bool = False
+    warned: set[str] = field(default_factory=set)
+
+    def warn(self, cause: str, message: str) -> None:
+        """Show a `TfmemWarning`, unless there was one of this cause."""
+        if cause not in self.warned:
+            self.warned.add(cause)
+            warn(message)
 
     @property
     def budget(self) -> int | None:
@@ -75,6 +77,10 @@ class Engine:
         """The same for steps that run on their own, where no later call can swap in a better plan."""
         return replace(self, options=replace(self.options, observe=False))
 
+    def shaped(self, shapes: Mapping[str, tuple[int, ...]]) -> Engine:
+        """The same for steps whose inputs have these shapes, by name."""
+        return replace(self, options=replace(self.options, input_shapes={**self.options.input_shapes, **shapes}))
+
     def estimate(self, workspace: bool) -> Estimate:
         """Costs before anything ran.
 
@@ -83,6 +89,11 @@ class Engine:
         """
         limits = workspace_limits() if workspace and self.target.is_gpu else (0, 0)
         return Estimate(Roofline(self.target.profile, limits, self.target.is_gpu), self.in_use)
+
+    @property
+    def spill_key(self) -> str:
+        """What stands for the directory of spill files in graphs."""
+        return self.library.spill_key(self.options.offload.spill_directory)
 
     @property
     def in_use(self) -> int:
@@ -147,79 +158,3 @@ class Estimate:
     def base(self, graph: Graph) -> int:
         """See `CostModel`: variables exist already, or will."""
         return max(self.roofline.base(graph), self.in_use)
-
-
-def plan_unobserved(step: pipeline.Step, engine: Engine) -> tuple[Timeline, OffloadPlan | None]:
-    """Plan a step that will not be observed, workspace estimated; no plan if there is no budget.
-
-    Of two plans the faster is taken: one leaves each convolution the workspace that it would take, and one what is
-    left, which may slow some of them down by less than the first plan's copies.
-
-    Raises:
-        BudgetError: no plan meets the budget, even if convolutions get by without workspace.
-    """
-    least = step.timeline(engine.estimate(workspace=False))
-    if engine.budget is None:
-        return least, None
-    budget, offload = engine.budget, engine.options.offload
-    generous = step.timeline(engine.estimate(workspace=True)) if engine.target.is_gpu else least
-
-    def planned(timeline: Timeline) -> OffloadPlan:
-        return pipeline.plan_step(step, timeline, engine.link, budget, offload)
-
-    def short_of_workspace() -> tuple[Timeline, OffloadPlan]:
-        plan = planned(least)
-        timeline = squeezed(generous, least, plan.moves, budget)
-        return timeline, plan.under(timeline)
-
-    try:
-        timeline, plan = generous, planned(generous)
-    except InfeasibleBudgetError:
-        timeline, plan = short_of_workspace()
-    else:
-        if plan.moves and generous is not least:
-            timeline, plan = min((timeline, plan), short_of_workspace(), key=lambda found: found[1].after.seconds)
-    engine.require_host_room(timeline, plan)
-    return timeline, plan
-
-
-def plan_graph_def(captured: Captured, engine: Engine, fetches: Sequence[str] = ()) -> tuple[Captured, Report]:
-    """`captured` with its graph optimised, and what was done to it.
-
-    Args:
-        captured: the graph.
-        engine: budget, device and options.
-        fetches: names of what one step is run for; by default the ops that train.
-    """
-    serde.refuse_optimized((node.name, node.op) for node in captured.graph_def.node)
-    require_feeds(captured, engine.options.input_shapes)
-    swaps = RecurrentPlan()
-    if engine.swaps:
-        captured, swaps = swap_recurrent(captured, engine.target, engine.options, engine.feed_shapes, fetches)
-    edited, found = captured, engine.unlimited("GraphDef")
-    if engine.budget is not None:
-        try:
-            edited, found = _offload(captured, engine, fetches)
-        except NOT_PLANNABLE as error:
-            found = engine.left_alone(found, error)
-    return edited, with_swaps(found, swaps)
-
-
-def _offload(captured: Captured, engine: Engine, fetches: Sequence[str]) -> tuple[Captured, Report]:
-    optimized = run_grappler(captured, device=engine.target.kind)
-    graph = serde.from_graph_def(optimized.graph_def, engine.options.input_shapes)
-    region = step_region(graph, [parse_input(name)[0].node for name in fetches])
-    for update, reader in reads_before_updates(region):
-        region.add_control(update, reader)
-        graph.add_control(update, reader)
-    kept = [parse_input(name)[0] for name in optimized.fetches]
-    step = pipeline.Step.read(region, optimized.creation_order, kept, merging=not engine.target.is_gpu)
-    timeline, plan = plan_unobserved(step, engine)
-    assert plan is not None  # there is a budget
-    options = engine.options.offload
-    found = pipeline.describe(step, timeline, plan, options.policy, graph="GraphDef", device=engine.target.description)
-    if not plan.moves:
-        return captured, found
-    pipeline.edit_step(step, timeline, plan, options, editor=graph)
-    verify_graph(graph)
-    return replace(captured, graph_def=serde.to_graph_def(graph, optimized.graph_def)), found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from graph_passes import pipeline, serde
@@ -10,6 +11,7 @@ from graph_passes.analysis.region import reads_before_updates, step_region
 from graph_passes.ir import Graph, TensorId, parse_input
 from graph_passes.recurrent.apply import apply_recurrent
 from graph_passes.recurrent.cudnn import CUDNN
+from graph_passes.recurrent.faults import carried_out, fault
 from graph_passes.recurrent.match import RecurrentPlan, Unmatched
 from graph_passes.recurrent.training import plan_whole
 from graph_passes.report import Report
@@ -17,9 +19,11 @@ from tfmem.capture.build import shaped_graph
 from tfmem.capture.captured import require_feeds
 from tfmem.capture.differentiate import gradients
 from tfmem.capture.live_graph import LiveEditor, capture_graph
-from tfmem.engine import NOT_PLANNABLE, Engine, plan_unobserved
-from tfmem.recurrent import with_swaps
+from tfmem.engine import Engine
+from tfmem.faults import fault_note, is_fault
+from tfmem.recurrent import warn_of_faults, with_swaps
 from tfmem.tuning import with_kernels
+from tfmem.unobserved import plan_unobserved, within_budget
 
 RUNS_ANYWAY = frozenset({"While", *CUDNN})
 _BEING_TRACED = "the function is still being traced, so that the old loop would run too; optimise the function instead"
@@ -41,37 +45,62 @@ def optimize_live(graph: Any, engine: Engine, loss: Any | None = None, fetches: 
         GraphInUseError: a session ran the graph.
         GraphError: no fetches are given, and there are several training steps.
     """
-    editor = LiveEditor(graph)
-    swaps = _swap(graph, editor, engine, fetches)
-    found = engine.unlimited(type(graph).__name__)
-    if engine.budget is not None:
-        try:
-            found = _offload(graph, editor, engine, loss, fetches)
-        except NOT_PLANNABLE as error:
-            found = engine.left_alone(found, error)
+    editor, name = LiveEditor(graph), type(graph).__name__
+    notes: tuple[str, ...] = ()
+    try:
+        swaps = _swap(graph, editor, engine, fetches)
+    except Exception as error:
+        if not is_fault(error, reading=True):
+            raise
+        swaps = RecurrentPlan()
+        notes = (fault_note(engine, name, error, "swapping recurrent layers", "they stay as they were"),)
+    step = _LiveStep(graph, editor, engine, loss, fetches)
+    _, found = within_budget(engine, name, step.read, step.make, None, graph)
     found = with_swaps(found, swaps)
+    found = replace(found, notes=(*found.notes, *notes))
     setattr(graph, REPORT, found)
     return found
 
 
-def _offload(graph: Any, editor: LiveEditor, engine: Engine, loss: Any | None, fetches: Sequence[str]) -> Report:
-    run = [*fetches, *([loss.name] if loss is not None and fetches else [])]
-    region = step_region(_read(graph, engine.options.input_shapes), [parse_input(name)[0].node for name in run])
-    held = reads_before_updates(region)
-    for update, reader in held:
-        region.add_control(update, reader)
-    named = [parse_input(name)[0] for name in fetches]
-    step = pipeline.Step.read(region, (), named, _identity(loss), merging=not engine.target.is_gpu)
-    timeline, plan = plan_unobserved(step, engine)
-    assert plan is not None  # there is a budget
-    options = engine.options.offload
-    if plan.moves:
-        for update, reader in held:
-            editor.add_control(update, reader)
-        pipeline.edit_step(step, timeline, plan, options, editor=editor)
-    return pipeline.describe(
-        step, timeline, plan, options.policy, graph=type(graph).__name__, device=engine.target.description
-    )
+class _LiveStep:
+    """What is edited in place is planned, described, and edited in a copy first. What may then still fail is
+    TensorFlow's; edges are put back as they were (`LiveEditor.undone_on_error`), and nothing runs the ops that stay."""
+
+    def __init__(
+        self, graph: Any, editor: LiveEditor, engine: Engine, loss: Any | None, fetches: Sequence[str]
+    ) -> None:
+        self._graph = graph
+        self._editor = editor
+        self._engine = engine
+        self._loss = loss
+        self._fetches = fetches
+
+    def read(self) -> pipeline.Step:
+        loss, fetches, is_gpu = self._loss, self._fetches, self._engine.target.is_gpu
+        run = [*fetches, *([loss.name] if loss is not None and fetches else [])]
+        graph = _read(self._graph, self._engine.options.input_shapes)
+        region = step_region(graph, [parse_input(name)[0].node for name in run])
+        self._held = reads_before_updates(region)
+        for update, reader in self._held:
+            region.add_control(update, reader)
+        named = [parse_input(name)[0] for name in fetches]
+        return pipeline.Step.read(region, (), named, _identity(loss), merging=not is_gpu)
+
+    def make(self, step: pipeline.Step) -> tuple[None, Report]:
+        options, name = self._engine.options.offload, type(self._graph).__name__
+        timeline, plan = plan_unobserved(step, self._engine)
+        assert plan is not None  # there is a budget
+        device = self._engine.target.description
+        found = pipeline.describe(step, timeline, plan, options.policy, graph=name, device=device)
+        if plan.moves:
+            pipeline.edit_step(step, timeline, plan, options)
+            with self._editor.undone_on_error():
+                for update, reader in self._held:
+                    self._editor.add_control(update, reader)
+                pipeline.edit_step(
+                    step, timeline, plan, options, editor=self._editor, spill_key=self._engine.spill_key
+                )
+        return None, found
 
 
 def _swap(graph: Any, editor: LiveEditor, engine: Engine, fetches: Sequence[str]) -> RecurrentPlan:
@@ -82,6 +111,17 @@ def _swap(graph: Any, editor: LiveEditor, engine: Engine, fetches: Sequence[str]
     read = _read(graph, engine.options.input_shapes, functions=engine.swaps)
     if not engine.swaps:
         return RecurrentPlan()
+    try:
+        plan = _planned(graph, read, engine, fetches)
+    except Exception as error:  # whatever it is, the user's graph stays as it is
+        plan = RecurrentPlan(unmatched=(fault("every recurrence", "all of the graph", error),))
+    warn_of_faults(plan)
+    with editor.undone_on_error():
+        apply_recurrent(plan, read, editor)
+    return plan
+
+
+def _planned(graph: Any, read: Graph, engine: Engine, fetches: Sequence[str]) -> RecurrentPlan:
     plan = plan_whole(read, [parse_input(name)[0].node for name in fetches], gradients)
     if graph.building_function:
         runs_anyway = [match for match in plan.matches if any(read[name].op in RUNS_ANYWAY for name in match.removed)]
@@ -89,8 +129,7 @@ def _swap(graph: Any, editor: LiveEditor, engine: Engine, fetches: Sequence[str]
         kept = tuple(match for match in plan.matches if match not in runs_anyway)
         plan = RecurrentPlan(kept, (*plan.unmatched, *left))
     plan = with_kernels(plan, engine.target, engine.options)
-    apply_recurrent(plan, read, editor)
-    return plan
+    return carried_out(plan, read)[0]  # tried on a copy first
 
 
 def _read(graph: Any, input_shapes: Mapping[str, tuple[int, ...]], functions: bool = False) -> Graph:

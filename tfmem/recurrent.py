@@ -7,15 +7,17 @@ from dataclasses import replace
 
 from tensorflow.core.framework.graph_pb2 import GraphDef
 
+from custom_ops.errors import warn
 from graph_passes import serde
 from graph_passes.ir import Graph
-from graph_passes.recurrent.apply import apply_recurrent
 from graph_passes.recurrent.biases import with_fused_biases
+from graph_passes.recurrent.faults import attempt, carried_out, fault
 from graph_passes.recurrent.loops import LOOPS
-from graph_passes.recurrent.match import RECURRENT_OP, RecurrentPlan, Unmatched
+from graph_passes.recurrent.match import RECURRENT_OP, Match, RecurrentPlan, Unmatched
 from graph_passes.recurrent.rolling import roll_up
 from graph_passes.recurrent.training import plan_whole
 from graph_passes.report import SWAPPED, Report
+from graph_passes.verify import verify_graph
 from tfmem.capture.build import FeedShapes, shaped_graph
 from tfmem.capture.captured import Captured, op_name
 from tfmem.capture.differentiate import gradients
@@ -51,10 +53,35 @@ def swap_recurrent(
         final: nobody will take a gradient of the result, so it may have ops without one.
 
     Raises:
-        GraphError: TensorFlow cannot import the graph.
+        GraphError: TensorFlow cannot import the graph as it was captured, or `feed_shapes` contradict it.
     """
-    if not _mentions_recurrence(captured.graph_def):
+    if not mentions_recurrence(captured.graph_def):
         return captured, RecurrentPlan()
+    try:
+        swapped, plan = _swapped(captured, target, options, feed_shapes, asked, final)
+    except Exception as error:  # the last resort: whatever it is, the user's function runs as it is
+        shaped_graph(captured, feed_shapes=feed_shapes)  # raises the GraphError of a graph that was none before
+        swapped, plan = captured, RecurrentPlan(unmatched=(fault("every recurrence", "all of the graph", error),))
+    warn_of_faults(plan)
+    return swapped, plan
+
+
+def warn_of_faults(plan: RecurrentPlan) -> None:
+    """Tell the user of each recurrence that stays because tfmem failed."""
+    for loop in plan.unmatched:
+        if loop.traceback:
+            warn(f"a recurrence stays as it is, {loop.name} ({loop.carrier}): {loop.reason}; see the report's notes")
+
+
+def _swapped(
+    captured: Captured,
+    target: Target,
+    options: Options,
+    feed_shapes: FeedShapes | None,
+    asked: Collection[str],
+    final: bool,
+) -> tuple[Captured, RecurrentPlan]:
+    """As `swap_recurrent`."""
     fetched = {op_name(name) for name in captured.fetches}
     chosen = implementations(captured.graph_def)
     refused: list[Unmatched] = []
@@ -67,9 +94,10 @@ def swap_recurrent(
         if asked:
             wanted = {op_name(name) for name in asked}
             keep = {name for name in keep if name in wanted or not _copies_a_result(graph, name)}
-        graph, rolled = roll_up(graph, keep, unrolled)
-        plan = with_kernels(plan_whole(graph, keep, gradients), target, options)
-        stiff = [loop for loop in plan.unmatched if loop.name in rolled]
+        rolled = roll_up(graph, keep, unrolled)
+        graph = rolled.graph
+        plan = _with_kernels(plan_whole(graph, keep, gradients), target, options)
+        stiff = [loop for loop in plan.unmatched if loop.name in rolled.loops]
         if stiff:
             refused += stiff
             unrolled |= {loop.name for loop in stiff}
@@ -81,14 +109,48 @@ def swap_recurrent(
         chosen = {function: calls for function, calls in chosen.items() if function not in kept}
     # A call that was kept is reported once, with what is in the way inside.
     others = (loop for loop in plan.unmatched if not any(before.name.startswith(f"{loop.name}/") for before in refused))
-    plan = replace(plan, unmatched=(*refused, *others))
+    plan = replace(plan, unmatched=(*refused, *others, *rolled.unmatched))
+    if final and target.is_gpu:
+        plan = _with_fused_biases(plan)
+
+    def require_importable(edited: Graph) -> None:
+        verify_graph(edited)
+        shaped_graph(_captured(inlined, edited), feed_shapes=feed_shapes)
+
+    plan, graph = carried_out(plan, graph, require_importable) if plan.matches else (plan, graph)
     if not plan.matches:
         return captured, plan
-    if final and target.is_gpu:
-        plan = replace(plan, matches=tuple(map(with_fused_biases, plan.matches)))
-    apply_recurrent(plan, graph)
     swapped = _captured(inlined, graph)
-    return with_tensor_cores(swapped, plan, target, options, feed_shapes) if final else (swapped, plan)
+    faults: list[Unmatched] = []
+    if final:
+        with attempt(faults, "products outside the loops", "MatMul"):
+            swapped, plan = with_tensor_cores(swapped, plan, target, options, feed_shapes)
+    return swapped, replace(plan, unmatched=(*plan.unmatched, *faults))
+
+
+def _with_kernels(plan: RecurrentPlan, target: Target, options: Options) -> RecurrentPlan:
+    """As `with_kernels`; where that fails, what it does for each recurrence alone."""
+    whole: list[Unmatched] = []
+    with attempt(whole, "", ""):
+        return with_kernels(plan, target, options)
+    done = replace(plan, matches=())
+    unmatched = list(plan.unmatched)
+    for match in plan.matches:
+        with attempt(unmatched, match.name, match.carrier):
+            alone = with_kernels(replace(plan, matches=(match,), unmatched=()), target, options)
+            unmatched += alone.unmatched
+            kernels = {**done.kernels, **alone.kernels}
+            done = replace(done, matches=(*done.matches, *alone.matches), kernels=kernels, precision=alone.precision)
+    return replace(done, unmatched=tuple(unmatched))
+
+
+def _with_fused_biases(plan: RecurrentPlan) -> RecurrentPlan:
+    matches: list[Match] = []
+    unmatched = list(plan.unmatched)
+    for match in plan.matches:
+        with attempt(unmatched, match.name, match.carrier):
+            matches.append(with_fused_biases(match))
+    return replace(plan, matches=tuple(matches), unmatched=tuple(unmatched))
 
 
 def _can_be_fetched(graph: Graph, name: str) -> bool:
@@ -102,7 +164,7 @@ def _copies_a_result(graph: Graph, name: str) -> bool:
     return node is not None and node.op == "Identity" and graph[node.inputs[0].node].op in LOOPS
 
 
-def _mentions_recurrence(graph_def: GraphDef) -> bool:
+def mentions_recurrence(graph_def: GraphDef) -> bool:
     """Whether there is any use in reading the graph."""
     bodies = [graph_def.node, *(function.node_def for function in graph_def.library.function)]
     return any(node.op in CARRIERS for nodes in bodies for node in nodes)
@@ -136,7 +198,7 @@ def with_swaps(report: Report, plan: RecurrentPlan) -> Report:
         report,
         decision=SWAPPED if unchanged else report.decision,
         passes=tuple(dict.fromkeys(("recurrent", *report.passes))),
-        notes=(*report.notes, *plan.notes),
+        notes=(*report.notes, *plan.notes, *(loop.traceback for loop in plan.unmatched if loop.traceback)),
         swapped=tuple(map(plan.summary, plan.matches)),
         not_swapped=tuple(f"{loop.name} ({loop.carrier}): {loop.reason}" for loop in plan.unmatched),
     )

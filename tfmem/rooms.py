@@ -26,16 +26,14 @@ def separate(engine: Engine, variables: Iterable[tf.Variable]) -> None:
     measures before, and in the way of what is placed after. A variable that another thread writes for the first time in
     this very instant would lose that.
     """
-    seen: set[int] = set()
     with alone(), context.eager_mode(), tf.device(engine.target.name):
         held = [(variable, variable.read_value()) for variable in variables if variable.dtype.is_floating]
         if not held:
             return
-        addresses = engine.library.addresses([value for _, value in held]).numpy().tolist()
-        for (variable, value), address in zip(held, addresses, strict=True):
-            if address in seen and value.shape.num_elements():
+        owners = engine.library.sharing([value for _, value in held]).numpy().tolist()
+        for index, (variable, value) in enumerate(held):
+            if owners[index] != index and value.shape.num_elements():
                 variable.assign(tf.raw_ops.DeepCopy(x=value))
-            seen.add(address)
 
 
 def find_room(engine: Engine, timeline: Timeline, budget: int) -> Room:

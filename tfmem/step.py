@@ -1,81 +1,21 @@
-"""One traced training step under a memory budget: estimated, observed, planned, tried.
-
-    call 1      WARM      everything large moves: cuDNN chooses its algorithms when they first run, among those whose
-                          workspace fits, so memory should be plenty then
-    call 2      OBSERVE   the same, with probes: op times, workspace, what else is in memory
-    calls 3..   TRIAL     plans by measurement, with probes; on a GPU for falling shares of the budget, each run twice.
-                          The fastest that met the budget stays: more memory is not always faster, because an allocator
-                          near its limit is fragmented, and then convolutions fall back to slower algorithms.
-    next 3      CHECK     the plan as it will run, without probes: does its peak stay within the budget? else plan again
-    then        READY
-
-Every call computes the same step, so training starts with the first. A step that fits by far is left as it was; three
-of its calls are watched, too, for what it takes.
-
-A GPU's memory may run out under a plan, and a step that has written variables cannot be run again. So there the first
-three stages are rehearsals, all of them in the first call: the same graph, but no variable is written.
-"""
+"""One traced training step, managed: called as the trace itself, while its stages go on underneath."""
 
 from __future__ import annotations
 
-import enum
-import itertools
 import threading
-from collections.abc import Callable
-from dataclasses import replace
-from functools import cache, partial
 from typing import Any
 
-import tensorflow as tf
-
-from custom_ops.errors import TfmemError
-from custom_ops.load import Counters
-from graph_passes import pipeline, serde
-from graph_passes.analysis.fragmentation import Room
-from graph_passes.analysis.region import keep_variables_in_place
-from graph_passes.analysis.timeline import Timeline
-from graph_passes.cost.model import Measured
-from graph_passes.cost.observe import Observation, Sample, observe
-from graph_passes.ir import parse_input
-from graph_passes.offload.apply import Probing
-from graph_passes.offload.plan import OffloadPlan
-from graph_passes.recurrent.match import RecurrentPlan
-from graph_passes.report import ORDERED, Report
-from tfmem.capture.captured import require_feeds
-from tfmem.capture.function import call_traced, capture_concrete, restore_concrete
-from tfmem.capture.grappler import run_grappler
-from tfmem.devices import conditions
-from tfmem.engine import NOT_PLANNABLE, Engine
-from tfmem.profile import ProfileCache, fingerprint
-from tfmem.recurrent import swap_recurrent, with_swaps
-from tfmem.rehearsal import can_rehearse, without_updates
-from tfmem.rooms import find_room, keep_apart, separate
+from graph_passes.report import Report
+from tfmem.capture.function import call_traced
+from tfmem.engine import Engine
+from tfmem.planning import Trace
 from tfmem.sampling import sampled, watched
-from tfmem.trials import CPU_RETRIES, OUT_OF_MEMORY, Trial, checked, choose, first_plans, judged, no_room, untried
-
-SURELY_FITS = 0.75  # of the budget: a step estimated at less is not observed
-GOOD_ENOUGH = 1.02  # times the ops' own run times: nothing is left to gain
-CHECKS = 3  # unprobed steps whose peak is watched
-
-_runs = itertools.count(1)
-
-
-class Stage(enum.Enum):
-    """Where a step is on its way; see the module's docstring."""
-
-    WARM = enum.auto()
-    OBSERVE = enum.auto()
-    TRIAL = enum.auto()
-    CHECK = enum.auto()
-    READY = enum.auto()
+from tfmem.stages import Stage, Stages
+from tfmem.trials import OUT_OF_MEMORY
 
 
 class ManagedStep:
-    """One trace of a function, run under a budget. Calls are as to the trace itself.
-
-    Attributes:
-        report: what was decided and measured by now.
-    """
+    """One trace of a function, run under a budget. Calls are as to the trace itself."""
 
     def __init__(self, concrete: Any, engine: Engine, jit_compile: bool = False) -> None:
         """Plan by estimate.
@@ -89,311 +29,57 @@ class ManagedStep:
             InfeasibleBudgetError, NoGradientError, UnknownShapeError, AlreadyOptimizedError, HostMemoryError,
             SpillDirectoryError: see `graph_passes.errors`.
         """
-        self._concrete = concrete
         self._engine = engine
-        self._walls: list[Any] = []  # see `keep_apart`
-        self._make: Callable[..., OffloadPlan] | None = None
-        self._free: Room | None = None
-        self._jit_compile = jit_compile
+        self._given = concrete
         self._lock = threading.RLock()
-        self._notes: list[str] = []
-        self._trials: list[Trial] = []
-        self._tried: set[Any] = set()  # what the plans did
-        self._checked: list[int] = []  # peaks of the unprobed steps
-        self._replans = 0
-        self._warm = False  # whether the current trial's first, unmeasured run is done
-        self._stage = Stage.READY
-        self._run = next(_runs)
-        self._name = tf.compat.as_str(concrete.name)
-        self._swap()
-        self._function = self._base
-        self.report = with_swaps(engine.unlimited(self._name), self._swaps)
-        budget = engine.budget
-        if budget is None:
-            return
-        self._budget = budget
-        try:
-            self._read()
-            self._begin()
-        except NOT_PLANNABLE as error:
-            self.report = engine.left_alone(self.report, error)
+        self._stages = Stages(engine, Trace(concrete, engine, jit_compile))
+        self._stages.swap()
+        if engine.budget is not None:
+            self._stages.begin(engine.budget)
 
-    def _swap(self) -> None:
-        """Swap recurrent layers; `_base` is the trace with them, or the trace itself."""
-        self._source, self._swaps = capture_concrete(self._concrete), RecurrentPlan()
-        self._base = self._concrete
-        if not self._engine.swaps:
-            return
-        self._source, self._swaps = swap_recurrent(
-            self._source, self._engine.target, self._engine.options, self._engine.feed_shapes, final=True
-        )
-        if self._swaps.matches:
-            optimized = run_grappler(self._source, device=self._engine.target.kind)
-            self._base = restore_concrete(self._concrete, optimized, optimized.graph_def, self._engine.feed_shapes)
+    @property
+    def report(self) -> Report:
+        """What was decided and measured by now."""
+        return self._stages.report
 
     @property
     def unchanged(self) -> bool:
         """Whether calls go to the trace as it was given, by now and for good."""
-        return self._function is self._concrete and self._stage is Stage.READY
+        return self.function is self._given and self.settled
 
     @property
     def settled(self) -> bool:
         """Whether `function` is final and holds no probes."""
-        return self._stage is Stage.READY
+        return self._stages.stage is Stage.READY
 
     @property
     def function(self) -> Any:
         """The `ConcreteFunction` that runs by now."""
-        return self._function
+        return self._stages.function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step."""
         if self.settled:
-            return call_traced(self._function, args, kwargs)
+            return call_traced(self.function, args, kwargs)
         with self._lock:  # an observed step runs alone
             if self.settled:
-                return self._function(*args, **kwargs)
+                return self.function(*args, **kwargs)
             return self._staged(args, kwargs)
 
-    def _read(self) -> None:
-        concrete, engine = self._concrete, self._engine
-        captured = self._source
-        serde.refuse_optimized((node.name, node.op) for node in captured.graph_def.node)
-        require_feeds(captured, engine.options.input_shapes)
-        self._captured = run_grappler(captured, device=engine.target.kind)
-        self._shapes = engine.feed_shapes
-        inferred = restore_concrete(concrete, self._captured, self._captured.graph_def, self._shapes)
-        graph = serde.from_graph_def(self._captured.graph_def, inferred=inferred.graph)
-        if engine.target.is_gpu:
-            keep_variables_in_place(graph)
-        fetches = [parse_input(name)[0] for name in self._captured.fetches]
-        self._step = pipeline.Step.read(graph, self._captured.creation_order, fetches, merging=not engine.target.is_gpu)
-        self._rehearsing = engine.target.is_gpu and can_rehearse(graph)
-        self._key = fingerprint(graph, {**conditions(engine.target), "budget": self._budget})
-        self._cache = ProfileCache(engine.options.cache_directory)
-
-    def _begin(self) -> None:
-        engine = self._engine
-        careful = self._step.timeline(engine.estimate(workspace=True))
-        if careful.peak <= SURELY_FITS * self._budget:
-            self._settle(careful, self._plan(careful, self._budget))
-            return
-        # Workspace is not known yet. Without, this is the least that any plan needs.
-        self._timeline = self._step.timeline(engine.estimate(workspace=False))
-        least = self._plan(self._timeline, self._budget)  # raises where no plan can meet the budget
-        engine.require_host_room(self._timeline, least)
-        if engine.options.observe:
-            separate(engine, self._concrete.variables)
-        self._in_use = engine.in_use
-        known = self._cache.load(self._key, self._in_use, self._step.order, engine.target.memory)
-        if known is not None:
-            self._notes.append("op times and memory were measured by an earlier process")
-            self._learn(known)
-            least = self._plan(self._timeline, self._budget, timed=True)
-        if not engine.observes:
-            if known is None:
-                self._notes.append("op times and memory are estimates: nothing was observed")
-            if engine.options.observe:
-                self._notes.append("nothing can be observed: the allocator keeps no statistics (oneDNN is off)")
-            self._settle(self._timeline, least)
-            return
-        self._observed = known is not None
-        if engine.target.is_gpu:
-            self._walls = keep_apart(engine, self._timeline)
-        plan = partial(self._plan, self._timeline)
-        self._firsts = first_plans(engine, self._timeline, self._budget, plan, least, self._room())
-        self._first = next(self._firsts)  # also what is left when every trial runs out of memory
-        if self._observed and not engine.target.is_gpu:
-            self._next_trial()
-            return
-        self._tried.add(self._first.actions)
-        self._build(self._first, probed=True)
-        self._stage = Stage.WARM
-        self.report = self._describe(self._timeline, self._first)
-
-    def _room(self) -> Room | None:
-        return find_room(self._engine, self._timeline, self._budget) if self._engine.target.is_gpu else None
-
     def _staged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        while self._stage not in (Stage.CHECK, Stage.READY):
+        stages = self._stages
+        while stages.stage not in (Stage.CHECK, Stage.READY):
             try:
-                result, samples, flow = sampled(self._engine, self._run, self._function, args, kwargs)
+                result, samples, flow = sampled(self._engine, stages.run, stages.function, args, kwargs)
             except OUT_OF_MEMORY as error:
-                self._give_up(error)
+                stages.give_up(error)
                 continue
-            self._go_on(samples, flow)
-            if not self._rehearsing:
+            stages.go_on(samples, flow)
+            if not stages.rehearsing:
                 return result
             del result
-        if self._stage is Stage.READY:
-            return self._function(*args, **kwargs)
-        result, peak = watched(self._engine, self._function, args, kwargs)
-        self._check(peak)
+        if stages.stage is Stage.READY:
+            return stages.function(*args, **kwargs)
+        result, peak = watched(self._engine, stages.function, args, kwargs)
+        stages.check(peak)
         return result
-
-    def _go_on(self, samples: list[Sample], flow: tuple[Counters, Counters]) -> None:
-        """What follows a probed step that ran through."""
-        try:
-            if self._stage is Stage.WARM and not self._observed:
-                self._stage = Stage.OBSERVE
-            elif self._stage is Stage.WARM:
-                self._next_trial()
-            elif self._stage is Stage.OBSERVE:
-                seen = observe(self._timeline, self._first.moves, samples, self._first.fillings)
-                self._cache.store(self._key, seen, self._in_use)
-                self._learn(seen)
-                self._next_trial()
-            elif not self._warm and self._engine.target.is_gpu:
-                self._warm = True
-            else:
-                self._judge(samples, flow)
-        except TfmemError as error:  # measured, it needs more than the graph told; training goes on with what runs
-            self._notes.append(f"OVER BUDGET: {error}")
-            self._choose()
-
-    def _learn(self, seen: Observation) -> None:
-        estimate = self._engine.estimate(workspace=False)
-        costs = Measured(seen.seconds, seen.workspace, seen.base, estimate.roofline)
-        self._timeline = self._step.timeline(costs)
-
-    def _next_trial(self) -> None:
-        """Start the next plan worth trying, or settle on the best that was tried.
-
-        A step that fits in the planned order may not fit in the order TensorFlow would choose, unless by far.
-        """
-        if self._timeline.peak <= SURELY_FITS * self._budget:
-            self._settle(self._timeline, self._plan(self._timeline, self._budget, timed=True))
-            return
-        if self._make is None:  # the same plans are asked for before each trial
-            self._make, self._free = cache(partial(self._plan, self._timeline, timed=True)), self._room()
-        known = self._trials, self._make, self._first, self._free
-        for plan in untried(self._engine, self._timeline, self._budget, *known):
-            if plan.actions not in self._tried:
-                self._tried.add(plan.actions)
-                self._candidate, self._warm = plan, False
-                self._build(plan, probed=True)
-                self._stage = Stage.TRIAL
-                self.report = self._describe(self._timeline, plan)
-                return
-        self._choose()
-
-    def _judge(self, samples: list[Sample], flow: tuple[Counters, Counters]) -> None:
-        seen = observe(self._timeline, self._candidate.moves, samples, self._candidate.fillings)
-        self._trials.append(judged(self._candidate, self._describe(self._timeline, self._candidate), seen, flow))
-        floor = sum(step.seconds for step in self._timeline.steps)
-        good = not self._engine.target.is_gpu or seen.step_seconds <= GOOD_ENOUGH * floor
-        if good and seen.peak <= self._budget:
-            self._choose()
-        else:
-            self._next_trial()
-
-    def _give_up(self, error: Exception) -> None:
-        """A plan ran out of memory before any variable was written: go on to the next, with the same step.
-
-        Raises:
-            Exception: `error`, if a weight may have been updated already, so that the step cannot be run again, or if
-                there is no other plan.
-            InfeasibleBudgetError: there is no other plan, because no plan's allocations find room.
-        """
-        rows = self._engine.library.probes(self._run)
-        reached = max((row.index // 2 for row in rows), default=0)
-        if reached >= self._step.first_update and not self._rehearsing:
-            raise error
-        plan = self._candidate if self._stage is Stage.TRIAL else self._first
-        where = str(error).partition("Detected at node ")[2].partition(" ")[0].strip("'")
-        self._notes.append(
-            f"a plan for {plan.budget:,} bytes ran out of memory at '{where}', before any variable was written; the "
-            "step was run again under another plan"
-        )
-        if self._stage is Stage.TRIAL:
-            self._next_trial()
-            return
-        following = next((plan for plan in self._firsts if plan.actions not in self._tried), None)
-        if following is None:
-            room = self._room()
-            widest = partial(self._plan, self._timeline, self._budget, widest=True)
-            raise (room and no_room(self._engine, self._timeline, widest, room, where)) or error from error
-        self._tried.add(following.actions)
-        self._first = following
-        self._build(following, probed=True)
-
-    def _choose(self) -> None:
-        """Settle on the fastest trial that met the budget; if none did, on the one that came nearest."""
-        if not self._trials:  # every plan ran out of memory: what ran first is known to run
-            self._settle(self._timeline, self._first, force=True)
-            return
-        best, notes = choose(self._trials, self._budget)
-        self._notes += notes
-        self._engine.library.trim()  # what trials moved beyond what the best of them does
-        self._settle(self._timeline, best.plan, force=True)
-        self.report = replace(best.report, notes=self.report.notes)
-
-    def _check(self, peak: int) -> None:
-        """Take note of an unprobed step's peak; plan for less if it is over the budget."""
-        self._checked.append(peak)
-        over = peak - self._budget
-        if over > 0 and self._replans < CPU_RETRIES:
-            try:
-                plan = self._plan(self._timeline, self._candidate.tightened(over), timed=True)
-                self._engine.require_host_room(self._timeline, plan)
-            except TfmemError:
-                self._replans = CPU_RETRIES  # nothing is left to try
-            else:
-                self._notes.append(
-                    f"replanned: a plan for {self._candidate.budget:,} bytes ran {over:,} over the budget"
-                )
-                self._replans += 1
-                self._checked = []
-                self._settle(self._timeline, plan, force=True)
-                return
-        if len(self._checked) >= CHECKS:
-            notes = tuple(dict.fromkeys((*self._notes, *self.report.notes)))
-            known = replace(self.report, notes=notes)
-            self.report = checked(known, self._checked, self._budget, planned=self._function is not self._base)
-            self._stage = Stage.READY
-
-    def _settle(self, timeline: Timeline, plan: OffloadPlan, force: bool = False) -> None:
-        """Make `plan` final. Without moves the trace stays as it was, unless its order is part of what was tried.
-
-        Steps that are observed are watched for a while, but not in place of XLA's.
-        """
-        self._timeline, self._candidate = timeline, plan
-        if plan.moves or force:
-            self._build(plan, probed=False)
-        else:
-            self._function = self._base
-        left_to_xla = self._jit_compile and self._function is self._base
-        self._stage = Stage.CHECK if self._engine.observes and not left_to_xla else Stage.READY
-        self.report = self._describe(timeline, plan)
-
-    def _plan(self, timeline: Timeline, budget: int, **how: Any) -> OffloadPlan:
-        engine = self._engine
-        return pipeline.plan_step(self._step, timeline, engine.link, budget, engine.options.offload, **how)
-
-    def _build(self, plan: OffloadPlan, *, probed: bool) -> None:
-        options = self._engine.options.offload
-        probing = Probing(self._run, self._engine.target.name) if probed else None
-        edited = pipeline.edit_step(self._step, self._timeline, plan, options, probing)
-        graph_def = serde.to_graph_def(edited, self._captured.graph_def)
-        if probed and self._rehearsing:
-            graph_def = without_updates(graph_def)
-        self._function = restore_concrete(self._concrete, self._captured, graph_def, self._shapes)
-
-    def _describe(self, timeline: Timeline, plan: OffloadPlan) -> Report:
-        report = pipeline.describe(
-            self._step,
-            timeline,
-            plan,
-            self._engine.options.offload.policy,
-            graph=self._name,
-            device=self._engine.target.description,
-            notes=self._notes,
-        )
-        note = ""
-        if self._jit_compile:
-            note = "off: memory ops cannot live inside XLA" if plan.moves else "left on"
-            note = "off: recurrent kernels cannot live inside XLA" if self._swaps.matches else note
-        ordered = not plan.moves and self._function is not self._base
-        decision = ORDERED if ordered else report.decision
-        report = replace(report, decision=decision, budget=self._budget, jit_compile=note)
-        return with_swaps(report, self._swaps)

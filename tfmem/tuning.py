@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,8 +67,8 @@ def tuned_kernels(
                 best = best_of_launches(machine, spec, min(max(batches), LAUNCHED_BATCH))
                 return (best.configuration, best.nanoseconds(time_steps)) if best else None
 
-            bench = DeviceBench(spec, device, cache)
-            found.append(tune(bench, candidates, cache, batches, time_steps, top, progress, without_waiting))
+            with contextlib.closing(DeviceBench(spec, device, cache)) as bench:
+                found.append(tune(bench, candidates, cache, batches, time_steps, top, progress, without_waiting))
         return found
 
 
@@ -127,7 +127,7 @@ def _kernels(spec: RecurrentSpec, folder: Path, options: RecurrentOptions, ordin
     return Kernels(tuple(tuned.blobs()), options.time_steps, timed)
 
 
-@contextmanager
+@contextlib.contextmanager
 def kernel_folder(cache_directory: str) -> Iterator[Path]:
     """Where kernels are kept: for good, or for this call if there is no cache."""
     if cache_directory:

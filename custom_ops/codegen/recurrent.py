@@ -79,7 +79,7 @@ def _entry(name: str, plan: str, spec: RecurrentSpec, configuration: Configurati
     else:
         function = "sweep_stage" if configuration.exchange == "launches" else "sweep"
         lines += [
-            "extern __shared__ float4 memory[];",
+            "TFMEM_DYNAMIC_SHARED(float4, memory);",
             f"tfmem::{function}<tfmem::Cell, tfmem::{plan}>(parameters, reinterpret_cast<char*>(memory));",
         ]
     return [*lines, "}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache as remember
 from pathlib import Path
@@ -62,7 +63,19 @@ class DeviceBench:
         Raises:
             KernelError: it cannot be built or loaded, its blocks did not run at once, or its results are wrong.
         """
-        launcher = Launcher(self.build(configuration))
+        with contextlib.closing(Launcher(self.build(configuration))) as launcher:
+            return self._measure(launcher, batch, time_steps)
+
+    def close(self) -> None:
+        """Give back what it holds of the device's memory; it can be used again."""
+        for samples in self._given.values():
+            samples.free()
+        self._given.clear()
+        if self._memory[0]:
+            self._device.free(self._memory[1])
+        self._memory = (0, 0)
+
+    def _measure(self, launcher: Launcher, batch: int, time_steps: int) -> Measured:
         memory = self._memory_of(launcher.memory_bytes(batch, self.spec.directions))
         forward = (False,) * self.spec.directions
 
@@ -94,10 +107,16 @@ class DeviceBench:
 
     def _memory_of(self, size: int) -> int:
         if size > self._memory[0]:
+            if self._memory[0]:
+                self._device.free(self._memory[1])
+            self._memory = (0, 0)
             self._memory = (size, self._device.upload(np.zeros(size, np.uint8)))
         return self._memory[1]
 
     def _samples(self, batch: int, time: int) -> Samples:
+        """Those of one batch size at a time: kernels are timed batch by batch."""
+        for other in [key for key in self._given if key[0] != batch]:
+            self._given.pop(other).free()
         if (batch, time) not in self._given:
             self._given[batch, time] = Samples(self.spec, self._device, batch, time)
         return self._given[batch, time]

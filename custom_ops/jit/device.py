@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from custom_ops.jit.launch import checked, cuda_driver
+from custom_ops.jit.nvrtc import CompileSource, compile_source
 
 
 class Device:
@@ -20,13 +21,18 @@ class Device:
         arch: compute capability, 90 for 9.0.
         processors: streaming multiprocessors.
         name: as the driver says it.
+        driver: that works it.
+        compile_source: makes code for it, as `nvrtc.compile_source`.
     """
 
-    def __init__(self, ordinal: int = 0) -> None:
-        """Raises:
-        KernelError: there is no driver or no such GPU.
+    def __init__(self, ordinal: int = 0, driver: Any = None, compile_source: CompileSource = compile_source) -> None:
+        """The GPU `ordinal` of the CUDA driver, unless another driver is given.
+
+        Raises:
+            KernelError: there is no driver or no such GPU.
         """
-        self._driver = driver = cuda_driver()
+        self.driver = self._driver = driver = driver or cuda_driver()
+        self.compile_source = compile_source
         self._device = checked(driver, driver.cuDeviceGet(ordinal), f"find GPU {ordinal}")
         attribute = driver.CUdevice_attribute
         major = self._attribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
@@ -34,7 +40,7 @@ class Device:
         self.arch = 10 * major + minor
         self.processors = self._attribute(attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
         self.name = checked(driver, driver.cuDeviceGetName(256, self._device), "read its name").decode().strip("\0")
-        self._blocks: list[int] = []
+        self._blocks: set[int] = set()
         self.stream = 0
 
     def __enter__(self) -> Device:
@@ -53,9 +59,16 @@ class Device:
         self._call("cuDevicePrimaryCtxRelease", self._device)
 
     def allocate(self, size: int) -> int:
-        """`size` bytes, freed at the end of `with`; at least one, so that every pointer is one."""
-        self._blocks.append(int(self._call("cuMemAlloc", max(size, 1))))
-        return self._blocks[-1]
+        """`size` bytes, freed by `free` or at the end of `with`; at least one, so that every pointer is one."""
+        place = int(self._call("cuMemAlloc", max(size, 1)))
+        self._blocks.add(place)
+        return place
+
+    def free(self, place: int) -> None:
+        """Give back what `allocate` gave, after all that is enqueued."""
+        self._call("cuStreamSynchronize", self.stream)
+        self._blocks.remove(place)
+        self._call("cuMemFree", place)
 
     def upload(self, array: NDArray[Any]) -> int:
         """A copy of `array` in device memory."""

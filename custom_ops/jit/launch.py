@@ -4,6 +4,7 @@ For the tuner, benchmarks and tests; a graph runs its kernels through the op."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -26,13 +27,30 @@ class Launcher:
         resident: CTAs that the device runs at once.
     """
 
-    def __init__(self, program: Program) -> None:
-        """Raises:
-        KernelError: there is no driver, the device cannot load the program, or not one group of it fits.
+    def __init__(self, program: Program, driver: Any = None) -> None:
+        """Load `program`, with the CUDA driver unless another is given.
+
+        Raises:
+            KernelError: there is no driver, the device cannot load the program, or not one group of it fits.
         """
         self.program = program
-        self._driver = driver = cuda_driver()
-        self._module = self._call(driver.cuModuleLoadData(program.image), "load a kernel")
+        self._driver = driver or cuda_driver()
+        self._configs: dict[tuple[int, bool], Any] = {}  # by groups, and whether the fallback's
+        self._module = self._call(self._driver.cuModuleLoadData(program.image), "load a kernel")
+        try:
+            self._open()
+        except KernelError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Unload the program, once the device is through with all that was enqueued."""
+        with contextlib.suppress(KernelError):  # a context that a kernel broke unloads nothing more
+            self._call(self._driver.cuCtxSynchronize(), "wait for the device")
+            self._call(self._driver.cuModuleUnload(self._module), "unload a kernel")
+
+    def _open(self) -> None:
+        program, driver = self.program, self._driver
         self._kernel = self._function(program.entry)
         self._fallback = self._function(program.fallback) if program.fallback else None
         attribute = driver.CUfunction_attribute
@@ -42,7 +60,6 @@ class Launcher:
         if program.cluster > 8:
             name = attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
             self._call(driver.cuFuncSetAttribute(self._kernel, name, 1), "allow clusters of 16")
-        self._configs: dict[tuple[int, bool], Any] = {}  # by groups, and whether the fallback's
         self.registers = self._attribute(attribute.CU_FUNC_ATTRIBUTE_NUM_REGS)
         self.local = self._attribute(attribute.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)
         self.shared = self._attribute(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)

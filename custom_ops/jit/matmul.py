@@ -11,9 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
+from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.launch import Launcher
+from custom_ops.jit.nvrtc import CompileSource
 from custom_ops.jit.program import ANY_BATCH, Program, image_of
 
 OLDEST = 80  # compute capability 8.0: copies that need no registers, and products of depth 16
@@ -54,7 +57,7 @@ class Kernel:
 
     @property
     def source(self) -> str:
-        shared = "  extern __shared__ __align__(1024) uint4 shared[];\n" if self.tile else ""
+        shared = "  TFMEM_DYNAMIC_SHARED(uint4, shared);\n" if self.tile else ""
         return (
             f'#include "{self.template}"\n\nnamespace matmul = tfmem::matmul;\n\n'
             f'extern "C" __global__ void __launch_bounds__({self.threads}, {self.resident})\n'
@@ -78,17 +81,17 @@ HOPPER = Kernel(
 )
 
 
-def build(arch: int, cache: Cache | None = None) -> list[Program]:
+def build(arch: int, cache: Cache | None = None, compile_source: CompileSource = nvrtc.compile_source) -> list[Program]:
     """What the op takes as `programs`, compiled or taken from `cache`.
 
     Raises:
         KernelError: the compiler is missing or rejects a source.
     """
     kernels = (SPLIT, HOPPER if arch == 90 else LARGE, SMALL)
-    return [_program(kernel, arch, cache) for kernel in kernels]
+    return [_program(kernel, arch, cache, compile_source) for kernel in kernels]
 
 
-def _program(kernel: Kernel, arch: int, cache: Cache | None) -> Program:
+def _program(kernel: Kernel, arch: int, cache: Cache | None, compile_source: CompileSource) -> Program:
     return Program(
         kind="cubin",
         arch=arch,
@@ -103,7 +106,7 @@ def _program(kernel: Kernel, arch: int, cache: Cache | None) -> Program:
         cooperative=0,
         stages=0,
         max_batch=ANY_BATCH,
-        image=image_of(kernel.source, arch, cache, kernel.features),
+        image=image_of(kernel.source, arch, cache, kernel.features, compile_source),
     )
 
 
@@ -189,13 +192,13 @@ def best_tiling(shape: Shape, processors: int) -> Tiling:
 class Multiplier:
     """The programs, loaded into the current CUDA context, by the rules that the op follows too."""
 
-    def __init__(self, programs: list[Program], processors: int) -> None:
-        """`processors`: of the device.
+    def __init__(self, programs: list[Program], processors: int, driver: Any = None) -> None:
+        """`processors`: of the device; `driver`: as of a `Launcher`.
 
         Raises:
             KernelError: the device cannot load them.
         """
-        self._split, self._large, self._small = map(Launcher, programs)
+        self._split, self._large, self._small = (Launcher(program, driver) for program in programs)
         self._processors = processors
 
     def tiling(self, shape: Shape) -> Tiling:

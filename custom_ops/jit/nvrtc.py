@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -9,6 +10,8 @@ from types import ModuleType
 from typing import Any
 
 from custom_ops.errors import KernelError
+
+CompileSource = Callable[..., bytes]  # as `compile_source`
 
 KERNELS = Path(__file__).parents[1] / "kernels"
 MISSING = (

@@ -21,6 +21,7 @@ from custom_ops.codegen.recurrent import ENTRY, FALLBACK, generate
 from custom_ops.errors import KernelError
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache, digest
+from custom_ops.jit.nvrtc import CompileSource
 from custom_ops.spec import Configuration, RecurrentSpec
 
 FORMAT = "program 4"
@@ -101,13 +102,14 @@ def build(
     arch: int,
     cache: Cache | None = None,
     max_batch: int = ANY_BATCH,
+    compile_source: CompileSource = nvrtc.compile_source,
 ) -> Program:
     """Generate and compile one kernel, or take it from `cache`.
 
     Raises:
         KernelError: the configuration does not fit, or the compiler is missing or rejects the source.
     """
-    image = image_of(generate(spec, configuration, arch), arch, cache)
+    image = image_of(generate(spec, configuration, arch), arch, cache, compile_source=compile_source)
     sizes = layout(spec, configuration, arch)
     return Program(
         kind="cubin",
@@ -127,15 +129,21 @@ def build(
     )
 
 
-def image_of(source: str, arch: int, cache: Cache | None = None, features: str = "") -> bytes:
-    """The code of `source` for `arch` (see `nvrtc.compile_source`), compiled or taken from `cache`.
+def image_of(
+    source: str,
+    arch: int,
+    cache: Cache | None = None,
+    features: str = "",
+    compile_source: CompileSource = nvrtc.compile_source,
+) -> bytes:
+    """The code of `source` for `arch` (see `nvrtc.compile_source`), compiled or taken from `cache`, which is NVRTC's.
 
     Raises:
         KernelError: the compiler is missing or rejects the source.
     """
 
     def compiled() -> bytes:
-        return nvrtc.compile_source(source, arch, features)
+        return compile_source(source, arch, features)
 
     if cache is None:
         return compiled()

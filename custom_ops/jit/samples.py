@@ -45,12 +45,30 @@ class Samples:
         self._truth: list[Array] | None = None
         self.pointers: list[list[int]] = []
         self._results: list[tuple[int, tuple[int, ...]]] = []
-        itemsize = 4 if spec.dtype == "float32" else 2
-        for direction in range(spec.directions):
-            stored = [array for arrays in self._inputs(direction) for array in arrays]
-            outputs = [device.allocate(itemsize * int(np.prod(shape))) for shape in results]
-            self._results += zip(outputs, results, strict=True)
-            self.pointers.append([device.upload(array) for array in stored] + outputs)
+        try:
+            for direction in range(spec.directions):
+                self._place(direction, results)
+        except KernelError:
+            self.free()
+            raise
+
+    def _place(self, direction: int, results: list[tuple[int, ...]]) -> None:
+        """Allocate the tensors of a direction; what there is of them by then is in `pointers`, whatever fails."""
+        itemsize = 4 if self._spec.dtype == "float32" else 2
+        places: list[int] = []
+        self.pointers.append(places)
+        for arrays in self._inputs(direction):
+            for array in arrays:
+                places.append(self._device.upload(array))
+        for shape in results:
+            places.append(self._device.allocate(itemsize * int(np.prod(shape))))
+            self._results.append((places[-1], shape))
+
+    def free(self) -> None:
+        """Give the device's memory back."""
+        for places in self.pointers:
+            while places:
+                self._device.free(places.pop())
 
     def poison(self) -> None:
         """Fill the results with NaN, so that what a kernel does not write is seen."""

@@ -1,6 +1,8 @@
 // What all kernels share. No CUDA or C++ headers: NVRTC compiles these files as they are.
 #pragma once
 
+#include "ptx.cuh"
+
 // Where benchmarks/recurrent_profile.py reads the clock: a part of a step has just ended, all steps
 // have. Nothing in any other kernel.
 #ifndef TFMEM_MARK
@@ -20,8 +22,6 @@ constexpr int kMarkReading = 4;
 
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
-
-using Word = unsigned long long;
 
 // The kernel's parameter (custom_ops/jit/program.py lists the words).
 template <int WORDS>
@@ -43,22 +43,6 @@ struct Tag {};
 
 constexpr int kAllStages = -1;
 
-// What a thread computes once, and keeps. The compiler takes such numbers for cheap, and computes
-// them anew in every step, where the next thing waits for them; and by what it knows of their bits
-// it makes several addresses of places that are constants apart.
-__device__ __forceinline__ int settled(int number) {
-  asm volatile("" : "+r"(number));
-  return number;
-}
-
-// The same for an address in shared memory.
-template <class T>
-__device__ __forceinline__ T* settled(T* pointer) {
-  unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(pointer));
-  asm volatile("" : "+r"(address));
-  return static_cast<T*>(__cvta_shared_to_generic(address));
-}
-
 // Storage types; arithmetic is in float.
 struct Half {
   unsigned short bits;
@@ -69,11 +53,7 @@ struct Bfloat16 {
 
 __device__ inline float to_float(float value) { return value; }
 
-__device__ inline float to_float(Half value) {
-  float result;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(value.bits));
-  return result;
-}
+__device__ inline float to_float(Half value) { return half_to_float(value.bits); }
 
 __device__ inline float to_float(Bfloat16 value) {
   return __uint_as_float(static_cast<unsigned>(value.bits) << 16);
@@ -82,7 +62,7 @@ __device__ inline float to_float(Bfloat16 value) {
 __device__ inline void from_float(float value, float* result) { *result = value; }
 
 __device__ inline void from_float(float value, Half* result) {
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result->bits) : "f"(value));
+  result->bits = float_to_half(value);
 }
 
 __device__ inline void from_float(float value, Bfloat16* result) {

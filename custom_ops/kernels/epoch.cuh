@@ -50,45 +50,6 @@ __device__ __forceinline__ unsigned without_epoch(unsigned word) {
   return word & ~1u;
 }
 
-__device__ __forceinline__ void store_relaxed(unsigned* to, uint4 value) {
-  asm volatile(
-      "{\n.reg .b64 a, b;\nmov.b64 a, {%1, %2};\nmov.b64 b, {%3, %4};\n"
-      "st.relaxed.gpu.global.v2.b64 [%0], {a, b};\n}" ::"l"(to),
-      "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
-      : "memory");
-}
-
-__device__ __forceinline__ void store_relaxed(unsigned* to, uint2 value) {
-  asm volatile(
-      "{\n.reg .b64 a;\nmov.b64 a, {%1, %2};\nst.relaxed.gpu.global.b64 [%0], a;\n}" ::"l"(to),
-      "r"(value.x), "r"(value.y)
-      : "memory");
-}
-
-__device__ __forceinline__ void store_relaxed(unsigned* to, unsigned value) {
-  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
-}
-
-__device__ __forceinline__ void load_relaxed(const unsigned* from, uint4* value) {
-  asm volatile(
-      "{\n.reg .b64 a, b;\nld.relaxed.gpu.global.v2.b64 {a, b}, [%4];\n"
-      "mov.b64 {%0, %1}, a;\nmov.b64 {%2, %3}, b;\n}"
-      : "=r"(value->x), "=r"(value->y), "=r"(value->z), "=r"(value->w)
-      : "l"(from)
-      : "memory");
-}
-
-__device__ __forceinline__ void load_relaxed(const unsigned* from, uint2* value) {
-  asm volatile("{\n.reg .b64 a;\nld.relaxed.gpu.global.b64 a, [%2];\nmov.b64 {%0, %1}, a;\n}"
-               : "=r"(value->x), "=r"(value->y)
-               : "l"(from)
-               : "memory");
-}
-
-__device__ __forceinline__ void load_relaxed(const unsigned* from, unsigned* value) {
-  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(*value) : "l"(from) : "memory");
-}
-
 // So many words that are moved as one.
 template <int WORDS>
 struct Vector;

@@ -15,11 +15,11 @@
 
 namespace tfmem {
 
-// 16 bytes of global memory (as L2 has them now) to shared memory, asynchronously.
-__device__ __forceinline__ void copy_async(float* to, const unsigned* from) {
+// 16 bytes of global memory (as L2 has them now) to shared memory, asynchronously where the GPU
+// can.
+__device__ __forceinline__ void copy_from_l2(float* to, const unsigned* from) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+  copy_async(shared_address(to), from);
 #else
   load_relaxed(from, reinterpret_cast<uint4*>(to));
 #endif
@@ -27,7 +27,7 @@ __device__ __forceinline__ void copy_async(float* to, const unsigned* from) {
 
 __device__ __forceinline__ void wait_for_copies() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_all;" ::: "memory");
+  wait_for_all_copies();
 #endif
 }
 
@@ -213,7 +213,7 @@ class GridExchange {
 #pragma unroll 4
       for (int i = threadIdx.x; i < kPieces<B>; i += Plan::kThreads) {
         const Pieces<B> piece = Pieces<B>(*this, pass, step, i).at(0);
-        if (piece.comes(step)) copy_async(piece.numbers, piece.words);
+        if (piece.comes(step)) copy_from_l2(piece.numbers, piece.words);
       }
     }
   }

@@ -5,18 +5,6 @@
 
 namespace tfmem {
 
-__device__ inline float exp2_approximate(float x) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
-
-__device__ inline float reciprocal_approximate(float x) {
-  float result;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
-
 // Within 5 ulp where the result is above 1e-38. exp(-x) is 2 to -x / ln 2, in two parts, so that
 // its rounding does not grow with |x|: the lower one is a factor near 1, made while the other is on
 // its way. The bounds keep that finite where x is not, or is far out.

@@ -32,20 +32,6 @@ using Large = Tiling<128, 64, 32, 3>;
 using Small = Tiling<64, 32, 32, 4>;  // where large tiles would leave multiprocessors without work
 using Hopper = Tiling<128, 16, 128, 6>;  // large ones there (matmul_hopper.cuh)
 
-// 16 bytes from global to shared memory, or zeros.
-__device__ __forceinline__ void copy_async(unsigned to, const uint4* from, bool inside) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "r"(inside ? 16 : 0));
-}
-
-__device__ __forceinline__ uint4 load_matrices(unsigned from) {
-  uint4 four;
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(four.x), "=r"(four.y), "=r"(four.z), "=r"(four.w)
-               : "r"(from));
-  return four;
-}
-
 // Where a tile begins: 8 tiles of rows at a time, so that what CTAs read meets in L2.
 template <class Tiling>
 __device__ __forceinline__ int2 tile_of(const Arguments& arguments, int index) {
@@ -121,14 +107,6 @@ __device__ __forceinline__ void put_out(const Arguments& arguments, int2 tile,
     }
   }
   if (!all_finite) multiply_exactly<Tiling>(arguments, tile);
-}
-
-__device__ __forceinline__ float4 load_from_l2(const float4* from) {
-  float4 four;
-  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
-               : "l"(from));
-  return four;
 }
 
 // Leaves a part's results where those of the other parts are. Says whether they are all there: then
@@ -236,7 +214,7 @@ __device__ inline void multiply(const Arguments& arguments, uint4* shared) {
   const int pairs_of_part = (arguments.lines / 2 + arguments.parts - 1) / arguments.parts;
   const int first_line = part * pairs_of_part * 2;
   const int end = min(first_line + pairs_of_part * 2, arguments.lines);
-  const unsigned base = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  const unsigned base = shared_address(shared);
   const auto stage_of = [&](int line) {
     return base + line % kStages * (Tiling::kStageWords * 16);
   };
@@ -265,7 +243,7 @@ __device__ inline void multiply(const Arguments& arguments, uint4* shared) {
       copy_async(stage + (kCopies + i) * kBytes, right + at,
                  more && tile.y + row < arguments.columns);
     }
-    asm volatile("cp.async.commit_group;");
+    end_group_of_copies();
   };
 
   float total[kRowTiles][kColumnTiles][4] = {};
@@ -276,8 +254,8 @@ __device__ inline void multiply(const Arguments& arguments, uint4* shared) {
     float sum[kRowTiles][kColumnTiles][4] = {};
 #pragma unroll
     for (int line = pair; line < pair + 2; line += kAtOnce) {
-      asm volatile("cp.async.wait_group %0;" ::"n"(kAhead - kAtOnce));
-      if constexpr (kAtOnce == 2) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+      wait_for_groups_but<kAhead - kAtOnce>();
+      if constexpr (kAtOnce == 2) fence_async_proxy();
       __syncthreads();
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) fetch(line + kAhead + i);
@@ -294,7 +272,7 @@ __device__ inline void multiply(const Arguments& arguments, uint4* shared) {
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int warp_row = warp % Tiling::kRowWarps * Tiling::kWarpRows;
   const int warp_column = warp / Tiling::kRowWarps * Tiling::kWarpColumns;
-  asm volatile("cp.async.wait_group 0;");
+  wait_for_groups_but<0>();
   __syncthreads();
   float* results = reinterpret_cast<float*>(shared);
   float* first =

@@ -63,17 +63,14 @@ __device__ inline void shared_loads(float* data, int iterations, int lanes) {
   __shared__ alignas(16) float state[1024];
   for (int i = threadIdx.x; i < 1024; i += blockDim.x) state[i] = data[i];
   __syncthreads();
-  const unsigned base = static_cast<unsigned>(__cvta_generic_to_shared(state));
+  const unsigned base = shared_address(state);
   const unsigned place = base + (threadIdx.x & 31) % lanes * 16;
   float kept = 0;
 #pragma unroll 1
   for (int i = 0; i < iterations; ++i) {
 #pragma unroll
     for (int load = 0; load < kLoads; ++load) {
-      float4 x;
-      asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                   : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-                   : "r"(place + load * 128));
+      const float4 x = load_shared_volatile(place + load * 128);
       if (load == 0) kept += x.x;
     }
   }
@@ -122,9 +119,7 @@ __device__ inline void state_load(float* data, int iterations, int size) {
       for (int f = 0; f < kFlight; ++f) {
         const int v = first + f * blockDim.x;
         if (v < vectors) {
-          asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
-                       : "=f"(four[f].x), "=f"(four[f].y), "=f"(four[f].z), "=f"(four[f].w)
-                       : "l"(source + v));
+          four[f] = load_from_l2(source + v);
         }
       }
 #pragma unroll
@@ -253,9 +248,7 @@ __device__ inline void cluster_barriers(int iterations) {
 __device__ inline void cluster_exchange(float* data, int iterations, int size) {
   __shared__ alignas(16) float state[2][kSharedFloats / 2];
   __shared__ alignas(8) unsigned long long arrived[2];
-  unsigned rank, blocks;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+  const unsigned rank = rank_in_cluster(), blocks = ctas_of_cluster();
   const int slice = size / 4 / blocks;
   const int bytes = slice * static_cast<int>(blocks) * 16;
   if (threadIdx.x == 0) {

@@ -2,29 +2,16 @@
 // Who makes an operand encodes it, once; who reads it does not.
 #pragma once
 
+#include "ptx.cuh"
+
 namespace tfmem {
-
-__device__ __forceinline__ unsigned half_pair(float a, float b) {
-  unsigned pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(b), "f"(a));
-  return pair;
-}
-
-__device__ __forceinline__ unsigned bfloat16_pair(float a, float b) {
-  unsigned pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(b), "f"(a));
-  return pair;
-}
 
 // What `high` lacks of two numbers. A number that is not finite lacks nothing, or infinity would
 // become NaN.
 __device__ __forceinline__ unsigned rest_pair(float a, float b, unsigned high) {
-  float back_a, back_b;
-  asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.f32.f16 %0, l;\ncvt.f32.f16 %1, h;\n}"
-      : "=f"(back_a), "=f"(back_b)
-      : "r"(high));
-  return half_pair(fabsf(back_a) <= 65504.0f ? a - back_a : 0.0f,
-                   fabsf(back_b) <= 65504.0f ? b - back_b : 0.0f);
+  const float2 back = floats_of_half_pair(high);
+  return half_pair(fabsf(back.x) <= 65504.0f ? a - back.x : 0.0f,
+                   fabsf(back.y) <= 65504.0f ? b - back.y : 0.0f);
 }
 
 enum Form { kFloats, kPairs, kHalves, kBfloats };

@@ -8,22 +8,13 @@
 
 namespace tfmem {
 
-__device__ __forceinline__ void mma_tf32(float* d, const unsigned* a, const unsigned* b) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
 // value = high + low, each with at most 11 significant bits (the rest of `low` is cut by the tensor
 // core). A number that is not finite has no low part, or infinity would become NaN.
 template <int COUNT>
 __device__ __forceinline__ void split(const float* value, unsigned* high, unsigned* low) {
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
-    // As volatile assembly: the parts of a resident weight are the same in every step, and the
-    // compiler would keep them in registers that are not there.
-    asm volatile("and.b32 %0, %1, 0xffffe000;" : "=r"(high[i]) : "r"(__float_as_uint(value[i])));
+    high[i] = tf32_bits(value[i]);
     const float rest = value[i] - __uint_as_float(high[i]);
     low[i] = (high[i] & 0x7f800000u) == 0x7f800000u ? 0u : __float_as_uint(rest);
   }

@@ -180,20 +180,6 @@ struct Sweep {
   }
 };
 
-// The CTA within its group, the thread within its CTA. As volatile: the compiler would read the
-// slow special register again in every step.
-__device__ __forceinline__ int cta_of_group() {
-  int cta;
-  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(cta));
-  return cta;
-}
-
-__device__ __forceinline__ int thread_of_cta() {
-  int thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  return thread;
-}
-
 template <class Exchange, class Sweeper, int B>
 __device__ __forceinline__ void begin(Exchange& exchange, const Sweeper& sweeper, Tag<B>) {
   exchange.template begin<B>(sweeper.template initial<B>());
@@ -244,13 +230,13 @@ __device__ __forceinline__ void sweep(const Parameters<WORDS>& parameters, char*
   int* status = reinterpret_cast<int*>(parameters.word[kStatus]);
 
   zero_shared<Plan>(shared);
-  Exchange exchange(Place{shared, scratch, status, cta_of_group()});
+  Exchange exchange(Place{shared, scratch, status, block_in_grid()});
   Products products(context, shared, scratch);
   products.template load<kAllStages>(context, true);
   Replicas<Plan, Exchange, Products, WORDS> replicas(context, exchange, products, shared);
   using Sweeper = Sweep<Cell, Plan, Exchange, Products, WORDS>;
-  const int row = settled(Sweeper::row_of(thread_of_cta()));
-  const int unit = settled(Sweeper::unit_of(thread_of_cta()));
+  const int row = settled(Sweeper::row_of(thread_in_block()));
+  const int unit = settled(Sweeper::unit_of(thread_in_block()));
   Sweeper sweeper{context, exchange, products, replicas, shared, scratch, row, unit};
 
   typename Cell::template Element<Plan> elements[Plan::kPasses][Plan::kItems];

@@ -41,7 +41,7 @@ __device__ __forceinline__ void sweep_stage(const Parameters<WORDS>& parameters,
 
   zero_shared<Plan>(shared);
   Exchange exchange(
-      Place{shared, scratch, reinterpret_cast<int*>(parameters.word[kStatus]), cta_of_group()});
+      Place{shared, scratch, reinterpret_cast<int*>(parameters.word[kStatus]), block_in_grid()});
   Products products(context, shared, scratch);
   Replicas<Plan, Exchange, Products, WORDS> replicas(context, exchange, products, shared);
   using Sweeper = Sweep<Cell, Plan, Exchange, Products, WORDS>;

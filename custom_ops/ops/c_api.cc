@@ -17,6 +17,7 @@
 #include "custom_ops/ops/pinned_pool.h"
 #include "custom_ops/ops/probe.h"
 #include "custom_ops/ops/spill.h"
+#include "custom_ops/ops/spill_directories.h"
 
 namespace {
 
@@ -92,6 +93,15 @@ int64_t tfmem_read_probes(int64_t run, tfmem::ProbeRow* rows, int64_t capacity) 
 }
 
 void tfmem_clear_probes(int64_t run) { tfmem::ClearProbes(run); }
+
+// The key of a directory for spill files, for the graphs of this process; "" for none.
+void tfmem_spill_directory_key(const char* directory, char* key, int64_t capacity) {
+  if (capacity <= 0) return;
+  const std::string found = tfmem::SpillDirectoryKey(directory);
+  const size_t length = std::min<size_t>(found.size(), capacity - 1);
+  std::memcpy(key, found.data(), length);
+  key[length] = '\0';
+}
 
 // bandwidth: to host, to device, and both again with both directions busy; bytes/s.
 int tfmem_link_bandwidth(int ordinal, int64_t bytes, double* bandwidth, char* error,

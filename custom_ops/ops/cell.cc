@@ -1,6 +1,7 @@
 #include "custom_ops/ops/cell.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -37,6 +38,14 @@ constexpr LeafName kLeaves[] = {
     {Kind::kSequence, "sequence"},
     {Kind::kInvariant, "invariant"},
     {Kind::kVector, "vector"},
+};
+
+struct Declaration {
+  absl::string_view name;
+};
+
+constexpr Declaration kDeclarations[] = {
+    {"sequences"}, {"invariants"}, {"vectors"}, {"states"}, {"matrices"},
 };
 
 template <typename... Parts>
@@ -81,11 +90,13 @@ class Parser {
       if (!absl::SimpleAtoi(words[i], &number) || number < 0) return Unreadable();
       numbers.push_back(number);
     }
-    if (word == "sequences") return Set(&cell_.sequences, numbers);
-    if (word == "invariants") return Set(&cell_.invariants, numbers);
-    if (word == "vectors") return Set(&cell_.vectors, numbers);
-    if (word == "states") return Set(&cell_.states, numbers);
-    if (word == "matrices") return SetMatrices(numbers);
+    if (Find(kDeclarations, word) != nullptr) {
+      // Lines before a second one were checked against the first.
+      if (!declared_.insert(word).second) {
+        return Wrong("'", line_, "' declares ", word, " a second time");
+      }
+      return Declare(word, numbers);
+    }
     if (word == "output") {
       cell_.outputs.push_back(std::move(numbers));
       return absl::OkStatus();
@@ -93,12 +104,15 @@ class Parser {
     return ParseNode(word, numbers);
   }
 
-  absl::Status Set(std::vector<int>* field, const std::vector<int>& numbers) {
-    *field = numbers;
-    return absl::OkStatus();
+  absl::Status Declare(absl::string_view word, const std::vector<int>& numbers) {
+    if (word == "sequences") cell_.sequences = numbers;
+    if (word == "invariants") cell_.invariants = numbers;
+    if (word == "vectors") cell_.vectors = numbers;
+    if (word == "states") cell_.states = numbers;
+    return word == "matrices" ? DeclareMatrices(numbers) : absl::OkStatus();
   }
 
-  absl::Status SetMatrices(const std::vector<int>& numbers) {
+  absl::Status DeclareMatrices(const std::vector<int>& numbers) {
     if (numbers.size() % 2 != 0) return Unreadable();
     for (size_t i = 0; i < numbers.size(); i += 2) {
       cell_.matrices.push_back({numbers[i], numbers[i + 1]});
@@ -135,13 +149,18 @@ class Parser {
     node->kind = kind;
     node->tensor = numbers[0];
     node->column = numbers[1];
-    const std::vector<int>& columns = kind == Kind::kSequence    ? cell_.sequences
-                                      : kind == Kind::kInvariant ? cell_.invariants
-                                                                 : cell_.vectors;
-    if (absl::Status status = Within(node->tensor, columns.size()); !status.ok()) return status;
-    const int end = columns[node->tensor];
-    node->scalar = kind == Kind::kSequence && end == 0;
-    return Within(node->column, node->scalar ? 1 : end);
+    if (absl::Status status = CheckLeaf(*node); !status.ok()) return status;
+    node->scalar = kind == Kind::kSequence && cell_.sequences[node->tensor] == 0;
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckLeaf(const CellNode& node) const {
+    const std::vector<int>& columns = node.kind == Kind::kSequence    ? cell_.sequences
+                                      : node.kind == Kind::kInvariant ? cell_.invariants
+                                                                      : cell_.vectors;
+    if (absl::Status status = Within(node.tensor, columns.size()); !status.ok()) return status;
+    const int end = columns[node.tensor];
+    return Within(node.column, node.kind == Kind::kSequence ? std::max(end, 1) : end);
   }
 
   absl::Status ParseState(const std::vector<int>& numbers, CellNode* node) {
@@ -159,10 +178,7 @@ class Parser {
       const Term term{numbers[i], numbers[i + 1], numbers[i + 2], numbers[i + 3],
                       numbers[i + 4] != 0};
       absl::Status status = ReadsWide(term.operand);
-      if (status.ok()) status = Within(term.matrix, cell_.matrices.size());
-      if (!status.ok()) return status;
-      status = Within(term.row, cell_.matrices[term.matrix].rows);
-      if (status.ok()) status = Within(term.column, cell_.matrices[term.matrix].columns);
+      if (status.ok()) status = CheckTerm(term);
       if (!status.ok()) return status;
       const CellNode& operand = cell_.nodes[term.operand];
       // A state is exchanged at the end of the step before.
@@ -171,6 +187,13 @@ class Parser {
       node->terms.push_back(term);
     }
     return absl::OkStatus();
+  }
+
+  absl::Status CheckTerm(const Term& term) const {
+    absl::Status status = Within(term.matrix, cell_.matrices.size());
+    if (!status.ok()) return status;
+    status = Within(term.row, cell_.matrices[term.matrix].rows);
+    return status.ok() ? Within(term.column, cell_.matrices[term.matrix].columns) : status;
   }
 
   absl::Status ParseRowSum(const std::vector<int>& numbers, CellNode* node) {
@@ -213,7 +236,24 @@ class Parser {
 
   absl::Status Unreadable() const { return Wrong("cannot read the line '", line_, "'"); }
 
-  absl::Status CheckEnd() const {
+  // Again, against what the cell is used with.
+  absl::Status CheckNode(const CellNode& node) const {
+    absl::Status status;
+    if (node.kind == Kind::kSequence || node.kind == Kind::kInvariant ||
+        node.kind == Kind::kVector) {
+      status = CheckLeaf(node);
+    }
+    for (const Term& term : node.terms) {
+      if (status.ok()) status = CheckTerm(term);
+    }
+    return status;
+  }
+
+  absl::Status CheckEnd() {
+    line_ = "the cell";
+    for (const CellNode& node : cell_.nodes) {
+      if (absl::Status status = CheckNode(node); !status.ok()) return status;
+    }
     const int nodes = cell_.nodes.size();
     const int states = cell_.states.size();
     if (largest_state_ >= states) {
@@ -238,6 +278,7 @@ class Parser {
   }
 
   Cell cell_;
+  std::set<absl::string_view> declared_;
   absl::string_view line_;
   int largest_state_ = -1;
 };

@@ -67,6 +67,7 @@ struct LaunchConfig {
   X(cuCtxPushCurrent_v2, (Context context))                                                       \
   X(cuCtxPopCurrent_v2, (Context * context))                                                      \
   X(cuCtxGetDevice, (Device * device))                                                            \
+  X(cuCtxSynchronize, ())                                                                         \
   X(cuStreamGetCtx, (Stream stream, Context * context))                                           \
   X(cuStreamCreate, (Stream * stream, unsigned flags))                                            \
   X(cuStreamDestroy_v2, (Stream stream))                                                          \

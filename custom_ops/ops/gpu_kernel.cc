@@ -94,7 +94,9 @@ absl::Status GpuKernel::Open() {
     TFMEM_CUDA_RETURN_IF_ERROR(driver, cuFuncSetAttribute, entry_,
                                cuda::kFunctionNonPortableClusterSize, 1);
   }
-  return FindResidency();
+  absl::Status status = FindResidency();
+  opened_ = status.ok();
+  return status;
 }
 
 absl::Status GpuKernel::FindResidency() {
@@ -124,9 +126,13 @@ absl::Status GpuKernel::FindResidency() {
 
 GpuKernel::~GpuKernel() {
   if (module_ == nullptr) return;
-  cuda::ScopedContext current(link_->driver(), link_->context());
-  cuda::ReportLostError(current.status());
-  cuda::ReportLostError(cuda::Check(link_->driver().cuModuleUnload(module_), "cuModuleUnload"));
+  const cuda::Driver& driver = link_->driver();
+  cuda::ScopedContext current(driver, link_->context());
+  absl::Status status = current.status();
+  // The device may still run it.
+  if (status.ok() && opened_) status = cuda::Check(driver.cuCtxSynchronize(), "cuCtxSynchronize");
+  if (status.ok()) status = cuda::Check(driver.cuModuleUnload(module_), "cuModuleUnload");
+  cuda::ReportLostError(status);  // it stays loaded
 }
 
 // `attributes` holds two.
@@ -205,13 +211,14 @@ absl::Status GpuKernel::LaunchBlocks(cuda::Stream stream, void* parameter, int64
 
 const absl::StatusOr<std::shared_ptr<GpuKernel>> GpuKernels::Get(GpuLink* link, size_t index) {
   Entry& entry = loaded_[index];
-  if (!entry.tried) {
-    entry.tried = true;
-    absl::StatusOr<std::shared_ptr<GpuKernel>> kernel = GpuKernel::Load(link, programs_[index]);
-    entry.status = kernel.status();
-    if (kernel.ok()) entry.kernel = *kernel;
-  }
   if (!entry.status.ok()) return entry.status;
+  if (entry.kernel == nullptr) {
+    absl::StatusOr<std::shared_ptr<GpuKernel>> kernel = GpuKernel::Load(link, programs_[index]);
+    // Memory may be there the next time; what else is wrong stays so.
+    if (!kernel.ok() && !absl::IsResourceExhausted(kernel.status())) entry.status = kernel.status();
+    if (!kernel.ok()) return kernel.status();
+    entry.kernel = *kernel;
+  }
   return entry.kernel;
 }
 
@@ -220,18 +227,21 @@ absl::StatusOr<std::shared_ptr<GpuKernel>> GpuKernels::Choose(GpuLink* link, int
   loaded_.resize(programs_.size());
   std::shared_ptr<GpuKernel> last;
   std::string reasons;
+  bool lacks_memory = false;
   for (size_t i = 0; i < programs_.size(); ++i) {
     absl::StatusOr<std::shared_ptr<GpuKernel>> kernel = Get(link, i);
     if (!kernel.ok()) {
       absl::StrAppend(&reasons, reasons.empty() ? "" : "; ", "program ", i, ": ",
                       kernel.status().message());
+      lacks_memory |= absl::IsResourceExhausted(kernel.status());
       continue;
     }
     last = *kernel;
     if (last->program().max_batch >= batch) return last;
   }
   if (last != nullptr) return last;
-  return absl::FailedPreconditionError(reasons);
+  return lacks_memory ? absl::ResourceExhaustedError(reasons)
+                      : absl::FailedPreconditionError(reasons);
 }
 
 std::shared_ptr<GpuKernel> GpuKernels::WithoutWaiting(GpuLink* link) {
@@ -252,10 +262,17 @@ absl::Status StatusWatch::Read(GpuLink* link, cuda::Stream stream, const void* s
     absl::Status waits = block->last_use().MakeWait(stream);
     if (!waits.ok()) return waits;
   }
-  TFMEM_CUDA_RETURN_IF_ERROR(link->driver(), cuMemcpyDtoHAsync_v2, block->data(),
-                             reinterpret_cast<cuda::DevicePointer>(status), kStatusBytes, stream);
-  absl::StatusOr<PooledEvent> copied = link->Mark(stream);
+  absl::StatusOr<PooledEvent> copied = link->NewEvent();
   if (!copied.ok()) return copied.status();
+  absl::Status done = cuda::Check(
+      link->driver().cuMemcpyDtoHAsync_v2(
+          block->data(), reinterpret_cast<cuda::DevicePointer>(status), kStatusBytes, stream),
+      "cuMemcpyDtoHAsync");
+  if (done.ok()) done = copied->Record(stream);
+  if (!done.ok()) {
+    if (!link->Drain(stream)) block->Abandon();
+    return done;
+  }
   block->set_last_use(*std::move(copied));
   pending_.push_back(*std::move(block));
   return absl::OkStatus();

@@ -51,6 +51,7 @@ class GpuKernel {
   cuda::Module module_ = nullptr;
   cuda::Function entry_ = nullptr;
   cuda::Function fallback_ = nullptr;
+  bool opened_ = false;  // so that it may have been launched
   int64_t processors_ = 0;
   int64_t resident_ = 0;  // CTAs, or clusters of them, that run at once
 };
@@ -61,7 +62,8 @@ class GpuKernels {
   explicit GpuKernels(std::vector<std::string> programs) : programs_(std::move(programs)) {}
 
   // The first that was chosen for `batch` or more and runs on the link's device; else the last that
-  // runs at all. FailedPrecondition says why none does.
+  // runs at all. FailedPrecondition says why none does; ResourceExhausted if one might, once there
+  // is memory for it.
   absl::StatusOr<std::shared_ptr<GpuKernel>> Choose(GpuLink* link, int64_t batch);
   // The first, if it runs and its blocks never wait for each other: a launch for each stage of each
   // step. Else null.
@@ -69,8 +71,7 @@ class GpuKernels {
 
  private:
   struct Entry {
-    bool tried = false;
-    absl::Status status;
+    absl::Status status;  // why the program can never be loaded
     std::shared_ptr<GpuKernel> kernel;
   };
   const absl::StatusOr<std::shared_ptr<GpuKernel>> Get(GpuLink* link, size_t index);

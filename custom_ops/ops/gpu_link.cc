@@ -121,6 +121,13 @@ absl::StatusOr<PooledEvent> GpuLink::Mark(cuda::Stream stream, bool timing) {
   return event;
 }
 
+bool GpuLink::Drain(cuda::Stream stream) const {
+  const absl::Status status =
+      cuda::Check(driver_.cuStreamSynchronize(stream), "cuStreamSynchronize");
+  cuda::ReportLostError(status);
+  return status.ok();
+}
+
 void GpuLink::GiveBack(cuda::Event event, bool timing) {
   std::lock_guard<std::mutex> lock(mutex_);
   idle_events_[timing].push_back(event);

@@ -62,6 +62,11 @@ class GpuLink {
   // An event that marks the present end of `stream`.
   absl::StatusOr<PooledEvent> Mark(cuda::Stream stream, bool timing = false);
 
+  // For when a copy was enqueued on `stream` and no event could be recorded behind it: the host
+  // waits until the stream is through. False if not even that succeeds; then nothing that the copy
+  // touches may ever be used again.
+  bool Drain(cuda::Stream stream) const;
+
   // Makes `compute` wait for `event`, and times the wait if stall timing is on.
   absl::Status WaitTimed(cuda::Stream compute, const PooledEvent& event);
   // Adds the waits that have ended to the stall counter. Never blocks.

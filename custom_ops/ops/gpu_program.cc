@@ -1,6 +1,7 @@
 #include "custom_ops/ops/gpu_program.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 
 #include "absl/status/status.h"
@@ -13,6 +14,11 @@ namespace {
 
 constexpr absl::string_view kFormat = "program 4";
 constexpr int64_t kMostGroups = 65535;  // CUDA's limit of a grid's second dimension
+constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+constexpr int64_t kMostArch = 9999;
+constexpr int64_t kMostThreads = 1024;  // CUDA's limit of a CTA
+constexpr int64_t kMostCluster = 16;    // CUDA's limit
+constexpr int64_t kMostStages = 1 << 16;
 
 template <typename... Parts>
 absl::Status Wrong(Parts... parts) {
@@ -27,7 +33,9 @@ class Header {
     for (absl::string_view line : absl::StrSplit(text, '\n')) {
       const std::pair<absl::string_view, absl::string_view> entry =
           absl::StrSplit(line, absl::MaxSplits(' ', 1));
-      entries_[entry.first] = entry.second;
+      if (!entries_.insert(entry).second && status_.ok()) {
+        status_ = Wrong("'", entry.first, "' stands there twice");
+      }
     }
   }
 
@@ -36,12 +44,14 @@ class Header {
     return found == entries_.end() ? "" : std::string(found->second);
   }
 
-  int64_t Number(absl::string_view key, int64_t least) {
+  int64_t Number(absl::string_view key, int64_t least, int64_t most) {
     int64_t value = 0;
     auto found = entries_.find(key);
-    if (found == entries_.end() || !absl::SimpleAtoi(found->second, &value) || value < least) {
+    if (found == entries_.end() || !absl::SimpleAtoi(found->second, &value) || value < least ||
+        value > most) {
       if (status_.ok()) {
-        status_ = Wrong("'", key, "' is '", Text(key), "'; expected a number from ", least, " up");
+        status_ =
+            Wrong("'", key, "' is '", Text(key), "'; expected a number from ", least, " to ", most);
       }
     }
     return value;
@@ -64,18 +74,18 @@ absl::StatusOr<GpuProgram> ParseGpuProgram(absl::string_view bytes) {
   Header header(bytes.substr(0, end));
   GpuProgram program;
   program.cubin = header.Text("kind") == "cubin";
-  program.arch = header.Number("arch", 10);
+  program.arch = header.Number("arch", 10, kMostArch);
   program.entry = header.Text("entry");
   program.fallback = header.Text("fallback");
-  program.rows = header.Number("rows", 1);
-  program.ctas = header.Number("ctas", 1);
-  program.cluster = header.Number("cluster", 1);
-  program.threads = header.Number("threads", 1);
-  program.shared = header.Number("shared", 0);
-  program.scratch = header.Number("scratch", 0);
-  program.cooperative = header.Number("cooperative", 0) != 0;
-  program.stages = header.Number("stages", 0);
-  program.max_batch = header.Number("max_batch", 0);
+  program.rows = header.Number("rows", 1, kMost);
+  program.ctas = header.Number("ctas", 1, kMost);
+  program.cluster = header.Number("cluster", 1, kMostCluster);
+  program.threads = header.Number("threads", 1, kMostThreads);
+  program.shared = header.Number("shared", 0, kMost);
+  program.scratch = header.Number("scratch", 0, std::numeric_limits<int64_t>::max());
+  program.cooperative = header.Number("cooperative", 0, 1) != 0;
+  program.stages = header.Number("stages", 0, kMostStages);
+  program.max_batch = header.Number("max_batch", 0, kMost);
   program.image = std::string(bytes.substr(end + 2));  // c_str() ends with the zero
   if (!header.status().ok()) return header.status();
   if (!program.cubin && header.Text("kind") != "ptx") {

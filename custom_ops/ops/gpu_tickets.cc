@@ -54,12 +54,19 @@ ArrivingBuffer* Arrivals::Find(const void* target) {
   return found == buffers_.end() ? nullptr : &*found;
 }
 
-void Arrivals::Abandon() {
+bool Arrivals::Finish(GpuLink* link) {
+  bool known = true;
   for (ArrivingBuffer& buffer : buffers_) {
     if (buffer.owner == nullptr) continue;  // awaited
-    cuda::ReportLostError(buffer.arrived.MakeWait(buffer.compute));
+    const absl::Status status = buffer.arrived.MakeWait(buffer.compute);
+    cuda::ReportLostError(status);
+    if (!status.ok() && !link->Drain(link->in_stream())) {
+      Abandon(std::move(buffer.owner));
+      known = false;
+    }
     buffer.owner.reset();  // only now, see invariant 2
   }
+  return known;
 }
 
 PooledEvent Arrivals::TakeLast() {
@@ -93,13 +100,20 @@ absl::Status CopyTicket::StartOut(const void* source, int64_t host_budget, Owner
     // The block's last user may still be copying from it.
     if (status.ok() && block->last_use()) status = block->last_use().MakeWait(stream);
     if (!status.ok()) return status;
-    TFMEM_CUDA_RETURN_IF_ERROR(link_->driver(), cuMemcpyDtoHAsync_v2, block->data(),
-                               Address(source), bytes_, stream);
+    status = cuda::Check(
+        link_->driver().cuMemcpyDtoHAsync_v2(block->data(), Address(source), bytes_, stream),
+        "cuMemcpyDtoHAsync");
+    if (status.ok()) status = copied->Record(stream);
+    if (!status.ok()) {
+      if (!link_->Drain(stream)) {
+        block->Abandon();
+        Abandon(std::move(owner));
+      }
+      return status;
+    }
     // From here on the ticket holds what the copy touches, whatever else goes wrong.
     block_ = *std::move(block);
     source_owner_ = std::move(owner);
-    status = copied->Record(stream);
-    if (!status.ok()) return status;
     copied_ = *std::move(copied);
   }
   ++counters().offloads;
@@ -112,10 +126,19 @@ CopyTicket::~CopyTicket() {
   cuda::ScopedContext current(link_->driver(), link_->context());
   cuda::ReportLostError(current.status());
   // What the graph did not do, because the step was aborted: see invariant 2.
-  arrivals_.Abandon();
+  lost_ |= !arrivals_.Finish(link_);
   if (source_owner_ != nullptr) {
-    cuda::ReportLostError(copied_.MakeWait(compute_));
+    const absl::Status status = copied_.MakeWait(compute_);
+    cuda::ReportLostError(status);
+    if (!status.ok() && !link_->Drain(link_->out_stream())) {
+      lost_ = true;
+      Abandon(std::move(source_owner_));
+    }
     source_owner_.reset();
+  }
+  if (lost_) {
+    block_.Abandon();
+    return;
   }
   // The block's next user must wait for the last copy that touches it. All copies in run on one
   // stream, after the copy out, so the latest covers the others.
@@ -148,10 +171,17 @@ absl::Status CopyTicket::StartIn(cuda::Stream compute, void* target, Owner owner
     if (status.ok()) status = Follow(link_, stream, compute);  // invariant 1
     if (status.ok()) status = copied_.MakeWait(stream);
     if (!status.ok()) return status;
-    TFMEM_CUDA_RETURN_IF_ERROR(link_->driver(), cuMemcpyHtoDAsync_v2, Address(target),
-                               block_.data(), bytes_, stream);
-    status = arrived->Record(stream);
-    if (!status.ok()) return status;
+    status = cuda::Check(
+        link_->driver().cuMemcpyHtoDAsync_v2(Address(target), block_.data(), bytes_, stream),
+        "cuMemcpyHtoDAsync");
+    if (status.ok()) status = arrived->Record(stream);
+    if (!status.ok()) {
+      if (!link_->Drain(stream)) {
+        lost_ = true;
+        Abandon(std::move(owner));
+      }
+      return status;
+    }
     arrivals_.Add({target, compute, *std::move(arrived), std::move(owner)});
   }
   ++counters().prefetches;

@@ -7,7 +7,8 @@
 //      position at that time (the block may still be in use by kernels enqueued before);
 //   2. a device buffer goes back to TensorFlow only after the compute stream was told to wait for
 //      every private copy that touches it. Until then the ticket owns it, too.
-// The host never waits for the device.
+// The host never waits for the device; but where the driver refuses to record or to wait for an
+// event, it waits for the copy, and where that fails, too, what the copy touches is given up.
 #ifndef TFMEM_CUSTOM_OPS_OPS_GPU_TICKETS_H_
 #define TFMEM_CUSTOM_OPS_OPS_GPU_TICKETS_H_
 
@@ -55,8 +56,9 @@ class Arrivals {
   // come up again.
   void Add(ArrivingBuffer buffer);
   ArrivingBuffer* Find(const void* target);
-  // Enqueues the waits that no Await did and drops the owners.
-  void Abandon();
+  // Enqueues the waits that no Await did and drops the owners. False if the end of a move is not
+  // known: then its buffer is kept for good.
+  bool Finish(GpuLink* link);
   // The event that passes last; empty if nothing moved back.
   PooledEvent TakeLast();
 
@@ -90,6 +92,7 @@ class CopyTicket : public GpuTicket {
   std::mutex mutex_;
   Owner source_owner_;  // until Release
   Arrivals arrivals_;
+  bool lost_ = false;  // whether a copy may touch the block for which nobody can wait
 };
 
 // Pages move, addresses stay: the source buffer is kept and handed out again by Prefetch.

@@ -7,6 +7,7 @@
 #include <array>
 
 #include "absl/strings/str_cat.h"
+#include "custom_ops/ops/sizes.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "unsupported/Eigen/CXX11/Tensor"
@@ -74,6 +75,7 @@ class MatMulOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     absl::StatusOr<MatMulCall> call = PrepareMatMul(ctx, transpose_left_, transpose_right_);
     OP_REQUIRES_OK(ctx, call.status());
+    if (call->rows == 0 || call->columns == 0) return;
     const auto matrix = [](auto* data, bool transposed, int64_t rows, int64_t columns) {
       if (transposed) std::swap(rows, columns);
       return Eigen::TensorMap<Eigen::Tensor<float, 2, Eigen::RowMajor>>(const_cast<float*>(data),
@@ -136,12 +138,12 @@ absl::StatusOr<MatMulCall> PrepareMatMul(OpKernelContext* ctx, bool transpose_le
     }
     call.bias = static_cast<const float*>(biases[0].data());
   }
+  TensorShape shape;
+  absl::Status status = BuildShape({call.rows, call.columns}, &shape);
+  if (!status.ok()) return status;
   Tensor* product = nullptr;
-  if (absl::Status status =
-          ctx->allocate_output(0, TensorShape({call.rows, call.columns}), &product);
-      !status.ok()) {
-    return status;
-  }
+  status = ctx->allocate_output(0, shape, &product);
+  if (!status.ok()) return status;
   call.left = static_cast<const float*>(left.data());
   call.right = static_cast<const float*>(right.data());
   call.product = static_cast<float*>(product->data());

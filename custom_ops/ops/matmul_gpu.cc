@@ -13,6 +13,7 @@
 #include "custom_ops/ops/gpu_kernel.h"
 #include "custom_ops/ops/matmul.h"
 #include "custom_ops/ops/matmul_tiling.h"
+#include "custom_ops/ops/sizes.h"
 
 namespace tfmem {
 namespace {
@@ -76,6 +77,7 @@ class MatMulOp : public OpKernel {
     for (size_t i = 0; i < kernels_.size(); ++i) {
       if (kernels_[i] != nullptr) continue;
       absl::StatusOr<std::shared_ptr<GpuKernel>> kernel = GpuKernel::Load(link, programs_[i]);
+      if (absl::IsResourceExhausted(kernel.status())) return kernel.status();
       if (!kernel.ok()) {
         return absl::InvalidArgumentError(absl::StrCat(
             "'", name(), "' (TfmemMatMul) has no program that runs on this GPU (",
@@ -99,15 +101,19 @@ class MatMulOp : public OpKernel {
     const MatMulTiling tiling = BestTiling(shape, kernels_[kLarge]->processors());
     const int64_t lines = shape.lines(), tiles = shape.tiles(tiling.tile());
     // The pairs of both operands, the sums of parts, what takes operands' scaling back, counts.
-    const int64_t left_bytes = call.rows * lines * kLineBytes;
-    const int64_t right_bytes = call.columns * lines * kLineBytes;
+    const Size left = Size(call.rows) * lines * kLineBytes;
+    const Size right = Size(call.columns) * lines * kLineBytes;
     const int64_t sums_bytes = tiling.SumsBytes(shape);
-    const int64_t words = call.rows + call.columns + tiles;
+    const Size words = Size(call.rows) + call.columns + tiles;
+    TensorShape bytes;
+    absl::Status status = CheckRange("the number of tiles", tiles * tiling.parts, 0, kMostOfASize);
+    if (status.ok()) {
+      status = BuildShape({(left + right + sums_bytes + words * sizeof(float)).value()}, &bytes);
+    }
+    if (!status.ok()) return status;
+    const int64_t left_bytes = left.value(), right_bytes = right.value();
     Tensor memory;
-    absl::Status status = ctx->allocate_temp(
-        tensorflow::DT_UINT8,
-        TensorShape({left_bytes + right_bytes + sums_bytes + words * int64_t{sizeof(float)}}),
-        &memory);
+    status = ctx->allocate_temp(tensorflow::DT_UINT8, bytes, &memory);
     if (!status.ok()) return status;
     char* const base = static_cast<char*>(memory.data());
     char* const sums = base + left_bytes + right_bytes;

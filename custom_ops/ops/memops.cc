@@ -2,8 +2,12 @@
 //
 // All are stateful: none may be pruned, folded or merged with another, whatever its outputs are
 // used for.
+#include <cstdint>
+#include <vector>
+
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
+#include "custom_ops/ops/sizes.h"
+#include "custom_ops/ops/ticket_variant.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -12,19 +16,8 @@
 namespace tfmem {
 namespace {
 
-using ::tensorflow::DataType;
 using ::tensorflow::shape_inference::InferenceContext;
 using ::tensorflow::shape_inference::ShapeHandle;
-
-// Refuses, while the graph is built, types whose elements are more than their bytes.
-absl::Status CheckType(InferenceContext* c) {
-  DataType dtype;
-  absl::Status status = c->GetAttr("T", &dtype);
-  if (!status.ok()) return status;
-  if (tensorflow::DataTypeCanUseMemcpy(dtype)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("tfmem moves tensors of fixed-size types, got ",
-                                                 tensorflow::DataTypeString(dtype)));
-}
 
 absl::Status CheckHandle(InferenceContext* c, int input) {
   ShapeHandle unused;
@@ -33,29 +26,54 @@ absl::Status CheckHandle(InferenceContext* c, int input) {
 
 absl::Status OffloadShape(InferenceContext* c) {
   c->set_output(0, c->Scalar());
-  return CheckType(c);
+  return CheckMovableType(c);
 }
 
 absl::Status ReleaseShape(InferenceContext* c) {
-  absl::Status status = CheckType(c);
+  absl::Status status = CheckMovableType(c);
   return status.ok() ? CheckHandle(c, 1) : status;
 }
 
 absl::Status PrefetchShape(InferenceContext* c) {
   tensorflow::PartialTensorShape shape;
   ShapeHandle output;
-  absl::Status status = CheckType(c);
+  absl::Status status = CheckMovableType(c);
   if (status.ok()) status = CheckHandle(c, 0);
-  if (status.ok()) status = c->GetAttr("shape", &shape);
+  if (status.ok()) status = ReadShape(c, &shape);
   if (status.ok()) status = c->MakeShapeFromPartialTensorShape(shape, &output);
   if (status.ok()) c->set_output(0, output);
   return status;
 }
 
 absl::Status AwaitShape(InferenceContext* c) {
-  absl::Status status = CheckType(c);
+  absl::Status status = CheckMovableType(c);
   if (status.ok()) status = CheckHandle(c, 1);
   if (status.ok()) c->set_output(0, c->input(0));
+  return status;
+}
+
+// Sizes in bytes of what an op allocates.
+absl::Status CheckBytes(const std::vector<int64_t>& sizes) {
+  for (int64_t size : sizes) {
+    tensorflow::TensorShape shape;
+    if (absl::Status status = BuildShape({size}, &shape); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RoomsShape(InferenceContext* c) {
+  std::vector<int64_t> sizes;
+  absl::Status status = c->GetAttr("sizes", &sizes);
+  if (status.ok()) status = CheckBytes(sizes);
+  for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, c->Vector(1));
+  return status;
+}
+
+absl::Status FillShape(InferenceContext* c) {
+  int64_t bytes = 0;
+  absl::Status status = c->GetAttr("bytes", &bytes);
+  if (status.ok()) status = CheckBytes({bytes});
+  if (status.ok()) c->set_output(0, c->Vector(bytes));
   return status;
 }
 
@@ -66,6 +84,7 @@ REGISTER_OP("MemOpOffload")
     .Attr("mechanism: {'auto', 'copy', 'managed', 'file'} = 'auto'")
     .Attr("label: string = ''")
     .Attr("spill_directory: string = ''")
+    .Attr("spill_key: string = ''")
     .Attr("spill_budget: int >= 0 = 0")
     .Attr("host_budget: int >= 0 = 0")
     .SetIsStateful()
@@ -79,7 +98,9 @@ handle: names the tensor in this step.
 mechanism: "copy" (GPU: to pinned host memory), "managed" (GPU: migrates the pages of unified
   memory), "file" (CPU: to an unlinked file), or "auto": "copy" on a GPU, "file" on the CPU.
 label: the tensor's name, for messages.
-spill_directory: where "file" puts its files; the system's temporary directory if empty.
+spill_directory: of graphs that were made before; ignored, because no graph names a directory.
+spill_key: where "file" puts its files: a key that this process gave out for a directory. The
+  system's temporary directory if it is empty, or another process's.
 spill_budget: bytes that all spill files of the process may take; 0: no limit.
 host_budget: bytes of pinned memory that the process may take; 0: no limit.
 )doc");
@@ -167,14 +188,14 @@ REGISTER_OP("MemOpChunks")
     .Doc(R"doc(
 Lists the chunks of the device's allocator.
 
-chunks: of each, by address: address, bytes, 1 if it is in use or 0; no rows if the allocator is not
-  TensorFlow's own for GPUs.
+chunks: of each, by address: how far behind the first chunk, bytes, 1 if it is in use or 0; no rows
+  if the allocator is not TensorFlow's own for GPUs.
 growth: bytes that it may take of the device beyond its chunks, and that are free there.
 )doc");
 
-REGISTER_OP("MemOpAddresses")
+REGISTER_OP("MemOpSharing")
     .Input("tensors: T")
-    .Output("addresses: int64")
+    .Output("first: int64")
     .Attr("T: list(type) >= 1")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
@@ -182,9 +203,9 @@ REGISTER_OP("MemOpAddresses")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Tells which tensors share memory.
+Tells which tensors share memory, and nothing of where it is.
 
-addresses: where the elements of each tensor begin.
+first: of each tensor, the first one whose elements begin where its own do.
 )doc");
 
 REGISTER_OP("MemOpRooms")
@@ -192,10 +213,7 @@ REGISTER_OP("MemOpRooms")
     .Attr("sizes: list(int)")
     .Attr("count: int >= 1")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, c->Vector(1));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(RoomsShape)
     .Doc(R"doc(
 Leaves free chunks of these sizes in the device's memory, as long as the outputs live.
 
@@ -211,12 +229,7 @@ REGISTER_OP("MemOpFill")
     .Output("filling: uint8")
     .Attr("bytes: int >= 1")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      int64_t bytes;
-      TF_RETURN_IF_ERROR(c->GetAttr("bytes", &bytes));
-      c->set_output(0, c->Vector(bytes));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(FillShape)
     .Doc(R"doc(
 Takes memory, so that what is allocated meanwhile goes elsewhere.
 

@@ -1,6 +1,8 @@
 // The MemOps on the CPU, where "device memory" is RAM and the other side is a file.
+#include <atomic>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -8,8 +10,10 @@
 #include "absl/strings/str_cat.h"
 #include "custom_ops/ops/counters.h"
 #include "custom_ops/ops/spill.h"
+#include "custom_ops/ops/spill_directories.h"
 #include "custom_ops/ops/ticket_variant.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/platform/logging.h"
 
 namespace tfmem {
 namespace {
@@ -28,9 +32,10 @@ class OffloadOp : public OpKernel {
   explicit OffloadOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     std::string mechanism;
     int64_t budget = 0;
+    OP_REQUIRES_OK(ctx, CheckMovableType(ctx));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("mechanism", &mechanism));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("label", &label_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("spill_directory", &options_.directory));
+    OP_REQUIRES_OK(ctx, FindDirectory(ctx));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("spill_budget", &budget));
     options_.budget = budget;
     if (label_.empty()) label_ = name();
@@ -49,6 +54,27 @@ class OffloadOp : public OpKernel {
   }
 
  private:
+  absl::Status FindDirectory(OpKernelConstruction* ctx) {
+    std::string named, key;
+    absl::Status status = ctx->GetAttr("spill_directory", &named);
+    if (status.ok()) status = ctx->GetAttr("spill_key", &key);
+    if (!status.ok()) return status;
+    static std::atomic<bool> said_named{false}, said_unknown{false};
+    if (!named.empty() && !said_named.exchange(true)) {
+      LOG(WARNING) << "the graph of '" << name() << "' (MemOpOffload) names a spill directory, "
+                   << "which tfmem ignores: a graph may come from anyone. Its files go to the "
+                   << "system's directory for temporary files (TMPDIR)";
+    }
+    const std::optional<std::string> directory = FindSpillDirectory(key);
+    if (!directory && !said_unknown.exchange(true)) {
+      LOG(WARNING) << "the spill directory of '" << name() << "' (MemOpOffload) was chosen in "
+                   << "another process; here its files go to the system's directory for temporary "
+                   << "files (TMPDIR)";
+    }
+    options_.directory = directory.value_or("");
+    return absl::OkStatus();
+  }
+
   std::string label_;
   SpillOptions options_;
 };
@@ -88,7 +114,8 @@ class PrefetchOp : public OpKernel {
  public:
   explicit PrefetchOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("shape", &shape_));
+    OP_REQUIRES_OK(ctx, CheckMovable(dtype_));
+    OP_REQUIRES_OK(ctx, ReadShape(ctx, &shape_));
   }
 
   void Compute(OpKernelContext* ctx) override {

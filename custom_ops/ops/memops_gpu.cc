@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "custom_ops/ops/device_stream.h"
 #include "custom_ops/ops/gpu_tickets.h"
+#include "custom_ops/ops/sizes.h"
 #include "custom_ops/ops/ticket_variant.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -41,6 +42,7 @@ class OffloadOp : public StreamOp {
  public:
   explicit OffloadOp(OpKernelConstruction* ctx) : StreamOp(ctx) {
     std::string mechanism;
+    OP_REQUIRES_OK(ctx, CheckMovableType(ctx));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("mechanism", &mechanism));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("label", &label_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("host_budget", &host_budget_));
@@ -92,7 +94,8 @@ class PrefetchOp : public StreamOp {
  public:
   explicit PrefetchOp(OpKernelConstruction* ctx) : StreamOp(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("shape", &shape_));
+    OP_REQUIRES_OK(ctx, CheckMovable(dtype_));
+    OP_REQUIRES_OK(ctx, ReadShape(ctx, &shape_));
   }
 
  protected:
@@ -134,18 +137,19 @@ class PreaccessOp : public StreamOp {
  public:
   explicit PreaccessOp(OpKernelConstruction* ctx) : StreamOp(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("bytes", &bytes_));
+    OP_REQUIRES_OK(ctx, BuildShape({bytes_}, &shape_));
   }
 
  protected:
   void Enqueue(OpKernelContext* ctx, cuda::Stream compute) override {
     Tensor block;
-    OP_REQUIRES_OK(
-        ctx, ctx->allocate_temp(tensorflow::DT_UINT8, tensorflow::TensorShape({bytes_}), &block));
+    OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_UINT8, shape_, &block));
     OP_REQUIRES_OK(ctx, MoveToDevice(compute, block.data(), bytes_, name()));
   }
 
  private:
   int64_t bytes_ = 0;
+  tensorflow::TensorShape shape_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("MemOpOffload").Device(DEVICE_GPU).HostMemory("handle"), OffloadOp);

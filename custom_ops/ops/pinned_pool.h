@@ -30,6 +30,8 @@ class PinnedBlock {
   PinnedBlock& operator=(PinnedBlock&& other) noexcept;
 
   void* data() const { return data_; }
+  // Never gives the block back: a copy that nobody can wait for may touch it.
+  void Abandon() { data_ = nullptr; }
   // The copies of the block's last user; whoever writes to the block makes its stream wait for it.
   const PooledEvent& last_use() const { return last_use_; }
   void set_last_use(PooledEvent event) { last_use_ = std::move(event); }

@@ -1,6 +1,7 @@
 // What the device's allocator says, on the CPU and on a GPU, and where it is made to put tensors.
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "custom_ops/ops/device_stream.h"
 #include "custom_ops/ops/gpu_link.h"
 #include "custom_ops/ops/probe.h"
+#include "custom_ops/ops/sizes.h"
 #include "tensorflow/core/framework/allocator.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -113,7 +115,8 @@ class ChunksOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &output));
     auto rows = output->matrix<int64_t>();
     for (size_t row = 0; row < chunks.size(); ++row) {
-      rows(row, 0) = chunks[row].address;
+      rows(row, 0) =
+          chunks[row].address - chunks[0].address;  // where it is, is no graph's business
       rows(row, 1) = chunks[row].bytes;
       rows(row, 2) = chunks[row].in_use;
     }
@@ -153,7 +156,7 @@ class ChunksOp : public OpKernel {
   }
 };
 
-class AddressesOp : public OpKernel {
+class SharingOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
@@ -161,9 +164,10 @@ class AddressesOp : public OpKernel {
     tensorflow::Tensor* output = nullptr;
     OP_REQUIRES_OK(ctx,
                    ctx->allocate_output(0, tensorflow::TensorShape({ctx->num_inputs()}), &output));
-    auto addresses = output->flat<int64_t>();
+    auto first = output->flat<int64_t>();
+    std::map<const void*, int64_t> firsts;
     for (int i = 0; i < ctx->num_inputs(); ++i) {
-      addresses(i) = reinterpret_cast<int64_t>(ctx->input(i).data());
+      first(i) = firsts.try_emplace(ctx->input(i).data(), i).first->second;
     }
   }
 };
@@ -171,38 +175,41 @@ class AddressesOp : public OpKernel {
 class RoomsOp : public OpKernel {
  public:
   explicit RoomsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("sizes", &sizes_));
-    OP_REQUIRES(ctx, static_cast<int>(sizes_.size()) == num_outputs(),
+    std::vector<int64_t> sizes;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("sizes", &sizes));
+    OP_REQUIRES(ctx, sizes.size() == static_cast<size_t>(num_outputs()),
                 absl::InvalidArgumentError("count is not the number of sizes"));
+    for (int64_t size : sizes) OP_REQUIRES_OK(ctx, BuildShape({size}, &shapes_.emplace_back()));
   }
 
   void Compute(OpKernelContext* ctx) override {
-    std::vector<tensorflow::Tensor> rooms(sizes_.size());  // freed at once when all walls stand
-    for (size_t i = 0; i < sizes_.size(); ++i) {
-      OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_UINT8,
-                                             tensorflow::TensorShape({sizes_[i]}), &rooms[i]));
+    std::vector<tensorflow::Tensor> rooms(shapes_.size());  // freed at once when all walls stand
+    for (size_t i = 0; i < shapes_.size(); ++i) {
+      OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_UINT8, shapes_[i], &rooms[i]));
       tensorflow::Tensor* wall = nullptr;
       OP_REQUIRES_OK(ctx, ctx->allocate_output(i, tensorflow::TensorShape({1}), &wall));
     }
   }
 
  private:
-  std::vector<int64_t> sizes_;
+  std::vector<tensorflow::TensorShape> shapes_;
 };
 
 class FillOp : public OpKernel {
  public:
   explicit FillOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("bytes", &bytes_));
+    int64_t bytes = 0;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("bytes", &bytes));
+    OP_REQUIRES_OK(ctx, BuildShape({bytes}, &shape_));
   }
 
   void Compute(OpKernelContext* ctx) override {
     tensorflow::Tensor* filling = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, tensorflow::TensorShape({bytes_}), &filling));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape_, &filling));
   }
 
  private:
-  int64_t bytes_ = 0;
+  tensorflow::TensorShape shape_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("MemOpProbe").Device(DEVICE_CPU), ProbeOp);
@@ -210,9 +217,8 @@ REGISTER_KERNEL_BUILDER(Name("MemOpProbe").Device(DEVICE_GPU), ProbeOp);
 REGISTER_KERNEL_BUILDER(Name("MemOpStats").Device(DEVICE_CPU), StatsOp);
 REGISTER_KERNEL_BUILDER(Name("MemOpStats").Device(DEVICE_GPU).HostMemory("stats"), StatsOp);
 REGISTER_KERNEL_BUILDER(Name("MemOpChunks").Device(DEVICE_CPU), ChunksOp);
-REGISTER_KERNEL_BUILDER(Name("MemOpAddresses").Device(DEVICE_CPU), AddressesOp);
-REGISTER_KERNEL_BUILDER(Name("MemOpAddresses").Device(DEVICE_GPU).HostMemory("addresses"),
-                        AddressesOp);
+REGISTER_KERNEL_BUILDER(Name("MemOpSharing").Device(DEVICE_CPU), SharingOp);
+REGISTER_KERNEL_BUILDER(Name("MemOpSharing").Device(DEVICE_GPU).HostMemory("first"), SharingOp);
 REGISTER_KERNEL_BUILDER(Name("MemOpRooms").Device(DEVICE_CPU), RoomsOp);
 REGISTER_KERNEL_BUILDER(Name("MemOpRooms").Device(DEVICE_GPU), RoomsOp);
 REGISTER_KERNEL_BUILDER(Name("MemOpFill").Device(DEVICE_CPU), FillOp);

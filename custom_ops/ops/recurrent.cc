@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "custom_ops/ops/sizes.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -20,6 +21,8 @@ using ::tensorflow::TensorShape;
 using ::tensorflow::shape_inference::DimensionHandle;
 using ::tensorflow::shape_inference::InferenceContext;
 using ::tensorflow::shape_inference::ShapeHandle;
+
+constexpr int64_t kMostDirections = 64;  // whose ways a word of the kernels' parameter holds
 
 #define TFMEM_RETURN_IF_ERROR(expression)        \
   do {                                           \
@@ -54,6 +57,8 @@ class ShapeInference {
       }
       for (size_t i = 0; i < cell_.states.size(); ++i) finals.push_back(Shape(1, false, true));
     }
+    for (ShapeHandle shape : outputs) TFMEM_RETURN_IF_ERROR(CheckElements(shape));
+    for (ShapeHandle shape : finals) TFMEM_RETURN_IF_ERROR(CheckElements(shape));
     TFMEM_RETURN_IF_ERROR(c_->set_output("outputs", outputs));
     return c_->set_output("finals", finals);
   }
@@ -109,6 +114,18 @@ class ShapeInference {
       TFMEM_RETURN_IF_ERROR(Explain(c_->Merge(shapes[i], expected, &merged), "matrices", i));
     }
     return absl::OkStatus();
+  }
+
+  absl::Status CheckElements(ShapeHandle shape) {
+    Size elements = 1;
+    for (int i = 0; i < c_->Rank(shape); ++i) {
+      const DimensionHandle dimension = c_->Dim(shape, i);
+      if (c_->ValueKnown(dimension)) elements = elements * c_->Value(dimension);
+    }
+    if (elements.ok()) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("an output would have shape ",
+                                                   c_->DebugString(shape),
+                                                   ", of more elements than 64 bits count"));
   }
 
   absl::Status Explain(const absl::Status& status, const char* name, size_t index) {
@@ -195,11 +212,11 @@ class InputReader {
   absl::Status Read(const char* name, const std::vector<int>& columns, int leading, Field field) {
     std::vector<TensorShape> expected;
     for (int count : columns) {
-      TensorShape shape;
-      if (leading > 1) shape = call_->leading();
-      if (leading == 1) shape.AddDim(call_->batch);
-      if (count > 0) shape.AddDim(count * units_);
-      expected.push_back(std::move(shape));
+      std::vector<int64_t> sizes;
+      if (leading > 1) sizes = call_->leading();
+      if (leading == 1) sizes = {call_->batch};
+      if (count > 0) sizes.push_back(count * units_);
+      TFMEM_RETURN_IF_ERROR(BuildShape(sizes, &expected.emplace_back()));
     }
     return Read(name, expected, field);
   }
@@ -243,7 +260,9 @@ absl::Status ReadSizes(OpKernelContext* ctx, bool batch_major, RecurrentCall* ca
   call->batch_major = batch_major;
   call->time = shape.dim_size(batch_major ? 1 : 0);
   call->batch = shape.dim_size(batch_major ? 0 : 1);
-  return absl::OkStatus();
+  if (call->batch == 0) return absl::OkStatus();  // nothing to do, in however many steps
+  TFMEM_RETURN_IF_ERROR(CheckRange("the batch of sequences[0]", call->batch, 0, kMostOfASize));
+  return CheckRange("the time of sequences[0]", call->time, 0, kMostOfASize);
 }
 
 absl::Status AllocateOutputs(OpKernelContext* ctx, const RecurrentAttributes& attributes,
@@ -251,21 +270,27 @@ absl::Status AllocateOutputs(OpKernelContext* ctx, const RecurrentAttributes& at
   const Cell& cell = attributes.cell;
   OpOutputList outputs;
   OpOutputList finals;
+  TensorShape state;
+  TFMEM_RETURN_IF_ERROR(BuildShape({call->batch, attributes.units}, &state));
   TFMEM_RETURN_IF_ERROR(ctx->output_list("outputs", &outputs));
   TFMEM_RETURN_IF_ERROR(ctx->output_list("finals", &finals));
   for (int direction = 0; direction < attributes.directions; ++direction) {
     RecurrentDirection& target = call->directions[direction];
     for (size_t i = 0; i < cell.outputs.size(); ++i) {
-      TensorShape shape = call->leading();
-      if (!cell.scalar_output(i)) shape.AddDim(cell.outputs[i].size() * attributes.units);
+      std::vector<int64_t> sizes = call->leading();
+      if (!cell.scalar_output(i)) {
+        const auto columns = static_cast<int64_t>(cell.outputs[i].size());
+        sizes.push_back((Size(columns) * attributes.units).value());
+      }
+      TensorShape shape;
+      TFMEM_RETURN_IF_ERROR(BuildShape(sizes, &shape));
       Tensor* output = nullptr;
       TFMEM_RETURN_IF_ERROR(outputs.allocate(direction * cell.outputs.size() + i, shape, &output));
       target.outputs.push_back(output->data());
     }
     for (size_t i = 0; i < cell.states.size(); ++i) {
       Tensor* final = nullptr;
-      TFMEM_RETURN_IF_ERROR(finals.allocate(direction * cell.states.size() + i,
-                                            TensorShape({call->batch, attributes.units}), &final));
+      TFMEM_RETURN_IF_ERROR(finals.allocate(direction * cell.states.size() + i, state, &final));
       target.finals.push_back(final->data());
     }
   }
@@ -279,6 +304,8 @@ absl::StatusOr<RecurrentAttributes> MakeRecurrentAttributes(const std::string& c
                                                             std::vector<bool> reverse,
                                                             bool batch_major,
                                                             const std::vector<int64_t>& counts) {
+  TFMEM_RETURN_IF_ERROR(CheckRange("attr units", units, 1, kMostOfASize));
+  TFMEM_RETURN_IF_ERROR(CheckRange("attr directions", directions, 1, kMostDirections));
   absl::StatusOr<Cell> parsed = ParseCell(cell);
   if (!parsed.ok()) return parsed.status();
   const struct {
@@ -290,7 +317,7 @@ absl::StatusOr<RecurrentAttributes> MakeRecurrentAttributes(const std::string& c
       {"Nh", parsed->states.size()},    {"No", parsed->outputs.size()},
   };
   for (size_t i = 0; i < counts.size(); ++i) {
-    const int64_t count = expected[i].count * directions;
+    const int64_t count = static_cast<int64_t>(expected[i].count) * directions;
     if (counts[i] != count) {
       return absl::InvalidArgumentError(absl::StrCat("attr ", expected[i].name, " is ", counts[i],
                                                      "; the cell and ", directions,
@@ -320,8 +347,9 @@ absl::StatusOr<RecurrentCall> PrepareRecurrentCall(OpKernelContext* ctx,
   TFMEM_RETURN_IF_ERROR(ReadSizes(ctx, attributes.batch_major, &call));
   std::vector<TensorShape> matrices;
   for (const CellMatrix& matrix : cell.matrices) {
-    matrices.push_back(
-        TensorShape({matrix.rows * attributes.units, matrix.columns * attributes.units}));
+    TFMEM_RETURN_IF_ERROR(
+        BuildShape({matrix.rows * attributes.units, matrix.columns * attributes.units},
+                   &matrices.emplace_back()));
   }
   InputReader reader(ctx, attributes, &call);
   using Direction = RecurrentDirection;

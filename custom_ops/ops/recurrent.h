@@ -72,9 +72,8 @@ struct RecurrentCall {
 
   SequenceLines lines() const { return SequenceLines::Of(time, batch, batch_major); }
   // The first two dimensions of a sequence.
-  tensorflow::TensorShape leading() const {
-    return batch_major ? tensorflow::TensorShape({batch, time})
-                       : tensorflow::TensorShape({time, batch});
+  std::vector<int64_t> leading() const {
+    return batch_major ? std::vector<int64_t>{batch, time} : std::vector<int64_t>{time, batch};
   }
 };
 

@@ -29,10 +29,12 @@ class RecurrentOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     absl::StatusOr<RecurrentCall> call = PrepareRecurrentCall(ctx, attributes_);
     OP_REQUIRES_OK(ctx, call.status());
+    if (call->batch == 0) return;
     const auto& workers = *ctx->device()->tensorflow_cpu_worker_threads();
     RecurrentRun<T> run(attributes_, program_, *call, ChosenKernels(), workers.num_threads);
     Tensor workspace;
-    const tensorflow::TensorShape shape({run.workspace.bytes()});
+    tensorflow::TensorShape shape;
+    OP_REQUIRES_OK(ctx, BuildShape({run.workspace.bytes()}, &shape));
     OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_UINT8, shape, &workspace));
     run.workspace.Set(workspace.data());
     RunPhases(

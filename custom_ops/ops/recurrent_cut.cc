@@ -27,9 +27,10 @@ RecurrentCut CutRecurrentCall(const StepProgram& program, int64_t panel, int64_t
   cut.directions = directions;
   int64_t instructions = 0;
   for (const Stage& stage : program.stages) instructions += stage.code.size();
-  const int64_t weights = units * program.blocks.size();
-  const int64_t work = directions * batch * units * (weights + 2 * instructions);
-  cut.threads = std::clamp<int64_t>(work / kLeastWork, 1, threads);
+  const double weights = static_cast<double>(units) * program.blocks.size();
+  const double work =
+      static_cast<double>(directions) * batch * units * (weights + 2 * instructions);
+  cut.threads = std::clamp<double>(work / kLeastWork, 1, threads);
   const int parts = CeilOf(cut.threads, directions);
   cut.unit_parts = std::min<int64_t>(parts, cut.tiles);
   cut.row_parts = std::clamp<int64_t>(batch / kLeastRows, 1, parts / cut.unit_parts);

@@ -10,6 +10,7 @@
 #include "custom_ops/ops/device_stream.h"
 #include "custom_ops/ops/gpu_kernel.h"
 #include "custom_ops/ops/recurrent.h"
+#include "custom_ops/ops/sizes.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace tfmem {
@@ -51,6 +52,10 @@ class RecurrentOp : public OpKernel {
     absl::StatusOr<GpuLink*> link = GpuLink::For(*stream);
     OP_REQUIRES_OK(ctx, link.status());
     absl::StatusOr<std::shared_ptr<GpuKernel>> kernel = kernels_->Choose(*link, call->batch);
+    OP_REQUIRES(ctx, !absl::IsResourceExhausted(kernel.status()),
+                absl::ResourceExhaustedError(absl::StrCat(
+                    "no program of '", name(),
+                    "' (TfmemRecurrent) could be loaded: ", kernel.status().message())));
     OP_REQUIRES(ctx, kernel.ok(),
                 absl::InvalidArgumentError(absl::StrCat(
                     "'", name(), "' (TfmemRecurrent) has no program that runs on this GPU (",
@@ -75,10 +80,15 @@ class RecurrentOp : public OpKernel {
     if (absl::Status status = CheckAlignment(call); !status.ok()) return status;
     const GpuProgram& program = kernel.program();
     const int64_t groups = program.groups(call.batch, attributes_.directions);
-    const int64_t scratch_bytes = groups * program.scratch;
+    absl::Status status = CheckRange("the number of groups of the batch", groups, 0, kMostOfASize);
+    if (!status.ok()) return status;
+    const Size scratch = Size(groups) * program.scratch;
+    TensorShape shape;
+    status = BuildShape({(scratch + kAlignment).value()}, &shape);
+    if (!status.ok()) return status;
+    const int64_t scratch_bytes = scratch.value();
     Tensor memory;  // the status word, then the scratch
-    absl::Status status = ctx->allocate_temp(tensorflow::DT_UINT8,
-                                             TensorShape({kAlignment + scratch_bytes}), &memory);
+    status = ctx->allocate_temp(tensorflow::DT_UINT8, shape, &memory);
     if (!status.ok()) return status;
     const auto base = reinterpret_cast<cuda::DevicePointer>(memory.data());
     KernelParameter parameter(call.time, call.batch, call.lines(), base + kAlignment, base,
@@ -110,10 +120,10 @@ class RecurrentOp : public OpKernel {
     for (const RecurrentDirection& data : call.directions) {
       for (const void* matrix : data.matrices) {
         if (reinterpret_cast<uintptr_t>(matrix) % kVectorBytes != 0) {
-          return absl::InvalidArgumentError(
-              absl::StrCat("'", name(), "' (TfmemRecurrent) was given a matrix at address ",
-                           reinterpret_cast<uintptr_t>(matrix), ", expected a multiple of ",
-                           kVectorBytes, " as of all tensors that TensorFlow allocates: copy it"));
+          return absl::InvalidArgumentError(absl::StrCat(
+              "'", name(), "' (TfmemRecurrent) was given a matrix that begins ",
+              reinterpret_cast<uintptr_t>(matrix) % kVectorBytes, " bytes behind a multiple of ",
+              kVectorBytes, ", where all tensors that TensorFlow allocates begin: copy it"));
         }
       }
     }

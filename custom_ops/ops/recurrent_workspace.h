@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "custom_ops/ops/recurrent_cut.h"
+#include "custom_ops/ops/sizes.h"
 #include "custom_ops/ops/step_program.h"
 
 namespace tfmem {
@@ -15,10 +16,11 @@ class RecurrentWorkspace {
  public:
   RecurrentWorkspace(const RecurrentCut& cut, const StepProgram& program, int64_t states)
       : cut_(cut), program_(program), state_count_(states) {
-    const int64_t directions = cut.directions;
-    const int64_t shares = cut.shares();
-    panels_ = Reserve(directions * program.blocks.size() * cut.units * cut.stride());
-    states_ = Reserve(2 * directions * states * cut.buffer());
+    const Size directions = cut.directions;
+    const Size shares = cut.shares();
+    const Size blocks = static_cast<int64_t>(program.blocks.size());
+    panels_ = Reserve(directions * blocks * cut.units * cut.stride());
+    states_ = Reserve(directions * 2 * states * cut.buffer());
     carried_ = Reserve(directions * program.carried * cut.buffer());
     carried_scalars_ = Reserve(shares * program.carried_scalars * cut.batch);
     row_sums_ = Reserve(directions * program.row_sums * cut.batch * cut.tiles);
@@ -27,7 +29,8 @@ class RecurrentWorkspace {
     scalar_tiles_ = Reserve(shares * program.scalar_locations * cut.scalars());
   }
 
-  int64_t bytes() const { return size_ * sizeof(Real); }
+  // -1 if 64 bits do not count them.
+  int64_t bytes() const { return (size_ * static_cast<int64_t>(sizeof(Real))).value(); }
   void Set(void* memory) { memory_ = static_cast<Real*>(memory); }
 
   // A panel of a block of weights, [units, panel].
@@ -74,9 +77,10 @@ class RecurrentWorkspace {
 
  private:
   // Whole cache lines.
-  int64_t Reserve(int64_t numbers) {
-    const int64_t place = size_;
-    size_ += (numbers + 63) / 64 * 64;
+  int64_t Reserve(Size numbers) {
+    const int64_t place = size_.value();
+    const Size lines = numbers + 63;
+    size_ = lines.ok() ? size_ + lines.value() / 64 * 64 : Size(-1);
     return place;
   }
 
@@ -84,7 +88,7 @@ class RecurrentWorkspace {
   const StepProgram& program_;
   const int64_t state_count_;
   Real* memory_ = nullptr;
-  int64_t size_ = 0;
+  Size size_ = 0;
   int64_t panels_ = 0;
   int64_t states_ = 0;
   int64_t carried_ = 0;

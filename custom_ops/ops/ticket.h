@@ -13,6 +13,9 @@ namespace tfmem {
 // Keeps a TensorFlow buffer alive; the mechanisms know nothing else about tensors.
 using Owner = std::shared_ptr<void>;
 
+// Never lets go: for a buffer that a copy may touch for which nobody can wait.
+inline void Abandon(Owner owner) { new Owner(std::move(owner)); }
+
 // One offloaded tensor. Reference counted by the variant handles that name it, so it dies with the
 // step, also when the step is aborted. A destructor may run on any thread and must leave every
 // buffer that a copy still touches safe to reuse.

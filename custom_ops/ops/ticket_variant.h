@@ -57,6 +57,31 @@ absl::Status GetTicket(tensorflow::OpKernelContext* ctx, int index, const Ticket
       " as its handle, expected the output of a MemOpOffload on the same kind of device"));
 }
 
+// Refuses types whose elements are more than their bytes.
+inline absl::Status CheckMovable(tensorflow::DataType dtype) {
+  if (tensorflow::DataTypeCanUseMemcpy(dtype)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("tfmem moves tensors of fixed-size types, got ",
+                                                 tensorflow::DataTypeString(dtype)));
+}
+
+// The same of an attribute T, in an op that is constructed, or whose shapes are inferred: eager
+// calls infer none.
+template <typename Context>
+absl::Status CheckMovableType(Context* ctx) {
+  tensorflow::DataType dtype = tensorflow::DT_INVALID;
+  absl::Status status = ctx->GetAttr("T", &dtype);
+  return status.ok() ? CheckMovable(dtype) : status;
+}
+
+// A shape that is known in part, from a graph; InvalidArgument if it is none.
+template <typename Context>
+absl::Status ReadShape(Context* ctx, tensorflow::PartialTensorShape* shape) {
+  tensorflow::TensorShapeProto proto;
+  absl::Status status = ctx->GetAttr("shape", &proto);
+  if (!status.ok()) return status;
+  return tensorflow::PartialTensorShape::BuildPartialTensorShape(proto, shape);
+}
+
 // Whether a MemOpPrefetch with these attributes can give back what `handle` names.
 inline absl::Status CheckPrefetch(const TicketHandle& handle, tensorflow::DataType dtype,
                                   const tensorflow::PartialTensorShape& shape) {

@@ -101,6 +101,8 @@ class Timeline:
         turn: the position of the last forward op.
         base: bytes alive all the time.
         updates: positions of the ops between a weight's gradient and its update.
+        unordered: positions of the ops that no control edge may go to (see `roles.unordered`): no move begins or ends
+            at one of these, for the chain that orders moves does not go through them.
     """
 
     steps: tuple[Step, ...]
@@ -108,6 +110,7 @@ class Timeline:
     turn: int
     base: int = 0
     updates: frozenset[int] = frozenset()
+    unordered: frozenset[int] = frozenset()
 
     @cached_property
     def workspace(self) -> npt.NDArray[np.int64]:
@@ -152,16 +155,36 @@ class Timeline:
         """The most bytes in use at any position when nothing moves."""
         return int(self.usage.max(initial=self.base))
 
+    def before(self, position: int) -> int:
+        """The last position up to `position` that can be put into an order; -1 if there is none."""
+        return self._neighbours[0][position]
+
+    def after(self, position: int) -> int:
+        """The first position from `position` on that can be put into an order; `len(steps)` if there is none."""
+        return self._neighbours[1][position]
+
+    @cached_property
+    def _neighbours(self) -> tuple[list[int], list[int]]:
+        before, after = [], [len(self.steps)]
+        for position in range(len(self.steps)):
+            before.append(position if position not in self.unordered else before[-1] if before else -1)
+        for position in reversed(range(len(self.steps))):
+            after.append(position if position not in self.unordered else after[-1])
+        return before, after[::-1]
+
     def gaps(self) -> list[Gap]:
-        """Every gap of every movable buffer, in schedule order of the use that ends it."""
+        """Every gap of every movable buffer, in schedule order of the use that ends it.
+
+        A use that cannot be ordered counts as one up to the next op that can, and from the one before it on: when it
+        runs between these two is the runtime's choice.
+        """
         found = []
         for index, buffer in enumerate(self.buffers):
             if buffer.movable:
-                found += [
-                    Gap(index, last, following)
-                    for last, following in pairwise((buffer.start, *buffer.uses))
-                    if following - last > 1
-                ]
+                for use, following in pairwise((buffer.start, *buffer.uses)):
+                    gap = Gap(index, self.after(use + 1) - 1, self.before(following))
+                    if gap.distance > 0 and self.before(use) >= 0:
+                        found.append(gap)
         return sorted(found, key=lambda gap: (gap.next, gap.last))
 
     def crosses_turn(self, gap: Gap) -> bool:

@@ -7,14 +7,15 @@ One chain of control edges runs through the MemOps and through every op whose me
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from graph_passes.analysis.liveness import read_across
 from graph_passes.analysis.simulate import Move
 from graph_passes.analysis.timeline import Timeline
+from graph_passes.errors import GraphError
 from graph_passes.ir import AttrValue, DataType, Editor, Graph, Shape, TensorId
+from graph_passes.offload.check import faults
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.offload.plan import OffloadPlan
 from graph_passes.ops import is_update
@@ -37,13 +38,20 @@ class Probing:
 
 class _Applier:
     def __init__(
-        self, graph: Graph, editor: Editor, timeline: Timeline, plan: OffloadPlan, options: OffloadOptions
+        self,
+        graph: Graph,
+        editor: Editor,
+        timeline: Timeline,
+        plan: OffloadPlan,
+        options: OffloadOptions,
+        spill_key: str,
     ) -> None:
         self.graph = graph
         self.editor = editor
         self.timeline = timeline
         self.plan = plan
         self.options = options
+        self.spill_key = spill_key
         self.position = {step.node: index for index, step in enumerate(timeline.steps)}
         self.previous: str | None = None
         self.in_order = frozenset(plan.ordered)
@@ -74,7 +82,7 @@ class _Applier:
                 "T": self.dtype(moved),
                 "mechanism": self.options.mechanism,
                 "label": str(moved),
-                "spill_directory": self.options.spill_directory,
+                "spill_key": self.spill_key,
                 "spill_budget": self.options.spill_budget,
                 "host_budget": self.options.host_budget,
             },
@@ -121,13 +129,13 @@ class _Applier:
         events: dict[int, list[tuple[int, int]]] = {}
         for index, move in enumerate(self.plan.moves):
             if move.remade:
-                events.setdefault(self.in_chain(move.next), []).append((2, index))
+                events.setdefault(move.next, []).append((2, index))
                 continue
             for kind, position in enumerate((move.release, move.prefetch, move.next, move.copy_after)):
-                events.setdefault(self.in_chain(position), []).append((kind, index))
+                events.setdefault(position, []).append((kind, index))
         filled: dict[int, list[int]] = {}
         for filling in self.plan.fillings:
-            filled.setdefault(self.in_chain(filling.position), []).append(filling.nbytes)
+            filled.setdefault(filling.position, []).append(filling.nbytes)
         before = (self.release, self.prefetch, self.arrive)
         for position in self.plan.ordered:
             due = sorted(events.get(position, ()))
@@ -168,11 +176,6 @@ class _Applier:
             f"{filling.node}/Emptied", "Identity", [filling], {"T": DataType("uint8")}, "", control
         )
 
-    def in_chain(self, position: int) -> int:
-        """The first ordered position from `position` on: what is due at an op outside the chain waits until there."""
-        ordered = self.plan.ordered
-        return ordered[min(bisect_left(ordered, position), len(ordered) - 1)]
-
     def probe(self, probing: Probing, index: int) -> None:
         attrs: dict[str, AttrValue] = {"run": probing.run, "index": index}
         control = [self.previous] if self.previous else []
@@ -211,6 +214,7 @@ def apply_offload(
     plan: OffloadPlan,
     options: OffloadOptions,
     probing: Probing | None = None,
+    spill_key: str = "",
 ) -> None:
     """Insert the MemOps of `plan`.
 
@@ -221,8 +225,16 @@ def apply_offload(
         plan: what to do.
         options: mechanism and spill settings, which become attributes of the MemOps.
         probing: put probes behind the ordered ops.
+        spill_key: what stands for `options.spill_directory`: a graph goes anywhere, and names no directory.
+
+    Raises:
+        GraphError: the plan is none for this step; nothing was edited.
     """
-    _Applier(graph, editor, timeline, plan, options).run(probing)
+    found = faults(timeline, plan)
+    if found:
+        more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+        raise GraphError(f"the plan cannot be put into the graph: {found[0]}{more}; please report this")
+    _Applier(graph, editor, timeline, plan, options, spill_key).run(probing)
 
 
 def updates_to_hold(graph: Graph, position: Mapping[str, int], ordered: Sequence[int]) -> list[str]:

@@ -8,7 +8,7 @@ as memory allows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -30,7 +30,7 @@ def tight(timeline: Timeline, gap: Gap, options: OffloadOptions) -> Move:
             if use <= gap.last and copy_after - use <= 1:
                 copy_after = use
         copy_after = max([copy_after, *(position for position in buffer.written if position <= gap.last)])
-    return Move(gap.buffer, gap.last, copy_after, gap.last + 1, gap.next, gap.next)
+    return Move(gap.buffer, gap.last, timeline.before(copy_after), gap.last + 1, gap.next, gap.next)
 
 
 def one_layer_ahead(timeline: Timeline, gap: Gap, layers: Sequence[int]) -> Move:
@@ -38,7 +38,19 @@ def one_layer_ahead(timeline: Timeline, gap: Gap, layers: Sequence[int]) -> Move
     # The k-th layer from the turn runs backward at about the mirror image of its forward position.
     ahead = [2 * timeline.turn - layer for layer in layers]
     prefetch = max((p for p in ahead if gap.last + 1 < p <= gap.next), default=gap.next)
-    return Move(gap.buffer, gap.last, gap.last, gap.last + 1, prefetch, gap.next)
+    return Move(gap.buffer, gap.last, timeline.before(gap.last), gap.last + 1, prefetch, gap.next)
+
+
+def in_order(timeline: Timeline, moves: Iterable[Move]) -> list[Move]:
+    """Moves as they are put into the graph: at ops that can be ordered, and sorted, for that decides who is allocated
+    first at one position. A tensor leaves sooner for it, and comes back later: it never takes more memory."""
+    found = [
+        move
+        if move.remade
+        else replace(move, release=timeline.before(move.release), prefetch=timeline.after(move.prefetch))
+        for move in moves
+    ]
+    return sorted(found, key=lambda move: (move.release, move.prefetch))
 
 
 def place(

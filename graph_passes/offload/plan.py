@@ -23,8 +23,8 @@ from graph_passes.analysis.simulate import Filling, Link, Move, Outcome, simulat
 from graph_passes.analysis.timeline import Gap, Timeline
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.offload.options import OffloadOptions
-from graph_passes.offload.placement import one_layer_ahead, place, tight
-from graph_passes.offload.repair import in_order, repaired
+from graph_passes.offload.placement import in_order, one_layer_ahead, place, tight
+from graph_passes.offload.repair import repaired
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,6 @@ def plan_offload(
     layers: Sequence[int] = (),
     convolution_inputs: Collection[int] = (),
     timed: bool = False,
-    unordered: Collection[int] = (),
     widest: bool = False,
     unmoved: bool = False,
     copied: bool = False,
@@ -98,7 +97,6 @@ def plan_offload(
         layers: positions of the forward ops that multiply with a weight, ascending.
         convolution_inputs: indices of buffers that a forward convolution reads (for `vdnn_conv`).
         timed: whether the timeline's run times were measured.
-        unordered: positions that no order may be put on (see `roles.unordered`).
         widest: move every tensor of size that waits across the turn, for its whole gap, whatever that stalls: a step
             with memory to spare, in which cuDNN is free to choose. If that is not enough, every candidate.
         unmoved: move nothing, whatever the budget: a step that is short of workspace alone still runs.
@@ -120,7 +118,7 @@ def plan_offload(
     )
     fits = before.peak <= budget and not widest
     if unmoved or (fits and (room is None or first_failure(timeline, (), room) is None)):
-        return OffloadPlan((), budget, 0, before, before, link, _ordered(timeline, (), budget, unordered), left_alone)
+        return OffloadPlan((), budget, 0, before, before, link, chained(timeline, (), budget), left_alone)
 
     candidates = _candidates(timeline, options, layers, convolution_inputs, budget if relax else None)
     if widest:
@@ -143,27 +141,29 @@ def plan_offload(
         moves, fillings = repaired(timeline, build, chosen, budget, room)
     else:
         moves = build(())
-    moves = in_order(moves)
+    moves = in_order(timeline, moves)
     after = simulate(timeline, moves, link)
     if after.peak > budget and not widest:
         raise _infeasible(timeline, after.peak, after.peak_at, budget, f"under policy {options.policy}")
     if fillings:
         after = simulate(timeline, moves, link, fillings)
-    ordered = _ordered(timeline, moves, budget, unordered)
+    ordered = chained(timeline, moves, budget, fillings)
     return OffloadPlan(tuple(moves), budget, threshold, before, after, link, ordered, left_alone, fillings)
 
 
-def _ordered(timeline: Timeline, moves: Sequence[Move], budget: int, unordered: Collection[int]) -> tuple[int, ...]:
+def chained(
+    timeline: Timeline, moves: Sequence[Move], budget: int, fillings: Sequence[Filling] = ()
+) -> tuple[int, ...]:
     """Positions whose order decides the peak: TensorFlow allocates and frees in the order in which ops are enqueued."""
     smallest = min(SMALL, budget >> 16)  # 64,000 of these fill the budget; no step keeps so many
-    chained: set[int] = set()
+    found = {filling.position for filling in fillings}
     for buffer in timeline.buffers:
         if buffer.nbytes >= smallest:
-            chained.update((buffer.start, *buffer.uses))
+            found.update((buffer.start, *buffer.uses))
     for move in moves:
         buffer = timeline.buffers[move.buffer]
-        chained.update((move.copy_after, move.release, move.prefetch, buffer.start, *buffer.uses))
-    return tuple(sorted(chained.difference(unordered)))
+        found.update((move.copy_after, move.release, move.prefetch, move.next, buffer.start, *buffer.uses))
+    return tuple(sorted(found.difference(timeline.unordered)))
 
 
 def reuse_distance_for(timeline: Timeline, layers: Sequence[int]) -> int:

@@ -16,6 +16,7 @@ from graph_passes.analysis.allocator import rounded
 from graph_passes.analysis.fragmentation import SMALL, Failure, Held, Room, first_failure, replay
 from graph_passes.analysis.simulate import Filling, Move, usage_under
 from graph_passes.analysis.timeline import Gap, Timeline
+from graph_passes.offload.placement import in_order
 
 SHORT = 1 << 13  # ops of a step whose replay takes milliseconds: there `PATIENCE` times as much is tried
 PATIENCE = 4
@@ -43,9 +44,9 @@ class Repairs:
     sooner: Mapping[Gap, int] = field(default_factory=dict)
     fillings: tuple[Filling, ...] = ()
 
-    def moves(self, build: Build) -> list[Move]:
+    def moves(self, timeline: Timeline, build: Build) -> list[Move]:
         """The moves with these repairs."""
-        return in_order(self._mended(move) for move in build(tuple(self.islands)))
+        return in_order(timeline, map(self._mended, build(tuple(self.islands))))
 
     def _mended(self, move: Move) -> Move:
         if move.remade:
@@ -55,11 +56,6 @@ class Repairs:
         if move.gap in self.sooner:
             move = replace(move, prefetch=max(move.release, min(move.prefetch, self.sooner[move.gap])))
         return move
-
-
-def in_order(moves: Iterator[Move] | Sequence[Move]) -> list[Move]:
-    """As they are put into the graph: it decides who is allocated first at one position."""
-    return sorted(moves, key=lambda move: (move.release, move.prefetch))
 
 
 def repaired(
@@ -77,7 +73,7 @@ def repaired(
     # where not all can be had, tensors come before workspace
     done = _Mender(timeline, build, chosen, budget, room, set()).mended(Repairs())
     done = _Mender(timeline, build, chosen, budget, room, set(range(len(timeline.steps)))).mended(done)
-    return done.moves(build), done.fillings
+    return done.moves(timeline, build), done.fillings
 
 
 class _State(NamedTuple):
@@ -119,7 +115,7 @@ class _Mender:
 
     def replayed(self, done: Repairs) -> _State | None:
         """None: the step runs through."""
-        moves = done.moves(self.build)
+        moves = done.moves(self.timeline, self.build)
         failure, held = replay(self.timeline, moves, self.room, done.fillings, excused=self.excused)
         return failure and _State(done, moves, failure, held)
 
@@ -128,7 +124,7 @@ class _Mender:
         reached, best = state.failure, None
         candidates = chain(self.cleared(state), self.without_islands(state), self.brought_sooner(state))
         for candidate in islice(candidates, TRIES * self.patience):
-            moves, fillings = candidate.moves(self.build), candidate.fillings
+            moves, fillings = candidate.moves(self.timeline, self.build), candidate.fillings
             further = first_failure(self.timeline, moves, self.room, fillings, excused=self.excused)
             if further is None:
                 return candidate
@@ -174,6 +170,8 @@ class _Mender:
         """One filling more, of at most `left` bytes with those at its position, so that `item` lies elsewhere: at the
         end of its chunk, before it the op's workspace if need be, or in another chunk; that first if `away`."""
         position, chunk = item.filling
+        if position in self.timeline.unordered:  # nothing can be taken right before it
+            return None
         workspace = int(self.room.spare * self.timeline.steps[position].workspace)
         end = chunk - rounded(self.timeline.buffers[item.buffer].nbytes)
         ends = (end, end - rounded(workspace)) if workspace > 0 else (end,)

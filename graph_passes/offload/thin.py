@@ -13,8 +13,8 @@ from functools import lru_cache
 from graph_passes.analysis.fragmentation import Room, first_failure, without_workspace
 from graph_passes.analysis.simulate import Move, duration, simulate
 from graph_passes.analysis.timeline import Timeline
-from graph_passes.offload.plan import OffloadPlan
-from graph_passes.offload.repair import in_order
+from graph_passes.offload.placement import in_order
+from graph_passes.offload.plan import OffloadPlan, chained
 
 TRIES = 512  # changes that are replayed, at most
 SOONER = (64, 32, 16, 8, 4, 2, 1)  # ops by which a copy back may begin sooner, or a release come later
@@ -57,9 +57,10 @@ def thinned(timeline: Timeline, plan: OffloadPlan, room: Room) -> OffloadPlan:
                 continue
             for changed in changes(current):
                 moves = [one for one in best if one is not current] + ([changed] if changed else [])
-                if better(in_order(moves)):
+                if better(in_order(timeline, moves)):
                     break
-    return replace(plan, moves=tuple(best), after=after)
+    ordered = chained(timeline, best, plan.budget, plan.fillings)
+    return replace(plan, moves=tuple(best), after=after, ordered=ordered)
 
 
 def _left(move: Move) -> Iterator[Move | None]:

@@ -214,14 +214,15 @@ class _Loops:
             for index, tensor in enumerate(copy[backward].inputs):
                 if tensor.node == name:
                     copy.rewire(backward, index, inputs[tensor.index])
+        # Before it is asked what is idle: where no loss reads its own value, a stack serves the gradient alone.
+        readers = [copy.insert(f"{old.node}/reader", "Identity", [old], {}) for old in given]
         idle = {
             use.node
             for tensor in copy.tensors(copy[name])
             for use in copy.uses(tensor)
-            if not is_needed(copy, use.node, (), self.keep)
+            if not is_needed(copy, use.node, (), {*self.keep, *readers})
         }
         copy.remove(_with_readers(copy, idle))
-        readers = [copy.insert(f"{old.node}/reader", "Identity", [old], {}) for old in given]
         return copy, readers
 
     def given(self, pair: Pair) -> list[tuple[TensorId, TensorId]]:

@@ -235,11 +235,13 @@ class Unmatched:
         name: its node.
         carrier: the kind of that node.
         reason: what was found that a cell cannot express, with the op's name.
+        traceback: of a fault inside tfmem; empty where it stays for a reason.
     """
 
     name: str
     carrier: str
     reason: str
+    traceback: str = ""
 
 
 @dataclass(frozen=True)

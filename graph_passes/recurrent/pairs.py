@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from graph_passes.ir import Graph, TensorId
+from graph_passes.recurrent.faults import attempt
 from graph_passes.recurrent.hoist import Names
-from graph_passes.recurrent.match import Launch, Match, NewNode, reads
+from graph_passes.recurrent.match import Launch, Match, NewNode, Unmatched, reads
 from graph_passes.recurrent.swap import Swap
 
 
-def paired(graph: Graph, swaps: Sequence[Swap], names: Names) -> Iterator[Match]:
-    """The matches of `swaps`, bidirectional ones joined."""
+def paired(graph: Graph, swaps: Sequence[Swap], names: Names, unmatched: list[Unmatched]) -> list[Match]:
+    """The matches of `swaps`, bidirectional ones joined; one that cannot even be looked at is added to `unmatched`."""
     waiting = list(swaps)
+    matches: list[Match] = []
     while waiting:
         swap = waiting.pop(0)
-        partner = next((other for other in waiting if _fit(graph, swap, other)), None)
-        if partner is None:
-            yield swap.match
-            continue
-        waiting.remove(partner)
-        forward, backward = sorted(
-            (swap.match, partner.match), key=lambda match: match.launches[0].directions[0].reverse
-        )
-        yield _joined(forward, backward, names)
+        with attempt(unmatched, swap.match.name, swap.match.carrier):
+            partner = next((other for other in waiting if _fit(graph, swap, other)), None)
+            if partner is None:
+                matches.append(swap.match)
+                continue
+            forward, backward = sorted(
+                (swap.match, partner.match), key=lambda match: match.launches[0].directions[0].reverse
+            )
+            matches.append(_joined(forward, backward, names))
+            waiting.remove(partner)
+    return matches
 
 
 def _fit(graph: Graph, one: Swap, other: Swap) -> bool:

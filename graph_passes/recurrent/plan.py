@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 from graph_passes.ir import Graph
+from graph_passes.recurrent.faults import attempt
 from graph_passes.recurrent.hoist import Names
-from graph_passes.recurrent.loops import Loop, Unreadable, functional_loops, loops_out_of_reach, lowered_loops
+from graph_passes.recurrent.loops import functional_loops, loops_out_of_reach, lowered_loops
 from graph_passes.recurrent.match import RecurrentPlan, Unmatched
 from graph_passes.recurrent.pairs import paired
 from graph_passes.recurrent.swap import Swap, read_loop
@@ -22,23 +23,19 @@ def plan_recurrent(graph: Graph, keep: Collection[str] = ()) -> RecurrentPlan:
     names = Names(graph)
     swaps: list[Swap] = []
     unmatched: list[Unmatched] = []
-    for loop in _loops(graph):
-        try:
-            swaps.append(read_loop(graph, loop, names, keep))
-        except Unreadable as reason:
-            unmatched.append(Unmatched(loop.name, loop.carrier, str(reason)))
+    for kind, loops in (("loop", functional_loops), ("lowered loop", lowered_loops)):
+        with attempt(unmatched, f"every {kind} from here on", kind):
+            for loop in loops(graph):
+                with attempt(unmatched, loop.name, loop.carrier):
+                    swaps.append(read_loop(graph, loop, names, keep))
     for node, inner in loops_out_of_reach(graph):
         where = f"'{inner.name}' ({inner.op}) is in a function that it calls"
         unmatched.append(Unmatched(node.name, node.op, where + _why(node.op)))
-    return RecurrentPlan(tuple(paired(graph, swaps, names)), tuple(unmatched))
+    matches = paired(graph, swaps, names, unmatched)
+    return RecurrentPlan(tuple(matches), tuple(unmatched))
 
 
 def _why(op: str) -> str:
     if op in ("If", "StatelessIf"):
         return ", and whether it runs is decided by data"
     return "; the call could not be brought to the top level"
-
-
-def _loops(graph: Graph) -> Iterator[Loop]:
-    yield from functional_loops(graph)
-    yield from lowered_loops(graph)

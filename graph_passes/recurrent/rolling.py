@@ -2,39 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from graph_passes.ir import DataType, Function, Graph, Literal, Node, TensorId, TensorSpec, integer
+from graph_passes.recurrent.faults import attempt
 from graph_passes.recurrent.hoist import copied
+from graph_passes.recurrent.match import Unmatched
 from graph_passes.recurrent.unrolled import Search, Unrolled
 
 _INT, _LIST, _BOOL = TensorSpec("int32", 4, ()), TensorSpec("variant", 0, ()), TensorSpec("bool", 1, ())
 
 
-def roll_up(graph: Graph, keep: Collection[str] = (), skip: Collection[str] = ()) -> tuple[Graph, frozenset[str]]:
-    """A graph with loops in place of what was unrolled, and their names; `graph` itself where there is nothing.
+@dataclass(frozen=True)
+class Rolled:
+    """What `roll_up` made.
+
+    Attributes:
+        graph: with loops in place of what was unrolled; the graph that was given where there is nothing.
+        loops: for each loop, by its name, the nodes that it stands for.
+        unmatched: steps that stay because of a fault.
+    """
+
+    graph: Graph
+    loops: Mapping[str, frozenset[str]]
+    unmatched: tuple[Unmatched, ...]
+
+
+def roll_up(graph: Graph, keep: Collection[str] = (), skip: Collection[str] = ()) -> Rolled:
+    """Make loops of what was unrolled.
 
     Args:
         graph: the graph; not changed.
         keep: names of nodes that are fetched.
         skip: loops, named in an earlier result, that are to stay unrolled.
     """
-    names: set[str] = set()
+    loops: dict[str, frozenset[str]] = {}
+    unmatched: list[Unmatched] = []
     for node in list(graph):
         name = f"{node.name}/rolled"
         if node.op != "Unpack" or node.outputs < 2 or name in skip or node.name not in graph.nodes:
             continue
         for backwards in (False, True):
-            found = Search(graph, node, backwards).find(keep)
-            if found is not None:
-                graph = _Roller(graph, found, name).graph()
-                names.add(name)
-                break
-    return graph, frozenset(names)
+            with attempt(unmatched, node.name, "unrolled"):
+                found = Search(graph, node, backwards).find(keep)
+                if found is not None:
+                    graph = _Roller(graph, found, name).graph()
+                    loops[name] = frozenset(step for chain in found.chains for step in chain)
+                    break
+    return Rolled(graph, loops, tuple(dict.fromkeys(unmatched)))
 
 
 @dataclass

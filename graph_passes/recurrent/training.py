@@ -16,6 +16,7 @@ from custom_ops.errors import CellError
 from graph_passes.errors import GraphError
 from graph_passes.ir import DataType, Graph, TensorId
 from graph_passes.recurrent.cudnn import CUDNN, match_cudnn, swap_cudnn
+from graph_passes.recurrent.faults import attempt
 from graph_passes.recurrent.halves import Half, cudnn_half, cudnn_pairs, loop_half
 from graph_passes.recurrent.hoist import Names
 from graph_passes.recurrent.loop_pairs import gradient_loops
@@ -24,6 +25,7 @@ from graph_passes.recurrent.match import Direction, Launch, Match, NewNode, Recu
 from graph_passes.recurrent.needs import dead_readers, inputs_of
 from graph_passes.recurrent.pairs import paired
 from graph_passes.recurrent.plan import plan_recurrent
+from graph_passes.recurrent.swap import Swap
 from graph_passes.recurrent.zeros import without_zeros
 
 # How new nodes are differentiated: graph, nodes, (result, its gradient) ..., inputs, what these stand for, a prefix
@@ -60,19 +62,26 @@ def plan_whole(graph: Graph, keep: Collection[str], gradients: Gradients) -> Rec
     training = plan_training(graph, keep, gradients)
     inference = plan_recurrent(graph, keep)
     names = Names(graph)
-    found = [
-        match_cudnn(graph, node.name, keep) for node in graph if node.op in CUDNN and node.name not in training.nodes
+    unmatched = [
+        *training.plan.unmatched,
+        *(loop for loop in inference.unmatched if loop.name not in training.nodes),
     ]
+    swaps: list[Swap] = []
+    for node in graph:
+        if node.op in CUDNN and node.name not in training.nodes:
+            with attempt(unmatched, node.name, node.op):
+                match = match_cudnn(graph, node.name, keep)
+                if isinstance(match, Unmatched):
+                    unmatched.append(match)
+                else:
+                    swaps.append(swap_cudnn(graph, match))
     untrained = [match for match in inference.matches if not training.nodes & set(match.removed)]
-    untrained += paired(graph, [swap_cudnn(graph, match) for match in found if isinstance(match, Match)], names)
-    return RecurrentPlan(
-        (*training.plan.matches, *(without_zeros(graph, match, names) for match in untrained)),
-        (
-            *training.plan.unmatched,
-            *(loop for loop in inference.unmatched if loop.name not in training.nodes),
-            *(reason for reason in found if isinstance(reason, Unmatched)),
-        ),
-    )
+    untrained += paired(graph, swaps, names, unmatched)
+    matches = list(training.plan.matches)
+    for match in untrained:
+        with attempt(unmatched, match.name, match.carrier):
+            matches.append(without_zeros(graph, match, names))
+    return RecurrentPlan(tuple(matches), tuple(unmatched))
 
 
 def plan_training(graph: Graph, keep: Collection[str], gradients: Gradients) -> Training:
@@ -84,11 +93,13 @@ def plan_training(graph: Graph, keep: Collection[str], gradients: Gradients) -> 
         gradients: see `Gradients`.
     """
     groups: dict[str, list[str]] = {}
-    for forward, backward in [*gradient_loops(graph), *cudnn_pairs(graph)]:
-        groups.setdefault(forward, []).append(backward)
-    inner = {backward for backwards in groups.values() for backward in backwards}
     names, halves, matches = Names(graph), dict[str, Half](), list[Match]()
     unmatched: list[Unmatched] = []
+    for kind, pairs in (("loop", gradient_loops), ("CudnnRNN", cudnn_pairs)):
+        with attempt(unmatched, f"every {kind} with its gradient from here on", kind):
+            for forward, backward in pairs(graph):
+                groups.setdefault(forward, []).append(backward)
+    inner = {backward for backwards in groups.values() for backward in backwards}
 
     def carrier(forward: str) -> str:
         return f"{graph[forward].op} and its gradient"
@@ -98,18 +109,14 @@ def plan_training(graph: Graph, keep: Collection[str], gradients: Gradients) -> 
             unmatched.append(Unmatched(forward, carrier(forward), "the gradient of its gradient is taken too"))
             continue
         read = loop_half if (forward, "body") in graph.functions else cudnn_half
-        try:
+        with attempt(unmatched, forward, carrier(forward)):
             halves[forward] = read(graph, forward, backwards, names, keep)
-        except Unreadable as reason:
-            unmatched.append(Unmatched(forward, carrier(forward), str(reason)))
-    for match in paired(graph, [half.swap for half in halves.values()], names):
+    for match in paired(graph, [half.swap for half in halves.values()], names, unmatched):
         parts = [half for half in halves.values() if half.forward in match.removed]
         kind = carrier(parts[0].forward)
-        try:
+        with attempt(unmatched, match.name, kind, GraphError, CellError):
             whole = _Whole(graph, keep, match, parts, gradients).match()
             matches.append(replace(whole, carrier=kind))
-        except (Unreadable, GraphError, CellError) as error:
-            unmatched.append(Unmatched(match.name, kind, str(error)))
     found = frozenset({*groups, *inner})
     return Training(RecurrentPlan(tuple(matches), tuple(unmatched)), found)
 

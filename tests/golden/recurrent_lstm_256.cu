@@ -182,6 +182,6 @@ return sum;
 }
 extern "C" __global__ void __launch_bounds__(256, 1)
 tfmem_recurrent(const __grid_constant__ tfmem::Parameters<14> parameters) {
-extern __shared__ float4 memory[];
+TFMEM_DYNAMIC_SHARED(float4, memory);
 tfmem::sweep<tfmem::Cell, tfmem::Plan>(parameters, reinterpret_cast<char*>(memory));
 }

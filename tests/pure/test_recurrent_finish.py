@@ -69,7 +69,7 @@ def test_directions_whose_sequences_lie_otherwise_are_not_joined() -> None:
     def launches(batch_major: bool) -> int:
         ahead, back = launch("ahead"), replace(launch("back", reverse=True), batch_major=batch_major)
         swaps = [Swap(match_of(each, name=each.name), 5, frozenset({2})) for each in (ahead, back)]
-        return len(list(paired(graph(), swaps, Names(graph()))))
+        return len(paired(graph(), swaps, Names(graph()), []))
 
     assert launches(batch_major=False) == 1
     assert launches(batch_major=True) == 2

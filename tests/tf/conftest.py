@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -17,11 +16,11 @@ import tensorflow as tf
 from custom_ops import build_flags
 from custom_ops.load import Counters, Library, load
 from graph_passes.errors import InfeasibleBudgetError
+from tests.tf import native_programs
 
 IMAGES = np.random.default_rng(0).normal(size=(16, 32, 32, 2)).astype("float32")
 LABELS = np.arange(16) % 5
 KIB = 1 << 10
-HERE = Path(__file__).parent
 
 
 class Net(NamedTuple):
@@ -121,29 +120,14 @@ def fixture_smallest() -> Callable[[Callable[[int], Any]], int]:
 
 @pytest.fixture(name="on_fake_driver")
 def fixture_on_fake_driver(tmp_path: Path) -> Callable[[str, Sequence[str]], None]:
-    """Runs a C++ program of this folder with parts of the op library, on the fake CUDA driver: no GPU needed, only g++.
-
-    In this folder because the parts' errors are absl's, which TensorFlow's library holds.
-    """
+    """Runs a C++ program of this folder with parts of the op library, on the fake CUDA driver."""
     if shutil.which(build_flags.compiler()) is None:
         pytest.skip("needs a C++ compiler")
 
     def run(program: str, parts: Sequence[str]) -> None:
-        sources = [build_flags.PACKAGE / "ops" / f"{part}.cc" for part in parts]
-        sources.append(HERE / f"{program}.cc")
-        objects = [tmp_path / f"{source.stem}.o" for source in sources]
-        for source, target in zip(sources, objects, strict=True):
-            command = build_flags.compile_command(source, target)
-            subprocess.run([*command, f"-I{HERE}", "-O1"], check=True)
-        driver = tmp_path / "libcuda.so.1"  # found by dlopen through LD_LIBRARY_PATH
-        fake = str(HERE / "fake_cuda.cc")
-        shared = ["-shared", "-fPIC", "-O1", "-std=c++17", "-Wl,-soname,libcuda.so.1"]
-        subprocess.run([build_flags.compiler(), *shared, fake, "-o", str(driver)], check=True)
-        binary = tmp_path / program
-        link = [flag for flag in build_flags.link_command(objects, binary) if flag != "-shared"]
-        subprocess.run([*link, str(driver)], check=True)
-        libraries = os.pathsep.join([str(tmp_path), tf.sysconfig.get_lib()])
-        environment = {**os.environ, "LD_LIBRARY_PATH": libraries}
+        native_programs.build_fake_driver(tmp_path)
+        binary = native_programs.build(program, parts, tmp_path)
+        environment = native_programs.environment(tmp_path)
         result = subprocess.run(
             [str(binary)], env=environment, capture_output=True, text=True, check=False, timeout=120
         )

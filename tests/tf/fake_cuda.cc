@@ -43,6 +43,10 @@ void NeedsContext() {
   if (world().context_depth == 0) ++world().violations.no_context;
 }
 
+constexpr int kOutOfMemory = 2;
+constexpr int kNotReady = 600;
+constexpr int kUnknown = 999;
+
 bool Passed(FakeEvent* event) { return event->mark == nullptr || *event->mark; }
 
 }  // namespace
@@ -73,6 +77,13 @@ bool FakeRunOne() {
     }
   }
   return false;
+}
+
+bool FakeIdle(void* stream) { return Stream(stream)->tasks.empty(); }
+
+FakeFailures& fake_failures() {
+  static FakeFailures instance;
+  return instance;
 }
 
 void FakeSeed(unsigned seed) { world().random.seed(seed); }
@@ -126,14 +137,29 @@ int cuStreamCreate(void** stream, unsigned) { return NeedsContext(), *stream = F
 int cuStreamDestroy_v2(void* stream) { return world().streams.erase(Stream(stream)), 0; }
 int cuStreamWaitEvent(void* stream, void* event, unsigned) {
   NeedsContext();
+  if (fake_failures().stream_wait_event.Due()) return kUnknown;
   if (Mark mark = Event(event)->mark) Stream(stream)->tasks.push_back([mark] { return *mark; });
   return 0;
 }
-int cuStreamSynchronize(void*) { return ++world().violations.host_waits, 0; }
+int cuStreamSynchronize(void* stream) {
+  ++world().violations.host_waits;
+  if (fake_failures().stream_synchronize.Due()) return kUnknown;
+  while (!FakeIdle(stream)) {
+    if (!FakeRunOne()) return kNotReady;
+  }
+  return 0;
+}
+int cuCtxSynchronize() {
+  NeedsContext();
+  while (FakeRunOne()) {
+  }
+  return 0;
+}
 int cuEventCreate(void** event, unsigned) { return NeedsContext(), *event = new FakeEvent, 0; }
 int cuEventDestroy_v2(void* event) { return delete Event(event), 0; }
 int cuEventRecord(void* event, void* stream) {
   NeedsContext();
+  if (fake_failures().event_record.Due()) return kUnknown;
   auto mark = std::make_shared<bool>(false);
   Event(event)->mark = mark;
   FakeLaunch(stream, [mark] { *mark = true; });
@@ -179,11 +205,15 @@ int cuDeviceGetAttribute(int* value, int attribute, int) {
   return 0;
 }
 int cuModuleLoadData(void** module, const void* image) {
+  if (fake_failures().module_load.Due()) return kOutOfMemory;
   ++fake_modules().loaded;
   return NeedsContext(), *module = new std::string(static_cast<const char*>(image)), 0;
 }
 int cuModuleUnload(void* module) {
   ++fake_modules().unloaded;
+  for (FakeStream* stream : world().streams) {
+    if (!stream->tasks.empty()) ++fake_modules().unloaded_while_busy;
+  }
   return NeedsContext(), delete static_cast<std::string*>(module), 0;
 }
 int cuModuleGetFunction(void** function, void*, const char* name) {

@@ -14,6 +14,26 @@ void FakeLaunch(void* stream, std::function<void()> kernel);
 // Runs the head of a random stream that can go on; false if there is none.
 bool FakeRunOne();
 void FakeSeed(unsigned seed);
+// Whether all that was enqueued on it has run.
+bool FakeIdle(void* stream);
+
+// Which calls of a function fail: `times` of them after `after` good ones.
+struct FakeFailure {
+  int after = 0;
+  int times = 0;
+
+  bool Due() {
+    if (times == 0 || after-- > 0) return false;
+    return after = 0, times-- > 0;
+  }
+};
+struct FakeFailures {
+  FakeFailure event_record;
+  FakeFailure stream_wait_event;
+  FakeFailure stream_synchronize;
+  FakeFailure module_load;  // with "out of memory"
+};
+FakeFailures& fake_failures();
 
 struct FakeViolations {
   int no_context = 0;  // calls that need a current context and had none
@@ -49,6 +69,7 @@ std::vector<FakeKernelLaunch>& fake_launches();
 struct FakeModules {
   int loaded = 0;
   int unloaded = 0;
+  int unloaded_while_busy = 0;  // while a stream had something to run
   int largest_shared = 0;       // that a kernel asked for
   bool large_clusters = false;  // whether a kernel asked for
 };

@@ -11,9 +11,13 @@ from tfmem.capture.function import capture_concrete, restore_concrete
 from tfmem.capture.grappler import run_grappler
 from tfmem.capture.keras_model import (
     install,
-    jit_compile,
-    original_step,
-    original_train_function,
+    is_installed,
+    joined,
+    keras_function,
+    makes_its_own,
+    require_trainable,
+    steps_per_execution,
+    to_tensors,
 )
 
 X = np.random.default_rng(0).normal(size=(22, 8, 8, 1)).astype("float32")
@@ -21,10 +25,10 @@ Y = np.arange(22) % 3
 
 
 class Rewriter:
-    """A step that traces once per batch structure, as the package's own does."""
+    """A step whose traces are captured and restored, whether or not there is anything to change."""
 
     def __init__(self, step):
-        self.function = tf.function(step, autograph=False)
+        self.function = step
         self.functions = {}
         self.steps = 0
 
@@ -65,14 +69,16 @@ def compiled(library, **kw):
 
 
 def installed(model):
-    steps = []
+    step = Rewriter(keras_function(model, "train").step)
 
-    def make_step(step):
-        steps.append(Rewriter(step))
-        return steps[-1]
+    def train_function(iterator):
+        for _ in range(steps_per_execution(model)):
+            logs = step(to_tensors(next(iterator)))
+        return logs
 
-    assert install(model, make_step) is model
-    return steps[0]
+    install(model, "train", train_function)
+    assert is_installed(model, "train", train_function)
+    return step
 
 
 def fit(model, **kw):
@@ -214,31 +220,67 @@ def test_sample_weights_and_a_custom_step():
 
 
 @pytest.mark.parametrize("library", [keras, tf_keras])
-def test_keras_own_step_and_recompilation(library):
+def test_what_keras_makes_and_recompilation(library):
     model = compiled(library)
     step = installed(model)
     mine = model.train_function
-    own = original_train_function(model)
+    made = keras_function(model, "train")
     assert model.train_function is mine
-    assert own is not mine
-    logs = own(iter(tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)))
-    assert "loss" in logs
+    assert made.own is not mine
+    assert made.compiled is None
+    assert "loss" in made.own(iter(tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)))
     assert step.steps == 0
-    batch = (tf.constant(X[:8]), tf.constant(Y[:8]))
     before = model.get_weights()[0]
-    assert "loss" in original_step(model)(batch)
+    assert "loss" in made.step((tf.constant(X[:8]), tf.constant(Y[:8])))
     assert not np.array_equal(before, model.get_weights()[0])
-    assert jit_compile(model) is False
     model.compile(optimizer="sgd", loss="sparse_categorical_crossentropy", jit_compile=False)
     fit(model)
     assert step.steps == 0
 
 
+def test_keras_own_step_is_its_own_trace():
+    """The trace that Keras's function of iterators calls is the one that the step has for their elements."""
+    model = compiled(keras)
+    made = keras_function(model, "train")
+    made.own(iter(tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)))
+    count = made.step.experimental_get_tracing_count()
+    spec = tf.TensorSpec([None, 8, 8, 1]), tf.TensorSpec([None], tf.int64)
+    assert made.step.get_concrete_function(spec).inputs[0].shape[0] is None
+    assert made.step.experimental_get_tracing_count() == count
+
+
+@pytest.mark.parametrize("library", [keras, tf_keras])
+def test_with_xla_there_are_two(library):
+    made = keras_function(compiled(library, jit_compile=True), "train")
+    assert made.compiled is not made.step
+    assert made.compiled._jit_compile
+    assert not made.step._jit_compile
+
+
+@pytest.mark.parametrize("library", [keras, tf_keras])
+def test_functions_of_the_users_own_are_known(library):
+    class Own(library.Model):
+        def make_test_function(self, force=False):
+            self.test_function = lambda iterator: {}
+
+    assert makes_its_own(Own(), "test")
+    assert not makes_its_own(Own(), "train")
+
+
+def test_predictions_are_joined():
+    parts = [{"a": tf.ones([2, 3]), "b": tf.constant(1.0)}, {"a": tf.zeros([1, 3]), "b": tf.constant(2.0)}]
+    assert joined(parts)["a"].shape == (3, 3)
+    assert joined(parts)["b"].numpy().tolist() == [1, 2]
+    sparse = [tf.sparse.from_dense(part["a"]) for part in parts]
+    assert joined(sparse).dense_shape.numpy().tolist() == [3, 3]
+    assert joined(parts[:1]) is parts[0]
+
+
 @pytest.mark.parametrize("library", [keras, tf_keras])
 def test_models_that_cannot_be_taken(library):
     with pytest.raises(GraphError, match="not compiled"):
-        install(network(library), lambda step: step)
+        require_trainable(network(library))
     with pytest.raises(GraphError, match="run_eagerly"):
-        install(compiled(library, run_eagerly=True), lambda step: step)
+        require_trainable(compiled(library, run_eagerly=True))
     with pytest.raises(GraphError, match="not a Keras model"):
-        install(object(), lambda step: step)
+        require_trainable(object())

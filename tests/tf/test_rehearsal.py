@@ -18,7 +18,7 @@ from tfmem.rehearsal import can_rehearse, without_updates
 PROGRAM = r"""
 import dataclasses, json, sys
 import numpy as np, tensorflow as tf
-import tfmem, tfmem.api, tfmem.step as steps
+import tfmem, tfmem.api, tfmem.stages as stages, tfmem.step as steps
 from custom_ops.load import Library, load
 from graph_passes.analysis.fragmentation import Room
 from graph_passes.analysis.simulate import Link
@@ -35,8 +35,8 @@ def fail(*given):
     return sampled(*given)
 
 steps.sampled = fail
-steps.find_room = lambda engine, timeline, budget: Room.guess(1 << 30, timeline.base)  # a CPU's is not in one piece
-steps.SURELY_FITS = 0  # the CPU's kernels take far more than is estimated
+stages.find_room = lambda engine, timeline, budget: Room.guess(1 << 30, timeline.base)  # a CPU's is not in one piece
+stages.SURELY_FITS = 0  # the CPU's kernels take far more than is estimated
 Target.is_gpu = property(lambda self: True)
 Library.probes = lambda self, run: [dataclasses.replace(row, device_ns=row.host_ns) for row in probes(self, run)]
 tfmem.api.measured_link = lambda *given: Link(1e9, 1e9)

@@ -33,6 +33,22 @@ READERS = frozenset(
     }
 )
 
+# Their state is their own: TensorFlow does not run one whose numbers nobody reads, either.
+RANDOM = frozenset(
+    {
+        "Multinomial",
+        "ParameterizedTruncatedNormal",
+        "RandomGamma",
+        "RandomPoisson",
+        "RandomPoissonV2",
+        "RandomShuffle",
+        "RandomStandardNormal",
+        "RandomUniform",
+        "RandomUniformInt",
+        "TruncatedNormal",
+    }
+)
+
 
 @dataclass(frozen=True)
 class Captured:
@@ -76,7 +92,7 @@ def op_name(tensor_name: str) -> str:
 
 def side_effects(operations: Iterable[tf.Operation]) -> list[str]:
     """Names of the ops that do more than compute a result from their inputs."""
-    return [op.name for op in operations if is_stateful(op.type) and op.type not in READERS]
+    return [op.name for op in operations if is_stateful(op.type) and op.type not in READERS | RANDOM]
 
 
 def is_stateful(op_type: str) -> bool:

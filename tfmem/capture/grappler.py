@@ -20,22 +20,18 @@ from tensorflow.core.framework.node_def_pb2 import NodeDef
 from tensorflow.core.protobuf import device_properties_pb2, meta_graph_pb2, rewriter_config_pb2
 from tensorflow.core.protobuf.config_pb2 import ConfigProto
 from tensorflow.python.eager import context
-from tensorflow.python.framework import kernels
 from tensorflow.python.grappler import cluster as grappler_cluster
 from tensorflow.python.grappler import tf_optimizer
 
 from tfmem.capture.captured import Captured, op_definition, op_name, unique
 from tfmem.capture.inline import inline_calls
+from tfmem.capture.prepare import prepare, restore
 
 # Attributes of a function that keep its body as it is. `_noinline`: a caller's Grappler, and the
 # lowering of calls when a function is instantiated, leave the call alone. `_tf_data_function`: a
 # session's Grappler, which otherwise optimises the whole library, skips the body
 # (meta_optimizer.cc, "Skip tf.data functions").
 NO_GRAPPLER = {"_noinline": True, "_tf_data_function": True}
-
-# While and If carry this mark; Grappler would turn marked ones into frames of Switch and Merge,
-# which are cycles.
-_LOWER = "_lower_using_switch_merge"
 
 # The runtime lowers these after Grappler. To wait for a lowered one means to wait for its side
 # effects, not for the loops its inputs come from; the dependency optimizer, which drops implied
@@ -155,13 +151,8 @@ def _rewrite(
     keep: tuple[str, ...],
     device: str,
 ) -> GraphDef:
-    prepared = GraphDef()
-    prepared.CopyFrom(graph_def)
-    _make_arguments(prepared, captured.feeds)
-    lowered = _hide_lowering(prepared)
     device_name = f"/job:localhost/replica:0/task:0/device:{device}:0"
-    placed = _place(prepared, device, device_name)
-
+    prepared, told = prepare(graph_def, captured.feeds, device, device_name)
     cluster = grappler_cluster.Cluster(devices=[_properties(device, device_name)])
     try:
         result = tf_optimizer.OptimizeGraph(
@@ -172,7 +163,7 @@ def _rewrite(
         return graph_def
     finally:
         cluster.Shutdown()
-    _restore(result, graph_def, captured.feeds, lowered, placed, device_name)
+    restore(result, graph_def, captured.feeds, told)
     return result
 
 
@@ -181,78 +172,6 @@ def _meta_graph(graph_def: GraphDef, keep: tuple[str, ...]) -> meta_graph_pb2.Me
     meta_graph = meta_graph_pb2.MetaGraphDef(graph_def=graph_def)
     meta_graph.collection_def["train_op"].node_list.value.extend(keep)
     return meta_graph
-
-
-def _make_arguments(graph_def: GraphDef, feeds: tuple[str, ...]) -> None:
-    """Turn the feeds into function arguments, as in the graphs that the runtime gives to Grappler.
-
-    For a placeholder it would allocate a tensor of its shape; and an argument knows the shapes of a
-    captured variable.
-    """
-    index = {op_name(name): place for place, name in enumerate(feeds)}
-    for node in graph_def.node:
-        if node.name not in index or node.op != "Placeholder":
-            continue
-        shape = node.attr["shape"].shape
-        dtype = node.attr["dtype"].type
-        kept = {key: node.attr[key] for key in ("_handle_dtypes", "_handle_shapes") if key in node.attr}
-        argument = NodeDef(name=node.name, op="_Arg", device=node.device, input=node.input)
-        argument.attr["T"].type = dtype
-        argument.attr["index"].i = index[node.name]
-        for key, value in kept.items():
-            argument.attr[key].CopyFrom(value)
-        if dtype != tf.resource.as_datatype_enum:
-            argument.attr["_output_shapes"].list.shape.append(shape)
-        node.CopyFrom(argument)
-
-
-def _hide_lowering(graph_def: GraphDef) -> dict[str, bool]:
-    marks = {}
-    for node in graph_def.node:
-        if _LOWER in node.attr:
-            marks[node.name] = node.attr[_LOWER].b
-            del node.attr[_LOWER]
-    return marks
-
-
-def _place(graph_def: GraphDef, device: str, device_name: str) -> set[str]:
-    """Write a device on ops that have none: the optimizers skip such ops. Returns the ops it was
-    written on.
-    """
-    known: dict[str, str] = {}
-    placed = set()
-    for node in graph_def.node:
-        if node.device:
-            continue
-        if node.op not in known:
-            types = {kernel.device_type for kernel in kernels.get_registered_kernels_for_op(node.op).kernel}
-            supported = device == "CPU" or not types or bool(types & {device, "DEFAULT"})
-            known[node.op] = device_name if supported else device_name.replace(device, "CPU")
-        node.device = known[node.op]
-        placed.add(node.name)
-    return placed
-
-
-def _restore(
-    result: GraphDef,
-    source: GraphDef,
-    feeds: tuple[str, ...],
-    lowered: dict[str, bool],
-    placed: set[str],
-    device_name: str,
-) -> None:
-    """Take back what was only for Grappler, and put back the feeds as they were, read or not."""
-    names = {node.name for node in source.node}
-    for node in result.node:
-        if node.name in placed or (node.name not in names and node.device == device_name):
-            node.device = ""
-        if node.name in lowered:
-            node.attr[_LOWER].b = lowered[node.name]
-    fed = {op_name(name) for name in feeds}
-    kept = [node for node in result.node if node.name not in fed]
-    placeholders = [node for node in source.node if node.name in fed]
-    del result.node[:]
-    result.node.extend([*placeholders, *kept])
 
 
 def _properties(device: str, device_name: str) -> device_properties_pb2.NamedDevice:

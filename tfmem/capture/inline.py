@@ -7,7 +7,7 @@ Rules:
 
     call:0, call:1 ...     become the tensors that the body returns
     ^call                  becomes a NoOp of the same name that waits for the body's stateful ops,
-    reads included
+    reads included, random ones not
     body op "op"           is called "call/op"; a stateful one waits for what the call waited for
     body op's device       is the call's where it has none
 
@@ -25,7 +25,7 @@ from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 from graph_passes.errors import GraphError
-from tfmem.capture.captured import is_stateful, op_definition, op_name
+from tfmem.capture.captured import RANDOM, is_stateful, op_definition, op_name
 
 CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 FRAMES = frozenset({"Enter", "RefEnter", "Switch", "RefSwitch"})
@@ -122,7 +122,7 @@ class _Inliner:
             )
             yield gate
             waits = [f"^{gate.name}"]
-        stateful = []
+        running = []
         for original in function.node_def:
             node = NodeDef()
             node.CopyFrom(original)
@@ -130,14 +130,14 @@ class _Inliner:
             node.device = original.device or call.device
             inputs = [_rename_input(name, tensors, names, arguments) for name in original.input]
             if self.is_stateful(original):
-                stateful.append(node.name)
+                running += [node.name] if original.op not in RANDOM else []
                 inputs += [name for name in waits if name not in inputs]
             node.input[:] = inputs
             _rename_colocation(node, names)
             yield from self.expand(node, callers)
 
         returned = [tensors[function.ret[result.name]] for result in function.signature.output_arg]
-        done = [names[name] for name in function.control_ret.values()] + stateful
+        done = [names[name] for name in function.control_ret.values()] + running
         end = NodeDef(name=call.name, op="NoOp", device=call.device)
         if call.name in self.fetched and returned:
             end.op = "IdentityN"

@@ -1,103 +1,53 @@
-"""Puts a step of one's own under `model.fit`, for Keras 3 (TensorFlow backend) and tf_keras.
+"""What Keras 3 (TensorFlow backend) and tf_keras run under `fit`, `evaluate` and `predict`, and how it is replaced.
 
-`Model.fit` and `Model.train_on_batch` call `model.train_function(iterator)`, which Keras makes only
-where it is None. `install` sets that attribute of the user's model and changes nothing else.
-`model.compile` sets it back to None: compile first, then optimise; a model compiled again trains as
-Keras trains it.
+`Model.fit` and `Model.train_on_batch` call `model.train_function(iterator)`, which Keras makes only where it is None;
+`test_function` and `predict_function` likewise. `install` sets those attributes of the user's model and changes nothing
+else. `model.compile` sets them back to None: compile first, then optimise; a model compiled again runs as Keras has it.
+
+Which trace a step gets is Keras's choice, and it shows in the numbers: a loss tracker of Keras 3 weights only batches
+of known size. So the step is the `tf.function` that Keras makes itself, where it makes one of a single batch: Keras 3
+holds it in the closure of its train function. Elsewhere it is written here as Keras has it. Relies on that closure, on
+`Model.make_*_function`, tf_keras's step counters, and on autograph's status (as tf_keras's layers do).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.autograph.core import ag_ctx
 
 from graph_passes.errors import GraphError
 
-Step = Callable[[Any], Any]
+FUNCTIONS = ("train", "test", "predict")
+
+
+@dataclass(frozen=True)
+class KerasFunction:
+    """One of the three functions of a model.
+
+    Attributes:
+        name: "train", "test" or "predict".
+        own: what Keras would call.
+        whole: `own`, if it is a `tf.function` that computes the step by itself; else it calls `step`.
+        step: the `tf.function` of one batch, without XLA.
+        compiled: the same with XLA, if Keras would compile it.
+    """
+
+    name: str
+    own: Callable[[Any], Any]
+    whole: Any
+    step: Any
+    compiled: Any
 
 
 def is_keras_model(model: object) -> bool:
     """Whether `model` is a model of Keras 3 or of tf_keras; imports neither."""
     return _keras_of(model) is not None
-
-
-def install(model: Any, make_step: Callable[[Step], Step]) -> Any:
-    """Train `model` with the step that `make_step` builds.
-
-    Args:
-        model: a compiled model.
-        make_step: takes Keras's step (batch -> logs, a Python function to be traced) and returns
-            what runs in its place, called eagerly with batches: nested tensors, with None where
-            there is no target or weight.
-
-    Returns:
-        The same model. Callbacks, validation, `steps_per_execution`, loss scaling and clipping are
-        Keras's own still.
-
-    Raises:
-        GraphError: not a Keras model, not compiled, compiled with `run_eagerly`, or under a
-        distribution strategy.
-    """
-    keras = _check(model)
-    step = make_step(_python_step(model, keras))
-
-    def train_function(iterator: Iterator[Any]) -> Any:
-        logs = step(_to_tensors(next(iterator)))  # StopIteration ends the epoch
-        for _ in range(_steps_per_execution(model, keras) - 1):
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                break
-            logs = step(_to_tensors(batch))
-        return logs
-
-    model.train_function = train_function
-    return model
-
-
-def install_inference(model: Any, make_step: Callable[[Step, Step], Step]) -> Any:
-    """Predict, and evaluate if the model is compiled, with the steps that `make_step` builds.
-
-    Args:
-        model: a model, compiled or not.
-        make_step: takes Keras's step (batch -> outputs or logs, a Python function to be traced) and the same step as
-            Keras runs it; returns what runs in its place, called eagerly with batches.
-
-    Returns:
-        The same model. `model.compile` takes back what was installed; `model(x)` runs as Keras runs it.
-    """
-    keras = _keras_of(model)
-    counter = "_predict_counter" if keras == "tf_keras" else ""
-    predict = make_step(_python_method(model.predict_step), _traced(model, model.predict_step))
-
-    def predict_function(data: Any) -> Any:
-        batches = list(data) if keras == "keras" else [next(data)]
-        outputs = [predict(_to_tensors(batch)) for batch in batches]
-        if counter:
-            getattr(model, counter).assign_add(1)
-        if len(outputs) == 1:
-            return outputs[0]
-        return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *outputs)
-
-    model.predict_function = predict_function
-    if is_compiled(model):
-        test = make_step(_python_method(model.test_step), _traced(model, model.test_step))
-
-        def test_function(iterator: Iterator[Any]) -> Any:
-            logs = test(_to_tensors(next(iterator)))
-            for _ in range(_steps_per_execution(model, str(keras)) - 1):
-                try:
-                    batch = next(iterator)
-                except StopIteration:
-                    break
-                logs = test(_to_tensors(batch))
-            return logs
-
-        model.test_function = test_function
-    return model
 
 
 def is_compiled(model: Any) -> bool:
@@ -106,60 +56,21 @@ def is_compiled(model: Any) -> bool:
     return bool(model.compiled if keras == "keras" else model._is_compiled) and model.optimizer is not None
 
 
-def _python_method(method: Step) -> Step:
-    @tf.autograph.experimental.do_not_convert
-    def step(batch: Any) -> Any:
-        return method(batch)
-
-    return step
+def makes_its_own(model: Any, name: str) -> bool:
+    """Whether the user's class says what the function is: it need not run the model's step at all."""
+    made_by: str = getattr(type(model), f"make_{name}_function").__module__
+    return made_by.partition(".")[0] not in ("keras", "tf_keras")
 
 
-def _traced(model: Any, method: Step) -> Step:
-    return tf.function(_python_method(method), jit_compile=jit_compile(model), reduce_retracing=True)
-
-
-def original_train_function(model: Any) -> Callable[[Iterator[Any]], Any]:
-    """The train function that Keras would have made, XLA included where it is on; what is installed
-    stays installed.
-
-    Raises:
-        GraphError: see `install`.
+def require_trainable(model: Any) -> None:
     """
-    _check(model)
-    installed = model.train_function
-    try:
-        model.make_train_function(force=True)
-        return model.train_function
-    finally:
-        model.train_function = installed
-
-
-def original_step(model: Any) -> Step:
-    """Keras's own step (batch -> logs), traced, with XLA where Keras uses it."""
-    keras = _check(model)
-    return tf.function(_python_step(model, keras), jit_compile=jit_compile(model), reduce_retracing=True)
-
-
-def jit_compile(model: Any) -> bool:
-    """Whether Keras would compile the step with XLA (Keras 3 decides so by itself on GPUs)."""
-    return bool(getattr(model, "jit_compile", False))
-
-
-def _keras_of(model: object) -> str | None:
-    """The package that the model's class comes from: "keras", "tf_keras" or None."""
-    for base in type(model).__mro__:
-        package = base.__module__.partition(".")[0]
-        if base.__name__ == "Model" and package in ("keras", "tf_keras"):
-            return package
-    return None
-
-
-def _check(model: Any) -> str:
+    Raises:
+        GraphError: not a Keras model, not compiled, compiled with `run_eagerly`, or under a distribution strategy.
+    """
     keras = _keras_of(model)
     if keras is None:
         raise GraphError(f"{type(model).__name__} is not a Keras model; pass a keras.Model or a tf_keras.Model")
-    compiled = model.compiled if keras == "keras" else model._is_compiled
-    if not compiled or model.optimizer is None:
+    if not is_compiled(model):
         raise GraphError(f"model '{model.name}' is not compiled; call model.compile(...) before optimising it")
     if model.run_eagerly:
         raise GraphError(f"model '{model.name}' runs eagerly and has no graph; compile it with run_eagerly=False")
@@ -173,35 +84,115 @@ def _check(model: Any) -> str:
             f"model '{model.name}' trains under {type(strategy).__name__} with "
             f"{strategy.num_replicas_in_sync} replicas; only the default strategy is supported"
         )
-    return keras
 
 
-def _python_step(model: Any, keras: str) -> Step:
-    @tf.autograph.experimental.do_not_convert
-    def step(batch: Any) -> Any:
-        logs = model.train_step(batch)
-        if keras == "tf_keras":
-            model._train_counter.assign_add(1)  # summaries and callbacks count steps by it
-        return logs
+def keras_function(model: Any, name: str) -> KerasFunction:
+    """The model's function as Keras makes it; what is installed stays installed."""
+    own = _made(model, name)
+    step = tf.function(_as_keras(model, name), reduce_retracing=_keras_of(model) == "keras")
+    if bool(getattr(model, "jit_compile", False)):
+        compiled = _single_step(own) or tf.function(_as_keras(model, name), jit_compile=True, reduce_retracing=True)
+        return KerasFunction(name, own, None, step, compiled)
+    single = _single_step(own)
+    if single is not None:
+        return KerasFunction(name, own, None, single, None)
+    return KerasFunction(name, own, own if hasattr(own, "get_concrete_function") else None, step, None)
 
-    return step
+
+def install(model: Any, name: str, function: Callable[[Any], Any]) -> None:
+    """Let `function` run in place of Keras's; it is called with an iterator, for "predict" of Keras 3 with a list."""
+    setattr(model, f"{name}_function", function)
 
 
-def _steps_per_execution(model: Any, keras: str) -> int:
-    if keras == "keras":
-        return model.steps_per_execution
+def is_installed(model: Any, name: str, function: Callable[[Any], Any]) -> bool:
+    """Whether `function` is what the model calls by now."""
+    return getattr(model, f"{name}_function", None) is function
+
+
+def steps_per_execution(model: Any) -> int:
+    """How many batches one call of a function takes."""
+    if _keras_of(model) == "keras":
+        return int(model.steps_per_execution)
     steps = model._steps_per_execution
     return 1 if steps is None else int(steps.numpy())
 
 
-def _to_tensors(batch: Any) -> Any:
-    """Arrays become tensors, as in a call of a `tf.function`; an Optional of a data set means that
-    nothing is there.
-    """
+def stops_short(model: Any) -> bool:
+    """Whether a call that finds fewer batches than `steps_per_execution` ends with `StopIteration`, its steps done."""
+    return _keras_of(model) == "tf_keras"
+
+
+def has_recurrent_layers(model: Any) -> bool:
+    """Whether one of Keras's recurrent layers is in the model; there may be others."""
+    return any(base.__name__ == "RNN" for layer in model._flatten_layers() for base in type(layer).__mro__)
+
+
+def joined(outputs: Sequence[Any]) -> Any:
+    """What Keras's predict function returns for the outputs of several batches."""
+
+    def concatenated(*parts: Any) -> Any:
+        if isinstance(parts[0], tf.SparseTensor):
+            return tf.sparse.concat(0, list(parts))
+        return tf.stack(parts) if parts[0].shape.rank == 0 else tf.concat(parts, 0)
+
+    return outputs[0] if len(outputs) == 1 else tf.nest.map_structure(concatenated, *outputs)
+
+
+def to_tensors(batch: Any) -> Any:
+    """Arrays become tensors, as in a call of a `tf.function`; an Optional of a data set means that nothing is there."""
 
     def convert(item: Any) -> Any:
-        if isinstance(item, tf.experimental.Optional):
+        if isinstance(item, tf.experimental.Optional | tf.OptionalSpec):
             return None
         return tf.convert_to_tensor(item) if isinstance(item, np.ndarray | np.generic) else item
 
     return tf.nest.map_structure(convert, batch)
+
+
+def _keras_of(model: object) -> str | None:
+    """The package that the model's class comes from: "keras", "tf_keras" or None."""
+    for base in type(model).__mro__:
+        package = base.__module__.partition(".")[0]
+        if base.__name__ == "Model" and package in ("keras", "tf_keras"):
+            return package
+    return None
+
+
+def _made(model: Any, name: str) -> Callable[[Any], Any]:
+    attribute = f"{name}_function"
+    installed = getattr(model, attribute)
+    try:
+        getattr(model, f"make_{attribute}")(force=True)
+        made: Callable[[Any], Any] = getattr(model, attribute)
+        return made
+    finally:
+        setattr(model, attribute, installed)
+
+
+def _single_step(own: Callable[[Any], Any]) -> Any:
+    """The `tf.function` of one batch in the closure of a function of Keras 3, or None."""
+    held = inspect.getclosurevars(own).nonlocals.get("one_step_on_data") if inspect.isfunction(own) else None
+    step = getattr(held, "__wrapped__", None)
+    return step if hasattr(step, "get_concrete_function") else None
+
+
+def _as_keras(model: Any, name: str) -> Callable[[Any], Any]:
+    """The step of one batch, as Keras's function runs it."""
+    if _keras_of(model) == "keras":
+
+        def run_step(data: Any) -> Any:
+            return getattr(model, f"{name}_step")(data)  # looked up when traced, as Keras does it
+
+    else:
+
+        def run_step(data: Any) -> Any:
+            with ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED):  # layers convert their `call` where this is so
+                outputs = getattr(model, f"{name}_step")(data)
+            getattr(model, f"_{name}_counter").assign_add(1)  # summaries and callbacks count steps by it
+            return outputs
+
+    @tf.autograph.experimental.do_not_convert
+    def step(data: Any) -> Any:
+        return model.distribute_strategy.run(run_step, args=(data,))
+
+    return step

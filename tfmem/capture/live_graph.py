@@ -7,7 +7,8 @@ Relies on private TensorFlow API: `Operation._update_input`, `_add_control_input
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import tensorflow as tf
 from tensorflow.python.client import session as sessions
@@ -64,6 +65,22 @@ class LiveEditor:
         _refuse_if_in_use(graph)
         self._graph = graph
         self._order = AcyclicOrder((op.name, _predecessors(op)) for op in graph.get_operations())
+        self._undo: list[Callable[[], None]] = []
+
+    @contextmanager
+    def undone_on_error(self) -> Iterator[None]:
+        """If what happens inside fails, the edges are again as they were. Inserted ops stay, read by nobody: TensorFlow
+        cannot take an op out of a graph.
+        """
+        self._undo = []
+        try:
+            yield
+        except Exception:
+            for undo in reversed(self._undo):
+                undo()
+            raise
+        finally:
+            self._undo = []
 
     def insert(
         self,
@@ -113,6 +130,7 @@ class LiveEditor:
         if old.op.name in _predecessors(reader):
             self._order.remove_edge(old.op.name, node)
         reader._update_input(index, tensor)
+        self._undo.append(lambda: self.rewire(node, index, TensorId(old.op.name, old.value_index)))
 
     def add_control(self, node: str, after: str) -> None:
         """See `Editor.add_control`.
@@ -125,6 +143,7 @@ class LiveEditor:
             return
         self._order.add_edge(after, node)
         waiting._add_control_input(first)
+        self._undo.append(lambda: self.remove_control(node, after))
 
     def remove_control(self, node: str, after: str) -> None:
         """See `Editor.remove_control`.
@@ -138,6 +157,7 @@ class LiveEditor:
             waiting._remove_all_control_inputs()
             waiting._add_control_inputs(kept)
             self._order.remove_edge(after, node)
+            self._undo.append(lambda: self.add_control(node, after))
 
     def _operation(self, name: str) -> tf.Operation:
         try:

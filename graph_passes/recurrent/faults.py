@@ -1,0 +1,70 @@
+"""Whatever goes wrong over one recurrence costs that one alone: it stays as it was, and the report says why."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from graph_passes.ir import Graph
+from graph_passes.recurrent.apply import apply_recurrent
+from graph_passes.recurrent.loops import Unreadable
+from graph_passes.recurrent.match import RecurrentPlan, Unmatched
+from graph_passes.verify import verify_graph
+
+
+@contextmanager
+def attempt(unmatched: list[Unmatched], name: str, carrier: str, *reasons: type[Exception]) -> Iterator[None]:
+    """What is done about one recurrence: if it fails, the recurrence is added to `unmatched`.
+
+    Args:
+        unmatched: the recurrences that stay.
+        name: the recurrence.
+        carrier: its kind.
+        reasons: errors that are reasons, as `Unreadable` is; all others are faults of tfmem's own.
+    """
+    try:
+        yield
+    except (Unreadable, *reasons) as reason:
+        unmatched.append(Unmatched(name, carrier, str(reason)))
+    except Exception as error:  # whatever it is, the user's function runs without this swap
+        unmatched.append(fault(name, carrier, error))
+
+
+def fault(name: str, carrier: str, error: Exception) -> Unmatched:
+    """What the report says of a recurrence that stays because tfmem failed."""
+    reason = f"a fault inside tfmem, please report it: {type(error).__name__}: {error}"
+    return Unmatched(name, carrier, reason, "".join(traceback.format_exception(error)))
+
+
+def carried_out(
+    plan: RecurrentPlan, graph: Graph, check: Callable[[Graph], object] = verify_graph
+) -> tuple[RecurrentPlan, Graph]:
+    """A copy of `graph` with what of `plan` can be applied to it, and that.
+
+    Args:
+        plan: made of `graph`.
+        graph: not changed.
+        check: raises if an edited graph is not sound.
+    """
+    whole: list[Unmatched] = []
+    with attempt(whole, "every recurrence", "all of the graph"):
+        return plan, _edited(plan, graph, check)
+    unmatched: list[Unmatched] = []
+    sound = []
+    for match in plan.matches:
+        with attempt(unmatched, match.name, match.carrier):
+            _edited(replace(plan, matches=(match,)), graph, check)
+            sound.append(match)
+    if not unmatched:  # each alone can be applied, and all together cannot
+        return replace(plan, matches=(), unmatched=(*plan.unmatched, *whole)), graph.copy()
+    rest = replace(plan, matches=tuple(sound), unmatched=(*plan.unmatched, *unmatched))
+    return carried_out(rest, graph, check)
+
+
+def _edited(plan: RecurrentPlan, graph: Graph, check: Callable[[Graph], object]) -> Graph:
+    edited = graph.copy()
+    apply_recurrent(plan, edited)
+    check(edited)
+    return edited

@@ -1,0 +1,191 @@
+"""The CUDA driver's functions that `custom_ops.jit` calls, with kernels that run on the CPU.
+
+`compile_source` takes the place of NVRTC and makes shared objects with g++; `Driver` takes the place of
+`cuda.bindings.driver`. Device memory is the host's. Launches run at once, whatever the stream.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from custom_ops import build_flags
+from custom_ops.errors import KernelError
+from custom_ops.jit.device import Device
+from custom_ops.jit.nvrtc import KERNELS
+
+HERE = Path(__file__).parent
+PROCESSORS = 132
+UNWRITTEN = 0x7FEA0000  # see threads.cc
+FLAGS = ("-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", "-w", "-DTFMEM_ON_CPU")
+
+
+class Compiler:
+    """g++, for kernels; what was compiled is kept in a folder.
+
+    Args:
+        folder: where objects are kept.
+        kernels: the templates.
+    """
+
+    def __init__(self, folder: Path, kernels: Path = KERNELS) -> None:
+        self._folder, self._kernels = folder, kernels
+        self._threads = folder / "threads.o"
+        command = [build_flags.compiler(), "-std=c++17", "-O2", "-fPIC", "-c", str(HERE / "threads.cc")]
+        subprocess.run([*command, "-o", str(self._threads)], check=True)
+
+    def __call__(self, source: str, arch: int, features: str = "") -> bytes:
+        """As `nvrtc.compile_source`; the code is the path of a shared object."""
+        entries = re.findall(r'extern "C" __global__ void [^;{]*?(\w+)\(const __grid_constant__', source)
+        calls = "".join(f"ON_CPU_ENTRY({entry})\n" for entry in entries)
+        text = f'#include "ptx_on_cpu.h"\n#include "entry.h"\n{source}\n{calls}'
+        place = self._folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
+        if not place.exists():
+            unit = place.with_suffix(".cc")
+            unit.write_text(text)
+            command = [build_flags.compiler(), *FLAGS, f"-I{HERE}", f"-I{self._kernels}", str(unit), str(self._threads)]
+            done = subprocess.run([*command, "-o", str(place)], capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise KernelError(f"g++ rejects a kernel:\n{done.stderr[:4000]}")
+        return os.fsencode(place)
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("cluster", ctypes.c_uint),
+        ("cooperative", ctypes.c_bool),
+        ("shared", ctypes.c_uint),
+        ("seed", ctypes.c_uint64),
+    )
+
+
+class _Enumeration:
+    """Any of the driver's: a name stands for itself."""
+
+    CUDA_SUCCESS = 0
+
+    def __getattr__(self, name: str) -> str:
+        return name
+
+
+_ANSWERS = {
+    "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR": 9,
+    "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR": 0,
+    "CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT": PROCESSORS,
+}
+
+
+class Driver:
+    """What `custom_ops.jit` uses of `cuda.bindings.driver`.
+
+    Attributes:
+        seed: of the order in which threads run.
+    """
+
+    CUresult = CUdevice_attribute = CUfunction_attribute = CUlaunchAttributeID = CUstreamCaptureMode = _Enumeration()
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+        self._memory: dict[int, Any] = {}
+        self._libraries: dict[bytes, Any] = {}
+
+    def CUlaunchConfig(self) -> Any:  # noqa: N802 - the driver's own name
+        return SimpleNamespace(attrs=[], hStream=0)
+
+    def CUlaunchAttribute(self) -> Any:  # noqa: N802
+        return SimpleNamespace(id="", value=SimpleNamespace(clusterDim=SimpleNamespace(), cooperative=0))
+
+    def __getattr__(self, name: str) -> Callable[..., tuple[Any, ...]]:
+        if not name.startswith("cu"):
+            raise AttributeError(name)
+        return lambda *_: (0, 0)  # contexts, streams and attributes that mean nothing here
+
+    def cuDeviceGetAttribute(self, name: str, device: int) -> tuple[int, int]:  # noqa: N802
+        return 0, _ANSWERS[name]
+
+    def cuDeviceGetName(self, size: int, device: int) -> tuple[int, bytes]:  # noqa: N802
+        return 0, b"CPU"
+
+    def cuGetErrorString(self, result: Any) -> tuple[int, bytes]:  # noqa: N802
+        return 0, str(result).encode()
+
+    def cuMemAlloc(self, size: int) -> tuple[int, int]:  # noqa: N802
+        block = np.full(size + 256, 0xFF, np.uint8)
+        place = -(-block.ctypes.data // 256) * 256
+        self._memory[place] = block
+        return 0, place
+
+    def cuMemFree(self, place: int) -> tuple[int]:  # noqa: N802
+        del self._memory[place]
+        return (0,)
+
+    def cuMemcpyHtoDAsync(self, to: int, source: int, size: int, stream: int) -> tuple[int]:  # noqa: N802
+        ctypes.memmove(to, source, size)
+        return (0,)
+
+    def cuMemcpyDtoH(self, to: int, source: int, size: int) -> tuple[int]:  # noqa: N802
+        ctypes.memmove(to, source, size)
+        return (0,)
+
+    def cuMemsetD8Async(self, to: int, byte: int, size: int, stream: int) -> tuple[int]:  # noqa: N802
+        ctypes.memset(to, byte, size)
+        return (0,)
+
+    def cuModuleLoadData(self, image: bytes) -> tuple[int, Any]:  # noqa: N802
+        if image not in self._libraries:
+            self._libraries[image] = ctypes.CDLL(os.fsdecode(image))
+        return 0, self._libraries[image]
+
+    def cuModuleGetFunction(self, module: Any, name: bytes) -> tuple[int, Any]:  # noqa: N802
+        function = getattr(module, f"run_{name.decode()}")
+        function.restype = ctypes.c_char_p
+        return 0, function
+
+    def cuOccupancyMaxActiveClusters(self, kernel: Any, config: Any) -> tuple[int, int]:  # noqa: N802
+        return 0, PROCESSORS // _cluster(config)
+
+    def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, *_: Any) -> tuple[int, int]:  # noqa: N802
+        return 0, 1
+
+    def cuLaunchKernelEx(self, config: Any, kernel: Any, parameters: int, extra: int) -> tuple[Any]:  # noqa: N802
+        launch = _Launch(
+            grid=(config.gridDimX, config.gridDimY, config.gridDimZ),
+            block=(config.blockDimX, config.blockDimY, config.blockDimZ),
+            cluster=_cluster(config),
+            cooperative=any(attribute.value.cooperative for attribute in config.attrs),
+            shared=config.sharedMemBytes,
+            seed=self.seed,
+        )
+        (parameter,) = (ctypes.c_void_p * 1).from_address(parameters)
+        error = kernel(ctypes.byref(launch), ctypes.c_void_p(parameter))
+        return (error.decode() or 0,)
+
+
+def _cluster(config: Any) -> int:
+    return next((a.value.clusterDim.x for a in config.attrs if hasattr(a.value.clusterDim, "x")), 1)
+
+
+class CpuDevice(Device):
+    """A `Device` whose kernels run on the CPU."""
+
+    def download(self, place: int, array: Any) -> Any:
+        """As a device's; numbers that came from shared memory which nobody had written are an error."""
+        found = super().download(place, array)
+        if found.dtype == np.float32:
+            bits = np.ascontiguousarray(found).view(np.uint32) & 0x7FFFFFFF
+            strange = bits[(bits & 0xFFFF0000) == UNWRITTEN]
+            if strange.size:
+                words = sorted({int(word) & 0xFFFF for word in strange})[:8]
+                raise AssertionError(f"{strange.size} results come from words of shared memory nobody wrote: {words}")
+        return found

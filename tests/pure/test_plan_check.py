@@ -1,0 +1,197 @@
+"""Plans as data: what is planned can be carried out in the order of the chain, whatever ops the chain leaves out."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graph_passes import pipeline
+from graph_passes.analysis.fragmentation import Room
+from graph_passes.analysis.simulate import Filling, Link
+from graph_passes.analysis.timeline import Buffer, Gap, Step, Timeline
+from graph_passes.cost.device import load
+from graph_passes.cost.model import Roofline
+from graph_passes.errors import GraphError, InfeasibleBudgetError, NoGradientError
+from graph_passes.ir import Graph, Node, TensorId, TensorSpec
+from graph_passes.offload.apply import apply_offload
+from graph_passes.offload.check import faults
+from graph_passes.offload.options import OffloadOptions
+from graph_passes.offload.plan import plan_offload
+from graph_passes.offload.thin import thinned
+
+UNIT_LINK = Link(1.0, 1.0)
+SLOW_LINK = Link(0.01, 0.01)  # anything is made again faster than it is copied
+
+
+def waits(unordered: frozenset[int] = frozenset()) -> Timeline:
+    """a is made at 0, read at 1 and 2, and read again at 7; there are 10 bytes at every other position."""
+    others = [Buffer(TensorId(f"o{i}"), 10, i, ()) for i in range(1, 8)]
+    buffers = (Buffer(TensorId("a"), 10, 0, (1, 2, 7)), *others)
+    return Timeline(tuple(Step(f"n{i}", 1.0) for i in range(8)), buffers, 3, unordered=unordered)
+
+
+@pytest.mark.parametrize(
+    ("unordered", "gap"),
+    [
+        ((), Gap(0, 2, 7)),
+        ((2,), Gap(0, 2, 7)),  # copied after 1, the last of the chain before its reader; free before 3
+        ((2, 3), Gap(0, 3, 7)),  # 4 is the first of the chain that is known to run after its reader at 2
+        ((7,), Gap(0, 2, 6)),  # back before 6, the last of the chain that runs before its reader at 7
+        ((4, 5), Gap(0, 2, 7)),
+    ],
+)
+def test_a_gap_begins_and_ends_on_the_chain(unordered, gap):
+    timeline = waits(frozenset(unordered))
+    assert [found for found in timeline.gaps() if found.buffer == 0] == [gap]
+
+
+def test_what_nothing_can_come_before_does_not_move():
+    # the copy would have to begin after an op before 0
+    timeline = replace(waits(frozenset({0})), buffers=(Buffer(TensorId("a"), 10, 0, (7,)),))
+    assert timeline.gaps() == []
+
+
+@pytest.mark.parametrize("unordered", [(2,), (3,), (2, 3), (6,), (7,), (2, 6, 7), (4, 5)])
+@pytest.mark.parametrize("copy_start", ["last_use", "produced"])
+def test_plans_around_ops_that_cannot_be_ordered(unordered, copy_start):
+    timeline = waits(frozenset(unordered))
+    options = OffloadOptions(reuse_distance=1, policy="autovm", copy_start=copy_start)
+    plan = plan_offload(timeline, UNIT_LINK, 20, options, widest=True)
+    assert [move.gap for move in plan.moves] == [gap for gap in timeline.gaps() if gap.buffer == 0]
+    assert plan.moves
+    assert faults(timeline, plan) == []
+
+
+def test_a_release_after_a_reader_that_is_merged_into_another_op():
+    """What broke ResNet50V2: `late` waits from its bias's gradient on, which oneDNN merges into the filter's, so that
+    the chain leaves it out; the release came before the op that the copy was to come after."""
+    nodes, specs = [], {}
+    ops = [
+        ("x", "Relu", []),
+        ("y", "Relu", ["x"]),
+        ("g", "Neg", ["y"]),  # the gradient that waits
+        ("filter", "Conv2DBackpropFilter", ["x", "y", "g"]),
+        ("bias", "BiasAddGrad", ["g"]),
+        ("h", "Conv2DBackpropInput", ["x", "y"]),
+        ("i", "Conv2DBackpropInput", ["x", "h"]),
+        ("j", "Conv2DBackpropInput", ["x", "i"]),
+        ("k", "AddN", ["j", "g"]),
+    ]
+    for name, op, inputs in ops:
+        nodes.append(Node(name, op, [TensorId(i) for i in inputs], outputs=1))
+        specs[TensorId(name)] = TensorSpec("float32", 4, (1 << (4 if name in ("filter", "bias") else 16),))
+    graph = Graph(nodes, specs)
+    step = pipeline.Step.read(graph, [name for name, _, _ in ops], merging=True)
+    timeline = step.timeline(Roofline(load("unit")))
+    options = OffloadOptions(reuse_distance=1, policy="autovm")
+    # 262,144 bytes each: x, h, i and g at i; without g three of these, and a filter
+    plan = pipeline.plan_step(step, timeline, UNIT_LINK, (3 << 18) + 1024, options)
+    assert "g" in {timeline.buffers[move.buffer].tensor.node for move in plan.moves}
+    edited = pipeline.edit_step(step, timeline, plan, options)
+    assert any(node.op == "MemOpRelease" for node in edited)
+
+
+BROKEN = [
+    ({"release": 2}, "not in this order"),
+    ({"prefetch": 3, "release": 4}, "not in this order"),
+    ({"copy_after": 3}, "not in this order"),
+    ({"next": 6}, "is read between positions"),
+    ({"buffer": 1}, "is read between positions"),
+    ({"remade": True}, "from what is not there"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), BROKEN)
+def test_faults_of_a_move(change, words):
+    timeline = waits()
+    plan = plan_offload(timeline, UNIT_LINK, 25, OffloadOptions(reuse_distance=1, policy="autovm"), widest=True)
+    (move,) = plan.moves
+    assert faults(timeline, plan) == []
+    broken = replace(plan, moves=(replace(move, **change),))
+    assert any(words in fault for fault in faults(timeline, broken)), faults(timeline, broken)
+    assert faults(timeline, replace(plan, moves=(move, move)))
+    with pytest.raises(GraphError, match="cannot be put into the graph"):
+        apply_offload(Graph([], {}), Graph([], {}), timeline, broken, OffloadOptions())
+
+
+def test_faults_of_a_chain():
+    timeline = waits(frozenset({4}))
+    plan = plan_offload(timeline, UNIT_LINK, 25, OffloadOptions(reuse_distance=1, policy="autovm"), widest=True)
+    assert faults(timeline, plan) == []
+    for ordered in ((), (3, 2), (*plan.ordered, 99), (4,)):
+        assert faults(timeline, replace(plan, ordered=ordered)), ordered
+    assert faults(timeline, replace(plan, fillings=(Filling(4, 1),)))
+
+
+@st.composite
+def training_graphs(draw) -> Graph:
+    """Convolutions with skip connections, biases, paddings and updates; a kernel library merges some of these ops."""
+    nodes: list[Node] = []
+    specs: dict[TensorId, TensorSpec] = {}
+
+    def add(name: str, op: str, inputs: list[str], units: int) -> str:
+        nodes.append(Node(name, op, [TensorId(i) for i in inputs], outputs=1))
+        specs[TensorId(name)] = TensorSpec("float32", 4, (units << 14,))  # 64 KiB, the smallest that moves
+        return name
+
+    layers: list[tuple[list[str], str, bool]] = []
+    tops = [add("x", "Relu", [], draw(st.integers(1, 4)))]
+    for index in range(draw(st.integers(2, 8))):
+        reads = sorted({tops[-1], draw(st.sampled_from(tops))})
+        units, padded, biased = draw(st.integers(1, 4)), draw(st.booleans()), draw(st.booleans())
+        source = [add(f"p{index}", "Pad", [reads[0]], units)] if padded else reads[:1]
+        convolution = add(f"c{index}", "Conv2D", [*source, *reads[1:]], units)
+        top = add(f"b{index}", "BiasAdd", [convolution], units) if biased else convolution
+        if draw(st.booleans()):
+            top = add(f"r{index}", "Relu", [top], units)
+        layers.append((source if draw(st.booleans()) else reads[:1], top, biased))
+        tops.append(top)
+    gradient = add("loss", "Mean", [tops[-1]], 1)
+    for index in reversed(range(len(layers))):
+        source, top, biased = layers[index]
+        units = draw(st.integers(1, 4))
+        if biased and draw(st.booleans()):
+            add(f"gb{index}", "BiasAddGrad", [gradient], 1)
+        filters = add(f"gf{index}", "Conv2DBackpropFilter", [source[0], top, gradient], 1)
+        if biased and f"gb{index}" not in {node.name for node in nodes}:
+            add(f"gb{index}", "BiasAddGrad", [gradient], 1)
+        if draw(st.booleans()):
+            add(f"u{index}", "ResourceApplyGradientDescent", [filters], 1)
+        gradient = add(f"gx{index}", "Conv2DBackpropInput", [top, gradient], units)
+        if draw(st.booleans()):
+            gradient = add(f"gs{index}", "AddN", [gradient, draw(st.sampled_from(tops))], units)
+    return Graph(nodes, specs)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    graph=training_graphs(),
+    share=st.floats(0.2, 1.0),
+    link=st.sampled_from([UNIT_LINK, SLOW_LINK]),
+    values=st.fixed_dictionaries(
+        {
+            "policy": st.sampled_from(["hybrid", "autovm", "vdnn_all", "vdnn_conv"]),
+            "prefetch": st.sampled_from(["late", "early"]),
+            "copy_start": st.sampled_from(["last_use", "produced"]),
+        }
+    ),
+    widest=st.booleans(),
+    in_room=st.booleans(),
+)
+def test_every_plan_of_a_random_step_can_be_put_into_its_graph(graph, share, link, values, widest, in_room):
+    step = pipeline.Step.read(graph, merging=True)
+    timeline = step.timeline(Roofline(load("unit")))
+    budget = int(timeline.peak * share)
+    options = OffloadOptions(reuse_distance=1, **values)
+    room = Room(((0, int(timeline.peak * share)),), limit=budget) if in_room else None
+    try:
+        plan = pipeline.plan_step(step, timeline, link, budget, options, widest=widest, room=room)
+    except (InfeasibleBudgetError, NoGradientError):
+        return
+    assert faults(timeline, plan) == []
+    pipeline.edit_step(step, timeline, plan, options)  # verifies that it is acyclic
+    if room:
+        thin = thinned(timeline, plan, room)
+        assert faults(timeline, thin) == []
+        pipeline.edit_step(step, timeline, thin, options)

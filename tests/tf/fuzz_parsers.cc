@@ -1,0 +1,307 @@
+// Mutated cells and GPU programs, parsed, compiled and run: under AddressSanitizer and
+// UndefinedBehaviorSanitizer, tests/tf/fuzz_parsers.py builds and runs it.
+//
+//   fuzz_parsers CORPUS INPUTS SEED
+//
+// CORPUS holds valid texts, each behind a line "cell LENGTH" or "program LENGTH". An input that
+// ends the process is printed. What is accepted runs on tensors of exactly the sizes that it
+// declares.
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <memory>
+#include <random>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "custom_ops/ops/cell.h"
+#include "custom_ops/ops/gpu_program.h"
+#include "custom_ops/ops/recurrent_run.h"
+#include "custom_ops/ops/sizes.h"
+#include "custom_ops/ops/step_program.h"
+
+extern "C" void __sanitizer_set_death_callback(void (*callback)());
+
+namespace {
+
+using tfmem::Cell;
+using tfmem::Size;
+
+constexpr int64_t kMostNumbers = 1 << 14;  // of the tensors of a cell that is run
+
+std::mt19937_64 random_source;
+std::string current;
+int64_t inputs_done = 0;
+
+int64_t Random(int64_t end) { return random_source() % std::max<int64_t>(end, 1); }
+
+template <typename T>
+const T& OneOf(const std::vector<T>& from) {
+  return from[Random(from.size())];
+}
+
+void PrintInput() {
+  std::fprintf(stderr, "input %ld:\n%s\n", static_cast<long>(inputs_done), current.c_str());
+}
+
+void Expect(bool holds, const char* what) {
+  if (holds) return;
+  std::fprintf(stderr, "not so: %s\n", what);
+  PrintInput();
+  std::exit(1);
+}
+
+struct Corpus {
+  std::vector<std::string> cells;
+  std::vector<std::string> programs;
+};
+
+Corpus ReadCorpus(const char* path) {
+  Corpus corpus;
+  std::ifstream file(path, std::ios::binary);
+  std::string kind;
+  size_t length = 0;
+  while (file >> kind >> length) {
+    file.get();
+    std::string text(length, '\0');
+    file.read(text.data(), length);
+    (kind == "cell" ? corpus.cells : corpus.programs).push_back(text);
+  }
+  return corpus;
+}
+
+const std::vector<std::string> kNumbers = {"0",
+                                           "1",
+                                           "2",
+                                           "3",
+                                           "5",
+                                           "-1",
+                                           "64",
+                                           "255",
+                                           "1000000",
+                                           "2147483646",
+                                           "2147483647",
+                                           "2147483648",
+                                           "4294967295",
+                                           "4294967296",
+                                           "4611686018427387905",
+                                           "9223372036854775807",
+                                           "9223372036854775808",
+                                           "18446744073709551617",
+                                           "1e9",
+                                           "nan",
+                                           "-0",
+                                           "+1",
+                                           "0x10",
+                                           "1.5",
+                                           ""};
+
+const std::vector<std::string> kWords = {
+    "sequences", "invariants", "vectors",    "matrices", "states",  "output",  "constant",
+    "sequence",  "invariant",  "vector",     "state",    "product", "row_sum", "add",
+    "select",    "tanh",       "multiply",   "greater",  "cell",    "program", "rows",
+    "ctas",      "cluster",    "threads",    "shared",   "scratch", "stages",  "arch",
+    "kind",      "max_batch",  "cooperative"};
+
+std::vector<std::string> Split(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  std::stringstream stream(text);
+  for (std::string part; std::getline(stream, part, separator);) parts.push_back(part);
+  return parts;
+}
+
+std::string Join(const std::vector<std::string>& parts, char separator) {
+  std::string text;
+  for (const std::string& part : parts) text += part + separator;
+  return text;
+}
+
+void MutateWord(std::string* line) {
+  std::vector<std::string> words = Split(*line, ' ');
+  if (words.empty()) return;
+  const int64_t place = Random(words.size());
+  switch (Random(6)) {
+    case 0:
+      words[place] = OneOf(kWords);
+      break;
+    case 1:
+      words.insert(words.begin() + place, OneOf(kNumbers));
+      break;
+    case 2:
+      words.erase(words.begin() + place);
+      break;
+    case 3:
+      words[place] = OneOf(kNumbers);
+      break;
+    default:  // most often near what is right
+      if (place > 0) words[place] = std::to_string(Random(24));
+  }
+  *line = Join(words, ' ');
+  if (!line->empty()) line->pop_back();
+}
+
+std::string Mutate(std::string text, const std::vector<std::string>& others) {
+  for (int64_t count = Random(4) + 1; count > 0; --count) {
+    std::vector<std::string> lines = Split(text, '\n');
+    if (lines.empty()) return text;
+    const int64_t place = Random(lines.size()), other = Random(lines.size());
+    switch (Random(9)) {
+      case 0:
+        lines.insert(lines.begin() + other, lines[place]);
+        break;
+      case 1:
+        lines.erase(lines.begin() + place);
+        break;
+      case 2:
+        std::swap(lines[place], lines[other]);
+        break;
+      case 3: {
+        const std::vector<std::string> foreign = Split(OneOf(others), '\n');
+        if (!foreign.empty()) lines.insert(lines.begin() + place, OneOf(foreign));
+        break;
+      }
+      case 4:
+        if (!lines[place].empty()) {
+          lines[place][Random(lines[place].size())] = static_cast<char>(Random(256));
+        }
+        break;
+      case 5:
+        if (Random(8) == 0) lines.resize(place);
+        break;
+      default:
+        MutateWord(&lines[place]);
+    }
+    text = Join(lines, '\n');
+  }
+  return text;
+}
+
+// Tensors, each in a block of its own, so that whoever reads past one is seen.
+class Tensors {
+ public:
+  float* Add(Size numbers) {
+    total_ = total_ + numbers;
+    if (!total_.ok() || total_.value() > kMostNumbers) return nullptr;
+    blocks_.emplace_back(new float[numbers.value()]);
+    std::fill_n(blocks_.back().get(), numbers.value(), 0.5f);
+    return blocks_.back().get();
+  }
+  bool small() const { return total_.ok() && total_.value() <= kMostNumbers; }
+
+ private:
+  Size total_ = 0;
+  std::vector<std::unique_ptr<float[]>> blocks_;
+};
+
+// Whether it ran; not if its tensors would be large.
+bool Run(const Cell& cell, const tfmem::StepProgram& program) {
+  tfmem::RecurrentAttributes attributes;
+  attributes.cell = cell;
+  attributes.units = OneOf<int64_t>({1, 2, 5, 17, 33});
+  attributes.directions = 1 + Random(2);
+  attributes.batch_major = Random(2) == 0;
+  tfmem::RecurrentCall call;
+  call.time = Random(4);
+  call.batch = 1 + Random(5);
+  call.batch_major = attributes.batch_major;
+  const Size units = attributes.units, rows = call.batch, lines = rows * call.time;
+  Tensors tensors;
+  auto add = [&](auto* list, Size numbers) { list->push_back(tensors.Add(numbers)); };
+  for (int direction = 0; direction < attributes.directions; ++direction) {
+    tfmem::RecurrentDirection data;
+    data.reverse = Random(2) == 0;
+    for (int columns : cell.sequences) {
+      add(&data.sequences, columns == 0 ? lines : lines * columns * units);
+    }
+    for (int columns : cell.invariants) add(&data.invariants, rows * columns * units);
+    for (int columns : cell.vectors) add(&data.vectors, units * columns);
+    for (const tfmem::CellMatrix& matrix : cell.matrices) {
+      add(&data.matrices, units * matrix.rows * units * matrix.columns);
+    }
+    for (size_t state = 0; state < cell.states.size(); ++state) {
+      add(&data.initials, rows * units);
+      add(&data.finals, rows * units);
+      if (Random(4) == 0) data.initials.back() = nullptr;
+    }
+    for (size_t output = 0; output < cell.outputs.size(); ++output) {
+      const int64_t columns = cell.outputs[output].size();
+      add(&data.outputs, cell.scalar_output(output) ? lines : lines * columns * units);
+    }
+    call.directions.push_back(std::move(data));
+  }
+  if (!tensors.small()) return false;
+  const int threads = 1 + Random(4);
+  tfmem::RecurrentRun<float> run(attributes, program, call, tfmem::ChosenKernels(), threads);
+  const int64_t bytes = run.workspace.bytes();
+  Expect(bytes >= 0, "the workspace of small tensors has a size");
+  std::unique_ptr<void, decltype(&std::free)> memory(std::aligned_alloc(64, bytes + 64), std::free);
+  run.workspace.Set(memory.get());
+  for (int64_t phase = 0; phase < run.phases(); ++phase) {
+    for (int share = 0; share < run.cut.shares(); ++share) run.Work(phase, share);
+  }
+  return true;
+}
+
+struct Counts {
+  int64_t cells = 0, cells_taken = 0, cells_run = 0, programs = 0, programs_taken = 0;
+};
+
+void TryCell(Counts* counts) {
+  ++counts->cells;
+  absl::StatusOr<Cell> cell = tfmem::ParseCell(current);
+  if (!cell.ok() || cell->states.empty()) return;
+  ++counts->cells_taken;
+  counts->cells_run += Run(*cell, tfmem::CompileStep(*cell));
+}
+
+void TryProgram(Counts* counts) {
+  ++counts->programs;
+  absl::StatusOr<tfmem::GpuProgram> program = tfmem::ParseGpuProgram(current);
+  if (!program.ok()) return;
+  ++counts->programs_taken;
+  const int64_t most = tfmem::kMostOfASize;
+  for (int64_t batch : {int64_t{0}, int64_t{1}, most}) {
+    const int64_t groups = program->groups(batch, 64);
+    Expect(groups >= 0 && groups <= most * 64, "there are no less than no groups");
+    (void)(Size(groups) * program->scratch).ok();
+    if (groups < 1 << 20) tfmem::CutLaunches(groups, most / program->ctas);
+  }
+  const std::vector<tfmem::Turn> turns = tfmem::Turns(3, program->stages);
+  const size_t stages = program->stages;
+  Expect(turns.size() == (stages == 0 ? 1 : 3 * stages), "a turn for each stage of each step");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 4) return 2;
+  const Corpus corpus = ReadCorpus(argv[1]);
+  const int64_t inputs = std::atoll(argv[2]);
+  random_source.seed(std::atoll(argv[3]));
+  __sanitizer_set_death_callback(PrintInput);
+  Counts counts;
+  for (const std::string& text : corpus.cells) {
+    current = text;
+    TryCell(&counts);
+  }
+  for (const std::string& text : corpus.programs) {
+    current = text;
+    TryProgram(&counts);
+  }
+  Expect(counts.cells_taken == counts.cells && counts.programs_taken == counts.programs,
+         "the texts that are mutated are valid");
+  for (; inputs_done < inputs; ++inputs_done) {
+    const bool cell = Random(4) != 0;
+    current = cell ? Mutate(OneOf(corpus.cells), corpus.cells)
+                   : Mutate(OneOf(corpus.programs), corpus.programs);
+    cell ? TryCell(&counts) : TryProgram(&counts);
+  }
+  std::printf("%ld inputs: %ld cells, %ld taken, %ld run; %ld programs, %ld taken\n",
+              static_cast<long>(inputs), static_cast<long>(counts.cells),
+              static_cast<long>(counts.cells_taken), static_cast<long>(counts.cells_run),
+              static_cast<long>(counts.programs), static_cast<long>(counts.programs_taken));
+  return 0;
+}

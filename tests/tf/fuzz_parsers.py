@@ -1,0 +1,91 @@
+"""Mutates valid cells and GPU programs, and runs what reads them under sanitizers.
+
+    python -m tests.tf.fuzz_parsers --inputs 1000000 --seed 1
+
+A run that ends badly prints the input; the same seed gives the same inputs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from custom_ops.differentiate import differentiate
+from custom_ops.jit.program import Program
+from tests import recurrent_cells
+from tests.tf import native_programs
+
+PARTS = (
+    "cell",
+    "cpu_kernels",
+    "cpu_kernels_avx2",
+    "cpu_kernels_avx512",
+    "gpu_program",
+    "recurrent_cut",
+    "recurrent_run",
+    "recurrent_tile",
+    "step_program",
+)
+# As tools/sanitized_g++, which says why.
+SANITIZERS = (
+    "-O1",
+    "-g1",
+    "-fsanitize=address,undefined",
+    "-fno-sanitize=vptr,null,nonnull-attribute,returns-nonnull-attribute",
+    "-fno-sanitize-recover=all",
+    "-U__SANITIZE_ADDRESS__",
+)
+
+
+def corpus() -> Iterator[tuple[str, bytes]]:
+    """Of each kind what is valid: the library's cells and their gradients' cells, and headers of programs."""
+    for cell in recurrent_cells.library(5).values():
+        yield "cell", cell.to_text().encode()
+        gradient = differentiate(cell)
+        yield "cell", gradient.forward.to_text().encode()
+        yield "cell", gradient.backward.to_text().encode()
+    for fallback, cluster, stages in (("", 1, 0), ("plain", 8, 0), ("", 1, 3)):
+        sizes = {"rows": 4, "ctas": 32, "cluster": cluster, "threads": 256, "shared": 1 << 16, "scratch": 64}
+        program = Program(
+            kind="cubin",
+            arch=90,
+            entry="main",
+            fallback=fallback,
+            cooperative=int(cluster == 1),
+            stages=stages,
+            max_batch=8,
+            image=b"image\n\nmore\n",
+            **sizes,
+        )
+        yield "program", program.to_bytes()
+
+
+def fuzz(inputs: int, seed: int, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Builds the program in `folder` and runs it."""
+    binary = native_programs.build("fuzz_parsers", PARTS, folder, SANITIZERS)
+    texts = folder / "corpus"
+    texts.write_bytes(b"".join(b"%s %d\n%s" % (kind.encode(), len(text), text) for kind, text in corpus()))
+    environment = native_programs.environment(folder) | {"ASAN_OPTIONS": "detect_leaks=0"}
+    environment.pop("LD_PRELOAD", None)
+    command = [str(binary), str(texts), str(inputs), str(seed)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--inputs", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        result = fuzz(options.inputs, options.seed, Path(folder))
+    print(result.stdout, result.stderr[-10_000:], sep="")
+    print(f"seed {options.seed}: {'nothing found' if result.returncode == 0 else 'failed'}")
+    return result.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,24 @@
+"""What reads cells and GPU programs, on texts that nobody wrote; `make fuzz` runs a million of them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from custom_ops import build_flags
+from tests.tf.fuzz_parsers import fuzz
+
+INPUTS, SEED = 40_000, 20
+
+
+def test_no_text_reads_past_what_there_is(tmp_path: Path) -> None:
+    if shutil.which(build_flags.compiler()) is None:
+        pytest.skip("needs a C++ compiler")
+    result = fuzz(INPUTS, SEED, tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    counts = re.search(r"(\d+) taken, (\d+) run; \d+ programs, (\d+) taken", result.stdout)
+    assert counts, result.stdout
+    assert all(int(count) > INPUTS // 200 for count in counts.groups()), result.stdout  # not all are refused at once

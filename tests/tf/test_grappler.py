@@ -1,0 +1,116 @@
+"""A step whose tensors move runs the very ops that TensorFlow would have run, so its numbers are the same bits."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfmem.capture.function import capture_concrete, restore_concrete
+from tfmem.capture.graph_def import capture_graph_def
+from tfmem.capture.grappler import run_grappler
+
+ROOT = Path(__file__).parents[2]
+NETS = ("residual", "transformer", "lstm", "gan")
+
+
+@pytest.fixture(name="compared", scope="module")
+def fixture_compared():
+    environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "tests.tf.grappler_nets", *NETS]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_a_moved_step_runs_the_ops_that_tensorflow_would_run(name, compared):
+    found = compared[name]
+    theirs, ours = found["ops"]
+    assert found["decision"] == "moved"
+    assert found["moves"] > 0
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_outputs_are_equal_to_the_bit_without_onednn(name, compared):
+    theirs, ours = compared[name]["outputs"]
+    assert ours == theirs
+    assert theirs[0] != theirs[-1]
+
+
+def rewritten(function, *specs):
+    concrete = function.get_concrete_function(*specs)
+    captured = run_grappler(capture_concrete(concrete))
+    return concrete, restore_concrete(concrete, captured, captured.graph_def)
+
+
+def test_feeds_of_every_kind():
+    """Of unknown rank and size, empty, texts, handles, unread, fetched, waited for, and with names that are taken."""
+    weights = tf.Variable(tf.ones([3, 3]))
+
+    @tf.function
+    def function(x, y, none, texts, ragged, unread, flag):
+        with tf.control_dependencies([unread]):
+            doubled = tf.ensure_shape(x, [None, 3]) @ weights * 2
+        with tf.name_scope("x"):
+            taken = tf.shape(x, name="shape")
+        filled = tf.concat([none, tf.zeros([0, 3])], 0)
+        return x, doubled, taken, tf.shape(y), filled, tf.strings.length(texts), ragged + 1.0, tf.cast(flag, tf.int32)
+
+    x, ragged = tf.reshape(tf.range(12.0), [4, 3]), tf.ragged.constant([[1.0], [2.0, 3.0]])
+    inputs = (x, tf.ones([2, 5]), tf.zeros([0, 3]), tf.constant(["a", "bc"]), ragged, tf.constant(1), tf.constant(True))
+    specs = [tf.TensorSpec([None, 3]), tf.TensorSpec(None), *map(tf.type_spec_from_value, inputs[2:])]
+    concrete, twin = rewritten(function, *specs)
+    assert [op.type for op in twin.graph.get_operations()].count("EnsureShape") == 1  # the user's own
+    results = [tf.nest.flatten(each(*inputs), expand_composites=True) for each in (concrete, twin)]
+    for old, new in zip(*results, strict=True):
+        np.testing.assert_array_equal(new, old)
+
+
+def test_a_draw_that_nobody_reads_is_not_made():
+    @tf.function
+    def inner(x):
+        tf.random.uniform([7])
+        return tf.nn.dropout(x, 0.5)
+
+    @tf.function
+    def function(x):
+        tf.random.normal([3])
+        return inner(x)
+
+    _, twin = rewritten(function, tf.TensorSpec([4]))
+    assert [op.type for op in twin.graph.get_operations() if op.type.startswith("Random")] == ["RandomUniform"]
+
+
+def test_bodies_of_loops_are_fused_as_tensorflow_would():
+    """TensorFlow lowers loops before its Grappler runs, so that it sees their ops on a device."""
+    weights, bias = tf.Variable(tf.ones([3, 3])), tf.Variable(tf.zeros([3]))
+
+    @tf.function
+    def function(x):
+        layer = lambda i, x: (i + 1, tf.nn.relu(tf.nn.bias_add(x @ weights, bias)))  # noqa: E731
+        return tf.while_loop(lambda i, x: i < 3, layer, [0, x])[1]
+
+    concrete, twin = rewritten(function, tf.TensorSpec([2, 3]))
+    nodes = [node for body in twin.graph.as_graph_def().library.function for node in body.node_def]
+    assert "_FusedMatMul" in {node.op for node in nodes}
+    assert all(node.device == "" for node in nodes)
+    np.testing.assert_array_equal(twin(tf.ones([2, 3])), concrete(tf.ones([2, 3])))
+
+
+def test_a_placeholder_of_an_old_graph_may_have_any_shape():
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [], name="x")
+        tf.fill(tf.raw_ops.Shape(input=x), 1.0, name="out")
+    source = graph.as_graph_def()
+    source.versions.producer = 20
+    found = run_grappler(capture_graph_def(source, ["x"], ["out"])).graph_def
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        tf.graph_util.import_graph_def(found, name="")
+        assert session.run("out:0", {"x:0": np.zeros([2, 3])}).shape == (2, 3)

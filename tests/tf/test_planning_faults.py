@@ -1,0 +1,273 @@
+"""A fault of tfmem's own never reaches the user as such: the step runs as it was, or by the plan that ran, or is
+refused before anything runs."""
+
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfmem
+from graph_passes import pipeline
+from graph_passes.errors import GraphError
+from tests.tf.optimized_runs import SPARE, bits, run
+from tfmem import planning, stages, unobserved
+
+# where a fault arises: the module that looks the name up, and the name
+READING = [(planning.serde, "from_graph_def"), (pipeline, "build_timeline"), (planning, "restore_concrete")]
+PLANNING = [(pipeline, "plan_offload")]
+EDITING = [(pipeline, "apply_offload"), (pipeline, "verify_graph"), (pipeline, "describe")]
+RESTORING = [(planning.serde, "to_graph_def")]
+AT_FIRST = [*READING, *PLANNING, *EDITING, *RESTORING]
+# once a plan was observed (after a step), tried (two), and is checked (three)
+LATER = [(1, stages, "observe"), (1, stages, "untried"), (1, pipeline, "plan_offload"), (1, pipeline, "describe")]
+LATER += [(1, pipeline, "apply_offload"), (1, planning, "restore_concrete"), (2, stages, "choose")]
+LATER += [(2, pipeline, "verify_graph"), (2, pipeline, "describe"), (2, planning.serde, "to_graph_def")]
+LATER += [(3, stages, "checked")]
+
+
+def named(places):
+    return {"argvalues": places, "ids": [place[-1] for place in places]}
+
+
+class Broken:
+    """Breaks functions, at once or when told; says what it raised."""
+
+    def __init__(self, monkeypatch, error=None):
+        self.monkeypatch, self.error, self.times = monkeypatch, error or KeyError(168), 0
+
+    def at(self, module, name):
+        def fail(*_, **__):
+            self.times += 1
+            raise self.error
+
+        self.monkeypatch.setattr(module, name, fail)
+
+
+@pytest.fixture(name="broken")
+def fixture_broken(monkeypatch):
+    return Broken(monkeypatch)
+
+
+def optimized(net, budget, **changes):
+    return tfmem.optimize(tf.function(net.step), memory_budget=budget, passes=("offload",), **changes)
+
+
+def recorded(call):
+    """What `call` gives, and tfmem's warnings meanwhile."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = call()
+    return result, [str(each.message) for each in caught if each.category is tfmem.TfmemWarning]
+
+
+def check_said(messages, report):
+    assert len(messages) == 1, messages
+    assert "KeyError: 168" in messages[0]
+    assert "report it" in messages[0]
+    assert any("Traceback" in note and "KeyError: 168" in note for note in report.notes)
+    assert "KeyError: 168" in str(report)
+    assert tfmem.Report.from_json(report.to_json()) == report
+
+
+@pytest.fixture(name="peak")
+def fixture_peak(new_net, batch, flow):
+    """What the step needs as it is, estimated."""
+    function = optimized(new_net(), "1GiB")
+    function(*batch)
+    return tfmem.report(function).peak_before
+
+
+@pytest.mark.parametrize(("module", "name"), **named(AT_FIRST))
+def test_what_fits_runs_as_it_was(module, name, new_net, batch, peak, broken):
+    expected = run(tf.function(new_net().step), batch)
+    function = optimized(new_net(), 12 * peak if (module, name) in READING else int(peak / 0.9))
+    broken.at(module, name)
+    found, messages = recorded(lambda: run(function, batch))
+    assert broken.times
+    assert found == expected
+    report = tfmem.report(function)
+    check_said(messages, report)
+    assert report.decision == "unchanged: planning failed"
+    assert report.budget
+
+
+@pytest.mark.parametrize(("module", "name"), **named(AT_FIRST))
+def test_what_does_not_fit_is_refused_before_it_runs(module, name, new_net, batch, flow, smallest, broken):
+    budget = SPARE + smallest(lambda size: optimized(new_net(), size)(*batch))
+    net = new_net()
+    start = bits(net.variables)
+    function = optimized(net, budget)
+    broken.at(module, name)
+    with pytest.raises(tfmem.InfeasibleBudgetError, match="KeyError: 168") as caught:
+        function(*batch)
+    assert caught.value.__cause__ is broken.error
+    assert bits(net.variables) == start
+    assert flow.moved == 0
+    if (module, name) not in READING:  # the number it gives works
+        again = optimized(net, caught.value.smallest_budget)
+        recorded(lambda: run(again, batch, steps=2))
+
+
+@pytest.mark.parametrize(("after", "module", "name"), **named(LATER))
+def test_once_a_plan_ran_it_stays(after, module, name, new_net, batch, flow, smallest, broken):
+    expected = run(tf.function(new_net().step), batch, steps=8)
+    budget = SPARE + smallest(lambda size: optimized(new_net(), size)(*batch))
+    function = optimized(new_net(), budget)
+    found, messages = recorded(lambda: run(function, batch, steps=after))
+    assert not messages
+    broken.at(module, name)
+    more, messages = recorded(lambda: run(function, batch, steps=8 - after))
+    assert found + more == expected
+    assert broken.times
+    report = tfmem.report(function)
+    check_said(messages, report)
+    assert report.decision == "moved"
+    before = flow.moved
+    function(*batch)
+    assert flow.moved - before > 0
+
+
+def test_a_graph_that_tfmem_broke_is_a_fault(new_net, batch, peak, monkeypatch):
+    """A GraphError says what is wrong with a user's graph, but not where the graph is tfmem's."""
+    function = optimized(new_net(), int(peak / 0.9))
+    Broken(monkeypatch, GraphError("node 'a' reads 'b', which is not in the graph")).at(pipeline, "verify_graph")
+    _, messages = recorded(lambda: function(*batch))
+    assert len(messages) == 1
+    assert "which is not in the graph" in messages[0]
+
+
+def test_a_failing_swap_leaves_the_layer(batch, flow, broken):
+    layer = tf.keras.layers.LSTM(8)
+    x = tf.random.stateless_normal([2, 5, 3], [1, 2])
+    layer(x)
+    plain = tf.function(layer.__call__)
+    broken.at(planning, "swap_recurrent")
+    function = tfmem.optimize(tf.function(layer.__call__))
+    found, messages = recorded(lambda: function(x))
+    assert np.allclose(found, plain(x))
+    check_said(messages, tfmem.report(function))
+
+
+def v1_graph():
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [64, 256], "x")
+        weights = [
+            tf.compat.v1.get_variable(f"w{place}", initializer=tf.random.stateless_normal([256, 256], [place, 1]) / 16)
+            for place in range(6)
+        ]
+        hidden = tf.tile(x, [8, 1])
+        for weight in weights:
+            hidden = tf.nn.relu(hidden @ weight)
+        loss = tf.reduce_mean(hidden, name="loss")
+        tf.compat.v1.train.GradientDescentOptimizer(0.1).minimize(loss, name="train")
+    return graph
+
+
+def train(graph):
+    with tf.compat.v1.Session(graph=graph, config=tfmem.session_config()) as session:
+        session.run([op.name for op in graph.get_operations() if op.type in ("Assign", "AssignVariableOp")][:6])
+        return [session.run(["loss:0", "train"], {"x:0": np.ones([64, 256], "float32")})[0] for _ in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), **named([(unobserved, "plan_unobserved"), *EDITING, (pipeline, "build_timeline")])
+)
+@pytest.mark.parametrize("kind", ["graph", "graph_def"])
+def test_graphs(kind, module, name, flow, smallest, broken, monkeypatch):
+    def make():
+        graph = v1_graph()
+        return graph if kind == "graph" else graph.as_graph_def()
+
+    def ask(given, budget):
+        return tfmem.optimize(given, memory_budget=budget, fetches=["loss:0", "train"], passes=("offload",))
+
+    budget = SPARE + smallest(lambda size: ask(make(), size))
+    given = make()
+    definition = given.as_graph_def() if kind == "graph" else given
+    before = definition.SerializeToString(deterministic=True)
+    broken.at(module, name)
+    if (module, name) == (unobserved, "plan_unobserved"):
+        broken.at(tfmem.live, name)
+    if name == "verify_graph":
+        broken.at(unobserved, name)
+    with pytest.raises(tfmem.InfeasibleBudgetError, match="KeyError: 168") as caught:
+        ask(given, budget)
+    assert caught.value.__cause__ is broken.error
+    after = given.as_graph_def() if kind == "graph" else given
+    assert after.SerializeToString(deterministic=True) == before
+    if name in ("apply_offload", "verify_graph", "build_timeline"):
+        return  # not reached where all fits, or nothing tells that it does
+    result, messages = recorded(lambda: ask(given, "1GiB"))
+    assert len(messages) == 1
+    assert any("Traceback" in note for note in tfmem.report(result).notes) if kind == "graph" else True
+
+
+def test_an_edit_of_a_live_graph_that_fails_half_way_is_undone(flow, smallest, monkeypatch):
+    expected = train(v1_graph())
+    options = {"fetches": ["loss:0", "train"], "passes": ("offload",)}
+    budget = SPARE + smallest(lambda size: tfmem.optimize(v1_graph(), memory_budget=size, **options))
+    from tfmem.capture.live_graph import LiveEditor
+
+    rewire, calls = LiveEditor.rewire, []
+
+    def fail_at_last(self, *given):
+        calls.append(given)
+        if len(calls) == 3:
+            raise RuntimeError("no such edge")
+        rewire(self, *given)
+
+    monkeypatch.setattr(LiveEditor, "rewire", fail_at_last)
+    graph = v1_graph()
+    edges = {
+        op.name: ([t.name for t in op.inputs], [o.name for o in op.control_inputs]) for op in graph.get_operations()
+    }
+    with pytest.raises(tfmem.InfeasibleBudgetError, match="no such edge"):
+        tfmem.optimize(graph, memory_budget=budget, **options)
+    for name, (inputs, control) in edges.items():
+        op = graph.get_operation_by_name(name)
+        assert [t.name for t in op.inputs] == inputs
+        assert {o.name for o in op.control_inputs} == set(control)
+    assert train(graph) == expected
+    assert flow.moved == 0
+
+
+def test_a_saved_model(new_net, batch, flow, tmp_path, broken):
+    module = tf.Module()
+    net = new_net()
+    module.variables_ = net.variables
+    module.step = tf.function(net.step, input_signature=[tf.TensorSpec(x.shape, x.dtype) for x in batch])
+    tf.saved_model.save(module, str(tmp_path / "given"), signatures={"step": module.step})
+    expected = bits(new_net().step(*batch))
+    broken.at(pipeline, "plan_offload")
+    path, messages = recorded(
+        lambda: tfmem.optimize(str(tmp_path / "given"), memory_budget="1GiB", passes=("offload",))
+    )
+    assert len(messages) == 1
+    assert any("Traceback" in note for note in tfmem.report(path).notes)
+    assert bits(tf.saved_model.load(path).step(*batch)) == expected
+    with pytest.raises(tfmem.InfeasibleBudgetError, match="KeyError: 168"):
+        tfmem.optimize(
+            str(tmp_path / "given"), memory_budget="1MiB", output=str(tmp_path / "tight"), passes=("offload",)
+        )
+    assert not (tmp_path / "tight").exists()
+
+
+def test_a_keras_model(flow, broken):
+    import keras
+
+    def make():
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential([keras.layers.Input([8, 8, 2]), keras.layers.Conv2D(4, 3), keras.layers.Flatten()])
+        model.add(keras.layers.Dense(3))
+        model.compile("sgd", "mse")
+        return model
+
+    x, y = np.ones([8, 8, 8, 2], "float32"), np.zeros([8, 3], "float32")
+    expected = [float(make().train_on_batch(x, y))]
+    model = tfmem.optimize(make(), memory_budget="1GiB")
+    broken.at(pipeline, "plan_offload")
+    found, messages = recorded(lambda: [float(model.train_on_batch(x, y))])
+    assert found == expected
+    check_said(messages, tfmem.report(model))

@@ -1,0 +1,134 @@
+"""A Keras model whose functions run optimised: training, evaluation, prediction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from graph_passes.errors import GraphError
+from graph_passes.report import Report
+from tfmem.capture import keras_model
+from tfmem.capture.arguments import IteratorTraces, is_iterator
+from tfmem.capture.keras_model import KerasFunction, to_tensors
+from tfmem.engine import Engine
+from tfmem.optimized import OptimizedFunction
+from tfmem.recurrent import mentions_recurrence
+
+
+def optimize_model(model: Any, engine: Engine) -> ModelFunctions:
+    """Install what runs in place of Keras's functions; calls plan it.
+
+    Without a budget nothing changes but recurrent layers: a function without any is Keras's own, from its first call.
+
+    Raises:
+        GraphError: the model cannot be trained, or makes its own train function, and there is a budget for it.
+    """
+    compiled = keras_model.is_compiled(model)
+    names = ["predict", "test"] if compiled else ["predict"]
+    functions = []
+    if engine.swaps and not getattr(model, "run_eagerly", False):
+        inference = replace(engine, options=replace(engine.options, passes=("recurrent",)))
+        functions = [
+            ModelFunction(model, name, inference) for name in names if not keras_model.makes_its_own(model, name)
+        ]
+    if compiled or engine.must_fit:
+        keras_model.require_trainable(model)
+        if not keras_model.makes_its_own(model, "train"):
+            functions.append(ModelFunction(model, "train", engine))
+        elif engine.must_fit:
+            raise GraphError(
+                f"model '{model.name}' has a `make_train_function` of its own ({type(model).__name__}), so what it "
+                "runs is not known; write a `train_step` instead, or optimise the tf.function that it calls"
+            )
+    for function in functions:
+        keras_model.install(model, function.name, function)
+    return ModelFunctions(functions[::-1], engine)
+
+
+class ModelFunctions:
+    """What was installed into one model."""
+
+    def __init__(self, functions: list[ModelFunction], engine: Engine) -> None:
+        """The functions, training first."""
+        self._functions = functions
+        self._engine = engine
+
+    @property
+    def report(self) -> Report:
+        """Of training if it ran, then of the others that ran.
+
+        Raises:
+            GraphError: none of them did.
+        """
+        reports = [function.report for function in self._functions if function.ran]
+        if not reports:
+            raise GraphError("nothing to report: the model was never run; call fit, evaluate or predict once")
+        return replace(reports[0], others=tuple(reports[1:]))
+
+
+class ModelFunction:
+    """Called as Keras calls `train_function`, `test_function` or `predict_function`."""
+
+    def __init__(self, model: Any, name: str, engine: Engine) -> None:
+        """Nothing is traced before the first call."""
+        self.name = name
+        self._model = model
+        self._engine = engine
+        self._keras: KerasFunction = keras_model.keras_function(model, name)
+        self._step = OptimizedFunction(self._keras.step, engine, self._keras.compiled)
+        self._traces = IteratorTraces(lambda spec: self._step.trace(to_tensors(spec)))
+        self._untouched: bool | None = None  # whether Keras's own runs, as nothing is to be optimised; None: not known
+
+    @property
+    def ran(self) -> bool:
+        """Whether there is anything to report."""
+        return bool(self._untouched) or self._step.traced
+
+    @property
+    def report(self) -> Report:
+        """See `OptimizedFunction.report`."""
+        found = self._step.report if self._step.traced else self._engine.unlimited(self.name)
+        return replace(found, function=self.name)
+
+    def __call__(self, source: Any) -> Any:
+        """Run as many steps as Keras would; returns the last one's logs, or all predictions.
+
+        Args:
+            source: what Keras gives its own function: an iterator, a generator, or a list of batches.
+        """
+        if self._untouched is None:
+            if not is_iterator(source):
+                source = list(islice(source, keras_model.steps_per_execution(self._model)))
+            self._untouched = self._engine.budget is None and not self._swaps(source)
+        if self._untouched:
+            if keras_model.is_installed(self._model, self.name, self):
+                keras_model.install(self._model, self.name, self._keras.own)
+            return self._keras.own(source)
+        iterator, outputs = iter(source), []
+        for _ in range(keras_model.steps_per_execution(self._model)):
+            try:
+                batch = to_tensors(next(iterator))
+            except StopIteration:
+                if outputs and not keras_model.stops_short(self._model):
+                    break
+                raise  # the epoch ends
+            traced = self._traces.of(source) if is_iterator(source) else self._step.trace(batch)
+            outputs = [*(outputs if self.name == "predict" else ()), self._step.call_as(traced, batch)]
+        return keras_model.joined(outputs)
+
+    def _swaps(self, source: Any) -> bool:
+        """Whether recurrent layers can be swapped in the step that `source` is for; nothing is taken from an iterator.
+
+        A step is traced but once if that can be: what Python code draws while it is traced is part of the numbers.
+        """
+        whole = self._keras.whole
+        if whole is not None and not keras_model.has_recurrent_layers(self._model):
+            graph_def = whole.get_concrete_function(source).graph.as_graph_def()
+            if is_iterator(source) and keras_model.steps_per_execution(self._model) > 1:
+                graph_def.ClearField("node")  # the loop over the steps, which are in its body
+            if not mentions_recurrence(graph_def):
+                return False
+        if is_iterator(source):
+            return self._step.swaps(self._traces.of(source))
+        return bool(source) and self._step.swaps(self._step.trace(to_tensors(source[0])))

@@ -1,0 +1,375 @@
+"""One traced training step under a memory budget: estimated, observed, planned, tried.
+
+    call 1      WARM      everything large moves: cuDNN chooses its algorithms when they first run, among those whose
+                          workspace fits, so memory should be plenty then
+    call 2      OBSERVE   the same, with probes: op times, workspace, what else is in memory
+    calls 3..   TRIAL     plans by measurement, with probes; on a GPU for falling shares of the budget, each run twice.
+                          The fastest that met the budget stays: more memory is not always faster, because an allocator
+                          near its limit is fragmented, and then convolutions fall back to slower algorithms.
+    next 3      CHECK     the plan as it will run, without probes: does its peak stay within the budget? else plan again
+    then        READY
+
+Every call computes the same step, so training starts with the first. A step that fits by far is left as it was; three
+of its calls are watched, too, for what it takes.
+
+A GPU's memory may run out under a plan, and a step that has written variables cannot be run again. So there the first
+three stages are rehearsals, all of them in the first call: the same graph, but no variable is written.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+from custom_ops.load import Counters
+from graph_passes.analysis.fragmentation import Room
+from graph_passes.analysis.timeline import Timeline
+from graph_passes.cost.model import Measured
+from graph_passes.cost.observe import Observation, Sample, observe
+from graph_passes.offload.apply import Probing
+from graph_passes.offload.plan import OffloadPlan
+from graph_passes.report import Report
+from tfmem.engine import NOT_PLANNABLE, Engine
+from tfmem.faults import fault_note, is_fault, left_by_fault
+from tfmem.planning import Trace
+from tfmem.profile import ProfileCache
+from tfmem.rooms import find_room, keep_apart, separate
+from tfmem.trials import CPU_RETRIES, Trial, checked, choose, first_plans, judged, no_room, untried
+
+SURELY_FITS = 0.75  # of the budget: a step estimated at less is not observed
+GOOD_ENOUGH = 1.02  # times the ops' own run times: nothing is left to gain
+CHECKS = 3  # unprobed steps whose peak is watched
+
+_runs = itertools.count(1)
+
+
+class Stage(enum.Enum):
+    """Where a step is on its way; see the module's docstring."""
+
+    WARM = enum.auto()
+    OBSERVE = enum.auto()
+    TRIAL = enum.auto()
+    CHECK = enum.auto()
+    READY = enum.auto()
+
+
+class Stages:
+    """Where one trace under a budget is on its way, and what follows each of its calls.
+
+    A fault in planning is none of the caller's: what ran stays, or the step as it was (see `_leave`).
+
+    Attributes:
+        stage: the next call's.
+        function: the `ConcreteFunction` that the next call runs.
+        run: the table that its probes write to.
+        rehearsing: whether probed calls write no variable, so that the step has to be run again.
+        report: what was decided and measured by now.
+    """
+
+    def __init__(self, engine: Engine, trace: Trace) -> None:
+        """
+        Args:
+            engine: device and options.
+            trace: with its recurrent layers swapped.
+        """
+        self._engine = engine
+        self._trace = trace
+        self._walls: list[Any] = []  # see `keep_apart`
+        self._make: Callable[..., OffloadPlan] | None = None
+        self._free: Room | None = None
+        self._notes: list[str] = []
+        self._trials: list[Trial] = []
+        self._tried: set[Any] = set()  # what the plans did
+        self._checked: list[int] = []  # peaks of the unprobed steps
+        self._replans = 0
+        self._warm = False  # whether the current trial's first, unmeasured run is done
+        self.stage = Stage.READY
+        self.run = next(_runs)
+        self.rehearsing = False
+        self.function = trace.concrete
+        self.report = engine.unlimited(trace.name)
+
+    def swap(self) -> None:
+        """Swap recurrent layers."""
+        try:
+            self._trace.swap()
+            self.report = self._trace.unplanned()
+        except Exception as error:
+            if not is_fault(error, reading=True):
+                raise
+            self._fault(error, "swapping recurrent layers", "they stay as they were")
+            self.report = replace(self.report, notes=tuple(self._notes))
+        self.function = self._trace.base
+
+    def begin(self, budget: int) -> None:
+        """Plan by estimate.
+
+        Raises:
+            InfeasibleBudgetError, NoGradientError, UnknownShapeError, AlreadyOptimizedError, HostMemoryError,
+            SpillDirectoryError: see `graph_passes.errors`.
+        """
+        self._budget = budget
+        reading = True
+        try:
+            self._trace.read()
+            reading = False
+            self._begin()
+        except NOT_PLANNABLE as error:
+            self.report = self._engine.left_alone(self.report, error)
+        except Exception as error:
+            if not is_fault(error, reading):
+                raise
+            self._leave(error)
+
+    def _fault(self, error: Exception, doing: str, instead: str) -> None:
+        self._notes.append(fault_note(self._engine, self._trace.name, error, doing, instead))
+
+    def _leave(self, error: Exception) -> None:
+        """Run the step as it was, because of a fault, and see what it takes.
+
+        Raises:
+            InfeasibleBudgetError: that may be more than the budget.
+        """
+        self.report = replace(self.report, notes=tuple(self._notes))
+        self.report = left_by_fault(self._engine, self.report, error, self._trace.estimated_peak())
+        self.function = self._trace.base
+        self._walls, self._replans = [], CPU_RETRIES  # there is nothing to plan again with
+        self.stage = Stage.CHECK if self._watches else Stage.READY
+
+    @property
+    def _watches(self) -> bool:
+        """Whether the step that runs is watched for what it takes; not in place of XLA's."""
+        left_to_xla = self._trace.jit_compile and self.function is self._trace.base
+        return self._engine.observes and not left_to_xla
+
+    def _begin(self) -> None:
+        engine = self._engine
+        self.rehearsing = self._trace.can_rehearse
+        self._key = self._trace.fingerprint(self._budget)
+        self._cache = ProfileCache(engine.options.cache_directory)
+        careful = self._trace.timeline(engine.estimate(workspace=True))
+        if careful.peak <= SURELY_FITS * self._budget:
+            self._settle(careful, self._trace.plan(careful, self._budget))
+            return
+        # Workspace is not known yet. Without, this is the least that any plan needs.
+        self._timeline = self._trace.timeline(engine.estimate(workspace=False))
+        least = self._trace.plan(self._timeline, self._budget)  # raises where no plan can meet the budget
+        engine.require_host_room(self._timeline, least)
+        if engine.options.observe:
+            separate(engine, self._trace.concrete.variables)
+        self._in_use = engine.in_use
+        known = self._cache.load(self._key, self._in_use, self._trace.step.order, engine.target.memory)
+        if known is not None:
+            self._notes.append("op times and memory were measured by an earlier process")
+            self._learn(known)
+            least = self._trace.plan(self._timeline, self._budget, timed=True)
+        if not engine.observes:
+            if known is None:
+                self._notes.append("op times and memory are estimates: nothing was observed")
+            if engine.options.observe:
+                self._notes.append("nothing can be observed: the allocator keeps no statistics (oneDNN is off)")
+            self._settle(self._timeline, least)
+            return
+        self._observed = known is not None
+        if engine.target.is_gpu:
+            self._walls = keep_apart(engine, self._timeline)
+        plan = partial(self._trace.plan, self._timeline)
+        self._firsts = first_plans(engine, self._timeline, self._budget, plan, least, self._room())
+        self._first = next(self._firsts)  # also what is left when every trial runs out of memory
+        if self._observed and not engine.target.is_gpu:
+            self._next_trial()
+            return
+        self._tried.add(self._first.actions)
+        self._build(self._first, probed=True)
+        self.stage = Stage.WARM
+        self.report = self._describe(self._timeline, self._first)
+
+    def _room(self) -> Room | None:
+        return find_room(self._engine, self._timeline, self._budget) if self._engine.target.is_gpu else None
+
+    def go_on(self, samples: list[Sample], flow: tuple[Counters, Counters]) -> None:
+        """What follows a probed step that ran through."""
+        try:
+            if self.stage is Stage.WARM and not self._observed:
+                self.stage = Stage.OBSERVE
+            elif self.stage is Stage.WARM:
+                self._next_trial()
+            elif self.stage is Stage.OBSERVE:
+                seen = observe(self._timeline, self._first.moves, samples, self._first.fillings)
+                self._cache.store(self._key, seen, self._in_use)
+                self._learn(seen)
+                self._next_trial()
+            elif not self._warm and self._engine.target.is_gpu:
+                self._warm = True
+            else:
+                self._judge(samples, flow)
+        except Exception as error:
+            if is_fault(error):
+                self._fault(error, "planning by measurement", "the best plan that ran stays")
+            else:  # measured, it needs more than the graph told; training goes on with what runs
+                self._notes.append(f"OVER BUDGET: {error}")
+            self._keep()
+
+    def _keep(self) -> None:
+        """Stay with the best of what ran, because nothing else can be planned.
+
+        Raises:
+            InfeasibleBudgetError: nothing ran but rehearsals, and what they rehearsed cannot be made; see `_leave`.
+        """
+        try:
+            self._choose()
+        except Exception as error:
+            if self.rehearsing and self.stage not in (Stage.CHECK, Stage.READY):
+                self._leave(error)
+                return
+            self._fault(error, "making the final plan", "what ran last stays")  # with probes, it runs as well
+            self.stage = Stage.READY
+            self.report = replace(self.report, notes=tuple(self._notes))
+
+    def _learn(self, seen: Observation) -> None:
+        estimate = self._engine.estimate(workspace=False)
+        costs = Measured(seen.seconds, seen.workspace, seen.base, estimate.roofline)
+        self._timeline = self._trace.timeline(costs)
+
+    def _next_trial(self) -> None:
+        """Start the next plan worth trying, or settle on the best that was tried.
+
+        A step that fits in the planned order may not fit in the order TensorFlow would choose, unless by far.
+        """
+        if self._timeline.peak <= SURELY_FITS * self._budget:
+            self._settle(self._timeline, self._trace.plan(self._timeline, self._budget, timed=True))
+            return
+        if self._make is None:  # the same plans are asked for before each trial
+            self._make, self._free = cache(partial(self._trace.plan, self._timeline, timed=True)), self._room()
+        known = self._trials, self._make, self._first, self._free
+        for plan in untried(self._engine, self._timeline, self._budget, *known):
+            if plan.actions not in self._tried:
+                self._tried.add(plan.actions)
+                self._candidate, self._warm = plan, False
+                self._build(plan, probed=True)
+                self.stage = Stage.TRIAL
+                self.report = self._describe(self._timeline, plan)
+                return
+        self._choose()
+
+    def _judge(self, samples: list[Sample], flow: tuple[Counters, Counters]) -> None:
+        seen = observe(self._timeline, self._candidate.moves, samples, self._candidate.fillings)
+        self._trials.append(judged(self._candidate, self._describe(self._timeline, self._candidate), seen, flow))
+        floor = sum(step.seconds for step in self._timeline.steps)
+        good = not self._engine.target.is_gpu or seen.step_seconds <= GOOD_ENOUGH * floor
+        if good and seen.peak <= self._budget:
+            self._choose()
+        else:
+            self._next_trial()
+
+    def give_up(self, error: Exception) -> None:
+        """A plan ran out of memory before any variable was written: go on to the next, with the same step.
+
+        Raises:
+            Exception: `error`, if a weight may have been updated already, so that the step cannot be run again, or if
+                there is no other plan.
+            InfeasibleBudgetError: there is no other plan, because no plan's allocations find room.
+        """
+        rows = self._engine.library.probes(self.run)
+        reached = max((row.index // 2 for row in rows), default=0)
+        if reached >= self._trace.step.first_update and not self.rehearsing:
+            raise error
+        plan = self._candidate if self.stage is Stage.TRIAL else self._first
+        where = str(error).partition("Detected at node ")[2].partition(" ")[0].strip("'")
+        self._notes.append(
+            f"a plan for {plan.budget:,} bytes ran out of memory at '{where}', before any variable was written; the "
+            "step was run again under another plan"
+        )
+        if self.stage is Stage.TRIAL:
+            try:
+                self._next_trial()
+            except Exception as fault:
+                if not is_fault(fault):
+                    raise
+                self._fault(fault, "planning by measurement", "the best plan that ran stays")
+                self._keep()
+            return
+        try:
+            following = next((plan for plan in self._firsts if plan.actions not in self._tried), None)
+            if following is not None:
+                self._tried.add(following.actions)
+                self._first = following
+                self._build(following, probed=True)
+                return
+            room = self._room()
+            widest = partial(self._trace.plan, self._timeline, self._budget, widest=True)
+            known = room and no_room(self._engine, self._timeline, widest, room, where)
+        except Exception as fault:
+            if not is_fault(fault):
+                raise
+            raise error from fault
+        raise known or error from error
+
+    def _choose(self) -> None:
+        """Settle on the fastest trial that met the budget; if none did, on the one that came nearest."""
+        if not self._trials:  # every plan ran out of memory: what ran first is known to run
+            self._settle(self._timeline, self._first, force=True)
+            return
+        best, notes = choose(self._trials, self._budget)
+        self._notes += notes
+        self._engine.library.trim()  # what trials moved beyond what the best of them does
+        self._settle(self._timeline, best.plan, force=True)
+        self.report = replace(best.report, notes=self.report.notes)
+
+    def check(self, peak: int) -> None:
+        """Take note of an unprobed step's peak; plan for less if it is over the budget."""
+        try:
+            self._check(peak)
+        except Exception as error:  # the step ran, and its result is the caller's
+            self._fault(error, "planning by measurement", "what ran stays")
+            self.stage = Stage.READY
+            self.report = replace(self.report, notes=tuple(dict.fromkeys((*self._notes, *self.report.notes))))
+
+    def _check(self, peak: int) -> None:
+        self._checked.append(peak)
+        over = peak - self._budget
+        if over > 0 and self._replans < CPU_RETRIES:
+            try:
+                plan = self._trace.plan(self._timeline, self._candidate.tightened(over), timed=True)
+                self._engine.require_host_room(self._timeline, plan)
+            except Exception as error:
+                if is_fault(error):
+                    raise
+                self._replans = CPU_RETRIES  # nothing is left to try
+            else:
+                self._notes.append(
+                    f"replanned: a plan for {self._candidate.budget:,} bytes ran {over:,} over the budget"
+                )
+                self._replans += 1
+                self._checked = []
+                self._settle(self._timeline, plan, force=True)
+                return
+        if len(self._checked) >= CHECKS:
+            notes = tuple(dict.fromkeys((*self._notes, *self.report.notes)))
+            known = replace(self.report, notes=notes)
+            self.report = checked(known, self._checked, self._budget, planned=self.function is not self._trace.base)
+            self.stage = Stage.READY
+
+    def _settle(self, timeline: Timeline, plan: OffloadPlan, force: bool = False) -> None:
+        """Make `plan` final. Without moves the trace stays as it was, unless its order is part of what was tried.
+
+        Steps that are observed are watched for a while, but not in place of XLA's.
+        """
+        self._timeline, self._candidate = timeline, plan
+        if plan.moves or force:
+            self._build(plan, probed=False)
+        else:
+            self.function = self._trace.base
+        self.stage = Stage.CHECK if self._watches else Stage.READY
+        self.report = self._describe(timeline, plan)
+
+    def _build(self, plan: OffloadPlan, *, probed: bool) -> None:
+        probing = Probing(self.run, self._engine.target.name) if probed else None
+        self.function = self._trace.build(self._timeline, plan, probing, rehearse=probed and self.rehearsing)
+
+    def _describe(self, timeline: Timeline, plan: OffloadPlan) -> Report:
+        return self._trace.describe(timeline, plan, self._notes, given=self.function is self._trace.base)

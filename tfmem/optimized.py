@@ -12,6 +12,7 @@ import tensorflow as tf
 from graph_passes.errors import GraphError
 from graph_passes.report import Report
 from tfmem.capture.function import call_key
+from tfmem.draws import Draws
 from tfmem.engine import Engine
 from tfmem.step import ManagedStep
 
@@ -44,6 +45,8 @@ class OptimizedFunction:
         self._engine = engine
         self._jit_compile = jit_compile or bool(getattr(function, "_jit_compile", False))
         self._fallback = fallback
+        # Keras trains with one trace for all batch sizes: traces for several go on with its random numbers.
+        self._draws = None if fallback is None else Draws(engine.library)
         self._lock = threading.Lock()
         self._steps: MutableMapping[Any, ManagedStep] = weakref.WeakKeyDictionary()
         self._unobserved: MutableMapping[Any, ManagedStep] = weakref.WeakKeyDictionary()
@@ -109,5 +112,5 @@ class OptimizedFunction:
         with self._lock:
             step = steps.get(concrete)
             if step is None:
-                step = steps[concrete] = ManagedStep(concrete, engine, self._jit_compile)
+                step = steps[concrete] = ManagedStep(concrete, engine, self._jit_compile, self._draws)
         return step

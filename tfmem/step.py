@@ -1,13 +1,9 @@
 """One traced training step under a memory budget: estimated, observed, planned, tried.
 
-    call 1      WARM      everything large moves: cuDNN chooses its algorithms when they first run, among those whose
-                          workspace fits, so memory should be plenty then
-    call 2      OBSERVE   the same, with probes: op times, workspace, what else is in memory
-    calls 3..   TRIAL     plans by measurement, with probes; on a GPU for falling shares of the budget, each run twice.
-                          The fastest that met the budget stays: more memory is not always faster, because an allocator
-                          near its limit is fragmented, and then convolutions fall back to slower algorithms.
-    next 3      CHECK     the plan as it will run, without probes: does its peak stay within the budget? else plan again
-    then        READY
+    WARM, OBSERVE   everything large moves, with probes: op times, workspace, what else is in memory
+    TRIAL           plans by measurement, with probes; the fastest that met the budget stays
+    CHECK           the plan as it will run, without probes: does its peak stay within the budget? else plan again
+    READY
 
 Every call computes the same step, so training starts with the first. A step that fits by far is left as it was; three
 of its calls are watched, too, for what it takes.
@@ -45,10 +41,11 @@ from tfmem.capture.captured import require_feeds
 from tfmem.capture.function import call_traced, capture_concrete, restore_concrete
 from tfmem.capture.grappler import run_grappler
 from tfmem.devices import conditions
+from tfmem.draws import Draws, StepGraphs
 from tfmem.engine import NOT_PLANNABLE, Engine
 from tfmem.profile import ProfileCache, fingerprint
 from tfmem.recurrent import swap_recurrent, with_swaps
-from tfmem.rehearsal import can_rehearse, without_updates
+from tfmem.rehearsal import can_rehearse
 from tfmem.rooms import find_room, keep_apart, separate
 from tfmem.sampling import sampled, watched
 from tfmem.trials import CPU_RETRIES, OUT_OF_MEMORY, Trial, checked, choose, first_plans, judged, no_room, untried
@@ -77,13 +74,14 @@ class ManagedStep:
         report: what was decided and measured by now.
     """
 
-    def __init__(self, concrete: Any, engine: Engine, jit_compile: bool = False) -> None:
+    def __init__(self, concrete: Any, engine: Engine, jit_compile: bool = False, draws: Draws | None = None) -> None:
         """Plan by estimate.
 
         Args:
             concrete: the trace, a `ConcreteFunction`.
             engine: budget, device and options.
             jit_compile: whether the trace would run under XLA if nothing had to move.
+            draws: streams of random numbers that this step goes on with, and others; its own if not given.
 
         Raises:
             InfeasibleBudgetError, NoGradientError, UnknownShapeError, AlreadyOptimizedError, HostMemoryError,
@@ -113,7 +111,7 @@ class ManagedStep:
             return
         self._budget = budget
         try:
-            self._read()
+            self._read(draws)
             self._begin()
         except NOT_PLANNABLE as error:
             self.report = engine.left_alone(self.report, error)
@@ -143,8 +141,8 @@ class ManagedStep:
 
     @property
     def function(self) -> Any:
-        """The `ConcreteFunction` that runs by now."""
-        return self._function
+        """The `ConcreteFunction` that runs by now; it can be called, put into other graphs, and saved."""
+        return getattr(self._function, "portable", self._function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step."""
@@ -155,7 +153,7 @@ class ManagedStep:
                 return self._function(*args, **kwargs)
             return self._staged(args, kwargs)
 
-    def _read(self) -> None:
+    def _read(self, draws: Draws | None) -> None:
         concrete, engine = self._concrete, self._engine
         captured = self._source
         serde.refuse_optimized((node.name, node.op) for node in captured.graph_def.node)
@@ -169,6 +167,7 @@ class ManagedStep:
         fetches = [parse_input(name)[0] for name in self._captured.fetches]
         self._step = pipeline.Step.read(graph, self._captured.creation_order, fetches, merging=not engine.target.is_gpu)
         self._rehearsing = engine.target.is_gpu and can_rehearse(graph)
+        self._graphs = StepGraphs(concrete, self._captured, self._shapes, draws, engine)
         self._key = fingerprint(graph, {**conditions(engine.target), "budget": self._budget})
         self._cache = ProfileCache(engine.options.cache_directory)
 
@@ -221,6 +220,7 @@ class ManagedStep:
             except OUT_OF_MEMORY as error:
                 self._give_up(error)
                 continue
+            self._graphs.ran(self._function)
             self._go_on(samples, flow)
             if not self._rehearsing:
                 return result
@@ -228,6 +228,7 @@ class ManagedStep:
         if self._stage is Stage.READY:
             return self._function(*args, **kwargs)
         result, peak = watched(self._engine, self._function, args, kwargs)
+        self._graphs.ran(self._function)
         self._check(peak)
         return result
 
@@ -361,7 +362,7 @@ class ManagedStep:
         if plan.moves or force:
             self._build(plan, probed=False)
         else:
-            self._function = self._base
+            self._function = self._base = self._graphs.unmoved(self._base, self._jit_compile)
         left_to_xla = self._jit_compile and self._function is self._base
         self._stage = Stage.CHECK if self._engine.observes and not left_to_xla else Stage.READY
         self.report = self._describe(timeline, plan)
@@ -375,9 +376,7 @@ class ManagedStep:
         probing = Probing(self._run, self._engine.target.name) if probed else None
         edited = pipeline.edit_step(self._step, self._timeline, plan, options, probing)
         graph_def = serde.to_graph_def(edited, self._captured.graph_def)
-        if probed and self._rehearsing:
-            graph_def = without_updates(graph_def)
-        self._function = restore_concrete(self._concrete, self._captured, graph_def, self._shapes)
+        self._function = self._graphs.restore(graph_def, rehearsed=probed and self._rehearsing)
 
     def _describe(self, timeline: Timeline, plan: OffloadPlan) -> Report:
         report = pipeline.describe(

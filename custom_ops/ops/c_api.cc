@@ -15,6 +15,7 @@
 #include "custom_ops/ops/link_bandwidth.h"
 #include "custom_ops/ops/pinned_pool.h"
 #include "custom_ops/ops/probe.h"
+#include "custom_ops/ops/shared_kernels.h"
 #include "custom_ops/ops/spill.h"
 
 namespace {
@@ -91,6 +92,12 @@ int64_t tfmem_read_probes(int64_t run, tfmem::ProbeRow* rows, int64_t capacity) 
 }
 
 void tfmem_clear_probes(int64_t run) { tfmem::ClearProbes(run); }
+
+bool tfmem_share_op(const char* op) { return tfmem::ShareOp(op); }
+
+int64_t tfmem_open_stream() { return tfmem::OpenStream(); }
+
+void tfmem_close_stream(int64_t stream) { tfmem::CloseStream(stream); }
 
 // bandwidth: to host, to device, and both again with both directions busy; bytes/s.
 int tfmem_link_bandwidth(int ordinal, int64_t bytes, double* bandwidth, char* error,

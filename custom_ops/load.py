@@ -245,6 +245,21 @@ class Library:
         self._functions.tfmem_host_memory(ctypes.c_char_p(os.fsencode(root)), values)
         return HostMemory(*values)
 
+    def share_op(self, op: str) -> bool:
+        """Whether there is an op "TfmemShared<op>", whose kernel several graphs can share; see ops/shared_kernels.h.
+
+        It has the attributes of `op`, and `tfmem_stream` and `tfmem_draw`.
+        """
+        return bool(self._functions.tfmem_share_op(ctypes.c_char_p(op.encode())))
+
+    def open_stream(self) -> int:
+        """A new value of `tfmem_stream`."""
+        return int(self._functions.tfmem_open_stream())
+
+    def close_stream(self, stream: int) -> None:
+        """No graph finds the stream any more."""
+        self._functions.tfmem_close_stream(ctypes.c_int64(stream))
+
     def link_bandwidth(self, device: int = 0, size: int = 256 << 20) -> LinkBandwidth:
         """Measures the link of GPU `device`, as the driver counts them, with copies of `size` bytes. Blocks.
 
@@ -311,5 +326,7 @@ def load() -> Library:
             f"another one: {error}. {_BUILD_HINT}"
         ) from error
     functions.tfmem_read_probes.restype = ctypes.c_int64
+    functions.tfmem_share_op.restype = ctypes.c_bool
+    functions.tfmem_open_stream.restype = ctypes.c_int64
     register_gradient(ops)
     return Library(path, ops, functions)

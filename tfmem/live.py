@@ -97,9 +97,7 @@ class _LiveStep:
             with self._editor.undone_on_error():
                 for update, reader in self._held:
                     self._editor.add_control(update, reader)
-                pipeline.edit_step(
-                    step, timeline, plan, options, editor=self._editor, spill_key=self._engine.spill_key
-                )
+                pipeline.edit_step(step, timeline, plan, options, editor=self._editor, spill_key=self._engine.spill_key)
         return None, found
 
 

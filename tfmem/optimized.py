@@ -13,6 +13,7 @@ from graph_passes.errors import GraphError
 from graph_passes.report import Report
 from tfmem.capture.arguments import open_shapes, shapes_key
 from tfmem.capture.function import call_key
+from tfmem.draws import Draws
 from tfmem.engine import Engine
 from tfmem.step import ManagedStep
 
@@ -41,6 +42,8 @@ class OptimizedFunction:
         self._engine = engine
         self._jit_compile = compiled is not None or bool(getattr(function, "_jit_compile", False))
         self._lock = threading.Lock()
+        # Batches of all sizes go on with the random numbers of their trace.
+        self._draws: MutableMapping[Any, Draws] = weakref.WeakKeyDictionary()
         self._steps: Steps = weakref.WeakKeyDictionary()
         self._unobserved: Steps = weakref.WeakKeyDictionary()
         self._with_xla: MutableMapping[Any, Any] = weakref.WeakKeyDictionary()
@@ -145,6 +148,9 @@ class OptimizedFunction:
         with self._lock:
             step = steps.get(concrete, {}).get(key)
             if step is None:
-                step = ManagedStep(concrete, engine.shaped(shapes) if shapes else engine, self._jit_compile)
+                if concrete not in self._draws:
+                    self._draws[concrete] = Draws(engine.library)
+                shaped = engine.shaped(shapes) if shapes else engine
+                step = ManagedStep(concrete, shaped, self._jit_compile, self._draws[concrete])
                 steps.setdefault(concrete, {})[key] = step
         return step

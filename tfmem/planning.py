@@ -22,11 +22,12 @@ from tfmem.capture.captured import Captured, require_feeds
 from tfmem.capture.function import capture_concrete, restore_concrete
 from tfmem.capture.grappler import run_grappler
 from tfmem.devices import conditions
+from tfmem.draws import Draws, StepGraphs
 from tfmem.engine import Engine
 from tfmem.faults import estimated_peak
 from tfmem.profile import fingerprint
 from tfmem.recurrent import swap_recurrent, with_swaps
-from tfmem.rehearsal import can_rehearse, without_updates
+from tfmem.rehearsal import can_rehearse
 
 
 class Trace:
@@ -39,12 +40,13 @@ class Trace:
         swaps: what the recurrent pass did.
     """
 
-    def __init__(self, concrete: Any, engine: Engine, jit_compile: bool = False) -> None:
+    def __init__(self, concrete: Any, engine: Engine, jit_compile: bool = False, draws: Draws | None = None) -> None:
         """
         Args:
             concrete: the trace.
             engine: device and options.
             jit_compile: whether the trace would run under XLA if nothing had to move.
+            draws: streams of random numbers that this step goes on with, and others; its own if not given.
         """
         self.concrete = self.base = concrete
         self.name = tf.compat.as_str(concrete.name)
@@ -54,6 +56,8 @@ class Trace:
         self._shapes = engine.feed_shapes
         self._source: Captured | None = None
         self._step: pipeline.Step | None = None
+        self._draws = draws
+        self._graphs: StepGraphs | None = None
 
     def swap(self) -> None:
         """Swap recurrent layers; a failure leaves everything as it was."""
@@ -88,6 +92,7 @@ class Trace:
         fetches = [parse_input(name)[0] for name in self._captured.fetches]
         self.can_rehearse = engine.target.is_gpu and can_rehearse(graph)
         self._step = pipeline.Step.read(graph, self._captured.creation_order, fetches, merging=not engine.target.is_gpu)
+        self._graphs = StepGraphs(self.concrete, self._captured, self._shapes, self._draws, engine)
 
     @property
     def step(self) -> pipeline.Step:
@@ -95,6 +100,13 @@ class Trace:
         if self._step is None:
             raise GraphError(f"'{self.name}' was not read")
         return self._step
+
+    @property
+    def graphs(self) -> StepGraphs:
+        """What makes functions of the graphs that run in place of the trace, once it was read."""
+        if self._graphs is None:
+            raise GraphError(f"'{self.name}' was not read")
+        return self._graphs
 
     def estimated_peak(self) -> int | None:
         """Bytes that the trace needs as it was given, after something failed; None if not even that is known."""
@@ -120,9 +132,17 @@ class Trace:
         options, key = self._engine.options.offload, self._engine.spill_key
         edited = pipeline.edit_step(self.step, timeline, plan, options, probing, spill_key=key)
         graph_def = serde.to_graph_def(edited, self._captured.graph_def)
-        if rehearse:
-            graph_def = without_updates(graph_def)
-        return restore_concrete(self.concrete, self._captured, graph_def, self._shapes)
+        return self.graphs.restore(graph_def, rehearsed=rehearse)
+
+    def unmoved(self) -> Any:
+        """The function that runs where nothing moves; `base` from now on."""
+        self.base = self.graphs.unmoved(self.base, self.jit_compile)
+        return self.base
+
+    def ran(self, function: Any) -> None:
+        """`function` ran last in place of the trace."""
+        if self._graphs is not None:
+            self._graphs.ran(function)
 
     def unplanned(self) -> Report:
         """The report while nothing is planned."""

@@ -125,6 +125,10 @@ class Stages:
                 raise
             self._leave(error)
 
+    def ran(self) -> None:
+        """`function` was called in a stage, and ran through."""
+        self._trace.ran(self.function)
+
     def _fault(self, error: Exception, doing: str, instead: str) -> None:
         self._notes.append(fault_note(self._engine, self._trace.name, error, doing, instead))
 
@@ -363,7 +367,7 @@ class Stages:
         if plan.moves or force:
             self._build(plan, probed=False)
         else:
-            self.function = self._trace.base
+            self.function = self._trace.unmoved()
         self.stage = Stage.CHECK if self._watches else Stage.READY
         self.report = self._describe(timeline, plan)
 

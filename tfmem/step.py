@@ -7,6 +7,7 @@ from typing import Any
 
 from graph_passes.report import Report
 from tfmem.capture.function import call_traced
+from tfmem.draws import Draws
 from tfmem.engine import Engine
 from tfmem.planning import Trace
 from tfmem.sampling import sampled, watched
@@ -17,13 +18,14 @@ from tfmem.trials import OUT_OF_MEMORY
 class ManagedStep:
     """One trace of a function, run under a budget. Calls are as to the trace itself."""
 
-    def __init__(self, concrete: Any, engine: Engine, jit_compile: bool = False) -> None:
+    def __init__(self, concrete: Any, engine: Engine, jit_compile: bool = False, draws: Draws | None = None) -> None:
         """Plan by estimate.
 
         Args:
             concrete: the trace, a `ConcreteFunction`.
             engine: budget, device and options.
             jit_compile: whether the trace would run under XLA if nothing had to move.
+            draws: streams of random numbers that this step goes on with, and others; its own if not given.
 
         Raises:
             InfeasibleBudgetError, NoGradientError, UnknownShapeError, AlreadyOptimizedError, HostMemoryError,
@@ -32,7 +34,7 @@ class ManagedStep:
         self._engine = engine
         self._given = concrete
         self._lock = threading.RLock()
-        self._stages = Stages(engine, Trace(concrete, engine, jit_compile))
+        self._stages = Stages(engine, Trace(concrete, engine, jit_compile, draws))
         self._stages.swap()
         if engine.budget is not None:
             self._stages.begin(engine.budget)
@@ -45,7 +47,7 @@ class ManagedStep:
     @property
     def unchanged(self) -> bool:
         """Whether calls go to the trace as it was given, by now and for good."""
-        return self.function is self._given and self.settled
+        return self._stages.function is self._given and self.settled
 
     @property
     def settled(self) -> bool:
@@ -54,16 +56,16 @@ class ManagedStep:
 
     @property
     def function(self) -> Any:
-        """The `ConcreteFunction` that runs by now."""
-        return self._stages.function
+        """The `ConcreteFunction` that runs by now; it can be called, put into other graphs, and saved."""
+        return getattr(self._stages.function, "portable", self._stages.function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step."""
         if self.settled:
-            return call_traced(self.function, args, kwargs)
+            return call_traced(self._stages.function, args, kwargs)
         with self._lock:  # an observed step runs alone
             if self.settled:
-                return self.function(*args, **kwargs)
+                return self._stages.function(*args, **kwargs)
             return self._staged(args, kwargs)
 
     def _staged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -74,6 +76,7 @@ class ManagedStep:
             except OUT_OF_MEMORY as error:
                 stages.give_up(error)
                 continue
+            stages.ran()
             stages.go_on(samples, flow)
             if not stages.rehearsing:
                 return result
@@ -81,5 +84,6 @@ class ManagedStep:
         if stages.stage is Stage.READY:
             return stages.function(*args, **kwargs)
         result, peak = watched(self._engine, stages.function, args, kwargs)
+        stages.ran()
         stages.check(peak)
         return result

@@ -16,6 +16,7 @@
 #include "custom_ops/ops/link_bandwidth.h"
 #include "custom_ops/ops/pinned_pool.h"
 #include "custom_ops/ops/probe.h"
+#include "custom_ops/ops/shared_kernels.h"
 #include "custom_ops/ops/spill.h"
 #include "custom_ops/ops/spill_directories.h"
 
@@ -102,6 +103,12 @@ void tfmem_spill_directory_key(const char* directory, char* key, int64_t capacit
   std::memcpy(key, found.data(), length);
   key[length] = '\0';
 }
+
+bool tfmem_share_op(const char* op) { return tfmem::ShareOp(op); }
+
+int64_t tfmem_open_stream() { return tfmem::OpenStream(); }
+
+void tfmem_close_stream(int64_t stream) { tfmem::CloseStream(stream); }
 
 // bandwidth: to host, to device, and both again with both directions busy; bytes/s.
 int tfmem_link_bandwidth(int ordinal, int64_t bytes, double* bandwidth, char* error,

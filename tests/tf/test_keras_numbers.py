@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-from tests.tf import keras_runs
-from tests.tf.optimized_runs import SPARE
 
 import tfmem
+from tests.tf import keras_runs
+from tests.tf.optimized_runs import SPARE
 
 LIBRARIES = {"keras": keras, "tf_keras": tf_keras}
 TIGHT = {  # each trains with a budget that it just meets

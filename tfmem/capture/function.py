@@ -9,7 +9,7 @@ function from a graph with inputs captured by reference and a structured signatu
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -97,18 +97,41 @@ class RestoredFunction(ConcreteFunction):
     # rewritten one.
     kept_alive: tuple[object, ...] = ()
 
+    # Makes the same function of a graph that can go into other graphs, where this one's cannot.
+    make_portable: Callable[[], RestoredFunction] | None = None
+
+    # The function that was restored, if it computes the same: it has a gradient.
+    differentiable: ConcreteFunction | None = None
+
+    # What eager calls of a portable function run.
+    _called_eagerly: RestoredFunction | None = None
+
     # What calls were told last: a thread's options, and the attributes that they make.
     _told: tuple[object, tuple[Any, ...]] = (None, ())
 
     def _call_flat(self, tensor_inputs: Sequence[tf.Tensor], captured_inputs: Sequence[tf.Tensor]) -> Any:
         """What TensorFlow's Python does around a call takes longer than a small graph runs, so it is left out where
         nobody asks for it: records gradients, cancels, builds a graph, or gets handles."""
-        watched = record.could_possibly_record() or cancellation.context() is not None
+        recorded = record.could_possibly_record()
         building = not tf.executing_eagerly() or ops.get_default_graph().building_function
+        if self.differentiable is not None and (recorded or building):
+            return self.differentiable._call_flat(tensor_inputs, captured_inputs)
+        if self._called_eagerly is not None and not building:
+            return self._called_eagerly._call_flat(tensor_inputs, captured_inputs)
+        watched = recorded or cancellation.context() is not None
         if watched or building or self._returns_handles:
             with without_grappler():
                 return super()._call_flat(tensor_inputs, captured_inputs)
         return self._run([*tensor_inputs, *captured_inputs])
+
+    @functools.cached_property
+    def portable(self) -> RestoredFunction:
+        """The same, for other graphs and SavedModels; an eager call of it is one of this function."""
+        if self.make_portable is None:
+            return self
+        portable = self.make_portable()
+        portable._called_eagerly, portable.differentiable = self, self.differentiable
+        return portable
 
     @functools.cached_property
     def _returns_handles(self) -> bool:

@@ -1,8 +1,9 @@
 """Reverse-mode differentiation of one step of a cell, node by node.
 
 The result may read the value of any forward node; `custom_ops.differentiate` decides which of them are kept, which are
-computed again. Where a function has no derivative, it is TensorFlow's: 0 for relu at 0, all to the first argument of
-`maximum` and `minimum` if both are equal."""
+computed again. TensorFlow's own gradients say what is right, also where there is no derivative, and where numbers are
+not finite (math_grad.py, nn_grad.py, cwise_ops_gradients.h): whether zero times infinity is 0 or NaN depends on the op.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from custom_ops.cell import (
+    SELU_ABOVE,
+    SELU_BELOW,
     Cell,
     Constant,
     Elementwise,
@@ -265,6 +268,13 @@ def derivatives(
     def where_not(condition: int) -> int:
         return apply("select", condition, number(0), adjoint)
 
+    def in_turn(*factors: int) -> int:
+        """The adjoint times all of them, from left to right: what overflows on the way depends on the order."""
+        product = adjoint
+        for factor in factors:
+            product = apply("multiply", product, factor)
+        return product
+
     match op:
         case "add":
             return adjoint, adjoint
@@ -272,16 +282,23 @@ def derivatives(
             return adjoint, apply("negate", adjoint)
         case "multiply":
             return times(y), times(x)
-        case "divide":
-            quotient = apply("divide", adjoint, y)
-            return quotient, apply("negate", apply("multiply", quotient, result))
+        case "divide" | "divide_no_nan":
+            return apply(op, adjoint, y), times(apply(op, apply("negate", result), y))
+        case "multiply_no_nan":
+            return apply(op, adjoint, y), apply(op, x, adjoint)
+        case "xdivy":
+            not_zero = apply("subtract", number(1), apply("equal", x, number(0)))
+            return times(apply(op, not_zero, y)), times(apply(op, apply("negate", x), apply("square", y)))
+        case "squared_difference":
+            first = apply("multiply", times(number(2)), apply("subtract", x, y))
+            return first, apply("negate", first)
         case "maximum" | "minimum":
             first = apply("greater_equal", *((x, y) if op == "maximum" else (y, x)))
             return where(first), where_not(first)
         case "power":
-            slope = apply("multiply", y, apply("power", x, apply("subtract", y, number(1))))
+            slope = in_turn(y, apply("power", x, apply("subtract", y, number(1))))
             logarithm = apply("select", apply("greater", x, number(0)), apply("log", x), number(0))
-            return times(slope), times(apply("multiply", result, logarithm))
+            return slope, in_turn(result, logarithm)
         case "select":
             return None, where(x), where_not(x)
         case "greater" | "greater_equal" | "equal":
@@ -292,8 +309,23 @@ def derivatives(
             return (apply("negate", adjoint),)
         case "cos":
             return (apply("negate", times(apply("sin", x))),)
-        case "relu":
-            return (where(apply("greater", result, number(0))),)
+        case "erf" | "erfc":
+            slope = apply("exp", apply("negate", apply("square", x)))
+            return (in_turn(number((2 if op == "erf" else -2) / math.sqrt(math.pi)), slope),)
+        case "sqrt":
+            return (apply("multiply_no_nan", apply("divide", number(0.5), result), adjoint),)
+        case "reciprocal_sqrt":
+            square = apply("multiply", number(-0.5), apply("square", result))
+            return (apply("multiply_no_nan", square, apply("multiply_no_nan", result, adjoint)),)
+        case "reciprocal":
+            return (apply("multiply_no_nan", apply("negate", apply("square", result)), adjoint),)
+        case "softsign":
+            return (apply("divide", adjoint, apply("square", apply("add", apply("absolute", x), number(1)))),)
+        case "selu":
+            # TensorFlow's result is a multiple of exp(x) - 1, which is 0 sooner than ours: at 0 the slope jumps.
+            below = times(apply("add", result, number(SELU_BELOW)))
+            is_below = apply("greater", number(1), apply("exp", x))
+            return (apply("select", is_below, below, times(number(SELU_ABOVE))),)
         case "elu":
             below = times(apply("add", result, number(1)))
             return (apply("select", apply("greater", number(0), result), below, adjoint),)
@@ -309,12 +341,10 @@ def _slope(builder: CellBuilder, op: str, result: int, x: int) -> int:
             return apply("sign", x)
         case "square":
             return apply("multiply", number(2), x)
-        case "sqrt":
-            return apply("divide", number(0.5), result)
-        case "reciprocal_sqrt":
-            return apply("multiply", number(-0.5), apply("multiply", result, apply("square", result)))
-        case "reciprocal":
-            return apply("negate", apply("square", result))
+        case "relu":
+            return apply("greater", result, number(0))
+        case "relu6":
+            return apply("multiply", apply("greater", result, number(0)), apply("greater", number(6), result))
         case "exp":
             return result
         case "expm1":
@@ -323,10 +353,12 @@ def _slope(builder: CellBuilder, op: str, result: int, x: int) -> int:
             return apply("reciprocal", x)
         case "log1p":
             return apply("reciprocal", apply("add", number(1), x))
-        case "erf":
-            return apply("multiply", number(2 / math.sqrt(math.pi)), apply("exp", apply("negate", apply("square", x))))
         case "sin":
             return apply("cos", x)
+        case "sinh":
+            return apply("cosh", x)
+        case "cosh":
+            return apply("sinh", x)
         case "sigmoid":
             return apply("multiply", result, apply("subtract", number(1), result))
         case "tanh":

@@ -53,7 +53,7 @@ def _elementwise(cell: Cell, node: Elementwise, bounds: list[Interval]) -> Inter
     match node.op:
         case "sigmoid" | "greater" | "greater_equal" | "equal":
             return (0.0, 1.0)
-        case "tanh" | "erf" | "sin" | "cos" | "sign":
+        case "tanh" | "erf" | "sin" | "cos" | "sign" | "softsign":
             return UNIT
         case "negate":
             return (-arguments[0][1], -arguments[0][0])

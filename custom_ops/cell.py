@@ -24,14 +24,19 @@ _SIZES = ("sequences", "invariants", "vectors", "states")
 
 # elementwise ops: name -> number of arguments. `select(c, a, b)` is a where c is not zero, else b, and like
 # TensorFlow's SelectV2 it lets no NaN through from the side that is not chosen. `greater` and `equal` give 1 or 0.
+# `multiply_no_nan` and `divide_no_nan` give 0 where the second argument is 0, `xdivy` where the first one is. An op of
+# TensorFlow's whose gradient is no chain of the others' is one of these, too (relu6, softsign, ...): see `adjoint`.
 ELEMENTWISE = {
     "add": 2, "subtract": 2, "multiply": 2, "divide": 2, "maximum": 2, "minimum": 2, "power": 2,
+    "multiply_no_nan": 2, "divide_no_nan": 2, "xdivy": 2, "squared_difference": 2,
     "greater": 2, "greater_equal": 2, "equal": 2,
     "negate": 1, "absolute": 1, "sign": 1, "square": 1, "sqrt": 1, "reciprocal_sqrt": 1, "reciprocal": 1,
-    "exp": 1, "log": 1, "log1p": 1, "expm1": 1, "erf": 1, "sin": 1, "cos": 1,
+    "exp": 1, "log": 1, "log1p": 1, "expm1": 1, "erf": 1, "erfc": 1, "sin": 1, "cos": 1,
     "sigmoid": 1, "tanh": 1, "relu": 1, "softplus": 1, "elu": 1,
+    "relu6": 1, "selu": 1, "softsign": 1, "sinh": 1, "cosh": 1,
     "select": 3,
 }  # fmt: skip
+SELU_ABOVE, SELU_BELOW = 1.0507009873554805, 1.7580993408473769  # selu is these times x, and exp(x) - 1
 
 
 @dataclass(frozen=True)

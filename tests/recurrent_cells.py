@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from custom_ops import cells
-from custom_ops.cell import Cell, Product, Term
+from custom_ops.cell import ELEMENTWISE, Cell, Product, Term
 from custom_ops.cell_builder import CellBuilder
 
 Array = NDArray[Any]
@@ -40,6 +40,16 @@ def library(units: int) -> dict[str, Cell]:
         "esn": cells.esn(),
         "esn leaky": cells.esn(leaky=0.3),
     }
+
+
+def every_op() -> Cell:
+    """A simple recurrence whose step puts out every elementwise op of its state and two inputs."""
+    builder = CellBuilder()
+    first, second = builder.sequence(2)
+    state = builder.state()
+    new = builder.apply("add", first, builder.product(state, builder.matrix(1, 1)))
+    results = [builder.apply(op, *(new, second, state)[:count]) for op, count in ELEMENTWISE.items()]
+    return builder.build([builder.apply("tanh", new)], [[result] for result in results])
 
 
 class Arguments(NamedTuple):

@@ -21,7 +21,7 @@ from tfmem.capture.differentiate import gradients
 from tfmem.capture.live_graph import LiveEditor, capture_graph
 from tfmem.engine import Engine
 from tfmem.faults import fault_note, is_fault
-from tfmem.recurrent import warn_of_faults, with_swaps
+from tfmem.recurrent import kept_steps, warn_of_faults, with_swaps
 from tfmem.tuning import with_kernels
 from tfmem.unobserved import plan_unobserved, within_budget
 
@@ -120,13 +120,16 @@ def _swap(graph: Any, editor: LiveEditor, engine: Engine, fetches: Sequence[str]
 
 
 def _planned(graph: Any, read: Graph, engine: Engine, fetches: Sequence[str]) -> RecurrentPlan:
-    plan = plan_whole(read, [parse_input(name)[0].node for name in fetches], gradients)
+    keep = [parse_input(name)[0].node for name in fetches]
+    plan = plan_whole(read, keep, gradients)
     if graph.building_function:
         runs_anyway = [match for match in plan.matches if any(read[name].op in RUNS_ANYWAY for name in match.removed)]
         left = tuple(Unmatched(match.name, match.carrier, _BEING_TRACED) for match in runs_anyway)
         kept = tuple(match for match in plan.matches if match not in runs_anyway)
         plan = RecurrentPlan(kept, (*plan.unmatched, *left))
     plan = with_kernels(plan, engine.target, engine.options)
+    known = {name for match in plan.matches for name in match.removed}
+    plan = replace(plan, unmatched=(*plan.unmatched, *kept_steps(read, keep, known=known, in_place=True)))
     return carried_out(plan, read)[0]  # tried on a copy first
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from tensorflow.core.framework.graph_pb2 import GraphDef
+from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 from custom_ops.errors import warn
 from graph_passes import serde
@@ -14,6 +16,7 @@ from graph_passes.recurrent.biases import with_fused_biases
 from graph_passes.recurrent.faults import attempt, carried_out, fault
 from graph_passes.recurrent.loops import LOOPS
 from graph_passes.recurrent.match import RECURRENT_OP, Match, RecurrentPlan, Unmatched
+from graph_passes.recurrent.repeated import FORMS, LEAST, MODES, PRODUCTS, Refused, repeated
 from graph_passes.recurrent.rolling import roll_up
 from graph_passes.recurrent.training import plan_whole
 from graph_passes.report import SWAPPED, Report
@@ -86,6 +89,7 @@ def _swapped(
     chosen = implementations(captured.graph_def)
     refused: list[Unmatched] = []
     unrolled: set[str] = set()  # what stays so
+    known: set[str] = set()  # the nodes of that
     while True:
         inlined = replace(captured, graph_def=inline_calls(captured.graph_def, fetched, chosen))
         inferred = shaped_graph(inlined, feed_shapes=feed_shapes)
@@ -101,6 +105,7 @@ def _swapped(
         if stiff:
             refused += stiff
             unrolled |= {loop.name for loop in stiff}
+            known |= {name for loop in stiff for name in rolled.loops[loop.name]}
             continue
         kept = [f for f, calls in chosen.items() if any(_inside(loop.name, calls) for loop in plan.unmatched)]
         if not kept:
@@ -109,7 +114,10 @@ def _swapped(
         chosen = {function: calls for function, calls in chosen.items() if function not in kept}
     # A call that was kept is reported once, with what is in the way inside.
     others = (loop for loop in plan.unmatched if not any(before.name.startswith(f"{loop.name}/") for before in refused))
-    plan = replace(plan, unmatched=(*refused, *others, *rolled.unmatched))
+    known |= {name for match in plan.matches for name in match.removed}
+    plan = replace(
+        plan, unmatched=(*refused, *others, *rolled.unmatched, *kept_steps(graph, keep, rolled.refused, known))
+    )
     if final and target.is_gpu:
         plan = _with_fused_biases(plan)
 
@@ -164,10 +172,58 @@ def _copies_a_result(graph: Graph, name: str) -> bool:
     return node is not None and node.op == "Identity" and graph[node.inputs[0].node].op in LOOPS
 
 
+def kept_steps(
+    graph: Graph,
+    keep: Collection[str],
+    refused: Sequence[Refused] = (),
+    known: Collection[str] = (),
+    in_place: bool = False,
+) -> list[Unmatched]:
+    """As `repeated`, which is for the report alone: what fails in it is a line of that."""
+    found: list[Unmatched] = []
+    with attempt(found, "steps that are written out", "unrolled"):
+        found += repeated(graph, keep, refused, known, in_place)
+    return found
+
+
 def mentions_recurrence(graph_def: GraphDef) -> bool:
     """Whether there is any use in reading the graph."""
     bodies = [graph_def.node, *(function.node_def for function in graph_def.library.function)]
-    return any(node.op in CARRIERS for nodes in bodies for node in nodes)
+    if any(node.op in CARRIERS for nodes in bodies for node in nodes) or any(map(_multiplies_again, bodies)):
+        return True
+    multiplying = {f.signature.name for f in graph_def.library.function if any(n.op in PRODUCTS for n in f.node_def)}
+    calls = Counter(attr.func.name for nodes in bodies for node in nodes for attr in node.attr.values())
+    return any(calls[name] >= LEAST for name in multiplying)
+
+
+def _multiplies_again(nodes: Sequence[NodeDef]) -> bool:
+    """Whether a weight is multiplied twice in the same way, as in steps that are written out.
+
+    What is no variable but an input of the graph counts on the right only: many layers have one input on the left.
+    """
+    by_name = {node.name: node for node in nodes}
+    seen: set[tuple[object, ...]] = set()
+    for node in nodes:
+        for place, operand in enumerate(node.input[:2] if node.op in PRODUCTS else ()):
+            name, forms = _weight(by_name, operand)
+            if (name not in by_name or not by_name[name].input) and ("ReadVariableOp" in forms or place == 1):
+                forms = [form for form in forms if form not in ("Identity", "ReadVariableOp")]
+                use = (name, place, *forms, *(str(node.attr[mode]) for mode in MODES if mode in node.attr))
+                if use in seen:
+                    return True
+                seen.add(use)
+    return False
+
+
+def _weight(nodes: Mapping[str, NodeDef], operand: str) -> tuple[str, list[str]]:
+    """What `operand` is a form of, and how it became that."""
+    forms: list[str] = []
+    name, _, index = operand.partition(":")
+    while name in nodes and nodes[name].op in FORMS and nodes[name].input:
+        node = nodes[name]
+        forms.append(f"{node.op}:{index}" if node.op in ("Split", "SplitV", "Unpack") else node.op)
+        name, _, index = node.input[1 if node.op == "Split" else 0].partition(":")
+    return name, forms
 
 
 def _captured(before: Captured, graph: Graph) -> Captured:

@@ -42,6 +42,10 @@ __device__ inline float softplus(float x) {
 
 __device__ inline float elu(float x) { return x > 0.0f ? x : expm1f(x); }
 
+__device__ inline float selu(float x) {
+  return x < 0.0f ? 1.75809934f * expm1f(x) : 1.05070099f * x;
+}
+
 // NaN-keeping, unlike fmaxf and fminf.
 __device__ inline float maximum(float a, float b) { return a > b || a != a ? a : b; }
 __device__ inline float minimum(float a, float b) { return a < b || a != a ? a : b; }

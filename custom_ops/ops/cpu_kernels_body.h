@@ -184,11 +184,14 @@ TFMEM_INLINE Vector<double> Sigmoid(Vector<double> x) {
 
 template <typename Real>
 Real Softplus(Real x) {
-  return std::fmax(x, Real(0)) + std::log1p(std::exp(-std::fabs(x))) + (x - x);  // keeps NaN
+  return x == x ? std::fmax(x, Real(0)) + std::log1p(std::exp(-std::fabs(x))) : x;
 }
-template <>
-float Softplus(float x) {
-  return x == x ? std::fmax(x, 0.0f) + std::log1p(std::exp(-std::fabs(x))) : x;
+
+// Zero for a denormal where the thread takes those for zeros, as TensorFlow's do: arithmetic
+// follows that, and the standard library does not.
+template <typename Real>
+Real Flushed(Real x) {
+  return x == 0 ? std::copysign(Real(0), x) : x;
 }
 
 // A loop over whole vectors: `expression` of vectors a, b and c.
@@ -226,6 +229,10 @@ void Compute(Elementwise op, Real* target, const Real* a, const Real* b, const R
     // A NaN on either side is kept, as TensorFlow does.
     TFMEM_VECTORS2(kMaximum, ((va > vb) | (va != va)) ? va : vb)
     TFMEM_VECTORS2(kMinimum, ((va < vb) | (va != va)) ? va : vb)
+    TFMEM_VECTORS2(kMultiplyNoNan, vb == zero ? zero : va * vb)
+    TFMEM_VECTORS2(kDivideNoNan, vb == zero ? zero : va / vb)
+    TFMEM_VECTORS2(kXdivy, va == zero ? zero : va / vb)
+    TFMEM_VECTORS2(kSquaredDifference, (va - vb) * (va - vb))
     TFMEM_VECTORS2(kGreater, va > vb ? one : zero)
     TFMEM_VECTORS2(kGreaterEqual, va >= vb ? one : zero)
     TFMEM_VECTORS2(kEqual, va == vb ? one : zero)
@@ -238,17 +245,24 @@ void Compute(Elementwise op, Real* target, const Real* a, const Real* b, const R
     TFMEM_VECTORS(kSigmoid, Sigmoid(va))
     TFMEM_VECTORS(kTanh, Tanh(va))
     TFMEM_VECTORS(kRelu, va < zero ? zero : va)
-    TFMEM_NUMBERS(kPower, std::pow(a[i], b[i]))
+    TFMEM_VECTORS(kRelu6, va < zero ? zero : (va > Real(6) ? zero + Real(6) : va))
+    TFMEM_VECTORS(kSoftsign, va / (Absolute(va) + one))
+    TFMEM_NUMBERS(kPower, std::pow(Flushed(a[i]), Flushed(b[i])))
     TFMEM_NUMBERS(kSqrt, std::sqrt(a[i]))
     TFMEM_NUMBERS(kReciprocalSqrt, Real(1) / std::sqrt(a[i]))
-    TFMEM_NUMBERS(kLog, std::log(a[i]))
+    TFMEM_NUMBERS(kLog, std::log(Flushed(a[i])))
     TFMEM_NUMBERS(kLog1p, std::log1p(a[i]))
     TFMEM_NUMBERS(kExpm1, std::expm1(a[i]))
     TFMEM_NUMBERS(kErf, std::erf(a[i]))
+    TFMEM_NUMBERS(kErfc, std::erfc(a[i]))
     TFMEM_NUMBERS(kSin, std::sin(a[i]))
     TFMEM_NUMBERS(kCos, std::cos(a[i]))
     TFMEM_NUMBERS(kSoftplus, Softplus(a[i]))
     TFMEM_NUMBERS(kElu, a[i] < 0 ? std::expm1(a[i]) : a[i])
+    TFMEM_NUMBERS(kSelu, a[i] < 0 ? Real(1.7580993408473769) * std::expm1(a[i])
+                                  : Real(1.0507009873554805) * a[i])
+    TFMEM_NUMBERS(kSinh, std::sinh(a[i]))
+    TFMEM_NUMBERS(kCosh, std::cosh(a[i]))
     case Elementwise::kSelect:
       for (int64_t i = 0; i < count; i += kLanes<Real>) {
         Store<Real>(Load(a + i) != zero ? Load(b + i) : Load(c + i), target + i);

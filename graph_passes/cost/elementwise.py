@@ -11,7 +11,10 @@ from custom_ops.codegen.schedule import schedule
 from custom_ops.machine import Machine
 
 # activations are priced as such, everything else as one FMA
-ACTIVATIONS = {"sigmoid", "tanh", "exp", "expm1", "log", "log1p", "erf", "softplus", "elu", "sin", "cos", "power"}
+ACTIVATIONS = {
+    "sigmoid", "tanh", "exp", "expm1", "log", "log1p", "erf", "erfc", "softplus", "elu", "selu", "sin", "cos", "sinh",
+    "cosh", "power", "softsign",
+}  # fmt: skip
 ACTIVATION_INSTRUCTIONS = 20
 
 

@@ -15,19 +15,17 @@ _SAME = {
     "Greater": "greater", "GreaterEqual": "greater_equal", "Equal": "equal", "LogicalAnd": "multiply",
     "LogicalOr": "maximum", "Neg": "negate", "Abs": "absolute", "Sign": "sign", "Square": "square", "Sqrt": "sqrt",
     "Rsqrt": "reciprocal_sqrt", "Reciprocal": "reciprocal", "Inv": "reciprocal", "Exp": "exp", "Log": "log",
-    "Log1p": "log1p", "Expm1": "expm1", "Erf": "erf", "Sin": "sin", "Cos": "cos", "Sigmoid": "sigmoid",
+    "Log1p": "log1p", "Expm1": "expm1", "Erf": "erf", "Erfc": "erfc", "Sin": "sin", "Cos": "cos", "Sigmoid": "sigmoid",
     "Tanh": "tanh", "Relu": "relu", "Softplus": "softplus", "Elu": "elu", "SelectV2": "select", "Select": "select",
+    "SquaredDifference": "squared_difference", "Relu6": "relu6", "Selu": "selu", "Softsign": "softsign",
+    "DivNoNan": "divide_no_nan", "MulNoNan": "multiply_no_nan", "Xdivy": "xdivy", "Sinh": "sinh", "Cosh": "cosh",
 }  # fmt: skip
 _SWAPPED = {"Less": "greater", "LessEqual": "greater_equal"}
-_COMPOSED = (
-    "SquaredDifference AddN LogicalNot NotEqual Relu6 LeakyRelu Selu Softsign Erfc ClipByValue DivNoNan MulNoNan "
-    "Sinh Cosh Xdivy LogicalXor"
-)
+_COMPOSED = "AddN LogicalNot NotEqual LogicalXor LeakyRelu ClipByValue"
 _ELSEWHERE = (
     "Cast Floor Ceil Round Rint Tan Asin Acos Atan Atan2 Asinh Acosh Atanh FloorDiv FloorMod Mod TruncateDiv IsNan "
     "IsInf IsFinite ZerosLike OnesLike BitwiseAnd BitwiseOr Lgamma Digamma Igamma Xlogy"
 )
-_SELU_SCALE, _SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
 
 # Ops that a cell can hold.
 CELL_OPS = frozenset((*_SAME, *_SWAPPED, *_COMPOSED.split()))
@@ -37,7 +35,10 @@ ELEMENTWISE_OPS = CELL_OPS | frozenset(_ELSEWHERE.split())
 
 
 def lower(builder: CellBuilder, op: str, attrs: Mapping[str, Any], arguments: tuple[int, ...]) -> int:
-    """The value of one of `CELL_OPS` in a cell, for arguments of one column each."""
+    """The value of one of `CELL_OPS` in a cell, for arguments of one column each.
+
+    What is composed is composed so that its gradient is TensorFlow's, where that is not finite, too.
+    """
     apply, constant = builder.apply, builder.constant
     if op in _SAME:
         return apply(_SAME[op], *arguments)
@@ -48,35 +49,17 @@ def lower(builder: CellBuilder, op: str, attrs: Mapping[str, Any], arguments: tu
     match op:
         case "AddN":
             return builder.sum(*arguments)
-        case "SquaredDifference":
-            return apply("square", apply("subtract", x, y))
         case "LogicalNot":
             return apply("subtract", one, x)
         case "NotEqual" | "LogicalXor":
             return apply("subtract", one, apply("equal", x, y))
-        case "Relu6":
-            return apply("minimum", apply("relu", x), constant(6.0))
         case "LeakyRelu":
             slope = floating(attrs.get("alpha", 0.2))
             return apply("select", apply("greater", x, zero), x, apply("multiply", x, constant(slope)))
-        case "Selu":
-            below = apply("multiply", constant(_SELU_ALPHA), apply("expm1", x))
-            return apply("multiply", constant(_SELU_SCALE), apply("select", apply("greater_equal", x, zero), x, below))
-        case "Softsign":
-            return apply("divide", x, apply("add", one, apply("absolute", x)))
-        case "Erfc":
-            return apply("subtract", one, apply("erf", x))
-        case "ClipByValue":
-            return apply("maximum", apply("minimum", x, y), arguments[1])
-        case "DivNoNan" | "Xdivy":
-            guard = y if op == "DivNoNan" else x
-            return apply("select", apply("equal", guard, zero), zero, apply("divide", x, y))
-        case "MulNoNan":
-            return apply("select", apply("equal", y, zero), zero, apply("multiply", x, y))
-        case _:  # Sinh, Cosh
-            there, back = apply("exp", x), apply("exp", apply("negate", x))
-            joined = apply("subtract" if op == "Sinh" else "add", there, back)
-            return apply("multiply", joined, constant(0.5))
+        case _:  # ClipByValue
+            low, high = arguments[1:]
+            from_above = apply("select", apply("greater", x, high), high, x)
+            return apply("select", apply("greater", low, x), low, from_above)
 
 
 def is_finite(value: object) -> bool:

@@ -154,6 +154,7 @@ class Hoister:
         item = item_of(self._body, node, self._is_counter)
         if item is not None and self.level(item[0]) == FIXED and not self._reverse:
             return self._value(tensor, self._items(*item), Form.STEPS)
+        self._refuse_other_items(node, item is not None)
         if is_elementwise(node):
             operands = [self.hoisted(source) for source in node.inputs]
             spec = self._body.specs[tensor]
@@ -163,6 +164,15 @@ class Hoister:
             made = self._prelude.normalised(self.hoisted(normalised.tensor), normalised.epsilon)
             return self._value(tensor, made, Form.FLAT)
         return self._rowwise(node, tensor)
+
+    def _refuse_other_items(self, node: Node, own: bool) -> None:
+        """Raises Unreadable if a step takes a part of a fixed tensor that another step's number says."""
+        if node.op not in ("StridedSlice", "Slice") or self.level(node.inputs[0]) != FIXED:
+            return
+        if all(self.level(source) == FIXED for source in node.inputs[1:]):
+            return
+        what = "at the step's number, and other sequences from the end" if own else "at other places than its number"
+        raise Unreadable(f"'{node.name}' ({node.op}): a step reads '{node.inputs[0]}' {what}")
 
     def _is_counter(self, tensor: TensorId) -> bool:
         return self._places.get(passed(self._body, tensor).node) in self._variables.counters

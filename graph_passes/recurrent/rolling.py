@@ -12,6 +12,7 @@ from graph_passes.ir import DataType, Function, Graph, Literal, Node, TensorId, 
 from graph_passes.recurrent.faults import attempt
 from graph_passes.recurrent.hoist import copied
 from graph_passes.recurrent.match import Unmatched
+from graph_passes.recurrent.repeated import Refused
 from graph_passes.recurrent.unrolled import Search, Unrolled
 
 _INT, _LIST, _BOOL = TensorSpec("int32", 4, ()), TensorSpec("variant", 0, ()), TensorSpec("bool", 1, ())
@@ -24,11 +25,13 @@ class Rolled:
     Attributes:
         graph: with loops in place of what was unrolled; the graph that was given where there is nothing.
         loops: for each loop, by its name, the nodes that it stands for.
+        refused: steps that were recognised, and stay.
         unmatched: steps that stay because of a fault.
     """
 
     graph: Graph
     loops: Mapping[str, frozenset[str]]
+    refused: tuple[Refused, ...]
     unmatched: tuple[Unmatched, ...]
 
 
@@ -41,6 +44,7 @@ def roll_up(graph: Graph, keep: Collection[str] = (), skip: Collection[str] = ()
         skip: loops, named in an earlier result, that are to stay unrolled.
     """
     loops: dict[str, frozenset[str]] = {}
+    refused: list[Refused] = []
     unmatched: list[Unmatched] = []
     for node in list(graph):
         name = f"{node.name}/rolled"
@@ -48,12 +52,15 @@ def roll_up(graph: Graph, keep: Collection[str] = (), skip: Collection[str] = ()
             continue
         for backwards in (False, True):
             with attempt(unmatched, node.name, "unrolled"):
-                found = Search(graph, node, backwards).find(keep)
+                search = Search(graph, node, backwards)
+                found = search.find(keep)
+                if search.refused is not None:
+                    refused.append(Refused(search.refused[0], node.name, search.refused[1]))
                 if found is not None:
                     graph = _Roller(graph, found, name).graph()
                     loops[name] = frozenset(step for chain in found.chains for step in chain)
                     break
-    return Rolled(graph, loops, tuple(dict.fromkeys(unmatched)))
+    return Rolled(graph, loops, tuple(refused), tuple(dict.fromkeys(unmatched)))
 
 
 @dataclass

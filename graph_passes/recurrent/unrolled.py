@@ -54,6 +54,7 @@ class Search:
         self.dependent = self._descendants()
         self.waiting: list[tuple[str, str]] = []
         self.zeros: list[str] = []
+        self.refused: tuple[frozenset[str], str] | None = None  # a recurrence that `find` found and left, and why
 
     def _descendants(self) -> set[str]:
         found = {node.name for node in self.graph if node.op == "Unpack" and node.outputs == self.steps}
@@ -147,6 +148,10 @@ class Search:
     def _check(self, chains: list[tuple[str, ...]], keep: Collection[str]) -> Unrolled | None:
         """The recurrence, if the chains are one, in every step alike."""
         step_of = {name: (chain[0], step) for chain in chains for step, name in enumerate(chain)}
+
+        def refuse(reason: str) -> None:
+            self.refused = (frozenset(step_of), reason)
+
         sequences: dict[str, None] = {self.unpack.name: None}
         states: dict[TensorId, TensorId] = {}
         for chain in chains:
@@ -159,18 +164,27 @@ class Search:
                     sequences[inputs[0].node] = None
                 elif not self._check_input(inputs, step_of, states):
                     return None
-        if not states or set(step_of) & set(keep):
+        if not states:
             return None
+        fetched = next((name for name in step_of if name in keep), None)
+        if fetched is not None:
+            return refuse(f"'{fetched}', of one step, is fetched by name")
         stacked: dict[str, TensorId] = {}
         last: dict[TensorId, None] = {}
         for chain in chains:
             for index in range(self.graph[chain[0]].outputs):
-                if not self._check_readers([TensorId(name, index) for name in chain], step_of, stacked, last):
-                    return None
+                tensors = [TensorId(name, index) for name in chain]
+                reader = self._check_readers(tensors, step_of, stacked, last)
+                if reader is not None:
+                    return refuse(f"'{reader.name}' ({reader.op}) reads '{reader.inputs[0]}' of single steps")
         likes = {name: self._like(name, states) for name in self.zeros}
         zeros = {name: tensor for name, tensor in likes.items() if tensor is not None}
-        if set(stacked) & set(keep) or len(zeros) < len(likes):
-            return None
+        fetched = next((name for name in stacked if name in keep), None)
+        if fetched is not None:
+            return refuse(f"'{fetched}', the outputs of all steps, is fetched by name")
+        if len(zeros) < len(likes):
+            name = next(name for name in likes if name not in zeros)
+            return refuse(f"'{name}' (ZerosLike) is of the shape of something that only a step has")
         return Unrolled(
             self.unpack.name, tuple(chains), tuple(sequences), states, stacked, tuple(last), self.backwards, zeros
         )
@@ -211,7 +225,8 @@ class Search:
         step_of: dict[str, tuple[str, int]],
         stacked: dict[str, TensorId],
         last: dict[TensorId, None],
-    ) -> bool:
+    ) -> Node | None:
+        """The node that reads what a loop would not give, if there is one."""
         for step, tensor in enumerate(tensors):
             for use in self.graph.uses(tensor):
                 reader = self.graph[use.node]
@@ -224,8 +239,8 @@ class Search:
                 elif step == len(tensors) - 1:
                     last[tensors[0]] = None
                 else:
-                    return False
-        return True
+                    return reader
+        return None
 
 
 def same(graph: Graph, one: TensorId, other: TensorId) -> bool:

@@ -21,7 +21,7 @@ from custom_ops.errors import KernelError
 from custom_ops.jit import nvrtc, program
 from custom_ops.jit.cache import Cache
 from custom_ops.spec import Configuration, RecurrentSpec
-from tests.recurrent_cells import chained
+from tests.recurrent_cells import chained, every_op
 
 NVCC = shutil.which("nvcc")
 HEADERS = sorted(nvrtc.KERNELS.glob("*.cuh"))
@@ -36,6 +36,8 @@ CELLS = {
     "masked": cells.lstm(mask="repeat"),
     "lstm backward": differentiate(cells.lstm()).backward,
     "gru2 backward": differentiate(cells.gru(reset_after=False)).backward,
+    "every op": every_op(),
+    "every op backward": differentiate(every_op()).backward,
 }
 PLAIN = {
     "single": Configuration(rows=2, lanes=8, shared_weights=8),

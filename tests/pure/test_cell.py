@@ -55,7 +55,7 @@ def test_blocks_count_weights_once() -> None:
     [
         ((State(0), Elementwise("add", (0, 1))), "earlier ones only"),
         ((State(0), Elementwise("add", (0,))), "unknown op 'add', or not with 1"),
-        ((State(0), Elementwise("sinh", (0,))), "unknown op 'sinh'"),
+        ((State(0), Elementwise("tan", (0,))), "unknown op 'tan'"),
         ((State(0), State(1)), "state 1 of 1"),
         ((State(0), Sequence(0)), "sequence 0 of 0"),
         ((State(0), Vector(0, 2)), "column 2 of 2"),

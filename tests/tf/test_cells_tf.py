@@ -117,6 +117,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "greater_equal": lambda x, y: tf.cast(tf.greater_equal(x, y), x.dtype),
     "negate": tf.negative, "reciprocal_sqrt": tf.math.rsqrt, "reciprocal": tf.math.reciprocal,
     "relu": tf.nn.relu, "softplus": tf.nn.softplus, "elu": tf.nn.elu,
+    "relu6": tf.nn.relu6, "selu": tf.nn.selu, "softsign": tf.nn.softsign,
     "select": lambda condition, x, y: tf.where(tf.not_equal(condition, 0), x, y),
 }  # fmt: skip
 FUNCTIONS |= {op: getattr(tf.math, op) for op in ELEMENTWISE if op not in FUNCTIONS}

@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 from custom_ops import cells, recurrent_reference
-from custom_ops.cell import Cell
+from custom_ops.cell import ELEMENTWISE, Cell
 from custom_ops.cell_builder import CellBuilder
 from custom_ops.load import Library, load
 from custom_ops.recurrent import recurrent
@@ -159,8 +159,7 @@ def test_elementwise_ops_are_accurate_to_a_few_units_in_the_last_place(
     a, b = both.T
     units = len(a)
     columns = np.concatenate([a, b, np.roll(b, 1)])
-    count = {"select": 3, "add": 2, "subtract": 2, "multiply": 2, "divide": 2, "maximum": 2, "minimum": 2}.get(op, 1)
-    count = 2 if op in ("power", "greater", "greater_equal", "equal") else count
+    count = ELEMENTWISE[op]
     cell = elementwise_cell(op, count)
     found, _ = recurrent(library, cell, units, [columns[None, None]], [], [], [], [np.zeros([1, units], np.float32)])
     with np.errstate(all="ignore"):

@@ -1,0 +1,269 @@
+"""Every recurrence that stays has a line in the report, with the reason; graphs without any have none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tfmem
+from tests.tf.recurrent_training import INPUTS, STEPS, UNITS, numbers
+
+L, T = keras.layers, tf_keras.layers
+BATCH = 4
+WITH_GRADIENT = "with their gradient"
+
+
+def sequential(*layers: Any) -> Any:
+    return keras.Sequential([keras.Input([STEPS, INPUTS]), *layers])
+
+
+def training(network: Any, x: Any, penalty: bool = False) -> Any:
+    """A step that gives the loss and the gradients of the trainable weights, of a gradient penalty too."""
+    network(x)
+    weights = [getattr(weight, "value", weight) if network_is_keras(network) else weight
+               for weight in network.trainable_weights]  # fmt: skip
+
+    @tf.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            if penalty:
+                with tf.GradientTape() as inner:
+                    inner.watch(x)
+                    score = network(x)
+                loss = tf.reduce_mean(score) + tf.reduce_mean((tf.norm(inner.gradient(score, x), axis=-1) - 1) ** 2)
+            else:
+                loss = tf.reduce_mean(network(x, training=True) ** 2)
+        return loss, tape.gradient(loss, weights)
+
+    return step
+
+
+def network_is_keras(network: Any) -> bool:
+    return isinstance(network, keras.Model)
+
+
+def reported(function: Any, *arguments: Any) -> tfmem.Report:
+    plain = tf.nest.flatten(function(*arguments))
+    optimized = tfmem.optimize(function)
+    for before, after in zip(plain, tf.nest.flatten(optimized(*arguments)), strict=True):
+        np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-5)
+    return tfmem.report(optimized)
+
+
+UNROLLED: dict[str, tuple[int, Callable[[], Any]]] = {
+    "LSTM": (1, lambda: sequential(L.LSTM(UNITS, unroll=True))),
+    "LSTM, sequences": (1, lambda: sequential(L.LSTM(UNITS, unroll=True, return_sequences=True))),
+    "LSTM, backwards": (1, lambda: sequential(L.LSTM(UNITS, unroll=True, go_backwards=True))),
+    "GRU": (1, lambda: sequential(L.GRU(UNITS, unroll=True))),
+    "GRU, canonical": (1, lambda: sequential(L.GRU(UNITS, unroll=True, reset_after=False))),
+    "SimpleRNN": (1, lambda: sequential(L.SimpleRNN(UNITS, unroll=True))),
+    "masked LSTM": (1, lambda: sequential(L.Masking(), L.LSTM(UNITS, unroll=True))),
+    "masked GRU": (1, lambda: sequential(L.Masking(), L.GRU(UNITS, unroll=True, return_sequences=True))),
+    "Bidirectional": (2, lambda: sequential(L.Bidirectional(L.LSTM(UNITS, unroll=True)))),
+    "stacked": (2, lambda: sequential(L.LSTM(UNITS, unroll=True, return_sequences=True), L.GRU(UNITS, unroll=True))),
+    "tf_keras": (1, lambda: tf_keras.Sequential([T.LSTM(UNITS, unroll=True)])),
+}
+
+
+@pytest.mark.parametrize("name", UNROLLED)
+def test_unrolled_steps_in_training(name: str) -> None:
+    lines, network = UNROLLED[name]
+    x = tf.constant(numbers(BATCH, STEPS, INPUTS))
+    report = reported(training(network(), x), x)
+    assert not report.swapped
+    assert len(report.not_swapped) == lines, report
+    assert all(WITH_GRADIENT in line and f"{STEPS} steps" in line for line in report.not_swapped), report
+
+
+def test_two_steps() -> None:
+    network = keras.Sequential([keras.Input([2, INPUTS]), L.LSTM(UNITS, unroll=True)])
+    x = tf.constant(numbers(BATCH, 2, INPUTS))
+    (line,) = reported(training(network, x), x).not_swapped
+    assert WITH_GRADIENT in line
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_frozen_layer_whose_gradient_nobody_needs(masked: bool) -> None:
+    layers = [L.Masking()] if masked else []
+    network = sequential(*layers, L.LSTM(UNITS, unroll=True, trainable=False), L.Dense(2))
+    x = tf.constant(numbers(BATCH, STEPS, INPUTS))
+    (line,) = reported(training(network, x), x).not_swapped
+    assert "nothing needs it" in line
+
+
+def weights() -> tuple[Any, Any]:
+    return tf.Variable(numbers(INPUTS, UNITS) * 0.5), tf.Variable(numbers(UNITS, UNITS, seed=1) * 0.5)
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_python_loop_over_slices(backwards: bool) -> None:
+    w, r = weights()
+
+    @tf.function
+    def inference(x: Any) -> Any:
+        h = tf.zeros([BATCH, UNITS])
+        for step in range(STEPS)[:: -1 if backwards else 1]:
+            h = tf.tanh(x[:, step] @ w + h @ r)
+        return h
+
+    @tf.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(inference(x) ** 2)
+        return tape.gradient(loss, [w, r])
+
+    x = tf.constant(numbers(BATCH, STEPS, INPUTS))
+    (line,) = reported(inference, x).not_swapped
+    assert "tf.unstack" in line
+    (line,) = reported(step, x).not_swapped
+    assert WITH_GRADIENT in line
+
+
+def test_a_cell_that_is_a_function_of_its_own() -> None:
+    w, r = weights()
+
+    @tf.function
+    def cell(x: Any, h: Any) -> Any:
+        return tf.tanh(x @ w + h @ r)
+
+    @tf.function
+    def inference(x: Any) -> Any:
+        h = tf.zeros([BATCH, UNITS])
+        for step in range(STEPS):
+            h = cell(x[:, step], h)
+        return h
+
+    (line,) = reported(inference, tf.constant(numbers(BATCH, STEPS, INPUTS))).not_swapped
+    assert f"{STEPS} steps" in line
+
+
+def test_items_at_another_place_than_the_steps_number() -> None:
+    w, r = weights()
+
+    @tf.function
+    def inference(x: Any) -> Any:
+        x = tf.transpose(x, [1, 0, 2])
+
+        def step(i: Any, h: Any) -> Any:
+            return i + 1, tf.tanh(x[STEPS - 1 - i] @ w + h @ r)
+
+        return tf.while_loop(lambda i, h: i < STEPS, step, [0, tf.zeros([BATCH, UNITS])])[1]
+
+    (line,) = reported(inference, tf.constant(numbers(BATCH, STEPS, INPUTS))).not_swapped
+    assert "(StridedSlice): a step reads" in line
+    assert "at other places than its number" in line
+
+
+def test_convolutions() -> None:
+    network = keras.Sequential([keras.Input([STEPS, 6, INPUTS]), L.ConvLSTM1D(2, 2, unroll=True)])
+    x = tf.constant(numbers(BATCH, STEPS, 6, INPUTS))
+    (line,) = reported(training(network, x), x).not_swapped
+    assert "no matrices" in line
+
+
+class Cell:
+    """As TensorFlow 1 asks for."""
+
+    state_size = output_size = UNITS
+
+    def get_initial_state(self, inputs: Any = None, batch_size: Any = None, dtype: Any = None) -> Any:
+        return tf.zeros([batch_size, UNITS], dtype)
+
+    def __call__(self, x: Any, h: Any, scope: Any = None) -> Any:
+        with tf.compat.v1.variable_scope("cell", reuse=tf.compat.v1.AUTO_REUSE):
+            weight = tf.compat.v1.get_variable("weight", [INPUTS + UNITS, UNITS])
+        new = tf.tanh(tf.concat([x, h], 1) @ weight)
+        return new, new
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_static_rnn(trained: bool) -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [BATCH, STEPS, INPUTS])
+        outputs, _ = tf.compat.v1.nn.static_rnn(Cell(), tf.unstack(x, axis=1), dtype=tf.float32)
+        fetched = [tf.reduce_sum(outputs[-1] ** 2)]
+        if trained:
+            fetched += tf.gradients(fetched[0], tf.compat.v1.trainable_variables())
+    tfmem.optimize(graph, fetches=[tensor.name for tensor in fetched])
+    (line,) = tfmem.report(graph).not_swapped
+    assert (WITH_GRADIENT if trained else "edited") in line
+
+
+def test_in_fit() -> None:
+    network = sequential(L.GRU(UNITS, unroll=True), L.Dense(1))
+    network.compile("sgd", "mse")
+    tfmem.optimize(network)
+    network.fit(numbers(8, STEPS, INPUTS), numbers(8, 1), batch_size=4, verbose=0)
+    assert WITH_GRADIENT in str(tfmem.report(network))
+
+
+# ---- graphs without a recurrence ----
+
+
+def transformer() -> Any:
+    inputs = keras.Input([6, 8])
+    h = inputs
+    for _ in range(3):
+        normal = L.LayerNormalization()(h)
+        h = h + L.MultiHeadAttention(2, 4)(normal, normal)
+        h = h + L.Dense(8)(L.Dense(16, activation="gelu")(L.LayerNormalization()(h)))
+    return keras.Model(inputs, L.Dense(3)(h))
+
+
+def convolutional() -> Any:
+    inputs = keras.Input([8, 8, 3])
+    h = inputs
+    for _ in range(3):
+        h = L.ReLU()(L.BatchNormalization()(L.Conv2D(4, 3, padding="same")(h))) + L.DepthwiseConv2D(1)(
+            L.Conv2D(4, 1)(h)
+        )
+    return keras.Model(inputs, L.Dense(3)(L.Flatten()(h)))
+
+
+def siamese() -> Any:
+    inputs = keras.Input([8])
+    twin = keras.Sequential([L.Dense(8, activation="relu"), L.Dense(4)])
+    return keras.Model(inputs, twin(inputs) - twin(inputs * 2.0))
+
+
+def neighbours() -> Any:
+    """A graph network: all layers multiply with the same matrix of neighbours."""
+    adjacency = tf.constant(np.random.default_rng(0).random([10, 10], "float32"))
+    inputs = keras.Input([8], batch_size=10)
+    h = inputs
+    for _ in range(3):
+        h = L.Lambda(lambda x: tf.matmul(adjacency, x))(L.Dense(8, activation="relu")(h))
+    return keras.Model(inputs, h)
+
+
+def shared() -> Any:
+    inputs = keras.Input([8])
+    dense = L.Dense(8)
+    return keras.Model(inputs, L.Dense(1)(dense(dense(inputs))))
+
+
+def heads() -> Any:
+    inputs = keras.Input([8])
+    one, two, three = (L.Dense(8)(inputs) for _ in range(3))
+    return keras.Model(inputs, one * two + three)
+
+
+def critic() -> Any:
+    return keras.Sequential([keras.Input([8]), *(L.Dense(8, activation="tanh") for _ in range(3)), L.Dense(1)])
+
+
+@pytest.mark.parametrize("make", [transformer, convolutional, siamese, neighbours, shared, heads, critic])
+def test_no_recurrence_no_line(make: Callable[[], Any]) -> None:
+    network = make()
+    x = tf.constant(numbers(*[size or BATCH for size in network.inputs[0].shape]))
+    for function in (training(network, x, penalty=make is critic), tf.function(lambda x: network(x))):  # noqa: PLW0108
+        report = reported(function, x)
+        assert not report.swapped
+        assert not report.not_swapped, report

@@ -19,6 +19,7 @@ from graph_passes.offload.plan import OffloadPlan
 from graph_passes.recurrent.match import RecurrentPlan
 from graph_passes.report import Report
 from graph_passes.verify import verify_graph
+from tfmem.capture.build import shaped_graph
 from tfmem.capture.captured import Captured, require_feeds
 from tfmem.capture.grappler import run_grappler
 from tfmem.config import Options, parse_budget, workspace_limits
@@ -207,7 +208,7 @@ def plan_graph_def(captured: Captured, engine: Engine, fetches: Sequence[str] = 
 
 def _offload(captured: Captured, engine: Engine, fetches: Sequence[str]) -> tuple[Captured, Report]:
     optimized = run_grappler(captured, device=engine.target.kind)
-    graph = serde.from_graph_def(optimized.graph_def, engine.options.input_shapes)
+    graph = serde.from_graph_def(optimized.graph_def, inferred=shaped_graph(optimized, feed_shapes=engine.feed_shapes))
     region = step_region(graph, [parse_input(name)[0].node for name in fetches])
     for update, reader in reads_before_updates(region):
         region.add_control(update, reader)

@@ -19,7 +19,7 @@ from graph_passes.report import SWAPPED, Report
 from tfmem.capture.build import FeedShapes, shaped_graph
 from tfmem.capture.captured import Captured, op_name
 from tfmem.capture.differentiate import gradients
-from tfmem.capture.inline import implementations, inline_calls
+from tfmem.capture.inline import implementations, inline_captured
 from tfmem.config import Options
 from tfmem.devices import Target
 from tfmem.products import with_tensor_cores
@@ -60,7 +60,7 @@ def swap_recurrent(
     refused: list[Unmatched] = []
     unrolled: set[str] = set()  # what stays so
     while True:
-        inlined = replace(captured, graph_def=inline_calls(captured.graph_def, fetched, chosen))
+        inlined = inline_captured(captured, chosen)
         inferred = shaped_graph(inlined, feed_shapes=feed_shapes)
         graph = serde.from_graph_def(inlined.graph_def, inferred=inferred, functions=True)
         keep = {name for name in fetched if _can_be_fetched(graph, name)}

@@ -41,6 +41,7 @@ from graph_passes.offload.apply import Probing
 from graph_passes.offload.plan import OffloadPlan
 from graph_passes.recurrent.match import RecurrentPlan
 from graph_passes.report import ORDERED, Report
+from tfmem.capture.build import shaped_graph
 from tfmem.capture.captured import require_feeds
 from tfmem.capture.function import call_traced, capture_concrete, restore_concrete
 from tfmem.capture.grappler import run_grappler
@@ -156,14 +157,13 @@ class ManagedStep:
             return self._staged(args, kwargs)
 
     def _read(self) -> None:
-        concrete, engine = self._concrete, self._engine
-        captured = self._source
+        captured, engine = self._source, self._engine
         serde.refuse_optimized((node.name, node.op) for node in captured.graph_def.node)
         require_feeds(captured, engine.options.input_shapes)
         self._captured = run_grappler(captured, device=engine.target.kind)
         self._shapes = engine.feed_shapes
-        inferred = restore_concrete(concrete, self._captured, self._captured.graph_def, self._shapes)
-        graph = serde.from_graph_def(self._captured.graph_def, inferred=inferred.graph)
+        inferred = shaped_graph(self._captured, feed_shapes=self._shapes)
+        graph = serde.from_graph_def(self._captured.graph_def, inferred=inferred)
         if engine.target.is_gpu:
             keep_variables_in_place(graph)
         fetches = [parse_input(name)[0] for name in self._captured.fetches]

@@ -26,6 +26,7 @@ from graph_passes.errors import GraphError
 from tfmem.capture.build import annotate_handles, build_graph, own_library
 from tfmem.capture.captured import Captured, side_effects, unique
 from tfmem.capture.grappler import NO_GRAPPLER, options_without_grappler, without_grappler
+from tfmem.capture.shapes import traced_graphs
 
 __all__ = ["ConcreteFunction", "RestoredFunction", "call_key", "call_traced", "capture_concrete", "restore_concrete"]
 
@@ -50,6 +51,7 @@ def capture_concrete(cf: ConcreteFunction) -> Captured:
         fetches=tuple(tensor.name for tensor in cf.outputs),
         control_fetches=unique([*control, *side_effects(operations)]),
         creation_order=tuple(node.name for node in graph_def.node),
+        traced=traced_graphs(graph),
     )
 
 

@@ -1,10 +1,29 @@
-"""The root of all errors that tfmem raises, and those of this layer."""
+"""The root of all errors and warnings that tfmem raises, and the errors of this layer."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+
+_NOT_THE_USERS = frozenset({"custom_ops", "graph_passes", "tfmem", "tensorflow", "keras", "tf_keras", "contextlib"})
 
 
 class TfmemError(Exception):
     """Anything that tfmem reports to its user."""
 
     ag_pass_through = True  # raised while a tf.function is traced, it stays what it is (TensorFlow's AutoGraph asks)
+
+
+class TfmemWarning(UserWarning):
+    """What the user should know without asking for a report."""
+
+
+def warn(message: str) -> None:
+    """Show a `TfmemWarning` at the innermost line that is neither tfmem's nor TensorFlow's nor Keras's."""
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_USERS:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, TfmemWarning, stacklevel=level if frame is not None else 2)
 
 
 class OpLibraryError(TfmemError, ImportError):

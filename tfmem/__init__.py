@@ -6,7 +6,7 @@ Everything public is here. Importing this module imports neither TensorFlow nor 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from custom_ops.errors import CellError, KernelError, OpLibraryError, TfmemError
+from custom_ops.errors import CellError, KernelError, OpLibraryError, TfmemError, TfmemWarning
 from graph_passes.errors import (
     AlreadyOptimizedError,
     BudgetError,
@@ -65,6 +65,7 @@ __all__ = [
     "Report",
     "SpillDirectoryError",
     "TfmemError",
+    "TfmemWarning",
     "UnknownShapeError",
     "Verification",
     "VerificationError",

@@ -43,7 +43,7 @@ from graph_passes.recurrent.match import RecurrentPlan
 from graph_passes.report import ORDERED, Report
 from tfmem.capture.build import shaped_graph
 from tfmem.capture.captured import require_feeds
-from tfmem.capture.function import call_traced, capture_concrete, restore_concrete
+from tfmem.capture.function import call_traced, capture_concrete, is_recorded, restore_concrete
 from tfmem.capture.grappler import run_grappler
 from tfmem.devices import conditions
 from tfmem.engine import NOT_PLANNABLE, Engine
@@ -149,7 +149,7 @@ class ManagedStep:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step."""
-        if self.settled:
+        if self.settled or is_recorded(self._concrete, args, kwargs):  # by a tape: then the original runs
             return call_traced(self._function, args, kwargs)
         with self._lock:  # an observed step runs alone
             if self.settled:

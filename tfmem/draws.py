@@ -155,9 +155,7 @@ class StepGraphs:
         """
         if self._draws is None or jit_compile or getattr(base, "make_portable", None) is not None:
             return base
-        function = self.restore(self._captured.graph_def)
-        function.differentiable = base
-        return function
+        return self.restore(self._captured.graph_def)
 
     def ran(self, function: Any) -> None:
         """`function` ran last. It is kept until another has run, and so are the kernels that the other goes on with."""

@@ -18,6 +18,7 @@ from graph_passes.offload.apply import Probing
 from graph_passes.offload.plan import OffloadPlan
 from graph_passes.recurrent.match import RecurrentPlan
 from graph_passes.report import ORDERED, Report
+from tfmem.capture.build import shaped_graph
 from tfmem.capture.captured import Captured, require_feeds
 from tfmem.capture.function import capture_concrete, restore_concrete
 from tfmem.capture.grappler import run_grappler
@@ -85,8 +86,8 @@ class Trace:
         serde.refuse_optimized((node.name, node.op) for node in source.graph_def.node)
         require_feeds(source, engine.options.input_shapes)
         self._captured = run_grappler(source, device=engine.target.kind)
-        inferred = restore_concrete(self.concrete, self._captured, self._captured.graph_def, self._shapes)
-        graph = serde.from_graph_def(self._captured.graph_def, inferred=inferred.graph)
+        inferred = shaped_graph(self._captured, feed_shapes=self._shapes)
+        graph = serde.from_graph_def(self._captured.graph_def, inferred=inferred)
         if engine.target.is_gpu:
             keep_variables_in_place(graph)
         fetches = [parse_input(name)[0] for name in self._captured.fetches]

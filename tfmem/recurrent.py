@@ -24,7 +24,7 @@ from graph_passes.verify import verify_graph
 from tfmem.capture.build import FeedShapes, shaped_graph
 from tfmem.capture.captured import Captured, op_name
 from tfmem.capture.differentiate import gradients
-from tfmem.capture.inline import implementations, inline_calls
+from tfmem.capture.inline import implementations, inline_captured
 from tfmem.config import Options
 from tfmem.devices import Target
 from tfmem.products import with_tensor_cores
@@ -91,7 +91,7 @@ def _swapped(
     unrolled: set[str] = set()  # what stays so
     known: set[str] = set()  # the nodes of that
     while True:
-        inlined = replace(captured, graph_def=inline_calls(captured.graph_def, fetched, chosen))
+        inlined = inline_captured(captured, chosen)
         inferred = shaped_graph(inlined, feed_shapes=feed_shapes)
         graph = serde.from_graph_def(inlined.graph_def, inferred=inferred, functions=True)
         keep = {name for name in fetched if _can_be_fetched(graph, name)}

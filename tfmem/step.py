@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from graph_passes.report import Report
-from tfmem.capture.function import call_traced
+from tfmem.capture.function import call_traced, is_recorded
 from tfmem.draws import Draws
 from tfmem.engine import Engine
 from tfmem.planning import Trace
@@ -61,7 +61,7 @@ class ManagedStep:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step."""
-        if self.settled:
+        if self.settled or is_recorded(self._given, args, kwargs):  # by a tape: then the original runs
             return call_traced(self._stages.function, args, kwargs)
         with self._lock:  # an observed step runs alone
             if self.settled:

@@ -16,6 +16,7 @@ from graph_passes.offload.plan import OffloadPlan
 from graph_passes.recurrent.match import RecurrentPlan
 from graph_passes.report import Report
 from graph_passes.verify import verify_graph
+from tfmem.capture.build import shaped_graph
 from tfmem.capture.captured import Captured, require_feeds
 from tfmem.capture.grappler import run_grappler
 from tfmem.engine import NOT_PLANNABLE, Engine
@@ -123,7 +124,9 @@ class _GraphDefStep:
     def read(self) -> pipeline.Step:
         is_gpu = self._engine.target.is_gpu
         self._optimized = optimized = run_grappler(self._captured, device=self._engine.target.kind)
-        self._graph = graph = serde.from_graph_def(optimized.graph_def, self._engine.options.input_shapes)
+        self._graph = graph = serde.from_graph_def(
+            optimized.graph_def, inferred=shaped_graph(optimized, feed_shapes=self._engine.feed_shapes)
+        )
         region = step_region(graph, [parse_input(name)[0].node for name in self._fetches])
         for update, reader in reads_before_updates(region):
             region.add_control(update, reader)

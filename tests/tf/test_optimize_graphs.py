@@ -173,7 +173,7 @@ def integers(x, y):
 
 
 UNUSUAL = {
-    python_op: "EagerPyFunc:0: its size is not known before it runs",
+    python_op: "",
     while_loop: "",
     condition: "",
     boolean_mask: "boolean_mask/GatherV2:0: its size is not known before it runs",

@@ -21,6 +21,7 @@ from tensorflow.python.ops import handle_data_util
 
 from graph_passes.errors import GraphError
 from tfmem.capture.captured import Captured, op_name
+from tfmem.capture.shapes import Shapes, refined, with_shapes
 
 FeedShapes = Mapping[str, Sequence[int | None]]
 HandleData = cpp_shape_inference_pb2.CppShapeInferenceResult.HandleData
@@ -31,7 +32,7 @@ def shaped_graph(
     captured: Captured, graph_def: GraphDef | None = None, feed_shapes: FeedShapes | None = None
 ) -> tf.Graph:
     """A graph to read shapes from: `graph_def` (default: the captured one), with every feed's shape
-    and handle known.
+    and handle known, and the shapes that the program set (`set_shape`) where ops kept their names.
 
     Args:
         captured: names the feeds.
@@ -41,9 +42,14 @@ def shaped_graph(
     Raises:
         GraphError: a shape contradicts the graph's, or TensorFlow cannot import the graph.
     """
-    graph = tf.Graph()
-    build_graph(graph, captured.feeds, *own_library(graph_def or captured.graph_def), feed_shapes or {})
-    return graph
+    body, library = own_library(graph_def or captured.graph_def)
+
+    def build(shapes: Shapes) -> tf.Graph:
+        graph = tf.Graph()
+        build_graph(graph, captured.feeds, with_shapes(body, shapes), library, feed_shapes or {})
+        return graph
+
+    return refined(build, captured)
 
 
 def annotate_handles(graph_def: GraphDef, inputs: Iterable[tf.Tensor], rename: bool = True) -> dict[str, str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import tensorflow as tf
 
@@ -63,6 +63,10 @@ class Captured:
         control_fetches: names of the ops that have to run for their side effects.
         creation_order: op names in the order in which the user's program made them, before
             Grappler. Ops of inlined functions stand where the call stood, as "call/op".
+        traced: the graphs that the program was traced into: under "" its own, and under their names
+            those of the functions it calls. Their tensors have shapes that a GraphDef does not
+            hold: those that a `set_shape` gave them.
+        origins: for the ops of inlined functions, the function and their name in it.
     """
 
     graph_def: tf.compat.v1.GraphDef
@@ -70,6 +74,8 @@ class Captured:
     fetches: tuple[str, ...]
     control_fetches: tuple[str, ...]
     creation_order: tuple[str, ...]
+    traced: Mapping[str, tf.Graph] = field(default_factory=dict)
+    origins: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 def require_feeds(captured: Captured, names: Iterable[str]) -> None:

@@ -20,14 +20,25 @@ from tensorflow.python.eager.polymorphic_function.concrete_function import Concr
 from tensorflow.python.framework import func_graph as func_graphs
 from tensorflow.python.framework import ops
 from tensorflow.python.framework.ops import EagerTensor
+from tensorflow.python.ops import gradients_util, resource_variable_ops
 from tensorflow.python.saved_model import save_context
 
+from custom_ops.errors import warn
 from graph_passes.errors import GraphError
 from tfmem.capture.build import annotate_handles, build_graph, own_library
 from tfmem.capture.captured import Captured, side_effects, unique
 from tfmem.capture.grappler import NO_GRAPPLER, options_without_grappler, without_grappler
+from tfmem.capture.shapes import traced_graphs
 
-__all__ = ["ConcreteFunction", "RestoredFunction", "call_key", "call_traced", "capture_concrete", "restore_concrete"]
+__all__ = [
+    "ConcreteFunction",
+    "RestoredFunction",
+    "call_key",
+    "call_traced",
+    "capture_concrete",
+    "is_recorded",
+    "restore_concrete",
+]
 
 _WITH_HANDLES = (tf.resource, tf.variant)  # what they refer to counts, too
 _HANDLES = tuple(dtype.as_datatype_enum for dtype in _WITH_HANDLES)
@@ -47,10 +58,16 @@ def capture_concrete(cf: ConcreteFunction) -> Captured:
     return Captured(
         graph_def=graph_def,
         feeds=tuple(f"{renamed.get(tensor.op.name, tensor.op.name)}:0" for tensor in cf.inputs),
-        fetches=tuple(tensor.name for tensor in cf.outputs),
+        fetches=tuple(tensor.name for tensor in _outputs(cf)),
         control_fetches=unique([*control, *side_effects(operations)]),
         creation_order=tuple(node.name for node in graph_def.node),
+        traced=traced_graphs(graph),
     )
+
+
+def _outputs(cf: ConcreteFunction) -> Sequence[tf.Tensor]:
+    """What the function returns. Once a gradient was taken, its graph has further outputs, for the gradient."""
+    return list(cf.outputs)[: len(cf.function_type.flat_outputs)]
 
 
 def call_key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable | None:
@@ -86,12 +103,34 @@ def call_traced(cf: ConcreteFunction, args: tuple[Any, ...], kwargs: Mapping[str
     return cf._call_flat(flat, captured_inputs=cf.captured_inputs)
 
 
+def gradient_order(cf: ConcreteFunction, tensors: Sequence[tf.Tensor]) -> int:
+    """Of which order a gradient may be asked for: 0 where nothing records a call of `cf` with these tensors, 2 for more
+    than one tape, a persistent one, and forward accumulators.
+    """
+    if not record.could_possibly_record():
+        return 0
+    for variable in cf.graph.variables:
+        resource_variable_ops.variable_accessed(variable)
+    return int(gradients_util.PossibleTapeGradientTypes(list(tensors)))
+
+
+def is_recorded(cf: ConcreteFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a gradient of this call may be asked for."""
+    if not record.could_possibly_record():
+        return False
+    flat = cf.function_type.unpack_inputs(cf.function_type.bind(*args, **kwargs))
+    return gradient_order(cf, [*flat, *cf.captured_inputs]) > 0
+
+
 class RestoredFunction(ConcreteFunction):
     """A `ConcreteFunction` whose graph is final: TensorFlow runs it without rewriting it once more.
 
-    Called eagerly, in a `tf.function` or as a signature of a SavedModel, Grappler stays off. It has
-    no gradient.
+    Called eagerly, in a `tf.function` or as a signature of a SavedModel, Grappler stays off. What Grappler and tfmem
+    put into it has no gradient, so the gradient is that of the original, which runs in its place where one may be
+    asked for.
     """
+
+    original: ConcreteFunction
 
     # A function keeps weak references to the variables it uses; these keep them alive with the
     # rewritten one.
@@ -100,11 +139,10 @@ class RestoredFunction(ConcreteFunction):
     # Makes the same function of a graph that can go into other graphs, where this one's cannot.
     make_portable: Callable[[], RestoredFunction] | None = None
 
-    # The function that was restored, if it computes the same: it has a gradient.
-    differentiable: ConcreteFunction | None = None
-
     # What eager calls of a portable function run.
     _called_eagerly: RestoredFunction | None = None
+
+    _warned = False
 
     # What calls were told last: a thread's options, and the attributes that they make.
     _told: tuple[object, tuple[Any, ...]] = (None, ())
@@ -112,17 +150,29 @@ class RestoredFunction(ConcreteFunction):
     def _call_flat(self, tensor_inputs: Sequence[tf.Tensor], captured_inputs: Sequence[tf.Tensor]) -> Any:
         """What TensorFlow's Python does around a call takes longer than a small graph runs, so it is left out where
         nobody asks for it: records gradients, cancels, builds a graph, or gets handles."""
-        recorded = record.could_possibly_record()
         building = not tf.executing_eagerly() or ops.get_default_graph().building_function
-        if self.differentiable is not None and (recorded or building):
-            return self.differentiable._call_flat(tensor_inputs, captured_inputs)
+        order = gradient_order(self, [*tensor_inputs, *captured_inputs])
+        if order > (1 if building else 0):  # a gradient of first order changes the call when it is taken
+            self._warn()
+            return self.original._call_flat(tensor_inputs, captured_inputs)
         if self._called_eagerly is not None and not building:
             return self._called_eagerly._call_flat(tensor_inputs, captured_inputs)
-        watched = recorded or cancellation.context() is not None
-        if watched or building or self._returns_handles:
+        if order or building or cancellation.context() is not None or self._returns_handles:
             with without_grappler():
                 return super()._call_flat(tensor_inputs, captured_inputs)
         return self._run([*tensor_inputs, *captured_inputs])
+
+    def _get_gradient_function(self) -> Callable[..., Any]:
+        return self.original._get_gradient_function()  # type: ignore[no-any-return]
+
+    def _warn(self) -> None:
+        if not self._warned:
+            self._warned = True
+            name = tf.compat.as_str(self.original.name)
+            warn(
+                f"'{name}' is called under a gradient tape, so it runs as it was before tfmem: what was optimised has "
+                "no gradient. Optimise the function that takes the gradient, or call this one where no tape records"
+            )
 
     @functools.cached_property
     def portable(self) -> RestoredFunction:
@@ -130,7 +180,7 @@ class RestoredFunction(ConcreteFunction):
         if self.make_portable is None:
             return self
         portable = self.make_portable()
-        portable._called_eagerly, portable.differentiable = self, self.differentiable
+        portable._called_eagerly = self
         return portable
 
     @functools.cached_property
@@ -149,6 +199,21 @@ class RestoredFunction(ConcreteFunction):
             count = len(self.function_type.flat_outputs)
             outputs = execute.execute(function.name.decode(), count, tensors, attributes, eager)
         return self.function_type.pack_output(outputs or None)
+
+
+class _Gradient(concrete_function._DelayedRewriteGradientFunctions):
+    """The gradient of calls of a rewritten function in a graph: when it is taken, they become calls of the original."""
+
+    def __init__(self, function: atomic_function.AtomicFunction, original: ConcreteFunction) -> None:
+        super().__init__(function, None)
+        self._original = original
+
+    def forward_backward(self, num_doutputs: int | None = None) -> tuple[Any, Any]:
+        pair: tuple[Any, Any] = self._original._delayed_rewrite_functions.forward_backward(num_doutputs)
+        return pair
+
+    def _rewrite_forward_and_call_backward(self, op: tf.Operation, *doutputs: Any) -> Any:
+        return self._original._get_gradient_function()(op, *doutputs)
 
 
 def restore_concrete(
@@ -182,10 +247,12 @@ def restore_concrete(
     name = f"{concrete_function._inference_name(graph.name)}"
     atomic = atomic_function.from_func_graph(name, graph, attributes, cf.function_type)
     restored = RestoredFunction(atomic)
+    restored.original = cf
+    restored._delayed_rewrite_functions = _Gradient(atomic, cf)
     restored._arg_keywords = cf._arg_keywords
     restored._num_positional_args = cf._num_positional_args
     restored.set_external_captures(cf._captured_inputs)
-    restored.kept_alive = (*cf.graph.variables, cf)
+    restored.kept_alive = tuple(cf.graph.variables)
     return restored
 
 
@@ -201,7 +268,7 @@ def _set_signature(
         graph.control_outputs = [graph.get_operation_by_name(name) for name in captured.control_fetches]
     except KeyError as error:
         raise GraphError(f"the rewritten graph lacks an op that the function has to run: {error}") from error
-    outputs = {id(old): new for old, new in zip(cf.outputs, graph.outputs, strict=True)}
+    outputs = {id(old): new for old, new in zip(_outputs(cf), graph.outputs, strict=True)}
     graph.structured_outputs = tf.nest.map_structure(
         lambda old: outputs.get(id(old), old), cf.structured_outputs, expand_composites=True
     )

@@ -40,7 +40,8 @@ def capture_graph_def(
         feeds = [node.name for node in graph_def.node if node.op in placeholders]
     if fetches is None:
         fetches = unread(graph_def)
-    outputs = _count_outputs(graph_def)
+    graph = _imported(graph_def)
+    outputs = {op.name: len(op.outputs) for op in graph.get_operations()}
     for name in (*feeds, *fetches):
         if op_name(name) not in outputs:
             raise GraphError(
@@ -63,6 +64,7 @@ def capture_graph_def(
         fetches=tuple(_tensor_name(name) for name in fetches if outputs[op_name(name)]),
         control_fetches=unique(run),
         creation_order=tuple(node.name for node in graph_def.node),
+        traced={"": graph},  # some graphs say their shapes (`_output_shapes`)
     )
 
 
@@ -170,14 +172,14 @@ def _signature_names(meta_graph: MetaGraphDef, side: str) -> list[str]:
     return list(unique([info.name for info in infos if info.WhichOneof("encoding") == "name"]))
 
 
-def _count_outputs(graph_def: GraphDef) -> dict[str, int]:
+def _imported(graph_def: GraphDef) -> tf.Graph:
     graph = tf.Graph()
     try:
         with graph.as_default():
             tf.graph_util.import_graph_def(graph_def, name="")
     except (ValueError, tf.errors.OpError) as error:
         raise GraphError(f"TensorFlow cannot import the graph: {error}") from error
-    return {op.name: len(op.outputs) for op in graph.get_operations()}
+    return graph
 
 
 def _tensor_name(name: str) -> str:

@@ -13,6 +13,7 @@ import functools
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
@@ -24,7 +25,7 @@ from tensorflow.python.grappler import cluster as grappler_cluster
 from tensorflow.python.grappler import tf_optimizer
 
 from tfmem.capture.captured import Captured, op_definition, op_name, unique
-from tfmem.capture.inline import inline_calls
+from tfmem.capture.inline import inline_captured
 from tfmem.capture.prepare import prepare, restore
 
 # Attributes of a function that keep its body as it is. `_noinline`: a caller's Grappler, and the
@@ -53,12 +54,11 @@ def run_grappler(captured: Captured, *, device: str | None = None) -> Captured:
         is that of the inlined graph before Grappler, so ops that Grappler made are not in it. If
         Grappler fails, the inlined graph (as TensorFlow's runtime does, with a warning).
     """
-    fetched = {op_name(name) for name in captured.fetches}
-    graph_def = inline_calls(captured.graph_def, fetched)
-    order = tuple(node.name for node in graph_def.node)
+    inlined = inline_captured(captured)
+    order = tuple(node.name for node in inlined.graph_def.node)
     keep = unique([*(op_name(name) for name in captured.fetches), *captured.control_fetches])
-    optimized = _optimize(graph_def, captured, keep, device or _default_device())
-    return Captured(optimized, captured.feeds, captured.fetches, captured.control_fetches, order)
+    optimized = _optimize(inlined.graph_def, captured, keep, device or _default_device())
+    return replace(inlined, graph_def=optimized, creation_order=order)
 
 
 def session_config(base: ConfigProto | None = None) -> ConfigProto:

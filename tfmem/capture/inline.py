@@ -20,18 +20,32 @@ place in its frame would be lost.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 from graph_passes.errors import GraphError
-from tfmem.capture.captured import RANDOM, is_stateful, op_definition, op_name
+from tfmem.capture.captured import RANDOM, Captured, is_stateful, op_definition, op_name
 
 CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 FRAMES = frozenset({"Enter", "RefEnter", "Switch", "RefSwitch"})
 
 
-def inline_calls(graph_def: GraphDef, fetched: Collection[str] = (), implementations: Collection[str] = ()) -> GraphDef:
+def inline_captured(captured: Captured, implementations: Collection[str] = ()) -> Captured:
+    """`captured` with its graph's calls inlined; see `inline_calls`."""
+    fetched = {op_name(name) for name in captured.fetches}
+    origins = dict(captured.origins)
+    graph_def = inline_calls(captured.graph_def, fetched, implementations, origins)
+    return replace(captured, graph_def=graph_def, origins=origins)
+
+
+def inline_calls(
+    graph_def: GraphDef,
+    fetched: Collection[str] = (),
+    implementations: Collection[str] = (),
+    origins: dict[str, tuple[str, str]] | None = None,
+) -> GraphDef:
     """Inline every call that can be.
 
     Args:
@@ -39,6 +53,7 @@ def inline_calls(graph_def: GraphDef, fetched: Collection[str] = (), implementat
         fetched: names of ops whose outputs somebody outside the graph reads; such a call becomes an
             `IdentityN` of its name.
         implementations: names of functions with `api_implements` that are inlined all the same.
+        origins: gets the function of each new op, and the op's name in it.
 
     Returns:
         A new graph. Its nodes are in creation order if those of `graph_def` and of the library are.
@@ -48,7 +63,7 @@ def inline_calls(graph_def: GraphDef, fetched: Collection[str] = (), implementat
     """
     if any(node.op in FRAMES for node in graph_def.node) or not any(n.op in CALLS for n in graph_def.node):
         return graph_def
-    return _Inliner(graph_def, fetched, implementations).run()
+    return _Inliner(graph_def, fetched, implementations, {} if origins is None else origins).run()
 
 
 def implementations(graph_def: GraphDef) -> dict[str, list[str]]:
@@ -67,8 +82,15 @@ def implementations(graph_def: GraphDef) -> dict[str, list[str]]:
 
 
 class _Inliner:
-    def __init__(self, graph_def: GraphDef, fetched: Collection[str], implementations: Collection[str]) -> None:
+    def __init__(
+        self,
+        graph_def: GraphDef,
+        fetched: Collection[str],
+        implementations: Collection[str],
+        origins: dict[str, tuple[str, str]],
+    ) -> None:
         self.source = graph_def
+        self.origins = origins
         self.fetched = fetched
         self.implementations = implementations
         self.library = {function.signature.name: function for function in graph_def.library.function}
@@ -111,6 +133,7 @@ class _Inliner:
         waits = [name for name in call.input if name.startswith("^")]
         arguments = {argument.name: tensor for argument, tensor in zip(function.signature.input_arg, data, strict=True)}
         names = {node.name: self.fresh(f"{call.name}/{node.name}") for node in function.node_def}
+        self.origins.update((new, (function.signature.name, old)) for old, new in names.items())
         tensors = arguments | dict(self.flat_names(function, names))
 
         if len(waits) > 1:

@@ -44,6 +44,7 @@ def capture_graph(graph: tf.Graph, fetches: Sequence[tf.Tensor] | None = None) -
         fetches=tuple(tensor.name for tensor in fetches),
         control_fetches=unique([*control, *side_effects(operations)]),
         creation_order=tuple(op.name for op in operations),
+        traced={"": graph},
     )
 
 

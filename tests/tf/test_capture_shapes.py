@@ -1,0 +1,136 @@
+"""Shapes that a program set by hand are known to planning, though no GraphDef holds them."""
+
+import pytest
+import tensorflow as tf
+
+import tfmem
+from tfmem.capture.build import shaped_graph
+from tfmem.capture.function import capture_concrete
+from tfmem.capture.graph_def import capture_graph_def
+from tfmem.capture.grappler import run_grappler
+from tfmem.capture.live_graph import capture_graph
+
+MIB = 1 << 20
+
+
+def unknown(x):
+    """The same tensor, of unknown shape."""
+    return tf.py_function(lambda x: x, [x], x.dtype)
+
+
+def shapes_of(function, *specs, device="CPU", **feed_shapes):
+    """The shapes that planning finds, by op type; the last of each type."""
+    captured = run_grappler(capture_concrete(tf.function(function).get_concrete_function(*specs)), device=device)
+    graph = shaped_graph(captured, feed_shapes={f"{name}:0": shape for name, shape in feed_shapes.items()})
+    return {
+        op.type: op.outputs[0].shape.as_list()
+        for op in graph.get_operations()
+        if op.outputs and op.outputs[0].shape.rank
+    }
+
+
+def test_a_step_behind_a_py_function_meets_its_budget():
+    first = [tf.random.stateless_normal([256, 256], [place, 1], stddev=0.05) for place in range(6)]
+    x = tf.random.stateless_normal([4096, 256], [7, 8])
+
+    def made():
+        weights = list(map(tf.Variable, first))
+
+        @tf.function
+        def step(x):
+            x = unknown(x)
+            x.set_shape([4096, 256])
+            with tf.GradientTape() as tape:
+                for weight in weights:
+                    x = tf.nn.relu(x @ weight)
+                loss = tf.reduce_mean(x**2)
+            for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+                weight.assign_sub(gradient)
+            return loss
+
+        return step
+
+    expected = [float(step(x)) for step in [made()] for _ in range(8)]
+    step = tfmem.optimize(made(), memory_budget=30 * MIB, passes=("offload",))
+    assert [float(step(x)) for _ in range(8)] == expected
+    report = tfmem.report(step)
+    assert report.decision == "moved"
+    assert not [note for note in report.notes if "size is not known" in note]
+    assert report.peak_measured <= 30 * MIB < report.peak_before
+
+
+def test_shapes_reach_what_follows_and_what_grappler_makes():
+    weights, bias = tf.Variable(tf.ones([3, 5])), tf.Variable(tf.ones([5]))
+
+    def function(x):
+        y = unknown(x)
+        y.set_shape([4, 3])
+        y = tf.nn.relu(tf.nn.bias_add(y @ weights, bias))  # becomes one op
+        z = tf.boolean_mask(tf.exp(y), tf.reduce_sum(y, 1) > 0)
+        z.set_shape([2, 5])
+        return tf.tanh(z)
+
+    found = shapes_of(function, tf.TensorSpec([4, 3]))
+    assert found["EagerPyFunc"] == [4, 3]
+    assert found["_FusedMatMul"] == found["Exp"] == [4, 5]
+    assert found["Tanh"] == [2, 5]
+
+
+def test_shapes_inside_of_called_functions():
+    @tf.function
+    def inner(x):
+        x = unknown(x)
+        x.set_shape([4, 3])
+        return tf.exp(x)
+
+    @tf.function
+    def middle(x):
+        return tf.tanh(inner(x))
+
+    found = shapes_of(lambda x: (tf.sin(middle(x)), tf.nn.softmax(inner(x + 1))), tf.TensorSpec([4, 3]))
+    assert found["Exp"] == found["Tanh"] == found["Sin"] == found["Softmax"] == [4, 3]
+
+
+def test_inputs_whose_shape_was_set():
+    def function(x):
+        x.set_shape([None, 3])
+        return tf.exp(x)
+
+    assert shapes_of(function, tf.TensorSpec(None, name="x"))["Exp"] == [None, 3]
+    assert shapes_of(function, tf.TensorSpec(None, name="x"), x=(7, 3))["Exp"] == [7, 3]
+
+
+@pytest.mark.parametrize("device", ["CPU", "GPU"])
+def test_shapes_where_grappler_changes_the_layout(device):
+    """On a GPU a convolution keeps its name, and gives channels first."""
+    weights = tf.Variable(tf.ones([3, 3, 4, 6]))
+
+    def function(x):
+        x = unknown(x)
+        x.set_shape([2, 8, 9, 4])
+        return tf.nn.relu(tf.nn.conv2d(x, weights, 1, "SAME"))
+
+    found = shapes_of(function, tf.TensorSpec([2, 8, 9, 4]), device=device)
+    assert found["Conv2D"] == ([2, 6, 8, 9] if device == "GPU" else [2, 8, 9, 6])
+
+
+def graph_with_shapes():
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [None, 3], name="x")
+        y = tf.compat.v1.py_func(lambda x: x, [x], tf.float32, name="unknown")
+        y.set_shape([4, 3])
+        tf.exp(y, name="out")
+    return graph
+
+
+def test_graphs_that_say_their_shapes():
+    captured = capture_graph_def(graph_with_shapes().as_graph_def(add_shapes=True), ["x"], ["out"])
+    graph = shaped_graph(run_grappler(captured))
+    assert graph.get_tensor_by_name("out:0").shape == [4, 3]
+
+
+def test_graphs_in_place_whose_inputs_are_given_shapes():
+    captured = capture_graph(graph_with_shapes())
+    graph = shaped_graph(captured, feed_shapes={"x:0": (4, 3)})
+    assert graph.get_tensor_by_name("out:0").shape == [4, 3]

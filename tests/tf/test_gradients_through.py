@@ -1,0 +1,137 @@
+"""A gradient through what was optimised is that of the original."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfmem
+from tfmem.capture.function import capture_concrete, restore_concrete
+from tfmem.capture.grappler import run_grappler
+
+
+@pytest.fixture(name="model")
+def fixture_model():
+    keras.utils.set_random_seed(3)
+    layers = keras.layers
+    return keras.Sequential(
+        [keras.Input((6, 4)), layers.LSTM(8), layers.Dense(5, activation="relu"), layers.Dense(2, activation="tanh")]
+    )
+
+
+@pytest.fixture(name="x")
+def fixture_x():
+    return tf.random.stateless_normal([3, 6, 4], [1, 2])
+
+
+@pytest.fixture(name="pair")
+def fixture_pair(model):
+    """The function as it was, and optimised."""
+    plain = tf.function(model.__call__)
+    return plain, tfmem.optimize(tf.function(model.__call__))
+
+
+def equal(one, other):
+    for old, new in zip(tf.nest.flatten(one), tf.nest.flatten(other), strict=True):
+        np.testing.assert_array_equal(np.asarray(new), np.asarray(old))
+
+
+def with_tape(function, x, variables, **tape_options):
+    with tf.GradientTape(**tape_options) as tape:
+        tape.watch(x)
+        y = function(x)
+        loss = tf.reduce_sum(y * y)
+    return [y, *tape.gradient(loss, [x, *variables])]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_eager_tapes(pair, model, x, persistent):
+    plain, optimized = pair
+    optimized(x)
+    assert tfmem.report(optimized).swapped
+    with pytest.warns(tfmem.TfmemWarning, match="under a gradient tape"):
+        found = with_tape(optimized, x, model.trainable_variables, persistent=persistent)
+    equal(with_tape(plain, x, model.trainable_variables, persistent=persistent), found)
+    with warnings.catch_warnings(action="error"):  # once is enough
+        with_tape(optimized, x, model.trainable_variables)
+
+
+def test_a_tape_that_watches_nothing_is_none_of_its_business(pair, x):
+    _, optimized = pair
+    alone = optimized(x)
+    with warnings.catch_warnings(action="error"), tf.GradientTape(watch_accessed_variables=False):
+        equal(alone, optimized(x))
+
+
+def test_the_first_call_may_be_under_a_tape(pair, model, x):
+    plain, optimized = pair
+    with pytest.warns(tfmem.TfmemWarning):
+        equal(with_tape(plain, x, model.trainable_variables), with_tape(optimized, x, model.trainable_variables))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_tapes_in_another_function(pair, model, x, persistent):
+    def outer(function):
+        return tf.function(lambda x: with_tape(function, x, model.trainable_variables, persistent=persistent))
+
+    results = [outer(function)(x) for function in pair]
+    for old, new in zip(*results, strict=True):
+        np.testing.assert_allclose(new, old, rtol=1e-5, atol=1e-6)
+
+
+def test_symbolic_gradients(pair, x):
+    def outer(function):
+        return tf.function(lambda x: tf.gradients(function(x), x)[0])
+
+    results = [outer(function)(x) for function in pair]
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-5, atol=1e-6)
+
+
+def test_jacobians_nested_tapes_and_forward_accumulators():
+    """Of a net without a loop: through loops, TensorFlow has no such gradients."""
+    x, direction = tf.random.stateless_normal([3, 5], [1, 2]), tf.random.stateless_normal([3, 5], [3, 4])
+    net = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4, activation="relu"), keras.layers.Dense(2)])
+
+    def results(function):
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                y = tf.reduce_sum(function(x))
+            first = inner.gradient(y, x)
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            each = function(x)
+        with tf.autodiff.ForwardAccumulator(x, direction) as accumulator:
+            forward = function(x)
+        return outer.gradient(first, x), tape.jacobian(each, x), accumulator.jvp(forward)
+
+    plain = tf.function(lambda x: net(x) * tf.tanh(net(x))).get_concrete_function(x)
+    expected = results(plain)  # gives the traced graph further outputs, for the gradient
+    captured = run_grappler(capture_concrete(plain))
+    optimized = restore_concrete(plain, captured, captured.graph_def)
+    assert "_FusedMatMul" in {op.type for op in optimized.graph.get_operations()}
+    with pytest.warns(tfmem.TfmemWarning):
+        found = results(optimized)
+    equal(expected, found)
+
+
+def test_a_step_under_a_budget(new_net, batch, smallest):
+    def made():
+        net = new_net()
+        return net, tf.function(net.step)
+
+    budget = (1 << 18) + smallest(lambda size: tfmem.optimize(made()[1], memory_budget=size)(*batch))
+    (old, plain), (new, step) = made(), made()
+    optimized = tfmem.optimize(step, memory_budget=budget)
+    for _ in range(8):
+        found = []
+        for net, function in ((old, plain), (new, optimized)):
+            with warnings.catch_warnings(action="ignore"), tf.GradientTape() as tape:
+                loss = function(*batch)
+            found.append([loss, *tape.gradient(loss, net.variables)])
+            function(*batch)
+        equal(*found)
+    assert tfmem.report(optimized).decision == "moved"

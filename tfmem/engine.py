@@ -12,6 +12,7 @@ from graph_passes.cost.model import Roofline
 from graph_passes.errors import NoGradientError, UnknownShapeError
 from graph_passes.ir import Graph, Node
 from graph_passes.offload.plan import OffloadPlan
+from graph_passes.recurrent.match import RecurrentPlan
 from graph_passes.report import Report
 from tfmem.config import Options, parse_budget, workspace_limits
 from tfmem.devices import Target, memory
@@ -30,7 +31,7 @@ class Engine:
         library: the op library.
         target: the device whose memory is planned.
         link: bandwidth between the device and where tensors go.
-        asked: whether the user asked for what the passes do by name: then what they leave alone is worth a warning.
+        asked: whether the user asked for the recurrent pass: then a recurrence that stays is worth a warning.
         warned: the causes of which the user was warned, once for all steps of the object.
     """
 
@@ -46,6 +47,13 @@ class Engine:
         if cause not in self.warned:
             self.warned.add(cause)
             warn(message)
+
+    def warn_of_kept(self, name: str, swaps: RecurrentPlan) -> None:
+        """Tell a user who asked for it which recurrences stay as they were."""
+        if self.asked and swaps.unmatched:
+            first, count = swaps.unmatched[0], len(swaps.unmatched)
+            more = f"; and {count - 1} more, see tfmem.report(...)" if count > 1 else ""
+            self.warn("kept", f"tfmem: {name}: {first.name} ({first.carrier}) stays as it is: {first.reason}{more}")
 
     @property
     def budget(self) -> int | None:
@@ -118,15 +126,18 @@ class Engine:
             passes=self.options.passes,
         )
 
-    def left_alone(self, report: Report, error: TfmemError) -> Report:
+    def left_alone(self, report: Report, error: TfmemError, swapped: bool) -> Report:
         """`report` of a step whose memory cannot be planned, saying why.
 
         Args:
             report: of the step without a budget.
             error: one of `NOT_PLANNABLE`, as it was caught; raised again if the user gave a budget.
+            swapped: whether recurrent layers were; else nothing was done to the step, which is worth a warning.
         """
         if self.must_fit:
             raise error
+        if not swapped:
+            self.warn("not planned", f"tfmem: {report.graph} is left as it was, its memory was not planned: {error}")
         return replace(report, notes=(*report.notes, f"memory was not planned: {error}"))
 
 

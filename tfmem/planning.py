@@ -28,6 +28,8 @@ from tfmem.profile import fingerprint
 from tfmem.recurrent import swap_recurrent, with_swaps
 from tfmem.rehearsal import can_rehearse, without_updates
 
+_SWAPPED_IN_XLA = "off: recurrent kernels cannot live inside XLA"
+
 
 class Trace:
     """What the passes know of a trace, and what they make of it.
@@ -125,7 +127,8 @@ class Trace:
 
     def unplanned(self) -> Report:
         """The report while nothing is planned."""
-        return with_swaps(self._engine.unlimited(self.name), self.swaps)
+        note = _SWAPPED_IN_XLA if self.jit_compile and self.swaps.matches else ""
+        return with_swaps(replace(self._engine.unlimited(self.name), jit_compile=note), self.swaps)
 
     def describe(self, timeline: Timeline, plan: OffloadPlan, notes: Sequence[str], *, given: bool) -> Report:
         """The report of `plan`.
@@ -142,7 +145,7 @@ class Trace:
         note = ""
         if self.jit_compile:
             note = "off: memory ops cannot live inside XLA" if plan.moves else "left on"
-            note = "off: recurrent kernels cannot live inside XLA" if self.swaps.matches else note
+            note = _SWAPPED_IN_XLA if self.swaps.matches else note
         decision = ORDERED if not plan.moves and not given else report.decision
         report = replace(report, decision=decision, budget=engine.budget, jit_compile=note)
         return with_swaps(report, self.swaps)

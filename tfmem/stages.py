@@ -104,6 +104,8 @@ class Stages:
             self._fault(error, "swapping recurrent layers", "they stay as they were")
             self.report = replace(self.report, notes=tuple(self._notes))
         self.function = self._trace.base
+        self._engine.warn_of_kept(self._trace.name, self._trace.swaps)
+        self._tell()
 
     def begin(self, budget: int) -> None:
         """Plan by estimate.
@@ -119,11 +121,23 @@ class Stages:
             reading = False
             self._begin()
         except NOT_PLANNABLE as error:
-            self.report = self._engine.left_alone(self.report, error)
+            self.report = self._engine.left_alone(self.report, error, bool(self._trace.swaps.matches))
         except Exception as error:
             if not is_fault(error, reading):
                 raise
             self._leave(error)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Warn of what the report says that a user should not have to look for, once it is sure."""
+        if self.stage not in (Stage.CHECK, Stage.READY):
+            return
+        name, see = self._trace.name, "see tfmem.report(...)"
+        missed = next((note for note in (*self._notes, *self.report.notes) if note.startswith("OVER BUDGET")), "")
+        if missed:
+            self._engine.warn("budget", f"tfmem: {name}: {missed}; {see}")
+        if self.report.jit_compile.startswith("off"):
+            self._engine.warn("XLA", f"tfmem: {name}: XLA is {self.report.jit_compile}; {see}")
 
     def _fault(self, error: Exception, doing: str, instead: str) -> None:
         self._notes.append(fault_note(self._engine, self._trace.name, error, doing, instead))
@@ -171,7 +185,9 @@ class Stages:
             if known is None:
                 self._notes.append("op times and memory are estimates: nothing was observed")
             if engine.options.observe:
-                self._notes.append("nothing can be observed: the allocator keeps no statistics (oneDNN is off)")
+                note = "nothing can be observed: the allocator keeps no statistics (oneDNN is off)"
+                self._notes.append(note)
+                engine.warn("observe", f"tfmem: {self._trace.name}: {note}, so that the plan rests on estimates")
             self._settle(self._timeline, least)
             return
         self._observed = known is not None
@@ -213,6 +229,7 @@ class Stages:
             else:  # measured, it needs more than the graph told; training goes on with what runs
                 self._notes.append(f"OVER BUDGET: {error}")
             self._keep()
+        self._tell()
 
     def _keep(self) -> None:
         """Stay with the best of what ran, because nothing else can be planned.
@@ -328,6 +345,7 @@ class Stages:
             self._fault(error, "planning by measurement", "what ran stays")
             self.stage = Stage.READY
             self.report = replace(self.report, notes=tuple(dict.fromkeys((*self._notes, *self.report.notes))))
+        self._tell()
 
     def _check(self, peak: int) -> None:
         self._checked.append(peak)

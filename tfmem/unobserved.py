@@ -65,6 +65,7 @@ def within_budget(
     read: Callable[[], pipeline.Step],
     make: Callable[[pipeline.Step], tuple[Made, Report]],
     unplanned: Made,
+    swapped: bool,
     graph: object | None = None,
 ) -> tuple[Made, Report]:
     """What `make` makes of the step that `read` reads, and its report; `unplanned` without a budget, and where the step
@@ -76,6 +77,7 @@ def within_budget(
         read: reads the step.
         make: plans and edits; it must have changed nothing if it fails.
         unplanned: what stays as it is.
+        swapped: whether recurrent layers were swapped.
         graph: the `tf.Graph`, if there is one, which tells the most that the step may need where nothing else does.
 
     Raises:
@@ -89,7 +91,7 @@ def within_budget(
         step = read()
         return make(step)
     except NOT_PLANNABLE as error:
-        return unplanned, engine.left_alone(found, error)
+        return unplanned, engine.left_alone(found, error, swapped)
     except Exception as error:
         if not is_fault(error, reading=step is None):
             raise
@@ -110,7 +112,8 @@ def plan_graph_def(captured: Captured, engine: Engine, fetches: Sequence[str] = 
     if engine.swaps:
         captured, swaps = swap_recurrent(captured, engine.target, engine.options, engine.feed_shapes, fetches)
     given = _GraphDefStep(captured, engine, fetches)
-    edited, found = within_budget(engine, "GraphDef", given.read, given.make, captured)
+    edited, found = within_budget(engine, "GraphDef", given.read, given.make, captured, bool(swaps.matches))
+    engine.warn_of_kept("GraphDef", swaps)
     return edited, with_swaps(found, swaps)
 
 

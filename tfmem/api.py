@@ -170,6 +170,7 @@ def _attach(x: Any, found: Report | list[OptimizedFunction]) -> None:
 
 def _optimize_model(model: Any, engine: Engine) -> Any:
     optimized: list[OptimizedFunction] = []
+    engine = replace(engine, label=str(model.name))
     if engine.swaps and not getattr(model, "run_eagerly", False):
         inference = replace(engine, options=replace(engine.options, passes=("recurrent",)))
 

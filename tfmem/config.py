@@ -41,6 +41,7 @@ class Options:
         observe: whether the first steps measure op times and memory before the plan is made final. Without, the plan
             rests on a cached profile or on estimates.
         cache_directory: where profiles and GPU kernels are kept; "" keeps none.
+        progress: whether a line on stderr says what is going on where that takes more than two seconds.
     """
 
     memory_budget: Budget = None
@@ -51,6 +52,7 @@ class Options:
     device: str = ""
     observe: bool = True
     cache_directory: str = field(default_factory=lambda: str(Path.home() / ".cache" / "tfmem"))
+    progress: bool = True
 
     def __post_init__(self) -> None:
         for name in self.passes:
@@ -64,7 +66,7 @@ class Options:
         """The defaults, with what these environment variables say instead:
 
         TFMEM_MEMORY_BUDGET, TFMEM_POLICY, TFMEM_SPILL_DIR, TFMEM_SPILL_BUDGET, TFMEM_HOST_BUDGET, TFMEM_CACHE_DIR,
-        TFMEM_DEVICE, TFMEM_OBSERVE (0 or 1).
+        TFMEM_DEVICE, TFMEM_OBSERVE (0 or 1), TFMEM_PROGRESS (0 or 1).
 
         Raises:
             OptionsError: a variable has a value that its option does not take.
@@ -86,10 +88,11 @@ class Options:
         ):
             if variable in found:
                 values[name] = found[variable]
-        if "TFMEM_OBSERVE" in found:
-            if found["TFMEM_OBSERVE"] not in ("0", "1"):
-                raise OptionsError(f"TFMEM_OBSERVE={found['TFMEM_OBSERVE']!r}: expected 0 or 1")
-            values["observe"] = found["TFMEM_OBSERVE"] == "1"
+        for variable, name in (("TFMEM_OBSERVE", "observe"), ("TFMEM_PROGRESS", "progress")):
+            if variable in found:
+                if found[variable] not in ("0", "1"):
+                    raise OptionsError(f"{variable}={found[variable]!r}: expected 0 or 1")
+                values[name] = found[variable] == "1"
         return cls(**values, offload=OffloadOptions(**offload))
 
 

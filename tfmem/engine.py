@@ -32,6 +32,7 @@ class Engine:
         target: the device whose memory is planned.
         link: bandwidth between the device and where tensors go.
         asked: whether the user asked for the recurrent pass: then a recurrence that stays is worth a warning.
+        label: what users call the object, for the progress line; "" for the function's name.
         warned: the causes of which the user was warned, once for all steps of the object.
     """
 
@@ -40,6 +41,7 @@ class Engine:
     target: Target
     link: Link
     asked: bool = False
+    label: str = ""
     warned: set[str] = field(default_factory=set)
 
     def warn(self, cause: str, message: str) -> None:
@@ -54,6 +56,14 @@ class Engine:
             first, count = swaps.unmatched[0], len(swaps.unmatched)
             more = f"; and {count - 1} more, see tfmem.report(...)" if count > 1 else ""
             self.warn("kept", f"tfmem: {name}: {first.name} ({first.carrier}) stays as it is: {first.reason}{more}")
+
+    def warn_of_losses(self, report: Report) -> None:
+        """Tell the user of a missed budget, and of XLA that is lost."""
+        missed = next((note for note in report.notes if note.startswith("OVER BUDGET")), "")
+        if missed:
+            self.warn("budget", f"tfmem: {report.graph}: {missed}; see tfmem.report(...)")
+        if report.jit_compile.startswith("off"):
+            self.warn("XLA", f"tfmem: {report.graph}: XLA is {report.jit_compile}; see tfmem.report(...)")
 
     @property
     def budget(self) -> int | None:

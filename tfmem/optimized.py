@@ -13,6 +13,7 @@ from graph_passes.errors import GraphError
 from graph_passes.report import Report
 from tfmem.capture.function import call_key
 from tfmem.engine import Engine
+from tfmem.known import BatchProfiles
 from tfmem.step import ManagedStep
 
 MOST_KNOWN = 1024  # shapes whose step is remembered
@@ -48,6 +49,7 @@ class OptimizedFunction:
         self._steps: MutableMapping[Any, ManagedStep] = weakref.WeakKeyDictionary()
         self._unobserved: MutableMapping[Any, ManagedStep] = weakref.WeakKeyDictionary()
         self._known: dict[Hashable, ManagedStep] = {}  # by `call_key`
+        self._profiles = BatchProfiles()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step, optimised."""
@@ -109,5 +111,5 @@ class OptimizedFunction:
         with self._lock:
             step = steps.get(concrete)
             if step is None:
-                step = steps[concrete] = ManagedStep(concrete, engine, self._jit_compile)
+                step = steps[concrete] = ManagedStep(concrete, engine, self._jit_compile, self._profiles)
         return step

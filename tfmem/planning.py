@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +29,20 @@ from tfmem.faults import estimated_peak
 from tfmem.profile import fingerprint
 from tfmem.recurrent import swap_recurrent, with_swaps
 from tfmem.rehearsal import can_rehearse, without_updates
+
+
+@contextmanager
+def collecting_later() -> Iterator[None]:
+    """Python's collector of cycles waits: graphs are millions of objects that stay, and it would visit all of them
+    again and again while more are made."""
+    waits = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if waits:
+            gc.enable()
+
 
 _SWAPPED_IN_XLA = "off: recurrent kernels cannot live inside XLA"
 

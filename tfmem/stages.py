@@ -35,10 +35,10 @@ from graph_passes.offload.plan import OffloadPlan
 from graph_passes.report import Report
 from tfmem.engine import NOT_PLANNABLE, Engine
 from tfmem.faults import fault_note, is_fault, left_by_fault
+from tfmem.known import BatchProfiles, Known
 from tfmem.planning import Trace
-from tfmem.profile import ProfileCache
 from tfmem.rooms import find_room, keep_apart, separate
-from tfmem.trials import CPU_RETRIES, Trial, checked, choose, first_plans, judged, no_room, untried
+from tfmem.trials import CPU_RETRIES, GPU_TRIALS, Trial, checked, choose, first_plans, judged, no_room, untried
 
 SURELY_FITS = 0.75  # of the budget: a step estimated at less is not observed
 GOOD_ENOUGH = 1.02  # times the ops' own run times: nothing is left to gain
@@ -70,13 +70,15 @@ class Stages:
         report: what was decided and measured by now.
     """
 
-    def __init__(self, engine: Engine, trace: Trace) -> None:
+    def __init__(self, engine: Engine, trace: Trace, others: BatchProfiles) -> None:
         """
         Args:
             engine: device and options.
-            trace: with its recurrent layers swapped.
+            trace: nothing is done to it yet.
+            others: what was observed of other batch sizes.
         """
         self._engine = engine
+        self._others = others
         self._trace = trace
         self._walls: list[Any] = []  # see `keep_apart`
         self._make: Callable[..., OffloadPlan] | None = None
@@ -92,6 +94,14 @@ class Stages:
         self.rehearsing = False
         self.function = trace.concrete
         self.report = engine.unlimited(trace.name)
+
+    @property
+    def doing(self) -> str:
+        """What the next probed call does, in words."""
+        if self.stage is Stage.TRIAL:
+            most = GPU_TRIALS if self._engine.target.is_gpu else 1 + CPU_RETRIES
+            return f"trial {len(self._trials) + 1} of at most {most}"
+        return "running a first plan" if self.stage is Stage.WARM else "observing a step"
 
     def swap(self) -> None:
         """Swap recurrent layers."""
@@ -130,14 +140,8 @@ class Stages:
 
     def _tell(self) -> None:
         """Warn of what the report says that a user should not have to look for, once it is sure."""
-        if self.stage not in (Stage.CHECK, Stage.READY):
-            return
-        name, see = self._trace.name, "see tfmem.report(...)"
-        missed = next((note for note in (*self._notes, *self.report.notes) if note.startswith("OVER BUDGET")), "")
-        if missed:
-            self._engine.warn("budget", f"tfmem: {name}: {missed}; {see}")
-        if self.report.jit_compile.startswith("off"):
-            self._engine.warn("XLA", f"tfmem: {name}: XLA is {self.report.jit_compile}; {see}")
+        if self.stage in (Stage.CHECK, Stage.READY):
+            self._engine.warn_of_losses(replace(self.report, notes=(*self._notes, *self.report.notes)))
 
     def _fault(self, error: Exception, doing: str, instead: str) -> None:
         self._notes.append(fault_note(self._engine, self._trace.name, error, doing, instead))
@@ -163,23 +167,24 @@ class Stages:
     def _begin(self) -> None:
         engine = self._engine
         self.rehearsing = self._trace.can_rehearse
-        self._key = self._trace.fingerprint(self._budget)
-        self._cache = ProfileCache(engine.options.cache_directory)
         careful = self._trace.timeline(engine.estimate(workspace=True))
         if careful.peak <= SURELY_FITS * self._budget:
             self._settle(careful, self._trace.plan(careful, self._budget))
             return
-        # Workspace is not known yet. Without, this is the least that any plan needs.
-        self._timeline = self._trace.timeline(engine.estimate(workspace=False))
+        # Workspace is not known yet. Without (a CPU's is not estimated), this is the least that any plan needs.
+        self._timeline = careful
+        if engine.target.is_gpu:
+            self._timeline = self._trace.timeline(engine.estimate(workspace=False))
         least = self._trace.plan(self._timeline, self._budget)  # raises where no plan can meet the budget
         engine.require_host_room(self._timeline, least)
         if engine.options.observe:
             separate(engine, self._trace.concrete.variables)
-        self._in_use = engine.in_use
-        known = self._cache.load(self._key, self._in_use)
+        self._known = Known(engine, self._trace, self._budget, self._others)
+        known = self._known.find()
         if known is not None:
-            self._notes.append("op times and memory were measured by an earlier process")
-            self._learn(known)
+            seen, note = known
+            self._notes.append(note)
+            self._learn(seen)
             least = self._trace.plan(self._timeline, self._budget, timed=True)
         if not engine.observes:
             if known is None:
@@ -216,7 +221,7 @@ class Stages:
                 self._next_trial()
             elif self.stage is Stage.OBSERVE:
                 seen = observe(self._timeline, self._first.moves, samples, self._first.fillings)
-                self._cache.store(self._key, seen, self._in_use)
+                self._known.keep(seen)
                 self._learn(seen)
                 self._next_trial()
             elif not self._warm and self._engine.target.is_gpu:

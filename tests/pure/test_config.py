@@ -43,6 +43,7 @@ def test_environment():
             "TFMEM_SPILL_DIR": "/spill",
             "TFMEM_SPILL_BUDGET": "1MiB",
             "TFMEM_OBSERVE": "0",
+            "TFMEM_PROGRESS": "0",
         }
     )
     assert options.memory_budget == "2GiB"
@@ -50,6 +51,7 @@ def test_environment():
     assert options.offload.spill_directory == "/spill"
     assert options.offload.spill_budget == 1 << 20
     assert not options.observe
+    assert not options.progress
 
 
 @pytest.mark.parametrize(
@@ -57,6 +59,7 @@ def test_environment():
     [
         {"TFMEM_POLICY": "magic"},
         {"TFMEM_OBSERVE": "maybe"},
+        {"TFMEM_PROGRESS": "yes"},
         {"TFMEM_MEMORY_BUDGET": "lots"},
     ],
 )

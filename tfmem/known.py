@@ -1,0 +1,133 @@
+"""What was measured of a step before: by an earlier process, or of another batch size of the same function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import tensorflow as tf
+
+from graph_passes.cost.observe import Observation
+from graph_passes.ir import Graph
+from tfmem.engine import Engine
+from tfmem.planning import Trace
+from tfmem.profile import ProfileCache
+
+ALIKE = 0.9  # of a step's ops have to be known by name, for another's profile to serve as its estimate
+MOST_KEPT = 8  # batch sizes of a function whose profiles are kept
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """An observed trace: the specs that it was traced with, bytes that each of its ops touches, and what was seen."""
+
+    signature: Any
+    touched: dict[str, int]
+    observation: Observation  # its base is what lies beyond the memory in use, as in the cache
+
+
+class BatchProfiles:
+    """Observations of one function's traces. Each serves as the estimate of others that differ in the batch size alone.
+
+    Ops are known by their names, which are the same in every trace of a Python function.
+    """
+
+    def __init__(self) -> None:
+        self._seen: list[_Seen] = []
+
+    def add(self, trace: Trace, seen: Observation) -> None:
+        """Keep what was observed of `trace`."""
+        signature = trace.concrete.structured_input_signature
+        self._seen = [*self._seen[1 - MOST_KEPT :], _Seen(signature, _touched(trace.step.graph), seen)]
+
+    def scaled(self, trace: Trace) -> tuple[Observation, int] | None:
+        """What `trace` should take by the observation of the nearest batch size, and that size; None if there is none.
+
+        Times and workspace go by the ratio of the batch sizes, those of an op that touches as much as before stay.
+        """
+        signature = trace.concrete.structured_input_signature
+        sizes = [(_batches(each.signature, signature), each) for each in self._seen]
+        related = [(old, new, each) for pair, each in sizes if pair is not None for old, new in [pair]]
+        if not related:
+            return None
+        old, new, nearest = min(related, key=lambda item: max(item[0] / item[1], item[1] / item[0]))
+        touched = _touched(trace.step.graph)
+        if len(touched.keys() & nearest.touched.keys()) < ALIKE * len(touched):
+            return None
+        ratio, seen = new / old, nearest.observation
+        factor = {name: 1.0 if touched.get(name) == before else ratio for name, before in nearest.touched.items()}
+        return (
+            replace(
+                seen,
+                seconds={name: value * factor.get(name, ratio) for name, value in seen.seconds.items()},
+                workspace={name: round(value * factor.get(name, ratio)) for name, value in seen.workspace.items()},
+                step_seconds=seen.step_seconds * ratio,
+                curve=(),
+            ),
+            old,
+        )
+
+
+def _touched(graph: Graph) -> dict[str, int]:
+    def size(tensor: Any) -> int:
+        spec = graph.specs.get(tensor)
+        return (spec.nbytes or 0) if spec else 0
+
+    return {node.name: sum(map(size, (*node.inputs, *graph.tensors(node)))) for node in graph}
+
+
+def _batches(old: Any, new: Any) -> tuple[int, int] | None:
+    """The two batch sizes, if that is all in which two signatures differ."""
+    try:
+        tf.nest.assert_same_structure(old, new, expand_composites=True)
+    except (TypeError, ValueError):
+        return None
+    pairs = set()
+    for before, after in zip(*(tf.nest.flatten(each, expand_composites=True) for each in (old, new)), strict=True):
+        if before == after:
+            continue
+        if not (isinstance(before, tf.TensorSpec) and isinstance(after, tf.TensorSpec) and before.dtype == after.dtype):
+            return None
+        shapes = before.shape, after.shape
+        if not all(shape.is_fully_defined() and shape.rank for shape in shapes) or shapes[0][1:] != shapes[1][1:]:
+            return None
+        pairs.add((shapes[0][0], shapes[1][0]))
+    found = pairs.pop() if len(pairs) == 1 else (0, 0)
+    return found if prod(found) else None
+
+
+class Known:
+    """Profiles of one step, under its budget."""
+
+    def __init__(self, engine: Engine, trace: Trace, budget: int, others: BatchProfiles) -> None:
+        """
+        Args:
+            engine: device and options.
+            trace: as it was read.
+            budget: bytes.
+            others: of the same function.
+        """
+        self._trace = trace
+        self._others = others
+        self._scales = engine.observes and not engine.target.is_gpu  # what cuDNN chooses does not scale
+        self._in_use = engine.in_use
+        self._key = trace.fingerprint(budget)
+        self._cache = ProfileCache(engine.options.cache_directory)
+
+    def find(self) -> tuple[Observation, str] | None:
+        """What was observed before, and where."""
+        seen = self._cache.load(self._key, self._in_use)
+        if seen is not None:
+            return seen, "op times and memory were measured by an earlier process"
+        scaled = self._others.scaled(self._trace) if self._scales else None
+        if scaled is None:
+            return None
+        seen, batch = scaled
+        seen = replace(seen, base=seen.base + self._in_use)
+        return seen, f"op times and memory are scaled from batch {batch}, which was observed"
+
+    def keep(self, seen: Observation) -> None:
+        """Keep an observation, in the cache and for other batch sizes."""
+        self._cache.store(self._key, seen, self._in_use)
+        self._others.add(self._trace, replace(seen, base=seen.base - self._in_use))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -15,14 +17,17 @@ from tfmem.planning import Trace
 from tfmem.profile import ProfileCache
 
 ALIKE = 0.9  # of a step's ops have to be known by name, for another's profile to serve as its estimate
+_NUMBERS = re.compile("_?[0-9]+")
 MOST_KEPT = 8  # batch sizes of a function whose profiles are kept
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """An observed trace: the specs that it was traced with, bytes that each of its ops touches, and what was seen."""
+    """An observed trace: the specs that it was traced with, its ops in the order in which the program made them, bytes
+    that each op touches, and what was seen."""
 
     signature: Any
+    order: tuple[str, ...]
     touched: dict[str, int]
     observation: Observation  # its base is what lies beyond the memory in use, as in the cache
 
@@ -30,7 +35,8 @@ class _Seen:
 class BatchProfiles:
     """Observations of one function's traces. Each serves as the estimate of others that differ in the batch size alone.
 
-    Ops are known by their names, which are the same in every trace of a Python function.
+    A Python function makes the same ops in the same order in each trace, by the same names but for numbers: a first
+    trace has made variables, too. Ops that Grappler made are known by their names.
     """
 
     def __init__(self) -> None:
@@ -39,7 +45,10 @@ class BatchProfiles:
     def add(self, trace: Trace, seen: Observation) -> None:
         """Keep what was observed of `trace`."""
         signature = trace.concrete.structured_input_signature
-        self._seen = [*self._seen[1 - MOST_KEPT :], _Seen(signature, _touched(trace.step.graph), seen)]
+        self._seen = [
+            *self._seen[1 - MOST_KEPT :],
+            _Seen(signature, trace.creation_order, _touched(trace.step.graph), seen),
+        ]
 
     def scaled(self, trace: Trace) -> tuple[Observation, int] | None:
         """What `trace` should take by the observation of the nearest batch size, and that size; None if there is none.
@@ -52,21 +61,27 @@ class BatchProfiles:
         if not related:
             return None
         old, new, nearest = min(related, key=lambda item: max(item[0] / item[1], item[1] / item[0]))
-        touched = _touched(trace.step.graph)
-        if len(touched.keys() & nearest.touched.keys()) < ALIKE * len(touched):
+        touched, now = _touched(trace.step.graph), _renamed(nearest.order, trace.creation_order)
+        before = {now.get(name, name): nbytes for name, nbytes in nearest.touched.items()}
+        if len(touched.keys() & before.keys()) < ALIKE * len(touched):
             return None
         ratio, seen = new / old, nearest.observation
-        factor = {name: 1.0 if touched.get(name) == before else ratio for name, before in nearest.touched.items()}
-        return (
-            replace(
-                seen,
-                seconds={name: value * factor.get(name, ratio) for name, value in seen.seconds.items()},
-                workspace={name: round(value * factor.get(name, ratio)) for name, value in seen.workspace.items()},
-                step_seconds=seen.step_seconds * ratio,
-                curve=(),
-            ),
-            old,
-        )
+        factor = {name: 1.0 if touched.get(name) == nbytes else ratio for name, nbytes in before.items()}
+
+        def scaled(values: Mapping[str, float]) -> dict[str, float]:
+            renamed = {now.get(name, name): value for name, value in values.items()}
+            return {name: value * factor.get(name, ratio) for name, value in renamed.items()}
+
+        workspace = {name: round(value) for name, value in scaled(seen.workspace).items()}
+        took = seen.step_seconds * ratio
+        return replace(seen, seconds=scaled(seen.seconds), workspace=workspace, step_seconds=took, curve=()), old
+
+
+def _renamed(old: tuple[str, ...], new: tuple[str, ...]) -> dict[str, str]:
+    """What ops of one trace are called in another; empty if they are not alike."""
+    if [_NUMBERS.sub("", name) for name in old] != [_NUMBERS.sub("", name) for name in new]:
+        return {}
+    return dict(zip(old, new, strict=True))
 
 
 def _touched(graph: Graph) -> dict[str, int]:

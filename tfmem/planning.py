@@ -114,6 +114,11 @@ class Trace:
             raise GraphError(f"'{self.name}' was not read")
         return self._step
 
+    @property
+    def creation_order(self) -> tuple[str, ...]:
+        """Names of its ops, in the order in which the program made them; of a trace that was read."""
+        return self._captured.creation_order
+
     def estimated_peak(self) -> int | None:
         """Bytes that the trace needs as it was given, after something failed; None if not even that is known."""
         return estimated_peak(self._engine, self._step, self.concrete.graph)

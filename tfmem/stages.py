@@ -87,6 +87,7 @@ class Stages:
         self._trials: list[Trial] = []
         self._tried: set[Any] = set()  # what the plans did
         self._checked: list[int] = []  # peaks of the unprobed steps
+        self._seen: Timeline | None = None  # by what was measured
         self._replans = 0
         self._warm = False  # whether the current trial's first, unmeasured run is done
         self.stage = Stage.READY
@@ -152,8 +153,8 @@ class Stages:
         Raises:
             InfeasibleBudgetError: that may be more than the budget.
         """
-        self.report = replace(self.report, notes=tuple(self._notes))
-        self.report = left_by_fault(self._engine, self.report, error, self._trace.estimated_peak())
+        peak = self._seen.peak if self._seen else self._trace.estimated_peak()
+        self.report = left_by_fault(self._engine, replace(self.report, notes=tuple(self._notes)), error, peak)
         self.function = self._trace.base
         self._walls, self._replans = [], CPU_RETRIES  # there is nothing to plan again with
         self.stage = Stage.CHECK if self._watches else Stage.READY
@@ -255,7 +256,7 @@ class Stages:
     def _learn(self, seen: Observation) -> None:
         estimate = self._engine.estimate(workspace=False)
         costs = Measured(seen.seconds, seen.workspace, seen.base, estimate.roofline)
-        self._timeline = self._trace.timeline(costs)
+        self._timeline = self._seen = self._trace.timeline(costs)
 
     def _next_trial(self) -> None:
         """Start the next plan worth trying, or settle on the best that was tried.

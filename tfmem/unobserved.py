@@ -20,6 +20,8 @@ from tfmem.capture.captured import Captured, require_feeds
 from tfmem.capture.grappler import run_grappler
 from tfmem.engine import NOT_PLANNABLE, Engine
 from tfmem.faults import estimated_peak, is_fault, left_by_fault
+from tfmem.planning import collecting_later
+from tfmem.progress import shown
 from tfmem.recurrent import swap_recurrent, with_swaps
 
 Made = TypeVar("Made")
@@ -88,8 +90,9 @@ def within_budget(
         return unplanned, found
     step = None
     try:
-        step = read()
-        return make(step)
+        with shown(engine.options.progress, lambda: f"planning a {name}"), collecting_later():
+            step = read()
+            return make(step)
     except NOT_PLANNABLE as error:
         return unplanned, engine.left_alone(found, error, swapped)
     except Exception as error:

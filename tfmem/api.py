@@ -79,7 +79,7 @@ def optimize(
     fetches, feeds = names("fetches", fetches), names("feeds", feeds, "placeholders")
     if output is not None:
         output = directory("output", output)
-    engine = make_engine(merged(options, memory_budget, policy, **changes))
+    engine = make_engine(merged(options, memory_budget, policy, **changes), asked="passes" in changes)
     if isinstance(x, str | os.PathLike):
         return _optimize_saved_model(os.fspath(x), output, engine)
     if isinstance(x, tf.Graph):
@@ -156,16 +156,27 @@ def load_ops() -> Library:
     return load()
 
 
-def make_engine(options: Options) -> Engine:
-    """The device, its link and the ops, for `options`; what depends on the device is checked here."""
+def make_engine(options: Options, asked: bool = False) -> Engine:
+    """The device, its link and the ops, for `options`; what depends on the device is checked here.
+
+    Args:
+        options: the user's.
+        asked: whether the user named the passes in the call.
+    """
     ops = load()
     target = find_target(options.device, ops)
     mechanism = options.offload.mechanism
     if mechanism not in ("auto", *(("copy", "managed") if target.is_gpu else ("file",))):
         allowed = "'copy', 'managed'" if target.is_gpu else "'file'"
         raise OptionsError(f"mechanism='{mechanism}' is not for {target.name}; use {allowed} or 'auto'")
-    engine = Engine(options, ops, target, measured_link(target, ops, options.offload.spill_directory))
+    link = measured_link(target, ops, options.offload.spill_directory)
+    default = Options(cache_directory="")
+    asked = asked or options.passes != default.passes or options.recurrent != default.recurrent
+    engine = Engine(options, ops, target, link, asked)
     _ = engine.budget  # raises for a budget that is none
+    if options.memory_budget is not None and "offload" not in options.passes:
+        given = f"memory_budget={options.memory_budget!r}"
+        engine.warn("offload", f"tfmem: {given} has no effect without 'offload' in passes={options.passes!r}")
     return engine
 
 

@@ -53,6 +53,7 @@ class Options:
         observe: whether the first steps measure op times and memory before the plan is made final. Without, the plan
             rests on a cached profile or on estimates.
         cache_directory: where profiles and GPU kernels are kept; "" keeps none.
+        progress: whether a line on stderr says what is going on where that takes more than two seconds.
     """
 
     memory_budget: Budget = None
@@ -63,6 +64,7 @@ class Options:
     device: str = ""
     observe: bool = True
     cache_directory: str = field(default_factory=_home_cache)
+    progress: bool = True
 
     def __post_init__(self) -> None:
         known = get_args(PassName)
@@ -75,6 +77,7 @@ class Options:
             "input_shapes": shapes("input_shapes", self.input_shapes),
             "device": text("device", self.device),
             "observe": truth("observe", self.observe),
+            "progress": truth("progress", self.progress),
             "cache_directory": directory("cache_directory", self.cache_directory, ', or "" for none'),
         }
         for name, value in checked.items():
@@ -88,7 +91,7 @@ class Options:
         """The defaults, with what these environment variables say instead:
 
         TFMEM_MEMORY_BUDGET, TFMEM_POLICY, TFMEM_SPILL_DIR, TFMEM_SPILL_BUDGET, TFMEM_HOST_BUDGET, TFMEM_CACHE_DIR,
-        TFMEM_DEVICE, TFMEM_OBSERVE (0 or 1).
+        TFMEM_DEVICE, TFMEM_OBSERVE (0 or 1), TFMEM_PROGRESS (0 or 1).
 
         Raises:
             OptionsError: a variable has a value that its option does not take.
@@ -131,6 +134,7 @@ _VARIABLES: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
     ("TFMEM_CACHE_DIR", "cache_directory", str),
     ("TFMEM_DEVICE", "device", str),
     ("TFMEM_OBSERVE", "observe", _flag),
+    ("TFMEM_PROGRESS", "progress", _flag),
 )
 
 

@@ -13,6 +13,7 @@ from graph_passes.cost.model import Roofline
 from graph_passes.errors import NoGradientError, UnknownShapeError
 from graph_passes.ir import Graph, Node
 from graph_passes.offload.plan import OffloadPlan
+from graph_passes.recurrent.match import RecurrentPlan
 from graph_passes.report import Report
 from tfmem.config import Options, parse_budget, workspace_limits
 from tfmem.devices import Target, memory
@@ -31,7 +32,8 @@ class Engine:
         library: the op library.
         target: the device whose memory is planned.
         link: bandwidth between the device and where tensors go.
-        asked: whether the user asked for what the passes do by name: then what they leave alone is worth a warning.
+        asked: whether the user asked for the recurrent pass: then a recurrence that stays is worth a warning.
+        label: what users call the object, for the progress line; "" for the function's name.
         warned: the causes of which the user was warned, once for all steps of the object.
     """
 
@@ -40,6 +42,7 @@ class Engine:
     target: Target
     link: Link
     asked: bool = False
+    label: str = ""
     warned: set[str] = field(default_factory=set)
 
     def warn(self, cause: str, message: str) -> None:
@@ -47,6 +50,21 @@ class Engine:
         if cause not in self.warned:
             self.warned.add(cause)
             warn(message)
+
+    def warn_of_kept(self, name: str, swaps: RecurrentPlan) -> None:
+        """Tell a user who asked for it which recurrences stay as they were."""
+        if self.asked and swaps.unmatched:
+            first, count = swaps.unmatched[0], len(swaps.unmatched)
+            more = f"; and {count - 1} more, see tfmem.report(...)" if count > 1 else ""
+            self.warn("kept", f"tfmem: {name}: {first.name} ({first.carrier}) stays as it is: {first.reason}{more}")
+
+    def warn_of_losses(self, report: Report) -> None:
+        """Tell the user of a missed budget, and of XLA that is lost."""
+        missed = next((note for note in report.notes if note.startswith("OVER BUDGET")), "")
+        if missed:
+            self.warn("budget", f"tfmem: {report.graph}: {missed}; see tfmem.report(...)")
+        if report.jit_compile.startswith("off"):
+            self.warn("XLA", f"tfmem: {report.graph}: XLA is {report.jit_compile}; see tfmem.report(...)")
 
     @property
     def budget(self) -> int | None:
@@ -128,15 +146,18 @@ class Engine:
             passes=self.options.passes,
         )
 
-    def left_alone(self, report: Report, error: TfmemError) -> Report:
+    def left_alone(self, report: Report, error: TfmemError, swapped: bool) -> Report:
         """`report` of a step whose memory cannot be planned, saying why.
 
         Args:
             report: of the step without a budget.
             error: one of `NOT_PLANNABLE`, as it was caught; raised again if the user gave a budget.
+            swapped: whether recurrent layers were; else nothing was done to the step, which is worth a warning.
         """
         if self.must_fit:
             raise error
+        if not swapped:
+            self.warn("not planned", f"tfmem: {report.graph} is left as it was, its memory was not planned: {error}")
         return replace(report, notes=(*report.notes, f"memory was not planned: {error}"))
 
 

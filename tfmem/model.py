@@ -24,6 +24,7 @@ def optimize_model(model: Any, engine: Engine) -> ModelFunctions:
     Raises:
         GraphError: the model cannot be trained, or makes its own train function, and there is a budget for it.
     """
+    engine = replace(engine, label=str(model.name))
     compiled = keras_model.is_compiled(model)
     names = ["predict", "test"] if compiled else ["predict"]
     functions = []

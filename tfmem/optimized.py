@@ -15,6 +15,7 @@ from tfmem.capture.arguments import open_shapes, shapes_key
 from tfmem.capture.function import call_key
 from tfmem.draws import Draws
 from tfmem.engine import Engine
+from tfmem.known import BatchProfiles
 from tfmem.step import ManagedStep
 
 MOST_KNOWN = 1024  # shapes whose step is remembered
@@ -44,6 +45,7 @@ class OptimizedFunction:
         self._lock = threading.Lock()
         # Batches of all sizes go on with the random numbers of their trace.
         self._draws: MutableMapping[Any, Draws] = weakref.WeakKeyDictionary()
+        self._profiles = BatchProfiles()
         self._steps: Steps = weakref.WeakKeyDictionary()
         self._unobserved: Steps = weakref.WeakKeyDictionary()
         self._with_xla: MutableMapping[Any, Any] = weakref.WeakKeyDictionary()
@@ -151,6 +153,6 @@ class OptimizedFunction:
                 if concrete not in self._draws:
                     self._draws[concrete] = Draws(engine.library)
                 shaped = engine.shaped(shapes) if shapes else engine
-                step = ManagedStep(concrete, shaped, self._jit_compile, self._draws[concrete])
+                step = ManagedStep(concrete, shaped, self._jit_compile, self._draws[concrete], self._profiles)
                 steps.setdefault(concrete, {})[key] = step
         return step

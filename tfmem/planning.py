@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +31,22 @@ from tfmem.faults import estimated_peak
 from tfmem.profile import fingerprint
 from tfmem.recurrent import swap_recurrent, with_swaps
 from tfmem.rehearsal import can_rehearse
+
+
+@contextmanager
+def collecting_later() -> Iterator[None]:
+    """Python's collector of cycles waits: graphs are millions of objects that stay, and it would visit all of them
+    again and again while more are made."""
+    waits = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if waits:
+            gc.enable()
+
+
+_SWAPPED_IN_XLA = "off: recurrent kernels cannot live inside XLA"
 
 
 class Trace:
@@ -109,6 +127,21 @@ class Trace:
             raise GraphError(f"'{self.name}' was not read")
         return self._graphs
 
+    @property
+    def creation_order(self) -> tuple[str, ...]:
+        """Names of its ops, in the order in which the program made them; of a trace that was read."""
+        return self._captured.creation_order
+
+    @property
+    def input_specs(self) -> tuple[tuple[str, tuple[int | None, ...] | None], ...]:
+        """Dtype and shape of each input, as they are planned; None where the rank is not known."""
+        shapes = {tensor.name: self._shapes.get(tensor.name, tensor.shape) for tensor in self.concrete.inputs}
+        known = {name: tf.TensorShape(shape) for name, shape in shapes.items()}
+        return tuple(
+            (tensor.dtype.name, tuple(known[tensor.name]) if known[tensor.name].rank is not None else None)
+            for tensor in self.concrete.inputs
+        )
+
     def estimated_peak(self) -> int | None:
         """Bytes that the trace needs as it was given, after something failed; None if not even that is known."""
         return estimated_peak(self._engine, self._step, self.concrete.graph)
@@ -147,7 +180,8 @@ class Trace:
 
     def unplanned(self) -> Report:
         """The report while nothing is planned."""
-        return with_swaps(self._engine.unlimited(self.name), self.swaps)
+        note = _SWAPPED_IN_XLA if self.jit_compile and self.swaps.matches else ""
+        return with_swaps(replace(self._engine.unlimited(self.name), jit_compile=note), self.swaps)
 
     def describe(self, timeline: Timeline, plan: OffloadPlan, notes: Sequence[str], *, given: bool) -> Report:
         """The report of `plan`.
@@ -164,7 +198,7 @@ class Trace:
         note = ""
         if self.jit_compile:
             note = "off: memory ops cannot live inside XLA" if plan.moves else "left on"
-            note = "off: recurrent kernels cannot live inside XLA" if self.swaps.matches else note
+            note = _SWAPPED_IN_XLA if self.swaps.matches else note
         decision = ORDERED if not plan.moves and not given else report.decision
         report = replace(report, decision=decision, budget=engine.budget, jit_compile=note)
         return with_swaps(report, self.swaps)

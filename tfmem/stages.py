@@ -35,10 +35,10 @@ from graph_passes.offload.plan import OffloadPlan
 from graph_passes.report import Report
 from tfmem.engine import NOT_PLANNABLE, Engine
 from tfmem.faults import fault_note, is_fault, left_by_fault
+from tfmem.known import BatchProfiles, Known
 from tfmem.planning import Trace
-from tfmem.profile import ProfileCache
 from tfmem.rooms import find_room, keep_apart, separate
-from tfmem.trials import CPU_RETRIES, Trial, checked, choose, first_plans, judged, no_room, untried
+from tfmem.trials import CPU_RETRIES, GPU_TRIALS, Trial, checked, choose, first_plans, judged, no_room, untried
 
 SURELY_FITS = 0.75  # of the budget: a step estimated at less is not observed
 GOOD_ENOUGH = 1.02  # times the ops' own run times: nothing is left to gain
@@ -70,13 +70,15 @@ class Stages:
         report: what was decided and measured by now.
     """
 
-    def __init__(self, engine: Engine, trace: Trace) -> None:
+    def __init__(self, engine: Engine, trace: Trace, others: BatchProfiles) -> None:
         """
         Args:
             engine: device and options.
-            trace: with its recurrent layers swapped.
+            trace: nothing is done to it yet.
+            others: what was observed of other batch sizes.
         """
         self._engine = engine
+        self._others = others
         self._trace = trace
         self._walls: list[Any] = []  # see `keep_apart`
         self._make: Callable[..., OffloadPlan] | None = None
@@ -85,6 +87,7 @@ class Stages:
         self._trials: list[Trial] = []
         self._tried: set[Any] = set()  # what the plans did
         self._checked: list[int] = []  # peaks of the unprobed steps
+        self._seen: Timeline | None = None  # by what was measured
         self._replans = 0
         self._warm = False  # whether the current trial's first, unmeasured run is done
         self.stage = Stage.READY
@@ -92,6 +95,14 @@ class Stages:
         self.rehearsing = False
         self.function = trace.concrete
         self.report = engine.unlimited(trace.name)
+
+    @property
+    def doing(self) -> str:
+        """What the next probed call does, in words."""
+        if self.stage is Stage.TRIAL:
+            most = GPU_TRIALS if self._engine.target.is_gpu else 1 + CPU_RETRIES
+            return f"trial {len(self._trials) + 1} of at most {most}"
+        return "running a first plan" if self.stage is Stage.WARM else "observing a step"
 
     def swap(self) -> None:
         """Swap recurrent layers."""
@@ -104,6 +115,8 @@ class Stages:
             self._fault(error, "swapping recurrent layers", "they stay as they were")
             self.report = replace(self.report, notes=tuple(self._notes))
         self.function = self._trace.base
+        self._engine.warn_of_kept(self._trace.name, self._trace.swaps)
+        self._tell()
 
     def begin(self, budget: int) -> None:
         """Plan by estimate.
@@ -119,11 +132,17 @@ class Stages:
             reading = False
             self._begin()
         except NOT_PLANNABLE as error:
-            self.report = self._engine.left_alone(self.report, error)
+            self.report = self._engine.left_alone(self.report, error, bool(self._trace.swaps.matches))
         except Exception as error:
             if not is_fault(error, reading):
                 raise
             self._leave(error)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Warn of what the report says that a user should not have to look for, once it is sure."""
+        if self.stage in (Stage.CHECK, Stage.READY):
+            self._engine.warn_of_losses(replace(self.report, notes=(*self._notes, *self.report.notes)))
 
     def ran(self) -> None:
         """`function` was called in a stage, and ran through."""
@@ -138,8 +157,8 @@ class Stages:
         Raises:
             InfeasibleBudgetError: that may be more than the budget.
         """
-        self.report = replace(self.report, notes=tuple(self._notes))
-        self.report = left_by_fault(self._engine, self.report, error, self._trace.estimated_peak())
+        peak = self._seen.peak if self._seen else self._trace.estimated_peak()
+        self.report = left_by_fault(self._engine, replace(self.report, notes=tuple(self._notes)), error, peak)
         self.function = self._trace.base
         self._walls, self._replans = [], CPU_RETRIES  # there is nothing to plan again with
         self.stage = Stage.CHECK if self._watches else Stage.READY
@@ -153,29 +172,32 @@ class Stages:
     def _begin(self) -> None:
         engine = self._engine
         self.rehearsing = self._trace.can_rehearse
-        self._key = self._trace.fingerprint(self._budget)
-        self._cache = ProfileCache(engine.options.cache_directory)
         careful = self._trace.timeline(engine.estimate(workspace=True))
         if careful.peak <= SURELY_FITS * self._budget:
             self._settle(careful, self._trace.plan(careful, self._budget))
             return
-        # Workspace is not known yet. Without, this is the least that any plan needs.
-        self._timeline = self._trace.timeline(engine.estimate(workspace=False))
+        # Workspace is not known yet. Without (a CPU's is not estimated), this is the least that any plan needs.
+        self._timeline = careful
+        if engine.target.is_gpu:
+            self._timeline = self._trace.timeline(engine.estimate(workspace=False))
         least = self._trace.plan(self._timeline, self._budget)  # raises where no plan can meet the budget
         engine.require_host_room(self._timeline, least)
         if engine.options.observe:
             separate(engine, self._trace.concrete.variables)
-        self._in_use = engine.in_use
-        known = self._cache.load(self._key, self._in_use, self._trace.step.order, engine.target.memory)
+        self._known = Known(engine, self._trace, self._budget, self._others)
+        known = self._known.find()
         if known is not None:
-            self._notes.append("op times and memory were measured by an earlier process")
-            self._learn(known)
+            seen, note = known
+            self._notes.append(note)
+            self._learn(seen)
             least = self._trace.plan(self._timeline, self._budget, timed=True)
         if not engine.observes:
             if known is None:
                 self._notes.append("op times and memory are estimates: nothing was observed")
             if engine.options.observe:
-                self._notes.append("nothing can be observed: the allocator keeps no statistics (oneDNN is off)")
+                note = "nothing can be observed: the allocator keeps no statistics (oneDNN is off)"
+                self._notes.append(note)
+                engine.warn("observe", f"tfmem: {self._trace.name}: {note}, so that the plan rests on estimates")
             self._settle(self._timeline, least)
             return
         self._observed = known is not None
@@ -204,7 +226,7 @@ class Stages:
                 self._next_trial()
             elif self.stage is Stage.OBSERVE:
                 seen = observe(self._timeline, self._first.moves, samples, self._first.fillings)
-                self._cache.store(self._key, seen, self._in_use)
+                self._known.keep(seen)
                 self._learn(seen)
                 self._next_trial()
             elif not self._warm and self._engine.target.is_gpu:
@@ -217,6 +239,7 @@ class Stages:
             else:  # measured, it needs more than the graph told; training goes on with what runs
                 self._notes.append(f"OVER BUDGET: {error}")
             self._keep()
+        self._tell()
 
     def _keep(self) -> None:
         """Stay with the best of what ran, because nothing else can be planned.
@@ -237,7 +260,7 @@ class Stages:
     def _learn(self, seen: Observation) -> None:
         estimate = self._engine.estimate(workspace=False)
         costs = Measured(seen.seconds, seen.workspace, seen.base, estimate.roofline)
-        self._timeline = self._trace.timeline(costs)
+        self._timeline = self._seen = self._trace.timeline(costs)
 
     def _next_trial(self) -> None:
         """Start the next plan worth trying, or settle on the best that was tried.
@@ -332,6 +355,7 @@ class Stages:
             self._fault(error, "planning by measurement", "what ran stays")
             self.stage = Stage.READY
             self.report = replace(self.report, notes=tuple(dict.fromkeys((*self._notes, *self.report.notes))))
+        self._tell()
 
     def _check(self, peak: int) -> None:
         self._checked.append(peak)

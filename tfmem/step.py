@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 from graph_passes.report import Report
 from tfmem.capture.function import call_traced, is_recorded
 from tfmem.draws import Draws
 from tfmem.engine import Engine
-from tfmem.planning import Trace
+from tfmem.known import BatchProfiles
+from tfmem.planning import Trace, collecting_later
+from tfmem.progress import shown
 from tfmem.sampling import sampled, watched
 from tfmem.stages import Stage, Stages
 from tfmem.trials import OUT_OF_MEMORY
@@ -18,7 +21,14 @@ from tfmem.trials import OUT_OF_MEMORY
 class ManagedStep:
     """One trace of a function, run under a budget. Calls are as to the trace itself."""
 
-    def __init__(self, concrete: Any, engine: Engine, jit_compile: bool = False, draws: Draws | None = None) -> None:
+    def __init__(
+        self,
+        concrete: Any,
+        engine: Engine,
+        jit_compile: bool = False,
+        draws: Draws | None = None,
+        others: BatchProfiles | None = None,
+    ) -> None:
         """Plan by estimate.
 
         Args:
@@ -26,6 +36,7 @@ class ManagedStep:
             engine: budget, device and options.
             jit_compile: whether the trace would run under XLA if nothing had to move.
             draws: streams of random numbers that this step goes on with, and others; its own if not given.
+            others: what was observed of other batch sizes of the function.
 
         Raises:
             InfeasibleBudgetError, NoGradientError, UnknownShapeError, AlreadyOptimizedError, HostMemoryError,
@@ -34,10 +45,15 @@ class ManagedStep:
         self._engine = engine
         self._given = concrete
         self._lock = threading.RLock()
-        self._stages = Stages(engine, Trace(concrete, engine, jit_compile, draws))
-        self._stages.swap()
-        if engine.budget is not None:
-            self._stages.begin(engine.budget)
+        self._took = 0.0  # seconds of the latest staged call
+        trace = Trace(concrete, engine, jit_compile, draws)
+        self._stages = Stages(engine, trace, BatchProfiles() if others is None else others)
+        self._label = engine.label or trace.name
+        count = len(concrete.graph.get_operations())
+        with shown(engine.options.progress, lambda: f"planning {self._label} ({count:,} ops)"), collecting_later():
+            self._stages.swap()
+            if engine.budget is not None:
+                self._stages.begin(engine.budget)
 
     @property
     def report(self) -> Report:
@@ -71,19 +87,30 @@ class ManagedStep:
     def _staged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         stages = self._stages
         while stages.stage not in (Stage.CHECK, Stage.READY):
-            try:
-                result, samples, flow = sampled(self._engine, stages.run, stages.function, args, kwargs)
-            except OUT_OF_MEMORY as error:
-                stages.give_up(error)
-                continue
-            stages.ran()
-            stages.go_on(samples, flow)
-            if not stages.rehearsing:
+            began = time.monotonic()
+            with shown(self._engine.options.progress, lambda: f"{self._label}: {stages.doing}", self._took):
+                done, result = self._probed(args, kwargs)
+            self._took = time.monotonic() - began
+            if done:
                 return result
             del result
         if stages.stage is Stage.READY:
             return stages.function(*args, **kwargs)
         result, peak = watched(self._engine, stages.function, args, kwargs)
         stages.ran()
-        stages.check(peak)
+        with collecting_later():
+            stages.check(peak)
         return result
+
+    def _probed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
+        """Run a plan with probes; whether that was the step, and its result."""
+        stages = self._stages
+        try:
+            result, samples, flow = sampled(self._engine, stages.run, stages.function, args, kwargs)
+        except OUT_OF_MEMORY as error:
+            stages.give_up(error)
+            return False, None
+        stages.ran()
+        with collecting_later():
+            stages.go_on(samples, flow)
+        return not stages.rehearsing, result

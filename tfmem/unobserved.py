@@ -21,6 +21,8 @@ from tfmem.capture.captured import Captured, require_feeds
 from tfmem.capture.grappler import run_grappler
 from tfmem.engine import NOT_PLANNABLE, Engine
 from tfmem.faults import estimated_peak, is_fault, left_by_fault
+from tfmem.planning import collecting_later
+from tfmem.progress import shown
 from tfmem.recurrent import swap_recurrent, with_swaps
 
 Made = TypeVar("Made")
@@ -66,6 +68,7 @@ def within_budget(
     read: Callable[[], pipeline.Step],
     make: Callable[[pipeline.Step], tuple[Made, Report]],
     unplanned: Made,
+    swapped: bool,
     graph: object | None = None,
 ) -> tuple[Made, Report]:
     """What `make` makes of the step that `read` reads, and its report; `unplanned` without a budget, and where the step
@@ -77,6 +80,7 @@ def within_budget(
         read: reads the step.
         make: plans and edits; it must have changed nothing if it fails.
         unplanned: what stays as it is.
+        swapped: whether recurrent layers were swapped.
         graph: the `tf.Graph`, if there is one, which tells the most that the step may need where nothing else does.
 
     Raises:
@@ -87,10 +91,11 @@ def within_budget(
         return unplanned, found
     step = None
     try:
-        step = read()
-        return make(step)
+        with shown(engine.options.progress, lambda: f"planning a {name}"), collecting_later():
+            step = read()
+            return make(step)
     except NOT_PLANNABLE as error:
-        return unplanned, engine.left_alone(found, error)
+        return unplanned, engine.left_alone(found, error, swapped)
     except Exception as error:
         if not is_fault(error, reading=step is None):
             raise
@@ -111,7 +116,8 @@ def plan_graph_def(captured: Captured, engine: Engine, fetches: Sequence[str] = 
     if engine.swaps:
         captured, swaps = swap_recurrent(captured, engine.target, engine.options, engine.feed_shapes, fetches)
     given = _GraphDefStep(captured, engine, fetches)
-    edited, found = within_budget(engine, "GraphDef", given.read, given.make, captured)
+    edited, found = within_budget(engine, "GraphDef", given.read, given.make, captured, bool(swaps.matches))
+    engine.warn_of_kept("GraphDef", swaps)
     return edited, with_swaps(found, swaps)
 
 

@@ -150,6 +150,7 @@ def test_environment():
             "TFMEM_SPILL_DIR": "/spill",
             "TFMEM_SPILL_BUDGET": "1MiB",
             "TFMEM_OBSERVE": "0",
+            "TFMEM_PROGRESS": "0",
         }
     )
     assert options.memory_budget == "2GiB"
@@ -157,6 +158,7 @@ def test_environment():
     assert options.offload.spill_directory == "/spill"
     assert options.offload.spill_budget == 1 << 20
     assert not options.observe
+    assert not options.progress
 
 
 @pytest.mark.parametrize(
@@ -165,6 +167,7 @@ def test_environment():
         {"TFMEM_POLICY": "magic"},
         {"TFMEM_OBSERVE": "maybe"},
         {"TFMEM_OBSERVE": ""},
+        {"TFMEM_PROGRESS": "yes"},
         {"TFMEM_MEMORY_BUDGET": "lots"},
         {"TFMEM_MEMORY_BUDGET": "9" * 400},
         {"TFMEM_MEMORY_BUDGET": ""},

@@ -20,6 +20,7 @@ import dataclasses, json, sys
 import numpy as np, tensorflow as tf
 import tfmem, tfmem.api, tfmem.stages as stages, tfmem.step as steps
 from custom_ops.load import Library, load
+from graph_passes import pipeline
 from graph_passes.analysis.fragmentation import Room
 from graph_passes.analysis.simulate import Link
 from tests.tf.conftest import IMAGES, LABELS, make_net
@@ -28,8 +29,13 @@ from tfmem.devices import Target
 task = json.loads(sys.argv[1])
 probes, sampled, calls = Library.probes, steps.sampled, []
 
+def broken(*given, **how):
+    raise KeyError(168)
+
 def fail(*given):
     calls.append(given)
+    for name in task["broken"] if len(calls) == 2 else ():
+        setattr(pipeline, name, broken)
     if len(calls) in task["fail_calls"]:
         raise tf.errors.ResourceExhaustedError(None, None, "Detected at node 'Conv2D' defined at")
     return sampled(*given)
@@ -60,20 +66,27 @@ function = tf.function(train)
 if task["budget"]:
     function = tfmem.optimize(function, memory_budget=task["budget"], policy="autovm")
 losses, places = [], []
+start, error = [variable.numpy() for variable in net.variables], None
 for _ in range(6):
-    losses.append(function(*batch).numpy().tobytes().hex())
+    try:
+        losses.append(function(*batch).numpy().tobytes().hex())
+    except tfmem.InfeasibleBudgetError as raised:
+        unchanged = all(np.array_equal(old, new) for old, new in zip(start, net.variables))
+        error = repr(raised.__cause__), raised.smallest_budget, unchanged
+        break
     places.append(addresses())
 with tf.device("CPU:0"):
     chunks, growth = (value.numpy().tolist() for value in library.chunks())
     limit = int(library.stats()[2])
 result = {"losses": losses, "places": places, "calls": len(calls), "chunks": chunks, "growth": growth, "limit": limit}
 result["moved"] = library.counters().bytes_in
-result["report"] = json.loads(tfmem.report(function).to_json()) if task["budget"] else None
+result["error"] = error
+result["report"] = json.loads(tfmem.report(function).to_json()) if task["budget"] and not error else None
 print("RESULT " + json.dumps(result))
 """
 
 
-def run(budget: int = 0, fail_calls: tuple[int, ...] = ()) -> dict[str, Any]:
+def run(budget: int = 0, fail_calls: tuple[int, ...] = (), broken: tuple[str, ...] = ()) -> dict[str, Any]:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(sys.path),
@@ -81,7 +94,7 @@ def run(budget: int = 0, fail_calls: tuple[int, ...] = ()) -> dict[str, Any]:
         "TF_ENABLE_ONEDNN_OPTS": "0",
         "TF_CPU_ALLOCATOR_USE_BFC": "1",
     }
-    task = json.dumps({"budget": budget, "fail_calls": fail_calls})
+    task = json.dumps({"budget": budget, "fail_calls": fail_calls, "broken": broken})
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, task], env=environment, capture_output=True, text=True, timeout=200, check=False
     )
@@ -135,6 +148,21 @@ def test_any_rehearsal_may_run_out_of_memory(fail_calls: tuple[int, ...]) -> Non
     result = run(budget(), fail_calls)
     assert result["losses"] == plain()["losses"]
     assert any("ran out of memory at 'Conv2D'" in note for note in result["report"]["notes"])
+
+
+def test_a_fault_after_a_rehearsal_leaves_the_plan_that_was_rehearsed() -> None:
+    result = run(budget(), broken=("plan_offload",))
+    assert result["losses"] == plain()["losses"]
+    assert result["report"]["decision"] == "moved"
+    assert any("Traceback" in note and "KeyError: 168" in note for note in result["report"]["notes"])
+
+
+def test_a_rehearsed_plan_that_cannot_be_made_is_refused_before_anything_is_written() -> None:
+    result = run(budget(), broken=("apply_offload",))
+    cause, enough, unchanged = result["error"]
+    assert cause == "KeyError(168)"
+    assert enough > budget()
+    assert unchanged
 
 
 def graph_of(function: Any) -> Any:

@@ -1,0 +1,103 @@
+"""What was observed of one batch size is the estimate of another: fewer steps are watched, numbers stay the same."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfmem
+from tests.tf.optimized_runs import SPARE, run
+from tfmem.known import Known, _batches
+
+
+def optimized(net, budget):
+    return tfmem.optimize(tf.function(net.step), memory_budget=budget)
+
+
+def rows(batch, count):
+    return tuple(part[:count] for part in batch)
+
+
+def test_another_batch_size_begins_with_the_costs_of_the_first(new_net, batch, flow, smallest, monkeypatch):
+    reference = tf.function(new_net().step)
+    expected = run(reference, batch) + run(reference, rows(batch, 14))
+    budget = SPARE + smallest(lambda size: optimized(new_net(), size)(*rows(batch, 15)))
+    budget = max(budget, SPARE + smallest(lambda size: optimized(new_net(), size)(*batch)))
+    observed, keep = [], Known.keep
+
+    def counted(known, seen):
+        observed.append(known)
+        keep(known, seen)
+
+    monkeypatch.setattr(Known, "keep", counted)
+    function = optimized(new_net(), budget)
+    found = run(function, batch)
+    assert len(observed) == 1
+    found += run(function, rows(batch, 14))
+    assert len(observed) == 1
+    assert found == expected
+    (small,) = [step for step in function._steps.values() if "scaled from batch 16" in str(step.report)]
+    assert small.report.decision == "moved"
+    assert small.report.peak_measured <= budget
+    assert small.settled
+
+
+def test_a_batch_that_fits_by_far_is_left_as_it_was_at_once(new_net, batch, flow, smallest):
+    budget = SPARE + smallest(lambda size: optimized(new_net(), size)(*batch))
+    function = optimized(new_net(), budget)
+    run(function, batch)
+    moved = flow.moved
+    run(function, rows(batch, 4), steps=4)
+    assert flow.moved == moved
+
+
+def test_what_does_not_fit_that_batch_is_still_refused(new_net, batch, flow, smallest):
+    budget = SPARE + smallest(lambda size: optimized(new_net(), size)(*rows(batch, 8)))
+    function = optimized(new_net(), budget)
+    run(function, rows(batch, 8), steps=4)
+    with pytest.raises(tfmem.InfeasibleBudgetError) as caught:
+        function(*batch)
+    assert caught.value.smallest_budget > budget
+
+
+def spec(*shape, dtype=tf.float32):
+    return tf.TensorSpec(shape, dtype)
+
+
+def test_signatures_that_differ_in_the_batch_alone():
+    old = (([spec(16, 8), spec(16)], spec(3)), {})
+    assert _batches(old, (([spec(4, 8), spec(4)], spec(3)), {})) == (16, 4)
+    for other in (
+        ([spec(16, 8), spec(16)], spec(3)),  # the same
+        ([spec(4, 8), spec(5)], spec(3)),
+        ([spec(4, 9), spec(4)], spec(3)),
+        ([spec(4, 8), spec(4)], spec(3), spec(1)),
+        ([spec(None, 8), spec(4)], spec(3)),
+        ([spec(0, 8), spec(0)], spec(3)),
+        ([spec(4, 8, dtype=tf.float64), spec(4)], spec(3)),
+        ([spec(4, 8), spec(4, 1)], spec(3)),
+    ):
+        assert _batches(old, (other, {})) is None, other
+
+
+def test_a_keras_models_batches(flow):
+    """Its first trace makes the optimizer's variables, so that later ones count scopes otherwise."""
+    images, labels = np.ones([16, 32, 32, 3], "float32"), np.arange(16) % 4
+
+    def make(budget):
+        keras.utils.set_random_seed(1)
+        model = keras.applications.MobileNet(weights=None, input_shape=(32, 32, 3), classes=4, alpha=0.25)
+        model.compile("adam", "sparse_categorical_crossentropy")
+        return tfmem.optimize(model, memory_budget=budget)
+
+    def train(model):
+        for count, steps in ((16, 7), (12, 5)):
+            for _ in range(steps):
+                model.train_on_batch(images[:count], labels[:count])
+        return model
+
+    with pytest.raises(tfmem.InfeasibleBudgetError) as caught:
+        train(make(1 << 16))
+    model = train(make(int(1.1 * caught.value.smallest_budget)))
+    reports = [str(step.report) for step in model._tfmem_report[-1]._steps.values()]
+    assert sum("scaled from batch 16" in report for report in reports) == 1

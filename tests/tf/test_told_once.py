@@ -1,0 +1,157 @@
+"""What a user should know of is a warning, once for each function or model and cause; what is well warns of nothing."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfmem
+from tests.tf import optimized_runs
+from tests.tf.optimized_runs import SPARE, run
+from tfmem import stages
+from tfmem.engine import Engine
+
+
+def recorded(call):
+    """What `call` gives, and tfmem's warnings meanwhile."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = call()
+    mine = [each for each in caught if each.category is tfmem.TfmemWarning]
+    assert all(each.filename in (__file__, optimized_runs.__file__) for each in mine)
+    return result, [str(each.message) for each in mine]
+
+
+def optimized(net, budget, jit_compile=None, **changes):
+    return tfmem.optimize(tf.function(net.step, jit_compile=jit_compile), memory_budget=budget, **changes)
+
+
+@pytest.fixture(name="budget")
+def fixture_budget(new_net, batch, flow, smallest):
+    return SPARE + smallest(lambda size: optimized(new_net(), size)(*batch))
+
+
+def test_a_budget_that_is_met_warns_of_nothing(new_net, batch, budget):
+    function, messages = recorded(lambda: optimized(new_net(), budget))
+    _, more = recorded(lambda: run(function, batch, steps=9))
+    assert messages + more == []
+    assert tfmem.report(function).peak_measured <= budget
+
+
+def test_a_step_that_fits_warns_of_nothing(new_net, batch, flow):
+    function = optimized(new_net(), "1GiB", jit_compile=True)
+    assert recorded(lambda: run(function, batch, steps=5))[1] == []
+
+
+def test_a_missed_budget(new_net, batch, budget, monkeypatch):
+    """The step is seen to take more than any plan for it should; three batch sizes, and one warning."""
+    watched = stages.observe
+
+    def more(*given):
+        seen = watched(*given)
+        return type(seen)(**{**seen.__dict__, "peak": seen.peak + (64 << 20)})
+
+    monkeypatch.setattr(stages, "observe", more)
+    function = optimized(new_net(), budget)
+
+    def train():
+        for rows in (16, 15, 14):
+            for _ in range(12):
+                function(batch[0][:rows], batch[1][:rows])
+
+    _, messages = recorded(train)
+    assert len(messages) == 1
+    assert "OVER BUDGET by" in messages[0]
+    assert "tfmem.report" in messages[0]
+
+
+def test_a_missed_budget_of_a_step_that_was_left_as_it_was(new_net, batch, flow, monkeypatch):
+    monkeypatch.setattr("tfmem.step.watched", lambda engine, function, args, kwargs: (function(*args), 2 << 30))
+    monkeypatch.setattr(stages, "CPU_RETRIES", 0)
+    function = optimized(new_net(), "1GiB")
+    _, messages = recorded(lambda: run(function, batch, steps=6))
+    assert len(messages) == 1
+    assert "OVER BUDGET by 1,073,741,824 bytes" in messages[0]
+
+
+def test_a_step_that_loses_xla(new_net, batch, budget):
+    function = optimized(new_net(), budget, jit_compile=True)
+    _, messages = recorded(lambda: run(function, batch, steps=9))
+    assert len(messages) == 1
+    assert "XLA is off: memory ops cannot live inside XLA" in messages[0]
+
+
+def lstm(**changes):
+    layer = keras.layers.LSTM(8)
+    layer(tf.zeros([2, 5, 3]))
+    return tfmem.optimize(tf.function(layer.__call__, **changes))
+
+
+def test_a_recurrent_layer_that_loses_xla(flow):
+    _, messages = recorded(lambda: lstm(jit_compile=True)(tf.zeros([2, 5, 3])))
+    assert len(messages) == 1
+    assert "XLA is off: recurrent kernels cannot live inside XLA" in messages[0]
+
+
+@tf.function
+def counted(x):
+    return tf.while_loop(lambda i, y: i < 5, lambda i, y: (i + 1, tf.sort(y) * 2), [0, x])[1]
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_recurrence_that_stays_although_asked_for(asked, flow):
+    function = tfmem.optimize(counted, **({"passes": ("recurrent", "offload")} if asked else {}))
+    _, messages = recorded(lambda: [function(tf.zeros([rows])) for rows in (3, 4)])
+    assert tfmem.report(function).not_swapped
+    assert len(messages) == asked
+    if asked:
+        assert "stays as it is:" in messages[0]
+
+
+def test_a_budget_without_the_pass_that_keeps_it(new_net, batch, flow):
+    function, messages = recorded(lambda: optimized(new_net(), "1GiB", passes=("recurrent",)))
+    _, more = recorded(lambda: run(function, batch, steps=2))
+    assert len(messages + more) == 1
+    assert "memory_budget='1GiB' has no effect without 'offload' in passes=('recurrent',)" in messages[0]
+
+
+def test_nothing_can_be_observed(new_net, batch, budget, monkeypatch):
+    monkeypatch.setattr(Engine, "observes", False)
+    function = optimized(new_net(), budget)
+    _, messages = recorded(lambda: run(function, batch, steps=3))
+    assert len(messages) == 1
+    assert "nothing can be observed" in messages[0]
+
+
+@pytest.mark.parametrize("kind", ["function", "graph"])
+def test_memory_that_is_not_planned(kind, new_net, batch, flow, monkeypatch):
+    """As on a GPU, whose memory is the budget where nobody gives one."""
+    monkeypatch.setattr(Engine, "budget", property(lambda _: 1 << 20))
+    net = new_net()
+    shapes = [tf.TensorSpec([None, 32, 32, 2]), tf.TensorSpec([None], tf.int64)]
+    step = tf.function(net.step, input_signature=shapes)
+    if kind == "function":
+        function = tfmem.optimize(step)
+        _, messages = recorded(lambda: run(function, batch, steps=2))
+    else:
+        graph_def = step.get_concrete_function().graph.as_graph_def()
+        _, messages = recorded(lambda: tfmem.optimize(graph_def))
+    assert len(messages) == 1
+    assert "its memory was not planned" in messages[0]
+
+
+def test_a_keras_model_under_a_budget_warns_of_nothing(flow):
+    model = keras.Sequential([keras.layers.Input([8, 8, 2]), keras.layers.Conv2D(4, 3), keras.layers.Flatten()])
+    model.add(keras.layers.Dense(3))
+    model.compile("sgd", "mse")
+    x, y = np.ones([20, 8, 8, 2], "float32"), np.zeros([20, 3], "float32")
+
+    def train():
+        tfmem.optimize(model, memory_budget="1GiB")
+        model.fit(x, y, batch_size=8, epochs=3, verbose=0)
+        model.evaluate(x, y, verbose=0)
+        model.predict(x, verbose=0)
+
+    assert recorded(train)[1] == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from custom_ops.errors import TfmemError
 from custom_ops.load import Library
@@ -20,6 +21,7 @@ from graph_passes.recurrent.match import RecurrentPlan
 from graph_passes.report import Report
 from graph_passes.verify import verify_graph
 from tfmem.capture.captured import Captured, require_feeds
+from tfmem.capture.function import capture_concrete, restore_concrete
 from tfmem.capture.grappler import run_grappler
 from tfmem.config import Options, parse_budget, workspace_limits
 from tfmem.devices import Target, memory
@@ -87,8 +89,17 @@ class Engine:
     @property
     def in_use(self) -> int:
         """Bytes of the device's memory that are taken now; 0 where its allocator does not count."""
-        with alone():
-            return max(0, memory(self.library, self.target.name).bytes_in_use)
+        return self._in_use()[0]
+
+    @property
+    def in_use_alone(self) -> int | None:
+        """The same; None if a step that is measured ran meanwhile: what it takes would be counted."""
+        size, known = self._in_use()
+        return size if known else None
+
+    def _in_use(self) -> tuple[int, bool]:
+        with alone(reads=True) as turn:
+            return max(0, memory(self.library, self.target.name).bytes_in_use), turn.alone
 
     def require_host_room(self, timeline: Timeline, plan: OffloadPlan) -> None:
         """Raise if the host cannot take what `plan` moves; see `tfmem.host`."""
@@ -99,6 +110,16 @@ class Engine:
     def swaps(self) -> bool:
         """Whether recurrent layers are to be swapped."""
         return "recurrent" in self.options.passes
+
+    def swapped(self, concrete: Any) -> tuple[Captured, RecurrentPlan, Any]:
+        """The graph of a trace with its recurrent layers swapped, what was swapped, and what runs it."""
+        source, swaps = capture_concrete(concrete), RecurrentPlan()
+        if self.swaps:
+            source, swaps = swap_recurrent(source, self.target, self.options, self.feed_shapes, final=True)
+        if not swaps.matches:
+            return source, swaps, concrete
+        optimized = run_grappler(source, device=self.target.kind)
+        return source, swaps, restore_concrete(concrete, optimized, optimized.graph_def, self.feed_shapes)
 
     @property
     def feed_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -39,9 +39,12 @@ class ProfileCache:
     def __init__(self, directory: str) -> None:
         self._directory = Path(directory) / "profiles" if directory else None
 
-    def load(self, key: str, in_use: int) -> Observation | None:
-        """The observation stored under `key`, if there is one, as of a step before which `in_use` bytes are taken."""
-        if self._directory is None:
+    def load(self, key: str, in_use: int | None) -> Observation | None:
+        """The observation stored under `key`, if there is one, as of a step before which `in_use` bytes are taken.
+
+        None, where that is not known, finds nothing and stores nothing.
+        """
+        if self._directory is None or in_use is None:
             return None
         try:
             values = json.loads((self._directory / f"{key}.json").read_text())
@@ -51,9 +54,9 @@ class ProfileCache:
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
-    def store(self, key: str, observation: Observation, in_use: int) -> None:
+    def store(self, key: str, observation: Observation, in_use: int | None) -> None:
         """Write aside, then rename, so that a reader never sees half a file; `in_use` as in `load`."""
-        if self._directory is None:
+        if self._directory is None or in_use is None:
             return
         try:
             self._directory.mkdir(parents=True, exist_ok=True)

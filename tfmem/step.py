@@ -1,9 +1,4 @@
-"""One traced training step under a memory budget: estimated, observed, planned, tried.
-
-    WARM, OBSERVE   everything large moves, with probes: op times, workspace, what else is in memory
-    TRIAL           plans by measurement, with probes; the fastest that met the budget stays
-    CHECK           the plan as it will run, without probes: does its peak stay within the budget? else plan again
-    READY
+"""One traced training step under a memory budget: estimated, observed, planned, tried; see `tfmem.stages`.
 
 Every call computes the same step, so training starts with the first. A step that fits by far is left as it was; three
 of its calls are watched, too, for what it takes.
@@ -14,7 +9,6 @@ three stages are rehearsals, all of them in the first call: the same graph, but 
 
 from __future__ import annotations
 
-import enum
 import itertools
 import threading
 from collections.abc import Callable
@@ -35,36 +29,27 @@ from graph_passes.cost.observe import Observation, Sample, observe
 from graph_passes.ir import parse_input
 from graph_passes.offload.apply import Probing
 from graph_passes.offload.plan import OffloadPlan
-from graph_passes.recurrent.match import RecurrentPlan
 from graph_passes.report import ORDERED, Report
 from tfmem.capture.captured import require_feeds
-from tfmem.capture.function import call_traced, capture_concrete, restore_concrete
+from tfmem.capture.function import call_traced, restore_concrete
 from tfmem.capture.grappler import run_grappler
 from tfmem.devices import conditions
 from tfmem.draws import Draws, StepGraphs
 from tfmem.engine import NOT_PLANNABLE, Engine
 from tfmem.profile import ProfileCache, fingerprint
-from tfmem.recurrent import swap_recurrent, with_swaps
+from tfmem.recurrent import with_swaps
 from tfmem.rehearsal import can_rehearse
 from tfmem.rooms import find_room, keep_apart, separate
 from tfmem.sampling import sampled, watched
+from tfmem.stages import Stage
 from tfmem.trials import CPU_RETRIES, OUT_OF_MEMORY, Trial, checked, choose, first_plans, judged, no_room, untried
 
 SURELY_FITS = 0.75  # of the budget: a step estimated at less is not observed
 GOOD_ENOUGH = 1.02  # times the ops' own run times: nothing is left to gain
 CHECKS = 3  # unprobed steps whose peak is watched
+PATIENT_CALLS = 3  # that could not be measured, until the step does without
 
 _runs = itertools.count(1)
-
-
-class Stage(enum.Enum):
-    """Where a step is on its way; see the module's docstring."""
-
-    WARM = enum.auto()
-    OBSERVE = enum.auto()
-    TRIAL = enum.auto()
-    CHECK = enum.auto()
-    READY = enum.auto()
 
 
 class ManagedStep:
@@ -99,11 +84,12 @@ class ManagedStep:
         self._tried: set[Any] = set()  # what the plans did
         self._checked: list[int] = []  # peaks of the unprobed steps
         self._replans = 0
+        self._unmeasured = 0  # calls during which another was measured
         self._warm = False  # whether the current trial's first, unmeasured run is done
         self._stage = Stage.READY
         self._run = next(_runs)
         self._name = tf.compat.as_str(concrete.name)
-        self._swap()
+        self._source, self._swaps, self._base = engine.swapped(concrete)
         self._function = self._base
         self.report = with_swaps(engine.unlimited(self._name), self._swaps)
         budget = engine.budget
@@ -115,19 +101,6 @@ class ManagedStep:
             self._begin()
         except NOT_PLANNABLE as error:
             self.report = engine.left_alone(self.report, error)
-
-    def _swap(self) -> None:
-        """Swap recurrent layers; `_base` is the trace with them, or the trace itself."""
-        self._source, self._swaps = capture_concrete(self._concrete), RecurrentPlan()
-        self._base = self._concrete
-        if not self._engine.swaps:
-            return
-        self._source, self._swaps = swap_recurrent(
-            self._source, self._engine.target, self._engine.options, self._engine.feed_shapes, final=True
-        )
-        if self._swaps.matches:
-            optimized = run_grappler(self._source, device=self._engine.target.kind)
-            self._base = restore_concrete(self._concrete, optimized, optimized.graph_def, self._engine.feed_shapes)
 
     @property
     def unchanged(self) -> bool:
@@ -183,7 +156,7 @@ class ManagedStep:
         engine.require_host_room(self._timeline, least)
         if engine.options.observe:
             separate(engine, self._concrete.variables)
-        self._in_use = engine.in_use
+        self._in_use = engine.in_use_alone
         known = self._cache.load(self._key, self._in_use)
         if known is not None:
             self._notes.append("op times and memory were measured by an earlier process")
@@ -232,13 +205,15 @@ class ManagedStep:
         self._check(peak)
         return result
 
-    def _go_on(self, samples: list[Sample], flow: tuple[Counters, Counters]) -> None:
+    def _go_on(self, samples: list[Sample] | None, flow: tuple[Counters, Counters]) -> None:
         """What follows a probed step that ran through."""
         try:
             if self._stage is Stage.WARM and not self._observed:
                 self._stage = Stage.OBSERVE
             elif self._stage is Stage.WARM:
                 self._next_trial()
+            elif samples is None:
+                self._try_again()
             elif self._stage is Stage.OBSERVE:
                 seen = observe(self._timeline, self._first.moves, samples, self._first.fillings)
                 self._cache.store(self._key, seen, self._in_use)
@@ -329,8 +304,22 @@ class ManagedStep:
         self._settle(self._timeline, best.plan, force=True)
         self.report = replace(best.report, notes=self.report.notes)
 
-    def _check(self, peak: int) -> None:
+    def _try_again(self) -> None:
+        """Another measured call ran meanwhile, so nothing is known of this one: the next is measured, or none."""
+        self._unmeasured += 1
+        if self._unmeasured < PATIENT_CALLS:
+            return
+        if self._stage is not Stage.CHECK:
+            self._choose()
+        self._stage = Stage.READY
+        note = f"not measured: {PATIENT_CALLS} calls ran while another step was measured"
+        self.report = replace(self.report, notes=(*self.report.notes, note))
+
+    def _check(self, peak: int | None) -> None:
         """Take note of an unprobed step's peak; plan for less if it is over the budget."""
+        if peak is None:
+            self._try_again()
+            return
         self._checked.append(peak)
         over = peak - self._budget
         if over > 0 and self._replans < CPU_RETRIES:

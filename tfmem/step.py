@@ -41,8 +41,9 @@ from tfmem.recurrent import with_swaps
 from tfmem.rehearsal import can_rehearse
 from tfmem.rooms import find_room, keep_apart, separate
 from tfmem.sampling import sampled, watched
+from tfmem.shortage import SUSPECTS, lacks_memory
 from tfmem.stages import Stage
-from tfmem.trials import CPU_RETRIES, OUT_OF_MEMORY, Trial, checked, choose, first_plans, judged, no_room, untried
+from tfmem.trials import CPU_RETRIES, Trial, checked, choose, first_plans, judged, no_room, untried
 
 SURELY_FITS = 0.75  # of the budget: a step estimated at less is not observed
 GOOD_ENOUGH = 1.02  # times the ops' own run times: nothing is left to gain
@@ -190,7 +191,7 @@ class ManagedStep:
         while self._stage not in (Stage.CHECK, Stage.READY):
             try:
                 result, samples, flow = sampled(self._engine, self._run, self._function, args, kwargs)
-            except OUT_OF_MEMORY as error:
+            except SUSPECTS as error:
                 self._give_up(error)
                 continue
             self._graphs.ran(self._function)
@@ -267,19 +268,19 @@ class ManagedStep:
         """A plan ran out of memory before any variable was written: go on to the next, with the same step.
 
         Raises:
-            Exception: `error`, if a weight may have been updated already, so that the step cannot be run again, or if
-                there is no other plan.
+            Exception: `error`, if it does not speak of memory, if a weight may have been updated already, so that the
+                step cannot be run again, or if there is no other plan.
             InfeasibleBudgetError: there is no other plan, because no plan's allocations find room.
         """
         rows = self._engine.library.probes(self._run)
         reached = max((row.index // 2 for row in rows), default=0)
-        if reached >= self._step.first_update and not self._rehearsing:
+        if not lacks_memory(error) or (reached >= self._step.first_update and not self._rehearsing):
             raise error
         plan = self._candidate if self._stage is Stage.TRIAL else self._first
         where = str(error).partition("Detected at node ")[2].partition(" ")[0].strip("'")
         self._notes.append(
             f"a plan for {plan.budget:,} bytes ran out of memory at '{where}', before any variable was written; the "
-            "step was run again under another plan"
+            f"step was run again under another plan{self._graphs.again(self._rehearsing)}"
         )
         if self._stage is Stage.TRIAL:
             self._next_trial()

@@ -31,7 +31,7 @@ probes, sampled, calls = Library.probes, steps.sampled, []
 def fail(*given):
     calls.append(given)
     if len(calls) in task["fail_calls"]:
-        raise tf.errors.ResourceExhaustedError(None, None, "Detected at node 'Conv2D' defined at")
+        raise tf.errors.ResourceExhaustedError(None, None, "Detected at node 'Conv2D' at: OOM when allocating")
     return sampled(*given)
 
 steps.sampled = fail

@@ -157,7 +157,11 @@ class StepGraphs:
             return base
         return self.restore(self._captured.graph_def)
 
+    def again(self, rehearsed: bool) -> str:
+        """What to say of a step that failed halfway and was run again: what a kernel has drawn cannot be put back."""
+        return "" if self._draws is None or rehearsed else "; random ops that had run by then drew anew"
+
     def ran(self, function: Any) -> None:
         """`function` ran last. It is kept until another has run, and so are the kernels that the other goes on with."""
-        if self._draws is not None:
+        if getattr(function, "make_portable", None) is not None:
             self._last = function

@@ -116,8 +116,17 @@ class Engine:
     @property
     def in_use(self) -> int:
         """Bytes of the device's memory that are taken now; 0 where its allocator does not count."""
-        with alone():
-            return max(0, memory(self.library, self.target.name).bytes_in_use)
+        return self._in_use()[0]
+
+    @property
+    def in_use_alone(self) -> int | None:
+        """The same; None if a step that is measured ran meanwhile: what it takes would be counted."""
+        size, known = self._in_use()
+        return size if known else None
+
+    def _in_use(self) -> tuple[int, bool]:
+        with alone(reads=True) as turn:
+            return max(0, memory(self.library, self.target.name).bytes_in_use), turn.alone
 
     def require_host_room(self, timeline: Timeline, plan: OffloadPlan) -> None:
         """Raise if the host cannot take what `plan` moves; see `tfmem.host`."""

@@ -121,13 +121,15 @@ class Known:
         self._trace = trace
         self._others = others
         self._scales = engine.observes and not engine.target.is_gpu  # what cuDNN chooses does not scale
-        self._in_use = engine.in_use
+        self._in_use = engine.in_use_alone
         self._memory = engine.target.memory
         self._key = trace.fingerprint(budget)
         self._cache = ProfileCache(engine.options.cache_directory)
 
     def find(self) -> tuple[Observation, str] | None:
-        """What was observed before, and where."""
+        """What was observed before, and where; nothing while what is in use besides the step cannot be told."""
+        if self._in_use is None:
+            return None
         seen = self._cache.load(self._key, self._in_use, self._trace.step.order, self._memory)
         if seen is not None:
             return seen, "op times and memory were measured by an earlier process"
@@ -140,5 +142,7 @@ class Known:
 
     def keep(self, seen: Observation) -> None:
         """Keep an observation, in the cache and for other batch sizes."""
+        if self._in_use is None:
+            return
         self._cache.store(self._key, seen, self._in_use)
         self._others.add(self._trace, replace(seen, base=seen.base - self._in_use))

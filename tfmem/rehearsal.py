@@ -7,7 +7,7 @@ from tensorflow.core.framework.graph_pb2 import GraphDef
 from graph_passes.ir import Graph
 from graph_passes.ops import is_update
 
-# Stateful ops that a second run does no harm to.
+# Stateful ops that a second run does no harm to: a rehearsal's random ops have kernels of their own.
 _HARMLESS = frozenset(
     {
         "ReadVariableOp",
@@ -16,6 +16,19 @@ _HARMLESS = frozenset(
         "RandomUniformInt",
         "RandomStandardNormal",
         "TruncatedNormal",
+        "ParameterizedTruncatedNormal",
+        "Multinomial",
+        "RandomGamma",
+        "RandomPoissonV2",
+        "RandomShuffle",
+        "SampleDistortedBoundingBox",
+        "SampleDistortedBoundingBoxV2",
+        "AllCandidateSampler",
+        "FixedUnigramCandidateSampler",
+        "LearnedUnigramCandidateSampler",
+        "LogUniformCandidateSampler",
+        "ThreadUnsafeUnigramCandidateSampler",
+        "UniformCandidateSampler",
     }
 )
 

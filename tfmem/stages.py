@@ -38,23 +38,18 @@ from tfmem.faults import fault_note, is_fault, left_by_fault
 from tfmem.known import BatchProfiles, Known
 from tfmem.planning import Trace
 from tfmem.rooms import find_room, keep_apart, separate
+from tfmem.shortage import lacks_memory
 from tfmem.trials import CPU_RETRIES, GPU_TRIALS, Trial, checked, choose, first_plans, judged, no_room, untried
 
 SURELY_FITS = 0.75  # of the budget: a step estimated at less is not observed
 GOOD_ENOUGH = 1.02  # times the ops' own run times: nothing is left to gain
 CHECKS = 3  # unprobed steps whose peak is watched
+PATIENT_CALLS = 3  # that could not be measured, until the step does without
 
 _runs = itertools.count(1)
 
 
-class Stage(enum.Enum):
-    """Where a step is on its way; see the module's docstring."""
-
-    WARM = enum.auto()
-    OBSERVE = enum.auto()
-    TRIAL = enum.auto()
-    CHECK = enum.auto()
-    READY = enum.auto()
+Stage = enum.Enum("Stage", "WARM OBSERVE TRIAL CHECK READY")  # see above
 
 
 class Stages:
@@ -89,6 +84,7 @@ class Stages:
         self._checked: list[int] = []  # peaks of the unprobed steps
         self._seen: Timeline | None = None  # by what was measured
         self._replans = 0
+        self._unmeasured = 0  # calls during which another was measured
         self._warm = False  # whether the current trial's first, unmeasured run is done
         self.stage = Stage.READY
         self.run = next(_runs)
@@ -217,11 +213,13 @@ class Stages:
     def _room(self) -> Room | None:
         return find_room(self._engine, self._timeline, self._budget) if self._engine.target.is_gpu else None
 
-    def go_on(self, samples: list[Sample], flow: tuple[Counters, Counters]) -> None:
-        """What follows a probed step that ran through."""
+    def go_on(self, samples: list[Sample] | None, flow: tuple[Counters, Counters]) -> None:
+        """What follows a probed step that ran through; no samples if another was measured meanwhile."""
         try:
             if self.stage is Stage.WARM and not self._observed:
                 self.stage = Stage.OBSERVE
+            elif samples is None:
+                self._try_again()
             elif self.stage is Stage.WARM:
                 self._next_trial()
             elif self.stage is Stage.OBSERVE:
@@ -240,6 +238,17 @@ class Stages:
                 self._notes.append(f"OVER BUDGET: {error}")
             self._keep()
         self._tell()
+
+    def _try_again(self) -> None:
+        """Another measured call ran meanwhile, so nothing is known of this one: the next is measured, or none."""
+        self._unmeasured += 1
+        if self._unmeasured < PATIENT_CALLS:
+            return
+        if self.stage is not Stage.CHECK:
+            self._choose()
+        self.stage = Stage.READY
+        note = f"not measured: {PATIENT_CALLS} calls ran while another step was measured"
+        self.report = replace(self.report, notes=(*self.report.notes, note))
 
     def _keep(self) -> None:
         """Stay with the best of what ran, because nothing else can be planned.
@@ -297,19 +306,19 @@ class Stages:
         """A plan ran out of memory before any variable was written: go on to the next, with the same step.
 
         Raises:
-            Exception: `error`, if a weight may have been updated already, so that the step cannot be run again, or if
-                there is no other plan.
+            Exception: `error`, if it does not speak of memory, if a weight may have been updated already, so that the
+                step cannot be run again, or if there is no other plan.
             InfeasibleBudgetError: there is no other plan, because no plan's allocations find room.
         """
         rows = self._engine.library.probes(self.run)
         reached = max((row.index // 2 for row in rows), default=0)
-        if reached >= self._trace.step.first_update and not self.rehearsing:
+        if not lacks_memory(error) or (reached >= self._trace.step.first_update and not self.rehearsing):
             raise error
         plan = self._candidate if self.stage is Stage.TRIAL else self._first
         where = str(error).partition("Detected at node ")[2].partition(" ")[0].strip("'")
         self._notes.append(
             f"a plan for {plan.budget:,} bytes ran out of memory at '{where}', before any variable was written; the "
-            "step was run again under another plan"
+            f"step was run again under another plan{self._trace.graphs.again(self.rehearsing)}"
         )
         if self.stage is Stage.TRIAL:
             try:
@@ -347,10 +356,10 @@ class Stages:
         self._settle(self._timeline, best.plan, force=True)
         self.report = replace(best.report, notes=self.report.notes)
 
-    def check(self, peak: int) -> None:
-        """Take note of an unprobed step's peak; plan for less if it is over the budget."""
+    def check(self, peak: int | None) -> None:
+        """Take note of an unprobed step's peak, if it is known; plan for less if it is over the budget."""
         try:
-            self._check(peak)
+            self._try_again() if peak is None else self._check(peak)
         except Exception as error:  # the step ran, and its result is the caller's
             self._fault(error, "planning by measurement", "what ran stays")
             self.stage = Stage.READY

@@ -14,8 +14,8 @@ from tfmem.known import BatchProfiles
 from tfmem.planning import Trace, collecting_later
 from tfmem.progress import shown
 from tfmem.sampling import sampled, watched
+from tfmem.shortage import SUSPECTS
 from tfmem.stages import Stage, Stages
-from tfmem.trials import OUT_OF_MEMORY
 
 
 class ManagedStep:
@@ -107,7 +107,7 @@ class ManagedStep:
         stages = self._stages
         try:
             result, samples, flow = sampled(self._engine, stages.run, stages.function, args, kwargs)
-        except OUT_OF_MEMORY as error:
+        except SUSPECTS as error:
             stages.give_up(error)
             return False, None
         stages.ran()

@@ -7,8 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 
-import tensorflow as tf
-
 from custom_ops.errors import TfmemError
 from custom_ops.load import Counters
 from graph_passes.analysis.fragmentation import Room, without_workspace
@@ -26,9 +24,6 @@ LEAST_SHARE = 50  # percent of a GPU's budget that is planned for, the largest t
 LESS, LESS_IF_LONG = 1, 3  # percent each time; the second where a replay takes more than milliseconds
 GPU_TRIALS = 3
 CPU_RETRIES = 3
-
-# What a step without room ends in: the allocator says the first, cuDNN's callers one of the others.
-OUT_OF_MEMORY = (tf.errors.ResourceExhaustedError, tf.errors.UnknownError, tf.errors.NotFoundError)
 
 
 @dataclass(frozen=True)

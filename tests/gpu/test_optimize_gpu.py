@@ -67,7 +67,7 @@ if task["fail_call"]:
     def fail(*given):
         calls.append(given)
         if len(calls) == task["fail_call"]:
-            raise tf.errors.ResourceExhaustedError(None, None, "Detected at node 'Conv2D' defined at")
+            raise tf.errors.ResourceExhaustedError(None, None, "Detected at node 'Conv2D' at: OOM when allocating")
         return sampled(*given)
 
     steps.sampled = fail

@@ -37,7 +37,7 @@ def fail(*given):
     for name in task["broken"] if len(calls) == 2 else ():
         setattr(pipeline, name, broken)
     if len(calls) in task["fail_calls"]:
-        raise tf.errors.ResourceExhaustedError(None, None, "Detected at node 'Conv2D' defined at")
+        raise tf.errors.ResourceExhaustedError(None, None, "Detected at node 'Conv2D' at: OOM when allocating")
     return sampled(*given)
 
 steps.sampled = fail

@@ -1,0 +1,121 @@
+"""A step that could not be measured alone runs and trains, and nothing of what was measured is used or kept."""
+
+import pytest
+import tensorflow as tf
+
+import tfmem
+from custom_ops.load import load
+from tfmem import measuring, sampling
+from tfmem.api import make_engine
+from tfmem.profile import ProfileCache
+
+SPARE = 256 << 10
+
+
+class Training:
+    """Losses of the net in TensorFlow, and within a budget that moves something."""
+
+    def __init__(self, new_net, batch, smallest):
+        self.new_net, self.batch = new_net, batch
+        plain = tf.function(new_net().step)
+        self.expected = [float(plain(*batch)) for _ in range(12)]
+        self.budget = SPARE + smallest(lambda size: self.within(size)(*batch))
+
+    def within(self, budget):
+        return tfmem.optimize(tf.function(self.new_net().step), memory_budget=budget)
+
+    def losses(self, function, count):
+        return [float(function(*self.batch)) for _ in range(count)]
+
+
+@pytest.fixture(name="training")
+def fixture_training(new_net, batch, flow, smallest, monkeypatch, tmp_path):
+    training = Training(new_net, batch, smallest)
+    monkeypatch.setenv("TFMEM_CACHE_DIR", str(tmp_path))
+    training.folder = tmp_path
+    return training
+
+
+def test_what_another_step_ran_beside_is_not_used(training, monkeypatch):
+    monkeypatch.setattr(measuring, "PATIENCE", 0.01)
+    with measuring.alone() as turn:
+        function = training.within(training.budget)
+        losses = training.losses(function, 8)
+        assert turn.held
+        assert not turn.alone  # nor is what the other measured
+    report = tfmem.report(function)
+    assert any(note.startswith("not measured: ") for note in report.notes)
+    assert report.peak_measured is None
+    assert report.decision == "moved"
+    assert not list(training.folder.rglob("*.json"))
+    assert losses + training.losses(function, 4) == training.expected
+
+
+@pytest.mark.parametrize("waited", [1, 2])
+def test_it_is_measured_as_soon_as_it_can_be(training, monkeypatch, waited):
+    monkeypatch.setattr(measuring, "PATIENCE", 0.01)
+    function = training.within(training.budget)
+    losses = training.losses(function, 1)
+    with measuring.alone():
+        losses += training.losses(function, waited)
+    losses += training.losses(function, 11 - waited)
+    assert losses == training.expected
+    report = tfmem.report(function)
+    assert report.peak_measured <= training.budget
+    assert not any("not measured" in note for note in report.notes)
+    assert len(list(training.folder.rglob("*.json"))) == 1
+
+
+def test_a_peak_that_was_not_watched_alone_is_none(training, monkeypatch):
+    monkeypatch.setattr(measuring, "PATIENCE", 0.01)
+    function = training.within(training.budget)
+    losses = training.losses(function, 4)  # the final plan runs
+    assert tfmem.report(function).peak_measured is not None
+    with measuring.alone():
+        losses += training.losses(function, 4)
+    assert any("not measured" in note for note in tfmem.report(function).notes)
+    assert losses + training.losses(function, 4) == training.expected
+
+
+def test_calls_that_overlap_disturb_each_other(monkeypatch):
+    monkeypatch.setattr(measuring, "PATIENCE", 0.01)
+    engine = make_engine(tfmem.Options(memory_budget="1GiB"))
+
+    def within():
+        assert engine.in_use >= 0
+        assert engine.in_use_alone is None
+        return 7
+
+    result, peak = sampling.watched(engine, within, (), {})
+    assert result == 7
+    assert peak is not None  # to read disturbs nobody
+    (inner, no_peak), outer = sampling.watched(engine, lambda: sampling.watched(engine, within, (), {}), (), {})
+    assert inner == 7
+    assert no_peak is None
+    assert outer is None
+    _, samples, _ = sampling.sampled(engine, 10**6, lambda: None, (), {})
+    assert samples == []
+    with measuring.alone():
+        assert sampling.sampled(engine, 10**6, lambda: None, (), {})[1] is None
+    assert engine.in_use_alone is not None
+
+
+def test_one_that_is_held_up_sets_nothing_back(monkeypatch):
+    """The peak is everyone's: to set it back would make another's too low."""
+    monkeypatch.setattr(measuring, "PATIENCE", 0.01)
+    engine = make_engine(tfmem.Options(memory_budget="1GiB"))
+    with tf.device("CPU:0"):
+        load().stats(reset=True)
+        large = tf.zeros([1 << 20])
+        with measuring.alone():
+            peak = int(load().stats()[1])
+            del large
+            sampling.watched(engine, lambda: None, (), {})
+            assert int(load().stats()[1]) == peak
+
+
+def test_a_profile_beside_unknown_memory_is_neither_kept_nor_found(tmp_path):
+    cache = ProfileCache(str(tmp_path))
+    cache.store("key", None, None)
+    assert not list(tmp_path.rglob("*"))
+    assert cache.load("key", None) is None

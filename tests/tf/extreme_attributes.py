@@ -317,11 +317,10 @@ def run_eagerly(library: Library, case: Case) -> None:
     types = {attr.name: attr.type for attr in definition(case).attr}
     attributes: list[Any] = []
     for name, value in attributes_of(case).items():
-        if types[name] == "type":
-            value = value.as_datatype_enum
-        elif types[name] == "list(type)":
-            value = [dtype.as_datatype_enum for dtype in value]
-        attributes += [name, value]
+        if types[name] == "list(type)":
+            attributes += [name, [dtype.as_datatype_enum for dtype in value]]
+        else:
+            attributes += [name, value.as_datatype_enum if types[name] == "type" else value]
     inputs = [tensor(given) for given in case.inputs]
     execute.execute(case.op, outputs_of(case), inputs, tuple(attributes), context.context())
 

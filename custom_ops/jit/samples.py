@@ -57,9 +57,7 @@ class Samples:
         itemsize = 4 if self._spec.dtype == "float32" else 2
         places: list[int] = []
         self.pointers.append(places)
-        for arrays in self._inputs(direction):
-            for array in arrays:
-                places.append(self._device.upload(array))
+        places.extend(self._device.upload(array) for arrays in self._inputs(direction) for array in arrays)
         for shape in results:
             places.append(self._device.allocate(itemsize * int(np.prod(shape))))
             self._results.append((places[-1], shape))

@@ -79,7 +79,16 @@ def test_states_and_outputs_are_checked() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "cell 2\n", "cell 1\nsinh 0\n", "cell 1\nstate x\n", "cell 1\nmatrices 1\n", "cell 1\n\n"]
+    "text",
+    [
+        "",
+        "cell 2\n",
+        "cell 1\nsinh 0\n",
+        "cell 1\nstate x\n",
+        "cell 1\nmatrices 1\n",
+        "cell 1\n\n",
+        "cell 1\nmatrices\nmatrices\n",
+    ],
 )
 def test_text_that_is_no_cell_is_refused(text: str) -> None:
     with pytest.raises(CellError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,12 @@ import pytest
 
 from custom_ops import cells, recurrent_reference
 from custom_ops.errors import KernelError
+from custom_ops.jit.bench import DeviceBench
 from custom_ops.jit.samples import Samples
 from custom_ops.spec import RecurrentSpec
 
 STEPS, BATCH, UNITS = 7, 3, 5
+MEMORY = 1 << 20
 
 
 class HostDevice:
@@ -20,10 +23,18 @@ class HostDevice:
 
     def __init__(self) -> None:
         self.blocks: list[Any] = []
+        self.free_bytes = MEMORY
 
     def allocate(self, size: int) -> int:
+        if size > self.free_bytes:
+            raise KernelError("out of memory")
+        self.free_bytes -= size
         self.blocks.append(np.zeros(size, np.uint8))
         return len(self.blocks) - 1
+
+    def free(self, place: int) -> None:
+        self.free_bytes += self.blocks[place].nbytes
+        self.blocks[place] = None
 
     def upload(self, array: Any) -> int:
         place = self.allocate(array.nbytes)
@@ -101,3 +112,34 @@ def test_a_precision_explains_its_own_error() -> None:
     samples = Samples(spec, device, BATCH, STEPS)  # type: ignore[arg-type]
     compute(device, spec, samples, 5e-4)
     samples.require_right()
+
+
+def test_memory_is_given_back() -> None:
+    device, spec = HostDevice(), RecurrentSpec(cells.lstm(), UNITS)
+    samples = Samples(spec, device, BATCH, STEPS)  # type: ignore[arg-type]
+    assert device.free_bytes < MEMORY
+    samples.free()
+    samples.free()
+    assert device.free_bytes == MEMORY
+    device.free_bytes = 1000  # too little for all of them
+    with pytest.raises(KernelError, match="out of memory"):
+        Samples(spec, device, BATCH, STEPS)  # type: ignore[arg-type]
+    assert device.free_bytes == 1000
+
+
+def test_a_bench_holds_the_samples_of_one_batch_size() -> None:
+    device, spec = HostDevice(), RecurrentSpec(cells.lstm(), UNITS)
+    bench = DeviceBench.__new__(DeviceBench)  # without asking a driver what it is
+    bench.spec, bench._device, bench._given, bench._memory = spec, device, {}, (0, 0)  # type: ignore[assignment]
+    with contextlib.closing(bench):
+        bench._samples(BATCH, STEPS)
+        bench._samples(BATCH, 2 * STEPS)
+        of_one = device.free_bytes
+        bench._samples(2 * BATCH, STEPS)
+        assert list(bench._given) == [(2 * BATCH, STEPS)]
+        bench._memory_of(100)
+        bench._memory_of(200)
+        bench._samples(BATCH, STEPS)
+        bench._samples(BATCH, 2 * STEPS)
+        assert device.free_bytes == of_one - 200
+    assert device.free_bytes == MEMORY

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from tensorflow.core.framework import attr_value_pb2, graph_pb2, op_def_pb2, tensor_shape_pb2, types_pb2
+from tensorflow.core.framework import attr_value_pb2, graph_pb2, op_def_pb2, tensor_shape_pb2
 from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow.python.eager import context, execute
 from tensorflow.python.framework import op_def_registry
@@ -285,10 +285,12 @@ def run_saved_model(case: Case) -> None:
     meta.graph_def.CopyFrom(graph_def)
     signature = meta.signature_def["serving_default"]
     signature.method_name = "tensorflow/serving/predict"
-    for place in range(min(outputs_of(case), 1)):
+    if outputs_of(case):
+        first = next(arg for arg in definition(case).output_arg if case.attributes.get(arg.number_attr, 1))
         put_out = signature.outputs["result"]
-        put_out.name = f"{name}:{place}"
-        put_out.dtype = types_pb2.DT_FLOAT
+        put_out.name = f"{name}:0"
+        put_out.dtype = first.type or case.attributes[first.type_attr].as_datatype_enum
+        put_out.tensor_shape.unknown_rank = True
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "saved_model.pb").write_bytes(saved.SerializeToString())
         if not signature.outputs:  # TensorFlow 2's loader runs outputs only
@@ -317,11 +319,10 @@ def run_eagerly(library: Library, case: Case) -> None:
     types = {attr.name: attr.type for attr in definition(case).attr}
     attributes: list[Any] = []
     for name, value in attributes_of(case).items():
-        if types[name] == "type":
-            value = value.as_datatype_enum
-        elif types[name] == "list(type)":
-            value = [dtype.as_datatype_enum for dtype in value]
-        attributes += [name, value]
+        if types[name] == "list(type)":
+            attributes += [name, [dtype.as_datatype_enum for dtype in value]]
+        else:
+            attributes += [name, value.as_datatype_enum if types[name] == "type" else value]
     inputs = [tensor(given) for given in case.inputs]
     execute.execute(case.op, outputs_of(case), inputs, tuple(attributes), context.context())
 

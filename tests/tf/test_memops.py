@@ -135,6 +135,12 @@ def test_rooms_are_behind_walls_and_fillings_take_what_they_say(library: Library
     assert growth.shape == ()
 
 
+def test_sharing_tells_of_no_address(library: Library) -> None:
+    one, other = tf.ones([1000]), tf.ones([1000])
+    assert library.sharing([one, other, tf.identity(one), other, tf.zeros([0])]).numpy().tolist() == [0, 1, 0, 1, 4]
+    assert not hasattr(library.ops, "mem_op_addresses")
+
+
 def test_stats_follow_the_allocator(library: Library) -> None:
     """TensorFlow's CPU allocator counts blocks from 256 KiB on, if oneDNN is on; else nothing."""
     if not counts_memory(library):

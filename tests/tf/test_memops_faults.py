@@ -23,6 +23,26 @@ def test_strings_are_refused_while_the_graph_is_built(library: Library) -> None:
         library.offload(tf.constant(["a"]))
 
 
+STRANGE = {
+    "string": lambda: tf.constant([["a"] * 100]),
+    "resource": lambda: tf.Variable(1.0).handle,
+    "variant": lambda: tf.raw_ops.EmptyTensorList(element_shape=-1, max_num_elements=-1, element_dtype=tf.float32),
+}
+
+
+@pytest.mark.parametrize("dtype", STRANGE)
+def test_they_are_refused_eagerly_too(library: Library, dtype: str) -> None:
+    """No shapes are inferred then."""
+    tensor = STRANGE[dtype]()
+    handle = library.offload(tf.zeros([3]))
+    refused = pytest.raises(tf.errors.InvalidArgumentError, match=f"fixed-size types, got {dtype}")
+    with refused:
+        library.offload(tensor)
+    with refused:
+        library.prefetch(handle, tensor.dtype)
+    assert settled(library).offloads == 1
+
+
 @pytest.mark.parametrize("mechanism", ["copy", "managed"])
 def test_gpu_mechanisms_are_refused_on_the_cpu(library: Library, mechanism: str) -> None:
     with pytest.raises(tf.errors.InvalidArgumentError, match="needs a GPU; on the CPU use"):

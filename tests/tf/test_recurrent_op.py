@@ -212,6 +212,16 @@ def replaced(name: str, *shape: int) -> Callable[[dict[str, Any]], Any]:
         (lambda a: a.update(cell=a["cell"].replace("state 1", "state 2")), "state 2 where there are 2"),
         (lambda a: a.update(cell=a["cell"].replace("product 4 ", "product 99 ")), "refers to 99"),
         (lambda a: a.update(precision="low"), "precision"),
+        *(
+            (lambda a, kind=kind: a.update(cell=a["cell"] + f"{kind} 4 4\n"), f"declares {kind} a second time")
+            for kind in ("sequences", "invariants", "vectors", "matrices", "states")
+        ),
+        (
+            lambda a: a.update(cell="cell 1\nsequences 2147483647\nsequence 0 2000000000\nsequences 1\nstates 0\n"),
+            "declares sequences a second time",
+        ),
+        (lambda a: a.update(units=1 << 40), "units is 1099511627776; expected 1 to 2147483647"),
+        (lambda a: a.update(directions=(1 << 62) + 1), "directions is 4611686018427387905; expected 1 to 64"),
     ],
 )
 def test_wrong_input_is_named(library: Library, change: Callable[[dict[str, Any]], Any], message: str) -> None:

@@ -118,10 +118,12 @@ class Trace:
         engine = self._engine
         policy, device = engine.options.offload.policy, engine.target.description
         report = pipeline.describe(self.step, timeline, plan, policy, graph=self.name, device=device, notes=notes)
+        ordered = not plan.moves and not given
         note = ""
         if self._jit_compile:
-            note = "off: memory ops cannot live inside XLA" if plan.moves else "left on"
+            note = "off: the planned order cannot be held inside XLA" if ordered else "left on"
+            note = "off: memory ops cannot live inside XLA" if plan.moves else note
             note = "off: recurrent kernels cannot live inside XLA" if self.swaps.matches else note
-        decision = ORDERED if not plan.moves and not given else report.decision
+        decision = ORDERED if ordered else report.decision
         report = replace(report, decision=decision, budget=engine.budget, jit_compile=note)
         return with_swaps(report, self.swaps)

@@ -105,7 +105,8 @@ class ModelFunction:
             if keras_model.is_installed(self._model, self.name, self):
                 keras_model.install(self._model, self.name, self._keras.own)
             return self._keras.own(source)
-        iterator, outputs = iter(source), []
+        iterator = iter(source)
+        outputs: list[Any] = []
         for _ in range(keras_model.steps_per_execution(self._model)):
             try:
                 batch = to_tensors(next(iterator))

@@ -26,6 +26,8 @@ from tfmem.profile import fingerprint
 from tfmem.recurrent import swap_recurrent, with_swaps
 from tfmem.rehearsal import can_rehearse, without_updates
 
+RECURRENT_OUTSIDE = "off: recurrent kernels cannot live inside XLA"
+
 
 class Trace:
     """What the passes know of a trace, and what they make of it.
@@ -104,7 +106,9 @@ class Trace:
 
     def unplanned(self) -> Report:
         """The report while nothing is planned."""
-        return with_swaps(self._engine.unlimited(self.name), self.swaps)
+        lost = self._jit_compile and self.swaps.matches
+        report = replace(self._engine.unlimited(self.name), jit_compile=RECURRENT_OUTSIDE if lost else "")
+        return with_swaps(report, self.swaps)
 
     def describe(self, timeline: Timeline, plan: OffloadPlan, notes: Sequence[str], *, given: bool) -> Report:
         """The report of `plan`.
@@ -123,7 +127,7 @@ class Trace:
         if self._jit_compile:
             note = "off: the planned order cannot be held inside XLA" if ordered else "left on"
             note = "off: memory ops cannot live inside XLA" if plan.moves else note
-            note = "off: recurrent kernels cannot live inside XLA" if self.swaps.matches else note
+            note = RECURRENT_OUTSIDE if self.swaps.matches else note
         decision = ORDERED if ordered else report.decision
         report = replace(report, decision=decision, budget=engine.budget, jit_compile=note)
         return with_swaps(report, self.swaps)

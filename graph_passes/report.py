@@ -11,7 +11,9 @@ from typing import Any
 
 FORMAT = 1
 UNCHANGED_FITS = "unchanged: fits"
+UNCHANGED_OVER = "unchanged: over budget"
 ORDERED = "ordered: fits in the planned order"
+ORDERED_OVER = "ordered: over budget"
 MOVED = "moved"
 MADE_AGAIN = "(made again)"
 SWAPPED = "swapped"
@@ -53,7 +55,8 @@ class Report:
         device: the device whose memory was planned.
         policy: the policy that chose the tensors.
         decision: `unchanged: fits`, `unchanged: <why>`, `ordered: ...` (nothing moves, but the order is held),
-            `moved`, or `swapped` (recurrent layers were, and nothing else changed).
+            `moved`, or `swapped` (recurrent layers were, and nothing else changed). `... over budget`: nothing moves,
+            as the step was expected to fit, and it took more.
         budget: the memory budget, None where no limit was asked for.
         passes: the passes that ran, in order.
         peak_before: peak memory of the graph as it was given.
@@ -159,6 +162,14 @@ class Report:
             return _report(data)
         except TypeError as error:
             raise ValueError(f"not a tfmem report: {error}") from error
+
+
+def measured(report: Report, peak: int) -> Report:
+    """`report` of a step that ran and took `peak` bytes: a decision says that it fits only if it did."""
+    over = {UNCHANGED_FITS: UNCHANGED_OVER, ORDERED: ORDERED_OVER}
+    if report.budget is None or peak <= report.budget:
+        over = {missed: met for met, missed in over.items()}
+    return dataclasses.replace(report, peak_measured=peak, decision=over.get(report.decision, report.decision))
 
 
 def size(count: int | None) -> str:

@@ -25,17 +25,15 @@ def optimize_model(model: Any, engine: Engine) -> ModelFunctions:
         GraphError: the model cannot be trained, or makes its own train function, and there is a budget for it.
     """
     engine = replace(engine, label=str(model.name))
-    compiled = keras_model.is_compiled(model)
-    names = ["predict", "test"] if compiled else ["predict"]
+    compiled, changes = keras_model.is_compiled(model), engine.swaps or engine.budget is not None
     functions = []
     if engine.swaps and not getattr(model, "run_eagerly", False):
         inference = replace(engine, options=replace(engine.options, passes=("recurrent",)))
-        functions = [
-            ModelFunction(model, name, inference) for name in names if not keras_model.makes_its_own(model, name)
-        ]
-    if compiled or engine.must_fit:
+        names = [name for name in ("predict", "test")[: 1 + compiled] if not keras_model.makes_its_own(model, name)]
+        functions = [ModelFunction(model, name, inference) for name in names]
+    if compiled or engine.must_fit or not engine.swaps:
         keras_model.require_trainable(model)
-        if not keras_model.makes_its_own(model, "train"):
+        if changes and not keras_model.makes_its_own(model, "train"):
             functions.append(ModelFunction(model, "train", engine))
         elif engine.must_fit:
             raise GraphError(
@@ -44,16 +42,16 @@ def optimize_model(model: Any, engine: Engine) -> ModelFunctions:
             )
     for function in functions:
         keras_model.install(model, function.name, function)
-    return ModelFunctions(functions[::-1], engine)
+    return ModelFunctions(functions[::-1], None if functions else engine.unlimited(model.name))
 
 
 class ModelFunctions:
     """What was installed into one model."""
 
-    def __init__(self, functions: list[ModelFunction], engine: Engine) -> None:
-        """The functions, training first."""
+    def __init__(self, functions: list[ModelFunction], untouched: Report | None) -> None:
+        """The functions, training first; or the report, where there are none."""
         self._functions = functions
-        self._engine = engine
+        self._untouched = untouched
 
     @property
     def report(self) -> Report:
@@ -62,6 +60,8 @@ class ModelFunctions:
         Raises:
             GraphError: none of them did.
         """
+        if self._untouched is not None:
+            return self._untouched
         reports = [function.report for function in self._functions if function.ran]
         if not reports:
             raise GraphError("nothing to report: the model was never run; call fit, evaluate or predict once")
@@ -106,7 +106,8 @@ class ModelFunction:
             if keras_model.is_installed(self._model, self.name, self):
                 keras_model.install(self._model, self.name, self._keras.own)
             return self._keras.own(source)
-        iterator, outputs = iter(source), []
+        iterator = iter(source)
+        outputs: list[Any] = []
         for _ in range(keras_model.steps_per_execution(self._model)):
             try:
                 batch = to_tensors(next(iterator))

@@ -46,7 +46,7 @@ def collecting_later() -> Iterator[None]:
             gc.enable()
 
 
-_SWAPPED_IN_XLA = "off: recurrent kernels cannot live inside XLA"
+RECURRENT_OUTSIDE = "off: recurrent kernels cannot live inside XLA"
 
 
 class Trace:
@@ -180,8 +180,9 @@ class Trace:
 
     def unplanned(self) -> Report:
         """The report while nothing is planned."""
-        note = _SWAPPED_IN_XLA if self.jit_compile and self.swaps.matches else ""
-        return with_swaps(replace(self._engine.unlimited(self.name), jit_compile=note), self.swaps)
+        lost = self.jit_compile and self.swaps.matches
+        report = replace(self._engine.unlimited(self.name), jit_compile=RECURRENT_OUTSIDE if lost else "")
+        return with_swaps(report, self.swaps)
 
     def describe(self, timeline: Timeline, plan: OffloadPlan, notes: Sequence[str], *, given: bool) -> Report:
         """The report of `plan`.
@@ -195,10 +196,12 @@ class Trace:
         engine = self._engine
         policy, device = engine.options.offload.policy, engine.target.description
         report = pipeline.describe(self.step, timeline, plan, policy, graph=self.name, device=device, notes=notes)
+        ordered = not plan.moves and not given
         note = ""
         if self.jit_compile:
-            note = "off: memory ops cannot live inside XLA" if plan.moves else "left on"
-            note = _SWAPPED_IN_XLA if self.swaps.matches else note
-        decision = ORDERED if not plan.moves and not given else report.decision
+            note = "off: the planned order cannot be held inside XLA" if ordered else "left on"
+            note = "off: memory ops cannot live inside XLA" if plan.moves else note
+            note = RECURRENT_OUTSIDE if self.swaps.matches else note
+        decision = ORDERED if ordered else report.decision
         report = replace(report, decision=decision, budget=engine.budget, jit_compile=note)
         return with_swaps(report, self.swaps)

@@ -17,13 +17,14 @@ from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.offload.plan import OffloadPlan
 from graph_passes.offload.repair import SHORT
 from graph_passes.offload.thin import thinned
-from graph_passes.report import Report
+from graph_passes.report import Report, measured
 from tfmem.engine import Engine
 
 LEAST_SHARE = 50  # percent of a GPU's budget that is planned for, the largest that is not fragmented
 LESS, LESS_IF_LONG = 1, 3  # percent each time; the second where a replay takes more than milliseconds
 GPU_TRIALS = 3
 CPU_RETRIES = 3
+OVER = "OVER BUDGET"  # what a note begins with that says so
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,7 @@ def judged(plan: OffloadPlan, report: Report, seen: Observation, flow: tuple[Cou
     """
     before, after = flow
     report = replace(
-        report,
-        peak_measured=seen.peak,
+        measured(report, seen.peak),
         bytes_out_achieved=after.bytes_out - before.bytes_out,
         bytes_in_achieved=after.bytes_in - before.bytes_in,
         stall_measured_ns=after.stall_ns - before.stall_ns,
@@ -266,11 +266,14 @@ def checked(report: Report, peaks: Sequence[int], budget: int, planned: bool) ->
         budget: bytes.
         planned: whether there is a plan; else the step was left as it was, on an estimate.
     """
-    notes, measured = [], max(peaks)
+    notes, peak = [], max(peaks)
     if not planned:  # the first call has cuDNN's trying of algorithms in it
-        *_, learned, measured = peaks
+        learned, peak = peaks[1], max(peaks[1:])
         notes.append(f"{report.peak_predicted:,} bytes were estimated; the peak is as seen in one step")
         report = replace(report, peak_predicted=learned)
-    if measured > budget:
-        notes.append(f"OVER BUDGET by {measured - budget:,} bytes, in steps without probes")
-    return replace(report, peak_measured=measured, notes=(*notes, *report.notes))
+    if peak > budget:
+        notes.append(f"OVER BUDGET by {peak - budget:,} bytes, in steps without probes")
+        notes += report.notes
+    else:
+        notes += [note.replace(OVER, f"{OVER.lower()} (while plans were tried, not since)", 1) for note in report.notes]
+    return replace(measured(report, peak), notes=tuple(notes))

@@ -140,3 +140,21 @@ def test_picture_without_matplotlib(moved, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(PlotError, match="pip install"):
         plot_report(moved, tmp_path / "none.png")
+
+
+def test_a_models_other_functions_come_behind(moved, tmp_path):
+    evaluation = Report("test_step", "CPU", "autovm", "swapped", 0, 0, swapped=("lstm",), function="test")
+    whole = dataclasses.replace(moved, function="train", others=(evaluation,))
+    text = str(whole)
+    assert text.startswith("tfmem report: train: train on")
+    assert text.index("act1:0") < text.index("\n\ntfmem report: test: test_step on CPU\n") < text.index("lstm")
+    assert Report.from_json(whole.to_json()) == whole
+    with pytest.raises(ValueError, match="colour"):
+        Report.from_json(whole.to_json().replace('"swapped": [', '"colour": 1, "swapped": ['))
+
+
+def test_reports_of_before_are_read(moved):
+    """Written before a report could have others."""
+    data = json.loads(moved.to_json())
+    del data["function"], data["others"]
+    assert Report.from_json(json.dumps(data)) == moved

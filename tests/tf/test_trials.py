@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from custom_ops.load import Counters
 from graph_passes.analysis.fragmentation import Room
 from graph_passes.analysis.simulate import Link, Move
 from graph_passes.analysis.timeline import Buffer, Step, Timeline
@@ -14,8 +15,8 @@ from graph_passes.errors import HostMemoryError
 from graph_passes.ir import TensorId
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.offload.plan import OffloadPlan, plan_offload
-from graph_passes.report import Report
-from tfmem.trials import GPU_TRIALS, Trial, checked, choose, falling, first_plans, no_room, untried
+from graph_passes.report import ORDERED, ORDERED_OVER, Report
+from tfmem.trials import GPU_TRIALS, Trial, checked, choose, falling, first_plans, judged, no_room, untried
 
 GIB = 1 << 30
 
@@ -273,3 +274,31 @@ def test_the_peak_of_a_step_without_a_plan_is_learned_from_one():
     report = checked(left_alone, [30, 11, 12], 99, planned=False)  # the first tried algorithms
     assert (report.peak_before, report.peak_predicted, report.peak_measured) == (8, 11, 12)
     assert report.notes == ("8 bytes were estimated; the peak is as seen in one step",)
+
+
+@pytest.mark.parametrize(
+    ("expected", "found"), [("unchanged: fits", "unchanged: over budget"), (ORDERED, ORDERED_OVER)]
+)
+def test_a_step_that_took_too_much_does_not_fit(expected, found):
+    report = Report("f", "CPU", "autovm", expected, peak_before=8, peak_predicted=8, budget=10)
+    for planned in (False, True):
+        over = checked(report, [8, 9, 12], 10, planned)
+        assert over.decision == found
+        assert "OVER BUDGET by 2 bytes, in steps without probes" in over.notes
+        assert "OVER BUDGET" in over.to_text()
+        assert checked(report, [8, 9, 10], 10, planned).decision == expected
+
+
+def test_a_step_that_took_too_much_once_may_fit_after_all():
+    """What probes add does not count once they are gone."""
+    timeline = chain()
+    plan = planner(timeline)(budget=timeline.peak)
+    report = Report("f", "CPU", "autovm", ORDERED, peak_before=8, peak_predicted=8, budget=10)
+    nothing = Counters(*[0] * len(Counters._fields))
+    tried = judged(plan, report, Observation({}, {}, 0, 1.0, 12, ()), (nothing, nothing))
+    assert tried.report.decision == ORDERED_OVER
+    _, notes = choose([tried], 10)
+    settled = checked(replace(tried.report, notes=tuple(notes)), [9, 9, 10], 10, planned=True)
+    assert settled.decision == ORDERED
+    assert "OVER BUDGET" not in settled.to_text()
+    assert settled.notes[0].startswith("over budget (while plans were tried, not since) by 2 bytes: no plan")

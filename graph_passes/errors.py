@@ -35,14 +35,17 @@ class InfeasibleBudgetError(BudgetError):
     """No plan meets the budget.
 
     Attributes:
-        smallest_budget: the smallest budget, in bytes, that a plan could meet.
+        smallest_budget: a budget, in bytes, that a plan will meet; the smallest that is safe.
         op: the name of the op whose working set sets it.
+        least: bytes of the tensors alone; what an allocator adds is not known exactly, so that a budget between the
+            two is tried, too.
     """
 
-    def __init__(self, message: str, smallest_budget: int, op: str) -> None:
+    def __init__(self, message: str, smallest_budget: int, op: str, least: int | None = None) -> None:
         super().__init__(message)
         self.smallest_budget = smallest_budget
         self.op = op
+        self.least = smallest_budget if least is None else least
 
 
 class HostMemoryError(BudgetError):

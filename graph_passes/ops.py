@@ -24,7 +24,8 @@ SAME_SHAPE_VIEWS = VIEWS - {"Reshape", "Squeeze", "ExpandDims"}
 _UNARY = (
     "Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Elu Erf Exp Expm1 Floor Inv IsFinite IsInf IsNan LeakyRelu "
     "Log Log1p LogSoftmax LogicalNot Neg Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh Softmax "
-    "Softplus Softsign Sqrt Square Tan Tanh BiasAdd BiasAddV1 FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3"
+    "Softplus Softsign Sqrt Square Tan Tanh BiasAdd BiasAddV1 FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3 "
+    "_UnaryOpsComposition"
 )
 _BINARY = (
     "Add AddV2 AddN Sub Mul Div RealDiv DivNoNan MulNoNan Maximum Minimum Pow SquaredDifference FloorDiv FloorMod "

@@ -10,9 +10,9 @@ from graph_passes.analysis import roles
 from graph_passes.analysis.fragmentation import Room
 from graph_passes.analysis.liveness import build_timeline
 from graph_passes.analysis.order import schedule
-from graph_passes.analysis.simulate import Link, usage_under
+from graph_passes.analysis.simulate import Link, uncounted, usage_under
 from graph_passes.analysis.timeline import Timeline
-from graph_passes.cost.model import CostModel
+from graph_passes.cost.model import CostModel, held
 from graph_passes.errors import InfeasibleBudgetError, NoGradientError
 from graph_passes.ir import Editor, Graph, TensorId
 from graph_passes.offload.apply import Probing, apply_offload, transfers
@@ -32,6 +32,7 @@ class Step:
         fetches: the tensors it returns.
         loss: the loss, where the caller named it.
         merging: whether the runtime merges pairs of ops after all passes (see `roles.unordered`).
+        counted: bytes of the smallest buffer that the device's allocator counts (see `Timeline.counted`).
     """
 
     graph: Graph
@@ -39,6 +40,7 @@ class Step:
     fetches: tuple[TensorId, ...]
     loss: TensorId | None = None
     merging: bool = False
+    counted: int = 0
 
     @classmethod
     def read(
@@ -48,9 +50,10 @@ class Step:
         fetches: Collection[TensorId] = (),
         loss: TensorId | None = None,
         merging: bool = False,
+        counted: int = 0,
     ) -> Step:
         """Find the schedule of `graph`."""
-        return cls(graph, tuple(schedule(graph, creation_order, merging)), tuple(fetches), loss, merging)
+        return cls(graph, tuple(schedule(graph, creation_order, merging)), tuple(fetches), loss, merging, counted)
 
     @cached_property
     def first_update(self) -> int:
@@ -60,7 +63,12 @@ class Step:
     def timeline(self, costs: CostModel) -> Timeline:
         """The step under a cost model."""
         timeline = build_timeline(self.graph, self.order, costs, self.fetches, self.loss)
-        return replace(timeline, unordered=roles.unordered(self.graph, self.order, self.merging))
+        return replace(
+            timeline,
+            unordered=roles.unordered(self.graph, self.order, self.merging),
+            counted=self.counted,
+            small_base=held(self.graph, self.counted),
+        )
 
 
 def plan_step(
@@ -169,6 +177,7 @@ def describe(
         passes=("offload",),
         peak_before=plan.before.peak,
         peak_predicted=plan.after.peak,
+        peak_uncounted=uncounted(timeline, plan.moves, plan.fillings),
         bytes_out_predicted=moved,
         bytes_in_predicted=moved,
         stall_predicted_ns=round(plan.after.stall * 1e9),

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from custom_ops.errors import TfmemError, warn
 from custom_ops.load import Library
 from graph_passes.analysis.simulate import Link
-from graph_passes.analysis.timeline import Timeline
-from graph_passes.cost.model import Roofline
+from graph_passes.analysis.timeline import COUNTED, Timeline
+from graph_passes.cost.model import Roofline, held
 from graph_passes.errors import NoGradientError, UnknownShapeError
 from graph_passes.ir import Graph, Node
 from graph_passes.offload.plan import OffloadPlan
@@ -90,6 +90,16 @@ class Engine:
         TensorFlow's plain CPU allocator (oneDNN off) does not.
         """
         return self.options.observe and memory(self.library, self.target.name).bytes_in_use >= 0
+
+    @property
+    def counted(self) -> int:
+        """Bytes of the smallest buffer that the device's allocator counts, in whole chunks; see `Timeline.counted`.
+
+        0 on a GPU, whose chunks are replayed, and where nothing is counted.
+        """
+        if self.target.is_gpu or memory(self.library, self.target.name).bytes_in_use < 0:
+            return 0
+        return COUNTED
 
     def unobserved(self) -> Engine:
         """The same for steps that run on their own, where no later call can swap in a better plan."""
@@ -187,4 +197,5 @@ class Estimate:
 
     def base(self, graph: Graph) -> int:
         """See `CostModel`: variables exist already, or will."""
-        return max(self.roofline.base(graph), self.in_use)
+        small = 0 if self.roofline.is_gpu else held(graph, COUNTED)  # the allocator does not count these
+        return max(self.roofline.base(graph), self.in_use + small)

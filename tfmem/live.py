@@ -85,7 +85,7 @@ class _LiveStep:
         for update, reader in self._held:
             region.add_control(update, reader)
         named = [parse_input(name)[0] for name in fetches]
-        return pipeline.Step.read(region, (), named, _identity(loss), merging=not is_gpu)
+        return pipeline.Step.read(region, (), named, _identity(loss), merging=not is_gpu, counted=self._engine.counted)
 
     def make(self, step: pipeline.Step) -> tuple[None, Report]:
         options, name = self._engine.options.offload, type(self._graph).__name__

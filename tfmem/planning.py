@@ -110,7 +110,8 @@ class Trace:
             keep_variables_in_place(graph)
         fetches = [parse_input(name)[0] for name in self._captured.fetches]
         self.can_rehearse = engine.target.is_gpu and can_rehearse(graph)
-        self._step = pipeline.Step.read(graph, self._captured.creation_order, fetches, merging=not engine.target.is_gpu)
+        merging, order = not engine.target.is_gpu, self._captured.creation_order
+        self._step = pipeline.Step.read(graph, order, fetches, merging=merging, counted=engine.counted)
         self._graphs = StepGraphs(self.concrete, self._captured, self._shapes, self._draws, engine)
 
     @property

@@ -27,11 +27,12 @@ from typing import Any
 
 from custom_ops.load import Counters
 from graph_passes.analysis.fragmentation import Room
+from graph_passes.analysis.simulate import uncounted
 from graph_passes.analysis.timeline import Timeline
 from graph_passes.cost.model import Measured
 from graph_passes.cost.observe import Observation, Sample, observe
 from graph_passes.offload.apply import Probing
-from graph_passes.offload.plan import OffloadPlan
+from graph_passes.offload.plan import OffloadPlan, tighter
 from graph_passes.report import Report
 from tfmem.engine import NOT_PLANNABLE, Engine
 from tfmem.faults import fault_note, is_fault, left_by_fault
@@ -80,9 +81,11 @@ class Stages:
         self._free: Room | None = None
         self._notes: list[str] = []
         self._trials: list[Trial] = []
+        self._observed_trial: list[Trial] = []  # the observed step, if its plan could stay
         self._tried: set[Any] = set()  # what the plans did
         self._checked: list[int] = []  # peaks of the unprobed steps
         self._seen: Timeline | None = None  # by what was measured
+        self._uncounted = 0  # bytes of the final plan's buffers that the allocator does not count
         self._replans = 0
         self._unmeasured = 0  # calls during which another was measured
         self._warm = False  # whether the current trial's first, unmeasured run is done
@@ -224,6 +227,10 @@ class Stages:
                 self._next_trial()
             elif self.stage is Stage.OBSERVE:
                 seen = observe(self._timeline, self._first.moves, samples, self._first.fillings)
+                if not self._engine.target.is_gpu:  # it may be the only one that meets the budget
+                    self._observed_trial = [
+                        judged(self._first, self._describe(self._timeline, self._first), seen, flow)
+                    ]
                 self._known.keep(seen)
                 self._learn(seen)
                 self._next_trial()
@@ -350,7 +357,8 @@ class Stages:
         if not self._trials:  # every plan ran out of memory: what ran first is known to run
             self._settle(self._timeline, self._first, force=True)
             return
-        best, notes = choose(self._trials, self._budget)
+        met = any(trial.seen.peak <= self._budget for trial in self._trials)
+        best, notes = choose(self._trials if met else [*self._trials, *self._observed_trial], self._budget)
         self._notes += notes
         self._engine.library.trim()  # what trials moved beyond what the best of them does
         self._settle(self._timeline, best.plan, force=True)
@@ -367,15 +375,19 @@ class Stages:
         self._tell()
 
     def _check(self, peak: int) -> None:
+        peak += self._uncounted
         self._checked.append(peak)
         over = peak - self._budget
         if over > 0 and self._replans < CPU_RETRIES:
             try:
-                plan = self._trace.plan(self._timeline, self._candidate.tightened(over), timed=True)
-                self._engine.require_host_room(self._timeline, plan)
+                plan = tighter(partial(self._trace.plan, self._timeline, timed=True), self._candidate, over)
+                if plan is not None:
+                    self._engine.require_host_room(self._timeline, plan)
             except Exception as error:
                 if is_fault(error):
                     raise
+                plan = None
+            if plan is None:
                 self._replans = CPU_RETRIES  # nothing is left to try
             else:
                 self._notes.append(
@@ -397,6 +409,7 @@ class Stages:
         Steps that are observed are watched for a while, but not in place of XLA's.
         """
         self._timeline, self._candidate = timeline, plan
+        self._uncounted = uncounted(timeline, plan.moves, plan.fillings)
         if plan.moves or force:
             self._build(plan, probed=False)
         else:

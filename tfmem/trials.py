@@ -14,7 +14,7 @@ from graph_passes.analysis.timeline import Timeline
 from graph_passes.analysis.workspace import SLOWER
 from graph_passes.cost.observe import Observation
 from graph_passes.errors import InfeasibleBudgetError
-from graph_passes.offload.plan import OffloadPlan
+from graph_passes.offload.plan import OffloadPlan, tighter
 from graph_passes.offload.repair import SHORT
 from graph_passes.offload.thin import thinned
 from graph_passes.report import Report, measured
@@ -230,10 +230,11 @@ def untried(
         over = trials[-1].seen.peak - budget
         if over <= 0 or len(times) > CPU_RETRIES:
             return
-        try:
-            yield plan(budget=trials[-1].plan.tightened(over))
-        except TfmemError:
-            return
+        with suppress(TfmemError):
+            tight = tighter(plan, trials[-1].plan, over)
+            if tight is not None:
+                yield tight
+        return
     found = plan(budget=budget)
     engine.require_host_room(timeline, found)
     yield found

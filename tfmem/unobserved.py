@@ -138,7 +138,9 @@ class _GraphDefStep:
             region.add_control(update, reader)
             graph.add_control(update, reader)
         kept = [parse_input(name)[0] for name in optimized.fetches]
-        return pipeline.Step.read(region, optimized.creation_order, kept, merging=not is_gpu)
+        return pipeline.Step.read(
+            region, optimized.creation_order, kept, merging=not is_gpu, counted=self._engine.counted
+        )
 
     def make(self, step: pipeline.Step) -> tuple[Captured, Report]:
         timeline, plan = plan_unobserved(step, self._engine)

@@ -93,6 +93,12 @@ def usage_under(timeline: Timeline, moves: Sequence[Move], fillings: Sequence[Fi
     return usage
 
 
+def uncounted(timeline: Timeline, moves: Sequence[Move], fillings: Sequence[Filling] = ()) -> int:
+    """Bytes of the predicted peak that the device's allocator does not count: what to add to its own."""
+    usage = usage_under(timeline, moves, fillings)
+    return int(usage.max(initial=timeline.base) - (usage - timeline.uncounted).max(initial=0))
+
+
 def making_again(timeline: Timeline, usage: npt.NDArray[np.int64], move: Move) -> int:
     """Bytes in use while the buffer of `move` is made again, right before the op that reads it.
 

@@ -19,6 +19,11 @@ import numpy.typing as npt
 
 from graph_passes.ir import TensorId
 
+# TensorFlow's CPU allocator with oneDNN on (mkl_cpu_allocator.h, kSmallAllocationsThreshold): smaller buffers come from
+# another allocator, which keeps no statistics. A larger one gets a whole chunk, if no smaller one is free, of up to
+# twice its size (bfc_allocator.cc, `FindChunkPtr`), and all of that counts.
+COUNTED = 1 << 18
+
 
 @dataclass(frozen=True)
 class Step:
@@ -103,6 +108,9 @@ class Timeline:
         updates: positions of the ops between a weight's gradient and its update.
         unordered: positions of the ops that no control edge may go to (see `roles.unordered`): no move begins or ends
             at one of these, for the chain that orders moves does not go through them.
+        counted: bytes of the smallest buffer that the device's allocator counts, where it gives out whole chunks (see
+            `COUNTED`); 0 where it counts all, or its chunks are replayed.
+        small_base: bytes of `base` that are too small to be counted.
     """
 
     steps: tuple[Step, ...]
@@ -111,6 +119,8 @@ class Timeline:
     base: int = 0
     updates: frozenset[int] = frozenset()
     unordered: frozenset[int] = frozenset()
+    counted: int = 0
+    small_base: int = 0
 
     @cached_property
     def workspace(self) -> npt.NDArray[np.int64]:
@@ -149,6 +159,16 @@ class Timeline:
             change[buffer.start] += buffer.nbytes
             change[self.end(buffer) + 1] -= buffer.nbytes
         return np.cumsum(change[:-1]) + self.workspace + self.base
+
+    @cached_property
+    def uncounted(self) -> npt.NDArray[np.int64]:
+        """Bytes at each position that the device's allocator does not count."""
+        change = np.zeros(len(self.steps) + 1, np.int64)
+        for buffer in self.buffers:
+            if buffer.nbytes < self.counted:
+                change[buffer.start] += buffer.nbytes
+                change[self.end(buffer) + 1] -= buffer.nbytes
+        return np.cumsum(change[:-1]) + self.small_base
 
     @property
     def peak(self) -> int:

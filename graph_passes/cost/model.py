@@ -8,6 +8,7 @@ from math import prod
 from typing import Protocol
 
 from graph_passes import ops
+from graph_passes.cost import cpu
 from graph_passes.cost.device import Device
 from graph_passes.ir import Graph, Node, TensorId
 
@@ -50,8 +51,10 @@ class Roofline:
 
     def workspace(self, graph: Graph, node: Node) -> int:
         """See `CostModel`. A convolution takes about its operands' bytes, in another layout, within the limit."""
+        if not self.is_gpu:
+            return cpu.workspace(graph, node)
         again = 0
-        if self.is_gpu and node.op in ops.ALLOCATES_TWICE:
+        if node.op in ops.ALLOCATES_TWICE:
             again = _nbytes(graph, TensorId(node.name)) + _nbytes(graph, node.inputs[ops.FILTER])
         if node.op not in ops.CONVOLUTIONS:
             return again
@@ -61,13 +64,7 @@ class Roofline:
 
     def base(self, graph: Graph) -> int:
         """See `CostModel`. Each variable once, each placeholder and constant once."""
-        held: dict[object, int] = {}
-        for node in graph:
-            if node.op == "ReadVariableOp":
-                held[node.inputs[0]] = _nbytes(graph, TensorId(node.name))
-            elif node.op in ops.EXTERNAL and node.op != "VarHandleOp":
-                held[node.name] = sum(_nbytes(graph, tensor) for tensor in graph.tensors(node))
-        return sum(held.values())
+        return held(graph)
 
 
 @dataclass(frozen=True)
@@ -98,6 +95,17 @@ class Measured:
     def base(self, graph: Graph) -> int:
         """See `CostModel`."""
         return self.base_bytes
+
+
+def held(graph: Graph, below: int | None = None) -> int:
+    """Bytes of what a step finds in memory: variables, placeholders and constants; those smaller than `below`."""
+    found: dict[object, int] = {}
+    for node in graph:
+        if node.op == "ReadVariableOp":
+            found[node.inputs[0]] = _nbytes(graph, TensorId(node.name))
+        elif node.op in ops.EXTERNAL and node.op != "VarHandleOp":
+            found.update((tensor, _nbytes(graph, tensor)) for tensor in graph.tensors(node))
+    return sum(nbytes for nbytes in found.values() if below is None or nbytes < below)
 
 
 def flops(graph: Graph, node: Node) -> float:

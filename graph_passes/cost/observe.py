@@ -57,7 +57,8 @@ def observe(
     """Compare the samples of a step with its timeline.
 
     Args:
-        timeline: the step, with any costs; its own workspace and base are not used.
+        timeline: the step, with any costs; its own workspace and base are not used. What it says the allocator does
+            not count is added to what probes read.
         moves: the moves that the observed step made.
         samples: what its probes read, any order.
         fillings: what else the observed step allocated; each is there until the first probe from its position on.
@@ -70,8 +71,11 @@ def observe(
         raise GraphError("the observed step wrote no samples; its probes did not run")
     modelled = usage_under(timeline, moves) - timeline.workspace - timeline.base
     kept = modelled.copy()  # after the op: not what it was the last to read
+    unseen = timeline.uncounted.copy()
     for buffer in timeline.buffers:
-        kept[timeline.end(buffer)] -= 0 if buffer.fetched else buffer.nbytes
+        freed = 0 if buffer.fetched else buffer.nbytes
+        kept[timeline.end(buffer)] -= freed
+        unseen[timeline.end(buffer)] -= freed if buffer.nbytes < timeline.counted else 0
     probed = [sample.index // 2 for sample in samples if sample.index % 2]
     for filling in fillings:
         modelled[probed[min(bisect_left(probed, filling.position), len(probed) - 1)]] += filling.nbytes
@@ -85,9 +89,10 @@ def observe(
             continue  # its peak is that of the MemOps since the op before: what a release has not freed yet
         name = timeline.steps[position].node
         seconds[name] = max(0.0, sample.seconds - previous.seconds) if previous else 0.0
-        beyond[position] = sample.peak_bytes - int(modelled[position])
-        after.append(sample.bytes_in_use - int(kept[position]))
-        curve.append((name, sample.peak_bytes))
+        most = sample.peak_bytes + int(timeline.uncounted[position])
+        beyond[position] = most - int(modelled[position])
+        after.append(sample.bytes_in_use + int(unseen[position]) - int(kept[position]))
+        curve.append((name, most))
 
     base = median_low(after)
     workspace = {}
@@ -102,6 +107,6 @@ def observe(
         workspace,
         base,
         samples[-1].seconds - samples[0].seconds,
-        max(sample.peak_bytes for sample in samples),
+        max(sample.peak_bytes + int(timeline.uncounted[sample.index // 2]) for sample in samples),
         tuple(curve),
     )

@@ -26,10 +26,9 @@ def attempt(unmatched: list[Unmatched], name: str, carrier: str, *reasons: type[
     """
     try:
         yield
-    except (Unreadable, *reasons) as reason:
-        unmatched.append(Unmatched(name, carrier, str(reason)))
     except Exception as error:  # whatever it is, the user's function runs without this swap
-        unmatched.append(fault(name, carrier, error))
+        is_reason = isinstance(error, (Unreadable, *reasons))
+        unmatched.append(Unmatched(name, carrier, str(error)) if is_reason else fault(name, carrier, error))
 
 
 def fault(name: str, carrier: str, error: Exception) -> Unmatched:

@@ -95,8 +95,8 @@ def _within(
     graph: Graph, keep: Collection[str], refused: Sequence[Refused], known: Collection[str], otherwise: str
 ) -> Iterator[Unmatched]:
     numbers: dict[object, int] = {}
-    products = (node for node in graph if node.op in PRODUCTS and node.name not in known)
-    uses = {node.name: _uses(graph, node, numbers) for node in products}
+    multiplying = (node for node in graph if node.op in PRODUCTS and node.name not in known)
+    uses = {node.name: _uses(graph, node, numbers) for node in multiplying}
     chains = _chains(graph, uses)
     said: set[str] = set()
     for part in _joined(_firsts(chains)):

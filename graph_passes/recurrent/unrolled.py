@@ -149,8 +149,9 @@ class Search:
         """The recurrence, if the chains are one, in every step alike."""
         step_of = {name: (chain[0], step) for chain in chains for step, name in enumerate(chain)}
 
-        def refuse(reason: str) -> None:
+        def refuse(reason: str) -> Unrolled | None:
             self.refused = (frozenset(step_of), reason)
+            return None
 
         sequences: dict[str, None] = {self.unpack.name: None}
         states: dict[TensorId, TensorId] = {}

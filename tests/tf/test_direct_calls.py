@@ -112,13 +112,13 @@ def test_a_call_that_is_watched_takes_the_other_way(layer: keras.layers.Layer, a
     expected = before(inputs())
     asked.clear()
     with tf.GradientTape(watch_accessed_variables=False):
-        np.testing.assert_allclose(after(inputs()), expected, atol=1e-6)
-    assert len(asked) == 1
+        np.testing.assert_allclose(after(inputs()), expected, atol=1e-6)  # watches nothing
+    assert not asked
     with cancellation.CancellationManagerContext(cancellation.CancellationManager()):
         np.testing.assert_allclose(after(inputs()), expected, atol=1e-6)
-    assert len(asked) == 2
+    assert len(asked) == 1
     np.testing.assert_allclose(tf.function(after)(inputs()), expected, atol=1e-6)
-    assert len(asked) > 2
+    assert len(asked) > 1
     asked.clear()
     np.testing.assert_allclose(after(inputs().numpy()), expected, atol=1e-6)
     assert not asked

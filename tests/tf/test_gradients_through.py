@@ -135,3 +135,53 @@ def test_a_step_under_a_budget(new_net, batch, smallest):
             function(*batch)
         equal(*found)
     assert tfmem.report(optimized).decision == "moved"
+
+
+@pytest.mark.parametrize("signature", [False, True])
+def test_a_saved_model(model, x, signature, tmp_path):
+    """Its gradients, those of its weights too, are those of the model that it was made of."""
+    module = tf.Module()
+    module.variables_ = model.trainable_variables
+    module.table = tf.Variable(tf.random.stateless_normal([7, 2], [3, 4]))
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 6, 4], name="x"), tf.TensorSpec([None], tf.int32, name="words")])
+    def serve(x, words):
+        return {"scores": model(x) + tf.gather(module.table, words), "words": words}
+
+    module.serve = serve
+    tf.saved_model.save(module, str(tmp_path / "model"), signatures={"serve": serve})
+    output = tfmem.optimize(str(tmp_path / "model"), output=tmp_path / "output")
+    assert tfmem.report(output).swapped
+    words = tf.constant([1, 2, 1])
+
+    def gradients(path):
+        loaded = tf.saved_model.load(str(path))
+        function = loaded.signatures["serve"] if signature else loaded.serve
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            found = function(x=x, words=words) if signature else function(x, words)
+            loss = tf.reduce_sum(found["scores"] ** 2)
+        of_variables = [*loaded.variables_, loaded.table]
+        found = [*found.values(), *tape.gradient(loss, [x, *of_variables])]
+        return list(map(tf.convert_to_tensor, found))
+
+    for new, old in zip(gradients(output), gradients(tmp_path / "model"), strict=True):
+        np.testing.assert_allclose(new, old, rtol=1e-5, atol=1e-6)
+
+
+def test_a_saved_model_that_draws_numbers_is_not_run_again_for_its_gradient(tmp_path):
+    """Other numbers would be another gradient."""
+    layer = keras.layers.LSTM(3)
+    module = tf.Module()
+    module.layer = layer
+
+    @tf.function(input_signature=[tf.TensorSpec([2, 5, 4])])
+    def serve(x):
+        return tf.nn.dropout(layer(x), 0.5) @ tf.ones([3, 3])
+
+    module.serve = serve
+    tf.saved_model.save(module, str(tmp_path / "model"))
+    loaded = tf.saved_model.load(tfmem.optimize(str(tmp_path / "model"), output=tmp_path / "output"))
+    assert "IdentityN" not in {
+        op.type for op in loaded.serve.get_concrete_function(tf.zeros([2, 5, 4])).graph.get_operations()
+    }

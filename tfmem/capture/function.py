@@ -163,7 +163,7 @@ class RestoredFunction(ConcreteFunction):
         return self._run([*tensor_inputs, *captured_inputs])
 
     def _get_gradient_function(self) -> Callable[..., Any]:
-        return self.original._get_gradient_function()  # type: ignore[no-any-return]
+        return self.original._get_gradient_function()
 
     def _warn(self) -> None:
         if not self._warned:

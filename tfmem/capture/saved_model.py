@@ -15,6 +15,7 @@ from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 
 from graph_passes.errors import GraphError
+from tfmem.capture.differentiable import can_run_again, differentiable
 
 Rewrite = Callable[[ConcreteFunction], ConcreteFunction]
 
@@ -48,7 +49,7 @@ def optimize_saved_model(path: str | os.PathLike[str], output_path: str | os.Pat
         raise GraphError(
             f"the SavedModel in '{source}' has no signature and no function to rewrite; save it with signatures"
         )
-    signatures = {name: rewrite(function) for name, function in model.signatures.items()}
+    signatures = {name: _rewrite_signature(function, rewrite) for name, function in model.signatures.items()}
     for name, function in functions.items():
         setattr(model, name, _rewrite_function(function, rewrite))
     tf.saved_model.save(model, str(target), signatures=signatures)
@@ -64,9 +65,24 @@ def _traces(function: Any) -> list[ConcreteFunction]:
     return traces
 
 
+def _rewrite_signature(signature: ConcreteFunction, rewrite: Rewrite) -> ConcreteFunction:
+    rewritten = rewrite(signature)
+    called = _with_gradient(signature, rewritten)
+    if called is rewritten:
+        return rewritten
+    _, keywords = signature.structured_input_signature
+    traced: ConcreteFunction = tf.function(called, autograph=False).get_concrete_function(**keywords)
+    return traced
+
+
+def _with_gradient(old: ConcreteFunction, new: ConcreteFunction) -> Callable[..., Any]:
+    """`new`; with the gradient of `old`, if that can be run for it."""
+    return new if new is old or not can_run_again(old) else differentiable(old, new)
+
+
 def _rewrite_function(function: Any, rewrite: Rewrite) -> Any:
     """A `tf.function` with the same traces, each of which calls the rewritten one."""
-    traces = [(trace, rewrite(trace)) for trace in _traces(function)]
+    traces = [(trace, _with_gradient(trace, rewrite(trace))) for trace in _traces(function)]
     if all(old is new for old, new in traces):
         return function
 

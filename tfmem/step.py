@@ -15,7 +15,8 @@ from tfmem.planning import Trace, collecting_later
 from tfmem.progress import shown
 from tfmem.sampling import sampled, watched
 from tfmem.shortage import SUSPECTS
-from tfmem.stages import Stage, Stages
+from tfmem.stage import Stage
+from tfmem.stages import Stages
 
 
 class ManagedStep:

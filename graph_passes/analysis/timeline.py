@@ -185,7 +185,8 @@ class Timeline:
 
     @cached_property
     def _neighbours(self) -> tuple[list[int], list[int]]:
-        before, after = [], [len(self.steps)]
+        before: list[int] = []
+        after = [len(self.steps)]
         for position in range(len(self.steps)):
             before.append(position if position not in self.unordered else before[-1] if before else -1)
         for position in reversed(range(len(self.steps))):

@@ -34,7 +34,8 @@ test: build
 sanitize_folder := build/sanitize
 sanitize_tests = $(patsubst %,tests/tf/test_%.py,extreme_attributes lifetimes matmul_op matmul_tiling memops \
   memops_faults recurrent_gradient recurrent_op recurrent_parts spill_directories stream_order)
-sanitize_options = detect_leaks=0:detect_container_overflow=0:detect_odr_violation=0:alloc_dealloc_mismatch=0
+# An allocation that fails is no error of ours: TensorFlow sees it, and so does the op.
+sanitize_options = detect_leaks=0:detect_container_overflow=0:detect_odr_violation=0:alloc_dealloc_mismatch=0:allocator_may_return_null=1
 
 sanitize: build
 	mkdir -p $(sanitize_folder)

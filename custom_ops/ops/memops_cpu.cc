@@ -100,7 +100,9 @@ class Finish {
 
 class ReleaseOp : public AsyncOpKernel {
  public:
-  using AsyncOpKernel::AsyncOpKernel;
+  explicit ReleaseOp(OpKernelConstruction* ctx) : AsyncOpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, CheckMovableType(ctx));
+  }
 
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
     const TicketHandle* handle = nullptr;
@@ -135,7 +137,9 @@ class PrefetchOp : public OpKernel {
 
 class AwaitOp : public AsyncOpKernel {
  public:
-  using AsyncOpKernel::AsyncOpKernel;
+  explicit AwaitOp(OpKernelConstruction* ctx) : AsyncOpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, CheckMovableType(ctx));
+  }
 
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
     const TicketHandle* handle = nullptr;

@@ -79,7 +79,9 @@ class OffloadOp : public StreamOp {
 
 class ReleaseOp : public StreamOp {
  public:
-  using StreamOp::StreamOp;
+  explicit ReleaseOp(OpKernelConstruction* ctx) : StreamOp(ctx) {
+    OP_REQUIRES_OK(ctx, CheckMovableType(ctx));
+  }
 
  protected:
   void Enqueue(OpKernelContext* ctx, cuda::Stream compute) override {
@@ -121,7 +123,9 @@ class PrefetchOp : public StreamOp {
 
 class AwaitOp : public StreamOp {
  public:
-  using StreamOp::StreamOp;
+  explicit AwaitOp(OpKernelConstruction* ctx) : StreamOp(ctx) {
+    OP_REQUIRES_OK(ctx, CheckMovableType(ctx));
+  }
 
  protected:
   void Enqueue(OpKernelContext* ctx, cuda::Stream compute) override {

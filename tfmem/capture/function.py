@@ -47,10 +47,15 @@ def capture_concrete(cf: ConcreteFunction) -> Captured:
     return Captured(
         graph_def=graph_def,
         feeds=tuple(f"{renamed.get(tensor.op.name, tensor.op.name)}:0" for tensor in cf.inputs),
-        fetches=tuple(tensor.name for tensor in cf.outputs),
+        fetches=tuple(tensor.name for tensor in _outputs(cf)),
         control_fetches=unique([*control, *side_effects(operations)]),
         creation_order=tuple(node.name for node in graph_def.node),
     )
+
+
+def _outputs(cf: ConcreteFunction) -> list[tf.Tensor]:
+    """What `cf` returns. Once it was differentiated, TensorFlow lists behind that what its gradient reads."""
+    return list(cf.outputs[: len(cf.function_type.flat_outputs)])
 
 
 def call_key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable | None:
@@ -201,7 +206,7 @@ def _set_signature(
         graph.control_outputs = [graph.get_operation_by_name(name) for name in captured.control_fetches]
     except KeyError as error:
         raise GraphError(f"the rewritten graph lacks an op that the function has to run: {error}") from error
-    outputs = {id(old): new for old, new in zip(cf.outputs, graph.outputs, strict=True)}
+    outputs = {id(old): new for old, new in zip(_outputs(cf), graph.outputs, strict=True)}
     graph.structured_outputs = tf.nest.map_structure(
         lambda old: outputs.get(id(old), old), cf.structured_outputs, expand_composites=True
     )

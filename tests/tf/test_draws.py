@@ -284,6 +284,42 @@ def test_a_concrete_function_goes_on_and_can_be_saved(drawing, smallest, tmp_pat
     assert [flat(outer(*run.batch)) for _ in range(2)] == [flat(each) for each in drawn] == [run()[0][1:], run()[1][1:]]
 
 
+def test_what_reads_records_reads_on(drawing, smallest, tmp_path):
+    path = str(tmp_path / "records")
+    with tf.io.TFRecordWriter(path) as writer:
+        for index in range(100):
+            writer.write(b"%d" % index)
+    options = {"file_pattern": path, "file_buffer_size": 1, "file_parallelism": 1, "batch_size": 3}
+    run = drawing(lambda: tf.strings.to_number(RAW.RecordInput(**options)))
+    steps = run(SPARE + smallest(run))
+    assert run.report.decision == "moved"
+    read = np.concatenate([np.frombuffer(drawn, np.float32) for _, drawn in steps])
+    assert len(set(read.tolist())) == 3 * STEPS  # in any order, and none twice before all were read
+
+
+def test_a_step_that_fits_still_has_a_gradient(new_net, batch):
+    """What moves nothing runs as it was, also where others build on it."""
+    net = new_net()
+    function = tfmem.optimize(
+        tf.function(lambda x, y: net.loss(tf.nn.dropout(x, 0.5, seed=1), y)), memory_budget=1 << 33
+    )
+    x, y = batch
+    for _ in range(5):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = function(x, y)
+        assert float(tf.norm(tape.gradient(loss, x))) > 0
+
+    @tf.function
+    def outer(x, y):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = function.get_concrete_function(x, y)(x, y)
+        return tape.gradient(loss, x)
+
+    assert float(tf.norm(outer(x, y))) > 0
+
+
 def test_nothing_is_kept_of_a_step_that_is_gone(drawing):
     library = load()
     opened = []

@@ -57,7 +57,7 @@ def train(x, y):
     for variable, slot, gradient in zip(net.variables, slots, tape.gradient(loss, net.variables)):
         slot.assign_add(0.1 * gradient)
         variable.assign_sub(slot)
-    return loss
+    return loss, tf.random.normal([], seed=1), tf.random.shuffle(tf.range(9), seed=2)
 
 def addresses():
     return [np.asarray(variable.read_value()).__array_interface__["data"][0] for variable in net.variables]
@@ -65,20 +65,23 @@ def addresses():
 function = tf.function(train)
 if task["budget"]:
     function = tfmem.optimize(function, memory_budget=task["budget"], policy="autovm")
-losses, places = [], []
+losses, draws, places = [], [], []
 start, error = [variable.numpy() for variable in net.variables], None
 for _ in range(6):
     try:
-        losses.append(function(*batch).numpy().tobytes().hex())
+        loss, *drawn = function(*batch)
     except tfmem.InfeasibleBudgetError as raised:
         unchanged = all(np.array_equal(old, new) for old, new in zip(start, net.variables))
         error = repr(raised.__cause__), raised.smallest_budget, unchanged
         break
+    losses.append(loss.numpy().tobytes().hex())
+    draws.append([value.numpy().tolist() for value in drawn])
     places.append(addresses())
 with tf.device("CPU:0"):
     chunks, growth = (value.numpy().tolist() for value in library.chunks())
     limit = int(library.stats()[2])
-result = {"losses": losses, "places": places, "calls": len(calls), "chunks": chunks, "growth": growth, "limit": limit}
+result = {"losses": losses, "draws": draws, "places": places, "calls": len(calls)}
+result |= {"chunks": chunks, "growth": growth, "limit": limit}
 result["moved"] = library.counters().bytes_in
 result["error"] = error
 result["report"] = json.loads(tfmem.report(function).to_json()) if task["budget"] and not error else None
@@ -126,6 +129,11 @@ def test_rehearsals_leave_every_variable_as_it_was() -> None:
     assert rehearsed()["moved"] > 0
 
 
+def test_rehearsals_leave_random_ops_at_their_start() -> None:
+    assert len({str(drawn) for drawn in plain()["draws"]}) == 6
+    assert rehearsed()["draws"] == plain()["draws"]
+
+
 def test_variables_stay_where_they_are() -> None:
     """One that moves would split the room that a later step needs."""
     assert len({tuple(places) for places in rehearsed()["places"]}) == 1
@@ -147,6 +155,7 @@ def test_an_allocator_that_grows_says_how_far() -> None:
 def test_any_rehearsal_may_run_out_of_memory(fail_calls: tuple[int, ...]) -> None:
     result = run(budget(), fail_calls)
     assert result["losses"] == plain()["losses"]
+    assert result["draws"] == plain()["draws"]
     assert any("ran out of memory at 'Conv2D'" in note for note in result["report"]["notes"])
 
 

@@ -65,9 +65,9 @@ def capture_concrete(cf: ConcreteFunction) -> Captured:
     )
 
 
-def _outputs(cf: ConcreteFunction) -> Sequence[tf.Tensor]:
-    """What the function returns. Once a gradient was taken, its graph has further outputs, for the gradient."""
-    return list(cf.outputs)[: len(cf.function_type.flat_outputs)]
+def _outputs(cf: ConcreteFunction) -> list[tf.Tensor]:
+    """What `cf` returns. Once it was differentiated, TensorFlow lists behind that what its gradient reads."""
+    return list(cf.outputs[: len(cf.function_type.flat_outputs)])
 
 
 def call_key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable | None:

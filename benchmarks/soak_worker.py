@@ -130,6 +130,7 @@ def optimised(case: Case, stage: Callable[[str], None]) -> dict[str, Any]:
 
 
 FAULTS = ("fault", "differs", "does not run")
+UNORDERED = "not comparable: variables of TensorFlow 1 that nothing orders"
 NOT_IMPORTED = "TensorFlow does not import it"
 
 
@@ -199,9 +200,11 @@ def _compare(before: Any, after: Any) -> dict[str, Any]:
     try:
         found = _run(after, tfmem.session_config())
     except Exception as error:
+        if _shares_memory(before):
+            return {"outcome": UNORDERED}
         return {"outcome": "does not run", "error": _short(error), "trace": str(error)[-2000:]}
     if found is not None and not _same(wanted, found) and _shares_memory(before):
-        return {"outcome": "not comparable: variables of TensorFlow 1 that nothing orders"}
+        return {"outcome": UNORDERED}
     if found is not None and not _same(wanted, found):
         return {"outcome": "differs", "error": f"{wanted} before, {found} after"}
     return {"outcome": "equal"}

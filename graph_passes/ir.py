@@ -350,7 +350,7 @@ def text(value: Any) -> str:
     """A text attribute, read from a GraphDef or written by a pass; empty where there is none."""
     if value is None or isinstance(value, str):
         return value or ""
-    return str(value.s.decode())
+    return str(value.s.decode(errors="backslashreplace"))
 
 
 def parse_input(text: str) -> tuple[TensorId, bool]:

@@ -37,6 +37,9 @@ BODIES = {
     "If": ("then_branch", "else_branch"),
     "StatelessIf": ("then_branch", "else_branch"),
 }
+# of TensorFlow's importer
+IMPORT_ERRORS = (ValueError, TypeError, KeyError, OverflowError, MemoryError, tf.errors.OpError)
+MOST_OUTPUTS = 1 << 16  # of one op, in the body of a function, where TensorFlow has not looked at its attributes yet
 SMALL_CONSTANT = 64  # elements: axes, permutations, shapes and scalars, which passes read
 
 
@@ -67,7 +70,7 @@ def from_graph_def(
         try:
             with inferred.as_default():
                 tf.graph_util.import_graph_def(_with_shapes(graph_def, feed_shapes or {}), name="")
-        except (ValueError, tf.errors.OpError) as error:
+        except IMPORT_ERRORS as error:
             raise GraphError(f"TensorFlow cannot import the graph: {error}") from error
     return _read(graph_def, inferred, functions)
 
@@ -209,7 +212,7 @@ def _infer(
             read = {name for node in graph_def.node for name in node.input}
             used = {key: value for key, value in input_map.items() if key.removesuffix(":0") in read}
             tf.graph_util.import_graph_def(graph_def, input_map=used, name="")
-    except (ValueError, tf.errors.OpError):
+    except IMPORT_ERRORS:
         return None
     whole = graph.as_graph_def()
     body = Graph(*_read_parts(whole, graph), _read_functions(whole, graph, library))
@@ -262,7 +265,7 @@ def _argument(name: str, outer: Any) -> Any:
 
 
 def output_names(node_def: Any, library: Mapping[str, Any]) -> list[str] | None:
-    """How a function's body writes the outputs of an op, in order: "product:0"; None for an unknown op."""
+    """How a function's body writes the outputs of an op, in order: "product:0"; None where that cannot be told."""
     called = library.get(node_def.op)
     definition = called.signature if called is not None else op_def_registry.get(node_def.op)
     if definition is None:
@@ -275,6 +278,8 @@ def output_names(node_def: Any, library: Mapping[str, Any]) -> list[str] | None:
             count = len(node_def.attr[output.type_list_attr].list.type)
         else:
             count = 1
+        if not 0 <= count <= MOST_OUTPUTS:
+            return None
         result += [f"{output.name}:{place}" for place in range(count)]
     return result
 
@@ -320,7 +325,7 @@ def to_graph_def(graph: Graph, base: Any) -> Any:
 def _drop_lost_colocations(node_def: Any, graph: Graph) -> None:
     """Nothing can be placed with a node that a pass has removed."""
     groups = node_def.attr["_class"].list.s
-    kept = [group for group in groups if group.decode().removeprefix("loc:@") in graph.nodes]
+    kept = [group for group in groups if group.decode(errors="backslashreplace").removeprefix("loc:@") in graph.nodes]
     if len(kept) == len(groups):
         return
     del node_def.attr["_class"]

@@ -128,3 +128,72 @@ def test_constants_beside_a_recurrence() -> None:
         if node.op == "Const" and node.attr["dtype"].type == tf.int32.as_datatype_enum:
             node.attr["value"].tensor.int_val.extend([7, 7, 7])
     tfmem.optimize(graph_def, device="CPU:0")
+
+
+def call_graph() -> Any:
+    """A call of a function that calls another, twice."""
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [4, 8], "x")
+
+        @tf.function(autograph=False)
+        def inner(data: Any) -> Any:
+            return tf.split(tf.tanh(data), 2, axis=1)
+
+        @tf.function(autograph=False)
+        def outer(data: Any) -> Any:
+            return tf.concat(inner(data) + inner(data), axis=1)
+
+        tf.identity(outer(x), name="y")
+    return graph.as_graph_def()
+
+
+def split_of(graph_def: Any) -> Any:
+    return next(node for f in graph_def.library.function for node in f.node_def if node.op == "Split")
+
+
+def has_more_outputs_than_memory(graph_def: Any) -> None:
+    split_of(graph_def).attr["num_split"].i = 1 << 62
+
+
+def is_called_with_fewer_arguments(graph_def: Any) -> None:
+    del graph_def.library.function[0].signature.input_arg[:]
+
+
+def has_colocations_of_bytes(graph_def: Any) -> None:
+    for nodes in (graph_def.node, *(function.node_def for function in graph_def.library.function)):
+        for node in nodes:
+            if node.op != "Placeholder":
+                node.attr["_class"].list.s[:] = [b"\xff\xfe", b"loc:@\xff"]
+
+
+CALLS = [has_more_outputs_than_memory, is_called_with_fewer_arguments]
+CALLS += [has_colocations_of_bytes, lacks_its_functions]  # its importer dies of functions that call themselves
+
+
+@pytest.mark.parametrize("change", CALLS)
+@pytest.mark.parametrize("budget", [None, "1GiB", "1KB"])
+def test_broken_calls(change: Callable[[Any], None], budget: Any) -> None:
+    graph_def = call_graph()
+    tfmem.optimize(graph_def, memory_budget="1GiB", device="CPU:0")
+    change(graph_def)
+    with suppress(tfmem.TfmemError):  # nothing else may come, and soon
+        tfmem.optimize(graph_def, memory_budget=budget, device="CPU:0")
+
+
+@pytest.mark.parametrize(
+    "attribute", ["_handle_dtypes", "_handle_shapes", "_output_shapes", "_class", "_XlaMustCompile"]
+)
+@pytest.mark.parametrize("kind", ["i", "s", "type", "types", "shapes"])
+@pytest.mark.parametrize("make", [loop_graph, call_graph])
+def test_attributes_of_any_kind(make: Callable[[], Any], attribute: str, kind: str) -> None:
+    graph_def = make()
+    for node in graph_def.node:
+        if kind == "types":
+            node.attr[attribute].list.type.extend([1, 999])
+        elif kind == "shapes":
+            node.attr[attribute].list.shape.add(unknown_rank=True)
+        else:
+            setattr(node.attr[attribute], kind, b"\xff" if kind == "s" else 1)
+    for budget in (None, "1GiB"):
+        with suppress(tfmem.TfmemError):
+            tfmem.optimize(graph_def, memory_budget=budget, device="CPU:0")

@@ -20,6 +20,7 @@ from tensorflow.python.framework import cpp_shape_inference_pb2, importer, ops
 from tensorflow.python.ops import handle_data_util
 
 from graph_passes.errors import GraphError
+from graph_passes.serde import IMPORT_ERRORS
 from tfmem.capture.captured import Captured, op_name
 from tfmem.capture.shapes import Shapes, refined, with_shapes
 
@@ -90,7 +91,9 @@ def _rename(graph_def: GraphDef, renamed: Mapping[str, str]) -> None:
             if op_name(name) in renamed:
                 node.input[place] = ("^" if name.startswith("^") else "") + renamed[op_name(name)]
         if "_class" in node.attr:
-            groups = (group.decode().removeprefix("loc:@") for group in node.attr["_class"].list.s)
+            groups = (
+                group.decode(errors="backslashreplace").removeprefix("loc:@") for group in node.attr["_class"].list.s
+            )
             node.attr["_class"].list.s[:] = [f"loc:@{renamed.get(group, group)}".encode() for group in groups]
 
 
@@ -121,10 +124,10 @@ def build_graph(
     with graph.as_default(), ops.control_dependencies(None):
         for function in library:
             graph._add_function(function)
-        handles = {name: _make_handle(nodes[name]) for name in map(op_name, feeds) if _is_handle(nodes[name])}
         try:
+            handles = {name: _make_handle(nodes[name]) for name in map(op_name, feeds) if _is_handle(nodes[name])}
             _import_body(body, handles)
-        except (ValueError, tf.errors.OpError) as error:
+        except IMPORT_ERRORS as error:
             raise GraphError(f"TensorFlow cannot import the graph: {error}") from error
     return [graph.get_tensor_by_name(name) for name in feeds]
 
@@ -168,8 +171,8 @@ def _import_body(body: GraphDef, handles: Mapping[str, tf.Tensor]) -> None:
             node.input[:] = inputs
         read.update(map(op_name, inputs))
         if "_class" in node.attr:
-            groups = [group for group in node.attr["_class"].list.s if group.decode().removeprefix("loc:@") in present]
-            node.attr["_class"].list.s[:] = groups
+            groups = [(group, group.decode(errors="backslashreplace")) for group in node.attr["_class"].list.s]
+            node.attr["_class"].list.s[:] = [group for group, name in groups if name.removeprefix("loc:@") in present]
     input_map = {f"{name}:0": tensor for name, tensor in handles.items() if name in read}
     importer.import_graph_def(GraphDef(versions=body.versions, node=kept), input_map=input_map, name="")
 

@@ -16,6 +16,7 @@ from tensorflow.core.protobuf.meta_graph_pb2 import MetaGraphDef
 from graph_passes.errors import GraphError
 from graph_passes.ir import MEMORY_OPS
 from graph_passes.recurrent.match import RECURRENT_OP
+from graph_passes.serde import IMPORT_ERRORS
 from tfmem.capture.captured import READERS, Captured, is_stateful, op_name, unique
 
 REPORT_ATTR = "_tfmem_report"
@@ -124,7 +125,7 @@ def report_in(graph_def: GraphDef) -> str:
     """
     for node in _ours(graph_def):
         if REPORT_ATTR in node.attr:
-            return str(node.attr[REPORT_ATTR].s.decode())
+            return str(node.attr[REPORT_ATTR].s.decode(errors="replace"))
     raise GraphError("no report: no node of the graph is tfmem's; it was not optimised, or left as it was")
 
 
@@ -177,7 +178,7 @@ def _imported(graph_def: GraphDef) -> tf.Graph:
     try:
         with graph.as_default():
             tf.graph_util.import_graph_def(graph_def, name="")
-    except (ValueError, tf.errors.OpError) as error:
+    except IMPORT_ERRORS as error:
         raise GraphError(f"TensorFlow cannot import the graph: {error}") from error
     return graph
 

@@ -26,8 +26,11 @@ from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 from graph_passes.errors import GraphError
+from graph_passes.serde import MOST_OUTPUTS
 from tfmem.capture.captured import RANDOM, Captured, is_stateful, op_definition, op_name
 
+MOST_CALLS = 100_000
+DEEPEST = 200  # calls in calls
 CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 FRAMES = frozenset({"Enter", "RefEnter", "Switch", "RefSwitch"})
 
@@ -95,6 +98,7 @@ class _Inliner:
         self.implementations = implementations
         self.library = {function.signature.name: function for function in graph_def.library.function}
         self.taken = {node.name for node in graph_def.node}
+        self.calls = 0
         self.results: dict[str, str] = {}  # "call:1" -> the tensor it stands for, which may itself be in here
 
     def run(self) -> GraphDef:
@@ -121,12 +125,26 @@ class _Inliner:
             yield node
             return
         name = function.signature.name
+        self.calls += 1
+        if self.calls > MOST_CALLS or len(callers) > DEEPEST:
+            raise GraphError(
+                f"functions call functions more than {MOST_CALLS:,} times in all, or {DEEPEST} deep, so that their ops "
+                "cannot be brought to the top level; is the graph broken?"
+            )
         if name in callers:
             raise GraphError(
                 f"function '{name}', called by op '{node.name}', calls itself, so that its ops "
                 "cannot be brought to the top level; write the recursion as a loop"
             )
-        yield from self.body(node, function, (*callers, name))
+        try:
+            yield from self.body(node, function, (*callers, name))
+        except GraphError:
+            raise
+        except (KeyError, ValueError) as error:
+            raise GraphError(
+                f"function '{name}', called by op '{node.name}', is broken: it reads, returns or takes what is not "
+                f"there ({error})"
+            ) from error
 
     def body(self, call: NodeDef, function, callers: tuple[str, ...]) -> Iterator[NodeDef]:  # type: ignore[no-untyped-def]
         data = [name for name in call.input if not name.startswith("^")]
@@ -214,7 +232,7 @@ def _can_inline(function, implementations: Collection[str]) -> bool:  # type: ig
 
 def _output_count(output, node: NodeDef) -> int:  # type: ignore[no-untyped-def]
     if output.number_attr:
-        return node.attr[output.number_attr].i
+        return min(max(node.attr[output.number_attr].i, 0), MOST_OUTPUTS)
     if output.type_list_attr:
         return len(node.attr[output.type_list_attr].list.type)
     return 1
@@ -230,7 +248,7 @@ def _rename_input(name: str, tensors: dict[str, str], names: dict[str, str], arg
 def _rename_colocation(node: NodeDef, names: dict[str, str]) -> None:
     if "_class" not in node.attr:
         return
-    groups = [value.decode() for value in node.attr["_class"].list.s]
+    groups = [value.decode(errors="backslashreplace") for value in node.attr["_class"].list.s]
     kept = [f"loc:@{names[g.removeprefix('loc:@')]}" for g in groups if g.removeprefix("loc:@") in names]
     del node.attr["_class"]
     if kept:

@@ -380,10 +380,7 @@ class Stages:
             self.stage = Stage.READY
 
     def _settle(self, timeline: Timeline, plan: OffloadPlan, force: bool = False) -> None:
-        """Make `plan` final. Without moves the trace stays as it was, unless its order is part of what was tried.
-
-        Steps that are observed are watched for a while, but not in place of XLA's.
-        """
+        """Make `plan` final. Without moves the trace stays as it was, unless its order is part of what was tried."""
         self._timeline, self._candidate = timeline, plan
         self._uncounted = uncounted(timeline, plan.moves, plan.fillings)
         if plan.moves or force:

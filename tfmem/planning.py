@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,20 +29,6 @@ from tfmem.faults import estimated_peak
 from tfmem.profile import fingerprint
 from tfmem.recurrent import swap_recurrent, with_swaps
 from tfmem.rehearsal import can_rehearse
-
-
-@contextmanager
-def collecting_later() -> Iterator[None]:
-    """Python's collector of cycles waits: graphs are millions of objects that stay, and it would visit all of them
-    again and again while more are made."""
-    waits = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if waits:
-            gc.enable()
-
 
 RECURRENT_OUTSIDE = "off: recurrent kernels cannot live inside XLA"
 

@@ -11,7 +11,7 @@ from tfmem.capture.function import call_traced, is_recorded
 from tfmem.draws import Draws
 from tfmem.engine import Engine
 from tfmem.known import BatchProfiles
-from tfmem.planning import Trace, collecting_later
+from tfmem.planning import Trace
 from tfmem.progress import shown
 from tfmem.sampling import sampled, watched
 from tfmem.shortage import SUSPECTS
@@ -51,7 +51,7 @@ class ManagedStep:
         self._stages = Stages(engine, trace, BatchProfiles() if others is None else others)
         self._label = engine.label or trace.name
         count = len(concrete.graph.get_operations())
-        with shown(engine.options.progress, lambda: f"planning {self._label} ({count:,} ops)"), collecting_later():
+        with shown(engine.options.progress, lambda: f"planning {self._label} ({count:,} ops)"):
             self._stages.swap()
             if engine.budget is not None:
                 self._stages.begin(engine.budget)
@@ -99,8 +99,7 @@ class ManagedStep:
             return stages.function(*args, **kwargs)
         result, peak = watched(self._engine, stages.function, args, kwargs)
         stages.ran()
-        with collecting_later():
-            stages.check(peak)
+        stages.check(peak)
         return result
 
     def _probed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
@@ -112,6 +111,5 @@ class ManagedStep:
             stages.give_up(error)
             return False, None
         stages.ran()
-        with collecting_later():
-            stages.go_on(samples, flow)
+        stages.go_on(samples, flow)
         return not stages.rehearsing, result

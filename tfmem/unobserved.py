@@ -21,7 +21,6 @@ from tfmem.capture.captured import Captured, require_feeds
 from tfmem.capture.grappler import run_grappler
 from tfmem.engine import NOT_PLANNABLE, Engine
 from tfmem.faults import estimated_peak, is_fault, left_by_fault
-from tfmem.planning import collecting_later
 from tfmem.progress import shown
 from tfmem.recurrent import swap_recurrent, with_swaps
 
@@ -91,7 +90,7 @@ def within_budget(
         return unplanned, found
     step = None
     try:
-        with shown(engine.options.progress, lambda: f"planning a {name}"), collecting_later():
+        with shown(engine.options.progress, lambda: f"planning a {name}"):
             step = read()
             return make(step)
     except NOT_PLANNABLE as error:

@@ -66,6 +66,7 @@ WRONG: list[tuple[type, str, list[Any]]] = [
     (Options, "input_shapes", [{1: (1,)}, {"x": (-1,)}, {"x": (True,)}, {"x": (1 << 70,)}, {"": (1,)}]),
     (Options, "device", [None, 0, b"GPU:0", ["GPU:0"]]),
     (Options, "observe", ["no", "0", 0, 1, None, []]),
+    (Options, "progress", ["no", 0, 1, None]),
     (Options, "cache_directory", [None, 3, b"/tmp", ["/tmp"], "/tmp/\0", True]),
     (OffloadOptions, "policy", ["magic", None, b"hybrid", ["hybrid"], np.zeros(2)]),
     (OffloadOptions, "prefetch", ["never", None, 1]),

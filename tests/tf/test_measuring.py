@@ -1,5 +1,7 @@
 """A step that could not be measured alone runs and trains, and nothing of what was measured is used or kept."""
 
+from types import SimpleNamespace
+
 import pytest
 import tensorflow as tf
 
@@ -7,7 +9,7 @@ import tfmem
 from custom_ops.load import load
 from tfmem import measuring, sampling
 from tfmem.api import make_engine
-from tfmem.profile import ProfileCache
+from tfmem.known import BatchProfiles, Known
 
 SPARE = 256 << 10
 
@@ -115,7 +117,10 @@ def test_one_that_is_held_up_sets_nothing_back(monkeypatch):
 
 
 def test_a_profile_beside_unknown_memory_is_neither_kept_nor_found(tmp_path):
-    cache = ProfileCache(str(tmp_path))
-    cache.store("key", None, None)
+    options = tfmem.Options(cache_directory=str(tmp_path))
+    target = SimpleNamespace(is_gpu=False, memory=1 << 30)
+    engine = SimpleNamespace(options=options, observes=True, target=target, in_use_alone=None)
+    known = Known(engine, SimpleNamespace(fingerprint=lambda budget: "key"), 1 << 20, BatchProfiles())
+    known.keep(None)
     assert not list(tmp_path.rglob("*"))
-    assert cache.load("key", None) is None
+    assert known.find() is None

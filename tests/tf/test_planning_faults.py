@@ -11,17 +11,17 @@ import tfmem
 from graph_passes import pipeline
 from graph_passes.errors import GraphError
 from tests.tf.optimized_runs import SPARE, bits, run
-from tfmem import planning, stages, unobserved
+from tfmem import draws, planning, stages, unobserved
 
 # where a fault arises: the module that looks the name up, and the name
-READING = [(planning.serde, "from_graph_def"), (pipeline, "build_timeline"), (planning, "restore_concrete")]
+READING = [(planning.serde, "from_graph_def"), (pipeline, "build_timeline"), (planning, "shaped_graph")]
 PLANNING = [(pipeline, "plan_offload")]
 EDITING = [(pipeline, "apply_offload"), (pipeline, "verify_graph"), (pipeline, "describe")]
 RESTORING = [(planning.serde, "to_graph_def")]
 AT_FIRST = [*READING, *PLANNING, *EDITING, *RESTORING]
 # once a plan was observed (after a step), tried (two), and is checked (three)
 LATER = [(1, stages, "observe"), (1, stages, "untried"), (1, pipeline, "plan_offload"), (1, pipeline, "describe")]
-LATER += [(1, pipeline, "apply_offload"), (1, planning, "restore_concrete"), (2, stages, "choose")]
+LATER += [(1, pipeline, "apply_offload"), (1, draws, "restore_concrete"), (2, stages, "choose")]
 LATER += [(2, pipeline, "verify_graph"), (2, pipeline, "describe"), (2, planning.serde, "to_graph_def")]
 LATER += [(3, stages, "checked")]
 

@@ -167,7 +167,7 @@ def test_a_graph_that_is_none(monkeypatch: pytest.MonkeyPatch, harm: str) -> Non
     assert not tfmem.report(optimized).swapped
 
 
-@pytest.mark.parametrize("name", ["inline_calls", "shaped_graph", "plan_whole", "implementations", "carried_out"])
+@pytest.mark.parametrize("name", ["inline_captured", "shaped_graph", "plan_whole", "implementations", "carried_out"])
 @pytest.mark.parametrize("error", [InjectedError, RecursionError, MemoryError])
 def test_the_pass_as_a_whole(monkeypatch: pytest.MonkeyPatch, name: str, error: type[BaseException]) -> None:
     function = gradient(two_layers())

@@ -27,7 +27,8 @@ from graph_passes.offload.placement import in_order, one_layer_ahead, place, tig
 from graph_passes.offload.repair import repaired
 
 # Times the step's tensors that TensorFlow's CPU allocator may count beyond them, in chunks that they do not fill. It
-# would be 1 if every chunk were just too small to be split; 0 to 0.43 were seen (`python -m benchmarks.applications`).
+# would be 1 if every chunk were just too small to be split. Five networks of keras.applications, observed once each,
+# had 0.00 to 0.43; the rest is a margin, not a bound.
 CHUNKS = 0.5
 
 

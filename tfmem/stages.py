@@ -14,6 +14,7 @@ from graph_passes.analysis.simulate import uncounted
 from graph_passes.analysis.timeline import Timeline
 from graph_passes.cost.model import Measured
 from graph_passes.cost.observe import Observation, Sample, observe
+from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.offload.apply import Probing
 from graph_passes.offload.plan import OffloadPlan, tighter
 from graph_passes.report import Report
@@ -30,9 +31,7 @@ _runs = itertools.count(1)
 
 
 class Stages:
-    """Where one trace under a budget is on its way, and what follows each of its calls.
-
-    A fault in planning is none of the caller's: what ran stays, or the step as it was (see `_leave`).
+    """A fault in planning is none of the caller's: what ran stays, or the step as it was (see `_leave`).
 
     Attributes:
         stage: the next call's.
@@ -152,20 +151,23 @@ class Stages:
             self._settle(careful, self._trace.plan(careful, self._budget))
             return
         # Workspace is not known yet. Without (a CPU's is not estimated), this is the least that any plan needs.
-        self._timeline = careful
-        if engine.target.is_gpu:
-            self._timeline = self._trace.timeline(engine.estimate(workspace=False))
+        is_gpu = engine.target.is_gpu
+        self._timeline = self._trace.timeline(engine.estimate(workspace=False)) if is_gpu else careful
         least = self._trace.plan(self._timeline, self._budget)  # raises where no plan can meet the budget
         engine.require_host_room(self._timeline, least)
         if engine.options.observe:
             separate(engine, self._trace.concrete.variables)
         self._known = Known(engine, self._trace, self._budget, self._others)
-        known = self._known.find()
+        known, estimated = self._known.find(), self._timeline
         if known is not None:
-            seen, note = known
-            self._notes.append(note)
-            self._learn(seen)
-            least = self._trace.plan(self._timeline, self._budget, timed=True)
+            self._learn(known[0])
+            try:
+                least = self._trace.plan(self._timeline, self._budget, timed=True)
+                self._notes.append(known[1])
+            except InfeasibleBudgetError:
+                if not engine.observes:
+                    raise
+                self._timeline, self._seen, known = estimated, None, None  # to refuse it, it has to be seen itself
         if not engine.observes:
             if known is None:
                 self._notes.append("op times and memory are estimates: nothing was observed")
@@ -176,12 +178,11 @@ class Stages:
             self._settle(self._timeline, least)
             return
         self._observed = known is not None
-        if engine.target.is_gpu:
-            self._walls = keep_apart(engine, self._timeline)
+        self._walls = keep_apart(engine, self._timeline) if is_gpu else []
         plan = partial(self._trace.plan, self._timeline)
         self._firsts = first_plans(engine, self._timeline, self._budget, plan, least, self._room())
         self._first = next(self._firsts)  # also what is left when every trial runs out of memory
-        if self._observed and not engine.target.is_gpu:
+        if self._observed and not is_gpu:
             self._next_trial()
             return
         self._tried.add(self._first.actions)

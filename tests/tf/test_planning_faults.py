@@ -81,14 +81,15 @@ def fixture_peak(new_net, batch, flow):
 @pytest.mark.parametrize(("module", "name"), **named(AT_FIRST))
 def test_what_fits_runs_as_it_was(module, name, new_net, batch, peak, broken):
     expected = run(tf.function(new_net().step), batch)
-    function = optimized(new_net(), 12 * peak if (module, name) in READING else int(peak / 0.9))
+    function = optimized(new_net(), 12 * peak if (module, name) in READING else int(peak / 0.84))
     broken.at(module, name)
     found, messages = recorded(lambda: run(function, batch))
     assert broken.times
     assert found == expected
     report = tfmem.report(function)
-    check_said(messages, report)
-    assert report.decision == "unchanged: planning failed"
+    # TensorFlow's own order is another each time, and may take more than was estimated: then that is said, too
+    check_said([message for message in messages if "OVER BUDGET" not in message], report)
+    assert report.decision in ("unchanged: planning failed", "unchanged: over budget")
     assert report.budget
 
 
@@ -130,7 +131,7 @@ def test_once_a_plan_ran_it_stays(after, module, name, new_net, batch, flow, sma
 
 def test_a_graph_that_tfmem_broke_is_a_fault(new_net, batch, peak, monkeypatch):
     """A GraphError says what is wrong with a user's graph, but not where the graph is tfmem's."""
-    function = optimized(new_net(), int(peak / 0.9))
+    function = optimized(new_net(), int(peak / 0.84))
     Broken(monkeypatch, GraphError("node 'a' reads 'b', which is not in the graph")).at(pipeline, "verify_graph")
     _, messages = recorded(lambda: function(*batch))
     assert len(messages) == 1

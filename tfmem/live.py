@@ -18,8 +18,8 @@ from graph_passes.report import Report
 from tfmem.capture.build import shaped_graph
 from tfmem.capture.captured import require_feeds
 from tfmem.capture.differentiate import gradients
-from tfmem.capture.step_gradient import step_gradient_fault
 from tfmem.capture.live_graph import LiveEditor, capture_graph
+from tfmem.capture.step_gradient import step_gradient_fault
 from tfmem.engine import Engine
 from tfmem.faults import fault_note, is_fault
 from tfmem.recurrent import kept_steps, warn_of_faults, with_swaps

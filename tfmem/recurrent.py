@@ -24,8 +24,8 @@ from graph_passes.verify import verify_graph
 from tfmem.capture.build import FeedShapes, shaped_graph
 from tfmem.capture.captured import Captured, op_name
 from tfmem.capture.differentiate import gradients
-from tfmem.capture.step_gradient import step_gradient_fault
 from tfmem.capture.inline import implementations, inline_captured
+from tfmem.capture.step_gradient import step_gradient_fault
 from tfmem.config import Options
 from tfmem.devices import Target
 from tfmem.products import with_tensor_cores

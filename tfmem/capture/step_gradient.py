@@ -134,7 +134,7 @@ class _Step:
         for index, (tensor, is_gradient) in enumerate(self.fed):
             shape = tuple(tensor.shape)
             if tensor.dtype == tf.bool:
-                value: npt.NDArray[Any] = dice.random(shape) < 0.7  # noqa: PLR2004
+                value: npt.NDArray[Any] = dice.random(shape) < 0.7
             elif tensor.dtype.is_integer:
                 value = dice.integers(0, 2, shape) if shape else np.asarray(self.rows)
             else:
@@ -240,7 +240,7 @@ class _Step:
     def read(self, place: int, given: Mapping[int, Any], arguments: Sequence[Any], results: Sequence[Any]) -> Any:
         """A variable of the gradient loop before its step: counters, gradients, and what the forward loop left."""
         spec = self.graph.specs[self.back.inputs[place]]
-        if place < 3:  # noqa: PLR2004  how many steps are done; at most; in all
+        if place < 3:
             return tf.constant(min(place, 1), spec.dtype)
         if place in given:
             return given[place]

@@ -19,6 +19,7 @@ from tfmem.capture.build import shaped_graph
 from tfmem.capture.captured import require_feeds
 from tfmem.capture.differentiate import gradients
 from tfmem.capture.live_graph import LiveEditor, capture_graph
+from tfmem.capture.step_gradient import step_gradient_fault
 from tfmem.engine import Engine
 from tfmem.faults import fault_note, is_fault
 from tfmem.recurrent import kept_steps, warn_of_faults, with_swaps
@@ -122,7 +123,7 @@ def _swap(graph: Any, editor: LiveEditor, engine: Engine, fetches: Sequence[str]
 
 def _planned(graph: Any, read: Graph, engine: Engine, fetches: Sequence[str]) -> RecurrentPlan:
     keep = [parse_input(name)[0].node for name in fetches]
-    plan = plan_whole(read, keep, gradients)
+    plan = plan_whole(read, keep, gradients, step_gradient_fault)
     if graph.building_function:
         runs_anyway = [match for match in plan.matches if any(read[name].op in RUNS_ANYWAY for name in match.removed)]
         left = tuple(Unmatched(match.name, match.carrier, _BEING_TRACED) for match in runs_anyway)

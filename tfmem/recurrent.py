@@ -25,6 +25,7 @@ from tfmem.capture.build import FeedShapes, shaped_graph
 from tfmem.capture.captured import Captured, op_name
 from tfmem.capture.differentiate import gradients
 from tfmem.capture.inline import implementations, inline_captured
+from tfmem.capture.step_gradient import step_gradient_fault
 from tfmem.config import Options
 from tfmem.devices import Target
 from tfmem.products import with_tensor_cores
@@ -100,7 +101,7 @@ def _swapped(
             keep = {name for name in keep if name in wanted or not _copies_a_result(graph, name)}
         rolled = roll_up(graph, keep, unrolled)
         graph = rolled.graph
-        plan = _with_kernels(plan_whole(graph, keep, gradients), target, options)
+        plan = _with_kernels(plan_whole(graph, keep, gradients, step_gradient_fault), target, options)
         stiff = [loop for loop in plan.unmatched if loop.name in rolled.loops]
         if stiff:
             refused += stiff

@@ -19,7 +19,7 @@ from graph_passes.recurrent.cudnn import CUDNN, match_cudnn, swap_cudnn
 from graph_passes.recurrent.faults import attempt
 from graph_passes.recurrent.halves import Half, cudnn_half, cudnn_pairs, loop_half
 from graph_passes.recurrent.hoist import Names
-from graph_passes.recurrent.loop_pairs import gradient_loops
+from graph_passes.recurrent.loop_pairs import Pair, gradient_loops, read_pair
 from graph_passes.recurrent.loops import Unreadable
 from graph_passes.recurrent.match import Direction, Launch, Match, NewNode, RecurrentPlan, Unmatched
 from graph_passes.recurrent.needs import dead_readers, inputs_of
@@ -43,6 +43,10 @@ Gradients = Callable[
     tuple[tuple[NewNode | Launch, ...], tuple[TensorId | None, ...]],
 ]
 
+# Why the gradient loop of a pair is not the derivative of its forward loop, or cannot be checked; "" if it is. This
+# takes TensorFlow, too (`tfmem/capture/step_gradient.py`).
+Check = Callable[[Graph, Pair], str]
+
 
 @dataclass(frozen=True)
 class Training:
@@ -57,9 +61,9 @@ class Training:
     nodes: frozenset[str]
 
 
-def plan_whole(graph: Graph, keep: Collection[str], gradients: Gradients) -> RecurrentPlan:
+def plan_whole(graph: Graph, keep: Collection[str], gradients: Gradients, check: Check) -> RecurrentPlan:
     """What to swap in `graph`: recurrences with their gradients, and those of inference. Arguments: `plan_training`."""
-    training = plan_training(graph, keep, gradients)
+    training = plan_training(graph, keep, gradients, check)
     inference = plan_recurrent(graph, keep)
     names = Names(graph)
     unmatched = [
@@ -84,13 +88,14 @@ def plan_whole(graph: Graph, keep: Collection[str], gradients: Gradients) -> Rec
     return RecurrentPlan(tuple(matches), tuple(unmatched))
 
 
-def plan_training(graph: Graph, keep: Collection[str], gradients: Gradients) -> Training:
+def plan_training(graph: Graph, keep: Collection[str], gradients: Gradients, check: Check) -> Training:
     """Find every recurrence that is there with its gradient.
 
     Args:
         graph: the graph, with functions.
         keep: names of the nodes that somebody outside the graph reads or runs.
         gradients: see `Gradients`.
+        check: see `Check`.
     """
     groups: dict[str, list[str]] = {}
     names, halves, matches = Names(graph), dict[str, Half](), list[Match]()
@@ -108,9 +113,15 @@ def plan_training(graph: Graph, keep: Collection[str], gradients: Gradients) -> 
         if forward in inner or any(backward in groups for backward in backwards):
             unmatched.append(Unmatched(forward, carrier(forward), "the gradient of its gradient is taken too"))
             continue
-        read = loop_half if (forward, "body") in graph.functions else cudnn_half
         with attempt(unmatched, forward, carrier(forward)):
-            halves[forward] = read(graph, forward, backwards, names, keep)
+            if (forward, "body") in graph.functions:
+                half = loop_half(graph, forward, backwards, names, keep)
+                for reason in (check(graph, read_pair(graph, forward, backward)) for backward in backwards):
+                    if reason:
+                        raise Unreadable(reason)
+                halves[forward] = half
+            else:
+                halves[forward] = cudnn_half(graph, forward, backwards, names, keep)
     for match in paired(graph, [half.swap for half in halves.values()], names, unmatched):
         parts = [half for half in halves.values() if half.forward in match.removed]
         kind = carrier(parts[0].forward)

@@ -1,0 +1,120 @@
+"""What the documentation names exists: files, headings, commands, options, public names, environment variables."""
+
+from __future__ import annotations
+
+import builtins
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import tfmem
+from graph_passes.offload.options import OffloadOptions
+from graph_passes.recurrent.options import RecurrentOptions
+from tfmem.config import Options
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FOLDERS = ("tfmem", "graph_passes", "custom_ops", "benchmarks", "examples", "tests", "tools", "docs", "bazel")
+SOURCE = re.compile(r"[\w./*{},-]+\.(?:py|cc|cuh|h|md|bzl)")
+OF_TENSORFLOW = {"ResourceExhaustedError", "UnavailableError", "InternalError", "NotFoundError"}
+
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def quoted(page: Path) -> Iterator[str]:
+    """What stands between single backticks, outside of code blocks."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for found in re.findall(r"`([^`]+)`", text):
+        yield " ".join(found.split())
+
+
+def sources() -> str:
+    """All of the project's Python."""
+    return "\n".join(file.read_text() for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py")))
+
+
+def alternatives(pattern: str) -> Iterator[str]:
+    """`a/{b,c}.py` is `a/b.py` and `a/c.py`."""
+    braces = re.search(r"\{([^}]*)\}", pattern)
+    if not braces:
+        yield pattern
+        return
+    for choice in braces[1].split(","):
+        yield from alternatives(pattern[: braces.start()] + choice + pattern[braces.end() :])
+
+
+@pages
+def test_files_exist(page: Path) -> None:
+    folders = tuple(f"{folder}/" for folder in FOLDERS)
+    named = [text.partition(":")[0] for text in quoted(page)]
+    paths = [text for text in named if SOURCE.fullmatch(text) or text.startswith(folders)]
+    missing = [
+        path
+        for text in paths
+        if not re.search("[ <]", text) and not text.startswith("tensorflow/")
+        for path in alternatives(text)
+        if not any(ROOT.glob(path.rstrip("/")))
+    ]
+    assert not missing, "name files from the repository's root"
+
+
+@pages
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if target.startswith("http"):
+            continue
+        name, _, heading = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        assert file.exists(), target
+        if heading:
+            titles = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
+            assert heading in [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles], target
+
+
+@pages
+def test_commands_exist(page: Path) -> None:
+    text = page.read_text()
+    for module, arguments in re.findall(r"python3? -m\s+([\w.]+)([^`\n#]*)", text):
+        top = module.partition(".")[0]
+        if top not in FOLDERS:
+            continue
+        file = ROOT / (module.replace(".", "/") + ".py")
+        file = file if file.exists() else ROOT / module.replace(".", "/") / "__main__.py"
+        assert file.exists(), f"python -m {module}"
+        shared = (ROOT / "benchmarks/runs.py").read_text()
+        for option in re.findall(r"--[a-z][a-z0-9-]*", arguments):
+            assert f'"{option}"' in file.read_text() + shared, f"python -m {module} {option}"
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for target in re.findall(r"(?:^    |`)make ([a-z]+)", text, re.MULTILINE):
+        assert target in targets, f"make {target}"
+
+
+@pages
+def test_public_names_exist(page: Path) -> None:
+    for name in re.findall(r"\btfmem\.(?!json)([A-Za-z]\w*)", page.read_text()):
+        assert name in tfmem.__all__ or any((ROOT / "tfmem").glob(f"{name}*")), f"tfmem.{name}"
+
+
+@pages
+def test_variables_and_errors_exist(page: Path) -> None:
+    text, code = page.read_text(), sources() + (ROOT / "WORKSPACE").read_text() + (ROOT / "Makefile").read_text()
+    for name in set(re.findall(r"\bTFMEM_[A-Z_]+[A-Z]\b", text)):
+        assert name in code, name
+    for name in set(re.findall(r"\b[A-Z][A-Za-z]*Error\b", text)) - OF_TENSORFLOW:
+        assert hasattr(builtins, name) or f"class {name}(" in code, name
+
+
+@pytest.mark.parametrize(
+    ("page", "of"), [("options.md", Options), ("options.md", OffloadOptions), ("recurrent.md", RecurrentOptions)]
+)
+def test_every_option_has_a_row_with_its_default(page: str, of: type) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| (?:`([^`]*)`|[^|]*) \|", text, re.MULTILINE))
+    for field in fields(of):
+        assert field.name in rows, f"{of.__name__}.{field.name}"
+        if rows[field.name] and isinstance(field.default, str | int | bool | tuple):
+            written = rows[field.name].replace('"', "'")
+            assert written == repr(field.default), f"{of.__name__}.{field.name}"

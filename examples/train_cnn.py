@@ -138,8 +138,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int)
     parser.add_argument(
         "--memory-budget",
-        help="what tfmem.optimize takes, such as 300MiB or 0.5; "
-        f"default: {DEFAULT_SHARE} of what the plain run used",
+        help=f"what tfmem.optimize takes, such as 300MiB or 0.5; default: {DEFAULT_SHARE} of what the plain run used",
     )
     parser.add_argument("--policy", help="offload policy; default: tfmem's")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Writes the recurrent benchmarks' results into docs/benchmarks.md, between two markers.
+"""Writes the recurrent benchmarks' results into docs/benchmarks_recurrent.md, between two markers.
 
 python -m benchmarks.make_recurrent_tables benchmarks/results/recurrent_h200.json"""
 
@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--keras", type=Path, help="what benchmarks.recurrent_keras wrote")
     parser.add_argument("--profile", type=Path, help="what benchmarks.recurrent_profile wrote")
     parser.add_argument("--cpu", type=Path, help="what benchmarks.recurrent_cpu wrote")
-    parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks.md")
+    parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks_recurrent.md")
     options = parser.parse_args(arguments)
     results = load(options.results)
     if results is None:

@@ -1,4 +1,4 @@
-"""Writes the offload benchmark's results into docs/benchmarks.md, between two markers.
+"""Writes the offload benchmark's results into docs/benchmarks_offload.md, between two markers.
 
 python -m benchmarks.make_tables benchmarks/results/offload_h200.json"""
 
@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Read results, replace what is between the markers."""
     parser = command_line("make_tables", __doc__)
     parser.add_argument("results", type=Path, help="what benchmarks.offload wrote")
-    parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks.md")
+    parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks_offload.md")
     options = parser.parse_args(arguments)
     results = load(options.results)
     if results is None:

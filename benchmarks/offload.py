@@ -5,7 +5,7 @@
 
 Results are added to the output file after each case, and cases that are in it already are not run
 again, so that a benchmark can be spread over several sessions. `benchmarks.make_tables` makes the
-tables of docs/benchmarks.md."""
+tables of docs/benchmarks_offload.md."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ It needs PyTorch and cuda.bindings, no TensorFlow (benchmarks.recurrent_keras co
 timed from an idle GPU with CUDA events, once enqueued call by call and once as the replay of a CUDA graph, and what it
 computes is held against float64. Results are added to the output file after each case, and cases that are in it already
 are not run again, so that a benchmark can be spread over several sessions. `benchmarks.make_recurrent_tables` makes the
-tables of docs/benchmarks.md."""
+tables of docs/benchmarks_recurrent.md."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pages
 def test_commands_exist(page: Path) -> None:
-    text = page.read_text()
+    text = page.read_text().replace("\\\n", " ")
     for module, arguments in re.findall(r"python3? -m\s+([\w.]+)([^`\n#]*)", text):
         top = module.partition(".")[0]
         if top not in FOLDERS:

@@ -1,8 +1,9 @@
-"""What the documentation names exists: files, headings, commands, options, public names, environment variables."""
+"""What the documentation names exists: files, headings, commands, options, names. Its tables are the results'."""
 
 from __future__ import annotations
 
 import builtins
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import fields
@@ -45,12 +46,9 @@ def sources() -> str:
 def test_files_exist(page: Path) -> None:
     folders = tuple(f"{folder}/" for folder in FOLDERS)
     named = [text.partition(":")[0] for text in quoted(page)]
-    paths = [text for text in named if SOURCE.fullmatch(text) or text.startswith(folders)]
-    missing = [
-        path
-        for path in paths
-        if not re.search("[ <]", path) and path not in OF_EACH_PASS and not any(ROOT.glob(path.rstrip("/")))
-    ]
+    paths = {text for text in named if SOURCE.fullmatch(text) or text.startswith(folders)} - OF_EACH_PASS
+    paths = {path for path in paths if not re.search(r"[ <]|\.so$", path)}
+    missing = [path for path in sorted(paths) if not any(ROOT.glob(path.rstrip("/")))]
     assert not missing, "name files from the repository's root"
 
 
@@ -111,3 +109,19 @@ def test_every_option_has_a_row_with_its_default(page: str, of: type) -> None:
         if rows[field.name] and isinstance(field.default, str | int | bool | tuple):
             written = rows[field.name].replace('"', "'")
             assert written == repr(field.default), f"{of.__name__}.{field.name}"
+
+
+def test_tables_are_those_of_the_results():
+    from benchmarks import make_recurrent_tables, make_tables, matmul_cases, recurrent_launches
+
+    def read(name: str) -> dict:
+        return json.loads((ROOT / "benchmarks/results" / name).read_text())
+
+    others = [f"recurrent_{name}.json" for name in ("search_h200", "keras_h200", "cpu", "profile_h200")]
+    recurrent = make_recurrent_tables.tables(read("recurrent_h200.json"), *map(read, others))
+    launches = "\n".join(recurrent_launches.table(read("recurrent_launches_h200.json")["cases"]))
+    matmul = "\n".join(matmul_cases.table(read("matmul_h200.json")["cases"]))
+    assert make_tables.tables(read("offload_h200.json")) in (ROOT / "docs/benchmarks_offload.md").read_text()
+    assert recurrent in (ROOT / "docs/benchmarks_recurrent.md").read_text()
+    assert launches in (ROOT / "docs/benchmarks_recurrent.md").read_text()
+    assert matmul in (ROOT / "docs/benchmarks_matmul.md").read_text()

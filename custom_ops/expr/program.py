@@ -217,12 +217,13 @@ class Program:
                 raise ProgramError(f"no dimension of a tensor lies along axis {axis}, so nothing says its size: fix it")
         for number, tensor in enumerate(self.tensors):
             _require(tensor.dtype in DTYPES, f"tensor {number}", f"dtype '{tensor.dtype}'; expected one of {DTYPES}")
+        types = self.types
         for number, output in enumerate(self.outputs):
             what = f"output {number}"
             _require(0 <= output.node < len(self.nodes), what, f"node {output.node} of {len(self.nodes)}")
             _require(len(set(output.axes)) == len(output.axes), what, f"axes {output.axes} hold one twice")
             _require(all(0 <= axis < len(self.axes) for axis in output.axes), what, f"axes {output.axes}")
-            missing = set(self.types[output.node].axes) - set(output.axes)
+            missing = set(types[output.node].axes) - set(output.axes)
             _require(
                 not missing, what, f"its node varies along axes {sorted(missing)}, which are none of its dimensions"
             )

@@ -41,7 +41,7 @@ def test_text_is_read_as_it_was_written(text: str) -> None:
 
 def test_the_example_in_the_docstring_is_a_program() -> None:
     assert module.__doc__
-    lines = [line.partition("#")[0].strip() for line in module.__doc__.split("\n\n")[2].splitlines()]
+    lines = [line.partition("#")[0].strip() for line in module.__doc__.split("\n\n")[3].splitlines()]
     program = from_text("\n".join(lines))
     assert program.types[17] == Type("float32", (0, 1))
     logits, labels = np.zeros((3, 10), np.float32), np.int32([1, 5, 9])
@@ -144,7 +144,7 @@ def test_indices_out_of_bounds() -> None:
     table = np.float32([1, 2, 3])
     np.testing.assert_array_equal(run(from_text(text), [np.int32([2, 0]), table])[0], [3, 1])
     for wrong in (3, -1):
-        with pytest.raises(ProgramError, match="out of|of a dimension of size 3"):
+        with pytest.raises(ProgramError, match="of a dimension of size 3"):
             run(from_text(text), [np.int32([2, wrong]), table])
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from custom_ops.cell import (
     Cell,
     Constant,
-    Elementwise,
     Invariant,
     Node,
     Product,
@@ -21,6 +20,7 @@ from custom_ops.cell import (
     is_scalar,
 )
 from custom_ops.errors import CellError
+from custom_ops.expr.program import Elementwise
 from custom_ops.expr.table import TABLE
 
 

@@ -4,8 +4,9 @@ Everything that knows cells speaks this language: matchers write it, `differenti
 the code generator, the CPU op and the NumPy reference read it. LSTM is one instance; so is a cell nobody has named.
 
 Every value is one number for each row of the batch and each hidden unit, `[batch, units]`, or one for each row (a
-*scalar*), and all are of one floating-point dtype: a comparison gives 1 or 0, a condition holds where it is not 0. The hidden size is not part of a cell. Tensors are cut into columns of `units` numbers: column 2 of an LSTM's
-input gates is `gates[..., 2 * units : 3 * units]`.
+*scalar*), and all are of one floating-point dtype: a comparison gives 1 or 0, a condition holds where it is not 0. The
+hidden size is not part of a cell. Tensors are cut into columns of `units` numbers: column 2 of an LSTM's input gates is
+`gates[..., 2 * units : 3 * units]`.
 
 A product with a weight matrix needs all units of its operand, which live on many processors. So does a sum over units.
 Each is a synchronisation point; `stages` says how many a step needs."""

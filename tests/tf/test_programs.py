@@ -10,8 +10,11 @@ import tensorflow as tf
 
 from custom_ops.expr.program import REDUCTIONS
 from custom_ops.expr.reference import numpy_dtype, run
+from custom_ops.expr.table import TABLE
 from custom_ops.expr.text import from_text
+from tests.elementwise_edges import FEW, different
 from tests.programs import sigmoid_step, softmax_step
+from tests.tf.raw_ops import raw_op
 
 
 def test_softmax_regression() -> None:
@@ -43,9 +46,6 @@ def test_sigmoid_regression() -> None:
         np.testing.assert_allclose(loss, expected, rtol=1e-5)
         np.testing.assert_allclose(weights, theirs[0], rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(bias, theirs[1], rtol=1e-5, atol=1e-6)
-
-
-SPECIAL = [0.0, -0.0, 1.0, -1.5, 2.5, 1e-3, 300.0, np.inf, -np.inf, np.nan]
 
 
 def values(dtype: str, *shape: int) -> Any:
@@ -142,3 +142,42 @@ output 2 0 2
     expected = tf.nn.embedding_lookup(table, words)
     np.testing.assert_array_equal(found[0], expected)
     np.testing.assert_allclose(found[1], tf.reduce_mean(expected, 1), rtol=1e-6)
+
+
+TF_OPS = [
+    (name, op.name, dtype)
+    for op in TABLE.values()
+    for names in (op.tf_ops, op.reversed_tf_ops)
+    for name in names
+    for dtype in op.dtypes
+]
+SPECIAL = {"bool": [False, True], "int32": [0, 1, -1, 7, -46341, 2**31 - 1, -(2**31)]}
+SPECIAL["int64"] = [*SPECIAL["int32"], 2**63 - 1, -(2**63)]
+
+
+@pytest.mark.parametrize(("name", "op", "dtype"), TF_OPS)
+def test_every_op(name: str, op: str, dtype: str) -> None:
+    """The definition against TensorFlow's op: integers and booleans to the bit, integers wrap around."""
+    special = np.array(SPECIAL.get(dtype, [*FEW, 0.5, -3.25, 6.0, 20.0, -20.0, 90.0]))
+    if (name, dtype) == ("Erf", "float64"):  # TensorFlow's is NaN at infinity, in float64 alone
+        special = special[~np.isinf(special)]
+    arity = TABLE[op].arity
+    columns = [column.reshape(1, -1).astype(numpy_dtype(dtype)) for column in np.meshgrid(*[special] * arity)]
+    if name.startswith("BiasAdd"):
+        columns[1] = columns[1][0]
+    theirs = raw_op(name, arity)(*map(tf.constant, columns)).numpy()
+    if name in TABLE[op].reversed_tf_ops:
+        columns.reverse()
+    condition = "cast bool 0" if op == "select" and dtype != "bool" else "input 0 a0"
+    text = "program 1\naxes 0\n" + f"tensor {dtype} 1\n" * 3 + "input 0 a0\ninput 1 a0\ninput 2 a0\n" + condition
+    arguments = "3 1 2" if op == "select" else "0 1 2"[: 2 * arity - 1]
+    tensors = [column.reshape(-1) for column in (*columns, columns[0], columns[0])[:3]]
+    (found,) = run(from_text(f"{text}\n{op} {arguments}\noutput 4 0\n"), tensors)
+    assert found.dtype == theirs.dtype
+    bound = {"float64": 1e-13, "float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3}.get(dtype, 0.0)
+    if (name, dtype) == ("Softplus", "bfloat16"):  # TensorFlow rounds on the way
+        bound = 2.5e-2
+    wrong = different(found, theirs.reshape(-1), bound, 1e-7 if dtype == "float16" else 1e-37)
+    assert not len(wrong), (
+        f"{name}{[x[wrong][:6] for x in tensors[:arity]]}: {found[wrong][:6]}, {theirs[0, wrong][:6]}"
+    )

@@ -113,6 +113,18 @@ OPS = (
         tf_ops=("Cos",),
     ),
     Op(
+        "atan",
+        1,
+        numpy=np.arctan,
+        cuda="atan{f}({0})",
+        cpp="std::atan(a)",
+        vectorised=False,
+        derivative=slope(lambda d: d.apply("reciprocal", d.apply("add", d.number(1), d.apply("square", d.x)))),
+        interval=within((-math.pi / 2, math.pi / 2)),
+        cost="activation",
+        tf_ops=("Atan",),
+    ),
+    Op(
         "sinh",
         1,
         numpy=np.sinh,

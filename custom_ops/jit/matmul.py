@@ -9,15 +9,14 @@ The kernels' parameter is a struct, in words of 64 bits:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from custom_ops.jit import nvrtc
+from custom_ops.jit import launch, nvrtc
 from custom_ops.jit.cache import Cache
-from custom_ops.jit.launch import Launcher
+from custom_ops.jit.image import KernelImage, code_of
 from custom_ops.jit.nvrtc import CompileSource
-from custom_ops.jit.program import ANY_BATCH, Program, image_of
 
 OLDEST = 80  # compute capability 8.0: copies that need no registers, and products of depth 16
 LINE_NUMBERS, LINE_BYTES = 32, 128
@@ -81,33 +80,20 @@ HOPPER = Kernel(
 )
 
 
-def build(arch: int, cache: Cache | None = None, compile_source: CompileSource = nvrtc.compile_source) -> list[Program]:
+def build(
+    arch: int, cache: Cache | None = None, compile_source: CompileSource = nvrtc.compile_source
+) -> list[KernelImage]:
     """What the op takes as `programs`, compiled or taken from `cache`.
 
     Raises:
         KernelError: the compiler is missing or rejects a source.
     """
     kernels = (SPLIT, HOPPER if arch == 90 else LARGE, SMALL)
-    return [_program(kernel, arch, cache, compile_source) for kernel in kernels]
-
-
-def _program(kernel: Kernel, arch: int, cache: Cache | None, compile_source: CompileSource) -> Program:
-    return Program(
-        kind="cubin",
-        arch=arch,
-        entry=kernel.name,
-        fallback="",
-        rows=1,
-        ctas=1,
-        cluster=1,
-        threads=kernel.threads,
-        shared=kernel.shared,
-        scratch=0,
-        cooperative=0,
-        stages=0,
-        max_batch=ANY_BATCH,
-        image=image_of(kernel.source, arch, cache, kernel.features, compile_source),
-    )
+    codes = [code_of(kernel.source, arch, cache, kernel.features, compile_source) for kernel in kernels]
+    return [
+        KernelImage(arch, kernel.name, kernel.threads, code, shared=kernel.shared)
+        for kernel, code in zip(kernels, codes, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -192,13 +178,15 @@ def best_tiling(shape: Shape, processors: int) -> Tiling:
 class Multiplier:
     """The programs, loaded into the current CUDA context, by the rules that the op follows too."""
 
-    def __init__(self, programs: list[Program], processors: int, driver: Any = None) -> None:
-        """`processors`: of the device; `driver`: as of a `Launcher`.
+    def __init__(self, programs: list[KernelImage], processors: int, driver: Any = None) -> None:
+        """`processors`: of the device; `driver`: as of a `launch.Module`.
 
         Raises:
             KernelError: the device cannot load them.
         """
-        self._split, self._large, self._small = (Launcher(program, driver) for program in programs)
+        self._split, self._large, self._small = (
+            launch.Kernel(image, launch.Module(image.code, driver)) for image in programs
+        )
         self._processors = processors
 
     def tiling(self, shape: Shape) -> Tiling:
@@ -207,7 +195,7 @@ class Multiplier:
 
     def prepare(
         self, shape: Shape, tiling: Tiling, left: int, right: int, bias: int, result: int, memory: int
-    ) -> Callable[[int], None]:
+    ) -> launch.Enqueue:
         """One product, to be enqueued on a CUDA stream as often as its tensors are there.
 
         Args:
@@ -238,8 +226,8 @@ class Multiplier:
             arrived,
         ]
         splits = -(-shape.rows // SPLIT_ROWS) + -(-shape.columns // SPLIT_ROWS)
-        split = self._split.prepare_blocks(words, splits)
-        multiply = (self._small if tiling.small else self._large).prepare_blocks(words, tiles * tiling.parts)
+        split = self._split.prepare((splits, 1), words)
+        multiply = (self._small if tiling.small else self._large).prepare((tiles * tiling.parts, 1), words)
 
         def enqueue(stream: int) -> None:
             split(stream)

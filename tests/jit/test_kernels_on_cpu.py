@@ -95,7 +95,6 @@ FORMS: dict[str, tuple[Any, int, int, dict[str, Any]]] = {
     "weights everywhere": (cells.lstm(), 40, 5, {"rows": 4, "register_weights": 16, "shared_weights": 16, **GRID}),
     "work groups of 5 lanes": (GRU2, 40, 5, {"rows": 2, "lanes": 5, "threads": 96, **SMALL["cluster"]}),
     "work groups of 3 warps": (cells.simple_rnn(), 100, 4, {"rows": 4, "lanes": 96, "threads": 96, **SMALL["cluster"]}),
-    "rows in passes": (GRU2, 20, 11, {"rows": 8, "passes": 2, "lanes": 32, **SMALL["grid"]}),
     "replicas": (GRU2, 20, 5, {"rows": 2, "lanes": 8, "replicated": True, **SMALL["cluster"]}),
     "replicas, in a grid": (chained(), 20, 5, {"rows": 2, "lanes": 8, "replicated": True, **SMALL["grid"]}),
     "parts of sums": (GRU2, 20, 5, {"rows": 2, "replicated": True, "partial_sums": True, **SMALL["cluster"]}),
@@ -218,8 +217,8 @@ def wrong_kernel(compiler: Compiler, device: CpuDevice, source: str) -> Callable
 REMOVED = {
     "end_of_stage() const { __syncthreads(); }": "exchange.cuh",
     "  __syncthreads();\n}\n\n// The whole kernel.": "recurrent.cuh",
-    "      if constexpr (Plan::template has_gemm<STAGE>() && Plan::kSlices == 1 && !kInRegisters<Plan>) {\n"
-    "        __syncthreads();": "recurrent.cuh",
+    "    if constexpr (Plan::template has_gemm<STAGE>() && Plan::kSlices == 1 && !kInRegisters<Plan>) {\n"
+    "      __syncthreads();": "recurrent.cuh",
 }  # fmt: skip
 
 

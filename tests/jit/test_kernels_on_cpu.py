@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.multiplier import Multiplier, Shape, Tiling
 from custom_ops import build_flags, cells
 from custom_ops.differentiate import differentiate
 from custom_ops.errors import KernelError
 from custom_ops.jit import matmul
 from custom_ops.jit.image import KernelImage
 from custom_ops.jit.launch import Kernel, Module
-from custom_ops.jit.matmul import Multiplier, Shape, Tiling
 from custom_ops.jit.nvrtc import KERNELS
 from custom_ops.spec import Configuration, RecurrentSpec
 from tests.cuda_on_cpu.driver import Compiler, CpuDevice, Driver

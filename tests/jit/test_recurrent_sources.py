@@ -66,7 +66,7 @@ STANDARD = {
     "1024 b1": (1024, Configuration(ctas=128, lanes=32, exchange="grid")),
     "256 mma": (256, Configuration(rows=8, ctas=8, lanes=64, exchange="cluster", product="mma")),
     "1024 b20": (1024, Configuration(20, 128, 512, 128, 64, 0, "half", "grid", 2)),
-    "512 mma": (512, Configuration(rows=16, ctas=32, lanes=128, exchange="grid", product="mma")),
+    "512 mma": (512, Configuration(rows=8, ctas=32, lanes=128, exchange="grid", product="mma")),
 }
 
 

@@ -9,9 +9,12 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tfmem
+from custom_ops.expr import reference
+from custom_ops.expr.text import from_text
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.recurrent.options import RecurrentOptions
 from tfmem.config import Options
@@ -125,3 +128,11 @@ def test_tables_are_those_of_the_results():
     assert recurrent in (ROOT / "docs/benchmarks_recurrent.md").read_text()
     assert launches in (ROOT / "docs/benchmarks_recurrent.md").read_text()
     assert matmul in (ROOT / "docs/benchmarks_matmul.md").read_text()
+
+
+def test_the_program_that_the_architecture_shows_is_softmax():
+    block = re.search(r"^    program 1\n(    .*\n)+", (ROOT / "docs/architecture.md").read_text(), re.MULTILINE)
+    lines = [re.split("  +", line.strip())[0] for line in block[0].splitlines()]
+    logits = np.random.default_rng(0).normal(size=(3, 10)).astype(np.float32)
+    (found,) = reference.run(from_text("\n".join(lines) + "\n"), [logits])
+    np.testing.assert_allclose(found, np.exp(logits) / np.exp(logits).sum(1, keepdims=True), rtol=1e-5)

@@ -14,9 +14,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from benchmarks.make_recurrent_tables import TOP
 from benchmarks.records import load
-from benchmarks.recurrent_cases import Case
+from benchmarks.recurrent_cases import TOP, Case
 from benchmarks.recurrent_kernels import specs_of
 from benchmarks.runs import command_line
 from custom_ops.errors import KernelError

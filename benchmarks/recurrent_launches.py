@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.records import begun, save
-from benchmarks.recurrent_cases import BLOCKS, STAGES, Case, Chip, kernel_in_words
+from benchmarks.recurrent_cases import BLOCKS, STAGES, TOP, Case, Chip, kernel_in_words
 from benchmarks.recurrent_kernels import FOLDER, specs_of
 from benchmarks.runs import asked, command_line, waiting
 from custom_ops.errors import KernelError
@@ -37,7 +37,6 @@ from graph_passes.cost.space import launched
 
 CASES = [Case(layer, units, batch) for layer in ("lstm", "canonical_gru") for units in (512, 1024, 2048, 4096)
          for batch in (1, 16, 64)]  # fmt: skip
-TOP = 5
 LARGEST_ALONE = 1024  # units, above which one block takes seconds
 L2_BYTES = 50 << 20  # of an H200
 L2_BYTES_PER_SECOND = 132 * 77.5e9  # by the micro-benchmark, all multiprocessors together

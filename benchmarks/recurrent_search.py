@@ -22,9 +22,8 @@ from dataclasses import asdict, dataclass, fields
 from os import cpu_count
 from typing import Any
 
-from benchmarks.make_recurrent_tables import TOP
 from benchmarks.records import begun, save
-from benchmarks.recurrent_cases import Case, chosen
+from benchmarks.recurrent_cases import TOP, Case, chosen
 from benchmarks.recurrent_kernels import FOLDER, specs_of
 from benchmarks.runs import command_line
 from custom_ops.errors import KernelError

@@ -169,6 +169,7 @@ using std::min;
 inline unsigned __float_as_uint(float value) { return on_cpu::bits_of<unsigned>(value); }
 inline float __uint_as_float(unsigned bits) { return on_cpu::bits_of<float>(bits); }
 inline float rsqrtf(float value) { return 1.0f / std::sqrt(value); }
+inline double rsqrt(double value) { return 1.0 / std::sqrt(value); }
 inline void __threadfence() {}
 inline unsigned atomicAdd(unsigned* to, unsigned value) {
   const unsigned before = *to;

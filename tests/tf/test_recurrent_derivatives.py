@@ -15,7 +15,7 @@ from custom_ops.differentiate import differentiate
 from custom_ops.expr.table import FLOAT_OPS, TABLE
 from custom_ops.gradient_reference import gradients
 from custom_ops.load import Library
-from custom_ops.recurrent import recurrent
+from custom_ops.recurrent.op import recurrent
 from custom_ops.recurrent_reference import run
 from graph_passes.recurrent.elementwise import CELL_OPS
 from tests.elementwise_edges import SMALLEST, cell_of, different, points
@@ -109,7 +109,7 @@ def test_the_op(library: Library, op: str, training: bool, dtype: str) -> None:
     with tf.GradientTape() as tape:
         tape.watch(columns)
         sequence = tf.concat(columns, 0)[None, None]
-        (result,), _ = recurrent(library, cell, units, [sequence], [], [], [], [state], training=training)
+        (result,), _ = recurrent(library.ops, cell, units, [sequence], [], [], [], [state], training=training)
         flat = tf.reshape(result, [-1])
     parts = tape.gradient(flat, columns, tf.constant(upstream), unconnected_gradients="zero")
     require_same(op, flat.numpy(), [part.numpy() for part in parts], arguments, upstream)

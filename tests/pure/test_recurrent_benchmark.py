@@ -22,7 +22,8 @@ from benchmarks.recurrent_sources import (
     prepared,
 )
 from custom_ops.errors import KernelError
-from custom_ops.jit.tune import Measured, Trial
+from custom_ops.jit.tune import Measured
+from custom_ops.recurrent.tune import Trial
 from custom_ops.spec import Configuration
 
 CHIP = Chip(

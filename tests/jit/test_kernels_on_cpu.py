@@ -182,7 +182,7 @@ FAULTS = {
     ),
     "unwritten shared memory": ("if (t != 5) shared[t] = t;\n__syncthreads();\nout[t] = shared[63 - t] + 1;", r"\[5\]"),
     "copies nobody waited for": (
-        "if (t % 4 == 0) copy_async(shared_address(shared + t), out + t);\n__syncthreads();\nout[t] = shared[t];",
+        "if (t % 4 == 0) copy_async(shared_address(shared + t), out + t, true);\n__syncthreads();\nout[t] = shared[t];",
         "nobody wrote",
     ),
     "bytes that never come": (

@@ -12,7 +12,8 @@ if not (Path(__file__).resolve().parents[2] / "benchmarks").is_dir():
 from benchmarks import make_recurrent_tables, recurrent_launches, recurrent_search
 from benchmarks.recurrent_cases import Case, Chip, Floor, fastest, floor
 from custom_ops.errors import KernelError
-from custom_ops.jit.tune import Measured, Trial
+from custom_ops.jit.tune import Measured
+from custom_ops.recurrent.tune import Trial
 from custom_ops.spec import Configuration
 
 CHIP = Chip(

@@ -29,6 +29,7 @@ PARTS = (
     "recurrent_run",
     "recurrent_tile",
     "step_program",
+    "cpu/tile_compiler",
 )
 # As tools/sanitized_g++, which says why.
 SANITIZERS = (

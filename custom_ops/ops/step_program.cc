@@ -64,7 +64,8 @@ class Translation {
         tile = Load(tile, {StepPort::Kind::kProduct});  // its index is known with the live nodes
         tile.kind = TileNode::Kind::kView;
         for (const Term& term : node.terms) {
-          if (cell_.nodes[term.operand].kind != Kind::kState) tile.arguments.push_back(term.operand);
+          if (cell_.nodes[term.operand].kind != Kind::kState)
+            tile.arguments.push_back(term.operand);
         }
     }
     return tile;
@@ -112,8 +113,7 @@ StepProgram CompileStep(const Cell& cell, DType real) {
       const CellNode& operand = cell.nodes[term.operand];
       ProductTerm read;
       read.state = operand.kind == Kind::kState;
-      read.index =
-          read.state ? operand.tensor : program.carried_at[compiled.kept[term.operand]];
+      read.index = read.state ? operand.tensor : program.carried_at[compiled.kept[term.operand]];
       read.block = blocks.Of({term.matrix, term.row, term.column, term.transposed});
       if (read.block == static_cast<int>(program.blocks.size())) {
         program.blocks.push_back({term.matrix, term.row, term.column, term.transposed});

@@ -40,7 +40,7 @@ struct StepPort {
 struct StepProgram {
   TileProgram tile;
   std::vector<StepPort> loads;
-  std::vector<StepPort> stores;  // a state's is the next value
+  std::vector<StepPort> stores;                   // a state's is the next value
   std::vector<std::vector<ProductJob>> products;  // of each stage
   std::vector<WeightBlock> blocks;
   // Kept values pass between stages in buffers, [batch, units] or [batch]: which of these each has.

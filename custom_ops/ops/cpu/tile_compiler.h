@@ -24,8 +24,8 @@ class Numbering {
 
 struct TileNode {
   enum class Kind {
-    kLoad,         // of a port, in each stage that needs it
-    kView,         // of a port, where it lies in the node's own stage; made of its kept arguments
+    kLoad,  // of a port, in each stage that needs it
+    kView,  // of a port, where it lies in the node's own stage; made of its kept arguments
     kConstant,
     kApply,
     kCast,
@@ -51,11 +51,11 @@ struct TileStore {
 };
 
 struct TileExpression {
-  std::vector<TileNode> nodes;     // each refers to earlier ones
-  std::vector<TileType> loads;     // of the ports that are read
-  std::vector<TileStore> stores;   // in this order where they are of one node
+  std::vector<TileNode> nodes;        // each refers to earlier ones
+  std::vector<TileType> loads;        // of the ports that are read
+  std::vector<TileStore> stores;      // in this order where they are of one node
   std::vector<TileType> store_types;  // of the ports that are written
-  std::vector<bool> one_row;       // for each stage
+  std::vector<bool> one_row;          // for each stage
 };
 
 struct CompiledTile {

@@ -9,7 +9,8 @@
 
 namespace tfmem {
 
-// Numbers are as tiles hold them (TileBytes). A target may be an argument whose numbers are as long.
+// Numbers are as tiles hold them (TileBytes). A target may be an argument whose numbers are as
+// long.
 struct TileKernels {
   // What CpuKernels does not compute: integers (which wrap) and booleans; comparisons of numbers of
   // type `from`, which give booleans; a select by booleans.

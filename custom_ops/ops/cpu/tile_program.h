@@ -84,7 +84,7 @@ struct TileInstruction {
   };
 
   Kind kind = Kind::kCompute;
-  TileType type;                // of the target; of what is stored where there is none
+  TileType type;                 // of the target; of what is stored where there is none
   DType from = DType::kFloat32;  // of a cast's argument and a comparison's
   int index = 0;
   Elementwise op = Elementwise::kAdd;
@@ -109,8 +109,8 @@ struct TileConstant {
 // Of the parts that tiles give.
 struct TileReduction {
   Reduction reduction = Reduction::kSum;
-  TileType type;         // of what is reduced
-  bool rows = false;     // over which axes
+  TileType type;      // of what is reduced
+  bool rows = false;  // over which axes
   bool columns = false;
   bool one_row = false;  // as the stage's that gives the parts
 };
@@ -124,7 +124,7 @@ struct TileKept {
 struct TileProgram {
   std::vector<TileStage> stages;
   std::vector<TileConstant> constants;
-  std::vector<TileType> loads;   // of the ports
+  std::vector<TileType> loads;  // of the ports
   std::vector<TileType> stores;
   std::vector<TileKept> kept;
   std::vector<TileReduction> reductions;
@@ -147,9 +147,7 @@ absl::Status CheckTileProgram(const TileProgram& program);
 const char* NameOf(DType dtype);
 const char* NameOf(Reduction reduction);
 
-constexpr bool IsHalf(DType dtype) {
-  return dtype == DType::kFloat16 || dtype == DType::kBfloat16;
-}
+constexpr bool IsHalf(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBfloat16; }
 // What a tile holds: for the half types float32 numbers that have been rounded.
 constexpr DType StorageOf(DType dtype) { return IsHalf(dtype) ? DType::kFloat32 : dtype; }
 // Bytes of a number in a tile, and in a tensor.

@@ -6,24 +6,8 @@ import math
 
 from custom_ops.cell import Cell, Constant, Elementwise, Invariant, Node, Product, RowSum, Sequence, State, Vector
 from custom_ops.codegen.schedule import Schedule, sequence_leaves
+from custom_ops.expr.cuda import expression_on_floats
 
-EXPRESSIONS = {
-    "add": "{0} + {1}", "subtract": "{0} - {1}", "multiply": "{0} * {1}", "divide": "{0} / {1}",
-    "maximum": "maximum({0}, {1})", "minimum": "minimum({0}, {1})", "power": "powf({0}, {1})",
-    "multiply_no_nan": "{1} == 0.0f ? 0.0f : {0} * {1}", "divide_no_nan": "{1} == 0.0f ? 0.0f : {0} / {1}",
-    "xdivy": "{0} == 0.0f ? 0.0f : {0} / {1}", "squared_difference": "({0} - {1}) * ({0} - {1})",
-    "greater": "{0} > {1} ? 1.0f : 0.0f", "greater_equal": "{0} >= {1} ? 1.0f : 0.0f",
-    "equal": "{0} == {1} ? 1.0f : 0.0f",
-    "negate": "-{0}", "absolute": "fabsf({0})", "sign": "sign({0})", "square": "{0} * {0}", "sqrt": "sqrtf({0})",
-    "reciprocal_sqrt": "rsqrtf({0})", "reciprocal": "1.0f / {0}",
-    "exp": "expf({0})", "log": "logf({0})", "log1p": "log1pf({0})", "expm1": "expm1f({0})", "erf": "erff({0})",
-    "erfc": "erfcf({0})",
-    "sin": "sinf({0})", "cos": "cosf({0})",
-    "sigmoid": "sigmoid({0})", "tanh": "hyperbolic_tangent({0})", "relu": "maximum({0}, 0.0f)",
-    "softplus": "softplus({0})", "elu": "elu({0})", "relu6": "minimum(maximum({0}, 0.0f), 6.0f)", "selu": "selu({0})",
-    "softsign": "{0} / (fabsf({0}) + 1.0f)", "sinh": "sinhf({0})", "cosh": "coshf({0})",
-    "select": "{0} != 0.0f ? {1} : {2}",
-}  # fmt: skip
 ARGUMENTS = "E& element, const At& at"
 
 
@@ -208,7 +192,7 @@ class CellWriter:
                 buffer, operand = self.plan.place_of_sum(place)
                 return f"at.template row_sum<{buffer}, {operand}>()"
             case Elementwise(op=op, arguments=arguments):
-                return EXPRESSIONS[op].format(*(self.read(argument, stage) for argument in arguments))
+                return expression_on_floats(op, [self.read(argument, stage) for argument in arguments])
         raise AssertionError(node)
 
     def read(self, place: int, stage: int) -> str:

@@ -50,6 +50,8 @@ __device__ inline float selu(float x) {
 __device__ inline float maximum(float a, float b) { return a > b || a != a ? a : b; }
 __device__ inline float minimum(float a, float b) { return a < b || a != a ? a : b; }
 
+__device__ inline float absolute(float x) { return fabsf(x); }
+
 __device__ inline float sign(float x) { return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x; }
 
 }  // namespace tfmem

@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 
 from custom_ops import cells
 from custom_ops.adjoint import derivatives
-from custom_ops.cell import ELEMENTWISE, Cell, Product, RowSum, Sequence
+from custom_ops.cell import Cell, Product, RowSum, Sequence
 from custom_ops.cell_builder import CellBuilder
 from custom_ops.differentiate import Column, Gradient, Request, Source, WeightGradient, differentiate
 from custom_ops.errors import CellError
+from custom_ops.expr.op import Array
+from custom_ops.expr.table import FLOAT_OPS
 from custom_ops.gradient_reference import Gradients, gradients
-from custom_ops.recurrent_reference import Array, run
+from custom_ops.recurrent_reference import run
 from custom_ops.saved import cheapest
 from tests.recurrent_cells import Arguments, arguments, library, random_cells
 
@@ -119,10 +121,10 @@ POINTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("op", ELEMENTWISE)
+@pytest.mark.parametrize("op", FLOAT_OPS)
 def test_every_elementwise_op(op: str) -> None:
     defaults = {1: [-1.3, 0.4, 2.0], 2: [(1.0, 2.0), (0.7, -0.3)]}
-    for point in POINTS.get(op) or defaults[ELEMENTWISE[op]]:
+    for point in POINTS.get(op) or defaults[FLOAT_OPS[op].arity]:
         values = np.atleast_1d(np.asarray(point, float))
         for argument in range(len(values)):
             step = np.eye(len(values))[argument] * 1e-6

@@ -16,8 +16,9 @@ import pytest
 import tensorflow as tf
 
 from custom_ops import cells, recurrent_reference
-from custom_ops.cell import ELEMENTWISE, Cell
+from custom_ops.cell import Cell
 from custom_ops.cell_builder import CellBuilder
+from custom_ops.expr.table import FLOAT_OPS
 from custom_ops.load import Library, load
 from custom_ops.recurrent import recurrent
 from tests.recurrent_cells import arguments, random_cells
@@ -144,10 +145,7 @@ def elementwise_cell(op: str, arguments: int) -> Cell:
     return builder.build([state], [[result]])
 
 
-UNITS_IN_THE_LAST_PLACE = {"power": 8, "sin": 4, "cos": 4, "erf": 4}
-
-
-@pytest.mark.parametrize("op", recurrent_reference.ELEMENTWISE)
+@pytest.mark.parametrize("op", FLOAT_OPS)
 def test_elementwise_ops_are_accurate_to_a_few_units_in_the_last_place(
     library: Library, vector_bytes: int, op: str
 ) -> None:
@@ -159,11 +157,11 @@ def test_elementwise_ops_are_accurate_to_a_few_units_in_the_last_place(
     a, b = both.T
     units = len(a)
     columns = np.concatenate([a, b, np.roll(b, 1)])
-    count = ELEMENTWISE[op]
+    count = FLOAT_OPS[op].arity
     cell = elementwise_cell(op, count)
     found, _ = recurrent(library, cell, units, [columns[None, None]], [], [], [], [np.zeros([1, units], np.float32)])
     with np.errstate(all="ignore"):
-        expected = recurrent_reference.ELEMENTWISE[op](*columns.reshape(3, -1).astype(np.float64)[:count])
+        expected = FLOAT_OPS[op].numpy(*columns.reshape(3, -1).astype(np.float64)[:count])
         limit = expected.astype(np.float32)
     found_values = found[0].numpy().reshape(-1)
     assert np.array_equal(np.isnan(found_values), np.isnan(limit))
@@ -171,7 +169,7 @@ def test_elementwise_ops_are_accurate_to_a_few_units_in_the_last_place(
     finite = np.isfinite(limit)
     assert np.array_equal(found_values[~finite & ~np.isnan(limit)], limit[~finite & ~np.isnan(limit)])
     error = np.abs(found_values[finite] - expected[finite])
-    allowed = UNITS_IN_THE_LAST_PLACE.get(op, 2) * np.spacing(np.abs(limit[finite])) + tiny
+    allowed = FLOAT_OPS[op].ulps * np.spacing(np.abs(limit[finite])) + tiny
     worst = int(np.argmax(error / allowed))
     assert error[worst] <= allowed[worst], (
         columns.reshape(3, -1)[:count, finite][:, worst],

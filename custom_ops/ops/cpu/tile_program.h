@@ -56,6 +56,8 @@ enum class Reduction : int {
 #undef TFMEM_ENUMERATE
 };
 
+inline constexpr int kMostTileLocations = 1 << 14;
+
 // A value of a tile, [rows, columns], or one number for each row, [rows]. In a stage of one row the
 // first is [columns], the second one number.
 struct TileType {
@@ -143,6 +145,20 @@ absl::StatusOr<TileProgram> ParseTileProgram(absl::string_view bytes);
 
 // The same checks, of a program from elsewhere.
 absl::Status CheckTileProgram(const TileProgram& program);
+
+// What the table of elementwise ops says of one.
+struct ElementwiseInfo {
+  const char* name = "";
+  int arguments = 0;
+  int kinds = 0;            // of dtypes, ElementwiseKinds
+  bool comparison = false;  // gives booleans
+};
+
+const ElementwiseInfo& InfoOf(Elementwise op);
+// InvalidArgument if there is none.
+absl::StatusOr<Elementwise> ElementwiseNamed(absl::string_view name);
+bool Takes(const ElementwiseInfo& info, DType dtype);
+bool Takes(Reduction reduction, DType dtype);
 
 const char* NameOf(DType dtype);
 const char* NameOf(Reduction reduction);

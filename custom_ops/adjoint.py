@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from custom_ops.cell import (
     Cell,
     Constant,
-    Elementwise,
     Invariant,
     Node,
     Product,
@@ -26,6 +25,7 @@ from custom_ops.cell import (
 from custom_ops.cell_builder import CellBuilder
 from custom_ops.errors import CellError
 from custom_ops.expr.op import Derivation
+from custom_ops.expr.program import Elementwise
 from custom_ops.expr.table import TABLE
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from custom_ops.cell import Cell, Constant, Elementwise, Product, State
+from custom_ops.cell import Cell, Constant, Product, State
 from custom_ops.expr.op import ANY, UNIT, Interval, hull
+from custom_ops.expr.program import Elementwise
 from custom_ops.expr.table import TABLE
 
 

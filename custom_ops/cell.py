@@ -4,8 +4,9 @@ Everything that knows cells speaks this language: matchers write it, `differenti
 the code generator, the CPU op and the NumPy reference read it. LSTM is one instance; so is a cell nobody has named.
 
 Every value is one number for each row of the batch and each hidden unit, `[batch, units]`, or one for each row (a
-*scalar*). The hidden size is not part of a cell. Tensors are cut into columns of `units` numbers: column 2 of an LSTM's
-input gates is `gates[..., 2 * units : 3 * units]`.
+*scalar*), and all are of one floating-point dtype: a comparison gives 1 or 0, a condition holds where it is not 0. The
+hidden size is not part of a cell. Tensors are cut into columns of `units` numbers: column 2 of an LSTM's input gates is
+`gates[..., 2 * units : 3 * units]`.
 
 A product with a weight matrix needs all units of its operand, which live on many processors. So does a sum over units.
 Each is a synchronisation point; `stages` says how many a step needs."""
@@ -18,6 +19,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from custom_ops.errors import CellError
+from custom_ops.expr.program import Elementwise
 from custom_ops.expr.table import FLOAT_OPS
 
 FORMAT = "cell 1"
@@ -85,17 +87,6 @@ class RowSum:
     """The sum over all units of an operand that is not a scalar (a scalar)."""
 
     operand: int
-
-
-@dataclass(frozen=True)
-class Elementwise:
-    """One of the ops of `custom_ops.expr.table.FLOAT_OPS`; scalars are broadcast over units.
-
-    All values of a cell have one floating-point dtype: a comparison gives 1 or 0, a condition holds where it is not 0.
-    """
-
-    op: str
-    arguments: tuple[int, ...]
 
 
 Node: TypeAlias = Sequence | Invariant | Vector | Constant | State | Product | RowSum | Elementwise

@@ -7,20 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from custom_ops.cell import (
-    Cell,
-    Constant,
-    Elementwise,
-    Invariant,
-    Product,
-    RowSum,
-    Sequence,
-    State,
-    Term,
-    Vector,
-)
+from custom_ops.cell import Cell, Constant, Invariant, Product, RowSum, Sequence, State, Term, Vector
 from custom_ops.errors import CellError
 from custom_ops.expr.op import Array
+from custom_ops.expr.program import Elementwise
 from custom_ops.expr.table import TABLE
 
 

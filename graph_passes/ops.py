@@ -18,9 +18,6 @@ VIEWS = frozenset(
     }
 )
 
-# Views that keep the shape too: a reader of one can read the other.
-SAME_SHAPE_VIEWS = VIEWS - {"Reshape", "Squeeze", "ExpandDims"}
-
 _UNARY = (
     "Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Elu Erf Exp Expm1 Floor Inv IsFinite IsInf IsNan LeakyRelu "
     "Log Log1p LogSoftmax LogicalNot Neg Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh Softmax "

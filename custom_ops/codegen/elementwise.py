@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
-from custom_ops.cell import Cell, Constant, Elementwise, Invariant, Node, Product, RowSum, Sequence, State, Vector
+from custom_ops.cell import Cell, Constant, Invariant, Product, RowSum, Sequence, State, Vector
 from custom_ops.codegen.schedule import Schedule, sequence_leaves
-from custom_ops.expr.cuda import expression_on_floats
+from custom_ops.expr.cuda import emit_cuda, literal
+from custom_ops.expr.program import Elementwise
 
 ARGUMENTS = "E& element, const At& at"
 
@@ -158,7 +157,7 @@ class CellWriter:
         # Products and sums are read before anything is sent: after a send their memory may change.
         first = [item for item in here if isinstance(item[1], Product | RowSum)]
         rest = [item for item in here if isinstance(item[1], Elementwise)]
-        lines = [f"const float value_{place} = {self.expression(node, stage, place)};" for place, node in first + rest]
+        lines = self.values([place for place, _ in first + rest], stage)
         lines += self.leave_sums(stage)
         # What others wait for goes first.
         for buffer, operand, place in self.sent(stage):
@@ -180,26 +179,29 @@ class CellWriter:
         lines += [f"element.state_{index} = next_{index};" for index in range(len(new))]
         return [head, *lines, "}"]
 
-    def expression(self, node: Node, stage: int, place: int) -> str:
-        match node:
-            case Product():
+    def values(self, places: list[int], stage: int) -> list[str]:
+        dtypes = ["float32"] * len(self.cell.nodes)
+        return emit_cuda(self.cell.nodes, dtypes, dict.fromkeys(places), lambda place: self.source(place, stage))
+
+    def source(self, place: int, stage: int) -> str:
+        """The value of a node that no op of the stage computes: a result of all processors, or what is in registers."""
+        match self.cell.nodes[place]:
+            case Product() if self.cell.stages[place] == stage:
                 gemm, product = self.plan.place_of_product(place)
                 parts = self.plan.gemms[gemm].parts
                 if parts is not None:
                     return f"at.template sum_of_parts<{parts}, {product}>()"
                 return f"at.template product<{gemm}, {product}>()"
-            case RowSum():
+            case RowSum() if self.cell.stages[place] == stage:
                 buffer, operand = self.plan.place_of_sum(place)
                 return f"at.template row_sum<{buffer}, {operand}>()"
-            case Elementwise(op=op, arguments=arguments):
-                return expression_on_floats(op, [self.read(argument, stage) for argument in arguments])
-        raise AssertionError(node)
+        return self.read(place, stage)
 
     def read(self, place: int, stage: int) -> str:
         """The value of node `place`, as code of `stage` sees it."""
         match self.cell.nodes[place]:
             case Constant(value=value):
-                return _literal(value)
+                return literal(value, "float32")
             case State(index=index):
                 return f"element.state_{index}"
             case Sequence() | Invariant() | Vector():
@@ -300,12 +302,3 @@ def _by_stage(kind: str, name: str, values: list[object]) -> list[str]:
     lines = [f"template <int STAGE> __host__ __device__ static constexpr {kind} {name}() {{"]
     lines += [f"if (STAGE == {stage}) return {value};" for stage, value in enumerate(values)]
     return [*lines, f"return {kind}();", "}"]
-
-
-def _literal(value: float) -> str:
-    if math.isnan(value):
-        return "__uint_as_float(0x7fc00000u)"
-    if math.isinf(value):
-        return f"__uint_as_float(0x{'7' if value > 0 else 'f'}f800000u)"
-    text = f"{value:.9e}f"
-    return f"({text})" if value < 0 else text

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from custom_ops.cell import Cell, Elementwise, arguments_of
+from custom_ops.cell import Cell, arguments_of
 from custom_ops.codegen.replicate import replicated_schedule
 from custom_ops.codegen.schedule import schedule
+from custom_ops.expr.program import Elementwise
 from custom_ops.expr.table import TABLE
 from custom_ops.machine import Machine
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graph_passes.ir import Graph, TensorId, boolean
+from custom_ops.jit.image import KernelImage
+from graph_passes.ir import Code, Graph, TensorId, boolean
 
 MATMUL_OP = "TfmemMatMul"
 
 
-def apply_products(graph: Graph, names: Sequence[str], programs: Sequence[bytes]) -> None:
+def apply_products(graph: Graph, names: Sequence[str], programs: Sequence[KernelImage]) -> None:
     """Replace each of `names`, which nobody fetches, by a TfmemMatMul.
 
     Args:
@@ -23,7 +24,8 @@ def apply_products(graph: Graph, names: Sequence[str], programs: Sequence[bytes]
             "num_args": len(node.inputs) - 2,
             "transpose_a": boolean(node.attrs.get("transpose_a")),
             "transpose_b": boolean(node.attrs.get("transpose_b")),
-            "programs": tuple(programs),
+            "programs": tuple(program.to_text() for program in programs),
+            "images": tuple(Code(program.code) for program in programs),
         }
         spec = graph.specs.get(TensorId(name))
         inserted = graph.insert(f"{name}/TensorCores", MATMUL_OP, node.inputs, attrs, node.device, node.control)

@@ -13,20 +13,10 @@ import pytest
 import tensorflow as tf
 
 from custom_ops import cells
-from custom_ops.cell import (
-    Cell,
-    Constant,
-    Elementwise,
-    Invariant,
-    Product,
-    RowSum,
-    Sequence,
-    State,
-    Term,
-    Vector,
-)
+from custom_ops.cell import Cell, Constant, Invariant, Product, RowSum, Sequence, State, Term, Vector
 from custom_ops.differentiate import differentiate
 from custom_ops.expr.op import Array
+from custom_ops.expr.program import Elementwise
 from custom_ops.expr.table import FLOAT_OPS
 from custom_ops.gradient_reference import gradients
 from custom_ops.recurrent_reference import run

@@ -3,7 +3,6 @@ with such upstream gradients: NumPy's definition and the op on a CPU against Ten
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,32 +15,20 @@ from custom_ops.differentiate import differentiate
 from custom_ops.expr.table import FLOAT_OPS, TABLE
 from custom_ops.gradient_reference import gradients
 from custom_ops.load import Library
-from custom_ops.recurrent import recurrent
+from custom_ops.recurrent.op import recurrent
 from custom_ops.recurrent_reference import run
 from graph_passes.recurrent.elementwise import CELL_OPS
 from tests.elementwise_edges import SMALLEST, cell_of, different, points
+from tests.tf.raw_ops import raw_op
 
 raw = tf.raw_ops
-
-
-def of_table(name: str, arity: int) -> Callable[..., Any]:
-    """A raw op, its arguments in order; a condition is where the first one is not zero."""
-    function = getattr(raw, name)
-    names = list(inspect.signature(function).parameters)[:arity]
-
-    def call(*arguments: Any) -> Any:
-        first = tf.not_equal(arguments[0], 0) if arity == 3 else arguments[0]
-        return function(**dict(zip(names, (first, *arguments[1:]), strict=True)))
-
-    return call
-
 
 # Booleans have no gradient; a bias is added.
 WITHOUT = {name for op in TABLE.values() if op.comparison for name in (*op.tf_ops, *op.reversed_tf_ops)}
 WITHOUT |= {name for op in TABLE.values() if op.name not in FLOAT_OPS for name in op.tf_ops}
 WITHOUT |= {"NotEqual", "LogicalXor", "BiasAdd", "BiasAddV1"}
 OPS: dict[str, tuple[int, Callable[..., Any]]] = {
-    name: (op.arity, of_table(name, op.arity)) for op in FLOAT_OPS.values() for name in op.tf_ops if name not in WITHOUT
+    name: (op.arity, raw_op(name, op.arity)) for op in FLOAT_OPS.values() for name in op.tf_ops if name not in WITHOUT
 }
 OPS |= {
     "AddN": (2, lambda x, y: raw.AddN(inputs=[x, y])),
@@ -122,7 +109,7 @@ def test_the_op(library: Library, op: str, training: bool, dtype: str) -> None:
     with tf.GradientTape() as tape:
         tape.watch(columns)
         sequence = tf.concat(columns, 0)[None, None]
-        (result,), _ = recurrent(library, cell, units, [sequence], [], [], [], [state], training=training)
+        (result,), _ = recurrent(library.ops, cell, units, [sequence], [], [], [], [state], training=training)
         flat = tf.reshape(result, [-1])
     parts = tape.gradient(flat, columns, tf.constant(upstream), unconnected_gradients="zero")
     require_same(op, flat.numpy(), [part.numpy() for part in parts], arguments, upstream)

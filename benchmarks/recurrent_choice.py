@@ -14,16 +14,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from benchmarks.make_recurrent_tables import TOP
 from benchmarks.records import load
-from benchmarks.recurrent_cases import Case
+from benchmarks.recurrent_cases import TOP, Case
 from benchmarks.recurrent_kernels import specs_of
 from benchmarks.runs import command_line
 from custom_ops.errors import KernelError
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.image import KernelImage
-from custom_ops.jit.tune import Measured, tune
+from custom_ops.jit.tune import Measured
 from custom_ops.recurrent.program import ANY_BATCH, Program
+from custom_ops.recurrent.tune import tune
 from custom_ops.spec import Configuration, RecurrentSpec
 from graph_passes.cost import device
 from graph_passes.cost.recurrent import in_order, predict
@@ -33,7 +33,7 @@ NUMBERS = 5  # of a trial, in front of its configuration
 
 
 class Recorded:
-    """A bench on which every kernel takes what is on record; `custom_ops.jit.tune.Bench`."""
+    """A bench on which every kernel takes what is on record; `custom_ops.recurrent.tune.Bench`."""
 
     def __init__(self, spec: RecurrentSpec, times: Mapping[Configuration, float]) -> None:
         self.spec, self.identity = spec, "recorded"

@@ -19,25 +19,24 @@ from typing import Any
 import numpy as np
 
 from benchmarks.records import begun, save
-from benchmarks.recurrent_cases import BLOCKS, STAGES, Case, Chip, kernel_in_words
+from benchmarks.recurrent_cases import BLOCKS, STAGES, TOP, Case, Chip, kernel_in_words
 from benchmarks.recurrent_kernels import FOLDER, specs_of
 from benchmarks.runs import asked, command_line, waiting
 from custom_ops.errors import KernelError
 from custom_ops.jit import microbenchmark
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.device import Device
-from custom_ops.jit.tune import Ranked, Trial, tune
 from custom_ops.machine import Machine
 from custom_ops.recurrent.bench import DeviceBench
 from custom_ops.recurrent.launch import Launcher
 from custom_ops.recurrent.samples import Samples
+from custom_ops.recurrent.tune import Ranked, Trial, tune
 from custom_ops.spec import RecurrentSpec
 from graph_passes.cost.recurrent import LAUNCH, predict, rank
 from graph_passes.cost.space import launched
 
 CASES = [Case(layer, units, batch) for layer in ("lstm", "canonical_gru") for units in (512, 1024, 2048, 4096)
          for batch in (1, 16, 64)]  # fmt: skip
-TOP = 5
 LARGEST_ALONE = 1024  # units, above which one block takes seconds
 L2_BYTES = 50 << 20  # of an H200
 L2_BYTES_PER_SECOND = 132 * 77.5e9  # by the micro-benchmark, all multiprocessors together

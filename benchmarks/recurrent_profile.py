@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.make_tables import table
 from benchmarks.records import begun, save
-from benchmarks.recurrent_cases import BOUNDS, Case, chosen, kernel_in_words
+from benchmarks.recurrent_cases import BOUNDS, TOP, Case, chosen, kernel_in_words
 from benchmarks.recurrent_kernels import choose, specs_of
 from benchmarks.runs import command_line
 from custom_ops.codegen.recurrent import generate
@@ -32,7 +32,6 @@ from custom_ops.spec import Configuration, RecurrentSpec
 
 PARTS = ("waiting for operands", "product", "sums of the cluster", "elementwise, sending", "reading ahead")
 MOST_CTAS = 1024
-TOP = 5
 TICKS = "tfmem_ticks"
 MARKS = f"""
 __shared__ unsigned long long tfmem_sum[{len(PARTS)}];

@@ -23,12 +23,18 @@ def library_name(tensorflow_version: str) -> str:
 
 def sources() -> list[Path]:
     """All C++ sources, in a fixed order."""
-    return sorted((PACKAGE / "ops").glob("*.cc"))
+    return sorted((PACKAGE / "ops").rglob("*.cc"))
 
 
 def headers() -> list[Path]:
     """All C++ headers: when one changes, everything is to be compiled anew."""
-    return sorted((PACKAGE / "ops").glob("*.h"))
+    return sorted((PACKAGE / "ops").rglob("*.h"))
+
+
+def object_stem(source: Path) -> str:
+    """The name of a source's object file, without its ending: ops/cpu/tile.cc has "cpu.tile"."""
+    folder = source.parent.name
+    return source.stem if folder == "ops" else f"{folder}.{source.stem}"
 
 
 def write_generated() -> None:
@@ -97,7 +103,7 @@ def build(output_directory: Path = PACKAGE, jobs: int = 2) -> Path:
     output_directory.mkdir(parents=True, exist_ok=True)
     library = output_directory / library_name(tf.__version__)
     with tempfile.TemporaryDirectory(dir=output_directory) as scratch:
-        objects = [Path(scratch, source.stem + ".o") for source in sources()]
+        objects = [Path(scratch, object_stem(source) + ".o") for source in sources()]
         commands = map(compile_command, sources(), objects)
         with ThreadPoolExecutor(jobs) as pool:
             list(pool.map(lambda command: subprocess.run(command, check=True), commands))

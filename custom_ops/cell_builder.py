@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import chain
 
 from custom_ops.cell import (
     Cell,
@@ -20,7 +21,7 @@ from custom_ops.cell import (
     is_scalar,
 )
 from custom_ops.errors import CellError
-from custom_ops.expr.program import Elementwise
+from custom_ops.expr.program import Elementwise, live_nodes
 from custom_ops.expr.table import TABLE
 
 
@@ -119,11 +120,9 @@ class CellBuilder:
         states, outputs = tuple(states), tuple(map(tuple, outputs))
         if len(states) != self._states:
             raise CellError(f"{self._states} states were declared, and {len(states)} given a next value")
-        used = set(states).union(*outputs)
-        for place in reversed(range(len(self.nodes))):
-            if place in used:
-                used.update(arguments_of(self.nodes[place]))
-        kept = sorted(used)
+        roots = [*states, *chain.from_iterable(outputs)]
+        live = live_nodes(len(self.nodes), roots, lambda place: arguments_of(self.nodes[place]))
+        kept = [place for place, used in enumerate(live) if used]
         new = {place: number for number, place in enumerate(kept)}
         return Cell(
             nodes=tuple(with_arguments(self.nodes[place], new) for place in kept),

@@ -111,7 +111,7 @@ def _plan(name: str, spec: RecurrentSpec, configuration: Configuration, plan: Sc
         "kOperandScale": OPERAND_SCALE,
         "kLargest": LARGEST_OPERAND if needs_bounds(spec, configuration) and not fallback else 0,
     }
-    exchange = "FallbackExchange" if fallback else EXCHANGES[configuration.exchange]
+    exchange = EXCHANGES["single" if fallback else configuration.exchange]
     lines = [
         f"struct {name} {{",
         f"using Value = {VALUES[spec.dtype]};",

@@ -28,8 +28,8 @@ def emit_cuda(
         nodes: of a program or a cell.
         dtypes: of the value of each node.
         places: the nodes to compute here, each after those of them that it reads.
-        read: an expression for the value of any other node, and for nodes among `places` that are neither elementwise
-            nor casts. A port calls `literal` for constants.
+        read: an expression, of a precedence that needs no parentheses, for the value of any other node, and for nodes
+            among `places` that are neither elementwise nor casts. A port calls `literal` for constants.
 
     Returns:
         Lines of C++; they need kernels/math.cuh.

@@ -67,7 +67,7 @@ each op; a sum or product of them is accumulated in float32 and rounded once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
@@ -239,13 +239,8 @@ class Program:
     @cached_property
     def live(self) -> tuple[bool, ...]:
         """Whether an output depends on each node."""
-        live = [False] * len(self.nodes)
-        for output in self.outputs:
-            live[output.node] = True
-        for place in reversed(range(len(self.nodes))):
-            for argument in arguments_of(self.nodes[place]) if live[place] else ():
-                live[argument] = True
-        return tuple(live)
+        outputs = [output.node for output in self.outputs]
+        return live_nodes(len(self.nodes), outputs, lambda place: arguments_of(self.nodes[place]))
 
     @cached_property
     def _given_axes(self) -> set[int | None]:
@@ -292,6 +287,18 @@ def arguments_of(node: Node) -> Iterator[int]:
             yield operand
         case Elementwise(arguments=arguments):
             yield from arguments
+
+
+def live_nodes(count: int, roots: Iterable[int], arguments: Callable[[int], Iterable[int]]) -> tuple[bool, ...]:
+    """For each of `count` nodes whether the roots depend on it or it is one; `arguments` says what a node reads."""
+    live = [False] * count
+    waiting = list(roots)
+    while waiting:
+        place = waiting.pop()
+        if not live[place]:
+            live[place] = True
+            waiting += arguments(place)
+    return tuple(live)
 
 
 def _range(index: Index, sizes: Sequence[int]) -> tuple[int, int]:

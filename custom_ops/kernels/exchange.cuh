@@ -1,4 +1,4 @@
-// What CTAs of a group send each other, and the two exchanges that need no other CTA.
+// What CTAs of a group send each other, and the exchange that needs no other CTA.
 //
 // An exchange has buffers; a buffer has operands; a row of an operand holds `width` numbers of each
 // CTA. All exchanges have these members (`step` counts from 0; operands of a
@@ -132,7 +132,8 @@ __device__ inline void fill_states(float* to, const Initial& initial, int first_
 
 // One CTA: operands in shared memory; in one copy, since a stage's products are over when its
 // elementwise part starts, or in two by the parity of the step, where that starts in each thread by
-// itself.
+// itself. Those of the fallback are in global memory, in two copies, since its products are made as
+// they are read: slow, for any size, and nobody to wait for.
 template <class Plan>
 class SingleExchange {
  public:
@@ -151,8 +152,9 @@ class SingleExchange {
   template <int B>
   __device__ float* operands(int step) const {
     constexpr BufferShape kBuffer = Plan::template buffer<B>();
-    const int copy = kInRegisters<Plan> ? step % 2 : 0;
-    return reinterpret_cast<float*>(place_.shared + kBuffer.offset) +
+    const int copy = kInRegisters<Plan> || Plan::kFallback ? step % 2 : 0;
+    char* base = Plan::kFallback ? place_.scratch : place_.shared;
+    return reinterpret_cast<float*>(base + kBuffer.offset) +
            copy * Plan::kPaddedRows * kBuffer.stride;
   }
 
@@ -168,48 +170,6 @@ class SingleExchange {
       to += words_of<Plan, B>(O * kBuffer.width + unit);
       if (valid && threadIdx.x % 4 == 0) *reinterpret_cast<Words*>(to) = four;
     }
-  }
-
-  template <int B, int O>
-  __device__ void send_sum(int step, int row, float value) const {
-    constexpr BufferShape kBuffer = Plan::template buffer<B>();
-    if (threadIdx.x % kWarp == 0) operands<B>(step)[row * kBuffer.stride + O] = value;
-  }
-
-  __device__ void end_of_stage() const { __syncthreads(); }
-  __device__ void finish() const {}
-
- private:
-  Place place_;
-};
-
-// One CTA, operands in global memory: slow, for any size, and nobody to wait for.
-template <class Plan>
-class FallbackExchange {
- public:
-  __device__ explicit FallbackExchange(const Place& place) : place_(place) {}
-
-  template <int B, class Initial>
-  __device__ void begin(const Initial& initial) {
-    fill_states<Plan, B>(operands<B>(0), initial);
-  }
-
-  __device__ void start() { __syncthreads(); }
-
-  template <int B, class Initial>
-  __device__ void wait(int, const Initial&) {}
-
-  template <int B>
-  __device__ float* operands(int step) const {
-    constexpr BufferShape kBuffer = Plan::template buffer<B>();
-    return reinterpret_cast<float*>(place_.scratch + kBuffer.offset) +
-           step % 2 * Plan::kRows * kBuffer.stride;
-  }
-
-  template <int B, int O>
-  __device__ void send(int step, int row, int unit, bool valid, float value) const {
-    constexpr BufferShape kBuffer = Plan::template buffer<B>();
-    if (valid) operands<B>(step)[row * kBuffer.stride + O * kBuffer.width + unit] = value;
   }
 
   template <int B, int O>

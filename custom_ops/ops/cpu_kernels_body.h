@@ -2,7 +2,7 @@
 // between pragmas that choose it. Before that, the includer defines
 //   TFMEM_VECTOR_BYTES  16, 32 or 64
 //   TFMEM_ROWS          rows of a register block: 4 * TFMEM_ROWS accumulators fit the registers
-// and includes <cmath>, <cstring> and cpu_kernels.h: nothing of the standard library may be
+// and includes <cmath>, <cstring>, <type_traits> and cpu_kernels.h: nothing of the standard library may be
 // compiled under the pragmas, or the linker may hand AVX code to everybody.
 
 #define TFMEM_INLINE inline __attribute__((always_inline))
@@ -325,6 +325,8 @@ void Narrow(const float* source, uint16_t* target, int64_t count) {
   std::memcpy(target + i, &converted, (count - i) * sizeof(uint16_t));
 }
 
+#include "custom_ops/ops/cpu/tile_kernels_body.h"
+
 template <typename Real>
 CpuKernels<Real> KernelsFor() {
   return {kVectors * kLanes<Real>, Multiply<Real>, Compute<Real>, Sum<Real>, Transpose<Real>};
@@ -337,7 +339,8 @@ InstructionSet Kernels(const char* name) {
           Widen<HalfToFloat>,
           Narrow<FloatToHalf>,
           Widen<Bfloat16ToFloat>,
-          Narrow<FloatToBfloat16>};
+          Narrow<FloatToBfloat16>,
+          KernelsOfTiles()};
 }
 
 #undef TFMEM_INLINE

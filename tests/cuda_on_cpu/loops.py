@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from custom_ops.expr.cuda import C_TYPES, HALF_TYPES, emit_cuda, literal
-from custom_ops.expr.program import Constant, Index, Input, Position, Program, Reduce, arguments_of
+from custom_ops.expr.program import Constant, Index, Input, Position, Program, Reduce, arguments_of, live_nodes
 from custom_ops.expr.reference import numpy_dtype
 from custom_ops.jit.device import Device
 from custom_ops.jit.launch import checked
@@ -82,13 +82,14 @@ class _Kernel:
 
     def _values(self, place: int) -> list[str]:
         """Declares the value of a node at a position, and all values that it needs."""
-        needed, waiting = set(), [place]
-        while waiting:
-            here = waiting.pop()
-            if here not in needed and not isinstance(self.program.nodes[here], Reduce | Constant):
-                needed.add(here)
-                waiting += arguments_of(self.program.nodes[here])
-        return emit_cuda(self.program.nodes, self.dtypes, dict.fromkeys(sorted(needed)), self._read)
+        nodes = self.program.nodes
+
+        def arguments(here: int) -> Iterable[int]:
+            return () if isinstance(nodes[here], Reduce) else arguments_of(nodes[here])
+
+        live = live_nodes(len(nodes), [place], arguments)
+        places = [i for i, node in enumerate(nodes) if live[i] and not isinstance(node, Reduce | Constant)]
+        return emit_cuda(nodes, self.dtypes, dict.fromkeys(places), self._read)
 
     def _read(self, place: int) -> str:
         match node := self.program.nodes[place]:
@@ -143,6 +144,11 @@ def _start(kind: str, dtype: str) -> str:
     if kind in ("any", "all"):
         return literal(kind == "all", "bool")
     return literal(1 if kind == "product" else 0, dtype)
+
+
+def source(program: Program) -> str:
+    """The kernel."""
+    return _Kernel(program).source()
 
 
 def run(device: Device, program: Program, tensors: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:

@@ -9,9 +9,9 @@ import pytest
 from custom_ops import cells
 from custom_ops.jit import microbenchmark
 from custom_ops.jit.cache import Cache
-from custom_ops.jit.tune import tune
 from custom_ops.machine import read
 from custom_ops.recurrent.bench import DeviceBench
+from custom_ops.recurrent.tune import tune
 from custom_ops.spec import RecurrentSpec
 from graph_passes.cost.recurrent import rank
 

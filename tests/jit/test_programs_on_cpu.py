@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from custom_ops import build_flags
+from custom_ops.errors import KernelError
 from custom_ops.expr import reference
 from custom_ops.expr.program import (
     DTYPES,
@@ -28,8 +29,9 @@ from custom_ops.expr.program import (
 from custom_ops.expr.reference import numpy_dtype
 from custom_ops.expr.table import TABLE
 from custom_ops.expr.text import from_text
+from custom_ops.jit import nvrtc
 from tests.cuda_on_cpu.driver import Compiler, CpuDevice, Driver
-from tests.cuda_on_cpu.loops import run
+from tests.cuda_on_cpu.loops import run, source
 from tests.elementwise_edges import FEW, VALUES, different
 from tests.programs import sigmoid_step, softmax_step
 
@@ -156,3 +158,13 @@ output 5 1
 """
     tensors = [np.arange(24, dtype=np.float32).reshape(6, 4), np.int32([3, 0, 4, 1])]
     compare(device, from_text(text), tensors)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "int64"])
+def test_nvrtc_takes_the_same_source(dtype: str) -> None:
+    try:
+        nvrtc.compiler_version()
+    except KernelError as error:
+        pytest.skip(str(error))
+    assert nvrtc.compile_source(source(every_op(dtype)[0]), 90)
+    assert nvrtc.compile_source(source(softmax_step(3, 4, 5)[0]), 80)

@@ -96,6 +96,30 @@ def test_text_that_is_no_cell_is_refused(text: str) -> None:
         from_text(text)
 
 
+def test_ops_of_cells_in_saved_models_keep_their_names() -> None:
+    """A SavedModel holds a cell as text: these names were written, and stay."""
+    unary = "negate absolute sign square sqrt reciprocal_sqrt reciprocal exp log log1p expm1 erf erfc sin cos sigmoid "
+    unary += "tanh relu softplus elu relu6 selu softsign sinh cosh"
+    binary = (
+        "add subtract multiply divide maximum minimum power multiply_no_nan divide_no_nan xdivy squared_difference "
+    )
+    binary += "greater greater_equal equal"
+    lines = [f"{name} 0" for name in unary.split()] + [f"{name} 0 1" for name in binary.split()] + ["select 0 1 2"]
+    head = "cell 1\nsequences 2\ninvariants\nvectors\nmatrices\nsequence 0 0\nsequence 0 1\nstate 0\n"
+    text = head + "\n".join(lines) + "\nstates 2\noutput 3\n"
+    assert len(lines) == 40
+    assert from_text(text).to_text() == text
+
+
+def test_ops_on_booleans_are_none_of_a_cell() -> None:
+    with pytest.raises(CellError, match="logical_not"):
+        from_text("cell 1\nsequences 1\nsequence 0 0\nlogical_not 0\nstates\noutput 1\n")
+    builder = CellBuilder()
+    columns = builder.sequence(1)
+    with pytest.raises(CellError, match="unknown op 'logical_not'"):
+        builder.build([], [[builder.apply("logical_not", *columns)]])
+
+
 def test_the_builder_computes_a_value_once() -> None:
     builder = CellBuilder()
     x, h = (*builder.sequence(1), builder.state())

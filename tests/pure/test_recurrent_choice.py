@@ -13,7 +13,8 @@ from benchmarks import recurrent_choice
 from benchmarks.recurrent_cases import Case
 from benchmarks.recurrent_search import COLUMNS, short
 from custom_ops import cells
-from custom_ops.jit.tune import NEVER, Trial
+from custom_ops.jit.tune import NEVER
+from custom_ops.recurrent.tune import Trial
 from custom_ops.spec import Configuration, RecurrentSpec
 from graph_passes.cost import device
 from graph_passes.cost.recurrent import rank

@@ -254,7 +254,7 @@ void TryCell(Counts* counts) {
   absl::StatusOr<Cell> cell = tfmem::ParseCell(current);
   if (!cell.ok() || cell->states.empty()) return;
   ++counts->cells_taken;
-  counts->cells_run += Run(*cell, tfmem::CompileStep(*cell));
+  counts->cells_run += Run(*cell, tfmem::CompileStep(*cell, tfmem::DType::kFloat32));
 }
 
 void TryProgram(Counts* counts) {

@@ -32,6 +32,7 @@ PARTS = (
     "recurrent_tile",
     "sha256",
     "step_program",
+    "cpu/tile_compiler",
 )
 # As tools/sanitized_g++, which says why.
 SANITIZERS = (

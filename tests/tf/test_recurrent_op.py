@@ -212,6 +212,7 @@ def replaced(name: str, *shape: int) -> Callable[[dict[str, Any]], Any]:
         (lambda a: a.update(reverse=[True, False]), "reverse has 2 elements"),
         (lambda a: a.update(cell="cell 2\n"), "expected 'cell 1' on the first line, found 'cell 2'"),
         (lambda a: a.update(cell=a["cell"].replace("tanh", "tang")), "cannot read the line 'tang"),
+        (lambda a: a.update(cell=a["cell"].replace("tanh", "logical_not")), "cannot read the line 'logical_not"),
         (lambda a: a.update(cell=a["cell"].replace("state 1", "state 2")), "state 2 where there are 2"),
         (lambda a: a.update(cell=a["cell"].replace("product 4 ", "product 99 ")), "refers to 99"),
         (lambda a: a.update(precision="low"), "precision"),
@@ -316,23 +317,28 @@ def test_results_do_not_depend_on_the_threads() -> None:
     assert len(found) == 1
 
 
-@pytest.mark.parametrize("traced", [False, True])
-def test_the_gradient_takes_its_programs_along(library: Library, traced: bool) -> None:
+@pytest.mark.parametrize("traced", ["no", "whole", "forward"])
+def test_the_gradient_takes_its_programs_along(library: Library, traced: str) -> None:
     """And their code: the graph of a gradient is another one. The CPU does not read them."""
     forward, backward = (Program(KernelImage(90, "main", 32, code)) for code in (b"forward", b"backward"))
     given = in_dtype(tensors_of(cells.simple_rnn(), 4, 2, 1), tf.float32)
 
-    def gradient(kinds: Any) -> Any:
+    def loss(*kinds: Any) -> Any:
+        programs = {"programs": [forward], "gradient_programs": [backward]}
+        return tf.reduce_sum(recurrent(library.ops, cells.simple_rnn(), 4, *kinds, **programs)[0][0])
+
+    def gradient(kinds: Any, function: Any = loss) -> Any:
         with tf.GradientTape() as tape:
             tape.watch(kinds)
-            outputs, _ = recurrent(
-                library.ops, cells.simple_rnn(), 4, *kinds, programs=[forward], gradient_programs=[backward]
-            )
-            loss = tf.reduce_sum(outputs[0])
-        return tape.gradient(loss, kinds)
+            found = function(*kinds)
+        return tape.gradient(found, kinds)
 
     expected = gradient(given)
-    if traced:
+    if traced == "forward":  # the backward function is made when it is asked for
+        found = gradient(given, tf.function(loss))
+        for one, other in zip(tf.nest.flatten(found), tf.nest.flatten(expected), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+    if traced == "whole":
         trace = tf.function(lambda *kinds: gradient(list(kinds))).get_concrete_function(*given)
         graph_def = trace.graph.as_graph_def()
         codes = {function.signature.name: code_in(function) for function in graph_def.library.function}

@@ -10,7 +10,7 @@ a GraphDef stay opaque; values that passes write are plain Python (see `AttrValu
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -225,10 +225,23 @@ class Graph:
 
     def successors(self, node: Node) -> Iterator[str]:
         """Names of the nodes that wait for `node`; repeats are possible."""
-        for tensor in self.tensors(node):
-            for use in self.uses(tensor):
-                yield use.node
+        yield from self.readers(node)
         yield from self._controlled.get(node.name, ())
+
+    def readers(self, node: Node) -> Iterator[str]:
+        """Names of the nodes that read an output of `node`; repeats are possible."""
+        return (use.node for tensor in self.tensors(node) for use in self.uses(tensor))
+
+    def reached(self, names: Iterable[str], step: Callable[[Node], Iterable[str]]) -> set[str]:
+        """These nodes and all that `step` (`predecessors`, say) leads to from them."""
+        found = {self[name].name for name in names}
+        pending = list(found)
+        while pending:
+            for name in step(self[pending.pop()]):
+                if name not in found:
+                    found.add(name)
+                    pending.append(name)
+        return found
 
     def waiting(self, node: Node) -> Sequence[str]:
         """Names of the nodes that have a control edge from `node`."""

@@ -12,7 +12,8 @@ from graph_passes import serde
 from graph_passes.ir import Graph
 from graph_passes.matmul.apply import apply_products
 from graph_passes.matmul.plan import plan_products
-from graph_passes.recurrent.match import NewNode, RecurrentPlan
+from graph_passes.recurrent.match import RecurrentPlan
+from graph_passes.rewrite import NewNode
 from tfmem.capture.build import FeedShapes, shaped_graph
 from tfmem.capture.captured import Captured
 from tfmem.config import Options

@@ -12,7 +12,7 @@ from tensorflow.core.framework.node_def_pb2 import NodeDef
 from custom_ops.errors import warn
 from graph_passes import serde
 from graph_passes.ir import Graph
-from graph_passes.recurrent.biases import with_fused_biases
+from graph_passes.recurrent.cleanup import with_fused_biases
 from graph_passes.recurrent.faults import attempt, carried_out, fault
 from graph_passes.recurrent.loops import LOOPS
 from graph_passes.recurrent.match import RECURRENT_OP, Match, RecurrentPlan, Unmatched

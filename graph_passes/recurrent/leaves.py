@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from custom_ops.cell_builder import CellBuilder
-from graph_passes.ir import DataType, TensorId
-from graph_passes.recurrent.hoist import SHAPE_DTYPE, Form, Hoisted, Prelude, static
+from graph_passes.ir import TensorId
+from graph_passes.recurrent.hoist import Form, Hoisted, Prelude, static
 from graph_passes.recurrent.loops import Unreadable
+from graph_passes.writer import Dim
 
 _NUMBERS = frozenset({"float32", "float64", "float16", "bfloat16", "bool", "int32", "int64"})
 
@@ -63,10 +64,8 @@ class Leaves:
         tensor = prelude.cast(value.tensor, value.dtype, self._dtype)
         cast = Hoisted(tensor, value.form, value.shape, self._dtype)
         if not value.shape:  # the same number for every row
-            whole = prelude.shape((prelude.time, prelude.batch))
             column = prelude.reshape(tensor, self._dtype, (prelude.time, 1))
-            attrs = {"T": DataType(self._dtype), "Tidx": DataType(SHAPE_DTYPE)}
-            self.sequences.append(prelude.once("BroadcastTo", [column, whole], attrs))
+            self.sequences.append(self._repeated(column, (prelude.time, prelude.batch)))
             return self._builder.sequence(0)
         if len(value.shape) > 2:
             raise Unreadable(f"'{value.tensor}' has shape {value.shape} in one step; expected [batch, units]")
@@ -120,6 +119,5 @@ class Leaves:
         self.uniform.update(columns)
         return columns
 
-    def _repeated(self, tensor: TensorId, dims: tuple[int | TensorId, ...]) -> TensorId:
-        attrs = {"T": DataType(self._dtype), "Tidx": DataType(SHAPE_DTYPE)}
-        return self._prelude.once("BroadcastTo", [tensor, self._prelude.shape(dims)], attrs)
+    def _repeated(self, tensor: TensorId, dims: tuple[Dim, ...]) -> TensorId:
+        return self._prelude.broadcast(tensor, self._dtype, dims)

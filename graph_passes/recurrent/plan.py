@@ -6,11 +6,11 @@ from collections.abc import Collection
 
 from graph_passes.ir import Graph
 from graph_passes.recurrent.faults import attempt
-from graph_passes.recurrent.hoist import Names
 from graph_passes.recurrent.loops import functional_loops, loops_out_of_reach, lowered_loops
 from graph_passes.recurrent.match import RecurrentPlan, Unmatched
 from graph_passes.recurrent.pairs import paired
 from graph_passes.recurrent.swap import Swap, read_loop
+from graph_passes.rewrite import Names
 
 
 def plan_recurrent(graph: Graph, keep: Collection[str] = ()) -> RecurrentPlan:

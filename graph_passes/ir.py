@@ -120,8 +120,9 @@ class Editor(Protocol):
         attrs: Mapping[str, AttrValue | Any],
         device: str = "",
         control: Sequence[str] = (),
+        outputs: int = 1,
     ) -> str:
-        """Add a node that runs after `control`; returns its final, unique name."""
+        """Add a node with so many outputs that runs after `control`; returns its final, unique name."""
 
     def rewire(self, node: str, index: int, source: TensorId) -> None:
         """Make data input `index` of `node` read `source`."""
@@ -255,6 +256,7 @@ class Graph:
         attrs: Mapping[str, AttrValue | Any],
         device: str = "",
         control: Sequence[str] = (),
+        outputs: int = 1,
     ) -> str:
         """See `Editor.insert`."""
         unique, suffix = name, 1
@@ -264,7 +266,7 @@ class Graph:
             self._require(tensor.node, unique)
         for before in control:
             self._require(before, unique)
-        node = Node(unique, op, list(inputs), list(control), device, dict(attrs), _outputs(op, attrs), op in MEMORY_OPS)
+        node = Node(unique, op, list(inputs), list(control), device, dict(attrs), outputs, op in MEMORY_OPS)
         self.nodes[unique] = node
         for index, tensor in enumerate(inputs):
             self._uses.setdefault(tensor, []).append(Use(unique, index))
@@ -323,25 +325,6 @@ class Graph:
             for waiting in self._controlled.pop(name, ()):
                 if waiting in self.nodes:
                     self.nodes[waiting].control.remove(name)
-
-
-def _outputs(op: str, attrs: Mapping[str, Any]) -> int:
-    """How many outputs an op has that a pass inserts."""
-    if op in ("MemOpRelease", "MemOpProbe", "MemOpPreaccess", "NoOp"):
-        return 0
-    if op == "TfmemRecurrent":
-        counted = integer(attrs["No"]) + integer(attrs["Nh"])
-    elif op in ("Split", "SplitV"):
-        counted = integer(attrs["num_split"])
-    elif op == "Unpack":
-        counted = integer(attrs["num"])
-    elif op in ("ShapeN", "ConcatOffset"):
-        counted = integer(attrs["N"])
-    elif op == "BroadcastGradientArgs":
-        counted = 2
-    else:
-        counted = 1
-    return int(counted)
 
 
 def integer(value: Any) -> int:

@@ -15,7 +15,8 @@ from graph_passes.analysis.timeline import Timeline
 from graph_passes.cost.model import CostModel, held
 from graph_passes.errors import InfeasibleBudgetError, NoGradientError
 from graph_passes.ir import Editor, Graph, TensorId
-from graph_passes.offload.apply import Probing, apply_offload, transfers
+from graph_passes.offload.apply import apply_offload
+from graph_passes.offload.memops import Probing, transfers
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.offload.plan import OffloadPlan, plan_offload
 from graph_passes.report import MADE_AGAIN, MOVED, UNCHANGED_FITS, Report, TransferRecord
@@ -130,12 +131,10 @@ def edit_step(
         editor: edit this (a live `tf.Graph`) instead of a copy of the graph.
         spill_key: what stands for the directory of spill files (`Library.spill_key`).
     """
-    if editor is not None:
-        apply_offload(step.graph, editor, timeline, plan, options, probing, spill_key)
-        return step.graph
-    edited = step.graph.copy()
-    apply_offload(step.graph, edited, timeline, plan, options, probing, spill_key)
-    verify_graph(edited)
+    edited = step.graph if editor is not None else step.graph.copy()
+    apply_offload(edited, timeline, plan, options, probing, spill_key, editor)
+    if editor is None:
+        verify_graph(edited)
     return edited
 
 

@@ -129,7 +129,8 @@ class _Applier:
         for node in rewrite.nodes:
             inputs = [self._now(tensor) for tensor in node.inputs]
             control = [names.get(before, before) for before in node.control]
-            names[node.name] = made = editor.insert(node.name, node.op, inputs, node.attrs, node.device, control)
+            made = editor.insert(node.name, node.op, inputs, node.attrs, node.device, control, node.outputs)
+            names[node.name] = made
             new.add(made)
         for name, before in rewrite.order:
             editor.add_control(names.get(name, name), names.get(before, before))

@@ -14,7 +14,7 @@ from graph_passes.analysis.timeline import Timeline
 from graph_passes.cost.model import CostModel
 from graph_passes.errors import GraphError
 from graph_passes.ir import parse_input
-from graph_passes.offload.apply import Probing
+from graph_passes.offload.memops import Probing
 from graph_passes.offload.plan import OffloadPlan
 from graph_passes.recurrent.match import RecurrentPlan
 from graph_passes.report import ORDERED, Report

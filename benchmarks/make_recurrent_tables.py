@@ -221,10 +221,9 @@ def split(cases: Cases) -> list[str]:
                 f"{parts['synchronisation'] / 1e3:.2f}",
                 f"{parts['load'] / 1e3:.2f}",
                 f"{(parts['products'] + parts['reduction']) / 1e3:.2f}",
-                f"{parts['hidden'] / 1e3:.2f}",
             )
         )
-    header = ("case", "kernel", "measured", "hand-off", "exchange", "arithmetic", "hidden by passes")
+    header = ("case", "kernel", "measured", "hand-off", "exchange", "arithmetic")
     return [table("### One step, us: measured, and its parts by the model", header, rows)] if rows else []
 
 

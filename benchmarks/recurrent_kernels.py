@@ -101,7 +101,7 @@ def choose(case: Case, precision: str, top: int) -> tuple[list[Program], dict[st
                 {
                     "configuration": vars(chosen.configuration),
                     "nanoseconds": chosen.measured,
-                    "parts": {**vars(prediction.step), "hidden": prediction.hidden},
+                    "parts": vars(prediction.step),
                     "trials": [{**vars(trial), "configuration": vars(trial.configuration)} for trial in tuned.trials],
                 }
             )

@@ -20,7 +20,7 @@ from custom_ops.jit.cores import usable_cores
 from custom_ops.jit.program import ANY_BATCH, Program
 from custom_ops.spec import Configuration, Exchange, Product, RecurrentSpec
 
-FORMAT = "tuned 3"
+FORMAT = "tuned 4"
 BATCHES = (1, 8, 64)
 TIME_STEPS = 100
 NEVER = float("inf")

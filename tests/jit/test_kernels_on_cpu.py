@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.multiplier import Multiplier, Shape, Tiling
 from custom_ops import build_flags, cells
 from custom_ops.differentiate import differentiate
 from custom_ops.errors import KernelError
 from custom_ops.jit import matmul
-from custom_ops.jit.matmul import Multiplier, Shape, Tiling
+from custom_ops.jit.launch import Launcher
 from custom_ops.jit.nvrtc import KERNELS
+from custom_ops.jit.program import Program
 from custom_ops.spec import Configuration, RecurrentSpec
 from tests.cuda_on_cpu.driver import Compiler, CpuDevice, Driver
 from tests.gpu_kernels import (
@@ -93,7 +95,6 @@ FORMS: dict[str, tuple[Any, int, int, dict[str, Any]]] = {
     "weights everywhere": (cells.lstm(), 40, 5, {"rows": 4, "register_weights": 16, "shared_weights": 16, **GRID}),
     "work groups of 5 lanes": (GRU2, 40, 5, {"rows": 2, "lanes": 5, "threads": 96, **SMALL["cluster"]}),
     "work groups of 3 warps": (cells.simple_rnn(), 100, 4, {"rows": 4, "lanes": 96, "threads": 96, **SMALL["cluster"]}),
-    "rows in passes": (GRU2, 20, 11, {"rows": 8, "passes": 2, "lanes": 32, **SMALL["grid"]}),
     "replicas": (GRU2, 20, 5, {"rows": 2, "lanes": 8, "replicated": True, **SMALL["cluster"]}),
     "replicas, in a grid": (chained(), 20, 5, {"rows": 2, "lanes": 8, "replicated": True, **SMALL["grid"]}),
     "parts of sums": (GRU2, 20, 5, {"rows": 2, "replicated": True, "partial_sums": True, **SMALL["cluster"]}),
@@ -202,9 +203,9 @@ def test_faults_are_found_and_named(compiler: Compiler, device: CpuDevice, fault
 
 def wrong_kernel(compiler: Compiler, device: CpuDevice, source: str) -> Callable[[], Any]:
     driver, result = device.driver, np.zeros(64, np.float32)
-    program = matmul.Program("cubin", 90, "wrong", "", 1, 1, 1, 64, 256, 0, 0, 0, 1, compiler(source, 90))
+    program = Program("cubin", 90, "wrong", "", 1, 1, 1, 64, 256, 0, 0, 0, 1, compiler(source, 90))
     place = device.upload(result)
-    launch = matmul.Launcher(program, driver).prepare_blocks([place], 1)
+    launch = Launcher(program, driver).prepare_blocks([place], 1)
 
     def run_it() -> Any:
         launch(device.stream)
@@ -216,8 +217,8 @@ def wrong_kernel(compiler: Compiler, device: CpuDevice, source: str) -> Callable
 REMOVED = {
     "end_of_stage() const { __syncthreads(); }": "exchange.cuh",
     "  __syncthreads();\n}\n\n// The whole kernel.": "recurrent.cuh",
-    "      if constexpr (Plan::template has_gemm<STAGE>() && Plan::kSlices == 1 && !kInRegisters<Plan>) {\n"
-    "        __syncthreads();": "recurrent.cuh",
+    "    if constexpr (Plan::template has_gemm<STAGE>() && Plan::kSlices == 1 && !kInRegisters<Plan>) {\n"
+    "      __syncthreads();": "recurrent.cuh",
 }  # fmt: skip
 
 

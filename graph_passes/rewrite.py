@@ -145,8 +145,8 @@ class _Applier:
             for index, tensor in enumerate(map(self._now, node.inputs)):
                 self._inserted.setdefault(tensor, []).append(Use(names[node.name], index))
         replaced = set(rewrite.replaced)
-        for name in replaced & graph.nodes.keys():
-            for waiting in list(graph.waiting(graph[name])):
+        for name in rewrite.replaced:
+            for waiting in list(graph.waiting(graph[name])) if name in graph.nodes else ():
                 if waiting not in replaced:
                     editor.add_control(waiting, names[rewrite.successor])
                     editor.remove_control(waiting, name)

@@ -241,10 +241,11 @@ class RecurrentPlan:
     notes: tuple[str, ...] = ()
 
     def rewrites(self) -> list[Rewrite]:
-        """The matches as what is done to the graph; each has its match's name."""
-        return list(map(self._rewrite, self.matches))
+        """The matches as what is done to the graph, each with its match's name."""
+        return list(map(self.rewrite, self.matches))
 
-    def _rewrite(self, match: Match) -> Rewrite:
+    def rewrite(self, match: Match) -> Rewrite:
+        """One of the matches as what is done to the graph."""
         first = match.launches[0].name  # a gradient's launch comes later, and nobody waited for that alone
         nodes = tuple(self._node(node) if isinstance(node, Launch) else node for node in match.nodes)
         return Rewrite(match.name, nodes, match.rewired, replaced=match.removed, successor=first, renamed=match.renamed)

@@ -15,9 +15,8 @@ from custom_ops.cell_builder import CellBuilder
 from graph_passes.ir import Node, TensorId, boolean
 from graph_passes.ops import IDENTITIES, passed, scalar_value
 from graph_passes.recurrent.elementwise import CELL_OPS, is_finite, lower
-from graph_passes.recurrent.hoist import Form, Hoisted, Prelude
+from graph_passes.recurrent.hoist import Form, Hoisted, Leaves, Prelude
 from graph_passes.recurrent.hoisting import STATE, Hoister, column_range
-from graph_passes.recurrent.leaves import Leaves
 from graph_passes.recurrent.loops import Loop, Unreadable, Variables
 from graph_passes.recurrent.normalised import normalised_operand
 

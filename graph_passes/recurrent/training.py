@@ -16,16 +16,12 @@ from custom_ops.errors import CellError
 from graph_passes.dead_code import dead_code
 from graph_passes.errors import GraphError
 from graph_passes.ir import DataType, Graph, TensorId
-from graph_passes.recurrent.cleanup import without_zeros
-from graph_passes.recurrent.cudnn import CUDNN, match_cudnn, swap_cudnn
 from graph_passes.recurrent.faults import attempt
 from graph_passes.recurrent.halves import Half, cudnn_half, cudnn_pairs, loop_half
 from graph_passes.recurrent.loop_pairs import Pair, gradient_loops, read_pair
 from graph_passes.recurrent.loops import Unreadable
 from graph_passes.recurrent.match import Direction, Launch, Match, RecurrentPlan, Unmatched
 from graph_passes.recurrent.pairs import paired
-from graph_passes.recurrent.plan import plan_recurrent
-from graph_passes.recurrent.swap import Swap
 from graph_passes.rewrite import Names, NewNode
 
 # How new nodes are differentiated: graph, nodes, (result, its gradient) ..., inputs, what these stand for, what gives
@@ -62,34 +58,7 @@ class Training:
     nodes: frozenset[str]
 
 
-def plan_whole(graph: Graph, keep: Collection[str], gradients: Gradients, check: Check) -> RecurrentPlan:
-    """What to swap in `graph`: recurrences with their gradients, and those of inference. Arguments: `plan_training`."""
-    training = plan_training(graph, keep, gradients, check)
-    inference = plan_recurrent(graph, keep)
-    names = Names(graph)
-    unmatched = [
-        *training.plan.unmatched,
-        *(loop for loop in inference.unmatched if loop.name not in training.nodes),
-    ]
-    swaps: list[Swap] = []
-    for node in graph:
-        if node.op in CUDNN and node.name not in training.nodes:
-            with attempt(unmatched, node.name, node.op):
-                match = match_cudnn(graph, node.name, names, keep)
-                if isinstance(match, Unmatched):
-                    unmatched.append(match)
-                else:
-                    swaps.append(swap_cudnn(graph, match))
-    untrained = [match for match in inference.matches if not training.nodes & set(match.removed)]
-    untrained += paired(graph, swaps, names, unmatched)
-    matches = list(training.plan.matches)
-    for match in untrained:
-        with attempt(unmatched, match.name, match.carrier):
-            matches.append(without_zeros(graph, match, names))
-    return RecurrentPlan(tuple(matches), tuple(unmatched))
-
-
-def plan_training(graph: Graph, keep: Collection[str], gradients: Gradients, check: Check) -> Training:
+def plan_training(graph: Graph, keep: Collection[str], gradients: Gradients, check: Check, names: Names) -> Training:
     """Find every recurrence that is there with its gradient.
 
     Args:
@@ -97,9 +66,10 @@ def plan_training(graph: Graph, keep: Collection[str], gradients: Gradients, che
         keep: names of the nodes that somebody outside the graph reads or runs.
         gradients: see `Gradients`.
         check: see `Check`.
+        names: gives names to new nodes.
     """
     groups: dict[str, list[str]] = {}
-    names, halves, matches = Names(graph), dict[str, Half](), list[Match]()
+    halves, matches = dict[str, Half](), list[Match]()
     unmatched: list[Unmatched] = []
     for kind, pairs in (("loop", gradient_loops), ("CudnnRNN", cudnn_pairs)):
         with attempt(unmatched, f"every {kind} with its gradient from here on", kind):

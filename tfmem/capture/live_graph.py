@@ -92,8 +92,9 @@ class LiveEditor:
         attrs: Mapping[str, AttrValue],
         device: str = "",
         control: Sequence[str] = (),
+        outputs: int = 1,
     ) -> str:
-        """See `Editor.insert`.
+        """See `Editor.insert`; TensorFlow knows how many outputs an op has.
 
         Raises:
             GraphError: an input or control op is missing, or TensorFlow refuses the op.

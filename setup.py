@@ -55,7 +55,8 @@ class BuildOpLibrary(build_ext):
 
 def compiled(source, folder):
     """The object file of `source`, made anew only if a file that it includes has changed."""
-    target, dependencies = folder / f"{source.stem}.o", folder / f"{source.stem}.d"
+    stem = build_flags.object_stem(source)
+    target, dependencies = folder / f"{stem}.o", folder / f"{stem}.d"
     rule = dependencies.read_text() if dependencies.exists() else ""
     if not rule or is_older(target, rule.partition(":")[2].replace("\\\n", " ").split()):
         print(f"compiling {source}\n", end="", flush=True)

@@ -18,7 +18,7 @@ import tfmem
 from custom_ops.load import load
 from graph_passes import pipeline, serde
 from graph_passes.ir import parse_input
-from graph_passes.offload.apply import Probing
+from graph_passes.offload.memops import Probing
 from tfmem.api import make_engine
 from tfmem.capture.function import capture_concrete, restore_concrete
 from tfmem.capture.grappler import run_grappler

@@ -12,14 +12,13 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from benchmarks import recurrent_profile
+from benchmarks import recurrent_options, recurrent_profile
 from benchmarks.make_tables import replaced, table
 from benchmarks.records import ROOT, load
-from benchmarks.recurrent_cases import LARGE, WITHOUT_TF32, Floor, fastest, kernel_in_words
+from benchmarks.recurrent_cases import LARGE, TOP, WITHOUT_TF32, Floor, fastest, kernel_in_words
 from benchmarks.runs import command_line
 
 MARKERS = ("<!-- recurrent: begin -->", "<!-- recurrent: end -->")
-TOP = 5
 
 Cases = Mapping[str, Mapping[str, Any]]
 
@@ -69,6 +68,7 @@ def tables(
     parts += precisions(cases) + split(cases) + context(results.get("context", {}))
     parts += [recurrent_profile.written(profile)] if profile else []
     parts += accuracy(search) if search else []
+    parts += recurrent_options.written(results, search)
     parts += end_to_end(keras["cases"]) if keras else []
     parts += on_a_cpu(cpu) if cpu else []
     return "\n\n".join(parts)
@@ -221,10 +221,9 @@ def split(cases: Cases) -> list[str]:
                 f"{parts['synchronisation'] / 1e3:.2f}",
                 f"{parts['load'] / 1e3:.2f}",
                 f"{(parts['products'] + parts['reduction']) / 1e3:.2f}",
-                f"{parts['hidden'] / 1e3:.2f}",
             )
         )
-    header = ("case", "kernel", "measured", "hand-off", "exchange", "arithmetic", "hidden by passes")
+    header = ("case", "kernel", "measured", "hand-off", "exchange", "arithmetic")
     return [table("### One step, us: measured, and its parts by the model", header, rows)] if rows else []
 
 
@@ -260,12 +259,10 @@ def accuracy(results: Mapping[str, Any]) -> list[str]:
     return [table("### The model against all configurations that were timed", header, rows) + summary + notes]
 
 
-def rank_and_time(trial: str | Mapping[str, float]) -> tuple[float, float]:
-    """The place that the model gave a trial, or what it predicted, and the nanoseconds that were measured."""
-    if isinstance(trial, str):  # benchmarks.recurrent_search writes thousands, each in one line
-        rank, _, measured = trial.split()[:3]
-        return float(rank), float(measured)
-    return trial["predicted"], trial["measured"]
+def rank_and_time(trial: str) -> tuple[float, float]:
+    """The place that the model gave a trial, and the nanoseconds that were measured; see `recurrent_search.short`."""
+    rank, _, measured = trial.split()[:3]
+    return float(rank), float(measured)
 
 
 def end_to_end(cases: Cases) -> list[str]:

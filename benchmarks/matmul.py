@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from benchmarks.matmul_cases import CASES, KINDS, Case, table
+from benchmarks.multiplier import Shape, Tiling
 from benchmarks.products import multiplier
 from benchmarks.records import begun, save
 from benchmarks.recurrent_peers import captured, median_milliseconds, settings
 from benchmarks.runs import asked, command_line, waiting
-from custom_ops.jit.matmul import Shape, Tiling
 
 REPEATS = 10  # in one graph
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import torch
 
+from benchmarks.multiplier import Multiplier, Shape
 from benchmarks.recurrent_kernels import FOLDER
 from custom_ops.jit import matmul
 from custom_ops.jit.cache import Cache
-from custom_ops.jit.matmul import Multiplier, Shape
 from graph_passes.matmul.plan import worth_it
 
 

@@ -15,6 +15,7 @@ UNITS = (64, 256, 512, 1024)
 LARGE = (2048,)  # whose weights fit no chip: they are read from L2 in every step
 BATCHES = (1, 10, 20, 64)
 STEPS = 100
+TOP = 5  # of the model's first, that are compiled and timed
 WITHOUT_TF32 = ", no TF32"  # behind a case's name in the results of benchmarks.recurrent_keras
 # the blocks [units, units] of recurrent weights; input weights have as many
 BLOCKS: Mapping[str, int] = {"lstm": 4, "gru": 3, "canonical_gru": 3}

@@ -30,7 +30,7 @@ import torch
 from benchmarks import recurrent_ours as ours
 from benchmarks.records import load, save
 from benchmarks.recurrent import KINDS, PEER_BOUND, View, raised, timed
-from benchmarks.recurrent_cases import BOUNDS
+from benchmarks.recurrent_cases import BOUNDS, TOP
 from benchmarks.recurrent_kernels import prepare
 from benchmarks.recurrent_peers import Layer, Problem, Run, peers, reference, settings, with_gradient
 from benchmarks.recurrent_sources import SYSTEMS, Shape, all_shapes, build_variables, haste_sources, prepared
@@ -38,7 +38,6 @@ from benchmarks.runs import command_line, named
 
 TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}  # the others store float32
 BACKENDS = {"fused": "cuda_fused", "alternating": "cuda"}
-TOP = 5  # configurations of ours that are compiled and timed
 BUILD_SECONDS, RUN_SECONDS = 300, 60  # for one system
 
 Outcomes = dict[str, Any]

@@ -4,8 +4,9 @@ rows, which computes again what a launch could not: the kernels alone, in fp32.
     python -m benchmarks.recurrent_launches --output benchmarks/results/recurrent_launches_h200.json
     python -m benchmarks.recurrent_launches --table benchmarks/results/recurrent_launches_h200.json
 
-The best five of each by the model are compiled, held against float64 and timed, as the tuner does it, in CUDA graphs;
-the one block is timed once, up to 1,024 units. It needs cuda.bindings and NVRTC, no framework."""
+The best five of the first by the model, and the one form of the second, are compiled, held against float64 and timed,
+as the tuner does it, in CUDA graphs; the one block is timed once, up to 1,024 units. It needs cuda.bindings and NVRTC,
+no framework."""
 
 from __future__ import annotations
 
@@ -18,24 +19,24 @@ from typing import Any
 import numpy as np
 
 from benchmarks.records import begun, save
-from benchmarks.recurrent_cases import BLOCKS, STAGES, Case, Chip, kernel_in_words
+from benchmarks.recurrent_cases import BLOCKS, STAGES, TOP, Case, Chip, kernel_in_words
 from benchmarks.recurrent_kernels import FOLDER, specs_of
 from benchmarks.runs import asked, command_line, waiting
+from custom_ops.errors import KernelError
 from custom_ops.jit import microbenchmark
-from custom_ops.jit.bench import DeviceBench
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.device import Device
-from custom_ops.jit.launch import Launcher
-from custom_ops.jit.samples import Samples
-from custom_ops.jit.tune import Ranked, Trial, tune
 from custom_ops.machine import Machine
+from custom_ops.recurrent.bench import DeviceBench
+from custom_ops.recurrent.launch import Launcher
+from custom_ops.recurrent.samples import Samples
+from custom_ops.recurrent.tune import Ranked, Trial, tune
 from custom_ops.spec import RecurrentSpec
 from graph_passes.cost.recurrent import LAUNCH, predict, rank
-from graph_passes.cost.space import enumerate_launches
+from graph_passes.cost.space import launched
 
 CASES = [Case(layer, units, batch) for layer in ("lstm", "canonical_gru") for units in (512, 1024, 2048, 4096)
          for batch in (1, 16, 64)]  # fmt: skip
-TOP = 5
 LARGEST_ALONE = 1024  # units, above which one block takes seconds
 L2_BYTES = 50 << 20  # of an H200
 L2_BYTES_PER_SECOND = 132 * 77.5e9  # by the micro-benchmark, all multiprocessors together
@@ -71,25 +72,18 @@ def run(case: Case, machine: Machine, device: Device, cache: Cache) -> dict[str,
         choices = Cache(cache.folder / kind)  # they are kept by what is computed, not by what was ranked
         return tune(bench, lambda _: ranked, choices, (case.batch,), case.steps, TOP, progress=False).chosen[0]
 
-    whole = fastest(
-        "whole",
-        [
-            (each.configuration, each.nanoseconds(case.steps))
-            for each in rank(machine, spec, case.batch, case.steps)
-            if each.configuration.exchange != "launches"
-        ],
-    )
-    staged = fastest("staged", sorted(launches(machine, spec, case), key=lambda each: each[1]))
+    ranked = [
+        (each.configuration, each.nanoseconds(case.steps)) for each in rank(machine, spec, case.batch, case.steps)
+    ]
+    whole, configuration = fastest("whole", ranked), launched(machine, spec, case.batch)
+    if configuration is None:
+        raise KernelError(f"{case.name}: a launch for each stage does not fit")
+    predicted = predict(machine, spec, configuration, case.batch).nanoseconds(case.steps)
+    staged = fastest("staged", [(configuration, predicted)])
     alone = None
     if whole.configuration.needs_fallback and case.units <= LARGEST_ALONE:
         alone = one_block(Launcher(bench.build(whole.configuration)), spec, case, device)
     return {"whole": asdict(whole), "staged": asdict(staged), "one_block_nanoseconds": alone}
-
-
-def launches(machine: Machine, spec: RecurrentSpec, case: Case) -> list[Ranked]:
-    """All that are launched for each stage, with the nanoseconds that the model predicts."""
-    found = [configuration for configuration, _ in enumerate_launches(machine, spec, case.batch)]
-    return [(each, predict(machine, spec, each, case.batch).nanoseconds(case.steps)) for each in found]
 
 
 def one_block(launcher: Launcher, spec: RecurrentSpec, case: Case, device: Device) -> float:

@@ -18,23 +18,23 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from os import cpu_count
 from typing import Any
 
-from benchmarks.make_recurrent_tables import TOP
 from benchmarks.records import begun, save
-from benchmarks.recurrent_cases import Case, chosen
+from benchmarks.recurrent_cases import TOP, Case, chosen
 from benchmarks.recurrent_kernels import FOLDER, specs_of
 from benchmarks.runs import command_line
 from custom_ops.errors import KernelError
 from custom_ops.jit import microbenchmark
-from custom_ops.jit.bench import DeviceBench
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.device import Device
-from custom_ops.jit.program import build
-from custom_ops.jit.tune import NEVER, Bench, Trial, timed
+from custom_ops.jit.tune import NEVER
 from custom_ops.machine import Machine
+from custom_ops.recurrent.bench import DeviceBench
+from custom_ops.recurrent.program import build
+from custom_ops.recurrent.tune import Bench, Trial, timed
 from custom_ops.spec import Configuration, RecurrentSpec
 from graph_passes.cost.recurrent import rank
 
@@ -42,6 +42,7 @@ DEFAULT = ("lstm/",)
 PRECISION = "highest"
 SHARE = 2  # configurations that a core compiles at a time
 FINALISTS = 10
+COLUMNS = " ".join(field.name for field in fields(Configuration))  # of a trial, behind its five numbers
 
 Ranked = dict[int, Trial]  # by their places in the model's order
 
@@ -153,12 +154,15 @@ def outcome(trials: Ranked) -> dict[str, Any]:
     """Where benchmarks.recurrent writes its trials, but short: there are thousands."""
     ran = any(trial.measured < NEVER for trial in trials.values())
     written = [short(place, trial) for place, trial in sorted(trials.items())]
-    return {"status": "ok" if ran else "failed", "kernels": {PRECISION: {"kernels": [{"trials": written}]}}}
+    return {
+        "status": "ok" if ran else "failed",
+        "kernels": {PRECISION: {"kernels": [{"columns": COLUMNS, "trials": written}]}},
+    }
 
 
 def short(place: int, trial: Trial) -> str:
     """A trial in one line: its rank, nanoseconds predicted and measured, registers, bytes of local memory, its
-    configuration's values in the order of the fields, and what went wrong."""
+    configuration's values as `COLUMNS` names them, and what went wrong."""
     measured = trial.measured if trial.error else round(trial.measured)
     numbers = (place, round(trial.predicted), measured, trial.registers, trial.local)
     return " ".join(map(str, (*numbers, *vars(trial.configuration).values(), trial.error[:200]))).strip()

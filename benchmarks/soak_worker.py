@@ -200,10 +200,10 @@ def _compare(before: Any, after: Any) -> dict[str, Any]:
     try:
         found = _run(after, tfmem.session_config())
     except Exception as error:
-        if _shares_memory(before):
+        if _is_unordered(before):
             return {"outcome": UNORDERED}
         return {"outcome": "does not run", "error": _short(error), "trace": str(error)[-2000:]}
-    if found is not None and not _same(wanted, found) and _shares_memory(before):
+    if found is not None and not _same(wanted, found) and _is_unordered(before):
         return {"outcome": UNORDERED}
     if found is not None and not _same(wanted, found):
         return {"outcome": "differs", "error": f"{wanted} before, {found} after"}
@@ -214,9 +214,17 @@ _WITHOUT_GRAPPLER = v1.ConfigProto()
 _WITHOUT_GRAPPLER.graph_options.rewrite_options.disable_meta_optimizer = True
 
 
-def _shares_memory(graph_def: Any) -> bool:
-    """Whether variables are read where they lie, so that a mutation can make a step race with its updates."""
-    return any(node.op in ("Variable", "VariableV2") for node in graph_def.node)
+def _is_unordered(graph_def: Any) -> bool:
+    """Whether a mutation can have made a step race with its updates: variables are read where they lie, or the step
+    itself initialises them, and nothing says whether that is before it reads them."""
+    nodes = {node.name: node for node in graph_def.node}
+    needed, waiting = set[str](), [name for name in ("loss", "train") if name in nodes]
+    while waiting:
+        name = waiting.pop()
+        if name not in needed:
+            needed.add(name)
+            waiting += [text.removeprefix("^").partition(":")[0] for text in nodes[name].input]
+    return "initialize" in needed or any(node.op in ("Variable", "VariableV2") for node in graph_def.node)
 
 
 def _same(wanted: list[Any], found: list[Any]) -> bool:

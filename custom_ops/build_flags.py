@@ -23,12 +23,30 @@ def library_name(tensorflow_version: str) -> str:
 
 def sources() -> list[Path]:
     """All C++ sources, in a fixed order."""
-    return sorted((PACKAGE / "ops").glob("*.cc"))
+    return sorted((PACKAGE / "ops").rglob("*.cc"))
 
 
 def headers() -> list[Path]:
     """All C++ headers: when one changes, everything is to be compiled anew."""
-    return sorted((PACKAGE / "ops").glob("*.h"))
+    return sorted((PACKAGE / "ops").rglob("*.h"))
+
+
+def object_stem(source: Path) -> str:
+    """The name of a source's object file, without its ending: ops/cpu/tile.cc has "cpu.tile"."""
+    folder = source.parent.name
+    return source.stem if folder == "ops" else f"{folder}.{source.stem}"
+
+
+def write_generated() -> None:
+    """Writes the headers that are generated, if they are not there as they would be written now."""
+    from custom_ops.expr import cpp  # NumPy is only found once TensorFlow is
+
+    target, text = PACKAGE.parent / cpp.HEADER, cpp.header()
+    if not target.exists() or target.read_text() != text:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False) as scratch:
+            scratch.write(text)
+        Path(scratch.name).replace(target)
 
 
 def compiler() -> str:
@@ -37,8 +55,10 @@ def compiler() -> str:
 
 
 def compile_command(source: Path, object_file: Path) -> list[str]:
-    """The command that compiles one source."""
+    """The command that compiles one source; what is generated is there for it."""
     import tensorflow as tf
+
+    write_generated()
 
     # NDEBUG, because TensorFlow is built with it and some of its headers depend on it.
     own = ["-std=c++17", "-O2", "-fPIC", "-DNDEBUG", "-Wall", f"-I{PACKAGE.parent}"]
@@ -83,7 +103,7 @@ def build(output_directory: Path = PACKAGE, jobs: int = 2) -> Path:
     output_directory.mkdir(parents=True, exist_ok=True)
     library = output_directory / library_name(tf.__version__)
     with tempfile.TemporaryDirectory(dir=output_directory) as scratch:
-        objects = [Path(scratch, source.stem + ".o") for source in sources()]
+        objects = [Path(scratch, object_stem(source) + ".o") for source in sources()]
         commands = map(compile_command, sources(), objects)
         with ThreadPoolExecutor(jobs) as pool:
             list(pool.map(lambda command: subprocess.run(command, check=True), commands))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import chain
 
 from custom_ops.cell import (
     Cell,
     Constant,
-    Elementwise,
     Invariant,
     Node,
     Product,
@@ -21,8 +21,8 @@ from custom_ops.cell import (
     is_scalar,
 )
 from custom_ops.errors import CellError
-
-COMMUTATIVE = frozenset({"add", "multiply", "equal"})
+from custom_ops.expr.program import Elementwise, live_nodes
+from custom_ops.expr.table import TABLE
 
 
 class CellBuilder:
@@ -102,7 +102,7 @@ class CellBuilder:
         return self.add(RowSum(operand))
 
     def apply(self, op: str, *arguments: int) -> int:
-        """One of `custom_ops.cell.ELEMENTWISE`."""
+        """One of the ops of `custom_ops.expr.table.FLOAT_OPS`."""
         return self.add(Elementwise(op, arguments))
 
     def sum(self, first: int, *others: int) -> int:
@@ -120,11 +120,9 @@ class CellBuilder:
         states, outputs = tuple(states), tuple(map(tuple, outputs))
         if len(states) != self._states:
             raise CellError(f"{self._states} states were declared, and {len(states)} given a next value")
-        used = set(states).union(*outputs)
-        for place in reversed(range(len(self.nodes))):
-            if place in used:
-                used.update(arguments_of(self.nodes[place]))
-        kept = sorted(used)
+        roots = [*states, *chain.from_iterable(outputs)]
+        live = live_nodes(len(self.nodes), roots, lambda place: arguments_of(self.nodes[place]))
+        kept = [place for place, used in enumerate(live) if used]
         new = {place: number for number, place in enumerate(kept)}
         return Cell(
             nodes=tuple(with_arguments(self.nodes[place], new) for place in kept),
@@ -154,7 +152,7 @@ def _key(node: Node) -> object:
     match node:
         case Constant(value=value):
             return repr(value)  # 0.0 and -0.0 are equal, yet not the same number
-        case Elementwise(op=op, arguments=arguments) if op in COMMUTATIVE:
+        case Elementwise(op=op, arguments=arguments) if op in TABLE and TABLE[op].commutative:
             return op, *sorted(arguments)
         case _:
             return node

@@ -11,14 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from custom_ops.build_flags import PACKAGE, library_name
 from custom_ops.errors import OpLibraryError
-from custom_ops.recurrent import register_gradient
+from custom_ops.recurrent.op import register_gradient
 
 if TYPE_CHECKING:
     import tensorflow as tf
+    from numpy.typing import NDArray
 
 Mechanism = Literal["auto", "copy", "managed", "file"]
 Fault = Literal["copy_out", "copy_in", "allocate"]
@@ -235,6 +236,61 @@ class Library:
         """Keeps the CPU kernels from vectors wider than 16, 32 or 64 bytes, for tests. While no op runs."""
         self._functions.tfmem_limit_vector_bytes(ctypes.c_int(size))
 
+    def compile_program(self, text: str) -> bytes:
+        """The tile program of a program over tensors (`expr.program`), serialised: what the CPU interprets.
+
+        Raises:
+            OpLibraryError: the program is wrong, or of a form that the CPU does not run.
+        """
+        error = ctypes.create_string_buffer(_ERROR_BYTES)
+        code, capacity = text.encode(), 0
+        while True:
+            read = ctypes.create_string_buffer(capacity)
+            sizes = ctypes.c_int64(len(code)), ctypes.c_int64(capacity)
+            count = self._functions.tfmem_compile_program(
+                code, sizes[0], read, sizes[1], error, ctypes.c_int64(_ERROR_BYTES)
+            )
+            if count < 0:
+                raise OpLibraryError(error.value.decode(errors="replace"))
+            if count <= capacity:
+                return read.raw[:count]
+            capacity = count
+
+    def run_program(
+        self,
+        text: str,
+        tile: bytes,
+        axes: Sequence[int],
+        inputs: "Sequence[NDArray[Any]]",
+        outputs: "Sequence[NDArray[Any]]",
+    ) -> None:
+        """Runs a program over arrays by its tile program, on the thread that calls. All arrays are contiguous.
+
+        Args:
+            text: the program.
+            tile: what `compile_program` made of it.
+            axes: the sizes of the program's axes.
+            inputs: its tensors.
+            outputs: filled with its outputs.
+
+        Raises:
+            OpLibraryError: sizes do not fit, an index is out of bounds, or `tile` is no tile program of this program.
+        """
+        arrays = [*inputs, *outputs]
+        if not all(array.flags.c_contiguous for array in arrays):
+            raise OpLibraryError("an array is not contiguous; expected contiguous ones (numpy.ascontiguousarray)")
+        code, error = text.encode(), ctypes.create_string_buffer(_ERROR_BYTES)
+        failed = self._functions.tfmem_run_program(
+            *(code, ctypes.c_int64(len(code)), tile, ctypes.c_int64(len(tile))),
+            *(_int64s(axes), ctypes.c_int64(len(axes))),
+            *(_addresses(inputs), _int64s([array.ndim for array in inputs])),
+            *(_int64s([size for array in inputs for size in array.shape]), ctypes.c_int64(len(inputs))),
+            *(_addresses(outputs), _int64s([array.nbytes for array in outputs]), ctypes.c_int64(len(outputs))),
+            *(error, ctypes.c_int64(_ERROR_BYTES)),
+        )
+        if failed:
+            raise OpLibraryError(error.value.decode(errors="replace"))
+
     def trim(self) -> None:
         """Frees what the pools hold idle: pinned blocks, spill files, events."""
         self._functions.tfmem_trim()
@@ -288,6 +344,14 @@ class Library:
         return list(values)
 
 
+def _int64s(values: Sequence[int]) -> "ctypes.Array[ctypes.c_int64]":
+    return (ctypes.c_int64 * len(values))(*values)
+
+
+def _addresses(arrays: "Sequence[NDArray[Any]]") -> "ctypes.Array[ctypes.c_void_p]":
+    return (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
+
+
 def find_library(tensorflow_version: str, directory: Path = PACKAGE) -> Path:
     """The op library for a version of TensorFlow.
 
@@ -326,6 +390,7 @@ def load() -> Library:
             f"another one: {error}. {_BUILD_HINT}"
         ) from error
     functions.tfmem_read_probes.restype = ctypes.c_int64
+    functions.tfmem_compile_program.restype = ctypes.c_int64
     functions.tfmem_share_op.restype = ctypes.c_bool
     functions.tfmem_open_stream.restype = ctypes.c_int64
     register_gradient(ops)

@@ -59,7 +59,6 @@ class Configuration:
 
     Attributes:
         rows: of the batch, for one group.
-        passes: 1, 2 or 4 parts of `rows`, computed in turn, so that one part's exchange hides behind the others.
         ctas: of a group; with more than one they exchange operands every step.
         threads: of a CTA.
         lanes: threads of a work group, up to 32 or a multiple of 32; above 32 its warps' sums meet in shared memory.
@@ -81,7 +80,6 @@ class Configuration:
     """
 
     rows: int = 1
-    passes: int = 1
     ctas: int = 1
     threads: int = 256
     lanes: int = 16
@@ -94,8 +92,8 @@ class Configuration:
     partial_sums: bool = False
 
     def __post_init__(self) -> None:
-        if self.rows < 1 or self.passes not in (1, 2, 4) or self.rows % self.passes:
-            raise KernelError(f"{self.rows} rows in {self.passes} passes: expected a multiple of 1, 2 or 4 passes")
+        if self.rows < 1:
+            raise KernelError(f"{self.rows} rows: expected at least 1")
         if self.threads % WARP or not WARP <= self.threads <= 1024:
             raise KernelError(f"{self.threads} threads: expected a multiple of {WARP} up to 1024")
         if not 1 <= self.lanes <= self.threads or (self.lanes > WARP and self.lanes % WARP):
@@ -111,10 +109,10 @@ class Configuration:
                 f"{self.slices} slices of {self.ctas} CTAs with exchange '{self.exchange}': expected a divisor of the "
                 "CTAs, and more than 1 for 'grid' alone"
             )
-        if self.exchange == "launches" and (self.passes > 1 or self.replicated or self.product == "half"):
+        if self.exchange == "launches" and (self.replicated or self.product == "half"):
             raise KernelError(
-                f"exchange 'launches' in {self.passes} passes, replicated {self.replicated}, product '{self.product}': "
-                "expected 1 pass and no replicas, for nobody waits, and not 'half', which looks at all weights first"
+                f"exchange 'launches', replicated {self.replicated}, product '{self.product}': "
+                "expected no replicas, for nobody waits, and not 'half', which looks at all weights first"
             )
         if self.slices > LARGEST_CLUSTER:
             raise KernelError(f"{self.slices} slices: a cluster has at most {LARGEST_CLUSTER} CTAs")
@@ -128,10 +126,10 @@ class Configuration:
             raise KernelError(f"replicated with {self.slices} slices: a CTA reads a part of the states only")
         if self.replicated and self.product == "half":
             raise KernelError("replicated with product 'half': its operands are no float32, which replicas read")
-        if self.partial_sums and (not self.replicated or self.product != "fma" or self.passes > 1):
+        if self.partial_sums and (not self.replicated or self.product != "fma"):
             raise KernelError(
-                f"partial_sums with product '{self.product}' in {self.passes} passes, replicated {self.replicated}: "
-                "expected 'fma', 1 pass, and replicated, whose products they sum up"
+                f"partial_sums with product '{self.product}', replicated {self.replicated}: "
+                "expected 'fma' and replicated, whose products they sum up"
             )
 
     @property

@@ -9,7 +9,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from graph_passes.ir import Graph, Node, TensorId, boolean, text
@@ -58,13 +58,11 @@ def frames(graph: Graph) -> Iterator[Frame]:
 
 def subgraph(graph: Graph, results: list[TensorId], ends: frozenset[str]) -> list[str]:
     """The nodes that `results` are computed from, down to `ends`, which are not among them."""
-    found: dict[str, None] = {}
-    waiting = [tensor.node for tensor in results]
-    while waiting:
-        name = waiting.pop()
-        if name not in found and name not in ends:
-            found[name] = None
-            waiting += [tensor.node for tensor in graph[name].inputs]
+
+    def before(tensors: Iterable[TensorId]) -> Iterator[str]:
+        return (tensor.node for tensor in tensors if tensor.node not in ends)
+
+    found = graph.reached(before(results), lambda node: before(node.inputs))
     return [name for name in graph.nodes if name in found]
 
 
@@ -95,14 +93,5 @@ def _frame(graph: Graph, condition: Node) -> Frame | None:
 
 
 def _inside(graph: Graph, enters: list[str]) -> list[str]:
-    found = set(enters)
-    waiting = list(enters)
-    while waiting:
-        node = graph[waiting.pop()]
-        if node.op == "Exit":
-            continue
-        for successor in graph.successors(node):
-            if successor not in found:
-                found.add(successor)
-                waiting.append(successor)
+    found = graph.reached(enters, lambda node: () if node.op == "Exit" else graph.successors(node))
     return [name for name in graph.nodes if name in found]

@@ -10,7 +10,7 @@ a GraphDef stay opaque; values that passes write are plain Python (see `AttrValu
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -64,7 +64,15 @@ class Literal:
     values: tuple[bool | int | float, ...]
 
 
-Scalar: TypeAlias = bool | int | float | str | bytes | DataType
+@dataclass(frozen=True)
+class Code:
+    """A function attribute: the function that returns `data`, the code of a GPU kernel. It goes into the library of the
+    graph with the node, once however many nodes name it."""
+
+    data: bytes
+
+
+Scalar: TypeAlias = bool | int | float | str | bytes | DataType | Code
 AttrValue: TypeAlias = Scalar | Shape | Literal | tuple[Scalar, ...]
 
 
@@ -120,8 +128,9 @@ class Editor(Protocol):
         attrs: Mapping[str, AttrValue | Any],
         device: str = "",
         control: Sequence[str] = (),
+        outputs: int = 1,
     ) -> str:
-        """Add a node that runs after `control`; returns its final, unique name."""
+        """Add a node with so many outputs that runs after `control`; returns its final, unique name."""
 
     def rewire(self, node: str, index: int, source: TensorId) -> None:
         """Make data input `index` of `node` read `source`."""
@@ -225,10 +234,23 @@ class Graph:
 
     def successors(self, node: Node) -> Iterator[str]:
         """Names of the nodes that wait for `node`; repeats are possible."""
-        for tensor in self.tensors(node):
-            for use in self.uses(tensor):
-                yield use.node
+        yield from self.readers(node)
         yield from self._controlled.get(node.name, ())
+
+    def readers(self, node: Node) -> Iterator[str]:
+        """Names of the nodes that read an output of `node`; repeats are possible."""
+        return (use.node for tensor in self.tensors(node) for use in self.uses(tensor))
+
+    def reached(self, names: Iterable[str], step: Callable[[Node], Iterable[str]]) -> set[str]:
+        """These nodes and all that `step` (`predecessors`, say) leads to from them."""
+        found = {self[name].name for name in names}
+        pending = list(found)
+        while pending:
+            for name in step(self[pending.pop()]):
+                if name not in found:
+                    found.add(name)
+                    pending.append(name)
+        return found
 
     def waiting(self, node: Node) -> Sequence[str]:
         """Names of the nodes that have a control edge from `node`."""
@@ -242,6 +264,7 @@ class Graph:
         attrs: Mapping[str, AttrValue | Any],
         device: str = "",
         control: Sequence[str] = (),
+        outputs: int = 1,
     ) -> str:
         """See `Editor.insert`."""
         unique, suffix = name, 1
@@ -251,7 +274,7 @@ class Graph:
             self._require(tensor.node, unique)
         for before in control:
             self._require(before, unique)
-        node = Node(unique, op, list(inputs), list(control), device, dict(attrs), _outputs(op, attrs), op in MEMORY_OPS)
+        node = Node(unique, op, list(inputs), list(control), device, dict(attrs), outputs, op in MEMORY_OPS)
         self.nodes[unique] = node
         for index, tensor in enumerate(inputs):
             self._uses.setdefault(tensor, []).append(Use(unique, index))
@@ -310,25 +333,6 @@ class Graph:
             for waiting in self._controlled.pop(name, ()):
                 if waiting in self.nodes:
                     self.nodes[waiting].control.remove(name)
-
-
-def _outputs(op: str, attrs: Mapping[str, Any]) -> int:
-    """How many outputs an op has that a pass inserts."""
-    if op in ("MemOpRelease", "MemOpProbe", "MemOpPreaccess", "NoOp"):
-        return 0
-    if op == "TfmemRecurrent":
-        counted = integer(attrs["No"]) + integer(attrs["Nh"])
-    elif op in ("Split", "SplitV"):
-        counted = integer(attrs["num_split"])
-    elif op == "Unpack":
-        counted = integer(attrs["num"])
-    elif op in ("ShapeN", "ConcatOffset"):
-        counted = integer(attrs["N"])
-    elif op == "BroadcastGradientArgs":
-        counted = 2
-    else:
-        counted = 1
-    return int(counted)
 
 
 def integer(value: Any) -> int:

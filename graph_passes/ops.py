@@ -1,25 +1,23 @@
-"""What passes know of TensorFlow's ops: who shares a buffer, who may reuse one, what holds no memory of its own."""
+"""What passes know of TensorFlow's ops: who passes a value on, who shares a buffer, who may reuse one, what holds no
+memory of its own."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Any
+
+from graph_passes.ir import Graph, Node, TensorId
+
+# Output n is input n: the same value, shape and dtype.
+IDENTITIES = frozenset({"Identity", "IdentityN", "StopGradient", "PreventGradient", "EnsureShape", "Snapshot"})
+
 # Output 0 is input 0's buffer under another name (and perhaps another shape).
-VIEWS = frozenset(
-    {
-        "Identity",
-        "Reshape",
-        "Squeeze",
-        "ExpandDims",
-        "StopGradient",
-        "PreventGradient",
-        "EnsureShape",
-        "CheckNumerics",
-        "CheckNumericsV2",
-        "MemOpAwait",
-    }
+VIEWS = (IDENTITIES - {"IdentityN", "Snapshot"}) | frozenset(
+    {"Reshape", "Squeeze", "ExpandDims", "CheckNumerics", "CheckNumericsV2", "MemOpAwait"}
 )
 
-# Views that keep the shape too: a reader of one can read the other.
-SAME_SHAPE_VIEWS = VIEWS - {"Reshape", "Squeeze", "ExpandDims"}
+# Output 0 holds input 0's numbers, perhaps in another order or type.
+SAME_NUMBERS = VIEWS | {"Cast", "Transpose", "ConjugateTranspose"}
 
 _UNARY = (
     "Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Elu Erf Exp Expm1 Floor Inv IsFinite IsInf IsNan LeakyRelu "
@@ -56,6 +54,15 @@ EXTERNAL = frozenset(
         "VarIsInitializedOp",
     }
 )
+
+# Stateful ops that only read: they may move to where nothing writes between the old place and the new one.
+READS = frozenset({"ReadVariableOp", "ResourceGather", "VariableShape"})
+
+# Random ops that draw anew whenever they run.
+DRAWS = frozenset({"RandomUniform", "RandomStandardNormal", "TruncatedNormal"})
+
+# Stateful, but of no effect on anything other than their own array.
+ARRAYS = frozenset(f"TensorArray{kind}V3" for kind in ("", "Read", "Write", "Gather", "Scatter", "Size", "Close"))
 
 # Ops that read how large a tensor is, and none of its data.
 SHAPE_READERS = frozenset({"Shape", "ShapeN", "Size", "Rank"})
@@ -143,3 +150,26 @@ ITEM_SIZES = {
 def is_update(op: str) -> bool:
     """Whether an op of this type writes a variable."""
     return op in UPDATES or op.startswith(("ResourceApply", "ResourceSparseApply", "Apply", "SparseApply"))
+
+
+def passed(graph: Graph, tensor: TensorId, through: Collection[str] = IDENTITIES) -> TensorId:
+    """What `tensor` is a copy of: the first tensor before it that no op in `through` made."""
+    node = graph[tensor.node]
+    while node.op in through and node.inputs:
+        tensor = node.inputs[tensor.index]
+        node = graph[tensor.node]
+    return tensor
+
+
+def scalar_value(graph: Graph, tensor: TensorId) -> int | float | bool | None:
+    """The number that a tensor of one element holds, if it is a constant."""
+    found = graph.constants.get(passed(graph, tensor).node)
+    if found is None or found.size != 1:
+        return None
+    value: int | float | bool = found.reshape(()).item()
+    return value
+
+
+def copied(node: Node) -> dict[str, Any]:
+    """The attributes of a copy: those that only made sense where `node` was are left out."""
+    return {key: value for key, value in node.attrs.items() if not key.startswith("_")}

@@ -1,25 +1,84 @@
-"""One captured step through the passes: read it, plan on it, edit it."""
+"""The passes, each with its phase; and one captured step through those that move memory: read, planned on, edited.
+
+    captured --BEFORE_GRAPPLER--> Grappler, once --AFTER_GRAPPLER--> (with a budget: UNDER_BUDGET) --> restored
+
+What a pass needs of TensorFlow or of a device (gradients, kernels that are timed, costs) is handed to its plan.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import enum
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from graph_passes.analysis import roles
 from graph_passes.analysis.fragmentation import Room
 from graph_passes.analysis.liveness import build_timeline
 from graph_passes.analysis.order import schedule
+from graph_passes.analysis.region import reads_before_updates, step_region
 from graph_passes.analysis.simulate import Link, uncounted, usage_under
 from graph_passes.analysis.timeline import Timeline
 from graph_passes.cost.model import CostModel, held
 from graph_passes.errors import InfeasibleBudgetError, NoGradientError
-from graph_passes.ir import Editor, Graph, TensorId
-from graph_passes.offload.apply import Probing, apply_offload, transfers
+from graph_passes.ir import Editor, Graph, TensorId, parse_input
+from graph_passes.matmul.apply import apply_products
+from graph_passes.matmul.plan import plan_products
+from graph_passes.offload.apply import apply_offload
+from graph_passes.offload.memops import Probing, transfers
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.offload.plan import OffloadPlan, plan_offload
+from graph_passes.recurrent.apply import apply_recurrent
+from graph_passes.recurrent.plan import plan_source
 from graph_passes.report import MADE_AGAIN, MOVED, UNCHANGED_FITS, Report, TransferRecord
 from graph_passes.verify import verify_graph
+
+
+class Phase(enum.Enum):
+    """Where in the pipeline a pass stands.
+
+    Attributes:
+        BEFORE_GRAPPLER: on the graph as its author left it, with loops as they were written.
+        AFTER_GRAPPLER: on the ops that will run, whether there is a budget or not.
+        UNDER_BUDGET: the same, where memory is limited.
+    """
+
+    BEFORE_GRAPPLER = enum.auto()
+    AFTER_GRAPPLER = enum.auto()
+    UNDER_BUDGET = enum.auto()
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass.
+
+    Attributes:
+        name: what it is called.
+        phase: where it stands.
+        option: the name in a user's `passes` that asks for it.
+        plan: decides; pure, and gives a frozen dataclass.
+        apply: edits as the plan says, and makes no choice.
+    """
+
+    name: str
+    phase: Phase
+    option: str
+    plan: Callable[..., Any]
+    apply: Callable[..., None]
+
+
+# In the order in which they run.
+PASSES = (
+    Pass("recurrent", Phase.BEFORE_GRAPPLER, "recurrent", plan_source, apply_recurrent),
+    Pass("products", Phase.BEFORE_GRAPPLER, "recurrent", plan_products, apply_products),
+    Pass("offload", Phase.UNDER_BUDGET, "offload", plan_offload, apply_offload),
+)
+
+
+def runs(phase: Phase, asked: Collection[str]) -> bool:
+    """Whether a user who asked for these passes wants any of `phase`."""
+    return any(each.phase is phase and each.option in asked for each in PASSES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +92,7 @@ class Step:
         loss: the loss, where the caller named it.
         merging: whether the runtime merges pairs of ops after all passes (see `roles.unordered`).
         counted: bytes of the smallest buffer that the device's allocator counts (see `Timeline.counted`).
+        held: (update, the op that it waits for): edges that `graph` has, and the graph that it was read from has not.
     """
 
     graph: Graph
@@ -41,6 +101,7 @@ class Step:
     loss: TensorId | None = None
     merging: bool = False
     counted: int = 0
+    held: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def read(
@@ -54,6 +115,21 @@ class Step:
     ) -> Step:
         """Find the schedule of `graph`."""
         return cls(graph, tuple(schedule(graph, creation_order, merging)), tuple(fetches), loss, merging, counted)
+
+    @classmethod
+    def of_session(cls, graph: Graph, run: Sequence[str] = (), **known: Any) -> Step:
+        """The part of a session's graph that one step runs; each update waits for what reads its variable in place.
+
+        Args:
+            graph: the whole graph; not changed.
+            run: names of the tensors or ops that a step is run for; by default the ops that train.
+            known: see `read`.
+        """
+        region = step_region(graph, [parse_input(name)[0].node for name in run])
+        held = tuple(reads_before_updates(region))
+        for update, reader in held:
+            region.add_control(update, reader)
+        return replace(cls.read(region, **known), held=held)
 
     @cached_property
     def first_update(self) -> int:
@@ -131,10 +207,12 @@ def edit_step(
         spill_key: what stands for the directory of spill files (`Library.spill_key`).
     """
     if editor is not None:
-        apply_offload(step.graph, editor, timeline, plan, options, probing, spill_key)
+        for update, reader in step.held:
+            editor.add_control(update, reader)
+        apply_offload(step.graph, timeline, plan, options, probing, spill_key, editor)
         return step.graph
     edited = step.graph.copy()
-    apply_offload(step.graph, edited, timeline, plan, options, probing, spill_key)
+    apply_offload(edited, timeline, plan, options, probing, spill_key)
     verify_graph(edited)
     return edited
 

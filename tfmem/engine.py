@@ -13,6 +13,7 @@ from graph_passes.cost.model import Roofline, held
 from graph_passes.errors import NoGradientError, UnknownShapeError
 from graph_passes.ir import Graph, Node
 from graph_passes.offload.plan import OffloadPlan
+from graph_passes.pipeline import Phase, runs
 from graph_passes.recurrent.match import RecurrentPlan
 from graph_passes.report import Report
 from tfmem.config import Options, parse_budget, workspace_limits
@@ -74,7 +75,7 @@ class Engine:
             InvalidBudgetError: the budget is none for this device.
         """
         budget = parse_budget(self.options.memory_budget, self.target.memory)
-        if "offload" not in self.options.passes:
+        if not runs(Phase.UNDER_BUDGET, self.options.passes):
             return None
         return self.target.memory if budget is None and self.target.is_gpu else budget
 
@@ -146,7 +147,7 @@ class Engine:
     @property
     def swaps(self) -> bool:
         """Whether recurrent layers are to be swapped."""
-        return "recurrent" in self.options.passes
+        return runs(Phase.BEFORE_GRAPPLER, self.options.passes)
 
     @property
     def feed_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -7,13 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from graph_passes import pipeline, serde
-from graph_passes.analysis.region import reads_before_updates, step_region
 from graph_passes.ir import Graph, TensorId, parse_input
 from graph_passes.recurrent.apply import apply_recurrent
-from graph_passes.recurrent.cudnn import CUDNN
 from graph_passes.recurrent.faults import carried_out, fault
-from graph_passes.recurrent.match import RecurrentPlan, Unmatched
-from graph_passes.recurrent.training import plan_whole
+from graph_passes.recurrent.match import RecurrentPlan
+from graph_passes.recurrent.plan import Source, plan_source
 from graph_passes.report import Report
 from tfmem.capture.build import shaped_graph
 from tfmem.capture.captured import require_feeds
@@ -22,12 +20,10 @@ from tfmem.capture.live_graph import LiveEditor, capture_graph
 from tfmem.capture.step_gradient import step_gradient_fault
 from tfmem.engine import Engine
 from tfmem.faults import fault_note, is_fault
-from tfmem.recurrent import kept_steps, warn_of_faults, with_swaps
+from tfmem.recurrent import warn_of_faults, with_swaps
 from tfmem.tuning import with_kernels
 from tfmem.unobserved import plan_unobserved, within_budget
 
-RUNS_ANYWAY = frozenset({"While", *CUDNN})
-_BEING_TRACED = "the function is still being traced, so that the old loop would run too; optimise the function instead"
 REPORT = "_tfmem_report"  # the attribute in which objects that are not tfmem's own keep their report
 
 
@@ -81,12 +77,14 @@ class _LiveStep:
         loss, fetches, is_gpu = self._loss, self._fetches, self._engine.target.is_gpu
         run = [*fetches, *([loss.name] if loss is not None and fetches else [])]
         graph = _read(self._graph, self._engine.options.input_shapes)
-        region = step_region(graph, [parse_input(name)[0].node for name in run])
-        self._held = reads_before_updates(region)
-        for update, reader in self._held:
-            region.add_control(update, reader)
-        named = [parse_input(name)[0] for name in fetches]
-        return pipeline.Step.read(region, (), named, _identity(loss), merging=not is_gpu, counted=self._engine.counted)
+        return pipeline.Step.of_session(
+            graph,
+            run,
+            fetches=[parse_input(name)[0] for name in fetches],
+            loss=_identity(loss),
+            merging=not is_gpu,
+            counted=self._engine.counted,
+        )
 
     def make(self, step: pipeline.Step) -> tuple[None, Report]:
         options, name = self._engine.options.offload, type(self._graph).__name__
@@ -97,8 +95,6 @@ class _LiveStep:
         if plan.moves:
             pipeline.edit_step(step, timeline, plan, options)
             with self._editor.undone_on_error():
-                for update, reader in self._held:
-                    self._editor.add_control(update, reader)
                 pipeline.edit_step(step, timeline, plan, options, editor=self._editor, spill_key=self._engine.spill_key)
         return None, found
 
@@ -122,17 +118,17 @@ def _swap(graph: Any, editor: LiveEditor, engine: Engine, fetches: Sequence[str]
 
 
 def _planned(graph: Any, read: Graph, engine: Engine, fetches: Sequence[str]) -> RecurrentPlan:
-    keep = [parse_input(name)[0].node for name in fetches]
-    plan = plan_whole(read, keep, gradients, step_gradient_fault)
-    if graph.building_function:
-        runs_anyway = [match for match in plan.matches if any(read[name].op in RUNS_ANYWAY for name in match.removed)]
-        left = tuple(Unmatched(match.name, match.carrier, _BEING_TRACED) for match in runs_anyway)
-        kept = tuple(match for match in plan.matches if match not in runs_anyway)
-        plan = RecurrentPlan(kept, (*plan.unmatched, *left))
-    plan = with_kernels(plan, engine.target, engine.options)
-    known = {name for match in plan.matches for name in match.removed}
-    plan = replace(plan, unmatched=(*plan.unmatched, *kept_steps(read, keep, known=known, in_place=True)))
-    return carried_out(plan, read)[0]  # tried on a copy first
+    keep = {parse_input(name)[0].node for name in fetches}
+    source = Source(
+        lambda _: read,
+        lambda _: keep,
+        gradients,
+        step_gradient_fault,
+        lambda plan: with_kernels(plan, engine.target, engine.options),
+        in_place=True,
+        traced=graph.building_function,
+    )
+    return carried_out(*plan_source(source))[0]  # tried on a copy first
 
 
 def _read(graph: Any, input_shapes: Mapping[str, tuple[int, ...]], functions: bool = False) -> Graph:

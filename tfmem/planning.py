@@ -14,7 +14,7 @@ from graph_passes.analysis.timeline import Timeline
 from graph_passes.cost.model import CostModel
 from graph_passes.errors import GraphError
 from graph_passes.ir import parse_input
-from graph_passes.offload.apply import Probing
+from graph_passes.offload.memops import Probing
 from graph_passes.offload.plan import OffloadPlan
 from graph_passes.recurrent.match import RecurrentPlan
 from graph_passes.report import ORDERED, Report
@@ -58,6 +58,7 @@ class Trace:
         self.jit_compile = jit_compile
         self._shapes = engine.feed_shapes
         self._source: Captured | None = None
+        self._optimized: Captured | None = None
         self._step: pipeline.Step | None = None
         self._draws = draws
         self._graphs: StepGraphs | None = None
@@ -70,11 +71,11 @@ class Trace:
         source, swaps = swap_recurrent(
             capture_concrete(self.concrete), engine.target, engine.options, self._shapes, final=True
         )
-        base = self.concrete
-        if swaps.matches:
+        base, optimized = self.concrete, None
+        if swaps.matches:  # else the trace runs as it was given, and Grappler with it
             optimized = run_grappler(source, device=engine.target.kind)
             base = restore_concrete(self.concrete, optimized, optimized.graph_def, self._shapes)
-        self._source, self.swaps, self.base = source, swaps, base
+        self._source, self._optimized, self.swaps, self.base = source, optimized, swaps, base
 
     def read(self) -> None:
         """Read the step that planning is about.
@@ -87,7 +88,7 @@ class Trace:
         source = capture_concrete(self.concrete) if self._source is None else self._source
         serde.refuse_optimized((node.name, node.op) for node in source.graph_def.node)
         require_feeds(source, engine.options.input_shapes)
-        self._captured = run_grappler(source, device=engine.target.kind)
+        self._captured = self._optimized or run_grappler(source, device=engine.target.kind)
         inferred = shaped_graph(self._captured, feed_shapes=self._shapes)
         graph = serde.from_graph_def(self._captured.graph_def, inferred=inferred)
         if engine.target.is_gpu:

@@ -8,11 +8,13 @@ from custom_ops.errors import KernelError
 from custom_ops.jit import matmul
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.device import Device
+from custom_ops.jit.image import KernelImage
 from graph_passes import serde
 from graph_passes.ir import Graph
 from graph_passes.matmul.apply import apply_products
 from graph_passes.matmul.plan import plan_products
-from graph_passes.recurrent.match import NewNode, RecurrentPlan
+from graph_passes.recurrent.match import RecurrentPlan
+from graph_passes.rewrite import NewNode
 from tfmem.capture.build import FeedShapes, shaped_graph
 from tfmem.capture.captured import Captured
 from tfmem.config import Options
@@ -43,20 +45,20 @@ def with_tensor_cores(
     ours = [node.name for match in plan.matches for node in match.nodes if isinstance(node, NewNode)]
     inferred = shaped_graph(captured, feed_shapes=feed_shapes)
     graph = serde.from_graph_def(captured.graph_def, inferred=inferred, functions=True)
-    names = plan_products(graph, ours)
-    if not names:
+    products = plan_products(graph, ours)
+    if not products.names:
         return captured, plan
-    which = ", ".join(names)
+    which = ", ".join(products.names)
     try:
-        programs = _programs(options, target.ordinal)
+        products = replace(products, programs=tuple(_programs(options, target.ordinal)))
     except KernelError as error:
         return captured, replace(plan, notes=(*plan.notes, f"in TensorFlow's float32: {which} ({error})"))
-    apply_products(graph, names, programs)
+    apply_products(products, graph)
     note = f"on tensor cores, as accurate as float32: {which}"
     return _written(captured, graph), replace(plan, notes=(*plan.notes, note))
 
 
-def _programs(options: Options, ordinal: int) -> list[bytes]:
+def _programs(options: Options, ordinal: int) -> list[KernelImage]:
     """Of the GPU.
 
     Raises:
@@ -67,7 +69,7 @@ def _programs(options: Options, ordinal: int) -> list[bytes]:
             raise KernelError(
                 f"{device.name} has compute capability {device.arch / 10}; these products need {matmul.OLDEST / 10}"
             )
-        return [program.to_bytes() for program in matmul.build(device.arch, Cache(folder))]
+        return matmul.build(device.arch, Cache(folder))
 
 
 def _written(captured: Captured, graph: Graph) -> Captured:

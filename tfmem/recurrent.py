@@ -12,13 +12,11 @@ from tensorflow.core.framework.node_def_pb2 import NodeDef
 from custom_ops.errors import warn
 from graph_passes import serde
 from graph_passes.ir import Graph
-from graph_passes.recurrent.biases import with_fused_biases
 from graph_passes.recurrent.faults import attempt, carried_out, fault
 from graph_passes.recurrent.loops import LOOPS
-from graph_passes.recurrent.match import RECURRENT_OP, Match, RecurrentPlan, Unmatched
-from graph_passes.recurrent.repeated import FORMS, LEAST, MODES, PRODUCTS, Refused, repeated
-from graph_passes.recurrent.rolling import roll_up
-from graph_passes.recurrent.training import plan_whole
+from graph_passes.recurrent.match import RECURRENT_OP, RecurrentPlan, Unmatched
+from graph_passes.recurrent.plan import Calls, Source, plan_source
+from graph_passes.recurrent.repeated import FORMS, LEAST, MODES, PRODUCTS
 from graph_passes.report import SWAPPED, Report
 from graph_passes.verify import verify_graph
 from tfmem.capture.build import FeedShapes, shaped_graph
@@ -86,41 +84,19 @@ def _swapped(
     final: bool,
 ) -> tuple[Captured, RecurrentPlan]:
     """As `swap_recurrent`."""
-    fetched = {op_name(name) for name in captured.fetches}
-    chosen = implementations(captured.graph_def)
-    refused: list[Unmatched] = []
-    unrolled: set[str] = set()  # what stays so
-    known: set[str] = set()  # the nodes of that
-    while True:
-        inlined = inline_captured(captured, chosen)
-        inferred = shaped_graph(inlined, feed_shapes=feed_shapes)
-        graph = serde.from_graph_def(inlined.graph_def, inferred=inferred, functions=True)
-        keep = {name for name in fetched if _can_be_fetched(graph, name)}
-        if asked:
-            wanted = {op_name(name) for name in asked}
-            keep = {name for name in keep if name in wanted or not _copies_a_result(graph, name)}
-        rolled = roll_up(graph, keep, unrolled)
-        graph = rolled.graph
-        plan = _with_kernels(plan_whole(graph, keep, gradients, step_gradient_fault), target, options)
-        stiff = [loop for loop in plan.unmatched if loop.name in rolled.loops]
-        if stiff:
-            refused += stiff
-            unrolled |= {loop.name for loop in stiff}
-            known |= {name for loop in stiff for name in rolled.loops[loop.name]}
-            continue
-        kept = [f for f, calls in chosen.items() if any(_inside(loop.name, calls) for loop in plan.unmatched)]
-        if not kept:
-            break
-        refused += [loop for loop in plan.unmatched if any(_inside(loop.name, chosen[name]) for name in kept)]
-        chosen = {function: calls for function, calls in chosen.items() if function not in kept}
-    # A call that was kept is reported once, with what is in the way inside.
-    others = (loop for loop in plan.unmatched if not any(before.name.startswith(f"{loop.name}/") for before in refused))
-    known |= {name for match in plan.matches for name in match.removed}
-    plan = replace(
-        plan, unmatched=(*refused, *others, *rolled.unmatched, *kept_steps(graph, keep, rolled.refused, known))
+    reading = _Reading(captured, feed_shapes, frozenset(map(op_name, asked)))
+    plan, graph = plan_source(
+        Source(
+            reading.read,
+            reading.keep,
+            gradients,
+            step_gradient_fault,
+            lambda plan: _with_kernels(plan, target, options),
+            implementations(captured.graph_def),
+            fuse_biases=final and target.is_gpu,
+        )
     )
-    if final and target.is_gpu:
-        plan = _with_fused_biases(plan)
+    inlined = reading.inlined
 
     def require_importable(edited: Graph) -> None:
         verify_graph(edited)
@@ -135,6 +111,31 @@ def _swapped(
         with attempt(faults, "products outside the loops", "MatMul"):
             swapped, plan = with_tensor_cores(swapped, plan, target, options, feed_shapes)
     return swapped, replace(plan, unmatched=(*plan.unmatched, *faults))
+
+
+class _Reading:
+    """What was captured, read as a graph.
+
+    Attributes:
+        inlined: what the latest graph was read from, with calls at the top level.
+    """
+
+    def __init__(self, captured: Captured, feed_shapes: FeedShapes | None, asked: frozenset[str]) -> None:
+        self.inlined = self._captured = captured
+        self._feed_shapes = feed_shapes
+        self._asked = asked
+        self._fetched = {op_name(name) for name in captured.fetches}
+
+    def read(self, chosen: Calls) -> Graph:
+        """See `Source.read`."""
+        self.inlined = inline_captured(self._captured, dict(chosen))
+        inferred = shaped_graph(self.inlined, feed_shapes=self._feed_shapes)
+        return serde.from_graph_def(self.inlined.graph_def, inferred=inferred, functions=True)
+
+    def keep(self, graph: Graph) -> set[str]:
+        """See `Source.keep`."""
+        keep = {name for name in self._fetched if _can_be_fetched(graph, name)}
+        return {n for n in keep if not self._asked or n in self._asked or not _copies_a_result(graph, n)}
 
 
 def _with_kernels(plan: RecurrentPlan, target: Target, options: Options) -> RecurrentPlan:
@@ -153,15 +154,6 @@ def _with_kernels(plan: RecurrentPlan, target: Target, options: Options) -> Recu
     return replace(done, unmatched=tuple(unmatched))
 
 
-def _with_fused_biases(plan: RecurrentPlan) -> RecurrentPlan:
-    matches: list[Match] = []
-    unmatched = list(plan.unmatched)
-    for match in plan.matches:
-        with attempt(unmatched, match.name, match.carrier):
-            matches.append(with_fused_biases(match))
-    return replace(plan, matches=tuple(matches), unmatched=tuple(unmatched))
-
-
 def _can_be_fetched(graph: Graph, name: str) -> bool:
     """Whether anybody outside can ask for the node: lists of tensors and resources stay in the graph."""
     specs = [graph.specs.get(tensor) for tensor in graph.tensors(graph[name])] if name in graph.nodes else []
@@ -171,20 +163,6 @@ def _can_be_fetched(graph: Graph, name: str) -> bool:
 def _copies_a_result(graph: Graph, name: str) -> bool:
     node = graph.nodes.get(name)
     return node is not None and node.op == "Identity" and graph[node.inputs[0].node].op in LOOPS
-
-
-def kept_steps(
-    graph: Graph,
-    keep: Collection[str],
-    refused: Sequence[Refused] = (),
-    known: Collection[str] = (),
-    in_place: bool = False,
-) -> list[Unmatched]:
-    """As `repeated`, which is for the report alone: what fails in it is a line of that."""
-    found: list[Unmatched] = []
-    with attempt(found, "steps that are written out", "unrolled"):
-        found += repeated(graph, keep, refused, known, in_place)
-    return found
 
 
 def mentions_recurrence(graph_def: GraphDef) -> bool:
@@ -240,10 +218,6 @@ def _captured(before: Captured, graph: Graph) -> Captured:
         control_fetches=tuple(control),
         creation_order=tuple(node.name for node in graph_def.node),
     )
-
-
-def _inside(name: str, calls: list[str]) -> bool:
-    return any(f"/{call}/" in f"/{name}" for call in calls)
 
 
 def with_swaps(report: Report, plan: RecurrentPlan) -> Report:

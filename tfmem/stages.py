@@ -15,7 +15,7 @@ from graph_passes.analysis.timeline import Timeline
 from graph_passes.cost.model import Measured
 from graph_passes.cost.observe import Observation, Sample, observe
 from graph_passes.errors import InfeasibleBudgetError
-from graph_passes.offload.apply import Probing
+from graph_passes.offload.memops import Probing
 from graph_passes.offload.plan import OffloadPlan, tighter
 from graph_passes.report import Report
 from tfmem.engine import NOT_PLANNABLE, Engine

@@ -10,20 +10,20 @@ from pathlib import Path
 
 from custom_ops.errors import KernelError
 from custom_ops.jit import microbenchmark
-from custom_ops.jit.bench import DeviceBench
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.device import Device
-from custom_ops.jit.tune import BATCHES, TIME_STEPS, TunedRecurrent, tune
 from custom_ops.machine import Machine
+from custom_ops.recurrent.bench import DeviceBench
+from custom_ops.recurrent.tune import BATCHES, TIME_STEPS, TunedRecurrent, tune
 from custom_ops.spec import Configuration, Precision, RecurrentSpec
-from graph_passes.cost.recurrent import best_of_launches, rank
+from graph_passes.cost.recurrent import predict, rank
+from graph_passes.cost.space import launched
 from graph_passes.recurrent.match import Kernels, RecurrentPlan, Unmatched
 from graph_passes.recurrent.options import RecurrentOptions
 from tfmem.config import Options
 from tfmem.devices import Target
 
 OLDEST = 75  # compute capability 7.5
-LAUNCHED_BATCH = 16  # that the kernel is for which stands in for one whose blocks cannot wait for each other
 
 
 def tuned_kernels(
@@ -64,8 +64,9 @@ def tuned_kernels(
                 return ranked(machine, spec, batch, time_steps)
 
             def without_waiting(spec: RecurrentSpec = spec) -> tuple[Configuration, float] | None:
-                best = best_of_launches(machine, spec, min(max(batches), LAUNCHED_BATCH))
-                return (best.configuration, best.nanoseconds(time_steps)) if best else None
+                batch = max(batches)
+                staged = launched(machine, spec, batch)
+                return (staged, predict(machine, spec, staged, batch).nanoseconds(time_steps)) if staged else None
 
             with contextlib.closing(DeviceBench(spec, device, cache)) as bench:
                 found.append(tune(bench, candidates, cache, batches, time_steps, top, progress, without_waiting))
@@ -123,8 +124,8 @@ def _kernels(spec: RecurrentSpec, folder: Path, options: RecurrentOptions, ordin
     (tuned,) = tuned_kernels(
         [spec], folder, options.batches, options.time_steps, options.candidates, options.progress, ordinal
     )
-    timed = tuple((trial.batch, trial.measured / 1e6) for trial in tuned.chosen)
-    return Kernels(tuple(tuned.blobs()), options.time_steps, timed)
+    timed = tuple((trial.point, trial.measured / 1e6) for trial in tuned.chosen)
+    return Kernels(tuned.programs, options.time_steps, timed)
 
 
 @contextlib.contextmanager

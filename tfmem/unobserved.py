@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TypeVar
 
 from graph_passes import pipeline, serde
-from graph_passes.analysis.region import reads_before_updates, step_region
 from graph_passes.analysis.timeline import Timeline
 from graph_passes.analysis.workspace import squeezed
 from graph_passes.errors import InfeasibleBudgetError
@@ -132,13 +131,13 @@ class _GraphDefStep:
         self._graph = graph = serde.from_graph_def(
             optimized.graph_def, inferred=shaped_graph(optimized, feed_shapes=self._engine.feed_shapes)
         )
-        region = step_region(graph, [parse_input(name)[0].node for name in self._fetches])
-        for update, reader in reads_before_updates(region):
-            region.add_control(update, reader)
-            graph.add_control(update, reader)
-        kept = [parse_input(name)[0] for name in optimized.fetches]
-        return pipeline.Step.read(
-            region, optimized.creation_order, kept, merging=not is_gpu, counted=self._engine.counted
+        return pipeline.Step.of_session(
+            graph,
+            self._fetches,
+            creation_order=optimized.creation_order,
+            fetches=[parse_input(name)[0] for name in optimized.fetches],
+            merging=not is_gpu,
+            counted=self._engine.counted,
         )
 
     def make(self, step: pipeline.Step) -> tuple[Captured, Report]:

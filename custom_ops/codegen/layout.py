@@ -83,8 +83,6 @@ def layout(spec: RecurrentSpec, configuration: Configuration, arch: int) -> Layo
             f"{result.weights} weights in the registers of each of {configuration.threads} threads: "
             f"there are {min(255, REGISTERS // configuration.threads)} registers, {OTHER_REGISTERS} for the rest"
         )
-    if plan.buffers and any(buffer.kind == "sums" for buffer in plan.buffers) and configuration.passes > 1:
-        raise KernelError("a cell with row sums runs in one pass")
     return result
 
 
@@ -127,13 +125,13 @@ class _Layouter:
         self.spec, self.configuration, self.plan = spec, configuration, plan
         self.form = operand_form(spec, configuration)
         self.tile = _round_up(-(-spec.units // configuration.ctas), 4)
-        self.rows = configuration.rows // configuration.passes
+        self.rows = configuration.rows
         self.padded_rows = _round_up(self.rows, 8) if configuration.tensor_cores else self.rows
         self.twins = self._twins()
         span = self.rows * configuration.ctas * self.tile
         self.replica_items = -(-span // configuration.threads) if plan.replica else 0
         # What replicas keep of a step takes the room of weights.
-        kept = self.replica_items * configuration.passes * len(plan.replica.kept) if plan.replica else 0
+        kept = self.replica_items * len(plan.replica.kept) if plan.replica else 0
         self.registers_left = max(0, configuration.register_weights - kept)
         self.shared_left = configuration.shared_weights
         self.shared = 0
@@ -144,10 +142,9 @@ class _Layouter:
     def layout(self) -> Layout:
         c = self.configuration
         barriers = [
-            self._take(16 * c.passes if c.exchange == "cluster" and buffer.exchanged else 0)
-            for buffer in self.plan.buffers
+            self._take(16 if c.exchange == "cluster" and buffer.exchanged else 0) for buffer in self.plan.buffers
         ]
-        meetings = [self._take(16 * c.passes) if c.slices > 1 else 0 for _ in self.plan.gemms]
+        meetings = [self._take(16) if c.slices > 1 else 0 for _ in self.plan.gemms]
         strides: dict[int, int] = {}
         mappings = [self._mapping(gemm) for gemm in self.plan.gemms]
         for gemm, mapping in zip(self.plan.gemms, mappings, strict=True):
@@ -158,12 +155,11 @@ class _Layouter:
             form = FORMS["floats"] if buffer.kind == "sums" else self.form
             row = words_of(len(buffer.operands) * (1 if buffer.kind == "own" else c.ctas) * width, form)
             stride = strides.get(index, _round_up(row, 4))
-            copies = {"single": c.passes, "cluster": 2 * c.passes}.get(c.exchange, min(c.passes, 2))
-            copies = 2 if self.twins else copies if buffer.exchanged else c.passes
+            copies = 2 if self.twins or (c.exchange == "cluster" and buffer.exchanged) else 1
             offset = self._place(buffer, stride, copies * self.padded_rows * stride * 4)
             exchanged = self.scratch
             if c.through_l2 and buffer.exchanged:
-                self.scratch += _round_up(2 * c.passes * self.rows * row * 4, 128)
+                self.scratch += _round_up(2 * self.rows * row * 4, 128)
             states = self.plan.state_masks[index]
             parts = 1 if buffer.kind == "own" else c.ctas if buffer.kind == "sums" else c.ctas // c.slices
             place = (offset, barriers[index], exchanged)
@@ -186,11 +182,11 @@ class _Layouter:
 
     def _place(self, buffer: Buffer, stride: int, size: int) -> int:
         """Where a buffer lies: in a grid where one of an earlier stage did, for all that reads that is the products of
-        its stage, and after them the block waits. Not so where numbers come unasked, or ahead, or are read by others.
+        its stage, and after them the block waits. Not so where numbers come unasked, or are read by others.
 
         Buffers that share a place are alike, so that what products read beyond a row's numbers stays zero."""
         c = self.configuration
-        if not c.through_l2 or c.passes > 1 or c.replicated or buffer.kind == "sums" or self.twins:
+        if not c.through_l2 or c.replicated or buffer.kind == "sums" or self.twins:
             return self._take(size)
         shape = len(buffer.operands), stride
         places = self.places.setdefault(shape, [])
@@ -229,7 +225,7 @@ class _Layouter:
         """`Layout.twins`: sums stay in registers where each work group has one unit of all products, no warp is without
         units, and each lane has one row. Not with more threads, lanes and rows than `IN_REGISTERS` says."""
         c, gemms = self.configuration, self.plan.gemms
-        if c.tensor_cores or c.replicated or c.slices > 1 or c.passes > 1 or c.exchange == "launches" or not gemms:
+        if c.tensor_cores or c.replicated or c.slices > 1 or c.exchange == "launches" or not gemms:
             return 0
         shortest = min(len(gemm.terms[0]) for gemm in gemms) * c.ctas * self.tile
         if any(buffer.kind == "sums" for buffer in self.plan.buffers) or 4 * c.lanes > shortest:
@@ -267,9 +263,8 @@ class _Layouter:
             while self.rows % block or (block > 1 and block * thread_columns > min(32, free)):
                 block -= 1
             block = self.rows if self.twins else block
-        copies = 2 if c.passes > 1 else 1
-        results = self._take(0 if self.twins else copies * partials * self.padded_rows * result_stride * 4)
-        inbox = self._take(2 * c.passes * self.rows * columns * 4) if c.slices > 1 else 0
+        results = self._take(0 if self.twins else partials * self.padded_rows * result_stride * 4)
+        inbox = self._take(2 * self.rows * columns * 4) if c.slices > 1 else 0
         weights = self._take(shared * chunk * c.threads * 4)
         streamed = _round_up(self.scratch, 128)
         rest = chunks - registers - shared

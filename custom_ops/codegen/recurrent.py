@@ -95,7 +95,6 @@ def _plan(name: str, spec: RecurrentSpec, configuration: Configuration, plan: Sc
         "kCtas": 1 if fallback else configuration.ctas,
         "kThreads": configuration.threads,
         "kTile": sizes.tile,
-        "kPasses": 1 if fallback else configuration.passes,
         "kSlices": 1 if fallback else configuration.slices,
         "kRows": sizes.rows,
         "kPaddedRows": sizes.padded_rows,
@@ -112,7 +111,7 @@ def _plan(name: str, spec: RecurrentSpec, configuration: Configuration, plan: Sc
         "kOperandScale": OPERAND_SCALE,
         "kLargest": LARGEST_OPERAND if needs_bounds(spec, configuration) and not fallback else 0,
     }
-    exchange = "FallbackExchange" if fallback else EXCHANGES[configuration.exchange]
+    exchange = EXCHANGES["single" if fallback else configuration.exchange]
     lines = [
         f"struct {name} {{",
         f"using Value = {VALUES[spec.dtype]};",
@@ -179,7 +178,7 @@ def _members_for_parts(run: list[str], part: list[str]) -> list[str]:
         return []
     return [
         "template <int GEMM, class Exchange>",
-        "__device__ __forceinline__ void run_part(Tag<GEMM>, const Exchange& exchange, int pass, int step) const {",
+        "__device__ __forceinline__ void run_part(Tag<GEMM>, const Exchange& exchange, int step) const {",
         *run,
         "}",
         "template <int GEMM> __device__ float part(int row, int column) const {",
@@ -252,7 +251,6 @@ def _products(plan: Schedule, sizes: Layout, spec: RecurrentSpec, configuration:
     if sizes.twins:
         members += [f"float own_{index}[{gemm.thread_columns}];" for index, gemm in enumerate(sizes.gemms)]
     constant = "" if sizes.twins else " const"
-    of_pass = [gemm.partials * sizes.padded_rows * gemm.result_stride for gemm in sizes.gemms]  # results
     load, run, result, run_part, part = [], [], [], [], []
     for index, gemm in enumerate(sizes.gemms):
         chunk = chunk_words(spec, configuration) * gemm.thread_columns
@@ -266,17 +264,17 @@ def _products(plan: Schedule, sizes: Layout, spec: RecurrentSpec, configuration:
             f"reinterpret_cast<const float4*>(scratch + {gemm.streamed}ll + blockIdx.x * {streamed}ll)"
         )
         source = f"WeightSource<Cell, Plan, {index}, WORDS>{{context}}"
-        loads = [f"gemm_{index}.load({source}, {weights}, results<{index}>(0), lay_out);"]
+        loads = [f"gemm_{index}.load({source}, {weights}, results<{index}>(), lay_out);"]
         buffer = plan.gemms[index].buffer
-        operands = f"exchange.template operands<{buffer}>(pass, step)"
+        operands = f"exchange.template operands<{buffer}>(step)"
         if not plan.buffers[buffer].exchanged:
-            operands = f"local_operands<Plan, {buffer}>(shared, pass)"
-        product = f"gemm_{index}.run({operands}, {place}, pass % 2 * {of_pass[index]});"
+            operands = f"local_operands<Plan, {buffer}>(shared)"
+        product = f"gemm_{index}.run({operands}, {place});"
         if sizes.twins:
             product = f"gemm_{index}.run_own({operands}, {place}, own_{index});"
         if sliced:
             loads.append(f"slices.template begin<{index}>();")
-            product += f" __syncthreads(); slices.template meet<{index}>(results<{index}>(pass), pass, step);"
+            product += f" __syncthreads(); slices.template meet<{index}>(results<{index}>(), step);"
         parts, stage = plan.gemms[index].parts, plan.gemms[index].stage
         load.append(f"if constexpr (STAGE == kAllStages || STAGE == {stage}) {{ {' '.join(loads)} }}")
         if parts is None:
@@ -289,19 +287,18 @@ def _products(plan: Schedule, sizes: Layout, spec: RecurrentSpec, configuration:
         elif parts is None:
             result.append(f"{added}(from, at.row);")
         else:
-            part.append(f"{added}(results<GEMM>(0) + column, row);")
+            part.append(f"{added}(results<GEMM>() + column, row);")
     if sliced:
-        result = ["return slices.template sum<GEMM>(at.pass, at.step, at.row, PRODUCT * kTile + at.unit);"]
+        result = ["return slices.template sum<GEMM>(at.step, at.row, PRODUCT * kTile + at.unit);"]
     elif not sizes.twins:
         result = [
             "constexpr bool kAll = gemm<GEMM>().replicated;",
             "const int unit = kAll ? PRODUCT * kCtas * kTile + at.hidden_unit() : PRODUCT * kTile + at.unit;",
-            "const float* from = results<GEMM>(at.pass) + unit;",
+            "const float* from = results<GEMM>() + unit;",
             *result,
         ]
     offsets = [
-        f"if constexpr (GEMM == {index}) return reinterpret_cast<float*>(shared + {gemm.results}) + "
-        f"pass % 2 * {of_pass[index]};"
+        f"if constexpr (GEMM == {index}) return reinterpret_cast<float*>(shared + {gemm.results});"
         for index, gemm in enumerate(sizes.gemms)
     ]
     return [
@@ -316,10 +313,10 @@ def _products(plan: Schedule, sizes: Layout, spec: RecurrentSpec, configuration:
         *load,
         "}",
         "template <int STAGE, class Exchange>",
-        f"__device__ __forceinline__ void run(const Exchange& exchange, int pass, int step){constant} {{",
+        f"__device__ __forceinline__ void run(const Exchange& exchange, int step){constant} {{",
         *run,
         "}",
-        "template <int GEMM> __device__ float* results(int pass) const {",
+        "template <int GEMM> __device__ float* results() const {",
         *offsets,
         "return nullptr;",
         "}",

@@ -11,12 +11,14 @@ partial sums along with the state; every CTA adds up those of all."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 
-from custom_ops.cell import Cell, Elementwise, Product, RowSum, State, arguments_of
+from custom_ops.cell import Cell, Product, RowSum, State, arguments_of
 from custom_ops.codegen.schedule import RESULTS, Buffer, Gemm, Schedule, carried, schedule
 from custom_ops.errors import KernelError
+from custom_ops.expr.program import Elementwise, live_nodes
 
 
 @cache
@@ -104,11 +106,9 @@ def _local_stages(plan: Schedule) -> frozenset[int]:
 
 def _needed(cell: Cell, pending: list[int], given: frozenset[int]) -> tuple[bool, ...]:
     """What `pending` needs; the operands of products of the stages `given` are there without it."""
-    live = [False] * len(cell.nodes)
-    while pending:
-        place = pending.pop()
-        if not live[place]:
-            live[place] = True
-            if not (isinstance(cell.nodes[place], Product) and cell.stages[place] in given):
-                pending += arguments_of(cell.nodes[place])
-    return tuple(live)
+
+    def arguments(place: int) -> Iterable[int]:
+        is_given = isinstance(cell.nodes[place], Product) and cell.stages[place] in given
+        return () if is_given else arguments_of(cell.nodes[place])
+
+    return live_nodes(len(cell.nodes), pending, arguments)

@@ -6,19 +6,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Literal
 
-from custom_ops.cell import (
-    Cell,
-    Elementwise,
-    Invariant,
-    Node,
-    Product,
-    RowSum,
-    Sequence,
-    State,
-    Term,
-    Vector,
-    arguments_of,
-)
+from custom_ops.cell import Cell, Invariant, Node, Product, RowSum, Sequence, State, Term, Vector, arguments_of
+from custom_ops.expr.program import Elementwise, live_nodes
 
 RESULTS = (Elementwise, Product, RowSum)  # what a CTA computes; all else it reads
 
@@ -130,7 +119,8 @@ class Schedule:
 @cache
 def schedule(cell: Cell) -> Schedule:
     """Group the products and row sums of `cell` by what they wait for."""
-    live = _live(cell)
+    roots = [*cell.states, *(place for output in cell.outputs for place in output)]
+    live = live_nodes(len(cell.nodes), roots, lambda place: arguments_of(cell.nodes[place]))
     first_of_state: dict[int, int] = {}
     canonical = list(range(len(cell.nodes)))
     for place, node in enumerate(cell.nodes):
@@ -158,17 +148,6 @@ def schedule(cell: Cell) -> Schedule:
     stages = 1 + max((stage for place, stage in enumerate(cell.stages) if live[place]), default=0)
     ends = dict.fromkeys(cell.states, stages - 1)
     return Schedule(cell, live, stages, tuple(gemms), tuple(buffers), carried(cell, live, ends))
-
-
-def _live(cell: Cell) -> tuple[bool, ...]:
-    live = [False] * len(cell.nodes)
-    pending = [*cell.states, *(place for output in cell.outputs for place in output)]
-    while pending:
-        place = pending.pop()
-        if not live[place]:
-            live[place] = True
-            pending += arguments_of(cell.nodes[place])
-    return tuple(live)
 
 
 def carried(

@@ -80,9 +80,9 @@ class Layout:
 
     Attributes:
         tile: units of a CTA, a multiple of 4.
-        rows: of one pass.
+        rows: of the batch, for one group.
         padded_rows: the same in shared memory.
-        items: (row, unit) pairs of a thread in one pass.
+        items: (row, unit) pairs of a thread.
         twins: lanes of a work group that have the same (row, unit), where sums stay in the registers of the work
             group that makes them; 0 where they go through shared memory.
         replica_items: the same, of what every CTA computes for all units; 0 for none.

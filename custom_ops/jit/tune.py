@@ -1,38 +1,37 @@
-"""Chooses the configurations of a recurrent kernel by running them: the best ranked of each batch size are compiled and
-timed on the device, then more of the kind that was the fastest, and the fastest of all is kept (GRNN, section 7.2).
-Choices are cached under all that they depend on."""
+"""Chooses configurations of a kernel by running them: the best ranked for each point are compiled and timed, then more
+of the kind that was the fastest. What was found is cached under all that it depends on.
+
+A point is what a choice is made for: a batch size, a shape. A configuration is a frozen dataclass of plain values."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
 from math import ceil
 from sys import maxsize
-from typing import Any, NoReturn, Protocol, TypeAlias, get_args
+from typing import Any, Generic, NoReturn, Protocol, TypeAlias, TypeVar
 
 from tqdm import tqdm
 
 from custom_ops.errors import KernelError
 from custom_ops.jit.cache import Cache, UnusableError, digest
 from custom_ops.jit.cores import usable_cores
-from custom_ops.jit.program import ANY_BATCH, Program
-from custom_ops.spec import Configuration, Exchange, Product, RecurrentSpec
 
-FORMAT = "tuned 3"
-BATCHES = (1, 8, 64)
-TIME_STEPS = 100
+FORMAT = "tuned 5"
 NEVER = float("inf")
 AT_FIRST = 0.6  # of what is timed: the best of each kind, where kinds are close
 
-Ranked: TypeAlias = tuple[Configuration, float]  # with the nanoseconds that its sweep is predicted to take
-Candidates: TypeAlias = Callable[[int], Sequence[Ranked]]  # of a batch, best first
+C = TypeVar("C", bound=Hashable)  # a configuration
+P = TypeVar("P", bound=Hashable)  # a point: a number or a string
+P_contra = TypeVar("P_contra", bound=Hashable, contravariant=True)  # the same, of what only takes one
+Candidates: TypeAlias = Callable[[P], Sequence[tuple[C, float]]]  # best first, with the nanoseconds predicted
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A kernel as it ran: nanoseconds of a sweep, registers of a thread, bytes of its local memory (spilled ones)."""
+    """A kernel as it ran: nanoseconds, registers of a thread, bytes of its local memory (spilled ones)."""
 
     nanoseconds: float
     registers: int
@@ -40,21 +39,21 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Trial:
+class Trial(Generic[C, P]):
     """What came of one configuration.
 
     Attributes:
         configuration: as it was compiled.
-        batch: that it was timed with.
-        predicted: nanoseconds of a sweep, by the model.
-        measured: nanoseconds of a sweep; infinite where it failed.
+        point: at which it was timed.
+        predicted: nanoseconds, by the model.
+        measured: nanoseconds; infinite where it failed.
         registers: of a thread.
         local: bytes of a thread's local memory: spilled registers.
         error: why it failed, or "".
     """
 
-    configuration: Configuration
-    batch: int
+    configuration: C
+    point: P
     predicted: float
     measured: float = NEVER
     registers: int = 0
@@ -62,115 +61,116 @@ class Trial:
     error: str = ""
 
 
-@dataclass(frozen=True)
-class TunedRecurrent:
-    """The programs for all batch sizes, and how they were found.
+class Bench(Protocol[C, P_contra]):
+    """Where kernels that compute one thing are compiled and timed."""
 
-    Attributes:
-        programs: ascending by `max_batch`; the last takes any. Where one of them exchanges through a grid, the first is
-            one that does not, if it runs: for no batch, but to stand in.
-        chosen: the trial behind each program, but for that one.
-        trials: all of them, in the order in which they were chosen, batch by batch; that one's is the last.
-    """
+    @property
+    def identity(self) -> str:
+        """All that a time depends on but for configuration and point, as one name."""
 
-    programs: tuple[Program, ...]
-    chosen: tuple[Trial, ...]
-    trials: tuple[Trial, ...]
+    def compile(self, configurations: Sequence[C]) -> None:
+        """So that `measure` will be quick; called from several threads."""
 
-    def program_of(self, batch: int) -> Program:
-        """The one that the op runs for a batch size."""
-        return next(program for program in self.programs if program.max_batch >= batch)
-
-    def blobs(self) -> list[bytes]:
-        """The programs as the op's attribute takes them."""
-        return [program.to_bytes() for program in self.programs]
-
-
-class Bench(Protocol):
-    """Where kernels of one specification are built and timed; `custom_ops.jit.bench.DeviceBench` is the real one."""
-
-    spec: RecurrentSpec
-    identity: str
-
-    def compile(self, configurations: Sequence[Configuration]) -> None:
-        """So that `build` will be quick; called from several threads."""
-
-    def build(self, configuration: Configuration, max_batch: int = ANY_BATCH) -> Program:
+    def measure(self, configuration: C, point: P_contra) -> Measured:
         """Raises KernelError."""
 
-    def measure(self, configuration: Configuration, batch: int, time_steps: int) -> Measured:
-        """Raises KernelError."""
+    def kind(self, configuration: C) -> Hashable:
+        """The same for configurations between which a model errs little."""
+
+    def parse(self, values: Any) -> C:
+        """The configuration that `asdict` made `values` of; ValueError or TypeError if there is none."""
+
+    def name(self, point: P_contra) -> str:
+        """For errors: "a batch of 8"."""
 
 
 def tune(
-    bench: Bench,
-    candidates: Candidates,
+    bench: Bench[C, P],
+    candidates: Candidates[P, C],
     cache: Cache,
-    batches: Sequence[int] = BATCHES,
-    time_steps: int = TIME_STEPS,
+    points: Sequence[P],
     top: int | None = 5,
     progress: bool = True,
-    without_waiting: Callable[[], Ranked | None] = lambda: None,
-) -> TunedRecurrent:
-    """Compile, time and choose, or read the choice made before.
+    purpose: str = "",
+) -> list[Trial[C, P]]:
+    """Compile and time, or read what was found before.
 
     Args:
-        bench: of the specification, on the device.
-        candidates: configurations for a batch size with their predicted nanoseconds, the best first.
-        cache: of choices.
-        batches: sizes to choose for. Each choice holds down to the size before it, the last for everything above.
-        time_steps: length of the sweeps that are timed.
-        top: how many are timed: `AT_FIRST` of them the best ranked, the others the next of the kind that was the
-            fastest of these; None for all.
+        bench: of what the kernels compute, on the device.
+        candidates: configurations for a point with their predicted nanoseconds, the best first.
+        cache: of what was found.
+        points: to choose for.
+        top: how many are timed at each: `AT_FIRST` of them the best ranked, the others the next of the kind that was
+            the fastest of these; None for all.
         progress: whether to show a bar.
-        without_waiting: finds a kernel whose blocks do not wait for each other, for where those of a grid, if one is
-            chosen, cannot run at once; asked for once a grid is tried.
+        purpose: tells apart searches of one bench among other candidates.
+
+    Returns:
+        All trials, point by point, in the order in which they were chosen. At least one runs at each point.
 
     Raises:
-        KernelError: no configuration fits the device, or none of them compiles and runs.
+        KernelError: no configuration fits the device at one of the points, or none of them compiles and runs.
     """
-    batches = sorted(set(batches))
 
     def made() -> bytes:
-        trials = _timed(bench, candidates, batches, time_steps, top, progress, without_waiting)
-        _chosen(trials, batches)  # before it is kept: a failure may be another program's on the device
+        trials = _timed(bench, candidates, points, top, progress)
+        _require_one_each(bench, trials, points)  # before it is kept: a failure may be another program's on the device
         return json.dumps([asdict(trial) for trial in trials]).encode()
 
-    key = digest(FORMAT, bench.identity, str(batches), str(time_steps), str(top))
-    trials = cache.read(key, made, lambda data: _kept(data, batches))
-    chosen = _chosen(trials, batches)
-    limits = [*(trial.batch for trial in chosen[:-1]), ANY_BATCH]
-    programs = [bench.build(trial.configuration, limit) for trial, limit in zip(chosen, limits, strict=True)]
-    launched = [trial for trial in trials if trial.configuration.exchange == "launches" and trial.measured < NEVER]
-    if launched and any(map(_is_grid, chosen)):
-        programs.insert(0, bench.build(launched[-1].configuration, max_batch=0))
-    return TunedRecurrent(tuple(programs), tuple(chosen), tuple(trials))
+    key = digest(FORMAT, bench.identity, str(list(points)), str(top), purpose)
+    return cache.read(key, made, lambda data: _kept(bench, data, points))
 
 
-def _kept(data: bytes, batches: Sequence[int]) -> list[Trial]:
+def fastest(bench: Bench[C, P], trials: Sequence[Trial[C, P]], point: P) -> Trial[C, P]:
+    """Of all trials at `point`.
+
+    Raises:
+        KernelError: there are none, or none ran.
+    """
+    at_point = [trial for trial in trials if trial.point == point]
+    if not at_point:
+        raise KernelError(f"no configuration fits the device with {bench.name(point)}")
+    best = min(at_point, key=lambda trial: trial.measured)
+    if best.measured == NEVER:
+        raise KernelError(f"none of {len(at_point)} kernels runs with {bench.name(point)}: {best.error}")
+    return best
+
+
+def timed(bench: Bench[C, P], trial: Trial[C, P]) -> Trial[C, P]:
+    """`trial` with what was measured, or with what went wrong."""
+    try:
+        measured = bench.measure(trial.configuration, trial.point)
+    except KernelError as error:
+        return replace(trial, measured=NEVER, error=str(error))
+    return replace(trial, measured=measured.nanoseconds, registers=measured.registers, local=measured.local)
+
+
+def _require_one_each(bench: Bench[C, P], trials: Sequence[Trial[C, P]], points: Sequence[P]) -> None:
+    for point in points:
+        fastest(bench, trials, point)
+
+
+def _kept(bench: Bench[C, P], data: bytes, points: Sequence[P]) -> list[Trial[C, P]]:
     """The trials that a file of the cache holds.
 
     Raises:
         UnusableError: it holds something else.
     """
     try:
-        trials = [_trial(values) for values in json.loads(data)]
-        _chosen(trials, batches)
+        trials = [_trial(bench, values, points) for values in json.loads(data)]
+        _require_one_each(bench, trials, points)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, KernelError) as error:
         raise UnusableError(str(error)) from error
     return trials
 
 
-def _trial(values: Any) -> Trial:
-    trial = Trial(**{**values, "configuration": Configuration(**values["configuration"])})
-    plain = Configuration()
-    if any(type(value) is not type(getattr(plain, name)) for name, value in asdict(trial.configuration).items()):
-        raise TypeError(f"{trial.configuration}: expected {plain} but for the values")
-    if trial.configuration.product not in get_args(Product) or trial.configuration.exchange not in get_args(Exchange):
-        raise ValueError(f"{trial.configuration}: no such product or exchange")
-    counts, times = (trial.batch, trial.registers, trial.local), (trial.predicted, trial.measured)
+def _trial(bench: Bench[C, P], values: Any, points: Sequence[P]) -> Trial[C, P]:
+    trial: Trial[C, P] = Trial(**{**values, "configuration": bench.parse(values["configuration"])})
+    counts, times = (trial.registers, trial.local), (trial.predicted, trial.measured)
     if not all(type(count) is int and count >= 0 for count in counts) or not all(map(_is_time, times)):
         raise ValueError(f"{trial}: expected counts and times of 0 or more")
+    if (type(trial.point), trial.point) not in [(type(point), point) for point in points]:
+        raise ValueError(f"{trial}: expected one of the points {points}")
     return trial
 
 
@@ -178,76 +178,57 @@ def _is_time(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0  # nor is NaN
 
 
-def _is_grid(trial: Trial) -> bool:
-    return trial.configuration.exchange == "grid"
-
-
 def _timed(
-    bench: Bench,
-    candidates: Candidates,
-    batches: Sequence[int],
-    time_steps: int,
-    top: int | None,
-    progress: bool,
-    without_waiting: Callable[[], Ranked | None],
-) -> list[Trial]:
-    """All trials, run, batch by batch.
+    bench: Bench[C, P], candidates: Candidates[P, C], points: Sequence[P], top: int | None, progress: bool
+) -> list[Trial[C, P]]:
+    """All trials, run, point by point.
 
-    To list and rank what there is for a batch takes a while, and so does compiling: what is compiled for others is
+    To list and rank what there is for a point takes a while, and so does compiling: what is compiled for others is
     compiled meanwhile."""
     count = maxsize if top is None else top
     first = count if top is None else ceil(AT_FIRST * top)
-    trials: dict[int, list[Trial]] = {}
-    others: dict[int, list[Trial]] = {}
-    found: dict[tuple[int, Configuration], Trial] = {}
-    last: list[Trial] = []
+    trials: dict[P, list[Trial[C, P]]] = {}
+    others: dict[P, list[Trial[C, P]]] = {}
+    found: dict[tuple[P, C], Trial[C, P]] = {}
     with ThreadPoolExecutor(usable_cores()) as pool, _bar(progress) as bar:
-        runner = _Runner(bench, time_steps, pool, bar)
-
-        def add(new: list[Trial]) -> None:
-            runner.add(new)
-            if not last and any(map(_is_grid, new)) and (launched := without_waiting()):
-                last.append(Trial(launched[0], new[0].batch, launched[1]))
-                runner.add(last)
-
-        for batch in batches:
-            ranked = [Trial(configuration, batch, predicted) for configuration, predicted in candidates(batch)]
-            trials[batch], others[batch] = ranked[:first], ranked[first:]
-            add(trials[batch])
+        runner = _Runner(bench, pool, bar)
+        for point in points:
+            ranked = [Trial(configuration, point, predicted) for configuration, predicted in candidates(point)]
+            trials[point], others[point] = ranked[:first], ranked[first:]
+            runner.add(trials[point])
         while done := runner.some():
-            found |= {(trial.batch, trial.configuration): trial for trial in done}
-            for batch in {trial.batch for trial in done}:
-                known = [key for trial in trials[batch] if (key := (batch, trial.configuration)) in found]
+            found |= {(trial.point, trial.configuration): trial for trial in done}
+            for point in {trial.point for trial in done}:
+                known = [key for trial in trials[point] if (key := (point, trial.configuration)) in found]
                 if len(known) == first:
-                    more = _next([found[key] for key in known], others[batch])[: count - first]
-                    trials[batch] += more
-                    add(more)
-    in_order = [trial for batch in batches for trial in trials[batch]] + last
-    return [found[trial.batch, trial.configuration] for trial in in_order]
+                    more = _next(bench, [found[key] for key in known], others[point])[: count - first]
+                    trials[point] += more
+                    runner.add(more)
+    return [found[point, trial.configuration] for point in points for trial in trials[point]]
 
 
-def _next(measured: Sequence[Trial], others: Sequence[Trial]) -> list[Trial]:
+def _next(bench: Bench[C, P], measured: Sequence[Trial[C, P]], others: Sequence[Trial[C, P]]) -> list[Trial[C, P]]:
     """`others`, ranked, those first that are of the kind of the fastest: the model errs more between kinds than
     within one."""
-    kind = min(measured, key=lambda trial: trial.measured).configuration.kind
-    return sorted(others, key=lambda trial: trial.configuration.kind != kind)
+    kind = bench.kind(min(measured, key=lambda trial: trial.measured).configuration)
+    return sorted(others, key=lambda trial: bench.kind(trial.configuration) != kind)
 
 
 def _bar(progress: bool) -> tqdm[NoReturn]:
     return tqdm(desc="tuning kernels", unit="kernel", total=0, leave=False, disable=not progress)
 
 
-class _Runner:
+class _Runner(Generic[C, P]):
     """Compiles in as many processes as there are cores for this one, each kernel once; runs one at a time on the
     device."""
 
-    def __init__(self, bench: Bench, time_steps: int, pool: ThreadPoolExecutor, bar: tqdm[NoReturn]) -> None:
-        self._bench, self._time_steps = bench, time_steps
+    def __init__(self, bench: Bench[C, P], pool: ThreadPoolExecutor, bar: tqdm[NoReturn]) -> None:
+        self._bench: Bench[C, P] = bench
         self._pool, self._bar = pool, bar
-        self._compiling: dict[Configuration, Future[None]] = {}
-        self._waiting: list[Trial] = []
+        self._compiling: dict[C, Future[None]] = {}
+        self._waiting: list[Trial[C, P]] = []
 
-    def add(self, trials: Sequence[Trial]) -> None:
+    def add(self, trials: Sequence[Trial[C, P]]) -> None:
         """Begin to compile."""
         self._waiting += trials
         self._bar.total += len(trials)
@@ -256,7 +237,7 @@ class _Runner:
         for share in (new[first::shares] for first in range(shares)):
             self._compiling |= dict.fromkeys(share, self._pool.submit(self._bench.compile, share))
 
-    def some(self) -> list[Trial]:
+    def some(self) -> list[Trial[C, P]]:
         """Some of what was added, each with what was measured; nothing if nothing is left."""
         self._bar.refresh()
         futures = {self._compiling[trial.configuration] for trial in self._waiting}
@@ -267,31 +248,6 @@ class _Runner:
         self._waiting = [trial for trial in self._waiting if trial not in ready]
         measured = []
         for trial in ready:
-            measured.append(timed(self._bench, trial, self._time_steps))
+            measured.append(timed(self._bench, trial))
             self._bar.update()
         return measured
-
-
-def timed(bench: Bench, trial: Trial, time_steps: int) -> Trial:
-    """`trial` with what was measured, or with what went wrong."""
-    try:
-        measured = bench.measure(trial.configuration, trial.batch, time_steps)
-    except KernelError as error:
-        return replace(trial, measured=NEVER, error=str(error))
-    return replace(trial, measured=measured.nanoseconds, registers=measured.registers, local=measured.local)
-
-
-def _chosen(trials: Sequence[Trial], batches: Sequence[int]) -> list[Trial]:
-    """The fastest for each batch size; where two sizes in a row agree, the larger stands for both."""
-    chosen: list[Trial] = []
-    for batch in batches:
-        of_batch = [trial for trial in trials if trial.batch == batch]
-        if not of_batch:
-            raise KernelError(f"no configuration fits the device with a batch of {batch}")
-        best = min(of_batch, key=lambda trial: trial.measured)
-        if best.measured == NEVER:
-            raise KernelError(f"none of {len(of_batch)} kernels runs with a batch of {batch}: {best.error}")
-        if chosen and chosen[-1].configuration == best.configuration:
-            chosen.pop()
-        chosen.append(best)
-    return chosen

@@ -1,12 +1,12 @@
-// What CTAs of a group send each other, and the two exchanges that need no other CTA.
+// What CTAs of a group send each other, and the exchange that needs no other CTA.
 //
 // An exchange has buffers; a buffer has operands; a row of an operand holds `width` numbers of each
-// CTA. All exchanges have these members (PASS is a part of the rows, `step` counts from 0; operands
-// of a buffer are what the products of one step read):
+// CTA. All exchanges have these members (`step` counts from 0; operands of a
+// buffer are what the products of one step read):
 //   begin<B>(initial)             the states before step 0 come from initial(operand, row, place)
 //   start()                       after all begin: nobody sends before everybody is ready
-//   wait<B>(pass, step, initial)  until the operands of `step` are there
-//   operands<B>(pass, step)       then they are here
+//   wait<B>(step, initial)        until the operands of `step` are there
+//   operands<B>(step)             then they are here
 //   send<B, O>(...)               this CTA's number of one (row, unit), from all lanes of a warp,
 //                                 for the reader's `step`
 //   send_sum<B, O>(...)           this CTA's part of a row's sum, from all lanes of a warp
@@ -105,11 +105,10 @@ struct Neighbours {
   }
 };
 
-// Writes what is known before step 0; `rows` is the rows of one pass, `first_place` the unit where
-// the parts that this CTA reads begin.
+// Writes what is known before step 0; `first_place` is the unit where the parts that this
+// CTA reads begin.
 template <class Plan, int B, class Initial>
-__device__ inline void fill_states(float* to, int first_row, const Initial& initial,
-                                   int first_place = 0) {
+__device__ inline void fill_states(float* to, const Initial& initial, int first_place = 0) {
   constexpr BufferShape kBuffer = Plan::template buffer<B>();
   if constexpr (kBuffer.states != 0) {
     constexpr int kPlaces = kBuffer.parts * kBuffer.width;  // a multiple of 4
@@ -121,7 +120,7 @@ __device__ inline void fill_states(float* to, int first_row, const Initial& init
       if (kBuffer.states >> operand & 1) {
         const int place = i % kPlaces;
         const auto one = [&](int next) {
-          return initial(operand, first_row + row, first_place + place + next);
+          return initial(operand, row, first_place + place + next);
         };
         float* four = to + row * kBuffer.stride + words_of<Plan, B>(operand * kPlaces + place);
         *reinterpret_cast<typename FourOf<Plan, B>::Words*>(four) =
@@ -133,7 +132,8 @@ __device__ inline void fill_states(float* to, int first_row, const Initial& init
 
 // One CTA: operands in shared memory; in one copy, since a stage's products are over when its
 // elementwise part starts, or in two by the parity of the step, where that starts in each thread by
-// itself.
+// itself. Those of the fallback are in global memory, in two copies, since its products are made as
+// they are read: slow, for any size, and nobody to wait for.
 template <class Plan>
 class SingleExchange {
  public:
@@ -141,28 +141,27 @@ class SingleExchange {
 
   template <int B, class Initial>
   __device__ void begin(const Initial& initial) {
-    for (int pass = 0; pass < Plan::kPasses; ++pass) {
-      fill_states<Plan, B>(operands<B>(pass, 0), pass * Plan::kRows, initial);
-    }
+    fill_states<Plan, B>(operands<B>(0), initial);
   }
 
   __device__ void start() { __syncthreads(); }
 
   template <int B, class Initial>
-  __device__ void wait(int, int, const Initial&) {}
+  __device__ void wait(int, const Initial&) {}
 
   template <int B>
-  __device__ float* operands(int pass, int step) const {
+  __device__ float* operands(int step) const {
     constexpr BufferShape kBuffer = Plan::template buffer<B>();
-    const int copy = (kInRegisters<Plan> ? step % 2 * Plan::kPasses : 0) + pass;
-    return reinterpret_cast<float*>(place_.shared + kBuffer.offset) +
+    const int copy = kInRegisters<Plan> || Plan::kFallback ? step % 2 : 0;
+    char* base = Plan::kFallback ? place_.scratch : place_.shared;
+    return reinterpret_cast<float*>(base + kBuffer.offset) +
            copy * Plan::kPaddedRows * kBuffer.stride;
   }
 
   template <int B, int O>
-  __device__ void send(int pass, int step, int row, int unit, bool valid, float value) const {
+  __device__ void send(int step, int row, int unit, bool valid, float value) const {
     constexpr BufferShape kBuffer = Plan::template buffer<B>();
-    float* to = operands<B>(pass, step) + row * kBuffer.stride;
+    float* to = operands<B>(step) + row * kBuffer.stride;
     if constexpr (kBuffer.form == kFloats) {
       if (valid) to[O * kBuffer.width + unit] = value;
     } else {
@@ -174,51 +173,9 @@ class SingleExchange {
   }
 
   template <int B, int O>
-  __device__ void send_sum(int pass, int step, int row, float value) const {
+  __device__ void send_sum(int step, int row, float value) const {
     constexpr BufferShape kBuffer = Plan::template buffer<B>();
-    if (threadIdx.x % kWarp == 0) operands<B>(pass, step)[row * kBuffer.stride + O] = value;
-  }
-
-  __device__ void end_of_stage() const { __syncthreads(); }
-  __device__ void finish() const {}
-
- private:
-  Place place_;
-};
-
-// One CTA, operands in global memory: slow, for any size, and nobody to wait for.
-template <class Plan>
-class FallbackExchange {
- public:
-  __device__ explicit FallbackExchange(const Place& place) : place_(place) {}
-
-  template <int B, class Initial>
-  __device__ void begin(const Initial& initial) {
-    fill_states<Plan, B>(operands<B>(0, 0), 0, initial);
-  }
-
-  __device__ void start() { __syncthreads(); }
-
-  template <int B, class Initial>
-  __device__ void wait(int, int, const Initial&) {}
-
-  template <int B>
-  __device__ float* operands(int, int step) const {
-    constexpr BufferShape kBuffer = Plan::template buffer<B>();
-    return reinterpret_cast<float*>(place_.scratch + kBuffer.offset) +
-           step % 2 * Plan::kRows * kBuffer.stride;
-  }
-
-  template <int B, int O>
-  __device__ void send(int pass, int step, int row, int unit, bool valid, float value) const {
-    constexpr BufferShape kBuffer = Plan::template buffer<B>();
-    if (valid) operands<B>(pass, step)[row * kBuffer.stride + O * kBuffer.width + unit] = value;
-  }
-
-  template <int B, int O>
-  __device__ void send_sum(int pass, int step, int row, float value) const {
-    constexpr BufferShape kBuffer = Plan::template buffer<B>();
-    if (threadIdx.x % kWarp == 0) operands<B>(pass, step)[row * kBuffer.stride + O] = value;
+    if (threadIdx.x % kWarp == 0) operands<B>(step)[row * kBuffer.stride + O] = value;
   }
 
   __device__ void end_of_stage() const { __syncthreads(); }

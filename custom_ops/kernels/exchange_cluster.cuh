@@ -30,47 +30,44 @@ class ClusterExchange {
   template <int B, class Initial>
   __device__ void begin(const Initial& initial) {
     constexpr BufferShape kBuffer = Plan::template buffer<B>();
-    for (int pass = 0; pass < Plan::kPasses; ++pass) {
-      fill_states<Plan, B>(operands<B>(pass, 0), pass * Plan::kRows, initial);
-      if (threadIdx.x == 0) {
-        for (int copy = 0; copy < 2; ++copy) {
-          init_barrier(barrier<B>(pass, copy));
-        }
-        // States of step 0 are here already.
-        constexpr int kStates = count_bits(kBuffer.states);
-        expect(barrier<B>(pass, 0), kBytes<B> / kBuffer.operands * (kBuffer.operands - kStates));
-        expect(barrier<B>(pass, 1), kBytes<B>);
+    fill_states<Plan, B>(operands<B>(0), initial);
+    if (threadIdx.x == 0) {
+      for (int copy = 0; copy < 2; ++copy) {
+        init_barrier(barrier<B>(copy));
       }
+      // States of step 0 are here already.
+      constexpr int kStates = count_bits(kBuffer.states);
+      expect(barrier<B>(0), kBytes<B> / kBuffer.operands * (kBuffer.operands - kStates));
+      expect(barrier<B>(1), kBytes<B>);
     }
   }
 
   __device__ void start() { start_cluster(); }
 
   template <int B, class Initial>
-  __device__ __forceinline__ void wait(int pass, int step, const Initial&) {
-    const unsigned address = barrier<B>(pass, step % 2);
+  __device__ __forceinline__ void wait(int step, const Initial&) {
+    const unsigned address = barrier<B>(step % 2);
     wait_for(address, step / 2 % 2);
     if (threadIdx.x == 0) expect(address, kBytes<B>);
   }
 
   template <int B>
-  __device__ float* operands(int pass, int step) const {
+  __device__ float* operands(int step) const {
     constexpr BufferShape kBuffer = Plan::template buffer<B>();
     return reinterpret_cast<float*>(place_.shared + kBuffer.offset) +
-           (step % 2 * Plan::kPasses + pass) * (Plan::kPaddedRows * kBuffer.stride);
+           step % 2 * (Plan::kPaddedRows * kBuffer.stride);
   }
 
   template <int B, int O>
-  __device__ __forceinline__ void send(int pass, int step, int row, int unit, bool valid,
-                                       float value) const {
+  __device__ __forceinline__ void send(int step, int row, int unit, bool valid, float value) const {
     constexpr BufferShape kBuffer = Plan::template buffer<B>();
     // Lanes that have neighbouring units of one row: each sends all of these, to some of the peers.
     const auto numbers = Senders::template encoded<B>(value);
     const int word =
-        ((step % 2 * Plan::kPasses + pass) * Plan::kPaddedRows + row) * kBuffer.stride +
+        (step % 2 * Plan::kPaddedRows + row) * kBuffer.stride +
         words_of<Plan, B>((O * Plan::kCtas + place_.cta) * kBuffer.width + Senders::first(unit));
     const unsigned to = kBuffer.offset + word * 4;
-    const unsigned barrier = kBuffer.barrier + (pass * 2 + step % 2) * 8;
+    const unsigned barrier = kBuffer.barrier + step % 2 * 8;
     if (valid) {
 #pragma unroll
       for (int i = 0; i < kPeers; ++i) {
@@ -81,16 +78,14 @@ class ClusterExchange {
   }
 
   template <int B, int O>
-  __device__ void send_sum(int pass, int step, int row, float value) const {
+  __device__ void send_sum(int step, int row, float value) const {
     constexpr BufferShape kBuffer = Plan::template buffer<B>();
     const int lane = threadIdx.x % kWarp;
     if (lane < Plan::kCtas) {
       const unsigned base = address_in(shared_address(place_.shared), lane);
       const int number =
-          ((step % 2 * Plan::kPasses + pass) * Plan::kPaddedRows + row) * kBuffer.stride +
-          O * Plan::kCtas + place_.cta;
-      store_async(base + kBuffer.offset + number * 4, value,
-                  base + kBuffer.barrier + (pass * 2 + step % 2) * 8);
+          (step % 2 * Plan::kPaddedRows + row) * kBuffer.stride + O * Plan::kCtas + place_.cta;
+      store_async(base + kBuffer.offset + number * 4, value, base + kBuffer.barrier + step % 2 * 8);
     }
   }
 
@@ -112,9 +107,8 @@ class ClusterExchange {
   }
 
   template <int B>
-  __device__ unsigned barrier(int pass, int copy) const {
-    return shared_address(place_.shared) + Plan::template buffer<B>().barrier +
-           (pass * 2 + copy) * 8;
+  __device__ unsigned barrier(int copy) const {
+    return shared_address(place_.shared) + Plan::template buffer<B>().barrier + copy * 8;
   }
 
   Place place_;

@@ -15,32 +15,10 @@
 
 namespace tfmem {
 
-// 16 bytes of global memory (as L2 has them now) to shared memory, asynchronously where the GPU
-// can.
-__device__ __forceinline__ void copy_from_l2(float* to, const unsigned* from) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-  copy_async(shared_address(to), from);
-#else
-  load_relaxed(from, reinterpret_cast<uint4*>(to));
-#endif
-}
-
-__device__ __forceinline__ void wait_for_copies() {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-  wait_for_all_copies();
-#endif
-}
-
-// With several passes, the operands of the next pass are copied while the products of this one run:
-// there are two buffers in shared memory. A copied word may be old; then its thread asks for it
-// again.
-//
 // With several slices (slices.cuh) a CTA reads the numbers of its share of the CTAs only.
 template <class Plan>
 class GridExchange {
  public:
-  static constexpr bool kAhead = Plan::kPasses > 1;
-
   __device__ explicit GridExchange(const Place& place) : place_(place) {}
 
   template <int B, class Initial>
@@ -55,49 +33,40 @@ class GridExchange {
   }
 
   template <int B, class Initial>
-  __device__ __forceinline__ void wait(int pass, int step, const Initial& initial) {
+  __device__ __forceinline__ void wait(int step, const Initial& initial) {
     constexpr BufferShape kBuffer = Plan::template buffer<B>();
-    const bool first = step == 0 && pass == 0;
     if (step == 0 && kBuffer.states != 0) {
-      fill_states<Plan, B>(operands<B>(pass, 0), pass * Plan::kRows, initial,
-                           first_part<B>() * kBuffer.width);
+      fill_states<Plan, B>(operands<B>(0), initial, first_part<B>() * kBuffer.width);
     }
-    if (kAhead && !first) wait_for_copies();
-    if (step > 0 || !kStatesOnly<B>) receive<B>(pass, step, kAhead && !first);
+    if (step > 0 || !kStatesOnly<B>) receive<B>(step);
     __syncthreads();
-    if constexpr (kAhead) {
-      const bool last = pass + 1 == Plan::kPasses;
-      const int next = last ? step + 1 : step;
-      if (next > 0 || !kStatesOnly<B>) copy_ahead<B>(last ? 0 : pass + 1, next);
-    }
   }
 
   template <int B>
-  __device__ float* operands(int pass, int step) const {
+  __device__ float* operands(int step) const {
     constexpr BufferShape kBuffer = Plan::template buffer<B>();
-    const int copy = kInRegisters<Plan> ? step % 2 : kAhead ? pass % 2 : 0;
+    const int copy = kInRegisters<Plan> ? step % 2 : 0;
     return reinterpret_cast<float*>(place_.shared + kBuffer.offset) +
            copy * (Plan::kPaddedRows * kBuffer.stride);
   }
 
   template <int B, int O>
-  __device__ __forceinline__ void send(int pass, int step, int row, int unit, bool valid,
-                                       float value) const {
+  __device__ __forceinline__ void send(int step, int row, int unit, bool valid, float value) const {
     constexpr BufferShape kBuffer = Plan::template buffer<B>();
     using Senders = Neighbours<Plan>;
     const auto numbers =
         with_epoch<kBuffer.form>(Senders::template encoded<B>(value), epoch<B>(step, O));
     if (valid && Senders::rank() == 0) {
-      store_relaxed(words<B>(pass, step, row) +
+      store_relaxed(words<B>(step, row) +
                         words_of<Plan, B>((O * Plan::kCtas + place_.cta) * kBuffer.width + unit),
                     numbers);
     }
   }
 
   template <int B, int O>
-  __device__ void send_sum(int pass, int step, int row, float value) const {
+  __device__ void send_sum(int step, int row, float value) const {
     if (threadIdx.x % kWarp == 0) {
-      store_relaxed(words<B>(pass, step, row) + O * Plan::kCtas + place_.cta,
+      store_relaxed(words<B>(step, row) + O * Plan::kCtas + place_.cta,
                     without_last_bit<kFloats>(__float_as_uint(value)) | epoch<B>(step, O));
     }
   }
@@ -105,7 +74,6 @@ class GridExchange {
   __device__ void end_of_stage() const {}
 
   __device__ void finish() const {
-    wait_for_copies();
     if constexpr (Plan::kSlices > 1) cluster_barrier();
   }
 
@@ -146,9 +114,9 @@ class GridExchange {
   }
 
   template <int B>
-  __device__ unsigned* words(int pass, int step, int row) const {
+  __device__ unsigned* words(int step, int row) const {
     return reinterpret_cast<unsigned*>(place_.scratch + Plan::template buffer<B>().exchanged) +
-           ((step % 2 * Plan::kPasses + pass) * Plan::kRows + row) * kRow<B>;
+           (step % 2 * Plan::kRows + row) * kRow<B>;
   }
 
   // Where the pieces of a thread are. Each CTA starts elsewhere, so that they do not all ask the
@@ -161,10 +129,10 @@ class GridExchange {
     static constexpr int kStride = Plan::template buffer<B>().stride;
 
     // The pieces with the numbers index + i * kThreads.
-    __device__ __forceinline__ Pieces(const GridExchange& exchange, int pass, int step, int index)
+    __device__ __forceinline__ Pieces(const GridExchange& exchange, int step, int index)
         : exchange(exchange), index(index) {
-      words = exchange.words<B>(pass, step, 0);
-      numbers = exchange.operands<B>(pass, step);
+      words = exchange.words<B>(step, 0);
+      numbers = exchange.operands<B>(step);
       if constexpr (kEven) move_to(index / kOfRow, (index + exchange.place_.cta * 8) % kOfRow);
     }
 
@@ -207,31 +175,19 @@ class GridExchange {
     int operand = 0;
   };
 
-  template <int B>
-  __device__ __forceinline__ void copy_ahead(int pass, int step) const {
-    if constexpr (kWords<B> == 4) {
-#pragma unroll 4
-      for (int i = threadIdx.x; i < kPieces<B>; i += Plan::kThreads) {
-        const Pieces<B> piece = Pieces<B>(*this, pass, step, i).at(0);
-        if (piece.comes(step)) copy_from_l2(piece.numbers, piece.words);
-      }
-    }
-  }
-
-  // All words of one buffer, from all CTAs, into shared memory; `copied` says that a copy of them
-  // is there.
+  // All words of one buffer, from all CTAs, into shared memory.
   //
   // A thread that has many asks for its first piece until it has come; by then the others have,
   // more or less. To ask for all of them again and again would take L2's bandwidth from those who
   // send.
   template <int B>
-  __device__ __forceinline__ void receive(int pass, int step, bool copied) {
+  __device__ __forceinline__ void receive(int step) {
     constexpr int kOnce = (kPieces<B> + Plan::kThreads - 1) / Plan::kThreads;
-    if (kOnce > kFew && !copied) {
-      take<B, 1>(pass, step, 0, Plan::kThreads, false);
-      take<B, in_flight(kOnce - 1)>(pass, step, Plan::kThreads, kPieces<B>, false);
+    if constexpr (kOnce > kFew) {
+      take<B, 1>(step, 0, Plan::kThreads);
+      take<B, in_flight(kOnce - 1)>(step, Plan::kThreads, kPieces<B>);
     } else {
-      take<B, in_flight(kOnce)>(pass, step, 0, kPieces<B>, copied && kWords<B> == 4);
+      take<B, in_flight(kOnce)>(step, 0, kPieces<B>);
     }
   }
 
@@ -246,7 +202,7 @@ class GridExchange {
 
   // Waits for the pieces [begin, end) of this CTA.
   template <int B, int FLIGHT>
-  __device__ __forceinline__ void take(int pass, int step, int begin, int end, bool copied) {
+  __device__ __forceinline__ void take(int step, int begin, int end) {
     using Words = typename Vector<kWords<B>>::Type;
     constexpr int kForm = Plan::template buffer<B>().form;
     const int lane = threadIdx.x % kWarp;
@@ -255,18 +211,14 @@ class GridExchange {
     // the other half).
 #pragma unroll 1
     for (int first = begin + threadIdx.x; first - lane < end; first += Plan::kThreads * FLIGHT) {
-      const Pieces<B> pieces(*this, pass, step, first);
+      const Pieces<B> pieces(*this, step, first);
       Words value[FLIGHT];
       unsigned old = 0;  // bit i: value[i] is not of this step yet
 #pragma unroll
       for (int i = 0; i < FLIGHT; ++i) {
         const Pieces<B> piece = pieces.at(i);
         const bool wanted = first + i * Plan::kThreads < end && piece.comes(step);
-        if (wanted && copied) {
-          value[i] = *reinterpret_cast<Words*>(piece.numbers);
-        } else if (wanted) {
-          load_relaxed(piece.words, &value[i]);
-        }
+        if (wanted) load_relaxed(piece.words, &value[i]);
         old |= wanted << i;
       }
       // All that are old are asked for at once, or their latencies would add up.

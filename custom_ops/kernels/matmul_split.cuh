@@ -15,7 +15,7 @@
 namespace tfmem {
 namespace matmul {
 
-// The kernels' parameter (custom_ops/jit/matmul.py lists the words).
+// The kernels' parameter (benchmarks/multiplier.py lists the words).
 struct Arguments {
   int rows, columns;
   int depth, lines;  // lines: of a row of a split matrix, even

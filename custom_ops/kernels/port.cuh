@@ -82,13 +82,11 @@ struct Context {
   __device__ void fail() const { *reinterpret_cast<int*>(parameters.word[kStatus]) = 2; }
 };
 
-// Operands of products that no CTA sends: one copy for each pass, as each is read before the next
-// step writes it.
+// Operands of products that no CTA sends: one copy, read before the next step writes it.
 template <class Plan, int B>
-__device__ __forceinline__ float* local_operands(char* shared, int pass) {
+__device__ __forceinline__ float* local_operands(char* shared) {
   constexpr BufferShape kBuffer = Plan::template buffer<B>();
-  return reinterpret_cast<float*>(shared + kBuffer.offset) +
-         pass * (Plan::kPaddedRows * kBuffer.stride);
+  return reinterpret_cast<float*>(shared + kBuffer.offset);
 }
 
 // One (row, unit) of one stage: what the generated code reads and writes.
@@ -101,14 +99,13 @@ struct Port {
   const Products& products;
   char* shared;
   char* scratch;
-  int pass;
   int step;
-  int row;     // of the pass
+  int row;     // of the group's tile
   int unit;    // of the CTA
   bool valid;  // within the tile
   bool live;   // within the batch and the hidden units
 
-  __device__ int batch_row() const { return context.first_row + pass * Plan::kRows + row; }
+  __device__ int batch_row() const { return context.first_row + row; }
   __device__ int hidden_unit() const { return context.cta * Plan::kTile + unit; }
 
   // This (row, unit) of a sequence of COLUMNS * units numbers a line (or one) at the port's step;
@@ -153,7 +150,7 @@ struct Port {
 
   template <int POINTER>
   __device__ float initial() const {
-    return context.state(POINTER, pass * Plan::kRows + row, hidden_unit());
+    return context.state(POINTER, row, hidden_unit());
   }
 
   template <int POINTER>
@@ -173,7 +170,7 @@ struct Port {
   template <int B, int O>
   __device__ float sum_of_parts() const {
     constexpr BufferShape kBuffer = Plan::template buffer<B>();  // its width: all units
-    const float* parts = exchange.template operands<B>(pass, step) + row * kBuffer.stride +
+    const float* parts = exchange.template operands<B>(step) + row * kBuffer.stride +
                          O * Plan::kCtas * kBuffer.width + hidden_unit();
     float sum = 0.0f;
 #pragma unroll
@@ -186,7 +183,7 @@ struct Port {
   __device__ float row_sum() const {
     constexpr BufferShape kBuffer = Plan::template buffer<B>();
     const float* parts =
-        exchange.template operands<B>(pass, step) + row * kBuffer.stride + O * Plan::kCtas;
+        exchange.template operands<B>(step) + row * kBuffer.stride + O * Plan::kCtas;
     float sum = 0.0f;
     for (int i = 0; i < Plan::kCtas; ++i) sum += parts[i];
     return sum;
@@ -195,14 +192,14 @@ struct Port {
   // An operand of this step's later stages.
   template <int B, int O>
   __device__ void send(float value) const {
-    exchange.template send<B, O>(pass, step, row, unit, valid, live ? value : 0.0f);
+    exchange.template send<B, O>(step, row, unit, valid, live ? value : 0.0f);
   }
 
   // A state, for the next step.
   template <int B, int O>
   __device__ void send_state(float value) const {
     if (step + 1 < context.time)
-      exchange.template send<B, O>(pass, step + 1, row, unit, valid, live ? value : 0.0f);
+      exchange.template send<B, O>(step + 1, row, unit, valid, live ? value : 0.0f);
   }
 
   // A state, for this CTA's part of the next step's products.
@@ -210,7 +207,7 @@ struct Port {
   __device__ void keep_own(float value) const {
     constexpr BufferShape kBuffer = Plan::template buffer<B>();
     if (valid)
-      local_operands<Plan, B>(shared, pass)[row * kBuffer.stride + O * Plan::kTile + unit] =
+      local_operands<Plan, B>(shared)[row * kBuffer.stride + O * Plan::kTile + unit] =
           live ? value : 0.0f;
   }
 

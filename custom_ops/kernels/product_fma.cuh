@@ -139,12 +139,11 @@ struct FmaProduct {
     }
   }
 
-  // `to`: floats from the results that were given to `load` to where these go.
   __device__ __forceinline__ void run(const float* operands, const float4* shared,
-                                      const float4* streamed, int to) const {
+                                      const float4* streamed) const {
     const int lane = (kFillsWarps ? threadIdx.x : threadIdx.x % kWarp) % Shape::kLanes;
     const float* base = operands + first_operand;
-    float* results = first_result + to;
+    float* results = first_result;
 #pragma unroll 1
     for (int row = 0; row < Shape::kRows; row += Shape::kBlock) {
       float sum[Shape::kBlock * kColumns] = {};

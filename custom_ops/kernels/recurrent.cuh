@@ -21,14 +21,14 @@ struct DirectProducts {
   __device__ void load(const Context<Plan, WORDS>&, bool) const {}
 
   template <int STAGE, class Exchange>
-  __device__ void run(const Exchange&, int, int) const {}
+  __device__ void run(const Exchange&, int) const {}
 
   template <int GEMM, int PRODUCT, class At>
   __device__ float result(const At& port) const {
     constexpr GemmShape kGemm = Plan::template gemm<GEMM>();
     constexpr BufferShape kBuffer = Plan::template buffer<GEMM>();
     const float* operands =
-        port.exchange.template operands<GEMM>(port.pass, port.step) + port.row * kBuffer.stride;
+        port.exchange.template operands<GEMM>(port.step) + port.row * kBuffer.stride;
     const int unit = port.live ? port.unit : 0;
     float sum = 0.0f;
     for (int operand = 0; operand < kGemm.operands; ++operand) {
@@ -66,7 +66,7 @@ struct Sweep {
     return kInRegisters<Plan> ? thread / Plan::kUnitLanes : thread % Plan::kTile;
   }
 
-  __device__ At port(int pass, int step, int item) const {
+  __device__ At port(int step, int item) const {
     int row = first_row, unit = first_unit;
     if constexpr (Plan::kThreads % Plan::kTile == 0) {
       row += item * (Plan::kThreads / Plan::kTile);
@@ -75,9 +75,9 @@ struct Sweep {
       unit = unit_of(item * Plan::kThreads + threadIdx.x);
     }
     const bool valid = all_have(item) || (row < Plan::kRows && unit < Plan::kTile);
-    const bool live = valid && context.first_row + pass * Plan::kRows + row < context.batch &&
+    const bool live = valid && context.first_row + row < context.batch &&
                       context.cta * Plan::kTile + unit < Plan::kUnits;
-    return At{context, exchange,        products, shared, scratch, pass,
+    return At{context, exchange,        products, shared, scratch,
               step,    valid ? row : 0, unit,     valid,  live};
   }
 
@@ -91,8 +91,7 @@ struct Sweep {
 
   // STAGE and all that follow it.
   template <int STAGE>
-  __device__ __forceinline__ void stages(Element (&elements)[Plan::kPasses][Plan::kItems],
-                                         int step) {
+  __device__ __forceinline__ void stages(Element (&elements)[Plan::kItems], int step) {
     if constexpr (STAGE < Cell::kStages) {
       stage<STAGE>(elements, step);
       stages<STAGE + 1>(elements, step);
@@ -100,37 +99,32 @@ struct Sweep {
   }
 
   template <int STAGE>
-  __device__ __forceinline__ void stage(Element (&elements)[Plan::kPasses][Plan::kItems],
-                                        int step) {
+  __device__ __forceinline__ void stage(Element (&elements)[Plan::kItems], int step) {
     replicas.template ready<STAGE>();
-#pragma unroll
-    for (int pass = 0; pass < Plan::kPasses; ++pass) {
-      Plan::template for_buffers<STAGE>([&](auto tag) { wait(tag, pass, step); });
-      TFMEM_MARK(kMarkWaiting)
-      products.template run<STAGE>(exchange, pass, step);
-      if constexpr (Plan::template has_gemm<STAGE>() && Plan::kSlices == 1 && !kInRegisters<Plan>) {
-        __syncthreads();
-      }
-      TFMEM_MARK(Plan::kSlices == 1 ? kMarkProduct : kMarkMeeting)
-      elementwise<STAGE>(elements[pass], pass, step);
-      replicas.template stage<STAGE>(pass, step);
-      if constexpr (Cell::template sums<STAGE>() > 0) {
-        __syncthreads();
-        reduce<STAGE, 0>(pass, step);
-      }
-      if constexpr (kInRegisters<Plan> && STAGE + 1 == Cell::kStages) read_ahead(elements, step);
-      if constexpr (Cell::template sends<STAGE>()) exchange.end_of_stage();
-      TFMEM_MARK(kMarkElementwise)
+    Plan::template for_buffers<STAGE>([&](auto tag) { wait(tag, step); });
+    TFMEM_MARK(kMarkWaiting)
+    products.template run<STAGE>(exchange, step);
+    if constexpr (Plan::template has_gemm<STAGE>() && Plan::kSlices == 1 && !kInRegisters<Plan>) {
+      __syncthreads();
     }
+    TFMEM_MARK(Plan::kSlices == 1 ? kMarkProduct : kMarkMeeting)
+    elementwise<STAGE>(elements, step);
+    replicas.template stage<STAGE>(step);
+    if constexpr (Cell::template sums<STAGE>() > 0) {
+      __syncthreads();
+      reduce<STAGE, 0>(step);
+    }
+    if constexpr (kInRegisters<Plan> && STAGE + 1 == Cell::kStages) read_ahead(elements, step);
+    if constexpr (Cell::template sends<STAGE>()) exchange.end_of_stage();
+    TFMEM_MARK(kMarkElementwise)
   }
 
  private:
   // What the step after the next reads: where sums stay in registers, a step can be shorter than a
   // load takes.
-  __device__ __forceinline__ void read_ahead(Element (&elements)[Plan::kPasses][Plan::kItems],
-                                             int step) {
-    static_cast<typename Cell::Leaves&>(elements[0][0]) = elements[0][0].ahead;
-    Cell::load(elements[0][0], elements[0][0].ahead, port(0, step, 0), step + 2);
+  __device__ __forceinline__ void read_ahead(Element (&elements)[Plan::kItems], int step) {
+    static_cast<typename Cell::Leaves&>(elements[0]) = elements[0].ahead;
+    Cell::load(elements[0], elements[0].ahead, port(step, 0), step + 2);
   }
 
   // Whether every thread has such an item.
@@ -139,18 +133,17 @@ struct Sweep {
   }
 
   template <int B>
-  __device__ __forceinline__ void wait(Tag<B>, int pass, int step) {
-    exchange.template wait<B>(pass, step, initial<B>());
+  __device__ __forceinline__ void wait(Tag<B>, int step) {
+    exchange.template wait<B>(step, initial<B>());
   }
 
   template <int STAGE>
-  __device__ __forceinline__ void elementwise(Element (&elements)[Plan::kItems], int pass,
-                                              int step) {
+  __device__ __forceinline__ void elementwise(Element (&elements)[Plan::kItems], int step) {
     const auto one = [&](int item) {
       // Whole warps go in, for the shuffles of a send.
       if (kInRegisters<Plan> || all_have(item) ||
           (item * Plan::kThreads + threadIdx.x) / kWarp * kWarp < Plan::kRows * Plan::kTile) {
-        Cell::stage(Tag<STAGE>(), elements[item], port(pass, step, item));
+        Cell::stage(Tag<STAGE>(), elements[item], port(step, item));
       }
     };
     if constexpr (Plan::kFallback) {
@@ -164,18 +157,18 @@ struct Sweep {
 
   // Sums what add_to_row left, a warp for each row.
   template <int STAGE, int O>
-  __device__ __forceinline__ void reduce(int pass, int step) {
+  __device__ __forceinline__ void reduce(int step) {
     if constexpr (O < Cell::template sums<STAGE>()) {
       const int lane = threadIdx.x % kWarp;
       for (int row = threadIdx.x / kWarp; row < Plan::kRows; row += Plan::kThreads / kWarp) {
-        const float* numbers = port(pass, step, 0).staging(O, row);
+        const float* numbers = port(step, 0).staging(O, row);
         float sum = 0.0f;
         for (int i = lane; i < Plan::kTile; i += kWarp) sum += numbers[i];
         for (int lanes = kWarp / 2; lanes > 0; lanes /= 2)
           sum += __shfl_xor_sync(kAllLanes, sum, lanes);
-        exchange.template send_sum<Cell::template sum_buffer<STAGE>(), O>(pass, step, row, sum);
+        exchange.template send_sum<Cell::template sum_buffer<STAGE>(), O>(step, row, sum);
       }
-      reduce<STAGE, O + 1>(pass, step);
+      reduce<STAGE, O + 1>(step);
     }
   }
 };
@@ -197,7 +190,7 @@ __device__ __forceinline__ Context<Plan, WORDS> context_of(const Parameters<WORD
                               static_cast<int>(parameters.word[kTimeAndBatch]),
                               static_cast<int>(parameters.word[kTimeAndBatch] >> 32),
                               direction,
-                              group % tiles * (Plan::kRows * Plan::kPasses),
+                              group % tiles * Plan::kRows,
                               static_cast<int>(blockIdx.x),
                               reverse,
                               reverse ? -line_step : line_step,
@@ -239,23 +232,19 @@ __device__ __forceinline__ void sweep(const Parameters<WORDS>& parameters, char*
   const int unit = settled(Sweeper::unit_of(thread_in_block()));
   Sweeper sweeper{context, exchange, products, replicas, shared, scratch, row, unit};
 
-  typename Cell::template Element<Plan> elements[Plan::kPasses][Plan::kItems];
+  typename Cell::template Element<Plan> elements[Plan::kItems];
   const auto each = [&](auto&& function) {
-#pragma unroll
-    for (int pass = 0; pass < Plan::kPasses; ++pass) {
-      if constexpr (Plan::kFallback) {
+    if constexpr (Plan::kFallback) {
 #pragma unroll 1
-        for (int item = 0; item < Plan::kItems; ++item) function(elements[pass][item], pass, item);
-      } else {
+      for (int item = 0; item < Plan::kItems; ++item) function(elements[item], item);
+    } else {
 #pragma unroll
-        for (int item = 0; item < Plan::kItems; ++item) function(elements[pass][item], pass, item);
-      }
+      for (int item = 0; item < Plan::kItems; ++item) function(elements[item], item);
     }
   };
-  each([&](auto& element, int pass, int item) {
-    Cell::begin(element, sweeper.port(pass, 0, item));
-    if constexpr (kInRegisters<Plan>)
-      Cell::load(element, element.ahead, sweeper.port(pass, 0, item), 1);
+  each([&](auto& element, int item) {
+    Cell::begin(element, sweeper.port(0, item));
+    if constexpr (kInRegisters<Plan>) Cell::load(element, element.ahead, sweeper.port(0, item), 1);
   });
   replicas.begin();
   replicas.begin_parts(sweeper, context.cta);
@@ -279,14 +268,14 @@ __device__ __forceinline__ void sweep(const Parameters<WORDS>& parameters, char*
     for (int step = 0; step < context.time; ++step) {
       sweeper.template stages<0>(elements, step);
       replicas.send_parts(step + 1);
-      each([&](auto& element, int pass, int item) {
-        Cell::load(element, element, sweeper.port(pass, step, item), step + 1);
+      each([&](auto& element, int item) {
+        Cell::load(element, element, sweeper.port(step, item), step + 1);
       });
       replicas.load(step + 1);
       TFMEM_MARK(kMarkReading)
     }
   }
-  each([&](auto& element, int pass, int item) { Cell::end(element, sweeper.port(pass, 0, item)); });
+  each([&](auto& element, int item) { Cell::end(element, sweeper.port(0, item)); });
   TFMEM_MARKS_END
   exchange.finish();
 }

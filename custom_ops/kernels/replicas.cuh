@@ -22,15 +22,14 @@ struct ReplicaPort : Port<Plan, Exchange, Products, WORDS> {
   __device__ float operand() const {
     constexpr BufferShape kBuffer = Plan::template buffer<B>();
     return this->exchange.template operands<B>(
-        this->pass, this->step)[this->row * kBuffer.stride + O * kSpan + this->unit];
+        this->step)[this->row * kBuffer.stride + O * kSpan + this->unit];
   }
 
   template <int B, int O>
   __device__ void keep(float value) const {
     constexpr BufferShape kBuffer = Plan::template buffer<B>();
     if (this->valid) {
-      local_operands<Plan, B>(this->shared,
-                              this->pass)[this->row * kBuffer.stride + O * kSpan + this->unit] =
+      local_operands<Plan, B>(this->shared)[this->row * kBuffer.stride + O * kSpan + this->unit] =
           this->live ? value : 0.0f;
     }
   }
@@ -57,14 +56,12 @@ class Replicas {
   }
 
   __device__ void begin() {
-    each([&](auto& element, int pass, int item) { Replica::begin(element, port(pass, 0, item)); });
+    each([&](auto& element, int item) { Replica::begin(element, port(0, item)); });
   }
 
   // What step `next` reads, long before it is needed.
   __device__ void load(int next) {
-    each([&](auto& element, int pass, int item) {
-      Replica::load(element, port(pass, next, item), next);
-    });
+    each([&](auto& element, int item) { Replica::load(element, port(next, item), next); });
   }
 
   // Before the products of STAGE: all threads have written what these read.
@@ -84,18 +81,18 @@ class Replicas {
     if constexpr (Plan::kInParts) {
       if (next >= context_.time) return;
       __syncthreads();  // all units of the new states are here
-      Plan::for_parts([&](auto gemm, auto, auto) { products_.run_part(gemm, exchange_, 0, next); });
+      Plan::for_parts([&](auto gemm, auto, auto) { products_.run_part(gemm, exchange_, next); });
       __syncthreads();
       Plan::for_parts([&](auto gemm, auto, auto parts) { send<0>(gemm, parts, next); });
     }
   }
 
   template <int STAGE>
-  __device__ __forceinline__ void stage(int pass, int step) {
+  __device__ __forceinline__ void stage(int step) {
 #pragma unroll
     for (int item = 0; item < Plan::kReplicaItems; ++item) {
-      const At at = port(pass, step, item);
-      if (at.valid) Replica::stage(Tag<STAGE>(), elements_[pass][item], at);
+      const At at = port(step, item);
+      if (at.valid) Replica::stage(Tag<STAGE>(), elements_[item], at);
     }
   }
 
@@ -105,8 +102,8 @@ class Replicas {
 
   template <class Sweeper, int OWN>
   __device__ void fill(const Sweeper& sweeper, Tag<OWN>, int cta) const {
-    fill_states<Plan, OWN>(local_operands<Plan, OWN>(shared_, 0), 0,
-                           sweeper.template initial<OWN>(), cta * Plan::kTile);
+    fill_states<Plan, OWN>(local_operands<Plan, OWN>(shared_), sweeper.template initial<OWN>(),
+                           cta * Plan::kTile);
   }
 
   // From product O on.
@@ -121,32 +118,28 @@ class Replicas {
           const bool valid = index < kCount;
           const int row = valid ? index / At::kSpan : 0, unit = index % At::kSpan;
           const float part = products_.template part<GEMM>(row, O * At::kSpan + unit);
-          exchange_.template send<B, O>(0, next, row, unit, valid, part);
+          exchange_.template send<B, O>(next, row, unit, valid, part);
         }
       }
       send<O + 1>(gemm, parts, next);
     }
   }
 
-  __device__ At port(int pass, int step, int item) const {
+  __device__ At port(int step, int item) const {
     const int index = item * Plan::kThreads + threadIdx.x;
     const int row = index / At::kSpan;
     const int unit = index % At::kSpan;
     const bool valid = row < Plan::kRows;
-    const bool live = valid && unit < Plan::kUnits &&
-                      context_.first_row + pass * Plan::kRows + row < context_.batch;
-    return At{{context_, exchange_, products_, shared_, nullptr, pass, step, valid ? row : 0, unit,
-               valid, live}};
+    const bool live = valid && unit < Plan::kUnits && context_.first_row + row < context_.batch;
+    return At{{context_, exchange_, products_, shared_, nullptr, step, valid ? row : 0, unit, valid,
+               live}};
   }
 
   template <class Function>
   __device__ __forceinline__ void each(Function&& function) {
 #pragma unroll
-    for (int pass = 0; pass < Plan::kPasses; ++pass) {
-#pragma unroll
-      for (int item = 0; item < Plan::kReplicaItems; ++item) {
-        function(elements_[pass][item], pass, item);
-      }
+    for (int item = 0; item < Plan::kReplicaItems; ++item) {
+      function(elements_[item], item);
     }
   }
 
@@ -154,7 +147,7 @@ class Replicas {
   const Exchange& exchange_;
   const Products& products_;
   char* shared_;
-  typename Replica::template Element<Plan> elements_[Plan::kPasses][Plan::kReplicaItems];
+  typename Replica::template Element<Plan> elements_[Plan::kReplicaItems];
 };
 
 template <class Plan, class Exchange, class Products, int WORDS>
@@ -169,7 +162,7 @@ class Replicas<Plan, Exchange, Products, WORDS, false> {
   template <int STAGE>
   __device__ void ready() const {}
   template <int STAGE>
-  __device__ void stage(int, int) {}
+  __device__ void stage(int) {}
 };
 
 }  // namespace tfmem

@@ -34,7 +34,7 @@ class Slices {
   template <int GEMM>
   __device__ void begin() const {
     if (threadIdx.x == 0) {
-      for (int i = 0; i < 2 * Plan::kPasses; ++i) {
+      for (int i = 0; i < 2; ++i) {
         const unsigned barrier = shared_address(shared_) + Plan::template inbox<GEMM>().barrier;
         init_barrier(barrier + i * 8);
         expect(barrier + i * 8, kBytes<GEMM>);
@@ -44,13 +44,13 @@ class Slices {
 
   // Sends this CTA's part of the sums, and waits for the parts of its own.
   template <int GEMM>
-  __device__ __forceinline__ void meet(const float* results, int pass, int step) const {
+  __device__ __forceinline__ void meet(const float* results, int step) const {
     TFMEM_MARK(kMarkProduct)
     constexpr InboxShape kInbox = Plan::template inbox<GEMM>();
     constexpr int kFours = kInbox.columns / 4;
     const unsigned base = shared_address(shared_);
-    const unsigned barrier = kInbox.barrier + (pass * 2 + step % 2) * 8;
-    const unsigned inbox = kInbox.offset + copy<GEMM>(pass, step, rank_) * 4;
+    const unsigned barrier = kInbox.barrier + step % 2 * 8;
+    const unsigned inbox = kInbox.offset + copy<GEMM>(step, rank_) * 4;
 #pragma unroll 2
     for (int i = threadIdx.x; i < Plan::kSlices * Plan::kRows * kFours; i += Plan::kThreads) {
       const int row = i / kFours % Plan::kRows;
@@ -74,10 +74,10 @@ class Slices {
 
   // One sum, from all parts in the same order.
   template <int GEMM>
-  __device__ __forceinline__ float sum(int pass, int step, int row, int column) const {
+  __device__ __forceinline__ float sum(int step, int row, int column) const {
     constexpr InboxShape kInbox = Plan::template inbox<GEMM>();
     const float* from = reinterpret_cast<const float*>(shared_ + kInbox.offset) +
-                        copy<GEMM>(pass, step, 0) + row * kInbox.columns + column;
+                        copy<GEMM>(step, 0) + row * kInbox.columns + column;
     float sum = from[0];
 #pragma unroll
     for (int slice = 1; slice < Plan::kSlices; ++slice) {
@@ -93,9 +93,9 @@ class Slices {
 
   // Where the parts of a slice begin.
   template <int GEMM>
-  __device__ static int copy(int pass, int step, int slice) {
+  __device__ static int copy(int step, int slice) {
     constexpr int kPart = Plan::kRows * Plan::template inbox<GEMM>().columns;
-    return ((step % 2 * Plan::kPasses + pass) * Plan::kSlices + slice) * kPart;
+    return (step % 2 * Plan::kSlices + slice) * kPart;
   }
 
   char* shared_;

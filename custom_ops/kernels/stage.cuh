@@ -14,8 +14,7 @@ namespace tfmem {
 // Stage `stage` of them, which is STAGE or follows it.
 template <int STAGE, class Cell, class Plan, class Sweeper, class Element, int WORDS>
 __device__ __forceinline__ void one_stage(Sweeper& sweeper, const Context<Plan, WORDS>& context,
-                                          Element (&elements)[Plan::kPasses][Plan::kItems],
-                                          int step, int stage) {
+                                          Element (&elements)[Plan::kItems], int step, int stage) {
   if constexpr (STAGE < Cell::kStages) {
     if (stage == STAGE) {
       sweeper.products.template load<STAGE>(context, step == 0);
@@ -54,7 +53,7 @@ __device__ __forceinline__ void sweep_stage(const Parameters<WORDS>& parameters,
                   Sweeper::row_of(threadIdx.x),
                   Sweeper::unit_of(threadIdx.x)};
 
-  typename Cell::template Element<Plan> elements[Plan::kPasses][Plan::kItems];
+  typename Cell::template Element<Plan> elements[Plan::kItems];
   const bool begun = context.time > 0 && (step > 0 || stage > 0);
   const bool ends = step + 1 >= context.time && stage + 1 == Cell::kStages;
   const long long stride = static_cast<long long>(Plan::kCtas) * Plan::kItems * Plan::kThreads;
@@ -62,14 +61,14 @@ __device__ __forceinline__ void sweep_stage(const Parameters<WORDS>& parameters,
                 blockIdx.x * (Plan::kItems * Plan::kThreads) + threadIdx.x;
 #pragma unroll
   for (int item = 0; item < Plan::kItems; ++item) {
-    Cell::begin(elements[0][item], sweeper.port(0, step, item));
-    if (begun) Cell::resume(elements[0][item], kept + item * Plan::kThreads, stride);
+    Cell::begin(elements[item], sweeper.port(step, item));
+    if (begun) Cell::resume(elements[item], kept + item * Plan::kThreads, stride);
   }
   if (context.time > 0) one_stage<0, Cell>(sweeper, context, elements, step, stage);
 #pragma unroll
   for (int item = 0; item < Plan::kItems; ++item) {
-    Cell::leave(elements[0][item], kept + item * Plan::kThreads, stride);
-    if (ends) Cell::end(elements[0][item], sweeper.port(0, step, item));
+    Cell::leave(elements[item], kept + item * Plan::kThreads, stride);
+    if (ends) Cell::end(elements[item], sweeper.port(step, item));
   }
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "custom_ops/ops/cell.h"
+#include "custom_ops/ops/cpu/tile_kernels.h"
 
 namespace tfmem {
 
@@ -42,6 +43,7 @@ struct InstructionSet {
   void (*float_to_half)(const float* source, uint16_t* target, int64_t count) = nullptr;
   void (*bfloat16_to_float)(const uint16_t* source, float* target, int64_t count) = nullptr;
   void (*float_to_bfloat16)(const float* source, uint16_t* target, int64_t count) = nullptr;
+  TileKernels tile;
 };
 
 // Compiled from one text, cpu_kernels_body.h.

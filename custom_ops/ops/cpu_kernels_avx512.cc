@@ -1,6 +1,7 @@
 #ifdef __x86_64__
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "custom_ops/ops/cpu_kernels.h"
 

@@ -10,7 +10,10 @@ constexpr int64_t kPairNumbers = 64;  // along the depth, of two lines
 constexpr int64_t kMostParts = 16;
 constexpr int64_t kMostTurns = 2;  // of CTAs on all multiprocessors, where tiles are in parts
 
-// See `nanoseconds` of custom_ops/jit/matmul.py.
+// What a product takes once its operands are split, to compare tilings. Fitted to tilings of 58
+// shapes on an H200 (docs/benchmarks.md): for each 64 of the depth a large tile takes 1,500, and
+// 4,000 besides; small ones 600, but one alone on its multiprocessor 870; sums of parts 3,000, and
+// 1 a KB.
 int64_t Nanoseconds(const MatMulSizes& shape, const MatMulTiling& tiling, int64_t processors) {
   const int64_t pairs = Ceiling(shape.lines(), 2 * tiling.parts);
   const int64_t turns = Ceiling(shape.tiles(tiling.tile()) * tiling.parts, processors);
@@ -54,3 +57,11 @@ MatMulTiling BestTiling(const MatMulSizes& shape, int64_t processors) {
 }
 
 }  // namespace tfmem
+
+// For benchmarks/multiplier.py. `found`: whether tiles are small, parts.
+extern "C" void tfmem_best_tiling(int64_t rows, int64_t depth, int64_t columns, int64_t processors,
+                                  int64_t* found) {
+  const tfmem::MatMulTiling tiling = tfmem::BestTiling({rows, depth, columns}, processors);
+  found[0] = tiling.small;
+  found[1] = tiling.parts;
+}

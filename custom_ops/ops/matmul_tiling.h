@@ -1,5 +1,4 @@
-// How TfmemMatMul divides a product among CTAs. custom_ops/jit/matmul.py decides in the same way.
-// Knows neither TensorFlow nor a driver.
+// How TfmemMatMul divides a product among CTAs. Knows neither TensorFlow nor a driver.
 #ifndef TFMEM_CUSTOM_OPS_OPS_MATMUL_TILING_H_
 #define TFMEM_CUSTOM_OPS_OPS_MATMUL_TILING_H_
 

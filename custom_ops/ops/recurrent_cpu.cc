@@ -1,5 +1,6 @@
 // TfmemRecurrent on the CPU.
 #include <memory>
+#include <type_traits>
 #include <utility>
 
 #include "custom_ops/ops/phases.h"
@@ -23,7 +24,8 @@ class RecurrentOp : public OpKernel {
     absl::StatusOr<RecurrentAttributes> attributes = ReadRecurrentAttributes(ctx);
     OP_REQUIRES_OK(ctx, attributes.status());
     attributes_ = *std::move(attributes);
-    program_ = CompileStep(attributes_.cell);
+    program_ = CompileStep(attributes_.cell,
+                           std::is_same_v<T, double> ? DType::kFloat64 : DType::kFloat32);
   }
 
   void Compute(OpKernelContext* ctx) override {

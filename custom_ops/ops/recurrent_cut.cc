@@ -26,7 +26,11 @@ RecurrentCut CutRecurrentCall(const StepProgram& program, int64_t panel, int64_t
   cut.tiles = CeilOf(units, panel);
   cut.directions = directions;
   int64_t instructions = 0;
-  for (const Stage& stage : program.stages) instructions += stage.code.size();
+  for (const TileStage& stage : program.tile.stages) {
+    for (const TileInstruction& instruction : stage.code) {
+      instructions += instruction.kind != TileInstruction::Kind::kLoadView;
+    }
+  }
   const double weights = static_cast<double>(units) * program.blocks.size();
   const double work =
       static_cast<double>(directions) * batch * units * (weights + 2 * instructions);

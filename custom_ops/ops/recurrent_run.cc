@@ -32,7 +32,7 @@ RecurrentRun<T>::RecurrentRun(const RecurrentAttributes& attributes, const StepP
 
 template <typename T>
 int64_t RecurrentRun<T>::phases() const {
-  const int64_t stages = program.stages.size();
+  const int64_t stages = program.tile.stages.size();
   return 2 + (program.independent() ? 1 : call.time * stages);
 }
 
@@ -41,13 +41,13 @@ void RecurrentRun<T>::Work(int64_t phase, int share) const {
   const RecurrentRange range = cut.RangeOf(share);
   if (phase == 0) return Prepare(range);
   if (phase == phases() - 1) return Finish(range);
-  const int64_t stages = program.stages.size();
+  const int64_t stages = program.tile.stages.size();
   if (!program.independent()) {
     const RecurrentStep step = StepAt((phase - 1) / stages, range.direction);
-    return RunStage(range, step, program.stages[(phase - 1) % stages]);
+    return RunStage(range, step, (phase - 1) % stages);
   }
   for (int64_t number = 0; number < call.time; ++number) {
-    for (const Stage& stage : program.stages) {
+    for (int stage = 0; stage < stages; ++stage) {
       RunStage(range, StepAt(number, range.direction), stage);
     }
   }
@@ -82,9 +82,9 @@ void RecurrentRun<T>::Prepare(const RecurrentRange& range) const {
       std::fill(padded + given, padded + range.width, Real(0));
     }
   }
-  for (const ConstantTile& constant : program.constants) {
+  for (const TileConstant& constant : program.tile.constants) {
     const Real value = static_cast<Real>(constant.value);
-    if (constant.scalar) {
+    if (constant.type.scalar) {
       std::fill_n(workspace.ScalarTile(range.share, constant.location), cut.scalars(), value);
     } else {
       std::fill_n(workspace.WideTile(range.share, constant.location), cut.tile(), value);
@@ -164,7 +164,7 @@ void RecurrentRun<T>::Finish(const RecurrentRange& range) const {
 
 template <typename T>
 void RecurrentRun<T>::RunStage(const RecurrentRange& share, const RecurrentStep& step,
-                               const Stage& stage) const {
+                               int stage) const {
   RecurrentRange group = share;
   for (int64_t unit = share.first_unit; unit < share.end_unit(); unit += cut.group_width) {
     group.first_unit = unit;
@@ -177,7 +177,7 @@ void RecurrentRun<T>::RunStage(const RecurrentRange& share, const RecurrentStep&
       for (int64_t start = row; start < group.end_row(); start += cut.tile_rows) {
         tile.first_row = start;
         tile.rows = std::min(cut.tile_rows, group.end_row() - start);
-        InterpretTile(*this, group, tile, step, stage);
+        InterpretTile(*this, group, tile, step, program.tile.stages[stage]);
       }
     }
   }
@@ -185,13 +185,14 @@ void RecurrentRun<T>::RunStage(const RecurrentRange& share, const RecurrentStep&
 
 template <typename T>
 void RecurrentRun<T>::Multiply(const RecurrentRange& group, const RecurrentStep& step,
-                               const Stage& stage) const {
-  for (const ProductJob& job : stage.products) {
-    Real* target = workspace.Product(group.share, job.target - program.wide_locations);
+                               int stage) const {
+  int product = 0;
+  for (const ProductJob& job : program.products[stage]) {
+    Real* target = workspace.Product(group.share, product++);
     for (int64_t offset = 0; offset < group.width; offset += cut.panel) {
       const int64_t tile = (group.first_unit + offset) / cut.panel;
       bool accumulate = false;
-      for (const ProductTerm& term : job.terms) {
+      for (const ProductTerm& term : job) {
         const Real* operand = term.state ? workspace.State(group.direction, step.number, term.index)
                                          : workspace.Carried(group.direction, term.index);
         const Weights weights = WeightsOf(group.direction, term.block, tile);

@@ -67,14 +67,14 @@ struct RecurrentRun {
   bool IsPacked(const WeightBlock& block, int64_t tile) const;
   void PackPanel(int direction, const WeightBlock& block, int64_t tile, Real* panel) const;
   void Finish(const RecurrentRange& range) const;
-  void RunStage(const RecurrentRange& share, const RecurrentStep& step, const Stage& stage) const;
-  void Multiply(const RecurrentRange& group, const RecurrentStep& step, const Stage& stage) const;
+  void RunStage(const RecurrentRange& share, const RecurrentStep& step, int stage) const;
+  void Multiply(const RecurrentRange& group, const RecurrentStep& step, int stage) const;
 };
 
 // Runs a stage's code over one tile of a group whose products are there.
 template <typename T>
 void InterpretTile(const RecurrentRun<T>& run, const RecurrentRange& group,
-                   const RecurrentRange& tile, const RecurrentStep& step, const Stage& stage);
+                   const RecurrentRange& tile, const RecurrentStep& step, const TileStage& stage);
 
 template <typename T>
 void RecurrentRun<T>::ToReal(const T* source, Real* target, int64_t count) const {

@@ -1,155 +1,125 @@
-// The interpreter of a stage's code over one tile.
+// A tile of a recurrent step as a tile program's environment: states, sequences, products and what
+// stages pass to each other.
 #include <algorithm>
-#include <vector>
 
+#include "custom_ops/ops/cpu/tile_interpreter.h"
 #include "custom_ops/ops/recurrent_run.h"
 
 namespace tfmem {
 namespace {
 
-using Code = Instruction::Kind;
-
-constexpr int kLocationsOnStack = 128;
+using Code = TileInstruction::Kind;
+using Port = StepPort::Kind;
 
 template <typename T>
-class TileInterpreter {
+class StepTile {
  public:
   using Real = RealFor<T>;
 
-  TileInterpreter(const RecurrentRun<T>& run, const RecurrentRange& group,
-                  const RecurrentRange& tile, const RecurrentStep& step)
+  StepTile(const RecurrentRun<T>& run, const RecurrentRange& group, const RecurrentRange& tile,
+           const RecurrentStep& step)
       : run_(run),
+        program_(run.program),
         cut_(run.cut),
         workspace_(run.workspace),
         range_(tile),
         step_(step),
         data_(run.call.directions[tile.direction]),
         lines_(run.call.lines()),
-        valid_(cut_.Valid(tile)) {
-    const StepProgram& program = run.program;
-    const int locations = program.wide_locations + program.products;
-    if (locations + program.scalar_locations > kLocationsOnStack) {
-      on_heap_.resize(locations + program.scalar_locations);
-      wide_ = on_heap_.data();
+        valid_(cut_.Valid(tile)),
+        product_offset_((tile.first_row - group.first_row) * tile.width) {}
+
+  int64_t rows() const { return range_.rows; }
+  int64_t columns() const { return range_.width; }
+
+  int64_t Numbers(bool scalar) const {
+    const int64_t lanes = cut_.panel / 4;
+    return scalar ? (range_.rows + lanes - 1) / lanes * lanes : range_.rows * range_.width;
+  }
+
+  void* Tile(TileType type, int location) const {
+    return type.scalar ? workspace_.ScalarTile(range_.share, location)
+                       : workspace_.WideTile(range_.share, location);
+  }
+
+  const void* Load(const TileInstruction& instruction, void* tile) const {
+    Real* target = static_cast<Real*>(tile);
+    if (instruction.type.scalar) return LoadScalar(instruction, target);
+    if (instruction.kind == Code::kLoadKept) {
+      return LoadPadded(workspace_.Carried(range_.direction, Carried(instruction)), target);
     }
-    scalars_ = wide_ + locations;
-    for (int i = 0; i < program.wide_locations; ++i) wide_[i] = workspace_.WideTile(tile.share, i);
-    for (int i = 0; i < program.products; ++i) {
-      wide_[program.wide_locations + i] =
-          workspace_.Product(tile.share, i) + (tile.first_row - group.first_row) * tile.width;
-    }
-    for (int i = 0; i < program.scalar_locations; ++i) {
-      scalars_[i] = workspace_.ScalarTile(tile.share, i);
+    const StepPort& port = program_.loads[instruction.index];
+    switch (port.kind) {
+      case Port::kProduct:
+        return workspace_.Product(range_.share, port.index) + product_offset_;
+      case Port::kState:
+        return LoadPadded(workspace_.State(range_.direction, step_.number, port.index), target);
+      case Port::kSequence: {
+        const int64_t width = run_.attributes.cell.sequences[port.index] * cut_.units;
+        const T* source = static_cast<const T*>(data_.sequences[port.index]);
+        return LoadRows(port, source + lines_.At(step_.time, 0) * width, lines_.row * width,
+                        target);
+      }
+      case Port::kInvariant:
+        return LoadRows(port, static_cast<const T*>(data_.invariants[port.index]),
+                        run_.attributes.cell.invariants[port.index] * cut_.units, target);
+      default:
+        return LoadRows(port, static_cast<const T*>(data_.vectors[port.index]), 0, target);
     }
   }
 
-  void Run(const Stage& stage) {
-    for (const Instruction& instruction : stage.code) {
-      switch (instruction.kind) {
-        case Code::kCompute:
-          Compute(instruction);
-          break;
-        case Code::kBroadcast:
-          Broadcast(instruction);
-          break;
-        case Code::kStoreOutput:
-        case Code::kStoreState:
-        case Code::kStoreCarried:
-        case Code::kStoreRowSum:
-          instruction.scalar ? StoreScalar(instruction) : Store(instruction);
-          break;
-        default:
-          instruction.scalar ? LoadScalar(instruction) : Load(instruction);
-      }
+  void Store(const TileInstruction& instruction, const void* value) const {
+    const Real* source = static_cast<const Real*>(value);
+    if (instruction.type.scalar) return StoreScalar(instruction, source);
+    if (instruction.kind == Code::kPart) {
+      return StoreRowSum(source, workspace_.RowSum(range_.direction, instruction.index));
     }
+    if (instruction.kind == Code::kKeep) {
+      return StorePadded(source, workspace_.Carried(range_.direction, Carried(instruction)));
+    }
+    const StepPort& port = program_.stores[instruction.index];
+    if (port.kind == Port::kOutput) return StoreOutput(port, source);
+    StorePadded(source, workspace_.State(range_.direction, step_.number + 1, port.index));
   }
 
  private:
-  void Compute(const Instruction& instruction) {
-    const int64_t lanes = cut_.panel / 4;
-    const Real** of = instruction.scalar ? scalars_ : wide_;
-    Real* target = instruction.scalar ? workspace_.ScalarTile(range_.share, instruction.target)
-                                      : workspace_.WideTile(range_.share, instruction.target);
-    const int64_t count =
-        instruction.scalar ? (range_.rows + lanes - 1) / lanes * lanes : range_.rows * range_.width;
-    const Real* arguments[3];
-    for (int i = 0; i < 3; ++i) {
-      arguments[i] = instruction.arguments[i] < 0 ? nullptr : of[instruction.arguments[i]];
-    }
-    run_.kernels.compute(instruction.op, target, arguments[0], arguments[1], arguments[2], count);
-    of[instruction.target] = target;
-  }
-
-  void Broadcast(const Instruction& instruction) {
-    Real* target = workspace_.WideTile(range_.share, instruction.target);
-    const Real* source = scalars_[instruction.arguments[0]];
-    for (int64_t row = 0; row < range_.rows; ++row) {
-      std::fill_n(target + row * range_.width, range_.width, source[row]);
-    }
-    wide_[instruction.target] = target;
-  }
-
-  void Load(const Instruction& instruction) {
-    const int index = instruction.index;
-    switch (instruction.kind) {
-      case Code::kLoadState:
-        return LoadPadded(instruction, workspace_.State(range_.direction, step_.number, index));
-      case Code::kLoadCarried:
-        return LoadPadded(instruction, workspace_.Carried(range_.direction, index));
-      case Code::kLoadSequence: {
-        const int64_t width = run_.attributes.cell.sequences[index] * cut_.units;
-        const T* source = static_cast<const T*>(data_.sequences[index]);
-        return LoadRows(instruction, source + lines_.At(step_.time, 0) * width, lines_.row * width);
-      }
-      case Code::kLoadInvariant:
-        return LoadRows(instruction, static_cast<const T*>(data_.invariants[index]),
-                        run_.attributes.cell.invariants[index] * cut_.units);
-      default:
-        return LoadRows(instruction, static_cast<const T*>(data_.vectors[index]), 0);
-    }
+  int Carried(const TileInstruction& instruction) const {
+    return program_.carried_at[instruction.index];
   }
 
   // From a buffer of the workspace; in place, where its rows lie as those of a tile.
-  void LoadPadded(const Instruction& instruction, const Real* source) {
+  const Real* LoadPadded(const Real* source, Real* target) const {
     source += range_.first_row * cut_.stride() + range_.first_unit;
-    if (range_.rows == 1 || range_.width == cut_.stride()) {
-      wide_[instruction.target] = source;
-      return;
-    }
-    Real* target = workspace_.WideTile(range_.share, instruction.target);
+    if (range_.rows == 1 || range_.width == cut_.stride()) return source;
     for (int64_t row = 0; row < range_.rows; ++row) {
       std::copy_n(source + row * cut_.stride(), range_.width, target + row * range_.width);
     }
-    wide_[instruction.target] = target;
+    return target;
   }
 
   // From a tensor; in place, if that takes neither a conversion nor padding.
-  void LoadRows(const Instruction& instruction, const T* source, int64_t stride) {
-    source += range_.first_row * stride + instruction.column * cut_.units + range_.first_unit;
+  const Real* LoadRows(const StepPort& port, const T* source, int64_t stride, Real* target) const {
+    source += range_.first_row * stride + port.column * cut_.units + range_.first_unit;
     if constexpr (std::is_same_v<T, Real>) {
-      if (range_.rows == 1 && valid_ == range_.width) {
-        wide_[instruction.target] = source;
-        return;
-      }
+      if (range_.rows == 1 && valid_ == range_.width) return source;
     }
-    Real* target = workspace_.WideTile(range_.share, instruction.target);
     for (int64_t row = 0; row < range_.rows; ++row) {
       Real* place = target + row * range_.width;
       run_.ToReal(source + row * stride, place, valid_);
       std::fill(place + valid_, place + range_.width, Real(0));
     }
-    wide_[instruction.target] = target;
+    return target;
   }
 
-  void LoadScalar(const Instruction& instruction) {
-    Real* target = workspace_.ScalarTile(range_.share, instruction.target);
-    if (instruction.kind == Code::kLoadSequence) {
-      const T* source = static_cast<const T*>(data_.sequences[instruction.index]);
+  const Real* LoadScalar(const TileInstruction& instruction, Real* target) const {
+    if (instruction.kind == Code::kLoad) {
+      const int sequence = program_.loads[instruction.index].index;
+      const T* source = static_cast<const T*>(data_.sequences[sequence]);
       for (int64_t row = 0; row < range_.rows; ++row) {
         run_.ToReal(source + lines_.At(step_.time, range_.first_row + row), target + row, 1);
       }
-    } else if (instruction.kind == Code::kLoadCarried) {
-      const Real* source = workspace_.CarriedScalar(range_.share, instruction.index);
+    } else if (instruction.kind == Code::kLoadKept) {
+      const Real* source = workspace_.CarriedScalar(range_.share, Carried(instruction));
       std::copy_n(source + range_.first_row, range_.rows, target);
     } else {  // a row sum: the parts in the order of the units, whoever stored them
       const Real* parts = workspace_.RowSum(range_.direction, instruction.index);
@@ -161,37 +131,21 @@ class TileInterpreter {
       }
     }
     std::fill_n(target + range_.rows, cut_.panel, Real(0));
-    scalars_[instruction.target] = target;
+    return target;
   }
 
-  void Store(const Instruction& instruction) {
-    const int index = instruction.index;
-    const Real* source = wide_[instruction.arguments[0]];
-    switch (instruction.kind) {
-      case Code::kStoreOutput:
-        return StoreOutput(instruction, source);
-      case Code::kStoreRowSum:
-        return StoreRowSum(source, workspace_.RowSum(range_.direction, index));
-      case Code::kStoreState:
-        return StorePadded(source, workspace_.State(range_.direction, step_.number + 1, index));
-      default:
-        return StorePadded(source, workspace_.Carried(range_.direction, index));
-    }
-  }
-
-  void StoreOutput(const Instruction& instruction, const Real* source) {
-    const int index = instruction.index;
-    const int64_t width = run_.attributes.cell.outputs[index].size() * cut_.units;
-    T* target = static_cast<T*>(data_.outputs[index]);
+  void StoreOutput(const StepPort& port, const Real* source) const {
+    const int64_t width = run_.attributes.cell.outputs[port.index].size() * cut_.units;
+    T* target = static_cast<T*>(data_.outputs[port.index]);
     target += lines_.At(step_.time, range_.first_row) * width;
-    target += instruction.column * cut_.units + range_.first_unit;
+    target += port.column * cut_.units + range_.first_unit;
     for (int64_t row = 0; row < range_.rows; ++row) {
       run_.FromReal(source + row * range_.width, target + row * lines_.row * width, valid_);
     }
   }
 
   // A part for each panel, so that the sum does not depend on the cut.
-  void StoreRowSum(const Real* source, Real* parts) {
+  void StoreRowSum(const Real* source, Real* parts) const {
     parts += range_.first_row * cut_.tiles + range_.first_unit / cut_.panel;
     for (int64_t row = 0; row < range_.rows; ++row) {
       for (int64_t unit = 0; unit < range_.width; unit += cut_.panel) {
@@ -201,20 +155,20 @@ class TileInterpreter {
     }
   }
 
-  void StorePadded(const Real* source, Real* target) {
+  void StorePadded(const Real* source, Real* target) const {
     target += range_.first_row * cut_.stride() + range_.first_unit;
     for (int64_t row = 0; row < range_.rows; ++row) {
       std::copy_n(source + row * range_.width, range_.width, target + row * cut_.stride());
     }
   }
 
-  void StoreScalar(const Instruction& instruction) {
-    const Real* source = scalars_[instruction.arguments[0]];
-    if (instruction.kind == Code::kStoreCarried) {
-      Real* target = workspace_.CarriedScalar(range_.share, instruction.index);
+  void StoreScalar(const TileInstruction& instruction, const Real* source) const {
+    if (instruction.kind == Code::kKeep) {
+      Real* target = workspace_.CarriedScalar(range_.share, Carried(instruction));
       std::copy_n(source, range_.rows, target + range_.first_row);
     } else if (range_.first_unit == 0) {  // all shares of a row compute the same
-      T* target = static_cast<T*>(data_.outputs[instruction.index]);
+      const int output = program_.stores[instruction.index].index;
+      T* target = static_cast<T*>(data_.outputs[output]);
       for (int64_t row = 0; row < range_.rows; ++row) {
         run_.FromReal(source + row, target + lines_.At(step_.time, range_.first_row + row), 1);
       }
@@ -222,6 +176,7 @@ class TileInterpreter {
   }
 
   const RecurrentRun<T>& run_;
+  const StepProgram& program_;
   const RecurrentCut& cut_;
   const RecurrentWorkspace<Real>& workspace_;
   const RecurrentRange& range_;
@@ -229,24 +184,21 @@ class TileInterpreter {
   const RecurrentDirection& data_;
   const SequenceLines lines_;
   const int64_t valid_;
-  // Where the value of each location is: in its tile, or in a tensor that it was loaded from.
-  const Real* on_stack_[kLocationsOnStack];
-  std::vector<const Real*> on_heap_;
-  const Real** wide_ = on_stack_;
-  const Real** scalars_ = nullptr;
+  const int64_t product_offset_;
 };
 
 }  // namespace
 
 template <typename T>
 void InterpretTile(const RecurrentRun<T>& run, const RecurrentRange& group,
-                   const RecurrentRange& tile, const RecurrentStep& step, const Stage& stage) {
-  TileInterpreter<T>(run, group, tile, step).Run(stage);
+                   const RecurrentRange& tile, const RecurrentStep& step, const TileStage& stage) {
+  const StepTile<T> environment(run, group, tile, step);
+  TileInterpreter(run.program.tile, run.instruction_set, environment).Run(stage);
 }
 
 #define TFMEM_INSTANTIATE(T)                                                 \
   template void InterpretTile(const RecurrentRun<T>&, const RecurrentRange&, \
-                              const RecurrentRange&, const RecurrentStep&, const Stage&);
+                              const RecurrentRange&, const RecurrentStep&, const TileStage&);
 TFMEM_INSTANTIATE(float)
 TFMEM_INSTANTIATE(double)
 TFMEM_INSTANTIATE(Eigen::half)

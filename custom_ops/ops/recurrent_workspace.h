@@ -23,10 +23,10 @@ class RecurrentWorkspace {
     states_ = Reserve(directions * 2 * states * cut.buffer());
     carried_ = Reserve(directions * program.carried * cut.buffer());
     carried_scalars_ = Reserve(shares * program.carried_scalars * cut.batch);
-    row_sums_ = Reserve(directions * program.row_sums * cut.batch * cut.tiles);
-    products_ = Reserve(shares * program.products * cut.group());
-    wide_tiles_ = Reserve(shares * program.wide_locations * cut.tile());
-    scalar_tiles_ = Reserve(shares * program.scalar_locations * cut.scalars());
+    row_sums_ = Reserve(directions * program.row_sums() * cut.batch * cut.tiles);
+    products_ = Reserve(shares * program.products_at_once * cut.group());
+    wide_tiles_ = Reserve(shares * program.tile.wide_locations * cut.tile());
+    scalar_tiles_ = Reserve(shares * program.tile.scalar_locations * cut.scalars());
   }
 
   // -1 if 64 bits do not count them.
@@ -57,21 +57,21 @@ class RecurrentWorkspace {
   }
   // The parts of a row sum, [batch, tiles].
   Real* RowSum(int direction, int index) const {
-    const int64_t number = direction * program_.row_sums + index;
+    const int64_t number = direction * program_.row_sums() + index;
     return memory_ + row_sums_ + number * cut_.batch * cut_.tiles;
   }
   // A product of a group, [group rows, group width].
   Real* Product(int share, int product) const {
-    const int64_t number = share * program_.products + product;
+    const int64_t number = share * program_.products_at_once + product;
     return memory_ + products_ + number * cut_.group();
   }
   // A value of a tile, [tile rows, group width] or [tile rows].
   Real* WideTile(int share, int location) const {
-    const int64_t number = share * program_.wide_locations + location;
+    const int64_t number = share * program_.tile.wide_locations + location;
     return memory_ + wide_tiles_ + number * cut_.tile();
   }
   Real* ScalarTile(int share, int location) const {
-    const int64_t number = share * program_.scalar_locations + location;
+    const int64_t number = share * program_.tile.scalar_locations + location;
     return memory_ + scalar_tiles_ + number * cut_.scalars();
   }
 

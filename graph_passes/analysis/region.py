@@ -5,8 +5,7 @@ A control edge makes an op run whenever its successor does, so MemOps are chaine
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 from graph_passes import ops
 from graph_passes.analysis.roles import is_layer, source
@@ -24,7 +23,7 @@ def step_region(graph: Graph, fetches: Sequence[str] = ()) -> Graph:
     Raises:
         GraphError: a fetch is not in the graph, or there are several training steps to choose from.
     """
-    kept = _reached(graph, fetches or find_fetches(graph), graph.predecessors)
+    kept = graph.reached(fetches or find_fetches(graph), graph.predecessors)
     nodes = (
         Node(n.name, n.op, list(n.inputs), list(n.control), n.device, dict(n.attrs), n.outputs, n.stateful)
         for n in graph
@@ -44,7 +43,7 @@ def reads_before_updates(graph: Graph) -> list[tuple[str, str]]:
         variable = source(graph, update.inputs[0])
         if graph[variable.node].op not in ("VariableV2", "Variable"):
             continue
-        later = _reached(graph, [update.name], graph.successors)
+        later = graph.reached([update.name], graph.successors)
         pairs += [(update.name, reader) for reader in _readers(graph, variable) if reader not in later]
     return pairs
 
@@ -63,7 +62,7 @@ def keep_variables_in_place(graph: Graph) -> None:
         for variable in update.inputs:
             for read in reads.get(source(graph, variable), ()):
                 for reader in _readers(graph, TensorId(read)) - set(graph.predecessors(update)):
-                    if reader != update.name and reader not in _reached(graph, [update.name], graph.successors):
+                    if reader != update.name and reader not in graph.reached([update.name], graph.successors):
                         graph.add_control(update.name, reader)
 
 
@@ -89,7 +88,7 @@ def find_fetches(graph: Graph) -> list[str]:
     """
     layers = [node for node in graph if is_layer(graph, node)]
     weights = {source(graph, tensor) for node in layers for tensor in node.inputs}
-    behind = _reached(graph, [node.name for node in layers], partial(_data_readers, graph))
+    behind = graph.reached([node.name for node in layers], graph.readers)
     updates = [
         node.name
         for node in graph
@@ -126,19 +125,3 @@ def _groups(graph: Graph, updates: Sequence[str]) -> dict[int, str]:
     return {
         mask: name for mask, name in first.items() if not any(mask != other and mask & other == mask for other in first)
     }
-
-
-def _data_readers(graph: Graph, node: Node) -> Iterable[str]:
-    return (use.node for tensor in graph.tensors(node) for use in graph.uses(tensor))
-
-
-def _reached(graph: Graph, names: Iterable[str], step: Callable[[Node], Iterable[str]]) -> set[str]:
-    """These nodes and all that `step` leads to from them."""
-    found = {graph[name].name for name in names}
-    pending = list(found)
-    while pending:
-        for name in step(graph[pending.pop()]):
-            if name not in found:
-                found.add(name)
-                pending.append(name)
-    return found

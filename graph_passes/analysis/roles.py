@@ -9,8 +9,6 @@ from graph_passes.analysis.merged import merged_pairs
 from graph_passes.analysis.timeline import Timeline
 from graph_passes.ir import Graph, Node, TensorId
 
-_SAME_DATA = ops.VIEWS | {"Cast", "Transpose", "ConjugateTranspose"}
-
 
 def layers(graph: Graph, timeline: Timeline) -> list[int]:
     """Positions of the forward convolutions and matrix products that read a variable, ascending."""
@@ -43,9 +41,7 @@ def has_gradient(graph: Graph) -> bool:
 
 def reads_variable(graph: Graph, tensor: TensorId) -> bool:
     """Whether `tensor` is a variable's value, perhaps cast, transposed or reshaped."""
-    node = graph[tensor.node]
-    while node.op in _SAME_DATA and node.inputs:
-        node = graph[node.inputs[0].node]
+    node = graph[ops.passed(graph, tensor, ops.SAME_NUMBERS).node]
     return node.op in ("ReadVariableOp", "VariableV2", "Variable") or (
         node.op in ("Placeholder", "_Arg") and any("Resource" in graph[s].op for s in graph.successors(node))
     )
@@ -66,11 +62,7 @@ def first_update(graph: Graph, order: Sequence[str]) -> int:
 
 def source(graph: Graph, tensor: TensorId) -> TensorId:
     """The variable (its handle) that `tensor` is the value of, or `tensor` itself."""
-    node = graph[tensor.node]
-    while (node.op in _SAME_DATA or node.op == "ReadVariableOp") and node.inputs:
-        tensor = node.inputs[0]
-        node = graph[tensor.node]
-    return tensor
+    return ops.passed(graph, tensor, ops.SAME_NUMBERS | {"ReadVariableOp"})
 
 
 def convolution_inputs(graph: Graph, timeline: Timeline) -> frozenset[int]:

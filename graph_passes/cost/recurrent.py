@@ -1,8 +1,8 @@
 """Which configurations of a persistent kernel will be fast, for a cell and a batch.
 
 GRNN's model (`grnn.price`), extended by what its kernel did not have: rows of the batch that share a load, weights in
-shared memory or streamed from L2, tensor cores, clusters, exchanges without a barrier, passes that hide an exchange,
-several stages, and more groups than fit the device at once. The sizes are those of the kernel's own layout."""
+shared memory or streamed from L2, tensor cores, clusters, exchanges without a barrier, several stages, and
+more groups than fit the device at once. The sizes are those of the kernel's own layout."""
 
 from __future__ import annotations
 
@@ -17,12 +17,7 @@ from custom_ops.machine import REGISTERS, REGISTERS_PER_THREAD, SCHEDULERS, WARP
 from custom_ops.spec import Configuration, RecurrentSpec
 from graph_passes.cost.elementwise import elementwise
 from graph_passes.cost.grnn import FLOAT, Cost, Work, price
-from graph_passes.cost.space import (
-    enumerate_configurations,
-    enumerate_launches,
-    excess_registers,
-    resident_groups,
-)
+from graph_passes.cost.space import enumerate_configurations, excess_registers, resident_groups
 
 CLOSE = 1.3  # times the fastest, by the model
 VECTOR = 4  # numbers that one load brings
@@ -34,7 +29,6 @@ SHARED_TURN = 52  # FMAs: a turn of the loop over weights in shared memory waits
 TENSOR_SHARED_TURN = 21  # the same on tensor cores: set after the 18 searches, by benchmarks.recurrent_choice
 STEP = 80  # nanoseconds of a loop's turn, its loads and stores
 LAUNCH = 2100  # nanoseconds of a step of next to no work, in a launch of its own, on an H200
-HIDDEN = 0.35  # of an exchange, by each further pass
 # What a step takes with tensor cores at work over what it would take at the clock without them: 1.98 GHz over 1.6 GHz
 # is 1.24, but L2 and the way there keep their clock.
 TENSOR_CLOCK = 1.15
@@ -48,20 +42,18 @@ class Prediction:
     Attributes:
         configuration: as the kernel takes it.
         step: nanoseconds of one step, by part.
-        hidden: of those, what passes hide of the exchange.
         waves: how often the device is filled: groups that do not fit wait for others to end.
         start: nanoseconds before the first step, in which weights are read.
     """
 
     configuration: Configuration
     step: Cost
-    hidden: float
     waves: int
     start: float
 
     def nanoseconds(self, time_steps: int) -> float:
         """Of the whole sweep."""
-        return self.waves * (self.start + time_steps * (self.step.total - self.hidden))
+        return self.waves * (self.start + time_steps * self.step.total)
 
 
 def rank(machine: Machine, spec: RecurrentSpec, batch: int, time_steps: int = 100) -> list[Prediction]:
@@ -72,13 +64,6 @@ def rank(machine: Machine, spec: RecurrentSpec, batch: int, time_steps: int = 10
     """
     fitting = enumerate_configurations(machine, spec, batch)
     return in_order([_predict(machine, spec, *each, batch) for each in fitting], time_steps)
-
-
-def best_of_launches(machine: Machine, spec: RecurrentSpec, batch: int) -> Prediction | None:
-    """Of those that are launched for each stage of each step, what should be the fastest; None if none fits."""
-    fitting = enumerate_launches(machine, spec, batch)
-    found = [_predict(machine, spec, *each, batch) for each in fitting]
-    return min(found, key=lambda each: each.nanoseconds(time_steps=1), default=None)
 
 
 def in_order(predictions: Sequence[Prediction], time_steps: int) -> list[Prediction]:
@@ -123,12 +108,7 @@ def _predict(
     replicas = ceil(sizes.rows * sizes.tile * configuration.ctas / (WARP * SCHEDULERS)) * sharing
     step += Cost(0, STEP + elementwise(machine, spec.cell, units, replicas if configuration.replicated else 0), 0, 0)
     exchange = _exchange(machine, configuration, sizes, sharing, active)
-    busy = step.total + exchange.load  # sending and receiving is done by the same threads
-    others = configuration.passes - 1
-    step = Cost(
-        *(configuration.passes * part for part in (step.load + exchange.load, step.products, step.reduction, 0))
-    )
-    step += Cost(0, 0, 0, configuration.passes * exchange.synchronisation)
+    step = Cost(step.load + exchange.load, step.products, step.reduction, exchange.synchronisation)
     if configuration.tensor_cores:
         step = Cost(*(TENSOR_CLOCK * part for part in (step.load, step.products, step.reduction, step.synchronisation)))
     weights = FLOAT * sum(gemm.columns * gemm.depth for gemm in sizes.gemms)
@@ -136,8 +116,7 @@ def _predict(
     if configuration.exchange == "launches":  # in every step
         step = Cost(waves * step.load, waves * step.products, waves * step.reduction, step.synchronisation)
         waves = 1
-    hidden = HIDDEN * others * min(exchange.synchronisation, busy)
-    return Prediction(configuration, step, hidden, waves, start)
+    return Prediction(configuration, step, waves, start)
 
 
 def _occupancy(machine: Machine, configuration: Configuration, sizes: Layout, groups: int) -> tuple[int, int, float]:
@@ -160,7 +139,7 @@ def _product(
     warps: int,
     active: float,
 ) -> Cost:
-    """One pass of one matrix product of a block."""
+    """One matrix product of a block."""
     threads = configuration.threads
     rows, at_once = (sizes.padded_rows, 8 * gemm.block) if configuration.tensor_cores else (sizes.rows, gemm.block)
     turns = rows / at_once
@@ -231,7 +210,7 @@ def _reduce_scatter(values: int, lanes: int, together: int) -> tuple[int, int]:
 
 
 def _exchange(machine: Machine, configuration: Configuration, sizes: Layout, sharing: int, active: float) -> Cost:
-    """Handing round the results of one pass, once for each stage's buffer."""
+    """Handing round results, once for each stage's buffer."""
     load = waits = 0.0
     if configuration.exchange == "cluster":
         bandwidth, handoff = machine.cluster_bandwidth, machine.cluster_handoff

@@ -24,10 +24,8 @@ THREADS = (128, 256, 512)  # more have too few registers for weights
 LANES = (2, 4, 8, 16, 32, 64, 128)
 CLUSTERS = (2, 4, 8, 16)
 TILES = (8, 16, 32, 64)  # units of a block that fill warps, whose sums stay in registers
-LAUNCHED_TILES = (4, 8, 16, 32)  # units of a block that is launched for each stage
-LAUNCHED_ROWS = (1, 2, 4, 8, 16, 32, 64)
+LAUNCHED_TILE, LAUNCHED_ROWS = 8, (8, 4, 2, 1)  # units and rows of a block that is launched for each stage
 SLICES = (1, 2, 4)  # 8 were never the fastest on an H200
-PASSES = (1, 2)  # 4 were never the fastest on an H200
 MULTIPLES = (1, 2, 4, 8, 16, 32)  # of rows
 MOST_ROWS = 64
 LEAST_TENSOR_ROWS = 8
@@ -46,32 +44,31 @@ def enumerate_configurations(machine: Machine, spec: RecurrentSpec, batch: int) 
     each configuration lies there.
 
     Weights go to registers first, then to shared memory, and all groups run at once. Where no configuration does both,
-    some weights are streamed, or groups take turns, or both. Or there is a launch for each stage.
+    some weights are streamed, or groups take turns, or both. Where nothing fits, there is a launch for each stage.
     """
     held = partial(_found, machine, spec, batch, streams=False)
     streamed = partial(_found, machine, spec, batch, streams=True)
     if found := held(turns=False):
         return found
-    found = held(turns=True) + streamed(turns=False) + streamed(turns=True)
-    return found + enumerate_launches(machine, spec, batch)
+    if found := held(turns=True) + streamed(turns=False) + streamed(turns=True):
+        return found
+    staged = launched(machine, spec, batch)
+    return [(staged, layout(spec, staged, machine.arch))] if staged else []
 
 
-def enumerate_launches(machine: Machine, spec: RecurrentSpec, batch: int) -> list[Fitting]:
-    """What is launched for each stage of each step: blocks keep no weights, and need not fit the device at once."""
-    sizes = sorted({ceil(spec.units / width) for width in LAUNCHED_TILES} - {1})
-    heights = sorted({min(batch, height) for height in LAUNCHED_ROWS})
-    kinds: tuple[Product, ...] = ("fma", "mma") if machine.tensor_rate else ("fma",)
-    depth = max((len(gemm.terms[0]) for gemm in schedule(spec.cell).gemms), default=0) * spec.units
-    found = []
-    for ctas, rows, threads, lanes, kind in product(sizes, heights, THREADS, LANES, kinds):
-        useful = rows >= LEAST_TENSOR_ROWS and lanes >= WARP if kind == "mma" else lanes <= max(depth // 4, LANES[0])
-        if useful and lanes <= threads:
-            shape = Configuration(rows, 1, ctas, threads, lanes, 0, 0, kind, "launches")
-            try:
-                found.append((shape, layout(spec, shape, machine.arch)))
-            except KernelError:
-                continue
-    return found
+def launched(machine: Machine, spec: RecurrentSpec, batch: int) -> Configuration | None:
+    """What is launched for each stage of each step, for where blocks cannot wait for each other: it keeps no weights,
+    and its blocks need not fit the device at once. One form, as many rows as shared memory holds; it is never the
+    fastest (benchmarks/recurrent_launches.py). None where one block has all units, or shared memory holds no row."""
+    ctas = ceil(spec.units / LAUNCHED_TILE)
+    for rows in LAUNCHED_ROWS if ctas > 1 else ():
+        found = Configuration(min(rows, batch), ctas, lanes=WARP, register_weights=0, exchange="launches")
+        try:
+            layout(spec, found, machine.arch)
+        except KernelError:
+            continue
+        return found
+    return None
 
 
 def _found(machine: Machine, spec: RecurrentSpec, batch: int, streams: bool, turns: bool) -> list[Fitting]:
@@ -87,7 +84,7 @@ def _found(machine: Machine, spec: RecurrentSpec, batch: int, streams: bool, tur
         shape for exchange, ctas in wanted.items() for shape in _shapes(machine, spec, batch, exchange, ctas, turns)
     )
     if not streams:
-        if can_replicate(spec.cell):
+        if not has_clusters(machine) and can_replicate(spec.cell):  # with them an exchange is short
             shapes = (each for shape in shapes for each in (shape, *_replicated(spec, shape)))
         shapes = (shape for shape in shapes if _could_hold(machine, spec, shape))
     return [fitted for shape in shapes for fitted in _fitted(machine, spec, shape, streams)]
@@ -103,6 +100,10 @@ def resident_groups(machine: Machine, configuration: Configuration) -> int:
     """Groups that run at once, one block on a multiprocessor."""
     clusters = [int(count) for size, count in machine.clusters if size >= configuration.cluster]
     return max(clusters, default=0) * configuration.cluster // configuration.ctas
+
+
+def has_clusters(machine: Machine) -> bool:
+    return machine.clusters[-1][0] > 1
 
 
 def _shapes(
@@ -124,25 +125,24 @@ def _shapes(
         if not resident or 1 < ctas == slices:  # that is a cluster
             continue
         for rows in _heights(batch, resident // spec.directions, turns):
-            of_threads = product(PASSES if ctas > 1 == slices else (1,), THREADS, LANES)
-            for passes, threads, lanes in (*of_threads, *(_filled(tile) if slices == 1 else ())):
-                if rows % passes or lanes > threads:
+            for threads, lanes in (*product(THREADS, LANES), *(_filled(tile) if slices == 1 else ())):
+                if lanes > threads:
                     continue
-                shape = Configuration(rows, passes, ctas, threads, lanes, 0, 0, "fma", exchange, slices)
+                shape = Configuration(rows, ctas, threads, lanes, 0, 0, "fma", exchange, slices)
                 if lanes <= max(depth // 4, LANES[0]):
                     yield shape
-                if not 1 <= lanes // WARP <= ceil(depth / 16) or rows // passes < LEAST_TENSOR_ROWS:
+                if not 1 <= lanes // WARP <= ceil(depth / 16) or rows < LEAST_TENSOR_ROWS:
                     continue
                 if tiles <= MOST_TILES * (threads // lanes):
                     for kind in tensor_products:
                         yield replace(shape, product=kind)
 
 
-def _filled(tile: int) -> list[tuple[int, int, int]]:
-    """Passes, threads and lanes with a unit for each work group, and thus sums in registers, besides `THREADS`."""
-    found = [(1, ceil(tile * lanes / WARP) * WARP, lanes) for lanes in LANES]
+def _filled(tile: int) -> list[tuple[int, int]]:
+    """Threads and lanes with a unit for each work group, and thus sums in registers, besides `THREADS`."""
+    found = [(ceil(tile * lanes / WARP) * WARP, lanes) for lanes in LANES]
     most = max(threads for threads, _, _ in IN_REGISTERS)
-    return [each for each in found if each[1] <= most and each[1] not in THREADS]
+    return [each for each in found if each[0] <= most and each[0] not in THREADS]
 
 
 def _replicated(spec: RecurrentSpec, shape: Configuration) -> list[Configuration]:
@@ -151,7 +151,7 @@ def _replicated(spec: RecurrentSpec, shape: Configuration) -> list[Configuration
         return []
     whole = replace(shape, replicated=True)
     taken = shape.rows * spec.units * shape.ctas
-    in_parts = shape.product == "fma" and shape.passes == 1 and taken <= MOST_PARTS * shape.threads
+    in_parts = shape.product == "fma" and taken <= MOST_PARTS * shape.threads
     parts = [replace(whole, partial_sums=True)] if in_parts else []
     return [*parts, whole] if _holds_replicas(spec, shape) else parts
 
@@ -201,7 +201,7 @@ def _could_hold(machine: Machine, spec: RecurrentSpec, shape: Configuration) -> 
     layout takes, and soon said."""
     registers = min(REGISTERS_PER_THREAD, REGISTERS // shape.threads) - OTHER_REGISTERS
     halves = shape.product == "half" and spec.precision != "highest"
-    operand = shape.rows // shape.passes * spec.units / shape.slices
+    operand = shape.rows * spec.units / shape.slices
     needed = operand + spec.cell.blocks * spec.units**2 / shape.ctas
     return needed * FLOAT / (2 if halves else 1) <= FLOAT * shape.threads * registers + shared_memory(machine.arch)
 

@@ -1,36 +1,30 @@
-"""Replaces the products that `plan_products` names; makes no choice."""
+"""Replaces products as a `ProductPlan` says; makes no choice."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from graph_passes.ir import Graph, TensorId, boolean
+from custom_ops.jit.image import KernelImage
+from graph_passes.ir import Code, Editor, Graph, Node, TensorId, boolean
+from graph_passes.matmul.plan import ProductPlan
+from graph_passes.rewrite import Names, NewNode, Rewrite, apply_rewrites
 
 MATMUL_OP = "TfmemMatMul"
 
 
-def apply_products(graph: Graph, names: Sequence[str], programs: Sequence[bytes]) -> None:
-    """Replace each of `names`, which nobody fetches, by a TfmemMatMul.
+def apply_products(plan: ProductPlan, graph: Graph, editor: Editor | None = None) -> None:
+    """Replace each product of `plan` by a TfmemMatMul; see `apply_rewrites`."""
+    names = Names(graph)
+    apply_rewrites([_rewrite(graph[name], plan.programs, names) for name in plan.names], graph, editor)
 
-    Args:
-        graph: is edited.
-        names: as `plan_products` found them.
-        programs: of the GPU that runs the graph, in the op's order.
-    """
-    for name in names:
-        node = graph[name]
-        attrs = {
-            "num_args": len(node.inputs) - 2,
-            "transpose_a": boolean(node.attrs.get("transpose_a")),
-            "transpose_b": boolean(node.attrs.get("transpose_b")),
-            "programs": tuple(programs),
-        }
-        spec = graph.specs.get(TensorId(name))
-        inserted = graph.insert(f"{name}/TensorCores", MATMUL_OP, node.inputs, attrs, node.device, node.control)
-        for use in [*graph.uses(TensorId(name))]:
-            graph.rewire(use.node, use.index, TensorId(inserted))
-        for waiting in [*graph.waiting(node)]:
-            graph.add_control(waiting, inserted)
-        graph.remove([name])
-        if spec is not None:
-            graph.specs[TensorId(inserted)] = spec
+
+def _rewrite(node: Node, programs: tuple[KernelImage, ...], names: Names) -> Rewrite:
+    attrs = {
+        "num_args": len(node.inputs) - 2,
+        "transpose_a": boolean(node.attrs.get("transpose_a")),
+        "transpose_b": boolean(node.attrs.get("transpose_b")),
+        "programs": tuple(program.to_text() for program in programs),
+        "images": tuple(Code(program.code) for program in programs),
+    }
+    name = names.fresh(f"{node.name}/TensorCores")
+    new = NewNode(name, MATMUL_OP, tuple(node.inputs), attrs, node.device, tuple(node.control))
+    rewired = ((TensorId(node.name), TensorId(name)),)
+    return Rewrite(node.name, (new,), rewired, replaced=(node.name,), successor=name)

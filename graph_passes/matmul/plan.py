@@ -1,9 +1,11 @@
-"""Decides which products take longer in cuBLAS than on tensor cores. Pure: a graph in, names out."""
+"""Decides which products take longer in cuBLAS than on tensor cores. Pure: a graph in, a `ProductPlan` out."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
+from custom_ops.jit.image import KernelImage
 from graph_passes.ir import Graph, Node, TensorId, boolean
 
 BIAS = ("BiasAdd",)  # what a product may have fused
@@ -14,14 +16,27 @@ LARGE = 1 << 19  # numbers of the right operand: so many that fewer products pay
 UNKNOWN = 512  # stands for a size that nobody knows before the product runs
 
 
-def plan_products(graph: Graph, among: Collection[str]) -> tuple[str, ...]:
-    """The names of the products to replace.
+@dataclass(frozen=True)
+class ProductPlan:
+    """Which products are replaced.
+
+    Attributes:
+        names: of the nodes, none of which is fetched.
+        programs: of the GPU that runs the graph, in the op's order; made once it is known that there are products.
+    """
+
+    names: tuple[str, ...]
+    programs: tuple[KernelImage, ...] = ()
+
+
+def plan_products(graph: Graph, among: Collection[str]) -> ProductPlan:
+    """The products to replace.
 
     Args:
         graph: with the shapes that are known.
         among: names of nodes; those that are no products of two float32 matrices stay.
     """
-    return tuple(name for name in among if name in graph.nodes and _replaced(graph, graph[name]))
+    return ProductPlan(tuple(name for name in among if name in graph.nodes and _replaced(graph, graph[name])))
 
 
 def worth_it(rows: int, depth: int, columns: int) -> bool:

@@ -20,13 +20,14 @@ import numpy as np
 
 from custom_ops import cells
 from custom_ops.cell import Cell
+from graph_passes.dead_code import dead_code
 from graph_passes.ir import DataType, Graph, Node, TensorId, boolean, floating, integer, text
 from graph_passes.recurrent.layout import Places, Traced, integers, is_zero, trace
 from graph_passes.recurrent.lengths import dimension_key, scalar_key
 from graph_passes.recurrent.match import Direction, Launch, Match, Unmatched
-from graph_passes.recurrent.needs import dead_readers
 from graph_passes.recurrent.swap import Swap
-from graph_passes.recurrent.writer import Writer
+from graph_passes.rewrite import Names, NewNode
+from graph_passes.writer import SHAPE_DTYPE, Writer
 
 CUDNN = frozenset({"CudnnRNN", "CudnnRNNV2", "CudnnRNNV3"})
 
@@ -89,13 +90,19 @@ def _time_and_batch(node: Node) -> tuple[int, int]:
 
 
 def match_cudnn(
-    graph: Graph, name: str, keep: Collection[str] = (), backwards: Collection[str] = (), opaque: bool = False
+    graph: Graph,
+    name: str,
+    names: Names,
+    keep: Collection[str] = (),
+    backwards: Collection[str] = (),
+    opaque: bool = False,
 ) -> Match | Unmatched:
     """Read one op.
 
     Args:
         graph: the graph.
         name: the op, of a type in `CUDNN`.
+        names: gives names to new nodes.
         keep: names of nodes that are fetched.
         backwards: its gradient ops, which will be removed too. They make gradients of the op's own inputs, so the match
             reads the initial states as they are.
@@ -107,14 +114,14 @@ def match_cudnn(
         return Unmatched(name, node.op, sizes)
     if name in keep:
         return Unmatched(name, node.op, "it is fetched by name")
-    match = _Reader(graph, node, sizes, backwards, opaque).read()
-    removed = dead_readers(graph, {name, *backwards}, keep, dict(match.rewired))
+    match = _Reader(graph, node, sizes, names, backwards, opaque).read()
+    removed = dead_code(graph, {name, *backwards}, match.nodes, dict(match.rewired), keep)
     for tensor in graph.tensors(node):
         readers = [use.node for use in graph.uses(tensor) if use.node not in removed]
         if readers and tensor not in dict(match.rewired):
             reason = f"'{readers[0]}' reads its output {tensor.index}, which only cuDNN makes"
             return Unmatched(name, node.op, reason)
-    return replace(match, removed=tuple(sorted(removed)))
+    return match if backwards else replace(match, removed=tuple(sorted(removed)))  # see `training` for the former
 
 
 def _sizes(graph: Graph, node: Node) -> Sizes | str:
@@ -145,14 +152,16 @@ def _sizes(graph: Graph, node: Node) -> Sizes | str:
 
 
 class _Reader:
-    def __init__(self, graph: Graph, node: Node, sizes: Sizes, backwards: Collection[str], opaque: bool) -> None:
+    def __init__(
+        self, graph: Graph, node: Node, sizes: Sizes, names: Names, backwards: Collection[str], opaque: bool
+    ) -> None:
         self.graph = graph
         self.backwards = backwards
         self.opaque = opaque
         self.node = node
         self.sizes = sizes
         self.dtype = sizes.dtype
-        self.writer = Writer(graph, node.name, node.device)
+        self.writer = Writer(names, node.name, node.device)
 
     def read(self) -> Match:
         write, sizes, node = self.writer, self.sizes, self.node
@@ -173,6 +182,7 @@ class _Reader:
         cell = sizes.cell(mask is not None)
         rows = dimension_key(self.graph, node.inputs[0], _time_and_batch(node)[1])
         batch = rows if isinstance(rows, int) else None
+        before = len(write.nodes)
         launch = Launch(
             write.name("recurrent"),
             cell,
@@ -183,14 +193,14 @@ class _Reader:
             batch=batch,
             batch_major=not sizes.time_major,
         )
-        write.nodes.append(launch)
         output = launch.output(0)
         layers = 0 if sizes.time_major else 1
         rewired = self.outputs(output) if turned else [(TensorId(node.name), output)]
         for index in range(count):
-            final = write.expand(launch.final(index), layers, self.dtype)
+            final = write.expanded(launch.final(index), self.dtype, layers)
             rewired.append((TensorId(node.name, 1 + index), final))
-        return Match(node.name, node.op, tuple(write.nodes), tuple(rewired), (node.name,))
+        nodes: tuple[NewNode | Launch, ...] = (*write.nodes[:before], launch, *write.nodes[before:])
+        return Match(node.name, node.op, nodes, tuple(rewired), (node.name,))
 
     def outputs(self, output: TensorId) -> list[tuple[TensorId, TensorId]]:
         """The output of a launch that walked backwards: who turns it once more reads it as it is."""
@@ -202,8 +212,7 @@ class _Reader:
             rewired += [(TensorId(again), output) for again in self.reversed_twice(name)]
         if len(turning) < len(readers):
             again = self.graph[self.node.inputs[0].node]
-            turned = self.writer.add(again.op, output, again.inputs[1], **again.attrs)
-            rewired.append((old, turned))
+            rewired.append((old, self.writer.again(again, output, again.inputs[1])))
         return rewired
 
     def reversed_twice(self, name: str) -> Iterator[str]:
@@ -220,21 +229,21 @@ class _Reader:
             spec = self.graph.specs.get(before.inputs[0])
             if spec is not None and spec.shape is not None and len(spec.shape) == 2:
                 return before.inputs[0]
-        return self.writer.reshape(tensor, (-1, self.sizes.units), self.dtype)
+        return self.writer.reshape(tensor, self.dtype, (-1, self.sizes.units))
 
     def products(self, x: TensorId, kernel: TensorId, bias: TensorId | None) -> TensorId:
         """The gates' input products of all steps, `gates * units` wide, in one GEMM."""
         write, sizes = self.writer, self.sizes
         columns = len(sizes.gates) * sizes.units
-        flat = write.matmul(write.reshape(x, (-1, sizes.inputs), self.dtype), kernel, self.dtype)
+        flat = write.matmul(write.reshape(x, self.dtype, (-1, sizes.inputs)), kernel, self.dtype)
         if bias is not None:
-            flat = write.add("BiasAdd", flat, bias, T=DataType(self.dtype), data_format="NHWC")
+            flat = write.emit("BiasAdd", [flat, bias], {"T": DataType(self.dtype), "data_format": "NHWC"})
         known = self.known_sizes()
-        if known.count(-1) < 2:
-            return write.reshape(flat, (*known, columns), self.dtype)
-        shape = write.slice(self.shape(x), (0,), (2,), "int32")
-        shape = write.concat((shape, write.integers((columns,))), 0, "int32")
-        return write.add("Reshape", flat, shape, T=DataType(self.dtype), Tshape=DataType("int32"))
+        if known.count(-1) == 2:
+            return write.reshape(
+                flat, self.dtype, (*(write.scalar_of_shape(x, self.dtype, n) for n in (0, 1)), columns)
+            )
+        return write.reshape(flat, self.dtype, (*known, columns))
 
     def known_sizes(self) -> tuple[int, int]:
         """Time and batch, in the order of the input; -1 where they are not known."""
@@ -242,19 +251,14 @@ class _Reader:
         first, second = spec.shape[:2] if spec and spec.shape else (None, None)
         return first or -1, second or -1
 
-    def shape(self, x: TensorId) -> TensorId:
-        return self.writer.add("Shape", x, T=DataType(self.dtype), out_type=DataType("int32"))
-
     def mask(self, x: TensorId) -> TensorId | None:
         """1 before the end of each sequence, time and batch in the order of `x`; None if all go to the end."""
         if self.node.op != "CudnnRNNV3" or self.goes_to_the_end(self.node.inputs[4]):
             return None
         write, (time, batch) = self.writer, _time_and_batch(self.node)
-        count = write.reshape(write.slice(self.shape(x), (time,), (1,), "int32"), (), "int32")
-        steps = write.add("Range", write.integers(0), count, write.integers(1), Tidx=DataType("int32"))
-        steps, lengths = write.expand(steps, batch, "int32"), write.expand(self.node.inputs[4], time, "int32")
-        runs = write.add("Less", steps, lengths, T=DataType("int32"))
-        return write.add("Cast", runs, SrcT=DataType("bool"), DstT=DataType(self.dtype), Truncate=False)
+        steps = write.expanded(write.counted(write.scalar_of_shape(x, self.dtype, time)), SHAPE_DTYPE, batch)
+        lengths = write.expanded(self.node.inputs[4], SHAPE_DTYPE, time)
+        return write.cast(write.emit("Less", [steps, lengths], {"T": DataType(SHAPE_DTYPE)}), "bool", self.dtype)
 
     def goes_to_the_end(self, lengths: TensorId) -> bool:
         """Whether all lengths are the number of steps."""
@@ -273,20 +277,20 @@ class _Reader:
             return kernel, recurrent, bias, recurrent_bias
         if bias is None or recurrent_bias is None:
             return kernel, recurrent, bias or recurrent_bias, None
-        both = self.writer.add("AddV2", bias, recurrent_bias, T=DataType(self.dtype))
+        both = self.writer.emit("AddV2", [bias, recurrent_bias], {"T": DataType(self.dtype)})
         return kernel, recurrent, both, None
 
     def unpacked(self) -> tuple[TensorId, TensorId, TensorId | None, TensorId | None]:
         """The vector of all weights taken apart."""
         write, sizes = self.writer, self.sizes
-        pieces = write.split(self.node.inputs[3], sizes.pieces, 0, self.dtype)
+        pieces = write.split(self.node.inputs[3], self.dtype, sizes.pieces, 0)
         count = len(sizes.gates)
         parts = [pieces[first : first + count] for first in range(0, 4 * count, count)]
         kernel, recurrent, bias, recurrent_bias = (
-            write.concat([part[gate] for gate in sizes.gates], 0, self.dtype) for part in parts
+            write.joined([part[gate] for gate in sizes.gates], self.dtype, 0) for part in parts
         )
         kernel, recurrent = (
-            write.transpose(write.reshape(part, (-1, width), self.dtype), (1, 0), self.dtype)
+            write.transposed(write.reshape(part, self.dtype, (-1, width)), self.dtype, (1, 0))
             for part, width in ((kernel, sizes.inputs), (recurrent, sizes.units))
         )
         return kernel, recurrent, bias, recurrent_bias
@@ -324,8 +328,8 @@ class _Reader:
     def cut(self, tensor: TensorId, first: int) -> TensorId:
         """`len(gates) * units` elements of a bias of any shape."""
         write = self.writer
-        flat = write.reshape(tensor, (-1,), self.dtype)
-        return write.slice(flat, (first,), (len(self.sizes.gates) * self.sizes.units,), self.dtype)
+        flat = write.reshape(tensor, self.dtype, (-1,))
+        return write.slice(flat, self.dtype, (first,), (len(self.sizes.gates) * self.sizes.units,))
 
 
 def turns(graph: Graph, name: str, node: Node) -> bool:

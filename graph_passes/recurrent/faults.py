@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from graph_passes.ir import Graph
-from graph_passes.recurrent.apply import apply_recurrent
 from graph_passes.recurrent.loops import Unreadable
 from graph_passes.recurrent.match import RecurrentPlan, Unmatched
+from graph_passes.rewrite import Rewrite, applied
 from graph_passes.verify import verify_graph
 
 
@@ -47,23 +47,13 @@ def carried_out(
         graph: not changed.
         check: raises if an edited graph is not sound.
     """
-    whole: list[Unmatched] = []
-    with attempt(whole, "every recurrence", "all of the graph"):
-        return plan, _edited(plan, graph, check)
-    unmatched: list[Unmatched] = []
-    sound = []
+    unmatched = list(plan.unmatched)
+    rewrites: list[Rewrite] = []
     for match in plan.matches:
         with attempt(unmatched, match.name, match.carrier):
-            _edited(replace(plan, matches=(match,)), graph, check)
-            sound.append(match)
-    if not unmatched:  # each alone can be applied, and all together cannot
-        return replace(plan, matches=(), unmatched=(*plan.unmatched, *whole)), graph.copy()
-    rest = replace(plan, matches=tuple(sound), unmatched=(*plan.unmatched, *unmatched))
-    return carried_out(rest, graph, check)
-
-
-def _edited(plan: RecurrentPlan, graph: Graph, check: Callable[[Graph], object]) -> Graph:
-    edited = graph.copy()
-    apply_recurrent(plan, edited)
-    check(edited)
-    return edited
+            rewrites.append(plan.rewrite(match))
+    edited, errors = applied(rewrites, graph, check)
+    unmatched += [fault(each.name, each.carrier, errors[each.name]) for each in plan.matches if each.name in errors]
+    sound = {rewrite.name for rewrite in rewrites} - errors.keys()
+    matches = tuple(match for match in plan.matches if match.name in sound)
+    return replace(plan, matches=matches, unmatched=tuple(unmatched)), edited

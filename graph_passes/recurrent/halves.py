@@ -9,15 +9,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from graph_passes.dead_code import is_needed, is_read
 from graph_passes.ir import Graph, TensorId
+from graph_passes.ops import passed
 from graph_passes.recurrent.cudnn import CUDNN, MOVES, match_cudnn, swap_cudnn, turns, undoes
-from graph_passes.recurrent.hoist import Names
 from graph_passes.recurrent.layout import is_zero, spread, trace
 from graph_passes.recurrent.loop_pairs import Pair, invariants, read_pair, without_lists
-from graph_passes.recurrent.loops import Unreadable, passed
+from graph_passes.recurrent.loops import Unreadable
 from graph_passes.recurrent.match import Match, Unmatched
-from graph_passes.recurrent.needs import inputs_of, is_needed, is_read
 from graph_passes.recurrent.swap import Swap, read_loop
+from graph_passes.rewrite import Names
 
 BACKPROP = frozenset({"CudnnRNNBackprop", "CudnnRNNBackpropV2", "CudnnRNNBackpropV3"})
 
@@ -119,19 +120,19 @@ def cudnn_pairs(graph: Graph) -> Iterator[tuple[str, str]]:
                 yield forward.name, node.name
 
 
-def cudnn_half(graph: Graph, forward: str, backwards: Sequence[str], _: Names, keep: Collection[str]) -> Half:
+def cudnn_half(graph: Graph, forward: str, backwards: Sequence[str], names: Names, keep: Collection[str]) -> Half:
     """Read a `CudnnRNN` and its gradients.
 
     Raises:
         Unreadable: why they stay.
     """
     weights = _weight_gradients(graph, forward, backwards, keep)
-    match = match_cudnn(graph, forward, keep, backwards, opaque=weights is None)
+    match = match_cudnn(graph, forward, names, keep, backwards, opaque=weights is None)
     if isinstance(match, Match) and weights is not None:
-        read = {tensor for node in match.nodes for tensor in inputs_of(node)}
+        read = {tensor for node in match.nodes for tensor in node.inputs}
         if not all(item.x in read for items in weights for item in items):
             weights = None
-            match = match_cudnn(graph, forward, keep, backwards, opaque=True)
+            match = match_cudnn(graph, forward, names, keep, backwards, opaque=True)
     if isinstance(match, Unmatched):
         raise Unreadable(match.reason)
     halves = []
@@ -222,7 +223,7 @@ class _Loops:
             for use in copy.uses(tensor)
             if not is_needed(copy, use.node, (), {*self.keep, *readers})
         }
-        copy.remove(_with_readers(copy, idle))
+        copy.remove(copy.reached(idle, copy.readers))
         return copy, readers
 
     def given(self, pair: Pair) -> list[tuple[TensorId, TensorId]]:
@@ -304,7 +305,7 @@ def moved_back(
 
 def read_as(graph: Graph, match: Match, x: TensorId) -> tuple[TensorId, tuple[str, ...]]:
     """The tensor that the match reads for `x`, and the nodes that only reorder it to make `x`."""
-    read = {tensor for node in match.nodes for tensor in inputs_of(node)}
+    read = {tensor for node in match.nodes for tensor in node.inputs}
     found, moves = x, list[str]()
     while found not in read and graph[found.node].op in ("Identity", *MOVES):
         if graph[found.node].op != "Identity":
@@ -313,17 +314,6 @@ def read_as(graph: Graph, match: Match, x: TensorId) -> tuple[TensorId, tuple[st
     if found not in read:
         raise Unreadable(f"the gradient of '{x}' is wanted, which the recurrence does not read as it is")
     return found, tuple(reversed(moves))
-
-
-def _with_readers(graph: Graph, names: Collection[str]) -> set[str]:
-    """The nodes, what reads them, and so on."""
-    found, waiting = set(names), list(names)
-    while waiting:
-        node = graph[waiting.pop()]
-        readers = {use.node for tensor in graph.tensors(node) for use in graph.uses(tensor)} - found
-        found |= readers
-        waiting += readers
-    return found
 
 
 def _require_single(graph: Graph, forward: str, x: TensorId, place: int) -> None:

@@ -13,15 +13,17 @@ MatMul. Where rows of a fixed tensor meet rows of a step (a dropout mask), STEPS
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from graph_passes.ir import AttrValue, DataType, Graph, Literal, Node, TensorId
+from custom_ops.cell_builder import CellBuilder
+from graph_passes.ir import AttrValue, DataType, Node, TensorId
+from graph_passes.ops import copied
 from graph_passes.recurrent.loops import Loop, Unreadable
-from graph_passes.recurrent.match import NewNode
+from graph_passes.rewrite import Names
+from graph_passes.writer import SHAPE_DTYPE, Dim, Writer
 
-SHAPE_DTYPE = "int32"
+_NUMBERS = frozenset({"float32", "float64", "float16", "bfloat16", "bool", "int32", "int64"})
 
 
 class Form(enum.Enum):
@@ -53,103 +55,21 @@ class Hoisted:
     start: int = 0
 
 
-class Names:
-    """Names that no node of a graph has yet, nor any other new node."""
-
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self._taken: set[str] = set()
-
-    def fresh(self, wanted: str) -> str:
-        """`wanted`, or with a number behind."""
-        name, suffix = wanted, 1
-        while name in self._graph.nodes or name in self._taken:
-            name, suffix = f"{wanted}_{suffix}", suffix + 1
-        self._taken.add(name)
-        return name
-
-
-class Prelude:
+class Prelude(Writer):
     """The new nodes in front of a launch. `time` and `batch` are numbers or scalar tensors of int32."""
 
     def __init__(self, loop: Loop, names: Names) -> None:
-        self.nodes: list[NewNode] = []
-        self.time: int | TensorId = 0
+        super().__init__(names, f"{loop.name}/tfmem", loop.device, loop.control)
+        self.time: Dim = 0
         self.time_key: object = 0  # see `lengths.Key`
         self.has_batch: Callable[[TensorId], bool] = lambda tensor: False  # surely `batch` rows
-        self.batch: int | TensorId = 0
-        self._loop = loop
-        self._names = names
-        self._made: dict[object, TensorId] = {}
-
-    def emit(
-        self,
-        op: str,
-        inputs: Sequence[TensorId],
-        attrs: Mapping[str, AttrValue | object],
-        label: str = "",
-        outputs: int = 1,
-    ) -> TensorId:
-        """Output 0 of a new node."""
-        name = self._names.fresh(f"{self._loop.name}/tfmem/{label or op}")
-        control = self._loop.control if op in READS else ()
-        self.nodes.append(NewNode(name, op, tuple(inputs), attrs, self._loop.device, control, outputs))
-        return TensorId(name)
-
-    def once(self, op: str, inputs: Sequence[TensorId], attrs: Mapping[str, AttrValue], label: str = "") -> TensorId:
-        """The same, but one node for all equal requests."""
-        key = (op, tuple(inputs), tuple(sorted(attrs.items(), key=lambda item: item[0])))
-        if key not in self._made:
-            self._made[key] = self.emit(op, inputs, attrs, label)
-        return self._made[key]
-
-    def constant(self, dtype: str, shape: Sequence[int], values: Sequence[bool | int | float]) -> TensorId:
-        """A Const."""
-        literal = Literal(dtype, tuple(shape), tuple(values))
-        return self.once("Const", (), {"dtype": DataType(dtype), "value": literal})
-
-    def shape(self, dims: Sequence[int | TensorId]) -> TensorId:
-        """A shape vector, of numbers and scalar tensors."""
-        if all(isinstance(dim, int) for dim in dims):
-            return self.constant(SHAPE_DTYPE, (len(dims),), [int(dim) for dim in dims])  # type: ignore[arg-type]
-        parts = [self.constant(SHAPE_DTYPE, (), [dim]) if isinstance(dim, int) else dim for dim in dims]
-        return self.once("Pack", parts, {"N": len(parts), "T": DataType(SHAPE_DTYPE), "axis": 0}, "shape")
-
-    def reshape(self, tensor: TensorId, dtype: str, dims: Sequence[int | TensorId]) -> TensorId:
-        """`tensor` in another shape; -1 as in TensorFlow."""
-        attrs: dict[str, AttrValue] = {"T": DataType(dtype), "Tshape": DataType(SHAPE_DTYPE)}
-        known = [dim for dim in dims if isinstance(dim, int) and dim > 0]
-        if len(known) == len(dims) - 1:  # the last one is inferred: no op has to read it
-            dims = tuple(dim if isinstance(dim, int) else -1 for dim in dims)
-        return self.once("Reshape", [tensor, self.shape(dims)], attrs)
-
-    def cast(self, tensor: TensorId, source: str, target: str) -> TensorId:
-        """`tensor` as `target`."""
-        if source == target:
-            return tensor
-        attrs: dict[str, AttrValue] = {"SrcT": DataType(source), "DstT": DataType(target), "Truncate": False}
-        return self.once("Cast", [tensor], attrs)
-
-    def scalar_of_shape(self, tensor: TensorId, dtype: str, axis: int) -> TensorId:
-        """Dimension `axis` of `tensor`, as int32."""
-        shape = self.once("Shape", [tensor], {"T": DataType(dtype), "out_type": DataType(SHAPE_DTYPE)})
-        ends = [self.constant(SHAPE_DTYPE, (1,), [number]) for number in (axis, axis + 1, 1)]
-        attrs: dict[str, AttrValue] = {
-            "T": DataType(SHAPE_DTYPE), "Index": DataType(SHAPE_DTYPE), "shrink_axis_mask": 1, "begin_mask": 0,
-            "end_mask": 0, "ellipsis_mask": 0, "new_axis_mask": 0,
-        }  # fmt: skip
-        return self.once("StridedSlice", [shape, *ends], attrs, "dimension")
+        self.batch: Dim = 0
 
     def columns(self, tensor: TensorId, dtype: str, start: int, end: int, axis: int, rank: int) -> TensorId:
         """`tensor[..., start:end]` along `axis`."""
         begin, size = [0] * rank, [-1] * rank
         begin[axis], size[axis] = start, end - start
-        ends = [self.constant(SHAPE_DTYPE, (rank,), numbers) for numbers in (begin, size)]
-        return self.slice(tensor, dtype, *ends)
-
-    def slice(self, tensor: TensorId, dtype: str, begin: TensorId, size: TensorId) -> TensorId:
-        """A part of `tensor`."""
-        return self.once("Slice", [tensor, begin, size], {"T": DataType(dtype), "Index": DataType(SHAPE_DTYPE)})
+        return self.slice(tensor, dtype, begin, size)
 
     def padded(self, tensor: TensorId, dtype: str, length: TensorId, rank: int) -> TensorId:
         """`tensor` of `time` items, with zeros behind up to `length` items."""
@@ -162,29 +82,15 @@ class Prelude:
 
     def draws(self, node: Node, shape: Hoisted) -> TensorId:
         """What the random op `node` draws, once for every step."""
-        time = self.constant(SHAPE_DTYPE, (), [self.time]) if isinstance(self.time, int) else self.time
-        count = self.reshape(self.cast(time, SHAPE_DTYPE, shape.dtype), shape.dtype, (1,))
-        axis = self.constant(SHAPE_DTYPE, (), [0])
-        attrs: dict[str, AttrValue] = {"N": 2, "T": DataType(shape.dtype), "Tidx": DataType(SHAPE_DTYPE)}
-        whole = self.once("ConcatV2", [count, shape.tensor, axis], attrs)
+        count = self.reshape(self.cast(self.scalar(self.time), SHAPE_DTYPE, shape.dtype), shape.dtype, (1,))
+        whole = self.joined([count, shape.tensor], shape.dtype, 0)
         return self.emit(node.op, [whole], copied(node), node.name)
 
     def first(self, tensor: TensorId, dtype: str, rank: int) -> TensorId:
         """The first `time` items of `tensor`."""
-        begin = self.constant(SHAPE_DTYPE, (rank,), [0] * rank)
-        return self.slice(tensor, dtype, begin, self.shape((self.time, *[-1] * (rank - 1))))
+        return self.slice(tensor, dtype, [0] * rank, (self.time, *[-1] * (rank - 1)))
 
-    def difference(self, first: TensorId, second: int | TensorId) -> TensorId:
-        """The first scalar less the second."""
-        less = self.constant(SHAPE_DTYPE, (), [second]) if isinstance(second, int) else second
-        return self.once("Sub", [first, less], {"T": DataType(SHAPE_DTYPE)})
-
-    def reversed(self, tensor: TensorId, dtype: str) -> TensorId:
-        """`tensor` with its first dimension from the end."""
-        attrs: dict[str, AttrValue] = {"T": DataType(dtype), "Tidx": DataType(SHAPE_DTYPE)}
-        return self.once("ReverseV2", [tensor, self.constant(SHAPE_DTYPE, (1,), [0])], attrs)
-
-    def rows(self, value: Hoisted) -> int | TensorId:
+    def rows(self, value: Hoisted) -> Dim:
         """The first dimension of `value` in one step."""
         first = value.shape[0]
         return self.batch if first is None else first
@@ -206,9 +112,8 @@ class Prelude:
     def fixed_rows(self, value: Hoisted) -> Hoisted:
         """A FIXED value at every step, FLAT."""
         rank = len(value.shape)
-        dims = self.shape((self.time, self.rows(value), *static(value.shape[1:], "a value")))
-        attrs: dict[str, AttrValue] = {"T": DataType(value.dtype), "Tidx": DataType(SHAPE_DTYPE)}
-        spread = self.once("BroadcastTo", [value.tensor, dims], attrs) if rank else value.tensor
+        dims = (self.time, self.rows(value), *static(value.shape[1:], "a value"))
+        spread = self.broadcast(value.tensor, value.dtype, dims) if rank else value.tensor
         return Hoisted(
             self.flat(Hoisted(spread, Form.STEPS, value.shape, value.dtype)), Form.FLAT, value.shape, value.dtype
         )
@@ -224,9 +129,8 @@ class Prelude:
     def product(self, value: Hoisted, matrix: Hoisted, transposed: bool, label: str) -> Hoisted:
         """`value @ matrix`, or `value` times its transpose."""
         form = Form.FIXED if value.form is Form.FIXED else Form.FLAT
-        attrs = {"T": DataType(value.dtype), "transpose_a": False, "transpose_b": transposed}
         tensor = value.tensor if form is Form.FIXED else self.flat(value)
-        made = self.emit("MatMul", [tensor, matrix.tensor], attrs, label)
+        made = self.matmul(tensor, matrix.tensor, value.dtype, transposed, label)
         return Hoisted(made, form, (value.shape[0], matrix.shape[0 if transposed else 1]), value.dtype)
 
     def normalised(self, value: Hoisted, epsilon: float) -> TensorId:
@@ -267,18 +171,6 @@ class Prelude:
         return Hoisted(self.emit(op, inputs, attrs, node.name), Form.STEPS, shape, dtype)
 
 
-# Random ops that draw anew in every step: all steps' numbers can be drawn at once.
-DRAWS = frozenset({"RandomUniform", "RandomStandardNormal", "TruncatedNormal"})
-
-# Stateful ops that may move in front of a loop: they only read, and nothing in the loop writes.
-READS = frozenset({"ReadVariableOp", "ResourceGather", "VariableShape"})
-
-
-def copied(node: Node) -> dict[str, Any]:
-    """The attributes of a copy: those that only made sense where `node` was are left out."""
-    return {key: value for key, value in node.attrs.items() if not key.startswith("_")}
-
-
 def static(dims: Sequence[int | None], what: str) -> tuple[int, ...]:
     """`dims`, all known.
 
@@ -288,3 +180,115 @@ def static(dims: Sequence[int | None], what: str) -> tuple[int, ...]:
     if any(dim is None for dim in dims):
         raise Unreadable(f"{what} of the loop has a width that is not known before it runs: {tuple(dims)}")
     return tuple(dim for dim in dims if dim is not None)
+
+
+class Leaves:
+    """The tensors of one direction, each declared once, in the order in which the cell counts them."""
+
+    def __init__(self, builder: CellBuilder, prelude: Prelude, units: int, dtype: str) -> None:
+        self.sequences: list[TensorId] = []
+        self.invariants: list[TensorId] = []
+        self.vectors: list[TensorId] = []
+        self.matrices: list[TensorId] = []
+        self._builder, self._prelude, self._units, self._dtype = builder, prelude, units, dtype
+        self.uniform: set[int] = set()  # nodes that hold the same number for all units
+        self._columns: dict[TensorId, tuple[int, ...]] = {}
+        self._indices: dict[TensorId, int] = {}
+
+    def columns(self, value: Hoisted) -> tuple[int, ...]:
+        """The nodes that read `value`, one for each column of `units`, or one scalar.
+
+        Raises:
+            Unreadable: its width is no multiple of `units`.
+        """
+        if value.tensor not in self._columns:
+            if value.dtype not in _NUMBERS:
+                raise Unreadable(f"'{value.tensor}' is {value.dtype}, not a number")
+            if value.whole is not None and self._is_of_columns(value, value.whole):
+                first = value.start // self._units
+                return self.columns(value.whole)[first : first + self._width(value)]
+            self._columns[value.tensor] = self._fixed(value) if value.form is Form.FIXED else self._sequence(value)
+        return self._columns[value.tensor]
+
+    def _is_of_columns(self, value: Hoisted, whole: Hoisted) -> bool:
+        widths = (value.start, value.shape[-1], whole.shape[-1])
+        return all(width is not None and width % self._units == 0 for width in widths)
+
+    def matrix(self, value: Hoisted) -> int:
+        """The index of a matrix, `[rows * units, columns * units]`."""
+        if value.tensor not in self._indices:
+            rows, columns = value.shape
+            if rows is None or columns is None or value.dtype != self._dtype:
+                raise Unreadable(f"the matrix '{value.tensor}' is {value.dtype}{value.shape}, expected {self._dtype}")
+            self._indices[value.tensor] = self._builder.matrix(rows // self._units, columns // self._units)
+            self.matrices.append(value.tensor)
+        return self._indices[value.tensor]
+
+    def _width(self, value: Hoisted) -> int:
+        last = value.shape[-1]
+        if last is None or last % self._units:
+            raise Unreadable(f"'{value.tensor}' has shape {value.shape}; expected a multiple of {self._units} units")
+        return last // self._units
+
+    def _sequence(self, value: Hoisted) -> tuple[int, ...]:
+        prelude = self._prelude
+        tensor = prelude.cast(value.tensor, value.dtype, self._dtype)
+        cast = Hoisted(tensor, value.form, value.shape, self._dtype)
+        if not value.shape:  # the same number for every row
+            column = prelude.reshape(tensor, self._dtype, (prelude.time, 1))
+            self.sequences.append(self._repeated(column, (prelude.time, prelude.batch)))
+            return self._builder.sequence(0)
+        if len(value.shape) > 2:
+            raise Unreadable(f"'{value.tensor}' has shape {value.shape} in one step; expected [batch, units]")
+        if len(value.shape) == 1 and value.shape[0] not in (None, 1) and prelude.batch == 1:
+            one_row = (1, *value.shape)
+            tensor = prelude.reshape(tensor, self._dtype, (prelude.time, *static(one_row, "a value")))
+            value = cast = Hoisted(tensor, Form.STEPS, one_row, self._dtype)
+        scalar = len(value.shape) == 1 or (value.shape[1] == 1 and self._units != 1)
+        one_for_all = value.shape[0] == 1 and prelude.batch != 1  # the same row for the whole batch
+        rows = prelude.batch if one_for_all else prelude.rows(value)
+        if scalar:
+            column = prelude.reshape(tensor, self._dtype, (prelude.time, prelude.rows(value)))
+            column = self._repeated(column, (prelude.time, rows)) if one_for_all else column
+            self.sequences.append(column)
+            return self._builder.sequence(0)
+        width = self._width(value)
+        whole = prelude.steps(cast)
+        if one_for_all:
+            whole = self._repeated(whole, (prelude.time, rows, width * self._units))
+        self.sequences.append(whole)
+        return self._builder.sequence(width)
+
+    def _fixed(self, value: Hoisted) -> tuple[int, ...]:
+        prelude, rank = self._prelude, len(value.shape)
+        tensor = prelude.cast(value.tensor, value.dtype, self._dtype)
+        if rank == 0 or (rank == 1 and value.shape[0] == 1 and self._units != 1):
+            self.vectors.append(self._repeated(tensor, (self._units,)))
+            return self._repeated_column(self._builder.vector(1))
+        if rank == 1:
+            self.vectors.append(tensor)
+            return self._builder.vector(self._width(value))
+        if rank != 2:
+            raise Unreadable(f"'{value.tensor}' has shape {value.shape}; expected [batch, units]")
+        narrow = value.shape[1] == 1 and self._units != 1
+        if value.shape[0] == 1:
+            if narrow:
+                tensor = self._repeated(tensor, (1, self._units))
+            width = 1 if narrow else self._width(value)
+            self.vectors.append(prelude.reshape(tensor, self._dtype, (width * self._units,)))
+            columns = self._builder.vector(width)
+            return self._repeated_column(columns) if narrow else columns
+        if narrow or not prelude.has_batch(tensor):
+            width = self._units if narrow else self._width(value) * self._units
+            tensor = self._repeated(tensor, (prelude.batch, width))
+        self.invariants.append(tensor)
+        return (
+            self._repeated_column(self._builder.invariant(1)) if narrow else self._builder.invariant(self._width(value))
+        )
+
+    def _repeated_column(self, columns: tuple[int, ...]) -> tuple[int, ...]:
+        self.uniform.update(columns)
+        return columns
+
+    def _repeated(self, tensor: TensorId, dims: tuple[Dim, ...]) -> TensorId:
+        return self._prelude.broadcast(tensor, self._dtype, dims)

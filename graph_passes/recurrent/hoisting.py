@@ -1,20 +1,29 @@
-"""What of a loop's body depends on no state: which values, and how they come about outside."""
+"""What of a loop's body depends on no state: which values, and how they come about outside.
+
+What treats the rows of a batch alike may run on all steps' rows at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
+from typing import Any
 
+import numpy as np
+
+from graph_passes import slices
 from graph_passes.analysis.order import topological
-from graph_passes.ir import DataType, Function, Graph, Node, TensorId
-from graph_passes.recurrent.hoist import DRAWS, READS, SHAPE_DTYPE, Form, Hoisted, Prelude, copied, static
-from graph_passes.recurrent.indexing import item_of
+from graph_passes.ir import Function, Graph, Node, TensorId, boolean, integer
+from graph_passes.ops import DRAWS, IDENTITIES, READS, copied, passed
+from graph_passes.recurrent.elementwise import ELEMENTWISE_OPS
+from graph_passes.recurrent.hoist import Form, Hoisted, Prelude, static
 from graph_passes.recurrent.lengths import dimension_key
-from graph_passes.recurrent.lists import Item, list_source, read_item
-from graph_passes.recurrent.loops import PASSING, Loop, Unreadable, Variables, passed
+from graph_passes.recurrent.lists import Item, item_of, list_source, read_item
+from graph_passes.recurrent.loops import Loop, Unreadable, Variables
 from graph_passes.recurrent.normalised import normalised_operand
 from graph_passes.recurrent.reverse import unreversed
-from graph_passes.recurrent.rowwise import column_range, is_elementwise, keeps_rows
+from graph_passes.writer import SHAPE_DTYPE, Dim
 
 _SHAPES = frozenset({"Shape", "Size", "Rank"})
 FIXED, STEP, STATE = 0, 1, 2
@@ -109,7 +118,7 @@ class Hoister:
         if place is not None:
             return self._value(tensor, self._loop.initial[place], Form.FIXED)
         node = self._body[tensor.node]
-        if node.op in PASSING:
+        if node.op in IDENTITIES:
             return self.hoisted(node.inputs[tensor.index])
         if node.op in _SHAPES and self.level(node.inputs[0]) != FIXED:
             return self._value(tensor, self._shape_value(node), Form.FIXED)
@@ -133,15 +142,12 @@ class Hoister:
     def _step_value(self, tensor: TensorId) -> Hoisted:
         if tensor.node in self._places:
             spec = self._body.specs[tensor]
-            zero, one = (self._prelude.constant(SHAPE_DTYPE, (), [number]) for number in (0, 1))
-            time = self._prelude.time
-            end = self._prelude.constant(SHAPE_DTYPE, (), [time]) if isinstance(time, int) else time
-            steps = self._prelude.once("Range", [zero, end, one], {"Tidx": DataType(SHAPE_DTYPE)}, "steps")
+            steps = self._prelude.counted(self._prelude.time, "steps")
             if self._reverse:
                 steps = self._prelude.reversed(steps, SHAPE_DTYPE)
             return self._value(tensor, self._prelude.cast(steps, SHAPE_DTYPE, spec.dtype), Form.STEPS)
         node = self._body[tensor.node]
-        if node.op in PASSING:
+        if node.op in IDENTITIES:
             return self.hoisted(node.inputs[tensor.index])
         read = read_item(node)
         if read is not None:
@@ -183,12 +189,7 @@ class Hoister:
         if axis:
             rank = len(value.shape)
             order = [axis, *(other for other in range(rank) if other != axis)]
-            attrs = {"T": DataType(value.dtype), "Tperm": DataType(SHAPE_DTYPE)}
-            return prelude.first(
-                prelude.once("Transpose", [value.tensor, prelude.constant(SHAPE_DTYPE, (rank,), order)], attrs),
-                value.dtype,
-                rank,
-            )
+            return prelude.first(prelude.transposed(value.tensor, value.dtype, order), value.dtype, rank)
         if value.tensor in self._graph.specs:
             return self.whole(value.tensor)
         return prelude.first(value.tensor, value.dtype, len(value.shape))
@@ -216,13 +217,11 @@ class Hoister:
         if dimension_key(self._graph, source or sequence, 0) == prelude.time_key or spec.shape is None:
             return sequence
         rest = len(spec.shape) - 1
-        first: int | TensorId = 0
+        first: Dim = 0
         if source is not None:
             length = prelude.scalar_of_shape(sequence, spec.dtype, 0)
             first = prelude.difference(length, time)
-        return prelude.slice(
-            sequence, spec.dtype, prelude.shape((first, *[0] * rest)), prelude.shape((time, *[-1] * rest))
-        )
+        return prelude.slice(sequence, spec.dtype, (first, *[0] * rest), (time, *[-1] * rest))
 
     def _rowwise(self, node: Node, tensor: TensorId) -> Hoisted:
         operands = [self.hoisted(source) for source in node.inputs]
@@ -264,14 +263,114 @@ class Hoister:
     def _reshaped(self, node: Node, operand: Hoisted, tensor: TensorId, shape: tuple[int | None, ...]) -> Hoisted:
         what = f"'{node.name}' ({node.op})"
         before, after = static(operand.shape[1:], what), static(shape[1:], what)
-        if not operand.shape or not shape or _product(before) != _product(after):
+        if not operand.shape or not shape or prod(before) != prod(after):
             raise Unreadable(f"{what} does not keep the rows of the batch")
         flat = self._prelude.flat(operand)
         return self._value(tensor, self._prelude.reshape(flat, operand.dtype, (-1, *after)), Form.FLAT)
 
 
-def _product(dims: tuple[int, ...]) -> int:
-    result = 1
-    for dim in dims:
-        result *= dim
-    return result
+def is_elementwise(node: Node) -> bool:
+    """Whether `node` works on each number by itself, under broadcasting."""
+    return node.op in ELEMENTWISE_OPS or node.op in IDENTITIES
+
+
+def keeps_rows(body: Graph, node: Node, operands: Sequence[Hoisted | None]) -> bool:
+    """Whether `node`, of which at least one operand holds rows, treats every row alike and keeps their order.
+
+    `operands` has None for what says how, not what (axes, shapes).
+    """
+    first = operands[0] if operands else None
+
+    def constant(index: int) -> Any:
+        return body.constants.get(node.inputs[index].node)
+
+    def axes(index: int, rank: int) -> list[int]:
+        found = constant(index)
+        return [0] if found is None else [int(axis) % rank for axis in found.reshape(-1)]
+
+    def varies(index: int) -> bool:
+        operand = operands[index]
+        return operand is not None and operand.form is not Form.FIXED
+
+    match node.op:
+        case "Split":
+            value = operands[1]
+            return value is not None and 0 not in axes(0, len(value.shape))
+        case "SplitV":
+            return first is not None and 0 not in axes(2, len(first.shape))
+        case "ConcatV2":
+            known = [operand for operand in operands[:-1] if operand is not None]
+            return bool(known) and 0 not in axes(len(node.inputs) - 1, len(known[0].shape))
+        case "Mean" | "Sum" | "Max" | "Min" | "Prod" | "Any" | "All":
+            return first is not None and 0 not in axes(1, len(first.shape))
+        case "ExpandDims":
+            return first is not None and 0 not in axes(1, len(first.shape) + 1)
+        case "Tile":
+            multiples = constant(1)
+            return multiples is not None and multiples.size > 0 and int(multiples[0]) == 1
+        case "Softmax" | "LogSoftmax":
+            return first is not None and len(first.shape) > 1
+        case "MatMul" | "_FusedMatMul" | "BatchMatMulV2":
+            plain = not boolean(node.attrs.get("transpose_a")) and not boolean(node.attrs.get("adj_x"))
+            ranks = [operand is not None and len(operand.shape) == 2 for operand in operands[:2]]
+            return plain and all(ranks) and not varies(1)
+        case "GatherV2":
+            return not varies(0) and axes(2, 8) == [0]
+        case "ResourceGather":
+            return not varies(0)
+        case "Slice":
+            begin, size = constant(1), constant(2)
+            return begin is not None and size is not None and int(begin[0]) == 0 and int(size[0]) == -1
+        case "StridedSlice":
+            return _slices_columns_only(body, node)
+        case _:
+            return False
+
+
+def _slices_columns_only(body: Graph, node: Node) -> bool:
+    taken = slices.axes(body, node)
+    if not taken or any(isinstance(end, TensorId) for axis in taken for end in (axis.begin, axis.end)):
+        return False
+    first = taken[0]
+    return first.begin in (None, 0) and first.end is None and first.step == 1 and not (first.single or first.new)
+
+
+def column_range(body: Graph, node: Node, output: int, shape: tuple[int | None, ...]) -> tuple[int, int]:
+    """Which columns of an operand of `shape` output `output` of a Split, SplitV, Slice or StridedSlice is.
+
+    Raises:
+        Unreadable: not a fixed range of columns, in order and without gaps.
+    """
+    what = f"'{node.name}' ({node.op})"
+    width = shape[-1]
+    constants = [body.constants.get(source.node) for source in node.inputs]
+    if len(shape) != 2 or width is None:
+        raise Unreadable(f"{what} takes a part of {shape}")
+    if node.op == "Split":
+        count = integer(node.attrs["num_split"])
+        if constants[0] is not None and int(constants[0].reshape(())) % 2 == 1 and width % count == 0:
+            return output * width // count, (output + 1) * width // count
+    elif node.op == "SplitV":
+        axis, sizes = constants[2], constants[1]
+        if axis is not None and sizes is not None and int(axis.reshape(())) % 2 == 1:
+            left = width - int(sizes[sizes >= 0].sum())  # for the one size that may be -1
+            ends = [0, *np.cumsum(np.where(sizes < 0, left, sizes))]
+            return int(ends[output]), int(ends[output + 1])
+    elif node.op == "Slice":
+        begin, size = constants[1:3]
+        if begin is not None and size is not None and int(begin[0]) == 0 and int(size[0]) == -1:
+            start = int(begin[1])
+            return start, width if int(size[1]) == -1 else start + int(size[1])
+    elif (taken := slices.axes(body, node)) and _slices_columns_only(body, node):
+        return _strided_columns(taken, width, what)
+    raise Unreadable(f"{what} does not take a fixed range of columns")
+
+
+def _strided_columns(taken: Sequence[slices.Axis], width: int, what: str) -> tuple[int, int]:
+    if len(taken) == 1:
+        return 0, width
+    columns = taken[1]
+    if columns.single or columns.new or columns.step != 1:
+        raise Unreadable(f"{what} takes single columns, or skips some")
+    first, last, _ = slice(columns.begin, columns.end).indices(width)
+    return first, max(first, last)

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, TypeAlias
 
-from graph_passes.ir import Graph, TensorId, integer
-from graph_passes.recurrent.loops import Loop, passed, scalar_value
+from graph_passes import slices
+from graph_passes.ir import Graph, TensorId
+from graph_passes.ops import passed, scalar_value
+from graph_passes.recurrent.loops import Loop
 
 Key: TypeAlias = int | tuple[TensorId, int] | TensorId
 
@@ -30,10 +32,9 @@ def scalar_key(graph: Graph, tensor: TensorId) -> Key:
         sides = {scalar_key(graph, side) for side in node.inputs}
         return sides.pop() if len(sides) == 1 else source
     if node.op == "StridedSlice":
-        begin, step = graph.constants.get(node.inputs[1].node), graph.constants.get(node.inputs[3].node)
-        shrinks = integer(node.attrs.get("shrink_axis_mask", 0)) == 1
-        if shrinks and begin is not None and begin.size == 1 and step is not None:
-            element = element_key(graph, node.inputs[0], int(begin[0]))
+        axes = slices.axes(graph, node)
+        if axes is not None and len(axes) == 1 and axes[0].single and isinstance(axes[0].begin, int):
+            element = element_key(graph, node.inputs[0], axes[0].begin)
             return source if element is None else element
     if node.op in ("Cast", "Squeeze", "Reshape") and _is_scalar(graph, node.inputs[0]):
         return scalar_key(graph, node.inputs[0])

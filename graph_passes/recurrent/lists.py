@@ -1,4 +1,4 @@
-"""Lists of tensors, in and out of a loop: TensorLists, and TensorFlow 1's TensorArrays.
+"""Where a step's items come from and go to: TensorLists, TensorFlow 1's TensorArrays, and whole tensors.
 
 A TensorArray is a resource; what orders its reads and writes is a float, the *flow*, which stands for it here.
 
@@ -12,13 +12,13 @@ A TensorArray is a resource; what orders its reads and writes is a float, the *f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from graph_passes.ir import Graph, Node, TensorId
-from graph_passes.recurrent.loops import passed, scalar_value
+from graph_passes import slices
+from graph_passes.ir import Graph, Node, TensorId, integer
+from graph_passes.ops import passed, scalar_value
 
-# Stateful, but of no effect on anything other than their own array.
-ARRAYS = frozenset(f"TensorArray{kind}V3" for kind in ("", "Read", "Write", "Gather", "Scatter", "Size", "Close"))
 _READ = {"TensorListGetItem": (0, 1), "TensorArrayReadV3": (2, 1)}
 _WRITE = {"TensorListSetItem": (0, 1, 2), "TensorArrayWriteV3": (3, 1, 2)}
 _STACK = {"TensorListStack": 0, "TensorArrayGatherV3": 2}
@@ -81,3 +81,21 @@ def _counts_up(graph: Graph, indices: TensorId) -> bool:
     """Whether `indices` are 0, 1, 2 ...; that they are all there, TensorFlow checks when it runs."""
     node = graph[passed(graph, indices).node]
     return node.op == "Range" and scalar_value(graph, node.inputs[0]) == 0 and scalar_value(graph, node.inputs[2]) == 1
+
+
+def item_of(body: Graph, node: Node, is_counter: Callable[[TensorId], bool]) -> tuple[TensorId, int] | None:
+    """The tensor and the axis along which `node` takes the step's item, as in `x[t]`, `x[:, t]` and `tf.gather(x, t)`.
+
+    None if it does something else.
+    """
+    if node.op == "GatherV2" and is_counter(node.inputs[1]):
+        axis = scalar_value(body, node.inputs[2])
+        plain = integer(node.attrs.get("batch_dims", 0)) == 0
+        return (node.inputs[0], int(axis)) if axis is not None and axis >= 0 and plain else None
+    axes = slices.axes(body, node) if node.op == "StridedSlice" else None
+    taken = [place for place, axis in enumerate(axes or ()) if not axis.whole]
+    if axes is None or len(taken) != 1:
+        return None
+    item = axes[taken[0]]
+    counted = isinstance(item.begin, TensorId) and is_counter(item.begin)
+    return (node.inputs[0], taken[0]) if counted and item.single and item.step == 1 and not item.new else None

@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graph_passes.ir import Function, Graph, Node, TensorId, TensorSpec
+from graph_passes.ops import passed
 from graph_passes.recurrent.layout import is_zero
-from graph_passes.recurrent.loops import LOOPS, Loop, Unreadable, passed
+from graph_passes.recurrent.loops import LOOPS, Loop, Unreadable
 
 _FLOATS = {1: "float32", 2: "float64", 14: "bfloat16", 19: "float16"}  # by TensorFlow's enum
 _LISTS = frozenset({"TensorListFromTensor", "TensorListReserve", "EmptyTensorList"})

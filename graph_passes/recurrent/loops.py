@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from graph_passes.frames import frames
 from graph_passes.ir import Function, Graph, Node, TensorId
+from graph_passes.ops import passed, scalar_value
 
 LOOPS = frozenset({"While", "StatelessWhile"})
-PASSING = frozenset({"Identity", "IdentityN", "StopGradient", "PreventGradient", "EnsureShape", "Snapshot"})
 
 
 class Unreadable(Exception):  # noqa: N818  not an error: the loop stays as it is, and the report says why
@@ -144,22 +144,6 @@ def classify(graph: Graph, loop: Loop) -> Variables:
             states.append(place)
     bounds = _bounds(loop, counters)
     return Variables(frozenset(invariants), frozenset(counters), tuple(states), writes, bounds)
-
-
-def passed(graph: Graph, tensor: TensorId) -> TensorId:
-    """What `tensor` is a copy of."""
-    while graph[tensor.node].op in PASSING:
-        tensor = graph[tensor.node].inputs[tensor.index]
-    return tensor
-
-
-def scalar_value(graph: Graph, tensor: TensorId) -> int | float | bool | None:
-    """The number that a tensor of one element holds, if it is a constant."""
-    found = graph.constants.get(passed(graph, tensor).node)
-    if found is None or found.size != 1:
-        return None
-    value: int | float | bool = found.reshape(()).item()
-    return value
 
 
 def _is_increment(graph: Graph, loop: Loop, node: Node, place: int, invariants: Collection[int]) -> bool:

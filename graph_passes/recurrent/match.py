@@ -17,40 +17,18 @@ its finals; `removed` holds the `TensorListStack` and the `While`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from custom_ops.cell import Cell
+from custom_ops.recurrent.program import Program
 from custom_ops.spec import Precision
 from graph_passes.errors import GraphError
-from graph_passes.ir import AttrValue, DataType, TensorId
+from graph_passes.ir import AttrValue, Code, DataType, TensorId
+from graph_passes.rewrite import NewNode, Rewrite
 
 RECURRENT_OP = "TfmemRecurrent"
 CPU = "/device:CPU:0"
-
-
-@dataclass(frozen=True)
-class NewNode:
-    """A plain TensorFlow op to insert.
-
-    Attributes:
-        name: unique in the graph and among all matches of a plan.
-        op: the op's type.
-        inputs: tensors of the graph, or of new nodes that come earlier.
-        attrs: its attributes; values are plain Python (`ir.AttrValue`), or copied from another node unread.
-        device: as TensorFlow writes it; "" lets TensorFlow place the op.
-        control: names of nodes that run before it.
-        outputs: how many outputs it has.
-    """
-
-    name: str
-    op: str
-    inputs: tuple[TensorId, ...] = ()
-    attrs: Mapping[str, AttrValue | Any] = field(default_factory=dict)
-    device: str = ""
-    control: tuple[str, ...] = ()
-    outputs: int = 1
 
 
 @dataclass(frozen=True)
@@ -74,10 +52,10 @@ class Direction:
     states: tuple[TensorId, ...]
     reverse: bool = False
 
-    def tensors(self) -> Iterator[TensorId]:
+    @property
+    def groups(self) -> tuple[tuple[TensorId, ...], ...]:
         """Everything that is read, in the order of the op's inputs."""
-        for group in (self.sequences, self.invariants, self.vectors, self.matrices, self.states):
-            yield from group
+        return self.sequences, self.invariants, self.vectors, self.matrices, self.states
 
 
 @dataclass(frozen=True)
@@ -114,13 +92,18 @@ class Launch:
         cell = self.cell
         wanted = tuple(map(len, (cell.sequences, cell.invariants, cell.vectors, cell.matrices, cell.states)))
         for direction in self.directions:
-            groups = (direction.sequences, direction.invariants, direction.vectors, direction.matrices)
-            found = tuple(map(len, (*groups, direction.states)))
+            found = tuple(map(len, direction.groups))
             if found != wanted:
                 raise GraphError(
                     f"'{self.name}': a direction has {found} sequences, invariants, vectors, matrices and states; "
                     f"its cell reads {wanted}"
                 )
+
+    @property
+    def inputs(self) -> tuple[TensorId, ...]:
+        """What the op reads: of each kind, first what the first direction reads."""
+        kinds = zip(*(direction.groups for direction in self.directions), strict=True)
+        return tuple(tensor for kind in kinds for group in kind for tensor in group)
 
     def output(self, index: int, direction: int = 0) -> TensorId:
         """Output tensor `index` of the cell, of every step, in the form of a sequence."""
@@ -131,7 +114,7 @@ class Launch:
         first = len(self.directions) * len(self.cell.outputs)
         return TensorId(self.name, first + direction * len(self.cell.states) + index)
 
-    def node(self, precision: Precision = "highest", programs: tuple[bytes, ...] = ()) -> NewNode:
+    def node(self, precision: Precision = "highest", programs: tuple[Program, ...] = ()) -> NewNode:
         """The node, as the op library registers it.
 
         Args:
@@ -140,9 +123,6 @@ class Launch:
                 graph does.
         """
         cell, count = self.cell, len(self.directions)
-        inputs = [
-            tensor for group in zip(*map(_groups, self.directions), strict=True) for part in group for tensor in part
-        ]
         attrs: dict[str, AttrValue] = {
             "T": DataType(self.dtype),
             "cell": cell.to_text(),
@@ -151,7 +131,8 @@ class Launch:
             "reverse": tuple(direction.reverse for direction in self.directions),
             "batch_major": self.batch_major,
             "precision": precision,
-            "programs": programs,
+            "programs": tuple(program.to_text() for program in programs),
+            "images": tuple(Code(program.image.code) for program in programs),
             **({"base_cell": self.base.to_text()} if self.base is not None else {}),
             "Ns": count * len(cell.sequences),
             "Ni": count * len(cell.invariants),
@@ -162,26 +143,7 @@ class Launch:
         }
         outputs = count * (len(cell.outputs) + len(cell.states))
         device = self.device if programs else CPU
-        return NewNode(self.name, RECURRENT_OP, tuple(inputs), attrs, device, self.control, outputs)
-
-
-def _groups(direction: Direction) -> tuple[tuple[TensorId, ...], ...]:
-    return (
-        direction.sequences,
-        direction.invariants,
-        direction.vectors,
-        direction.matrices,
-        direction.states,
-    )
-
-
-def reads(node: NewNode | Launch) -> Iterator[TensorId]:
-    """The tensors that a new node reads."""
-    if isinstance(node, NewNode):
-        yield from node.inputs
-    else:
-        for direction in node.directions:
-            yield from direction.tensors()
+        return NewNode(self.name, RECURRENT_OP, self.inputs, attrs, device, self.control, outputs)
 
 
 @dataclass(frozen=True)
@@ -254,7 +216,7 @@ class Kernels:
         timed: for each program the batch, and the milliseconds that such a sequence took.
     """
 
-    programs: tuple[bytes, ...]
+    programs: tuple[Program, ...]
     steps: int = 0
     timed: tuple[tuple[int, float], ...] = ()
 
@@ -279,6 +241,20 @@ class RecurrentPlan:
     precision: Precision = "highest"
     kernels: Mapping[str, Kernels] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    def rewrites(self) -> list[Rewrite]:
+        """The matches as what is done to the graph, each with its match's name."""
+        return list(map(self.rewrite, self.matches))
+
+    def rewrite(self, match: Match) -> Rewrite:
+        """One of the matches as what is done to the graph."""
+        first = match.launches[0].name  # a gradient's launch comes later, and nobody waited for that alone
+        nodes = tuple(self._node(node) if isinstance(node, Launch) else node for node in match.nodes)
+        return Rewrite(match.name, nodes, match.rewired, replaced=match.removed, successor=first, renamed=match.renamed)
+
+    def _node(self, launch: Launch) -> NewNode:
+        kernels = self.kernels.get(launch.name)
+        return launch.node(self.precision, kernels.programs if kernels else ())
 
     def summary(self, match: Match) -> str:
         """One line for the report."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from graph_passes import slices
 from graph_passes.ir import Graph, Node, TensorId, boolean, floating, text
-from graph_passes.recurrent.loops import passed, scalar_value
+from graph_passes.ops import passed, scalar_value
 
 
 @dataclass(frozen=True)
@@ -80,15 +81,11 @@ def _dimensions(body: Graph, tensor: TensorId, operand: TensorId) -> list[int] |
         node = body[passed(body, node.inputs[0]).node]
     if node.op != "StridedSlice":
         return None
-    shape = body[passed(body, node.inputs[0]).node]
-    begin, end = (body.constants.get(node.inputs[index].node) for index in (1, 2))
-    if shape.op != "Shape" or passed(body, shape.inputs[0]) != operand or begin is None or end is None:
+    shape, taken = body[passed(body, node.inputs[0]).node], slices.axes(body, node)
+    if shape.op != "Shape" or passed(body, shape.inputs[0]) != operand or taken is None or len(taken) != 1:
         return None
-
-    def mask(key: str) -> int:
-        value = node.attrs.get(key, 0)
-        return value if isinstance(value, int) else int(value.i)
-
-    start = 0 if mask("begin_mask") & 1 else int(begin[0])
-    stop = 2 if mask("end_mask") & 1 else int(end[0])
-    return list(range(2))[start : start + 1 if mask("shrink_axis_mask") & 1 else stop]
+    (part,) = taken
+    if isinstance(part.begin, TensorId) or isinstance(part.end, TensorId):
+        return None
+    dimensions = [0, 1][part.begin : part.end]
+    return dimensions[:1] if part.single else dimensions

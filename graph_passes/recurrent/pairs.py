@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from graph_passes.ir import Graph, TensorId
 from graph_passes.recurrent.faults import attempt
-from graph_passes.recurrent.hoist import Names
-from graph_passes.recurrent.match import Launch, Match, NewNode, Unmatched, reads
+from graph_passes.recurrent.match import Launch, Match, Unmatched
 from graph_passes.recurrent.swap import Swap
+from graph_passes.rewrite import Names, NewNode
 
 
 def paired(graph: Graph, swaps: Sequence[Swap], names: Names, unmatched: list[Unmatched]) -> list[Match]:
@@ -49,16 +49,8 @@ def _fit(graph: Graph, one: Swap, other: Swap) -> bool:
 def _depends(graph: Graph, later: Match, earlier: Match) -> bool:
     """Whether `later` needs a result of `earlier`."""
     made = {old.node for old, _ in earlier.rewired} | set(earlier.removed)
-    seen: set[str] = set()
-    waiting = [tensor.node for node in later.nodes for tensor in reads(node) if tensor.node in graph.nodes]
-    while waiting:
-        name = waiting.pop()
-        if name in made:
-            return True
-        if name not in seen:
-            seen.add(name)
-            waiting += graph.predecessors(graph[name])
-    return False
+    read = {tensor.node for node in later.nodes for tensor in node.inputs if tensor.node in graph.nodes}
+    return not made.isdisjoint(graph.reached(read, graph.predecessors))
 
 
 def _joined(forward: Match, backward: Match, names: Names) -> Match:

@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from custom_ops.cell import Product, Term
 from custom_ops.cell_builder import CellBuilder
 from graph_passes.ir import Node, TensorId, boolean
+from graph_passes.ops import IDENTITIES, passed, scalar_value
 from graph_passes.recurrent.elementwise import CELL_OPS, is_finite, lower
-from graph_passes.recurrent.hoist import Form, Hoisted, Prelude
-from graph_passes.recurrent.hoisting import STATE, Hoister
-from graph_passes.recurrent.leaves import Leaves
-from graph_passes.recurrent.loops import PASSING, Loop, Unreadable, Variables, passed, scalar_value
+from graph_passes.recurrent.hoist import Form, Hoisted, Leaves, Prelude
+from graph_passes.recurrent.hoisting import STATE, Hoister, column_range
+from graph_passes.recurrent.loops import Loop, Unreadable, Variables
 from graph_passes.recurrent.normalised import normalised_operand
-from graph_passes.recurrent.rowwise import column_range
 
 _ADDITIONS = frozenset({"Add", "AddV2", "BiasAdd", "BiasAddV1"})
 _PRODUCTS = frozenset({"MatMul", "BatchMatMulV2", "_FusedMatMul"})
@@ -156,7 +155,7 @@ class Reader:
         return self.builder.scalar[column] or column in self.leaves.uniform or self.units == 1
 
     def _evaluate(self, node: Node, tensor: TensorId) -> Value | Joined:
-        if node.op in PASSING:
+        if node.op in IDENTITIES:
             return self._value(node.inputs[tensor.index])
         if node.op in _ADDITIONS and (deferred := self._deferred_sum(node, tensor)):
             return deferred

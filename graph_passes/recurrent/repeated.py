@@ -207,13 +207,7 @@ def _joined(chains: Sequence[_Chain]) -> list[list[_Chain]]:
 
 
 def _ancestors(graph: Graph, names: Collection[str], control: bool = False) -> set[str]:
-    found, waiting = set(names), list(names)
-    while waiting:
-        node = graph[waiting.pop()]
-        before = set(graph.predecessors(node)) if control else {tensor.node for tensor in node.inputs}
-        waiting += before - found
-        found |= before
-    return found
+    return graph.reached(names, graph.predecessors if control else lambda node: (t.node for t in node.inputs))
 
 
 def _needed(graph: Graph, keep: Collection[str]) -> set[str]:
@@ -232,7 +226,7 @@ def _order(graph: Graph) -> list[str]:
         order.append(node.name)
         if node.op == "NextIteration":
             continue
-        for name in {use.node for tensor in graph.tensors(node) for use in graph.uses(tensor)}:
+        for name in set(graph.readers(node)):
             waits[name] -= 1
             if not waits[name]:
                 ready.append(name)

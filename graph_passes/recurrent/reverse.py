@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from graph_passes.ir import DataType, Graph, Node, TensorId
-from graph_passes.recurrent.hoist import SHAPE_DTYPE, Prelude
-from graph_passes.recurrent.loops import passed
+from graph_passes.ops import passed
+from graph_passes.writer import Writer
 
 
 def is_reversed(graph: Graph, sources: Iterable[TensorId]) -> bool:
@@ -17,7 +17,7 @@ def is_reversed(graph: Graph, sources: Iterable[TensorId]) -> bool:
     return bool(found) and all(_reversal(graph, source) is not None for source in found)
 
 
-def unreversed(graph: Graph, prelude: Prelude, source: TensorId) -> TensorId:
+def unreversed(graph: Graph, write: Writer, source: TensorId) -> TensorId:
     """`source` as it was before it was reversed."""
     found = _reversal(graph, source)
     if found is None:
@@ -26,7 +26,7 @@ def unreversed(graph: Graph, prelude: Prelude, source: TensorId) -> TensorId:
     if transpose is None:
         return before
     attrs = {"T": DataType(graph.specs[before].dtype), "Tperm": DataType(graph.specs[transpose.inputs[1]].dtype)}
-    return prelude.once("Transpose", [before, transpose.inputs[1]], attrs)
+    return write.once("Transpose", [before, transpose.inputs[1]], attrs)
 
 
 def _reversal(graph: Graph, source: TensorId) -> tuple[TensorId, Node | None] | None:
@@ -59,18 +59,18 @@ def axes(graph: Graph, node: Node) -> list[int] | None:
 
 
 def fold_outputs(
-    graph: Graph, prelude: Prelude, stacked: TensorId, output: TensorId, dtype: str
+    graph: Graph, write: Writer, stacked: TensorId, output: TensorId, dtype: str
 ) -> list[tuple[TensorId, TensorId]]:
     """Rewirings for the output of a launch that walked backwards: readers that reverse it once more read it as it is.
 
     Args:
         graph: the graph.
-        prelude: takes new nodes.
+        write: takes new nodes.
         stacked: the loop's output, in the loop's order.
         output: the launch's, in the order of its inputs.
         dtype: dtype of both.
     """
-    rewired = [(stacked, prelude.reversed(output, dtype))]
+    rewired = [(stacked, write.reversed(output, dtype))]
     for use in graph.uses(stacked):
         reader = graph[use.node]
         if reader.op == "ReverseV2" and axes(graph, reader) == [0]:
@@ -81,7 +81,5 @@ def fold_outputs(
         for behind in graph.uses(TensorId(reader.name)):
             end = graph[behind.node]
             if end.op == "ReverseV2" and behind.index == 0 and axes(graph, end) == [order.index(0)]:
-                attrs = {"T": DataType(dtype), "Tperm": DataType(SHAPE_DTYPE)}
-                turned = prelude.once("Transpose", [output, prelude.constant(SHAPE_DTYPE, (len(order),), order)], attrs)
-                rewired.append((TensorId(end.name), turned))
+                rewired.append((TensorId(end.name), write.transposed(output, dtype, order)))
     return rewired

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from graph_passes.ir import DataType, Function, Graph, Literal, Node, TensorId, TensorSpec, integer
+from graph_passes.ops import copied
 from graph_passes.recurrent.faults import attempt
-from graph_passes.recurrent.hoist import copied
 from graph_passes.recurrent.match import Unmatched
 from graph_passes.recurrent.repeated import Refused
 from graph_passes.recurrent.unrolled import Search, Unrolled

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from graph_passes.ir import AttrValue, DataType, Graph, Node, TensorId
-from graph_passes.recurrent.hoist import DRAWS, READS, SHAPE_DTYPE, Form, Hoisted, Names, Prelude
+from graph_passes.dead_code import dead_code, without_dead
+from graph_passes.ir import DataType, Graph, Node, TensorId
+from graph_passes.ops import ARRAYS, DRAWS, READS, passed, scalar_value
+from graph_passes.recurrent.hoist import Form, Hoisted, Prelude
 from graph_passes.recurrent.hoisting import FIXED, STATE, Hoister
 from graph_passes.recurrent.lengths import Key, bound_key, dimension_key, scalar_key
-from graph_passes.recurrent.lists import ARRAYS, is_size, is_stack, list_size, list_source, read_item, written_item
-from graph_passes.recurrent.loops import Loop, Unreadable, classify, passed, scalar_value
-from graph_passes.recurrent.match import Direction, Launch, Match, NewNode
+from graph_passes.recurrent.lists import is_size, is_stack, list_size, list_source, read_item, written_item
+from graph_passes.recurrent.loops import Loop, Unreadable, classify
+from graph_passes.recurrent.match import Direction, Launch, Match
 from graph_passes.recurrent.read import Reader
 from graph_passes.recurrent.reverse import fold_outputs, is_reversed
-from graph_passes.recurrent.trim import trimmed
+from graph_passes.rewrite import Names, NewNode
+from graph_passes.writer import SHAPE_DTYPE
 
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 
@@ -161,8 +164,25 @@ class _Swapper:
         self._rewire_outputs(launch)
         self._rewire_rest()
         nodes: list[NewNode | Launch] = [*self.prelude.nodes[:before], launch, *self.prelude.nodes[before:]]
-        match = trimmed(self.graph, self.loop, nodes, self.rewired, self.keep)
-        return Swap(match, self.time, self.batch)
+        return Swap(self._match(nodes), self.time, self.batch)
+
+    def _match(self, nodes: list[NewNode | Launch]) -> Match:
+        """Without rewirings and new nodes that nobody needs, and with all old nodes that are then dead."""
+        graph, loop, keep = self.graph, self.loop, self.keep
+        dead = dead_code(graph, loop.nodes, nodes, dict(self.rewired), keep)
+        taken = [(old, new) for old, new in self.rewired if old.node in loop.nodes and old.node in keep]
+        alive = [(old, new) for old, new in self.rewired if any(use.node not in dead for use in graph.uses(old))]
+        alive += [pair for pair in taken if not graph.uses(pair[0])]
+        needed = {new.node for _, new in alive} | {node.name for node in nodes if isinstance(node, Launch)}
+        kept = without_dead(nodes, needed)
+        return Match(
+            name=loop.name,
+            carrier=loop.carrier,
+            nodes=tuple(kept),
+            rewired=tuple(alive),
+            removed=tuple(sorted(dead_code(graph, loop.nodes, kept, dict(alive), keep))),
+            renamed=tuple((old.node, new) for old, new in taken),
+        )
 
     def _refuse_side_effects(self) -> None:
         for node in self.loop.body.graph:
@@ -189,10 +209,7 @@ class _Swapper:
                 self._require_length(place, 1)
                 self.last[place] = [self._keep(column, after, initial) for column in self._output(write.value)]
         if not reader.leaves.sequences:  # the op counts steps by its sequences
-            dims = self.prelude.shape((self.prelude.time, self.prelude.batch))
-            zero = self.prelude.constant(self.dtype, (), [0.0])
-            attrs = {"T": DataType(self.dtype), "index_type": DataType(SHAPE_DTYPE)}
-            reader.leaves.sequences.append(self.prelude.once("Fill", [dims, zero], attrs))
+            reader.leaves.sequences.append(self.prelude.zeros(self.dtype, (self.prelude.time, self.prelude.batch)))
             reader.builder.sequence(0)
         leaves = reader.leaves
         direction = Direction(
@@ -261,10 +278,7 @@ class _Swapper:
         if column not in after:
             self.reader.builder.state()
             after.append(column)
-            dims = self.prelude.shape((self.prelude.batch, self.units))
-            zero = self.prelude.constant(self.dtype, (), [0.0])
-            attrs = {"T": DataType(self.dtype), "index_type": DataType(SHAPE_DTYPE)}
-            initial.append(self.prelude.once("Fill", [dims, zero], attrs, "zeros"))
+            initial.append(self.prelude.zeros(self.dtype, (self.prelude.batch, self.units), "zeros"))
         return after.index(column)
 
     def _require_length(self, place: int, wanted: Key) -> None:
@@ -327,9 +341,7 @@ class _Swapper:
                 yield use.node
 
     def _count(self, dtype: str) -> TensorId:
-        time = self.prelude.time
-        count = self.prelude.constant(SHAPE_DTYPE, (), [time]) if isinstance(time, int) else time
-        return self.prelude.cast(count, SHAPE_DTYPE, dtype)
+        return self.prelude.cast(self.prelude.scalar(self.prelude.time), SHAPE_DTYPE, dtype)
 
     def _whole(self, launch: Launch, place: int, value: TensorId) -> tuple[TensorId, bool]:
         """The list's items as one tensor, and whether it is in the loop's order whatever the direction."""
@@ -339,16 +351,8 @@ class _Swapper:
             behind = Hoister(self.graph, self.loop, self.variables, prelude, self.reverse, given=given)
             hoisted = behind.hoisted(value)
             return prelude.steps(prelude.fixed_rows(hoisted) if hoisted.form is Form.FIXED else hoisted), False
-        indices = self.last[place]
-        finals = [launch.final(index) for index in indices]
-        joined = finals[0]
-        if len(finals) > 1:
-            axis = prelude.constant(SHAPE_DTYPE, (), [1])
-            attrs: dict[str, AttrValue] = {"N": len(finals), "T": DataType(self.dtype), "Tidx": DataType(SHAPE_DTYPE)}
-            joined = prelude.once("ConcatV2", [*finals, axis], attrs)
-        first = prelude.constant(SHAPE_DTYPE, (), [0])
-        attrs = {"T": DataType(self.dtype), "Tdim": DataType(SHAPE_DTYPE)}
-        return prelude.once("ExpandDims", [joined, first], attrs), True
+        finals = [launch.final(index) for index in self.last[place]]
+        return prelude.expanded(prelude.joined(finals, self.dtype, 1), self.dtype, 0), True
 
     def _given(self, launch: Launch, source: TensorId, index: int) -> Hoisted:
         shape, tensor = self.hoister.shape(source), launch.output(index)

@@ -13,24 +13,20 @@ from dataclasses import dataclass, replace
 
 from custom_ops.differentiate import differentiate
 from custom_ops.errors import CellError
+from graph_passes.dead_code import dead_code
 from graph_passes.errors import GraphError
 from graph_passes.ir import DataType, Graph, TensorId
-from graph_passes.recurrent.cudnn import CUDNN, match_cudnn, swap_cudnn
 from graph_passes.recurrent.faults import attempt
 from graph_passes.recurrent.halves import Half, cudnn_half, cudnn_pairs, loop_half
-from graph_passes.recurrent.hoist import Names
 from graph_passes.recurrent.loop_pairs import Pair, gradient_loops, read_pair
 from graph_passes.recurrent.loops import Unreadable
-from graph_passes.recurrent.match import Direction, Launch, Match, NewNode, RecurrentPlan, Unmatched
-from graph_passes.recurrent.needs import dead_readers, inputs_of
+from graph_passes.recurrent.match import Direction, Launch, Match, RecurrentPlan, Unmatched
 from graph_passes.recurrent.pairs import paired
-from graph_passes.recurrent.plan import plan_recurrent
-from graph_passes.recurrent.swap import Swap
-from graph_passes.recurrent.zeros import without_zeros
+from graph_passes.rewrite import Names, NewNode
 
-# How new nodes are differentiated: graph, nodes, (result, its gradient) ..., inputs, what these stand for, a prefix
-# -> new nodes, the gradient of each input or None. This takes TensorFlow (`tfmem/capture/differentiate.py`), so it is
-# handed in.
+# How new nodes are differentiated: graph, nodes, (result, its gradient) ..., inputs, what these stand for, what gives
+# names, a prefix -> new nodes, the gradient of each input or None. This takes TensorFlow
+# (`tfmem/capture/differentiate.py`), so it is handed in.
 Gradients = Callable[
     [
         Graph,
@@ -38,6 +34,7 @@ Gradients = Callable[
         Sequence[tuple[TensorId, TensorId]],
         Sequence[TensorId],
         Mapping[TensorId, TensorId],
+        Names,
         str,
     ],
     tuple[tuple[NewNode | Launch, ...], tuple[TensorId | None, ...]],
@@ -61,34 +58,7 @@ class Training:
     nodes: frozenset[str]
 
 
-def plan_whole(graph: Graph, keep: Collection[str], gradients: Gradients, check: Check) -> RecurrentPlan:
-    """What to swap in `graph`: recurrences with their gradients, and those of inference. Arguments: `plan_training`."""
-    training = plan_training(graph, keep, gradients, check)
-    inference = plan_recurrent(graph, keep)
-    names = Names(graph)
-    unmatched = [
-        *training.plan.unmatched,
-        *(loop for loop in inference.unmatched if loop.name not in training.nodes),
-    ]
-    swaps: list[Swap] = []
-    for node in graph:
-        if node.op in CUDNN and node.name not in training.nodes:
-            with attempt(unmatched, node.name, node.op):
-                match = match_cudnn(graph, node.name, keep)
-                if isinstance(match, Unmatched):
-                    unmatched.append(match)
-                else:
-                    swaps.append(swap_cudnn(graph, match))
-    untrained = [match for match in inference.matches if not training.nodes & set(match.removed)]
-    untrained += paired(graph, swaps, names, unmatched)
-    matches = list(training.plan.matches)
-    for match in untrained:
-        with attempt(unmatched, match.name, match.carrier):
-            matches.append(without_zeros(graph, match, names))
-    return RecurrentPlan(tuple(matches), tuple(unmatched))
-
-
-def plan_training(graph: Graph, keep: Collection[str], gradients: Gradients, check: Check) -> Training:
+def plan_training(graph: Graph, keep: Collection[str], gradients: Gradients, check: Check, names: Names) -> Training:
     """Find every recurrence that is there with its gradient.
 
     Args:
@@ -96,9 +66,10 @@ def plan_training(graph: Graph, keep: Collection[str], gradients: Gradients, che
         keep: names of the nodes that somebody outside the graph reads or runs.
         gradients: see `Gradients`.
         check: see `Check`.
+        names: gives names to new nodes.
     """
     groups: dict[str, list[str]] = {}
-    names, halves, matches = Names(graph), dict[str, Half](), list[Match]()
+    halves, matches = dict[str, Half](), list[Match]()
     unmatched: list[Unmatched] = []
     for kind, pairs in (("loop", gradient_loops), ("CudnnRNN", cudnn_pairs)):
         with attempt(unmatched, f"every {kind} with its gradient from here on", kind):
@@ -126,7 +97,7 @@ def plan_training(graph: Graph, keep: Collection[str], gradients: Gradients, che
         parts = [half for half in halves.values() if half.forward in match.removed]
         kind = carrier(parts[0].forward)
         with attempt(unmatched, match.name, kind, GraphError, CellError):
-            whole = _Whole(graph, keep, match, parts, gradients).match()
+            whole = _Whole(graph, names, keep, match, parts, gradients).match()
             matches.append(replace(whole, carrier=kind))
     found = frozenset({*groups, *inner})
     return Training(RecurrentPlan(tuple(matches), tuple(unmatched)), found)
@@ -136,9 +107,16 @@ class _Whole:
     """A match of the forward halves of one or two directions, with their backward halves."""
 
     def __init__(
-        self, graph: Graph, keep: Collection[str], match: Match, halves: Sequence[Half], gradients: Gradients
+        self,
+        graph: Graph,
+        names: Names,
+        keep: Collection[str],
+        match: Match,
+        halves: Sequence[Half],
+        gradients: Gradients,
     ) -> None:
         self.graph = graph
+        self.names = names
         self.keep = frozenset(keep)
         self.ahead = differentiable(match)
         self.halves = halves
@@ -158,9 +136,8 @@ class _Whole:
             made, rewired = self.backward(new, number)
             nodes += made
             new |= rewired
-        gone = {*ahead.removed, *(name for half in self.halves for name in half.nodes)}
-        removed = _still_dead(self.graph, gone, nodes, new)
-        removed |= dead_readers(self.graph, {name for half in self.halves for name in half.nodes}, self.keep, new)
+        old = [name for half in self.halves for name in half.nodes]
+        removed = dead_code(self.graph, old, nodes, new, self.keep)
         alive = {old: tensor for old, tensor in new.items() if any(u.node not in removed for u in self.graph.uses(old))}
         self.require_nothing_lost(removed, alive)
         return replace(ahead, nodes=tuple(nodes), rewired=tuple(alive.items()), removed=tuple(sorted(removed)))
@@ -196,10 +173,9 @@ class _Whole:
         nodes = [self.with_stand_ins(node, stand_ins) for node in self.ahead.nodes]
         outside = {entry: x for (_, x), entry in stand_ins.items()}
         prefix = f"{chosen[0][1].name}/tfmem"
-        made, found = self.gradients(self.graph, nodes, given, list(outside), outside, prefix)
+        made, found = self.gradients(self.graph, nodes, given, list(outside), outside, self.names, prefix)
         gradient_of = dict(zip(outside, found, strict=True))
         added, rewired = list[NewNode | Launch](made), dict[TensorId, TensorId]()
-        count = 0
         for place, backward in chosen:
             for item in backward.wanted:
                 found_gradient = gradient_of[stand_ins[place, item.x]]
@@ -207,14 +183,14 @@ class _Whole:
                 if found_gradient is None and item.zero is not None:
                     found_gradient, again = item.zero, ()
                 if found_gradient is None:
-                    added.append(NewNode(f"{prefix}/zeros_{count}", "ZerosLike", (item.x,), {"T": self.dtype(item.x)}))
+                    zeros = self.names.fresh(f"{prefix}/zeros")
+                    added.append(NewNode(zeros, "ZerosLike", (item.x,), {"T": self.dtype(item.x)}))
                     found_gradient = TensorId(added[-1].name)
-                for step, name in enumerate(again):
-                    node, label = self.graph[name], f"{prefix}/{self.graph[name].op}_{count}_{step}"
+                for name in again:
+                    node, label = self.graph[name], self.names.fresh(f"{prefix}/{self.graph[name].op}")
                     added.append(NewNode(label, node.op, (found_gradient, node.inputs[1]), dict(node.attrs)))
                     found_gradient = TensorId(label)
                 rewired[item.old] = found_gradient
-                count += 1
         return added, rewired
 
     def dtype(self, tensor: TensorId) -> DataType:
@@ -245,20 +221,6 @@ class _Whole:
             for place, direction in zip(order, node.directions, strict=True)
         ]
         return replace(node, directions=tuple(directions))
-
-
-def _still_dead(
-    graph: Graph, removed: Collection[str], nodes: Sequence[NewNode | Launch], new: Mapping[TensorId, TensorId]
-) -> set[str]:
-    """Of `removed`, what no new node reads, nor anything that one reads."""
-    waiting = [tensor.node for node in nodes for tensor in inputs_of(node)] + [tensor.node for tensor in new.values()]
-    read: set[str] = set()
-    while waiting:
-        name = waiting.pop()
-        if name in removed and name not in read:
-            read.add(name)
-            waiting += graph.predecessors(graph[name])
-    return set(removed) - read
 
 
 def differentiable(match: Match) -> Match:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from graph_passes.ir import Graph, Node, TensorId, integer
-from graph_passes.recurrent.hoist import READS, copied
+from graph_passes.ops import READS, copied
 
 _PRODUCTS = frozenset({"MatMul", "BatchMatMulV2"})
 
@@ -57,16 +57,8 @@ class Search:
         self.refused: tuple[frozenset[str], str] | None = None  # a recurrence that `find` found and left, and why
 
     def _descendants(self) -> set[str]:
-        found = {node.name for node in self.graph if node.op == "Unpack" and node.outputs == self.steps}
-        waiting = list(found)
-        while waiting:
-            node = self.graph[waiting.pop()]
-            for tensor in self.graph.tensors(node):
-                for use in self.graph.uses(tensor):
-                    if use.node not in found:
-                        found.add(use.node)
-                        waiting.append(use.node)
-        return found
+        unpacked = [node.name for node in self.graph if node.op == "Unpack" and node.outputs == self.steps]
+        return self.graph.reached(unpacked, self.graph.readers)
 
     def item(self, step: int) -> int:
         """The item that a step reads."""

@@ -116,7 +116,6 @@ static constexpr int kDirections = 1;
 static constexpr int kCtas = 16;
 static constexpr int kThreads = 256;
 static constexpr int kTile = 16;
-static constexpr int kPasses = 1;
 static constexpr int kSlices = 1;
 static constexpr int kRows = 1;
 static constexpr int kPaddedRows = 1;
@@ -154,20 +153,20 @@ __device__ Products(const Context<Plan, WORDS>& context, char* shared, char* scr
 : shared(shared), scratch(scratch) {}
 template <int STAGE>
 __device__ __forceinline__ void load(const Context<Plan, WORDS>& context, bool lay_out) {
-if constexpr (STAGE == kAllStages || STAGE == 0) { gemm_0.load(WeightSource<Cell, Plan, 0, WORDS>{context}, reinterpret_cast<float4*>(shared + 2320), reinterpret_cast<float4*>(scratch + 0ll + context.cta * 0ll), results<0>(0), lay_out); }
+if constexpr (STAGE == kAllStages || STAGE == 0) { gemm_0.load(WeightSource<Cell, Plan, 0, WORDS>{context}, reinterpret_cast<float4*>(shared + 2320), reinterpret_cast<float4*>(scratch + 0ll + context.cta * 0ll), results<0>(), lay_out); }
 }
 template <int STAGE, class Exchange>
-__device__ __forceinline__ void run(const Exchange& exchange, int pass, int step) const {
-if constexpr (STAGE == 0) { gemm_0.run(exchange.template operands<0>(pass, step), reinterpret_cast<const float4*>(shared + 2320), reinterpret_cast<const float4*>(scratch + 0ll + blockIdx.x * 0ll), pass % 2 * 64); }
+__device__ __forceinline__ void run(const Exchange& exchange, int step) const {
+if constexpr (STAGE == 0) { gemm_0.run(exchange.template operands<0>(step), reinterpret_cast<const float4*>(shared + 2320), reinterpret_cast<const float4*>(scratch + 0ll + blockIdx.x * 0ll)); }
 }
-template <int GEMM> __device__ float* results(int pass) const {
-if constexpr (GEMM == 0) return reinterpret_cast<float*>(shared + 2064) + pass % 2 * 64;
+template <int GEMM> __device__ float* results() const {
+if constexpr (GEMM == 0) return reinterpret_cast<float*>(shared + 2064);
 return nullptr;
 }
 template <int GEMM, int PRODUCT, class At> __device__ float result(const At& at) const {
 constexpr bool kAll = gemm<GEMM>().replicated;
 const int unit = kAll ? PRODUCT * kCtas * kTile + at.hidden_unit() : PRODUCT * kTile + at.unit;
-const float* from = results<GEMM>(at.pass) + unit;
+const float* from = results<GEMM>() + unit;
 if constexpr (GEMM == 0) return add<1, 64>(from, at.row);
 return 0.0f;
 }

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from benchmarks.multiplier import Multiplier, Shape, Tiling
 from custom_ops.jit import matmul
 from custom_ops.jit.device import Device
-from custom_ops.jit.matmul import Multiplier, Shape, Tiling
 
 pytest_plugins = ("tests.gpu_device",)
 

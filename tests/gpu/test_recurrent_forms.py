@@ -21,7 +21,7 @@ pytest_plugins = ("tests.gpu_device",)
 UNITS, TIME, BATCH = 50, 9, 7
 KERNELS: dict[str, dict[str, Any]] = {
     "single": {"rows": 2},
-    "cluster": {"rows": 4, "passes": 2, **CLUSTER},
+    "cluster": {"rows": 4, **CLUSTER},
     "sums in registers": {"rows": 1, "threads": 64, "lanes": 8, **CLUSTER},
     "grid": {"rows": 2, **GRID},
     "sliced": {"rows": 2, **SLICED},

@@ -11,8 +11,8 @@ from custom_ops import cells
 from custom_ops.cell import Cell
 from custom_ops.differentiate import differentiate
 from custom_ops.jit.device import Device
-from custom_ops.jit.launch import Launcher
-from custom_ops.jit.program import build
+from custom_ops.recurrent.launch import Launcher
+from custom_ops.recurrent.program import build
 from custom_ops.spec import Configuration, RecurrentSpec
 from tests.gpu_kernels import (
     CLUSTER,
@@ -20,7 +20,6 @@ from tests.gpu_kernels import (
     GRID,
     KINDS,
     LAUNCHED,
-    PERSISTENT,
     SLICED,
     check,
     check_that_nan_and_infinity_stay,
@@ -127,12 +126,6 @@ def test_any_number_of_warps_shares_a_sum(device: Device, product: Any, lanes: i
     check(found, expected(cell, units, arrays), 1e-5)
 
 
-@pytest.mark.parametrize("passes", [2, 4])
-@pytest.mark.parametrize("where", PERSISTENT.values(), ids=PERSISTENT)
-def test_passes(device: Device, passes: int, where: dict[str, Any]) -> None:
-    compare(device, cells.gru(reset_after=False), 60, 19, rows=8, passes=passes, lanes=32, **where)
-
-
 REPLICATED = {
     "gru2": cells.gru(reset_after=False),
     "masked": cells.gru(reset_after=False, mask="repeat"),
@@ -166,12 +159,11 @@ def test_parts_of_sums_over_a_hundred_steps(device: Device, where: dict[str, Any
     compare(device, REPLICATED["gru2"], 256, 3, time=100, **options, **where)
 
 
-@pytest.mark.parametrize("passes", [1, 2, 4])
 @pytest.mark.parametrize("product", ["fma", "mma"])
 @pytest.mark.parametrize("where", [CLUSTER, GRID], ids=["cluster", "grid"])
 @pytest.mark.parametrize("name", ["gru2", "chained"])
-def test_replicas_in_passes(device: Device, name: str, where: dict[str, Any], product: str, passes: int) -> None:
-    options = {"rows": 32, "passes": passes, "lanes": 32, "product": product, "shared_weights": 32}
+def test_replicas_of_many_rows(device: Device, name: str, where: dict[str, Any], product: str) -> None:
+    options = {"rows": 32, "lanes": 32, "product": product, "shared_weights": 32}
     compare(device, REPLICATED[name], 60, 37, replicated=True, **options, **where)
 
 

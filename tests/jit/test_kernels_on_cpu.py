@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.multiplier import Multiplier, Shape, Tiling
 from custom_ops import build_flags, cells
 from custom_ops.differentiate import differentiate
 from custom_ops.errors import KernelError
 from custom_ops.jit import matmul
-from custom_ops.jit.matmul import Multiplier, Shape, Tiling
+from custom_ops.jit.image import KernelImage
+from custom_ops.jit.launch import Kernel, Module
 from custom_ops.jit.nvrtc import KERNELS
 from custom_ops.spec import Configuration, RecurrentSpec
 from tests.cuda_on_cpu.driver import Compiler, CpuDevice, Driver
@@ -93,7 +95,6 @@ FORMS: dict[str, tuple[Any, int, int, dict[str, Any]]] = {
     "weights everywhere": (cells.lstm(), 40, 5, {"rows": 4, "register_weights": 16, "shared_weights": 16, **GRID}),
     "work groups of 5 lanes": (GRU2, 40, 5, {"rows": 2, "lanes": 5, "threads": 96, **SMALL["cluster"]}),
     "work groups of 3 warps": (cells.simple_rnn(), 100, 4, {"rows": 4, "lanes": 96, "threads": 96, **SMALL["cluster"]}),
-    "rows in passes": (GRU2, 20, 11, {"rows": 8, "passes": 2, "lanes": 32, **SMALL["grid"]}),
     "replicas": (GRU2, 20, 5, {"rows": 2, "lanes": 8, "replicated": True, **SMALL["cluster"]}),
     "replicas, in a grid": (chained(), 20, 5, {"rows": 2, "lanes": 8, "replicated": True, **SMALL["grid"]}),
     "parts of sums": (GRU2, 20, 5, {"rows": 2, "replicated": True, "partial_sums": True, **SMALL["cluster"]}),
@@ -181,7 +182,7 @@ FAULTS = {
     ),
     "unwritten shared memory": ("if (t != 5) shared[t] = t;\n__syncthreads();\nout[t] = shared[63 - t] + 1;", r"\[5\]"),
     "copies nobody waited for": (
-        "if (t % 4 == 0) copy_async(shared_address(shared + t), out + t);\n__syncthreads();\nout[t] = shared[t];",
+        "if (t % 4 == 0) copy_async(shared_address(shared + t), out + t, true);\n__syncthreads();\nout[t] = shared[t];",
         "nobody wrote",
     ),
     "bytes that never come": (
@@ -202,9 +203,9 @@ def test_faults_are_found_and_named(compiler: Compiler, device: CpuDevice, fault
 
 def wrong_kernel(compiler: Compiler, device: CpuDevice, source: str) -> Callable[[], Any]:
     driver, result = device.driver, np.zeros(64, np.float32)
-    program = matmul.Program("cubin", 90, "wrong", "", 1, 1, 1, 64, 256, 0, 0, 0, 1, compiler(source, 90))
+    image = KernelImage(90, "wrong", 64, compiler(source, 90), shared=256)
     place = device.upload(result)
-    launch = matmul.Launcher(program, driver).prepare_blocks([place], 1)
+    launch = Kernel(image, Module(image.code, driver)).prepare((1, 1), [place])
 
     def run_it() -> Any:
         launch(device.stream)
@@ -216,8 +217,8 @@ def wrong_kernel(compiler: Compiler, device: CpuDevice, source: str) -> Callable
 REMOVED = {
     "end_of_stage() const { __syncthreads(); }": "exchange.cuh",
     "  __syncthreads();\n}\n\n// The whole kernel.": "recurrent.cuh",
-    "      if constexpr (Plan::template has_gemm<STAGE>() && Plan::kSlices == 1 && !kInRegisters<Plan>) {\n"
-    "        __syncthreads();": "recurrent.cuh",
+    "    if constexpr (Plan::template has_gemm<STAGE>() && Plan::kSlices == 1 && !kInRegisters<Plan>) {\n"
+    "      __syncthreads();": "recurrent.cuh",
 }  # fmt: skip
 
 

@@ -18,8 +18,9 @@ from custom_ops.codegen.layout import layout
 from custom_ops.codegen.recurrent import generate
 from custom_ops.differentiate import differentiate
 from custom_ops.errors import KernelError
-from custom_ops.jit import nvrtc, program
+from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache
+from custom_ops.recurrent import program
 from custom_ops.spec import Configuration, RecurrentSpec
 from tests.recurrent_cells import chained, every_op
 
@@ -61,11 +62,11 @@ STANDARD = {
     "256 b20": (256, Configuration(rows=2, ctas=8, lanes=8, exchange="cluster")),
     "256 b10": (256, Configuration(rows=2, ctas=16, threads=128, lanes=8, exchange="cluster")),
     "512 b1": (512, Configuration(ctas=64, threads=128, lanes=16, exchange="grid")),
-    "512 b20": (512, Configuration(3, 1, 16, 256, 16, 128, 128, "fma", "cluster")),
+    "512 b20": (512, Configuration(3, 16, 256, 16, 128, 128, "fma", "cluster")),
     "1024 b1": (1024, Configuration(ctas=128, lanes=32, exchange="grid")),
     "256 mma": (256, Configuration(rows=8, ctas=8, lanes=64, exchange="cluster", product="mma")),
-    "1024 b20": (1024, Configuration(20, 1, 128, 512, 128, 64, 0, "half", "grid", 2)),
-    "512 mma": (512, Configuration(rows=16, passes=2, ctas=32, lanes=128, exchange="grid", product="mma")),
+    "1024 b20": (1024, Configuration(20, 128, 512, 128, 64, 0, "half", "grid", 2)),
+    "512 mma": (512, Configuration(rows=8, ctas=32, lanes=128, exchange="grid", product="mma")),
 }
 
 
@@ -138,7 +139,7 @@ def test_warps_of_any_number_compile(product: str) -> None:
     ("arch", "options"),
     [
         (75, {"ctas": 24, "exchange": "grid"}),
-        (80, {"ctas": 24, "exchange": "grid", "product": "mma", "passes": 2, "rows": 16}),
+        (80, {"ctas": 24, "exchange": "grid", "product": "mma", "rows": 16}),
         (90, {"ctas": 8, "exchange": "cluster"}),
         (90, {"ctas": 8, "exchange": "cluster", "product": "mma", "rows": 8}),
         (75, {"ctas": 24, "exchange": "grid", "partial_sums": True}),
@@ -206,7 +207,7 @@ def test_a_program_comes_from_the_cache_the_second_time(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(nvrtc, "compile_source", fails)
     assert program.build(spec, Configuration(lanes=4), 90, cache) == first
-    assert first.image[:4] == b"\x7fELF"
+    assert first.image.code[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize("kind", ["cluster", "slices"])

@@ -9,7 +9,7 @@ if not (Path(__file__).resolve().parents[2] / "benchmarks").is_dir():
     pytest.skip("the benchmarks are not installed; run from a checkout", allow_module_level=True)
 
 from benchmarks import make_tables
-from benchmarks.cases import FULL, NORMALISED, all_cases, chosen
+from benchmarks.cases import FULL, all_cases
 
 GIB = 1 << 30
 
@@ -50,15 +50,6 @@ def results():
     }
 
 
-def test_names_are_unique_and_oracles_come_first():
-    names = [case.name for case in all_cases()]
-    assert len(set(names)) == len(names)
-    for case in all_cases():
-        if case.normalised:
-            assert names.index(case.oracle) < names.index(case.name)
-    assert {case.normalised for case in all_cases()} == {0.0, *NORMALISED}
-
-
 def test_the_cap_is_the_oracles_peak_over_n_m():
     case = next(case for case in all_cases() if case.name == "vgg19/1.5/tfmem")
     assert case.cap(FULL, {"vgg19/oracle": ran(0.2, 24)}) == 16 * GIB
@@ -66,17 +57,6 @@ def test_the_cap_is_the_oracles_peak_over_n_m():
         case.cap(FULL, {})
     headline = next(case for case in all_cases() if case.headline)
     assert headline.cap(FULL, {}) == FULL.headline_cap
-
-
-def test_cases_are_chosen_by_the_start_of_their_names():
-    assert [case.name for case in chosen(["link", "vgg19/parity"])] == [
-        "link",
-        "vgg19/parity/plain",
-        "vgg19/parity/tfmem",
-        "vgg19/parity/hybrid",
-    ]
-    with pytest.raises(ValueError, match="no case starts with 'vgg16'"):
-        chosen(["vgg16"])
 
 
 def test_tables_hold_the_figures(results):

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 
 from custom_ops import cells
-from custom_ops.cell import Cell, Constant, Elementwise, Product, RowSum, Sequence, State, Term, Vector, from_text
+from custom_ops.cell import Cell, Constant, Product, RowSum, Sequence, State, Term, Vector, from_text
 from custom_ops.cell_builder import CellBuilder
 from custom_ops.errors import CellError
+from custom_ops.expr.program import Elementwise
 from tests.recurrent_cells import library, random_cells
 
 
@@ -93,6 +94,30 @@ def test_states_and_outputs_are_checked() -> None:
 def test_text_that_is_no_cell_is_refused(text: str) -> None:
     with pytest.raises(CellError):
         from_text(text)
+
+
+def test_ops_of_cells_in_saved_models_keep_their_names() -> None:
+    """A SavedModel holds a cell as text: these names were written, and stay."""
+    unary = "negate absolute sign square sqrt reciprocal_sqrt reciprocal exp log log1p expm1 erf erfc sin cos sigmoid "
+    unary += "tanh relu softplus elu relu6 selu softsign sinh cosh"
+    binary = (
+        "add subtract multiply divide maximum minimum power multiply_no_nan divide_no_nan xdivy squared_difference "
+    )
+    binary += "greater greater_equal equal"
+    lines = [f"{name} 0" for name in unary.split()] + [f"{name} 0 1" for name in binary.split()] + ["select 0 1 2"]
+    head = "cell 1\nsequences 2\ninvariants\nvectors\nmatrices\nsequence 0 0\nsequence 0 1\nstate 0\n"
+    text = head + "\n".join(lines) + "\nstates 2\noutput 3\n"
+    assert len(lines) == 40
+    assert from_text(text).to_text() == text
+
+
+def test_ops_on_booleans_are_none_of_a_cell() -> None:
+    with pytest.raises(CellError, match="logical_not"):
+        from_text("cell 1\nsequences 1\nsequence 0 0\nlogical_not 0\nstates\noutput 1\n")
+    builder = CellBuilder()
+    columns = builder.sequence(1)
+    with pytest.raises(CellError, match="unknown op 'logical_not'"):
+        builder.build([], [[builder.apply("logical_not", *columns)]])
 
 
 def test_the_builder_computes_a_value_once() -> None:

@@ -11,17 +11,8 @@ import pytest
 if not (Path(__file__).resolve().parents[2] / "benchmarks").is_dir():
     pytest.skip("the benchmarks are not installed; run from a checkout", allow_module_level=True)
 
-from benchmarks.matmul_cases import CASES, Case, floor, table
-from benchmarks.runs import asked, command_line, waiting
-
-
-def test_names_are_unique() -> None:
-    assert len({case.name for case in CASES}) == len(CASES)
-
-
-def test_products_of_gradients_have_no_bias() -> None:
-    for case in CASES:
-        assert case.gradient == (case.transposed or case.depth == 4 * case.columns)
+from benchmarks.matmul_cases import Case, floor, table
+from benchmarks.runs import waiting
 
 
 def outcome(milliseconds: float, error: float) -> dict[str, float]:
@@ -51,31 +42,6 @@ def test_a_floor_is_of_all_bytes_once() -> None:
     rows, depth, columns = 10, 20, 30
     _, milliseconds = floor({"rows": rows, "depth": depth, "columns": columns})
     assert milliseconds == pytest.approx(1e3 * 4 * (10 * 20 + 20 * 30 + 10 * 30) / 4.3e12)
-
-
-def test_names_or_a_table_are_printed_and_nothing_is_left_to_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cases = [Case(1, 2, 3), Case(4, 5, 6)]
-
-    def ran(*arguments: str) -> list[str]:
-        def lines(results: Any) -> list[str]:
-            return [f"{name} took {milliseconds}" for name, milliseconds in results.items()]
-
-        _, left = asked(command_line("matmul", "", "matmul.json"), list(arguments), cases, lines)
-        return [case.name for case in left]
-
-    assert ran() == ["1x2x3", "4x5x6"]
-    assert ran("--only", "4x") == ["4x5x6"]
-    assert not capsys.readouterr().out
-    assert ran("--list", "--only", "4x") == []
-    assert capsys.readouterr().out == "4x5x6\n"
-    results = tmp_path / "matmul.json"
-    results.write_text('{"format": 1, "cases": {"1x2x3": 7}}')
-    assert ran("--table", str(results)) == []
-    assert capsys.readouterr().out == "1x2x3 took 7\n"
-    with pytest.raises(ValueError, match="no case starts with '9'"):
-        ran("--only", "9")
 
 
 def test_what_has_a_result_is_not_run_again_nor_anything_when_time_is_over() -> None:

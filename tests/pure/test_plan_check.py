@@ -112,7 +112,7 @@ def test_faults_of_a_move(change, words):
     assert any(words in fault for fault in faults(timeline, broken)), faults(timeline, broken)
     assert faults(timeline, replace(plan, moves=(move, move)))
     with pytest.raises(GraphError, match="cannot be put into the graph"):
-        apply_offload(Graph([], {}), Graph([], {}), timeline, broken, OffloadOptions())
+        apply_offload(Graph([], {}), timeline, broken, OffloadOptions())
 
 
 def test_faults_of_a_chain():

@@ -11,9 +11,10 @@ import pytest
 
 from benchmarks import recurrent_choice
 from benchmarks.recurrent_cases import Case
-from benchmarks.recurrent_search import short
+from benchmarks.recurrent_search import COLUMNS, short
 from custom_ops import cells
-from custom_ops.jit.tune import NEVER, Trial
+from custom_ops.jit.tune import NEVER
+from custom_ops.recurrent.tune import Trial
 from custom_ops.spec import Configuration, RecurrentSpec
 from graph_passes.cost import device
 from graph_passes.cost.recurrent import rank
@@ -26,7 +27,7 @@ def searched(times: dict[Configuration, float]) -> dict[str, Any]:
     trials = [Trial(configuration, 1, 1.0, time, 40, 0) for configuration, time in times.items()]
     trials = [replace(trial, error="too many") if trial.measured == NEVER else trial for trial in trials]
     written = [short(place, trial) for place, trial in enumerate(trials)]
-    return {**asdict(CASE), "kernels": {"highest": {"kernels": [{"trials": written}]}}}
+    return {**asdict(CASE), "kernels": {"highest": {"kernels": [{"columns": COLUMNS, "trials": written}]}}}
 
 
 @pytest.fixture(name="ranked")

@@ -17,15 +17,16 @@ from custom_ops.codegen.recurrent import ENTRY, FALLBACK, generate, parameter_wo
 from custom_ops.codegen.schedule import schedule
 from custom_ops.errors import KernelError
 from custom_ops.jit.cache import Cache, UnusableError, digest
-from custom_ops.jit.program import Program, from_bytes
+from custom_ops.jit.image import KernelImage
 from custom_ops.machine import shared_memory
+from custom_ops.recurrent.program import Program
 from custom_ops.spec import Configuration, RecurrentSpec
 from tests.recurrent_cells import random_cells, side_by_side
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "recurrent_lstm_256.cu"
 CLUSTER = Configuration(ctas=16, threads=256, lanes=16, exchange="cluster")
 LSTM = RecurrentSpec(cells.lstm(), 256)
-PROGRAM = Program("cubin", 90, "f", "", 2, 16, 16, 256, 2320, 0, 0, 0, 64, b"\x7fELF\n\n\0 1")
+PROGRAM = Program(KernelImage(90, "f", 256, b"\x7fELF\n\n\0 1", shared=2320, cluster=16), rows=2, ctas=16, max_batch=64)
 
 
 def test_the_golden_source() -> None:
@@ -73,7 +74,6 @@ IN_REGISTERS = Configuration(threads=128, lanes=2, register_weights=128)
         (64, replace(IN_REGISTERS, threads=256, lanes=4, rows=2), 0),  # slower than through shared memory
         (256, replace(CLUSTER, threads=128, lanes=8), 8),
         (256, CLUSTER, 0),  # as are 16 lanes of 256 threads
-        (256, replace(CLUSTER, threads=128, lanes=8, passes=2, rows=2), 0),
         (256, replace(CLUSTER, threads=128, lanes=8, exchange="grid"), 8),
         (256, replace(CLUSTER, threads=128, lanes=8, exchange="grid", slices=2), 0),
         (8, replace(IN_REGISTERS, threads=32, lanes=4), 0),  # less to sum up than lanes
@@ -158,7 +158,7 @@ def test_warps_that_make_no_whole_work_group_are_idle() -> None:
 @pytest.mark.parametrize(("product", "lanes"), [("fma", 32), ("fma", 5), ("fma", 96), ("mma", 32), ("mma", 96)])
 def test_places_do_not_overlap(units: int, exchange: str, slices: int, product: str, lanes: int) -> None:
     ctas = {"single": 1, "cluster": 16}.get(exchange, 128)
-    configuration = Configuration(8, 1, ctas, 256, lanes, 0, 0, product, exchange, slices)  # type: ignore[arg-type]
+    configuration = Configuration(8, ctas, 256, lanes, 0, 0, product, exchange, slices)  # type: ignore[arg-type]
     spec = RecurrentSpec(cells.layer_norm_lstm(units), units)
     try:
         sizes = layout(spec, configuration, 90)
@@ -185,7 +185,7 @@ def test_a_later_stage_takes_the_place_of_an_earlier_one() -> None:
     first, second = layout(spec, grid, 90).buffers
     assert (first.offset, first.stride) == (second.offset, second.stride)
     assert first.exchanged != second.exchanged  # what is sent may come at any time
-    for others in (replace(grid, passes=2), replace(grid, exchange="cluster"), replace(grid, replicated=True)):
+    for others in (replace(grid, exchange="cluster"), replace(grid, replicated=True)):
         first, second = layout(spec, others, 90).buffers
         assert first.offset != second.offset
     # sums are read by what follows the products, too
@@ -219,7 +219,7 @@ def test_what_threads_keep_between_launches_has_a_place_of_its_own(product: str)
     """A canonical GRU: h, z and 1 - z, for each (row, unit) of each thread of each block; behind what is exchanged, and
     behind the weights, 100 by 20 for each product and block at least."""
     spec = RecurrentSpec(cells.gru(reset_after=False), 100)
-    configuration = Configuration(8, 1, 5, 256, 32, 0, 0, product, "launches")  # type: ignore[arg-type]
+    configuration = Configuration(8, 5, 256, 32, 0, 0, product, "launches")  # type: ignore[arg-type]
     sizes = layout(spec, configuration, 90)
     assert (sizes.tile, sizes.items) == (20, 1)
     sent = [buffer.exchanged + 2 * sizes.rows * 4 * buffer.operands * buffer.width * 5 for buffer in sizes.buffers]
@@ -245,7 +245,7 @@ def test_each_direction_has_its_pointers() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"rows": 3, "passes": 2}, "3 rows in 2 passes"),
+        ({"rows": 0}, "0 rows: expected at least 1"),
         ({"threads": 100}, "100 threads"),
         ({"lanes": 0}, "0 lanes"),
         ({"lanes": 33}, "33 lanes: expected 1 to 32, or a multiple of 32"),
@@ -258,8 +258,7 @@ def test_each_direction_has_its_pointers() -> None:
         ({"ctas": 6, "exchange": "grid", "slices": 4}, "4 slices of 6 CTAs"),
         ({"ctas": 8, "exchange": "cluster", "slices": 4}, "for 'grid' alone"),
         ({"ctas": 32, "exchange": "grid", "slices": 32}, "at most 16 CTAs"),
-        ({"ctas": 8, "exchange": "launches", "rows": 2, "passes": 2}, "'launches' in 2 passes"),
-        ({"ctas": 8, "exchange": "launches", "replicated": True}, "replicated True, .*: expected 1 pass"),
+        ({"ctas": 8, "exchange": "launches", "replicated": True}, "replicated True, .*: expected no replicas"),
         ({"ctas": 8, "exchange": "launches", "product": "half", "lanes": 32}, "not 'half', which looks at all weights"),
         ({"ctas": 8, "exchange": "launches", "slices": 2}, "for 'grid' alone"),
     ],
@@ -276,8 +275,6 @@ def test_what_does_not_fit_says_what_is_too_large() -> None:
         layout(LSTM, Configuration(shared_weights=1 << 20, register_weights=0), 90)
     with pytest.raises(KernelError, match="weights in the registers"):
         layout(LSTM, Configuration(threads=1024, register_weights=256), 90)
-    with pytest.raises(KernelError, match="one pass"):
-        layout(RecurrentSpec(cells.layer_norm_lstm(64), 64), Configuration(rows=2, passes=2), 90)
 
 
 @pytest.mark.parametrize("options", [{"units": 0}, {"dtype": "float64"}, {"precision": "fast"}, {"directions": 0}])
@@ -286,15 +283,13 @@ def test_specifications_that_cannot_be(options: dict[str, object]) -> None:
         replace(LSTM, **options)  # type: ignore[arg-type]
 
 
-def test_a_program_survives_its_bytes() -> None:
-    assert from_bytes(PROGRAM.to_bytes()) == PROGRAM
-    assert from_bytes(replace(PROGRAM, fallback="g").to_bytes()).fallback == "g"
-
-
-@pytest.mark.parametrize("data", [b"", b"program 3\n\n", b"program 4\nkind cubin\n\n"])
-def test_other_bytes_are_no_program(data: bytes) -> None:
-    with pytest.raises(KernelError):
-        from_bytes(data)
+def test_a_program_as_the_op_library_reads_it() -> None:
+    digest = "958f42be348012d234675ed0f2e58333e1f418ab861a73f1da3e80beecc67778"
+    assert PROGRAM.to_text().splitlines() == [
+        "kernel 1", "kind cubin", "arch 90", "entry f", "threads 256", "shared 2320", "cluster 16", "cooperative 0",
+        f"digest {digest}", "rows 2", "ctas 16", "scratch 0", "stages 0", "max_batch 64",
+    ]  # fmt: skip
+    assert "fallback g" in replace(PROGRAM, fallback="g").to_text().splitlines()
 
 
 def test_a_cache_makes_each_artifact_once(tmp_path: Path) -> None:

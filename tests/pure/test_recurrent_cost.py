@@ -116,7 +116,7 @@ def test_one_block_by_hand(unit):
     found = recurrent.predict(unit, SMALL, configuration, batch=1)
     # 4 FMAs, then an addition and a tanh; one shuffle, and sums through shared memory; the barrier of the exchange
     assert found.step == Cost(load=0, products=4 + 2 + recurrent.STEP, reduction=1 + 3, synchronisation=1)
-    assert (found.waves, found.hidden) == (1, 0)
+    assert found.waves == 1
     assert found.start == 8 * 8 * 4  # the weights, at 1 byte a nanosecond
     assert found.nanoseconds(10) == 256 + 10 * (11 + recurrent.STEP)
 
@@ -137,7 +137,7 @@ def test_sums_in_registers_by_hand(unit):
 def test_spilled_registers_cost_more_than_weights_in_shared_memory():
     """As measured: 0.696 and 0.632 ms (benchmarks/results/recurrent_search_h200.json, canonical GRU 1024/20)."""
     spec = RecurrentSpec(cells.gru(reset_after=False), 1024)
-    crowded = Configuration(10, 1, 64, 256, 128, 192, 0, "half", "grid", 2)
+    crowded = Configuration(10, 64, 256, 128, 192, 0, "half", "grid", 2)
     times = [
         recurrent.predict(device.machine("h200"), spec, configuration, 20).nanoseconds(100)
         for configuration in (crowded, replace(crowded, register_weights=168, shared_weights=160))
@@ -181,20 +181,10 @@ def test_slices_receive_less_and_meet(unit):
     assert waits == [3 + 1, 3 + 1 + 2]
 
 
-def test_passes_hide_some_of_the_exchange(unit):
-    one = Configuration(rows=2, threads=32, lanes=2, register_weights=4, ctas=2, exchange="cluster")
-    plain = recurrent.predict(unit, SMALL, one, batch=2)
-    split = recurrent.predict(unit, SMALL, replace(one, passes=2), batch=2)
-    assert plain.hidden == 0
-    assert split.step.load == plain.step.load  # half the rows, twice
-    assert split.step.synchronisation == 2 * plain.step.synchronisation
-    assert split.hidden == recurrent.HIDDEN * plain.step.synchronisation
-
-
 def test_tensor_cores_wait_for_each_other_or_are_full(unit):
     # 8 rows, 16 columns, 128 deep: a warp sums all 8 chunks, or 4 warps 2 each
     spec = RecurrentSpec(cells.simple_rnn(), units=128, precision="tf32")
-    alone = Configuration(8, 1, 8, 32, 32, 64, 0, "mma", "grid")
+    alone = Configuration(8, 8, 32, 32, 64, 0, "mma", "grid")
     shared = replace(alone, threads=128, lanes=128, register_weights=16)
     elementwise = recurrent.STEP + 2  # 128 units, one for each lane of a multiprocessor
     # two instructions of 1 ns for a chunk, and 12 operations to cut its numbers, four in a nanosecond

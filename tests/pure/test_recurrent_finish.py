@@ -10,12 +10,11 @@ import pytest
 
 from custom_ops import cells
 from graph_passes.ir import DataType, Graph, Literal, Node, TensorId, TensorSpec
-from graph_passes.recurrent.biases import FUSED, with_fused_biases
-from graph_passes.recurrent.hoist import Names
-from graph_passes.recurrent.match import Direction, Launch, Match, NewNode
+from graph_passes.recurrent.cleanup import FUSED, with_fused_biases, without_zeros
+from graph_passes.recurrent.match import Direction, Launch, Match
 from graph_passes.recurrent.pairs import paired
 from graph_passes.recurrent.swap import Swap
-from graph_passes.recurrent.zeros import without_zeros
+from graph_passes.rewrite import Names, NewNode
 
 UNITS = 4
 

@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from custom_ops.cell import Constant, Elementwise, Product, RowSum
+from custom_ops.cell import Constant, Product, RowSum
+from custom_ops.expr.program import Elementwise
 from graph_passes.errors import GraphError
 from graph_passes.ir import DataType, Function, Graph, Literal, Node, TensorId, TensorSpec
 from graph_passes.recurrent.apply import apply_recurrent
 from graph_passes.recurrent.lengths import dimension_key, scalar_key
-from graph_passes.recurrent.match import RECURRENT_OP, Direction, Launch, NewNode
+from graph_passes.recurrent.match import RECURRENT_OP, Direction, Launch
 from graph_passes.recurrent.plan import plan_recurrent
+from graph_passes.rewrite import NewNode
 from graph_passes.verify import verify_graph
 
 UNITS, INPUTS = 4, 3

@@ -118,9 +118,8 @@ def test_any_cell_is_refused_or_keeps_its_products(cell: cells.Cell) -> None:
         ({"ctas": 1, "exchange": "single"}, "one CTA has all units"),
         ({"product": "half", "lanes": 32}, "product 'half'"),
         ({"exchange": "grid", "slices": 2}, "2 slices"),
-        ({"replicated": False, "partial_sums": True}, "replicated False: expected 'fma', 1 pass, and replicated"),
-        ({"product": "mma", "lanes": 32, "partial_sums": True}, "product 'mma' in 1 passes"),
-        ({"passes": 2, "partial_sums": True}, "in 2 passes"),
+        ({"replicated": False, "partial_sums": True}, "replicated False: expected 'fma' and replicated"),
+        ({"product": "mma", "lanes": 32, "partial_sums": True}, "product 'mma'"),
     ],
 )
 def test_configurations_that_cannot_be(options: dict[str, object], words: str) -> None:
@@ -206,32 +205,24 @@ def test_the_model_prices_parts_of_sums() -> None:
     assert parts.products - read - recurrent.STEP < once.products
 
 
+WITHOUT_CLUSTERS = replace(device.machine("h200"), arch=80, clusters=((1, 132),))  # as the paper's device
+FORMS = {(False, False), (True, False), (True, True)}  # replicated, partial sums
+
+
 @pytest.mark.parametrize("units", [33, 160, 1000])
-def test_replicas_are_ranked_where_they_fit(units: int) -> None:
-    ranked = recurrent.rank(device.machine("h200"), RecurrentSpec(GRU, units), 1)
-    forms = {prediction.configuration.replicated for prediction in ranked}
+def test_replicas_are_ranked_where_they_fit_and_there_are_no_clusters(units: int) -> None:
+    spec = RecurrentSpec(GRU, units)
+    forms = {prediction.configuration.replicated for prediction in recurrent.rank(WITHOUT_CLUSTERS, spec, 1)}
     assert forms == ({False, True} if units < 1000 else {False})  # 4 MB of weights of r are too many
+    clustered = recurrent.rank(device.machine("h200"), spec, 1)
+    assert not any(prediction.configuration.replicated for prediction in clustered)
 
 
 def test_the_tuner_sees_the_best_of_all_forms_where_they_are_close() -> None:
-    machine = device.machine("h200")
-    first, second, third, fourth, *rest = recurrent.rank(machine, RecurrentSpec(GRU, 140), 1)
-    forms = [(p.configuration.replicated, p.configuration.partial_sums) for p in (first, second, third)]
-    assert forms == [(False, False), (True, False), (True, True)]  # two exchanges first, as measured
-    assert [p.configuration.exchange for p in (second, third)] == ["cluster", "cluster"]
-    for ahead in (second, third):  # of what the model prices less they come before
-        assert ahead.nanoseconds(100) > fourth.nanoseconds(100)
-        alike = [p for p in rest if p.configuration.kind == ahead.configuration.kind]
-        assert alike
-        assert all(ahead.nanoseconds(100) <= p.nanoseconds(100) for p in alike)
-    replicas = [p.nanoseconds(100) for p in (fourth, *rest) if p.configuration.replicated]
-    assert second.nanoseconds(100) <= min(replicas)
-    # a single block needs no exchange at all
-    assert not any(p.configuration.replicated for p in recurrent.rank(machine, RecurrentSpec(GRU, 64), 1)[:5])
-
-
-def test_replicas_come_first_where_an_exchange_takes_long() -> None:
-    """A device without clusters, as the paper's."""
-    machine = replace(device.machine("h200"), arch=80, clusters=((1, 132),))
-    (best, *_) = recurrent.rank(machine, RecurrentSpec(GRU, 192), 1)
-    assert (best.configuration.exchange, best.configuration.replicated) == ("grid", True)
+    ranked = recurrent.rank(WITHOUT_CLUSTERS, RecurrentSpec(GRU, 192), 1)
+    ahead = ranked[:3]
+    assert {(p.configuration.replicated, p.configuration.partial_sums) for p in ahead} == FORMS
+    for first in ahead:
+        alike = [p for p in ranked if p.configuration.kind == first.configuration.kind]
+        assert first.nanoseconds(100) == min(p.nanoseconds(100) for p in alike)
+    assert ranked[0].configuration.replicated  # where an exchange takes long

@@ -25,7 +25,7 @@ def build(program: str, parts: Sequence[str], folder: Path, flags: Sequence[str]
     """
     sources = [build_flags.PACKAGE / "ops" / f"{part}.cc" for part in parts]
     sources.append(HERE / f"{program}.cc")
-    objects = [folder / f"{source.stem}.o" for source in sources]
+    objects = [folder / f"{build_flags.object_stem(source)}.o" for source in sources]
     for source, target in zip(sources, objects, strict=True):
         command = build_flags.compile_command(source, target)
         subprocess.run([*command, f"-I{HERE}", *flags], check=True)

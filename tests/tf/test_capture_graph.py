@@ -45,6 +45,18 @@ def train(graph, steps=3, config=None):
         return [*losses, session.run("w/Read/ReadVariableOp:0")]
 
 
+def test_an_op_placed_with_another_has_its_device():
+    """As when TensorFlow imports the graph."""
+    graph_def = training_graph().as_graph_def()
+    nodes = {node.name: node for node in graph_def.node}
+    nodes["hidden"].device, nodes["hidden"].attr["_class"].list.s[:] = "/device:GPU:7", [b"loc:@product"]
+    captured = run_grappler(capture_graph_def(graph_def, ["x"], ["loss"]), device="CPU")
+    assert {node.device for node in captured.graph_def.node} == {""}
+    with tf.Graph().as_default(), v1.Session() as session:
+        tf.graph_util.import_graph_def(graph_def, name="")
+        session.run("init")  # TensorFlow places it
+
+
 def insert_identity(editor, reader, index, source):
     name = editor.insert("tfmem/copy", "Identity", [source], {"T": DataType("float32")})
     editor.rewire(reader, index, TensorId(name))

@@ -72,6 +72,20 @@ def test_feeds_of_every_kind():
         np.testing.assert_array_equal(new, old)
 
 
+def test_nothing_is_folded_that_depends_on_a_tensor_made_outside():
+    """As in Keras's Normalization with a given mean and variance: to the runtime such a tensor is an argument."""
+    variance, axes = tf.constant([[1.0, 4.0, 9.0]]), tf.constant([1])
+
+    @tf.function
+    def function(x):
+        return tf.reduce_sum(x / tf.maximum(tf.sqrt(variance), 1e-7), axes)
+
+    concrete, twin = rewritten(function, tf.TensorSpec([2, 3]))
+    assert {"Sqrt", "Maximum", "RealDiv"} <= {op.type for op in twin.graph.get_operations()}
+    x = tf.random.stateless_normal([2, 3], [1, 2])
+    np.testing.assert_array_equal(twin(x), concrete(x))
+
+
 def test_a_draw_that_nobody_reads_is_not_made():
     @tf.function
     def inner(x):

@@ -16,8 +16,9 @@ import custom_ops.errors
 import tfmem
 import tfmem.live
 import tfmem.recurrent
+from graph_passes import rewrite
 from graph_passes.ir import Graph, TensorId
-from graph_passes.recurrent import faults, halves, pairs, plan, rolling, swap, training
+from graph_passes.recurrent import halves, pairs, plan, rolling, swap, training
 from tests.tf.recurrent_training import INPUTS, STEPS, TOLERANCE, UNITS, numbers
 
 L = keras.layers
@@ -88,7 +89,7 @@ def check(function: Any, swapped: int) -> tfmem.Report:
 IN_INFERENCE = {
     "reading": (plan, "read_loop", two_layers, 1),
     "a cell": (swap, "Reader", two_layers, 1),
-    "initial states": (training, "without_zeros", two_layers, 1),
+    "initial states": (plan, "without_zeros", two_layers, 1),
     "two directions": (pairs, "_joined", lambda: model(L.Bidirectional(L.LSTM(UNITS)), L.Dense(2)), 1),
     "finding loops": (plan, "functional_loops", two_layers, 0),
     "unrolled steps": (rolling, "Search", lambda: model(L.LSTM(UNITS, unroll=True)), 0),
@@ -129,15 +130,15 @@ def test_in_training(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
 @pytest.mark.parametrize("kind", [inference, gradient])
 def test_applying_one_of_two(monkeypatch: pytest.MonkeyPatch, kind: Callable[[Any], Any]) -> None:
     function = kind(two_layers())
-    original, first = faults.apply_recurrent, list[str]()
+    original, first = rewrite.apply_rewrites, list[str]()
 
-    def apply(planned: Any, graph: Any) -> None:
-        original(planned, graph)
-        first.append(planned.matches[0].name)
-        if any(match.name == first[0] for match in planned.matches):
+    def apply(rewrites: Any, graph: Any) -> None:
+        original(rewrites, graph)
+        first.append(rewrites[0].name)
+        if any(each.name == first[0] for each in rewrites):
             raise InjectedError("on purpose")
 
-    monkeypatch.setattr(faults, "apply_recurrent", apply)
+    monkeypatch.setattr(rewrite, "apply_rewrites", apply)
     report = check(function, 1)
     assert first[0] in report.not_swapped[0]
 
@@ -145,10 +146,10 @@ def test_applying_one_of_two(monkeypatch: pytest.MonkeyPatch, kind: Callable[[An
 @pytest.mark.parametrize("harm", ["an input that is none", "an attribute that is none"])
 def test_a_graph_that_is_none(monkeypatch: pytest.MonkeyPatch, harm: str) -> None:
     function = gradient(two_layers())
-    original = faults.apply_recurrent
+    original = rewrite.apply_rewrites
 
-    def apply(planned: Any, graph: Graph) -> None:
-        original(planned, graph)
+    def apply(rewrites: Any, graph: Graph) -> None:
+        original(rewrites, graph)
         node = next(node for node in graph if node.op == "TfmemRecurrent")
         if harm == "an input that is none":
             user = graph.uses(TensorId(node.name))[0]
@@ -156,7 +157,7 @@ def test_a_graph_that_is_none(monkeypatch: pytest.MonkeyPatch, harm: str) -> Non
         else:
             node.attrs["units"] = "no number"
 
-    monkeypatch.setattr(faults, "apply_recurrent", apply)
+    monkeypatch.setattr(rewrite, "apply_rewrites", apply)
     x = tf.constant(numbers(4, STEPS, INPUTS))
     plain = tf.nest.flatten(function(x))
     optimized = tfmem.optimize(function)
@@ -167,7 +168,7 @@ def test_a_graph_that_is_none(monkeypatch: pytest.MonkeyPatch, harm: str) -> Non
     assert not tfmem.report(optimized).swapped
 
 
-@pytest.mark.parametrize("name", ["inline_captured", "shaped_graph", "plan_whole", "implementations", "carried_out"])
+@pytest.mark.parametrize("name", ["inline_captured", "shaped_graph", "plan_source", "implementations", "carried_out"])
 @pytest.mark.parametrize("error", [InjectedError, RecursionError, MemoryError])
 def test_the_pass_as_a_whole(monkeypatch: pytest.MonkeyPatch, name: str, error: type[BaseException]) -> None:
     function = gradient(two_layers())
@@ -192,9 +193,7 @@ def test_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("module", "name"), [(plan, "read_loop"), (tfmem.live, "plan_whole"), (tfmem.live, "with_kernels")]
-)
+@pytest.mark.parametrize(("module", "name"), [(plan, "read_loop"), (plan, "plan_whole"), (tfmem.live, "with_kernels")])
 def test_a_live_graph(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
     graph = tf.Graph()
     with graph.as_default():

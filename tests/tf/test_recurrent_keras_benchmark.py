@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from benchmarks import recurrent_keras
@@ -41,13 +39,3 @@ def test_losses_that_differ_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     found = recurrent_keras.measure(Case("lstm", 8, 3, steps=5, training=True), tf32=True)
     assert found["status"] == "wrong"
     assert "losses differ by" in found["message"]
-
-
-def test_training_runs_after_all_others(capsys: pytest.CaptureFixture[Any]) -> None:
-    assert recurrent_keras.main(["--list"]) == 0
-    names = capsys.readouterr().out.split()
-    training = [name.startswith("train/") for name in names]
-    assert training == sorted(training)
-    assert sum(training) > 0
-    assert recurrent_keras.main(["--list", "--only", "train/gru"]) == 0
-    assert all(name.startswith("train/gru/") for name in capsys.readouterr().out.split())

@@ -12,7 +12,7 @@ import tensorflow as tf
 import tfmem
 from graph_passes import serde
 from graph_passes.recurrent.match import RecurrentPlan
-from graph_passes.recurrent.training import plan_whole
+from graph_passes.recurrent.plan import plan_whole
 from tests.tf.recurrent_training import INPUTS, STEPS, TOLERANCE, UNITS, numbers
 from tfmem.capture.differentiate import gradients
 from tfmem.capture.step_gradient import step_gradient_fault

@@ -19,7 +19,8 @@ from tensorflow.python.ops import handle_data_util
 from custom_ops.cell import from_text
 from graph_passes.errors import GraphError
 from graph_passes.ir import Graph, TensorId, TensorSpec
-from graph_passes.recurrent.match import RECURRENT_OP, Direction, Launch, NewNode
+from graph_passes.recurrent.match import RECURRENT_OP, Direction, Launch
+from graph_passes.rewrite import Names, NewNode
 from graph_passes.serde import encode
 
 HandleData = cpp_shape_inference_pb2.CppShapeInferenceResult.HandleData
@@ -32,6 +33,7 @@ def gradients(
     ys: Sequence[tuple[TensorId, TensorId]],
     xs: Sequence[TensorId],
     outside: Mapping[TensorId, TensorId],
+    names: Names,
     prefix: str,
 ) -> tuple[tuple[NewNode | Launch, ...], tuple[TensorId | None, ...]]:
     """Differentiate new nodes.
@@ -42,7 +44,8 @@ def gradients(
         ys: results of them, each with its gradient, a tensor of the graph.
         xs: what they read; of a resource, the gradient is that of the variable behind it.
         outside: the tensors of the graph that names in `nodes` and `xs` stand for; others are tensors of the graph.
-        prefix: for the names of the gradient's ops.
+        names: gives names to the gradient's ops.
+        prefix: of these names.
 
     Returns:
         The gradient's nodes in topological order, and for each of `xs` its gradient; None if no result depends on it.
@@ -52,7 +55,7 @@ def gradients(
     """
     scratch = tf.Graph()
     mine = {node.name for node in nodes}
-    read = dict.fromkeys(tensor for node in nodes for tensor in _inputs(node) if tensor.node not in mine)
+    read = dict.fromkeys(tensor for node in nodes for tensor in node.inputs if tensor.node not in mine)
     read.update(dict.fromkeys([*(gradient for _, gradient in ys), *xs]))
     try:
         with scratch.as_default():
@@ -68,11 +71,7 @@ def gradients(
     found = [tf.convert_to_tensor(tensor) if tensor is not None else None for tensor in found]
     outer = {inner[tensor].name: outside.get(tensor, tensor) for tensor in inner}
     device = next((node.device for node in nodes if isinstance(node, Launch)), "")
-    return _read_back(graph, scratch, before, outer, found, prefix, device)
-
-
-def _inputs(node: NewNode | Launch) -> tuple[TensorId, ...]:
-    return (node.node() if isinstance(node, Launch) else node).inputs
+    return _read_back(scratch, before, outer, found, names, prefix, device)
 
 
 def _stand_in(graph: Graph, tensor: TensorId, place: int) -> Any:
@@ -107,11 +106,11 @@ def _insert(scratch: tf.Graph, name: str, node: NewNode | Launch, inner: dict[Te
 
 
 def _read_back(
-    graph: Graph,
     scratch: tf.Graph,
     before: int,
     outer: Mapping[str, TensorId],
     found: Sequence[Any],
+    fresh: Names,
     prefix: str,
     device: str,
 ) -> tuple[tuple[NewNode | Launch, ...], tuple[TensorId | None, ...]]:
@@ -126,7 +125,7 @@ def _read_back(
     for op in scratch.get_operations()[before:]:
         if op.name not in needed:
             continue
-        names[op.name] = _unique(graph, f"{prefix}/{op.name}", names)
+        names[op.name] = fresh.fresh(f"{prefix}/{op.name}")
         attrs = {key: value for key, value in op.node_def.attr.items() if key != "_class"}
         control = tuple(names[waits.name] for waits in op.control_inputs if waits.name in names)
         inputs = tuple(map(place, op.inputs))
@@ -170,11 +169,3 @@ def _ancestors(tensors: Sequence[Any]) -> set[str]:
             found.add(op.name)
             waiting += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
     return found
-
-
-def _unique(graph: Graph, wanted: str, names: Mapping[str, str]) -> str:
-    name, suffix = wanted, 1
-    taken = set(names.values())
-    while name in graph.nodes or name in taken:
-        name, suffix = f"{wanted}_{suffix}", suffix + 1
-    return name

@@ -57,6 +57,9 @@ def capture_graph_def(
             )
     copy = GraphDef()
     copy.CopyFrom(graph_def)
+    for node in copy.node:
+        if "_class" in node.attr:  # importing gives an op the device of what it is placed with
+            node.device = graph.get_operation_by_name(node.name).device
     run = [op_name(name) for name in fetches if not outputs[op_name(name)]]
     run += [n.name for n in graph_def.node if is_stateful(n.op) and n.op not in READERS]
     return Captured(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.core.framework.node_def_pb2 import NodeDef
+from tensorflow.core.framework.tensor_shape_pb2 import TensorShapeProto
 from tensorflow.python.framework import kernels
 
 from tfmem.capture.captured import op_name
@@ -30,6 +31,9 @@ _BODIES = {
     "PartitionedCall": ("f",),
     "StatefulPartitionedCall": ("f",),
 }
+
+# What a feed may be in a graph; see `_make_arguments`.
+_FED = ("Placeholder", "Const")
 
 # In graphs of earlier versions a placeholder without dimensions may have any shape.
 _SCALARS = 24
@@ -86,10 +90,10 @@ def restore(result: GraphDef, source: GraphDef, feeds: tuple[str, ...], told: To
 def _make_arguments(graph_def: GraphDef, feeds: tuple[str, ...]) -> set[str]:
     """Turn the feeds into function arguments, as in the graphs that the runtime gives to Grappler.
 
-    For a placeholder it would allocate a tensor of its shape; and an argument knows the shapes of a
-    captured variable. The runtime's arguments know their own shape, too, by `_output_shapes`, but
-    `OptimizeGraph` erases that attribute; so an EnsureShape behind each says it, as long as
-    Grappler looks.
+    For a placeholder it would allocate a tensor of its shape; and an argument knows the shapes of a captured variable.
+    A tensor that was made outside of a function, and captured, is a Const in its graph but an argument to the runtime,
+    which folds nothing that depends on it. The runtime's arguments know their own shape, too, by `_output_shapes`, but
+    `OptimizeGraph` erases that attribute; so an EnsureShape behind each says it, as long as Grappler looks.
 
     Returns:
         The names of those EnsureShape ops.
@@ -100,7 +104,7 @@ def _make_arguments(graph_def: GraphDef, feeds: tuple[str, ...]) -> set[str]:
     nodes = []
     for node in graph_def.node:
         nodes.append(node)
-        if node.name not in index or node.op != "Placeholder":
+        if node.name not in index or node.op not in _FED:
             continue
         dtype = node.attr["dtype"].type
         kept = {key: node.attr[key] for key in ("_handle_dtypes", "_handle_shapes") if key in node.attr}
@@ -109,11 +113,12 @@ def _make_arguments(graph_def: GraphDef, feeds: tuple[str, ...]) -> set[str]:
         argument.attr["index"].i = index[node.name]
         for key, value in kept.items():
             argument.attr[key].CopyFrom(value)
-        if dtype not in _HANDLES and _is_known(node, graph_def.versions.producer):
+        shape = _known_shape(node, graph_def.versions.producer)
+        if dtype not in _HANDLES and shape is not None:
             known = NodeDef(name=_free(f"{node.name}/shape", taken), op="EnsureShape", device=node.device)
             known.input.append(node.name)
             known.attr["T"].type = dtype
-            known.attr["shape"].CopyFrom(node.attr["shape"])
+            known.attr["shape"].shape.CopyFrom(shape)
             nodes.append(known)
             shaped[node.name] = known.name
         node.CopyFrom(argument)
@@ -127,11 +132,14 @@ def _make_arguments(graph_def: GraphDef, feeds: tuple[str, ...]) -> set[str]:
     return told
 
 
-def _is_known(placeholder: NodeDef, producer: int) -> bool:
-    if "shape" not in placeholder.attr:
-        return False
-    shape = placeholder.attr["shape"].shape
-    return not shape.unknown_rank and (len(shape.dim) > 0 or producer >= _SCALARS)
+def _known_shape(node: NodeDef, producer: int) -> TensorShapeProto | None:
+    if node.op == "Const":
+        shape: TensorShapeProto = node.attr["value"].tensor.tensor_shape
+        return shape
+    if "shape" not in node.attr:
+        return None
+    shape = node.attr["shape"].shape
+    return shape if not shape.unknown_rank and (len(shape.dim) > 0 or producer >= _SCALARS) else None
 
 
 def _remove_shapes(result: GraphDef, told: frozenset[str]) -> None:

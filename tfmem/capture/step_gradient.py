@@ -19,8 +19,8 @@ from tensorflow.core.framework import graph_pb2, node_def_pb2
 from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 
 from graph_passes.ir import Function, Graph, TensorId, TensorSpec
+from graph_passes.ops import passed
 from graph_passes.recurrent.loop_pairs import Pair
-from graph_passes.recurrent.loops import passed
 from graph_passes.serde import encode
 
 ROWS = 3  # what an unknown dimension is, and a number that was computed from one

@@ -1,0 +1,305 @@
+#include "custom_ops/ops/cpu/expression.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
+namespace tfmem {
+namespace {
+
+using Kind = ExpressionNode::Kind;
+using Words = std::vector<absl::string_view>;
+
+constexpr absl::string_view kFormat = "program 1";
+// Of numbers in an index: so that no sum or product of a few of them and a position wraps.
+constexpr int64_t kMostFactor = int64_t{1} << 40;
+constexpr int64_t kMostBound = int64_t{1} << 56;
+constexpr size_t kMostTerms = 64;
+constexpr int64_t kMostExact = int64_t{1} << 53;  // of integers that are constants
+
+// Reads a program line by line; each line is checked against what is known by then.
+class Parser {
+ public:
+  absl::StatusOr<Expression> Parse(absl::string_view text) {
+    const std::vector<absl::string_view> lines = absl::StrSplit(text, '\n');
+    if (lines.front() != kFormat) {
+      return Wrong("expected '", kFormat, "' on the first line, found '",
+                   lines.front().substr(0, 40),
+                   "'; this op library and the program's writer differ in version");
+    }
+    for (size_t i = 1; i < lines.size(); ++i) {
+      line_ = lines[i];
+      const Words words = absl::StrSplit(line_, ' ', absl::SkipEmpty());
+      if (words.empty()) continue;
+      if (absl::Status status = ParseLine(words); !status.ok()) return status;
+    }
+    if (!axes_seen_) return Wrong("there is no line of axes");
+    return std::move(expression_);
+  }
+
+ private:
+  template <typename... Parts>
+  static absl::Status Wrong(Parts... parts) {
+    return absl::InvalidArgumentError(absl::StrCat("program: ", parts...));
+  }
+  absl::Status Unreadable() const {
+    return Wrong("cannot read the line '", line_.substr(0, 80), "'");
+  }
+
+  absl::Status ParseLine(const Words& words) {
+    if (words[0] == "axes") return ParseAxes(words);
+    if (!axes_seen_) return Wrong("'", line_.substr(0, 80), "' stands before the line of axes");
+    if (words[0] == "tensor") return ParseTensor(words);
+    if (words[0] == "output") return ParseOutput(words);
+    ExpressionNode node;
+    absl::Status status = Unreadable();
+    if (words[0] == "input") {
+      status = ParseInput(words, &node);
+    } else if (words[0] == "constant") {
+      status = ParseConstant(words, &node);
+    } else if (words[0] == "position") {
+      status = ParsePosition(words, &node);
+    } else if (words[0] == "cast") {
+      status = ParseCast(words, &node);
+    } else if (words[0] == "reduce") {
+      status = ParseReduce(words, &node);
+    } else if (const auto op = ElementwiseNamed(words[0]); op.ok()) {
+      status = ParseApply(*op, words, &node);
+    }
+    if (status.ok()) expression_.nodes.push_back(std::move(node));
+    return status;
+  }
+
+  absl::Status ParseAxes(const Words& words) {
+    if (axes_seen_ || words.size() > 1 + kMostAxes) return Unreadable();
+    axes_seen_ = true;
+    for (size_t i = 1; i < words.size(); ++i) {
+      int64_t size = 0;
+      if (!absl::SimpleAtoi(words[i], &size) || size < 0) return Unreadable();
+      expression_.axes.push_back(size);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ParseTensor(const Words& words) {
+    ExpressionTensor tensor;
+    if (words.size() != 3 || !ReadDtype(words[1], &tensor.dtype) ||
+        !ReadBelow(words[2], kMostAxes + 1, &tensor.rank)) {
+      return Unreadable();
+    }
+    expression_.tensors.push_back(tensor);
+    return absl::OkStatus();
+  }
+
+  absl::Status ParseOutput(const Words& words) {
+    ExpressionOutput output;
+    if (words.size() < 2 || !ReadNode(words[1], &output.node)) return Unreadable();
+    uint32_t axes = 0;
+    for (size_t i = 2; i < words.size(); ++i) {
+      output.axes.push_back(0);
+      if (!ReadAxis(words[i], &output.axes.back())) return Unreadable();
+      if (axes >> output.axes.back() & 1) return Unreadable();
+      axes |= 1u << output.axes.back();
+    }
+    if ((expression_.nodes[output.node].varies & ~axes) != 0) {
+      return Wrong("'", line_.substr(0, 80), "' leaves out an axis that its node varies along");
+    }
+    expression_.outputs.push_back(std::move(output));
+    return absl::OkStatus();
+  }
+
+  absl::Status ParseInput(const Words& words, ExpressionNode* node) {
+    node->kind = Kind::kInput;
+    if (words.size() < 2 || !ReadBelow(words[1], expression_.tensors.size(), &node->tensor)) {
+      return Unreadable();
+    }
+    const ExpressionTensor& tensor = expression_.tensors[node->tensor];
+    node->dtype = tensor.dtype;
+    if (static_cast<int>(words.size()) != 2 + tensor.rank) return Unreadable();
+    for (size_t i = 2; i < words.size(); ++i) {
+      Index index;
+      for (absl::string_view text : absl::StrSplit(words[i], '+')) {
+        IndexTerm term;
+        if (absl::Status status = ParseTerm(text, &term); !status.ok()) return status;
+        if (term.axis >= 0) node->varies |= 1u << term.axis;
+        if (index.size() == kMostTerms) return Unreadable();
+        index.push_back(term);
+      }
+      node->index.push_back(std::move(index));
+    }
+    return absl::OkStatus();
+  }
+
+  // 3, a1, 2*a1, a1/4, 3*a1/4%2
+  absl::Status ParseTerm(absl::string_view text, IndexTerm* term) const {
+    const size_t star = text.find('*');
+    term->factor = 1;
+    if (star != absl::string_view::npos) {
+      if (!ReadFactor(text.substr(0, star), &term->factor)) return Unreadable();
+      text.remove_prefix(star + 1);
+    }
+    if (!text.empty() && text[0] == 'n') {
+      return absl::UnimplementedError(
+          absl::StrCat("program: '", line_.substr(0, 80), "' reads at an index that is a value"));
+    }
+    if (text.empty() || text[0] != 'a') {
+      if (star != absl::string_view::npos || !ReadFactor(text, &term->factor)) return Unreadable();
+      return absl::OkStatus();
+    }
+    text.remove_prefix(1);
+    if (const size_t percent = text.find('%'); percent != absl::string_view::npos) {
+      if (!ReadFactor(text.substr(percent + 1), &term->modulus) || term->modulus < 1) {
+        return Unreadable();
+      }
+      text = text.substr(0, percent);
+    }
+    if (const size_t slash = text.find('/'); slash != absl::string_view::npos) {
+      if (!ReadFactor(text.substr(slash + 1), &term->divisor) || term->divisor < 1) {
+        return Unreadable();
+      }
+      text = text.substr(0, slash);
+    }
+    return ReadAxis(text, &term->axis) ? absl::OkStatus() : Unreadable();
+  }
+
+  absl::Status ParseConstant(const Words& words, ExpressionNode* node) const {
+    node->kind = Kind::kConstant;
+    if (words.size() != 3 || !ReadDtype(words[1], &node->dtype)) return Unreadable();
+    if (node->dtype == DType::kBool) {
+      node->value = words[2] == "True";
+      return words[2] == "True" || words[2] == "False" ? absl::OkStatus() : Unreadable();
+    }
+    if (!Takes(Reduction::kSum, node->dtype) || !absl::SimpleAtod(words[2], &node->value)) {
+      return Unreadable();
+    }
+    const bool integer = node->dtype == DType::kInt32 || node->dtype == DType::kInt64;
+    const int64_t most = node->dtype == DType::kInt32 ? int64_t{1} << 31 : kMostExact;
+    if (integer && !(std::trunc(node->value) == node->value && std::fabs(node->value) <= most)) {
+      return Wrong("'", line_.substr(0, 80), "': expected an integer of at most ", most);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ParsePosition(const Words& words, ExpressionNode* node) const {
+    node->kind = Kind::kPosition;
+    if (words.size() != 3 || !ReadDtype(words[1], &node->dtype) ||
+        !ReadAxis(words[2], &node->axis)) {
+      return Unreadable();
+    }
+    if (node->dtype != DType::kInt32 && node->dtype != DType::kInt64) return Unreadable();
+    node->varies = 1u << node->axis;
+    return absl::OkStatus();
+  }
+
+  absl::Status ParseCast(const Words& words, ExpressionNode* node) const {
+    node->kind = Kind::kCast;
+    node->arguments.resize(1);
+    if (words.size() != 3 || !ReadDtype(words[1], &node->dtype) ||
+        !ReadNode(words[2], &node->arguments[0])) {
+      return Unreadable();
+    }
+    node->varies = expression_.nodes[node->arguments[0]].varies;
+    return absl::OkStatus();
+  }
+
+  absl::Status ParseReduce(const Words& words, ExpressionNode* node) const {
+    node->kind = Kind::kReduce;
+    node->arguments.resize(1);
+    if (words.size() < 4 || !ReadReduction(words[1], &node->reduction) ||
+        !ReadNode(words[2], &node->arguments[0])) {
+      return Unreadable();
+    }
+    const ExpressionNode& reduced = expression_.nodes[node->arguments[0]];
+    for (size_t i = 3; i < words.size(); ++i) {
+      int axis = 0;
+      if (!ReadAxis(words[i], &axis)) return Unreadable();
+      node->axes |= 1u << axis;
+    }
+    if ((node->axes & ~reduced.varies) != 0) {
+      return Wrong("'", line_.substr(0, 80),
+                   "' reduces an axis that its argument does not vary along");
+    }
+    if (!Takes(node->reduction, reduced.dtype)) {
+      return Wrong("'", line_.substr(0, 80), "' reduces values of ", NameOf(reduced.dtype));
+    }
+    node->dtype = reduced.dtype;
+    node->varies = reduced.varies & ~node->axes;
+    return absl::OkStatus();
+  }
+
+  absl::Status ParseApply(Elementwise op, const Words& words, ExpressionNode* node) const {
+    node->kind = Kind::kApply;
+    node->op = op;
+    const ElementwiseInfo& info = InfoOf(op);
+    if (static_cast<int>(words.size()) != 1 + info.arguments) return Unreadable();
+    node->arguments.resize(info.arguments);
+    for (int i = 0; i < info.arguments; ++i) {
+      if (!ReadNode(words[i + 1], &node->arguments[i])) return Unreadable();
+      node->varies |= expression_.nodes[node->arguments[i]].varies;
+    }
+    const DType dtype = expression_.nodes[node->arguments.back()].dtype;
+    bool fits = Takes(info, dtype);
+    for (int i = 0; i < info.arguments; ++i) {
+      const DType argument = expression_.nodes[node->arguments[i]].dtype;
+      const bool condition = op == Elementwise::kSelect && i == 0;
+      fits &= argument == (condition ? DType::kBool : dtype);
+    }
+    node->dtype = info.comparison ? DType::kBool : dtype;
+    if (fits) return absl::OkStatus();
+    return Wrong("'", line_.substr(0, 80), "': ", info.name,
+                 " does not take its arguments' dtypes");
+  }
+
+  static bool ReadDtype(absl::string_view word, DType* dtype) {
+    for (int i = 0; i <= static_cast<int>(DType::kBool); ++i) {
+      *dtype = static_cast<DType>(i);
+      if (word == NameOf(*dtype)) return true;
+    }
+    return false;
+  }
+
+  static bool ReadReduction(absl::string_view word, Reduction* reduction) {
+    for (int i = 0; i <= static_cast<int>(Reduction::kAll); ++i) {
+      *reduction = static_cast<Reduction>(i);
+      if (word == NameOf(*reduction)) return true;
+    }
+    return false;
+  }
+
+  static bool ReadBelow(absl::string_view word, int end, int* number) {
+    return absl::SimpleAtoi(word, number) && *number >= 0 && *number < end;
+  }
+  bool ReadAxis(absl::string_view word, int* axis) const {
+    return ReadBelow(word, expression_.axes.size(), axis);
+  }
+  bool ReadNode(absl::string_view word, int* node) const {
+    return ReadBelow(word, expression_.nodes.size(), node);
+  }
+  static bool ReadFactor(absl::string_view word, int64_t* factor) {
+    return absl::SimpleAtoi(word, factor) && std::abs(*factor) <= kMostFactor;
+  }
+
+  Expression expression_;
+  bool axes_seen_ = false;
+  absl::string_view line_;
+};
+
+}  // namespace
+
+void IndexTerm::Bounds(int64_t size, int64_t* least, int64_t* most) const {
+  const int64_t last = (size - 1) / divisor;
+  const __int128 factors = modulus == 0 ? last : std::min(last, modulus - 1);
+  const __int128 bound = kMostBound;
+  const int64_t end = std::clamp<__int128>(factors * factor, -bound, bound);
+  *least = axis < 0 ? factor : std::min<int64_t>(end, 0);
+  *most = axis < 0 ? factor : std::max<int64_t>(end, 0);
+}
+
+absl::StatusOr<Expression> ParseExpression(absl::string_view text) { return Parser().Parse(text); }
+
+}  // namespace tfmem

@@ -1,0 +1,75 @@
+// A program over tensors as data: reads what custom_ops/expr/program.py writes, which says what
+// everything means. Knows no TensorFlow and no devices.
+#ifndef TFMEM_CUSTOM_OPS_OPS_CPU_EXPRESSION_H_
+#define TFMEM_CUSTOM_OPS_OPS_CPU_EXPRESSION_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "custom_ops/ops/cpu/tile_program.h"
+
+namespace tfmem {
+
+inline constexpr int kMostAxes = 16;
+
+// factor * (axis / divisor % modulus), or factor alone.
+struct IndexTerm {
+  int64_t factor = 0;
+  int axis = -1;
+  int64_t divisor = 1;
+  int64_t modulus = 0;  // 0: none
+
+  // Its least and its largest value over an axis of `size` positions, of which there is one; what
+  // no tensor has positions for is no larger than 2^56.
+  void Bounds(int64_t size, int64_t* least, int64_t* most) const;
+  int64_t At(int64_t position) const {
+    const int64_t divided = position / divisor;
+    return factor * (modulus == 0 ? divided : divided % modulus);
+  }
+};
+
+// A sum of terms: the position in a dimension.
+using Index = std::vector<IndexTerm>;
+
+struct ExpressionNode {
+  enum class Kind { kInput, kConstant, kPosition, kCast, kReduce, kApply };
+
+  Kind kind = Kind::kConstant;
+  DType dtype = DType::kFloat32;
+  int tensor = 0;            // of an input
+  std::vector<Index> index;  // of an input, for each dimension
+  double value = 0;          // of a constant
+  int axis = 0;              // of a position
+  Reduction reduction = Reduction::kSum;
+  Elementwise op = Elementwise::kAdd;
+  std::vector<int> arguments;  // earlier nodes
+  uint32_t axes = 0;           // that a reduction reduces, a bit for each
+  uint32_t varies = 0;         // the axes that its value varies along
+};
+
+struct ExpressionTensor {
+  DType dtype = DType::kFloat32;
+  int rank = 0;
+};
+
+struct ExpressionOutput {
+  int node = 0;
+  std::vector<int> axes;  // its dimensions
+};
+
+struct Expression {
+  std::vector<int64_t> axes;  // sizes; 0: known when it runs
+  std::vector<ExpressionTensor> tensors;
+  std::vector<ExpressionNode> nodes;
+  std::vector<ExpressionOutput> outputs;
+};
+
+// Reads and checks a program; InvalidArgument names the line that is wrong, Unimplemented one that
+// the CPU does not run: an index by a value.
+absl::StatusOr<Expression> ParseExpression(absl::string_view text);
+
+}  // namespace tfmem
+
+#endif  // TFMEM_CUSTOM_OPS_OPS_CPU_EXPRESSION_H_

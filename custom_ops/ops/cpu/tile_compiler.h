@@ -1,0 +1,73 @@
+// From an expression to a tile program: dead nodes dropped, loads where a value is first asked for,
+// locations shared by values that do not live at the same time.
+#ifndef TFMEM_CUSTOM_OPS_OPS_CPU_TILE_COMPILER_H_
+#define TFMEM_CUSTOM_OPS_OPS_CPU_TILE_COMPILER_H_
+
+#include <map>
+#include <vector>
+
+#include "custom_ops/ops/cpu/tile_program.h"
+
+namespace tfmem {
+
+// Numbers given out to keys, in the order in which they come up.
+template <typename Key>
+class Numbering {
+ public:
+  int Of(const Key& key) { return numbers_.try_emplace(key, numbers_.size()).first->second; }
+  bool Has(const Key& key) const { return numbers_.count(key) > 0; }
+  int size() const { return numbers_.size(); }
+
+ private:
+  std::map<Key, int> numbers_;
+};
+
+struct TileNode {
+  enum class Kind {
+    kLoad,  // of a port, in each stage that needs it
+    kView,  // of a port, where it lies in the node's own stage; made of its kept arguments
+    kConstant,
+    kApply,
+    kCast,
+    kReduce,       // over the columns, within a tile
+    kReduceTiles,  // over all tiles of an earlier stage
+  };
+
+  Kind kind = Kind::kConstant;
+  TileType type;
+  int port = 0;                        // of a load or a view
+  double value = 0;                    // of a constant
+  Elementwise op = Elementwise::kAdd;  // of kApply
+  Reduction reduction = Reduction::kSum;
+  bool rows = false;  // the axes of kReduceTiles
+  bool columns = false;
+  std::vector<int> arguments;  // earlier nodes
+  int stage = 0;               // the first in which it can be computed, or be read
+};
+
+struct TileStore {
+  int port = 0;
+  int node = 0;
+};
+
+struct TileExpression {
+  std::vector<TileNode> nodes;        // each refers to earlier ones
+  std::vector<TileType> loads;        // of the ports that are read
+  std::vector<TileStore> stores;      // in this order where they are of one node
+  std::vector<TileType> store_types;  // of the ports that are written
+  std::vector<bool> one_row;          // for each stage
+};
+
+struct CompiledTile {
+  TileProgram program;
+  std::vector<int> kept;  // for each node its number among the program's kept values, or -1
+  std::vector<bool> live;
+};
+
+// The expression is right: arguments are earlier nodes of fitting types, ports are within range,
+// and no node's stage is before its arguments'.
+CompiledTile CompileTile(const TileExpression& expression);
+
+}  // namespace tfmem
+
+#endif  // TFMEM_CUSTOM_OPS_OPS_CPU_TILE_COMPILER_H_

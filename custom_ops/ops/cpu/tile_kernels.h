@@ -1,0 +1,41 @@
+// The vectorised inner loops of tile programs beside the arithmetic of cpu_kernels.h: casts,
+// integers, booleans and reductions. Knows no TensorFlow; follows its numbers on x86.
+#ifndef TFMEM_CUSTOM_OPS_OPS_CPU_TILE_KERNELS_H_
+#define TFMEM_CUSTOM_OPS_OPS_CPU_TILE_KERNELS_H_
+
+#include <cstdint>
+
+#include "custom_ops/ops/cpu/tile_program.h"
+
+namespace tfmem {
+
+// Numbers are as tiles hold them (TileBytes). A target may be an argument whose numbers are as
+// long.
+struct TileKernels {
+  // What CpuKernels does not compute: integers (which wrap) and booleans; comparisons of numbers of
+  // type `from`, which give booleans; a select by booleans.
+  void (*compute)(Elementwise op, DType type, DType from, void* target, const void* a,
+                  const void* b, const void* c, int64_t count) = nullptr;
+
+  // To an integer towards zero; the smallest integer for what it cannot hold and for NaN. To a
+  // boolean whether it is not zero: NaN is not. Integers keep their low bits. To a half type by way
+  // of float32, as TensorFlow does from float64, too.
+  void (*cast)(DType from, DType to, const void* source, void* target, int64_t count) = nullptr;
+
+  // target[row] = reduction of values[row, 0..columns); each row's depends on nothing else. A mean
+  // is a sum here: whoever knows how many numbers there are divides.
+  void (*reduce_columns)(Reduction reduction, DType type, const void* values, int64_t rows,
+                         int64_t columns, void* target) = nullptr;
+
+  // totals[column] = totals[column] combined with values[0..rows, column]; `begin` for the first
+  // rows, whose totals are not read.
+  void (*reduce_rows)(Reduction reduction, DType type, const void* values, int64_t rows,
+                      int64_t columns, void* totals, bool begin) = nullptr;
+
+  // A sum to a mean of `numbers`: integers towards zero.
+  void (*divide)(DType type, void* sums, int64_t numbers, int64_t count) = nullptr;
+};
+
+}  // namespace tfmem
+
+#endif  // TFMEM_CUSTOM_OPS_OPS_CPU_TILE_KERNELS_H_

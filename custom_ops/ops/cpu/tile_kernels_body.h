@@ -1,0 +1,339 @@
+// The text of tile_kernels.h's loops, included behind cpu_kernels_body.h, under the same pragmas
+// and rules. Counts are multiples of 64 numbers (kTileNumbers) but where rows and columns are said.
+
+template <typename Number, int lanes>
+struct LanesOf {
+  typedef Number Type __attribute__((vector_size(lanes * sizeof(Number)), aligned(1), may_alias));
+};
+template <typename Number, int lanes>
+using Lanes = typename LanesOf<Number, lanes>::Type;
+template <typename Number>
+using Full = Lanes<Number, TFMEM_VECTOR_BYTES / sizeof(Number)>;
+
+template <typename Vector, typename Number>
+TFMEM_INLINE Vector LoadLanes(const Number* source) {
+  return *reinterpret_cast<const Vector*>(source);
+}
+template <typename Vector, typename Number>
+TFMEM_INLINE void StoreLanes(Vector value, Number* target) {
+  *reinterpret_cast<Vector*>(target) = value;
+}
+
+// The type's storage, as a value of it: a function takes it by `auto`.
+#define TFMEM_FOR_STORAGE(dtype, call) \
+  switch (StorageOf(dtype)) {          \
+    case DType::kFloat64:              \
+      return call(double());           \
+    case DType::kInt32:                \
+      return call(int32_t());          \
+    case DType::kInt64:                \
+      return call(int64_t());          \
+    case DType::kBool:                 \
+      return call(uint8_t());          \
+    default:                           \
+      return call(float());            \
+  }
+
+// ---- elementwise ----
+
+// The arithmetic of integers is that of unsigned ones, which wrap; comparisons are signed.
+template <typename Number>
+TFMEM_INLINE Full<Number> AbsoluteInteger(Full<Number> x) {
+  using Unsigned = Full<std::make_unsigned_t<Number>>;
+  return x < Full<Number>{} ? reinterpret_cast<Full<Number>>(-reinterpret_cast<Unsigned>(x)) : x;
+}
+TFMEM_INLINE Full<int32_t> Absolute(Full<int32_t> x) { return AbsoluteInteger<int32_t>(x); }
+TFMEM_INLINE Full<int64_t> Absolute(Full<int64_t> x) { return AbsoluteInteger<int64_t>(x); }
+
+#define TFMEM_NOTHING(op, arguments, kinds, expression)
+
+#define TFMEM_EXACT(op, arguments, kinds, expression)                                          \
+  case Elementwise::op:                                                                        \
+    if constexpr (((kinds) & kind) != 0) {                                                     \
+      for (int64_t i = 0; i < count; i += lanes) {                                             \
+        const Type a = LoadLanes<Type>(first + i);                                             \
+        [[maybe_unused]] const Type b = LoadLanes<Type>((arguments > 1 ? second : first) + i); \
+        [[maybe_unused]] const Type c = LoadLanes<Type>((arguments > 2 ? third : first) + i);  \
+        StoreLanes<Type>(expression, target + i);                                              \
+      }                                                                                        \
+    }                                                                                          \
+    break;
+
+// Ops whose result has their arguments' type, of integers or booleans.
+template <typename Number>
+void ComputeExact(Elementwise op, void* to, const void* a, const void* b, const void* c,
+                  int64_t count) {
+  using Type = Full<Number>;
+  using Real [[maybe_unused]] = Number;
+  constexpr int kind = sizeof(Number) == 1 ? kBools : kIntegers;
+  constexpr int lanes = TFMEM_VECTOR_BYTES / sizeof(Number);
+  Number* target = static_cast<Number*>(to);
+  const Number* first = static_cast<const Number*>(a);
+  const Number* second = static_cast<const Number*>(b);
+  const Number* third = static_cast<const Number*>(c);
+  const Type zero{};
+  const Type one = zero + Number(1);
+  switch (op) {
+    TFMEM_ELEMENTWISE_KERNELS(TFMEM_EXACT, TFMEM_NOTHING, TFMEM_NOTHING) default : break;
+  }
+}
+
+#define TFMEM_COMPARE(op, arguments, kinds, expression)                                \
+  case Elementwise::op:                                                                \
+    for (int64_t i = 0; i < count; i += lanes) {                                       \
+      const Type a = LoadLanes<Type>(first + i);                                       \
+      const Type b = LoadLanes<Type>(second + i);                                      \
+      StoreLanes<Bytes>(__builtin_convertvector((expression), Bytes) & 1, target + i); \
+    }                                                                                  \
+    break;
+
+template <typename Number>
+void Compare(Elementwise op, void* to, const void* a, const void* b, int64_t count) {
+  constexpr int lanes = TFMEM_VECTOR_BYTES / sizeof(Number);
+  using Type = Full<Number>;
+  using Bytes = Lanes<uint8_t, lanes>;
+  uint8_t* target = static_cast<uint8_t*>(to);
+  const Number* first = static_cast<const Number*>(a);
+  const Number* second = static_cast<const Number*>(b);
+  switch (op) {
+    TFMEM_ELEMENTWISE_KERNELS(TFMEM_NOTHING, TFMEM_COMPARE, TFMEM_NOTHING)
+    default:
+      break;
+  }
+}
+
+#undef TFMEM_EXACT
+#undef TFMEM_COMPARE
+#undef TFMEM_NOTHING
+
+// Bits of numbers, by booleans.
+template <typename Number>
+void SelectBits(void* to, const void* condition, const void* a, const void* b, int64_t count) {
+  constexpr int lanes = TFMEM_VECTOR_BYTES / sizeof(Number);
+  using Type = Full<Number>;
+  using Bytes = Lanes<uint8_t, lanes>;
+  const uint8_t* chosen = static_cast<const uint8_t*>(condition);
+  for (int64_t i = 0; i < count; i += lanes) {
+    const Type mask = __builtin_convertvector(LoadLanes<Bytes>(chosen + i), Type) != 0;
+    const Type first = LoadLanes<Type>(static_cast<const Number*>(a) + i);
+    const Type second = LoadLanes<Type>(static_cast<const Number*>(b) + i);
+    StoreLanes<Type>((first & mask) | (second & ~mask), static_cast<Number*>(to) + i);
+  }
+}
+
+void TileCompute(Elementwise op, DType type, DType from, void* target, const void* a, const void* b,
+                 const void* c, int64_t count) {
+  if (op == Elementwise::kSelect) {
+    const int bytes = TileBytes(type);
+    if (bytes == 1) return SelectBits<int8_t>(target, a, b, c, count);
+    if (bytes == 4) return SelectBits<int32_t>(target, a, b, c, count);
+    return SelectBits<int64_t>(target, a, b, c, count);
+  }
+  if (type != from) {
+    const auto compare = [&](auto of) { Compare<decltype(of)>(op, target, a, b, count); };
+    TFMEM_FOR_STORAGE(from, compare)
+  }
+  if (type == DType::kInt32) return ComputeExact<int32_t>(op, target, a, b, c, count);
+  if (type == DType::kInt64) return ComputeExact<int64_t>(op, target, a, b, c, count);
+  if (type == DType::kBool) return ComputeExact<uint8_t>(op, target, a, b, c, count);
+}
+
+// ---- casts ----
+
+template <typename From, typename To, bool to_bool>
+void Convert(const void* from, void* to, int64_t count) {
+  constexpr int longer = sizeof(From) > sizeof(To) ? sizeof(From) : sizeof(To);
+  constexpr int lanes = TFMEM_VECTOR_BYTES / longer;
+  using Source = Lanes<From, lanes>;
+  using Target = Lanes<To, lanes>;
+  const From* source = static_cast<const From*>(from);
+  To* target = static_cast<To*>(to);
+  for (int64_t i = 0; i < count; i += lanes) {
+    const Source loaded = LoadLanes<Source>(source + i);
+    if constexpr (to_bool) {
+      StoreLanes<Target>(__builtin_convertvector(loaded != Source{}, Target) & 1, target + i);
+    } else {
+      StoreLanes<Target>(__builtin_convertvector(loaded, Target), target + i);
+    }
+  }
+}
+
+template <Ints (*narrow)(Floats), Floats (*widen)(Ints)>
+void RoundTo(const float* source, float* target, int64_t count) {
+  for (int64_t i = 0; i < count; i += kLanes<float>) {
+    Store<float>(widen(narrow(Load(source + i))), target + i);
+  }
+}
+
+template <typename From>
+void CastFrom(DType to, const void* source, void* target, int64_t count) {
+  if (to == DType::kBool) return Convert<From, uint8_t, true>(source, target, count);
+  if (to == DType::kInt32) return Convert<From, int32_t, false>(source, target, count);
+  if (to == DType::kInt64) return Convert<From, int64_t, false>(source, target, count);
+  if (to == DType::kFloat64) return Convert<From, double, false>(source, target, count);
+  Convert<From, float, false>(source, target, count);
+  float* floats = static_cast<float*>(target);
+  if (to == DType::kFloat16) RoundTo<FloatToHalf, HalfToFloat>(floats, floats, count);
+  if (to == DType::kBfloat16) RoundTo<FloatToBfloat16, Bfloat16ToFloat>(floats, floats, count);
+}
+
+void TileCast(DType from, DType to, const void* source, void* target, int64_t count) {
+  const auto cast = [&](auto of) { CastFrom<decltype(of)>(to, source, target, count); };
+  TFMEM_FOR_STORAGE(from, cast)
+}
+
+// ---- reductions ----
+
+template <typename Number, Reduction reduction>
+struct Combine {
+  template <typename Value>  // a vector or a number
+  static TFMEM_INLINE Value Of(Value a, Value b) {
+    if constexpr (reduction == Reduction::kSum) return a + b;
+    if constexpr (reduction == Reduction::kProduct) return a * b;
+    if constexpr (reduction == Reduction::kAny) return a | b;
+    if constexpr (reduction == Reduction::kAll) return a & b;
+    // A NaN on either side is kept.
+    if constexpr (reduction == Reduction::kMax) return ((a > b) | (a != a)) ? a : b;
+    if constexpr (reduction == Reduction::kMin) return ((a < b) | (a != a)) ? a : b;
+  }
+
+  static Number Identity() {
+    constexpr bool integer = std::is_integral_v<Number>;
+    constexpr bool most = reduction == Reduction::kMin;
+    if constexpr (most || reduction == Reduction::kMax) {
+      if constexpr (integer) {
+        constexpr Number largest =
+            static_cast<Number>(~std::make_unsigned_t<Number>(0) >> (sizeof(Number) > 1));
+        return most ? largest : static_cast<Number>(~largest);
+      } else {
+        return most ? Number(__builtin_inf()) : Number(-__builtin_inf());
+      }
+    }
+    return reduction == Reduction::kProduct || reduction == Reduction::kAll ? 1 : 0;
+  }
+};
+
+// Sums and products of integers wrap: they are those of unsigned numbers.
+template <typename Number, Reduction reduction>
+using Arithmetic =
+    std::conditional_t<std::is_integral_v<Number> &&
+                           (reduction == Reduction::kSum || reduction == Reduction::kProduct),
+                       std::make_unsigned<Number>, std::enable_if<true, Number>>;
+
+// Four vectors at a time; then their lanes in order, then what is left over.
+template <typename Number, Reduction reduction>
+Number ReduceRow(const Number* values, int64_t count) {
+  using Type = Full<Number>;
+  using Rule = Combine<Number, reduction>;
+  constexpr int lanes = TFMEM_VECTOR_BYTES / sizeof(Number);
+  Number result = Rule::Identity();
+  int64_t i = 0;
+  if (count >= lanes) {
+    Type partial[4];
+    for (Type& one : partial) one = Type{} + Rule::Identity();
+    for (; i + 4 * lanes <= count; i += 4 * lanes) {
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) {
+        partial[j] = Rule::Of(partial[j], LoadLanes<Type>(values + i + j * lanes));
+      }
+    }
+    for (; i + lanes <= count; i += lanes) {
+      partial[0] = Rule::Of(partial[0], LoadLanes<Type>(values + i));
+    }
+    const Type all = Rule::Of(Rule::Of(partial[0], partial[1]), Rule::Of(partial[2], partial[3]));
+    for (int lane = 0; lane < lanes; ++lane) result = Rule::Of(result, Number(all[lane]));
+  }
+  for (; i < count; ++i) result = Rule::Of(result, values[i]);
+  return result;
+}
+
+template <typename Number, Reduction reduction>
+void ReduceColumns(const void* from, int64_t rows, int64_t columns, void* to) {
+  using Type = typename Arithmetic<Number, reduction>::type;
+  const Type* values = static_cast<const Type*>(from);
+  for (int64_t row = 0; row < rows; ++row) {
+    static_cast<Type*>(to)[row] = ReduceRow<Type, reduction>(values + row * columns, columns);
+  }
+}
+
+template <typename Number, Reduction reduction>
+void ReduceRows(const void* from, int64_t rows, int64_t columns, void* to, bool begin) {
+  using Element = typename Arithmetic<Number, reduction>::type;
+  using Type = Full<Element>;
+  using Rule = Combine<Element, reduction>;
+  constexpr int lanes = TFMEM_VECTOR_BYTES / sizeof(Element);
+  const Element* values = static_cast<const Element*>(from);
+  Element* totals = static_cast<Element*>(to);
+  for (int64_t row = 0; row < rows; ++row, begin = false) {
+    const Element* source = values + row * columns;
+    int64_t i = 0;
+    for (; i + lanes <= columns; i += lanes) {
+      const Type total = begin ? Type{} + Rule::Identity() : LoadLanes<Type>(totals + i);
+      StoreLanes<Type>(Rule::Of(total, LoadLanes<Type>(source + i)), totals + i);
+    }
+    for (; i < columns; ++i) {
+      totals[i] = Rule::Of(begin ? Rule::Identity() : totals[i], source[i]);
+    }
+  }
+}
+
+// `reduce` with the type's storage and the reduction, of those that there are for it.
+template <template <typename, Reduction> class Reduce, typename... Arguments>
+void ForReduction(Reduction reduction, DType type, Arguments... arguments) {
+  const auto numbers = [&](auto of) {
+    using Number = decltype(of);
+    if constexpr (sizeof(Number) == 1) {
+      reduction == Reduction::kAny ? Reduce<Number, Reduction::kAny>::Run(arguments...)
+                                   : Reduce<Number, Reduction::kAll>::Run(arguments...);
+    } else {
+      if (reduction == Reduction::kMax) return Reduce<Number, Reduction::kMax>::Run(arguments...);
+      if (reduction == Reduction::kMin) return Reduce<Number, Reduction::kMin>::Run(arguments...);
+      if (reduction == Reduction::kProduct) {
+        return Reduce<Number, Reduction::kProduct>::Run(arguments...);
+      }
+      Reduce<Number, Reduction::kSum>::Run(arguments...);
+    }
+  };
+  TFMEM_FOR_STORAGE(type, numbers)
+}
+
+template <typename Number, Reduction reduction>
+struct OverColumns {
+  static void Run(const void* values, int64_t rows, int64_t columns, void* target) {
+    ReduceColumns<Number, reduction>(values, rows, columns, target);
+  }
+};
+template <typename Number, Reduction reduction>
+struct OverRows {
+  static void Run(const void* values, int64_t rows, int64_t columns, void* totals, bool begin) {
+    ReduceRows<Number, reduction>(values, rows, columns, totals, begin);
+  }
+};
+
+void TileReduceColumns(Reduction reduction, DType type, const void* values, int64_t rows,
+                       int64_t columns, void* target) {
+  ForReduction<OverColumns>(reduction, type, values, rows, columns, target);
+}
+
+void TileReduceRows(Reduction reduction, DType type, const void* values, int64_t rows,
+                    int64_t columns, void* totals, bool begin) {
+  ForReduction<OverRows>(reduction, type, values, rows, columns, totals, begin);
+}
+
+template <typename Number>
+void DivideBy(void* sums, Number numbers, int64_t count) {
+  Number* values = static_cast<Number*>(sums);
+  for (int64_t i = 0; i < count; ++i) values[i] /= numbers;
+}
+
+void TileDivide(DType type, void* sums, int64_t numbers, int64_t count) {
+  if (type == DType::kFloat64) return DivideBy<double>(sums, numbers, count);
+  if (type == DType::kInt64) return numbers == 0 ? void() : DivideBy<int64_t>(sums, numbers, count);
+  DivideBy<float>(sums, numbers, count);
+}
+
+TileKernels KernelsOfTiles() {
+  return {TileCompute, TileCast, TileReduceColumns, TileReduceRows, TileDivide};
+}
+
+#undef TFMEM_FOR_STORAGE

@@ -1,0 +1,178 @@
+// A tile program: straight-line code over tiles, which an interpreter runs tile by tile over a
+// domain of rows and columns. Knows no device, no sizes and no TensorFlow.
+//
+// sum over columns of (a + b[row]), of tiles of 2 rows and 3 columns:
+//
+//   load    wide 0 <- port 0      a's tile            [2, 3]
+//   load    row 0  <- port 1      b's part            [2]
+//   broadcast wide 1 <- row 0     in each column      [2, 3]
+//   compute wide 0 <- add(wide 0, wide 1)             a location is used again once its value died
+//   reduce  row 0  <- sum(wide 0)                     [2]
+//   store   port 0 <- row 0
+//
+// What a port is, is the environment's matter (tile_interpreter.h): a tensor, a state, a product.
+#ifndef TFMEM_CUSTOM_OPS_OPS_CPU_TILE_PROGRAM_H_
+#define TFMEM_CUSTOM_OPS_OPS_CPU_TILE_PROGRAM_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "custom_ops/ops/cell.h"
+
+namespace tfmem {
+
+// X(enumerator, name)
+#define TFMEM_TILE_DTYPES(X) \
+  X(kFloat32, "float32")     \
+  X(kFloat64, "float64")     \
+  X(kFloat16, "float16")     \
+  X(kBfloat16, "bfloat16")   \
+  X(kInt32, "int32")         \
+  X(kInt64, "int64")         \
+  X(kBool, "bool")
+
+enum class DType : int {
+#define TFMEM_ENUMERATE(name, text) name,
+  TFMEM_TILE_DTYPES(TFMEM_ENUMERATE)
+#undef TFMEM_ENUMERATE
+};
+
+// X(enumerator, name)
+#define TFMEM_REDUCTIONS(X) \
+  X(kSum, "sum")            \
+  X(kMean, "mean")          \
+  X(kMax, "max")            \
+  X(kMin, "min")            \
+  X(kProduct, "product")    \
+  X(kAny, "any")            \
+  X(kAll, "all")
+
+enum class Reduction : int {
+#define TFMEM_ENUMERATE(name, text) name,
+  TFMEM_REDUCTIONS(TFMEM_ENUMERATE)
+#undef TFMEM_ENUMERATE
+};
+
+inline constexpr int kMostTileLocations = 1 << 14;
+
+// A value of a tile, [rows, columns], or one number for each row, [rows]. In a stage of one row the
+// first is [columns], the second one number.
+struct TileType {
+  DType dtype = DType::kFloat32;
+  bool scalar = false;  // one number a row
+
+  friend bool operator==(const TileType& a, const TileType& b) {
+    return a.dtype == b.dtype && a.scalar == b.scalar;
+  }
+};
+
+// One instruction. Wide values and scalar ones have locations of their own.
+struct TileInstruction {
+  enum class Kind : int {
+    kLoad,         // target <- port `index` of what is read
+    kLoadView,     // the same, where it lies: the location has no memory of its own
+    kLoadKept,     // target <- value `index`, kept by an earlier stage
+    kLoadReduced,  // target <- reduction `index` of what all tiles of an earlier stage gave it
+    kBroadcast,    // target <- the scalar in arguments[0], in each column
+    kCompute,      // target <- op(arguments)
+    kCast,         // target <- arguments[0], of dtype `from`
+    kReduce,       // target <- for each row the reduction of arguments[0] over the columns
+    kStore,        // port `index` of what is written <- arguments[0]
+    kKeep,         // kept value `index` <- arguments[0]
+    kPart,         // this tile's part of reduction `index` <- arguments[0]
+  };
+
+  Kind kind = Kind::kCompute;
+  TileType type;                 // of the target; of what is stored where there is none
+  DType from = DType::kFloat32;  // of a cast's argument and a comparison's
+  int index = 0;
+  Elementwise op = Elementwise::kAdd;
+  Reduction reduction = Reduction::kSum;
+  int target = -1;
+  int arguments[3] = {-1, -1, -1};
+};
+
+// Stages run one after the other, each over all tiles of the domain.
+struct TileStage {
+  bool one_row = false;  // its domain has one row: values that no row varies
+  std::vector<TileInstruction> code;
+};
+
+// A constant has a location of its own, filled before the first tile.
+struct TileConstant {
+  double value = 0;
+  TileType type;
+  int location = 0;
+};
+
+// Of the parts that tiles give.
+struct TileReduction {
+  Reduction reduction = Reduction::kSum;
+  TileType type;      // of what is reduced
+  bool rows = false;  // over which axes
+  bool columns = false;
+  bool one_row = false;  // as the stage's that gives the parts
+};
+
+// A value that passes from one stage to later ones.
+struct TileKept {
+  TileType type;
+  bool one_row = false;  // as the stage's that keeps it
+};
+
+struct TileProgram {
+  std::vector<TileStage> stages;
+  std::vector<TileConstant> constants;
+  std::vector<TileType> loads;  // of the ports
+  std::vector<TileType> stores;
+  std::vector<TileKept> kept;
+  std::vector<TileReduction> reductions;
+  int wide_locations = 0;  // constants come first, then tiles
+  int views = 0;           // wide locations after these, without memory
+  int scalar_locations = 0;
+};
+
+// The program as bytes: the format's version, the names of the ops that it uses (so that a program
+// does not change its meaning when the table of ops changes), and integers.
+std::string SerializeTileProgram(const TileProgram& program);
+
+// InvalidArgument if anything is out of range, is read before it is written, or has another type
+// than its reader takes: what is accepted runs without further checks of the program.
+absl::StatusOr<TileProgram> ParseTileProgram(absl::string_view bytes);
+
+// The same checks, of a program from elsewhere.
+absl::Status CheckTileProgram(const TileProgram& program);
+
+// What the table of elementwise ops says of one.
+struct ElementwiseInfo {
+  const char* name = "";
+  int arguments = 0;
+  int kinds = 0;            // of dtypes, ElementwiseKinds
+  bool comparison = false;  // gives booleans
+};
+
+const ElementwiseInfo& InfoOf(Elementwise op);
+// InvalidArgument if there is none.
+absl::StatusOr<Elementwise> ElementwiseNamed(absl::string_view name);
+bool Takes(const ElementwiseInfo& info, DType dtype);
+bool Takes(Reduction reduction, DType dtype);
+
+const char* NameOf(DType dtype);
+const char* NameOf(Reduction reduction);
+
+constexpr bool IsHalf(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBfloat16; }
+// What a tile holds: for the half types float32 numbers that have been rounded.
+constexpr DType StorageOf(DType dtype) { return IsHalf(dtype) ? DType::kFloat32 : dtype; }
+// Bytes of a number in a tile, and in a tensor.
+constexpr int TileBytes(DType dtype) {
+  if (dtype == DType::kBool) return 1;
+  return dtype == DType::kFloat64 || dtype == DType::kInt64 ? 8 : 4;
+}
+constexpr int TensorBytes(DType dtype) { return IsHalf(dtype) ? 2 : TileBytes(dtype); }
+
+}  // namespace tfmem
+
+#endif  // TFMEM_CUSTOM_OPS_OPS_CPU_TILE_PROGRAM_H_

@@ -1,0 +1,236 @@
+"""The MemOps of an OffloadPlan, as a rewrite of the graph. Pure.
+
+    a -> f ... b          becomes          a -> f, Offload(a) ... Release(a) ... Prefetch -> Await -> b
+
+One chain of control edges runs through the MemOps and through every op whose memory matters, in the planned order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from graph_passes.analysis.liveness import read_across
+from graph_passes.analysis.simulate import Move
+from graph_passes.analysis.timeline import Timeline
+from graph_passes.ir import AttrValue, DataType, Graph, Shape, TensorId, Use
+from graph_passes.offload.options import OffloadOptions
+from graph_passes.offload.plan import OffloadPlan
+from graph_passes.ops import is_update
+from graph_passes.rewrite import Names, NewNode, Rewrite
+
+
+@dataclass(frozen=True)
+class Probing:
+    """Asks for a MemOpProbe behind every ordered op, and one between an op and the MemOps right before it.
+
+    An observed step may run out of memory, and is then run again; so its variables wait for its last large op.
+
+    Attributes:
+        run: the table that the probes write to.
+        device: where they sample, as TensorFlow names devices.
+    """
+
+    run: int
+    device: str
+
+
+class _Planner:
+    def __init__(
+        self,
+        graph: Graph,
+        timeline: Timeline,
+        plan: OffloadPlan,
+        options: OffloadOptions,
+        spill_key: str,
+    ) -> None:
+        self.graph = graph
+        self.names = Names(graph)
+        self.nodes: list[NewNode] = []
+        self.rewired: list[tuple[Use, TensorId]] = []
+        self.order: list[tuple[str, str]] = []
+        self.timeline = timeline
+        self.plan = plan
+        self.options = options
+        self.spill_key = spill_key
+        self.position = {step.node: index for index, step in enumerate(timeline.steps)}
+        self.previous: str | None = None
+        self.in_order = frozenset(plan.ordered)
+        self.moved: dict[int, TensorId] = {}  # move -> the tensor it moves
+        self.handles: dict[int, TensorId] = {}
+        self.fetched: dict[int, TensorId] = {}
+        self.current: dict[TensorId, TensorId] = {}  # tensor -> the Await that stands for it by now
+
+    def insert(
+        self, index: int, op: str, inputs: Sequence[TensorId], attrs: Mapping[str, AttrValue], outputs: int = 1
+    ) -> TensorId:
+        moved = self.moved[index]
+        return self.next(f"tfmem/{op}/{moved.node}", op, inputs, attrs, self.graph[moved.node].device, outputs)
+
+    def next(
+        self, name: str, op: str, inputs: Sequence[TensorId], attrs: Mapping[str, object], device: str, outputs: int = 1
+    ) -> TensorId:
+        """A node that becomes the next one of the chain."""
+        control = (self.previous,) if self.previous else ()
+        self.previous = self.names.fresh(name)
+        self.nodes.append(NewNode(self.previous, op, tuple(inputs), attrs, device, control, outputs))
+        return TensorId(self.previous)
+
+    def offload(self, index: int) -> None:
+        move = self.plan.moves[index]
+        buffer = self.timeline.buffers[move.buffer]
+        moved = read_across(self.graph, self.position, buffer.views, move.last)[0]
+        self.moved[index] = moved
+        source = self.current.get(moved, moved)
+        self.handles[index] = self.insert(
+            index,
+            "MemOpOffload",
+            [source],
+            {
+                "T": self.dtype(moved),
+                "mechanism": self.options.mechanism,
+                "label": str(moved),
+                "spill_key": self.spill_key,
+                "spill_budget": self.options.spill_budget,
+                "host_budget": self.options.host_budget,
+            },
+        )
+
+    def release(self, index: int) -> None:
+        moved = self.moved[index]
+        source = self.current.get(moved, moved)
+        self.insert(index, "MemOpRelease", [source, self.handles[index]], {"T": self.dtype(moved)}, outputs=0)
+
+    def prefetch(self, index: int) -> None:
+        moved = self.moved[index]
+        attrs: dict[str, AttrValue] = {"T": self.dtype(moved), "shape": Shape(self.graph.specs[moved].shape)}
+        self.fetched[index] = self.insert(index, "MemOpPrefetch", [self.handles[index]], attrs)
+
+    def arrive(self, index: int) -> None:
+        move = self.plan.moves[index]
+        arrived = self.remake(move) if move.remade else self.awaited(index)
+        for view in read_across(self.graph, self.position, self.timeline.buffers[move.buffer].views, move.last):
+            self.current[view] = arrived
+            for use in list(self.graph.uses(view)):
+                if self.position.get(use.node, -1) >= move.next:
+                    self.rewired.append((use, arrived))
+
+    def awaited(self, index: int) -> TensorId:
+        inputs = [self.fetched[index], self.handles[index]]
+        return self.insert(index, "MemOpAwait", inputs, {"T": self.dtype(self.moved[index])})
+
+    def remake(self, move: Move) -> TensorId:
+        """A second run of the op that made the buffer, from the same tensors."""
+        made = self.timeline.buffers[move.buffer].tensor
+        node = self.graph[made.node]
+        inputs = [self.current.get(tensor, tensor) for tensor in node.inputs]
+        again = self.next(f"tfmem/Remake/{node.name}", node.op, inputs, node.attrs, node.device, node.outputs)
+        return TensorId(again.node, made.index)
+
+    def dtype(self, tensor: TensorId) -> DataType:
+        return DataType(self.graph.specs[tensor].dtype)
+
+    def rewrite(self, probing: Probing | None) -> Rewrite:
+        events: dict[int, list[tuple[int, int]]] = {}
+        for index, move in enumerate(self.plan.moves):
+            if move.remade:
+                events.setdefault(move.next, []).append((2, index))
+                continue
+            for kind, position in enumerate((move.release, move.prefetch, move.next, move.copy_after)):
+                events.setdefault(position, []).append((kind, index))
+        filled: dict[int, list[int]] = {}
+        for filling in self.plan.fillings:
+            filled.setdefault(filling.position, []).append(filling.nbytes)
+        before = (self.release, self.prefetch, self.arrive)
+        for position in self.plan.ordered:
+            due = sorted(events.get(position, ()))
+            for kind, index in due:
+                if kind == 0:
+                    self.release(index)
+            full = [self.fill(position, nbytes) for nbytes in filled.get(position, ())]
+            for kind, index in due:
+                if 0 < kind < 3:
+                    before[kind](index)
+            if probing and any(kind < 3 for kind, _ in due):
+                self.probe(probing, 2 * position)
+            self.chain(self.timeline.steps[position].node)
+            for taken in full:
+                self.empty(taken)  # before the probe, or the next one would count it too
+            if probing:
+                self.probe(probing, 2 * position + 1)
+            for kind, index in due:
+                if kind == 3:
+                    self.offload(index)
+        if probing and self.plan.ordered:
+            last = self.timeline.steps[self.plan.ordered[-1]].node
+            self.order += [(name, last) for name in updates_to_hold(self.graph, self.position, self.plan.ordered)]
+        return Rewrite("offload", tuple(self.nodes), inputs=tuple(self.rewired), order=tuple(self.order))
+
+    def fill(self, position: int, nbytes: int) -> TensorId:
+        node = self.graph[self.timeline.steps[position].node]
+        return self.next(f"tfmem/MemOpFill/{node.name}", "MemOpFill", [], {"bytes": nbytes}, node.device)
+
+    def empty(self, filling: TensorId) -> None:
+        """What reads the filling last lets it go."""
+        self.next(f"{filling.node}/Emptied", "Identity", [filling], {"T": DataType("uint8")}, "")
+
+    def probe(self, probing: Probing, index: int) -> None:
+        attrs: dict[str, AttrValue] = {"run": probing.run, "index": index}
+        self.next(f"tfmem/MemOpProbe/{index}", "MemOpProbe", [], attrs, probing.device, outputs=0)
+
+    def chain(self, node: str) -> None:
+        reads = {tensor.node for tensor in self.graph[node].inputs}
+        if self.previous and self.previous != node and self.previous not in reads:
+            for waiting in (node, *self.merged_with(node)):
+                self.order.append((waiting, self.previous))
+        self.previous = node
+
+    def merged_with(self, node: str) -> list[str]:
+        """Ops outside the chain that a kernel library merges with `node`, but only if the two wait for the same ops.
+
+        oneDNN computes a filter's and a bias's gradient at once; apart, the bias's gradient is rounded otherwise.
+        """
+        if self.graph[node].op != "Conv2DBackpropFilter":
+            return []
+        readers = [use.node for use in self.graph.uses(self.graph[node].inputs[2])]
+        place = self.position[node]
+        return [
+            reader
+            for reader in readers
+            if self.graph[reader].op == "BiasAddGrad"
+            and self.position[reader] > place
+            and self.position[reader] not in self.in_order
+        ]
+
+
+def memory_ops(
+    graph: Graph,
+    timeline: Timeline,
+    plan: OffloadPlan,
+    options: OffloadOptions,
+    probing: Probing | None = None,
+    spill_key: str = "",
+) -> Rewrite:
+    """What `plan` inserts into `graph`; see `apply_offload`, which has the same arguments."""
+    return _Planner(graph, timeline, plan, options, spill_key).rewrite(probing)
+
+
+def updates_to_hold(graph: Graph, position: Mapping[str, int], ordered: Sequence[int]) -> list[str]:
+    """The ops outside the chain that write a variable, and that no op of the chain waits for."""
+    chained = set(ordered)
+    waited_for = {name for name, place in position.items() if place in chained}
+    pending = list(waited_for)
+    while pending:
+        for name in graph.predecessors(graph[pending.pop()]):
+            if name not in waited_for:
+                waited_for.add(name)
+                pending.append(name)
+    return [node.name for node in graph if is_update(node.op) and node.name not in waited_for]
+
+
+def transfers(graph: Graph, timeline: Timeline, plan: OffloadPlan) -> list[tuple[Move, TensorId]]:
+    """The moves of `plan`, each with the tensor that it moves."""
+    position = {step.node: index for index, step in enumerate(timeline.steps)}
+    return [
+        (move, read_across(graph, position, timeline.buffers[move.buffer].views, move.last)[0]) for move in plan.moves
+    ]

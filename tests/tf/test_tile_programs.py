@@ -1,0 +1,197 @@
+"""Programs over tensors on the CPU: compiled to a tile program, serialised, read again and interpreted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from custom_ops.errors import OpLibraryError
+from custom_ops.load import load
+from tests.tf.tile_programs import run
+
+# What logistic regression does beside its products: p = softmax(logits + b), cost = mean(-sum(y log p, 1)), the
+# gradient of the logits, and a step of gradient descent for b.
+LOGISTIC = """program 1
+axes 0 10
+tensor float32 2
+tensor float32 2
+tensor float32 1
+tensor float32 0
+input 0 a0 a1
+input 1 a0 a1
+input 2 a1
+input 3
+add 0 2
+reduce max 4 1
+subtract 4 5
+exp 6
+reduce sum 7 1
+divide 7 8
+log 9
+multiply 1 10
+reduce sum 11 1
+negate 12
+reduce mean 13 0
+subtract 9 1
+constant float32 0.01
+multiply 15 16
+reduce sum 17 0
+multiply 3 18
+subtract 2 19
+output 14
+output 17 0 1
+output 20 1
+"""
+
+
+def test_logistic_regression_trains_as_tensorflow_does() -> None:
+    rows, features, classes, rate = 100, 784, 10, np.float32(0.05)
+    random = np.random.default_rng(0)
+    x = random.uniform(size=(rows, features)).astype(np.float32)
+    y = np.eye(classes, dtype=np.float32)[random.integers(0, classes, rows)]
+    theirs_w, theirs_b = tf.Variable(tf.zeros([features, classes])), tf.Variable(tf.zeros([classes]))
+    ours_w, ours_b = np.zeros((features, classes), np.float32), np.zeros(classes, np.float32)
+    first = last = 0.0
+    for _ in range(50):
+        with tf.GradientTape() as tape:
+            p = tf.nn.softmax(x @ theirs_w + theirs_b)
+            cost = tf.reduce_mean(-tf.reduce_sum(y * tf.math.log(p), axis=1))
+        for variable, gradient in zip((theirs_w, theirs_b), tape.gradient(cost, (theirs_w, theirs_b)), strict=True):
+            variable.assign_sub(rate * gradient)
+        ours, slope, ours_b = run(
+            LOGISTIC,
+            [rows, classes],
+            [x @ ours_w, y, ours_b, rate],
+            *(("float32", []), ("float32", [rows, classes]), ("float32", [classes])),
+        )
+        ours_w = ours_w - rate * (x.T @ slope)
+        np.testing.assert_allclose(ours, cost.numpy(), rtol=1e-5)
+        first, last = first or float(ours), float(ours)
+    assert last < 0.9 * first
+    np.testing.assert_allclose(ours_b, theirs_b.numpy(), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(ours_w, theirs_w.numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_the_columns_are_reduced_over_many_tiles_as_float64_has_it() -> None:
+    text = "program 1\naxes 0 0\ntensor float32 2\ninput 0 a0 a1\nreduce sum 0 0\nreduce sum 0 0 1\nreduce max 0 0\n"
+    text += "subtract 0 3\noutput 1 1\noutput 2\noutput 4 0 1\n"
+    for rows, columns in ((1, 1), (3, 5), (1000, 3), (77, 2000), (5000, 64)):
+        x = np.random.default_rng(rows).normal(size=(rows, columns)).astype(np.float32)
+        shapes = (("float32", [columns]), ("float32", []), ("float32", [rows, columns]))
+        by_column, total, centred = run(text, [rows, columns], [x], *shapes)
+        exact = x.astype(np.float64)
+        np.testing.assert_allclose(by_column, exact.sum(0), rtol=1e-5, atol=1e-5 * np.sqrt(rows))
+        np.testing.assert_allclose(total, exact.sum(), rtol=1e-5, atol=1e-5 * np.sqrt(x.size))
+        np.testing.assert_array_equal(centred, x - x.max(0))
+
+
+@pytest.mark.parametrize(
+    ("index", "axes", "expected"),
+    [
+        ("a1 a0", [5, 4], lambda x: x.T),
+        ("2*a0+1 a1+2", [1, 3], lambda x: x[1:3:2, 2:]),
+        ("-1*a0+3 a1", [4, 5], lambda x: x[::-1]),
+        ("a0/5 a0%5", [20], lambda x: x.reshape(-1)),
+        ("a0/2%2+2*a1/2 0", [4, 4], lambda x: (x[:, 0])[np.add.outer(np.arange(4) // 2 % 2, 2 * (np.arange(4) // 2))]),
+        ("a1 a2", [3, 4, 5], lambda x: np.broadcast_to(x, (3, 4, 5))),
+        ("a2 a0", [5, 3, 4], lambda x: np.broadcast_to(x.T[:, None], (5, 3, 4))),
+        ("3 1", [2, 3], lambda x: np.full((2, 3), x[3, 1])),
+        ("a0 2", [4, 3], lambda x: np.broadcast_to(x[:, 2:3], (4, 3))),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bool"])
+def test_inputs_are_read_by_their_access(index: str, axes: list[int], expected, dtype: str) -> None:
+    x = np.random.default_rng(1).normal(size=(4, 5)).astype(dtype)
+    dimensions = " ".join(map(str, range(len(axes))))
+    text = f"program 1\naxes {' '.join('0' for _ in axes)}\ntensor {dtype} 2\ninput 0 {index}\noutput 0 {dimensions}\n"
+    (read,) = run(text, axes, [x], (dtype, axes))
+    np.testing.assert_array_equal(read, expected(x))
+
+
+def test_positions_and_outputs_with_dimensions_in_any_order() -> None:
+    text = "program 1\naxes 3 0 0\nposition int64 0\nposition int64 1\nposition int64 2\nconstant int64 10\n"
+    text += "multiply 0 3\nadd 4 1\nmultiply 5 3\nadd 6 2\noutput 7 2 0 1\noutput 1 1\n"
+    numbers, second = run(text, [3, 4, 5], [], ("int64", [5, 3, 4]), ("int64", [4]))
+    expected = np.fromfunction(lambda k, i, j: 100 * i + 10 * j + k, (5, 3, 4), dtype=np.int64)
+    np.testing.assert_array_equal(numbers, expected)
+    np.testing.assert_array_equal(second, np.arange(4))
+
+
+def test_nothing_is_left_of_an_empty_axis() -> None:
+    text = "program 1\naxes 0 0\ntensor float32 2\ninput 0 a0 a1\nreduce sum 0 0\nreduce max 0 1\nreduce mean 0 0 1\n"
+    text += "output 0 0 1\noutput 1 1\noutput 2 0\noutput 3\n"
+    for shape in ((0, 3), (3, 0), (0, 0)):
+        outputs = [("float32", axes) for axes in (shape, shape[1:], shape[:1], [])]
+        same, by_column, by_row, mean = run(text, shape, [np.zeros(shape, np.float32)], *outputs)
+        assert same.shape == shape
+        assert np.isnan(mean)
+        np.testing.assert_array_equal(by_column, np.zeros(shape[1], np.float32))
+        np.testing.assert_array_equal(by_row, np.full(shape[0], -np.inf, np.float32))
+
+
+HEAD = "program 1\naxes 0 10\ntensor float32 2\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("program 2\naxes 1\n", "differ in version"),
+        ("program 1\ntensor float32 2\n", "before the line of axes"),
+        (HEAD + "input 1 a0 a1\n", "input 1"),
+        (HEAD + "input 0 a0\n", "input 0 a0"),
+        (HEAD + "input 0 a0 a2\n", "a2"),
+        (HEAD + "input 0 a0 1048576*a1/0\n", "/0"),
+        (HEAD + "input 0 a0 a1\nadd 0 1\n", "add 0 1"),
+        (HEAD + "input 0 a0 a1\nlogical_not 0\n", "logical_not"),
+        (HEAD + "input 0 a0 a1\nreduce any 0 1\n", "float32"),
+        (HEAD + "input 0 a0 a1\nselect 0 0 0\n", "select"),
+        (HEAD + "input 0 a0 a1\noutput 0 1\n", "leaves out"),
+        (HEAD + "constant int32 0.5\n", "0.5"),
+        (HEAD + "frobnicate 0\n", "frobnicate"),
+        ("program 1\naxes 2 3 4\ntensor float32 3\ninput 0 a0 a1 a2\nreduce sum 0 1\noutput 1 0 2\n", "not over all"),
+    ],
+)
+def test_a_wrong_program_is_refused_by_its_line(text: str, named: str) -> None:
+    with pytest.raises(OpLibraryError, match=named):
+        load().compile_program(text)
+
+
+def test_sizes_are_checked_before_anything_is_written() -> None:
+    text = HEAD + "input 0 a0 a1\noutput 0 0 1\n"
+    library = load()
+    tile, good, out = library.compile_program(text), np.zeros((4, 10), np.float32), np.zeros((4, 10), np.float32)
+    for axes, inputs, outputs, named in (
+        ([4, 9], [good], [out], "axis 1 has 10"),
+        ([5, 10], [good], [np.zeros((5, 10), np.float32)], "index of tensor 0"),
+        ([4, 10], [good[0]], [out], "2 dimensions"),
+        ([4, 10], [], [out], "found 2, 0 and 1"),
+        ([4, 10], [good], [out[:2]], "160 bytes"),
+        ([-1, 10], [good], [out], "negative"),
+        ([1 << 60, 10], [good], [out], "too many"),
+    ):
+        with pytest.raises(OpLibraryError, match=named):
+            library.run_program(text, tile, axes, inputs, outputs)
+    with pytest.raises(OpLibraryError, match="contiguous"):
+        library.run_program(text, tile, [4, 10], [np.zeros((10, 4), np.float32).T], [out])
+
+
+def test_a_tile_program_of_another_version_or_program_is_refused() -> None:
+    library, text = load(), LOGISTIC
+    tile = library.compile_program(text)
+    inputs = [np.zeros((3, 10), np.float32), np.zeros((3, 10), np.float32), np.zeros(10, np.float32), np.float32(1)]
+    outputs = [np.empty((), np.float32), np.empty((3, 10), np.float32), np.empty(10, np.float32)]
+    inputs[3] = np.asarray(inputs[3])
+    library.run_program(text, tile, [3, 10], inputs, outputs)
+    names = tile.split(b"\n", 2)[1]
+    for changed, named in (
+        (tile.replace(b"tile 1", b"tile 2"), "differ in version"),
+        (tile.replace(names, names.replace(b"log", b"lug")), "no op 'lug'"),
+        (tile[:-1], "ends before"),
+        (tile + b"\0\0\0\0", "followed by"),
+        (library.compile_program(HEAD + "input 0 a0 a1\noutput 0 0 1\n"), "other ports"),
+        (b"", "differ in version"),
+        (b"tile 1\nlog", "first lines"),
+    ):
+        with pytest.raises(OpLibraryError, match=named):
+            library.run_program(text, changed, [3, 10], inputs, outputs)

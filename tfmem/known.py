@@ -17,8 +17,7 @@ ALIKE = 0.9  # of a step's ops have to be known by name, for another's profile t
 _NUMBERS = re.compile("_?[0-9]+")
 MOST_KEPT = 8  # batch sizes of a function whose profiles are kept
 
-
-Specs = tuple[tuple[str, tuple[int | None, ...] | None], ...]
+Specs = tuple[tuple[str, tuple[int | None, ...] | None], ...]  # dtype and shape of each input
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,7 @@ class Stages:
         if careful.peak <= SURELY_FITS * self._budget:
             self._settle(careful, self._trace.plan(careful, self._budget))
             return
-        # Workspace is not known yet. Without (a CPU's is not estimated), this is the least that any plan needs.
+        # What cuDNN takes is not known yet. Without it, this is the least that any plan needs.
         is_gpu = engine.target.is_gpu
         self._timeline = self._trace.timeline(engine.estimate(workspace=False)) if is_gpu else careful
         least = self._trace.plan(self._timeline, self._budget)  # raises where no plan can meet the budget

@@ -79,12 +79,7 @@ class Outcome:
 
 def usage_under(timeline: Timeline, moves: Sequence[Move], fillings: Sequence[Filling] = ()) -> npt.NDArray[np.int64]:
     """Bytes in use at each position when `moves` are made, and `fillings` are taken."""
-    change = np.zeros(len(timeline.steps) + 1, np.int64)
-    for move in moves:
-        nbytes = timeline.buffers[move.buffer].nbytes
-        change[move.release] -= nbytes
-        change[move.prefetch] += nbytes
-    usage = timeline.usage + np.cumsum(change[:-1])
+    usage = timeline.usage - timeline.away((move.buffer, move.release, move.prefetch) for move in moves)
     for move in moves:
         if move.remade:
             usage[move.next] = max(usage[move.next], making_again(timeline, usage, move))
@@ -93,10 +88,16 @@ def usage_under(timeline: Timeline, moves: Sequence[Move], fillings: Sequence[Fi
     return usage
 
 
+def uncounted_under(timeline: Timeline, moves: Sequence[Move]) -> npt.NDArray[np.int64]:
+    """Bytes at each position that the device's allocator does not count when `moves` are made."""
+    small = [move for move in moves if timeline.buffers[move.buffer].nbytes < timeline.counted]
+    return timeline.uncounted - timeline.away((move.buffer, move.release, move.prefetch) for move in small)
+
+
 def uncounted(timeline: Timeline, moves: Sequence[Move], fillings: Sequence[Filling] = ()) -> int:
     """Bytes of the predicted peak that the device's allocator does not count: what to add to its own."""
     usage = usage_under(timeline, moves, fillings)
-    return int(usage.max(initial=timeline.base) - (usage - timeline.uncounted).max(initial=0))
+    return int(usage.max(initial=timeline.base) - (usage - uncounted_under(timeline, moves)).max(initial=0))
 
 
 def making_again(timeline: Timeline, usage: npt.NDArray[np.int64], move: Move) -> int:

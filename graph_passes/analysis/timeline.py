@@ -9,7 +9,7 @@ workspace. Offload plans cut holes into buffers' lives.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -169,6 +169,18 @@ class Timeline:
                 change[buffer.start] += buffer.nbytes
                 change[self.end(buffer) + 1] -= buffer.nbytes
         return np.cumsum(change[:-1]) + self.small_base
+
+    def away(self, holes: Iterable[tuple[int, int, int]]) -> npt.NDArray[np.int64]:
+        """Bytes at each position that plans keep out of memory.
+
+        Args:
+            holes: (index of a buffer, the first position at which it is away, the first at which it is back).
+        """
+        change = np.zeros(len(self.steps) + 1, np.int64)
+        for index, left, back in holes:
+            change[left] += self.buffers[index].nbytes
+            change[back] -= self.buffers[index].nbytes
+        return np.cumsum(change[:-1])
 
     @property
     def peak(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
-from graph_passes.analysis.simulate import Filling, Move, usage_under
+from graph_passes.analysis.simulate import Filling, Move, uncounted_under, usage_under
 from graph_passes.analysis.timeline import Timeline
 from graph_passes.errors import GraphError
 
@@ -71,7 +71,8 @@ def observe(
         raise GraphError("the observed step wrote no samples; its probes did not run")
     modelled = usage_under(timeline, moves) - timeline.workspace - timeline.base
     kept = modelled.copy()  # after the op: not what it was the last to read
-    unseen = timeline.uncounted.copy()
+    uncounted = uncounted_under(timeline, moves)
+    unseen = uncounted.copy()
     for buffer in timeline.buffers:
         freed = 0 if buffer.fetched else buffer.nbytes
         kept[timeline.end(buffer)] -= freed
@@ -89,7 +90,7 @@ def observe(
             continue  # its peak is that of the MemOps since the op before: what a release has not freed yet
         name = timeline.steps[position].node
         seconds[name] = max(0.0, sample.seconds - previous.seconds) if previous else 0.0
-        most = sample.peak_bytes + int(timeline.uncounted[position])
+        most = sample.peak_bytes + int(uncounted[position])
         beyond[position] = most - int(modelled[position])
         after.append(sample.bytes_in_use + int(unseen[position]) - int(kept[position]))
         curve.append((name, most))
@@ -107,6 +108,6 @@ def observe(
         workspace,
         base,
         samples[-1].seconds - samples[0].seconds,
-        max(sample.peak_bytes + int(timeline.uncounted[sample.index // 2]) for sample in samples),
+        max(sample.peak_bytes + int(uncounted[sample.index // 2]) for sample in samples),
         tuple(curve),
     )

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from graph_passes.analysis.fragmentation import SMALL, Failure, Room, first_failure
-from graph_passes.analysis.simulate import Filling, Link, Move, Outcome, simulate, usage_under
+from graph_passes.analysis.simulate import Filling, Link, Move, Outcome, simulate, uncounted_under, usage_under
 from graph_passes.analysis.timeline import Gap, Timeline
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.offload.options import OffloadOptions
@@ -149,7 +149,7 @@ def plan_offload(
     moves = in_order(timeline, moves)
     after = simulate(timeline, moves, link)
     if after.peak > budget and not widest:
-        raise _infeasible(timeline, usage_under(timeline, moves), budget, f"under policy {options.policy}")
+        raise _infeasible(timeline, moves, budget, f"under policy {options.policy}")
     if fillings:
         after = simulate(timeline, moves, link, fillings)
     ordered = chained(timeline, moves, budget, fillings)
@@ -289,21 +289,19 @@ def _larger(timeline: Timeline, gaps: Sequence[Gap], size: int) -> list[Gap]:
 
 def _lowest(timeline: Timeline, gaps: Sequence[Gap]) -> npt.NDArray[np.int64]:
     """Bytes in use at each position when every gap is spent out of device memory."""
-    change = np.zeros(len(timeline.steps) + 1, np.int64)
-    for gap in gaps:
-        change[gap.last + 1] -= _nbytes(timeline, gap)
-        change[gap.next] += _nbytes(timeline, gap)
-    return timeline.usage + np.cumsum(change[:-1])
+    return timeline.usage - timeline.away((gap.buffer, gap.last + 1, gap.next) for gap in gaps)
 
 
 def _require_feasible(timeline: Timeline, gaps: Sequence[Gap], budget: int, how: str) -> None:
-    usage = _lowest(timeline, gaps)
-    if usage.max() > budget:
-        raise _infeasible(timeline, usage, budget, how)
+    if _lowest(timeline, gaps).max() > budget:
+        moves = [Move(gap.buffer, gap.last, gap.last, gap.last + 1, gap.next, gap.next) for gap in gaps]
+        raise _infeasible(timeline, moves, budget, how)
 
 
-def _infeasible(timeline: Timeline, usage: npt.NDArray[np.int64], budget: int, how: str) -> InfeasibleBudgetError:
-    least, safe = int(usage.max()), int(with_chunks(timeline, usage).max())
+def _infeasible(timeline: Timeline, moves: Sequence[Move], budget: int, how: str) -> InfeasibleBudgetError:
+    usage = usage_under(timeline, moves)
+    least = int(usage.max())
+    safe = least + unfilled(timeline, moves)
     op = timeline.steps[int(usage.argmax())].node
     needed, why = f"{least:,}", ""
     if safe > least:
@@ -323,9 +321,13 @@ def _infeasible(timeline: Timeline, usage: npt.NDArray[np.int64], budget: int, h
     )
 
 
-def with_chunks(timeline: Timeline, usage: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """`usage` with what an allocator that gives out whole chunks may count beyond the tensors in them."""
+def unfilled(timeline: Timeline, moves: Sequence[Move]) -> int:
+    """Bytes that an allocator of whole chunks may count under `moves`, beyond the tensors in them.
+
+    They are those of its own peak, wherever that is: what it does not count is added to that (`simulate.uncounted`).
+    """
     if not timeline.counted:
-        return usage
-    counted = usage - timeline.uncounted - (timeline.base - timeline.small_base)
-    return usage + (CHUNKS * np.maximum(counted, 0)).astype(np.int64)
+        return 0
+    held = timeline.base - timeline.small_base
+    counted = usage_under(timeline, moves) - uncounted_under(timeline, moves) - held
+    return int(CHUNKS * counted.max(initial=0))

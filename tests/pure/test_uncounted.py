@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from graph_passes import pipeline
-from graph_passes.analysis.simulate import Filling, Link, uncounted
+from graph_passes.analysis.simulate import Filling, Link, Move, uncounted, uncounted_under
 from graph_passes.analysis.timeline import COUNTED, Buffer, Step, Timeline
 from graph_passes.cost.cpu import workspace
 from graph_passes.cost.model import held
@@ -54,6 +54,39 @@ def test_an_observed_step_has_the_small_tensors_too():
     assert seen.workspace == {"a": 0, "b": 0, "c": 0}
     assert seen.peak == MIB + 120 * KIB
     assert dict(seen.curve) == {"a": MIB + 20 * KIB, "b": MIB + 120 * KIB, "c": 180 * KIB}
+
+
+def waiting() -> Timeline:
+    """Small alone: 200 KiB wait from 0 to 3, and 150 and 100 KiB are alive in between."""
+    buffers = (
+        Buffer(TensorId("waits"), 200 * KIB, 0, (3,)),
+        Buffer(TensorId("b"), 150 * KIB, 1, (2,)),
+        Buffer(TensorId("c"), 100 * KIB, 2, (3,)),
+    )
+    return Timeline(tuple(Step(name, 1.0) for name in "abcd"), buffers, 1, base=20 * KIB, counted=COUNTED)
+
+
+def test_a_small_tensor_that_moves_is_not_there():
+    moves = [Move(0, 0, 0, 1, 3, 3)]
+    # 200; 150; 150 + 100; 100 and what came back
+    assert uncounted_under(waiting(), moves).tolist() == [200 * KIB, 150 * KIB, 250 * KIB, 300 * KIB]
+    assert uncounted(waiting(), moves) == 300 * KIB  # all of the peak but what is in use before the step
+    # an observed step, of which the allocator saw nothing but the base: no op has workspace
+    samples = [Sample(2 * position + 1, float(position), 20 * KIB, 20 * KIB) for position in range(4)]
+    seen = observe(waiting(), moves, samples)
+    assert seen.base == 20 * KIB
+    assert set(seen.workspace.values()) == {0}
+    assert seen.peak == 320 * KIB
+
+
+def test_chunks_of_large_tensors_count_where_small_ones_moved():
+    large = Buffer(TensorId("large"), 300 * KIB, 1, (2,))
+    timeline = replace(waiting(), buffers=(*waiting().buffers, large))
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        plan_offload(timeline, Link(1.0, 1.0), 1, OffloadOptions(reuse_distance=1))
+    # at c: 20 + 150 + 100 + 300; the small one that waits is away, so all of the large one's chunk is beyond
+    assert caught.value.least == 570 * KIB
+    assert caught.value.smallest_budget == 570 * KIB + int(CHUNKS * 300 * KIB)
 
 
 def test_a_report_says_what_nobody_measured():

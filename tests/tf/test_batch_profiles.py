@@ -1,14 +1,12 @@
 """What was observed of one batch size is the estimate of another: fewer steps are watched, numbers stay the same."""
 
-import gc
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfmem
-from tests.tf.optimized_runs import SPARE, run
+from tests.tf.optimized_runs import SPARE, in_a_process, run
 from tfmem.known import Known, _batches
 
 
@@ -84,28 +82,34 @@ def test_signatures_that_differ_in_the_batch_alone():
         assert _batches(old, other) is None, other
 
 
-def test_a_keras_models_batches(flow):
-    """Its first trace makes the optimizer's variables, so that later ones count scopes otherwise."""
-    images, labels = np.ones([16, 32, 32, 3], "float32"), np.arange(16) % 4
+def mobile_net(budget):
+    keras.utils.set_random_seed(1)
+    model = keras.applications.MobileNet(weights=None, input_shape=(32, 32, 3), classes=4, alpha=0.25)
+    model.compile("adam", "sparse_categorical_crossentropy")
+    return tfmem.optimize(model, memory_budget=budget)
 
-    def make(budget):
-        keras.utils.set_random_seed(1)
-        model = keras.applications.MobileNet(weights=None, input_shape=(32, 32, 3), classes=4, alpha=0.25)
-        model.compile("adam", "sparse_categorical_crossentropy")
-        return tfmem.optimize(model, memory_budget=budget)
 
-    def train(model):
-        for count, steps in ((16, 7), (12, 5)):
-            for _ in range(steps):
-                model.train_on_batch(images[:count], labels[:count])
-        return model
+IMAGES, LABELS = np.ones([16, 32, 32, 3], "float32"), np.arange(16) % 4
 
+
+def refused():
     with pytest.raises(tfmem.InfeasibleBudgetError) as caught:
-        train(make(1 << 16))
-    smallest = caught.value.smallest_budget
-    del caught  # and the model with it, whose variables would count
-    gc.collect()
-    model = train(make(int(1.8 * smallest)))
+        mobile_net(1 << 16).train_on_batch(IMAGES, LABELS)
+    return caught.value.smallest_budget
+
+
+def trained(budget):
+    model = mobile_net(budget)
+    for count, steps in ((16, 7), (12, 5)):
+        for _ in range(steps):
+            model.train_on_batch(IMAGES[:count], LABELS[:count])
     (training,) = [each for each in model._tfmem_report._functions if each.name == "train"]
-    reports = [str(step.report) for steps in training._step._steps.values() for step in steps.values()]
+    return [str(step.report) for steps in training._step._steps.values() for step in steps.values()]
+
+
+def test_a_keras_models_batches(monkeypatch):
+    """Its first trace makes the optimizer's variables, so that later ones count scopes otherwise."""
+    monkeypatch.setenv("TFMEM_CACHE_DIR", "")
+    reports = in_a_process(trained, int(1.1 * in_a_process(refused)))
     assert sum("scaled from batch 16" in report for report in reports) == 1
+    assert "OVER BUDGET" not in "".join(reports)

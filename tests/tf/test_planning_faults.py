@@ -81,7 +81,7 @@ def fixture_peak(new_net, batch, flow):
 @pytest.mark.parametrize(("module", "name"), **named(AT_FIRST))
 def test_what_fits_runs_as_it_was(module, name, new_net, batch, peak, broken):
     expected = run(tf.function(new_net().step), batch)
-    function = optimized(new_net(), 12 * peak if (module, name) in READING else int(peak / 0.84))
+    function = optimized(new_net(), 12 * peak if (module, name) in READING else int(peak / 0.9))
     broken.at(module, name)
     found, messages = recorded(lambda: run(function, batch))
     assert broken.times
@@ -131,7 +131,7 @@ def test_once_a_plan_ran_it_stays(after, module, name, new_net, batch, flow, sma
 
 def test_a_graph_that_tfmem_broke_is_a_fault(new_net, batch, peak, monkeypatch):
     """A GraphError says what is wrong with a user's graph, but not where the graph is tfmem's."""
-    function = optimized(new_net(), int(peak / 0.84))
+    function = optimized(new_net(), int(peak / 0.9))
     Broken(monkeypatch, GraphError("node 'a' reads 'b', which is not in the graph")).at(pipeline, "verify_graph")
     _, messages = recorded(lambda: function(*batch))
     assert len(messages) == 1

@@ -75,7 +75,7 @@ bazel: $(VENV)/.installed
 
 build: $(VENV)/.built
 
-$(VENV)/.built: $(VENV)/.installed setup.py $(wildcard custom_ops/ops/*)
+$(VENV)/.built: $(VENV)/.installed setup.py $(wildcard custom_ops/ops/* custom_ops/expr/*.py)
 	$(python) setup.py --quiet build_ext --inplace
 	@touch $@
 

@@ -13,16 +13,15 @@ import ctypes
 import functools
 import subprocess
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from custom_ops import build_flags
 from custom_ops.jit import matmul
-from custom_ops.jit.launch import Launcher
+from custom_ops.jit.image import KernelImage
+from custom_ops.jit.launch import Enqueue, Kernel, Module
 from custom_ops.jit.matmul import LINE_BYTES
-from custom_ops.jit.program import Program
 
 LINE_NUMBERS = 32
 SPLIT_ROWS = 8  # of an operand, for a block of `split`
@@ -99,13 +98,13 @@ def _tiling_library() -> ctypes.CDLL:
 class Multiplier:
     """The programs, loaded into the current CUDA context, by the rules that the op follows too."""
 
-    def __init__(self, programs: list[Program], processors: int, driver: Any = None) -> None:
-        """`processors`: of the device; `driver`: as of a `Launcher`.
+    def __init__(self, programs: list[KernelImage], processors: int, driver: Any = None) -> None:
+        """`processors`: of the device; `driver`: as of a `Module`.
 
         Raises:
             KernelError: the device cannot load them.
         """
-        self._split, self._large, self._small = (Launcher(program, driver) for program in programs)
+        self._split, self._large, self._small = (Kernel(image, Module(image.code, driver)) for image in programs)
         self._processors = processors
 
     def tiling(self, shape: Shape) -> Tiling:
@@ -114,7 +113,7 @@ class Multiplier:
 
     def prepare(
         self, shape: Shape, tiling: Tiling, left: int, right: int, bias: int, result: int, memory: int
-    ) -> Callable[[int], None]:
+    ) -> Enqueue:
         """One product, to be enqueued on a CUDA stream as often as its tensors are there.
 
         Args:
@@ -145,8 +144,8 @@ class Multiplier:
             arrived,
         ]
         splits = -(-shape.rows // SPLIT_ROWS) + -(-shape.columns // SPLIT_ROWS)
-        split = self._split.prepare_blocks(words, splits)
-        multiply = (self._small if tiling.small else self._large).prepare_blocks(words, tiles * tiling.parts)
+        split = self._split.prepare((splits, 1), words)
+        multiply = (self._small if tiling.small else self._large).prepare((tiles * tiling.parts, 1), words)
 
         def enqueue(stream: int) -> None:
             split(stream)

@@ -21,8 +21,9 @@ from benchmarks.recurrent_kernels import specs_of
 from benchmarks.runs import command_line
 from custom_ops.errors import KernelError
 from custom_ops.jit.cache import Cache
-from custom_ops.jit.program import ANY_BATCH, Program
+from custom_ops.jit.image import KernelImage
 from custom_ops.jit.tune import Measured, tune
+from custom_ops.recurrent.program import ANY_BATCH, Program
 from custom_ops.spec import Configuration, RecurrentSpec
 from graph_passes.cost import device
 from graph_passes.cost.recurrent import in_order, predict
@@ -43,7 +44,7 @@ class Recorded:
 
     def build(self, configuration: Configuration, max_batch: int = ANY_BATCH) -> Program:
         """A program without code."""
-        return Program("cubin", 0, "", "", 1, 1, 1, configuration.threads, 0, 0, 0, 0, max_batch, b"")
+        return Program(KernelImage(0, "", configuration.threads, b""), max_batch=max_batch)
 
     def measure(self, configuration: Configuration, batch: int, time_steps: int) -> Measured:
         """Raises KernelError if it failed."""

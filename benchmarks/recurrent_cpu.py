@@ -24,7 +24,7 @@ import tf_keras
 
 from custom_ops import cells
 from custom_ops.load import Library, load
-from custom_ops.recurrent import recurrent
+from custom_ops.recurrent.op import recurrent
 
 CELLS = {"LSTM": cells.lstm(), "GRU": cells.gru()}
 KERASES: Mapping[str, Any] = {"keras": keras, "tf_keras": tf_keras}
@@ -131,7 +131,7 @@ def ours(library: Library, layer: str, hidden: int, weights: list[tf.Variable]) 
         gates = tf.nn.bias_add(tf.reshape(by_time, [-1, hidden]) @ kernel, of_input)
         gates = tf.reshape(gates, [*by_time.shape[:2], gates.shape[1]])
         states = [tf.zeros([x.shape[0], hidden])] * len(cell.states)
-        outputs, _ = recurrent(library, cell, hidden, [gates], [], of_state, [recurrent_kernel], states)
+        outputs, _ = recurrent(library.ops, cell, hidden, [gates], [], of_state, [recurrent_kernel], states)
         return tf.transpose(outputs[0], [1, 0, 2])
 
     return run

@@ -21,9 +21,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from math import ceil
 from os import cpu_count
 from pathlib import Path
@@ -84,7 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
         programs: dict[Case, list[tuple[Build, Future[Path]]]] = {}
         for case in waiting:
             kernels = results["cases"][case.name].get("kernels", {}).get("highest", {})
-            machine = from_json(kernels["machine"]) if "machine" in kernels else device.machine("h200")
+            machine = machine_of(kernels["machine"]) if "machine" in kernels else device.machine("h200")
             programs[case] = [
                 (
                     build,
@@ -121,6 +121,11 @@ def ranked(machine: Machine, case: Case, top: int) -> list[Build]:
         costs = {build: price(machine, case.units, case.batch, build.tiling).total for build in builds}
         found += sorted(builds, key=costs.__getitem__)[:top]
     return found
+
+
+def machine_of(description: Mapping[str, Any]) -> Machine:
+    """As results describe it: older ones have numbers more, which no model reads."""
+    return from_json({field.name: description[field.name] for field in fields(Machine)})
 
 
 def possible(case: Case, form: str, tiling: grnn.Tiling) -> bool:

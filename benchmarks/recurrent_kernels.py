@@ -19,12 +19,12 @@ from custom_ops.cell import Cell
 from custom_ops.differentiate import Gradient, Request, differentiate
 from custom_ops.errors import KernelError
 from custom_ops.jit import microbenchmark
-from custom_ops.jit.bench import DeviceBench
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.device import Device
-from custom_ops.jit.program import Program, build
 from custom_ops.jit.tune import tune
 from custom_ops.machine import Machine
+from custom_ops.recurrent.bench import DeviceBench
+from custom_ops.recurrent.program import Program, build
 from custom_ops.spec import Configuration, RecurrentSpec
 from graph_passes.cost.recurrent import predict, rank
 

@@ -24,13 +24,13 @@ from benchmarks.recurrent_kernels import FOLDER, specs_of
 from benchmarks.runs import asked, command_line, waiting
 from custom_ops.errors import KernelError
 from custom_ops.jit import microbenchmark
-from custom_ops.jit.bench import DeviceBench
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.device import Device
-from custom_ops.jit.launch import Launcher
-from custom_ops.jit.samples import Samples
 from custom_ops.jit.tune import Ranked, Trial, tune
 from custom_ops.machine import Machine
+from custom_ops.recurrent.bench import DeviceBench
+from custom_ops.recurrent.launch import Launcher
+from custom_ops.recurrent.samples import Samples
 from custom_ops.spec import RecurrentSpec
 from graph_passes.cost.recurrent import LAUNCH, predict, rank
 from graph_passes.cost.space import launched

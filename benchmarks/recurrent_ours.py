@@ -18,8 +18,8 @@ from benchmarks.recurrent_kernels import cell_of, choose, gradient_of
 from benchmarks.recurrent_peers import Layer, Problem, Run
 from custom_ops.cell import Cell
 from custom_ops.differentiate import Gradient
-from custom_ops.jit.launch import Launcher
-from custom_ops.jit.program import Program
+from custom_ops.recurrent.launch import Launcher
+from custom_ops.recurrent.program import Program
 
 TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 # of PyTorch's gates (reset, update, candidate) those of Keras (update, reset, candidate)

@@ -24,9 +24,10 @@ from benchmarks.runs import command_line
 from custom_ops.codegen.recurrent import generate
 from custom_ops.jit import nvrtc
 from custom_ops.jit.device import Device
-from custom_ops.jit.launch import Launcher, checked, cuda_driver
-from custom_ops.jit.program import build
-from custom_ops.jit.samples import Samples
+from custom_ops.jit.launch import checked, cuda_driver
+from custom_ops.recurrent.launch import Launcher
+from custom_ops.recurrent.program import build
+from custom_ops.recurrent.samples import Samples
 from custom_ops.spec import Configuration, RecurrentSpec
 
 PARTS = ("waiting for operands", "product", "sums of the cluster", "elementwise, sending", "reading ahead")
@@ -96,8 +97,8 @@ def profiled(case: Case, precision: str) -> dict[str, Any]:
     configuration = Configuration(**kernel["configuration"])
     with Device() as device:
         program = build(spec, configuration, device.arch)
-        image = nvrtc.compile_source(marked(spec, configuration, device.arch), device.arch)
-        launcher = Launcher(replace(program, image=image))
+        code = nvrtc.compile_source(marked(spec, configuration, device.arch), device.arch)
+        launcher = Launcher(replace(program, image=replace(program.image, code=code)))
         samples = Samples(spec, device, case.batch, case.steps)
         memory = device.allocate(launcher.memory_bytes(case.batch))
         milliseconds = device.time(

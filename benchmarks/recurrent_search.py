@@ -29,12 +29,12 @@ from benchmarks.recurrent_kernels import FOLDER, specs_of
 from benchmarks.runs import command_line
 from custom_ops.errors import KernelError
 from custom_ops.jit import microbenchmark
-from custom_ops.jit.bench import DeviceBench
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.device import Device
-from custom_ops.jit.program import build
 from custom_ops.jit.tune import NEVER, Bench, Trial, timed
 from custom_ops.machine import Machine
+from custom_ops.recurrent.bench import DeviceBench
+from custom_ops.recurrent.program import build
 from custom_ops.spec import Configuration, RecurrentSpec
 from graph_passes.cost.recurrent import rank
 

@@ -22,7 +22,7 @@ OPS += ["ReadVariableOp", "VarHandleOp", "AssignSubVariableOp", "Conv2D", "Fused
 OPS += ["MemOpOffload", "MemOpAwait", "MemOpProbe", "TfmemRecurrent", "TfmemMatMul", "_Arg", "_Retval", "Reshape"]
 OPS += ["TensorListStack", "TensorListReserve", "CudnnRNNV3", "Shape", "Cast", "Concat", "ConcatV2", "StridedSlice"]
 TYPES = [0, 1, 2, 3, 4, 7, 9, 10, 14, 19, 20, 21, 23, 100, 101, 999]
-MARKS = ["_output_shapes", "_class", "_XlaMustCompile", "_tfmem_on_host", "_tfmem_report", "_handle_shapes", "shape"]
+MARKS = ["_output_shapes", "_class", "_XlaMustCompile", "_tfmem_report", "_handle_shapes", "shape"]
 MARKS += ["_handle_dtypes", "_lower_using_switch_merge", "T", "_num_original_outputs", "api_implements", "_noinline"]
 
 Nodes = MutableSequence[Any]

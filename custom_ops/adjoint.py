@@ -1,22 +1,17 @@
 """Reverse-mode differentiation of one step of a cell, node by node.
 
 The result may read the value of any forward node; `custom_ops.differentiate` decides which of them are kept, which are
-computed again. TensorFlow's own gradients say what is right, also where there is no derivative, and where numbers are
-not finite (math_grad.py, nn_grad.py, cwise_ops_gradients.h): whether zero times infinity is 0 or NaN depends on the op.
+computed again. The derivative of each elementwise op is in its entry in the table (`custom_ops.expr`).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from custom_ops.cell import (
-    SELU_ABOVE,
-    SELU_BELOW,
     Cell,
     Constant,
-    Elementwise,
     Invariant,
     Node,
     Product,
@@ -29,6 +24,9 @@ from custom_ops.cell import (
 )
 from custom_ops.cell_builder import CellBuilder
 from custom_ops.errors import CellError
+from custom_ops.expr.op import Derivation
+from custom_ops.expr.program import Elementwise
+from custom_ops.expr.table import TABLE
 
 
 @dataclass(frozen=True)
@@ -250,120 +248,7 @@ class _Sweep:
 
 
 def derivatives(
-    builder: CellBuilder, op: str, adjoint: int, result: int, arguments: list[int]
+    builder: CellBuilder, op: str, adjoint: int, result: int, arguments: Iterable[int]
 ) -> tuple[int | None, ...]:
-    """What the adjoint of `result = op(arguments)` contributes to that of each argument; None: nothing, ever.
-
-    All that can be is said by the result, which is often kept anyway.
-    """
-    apply, number = builder.apply, builder.constant
-    x, y = arguments[0], arguments[-1]
-
-    def times(factor: int) -> int:
-        return apply("multiply", adjoint, factor)
-
-    def where(condition: int) -> int:
-        return apply("select", condition, adjoint, number(0))
-
-    def where_not(condition: int) -> int:
-        return apply("select", condition, number(0), adjoint)
-
-    def in_turn(*factors: int) -> int:
-        """The adjoint times all of them, from left to right: what overflows on the way depends on the order."""
-        product = adjoint
-        for factor in factors:
-            product = apply("multiply", product, factor)
-        return product
-
-    match op:
-        case "add":
-            return adjoint, adjoint
-        case "subtract":
-            return adjoint, apply("negate", adjoint)
-        case "multiply":
-            return times(y), times(x)
-        case "divide" | "divide_no_nan":
-            return apply(op, adjoint, y), times(apply(op, apply("negate", result), y))
-        case "multiply_no_nan":
-            return apply(op, adjoint, y), apply(op, x, adjoint)
-        case "xdivy":
-            not_zero = apply("subtract", number(1), apply("equal", x, number(0)))
-            return times(apply(op, not_zero, y)), times(apply(op, apply("negate", x), apply("square", y)))
-        case "squared_difference":
-            first = apply("multiply", times(number(2)), apply("subtract", x, y))
-            return first, apply("negate", first)
-        case "maximum" | "minimum":
-            first = apply("greater_equal", *((x, y) if op == "maximum" else (y, x)))
-            return where(first), where_not(first)
-        case "power":
-            slope = in_turn(y, apply("power", x, apply("subtract", y, number(1))))
-            logarithm = apply("select", apply("greater", x, number(0)), apply("log", x), number(0))
-            return slope, in_turn(result, logarithm)
-        case "select":
-            return None, where(x), where_not(x)
-        case "greater" | "greater_equal" | "equal":
-            return None, None
-        case "sign":
-            return (None,)
-        case "negate":
-            return (apply("negate", adjoint),)
-        case "cos":
-            return (apply("negate", times(apply("sin", x))),)
-        case "erf" | "erfc":
-            slope = apply("exp", apply("negate", apply("square", x)))
-            return (in_turn(number((2 if op == "erf" else -2) / math.sqrt(math.pi)), slope),)
-        case "sqrt":
-            return (apply("multiply_no_nan", apply("divide", number(0.5), result), adjoint),)
-        case "reciprocal_sqrt":
-            square = apply("multiply", number(-0.5), apply("square", result))
-            return (apply("multiply_no_nan", square, apply("multiply_no_nan", result, adjoint)),)
-        case "reciprocal":
-            return (apply("multiply_no_nan", apply("negate", apply("square", result)), adjoint),)
-        case "softsign":
-            return (apply("divide", adjoint, apply("square", apply("add", apply("absolute", x), number(1)))),)
-        case "selu":
-            # TensorFlow's result is a multiple of exp(x) - 1, which is 0 sooner than ours: at 0 the slope jumps.
-            below = times(apply("add", result, number(SELU_BELOW)))
-            is_below = apply("greater", number(1), apply("exp", x))
-            return (apply("select", is_below, below, times(number(SELU_ABOVE))),)
-        case "elu":
-            below = times(apply("add", result, number(1)))
-            return (apply("select", apply("greater", number(0), result), below, adjoint),)
-        case _:
-            return (times(_slope(builder, op, result, x)),)
-
-
-def _slope(builder: CellBuilder, op: str, result: int, x: int) -> int:
-    """The derivative of a function of one argument."""
-    apply, number = builder.apply, builder.constant
-    match op:
-        case "absolute":
-            return apply("sign", x)
-        case "square":
-            return apply("multiply", number(2), x)
-        case "relu":
-            return apply("greater", result, number(0))
-        case "relu6":
-            return apply("multiply", apply("greater", result, number(0)), apply("greater", number(6), result))
-        case "exp":
-            return result
-        case "expm1":
-            return apply("exp", x)
-        case "log":
-            return apply("reciprocal", x)
-        case "log1p":
-            return apply("reciprocal", apply("add", number(1), x))
-        case "sin":
-            return apply("cos", x)
-        case "sinh":
-            return apply("cosh", x)
-        case "cosh":
-            return apply("sinh", x)
-        case "sigmoid":
-            return apply("multiply", result, apply("subtract", number(1), result))
-        case "tanh":
-            return apply("subtract", number(1), apply("square", result))
-        case "softplus":
-            return apply("sigmoid", x)
-        case _:
-            raise CellError(f"'{op}' has no derivative here; expected one of the ops that custom_ops.cell lists")
+    """What the adjoint of `result = op(arguments)` contributes to that of each argument; None: nothing, ever."""
+    return TABLE[op].derivative(Derivation(builder.apply, builder.constant, adjoint, result, tuple(arguments)))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
-from math import inf
 
-from custom_ops.cell import Cell, Constant, Elementwise, Product, State
-
-Interval = tuple[float, float]
-ANY: Interval = (-inf, inf)
-UNIT: Interval = (-1.0, 1.0)
+from custom_ops.cell import Cell, Constant, Product, State
+from custom_ops.expr.op import ANY, UNIT, Interval, hull
+from custom_ops.expr.program import Elementwise
+from custom_ops.expr.table import TABLE
 
 
 @cache
@@ -49,32 +47,8 @@ def _within_unit(interval: Interval) -> bool:
 
 
 def _elementwise(cell: Cell, node: Elementwise, bounds: list[Interval]) -> Interval:
-    arguments = [bounds[argument] for argument in node.arguments]
-    match node.op:
-        case "sigmoid" | "greater" | "greater_equal" | "equal":
-            return (0.0, 1.0)
-        case "tanh" | "erf" | "sin" | "cos" | "sign" | "softsign":
-            return UNIT
-        case "negate":
-            return (-arguments[0][1], -arguments[0][0])
-        case "select":
-            return _hull(arguments[1], arguments[2])
-        case "maximum":
-            return (max(a[0] for a in arguments), max(a[1] for a in arguments))
-        case "minimum":
-            return (min(a[0] for a in arguments), min(a[1] for a in arguments))
-        case "relu":
-            return (max(arguments[0][0], 0.0), max(arguments[0][1], 0.0))
-        case "subtract":
-            return (arguments[0][0] - arguments[1][1], arguments[0][1] - arguments[1][0])
-        case "multiply" if all(inf not in map(abs, argument) for argument in arguments):
-            corners = [a * b for a in arguments[0] for b in arguments[1]]
-            return (min(corners), max(corners))
-        case "add":
-            mixed = _mixture(cell, node, bounds)
-            return mixed or (arguments[0][0] + arguments[1][0], arguments[0][1] + arguments[1][1])
-        case _:
-            return ANY
+    mixed = _mixture(cell, node, bounds) if node.op == "add" else None
+    return mixed or TABLE[node.op].interval(*(bounds[argument] for argument in node.arguments))
 
 
 def _mixture(cell: Cell, node: Elementwise, bounds: list[Interval]) -> Interval | None:
@@ -87,7 +61,7 @@ def _mixture(cell: Cell, node: Elementwise, bounds: list[Interval]) -> Interval 
         for z, a in (left, left[::-1]):
             for rest, b in (right, right[::-1]):
                 if _is_rest(cell, rest, z) and bounds[z][0] >= 0.0 and bounds[z][1] <= 1.0:
-                    return _hull(bounds[a], bounds[b])
+                    return hull(bounds[a], bounds[b])
     return None
 
 
@@ -98,7 +72,3 @@ def _is_rest(cell: Cell, place: int, z: int) -> bool:
         return False
     one = cell.nodes[node.arguments[0]]
     return isinstance(one, Constant) and one.value == 1.0
-
-
-def _hull(a: Interval, b: Interval) -> Interval:
-    return (min(a[0], b[0]), max(a[1], b[1]))

@@ -31,14 +31,28 @@ def headers() -> list[Path]:
     return sorted((PACKAGE / "ops").glob("*.h"))
 
 
+def write_generated() -> None:
+    """Writes the headers that are generated, if they are not there as they would be written now."""
+    from custom_ops.expr import cpp  # NumPy is only found once TensorFlow is
+
+    target, text = PACKAGE.parent / cpp.HEADER, cpp.header()
+    if not target.exists() or target.read_text() != text:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False) as scratch:
+            scratch.write(text)
+        Path(scratch.name).replace(target)
+
+
 def compiler() -> str:
     """The C++ compiler: $CXX, or g++."""
     return os.environ.get("CXX", "g++")
 
 
 def compile_command(source: Path, object_file: Path) -> list[str]:
-    """The command that compiles one source."""
+    """The command that compiles one source; what is generated is there for it."""
     import tensorflow as tf
+
+    write_generated()
 
     # NDEBUG, because TensorFlow is built with it and some of its headers depend on it.
     own = ["-std=c++17", "-O2", "-fPIC", "-DNDEBUG", "-Wall", f"-I{PACKAGE.parent}"]

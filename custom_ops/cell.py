@@ -4,8 +4,9 @@ Everything that knows cells speaks this language: matchers write it, `differenti
 the code generator, the CPU op and the NumPy reference read it. LSTM is one instance; so is a cell nobody has named.
 
 Every value is one number for each row of the batch and each hidden unit, `[batch, units]`, or one for each row (a
-*scalar*). The hidden size is not part of a cell. Tensors are cut into columns of `units` numbers: column 2 of an LSTM's
-input gates is `gates[..., 2 * units : 3 * units]`.
+*scalar*), and all are of one floating-point dtype: a comparison gives 1 or 0, a condition holds where it is not 0. The
+hidden size is not part of a cell. Tensors are cut into columns of `units` numbers: column 2 of an LSTM's input gates is
+`gates[..., 2 * units : 3 * units]`.
 
 A product with a weight matrix needs all units of its operand, which live on many processors. So does a sum over units.
 Each is a synchronisation point; `stages` says how many a step needs."""
@@ -18,25 +19,11 @@ from functools import cached_property
 from typing import TypeAlias
 
 from custom_ops.errors import CellError
+from custom_ops.expr.program import Elementwise
+from custom_ops.expr.table import FLOAT_OPS
 
 FORMAT = "cell 1"
 _SIZES = ("sequences", "invariants", "vectors", "states")
-
-# elementwise ops: name -> number of arguments. `select(c, a, b)` is a where c is not zero, else b, and like
-# TensorFlow's SelectV2 it lets no NaN through from the side that is not chosen. `greater` and `equal` give 1 or 0.
-# `multiply_no_nan` and `divide_no_nan` give 0 where the second argument is 0, `xdivy` where the first one is. An op of
-# TensorFlow's whose gradient is no chain of the others' is one of these, too (relu6, softsign, ...): see `adjoint`.
-ELEMENTWISE = {
-    "add": 2, "subtract": 2, "multiply": 2, "divide": 2, "maximum": 2, "minimum": 2, "power": 2,
-    "multiply_no_nan": 2, "divide_no_nan": 2, "xdivy": 2, "squared_difference": 2,
-    "greater": 2, "greater_equal": 2, "equal": 2,
-    "negate": 1, "absolute": 1, "sign": 1, "square": 1, "sqrt": 1, "reciprocal_sqrt": 1, "reciprocal": 1,
-    "exp": 1, "log": 1, "log1p": 1, "expm1": 1, "erf": 1, "erfc": 1, "sin": 1, "cos": 1,
-    "sigmoid": 1, "tanh": 1, "relu": 1, "softplus": 1, "elu": 1,
-    "relu6": 1, "selu": 1, "softsign": 1, "sinh": 1, "cosh": 1,
-    "select": 3,
-}  # fmt: skip
-SELU_ABOVE, SELU_BELOW = 1.0507009873554805, 1.7580993408473769  # selu is these times x, and exp(x) - 1
 
 
 @dataclass(frozen=True)
@@ -100,14 +87,6 @@ class RowSum:
     """The sum over all units of an operand that is not a scalar (a scalar)."""
 
     operand: int
-
-
-@dataclass(frozen=True)
-class Elementwise:
-    """One of `ELEMENTWISE`; scalars are broadcast over units."""
-
-    op: str
-    arguments: tuple[int, ...]
 
 
 Node: TypeAlias = Sequence | Invariant | Vector | Constant | State | Product | RowSum | Elementwise
@@ -292,7 +271,7 @@ def _node(word: str, rest: list[str]) -> Node:
     if word == "constant":
         return Constant(float(rest[0]))
     numbers = tuple(map(int, rest))
-    if word in ELEMENTWISE:
+    if word in FLOAT_OPS:
         return Elementwise(word, numbers)
     if word == "product":
         groups = zip(*[iter(numbers)] * 5, strict=True)
@@ -354,5 +333,5 @@ def _check_leaf(cell: Cell, place: int, node: Node) -> None:
                 within("row", term.row, cell.matrices[term.matrix][0])
                 within("column", term.column, cell.matrices[term.matrix][1])
         case Elementwise(op=op, arguments=arguments):
-            if ELEMENTWISE.get(op) != len(arguments):
+            if op not in FLOAT_OPS or FLOAT_OPS[op].arity != len(arguments):
                 raise CellError(f"node {place}: unknown op '{op}', or not with {len(arguments)} arguments")

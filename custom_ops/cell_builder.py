@@ -8,7 +8,6 @@ from dataclasses import replace
 from custom_ops.cell import (
     Cell,
     Constant,
-    Elementwise,
     Invariant,
     Node,
     Product,
@@ -21,8 +20,8 @@ from custom_ops.cell import (
     is_scalar,
 )
 from custom_ops.errors import CellError
-
-COMMUTATIVE = frozenset({"add", "multiply", "equal"})
+from custom_ops.expr.program import Elementwise
+from custom_ops.expr.table import TABLE
 
 
 class CellBuilder:
@@ -102,7 +101,7 @@ class CellBuilder:
         return self.add(RowSum(operand))
 
     def apply(self, op: str, *arguments: int) -> int:
-        """One of `custom_ops.cell.ELEMENTWISE`."""
+        """One of the ops of `custom_ops.expr.table.FLOAT_OPS`."""
         return self.add(Elementwise(op, arguments))
 
     def sum(self, first: int, *others: int) -> int:
@@ -154,7 +153,7 @@ def _key(node: Node) -> object:
     match node:
         case Constant(value=value):
             return repr(value)  # 0.0 and -0.0 are equal, yet not the same number
-        case Elementwise(op=op, arguments=arguments) if op in COMMUTATIVE:
+        case Elementwise(op=op, arguments=arguments) if op in TABLE and TABLE[op].commutative:
             return op, *sorted(arguments)
         case _:
             return node

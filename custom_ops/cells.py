@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from typing import Literal
 
-from custom_ops.cell import ELEMENTWISE, Cell
+from custom_ops.cell import Cell
 from custom_ops.cell_builder import CellBuilder
 from custom_ops.errors import CellError
+from custom_ops.expr.table import FLOAT_OPS
 
 Mask = Literal["repeat", "zero"] | None
 
@@ -180,8 +181,8 @@ def activate(builder: CellBuilder, name: str, value: int) -> int:
         shifted = builder.apply("relu", builder.apply("add", value, builder.constant(3)))
         clipped = builder.apply("minimum", shifted, builder.constant(6))
         return builder.apply("multiply", clipped, builder.constant(1 / 6))
-    if ELEMENTWISE.get(name) != 1:
-        known = sorted(op for op, arguments in ELEMENTWISE.items() if arguments == 1)
+    known = sorted(name for name, op in FLOAT_OPS.items() if op.arity == 1)
+    if name not in known:
         raise CellError(f"no activation '{name}'; there are linear, hard_sigmoid, {', '.join(known)}")
     return builder.apply(name, value)
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from custom_ops.adjoint import Adjoint, Request, adjoint_of
-from custom_ops.cell import Cell, Elementwise, Invariant, Node, Product, Sequence, Term, Vector
+from custom_ops.cell import Cell, Invariant, Node, Product, Sequence, Term, Vector
 from custom_ops.cell_builder import CellBuilder, with_arguments
 from custom_ops.errors import CellError
+from custom_ops.expr.program import Elementwise
 from custom_ops.saved import cheapest
 
 __all__ = ["Column", "Gradient", "Request", "Source", "WeightGradient", "differentiate"]

@@ -34,5 +34,9 @@ class CellError(TfmemError, ValueError):
     """A recurrent cell is malformed, or asks for something that its reader cannot do."""
 
 
+class ProgramError(TfmemError, ValueError):
+    """A program over tensors is malformed, or tensors do not fit it."""
+
+
 class KernelError(TfmemError, RuntimeError):
     """A GPU kernel could not be generated, compiled, loaded or run."""

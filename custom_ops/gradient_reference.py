@@ -9,7 +9,8 @@ import numpy as np
 
 from custom_ops.differentiate import Column, Gradient
 from custom_ops.errors import CellError
-from custom_ops.recurrent_reference import Array, run
+from custom_ops.expr.op import Array
+from custom_ops.recurrent_reference import run
 
 
 class Gradients(NamedTuple):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from custom_ops.build_flags import PACKAGE, library_name
 from custom_ops.errors import OpLibraryError
-from custom_ops.recurrent import register_gradient
+from custom_ops.recurrent.op import register_gradient
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -48,11 +48,9 @@ class Machine:
         activation: a sigmoid or a hyperbolic tangent.
         tensor_chain: one m16n8k8 product in TF32 that waits for the one before; 0 where there are none.
         tensor_rate: the same, when a scheduler has others to do meanwhile.
-        load_latency: one load from the L2 cache that the whole block waits for.
         load_bandwidth: bytes a nanosecond of one multiprocessor from the L2 cache (L2B), over the share of all
             multiprocessors that load at once.
         block_barrier: a barrier of a block.
-        cluster_barrier: a barrier of a cluster.
         cluster_handoff: until a value that each block of a cluster stores in the shared memory of all is seen by all.
         cluster_bandwidth: bytes a nanosecond that arrive in one block that way.
         grid_barrier: a barrier of one block on each multiprocessor (SC).
@@ -77,10 +75,8 @@ class Machine:
     activation: float
     tensor_chain: float
     tensor_rate: float
-    load_latency: float
     load_bandwidth: Curve
     block_barrier: float
-    cluster_barrier: float
     cluster_handoff: float
     cluster_bandwidth: float
     grid_barrier: float

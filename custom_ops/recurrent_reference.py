@@ -2,57 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from collections.abc import Sequence as Many
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from custom_ops.cell import (
-    SELU_ABOVE,
-    SELU_BELOW,
-    Cell,
-    Constant,
-    Elementwise,
-    Invariant,
-    Product,
-    RowSum,
-    Sequence,
-    State,
-    Term,
-    Vector,
-)
+from custom_ops.cell import Cell, Constant, Invariant, Product, RowSum, Sequence, State, Term, Vector
 from custom_ops.errors import CellError
-
-Array: TypeAlias = NDArray[Any]
-
-_erf = np.vectorize(math.erf, otypes=[np.float64])
-_erfc = np.vectorize(math.erfc, otypes=[np.float64])
-
-
-def _choose(condition: Array, a: Array, b: Array) -> Array:
-    return np.where(condition, a, b)
-
-
-ELEMENTWISE: dict[str, Callable[..., Array]] = {
-    "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "divide": np.divide,
-    "maximum": np.maximum, "minimum": np.minimum, "power": np.power,
-    "multiply_no_nan": lambda x, y: _choose(y == 0, 0 * y, x * y),
-    "divide_no_nan": lambda x, y: _choose(y == 0, 0 * y, x / y),
-    "xdivy": lambda x, y: _choose(x == 0, 0 * x, x / y), "squared_difference": lambda x, y: np.square(x - y),
-    "greater": np.greater, "greater_equal": np.greater_equal, "equal": np.equal,
-    "negate": np.negative, "absolute": np.abs, "sign": np.sign, "square": np.square, "sqrt": np.sqrt,
-    "reciprocal_sqrt": lambda x: 1 / np.sqrt(x), "reciprocal": lambda x: 1 / x,
-    "exp": np.exp, "log": np.log, "log1p": np.log1p, "expm1": np.expm1, "erf": _erf, "erfc": _erfc,
-    "sin": np.sin, "cos": np.cos,
-    "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "tanh": np.tanh, "relu": lambda x: np.maximum(x, 0),
-    "softplus": lambda x: np.logaddexp(x, 0), "elu": lambda x: _choose(x > 0, x, np.expm1(x)),
-    "relu6": lambda x: np.minimum(np.maximum(x, 0), 6), "softsign": lambda x: x / (np.abs(x) + 1),
-    "selu": lambda x: _choose(x < 0, SELU_BELOW * np.expm1(x), SELU_ABOVE * x), "sinh": np.sinh, "cosh": np.cosh,
-    "select": lambda condition, a, b: _choose(condition != 0, a, b),
-}  # fmt: skip
+from custom_ops.expr.op import Array
+from custom_ops.expr.program import Elementwise
+from custom_ops.expr.table import TABLE
 
 
 def run(
@@ -144,7 +103,7 @@ def _step(
             case RowSum(operand=operand):
                 value = values[operand].sum(1, keepdims=True)
             case Elementwise(op=op, arguments=arguments):
-                value = ELEMENTWISE[op](*(values[argument] for argument in arguments))
+                value = TABLE[op].numpy(*(values[argument] for argument in arguments))
         values.append(np.broadcast_to(value.astype(dtype, copy=False), (batch, 1 if scalar else units)))
     return values
 

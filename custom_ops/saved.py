@@ -7,7 +7,8 @@ from collections.abc import Collection
 from itertools import pairwise
 from typing import TypeAlias
 
-from custom_ops.cell import Cell, Constant, Elementwise, Invariant, Vector, arguments_of
+from custom_ops.cell import Cell, Constant, Invariant, Vector, arguments_of
+from custom_ops.expr.program import Elementwise
 
 # A node is two points, so that passing it costs; "source" and "sink" are points too.
 Point: TypeAlias = tuple[int, str] | str

@@ -64,7 +64,15 @@ class Literal:
     values: tuple[bool | int | float, ...]
 
 
-Scalar: TypeAlias = bool | int | float | str | bytes | DataType
+@dataclass(frozen=True)
+class Code:
+    """A function attribute: the function that returns `data`, the code of a GPU kernel. It goes into the library of the
+    graph with the node, once however many nodes name it."""
+
+    data: bytes
+
+
+Scalar: TypeAlias = bool | int | float | str | bytes | DataType | Code
 AttrValue: TypeAlias = Scalar | Shape | Literal | tuple[Scalar, ...]
 
 

@@ -13,11 +13,13 @@ from tensorflow.python.eager.graph_only_ops import graph_placeholder
 from tensorflow.python.framework import op_def_registry, versions
 from tensorflow.python.ops import handle_data_util
 
+from custom_ops import image_functions
 from graph_passes.errors import AlreadyOptimizedError, GraphError
 from graph_passes.frames import frames, subgraph
 from graph_passes.ir import (
     MEMORY_OPS,
     AttrValue,
+    Code,
     DataType,
     Function,
     Graph,
@@ -305,7 +307,8 @@ def _tensor_spec(dtype: Any, dims: Any, behind: TensorSpec | None = None) -> Ten
 
 
 def to_graph_def(graph: Graph, base: Any) -> Any:
-    """Write `graph` as a GraphDef with the library and versions of `base`, the GraphDef it was read from."""
+    """Write `graph` as a GraphDef with the library and versions of `base`, the GraphDef it was read from; the code that
+    its nodes name goes into the library."""
     result = graph_pb2.GraphDef()
     result.library.CopyFrom(base.library)
     result.versions.CopyFrom(base.versions)
@@ -319,7 +322,18 @@ def to_graph_def(graph: Graph, base: Any) -> Any:
             node_def.attr[key].CopyFrom(encode(value))
         if "_class" in node_def.attr:
             _drop_lost_colocations(node_def, graph)
+    present = {function.signature.name for function in result.library.function}
+    named = {image_functions.name_of(code): code for node in graph for code in codes_of(node.attrs)}
+    result.library.function.extend(
+        image_functions.definition(code) for name, code in named.items() if name not in present
+    )
     return result
+
+
+def codes_of(attrs: Mapping[str, AttrValue | Any]) -> list[bytes]:
+    """The code of GPU kernels that a node's attributes name."""
+    lists = [value for value in attrs.values() if isinstance(value, tuple)]
+    return [item.data for items in lists for item in items if isinstance(item, Code)]
 
 
 def _drop_lost_colocations(node_def: Any, graph: Graph) -> None:
@@ -347,6 +361,9 @@ def encode(value: AttrValue | Any) -> Any:
         return attr_value_pb2.AttrValue(s=value.encode())
     if isinstance(value, bytes):
         return attr_value_pb2.AttrValue(s=value)
+    if isinstance(value, Code):
+        name = image_functions.name_of(value.data)
+        return attr_value_pb2.AttrValue(func=attr_value_pb2.NameAttrList(name=name))
     if isinstance(value, DataType):
         return attr_value_pb2.AttrValue(type=tf.as_dtype(value.name).as_datatype_enum)
     if isinstance(value, Literal):
@@ -361,8 +378,8 @@ def encode(value: AttrValue | Any) -> Any:
 
 def _encode_list(values: tuple[Any, ...]) -> Any:
     result = attr_value_pb2.AttrValue(list=attr_value_pb2.AttrValue.ListValue())
-    fields = {"b": result.list.b, "i": result.list.i, "f": result.list.f, "s": result.list.s, "type": result.list.type}
     for value in values:
         item = encode(value)
-        fields[item.WhichOneof("value")].append(getattr(item, item.WhichOneof("value")))
+        kind = item.WhichOneof("value")
+        getattr(result.list, kind).append(getattr(item, kind))
     return result

@@ -9,8 +9,8 @@ import numpy as np
 from custom_ops import cells, recurrent_reference
 from custom_ops.cell import Cell
 from custom_ops.jit.device import Device
-from custom_ops.jit.launch import Launcher
-from custom_ops.jit.program import build
+from custom_ops.recurrent.launch import Launcher
+from custom_ops.recurrent.program import build
 from custom_ops.spec import Configuration, RecurrentSpec
 
 Arrays = dict[str, list[Any]]

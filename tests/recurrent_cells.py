@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from custom_ops import cells
-from custom_ops.cell import ELEMENTWISE, Cell, Product, Term
+from custom_ops.cell import Cell, Product, Term
 from custom_ops.cell_builder import CellBuilder
+from custom_ops.expr.table import FLOAT_OPS
 
 Array = NDArray[Any]
 
@@ -48,7 +49,7 @@ def every_op() -> Cell:
     first, second = builder.sequence(2)
     state = builder.state()
     new = builder.apply("add", first, builder.product(state, builder.matrix(1, 1)))
-    results = [builder.apply(op, *(new, second, state)[:count]) for op, count in ELEMENTWISE.items()]
+    results = [builder.apply(name, *(new, second, state)[: op.arity]) for name, op in FLOAT_OPS.items()]
     return builder.build([builder.apply("tanh", new)], [[result] for result in results])
 
 

@@ -89,15 +89,18 @@ def _devices(options: argparse.Namespace) -> None:
         print(f"  profile    {target.profile.name}")
 
 
+KINDS = ("profiles", "kernels")
+
+
 def _cache(options: argparse.Namespace) -> None:
     directory = Options.from_env().cache_directory
     if not directory:
         print("no cache: TFMEM_CACHE_DIR is empty")
         return
     folder = Path(directory)
-    profiles = list(folder.glob("profiles/*.json"))
-    kernels = [file for file in folder.glob("kernels/*/*") if file.is_file()]
-    files = [*profiles, *folder.glob("profiles/*.tmp"), *kernels]  # *.tmp: what a process that died left half written
+    profiles, kernels = ([file for file in folder.glob(f"{kind}/*/*") if file.is_file()] for kind in KINDS)
+    profiles += folder.glob("profiles/*.json")  # as they lay once
+    files = [*profiles, *kernels]
     total = size(sum(file.stat().st_size for file in files))
     if options.clear:
         for file in files:

@@ -8,6 +8,7 @@ from custom_ops.errors import KernelError
 from custom_ops.jit import matmul
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.device import Device
+from custom_ops.jit.image import KernelImage
 from graph_passes import serde
 from graph_passes.ir import Graph
 from graph_passes.matmul.apply import apply_products
@@ -57,7 +58,7 @@ def with_tensor_cores(
     return _written(captured, graph), replace(plan, notes=(*plan.notes, note))
 
 
-def _programs(options: Options, ordinal: int) -> list[bytes]:
+def _programs(options: Options, ordinal: int) -> list[KernelImage]:
     """Of the GPU.
 
     Raises:
@@ -68,7 +69,7 @@ def _programs(options: Options, ordinal: int) -> list[bytes]:
             raise KernelError(
                 f"{device.name} has compute capability {device.arch / 10}; these products need {matmul.OLDEST / 10}"
             )
-        return [program.to_bytes() for program in matmul.build(device.arch, Cache(folder))]
+        return matmul.build(device.arch, Cache(folder))
 
 
 def _written(captured: Captured, graph: Graph) -> Captured:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import fields
 from math import isfinite
 from pathlib import Path
 from typing import Any, NoReturn
 
-from custom_ops.jit.cache import digest, read_file, write_file
+from custom_ops.jit.cache import Cache, UnusableError
 from graph_passes.cost.observe import Observation
 from graph_passes.ir import Graph
 
-FORMAT = 3
+FORMAT = 4
 LARGEST = 64 << 20  # bytes of a file: ten times what a step of 24,000 ops takes
 LONGEST = 1e5  # seconds of a step
 
@@ -34,14 +35,14 @@ def fingerprint(graph: Graph, facts: Mapping[str, Any]) -> str:
 
 
 class ProfileCache:
-    """A folder of observations; an unusable folder or file is the same as an empty one.
+    """A `Cache` of observations; an unusable folder or file is the same as an empty one.
 
     What is in use besides a step is another process's own: an observation is read as of a step that finds other memory
     in use. A file may be of any content, whoever wrote it: nothing in it is believed that no step could have measured.
     """
 
     def __init__(self, directory: str) -> None:
-        self._directory = Path(directory) / "profiles" if directory else None
+        self._cache = Cache(Path(directory) / "profiles", LARGEST) if directory else None
 
     def load(self, key: str, in_use: int, ops: Collection[str], most: int) -> Observation | None:
         """The observation stored under `key`, if there is one.
@@ -52,45 +53,36 @@ class ProfileCache:
             ops: the names of its ops.
             most: bytes of the device's memory.
         """
-        if self._directory is None:
-            return None
-        try:
-            values = json.loads(read_file(self._directory / f"{key}.json", LARGEST), parse_constant=_refuse)
-            found, before = _observation(values, key)
-            _require_possible(found, before, frozenset(ops), most)
+
+        def parsed(data: bytes) -> Observation:
+            try:
+                found, before = _observation(json.loads(data, parse_constant=_refuse))
+                _require_possible(found, before, frozenset(ops), most)
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
+                raise UnusableError(str(error)) from error
             return Observation(**{**_fields(found), "base": found.base - before + in_use})
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
-            return None
+
+        return None if self._cache is None else self._cache.find(key, parsed)
 
     def store(self, key: str, observation: Observation, in_use: int) -> None:
         """Keep `observation` of a step before which `in_use` bytes were taken."""
-        if self._directory is None:
+        if self._cache is None:
             return
-        values = {**_fields(observation), "in_use": in_use}
-        try:
-            text = json.dumps({"digest": _digest(key, values), "profile": values}, allow_nan=False)
-            write_file(self._directory / f"{key}.json", text.encode())
-        except (OSError, ValueError):
-            return  # a profile is a convenience; the next process observes again
+        with suppress(ValueError):  # a number that JSON has not; the next process observes again
+            text = json.dumps({**_fields(observation), "in_use": in_use}, allow_nan=False)
+            self._cache.keep(key, text.encode())
 
 
 def _fields(observation: Observation) -> dict[str, Any]:
     return {field.name: getattr(observation, field.name) for field in fields(Observation)}
 
 
-def _digest(key: str, values: Mapping[str, Any]) -> str:
-    return digest(key, json.dumps(values, sort_keys=True))
-
-
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} in a profile")
 
 
-def _observation(values: Any, key: str) -> tuple[Observation, int]:
-    """What a file says, and the bytes in use before that step; its digest and all types are right."""
-    profile = values["profile"]
-    if values["digest"] != _digest(key, profile):
-        raise ValueError("a profile whose digest is another")
+def _observation(profile: Any) -> tuple[Observation, int]:
+    """What a file says, and the bytes in use before that step; all types are right."""
     before = profile.pop("in_use")
     profile["curve"] = tuple((name, size) for name, size in profile["curve"])
     found = Observation(**profile)

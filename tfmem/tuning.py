@@ -10,11 +10,11 @@ from pathlib import Path
 
 from custom_ops.errors import KernelError
 from custom_ops.jit import microbenchmark
-from custom_ops.jit.bench import DeviceBench
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.device import Device
 from custom_ops.jit.tune import BATCHES, TIME_STEPS, TunedRecurrent, tune
 from custom_ops.machine import Machine
+from custom_ops.recurrent.bench import DeviceBench
 from custom_ops.spec import Configuration, Precision, RecurrentSpec
 from graph_passes.cost.recurrent import predict, rank
 from graph_passes.cost.space import launched
@@ -125,7 +125,7 @@ def _kernels(spec: RecurrentSpec, folder: Path, options: RecurrentOptions, ordin
         [spec], folder, options.batches, options.time_steps, options.candidates, options.progress, ordinal
     )
     timed = tuple((trial.batch, trial.measured / 1e6) for trial in tuned.chosen)
-    return Kernels(tuple(tuned.blobs()), options.time_steps, timed)
+    return Kernels(tuned.programs, options.time_steps, timed)
 
 
 @contextlib.contextmanager

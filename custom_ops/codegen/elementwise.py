@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
-from custom_ops.cell import Cell, Constant, Elementwise, Invariant, Node, Product, RowSum, Sequence, State, Vector
+from custom_ops.cell import Cell, Constant, Invariant, Product, RowSum, Sequence, State, Vector
 from custom_ops.codegen.schedule import Schedule, sequence_leaves
+from custom_ops.expr.cuda import emit_cuda, literal
+from custom_ops.expr.program import Elementwise
 
-EXPRESSIONS = {
-    "add": "{0} + {1}", "subtract": "{0} - {1}", "multiply": "{0} * {1}", "divide": "{0} / {1}",
-    "maximum": "maximum({0}, {1})", "minimum": "minimum({0}, {1})", "power": "powf({0}, {1})",
-    "multiply_no_nan": "{1} == 0.0f ? 0.0f : {0} * {1}", "divide_no_nan": "{1} == 0.0f ? 0.0f : {0} / {1}",
-    "xdivy": "{0} == 0.0f ? 0.0f : {0} / {1}", "squared_difference": "({0} - {1}) * ({0} - {1})",
-    "greater": "{0} > {1} ? 1.0f : 0.0f", "greater_equal": "{0} >= {1} ? 1.0f : 0.0f",
-    "equal": "{0} == {1} ? 1.0f : 0.0f",
-    "negate": "-{0}", "absolute": "fabsf({0})", "sign": "sign({0})", "square": "{0} * {0}", "sqrt": "sqrtf({0})",
-    "reciprocal_sqrt": "rsqrtf({0})", "reciprocal": "1.0f / {0}",
-    "exp": "expf({0})", "log": "logf({0})", "log1p": "log1pf({0})", "expm1": "expm1f({0})", "erf": "erff({0})",
-    "erfc": "erfcf({0})",
-    "sin": "sinf({0})", "cos": "cosf({0})",
-    "sigmoid": "sigmoid({0})", "tanh": "hyperbolic_tangent({0})", "relu": "maximum({0}, 0.0f)",
-    "softplus": "softplus({0})", "elu": "elu({0})", "relu6": "minimum(maximum({0}, 0.0f), 6.0f)", "selu": "selu({0})",
-    "softsign": "{0} / (fabsf({0}) + 1.0f)", "sinh": "sinhf({0})", "cosh": "coshf({0})",
-    "select": "{0} != 0.0f ? {1} : {2}",
-}  # fmt: skip
 ARGUMENTS = "E& element, const At& at"
 
 
@@ -174,7 +157,7 @@ class CellWriter:
         # Products and sums are read before anything is sent: after a send their memory may change.
         first = [item for item in here if isinstance(item[1], Product | RowSum)]
         rest = [item for item in here if isinstance(item[1], Elementwise)]
-        lines = [f"const float value_{place} = {self.expression(node, stage, place)};" for place, node in first + rest]
+        lines = self.values([place for place, _ in first + rest], stage)
         lines += self.leave_sums(stage)
         # What others wait for goes first.
         for buffer, operand, place in self.sent(stage):
@@ -196,26 +179,29 @@ class CellWriter:
         lines += [f"element.state_{index} = next_{index};" for index in range(len(new))]
         return [head, *lines, "}"]
 
-    def expression(self, node: Node, stage: int, place: int) -> str:
-        match node:
-            case Product():
+    def values(self, places: list[int], stage: int) -> list[str]:
+        dtypes = ["float32"] * len(self.cell.nodes)
+        return emit_cuda(self.cell.nodes, dtypes, dict.fromkeys(places), lambda place: self.source(place, stage))
+
+    def source(self, place: int, stage: int) -> str:
+        """The value of a node that no op of the stage computes: a result of all processors, or what is in registers."""
+        match self.cell.nodes[place]:
+            case Product() if self.cell.stages[place] == stage:
                 gemm, product = self.plan.place_of_product(place)
                 parts = self.plan.gemms[gemm].parts
                 if parts is not None:
                     return f"at.template sum_of_parts<{parts}, {product}>()"
                 return f"at.template product<{gemm}, {product}>()"
-            case RowSum():
+            case RowSum() if self.cell.stages[place] == stage:
                 buffer, operand = self.plan.place_of_sum(place)
                 return f"at.template row_sum<{buffer}, {operand}>()"
-            case Elementwise(op=op, arguments=arguments):
-                return EXPRESSIONS[op].format(*(self.read(argument, stage) for argument in arguments))
-        raise AssertionError(node)
+        return self.read(place, stage)
 
     def read(self, place: int, stage: int) -> str:
         """The value of node `place`, as code of `stage` sees it."""
         match self.cell.nodes[place]:
             case Constant(value=value):
-                return _literal(value)
+                return literal(value, "float32")
             case State(index=index):
                 return f"element.state_{index}"
             case Sequence() | Invariant() | Vector():
@@ -316,12 +302,3 @@ def _by_stage(kind: str, name: str, values: list[object]) -> list[str]:
     lines = [f"template <int STAGE> __host__ __device__ static constexpr {kind} {name}() {{"]
     lines += [f"if (STAGE == {stage}) return {value};" for stage, value in enumerate(values)]
     return [*lines, f"return {kind}();", "}"]
-
-
-def _literal(value: float) -> str:
-    if math.isnan(value):
-        return "__uint_as_float(0x7fc00000u)"
-    if math.isinf(value):
-        return f"__uint_as_float(0x{'7' if value > 0 else 'f'}f800000u)"
-    text = f"{value:.9e}f"
-    return f"({text})" if value < 0 else text

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from custom_ops.cell import Elementwise, Product, Sequence, State
+from custom_ops.cell import Product, Sequence, State
 from custom_ops.codegen.elementwise import ARGUMENTS, CellWriter
 from custom_ops.codegen.schedule import Schedule
+from custom_ops.expr.program import Elementwise
 
 
 def replica_struct(plan: Schedule) -> str:
@@ -67,7 +68,7 @@ class _ReplicaWriter(CellWriter):
         ]
         first = [item for item in here if isinstance(item[1], Product)]
         rest = [item for item in here if isinstance(item[1], Elementwise)]
-        lines = [f"const float value_{place} = {self.expression(node, stage, place)};" for place, node in first + rest]
+        lines = self.values([place for place, _ in first + rest], stage)
         kept = [
             f"at.template keep<{index}, {operand}>({self.read(place, stage)});"
             for index, buffer in enumerate(self.plan.buffers)

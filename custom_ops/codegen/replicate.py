@@ -14,9 +14,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from custom_ops.cell import Cell, Elementwise, Product, RowSum, State, arguments_of
+from custom_ops.cell import Cell, Product, RowSum, State, arguments_of
 from custom_ops.codegen.schedule import RESULTS, Buffer, Gemm, Schedule, carried, schedule
 from custom_ops.errors import KernelError
+from custom_ops.expr.program import Elementwise
 
 
 @cache

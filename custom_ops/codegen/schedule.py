@@ -6,19 +6,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Literal
 
-from custom_ops.cell import (
-    Cell,
-    Elementwise,
-    Invariant,
-    Node,
-    Product,
-    RowSum,
-    Sequence,
-    State,
-    Term,
-    Vector,
-    arguments_of,
-)
+from custom_ops.cell import Cell, Invariant, Node, Product, RowSum, Sequence, State, Term, Vector, arguments_of
+from custom_ops.expr.program import Elementwise
 
 RESULTS = (Elementwise, Product, RowSum)  # what a CTA computes; all else it reads
 

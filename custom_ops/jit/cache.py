@@ -71,8 +71,14 @@ class Cache:
     broken one or another program made of it counts as not there, and is made again.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, largest: int = LARGEST) -> None:
+        """`largest`: bytes of a file that is read."""
         self.folder = folder
+        self._largest = largest
+
+    def place(self, key: str) -> Path:
+        """Where the file of `key` lies."""
+        return self.folder / key[:2] / key[2:]
 
     def get(self, key: str, make: Callable[[], bytes]) -> bytes:
         """The bytes under `key`, made and kept if they are not there. A folder that cannot be written is no error."""
@@ -81,15 +87,24 @@ class Cache:
     def read(self, key: str, make: Callable[[], bytes], parse: Callable[[bytes], Value]) -> Value:
         """What `parse` reads in the bytes under `key`, made and kept if they are not there or `parse` raises
         `UnusableError`."""
-        place = self.folder / key[:2] / key[2:]
-        try:
-            return parse(_checked(key, read_file(place)))
-        except (OSError, UnusableError):
-            pass
+        found = self.find(key, parse)
+        if found is not None:
+            return found
         data = make()
-        with suppress(OSError):
-            write_file(place, digest(key, data).encode() + data)
+        self.keep(key, data)
         return parse(data)
+
+    def find(self, key: str, parse: Callable[[bytes], Value]) -> Value | None:
+        """What `parse` reads in the bytes under `key`; None if they are not there or `parse` raises `UnusableError`."""
+        try:
+            return parse(_checked(key, read_file(self.place(key), self._largest)))
+        except (OSError, UnusableError):
+            return None
+
+    def keep(self, key: str, data: bytes) -> None:
+        """Write `data` under `key`. A folder that cannot be written is no error."""
+        with suppress(OSError):
+            write_file(self.place(key), digest(key, data).encode() + data)
 
 
 def _checked(key: str, stored: bytes) -> bytes:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache
+from custom_ops.jit.image import KernelImage, code_of
 from custom_ops.jit.nvrtc import CompileSource
-from custom_ops.jit.program import ANY_BATCH, Program, image_of
 
 OLDEST = 80  # compute capability 8.0: copies that need no registers, and products of depth 16
 LINE_BYTES = 128  # 32 numbers along the depth of a split operand
@@ -68,30 +68,17 @@ HOPPER = Kernel(
 )
 
 
-def build(arch: int, cache: Cache | None = None, compile_source: CompileSource = nvrtc.compile_source) -> list[Program]:
+def build(
+    arch: int, cache: Cache | None = None, compile_source: CompileSource = nvrtc.compile_source
+) -> list[KernelImage]:
     """What the op takes as `programs`, compiled or taken from `cache`.
 
     Raises:
         KernelError: the compiler is missing or rejects a source.
     """
     kernels = (SPLIT, HOPPER if arch == 90 else LARGE, SMALL)
-    return [_program(kernel, arch, cache, compile_source) for kernel in kernels]
-
-
-def _program(kernel: Kernel, arch: int, cache: Cache | None, compile_source: CompileSource) -> Program:
-    return Program(
-        kind="cubin",
-        arch=arch,
-        entry=kernel.name,
-        fallback="",
-        rows=1,
-        ctas=1,
-        cluster=1,
-        threads=kernel.threads,
-        shared=kernel.shared,
-        scratch=0,
-        cooperative=0,
-        stages=0,
-        max_batch=ANY_BATCH,
-        image=image_of(kernel.source, arch, cache, kernel.features, compile_source),
-    )
+    codes = [code_of(kernel.source, arch, cache, kernel.features, compile_source) for kernel in kernels]
+    return [
+        KernelImage(arch, kernel.name, kernel.threads, code, shared=kernel.shared)
+        for kernel, code in zip(kernels, codes, strict=True)
+    ]

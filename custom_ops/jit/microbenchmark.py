@@ -51,7 +51,7 @@ class Point:
     size: int = 0
 
 
-FORMAT = "machine 2"
+FORMAT = "machine 3"
 COPIES_BYTES = 2 * 4 * max(STATE)
 BUFFER_BYTES = COPIES_BYTES + 4096  # two copies of the state, and a counter behind them
 STATIC_SHARED = 33 << 10  # bytes of shared memory, no less than a kernel of microbenchmark.cuh has
@@ -178,7 +178,6 @@ def source(arch: int) -> str:
     if arch >= 80:
         bodies |= {f"tensor_{tiles}": f"tensor_products<{tiles}>(data, n)" for tiles in (1, 4)}
     if arch >= 90:
-        bodies["cluster_barrier"] = "cluster_barriers(n)"
         bodies["cluster_exchange"] = "cluster_exchange(data, n, size)"
     parameters = "float* data, unsigned* counter, int n, int size"
     return '#include "microbenchmark.cuh"\n\n' + "".join(
@@ -253,10 +252,8 @@ def fit(launch: Launch, name: str, arch: int, clusters: Curve) -> Machine:
         activation=each("activations", warps=1) / 2,
         tensor_chain=each("tensor_1", warps=1) if arch >= 80 else 0.0,
         tensor_rate=each("tensor_4", warps=2) / (2 * 4) if arch >= 80 else 0.0,
-        load_latency=loads[0.5][0],
         load_bandwidth=_curve((share, bandwidth) for share, (_, bandwidth) in loads.items()),
         block_barrier=each("block_barrier"),
-        cluster_barrier=each("cluster_barrier", **together) if largest > 1 else 0.0,
         cluster_handoff=in_cluster[0],
         cluster_bandwidth=in_cluster[1],
         grid_barrier=each("grid_barrier"),

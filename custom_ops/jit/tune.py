@@ -17,7 +17,7 @@ from tqdm import tqdm
 from custom_ops.errors import KernelError
 from custom_ops.jit.cache import Cache, UnusableError, digest
 from custom_ops.jit.cores import usable_cores
-from custom_ops.jit.program import ANY_BATCH, Program
+from custom_ops.recurrent.program import ANY_BATCH, Program
 from custom_ops.spec import Configuration, Exchange, Product, RecurrentSpec
 
 FORMAT = "tuned 4"
@@ -81,13 +81,9 @@ class TunedRecurrent:
         """The one that the op runs for a batch size."""
         return next(program for program in self.programs if program.max_batch >= batch)
 
-    def blobs(self) -> list[bytes]:
-        """The programs as the op's attribute takes them."""
-        return [program.to_bytes() for program in self.programs]
-
 
 class Bench(Protocol):
-    """Where kernels of one specification are built and timed; `custom_ops.jit.bench.DeviceBench` is the real one."""
+    """Where kernels of one specification are built and timed; `custom_ops.recurrent.bench.DeviceBench` is real."""
 
     spec: RecurrentSpec
     identity: str

@@ -15,22 +15,6 @@
 
 namespace tfmem {
 
-// 16 bytes of global memory (as L2 has them now) to shared memory, asynchronously where the GPU
-// can.
-__device__ __forceinline__ void copy_from_l2(float* to, const unsigned* from) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-  copy_async(shared_address(to), from);
-#else
-  load_relaxed(from, reinterpret_cast<uint4*>(to));
-#endif
-}
-
-__device__ __forceinline__ void wait_for_copies() {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-  wait_for_all_copies();
-#endif
-}
-
 // With several slices (slices.cuh) a CTA reads the numbers of its share of the CTAs only.
 template <class Plan>
 class GridExchange {
@@ -90,7 +74,6 @@ class GridExchange {
   __device__ void end_of_stage() const {}
 
   __device__ void finish() const {
-    wait_for_copies();
     if constexpr (Plan::kSlices > 1) cluster_barrier();
   }
 

@@ -47,9 +47,42 @@ __device__ inline float selu(float x) {
 }
 
 // NaN-keeping, unlike fmaxf and fminf.
-__device__ inline float maximum(float a, float b) { return a > b || a != a ? a : b; }
-__device__ inline float minimum(float a, float b) { return a < b || a != a ? a : b; }
+template <class T>
+__device__ inline T maximum(T a, T b) {
+  return a > b || a != a ? a : b;
+}
+template <class T>
+__device__ inline T minimum(T a, T b) {
+  return a < b || a != a ? a : b;
+}
 
-__device__ inline float sign(float x) { return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x; }
+__device__ inline float absolute(float x) { return fabsf(x); }
+
+template <class T>
+__device__ inline T sign(T x) {
+  return x > T(0) ? T(1) : x < T(0) ? T(-1) : x;
+}
+
+// Of doubles, whose time no kernel has been waiting for, and of integers.
+__device__ inline double sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
+__device__ inline double hyperbolic_tangent(double x) { return tanh(x); }
+__device__ inline double softplus(double x) {
+  return fmax(x, 0.0) + log1p(exp(-fabs(x))) + (x != x ? x : 0.0);
+}
+__device__ inline double elu(double x) { return x > 0.0 ? x : expm1(x); }
+__device__ inline double selu(double x) {
+  return x < 0.0 ? 1.7580993408473769 * expm1(x) : 1.0507009873554805 * x;
+}
+__device__ inline double absolute(double x) { return fabs(x); }
+__device__ inline int absolute(int x) { return x < 0 ? -x : x; }
+__device__ inline long long absolute(long long x) { return x < 0 ? -x : x; }
+
+// The nearest number of storage type T.
+template <class T>
+__device__ inline float rounded(float value) {
+  T stored;
+  from_float(value, &stored);
+  return to_float(stored);
+}
 
 }  // namespace tfmem

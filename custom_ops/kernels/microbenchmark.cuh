@@ -237,12 +237,6 @@ __device__ void tensor_products(float* data, int iterations) {
 #endif
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// One iteration: a barrier of all threads of a cluster.
-__device__ inline void cluster_barriers(int iterations) {
-#pragma unroll 1
-  for (int i = 0; i < iterations; ++i) cluster_barrier();
-}
-
 // One iteration: `size` numbers, a slice from each block into the shared memory of all, as
 // exchange_cluster.cuh does.
 __device__ inline void cluster_exchange(float* data, int iterations, int size) {

@@ -172,17 +172,9 @@ __device__ __forceinline__ float4 load_shared_volatile(unsigned from) {
 
 // 16 bytes of global memory (as L2 has them now) to shared memory, asynchronously; zeros where not
 // `inside`.
-__device__ __forceinline__ void copy_async(unsigned to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
 __device__ __forceinline__ void copy_async(unsigned to, const void* from, bool inside) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                "r"(inside ? 16 : 0));
-}
-
-__device__ __forceinline__ void wait_for_all_copies() {
-  asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 __device__ __forceinline__ void end_group_of_copies() { asm volatile("cp.async.commit_group;"); }

@@ -21,10 +21,12 @@ struct ElementwiseName {
   Elementwise op;
   absl::string_view name;
   size_t arguments;
+  int kinds;
 };
 
 constexpr ElementwiseName kElementwise[] = {
-#define TFMEM_NAME(op, name, arguments) {Elementwise::op, name, arguments},
+#define TFMEM_NAME(op, name, arguments, kinds, comparison) \
+  {Elementwise::op, name, arguments, kinds},
     TFMEM_ELEMENTWISE_OPS(TFMEM_NAME)
 #undef TFMEM_NAME
 };
@@ -208,7 +210,7 @@ class Parser {
 
   absl::Status ParseElementwise(const ElementwiseName& op, const std::vector<int>& numbers,
                                 CellNode* node) {
-    if (numbers.size() != op.arguments) return Unreadable();
+    if (numbers.size() != op.arguments || (op.kinds & kFloats) == 0) return Unreadable();
     node->kind = Kind::kElementwise;
     node->op = op.op;
     node->arguments = numbers;

@@ -8,54 +8,16 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "build/generated/elementwise_ops.h"
 
 namespace tfmem {
 
-// X(enumerator, name in a cell's text, number of arguments)
-#define TFMEM_ELEMENTWISE_OPS(X)                 \
-  X(kAdd, "add", 2)                              \
-  X(kSubtract, "subtract", 2)                    \
-  X(kMultiply, "multiply", 2)                    \
-  X(kDivide, "divide", 2)                        \
-  X(kMaximum, "maximum", 2)                      \
-  X(kMinimum, "minimum", 2)                      \
-  X(kPower, "power", 2)                          \
-  X(kMultiplyNoNan, "multiply_no_nan", 2)        \
-  X(kDivideNoNan, "divide_no_nan", 2)            \
-  X(kXdivy, "xdivy", 2)                          \
-  X(kSquaredDifference, "squared_difference", 2) \
-  X(kGreater, "greater", 2)                      \
-  X(kGreaterEqual, "greater_equal", 2)           \
-  X(kEqual, "equal", 2)                          \
-  X(kNegate, "negate", 1)                        \
-  X(kAbsolute, "absolute", 1)                    \
-  X(kSign, "sign", 1)                            \
-  X(kSquare, "square", 1)                        \
-  X(kSqrt, "sqrt", 1)                            \
-  X(kReciprocalSqrt, "reciprocal_sqrt", 1)       \
-  X(kReciprocal, "reciprocal", 1)                \
-  X(kExp, "exp", 1)                              \
-  X(kLog, "log", 1)                              \
-  X(kLog1p, "log1p", 1)                          \
-  X(kExpm1, "expm1", 1)                          \
-  X(kErf, "erf", 1)                              \
-  X(kErfc, "erfc", 1)                            \
-  X(kSin, "sin", 1)                              \
-  X(kCos, "cos", 1)                              \
-  X(kSigmoid, "sigmoid", 1)                      \
-  X(kTanh, "tanh", 1)                            \
-  X(kRelu, "relu", 1)                            \
-  X(kSoftplus, "softplus", 1)                    \
-  X(kElu, "elu", 1)                              \
-  X(kRelu6, "relu6", 1)                          \
-  X(kSelu, "selu", 1)                            \
-  X(kSoftsign, "softsign", 1)                    \
-  X(kSinh, "sinh", 1)                            \
-  X(kCosh, "cosh", 1)                            \
-  X(kSelect, "select", 3)
+// Kinds of dtypes that an op is for.
+enum ElementwiseKinds { kFloats = 1, kIntegers = 2, kBools = 4 };
 
+// In the order of the table of elementwise ops, custom_ops/expr/.
 enum class Elementwise {
-#define TFMEM_ENUMERATE(name, text, arguments) name,
+#define TFMEM_ENUMERATE(op, name, arguments, kinds, comparison) op,
   TFMEM_ELEMENTWISE_OPS(TFMEM_ENUMERATE)
 #undef TFMEM_ENUMERATE
 };

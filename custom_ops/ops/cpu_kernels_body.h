@@ -194,85 +194,42 @@ Real Flushed(Real x) {
   return x == 0 ? std::copysign(Real(0), x) : x;
 }
 
-// A loop over whole vectors: `expression` of vectors a, b and c.
-#define TFMEM_VECTORS(op, expression)                       \
-  case Elementwise::op:                                     \
-    for (int64_t i = 0; i < count; i += kLanes<Real>) {     \
-      [[maybe_unused]] const Vector<Real> va = Load(a + i); \
-      Store<Real>(expression, target + i);                  \
-    }                                                       \
+// A loop over whole vectors. Arguments that an op does not have are not read.
+#define TFMEM_VECTORS(op, arguments, kinds, expression)                                     \
+  case Elementwise::op:                                                                     \
+    if constexpr (((kinds) & kFloats) != 0) {                                               \
+      for (int64_t i = 0; i < count; i += kLanes<Real>) {                                   \
+        const Vector<Real> a = Load(first + i);                                             \
+        [[maybe_unused]] const Vector<Real> b = Load((arguments > 1 ? second : first) + i); \
+        [[maybe_unused]] const Vector<Real> c = Load((arguments > 2 ? third : first) + i);  \
+        Store<Real>(expression, target + i);                                                \
+      }                                                                                     \
+    }                                                                                       \
     break;
-#define TFMEM_VECTORS2(op, expression)                  \
-  case Elementwise::op:                                 \
-    for (int64_t i = 0; i < count; i += kLanes<Real>) { \
-      const Vector<Real> va = Load(a + i);              \
-      const Vector<Real> vb = Load(b + i);              \
-      Store<Real>(expression, target + i);              \
-    }                                                   \
-    break;
+#define TFMEM_COMPARISONS(op, arguments, kinds, expression) \
+  TFMEM_VECTORS(op, arguments, kinds, (expression ? one : zero))
 // A loop over numbers, for what is rare and what the standard library does well.
-#define TFMEM_NUMBERS(op, expression)                           \
-  case Elementwise::op:                                         \
-    for (int64_t i = 0; i < count; ++i) target[i] = expression; \
+#define TFMEM_NUMBERS(op, arguments, kinds, expression)                      \
+  case Elementwise::op:                                                      \
+    if constexpr (((kinds) & kFloats) != 0) {                                \
+      for (int64_t i = 0; i < count; ++i) {                                  \
+        const Real a = first[i];                                             \
+        [[maybe_unused]] const Real b = (arguments > 1 ? second : first)[i]; \
+        target[i] = expression;                                              \
+      }                                                                      \
+    }                                                                        \
     break;
 
 template <typename Real>
-void Compute(Elementwise op, Real* target, const Real* a, const Real* b, const Real* c,
+void Compute(Elementwise op, Real* target, const Real* first, const Real* second, const Real* third,
              int64_t count) {
   const Vector<Real> one = Fill(Real(1));
   const Vector<Real> zero{};
-  switch (op) {
-    TFMEM_VECTORS2(kAdd, va + vb)
-    TFMEM_VECTORS2(kSubtract, va - vb)
-    TFMEM_VECTORS2(kMultiply, va * vb)
-    TFMEM_VECTORS2(kDivide, va / vb)
-    // A NaN on either side is kept, as TensorFlow does.
-    TFMEM_VECTORS2(kMaximum, ((va > vb) | (va != va)) ? va : vb)
-    TFMEM_VECTORS2(kMinimum, ((va < vb) | (va != va)) ? va : vb)
-    TFMEM_VECTORS2(kMultiplyNoNan, vb == zero ? zero : va * vb)
-    TFMEM_VECTORS2(kDivideNoNan, vb == zero ? zero : va / vb)
-    TFMEM_VECTORS2(kXdivy, va == zero ? zero : va / vb)
-    TFMEM_VECTORS2(kSquaredDifference, (va - vb) * (va - vb))
-    TFMEM_VECTORS2(kGreater, va > vb ? one : zero)
-    TFMEM_VECTORS2(kGreaterEqual, va >= vb ? one : zero)
-    TFMEM_VECTORS2(kEqual, va == vb ? one : zero)
-    TFMEM_VECTORS(kNegate, -va)
-    TFMEM_VECTORS(kAbsolute, Absolute(va))
-    TFMEM_VECTORS(kSign, va > zero ? one : (va < zero ? -one : va))
-    TFMEM_VECTORS(kSquare, va * va)
-    TFMEM_VECTORS(kReciprocal, one / va)
-    TFMEM_VECTORS(kExp, Exp(va))
-    TFMEM_VECTORS(kSigmoid, Sigmoid(va))
-    TFMEM_VECTORS(kTanh, Tanh(va))
-    TFMEM_VECTORS(kRelu, va < zero ? zero : va)
-    TFMEM_VECTORS(kRelu6, va < zero ? zero : (va > Real(6) ? zero + Real(6) : va))
-    TFMEM_VECTORS(kSoftsign, va / (Absolute(va) + one))
-    TFMEM_NUMBERS(kPower, std::pow(Flushed(a[i]), Flushed(b[i])))
-    TFMEM_NUMBERS(kSqrt, std::sqrt(a[i]))
-    TFMEM_NUMBERS(kReciprocalSqrt, Real(1) / std::sqrt(a[i]))
-    TFMEM_NUMBERS(kLog, std::log(Flushed(a[i])))
-    TFMEM_NUMBERS(kLog1p, std::log1p(a[i]))
-    TFMEM_NUMBERS(kExpm1, std::expm1(a[i]))
-    TFMEM_NUMBERS(kErf, std::erf(a[i]))
-    TFMEM_NUMBERS(kErfc, std::erfc(a[i]))
-    TFMEM_NUMBERS(kSin, std::sin(a[i]))
-    TFMEM_NUMBERS(kCos, std::cos(a[i]))
-    TFMEM_NUMBERS(kSoftplus, Softplus(a[i]))
-    TFMEM_NUMBERS(kElu, a[i] < 0 ? std::expm1(a[i]) : a[i])
-    TFMEM_NUMBERS(kSelu, a[i] < 0 ? Real(1.7580993408473769) * std::expm1(a[i])
-                                  : Real(1.0507009873554805) * a[i])
-    TFMEM_NUMBERS(kSinh, std::sinh(a[i]))
-    TFMEM_NUMBERS(kCosh, std::cosh(a[i]))
-    case Elementwise::kSelect:
-      for (int64_t i = 0; i < count; i += kLanes<Real>) {
-        Store<Real>(Load(a + i) != zero ? Load(b + i) : Load(c + i), target + i);
-      }
-      break;
-  }
+  switch (op) { TFMEM_ELEMENTWISE_KERNELS(TFMEM_VECTORS, TFMEM_COMPARISONS, TFMEM_NUMBERS) }
 }
 
 #undef TFMEM_VECTORS
-#undef TFMEM_VECTORS2
+#undef TFMEM_COMPARISONS
 #undef TFMEM_NUMBERS
 
 template <typename Real>

@@ -54,6 +54,7 @@ REGISTER_OP("TfmemMatMul")
     .Attr("transpose_a: bool = false")
     .Attr("transpose_b: bool = false")
     .Attr("programs: list(string) = []")
+    .Attr("images: list(func) = []")
     .SetShapeFn(MatMulShape)
     .Doc(R"doc(
 Multiplies matrices of float32, on a GPU's tensor cores too as accurately as float32.
@@ -63,6 +64,7 @@ b: [depth, columns], or [columns, depth] with transpose_b.
 bias: nothing, or one vector [columns] that is added to each row.
 product: [rows, columns].
 programs: GPU programs (custom_ops/jit/matmul.py): what cuts the operands, large tiles, small ones.
+images: for each program the function of the graph's library that holds its code.
 )doc");
 
 class MatMulOp : public OpKernel {

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "custom_ops/ops/device_stream.h"
 #include "custom_ops/ops/gpu_kernel.h"
+#include "custom_ops/ops/image_functions.h"
 #include "custom_ops/ops/matmul.h"
 #include "custom_ops/ops/matmul_tiling.h"
 #include "custom_ops/ops/sizes.h"
@@ -47,13 +48,20 @@ class MatMulOp : public OpKernel {
   explicit MatMulOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("transpose_a", &transpose_left_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("transpose_b", &transpose_right_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("programs", &programs_));
-    OP_REQUIRES(
-        ctx, programs_.size() == kernels_.size(),
-        absl::InvalidArgumentError(absl::StrCat(
-            "'", name(), "' (TfmemMatMul) has ", programs_.size(), " programs for a GPU, expected ",
-            kernels_.size(),
-            ": run tfmem.optimize on the machine with this GPU, or place the op on the ", "CPU")));
+    absl::StatusOr<std::vector<ProgramText>> texts = ReadPrograms(ctx);
+    OP_REQUIRES_OK(ctx, texts.status());
+    OP_REQUIRES(ctx, texts->size() == images_.size(),
+                absl::InvalidArgumentError(absl::StrCat(
+                    "'", name(), "' (TfmemMatMul) has ", texts->size(), " programs for a GPU, ",
+                    "expected ", images_.size(), ": run tfmem.optimize on the machine with this ",
+                    "GPU, or place the op on the CPU")));
+    for (size_t i = 0; i < images_.size(); ++i) {
+      absl::StatusOr<KernelHeader> header = KernelHeader::Parse((*texts)[i].header);
+      OP_REQUIRES_OK(ctx, header.status());
+      absl::StatusOr<KernelImage> image = ReadImage(&*header, (*texts)[i].code);
+      OP_REQUIRES_OK(ctx, image.status());
+      images_[i] = *std::move(image);
+    }
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -76,7 +84,7 @@ class MatMulOp : public OpKernel {
     std::lock_guard<std::mutex> lock(mutex_);
     for (size_t i = 0; i < kernels_.size(); ++i) {
       if (kernels_[i] != nullptr) continue;
-      absl::StatusOr<std::shared_ptr<GpuKernel>> kernel = GpuKernel::Load(link, programs_[i]);
+      absl::StatusOr<std::unique_ptr<GpuKernel>> kernel = GpuKernel::Load(link, images_[i]);
       if (absl::IsResourceExhausted(kernel.status())) return kernel.status();
       if (!kernel.ok()) {
         return absl::InvalidArgumentError(absl::StrCat(
@@ -140,17 +148,17 @@ class MatMulOp : public OpKernel {
     arguments.sums = sums;
     arguments.arrived = scales + call.rows + call.columns;
     const int64_t splits = Ceiling(call.rows, kSplitRows) + Ceiling(call.columns, kSplitRows);
-    status = kernels_[kSplit]->LaunchBlocks(stream, &arguments, splits);
+    status = kernels_[kSplit]->Launch(stream, {splits}, &arguments);
     if (!status.ok()) return status;
-    return kernels_[tiling.small ? kSmall : kLarge]->LaunchBlocks(stream, &arguments,
-                                                                  tiles * tiling.parts);
+    return kernels_[tiling.small ? kSmall : kLarge]->Launch(stream, {tiles * tiling.parts},
+                                                            &arguments);
   }
 
   bool transpose_left_ = false;
   bool transpose_right_ = false;
-  std::vector<std::string> programs_;
+  std::array<KernelImage, 3> images_;
   std::mutex mutex_;
-  std::array<std::shared_ptr<GpuKernel>, 3> kernels_;
+  std::array<std::unique_ptr<GpuKernel>, 3> kernels_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("TfmemMatMul").Device(DEVICE_GPU), MatMulOp);

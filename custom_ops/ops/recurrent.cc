@@ -171,8 +171,10 @@ REGISTER_OP("TfmemRecurrent")
     .Attr("batch_major: bool = false")
     .Attr("precision: {'highest', 'tf32', 'bfloat16', 'float16'} = 'highest'")
     .Attr("programs: list(string) = []")
+    .Attr("images: list(func) = []")
     .Attr("base_cell: string = ''")
     .Attr("gradient_programs: list(string) = []")
+    .Attr("gradient_images: list(func) = []")
     .Attr("fingerprint: int = 0")
     .SetShapeFn(RecurrentShape)
     .Doc(R"doc(
@@ -195,9 +197,11 @@ precision: how a GPU stores weights and exchanged values; "highest" is as accura
 programs: GPU programs for this cell in ascending order of the largest batch each takes; the first
   may be one that takes none, and stands in where blocks of the others cannot wait for each other.
 base_cell: the cell without the outputs that are saved for the gradient; empty if none are.
+images: for each program the function of the graph's library that holds its code, so that code lies
+  in a graph once; empty where the programs are of the format before this one and hold it themselves.
 gradient_programs: the programs of the gradient's op.
-fingerprint: of both lists of programs, for eager calls. TensorFlow takes two of these for the same
-  where long strings of a list begin and end alike; the op does not look at it.
+gradient_images: their code.
+fingerprint: graphs of the format before this one have it; nothing looks at it.
 )doc");
 
 // One list of inputs, split by direction, with its shapes checked.

@@ -8,8 +8,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "custom_ops/ops/device_stream.h"
-#include "custom_ops/ops/gpu_kernel.h"
+#include "custom_ops/ops/image_functions.h"
 #include "custom_ops/ops/recurrent.h"
+#include "custom_ops/ops/recurrent_kernel.h"
 #include "custom_ops/ops/sizes.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -34,13 +35,17 @@ class RecurrentOp : public OpKernel {
     absl::StatusOr<RecurrentAttributes> attributes = ReadRecurrentAttributes(ctx);
     OP_REQUIRES_OK(ctx, attributes.status());
     attributes_ = *std::move(attributes);
-    std::vector<std::string> programs;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("programs", &programs));
-    OP_REQUIRES(ctx, !programs.empty(),
+    absl::StatusOr<std::vector<ProgramText>> texts = ReadPrograms(ctx);
+    OP_REQUIRES_OK(ctx, texts.status());
+    OP_REQUIRES(ctx, !texts->empty(),
                 absl::InvalidArgumentError(absl::StrCat(
                     "'", name(), "' (TfmemRecurrent) has no program for a GPU: run ",
                     "tfmem.optimize on the machine with this GPU, or place the op on the CPU")));
-    kernels_ = std::make_unique<GpuKernels>(std::move(programs));
+    std::vector<RecurrentKernels::Program> programs;
+    for (const ProgramText& text : *texts) {
+      programs.push_back(ReadRecurrentProgram(text.header, text.code));
+    }
+    kernels_ = std::make_unique<RecurrentKernels>(std::move(programs));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -51,7 +56,7 @@ class RecurrentOp : public OpKernel {
     if (call->batch == 0) return;
     absl::StatusOr<GpuLink*> link = GpuLink::For(*stream);
     OP_REQUIRES_OK(ctx, link.status());
-    absl::StatusOr<std::shared_ptr<GpuKernel>> kernel = kernels_->Choose(*link, call->batch);
+    absl::StatusOr<std::shared_ptr<RecurrentKernel>> kernel = kernels_->Choose(*link, call->batch);
     OP_REQUIRES(ctx, !absl::IsResourceExhausted(kernel.status()),
                 absl::ResourceExhaustedError(absl::StrCat(
                     "no program of '", name(),
@@ -63,10 +68,10 @@ class RecurrentOp : public OpKernel {
                     "GPU, or place the op on the CPU")));
     absl::StatusOr<bool> failed = watch_.Failed();
     OP_REQUIRES_OK(ctx, failed.status());
-    bool fallback_only = *failed && (*kernel)->program().cooperative;
+    bool fallback_only = *failed && (*kernel)->program().image.cooperative;
     if (fallback_only) {
       Report();
-      if (std::shared_ptr<GpuKernel> instead = kernels_->WithoutWaiting(*link)) {
+      if (std::shared_ptr<RecurrentKernel> instead = kernels_->WithoutWaiting(*link)) {
         kernel = std::move(instead);
         fallback_only = false;
       }
@@ -75,10 +80,10 @@ class RecurrentOp : public OpKernel {
   }
 
  private:
-  absl::Status Enqueue(OpKernelContext* ctx, cuda::Stream stream, const GpuKernel& kernel,
+  absl::Status Enqueue(OpKernelContext* ctx, cuda::Stream stream, const RecurrentKernel& kernel,
                        const RecurrentCall& call, bool fallback_only) {
     if (absl::Status status = CheckAlignment(call); !status.ok()) return status;
-    const GpuProgram& program = kernel.program();
+    const RecurrentProgram& program = kernel.program();
     const int64_t groups = program.groups(call.batch, attributes_.directions);
     absl::Status status = CheckRange("the number of groups of the batch", groups, 0, kMostOfASize);
     if (!status.ok()) return status;
@@ -108,10 +113,11 @@ class RecurrentOp : public OpKernel {
     }
     status = Zero(kernel, stream, base, fallback_only, scratch_bytes);
     if (status.ok() && !fallback_only) status = kernel.Launch(stream, &parameter, groups);
-    if (!status.ok() || program.fallback.empty()) return status;
+    if (!status.ok() || !program.fallback.has_value()) return status;
     status = kernel.LaunchFallback(stream, &parameter, groups);
     if (!status.ok() || fallback_only) return status;
-    if (!program.cooperative) return status;  // its blocks wait for nobody, or are scheduled as one
+    if (!program.image.cooperative)
+      return status;  // its blocks wait for nobody, or are scheduled as one
     return watch_.Read(kernel.link(), stream, memory.data());
   }
 
@@ -130,9 +136,9 @@ class RecurrentOp : public OpKernel {
     return absl::OkStatus();
   }
 
-  absl::Status Zero(const GpuKernel& kernel, cuda::Stream stream, cuda::DevicePointer base,
+  absl::Status Zero(const RecurrentKernel& kernel, cuda::Stream stream, cuda::DevicePointer base,
                     bool fallback_only, int64_t scratch_bytes) const {
-    if (kernel.program().fallback.empty() && scratch_bytes == 0) return absl::OkStatus();
+    if (!kernel.program().fallback.has_value() && scratch_bytes == 0) return absl::OkStatus();
     const cuda::Driver& driver = kernel.link()->driver();
     cuda::ScopedContext current(driver, kernel.link()->context());
     if (!current.status().ok()) return current.status();
@@ -156,7 +162,7 @@ class RecurrentOp : public OpKernel {
   }
 
   RecurrentAttributes attributes_;
-  std::unique_ptr<GpuKernels> kernels_;
+  std::unique_ptr<RecurrentKernels> kernels_;
   StatusWatch watch_;
   std::atomic<bool> reported_{false};
 };

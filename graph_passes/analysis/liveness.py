@@ -48,7 +48,7 @@ def build_timeline(
     buffers, pauses = [], []
     for root, views in shared.items():
         node = graph[root.node]
-        if node.op in ops.EXTERNAL or _on_host(node):
+        if node.op in ops.EXTERNAL:
             continue
         uses = sorted({position[use.node] for view in views for use in graph.uses(view)})
         start = position[root.node]
@@ -153,11 +153,6 @@ def _reusable(graph: Graph, root: TensorId, output: TensorId, node: Node) -> boo
         and graph[root.node].op not in ops.EXTERNAL
         and graph[root.node].device == node.device
     )
-
-
-def _on_host(node: Node) -> bool:
-    """Whether the program itself put the op on the host while the step runs elsewhere."""
-    return node.attrs.get("_tfmem_on_host", False) is True
 
 
 def _pinned(

@@ -5,17 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from custom_ops.cell import Cell, Elementwise, arguments_of
+from custom_ops.cell import Cell, arguments_of
 from custom_ops.codegen.replicate import replicated_schedule
 from custom_ops.codegen.schedule import schedule
+from custom_ops.expr.program import Elementwise
+from custom_ops.expr.table import TABLE
 from custom_ops.machine import Machine
 
-# activations are priced as such, everything else as one FMA
-ACTIVATIONS = {
-    "sigmoid", "tanh", "exp", "expm1", "log", "log1p", "erf", "erfc", "softplus", "elu", "selu", "sin", "cos", "sinh",
-    "cosh", "power", "softsign",
-}  # fmt: skip
-ACTIVATION_INSTRUCTIONS = 20
+ACTIVATION_INSTRUCTIONS = 20  # everything else is priced as one FMA
 
 
 def elementwise(machine: Machine, cell: Cell, units: int, replicas: int) -> float:
@@ -54,7 +51,7 @@ def _operations(cell: Cell, live: tuple[bool, ...]) -> _Operations:
         before = max((longest[argument] for argument in arguments_of(node)), default=(0, 0))
         costly = other = False
         if isinstance(node, Elementwise) and live[place]:
-            costly = node.op in ACTIVATIONS
+            costly = TABLE[node.op].cost == "activation"
             other = not costly
         activations, others = activations + costly, others + other
         longest.append((before[0] + costly, before[1] + other))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from graph_passes.ir import Editor, Graph, Node, TensorId, boolean
+from custom_ops.jit.image import KernelImage
+from graph_passes.ir import Code, Editor, Graph, Node, TensorId, boolean
 from graph_passes.matmul.plan import ProductPlan
 from graph_passes.rewrite import Names, NewNode, Rewrite, apply_rewrites
 
@@ -15,12 +16,13 @@ def apply_products(plan: ProductPlan, graph: Graph, editor: Editor | None = None
     apply_rewrites([_rewrite(graph[name], plan.programs, names) for name in plan.names], graph, editor)
 
 
-def _rewrite(node: Node, programs: tuple[bytes, ...], names: Names) -> Rewrite:
+def _rewrite(node: Node, programs: tuple[KernelImage, ...], names: Names) -> Rewrite:
     attrs = {
         "num_args": len(node.inputs) - 2,
         "transpose_a": boolean(node.attrs.get("transpose_a")),
         "transpose_b": boolean(node.attrs.get("transpose_b")),
-        "programs": programs,
+        "programs": tuple(program.to_text() for program in programs),
+        "images": tuple(Code(program.code) for program in programs),
     }
     name = names.fresh(f"{node.name}/TensorCores")
     new = NewNode(name, MATMUL_OP, tuple(node.inputs), attrs, node.device, tuple(node.control))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from custom_ops.jit.image import KernelImage
 from graph_passes.ir import Graph, Node, TensorId, boolean
 
 BIAS = ("BiasAdd",)  # what a product may have fused
@@ -25,7 +26,7 @@ class ProductPlan:
     """
 
     names: tuple[str, ...]
-    programs: tuple[bytes, ...] = ()
+    programs: tuple[KernelImage, ...] = ()
 
 
 def plan_products(graph: Graph, among: Collection[str]) -> ProductPlan:

@@ -1,4 +1,4 @@
-"""TensorFlow's elementwise ops in the words of a cell (`custom_ops.cell.ELEMENTWISE`)."""
+"""TensorFlow's elementwise ops in the words of a cell: the table's, and what is composed of those."""
 
 from __future__ import annotations
 
@@ -7,20 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from custom_ops.cell_builder import CellBuilder
+from custom_ops.expr.table import FLOAT_OPS
 from graph_passes.ir import floating
 
-_SAME = {
-    "Add": "add", "AddV2": "add", "BiasAdd": "add", "BiasAddV1": "add", "Sub": "subtract", "Mul": "multiply",
-    "RealDiv": "divide", "Div": "divide", "Maximum": "maximum", "Minimum": "minimum", "Pow": "power",
-    "Greater": "greater", "GreaterEqual": "greater_equal", "Equal": "equal", "LogicalAnd": "multiply",
-    "LogicalOr": "maximum", "Neg": "negate", "Abs": "absolute", "Sign": "sign", "Square": "square", "Sqrt": "sqrt",
-    "Rsqrt": "reciprocal_sqrt", "Reciprocal": "reciprocal", "Inv": "reciprocal", "Exp": "exp", "Log": "log",
-    "Log1p": "log1p", "Expm1": "expm1", "Erf": "erf", "Erfc": "erfc", "Sin": "sin", "Cos": "cos", "Sigmoid": "sigmoid",
-    "Tanh": "tanh", "Relu": "relu", "Softplus": "softplus", "Elu": "elu", "SelectV2": "select", "Select": "select",
-    "SquaredDifference": "squared_difference", "Relu6": "relu6", "Selu": "selu", "Softsign": "softsign",
-    "DivNoNan": "divide_no_nan", "MulNoNan": "multiply_no_nan", "Xdivy": "xdivy", "Sinh": "sinh", "Cosh": "cosh",
-}  # fmt: skip
-_SWAPPED = {"Less": "greater", "LessEqual": "greater_equal"}
+_SAME = {name: op.name for op in FLOAT_OPS.values() for name in op.tf_ops}
+_REVERSED = {name: op.name for op in FLOAT_OPS.values() for name in op.reversed_tf_ops}
+_ON_BOOLEANS = {"LogicalAnd": "multiply", "LogicalOr": "maximum"}  # which are 1 and 0 in a cell
 _COMPOSED = "AddN LogicalNot NotEqual LogicalXor LeakyRelu ClipByValue"
 _ELSEWHERE = (
     "Cast Floor Ceil Round Rint Tan Asin Acos Atan Atan2 Asinh Acosh Atanh FloorDiv FloorMod Mod TruncateDiv IsNan "
@@ -28,7 +20,7 @@ _ELSEWHERE = (
 )
 
 # Ops that a cell can hold.
-CELL_OPS = frozenset((*_SAME, *_SWAPPED, *_COMPOSED.split()))
+CELL_OPS = frozenset((*_SAME, *_REVERSED, *_ON_BOOLEANS, *_COMPOSED.split()))
 
 # Ops that may be moved out of a loop and run on all steps at once.
 ELEMENTWISE_OPS = CELL_OPS | frozenset(_ELSEWHERE.split())
@@ -42,8 +34,10 @@ def lower(builder: CellBuilder, op: str, attrs: Mapping[str, Any], arguments: tu
     apply, constant = builder.apply, builder.constant
     if op in _SAME:
         return apply(_SAME[op], *arguments)
-    if op in _SWAPPED:
-        return apply(_SWAPPED[op], *reversed(arguments))
+    if op in _REVERSED:
+        return apply(_REVERSED[op], *reversed(arguments))
+    if op in _ON_BOOLEANS:
+        return apply(_ON_BOOLEANS[op], *arguments)
     x, y = arguments[0], arguments[-1]
     one, zero = constant(1.0), constant(0.0)
     match op:

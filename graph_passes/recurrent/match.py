@@ -21,9 +21,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from custom_ops.cell import Cell
+from custom_ops.recurrent.program import Program
 from custom_ops.spec import Precision
 from graph_passes.errors import GraphError
-from graph_passes.ir import AttrValue, DataType, TensorId
+from graph_passes.ir import AttrValue, Code, DataType, TensorId
 from graph_passes.rewrite import NewNode, Rewrite
 
 RECURRENT_OP = "TfmemRecurrent"
@@ -113,7 +114,7 @@ class Launch:
         first = len(self.directions) * len(self.cell.outputs)
         return TensorId(self.name, first + direction * len(self.cell.states) + index)
 
-    def node(self, precision: Precision = "highest", programs: tuple[bytes, ...] = ()) -> NewNode:
+    def node(self, precision: Precision = "highest", programs: tuple[Program, ...] = ()) -> NewNode:
         """The node, as the op library registers it.
 
         Args:
@@ -130,7 +131,8 @@ class Launch:
             "reverse": tuple(direction.reverse for direction in self.directions),
             "batch_major": self.batch_major,
             "precision": precision,
-            "programs": programs,
+            "programs": tuple(program.to_text() for program in programs),
+            "images": tuple(Code(program.image.code) for program in programs),
             **({"base_cell": self.base.to_text()} if self.base is not None else {}),
             "Ns": count * len(cell.sequences),
             "Ni": count * len(cell.invariants),
@@ -214,7 +216,7 @@ class Kernels:
         timed: for each program the batch, and the milliseconds that such a sequence took.
     """
 
-    programs: tuple[bytes, ...]
+    programs: tuple[Program, ...]
     steps: int = 0
     timed: tuple[tuple[int, float], ...] = ()
 

@@ -169,6 +169,7 @@ using std::min;
 inline unsigned __float_as_uint(float value) { return on_cpu::bits_of<unsigned>(value); }
 inline float __uint_as_float(unsigned bits) { return on_cpu::bits_of<float>(bits); }
 inline float rsqrtf(float value) { return 1.0f / std::sqrt(value); }
+inline double rsqrt(double value) { return 1.0 / std::sqrt(value); }
 inline void __threadfence() {}
 inline unsigned atomicAdd(unsigned* to, unsigned value) {
   const unsigned before = *to;
@@ -228,7 +229,7 @@ inline float4 load_shared_volatile(unsigned from) {
   return *reinterpret_cast<float4*>(on_cpu::shared_memory(from));
 }
 
-inline void copy_async(unsigned to, const void* from, bool inside = true) {
+inline void copy_async(unsigned to, const void* from, bool inside) {
   on_cpu::Copy copy{{}, to};
   if (inside) memcpy(copy.bytes, from, 16);
   on_cpu::current->copies.push_back(copy);
@@ -241,10 +242,6 @@ template <int COUNT>
 void wait_for_groups_but() {
   auto& groups = on_cpu::current->groups;
   for (; groups.size() > COUNT; groups.pop_front()) on_cpu::deliver(groups.front());
-}
-inline void wait_for_all_copies() {
-  wait_for_groups_but<0>();
-  on_cpu::deliver(on_cpu::current->copies);
 }
 
 inline uint4 load_matrices(unsigned from) {

@@ -3,6 +3,7 @@ kernels have tests of their own."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,8 +14,10 @@ import tensorflow as tf
 
 import tfmem
 from custom_ops.errors import KernelError
+from custom_ops.image_functions import named
 from custom_ops.jit import matmul
 from custom_ops.jit.device import Device
+from custom_ops.jit.image import KernelImage
 from custom_ops.load import load
 from graph_passes.matmul.apply import MATMUL_OP
 from graph_passes.recurrent.match import RECURRENT_OP
@@ -25,14 +28,18 @@ pytestmark = pytest.mark.usefixtures("float32_products")
 
 
 @pytest.fixture(name="programs", scope="module")
-def fixture_programs() -> list[bytes]:
+def fixture_programs() -> list[KernelImage]:
     try:
         arch = Device().arch
     except KernelError as error:
         pytest.skip(str(error))
     if arch < matmul.OLDEST:
         pytest.skip(f"compute capability {arch / 10}, these need {matmul.OLDEST / 10}")
-    return [program.to_bytes() for program in matmul.build(arch)]
+    return matmul.build(arch)
+
+
+def attributes(programs: list[KernelImage]) -> dict[str, list[str]]:
+    return {"programs": [each.to_text() for each in programs], "images": named([each.code for each in programs])}
 
 
 def numbers(*shape: int, seed: int = 0) -> Any:
@@ -48,7 +55,7 @@ def distance(found: Any, wanted: Any) -> float:
 @pytest.mark.parametrize("transpose_a", [False, True])
 @pytest.mark.parametrize(("rows", "depth", "columns"), [(1, 1, 1), (70, 33, 257), (2000, 300, 1025)])
 def test_the_op_multiplies(
-    programs: list[bytes], rows: int, depth: int, columns: int, transpose_a: bool, transpose_b: bool
+    programs: list[KernelImage], rows: int, depth: int, columns: int, transpose_a: bool, transpose_b: bool
 ) -> None:
     a, b, bias = numbers(rows, depth), numbers(depth, columns, seed=1), numbers(columns, seed=2)
     for biases in ([], [bias]):
@@ -58,30 +65,28 @@ def test_the_op_multiplies(
             bias=biases,
             transpose_a=transpose_a,
             transpose_b=transpose_b,
-            programs=programs,
+            **attributes(programs),
         )
         assert "GPU" in found.device
         assert distance(found, a.astype(np.float64) @ b + sum(biases)) < 1e-6
 
 
-def test_nothing_to_multiply(programs: list[bytes]) -> None:
+def test_nothing_to_multiply(programs: list[KernelImage]) -> None:
     ops = load().ops
-    assert ops.tfmem_mat_mul(a=numbers(0, 3), b=numbers(3, 4), bias=[], programs=programs).shape == (0, 4)
-    none = ops.tfmem_mat_mul(a=numbers(2, 0), b=numbers(0, 3), bias=[numbers(3)], programs=programs)
+    assert ops.tfmem_mat_mul(a=numbers(0, 3), b=numbers(3, 4), bias=[], **attributes(programs)).shape == (0, 4)
+    none = ops.tfmem_mat_mul(a=numbers(2, 0), b=numbers(0, 3), bias=[numbers(3)], **attributes(programs))
     np.testing.assert_array_equal(none, np.tile(numbers(3), (2, 1)))
 
 
-def test_it_says_what_is_missing(programs: list[bytes]) -> None:
-    """In graphs: TensorFlow takes an eager call's kernel from a call before it whose strings begin and end alike."""
-
+def test_it_says_what_is_missing(programs: list[KernelImage]) -> None:
     @tf.function
-    def multiply(a: Any, programs: list[bytes]) -> Any:
-        return load().ops.tfmem_mat_mul(a=a, b=a, bias=[], programs=programs)
+    def multiply(a: Any, programs: list[KernelImage]) -> Any:
+        return load().ops.tfmem_mat_mul(a=a, b=a, bias=[], **attributes(programs))
 
     a = tf.constant(numbers(4, 4))
     with pytest.raises(tf.errors.InvalidArgumentError, match="has 0 programs for a GPU, expected 3: run tfmem"):
         multiply(a, [])
-    other = [program.replace(b"arch ", b"arch 9", 1) for program in programs]
+    other = [replace(program, arch=program.arch + 900) for program in programs]
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"no program that runs on this GPU .*compute capability"):
         multiply(a, other)
 

@@ -11,8 +11,8 @@ from custom_ops import cells
 from custom_ops.cell import Cell
 from custom_ops.differentiate import differentiate
 from custom_ops.jit.device import Device
-from custom_ops.jit.launch import Launcher
-from custom_ops.jit.program import build
+from custom_ops.recurrent.launch import Launcher
+from custom_ops.recurrent.program import build
 from custom_ops.spec import Configuration, RecurrentSpec
 from tests.gpu_kernels import (
     CLUSTER,

@@ -15,9 +15,9 @@ from custom_ops.differentiate import differentiate
 from custom_ops.errors import KernelError
 from custom_ops.gradient_reference import gradients
 from custom_ops.jit.device import Device
-from custom_ops.jit.program import ANY_BATCH, Program, build
 from custom_ops.load import Library, load
-from custom_ops.recurrent import recurrent
+from custom_ops.recurrent.op import recurrent
+from custom_ops.recurrent.program import ANY_BATCH, Program, build
 from custom_ops.spec import Configuration, RecurrentSpec
 from tests.gpu_neighbour import WHOLE_PROCESSOR, Neighbour
 from tests.recurrent_cells import Arguments, arguments
@@ -65,7 +65,7 @@ def test_values_on_the_gpu(library: Library, arch: int, kind: str) -> None:
     given = arguments(cell, UNITS, TIME, BATCH)
     with tf.device("GPU:0"):
         outputs, finals = recurrent(
-            library, cell, UNITS, *tensors(given), reverse=[True], programs=[program(cell, arch, kind).to_bytes()]
+            library.ops, cell, UNITS, *tensors(given), reverse=[True], programs=[program(cell, arch, kind)]
         )
     assert "GPU" in outputs[0].device
     expected, ends = recurrent_reference.run(cell, UNITS, *given, reverse=True)
@@ -77,10 +77,10 @@ def test_beside_a_stream_that_is_not_tensorflows(library: Library, arch: int, ki
     """It takes all processors, again and again."""
     cell = cells.lstm()
     given = tensors(arguments(cell, UNITS, TIME, BATCH))
-    programs = [program(cell, arch, kind).to_bytes()]
+    programs = [program(cell, arch, kind)]
 
     def outputs() -> tf.Tensor:
-        return recurrent(library, cell, UNITS, *given, programs=programs)[0][0]
+        return recurrent(library.ops, cell, UNITS, *given, programs=programs)[0][0]
 
     with Device() as device, tf.device("GPU:0"):
         alone = outputs().numpy()
@@ -97,7 +97,7 @@ def test_nothing_to_do_on_the_gpu(library: Library, arch: int, time: int, batch:
     cell = cells.gru()
     given = arguments(cell, UNITS, time, batch)
     with tf.device("GPU:0"):
-        _, finals = recurrent(library, cell, UNITS, *tensors(given), programs=[program(cell, arch).to_bytes()])
+        _, finals = recurrent(library.ops, cell, UNITS, *tensors(given), programs=[program(cell, arch)])
     check(finals, given.states, 1e-7)
 
 
@@ -111,13 +111,13 @@ def test_gradients_on_the_gpu(library: Library, arch: int) -> None:
     with tf.device("GPU:0"), tf.GradientTape() as tape:
         tape.watch(watched)
         outputs, _ = recurrent(
-            library,
+            library.ops,
             cell,
             UNITS,
             *watched,
             reverse=[False, True],
-            programs=[program(gradient.forward, arch, directions=2).to_bytes()],
-            gradient_programs=[program(gradient.backward, arch, "cluster", directions=2).to_bytes()],
+            programs=[program(gradient.forward, arch, directions=2)],
+            gradient_programs=[program(gradient.backward, arch, "cluster", directions=2)],
             training=True,
         )
         loss = tf.add_n([tf.reduce_sum(output**2) for output in outputs])
@@ -133,15 +133,14 @@ def test_gradients_on_the_gpu(library: Library, arch: int) -> None:
 def test_the_batch_chooses_and_what_does_not_load_is_passed_over(library: Library, arch: int) -> None:
     cell = cells.simple_rnn()
     good = program(cell, arch, max_batch=4)
-    foreign = replace(good, arch=arch + 5)
+    foreign = replace(good, image=replace(good.image, arch=arch + 5))
     for programs in ([foreign, good], [good, foreign]):
         given = arguments(cell, UNITS, TIME, BATCH)
         with tf.device("GPU:0"):
-            blobs = [each.to_bytes() for each in programs]
-            outputs, _ = recurrent(library, cell, UNITS, *tensors(given), programs=blobs)
+            outputs, _ = recurrent(library.ops, cell, UNITS, *tensors(given), programs=programs)
         check(outputs, recurrent_reference.run(cell, UNITS, *given)[0])
     with pytest.raises(tf.errors.InvalidArgumentError, match="compute capability"), tf.device("GPU:0"):
-        recurrent(library, cell, UNITS, *tensors(given), programs=[foreign.to_bytes()])
+        recurrent(library.ops, cell, UNITS, *tensors(given), programs=[foreign])
 
 
 def test_weights_of_another_shape_are_refused(library: Library, arch: int) -> None:
@@ -150,14 +149,14 @@ def test_weights_of_another_shape_are_refused(library: Library, arch: int) -> No
     given = given._replace(matrices=[matrix[:, 1:] for matrix in given.matrices])
     message = r"matrices\[0\] of .* has shape \[40,39\]; expected \[40,40\]"
     with pytest.raises(tf.errors.InvalidArgumentError, match=message), tf.device("GPU:0"):
-        recurrent(library, cell, UNITS, *tensors(given), programs=[program(cell, arch).to_bytes()])
+        recurrent(library.ops, cell, UNITS, *tensors(given), programs=[program(cell, arch)])
 
 
 def test_without_programs_the_error_says_what_to_do(library: Library) -> None:
     cell = cells.simple_rnn()
     given = arguments(cell, UNITS, TIME, BATCH)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"run tfmem\.optimize"), tf.device("GPU:0"):
-        recurrent(library, cell, UNITS, *tensors(given))
+        recurrent(library.ops, cell, UNITS, *tensors(given))
 
 
 def standing_in(cell: Cell, arch: int) -> Program:
@@ -169,13 +168,13 @@ def test_where_a_group_does_not_fit_a_launch_for_each_stage_stands_in(library: L
     cell = cells.layer_norm_lstm(UNITS)
     given = arguments(cell, UNITS, TIME, BATCH)
     large = replace(program(cell, arch, "grid"), ctas=1000)
-    blobs = [each.to_bytes() for each in (standing_in(cell, arch), large)]
+    programs = [standing_in(cell, arch), large]
     with tf.device("GPU:0"):
-        outputs, finals = recurrent(library, cell, UNITS, *tensors(given), programs=blobs)
+        outputs, finals = recurrent(library.ops, cell, UNITS, *tensors(given), programs=programs)
     expected, ends = recurrent_reference.run(cell, UNITS, *given)
     check([*outputs, *finals], [*expected, *ends])
     with pytest.raises(tf.errors.InvalidArgumentError, match="a group of 1000 blocks does not fit"), tf.device("GPU:0"):
-        recurrent(library, cell, UNITS, *tensors(given), programs=[large.to_bytes()])
+        recurrent(library.ops, cell, UNITS, *tensors(given), programs=[large])
 
 
 @pytest.mark.parametrize("stands_in", [True, False], ids=["a launch for each stage", "the fallback"])
@@ -191,11 +190,11 @@ def test_blocks_that_wait_in_vain_are_replaced(
 
     @tf.function  # one op for all calls, of what is not known before, or TensorFlow would run it on the CPU
     def outputs(*kinds: list[tf.Tensor]) -> tf.Tensor:
-        return recurrent(library, cell, UNITS, *kinds, programs=[each.to_bytes() for each in programs])[0][0]
+        return recurrent(library.ops, cell, UNITS, *kinds, programs=programs)[0][0]
 
     with tf.device("GPU:0"):
         kinds = tensors(given)
-        alone = recurrent(library, cell, UNITS, *kinds, programs=[standing_in(cell, arch).to_bytes()])[0][0]
+        alone = recurrent(library.ops, cell, UNITS, *kinds, programs=[standing_in(cell, arch)])[0][0]
         fallback = outputs(*kinds).numpy()
         later = [outputs(*kinds).numpy() for _ in range(3)]
     for found in (alone, fallback, *later):

@@ -8,10 +8,10 @@ import pytest
 
 from custom_ops import cells
 from custom_ops.jit import microbenchmark
-from custom_ops.jit.bench import DeviceBench
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.tune import tune
 from custom_ops.machine import read
+from custom_ops.recurrent.bench import DeviceBench
 from custom_ops.spec import RecurrentSpec
 from graph_passes.cost.recurrent import rank
 
@@ -40,12 +40,10 @@ def test_a_gpu_is_measured_once_and_makes_sense(device, cache):
         assert read(curve, 4) > 1.5
     assert machine.peak_speedup >= read(machine.warps_speedup, 8) > 1.5
     assert read(machine.shared_load, 32) > read(machine.shared_load, 1) > 0
-    assert 100 < machine.load_latency < 2000
     assert machine.block_barrier < machine.grid_barrier
     assert 200 < read(machine.grid_handoff, machine.multiprocessors) < 10_000
     if machine.arch >= 90:
         assert machine.clusters[-1][0] == 16
-        assert machine.block_barrier < machine.cluster_barrier < machine.grid_barrier
         assert machine.tensor_rate < machine.tensor_chain
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from custom_ops import cells
 from custom_ops.errors import KernelError
-from custom_ops.jit import compile_ahead as module
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache
-from custom_ops.jit.compile_ahead import compile_ahead
-from custom_ops.jit.program import build
+from custom_ops.recurrent import compile_ahead as module
+from custom_ops.recurrent.compile_ahead import compile_ahead
+from custom_ops.recurrent.program import build
 from custom_ops.spec import Configuration, RecurrentSpec
 
 SPEC = RecurrentSpec(cells.simple_rnn(), 16)
@@ -32,7 +32,7 @@ def test_what_another_process_compiled_is_not_compiled_again(tmp_path, monkeypat
         build(SPEC, too_large, 90, cache)
     assert refused[too_large] == str(caught.value)
     monkeypatch.setattr(nvrtc, "compile_source", lambda *_: pytest.fail("compiled here"))
-    assert build(SPEC, FIRST, 90, cache).image[:4] == b"\x7fELF"
+    assert build(SPEC, FIRST, 90, cache).image.code[:4] == b"\x7fELF"
 
 
 def test_the_compilers_words_come_back(tmp_path):
@@ -57,7 +57,7 @@ def fixture_compiler(tmp_path, monkeypatch):
             "import os, sys, time\n"
             "from custom_ops.errors import KernelError\n"
             f"def build(spec, configuration, arch, cache):\n{textwrap.indent(text, '    ')}\n"
-            "from custom_ops.jit import compile_ahead\n"
+            "from custom_ops.recurrent import compile_ahead\n"
             "compile_ahead.build = build\n"
             "main = compile_ahead.main\n"
         )

@@ -15,9 +15,9 @@ from custom_ops import build_flags, cells
 from custom_ops.differentiate import differentiate
 from custom_ops.errors import KernelError
 from custom_ops.jit import matmul
-from custom_ops.jit.launch import Launcher
+from custom_ops.jit.image import KernelImage
+from custom_ops.jit.launch import Kernel, Module
 from custom_ops.jit.nvrtc import KERNELS
-from custom_ops.jit.program import Program
 from custom_ops.spec import Configuration, RecurrentSpec
 from tests.cuda_on_cpu.driver import Compiler, CpuDevice, Driver
 from tests.gpu_kernels import (
@@ -182,7 +182,7 @@ FAULTS = {
     ),
     "unwritten shared memory": ("if (t != 5) shared[t] = t;\n__syncthreads();\nout[t] = shared[63 - t] + 1;", r"\[5\]"),
     "copies nobody waited for": (
-        "if (t % 4 == 0) copy_async(shared_address(shared + t), out + t);\n__syncthreads();\nout[t] = shared[t];",
+        "if (t % 4 == 0) copy_async(shared_address(shared + t), out + t, true);\n__syncthreads();\nout[t] = shared[t];",
         "nobody wrote",
     ),
     "bytes that never come": (
@@ -203,9 +203,9 @@ def test_faults_are_found_and_named(compiler: Compiler, device: CpuDevice, fault
 
 def wrong_kernel(compiler: Compiler, device: CpuDevice, source: str) -> Callable[[], Any]:
     driver, result = device.driver, np.zeros(64, np.float32)
-    program = Program("cubin", 90, "wrong", "", 1, 1, 1, 64, 256, 0, 0, 0, 1, compiler(source, 90))
+    image = KernelImage(90, "wrong", 64, compiler(source, 90), shared=256)
     place = device.upload(result)
-    launch = Launcher(program, driver).prepare_blocks([place], 1)
+    launch = Kernel(image, Module(image.code, driver)).prepare((1, 1), [place])
 
     def run_it() -> Any:
         launch(device.stream)

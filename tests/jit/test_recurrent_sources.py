@@ -18,8 +18,9 @@ from custom_ops.codegen.layout import layout
 from custom_ops.codegen.recurrent import generate
 from custom_ops.differentiate import differentiate
 from custom_ops.errors import KernelError
-from custom_ops.jit import nvrtc, program
+from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache
+from custom_ops.recurrent import program
 from custom_ops.spec import Configuration, RecurrentSpec
 from tests.recurrent_cells import chained, every_op
 
@@ -206,7 +207,7 @@ def test_a_program_comes_from_the_cache_the_second_time(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(nvrtc, "compile_source", fails)
     assert program.build(spec, Configuration(lanes=4), 90, cache) == first
-    assert first.image[:4] == b"\x7fELF"
+    assert first.image.code[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize("kind", ["cluster", "slices"])

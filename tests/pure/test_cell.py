@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 
 from custom_ops import cells
-from custom_ops.cell import Cell, Constant, Elementwise, Product, RowSum, Sequence, State, Term, Vector, from_text
+from custom_ops.cell import Cell, Constant, Product, RowSum, Sequence, State, Term, Vector, from_text
 from custom_ops.cell_builder import CellBuilder
 from custom_ops.errors import CellError
+from custom_ops.expr.program import Elementwise
 from tests.recurrent_cells import library, random_cells
 
 

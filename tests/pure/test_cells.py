@@ -9,7 +9,8 @@ import pytest
 
 from custom_ops import cells
 from custom_ops.cell import Cell, State
-from custom_ops.recurrent_reference import Array, run
+from custom_ops.expr.op import Array
+from custom_ops.recurrent_reference import run
 from tests.recurrent_cells import Arguments, arguments, library
 
 UNITS, BATCH = 5, 3

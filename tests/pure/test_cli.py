@@ -67,18 +67,19 @@ def test_cache_counts_and_clears_its_own_and_nothing_else(tmp_path, monkeypatch,
     assert cli.main(["cache"]) == 0
     assert capsys.readouterr().out == f"{tmp_path}: 0 profiles, 0 files of GPU kernels, 0 B\n"
 
-    profile, unfinished, kernel = (tmp_path / name for name in ("profiles/abc.json", "profiles/x.tmp", "kernels/ab/cd"))
+    names = ("profiles/ab/cd", "profiles/ab/x.tmp", "profiles/abc.json", "kernels/ab/cd")
+    profile, unfinished, old, kernel = (tmp_path / name for name in names)
     kept = (tmp_path / "profiles/notes.txt", tmp_path / "abc.json")
-    for path in (profile, unfinished, kernel, *kept):
+    for path in (profile, unfinished, old, kernel, *kept):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("12345")
     assert cli.main(["cache"]) == 0
-    assert capsys.readouterr().out == f"{tmp_path}: 1 profile, 1 file of GPU kernels, 15 B\n"
+    assert capsys.readouterr().out == f"{tmp_path}: 3 profiles, 1 file of GPU kernels, 20 B\n"
     assert profile.exists()
 
     assert cli.main(["cache", "--clear"]) == 0
-    assert capsys.readouterr().out == f"{tmp_path}: 1 profile, 1 file of GPU kernels, 15 B, deleted\n"
-    assert not any(path.exists() for path in (profile, unfinished, kernel))
+    assert capsys.readouterr().out == f"{tmp_path}: 3 profiles, 1 file of GPU kernels, 20 B, deleted\n"
+    assert not any(path.exists() for path in (profile, unfinished, old, kernel))
     assert all(path.exists() for path in kept)
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from graph_passes.ir import DataType, Graph, Node, TensorId, TensorSpec
+from custom_ops.jit.image import KernelImage
+from graph_passes.ir import Code, DataType, Graph, Node, TensorId, TensorSpec
 from graph_passes.matmul.apply import MATMUL_OP, apply_products
 from graph_passes.matmul.plan import ProductPlan, plan_products, worth_it
 
@@ -87,7 +88,8 @@ def test_which_products_win(rows: int, depth: int, columns: int, wins: bool) -> 
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_product_is_replaced_with_all_its_edges(fused: bool) -> None:
     made = graph(transpose_b=True, **({"fused_ops": ("BiasAdd",)} if fused else {}))
-    apply_products(ProductPlan(("product",), (b"split", b"large", b"small")), made)
+    images = [KernelImage(90, name, 128, f"code of {name}".encode()) for name in ("split", "large", "small")]
+    apply_products(ProductPlan(("product",), tuple(images)), made)
     assert "product" not in made.nodes
     new = made[made["reader"].inputs[0].node]
     assert (new.op, new.device, new.control) == (MATMUL_OP, "/device:GPU:0", ["before"])
@@ -96,7 +98,8 @@ def test_a_product_is_replaced_with_all_its_edges(fused: bool) -> None:
         "num_args": int(fused),
         "transpose_a": False,
         "transpose_b": True,
-        "programs": (b"split", b"large", b"small"),
+        "programs": tuple(image.to_text() for image in images),
+        "images": tuple(Code(image.code) for image in images),
     }
     assert made["waiting"].control == [new.name]
     assert made.specs[TensorId(new.name)].shape == (None, 2048)

@@ -13,12 +13,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from custom_ops.jit.cache import CHECKSUM, Cache, digest
 from graph_passes.cost.observe import Observation
-from tfmem.profile import FORMAT, ProfileCache, _digest
+from tfmem.profile import FORMAT, ProfileCache
 
 SEEN = Observation({"a": 1.0, "b": 0.0}, {"a": 5, "b": -70}, 130, 1.0, 200, (("a", 200), ("b", 150)))
 OPS = ("a", "b")
 MOST = 10_000
+
+
+def place(folder: Path, key: str = "key") -> Path:
+    return Cache(folder / "profiles").place(key)
 
 
 def load(folder: Path, in_use: int = 100) -> Observation | None:
@@ -26,21 +31,22 @@ def load(folder: Path, in_use: int = 100) -> Observation | None:
 
 
 def put(folder: Path, content: str | bytes) -> Path:
-    file = folder / "profiles" / "key.json"
-    file.parent.mkdir(exist_ok=True)
+    file = place(folder)
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(content.encode() if isinstance(content, str) else content)
     return file
 
 
 def stored(folder: Path) -> dict[str, Any]:
     ProfileCache(str(folder)).store("key", SEEN, in_use=100)
-    values: dict[str, Any] = json.loads((folder / "profiles" / "key.json").read_text())["profile"]
+    values: dict[str, Any] = json.loads(place(folder).read_bytes()[CHECKSUM:])
     return values
 
 
 def signed(values: Any) -> str:
     """As somebody would write it who means to deceive."""
-    return json.dumps({"digest": _digest("key", values), "profile": values})
+    text = json.dumps(values)
+    return digest("key", text) + text
 
 
 def test_a_profile_is_found_again_with_the_base_of_the_process_that_asks(tmp_path: Path) -> None:
@@ -55,25 +61,27 @@ def test_a_profile_is_found_again_with_the_base_of_the_process_that_asks(tmp_pat
 
 
 NONE: list[str | bytes] = ["", "[]", "null", "3", '{"base": 1}', '{"base": null, "curve": []}', "NaN", "1" * 5000]
-NONE += ['{"digest": "", "profile": {}}', '{"digest": 3, "profile": []}', "[" * 200_000, '{"profile":' * 200_000]
+NONE += ['{"seconds": {}}', "[" * 200_000, '{"seconds":' * 200_000]
 NONE += [b"\xff\xfe", b"\0" * 100]
 
 
 @pytest.mark.parametrize("text", NONE, ids=range(len(NONE)))
 def test_what_is_no_profile_is_as_if_it_were_not_there(text: str | bytes, tmp_path: Path) -> None:
-    put(tmp_path, text)
-    assert load(tmp_path) is None
+    for content in (text, digest("key", text).encode() + (text if isinstance(text, bytes) else text.encode())):
+        put(tmp_path, content)
+        assert load(tmp_path) is None
 
 
 def test_a_flipped_digit_is_seen(tmp_path: Path) -> None:
     stored(tmp_path)
-    file = tmp_path / "profiles" / "key.json"
+    file = place(tmp_path)
     text = file.read_text()
     file.write_text(text.replace("130", "131"))
     assert text != file.read_text()
     assert load(tmp_path) is None
-    put(tmp_path, text).rename(tmp_path / "profiles" / "other.json")  # another step's
-    assert ProfileCache(str(tmp_path)).load("other", 0, OPS, MOST) is None
+    other = place(tmp_path, "keyed")  # another step's
+    put(tmp_path, text).rename(other)
+    assert ProfileCache(str(tmp_path)).load("keyed", 0, OPS, MOST) is None
 
 
 WRONG = [None, True, "1", [], {}, math.nan, math.inf, -math.inf, 1e300, 10**12, -(10**12), 1 << 80, -1.5]
@@ -132,7 +140,7 @@ def test_files_that_are_none(make: str, tmp_path: Path) -> None:
     assert found[1:] == [None]  # it does not wait for a writer
     ProfileCache(str(tmp_path)).store("key", SEEN, in_use=100)
     assert load(tmp_path) == (None if make == "folder" else SEEN)
-    assert [path.name for path in (tmp_path / "profiles").iterdir()] == ["key.json"]  # nothing is left aside
+    assert list(file.parent.iterdir()) == [file]  # nothing is left aside
 
 
 def test_what_cannot_be_written_is_as_if_it_were_not_there(tmp_path: Path) -> None:
@@ -144,7 +152,7 @@ def test_what_cannot_be_written_is_as_if_it_were_not_there(tmp_path: Path) -> No
     nan = Observation({"a": math.nan}, {"a": 5}, 130, 1.0, 200, (("a", 200),))
     ProfileCache(str(tmp_path)).store("key", nan, 0)
     assert not (tmp_path / "profiles").exists()
-    assert FORMAT == 3  # files of before have no digest
+    assert FORMAT == 4  # files of before lay elsewhere
 
 
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of a machine that others use, too
@@ -165,12 +173,12 @@ def test_whatever_a_file_says_what_is_read_is_possible(changes: dict[str, Any], 
 
 
 @patient
-@given(place=st.integers(0, 10_000), byte=st.integers(0, 255), end=st.integers(0, 10_000))
-def test_whatever_became_of_a_file(place: int, byte: int, end: int, tmp_path_factory: Any) -> None:
+@given(offset=st.integers(0, 10_000), byte=st.integers(0, 255), end=st.integers(0, 10_000))
+def test_whatever_became_of_a_file(offset: int, byte: int, end: int, tmp_path_factory: Any) -> None:
     folder = tmp_path_factory.mktemp("cache")
     stored(folder)
-    content = bytearray((folder / "profiles" / "key.json").read_bytes())
-    content[place % len(content)] = byte
+    content = bytearray(place(folder).read_bytes())
+    content[offset % len(content)] = byte
     put(folder, bytes(content[: len(content) - end % 3]))
     assert load(folder) in (None, SEEN)
 

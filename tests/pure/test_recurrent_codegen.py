@@ -17,15 +17,16 @@ from custom_ops.codegen.recurrent import ENTRY, FALLBACK, generate, parameter_wo
 from custom_ops.codegen.schedule import schedule
 from custom_ops.errors import KernelError
 from custom_ops.jit.cache import Cache, UnusableError, digest
-from custom_ops.jit.program import Program, from_bytes
+from custom_ops.jit.image import KernelImage
 from custom_ops.machine import shared_memory
+from custom_ops.recurrent.program import Program
 from custom_ops.spec import Configuration, RecurrentSpec
 from tests.recurrent_cells import random_cells, side_by_side
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "recurrent_lstm_256.cu"
 CLUSTER = Configuration(ctas=16, threads=256, lanes=16, exchange="cluster")
 LSTM = RecurrentSpec(cells.lstm(), 256)
-PROGRAM = Program("cubin", 90, "f", "", 2, 16, 16, 256, 2320, 0, 0, 0, 64, b"\x7fELF\n\n\0 1")
+PROGRAM = Program(KernelImage(90, "f", 256, b"\x7fELF\n\n\0 1", shared=2320, cluster=16), rows=2, ctas=16, max_batch=64)
 
 
 def test_the_golden_source() -> None:
@@ -282,15 +283,13 @@ def test_specifications_that_cannot_be(options: dict[str, object]) -> None:
         replace(LSTM, **options)  # type: ignore[arg-type]
 
 
-def test_a_program_survives_its_bytes() -> None:
-    assert from_bytes(PROGRAM.to_bytes()) == PROGRAM
-    assert from_bytes(replace(PROGRAM, fallback="g").to_bytes()).fallback == "g"
-
-
-@pytest.mark.parametrize("data", [b"", b"program 3\n\n", b"program 4\nkind cubin\n\n"])
-def test_other_bytes_are_no_program(data: bytes) -> None:
-    with pytest.raises(KernelError):
-        from_bytes(data)
+def test_a_program_as_the_op_library_reads_it() -> None:
+    digest = "958f42be348012d234675ed0f2e58333e1f418ab861a73f1da3e80beecc67778"
+    assert PROGRAM.to_text().splitlines() == [
+        "kernel 1", "kind cubin", "arch 90", "entry f", "threads 256", "shared 2320", "cluster 16", "cooperative 0",
+        f"digest {digest}", "rows 2", "ctas 16", "scratch 0", "stages 0", "max_batch 64",
+    ]  # fmt: skip
+    assert "fallback g" in replace(PROGRAM, fallback="g").to_text().splitlines()
 
 
 def test_a_cache_makes_each_artifact_once(tmp_path: Path) -> None:

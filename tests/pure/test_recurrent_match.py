@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from custom_ops.cell import Constant, Elementwise, Product, RowSum
+from custom_ops.cell import Constant, Product, RowSum
+from custom_ops.expr.program import Elementwise
 from graph_passes.errors import GraphError
 from graph_passes.ir import DataType, Function, Graph, Literal, Node, TensorId, TensorSpec
 from graph_passes.recurrent.apply import apply_recurrent

@@ -10,8 +10,8 @@ import pytest
 
 from custom_ops import cells, recurrent_reference
 from custom_ops.errors import KernelError
-from custom_ops.jit.bench import DeviceBench
-from custom_ops.jit.samples import Samples
+from custom_ops.recurrent.bench import DeviceBench
+from custom_ops.recurrent.samples import Samples
 from custom_ops.spec import RecurrentSpec
 
 STEPS, BATCH, UNITS = 7, 3, 5

@@ -10,8 +10,9 @@ import pytest
 from custom_ops import cells
 from custom_ops.errors import KernelError
 from custom_ops.jit.cache import CHECKSUM, Cache, digest
-from custom_ops.jit.program import ANY_BATCH, Program, from_bytes
+from custom_ops.jit.image import KernelImage
 from custom_ops.jit.tune import Measured, tune
+from custom_ops.recurrent.program import ANY_BATCH, Program
 from custom_ops.spec import Configuration, RecurrentSpec
 
 PLAIN = Configuration()
@@ -34,7 +35,7 @@ class FakeBench:
 
     def build(self, configuration, max_batch=ANY_BATCH):
         stages = int(configuration.exchange == "launches")
-        return Program("cubin", 90, "entry", "", 1, 1, 1, configuration.threads, 0, 0, 0, stages, max_batch, b"code")
+        return Program(KernelImage(90, "entry", configuration.threads, b"code"), stages=stages, max_batch=max_batch)
 
     def measure(self, configuration, batch, time_steps):
         assert self.compiled[configuration] == 1
@@ -61,11 +62,10 @@ def cache(tmp_path):
 def test_the_fastest_of_the_best_ranked_is_kept_for_each_batch(cache):
     bench = FakeBench({(SMALL, 1): 1, (MIDDLE, 1): 2, (SMALL, 8): 5, (MIDDLE, 8): 4})
     tuned = tune(bench, ranked(SMALL, MIDDLE, LARGE), cache, (8, 1), time_steps=10, top=2, progress=False)
-    assert [(program.threads, program.max_batch) for program in tuned.programs] == [(128, 1), (256, ANY_BATCH)]
+    assert [(program.image.threads, program.max_batch) for program in tuned.programs] == [(128, 1), (256, ANY_BATCH)]
     assert [(trial.batch, trial.measured) for trial in tuned.chosen] == [(1, 10), (8, 40)]
     assert LARGE not in bench.compiled
     assert set(bench.compiled.values()) == {1}
-    assert [from_bytes(blob) for blob in tuned.blobs()] == list(tuned.programs)
 
 
 def test_more_of_the_kind_that_was_the_fastest_are_timed(cache):

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "custom_ops/ops/cell.h"
-#include "custom_ops/ops/gpu_program.h"
+#include "custom_ops/ops/recurrent_program.h"
 #include "custom_ops/ops/recurrent_run.h"
 #include "custom_ops/ops/sizes.h"
 #include "custom_ops/ops/step_program.h"
@@ -100,11 +100,11 @@ const std::vector<std::string> kNumbers = {"0",
                                            ""};
 
 const std::vector<std::string> kWords = {
-    "sequences", "invariants", "vectors",    "matrices", "states",  "output",  "constant",
-    "sequence",  "invariant",  "vector",     "state",    "product", "row_sum", "add",
-    "select",    "tanh",       "multiply",   "greater",  "cell",    "program", "rows",
-    "ctas",      "cluster",    "threads",    "shared",   "scratch", "stages",  "arch",
-    "kind",      "max_batch",  "cooperative"};
+    "sequences", "invariants", "vectors",     "matrices", "states",  "output",  "constant",
+    "sequence",  "invariant",  "vector",      "state",    "product", "row_sum", "add",
+    "select",    "tanh",       "multiply",    "greater",  "cell",    "program", "rows",
+    "ctas",      "cluster",    "threads",     "shared",   "scratch", "stages",  "arch",
+    "kind",      "max_batch",  "cooperative", "kernel",   "digest",  "entry"};
 
 std::vector<std::string> Split(const std::string& text, char separator) {
   std::vector<std::string> parts;
@@ -259,7 +259,7 @@ void TryCell(Counts* counts) {
 
 void TryProgram(Counts* counts) {
   ++counts->programs;
-  absl::StatusOr<tfmem::GpuProgram> program = tfmem::ParseGpuProgram(current);
+  absl::StatusOr<tfmem::RecurrentProgram> program = tfmem::ReadRecurrentProgram(current, "code");
   if (!program.ok()) return;
   ++counts->programs_taken;
   const int64_t most = tfmem::kMostOfASize;

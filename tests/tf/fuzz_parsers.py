@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from custom_ops.differentiate import differentiate
-from custom_ops.jit.program import Program
+from custom_ops.jit.image import KernelImage
+from custom_ops.recurrent.program import Program
 from tests import recurrent_cells
 from tests.tf import native_programs
 
@@ -24,10 +25,12 @@ PARTS = (
     "cpu_kernels",
     "cpu_kernels_avx2",
     "cpu_kernels_avx512",
-    "gpu_program",
+    "kernel_image",
     "recurrent_cut",
+    "recurrent_program",
     "recurrent_run",
     "recurrent_tile",
+    "sha256",
     "step_program",
 )
 # As tools/sanitized_g++, which says why.
@@ -49,19 +52,17 @@ def corpus() -> Iterator[tuple[str, bytes]]:
         yield "cell", gradient.forward.to_text().encode()
         yield "cell", gradient.backward.to_text().encode()
     for fallback, cluster, stages in (("", 1, 0), ("plain", 8, 0), ("", 1, 3)):
-        sizes = {"rows": 4, "ctas": 32, "cluster": cluster, "threads": 256, "shared": 1 << 16, "scratch": 64}
-        program = Program(
-            kind="cubin",
-            arch=90,
-            entry="main",
-            fallback=fallback,
-            cooperative=int(cluster == 1),
-            stages=stages,
-            max_batch=8,
-            image=b"image\n\nmore\n",
-            **sizes,
-        )
-        yield "program", program.to_bytes()
+        shape = {"threads": 256, "shared": 1 << 16, "cluster": cluster, "cooperative": cluster == 1}
+        image = KernelImage(90, "main", code=b"code", **shape)  # type: ignore[arg-type]
+        text = Program(image, fallback, rows=4, ctas=32, scratch=64, stages=stages, max_batch=8).to_text()
+        yield "program", text.encode()
+        yield "program", _before(text)
+
+
+def _before(text: str) -> bytes:
+    """As it was when the code stood behind the header."""
+    lines = [line for line in text.splitlines() if not line.startswith("digest")]
+    return "\n".join(["program 4", *lines[1:]]).encode() + b"\n\ncode\n\nmore\n"
 
 
 def fuzz(inputs: int, seed: int, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -7,9 +7,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "custom_ops/ops/counters.h"
-#include "custom_ops/ops/gpu_kernel.h"
 #include "custom_ops/ops/gpu_tickets.h"
 #include "custom_ops/ops/pinned_pool.h"
+#include "custom_ops/ops/recurrent_kernel.h"
+#include "custom_ops/ops/sha256.h"
 #include "fake_cuda.h"
 
 namespace {
@@ -129,15 +130,18 @@ void TestStatusWithoutEvent(const World& world) {
   }
 }
 
-std::string Program(int max_batch) {
-  return absl::StrCat(
-      "program 4\nkind cubin\narch 90\nentry main\nrows 4\nctas 1\ncluster 1\nthreads 32\nshared 0"
-      "\nscratch 0\ncooperative 0\nstages 0\nmax_batch ",
-      max_batch, "\n\nimage");
+absl::StatusOr<tfmem::RecurrentProgram> Program(int max_batch) {
+  const std::string code = absl::StrCat("image ", max_batch);
+  return tfmem::ReadRecurrentProgram(
+      absl::StrCat("kernel 1\nkind cubin\narch 90\nentry main\nrows 4\nctas 1\ncluster 1\nthreads "
+                   "32\nshared 0"
+                   "\nscratch 0\ncooperative 0\nstages 0\nmax_batch ",
+                   max_batch, "\ndigest ", tfmem::Sha256(code)),
+      code);
 }
 
 void TestMemoryForAModuleComesBack(const World& world) {
-  tfmem::GpuKernels kernels({Program(4), Program(8)});
+  tfmem::RecurrentKernels kernels({Program(4), Program(8)});
   fake_failures().module_load = {0, 2};
   Expect(absl::IsResourceExhausted(kernels.Choose(world.link, 1).status()), "out of memory");
   fake_failures().module_load = {0, 1};
@@ -148,7 +152,7 @@ void TestMemoryForAModuleComesBack(const World& world) {
 }
 
 void TestModulesOutliveTheirKernels(const World& world) {
-  auto kernel = tfmem::GpuKernel::Load(world.link, Program(16));
+  auto kernel = tfmem::RecurrentKernel::Load(world.link, *Program(16));
   tfmem::KernelParameter parameter(1, 1, tfmem::SequenceLines::Of(1, 1, false), 0, 0, {false});
   Expect((*kernel)->Launch(world.compute, &parameter, 1).ok(), "a launch");
   kernel->reset();

@@ -11,8 +11,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "custom_ops/ops/gpu_kernel.h"
 #include "custom_ops/ops/phases.h"
+#include "custom_ops/ops/recurrent_kernel.h"
+#include "custom_ops/ops/sha256.h"
 #include "fake_cuda.h"
 
 namespace {
@@ -54,37 +55,87 @@ struct Fields {
   std::string image = "image";
 };
 
-std::string Program(const Fields& f) {
-  return absl::StrCat("program 4\nkind ", f.kind, "\narch ", f.arch, "\nentry main\n", f.fallback,
+std::string Header(const std::string& format, const Fields& f) {
+  return absl::StrCat(format, "\nkind ", f.kind, "\narch ", f.arch, "\nentry main\n", f.fallback,
                       "rows ", f.rows, "\nctas ", f.ctas, "\ncluster ", f.cluster,
                       "\nthreads 256\nshared ", f.shared, "\nscratch ", f.scratch, "\ncooperative ",
-                      f.cooperative, "\nstages ", f.stages, "\nmax_batch ", f.max_batch, "\n\n",
-                      f.image);
+                      f.cooperative, "\nstages ", f.stages, "\nmax_batch ", f.max_batch);
+}
+
+absl::StatusOr<tfmem::RecurrentProgram> Program(const Fields& f) {
+  const std::string digest = absl::StrCat("\ndigest ", tfmem::Sha256(f.image));
+  return tfmem::ReadRecurrentProgram(Header("kernel 1", f) + digest, f.image);
+}
+
+absl::StatusOr<std::shared_ptr<tfmem::RecurrentKernel>> Load(tfmem::GpuLink* link,
+                                                             const Fields& f) {
+  absl::StatusOr<tfmem::RecurrentProgram> program = Program(f);
+  if (!program.ok()) return program.status();
+  return tfmem::RecurrentKernel::Load(link, *program);
+}
+
+// FIPS 180-4's own examples, and lengths around a block's end, against what Python computes.
+void TestDigest() {
+  ExpectEqual(tfmem::Sha256(""), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+              "of nothing");
+  ExpectEqual(tfmem::Sha256("abc"),
+              "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad", "of abc");
+  const std::pair<int, const char*> lengths[] = {
+      {55, "9f4390f8d30c2dd92ec9f095b65e2b9ae9b0a925a5258e241c9f1e910f734318"},
+      {56, "b35439a4ac6f0948b6d6f9e3c6af0f5f590ce20f1bde7090ef7970686ec6738a"},
+      {64, "ffe054fe7ae0cb6dc65c3af9b61d5209f439851db43d0ba5997337df154668eb"},
+      {1000, "41edece42d63e8d9bf515a9ba6932e1c20cbc9f5a5d134645adb5db1b9737ea3"},
+  };
+  for (const auto& [length, digest] : lengths) {
+    ExpectEqual(tfmem::Sha256(std::string(length, 'a')), digest, absl::StrCat("of ", length));
+  }
 }
 
 void TestHeader() {
   Fields fields;
   fields.image = std::string("a\n\nb\0c", 6);
-  absl::StatusOr<tfmem::GpuProgram> program = tfmem::ParseGpuProgram(Program(fields));
-  ExpectOk(program.status(), "a header");
-  ExpectEqual(program->image.size(), 6u, "bytes of an image that has an empty line and a zero");
-  ExpectEqual(program->fallback, "plain", "fallback");
-  ExpectEqual(program->groups(9, 2), 6, "groups of 4 rows of a batch of 9, two directions");
-  ExpectError(tfmem::ParseGpuProgram("program 3\n\nx").status(), "expected 'program 4'");
+  for (bool before : {false, true}) {  // with the code behind the header, as once
+    absl::StatusOr<tfmem::RecurrentProgram> program =
+        before
+            ? tfmem::ReadRecurrentProgram(Header("program 4", fields) + "\n\n" + fields.image, "")
+            : Program(fields);
+    ExpectOk(program.status(), "a header");
+    Expect(*program->image.code == fields.image, "code that has an empty line and a zero");
+    ExpectEqual(program->fallback->entry, "plain", "fallback");
+    ExpectEqual(program->groups(9, 2), 6, "groups of 4 rows of a batch of 9, two directions");
+  }
+  Expect(Program(fields)->image.code == Program(fields)->image.code, "code is there once");
+  ExpectError(tfmem::ReadRecurrentProgram("program 3\n\nx", "").status(), "found 'program 3'");
   fields.rows = 0;
-  ExpectError(tfmem::ParseGpuProgram(Program(fields)).status(), "'rows' is '0'");
+  ExpectError(Program(fields).status(), "'rows' is '0'");
   fields = {};
   fields.kind = "source";
-  ExpectError(tfmem::ParseGpuProgram(Program(fields)).status(), "expected cubin or ptx");
+  ExpectError(Program(fields).status(), "expected cubin or ptx");
   fields = {};
   fields.cluster = 5;
-  ExpectError(tfmem::ParseGpuProgram(Program(fields)).status(), "clusters of 5");
+  ExpectError(Program(fields).status(), "clusters of 5");
+}
+
+// What a graph calls the digest of its code is a stranger's word.
+void TestStrangersCode() {
+  Fields fields;
+  fields.image = "ours";
+  absl::StatusOr<tfmem::RecurrentProgram> ours = Program(fields);
+  ExpectOk(ours.status(), "our program");
+  const std::string text =
+      absl::StrCat(Header("kernel 1", fields), "\ndigest ", ours->image.digest);
+  ExpectError(tfmem::ReadRecurrentProgram(text, "theirs").status(),
+              "the code of a kernel has the digest");
+  Expect(tfmem::ReadRecurrentProgram(text, "ours")->image.code == ours->image.code,
+         "ours is shared");
+  ExpectError(tfmem::ReadRecurrentProgram(text, "").status(), "no code");
+  ExpectError(tfmem::ReadRecurrentProgram(Header("kernel 1", fields), "ours").status(), "no code");
 }
 
 // 132 processors hold 4 groups of 32 blocks, so 6 groups take two launches; then the fallback,
 // once.
 void TestCooperativeLaunches(tfmem::GpuLink* link, tfmem::cuda::Stream stream) {
-  auto kernel = tfmem::GpuKernel::Load(link, Program({}));
+  auto kernel = Load(link, {});
   ExpectOk(kernel.status(), "loading");
   ExpectEqual(fake_modules().largest_shared, 100 << 10, "shared memory asked for");
   tfmem::KernelParameter parameter(100, 9, tfmem::SequenceLines::Of(100, 9, true), 0x1000, 0x2000,
@@ -122,7 +173,7 @@ void TestLaunchesOfStages(tfmem::GpuLink* link, tfmem::cuda::Stream stream) {
   fields.cooperative = 0;
   fields.stages = 2;
   fields.fallback = "";
-  auto kernel = tfmem::GpuKernel::Load(link, Program(fields));
+  auto kernel = Load(link, fields);
   ExpectOk(kernel.status(), "loading a kernel of stages");
   for (int time : {3, 0}) {
     tfmem::KernelParameter parameter(time, 9, tfmem::SequenceLines::Of(time, 9, false), 0, 0,
@@ -149,7 +200,7 @@ void TestClusters(tfmem::GpuLink* link, tfmem::cuda::Stream stream) {
   fields.ctas = fields.cluster = 16;
   fields.cooperative = 0;
   fields.fallback = "";
-  auto kernel = tfmem::GpuKernel::Load(link, Program(fields));
+  auto kernel = Load(link, fields);
   ExpectOk(kernel.status(), "loading a kernel of clusters");
   Expect(fake_modules().large_clusters, "clusters of more than 8 have to be allowed");
   tfmem::KernelParameter parameter(1, 1, tfmem::SequenceLines::Of(1, 1, false), 0, 0, {false});
@@ -169,10 +220,10 @@ void TestChoice(tfmem::GpuLink* link) {
   older.arch = 80;
   last.max_batch = 16;
   last.image = "last";
-  tfmem::GpuKernels kernels({Program(first), Program(older), Program(last)});
+  tfmem::RecurrentKernels kernels({Program(first), Program(older), Program(last)});
   auto image = [&](int64_t batch) {
     auto kernel = kernels.Choose(link, batch);
-    return kernel.ok() ? (*kernel)->program().image : std::string(kernel.status().message());
+    return kernel.ok() ? *(*kernel)->program().image.code : std::string(kernel.status().message());
   };
   ExpectEqual(image(2), "first", "for a batch of 2");
   ExpectEqual(image(3), "last", "for a batch of 3, the cubin for 8.0 does not load on 9.0");
@@ -187,17 +238,20 @@ void TestChoice(tfmem::GpuLink* link) {
   Fields grid = last;
   grid.ctas = 133;
   Expect(kernels.WithoutWaiting(link) == nullptr, "the first of these is a grid");
-  tfmem::GpuKernels both({Program(stages), Program(last)}), small({Program(stages), Program(grid)});
-  ExpectEqual((*both.Choose(link, 1000))->program().image, "last", "where its blocks can wait");
-  ExpectEqual(both.WithoutWaiting(link)->program().image, "stages", "where they cannot");
-  ExpectEqual((*small.Choose(link, 1))->program().image, "stages", "where a group does not fit");
+  tfmem::RecurrentKernels both({Program(stages), Program(last)}),
+      small({Program(stages), Program(grid)});
+  ExpectEqual(*(*both.Choose(link, 1000))->program().image.code, "last",
+              "where its blocks can wait");
+  ExpectEqual(*both.WithoutWaiting(link)->program().image.code, "stages", "where they cannot");
+  ExpectEqual(*(*small.Choose(link, 1))->program().image.code, "stages",
+              "where a group does not fit");
 
   Fields large, group, ptx;
   large.shared = 300 << 10;
   group.ctas = 133;
   ptx.kind = "ptx";
   ptx.arch = 100;
-  tfmem::GpuKernels none({Program(older), Program(large), Program(group), Program(ptx)});
+  tfmem::RecurrentKernels none({Program(older), Program(large), Program(group), Program(ptx)});
   absl::Status status = none.Choose(link, 1).status();
   ExpectError(status, "program 0: it is for compute capability 8.0, this GPU has 9.0");
   ExpectError(status, "program 1: a block of it needs 307200 bytes of shared memory");
@@ -269,7 +323,9 @@ void TestPhases(unsigned seed) {
 }  // namespace
 
 int main() {
+  TestDigest();
   TestHeader();
+  TestStrangersCode();
   auto stream = static_cast<tfmem::cuda::Stream>(FakeNewStream());
   absl::StatusOr<tfmem::GpuLink*> link = tfmem::GpuLink::For(stream);
   ExpectOk(link.status(), "a link");
@@ -279,7 +335,7 @@ int main() {
   TestChoice(*link);
   TestStatus(*link, stream);
   const int loaded = fake_modules().loaded;
-  ExpectOk(tfmem::GpuKernel::Load(*link, Program({})).status(), "loading again");
+  ExpectOk(Load(*link, {}).status(), "loading again");
   ExpectEqual(fake_modules().loaded, loaded, "modules, each loaded once");
   tfmem::TrimGpuKernels();
   ExpectEqual(fake_modules().unloaded, loaded, "modules unloaded at the end");

@@ -13,22 +13,13 @@ import pytest
 import tensorflow as tf
 
 from custom_ops import cells
-from custom_ops.cell import (
-    ELEMENTWISE,
-    Cell,
-    Constant,
-    Elementwise,
-    Invariant,
-    Product,
-    RowSum,
-    Sequence,
-    State,
-    Term,
-    Vector,
-)
+from custom_ops.cell import Cell, Constant, Invariant, Product, RowSum, Sequence, State, Term, Vector
 from custom_ops.differentiate import differentiate
+from custom_ops.expr.op import Array
+from custom_ops.expr.program import Elementwise
+from custom_ops.expr.table import FLOAT_OPS
 from custom_ops.gradient_reference import gradients
-from custom_ops.recurrent_reference import Array, run
+from custom_ops.recurrent_reference import run
 from tests.recurrent_cells import Arguments, arguments, library
 
 UNITS, TIME, BATCH, INPUTS = 5, 6, 3, 4
@@ -120,7 +111,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "relu6": tf.nn.relu6, "selu": tf.nn.selu, "softsign": tf.nn.softsign,
     "select": lambda condition, x, y: tf.where(tf.not_equal(condition, 0), x, y),
 }  # fmt: skip
-FUNCTIONS |= {op: getattr(tf.math, op) for op in ELEMENTWISE if op not in FUNCTIONS}
+FUNCTIONS |= {op: getattr(tf.math, op) for op in FLOAT_OPS if op not in FUNCTIONS}
 
 
 def run_tf(cell: Cell, tensors: Arguments) -> tuple[list[Any], list[Any]]:

@@ -9,10 +9,13 @@ PARTS = (
     "faults",
     "gpu_kernel",
     "gpu_link",
-    "gpu_program",
     "gpu_tickets",
     "host_memory",
+    "kernel_image",
     "pinned_pool",
+    "recurrent_kernel",
+    "recurrent_program",
+    "sha256",
 )
 
 

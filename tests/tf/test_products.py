@@ -11,7 +11,9 @@ import tensorflow as tf
 
 import tfmem
 from custom_ops.errors import KernelError
+from custom_ops.jit.image import KernelImage
 from custom_ops.load import load
+from custom_ops.recurrent.program import Program
 from graph_passes.matmul.apply import MATMUL_OP
 from graph_passes.recurrent.match import RECURRENT_OP, Kernels, RecurrentPlan
 from graph_passes.report import Report
@@ -22,13 +24,14 @@ from tfmem.devices import find_target
 from tfmem.recurrent import swap_recurrent, with_swaps
 
 UNITS, ROWS, STEPS = 512, 5, 30
+IMAGES = [KernelImage(90, name, 32, f"code of {name}".encode()) for name in ("split", "large", "small")]
 
 
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """None of them runs on a CPU."""
-    monkeypatch.setattr(tuning, "_kernels", lambda *_: Kernels((b"kernel",)))
-    monkeypatch.setattr(products, "_programs", lambda *_: [b"split", b"large", b"small"])
+    monkeypatch.setattr(tuning, "_kernels", lambda *_: Kernels((Program(IMAGES[0]),)))
+    monkeypatch.setattr(products, "_programs", lambda *_: IMAGES)
 
 
 def swapped(trace: Any, precision: Any = "highest", **options: Any) -> tuple[Any, RecurrentPlan, list[str]]:

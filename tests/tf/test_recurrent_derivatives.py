@@ -12,64 +12,30 @@ import tensorflow as tf
 
 import tfmem
 from custom_ops.differentiate import differentiate
+from custom_ops.expr.table import FLOAT_OPS, TABLE
 from custom_ops.gradient_reference import gradients
 from custom_ops.load import Library
-from custom_ops.recurrent import recurrent
+from custom_ops.recurrent.op import recurrent
 from custom_ops.recurrent_reference import run
 from graph_passes.recurrent.elementwise import CELL_OPS
 from tests.elementwise_edges import SMALLEST, cell_of, different, points
+from tests.tf.raw_ops import raw_op
 
 raw = tf.raw_ops
+
+# Booleans have no gradient; a bias is added.
+WITHOUT = {name for op in TABLE.values() if op.comparison for name in (*op.tf_ops, *op.reversed_tf_ops)}
+WITHOUT |= {name for op in TABLE.values() if op.name not in FLOAT_OPS for name in op.tf_ops}
+WITHOUT |= {"NotEqual", "LogicalXor", "BiasAdd", "BiasAddV1"}
 OPS: dict[str, tuple[int, Callable[..., Any]]] = {
-    "Add": (2, lambda x, y: raw.Add(x=x, y=y)),
-    "AddV2": (2, lambda x, y: raw.AddV2(x=x, y=y)),
+    name: (op.arity, raw_op(name, op.arity)) for op in FLOAT_OPS.values() for name in op.tf_ops if name not in WITHOUT
+}
+OPS |= {
     "AddN": (2, lambda x, y: raw.AddN(inputs=[x, y])),
-    "Sub": (2, lambda x, y: raw.Sub(x=x, y=y)),
-    "Mul": (2, lambda x, y: raw.Mul(x=x, y=y)),
-    "RealDiv": (2, lambda x, y: raw.RealDiv(x=x, y=y)),
-    "Div": (2, lambda x, y: raw.Div(x=x, y=y)),
-    "Maximum": (2, lambda x, y: raw.Maximum(x=x, y=y)),
-    "Minimum": (2, lambda x, y: raw.Minimum(x=x, y=y)),
-    "Pow": (2, lambda x, y: raw.Pow(x=x, y=y)),
-    "SquaredDifference": (2, lambda x, y: raw.SquaredDifference(x=x, y=y)),
-    "DivNoNan": (2, lambda x, y: raw.DivNoNan(x=x, y=y)),
-    "MulNoNan": (2, lambda x, y: raw.MulNoNan(x=x, y=y)),
-    "Xdivy": (2, lambda x, y: raw.Xdivy(x=x, y=y)),
-    "Neg": (1, lambda x: raw.Neg(x=x)),
-    "Abs": (1, lambda x: raw.Abs(x=x)),
-    "Sign": (1, lambda x: raw.Sign(x=x)),
-    "Square": (1, lambda x: raw.Square(x=x)),
-    "Sqrt": (1, lambda x: raw.Sqrt(x=x)),
-    "Rsqrt": (1, lambda x: raw.Rsqrt(x=x)),
-    "Reciprocal": (1, lambda x: raw.Reciprocal(x=x)),
-    "Inv": (1, lambda x: raw.Inv(x=x)),
-    "Exp": (1, lambda x: raw.Exp(x=x)),
-    "Log": (1, lambda x: raw.Log(x=x)),
-    "Log1p": (1, lambda x: raw.Log1p(x=x)),
-    "Expm1": (1, lambda x: raw.Expm1(x=x)),
-    "Erf": (1, lambda x: raw.Erf(x=x)),
-    "Erfc": (1, lambda x: raw.Erfc(x=x)),
-    "Sin": (1, lambda x: raw.Sin(x=x)),
-    "Cos": (1, lambda x: raw.Cos(x=x)),
-    "Sinh": (1, lambda x: raw.Sinh(x=x)),
-    "Cosh": (1, lambda x: raw.Cosh(x=x)),
-    "Sigmoid": (1, lambda x: raw.Sigmoid(x=x)),
-    "Tanh": (1, lambda x: raw.Tanh(x=x)),
-    "Relu": (1, lambda x: raw.Relu(features=x)),
-    "Relu6": (1, lambda x: raw.Relu6(features=x)),
     "LeakyRelu": (1, lambda x: raw.LeakyRelu(features=x, alpha=0.3)),
-    "Elu": (1, lambda x: raw.Elu(features=x)),
-    "Selu": (1, lambda x: raw.Selu(features=x)),
-    "Softplus": (1, lambda x: raw.Softplus(features=x)),
-    "Softsign": (1, lambda x: raw.Softsign(features=x)),
-    "Select": (3, lambda c, x, y: raw.Select(condition=tf.not_equal(c, 0), x=x, y=y)),
-    "SelectV2": (3, lambda c, x, y: raw.SelectV2(condition=tf.not_equal(c, 0), t=x, e=y)),
     "ClipByValue": (3, lambda x, low, high: raw.ClipByValue(t=x, clip_value_min=low, clip_value_max=high)),
 }
 ATTRS = {"LeakyRelu": {"alpha": 0.3}}
-# Booleans have no gradient; a bias is added.
-WITHOUT = {"Greater", "GreaterEqual", "Less", "LessEqual", "Equal", "NotEqual", "LogicalAnd", "LogicalOr", "LogicalNot"}
-WITHOUT |= {"LogicalXor", "BiasAdd", "BiasAddV1"}
 
 
 def test_every_op_is_here() -> None:
@@ -143,7 +109,7 @@ def test_the_op(library: Library, op: str, training: bool, dtype: str) -> None:
     with tf.GradientTape() as tape:
         tape.watch(columns)
         sequence = tf.concat(columns, 0)[None, None]
-        (result,), _ = recurrent(library, cell, units, [sequence], [], [], [], [state], training=training)
+        (result,), _ = recurrent(library.ops, cell, units, [sequence], [], [], [], [state], training=training)
         flat = tf.reshape(result, [-1])
     parts = tape.gradient(flat, columns, tf.constant(upstream), unconnected_gradients="zero")
     require_same(op, flat.numpy(), [part.numpy() for part in parts], arguments, upstream)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from custom_ops import cells
 from custom_ops.load import Library, load
-from custom_ops.recurrent import recurrent
+from custom_ops.recurrent.op import recurrent
 from tests.recurrent_cells import library as cells_of
 from tests.tf.recurrent_tensors import Tensors, in_dtype, tensors_of
 
@@ -41,8 +41,8 @@ def test_sequences_that_begin_with_the_batch(library: Library, name: str, dtype:
     for units, time, batch in ((1, 3, 2), (33, 4, 3), (64, 6, 1), (70, 1, 17), (9, 0, 2), (9, 2, 0)):
         cell = cells_of(units)[name]
         given = in_dtype(tensors_of(cell, units, time, batch, directions=2), dtype)
-        outputs, finals = recurrent(library, cell, units, *given, reverse=REVERSE)
-        found, ends = recurrent(library, cell, units, *turned_sequences(given), reverse=REVERSE, batch_major=True)
+        outputs, finals = recurrent(library.ops, cell, units, *given, reverse=REVERSE)
+        found, ends = recurrent(library.ops, cell, units, *turned_sequences(given), reverse=REVERSE, batch_major=True)
         check_equal([*map(turned, found), *ends], [*outputs, *finals])
 
 
@@ -56,7 +56,7 @@ def test_their_gradients(library: Library, name: str, training: bool) -> None:
         with tf.GradientTape() as tape:
             tape.watch(given)
             outputs, finals = recurrent(
-                library, cell, units, *given, reverse=REVERSE, batch_major=batch_major, training=training
+                library.ops, cell, units, *given, reverse=REVERSE, batch_major=batch_major, training=training
             )
             loss = tf.add_n([tf.reduce_sum(tf.sin(tensor)) for tensor in [*outputs, *finals]])
         return Tensors(*tape.gradient(loss, given, unconnected_gradients="zero"))
@@ -78,7 +78,7 @@ def test_a_state_without_rows_stands_for_zeros(library: Library, name: str, trai
     for each in (zeros, empty):
         with tf.GradientTape() as tape:
             tape.watch(each)
-            outputs, finals = recurrent(library, cell, units, *each, reverse=REVERSE, training=training)
+            outputs, finals = recurrent(library.ops, cell, units, *each, reverse=REVERSE, training=training)
             loss = tf.add_n([tf.reduce_sum(tf.sin(tensor)) for tensor in [*outputs, *finals]])
         gradient = Tensors(*tape.gradient(loss, each, unconnected_gradients="zero"))
         results.append([*outputs, *finals, *(tensor for kind in gradient[:4] for tensor in kind)])
@@ -90,8 +90,8 @@ def test_some_states_are_zeros_and_some_are_not(library: Library) -> None:
     cell, units = cells.lstm(), 12
     given = tensors_of(cell, units, 4, 3).map(tf.constant)
     h, c = given.states
-    expected = recurrent(library, cell, units, *given._replace(states=[tf.zeros_like(h), c]))
-    found = recurrent(library, cell, units, *given._replace(states=[h[:0], c]))
+    expected = recurrent(library.ops, cell, units, *given._replace(states=[tf.zeros_like(h), c]))
+    found = recurrent(library.ops, cell, units, *given._replace(states=[h[:0], c]))
     check_equal([*found[0], *found[1]], [*expected[0], *expected[1]])
 
 
@@ -103,7 +103,7 @@ def test_shapes_are_known_before_it_runs(library: Library, batch_major: bool, ro
     @tf.function
     def run(gates: tf.Tensor, mask: tf.Tensor, matrix: tf.Tensor, h: tf.Tensor) -> list[tf.Tensor]:
         given = [gates, mask], [], [], [matrix], [h, h]
-        outputs, finals = recurrent(library, cell, 8, *given, batch_major=batch_major)
+        outputs, finals = recurrent(library.ops, cell, 8, *given, batch_major=batch_major)
         return [*outputs, *finals]
 
     unknown = tf.TensorSpec((None, None, 32)), tf.TensorSpec((None, 5) if batch_major else (5, None))
@@ -118,9 +118,9 @@ def test_what_does_not_fit_is_named(library: Library) -> None:
     given = tensors_of(cell, units, 4, 3).map(tf.constant)
     short = given._replace(states=[given.states[0][:1], given.states[1]])
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"states\[0\] .* has shape \[1,12\]; expected \[3,12\]"):
-        recurrent(library, cell, units, *short)
+        recurrent(library.ops, cell, units, *short)
     narrow = given._replace(states=[tf.zeros((0, 11), tf.float64), given.states[1]])
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"states\[0\] .* has shape \[0,11\]; expected \[3,12\]"):
-        recurrent(library, cell, units, *narrow)
+        recurrent(library.ops, cell, units, *narrow)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"expected \[4,12\] \(time 3, batch 4"):
-        recurrent(library, cell, units, *given, batch_major=True)
+        recurrent(library.ops, cell, units, *given, batch_major=True)

@@ -10,7 +10,7 @@ from custom_ops import cells
 from custom_ops.differentiate import differentiate
 from custom_ops.gradient_reference import gradients
 from custom_ops.load import Library, load
-from custom_ops.recurrent import recurrent
+from custom_ops.recurrent.op import recurrent
 from tests.recurrent_cells import library as cells_of
 from tests.tf.recurrent_tensors import distance, tensors_of
 
@@ -32,7 +32,7 @@ def test_gradients_are_those_of_the_definition(library: Library, name: str, trai
         constants = given.map(tf.constant)
         with tf.GradientTape() as tape:
             tape.watch(constants)
-            results = [tensor for kind in recurrent(library, cell, units, *constants, training=training)
+            results = [tensor for kind in recurrent(library.ops, cell, units, *constants, training=training)
                        for tensor in kind]  # fmt: skip
             weights = [random.normal(size=tensor.shape) for tensor in results]
             loss = tf.add_n([tf.reduce_sum(tensor * weight) for tensor, weight in zip(results, weights, strict=True)])
@@ -53,7 +53,7 @@ def test_gradients_are_what_finite_differences_say(library: Library, name: str) 
     def results(*flat: tf.Tensor) -> tf.Tensor:
         ends = np.cumsum(sizes)
         kinds = [list(flat[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
-        outputs, finals = recurrent(library, cell, 3, *kinds, reverse=[True, False], training=True)
+        outputs, finals = recurrent(library.ops, cell, 3, *kinds, reverse=[True, False], training=True)
         return tf.concat([tf.reshape(tf.sin(tensor), [-1]) for tensor in [*outputs, *finals]], 0)
 
     flat = [tensor for kind in given for tensor in kind]
@@ -84,7 +84,7 @@ def test_gradients_are_keras(library: Library, layer: str) -> None:
         gates = tf.transpose(x, [1, 0, 2]) @ kernel + of_input
         states = [tf.zeros([3, 37], tf.float64)] * len(cell.states)
         outputs, _ = recurrent(
-            library, cell, 37, [gates], [], of_state, [recurrent_kernel], states, reverse=[True], training=True
+            library.ops, cell, 37, [gates], [], of_state, [recurrent_kernel], states, reverse=[True], training=True
         )
         found = tf.transpose(outputs[0][::-1], [1, 0, 2])
         loss = tf.reduce_sum(tf.sin(found))
@@ -100,7 +100,7 @@ def test_the_gradient_has_a_gradient_unless_values_were_saved(library: Library) 
     def first(state: tf.Tensor, training: bool = False) -> tf.Tensor:
         with tf.GradientTape() as tape:
             tape.watch(state)
-            outputs, _ = recurrent(library, cell, 4, *given[:4], [state], training=training)
+            outputs, _ = recurrent(library.ops, cell, 4, *given[:4], [state], training=training)
             loss = tf.reduce_sum(outputs[0] ** 2)
         return tape.gradient(loss, state)
 

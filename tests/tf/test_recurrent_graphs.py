@@ -16,6 +16,9 @@ from tensorflow.python.framework.convert_to_constants import convert_variables_t
 from tensorflow.python.ops import rnn as dynamic
 
 import tfmem
+from custom_ops.image_functions import code_in
+from custom_ops.jit.image import KernelImage
+from custom_ops.recurrent.program import Program
 from graph_passes.recurrent.match import RECURRENT_OP, Kernels, RecurrentPlan
 from tfmem import recurrent
 
@@ -253,9 +256,11 @@ def test_a_saved_model_keeps_the_kernels_that_it_was_tuned_with(
 ) -> None:
     """Whatever TensorFlow allows where it is served. The CPU does not read them."""
 
+    programs = tuple(Program(KernelImage(90, "main", 32, code)) for code in (b"small \0 code", b"large"))
+
     def with_kernels(plan: RecurrentPlan, *_: Any) -> RecurrentPlan:
         launches = [launch.name for match in plan.matches for launch in match.launches]
-        return replace(plan, precision="tf32", kernels=dict.fromkeys(launches, Kernels((b"small", b"large"))))
+        return replace(plan, precision="tf32", kernels=dict.fromkeys(launches, Kernels(programs)))
 
     monkeypatch.setattr(recurrent, "with_kernels", with_kernels)
     model_of(keras).export(tmp_path / "model", verbose=False)
@@ -263,8 +268,10 @@ def test_a_saved_model_keeps_the_kernels_that_it_was_tuned_with(
     library = served.graph.as_graph_def().library.function
     nodes = [node for function in library for node in function.node_def if node.op == RECURRENT_OP]
     assert nodes
+    codes = {function.signature.name: code_in(function) for function in library}
     for node in nodes:
-        assert list(node.attr["programs"].list.s) == [b"small", b"large"]
+        assert list(node.attr["programs"].list.s) == [program.to_text().encode() for program in programs]
+        assert [codes[image.name] for image in node.attr["images"].list.func] == [b"small \0 code", b"large"]
         assert node.attr["precision"].s == b"tf32"
 
 

@@ -16,10 +16,14 @@ import pytest
 import tensorflow as tf
 
 from custom_ops import cells, recurrent_reference
-from custom_ops.cell import ELEMENTWISE, Cell
+from custom_ops.cell import Cell
 from custom_ops.cell_builder import CellBuilder
+from custom_ops.expr.table import FLOAT_OPS
+from custom_ops.image_functions import code_in
+from custom_ops.jit.image import KernelImage
 from custom_ops.load import Library, load
-from custom_ops.recurrent import recurrent
+from custom_ops.recurrent.op import recurrent
+from custom_ops.recurrent.program import Program
 from tests.recurrent_cells import arguments, random_cells
 from tests.recurrent_cells import library as cells_of
 from tests.tf.recurrent_tensors import Tensors, distance, distances, in_dtype, rounded, tensors_of
@@ -51,7 +55,7 @@ def test_values_are_those_of_the_definition(library: Library, name: str, dtype: 
         cell = cells_of(units)[name]
         given = rounded(tensors_of(cell, units, time, batch), dtype)
         for reverse in (False, True)[: 2 if dtype == tf.float32 else 1]:
-            found = recurrent(library, cell, units, *in_dtype(given, dtype), reverse=[reverse])
+            found = recurrent(library.ops, cell, units, *in_dtype(given, dtype), reverse=[reverse])
             expected = recurrent_reference.run(cell, units, *given, reverse=reverse)
             bound = TOLERANCE[dtype]
             if dtype == tf.float32:  # what is ill-conditioned, NumPy gets no better
@@ -67,7 +71,7 @@ def test_every_instruction_set_computes_the_same(library: Library, vector_bytes:
         for dtype in (tf.float32, tf.half, tf.bfloat16, tf.float64):
             cell = cells_of(70)[name]
             given = rounded(tensors_of(cell, 70, 5, 7), dtype)
-            found, _ = recurrent(library, cell, 70, *in_dtype(given, dtype))
+            found, _ = recurrent(library.ops, cell, 70, *in_dtype(given, dtype))
             expected, _ = recurrent_reference.run(cell, 70, *given)
             assert distance(found[0], expected[0]) < TOLERANCE[dtype], (vector_bytes, name, dtype)
 
@@ -76,7 +80,7 @@ def test_a_long_sequence_stays_accurate(library: Library) -> None:
     for units, batch in ((256, 3), (1000, 1)):
         cell = cells.lstm()
         given = rounded(tensors_of(cell, units, 100, batch), tf.float32)
-        found, _ = recurrent(library, cell, units, *in_dtype(given, tf.float32))
+        found, _ = recurrent(library.ops, cell, units, *in_dtype(given, tf.float32))
         expected, _ = recurrent_reference.run(cell, units, *given)
         assert distance(found[0], expected[0]) < 1e-5
 
@@ -89,7 +93,7 @@ def test_a_long_sequence_stays_accurate(library: Library) -> None:
 @hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
 def test_cells_that_nobody_has_named(cell: Cell, sizes: tuple[int, int, int], reverse: list[bool]) -> None:
     given = tensors_of(cell, *sizes, directions=len(reverse))
-    outputs, finals = recurrent(load(), cell, sizes[0], *given, reverse=reverse)
+    outputs, finals = recurrent(load().ops, cell, sizes[0], *given, reverse=reverse)
     for direction, flag in enumerate(reverse):
         part = arguments(cell, *sizes, seed=direction)
         expected, ends = recurrent_reference.run(cell, sizes[0], *part, reverse=flag)
@@ -101,7 +105,7 @@ def test_cells_that_nobody_has_named(cell: Cell, sizes: tuple[int, int, int], re
 def test_directions_are_independent(library: Library) -> None:
     cell = cells.layer_norm_lstm(130)
     given = tensors_of(cell, 130, 6, 4, directions=2)
-    outputs, finals = recurrent(library, cell, 130, *given, reverse=[False, True])
+    outputs, finals = recurrent(library.ops, cell, 130, *given, reverse=[False, True])
     for direction in range(2):
         part = Tensors(*(half[direction * len(half) // 2 :][: len(half) // 2] for half in given))
         expected, ends = recurrent_reference.run(cell, 130, *part, reverse=bool(direction))
@@ -115,7 +119,7 @@ def test_directions_are_independent(library: Library) -> None:
 def test_nothing_to_do(library: Library, name: str, time: int, batch: int) -> None:
     cell = cells_of(40)[name]
     given = tensors_of(cell, 40, time, batch)
-    outputs, finals = recurrent(library, cell, 40, *given)
+    outputs, finals = recurrent(library.ops, cell, 40, *given)
     expected, ends = recurrent_reference.run(cell, 40, *given)
     for tensor, array in zip([*outputs, *finals], [*expected, *ends], strict=True):
         assert tensor.shape == array.shape
@@ -128,7 +132,7 @@ def test_nan_and_infinity_stay_in_their_row_and_go_on(library: Library) -> None:
     given.sequences[0][2, 1, 7] = np.nan
     given.sequences[0][1, 2, 60] = np.inf
     given.states[1][3, 5] = -np.inf
-    found, ends = recurrent(library, cell, 50, *in_dtype(given, tf.float32))
+    found, ends = recurrent(library.ops, cell, 50, *in_dtype(given, tf.float32))
     expected, finals = recurrent_reference.run(cell, 50, *given)
     assert np.isnan(expected[0]).any()
     for tensor, array in zip([*found, *ends], [*expected, *finals], strict=True):
@@ -144,10 +148,7 @@ def elementwise_cell(op: str, arguments: int) -> Cell:
     return builder.build([state], [[result]])
 
 
-UNITS_IN_THE_LAST_PLACE = {"power": 8, "sin": 4, "cos": 4, "erf": 4}
-
-
-@pytest.mark.parametrize("op", recurrent_reference.ELEMENTWISE)
+@pytest.mark.parametrize("op", FLOAT_OPS)
 def test_elementwise_ops_are_accurate_to_a_few_units_in_the_last_place(
     library: Library, vector_bytes: int, op: str
 ) -> None:
@@ -159,11 +160,13 @@ def test_elementwise_ops_are_accurate_to_a_few_units_in_the_last_place(
     a, b = both.T
     units = len(a)
     columns = np.concatenate([a, b, np.roll(b, 1)])
-    count = ELEMENTWISE[op]
+    count = FLOAT_OPS[op].arity
     cell = elementwise_cell(op, count)
-    found, _ = recurrent(library, cell, units, [columns[None, None]], [], [], [], [np.zeros([1, units], np.float32)])
+    found, _ = recurrent(
+        library.ops, cell, units, [columns[None, None]], [], [], [], [np.zeros([1, units], np.float32)]
+    )
     with np.errstate(all="ignore"):
-        expected = recurrent_reference.ELEMENTWISE[op](*columns.reshape(3, -1).astype(np.float64)[:count])
+        expected = FLOAT_OPS[op].numpy(*columns.reshape(3, -1).astype(np.float64)[:count])
         limit = expected.astype(np.float32)
     found_values = found[0].numpy().reshape(-1)
     assert np.array_equal(np.isnan(found_values), np.isnan(limit))
@@ -171,7 +174,7 @@ def test_elementwise_ops_are_accurate_to_a_few_units_in_the_last_place(
     finite = np.isfinite(limit)
     assert np.array_equal(found_values[~finite & ~np.isnan(limit)], limit[~finite & ~np.isnan(limit)])
     error = np.abs(found_values[finite] - expected[finite])
-    allowed = UNITS_IN_THE_LAST_PLACE.get(op, 2) * np.spacing(np.abs(limit[finite])) + tiny
+    allowed = FLOAT_OPS[op].ulps * np.spacing(np.abs(limit[finite])) + tiny
     worst = int(np.argmax(error / allowed))
     assert error[worst] <= allowed[worst], (
         columns.reshape(3, -1)[:count, finite][:, worst],
@@ -245,7 +248,7 @@ def test_shapes_are_inferred(library: Library) -> None:
 
     @tf.function
     def run(x: tf.Tensor, mask: tf.Tensor, matrix: tf.Tensor, h: tf.Tensor) -> Any:
-        return recurrent(library, cell, 8, [x, mask], [], [], [matrix], [h, h])
+        return recurrent(library.ops, cell, 8, [x, mask], [], [], [matrix], [h, h])
 
     specs = [(None, None, 32), (None, 3), (8, 32), (None, 8)]
     graph = run.get_concrete_function(*(tf.TensorSpec(shape, tf.float32) for shape in specs))
@@ -260,10 +263,10 @@ def test_shapes_are_inferred(library: Library) -> None:
 def test_two_threads_at_once(library: Library) -> None:
     cell = cells.layer_norm_lstm(256)
     given = in_dtype(tensors_of(cell, 256, 30, 2), tf.float32)
-    expected = recurrent(library, cell, 256, *given)[0][0].numpy()
+    expected = recurrent(library.ops, cell, 256, *given)[0][0].numpy()
 
     def run(_: int) -> bool:
-        return np.array_equal(recurrent(library, cell, 256, *given)[0][0].numpy(), expected)
+        return np.array_equal(recurrent(library.ops, cell, 256, *given)[0][0].numpy(), expected)
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(run, range(40)))
@@ -275,7 +278,7 @@ def test_more_ops_at_once_than_threads(library: Library) -> None:
 
     @tf.function
     def run() -> list[tf.Tensor]:
-        return [recurrent(library, cell, 256, *given, reverse=[i % 2 == 1])[0][0] for i in range(12)]
+        return [recurrent(library.ops, cell, 256, *given, reverse=[i % 2 == 1])[0][0] for i in range(12)]
 
     results = [tensor.numpy() for tensor in run()]
     for i, result in enumerate(results):
@@ -288,7 +291,7 @@ import numpy as np, tensorflow as tf
 tf.config.threading.set_intra_op_parallelism_threads(int(sys.argv[1]))
 from custom_ops import cells
 from custom_ops.load import load
-from custom_ops.recurrent import recurrent
+from custom_ops.recurrent.op import recurrent
 digest = hashlib.sha256()
 random = np.random.default_rng(0)
 for cell, units, batch in ((cells.layer_norm_lstm(300), 300, 11), (cells.lstm(), 64, 50)):
@@ -296,7 +299,7 @@ for cell, units, batch in ((cells.layer_norm_lstm(300), 300, 11), (cells.lstm(),
     shapes.append([(batch, units)] * 2)
     given = [[random.normal(size=s, scale=0.1).astype("float32") for s in kind] for kind in shapes]
     for _ in range(2):
-        outputs, finals = recurrent(load(), cell, units, *given, training=True)
+        outputs, finals = recurrent(load().ops, cell, units, *given, training=True)
         digest.update(b"".join(tensor.numpy().tobytes() for tensor in [*outputs, *finals]))
 print(digest.hexdigest())
 """
@@ -313,29 +316,30 @@ def test_results_do_not_depend_on_the_threads() -> None:
     assert len(found) == 1
 
 
-def test_calls_with_other_programs_are_told_apart(library: Library) -> None:
-    """Eager calls: TensorFlow takes `same` and `other` for the same list of strings, and would run the kernel that it
-    made for the one for the other."""
-    same, other = (b"program" + middle + bytes(80) for middle in (b"1", b"2"))
-    given = tensors_of(cells.simple_rnn(), 4, 2, 1)
+@pytest.mark.parametrize("traced", [False, True])
+def test_the_gradient_takes_its_programs_along(library: Library, traced: bool) -> None:
+    """And their code: the graph of a gradient is another one. The CPU does not read them."""
+    forward, backward = (Program(KernelImage(90, "main", 32, code)) for code in (b"forward", b"backward"))
+    given = in_dtype(tensors_of(cells.simple_rnn(), 4, 2, 1), tf.float32)
 
-    def fingerprint(programs: list[bytes], gradient_programs: list[bytes]) -> int:
-        with tf.Graph().as_default():
+    def gradient(kinds: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(kinds)
             outputs, _ = recurrent(
-                library,
-                cells.simple_rnn(),
-                4,
-                *in_dtype(given, tf.float32),
-                programs=programs,
-                gradient_programs=gradient_programs,
+                library.ops, cells.simple_rnn(), 4, *kinds, programs=[forward], gradient_programs=[backward]
             )
-            return outputs[0].op.get_attr("fingerprint")  # type: ignore[no-any-return]
+            loss = tf.reduce_sum(outputs[0])
+        return tape.gradient(loss, kinds)
 
-    lists: list[tuple[list[bytes], list[bytes]]] = [
-        ([], []), ([same], []), ([other], []), ([same, other], []), ([other, same], []), ([same], [other]),
-        ([other], [same]), ([], [same]), ([same + other], []),
-    ]  # fmt: skip
-    found = [fingerprint(*each) for each in lists]
-    assert len(set(found)) == len(lists)
-    assert found == [fingerprint(*each) for each in lists]
-    assert found[0] == 0
+    expected = gradient(given)
+    if traced:
+        trace = tf.function(lambda *kinds: gradient(list(kinds))).get_concrete_function(*given)
+        graph_def = trace.graph.as_graph_def()
+        codes = {function.signature.name: code_in(function) for function in graph_def.library.function}
+        nodes = [node for node in graph_def.node if node.op == "TfmemRecurrent"]
+        named = [[codes[image.name] for image in node.attr["images"].list.func] for node in nodes]
+        assert [b"forward"] in named
+        assert [b"backward"] in named
+        found = trace(*given)
+        for one, other in zip(tf.nest.flatten(found), tf.nest.flatten(expected), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)

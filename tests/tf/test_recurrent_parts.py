@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-PARTS = ("cuda_driver", "faults", "gpu_kernel", "gpu_link", "gpu_program", "host_memory", "phases", "pinned_pool")
+PARTS = (
+    "cuda_driver",
+    "faults",
+    "gpu_kernel",
+    "gpu_link",
+    "host_memory",
+    "kernel_image",
+    "phases",
+    "pinned_pool",
+    "recurrent_kernel",
+    "recurrent_program",
+    "sha256",
+)
 
 
 def test_programs_are_launched_and_phases_are_run(on_fake_driver: Callable[[str, Sequence[str]], None]) -> None:

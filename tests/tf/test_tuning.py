@@ -11,9 +11,11 @@ import pytest
 import tfmem
 from custom_ops import cells
 from custom_ops.errors import KernelError
+from custom_ops.jit.image import KernelImage
+from custom_ops.recurrent.program import Program
 from custom_ops.spec import RecurrentSpec
 from graph_passes.cost import device as profiles
-from graph_passes.ir import TensorId
+from graph_passes.ir import Code, TensorId
 from graph_passes.recurrent.match import Direction, Kernels, Launch, Match, RecurrentPlan
 from tfmem import tuning
 from tfmem.devices import Target
@@ -21,6 +23,10 @@ from tfmem.devices import Target
 CPU = Target("/device:CPU:0", "CPU", 1 << 30, profiles.load("cpu"))
 GPU = Target("/device:GPU:0", "NVIDIA H200", 1 << 30, profiles.load("h200"))
 OPTIONS = tfmem.Options(recurrent=tfmem.RecurrentOptions(progress=False))
+
+
+def program_of(units: int) -> Program:
+    return Program(KernelImage(90, "main", 32, str(units).encode()))
 
 
 def match(name: str, units: int, dtype: str = "float32", batch: int | None = None) -> Match:
@@ -39,7 +45,7 @@ def fixture_made(monkeypatch: pytest.MonkeyPatch) -> list[RecurrentSpec]:
         if spec.units == 7:
             raise KernelError("seven is not a lucky number")
         made.append(spec)
-        return Kernels((str(spec.units).encode(),), options.time_steps, ((1, 0.04321), (64, 0.5)))
+        return Kernels((program_of(spec.units),), options.time_steps, ((1, 0.04321), (64, 0.5)))
 
     monkeypatch.setattr(tuning, "_kernels", kernels)
     return made
@@ -59,8 +65,8 @@ def test_what_has_no_kernel_stays_with_the_reason(made: list[RecurrentSpec]) -> 
     assert plan.unmatched[0].reason == "seven is not a lucky number"
     assert "float64" in plan.unmatched[1].reason
     assert {name: kernels.programs for name, kernels in plan.kernels.items()} == {
-        "a/launch": (b"8",),
-        "d/launch": (b"8",),
+        "a/launch": (program_of(8),),
+        "d/launch": (program_of(8),),
     }
     assert [spec.units for spec in made] == [8]  # equal ones once
 
@@ -70,7 +76,7 @@ def test_a_batch_that_is_known_is_the_one_to_choose_for(monkeypatch: pytest.Monk
 
     def kernels(spec: RecurrentSpec, folder: Path, options: Any, ordinal: int) -> Kernels:
         asked.append((spec.units, options.batches))
-        return Kernels((b"",), options.time_steps, ((1, 0.1),))
+        return Kernels((program_of(0),), options.time_steps, ((1, 0.1),))
 
     monkeypatch.setattr(tuning, "_kernels", kernels)
     matches = (match("a", 8), match("b", 8, batch=20), match("c", 8, batch=20), match("d", 8, batch=0))
@@ -94,7 +100,8 @@ def test_precision_is_tensorflows_unless_asked_for(
     (launch,) = plan.matches[0].launches
     node = launch.node(plan.precision, plan.kernels[launch.name].programs)
     assert node.attrs["precision"] == expected
-    assert node.attrs["programs"] == (b"8",)
+    assert node.attrs["programs"] == (program_of(8).to_text(),)
+    assert node.attrs["images"] == (Code(b"8"),)
 
 
 def test_the_report_says_precision_and_times(made: list[RecurrentSpec]) -> None:

@@ -19,6 +19,7 @@ from tensorflow.python.eager.polymorphic_function import atomic_function
 from tensorflow.python.framework import cpp_shape_inference_pb2, importer, ops
 from tensorflow.python.ops import handle_data_util
 
+from custom_ops import image_functions
 from graph_passes.errors import GraphError
 from graph_passes.serde import IMPORT_ERRORS
 from tfmem.capture.captured import Captured, op_name
@@ -182,7 +183,8 @@ def own_library(graph_def: GraphDef) -> tuple[GraphDef, list[atomic_function.Ato
 
     Grappler changes bodies and keeps names, so a name may mean something else already; and
     TensorFlow drops a function with the object that made it. Whoever holds the returned objects
-    owns the new functions.
+    owns the new functions. Functions that hold the code of GPU kernels are called by their digest,
+    so that a process has each once.
 
     Returns:
         The graph without library, and the functions.
@@ -191,15 +193,22 @@ def own_library(graph_def: GraphDef) -> tuple[GraphDef, list[atomic_function.Ato
         return graph_def, []
     result = GraphDef()
     result.CopyFrom(graph_def)
-    functions = list(result.library.function)
-    renamed = {function.signature.name: f"{function.signature.name}_tfmem_{ops.uid()}" for function in functions}
+    functions, owners, renamed = [], [], {}
+    for function in result.library.function:
+        name = function.signature.name
+        code = image_functions.code_in(function)
+        if code is None:
+            functions.append(function)
+            renamed[name] = f"{name}_tfmem_{ops.uid()}"
+        else:
+            owners.append(image_functions.registered(code))
+            renamed[name] = image_functions.name_of(code)
     for node in [*result.node, *(node for function in functions for node in function.node_def)]:
         node.op = renamed.get(node.op, node.op)
         for value in node.attr.values():
             for called in [value.func] if value.HasField("func") else value.list.func:
                 called.name = renamed.get(called.name, called.name)
     eager = context.context()
-    owners = []
     for function in functions:
         function.signature.name = renamed[function.signature.name]
         for link in ("forward_function_name", "backward_function_name"):

@@ -23,8 +23,6 @@ from tensorflow.python.autograph.core import ag_ctx
 
 from graph_passes.errors import GraphError
 
-FUNCTIONS = ("train", "test", "predict")
-
 
 @dataclass(frozen=True)
 class KerasFunction:

@@ -13,9 +13,10 @@ from contextlib import contextmanager
 import tensorflow as tf
 from tensorflow.python.client import session as sessions
 
+from custom_ops.image_functions import add_to
 from graph_passes.errors import GraphError, GraphInUseError
 from graph_passes.ir import AttrValue, TensorId
-from graph_passes.serde import encode
+from graph_passes.serde import codes_of, encode
 from tfmem.capture.acyclic import AcyclicOrder
 from tfmem.capture.build import annotate_handles
 from tfmem.capture.captured import Captured, side_effects, unique
@@ -110,6 +111,7 @@ class LiveEditor:
             tf.device(device or None),
         ):
             try:
+                add_to(graph, codes_of(attrs))
                 made = graph.create_op(op, tensors, name=name, attrs={k: encode(v) for k, v in attrs.items()})
             except (TypeError, ValueError, RuntimeError, tf.errors.OpError) as error:
                 raise GraphError(f"TensorFlow refuses op '{name}' of type {op}: {error}") from error

@@ -1,41 +1,36 @@
-// A GPU program, one element of TfmemRecurrent's `programs`: a compiled kernel with what a launch
-// needs to know. custom_ops/jit/program.py writes it. Knows neither TensorFlow nor a driver.
-#ifndef TFMEM_CUSTOM_OPS_OPS_GPU_PROGRAM_H_
-#define TFMEM_CUSTOM_OPS_OPS_GPU_PROGRAM_H_
+// A GPU program of TfmemRecurrent: a kernel's image, and how a call is divided among its launches.
+// custom_ops/recurrent/program.py writes it. Knows neither TensorFlow nor a driver.
+#ifndef TFMEM_CUSTOM_OPS_OPS_RECURRENT_PROGRAM_H_
+#define TFMEM_CUSTOM_OPS_OPS_RECURRENT_PROGRAM_H_
 
 #include <cstdint>
-#include <string>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "custom_ops/ops/kernel_image.h"
 #include "custom_ops/ops/sequence_lines.h"
 
 namespace tfmem {
 
-struct GpuProgram {
-  bool cubin = false;        // else PTX
-  int64_t arch = 0;          // 90 for 9.0; of a cubin the only one, of PTX the least
-  std::string entry;         // name of the kernel
-  std::string fallback;      // name of the one that computes what the kernel could not; or empty
-  int64_t rows = 1;          // of the batch for one group of CTAs
-  int64_t ctas = 1;          // of a group
-  int64_t cluster = 1;       // CTAs of a thread-block cluster; 1: none
-  int64_t threads = 1;       // of a CTA
-  int64_t shared = 0;        // dynamic shared memory of a CTA, bytes
-  int64_t scratch = 0;       // global memory of a group, bytes; zero before every launch
-  bool cooperative = false;  // all CTAs of a launch have to run at once
-  int64_t stages = 0;        // of a step, each a launch of its own; 0: one launch for all steps
-  int64_t max_batch = 0;     // the largest batch it was chosen for; 0: it stands in for others
-  std::string image;         // ends with a zero, as PTX has to
+struct RecurrentProgram {
+  KernelImage image;
+  std::optional<KernelImage> fallback;  // computes what the kernel could not; of the same code
+  int64_t rows = 1;                     // of the batch for one group of CTAs
+  int64_t ctas = 1;                     // of a group
+  int64_t scratch = 0;                  // global memory of a group, bytes; zero before every launch
+  int64_t stages = 0;     // of a step, each a launch of its own; 0: one launch for all steps
+  int64_t max_batch = 0;  // the largest batch it was chosen for; 0: it stands in for others
 
   int64_t groups(int64_t batch, int64_t directions) const {
     return (batch + rows - 1) / rows * directions;
   }
 };
 
-// Reads a program; InvalidArgument says what is wrong with it.
-absl::StatusOr<GpuProgram> ParseGpuProgram(absl::string_view bytes);
+// Reads an element of `programs` and its code (see ReadImage); InvalidArgument says what is wrong.
+absl::StatusOr<RecurrentProgram> ReadRecurrentProgram(absl::string_view text,
+                                                      absl::string_view code);
 
 // The groups of one launch.
 struct GroupRange {
@@ -71,4 +66,4 @@ struct KernelParameter {
 
 }  // namespace tfmem
 
-#endif  // TFMEM_CUSTOM_OPS_OPS_GPU_PROGRAM_H_
+#endif  // TFMEM_CUSTOM_OPS_OPS_RECURRENT_PROGRAM_H_

@@ -12,12 +12,13 @@ import numpy as np
 from custom_ops.errors import KernelError
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache, digest
-from custom_ops.jit.compile_ahead import compile_ahead
 from custom_ops.jit.device import Device
-from custom_ops.jit.launch import Launcher, checked, cuda_driver
-from custom_ops.jit.program import ANY_BATCH, Program, build
-from custom_ops.jit.samples import Samples
+from custom_ops.jit.launch import checked, cuda_driver
 from custom_ops.jit.tune import Measured
+from custom_ops.recurrent.compile_ahead import compile_ahead
+from custom_ops.recurrent.launch import Launcher
+from custom_ops.recurrent.program import ANY_BATCH, Program, build
+from custom_ops.recurrent.samples import Samples
 from custom_ops.spec import Configuration, RecurrentSpec
 
 CODEGEN = Path(__file__).parents[1] / "codegen"

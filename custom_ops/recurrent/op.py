@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from custom_ops.cell import Cell, from_text
 from custom_ops.differentiate import Column, Gradient, WeightGradient, differentiate
 from custom_ops.errors import CellError
+from custom_ops.image_functions import named, names_in
+from custom_ops.recurrent.program import Program
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     import tensorflow as tf
-
-    from custom_ops.load import Library
 
 OP = "TfmemRecurrent"
 _NO_SECOND_ORDER = (
@@ -27,7 +26,7 @@ _NO_SECOND_ORDER = (
 
 
 def recurrent(
-    library: Library,
+    ops: ModuleType,
     cell: Cell,
     units: int,
     sequences: Sequence[tf.Tensor],
@@ -39,8 +38,8 @@ def recurrent(
     reverse: Sequence[bool] = (False,),
     batch_major: bool = False,
     precision: str = "highest",
-    programs: Sequence[bytes] = (),
-    gradient_programs: Sequence[bytes] = (),
+    programs: Sequence[Program] = (),
+    gradient_programs: Sequence[Program] = (),
     training: bool = False,
     name: str | None = None,
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
@@ -50,7 +49,7 @@ def recurrent(
     of one dtype: float32, float64, float16 or bfloat16.
 
     Args:
-        library: from `custom_ops.load.load()`.
+        ops: of the op library, `custom_ops.load.load().ops`.
         cell: what one step computes.
         units: the hidden size.
         sequences: `[time, batch, columns * units]`, or `[time, batch]` for 0 columns.
@@ -61,7 +60,7 @@ def recurrent(
         reverse: for each direction whether it walks time from last to first.
         batch_major: whether sequences and outputs begin with batch and time, not with time and batch.
         precision: how a GPU stores weights: "highest", "tf32", "bfloat16" or "float16".
-        programs: GPU programs (`custom_ops.jit`) for the cell; with `training`, for its gradient's forward cell.
+        programs: GPU programs for the cell; with `training`, for its gradient's forward cell.
         gradient_programs: GPU programs for the gradient's backward cell.
         training: keep what the gradient needs; without it, a gradient runs the forward sweep a second time.
         name: of the op.
@@ -75,7 +74,7 @@ def recurrent(
         CellError: with `training`, the cell has no gradient.
     """
     run = differentiate(cell).forward if training else cell
-    outputs, finals = library.ops.tfmem_recurrent(
+    outputs, finals = ops.tfmem_recurrent(
         sequences=sequences,
         invariants=invariants,
         vectors=vectors,
@@ -89,9 +88,10 @@ def recurrent(
         reverse=list(reverse),
         batch_major=batch_major,
         precision=precision,
-        programs=list(programs),
-        gradient_programs=list(gradient_programs),
-        fingerprint=_fingerprint(programs, gradient_programs),
+        programs=[program.to_text() for program in programs],
+        images=named([program.image.code for program in programs]),
+        gradient_programs=[program.to_text() for program in gradient_programs],
+        gradient_images=named([program.image.code for program in gradient_programs]),
         name=name,
     )
     kept = [of_direction[: len(cell.outputs)] for of_direction in _split(outputs, len(reverse))]
@@ -179,6 +179,7 @@ def _gradient(ops: ModuleType, op: Any, *gradients: tf.Tensor | None) -> list[tf
         backward_inputs,
         reverse=[not flag for flag in reverse],
         programs=op.get_attr("gradient_programs"),
+        images=names_in(op, "gradient_images"),
         **common,
     )
     found = [
@@ -289,22 +290,8 @@ def _run(ops: ModuleType, cell: Cell, inputs: Sequence[Sequence[tf.Tensor]], **a
             **dict(zip(names, inputs, strict=True)),
             No=attributes["directions"] * len(cell.outputs),
             cell=cell.to_text(),
-            fingerprint=_fingerprint(attributes.get("programs") or (), ()),
             **attributes,
         )
-
-
-def _fingerprint(programs: Sequence[bytes], gradient_programs: Sequence[bytes]) -> int:
-    """A number that tells apart calls with other programs: TensorFlow looks up the kernel of an eager call by the first
-    and last letters of what is in a list of strings."""
-    if not programs and not gradient_programs:
-        return 0
-    found = hashlib.blake2b(digest_size=7)  # less than an attribute's 63 bits
-    for blobs in (programs, gradient_programs):
-        found.update(str([len(blob) for blob in blobs]).encode())
-        for blob in blobs:
-            found.update(blob)
-    return int.from_bytes(found.digest(), "big")
 
 
 def _saved(tensor: tf.Tensor, guarded: bool) -> tf.Tensor:

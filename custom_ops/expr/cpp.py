@@ -1,0 +1,59 @@
+"""The table of elementwise ops as a C++ header, which the build writes and nobody else does.
+
+python -m custom_ops.expr.cpp > elementwise_ops.h
+"""
+
+from __future__ import annotations
+
+from custom_ops.expr.op import BOOL, FLOATS, INTEGERS, Op
+from custom_ops.expr.table import TABLE
+
+HEADER = "build/generated/elementwise_ops.h"  # the BUILD says so, too
+_KINDS = {"kFloats": FLOATS, "kIntegers": INTEGERS, "kBools": BOOL}
+
+
+def header() -> str:
+    """Two lists of all ops, for macros that the readers define.
+
+    TFMEM_ELEMENTWISE_OPS(X) has `X(enumerator, name, arity, kinds of dtypes, whether it compares)` for each op.
+    TFMEM_ELEMENTWISE_KERNELS(VECTORS, COMPARISONS, NUMBERS) has `MACRO(enumerator, arity, kinds of dtypes, expression)`
+    for each, by what its expression is: of vectors, a mask of vectors, or of numbers.
+    """
+    return "\n".join(
+        [
+            "// Generated from the table of elementwise ops, by custom_ops/expr/cpp.py, which says what this is.",
+            "#ifndef TFMEM_BUILD_GENERATED_ELEMENTWISE_OPS_H_",
+            "#define TFMEM_BUILD_GENERATED_ELEMENTWISE_OPS_H_",
+            "",
+            "#define TFMEM_ELEMENTWISE_OPS(X) \\",
+            " \\\n".join(map(_entry, TABLE.values())),
+            "",
+            "#define TFMEM_ELEMENTWISE_KERNELS(VECTORS, COMPARISONS, NUMBERS) \\",
+            " \\\n".join(map(_kernel, TABLE.values())),
+            "",
+            "#endif  // TFMEM_BUILD_GENERATED_ELEMENTWISE_OPS_H_",
+            "",
+        ]
+    )
+
+
+def enumerator(name: str) -> str:
+    """`multiply_no_nan` is kMultiplyNoNan."""
+    return "k" + "".join(word.capitalize() for word in name.split("_"))
+
+
+def _entry(op: Op) -> str:
+    return f'  X({enumerator(op.name)}, "{op.name}", {op.arity}, {_kinds(op)}, {str(op.comparison).lower()})'
+
+
+def _kernel(op: Op) -> str:
+    macro = "NUMBERS" if not op.vectorised else "COMPARISONS" if op.comparison else "VECTORS"
+    return f"  {macro}({enumerator(op.name)}, {op.arity}, {_kinds(op)}, ({op.cpp}))"
+
+
+def _kinds(op: Op) -> str:
+    return " | ".join(kind for kind, dtypes in _KINDS.items() if set(dtypes) <= set(op.dtypes))
+
+
+if __name__ == "__main__":
+    print(header(), end="")

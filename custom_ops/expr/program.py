@@ -1,0 +1,362 @@
+"""Programs over tensors: elementwise ops, reductions and casts, without loops or shapes that depend on values.
+
+A program has *axes*, and a value is one number for each position along some of them: `[rows, classes]` logits vary
+along both axes, their maximum in each row along the first only. An op's result varies along all axes of its arguments,
+so broadcasting needs no node. An input says for each dimension of its tensor which position to read, as a sum over
+axes: that is its *access*. What a value varies along, and its dtype, is all there is to its type; sizes are given when
+the program runs, or fixed.
+
+Softmax cross-entropy of logits `[rows, classes]` and labels `[rows]`, and its gradient, as text (which `text.py` reads
+and writes):
+
+    program 1
+    axes 0 10                   # two axes: any number of rows, and 10 classes
+    tensor float32 2            # tensor 0, of two dimensions: the logits
+    tensor int32 1              # tensor 1: the labels
+    input 0 a0 a1               # node 0: logits[row, class]
+    reduce max 0 1              # node 1: the maximum of node 0 over axis 1
+    subtract 0 1                # node 2, and so on
+    exp 2
+    reduce sum 3 1
+    log 4
+    subtract 2 5                # node 6: log of the softmax
+    input 1 a0                  # node 7: labels[row]
+    position int32 1            # node 8: the position along axis 1, which is the class
+    equal 7 8                   # node 9: bool
+    constant float32 0.0
+    select 9 6 10
+    reduce sum 11 1
+    negate 12                   # node 13: the loss of each row
+    reduce mean 13 0            # node 14: the mean over rows
+    divide 3 4                  # node 15: softmax
+    cast float32 9
+    subtract 15 16              # node 17: the gradient of the sum of the losses
+    output 14                   # output 0, a scalar
+    output 17 0 1               # output 1, [rows, classes]
+
+The text, a line each, words separated by a space, no comments:
+
+    program 1                   first
+    axes SIZE...                second; 0: known when the program runs
+    tensor DTYPE RANK           of each tensor that is read, in order
+    NODE                        in topological order, numbered from 0
+    output NODE AXIS...         of each output, in order: the axes that are its dimensions, among them all that the node
+                                varies along
+
+    NODE is one of
+    input TENSOR INDEX...       one INDEX for each of the tensor's dimensions
+    constant DTYPE VALUE        as Python's repr: 0.5, -inf, nan, 3, True
+    position DTYPE AXIS         0, 1, 2, ... along an axis; an integer dtype
+    cast DTYPE NODE             as TensorFlow casts
+    reduce KIND NODE AXIS...    sum, mean, max, min, product (of numbers), any, all (of bool), over one axis or more
+    OP NODE...                  an op of the table, with its arguments
+
+    INDEX is terms joined by "+", without spaces. A term is one of
+    3  -1                       a constant
+    a1  2*a1  -1*a1             a position along axis 1, times a factor
+    a1/4  3*a1/4%2              the same of the position divided by 4 (rounded down), modulo 2
+    n5                          the value of node 5, of an integer dtype: a gather
+
+So a transpose is `input 0 a1 a0`, a slice `input 0 2*a0+3`, a reversal of 10 positions `input 0 -1*a0+9`, a broadcast
+leaves an axis out, and a reshape of `[6, 4]` to `[24]` is `input 0 a0/4 a0%4`. An index that is out of bounds for some
+position is an error when the program runs.
+
+DTYPE is float64, float32, float16, bfloat16, int64, int32 or bool. Half types are computed in float32 and rounded after
+each op; a sum or product of them is accumulated in float32 and rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, TypeAlias
+
+from custom_ops.errors import ProgramError
+from custom_ops.expr.op import BOOL, FLOATS, INTEGERS, NUMBERS
+from custom_ops.expr.table import TABLE
+
+DTYPES = NUMBERS + BOOL
+
+# For each kind of reduction the dtypes it takes.
+REDUCTIONS = {
+    "sum": NUMBERS,
+    "mean": FLOATS,
+    "max": NUMBERS,
+    "min": NUMBERS,
+    "product": NUMBERS,
+    "any": BOOL,
+    "all": BOOL,
+}
+
+
+@dataclass(frozen=True)
+class AxisTerm:
+    """`factor * (position along axis // divisor % modulus)`; a modulus of 0 is none."""
+
+    axis: int
+    factor: int = 1
+    divisor: int = 1
+    modulus: int = 0
+
+
+@dataclass(frozen=True)
+class Index:
+    """The position to read along one dimension of a tensor: `offset`, plus all terms, plus the values of the nodes."""
+
+    offset: int = 0
+    terms: tuple[AxisTerm, ...] = ()
+    nodes: tuple[int, ...] = ()
+
+    @property
+    def axis(self) -> int | None:
+        """The axis along which a dimension lies as it is; None if it does not."""
+        plain = len(self.terms) == 1 and self == Index(terms=(AxisTerm(self.terms[0].axis),))
+        return self.terms[0].axis if plain else None
+
+
+@dataclass(frozen=True)
+class Input:
+    """The elements of tensor `tensor` at one index for each of its dimensions."""
+
+    tensor: int
+    index: tuple[Index, ...]
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A number, or a truth value."""
+
+    dtype: str
+    value: float | int | bool
+
+
+@dataclass(frozen=True)
+class Position:
+    """0, 1, 2, ... along an axis."""
+
+    dtype: str
+    axis: int
+
+
+@dataclass(frozen=True)
+class Cast:
+    """A value in another dtype."""
+
+    dtype: str
+    operand: int
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """One of `REDUCTIONS` over all positions along some axes."""
+
+    kind: str
+    operand: int
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """One of the ops of `custom_ops.expr.table`."""
+
+    op: str
+    arguments: tuple[int, ...]
+
+
+Node: TypeAlias = Input | Constant | Position | Cast | Reduce | Elementwise
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor that is read."""
+
+    dtype: str
+    rank: int
+
+
+@dataclass(frozen=True)
+class Output:
+    """A node as a tensor, whose dimensions are these axes."""
+
+    node: int
+    axes: tuple[int, ...]
+
+
+class Type(NamedTuple):
+    """A value's dtype, and the axes along which it varies, in increasing order."""
+
+    dtype: str
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """Nodes in topological order, and which of them are outputs.
+
+    Attributes:
+        axes: the size of each axis; 0: the tensors' dimensions that lie along it say so when the program runs.
+        tensors: what is read.
+        nodes: each refers to earlier ones by position.
+        outputs: what is written.
+
+    Raises:
+        ProgramError: it is no program that a reader could run; the message names the node and what is wrong with it.
+    """
+
+    axes: tuple[int, ...]
+    tensors: tuple[Tensor, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[Output, ...]
+
+    def __post_init__(self) -> None:
+        for axis, size in enumerate(self.axes):
+            if size < 0:
+                raise ProgramError(f"axis {axis} has size {size}; expected at least 1, or 0 for one known later")
+            if size == 0 and axis not in self._given_axes:
+                raise ProgramError(f"no dimension of a tensor lies along axis {axis}, so nothing says its size: fix it")
+        for number, tensor in enumerate(self.tensors):
+            _require(tensor.dtype in DTYPES, f"tensor {number}", f"dtype '{tensor.dtype}'; expected one of {DTYPES}")
+        types = self.types
+        for number, output in enumerate(self.outputs):
+            what = f"output {number}"
+            _require(0 <= output.node < len(self.nodes), what, f"node {output.node} of {len(self.nodes)}")
+            _require(len(set(output.axes)) == len(output.axes), what, f"axes {output.axes} hold one twice")
+            _require(all(0 <= axis < len(self.axes) for axis in output.axes), what, f"axes {output.axes}")
+            missing = set(types[output.node].axes) - set(output.axes)
+            _require(
+                not missing, what, f"its node varies along axes {sorted(missing)}, which are none of its dimensions"
+            )
+
+    @cached_property
+    def types(self) -> tuple[Type, ...]:
+        """Of each node."""
+        found: list[Type] = []
+        for node in self.nodes:
+            found.append(_type(self, node, found))
+        return tuple(found)
+
+    @cached_property
+    def live(self) -> tuple[bool, ...]:
+        """Whether an output depends on each node."""
+        live = [False] * len(self.nodes)
+        for output in self.outputs:
+            live[output.node] = True
+        for place in reversed(range(len(self.nodes))):
+            for argument in arguments_of(self.nodes[place]) if live[place] else ():
+                live[argument] = True
+        return tuple(live)
+
+    @cached_property
+    def _given_axes(self) -> set[int | None]:
+        return {index.axis for node in self.nodes if isinstance(node, Input) for index in node.index}
+
+    def sizes(self, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+        """The size of each axis, for tensors of these shapes.
+
+        Raises:
+            ProgramError: a rank is not the declared one, two tensors differ in the size of an axis that is not fixed,
+                or an index is out of bounds.
+        """
+        found = [len(shape) for shape in shapes]
+        expected = [tensor.rank for tensor in self.tensors]
+        if found != expected:
+            raise ProgramError(f"expected tensors of ranks {expected}, found {found}")
+        sizes = list(self.axes)
+        inputs = [node for node in self.nodes if isinstance(node, Input)]
+        dimensions = [
+            (node.tensor, index, size)
+            for node in inputs
+            for index, size in zip(node.index, shapes[node.tensor], strict=True)
+        ]
+        known: dict[int, int] = {}
+        for tensor, index, size in dimensions:
+            if index.axis is not None and self.axes[index.axis] == 0:
+                sizes[index.axis] = known.setdefault(index.axis, size)
+                if sizes[index.axis] != size:
+                    raise ProgramError(f"axis {index.axis} has size {known[index.axis]}, and {size} in tensor {tensor}")
+        for tensor, index, size in dimensions:
+            low, high = _range(index, sizes)
+            if not index.nodes and not 0 <= low <= high < size and all(sizes[term.axis] for term in index.terms):
+                raise ProgramError(f"tensor {tensor} is read at {low} to {high} of a dimension of size {size}")
+        return tuple(sizes)
+
+
+def arguments_of(node: Node) -> Iterator[int]:
+    """The nodes that `node` reads."""
+    match node:
+        case Input(index=index):
+            for dimension in index:
+                yield from dimension.nodes
+        case Cast(operand=operand) | Reduce(operand=operand):
+            yield operand
+        case Elementwise(arguments=arguments):
+            yield from arguments
+
+
+def _range(index: Index, sizes: Sequence[int]) -> tuple[int, int]:
+    """The least and the largest position that `index` gives, without what its nodes add."""
+    low = high = index.offset
+    for term in index.terms:
+        last = max(sizes[term.axis] - 1, 0) // term.divisor
+        last = min(last, term.modulus - 1) if term.modulus else last
+        low, high = low + min(0, term.factor * last), high + max(0, term.factor * last)
+    return low, high
+
+
+def _require(holds: bool, what: str, problem: str) -> None:
+    if not holds:
+        raise ProgramError(f"{what}: {problem}")
+
+
+def _type(program: Program, node: Node, earlier: Sequence[Type]) -> Type:
+    what = f"node {len(earlier)} ({node})"
+    for argument in arguments_of(node):
+        _require(0 <= argument < len(earlier), what, f"reads node {argument}; nodes may read earlier ones only")
+
+    def axes(*found: int) -> tuple[int, ...]:
+        _require(all(0 <= axis < len(program.axes) for axis in found), what, f"there are {len(program.axes)} axes")
+        return tuple(sorted(set(found)))
+
+    def dtype(found: str, expected: tuple[str, ...]) -> str:
+        _require(found in expected, what, f"dtype '{found}'; expected one of {', '.join(expected)}")
+        return found
+
+    match node:
+        case Input(tensor=tensor, index=index):
+            _require(0 <= tensor < len(program.tensors), what, f"there are {len(program.tensors)} tensors")
+            rank = program.tensors[tensor].rank
+            _require(len(index) == rank, what, f"{len(index)} indices of a tensor of rank {rank}")
+            terms = [term for dimension in index for term in dimension.terms]
+            _require(all(term.divisor > 0 <= term.modulus for term in terms), what, "a divisor or modulus below 1")
+            varying = [term.axis for term in terms]
+            for place in arguments_of(node):
+                dtype(earlier[place].dtype, INTEGERS)
+                varying += earlier[place].axes
+            return Type(program.tensors[tensor].dtype, axes(*varying))
+        case Constant(dtype=name, value=value):
+            expected = (bool,) if name in BOOL else (int,) if name in INTEGERS else (float,)
+            _require(type(value) in expected, what, f"a value of type {type(value).__name__}")
+            return Type(dtype(name, DTYPES), ())
+        case Position(dtype=name, axis=axis):
+            return Type(dtype(name, INTEGERS), axes(axis))
+        case Cast(dtype=name, operand=operand):
+            return Type(dtype(name, DTYPES), earlier[operand].axes)
+        case Reduce(kind=kind, operand=operand, axes=over):
+            _require(kind in REDUCTIONS, what, f"unknown reduction; expected one of {', '.join(REDUCTIONS)}")
+            _require(len(over) > 0 and len(axes(*over)) == len(over), what, "expected axes, each once")
+            remaining = set(earlier[operand].axes) - set(over)
+            return Type(dtype(earlier[operand].dtype, REDUCTIONS[kind]), tuple(sorted(remaining)))
+        case Elementwise(op=name, arguments=arguments):
+            _require(name in TABLE, what, f"unknown op '{name}'")
+            op = TABLE[name]
+            _require(len(arguments) == op.arity, what, f"{len(arguments)} arguments; expected {op.arity}")
+            given = [earlier[argument] for argument in arguments]
+            if name == "select":
+                dtype(given[0].dtype, BOOL)
+            values = given[1:] if name == "select" else given
+            dtypes = {value.dtype for value in values}
+            _require(len(dtypes) == 1, what, f"arguments of dtypes {sorted(dtypes)}; cast them to one")
+            dtype(values[0].dtype, op.dtypes)
+            return Type("bool" if op.comparison else values[0].dtype, axes(*(a for value in given for a in value.axes)))
+    raise AssertionError(node)

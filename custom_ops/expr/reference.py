@@ -1,0 +1,108 @@
+"""What a program computes, in NumPy: the definition that every other reader is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from custom_ops.errors import ProgramError
+from custom_ops.expr.op import INTEGERS, Array
+from custom_ops.expr.program import Cast, Constant, Elementwise, Index, Input, Node, Position, Program, Reduce
+from custom_ops.expr.table import TABLE
+
+HALF_TYPES = ("float16", "bfloat16")
+
+
+def run(program: Program, tensors: Sequence[Array]) -> list[Array]:
+    """The outputs, for tensors of the declared dtypes and ranks.
+
+    Half types are computed in float32 and rounded after each node; reductions of them are rounded once.
+
+    Raises:
+        ProgramError: dtypes or shapes do not fit the program, or an index is out of bounds.
+    """
+    found, expected = [str(tensor.dtype) for tensor in tensors], [tensor.dtype for tensor in program.tensors]
+    if found != expected:
+        raise ProgramError(f"expected tensors of dtypes {expected}, found {found}")
+    sizes = program.sizes([tensor.shape for tensor in tensors])
+    values: dict[int, Array] = {}
+    with np.errstate(all="ignore"):  # infinity and NaN are values like others
+        for place, node in enumerate(program.nodes):
+            if program.live[place]:
+                result = _value(node, values, tensors, sizes)
+                values[place] = result.astype(numpy_dtype(program.types[place].dtype), copy=False)
+    results = []
+    for output in program.outputs:
+        unused = [axis for axis in range(len(sizes)) if axis not in output.axes]
+        order = [sorted(output.axes).index(axis) for axis in output.axes]
+        narrow = values[output.node].squeeze(tuple(unused)).transpose(order)
+        results.append(np.array(np.broadcast_to(narrow, [sizes[axis] for axis in output.axes])))
+    return results
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """By the name that programs use."""
+    if name == "bfloat16":
+        import ml_dtypes  # TensorFlow's own, so that arrays of one can be given to the other
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
+
+
+def _value(node: Node, values: dict[int, Array], tensors: Sequence[Array], sizes: Sequence[int]) -> Array:
+    """With one dimension for each axis, of size 1 where the value does not vary along it."""
+
+    def position(axis: int) -> Array:
+        return np.arange(sizes[axis]).reshape([-1 if other == axis else 1 for other in range(len(sizes))])
+
+    def indices(index: Index, end: int) -> Array:
+        total = np.full([1] * len(sizes), index.offset)
+        for term in index.terms:
+            moved = position(term.axis) // term.divisor
+            total = total + term.factor * (moved % term.modulus if term.modulus else moved)
+        for place in index.nodes:
+            total = total + values[place].astype(np.int64)
+        if total.size and not 0 <= total.min() <= total.max() < end:
+            raise ProgramError(f"{node}: index {total.min()} to {total.max()} of a dimension of size {end}")
+        return total
+
+    def wide(place: int) -> Array:
+        value = values[place]
+        return value.astype(np.float32) if str(value.dtype) in HALF_TYPES else value
+
+    match node:
+        case Input(tensor=tensor, index=index):
+            read = tensors[tensor]
+            places = tuple(map(indices, index, read.shape))
+            return read[np.broadcast_arrays(*places)] if places else read.reshape([1] * len(sizes))
+        case Constant(value=number):
+            return np.full([1] * len(sizes), number)
+        case Position(axis=axis):
+            return position(axis)
+        case Cast(operand=operand):
+            return values[operand]
+        case Reduce(kind=kind, operand=operand, axes=axes):
+            shape = [sizes[axis] if axis in axes else size for axis, size in enumerate(values[operand].shape)]
+            return _reduce(kind, np.broadcast_to(wide(operand), shape), axes)
+        case Elementwise(op=op, arguments=arguments):
+            return np.asarray(TABLE[op].numpy(*map(wide, arguments)))
+
+
+def _reduce(kind: str, value: Array, axes: tuple[int, ...]) -> Array:
+    match kind:
+        case "sum" | "product":
+            function = np.sum if kind == "sum" else np.prod
+            return function(value, axes, dtype=value.dtype, keepdims=True)
+        case "mean":
+            return value.sum(axes, dtype=value.dtype, keepdims=True) / np.prod([value.shape[axis] for axis in axes])
+        case "max" | "min":
+            extreme: Any = np.inf
+            if str(value.dtype) in INTEGERS:
+                extreme = np.iinfo(value.dtype).min if kind == "max" else np.iinfo(value.dtype).max
+            elif kind == "max":
+                extreme = -np.inf
+            return (np.max if kind == "max" else np.min)(value, axes, keepdims=True, initial=extreme)
+        case _:
+            return (np.any if kind == "any" else np.all)(value, axes, keepdims=True)

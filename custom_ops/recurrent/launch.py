@@ -1,0 +1,165 @@
+"""Launches recurrent kernels by the rules that the op follows too (ops/recurrent_kernel.h)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from custom_ops.errors import KernelError
+from custom_ops.jit.image import KernelImage
+from custom_ops.jit.launch import Enqueue, Kernel, Module
+from custom_ops.recurrent.program import Program
+
+MOST_GROUPS = 65535  # blocks of a launch along its second dimension
+TURN = 6  # the word of the kernel's parameter that says which stage of which step
+STATUS_BYTES = 256  # in front of the scratch: the status word, and up to where the scratch is aligned
+
+
+class Launcher:
+    """One program, loaded into the current CUDA context.
+
+    Attributes:
+        registers, local, shared: of the kernel as it was compiled: registers a thread, bytes of local memory a thread
+            (spills and stack), bytes of static shared memory.
+        resident: CTAs that the device runs at once.
+    """
+
+    def __init__(self, program: Program, driver: Any = None) -> None:
+        """Load `program`, with the CUDA driver unless another is given.
+
+        Raises:
+            KernelError: there is no driver, the device cannot load the program, or not one group of it fits.
+        """
+        self.program = program
+        self._module = Module(program.image.code, driver)
+        try:
+            self._kernel = Kernel(program.image, self._module)
+            self._fallback = Kernel(self._plain(), self._module) if program.fallback else None
+            self._require_residency()
+        except KernelError:
+            self.close()
+            raise
+        self.resident = self._kernel.resident
+        self.registers, self.local = self._kernel.registers, self._kernel.local
+        self.shared = self._kernel.static_shared
+
+    def close(self) -> None:
+        """See `Module.close`."""
+        self._module.close()
+
+    def address_of(self, variable: str) -> int:
+        """See `Module.address_of`."""
+        return self._module.address_of(variable)
+
+    def _require_residency(self) -> None:
+        program, resident = self.program, self._kernel.resident
+        if program.image.cooperative and resident < program.ctas:
+            raise KernelError(f"a group of {program.ctas} CTAs does not fit this device: it runs {resident} at once")
+
+    def _plain(self) -> KernelImage:
+        return replace(self.program.image, entry=self.program.fallback, shared=0, cluster=1, cooperative=False)
+
+    def groups(self, batch: int, directions: int = 1) -> int:
+        return -(-batch // self.program.rows) * directions
+
+    def memory_bytes(self, batch: int, directions: int = 1) -> int:
+        """Of the status word and the scratch behind it."""
+        return STATUS_BYTES + self.groups(batch, directions) * self.program.scratch
+
+    def __call__(
+        self,
+        time: int,
+        batch: int,
+        pointers: Sequence[Sequence[int]],
+        memory: int,
+        stream: int = 0,
+        reverse: Sequence[bool] = (),
+        batch_major: bool = False,
+    ) -> None:
+        """Enqueue one sweep on `stream`: `prepare(...)(stream)`."""
+        self.prepare(time, batch, pointers, memory, reverse, batch_major)(stream)
+
+    def prepare(
+        self,
+        time: int,
+        batch: int,
+        pointers: Sequence[Sequence[int]],
+        memory: int,
+        reverse: Sequence[bool] = (),
+        batch_major: bool = False,
+    ) -> Enqueue:
+        """One sweep, to be enqueued on a CUDA stream as often as its tensors are there, with little for Python to do.
+
+        Args:
+            time, batch: of the tensors; a batch of 0 launches nothing.
+            pointers: for each direction device pointers, in the order of the kernel's parameter (program.py). That of
+                an initial state may be 0, for zeros.
+            memory: device memory of `memory_bytes`, which each call zeroes where a kernel needs it. An int32 stands at
+                its beginning, 0 before the first call, that is not 0 afterwards if the fallback had to run.
+            reverse: for each direction whether it walks time backwards.
+            batch_major: whether sequences, in and out, are `[batch, time, ...]` and not `[time, batch, ...]`.
+
+        Returns:
+            What takes the stream and enqueues. It raises KernelError if a launch fails.
+        """
+        program, module = self.program, self._module
+        groups = self.groups(batch, len(pointers))
+        zeroed = STATUS_BYTES + groups * program.scratch if groups and (program.fallback or program.scratch) else 0
+        once = self.resident // program.ctas if program.image.cooperative else MOST_GROUPS
+        words = self._words(time, batch, pointers, memory, reverse, batch_major)
+        launches = []
+        for turn in self._turns(time):
+            words[TURN] = turn
+            for first in range(0, groups, once):
+                words[1] = first | groups << 32
+                launches.append(self._kernel.prepare((program.ctas, min(once, groups - first)), words))
+        if self._fallback is not None and groups:
+            words[1] = groups << 32
+            launches.append(self._fallback.prepare((1, groups), words))
+
+        def enqueue(stream: int) -> None:
+            if zeroed:
+                module.call(module.driver.cuMemsetD8Async(memory, 0, zeroed, stream), "zero the scratch")
+            for launch in launches:
+                launch(stream)
+
+        return enqueue
+
+    def launch_fallback(
+        self,
+        time: int,
+        batch: int,
+        pointers: Sequence[Sequence[int]],
+        memory: int,
+        stream: int = 0,
+        reverse: Sequence[bool] = (),
+    ) -> None:
+        """Enqueue the fallback, which does nothing unless the status is set; arguments as of a call."""
+        words = self._words(time, batch, pointers, memory, reverse)
+        if self._fallback is None:
+            raise KernelError(f"'{self.program.image.entry}' has no fallback")
+        self._fallback.prepare((1, words[1] >> 32), words)(stream)
+
+    def _words(
+        self,
+        time: int,
+        batch: int,
+        pointers: Sequence[Sequence[int]],
+        memory: int,
+        reverse: Sequence[bool],
+        batch_major: bool = False,
+    ) -> list[int]:
+        groups = self.groups(batch, len(pointers))
+        flags = sum(flag << place for place, flag in enumerate(reverse))
+        lines = 1 | time << 32 if batch_major else batch | 1 << 32
+        head = [time | batch << 32, groups << 32, memory + STATUS_BYTES, memory, flags, lines, 0]
+        return [*head, *(pointer for direction in pointers for pointer in direction)]
+
+    def _turns(self, time: int) -> list[int]:
+        """Word `TURN` of each launch of all groups: one for all steps, or a stage each; without steps the last stage,
+        which puts out the final states."""
+        stages = self.program.stages
+        if not stages or not time:
+            return [max(stages - 1, 0) << 32]
+        return [step | stage << 32 for step in range(time) for stage in range(stages)]

@@ -226,7 +226,7 @@ def _order(graph: Graph) -> list[str]:
         order.append(node.name)
         if node.op == "NextIteration":
             continue
-        for name in set(graph.readers(node)):
+        for name in dict.fromkeys(graph.readers(node)):  # each once, in an order that is the same in every process
             waits[name] -= 1
             if not waits[name]:
                 ready.append(name)

@@ -328,7 +328,6 @@ void DivideBy(void* sums, Number numbers, int64_t count) {
 
 void TileDivide(DType type, void* sums, int64_t numbers, int64_t count) {
   if (type == DType::kFloat64) return DivideBy<double>(sums, numbers, count);
-  if (type == DType::kInt64) return numbers == 0 ? void() : DivideBy<int64_t>(sums, numbers, count);
   DivideBy<float>(sums, numbers, count);
 }
 

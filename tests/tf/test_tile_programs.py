@@ -167,7 +167,7 @@ HEAD = "program 1\naxes 0 10\ntensor float32 2\n"
         (HEAD + "constant int32 0.5\n", "0.5"),
         (HEAD + "frobnicate 0\n", "frobnicate"),
         (
-            "program 1\naxes 2 3 4\ntensor float32 3\ninput 0 a0 a1 a2\nreduce sum 0 1\nreduce sum 0 0\nreduce sum 0 2\n",
+            "program 1\naxes 2 3 4\ntensor int32 3\ninput 0 a0 a1 a2\nreduce sum 0 1\nreduce sum 0 0\nreduce sum 0 2\n",
             "not over all",
         ),
     ],

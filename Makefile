@@ -10,7 +10,7 @@ help:
 	@echo 'make demo     train a small network on the CPU under a memory budget, with and without tfmem'
 	@echo 'make test     run the tests; ARGS="tests/pure -k plan" chooses'
 	@echo 'make sanitize the op library and its CPU tests under AddressSanitizer and UndefinedBehaviorSanitizer'
-	@echo 'make fuzz     a million mutated cells and GPU programs, read under the same; FUZZ="--seed 2" chooses others'
+	@echo 'make fuzz     a million mutated cells and programs, read under the same; FUZZ="--seed 2" chooses others'
 	@echo 'make lint     ruff, mypy and clang-format; make format mends what can be mended'
 	@echo 'make build    the environment in $(VENV) and the op library'
 	@echo 'make bench    the benchmarks that need no GPU'
@@ -33,7 +33,7 @@ test: build
 # test of a thousand steps is left out: it holds memory that AddressSanitizer keeps for a while.
 sanitize_folder := build/sanitize
 sanitize_tests = $(patsubst %,tests/tf/test_%.py,extreme_attributes lifetimes matmul_op matmul_tiling memops \
-  memops_faults recurrent_gradient recurrent_op recurrent_parts spill_directories stream_order)
+  memops_faults recurrent_gradient recurrent_op recurrent_parts spill_directories stream_order tile_arithmetic tile_programs)
 # An allocation that fails is no error of ours: TensorFlow sees it, and so does the op.
 sanitize_options = detect_leaks=0:detect_container_overflow=0:detect_odr_violation=0:alloc_dealloc_mismatch=0:allocator_may_return_null=1
 

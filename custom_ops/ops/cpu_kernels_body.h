@@ -2,10 +2,12 @@
 // between pragmas that choose it. Before that, the includer defines
 //   TFMEM_VECTOR_BYTES  16, 32 or 64
 //   TFMEM_ROWS          rows of a register block: 4 * TFMEM_ROWS accumulators fit the registers
-// and includes <cmath>, <cstring>, <type_traits> and cpu_kernels.h: nothing of the standard library may be
-// compiled under the pragmas, or the linker may hand AVX code to everybody.
+// and includes <cmath>, <cstring>, <type_traits> and cpu_kernels.h: nothing of the standard library
+// may be compiled under the pragmas, or the linker may hand AVX code to everybody.
 
 #define TFMEM_INLINE inline __attribute__((always_inline))
+// Vectors of integers wrap; the sanitizer takes them for C++'s int, which must not.
+#define TFMEM_WRAPS __attribute__((no_sanitize("signed-integer-overflow")))
 
 template <typename Real>
 struct VectorOf;
@@ -273,7 +275,7 @@ TFMEM_INLINE Floats HalfToFloat(Ints half) {
   return reinterpret_cast<Floats>(bits | sign);
 }
 
-TFMEM_INLINE Ints FloatToHalf(Floats value) {
+TFMEM_WRAPS TFMEM_INLINE Ints FloatToHalf(Floats value) {
   const Ints all = reinterpret_cast<Ints>(value);
   const Ints bits = all & 0x7FFFFFFF;
   const Ints odd = (bits >> 13) & 1;  // ties go to even
@@ -289,7 +291,7 @@ TFMEM_INLINE Ints FloatToHalf(Floats value) {
 
 TFMEM_INLINE Floats Bfloat16ToFloat(Ints value) { return reinterpret_cast<Floats>(value << 16); }
 
-TFMEM_INLINE Ints FloatToBfloat16(Floats value) {
+TFMEM_WRAPS TFMEM_INLINE Ints FloatToBfloat16(Floats value) {
   const Ints bits = reinterpret_cast<Ints>(value);
   const Ints rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
   return (value != value ? Ints{} + 0x7FC0 : rounded) & 0xFFFF;
@@ -344,3 +346,4 @@ InstructionSet Kernels(const char* name) {
 }
 
 #undef TFMEM_INLINE
+#undef TFMEM_WRAPS

@@ -16,7 +16,7 @@ class Translation {
   Translation(const Cell& cell, DType real) : cell_(cell), real_(real) {}
 
   void Run() {
-    expression.one_row.assign(cell_.stages(), false);
+    expression.domains.assign(cell_.stages(), 1);  // rows of the batch
     for (const CellNode& node : cell_.nodes) expression.nodes.push_back(Translated(node));
     for (size_t i = 0; i < cell_.outputs.size(); ++i) {
       for (size_t column = 0; column < cell_.outputs[i].size(); ++column) {

@@ -1,11 +1,12 @@
-// Mutated cells and GPU programs, parsed, compiled and run: under AddressSanitizer and
-// UndefinedBehaviorSanitizer, tests/tf/fuzz_parsers.py builds and runs it.
+// Mutated cells, GPU programs and programs over tensors, parsed, compiled and run: under
+// AddressSanitizer and UndefinedBehaviorSanitizer, tests/tf/fuzz_parsers.py builds and runs it.
 //
 //   fuzz_parsers CORPUS INPUTS SEED
 //
-// CORPUS holds valid texts, each behind a line "cell LENGTH" or "program LENGTH". An input that
-// ends the process is printed. What is accepted runs on tensors of exactly the sizes that it
-// declares.
+// CORPUS holds valid texts, each behind a line "cell LENGTH", "program LENGTH" or "expression
+// LENGTH". Of the last the tile programs that they compile to are mutated, too, byte by byte. An
+// input that ends the process is printed. What is accepted runs on tensors of exactly the sizes
+// that it declares.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include "custom_ops/ops/cell.h"
+#include "custom_ops/ops/cpu/tile_run.h"
 #include "custom_ops/ops/recurrent_program.h"
 #include "custom_ops/ops/recurrent_run.h"
 #include "custom_ops/ops/sizes.h"
@@ -57,6 +59,7 @@ void Expect(bool holds, const char* what) {
 struct Corpus {
   std::vector<std::string> cells;
   std::vector<std::string> programs;
+  std::vector<std::string> expressions;
 };
 
 Corpus ReadCorpus(const char* path) {
@@ -68,7 +71,10 @@ Corpus ReadCorpus(const char* path) {
     file.get();
     std::string text(length, '\0');
     file.read(text.data(), length);
-    (kind == "cell" ? corpus.cells : corpus.programs).push_back(text);
+    (kind == "cell"      ? corpus.cells
+     : kind == "program" ? corpus.programs
+                         : corpus.expressions)
+        .push_back(text);
   }
   return corpus;
 }
@@ -104,7 +110,10 @@ const std::vector<std::string> kWords = {
     "sequence",  "invariant",  "vector",      "state",    "product", "row_sum", "add",
     "select",    "tanh",       "multiply",    "greater",  "cell",    "program", "rows",
     "ctas",      "cluster",    "threads",     "shared",   "scratch", "stages",  "arch",
-    "kind",      "max_batch",  "cooperative", "kernel",   "digest",  "entry"};
+    "kind",      "max_batch",  "cooperative", "kernel",   "digest",  "entry",   "axes",
+    "tensor",    "input",      "position",    "cast",     "reduce",  "sum",     "max",
+    "mean",      "any",        "float16",     "int64",    "bool",    "a0",      "2*a1+1",
+    "a0/2%2",    "-1*a1+3",    "float64"};
 
 std::vector<std::string> Split(const std::string& text, char separator) {
   std::vector<std::string> parts;
@@ -245,9 +254,99 @@ bool Run(const Cell& cell, const tfmem::StepProgram& program) {
   return true;
 }
 
+// Whether it ran, on tensors of exactly the sizes that it reads: mostly those of the corpus.
+bool Run(const tfmem::Expression& expression, const tfmem::ExpressionTiles& tiles) {
+  std::vector<int64_t> axes;
+  Size numbers = 1;
+  for (int64_t size : expression.axes) {
+    axes.push_back(size == 0 ? OneOf<int64_t>({0, 1, 2, 3, 5, 70}) : size);
+    numbers = numbers * std::max<int64_t>(axes.back(), 1);
+  }
+  if (!numbers.ok() || numbers.value() > kMostNumbers) return false;
+  std::vector<std::unique_ptr<char[]>> blocks;
+  auto add = [&](int64_t bytes) {
+    blocks.emplace_back(new char[bytes]);
+    for (int64_t i = 0; i < bytes; ++i) blocks.back()[i] = static_cast<char>(Random(2));
+    return blocks.back().get();
+  };
+  std::vector<tfmem::TensorView> inputs(expression.tensors.size());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    int64_t bytes = tfmem::TensorBytes(expression.tensors[i].dtype);
+    for (int d = 0; d < expression.tensors[i].rank; ++d) {
+      // As large as the largest index.
+      int64_t end = 1;
+      for (const tfmem::ExpressionNode& node : expression.nodes) {
+        if (node.kind != tfmem::ExpressionNode::Kind::kInput) continue;
+        if (node.tensor != static_cast<int>(i)) continue;
+        int64_t most = 0;
+        for (const tfmem::IndexTerm& term : node.index[d]) {
+          int64_t least = 0, largest = 0;
+          const int64_t size = term.axis < 0 ? 1 : axes[term.axis];
+          if (size > 0) term.Bounds(size, &least, &largest);
+          most += largest;
+        }
+        end = std::max(end, most + 1);
+      }
+      if (end > kMostNumbers || bytes * end > kMostNumbers) return false;
+      if (Random(50) == 0) end = Random(end + 1);
+      inputs[i].shape.push_back(end);
+      bytes *= end;
+    }
+    inputs[i].data = add(bytes);
+  }
+  std::vector<tfmem::MutableTensorView> outputs;
+  for (const tfmem::ExpressionOutput& output : expression.outputs) {
+    int64_t bytes = tfmem::TensorBytes(expression.nodes[output.node].dtype);
+    for (int axis : output.axes) bytes *= axes[axis];
+    outputs.push_back({add(bytes), bytes});
+  }
+  return tfmem::RunExpression(expression, tiles, axes, inputs, outputs, tfmem::ChosenKernels())
+      .ok();
+}
+
 struct Counts {
   int64_t cells = 0, cells_taken = 0, cells_run = 0, programs = 0, programs_taken = 0;
+  int64_t expressions = 0, expressions_taken = 0, expressions_run = 0;
+  int64_t tiles = 0, tiles_taken = 0, tiles_run = 0;
 };
+
+void TryExpression(Counts* counts) {
+  ++counts->expressions;
+  const absl::StatusOr<tfmem::Expression> expression = tfmem::ParseExpression(current);
+  if (!expression.ok()) return;
+  const absl::StatusOr<tfmem::ExpressionTiles> tiles = tfmem::CompileExpression(*expression);
+  if (!tiles.ok()) return;
+  ++counts->expressions_taken;
+  const std::string bytes = tfmem::SerializeTileProgram(tiles->program);
+  const absl::StatusOr<tfmem::ExpressionTiles> again =
+      tfmem::ReadExpressionTiles(*expression, bytes);
+  if (!again.ok()) std::fprintf(stderr, "%s\n", std::string(again.status().message()).c_str());
+  Expect(again.ok() && tfmem::SerializeTileProgram(again->program) == bytes,
+         "a tile program is read as it was written");
+  counts->expressions_run += Run(*expression, *again);
+}
+
+// Words or bytes of the tile program of a valid expression are others.
+void TryTile(const std::string& text, Counts* counts) {
+  ++counts->tiles;
+  const tfmem::Expression expression = *tfmem::ParseExpression(text);
+  current = tfmem::SerializeTileProgram(tfmem::CompileExpression(expression)->program);
+  const int64_t words = current.find('\n', current.find('\n') + 1) + 1;
+  for (int64_t count = Random(3); count >= 0; --count) {
+    const int64_t word = words + Random((current.size() - words) / 4) * 4;
+    if (Random(4) == 0) {
+      current[Random(current.size())] = static_cast<char>(Random(256));
+    } else {
+      const uint32_t value = Random(8) == 0 ? random_source() : Random(24) - 1;
+      for (int i = 0; i < 4; ++i) current[word + i] = static_cast<char>(value >> (8 * i));
+    }
+  }
+  if (Random(20) == 0) current.resize(Random(current.size()));
+  const auto tiles = tfmem::ReadExpressionTiles(expression, current);
+  if (!tiles.ok()) return;
+  ++counts->tiles_taken;
+  counts->tiles_run += Run(expression, *tiles);
+}
 
 void TryCell(Counts* counts) {
   ++counts->cells;
@@ -291,14 +390,29 @@ int main(int argc, char** argv) {
     current = text;
     TryProgram(&counts);
   }
-  Expect(counts.cells_taken == counts.cells && counts.programs_taken == counts.programs,
+  for (const std::string& text : corpus.expressions) {
+    current = text;
+    TryExpression(&counts);
+  }
+  Expect(counts.cells_taken == counts.cells && counts.programs_taken == counts.programs &&
+             counts.expressions_taken == counts.expressions,
          "the texts that are mutated are valid");
   for (; inputs_done < inputs; ++inputs_done) {
+    if (Random(3) == 0) {
+      const std::string& text = OneOf(corpus.expressions);
+      current = Mutate(text, corpus.expressions);
+      Random(2) == 0 ? TryExpression(&counts) : TryTile(text, &counts);
+      continue;
+    }
     const bool cell = Random(4) != 0;
     current = cell ? Mutate(OneOf(corpus.cells), corpus.cells)
                    : Mutate(OneOf(corpus.programs), corpus.programs);
     cell ? TryCell(&counts) : TryProgram(&counts);
   }
+  std::printf("%ld expressions, %ld taken, %ld run; %ld tile programs, %ld taken, %ld run; ",
+              static_cast<long>(counts.expressions), static_cast<long>(counts.expressions_taken),
+              static_cast<long>(counts.expressions_run), static_cast<long>(counts.tiles),
+              static_cast<long>(counts.tiles_taken), static_cast<long>(counts.tiles_run));
   std::printf("%ld inputs: %ld cells, %ld taken, %ld run; %ld programs, %ld taken\n",
               static_cast<long>(inputs), static_cast<long>(counts.cells),
               static_cast<long>(counts.cells_taken), static_cast<long>(counts.cells_run),

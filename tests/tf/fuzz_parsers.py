@@ -1,4 +1,4 @@
-"""Mutates valid cells and GPU programs, and runs what reads them under sanitizers.
+"""Mutates valid cells, GPU programs and programs over tensors, and runs what reads them under sanitizers.
 
     python -m tests.tf.fuzz_parsers --inputs 1000000 --seed 1
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from custom_ops.differentiate import differentiate
 from custom_ops.jit.image import KernelImage
 from custom_ops.recurrent.program import Program
-from tests import recurrent_cells
+from tests import programs, recurrent_cells
 from tests.tf import native_programs
 
 PARTS = (
@@ -32,8 +32,44 @@ PARTS = (
     "recurrent_tile",
     "sha256",
     "step_program",
+    "cpu/expression",
+    "cpu/expression_tiles",
+    "cpu/tensor_port",
+    "cpu/tile_check",
     "cpu/tile_compiler",
+    "cpu/tile_program",
+    "cpu/tile_run",
 )
+# Dtypes, accesses and reductions that the steps of regressions do not have.
+MIXED = """program 1
+axes 0 3 0
+tensor float16 2
+tensor int64 3
+tensor bool 1
+input 0 2*a0+1 -1*a2+4
+input 1 a0 a1/2%2 0
+input 2 a2
+position int32 2
+cast float16 1
+multiply 0 4
+reduce max 5 2
+select 2 5 6
+cast int64 3
+maximum 8 1
+reduce product 9 0 1
+reduce any 2 2
+logical_not 11
+cast float64 7
+reduce sum 13 0 1 2
+greater 13 14
+reduce all 15 0 1
+output 7 2 0 1
+output 10 2
+output 12
+output 14 0
+output 16 2
+"""
+
 # As tools/sanitized_g++, which says why.
 SANITIZERS = (
     "-O1",
@@ -46,7 +82,10 @@ SANITIZERS = (
 
 
 def corpus() -> Iterator[tuple[str, bytes]]:
-    """Of each kind what is valid: the library's cells and their gradients' cells, and headers of programs."""
+    """Of each kind what is valid: the library's cells and their gradients' cells, headers of GPU programs, and programs
+    over tensors."""
+    for text in (programs.SOFTMAX_STEP, programs.SIGMOID_STEP, MIXED):
+        yield "expression", text.encode()
     for cell in recurrent_cells.library(5).values():
         yield "cell", cell.to_text().encode()
         gradient = differentiate(cell)

@@ -1,4 +1,4 @@
-"""What reads cells and GPU programs, on texts that nobody wrote; `make fuzz` runs a million of them."""
+"""What reads cells and programs of all kinds, on texts that nobody wrote; `make fuzz` runs a million of them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def test_no_text_reads_past_what_there_is(tmp_path: Path) -> None:
         pytest.skip("needs a C++ compiler")
     result = fuzz(INPUTS, SEED, tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
-    counts = re.search(r"(\d+) taken, (\d+) run; \d+ programs, (\d+) taken", result.stdout)
-    assert counts, result.stdout
-    assert all(int(count) > INPUTS // 200 for count in counts.groups()), result.stdout  # not all are refused at once
+    counts = re.findall(r"(\d+) (?:taken|run)", result.stdout)
+    assert len(counts) == 7, result.stdout
+    assert all(int(count) > INPUTS // 200 for count in counts), result.stdout  # not all are refused at once

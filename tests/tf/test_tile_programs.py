@@ -7,8 +7,12 @@ import pytest
 import tensorflow as tf
 
 from custom_ops.errors import OpLibraryError
+from custom_ops.expr.program import Program
+from custom_ops.expr.reference import run as reference
+from custom_ops.expr.text import to_text
 from custom_ops.load import load
-from tests.tf.tile_programs import run
+from tests.programs import sigmoid_step, softmax_step
+from tests.tf.tile_programs import Array, run
 
 # What logistic regression does beside its products: p = softmax(logits + b), cost = mean(-sum(y log p, 1)), the
 # gradient of the logits, and a step of gradient descent for b.
@@ -71,6 +75,19 @@ def test_logistic_regression_trains_as_tensorflow_does() -> None:
     assert last < 0.9 * first
     np.testing.assert_allclose(ours_b, theirs_b.numpy(), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(ours_w, theirs_w.numpy(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "step", [softmax_step(7, 5, 6), softmax_step(300, 33, 64), sigmoid_step(32, 4), sigmoid_step(999, 70)]
+)
+def test_steps_of_regressions_are_the_references(step: tuple[Program, list[Array]]) -> None:
+    """The classes are the columns of the first, and the rows are of two domains: of examples, and of features."""
+    program, tensors = step
+    expected = reference(program, tensors)
+    shapes = [(str(array.dtype), array.shape) for array in expected]
+    found = run(to_text(program), program.sizes([tensor.shape for tensor in tensors]), tensors, *shapes)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
 def test_the_columns_are_reduced_over_many_tiles_as_float64_has_it() -> None:
@@ -149,7 +166,10 @@ HEAD = "program 1\naxes 0 10\ntensor float32 2\n"
         (HEAD + "input 0 a0 a1\noutput 0 1\n", "leaves out"),
         (HEAD + "constant int32 0.5\n", "0.5"),
         (HEAD + "frobnicate 0\n", "frobnicate"),
-        ("program 1\naxes 2 3 4\ntensor float32 3\ninput 0 a0 a1 a2\nreduce sum 0 1\noutput 1 0 2\n", "not over all"),
+        (
+            "program 1\naxes 2 3 4\ntensor int32 3\ninput 0 a0 a1 a2\nreduce sum 0 1\nreduce sum 0 0\nreduce sum 0 2\n",
+            "not over all",
+        ),
     ],
 )
 def test_a_wrong_program_is_refused_by_its_line(text: str, named: str) -> None:

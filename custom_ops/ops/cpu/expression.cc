@@ -220,10 +220,6 @@ class Parser {
       if (!ReadAxis(words[i], &axis)) return Unreadable();
       node->axes |= 1u << axis;
     }
-    if ((node->axes & ~reduced.varies) != 0) {
-      return Wrong("'", line_.substr(0, 80),
-                   "' reduces an axis that its argument does not vary along");
-    }
     if (!Takes(node->reduction, reduced.dtype)) {
       return Wrong("'", line_.substr(0, 80), "' reduces values of ", NameOf(reduced.dtype));
     }

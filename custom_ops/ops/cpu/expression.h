@@ -45,8 +45,10 @@ struct ExpressionNode {
   Reduction reduction = Reduction::kSum;
   Elementwise op = Elementwise::kAdd;
   std::vector<int> arguments;  // earlier nodes
-  uint32_t axes = 0;           // that a reduction reduces, a bit for each
-  uint32_t varies = 0;         // the axes that its value varies along
+  // The axes that a reduction reduces, a bit for each: also such as its argument does not vary
+  // along.
+  uint32_t axes = 0;
+  uint32_t varies = 0;  // the axes that its value varies along
 };
 
 struct ExpressionTensor {

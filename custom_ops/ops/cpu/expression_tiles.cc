@@ -12,17 +12,25 @@ namespace tfmem {
 namespace {
 
 using Kind = ExpressionNode::Kind;
+using Code = TileInstruction::Kind;
 
-// A node's phase is even if no row varies it, else odd: then a stage of one row can compute it
-// once. Phases that are used become stages.
+uint32_t AxesOfOutput(const ExpressionOutput& output) {
+  uint32_t axes = 0;
+  for (int axis : output.axes) axes |= 1u << axis;
+  return axes;
+}
+
+// With one choice of the columns. A node has a phase, which modulo the number of domains is its
+// domain; phases that are used become stages, in their order.
 class Lowering {
  public:
-  explicit Lowering(const Expression& expression)
-      : expression_(expression),
-        column_(expression.axes.empty() ? 0 : 1u << (expression.axes.size() - 1)),
-        rows_(column_ == 0 ? 0 : column_ - 1) {}
+  Lowering(const Expression& expression, int column) : expression_(expression) {
+    result_.column = column;
+    column_ = column < 0 ? 0 : 1u << column;
+  }
 
   absl::StatusOr<ExpressionTiles> Run() {
+    FindDomains();
     for (const ExpressionNode& node : expression_.nodes) {
       if (absl::Status status = Lower(node); !status.ok()) return status;
     }
@@ -30,8 +38,8 @@ class Lowering {
     std::map<int, int> stages;
     for (const TileNode& node : tiles_.nodes) stages[node.stage] = 0;
     for (auto& [phase, stage] : stages) {
-      stage = tiles_.one_row.size();
-      tiles_.one_row.push_back(phase % 2 == 0);
+      stage = tiles_.domains.size();
+      tiles_.domains.push_back(phase % result_.rows.size());
     }
     for (TileNode& node : tiles_.nodes) node.stage = stages[node.stage];
     result_.program = CompileTile(tiles_).program;
@@ -43,141 +51,171 @@ class Lowering {
   }
 
  private:
-  absl::Status Lower(const ExpressionNode& node) {
-    TileNode tile;
-    tile.type = {node.dtype, (node.varies & column_) == 0};
-    tile.stage = (node.varies & rows_) != 0;
-    tile.op = node.op;
-    tile.value = node.value;
-    for (int argument : node.arguments) {
-      tile.arguments.push_back(at_[argument]);
-      Await(tiles_.nodes[at_[argument]].stage, &tile);
+  // Axes that something varies along together are of one domain.
+  void FindDomains() {
+    std::vector<uint32_t> domains;
+    auto tie = [&](uint32_t axes) {
+      axes &= ~column_;
+      if (axes == 0) return;
+      for (uint32_t& other : domains) {
+        if ((other & axes) != 0) axes |= std::exchange(other, 0);
+      }
+      domains.push_back(axes);
+    };
+    for (const ExpressionNode& node : expression_.nodes) tie(node.varies | node.axes);
+    for (const ExpressionOutput& output : expression_.outputs) tie(AxesOfOutput(output));
+    result_.rows.resize(1);
+    for (uint32_t domain : domains) {
+      if (domain == 0) continue;
+      std::vector<int>& axes = result_.rows.emplace_back();
+      for (int axis = 0; axis < kMostAxes; ++axis) {
+        if (domain >> axis & 1) axes.push_back(axis);
+      }
     }
-    switch (node.kind) {
-      case Kind::kInput:
-      case Kind::kPosition:
-        tile.kind = TileNode::Kind::kLoad;
-        tile.port = result_.loads.size();
-        result_.loads.push_back(at_.size());
-        tiles_.loads.push_back(tile.type);
-        break;
-      case Kind::kConstant:
-        tile.kind = TileNode::Kind::kConstant;
-        break;
-      case Kind::kCast:
-        tile.kind = TileNode::Kind::kCast;
-        break;
-      case Kind::kApply:
-        tile.kind = TileNode::Kind::kApply;
-        break;
-      case Kind::kReduce:
-        return LowerReduction(node, tile);
-    }
-    Add(tile);
-    return absl::OkStatus();
   }
 
-  // Not before a phase, and one of its own kind.
-  static void Await(int phase, TileNode* tile) {
-    if (phase > tile->stage) tile->stage = phase + (phase - tile->stage) % 2;
+  absl::Status Lower(const ExpressionNode& node) {
+    TileNode tile = Begin(node.dtype, node.varies);
+    tile.op = node.op;
+    tile.value = node.value;
+    if (node.kind == Kind::kReduce) return LowerReduction(node, tile);
+    for (int argument : node.arguments) AddArgument(at_[argument], &tile);
+    if (node.kind == Kind::kConstant) {
+      tile.kind = TileNode::Kind::kConstant;
+    } else if (node.kind == Kind::kCast) {
+      tile.kind = TileNode::Kind::kCast;
+    } else if (node.kind == Kind::kApply) {
+      tile.kind = TileNode::Kind::kApply;
+    } else {
+      tile.kind = TileNode::Kind::kLoad;
+      tile.port = result_.loads.size();
+      result_.loads.push_back(at_.size());
+      tiles_.loads.push_back(tile.type);
+    }
+    at_.push_back(Add(tile));
+    return absl::OkStatus();
   }
 
   absl::Status LowerReduction(const ExpressionNode& node, TileNode tile) {
-    const uint32_t varies = expression_.nodes[node.arguments[0]].varies;
-    const uint32_t rows = node.axes & rows_;
-    if (rows != 0 && (rows != rows_ || (varies & rows_) != rows_)) {
+    const ExpressionNode& reduced = expression_.nodes[node.arguments[0]];
+    const uint32_t varies = reduced.varies | node.axes;
+    const int domain = result_.DomainOf(varies);
+    uint32_t rows = 0;
+    for (int axis : result_.rows[domain]) rows |= 1u << axis;
+    if ((node.axes & rows) != 0 && (node.axes & rows) != rows) {
       return absl::UnimplementedError(
-          "program: a reduction over some axes before the last one, and not over all of them");
+          "program: a reduction over some axes that make rows, and not over all of them");
     }
     tile.reduction = node.reduction;
-    tile.rows = rows != 0;
+    tile.rows = (node.axes & rows) != 0;
     tile.columns = (node.axes & column_) != 0;
+    // Rows are counted once for each of their axes.
+    const uint32_t all = tile.rows ? varies | rows : varies;
+    int argument = at_[node.arguments[0]];
+    if (all != reduced.varies) argument = AddCopy(argument, all);
     // A row's numbers are within one tile.
-    const bool in_tile = !tile.rows && (varies & rows_) != 0;
+    const bool in_tile = !tile.rows && domain != 0;
     tile.kind = in_tile ? TileNode::Kind::kReduce : TileNode::Kind::kReduceTiles;
-    const bool long_mean = node.reduction == Reduction::kMean && node.dtype == DType::kInt32;
-    if (long_mean) tile.arguments[0] = AddCast(tile.arguments[0], DType::kInt64);
-    if (!in_tile) Await(tiles_.nodes[tile.arguments[0]].stage + 1, &tile);
-    if (long_mean) {  // TensorFlow adds integers up with 64 bits
-      tile.type.dtype = DType::kInt64;
-      tiles_.nodes.push_back(tile);
-      at_.push_back(AddCast(tiles_.nodes.size() - 1, DType::kInt32));
-    } else {
-      Add(tile);
-    }
+    AddArgument(argument, &tile);
+    if (!in_tile) Await(tiles_.nodes[argument].stage + 1, &tile);
+    at_.push_back(Add(tile));
     return absl::OkStatus();
-  }
-
-  int AddCast(int argument, DType dtype) {
-    TileNode cast = tiles_.nodes[argument];
-    cast.kind = TileNode::Kind::kCast;
-    cast.type.dtype = dtype;
-    cast.arguments = {argument};
-    tiles_.nodes.push_back(cast);
-    return tiles_.nodes.size() - 1;
-  }
-
-  void Add(const TileNode& tile) {
-    at_.push_back(tiles_.nodes.size());
-    tiles_.nodes.push_back(tile);
   }
 
   // Where an output has axes that its node does not vary along, a copy varies along them.
   void Store(int number) {
     const ExpressionOutput& output = expression_.outputs[number];
-    uint32_t axes = 0;
-    for (int axis : output.axes) axes |= 1u << axis;
+    const uint32_t axes = AxesOfOutput(output);
     int node = at_[output.node];
-    const uint32_t varies = expression_.nodes[output.node].varies;
-    const bool more_rows = (axes & rows_) != 0 && (varies & rows_) == 0;
-    const bool more_columns = (axes & column_) != 0 && (varies & column_) == 0;
-    if (more_rows || more_columns) {
-      node = AddCast(node, tiles_.nodes[node].type.dtype);
-      tiles_.nodes[node].type.scalar &= !more_columns;
-      if (more_rows) tiles_.nodes[node].stage += 1;  // from an even phase
-    }
+    if (axes != expression_.nodes[output.node].varies) node = AddCopy(node, axes);
     tiles_.stores.push_back({number, node});
     tiles_.store_types.push_back(tiles_.nodes[node].type);
   }
 
+  TileNode Begin(DType dtype, uint32_t varies) const {
+    TileNode tile;
+    tile.type = {dtype, (varies & column_) == 0};
+    tile.stage = result_.DomainOf(varies);
+    return tile;
+  }
+
+  int Add(const TileNode& tile) {
+    tiles_.nodes.push_back(tile);
+    return tiles_.nodes.size() - 1;
+  }
+
+  int AddCopy(int argument, uint32_t varies) {
+    TileNode copy = Begin(tiles_.nodes[argument].type.dtype, varies);
+    copy.kind = TileNode::Kind::kCast;
+    AddArgument(argument, &copy);
+    return Add(copy);
+  }
+
+  void AddArgument(int argument, TileNode* tile) const {
+    tile->arguments.push_back(argument);
+    Await(tiles_.nodes[argument].stage, tile);
+  }
+
+  // Not before a phase, and one of its own domain.
+  void Await(int phase, TileNode* tile) const {
+    const int domains = result_.rows.size();
+    while (tile->stage < phase) tile->stage += domains;
+  }
+
   const Expression& expression_;
-  const uint32_t column_;
-  const uint32_t rows_;
+  uint32_t column_ = 0;
   TileExpression tiles_;
   ExpressionTiles result_;
   std::vector<int> at_;  // for each node the tiles' node
 };
 
-using Code = TileInstruction::Kind;
-
-absl::Status CheckFit(const Expression& expression, const std::vector<int>& loads,
-                      const TileProgram& program) {
-  const uint32_t rows = expression.axes.size() < 2 ? 0 : (1u << (expression.axes.size() - 1)) - 1;
+// Of a program that was not compiled here.
+absl::Status CheckFit(const Expression& expression, const ExpressionTiles& tiles) {
   auto wrong = [](const char* what) {
     return absl::InvalidArgumentError(absl::StrCat("tile program: ", what));
   };
+  const TileProgram& program = tiles.program;
+  if (program.domains > static_cast<int>(tiles.rows.size())) return wrong("has other domains");
   for (const TileReduction& reduction : program.reductions) {
-    if (!reduction.rows && !reduction.one_row) return wrong("reduces a row over tiles");
+    if (!reduction.rows && reduction.domain != 0) return wrong("reduces a row over tiles");
   }
   for (const TileStage& stage : program.stages) {
     for (const TileInstruction& instruction : stage.code) {
-      if (instruction.kind == Code::kLoadView) return wrong("has views of what is no tensor");
+      const int index = instruction.index;
       uint32_t varies = 0;
-      if (instruction.kind == Code::kLoad) {
-        varies = expression.nodes[loads[instruction.index]].varies;
-      } else if (instruction.kind == Code::kStore) {
-        for (int axis : expression.outputs[instruction.index].axes) varies |= 1u << axis;
-      }
-      if (stage.one_row != ((varies & rows) == 0) && instruction.kind == Code::kStore) {
-        return wrong("stores rows in a stage of one, or one row in a stage of all");
-      }
-      if (stage.one_row && (varies & rows) != 0) return wrong("loads rows in a stage of one");
+      if (instruction.kind == Code::kLoadView) return wrong("has views of what is no tensor");
+      if (instruction.kind == Code::kLoad) varies = expression.nodes[tiles.loads[index]].varies;
+      if (instruction.kind == Code::kStore) varies = AxesOfOutput(expression.outputs[index]);
+      const int domain = tiles.DomainOf(varies);
+      if (domain != 0 && domain != stage.domain) return wrong("has a port outside of its domain");
     }
   }
   return absl::OkStatus();
 }
 
 }  // namespace
+
+int ExpressionTiles::DomainOf(uint32_t varies) const {
+  for (size_t domain = 1; domain < rows.size(); ++domain) {
+    for (int axis : rows[domain]) {
+      if (varies >> axis & 1) return domain;
+    }
+  }
+  return 0;
+}
+
+TileAxes ExpressionTiles::AxesOf(uint32_t varies, const std::vector<int64_t>& sizes) const {
+  return {sizes, rows[DomainOf(varies)], column};
+}
+
+absl::StatusOr<ExpressionTiles> CompileExpression(const Expression& expression) {
+  const int axes = expression.axes.size();
+  absl::StatusOr<ExpressionTiles> tiles = Lowering(expression, axes - 1).Run();
+  for (int column = axes - 2; column >= 0 && !tiles.ok(); --column) {
+    tiles = Lowering(expression, column).Run();
+  }
+  return tiles;
+}
 
 absl::StatusOr<ExpressionTiles> ReadExpressionTiles(const Expression& expression,
                                                     absl::string_view bytes) {
@@ -188,15 +226,9 @@ absl::StatusOr<ExpressionTiles> ReadExpressionTiles(const Expression& expression
   if (program->loads != tiles->program.loads || program->stores != tiles->program.stores) {
     return absl::InvalidArgumentError("tile program: has other ports than the program");
   }
-  if (absl::Status status = CheckFit(expression, tiles->loads, *program); !status.ok()) {
-    return status;
-  }
   tiles->program = *std::move(program);
+  if (absl::Status status = CheckFit(expression, *tiles); !status.ok()) return status;
   return tiles;
-}
-
-absl::StatusOr<ExpressionTiles> CompileExpression(const Expression& expression) {
-  return Lowering(expression).Run();
 }
 
 }  // namespace tfmem

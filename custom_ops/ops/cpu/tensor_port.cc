@@ -9,9 +9,6 @@
 namespace tfmem {
 namespace {
 
-// Where the columns of a domain are.
-int ColumnAxis(const std::vector<int64_t>& axes) { return static_cast<int>(axes.size()) - 1; }
-
 // Row-major.
 std::vector<int64_t> Strides(const std::vector<int64_t>& shape) {
   std::vector<int64_t> strides(shape.size(), 1);
@@ -25,7 +22,7 @@ std::vector<int64_t> Strides(const std::vector<int64_t>& shape) {
 
 absl::StatusOr<TensorPort> TensorPort::Input(const ExpressionNode& node, const void* data,
                                              const std::vector<int64_t>& shape,
-                                             const std::vector<int64_t>& axes) {
+                                             const TileAxes& axes) {
   TensorPort port(node.dtype, static_cast<char*>(const_cast<void*>(data)), axes);
   const std::vector<int64_t> strides = Strides(shape);
   for (size_t i = 0; i < shape.size(); ++i) {
@@ -33,7 +30,7 @@ absl::StatusOr<TensorPort> TensorPort::Input(const ExpressionNode& node, const v
     bool empty = false;
     Index index;
     for (const IndexTerm& term : node.index[i]) {
-      const int64_t size = term.axis < 0 ? 1 : axes[term.axis];
+      const int64_t size = term.axis < 0 ? 1 : axes.sizes[term.axis];
       int64_t from = 0, to = 0;
       if (size > 0) term.Bounds(size, &from, &to);
       empty |= size == 0;
@@ -52,7 +49,7 @@ absl::StatusOr<TensorPort> TensorPort::Input(const ExpressionNode& node, const v
   return port;
 }
 
-TensorPort TensorPort::Position(const ExpressionNode& node, const std::vector<int64_t>& axes) {
+TensorPort TensorPort::Position(const ExpressionNode& node, const TileAxes& axes) {
   TensorPort port(node.dtype, nullptr, axes);
   port.position_ = true;
   port.Add({{1, node.axis}}, 1);
@@ -60,10 +57,10 @@ TensorPort TensorPort::Position(const ExpressionNode& node, const std::vector<in
 }
 
 TensorPort TensorPort::Output(DType dtype, const std::vector<int>& dimensions, void* data,
-                              const std::vector<int64_t>& axes) {
+                              const TileAxes& axes) {
   TensorPort port(dtype, static_cast<char*>(data), axes);
   std::vector<int64_t> shape;
-  for (int axis : dimensions) shape.push_back(axes[axis]);
+  for (int axis : dimensions) shape.push_back(axes.sizes[axis]);
   const std::vector<int64_t> strides = Strides(shape);
   for (size_t i = 0; i < dimensions.size(); ++i) port.Add({{1, dimensions[i]}}, strides[i]);
   return port;
@@ -78,7 +75,7 @@ void TensorPort::Add(const Index& index, int64_t stride) {
       continue;
     }
     term.factor *= stride;
-    if (term.axis == ColumnAxis(axes_)) {
+    if (term.axis == axes_.column) {
       even_ &= term.divisor == 1 && term.modulus == 0;
       stride_ += term.factor;
       column_terms_.push_back(term);
@@ -90,10 +87,11 @@ void TensorPort::Add(const Index& index, int64_t stride) {
 }
 
 int64_t TensorPort::RowOffset(int64_t row) const {
+  if (row_terms_.empty()) return base_;
   int64_t positions[kMostAxes] = {};
-  for (int axis = ColumnAxis(axes_) - 1; axis >= 0 && row > 0; --axis) {
-    positions[axis] = row % axes_[axis];
-    row /= axes_[axis];
+  for (auto axis = axes_.rows.rbegin(); axis != axes_.rows.rend(); ++axis) {
+    positions[*axis] = row % axes_.sizes[*axis];
+    row /= axes_.sizes[*axis];
   }
   int64_t offset = base_;
   for (const IndexTerm& term : row_terms_) offset += term.At(positions[term.axis]);
@@ -145,7 +143,7 @@ void TensorPort::Scatter(const TileRange& range, const Number* source) const {
 bool TensorPort::LiesAsTile(const TileRange& range) const {
   if (IsHalf(dtype_) || position_ || !even_ || range.rows * range.columns % 64 != 0) return false;
   if (range.rows > 1) {
-    if (ColumnAxis(axes_) != 1 || row_terms_.size() != 1) return false;
+    if (axes_.rows.size() != 1 || row_terms_.size() != 1) return false;
     const IndexTerm& row = row_terms_[0];
     if (row.divisor != 1 || row.modulus != 0 || row.factor != range.columns) return false;
   }

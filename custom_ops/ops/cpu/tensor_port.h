@@ -20,15 +20,21 @@ struct TileRange {
   int64_t columns = 0;
 };
 
+// How a domain lies in a program's axes.
+struct TileAxes {
+  std::vector<int64_t> sizes;  // of all axes
+  std::vector<int> rows;       // that are the domain's rows, the last one the fastest
+  int column = -1;             // that is its columns; -1: there is one column
+};
+
 class TensorPort {
  public:
   // An input; InvalidArgument if an index leaves the tensor.
   static absl::StatusOr<TensorPort> Input(const ExpressionNode& node, const void* data,
-                                          const std::vector<int64_t>& shape,
-                                          const std::vector<int64_t>& axes);
-  static TensorPort Position(const ExpressionNode& node, const std::vector<int64_t>& axes);
+                                          const std::vector<int64_t>& shape, const TileAxes& axes);
+  static TensorPort Position(const ExpressionNode& node, const TileAxes& axes);
   static TensorPort Output(DType dtype, const std::vector<int>& dimensions, void* data,
-                           const std::vector<int64_t>& axes);
+                           const TileAxes& axes);
 
   // Fills `tile`, or says where the numbers lie as they would in the tile. A scalar value's range
   // has one column, the first; a tile has room for whole vectors, and what lies behind a tensor is
@@ -37,7 +43,7 @@ class TensorPort {
   void Store(const TileRange& range, const void* tile, const InstructionSet& kernels) const;
 
  private:
-  TensorPort(DType dtype, char* data, const std::vector<int64_t>& axes)
+  TensorPort(DType dtype, char* data, const TileAxes& axes)
       : dtype_(dtype), data_(data), axes_(axes) {}
 
   void Add(const Index& index, int64_t stride);
@@ -51,7 +57,7 @@ class TensorPort {
 
   DType dtype_;
   char* data_;  // of an input not written
-  std::vector<int64_t> axes_;
+  TileAxes axes_;
   bool position_ = false;
   // The offset of a position, in numbers: a base and a sum over terms, whose factors are strides.
   int64_t base_ = 0;

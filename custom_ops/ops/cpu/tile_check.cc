@@ -77,6 +77,9 @@ class Checker {
 
   absl::Status CheckStage(int number) {
     stage_ = number;
+    if (domain() < 0 || domain() >= program_.domains) {
+      return Wrong("a stage is of domain ", domain(), " of ", program_.domains);
+    }
     held_[0] = constants_[0];
     held_[1] = constants_[1];
     for (const TileInstruction& instruction : program_.stages[number].code) {
@@ -123,7 +126,7 @@ class Checker {
       case Code::kKeep:
         if (!HasIndex(program_.kept, instruction) ||
             !(program_.kept[instruction.index].type == type) ||
-            program_.kept[instruction.index].one_row != one_row() ||
+            program_.kept[instruction.index].domain != domain() ||
             !kept_.try_emplace(instruction.index, stage_).second) {
           return Wrong("value ", instruction.index, " cannot be kept as ", Text(type));
         }
@@ -131,7 +134,7 @@ class Checker {
       case Code::kPart:
         if (!HasIndex(program_.reductions, instruction) ||
             !(program_.reductions[instruction.index].type == type) ||
-            program_.reductions[instruction.index].one_row != one_row() ||
+            program_.reductions[instruction.index].domain != domain() ||
             !parts_.try_emplace(instruction.index, stage_).second) {
           return Wrong("reduction ", instruction.index, " does not take ", Text(type));
         }
@@ -218,7 +221,9 @@ class Checker {
       return Wrong("value ", instruction.index, " is read before it is kept");
     }
     const TileKept& read = program_.kept[instruction.index];
-    if (read.type == instruction.type && (read.one_row || !one_row())) return absl::OkStatus();
+    if (read.type == instruction.type && (read.domain == 0 || read.domain == domain())) {
+      return absl::OkStatus();
+    }
     return Wrong("value ", instruction.index, " is read as ", Text(instruction.type));
   }
 
@@ -229,8 +234,8 @@ class Checker {
     }
     const TileReduction& read = program_.reductions[instruction.index];
     const TileType type{read.type.dtype, read.type.scalar || read.columns};
-    const bool varies = !read.rows && !read.one_row;
-    if (type == instruction.type && !(varies && one_row())) return absl::OkStatus();
+    const bool fits = read.rows || read.domain == 0 || read.domain == domain();
+    if (type == instruction.type && fits) return absl::OkStatus();
     return Wrong("reduction ", instruction.index, " is read as ", Text(instruction.type));
   }
 
@@ -260,7 +265,7 @@ class Checker {
     return absl::OkStatus();
   }
 
-  bool one_row() const { return program_.stages[stage_].one_row; }
+  int domain() const { return program_.stages[stage_].domain; }
 
   const TileProgram& program_;
   int stage_ = 0;

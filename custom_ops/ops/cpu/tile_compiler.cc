@@ -68,7 +68,7 @@ class StageCompiler {
         live_(live),
         number_(number),
         exchange_(*exchange) {
-    stage.one_row = expression.one_row[number];
+    stage.domain = expression.domains[number];
   }
 
   void Run() {
@@ -323,11 +323,12 @@ CompiledTile CompileTile(const TileExpression& expression) {
   result.live = LiveNodes(expression);
   Exchange exchange = FindExchanges(expression, result.live);
   std::vector<StageCompiler> compiled;
-  for (size_t number = 0; number < expression.one_row.size(); ++number) {
+  for (size_t number = 0; number < expression.domains.size(); ++number) {
     compiled.emplace_back(expression, result.live, number, &exchange).Run();
   }
 
   TileProgram& program = result.program;
+  for (int domain : expression.domains) program.domains = std::max(program.domains, domain + 1);
   program.loads = expression.loads;
   program.stores = expression.store_types;
   const auto constant_of = PlaceConstants(expression, compiled, &program.constants);
@@ -356,14 +357,14 @@ CompiledTile CompileTile(const TileExpression& expression) {
     const TileNode& node = expression.nodes[place];
     if (exchange.kept.Has(place)) {
       result.kept[place] = exchange.kept.Of(place);
-      program.kept[result.kept[place]] = {node.type, expression.one_row[node.stage]};
+      program.kept[result.kept[place]] = {node.type, expression.domains[node.stage]};
     }
     if (exchange.reductions.Has(place)) {
       const TileNode& reduced = expression.nodes[node.arguments[0]];
       TileType type = reduced.type;
       if (node.columns) type.scalar = false;
       program.reductions[exchange.reductions.Of(place)] = {
-          node.reduction, type, node.rows, node.columns, expression.one_row[reduced.stage]};
+          node.reduction, type, node.rows, node.columns, expression.domains[reduced.stage]};
     }
   }
   return result;

@@ -55,7 +55,7 @@ struct TileExpression {
   std::vector<TileType> loads;        // of the ports that are read
   std::vector<TileStore> stores;      // in this order where they are of one node
   std::vector<TileType> store_types;  // of the ports that are written
-  std::vector<bool> one_row;          // for each stage
+  std::vector<int> domains;           // of each stage
 };
 
 struct CompiledTile {

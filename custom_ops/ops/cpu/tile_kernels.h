@@ -32,7 +32,7 @@ struct TileKernels {
   void (*reduce_rows)(Reduction reduction, DType type, const void* values, int64_t rows,
                       int64_t columns, void* totals, bool begin) = nullptr;
 
-  // A sum to a mean of `numbers`: integers towards zero.
+  // Sums to means of `numbers`.
   void (*divide)(DType type, void* sums, int64_t numbers, int64_t count) = nullptr;
 };
 

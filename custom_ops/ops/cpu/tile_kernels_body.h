@@ -36,7 +36,6 @@ TFMEM_INLINE void StoreLanes(Vector value, Number* target) {
 
 // ---- elementwise ----
 
-// The arithmetic of integers is that of unsigned ones, which wrap; comparisons are signed.
 template <typename Number>
 TFMEM_INLINE Full<Number> AbsoluteInteger(Full<Number> x) {
   using Unsigned = Full<std::make_unsigned_t<Number>>;
@@ -59,10 +58,11 @@ TFMEM_INLINE Full<int64_t> Absolute(Full<int64_t> x) { return AbsoluteInteger<in
     }                                                                                          \
     break;
 
-// Ops whose result has their arguments' type, of integers or booleans.
+// Ops whose result has their arguments' type, of integers or booleans, which wrap as
+// TensorFlow's do.
 template <typename Number>
-void ComputeExact(Elementwise op, void* to, const void* a, const void* b, const void* c,
-                  int64_t count) {
+TFMEM_WRAPS void ComputeExact(Elementwise op, void* to, const void* a, const void* b, const void* c,
+                              int64_t count) {
   using Type = Full<Number>;
   using Real [[maybe_unused]] = Number;
   constexpr int kind = sizeof(Number) == 1 ? kBools : kIntegers;
@@ -328,7 +328,6 @@ void DivideBy(void* sums, Number numbers, int64_t count) {
 
 void TileDivide(DType type, void* sums, int64_t numbers, int64_t count) {
   if (type == DType::kFloat64) return DivideBy<double>(sums, numbers, count);
-  if (type == DType::kInt64) return numbers == 0 ? void() : DivideBy<int64_t>(sums, numbers, count);
   DivideBy<float>(sums, numbers, count);
 }
 

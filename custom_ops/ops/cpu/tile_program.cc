@@ -139,6 +139,7 @@ class Reader {
 
 std::string SerializeTileProgram(const TileProgram& program) {
   Writer out;
+  out.Word(program.domains);
   out.All(program.loads, [&](TileType type) { out.Type(type); });
   out.All(program.stores, [&](TileType type) { out.Type(type); });
   out.All(program.constants, [&](const TileConstant& constant) {
@@ -148,18 +149,18 @@ std::string SerializeTileProgram(const TileProgram& program) {
   });
   out.All(program.kept, [&](const TileKept& kept) {
     out.Type(kept.type);
-    out.Word(kept.one_row);
+    out.Word(kept.domain);
   });
   out.All(program.reductions, [&](const TileReduction& reduction) {
     out.Word(static_cast<int>(reduction.reduction));
     out.Type(reduction.type);
-    for (bool flag : {reduction.rows, reduction.columns, reduction.one_row}) out.Word(flag);
+    for (int word : {+reduction.rows, +reduction.columns, reduction.domain}) out.Word(word);
   });
   out.Word(program.wide_locations);
   out.Word(program.views);
   out.Word(program.scalar_locations);
   out.All(program.stages, [&](const TileStage& stage) {
-    out.Word(stage.one_row);
+    out.Word(stage.domain);
     out.All(stage.code, [&](const TileInstruction& instruction) {
       out.Word(static_cast<int>(instruction.kind));
       out.Type(instruction.type);
@@ -189,6 +190,7 @@ absl::StatusOr<TileProgram> ParseTileProgram(absl::string_view bytes) {
   }
   TileProgram program;
   const int most = kMostWords;
+  program.domains = in.Within("the number of domains", 1, most);
   in.All(&program.loads, [&] { return in.Type(); });
   in.All(&program.stores, [&] { return in.Type(); });
   in.All(&program.constants, [&] {
@@ -201,7 +203,7 @@ absl::StatusOr<TileProgram> ParseTileProgram(absl::string_view bytes) {
   in.All(&program.kept, [&] {
     TileKept kept;
     kept.type = in.Type();
-    kept.one_row = in.Flag();
+    kept.domain = in.Within("a domain", 0, program.domains);
     return kept;
   });
   in.All(&program.reductions, [&] {
@@ -210,7 +212,7 @@ absl::StatusOr<TileProgram> ParseTileProgram(absl::string_view bytes) {
     reduction.type = in.Type();
     reduction.rows = in.Flag();
     reduction.columns = in.Flag();
-    reduction.one_row = in.Flag();
+    reduction.domain = in.Within("a domain", 0, program.domains);
     return reduction;
   });
   program.wide_locations = in.Within("wide locations", 0, kMostTileLocations + 1);
@@ -218,7 +220,7 @@ absl::StatusOr<TileProgram> ParseTileProgram(absl::string_view bytes) {
   program.scalar_locations = in.Within("scalar locations", 0, kMostTileLocations + 1);
   in.All(&program.stages, [&] {
     TileStage stage;
-    stage.one_row = in.Flag();
+    stage.domain = in.Within("a domain", 0, program.domains);
     in.All(&stage.code, [&] {
       TileInstruction instruction;
       const int kinds = static_cast<int>(TileInstruction::Kind::kPart) + 1;
@@ -270,6 +272,8 @@ bool Takes(const ElementwiseInfo& info, DType dtype) {
 
 bool Takes(Reduction reduction, DType dtype) {
   const bool logical = reduction == Reduction::kAny || reduction == Reduction::kAll;
+  const bool integer = dtype == DType::kInt32 || dtype == DType::kInt64;
+  if (reduction == Reduction::kMean && integer) return false;
   return logical == (dtype == DType::kBool);
 }
 

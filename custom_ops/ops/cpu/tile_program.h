@@ -58,8 +58,7 @@ enum class Reduction : int {
 
 inline constexpr int kMostTileLocations = 1 << 14;
 
-// A value of a tile, [rows, columns], or one number for each row, [rows]. In a stage of one row the
-// first is [columns], the second one number.
+// A value of a tile, [rows, columns], or one number for each row, [rows].
 struct TileType {
   DType dtype = DType::kFloat32;
   bool scalar = false;  // one number a row
@@ -95,9 +94,11 @@ struct TileInstruction {
   int arguments[3] = {-1, -1, -1};
 };
 
-// Stages run one after the other, each over all tiles of the domain.
+// Stages run one after the other, each over all tiles of a domain. Domain 0 has one row: it is that
+// of values that no row varies. The environment knows how many rows each other domain has; all have
+// the same columns.
 struct TileStage {
-  bool one_row = false;  // its domain has one row: values that no row varies
+  int domain = 0;
   std::vector<TileInstruction> code;
 };
 
@@ -114,16 +115,17 @@ struct TileReduction {
   TileType type;      // of what is reduced
   bool rows = false;  // over which axes
   bool columns = false;
-  bool one_row = false;  // as the stage's that gives the parts
+  int domain = 0;  // the stage's that gives the parts
 };
 
 // A value that passes from one stage to later ones.
 struct TileKept {
   TileType type;
-  bool one_row = false;  // as the stage's that keeps it
+  int domain = 0;  // the stage's that keeps it
 };
 
 struct TileProgram {
+  int domains = 1;
   std::vector<TileStage> stages;
   std::vector<TileConstant> constants;
   std::vector<TileType> loads;  // of the ports

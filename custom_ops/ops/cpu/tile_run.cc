@@ -47,9 +47,10 @@ class Arena {
 // A tile program's environment: the tile that is worked on, of tensors in memory.
 class TensorTiles {
  public:
-  TensorTiles(const TileProgram& program, int64_t rows, int64_t columns,
+  // `rows` are those of each domain.
+  TensorTiles(const TileProgram& program, std::vector<int64_t> rows, int64_t columns,
               const InstructionSet& kernels)
-      : program_(program), kernels_(kernels), all_rows_(rows), all_columns_(columns) {
+      : program_(program), kernels_(kernels), all_rows_(std::move(rows)), all_columns_(columns) {
     bool whole_rows = false;
     for (const TileStage& stage : program.stages) {
       for (const TileInstruction& instruction : stage.code) {
@@ -57,9 +58,8 @@ class TensorTiles {
       }
     }
     tile_columns_ = whole_rows ? columns : std::min(columns, kTileNumbers);
-    tile_rows_ = std::clamp<int64_t>(kTileNumbers / std::max<int64_t>(tile_columns_, 1), 1,
-                                     std::max<int64_t>(rows, 1));
-    groups_ = std::min((rows + tile_rows_ - 1) / tile_rows_, kMostGroups);
+    const int64_t most = *std::max_element(all_rows_.begin(), all_rows_.end());
+    tile_rows_ = std::clamp<int64_t>(kTileNumbers / std::max<int64_t>(tile_columns_, 1), 1, most);
   }
 
   std::vector<TensorPort> loads;
@@ -72,12 +72,11 @@ class TensorTiles {
     scalar_ = arena_.Reserve(program_.scalar_locations * (scalar_bytes_ / 8), DType::kFloat64);
     sums_ = arena_.Reserve(tile_rows_, DType::kFloat64);
     for (const TileKept& kept : program_.kept) {
-      const int64_t rows = kept.one_row ? 1 : all_rows_;
       const int64_t columns = kept.type.scalar ? 1 : all_columns_;
-      kept_.push_back(arena_.Reserve(rows * columns, kept.type.dtype));
+      kept_.push_back(arena_.Reserve(all_rows_[kept.domain] * columns, kept.type.dtype));
     }
     for (const TileReduction& reduction : program_.reductions) {
-      const int64_t groups = std::max<int64_t>(groups_, 1);
+      const int64_t groups = std::max<int64_t>(Groups(reduction.domain), 1);
       parts_.push_back(arena_.Reserve(groups * Totals(reduction), reduction.type.dtype));
     }
     if (absl::Status status = arena_.Allocate(); !status.ok()) return status;
@@ -86,18 +85,13 @@ class TensorTiles {
   }
 
   void Run(const TileStage& stage) {
-    one_row_ = stage.one_row;
-    if (one_row_) {
-      group_ = 0;
-      RunRows(stage, 0, 1, true);
-    } else {
-      const int64_t tiles = (all_rows_ + tile_rows_ - 1) / tile_rows_;
-      for (group_ = 0; group_ < groups_; ++group_) {
-        const int64_t first = tiles * group_ / groups_, end = tiles * (group_ + 1) / groups_;
-        for (int64_t tile = first; tile < end; ++tile) {
-          const int64_t row = tile * tile_rows_;
-          RunRows(stage, row, std::min(tile_rows_, all_rows_ - row), tile == first);
-        }
+    const int64_t all = all_rows_[stage.domain];
+    const int64_t tiles = Tiles(stage.domain), groups = Groups(stage.domain);
+    for (group_ = 0; group_ < groups; ++group_) {
+      const int64_t first = tiles * group_ / groups, end = tiles * (group_ + 1) / groups;
+      for (int64_t tile = first; tile < end; ++tile) {
+        const int64_t row = tile * tile_rows_;
+        RunRows(stage, row, std::min(tile_rows_, all - row), tile == first);
       }
     }
     for (const TileInstruction& instruction : stage.code) {
@@ -123,7 +117,7 @@ class TensorTiles {
       return loads[instruction.index].Load(RangeOf(type), tile, kernels_);
     }
     const bool reduced = instruction.kind == Code::kLoadReduced;
-    const bool one_row = reduced || program_.kept[instruction.index].one_row;
+    const bool one_row = reduced || program_.kept[instruction.index].domain == 0;
     Copy(type, arena_.At(reduced ? parts_[instruction.index] : kept_[instruction.index]), one_row,
          static_cast<char*>(tile), false);
     return tile;
@@ -135,13 +129,16 @@ class TensorTiles {
       stores[index].Store(RangeOf(instruction.type), value, kernels_);
     } else if (instruction.kind == Code::kKeep) {
       char* tile = const_cast<char*>(static_cast<const char*>(value));
-      Copy(instruction.type, arena_.At(kept_[index]), program_.kept[index].one_row, tile, true);
+      Copy(instruction.type, arena_.At(kept_[index]), program_.kept[index].domain == 0, tile, true);
     } else {
       AddPart(index, value);
     }
   }
 
  private:
+  int64_t Tiles(int domain) const { return (all_rows_[domain] + tile_rows_ - 1) / tile_rows_; }
+  int64_t Groups(int domain) const { return std::min(Tiles(domain), kMostGroups); }
+
   // All columns of some rows. `begin`: the first ones of their group.
   void RunRows(const TileStage& stage, int64_t row, int64_t rows, bool begin) {
     int64_t column = 0;
@@ -202,7 +199,7 @@ class TensorTiles {
     const TileReduction& reduction = program_.reductions[index];
     const DType dtype = reduction.type.dtype;
     const int64_t totals = Totals(reduction), bytes = TileBytes(dtype);
-    const int64_t groups = reduction.one_row ? 1 : groups_;
+    const int64_t groups = Groups(reduction.domain);
     char* whole = arena_.At(parts_[index]);
     if (groups == 0) {
       kernels_.tile.reduce_columns(reduction.reduction, dtype, whole, totals, 0, whole);
@@ -211,7 +208,7 @@ class TensorTiles {
                                 totals, whole, false);
     }
     if (reduction.reduction == Reduction::kMean) {
-      const int64_t rows = reduction.rows ? all_rows_ : 1;
+      const int64_t rows = reduction.rows ? all_rows_[reduction.domain] : 1;
       kernels_.tile.divide(dtype, whole, rows * (reduction.columns ? all_columns_ : 1), totals);
     }
     if (IsHalf(dtype)) {
@@ -232,11 +229,10 @@ class TensorTiles {
 
   const TileProgram& program_;
   const InstructionSet& kernels_;
-  const int64_t all_rows_;
+  const std::vector<int64_t> all_rows_;
   const int64_t all_columns_;
   int64_t tile_rows_ = 0;
   int64_t tile_columns_ = 0;
-  int64_t groups_ = 0;
 
   Arena arena_;
   int64_t wide_bytes_ = 0;
@@ -247,7 +243,6 @@ class TensorTiles {
   std::vector<int64_t> kept_;
   std::vector<int64_t> parts_;
 
-  bool one_row_ = false;
   int64_t group_ = 0;
   bool begin_rows_ = false;
   bool begin_group_ = false;
@@ -315,25 +310,31 @@ absl::Status RunExpression(const Expression& expression, const ExpressionTiles& 
                            const InstructionSet& kernels) {
   absl::Status status = CheckSizes(expression, axes, inputs, outputs);
   if (!status.ok()) return status;
-  std::vector<int64_t> leading = axes;
-  const int64_t columns = axes.empty() ? 1 : axes.back();
-  if (!axes.empty()) leading.pop_back();
-  TensorTiles run(tiles.program, Numbers(leading), columns, kernels);
+  std::vector<int64_t> rows;
+  for (const std::vector<int>& domain : tiles.rows) {
+    rows.push_back(1);
+    for (int axis : domain) rows.back() *= axes[axis];
+  }
+  const int64_t columns = tiles.column < 0 ? 1 : axes[tiles.column];
+  TensorTiles run(tiles.program, std::move(rows), columns, kernels);
   for (int place : tiles.loads) {
     const ExpressionNode& node = expression.nodes[place];
+    const TileAxes at = tiles.AxesOf(node.varies, axes);
     if (node.kind == ExpressionNode::Kind::kPosition) {
-      run.loads.push_back(TensorPort::Position(node, axes));
+      run.loads.push_back(TensorPort::Position(node, at));
       continue;
     }
     const TensorView& input = inputs[node.tensor];
-    absl::StatusOr<TensorPort> port = TensorPort::Input(node, input.data, input.shape, axes);
+    absl::StatusOr<TensorPort> port = TensorPort::Input(node, input.data, input.shape, at);
     if (!port.ok()) return port.status();
     run.loads.push_back(*std::move(port));
   }
   for (size_t i = 0; i < outputs.size(); ++i) {
     const ExpressionOutput& output = expression.outputs[i];
+    uint32_t varies = 0;
+    for (int axis : output.axes) varies |= 1u << axis;
     run.stores.push_back(TensorPort::Output(expression.nodes[output.node].dtype, output.axes,
-                                            outputs[i].data, axes));
+                                            outputs[i].data, tiles.AxesOf(varies, axes)));
   }
   if (status = run.Allocate(); !status.ok()) return status;
   for (const TileStage& stage : tiles.program.stages) {

@@ -57,6 +57,7 @@ BUFFER_BYTES = COPIES_BYTES + 4096  # two copies of the state, and a counter beh
 STATIC_SHARED = 33 << 10  # bytes of shared memory, no less than a kernel of microbenchmark.cuh has
 WHOLE_PROCESSOR = 120 << 10  # and so many more: two such blocks fit no multiprocessor
 CLUSTERS = (2, 4, 8, 16)
+IN_CLUSTERS = "cluster_exchange"  # the one kernel that is launched in clusters
 
 Launch = Callable[[Point, int], float]  # (point, iterations) -> nanoseconds of one launch
 
@@ -124,14 +125,13 @@ class Bench:
             return tuple(found)
         attribute = self._driver.CUfunction_attribute
         allowed = attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-        for name in ("cluster_barrier", "cluster_exchange"):
-            self._call("cuFuncSetAttribute", self._kernel(name), allowed, 1)
-        kernel = self._kernel("cluster_exchange")
+        kernel = self._kernel(IN_CLUSTERS)
+        self._call("cuFuncSetAttribute", kernel, allowed, 1)
         largest = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         whole = min(WHOLE_PROCESSOR, shared_memory(self._device.arch) - STATIC_SHARED)
         self._call("cuFuncSetAttribute", kernel, largest, whole)
         for size in CLUSTERS:
-            config = self._config(Point("cluster_exchange", 2 * WARP * SCHEDULERS, size, size))
+            config = self._config(Point(IN_CLUSTERS, 2 * WARP * SCHEDULERS, size, size))
             config.sharedMemBytes = whole
             try:
                 count = int(self._call("cuOccupancyMaxActiveClusters", kernel, config))
@@ -178,7 +178,7 @@ def source(arch: int) -> str:
     if arch >= 80:
         bodies |= {f"tensor_{tiles}": f"tensor_products<{tiles}>(data, n)" for tiles in (1, 4)}
     if arch >= 90:
-        bodies["cluster_exchange"] = "cluster_exchange(data, n, size)"
+        bodies[IN_CLUSTERS] = "cluster_exchange(data, n, size)"
     parameters = "float* data, unsigned* counter, int n, int size"
     return '#include "microbenchmark.cuh"\n\n' + "".join(
         f'extern "C" __global__ void __launch_bounds__({_threads(name)}) {name}({parameters}) {{\n'
@@ -227,7 +227,7 @@ def fit(launch: Launch, name: str, arch: int, clusters: Curve) -> Machine:
     loads = {share: line("state_load", STATE, blocks=max(1, round(share * multiprocessors))) for share in SHARES}
     largest = int(clusters[-1][0])
     together = {"blocks": largest * int(clusters[-1][1]), "cluster": largest}
-    in_cluster = line("cluster_exchange", CLUSTER_STATE, **together) if largest > 1 else (0.0, 1.0)
+    in_cluster = line(IN_CLUSTERS, CLUSTER_STATE, **together) if largest > 1 else (0.0, 1.0)
     counts = (max(1, multiprocessors // 8), max(1, multiprocessors // 2), multiprocessors)
     in_grid = {blocks: line("grid_exchange", STATE, blocks=blocks) for blocks in counts}
     return Machine(

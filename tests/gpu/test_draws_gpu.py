@@ -51,11 +51,9 @@ def draws():
     ]
     if KIND == "cudnn":
         state = tf.zeros([2, 4, 8])
-        drawn += [
-            RAW.CudnnRNNV2(
-                input=sequences, input_h=state, input_c=state, params=parameters, is_training=True, **CELL, **seeds(8)
-            ).output
-        ]
+        given = {"input": sequences, "input_h": state, "input_c": state, "params": parameters}
+        lengths = tf.fill([4], 5)
+        drawn += [RAW.CudnnRNNV3(sequence_lengths=lengths, is_training=True, **given, **CELL, **seeds(8)).output]
     return drawn
 
 

@@ -75,10 +75,10 @@ found, model, _ = history(tfmem.optimize)
 report = tfmem.report(model)
 print(report)
 if KIND == "convolutions":
-    assert report.decision == "unchanged: no budget"
+    assert report.decision.startswith("unchanged: fits")  # on a GPU its memory is the budget
     check(found, xla, 0)
 else:
-    assert report.decision != "unchanged: no budget"
+    assert not report.decision.startswith("unchanged")
     check(found, plain, 1e-3)
 
 if KIND == "convolutions":

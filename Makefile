@@ -51,7 +51,7 @@ fuzz: build
 	$(python) -m tests.tf.fuzz_parsers $(FUZZ)
 
 bench: build
-	$(python) -m benchmarks.ir_scaling
+	$(python) -m benchmarks.offload.ir_scaling
 	$(python) -m benchmarks.offload --tiny --output build/offload_tiny.json
 
 cpp_sources = $(shell find custom_ops tests -name '*.cc' -o -name '*.h' -o -name '*.cuh')
@@ -75,7 +75,7 @@ bazel: $(VENV)/.installed
 
 build: $(VENV)/.built
 
-$(VENV)/.built: $(VENV)/.installed setup.py $(wildcard custom_ops/ops/* custom_ops/ops/*/* custom_ops/expr/*.py)
+$(VENV)/.built: $(VENV)/.installed setup.py $(wildcard custom_ops/ops/*.* custom_ops/ops/*/* custom_ops/expr/*.py)
 	$(python) setup.py --quiet build_ext --inplace
 	@touch $@
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Mechanism = Literal["auto", "copy", "managed", "file"]
 Fault = Literal["copy_out", "copy_in", "allocate"]
 
-_FAULTS: tuple[Fault, ...] = ("copy_out", "copy_in", "allocate")  # numbered as in ops/faults.h
+_FAULTS: tuple[Fault, ...] = ("copy_out", "copy_in", "allocate")  # numbered as in ops/memory/faults.h
 _ERROR_BYTES = 4096
 _KEY_BYTES = 64
 
@@ -174,9 +174,9 @@ class Library:
         """MemOpSharing: int64[n], for each tensor the first one that has its memory."""
         return self.ops.mem_op_sharing(tensors=list(tensors), name=name)
 
-    def rooms(self, sizes: Sequence[int], name: str | None = None) -> "list[tf.Tensor]":
-        """MemOpRooms: leaves free chunks of these sizes as long as the result lives."""
-        return self.ops.mem_op_rooms(sizes=sizes, count=len(sizes), name=name)
+    def reserve(self, sizes: Sequence[int], name: str | None = None) -> "list[tf.Tensor]":
+        """MemOpReserve: leaves free chunks of these sizes as long as the result lives."""
+        return self.ops.mem_op_reserve(sizes=sizes, count=len(sizes), name=name)
 
     def preaccess(self, size: int, name: str | None = None) -> "tf.Operation":
         """MemOpPreaccess: makes the next `size` bytes allocated resident (unified memory)."""
@@ -302,7 +302,8 @@ class Library:
         return HostMemory(*values)
 
     def share_op(self, op: str) -> bool:
-        """Whether there is an op "TfmemShared<op>", whose kernel several graphs can share; see ops/shared_kernels.h.
+        """Whether there is an op "TfmemShared<op>", whose kernel several graphs can share; see
+        ops/random/shared_kernels.h.
 
         It has the attributes of `op`, and `tfmem_stream` and `tfmem_draw`.
         """

@@ -1,8 +1,8 @@
 """A GPU as a kernel sees it, as data: what it has, and what the parts of a recurrent step cost on it.
 
 Times are nanoseconds. What is measured: the "measured parameters" of GRNN's performance model (Holmes et al., EuroSys
-2019, Figure 10) and what clusters and tensor cores add; `custom_ops/jit/microbenchmark.py` measures it. Functions are
-stored as points, and read between them along straight lines over a logarithmic axis."""
+2019, Figure 10) and what clusters and tensor cores add; `custom_ops/recurrent/search/microbenchmark.py` measures it.
+Functions are stored as points, and read between them along straight lines over a logarithmic axis."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WARP = 32  # threads
 SCHEDULERS = 4  # warp schedulers of a multiprocessor, on every architecture from 7.0 on
 REGISTERS = 65536  # of a multiprocessor
 REGISTERS_PER_THREAD = 255
-# bytes that a block can have, by compute capability (CUDA C++ Programming Guide, Technical Specifications)
+# bytes that a CTA can have, by compute capability (CUDA C++ Programming Guide, Technical Specifications)
 SHARED_MEMORY = {
     70: 96 << 10, 75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 87: 163 << 10, 89: 99 << 10, 90: 227 << 10,
     100: 227 << 10, 103: 227 << 10, 120: 99 << 10, 121: 99 << 10,
@@ -50,13 +50,13 @@ class Machine:
         tensor_rate: the same, when a scheduler has others to do meanwhile.
         load_bandwidth: bytes a nanosecond of one multiprocessor from the L2 cache (L2B), over the share of all
             multiprocessors that load at once.
-        block_barrier: a barrier of a block.
-        cluster_handoff: until a value that each block of a cluster stores in the shared memory of all is seen by all.
-        cluster_bandwidth: bytes a nanosecond that arrive in one block that way.
-        grid_barrier: a barrier of one block on each multiprocessor (SC).
-        grid_handoff: until a value that each block stores in global memory, its epoch in it, is seen by all, over the
-            number of blocks.
-        grid_bandwidth: bytes a nanosecond that arrive in one block that way, over the number of blocks: what was just
+        block_barrier: a barrier of a CTA.
+        cluster_handoff: until a value that each CTA of a cluster stores in the shared memory of all is seen by all.
+        cluster_bandwidth: bytes a nanosecond that arrive in one CTA that way.
+        grid_barrier: a barrier of one CTA on each multiprocessor (SC).
+        grid_handoff: until a value that each CTA stores in global memory, its epoch in it, is seen by all, over the
+            number of CTAs.
+        grid_bandwidth: bytes a nanosecond that arrive in one CTA that way, over the number of CTAs: what was just
             written elsewhere comes slower than what is read again.
     """
 
@@ -135,7 +135,7 @@ _IS_KIND: Mapping[str, Callable[[Any], bool]] = {
 
 
 def shared_memory(arch: int) -> int:
-    """Bytes of shared memory that a block can have; where nothing is known, what all have since 8.0."""
+    """Bytes of shared memory that a CTA can have; where nothing is known, what all have since 8.0."""
     return SHARED_MEMORY.get(arch) or min(size for known, size in SHARED_MEMORY.items() if known >= 80)
 
 

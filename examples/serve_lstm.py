@@ -84,7 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
     if changed or not difference <= TOLERANCE:
         print("FAILED: the optimised model answers differently", file=sys.stderr)
         return 1
-    if not is_swapped(optimized):
+    if not is_replaced(optimized):
         print("FAILED: the recurrent layer was left as it was; the report says why", file=sys.stderr)
         return 1
     return 0
@@ -211,7 +211,7 @@ def table_of_samples(test: list[sentences.Sentence], old: np.ndarray, new: np.nd
     return "\n".join(lines)
 
 
-def is_swapped(path: Path) -> bool:
+def is_replaced(path: Path) -> bool:
     """Whether a SavedModel holds the op that tfmem puts in place of a recurrent layer."""
     from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 

@@ -13,26 +13,26 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from graph_passes.analysis import roles
-from graph_passes.analysis.fragmentation import Room
-from graph_passes.analysis.liveness import build_timeline
-from graph_passes.analysis.order import schedule
-from graph_passes.analysis.region import reads_before_updates, step_region
-from graph_passes.analysis.simulate import Link, uncounted, usage_under
-from graph_passes.analysis.timeline import Timeline
 from graph_passes.cost.model import CostModel, held
 from graph_passes.errors import InfeasibleBudgetError, NoGradientError
-from graph_passes.ir import Editor, Graph, TensorId, parse_input
+from graph_passes.graph.ir import Editor, Graph, TensorId, parse_input
+from graph_passes.graph.order import schedule
+from graph_passes.graph.verify import verify_graph
 from graph_passes.matmul.apply import apply_products
 from graph_passes.matmul.plan import plan_products
+from graph_passes.memory import roles
+from graph_passes.memory.fragmentation import Room
+from graph_passes.memory.liveness import build_timeline
+from graph_passes.memory.region import reads_before_updates, step_region
+from graph_passes.memory.simulate import Link, uncounted, usage_under
+from graph_passes.memory.timeline import Timeline
 from graph_passes.offload.apply import apply_offload
 from graph_passes.offload.memops import Probing, transfers
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.offload.plan import OffloadPlan, plan_offload
 from graph_passes.recurrent.apply import apply_recurrent
-from graph_passes.recurrent.plan import plan_source
-from graph_passes.report import MADE_AGAIN, MOVED, UNCHANGED_FITS, Report, TransferRecord
-from graph_passes.verify import verify_graph
+from graph_passes.recurrent.inference import plan_source
+from graph_passes.report import MOVED, RECOMPUTED, UNCHANGED_FITS, Report, TransferRecord
 
 
 class Phase(enum.Enum):
@@ -231,19 +231,19 @@ def describe(
     names = [item.node for item in timeline.steps]
     peaks = {plan.before.peak_at, plan.after.peak_at} if names else set()  # a step may have no op at all
     shown = sorted({*plan.ordered, *peaks})
-    after = usage_under(timeline, plan.moves, plan.fillings)
+    after = usage_under(timeline, plan.moves, plan.paddings)
     records = tuple(
         TransferRecord(
             tensor=str(tensor),
             bytes=timeline.buffers[move.buffer].nbytes,
-            offload_after=MADE_AGAIN if move.remade else names[move.copy_after],
+            offload_after=RECOMPUTED if move.recomputed else names[move.copy_after],
             release_before=names[move.release],
             prefetch_before=names[move.prefetch],
             first_use=names[move.next],
         )
         for move, tensor in transfers(step.graph, timeline, plan)
     )
-    moved = sum(record.bytes for record in records if record.offload_after != MADE_AGAIN)
+    moved = sum(record.bytes for record in records if record.offload_after != RECOMPUTED)
     unknown = [(buffer.tensor, buffer.pinned_by) for buffer in timeline.buffers if not buffer.nbytes]
     left_alone = [f"left alone: {tensor}: {reason}" for tensor, reason in (*unknown, *plan.left_alone)]
     return Report(
@@ -255,7 +255,7 @@ def describe(
         passes=("offload",),
         peak_before=plan.before.peak,
         peak_predicted=plan.after.peak,
-        peak_uncounted=uncounted(timeline, plan.moves, plan.fillings),
+        peak_uncounted=uncounted(timeline, plan.moves, plan.paddings),
         bytes_out_predicted=moved,
         bytes_in_predicted=moved,
         stall_predicted_ns=round(plan.after.stall * 1e9),

@@ -15,8 +15,8 @@ UNCHANGED_OVER = "unchanged: over budget"
 ORDERED = "ordered: fits in the planned order"
 ORDERED_OVER = "ordered: over budget"
 MOVED = "moved"
-MADE_AGAIN = "(made again)"
-SWAPPED = "swapped"
+RECOMPUTED = "(recomputed)"
+REPLACED = "replaced"
 
 MemoryCurve = tuple[tuple[str, int], ...]
 
@@ -28,7 +28,7 @@ class TransferRecord:
     Attributes:
         tensor: the tensor's name, `node:0`.
         bytes: size of its buffer; it crosses the link once in each direction a step.
-        offload_after: the copy out starts when this op has run; `MADE_AGAIN` if the tensor is not copied at all, but
+        offload_after: the copy out starts when this op has run; `RECOMPUTED` if the tensor is not copied at all, but
             made a second time.
         release_before: the buffer may be freed before this op runs.
         prefetch_before: the copy in starts, into a new buffer, before this op runs.
@@ -55,7 +55,7 @@ class Report:
         device: the device whose memory was planned.
         policy: the policy that chose the tensors.
         decision: `unchanged: fits`, `unchanged: <why>`, `ordered: ...` (nothing moves, but the order is held),
-            `moved`, or `swapped` (recurrent layers were, and nothing else changed). `... over budget`: nothing moves,
+            `moved`, or `replaced` (recurrent layers were, and nothing else changed). `... over budget`: nothing moves,
             as the step was expected to fit, and it took more.
         budget: the memory budget, None where no limit was asked for.
         passes: the passes that ran, in order.
@@ -70,8 +70,8 @@ class Report:
         curve_after: the same for the optimised graph: measured where it ran, else planned.
         notes: what was left alone and why, replans, and anything else the user should know.
         jit_compile: what became of XLA, and why; empty where it played no part.
-        swapped: recurrent layers that now run as one kernel, a line for each.
-        not_swapped: loops that stay as they were, and why.
+        replaced: recurrent layers that now run as one kernel, a line for each.
+        not_replaced: loops that stay as they were, and why.
         function: which of a model's functions this is about: "train", "test" or "predict".
         others: reports of the model's other functions.
     """
@@ -100,13 +100,23 @@ class Report:
     curve_after: MemoryCurve = ()
     notes: tuple[str, ...] = ()
     jit_compile: str = ""
-    swapped: tuple[str, ...] = ()
-    not_swapped: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
+    not_replaced: tuple[str, ...] = ()
     function: str = ""
     others: tuple[Report, ...] = ()
 
     def __str__(self) -> str:
         return self.to_text()
+
+    @property
+    def swapped(self) -> tuple[str, ...]:
+        """`replaced`, by its earlier name."""
+        return self.replaced
+
+    @property
+    def not_swapped(self) -> tuple[str, ...]:
+        """`not_replaced`, by its earlier name."""
+        return self.not_replaced
 
     def to_text(self, rows: int = 10) -> str:
         """A table for people: the figures, then the `rows` largest transfers, then the notes; then the others.
@@ -122,8 +132,8 @@ class Report:
             lines.append(f"  passes      {', '.join(self.passes)}")
         if self.jit_compile:
             lines.append(f"  XLA         {self.jit_compile}")
-        lines += [f"  swapped     {line}" for line in self.swapped]
-        lines += [f"  kept        {line}" for line in self.not_swapped]
+        lines += [f"  replaced    {line}" for line in self.replaced]
+        lines += [f"  kept        {line}" for line in self.not_replaced]
         if self.transfers:
             lines += ["", *_transfer_table(self.transfers, rows)]
         if self.notes:
@@ -250,7 +260,8 @@ def _shortened(name: str, width: int = 40) -> str:
 
 
 def _report(data: dict[str, Any]) -> Report:
-    return Report(**{name: _restored(name, value) for name, value in data.items()})
+    earlier = {"swapped": "replaced", "not_swapped": "not_replaced"}  # names in reports that were written before
+    return Report(**{earlier.get(name, name): _restored(name, value) for name, value in data.items()})
 
 
 def _restored(name: str, value: Any) -> Any:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from custom_ops.cell import Cell
-from custom_ops.cell_builder import CellBuilder
-from graph_passes.recurrent.elementwise import lower
+from custom_ops.recurrent.cell import Cell
+from custom_ops.recurrent.cell_builder import CellBuilder
+from graph_passes.recurrent.lower.elementwise_ops import lower
 
 LARGEST, SMALLEST = 3.0e38, 1.2e-38
 DENORMAL = 1e-40

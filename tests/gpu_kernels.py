@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from custom_ops import cells, recurrent_reference
-from custom_ops.cell import Cell
 from custom_ops.jit.device import Device
+from custom_ops.recurrent import cells, reference
+from custom_ops.recurrent.cell import Cell
 from custom_ops.recurrent.launch import Launcher
 from custom_ops.recurrent.program import build
-from custom_ops.spec import Configuration, RecurrentSpec
+from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 
 Arrays = dict[str, list[Any]]
 KINDS = ("sequences", "invariants", "vectors", "matrices", "states")
@@ -124,7 +124,7 @@ def run(
 
 def expected(cell: Cell, units: int, arrays: Arrays, dtype: str = "float32", reverse: bool = False) -> list[Any]:
     rounded = {kind: [from_storage(to_storage(a, dtype)).astype(np.float64) for a in arrays[kind]] for kind in KINDS}
-    outputs, finals = recurrent_reference.run(cell, units, *(rounded[kind] for kind in KINDS), reverse=reverse)
+    outputs, finals = reference.run(cell, units, *(rounded[kind] for kind in KINDS), reverse=reverse)
     return [*outputs, *finals]
 
 

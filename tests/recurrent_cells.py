@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from custom_ops import cells
-from custom_ops.cell import Cell, Product, Term
-from custom_ops.cell_builder import CellBuilder
 from custom_ops.expr.table import FLOAT_OPS
+from custom_ops.recurrent import cells
+from custom_ops.recurrent.cell import Cell, Product, Term
+from custom_ops.recurrent.cell_builder import CellBuilder
 
 Array = NDArray[Any]
 
@@ -20,7 +20,7 @@ SMOOTH = ("tanh", "sigmoid", "softplus", "sin", "cos", "erf", "square", "negate"
 
 
 def library(units: int) -> dict[str, Cell]:
-    """Every cell of `custom_ops.cells`, some with masks and other activations."""
+    """Every cell of `custom_ops.recurrent.cells`, some with masks and other activations."""
     return {
         "lstm": cells.lstm(),
         "lstm softplus hard_sigmoid": cells.lstm("softplus", "hard_sigmoid"),
@@ -54,7 +54,7 @@ def every_op() -> Cell:
 
 
 class Arguments(NamedTuple):
-    """Of `recurrent_reference.run`, in its order."""
+    """Of `reference.run`, in its order."""
 
     sequences: list[Array]
     invariants: list[Array]

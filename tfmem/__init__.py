@@ -24,11 +24,11 @@ from graph_passes.errors import (
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.recurrent.options import RecurrentOptions
 from graph_passes.report import Report
-from tfmem.config import Options
+from tfmem.options import Options
 
 if TYPE_CHECKING:
     from tfmem.api import load_ops, optimize, report, session_config
-    from tfmem.gradients import avm_gradients, wrap_optimizer
+    from tfmem.frontends.optimizer import avm_gradients, wrap_optimizer
     from tfmem.plot import plot_report
     from tfmem.verification import Verification, verify
 
@@ -39,8 +39,8 @@ _HOMES = {
     "report": "tfmem.api",
     "load_ops": "tfmem.api",
     "session_config": "tfmem.api",
-    "avm_gradients": "tfmem.gradients",
-    "wrap_optimizer": "tfmem.gradients",
+    "avm_gradients": "tfmem.frontends.optimizer",
+    "wrap_optimizer": "tfmem.frontends.optimizer",
     "plot_report": "tfmem.plot",
     "verify": "tfmem.verification",
     "Verification": "tfmem.verification",

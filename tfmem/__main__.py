@@ -12,7 +12,7 @@ from typing import Any
 from custom_ops.errors import TfmemError
 from graph_passes.report import Report, size
 from tfmem import __version__
-from tfmem.config import Options
+from tfmem.options import Options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

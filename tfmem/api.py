@@ -13,19 +13,20 @@ from custom_ops.load import Library, load
 from graph_passes.checks import directory, names
 from graph_passes.errors import AlreadyOptimizedError, GraphError, OptionsError
 from graph_passes.report import Report
-from tfmem.capture import function as functions
-from tfmem.capture import graph_def as graph_defs
-from tfmem.capture import keras_model, saved_model
-from tfmem.capture.captured import unique
-from tfmem.capture.grappler import session_config
-from tfmem.config import Budget, Options, merged
 from tfmem.devices import find_target, measured_link
-from tfmem.engine import Engine
-from tfmem.live import REPORT, optimize_live
-from tfmem.model import ModelFunctions, optimize_model
-from tfmem.optimized import OptimizedFunction
-from tfmem.step import ManagedStep
-from tfmem.unobserved import plan_graph_def
+from tfmem.frontends import graph_def as graph_defs
+from tfmem.frontends import saved_model
+from tfmem.frontends.function import OptimizedFunction
+from tfmem.frontends.keras import ModelFunctions, optimize_model
+from tfmem.frontends.live_graph import REPORT, optimize_live
+from tfmem.options import Budget, Options, merged
+from tfmem.runtime.engine import Engine
+from tfmem.runtime.managed_step import ManagedStep
+from tfmem.runtime.unobserved import plan_graph_def
+from tfmem.tf_internals import concrete_function as functions
+from tfmem.tf_internals import keras_functions
+from tfmem.tf_internals.captured import unique
+from tfmem.tf_internals.grappler import session_config
 
 __all__ = ["load_ops", "make_engine", "optimize", "report", "session_config"]
 
@@ -43,7 +44,7 @@ def optimize(
     output: str | os.PathLike[str] | None = None,
     **changes: Any,
 ) -> Any:
-    """Swap recurrent layers for persistent kernels, and make the training step in `x` run within a memory budget.
+    """Replace recurrent layers by persistent kernels, and make the training step in `x` run within a memory budget.
 
     A recurrence whose step is made of products with the states and elementwise ops becomes one kernel that keeps its
     weights on the chip; sums are added up in another order, so results agree to rounding.
@@ -105,7 +106,7 @@ def optimize(
         return step.function
     if hasattr(x, "get_concrete_function"):
         return OptimizedFunction(x, engine)
-    if keras_model.is_keras_model(x):
+    if keras_functions.is_keras_model(x):
         _attach(x, optimize_model(x, engine))
         return x
     raise GraphError(
@@ -203,4 +204,4 @@ def _optimize_saved_model(path: str, output: str | os.PathLike[str] | None, engi
 
 def _weight(report: Report) -> tuple[int, int]:
     """Of several reports, the one that says most is shown."""
-    return report.peak_before, len(report.swapped)
+    return report.peak_before, len(report.replaced)

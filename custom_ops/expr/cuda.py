@@ -1,7 +1,8 @@
 """What nodes compute, in CUDA C++ for NVRTC: declarations of values, for whoever writes the kernel around them.
 
 A *port* is what writes that kernel: it knows where values come from and go to. The recurrent kernels' is
-`custom_ops.codegen.elementwise`, whose values come from products, exchanges and registers; another walks over tensors.
+`custom_ops.recurrent.codegen.elementwise`, whose values come from products, exchanges and registers; another walks over
+tensors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A compiled kernel with what any launch of it needs to know; ops/kernel_image.h reads what `to_text` writes."""
+"""A compiled kernel with what any launch of it needs to know; ops/cuda/kernel_image.h reads what `to_text` writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Kernels loaded and launched through the CUDA driver, by the rules that the op library follows too (ops/gpu_kernel.h).
+"""Kernels loaded and launched through the CUDA driver, by the rules that the op library follows too
+(ops/cuda/gpu_kernel.h).
 
 For the tuner, benchmarks and tests; a graph runs its kernels through its ops."""
 

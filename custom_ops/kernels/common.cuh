@@ -3,7 +3,7 @@
 
 #include "ptx.cuh"
 
-// Where benchmarks/recurrent_profile.py reads the clock: a part of a step has just ended, all steps
+// Where benchmarks/recurrent/profile.py reads the clock: a part of a step has just ended, all steps
 // have. Nothing in any other kernel.
 #ifndef TFMEM_MARK
 #define TFMEM_MARK(part)
@@ -16,7 +16,7 @@ namespace tfmem {
 constexpr int kMarkBegin = -1;
 constexpr int kMarkWaiting = 0;
 constexpr int kMarkProduct = 1;
-constexpr int kMarkMeeting = 2;
+constexpr int kMarkReduction = 2;
 constexpr int kMarkElementwise = 3;
 constexpr int kMarkReading = 4;
 

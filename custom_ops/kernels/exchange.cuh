@@ -41,18 +41,18 @@ struct Place {
 };
 
 // Four numbers of a row, as the products of buffer B read them.
-template <class Plan, int B>
-using FourOf = Four<Plan::template buffer<B>().form>;
+template <class Sizes, int B>
+using FourOf = Four<Sizes::template buffer<B>().form>;
 
-template <class Plan, int B>
-__device__ __forceinline__ typename FourOf<Plan, B>::Words encode(float4 four) {
-  return FourOf<Plan, B>::encode(four, Plan::kOperandScale);
+template <class Sizes, int B>
+__device__ __forceinline__ typename FourOf<Sizes, B>::Words encode(float4 four) {
+  return FourOf<Sizes, B>::encode(four, Sizes::kOperandScale);
 }
 
 // Words of so many numbers.
-template <class Plan, int B>
+template <class Sizes, int B>
 __host__ __device__ constexpr int words_of(int numbers) {
-  return numbers * FourOf<Plan, B>::kWords / 4;
+  return numbers * FourOf<Sizes, B>::kWords / 4;
 }
 
 // The numbers of a quad of lanes.
@@ -61,25 +61,26 @@ __device__ __forceinline__ float4 of_quad(float value) {
                      __shfl_sync(kAllLanes, value, 2, 4), __shfl_sync(kAllLanes, value, 3, 4));
 }
 
-// Whether sums stay in the registers of the work group that made them (product_fma.cuh): its
-// `kUnitLanes` lanes have one unit, and each computes the cell for one row, `kTwins` lanes for the
-// same. No warp is without units, or it could fall behind the others, who wait for each other only
-// by what they send.
-template <class Plan>
-constexpr bool kInRegisters = Plan::kTwins > 0;
+// Whether sums stay in the registers of the subgroup that made them (product_fma.cuh): its
+// `kUnitLanes` lanes have one unit, and each computes the cell for one row, `kSumLanes` lanes for
+// the same. No warp is without units, or it could fall behind the others, who wait for each other
+// only by what they send.
+template <class Sizes>
+constexpr bool kInRegisters = Sizes::kSumLanes > 0;
 
 // Neighbouring units of a row that lanes of one warp have: the most that one store can take. Each
 // of `kLanes` lanes gets the numbers of all.
-template <class Plan>
+template <class Sizes>
 struct Neighbours {
-  static constexpr int kOfWarp = kInRegisters<Plan> ? kWarp / Plan::kUnitLanes : kWarp;
+  static constexpr int kOfWarp = kInRegisters<Sizes> ? kWarp / Sizes::kUnitLanes : kWarp;
   static constexpr int kUnits = kOfWarp < 4 ? kOfWarp : 4;
-  static constexpr int kLanes = kUnits * (kInRegisters<Plan> ? Plan::kTwins : 1);
+  static constexpr int kLanes = kUnits * (kInRegisters<Sizes> ? Sizes::kSumLanes : 1);
 
   // Which of these lanes this is.
   __device__ __forceinline__ static int rank() {
-    if constexpr (!kInRegisters<Plan>) return threadIdx.x % 4;
-    return threadIdx.x / Plan::kUnitLanes % kUnits * Plan::kTwins + threadIdx.x % Plan::kTwins;
+    if constexpr (!kInRegisters<Sizes>) return threadIdx.x % 4;
+    return threadIdx.x / Sizes::kUnitLanes % kUnits * Sizes::kSumLanes +
+           threadIdx.x % Sizes::kSumLanes;
   }
 
   // The first of its numbers.
@@ -87,14 +88,14 @@ struct Neighbours {
 
   template <int B>
   __device__ __forceinline__ static auto encoded(float value) {
-    if constexpr (!kInRegisters<Plan>) {
-      return encode<Plan, B>(of_quad(value));
+    if constexpr (!kInRegisters<Sizes>) {
+      return encode<Sizes, B>(of_quad(value));
     } else {
       const int lane = threadIdx.x % kWarp;
-      const int from = lane / (kUnits * Plan::kUnitLanes) * (kUnits * Plan::kUnitLanes) +
-                       lane % Plan::kUnitLanes;
+      const int from = lane / (kUnits * Sizes::kUnitLanes) * (kUnits * Sizes::kUnitLanes) +
+                       lane % Sizes::kUnitLanes;
       const auto word = [&](int unit) {
-        return __shfl_sync(kAllLanes, __float_as_uint(value), from + unit * Plan::kUnitLanes);
+        return __shfl_sync(kAllLanes, __float_as_uint(value), from + unit * Sizes::kUnitLanes);
       };
       if constexpr (kUnits == 2) {
         return make_uint2(word(0), word(1));
@@ -107,14 +108,14 @@ struct Neighbours {
 
 // Writes what is known before step 0; `first_place` is the unit where the parts that this
 // CTA reads begin.
-template <class Plan, int B, class Initial>
+template <class Sizes, int B, class Initial>
 __device__ inline void fill_states(float* to, const Initial& initial, int first_place = 0) {
-  constexpr BufferShape kBuffer = Plan::template buffer<B>();
+  constexpr BufferShape kBuffer = Sizes::template buffer<B>();
   if constexpr (kBuffer.states != 0) {
     constexpr int kPlaces = kBuffer.parts * kBuffer.width;  // a multiple of 4
 #pragma unroll 1
-    for (int i = threadIdx.x * 4; i < Plan::kRows * kBuffer.operands * kPlaces;
-         i += Plan::kThreads * 4) {
+    for (int i = threadIdx.x * 4; i < Sizes::kRows * kBuffer.operands * kPlaces;
+         i += Sizes::kThreads * 4) {
       const int row = i / (kBuffer.operands * kPlaces);
       const int operand = i / kPlaces % kBuffer.operands;
       if (kBuffer.states >> operand & 1) {
@@ -122,9 +123,9 @@ __device__ inline void fill_states(float* to, const Initial& initial, int first_
         const auto one = [&](int next) {
           return initial(operand, row, first_place + place + next);
         };
-        float* four = to + row * kBuffer.stride + words_of<Plan, B>(operand * kPlaces + place);
-        *reinterpret_cast<typename FourOf<Plan, B>::Words*>(four) =
-            encode<Plan, B>(make_float4(one(0), one(1), one(2), one(3)));
+        float* four = to + row * kBuffer.stride + words_of<Sizes, B>(operand * kPlaces + place);
+        *reinterpret_cast<typename FourOf<Sizes, B>::Words*>(four) =
+            encode<Sizes, B>(make_float4(one(0), one(1), one(2), one(3)));
       }
     }
   }
@@ -134,14 +135,14 @@ __device__ inline void fill_states(float* to, const Initial& initial, int first_
 // elementwise part starts, or in two by the parity of the step, where that starts in each thread by
 // itself. Those of the fallback are in global memory, in two copies, since its products are made as
 // they are read: slow, for any size, and nobody to wait for.
-template <class Plan>
+template <class Sizes>
 class SingleExchange {
  public:
   __device__ explicit SingleExchange(const Place& place) : place_(place) {}
 
   template <int B, class Initial>
   __device__ void begin(const Initial& initial) {
-    fill_states<Plan, B>(operands<B>(0), initial);
+    fill_states<Sizes, B>(operands<B>(0), initial);
   }
 
   __device__ void start() { __syncthreads(); }
@@ -151,30 +152,30 @@ class SingleExchange {
 
   template <int B>
   __device__ float* operands(int step) const {
-    constexpr BufferShape kBuffer = Plan::template buffer<B>();
-    const int copy = kInRegisters<Plan> || Plan::kFallback ? step % 2 : 0;
-    char* base = Plan::kFallback ? place_.scratch : place_.shared;
+    constexpr BufferShape kBuffer = Sizes::template buffer<B>();
+    const int copy = kInRegisters<Sizes> || Sizes::kFallback ? step % 2 : 0;
+    char* base = Sizes::kFallback ? place_.scratch : place_.shared;
     return reinterpret_cast<float*>(base + kBuffer.offset) +
-           copy * Plan::kPaddedRows * kBuffer.stride;
+           copy * Sizes::kPaddedRows * kBuffer.stride;
   }
 
   template <int B, int O>
   __device__ void send(int step, int row, int unit, bool valid, float value) const {
-    constexpr BufferShape kBuffer = Plan::template buffer<B>();
+    constexpr BufferShape kBuffer = Sizes::template buffer<B>();
     float* to = operands<B>(step) + row * kBuffer.stride;
     if constexpr (kBuffer.form == kFloats) {
       if (valid) to[O * kBuffer.width + unit] = value;
     } else {
-      using Words = typename FourOf<Plan, B>::Words;
-      const Words four = encode<Plan, B>(of_quad(value));
-      to += words_of<Plan, B>(O * kBuffer.width + unit);
+      using Words = typename FourOf<Sizes, B>::Words;
+      const Words four = encode<Sizes, B>(of_quad(value));
+      to += words_of<Sizes, B>(O * kBuffer.width + unit);
       if (valid && threadIdx.x % 4 == 0) *reinterpret_cast<Words*>(to) = four;
     }
   }
 
   template <int B, int O>
   __device__ void send_sum(int step, int row, float value) const {
-    constexpr BufferShape kBuffer = Plan::template buffer<B>();
+    constexpr BufferShape kBuffer = Sizes::template buffer<B>();
     if (threadIdx.x % kWarp == 0) operands<B>(step)[row * kBuffer.stride + O] = value;
   }
 

@@ -14,7 +14,7 @@ namespace tfmem {
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
-template <class Plan>
+template <class Sizes>
 class ClusterExchange {
  public:
   __device__ explicit ClusterExchange(const Place& place) : place_(place) {
@@ -23,14 +23,14 @@ class ClusterExchange {
     for (int i = 0; i < kPeers; ++i) {
       // Each CTA starts with another peer.
       peer_[i] =
-          address_in(base, (place.cta + Senders::rank() + i * Senders::kLanes) % Plan::kCtas);
+          address_in(base, (place.cta + Senders::rank() + i * Senders::kLanes) % Sizes::kCtas);
     }
   }
 
   template <int B, class Initial>
   __device__ void begin(const Initial& initial) {
-    constexpr BufferShape kBuffer = Plan::template buffer<B>();
-    fill_states<Plan, B>(operands<B>(0), initial);
+    constexpr BufferShape kBuffer = Sizes::template buffer<B>();
+    fill_states<Sizes, B>(operands<B>(0), initial);
     if (threadIdx.x == 0) {
       for (int copy = 0; copy < 2; ++copy) {
         init_barrier(barrier<B>(copy));
@@ -53,25 +53,25 @@ class ClusterExchange {
 
   template <int B>
   __device__ float* operands(int step) const {
-    constexpr BufferShape kBuffer = Plan::template buffer<B>();
+    constexpr BufferShape kBuffer = Sizes::template buffer<B>();
     return reinterpret_cast<float*>(place_.shared + kBuffer.offset) +
-           step % 2 * (Plan::kPaddedRows * kBuffer.stride);
+           step % 2 * (Sizes::kPaddedRows * kBuffer.stride);
   }
 
   template <int B, int O>
   __device__ __forceinline__ void send(int step, int row, int unit, bool valid, float value) const {
-    constexpr BufferShape kBuffer = Plan::template buffer<B>();
+    constexpr BufferShape kBuffer = Sizes::template buffer<B>();
     // Lanes that have neighbouring units of one row: each sends all of these, to some of the peers.
     const auto numbers = Senders::template encoded<B>(value);
     const int word =
-        (step % 2 * Plan::kPaddedRows + row) * kBuffer.stride +
-        words_of<Plan, B>((O * Plan::kCtas + place_.cta) * kBuffer.width + Senders::first(unit));
+        (step % 2 * Sizes::kPaddedRows + row) * kBuffer.stride +
+        words_of<Sizes, B>((O * Sizes::kCtas + place_.cta) * kBuffer.width + Senders::first(unit));
     const unsigned to = kBuffer.offset + word * 4;
     const unsigned barrier = kBuffer.barrier + step % 2 * 8;
     if (valid) {
 #pragma unroll
       for (int i = 0; i < kPeers; ++i) {
-        if (Senders::rank() + i * Senders::kLanes < Plan::kCtas)
+        if (Senders::rank() + i * Senders::kLanes < Sizes::kCtas)
           store_async(peer_[i] + to, numbers, peer_[i] + barrier);
       }
     }
@@ -79,12 +79,12 @@ class ClusterExchange {
 
   template <int B, int O>
   __device__ void send_sum(int step, int row, float value) const {
-    constexpr BufferShape kBuffer = Plan::template buffer<B>();
+    constexpr BufferShape kBuffer = Sizes::template buffer<B>();
     const int lane = threadIdx.x % kWarp;
-    if (lane < Plan::kCtas) {
+    if (lane < Sizes::kCtas) {
       const unsigned base = address_in(shared_address(place_.shared), lane);
       const int number =
-          (step % 2 * Plan::kPaddedRows + row) * kBuffer.stride + O * Plan::kCtas + place_.cta;
+          (step % 2 * Sizes::kPaddedRows + row) * kBuffer.stride + O * Sizes::kCtas + place_.cta;
       store_async(base + kBuffer.offset + number * 4, value, base + kBuffer.barrier + step % 2 * 8);
     }
   }
@@ -93,14 +93,16 @@ class ClusterExchange {
   __device__ void finish() const { cluster_barrier(); }
 
  private:
-  using Senders = Neighbours<Plan>;
-  static constexpr int kPeers = (Plan::kCtas + Senders::kLanes - 1) / Senders::kLanes;  // of a lane
+  using Senders = Neighbours<Sizes>;
+  static constexpr int kPeers =
+      (Sizes::kCtas + Senders::kLanes - 1) / Senders::kLanes;  // of a lane
 
   // Of one step, from all CTAs.
   template <int B>
-  static constexpr int kBytes = words_of<Plan, B>(Plan::template buffer<B>().operands *
-                                                  Plan::template buffer<B>().width * Plan::kCtas) *
-                                Plan::kRows * 4;
+  static constexpr int kBytes =
+      words_of<Sizes, B>(Sizes::template buffer<B>().operands * Sizes::template buffer<B>().width *
+                         Sizes::kCtas) *
+      Sizes::kRows * 4;
 
   __host__ __device__ static constexpr int count_bits(int mask) {
     return mask == 0 ? 0 : mask % 2 + count_bits(mask / 2);
@@ -108,7 +110,7 @@ class ClusterExchange {
 
   template <int B>
   __device__ unsigned barrier(int copy) const {
-    return shared_address(place_.shared) + Plan::template buffer<B>().barrier + copy * 8;
+    return shared_address(place_.shared) + Sizes::template buffer<B>().barrier + copy * 8;
   }
 
   Place place_;

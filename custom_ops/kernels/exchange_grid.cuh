@@ -16,7 +16,7 @@
 namespace tfmem {
 
 // With several slices (slices.cuh) a CTA reads the numbers of its share of the CTAs only.
-template <class Plan>
+template <class Sizes>
 class GridExchange {
  public:
   __device__ explicit GridExchange(const Place& place) : place_(place) {}
@@ -25,7 +25,7 @@ class GridExchange {
   __device__ void begin(const Initial&) {}
 
   __device__ void start() {
-    if constexpr (Plan::kSlices > 1) {
+    if constexpr (Sizes::kSlices > 1) {
       start_cluster();
     } else {
       __syncthreads();
@@ -34,9 +34,9 @@ class GridExchange {
 
   template <int B, class Initial>
   __device__ __forceinline__ void wait(int step, const Initial& initial) {
-    constexpr BufferShape kBuffer = Plan::template buffer<B>();
+    constexpr BufferShape kBuffer = Sizes::template buffer<B>();
     if (step == 0 && kBuffer.states != 0) {
-      fill_states<Plan, B>(operands<B>(0), initial, first_part<B>() * kBuffer.width);
+      fill_states<Sizes, B>(operands<B>(0), initial, first_part<B>() * kBuffer.width);
     }
     if (step > 0 || !kStatesOnly<B>) receive<B>(step);
     __syncthreads();
@@ -44,21 +44,21 @@ class GridExchange {
 
   template <int B>
   __device__ float* operands(int step) const {
-    constexpr BufferShape kBuffer = Plan::template buffer<B>();
-    const int copy = kInRegisters<Plan> ? step % 2 : 0;
+    constexpr BufferShape kBuffer = Sizes::template buffer<B>();
+    const int copy = kInRegisters<Sizes> ? step % 2 : 0;
     return reinterpret_cast<float*>(place_.shared + kBuffer.offset) +
-           copy * (Plan::kPaddedRows * kBuffer.stride);
+           copy * (Sizes::kPaddedRows * kBuffer.stride);
   }
 
   template <int B, int O>
   __device__ __forceinline__ void send(int step, int row, int unit, bool valid, float value) const {
-    constexpr BufferShape kBuffer = Plan::template buffer<B>();
-    using Senders = Neighbours<Plan>;
+    constexpr BufferShape kBuffer = Sizes::template buffer<B>();
+    using Senders = Neighbours<Sizes>;
     const auto numbers =
         with_epoch<kBuffer.form>(Senders::template encoded<B>(value), epoch<B>(step, O));
     if (valid && Senders::rank() == 0) {
       store_relaxed(words<B>(step, row) +
-                        words_of<Plan, B>((O * Plan::kCtas + place_.cta) * kBuffer.width + unit),
+                        words_of<Sizes, B>((O * Sizes::kCtas + place_.cta) * kBuffer.width + unit),
                     numbers);
     }
   }
@@ -66,7 +66,7 @@ class GridExchange {
   template <int B, int O>
   __device__ void send_sum(int step, int row, float value) const {
     if (threadIdx.x % kWarp == 0) {
-      store_relaxed(words<B>(step, row) + O * Plan::kCtas + place_.cta,
+      store_relaxed(words<B>(step, row) + O * Sizes::kCtas + place_.cta,
                     without_last_bit<kFloats>(__float_as_uint(value)) | epoch<B>(step, O));
     }
   }
@@ -74,49 +74,49 @@ class GridExchange {
   __device__ void end_of_stage() const {}
 
   __device__ void finish() const {
-    if constexpr (Plan::kSlices > 1) cluster_barrier();
+    if constexpr (Sizes::kSlices > 1) cluster_barrier();
   }
 
  private:
   template <int B>
   static constexpr bool kStatesOnly =
-      Plan::template buffer<B>().states == (1 << Plan::template buffer<B>().operands) - 1;
+      Sizes::template buffer<B>().states == (1 << Sizes::template buffer<B>().operands) - 1;
 
   // Words of a row, of all CTAs and of those that this one reads; how many words a thread moves at
   // a time, in how many pieces a buffer comes.
   template <int B>
-  static constexpr int kRow = words_of<Plan, B>(Plan::template buffer<B>().operands * Plan::kCtas *
-                                                Plan::template buffer<B>().width);
+  static constexpr int kRow = words_of<Sizes, B>(Sizes::template buffer<B>().operands *
+                                                 Sizes::kCtas * Sizes::template buffer<B>().width);
   template <int B>
   static constexpr int kOperand =
-      words_of<Plan, B>(Plan::template buffer<B>().parts * Plan::template buffer<B>().width);
+      words_of<Sizes, B>(Sizes::template buffer<B>().parts * Sizes::template buffer<B>().width);
   template <int B>
-  static constexpr int kRead = Plan::template buffer<B>().operands * kOperand<B>;
+  static constexpr int kRead = Sizes::template buffer<B>().operands * kOperand<B>;
   template <int B>
-  static constexpr int kWords = Plan::template buffer<B>().width == 1 ? 1  // sums, each sent alone
+  static constexpr int kWords = Sizes::template buffer<B>().width == 1 ? 1  // sums, each sent alone
                                 : kRow<B> % 4 == 0 && kOperand<B> % 4 == 0 ? 4
-                                : FourOf<Plan, B>::kWords == 2             ? 2
+                                : FourOf<Sizes, B>::kWords == 2            ? 2
                                                                            : 1;
   template <int B>
-  static constexpr int kPieces = Plan::kRows * kRead<B> / kWords<B>;
+  static constexpr int kPieces = Sizes::kRows * kRead<B> / kWords<B>;
 
   // The first CTA whose numbers this one reads.
   template <int B>
   __device__ int first_part() const {
-    constexpr int kParts = Plan::template buffer<B>().parts;
-    return kParts == Plan::kCtas ? 0 : place_.cta % Plan::kSlices * kParts;
+    constexpr int kParts = Sizes::template buffer<B>().parts;
+    return kParts == Sizes::kCtas ? 0 : place_.cta % Sizes::kSlices * kParts;
   }
 
   template <int B>
   __device__ static unsigned epoch(int step, int operand) {
-    const int first = Plan::template buffer<B>().states >> operand & 1;
+    const int first = Sizes::template buffer<B>().states >> operand & 1;
     return (step - first) / 2 % 2 == 0;
   }
 
   template <int B>
   __device__ unsigned* words(int step, int row) const {
-    return reinterpret_cast<unsigned*>(place_.scratch + Plan::template buffer<B>().exchanged) +
-           (step % 2 * Plan::kRows + row) * kRow<B>;
+    return reinterpret_cast<unsigned*>(place_.scratch + Sizes::template buffer<B>().exchanged) +
+           (step % 2 * Sizes::kRows + row) * kRow<B>;
   }
 
   // Where the pieces of a thread are. Each CTA starts elsewhere, so that they do not all ask the
@@ -125,8 +125,8 @@ class GridExchange {
   template <int B>
   struct Pieces {
     static constexpr int kOfRow = kRead<B> / kWords<B>;
-    static constexpr bool kEven = Plan::kThreads % kOfRow == 0;
-    static constexpr int kStride = Plan::template buffer<B>().stride;
+    static constexpr bool kEven = Sizes::kThreads % kOfRow == 0;
+    static constexpr int kStride = Sizes::template buffer<B>().stride;
 
     // The pieces with the numbers index + i * kThreads.
     __device__ __forceinline__ Pieces(const GridExchange& exchange, int step, int index)
@@ -140,11 +140,11 @@ class GridExchange {
     __device__ __forceinline__ Pieces at(int i) const {
       Pieces piece = *this;
       if constexpr (kEven) {
-        piece.words += i * (Plan::kThreads / kOfRow) * kRow<B>;
-        piece.numbers += i * (Plan::kThreads / kOfRow) * kStride;
+        piece.words += i * (Sizes::kThreads / kOfRow) * kRow<B>;
+        piece.numbers += i * (Sizes::kThreads / kOfRow) * kStride;
       } else {
-        const int place = index + i * Plan::kThreads;
-        const int shifted = place + exchange.place_.cta * (kPieces<B> / Plan::kCtas);
+        const int place = index + i * Sizes::kThreads;
+        const int shifted = place + exchange.place_.cta * (kPieces<B> / Sizes::kCtas);
         const int wrapped = shifted >= kPieces<B> ? shifted - kPieces<B> : shifted;
         piece.move_to(wrapped / kOfRow, wrapped % kOfRow);
       }
@@ -156,8 +156,8 @@ class GridExchange {
       operand = within / kOperand<B>;
       int word = within;
       if constexpr (kRead<B> != kRow<B>) {
-        constexpr int kWidth = words_of<Plan, B>(Plan::template buffer<B>().width);
-        word = (operand * Plan::kCtas + exchange.first_part<B>()) * kWidth + within % kOperand<B>;
+        constexpr int kWidth = words_of<Sizes, B>(Sizes::template buffer<B>().width);
+        word = (operand * Sizes::kCtas + exchange.first_part<B>()) * kWidth + within % kOperand<B>;
       }
       words += row * kRow<B> + word;
       numbers += row * kStride + within;
@@ -165,7 +165,7 @@ class GridExchange {
 
     // Whether it comes in `step`; the states of step 0 are here already.
     __device__ __forceinline__ bool comes(int step) const {
-      return step > 0 || !(Plan::template buffer<B>().states >> operand & 1);
+      return step > 0 || !(Sizes::template buffer<B>().states >> operand & 1);
     }
 
     const GridExchange& exchange;
@@ -182,10 +182,10 @@ class GridExchange {
   // send.
   template <int B>
   __device__ __forceinline__ void receive(int step) {
-    constexpr int kOnce = (kPieces<B> + Plan::kThreads - 1) / Plan::kThreads;
+    constexpr int kOnce = (kPieces<B> + Sizes::kThreads - 1) / Sizes::kThreads;
     if constexpr (kOnce > kFew) {
-      take<B, 1>(step, 0, Plan::kThreads);
-      take<B, in_flight(kOnce - 1)>(step, Plan::kThreads, kPieces<B>);
+      take<B, 1>(step, 0, Sizes::kThreads);
+      take<B, in_flight(kOnce - 1)>(step, Sizes::kThreads, kPieces<B>);
     } else {
       take<B, in_flight(kOnce)>(step, 0, kPieces<B>);
     }
@@ -204,20 +204,20 @@ class GridExchange {
   template <int B, int FLIGHT>
   __device__ __forceinline__ void take(int step, int begin, int end) {
     using Words = typename Vector<kWords<B>>::Type;
-    constexpr int kForm = Plan::template buffer<B>().form;
+    constexpr int kForm = Sizes::template buffer<B>().form;
     const int lane = threadIdx.x % kWarp;
     // A warp stays together, in both loops: lanes that left a spin one by one went on to the
     // barrier alone (seen: a half warp read operands that had not arrived, and its shuffles lost
     // the other half).
 #pragma unroll 1
-    for (int first = begin + threadIdx.x; first - lane < end; first += Plan::kThreads * FLIGHT) {
+    for (int first = begin + threadIdx.x; first - lane < end; first += Sizes::kThreads * FLIGHT) {
       const Pieces<B> pieces(*this, step, first);
       Words value[FLIGHT];
       unsigned old = 0;  // bit i: value[i] is not of this step yet
 #pragma unroll
       for (int i = 0; i < FLIGHT; ++i) {
         const Pieces<B> piece = pieces.at(i);
-        const bool wanted = first + i * Plan::kThreads < end && piece.comes(step);
+        const bool wanted = first + i * Sizes::kThreads < end && piece.comes(step);
         if (wanted) load_relaxed(piece.words, &value[i]);
         old |= wanted << i;
       }

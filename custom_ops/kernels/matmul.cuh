@@ -6,7 +6,7 @@
 // Tensor cores cut off what they add up, always towards zero. A sum of 64 products at most stays
 // in them; such sums are added as float32 is, to the nearest.
 //
-// Where the result has few tiles, several CTAs share one, each with a part of the depth.
+// Where the result has few tiles, several CTAs share one, each with a part of the depth (split-K).
 #pragma once
 
 #include "common.cuh"
@@ -69,13 +69,13 @@ __device__ __noinline__ void multiply_exactly(const Arguments& arguments, int2 t
   }
 }
 
-// Takes the scaling back and adds the bias. A warp takes a row at a time.
+// Multiplies by the inverse scales and adds the bias. A warp takes a row at a time.
 template <class Tiling>
 __device__ __forceinline__ void put_out(const Arguments& arguments, int2 tile,
                                         const float* results) {
   constexpr int kWarps = Tiling::kThreads / kWarp, kRows = Tiling::kTile / kWarps;
   constexpr int kPerLane = Tiling::kTile / kWarp;
-  static_assert(kRows <= kWarp, "a lane keeps what takes a row's scaling back");
+  static_assert(kRows <= kWarp, "a lane keeps a row's inverse scale");
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   float bias[kPerLane], unscale[kPerLane];
 #pragma unroll
@@ -117,9 +117,9 @@ __device__ __forceinline__ bool gather(const Arguments& arguments, int index, in
   constexpr int kFours = Tiling::kTile * Tiling::kTile / 4, kAtOnce = 4;
   constexpr int kFoursOfRow = Tiling::kTile / 4;
   static_assert(kFours % (Tiling::kThreads * kAtOnce) == 0, "threads have as many numbers each");
-  const int parts = arguments.parts;
+  const int split_k = arguments.split_k;
   float4* const all =
-      reinterpret_cast<float4*>(arguments.sums) + index * static_cast<long long>(parts) * kFours;
+      reinterpret_cast<float4*>(arguments.sums) + index * static_cast<long long>(split_k) * kFours;
   const auto place = [&](int four) {
     return reinterpret_cast<float4*>(results + four / kFoursOfRow * Tiling::kResultStride) +
            four % kFoursOfRow;
@@ -127,7 +127,7 @@ __device__ __forceinline__ bool gather(const Arguments& arguments, int index, in
   for (int i = threadIdx.x; i < kFours; i += Tiling::kThreads) all[part * kFours + i] = *place(i);
   __threadfence();
   __syncthreads();
-  const unsigned others = parts - 1;
+  const unsigned others = split_k - 1;
   if (!__syncthreads_or(threadIdx.x == 0 && atomicAdd(arguments.arrived + index, 1) == others)) {
     return false;
   }
@@ -136,7 +136,7 @@ __device__ __forceinline__ bool gather(const Arguments& arguments, int index, in
   for (int i = threadIdx.x; i < kFours; i += Tiling::kThreads * kAtOnce) {
     float4 sum[kAtOnce] = {};
 #pragma unroll 4
-    for (int other = 0; other < parts; ++other) {
+    for (int other = 0; other < split_k; ++other) {
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
         const float4 more = load_from_l2(all + other * kFours + i + j * Tiling::kThreads);
@@ -211,7 +211,7 @@ __device__ inline void multiply(const Arguments& arguments, uint4* shared) {
   constexpr int kAtOnce = Sums<Tiling>::kLinesAtOnce, kAhead = kStages - kAtOnce;
   const int index = blockIdx.x % arguments.tiles, part = blockIdx.x / arguments.tiles;
   const int2 tile = tile_of<Tiling>(arguments, index);
-  const int pairs_of_part = (arguments.lines / 2 + arguments.parts - 1) / arguments.parts;
+  const int pairs_of_part = (arguments.lines / 2 + arguments.split_k - 1) / arguments.split_k;
   const int first_line = part * pairs_of_part * 2;
   const int end = min(first_line + pairs_of_part * 2, arguments.lines);
   const unsigned base = shared_address(shared);
@@ -287,7 +287,7 @@ __device__ inline void multiply(const Arguments& arguments, uint4* shared) {
     }
   }
   __syncthreads();
-  if (arguments.parts > 1 && !gather<Tiling>(arguments, index, part, results)) return;
+  if (arguments.split_k > 1 && !gather<Tiling>(arguments, index, part, results)) return;
   put_out<Tiling>(arguments, tile, results);
 }
 

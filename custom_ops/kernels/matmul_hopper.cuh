@@ -1,4 +1,4 @@
-// Hopper's products of a warp group, whose operands stay in shared memory: twice the rate of a
+// Hopper's products of a warpgroup, whose operands stay in shared memory: twice the rate of a
 // warp's own. For compute capability 9.0 alone ("sm_90a").
 #pragma once
 
@@ -15,7 +15,7 @@ __device__ __forceinline__ Word matrix_at(unsigned address) {
   return (address & 0x3ffff) >> 4 | Word(1) << 16 | kEightRows << 32 | kSwizzled << 62;
 }
 
-// Both lines of a pair at once. Two warp groups have 64 rows each.
+// Both lines of a pair at once. Two warpgroups have 64 rows each.
 template <>
 struct Sums<Hopper> {
   static constexpr int kLinesAtOnce = 2;

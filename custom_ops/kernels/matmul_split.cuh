@@ -15,7 +15,7 @@
 namespace tfmem {
 namespace matmul {
 
-// The kernels' parameter (benchmarks/multiplier.py lists the words).
+// The kernels' parameter (benchmarks/matmul/multiplier.py lists the words).
 struct Arguments {
   int rows, columns;
   int depth, lines;  // lines: of a row of a split matrix, even
@@ -26,14 +26,14 @@ struct Arguments {
   const float *left_floats, *right_floats;
   int left_row, left_depth;       // strides of `left_floats`; one of them is 1
   int right_column, right_depth;  // of `right_floats`
-  int tiles, parts;               // of the result, and of each along the depth
+  int tiles, split_k;             // of the result, and of each along the depth
   float* sums;                    // of several parts: [tiles, parts, numbers of a tile]
   unsigned* arrived;              // [tiles], how many parts are there: none once `split` is over
 };
 
 constexpr int kLine = 8;  // 16-byte words of a line
 constexpr int kLineNumbers = 32;
-constexpr float kNotFinite = -1.0f;  // in place of what takes the scaling back
+constexpr float kNotFinite = -1.0f;  // in place of the inverse scale
 
 // One of the two operands, as `split` sees it: `rows` are the columns of B.
 struct Operand {
@@ -79,9 +79,9 @@ __device__ __forceinline__ void put_four(float4 four, float scale, uint2* place)
   place[kLine] = make_uint2(pairs.x, pairs.y);
 }
 
-// `split` runs in blocks of 8 warps. A block takes 8 rows, and a thread up to 32 numbers at a time,
+// `split` runs in CTAs of 8 warps. A CTA takes 8 rows, and a thread up to 32 numbers at a time,
 // of 1,024 along the depth: if those are all, it reads them once. 8 rows that lie side by side are
-// as many as fill what memory gives at a time, 32 bytes: more would leave fewer blocks.
+// as many as fill what memory gives at a time, 32 bytes: more would leave fewer CTAs.
 constexpr int kSplitThreads = 256;
 constexpr int kSplitRows = 8;
 constexpr int kPiece = 1024;
@@ -98,9 +98,9 @@ __device__ __forceinline__ float largest_of(const float4* fours, float largest) 
 }
 
 // Rows whose depth is contiguous, one for each warp.
-__device__ inline void split_along(const Operand& operand, int block) {
+__device__ inline void split_along(const Operand& operand, int cta) {
   const int lane = threadIdx.x % kWarp;
-  const int row = block * kSplitRows + threadIdx.x / kWarp;
+  const int row = cta * kSplitRows + threadIdx.x / kWarp;
   if (row >= operand.rows) return;
   const float* first = operand.floats + row * static_cast<long long>(operand.row_stride);
   const bool whole = operand.depth % 4 == 0 && operand.row_stride % 4 == 0 &&
@@ -141,13 +141,13 @@ __device__ inline void split_along(const Operand& operand, int block) {
 
 // Rows that lie side by side: neighbouring threads read numbers of all of them, and what they make
 // of these turns round in shared memory.
-__device__ inline void split_across(const Operand& operand, int block) {
+__device__ inline void split_across(const Operand& operand, int cta) {
   constexpr int kSlots = kSplitThreads / kSplitRows;  // of a row, each with four numbers of a line
   constexpr int kLines = kSlots * 4 / kLineNumbers;
   __shared__ float largest_of_slot[kSlots][kSplitRows];
   __shared__ uint2 turning[kLines][kSplitRows][2 * kLine + 2];
-  const int in_block = threadIdx.x % kSplitRows, slot = threadIdx.x / kSplitRows;
-  const int row = block * kSplitRows + in_block;
+  const int in_cta = threadIdx.x % kSplitRows, slot = threadIdx.x / kSplitRows;
+  const int row = cta * kSplitRows + in_cta;
   float4 fours[kFours];
   const auto read = [&](int piece) {
 #pragma unroll
@@ -160,10 +160,10 @@ __device__ inline void split_across(const Operand& operand, int block) {
     read(piece);
     largest = largest_of(fours, largest);
   }
-  largest_of_slot[slot][in_block] = largest;
+  largest_of_slot[slot][in_cta] = largest;
   __syncthreads();
   for (int other = 0; other < kSlots; ++other) {
-    largest = larger(largest_of_slot[other][in_block], largest);
+    largest = larger(largest_of_slot[other][in_cta], largest);
   }
   const float scale = scale_of(largest);
   if (slot == 0 && row < operand.rows) operand.unscale[row] = unscale_of(scale);
@@ -175,13 +175,13 @@ __device__ inline void split_across(const Operand& operand, int block) {
     for (int i = 0; i < kFours; ++i) {
       const int line = piece / kLineNumbers + i * kLines;
       if (line >= operand.lines) break;
-      uint2* place = turning[slot / kLine][in_block] + slot % kLine;
+      uint2* place = turning[slot / kLine][in_cta] + slot % kLine;
       put_four(fours[i], scale, place);
       __syncthreads();
-      const int row_of_block = block * kSplitRows + to_row;
-      if (row_of_block < operand.rows && line + to_line < operand.lines) {
+      const int row_of_cta = cta * kSplitRows + to_row;
+      if (row_of_cta < operand.rows && line + to_line < operand.lines) {
         const uint2* from = turning[to_line][to_row] + 2 * word;
-        operand.line(row_of_block, line + to_line)[word] =
+        operand.line(row_of_cta, line + to_line)[word] =
             make_uint4(from[0].x, from[0].y, from[1].x, from[1].y);
       }
       __syncthreads();
@@ -191,11 +191,11 @@ __device__ inline void split_across(const Operand& operand, int block) {
 
 // Cuts both operands, and begins the count of the parts of a tile.
 __device__ inline void split(const Arguments& arguments) {
-  if (blockIdx.x == 0 && arguments.parts > 1) {
+  if (blockIdx.x == 0 && arguments.split_k > 1) {
     for (int i = threadIdx.x; i < arguments.tiles; i += kSplitThreads) arguments.arrived[i] = 0;
   }
-  const int right_blocks = (arguments.columns + kSplitRows - 1) / kSplitRows;
-  const bool of_right = blockIdx.x < right_blocks;
+  const int right_ctas = (arguments.columns + kSplitRows - 1) / kSplitRows;
+  const bool of_right = blockIdx.x < right_ctas;
   const Operand operand =
       of_right ? Operand{arguments.right_floats, arguments.right,      arguments.unscale_columns,
                          arguments.columns,      arguments.depth,      arguments.lines,
@@ -203,11 +203,11 @@ __device__ inline void split(const Arguments& arguments) {
                : Operand{arguments.left_floats, arguments.left,      arguments.unscale_rows,
                          arguments.rows,        arguments.depth,     arguments.lines,
                          arguments.left_row,    arguments.left_depth};
-  const int block = of_right ? blockIdx.x : blockIdx.x - right_blocks;
+  const int cta = of_right ? blockIdx.x : blockIdx.x - right_ctas;
   if (operand.depth_stride == 1) {
-    split_along(operand, block);
+    split_along(operand, cta);
   } else {
-    split_across(operand, block);
+    split_across(operand, cta);
   }
 }
 

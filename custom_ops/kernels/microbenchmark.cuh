@@ -2,7 +2,8 @@
 // performance model (Holmes et al., EuroSys 2019, Figure 10) and of what a cluster adds to it.
 //
 // Every kernel does the same work `iterations` times, so that the difference between two counts is
-// the cost of one. All have one signature; custom_ops/jit/microbenchmark.py launches them.
+// the cost of one. All have one signature; custom_ops/recurrent/search/microbenchmark.py launches
+// them.
 #pragma once
 
 #include "exchange_cluster.cuh"
@@ -105,7 +106,7 @@ __device__ void reductions(float* data, int iterations) {
   if (sum == kNever) data[threadIdx.x] = sum;
 }
 
-// One iteration: `size` floats from the L2 cache to shared memory, by every block (equation 10).
+// One iteration: `size` floats from the L2 cache to shared memory, by every CTA (equation 10).
 __device__ inline void state_load(float* data, int iterations, int size) {
   __shared__ alignas(16) float state[kSharedFloats];
   const float4* source = reinterpret_cast<const float4*>(data);
@@ -133,13 +134,13 @@ __device__ inline void state_load(float* data, int iterations, int size) {
   if (state[threadIdx.x] == kNever) data[threadIdx.x] = state[0];
 }
 
-// One iteration: a barrier of all threads of a block.
+// One iteration: a barrier of all threads of a CTA.
 __device__ inline void block_barrier(float*, int iterations) {
 #pragma unroll 1
   for (int i = 0; i < iterations; ++i) __syncthreads();
 }
 
-// One iteration: a barrier of the whole grid, a counter that blocks add to and wait for. `counter`
+// One iteration: a barrier of the whole grid, a counter that CTAs add to and wait for. `counter`
 // starts at 0.
 __device__ inline void grid_barrier(unsigned* counter, int iterations) {
   int spins = 0;
@@ -159,18 +160,18 @@ __device__ inline void grid_barrier(unsigned* counter, int iterations) {
   }
 }
 
-// Each block starts elsewhere, at `first`.
+// Each CTA starts elsewhere, at `first`.
 __device__ __forceinline__ int place_of(int v, int first, int total) {
   return v + first - (v + first >= total ? total : 0);
 }
 
-// One iteration: the grid hands `size` numbers round, a slice from each block to all, as
+// One iteration: the grid hands `size` numbers round, a slice from each CTA to all, as
 // exchange_grid.cuh does. `data` has two copies, zeroed; every word carries its epoch.
 __device__ inline void grid_exchange(float* data, int iterations, int size) {
   __shared__ alignas(16) float state[kSharedFloats];
   unsigned* words = reinterpret_cast<unsigned*>(data);
   const int slice = (size / 4 + gridDim.x - 1) / gridDim.x;
-  const int first = blockIdx.x * slice;  // of what this block writes, if there is any left
+  const int first = blockIdx.x * slice;  // of what this CTA writes, if there is any left
   const int start = first % (size / 4);  // of what it reads
   int spins = 0;
 #pragma unroll 1
@@ -237,14 +238,14 @@ __device__ void tensor_products(float* data, int iterations) {
 #endif
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// One iteration: `size` numbers, a slice from each block into the shared memory of all, as
+// One iteration: `size` numbers, a slice from each CTA into the shared memory of all, as
 // exchange_cluster.cuh does.
 __device__ inline void cluster_exchange(float* data, int iterations, int size) {
   __shared__ alignas(16) float state[2][kSharedFloats / 2];
   __shared__ alignas(8) unsigned long long arrived[2];
-  const unsigned rank = rank_in_cluster(), blocks = ctas_of_cluster();
-  const int slice = size / 4 / blocks;
-  const int bytes = slice * static_cast<int>(blocks) * 16;
+  const unsigned rank = rank_in_cluster(), ctas = ctas_of_cluster();
+  const int slice = size / 4 / ctas;
+  const int bytes = slice * static_cast<int>(ctas) * 16;
   if (threadIdx.x == 0) {
     for (int copy = 0; copy < 2; ++copy) {
       init_barrier(shared_address(&arrived[copy]));
@@ -257,7 +258,7 @@ __device__ inline void cluster_exchange(float* data, int iterations, int size) {
   unsigned peer[4];
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    peer[j] = address_in(shared_address(state), (threadIdx.x % 4 + 4 * j) % blocks);
+    peer[j] = address_in(shared_address(state), (threadIdx.x % 4 + 4 * j) % ctas);
   }
   const unsigned signal = shared_address(arrived) - shared_address(state);
 #pragma unroll 1
@@ -267,7 +268,7 @@ __device__ inline void cluster_exchange(float* data, int iterations, int size) {
       const unsigned to = copy * kSharedFloats * 2 + (rank * slice + v) * 16;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        if (threadIdx.x % 4 + 4 * j < blocks) {
+        if (threadIdx.x % 4 + 4 * j < ctas) {
           store_async(peer[j] + to, four, peer[j] + signal + copy * 8);
         }
       }

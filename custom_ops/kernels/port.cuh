@@ -35,9 +35,9 @@ struct Block {
 };
 
 // What a thread knows of the kernel's parameter and its own place.
-template <class Plan, int WORDS>
+template <class Sizes, int WORDS>
 struct Context {
-  using Value = typename Plan::Value;
+  using Value = typename Sizes::Value;
 
   const Parameters<WORDS>& parameters;
   int time;
@@ -53,7 +53,7 @@ struct Context {
   template <class Pointer>
   __device__ Pointer* pointer(int index) const {
     return reinterpret_cast<Pointer*>(
-        parameters.word[kPointers + direction * Plan::kPointersOfDirection + index]);
+        parameters.word[kPointers + direction * Sizes::kPointersOfDirection + index]);
   }
 
   __device__ long long line_of(int step, int row) const {
@@ -62,19 +62,19 @@ struct Context {
   }
 
   __device__ Block<Value> block(const BlockPlace& place) const {
-    const int line = place.columns * Plan::kUnits;
+    const int line = place.columns * Sizes::kUnits;
     const Value* base = pointer<const Value>(place.pointer) +
-                        (place.row * static_cast<long long>(line) + place.column) * Plan::kUnits;
+                        (place.row * static_cast<long long>(line) + place.column) * Sizes::kUnits;
     return Block<Value>{base, place.transposed ? 1 : line, place.transposed ? line : 1};
   }
 
   // A number of a state [batch, units], 0 outside, and where none is given.
   __device__ float state(int index, int row, int unit) const {
     const Value* numbers = pointer<const Value>(index);
-    const bool inside = numbers != nullptr && first_row + row < batch && unit < Plan::kUnits;
-    const long long at = (first_row + row) * static_cast<long long>(Plan::kUnits) + unit;
+    const bool inside = numbers != nullptr && first_row + row < batch && unit < Sizes::kUnits;
+    const long long at = (first_row + row) * static_cast<long long>(Sizes::kUnits) + unit;
     const float value = inside ? to_float(numbers[at]) : 0.0f;
-    if (Plan::kLargest > 0 && fabsf(value) > Plan::kLargest) fail();
+    if (Sizes::kLargest > 0 && fabsf(value) > Sizes::kLargest) fail();
     return value;
   }
 
@@ -83,18 +83,18 @@ struct Context {
 };
 
 // Operands of products that no CTA sends: one copy, read before the next step writes it.
-template <class Plan, int B>
+template <class Sizes, int B>
 __device__ __forceinline__ float* local_operands(char* shared) {
-  constexpr BufferShape kBuffer = Plan::template buffer<B>();
+  constexpr BufferShape kBuffer = Sizes::template buffer<B>();
   return reinterpret_cast<float*>(shared + kBuffer.offset);
 }
 
 // One (row, unit) of one stage: what the generated code reads and writes.
-template <class Plan, class Exchange, class Products, int WORDS>
+template <class Sizes, class Exchange, class Products, int WORDS>
 struct Port {
-  using Value = typename Plan::Value;
+  using Value = typename Sizes::Value;
 
-  const Context<Plan, WORDS>& context;
+  const Context<Sizes, WORDS>& context;
   const Exchange& exchange;
   const Products& products;
   char* shared;
@@ -106,45 +106,45 @@ struct Port {
   bool live;   // within the batch and the hidden units
 
   __device__ int batch_row() const { return context.first_row + row; }
-  __device__ int hidden_unit() const { return context.cta * Plan::kTile + unit; }
+  __device__ int hidden_unit() const { return context.cta * Sizes::kTile + unit; }
 
   // This (row, unit) of a sequence of COLUMNS * units numbers a line (or one) at the port's step;
   // `advance` goes on from there, so that a step computes no addresses.
   template <class Pointer, int POINTER, int COLUMNS>
   __device__ Pointer* first() const {
     const long long line = context.line_of(step, batch_row());
-    const long long place = COLUMNS == 0 ? line : line * COLUMNS * Plan::kUnits + hidden_unit();
+    const long long place = COLUMNS == 0 ? line : line * COLUMNS * Sizes::kUnits + hidden_unit();
     return context.template pointer<Pointer>(POINTER) + place;
   }
 
   template <int COLUMNS, class Pointer>
   __device__ void advance(Pointer*& pointer) const {
-    pointer += context.line_step * (COLUMNS == 0 ? 1 : COLUMNS * Plan::kUnits);
+    pointer += context.line_step * (COLUMNS == 0 ? 1 : COLUMNS * Sizes::kUnits);
   }
 
   template <int COLUMN>
   __device__ float read(const Value* from, int at) const {
-    return live && at < context.time ? to_float(from[COLUMN * Plan::kUnits]) : 0.0f;
+    return live && at < context.time ? to_float(from[COLUMN * Sizes::kUnits]) : 0.0f;
   }
 
   // A column of an output; a scalar is written by its row's first unit.
   template <int COLUMNS, int COLUMN>
   __device__ void write(Value* to, float value) const {
-    if (live && (COLUMNS > 0 || hidden_unit() == 0)) from_float(value, to + COLUMN * Plan::kUnits);
+    if (live && (COLUMNS > 0 || hidden_unit() == 0)) from_float(value, to + COLUMN * Sizes::kUnits);
   }
 
   template <int POINTER, int COLUMNS, int COLUMN>
   __device__ float invariant() const {
     const long long at = batch_row() * static_cast<long long>(COLUMNS) + COLUMN;
     return live ? to_float(context.template pointer<const Value>(
-                      POINTER)[at * Plan::kUnits + hidden_unit()])
+                      POINTER)[at * Sizes::kUnits + hidden_unit()])
                 : 0.0f;
   }
 
   template <int POINTER, int COLUMN>
   __device__ float vector() const {
     return live ? to_float(context.template pointer<const Value>(
-                      POINTER)[COLUMN * Plan::kUnits + hidden_unit()])
+                      POINTER)[COLUMN * Sizes::kUnits + hidden_unit()])
                 : 0.0f;
   }
 
@@ -156,7 +156,7 @@ struct Port {
   template <int POINTER>
   __device__ void final_state(float value) const {
     if (live) {
-      const long long at = batch_row() * static_cast<long long>(Plan::kUnits) + hidden_unit();
+      const long long at = batch_row() * static_cast<long long>(Sizes::kUnits) + hidden_unit();
       from_float(value, &context.template pointer<Value>(POINTER)[at]);
     }
   }
@@ -169,23 +169,23 @@ struct Port {
   // Product O of buffer B: what all CTAs sent of it, in the same order everywhere.
   template <int B, int O>
   __device__ float sum_of_parts() const {
-    constexpr BufferShape kBuffer = Plan::template buffer<B>();  // its width: all units
+    constexpr BufferShape kBuffer = Sizes::template buffer<B>();  // its width: all units
     const float* parts = exchange.template operands<B>(step) + row * kBuffer.stride +
-                         O * Plan::kCtas * kBuffer.width + hidden_unit();
+                         O * Sizes::kCtas * kBuffer.width + hidden_unit();
     float sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < Plan::kCtas; ++i) sum += parts[i * kBuffer.width];
+    for (int i = 0; i < Sizes::kCtas; ++i) sum += parts[i * kBuffer.width];
     return sum;
   }
 
   // The sum over all CTAs' parts, in the same order everywhere.
   template <int B, int O>
   __device__ float row_sum() const {
-    constexpr BufferShape kBuffer = Plan::template buffer<B>();
+    constexpr BufferShape kBuffer = Sizes::template buffer<B>();
     const float* parts =
-        exchange.template operands<B>(step) + row * kBuffer.stride + O * Plan::kCtas;
+        exchange.template operands<B>(step) + row * kBuffer.stride + O * Sizes::kCtas;
     float sum = 0.0f;
-    for (int i = 0; i < Plan::kCtas; ++i) sum += parts[i];
+    for (int i = 0; i < Sizes::kCtas; ++i) sum += parts[i];
     return sum;
   }
 
@@ -205,9 +205,9 @@ struct Port {
   // A state, for this CTA's part of the next step's products.
   template <int B, int O>
   __device__ void keep_own(float value) const {
-    constexpr BufferShape kBuffer = Plan::template buffer<B>();
+    constexpr BufferShape kBuffer = Sizes::template buffer<B>();
     if (valid)
-      local_operands<Plan, B>(shared)[row * kBuffer.stride + O * Plan::kTile + unit] =
+      local_operands<Sizes, B>(shared)[row * kBuffer.stride + O * Sizes::kTile + unit] =
           live ? value : 0.0f;
   }
 
@@ -217,9 +217,9 @@ struct Port {
   }
 
   __device__ float* staging(int operand, int at_row) const {
-    char* base = Plan::kFallback ? scratch : shared;
-    return reinterpret_cast<float*>(base + Plan::kStaging) +
-           (operand * Plan::kRows + at_row) * Plan::kTile;
+    char* base = Sizes::kFallback ? scratch : shared;
+    return reinterpret_cast<float*>(base + Sizes::kStaging) +
+           (operand * Sizes::kRows + at_row) * Sizes::kTile;
   }
 };
 

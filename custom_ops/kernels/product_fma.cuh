@@ -1,5 +1,5 @@
-// A CTA's part of a matrix product on the ordinary cores, by GRNN's work groups of any size
-// (section 6).
+// A CTA's part of a matrix product on the ordinary cores, by subgroups of any size, GRNN's work
+// groups (section 6).
 #pragma once
 
 #include "common.cuh"
@@ -9,8 +9,8 @@ namespace tfmem {
 // The sums of COUNT values over LANES lanes. While a lane holds an even number of values it sends
 // half of them, so that each lane ends with COUNT / LANES sums (or one) instead of all. Where lanes
 // cannot be halved, the last one hands its values to the first. All lanes of the warp take part,
-// whatever they hold: a lane reads from its own work group alone as long as its sums are wanted.
-// TOGETHER: so many values stay in one lane. ALIGNED: a work group begins at a multiple of its
+// whatever they hold: a lane reads from its own subgroup alone as long as its sums are wanted.
+// TOGETHER: so many values stay in one lane. ALIGNED: a subgroup begins at a multiple of its
 // size, a power of two.
 template <int COUNT, int LANES, int TOGETHER = 1, bool ALIGNED = (LANES & (LANES - 1)) == 0>
 __device__ __forceinline__ void reduce_scatter(float* value, int lane) {
@@ -47,7 +47,7 @@ __device__ __forceinline__ void reduce_scatter(float* value, int lane) {
   }
 }
 
-// The first of the sums that a lane of a work group ends with; negative if it has none of its own.
+// The first of the sums that a lane of a subgroup ends with; negative if it has none of its own.
 template <int COUNT, int LANES>
 __device__ int scattered(int lane) {
   if constexpr (LANES == 1) {
@@ -72,12 +72,12 @@ __host__ __device__ constexpr int values_left(int count, int lanes) {
 
 // `results[partial][row][column]` = sum over k of `operands[row][k] * weight[k][column]`.
 //
-// Thread = (work group, lane). A work group of kLanes lanes owns kThreadColumns columns; lane l
+// Thread = (subgroup, lane). A subgroup of kLanes lanes owns kThreadColumns columns; lane l
 // sums the chunks of 4 numbers l, l + kLanes, ... Weights stay in registers as far as kRegisters
 // chunks, then in shared memory, then they are read from L2 each time, laid out so that
 // neighbouring threads read neighbouring 16 bytes.
 //
-// Work groups below a warp's size lie within warps. Threads that make no whole work group are in
+// Subgroups below a warp's size lie within warps. Threads that make no whole subgroup are in
 // one past the last, whose columns are past the last, too: their weights are 0, and their sums
 // nobody's.
 template <class Shape>
@@ -158,7 +158,7 @@ struct FmaProduct {
     }
   }
 
-  // The same where a work group has all columns of one unit, and all rows are a block: each lane
+  // The same where a subgroup has all columns of one unit, and all rows are a block: each lane
   // ends with the sums of one row.
   __device__ __forceinline__ void run_own(const float* operands, const float4* shared,
                                           const float4* streamed, float (&own)[kColumns]) const {
@@ -184,7 +184,7 @@ struct FmaProduct {
     multiply_from(streamed, Shape::kRegisters + Shape::kShared, Tag<kStreamed>(), base, sum);
   }
 
-  // Where work groups leave threads of a warp over.
+  // Where subgroups leave threads of a warp over.
   __device__ __forceinline__ static int group_within_warp() {
     constexpr int kGroups = kWarp / kWarpLanes;
     const int group = threadIdx.x % kWarp / kWarpLanes;

@@ -294,7 +294,7 @@ __device__ __forceinline__ bool try_wait(unsigned barrier, unsigned parity) {
 // Ends the launch with an error.
 __device__ __forceinline__ void trap() { asm volatile("trap;"); }
 
-// ---- Hopper's tensor cores: products of a warp group, whose operands lie in shared memory
+// ---- Hopper's tensor cores: products of a warpgroup, whose operands lie in shared memory
 
 // What is written by ordinary stores and copies is seen by what follows.
 __device__ __forceinline__ void fence_async_proxy() {

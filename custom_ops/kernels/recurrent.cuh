@@ -1,7 +1,7 @@
 // The sweep of a recurrent cell over a sequence: one launch, weights resident (GRNN, section 5).
 //
-// `Cell` is the generated elementwise code, `Plan` the numbers, the products and the exchange of
-// one kernel (custom_ops/codegen/recurrent.py writes both).
+// `Cell` is the generated elementwise code, `Sizes` the numbers, the products and the exchange of
+// one kernel (custom_ops/recurrent/codegen/source.py writes both).
 #pragma once
 
 #include "exchange.cuh"
@@ -13,28 +13,28 @@
 namespace tfmem {
 
 // The fallback's products: each thread makes its own sums, straight from the matrices.
-template <class Cell, class Plan, int WORDS>
+template <class Cell, class Sizes, int WORDS>
 struct DirectProducts {
-  const Context<Plan, WORDS>& context;
+  const Context<Sizes, WORDS>& context;
 
   template <int STAGE>
-  __device__ void load(const Context<Plan, WORDS>&, bool) const {}
+  __device__ void load(const Context<Sizes, WORDS>&, bool) const {}
 
   template <int STAGE, class Exchange>
   __device__ void run(const Exchange&, int) const {}
 
   template <int GEMM, int PRODUCT, class At>
   __device__ float result(const At& port) const {
-    constexpr GemmShape kGemm = Plan::template gemm<GEMM>();
-    constexpr BufferShape kBuffer = Plan::template buffer<GEMM>();
+    constexpr GemmShape kGemm = Sizes::template gemm<GEMM>();
+    constexpr BufferShape kBuffer = Sizes::template buffer<GEMM>();
     const float* operands =
         port.exchange.template operands<GEMM>(port.step) + port.row * kBuffer.stride;
     const int unit = port.live ? port.unit : 0;
     float sum = 0.0f;
     for (int operand = 0; operand < kGemm.operands; ++operand) {
       const auto block = context.block(Cell::block(Tag<GEMM>(), PRODUCT, operand));
-      for (int k = 0; k < Plan::kUnits; ++k) {
-        sum = fmaf(operands[operand * Plan::kTile + k],
+      for (int k = 0; k < Sizes::kUnits; ++k) {
+        sum = fmaf(operands[operand * Sizes::kTile + k],
                    to_float(block.base[k * static_cast<long long>(block.row) +
                                        unit * static_cast<long long>(block.column)]),
                    sum);
@@ -44,13 +44,13 @@ struct DirectProducts {
   }
 };
 
-template <class Cell, class Plan, class Exchange, class Products, int WORDS>
+template <class Cell, class Sizes, class Exchange, class Products, int WORDS>
 struct Sweep {
-  using Element = typename Cell::template Element<Plan>;
-  using At = Port<Plan, Exchange, Products, WORDS>;
-  using Copies = Replicas<Plan, Exchange, Products, WORDS>;
+  using Element = typename Cell::template Element<Sizes>;
+  using At = Port<Sizes, Exchange, Products, WORDS>;
+  using Copies = Replicas<Sizes, Exchange, Products, WORDS>;
 
-  const Context<Plan, WORDS>& context;
+  const Context<Sizes, WORDS>& context;
   Exchange& exchange;
   Products& products;
   Copies& replicas;
@@ -60,23 +60,24 @@ struct Sweep {
 
   // Where a thread's first item is.
   __device__ static int row_of(int thread) {
-    return kInRegisters<Plan> ? thread % Plan::kUnitLanes / Plan::kTwins : thread / Plan::kTile;
+    return kInRegisters<Sizes> ? thread % Sizes::kUnitLanes / Sizes::kSumLanes
+                               : thread / Sizes::kTile;
   }
   __device__ static int unit_of(int thread) {
-    return kInRegisters<Plan> ? thread / Plan::kUnitLanes : thread % Plan::kTile;
+    return kInRegisters<Sizes> ? thread / Sizes::kUnitLanes : thread % Sizes::kTile;
   }
 
   __device__ At port(int step, int item) const {
     int row = first_row, unit = first_unit;
-    if constexpr (Plan::kThreads % Plan::kTile == 0) {
-      row += item * (Plan::kThreads / Plan::kTile);
+    if constexpr (Sizes::kThreads % Sizes::kTile == 0) {
+      row += item * (Sizes::kThreads / Sizes::kTile);
     } else if (item > 0) {
-      row = row_of(item * Plan::kThreads + threadIdx.x);
-      unit = unit_of(item * Plan::kThreads + threadIdx.x);
+      row = row_of(item * Sizes::kThreads + threadIdx.x);
+      unit = unit_of(item * Sizes::kThreads + threadIdx.x);
     }
-    const bool valid = all_have(item) || (row < Plan::kRows && unit < Plan::kTile);
+    const bool valid = all_have(item) || (row < Sizes::kRows && unit < Sizes::kTile);
     const bool live = valid && context.first_row + row < context.batch &&
-                      context.cta * Plan::kTile + unit < Plan::kUnits;
+                      context.cta * Sizes::kTile + unit < Sizes::kUnits;
     return At{context, exchange,        products, shared, scratch,
               step,    valid ? row : 0, unit,     valid,  live};
   }
@@ -91,7 +92,7 @@ struct Sweep {
 
   // STAGE and all that follow it.
   template <int STAGE>
-  __device__ __forceinline__ void stages(Element (&elements)[Plan::kItems], int step) {
+  __device__ __forceinline__ void stages(Element (&elements)[Sizes::kItems], int step) {
     if constexpr (STAGE < Cell::kStages) {
       stage<STAGE>(elements, step);
       stages<STAGE + 1>(elements, step);
@@ -99,22 +100,23 @@ struct Sweep {
   }
 
   template <int STAGE>
-  __device__ __forceinline__ void stage(Element (&elements)[Plan::kItems], int step) {
+  __device__ __forceinline__ void stage(Element (&elements)[Sizes::kItems], int step) {
     replicas.template ready<STAGE>();
-    Plan::template for_buffers<STAGE>([&](auto tag) { wait(tag, step); });
+    Sizes::template for_buffers<STAGE>([&](auto tag) { wait(tag, step); });
     TFMEM_MARK(kMarkWaiting)
     products.template run<STAGE>(exchange, step);
-    if constexpr (Plan::template has_gemm<STAGE>() && Plan::kSlices == 1 && !kInRegisters<Plan>) {
+    if constexpr (Sizes::template has_gemm<STAGE>() && Sizes::kSlices == 1 &&
+                  !kInRegisters<Sizes>) {
       __syncthreads();
     }
-    TFMEM_MARK(Plan::kSlices == 1 ? kMarkProduct : kMarkMeeting)
+    TFMEM_MARK(Sizes::kSlices == 1 ? kMarkProduct : kMarkReduction)
     elementwise<STAGE>(elements, step);
     replicas.template stage<STAGE>(step);
     if constexpr (Cell::template sums<STAGE>() > 0) {
       __syncthreads();
       reduce<STAGE, 0>(step);
     }
-    if constexpr (kInRegisters<Plan> && STAGE + 1 == Cell::kStages) read_ahead(elements, step);
+    if constexpr (kInRegisters<Sizes> && STAGE + 1 == Cell::kStages) read_ahead(elements, step);
     if constexpr (Cell::template sends<STAGE>()) exchange.end_of_stage();
     TFMEM_MARK(kMarkElementwise)
   }
@@ -122,14 +124,14 @@ struct Sweep {
  private:
   // What the step after the next reads: where sums stay in registers, a step can be shorter than a
   // load takes.
-  __device__ __forceinline__ void read_ahead(Element (&elements)[Plan::kItems], int step) {
+  __device__ __forceinline__ void read_ahead(Element (&elements)[Sizes::kItems], int step) {
     static_cast<typename Cell::Leaves&>(elements[0]) = elements[0].ahead;
     Cell::load(elements[0], elements[0].ahead, port(step, 0), step + 2);
   }
 
   // Whether every thread has such an item.
   __device__ static constexpr bool all_have(int item) {
-    return !kInRegisters<Plan> && (item + 1) * Plan::kThreads <= Plan::kRows * Plan::kTile;
+    return !kInRegisters<Sizes> && (item + 1) * Sizes::kThreads <= Sizes::kRows * Sizes::kTile;
   }
 
   template <int B>
@@ -138,20 +140,20 @@ struct Sweep {
   }
 
   template <int STAGE>
-  __device__ __forceinline__ void elementwise(Element (&elements)[Plan::kItems], int step) {
+  __device__ __forceinline__ void elementwise(Element (&elements)[Sizes::kItems], int step) {
     const auto one = [&](int item) {
       // Whole warps go in, for the shuffles of a send.
-      if (kInRegisters<Plan> || all_have(item) ||
-          (item * Plan::kThreads + threadIdx.x) / kWarp * kWarp < Plan::kRows * Plan::kTile) {
+      if (kInRegisters<Sizes> || all_have(item) ||
+          (item * Sizes::kThreads + threadIdx.x) / kWarp * kWarp < Sizes::kRows * Sizes::kTile) {
         Cell::stage(Tag<STAGE>(), elements[item], port(step, item));
       }
     };
-    if constexpr (Plan::kFallback) {
+    if constexpr (Sizes::kFallback) {
 #pragma unroll 1
-      for (int item = 0; item < Plan::kItems; ++item) one(item);
+      for (int item = 0; item < Sizes::kItems; ++item) one(item);
     } else {
 #pragma unroll
-      for (int item = 0; item < Plan::kItems; ++item) one(item);
+      for (int item = 0; item < Sizes::kItems; ++item) one(item);
     }
   }
 
@@ -160,10 +162,10 @@ struct Sweep {
   __device__ __forceinline__ void reduce(int step) {
     if constexpr (O < Cell::template sums<STAGE>()) {
       const int lane = threadIdx.x % kWarp;
-      for (int row = threadIdx.x / kWarp; row < Plan::kRows; row += Plan::kThreads / kWarp) {
+      for (int row = threadIdx.x / kWarp; row < Sizes::kRows; row += Sizes::kThreads / kWarp) {
         const float* numbers = port(step, 0).staging(O, row);
         float sum = 0.0f;
-        for (int i = lane; i < Plan::kTile; i += kWarp) sum += numbers[i];
+        for (int i = lane; i < Sizes::kTile; i += kWarp) sum += numbers[i];
         for (int lanes = kWarp / 2; lanes > 0; lanes /= 2)
           sum += __shfl_xor_sync(kAllLanes, sum, lanes);
         exchange.template send_sum<Cell::template sum_buffer<STAGE>(), O>(step, row, sum);
@@ -179,29 +181,29 @@ __device__ __forceinline__ void begin(Exchange& exchange, const Sweeper& sweeper
 }
 
 // Blocks: x is the CTA of a group, y the group; groups of direction 0 come first.
-template <class Plan, int WORDS>
-__device__ __forceinline__ Context<Plan, WORDS> context_of(const Parameters<WORDS>& parameters,
-                                                           int group, int groups) {
-  const int tiles = groups / Plan::kDirections;
+template <class Sizes, int WORDS>
+__device__ __forceinline__ Context<Sizes, WORDS> context_of(const Parameters<WORDS>& parameters,
+                                                            int group, int groups) {
+  const int tiles = groups / Sizes::kDirections;
   const int direction = group / tiles;
   const bool reverse = (parameters.word[kReverse] >> direction & 1) != 0;
   const int line_step = static_cast<int>(parameters.word[kStrides]);
-  return Context<Plan, WORDS>{parameters,
-                              static_cast<int>(parameters.word[kTimeAndBatch]),
-                              static_cast<int>(parameters.word[kTimeAndBatch] >> 32),
-                              direction,
-                              group % tiles * Plan::kRows,
-                              static_cast<int>(blockIdx.x),
-                              reverse,
-                              reverse ? -line_step : line_step,
-                              static_cast<int>(parameters.word[kStrides] >> 32)};
+  return Context<Sizes, WORDS>{parameters,
+                               static_cast<int>(parameters.word[kTimeAndBatch]),
+                               static_cast<int>(parameters.word[kTimeAndBatch] >> 32),
+                               direction,
+                               group % tiles * Sizes::kRows,
+                               static_cast<int>(blockIdx.x),
+                               reverse,
+                               reverse ? -line_step : line_step,
+                               static_cast<int>(parameters.word[kStrides] >> 32)};
 }
 
 // Operands and their padding, before anybody sends.
-template <class Plan>
+template <class Sizes>
 __device__ __forceinline__ void zero_shared(char* shared) {
-  if constexpr (Plan::kZeroed > 0) {
-    for (int i = threadIdx.x * 16; i < Plan::kZeroed; i += Plan::kThreads * 16) {
+  if constexpr (Sizes::kZeroed > 0) {
+    for (int i = threadIdx.x * 16; i < Sizes::kZeroed; i += Sizes::kThreads * 16) {
       *reinterpret_cast<float4*>(shared + i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
   }
@@ -209,51 +211,51 @@ __device__ __forceinline__ void zero_shared(char* shared) {
 }
 
 // The whole kernel.
-template <class Cell, class Plan, int WORDS>
+template <class Cell, class Sizes, int WORDS>
 __device__ __forceinline__ void sweep(const Parameters<WORDS>& parameters, char* shared) {
-  using Exchange = typename Plan::Exchange;
-  using Products = typename Plan::template Products<WORDS>;
-  if constexpr (!Plan::kFallback) shared = settled(shared);
+  using Exchange = typename Sizes::Exchange;
+  using Products = typename Sizes::template Products<WORDS>;
+  if constexpr (!Sizes::kFallback) shared = settled(shared);
   const int group = static_cast<int>(parameters.word[kGroups]) + blockIdx.y;
   const int groups = static_cast<int>(parameters.word[kGroups] >> 32);
   if (group >= groups) return;
-  const Context<Plan, WORDS> context = context_of<Plan>(parameters, group, groups);
+  const Context<Sizes, WORDS> context = context_of<Sizes>(parameters, group, groups);
   char* scratch = reinterpret_cast<char*>(parameters.word[kScratch]) +
-                  group * static_cast<long long>(Plan::kScratch);
+                  group * static_cast<long long>(Sizes::kScratch);
   int* status = reinterpret_cast<int*>(parameters.word[kStatus]);
 
-  zero_shared<Plan>(shared);
+  zero_shared<Sizes>(shared);
   Exchange exchange(Place{shared, scratch, status, block_in_grid()});
   Products products(context, shared, scratch);
   products.template load<kAllStages>(context, true);
-  Replicas<Plan, Exchange, Products, WORDS> replicas(context, exchange, products, shared);
-  using Sweeper = Sweep<Cell, Plan, Exchange, Products, WORDS>;
+  Replicas<Sizes, Exchange, Products, WORDS> replicas(context, exchange, products, shared);
+  using Sweeper = Sweep<Cell, Sizes, Exchange, Products, WORDS>;
   const int row = settled(Sweeper::row_of(thread_in_block()));
   const int unit = settled(Sweeper::unit_of(thread_in_block()));
   Sweeper sweeper{context, exchange, products, replicas, shared, scratch, row, unit};
 
-  typename Cell::template Element<Plan> elements[Plan::kItems];
+  typename Cell::template Element<Sizes> elements[Sizes::kItems];
   const auto each = [&](auto&& function) {
-    if constexpr (Plan::kFallback) {
+    if constexpr (Sizes::kFallback) {
 #pragma unroll 1
-      for (int item = 0; item < Plan::kItems; ++item) function(elements[item], item);
+      for (int item = 0; item < Sizes::kItems; ++item) function(elements[item], item);
     } else {
 #pragma unroll
-      for (int item = 0; item < Plan::kItems; ++item) function(elements[item], item);
+      for (int item = 0; item < Sizes::kItems; ++item) function(elements[item], item);
     }
   };
   each([&](auto& element, int item) {
     Cell::begin(element, sweeper.port(0, item));
-    if constexpr (kInRegisters<Plan>) Cell::load(element, element.ahead, sweeper.port(0, item), 1);
+    if constexpr (kInRegisters<Sizes>) Cell::load(element, element.ahead, sweeper.port(0, item), 1);
   });
   replicas.begin();
   replicas.begin_parts(sweeper, context.cta);
-  Plan::template for_buffers<-1>([&](auto tag) { begin(exchange, sweeper, tag); });
+  Sizes::template for_buffers<-1>([&](auto tag) { begin(exchange, sweeper, tag); });
   exchange.start();
   replicas.send_parts(0);
 
   TFMEM_MARK(kMarkBegin)
-  if constexpr (kInRegisters<Plan>) {
+  if constexpr (kInRegisters<Sizes>) {
     // Two at a time: where copies by the parity of the step lie needs no arithmetic.
 #pragma unroll 1
     for (int step = 0; step < context.time; step += 2) {

@@ -5,7 +5,8 @@
 // from parts: as soon as a CTA has its own units of the new states it multiplies them with their
 // rows of the weights, for all units of the result, and sends that to all.
 //
-// `Plan::Replica` is generated elementwise code, as `Cell` is (custom_ops/codegen/replica.py).
+// `Sizes::Replica` is generated elementwise code, as `Cell` is
+// (custom_ops/recurrent/codegen/replicated_source.py).
 #pragma once
 
 #include "port.cuh"
@@ -13,43 +14,43 @@
 namespace tfmem {
 
 // One (row, unit) of all units: a port whose CTA has all of them.
-template <class Plan, class Exchange, class Products, int WORDS>
-struct ReplicaPort : Port<Plan, Exchange, Products, WORDS> {
-  static constexpr int kSpan = Plan::kCtas * Plan::kTile;
+template <class Sizes, class Exchange, class Products, int WORDS>
+struct ReplicaPort : Port<Sizes, Exchange, Products, WORDS> {
+  static constexpr int kSpan = Sizes::kCtas * Sizes::kTile;
 
   // A state, as its CTA sent it.
   template <int B, int O>
   __device__ float operand() const {
-    constexpr BufferShape kBuffer = Plan::template buffer<B>();
+    constexpr BufferShape kBuffer = Sizes::template buffer<B>();
     return this->exchange.template operands<B>(
         this->step)[this->row * kBuffer.stride + O * kSpan + this->unit];
   }
 
   template <int B, int O>
   __device__ void keep(float value) const {
-    constexpr BufferShape kBuffer = Plan::template buffer<B>();
+    constexpr BufferShape kBuffer = Sizes::template buffer<B>();
     if (this->valid) {
-      local_operands<Plan, B>(this->shared)[this->row * kBuffer.stride + O * kSpan + this->unit] =
+      local_operands<Sizes, B>(this->shared)[this->row * kBuffer.stride + O * kSpan + this->unit] =
           this->live ? value : 0.0f;
     }
   }
 
   template <int POINTER, int COLUMNS, int COLUMN>
   __device__ float sequence(int at) const {
-    using Value = typename Plan::Value;
+    using Value = typename Sizes::Value;
     if (!this->live || at >= this->context.time) return 0.0f;
     const long long line = this->context.line_of(at, this->batch_row());
     const long long place =
-        COLUMNS == 0 ? line : (line * COLUMNS + COLUMN) * Plan::kUnits + this->unit;
+        COLUMNS == 0 ? line : (line * COLUMNS + COLUMN) * Sizes::kUnits + this->unit;
     return to_float(this->context.template pointer<const Value>(POINTER)[place]);
   }
 };
 
-template <class Plan, class Exchange, class Products, int WORDS,
-          bool ANY = (Plan::kReplicaItems > 0)>
+template <class Sizes, class Exchange, class Products, int WORDS,
+          bool ANY = (Sizes::kReplicaItems > 0)>
 class Replicas {
  public:
-  __device__ Replicas(const Context<Plan, WORDS>& context, const Exchange& exchange,
+  __device__ Replicas(const Context<Sizes, WORDS>& context, const Exchange& exchange,
                       const Products& products, char* shared)
       : context_(context), exchange_(exchange), products_(products), shared_(shared) {
     context_.cta = 0;
@@ -73,46 +74,46 @@ class Replicas {
   // The states before step 0, of this CTA's units.
   template <class Sweeper>
   __device__ void begin_parts(const Sweeper& sweeper, int cta) const {
-    Plan::for_parts([&](auto, auto own, auto) { fill(sweeper, own, cta); });
+    Sizes::for_parts([&](auto, auto own, auto) { fill(sweeper, own, cta); });
   }
 
   // This CTA's parts of what step `next` reads.
   __device__ __forceinline__ void send_parts(int next) const {
-    if constexpr (Plan::kInParts) {
+    if constexpr (Sizes::kInParts) {
       if (next >= context_.time) return;
       __syncthreads();  // all units of the new states are here
-      Plan::for_parts([&](auto gemm, auto, auto) { products_.run_part(gemm, exchange_, next); });
+      Sizes::for_parts([&](auto gemm, auto, auto) { products_.run_part(gemm, exchange_, next); });
       __syncthreads();
-      Plan::for_parts([&](auto gemm, auto, auto parts) { send<0>(gemm, parts, next); });
+      Sizes::for_parts([&](auto gemm, auto, auto parts) { send<0>(gemm, parts, next); });
     }
   }
 
   template <int STAGE>
   __device__ __forceinline__ void stage(int step) {
 #pragma unroll
-    for (int item = 0; item < Plan::kReplicaItems; ++item) {
+    for (int item = 0; item < Sizes::kReplicaItems; ++item) {
       const At at = port(step, item);
       if (at.valid) Replica::stage(Tag<STAGE>(), elements_[item], at);
     }
   }
 
  private:
-  using Replica = typename Plan::Replica;
-  using At = ReplicaPort<Plan, Exchange, Products, WORDS>;
+  using Replica = typename Sizes::Replica;
+  using At = ReplicaPort<Sizes, Exchange, Products, WORDS>;
 
   template <class Sweeper, int OWN>
   __device__ void fill(const Sweeper& sweeper, Tag<OWN>, int cta) const {
-    fill_states<Plan, OWN>(local_operands<Plan, OWN>(shared_), sweeper.template initial<OWN>(),
-                           cta * Plan::kTile);
+    fill_states<Sizes, OWN>(local_operands<Sizes, OWN>(shared_), sweeper.template initial<OWN>(),
+                            cta * Sizes::kTile);
   }
 
   // From product O on.
   template <int O, int GEMM, int B>
   __device__ __forceinline__ void send(Tag<GEMM> gemm, Tag<B> parts, int next) const {
-    if constexpr (O < Plan::template buffer<B>().operands) {
-      constexpr int kCount = Plan::kRows * At::kSpan;
+    if constexpr (O < Sizes::template buffer<B>().operands) {
+      constexpr int kCount = Sizes::kRows * At::kSpan;
 #pragma unroll
-      for (int begin = 0; begin < kCount; begin += Plan::kThreads) {
+      for (int begin = 0; begin < kCount; begin += Sizes::kThreads) {
         const int index = begin + threadIdx.x;
         if (index / kWarp * kWarp < kCount) {  // whole warps go in, for the shuffles of a send
           const bool valid = index < kCount;
@@ -126,11 +127,11 @@ class Replicas {
   }
 
   __device__ At port(int step, int item) const {
-    const int index = item * Plan::kThreads + threadIdx.x;
+    const int index = item * Sizes::kThreads + threadIdx.x;
     const int row = index / At::kSpan;
     const int unit = index % At::kSpan;
-    const bool valid = row < Plan::kRows;
-    const bool live = valid && unit < Plan::kUnits && context_.first_row + row < context_.batch;
+    const bool valid = row < Sizes::kRows;
+    const bool live = valid && unit < Sizes::kUnits && context_.first_row + row < context_.batch;
     return At{{context_, exchange_, products_, shared_, nullptr, step, valid ? row : 0, unit, valid,
                live}};
   }
@@ -138,22 +139,22 @@ class Replicas {
   template <class Function>
   __device__ __forceinline__ void each(Function&& function) {
 #pragma unroll
-    for (int item = 0; item < Plan::kReplicaItems; ++item) {
+    for (int item = 0; item < Sizes::kReplicaItems; ++item) {
       function(elements_[item], item);
     }
   }
 
-  Context<Plan, WORDS> context_;
+  Context<Sizes, WORDS> context_;
   const Exchange& exchange_;
   const Products& products_;
   char* shared_;
-  typename Replica::template Element<Plan> elements_[Plan::kReplicaItems];
+  typename Replica::template Element<Sizes> elements_[Sizes::kReplicaItems];
 };
 
-template <class Plan, class Exchange, class Products, int WORDS>
-class Replicas<Plan, Exchange, Products, WORDS, false> {
+template <class Sizes, class Exchange, class Products, int WORDS>
+class Replicas<Sizes, Exchange, Products, WORDS, false> {
  public:
-  __device__ Replicas(const Context<Plan, WORDS>&, const Exchange&, const Products&, char*) {}
+  __device__ Replicas(const Context<Sizes, WORDS>&, const Exchange&, const Products&, char*) {}
   __device__ void begin() {}
   __device__ void load(int) {}
   template <class Sweeper>

@@ -1,4 +1,5 @@
-// Sums that the CTAs of a cluster make together, in a group that exchanges through L2.
+// Cluster reduction: sums that the CTAs of a cluster make together, in a group that exchanges
+// through L2.
 //
 // Where every CTA reads all operands, L2 gives each of them the same numbers: its bandwidth bounds
 // a step of many rows. With slices a CTA reads its share of the operands only, multiplies it with
@@ -17,7 +18,7 @@
 
 namespace tfmem {
 
-struct InboxShape {
+struct ReceivedShape {
   int columns;  // of one CTA: a multiple of 4
   int stride;   // floats between rows of the results
   int partials;
@@ -25,17 +26,17 @@ struct InboxShape {
   int barrier;
 };
 
-template <class Plan>
+template <class Sizes>
 class Slices {
  public:
-  __device__ Slices(char* shared, int cta) : shared_(shared), rank_(cta % Plan::kSlices) {}
+  __device__ Slices(char* shared, int cta) : shared_(shared), rank_(cta % Sizes::kSlices) {}
 
   // By all threads, before the cluster starts.
   template <int GEMM>
   __device__ void begin() const {
     if (threadIdx.x == 0) {
       for (int i = 0; i < 2; ++i) {
-        const unsigned barrier = shared_address(shared_) + Plan::template inbox<GEMM>().barrier;
+        const unsigned barrier = shared_address(shared_) + Sizes::template received<GEMM>().barrier;
         init_barrier(barrier + i * 8);
         expect(barrier + i * 8, kBytes<GEMM>);
       }
@@ -44,29 +45,29 @@ class Slices {
 
   // Sends this CTA's part of the sums, and waits for the parts of its own.
   template <int GEMM>
-  __device__ __forceinline__ void meet(const float* results, int step) const {
+  __device__ __forceinline__ void reduce(const float* results, int step) const {
     TFMEM_MARK(kMarkProduct)
-    constexpr InboxShape kInbox = Plan::template inbox<GEMM>();
-    constexpr int kFours = kInbox.columns / 4;
+    constexpr ReceivedShape kReceived = Sizes::template received<GEMM>();
+    constexpr int kFours = kReceived.columns / 4;
     const unsigned base = shared_address(shared_);
-    const unsigned barrier = kInbox.barrier + step % 2 * 8;
-    const unsigned inbox = kInbox.offset + copy<GEMM>(step, rank_) * 4;
+    const unsigned barrier = kReceived.barrier + step % 2 * 8;
+    const unsigned received = kReceived.offset + copy<GEMM>(step, rank_) * 4;
 #pragma unroll 2
-    for (int i = threadIdx.x; i < Plan::kSlices * Plan::kRows * kFours; i += Plan::kThreads) {
-      const int row = i / kFours % Plan::kRows;
+    for (int i = threadIdx.x; i < Sizes::kSlices * Sizes::kRows * kFours; i += Sizes::kThreads) {
+      const int row = i / kFours % Sizes::kRows;
       const int column = i % kFours * 4;
       // Each CTA starts with another one.
-      const int owner = (i / (kFours * Plan::kRows) + rank_) % Plan::kSlices;
-      const float* from = results + row * kInbox.stride + owner * kInbox.columns + column;
+      const int owner = (i / (kFours * Sizes::kRows) + rank_) % Sizes::kSlices;
+      const float* from = results + row * kReceived.stride + owner * kReceived.columns + column;
       float4 sum = *reinterpret_cast<const float4*>(from);
 #pragma unroll
-      for (int partial = 1; partial < kInbox.partials; ++partial) {
-        const float4 more =
-            *reinterpret_cast<const float4*>(from + partial * (Plan::kPaddedRows * kInbox.stride));
+      for (int partial = 1; partial < kReceived.partials; ++partial) {
+        const float4 more = *reinterpret_cast<const float4*>(
+            from + partial * (Sizes::kPaddedRows * kReceived.stride));
         sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
       }
       const unsigned peer = address_in(base, owner);
-      store_async(peer + inbox + (row * kInbox.columns + column) * 4, sum, peer + barrier);
+      store_async(peer + received + (row * kReceived.columns + column) * 4, sum, peer + barrier);
     }
     wait_for(base + barrier, step / 2 % 2);
     if (threadIdx.x == 0) expect(base + barrier, kBytes<GEMM>);
@@ -75,13 +76,13 @@ class Slices {
   // One sum, from all parts in the same order.
   template <int GEMM>
   __device__ __forceinline__ float sum(int step, int row, int column) const {
-    constexpr InboxShape kInbox = Plan::template inbox<GEMM>();
-    const float* from = reinterpret_cast<const float*>(shared_ + kInbox.offset) +
-                        copy<GEMM>(step, 0) + row * kInbox.columns + column;
+    constexpr ReceivedShape kReceived = Sizes::template received<GEMM>();
+    const float* from = reinterpret_cast<const float*>(shared_ + kReceived.offset) +
+                        copy<GEMM>(step, 0) + row * kReceived.columns + column;
     float sum = from[0];
 #pragma unroll
-    for (int slice = 1; slice < Plan::kSlices; ++slice) {
-      sum += from[slice * (Plan::kRows * kInbox.columns)];
+    for (int slice = 1; slice < Sizes::kSlices; ++slice) {
+      sum += from[slice * (Sizes::kRows * kReceived.columns)];
     }
     return sum;
   }
@@ -89,13 +90,13 @@ class Slices {
  private:
   template <int GEMM>
   static constexpr int kBytes =
-      Plan::kSlices * Plan::kRows * Plan::template inbox<GEMM>().columns * 4;
+      Sizes::kSlices * Sizes::kRows * Sizes::template received<GEMM>().columns * 4;
 
   // Where the parts of a slice begin.
   template <int GEMM>
   __device__ static int copy(int step, int slice) {
-    constexpr int kPart = Plan::kRows * Plan::template inbox<GEMM>().columns;
-    return (step % 2 * Plan::kSlices + slice) * kPart;
+    constexpr int kPart = Sizes::kRows * Sizes::template received<GEMM>().columns;
+    return (step % 2 * Sizes::kSlices + slice) * kPart;
   }
 
   char* shared_;

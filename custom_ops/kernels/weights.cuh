@@ -10,41 +10,41 @@
 namespace tfmem {
 
 // For a product's load().
-template <class Cell, class Plan, int GEMM, int WORDS>
+template <class Cell, class Sizes, int GEMM, int WORDS>
 struct WeightSource {
-  const Context<Plan, WORDS>& context;
+  const Context<Sizes, WORDS>& context;
 
-  using Value = typename Plan::Value;
-  static constexpr GemmShape kGemm = Plan::template gemm<GEMM>();
+  using Value = typename Sizes::Value;
+  static constexpr GemmShape kGemm = Sizes::template gemm<GEMM>();
   // Numbers of one operand that this CTA multiplies.
   static constexpr int kOperand =
-      kGemm.parts ? Plan::kTile : Plan::kCtas / Plan::kSlices * Plan::kTile;
+      kGemm.parts ? Sizes::kTile : Sizes::kCtas / Sizes::kSlices * Sizes::kTile;
 
   // Whether of four neighbours, the first at a multiple of 4, all are inside the matrix or none;
   // and whether they can then be loaded as one, 16 bytes. (TensorFlow's tensors are aligned to
   // more.)
-  static constexpr bool kTogether = Plan::kUnits % 4 == 0;
+  static constexpr bool kTogether = Sizes::kUnits % 4 == 0;
   static constexpr bool kVectors = sizeof(Value) == 4 && kTogether;
   static constexpr bool kAlongK = kVectors && kGemm.all_transposed;
-  static constexpr bool kAlongColumns = kVectors && !kGemm.any_transposed && !kInRegisters<Plan>;
+  static constexpr bool kAlongColumns = kVectors && !kGemm.any_transposed && !kInRegisters<Sizes>;
 
   // One column of the result, or so many neighbours, for which one load is enough.
   template <int COLUMNS>
   class Columns {
    public:
-    __device__ __forceinline__ Columns(const Context<Plan, WORDS>& context, int column)
+    __device__ __forceinline__ Columns(const Context<Sizes, WORDS>& context, int column)
         : context_(context) {
-      constexpr int kWidth = kGemm.columns / Plan::kSlices;  // of one CTA
-      constexpr int kSpan = kGemm.replicated ? Plan::kCtas * Plan::kTile : Plan::kTile;
-      const int slice = context.cta % Plan::kSlices;
+      constexpr int kWidth = kGemm.columns / Sizes::kSlices;  // of one CTA
+      constexpr int kSpan = kGemm.replicated ? Sizes::kCtas * Sizes::kTile : Sizes::kTile;
+      const int slice = context.cta % Sizes::kSlices;
       const int owner = kGemm.replicated ? 0 : context.cta - slice + column / kWidth;
       // Of a unit's products one after the other, or of a product's units.
-      const int place = kInRegisters<Plan> ? column / kGemm.products : column % kWidth % kSpan;
-      const int unit = owner * Plan::kTile + place;
-      product_ = kInRegisters<Plan> ? column % kGemm.products
-                                    : min(column % kWidth / kSpan, kGemm.products - 1);
-      unit_ = min(unit, Plan::kUnits - COLUMNS);
-      inside_ = column < kGemm.columns && unit < Plan::kUnits;
+      const int place = kInRegisters<Sizes> ? column / kGemm.products : column % kWidth % kSpan;
+      const int unit = owner * Sizes::kTile + place;
+      product_ = kInRegisters<Sizes> ? column % kGemm.products
+                                     : min(column % kWidth / kSpan, kGemm.products - 1);
+      unit_ = min(unit, Sizes::kUnits - COLUMNS);
+      inside_ = column < kGemm.columns && unit < Sizes::kUnits;
       first_row_ = (kGemm.parts ? context.cta : slice) * kOperand;
       if constexpr (kGemm.operands == 1) only_ = block_of(0);
     }
@@ -103,8 +103,8 @@ struct WeightSource {
       const int row = first_row_ + within;
       Block<Value> block = only_;
       if constexpr (kGemm.operands > 1) block = block_of(operand);
-      return Place{block.base + min(row, Plan::kUnits - ROWS) * static_cast<long long>(block.row),
-                   block.row, inside_ && within < kOperand && row < Plan::kUnits};
+      return Place{block.base + min(row, Sizes::kUnits - ROWS) * static_cast<long long>(block.row),
+                   block.row, inside_ && within < kOperand && row < Sizes::kUnits};
     }
 
     // The matrix that multiplies an operand, from the unit's column on.
@@ -114,7 +114,7 @@ struct WeightSource {
       return block;
     }
 
-    const Context<Plan, WORDS>& context_;
+    const Context<Sizes, WORDS>& context_;
     Block<Value> only_;
     int product_, unit_, first_row_;
     bool inside_;

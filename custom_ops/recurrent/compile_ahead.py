@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from custom_ops.errors import KernelError
 from custom_ops.jit.cache import Cache
 from custom_ops.recurrent.program import build
-from custom_ops.spec import Configuration, RecurrentSpec
+from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 
 _LOG = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Launches recurrent kernels by the rules that the op follows too (ops/recurrent_kernel.h)."""
+"""Launches recurrent kernels by the rules that the op follows too (ops/recurrent/recurrent_kernel.h)."""
 
 from __future__ import annotations
 

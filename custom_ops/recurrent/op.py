@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from custom_ops.cell import Cell, from_text
-from custom_ops.differentiate import Column, Gradient, WeightGradient, differentiate
 from custom_ops.errors import CellError
 from custom_ops.image_functions import named, names_in
+from custom_ops.recurrent.cell import Cell, from_text
+from custom_ops.recurrent.differentiate import Column, Gradient, WeightGradient, differentiate
 from custom_ops.recurrent.program import Program
 
 if TYPE_CHECKING:

@@ -1,5 +1,5 @@
-"""A GPU program of TfmemRecurrent: a kernel, and how a call is divided among its launches. ops/recurrent_program.h
-reads what `to_text` writes.
+"""A GPU program of TfmemRecurrent: a kernel, and how a call is divided among its launches.
+ops/recurrent/recurrent_program.h reads what `to_text` writes.
 
 The kernel has one parameter, a struct of 64-bit words:
     0: time | batch << 32
@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from custom_ops.codegen.layout import layout, scheduled
-from custom_ops.codegen.recurrent import ENTRY, FALLBACK, generate
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.image import KernelImage, code_of
 from custom_ops.jit.nvrtc import CompileSource
-from custom_ops.spec import Configuration, RecurrentSpec
+from custom_ops.recurrent.codegen.layout import layout, scheduled
+from custom_ops.recurrent.codegen.source import ENTRY, FALLBACK, generate
+from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 
 ANY_BATCH = (1 << 31) - 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graph_passes.ir import Graph, Node, TensorId
+from graph_passes.graph.ir import Graph, Node, TensorId
 
 # Convolutions, products and reductions were seen to take less than 1% of their operands.
 

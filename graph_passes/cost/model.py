@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Protocol
 
-from graph_passes import ops
 from graph_passes.cost import cpu
 from graph_passes.cost.device import Device
-from graph_passes.ir import Graph, Node, TensorId
+from graph_passes.graph import ops
+from graph_passes.graph.ir import Graph, Node, TensorId
 
 
 class CostModel(Protocol):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from custom_ops.jit.image import KernelImage
-from graph_passes.ir import Code, Editor, Graph, Node, TensorId, boolean
+from graph_passes.graph.ir import Code, Editor, Graph, Node, TensorId, boolean
+from graph_passes.graph.rewrite import Names, NewNode, Rewrite, apply_rewrites
 from graph_passes.matmul.plan import ProductPlan
-from graph_passes.rewrite import Names, NewNode, Rewrite, apply_rewrites
 
 MATMUL_OP = "TfmemMatMul"
 

@@ -6,10 +6,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from custom_ops.jit.image import KernelImage
-from graph_passes.ir import Graph, Node, TensorId, boolean
+from graph_passes.graph.ir import Graph, Node, TensorId, boolean
 
 BIAS = ("BiasAdd",)  # what a product may have fused
-# When it is worth it to cut both operands, by benchmarks/matmul.py and benchmarks/recurrent.py on an H200:
+# When it is worth it to cut both operands, by benchmarks/matmul/__main__.py and benchmarks/recurrent/__main__.py on an
+# H200:
 LEAST_SIZE = 100  # rows, depth, columns: with fewer of one, an operand is cut for too little
 LEAST_PRODUCTS = 1 << 27  # multiply-adds, or
 LARGE = 1 << 19  # numbers of the right operand: so many that fewer products pay

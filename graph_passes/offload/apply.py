@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from graph_passes.analysis.timeline import Timeline
 from graph_passes.errors import GraphError
-from graph_passes.ir import Editor, Graph
+from graph_passes.graph.ir import Editor, Graph
+from graph_passes.graph.rewrite import apply_rewrites
+from graph_passes.memory.timeline import Timeline
 from graph_passes.offload.check import faults
 from graph_passes.offload.memops import Probing, memory_ops
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.offload.plan import OffloadPlan
-from graph_passes.rewrite import apply_rewrites
 
 
 def apply_offload(

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
-from graph_passes.analysis.simulate import Move
-from graph_passes.analysis.timeline import Timeline
+from graph_passes.memory.simulate import Move
+from graph_passes.memory.timeline import Timeline
 from graph_passes.offload.plan import OffloadPlan
 
 
@@ -24,9 +24,9 @@ def _chain_faults(timeline: Timeline, plan: OffloadPlan) -> Iterator[str]:
         yield f"the chain goes through position {beyond[0]} of {len(timeline.steps)} ops"
     if outside := sorted(timeline.unordered & ordered):
         yield f"the chain goes through '{timeline.steps[outside[0]].node}', which no control edge may go to"
-    for filling in plan.fillings:
-        if filling.position not in ordered:
-            yield f"{filling.nbytes:,} bytes are to be filled at position {filling.position}, outside the chain"
+    for padding in plan.paddings:
+        if padding.position not in ordered:
+            yield f"{padding.nbytes:,} bytes of padding at position {padding.position}, outside the chain"
 
 
 def _move_faults(timeline: Timeline, plan: OffloadPlan) -> Iterator[str]:
@@ -41,10 +41,14 @@ def _move_faults(timeline: Timeline, plan: OffloadPlan) -> Iterator[str]:
             yield f"{tensor} is read between positions {move.last} and {move.next}, or cannot be moved"
         if outside := sorted(_moments(move) - ordered):
             yield f"{tensor} is to be moved at position {outside[0]}, outside the chain"
-        if move.remade:
+        if move.recomputed:
             buffer = timeline.buffers[move.buffer]
-            if buffer.remake < 0 or move.next > buffer.remake_until or not moving.isdisjoint(buffer.remake_inputs):
-                yield f"{tensor} is to be made again before position {move.next} from what is not there"
+            if (
+                buffer.recompute < 0
+                or move.next > buffer.recompute_until
+                or not moving.isdisjoint(buffer.recompute_inputs)
+            ):
+                yield f"{tensor} is to be recomputed before position {move.next} from what is not there"
         elif not move.copy_after <= move.last < move.release <= move.prefetch <= move.next:
             yield (
                 f"{tensor} is copied after position {move.copy_after}, read at {move.last}, released before "
@@ -54,4 +58,4 @@ def _move_faults(timeline: Timeline, plan: OffloadPlan) -> Iterator[str]:
 
 def _moments(move: Move) -> set[int]:
     """The positions that something is put at."""
-    return {move.next} if move.remade else {move.copy_after, move.release, move.prefetch, move.next}
+    return {move.next} if move.recomputed else {move.copy_after, move.release, move.prefetch, move.next}

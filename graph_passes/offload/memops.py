@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from graph_passes.analysis.liveness import read_across
-from graph_passes.analysis.simulate import Move
-from graph_passes.analysis.timeline import Timeline
-from graph_passes.ir import AttrValue, DataType, Graph, Shape, TensorId, Use
+from graph_passes.graph.ir import AttrValue, DataType, Graph, Shape, TensorId, Use
+from graph_passes.graph.ops import is_update
+from graph_passes.graph.rewrite import Names, NewNode, Rewrite
+from graph_passes.memory.liveness import read_across
+from graph_passes.memory.simulate import Move
+from graph_passes.memory.timeline import Timeline
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.offload.plan import OffloadPlan
-from graph_passes.ops import is_update
-from graph_passes.rewrite import Names, NewNode, Rewrite
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class _Planner:
 
     def arrive(self, index: int) -> None:
         move = self.plan.moves[index]
-        arrived = self.remake(move) if move.remade else self.awaited(index)
+        arrived = self.recompute(move) if move.recomputed else self.awaited(index)
         for view in read_across(self.graph, self.position, self.timeline.buffers[move.buffer].views, move.last):
             self.current[view] = arrived
             for use in list(self.graph.uses(view)):
@@ -119,7 +119,7 @@ class _Planner:
         inputs = [self.fetched[index], self.handles[index]]
         return self.insert(index, "MemOpAwait", inputs, {"T": self.dtype(self.moved[index])})
 
-    def remake(self, move: Move) -> TensorId:
+    def recompute(self, move: Move) -> TensorId:
         """A second run of the op that made the buffer, from the same tensors."""
         made = self.timeline.buffers[move.buffer].tensor
         node = self.graph[made.node]
@@ -133,14 +133,14 @@ class _Planner:
     def rewrite(self, probing: Probing | None) -> Rewrite:
         events: dict[int, list[tuple[int, int]]] = {}
         for index, move in enumerate(self.plan.moves):
-            if move.remade:
+            if move.recomputed:
                 events.setdefault(move.next, []).append((2, index))
                 continue
             for kind, position in enumerate((move.release, move.prefetch, move.next, move.copy_after)):
                 events.setdefault(position, []).append((kind, index))
         filled: dict[int, list[int]] = {}
-        for filling in self.plan.fillings:
-            filled.setdefault(filling.position, []).append(filling.nbytes)
+        for padding in self.plan.paddings:
+            filled.setdefault(padding.position, []).append(padding.nbytes)
         before = (self.release, self.prefetch, self.arrive)
         for position in self.plan.ordered:
             due = sorted(events.get(position, ()))
@@ -170,9 +170,9 @@ class _Planner:
         node = self.graph[self.timeline.steps[position].node]
         return self.next(f"tfmem/MemOpFill/{node.name}", "MemOpFill", [], {"bytes": nbytes}, node.device)
 
-    def empty(self, filling: TensorId) -> None:
-        """What reads the filling last lets it go."""
-        self.next(f"{filling.node}/Emptied", "Identity", [filling], {"T": DataType("uint8")}, "")
+    def empty(self, padding: TensorId) -> None:
+        """What reads the padding last lets it go."""
+        self.next(f"{padding.node}/Emptied", "Identity", [padding], {"T": DataType("uint8")}, "")
 
     def probe(self, probing: Probing, index: int) -> None:
         attrs: dict[str, AttrValue] = {"run": probing.run, "index": index}

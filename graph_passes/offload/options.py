@@ -19,7 +19,7 @@ class OffloadOptions:
 
     Attributes:
         policy: `autovm` is the thesis's and copies only; `hybrid` is the same, but what its own op makes faster than a
-            copy brings it back is made again (the output of a first convolution, say); `vdnn_all` and `vdnn_conv` are
+            copy brings it back is recomputed (the output of a first convolution, say); `vdnn_all` and `vdnn_conv` are
             the peers' heuristics, for comparison.
         size_threshold: bytes below which a tensor stays; `auto` takes the largest that meets the budget.
         reuse_distance: ops that must lie between a tensor's last forward and first backward use; `auto` skips the

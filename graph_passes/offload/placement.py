@@ -14,8 +14,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from graph_passes.analysis.simulate import Link, Move, making_again, usage_under
-from graph_passes.analysis.timeline import Gap, Timeline
+from graph_passes.memory.simulate import Link, Move, recomputing_peak, usage_under
+from graph_passes.memory.timeline import Gap, Timeline
 from graph_passes.offload.options import OffloadOptions
 
 SLACK = 1.2  # copies are planned to take this much longer than bytes over bandwidth: run times vary
@@ -43,10 +43,10 @@ def one_layer_ahead(timeline: Timeline, gap: Gap, layers: Sequence[int]) -> Move
 
 def in_order(timeline: Timeline, moves: Iterable[Move]) -> list[Move]:
     """Moves as they are put into the graph: at ops that can be ordered, and sorted, for that decides who is allocated
-    first at one position. A tensor leaves sooner for it, and comes back later: it never takes more memory."""
+    first at one position. A tensor leaves earlier for it, and comes back later: it never takes more memory."""
     found = [
         move
-        if move.remade
+        if move.recomputed
         else replace(move, release=timeline.before(move.release), prefetch=timeline.after(move.prefetch))
         for move in moves
     ]
@@ -59,15 +59,15 @@ def place(
     """Start from every tensor out for its whole gap, then spend the memory that is left on hiding the copies."""
     every = _remade(timeline, [tight(timeline, gap, options) for gap in gaps], link, budget, options)
     room = budget - usage_under(timeline, every)
-    remade = [move for move in every if move.remade]
-    moves = _release_late(timeline, [move for move in every if not move.remade], link, room)
+    recomputed = [move for move in every if move.recomputed]
+    moves = _release_late(timeline, [move for move in every if not move.recomputed], link, room)
     if options.prefetch == "late" or (options.prefetch == "auto" and timed):
-        return remade + _prefetch_late(timeline, moves, link, room)
-    return remade + _prefetch_early(timeline, moves, room)
+        return recomputed + _prefetch_late(timeline, moves, link, room)
+    return recomputed + _prefetch_early(timeline, moves, room)
 
 
 def _remade(timeline: Timeline, moves: Sequence[Move], link: Link, budget: int, options: OffloadOptions) -> list[Move]:
-    """Under `hybrid`, mark the moves that are cheaper to make again; what they are made from must stay."""
+    """Under `hybrid`, mark the moves that are cheaper to recompute; what they are made from must stay."""
     if options.policy != "hybrid":
         return list(moves)
     usage = usage_under(timeline, moves)
@@ -76,9 +76,9 @@ def _remade(timeline: Timeline, moves: Sequence[Move], link: Link, budget: int, 
     for move in moves:
         buffer = timeline.buffers[move.buffer]
         cheaper = timeline.steps[buffer.start].seconds < buffer.nbytes / link.prefetch
-        there = move.next <= buffer.remake_until and moving.isdisjoint(buffer.remake_inputs)
-        fits = making_again(timeline, usage, move) <= budget
-        marked.append(replace(move, remade=buffer.remake >= 0 and cheaper and there and fits))
+        there = move.next <= buffer.recompute_until and moving.isdisjoint(buffer.recompute_inputs)
+        fits = recomputing_peak(timeline, usage, move) <= budget
+        marked.append(replace(move, recomputed=buffer.recompute >= 0 and cheaper and there and fits))
     return marked
 
 

@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from graph_passes.analysis.fragmentation import SMALL, Failure, Room, first_failure
-from graph_passes.analysis.simulate import Filling, Link, Move, Outcome, simulate, uncounted_under, usage_under
-from graph_passes.analysis.timeline import Gap, Timeline
 from graph_passes.errors import InfeasibleBudgetError
+from graph_passes.memory.fragmentation import SMALL, Failure, Room, first_failure
+from graph_passes.memory.simulate import Link, Move, Outcome, Padding, simulate, uncounted_under, usage_under
+from graph_passes.memory.timeline import Gap, Timeline
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.offload.placement import in_order, one_layer_ahead, place, tight
 from graph_passes.offload.repair import repaired
@@ -45,7 +45,7 @@ class OffloadPlan:
         link: the bandwidths it was predicted with.
         ordered: positions of the ops that allocate or free enough to matter; they run in this order.
         left_alone: tensors that were candidates by size but could not be moved, each with the reason.
-        fillings: what keeps tensors from where the allocator would put them.
+        paddings: padding allocations, which keep tensors from where the allocator would put them.
     """
 
     moves: tuple[Move, ...]
@@ -56,12 +56,12 @@ class OffloadPlan:
     link: Link
     ordered: tuple[int, ...] = ()
     left_alone: tuple[tuple[str, str], ...] = ()
-    fillings: tuple[Filling, ...] = ()
+    paddings: tuple[Padding, ...] = ()
 
     @property
-    def actions(self) -> tuple[tuple[Move, ...], tuple[Filling, ...]]:
+    def actions(self) -> tuple[tuple[Move, ...], tuple[Padding, ...]]:
         """What is done to the step; plans that do the same are the same."""
-        return self.moves, self.fillings
+        return self.moves, self.paddings
 
     def tightened(self, over: int) -> int:
         """The budget to plan for when this plan ran `over` bytes over: within its own peak, or it would come again."""
@@ -70,11 +70,11 @@ class OffloadPlan:
     def under(self, timeline: Timeline) -> OffloadPlan:
         """The same plan as predicted for other costs."""
         before = simulate(timeline, (), self.link)
-        return replace(self, before=before, after=simulate(timeline, self.moves, self.link, self.fillings))
+        return replace(self, before=before, after=simulate(timeline, self.moves, self.link, self.paddings))
 
     def failure(self, timeline: Timeline, room: Room, *, excused: Container[int] = ()) -> Failure | None:
         """Where the step runs out of room; see `first_failure`."""
-        return first_failure(timeline, self.moves, room, self.fillings, excused=excused)
+        return first_failure(timeline, self.moves, room, self.paddings, excused=excused)
 
 
 def plan_offload(
@@ -105,8 +105,8 @@ def plan_offload(
         widest: move every tensor of size that waits across the turn, for its whole gap, whatever that stalls: a step
             with memory to spare, in which cuDNN is free to choose. If that is not enough, every candidate.
         unmoved: move nothing, whatever the budget: a step that is short of workspace alone still runs.
-        copied: make nothing again, though the policy may.
-        room: where the allocations have to find room (see `analysis.fragmentation`); moves are added until they do, as
+        copied: no rematerialisation, though the policy may choose it.
+        room: where the allocations have to find room (see `memory.fragmentation`); moves are added until they do, as
             far as moves can help.
         relax: whether a default reuse distance that no plan can meet the budget with is halved until one can.
 
@@ -139,29 +139,29 @@ def plan_offload(
             return [tight(timeline, gap, options) for gap in (*chosen, *more)]
         return place(timeline, (*chosen, *more), link, budget, options, timed)
 
-    fillings: tuple[Filling, ...] = ()
+    paddings: tuple[Padding, ...] = ()
     if not widest and not _thresholded(options):
         moves = [one_layer_ahead(timeline, gap, layers) for gap in chosen]
     elif room:
-        moves, fillings = repaired(timeline, build, chosen, budget, room)
+        moves, paddings = repaired(timeline, build, chosen, budget, room)
     else:
         moves = build(())
     moves = in_order(timeline, moves)
     after = simulate(timeline, moves, link)
     if after.peak > budget and not widest:
         raise _infeasible(timeline, moves, budget, f"under policy {options.policy}")
-    if fillings:
-        after = simulate(timeline, moves, link, fillings)
-    ordered = chained(timeline, moves, budget, fillings)
-    return OffloadPlan(tuple(moves), budget, threshold, before, after, link, ordered, left_alone, fillings)
+    if paddings:
+        after = simulate(timeline, moves, link, paddings)
+    ordered = chained(timeline, moves, budget, paddings)
+    return OffloadPlan(tuple(moves), budget, threshold, before, after, link, ordered, left_alone, paddings)
 
 
 def chained(
-    timeline: Timeline, moves: Sequence[Move], budget: int, fillings: Sequence[Filling] = ()
+    timeline: Timeline, moves: Sequence[Move], budget: int, paddings: Sequence[Padding] = ()
 ) -> tuple[int, ...]:
     """Positions whose order decides the peak: TensorFlow allocates and frees in the order in which ops are enqueued."""
     smallest = min(SMALL, budget >> 16)  # 64,000 of these fill the budget; no step keeps so many
-    found = {filling.position for filling in fillings}
+    found = {padding.position for padding in paddings}
     for buffer in timeline.buffers:
         if buffer.nbytes >= smallest:
             found.update((buffer.start, *buffer.uses))

@@ -1,8 +1,8 @@
-"""Mends moves under which the step's bytes fit, but not every tensor in one piece (see `analysis.fragmentation`).
+"""Repairs moves under which the step's bytes fit, but not every tensor in one piece (see `memory.fragmentation`).
 
 Best fit puts long-lived tensors (a weight's gradient, say) wherever there is room, and when all around them is free
-again they lie in the middle of it. Such a tensor can move out of the way, come back sooner and so to another place, or
-be put elsewhere to begin with, by filling the room where it would have gone while it is allocated.
+again they lie in the middle of it. Such a tensor can move out of the way, come back earlier and so to another place, or
+be put elsewhere to begin with, by a padding allocation in the room where it would have gone while it is allocated.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import NamedTuple
 
-from graph_passes.analysis.allocator import rounded
-from graph_passes.analysis.fragmentation import SMALL, Failure, Held, Room, first_failure, replay
-from graph_passes.analysis.simulate import Filling, Move, usage_under
-from graph_passes.analysis.timeline import Gap, Timeline
+from graph_passes.memory.bfc_allocator import rounded
+from graph_passes.memory.fragmentation import SMALL, Failure, Held, Room, first_failure, replay
+from graph_passes.memory.simulate import Move, Padding, usage_under
+from graph_passes.memory.timeline import Gap, Timeline
 from graph_passes.offload.placement import in_order
 
 SHORT = 1 << 13  # ops of a step whose replay takes milliseconds: there `PATIENCE` times as much is tried
 PATIENCE = 4
 REPAIRS = 8
 TRIES = 48  # repairs that are replayed for each, at most
-ISLANDS = 16  # tensors moved out of the way for it, at most: those that are just large enough, and the largest
+MOST_EVICTED = 16  # tensors moved out of the way for it, at most: those that are just large enough, and the largest
 WINDOWS = 8  # windows of memory that are cleared for it, at most,
 CLEARED = 8  # of so many tensors each
-SOONER = (1, 2, 4, 8, 16, 32)  # ops by which a tensor may be brought back sooner for it
+EARLIER = (1, 2, 4, 8, 16, 32)  # ops by which a tensor may be brought back earlier for it
 
 Build = Callable[[Sequence[Gap]], list[Move]]
 
@@ -35,45 +35,45 @@ class Repairs:
     """What is done for the sake of contiguous room.
 
     Attributes:
-        islands: what is moved out of the way, and the position that needs it.
-        sooner: what is brought back sooner, and when.
-        fillings: what keeps tensors from where best fit would put them.
+        evicted: what is moved out of the way, and the position that needs it.
+        earlier: what is brought back earlier, and when.
+        paddings: padding allocations, which keep tensors from where best fit would put them.
     """
 
-    islands: Mapping[Gap, int] = field(default_factory=dict)
-    sooner: Mapping[Gap, int] = field(default_factory=dict)
-    fillings: tuple[Filling, ...] = ()
+    evicted: Mapping[Gap, int] = field(default_factory=dict)
+    earlier: Mapping[Gap, int] = field(default_factory=dict)
+    paddings: tuple[Padding, ...] = ()
 
     def moves(self, timeline: Timeline, build: Build) -> list[Move]:
         """The moves with these repairs."""
-        return in_order(timeline, map(self._mended, build(tuple(self.islands))))
+        return in_order(timeline, map(self._repaired, build(tuple(self.evicted))))
 
-    def _mended(self, move: Move) -> Move:
-        if move.remade:
+    def _repaired(self, move: Move) -> Move:
+        if move.recomputed:
             return move
-        if move.gap in self.islands:
-            move = replace(move, prefetch=min(move.next, max(move.prefetch, self.islands[move.gap] + 1)))
-        if move.gap in self.sooner:
-            move = replace(move, prefetch=max(move.release, min(move.prefetch, self.sooner[move.gap])))
+        if move.gap in self.evicted:
+            move = replace(move, prefetch=min(move.next, max(move.prefetch, self.evicted[move.gap] + 1)))
+        if move.gap in self.earlier:
+            move = replace(move, prefetch=max(move.release, min(move.prefetch, self.earlier[move.gap])))
         return move
 
 
 def repaired(
     timeline: Timeline, build: Build, chosen: Sequence[Gap], budget: int, room: Room
-) -> tuple[list[Move], tuple[Filling, ...]]:
-    """Moves and fillings that find room, or come as far as repairs help.
+) -> tuple[list[Move], tuple[Padding, ...]]:
+    """Moves and paddings that find room, or come as far as repairs help.
 
     Args:
         timeline: the step.
         build: makes the moves of some gaps beside the chosen ones.
         chosen: the gaps that move anyway.
-        budget: bytes that no repair may go over, if the moves it mends do not; fillings have the room's limit.
+        budget: bytes that no repair may go over, if the moves it repairs do not; paddings have the room's limit.
         room: where allocations have to find room.
     """
     # where not all can be had, tensors come before workspace
-    done = _Mender(timeline, build, chosen, budget, room, set()).mended(Repairs())
-    done = _Mender(timeline, build, chosen, budget, room, set(range(len(timeline.steps)))).mended(done)
-    return done.moves(timeline, build), done.fillings
+    done = _Repairer(timeline, build, chosen, budget, room, set()).repaired(Repairs())
+    done = _Repairer(timeline, build, chosen, budget, room, set(range(len(timeline.steps)))).repaired(done)
+    return done.moves(timeline, build), done.paddings
 
 
 class _State(NamedTuple):
@@ -86,7 +86,7 @@ class _State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Mender:
+class _Repairer:
     timeline: Timeline
     build: Build
     chosen: Sequence[Gap]
@@ -98,7 +98,7 @@ class _Mender:
     def patience(self) -> int:
         return PATIENCE if len(self.timeline.steps) <= SHORT else 1
 
-    def mended(self, done: Repairs) -> Repairs:
+    def repaired(self, done: Repairs) -> Repairs:
         """One repair after the other; an op whose workspace no repair makes room for goes without."""
         for _ in range(REPAIRS * self.patience):
             state = self.replayed(done)
@@ -116,16 +116,16 @@ class _Mender:
     def replayed(self, done: Repairs) -> _State | None:
         """None: the step runs through."""
         moves = done.moves(self.timeline, self.build)
-        failure, held = replay(self.timeline, moves, self.room, done.fillings, excused=self.excused)
+        failure, held = replay(self.timeline, moves, self.room, done.paddings, excused=self.excused)
         return failure and _State(done, moves, failure, held)
 
     def best(self, state: _State) -> Repairs | None:
         """The first repair more under which the step runs through, or the one under which it comes furthest, if any."""
         reached, best = state.failure, None
-        candidates = chain(self.cleared(state), self.without_islands(state), self.brought_sooner(state))
+        candidates = chain(self.cleared(state), self.with_evictions(state), self.prefetched_earlier(state))
         for candidate in islice(candidates, TRIES * self.patience):
-            moves, fillings = candidate.moves(self.timeline, self.build), candidate.fillings
-            further = first_failure(self.timeline, moves, self.room, fillings, excused=self.excused)
+            moves, paddings = candidate.moves(self.timeline, self.build), candidate.paddings
+            further = first_failure(self.timeline, moves, self.room, paddings, excused=self.excused)
             if further is None:
                 return candidate
             if further.is_after(reached):
@@ -146,45 +146,45 @@ class _Mender:
         )
         for start in windows[: WINDOWS * self.patience]:
             for away in (False, True):
-                fillings = state.done.fillings
+                paddings = state.done.paddings
                 for _ in range(CLEARED):
-                    stopped, held = self.until(state, fillings, state.failure.position)
+                    stopped, held = self.until(state, paddings, state.failure.position)
                     inside = [item for item in held if item.address < start + wanted and item.end > start]
                     if stopped is not None or not inside:
                         break
-                    first = min(inside, key=lambda item: item.filling.position)
-                    left = limit - int(usage[first.filling.position])
-                    tried = self.elsewhere(state, first, fillings, left, away)
+                    first = min(inside, key=lambda item: item.padding.position)
+                    left = limit - int(usage[first.padding.position])
+                    tried = self.elsewhere(state, first, paddings, left, away)
                     if tried is None:
                         break
-                    fillings = tried
-                if fillings != state.done.fillings:
-                    yield replace(state.done, fillings=fillings)
+                    paddings = tried
+                if paddings != state.done.paddings:
+                    yield replace(state.done, paddings=paddings)
 
-    def until(self, state: _State, fillings: tuple[Filling, ...], position: int) -> tuple[Failure | None, list[Held]]:
-        return replay(self.timeline, state.moves, self.room, fillings, excused=self.excused, until=position)
+    def until(self, state: _State, paddings: tuple[Padding, ...], position: int) -> tuple[Failure | None, list[Held]]:
+        return replay(self.timeline, state.moves, self.room, paddings, excused=self.excused, until=position)
 
     def elsewhere(
-        self, state: _State, item: Held, fillings: tuple[Filling, ...], left: int, away: bool
-    ) -> tuple[Filling, ...] | None:
-        """One filling more, of at most `left` bytes with those at its position, so that `item` lies elsewhere: at the
+        self, state: _State, item: Held, paddings: tuple[Padding, ...], left: int, away: bool
+    ) -> tuple[Padding, ...] | None:
+        """One padding more, of at most `left` bytes with those at its position, so that `item` lies elsewhere: at the
         end of its chunk, before it the op's workspace if need be, or in another chunk; that first if `away`."""
-        position, chunk = item.filling
+        position, chunk = item.padding
         if position in self.timeline.unordered:  # nothing can be taken right before it
             return None
         workspace = int(self.room.spare * self.timeline.steps[position].workspace)
         end = chunk - rounded(self.timeline.buffers[item.buffer].nbytes)
         ends = (end, end - rounded(workspace)) if workspace > 0 else (end,)
-        left -= sum(filling.nbytes for filling in fillings if filling.position == position)
+        left -= sum(padding.nbytes for padding in paddings if padding.position == position)
         for nbytes in (chunk, *ends) if away else (*ends, chunk):
-            tried = (*fillings, Filling(position, nbytes))
+            tried = (*paddings, Padding(position, nbytes))
             if 0 < nbytes <= left and self.until(state, tried, position + 1)[0] is None:
                 return tried
         return None
 
-    def without_islands(self, state: _State) -> Iterator[Repairs]:
+    def with_evictions(self, state: _State) -> Iterator[Repairs]:
         """One more tensor out of the way where room was short: first the smallest that would do, then the largest."""
-        failure, gone = state.failure, {*self.chosen, *state.done.islands}
+        failure, gone = state.failure, {*self.chosen, *state.done.evicted}
 
         def size(gap: Gap) -> int:
             return self.timeline.buffers[gap.buffer].nbytes
@@ -193,25 +193,25 @@ class _Mender:
         around = sorted((gap for gap in there if gap not in gone), key=size)
         enough = [gap for gap in around if size(gap) >= failure.short]
         less = [gap for gap in around if size(gap) < failure.short]
-        most = ISLANDS * self.patience
+        most = MOST_EVICTED * self.patience
         for gap in (*enough[:most], *less[-most:]):
-            yield replace(state.done, islands={**state.done.islands, gap: failure.position})
+            yield replace(state.done, evicted={**state.done.evicted, gap: failure.position})
 
-    def brought_sooner(self, state: _State) -> Iterator[Repairs]:
-        """A large tensor that is back where room was short, brought back sooner and so, perhaps, to a better place."""
+    def prefetched_earlier(self, state: _State) -> Iterator[Repairs]:
+        """A large tensor that is back where room was short, brought back earlier and so, perhaps, to a better place."""
         position, moves = state.failure.position, state.moves
         most = max(self.budget, int(usage_under(self.timeline, moves).max()))
         for index, move in enumerate(moves):
             buffer = self.timeline.buffers[move.buffer]
-            there = position - SOONER[-1] < move.prefetch <= position <= self.timeline.end(buffer)
-            if not there or move.remade or buffer.nbytes < state.failure.wanted >> 3:
+            there = position - EARLIER[-1] < move.prefetch <= position <= self.timeline.end(buffer)
+            if not there or move.recomputed or buffer.nbytes < state.failure.wanted >> 3:
                 continue
-            for ops in SOONER:
+            for ops in EARLIER:
                 if move.prefetch - ops < move.release:
                     break
                 changed = [*moves[:index], replace(move, prefetch=move.prefetch - ops), *moves[index + 1 :]]
                 if usage_under(self.timeline, changed).max() <= most:
-                    yield replace(state.done, sooner={**state.done.sooner, move.gap: move.prefetch - ops})
+                    yield replace(state.done, earlier={**state.done.earlier, move.gap: move.prefetch - ops})
 
 
 def _windows(room: Room, held: Sequence[Held], wanted: int) -> set[int]:

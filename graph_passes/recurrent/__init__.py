@@ -1,1 +1,1 @@
-"""Swaps recurrent layers for `TfmemRecurrent`: `plan.py` finds and decides, `apply.py` edits."""
+"""Replaces recurrent layers by `TfmemRecurrent`: `plan.py` finds and decides, `apply.py` edits."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from graph_passes.ir import Editor, Graph
+from graph_passes.graph.ir import Editor, Graph
+from graph_passes.graph.rewrite import apply_rewrites
 from graph_passes.recurrent.match import RecurrentPlan
-from graph_passes.rewrite import apply_rewrites
 
 
 def apply_recurrent(plan: RecurrentPlan, graph: Graph, editor: Editor | None = None) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from graph_passes.ir import DataType, Graph, Literal, TensorId, boolean
-from graph_passes.recurrent.layout import is_zero
+from graph_passes.graph.ir import DataType, Graph, Literal, TensorId, boolean
+from graph_passes.graph.rewrite import Names, NewNode
+from graph_passes.recurrent.find.provenance import is_zero
 from graph_passes.recurrent.match import Launch, Match
-from graph_passes.rewrite import Names, NewNode
 
 FUSED = "_FusedMatMul"  # TensorFlow's own; it has no gradient
 _DTYPE = "float32"  # on a GPU and a CPU alike; not so of shorter types

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from graph_passes.ir import Graph
-from graph_passes.recurrent.loops import Unreadable
+from graph_passes.graph.ir import Graph
+from graph_passes.graph.rewrite import Rewrite, applied
+from graph_passes.graph.verify import verify_graph
+from graph_passes.recurrent.find.loops import Unreadable
 from graph_passes.recurrent.match import RecurrentPlan, Unmatched
-from graph_passes.rewrite import Rewrite, applied
-from graph_passes.verify import verify_graph
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def attempt(unmatched: list[Unmatched], name: str, carrier: str, *reasons: type[
     """
     try:
         yield
-    except Exception as error:  # whatever it is, the user's function runs without this swap
+    except Exception as error:  # whatever it is, the user's function runs without this replacement
         is_reason = isinstance(error, (Unreadable, *reasons))
         unmatched.append(Unmatched(name, carrier, str(error)) if is_reason else fault(name, carrier, error))
 

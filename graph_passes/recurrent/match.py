@@ -20,12 +20,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from custom_ops.cell import Cell
+from custom_ops.recurrent.cell import Cell
 from custom_ops.recurrent.program import Program
-from custom_ops.spec import Precision
+from custom_ops.recurrent.spec import Precision
 from graph_passes.errors import GraphError
-from graph_passes.ir import AttrValue, Code, DataType, TensorId
-from graph_passes.rewrite import NewNode, Rewrite
+from graph_passes.graph.ir import AttrValue, Code, DataType, TensorId
+from graph_passes.graph.rewrite import NewNode, Rewrite
 
 RECURRENT_OP = "TfmemRecurrent"
 CPU = "/device:CPU:0"
@@ -229,7 +229,7 @@ class RecurrentPlan:
     """What the pass will do to a graph: pure data; `apply_recurrent` carries it out.
 
     Attributes:
-        matches: what is swapped.
+        matches: what is replaced.
         unmatched: what is not.
         precision: what products with a state may round to, on a GPU.
         kernels: what runs there, by the name of the launch; empty on a CPU.
@@ -265,6 +265,6 @@ class RecurrentPlan:
         return f"{match.summary()}; precision {self.precision}; {found[0].steps} steps in {timed}"
 
     def __str__(self) -> str:
-        lines = [f"swap {self.summary(match)}" for match in self.matches]
+        lines = [f"replace {self.summary(match)}" for match in self.matches]
         lines += [f"keep {loop.name} ({loop.carrier}): {loop.reason}" for loop in self.unmatched]
         return "\n".join(lines) or "no recurrence found"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from custom_ops.spec import Precision
+from custom_ops.recurrent.spec import Precision
 from graph_passes.checks import one_of, refuse, series, truth, whole
 
 LARGEST_BATCH = (1 << 31) - 1  # a kernel counts in 32 bits

@@ -1,214 +1,247 @@
-"""Decides which recurrences of a graph are swapped. Pure: a graph in, a `RecurrentPlan` out.
+"""Replaces recurrences together with their gradients: pairs of loops, or a `CudnnRNN` with its `CudnnRNNBackprop`.
 
-    plan_source       as captured: which calls are brought to the top level, which unrolled steps become loops; kernels
-      plan_whole      of one graph: recurrences with their gradients, and those of inference
-        plan_training
-        plan_recurrent
-
-A call or unrolled steps whose loop stays are left as they were, and the rest is matched again, on a graph in which they
-are. Kernels are made when nothing more has to be left; only if one cannot be made, of such a loop, is that repeated.
+The forward op is read as in inference, and then launched with the forward cell of its gradient, which keeps what the
+backward cell needs. The gradient of all that the match inserts is taken anew (`Gradients`): hoisted products, the
+recurrence and casts alike. What the old gradient op made of the gradients of the old results, the new one makes of
+the same gradients; so who else computes gradients, before or after, sees no difference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from graph_passes.ir import Graph
-from graph_passes.recurrent.cleanup import with_fused_biases, without_zeros
-from graph_passes.recurrent.cudnn import CUDNN, match_cudnn, swap_cudnn
+from custom_ops.errors import CellError
+from custom_ops.recurrent.differentiate import differentiate
+from graph_passes.errors import GraphError
+from graph_passes.graph.dead_code import dead_code
+from graph_passes.graph.ir import DataType, Graph, TensorId
+from graph_passes.graph.rewrite import Names, NewNode
 from graph_passes.recurrent.faults import attempt
-from graph_passes.recurrent.loops import functional_loops, loops_out_of_reach, lowered_loops
-from graph_passes.recurrent.match import Match, RecurrentPlan, Unmatched
-from graph_passes.recurrent.pairs import paired
-from graph_passes.recurrent.repeated import Refused, repeated
-from graph_passes.recurrent.rolling import roll_up
-from graph_passes.recurrent.swap import Swap, read_loop
-from graph_passes.recurrent.training import Check, Gradients, plan_training
-from graph_passes.rewrite import Names
+from graph_passes.recurrent.find.loops import Unreadable
+from graph_passes.recurrent.lower.bidirectional import paired
+from graph_passes.recurrent.match import Direction, Launch, Match, RecurrentPlan, Unmatched
+from graph_passes.recurrent.train.loop_pairs import Pair, gradient_loops, read_pair
+from graph_passes.recurrent.train.trained import Trained, cudnn_pairs, trained_cudnn, trained_loop
 
-EFFECTS = frozenset({"While", *CUDNN})  # carriers that have side effects
-_BEING_TRACED = "the function is still being traced, so that the old loop would run too; optimise the function instead"
+# How new nodes are differentiated: graph, nodes, (result, its gradient) ..., inputs, what these stand for, what gives
+# names, a prefix -> new nodes, the gradient of each input or None. This takes TensorFlow
+# (`tfmem/tf_internals/inserted_gradients.py`), so it is handed in.
+Gradients = Callable[
+    [
+        Graph,
+        Sequence[NewNode | Launch],
+        Sequence[tuple[TensorId, TensorId]],
+        Sequence[TensorId],
+        Mapping[TensorId, TensorId],
+        Names,
+        str,
+    ],
+    tuple[tuple[NewNode | Launch, ...], tuple[TensorId | None, ...]],
+]
 
-# For each function that is one of several implementations, the calls of it.
-Calls = Mapping[str, list[str]]
+# Why the gradient loop of a pair is not the derivative of its forward loop, or cannot be checked; "" if it is. This
+# takes TensorFlow, too (`tfmem/tf_internals/gradient_check.py`).
+Check = Callable[[Graph, Pair], str]
 
 
 @dataclass(frozen=True)
-class Source:
-    """A graph to plan for, and what planning needs of TensorFlow and of a GPU.
+class Training:
+    """What `plan_training` found.
 
     Attributes:
-        read: the graph, with these implementations brought to the top level.
-        keep: names of the nodes of such a graph that are fetched.
-        gradients: see `training.Gradients`.
-        check: see `training.Check`.
-        tune: the plan with a kernel for each launch; matches for which there is none are among its `unmatched`.
-        implementations: the functions that may be brought to the top level.
-        in_place: whether the graph is edited in place, where no loop is made of unrolled steps.
-        traced: whether it is a function's that is still being traced, so that what has side effects runs in any case.
-        fuse_biases: whether products may add their biases; nobody will take a gradient.
+        plan: what to replace.
+        nodes: the forward and gradient ops, replaced or not: they are no inference.
     """
 
-    read: Callable[[Calls], Graph]
-    keep: Callable[[Graph], set[str]]
-    gradients: Gradients
-    check: Check
-    tune: Callable[[RecurrentPlan], RecurrentPlan]
-    implementations: Calls = field(default_factory=dict)
-    in_place: bool = False
-    traced: bool = False
-    fuse_biases: bool = False
+    plan: RecurrentPlan
+    nodes: frozenset[str]
 
 
-def plan_source(source: Source) -> tuple[RecurrentPlan, Graph]:
-    """What to swap, and the graph that the plan is for."""
-    left = _Left(dict(source.implementations))
-    while True:
-        graph = source.read(left.chosen)
-        keep = source.keep(graph)
-        rolled = None if source.in_place else roll_up(graph, keep, left.unrolled)
-        graph, loops = (graph, {}) if rolled is None else (rolled.graph, rolled.loops)
-        plan = plan_whole(graph, keep, source.gradients, source.check, source.traced)
-        if left.more(plan, loops):
-            continue
-        plan = source.tune(plan)
-        if not left.more(plan, loops):
-            break
-    # A call that was kept is reported once, with what is in the way inside.
-    others = [loop for loop in plan.unmatched if not any(name.startswith(f"{loop.name}/") for name in left.names)]
-    unmatched = [*left.refused, *others, *(rolled.unmatched if rolled else ())]
-    known = left.known | {name for match in plan.matches for name in match.removed}
-    unmatched += _kept_steps(graph, keep, rolled.refused if rolled else (), known, source.in_place)
-    plan = replace(plan, unmatched=tuple(unmatched))
-    return _with_fused_biases(plan) if source.fuse_biases else plan, graph
-
-
-@dataclass
-class _Left:
-    """What stays as it was.
-
-    Attributes:
-        chosen: the implementations that do not.
-        refused: loops inside of what does.
-        unrolled: unrolled steps, by the name that their loop would have.
-        known: the nodes of these.
-    """
-
-    chosen: dict[str, list[str]]
-    refused: list[Unmatched] = field(default_factory=list)
-    unrolled: set[str] = field(default_factory=set)
-    known: set[str] = field(default_factory=set)
-
-    @property
-    def names(self) -> list[str]:
-        """Of the loops."""
-        return [loop.name for loop in self.refused]
-
-    def more(self, plan: RecurrentPlan, loops: Mapping[str, Collection[str]]) -> bool:
-        """Add what `plan` could not match; whether there is anything, so that the graph has to be read again.
-
-        Args:
-            plan: made with what was left before.
-            loops: the nodes that loops made of unrolled steps stand for.
-        """
-        stiff = [loop for loop in plan.unmatched if loop.name in loops]
-        if stiff:
-            self.refused += stiff
-            self.unrolled |= {loop.name for loop in stiff}
-            self.known |= {name for loop in stiff for name in loops[loop.name]}
-            return True
-        kept = [f for f, calls in self.chosen.items() if any(_inside(loop.name, calls) for loop in plan.unmatched)]
-        calls = [call for name in kept for call in self.chosen.pop(name)]
-        self.refused += [loop for loop in plan.unmatched if _inside(loop.name, calls)]
-        return bool(kept)
-
-
-def _inside(name: str, calls: Sequence[str]) -> bool:
-    return any(f"/{call}/" in f"/{name}" for call in calls)
-
-
-def _kept_steps(
-    graph: Graph, keep: Collection[str], refused: Sequence[Refused], known: Collection[str], in_place: bool
-) -> list[Unmatched]:
-    """As `repeated`, which is for the report alone: what fails in it is a line of that."""
-    found: list[Unmatched] = []
-    with attempt(found, "steps that are written out", "unrolled"):
-        found += repeated(graph, keep, refused, known, in_place)
-    return found
-
-
-def _with_fused_biases(plan: RecurrentPlan) -> RecurrentPlan:
-    matches: list[Match] = []
-    unmatched = list(plan.unmatched)
-    for match in plan.matches:
-        with attempt(unmatched, match.name, match.carrier):
-            matches.append(with_fused_biases(match))
-    return replace(plan, matches=tuple(matches), unmatched=tuple(unmatched))
-
-
-def plan_whole(
-    graph: Graph, keep: Collection[str], gradients: Gradients, check: Check, traced: bool = False
-) -> RecurrentPlan:
-    """What to swap in `graph`: recurrences with their gradients, and those of inference.
+def plan_training(graph: Graph, keep: Collection[str], gradients: Gradients, check: Check, names: Names) -> Training:
+    """Find every recurrence that is there with its gradient.
 
     Args:
-        graph, keep, gradients, check: as for `plan_training`.
-        traced: whether the graph is a function's that is still being traced, and edited in place: an op with side
-            effects, as a loop that reads variables is, would run there in any case.
+        graph: the graph, with functions.
+        keep: names of the nodes that somebody outside the graph reads or runs.
+        gradients: see `Gradients`.
+        check: see `Check`.
+        names: gives names to new nodes.
     """
-    names = Names(graph)
-    training = plan_training(graph, keep, gradients, check, names)
-    inference = plan_recurrent(graph, keep, names)
-    unmatched = [
-        *training.plan.unmatched,
-        *(loop for loop in inference.unmatched if loop.name not in training.nodes),
-    ]
-    swaps: list[Swap] = []
-    for node in graph:
-        if node.op in CUDNN and node.name not in training.nodes:
-            with attempt(unmatched, node.name, node.op):
-                match = match_cudnn(graph, node.name, names, keep)
-                if isinstance(match, Unmatched):
-                    unmatched.append(match)
-                else:
-                    swaps.append(swap_cudnn(graph, match))
-    untrained = [match for match in inference.matches if not training.nodes & set(match.removed)]
-    untrained += paired(graph, swaps, names, unmatched)
-    matches = list(training.plan.matches)
-    for match in untrained:
-        with attempt(unmatched, match.name, match.carrier):
-            matches.append(without_zeros(graph, match, names))
-    for match in [each for each in matches if traced and any(graph[name].op in EFFECTS for name in each.removed)]:
-        matches.remove(match)
-        unmatched.append(Unmatched(match.name, match.carrier, _BEING_TRACED))
-    return RecurrentPlan(tuple(matches), tuple(unmatched))
-
-
-def plan_recurrent(graph: Graph, keep: Collection[str] = (), names: Names | None = None) -> RecurrentPlan:
-    """What to swap in `graph`, and what not and why.
-
-    Args:
-        graph: read with the bodies of its loops (`serde.from_graph_def(..., functions=True)`).
-        keep: names of nodes that are fetched; they stay.
-        names: gives names to new nodes, also to those of other plans for the graph.
-    """
-    names = names or Names(graph)
-    swaps: list[Swap] = []
+    groups: dict[str, list[str]] = {}
+    recurrences, matches = dict[str, Trained](), list[Match]()
     unmatched: list[Unmatched] = []
-    for kind, loops in (("loop", functional_loops), ("lowered loop", lowered_loops)):
-        with attempt(unmatched, f"every {kind} from here on", kind):
-            for loop in loops(graph):
-                with attempt(unmatched, loop.name, loop.carrier):
-                    swaps.append(read_loop(graph, loop, names, keep))
-    for node, inner in loops_out_of_reach(graph):
-        where = f"'{inner.name}' ({inner.op}) is in a function that it calls"
-        unmatched.append(Unmatched(node.name, node.op, where + _why(node.op)))
-    matches = paired(graph, swaps, names, unmatched)
-    return RecurrentPlan(tuple(matches), tuple(unmatched))
+    for kind, pairs in (("loop", gradient_loops), ("CudnnRNN", cudnn_pairs)):
+        with attempt(unmatched, f"every {kind} with its gradient from here on", kind):
+            for forward, backward in pairs(graph):
+                groups.setdefault(forward, []).append(backward)
+    inner = {backward for backwards in groups.values() for backward in backwards}
+
+    def carrier(forward: str) -> str:
+        return f"{graph[forward].op} and its gradient"
+
+    for forward, backwards in groups.items():
+        if forward in inner or any(backward in groups for backward in backwards):
+            unmatched.append(Unmatched(forward, carrier(forward), "the gradient of its gradient is taken too"))
+            continue
+        with attempt(unmatched, forward, carrier(forward)):
+            if (forward, "body") in graph.functions:
+                recurrence = trained_loop(graph, forward, backwards, names, keep)
+                for reason in (check(graph, read_pair(graph, forward, backward)) for backward in backwards):
+                    if reason:
+                        raise Unreadable(reason)
+                recurrences[forward] = recurrence
+            else:
+                recurrences[forward] = trained_cudnn(graph, forward, backwards, names, keep)
+    for match in paired(graph, [recurrence.joinable for recurrence in recurrences.values()], names, unmatched):
+        parts = [recurrence for recurrence in recurrences.values() if recurrence.forward in match.removed]
+        kind = carrier(parts[0].forward)
+        with attempt(unmatched, match.name, kind, GraphError, CellError):
+            whole = _Whole(graph, names, keep, match, parts, gradients).match()
+            matches.append(replace(whole, carrier=kind))
+    found = frozenset({*groups, *inner})
+    return Training(RecurrentPlan(tuple(matches), tuple(unmatched)), found)
 
 
-def _why(op: str) -> str:
-    if op in ("If", "StatelessIf"):
-        return ", and whether it runs is decided by data"
-    return "; the call could not be brought to the top level"
+class _Whole:
+    """A match of the forward ops of one or two directions, with their gradient ops."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        names: Names,
+        keep: Collection[str],
+        match: Match,
+        recurrences: Sequence[Trained],
+        gradients: Gradients,
+    ) -> None:
+        self.graph = graph
+        self.names = names
+        self.keep = frozenset(keep)
+        self.ahead = differentiable(match)
+        self.recurrences = recurrences
+        self.gradients = gradients
+
+    def match(self) -> Match:
+        """
+        Raises:
+            Unreadable, GraphError, CellError: why there is none.
+        """
+        ahead = self.ahead
+        new = dict(ahead.rewired)
+        for recurrence in self.recurrences:
+            new = dict(recurrence.unchanged) | new
+        nodes: list[NewNode | Launch] = list(ahead.nodes)
+        for number in range(max(len(recurrence.backwards) for recurrence in self.recurrences)):
+            made, rewired = self.backward(new, number)
+            nodes += made
+            new |= rewired
+        old = [name for recurrence in self.recurrences for name in recurrence.nodes]
+        removed = dead_code(self.graph, old, nodes, new, self.keep)
+        alive = {old: tensor for old, tensor in new.items() if any(u.node not in removed for u in self.graph.uses(old))}
+        self.require_nothing_lost(removed, alive)
+        return replace(ahead, nodes=tuple(nodes), rewired=tuple(alive.items()), removed=tuple(sorted(removed)))
+
+    def require_nothing_lost(self, removed: Collection[str], new: Mapping[TensorId, TensorId]) -> None:
+        for name in sorted(removed):
+            for tensor in self.graph.tensors(self.graph[name]):
+                reader = next((use.node for use in self.graph.uses(tensor) if use.node not in removed), None)
+                if reader is not None and tensor not in new:
+                    raise Unreadable(f"'{reader}' reads '{tensor}', which nothing takes the place of")
+
+    def backward(
+        self, new: Mapping[TensorId, TensorId], number: int
+    ) -> tuple[list[NewNode | Launch], dict[TensorId, TensorId]]:
+        """The new gradient ops, and what takes the place of the tensors that the old ones made.
+
+        Each half has its own name for what it reads: the gradients of one sequence that two directions read are two.
+        """
+        chosen = [
+            (place, recurrence.backwards[number])
+            for place, recurrence in enumerate(self.recurrences)
+            if number < len(recurrence.backwards)
+        ]
+        stand_ins: dict[tuple[int, TensorId], TensorId] = {}
+        given: list[tuple[TensorId, TensorId]] = []
+        for place, backward in chosen:
+            for item in backward.wanted:
+                if item.old.node in self.keep:
+                    raise Unreadable(f"'{item.old}', which its gradient makes, is fetched by name")
+                stand_ins[place, item.x] = TensorId(f"{item.x.node}/tfmem_entry_{place}", item.x.index)
+            for old, gradient in backward.given:
+                if old not in new:
+                    raise Unreadable(f"'{old}' has a gradient, and nothing takes its place")
+                given.append((new[old], gradient))
+        nodes = [self.with_stand_ins(node, stand_ins) for node in self.ahead.nodes]
+        outside = {entry: x for (_, x), entry in stand_ins.items()}
+        prefix = f"{chosen[0][1].name}/tfmem"
+        made, found = self.gradients(self.graph, nodes, given, list(outside), outside, self.names, prefix)
+        gradient_of = dict(zip(outside, found, strict=True))
+        added, rewired = list[NewNode | Launch](made), dict[TensorId, TensorId]()
+        for place, backward in chosen:
+            for item in backward.wanted:
+                found_gradient = gradient_of[stand_ins[place, item.x]]
+                again = [*item.moves, item.listed] if item.listed else item.moves
+                if found_gradient is None and item.zero is not None:
+                    found_gradient, again = item.zero, ()
+                if found_gradient is None:
+                    zeros = self.names.fresh(f"{prefix}/zeros")
+                    added.append(NewNode(zeros, "ZerosLike", (item.x,), {"T": self.dtype(item.x)}))
+                    found_gradient = TensorId(added[-1].name)
+                for name in again:
+                    node, label = self.graph[name], self.names.fresh(f"{prefix}/{self.graph[name].op}")
+                    added.append(NewNode(label, node.op, (found_gradient, node.inputs[1]), dict(node.attrs)))
+                    found_gradient = TensorId(label)
+                rewired[item.old] = found_gradient
+        return added, rewired
+
+    def dtype(self, tensor: TensorId) -> DataType:
+        return DataType(self.graph.specs[tensor].dtype)
+
+    def with_stand_ins(
+        self, node: NewNode | Launch, stand_ins: Mapping[tuple[int, TensorId], TensorId]
+    ) -> NewNode | Launch:
+        if isinstance(node, NewNode):
+            place = next(
+                (place for place, recurrence in enumerate(self.recurrences) if node.name in recurrence.new_nodes), 0
+            )
+            return replace(node, inputs=tuple(stand_ins.get((place, tensor), tensor) for tensor in node.inputs))
+
+        def renamed(place: int, tensors: Sequence[TensorId]) -> tuple[TensorId, ...]:
+            return tuple(stand_ins.get((place, tensor), tensor) for tensor in tensors)
+
+        order = [
+            next((p for p, recurrence in enumerate(self.recurrences) if recurrence.reverse == d.reverse), 0)
+            for d in node.directions
+        ]
+        directions = [
+            Direction(
+                renamed(place, direction.sequences),
+                renamed(place, direction.invariants),
+                renamed(place, direction.vectors),
+                renamed(place, direction.matrices),
+                renamed(place, direction.states),
+                direction.reverse,
+            )
+            for place, direction in zip(order, node.directions, strict=True)
+        ]
+        return replace(node, directions=tuple(directions))
+
+
+def differentiable(match: Match) -> Match:
+    """The same match with launches that keep what their gradients need."""
+    moved: dict[TensorId, TensorId] = {}
+    nodes: list[NewNode | Launch] = []
+    for node in match.nodes:
+        if isinstance(node, Launch):
+            new = replace(node, cell=differentiate(node.cell).forward, base=node.cell)
+            for direction in range(len(node.directions)):
+                for index in range(len(node.cell.outputs)):
+                    moved[node.output(index, direction)] = new.output(index, direction)
+                for index in range(len(node.cell.states)):
+                    moved[node.final(index, direction)] = new.final(index, direction)
+            nodes.append(new)
+        else:
+            nodes.append(replace(node, inputs=tuple(moved.get(tensor, tensor) for tensor in node.inputs)))
+    rewired = tuple((old, moved.get(new, new)) for old, new in match.rewired)
+    return replace(match, nodes=tuple(nodes), rewired=rewired)

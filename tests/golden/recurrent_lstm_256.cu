@@ -11,12 +11,12 @@ float leaf_1;
 float leaf_2;
 float leaf_3;
 };
-template <class Plan> struct Element : Leaves {
+template <class Sizes> struct Element : Leaves {
 Leaves ahead;  // of the step after the next, where they are read so early
 float state_0;
 float state_1;
-const typename Plan::Value* input_0;
-typename Plan::Value* output_0;
+const typename Sizes::Value* input_0;
+typename Sizes::Value* output_0;
 };
 template <int STAGE> __host__ __device__ static constexpr int sums() {
 if (STAGE == 0) return 0;
@@ -109,7 +109,7 @@ static constexpr int kSplit = 1;
 static constexpr int kForm = 0;
 static constexpr int kOperandScale = 16384;
 };
-struct Plan {
+struct Sizes {
 using Value = float;
 static constexpr int kUnits = 256;
 static constexpr int kDirections = 1;
@@ -121,7 +121,7 @@ static constexpr int kRows = 1;
 static constexpr int kPaddedRows = 1;
 static constexpr int kItems = 1;
 static constexpr int kUnitLanes = 16;
-static constexpr int kTwins = 0;
+static constexpr int kSumLanes = 0;
 static constexpr int kReplicaItems = 0;
 static constexpr int kStaging = 2320;
 static constexpr int kKept = 0;
@@ -144,16 +144,16 @@ template <int STAGE> __host__ __device__ static constexpr bool has_gemm() { retu
 template <int STAGE, class Function> __device__ static void for_buffers(Function&& function) {
 if constexpr (STAGE == -1 || STAGE == 0) function(Tag<0>());
 }
-using Exchange = ClusterExchange<Plan>;
+using Exchange = ClusterExchange<Sizes>;
 template <int WORDS> struct Products {
 FmaProduct<Shape0> gemm_0;
 char* shared;
 char* scratch;
-__device__ Products(const Context<Plan, WORDS>& context, char* shared, char* scratch)
+__device__ Products(const Context<Sizes, WORDS>& context, char* shared, char* scratch)
 : shared(shared), scratch(scratch) {}
 template <int STAGE>
-__device__ __forceinline__ void load(const Context<Plan, WORDS>& context, bool lay_out) {
-if constexpr (STAGE == kAllStages || STAGE == 0) { gemm_0.load(WeightSource<Cell, Plan, 0, WORDS>{context}, reinterpret_cast<float4*>(shared + 2320), reinterpret_cast<float4*>(scratch + 0ll + context.cta * 0ll), results<0>(), lay_out); }
+__device__ __forceinline__ void load(const Context<Sizes, WORDS>& context, bool lay_out) {
+if constexpr (STAGE == kAllStages || STAGE == 0) { gemm_0.load(WeightSource<Cell, Sizes, 0, WORDS>{context}, reinterpret_cast<float4*>(shared + 2320), reinterpret_cast<float4*>(scratch + 0ll + context.cta * 0ll), results<0>(), lay_out); }
 }
 template <int STAGE, class Exchange>
 __device__ __forceinline__ void run(const Exchange& exchange, int step) const {
@@ -182,5 +182,5 @@ return sum;
 extern "C" __global__ void __launch_bounds__(256, 1)
 tfmem_recurrent(const __grid_constant__ tfmem::Parameters<14> parameters) {
 TFMEM_DYNAMIC_SHARED(float4, memory);
-tfmem::sweep<tfmem::Cell, tfmem::Plan>(parameters, reinterpret_cast<char*>(memory));
+tfmem::sweep<tfmem::Cell, tfmem::Sizes>(parameters, reinterpret_cast<char*>(memory));
 }

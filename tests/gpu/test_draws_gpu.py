@@ -1,4 +1,4 @@
-"""Seeded random ops of a GPU draw what they draw in TensorFlow, through rehearsals, trials and the final plan.
+"""Seeded random ops of a GPU draw what they draw in TensorFlow, through dry runs, trials and the final plan.
 
 Each run is a process of its own, because TensorFlow sets how a device's memory grows once.
 """
@@ -68,7 +68,7 @@ def make_step():
     def train(x, y):
         drawn = draws()
         if KIND == "noticed":
-            tf.print("a step that is not rehearsed", output_stream=sys.stderr)
+            tf.print("a step that gets no dry run", output_stream=sys.stderr)
         with tf.GradientTape() as tape:
             for weights in filters:
                 x = tf.nn.relu(tf.nn.conv2d(tf.nn.dropout(x, 0.1), weights, 1, "SAME"))
@@ -109,7 +109,7 @@ print("equal")
 """
 
 
-@pytest.mark.parametrize("kind", ["rehearsed", "noticed", "cudnn"])
+@pytest.mark.parametrize("kind", ["dry-run", "noticed", "cudnn"])
 def test_random_ops_go_on_where_they_stopped(kind: str) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TFMEM_CACHE_DIR": ""}
     done = subprocess.run(

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from benchmarks.multiplier import Multiplier, Shape, Tiling
-from custom_ops.jit import matmul
+from benchmarks.matmul.multiplier import Multiplier, Shape, Tiling
 from custom_ops.jit.device import Device
+from custom_ops.matmul import kernels as matmul
 
 pytest_plugins = ("tests.gpu_device",)
 
@@ -59,7 +59,7 @@ def off(found: Floats, a: Floats, b: Floats, bias: Floats | None = None) -> floa
     return float(np.max(np.abs(found - wanted) / np.maximum(terms, 1e-300), initial=0))
 
 
-@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("split_k", [1, 3])
 @pytest.mark.parametrize("small", [False, True])
 @pytest.mark.parametrize("transpose_b", [False, True])
 @pytest.mark.parametrize("transpose_a", [False, True])
@@ -72,21 +72,21 @@ def test_as_accurate_as_float32(
     transpose_a: bool,
     transpose_b: bool,
     small: bool,
-    parts: int,
+    split_k: int,
 ) -> None:
     """Parts without any of the depth are as good as others."""
     a, b, bias = numbers(rows, depth), numbers(depth, columns, seed=1), numbers(columns, seed=2)
     operands = a.T.copy() if transpose_a else a, b.T.copy() if transpose_b else b
-    found = multiply(*operands, bias, Tiling(small, parts), transpose_a, transpose_b)
+    found = multiply(*operands, bias, Tiling(small, split_k), transpose_a, transpose_b)
     assert off(found, a, b, bias) < 5e-7
     assert np.isfinite(found).all()
 
 
-@pytest.mark.parametrize("parts", [1, 16])
-def test_deep_sums_are_not_cut_off(multiply: Multiply, parts: int) -> None:
+@pytest.mark.parametrize("split_k", [1, 16])
+def test_deep_sums_are_not_cut_off(multiply: Multiply, split_k: int) -> None:
     """All terms are positive, so what tensor cores cut off adds up."""
     a, b = np.abs(numbers(150, 6400)), np.abs(numbers(6400, 140, seed=1))
-    assert off(multiply(a, b, tiling=Tiling(small=False, parts=parts)), a, b) < 1e-6
+    assert off(multiply(a, b, tiling=Tiling(small=False, split_k=split_k)), a, b) < 1e-6
 
 
 def test_rows_and_columns_of_all_magnitudes(multiply: Multiply) -> None:
@@ -110,31 +110,31 @@ def test_small_numbers_beside_large_ones(multiply: Multiply) -> None:
     assert off(multiply(a, b), np.delete(a, 7, 1), np.delete(b, 7, 0)) < 5e-7
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-def test_nan_and_infinity(multiply: Multiply, parts: int) -> None:
+@pytest.mark.parametrize("split_k", [1, 2])
+def test_nan_and_infinity(multiply: Multiply, split_k: int) -> None:
     a, b, bias = numbers(200, 90), numbers(90, 150, seed=1), numbers(150, seed=2)
     a[3, 5], a[7, 9], a[150], b[4, 8], b[6, 149] = np.inf, np.nan, np.nan, -np.inf, np.nan
     a[20], b[5, 30] = 1.0, np.inf  # numbers that a half holds, so that nothing of them is left to multiply
     with np.errstate(invalid="ignore"):
         wanted = a @ b + bias
-    found = multiply(a, b, bias, Tiling(small=True, parts=parts))
+    found = multiply(a, b, bias, Tiling(small=True, split_k=split_k))
     assert np.array_equal(np.isnan(found), np.isnan(wanted))
     assert np.array_equal(found[np.isinf(wanted)], wanted[np.isinf(wanted)])
     finite = np.isfinite(wanted)
     np.testing.assert_allclose(found[finite], wanted[finite], rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("parts", [1, 5])
-def test_two_runs_are_equal_to_the_bit(multiply: Multiply, parts: int) -> None:
+@pytest.mark.parametrize("split_k", [1, 5])
+def test_two_runs_are_equal_to_the_bit(multiply: Multiply, split_k: int) -> None:
     """Whichever part of a tile comes last."""
     a, b = numbers(700, 300), numbers(300, 900, seed=1)
-    tiling = Tiling(small=False, parts=parts)
+    tiling = Tiling(small=False, split_k=split_k)
     first = multiply(a, b, tiling=tiling)
     assert all(np.array_equal(first, multiply(a, b, tiling=tiling)) for _ in range(5))
 
 
-@pytest.mark.parametrize("parts", [1, 4])
-def test_both_tiles_compute_the_same_bits(multiply: Multiply, parts: int) -> None:
+@pytest.mark.parametrize("split_k", [1, 4])
+def test_both_tiles_compute_the_same_bits(multiply: Multiply, split_k: int) -> None:
     a, b = numbers(300, 500), numbers(500, 260, seed=1)
-    found: list[Any] = [multiply(a, b, tiling=Tiling(small, parts)) for small in (False, True)]
+    found: list[Any] = [multiply(a, b, tiling=Tiling(small, split_k)) for small in (False, True)]
     assert np.array_equal(*found)

@@ -34,7 +34,7 @@ tf.keras.utils.set_random_seed(1)
 tf.config.experimental.enable_op_determinism()
 
 import tfmem
-from tfmem import step as steps
+from tfmem.runtime import managed_step as steps
 
 library = tfmem.load_ops()
 filters = [

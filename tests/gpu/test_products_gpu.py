@@ -15,10 +15,10 @@ import tensorflow as tf
 import tfmem
 from custom_ops.errors import KernelError
 from custom_ops.image_functions import named
-from custom_ops.jit import matmul
 from custom_ops.jit.device import Device
 from custom_ops.jit.image import KernelImage
 from custom_ops.load import load
+from custom_ops.matmul import kernels as matmul
 from graph_passes.matmul.apply import MATMUL_OP
 from graph_passes.recurrent.match import RECURRENT_OP
 
@@ -176,7 +176,7 @@ def test_training_products_run_on_tensor_cores() -> None:
     for first, found, wanted in zip(before, *(model.get_weights() for model in models), strict=True):
         assert distance(found - first, wanted - first) < 5e-4
     report = tfmem.report(models[0])
-    assert report.swapped, str(report)
+    assert report.replaced, str(report)
     (note,) = [note for note in report.notes if note.startswith("on tensor cores, as accurate as float32: ")]
     assert note.count(",") == 3, note  # of the inputs, and what their weights and those of the states get
 

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from custom_ops import recurrent_reference
-from custom_ops.cell import Cell
-from custom_ops.cell_builder import CellBuilder
-from custom_ops.differentiate import Request, differentiate
 from custom_ops.expr.table import FLOAT_OPS, TABLE
 from custom_ops.jit.device import Device
-from custom_ops.spec import Configuration
-from graph_passes.recurrent.elementwise import CELL_OPS, lower
+from custom_ops.recurrent import reference
+from custom_ops.recurrent.cell import Cell
+from custom_ops.recurrent.cell_builder import CellBuilder
+from custom_ops.recurrent.differentiate import Request, differentiate
+from custom_ops.recurrent.spec import Configuration
+from graph_passes.recurrent.lower.elementwise_ops import CELL_OPS, lower
 from tests.elementwise_edges import different, tame_points
 from tests.gpu_kernels import run
 
@@ -60,7 +60,7 @@ def test_values_and_derivatives(device: Device, op: str) -> None:
         given = {"sequences": sequences, **fixed, "states": [state] * len(cell.states)}
         (found,), status = run(device, cell, UNITS, Configuration(rows=2, lanes=8), [given], reverse=(reverse,))
         assert status == 0
-        outputs, finals = recurrent_reference.run(cell, UNITS, *given.values(), reverse=reverse)
+        outputs, finals = reference.run(cell, UNITS, *given.values(), reverse=reverse)
         return found, [*outputs, *finals]
 
     kept, expected = both(gradient.forward, [columns], reverse=False)

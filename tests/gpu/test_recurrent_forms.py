@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from custom_ops import cells
-from custom_ops.cell import Cell
-from custom_ops.codegen.layout import layout
-from custom_ops.differentiate import differentiate
 from custom_ops.jit.device import Device
-from custom_ops.spec import Configuration, RecurrentSpec
+from custom_ops.recurrent import cells
+from custom_ops.recurrent.cell import Cell
+from custom_ops.recurrent.codegen.layout import layout
+from custom_ops.recurrent.differentiate import differentiate
+from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 from tests.gpu_kernels import CLUSTER, GRID, LAUNCHED, SLICED, check, expected, inputs, run
 
 pytest_plugins = ("tests.gpu_device",)
@@ -47,7 +47,7 @@ def test_sequences_that_begin_with_the_batch_and_states_not_given(device: Device
         options["product"] = "mma"  # what it multiplies is not bounded
     configuration = Configuration(**options)
     if kernel == "sums in registers":
-        assert layout(RecurrentSpec(cell, UNITS), configuration, device.arch).twins
+        assert layout(RecurrentSpec(cell, UNITS), configuration, device.arch).sum_lanes
     given = [inputs(cell, UNITS, TIME, BATCH, seed=seed) for seed in range(2)]
     turned = [
         {

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from custom_ops import cells
-from custom_ops.cell import Cell
-from custom_ops.differentiate import differentiate
 from custom_ops.jit.device import Device
+from custom_ops.recurrent import cells
+from custom_ops.recurrent.cell import Cell
+from custom_ops.recurrent.differentiate import differentiate
 from custom_ops.recurrent.launch import Launcher
 from custom_ops.recurrent.program import build
-from custom_ops.spec import Configuration, RecurrentSpec
+from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 from tests.gpu_kernels import (
     CLUSTER,
     EVERYWHERE,
@@ -92,7 +92,7 @@ def test_backward_cells(device: Device, name: str, where: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("lanes", [1, 3, 4, 5, 12, 32, 64, 256])
 @pytest.mark.parametrize("weights", [(128, 0), (16, 16), (0, 0)], ids=["registers", "mixed", "streamed"])
-def test_work_groups_and_where_weights_live(device: Device, lanes: int, weights: tuple[int, int]) -> None:
+def test_subgroups_and_where_weights_live(device: Device, lanes: int, weights: tuple[int, int]) -> None:
     where = {"register_weights": weights[0], "shared_weights": weights[1]}
     compare(device, cells.lstm(), 60, 6, rows=6, lanes=lanes, **CLUSTER, **where)
 
@@ -100,7 +100,7 @@ def test_work_groups_and_where_weights_live(device: Device, lanes: int, weights:
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("lanes", [3, 7, 12, 24, 31, 32, 64, 96])
 @pytest.mark.parametrize("weights", [(128, 0), (64, 32), (0, 0)], ids=["registers", "mixed", "streamed"])
-def test_sums_that_fill_large_work_groups(device: Device, lanes: int, weights: tuple[int, int], rows: int) -> None:
+def test_sums_that_fill_large_subgroups(device: Device, lanes: int, weights: tuple[int, int], rows: int) -> None:
     """So deep that every lane has a chunk: 400 of the 416 numbers are there."""
     where = {"register_weights": weights[0], "shared_weights": weights[1]}
     compare(device, cells.simple_rnn(), 400, 4, rows=rows, lanes=lanes, **CLUSTER, **where)
@@ -109,7 +109,7 @@ def test_sums_that_fill_large_work_groups(device: Device, lanes: int, weights: t
 @pytest.mark.parametrize("threads", [64, 96, 160])
 @pytest.mark.parametrize("where", EVERYWHERE.values(), ids=EVERYWHERE)
 @pytest.mark.parametrize("lanes", [5, 12, 31])
-def test_work_groups_of_any_number_of_threads(device: Device, lanes: int, where: dict[str, Any], threads: int) -> None:
+def test_subgroups_of_any_number_of_threads(device: Device, lanes: int, where: dict[str, Any], threads: int) -> None:
     options = {"rows": 2, "lanes": lanes, "threads": threads, "register_weights": 64, "shared_weights": 64}
     compare(device, cells.gru(reset_after=False), 130, 5, **options, **where)
 

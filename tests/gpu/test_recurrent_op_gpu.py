@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from custom_ops import cells, recurrent_reference
-from custom_ops.cell import Cell
-from custom_ops.differentiate import differentiate
 from custom_ops.errors import KernelError
-from custom_ops.gradient_reference import gradients
 from custom_ops.jit.device import Device
 from custom_ops.load import Library, load
+from custom_ops.recurrent import cells, reference
+from custom_ops.recurrent.cell import Cell
+from custom_ops.recurrent.differentiate import differentiate
+from custom_ops.recurrent.gradient_reference import gradients
 from custom_ops.recurrent.op import recurrent
 from custom_ops.recurrent.program import ANY_BATCH, Program, build
-from custom_ops.spec import Configuration, RecurrentSpec
+from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 from tests.gpu_neighbour import WHOLE_PROCESSOR, Neighbour
 from tests.recurrent_cells import Arguments, arguments
 
@@ -68,7 +68,7 @@ def test_values_on_the_gpu(library: Library, arch: int, kind: str) -> None:
             library.ops, cell, UNITS, *tensors(given), reverse=[True], programs=[program(cell, arch, kind)]
         )
     assert "GPU" in outputs[0].device
-    expected, ends = recurrent_reference.run(cell, UNITS, *given, reverse=True)
+    expected, ends = reference.run(cell, UNITS, *given, reverse=True)
     check([*outputs, *finals], [*expected, *ends])
 
 
@@ -123,7 +123,7 @@ def test_gradients_on_the_gpu(library: Library, arch: int) -> None:
         loss = tf.add_n([tf.reduce_sum(output**2) for output in outputs])
     found = tape.gradient(loss, watched)
     for direction, part in enumerate(parts):
-        output = recurrent_reference.run(cell, UNITS, *part, reverse=bool(direction))[0][0]
+        output = reference.run(cell, UNITS, *part, reverse=bool(direction))[0][0]
         zeros = [np.zeros_like(state) for state in part.states]
         expected = gradients(gradient, UNITS, *part, [2 * output], zeros, reverse=bool(direction))
         for kind, wanted in zip(found, expected, strict=True):
@@ -138,7 +138,7 @@ def test_the_batch_chooses_and_what_does_not_load_is_passed_over(library: Librar
         given = arguments(cell, UNITS, TIME, BATCH)
         with tf.device("GPU:0"):
             outputs, _ = recurrent(library.ops, cell, UNITS, *tensors(given), programs=programs)
-        check(outputs, recurrent_reference.run(cell, UNITS, *given)[0])
+        check(outputs, reference.run(cell, UNITS, *given)[0])
     with pytest.raises(tf.errors.InvalidArgumentError, match="compute capability"), tf.device("GPU:0"):
         recurrent(library.ops, cell, UNITS, *tensors(given), programs=[foreign])
 
@@ -171,7 +171,7 @@ def test_where_a_group_does_not_fit_a_launch_for_each_stage_stands_in(library: L
     programs = [standing_in(cell, arch), large]
     with tf.device("GPU:0"):
         outputs, finals = recurrent(library.ops, cell, UNITS, *tensors(given), programs=programs)
-    expected, ends = recurrent_reference.run(cell, UNITS, *given)
+    expected, ends = reference.run(cell, UNITS, *given)
     check([*outputs, *finals], [*expected, *ends])
     with pytest.raises(tf.errors.InvalidArgumentError, match="a group of 1000 blocks does not fit"), tf.device("GPU:0"):
         recurrent(library.ops, cell, UNITS, *tensors(given), programs=[large])
@@ -198,7 +198,7 @@ def test_blocks_that_wait_in_vain_are_replaced(
         fallback = outputs(*kinds).numpy()
         later = [outputs(*kinds).numpy() for _ in range(3)]
     for found in (alone, fallback, *later):
-        check([tf.constant(found)], recurrent_reference.run(cell, UNITS, *given)[0])
+        check([tf.constant(found)], reference.run(cell, UNITS, *given)[0])
     assert np.any(alone.numpy() != fallback)
     np.testing.assert_array_equal(later[-1], alone.numpy() if stands_in else fallback)
     assert capfd.readouterr().err.count("waited for each other too long") == 1

@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from custom_ops import cells
-from custom_ops.cell import Cell
-from custom_ops.codegen.layout import layout
-from custom_ops.differentiate import differentiate
 from custom_ops.jit.device import Device
-from custom_ops.spec import Configuration, RecurrentSpec
+from custom_ops.recurrent import cells
+from custom_ops.recurrent.cell import Cell
+from custom_ops.recurrent.codegen.layout import layout
+from custom_ops.recurrent.differentiate import differentiate
+from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 from tests.gpu_kernels import CLUSTER, GRID, check, check_that_nan_and_infinity_stay, compare, expected, inputs, run
 from tests.recurrent_cells import chained, side_by_side
 
 pytest_plugins = ("tests.gpu_device",)
 
-# Sums stay in registers: units, and a configuration with a work group for each unit.
+# Sums stay in registers: units, and a configuration with a subgroup for each unit.
 IN_REGISTERS = {
     "one block": (64, {"threads": 128, "lanes": 2}),
     "more lanes": (64, {"threads": 256, "lanes": 4}),
@@ -54,7 +54,9 @@ def test_sums_in_registers(device: Device, cell: Cell, kind: str, rows: int) -> 
     units, options = IN_REGISTERS[kind]
     rows = min(rows, options["lanes"], 1 if options["threads"] > 128 else 4)
     options = {"rows": rows, "register_weights": 64, "shared_weights": 96, **options}
-    assert layout(RecurrentSpec(cell, units), Configuration(**options), device.arch).twins == options["lanes"] // rows
+    assert (
+        layout(RecurrentSpec(cell, units), Configuration(**options), device.arch).sum_lanes == options["lanes"] // rows
+    )
     compare(device, cell, units, 2 * rows + 1, bound=3e-5, **options)
 
 

@@ -6,14 +6,14 @@ import time
 
 import pytest
 
-from custom_ops import cells
-from custom_ops.jit import microbenchmark
 from custom_ops.jit.cache import Cache
 from custom_ops.machine import read
-from custom_ops.recurrent.bench import DeviceBench
-from custom_ops.recurrent.tune import tune
-from custom_ops.spec import RecurrentSpec
-from graph_passes.cost.recurrent import rank
+from custom_ops.recurrent import cells
+from custom_ops.recurrent.search import microbenchmark
+from custom_ops.recurrent.search.bench import DeviceBench
+from custom_ops.recurrent.search.ranking import rank
+from custom_ops.recurrent.search.tune import tune
+from custom_ops.recurrent.spec import RecurrentSpec
 
 pytest_plugins = ("tests.gpu_device",)
 

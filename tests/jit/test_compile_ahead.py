@@ -6,14 +6,14 @@ import textwrap
 
 import pytest
 
-from custom_ops import cells
 from custom_ops.errors import KernelError
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache
+from custom_ops.recurrent import cells
 from custom_ops.recurrent import compile_ahead as module
 from custom_ops.recurrent.compile_ahead import compile_ahead
 from custom_ops.recurrent.program import build
-from custom_ops.spec import Configuration, RecurrentSpec
+from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 
 SPEC = RecurrentSpec(cells.simple_rnn(), 16)
 FIRST, SECOND, THIRD = (Configuration(threads=threads, lanes=4) for threads in (64, 128, 256))

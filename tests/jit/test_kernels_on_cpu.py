@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.multiplier import Multiplier, Shape, Tiling
-from custom_ops import build_flags, cells
-from custom_ops.differentiate import differentiate
+from benchmarks.matmul.multiplier import Multiplier, Shape, Tiling
+from custom_ops import build_flags
 from custom_ops.errors import KernelError
-from custom_ops.jit import matmul
 from custom_ops.jit.image import KernelImage
 from custom_ops.jit.launch import Kernel, Module
 from custom_ops.jit.nvrtc import KERNELS
-from custom_ops.spec import Configuration, RecurrentSpec
+from custom_ops.matmul import kernels as matmul
+from custom_ops.recurrent import cells
+from custom_ops.recurrent.differentiate import differentiate
+from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 from tests.cuda_on_cpu.driver import Compiler, CpuDevice, Driver
 from tests.gpu_kernels import (
     CLUSTER,
@@ -93,8 +94,8 @@ FORMS: dict[str, tuple[Any, int, int, dict[str, Any]]] = {
     "buffers alike in two stages": (side_by_side(), 20, 9, {"rows": 8, "lanes": 32, **SMALL["grid"]}),
     "weights streamed": (cells.lstm(), 40, 5, {"rows": 4, "register_weights": 0, **SMALL["cluster"]}),
     "weights everywhere": (cells.lstm(), 40, 5, {"rows": 4, "register_weights": 16, "shared_weights": 16, **GRID}),
-    "work groups of 5 lanes": (GRU2, 40, 5, {"rows": 2, "lanes": 5, "threads": 96, **SMALL["cluster"]}),
-    "work groups of 3 warps": (cells.simple_rnn(), 100, 4, {"rows": 4, "lanes": 96, "threads": 96, **SMALL["cluster"]}),
+    "subgroups of 5 lanes": (GRU2, 40, 5, {"rows": 2, "lanes": 5, "threads": 96, **SMALL["cluster"]}),
+    "subgroups of 3 warps": (cells.simple_rnn(), 100, 4, {"rows": 4, "lanes": 96, "threads": 96, **SMALL["cluster"]}),
     "replicas": (GRU2, 20, 5, {"rows": 2, "lanes": 8, "replicated": True, **SMALL["cluster"]}),
     "replicas, in a grid": (chained(), 20, 5, {"rows": 2, "lanes": 8, "replicated": True, **SMALL["grid"]}),
     "parts of sums": (GRU2, 20, 5, {"rows": 2, "replicated": True, "partial_sums": True, **SMALL["cluster"]}),
@@ -146,7 +147,7 @@ def test_what_a_kernel_cannot_compute_the_fallback_does(device: CpuDevice) -> No
 def test_products_of_float32_matrices(
     compiler: Compiler, device: CpuDevice, rows: int, depth: int, columns: int, transposed: bool, arch: int
 ) -> None:
-    """Of compute capability 8.0 and, by the instructions of a warp group, 9.0."""
+    """Of compute capability 8.0 and, by the instructions of a warpgroup, 9.0."""
     random = np.random.default_rng(0)
     a, b = random.normal(size=(rows, depth)).astype("float32"), random.normal(size=(depth, columns)).astype("float32")
     bias = random.normal(size=columns).astype("float32")
@@ -217,7 +218,8 @@ def wrong_kernel(compiler: Compiler, device: CpuDevice, source: str) -> Callable
 REMOVED = {
     "end_of_stage() const { __syncthreads(); }": "exchange.cuh",
     "  __syncthreads();\n}\n\n// The whole kernel.": "recurrent.cuh",
-    "    if constexpr (Plan::template has_gemm<STAGE>() && Plan::kSlices == 1 && !kInRegisters<Plan>) {\n"
+    "    if constexpr (Sizes::template has_gemm<STAGE>() && Sizes::kSlices == 1 &&\n"
+    "                  !kInRegisters<Sizes>) {\n"
     "      __syncthreads();": "recurrent.cuh",
 }  # fmt: skip
 

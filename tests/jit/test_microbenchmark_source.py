@@ -3,7 +3,8 @@
 import pytest
 
 from custom_ops.errors import KernelError
-from custom_ops.jit import microbenchmark, nvrtc
+from custom_ops.jit import nvrtc
+from custom_ops.recurrent.search import microbenchmark
 
 
 @pytest.mark.parametrize("arch", [75, 80, 86, 89, 90])

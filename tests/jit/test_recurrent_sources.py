@@ -11,17 +11,16 @@ from typing import Any
 
 import pytest
 
-from benchmarks.recurrent_profile import marked
-from custom_ops import cells
-from custom_ops.cell import Cell
-from custom_ops.codegen.layout import layout
-from custom_ops.codegen.recurrent import generate
-from custom_ops.differentiate import differentiate
+from benchmarks.recurrent.profile import marked
 from custom_ops.errors import KernelError
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache
-from custom_ops.recurrent import program
-from custom_ops.spec import Configuration, RecurrentSpec
+from custom_ops.recurrent import cells, program
+from custom_ops.recurrent.cell import Cell
+from custom_ops.recurrent.codegen.layout import layout
+from custom_ops.recurrent.codegen.source import generate
+from custom_ops.recurrent.differentiate import differentiate
+from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 from tests.recurrent_cells import chained, every_op
 
 NVCC = shutil.which("nvcc")
@@ -119,7 +118,7 @@ def test_what_came_after_hopper_compiles(kind: str, arch: int) -> None:
 
 @pytest.mark.parametrize("arch", [75, 90])
 @pytest.mark.parametrize("lanes", [3, 5, 12, 24, 31, 96])
-def test_work_groups_of_any_size_compile(lanes: int, arch: int) -> None:
+def test_subgroups_of_any_size_compile(lanes: int, arch: int) -> None:
     """A weight in each of the places, and sums of 416, so that no lane goes without."""
     exchange = Configuration(ctas=26, exchange="grid") if arch == 75 else Configuration(ctas=8, exchange="cluster")
     configuration = replace(exchange, rows=3, lanes=lanes, register_weights=64, shared_weights=32)
@@ -183,10 +182,10 @@ def test_standard_kernels_do_not_spill(units: int, configuration: Configuration,
 
 
 def test_what_is_to_stay_in_registers_does() -> None:
-    """Row sums cannot, and neither can sums in more rows than a work group has lanes."""
+    """Row sums cannot, and neither can sums in more rows than a subgroup has lanes."""
     for name, cell in CELLS.items():
         found = [
-            layout(RecurrentSpec(cell, 100), {**PLAIN, **HOPPER}[kind], 90).twins
+            layout(RecurrentSpec(cell, 100), {**PLAIN, **HOPPER}[kind], 90).sum_lanes
             for kind in ("single, in registers", "grid, in registers", "in registers")
         ]
         assert found == ([0, 0, 0] if name == "layer_norm" else [2, 4, 4])
@@ -212,5 +211,5 @@ def test_a_program_comes_from_the_cache_the_second_time(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("kind", ["cluster", "slices"])
 def test_kernels_that_read_the_clock_compile(kind: str) -> None:
-    """benchmarks/recurrent_profile.py."""
+    """benchmarks/recurrent/profile.py."""
     assert nvrtc.compile_source(marked(RecurrentSpec(cells.lstm(), 100), HOPPER[kind], 90), 90)

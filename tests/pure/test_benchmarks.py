@@ -8,8 +8,8 @@ import pytest
 if not (Path(__file__).resolve().parents[2] / "benchmarks").is_dir():
     pytest.skip("the benchmarks are not installed; run from a checkout", allow_module_level=True)
 
-from benchmarks import make_tables
-from benchmarks.cases import FULL, all_cases
+from benchmarks.offload import tables
+from benchmarks.offload.cases import FULL, all_cases
 
 GIB = 1 << 30
 
@@ -60,7 +60,7 @@ def test_the_cap_is_the_oracles_peak_over_n_m():
 
 
 def test_tables_hold_the_figures(results):
-    text = make_tables.tables(results)
+    text = tables.tables(results)
     assert "| one direction at a time | 10.0 | 10.0 |" in text
     # the floor at N_m = 1.5: 3 GiB at 10 GiB/s take longer than the oracle's 200 ms
     row = "| 1.5 | 16.00 | autovm | 500 | 250 | 2.00x | 80% | 3.00 / 3.00 | 12.0 | 300 | 15.00 (15.00) |"
@@ -75,11 +75,11 @@ def test_only_what_is_between_the_markers_changes(results, tmp_path):
     source, document = tmp_path / "r.json", tmp_path / "docs" / "benchmarks.md"
     source.write_text(json.dumps(results))
     for _ in range(2):
-        assert make_tables.main([str(source), "--document", str(document)]) == 0
+        assert tables.main([str(source), "--document", str(document)]) == 0
     once = document.read_text()
-    assert once.count(make_tables.BEGIN) == 1
+    assert once.count(tables.BEGIN) == 1
     document.write_text("before\n" + once + "after\n")
-    make_tables.main([str(source), "--document", str(document)])
+    tables.main([str(source), "--document", str(document)])
     assert document.read_text() == "before\n" + once + "after\n"
     with pytest.raises(ValueError, match="needs both markers"):
-        make_tables.replaced(make_tables.BEGIN, "")
+        tables.replaced(tables.BEGIN, "")

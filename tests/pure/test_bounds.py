@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from custom_ops import cells
-from custom_ops.bounds import products_are_bounded
-from custom_ops.cell import Product
-from custom_ops.cell_builder import CellBuilder
-from custom_ops.codegen.layout import layout
-from custom_ops.differentiate import differentiate
 from custom_ops.errors import KernelError
-from custom_ops.recurrent_reference import run
-from custom_ops.spec import Configuration, RecurrentSpec
+from custom_ops.recurrent import cells
+from custom_ops.recurrent.bounds import products_are_bounded
+from custom_ops.recurrent.cell import Product
+from custom_ops.recurrent.cell_builder import CellBuilder
+from custom_ops.recurrent.codegen.layout import layout
+from custom_ops.recurrent.differentiate import differentiate
+from custom_ops.recurrent.reference import run
+from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 from tests.recurrent_cells import arguments, library
 
 HALF = Configuration(rows=8, lanes=32, product="half")

@@ -7,10 +7,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from custom_ops import cells
-from custom_ops.cell import Cell, State
 from custom_ops.expr.op import Array
-from custom_ops.recurrent_reference import run
+from custom_ops.recurrent import cells
+from custom_ops.recurrent.cell import Cell, State
+from custom_ops.recurrent.reference import run
 from tests.recurrent_cells import Arguments, arguments, library
 
 UNITS, BATCH = 5, 3

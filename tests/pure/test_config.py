@@ -10,7 +10,7 @@ import pytest
 from graph_passes.errors import InvalidBudgetError, OptionsError
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.recurrent.options import RecurrentOptions
-from tfmem.config import Options, kernel_flags, merged, parse_budget, workspace_limits
+from tfmem.options import Options, kernel_flags, merged, parse_budget, workspace_limits
 
 GIB = 1 << 30
 

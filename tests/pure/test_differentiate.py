@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from custom_ops import cells
-from custom_ops.adjoint import derivatives
-from custom_ops.cell import Cell, Product, RowSum, Sequence
-from custom_ops.cell_builder import CellBuilder
-from custom_ops.differentiate import Column, Gradient, Request, Source, WeightGradient, differentiate
 from custom_ops.errors import CellError
 from custom_ops.expr.op import Array
 from custom_ops.expr.table import FLOAT_OPS
-from custom_ops.gradient_reference import Gradients, gradients
-from custom_ops.recurrent_reference import run
-from custom_ops.saved import cheapest
+from custom_ops.recurrent import cells
+from custom_ops.recurrent.adjoint import derivatives
+from custom_ops.recurrent.cell import Cell, Product, RowSum, Sequence
+from custom_ops.recurrent.cell_builder import CellBuilder
+from custom_ops.recurrent.differentiate import Column, Gradient, Request, Source, WeightGradient, differentiate
+from custom_ops.recurrent.gradient_reference import Gradients, gradients
+from custom_ops.recurrent.recompute import cheapest
+from custom_ops.recurrent.reference import run
 from tests.recurrent_cells import Arguments, arguments, library, random_cells
 
 UNITS, TIME, BATCH = 3, 3, 2

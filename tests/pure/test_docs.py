@@ -17,7 +17,7 @@ from custom_ops.expr import reference
 from custom_ops.expr.text import from_text
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.recurrent.options import RecurrentOptions
-from tfmem.config import Options
+from tfmem.options import Options
 
 ROOT = Path(__file__).resolve().parents[2]
 if not (ROOT / "docs").is_dir():
@@ -115,7 +115,10 @@ def test_every_option_has_a_row_with_its_default(page: str, of: type) -> None:
 
 
 def test_tables_are_those_of_the_results():
-    from benchmarks import make_recurrent_tables, make_tables, matmul_cases, recurrent_launches
+    from benchmarks.matmul import cases
+    from benchmarks.offload import tables as make_tables
+    from benchmarks.recurrent import launches as recurrent_launches
+    from benchmarks.recurrent import tables as make_recurrent_tables
 
     def read(name: str) -> dict:
         return json.loads((ROOT / "benchmarks/results" / name).read_text())
@@ -123,7 +126,7 @@ def test_tables_are_those_of_the_results():
     others = [f"recurrent_{name}.json" for name in ("search_h200", "keras_h200", "cpu", "profile_h200")]
     recurrent = make_recurrent_tables.tables(read("recurrent_h200.json"), *map(read, others))
     launches = "\n".join(recurrent_launches.table(read("recurrent_launches_h200.json")["cases"]))
-    matmul = "\n".join(matmul_cases.table(read("matmul_h200.json")["cases"]))
+    matmul = "\n".join(cases.table(read("matmul_h200.json")["cases"]))
     assert make_tables.tables(read("offload_h200.json")) in (ROOT / "docs/benchmarks_offload.md").read_text()
     assert recurrent in (ROOT / "docs/benchmarks_recurrent.md").read_text()
     assert launches in (ROOT / "docs/benchmarks_recurrent.md").read_text()

@@ -5,14 +5,14 @@ from dataclasses import replace
 from itertools import pairwise
 
 from graph_passes import pipeline
-from graph_passes.analysis.allocator import Region
-from graph_passes.analysis.fragmentation import Failure, Room, first_failure, without_workspace
-from graph_passes.analysis.simulate import Filling, Link, Move, usage_under
-from graph_passes.analysis.timeline import Buffer, Step, Timeline
 from graph_passes.cost.device import load
 from graph_passes.cost.model import Roofline
-from graph_passes.cost.observe import Sample, observe
-from graph_passes.ir import Graph, Node, TensorId, TensorSpec
+from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
+from graph_passes.memory.bfc_allocator import Region
+from graph_passes.memory.fragmentation import Failure, Room, first_failure, without_workspace
+from graph_passes.memory.observe import Sample, observe
+from graph_passes.memory.simulate import Link, Move, Padding, usage_under
+from graph_passes.memory.timeline import Buffer, ScheduledOp, Timeline
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.offload.plan import plan_offload
 from graph_passes.offload.thin import thinned
@@ -73,7 +73,7 @@ def test_a_step_may_fail_by_fragmentation_alone():
         Buffer(TensorId("c"), 2 * GIB - 256, 2, (3,)),
         Buffer(TensorId("d"), 3 * GIB, 4, (5,)),
     )
-    timeline = Timeline(tuple(Step(f"s{i}") for i in range(6)), buffers, turn=2)
+    timeline = Timeline(tuple(ScheduledOp(f"s{i}") for i in range(6)), buffers, turn=2)
     assert timeline.peak <= 5 * GIB
     assert failed(timeline, (), room(5 * GIB)) == (4, GIB)
     # with b out in between, it fits
@@ -81,7 +81,7 @@ def test_a_step_may_fail_by_fragmentation_alone():
 
 
 def test_workspace_needs_one_piece_too_but_a_convolution_gets_by_without():
-    steps = (Step("a"), Step("b", workspace=3 * GIB))
+    steps = (ScheduledOp("a"), ScheduledOp("b", workspace=3 * GIB))
     timeline = Timeline(steps, (Buffer(TensorId("a"), 2 * GIB, 0, (1,)),), turn=0)
     assert failed(timeline, (), room(5 * GIB)) is None
     assert failed(timeline, (), room(5 * GIB - MIB)) == (1, MIB)
@@ -90,13 +90,13 @@ def test_workspace_needs_one_piece_too_but_a_convolution_gets_by_without():
 
 
 def test_what_lies_between_the_free_chunks_is_not_moved():
-    timeline = Timeline((Step("a"),), (Buffer(TensorId("a"), 3 * GIB, 0, ()),), turn=0)
+    timeline = Timeline((ScheduledOp("a"),), (Buffer(TensorId("a"), 3 * GIB, 0, ()),), turn=0)
     assert failed(timeline, (), Room(((0, 2 * GIB), (3 * GIB, 2 * GIB)))) == (0, GIB)
     assert first_failure(timeline, (), Room(((0, 2 * GIB), (3 * GIB, 2 * GIB))).grown(GIB)) is None
 
 
 def test_a_tensor_made_twice_needs_two_pieces_and_stays_in_the_second():
-    steps = tuple(Step(f"s{i}", workspace=2 * GIB if i == 0 else 0) for i in range(3))
+    steps = tuple(ScheduledOp(f"s{i}", workspace=2 * GIB if i == 0 else 0) for i in range(3))
     x = Buffer(TensorId("x"), 2 * GIB, 0, (2,), twice=True)
     y = Buffer(TensorId("y"), 3 * GIB, 1, (2,))
     timeline = Timeline(steps, (x, y), turn=0)
@@ -105,19 +105,19 @@ def test_a_tensor_made_twice_needs_two_pieces_and_stays_in_the_second():
     assert first_failure(timeline, (), room(7 * GIB)) is None
 
 
-def test_what_is_made_again_takes_its_workspace_again():
-    steps = tuple(Step(f"s{i}", workspace=2 * GIB if i == 0 else 0) for i in range(4))
+def test_what_is_recomputed_takes_its_workspace_again():
+    steps = tuple(ScheduledOp(f"s{i}", workspace=2 * GIB if i == 0 else 0) for i in range(4))
     x = Buffer(TensorId("x"), GIB, 0, (1, 3))
     y = Buffer(TensorId("y"), GIB, 2, (3,))
     timeline = Timeline(steps, (x, y), turn=1)
-    move = Move(0, 1, 1, 2, 3, 3, remade=True)
+    move = Move(0, 1, 1, 2, 3, 3, recomputed=True)
     assert failed(timeline, (move,), room(4 * GIB)) is None
     assert failed(timeline, (move,), room(3 * GIB)) == (3, GIB)
 
 
 def test_what_is_allocated_between_the_two_moves_the_second():
     # x at 0 to 2, the filter at 2 to 3, x again at 3 to 5 GiB: y finds the 3 before it; behind x alone it would find 2
-    steps = tuple(Step(f"s{i}", workspace=3 * GIB if i == 0 else 0) for i in range(3))
+    steps = tuple(ScheduledOp(f"s{i}", workspace=3 * GIB if i == 0 else 0) for i in range(3))
     y = Buffer(TensorId("y"), 3 * GIB, 1, (2,))
     x = Buffer(TensorId("x"), 2 * GIB, 0, (2,), twice=True, between=GIB)
     assert failed(Timeline(steps, (x, y), turn=1), (), room(5 * GIB)) is None
@@ -147,9 +147,9 @@ def test_a_failure_further_on_or_by_less_is_later():
     assert not first.is_after(first)
 
 
-def test_a_tensor_is_brought_back_sooner_to_a_better_place():
+def test_a_tensor_is_brought_back_earlier_to_a_better_place():
     # x comes back at 5, behind y (address 0 to 1), and splits the room once y is gone: z finds 4 GiB in one piece
-    steps = tuple(Step(f"s{i}") for i in range(8))
+    steps = tuple(ScheduledOp(f"s{i}") for i in range(8))
     x = Buffer(TensorId("x"), 2 * GIB, 0, (1, 5, 6))
     y = Buffer(TensorId("y"), GIB, 3, (5,))
     z = Buffer(TensorId("z"), 9 * GIB // 2, 6, (7,))
@@ -158,13 +158,13 @@ def test_a_tensor_is_brought_back_sooner_to_a_better_place():
     tight = plan_offload(timeline, Link(1.0, 1.0), 7 * GIB, options, widest=True)
     assert [move.prefetch for move in tight.moves] == [5]
     assert first_failure(timeline, tight.moves, room(7 * GIB)).position == 6
-    mended = plan_offload(timeline, Link(1.0, 1.0), 7 * GIB, options, widest=True, room=room(7 * GIB))
-    assert mended.failure(timeline, room(7 * GIB)) is None
+    repaired = plan_offload(timeline, Link(1.0, 1.0), 7 * GIB, options, widest=True, room=room(7 * GIB))
+    assert repaired.failure(timeline, room(7 * GIB)) is None
 
 
 def behind_a_short_life(last: int) -> Timeline:
     """2 GiB that end soon, 1 GiB that stay, then `last` bytes."""
-    steps = tuple(Step(f"s{i}") for i in range(5))
+    steps = tuple(ScheduledOp(f"s{i}") for i in range(5))
     x = Buffer(TensorId("x"), 2 * GIB, 0, (2,))
     y = Buffer(TensorId("y"), GIB, 1, (4,), pinned_by="the test")
     z = Buffer(TensorId("z"), last, 3, (4,))
@@ -177,77 +177,83 @@ def test_a_tensor_is_put_to_the_end_of_the_room_that_a_later_one_needs():
     assert failed(timeline, (), room(8 * GIB)) == (3, 2 * GIB)
     plan = plan_offload(timeline, Link(1.0, 1.0), 8 * GIB, OffloadOptions(policy="autovm"), room=room(8 * GIB))
     assert plan.moves == ()
-    assert plan.fillings == (Filling(1, 5 * GIB),)
+    assert plan.paddings == (Padding(1, 5 * GIB),)
     assert plan.failure(timeline, room(8 * GIB)) is None
 
 
 def test_an_op_that_cannot_have_its_workspace_does_not_keep_a_later_one_from_its_own():
-    steps = (Step("s0"), Step("s1"), Step("s2", workspace=20 * GIB), Step("s3", workspace=7 * GIB), Step("s4"))
+    steps = (
+        ScheduledOp("s0"),
+        ScheduledOp("s1"),
+        ScheduledOp("s2", workspace=20 * GIB),
+        ScheduledOp("s3", workspace=7 * GIB),
+        ScheduledOp("s4"),
+    )
     x = Buffer(TensorId("x"), 2 * GIB, 0, (2,))
     y = Buffer(TensorId("y"), GIB, 1, (4,), pinned_by="the test")
     timeline = Timeline(steps, (x, y), turn=2)
     assert without_workspace(timeline, (), room(8 * GIB)) == [2, 3]
     plan = plan_offload(timeline, Link(1.0, 1.0), 23 * GIB, OffloadOptions(policy="autovm"), room=room(8 * GIB))
-    assert without_workspace(timeline, plan.moves, room(8 * GIB), plan.fillings) == [2]
+    assert without_workspace(timeline, plan.moves, room(8 * GIB), plan.paddings) == [2]
     assert plan.failure(timeline, room(8 * GIB)) == Failure(2, 20 * GIB, 15 * GIB, 0, workspace=True)
     assert plan.failure(timeline, room(8 * GIB), excused={2}) is None
 
 
-def test_a_filling_leaves_its_op_the_workspace_it_needs():
+def test_a_padding_leaves_its_op_the_workspace_it_needs():
     # y at the end of 8 GiB would leave its op none of its own; 1 GiB before the end it does, and z finds 6 GiB
     timeline = behind_a_short_life(6 * GIB)
     steps = tuple(replace(step, workspace=GIB) if step.node == "s1" else step for step in timeline.steps)
     timeline = replace(timeline, steps=steps)
     plan = plan_offload(timeline, Link(1.0, 1.0), 8 * GIB, OffloadOptions(policy="autovm"), room=room(8 * GIB))
-    assert plan.fillings == (Filling(1, 4 * GIB),)
+    assert plan.paddings == (Padding(1, 4 * GIB),)
     assert plan.failure(timeline, room(8 * GIB)) is None
 
 
-def test_a_filling_may_take_what_the_room_allows_and_is_part_of_the_peak():
+def test_a_padding_may_take_what_the_room_allows_and_is_part_of_the_peak():
     timeline = behind_a_short_life(3 * GIB)
     options = OffloadOptions(policy="autovm")
     allowed = replace(room(5 * GIB), limit=5 * GIB)
     plan = plan_offload(timeline, Link(1.0, 1.0), 4 * GIB, options, room=allowed)
-    assert plan.fillings == (Filling(1, 2 * GIB),)
+    assert plan.paddings == (Padding(1, 2 * GIB),)
     assert plan.after.peak == 5 * GIB
 
 
-def test_no_filling_takes_more_than_the_budget_leaves():
+def test_no_padding_takes_more_than_the_budget_leaves():
     timeline = behind_a_short_life(3 * GIB)
     plan = plan_offload(timeline, Link(1.0, 1.0), 4 * GIB, OffloadOptions(policy="autovm"), room=room(5 * GIB))
     usage = timeline.usage
-    assert all(usage[filling.position] + filling.nbytes <= 4 * GIB for filling in plan.fillings)
+    assert all(usage[padding.position] + padding.nbytes <= 4 * GIB for padding in plan.paddings)
 
 
-def test_a_filling_is_taken_before_its_op_and_let_go_after():
+def test_a_padding_is_taken_before_its_op_and_let_go_after():
     nodes = [Node(name, "Relu6", [TensorId(each) for each in reads], outputs=1) for name, reads in CHAIN.items()]
     graph = Graph(nodes, {TensorId(name): TensorSpec("float32", 4, (MIB,)) for name in CHAIN})
     step = pipeline.Step.read(graph)
     timeline = step.timeline(Roofline(load("unit")))
     plan = plan_offload(timeline, Link(1.0, 1.0), GIB, OffloadOptions(), unmoved=True)
-    filled = replace(plan, fillings=(Filling(step.order.index("b"), 512),))
+    filled = replace(plan, paddings=(Padding(step.order.index("b"), 512),))
     edited = pipeline.edit_step(step, timeline, filled, OffloadOptions())
-    filling = edited["tfmem/MemOpFill/b"]
-    assert filling.attrs["bytes"] == 512
-    assert filling.control == ["a"]
-    assert edited["b"].control == [filling.name]
+    padding = edited["tfmem/MemOpFill/b"]
+    assert padding.attrs["bytes"] == 512
+    assert padding.control == ["a"]
+    assert edited["b"].control == [padding.name]
     emptied = edited["tfmem/MemOpFill/b/Emptied"]
-    assert (emptied.inputs, emptied.control) == ([TensorId(filling.name)], ["b"])
+    assert (emptied.inputs, emptied.control) == ([TensorId(padding.name)], ["b"])
     assert edited["c"].control == [emptied.name]
 
 
-def test_a_filling_is_not_taken_for_workspace():
-    # 2 bytes at 0, 5 at 1 of which 2 are a filling's; it is there for position 1, where a probe comes next
-    steps = tuple(Step(f"s{i}") for i in range(3))
+def test_a_padding_is_not_taken_for_workspace():
+    # 2 bytes at 0, 5 at 1 of which 2 are a padding's; it is there for position 1, where a probe comes next
+    steps = tuple(ScheduledOp(f"s{i}") for i in range(3))
     timeline = Timeline(steps, (Buffer(TensorId("s0"), 2, 0, (1, 2)),), turn=1)
     samples = [Sample(1, 0.0, 2, 2), Sample(3, 1.0, 2, 5), Sample(5, 2.0, 2, 2)]
     assert observe(timeline, (), samples).workspace == {"s0": 0, "s1": 3, "s2": 0}
-    assert observe(timeline, (), samples, [Filling(1, 2)]).workspace == {"s0": 0, "s1": 1, "s2": 0}
+    assert observe(timeline, (), samples, [Padding(1, 2)]).workspace == {"s0": 0, "s1": 1, "s2": 0}
 
 
 def test_a_buffer_that_is_shared_is_not_taken_for_workspace_of_all_other_ops():
     # s2 writes its 4 bytes over what s1 made, which the timeline counts as two buffers; 10 bytes are there all along
-    steps = tuple(Step(f"s{i}") for i in range(5))
+    steps = tuple(ScheduledOp(f"s{i}") for i in range(5))
     made = (Buffer(TensorId("s1"), 4, 1, (2,)), Buffer(TensorId("s2"), 4, 2, (3,)))
     samples = [Sample(1, 0, 10, 10), Sample(3, 0, 14, 17), Sample(5, 0, 14, 14), Sample(7, 0, 10, 14)]
     seen = observe(Timeline(steps, made, turn=3), (), [*samples, Sample(9, 0, 10, 10)])
@@ -257,7 +263,7 @@ def test_a_buffer_that_is_shared_is_not_taken_for_workspace_of_all_other_ops():
 
 def test_a_plan_that_runs_is_thinned_as_far_as_there_is_room():
     # x and y wait for 3 and 4 while z, at 2, needs 5 of 7 GiB: x may stay, but not y, which lies behind x and leaves 4
-    steps = tuple(Step(f"s{i}", 1.0) for i in range(5))
+    steps = tuple(ScheduledOp(f"s{i}", 1.0) for i in range(5))
     x = Buffer(TensorId("x"), GIB, 0, (1, 4))
     y = Buffer(TensorId("y"), 2 * GIB, 0, (1, 3))
     z = Buffer(TensorId("z"), 5 * GIB, 2, ())
@@ -273,7 +279,7 @@ def test_a_plan_that_runs_is_thinned_as_far_as_there_is_room():
 
 
 def test_the_peak_counts_the_workspace_of_what_is_made_again():
-    steps = (Step("a", workspace=4 * GIB), Step("b"), Step("c"), Step("d", workspace=GIB))
+    steps = (ScheduledOp("a", workspace=4 * GIB), ScheduledOp("b"), ScheduledOp("c"), ScheduledOp("d", workspace=GIB))
     timeline = Timeline(steps, (Buffer(TensorId("a"), GIB, 0, (1, 3)), Buffer(TensorId("d"), GIB, 3, ())), turn=1)
-    move = Move(0, 1, 1, 2, 3, 3, remade=True)
+    move = Move(0, 1, 1, 2, 3, 3, recomputed=True)
     assert usage_under(timeline, [move]).tolist() == [5 * GIB, GIB, 0, 5 * GIB]

@@ -2,10 +2,10 @@
 
 import pytest
 
-from graph_passes.analysis.order import schedule, topological
 from graph_passes.errors import GraphError
-from graph_passes.ir import Graph, Node, TensorId, TensorSpec, Use, parse_input
-from graph_passes.verify import verify_graph
+from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec, Use, parse_input
+from graph_passes.graph.order import schedule, topological
+from graph_passes.graph.verify import verify_graph
 
 
 def diamond() -> Graph:

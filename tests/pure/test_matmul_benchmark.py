@@ -11,7 +11,7 @@ import pytest
 if not (Path(__file__).resolve().parents[2] / "benchmarks").is_dir():
     pytest.skip("the benchmarks are not installed; run from a checkout", allow_module_level=True)
 
-from benchmarks.matmul_cases import Case, floor, table
+from benchmarks.matmul.cases import Case, floor, table
 from benchmarks.runs import waiting
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from custom_ops.jit.image import KernelImage
-from graph_passes.ir import Code, DataType, Graph, Node, TensorId, TensorSpec
+from graph_passes.graph.ir import Code, DataType, Graph, Node, TensorId, TensorSpec
 from graph_passes.matmul.apply import MATMUL_OP, apply_products
 from graph_passes.matmul.plan import ProductPlan, plan_products, worth_it
 

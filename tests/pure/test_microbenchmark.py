@@ -8,9 +8,9 @@ from unittest.mock import MagicMock
 import pytest
 
 from custom_ops.errors import KernelError
-from custom_ops.jit import microbenchmark
-from custom_ops.jit.microbenchmark import Point, fit
 from custom_ops.machine import from_json, read, shared_memory
+from custom_ops.recurrent.search import microbenchmark
+from custom_ops.recurrent.search.microbenchmark import Point, fit
 from graph_passes.cost.device import machine as machine_of
 
 LAUNCH = 3000.0  # nanoseconds of every launch, whatever it does
@@ -28,7 +28,7 @@ def one_iteration(point: Point) -> float:
         return 5 * 10.0 * max(1.0, warps * int(kind.split("_")[1]) / 8)
     if kind in ("state_load", "cluster_exchange", "grid_exchange"):
         latency = {"state_load": 300.0, "cluster_exchange": 200.0, "grid_exchange": 600.0}[kind]
-        return latency + 4 * point.size / (8.0 if point.blocks < 100 else 4.0)
+        return latency + 4 * point.size / (8.0 if point.ctas < 100 else 4.0)
     if kind == "shared_loads":
         return microbenchmark.LOADS * 16 * 0.5 * max(1.0, point.size / 8)
     return {"activations": 60.0, "block_barrier": 15.0, "grid_barrier": 1000.0}.get(kind, 17.0)
@@ -57,8 +57,8 @@ def test_speed_ups_are_of_throughput_and_level_off(machine):
 def test_state_costs_a_latency_and_its_bytes(machine):
     assert [read(machine.load_bandwidth, share) for share in (0.5, 1.0)] == pytest.approx([8, 4], rel=1e-3)
     assert (machine.cluster_handoff, machine.cluster_bandwidth) == pytest.approx((200, 8), rel=1e-3)
-    assert [read(machine.grid_handoff, blocks) for blocks in (12, 100)] == pytest.approx([600, 600])
-    assert [read(machine.grid_bandwidth, blocks) for blocks in (12, 100)] == pytest.approx([8, 4])
+    assert [read(machine.grid_handoff, ctas) for ctas in (12, 100)] == pytest.approx([600, 600])
+    assert [read(machine.grid_bandwidth, ctas) for ctas in (12, 100)] == pytest.approx([8, 4])
 
 
 def test_shared_memory_serves_eight_threads_at_once(machine):
@@ -110,8 +110,8 @@ def test_clusters_are_counted_as_far_as_a_device_has_them(arch: int, largest: in
     bench = Refusing(arch, largest)
     sizes = (1, 2, 4, 8, 16)
     assert bench.clusters() == tuple((size, 24 // size) for size in sizes if size <= largest)
-    block = bench.shared + microbenchmark.STATIC_SHARED  # one fits, two do not
-    assert block <= shared_memory(arch) < 2 * block
+    cta = bench.shared + microbenchmark.STATIC_SHARED  # one fits, two do not
+    assert cta <= shared_memory(arch) < 2 * cta
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,10 @@
 
 import pytest
 
-from graph_passes.analysis.simulate import Link, simulate
-from graph_passes.analysis.timeline import Buffer, Step, Timeline, turning_point
 from graph_passes.errors import InfeasibleBudgetError
-from graph_passes.ir import TensorId
+from graph_passes.graph.ir import TensorId
+from graph_passes.memory.simulate import Link, simulate
+from graph_passes.memory.timeline import Buffer, ScheduledOp, Timeline, turning_point
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.offload.plan import plan_offload, reuse_distance_for
 
@@ -18,8 +18,8 @@ def chain(layers: int = 4, nbytes: int = 10, seconds: float = 10.0) -> Timeline:
     positions   0 1 2 3 | 4 5 6 7        for 4 layers
     op          f0 f1 f2 f3 | b3 b2 b1 b0
     """
-    steps = [Step(f"f{i}", seconds) for i in range(layers)]
-    steps += [Step(f"b{i}", seconds) for i in reversed(range(layers))]
+    steps = [ScheduledOp(f"f{i}", seconds) for i in range(layers)]
+    steps += [ScheduledOp(f"b{i}", seconds) for i in reversed(range(layers))]
     buffers = []
     for i in range(layers):
         backward = 2 * layers - 1 - i
@@ -120,7 +120,7 @@ def test_default_reuse_distance_gives_way_to_the_budget():
 
 def test_a_weights_gradient_is_no_activation_of_the_last_layers():
     # as if b3 were before the turn: what it makes waits for the update, a hundred ops later; f2's gap holds one op
-    steps = (*chain().steps, *(Step(f"u{i}", 10.0) for i in range(100)))
+    steps = (*chain().steps, *(ScheduledOp(f"u{i}", 10.0) for i in range(100)))
     gradient = Buffer(TensorId("b3"), 10, 4, (107,))
     timeline = Timeline(steps, (*chain().buffers, gradient), turn=4, updates=frozenset(range(8, 108)))
     assert reuse_distance_for(timeline, (0, 1, 2, 3)) == 2
@@ -129,7 +129,7 @@ def test_a_weights_gradient_is_no_activation_of_the_last_layers():
 
 def test_the_widest_plan_adds_what_the_budget_needs():
     # s1 is used within the forward pass only, but 20 bytes are too few for it to stay
-    steps = tuple(Step(f"s{i}", 10.0) for i in range(8))
+    steps = tuple(ScheduledOp(f"s{i}", 10.0) for i in range(8))
     waits, stays = Buffer(TensorId("s0"), 10, 0, (1, 7)), Buffer(TensorId("s1"), 10, 1, (2, 4))
     room = Buffer(TensorId("s3"), 20, 3, (3,))
     timeline = Timeline(steps, (waits, stays, room), turn=4)
@@ -141,7 +141,7 @@ def test_the_widest_plan_adds_what_the_budget_needs():
 
 def test_two_gaps_of_one_buffer():
     # a skip connection: used at 1, at 4 (forward) and at 8 (backward); 10 others fill the device in between
-    steps = tuple(Step(f"s{i}", 10.0) for i in range(10))
+    steps = tuple(ScheduledOp(f"s{i}", 10.0) for i in range(10))
     skip = Buffer(TensorId("s0"), 10, 0, (1, 4, 8))
     others = tuple(Buffer(TensorId(f"s{i}"), 10, i, (i + 1,)) for i in (1, 2, 5, 6))
     timeline = Timeline(steps, (skip, *others), turn=5)

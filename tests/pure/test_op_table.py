@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from custom_ops.cell_builder import CellBuilder
-from custom_ops.codegen.elementwise import cell_struct
-from custom_ops.codegen.schedule import schedule
 from custom_ops.expr import activations, arithmetic, comparisons, cpp, transcendental
 from custom_ops.expr.op import FLOATS
 from custom_ops.expr.table import FLOAT_OPS, TABLE
-from graph_passes.cost.elementwise import _operations
-from graph_passes.recurrent.elementwise import CELL_OPS
+from custom_ops.recurrent.cell_builder import CellBuilder
+from custom_ops.recurrent.codegen.elementwise import cell_struct
+from custom_ops.recurrent.codegen.schedule import schedule
+from custom_ops.recurrent.search.elementwise_cost import _operations
+from graph_passes.recurrent.lower.elementwise_ops import CELL_OPS
 
 ROOT = Path(__file__).parents[2]
 ENDS = [-np.inf, -30.0, -2.0, -1.0, -0.25, 0.0, 0.5, 1.0, 3.0, np.inf]

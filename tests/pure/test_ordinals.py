@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfmem.ordinals import driver_ordinal
+from tfmem.gpu_ordinals import driver_ordinal
 
 
 def gpus(*numbers):

@@ -7,9 +7,9 @@ from typing import get_args
 import pytest
 
 from graph_passes.errors import GraphError
-from graph_passes.ir import Graph, Node, TensorId, TensorSpec
+from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.pipeline import PASSES, Phase, Step, runs
-from tfmem.config import Options, PassName
+from tfmem.options import Options, PassName
 
 
 def test_each_pass_has_a_name_and_they_stand_in_the_order_of_their_phases() -> None:

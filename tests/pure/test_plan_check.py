@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graph_passes import pipeline
-from graph_passes.analysis.fragmentation import Room
-from graph_passes.analysis.simulate import Filling, Link
-from graph_passes.analysis.timeline import Buffer, Gap, Step, Timeline
 from graph_passes.cost.device import load
 from graph_passes.cost.model import Roofline
 from graph_passes.errors import GraphError, InfeasibleBudgetError, NoGradientError
-from graph_passes.ir import Graph, Node, TensorId, TensorSpec
+from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
+from graph_passes.memory.fragmentation import Room
+from graph_passes.memory.simulate import Link, Padding
+from graph_passes.memory.timeline import Buffer, Gap, ScheduledOp, Timeline
 from graph_passes.offload.apply import apply_offload
 from graph_passes.offload.check import faults
 from graph_passes.offload.options import OffloadOptions
@@ -21,14 +21,14 @@ from graph_passes.offload.plan import plan_offload
 from graph_passes.offload.thin import thinned
 
 UNIT_LINK = Link(1.0, 1.0)
-SLOW_LINK = Link(0.01, 0.01)  # anything is made again faster than it is copied
+SLOW_LINK = Link(0.01, 0.01)  # anything is recomputed faster than it is copied
 
 
 def waits(unordered: frozenset[int] = frozenset()) -> Timeline:
     """a is made at 0, read at 1 and 2, and read again at 7; there are 10 bytes at every other position."""
     others = [Buffer(TensorId(f"o{i}"), 10, i, ()) for i in range(1, 8)]
     buffers = (Buffer(TensorId("a"), 10, 0, (1, 2, 7)), *others)
-    return Timeline(tuple(Step(f"n{i}", 1.0) for i in range(8)), buffers, 3, unordered=unordered)
+    return Timeline(tuple(ScheduledOp(f"n{i}", 1.0) for i in range(8)), buffers, 3, unordered=unordered)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ BROKEN = [
     ({"copy_after": 3}, "not in this order"),
     ({"next": 6}, "is read between positions"),
     ({"buffer": 1}, "is read between positions"),
-    ({"remade": True}, "from what is not there"),
+    ({"recomputed": True}, "from what is not there"),
 ]
 
 
@@ -121,7 +121,7 @@ def test_faults_of_a_chain():
     assert faults(timeline, plan) == []
     for ordered in ((), (3, 2), (*plan.ordered, 99), (4,)):
         assert faults(timeline, replace(plan, ordered=ordered)), ordered
-    assert faults(timeline, replace(plan, fillings=(Filling(4, 1),)))
+    assert faults(timeline, replace(plan, paddings=(Padding(4, 1),)))
 
 
 @st.composite

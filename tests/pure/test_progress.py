@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tfmem import progress
+from tfmem.runtime import progress
 
 
 @pytest.fixture(name="patience", autouse=True)

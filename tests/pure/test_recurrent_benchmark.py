@@ -9,12 +9,13 @@ import pytest
 if not (Path(__file__).resolve().parents[2] / "benchmarks").is_dir():
     pytest.skip("the benchmarks are not installed; run from a checkout", allow_module_level=True)
 
-from benchmarks import make_recurrent_tables, recurrent_launches, recurrent_search
-from benchmarks.recurrent_cases import Case, Chip, Floor, fastest, floor
+from benchmarks.recurrent import launches as recurrent_launches
+from benchmarks.recurrent import search, tables
+from benchmarks.recurrent.cases import Case, Chip, Floor, fastest, floor
 from custom_ops.errors import KernelError
 from custom_ops.jit.tune import Measured
-from custom_ops.recurrent.tune import Trial
-from custom_ops.spec import Configuration
+from custom_ops.recurrent.search.tune import Trial
+from custom_ops.recurrent.spec import Configuration
 
 CHIP = Chip(
     fmas_per_second=1e9, bytes_per_second=1e9, cluster_barrier_seconds=1e-3, grid_barrier_seconds=5e-3,
@@ -46,9 +47,9 @@ def result(case, **systems):
         "configuration": vars(Configuration(ctas=16, exchange="cluster")),
         "nanoseconds": 40_000.0,
         "parts": {"synchronisation": 200.0, "load": 50.0, "products": 100.0, "reduction": 20.0},
-        "columns": recurrent_search.COLUMNS,
+        "columns": search.COLUMNS,
         "trials": [
-            recurrent_search.short(place, Trial(Configuration(), 1, 0.0, measured))
+            search.short(place, Trial(Configuration(), 1, 0.0, measured))
             for place, measured in enumerate([105.0, 130.0, 120.0, 101.0, 140.0, 100.0, 200.0])
         ],
     }
@@ -92,7 +93,7 @@ def test_the_fastest_of_fp32_count(results):
 
 
 def test_tables_hold_ratios_floors_and_failures(results):
-    text = make_recurrent_tables.tables(results)
+    text = tables.tables(results)
     assert "| 256 | 1 | 0.0500 | 1.000 (cudnn, graph) | 20.00x | 0.0200 | 0.900 (cudnn tf32, plain) | 45.00x |" in text
     assert "| 1024 | 1 | error | - | - | - | 1.000 (cudnn tf32, plain) | - | 1.000 (cudnn tf32, plain) | - |" in text
     assert "Fp32: geometric mean 20.00x, least 20.00x." in text
@@ -103,7 +104,7 @@ def test_tables_hold_ratios_floors_and_failures(results):
 
 
 def test_the_models_first_and_first_five_against_all(results):
-    text = make_recurrent_tables.tables(results, search=results)
+    text = tables.tables(results, search=results)
     assert "| `lstm/256/1` | 7 | 0.0001 | 1.20x | 5.0% | 1.0% |" in text
     assert "top-1 5.0%, top-5 1.0%; at most 5.0% and 1.0%." in text
 
@@ -111,13 +112,13 @@ def test_the_models_first_and_first_five_against_all(results):
 def test_a_search_times_what_is_near_and_some_of_the_rest():
     predicted = [10.0, 12.0, 11.0, 20.0, *range(21, 60)]
     near = [0, 1, 2, 3]
-    assert recurrent_search.selected(predicted, 2.0, 0) == near
-    found = recurrent_search.selected(predicted, 2.0, 5)
+    assert search.selected(predicted, 2.0, 0) == near
+    found = search.selected(predicted, 2.0, 5)
     assert found[:4] == near
     assert len(set(found)) == 9
-    assert recurrent_search.selected(predicted, 2.0, 5) == found
-    assert recurrent_search.selected(predicted, 2.0, 99) == list(range(len(predicted)))
-    assert recurrent_search.selected([], 2.0, 5) == []
+    assert search.selected(predicted, 2.0, 5) == found
+    assert search.selected(predicted, 2.0, 99) == list(range(len(predicted)))
+    assert search.selected([], 2.0, 5) == []
 
 
 class Bench:
@@ -142,14 +143,14 @@ def test_a_search_times_the_fastest_once_more(results):
     trials = {place: Trial(Configuration(threads=threads), 1, 1.0) for place, threads in enumerate(order)}
     shares = [(done, {place: trial}) for place, trial in trials.items()]
     bench = Bench()
-    found = recurrent_search.search(bench, shares, 100)
+    found = search.search(bench, shares, 100)
     assert found[1].measured == 64_100
     assert found[0].measured == 96_100
     assert found[2].error == "too many"
     assert found[len(order) - 1].measured == 480_000  # slow, and not among the model's first: timed once
-    assert recurrent_search.in_words(found) == "0.0641 ms, first 49.9%, first 5 0.0%, 1 failed: too many, 15 timed"
-    case = {**results["cases"]["lstm/256/1"], **recurrent_search.outcome(found), "space": 99}
-    text = "".join(make_recurrent_tables.accuracy({"cases": {"lstm/256/1": case}}))
+    assert search.in_words(found) == "0.0641 ms, first 49.9%, first 5 0.0%, 1 failed: too many, 15 timed"
+    case = {**results["cases"]["lstm/256/1"], **search.outcome(found), "space": 99}
+    text = "".join(tables.accuracy({"cases": {"lstm/256/1": case}}))
     assert "| `lstm/256/1` | 15 of 99 | 0.0641 | 4.49x | 49.9% | 0.0% |" in text
 
 
@@ -159,7 +160,7 @@ def test_keras_before_and_after(results):
         name: {"status": "ok", "before": 0.1 * ratio, "after": 0.1, "error": 1e-4} for name, ratio in times.items()
     }
     cases["train/gru/64/1"] = {"status": "wrong", "message": "losses differ"}
-    inference, exact, training = make_recurrent_tables.end_to_end(cases)
+    inference, exact, training = tables.end_to_end(cases)
     assert "| `lstm/256/1` | 2.000 | 0.100 | 20.00x | 0.0001 |" in inference
     assert "Geometric mean 15.87x, least 5.00x. " in inference  # the third root of 4000
     assert "Geometric mean of `lstm` 10.00x, least 5.00x. Geometric mean of `gru` 40.00x" in inference

@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from benchmarks import recurrent_choice
-from benchmarks.recurrent_cases import Case
-from benchmarks.recurrent_search import COLUMNS, short
-from custom_ops import cells
+from benchmarks.recurrent import choice
+from benchmarks.recurrent.cases import Case
+from benchmarks.recurrent.search import COLUMNS, short
 from custom_ops.jit.tune import NEVER
-from custom_ops.recurrent.tune import Trial
-from custom_ops.spec import Configuration, RecurrentSpec
+from custom_ops.recurrent import cells
+from custom_ops.recurrent.search.ranking import rank
+from custom_ops.recurrent.search.tune import Trial
+from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 from graph_passes.cost import device
-from graph_passes.cost.recurrent import rank
 
 CASE = Case("lstm", 256, 1)
 
 
 def searched(times: dict[Configuration, float]) -> dict[str, Any]:
-    """A case as benchmarks.recurrent_search writes it."""
+    """A case as benchmarks.recurrent.search writes it."""
     trials = [Trial(configuration, 1, 1.0, time, 40, 0) for configuration, time in times.items()]
     trials = [replace(trial, error="too many") if trial.measured == NEVER else trial for trial in trials]
     written = [short(place, trial) for place, trial in enumerate(trials)]
@@ -39,28 +39,28 @@ def fixture_ranked() -> list[Configuration]:
 
 def test_the_order_is_the_models(ranked: list[Configuration]) -> None:
     times = {configuration: 100.0 + place for place, configuration in reversed(list(enumerate(ranked)))}
-    assert recurrent_choice.slower(searched(times), "h200") == (0, 0, 0)
+    assert choice.slower(searched(times), "h200") == (0, 0, 0)
     times[ranked[2]], times[ranked[40]] = 50.0, 25.0  # the first five have the one, nobody has the other
-    assert recurrent_choice.slower(searched(times), "h200") == (3, 1, 1)
+    assert choice.slower(searched(times), "h200") == (3, 1, 1)
 
 
 def test_the_tuner_looks_among_the_kind_that_was_the_fastest(ranked: list[Configuration]) -> None:
     alike = [configuration for configuration in ranked if configuration.kind == ranked[2].kind]
     others = [configuration for configuration in ranked if configuration.kind != ranked[2].kind]
     times = dict.fromkeys(others, 200.0) | {ranked[2]: 150.0, alike[-1]: 100.0}
-    assert recurrent_choice.slower(searched(times), "h200") == (0.5, 0.5, 0)
+    assert choice.slower(searched(times), "h200") == (0.5, 0.5, 0)
 
 
 def test_what_failed_is_left_out(ranked: list[Configuration]) -> None:
     times = dict.fromkeys(ranked, 100.0) | {ranked[0]: NEVER}
-    assert recurrent_choice.slower(searched(times), "h200") == (0, 0, 0)
+    assert choice.slower(searched(times), "h200") == (0, 0, 0)
 
 
 def test_a_line_for_each_case(ranked: list[Configuration], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     times = dict.fromkeys(ranked, 100.0) | {ranked[0]: 110.0}
     path = tmp_path / "search.json"
     path.write_text(json.dumps({"format": 1, "cases": {CASE.name: searched(times)}}))
-    assert recurrent_choice.main([str(path)]) == 0
+    assert choice.main([str(path)]) == 0
     assert [line.split()[-3:] for line in capsys.readouterr().out.splitlines()[1:]] == [["10.0%", "0.0%", "0.0%"]] * 3
     with pytest.raises(SystemExit):
-        recurrent_choice.main([str(tmp_path / "none.json")])
+        choice.main([str(tmp_path / "none.json")])

@@ -11,16 +11,16 @@ from threading import Thread
 import pytest
 from hypothesis import example, given, settings
 
-from custom_ops import cells
-from custom_ops.codegen.layout import fallback_layout, layout
-from custom_ops.codegen.recurrent import ENTRY, FALLBACK, generate, parameter_words
-from custom_ops.codegen.schedule import schedule
 from custom_ops.errors import KernelError
 from custom_ops.jit.cache import Cache, UnusableError, digest
 from custom_ops.jit.image import KernelImage
 from custom_ops.machine import shared_memory
+from custom_ops.recurrent import cells
+from custom_ops.recurrent.codegen.layout import fallback_layout, layout
+from custom_ops.recurrent.codegen.schedule import schedule
+from custom_ops.recurrent.codegen.source import ENTRY, FALLBACK, generate, parameter_words
 from custom_ops.recurrent.program import Program
-from custom_ops.spec import Configuration, RecurrentSpec
+from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 from tests.recurrent_cells import random_cells, side_by_side
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "recurrent_lstm_256.cu"
@@ -62,7 +62,7 @@ IN_REGISTERS = Configuration(threads=128, lanes=2, register_weights=128)
 
 
 @pytest.mark.parametrize(
-    ("units", "configuration", "twins"),
+    ("units", "configuration", "sum_lanes"),
     [
         (64, IN_REGISTERS, 2),
         (64, replace(IN_REGISTERS, rows=2), 1),
@@ -79,20 +79,20 @@ IN_REGISTERS = Configuration(threads=128, lanes=2, register_weights=128)
         (8, replace(IN_REGISTERS, threads=32, lanes=4), 0),  # less to sum up than lanes
     ],
 )
-def test_where_sums_stay_in_registers(units: int, configuration: Configuration, twins: int) -> None:
+def test_where_sums_stay_in_registers(units: int, configuration: Configuration, sum_lanes: int) -> None:
     spec = RecurrentSpec(cells.lstm(), units)
     sizes = layout(spec, configuration, 90)
-    assert sizes.twins == twins
+    assert sizes.sum_lanes == sum_lanes
     (gemm,), (buffer,) = sizes.gemms, sizes.buffers
-    if twins:
+    if sum_lanes:
         assert gemm.thread_columns == 4
         assert gemm.results - buffer.offset == 2 * configuration.rows * buffer.stride * 4  # two copies of the operands
         assert sizes.staging == gemm.results  # no room for results
 
 
 def test_row_sums_do_not_stay_in_registers() -> None:
-    assert layout(RecurrentSpec(cells.layer_norm_lstm(64), 64), IN_REGISTERS, 90).twins == 0
-    assert layout(RecurrentSpec(cells.gru(reset_after=False), 64), IN_REGISTERS, 90).twins == 2
+    assert layout(RecurrentSpec(cells.layer_norm_lstm(64), 64), IN_REGISTERS, 90).sum_lanes == 0
+    assert layout(RecurrentSpec(cells.gru(reset_after=False), 64), IN_REGISTERS, 90).sum_lanes == 2
 
 
 def test_the_layout_of_an_lstm_by_hand() -> None:
@@ -129,20 +129,20 @@ def test_weights_go_to_registers_then_to_shared_memory_then_to_scratch() -> None
 @pytest.mark.parametrize(
     ("lanes", "found"),
     [
-        (3, (3, 1, 22, 1, 80)),  # 10 work groups in each of 8 warps
+        (3, (3, 1, 22, 1, 80)),  # 10 subgroups in each of 8 warps
         (12, (12, 4, 6, 1, 64)),  # 2 in each
         (31, (31, 8, 3, 1, 64)),
         (96, (64, 16, 1, 2, 64)),  # a sum has no more chunks of 4
     ],
 )
-def test_work_groups_of_any_size(lanes: int, found: tuple[int, ...]) -> None:
+def test_subgroups_of_any_size(lanes: int, found: tuple[int, ...]) -> None:
     """64 columns of an LSTM's CTA, sums of 256: what is left over of a warp is idle."""
     (gemm,) = layout(LSTM, replace(CLUSTER, lanes=lanes), 90).gemms
     assert (gemm.lanes, gemm.thread_columns, gemm.chunks, gemm.partials, gemm.result_stride) == found
 
 
-def test_warps_that_make_no_whole_work_group_are_idle() -> None:
-    """Sums of 512: 96 lanes are 2 work groups of 256 threads, on either kind of core."""
+def test_warps_that_make_no_whole_subgroups_are_idle() -> None:
+    """Sums of 512: 96 lanes are 2 subgroups of 256 threads, on either kind of core."""
     wide = replace(LSTM, units=512)
     for product, chunks, columns in (("fma", 2, 64), ("mma", 11, 4)):
         configuration = replace(CLUSTER, rows=8, lanes=96, product=product)  # type: ignore[arg-type]
@@ -167,7 +167,7 @@ def test_places_do_not_overlap(units: int, exchange: str, slices: int, product: 
         return
     places = [(b.offset, b.stride * sizes.padded_rows * 4 * (2 if exchange == "cluster" else 1)) for b in sizes.buffers]
     places += [(g.results, g.partials * sizes.padded_rows * g.result_stride * 4) for g in sizes.gemms]
-    places += [(g.inbox, 2 * sizes.rows * g.columns * 4) for g in sizes.gemms if slices > 1]
+    places += [(g.received, 2 * sizes.rows * g.columns * 4) for g in sizes.gemms if slices > 1]
     places += [(g.barrier, 16) for g in sizes.gemms if slices > 1]
     ends = [0]
     for start, size in sorted(places):

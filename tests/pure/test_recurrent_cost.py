@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from custom_ops import cells
 from custom_ops.errors import KernelError
 from custom_ops.machine import from_json, read
-from custom_ops.spec import Configuration, RecurrentSpec
-from graph_passes.cost import device, recurrent
-from graph_passes.cost import grnn as model
-from graph_passes.cost.grnn import Cost, Tiling, Work
+from custom_ops.recurrent import cells
+from custom_ops.recurrent.search import grnn_model as model
+from custom_ops.recurrent.search import ranking
+from custom_ops.recurrent.search.grnn_model import Cost, GrnnTiling, Work
+from custom_ops.recurrent.spec import Configuration, RecurrentSpec
+from graph_passes.cost import device
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ TABLE_2 = [(128, 2, 449), (64, 4, 322), (32, 8, 252), (16, 16, 443), (8, 32, 561
 @pytest.mark.parametrize(("groups", "size", "cost"), TABLE_2)
 def test_costs_of_table_2(groups, size, cost):
     machine = device.machine("v100")
-    found = model.lstm_step(machine, 256, 20, Tiling(32, 2, groups, size))
+    found = model.lstm_step(machine, 256, 20, GrnnTiling(32, 2, groups, size))
     assert found.total / machine.fma == pytest.approx(cost, abs=1.5)
     # section 8.3: "the reduction costs are too high for the bottom two (118 and 236) ... the first (409)"
     named = {16: ("reduction", 118), 32: ("reduction", 236), 2: ("products", 409)}
@@ -83,7 +84,7 @@ def test_the_gru_form_of_table_3_is_chosen(units, batch, single, double):
 def test_tilings_fit_the_multiprocessors_and_their_registers():
     machine = device.machine("v100")
     space = list(model.tilings(machine, 256, 20))
-    assert {Tiling(32, 2, groups, size) for groups, size, _ in TABLE_2} <= set(space)
+    assert {GrnnTiling(32, 2, groups, size) for groups, size, _ in TABLE_2} <= set(space)
     for tiling in space:
         assert math.ceil(256 / tiling.width) * math.ceil(20 / tiling.height) <= 80
     # an LSTM of 1280 units needs more registers than 80 multiprocessors have, one of 768 does not
@@ -113,23 +114,23 @@ SMALL = RecurrentSpec(cells.simple_rnn(), units=8)
 def test_one_block_by_hand(unit):
     # 64 threads in 32 groups of 2: each sums one column over 4 of 8 units, and hands its sum to the other
     configuration = Configuration(rows=1, threads=64, lanes=2, register_weights=4)
-    found = recurrent.predict(unit, SMALL, configuration, batch=1)
+    found = ranking.predict(unit, SMALL, configuration, batch=1)
     # 4 FMAs, then an addition and a tanh; one shuffle, and sums through shared memory; the barrier of the exchange
-    assert found.step == Cost(load=0, products=4 + 2 + recurrent.STEP, reduction=1 + 3, synchronisation=1)
+    assert found.step == Cost(load=0, products=4 + 2 + ranking.STEP, reduction=1 + 3, synchronisation=1)
     assert found.waves == 1
     assert found.start == 8 * 8 * 4  # the weights, at 1 byte a nanosecond
-    assert found.nanoseconds(10) == 256 + 10 * (11 + recurrent.STEP)
+    assert found.nanoseconds(10) == 256 + 10 * (11 + ranking.STEP)
 
 
 def test_sums_in_registers_by_hand(unit):
     """Their way through shared memory is saved; every lane has all sums of its unit, and computes the cell for it."""
     small = Configuration(rows=1, threads=32, lanes=2, register_weights=4)
-    found = recurrent.predict(unit, SMALL, small, batch=1)
-    assert found.step == Cost(load=0, products=4 + 2 + recurrent.STEP, reduction=1, synchronisation=1)
+    found = ranking.predict(unit, SMALL, small, batch=1)
+    assert found.step == Cost(load=0, products=4 + 2 + ranking.STEP, reduction=1, synchronisation=1)
     spec = RecurrentSpec(cells.lstm(), 64)
     of_two = replace(small, threads=128, register_weights=128)
-    step = recurrent.predict(unit, spec, of_two, batch=1).step
-    through_memory = recurrent.predict(unit, spec, replace(of_two, threads=256, register_weights=64), batch=1).step
+    step = ranking.predict(unit, spec, of_two, batch=1).step
+    through_memory = ranking.predict(unit, spec, replace(of_two, threads=256, register_weights=64), batch=1).step
     assert step.reduction == 4  # shuffles, of four sums that none of the two lanes may lack
     assert through_memory.reduction == 2 * 1 + 3  # of two sums, by two warps of a scheduler
 
@@ -139,30 +140,30 @@ def test_spilled_registers_cost_more_than_weights_in_shared_memory():
     spec = RecurrentSpec(cells.gru(reset_after=False), 1024)
     crowded = Configuration(10, 64, 256, 128, 192, 0, "half", "grid", 2)
     times = [
-        recurrent.predict(device.machine("h200"), spec, configuration, 20).nanoseconds(100)
+        ranking.predict(device.machine("h200"), spec, configuration, 20).nanoseconds(100)
         for configuration in (crowded, replace(crowded, register_weights=168, shared_weights=160))
     ]
     assert times[0] > times[1]
 
 
-def test_work_groups_of_three_by_hand(unit):
+def test_subgroups_of_three_by_hand(unit):
     # 20 groups of 3 in two warps: each sums at most one column, and a lane of it 4 of 12 units
     spec = replace(SMALL, units=12)
-    found = recurrent.predict(unit, spec, Configuration(threads=64, lanes=3, register_weights=4), batch=1)
+    found = ranking.predict(unit, spec, Configuration(threads=64, lanes=3, register_weights=4), batch=1)
     # as above, with two shuffles: the last lane hands its sum to the first, then the second does
-    assert found.step.products == 4 + 2 + recurrent.STEP
+    assert found.step.products == 4 + 2 + ranking.STEP
     assert found.step.reduction == 2 + 3
 
 
 def test_a_cluster_hands_its_rows_round(unit):
     alone = Configuration(rows=2, threads=32, lanes=2, register_weights=4)
     cluster = replace(alone, ctas=2, exchange="cluster")
-    found = recurrent.predict(unit, SMALL, cluster, batch=2)
+    found = ranking.predict(unit, SMALL, cluster, batch=2)
     # 2 rows of 8 floats; 2 ns until they are seen
     assert found.step.load == 2 * 8 * 4
     assert found.step.synchronisation == 2 + 1
     # 3 ns over the whole grid, and 2 bytes a nanosecond
-    grid = recurrent.predict(unit, SMALL, replace(cluster, exchange="grid"), batch=2)
+    grid = ranking.predict(unit, SMALL, replace(cluster, exchange="grid"), batch=2)
     assert grid.step.load == pytest.approx(2 * 8 * 4 / 2)
     assert grid.step.synchronisation == 3 + 1
 
@@ -172,7 +173,7 @@ def test_slices_receive_less_and_meet(unit):
     whole = Configuration(rows=2, ctas=4, threads=32, lanes=2, register_weights=16, exchange="grid")
     sliced = replace(whole, slices=2)
     loads, waits = (
-        [getattr(recurrent.predict(unit, SMALL, each, batch=2).step, part) for each in (whole, sliced)]
+        [getattr(ranking.predict(unit, SMALL, each, batch=2).step, part) for each in (whole, sliced)]
         for part in ("load", "synchronisation")
     )
     width = 4  # units of a block, padded
@@ -186,14 +187,14 @@ def test_tensor_cores_wait_for_each_other_or_are_full(unit):
     spec = RecurrentSpec(cells.simple_rnn(), units=128, precision="tf32")
     alone = Configuration(8, 8, 32, 32, 64, 0, "mma", "grid")
     shared = replace(alone, threads=128, lanes=128, register_weights=16)
-    elementwise = recurrent.STEP + 2  # 128 units, one for each lane of a multiprocessor
+    elementwise = ranking.STEP + 2  # 128 units, one for each lane of a multiprocessor
     # two instructions of 1 ns for a chunk, and 12 operations to cut its numbers, four in a nanosecond
-    found = [recurrent.predict(unit, spec, each, batch=8).step.products for each in (alone, shared)]
-    clock = recurrent.TENSOR_CLOCK
+    found = [ranking.predict(unit, spec, each, batch=8).step.products for each in (alone, shared)]
+    clock = ranking.TENSOR_CLOCK
     assert found == [clock * (8 * (2 + 12 / 4) + elementwise), clock * (2 * (2 + 12 / 4) + elementwise)]
     # one instruction of a chunk waits for that of the chunk before
     slow = replace(unit, tensor_chain=10.0)
-    found = [recurrent.predict(slow, spec, each, batch=8).step.products for each in (alone, shared)]
+    found = [ranking.predict(slow, spec, each, batch=8).step.products for each in (alone, shared)]
     assert found == [clock * (8 * 10 + elementwise), clock * (2 * 10 + elementwise)]
 
 
@@ -201,11 +202,11 @@ def test_groups_that_do_not_fit_share_a_multiprocessor_or_wait(unit):
     # 8 multiprocessors: one group of 8 blocks, or 8 of one
     spec = replace(SMALL, units=32)
     wide = Configuration(ctas=8, threads=1024, lanes=2, register_weights=4, exchange="grid")  # all registers
-    assert recurrent.predict(unit, spec, wide, batch=5).waves == 5
-    assert recurrent.predict(unit, replace(spec, directions=2), wide, batch=5).waves == 10
+    assert ranking.predict(unit, spec, wide, batch=5).waves == 5
+    assert ranking.predict(unit, replace(spec, directions=2), wide, batch=5).waves == 10
     narrow = replace(wide, threads=32)
-    alone, shared = (recurrent.predict(unit, spec, narrow, batch) for batch in (1, 4))
+    alone, shared = (ranking.predict(unit, spec, narrow, batch) for batch in (1, 4))
     assert shared.waves == 1
     assert alone.step.products < shared.step.products < 4 * alone.step.products  # a scheduler has more to overlap
     single = Configuration(threads=32, lanes=2, register_weights=64)
-    assert recurrent.predict(unit, spec, single, 5) == recurrent.predict(unit, spec, single, 8)
+    assert ranking.predict(unit, spec, single, 5) == ranking.predict(unit, spec, single, 8)

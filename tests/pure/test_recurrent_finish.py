@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from custom_ops import cells
-from graph_passes.ir import DataType, Graph, Literal, Node, TensorId, TensorSpec
+from custom_ops.recurrent import cells
+from graph_passes.graph.ir import DataType, Graph, Literal, Node, TensorId, TensorSpec
+from graph_passes.graph.rewrite import Names, NewNode
 from graph_passes.recurrent.cleanup import FUSED, with_fused_biases, without_zeros
+from graph_passes.recurrent.lower.bidirectional import paired
+from graph_passes.recurrent.lower.loop import Joinable
 from graph_passes.recurrent.match import Direction, Launch, Match
-from graph_passes.recurrent.pairs import paired
-from graph_passes.recurrent.swap import Swap
-from graph_passes.rewrite import Names, NewNode
 
 UNITS = 4
 
@@ -67,8 +67,8 @@ def test_other_states_stay(states: tuple[str, str]) -> None:
 def test_directions_whose_sequences_lie_otherwise_are_not_joined() -> None:
     def launches(batch_major: bool) -> int:
         ahead, back = launch("ahead"), replace(launch("back", reverse=True), batch_major=batch_major)
-        swaps = [Swap(match_of(each, name=each.name), 5, frozenset({2})) for each in (ahead, back)]
-        return len(paired(graph(), swaps, Names(graph()), []))
+        candidates = [Joinable(match_of(each, name=each.name), 5, frozenset({2})) for each in (ahead, back)]
+        return len(paired(graph(), candidates, Names(graph()), []))
 
     assert launches(batch_major=False) == 1
     assert launches(batch_major=True) == 2

@@ -12,11 +12,11 @@ import pytest
 if not (Path(__file__).resolve().parents[2] / "benchmarks").is_dir():
     pytest.skip("the benchmarks are not installed; run from a checkout", allow_module_level=True)
 
-from benchmarks import recurrent_grnn
-from benchmarks.recurrent_cases import Case
-from benchmarks.recurrent_grnn import NAME, Build
+from benchmarks.recurrent import grnn
+from benchmarks.recurrent.cases import Case
+from benchmarks.recurrent.grnn import NAME, Build
+from custom_ops.recurrent.search.grnn_model import GrnnTiling
 from graph_passes.cost import device
-from graph_passes.cost.grnn import Tiling
 
 MACHINE = device.machine("h200")
 KERNEL = """
@@ -40,17 +40,17 @@ KERNEL = """
 
 def test_its_kernels_are_built_for_what_they_can_do() -> None:
     for case in (Case("canonical_gru", units, batch) for units in (64, 256) for batch in (1, 10, 20)):
-        builds = recurrent_grnn.ranked(MACHINE, case, 3)
+        builds = grnn.ranked(MACHINE, case, 3)
         assert [build.form for build in builds] == 3 * ["single"] + 3 * ["double"]
         for build in builds:
             assert build.columns * build.tiling.groups == 2 * build.tiling.width
             assert build.form == "single" or case.units % build.tiling.width == 0
-    assert not recurrent_grnn.ranked(MACHINE, Case("canonical_gru", 1024, 64), 3)  # too much for registers
+    assert not grnn.ranked(MACHINE, Case("canonical_gru", 1024, 64), 3)  # too much for registers
 
 
 def test_its_kernels_are_patched() -> None:
-    build = Build(Case("canonical_gru", 64, 5), "single", Tiling(width=16, height=1, groups=16, group_size=8))
-    text = recurrent_grnn.patched_kernel(KERNEL, build)
+    build = Build(Case("canonical_gru", 64, 5), "single", GrnnTiling(width=16, height=1, groups=16, group_size=8))
+    text = grnn.patched_kernel(KERNEL, build)
     assert "gru_rnn<64, 2, 1, 16, 8, 5>" in text
     assert "__threadfence();\n    __syncthreads();\n    if (tid == 0) {\n      syncIn" in text
     assert "__syncthreads();\n    }\n    __threadfence();" in text
@@ -75,13 +75,13 @@ def test_the_fastest_program_counts_and_cases_are_added(tmp_path: Path, monkeypa
             raise subprocess.CalledProcessError(2, "nvcc", stderr="no host compiler")
         return program if build.case.batch == 1 else place / "missing"
 
-    monkeypatch.setattr(recurrent_grnn, "compiled", compiled)
+    monkeypatch.setattr(grnn, "compiled", compiled)
     output = tmp_path / "results.json"
     one: dict[str, Any] = {"systems": {"loop, plain": {"status": "ok", "ms": 9.0}}}
     output.write_text(json.dumps({"format": 1, "cases": {"canonical_gru/256/1": one}}))
     arguments = ["--source", "src", "--output", str(output), "--only"]
-    assert recurrent_grnn.main([*arguments, "canonical_gru/256/10"]) == 1
-    assert recurrent_grnn.main([*arguments, "canonical_gru/256/1", "--top", "2"]) == 1
+    assert grnn.main([*arguments, "canonical_gru/256/10"]) == 1
+    assert grnn.main([*arguments, "canonical_gru/256/1", "--top", "2"]) == 1
     cases = json.loads(output.read_text())["cases"]
     assert cases["canonical_gru/256/1"]["systems"]["loop, plain"]["ms"] == 9.0
     found = cases["canonical_gru/256/1"]["systems"][NAME]
@@ -92,6 +92,6 @@ def test_the_fastest_program_counts_and_cases_are_added(tmp_path: Path, monkeypa
     assert cases["canonical_gru/256/10"]["status"] == "incomplete"
     assert cases["canonical_gru/256/10"]["systems"][NAME]["status"] == "error"
     assert "FileNotFoundError" in cases["canonical_gru/256/10"]["systems"][NAME]["message"]
-    assert recurrent_grnn.main([*arguments, "canonical_gru/256/20"]) == 1
+    assert grnn.main([*arguments, "canonical_gru/256/20"]) == 1
     found = json.loads(output.read_text())["cases"]["canonical_gru/256/20"]["systems"][NAME]
     assert found["message"].endswith("no host compiler")

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from custom_ops.cell import Constant, Product, RowSum
 from custom_ops.expr.program import Elementwise
+from custom_ops.recurrent.cell import Constant, Product, RowSum
 from graph_passes.errors import GraphError
-from graph_passes.ir import DataType, Function, Graph, Literal, Node, TensorId, TensorSpec
+from graph_passes.graph.ir import DataType, Function, Graph, Literal, Node, TensorId, TensorSpec
+from graph_passes.graph.rewrite import NewNode
+from graph_passes.graph.verify import verify_graph
 from graph_passes.recurrent.apply import apply_recurrent
-from graph_passes.recurrent.lengths import dimension_key, scalar_key
+from graph_passes.recurrent.find.equal_scalars import dimension_key, scalar_key
+from graph_passes.recurrent.inference import plan_recurrent
 from graph_passes.recurrent.match import RECURRENT_OP, Direction, Launch
-from graph_passes.recurrent.plan import plan_recurrent
-from graph_passes.rewrite import NewNode
-from graph_passes.verify import verify_graph
 
 UNITS, INPUTS = 4, 3
 ITEMS = {"float32": 4, "int32": 4, "bool": 1, "variant": 0}
@@ -299,7 +299,7 @@ def narrow(body: Builder, x: TensorId, h: TensorId, given: dict[str, TensorId]) 
 @pytest.mark.parametrize(
     ("step", "condition", "reason"),
     [
-        (unknown, "Less", "'new' is a Cholesky, which a cell has no word for"),
+        (unknown, "Less", "'new' is a Cholesky, which no op of a cell computes"),
         (printing, "Less", r"'print' \(PrintV2\) has side effects"),
         (mixing, "Less", r"'rolled' \(Roll\) does not treat the rows of the batch alike"),
         (narrow, "Less", r"multiplies 1 x 4 units with a matrix \[4, 3\]; a cell needs multiples of 4"),

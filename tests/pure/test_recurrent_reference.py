@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from custom_ops import cells
-from custom_ops.cell import Cell
-from custom_ops.cell_builder import CellBuilder
 from custom_ops.errors import CellError
 from custom_ops.expr.op import Array
-from custom_ops.recurrent_reference import run
+from custom_ops.recurrent import cells
+from custom_ops.recurrent.cell import Cell
+from custom_ops.recurrent.cell_builder import CellBuilder
+from custom_ops.recurrent.reference import run
 from tests.recurrent_cells import arguments, random_cells
 
 UNITS, TIME, BATCH = 5, 4, 3

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from custom_ops import cells
-from custom_ops.codegen.layout import layout
-from custom_ops.differentiate import differentiate
-from custom_ops.spec import Configuration, RecurrentSpec
-from graph_passes.cost import device, recurrent, space
+from custom_ops.recurrent import cells
+from custom_ops.recurrent.codegen.layout import layout
+from custom_ops.recurrent.differentiate import differentiate
+from custom_ops.recurrent.search import ranking, space
+from custom_ops.recurrent.spec import Configuration, RecurrentSpec
+from graph_passes.cost import device
 
 
 def listed(machine, spec, batch):
@@ -20,7 +21,7 @@ def listed(machine, spec, batch):
 def test_every_configuration_fits_and_holds_its_weights(units, batch):
     machine = device.machine("h200")
     spec = RecurrentSpec(cells.lstm(), units)
-    ranked = recurrent.rank(machine, spec, batch)
+    ranked = ranking.rank(machine, spec, batch)
     assert ranked
     times = [prediction.nanoseconds(100) for prediction in ranked]
     assert times == sorted(times)
@@ -36,7 +37,7 @@ def test_small_layers_stay_in_a_cluster_and_large_ones_take_the_grid():
     machine = device.machine("h200")
 
     def best(units, batch=1):
-        return recurrent.rank(machine, RecurrentSpec(cells.lstm(), units), batch)[0].configuration
+        return ranking.rank(machine, RecurrentSpec(cells.lstm(), units), batch)[0].configuration
 
     assert best(64).exchange == "single"
     assert (best(256).exchange, best(256).ctas) == ("cluster", 16)
@@ -46,7 +47,7 @@ def test_small_layers_stay_in_a_cluster_and_large_ones_take_the_grid():
 def test_weights_are_streamed_where_nothing_holds_them():
     machine = device.machine("h200")
     spec = RecurrentSpec(cells.lstm(), 4096)
-    ranked = recurrent.rank(machine, spec, 1)
+    ranked = ranking.rank(machine, spec, 1)
     assert ranked
     sizes = layout(spec, ranked[0].configuration, 90)
     assert any(gemm.chunks > gemm.registers + gemm.shared for gemm in sizes.gemms)
@@ -58,7 +59,7 @@ def test_weights_are_streamed_where_nothing_holds_them():
 def test_weights_are_streamed_while_groups_take_turns_where_that_is_faster(reset_after):
     """GRUs of 2,048 units fit the chip, but with few rows at a time: 4 of 64 took 15.7 ms on an H200 (canonical)."""
     spec = RecurrentSpec(cells.gru(reset_after=reset_after), 2048)
-    ranked = recurrent.rank(device.machine("h200"), spec, 64)
+    ranked = ranking.rank(device.machine("h200"), spec, 64)
 
     def streams(prediction):
         gemms = layout(spec, prediction.configuration, 90).gemms
@@ -89,9 +90,9 @@ def test_a_launch_reads_all_weights_and_needs_no_room_for_all_blocks(units, batc
     assert configuration.ctas == math.ceil(units / 8)  # more than the 132 that run at once
     sizes = layout(spec, configuration, 90)
     assert all(gemm.registers == gemm.shared == 0 for gemm in sizes.gemms)
-    found = recurrent.predict(machine, spec, configuration, batch)
+    found = ranking.predict(machine, spec, configuration, batch)
     assert found.waves == 1
-    assert found.step.synchronisation > recurrent.LAUNCH
+    assert found.step.synchronisation > ranking.LAUNCH
     bandwidth = max(rate for _, rate in machine.load_bandwidth) * machine.multiprocessors
     assert found.step.load > 16 * units * units / bandwidth
 
@@ -104,7 +105,7 @@ def test_a_cell_of_one_block_has_no_launches():
 def test_all_rows_come_together_where_weights_are_streamed():
     """A turn over some of the rows reads the weights again: registers are better spent on sums than on weights."""
     spec = RecurrentSpec(cells.lstm(), 2048)
-    best = recurrent.rank(device.machine("h200"), spec, 64)[0].configuration
+    best = ranking.rank(device.machine("h200"), spec, 64)[0].configuration
     sizes = layout(spec, best, 90)
     assert best.rows > 8
     assert all(8 * gemm.block == sizes.padded_rows for gemm in sizes.gemms)
@@ -146,7 +147,7 @@ def test_old_devices_have_neither_clusters_nor_tensor_cores():
     machine = replace(device.machine("v100"), arch=75)
     kinds = {
         (each.configuration.exchange, each.configuration.product)
-        for each in recurrent.rank(machine, RecurrentSpec(cells.gru(), 256), 20)
+        for each in ranking.rank(machine, RecurrentSpec(cells.gru(), 256), 20)
     }
     assert kinds == {("grid", "fma")}
 
@@ -189,12 +190,12 @@ def test_every_size_has_a_configuration(units, batch, backward):
     assert found
     for configuration in found[:: len(found) // 5 + 1]:
         layout(spec, configuration, machine.arch)
-        assert recurrent.predict(machine, spec, configuration, batch).nanoseconds(100) > 0
+        assert ranking.predict(machine, spec, configuration, batch).nanoseconds(100) > 0
 
 
 def test_groups_take_turns_where_their_rows_do_not_fit_at_once():
     machine = device.machine("h200")
     spec = RecurrentSpec(differentiate(cells.lstm()).backward, 1024)
-    (best, *_) = recurrent.rank(machine, spec, 200)
+    (best, *_) = ranking.rank(machine, spec, 200)
     at_once = {1: 132, 2: 132, 4: 120, 8: 120}[best.configuration.slices] // best.configuration.ctas
     assert best.waves == math.ceil(math.ceil(200 / best.configuration.rows) / at_once) > 1

@@ -1,13 +1,13 @@
-"""Repairs of random steps in random rooms: what holds of every plan, whether it finds room or not."""
+"""Repairs of random steps in random free memory: what holds of every plan, whether it finds room or not."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graph_passes.analysis.fragmentation import Room, without_workspace
-from graph_passes.analysis.simulate import Link, usage_under
-from graph_passes.analysis.timeline import Buffer, Step, Timeline
 from graph_passes.errors import InfeasibleBudgetError
-from graph_passes.ir import TensorId
+from graph_passes.graph.ir import TensorId
+from graph_passes.memory.fragmentation import Room, without_workspace
+from graph_passes.memory.simulate import Link, usage_under
+from graph_passes.memory.timeline import Buffer, ScheduledOp, Timeline
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.offload.plan import plan_offload
 from graph_passes.offload.thin import thinned
@@ -20,7 +20,7 @@ OPS = 24
 @st.composite
 def timelines(draw: st.DrawFn) -> Timeline:
     workspaces = draw(st.lists(st.integers(-50, 900), min_size=OPS, max_size=OPS))
-    steps = tuple(Step(f"s{i}", 1e-3, workspace=size * MIB) for i, size in enumerate(workspaces))
+    steps = tuple(ScheduledOp(f"s{i}", 1e-3, workspace=size * MIB) for i, size in enumerate(workspaces))
     made = st.tuples(st.integers(1, 700 * MIB), st.integers(0, OPS - 2), st.sets(st.integers(1, OPS - 1), max_size=3))
     buffers = [
         Buffer(
@@ -48,28 +48,28 @@ def test_a_plan_keeps_its_budget_and_is_no_worse_thinned(timeline, share, parts,
         plan = plan_offload(timeline, Link(1e10, 1e10), budget, options, timed=True, room=room)
     except InfeasibleBudgetError:
         return
-    assert usage_under(timeline, plan.moves, plan.fillings).max() == plan.after.peak <= budget
-    missed = without_workspace(timeline, plan.moves, room, plan.fillings)
+    assert usage_under(timeline, plan.moves, plan.paddings).max() == plan.after.peak <= budget
+    missed = without_workspace(timeline, plan.moves, room, plan.paddings)
     less = thinned(timeline, plan, room)
     assert less.after.seconds <= plan.after.seconds
     assert less.after.peak <= budget
     if missed is not None:
-        missed_then = without_workspace(timeline, less.moves, room, less.fillings)
+        missed_then = without_workspace(timeline, less.moves, room, less.paddings)
         assert missed_then is not None
         assert set(missed_then) <= set(missed)
 
 
 def test_a_step_whose_bytes_fit_in_pieces_that_do_not_and_that_nothing_can_leave():
-    steps = tuple(Step(f"s{i}") for i in range(3))
+    steps = tuple(ScheduledOp(f"s{i}") for i in range(3))
     timeline = Timeline(steps, (Buffer(TensorId("x"), 3 * MIB, 0, (1, 2), pinned_by="the test"),), turn=1)
     room = Room(((0, 2 * MIB), (4 * MIB, 2 * MIB)), limit=4 * MIB)
     plan = plan_offload(timeline, Link(1e10, 1e10), 4 * MIB, OffloadOptions(), room=room)
-    assert (plan.moves, plan.fillings) == ((), ())
+    assert (plan.moves, plan.paddings) == ((), ())
     assert plan.failure(timeline, room).short == MIB
 
 
 def test_a_tensor_too_small_to_be_replayed_may_move():
-    steps = tuple(Step(f"s{i}", 1e-3) for i in range(4))
+    steps = tuple(ScheduledOp(f"s{i}", 1e-3) for i in range(4))
     small = Buffer(TensorId("x"), 64, 0, (3,), (TensorId("x"),))
     large = Buffer(TensorId("y"), MIB, 2, (), (TensorId("y"),))
     timeline = Timeline(steps, (small, large), turn=1)

@@ -7,16 +7,17 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from custom_ops import cells
-from custom_ops.cell import Product
-from custom_ops.codegen.layout import layout
-from custom_ops.codegen.recurrent import generate
-from custom_ops.codegen.replicate import can_replicate, replicated_schedule
-from custom_ops.codegen.schedule import schedule
-from custom_ops.differentiate import differentiate
 from custom_ops.errors import KernelError
-from custom_ops.spec import Configuration, RecurrentSpec
-from graph_passes.cost import device, recurrent
+from custom_ops.recurrent import cells
+from custom_ops.recurrent.cell import Product
+from custom_ops.recurrent.codegen.layout import layout
+from custom_ops.recurrent.codegen.replicated_schedule import can_replicate, replicated_schedule
+from custom_ops.recurrent.codegen.schedule import schedule
+from custom_ops.recurrent.codegen.source import generate
+from custom_ops.recurrent.differentiate import differentiate
+from custom_ops.recurrent.search import ranking
+from custom_ops.recurrent.spec import Configuration, RecurrentSpec
+from graph_passes.cost import device
 from tests.recurrent_cells import chained, random_cells
 
 GRU = cells.gru(reset_after=False)
@@ -184,7 +185,7 @@ def test_the_model_prices_one_exchange_and_more_products() -> None:
     machine, spec = device.machine("h200"), RecurrentSpec(GRU, 128)
     double = Configuration(ctas=8, lanes=8, exchange="cluster")
     twice, once = (
-        recurrent.predict(machine, spec, replace(double, replicated=flag), batch=1).step for flag in (False, True)
+        ranking.predict(machine, spec, replace(double, replicated=flag), batch=1).step for flag in (False, True)
     )
     exchange = machine.cluster_handoff + machine.block_barrier
     assert twice.synchronisation == 2 * exchange
@@ -197,12 +198,12 @@ def test_the_model_prices_parts_of_sums() -> None:
     machine, spec = device.machine("h200"), RecurrentSpec(GRU, 128)
     whole = replace(CLUSTER, rows=1)
     once, parts = (
-        recurrent.predict(machine, spec, replace(whole, partial_sums=flag), batch=1).step for flag in (False, True)
+        ranking.predict(machine, spec, replace(whole, partial_sums=flag), batch=1).step for flag in (False, True)
     )
     assert parts.load - once.load == pytest.approx(4 * 128 * 8 / machine.cluster_bandwidth)  # 128 units of 8 CTAs
     assert parts.synchronisation - once.synchronisation == pytest.approx(4 * machine.block_barrier)
     read = 4 * 8 * dict(machine.shared_load)[32] / 4  # by 4 warps, of each CTA
-    assert parts.products - read - recurrent.STEP < once.products
+    assert parts.products - read - ranking.STEP < once.products
 
 
 WITHOUT_CLUSTERS = replace(device.machine("h200"), arch=80, clusters=((1, 132),))  # as the paper's device
@@ -212,14 +213,14 @@ FORMS = {(False, False), (True, False), (True, True)}  # replicated, partial sum
 @pytest.mark.parametrize("units", [33, 160, 1000])
 def test_replicas_are_ranked_where_they_fit_and_there_are_no_clusters(units: int) -> None:
     spec = RecurrentSpec(GRU, units)
-    forms = {prediction.configuration.replicated for prediction in recurrent.rank(WITHOUT_CLUSTERS, spec, 1)}
+    forms = {prediction.configuration.replicated for prediction in ranking.rank(WITHOUT_CLUSTERS, spec, 1)}
     assert forms == ({False, True} if units < 1000 else {False})  # 4 MB of weights of r are too many
-    clustered = recurrent.rank(device.machine("h200"), spec, 1)
+    clustered = ranking.rank(device.machine("h200"), spec, 1)
     assert not any(prediction.configuration.replicated for prediction in clustered)
 
 
 def test_the_tuner_sees_the_best_of_all_forms_where_they_are_close() -> None:
-    ranked = recurrent.rank(WITHOUT_CLUSTERS, RecurrentSpec(GRU, 192), 1)
+    ranked = ranking.rank(WITHOUT_CLUSTERS, RecurrentSpec(GRU, 192), 1)
     ahead = ranked[:3]
     assert {(p.configuration.replicated, p.configuration.partial_sums) for p in ahead} == FORMS
     for first in ahead:

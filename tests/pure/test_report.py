@@ -143,14 +143,14 @@ def test_picture_without_matplotlib(moved, tmp_path, monkeypatch):
 
 
 def test_a_models_other_functions_come_behind(moved, tmp_path):
-    evaluation = Report("test_step", "CPU", "autovm", "swapped", 0, 0, swapped=("lstm",), function="test")
+    evaluation = Report("test_step", "CPU", "autovm", "replaced", 0, 0, replaced=("lstm",), function="test")
     whole = dataclasses.replace(moved, function="train", others=(evaluation,))
     text = str(whole)
     assert text.startswith("tfmem report: train: train on")
     assert text.index("act1:0") < text.index("\n\ntfmem report: test: test_step on CPU\n") < text.index("lstm")
     assert Report.from_json(whole.to_json()) == whole
     with pytest.raises(ValueError, match="colour"):
-        Report.from_json(whole.to_json().replace('"swapped": [', '"colour": 1, "swapped": ['))
+        Report.from_json(whole.to_json().replace('"replaced": [', '"colour": 1, "replaced": ['))
 
 
 def test_reports_of_before_are_read(moved):
@@ -158,3 +158,12 @@ def test_reports_of_before_are_read(moved):
     data = json.loads(moved.to_json())
     del data["function"], data["others"]
     assert Report.from_json(json.dumps(data)) == moved
+
+
+def test_a_report_that_says_swapped_is_read(moved):
+    """As reports did before they said `replaced`."""
+    report = dataclasses.replace(moved, replaced=("lstm",), not_replaced=("gru",))
+    earlier = report.to_json().replace('"replaced":', '"swapped":').replace('"not_replaced":', '"not_swapped":')
+    assert '"swapped":' in earlier
+    assert Report.from_json(earlier) == report
+    assert (report.swapped, report.not_swapped) == (("lstm",), ("gru",))

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graph_passes import slices
-from graph_passes.dead_code import dead_code, without_dead
 from graph_passes.errors import GraphError
-from graph_passes.ir import Graph, Node, TensorId, TensorSpec, Use
-from graph_passes.ops import passed
-from graph_passes.rewrite import Names, NewNode, Rewrite, applied, apply_rewrites
-from graph_passes.verify import verify_graph
+from graph_passes.graph import slices
+from graph_passes.graph.dead_code import dead_code, without_dead
+from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec, Use
+from graph_passes.graph.ops import passed
+from graph_passes.graph.rewrite import Names, NewNode, Rewrite, applied, apply_rewrites
+from graph_passes.graph.verify import verify_graph
 
 
 def tensor(name: str) -> TensorId:

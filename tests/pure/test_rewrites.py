@@ -12,19 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graph_passes import pipeline
-from graph_passes.analysis.fragmentation import Room
-from graph_passes.analysis.order import topological
-from graph_passes.analysis.simulate import Link
 from graph_passes.cost.device import load
 from graph_passes.cost.model import Roofline
 from graph_passes.errors import InfeasibleBudgetError, NoGradientError
-from graph_passes.ir import Graph, Node, TensorId, TensorSpec
+from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
+from graph_passes.graph.order import topological
+from graph_passes.memory.fragmentation import Room
+from graph_passes.memory.simulate import Link
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.offload.thin import thinned
 
 UNIT = load("unit")
 UNIT_LINK = Link(1.0, 1.0)
-SLOW_LINK = Link(0.01, 0.01)  # anything is made again faster than it is copied
+SLOW_LINK = Link(0.01, 0.01)  # anything is recomputed faster than it is copied
 ELEMENTS = 1 << 14  # of 4 bytes: 64 KiB, the smallest that moves
 
 
@@ -98,12 +98,12 @@ def run(graph: Graph) -> tuple[dict[str, object], int]:
             held[owner[output]] += 1
         elif node.op == "MemOpFill":
             graph.specs[output] = TensorSpec("uint8", 1, (int(node.attrs["bytes"]),))
-            values[output], owner[output], held[output] = "filling", output, 1
+            values[output], owner[output], held[output] = "padding", output, 1
         elif name.endswith("/Emptied"):
             values[output] = "nothing"
         elif node.op != "MemOpRelease":
             original = name.removeprefix("tfmem/Remake/")
-            original = original if original in graph.nodes else original.rpartition("_")[0]  # made again twice
+            original = original if original in graph.nodes else original.rpartition("_")[0]  # recomputed twice
             values[output] = (node.op, original, tuple(inputs))
             graph.specs[output] = graph.specs[TensorId(original)]
             owner[output], held[output] = output, 1
@@ -181,7 +181,7 @@ def test_random_nets_with_early_copies(net, share):
 
 @settings(max_examples=200, deadline=None)
 @given(net=nets(), share=st.floats(0.3, 0.99))
-def test_random_nets_that_make_tensors_again(net, share):
+def test_random_nets_that_recompute_tensors(net, share):
     planned(net, share, SLOW_LINK, policy="hybrid")
 
 
@@ -191,7 +191,7 @@ def test_random_nets_in_pieces_of_memory(net, share, parts):
     planned(net, share, parts=parts, policy="autovm")
 
 
-def test_hybrid_makes_again_what_its_inputs_outlive():
+def test_hybrid_recomputes_what_its_inputs_outlive():
     # each layer's output is made from the one before, which waits even longer
     net = [Layer((), 1)] + [Layer((index,), 1) for index in range(6)]
     graph = training_graph(net)
@@ -199,7 +199,7 @@ def test_hybrid_makes_again_what_its_inputs_outlive():
     timeline = step.timeline(Roofline(UNIT))
     options = OffloadOptions(reuse_distance=1, policy="hybrid")
     plan = pipeline.plan_step(step, timeline, SLOW_LINK, int(timeline.peak * 0.7), options)
-    assert any(move.remade for move in plan.moves)
+    assert any(move.recomputed for move in plan.moves)
     edited = pipeline.edit_step(step, timeline, plan, options)
     assert any(node.name.startswith("tfmem/Remake/") for node in edited)
 

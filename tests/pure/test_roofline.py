@@ -4,7 +4,7 @@ import pytest
 
 from graph_passes.cost.device import load
 from graph_passes.cost.model import Roofline
-from graph_passes.ir import Graph, Node, TensorId, TensorSpec
+from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 
 UNIT = load("unit")
 X, W, Y = (TensorId(name) for name in "xwy")

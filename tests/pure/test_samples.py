@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from custom_ops import cells, recurrent_reference
 from custom_ops.errors import KernelError
-from custom_ops.recurrent.bench import DeviceBench
-from custom_ops.recurrent.samples import Samples
-from custom_ops.spec import RecurrentSpec
+from custom_ops.recurrent import cells, reference
+from custom_ops.recurrent.search.bench import DeviceBench
+from custom_ops.recurrent.search.samples import Samples
+from custom_ops.recurrent.spec import RecurrentSpec
 
 STEPS, BATCH, UNITS = 7, 3, 5
 MEMORY = 1 << 20
@@ -72,7 +72,7 @@ def compute(device: HostDevice, spec: RecurrentSpec, samples: Samples, spoil: fl
         given = [load(device, place, shape, spec.dtype) for place, shape in zip((gates, matrix), shapes, strict=True)]
         first = [load(device, place, (BATCH, UNITS), spec.dtype).astype(np.float32) for place in states]
         arrays = [[given[0].astype(np.float32)], [], [], [given[1].astype(np.float32)], first]
-        (found,), finals = recurrent_reference.run(spec.cell, UNITS, *arrays)
+        (found,), finals = reference.run(spec.cell, UNITS, *arrays)
         found[3, 1, 2] += spoil
         for place, array in zip((outputs, h, c), (found, *finals), strict=True):
             store(device, place, array, spec.dtype)

@@ -7,15 +7,15 @@ from threading import Event
 
 import pytest
 
-from custom_ops import cells
 from custom_ops.errors import KernelError
 from custom_ops.jit import tune as generic
 from custom_ops.jit.cache import CHECKSUM, Cache, digest
 from custom_ops.jit.image import KernelImage
 from custom_ops.jit.tune import Measured
+from custom_ops.recurrent import cells
 from custom_ops.recurrent.program import ANY_BATCH, Program
-from custom_ops.recurrent.tune import tune
-from custom_ops.spec import Configuration, RecurrentSpec
+from custom_ops.recurrent.search.tune import tune
+from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 
 PLAIN = Configuration()
 # told apart by their threads

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from graph_passes import pipeline
-from graph_passes.analysis.simulate import Filling, Link, Move, uncounted, uncounted_under
-from graph_passes.analysis.timeline import COUNTED, Buffer, Step, Timeline
 from graph_passes.cost.cpu import workspace
 from graph_passes.cost.model import held
-from graph_passes.cost.observe import Sample, observe
 from graph_passes.errors import InfeasibleBudgetError
-from graph_passes.ir import Graph, Node, TensorId, TensorSpec
+from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
+from graph_passes.memory.observe import Sample, observe
+from graph_passes.memory.simulate import Link, Move, Padding, uncounted, uncounted_under
+from graph_passes.memory.timeline import COUNTED, Buffer, ScheduledOp, Timeline
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.offload.plan import CHUNKS, plan_offload, tighter
 from graph_passes.report import Report
@@ -27,7 +27,7 @@ def timeline() -> Timeline:
         Buffer(TensorId("small"), 100 * KIB, 1, (2,)),
         Buffer(TensorId("smaller"), 60 * KIB, 2, ()),
     )
-    steps = tuple(Step(name, 1.0) for name in "abc")
+    steps = tuple(ScheduledOp(name, 1.0) for name in "abc")
     return Timeline(steps, buffers, 1, base=20 * KIB, counted=COUNTED, small_base=10 * KIB)
 
 
@@ -39,7 +39,7 @@ def test_what_is_not_counted_of_a_peak():
     # small tensors alone: all of the peak at c, 100 + 60 + 20 KiB, but the 10 KiB that count
     alone = replace(timeline(), buffers=timeline().buffers[1:])
     assert uncounted(alone, ()) == 170 * KIB
-    assert uncounted(alone, (), (Filling(2, MIB),)) == 170 * KIB
+    assert uncounted(alone, (), (Padding(2, MIB),)) == 170 * KIB
 
 
 def test_an_observed_step_has_the_small_tensors_too():
@@ -63,7 +63,7 @@ def waiting() -> Timeline:
         Buffer(TensorId("b"), 150 * KIB, 1, (2,)),
         Buffer(TensorId("c"), 100 * KIB, 2, (3,)),
     )
-    return Timeline(tuple(Step(name, 1.0) for name in "abcd"), buffers, 1, base=20 * KIB, counted=COUNTED)
+    return Timeline(tuple(ScheduledOp(name, 1.0) for name in "abcd"), buffers, 1, base=20 * KIB, counted=COUNTED)
 
 
 def test_a_small_tensor_that_moves_is_not_there():
@@ -116,7 +116,7 @@ def test_the_smallest_budget_counts_chunks_that_tensors_do_not_fill():
 
 
 def test_the_tightest_plan_comes_last():
-    steps = tuple(Step(f"n{i}", 1.0) for i in range(8))
+    steps = tuple(ScheduledOp(f"n{i}", 1.0) for i in range(8))
     # a waits from 0 to 7; at 3 and 4 there are 10 bytes beside it
     buffers = (Buffer(TensorId("a"), 10, 0, (7,)), Buffer(TensorId("b"), 10, 3, (4,)))
     step = Timeline(steps, buffers, 3)

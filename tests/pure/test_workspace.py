@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from graph_passes.analysis.simulate import Link, Move, usage_under
-from graph_passes.analysis.timeline import Buffer, Step, Timeline
-from graph_passes.analysis.workspace import SLOWER, squeezed
-from graph_passes.ir import TensorId
+from graph_passes.graph.ir import TensorId
+from graph_passes.memory.simulate import Link, Move, usage_under
+from graph_passes.memory.timeline import Buffer, ScheduledOp, Timeline
+from graph_passes.memory.workspace import SLOWER, squeezed
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.offload.plan import plan_offload
 
 
 def step(*workspaces: int) -> Timeline:
     """Ops of a second, and 10 bytes that the first makes and the last reads."""
-    steps = tuple(Step(f"s{index}", 1.0, nbytes) for index, nbytes in enumerate(workspaces))
+    steps = tuple(ScheduledOp(f"s{index}", 1.0, nbytes) for index, nbytes in enumerate(workspaces))
     buffers = (Buffer(TensorId("s0"), 10, 0, (len(steps) - 1,), (TensorId("s0"),), (0,)),)
     return Timeline(steps, buffers, turn=len(steps) // 2, base=5)
 
@@ -42,7 +42,7 @@ def test_moves_leave_more() -> None:
 
 def test_an_op_that_runs_again_may_be_short_of_workspace_only_then() -> None:
     generous, least = step(6, 0, 0, 0), step(0, 0, 0, 0)
-    again = Move(buffer=0, last=0, copy_after=0, release=1, prefetch=3, next=3, remade=True)
+    again = Move(buffer=0, last=0, copy_after=0, release=1, prefetch=3, next=3, recomputed=True)
     assert usage_under(generous, [again]).max() == 21
     found = squeezed(generous, least, [again], 18)
     assert usage_under(found, [again]).max() <= 18

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 import tfmem
 import tfmem.addons as tfa
-from custom_ops import cells, recurrent_reference
-from custom_ops.cell import Cell
+from custom_ops.recurrent import cells, reference
+from custom_ops.recurrent.cell import Cell
 
 keras = tf.keras
 UNITS, INPUTS, BATCH, TIME = 7, 4, 3, 11
@@ -35,7 +35,7 @@ def _normalized(weights: Weights, x: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Case:
-    """A cell of Addons and what `custom_ops.cells` says that it computes."""
+    """A cell of Addons and what `custom_ops.recurrent.cells` says that it computes."""
 
     name: str
     cell: Cell
@@ -147,7 +147,7 @@ def test_the_cells_by_name_are_those_of_addons(case: Case) -> None:
 
     weights = {weight.name.split("/", 2)[2].split(":")[0]: weight.numpy().astype(float) for weight in layer.weights}
     gates = np.swapaxes(case.inputs(weights, x.astype(float)), 0, 1)
-    outputs, ends = recurrent_reference.run(
+    outputs, ends = reference.run(
         case.cell,
         UNITS,
         [gates],
@@ -170,7 +170,7 @@ def ops_of(function: Any) -> set[str]:
 @every_cell
 @pytest.mark.parametrize("known", [False, True], ids=["any size", "one size"])
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
-def test_cells_of_addons_are_swapped(case: Case, masked: bool, known: bool) -> None:
+def test_cells_of_addons_are_replaced(case: Case, masked: bool, known: bool) -> None:
     layer = case.layer(return_sequences=True, return_state=True)
     batch, time = (BATCH, TIME) if known else (None, None)
     specs = [tf.TensorSpec([batch, time, INPUTS]), *([tf.TensorSpec([batch, time], tf.bool)] if masked else [])]
@@ -209,4 +209,4 @@ def test_cells_of_addons_train_as_before(case: Case, monkeypatch: pytest.MonkeyP
     for before, after in zip(plain.get_weights(), optimized.get_weights(), strict=True):
         np.testing.assert_allclose(after, before, rtol=1e-4, atol=2e-5)
     if case.name != "LayerNormSimpleRNNCell":  # tf.nn.moments stops a gradient in it, so its training may be kept
-        assert "swapped" in tfmem.report(optimized).to_text()
+        assert "replaced" in tfmem.report(optimized).to_text()

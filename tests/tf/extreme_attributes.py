@@ -19,8 +19,8 @@ from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow.python.eager import context, execute
 from tensorflow.python.framework import op_def_registry
 
-from custom_ops import cells
 from custom_ops.load import Library, load
+from custom_ops.recurrent import cells
 
 MODES = ("eager", "graph", "saved_model")
 EXTREMES = (-(2**63), -(2**31), -1, 0, 1, 2**31 - 1, 2**31, 2**32 + 1, 2**40, 2**60, 2**62, 2**62 + 1, 2**63 - 1)
@@ -56,8 +56,8 @@ STRANGE = (tf.string, tf.resource, tf.variant, tf.int32, tf.bool, tf.complex128,
 def memops() -> Iterator[Case]:
     for size in EXTREMES:
         if harmless(size):
-            yield Case("MemOpRooms", {"sizes": [size], "count": 1})
-            yield Case("MemOpRooms", {"sizes": [size, size], "count": 2})
+            yield Case("MemOpReserve", {"sizes": [size], "count": 1})
+            yield Case("MemOpReserve", {"sizes": [size, size], "count": 2})
             yield Case("MemOpFill", {"bytes": size})
         yield Case("MemOpPreaccess", {"bytes": size})
         yield Case("MemOpProbe", {"run": size, "index": size})
@@ -66,7 +66,7 @@ def memops() -> Iterator[Case]:
         for shape in ([size], [size, size], [size, -1, size], [size] * 4):
             yield Case("MemOpPrefetch", {"T": tf.float32, "shape": shape}, (HANDLE,))
         if size <= MOST_OUTPUTS:
-            yield Case("MemOpRooms", {"sizes": [], "count": size})
+            yield Case("MemOpReserve", {"sizes": [], "count": size})
     yield Case("MemOpPrefetch", {"T": tf.float32, "shape": [1] * 300}, (HANDLE,))
     yield Case("MemOpStats", {"reset": True})
     yield Case("MemOpChunks", {})

@@ -18,12 +18,12 @@
 #include <string>
 #include <vector>
 
-#include "custom_ops/ops/cell.h"
 #include "custom_ops/ops/cpu/tile_run.h"
-#include "custom_ops/ops/recurrent_program.h"
-#include "custom_ops/ops/recurrent_run.h"
+#include "custom_ops/ops/recurrent/cell.h"
+#include "custom_ops/ops/recurrent/recurrent_program.h"
+#include "custom_ops/ops/recurrent/recurrent_run.h"
+#include "custom_ops/ops/recurrent/step_program.h"
 #include "custom_ops/ops/sizes.h"
-#include "custom_ops/ops/step_program.h"
 
 extern "C" void __sanitizer_set_death_callback(void (*callback)());
 

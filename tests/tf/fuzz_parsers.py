@@ -14,24 +14,24 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from custom_ops.differentiate import differentiate
 from custom_ops.jit.image import KernelImage
+from custom_ops.recurrent.differentiate import differentiate
 from custom_ops.recurrent.program import Program
 from tests import programs, recurrent_cells
 from tests.tf import native_programs
 
 PARTS = (
-    "cell",
-    "cpu_kernels",
-    "cpu_kernels_avx2",
-    "cpu_kernels_avx512",
-    "kernel_image",
-    "recurrent_cut",
-    "recurrent_program",
-    "recurrent_run",
-    "recurrent_tile",
+    "recurrent/cell",
+    "cpu/cpu_kernels",
+    "cpu/cpu_kernels_avx2",
+    "cpu/cpu_kernels_avx512",
+    "cuda/kernel_image",
+    "recurrent/recurrent_cut",
+    "recurrent/recurrent_program",
+    "recurrent/recurrent_run",
+    "recurrent/recurrent_tile",
     "sha256",
-    "step_program",
+    "recurrent/step_program",
     "cpu/expression",
     "cpu/expression_tiles",
     "cpu/tensor_port",

@@ -2,8 +2,8 @@
 #include <string>
 #include <vector>
 
-#include "custom_ops/ops/image_functions.h"
-#include "custom_ops/ops/kernel_image.h"
+#include "custom_ops/ops/cuda/image_functions.h"
+#include "custom_ops/ops/cuda/kernel_image.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 

@@ -7,9 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "custom_ops/ops/counters.h"
-#include "custom_ops/ops/gpu_tickets.h"
-#include "custom_ops/ops/pinned_pool.h"
-#include "custom_ops/ops/recurrent_kernel.h"
+#include "custom_ops/ops/memory/gpu_tickets.h"
+#include "custom_ops/ops/memory/pinned_pool.h"
+#include "custom_ops/ops/recurrent/recurrent_kernel.h"
 #include "custom_ops/ops/sha256.h"
 #include "fake_cuda.h"
 

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "custom_ops/ops/phases.h"
-#include "custom_ops/ops/recurrent_kernel.h"
+#include "custom_ops/ops/cpu/phases.h"
+#include "custom_ops/ops/recurrent/recurrent_kernel.h"
 #include "custom_ops/ops/sha256.h"
 #include "fake_cuda.h"
 

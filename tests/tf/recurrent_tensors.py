@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from custom_ops.cell import Cell
+from custom_ops.recurrent.cell import Cell
 from tests.recurrent_cells import arguments
 
 

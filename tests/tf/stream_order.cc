@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "custom_ops/ops/counters.h"
-#include "custom_ops/ops/gpu_tickets.h"
-#include "custom_ops/ops/pinned_pool.h"
+#include "custom_ops/ops/memory/gpu_tickets.h"
+#include "custom_ops/ops/memory/pinned_pool.h"
 #include "fake_cuda.h"
 
 namespace {

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.applications import CASES, SHARES, in_process, table, wanted
+from benchmarks.applications.__main__ import CASES, SHARES, in_process, table, wanted
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.worker import _head
+from benchmarks.offload.worker import _head
 
 RAISED = """Graph execution error:
 

@@ -6,18 +6,13 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from graph_passes.errors import GraphError, GraphInUseError
-from graph_passes.ir import DataType, TensorId
-from tfmem.capture.acyclic import AcyclicOrder
-from tfmem.capture.build import shaped_graph
-from tfmem.capture.function import capture_concrete
-from tfmem.capture.graph_def import (
-    capture_graph_def,
-    capture_meta_graph,
-    restore_graph_def,
-    restore_meta_graph,
-)
-from tfmem.capture.grappler import run_grappler, session_config, without_grappler
-from tfmem.capture.live_graph import LiveEditor, capture_graph
+from graph_passes.graph.ir import DataType, TensorId
+from tfmem.frontends.graph_def import capture_graph_def, capture_meta_graph, restore_graph_def, restore_meta_graph
+from tfmem.tf_internals.acyclic import AcyclicOrder
+from tfmem.tf_internals.build import shaped_graph
+from tfmem.tf_internals.concrete_function import capture_concrete
+from tfmem.tf_internals.grappler import run_grappler, session_config, without_grappler
+from tfmem.tf_internals.live_editor import LiveEditor, capture_graph
 
 v1 = tf.compat.v1
 X = np.arange(12, dtype="float32").reshape(4, 3)

@@ -4,11 +4,11 @@ import pytest
 import tensorflow as tf
 
 import tfmem
-from tfmem.capture.build import shaped_graph
-from tfmem.capture.function import capture_concrete
-from tfmem.capture.graph_def import capture_graph_def
-from tfmem.capture.grappler import run_grappler
-from tfmem.capture.live_graph import capture_graph
+from tfmem.frontends.graph_def import capture_graph_def
+from tfmem.tf_internals.build import shaped_graph
+from tfmem.tf_internals.concrete_function import capture_concrete
+from tfmem.tf_internals.grappler import run_grappler
+from tfmem.tf_internals.live_editor import capture_graph
 
 MIB = 1 << 20
 

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from custom_ops import cells
-from custom_ops.cell import Cell, Constant, Invariant, Product, RowSum, Sequence, State, Term, Vector
-from custom_ops.differentiate import differentiate
 from custom_ops.expr.op import Array
 from custom_ops.expr.program import Elementwise
 from custom_ops.expr.table import FLOAT_OPS
-from custom_ops.gradient_reference import gradients
-from custom_ops.recurrent_reference import run
+from custom_ops.recurrent import cells
+from custom_ops.recurrent.cell import Cell, Constant, Invariant, Product, RowSum, Sequence, State, Term, Vector
+from custom_ops.recurrent.differentiate import differentiate
+from custom_ops.recurrent.gradient_reference import gradients
+from custom_ops.recurrent.reference import run
 from tests.recurrent_cells import Arguments, arguments, library
 
 UNITS, TIME, BATCH, INPUTS = 5, 6, 3, 4
@@ -115,7 +115,7 @@ FUNCTIONS |= {op: getattr(tf.math, op) for op in FLOAT_OPS if op not in FUNCTION
 
 
 def run_tf(cell: Cell, tensors: Arguments) -> tuple[list[Any], list[Any]]:
-    """`recurrent_reference.run` in TensorFlow ops."""
+    """`reference.run` in TensorFlow ops."""
 
     def column(tensor: Any, index: int) -> Any:
         return tensor[..., index * UNITS : (index + 1) * UNITS]

@@ -72,7 +72,7 @@ def test_optimize_writes_a_saved_model_that_trains_as_the_original(saved, tmp_pa
     np.testing.assert_array_equal(losses[1], losses[0])
 
 
-def test_optimize_swaps_recurrent_layers_without_a_budget(tmp_path, capsys):
+def test_optimize_replaces_recurrent_layers_without_a_budget(tmp_path, capsys):
     layer = keras.layers.LSTM(8, return_sequences=True)
     run = tf.function(layer, input_signature=[tf.TensorSpec((None, 5, 4))])
     module = tf.Module()
@@ -81,7 +81,7 @@ def test_optimize_swaps_recurrent_layers_without_a_budget(tmp_path, capsys):
     tf.saved_model.save(module, str(path), signatures={"run": run})
     assert cli.main(["optimize", str(path), "--output", str(target), "--passes", "recurrent"]) == 0
     assert capsys.readouterr().out == f"{target}\n"
-    assert len(tfmem.report(target).swapped) == 1
+    assert len(tfmem.report(target).replaced) == 1
     x = tf.random.stateless_normal([3, 5, 4], [7, 7])
     before, after = (tf.saved_model.load(str(each)) for each in (path, target))
     np.testing.assert_allclose(after.run(x), before.run(x), rtol=1e-5, atol=1e-6)

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfmem
-from tfmem.engine import Engine
+from tfmem.runtime.engine import Engine
 
 OPEN = [tf.TensorSpec([None, 32, 32, 2], name="x"), tf.TensorSpec([None], tf.int64, name="y")]
 MIB = 1 << 20
@@ -93,15 +93,15 @@ def test_a_keras_model_that_predicts(compiled: bool, flow: Any) -> None:
     tfmem.optimize(model)
     for rows, outputs in zip((5, 3), wanted, strict=True):
         np.testing.assert_allclose(model.predict(x[:rows], verbose=0), outputs, atol=1e-6)
-    assert tfmem.report(model).swapped
+    assert tfmem.report(model).replaced
 
 
-def test_what_is_swapped_stays_so(flow: Any) -> None:
+def test_what_is_replaced_stays_so(flow: Any) -> None:
     layer = keras.layers.GRU(4, return_sequences=True)
     layer.build((None, None, 3))
     spec = tf.TensorSpec([None, None, 3], name="x")
     function = tfmem.optimize(tf.function(layer, input_signature=[spec]))
     x = tf.random.stateless_normal([2, 5, 3], [0, 1])
     np.testing.assert_allclose(function(x), layer(x), atol=1e-6)
-    assert tfmem.report(function).decision == "swapped"
-    assert tfmem.report(function).swapped
+    assert tfmem.report(function).decision == "replaced"
+    assert tfmem.report(function).replaced

@@ -14,7 +14,7 @@ from tensorflow.python.eager import cancellation, context
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 
 import tfmem
-from tfmem.capture.function import call_key, capture_concrete, restore_concrete
+from tfmem.tf_internals.concrete_function import call_key, capture_concrete, restore_concrete
 
 STEPS, WIDTH, UNITS = 4, 3, 5
 
@@ -31,11 +31,11 @@ def inputs(batch: int = 2, seed: int = 0) -> tf.Tensor:
 
 
 def optimize(run: Callable[..., Any]) -> tuple[Any, Any]:
-    """A function before and after; the layer in it is swapped, and it was called once."""
+    """A function before and after; the layer in it is replaced, and it was called once."""
     before = tf.function(run)
     after = tfmem.optimize(before)
     after(inputs())
-    assert tfmem.report(after).swapped
+    assert tfmem.report(after).replaced
     return before, after
 
 

@@ -49,7 +49,7 @@ def test_no_case_ends_the_process(mode: str) -> None:
 def must_be_refused(case: Case) -> bool:
     if case.op == "TfmemRecurrent":
         return not 1 <= case.attributes["units"] < 2**31 or case.attributes["directions"] != 1
-    if case.op == "MemOpRooms":
+    if case.op == "MemOpReserve":
         return min(case.attributes["sizes"], default=-1) < 0
     if case.op in ("MemOpOffload", "MemOpRelease", "MemOpAwait", "MemOpPrefetch"):
         return case.attributes["T"].name in ("string", "resource", "variant")

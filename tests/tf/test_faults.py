@@ -11,8 +11,8 @@ import tensorflow as tf
 
 import tfmem
 from custom_ops import load as loading
-from tfmem import host
-from tfmem import step as steps
+from tfmem.runtime import host_memory as host
+from tfmem.runtime import managed_step as steps
 
 KIB = 1 << 10
 SPARE = 256 * KIB
@@ -121,7 +121,7 @@ def test_unusable_spill_directory(training, budget, monkeypatch):
 
 def test_full_spill_directory(training, budget, monkeypatch):
     usage = type("Usage", (), {"free": 100 * KIB})
-    monkeypatch.setattr("tfmem.host.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr("tfmem.runtime.host_memory.shutil.disk_usage", lambda path: usage)
     with pytest.raises(tfmem.SpillDirectoryError, match="has 102,400 free; name one with more space"):
         training.within(budget)(*training.batch)
     training.check_untouched()

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import tfmem
-from tfmem.capture.function import capture_concrete, restore_concrete
-from tfmem.capture.grappler import run_grappler
+from tfmem.tf_internals.concrete_function import capture_concrete, restore_concrete
+from tfmem.tf_internals.grappler import run_grappler
 
 
 @pytest.fixture(name="model")
@@ -50,7 +50,7 @@ def with_tape(function, x, variables, **tape_options):
 def test_eager_tapes(pair, model, x, persistent):
     plain, optimized = pair
     optimized(x)
-    assert tfmem.report(optimized).swapped
+    assert tfmem.report(optimized).replaced
     with pytest.warns(tfmem.TfmemWarning, match="under a gradient tape"):
         found = with_tape(optimized, x, model.trainable_variables, persistent=persistent)
     equal(with_tape(plain, x, model.trainable_variables, persistent=persistent), found)
@@ -151,7 +151,7 @@ def test_a_saved_model(model, x, signature, tmp_path):
     module.serve = serve
     tf.saved_model.save(module, str(tmp_path / "model"), signatures={"serve": serve})
     output = tfmem.optimize(str(tmp_path / "model"), output=tmp_path / "output")
-    assert tfmem.report(output).swapped
+    assert tfmem.report(output).replaced
     words = tf.constant([1, 2, 1])
 
     def gradients(path):

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfmem.capture.function import capture_concrete, restore_concrete
-from tfmem.capture.graph_def import capture_graph_def
-from tfmem.capture.grappler import run_grappler
+from tfmem.frontends.graph_def import capture_graph_def
+from tfmem.tf_internals.concrete_function import capture_concrete, restore_concrete
+from tfmem.tf_internals.grappler import run_grappler
 
 ROOT = Path(__file__).parents[2]
 NETS = ("residual", "transformer", "lstm", "gan")

@@ -18,14 +18,15 @@ from google.protobuf import text_format
 from tensorflow.core.framework import graph_pb2
 
 import tfmem
-from custom_ops import build_flags, cells, recurrent_reference
+from custom_ops import build_flags
 from custom_ops.image_functions import add_to, code_in, definition, name_of, named
 from custom_ops.jit.image import KernelImage
 from custom_ops.load import load
-from graph_passes import serde
-from graph_passes.ir import Code
+from custom_ops.recurrent import cells, reference
+from graph_passes.graph import serde
+from graph_passes.graph.ir import Code
 from tests.tf.native_programs import HERE
-from tfmem.capture.live_graph import LiveEditor
+from tfmem.tf_internals.live_editor import LiveEditor
 
 OLD = HERE.parent / "golden" / "program_4.pbtxt"
 CODES = [b"code \0 of the first\n\n", b"code of the second" * 1000]
@@ -235,7 +236,7 @@ def test_a_graph_of_the_format_before_runs(before: Any) -> None:
         with tf.compat.v1.Session() as session:
             outputs, product = session.run(["recurrent:0", "product:0"], {"x:0": x})
     weights = np.round(np.linspace(-1, 1, 16).reshape(4, 4), 3)
-    expected = recurrent_reference.run(cells.simple_rnn(), 4, [x], [], [], [weights], [np.zeros([2, 4])])[0][0]
+    expected = reference.run(cells.simple_rnn(), 4, [x], [], [], [weights], [np.zeros([2, 4])])[0][0]
     np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
     others = np.round(np.linspace(-1, 1, 12).reshape(4, 3), 3)
     np.testing.assert_allclose(product, expected.reshape(6, 4) @ others + [-1, 0, 1], rtol=1e-5, atol=1e-6)

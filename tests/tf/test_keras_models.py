@@ -35,7 +35,7 @@ def runs(model: Any) -> list[Any]:
 
 @pytest.mark.parametrize("steps", [1, 2])
 @LIBRARIES
-def test_recurrent_layers_are_swapped_and_nothing_else_changes(library: Any, steps: int, flow: Any) -> None:
+def test_recurrent_layers_are_replaced_and_nothing_else_changes(library: Any, steps: int, flow: Any) -> None:
     """Partial batches and dropout included: a step is traced as often as Keras traces it."""
     wanted = runs(recurrent(library, steps))
     model = tfmem.optimize(recurrent(library, steps))
@@ -43,8 +43,8 @@ def test_recurrent_layers_are_swapped_and_nothing_else_changes(library: Any, ste
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
     report = tfmem.report(model)
     assert [part.function for part in (report, *report.others)] == ["train", "test", "predict"]
-    assert all(part.swapped for part in (report, *report.others))
-    assert "tfmem.model" in type(model.train_function).__module__
+    assert all(part.replaced for part in (report, *report.others))
+    assert "tfmem.frontends.keras" in type(model.train_function).__module__
 
 
 @LIBRARIES
@@ -123,7 +123,7 @@ def test_functions_of_the_users_own_stay(library: Any, flow: Any) -> None:
     model.fit(X, Y, **FIT)
     assert len(batches) == 6
     model.evaluate(X, Y, verbose=0)
-    assert tfmem.report(model).swapped
+    assert tfmem.report(model).replaced
     with pytest.raises(tfmem.GraphError, match=r"make_train_function.*of its own \(Own\)"):
         tfmem.optimize(model, memory_budget="1GiB")
 

@@ -7,9 +7,9 @@ import tensorflow as tf
 
 import tfmem
 from custom_ops.load import load
-from tfmem import measuring, sampling
 from tfmem.api import make_engine
-from tfmem.known import BatchProfiles, Known
+from tfmem.runtime import measured_call, measuring_lock
+from tfmem.runtime.known_profiles import BatchProfiles, Known
 
 SPARE = 256 << 10
 
@@ -39,8 +39,8 @@ def fixture_training(new_net, batch, flow, smallest, monkeypatch, tmp_path):
 
 
 def test_what_another_step_ran_beside_is_not_used(training, monkeypatch):
-    monkeypatch.setattr(measuring, "PATIENCE", 0.01)
-    with measuring.alone() as turn:
+    monkeypatch.setattr(measuring_lock, "PATIENCE", 0.01)
+    with measuring_lock.alone() as turn:
         function = training.within(training.budget)
         losses = training.losses(function, 8)
         assert turn.held
@@ -55,10 +55,10 @@ def test_what_another_step_ran_beside_is_not_used(training, monkeypatch):
 
 @pytest.mark.parametrize("waited", [1, 2])
 def test_it_is_measured_as_soon_as_it_can_be(training, monkeypatch, waited):
-    monkeypatch.setattr(measuring, "PATIENCE", 0.01)
+    monkeypatch.setattr(measuring_lock, "PATIENCE", 0.01)
     function = training.within(training.budget)
     losses = training.losses(function, 1)
-    with measuring.alone():
+    with measuring_lock.alone():
         losses += training.losses(function, waited)
     losses += training.losses(function, 11 - waited)
     assert losses == training.expected
@@ -69,18 +69,18 @@ def test_it_is_measured_as_soon_as_it_can_be(training, monkeypatch, waited):
 
 
 def test_a_peak_that_was_not_watched_alone_is_none(training, monkeypatch):
-    monkeypatch.setattr(measuring, "PATIENCE", 0.01)
+    monkeypatch.setattr(measuring_lock, "PATIENCE", 0.01)
     function = training.within(training.budget)
     losses = training.losses(function, 4)  # the final plan runs
     assert tfmem.report(function).peak_measured is not None
-    with measuring.alone():
+    with measuring_lock.alone():
         losses += training.losses(function, 4)
     assert any("not measured" in note for note in tfmem.report(function).notes)
     assert losses + training.losses(function, 4) == training.expected
 
 
 def test_calls_that_overlap_disturb_each_other(monkeypatch):
-    monkeypatch.setattr(measuring, "PATIENCE", 0.01)
+    monkeypatch.setattr(measuring_lock, "PATIENCE", 0.01)
     engine = make_engine(tfmem.Options(memory_budget="1GiB"))
 
     def within():
@@ -88,31 +88,33 @@ def test_calls_that_overlap_disturb_each_other(monkeypatch):
         assert engine.in_use_alone is None
         return 7
 
-    result, peak = sampling.watched(engine, within, (), {})
+    result, peak = measured_call.watched(engine, within, (), {})
     assert result == 7
     assert peak is not None  # to read disturbs nobody
-    (inner, no_peak), outer = sampling.watched(engine, lambda: sampling.watched(engine, within, (), {}), (), {})
+    (inner, no_peak), outer = measured_call.watched(
+        engine, lambda: measured_call.watched(engine, within, (), {}), (), {}
+    )
     assert inner == 7
     assert no_peak is None
     assert outer is None
-    _, samples, _ = sampling.sampled(engine, 10**6, lambda: None, (), {})
+    _, samples, _ = measured_call.sampled(engine, 10**6, lambda: None, (), {})
     assert samples == []
-    with measuring.alone():
-        assert sampling.sampled(engine, 10**6, lambda: None, (), {})[1] is None
+    with measuring_lock.alone():
+        assert measured_call.sampled(engine, 10**6, lambda: None, (), {})[1] is None
     assert engine.in_use_alone is not None
 
 
 def test_one_that_is_held_up_sets_nothing_back(monkeypatch):
     """The peak is everyone's: to set it back would make another's too low."""
-    monkeypatch.setattr(measuring, "PATIENCE", 0.01)
+    monkeypatch.setattr(measuring_lock, "PATIENCE", 0.01)
     engine = make_engine(tfmem.Options(memory_budget="1GiB"))
     with tf.device("CPU:0"):
         load().stats(reset=True)
         large = tf.zeros([1 << 20])
-        with measuring.alone():
+        with measuring_lock.alone():
             peak = int(load().stats()[1])
             del large
-            sampling.watched(engine, lambda: None, (), {})
+            measured_call.watched(engine, lambda: None, (), {})
             assert int(load().stats()[1]) == peak
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from custom_ops import reference
+from custom_ops import memory_reference
 from custom_ops.load import Counters, Library
 from tests.tf.memop_trips import MIB, round_trip, settled
 
@@ -39,8 +39,8 @@ def test_round_trip_keeps_every_bit(library: Library, dtype: tf.DType) -> None:
     function = tf.function(lambda tensor: round_trip(library, tensor))
     for shape in SHAPES:
         tensor = values(dtype, shape)
-        ticket = reference.offload(tensor.numpy())
-        expected = reference.await_(reference.prefetch(ticket), ticket)
+        ticket = memory_reference.offload(tensor.numpy())
+        expected = memory_reference.await_(memory_reference.prefetch(ticket), ticket)
         result = function(tensor)
         assert result.dtype == dtype
         assert result.shape == expected.shape
@@ -124,12 +124,12 @@ def counts_memory(library: Library) -> bool:
     return int(library.stats()[0]) >= 0
 
 
-def test_rooms_are_behind_walls_and_fillings_take_what_they_say(library: Library) -> None:
-    walls = library.rooms([256, 4096])
-    assert [wall.shape for wall in walls] == [(1,), (1,)]
+def test_reserved_chunks_are_behind_guards_and_padding_take_what_they_say(library: Library) -> None:
+    guards = library.reserve([256, 4096])
+    assert [guard.shape for guard in guards] == [(1,), (1,)]
     assert library.ops.mem_op_fill(bytes=1000).shape == (1000,)
     with pytest.raises(tf.errors.InvalidArgumentError, match="count"):
-        library.ops.mem_op_rooms(sizes=[256], count=2)
+        library.ops.mem_op_reserve(sizes=[256], count=2)
     chunks, growth = library.chunks()
     assert chunks.shape[1] == 3  # no rows, but where TensorFlow's CPU allocator is of a GPU's kind
     assert growth.shape == ()
@@ -146,7 +146,7 @@ def test_stats_follow_the_allocator(library: Library) -> None:
     if not counts_memory(library):
         assert library.stats().numpy().tolist() == [-1, -1, -1]
         pytest.skip("this TensorFlow's CPU allocator keeps no statistics (oneDNN is off)")
-    model = reference.Allocator(limit=int(library.stats(reset=True)[2]))
+    model = memory_reference.Allocator(limit=int(library.stats(reset=True)[2]))
     model.allocate(int(library.stats()[0]))
     block = tf.fill([MIB], 1.0)  # 4 MiB
     model.allocate(4 * MIB)

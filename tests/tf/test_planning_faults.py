@@ -11,7 +11,7 @@ import tfmem
 from graph_passes import pipeline
 from graph_passes.errors import GraphError
 from tests.tf.optimized_runs import SPARE, bits, run
-from tfmem import draws, planning, stages, unobserved
+from tfmem.runtime import planning, random_streams, stages, unobserved
 
 # where a fault arises: the module that looks the name up, and the name
 READING = [(planning.serde, "from_graph_def"), (pipeline, "build_timeline"), (planning, "shaped_graph")]
@@ -21,7 +21,7 @@ RESTORING = [(planning.serde, "to_graph_def")]
 AT_FIRST = [*READING, *PLANNING, *EDITING, *RESTORING]
 # once a plan was observed (after a step), tried (two), and is checked (three)
 LATER = [(1, stages, "observe"), (1, stages, "untried"), (1, pipeline, "plan_offload"), (1, pipeline, "describe")]
-LATER += [(1, pipeline, "apply_offload"), (1, draws, "restore_concrete"), (2, stages, "choose")]
+LATER += [(1, pipeline, "apply_offload"), (1, random_streams, "restore_concrete"), (2, stages, "choose")]
 LATER += [(2, pipeline, "verify_graph"), (2, pipeline, "describe"), (2, planning.serde, "to_graph_def")]
 LATER += [(3, stages, "checked")]
 
@@ -138,12 +138,12 @@ def test_a_graph_that_tfmem_broke_is_a_fault(new_net, batch, peak, monkeypatch):
     assert "which is not in the graph" in messages[0]
 
 
-def test_a_failing_swap_leaves_the_layer(batch, flow, broken):
+def test_a_failing_replacement_leaves_the_layer(batch, flow, broken):
     layer = tf.keras.layers.LSTM(8)
     x = tf.random.stateless_normal([2, 5, 3], [1, 2])
     layer(x)
     plain = tf.function(layer.__call__)
-    broken.at(planning, "swap_recurrent")
+    broken.at(planning, "replace_recurrent")
     function = tfmem.optimize(tf.function(layer.__call__))
     found, messages = recorded(lambda: function(x))
     assert np.allclose(found, plain(x))
@@ -190,7 +190,7 @@ def test_graphs(kind, module, name, flow, smallest, broken, monkeypatch):
     before = definition.SerializeToString(deterministic=True)
     broken.at(module, name)
     if (module, name) == (unobserved, "plan_unobserved"):
-        broken.at(tfmem.live, name)
+        broken.at(tfmem.frontends.live_graph, name)
     if name == "verify_graph":
         broken.at(unobserved, name)
     with pytest.raises(tfmem.InfeasibleBudgetError, match="KeyError: 168") as caught:
@@ -209,7 +209,7 @@ def test_an_edit_of_a_live_graph_that_fails_half_way_is_undone(flow, smallest, m
     expected = train(v1_graph())
     options = {"fetches": ["loss:0", "train"], "passes": ("offload",)}
     budget = SPARE + smallest(lambda size: tfmem.optimize(v1_graph(), memory_budget=size, **options))
-    from tfmem.capture.live_graph import LiveEditor
+    from tfmem.tf_internals.live_editor import LiveEditor
 
     rewire, calls = LiveEditor.rewire, []
 

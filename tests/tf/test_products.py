@@ -1,4 +1,4 @@
-"""Which products of swapped layers go to tensor cores, as a GPU would have them: here the ops run on the CPU."""
+"""Which products of replaced layers go to tensor cores, as a GPU would have them: here the ops run on the CPU."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from custom_ops.recurrent.program import Program
 from graph_passes.matmul.apply import MATMUL_OP
 from graph_passes.recurrent.match import RECURRENT_OP, Kernels, RecurrentPlan
 from graph_passes.report import Report
-from tests.tf.recurrent_swaps import compare, data
-from tfmem import products, tuning
-from tfmem.capture.function import capture_concrete, restore_concrete
+from tests.tf.recurrent_replacements import compare, data
 from tfmem.devices import find_target
-from tfmem.recurrent import swap_recurrent, with_swaps
+from tfmem.recurrent import kernels as tuning
+from tfmem.recurrent import products
+from tfmem.recurrent.replace import replace_recurrent, with_replacements
+from tfmem.tf_internals.concrete_function import capture_concrete, restore_concrete
 
 UNITS, ROWS, STEPS = 512, 5, 30
 IMAGES = [KernelImage(90, name, 32, f"code of {name}".encode()) for name in ("split", "large", "small")]
@@ -34,10 +35,10 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "_programs", lambda *_: IMAGES)
 
 
-def swapped(trace: Any, precision: Any = "highest", **options: Any) -> tuple[Any, RecurrentPlan, list[str]]:
+def replaced(trace: Any, precision: Any = "highest", **options: Any) -> tuple[Any, RecurrentPlan, list[str]]:
     """By a GPU on which TensorFlow multiplies float32 in `precision`; the new function, what was done, and its ops."""
     target = replace(find_target("", load()), name="/device:GPU:0", precision=precision)
-    captured, plan = swap_recurrent(capture_concrete(trace), target, tfmem.Options(**options), final=True)
+    captured, plan = replace_recurrent(capture_concrete(trace), target, tfmem.Options(**options), final=True)
     ops = [node.op for node in captured.graph_def.node]
     assert RECURRENT_OP in ops
     return restore_concrete(trace, captured, captured.graph_def), plan, ops
@@ -54,16 +55,16 @@ def inference(units: int = 256, rows: int | None = None, layer: Any = keras.laye
 
 def test_the_inputs_product_does() -> None:
     trace = inference()
-    function, plan, ops = swapped(trace)
+    function, plan, ops = replaced(trace)
     assert ops.count(MATMUL_OP) == 1
     assert [note.startswith("on tensor cores, as accurate as float32: ") for note in plan.notes] == [True]
     compare(trace, function, [data(3, 7, 256)])
-    assert plan.notes[0] in with_swaps(Report("graph", "GPU", "", "unchanged: fits", 0, 0), plan).notes
+    assert plan.notes[0] in with_replacements(Report("graph", "GPU", "", "unchanged: fits", 0, 0), plan).notes
 
 
 def test_so_does_that_of_both_directions() -> None:
     trace = inference(layer=lambda units: keras.layers.Bidirectional(keras.layers.LSTM(units)))
-    function, _, ops = swapped(trace)
+    function, _, ops = replaced(trace)
     assert MATMUL_OP in ops
     compare(trace, function, [data(3, 7, 256)])
 
@@ -78,7 +79,7 @@ def test_so_does_that_of_both_directions() -> None:
     ],
 )
 def test_others_stay(trace: Any, options: Any) -> None:
-    _, plan, ops = swapped(trace(), **options)
+    _, plan, ops = replaced(trace(), **options)
     assert MATMUL_OP not in ops
     assert not plan.notes
 
@@ -88,7 +89,7 @@ def test_without_a_compiler_they_stay_and_the_report_says_why(monkeypatch: pytes
         raise KernelError("no such compiler")
 
     monkeypatch.setattr(products, "_programs", missing)
-    _, plan, ops = swapped(inference())
+    _, plan, ops = replaced(inference())
     assert MATMUL_OP not in ops
     (note,) = plan.notes
     assert note.startswith("in TensorFlow's float32: ")
@@ -108,7 +109,7 @@ def test_so_do_products_of_gradients() -> None:
         return tape.gradient(loss, [x, *layer.trainable_variables])
 
     trace = step.get_concrete_function(tf.TensorSpec([ROWS, STEPS, UNITS]))
-    function, plan, ops = swapped(trace)
+    function, plan, ops = replaced(trace)
     assert ops.count(MATMUL_OP) == 4  # of the inputs, and what they, their weights and those of the states get
     assert plan.notes[0].count(",") == 4, plan.notes
     compare(trace, function, [data(ROWS, STEPS, UNITS, scale=0.1)], tolerance=2e-5)

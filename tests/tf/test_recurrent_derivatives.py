@@ -11,13 +11,13 @@ import pytest
 import tensorflow as tf
 
 import tfmem
-from custom_ops.differentiate import differentiate
 from custom_ops.expr.table import FLOAT_OPS, TABLE
-from custom_ops.gradient_reference import gradients
 from custom_ops.load import Library
+from custom_ops.recurrent.differentiate import differentiate
+from custom_ops.recurrent.gradient_reference import gradients
 from custom_ops.recurrent.op import recurrent
-from custom_ops.recurrent_reference import run
-from graph_passes.recurrent.elementwise import CELL_OPS
+from custom_ops.recurrent.reference import run
+from graph_passes.recurrent.lower.elementwise_ops import CELL_OPS
 from tests.elementwise_edges import SMALLEST, cell_of, different, points
 from tests.tf.raw_ops import raw_op
 
@@ -164,7 +164,7 @@ def test_training(name: str) -> None:
         found = [array.numpy() for _ in range(6) for array in tf.nest.flatten(run(tf.constant(x)))]
         return [*found, *(weight.numpy() for weight in weights)], tfmem.report(run) if optimize else None
 
-    (plain, _), (swapped, report) = trained(False), trained(True)
-    assert len(report.swapped) == 1, report
-    for before, after in zip(plain, swapped, strict=True):
+    (plain, _), (replaced, report) = trained(False), trained(True)
+    assert len(report.replaced) == 1, report
+    for before, after in zip(plain, replaced, strict=True):
         np.testing.assert_allclose(after, before, rtol=1e-3, atol=1e-5)  # NaN is equal to NaN

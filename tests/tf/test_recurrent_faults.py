@@ -1,4 +1,4 @@
-"""Whatever goes wrong inside the recurrent pass, values are TensorFlow's, the user is told, and others are swapped."""
+"""Whatever goes wrong inside the recurrent pass, values are TensorFlow's, the user is told, and others are replaced."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ import tensorflow as tf
 
 import custom_ops.errors
 import tfmem
-import tfmem.live
-import tfmem.recurrent
-from graph_passes import rewrite
-from graph_passes.ir import Graph, TensorId
-from graph_passes.recurrent import halves, pairs, plan, rolling, swap, training
+import tfmem.frontends.live_graph
+import tfmem.recurrent.replace
+from graph_passes.graph import rewrite
+from graph_passes.graph.ir import Graph, TensorId
+from graph_passes.recurrent import inference as plan
+from graph_passes.recurrent import plan as training
+from graph_passes.recurrent.find import roll
+from graph_passes.recurrent.lower import bidirectional, loop
+from graph_passes.recurrent.train import trained
 from tests.tf.recurrent_training import INPUTS, STEPS, TOLERANCE, UNITS, numbers
 
 L = keras.layers
@@ -67,8 +71,8 @@ def gradient(network: Any) -> Any:
     return step
 
 
-def check(function: Any, swapped: int) -> tfmem.Report:
-    """It computes what it did, so many recurrences are swapped, and the report and a warning say what happened."""
+def check(function: Any, replaced: int) -> tfmem.Report:
+    """It computes what it did, so many recurrences are replaced, and the report and a warning say what happened."""
     x = tf.constant(numbers(4, STEPS, INPUTS))
     plain = tf.nest.flatten(function(x))
     with warnings.catch_warnings(record=True) as caught:
@@ -78,53 +82,53 @@ def check(function: Any, swapped: int) -> tfmem.Report:
     for before, after in zip(plain, found, strict=True):
         np.testing.assert_allclose(after, before, rtol=TOLERANCE, atol=TOLERANCE)
     report = tfmem.report(optimized)
-    assert len(report.swapped) == swapped, report
+    assert len(report.replaced) == replaced, report
     said = [str(each.message) for each in caught if each.category is custom_ops.errors.TfmemWarning]
     assert any("fault" in text for text in said), said
-    assert any("fault" in line for line in report.not_swapped), report
+    assert any("fault" in line for line in report.not_replaced), report
     assert any("Traceback" in note and "on purpose" in note for note in report.notes), report
     return report
 
 
 IN_INFERENCE = {
     "reading": (plan, "read_loop", two_layers, 1),
-    "a cell": (swap, "Reader", two_layers, 1),
+    "a cell": (loop, "Reader", two_layers, 1),
     "initial states": (plan, "without_zeros", two_layers, 1),
-    "two directions": (pairs, "_joined", lambda: model(L.Bidirectional(L.LSTM(UNITS)), L.Dense(2)), 1),
+    "two directions": (bidirectional, "_joined", lambda: model(L.Bidirectional(L.LSTM(UNITS)), L.Dense(2)), 1),
     "finding loops": (plan, "functional_loops", two_layers, 0),
-    "unrolled steps": (rolling, "Search", lambda: model(L.LSTM(UNITS, unroll=True)), 0),
-    "products": (tfmem.recurrent, "with_tensor_cores", two_layers, 2),
-    "kernels": (tfmem.recurrent, "with_kernels", two_layers, 2),
+    "unrolled steps": (roll, "Search", lambda: model(L.LSTM(UNITS, unroll=True)), 0),
+    "products": (tfmem.recurrent.replace, "with_tensor_cores", two_layers, 2),
+    "kernels": (tfmem.recurrent.replace, "with_kernels", two_layers, 2),
 }
 
 
 @pytest.mark.parametrize("place", IN_INFERENCE)
 def test_in_inference(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
-    module, name, network, swapped = IN_INFERENCE[place]
+    module, name, network, replaced = IN_INFERENCE[place]
     function = inference(network())
     calls = range(2) if place in ("unrolled steps", "kernels") else range(1)
     monkeypatch.setattr(module, name, failing(getattr(module, name), calls))
     if place == "kernels":  # all together once, then the first alone
-        swapped -= 1
-    check(function, swapped)
+        replaced -= 1
+    check(function, replaced)
 
 
 IN_TRAINING = {
     "finding gradients": (training, "gradient_loops", 0),
-    "reading a pair": (training, "loop_half", 1),
-    "which gradient is which": (halves, "read_pair", 1),
-    "the backward half": (training, "_Whole", 1),
+    "reading a pair": (training, "trained_loop", 1),
+    "which gradient is which": (trained, "read_pair", 1),
+    "the gradient op": (training, "_Whole", 1),
     "differentiating a cell": (training, "differentiable", 1),
-    "differentiating what is inserted": (tfmem.recurrent, "gradients", 1),
+    "differentiating what is inserted": (tfmem.recurrent.replace, "gradients", 1),
 }
 
 
 @pytest.mark.parametrize("place", IN_TRAINING)
 def test_in_training(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
-    module, name, swapped = IN_TRAINING[place]
+    module, name, replaced = IN_TRAINING[place]
     function = gradient(two_layers())
     monkeypatch.setattr(module, name, failing(getattr(module, name), range(1)))
-    check(function, swapped)
+    check(function, replaced)
 
 
 @pytest.mark.parametrize("kind", [inference, gradient])
@@ -140,7 +144,7 @@ def test_applying_one_of_two(monkeypatch: pytest.MonkeyPatch, kind: Callable[[An
 
     monkeypatch.setattr(rewrite, "apply_rewrites", apply)
     report = check(function, 1)
-    assert first[0] in report.not_swapped[0]
+    assert first[0] in report.not_replaced[0]
 
 
 @pytest.mark.parametrize("harm", ["an input that is none", "an attribute that is none"])
@@ -165,14 +169,14 @@ def test_a_graph_that_is_none(monkeypatch: pytest.MonkeyPatch, harm: str) -> Non
         found = tf.nest.flatten(optimized(x))
     for before, after in zip(plain, found, strict=True):
         np.testing.assert_array_equal(after, before)
-    assert not tfmem.report(optimized).swapped
+    assert not tfmem.report(optimized).replaced
 
 
 @pytest.mark.parametrize("name", ["inline_captured", "shaped_graph", "plan_source", "implementations", "carried_out"])
 @pytest.mark.parametrize("error", [InjectedError, RecursionError, MemoryError])
 def test_the_pass_as_a_whole(monkeypatch: pytest.MonkeyPatch, name: str, error: type[BaseException]) -> None:
     function = gradient(two_layers())
-    monkeypatch.setattr(tfmem.recurrent, name, failing(getattr(tfmem.recurrent, name), range(1), error))
+    monkeypatch.setattr(tfmem.recurrent.replace, name, failing(getattr(tfmem.recurrent.replace, name), range(1), error))
     check(function, 0)
 
 
@@ -184,7 +188,7 @@ def test_fit(monkeypatch: pytest.MonkeyPatch) -> None:
         network.compile("sgd", "mse")
         if broken:
             tfmem.optimize(network)
-            monkeypatch.setattr(training, "loop_half", failing(training.loop_half, range(1)))
+            monkeypatch.setattr(training, "trained_loop", failing(training.trained_loop, range(1)))
         x, y = numbers(20, STEPS, INPUTS), numbers(20, UNITS, seed=1)
         with pytest.warns(custom_ops.errors.TfmemWarning) if broken else contextlib.nullcontext():
             losses.append(network.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history["loss"])
@@ -193,7 +197,9 @@ def test_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
 
 
-@pytest.mark.parametrize(("module", "name"), [(plan, "read_loop"), (plan, "plan_whole"), (tfmem.live, "with_kernels")])
+@pytest.mark.parametrize(
+    ("module", "name"), [(plan, "read_loop"), (plan, "plan_whole"), (tfmem.frontends.live_graph, "with_kernels")]
+)
 def test_a_live_graph(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
     graph = tf.Graph()
     with graph.as_default():

@@ -20,7 +20,7 @@ from custom_ops.image_functions import code_in
 from custom_ops.jit.image import KernelImage
 from custom_ops.recurrent.program import Program
 from graph_passes.recurrent.match import RECURRENT_OP, Kernels, RecurrentPlan
-from tfmem import recurrent
+from tfmem.recurrent import replace as recurrent
 
 UNITS, INPUTS, TIME, BATCH = 4, 3, 7, 5
 RANDOM = np.random.default_rng(0)
@@ -94,7 +94,7 @@ def check_graph_def(graph_def: Any, feeds: Mapping[str, Any], fetch: str = "out:
 
 def test_graph_def() -> None:
     optimized = check_graph_def(graph_of(scan, SEQUENCE).as_graph_def(), {"x:0": STEPS})
-    assert len(tfmem.report(optimized).swapped) == 1
+    assert len(tfmem.report(optimized).replaced) == 1
 
 
 def test_a_graph_def_that_was_left_as_it_was_carries_no_report() -> None:
@@ -185,7 +185,7 @@ def test_live_graph() -> None:
     graph = graph_of(scan, SEQUENCE)
     expected = run(graph.as_graph_def(), {"x:0": STEPS})
     assert tfmem.optimize(graph) is graph
-    assert len(tfmem.report(graph).swapped) == 1
+    assert len(tfmem.report(graph).replaced) == 1
     with tf.compat.v1.Session(graph=graph, config=tfmem.session_config()) as session:
         options = tf.compat.v1.RunOptions(output_partition_graphs=True)
         metadata = tf.compat.v1.RunMetadata()
@@ -220,7 +220,7 @@ def test_models_predict_and_evaluate(package: Any, compiled: bool) -> None:
     assert tfmem.optimize(model) is model
     np.testing.assert_allclose(model.predict(X, batch_size=2, verbose=0), expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(model.predict_on_batch(X), expected, rtol=1e-5, atol=1e-6)
-    assert len(tfmem.report(model).swapped) == 2
+    assert len(tfmem.report(model).replaced) == 2
     if compiled:
         np.testing.assert_allclose(model.evaluate(X, y, verbose=0), loss, rtol=1e-5)
 
@@ -242,7 +242,7 @@ def test_saved_models(package: Any, tmp_path: Path) -> None:
     else:
         tf.saved_model.save(model, path)
     output = tfmem.optimize(path)
-    assert len(tfmem.report(output).swapped) == 2
+    assert len(tfmem.report(output).replaced) == 2
     before, after = (tf.saved_model.load(where).signatures["serving_default"] for where in (path, output))
     name = next(iter(before.structured_input_signature[1]))
     expected, found = (next(iter(function(**{name: tf.constant(X)}).values())) for function in (before, after))
@@ -283,7 +283,7 @@ def test_a_concrete_function_keeps_its_signature() -> None:
     np.testing.assert_allclose(optimized(tf.constant(X))["y"], trace(tf.constant(X))["y"], rtol=1e-5, atol=1e-6)
 
 
-def test_without_the_pass_nothing_is_swapped() -> None:
+def test_without_the_pass_nothing_is_replaced() -> None:
     graph_def = graph_of(scan, SEQUENCE).as_graph_def()
     assert tfmem.optimize(graph_def, passes=("offload",)) == graph_def
 
@@ -300,7 +300,7 @@ def test_a_weight_whose_shape_may_change_stays_in_its_loop() -> None:
     for other in (R, R[:, :1]):
         weight.assign(other)
         np.testing.assert_array_equal(optimized(STEPS), run(STEPS))
-    (kept,) = tfmem.report(optimized).not_swapped
+    (kept,) = tfmem.report(optimized).not_replaced
     assert "a matrix that changes, of shape (None, None)" in kept
 
 
@@ -310,6 +310,6 @@ def test_what_is_not_matched_is_reported() -> None:
     )
     tfmem.optimize(graph)
     report = tfmem.report(graph)
-    assert not report.swapped
-    assert "is a Softmax, which a cell has no word for" in report.not_swapped[0]
-    assert report.not_swapped[0] in report.to_text()
+    assert not report.replaced
+    assert "is a Softmax, which no op of a cell computes" in report.not_replaced[0]
+    assert report.not_replaced[0] in report.to_text()

@@ -76,15 +76,15 @@ def test_unrolled_steps_in_training(name: str) -> None:
     lines, network = UNROLLED[name]
     x = tf.constant(numbers(BATCH, STEPS, INPUTS))
     report = reported(training(network(), x), x)
-    assert not report.swapped
-    assert len(report.not_swapped) == lines, report
-    assert all(WITH_GRADIENT in line and f"{STEPS} steps" in line for line in report.not_swapped), report
+    assert not report.replaced
+    assert len(report.not_replaced) == lines, report
+    assert all(WITH_GRADIENT in line and f"{STEPS} steps" in line for line in report.not_replaced), report
 
 
 def test_two_steps() -> None:
     network = keras.Sequential([keras.Input([2, INPUTS]), L.LSTM(UNITS, unroll=True)])
     x = tf.constant(numbers(BATCH, 2, INPUTS))
-    (line,) = reported(training(network, x), x).not_swapped
+    (line,) = reported(training(network, x), x).not_replaced
     assert WITH_GRADIENT in line
 
 
@@ -93,7 +93,7 @@ def test_a_frozen_layer_whose_gradient_nobody_needs(masked: bool) -> None:
     layers = [L.Masking()] if masked else []
     network = sequential(*layers, L.LSTM(UNITS, unroll=True, trainable=False), L.Dense(2))
     x = tf.constant(numbers(BATCH, STEPS, INPUTS))
-    (line,) = reported(training(network, x), x).not_swapped
+    (line,) = reported(training(network, x), x).not_replaced
     assert "nothing needs it" in line
 
 
@@ -119,9 +119,9 @@ def test_a_python_loop_over_slices(backwards: bool) -> None:
         return tape.gradient(loss, [w, r])
 
     x = tf.constant(numbers(BATCH, STEPS, INPUTS))
-    (line,) = reported(inference, x).not_swapped
+    (line,) = reported(inference, x).not_replaced
     assert "tf.unstack" in line
-    (line,) = reported(step, x).not_swapped
+    (line,) = reported(step, x).not_replaced
     assert WITH_GRADIENT in line
 
 
@@ -139,7 +139,7 @@ def test_a_cell_that_is_a_function_of_its_own() -> None:
             h = cell(x[:, step], h)
         return h
 
-    (line,) = reported(inference, tf.constant(numbers(BATCH, STEPS, INPUTS))).not_swapped
+    (line,) = reported(inference, tf.constant(numbers(BATCH, STEPS, INPUTS))).not_replaced
     assert f"{STEPS} steps" in line
 
 
@@ -155,7 +155,7 @@ def test_items_at_another_place_than_the_steps_number() -> None:
 
         return tf.while_loop(lambda i, h: i < STEPS, step, [0, tf.zeros([BATCH, UNITS])])[1]
 
-    (line,) = reported(inference, tf.constant(numbers(BATCH, STEPS, INPUTS))).not_swapped
+    (line,) = reported(inference, tf.constant(numbers(BATCH, STEPS, INPUTS))).not_replaced
     assert "(StridedSlice): a step reads" in line
     assert "at other places than its number" in line
 
@@ -163,7 +163,7 @@ def test_items_at_another_place_than_the_steps_number() -> None:
 def test_convolutions() -> None:
     network = keras.Sequential([keras.Input([STEPS, 6, INPUTS]), L.ConvLSTM1D(2, 2, unroll=True)])
     x = tf.constant(numbers(BATCH, STEPS, 6, INPUTS))
-    (line,) = reported(training(network, x), x).not_swapped
+    (line,) = reported(training(network, x), x).not_replaced
     assert "no matrices" in line
 
 
@@ -192,7 +192,7 @@ def test_static_rnn(trained: bool) -> None:
         if trained:
             fetched += tf.gradients(fetched[0], tf.compat.v1.trainable_variables())
     tfmem.optimize(graph, fetches=[tensor.name for tensor in fetched])
-    (line,) = tfmem.report(graph).not_swapped
+    (line,) = tfmem.report(graph).not_replaced
     assert (WITH_GRADIENT if trained else "edited") in line
 
 
@@ -265,5 +265,5 @@ def test_no_recurrence_no_line(make: Callable[[], Any]) -> None:
     x = tf.constant(numbers(*[size or BATCH for size in network.inputs[0].shape]))
     for function in (training(network, x, penalty=make is critic), tf.function(lambda x: network(x))):  # noqa: PLW0108
         report = reported(function, x)
-        assert not report.swapped
-        assert not report.not_swapped, report
+        assert not report.replaced
+        assert not report.not_replaced, report

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import recurrent_keras
-from benchmarks.recurrent_cases import Case
+from benchmarks.recurrent import keras
+from benchmarks.recurrent.cases import Case
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recurrent_keras, "SECONDS", 0.0)
-    monkeypatch.setattr(recurrent_keras, "LEAST", 2)
+    monkeypatch.setattr(keras, "SECONDS", 0.0)
+    monkeypatch.setattr(keras, "LEAST", 2)
 
 
 @pytest.mark.parametrize(
@@ -25,17 +25,17 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=lambda case: case.name,
 )
 def test_both_sides_compute_the_same(case: Case) -> None:
-    found = recurrent_keras.measure(case, tf32=False)
+    found = keras.measure(case, tf32=False)
     assert found["status"] == "ok", found["message"]
-    assert len(found["swapped"]) == case.layers
-    assert all(("gradient" in line) == case.training for line in found["swapped"])
-    assert found["calls"] == 2 * recurrent_keras.ROUNDS
+    assert len(found["replaced"]) == case.layers
+    assert all(("gradient" in line) == case.training for line in found["replaced"])
+    assert found["calls"] == 2 * keras.ROUNDS
     assert found["before"] > 0
     assert found["after"] > 0
 
 
 def test_losses_that_differ_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(recurrent_keras.TOLERANCES, True, -1.0)
-    found = recurrent_keras.measure(Case("lstm", 8, 3, steps=5, training=True), tf32=True)
+    monkeypatch.setitem(keras.TOLERANCES, True, -1.0)
+    found = keras.measure(Case("lstm", 8, 3, steps=5, training=True), tf32=True)
     assert found["status"] == "wrong"
     assert "losses differ by" in found["message"]

@@ -52,8 +52,8 @@ def test_weights_and_inputs(name: str) -> None:
         return tape.gradient(loss, [*weights, x])
 
     report = compared(step, x)
-    assert len(report.swapped) == (2 if name == "stacked" else 1), report
-    assert not report.not_swapped
+    assert len(report.replaced) == (2 if name == "stacked" else 1), report
+    assert not report.not_replaced
 
 
 @pytest.mark.parametrize("name", ["LSTM", "GRU, sequences", "Bidirectional, sequences"])
@@ -69,7 +69,7 @@ def test_saliency_of_one_unit(name: str) -> None:
 
     x = tf.constant(numbers(3, STEPS, INPUTS))
     layer(x)
-    assert len(compared(saliency, x).swapped) == 1
+    assert len(compared(saliency, x).replaced) == 1
 
 
 def test_scan() -> None:
@@ -83,7 +83,7 @@ def test_scan() -> None:
             loss = tf.reduce_sum(h)
         return tape.gradient(loss, [weights, x])
 
-    assert len(compared(step, tf.constant(numbers(STEPS, 4, UNITS))).swapped) == 1
+    assert len(compared(step, tf.constant(numbers(STEPS, 4, UNITS))).replaced) == 1
 
 
 def test_gradients_in_a_graph() -> None:
@@ -105,7 +105,7 @@ def test_gradients_in_a_graph() -> None:
             gradients = tf.gradients(tf.reduce_sum(out.stack()), [x, *weights])
         if optimized:
             tfmem.optimize(graph, fetches=[tensor.name for tensor in gradients])
-            assert len(tfmem.report(graph).swapped) == 1
+            assert len(tfmem.report(graph).replaced) == 1
         with tf.compat.v1.Session(graph=graph, config=tfmem.session_config()) as session:
             results.append(session.run(gradients, {x: numbers(4, STEPS, INPUTS)}))
     for before, after in zip(*results, strict=True):

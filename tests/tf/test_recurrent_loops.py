@@ -1,4 +1,4 @@
-"""Loops as people write them, cells that nobody named, and what stays as it is: swapped, run, and compared."""
+"""Loops as people write them, cells that nobody named, and what stays as it is: replaced, run, and compared."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from graph_passes.recurrent.match import RECURRENT_OP
-from tests.tf.recurrent_swaps import (
+from tests.tf.recurrent_replacements import (
     BATCH,
     INPUTS,
     LOOPS,
@@ -28,7 +28,7 @@ from tests.tf.recurrent_swaps import (
     data,
     plain,
     randomised,
-    swap,
+    with_layers_replaced,
 )
 
 # Loops by hand. Time is the first dimension.
@@ -199,10 +199,10 @@ NOT_MATCHED: dict[str, tuple[Callable[[Any], Any], str]] = {
 @pytest.mark.parametrize("name", NOT_MATCHED)
 def test_what_a_cell_cannot_say_stays(name: str) -> None:
     function, reason = NOT_MATCHED[name]
-    trace, swapped, plan, ops = swap(function, SEQUENCE)
+    trace, replaced, plan, ops = with_layers_replaced(function, SEQUENCE)
     if not reason:  # the third variable never changes, so it is no state
         assert ops.count(RECURRENT_OP) == 1
-        compare(trace, swapped, [STEPS])
+        compare(trace, replaced, [STEPS])
         return
     assert RECURRENT_OP not in ops
     assert set(ops) & set(LOOPS)
@@ -213,7 +213,7 @@ def test_what_a_cell_cannot_say_stays(name: str) -> None:
 def test_stacked_cells_of_different_width_stay() -> None:
     cells = [keras.layers.LSTMCell(UNITS), keras.layers.LSTMCell(UNITS + 1)]
     layer = randomised(keras.layers.RNN(cells))
-    *_, plan, ops = swap(layer, SEQUENCE)
+    *_, plan, ops = with_layers_replaced(layer, SEQUENCE)
     assert RECURRENT_OP not in ops
     assert "states of different widths" in plan.unmatched[0].reason
 
@@ -224,25 +224,25 @@ def test_a_loop_that_data_decides_about_stays() -> None:
     def run(x: Any) -> Any:
         return tf.cond(tf.reduce_sum(x) > 0, lambda: layer(x), lambda: tf.zeros([tf.shape(x)[0], UNITS]))
 
-    *_, plan, ops = swap(run, SEQUENCE)
+    *_, plan, ops = with_layers_replaced(run, SEQUENCE)
     assert RECURRENT_OP not in ops
     assert plan.unmatched[0].carrier == "If"
     assert "whether it runs is decided by data" in plan.unmatched[0].reason
 
 
 @pytest.mark.parametrize("activation", [tf.tanh, tf.nn.softmax])
-def test_an_implementation_is_inlined_only_if_it_is_swapped(activation: Callable[[Any], Any]) -> None:
+def test_an_implementation_is_inlined_only_if_it_is_replaced(activation: Callable[[Any], Any]) -> None:
     """Grappler may still choose another one, such as cuDNN's."""
 
     @tf.function(autograph=False, experimental_attributes={"api_implements": "mine", "api_preferred_device": "CPU"})
     def run(x: Any) -> Any:
         return loop(one(lambda x, h, t: activation(x @ W + h @ R)))(x)
 
-    trace, swapped, plan, ops = swap(lambda x: run(x)[0], SEQUENCE)
+    trace, replaced, plan, ops = with_layers_replaced(lambda x: run(x)[0], SEQUENCE)
     if activation is tf.tanh:
         assert ops.count(RECURRENT_OP) == 1
         assert not set(ops) & set(LOOPS)
-        compare(trace, swapped, [STEPS])
+        compare(trace, replaced, [STEPS])
     else:
         assert "PartitionedCall" in ops
         assert [loop.carrier for loop in plan.unmatched] == ["StatelessWhile"]
@@ -259,24 +259,24 @@ def test_assignments_in_a_loop_stay() -> None:
 
         return tf.while_loop(lambda t, h: t < tf.shape(x)[0], body, (0, tf.zeros([tf.shape(x)[1], UNITS])))[1]
 
-    *_, plan, ops = swap(run, SEQUENCE)
+    *_, plan, ops = with_layers_replaced(run, SEQUENCE)
     assert RECURRENT_OP not in ops
     assert "AssignAddVariableOp) has side effects" in plan.unmatched[0].reason
 
 
 def test_weights_are_read_when_the_function_runs() -> None:
     layer = randomised(keras.layers.LSTM(UNITS))
-    trace, swapped, *_ = swap(layer, SEQUENCE)
+    trace, replaced, *_ = with_layers_replaced(layer, SEQUENCE)
     for weight in layer.weights:
         weight.assign(weight * 0.5)
-    compare(trace, swapped, [X])
+    compare(trace, replaced, [X])
 
 
 def test_equal_layers_give_equal_cells() -> None:
     cells = set()
     for _ in range(2):
         layer = randomised(keras.layers.LSTM(UNITS, return_sequences=True))
-        *_, plan, _ops = swap(layer, SEQUENCE)
+        *_, plan, _ops = with_layers_replaced(layer, SEQUENCE)
         cells.add(plan.matches[0].launches[0].cell.to_text())
     assert len(cells) == 1
 
@@ -331,9 +331,9 @@ def random_steps(draw: Any) -> tuple[Callable[..., Any], int, int]:
 @hypothesis.given(random_steps())
 def test_random_cells(case: tuple[Callable[..., Any], int, int]) -> None:
     step, states, units = case
-    trace, swapped, plan, ops = swap(loop(step, states, units), SEQUENCE)
+    trace, replaced, plan, ops = with_layers_replaced(loop(step, states, units), SEQUENCE)
     if plan.unmatched:  # optimised away: no state is left
         assert "no state" in plan.unmatched[0].reason
         return
     assert ops.count(RECURRENT_OP) == 1
-    compare(trace, swapped, [STEPS], 5e-5)
+    compare(trace, replaced, [STEPS], 5e-5)

@@ -1,4 +1,4 @@
-"""Recurrent layers as Keras 3 and tf_keras write them, rolled and unrolled: swapped, run, and compared."""
+"""Recurrent layers as Keras 3 and tf_keras write them, rolled and unrolled: replaced, run, and compared."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import tfmem
 from graph_passes.recurrent.match import RECURRENT_OP
-from tests.tf.recurrent_swaps import (
+from tests.tf.recurrent_replacements import (
     BATCH,
     INPUTS,
     KERAS,
@@ -30,7 +30,7 @@ from tests.tf.recurrent_swaps import (
     data,
     plain,
     randomised,
-    swap,
+    with_layers_replaced,
 )
 
 FORMS: dict[str, Callable[[Any], Any]] = {
@@ -149,8 +149,10 @@ def test_shapes_that_are_not_known(shape: tuple[int, int]) -> None:
 def test_no_steps_at_all() -> None:
     """The original cannot even stack nothing where the batch is unknown; its states are what they were."""
     layer = randomised(keras.layers.GRU(UNITS, return_state=True))
-    trace, swapped, *_ = swap(lambda x, h: layer(x, initial_state=h)[1], SEQUENCE, tf.TensorSpec([None, UNITS]))
-    compare(trace, swapped, [data(BATCH, 0, INPUTS), data(BATCH, UNITS)])
+    trace, replaced, *_ = with_layers_replaced(
+        lambda x, h: layer(x, initial_state=h)[1], SEQUENCE, tf.TensorSpec([None, UNITS])
+    )
+    compare(trace, replaced, [data(BATCH, 0, INPUTS), data(BATCH, UNITS)])
 
 
 @pytest.mark.parametrize(
@@ -168,10 +170,10 @@ def test_types(policy: str, tolerance: float, kind: str) -> None:
 def test_dropout_of_states(package: Any, kind: str) -> None:
     settings = {"seed": 1} if package is keras else {}
     layer = randomised(getattr(package.layers, kind)(UNITS, recurrent_dropout=0.4, dropout=0.3, **settings))
-    trace, swapped, plan, ops = swap(lambda x: layer(x, training=True), SEQUENCE)
+    trace, replaced, plan, ops = with_layers_replaced(lambda x: layer(x, training=True), SEQUENCE)
     assert ops.count(RECURRENT_OP) == 1, str(plan)
     if package is keras:  # its masks come from a seed that is a variable; others draw anew in each call
-        compare(trace, swapped, [X])
+        compare(trace, replaced, [X])
 
 
 @pytest.mark.parametrize("package", KERAS, ids=lambda package: package.__name__)
@@ -264,7 +266,7 @@ def test_steps_that_no_cell_can_say_stay_unrolled() -> None:
             h = tf.nn.softmax(item @ W + h @ R)
         return h
 
-    *_, plan, ops = swap(run, tf.TensorSpec([None, TIME, INPUTS]))
+    *_, plan, ops = with_layers_replaced(run, tf.TensorSpec([None, TIME, INPUTS]))
     assert ops.count("Softmax") == TIME
     assert [loop.carrier for loop in plan.unmatched] == ["unrolled"]
 
@@ -273,7 +275,7 @@ def test_items_that_do_not_meet_are_no_recurrence() -> None:
     def run(x: Any) -> Any:
         return tf.add_n([item @ W for item in tf.unstack(x, axis=1)])
 
-    *_, plan, ops = swap(run, tf.TensorSpec([None, TIME, INPUTS]))
+    *_, plan, ops = with_layers_replaced(run, tf.TensorSpec([None, TIME, INPUTS]))
     assert ops.count("MatMul") == TIME
     assert not plan.matches
     assert not plan.unmatched
@@ -293,14 +295,14 @@ def test_a_model_with_an_embedding() -> None:
     check(model, [tf.TensorSpec([None, None], tf.int32)], [words], launches=2)
 
 
-def test_optimize_without_a_budget_swaps_and_reports() -> None:
+def test_optimize_without_a_budget_replaces_and_reports() -> None:
     model = keras.Sequential([keras.layers.Input((None, INPUTS)), randomised(keras.layers.LSTM(UNITS))])
     expected = model.predict(X, verbose=0)
     tfmem.optimize(model)
     np.testing.assert_allclose(model.predict(X, verbose=0), expected, atol=1e-6)
     report = tfmem.report(model)
-    assert report.decision == "swapped"
-    assert len(report.swapped) == 1
+    assert report.decision == "replaced"
+    assert len(report.replaced) == 1
     assert "recurrent" in report.passes
     assert tfmem.Report.from_json(report.to_json()) == report
 

@@ -1,4 +1,4 @@
-"""Both passes over one training step: recurrent layers are swapped, and what they keep for their gradient moves."""
+"""Both passes over one training step: recurrent layers are replaced, and what they keep for their gradient moves."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def train(made: Any) -> tuple[list[float], int]:
     return losses, memory(library, DEVICE).peak_bytes - before
 
 
-def test_what_a_swapped_layer_keeps_moves(tmp_path: Any) -> None:
+def test_what_a_replaced_layer_keeps_moves(tmp_path: Any) -> None:
     options = tfmem.Options(cache_directory="", offload=tfmem.OffloadOptions(spill_directory=str(tmp_path)))
     free = tfmem.optimize(model(), options=options)
     expected, needed = train(free)
@@ -48,7 +48,7 @@ def test_what_a_swapped_layer_keeps_moves(tmp_path: Any) -> None:
     assert found == expected  # to the bit: moving changes nothing
     assert report.decision == "moved"
     assert any("recurrent" in transfer.tensor for transfer in report.transfers)
-    assert len(report.swapped) == 5
+    assert len(report.replaced) == 5
     assert taken < 0.9 * needed
     assert report.peak_measured is not None
     assert report.peak_measured < 1.05 * budget  # TensorFlow's CPU runs small ops in an order of its own

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from custom_ops import cells, recurrent_reference
-from custom_ops.cell import Cell
-from custom_ops.cell_builder import CellBuilder
 from custom_ops.expr.table import FLOAT_OPS
 from custom_ops.image_functions import code_in
 from custom_ops.jit.image import KernelImage
 from custom_ops.load import Library, load
+from custom_ops.recurrent import cells, reference
+from custom_ops.recurrent.cell import Cell
+from custom_ops.recurrent.cell_builder import CellBuilder
 from custom_ops.recurrent.op import recurrent
 from custom_ops.recurrent.program import Program
 from tests.recurrent_cells import arguments, random_cells
@@ -56,10 +56,10 @@ def test_values_are_those_of_the_definition(library: Library, name: str, dtype: 
         given = rounded(tensors_of(cell, units, time, batch), dtype)
         for reverse in (False, True)[: 2 if dtype == tf.float32 else 1]:
             found = recurrent(library.ops, cell, units, *in_dtype(given, dtype), reverse=[reverse])
-            expected = recurrent_reference.run(cell, units, *given, reverse=reverse)
+            expected = reference.run(cell, units, *given, reverse=reverse)
             bound = TOLERANCE[dtype]
             if dtype == tf.float32:  # what is ill-conditioned, NumPy gets no better
-                rough = recurrent_reference.run(
+                rough = reference.run(
                     cell, units, *given.map(lambda tensor: tensor.astype(np.float32)), reverse=reverse
                 )
                 bound = max(bound, 3 * max(distances(rough, expected)))
@@ -72,7 +72,7 @@ def test_every_instruction_set_computes_the_same(library: Library, vector_bytes:
             cell = cells_of(70)[name]
             given = rounded(tensors_of(cell, 70, 5, 7), dtype)
             found, _ = recurrent(library.ops, cell, 70, *in_dtype(given, dtype))
-            expected, _ = recurrent_reference.run(cell, 70, *given)
+            expected, _ = reference.run(cell, 70, *given)
             assert distance(found[0], expected[0]) < TOLERANCE[dtype], (vector_bytes, name, dtype)
 
 
@@ -81,7 +81,7 @@ def test_a_long_sequence_stays_accurate(library: Library) -> None:
         cell = cells.lstm()
         given = rounded(tensors_of(cell, units, 100, batch), tf.float32)
         found, _ = recurrent(library.ops, cell, units, *in_dtype(given, tf.float32))
-        expected, _ = recurrent_reference.run(cell, units, *given)
+        expected, _ = reference.run(cell, units, *given)
         assert distance(found[0], expected[0]) < 1e-5
 
 
@@ -96,7 +96,7 @@ def test_cells_that_nobody_has_named(cell: Cell, sizes: tuple[int, int, int], re
     outputs, finals = recurrent(load().ops, cell, sizes[0], *given, reverse=reverse)
     for direction, flag in enumerate(reverse):
         part = arguments(cell, *sizes, seed=direction)
-        expected, ends = recurrent_reference.run(cell, sizes[0], *part, reverse=flag)
+        expected, ends = reference.run(cell, sizes[0], *part, reverse=flag)
         for found, wanted in ((outputs, expected), (finals, ends)):
             for tensor, array in zip(found[direction * len(wanted) :], wanted, strict=False):
                 assert distance(tensor, array) < 1e-11
@@ -108,7 +108,7 @@ def test_directions_are_independent(library: Library) -> None:
     outputs, finals = recurrent(library.ops, cell, 130, *given, reverse=[False, True])
     for direction in range(2):
         part = Tensors(*(half[direction * len(half) // 2 :][: len(half) // 2] for half in given))
-        expected, ends = recurrent_reference.run(cell, 130, *part, reverse=bool(direction))
+        expected, ends = reference.run(cell, 130, *part, reverse=bool(direction))
         assert distance(outputs[direction], expected[0]) < 1e-13
         for state, end in enumerate(ends):
             assert distance(finals[direction * len(ends) + state], end) < 1e-13
@@ -120,7 +120,7 @@ def test_nothing_to_do(library: Library, name: str, time: int, batch: int) -> No
     cell = cells_of(40)[name]
     given = tensors_of(cell, 40, time, batch)
     outputs, finals = recurrent(library.ops, cell, 40, *given)
-    expected, ends = recurrent_reference.run(cell, 40, *given)
+    expected, ends = reference.run(cell, 40, *given)
     for tensor, array in zip([*outputs, *finals], [*expected, *ends], strict=True):
         assert tensor.shape == array.shape
         np.testing.assert_allclose(tensor, array, rtol=1e-12)
@@ -133,7 +133,7 @@ def test_nan_and_infinity_stay_in_their_row_and_go_on(library: Library) -> None:
     given.sequences[0][1, 2, 60] = np.inf
     given.states[1][3, 5] = -np.inf
     found, ends = recurrent(library.ops, cell, 50, *in_dtype(given, tf.float32))
-    expected, finals = recurrent_reference.run(cell, 50, *given)
+    expected, finals = reference.run(cell, 50, *given)
     assert np.isnan(expected[0]).any()
     for tensor, array in zip([*found, *ends], [*expected, *finals], strict=True):
         assert distance(tensor, array) < 1e-5
@@ -290,7 +290,7 @@ SCRIPT = """
 import hashlib, sys
 import numpy as np, tensorflow as tf
 tf.config.threading.set_intra_op_parallelism_threads(int(sys.argv[1]))
-from custom_ops import cells
+from custom_ops.recurrent import cells
 from custom_ops.load import load
 from custom_ops.recurrent.op import recurrent
 digest = hashlib.sha256()

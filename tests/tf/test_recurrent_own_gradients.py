@@ -10,12 +10,12 @@ import pytest
 import tensorflow as tf
 
 import tfmem
-from graph_passes import serde
+from graph_passes.graph import serde
+from graph_passes.recurrent.inference import plan_whole
 from graph_passes.recurrent.match import RecurrentPlan
-from graph_passes.recurrent.plan import plan_whole
 from tests.tf.recurrent_training import INPUTS, STEPS, TOLERANCE, UNITS, numbers
-from tfmem.capture.differentiate import gradients
-from tfmem.capture.step_gradient import step_gradient_fault
+from tfmem.tf_internals.gradient_check import step_gradient_fault
+from tfmem.tf_internals.inserted_gradients import gradients
 
 v1 = tf.compat.v1
 
@@ -98,7 +98,7 @@ def test_own_gradients(own: Any, loop: Any) -> None:
     for a, b in zip(plain, tf.nest.flatten(optimized(x)), strict=True):
         np.testing.assert_allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE)
     report = tfmem.report(optimized)
-    assert not report.swapped
+    assert not report.replaced
     assert "gradient" in str(report), report
 
 

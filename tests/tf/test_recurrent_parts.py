@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 PARTS = (
-    "cuda_driver",
-    "faults",
-    "gpu_kernel",
-    "gpu_link",
-    "host_memory",
-    "kernel_image",
-    "phases",
-    "pinned_pool",
-    "recurrent_kernel",
-    "recurrent_program",
+    "cuda/cuda_driver",
+    "memory/faults",
+    "cuda/gpu_kernel",
+    "memory/gpu_link",
+    "memory/host_memory",
+    "cuda/kernel_image",
+    "cpu/phases",
+    "memory/pinned_pool",
+    "recurrent/recurrent_kernel",
+    "recurrent/recurrent_program",
     "sha256",
 )
 

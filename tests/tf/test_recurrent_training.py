@@ -1,4 +1,4 @@
-"""Keras models whose recurrences were swapped with their gradients train as they trained before."""
+"""Keras models whose recurrences were replaced with their gradients train as they trained before."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def trained(model: Any, steps: int = 10, masked: bool = False) -> tuple[list[flo
     return losses, [np.asarray(weight) for weight in model.get_weights()]
 
 
-def compare(make: Callable[[], Any], swapped: int, masked: bool = False, tolerance: float = TOLERANCE) -> Any:
+def compare(make: Callable[[], Any], replaced: int, masked: bool = False, tolerance: float = TOLERANCE) -> Any:
     """Trains the model as it is and optimised; gives the report."""
     plain, optimized = make(), tfmem.optimize(make())
     for one, other in zip(trained(plain, masked=masked), trained(optimized, masked=masked), strict=True):
         for a, b in zip(one, other, strict=True):
             np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
     report = tfmem.report(optimized)
-    assert len(report.swapped) == swapped, str(report)
-    assert not report.not_swapped
+    assert len(report.replaced) == replaced, str(report)
+    assert not report.not_replaced
     return report
 
 
@@ -81,8 +81,8 @@ MODELS: dict[str, tuple[int, Sequence[Callable[[], Any]]]] = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_keras_trains_the_same(name: str) -> None:
-    swapped, layers = MODELS[name]
-    compare(compiled(keras, *layers), swapped)
+    replaced, layers = MODELS[name]
+    compare(compiled(keras, *layers), replaced)
 
 
 @pytest.mark.parametrize("layer", [L.LSTM, L.GRU, L.SimpleRNN])
@@ -98,7 +98,7 @@ def test_a_static_length_and_adam_with_clipping() -> None:
 @pytest.mark.parametrize(("policy", "tolerance"), [("mixed_float16", 1e-2), ("mixed_bfloat16", 5e-2)])
 def test_mixed_precision(policy: str, tolerance: float) -> None:
     report = compare(compiled(keras, lambda: L.LSTM(UNITS, dtype=policy)), 1, tolerance=tolerance)
-    assert policy.removeprefix("mixed_") in report.swapped[0]
+    assert policy.removeprefix("mixed_") in report.replaced[0]
 
 
 LEGACY = {
@@ -111,8 +111,8 @@ LEGACY = {
 
 @pytest.mark.parametrize("name", LEGACY)
 def test_tf_keras_trains_the_same(name: str) -> None:
-    swapped, layers = LEGACY[name]
-    compare(compiled(tf_keras, *layers), swapped)
+    replaced, layers = LEGACY[name]
+    compare(compiled(tf_keras, *layers), replaced)
 
 
 def test_fit() -> None:
@@ -135,4 +135,4 @@ def test_fit() -> None:
         np.testing.assert_allclose(values, histories[1][key], rtol=1e-4, err_msg=key)
     for a, b in zip(*weights, strict=True):
         np.testing.assert_allclose(a, b, atol=TOLERANCE)
-    assert len(tfmem.report(model).swapped) == 1
+    assert len(tfmem.report(model).replaced) == 1

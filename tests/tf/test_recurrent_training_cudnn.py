@@ -1,4 +1,4 @@
-"""Layers and training steps as Keras emits them on GPUs, and cuDNN's vectors of weights: swapped, run, compared."""
+"""Layers and training steps as Keras emits them on GPUs, and cuDNN's vectors of weights: replaced, run, compared."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CUDNN = {"lstm": L.LSTM, "gru": L.GRU}
 def test_what_keras_emits_on_gpus(
     kind: str, masked: bool, backwards: bool, scaled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CudnnRNNV3 has no kernel here; the swapped graph is compared with the layer's own loop."""
+    """CudnnRNNV3 has no kernel here; the replaced graph is compared with the layer's own loop."""
     facts = {**tf.sysconfig.get_build_info(), "is_cuda_build": True}  # Keras orders gates by it
     monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: facts)
     functions = importlib.import_module("keras.src.backend.tensorflow.rnn")
@@ -74,8 +74,8 @@ def test_what_keras_emits_on_gpus(
         factor = 0.5 if scaled and place in (2, 3, 4) else 1.0  # what was scaled has half the gradient
         np.testing.assert_allclose(a, factor * b, rtol=TOLERANCE, atol=TOLERANCE)
     report = tfmem.report(optimized)
-    assert len(report.swapped) == 1
-    assert "CudnnRNNV3" in report.swapped[0]
+    assert len(report.replaced) == 1
+    assert "CudnnRNNV3" in report.replaced[0]
 
 
 @pytest.mark.parametrize("backwards", [False, True])
@@ -99,7 +99,7 @@ def test_nothing_is_copied_around_a_layer(kind: str, backwards: bool, monkeypatc
         assert turned == (["ReverseSequence", "ReverseSequence", "ReverseV2"] if backwards else [])
         optimized = tfmem.optimize(run)
     np.testing.assert_allclose(optimized(x), wanted, rtol=TOLERANCE, atol=TOLERANCE)
-    assert "CudnnRNNV3" in tfmem.report(optimized).swapped[0]
+    assert "CudnnRNNV3" in tfmem.report(optimized).replaced[0]
     operations = [op.type for op in optimized.get_concrete_function(x).graph.get_operations()]
     assert operations.count("TfmemRecurrent") == 1
     assert operations.count("ReverseV2") == backwards
@@ -150,8 +150,8 @@ def test_two_directions_as_keras_emits_them_on_gpus(
     for a, b in zip(found, wanted, strict=True):
         np.testing.assert_allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE)
     report = tfmem.report(optimized)
-    assert len(report.swapped) == 1
-    assert "both directions in one launch" in report.swapped[0]
+    assert len(report.replaced) == 1
+    assert "both directions in one launch" in report.replaced[0]
     operations = {op.type for op in optimized.get_concrete_function(*arguments).graph.get_operations()}
     assert "TfmemRecurrent" in operations
     assert not operations & {"CudnnRNNV3", "CudnnRNNBackpropV3", "ReverseSequence", "ReverseV2", "Transpose"}
@@ -202,4 +202,4 @@ def test_a_vector_of_weights_that_nobody_packed(op: str, mode: str) -> None:
     optimized = tfmem.optimize(step(fused))
     for a, b in zip(*(tf.nest.flatten(run(*arguments)) for run in (optimized, step(loops))), strict=True):
         np.testing.assert_allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE)
-    assert op in tfmem.report(optimized).swapped[0]
+    assert op in tfmem.report(optimized).replaced[0]

@@ -1,4 +1,4 @@
-"""Tapes, loops written by hand and graphs of TensorFlow 1: swapped with their gradients, they give what they gave."""
+"""Tapes, loops written by hand and graphs of TensorFlow 1: replaced with their gradients, they give what they gave."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def results(step: Any, *arguments: Any) -> tuple[list[Any], Any]:
     """Of a `tf.function` and of the same, optimised; and the report."""
     plain = [np.asarray(value) for value in tf.nest.flatten(step(*arguments))]
     optimized = tfmem.optimize(step)
-    swapped = [np.asarray(value) for value in tf.nest.flatten(optimized(*arguments))]
-    for a, b in zip(plain, swapped, strict=True):
+    replaced = [np.asarray(value) for value in tf.nest.flatten(optimized(*arguments))]
+    for a, b in zip(plain, replaced, strict=True):
         np.testing.assert_allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE)
-    return swapped, tfmem.report(optimized)
+    return replaced, tfmem.report(optimized)
 
 
 def test_gradients_of_inputs_and_states() -> None:
@@ -41,7 +41,7 @@ def test_gradients_of_inputs_and_states() -> None:
 
     x, h, c = numbers(4, STEPS, INPUTS), numbers(4, UNITS, seed=1), numbers(4, UNITS, seed=2)
     _, report = results(step, *map(tf.constant, (x, h, c)))
-    assert len(report.swapped) == 1
+    assert len(report.replaced) == 1
 
 
 def test_only_some_weights_are_trained() -> None:
@@ -57,7 +57,7 @@ def test_only_some_weights_are_trained() -> None:
         return loss, tape.gradient(loss, recurrent)
 
     _, report = results(step, tf.constant(numbers(4, STEPS, INPUTS)))
-    assert len(report.swapped) == 1
+    assert len(report.replaced) == 1
 
 
 def hand_written(cell: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
@@ -103,7 +103,7 @@ def test_a_cell_nobody_has_named(weights: tuple[tf.Variable, tf.Variable]) -> No
         return gate * tf.nn.softplus(h @ recurrent) + 0.1 * tf.exp(-(h**2))
 
     _, report = results(differentiated(hand_written(cell), weights), tf.constant(numbers(4, STEPS, INPUTS)))
-    assert len(report.swapped) == 1
+    assert len(report.replaced) == 1
 
 
 def test_a_gradient_of_the_users_own_stays(weights: tuple[tf.Variable, tf.Variable]) -> None:
@@ -115,16 +115,16 @@ def test_a_gradient_of_the_users_own_stays(weights: tuple[tf.Variable, tf.Variab
 
     step = differentiated(hand_written(lambda x, h: clipped(tf.tanh(x @ kernel + h @ recurrent))), weights)
     _, report = results(step, tf.constant(numbers(4, STEPS, INPUTS)))
-    assert not report.swapped
-    assert "has a gradient of its own" in report.not_swapped[0]
+    assert not report.replaced
+    assert "has a gradient of its own" in report.not_replaced[0]
 
 
 def test_a_stopped_gradient_stays(weights: tuple[tf.Variable, tf.Variable]) -> None:
     kernel, recurrent = weights
     step = differentiated(hand_written(lambda x, h: tf.tanh(x @ kernel + tf.stop_gradient(h) @ recurrent)), weights)
     _, report = results(step, tf.constant(numbers(4, STEPS, INPUTS)))
-    assert not report.swapped
-    assert "StopGradient" in report.not_swapped[0]
+    assert not report.replaced
+    assert "StopGradient" in report.not_replaced[0]
 
 
 def test_a_second_gradient_stays() -> None:
@@ -142,8 +142,8 @@ def test_a_second_gradient_stays() -> None:
         return outer.gradient(penalty, x)
 
     _, report = results(step, tf.constant(numbers(2, STEPS, INPUTS)))
-    assert not report.swapped
-    assert any("gradient of its gradient" in reason for reason in report.not_swapped)
+    assert not report.replaced
+    assert any("gradient of its gradient" in reason for reason in report.not_replaced)
 
 
 def test_one_tensor_as_two_states() -> None:
@@ -181,7 +181,7 @@ def test_two_loops_of_which_one_feeds_the_other(weights: tuple[tf.Variable, tf.V
         tf.Variable(numbers(UNITS, UNITS, seed=3) * 0.3),
     ]
     _, report = results(differentiated(loop_above_a_loop(both), both), tf.constant(numbers(4, STEPS, INPUTS)))
-    assert len(report.swapped) == 2
+    assert len(report.replaced) == 2
 
 
 @pytest.mark.parametrize("way", ["optimize", "avm_gradients", "wrap_optimizer"])
@@ -204,7 +204,7 @@ def test_a_graph_of_tensorflow_1(way: str) -> None:
             if optimized and way == "optimize":
                 tfmem.optimize(graph, fetches=[loss.name, train.name])
             if optimized:
-                assert len(tfmem.report(graph).swapped) == 2, str(tfmem.report(graph))
+                assert len(tfmem.report(graph).replaced) == 2, str(tfmem.report(graph))
             initialize = v1.global_variables_initializer()
         with v1.Session(graph=graph, config=tfmem.session_config()) as session:
             session.run(initialize)
@@ -235,5 +235,5 @@ def test_a_function_that_is_being_traced() -> None:
         return gradients
 
     step(tf.constant(numbers(4, STEPS, INPUTS)))
-    assert not traced[0].swapped
-    assert "optimise the function instead" in traced[0].not_swapped[0]
+    assert not traced[0].replaced
+    assert "optimise the function instead" in traced[0].not_replaced[0]

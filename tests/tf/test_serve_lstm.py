@@ -86,7 +86,7 @@ def test_percentiles_and_gains_are_those_of_the_times() -> None:
     assert lines[3].split() == ["4.0", "x"] * 3
 
 
-def test_the_example_serves_the_same_answers_from_a_swapped_layer(tmp_path: Path) -> None:
+def test_the_example_serves_the_same_answers_from_a_replaced_layer(tmp_path: Path) -> None:
     arguments = ["--units=20", "--layers=2", "--epochs=1", "--batch", "1", "3", "--requests=20"]
     finished = subprocess.run(
         [sys.executable, "-m", "examples.serve_lstm", *arguments, "--output", str(tmp_path)],
@@ -98,6 +98,6 @@ def test_the_example_serves_the_same_answers_from_a_swapped_layer(tmp_path: Path
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr[-2000:]
     assert "1000 answers before and after: 0 changed" in finished.stdout
-    assert serve_lstm.is_swapped(tmp_path / "model_tfmem")
-    assert not serve_lstm.is_swapped(tmp_path / "model")
+    assert serve_lstm.is_replaced(tmp_path / "model_tfmem")
+    assert not serve_lstm.is_replaced(tmp_path / "model")
     assert (tmp_path / "serve_lstm.png").stat().st_size > 10_000

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tfmem
-from graph_passes.analysis.timeline import COUNTED
+from graph_passes.memory.timeline import COUNTED
 
 keras = tf.keras
 LAYERS = 12

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import soak, soak_worker
-from benchmarks.soak_graphs import GRAPHS, NEEDED, graph_defs
-from benchmarks.soak_mutations import MUTATIONS
+from benchmarks.soak import __main__, worker
+from benchmarks.soak.graphs import GRAPHS, NEEDED, graph_defs
+from benchmarks.soak.mutations import MUTATIONS
 
 SEEDS = range(1, 301)
 
@@ -23,21 +23,21 @@ def fixture_bases() -> dict[str, Any]:
 
 def test_the_graphs_themselves_train_and_move_what_they_can(bases: dict[str, Any]) -> None:
     assert set(bases) == set(GRAPHS) == set(NEEDED)
-    moved, swapped = set(), set()
+    moved, replaced = set(), set()
     for name, graph_def in bases.items():
         arguments = {"device": "CPU:0", "fetches": ["loss", "train"], "memory_budget": f"{sum(NEEDED[name]) // 2}KiB"}
-        case = soak_worker.Case(name, graph_def, arguments, live=False)
-        found = soak_worker.optimised(case, lambda stage: None)
-        assert found["outcome"] not in soak.FAULTS, found
+        case = worker.Case(name, graph_def, arguments, live=False)
+        found = worker.optimised(case, lambda stage: None)
+        assert found["outcome"] not in __main__.FAULTS, found
         moved |= {name} if found["outcome"] == "moved, equal" else set()
-        swapped |= {name} if found["without"] == "swapped, equal" else set()
+        replaced |= {name} if found["without"] == "replaced, equal" else set()
     assert moved >= {"convolutions", "attention", "adversarial"}
-    assert swapped >= {"lstm"}
+    assert replaced >= {"lstm"}
 
 
 def test_a_seed_is_the_same_case_each_time(bases: dict[str, Any]) -> None:
     for seed in range(30):
-        one, other = (soak_worker.Case.of(seed, bases) for _ in range(2))
+        one, other = (worker.Case.of(seed, bases) for _ in range(2))
         assert one.graph_def == other.graph_def
         assert one.arguments == other.arguments
 
@@ -56,7 +56,7 @@ def test_every_mutation_changes_some_graph(mutation: Any, bases: dict[str, Any])
 
 
 def test_a_few_hundred(capsys: pytest.CaptureFixture[str]) -> None:
-    status = soak.main(["--seed", str(SEEDS[0]), "--count", str(len(SEEDS)), "--workers", "2", "--seconds", "300"])
+    status = __main__.main(["--seed", str(SEEDS[0]), "--count", str(len(SEEDS)), "--workers", "2", "--seconds", "300"])
     assert status == 0, capsys.readouterr().out
 
 
@@ -91,7 +91,7 @@ PLAIN = "'plain' in sys.argv"
 )
 def test_what_becomes_of_a_process(program: str, outcome: str, monkeypatch: Any, tmp_path: Any) -> None:
     Faulty(monkeypatch, tmp_path, program)
-    found = list(soak.soak([7, 8], workers=1, seconds=5))
+    found = list(__main__.soak([7, 8], workers=1, seconds=5))
     assert [result["outcome"] for result in found] == [outcome] * 2
     assert [result["seed"] for result in found] == [7, 8]
 
@@ -101,8 +101,8 @@ def test_results_are_kept_and_not_run_again(monkeypatch: Any, tmp_path: Any, cap
         monkeypatch, tmp_path, "print(json.dumps({'outcome': 'fault' if int(line) == 3 else 'unchanged'}), flush=True)"
     )
     output = tmp_path / "soak.jsonl"
-    assert soak.main(["--seed", "1", "--count", "2", "--output", str(output)]) == 0
-    assert soak.main(["--seed", "1", "--count", "3", "--output", str(output)]) == 1
+    assert __main__.main(["--seed", "1", "--count", "2", "--output", str(output)]) == 0
+    assert __main__.main(["--seed", "1", "--count", "3", "--output", str(output)]) == 1
     assert sorted(json.loads(line)["seed"] for line in output.read_text().splitlines()) == [1, 2, 3]
-    assert soak.main(["--table", str(output)]) == 1
+    assert __main__.main(["--table", str(output)]) == 1
     assert "3 seeds from 1 to 3, 1 faults" in capsys.readouterr().out

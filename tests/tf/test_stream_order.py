@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-PARTS = ("cuda_driver", "faults", "gpu_link", "gpu_tickets", "host_memory", "pinned_pool")
+PARTS = (
+    "cuda/cuda_driver",
+    "memory/faults",
+    "memory/gpu_link",
+    "memory/gpu_tickets",
+    "memory/host_memory",
+    "memory/pinned_pool",
+)
 
 
 def test_every_kernel_sees_its_data(on_fake_driver: Callable[[str, Sequence[str]], None]) -> None:

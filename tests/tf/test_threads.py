@@ -7,8 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfmem
-from tfmem import measuring, sampling
 from tfmem.api import make_engine
+from tfmem.runtime import measured_call, measuring_lock
 
 SPARE = 1 << 20  # a step that has settled runs beside one that is measured, and is counted with it
 STEPS = 12
@@ -100,13 +100,13 @@ def test_measured_calls_run_one_at_a_time():
         time.sleep(0.02)
         running.pop()
 
-    together(*[lambda: [sampling.watched(engine, call, (), {}) for _ in range(4)]] * 3)
+    together(*[lambda: [measured_call.watched(engine, call, (), {}) for _ in range(4)]] * 3)
     assert most == [1] * 12
 
 
 def test_a_measured_call_within_another_does_not_wait_for_ever(monkeypatch):
-    monkeypatch.setattr(measuring, "PATIENCE", 0.01)
+    monkeypatch.setattr(measuring_lock, "PATIENCE", 0.01)
     engine = make_engine(tfmem.Options(memory_budget="1GiB"))
-    inner = sampling.watched(engine, lambda: sampling.watched(engine, lambda: 7, (), {}), (), {})[0]
+    inner = measured_call.watched(engine, lambda: measured_call.watched(engine, lambda: 7, (), {}), (), {})[0]
     assert inner[0] == 7
-    assert sampling.watched(engine, lambda: 8, (), {})[0] == 8
+    assert measured_call.watched(engine, lambda: 8, (), {})[0] == 8

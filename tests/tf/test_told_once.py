@@ -10,8 +10,8 @@ import tensorflow as tf
 import tfmem
 from tests.tf import optimized_runs
 from tests.tf.optimized_runs import SPARE, run
-from tfmem import stages
-from tfmem.engine import Engine
+from tfmem.runtime import stages
+from tfmem.runtime.engine import Engine
 
 
 def recorded(call):
@@ -68,7 +68,9 @@ def test_a_missed_budget(new_net, batch, budget, monkeypatch):
 
 
 def test_a_missed_budget_of_a_step_that_was_left_as_it_was(new_net, batch, flow, monkeypatch):
-    monkeypatch.setattr("tfmem.step.watched", lambda engine, function, args, kwargs: (function(*args), 2 << 30))
+    monkeypatch.setattr(
+        "tfmem.runtime.managed_step.watched", lambda engine, function, args, kwargs: (function(*args), 2 << 30)
+    )
     monkeypatch.setattr(stages, "CPU_RETRIES", 0)
     function = optimized(new_net(), "1GiB")
     _, messages = recorded(lambda: run(function, batch, steps=6))
@@ -105,7 +107,7 @@ def counted(x):
 def test_a_recurrence_that_stays_although_asked_for(asked, flow):
     function = tfmem.optimize(counted, **({"passes": ("recurrent", "offload")} if asked else {}))
     _, messages = recorded(lambda: [function(tf.zeros([rows])) for rows in (3, 4)])
-    assert tfmem.report(function).not_swapped
+    assert tfmem.report(function).not_replaced
     assert len(messages) == asked
     if asked:
         assert "stays as it is:" in messages[0]

@@ -7,16 +7,16 @@ from types import SimpleNamespace
 import pytest
 
 from custom_ops.load import Counters
-from graph_passes.analysis.fragmentation import Room
-from graph_passes.analysis.simulate import Link, Move
-from graph_passes.analysis.timeline import Buffer, Step, Timeline
-from graph_passes.cost.observe import Observation
 from graph_passes.errors import HostMemoryError
-from graph_passes.ir import TensorId
+from graph_passes.graph.ir import TensorId
+from graph_passes.memory.fragmentation import Room
+from graph_passes.memory.observe import Observation
+from graph_passes.memory.simulate import Link, Move
+from graph_passes.memory.timeline import Buffer, ScheduledOp, Timeline
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.offload.plan import OffloadPlan, plan_offload
 from graph_passes.report import ORDERED, ORDERED_OVER, Report
-from tfmem.trials import GPU_TRIALS, Trial, checked, choose, falling, first_plans, judged, no_room, untried
+from tfmem.runtime.trials import GPU_TRIALS, Trial, checked, choose, falling, first_plans, judged, no_room, untried
 
 GIB = 1 << 30
 
@@ -43,7 +43,9 @@ class FakeEngine:
 
 def chain(layers: int = 6) -> Timeline:
     """Outputs of 1 GiB, each read by the next layer and by its own gradient op."""
-    steps = [Step(f"f{i}", 1.0) for i in range(layers)] + [Step(f"b{i}", 1.0) for i in reversed(range(layers))]
+    steps = [ScheduledOp(f"f{i}", 1.0) for i in range(layers)] + [
+        ScheduledOp(f"b{i}", 1.0) for i in reversed(range(layers))
+    ]
     buffers = [
         Buffer(TensorId(f"f{i}"), GIB, i, tuple(sorted({min(i + 1, layers), 2 * layers - 1 - i})), (TensorId(f"f{i}"),))
         for i in range(layers)
@@ -81,7 +83,7 @@ def without_workspace(seconds):
     """Plans for a step in which one op, of so many seconds, takes 4 GiB of workspace; and which of them are short."""
     timeline = chain()
     steps = [
-        Step("b3", seconds, workspace=4 * GIB) if step.node == "b3" else Step(step.node, step.seconds)
+        ScheduledOp("b3", seconds, workspace=4 * GIB) if step.node == "b3" else ScheduledOp(step.node, step.seconds)
         for step in timeline.steps
     ]
     timeline = Timeline(tuple(steps), timeline.buffers, timeline.turn)
@@ -114,7 +116,7 @@ def test_what_a_plan_stalls_for_without_need_is_taken_out_before_it_is_tried():
 def test_what_could_be_made_again_is_also_tried_as_a_copy():
     timeline = chain()
     first = replace(timeline.buffers[0], nbytes=3 * GIB, remake=0, remake_until=len(timeline.steps))
-    steps = (Step("f0", 0.1), *(replace(step, seconds=0.2) for step in timeline.steps[1:]))
+    steps = (ScheduledOp("f0", 0.1), *(replace(step, seconds=0.2) for step in timeline.steps[1:]))
     timeline, engine = Timeline(steps, (first, *timeline.buffers[1:]), timeline.turn), FakeEngine(7 * GIB)
     plans = list(falling(engine, timeline, 7 * GIB, planner(timeline, "hybrid"), engine.room))
     remade = [[move.remade for move in plan.moves] for plan in plans]
@@ -232,7 +234,7 @@ def test_a_gpu_tries_to_move_nothing_last_if_only_workspace_is_in_the_way():
     assert not list(remaining(engine, timeline, 5 * GIB, slower, engine.room))
     (last,) = remaining(engine, timeline, timeline.peak, slower, engine.room)
     assert last.moves == ()
-    steps = tuple(Step(step.node, step.seconds, workspace=GIB) for step in timeline.steps)
+    steps = tuple(ScheduledOp(step.node, step.seconds, workspace=GIB) for step in timeline.steps)
     greedy = Timeline(steps, timeline.buffers, timeline.turn)
     (last,) = remaining(engine, greedy, timeline.peak, slower, engine.room)
     assert last.moves == ()

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "custom_ops/ops/cpu/cpu_kernels.h"
 #include "custom_ops/ops/cpu/expression.h"
-#include "custom_ops/ops/cpu_kernels.h"
 
 namespace tfmem {
 

@@ -17,8 +17,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "custom_ops/ops/cpu/cpu_kernels.h"
 #include "custom_ops/ops/cpu/tile_program.h"
-#include "custom_ops/ops/cpu_kernels.h"
 
 namespace tfmem {
 

@@ -20,7 +20,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "custom_ops/ops/cell.h"
+#include "custom_ops/ops/recurrent/cell.h"
 
 namespace tfmem {
 

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "custom_ops/ops/cpu/cpu_kernels.h"
 #include "custom_ops/ops/cpu/expression.h"
 #include "custom_ops/ops/cpu/expression_tiles.h"
-#include "custom_ops/ops/cpu_kernels.h"
 
 namespace tfmem {
 

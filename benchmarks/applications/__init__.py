@@ -1,0 +1,1 @@
+"""Every architecture of keras.applications under a budget."""

@@ -1,0 +1,1 @@
+"""The offload benchmark, its cases and tables."""

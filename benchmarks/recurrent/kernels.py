@@ -1,0 +1,115 @@
+"""Which kernels of ours a case of the recurrent benchmark runs: ranked, compiled before all timing, chosen."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from itertools import repeat
+from os import cpu_count
+from pathlib import Path
+from typing import Any
+
+from benchmarks.recurrent.cases import Case
+from custom_ops.errors import KernelError
+from custom_ops.jit.cache import Cache
+from custom_ops.jit.device import Device
+from custom_ops.machine import Machine
+from custom_ops.recurrent import cells
+from custom_ops.recurrent.cell import Cell
+from custom_ops.recurrent.differentiate import Gradient, Request, differentiate
+from custom_ops.recurrent.program import Program, build
+from custom_ops.recurrent.search import microbenchmark
+from custom_ops.recurrent.search.bench import DeviceBench
+from custom_ops.recurrent.search.ranking import predict, rank
+from custom_ops.recurrent.search.tune import tune
+from custom_ops.recurrent.spec import Configuration, RecurrentSpec
+
+FOLDER = Path(tempfile.gettempdir()) / "tfmem_benchmark"
+HALF = ("float16", "bfloat16")
+HOPELESS = 2.0  # times the best, by the model: not tried
+
+
+def cell_of(case: Case) -> Cell:
+    """The cell of a layer."""
+    return cells.lstm() if case.layer == "lstm" else cells.gru(reset_after=case.layer == "gru")
+
+
+def gradient_of(case: Case) -> Gradient | None:
+    """What a training step runs; nothing reads the gradients of final states."""
+    return differentiate(cell_of(case), Request(finals=())) if case.training else None
+
+
+def specs_of(case: Case, precision: str) -> list[RecurrentSpec]:
+    """The forward kernel, and the backward one of a training step."""
+    dtype = precision if precision in HALF else "float32"
+    spec = RecurrentSpec(cell_of(case), case.units, dtype, precision)  # type: ignore[arg-type]
+    gradient = gradient_of(case)
+    return [replace(spec, cell=cell) for cell in (gradient.forward, gradient.backward)] if gradient else [spec]
+
+
+def prepare(tasks: Sequence[tuple[Case, str]], top: int) -> float:
+    """Compile what cases will try in some precision, on all cores, so that nothing else runs while they are timed.
+
+    Returns:
+        Seconds.
+    """
+    began = time.perf_counter()
+    with Device() as device:
+        machine = microbenchmark.measure(device, Cache(FOLDER))
+    workers = max(1, min(cpu_count() or 1, len(tasks)))
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(_prepare, tasks, repeat(machine), repeat(top)))
+    return time.perf_counter() - began
+
+
+def _prepare(task: tuple[Case, str], machine: Machine, top: int) -> None:
+    case, precision = task
+    for spec in specs_of(case, precision):
+        for configuration, _ in candidates(machine, spec, case)[:top]:
+            try:
+                build(spec, configuration, machine.arch, Cache(FOLDER))
+            except KernelError:  # it is told when the case runs
+                continue
+
+
+def choose(case: Case, precision: str, top: int) -> tuple[list[Program], dict[str, Any]]:
+    """A program for each specification, and what was tried.
+
+    Raises:
+        KernelError: none runs.
+    """
+    began = time.perf_counter()
+    cache = Cache(FOLDER)
+    programs, kernels = [], []
+    with Device() as device:
+        machine = microbenchmark.measure(device, cache)
+        for spec in specs_of(case, precision):
+
+            def ranked(batch: int, spec: RecurrentSpec = spec) -> list[tuple[Configuration, float]]:
+                return candidates(machine, spec, case)
+
+            bench = DeviceBench(spec, device, cache)
+            tuned = tune(bench, ranked, cache, (case.batch,), case.steps, top, progress=False)
+            programs.append(tuned.program_of(case.batch))
+            chosen = tuned.chosen[0]
+            prediction = predict(machine, spec, chosen.configuration, case.batch)
+            kernels.append(
+                {
+                    "configuration": vars(chosen.configuration),
+                    "nanoseconds": chosen.measured,
+                    "parts": vars(prediction.step),
+                    "trials": [{**vars(trial), "configuration": vars(trial.configuration)} for trial in tuned.trials],
+                }
+            )
+    seconds = time.perf_counter() - began
+    return programs, {"machine": machine.to_json(), "kernels": kernels, "selection_seconds": seconds}
+
+
+def candidates(machine: Machine, spec: RecurrentSpec, case: Case) -> list[tuple[Configuration, float]]:
+    """Configurations with their predicted nanoseconds, the best first."""
+    found = [(each.configuration, each.nanoseconds(case.steps)) for each in rank(machine, spec, case.batch, case.steps)]
+    return [each for each in found if each[1] <= HOPELESS * found[0][1]]

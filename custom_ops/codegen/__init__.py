@@ -1,1 +1,0 @@
-"""From a description of a kernel to its CUDA source."""

@@ -1,0 +1,1 @@
+"""TfmemMatMul: float32 products on tensor cores."""

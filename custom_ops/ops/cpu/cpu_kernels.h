@@ -1,0 +1,62 @@
+// The vectorised inner loops of the recurrent op on the CPU, compiled for several instruction sets.
+// Knows no TensorFlow.
+#ifndef TFMEM_CUSTOM_OPS_OPS_CPU_CPU_KERNELS_H_
+#define TFMEM_CUSTOM_OPS_OPS_CPU_CPU_KERNELS_H_
+
+#include <cstdint>
+
+#include "custom_ops/ops/cpu/tile_kernels.h"
+#include "custom_ops/ops/recurrent/cell.h"
+
+namespace tfmem {
+
+// What one instruction set computes with numbers of type Real. Each result depends only on its own
+// inputs, not on how a tensor was cut: so neither do the op's results depend on the threads.
+template <typename Real>
+struct CpuKernels {
+  // Weights are packed in panels of so many columns, four vectors. Elementwise loops handle
+  // multiples of a quarter of it.
+  int panel = 0;
+
+  // target[row, 0..panel) (+)= operand[row, 0..depth) @ weights[0..depth, 0..panel).
+  void (*multiply)(const Real* operand, int64_t operand_stride, int64_t rows, const Real* weights,
+                   int64_t weights_stride, int64_t depth, Real* target, int64_t target_stride,
+                   bool accumulate) = nullptr;
+
+  // target = op(a, b, c); unused arguments are not read; target may be an argument.
+  void (*compute)(Elementwise op, Real* target, const Real* a, const Real* b, const Real* c,
+                  int64_t count) = nullptr;
+
+  // The sum of at most `panel` numbers.
+  Real (*sum)(const Real* values, int64_t count) = nullptr;
+
+  // target[column, row] = source[row, column] of [rows, columns].
+  void (*transpose)(const Real* source, int64_t source_stride, int64_t rows, int64_t columns,
+                    Real* target, int64_t target_stride) = nullptr;
+};
+
+struct InstructionSet {
+  const char* name = "";
+  CpuKernels<float> single_precision;
+  CpuKernels<double> double_precision;
+  void (*half_to_float)(const uint16_t* source, float* target, int64_t count) = nullptr;
+  void (*float_to_half)(const float* source, uint16_t* target, int64_t count) = nullptr;
+  void (*bfloat16_to_float)(const uint16_t* source, float* target, int64_t count) = nullptr;
+  void (*float_to_bfloat16)(const float* source, uint16_t* target, int64_t count) = nullptr;
+  TileKernels tile;
+};
+
+// Compiled from one text, cpu_kernels_body.h.
+InstructionSet BaselineKernels();  // vectors of 16 bytes
+InstructionSet Avx2Kernels();      // 32 bytes; x86-64 only
+InstructionSet Avx512Kernels();    // 64 bytes; x86-64 only
+
+// The best that this machine has, below a limit that tests may set.
+const InstructionSet& ChosenKernels();
+
+// Bytes of a vector: 16, 32 or 64. For tests; call it while no op runs.
+void LimitVectorBytes(int bytes);
+
+}  // namespace tfmem
+
+#endif  // TFMEM_CUSTOM_OPS_OPS_CPU_CPU_KERNELS_H_

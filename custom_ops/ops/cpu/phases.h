@@ -1,0 +1,24 @@
+// Phases of shares on a thread pool: every share of a phase is done before any of the next begins.
+#ifndef TFMEM_CUSTOM_OPS_OPS_CPU_PHASES_H_
+#define TFMEM_CUSTOM_OPS_OPS_CPU_PHASES_H_
+
+#include <cstdint>
+#include <functional>
+
+namespace tfmem {
+
+// Enqueues a closure on a thread pool.
+using Schedule = std::function<void(std::function<void()>)>;
+// Does one share of one phase.
+using Work = std::function<void(int64_t phase, int share)>;
+
+// Runs phases * shares calls of `work` on the calling thread and on up to `threads` - 1 of a pool.
+//
+// A share mostly stays with one thread, and so with one core's cache. But who is there does it: the
+// calling thread finishes alone if the pool has no thread to give, and a pool's thread that would
+// wait long goes back to its pool's queue. Nobody waits for a thread that has not begun.
+void RunPhases(int64_t phases, int shares, int threads, const Schedule& schedule, const Work& work);
+
+}  // namespace tfmem
+
+#endif  // TFMEM_CUSTOM_OPS_OPS_CPU_PHASES_H_

@@ -1,0 +1,76 @@
+// GPU kernels, loaded into a context and launched. Knows no TensorFlow, and no op.
+#ifndef TFMEM_CUSTOM_OPS_OPS_CUDA_GPU_KERNEL_H_
+#define TFMEM_CUSTOM_OPS_OPS_CUDA_GPU_KERNEL_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "custom_ops/ops/cuda/kernel_image.h"
+#include "custom_ops/ops/memory/gpu_link.h"
+
+namespace tfmem {
+
+// Code in a context. Shared by all kernels with that digest; unloaded by TrimGpuKernels once none
+// holds it, because the driver may still run it when the last op goes.
+class GpuModule {
+ public:
+  static absl::StatusOr<std::shared_ptr<GpuModule>> Load(GpuLink* link, const KernelImage& image);
+  ~GpuModule();
+
+ private:
+  friend class GpuKernel;
+  friend void TrimGpuKernels();
+  explicit GpuModule(GpuLink* link) : link_(link) {}
+
+  GpuLink* const link_;
+  cuda::Module module_ = nullptr;
+  std::atomic<bool> launched_{false};
+};
+
+// CTAs of a launch.
+struct Grid {
+  int64_t x = 1;
+  int64_t y = 1;
+};
+
+// An image that can be launched.
+class GpuKernel {
+ public:
+  // FailedPrecondition if the device cannot run it: another architecture, too little shared memory,
+  // or not one cluster fits.
+  static absl::StatusOr<std::unique_ptr<GpuKernel>> Load(GpuLink* link, const KernelImage& image);
+
+  const KernelImage& image() const { return image_; }
+  GpuLink* link() const { return link_; }
+  int64_t processors() const { return processors_; }  // of the device
+  int64_t resident() const { return resident_; }      // CTAs that it runs at once
+
+  // Enqueues the kernel; `parameter` is the struct that it takes.
+  absl::Status Launch(cuda::Stream stream, Grid grid, const void* parameter) const;
+
+ private:
+  GpuKernel(GpuLink* link, const KernelImage& image) : link_(link), image_(image) {}
+  absl::Status Open();
+  absl::Status CheckDevice() const;
+  absl::Status FindResidency();
+  cuda::LaunchConfig Config(Grid grid, cuda::LaunchAttribute* attributes) const;
+
+  GpuLink* const link_;
+  const KernelImage image_;
+  std::shared_ptr<GpuModule> module_;
+  cuda::Function entry_ = nullptr;
+  int64_t processors_ = 0;
+  int64_t resident_ = 0;
+};
+
+// Unloads the code that no kernel holds.
+void TrimGpuKernels();
+
+}  // namespace tfmem
+
+#endif  // TFMEM_CUSTOM_OPS_OPS_CUDA_GPU_KERNEL_H_

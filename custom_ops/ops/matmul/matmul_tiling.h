@@ -1,0 +1,36 @@
+// How TfmemMatMul divides a product among CTAs. Knows neither TensorFlow nor a driver.
+#ifndef TFMEM_CUSTOM_OPS_OPS_MATMUL_MATMUL_TILING_H_
+#define TFMEM_CUSTOM_OPS_OPS_MATMUL_MATMUL_TILING_H_
+
+#include <cstdint>
+
+namespace tfmem {
+
+inline int64_t Ceiling(int64_t number, int64_t divisor) { return (number + divisor - 1) / divisor; }
+
+// [rows, depth] by [depth, columns].
+struct MatMulSizes {
+  int64_t rows = 0;
+  int64_t depth = 0;
+  int64_t columns = 0;
+
+  // Of 32 numbers along the depth of a split operand: an even number.
+  int64_t lines() const;
+  int64_t tiles(int64_t tile) const;
+};
+
+struct MatMulTiling {
+  bool small = false;
+  int64_t split_k = 1;  // of a tile's depth, each for a CTA of its own
+
+  int64_t tile() const { return small ? 64 : 128; }
+  // Of the sums of all parts, where there are several of a tile.
+  int64_t SumsBytes(const MatMulSizes& shape) const;
+};
+
+// The one that should take the least time on so many multiprocessors.
+MatMulTiling BestTiling(const MatMulSizes& shape, int64_t processors);
+
+}  // namespace tfmem
+
+#endif  // TFMEM_CUSTOM_OPS_OPS_MATMUL_MATMUL_TILING_H_

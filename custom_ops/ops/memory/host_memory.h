@@ -1,0 +1,24 @@
+// How much memory the host has for this process, and how much of it is left.
+#ifndef TFMEM_CUSTOM_OPS_OPS_MEMORY_HOST_MEMORY_H_
+#define TFMEM_CUSTOM_OPS_OPS_MEMORY_HOST_MEMORY_H_
+
+#include <cstdint>
+#include <string>
+
+namespace tfmem {
+
+// Within the machine and the control groups that the process is in (version 1 or 2, with all that
+// are above them); INT64_MAX where the system does not say.
+struct HostMemory {
+  int64_t available;  // bytes that can be allocated without swapping
+  int64_t limit;      // bytes that there are at all
+};
+
+// `root` is where the system's files lie, "" but for tests.
+HostMemory ReadHostMemory(const std::string& root = "");
+
+inline int64_t AvailableHostBytes() { return ReadHostMemory().available; }
+
+}  // namespace tfmem
+
+#endif  // TFMEM_CUSTOM_OPS_OPS_MEMORY_HOST_MEMORY_H_

@@ -1,0 +1,166 @@
+// The MemOps on a GPU: they only enqueue. See gpu_tickets.h for the order of the streams.
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "custom_ops/ops/cuda/device_stream.h"
+#include "custom_ops/ops/memory/gpu_tickets.h"
+#include "custom_ops/ops/memory/ticket_variant.h"
+#include "custom_ops/ops/sizes.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace tfmem {
+namespace {
+
+using ::tensorflow::DEVICE_GPU;
+using ::tensorflow::OpKernel;
+using ::tensorflow::OpKernelConstruction;
+using ::tensorflow::OpKernelContext;
+using ::tensorflow::Tensor;
+
+Owner Share(const Tensor& tensor) { return std::make_shared<Tensor>(tensor); }
+
+// A kernel that needs its compute stream.
+class StreamOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) final {
+    absl::StatusOr<cuda::Stream> compute = ComputeStream(ctx);
+    OP_REQUIRES_OK(ctx, compute.status());
+    Enqueue(ctx, *compute);
+  }
+
+ protected:
+  virtual void Enqueue(OpKernelContext* ctx, cuda::Stream compute) = 0;
+};
+
+class OffloadOp : public StreamOp {
+ public:
+  explicit OffloadOp(OpKernelConstruction* ctx) : StreamOp(ctx) {
+    std::string mechanism;
+    OP_REQUIRES_OK(ctx, CheckMovableType(ctx));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("mechanism", &mechanism));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("label", &label_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("host_budget", &host_budget_));
+    if (label_.empty()) label_ = name();
+    managed_ = mechanism == "managed";
+    OP_REQUIRES(ctx, mechanism != "file",
+                absl::InvalidArgumentError(absl::StrCat(
+                    "mechanism \"file\" of '", name(),
+                    "' is the CPU's; on a GPU use \"copy\", \"managed\" or \"auto\"")));
+  }
+
+ protected:
+  void Enqueue(OpKernelContext* ctx, cuda::Stream compute) override {
+    const Tensor& source = ctx->input(0);
+    absl::StatusOr<std::shared_ptr<Ticket>> ticket = Start(source, compute);
+    OP_REQUIRES_OK(ctx, ticket.status());
+    SetHandle(ctx, *std::move(ticket), source);
+  }
+
+ private:
+  absl::StatusOr<std::shared_ptr<Ticket>> Start(const Tensor& source, cuda::Stream compute) const {
+    if (managed_) {
+      return ManagedTicket::Start(compute, label_, source.data(), source.TotalBytes(),
+                                  Share(source));
+    }
+    return CopyTicket::Start(compute, label_, source.data(), source.TotalBytes(), host_budget_,
+                             Share(source));
+  }
+
+  std::string label_;
+  int64_t host_budget_ = 0;
+  bool managed_ = false;
+};
+
+class ReleaseOp : public StreamOp {
+ public:
+  explicit ReleaseOp(OpKernelConstruction* ctx) : StreamOp(ctx) {
+    OP_REQUIRES_OK(ctx, CheckMovableType(ctx));
+  }
+
+ protected:
+  void Enqueue(OpKernelContext* ctx, cuda::Stream compute) override {
+    const TicketHandle* handle = nullptr;
+    GpuTicket* ticket = nullptr;
+    OP_REQUIRES_OK(ctx, GetTicket(ctx, 1, &handle, &ticket));
+    OP_REQUIRES_OK(ctx, ticket->Release(compute));
+  }
+};
+
+class PrefetchOp : public StreamOp {
+ public:
+  explicit PrefetchOp(OpKernelConstruction* ctx) : StreamOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype_));
+    OP_REQUIRES_OK(ctx, CheckMovable(dtype_));
+    OP_REQUIRES_OK(ctx, ReadShape(ctx, &shape_));
+  }
+
+ protected:
+  void Enqueue(OpKernelContext* ctx, cuda::Stream compute) override {
+    const TicketHandle* handle = nullptr;
+    GpuTicket* ticket = nullptr;
+    OP_REQUIRES_OK(ctx, GetTicket(ctx, 0, &handle, &ticket));
+    OP_REQUIRES_OK(ctx, CheckPrefetch(*handle, dtype_, shape_));
+    if (Owner source = ticket->source()) {
+      ctx->set_output(0, *static_cast<const Tensor*>(source.get()));
+    } else {
+      Tensor* allocated = nullptr;
+      OP_REQUIRES_OK(ctx, ctx->allocate_output(0, handle->shape, &allocated));
+    }
+    const Tensor& target = *ctx->mutable_output(0);
+    OP_REQUIRES_OK(ctx, ticket->StartIn(compute, target.data(), Share(target)));
+  }
+
+ private:
+  tensorflow::DataType dtype_;
+  tensorflow::PartialTensorShape shape_;
+};
+
+class AwaitOp : public StreamOp {
+ public:
+  explicit AwaitOp(OpKernelConstruction* ctx) : StreamOp(ctx) {
+    OP_REQUIRES_OK(ctx, CheckMovableType(ctx));
+  }
+
+ protected:
+  void Enqueue(OpKernelContext* ctx, cuda::Stream compute) override {
+    const TicketHandle* handle = nullptr;
+    GpuTicket* ticket = nullptr;
+    OP_REQUIRES_OK(ctx, GetTicket(ctx, 1, &handle, &ticket));
+    OP_REQUIRES_OK(ctx, ticket->Await(compute, ctx->input(0).data()));
+    ctx->set_output(0, ctx->input(0));
+  }
+};
+
+class PreaccessOp : public StreamOp {
+ public:
+  explicit PreaccessOp(OpKernelConstruction* ctx) : StreamOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("bytes", &bytes_));
+    OP_REQUIRES_OK(ctx, BuildShape({bytes_}, &shape_));
+  }
+
+ protected:
+  void Enqueue(OpKernelContext* ctx, cuda::Stream compute) override {
+    Tensor block;
+    OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_UINT8, shape_, &block));
+    OP_REQUIRES_OK(ctx, MoveToDevice(compute, block.data(), bytes_, name()));
+  }
+
+ private:
+  int64_t bytes_ = 0;
+  tensorflow::TensorShape shape_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("MemOpOffload").Device(DEVICE_GPU).HostMemory("handle"), OffloadOp);
+REGISTER_KERNEL_BUILDER(Name("MemOpRelease").Device(DEVICE_GPU).HostMemory("handle"), ReleaseOp);
+REGISTER_KERNEL_BUILDER(Name("MemOpPrefetch").Device(DEVICE_GPU).HostMemory("handle"), PrefetchOp);
+REGISTER_KERNEL_BUILDER(Name("MemOpAwait").Device(DEVICE_GPU).HostMemory("handle"), AwaitOp);
+REGISTER_KERNEL_BUILDER(Name("MemOpPreaccess").Device(DEVICE_GPU), PreaccessOp);
+
+}  // namespace
+}  // namespace tfmem

@@ -1,0 +1,37 @@
+// What a MemOp handle refers to: one tensor that was moved out of device memory.
+#ifndef TFMEM_CUSTOM_OPS_OPS_MEMORY_TICKET_H_
+#define TFMEM_CUSTOM_OPS_OPS_MEMORY_TICKET_H_
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "custom_ops/ops/counters.h"
+
+namespace tfmem {
+
+// Keeps a TensorFlow buffer alive; the mechanisms know nothing else about tensors.
+using Owner = std::shared_ptr<void>;
+
+// Never lets go: for a buffer that a copy may touch for which nobody can wait.
+inline void Abandon(Owner owner) { new Owner(std::move(owner)); }
+
+// One offloaded tensor. Reference counted by the variant handles that name it, so it dies with the
+// step, also when the step is aborted. A destructor may run on any thread and must leave every
+// buffer that a copy still touches safe to reuse.
+class Ticket {
+ public:
+  explicit Ticket(std::string label) : label_(std::move(label)) { ++counters().live_tickets; }
+  virtual ~Ticket() { --counters().live_tickets; }
+  Ticket(const Ticket&) = delete;
+  Ticket& operator=(const Ticket&) = delete;
+
+  const std::string& label() const { return label_; }
+
+ private:
+  const std::string label_;
+};
+
+}  // namespace tfmem
+
+#endif  // TFMEM_CUSTOM_OPS_OPS_MEMORY_TICKET_H_

@@ -1,0 +1,84 @@
+// A recurrent cell as data: reads what custom_ops/recurrent/cell.py writes, which says what
+// everything means. Knows no TensorFlow kernels and no devices.
+#ifndef TFMEM_CUSTOM_OPS_OPS_RECURRENT_CELL_H_
+#define TFMEM_CUSTOM_OPS_OPS_RECURRENT_CELL_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "build/generated/elementwise_ops.h"
+
+namespace tfmem {
+
+// Kinds of dtypes that an op is for.
+enum ElementwiseKinds { kFloats = 1, kIntegers = 2, kBools = 4 };
+
+// In the order of the table of elementwise ops, custom_ops/expr/.
+enum class Elementwise {
+#define TFMEM_ENUMERATE(op, name, arguments, kinds, comparison) op,
+  TFMEM_ELEMENTWISE_OPS(TFMEM_ENUMERATE)
+#undef TFMEM_ENUMERATE
+};
+
+// operand @ the [units, units] block at (row, column) of a matrix, or that block transposed.
+struct Term {
+  int operand = 0;
+  int matrix = 0;
+  int row = 0;
+  int column = 0;
+  bool transposed = false;
+};
+
+struct CellNode {
+  enum class Kind {
+    kSequence,
+    kInvariant,
+    kVector,
+    kConstant,
+    kState,
+    kProduct,
+    kRowSum,
+    kElementwise
+  };
+
+  Kind kind = Kind::kConstant;
+  int tensor = 0;                      // of a leaf; the index of a state
+  int column = 0;                      // of a leaf
+  double value = 0;                    // of a constant
+  Elementwise op = Elementwise::kAdd;  // of an elementwise node
+  std::vector<int> arguments;          // of a row sum, or of an elementwise node
+  std::vector<Term> terms;             // of a product
+
+  bool scalar = false;  // one number a row, not one for each unit
+  int stage = 0;        // of the step; between stages the processors exchange values
+
+  // The nodes whose values it needs of other processors.
+  std::vector<int> exchanged() const;
+};
+
+struct CellMatrix {
+  int rows = 0;  // in blocks of `units`, as `columns`
+  int columns = 0;
+};
+
+struct Cell {
+  std::vector<CellNode> nodes;            // each refers to earlier ones
+  std::vector<int> states;                // for each the node that it becomes
+  std::vector<std::vector<int>> outputs;  // for each tensor the nodes that are its columns
+  std::vector<int> sequences;             // columns of each; 0: [time, batch]
+  std::vector<int> invariants;            // columns of each
+  std::vector<int> vectors;               // columns of each
+  std::vector<CellMatrix> matrices;
+
+  bool scalar_output(int output) const { return nodes[outputs[output].front()].scalar; }
+  int stages() const;
+};
+
+// Reads and checks a cell; InvalidArgument names the line that is wrong.
+absl::StatusOr<Cell> ParseCell(absl::string_view text);
+
+}  // namespace tfmem
+
+#endif  // TFMEM_CUSTOM_OPS_OPS_RECURRENT_CELL_H_

@@ -1,0 +1,149 @@
+"""Times recurrent kernels on a device, for the tuner: one specification, tensors that all its kernels share."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache as remember
+from pathlib import Path
+
+import numpy as np
+
+from custom_ops.errors import KernelError
+from custom_ops.jit import nvrtc
+from custom_ops.jit.cache import Cache, digest
+from custom_ops.jit.device import Device
+from custom_ops.jit.launch import checked, cuda_driver
+from custom_ops.jit.tune import Measured
+from custom_ops.recurrent.compile_ahead import compile_ahead
+from custom_ops.recurrent.launch import Launcher
+from custom_ops.recurrent.program import ANY_BATCH, Program, build
+from custom_ops.recurrent.search.samples import Samples
+from custom_ops.recurrent.spec import Configuration, RecurrentSpec
+
+CODEGEN = Path(__file__).parents[1] / "codegen"
+CHECKED_STEPS = 7  # of a sweep that is compared: both copies of every exchange are used three times
+
+
+class DeviceBench:
+    """A `tune.Bench` on a real device, whose context is current.
+
+    Attributes:
+        spec: what all kernels compute.
+        identity: all that a time or a kernel depends on, as one name.
+    """
+
+    def __init__(self, spec: RecurrentSpec, device: Device, cache: Cache) -> None:
+        self.spec = spec
+        self.identity = digest(*_identity(spec, device))
+        self._device = device
+        self._cache = cache
+        self._given: dict[tuple[int, int], Samples] = {}
+        self._memory = (0, 0)  # bytes, address
+        self._refused: dict[Configuration, str] = {}  # what cannot be compiled, with the reason
+
+    def compile(self, configurations: Sequence[Configuration]) -> None:
+        """Into the cache, in another process; any thread may call."""
+        missing = [configuration for configuration in configurations if not self._is_kept(configuration)]
+        if missing:
+            self._refused |= compile_ahead(self.spec, missing, self._device.arch, self._cache)
+
+    def build(self, configuration: Configuration, max_batch: int = ANY_BATCH) -> Program:
+        """The program, from the cache if it is there.
+
+        Raises:
+            KernelError: it cannot be generated or compiled.
+        """
+        if configuration in self._refused:  # this process does not try what another one failed or died at
+            raise KernelError(self._refused[configuration])
+        return build(self.spec, configuration, self._device.arch, self._cache, max_batch)
+
+    def measure(self, configuration: Configuration, batch: int, time_steps: int) -> Measured:
+        """Run it, for a few steps to see whether it is right, then for all.
+
+        Raises:
+            KernelError: it cannot be built or loaded, its CTAs did not run at once, or its results are wrong.
+        """
+        with contextlib.closing(Launcher(self.build(configuration))) as launcher:
+            return self._measure(launcher, batch, time_steps)
+
+    def close(self) -> None:
+        """Give back what it holds of the device's memory; it can be used again."""
+        for samples in self._given.values():
+            samples.free()
+        self._given.clear()
+        if self._memory[0]:
+            self._device.free(self._memory[1])
+        self._memory = (0, 0)
+
+    def _measure(self, launcher: Launcher, batch: int, time_steps: int) -> Measured:
+        memory = self._memory_of(launcher.memory_bytes(batch, self.spec.directions))
+        forward = (False,) * self.spec.directions
+
+        def enqueue(samples: Samples, steps: int) -> None:
+            launcher(steps, batch, samples.pointers, memory, self._device.stream, forward)
+
+        few = self._samples(batch, CHECKED_STEPS)
+        few.poison()
+        enqueue(few, CHECKED_STEPS)
+        self._require_success(memory)  # before it is timed: a launch that fails takes a second
+        few.require_right()
+        samples = self._samples(batch, time_steps)
+        milliseconds = self._device.time(lambda: enqueue(samples, time_steps))
+        self._require_success(memory)
+        return Measured(1e6 * milliseconds, launcher.registers, launcher.local)
+
+    def _is_kept(self, configuration: Configuration) -> bool:
+        try:
+            build(self.spec, configuration, self._device.arch, _Kept(self._cache.folder))
+        except (LookupError, KernelError):
+            return False
+        return True
+
+    def _require_success(self, memory: int) -> None:
+        if self._device.download(memory, np.zeros(1, np.int32))[0]:
+            raise KernelError(
+                "it gave up (its CTAs did not run at once, or a value was too large), and the fallback took over"
+            )
+
+    def _memory_of(self, size: int) -> int:
+        if size > self._memory[0]:
+            if self._memory[0]:
+                self._device.free(self._memory[1])
+            self._memory = (0, 0)
+            self._memory = (size, self._device.upload(np.zeros(size, np.uint8)))
+        return self._memory[1]
+
+    def _samples(self, batch: int, time: int) -> Samples:
+        """Those of one batch size at a time: kernels are timed batch by batch."""
+        for other in [key for key in self._given if key[0] != batch]:
+            self._given.pop(other).free()
+        if (batch, time) not in self._given:
+            self._given[batch, time] = Samples(self.spec, self._device, batch, time)
+        return self._given[batch, time]
+
+
+class _Kept(Cache):
+    """What a cache holds already."""
+
+    def get(self, key: str, make: Callable[[], bytes]) -> bytes:
+        def missing() -> bytes:
+            raise LookupError(key)
+
+        return super().get(key, missing)
+
+
+def _identity(spec: RecurrentSpec, device: Device) -> Iterator[str]:
+    driver = cuda_driver()
+    version = checked(driver, driver.cuDriverGetVersion(), "read the driver's version")
+    yield spec.cell.to_text()
+    yield f"{spec.units} {spec.dtype} {spec.precision} {spec.directions}"
+    yield f"{device.name} {device.arch} {version} {nvrtc.compiler_version()}"
+    yield _sources()
+
+
+@remember
+def _sources() -> str:
+    """The templates and the code generator, as one name."""
+    generator = [path.read_text() for path in sorted(CODEGEN.glob("*.py"))]
+    return digest(*generator, *(text for item in sorted(nvrtc.headers().items()) for text in item))

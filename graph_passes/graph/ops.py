@@ -1,0 +1,175 @@
+"""What passes know of TensorFlow's ops: who passes a value on, who shares a buffer, who may reuse one, what holds no
+memory of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from graph_passes.graph.ir import Graph, Node, TensorId
+
+# Output n is input n: the same value, shape and dtype.
+IDENTITIES = frozenset({"Identity", "IdentityN", "StopGradient", "PreventGradient", "EnsureShape", "Snapshot"})
+
+# Output 0 is input 0's buffer under another name (and perhaps another shape).
+VIEWS = (IDENTITIES - {"IdentityN", "Snapshot"}) | frozenset(
+    {"Reshape", "Squeeze", "ExpandDims", "CheckNumerics", "CheckNumericsV2", "MemOpAwait"}
+)
+
+# Output 0 holds input 0's numbers, perhaps in another order or type.
+SAME_NUMBERS = VIEWS | {"Cast", "Transpose", "ConjugateTranspose"}
+
+_UNARY = (
+    "Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Elu Erf Exp Expm1 Floor Inv IsFinite IsInf IsNan LeakyRelu "
+    "Log Log1p LogSoftmax LogicalNot Neg Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh Softmax "
+    "Softplus Softsign Sqrt Square Tan Tanh BiasAdd BiasAddV1 FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3 "
+    "_UnaryOpsComposition"
+)
+_BINARY = (
+    "Add AddV2 AddN Sub Mul Div RealDiv DivNoNan MulNoNan Maximum Minimum Pow SquaredDifference FloorDiv FloorMod "
+    "Atan2 LogicalAnd LogicalOr Xdivy Xlogy ReluGrad Relu6Grad EluGrad LeakyReluGrad SeluGrad SigmoidGrad TanhGrad "
+    "SqrtGrad RsqrtGrad InvGrad ReciprocalGrad SoftplusGrad SoftsignGrad FusedBatchNormGrad FusedBatchNormGradV2 "
+    "FusedBatchNormGradV3 SelectV2 Select _FusedBatchNormEx"
+)
+# The output that is written into an input, where that is not the first: here the gradient, over the logits.
+REUSING_OUTPUT = {"SoftmaxCrossEntropyWithLogits": 1, "SparseSoftmaxCrossEntropyWithLogits": 1}
+# Ops whose kernels call `forward_input_or_allocate_output`: they write into an input nobody else still needs.
+IN_PLACE = frozenset((*_UNARY.split(), *_BINARY.split(), *REUSING_OUTPUT))
+
+# Ops whose outputs live outside the step: variables, constants, what the caller feeds.
+EXTERNAL = frozenset(
+    {
+        "Const",
+        "HostConst",
+        "Placeholder",
+        "PlaceholderV2",
+        "PlaceholderWithDefault",
+        "_Arg",
+        "_DeviceArg",
+        "VarHandleOp",
+        "ReadVariableOp",
+        "ReadVariablesOp",
+        "VariableV2",
+        "Variable",
+        "VarIsInitializedOp",
+    }
+)
+
+# Stateful ops that only read: they may move to where nothing writes between the old place and the new one.
+READS = frozenset({"ReadVariableOp", "ResourceGather", "VariableShape"})
+
+# Random ops that draw anew whenever they run.
+DRAWS = frozenset({"RandomUniform", "RandomStandardNormal", "TruncatedNormal"})
+
+# Stateful, but of no effect on anything other than their own array.
+ARRAYS = frozenset(f"TensorArray{kind}V3" for kind in ("", "Read", "Write", "Gather", "Scatter", "Size", "Close"))
+
+# Ops that read how large a tensor is, and none of its data.
+SHAPE_READERS = frozenset({"Shape", "ShapeN", "Size", "Rank"})
+
+# Ops that write a variable: the last thing a training step does with a gradient.
+UPDATES = frozenset(
+    {
+        "AssignVariableOp",
+        "AssignAddVariableOp",
+        "AssignSubVariableOp",
+        "Assign",
+        "AssignAdd",
+        "AssignSub",
+    }
+)
+
+# On a GPU the kernel allocates its output, then its input `FILTER` in another layout, then a tensor that replaces the
+# output (pre_transformed_in_backprop in conv_grad_input_ops).
+FILTER = 1
+ALLOCATES_TWICE = frozenset({"Conv2DBackpropInput"})
+
+CONVOLUTIONS = frozenset(
+    {
+        "Conv2D",
+        "Conv2DBackpropInput",
+        "Conv2DBackpropFilter",
+        "Conv3D",
+        "Conv3DBackpropInputV2",
+        "Conv3DBackpropFilterV2",
+        "DepthwiseConv2dNative",
+        "DepthwiseConv2dNativeBackpropInput",
+        "DepthwiseConv2dNativeBackpropFilter",
+        "_FusedConv2D",
+        "FusedConv2DBiasActivation",
+    }
+)
+
+MATRIX_PRODUCTS = frozenset(
+    {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "_FusedMatMul", "Einsum", "TfmemMatMul"}
+)
+
+# Ops that talk to other devices or processes: their order is the runtime's own and is never constrained.
+COLLECTIVES = frozenset(
+    {
+        "CollectiveReduce",
+        "CollectiveReduceV2",
+        "CollectiveReduceV3",
+        "CollectiveGather",
+        "CollectiveGatherV2",
+        "CollectiveBcastSend",
+        "CollectiveBcastRecv",
+        "CollectiveAllToAllV2",
+        "NcclAllReduce",
+        "NcclBroadcast",
+        "NcclReduce",
+        "_Send",
+        "_Recv",
+        "_HostSend",
+        "_HostRecv",
+    }
+)
+
+# Dtypes with a fixed element size, which MemOps can move.
+ITEM_SIZES = {
+    "float32": 4,
+    "float64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "uint8": 1,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+    "bool": 1,
+    "complex64": 8,
+    "complex128": 16,
+    "float8_e5m2": 1,
+    "float8_e4m3fn": 1,
+}
+
+
+def is_update(op: str) -> bool:
+    """Whether an op of this type writes a variable."""
+    return op in UPDATES or op.startswith(("ResourceApply", "ResourceSparseApply", "Apply", "SparseApply"))
+
+
+def passed(graph: Graph, tensor: TensorId, through: Collection[str] = IDENTITIES) -> TensorId:
+    """What `tensor` is a copy of: the first tensor before it that no op in `through` made."""
+    node = graph[tensor.node]
+    while node.op in through and node.inputs:
+        tensor = node.inputs[tensor.index]
+        node = graph[tensor.node]
+    return tensor
+
+
+def scalar_value(graph: Graph, tensor: TensorId) -> int | float | bool | None:
+    """The number that a tensor of one element holds, if it is a constant."""
+    found = graph.constants.get(passed(graph, tensor).node)
+    if found is None or found.size != 1:
+        return None
+    value: int | float | bool = found.reshape(()).item()
+    return value
+
+
+def copied(node: Node) -> dict[str, Any]:
+    """The attributes of a copy: those that only made sense where `node` was are left out."""
+    return {key: value for key, value in node.attrs.items() if not key.startswith("_")}

@@ -1,0 +1,152 @@
+"""The schedule: one total order of a graph's nodes, which is the time axis of every plan."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+
+from graph_passes.errors import GraphError
+from graph_passes.graph.ir import Graph, TensorId
+from graph_passes.graph.merged import merged_pairs
+from graph_passes.graph.ops import EXTERNAL, SHAPE_READERS, VIEWS
+
+TINY = 1e-3  # of the largest tensor's bytes
+
+
+def topological(graph: Graph) -> list[str]:
+    """Any topological order, in time linear in nodes and edges.
+
+    Raises:
+        GraphError: the graph has a cycle (a TensorFlow 1 while loop, say); names one node on it.
+    """
+    waiting = {node.name: len(set(graph.predecessors(node))) for node in graph}
+    ready = [name for name, count in waiting.items() if count == 0]
+    order: list[str] = []
+    while ready:
+        name = ready.pop()
+        order.append(name)
+        for successor in set(graph.successors(graph[name])):
+            waiting[successor] -= 1
+            if waiting[successor] == 0:
+                ready.append(successor)
+    if len(order) < len(graph):
+        stuck = next(name for name, count in waiting.items() if count > 0)
+        raise GraphError(
+            f"the graph has a cycle through or before '{stuck}' ({graph[stuck].op}); "
+            "tfmem reads acyclic graphs: use TensorFlow 2 control flow (tf.while_loop with control flow v2)"
+        )
+    return order
+
+
+def schedule(graph: Graph, creation_order: Sequence[str] = (), merging: bool = False) -> list[str]:
+    """The order in which the program created its ops, made consistent with the graph's edges.
+
+    Programs create the forward pass before the backward pass, whoever writes the gradient, so this is the order that
+    they run in. A node that `creation_order` does not know (Grappler made it) goes right before its first reader, and
+    so does a view; a node that nobody reads goes right after what it reads.
+
+    Where oneDNN will merge ops (`merging`), views stay where they were: which others it merges depends on the order.
+    """
+    known = {name: place for place, name in enumerate(creation_order or graph.nodes)}
+    order = topological(graph)
+    place: dict[str, float] = {}
+    for name in reversed(order):
+        if name in known:
+            place[name] = known[name]
+        else:
+            readers = [place[s] for s in graph.successors(graph[name]) if s in place]
+            place[name] = min(readers) - 0.5 if readers else float("inf")
+    for name in order:
+        if place[name] == float("inf"):
+            place[name] = max((place[p] for p in graph.predecessors(graph[name])), default=0.0) + 0.5
+    # An op that reads a shape only must not keep the tensor waiting for it.
+    for name in order:
+        if graph[name].op in SHAPE_READERS:
+            place[name] = max((place[p] for p in graph.predecessors(graph[name])), default=place[name]) + 0.25
+    # A bias's gradient goes with its filter's where the two will be merged (see `roles.unordered`).
+    merged = merged_pairs(graph) if merging else []
+    for stays, goes in merged:
+        if graph[goes].op == "BiasAddGrad":
+            place[goes] = place[stays] + 0.25
+    # A node is due when its first reader is: Grappler moves constants and casts about, and they must not wait.
+    for name in reversed(order):
+        readers = [place[s] for s in graph.successors(graph[name])]
+        if readers:
+            place[name] = min(place[name], *readers)
+
+    result = _by_place(graph, order, place)
+    freeing = _freeing(graph, result).difference(goes for _, goes in merged)
+    if not freeing:
+        return result if merged else _views_late(graph, result)
+    # What frees more than it makes runs as soon as it can: a filter's gradient before the input's, an update at once.
+    place = {name: float(index) for index, name in enumerate(result)}
+    tiny = TINY * max((_nbytes(graph, tensor) for node in graph for tensor in graph.tensors(node)), default=0)
+    ready: dict[str, float] = {}  # when a node's value can be there; views and what is tiny can be there sooner
+    for name in result:
+        before = max((ready[p] for p in graph.predecessors(graph[name])), default=place[name] if merged else 0.0)
+        if name in freeing:
+            place[name] = before + 0.25
+        sooner = not merged and (graph[name].op in VIEWS or _is_tiny(graph, name, tiny))
+        ready[name] = before if sooner else place[name]
+    for name in reversed(result):
+        readers = [place[s] for s in graph.successors(graph[name])]
+        if readers:
+            place[name] = min(place[name], *readers)
+    result = _by_place(graph, result, place)
+    return result if merged else _views_late(graph, result)
+
+
+def _views_late(graph: Graph, order: Sequence[str]) -> list[str]:
+    """`order` with every view right before its first reader: it computes nothing, and would only be a use between."""
+    due: dict[str, tuple[int, int]] = {name: (index, 0) for index, name in enumerate(order)}
+    for name in reversed(order):
+        readers = [due[successor] for successor in graph.successors(graph[name])]
+        if readers and graph[name].op in VIEWS:
+            index, depth = min(readers)
+            due[name] = (index, depth - 1)
+    return sorted(order, key=due.__getitem__)
+
+
+def _freeing(graph: Graph, order: Sequence[str]) -> set[str]:
+    """Ops that are the last to read more bytes than twice what they make."""
+    rank = {name: index for index, name in enumerate(order)}
+    found = set()
+    for name in order:
+        node = graph[name]
+        freed = 0
+        for tensor in set(node.inputs):
+            held = graph[tensor.node].op in EXTERNAL
+            if not held and max(rank[use.node] for use in graph.uses(tensor)) == rank[name]:
+                freed += _nbytes(graph, tensor)
+        if freed > 2 * sum(_nbytes(graph, tensor) for tensor in graph.tensors(node)):
+            found.add(name)
+    return found
+
+
+def _is_tiny(graph: Graph, name: str, tiny: float) -> bool:
+    """Whether a node makes something, of known size, and all of it under `tiny` bytes: a shape, a constant."""
+    specs = [graph.specs.get(tensor) for tensor in graph.tensors(graph[name])]
+    sizes = [spec.nbytes if spec else None for spec in specs]
+    return bool(sizes) and None not in sizes and sum(size or 0 for size in sizes) < tiny
+
+
+def _nbytes(graph: Graph, tensor: TensorId) -> int:
+    spec = graph.specs.get(tensor)
+    return (spec.nbytes or 0) if spec else 0
+
+
+def _by_place(graph: Graph, order: Sequence[str], place: Mapping[str, float]) -> list[str]:
+    """The topological order that follows `place` as far as the edges allow; ties as in `order`."""
+    rank = {name: index for index, name in enumerate(order)}
+    waiting = {node.name: len(set(graph.predecessors(node))) for node in graph}
+    ready = [(place[name], rank[name], name) for name, count in waiting.items() if count == 0]
+    heapq.heapify(ready)
+    result: list[str] = []
+    while ready:
+        _, _, name = heapq.heappop(ready)
+        result.append(name)
+        for successor in set(graph.successors(graph[name])):
+            waiting[successor] -= 1
+            if waiting[successor] == 0:
+                heapq.heappush(ready, (place[successor], rank[successor], successor))
+    return result

@@ -1,0 +1,1 @@
+"""Finds recurrences in a graph: loops in one form, unrolled ones rolled up."""

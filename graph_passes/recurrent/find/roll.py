@@ -1,0 +1,263 @@
+"""Writes the loop that an unrolled recurrence was: a StatelessWhile over lists, as TensorFlow would have."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from graph_passes.graph.ir import DataType, Function, Graph, Literal, Node, TensorId, TensorSpec, integer
+from graph_passes.graph.ops import copied
+from graph_passes.recurrent.faults import attempt
+from graph_passes.recurrent.find.repeated import Refused
+from graph_passes.recurrent.find.unrolled import Search, Unrolled
+from graph_passes.recurrent.match import Unmatched
+
+_INT, _LIST, _BOOL = TensorSpec("int32", 4, ()), TensorSpec("variant", 0, ()), TensorSpec("bool", 1, ())
+
+
+@dataclass(frozen=True)
+class Rolled:
+    """What `roll_up` made.
+
+    Attributes:
+        graph: with loops in place of what was unrolled; the graph that was given where there is nothing.
+        loops: for each loop, by its name, the nodes that it stands for.
+        refused: steps that were recognised, and stay.
+        unmatched: steps that stay because of a fault.
+    """
+
+    graph: Graph
+    loops: Mapping[str, frozenset[str]]
+    refused: tuple[Refused, ...]
+    unmatched: tuple[Unmatched, ...]
+
+
+def roll_up(graph: Graph, keep: Collection[str] = (), skip: Collection[str] = ()) -> Rolled:
+    """Make loops of what was unrolled.
+
+    Args:
+        graph: the graph; not changed.
+        keep: names of nodes that are fetched.
+        skip: loops, named in an earlier result, that are to stay unrolled.
+    """
+    loops: dict[str, frozenset[str]] = {}
+    refused: list[Refused] = []
+    unmatched: list[Unmatched] = []
+    for node in list(graph):
+        name = f"{node.name}/rolled"
+        if node.op != "Unpack" or node.outputs < 2 or name in skip or node.name not in graph.nodes:
+            continue
+        for backwards in (False, True):
+            with attempt(unmatched, node.name, "unrolled"):
+                search = Search(graph, node, backwards)
+                found = search.find(keep)
+                if search.refused is not None:
+                    refused.append(Refused(search.refused[0], node.name, search.refused[1]))
+                if found is not None:
+                    graph = _Roller(graph, found, name).graph()
+                    loops[name] = frozenset(step for chain in found.chains for step in chain)
+                    break
+    return Rolled(graph, loops, tuple(refused), tuple(dict.fromkeys(unmatched)))
+
+
+@dataclass
+class _Roller:
+    """Writes the loop."""
+
+    source: Graph
+    found: Unrolled
+    name: str
+    added: list[Node] = field(default_factory=list)
+    specs: dict[TensorId, TensorSpec] = field(default_factory=dict)
+    constants: dict[str, Any] = field(default_factory=dict)
+    arguments: list[tuple[str, TensorId]] = field(default_factory=list)
+    results: list[TensorId] = field(default_factory=list)
+
+    def graph(self) -> Graph:
+        """The graph with the loop."""
+        found, steps = self.found, len(self.found.chains[0])
+        zero, bound = self._constant("zero", 0), self._constant("bound", steps)
+        any_shape = self._constant("any_shape", -1)
+        body, known = self._body()
+        lists = {name: f"list.{place}" for place, name in enumerate(found.stacked)}
+        carried = [*found.states, *(tensor for tensor in found.last if tensor not in found.states)]
+        rewired: dict[TensorId, TensorId] = {}
+        second = {chain[0]: chain[1] for chain in found.chains}
+
+        self._variable("time", zero, _INT, TensorId("next"))
+        for pack, argument in lists.items():
+            empty = self._node(f"{argument}.empty", "TensorListReserve", [any_shape, bound], [_LIST])
+            self._variable(argument, empty, _LIST, TensorId(f"{argument}.write"))
+            value = found.stacked[pack]
+            inputs = [TensorId(argument), TensorId("time"), TensorId(second[value.node], value.index)]
+            body.append(Node(f"{argument}.write", "TensorListSetItem", inputs, outputs=1))
+            known[TensorId(f"{argument}.write")] = _LIST
+        for place, tensor in enumerate(carried):
+            initial = found.states.get(tensor, next(iter(found.states.values())))  # a value that nobody reads
+            result = TensorId(second[tensor.node], tensor.index)
+            self._variable(f"state.{place}", initial, self.source.specs[tensor], result)
+        inside = {
+            argument: tensor
+            for argument, tensor in self.arguments
+            if not any(argument == other for other, _ in self._changing)
+        }
+        for argument in inside:
+            self.results.append(TensorId(argument))
+        body.append(Node("one", "Const", outputs=1))
+        body.append(Node("next", "AddV2", [TensorId("time"), TensorId("one")], outputs=1))
+        known |= {TensorId("one"): _INT, TensorId("next"): _INT}
+        order = [*self._changing, *inside.items()]
+        outer = [self.source.specs.get(tensor) or self.specs.get(tensor) or _INT for _, tensor in order]
+        function = self._function(body, known, [name for name, _ in order], outer)
+        limit = self._limit([name for name, _ in order], steps)
+        self._node("", "StatelessWhile", [tensor for _, tensor in order], outer, unrolled=True)
+        for place, (pack, argument) in enumerate(lists.items()):
+            spec = self.source.specs[TensorId(pack)]
+            rewired[TensorId(pack)] = self._stack(argument, TensorId(self.name, 1 + place), any_shape, spec, pack)
+        ends = {chain[0]: chain[-1] for chain in found.chains}
+        for place, tensor in enumerate(carried):
+            final = TensorId(self.name, 1 + len(lists) + place)
+            rewired[TensorId(ends[tensor.node], tensor.index)] = final
+        return self._written(rewired, function, limit)
+
+    def _stack(self, label: str, handle: TensorId, shape: TensorId, spec: TensorSpec, pack: str) -> TensorId:
+        if integer(self.source[pack].attrs.get("axis", 0)) == 0:
+            return self._node(f"{label}.stack", "TensorListStack", [handle, shape], [spec])
+        order = [1, 0, *range(2, len(spec.shape or ()))]
+        turned = TensorSpec(spec.dtype, spec.itemsize, tuple((spec.shape or ())[axis] for axis in order))
+        stack = self._node(f"{label}.stack", "TensorListStack", [handle, shape], [turned])
+        kinds = {"T": DataType(spec.dtype), "Tperm": DataType("int32")}
+        return self._node(
+            f"{label}.turned", "Transpose", [stack, self._constant(f"{label}.order", order)], [spec], **kinds
+        )
+
+    @property
+    def _changing(self) -> list[tuple[str, TensorId]]:
+        return [pair for pair in self.arguments if pair[0].split(".")[0] in ("time", "list", "state")]
+
+    def _variable(self, argument: str, initial: TensorId, spec: TensorSpec, result: TensorId) -> None:
+        self.arguments.append((argument, initial))
+        self.results.append(result)
+        self.specs.setdefault(initial, spec)
+
+    def _node(self, label: str, op: str, inputs: list[TensorId], specs: list[TensorSpec], **attrs: Any) -> TensorId:
+        name = f"{self.name}/{label}" if label else self.name
+        self.added.append(Node(name, op, inputs, outputs=len(specs), attrs=attrs))
+        self.specs |= {TensorId(name, index): spec for index, spec in enumerate(specs)}
+        return TensorId(name)
+
+    def _constant(self, label: str, value: Any) -> TensorId:
+        array = np.array(value, "int32")
+        literal = Literal("int32", array.shape, tuple(array.reshape(-1).tolist()))
+        spec = TensorSpec("int32", 4, array.shape)
+        made = self._node(label, "Const", [], [spec], dtype=DataType("int32"), value=literal)
+        self.constants[made.node] = array
+        return made
+
+    def _body(self) -> tuple[list[Node], dict[TensorId, TensorSpec]]:
+        """The nodes of the second step, reading arguments where they read other steps or anything outside."""
+        found, source = self.found, self.source
+        second = {chain[1]: chain[0] for chain in found.chains}
+        first = {chain[0] for chain in found.chains}
+        carried = [*found.states, *(tensor for tensor in found.last if tensor not in found.states)]
+        state = {tensor: f"state.{place}" for place, tensor in enumerate(carried)}
+        nodes: list[Node] = []
+        specs: dict[TensorId, TensorSpec] = {}
+        given: dict[TensorId, str] = {}
+        for place, name in enumerate(found.sequences):
+            argument, tensor = f"items.{place}", self._items(source[name], place)
+            self.arguments.append((argument, tensor))
+            item = TensorId(f"{argument}.item")
+            nodes.append(Node(item.node, "TensorListGetItem", [TensorId(argument), TensorId("time")], outputs=1))
+            specs[item] = source.specs[TensorId(name)]
+        places = {name: place for place, name in enumerate(found.sequences)}
+
+        def inside(tensor: TensorId) -> TensorId:
+            if tensor.node in second:
+                return tensor
+            if tensor.node in first:
+                return TensorId(state[tensor])
+            if tensor.node in places:
+                return TensorId(f"items.{places[tensor.node]}.item")
+            if tensor not in given:
+                given[tensor] = f"given.{len(given)}"
+                self.arguments.append((given[tensor], tensor))
+            return TensorId(given[tensor])
+
+        for name in second:
+            node = source[name]
+            inputs = [inside(tensor) for tensor in node.inputs]
+            nodes.append(Node(name, node.op, inputs, [], node.device, copied(node), node.outputs, node.stateful))
+            specs |= {tensor: source.specs[tensor] for tensor in source.tensors(node) if tensor in source.specs}
+        return nodes, specs
+
+    def _items(self, unpack: Node, place: int) -> TensorId:
+        """A list of what `unpack` gives, in the order of the steps."""
+        source, tensor = self.source, unpack.inputs[0]
+        spec = source.specs[tensor]
+        rank = len(spec.shape or ())
+        axis = integer(unpack.attrs.get("axis", 0)) % max(rank, 1)
+        if axis and spec.shape is not None:
+            order = [axis, *(other for other in range(rank) if other != axis)]
+            spec = TensorSpec(spec.dtype, spec.itemsize, tuple(spec.shape[other] for other in order))
+            kinds = {"T": DataType(spec.dtype), "Tperm": DataType("int32")}
+            turn = self._constant(f"order.{place}", order)
+            tensor = self._node(f"items.{place}.turned", "Transpose", [tensor, turn], [spec], **kinds)
+        if self.found.backwards:
+            axes = self._constant(f"axes.{place}", [0])
+            kinds = {"T": DataType(spec.dtype), "Tidx": DataType("int32")}
+            tensor = self._node(f"items.{place}.reversed", "ReverseV2", [tensor, axes], [spec], **kinds)
+        return self._node(
+            f"items.{place}", "TensorListFromTensor", [tensor, self._constant(f"any.{place}", -1)], [_LIST]
+        )
+
+    def _function(
+        self, body: list[Node], specs: dict[TensorId, TensorSpec], arguments: list[str], outer: list[TensorSpec]
+    ) -> Function:
+        constants: dict[str, Any] = {"one": np.array(1, "int32")}
+        placeholders = [Node(name, "Placeholder", outputs=1) for name in arguments]
+        captured = dict(self.arguments)
+        for name in arguments:  # small constants that are read inside: axes, shapes
+            value = self.source.constants.get(captured[name].node)
+            if name.startswith("given.") and value is not None:
+                constants[name] = value
+        known = {TensorId(name): spec for name, spec in zip(arguments, outer, strict=True)}
+        nodes = [Node(n.name, "Const", outputs=1) if n.name in constants else n for n in [*placeholders, *body]]
+        return Function(Graph(nodes, specs | known, constants), tuple(arguments), tuple(self.results))
+
+    def _limit(self, arguments: list[str], steps: int) -> Function:
+        nodes = [Node(name, "Placeholder", outputs=1) for name in arguments]
+        nodes += [
+            Node("bound", "Const", outputs=1),
+            Node("less", "Less", [TensorId("time"), TensorId("bound")], outputs=1),
+        ]
+        specs = {TensorId("bound"): _INT, TensorId("less"): _BOOL}
+        graph = Graph(nodes, specs, {"bound": np.array(steps, "int32")})
+        return Function(graph, tuple(arguments), (TensorId("less"),))
+
+    def _written(self, rewired: dict[TensorId, TensorId], body: Function, condition: Function) -> Graph:
+        source = self.source
+        gone = {name for chain in self.found.chains for name in chain} | set(self.found.stacked)
+
+        def kept() -> Iterator[Node]:
+            for node in source:
+                if node.name not in gone:
+                    inputs = [rewired.get(tensor, tensor) for tensor in node.inputs]
+                    if node.name in self.found.zeros:
+                        inputs = [self.found.zeros[node.name]]
+                    control = [name for name in node.control if name not in gone]
+                    yield Node(
+                        node.name, node.op, inputs, control, node.device, dict(node.attrs), node.outputs, node.stateful
+                    )
+            for node in self.added:
+                node.inputs = [rewired.get(tensor, tensor) for tensor in node.inputs]
+                yield node
+
+        specs = {tensor: spec for tensor, spec in source.specs.items() if tensor.node not in gone} | {
+            tensor: spec for tensor, spec in self.specs.items() if tensor.node not in source.nodes
+        }
+        functions = source.functions | {(self.name, "body"): body, (self.name, "cond"): condition}
+        return Graph(kept(), specs, source.constants | self.constants, functions)

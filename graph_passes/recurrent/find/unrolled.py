@@ -1,0 +1,252 @@
+"""Unrolled recurrences: an Unpack, and the same step written once for each item. `roll.py` makes a loop of them,
+which is then read as any other.
+
+Step t and step t + 1 are found by walking from the readers of item t and of item t + 1 side by side, along inputs and
+outputs, as long as ops, attributes and what enters from outside agree. A node and its likes in all other steps are a
+*chain*; one that has a node for each step is part of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from graph_passes.graph.ir import Graph, Node, TensorId, integer
+from graph_passes.graph.ops import READS, copied
+
+_PRODUCTS = frozenset({"MatMul", "BatchMatMulV2"})
+
+
+@dataclass(frozen=True)
+class Unrolled:
+    """A recurrence found.
+
+    Attributes:
+        unpack: the node that gives the items of the first sequence.
+        chains: for each chain, its node in every step.
+        sequences: Unpack nodes that steps read.
+        states: what a step takes from the one before, and what the first step takes instead.
+        stacked: Pack nodes of an output of every step.
+        last: outputs of the last step that are read by others.
+        backwards: whether the first step reads the last item.
+        zeros: nodes that make zeros of the shape of something in a step, and what else has that shape.
+    """
+
+    unpack: str
+    chains: tuple[tuple[str, ...], ...]
+    sequences: tuple[str, ...]
+    states: Mapping[TensorId, TensorId]
+    stacked: Mapping[str, TensorId]
+    last: tuple[TensorId, ...]
+    backwards: bool
+    zeros: Mapping[str, TensorId]
+
+
+class Search:
+    """Looks for one recurrence over the items of `unpack`."""
+
+    def __init__(self, graph: Graph, unpack: Node, backwards: bool) -> None:
+        self.graph, self.unpack, self.steps, self.backwards = graph, unpack, unpack.outputs, backwards
+        self.next: dict[str, str] = {}
+        self.previous: dict[str, str] = {}
+        self.dependent = self._descendants()
+        self.waiting: list[tuple[str, str]] = []
+        self.zeros: list[str] = []
+        self.refused: tuple[frozenset[str], str] | None = None  # a recurrence that `find` found and left, and why
+
+    def _descendants(self) -> set[str]:
+        unpacked = [node.name for node in self.graph if node.op == "Unpack" and node.outputs == self.steps]
+        return self.graph.reached(unpacked, self.graph.readers)
+
+    def item(self, step: int) -> int:
+        """The item that a step reads."""
+        return self.steps - 1 - step if self.backwards else step
+
+    def find(self, keep: Collection[str]) -> Unrolled | None:
+        """The recurrence over the items, if there is one."""
+        for step in range(self.steps - 1):
+            here, there = (TensorId(self.unpack.name, self.item(place)) for place in (step, step + 1))
+            self._pair_uses(here, there)
+        while self.waiting:
+            self._grow(*self.waiting.pop())
+        starts = [name for name in self.next if name not in self.previous]
+        chains = [chain for chain in map(self._chain, starts) if len(chain) == self.steps]
+        return self._check(chains, keep) if chains else None
+
+    def _chain(self, name: str) -> tuple[str, ...]:
+        chain = [name]
+        while chain[-1] in self.next and len(chain) <= self.steps:
+            chain.append(self.next[chain[-1]])
+        return tuple(chain)
+
+    def _pair_uses(self, here: TensorId, there: TensorId) -> None:
+        groups: dict[tuple[str, int], list[str]] = {}
+        for use in self.graph.uses(there):
+            groups.setdefault((self.graph[use.node].op, use.index), []).append(use.node)
+        for use in self.graph.uses(here):
+            others = groups.get((self.graph[use.node].op, use.index), [])
+            if use.node in self.next:
+                continue
+            partner = next((other for other in others if self._agree(use.node, other)), None)
+            if partner is not None:
+                others.remove(partner)
+                self._pair(use.node, partner)
+
+    def _pair(self, here: str, there: str) -> None:
+        if here not in self.next and there not in self.previous and self._agree(here, there):
+            self.next[here], self.previous[there] = there, here
+            self.waiting.append((here, there))
+
+    def _grow(self, here: str, there: str) -> None:
+        one, other = self.graph[here], self.graph[there]
+        for left, right in zip(one.inputs, other.inputs, strict=True):
+            if right.node in self.dependent and left.index == right.index and self.graph[right.node].op != "Unpack":
+                self._pair(left.node, right.node)
+        for index in range(one.outputs):
+            self._pair_uses(TensorId(here, index), TensorId(there, index))
+
+    def _agree(self, here: str, there: str) -> bool:
+        one, other = self.graph[here], self.graph[there]
+        if here == there or one.op != other.op or copied(one) != copied(other):
+            return False
+        if len(one.inputs) != len(other.inputs) or there not in self.dependent:
+            return False
+        if here not in self.dependent and not self._is_in_step(here, there):
+            return False
+        return all(self._agree_in(*pair) for pair in zip(one.inputs, other.inputs, strict=True))
+
+    def _is_in_step(self, here: str, there: str) -> bool:
+        """Whether a node that no item enters is part of the first step, and not what that reads instead of a state.
+
+        It is if a state meets something there that all steps share: weights, or a mask.
+        """
+        one, other = self.graph[here], self.graph[there]
+        if one.op != other.op or len(one.inputs) != len(other.inputs) or here in self.dependent:
+            return False
+        pairs = list(zip(one.inputs, other.inputs, strict=True))
+        shared = (same(self.graph, *pair) if one.op in _PRODUCTS else pair[0] == pair[1] for pair in pairs)
+        return any(shared) or any(self._is_in_step(left.node, right.node) for left, right in pairs)
+
+    def _agree_in(self, left: TensorId, right: TensorId) -> bool:
+        kinds = [self.graph[tensor.node].op == "Unpack" and tensor.node in self.dependent for tensor in (left, right)]
+        if any(kinds):
+            step = right.index - left.index
+            return all(kinds) and left.node == right.node and step == (-1 if self.backwards else 1)
+        fixed = [tensor.node not in self.dependent for tensor in (left, right)]
+        return same(self.graph, left, right) if all(fixed) else not fixed[1]
+
+    def _check(self, chains: list[tuple[str, ...]], keep: Collection[str]) -> Unrolled | None:
+        """The recurrence, if the chains are one, in every step alike."""
+        step_of = {name: (chain[0], step) for chain in chains for step, name in enumerate(chain)}
+
+        def refuse(reason: str) -> Unrolled | None:
+            self.refused = (frozenset(step_of), reason)
+            return None
+
+        sequences: dict[str, None] = {self.unpack.name: None}
+        states: dict[TensorId, TensorId] = {}
+        for chain in chains:
+            for place in range(len(self.graph[chain[0]].inputs)):
+                inputs = [self.graph[name].inputs[place] for name in chain]
+                if self.graph[inputs[1].node].op == "Unpack" and inputs[1].node in self.dependent:
+                    wanted = [TensorId(inputs[0].node, self.item(step)) for step in range(self.steps)]
+                    if inputs != wanted:
+                        return None
+                    sequences[inputs[0].node] = None
+                elif not self._check_input(inputs, step_of, states):
+                    return None
+        if not states:
+            return None
+        fetched = next((name for name in step_of if name in keep), None)
+        if fetched is not None:
+            return refuse(f"'{fetched}', of one step, is fetched by name")
+        stacked: dict[str, TensorId] = {}
+        last: dict[TensorId, None] = {}
+        for chain in chains:
+            for index in range(self.graph[chain[0]].outputs):
+                tensors = [TensorId(name, index) for name in chain]
+                reader = self._check_readers(tensors, step_of, stacked, last)
+                if reader is not None:
+                    return refuse(f"'{reader.name}' ({reader.op}) reads '{reader.inputs[0]}' of single steps")
+        likes = {name: self._like(name, states) for name in self.zeros}
+        zeros = {name: tensor for name, tensor in likes.items() if tensor is not None}
+        fetched = next((name for name in stacked if name in keep), None)
+        if fetched is not None:
+            return refuse(f"'{fetched}', the outputs of all steps, is fetched by name")
+        if len(zeros) < len(likes):
+            name = next(name for name in likes if name not in zeros)
+            return refuse(f"'{name}' (ZerosLike) is of the shape of something that only a step has")
+        return Unrolled(
+            self.unpack.name, tuple(chains), tuple(sequences), states, stacked, tuple(last), self.backwards, zeros
+        )
+
+    def _like(self, name: str, states: Mapping[TensorId, TensorId]) -> TensorId | None:
+        """Something outside of the steps that has the shape of the zeros that the node `name` makes."""
+        wanted = self.graph.specs[TensorId(name)]
+        found = (tensor for tensor in states.values() if tensor.node not in self.zeros)
+        return next((tensor for tensor in found if self.graph.specs[tensor] == wanted), None)
+
+    def _check_input(
+        self, inputs: list[TensorId], step_of: dict[str, tuple[str, int]], states: dict[TensorId, TensorId]
+    ) -> bool:
+        places = [step_of.get(tensor.node) for tensor in inputs]
+        second = places[1]
+        if second is None:
+            return all(place is None for place in places) and all(same(self.graph, inputs[0], t) for t in inputs[1:])
+        first, step = second
+        if any(tensor.index != inputs[1].index for tensor in inputs[1:]):
+            return False
+        if step == 1:
+            return places == [(first, number) for number in range(self.steps)]
+        carried = TensorId(first, inputs[1].index)
+        if step != 0 or places[1:] != [(first, number) for number in range(self.steps - 1)] or places[0] is not None:
+            return False
+        return states.setdefault(carried, inputs[0]) == inputs[0]
+
+    def _axis(self, pack: Node) -> int | None:
+        """Where time is in what `pack` makes; None if that is unknown."""
+        spec, axis = self.graph.specs.get(TensorId(pack.name)), integer(pack.attrs.get("axis", 0))
+        if axis == 0 or spec is None or spec.shape is None:
+            return 0 if axis == 0 else None
+        return axis % len(spec.shape)
+
+    def _check_readers(
+        self,
+        tensors: list[TensorId],
+        step_of: dict[str, tuple[str, int]],
+        stacked: dict[str, TensorId],
+        last: dict[TensorId, None],
+    ) -> Node | None:
+        """The node that reads what a loop would not give, if there is one."""
+        for step, tensor in enumerate(tensors):
+            for use in self.graph.uses(tensor):
+                reader = self.graph[use.node]
+                if use.node in step_of:
+                    continue
+                if reader.op == "Pack" and reader.inputs == tensors and self._axis(reader) in (0, 1):
+                    stacked[reader.name] = tensors[0]
+                elif reader.op == "ZerosLike":
+                    self.zeros.append(reader.name)
+                elif step == len(tensors) - 1:
+                    last[tensors[0]] = None
+                else:
+                    return reader
+        return None
+
+
+def same(graph: Graph, one: TensorId, other: TensorId) -> bool:
+    """Whether two tensors are surely equal: the same ops on the same tensors, as when a weight is read twice."""
+    if one == other:
+        return True
+    left, right = graph[one.node], graph[other.node]
+    plain = left.op == right.op and one.index == other.index and (not left.stateful or left.op in READS)
+    if not plain or len(left.inputs) != len(right.inputs) or copied(left) != copied(right):
+        return False
+    if left.op == "Const":
+        value, other_value = graph.constants.get(left.name), graph.constants.get(right.name)
+        return value is not None and other_value is not None and np.array_equal(value, other_value)
+    if not left.inputs:
+        return False
+    return all(same(graph, *pair) for pair in zip(left.inputs, right.inputs, strict=True))

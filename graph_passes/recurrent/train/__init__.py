@@ -1,0 +1,1 @@
+"""Recurrences together with their gradients."""

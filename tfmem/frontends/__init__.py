@@ -1,0 +1,1 @@
+"""What `optimize` takes and gives back: one module for each kind of object."""

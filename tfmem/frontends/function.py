@@ -1,0 +1,159 @@
+"""A `tf.function` whose every trace runs under the memory budget."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Hashable, Mapping, MutableMapping
+from typing import Any
+
+import tensorflow as tf
+
+from graph_passes.errors import GraphError
+from graph_passes.report import Report
+from tfmem.runtime.engine import Engine
+from tfmem.runtime.known_profiles import BatchProfiles
+from tfmem.runtime.managed_step import ManagedStep
+from tfmem.runtime.random_streams import Draws
+from tfmem.tf_internals.arguments import open_shapes, shapes_key
+from tfmem.tf_internals.concrete_function import call_key
+
+MOST_KNOWN = 1024  # shapes whose step is remembered
+
+Steps = MutableMapping[Any, dict[Hashable, ManagedStep]]  # by trace, then by the shapes that it leaves open
+
+
+class OptimizedFunction:
+    """Called and traced as the `tf.function` that it was made of; gives the same results.
+
+    Each trace is planned when it is first called, and observed during its first calls (see
+    `tfmem.runtime.managed_step`). Called from within another `tf.function`, a trace is planned from a cached profile or
+    estimates, and not observed.
+    """
+
+    def __init__(self, function: Any, engine: Engine, compiled: Any = None) -> None:
+        """Wrap `function`.
+
+        Args:
+            function: a `tf.function`.
+            engine: budget, device and options.
+            compiled: the same function with XLA; runs in place of a trace that needs no moves. Without, the trace does.
+        """
+        self._function = function
+        self._compiled = compiled
+        self._engine = engine
+        self._jit_compile = compiled is not None or bool(getattr(function, "_jit_compile", False))
+        self._lock = threading.Lock()
+        # Batches of all sizes go on with the random numbers of their trace.
+        self._draws: MutableMapping[Any, Draws] = weakref.WeakKeyDictionary()
+        self._profiles = BatchProfiles()
+        self._steps: Steps = weakref.WeakKeyDictionary()
+        self._unobserved: Steps = weakref.WeakKeyDictionary()
+        self._with_xla: MutableMapping[Any, Any] = weakref.WeakKeyDictionary()
+        self._known: dict[Hashable, tuple[Any, ManagedStep]] = {}  # by `call_key`
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the step, optimised."""
+        if not tf.executing_eagerly():
+            return self.get_concrete_function(*args, **kwargs)(*args, **kwargs)
+        return self._step_of(args, kwargs)(*args, **kwargs)
+
+    def call_as(self, traced: Any, *args: Any) -> Any:
+        """Run the step on `args`, with a trace of this function whose shapes may be less known than theirs.
+
+        Under a budget, each set of shapes is planned by itself, with the ops of that one trace.
+
+        Args:
+            traced: what `trace` gave.
+            *args: arguments that the trace takes.
+        """
+        key = shapes_key(args)
+        known = None if key is None else self._known.get((id(traced), key))
+        if known is None:
+            known = traced, self._shaped(traced, args)
+            if key is not None:
+                self._remember((id(traced), key), known)
+        step = known[1]
+        if self._compiled is not None and step.unchanged:
+            if traced not in self._with_xla:
+                self._with_xla[traced] = self._compiled.get_concrete_function(*traced.structured_input_signature[0])
+            return self._with_xla[traced](*args)
+        return step(*args)
+
+    def trace(self, *args: Any) -> Any:
+        """The `ConcreteFunction` for arguments, or for their specs, as `tf.function` chooses it."""
+        return self._trace(args, {})
+
+    def replaces(self, traced: Any) -> bool:
+        """Whether calls with this trace run another graph; for engines without a budget, which need no shapes."""
+        return not self._step(traced, self._steps, self._engine).unchanged
+
+    def get_concrete_function(self, *args: Any, **kwargs: Any) -> Any:
+        """A `ConcreteFunction` for these arguments, with the plan that calls settled on.
+
+        If none did by now, with a plan from a cached profile or from estimates.
+        """
+        concrete = self._trace(args, kwargs)
+        called = self._steps.get(concrete, {}).get(())
+        if called is not None and called.settled:
+            return called.function
+        return self._step(concrete, self._unobserved, self._engine.unobserved()).function
+
+    @property
+    def python_function(self) -> Any:
+        """The Python function that is traced."""
+        return self._function.python_function
+
+    @property
+    def traced(self) -> bool:
+        """Whether there is anything to report."""
+        return bool(self._steps or self._unobserved)
+
+    @property
+    def report(self) -> Report:
+        """What was done to the trace that needs the most memory: a last batch may be smaller than the others.
+
+        Raises:
+            GraphError: nothing was traced yet.
+        """
+        shaped = [found for steps in (self._steps, self._unobserved) for found in list(steps.values())]
+        reports = [step.report for found in shaped for step in list(found.values())]
+        if not reports:
+            raise GraphError("nothing to report: the function was never called; call it once")
+        return max(reports, key=lambda report: report.peak_before)
+
+    def _step_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ManagedStep:
+        key = call_key(args, kwargs)
+        known = None if key is None else self._known.get(key)
+        if known is None:
+            concrete = self._trace(args, kwargs)
+            known = concrete, self._step(concrete, self._steps, self._engine)
+            if key is not None:
+                self._remember(key, known)
+        return known[1]
+
+    def _shaped(self, concrete: Any, args: tuple[Any, ...]) -> ManagedStep:
+        shapes = {} if self._engine.budget is None else open_shapes(concrete, args)
+        return self._step(concrete, self._steps, self._engine, shapes)
+
+    def _remember(self, key: Hashable, known: tuple[Any, ManagedStep]) -> None:
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+        self._known[key] = known
+
+    def _trace(self, args: Any, kwargs: Any) -> Any:
+        return self._function.get_concrete_function(*args, **kwargs)
+
+    def _step(
+        self, concrete: Any, steps: Steps, engine: Engine, shapes: Mapping[str, tuple[int, ...]] | None = None
+    ) -> ManagedStep:
+        key = tuple(sorted((shapes or {}).items()))
+        with self._lock:
+            step = steps.get(concrete, {}).get(key)
+            if step is None:
+                if concrete not in self._draws:
+                    self._draws[concrete] = Draws(engine.library)
+                shaped = engine.shaped(shapes) if shapes else engine
+                step = ManagedStep(concrete, shaped, self._jit_compile, self._draws[concrete], self._profiles)
+                steps.setdefault(concrete, {})[key] = step
+        return step

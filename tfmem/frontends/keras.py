@@ -1,0 +1,136 @@
+"""A Keras model whose functions run optimised: training, evaluation, prediction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from graph_passes.errors import GraphError
+from graph_passes.report import Report
+from tfmem.frontends.function import OptimizedFunction
+from tfmem.recurrent.replace import mentions_recurrence
+from tfmem.runtime.engine import Engine
+from tfmem.tf_internals import keras_functions
+from tfmem.tf_internals.arguments import IteratorTraces, is_iterator
+from tfmem.tf_internals.keras_functions import KerasFunction, to_tensors
+
+
+def optimize_model(model: Any, engine: Engine) -> ModelFunctions:
+    """Install what runs in place of Keras's functions; calls plan it.
+
+    Without a budget nothing changes but recurrent layers: a function without any is Keras's own, from its first call.
+
+    Raises:
+        GraphError: the model cannot be trained, or makes its own train function, and there is a budget for it.
+    """
+    engine = replace(engine, label=str(model.name))
+    compiled, changes = keras_functions.is_compiled(model), engine.replaces or engine.budget is not None
+    functions = []
+    if engine.replaces and not getattr(model, "run_eagerly", False):
+        inference = replace(engine, options=replace(engine.options, passes=("recurrent",)))
+        names = [name for name in ("predict", "test")[: 1 + compiled] if not keras_functions.makes_its_own(model, name)]
+        functions = [ModelFunction(model, name, inference) for name in names]
+    if compiled or engine.must_fit or not engine.replaces:
+        keras_functions.require_trainable(model)
+        if changes and not keras_functions.makes_its_own(model, "train"):
+            functions.append(ModelFunction(model, "train", engine))
+        elif engine.must_fit:
+            raise GraphError(
+                f"model '{model.name}' has a `make_train_function` of its own ({type(model).__name__}), so what it "
+                "runs is not known; write a `train_step` instead, or optimise the tf.function that it calls"
+            )
+    for function in functions:
+        keras_functions.install(model, function.name, function)
+    return ModelFunctions(functions[::-1], None if functions else engine.unlimited(model.name))
+
+
+class ModelFunctions:
+    """What was installed into one model."""
+
+    def __init__(self, functions: list[ModelFunction], untouched: Report | None) -> None:
+        """The functions, training first; or the report, where there are none."""
+        self._functions = functions
+        self._untouched = untouched
+
+    @property
+    def report(self) -> Report:
+        """Of training if it ran, then of the others that ran.
+
+        Raises:
+            GraphError: none of them did.
+        """
+        if self._untouched is not None:
+            return self._untouched
+        reports = [function.report for function in self._functions if function.ran]
+        if not reports:
+            raise GraphError("nothing to report: the model was never run; call fit, evaluate or predict once")
+        return replace(reports[0], others=tuple(reports[1:]))
+
+
+class ModelFunction:
+    """Called as Keras calls `train_function`, `test_function` or `predict_function`."""
+
+    def __init__(self, model: Any, name: str, engine: Engine) -> None:
+        """Nothing is traced before the first call."""
+        self.name = name
+        self._model = model
+        self._engine = engine
+        self._keras: KerasFunction = keras_functions.keras_function(model, name)
+        self._step = OptimizedFunction(self._keras.step, engine, self._keras.compiled)
+        self._traces = IteratorTraces(lambda spec: self._step.trace(to_tensors(spec)))
+        self._untouched: bool | None = None  # whether Keras's own runs, as nothing is to be optimised; None: not known
+
+    @property
+    def ran(self) -> bool:
+        """Whether there is anything to report."""
+        return bool(self._untouched) or self._step.traced
+
+    @property
+    def report(self) -> Report:
+        """See `OptimizedFunction.report`."""
+        found = self._step.report if self._step.traced else self._engine.unlimited(self.name)
+        return replace(found, function=self.name)
+
+    def __call__(self, source: Any) -> Any:
+        """Run as many steps as Keras would; returns the last one's logs, or all predictions.
+
+        Args:
+            source: what Keras gives its own function: an iterator, a generator, or a list of batches.
+        """
+        if self._untouched is None:
+            if not is_iterator(source):
+                source = list(islice(source, keras_functions.steps_per_execution(self._model)))
+            self._untouched = self._engine.budget is None and not self._replaces(source)
+        if self._untouched:
+            if keras_functions.is_installed(self._model, self.name, self):
+                keras_functions.install(self._model, self.name, self._keras.own)
+            return self._keras.own(source)
+        iterator = iter(source)
+        outputs: list[Any] = []
+        for _ in range(keras_functions.steps_per_execution(self._model)):
+            try:
+                batch = to_tensors(next(iterator))
+            except StopIteration:
+                if outputs and not keras_functions.stops_short(self._model):
+                    break
+                raise  # the epoch ends
+            traced = self._traces.of(source) if is_iterator(source) else self._step.trace(batch)
+            outputs = [*(outputs if self.name == "predict" else ()), self._step.call_as(traced, batch)]
+        return keras_functions.joined(outputs)
+
+    def _replaces(self, source: Any) -> bool:
+        """Whether recurrent layers can be replaced in the step that `source` is for; nothing is taken from an iterator.
+
+        A step is traced but once if that can be: what Python code draws while it is traced is part of the numbers.
+        """
+        whole = self._keras.whole
+        if whole is not None and not keras_functions.has_recurrent_layers(self._model):
+            graph_def = whole.get_concrete_function(source).graph.as_graph_def()
+            if is_iterator(source) and keras_functions.steps_per_execution(self._model) > 1:
+                graph_def.ClearField("node")  # the loop over the steps, which are in its body
+            if not mentions_recurrence(graph_def):
+                return False
+        if is_iterator(source):
+            return self._step.replaces(self._traces.of(source))
+        return bool(source) and self._step.replaces(self._step.trace(to_tensors(source[0])))

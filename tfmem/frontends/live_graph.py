@@ -1,0 +1,145 @@
+"""A graph that its users hold on to, edited in place: a `tf.Graph` no session ran, or a FuncGraph being built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from graph_passes import pipeline
+from graph_passes.graph import serde
+from graph_passes.graph.ir import Graph, TensorId, parse_input
+from graph_passes.recurrent.apply import apply_recurrent
+from graph_passes.recurrent.faults import carried_out, fault
+from graph_passes.recurrent.inference import Source, plan_source
+from graph_passes.recurrent.match import RecurrentPlan
+from graph_passes.report import Report
+from tfmem.recurrent.kernels import with_kernels
+from tfmem.recurrent.replace import warn_of_faults, with_replacements
+from tfmem.runtime.engine import Engine
+from tfmem.runtime.faults import fault_note, is_fault
+from tfmem.runtime.unobserved import plan_unobserved, within_budget
+from tfmem.tf_internals.build import shaped_graph
+from tfmem.tf_internals.captured import require_feeds
+from tfmem.tf_internals.gradient_check import step_gradient_fault
+from tfmem.tf_internals.inserted_gradients import gradients
+from tfmem.tf_internals.live_editor import LiveEditor, capture_graph
+
+REPORT = "_tfmem_report"  # the attribute in which objects that are not tfmem's own keep their report
+
+
+def optimize_live(graph: Any, engine: Engine, loss: Any | None = None, fetches: Sequence[str] = ()) -> Report:
+    """Insert MemOps into `graph`.
+
+    Args:
+        graph: a `tf.Graph`; TensorFlow's Grappler cannot run before the edit here, so sessions run it with
+            `tfmem.session_config()`.
+        engine: budget, device and options.
+        loss: the loss tensor, where the caller knows it.
+        fetches: names of the tensors and ops that one step is run for, and whose tensors stay; found from the
+            updates of weights if not given.
+
+    Raises:
+        GraphInUseError: a session ran the graph.
+        GraphError: no fetches are given, and there are several training steps.
+    """
+    editor, name = LiveEditor(graph), type(graph).__name__
+    notes: tuple[str, ...] = ()
+    try:
+        replacements = _replace_layers(graph, editor, engine, fetches)
+    except Exception as error:
+        if not is_fault(error, reading=True):
+            raise
+        replacements = RecurrentPlan()
+        notes = (fault_note(engine, name, error, "replacing recurrent layers", "they stay as they were"),)
+    step = _LiveStep(graph, editor, engine, loss, fetches)
+    _, found = within_budget(engine, name, step.read, step.make, None, bool(replacements.matches), graph)
+    engine.warn_of_kept(name, replacements)
+    found = with_replacements(found, replacements)
+    found = replace(found, notes=(*found.notes, *notes))
+    setattr(graph, REPORT, found)
+    return found
+
+
+class _LiveStep:
+    """What is edited in place is planned, described, and edited in a copy first. What may then still fail is
+    TensorFlow's; edges are put back as they were (`LiveEditor.undone_on_error`), and nothing runs the ops that stay."""
+
+    def __init__(
+        self, graph: Any, editor: LiveEditor, engine: Engine, loss: Any | None, fetches: Sequence[str]
+    ) -> None:
+        self._graph = graph
+        self._editor = editor
+        self._engine = engine
+        self._loss = loss
+        self._fetches = fetches
+
+    def read(self) -> pipeline.Step:
+        loss, fetches, is_gpu = self._loss, self._fetches, self._engine.target.is_gpu
+        run = [*fetches, *([loss.name] if loss is not None and fetches else [])]
+        graph = _read(self._graph, self._engine.options.input_shapes)
+        return pipeline.Step.of_session(
+            graph,
+            run,
+            fetches=[parse_input(name)[0] for name in fetches],
+            loss=_identity(loss),
+            merging=not is_gpu,
+            counted=self._engine.counted,
+        )
+
+    def make(self, step: pipeline.Step) -> tuple[None, Report]:
+        options, name = self._engine.options.offload, type(self._graph).__name__
+        timeline, plan = plan_unobserved(step, self._engine)
+        assert plan is not None  # there is a budget
+        device = self._engine.target.description
+        found = pipeline.describe(step, timeline, plan, options.policy, graph=name, device=device)
+        if plan.moves:
+            pipeline.edit_step(step, timeline, plan, options)
+            with self._editor.undone_on_error():
+                pipeline.edit_step(step, timeline, plan, options, editor=self._editor, spill_key=self._engine.spill_key)
+        return None, found
+
+
+def _replace_layers(graph: Any, editor: LiveEditor, engine: Engine, fetches: Sequence[str]) -> RecurrentPlan:
+    """Replace recurrent layers in place; the old loops stay in the graph, where nothing runs them any more.
+
+    Where a function is being traced, a loop that reads variables counts as a side effect and would run in any case.
+    """
+    read = _read(graph, engine.options.input_shapes, functions=engine.replaces)
+    if not engine.replaces:
+        return RecurrentPlan()
+    try:
+        plan = _planned(graph, read, engine, fetches)
+    except Exception as error:  # whatever it is, the user's graph stays as it is
+        plan = RecurrentPlan(unmatched=(fault("every recurrence", "all of the graph", error),))
+    warn_of_faults(plan)
+    with editor.undone_on_error():
+        apply_recurrent(plan, read, editor)
+    return plan
+
+
+def _planned(graph: Any, read: Graph, engine: Engine, fetches: Sequence[str]) -> RecurrentPlan:
+    keep = {parse_input(name)[0].node for name in fetches}
+    source = Source(
+        lambda _: read,
+        lambda _: keep,
+        gradients,
+        step_gradient_fault,
+        lambda plan: with_kernels(plan, engine.target, engine.options),
+        in_place=True,
+        traced=graph.building_function,
+    )
+    return carried_out(*plan_source(source))[0]  # tried on a copy first
+
+
+def _read(graph: Any, input_shapes: Mapping[str, tuple[int, ...]], functions: bool = False) -> Graph:
+    if not input_shapes:
+        return serde.from_tf_graph(graph, functions)
+    captured = capture_graph(graph)
+    require_feeds(captured, input_shapes)
+    inferred = shaped_graph(captured, feed_shapes={f"{name}:0": shape for name, shape in input_shapes.items()})
+    return serde.from_graph_def(captured.graph_def, inferred=inferred, functions=functions)
+
+
+def _identity(tensor: Any | None) -> TensorId | None:
+    return None if tensor is None else parse_input(tensor.name)[0]

@@ -1,0 +1,217 @@
+"""What a user may set, in one frozen value; the only reader of environment variables."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from custom_ops.errors import TfmemError
+from graph_passes.checks import LARGEST, directory, instance, one_of, series, shapes, shown, text, truth
+from graph_passes.errors import InvalidBudgetError, OptionsError
+from graph_passes.offload.options import OffloadOptions
+from graph_passes.recurrent.options import RecurrentOptions
+
+Budget = int | float | str | None
+PassName = Literal["recurrent", "offload"]
+
+_KERNEL_FLAGS = (
+    *("CUDNN_", "DNNL_", "NVIDIA_TF32", "ONEDNN_", "OMP_", "TF_CUDNN_", "TF_DETERMINISTIC", "TF_ENABLE_"),
+    *("TF_FORCE_", "TF_GPU_", "TF_NUM_", "TF_USE_", "TF_XLA_FLAGS"),
+)
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+
+
+def _home_cache() -> str:
+    """In the user's home directory; "" where there is none, as in a container whose user has no entry."""
+    try:
+        return str(Path.home() / ".cache" / "tfmem")
+    except RuntimeError:
+        return ""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How `tfmem.optimize` works.
+
+    Attributes:
+        memory_budget: the most device memory a step may use: bytes, a text such as "10GiB" or "800MB", a fraction of
+            the device's memory (a float of at most 1), or None for all that TensorFlow may use of a GPU (and no limit
+            on a CPU); then a graph that cannot be planned (unknown shapes, no gradient) is left as it was.
+        passes: the passes to run, in the pipeline's order: "recurrent" replaces recurrent layers by persistent kernels,
+            "offload" keeps a step within its memory budget.
+        offload: options of the offload pass, its policy among them.
+        recurrent: options of the recurrent pass, its precision among them.
+        input_shapes: static shapes of inputs, by name, where the graph leaves a dimension open.
+        device: the device whose memory is planned, as TensorFlow names it; "" for the first GPU, else the CPU.
+        observe: whether the first steps measure op times and memory before the plan is made final. Without, the plan
+            rests on a cached profile or on estimates.
+        cache_directory: where profiles and GPU kernels are kept; "" keeps none.
+        progress: whether a line on stderr says what is going on where that takes more than two seconds.
+    """
+
+    memory_budget: Budget = None
+    passes: tuple[PassName, ...] = ("recurrent", "offload")
+    offload: OffloadOptions = field(default_factory=OffloadOptions)
+    recurrent: RecurrentOptions = field(default_factory=RecurrentOptions)
+    input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    device: str = ""
+    observe: bool = True
+    cache_directory: str = field(default_factory=_home_cache)
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        known = get_args(PassName)
+        passes = series("passes", self.passes, f"a tuple of passes; there are: {', '.join(known)}")
+        for name in passes:
+            if not isinstance(name, str) or name not in known:
+                raise OptionsError(f"passes={shown(self.passes)}: no pass {shown(name)}; there are: {', '.join(known)}")
+        checked = {
+            "passes": passes,
+            "input_shapes": shapes("input_shapes", self.input_shapes),
+            "device": text("device", self.device),
+            "observe": truth("observe", self.observe),
+            "progress": truth("progress", self.progress),
+            "cache_directory": directory("cache_directory", self.cache_directory, ', or "" for none'),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        instance("offload", self.offload, OffloadOptions)
+        instance("recurrent", self.recurrent, RecurrentOptions)
+        parse_budget(self.memory_budget, LARGEST)
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Options:
+        """The defaults, with what these environment variables say instead:
+
+        TFMEM_MEMORY_BUDGET, TFMEM_POLICY, TFMEM_SPILL_DIR, TFMEM_SPILL_BUDGET, TFMEM_HOST_BUDGET, TFMEM_CACHE_DIR,
+        TFMEM_DEVICE, TFMEM_OBSERVE (0 or 1), TFMEM_PROGRESS (0 or 1).
+
+        Raises:
+            OptionsError: a variable has a value that its option does not take.
+        """
+        found = os.environ if environ is None else environ
+        result = cls()
+        for variable, name, read in _VARIABLES:
+            if variable not in found:
+                continue
+            try:
+                value = read(found[variable])
+                if name in OffloadOptions.__dataclass_fields__:
+                    result = replace(result, offload=replace(result.offload, **{name: value}))
+                else:
+                    result = replace(result, **{name: value})
+            except TfmemError as error:
+                raise type(error)(f"environment variable {variable}: {error}") from error
+        return result
+
+
+def _size(given: str) -> int:
+    """Bytes, or a text such as "64GiB"; no fraction: there is nothing that it could be one of."""
+    size, is_fraction = _parsed(given) or (Decimal(-1), False)
+    if is_fraction or not 0 <= size <= LARGEST:
+        raise OptionsError(f'{shown(given)} is not a size; expected bytes, or a text such as "64GiB"')
+    return int(size)
+
+
+def _flag(given: str) -> bool:
+    one_of("it", given, ("0", "1"))
+    return given == "1"
+
+
+_VARIABLES: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
+    ("TFMEM_MEMORY_BUDGET", "memory_budget", str),
+    ("TFMEM_POLICY", "policy", str),
+    ("TFMEM_SPILL_DIR", "spill_directory", str),
+    ("TFMEM_SPILL_BUDGET", "spill_budget", _size),
+    ("TFMEM_HOST_BUDGET", "host_budget", _size),
+    ("TFMEM_CACHE_DIR", "cache_directory", str),
+    ("TFMEM_DEVICE", "device", str),
+    ("TFMEM_OBSERVE", "observe", _flag),
+    ("TFMEM_PROGRESS", "progress", _flag),
+)
+
+
+def kernel_flags(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment variables that choose kernels, and so how long they run and how much workspace they take."""
+    found = os.environ if environ is None else environ
+    return {name: value for name, value in sorted(found.items()) if name.startswith(_KERNEL_FLAGS)}
+
+
+def workspace_limits(environ: Mapping[str, str] | None = None) -> tuple[int, int]:
+    """Bytes of workspace that TensorFlow allows a convolution, and one that is fused with what follows.
+
+    As `GetDnnWorkspaceLimitOrDefault` and `ConvolveScratchSize` in its sources have them.
+    """
+    given = kernel_flags(environ).get("TF_CUDNN_WORKSPACE_LIMIT_IN_MB", "")
+    is_size = re.fullmatch("[0-9]{1,12}", given) is not None
+    return (int(given) << 20, int(given) << 20) if is_size else (8 << 30, 4 << 30)
+
+
+def parse_budget(budget: Budget, device_memory: int) -> int | None:
+    """A memory budget in bytes; None for None.
+
+    Args:
+        budget: see `Options.memory_budget`.
+        device_memory: bytes of the device, which a fraction is taken of and a budget must not exceed.
+
+    Raises:
+        InvalidBudgetError: the budget is zero, negative, over the device's memory, or not a size.
+    """
+    if budget is None:
+        return None
+    given, expected = f"memory_budget={shown(budget)}", 'bytes, a text such as "10GiB", or a fraction of at most 1.0'
+    size: Any
+    if isinstance(budget, str):
+        if (parsed := _parsed(budget)) is None:
+            raise InvalidBudgetError(f"{given} is not a size; expected {expected}")
+        size, is_fraction = parsed
+    elif isinstance(budget, Real) and not isinstance(budget, bool):
+        size, is_fraction = budget, not isinstance(budget, Integral)
+    else:
+        raise InvalidBudgetError(f"{given}: expected {expected}")
+    if is_fraction:
+        if not 0 < size <= 1:  # nor is NaN
+            raise InvalidBudgetError(f"{given}: a fraction lies above 0 and at most at 1; expected {expected}")
+        size = float(size) * device_memory
+    if size < 1:
+        raise InvalidBudgetError(f"{given} leaves no memory at all; expected {expected}")
+    if size > device_memory:
+        found = "more than any device has"
+        if device_memory < LARGEST:
+            found = f"{shown(int(size))} bytes, but the device has {device_memory:,}"
+        raise InvalidBudgetError(f"{given} is {found}; give a smaller budget, or None for all of it")
+    return int(size)
+
+
+def _parsed(given: str) -> tuple[Decimal, bool] | None:
+    """A size as a text has it, and whether it is a fraction: "0.5" without a unit is what it looks like."""
+    match = re.fullmatch(r"\s*([0-9]{1,40}(?:\.[0-9]{1,40})?|\.[0-9]{1,40})\s*([A-Za-z]*)\s*", given)
+    if not match or match[2].upper() not in _UNITS:
+        return None
+    return Decimal(match[1]) * _UNITS[match[2].upper()], not match[2] and "." in match[1]
+
+
+def merged(options: Options | None, memory_budget: Budget, policy: str | None, **changes: Any) -> Options:
+    """`options` (or the environment's) with the shorthand arguments of the public functions laid over it."""
+    if options is not None:
+        instance("options", options, Options)
+    result = Options.from_env() if options is None else options
+    if memory_budget is not None:
+        changes["memory_budget"] = memory_budget
+    if policy is not None:
+        offload = changes.get("offload", result.offload)
+        instance("offload", offload, OffloadOptions)
+        changes["offload"] = replace(offload, policy=policy)
+    unknown = set(changes) - set(Options.__dataclass_fields__)
+    if unknown:
+        raise OptionsError(
+            f"no option {', '.join(sorted(unknown))}; there are: {', '.join(Options.__dataclass_fields__)}"
+        )
+    return replace(result, **changes) if changes else result

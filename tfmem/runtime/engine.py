@@ -1,0 +1,202 @@
+"""What every step of one optimised object shares, and plans made without observing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from custom_ops.errors import TfmemError, warn
+from custom_ops.load import Library
+from graph_passes.cost.model import Roofline, held
+from graph_passes.errors import NoGradientError, UnknownShapeError
+from graph_passes.graph.ir import Graph, Node
+from graph_passes.memory.simulate import Link
+from graph_passes.memory.timeline import COUNTED, Timeline
+from graph_passes.offload.plan import OffloadPlan
+from graph_passes.pipeline import Phase, runs
+from graph_passes.recurrent.match import RecurrentPlan
+from graph_passes.report import Report
+from tfmem.devices import Target, memory
+from tfmem.options import Options, parse_budget, workspace_limits
+from tfmem.runtime.host_memory import require_room
+from tfmem.runtime.measuring_lock import alone
+
+NOT_PLANNABLE = (NoGradientError, UnknownShapeError)  # graphs that the offload pass is not for
+
+
+@dataclass(frozen=True, eq=False)
+class Engine:
+    """Options with the device they meet.
+
+    Attributes:
+        options: the user's.
+        library: the op library.
+        target: the device whose memory is planned.
+        link: bandwidth between the device and where tensors go.
+        asked: whether the user asked for the recurrent pass: then a recurrence that stays is worth a warning.
+        label: what users call the object, for the progress line; "" for the function's name.
+        warned: the causes of which the user was warned, once for all steps of the object.
+    """
+
+    options: Options
+    library: Library
+    target: Target
+    link: Link
+    asked: bool = False
+    label: str = ""
+    warned: set[str] = field(default_factory=set)
+
+    def warn(self, cause: str, message: str) -> None:
+        """Show a `TfmemWarning`, unless there was one of this cause."""
+        if cause not in self.warned:
+            self.warned.add(cause)
+            warn(message)
+
+    def warn_of_kept(self, name: str, replacements: RecurrentPlan) -> None:
+        """Tell a user who asked for it which recurrences stay as they were."""
+        if self.asked and replacements.unmatched:
+            first, count = replacements.unmatched[0], len(replacements.unmatched)
+            more = f"; and {count - 1} more, see tfmem.report(...)" if count > 1 else ""
+            self.warn("kept", f"tfmem: {name}: {first.name} ({first.carrier}) stays as it is: {first.reason}{more}")
+
+    def warn_of_losses(self, report: Report) -> None:
+        """Tell the user of a missed budget, and of XLA that is lost."""
+        missed = next((note for note in report.notes if note.startswith("OVER BUDGET")), "")
+        if missed:
+            self.warn("budget", f"tfmem: {report.graph}: {missed}; see tfmem.report(...)")
+        if report.jit_compile.startswith("off"):
+            self.warn("XLA", f"tfmem: {report.graph}: XLA is {report.jit_compile}; see tfmem.report(...)")
+
+    @property
+    def budget(self) -> int | None:
+        """Bytes; None for no limit.
+
+        Raises:
+            InvalidBudgetError: the budget is none for this device.
+        """
+        budget = parse_budget(self.options.memory_budget, self.target.memory)
+        if not runs(Phase.UNDER_BUDGET, self.options.passes):
+            return None
+        return self.target.memory if budget is None and self.target.is_gpu else budget
+
+    @property
+    def must_fit(self) -> bool:
+        """Whether the user gave the budget; else it is the device's memory, and planning for it a courtesy."""
+        return self.budget is not None and self.options.memory_budget is not None
+
+    @property
+    def observes(self) -> bool:
+        """Whether steps are observed: the user lets it, and the device's allocator counts bytes.
+
+        TensorFlow's plain CPU allocator (oneDNN off) does not.
+        """
+        return self.options.observe and memory(self.library, self.target.name).bytes_in_use >= 0
+
+    @property
+    def counted(self) -> int:
+        """Bytes of the smallest buffer that the device's allocator counts, in whole chunks; see `Timeline.counted`.
+
+        0 on a GPU, whose chunks are replayed, and where nothing is counted.
+        """
+        if self.target.is_gpu or memory(self.library, self.target.name).bytes_in_use < 0:
+            return 0
+        return COUNTED
+
+    def unobserved(self) -> Engine:
+        """The same for steps that run on their own, where no later call can bring a better plan."""
+        return replace(self, options=replace(self.options, observe=False))
+
+    def shaped(self, shapes: Mapping[str, tuple[int, ...]]) -> Engine:
+        """The same for steps whose inputs have these shapes, by name."""
+        return replace(self, options=replace(self.options, input_shapes={**self.options.input_shapes, **shapes}))
+
+    def estimate(self, workspace: bool) -> Estimate:
+        """Costs before anything ran.
+
+        Args:
+            workspace: whether convolutions are charged with what cuDNN may take.
+        """
+        limits = workspace_limits() if workspace and self.target.is_gpu else (0, 0)
+        return Estimate(Roofline(self.target.profile, limits, self.target.is_gpu), self.in_use)
+
+    @property
+    def spill_key(self) -> str:
+        """What stands for the directory of spill files in graphs."""
+        return self.library.spill_key(self.options.offload.spill_directory)
+
+    @property
+    def in_use(self) -> int:
+        """Bytes of the device's memory that are taken now; 0 where its allocator does not count."""
+        return self._in_use()[0]
+
+    @property
+    def in_use_alone(self) -> int | None:
+        """The same; None if a step that is measured ran meanwhile: what it takes would be counted."""
+        size, known = self._in_use()
+        return size if known else None
+
+    def _in_use(self) -> tuple[int, bool]:
+        with alone(reads=True) as turn:
+            return max(0, memory(self.library, self.target.name).bytes_in_use), turn.alone
+
+    def require_host_room(self, timeline: Timeline, plan: OffloadPlan) -> None:
+        """Raise if the host cannot take what `plan` moves; see `tfmem.runtime.host_memory`."""
+        moved = sum(timeline.buffers[move.buffer].nbytes for move in plan.moves)
+        require_room(moved, self.options.offload, self.target.is_gpu, self.library)
+
+    @property
+    def replaces(self) -> bool:
+        """Whether recurrent layers are to be replaced."""
+        return runs(Phase.BEFORE_GRAPPLER, self.options.passes)
+
+    @property
+    def feed_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The user's input shapes, by tensor name."""
+        return {f"{name}:0": shape for name, shape in self.options.input_shapes.items()}
+
+    def unlimited(self, graph: str) -> Report:
+        """The report of a step that nothing limits."""
+        return Report(
+            graph=graph,
+            device=self.target.description,
+            policy=self.options.offload.policy,
+            decision="unchanged: no budget",
+            peak_before=0,
+            peak_predicted=0,
+            passes=self.options.passes,
+        )
+
+    def left_alone(self, report: Report, error: TfmemError, replaced: bool) -> Report:
+        """`report` of a step whose memory cannot be planned, saying why.
+
+        Args:
+            report: of the step without a budget.
+            error: one of `NOT_PLANNABLE`, as it was caught; raised again if the user gave a budget.
+            replaced: whether recurrent layers were; else nothing was done to the step, which is worth a warning.
+        """
+        if self.must_fit:
+            raise error
+        if not replaced:
+            self.warn("not planned", f"tfmem: {report.graph} is left as it was, its memory was not planned: {error}")
+        return replace(report, notes=(*report.notes, f"memory was not planned: {error}"))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A roofline, and what the allocator holds already; a `CostModel`."""
+
+    roofline: Roofline
+    in_use: int
+
+    def seconds(self, graph: Graph, node: Node) -> float:
+        """See `CostModel`."""
+        return self.roofline.seconds(graph, node)
+
+    def workspace(self, graph: Graph, node: Node) -> int:
+        """See `CostModel`."""
+        return self.roofline.workspace(graph, node)
+
+    def base(self, graph: Graph) -> int:
+        """See `CostModel`: variables exist already, or will."""
+        small = 0 if self.roofline.is_gpu else held(graph, COUNTED)  # the allocator does not count these
+        return max(self.roofline.base(graph), self.in_use + small)

@@ -1,0 +1,115 @@
+"""One traced training step, managed: called as the trace itself, while its stages go on underneath."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from graph_passes.report import Report
+from tfmem.runtime.engine import Engine
+from tfmem.runtime.known_profiles import BatchProfiles
+from tfmem.runtime.measured_call import sampled, watched
+from tfmem.runtime.out_of_memory import SUSPECTS
+from tfmem.runtime.planning import Trace
+from tfmem.runtime.progress import shown
+from tfmem.runtime.random_streams import Draws
+from tfmem.runtime.stage import Stage
+from tfmem.runtime.stages import Stages
+from tfmem.tf_internals.concrete_function import call_traced, is_recorded
+
+
+class ManagedStep:
+    """One trace of a function, run under a budget. Calls are as to the trace itself."""
+
+    def __init__(
+        self,
+        concrete: Any,
+        engine: Engine,
+        jit_compile: bool = False,
+        draws: Draws | None = None,
+        others: BatchProfiles | None = None,
+    ) -> None:
+        """Plan by estimate.
+
+        Args:
+            concrete: the trace, a `ConcreteFunction`.
+            engine: budget, device and options.
+            jit_compile: whether the trace would run under XLA if nothing had to move.
+            draws: streams of random numbers that this step goes on with, and others; its own if not given.
+            others: what was observed of other batch sizes of the function.
+
+        Raises:
+            InfeasibleBudgetError, NoGradientError, UnknownShapeError, AlreadyOptimizedError, HostMemoryError,
+            SpillDirectoryError: see `graph_passes.errors`.
+        """
+        self._engine = engine
+        self._given = concrete
+        self._lock = threading.RLock()
+        self._took = 0.0  # seconds of the latest staged call
+        trace = Trace(concrete, engine, jit_compile, draws)
+        self._stages = Stages(engine, trace, BatchProfiles() if others is None else others)
+        self._label = engine.label or trace.name
+        count = len(concrete.graph.get_operations())
+        with shown(engine.options.progress, lambda: f"planning {self._label} ({count:,} ops)"):
+            self._stages.replace_layers()
+            if engine.budget is not None:
+                self._stages.begin(engine.budget)
+
+    @property
+    def report(self) -> Report:
+        """What was decided and measured by now."""
+        return self._stages.report
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether calls go to the trace as it was given, by now and for good."""
+        return self._stages.function is self._given and self.settled
+
+    @property
+    def settled(self) -> bool:
+        """Whether `function` is final and holds no probes."""
+        return self._stages.stage is Stage.READY
+
+    @property
+    def function(self) -> Any:
+        """The `ConcreteFunction` that runs by now; it can be called, put into other graphs, and saved."""
+        return getattr(self._stages.function, "portable", self._stages.function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the step."""
+        if self.settled or is_recorded(self._given, args, kwargs):  # by a tape: then the original runs
+            return call_traced(self._stages.function, args, kwargs)
+        with self._lock:  # an observed step runs alone
+            if self.settled:
+                return self._stages.function(*args, **kwargs)
+            return self._staged(args, kwargs)
+
+    def _staged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        stages = self._stages
+        while stages.stage not in (Stage.CHECK, Stage.READY):
+            began = time.monotonic()
+            with shown(self._engine.options.progress, lambda: f"{self._label}: {stages.doing}", self._took):
+                done, result = self._probed(args, kwargs)
+            self._took = time.monotonic() - began
+            if done:
+                return result
+            del result
+        if stages.stage is Stage.READY:
+            return stages.function(*args, **kwargs)
+        result, peak = watched(self._engine, stages.function, args, kwargs)
+        stages.ran()
+        stages.check(peak)
+        return result
+
+    def _probed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
+        """Run a plan with probes; whether that was the step, and its result."""
+        stages = self._stages
+        try:
+            result, samples, flow = sampled(self._engine, stages.run, stages.function, args, kwargs)
+        except SUSPECTS as error:
+            stages.give_up(error)
+            return False, None
+        stages.ran()
+        stages.go_on(samples, flow)
+        return not stages.dry_run, result

@@ -1,0 +1,194 @@
+"""One trace on its way through the passes: captured, its recurrent layers replaced, read, planned on, edited."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import tensorflow as tf
+
+from graph_passes import pipeline
+from graph_passes.cost.model import CostModel
+from graph_passes.errors import GraphError
+from graph_passes.graph import serde
+from graph_passes.graph.ir import parse_input
+from graph_passes.memory.region import keep_variables_in_place
+from graph_passes.memory.timeline import Timeline
+from graph_passes.offload.memops import Probing
+from graph_passes.offload.plan import OffloadPlan
+from graph_passes.recurrent.match import RecurrentPlan
+from graph_passes.report import ORDERED, Report
+from tfmem.devices import conditions
+from tfmem.recurrent.replace import replace_recurrent, with_replacements
+from tfmem.runtime.dry_run import can_dry_run
+from tfmem.runtime.engine import Engine
+from tfmem.runtime.faults import estimated_peak
+from tfmem.runtime.profile_cache import fingerprint
+from tfmem.runtime.random_streams import Draws, StepGraphs
+from tfmem.tf_internals.build import shaped_graph
+from tfmem.tf_internals.captured import Captured, require_feeds
+from tfmem.tf_internals.concrete_function import capture_concrete, restore_concrete
+from tfmem.tf_internals.grappler import run_grappler
+
+RECURRENT_OUTSIDE = "off: recurrent kernels cannot live inside XLA"
+
+
+class Trace:
+    """What the passes know of a trace, and what they make of it.
+
+    Attributes:
+        concrete: the trace as it was given, a `ConcreteFunction`.
+        base: the trace with its recurrent layers replaced; `concrete` if none was.
+        name: of the function.
+        replacements: what the recurrent pass did.
+    """
+
+    def __init__(self, concrete: Any, engine: Engine, jit_compile: bool = False, draws: Draws | None = None) -> None:
+        """
+        Args:
+            concrete: the trace.
+            engine: device and options.
+            jit_compile: whether the trace would run under XLA if nothing had to move.
+            draws: streams of random numbers that this step goes on with, and others; its own if not given.
+        """
+        self.concrete = self.base = concrete
+        self.name = tf.compat.as_str(concrete.name)
+        self.replacements = RecurrentPlan()
+        self._engine = engine
+        self.jit_compile = jit_compile
+        self._shapes = engine.feed_shapes
+        self._source: Captured | None = None
+        self._optimized: Captured | None = None
+        self._step: pipeline.Step | None = None
+        self._draws = draws
+        self._graphs: StepGraphs | None = None
+
+    def replace_layers(self) -> None:
+        """Replace recurrent layers; a failure leaves everything as it was."""
+        engine = self._engine
+        if not engine.replaces:
+            return
+        source, replacements = replace_recurrent(
+            capture_concrete(self.concrete), engine.target, engine.options, self._shapes, final=True
+        )
+        base, optimized = self.concrete, None
+        if replacements.matches:  # else the trace runs as it was given, and Grappler with it
+            optimized = run_grappler(source, device=engine.target.kind)
+            base = restore_concrete(self.concrete, optimized, optimized.graph_def, self._shapes)
+        self._source, self._optimized, self.replacements, self.base = source, optimized, replacements, base
+
+    def read(self) -> None:
+        """Read the step that planning is about.
+
+        Raises:
+            AlreadyOptimizedError: the trace holds tfmem's ops.
+            GraphError: `input_shapes` names what is no input.
+        """
+        engine = self._engine
+        source = capture_concrete(self.concrete) if self._source is None else self._source
+        serde.refuse_optimized((node.name, node.op) for node in source.graph_def.node)
+        require_feeds(source, engine.options.input_shapes)
+        self._captured = self._optimized or run_grappler(source, device=engine.target.kind)
+        inferred = shaped_graph(self._captured, feed_shapes=self._shapes)
+        graph = serde.from_graph_def(self._captured.graph_def, inferred=inferred)
+        if engine.target.is_gpu:
+            keep_variables_in_place(graph)
+        fetches = [parse_input(name)[0] for name in self._captured.fetches]
+        self.can_dry_run = engine.target.is_gpu and can_dry_run(graph)
+        merging, order = not engine.target.is_gpu, self._captured.creation_order
+        self._step = pipeline.Step.read(graph, order, fetches, merging=merging, counted=engine.counted)
+        self._graphs = StepGraphs(self.concrete, self._captured, self._shapes, self._draws, engine)
+
+    @property
+    def step(self) -> pipeline.Step:
+        """What `read` read."""
+        if self._step is None:
+            raise GraphError(f"'{self.name}' was not read")
+        return self._step
+
+    @property
+    def graphs(self) -> StepGraphs:
+        """What makes functions of the graphs that run in place of the trace, once it was read."""
+        if self._graphs is None:
+            raise GraphError(f"'{self.name}' was not read")
+        return self._graphs
+
+    @property
+    def creation_order(self) -> tuple[str, ...]:
+        """Names of its ops, in the order in which the program made them; of a trace that was read."""
+        return self._captured.creation_order
+
+    @property
+    def input_specs(self) -> tuple[tuple[str, tuple[int | None, ...] | None], ...]:
+        """Dtype and shape of each input, as they are planned; None where the rank is not known."""
+        shapes = {tensor.name: self._shapes.get(tensor.name, tensor.shape) for tensor in self.concrete.inputs}
+        known = {name: tf.TensorShape(shape) for name, shape in shapes.items()}
+        return tuple(
+            (tensor.dtype.name, tuple(known[tensor.name]) if known[tensor.name].rank is not None else None)
+            for tensor in self.concrete.inputs
+        )
+
+    def estimated_peak(self) -> int | None:
+        """Bytes that the trace needs as it was given, after something failed; None if not even that is known."""
+        return estimated_peak(self._engine, self._step, self.concrete.graph)
+
+    def fingerprint(self, budget: int) -> str:
+        """What a profile of the step is kept under."""
+        return fingerprint(self.step.graph, {**conditions(self._engine.target), "budget": budget})
+
+    def timeline(self, costs: CostModel) -> Timeline:
+        """The step under a cost model."""
+        return self.step.timeline(costs)
+
+    def plan(self, timeline: Timeline, budget: int, **how: Any) -> OffloadPlan:
+        """See `pipeline.plan_step`."""
+        engine = self._engine
+        return pipeline.plan_step(self.step, timeline, engine.link, budget, engine.options.offload, **how)
+
+    def build(
+        self, timeline: Timeline, plan: OffloadPlan, probing: Probing | None = None, dry_run: bool = False
+    ) -> Any:
+        """A function that runs `plan`, with probes if told; a dry run writes no variable."""
+        options, key = self._engine.options.offload, self._engine.spill_key
+        edited = pipeline.edit_step(self.step, timeline, plan, options, probing, spill_key=key)
+        graph_def = serde.to_graph_def(edited, self._captured.graph_def)
+        return self.graphs.restore(graph_def, dry_run=dry_run)
+
+    def unmoved(self) -> Any:
+        """The function that runs where nothing moves; `base` from now on."""
+        self.base = self.graphs.unmoved(self.base, self.jit_compile)
+        return self.base
+
+    def ran(self, function: Any) -> None:
+        """`function` ran last in place of the trace."""
+        if self._graphs is not None:
+            self._graphs.ran(function)
+
+    def unplanned(self) -> Report:
+        """The report while nothing is planned."""
+        lost = self.jit_compile and self.replacements.matches
+        report = replace(self._engine.unlimited(self.name), jit_compile=RECURRENT_OUTSIDE if lost else "")
+        return with_replacements(report, self.replacements)
+
+    def describe(self, timeline: Timeline, plan: OffloadPlan, notes: Sequence[str], *, given: bool) -> Report:
+        """The report of `plan`.
+
+        Args:
+            timeline: what it was made on.
+            plan: the plan.
+            notes: what else to say.
+            given: whether the trace runs in the order that TensorFlow gives it.
+        """
+        engine = self._engine
+        policy, device = engine.options.offload.policy, engine.target.description
+        report = pipeline.describe(self.step, timeline, plan, policy, graph=self.name, device=device, notes=notes)
+        ordered = not plan.moves and not given
+        note = ""
+        if self.jit_compile:
+            note = "off: the planned order cannot be held inside XLA" if ordered else "left on"
+            note = "off: memory ops cannot live inside XLA" if plan.moves else note
+            note = RECURRENT_OUTSIDE if self.replacements.matches else note
+        decision = ORDERED if ordered else report.decision
+        report = replace(report, decision=decision, budget=engine.budget, jit_compile=note)
+        return with_replacements(report, self.replacements)

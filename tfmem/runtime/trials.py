@@ -1,0 +1,280 @@
+"""Plans that are run to be measured: which to run, and which of them to keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from custom_ops.errors import TfmemError
+from custom_ops.load import Counters
+from graph_passes.errors import InfeasibleBudgetError
+from graph_passes.memory.fragmentation import Room, without_workspace
+from graph_passes.memory.observe import Observation
+from graph_passes.memory.timeline import Timeline
+from graph_passes.memory.workspace import SLOWER
+from graph_passes.offload.plan import OffloadPlan, tighter
+from graph_passes.offload.repair import SHORT
+from graph_passes.offload.thin import thinned
+from graph_passes.report import Report, measured
+from tfmem.runtime.engine import Engine
+
+LEAST_SHARE = 50  # percent of a GPU's budget that is planned for, the largest that is not fragmented
+LESS, LESS_IF_LONG = 1, 3  # percent each time; the second where a replay takes more than milliseconds
+GPU_TRIALS = 3
+CPU_RETRIES = 3
+OVER = "OVER BUDGET"  # what a note begins with that says so
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A plan that was run, and what came of it."""
+
+    plan: OffloadPlan
+    seen: Observation
+    report: Report
+
+
+def judged(plan: OffloadPlan, report: Report, seen: Observation, flow: tuple[Counters, Counters]) -> Trial:
+    """A plan that was run.
+
+    Args:
+        plan: the plan.
+        report: what was planned.
+        seen: what its probes read.
+        flow: the op library's counters before and after.
+    """
+    before, after = flow
+    report = replace(
+        measured(report, seen.peak),
+        bytes_out_achieved=after.bytes_out - before.bytes_out,
+        bytes_in_achieved=after.bytes_in - before.bytes_in,
+        stall_measured_ns=after.stall_ns - before.stall_ns,
+        step_measured_ns=round(seen.step_seconds * 1e9),
+        curve_after=seen.curve,
+    )
+    return Trial(plan, seen, report)
+
+
+def falling(
+    engine: Engine,
+    timeline: Timeline,
+    budget: int,
+    plan: Callable[..., OffloadPlan],
+    room: Room,
+    also: Sequence[OffloadPlan] = (),
+) -> Iterator[OffloadPlan]:
+    """Plans for falling shares of the budget whose tensors find room, fragmentation counted in.
+
+    The fastest of the first few comes first, with a guess at what it costs where convolutions do not find the workspace
+    they had; then those for smaller shares.
+
+    Args:
+        engine: tells the host's room.
+        timeline: the step.
+        budget: bytes.
+        plan: makes a plan for `budget` bytes, in a `room`.
+        room: what is free before the step.
+        also: other plans, compared with the first few if their tensors find room.
+    """
+
+    def priced(found: OffloadPlan) -> tuple[float, OffloadPlan, bool] | None:
+        """Seconds, the plan, and whether every op finds its workspace; None if not all tensors find room."""
+        short = without_workspace(timeline, found.moves, room, found.paddings)
+        if short is None:
+            return None
+        slower = sum(timeline.steps[position].seconds for position in short)
+        return found.after.seconds + SLOWER * slower, found, not short
+
+    waiting = [each for each in map(priced, also) if each]
+    seen: set[object] = set()  # what plans do; several shares give the same
+    whole = 0
+    less = LESS if len(timeline.steps) <= SHORT else LESS_IF_LONG
+    shares = range(100, LEAST_SHARE - 1, -less)
+    for found in chain.from_iterable(_for_share(plan, budget * share // 100, room) for share in shares):
+        try:
+            engine.require_host_room(timeline, found)
+        except TfmemError:
+            continue
+        if found.actions in seen:
+            continue
+        seen.add(found.actions)
+        candidate = priced(thinned(timeline, found, room))  # a repair may have made a move needless, or a stall
+        if candidate is None:
+            continue
+        waiting.append(candidate)
+        whole += candidate[2]
+        if whole >= GPU_TRIALS:
+            yield from _fastest_first(waiting)
+            waiting = []
+    yield from _fastest_first(waiting)
+
+
+def _for_share(plan: Callable[..., OffloadPlan], budget: int, room: Room) -> Iterator[OffloadPlan]:
+    """The policy's plan for a budget, if any; where that recomputes tensors, also the one that copies them all.
+
+    What is recomputed needs its inputs to stay, and its own op's room at a time when there may be none in one piece.
+    """
+    with suppress(TfmemError):
+        found = plan(budget=budget, room=room)
+        yield found
+        if any(move.recomputed for move in found.moves):
+            yield plan(budget=budget, room=room, copied=True)
+
+
+def _fastest_first(plans: Sequence[tuple[float, OffloadPlan, bool]]) -> Iterator[OffloadPlan]:
+    for _, plan, _ in sorted(plans, key=lambda item: item[0]):
+        yield plan
+
+
+def first_plans(
+    engine: Engine,
+    timeline: Timeline,
+    budget: int,
+    plan: Callable[..., OffloadPlan],
+    least: OffloadPlan,
+    room: Room | None,
+) -> Iterator[OffloadPlan]:
+    """Plans to run before workspace is known, the next if one runs out of memory.
+
+    cuDNN tries its algorithms when they first run, among those whose workspace fits: first comes the plan with the most
+    memory to spare, if the host can take what it moves.
+
+    Args:
+        engine: tells the host's room.
+        timeline: the step.
+        budget: bytes.
+        plan: makes a plan for `budget` bytes, in a `room` if that is not None; the `widest` one if asked.
+        least: the plan that moves no more than must.
+        room: what is free of a GPU's memory before the step; None on a CPU.
+    """
+    widest = plan(budget=budget, widest=True, room=room)
+    try:
+        engine.require_host_room(timeline, widest)
+    except TfmemError:
+        widest = least
+    if room is None:
+        yield widest
+    else:
+        finds_room = widest.failure(timeline, room) is None
+        others = falling(engine, timeline, budget, plan, room)
+        yield from chain([widest], others) if finds_room else chain(others, [widest])
+    yield least
+
+
+def no_room(
+    engine: Engine, timeline: Timeline, plan: Callable[..., OffloadPlan], room: Room, op: str
+) -> InfeasibleBudgetError | None:
+    """The error for a step that ran out of a GPU's memory under every plan; None if the replay finds room for it.
+
+    Args:
+        engine: tells how many bytes TensorFlow may use of the device.
+        timeline: the step.
+        plan: makes the plan with the most memory to spare, in a `room`.
+        room: what is free before the step.
+        op: the op that found no room.
+    """
+    given = engine.target.memory
+
+    def finds_room(memory: int) -> bool:
+        larger = room.grown(memory - given)
+        return plan(room=larger).failure(timeline, larger) is None
+
+    if finds_room(given):
+        return None
+    tried = (given * share // 32 for share in range(33, 97))
+    enough = next(filter(finds_room, tried), 3 * given)
+    return InfeasibleBudgetError(
+        f"the step ran out of memory at op '{op}' under every plan for the {given:,} bytes that TensorFlow may use: "
+        f"they do not hold its tensors in one piece each; give it about {enough:,} bytes, or use a smaller batch",
+        enough,
+        op,
+    )
+
+
+def untried(
+    engine: Engine,
+    timeline: Timeline,
+    budget: int,
+    trials: Sequence[Trial],
+    plan: Callable[..., OffloadPlan],
+    first: OffloadPlan,
+    room: Room | None,
+) -> Iterator[OffloadPlan]:
+    """Plans that may be better than those that were tried; they may be among them.
+
+    Args:
+        engine: tells the host's room.
+        timeline: the step, as measured.
+        budget: bytes.
+        trials: what was tried, in order.
+        plan: makes a plan for `budget` bytes, in a `room` if that is given.
+        first: the plan that was observed.
+        room: what is free of a GPU's memory before the step; None on a CPU.
+
+    Raises:
+        BudgetError: nothing was tried, and no plan meets the budget on a CPU.
+    """
+    times = [trial.seen.step_seconds for trial in trials]
+    if room is not None:
+        if len(times) < GPU_TRIALS and (len(times) < 2 or times[-1] <= 0.99 * min(times[:-1])):
+            ran = thinned(timeline, first, room)
+            yield from falling(engine, timeline, budget, plan, room, [ran])
+            if not times:
+                yield ran  # even if it finds no room on paper
+        if (timeline.usage - timeline.workspace).max() <= budget:
+            yield plan(budget=budget, unmoved=True)  # no plan may be slower than none
+        return
+    if times:
+        over = trials[-1].seen.peak - budget
+        if over <= 0 or len(times) > CPU_RETRIES:
+            return
+        with suppress(TfmemError):
+            tight = tighter(plan, trials[-1].plan, over)
+            if tight is not None:
+                yield tight
+        return
+    found = plan(budget=budget)
+    engine.require_host_room(timeline, found)
+    yield found
+
+
+def choose(trials: Sequence[Trial], budget: int) -> tuple[Trial, list[str]]:
+    """The fastest trial that met the budget, else the one that came nearest; and what a report should say of it."""
+    notes = []
+    met = [trial for trial in trials if trial.seen.peak <= budget]
+    if met:
+        best = min(met, key=lambda trial: trial.seen.step_seconds)
+    else:
+        best = min(trials, key=lambda trial: trial.seen.peak)
+        notes.append(f"OVER BUDGET by {best.seen.peak - budget:,} bytes: no plan that was tried stayed within it")
+    if len(trials) > 1:
+        tried = ", ".join(
+            f"{trial.plan.budget:,} bytes: {trial.seen.step_seconds * 1e3:.1f} ms, peak {trial.seen.peak:,}"
+            for trial in trials
+        )
+        notes.append(f"plans tried for {tried}")
+    return best, notes
+
+
+def checked(report: Report, peaks: Sequence[int], budget: int, planned: bool) -> Report:
+    """`report` of a step that ran as it will, without probes.
+
+    Args:
+        report: what was planned.
+        peaks: bytes that its calls took, at least two.
+        budget: bytes.
+        planned: whether there is a plan; else the step was left as it was, on an estimate.
+    """
+    notes, peak = [], max(peaks)
+    if not planned:  # the first call has cuDNN's trying of algorithms in it
+        learned, peak = peaks[1], max(peaks[1:])
+        notes.append(f"{report.peak_predicted:,} bytes were estimated; the peak is as seen in one step")
+        report = replace(report, peak_predicted=learned)
+    if peak > budget:
+        notes.append(f"OVER BUDGET by {peak - budget:,} bytes, in steps without probes")
+        notes += report.notes
+    else:
+        notes += [note.replace(OVER, f"{OVER.lower()} (while plans were tried, not since)", 1) for note in report.notes]
+    return replace(measured(report, peak), notes=tuple(notes))

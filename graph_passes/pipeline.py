@@ -163,7 +163,7 @@ def plan_step(
     """See `graph_passes.offload.plan.plan_offload`.
 
     Raises:
-        NoGradientError: the budget is too small, and no tensor waits for a later use.
+        NoGradientError: the budget is too small, and the graph does not differentiate.
         InfeasibleBudgetError: the budget is too small for any plan.
     """
     try:
@@ -182,7 +182,7 @@ def plan_step(
             relax=not step.merging,
         )
     except InfeasibleBudgetError as error:
-        if not timeline.gaps() or not roles.has_gradient(step.graph):
+        if not roles.has_gradient(step.graph):
             raise NoGradientError(
                 f"the step needs {timeline.peak:,} bytes, more than the budget of {budget:,}, and nothing that its "
                 "layers read waits for a gradient: there is no gradient in the graph; optimise the training step "

@@ -89,7 +89,7 @@ def _with_remakes(
     for buffer in buffers:
         last = max((p for p in buffer.written if not buffer.uses or p <= buffer.uses[-1]), default=buffer.start)
         node = graph[buffer.tensor.node]
-        sources = {owner[tensor] for tensor in node.inputs}
+        sources = dict.fromkeys(owner[tensor] for tensor in node.inputs)
         held = [index[source] for source in sources if source in index]
         lasting = all(source in index or graph[source.node].op in ops.EXTERNAL for source in sources)
         if buffer.movable and lasting and not node.stateful and last == buffer.start and node.op not in ops.VIEWS:

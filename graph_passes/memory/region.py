@@ -61,21 +61,23 @@ def keep_variables_in_place(graph: Graph) -> None:
     for update in [node for node in graph if ops.is_update(node.op) and node.op != "AssignVariableOp"]:
         for variable in update.inputs:
             for read in reads.get(source(graph, variable), ()):
-                for reader in _readers(graph, TensorId(read)) - set(graph.predecessors(update)):
-                    if reader != update.name and reader not in graph.reached([update.name], graph.successors):
+                for reader in _readers(graph, TensorId(read)):
+                    later = reader in graph.reached([update.name], graph.successors)
+                    if not later and reader not in graph.predecessors(update):
                         graph.add_control(update.name, reader)
 
 
-def _readers(graph: Graph, variable: TensorId) -> set[str]:
-    readers, views = set(), [variable]
+def _readers(graph: Graph, variable: TensorId) -> list[str]:
+    """The ops that read a variable, each once; not those that update it."""
+    readers, views = [], [variable]
     while views:
         for use in graph.uses(views.pop()):
             node = graph[use.node]
             if node.op in ops.VIEWS:
                 views.append(TensorId(node.name))
             elif not ops.is_update(node.op):
-                readers.add(node.name)
-    return readers
+                readers.append(node.name)
+    return list(dict.fromkeys(readers))
 
 
 def find_fetches(graph: Graph) -> list[str]:

@@ -80,17 +80,17 @@ def spread(graph: Graph, tensor: TensorId, keep: Collection[str] = ()) -> dict[T
     pending, seen = [tensor], {tensor}
     while pending:
         current = pending.pop()
-        readers = {use.node for use in graph.uses(current)}
-        moves = {name for name in readers if graph[name].op in _MOVES and name not in keep}
+        readers = list(dict.fromkeys(use.node for use in graph.uses(current)))
+        moves = [name for name in readers if graph[name].op in _MOVES and name not in keep]
         for result in (result for name in moves for result in graph.tensors(graph[name]) if result not in seen):
             seen.add(result)
             pending.append(result)
-        if (readers - moves or not readers) and current != tensor:
+        if (len(moves) < len(readers) or not readers) and current != tensor:
             traced = trace_from(graph, current, tensor)
             if traced is None:
                 return None
             found[current] = traced
-        elif readers - moves:
+        elif len(moves) < len(readers):
             return None
     return found
 

@@ -102,7 +102,7 @@ def trained_loop(graph: Graph, forward: str, backwards: Sequence[str], names: Na
     pairs = [read_pair(graph, forward, backward) for backward in backwards]
     finder = _Loops(graph, forward, backwards, keep)
     given = [finder.given(pair) for pair in pairs]
-    copy, readers = finder.as_inference(pairs[0], {old for group in given for old, _ in group})
+    copy, readers = finder.as_inference(pairs[0], dict.fromkeys(old for group in given for old, _ in group))
     joinable = read_loop(copy, without_lists(copy, pairs[0]), names, {*keep, *readers})
     gradients = [
         Backward(pair.backward, tuple(group), tuple(finder.wanted(pair, joinable.match)))
@@ -212,7 +212,7 @@ class _Loops:
         for old, new in replaced.items():
             for use in list(copy.uses(old)):
                 copy.rewire(use.node, use.index, new)
-        for backward in self.removed - {name}:
+        for backward in sorted(self.removed - {name}):
             for index, tensor in enumerate(copy[backward].inputs):
                 if tensor.node == name:
                     copy.rewire(backward, index, inputs[tensor.index])

@@ -69,14 +69,7 @@ SHAPE_READERS = frozenset({"Shape", "ShapeN", "Size", "Rank"})
 
 # Ops that write a variable: the last thing a training step does with a gradient.
 UPDATES = frozenset(
-    {
-        "AssignVariableOp",
-        "AssignAddVariableOp",
-        "AssignSubVariableOp",
-        "Assign",
-        "AssignAdd",
-        "AssignSub",
-    }
+    {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "Assign", "AssignAdd", "AssignSub"}
 )
 
 # On a GPU the kernel allocates its output, then its input `FILTER` in another layout, then a tensor that replaces the
@@ -104,6 +97,9 @@ MATRIX_PRODUCTS = frozenset(
     {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "_FusedMatMul", "Einsum", "TfmemMatMul"}
 )
 
+# What a layer does with its weights.
+PRODUCTS = CONVOLUTIONS | MATRIX_PRODUCTS
+
 # Ops that talk to other devices or processes: their order is the runtime's own and is never constrained.
 COLLECTIVES = frozenset(
     {
@@ -124,6 +120,9 @@ COLLECTIVES = frozenset(
         "_HostRecv",
     }
 )
+
+# Dtypes that can have a gradient.
+FLOATS = frozenset({"float32", "float64", "float16", "bfloat16"})
 
 # Dtypes with a fixed element size, which MemOps can move.
 ITEM_SIZES = {

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from graph_passes.errors import GraphError
 from graph_passes.graph import ops
-from graph_passes.graph.ir import Graph, Node, TensorId
+from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.memory.roles import is_layer, source
 
 
@@ -24,11 +24,7 @@ def step_region(graph: Graph, fetches: Sequence[str] = ()) -> Graph:
         GraphError: a fetch is not in the graph, or there are several training steps to choose from.
     """
     kept = graph.reached(fetches or find_fetches(graph), graph.predecessors)
-    nodes = (
-        Node(n.name, n.op, list(n.inputs), list(n.control), n.device, dict(n.attrs), n.outputs, n.stateful)
-        for n in graph
-        if n.name in kept
-    )
+    nodes = (node.copy() for node in graph if node.name in kept)
     return Graph(nodes, {tensor: spec for tensor, spec in graph.specs.items() if tensor.node in kept})
 
 

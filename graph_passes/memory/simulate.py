@@ -79,7 +79,7 @@ class Outcome:
 
 def usage_under(timeline: Timeline, moves: Sequence[Move], paddings: Sequence[Padding] = ()) -> npt.NDArray[np.int64]:
     """Bytes in use at each position when `moves` are made, and `paddings` are taken."""
-    usage = timeline.usage - timeline.away((move.buffer, move.release, move.prefetch) for move in moves)
+    usage = timeline.usage - timeline.within((move.buffer, move.release, move.prefetch) for move in moves)
     for move in moves:
         if move.recomputed:
             usage[move.next] = max(usage[move.next], recomputing_peak(timeline, usage, move))
@@ -91,7 +91,7 @@ def usage_under(timeline: Timeline, moves: Sequence[Move], paddings: Sequence[Pa
 def uncounted_under(timeline: Timeline, moves: Sequence[Move]) -> npt.NDArray[np.int64]:
     """Bytes at each position that the device's allocator does not count when `moves` are made."""
     small = [move for move in moves if timeline.buffers[move.buffer].nbytes < timeline.counted]
-    return timeline.uncounted - timeline.away((move.buffer, move.release, move.prefetch) for move in small)
+    return timeline.uncounted - timeline.within((move.buffer, move.release, move.prefetch) for move in small)
 
 
 def uncounted(timeline: Timeline, moves: Sequence[Move], paddings: Sequence[Padding] = ()) -> int:
@@ -133,11 +133,11 @@ def duration(timeline: Timeline, moves: Sequence[Move], link: Link) -> tuple[flo
     releases: dict[int, list[int]] = {}
     prefetches: dict[int, list[int]] = {}
     arrivals: dict[int, list[int]] = {}
-    remakes: dict[int, float] = {}
+    recomputed: dict[int, float] = {}
     for index, move in enumerate(moves):
         if move.recomputed:
             made_by = timeline.steps[timeline.buffers[move.buffer].start]
-            remakes[move.next] = remakes.get(move.next, 0.0) + made_by.seconds
+            recomputed[move.next] = recomputed.get(move.next, 0.0) + made_by.seconds
             continue
         copies_out.setdefault(move.copy_after, []).append(index)
         releases.setdefault(move.release, []).append(index)
@@ -148,7 +148,7 @@ def duration(timeline: Timeline, moves: Sequence[Move], link: Link) -> tuple[flo
     copied = [0.0] * len(moves)
     arrived = [0.0] * len(moves)
     begins, ran = timeline.moments, 0
-    for position in sorted({*copies_out, *releases, *prefetches, *arrivals, *remakes}):  # between them ops just run
+    for position in sorted({*copies_out, *releases, *prefetches, *arrivals, *recomputed}):  # between them ops just run
         now += begins[position] - begins[ran]
         for index in releases.get(position, ()):
             stall += max(0.0, copied[index] - now)
@@ -161,7 +161,7 @@ def duration(timeline: Timeline, moves: Sequence[Move], link: Link) -> tuple[flo
             stall += max(0.0, arrived[index] - now)
             now = max(now, arrived[index])
         ran = position + 1
-        now += begins[ran] - begins[position] + remakes.get(position, 0.0)
+        now += begins[ran] - begins[position] + recomputed.get(position, 0.0)
         for index in copies_out.get(position, ()):
             nbytes = timeline.buffers[moves[index].buffer].nbytes
             out_free = max(now, out_free) + nbytes / link.offload

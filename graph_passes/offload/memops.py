@@ -124,7 +124,7 @@ class _Planner:
         made = self.timeline.buffers[move.buffer].tensor
         node = self.graph[made.node]
         inputs = [self.current.get(tensor, tensor) for tensor in node.inputs]
-        again = self.next(f"tfmem/Remake/{node.name}", node.op, inputs, node.attrs, node.device, node.outputs)
+        again = self.next(f"tfmem/Recompute/{node.name}", node.op, inputs, node.attrs, node.device, node.outputs)
         return TensorId(again.node, made.index)
 
     def dtype(self, tensor: TensorId) -> DataType:
@@ -193,14 +193,8 @@ class _Planner:
         if self.graph[node].op != "Conv2DBackpropFilter":
             return []
         readers = [use.node for use in self.graph.uses(self.graph[node].inputs[2])]
-        place = self.position[node]
-        return [
-            reader
-            for reader in readers
-            if self.graph[reader].op == "BiasAddGrad"
-            and self.position[reader] > place
-            and self.position[reader] not in self.in_order
-        ]
+        biases = {self.position[name]: name for name in readers if self.graph[name].op == "BiasAddGrad"}
+        return [name for place, name in biases.items() if place > self.position[node] and place not in self.in_order]
 
 
 def memory_ops(
@@ -218,13 +212,7 @@ def memory_ops(
 def updates_to_hold(graph: Graph, position: Mapping[str, int], ordered: Sequence[int]) -> list[str]:
     """The ops outside the chain that write a variable, and that no op of the chain waits for."""
     chained = set(ordered)
-    waited_for = {name for name, place in position.items() if place in chained}
-    pending = list(waited_for)
-    while pending:
-        for name in graph.predecessors(graph[pending.pop()]):
-            if name not in waited_for:
-                waited_for.add(name)
-                pending.append(name)
+    waited_for = graph.reached((name for name, place in position.items() if place in chained), graph.predecessors)
     return [node.name for node in graph if is_update(node.op) and node.name not in waited_for]
 
 

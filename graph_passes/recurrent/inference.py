@@ -41,8 +41,8 @@ class Source:
     Attributes:
         read: the graph, with these implementations brought to the top level.
         keep: names of the nodes of such a graph that are fetched.
-        gradients: see `training.Gradients`.
-        check: see `training.Check`.
+        gradients: see `plan.Gradients`.
+        check: see `plan.Check`.
         tune: the plan with a kernel for each launch; matches for which there is none are among its `unmatched`.
         implementations: the functions that may be brought to the top level.
         in_place: whether the graph is edited in place, where no loop is made of unrolled steps.

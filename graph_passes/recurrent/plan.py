@@ -154,7 +154,7 @@ class _Whole:
     ) -> tuple[list[NewNode | Launch], dict[TensorId, TensorId]]:
         """The new gradient ops, and what takes the place of the tensors that the old ones made.
 
-        Each half has its own name for what it reads: the gradients of one sequence that two directions read are two.
+        Each direction has its own name for what it reads: the gradients of one sequence that both read are two.
         """
         chosen = [
             (place, recurrence.backwards[number])
@@ -235,11 +235,7 @@ def differentiable(match: Match) -> Match:
     for node in match.nodes:
         if isinstance(node, Launch):
             new = replace(node, cell=differentiate(node.cell).forward, base=node.cell)
-            for direction in range(len(node.directions)):
-                for index in range(len(node.cell.outputs)):
-                    moved[node.output(index, direction)] = new.output(index, direction)
-                for index in range(len(node.cell.states)):
-                    moved[node.final(index, direction)] = new.final(index, direction)
+            moved |= node.results_in(new)
             nodes.append(new)
         else:
             nodes.append(replace(node, inputs=tuple(moved.get(tensor, tensor) for tensor in node.inputs)))

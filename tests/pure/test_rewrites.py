@@ -102,7 +102,7 @@ def run(graph: Graph) -> tuple[dict[str, object], int]:
         elif name.endswith("/Emptied"):
             values[output] = "nothing"
         elif node.op != "MemOpRelease":
-            original = name.removeprefix("tfmem/Remake/")
+            original = name.removeprefix("tfmem/Recompute/")
             original = original if original in graph.nodes else original.rpartition("_")[0]  # recomputed twice
             values[output] = (node.op, original, tuple(inputs))
             graph.specs[output] = graph.specs[TensorId(original)]
@@ -198,7 +198,7 @@ def test_hybrid_recomputes_what_its_inputs_outlive():
     plan = pipeline.plan_step(step, timeline, SLOW_LINK, int(timeline.peak * 0.7), options)
     assert any(move.recomputed for move in plan.moves)
     edited = pipeline.edit_step(step, timeline, plan, options)
-    assert any(node.name.startswith("tfmem/Remake/") for node in edited)
+    assert any(node.name.startswith("tfmem/Recompute/") for node in edited)
 
 
 @pytest.mark.parametrize("policy", ["vdnn_all", "vdnn_conv"])

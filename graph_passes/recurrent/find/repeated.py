@@ -15,13 +15,12 @@ from itertools import combinations
 from typing import NamedTuple
 
 from graph_passes.graph.ir import Graph, Node, TensorId
+from graph_passes.graph.ops import MATRIX_PRODUCTS
 from graph_passes.recurrent.match import Unmatched
 
 LEAST = 2  # steps
 CONVOLUTIONS = frozenset({"Conv2D", "Conv3D", "DepthwiseConv2dNative"})
-PRODUCTS = frozenset(
-    {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "_FusedMatMul", "Einsum", *CONVOLUTIONS}
-)
+PRODUCTS = MATRIX_PRODUCTS | CONVOLUTIONS
 MODES = ("transpose_a", "transpose_b", "adj_x", "adj_y", "equation")
 
 # Ops that give a weight, or a part of it, in another form.

@@ -43,6 +43,11 @@ class Unrolled:
     backwards: bool
     zeros: Mapping[str, TensorId]
 
+    @property
+    def carried(self) -> list[TensorId]:
+        """What a step hands on to the next, or out of the loop when it is the last."""
+        return [*self.states, *(tensor for tensor in self.last if tensor not in self.states)]
+
 
 class Search:
     """Looks for one recurrence over the items of `unpack`."""

@@ -65,14 +65,12 @@ class Trained:
 
     Attributes:
         forward: its node.
-        match: what takes its place in inference.
         backwards: its gradients.
         unchanged: outputs of the forward node that are its inputs: (output, input).
-        joinable: what tells whether another direction may share its launch.
+        joinable: what takes its place in inference, and whether another direction may share its launch.
     """
 
     forward: str
-    match: Match
     backwards: tuple[Backward, ...]
     unchanged: tuple[tuple[TensorId, TensorId], ...]
     joinable: Joinable
@@ -85,12 +83,12 @@ class Trained:
     @property
     def new_nodes(self) -> frozenset[str]:
         """The new ones in the forward op."""
-        return frozenset(node.name for node in self.match.nodes)
+        return frozenset(node.name for node in self.joinable.match.nodes)
 
     @property
     def reverse(self) -> bool:
         """Whether its launch walks backwards."""
-        return self.match.launches[0].directions[0].reverse
+        return self.joinable.match.launches[0].directions[0].reverse
 
 
 def trained_loop(graph: Graph, forward: str, backwards: Sequence[str], names: Names, keep: Collection[str]) -> Trained:
@@ -108,7 +106,7 @@ def trained_loop(graph: Graph, forward: str, backwards: Sequence[str], names: Na
         Backward(pair.backward, tuple(group), tuple(finder.wanted(pair, joinable.match)))
         for pair, group in zip(pairs, given, strict=True)
     ]
-    return Trained(forward, joinable.match, tuple(gradients), tuple(invariants(graph, forward)), joinable)
+    return Trained(forward, tuple(gradients), tuple(invariants(graph, forward)), joinable)
 
 
 def cudnn_pairs(graph: Graph) -> Iterator[tuple[str, str]]:
@@ -154,7 +152,7 @@ def trained_cudnn(graph: Graph, forward: str, backwards: Sequence[str], names: N
                 entry, moves = read_as(graph, match, x)
                 wanted += moved_back(graph, keep, TensorId(name, index), entry, moves)
         gradients.append(Backward(name, tuple(given), tuple(wanted)))
-    return Trained(forward, match, tuple(gradients), (), joinable_cudnn(graph, match))
+    return Trained(forward, tuple(gradients), (), joinable_cudnn(graph, match))
 
 
 def _turned_back(graph: Graph, forward: str, match: Match, start: TensorId) -> tuple[TensorId, TensorId]:

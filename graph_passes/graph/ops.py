@@ -125,25 +125,10 @@ COLLECTIVES = frozenset(
 FLOATS = frozenset({"float32", "float64", "float16", "bfloat16"})
 
 # Dtypes with a fixed element size, which MemOps can move.
-ITEM_SIZES = {
-    "float32": 4,
-    "float64": 8,
-    "float16": 2,
-    "bfloat16": 2,
-    "int8": 1,
-    "int16": 2,
-    "int32": 4,
-    "int64": 8,
-    "uint8": 1,
-    "uint16": 2,
-    "uint32": 4,
-    "uint64": 8,
-    "bool": 1,
-    "complex64": 8,
-    "complex128": 16,
-    "float8_e5m2": 1,
-    "float8_e4m3fn": 1,
-}
+FIXED_SIZE = FLOATS | {
+    "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool", "complex64", "complex128",
+    "float8_e5m2", "float8_e4m3fn",
+}  # fmt: skip
 
 
 def is_update(op: str) -> bool:

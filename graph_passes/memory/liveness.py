@@ -165,7 +165,7 @@ def _pinned(
     """Why the buffer cannot be moved, or ""."""
     root = views[0]
     spec, node = graph.specs[root], graph[root.node]
-    if spec.dtype not in ops.ITEM_SIZES:
+    if spec.dtype not in ops.FIXED_SIZE:
         return f"dtype {spec.dtype} has no fixed element size"
     if (spec.nbytes or 0) < SMALLEST_MOVED:
         return PINNED_SMALL
@@ -193,7 +193,7 @@ def read_across(graph: Graph, position: Mapping[str, int], views: Sequence[Tenso
 def _matters(graph: Graph, root: TensorId, start: int, uses: Sequence[int]) -> bool:
     """Unknown sizes are harmless for tensors that die at once, and for those that MemOps would not move anyway."""
     spec = graph.specs.get(root)
-    if spec is None or spec.dtype not in ops.ITEM_SIZES or len(uses) < 2 or uses[-1] - start < 2:
+    if spec is None or spec.dtype not in ops.FIXED_SIZE or len(uses) < 2 or uses[-1] - start < 2:
         return False
     return spec.shape is None or len(spec.shape) > 1
 

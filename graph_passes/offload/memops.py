@@ -35,26 +35,18 @@ class Probing:
     device: str
 
 
-class _Planner:
+class _Writer:
     def __init__(
-        self,
-        graph: Graph,
-        timeline: Timeline,
-        plan: OffloadPlan,
-        options: OffloadOptions,
-        spill_key: str,
+        self, graph: Graph, timeline: Timeline, plan: OffloadPlan, options: OffloadOptions, spill_key: str
     ) -> None:
-        self.graph = graph
+        self.graph, self.timeline, self.plan = graph, timeline, plan
+        self.options, self.spill_key = options, spill_key
         self.names = Names(graph)
         self.nodes: list[NewNode] = []
         self.rewired: list[tuple[Use, TensorId]] = []
         self.order: list[tuple[str, str]] = []
-        self.timeline = timeline
-        self.plan = plan
-        self.options = options
-        self.spill_key = spill_key
         self.position = {step.node: index for index, step in enumerate(timeline.steps)}
-        self.previous: str | None = None
+        self.previous = ""
         self.in_order = frozenset(plan.ordered)
         self.moved: dict[int, TensorId] = {}  # move -> the tensor it moves
         self.handles: dict[int, TensorId] = {}
@@ -78,23 +70,17 @@ class _Planner:
 
     def offload(self, index: int) -> None:
         move = self.plan.moves[index]
-        buffer = self.timeline.buffers[move.buffer]
-        moved = read_across(self.graph, self.position, buffer.views, move.last)[0]
-        self.moved[index] = moved
-        source = self.current.get(moved, moved)
-        self.handles[index] = self.insert(
-            index,
-            "MemOpOffload",
-            [source],
-            {
-                "T": self.dtype(moved),
-                "mechanism": self.options.mechanism,
-                "label": str(moved),
-                "spill_key": self.spill_key,
-                "spill_budget": self.options.spill_budget,
-                "host_budget": self.options.host_budget,
-            },
-        )
+        views = self.timeline.buffers[move.buffer].views
+        moved = self.moved[index] = read_across(self.graph, self.position, views, move.last)[0]
+        attrs: dict[str, AttrValue] = {
+            "T": self.dtype(moved),
+            "mechanism": self.options.mechanism,
+            "label": str(moved),
+            "spill_key": self.spill_key,
+            "spill_budget": self.options.spill_budget,
+            "host_budget": self.options.host_budget,
+        }
+        self.handles[index] = self.insert(index, "MemOpOffload", [self.current.get(moved, moved)], attrs)
 
     def release(self, index: int) -> None:
         moved = self.moved[index]
@@ -206,7 +192,7 @@ def memory_ops(
     spill_key: str = "",
 ) -> Rewrite:
     """What `plan` inserts into `graph`; see `apply_offload`, which has the same arguments."""
-    return _Planner(graph, timeline, plan, options, spill_key).rewrite(probing)
+    return _Writer(graph, timeline, plan, options, spill_key).rewrite(probing)
 
 
 def updates_to_hold(graph: Graph, position: Mapping[str, int], ordered: Sequence[int]) -> list[str]:

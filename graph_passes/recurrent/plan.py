@@ -201,15 +201,12 @@ class _Whole:
     def with_stand_ins(
         self, node: NewNode | Launch, stand_ins: Mapping[tuple[int, TensorId], TensorId]
     ) -> NewNode | Launch:
-        if isinstance(node, NewNode):
-            place = next(
-                (place for place, recurrence in enumerate(self.recurrences) if node.name in recurrence.new_nodes), 0
-            )
-            return replace(node, inputs=tuple(stand_ins.get((place, tensor), tensor) for tensor in node.inputs))
-
         def renamed(place: int, tensors: Sequence[TensorId]) -> tuple[TensorId, ...]:
             return tuple(stand_ins.get((place, tensor), tensor) for tensor in tensors)
 
+        if isinstance(node, NewNode):
+            among = (place for place, recurrence in enumerate(self.recurrences) if node.name in recurrence.new_nodes)
+            return replace(node, inputs=renamed(next(among, 0), node.inputs))
         order = [
             next((p for p, recurrence in enumerate(self.recurrences) if recurrence.reverse == d.reverse), 0)
             for d in node.directions

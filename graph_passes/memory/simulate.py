@@ -7,14 +7,16 @@ copied costs its op's time once more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from graph_passes.memory.timeline import Gap, Timeline
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,14 @@ def usage_under(timeline: Timeline, moves: Sequence[Move], paddings: Sequence[Pa
     return usage
 
 
+def by_position(items: Iterable[tuple[int, T]]) -> dict[int, list[T]]:
+    """(position, item) pairs as a table: the items of each position, in their order."""
+    found: dict[int, list[T]] = {}
+    for position, item in items:
+        found.setdefault(position, []).append(item)
+    return found
+
+
 def uncounted_under(timeline: Timeline, moves: Sequence[Move]) -> npt.NDArray[np.int64]:
     """Bytes at each position that the device's allocator does not count when `moves` are made."""
     small = [move for move in moves if timeline.buffers[move.buffer].nbytes < timeline.counted]
@@ -129,20 +139,16 @@ def simulate(timeline: Timeline, moves: Sequence[Move], link: Link, paddings: Se
 
 def duration(timeline: Timeline, moves: Sequence[Move], link: Link) -> tuple[float, float]:
     """Seconds that the step takes under `moves`, and seconds of these that it waits for copies."""
-    copies_out: dict[int, list[int]] = {}
-    releases: dict[int, list[int]] = {}
-    prefetches: dict[int, list[int]] = {}
-    arrivals: dict[int, list[int]] = {}
-    recomputed: dict[int, float] = {}
-    for index, move in enumerate(moves):
-        if move.recomputed:
-            made_by = timeline.steps[timeline.buffers[move.buffer].start]
-            recomputed[move.next] = recomputed.get(move.next, 0.0) + made_by.seconds
-            continue
-        copies_out.setdefault(move.copy_after, []).append(index)
-        releases.setdefault(move.release, []).append(index)
-        prefetches.setdefault(move.prefetch, []).append(index)
-        arrivals.setdefault(move.next, []).append(index)
+    copies = [(index, move) for index, move in enumerate(moves) if not move.recomputed]
+    copies_out = by_position((move.copy_after, index) for index, move in copies)
+    releases = by_position((move.release, index) for index, move in copies)
+    prefetches = by_position((move.prefetch, index) for index, move in copies)
+    arrivals = by_position((move.next, index) for index, move in copies)
+    makers = ((move.next, timeline.buffers[move.buffer].start) for move in moves if move.recomputed)
+    recomputed = {
+        position: sum(timeline.steps[start].seconds for start in starts)
+        for position, starts in by_position(makers).items()
+    }
 
     now = out_free = in_free = stall = 0.0
     copied = [0.0] * len(moves)

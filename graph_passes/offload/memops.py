@@ -3,6 +3,8 @@
     a -> f ... b          becomes          a -> f, Offload(a) ... Release(a) ... Prefetch -> Await -> b
 
 One chain of control edges runs through the MemOps and through every op whose memory matters, in the planned order.
+What a plan, which has positions, does not say follows from the graph: a buffer moves as the view of it that is read
+after the gap, and an op that a kernel library merges with one of the chain waits for what that one waits for.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from graph_passes.graph.ir import AttrValue, DataType, Graph, Shape, TensorId, U
 from graph_passes.graph.ops import is_update
 from graph_passes.graph.rewrite import Names, NewNode, Rewrite
 from graph_passes.memory.liveness import read_across
-from graph_passes.memory.simulate import Move
+from graph_passes.memory.simulate import Move, by_position
 from graph_passes.memory.timeline import Timeline
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.offload.plan import OffloadPlan
@@ -117,36 +119,30 @@ class _Writer:
         return DataType(self.graph.specs[tensor].dtype)
 
     def rewrite(self, probing: Probing | None) -> Rewrite:
-        events: dict[int, list[tuple[int, int]]] = {}
-        for index, move in enumerate(self.plan.moves):
-            if move.recomputed:
-                events.setdefault(move.next, []).append((2, index))
-                continue
-            for kind, position in enumerate((move.release, move.prefetch, move.next, move.copy_after)):
-                events.setdefault(position, []).append((kind, index))
-        filled: dict[int, list[int]] = {}
-        for padding in self.plan.paddings:
-            filled.setdefault(padding.position, []).append(padding.nbytes)
-        before = (self.release, self.prefetch, self.arrive)
+        moves = list(enumerate(self.plan.moves))
+        copies = [(index, move) for index, move in moves if not move.recomputed]
+        releases = by_position((move.release, index) for index, move in copies)
+        prefetches = by_position((move.prefetch, index) for index, move in copies)
+        arrivals = by_position((move.next, index) for index, move in moves)
+        copies_out = by_position((move.copy_after, index) for index, move in copies)
+        paddings = by_position(self.plan.paddings)
         for position in self.plan.ordered:
-            due = sorted(events.get(position, ()))
-            for kind, index in due:
-                if kind == 0:
-                    self.release(index)
-            full = [self.fill(position, nbytes) for nbytes in filled.get(position, ())]
-            for kind, index in due:
-                if 0 < kind < 3:
-                    before[kind](index)
-            if probing and any(kind < 3 for kind, _ in due):
+            for index in releases.get(position, ()):
+                self.release(index)
+            full = [self.fill(position, nbytes) for nbytes in paddings.get(position, ())]
+            for index in prefetches.get(position, ()):
+                self.prefetch(index)
+            for index in arrivals.get(position, ()):
+                self.arrive(index)
+            if probing and any(position in due for due in (releases, prefetches, arrivals)):
                 self.probe(probing, 2 * position)
             self.chain(self.timeline.steps[position].node)
             for taken in full:
                 self.empty(taken)  # before the probe, or the next one would count it too
             if probing:
                 self.probe(probing, 2 * position + 1)
-            for kind, index in due:
-                if kind == 3:
-                    self.offload(index)
+            for index in copies_out.get(position, ()):
+                self.offload(index)
         if probing and self.plan.ordered:
             last = self.timeline.steps[self.plan.ordered[-1]].node
             self.order += [(name, last) for name in updates_to_hold(self.graph, self.position, self.plan.ordered)]

@@ -275,7 +275,7 @@ class _Loops:
                 yield from self.lists(old, entry, made.name, moves)
             else:
                 entry, moves = read_as(graph, match, x)
-                yield Wanted(old, entry, graph[pair.backward].inputs[place], "", moves)
+                yield Wanted(old, entry, zero=graph[pair.backward].inputs[place], moves=moves)
 
     def lists(self, old: TensorId, x: TensorId, made: str, moves: tuple[str, ...]) -> Iterator[Wanted]:
         """Readers of a list of gradients: where it is stacked at once, no list is needed."""
@@ -287,7 +287,7 @@ class _Loops:
             elif reader.op == "TensorListStack" and reader.name not in self.keep:
                 yield from moved_back(graph, self.keep, TensorId(reader.name), x, moves)
             elif is_needed(graph, reader.name, self.removed, self.keep):
-                yield Wanted(old, x, None, made, moves)
+                yield Wanted(old, x, listed=made, moves=moves)
 
 
 def moved_back(
@@ -299,7 +299,7 @@ def moved_back(
     for name in undo:
         yield from moved_back(graph, keep, TensorId(name), x, moves[:-1])
     if len(undo) < len(graph.uses(old)) or old.node in keep:
-        yield Wanted(old, x, None, "", moves)
+        yield Wanted(old, x, moves=moves)
 
 
 def read_as(graph: Graph, match: Match, x: TensorId) -> tuple[TensorId, tuple[str, ...]]:

@@ -87,11 +87,9 @@ def _frame(graph: Graph, condition: Node) -> Frame | None:
     constants = [node.name for node in enters if node.name not in carried]
     if not all(boolean(graph[name].attrs.get("is_constant")) for name in constants):
         return None
-    nodes = _inside(graph, [node.name for node in enters])
+    inside = graph.reached(
+        (node.name for node in enters), lambda node: () if node.op == "Exit" else graph.successors(node)
+    )
+    nodes = [name for name in graph.nodes if name in inside]
     nested = any(graph[name].op in _ENTERS and name not in carried and name not in constants for name in nodes)
     return None if nested else Frame(frame_name, condition.name, tuple(variables), tuple(constants), tuple(nodes))
-
-
-def _inside(graph: Graph, enters: list[str]) -> list[str]:
-    found = graph.reached(enters, lambda node: () if node.op == "Exit" else graph.successors(node))
-    return [name for name in graph.nodes if name in found]

@@ -94,7 +94,7 @@ def _with_recomputation(
         lasting = all(source in index or graph[source.node].op in ops.EXTERNAL for source in sources)
         if buffer.movable and lasting and not node.stateful and last == buffer.start and node.op not in ops.VIEWS:
             until = min((buffers[i].uses[-1] if buffers[i].uses else -1 for i in held), default=len(position))
-            found.append(replace(buffer, recompute=buffer.start, recompute_until=until, recompute_inputs=tuple(held)))
+            found.append(replace(buffer, recompute_until=until, recompute_inputs=tuple(held)))
         else:
             found.append(buffer)
     return tuple(found)

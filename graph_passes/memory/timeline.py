@@ -54,8 +54,8 @@ class Buffer:
             content is final.
         pinned_by: why it cannot be moved, or "" if it can.
         fetched: whether it stays alive after the last op, because the step returns it.
-        recompute: the position of the op that could recompute it from tensors that are still there, or -1.
-        recompute_until: the last position at which those tensors are there.
+        recompute_until: the last position at which the op that made it could recompute it, for what that reads is still
+            there; -1 if it never could.
         recompute_inputs: indices of the buffers that op reads.
         twice: whether TensorFlow's GPU kernel allocates it twice and keeps the second; the first is in the op's
             workspace.
@@ -70,7 +70,6 @@ class Buffer:
     written: tuple[int, ...] = ()
     pinned_by: str = ""
     fetched: bool = False
-    recompute: int = -1
     recompute_until: int = -1
     recompute_inputs: tuple[int, ...] = ()
     twice: bool = False
@@ -212,6 +211,10 @@ class Timeline:
                     if gap.distance > 0 and self.before(use) >= 0:
                         found.append(gap)
         return sorted(found, key=lambda gap: (gap.next, gap.last))
+
+    def nbytes(self, gap: Gap) -> int:
+        """Bytes of the buffer that has the gap."""
+        return self.buffers[gap.buffer].nbytes
 
     def crosses_turn(self, gap: Gap) -> bool:
         """Whether the gap lies between the last forward and the first backward use."""

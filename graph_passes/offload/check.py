@@ -43,11 +43,7 @@ def _move_faults(timeline: Timeline, plan: OffloadPlan) -> Iterator[str]:
             yield f"{tensor} is to be moved at position {outside[0]}, outside the chain"
         if move.recomputed:
             buffer = timeline.buffers[move.buffer]
-            if (
-                buffer.recompute < 0
-                or move.next > buffer.recompute_until
-                or not moving.isdisjoint(buffer.recompute_inputs)
-            ):
+            if move.next > buffer.recompute_until or not moving.isdisjoint(buffer.recompute_inputs):
                 yield f"{tensor} is to be recomputed before position {move.next} from what is not there"
         elif not move.copy_after <= move.last < move.release <= move.prefetch <= move.next:
             yield (

@@ -80,7 +80,7 @@ def _recomputed(
         cheaper = timeline.steps[buffer.start].seconds < buffer.nbytes / link.prefetch
         there = move.next <= buffer.recompute_until and moving.isdisjoint(buffer.recompute_inputs)
         fits = recomputing_peak(timeline, usage, move) <= budget
-        marked.append(replace(move, recomputed=buffer.recompute >= 0 and cheaper and there and fits))
+        marked.append(replace(move, recomputed=cheaper and there and fits))
     return marked
 
 

@@ -131,7 +131,7 @@ def plan_offload(
     elif _thresholded(options):
         chosen, threshold = _choose(timeline, candidates, budget, options)
     else:
-        chosen, threshold = candidates, min((_nbytes(timeline, gap) for gap in candidates), default=0)
+        chosen, threshold = candidates, min((timeline.nbytes(gap) for gap in candidates), default=0)
         _require_feasible(timeline, candidates, budget, "with every tensor the policy names moved out")
 
     def build(more: Sequence[Gap]) -> list[Move]:
@@ -203,10 +203,6 @@ def _thresholded(options: OffloadOptions) -> bool:
     return options.policy in ("autovm", "hybrid")
 
 
-def _nbytes(timeline: Timeline, gap: Gap) -> int:
-    return timeline.buffers[gap.buffer].nbytes
-
-
 def _candidates(
     timeline: Timeline,
     options: OffloadOptions,
@@ -226,7 +222,7 @@ def _candidates(
             if timeline.crosses_turn(gap) and (options.policy == "vdnn_all" or gap.buffer in convolution_inputs)
         ]
     size = 0 if options.size_threshold == "auto" else options.size_threshold
-    large = [gap for gap in timeline.gaps() if _nbytes(timeline, gap) >= size]
+    large = [gap for gap in timeline.gaps() if timeline.nbytes(gap) >= size]
     if options.reuse_distance != "auto":
         return [gap for gap in large if gap.distance >= options.reuse_distance]
     distance = reuse_distance_for(timeline, layers)
@@ -248,7 +244,7 @@ def _choose(
         _require_feasible(timeline, candidates, budget, f"with every tensor over {options.size_threshold} bytes moved")
         return list(candidates), options.size_threshold
     _require_feasible(timeline, candidates, budget, "with every candidate tensor moved out")
-    sizes = sorted({_nbytes(timeline, gap) for gap in candidates}, reverse=True)
+    sizes = sorted({timeline.nbytes(gap) for gap in candidates}, reverse=True)
     if not sizes:  # the bytes fit as they are
         return [], 0
     # More tensors never raise the lowest peak, so the thresholds that meet the budget are the small ones.
@@ -265,8 +261,8 @@ def _choose(
     kept = []
     for gap in sorted(chosen, key=lambda gap: (gap.distance, gap.next)):  # short gaps hide least
         hole = slice(gap.last + 1, gap.next)
-        if usage[hole].max() + _nbytes(timeline, gap) <= budget:
-            usage[hole] += _nbytes(timeline, gap)
+        if usage[hole].max() + timeline.nbytes(gap) <= budget:
+            usage[hole] += timeline.nbytes(gap)
         else:
             kept.append(gap)
     return kept, threshold
@@ -274,7 +270,7 @@ def _choose(
 
 def _widest(timeline: Timeline, candidates: Sequence[Gap], budget: int) -> list[Gap]:
     """Large tensors that wait across the turn; and what a plan within the budget needs besides, if that is more."""
-    large = [gap for gap in candidates if timeline.crosses_turn(gap) and _nbytes(timeline, gap) >= budget >> 10]
+    large = [gap for gap in candidates if timeline.crosses_turn(gap) and timeline.nbytes(gap) >= budget >> 10]
     short = np.flatnonzero(_lowest(timeline, large) > budget)
     return large + [
         gap
@@ -284,7 +280,7 @@ def _widest(timeline: Timeline, candidates: Sequence[Gap], budget: int) -> list[
 
 
 def _larger(timeline: Timeline, gaps: Sequence[Gap], size: int) -> list[Gap]:
-    return [gap for gap in gaps if _nbytes(timeline, gap) >= size]
+    return [gap for gap in gaps if timeline.nbytes(gap) >= size]
 
 
 def _lowest(timeline: Timeline, gaps: Sequence[Gap]) -> npt.NDArray[np.int64]:

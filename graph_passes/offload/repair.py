@@ -186,9 +186,7 @@ class _Repairer:
         """One more tensor out of the way where room was short: first the smallest that would do, then the largest."""
         failure, gone = state.failure, {*self.chosen, *state.done.evicted}
 
-        def size(gap: Gap) -> int:
-            return self.timeline.buffers[gap.buffer].nbytes
-
+        size = self.timeline.nbytes
         there = [gap for gap in self.timeline.gaps() if gap.last < failure.position < gap.next and size(gap) >= SMALL]
         around = sorted((gap for gap in there if gap not in gone), key=size)
         enough = [gap for gap in around if size(gap) >= failure.short]

@@ -115,7 +115,7 @@ def test_what_a_plan_stalls_for_without_need_is_taken_out_before_it_is_tried():
 
 def test_what_could_be_recomputed_is_also_tried_as_a_copy():
     timeline = chain()
-    first = replace(timeline.buffers[0], nbytes=3 * GIB, recompute=0, recompute_until=len(timeline.steps))
+    first = replace(timeline.buffers[0], nbytes=3 * GIB, recompute_until=len(timeline.steps))
     steps = (ScheduledOp("f0", 0.1), *(replace(step, seconds=0.2) for step in timeline.steps[1:]))
     timeline, engine = Timeline(steps, (first, *timeline.buffers[1:]), timeline.turn), FakeEngine(7 * GIB)
     plans = list(falling(engine, timeline, 7 * GIB, planner(timeline, "hybrid"), engine.room))

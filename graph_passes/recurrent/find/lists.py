@@ -35,14 +35,12 @@ class Item:
 
 def read_item(node: Node) -> Item | None:
     """What `node` reads, if it reads an item."""
-    places = _READ.get(node.op)
-    return None if places is None else Item(*(node.inputs[place] for place in places))
+    return Item(*(node.inputs[place] for place in _READ[node.op])) if node.op in _READ else None
 
 
 def written_item(node: Node) -> Item | None:
     """What `node` writes, if it writes an item."""
-    places = _WRITE.get(node.op)
-    return None if places is None else Item(*(node.inputs[place] for place in places))
+    return Item(*(node.inputs[place] for place in _WRITE[node.op])) if node.op in _WRITE else None
 
 
 def list_source(graph: Graph, handle: TensorId) -> TensorId | None:

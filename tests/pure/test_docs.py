@@ -114,7 +114,15 @@ def test_every_option_has_a_row_with_its_default(page: str, of: type) -> None:
             assert written == repr(field.default), f"{of.__name__}.{field.name}"
 
 
+def between(page: str, markers: tuple[str, str], expected: str) -> None:
+    """Whether `page` has `expected` between its markers, and each of these once."""
+    text = (ROOT / page).read_text()
+    assert [text.count(marker) for marker in markers] == [1, 1]
+    assert text.partition(markers[0])[2].partition(markers[1])[0].strip() == expected
+
+
 def test_tables_are_those_of_the_results():
+    from benchmarks.applications import __main__ as applications
     from benchmarks.matmul import cases
     from benchmarks.offload import tables as make_tables
     from benchmarks.recurrent import launches as recurrent_launches
@@ -127,8 +135,11 @@ def test_tables_are_those_of_the_results():
     recurrent = make_recurrent_tables.tables(read("recurrent_h200.json"), *map(read, others))
     launches = "\n".join(recurrent_launches.table(read("recurrent_launches_h200.json")["cases"]))
     matmul = "\n".join(cases.table(read("matmul_h200.json")["cases"]))
-    assert make_tables.tables(read("offload_h200.json")) in (ROOT / "docs/benchmarks_offload.md").read_text()
-    assert recurrent in (ROOT / "docs/benchmarks_recurrent.md").read_text()
+    networks = "\n".join(applications.table(read("applications_cpu.json")["cases"]))
+    offload = make_tables.tables(read("offload_h200.json"))
+    between("docs/benchmarks_offload.md", (make_tables.BEGIN, make_tables.END), offload)
+    between("docs/benchmarks_recurrent.md", make_recurrent_tables.MARKERS, recurrent)
+    assert f"\n{networks}\n\n" in (ROOT / "docs/benchmarks_offload.md").read_text()
     assert launches in (ROOT / "docs/benchmarks_recurrent.md").read_text()
     assert matmul in (ROOT / "docs/benchmarks_matmul.md").read_text()
 

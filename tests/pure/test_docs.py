@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,8 @@ PAGES = [*(ROOT / name for name in OUTSIDE), *sorted(ROOT.glob("docs/*.md"))]
 FOLDERS = ("tfmem", "graph_passes", "custom_ops", "benchmarks", "examples", "tests", "tools", "docs", "bazel")
 SOURCE = re.compile(r"[\w./*-]+\.(?:py|cc|cuh|h|md|bzl)")
 OF_EACH_PASS = {"plan.py", "apply.py", "options.py"}
+OF_OTHERS = {"ConvLSTM2D", "dynamic_rnn", "element_spec", "go_backwards"}  # TensorFlow's and Keras's
+OF_OTHERS |= {"cudaMemPrefetchAsync", "NVIDIA_TF32_OVERRIDE", "WORKSPACE"}  # CUDA's and Bazel's
 OF_TENSORFLOW = {"ResourceExhaustedError", "UnavailableError", "InternalError", "NotFoundError"}
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -43,6 +46,15 @@ def quoted(page: Path) -> Iterator[str]:
 def sources() -> str:
     """All of the project's Python."""
     return "\n".join(file.read_text() for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py")))
+
+
+@cache
+def identifiers() -> set[str]:
+    """All that occur outside of the tests, in Python, C++, CUDA and what builds these."""
+    code = [file for folder in FOLDERS if folder != "tests" for file in (ROOT / folder).rglob("*.*")]
+    code = [file for file in code if file.suffix in {".py", ".cc", ".h", ".cuh", ".bzl"}]
+    texts = [file.read_text() for file in (*code, ROOT / "Makefile", ROOT / "WORKSPACE", ROOT / "pyproject.toml")]
+    return set(re.findall(r"[A-Za-z_]\w*", "\n".join(texts)))
 
 
 @pages
@@ -90,6 +102,14 @@ def test_commands_exist(page: Path) -> None:
 def test_public_names_exist(page: Path) -> None:
     for name in re.findall(r"\btfmem\.(?!json)([A-Za-z]\w*)", page.read_text()):
         assert name in tfmem.__all__ or any((ROOT / "tfmem").glob(f"{name}*")), f"tfmem.{name}"
+
+
+@pages
+def test_names_in_code_exist(page: Path) -> None:
+    """Functions, classes, fields, options and ops, between backticks alone or as a call."""
+    named = {name for text in quoted(page) for name in re.findall(r"^_?[A-Za-z]\w*(?=\(.*\)$|$)", text)}
+    missing = named - identifiers() - OF_OTHERS
+    assert not missing, sorted(missing)
 
 
 @pages

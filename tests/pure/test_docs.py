@@ -24,12 +24,12 @@ ROOT = Path(__file__).resolve().parents[2]
 if not (ROOT / "docs").is_dir():
     pytest.skip("the documentation is not installed; run from a checkout", allow_module_level=True)
 
-OUTSIDE = ("README.md", "CONTRIBUTING.md", "examples/README.md")
+OUTSIDE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")
 PAGES = [*(ROOT / name for name in OUTSIDE), *sorted(ROOT.glob("docs/*.md"))]
 FOLDERS = ("tfmem", "graph_passes", "custom_ops", "benchmarks", "examples", "tests", "tools", "docs", "bazel")
 SOURCE = re.compile(r"[\w./*-]+\.(?:py|cc|cuh|h|md|bzl)")
 OF_EACH_PASS = {"plan.py", "apply.py", "options.py"}
-OF_OTHERS = {"ConvLSTM2D", "dynamic_rnn", "element_spec", "go_backwards"}  # TensorFlow's and Keras's
+OF_OTHERS = {"ConvLSTM2D", "dynamic_rnn", "element_spec", "go_backwards", "static_rnn"}  # TensorFlow's and Keras's
 OF_OTHERS |= {"cudaMemPrefetchAsync", "NVIDIA_TF32_OVERRIDE", "WORKSPACE"}  # CUDA's and Bazel's
 OF_TENSORFLOW = {"ResourceExhaustedError", "UnavailableError", "InternalError", "NotFoundError"}
 
@@ -65,6 +65,17 @@ def test_files_exist(page: Path) -> None:
     paths = {path for path in paths if not re.search(r"[ <]|\.so$", path)}
     missing = [path for path in sorted(paths) if not any(ROOT.glob(path.rstrip("/")))]
     assert not missing, "name files from the repository's root"
+
+
+def test_the_tree_of_the_architecture_is_the_tree():
+    text = (ROOT / "docs/architecture.md").read_text()
+    top, shown = "", set()
+    for indent, folder in re.findall(r"^( {4}| {6})(\w+)/ ", text, re.MULTILINE):
+        top = folder if len(indent) == 4 else top
+        shown.add(top if folder == top else f"{top}/{folder}")
+    code = [file for layer in ("tfmem", "graph_passes", "custom_ops") for file in (ROOT / layer).rglob("*.*")]
+    folders = [file.relative_to(ROOT).parent for file in code if file.suffix in {".py", ".cc", ".cuh"}]
+    assert shown == {"/".join(folder.parts[:2]) for folder in folders}
 
 
 @pages

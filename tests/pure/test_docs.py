@@ -175,6 +175,11 @@ def test_tables_are_those_of_the_results():
     assert matmul in (ROOT / "docs/benchmarks_matmul.md").read_text()
 
 
+def test_the_entry_that_the_architecture_shows_is_the_tables():
+    (entry,) = re.findall(r"^    Op\(.*\n(?:       .*\n)+", (ROOT / "docs/architecture.md").read_text(), re.MULTILINE)
+    assert entry.rstrip() in (ROOT / "custom_ops/expr/activations.py").read_text()
+
+
 def test_the_program_that_the_architecture_shows_is_softmax():
     block = re.search(r"^    program 1\n(    .*\n)+", (ROOT / "docs/architecture.md").read_text(), re.MULTILINE)
     lines = [re.split("  +", line.strip())[0] for line in block[0].splitlines()]

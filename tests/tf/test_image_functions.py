@@ -39,7 +39,9 @@ def fixture_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which(build_flags.compiler()) is None:
         pytest.skip("needs a C++ compiler")
     folder = tmp_path_factory.mktemp("images_op")
-    parts = [build_flags.PACKAGE / "ops" / f"{name}.cc" for name in ("image_functions", "kernel_image", "sha256")]
+    parts = [
+        build_flags.PACKAGE / "ops" / f"{name}.cc" for name in ("cuda/image_functions", "cuda/kernel_image", "sha256")
+    ]
     sources = [*parts, HERE / "images_op.cc"]
     objects = [folder / f"{source.stem}.o" for source in sources]
     for source, target in zip(sources, objects, strict=True):

@@ -113,15 +113,15 @@ def test_what_a_plan_stalls_for_without_need_is_taken_out_before_it_is_tried():
     assert all(plan.after.stall == 0 for plan in tried)
 
 
-def test_what_could_be_made_again_is_also_tried_as_a_copy():
+def test_what_could_be_recomputed_is_also_tried_as_a_copy():
     timeline = chain()
-    first = replace(timeline.buffers[0], nbytes=3 * GIB, remake=0, remake_until=len(timeline.steps))
+    first = replace(timeline.buffers[0], nbytes=3 * GIB, recompute=0, recompute_until=len(timeline.steps))
     steps = (ScheduledOp("f0", 0.1), *(replace(step, seconds=0.2) for step in timeline.steps[1:]))
     timeline, engine = Timeline(steps, (first, *timeline.buffers[1:]), timeline.turn), FakeEngine(7 * GIB)
     plans = list(falling(engine, timeline, 7 * GIB, planner(timeline, "hybrid"), engine.room))
-    remade = [[move.remade for move in plan.moves] for plan in plans]
-    assert remade[0] == [True]
-    assert [False] in remade
+    recomputed = [[move.recomputed for move in plan.moves] for plan in plans]
+    assert recomputed[0] == [True]
+    assert [False] in recomputed
     copying = falling(engine, timeline, 7 * GIB, planner(timeline, "autovm"), engine.room)
     assert {plan.actions for plan in copying} <= {plan.actions for plan in plans}
 

@@ -13,9 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
-GENERATED = (
-    PACKAGE.parent / "build" / "generated"
-)  # not where Bazel finds its own
+GENERATED = PACKAGE.parent / "build" / "generated"  # not where Bazel finds its own
 
 
 def library_name(tensorflow_version: str) -> str:

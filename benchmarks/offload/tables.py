@@ -23,7 +23,7 @@ Cases = Mapping[str, Mapping[str, Any]]
 
 def main(arguments: list[str] | None = None) -> int:
     """Read results, replace what is between the markers."""
-    parser = command_line("make_tables", __doc__)
+    parser = command_line("offload.tables", __doc__)
     parser.add_argument("results", type=Path, help="what benchmarks.offload wrote")
     parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks_offload.md")
     options = parser.parse_args(arguments)

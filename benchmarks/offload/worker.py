@@ -1,4 +1,5 @@
-"""Runs one case of the offload benchmark in this process: `worker.py TASK_JSON RESULT_FILE`.
+"""Runs one case of the offload benchmark in this process:
+`python -m benchmarks.offload.worker TASK_JSON RESULT_FILE`.
 
 A step's time ends when its loss is on the host. Peaks are TensorFlow's allocator's, over the timed
 steps. Stalls are timed in steps of their own, because timing them costs events."""

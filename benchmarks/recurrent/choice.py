@@ -55,7 +55,7 @@ class Recorded:
 
 def main(arguments: list[str] | None = None) -> int:
     """Print a line for each case, and the means."""
-    parser = command_line("recurrent_choice", __doc__)
+    parser = command_line("recurrent.choice", __doc__)
     parser.add_argument("results", type=Path, help="what benchmarks.recurrent.search wrote")
     parser.add_argument("--machine", default="h200", help="of graph_passes/cost/devices (h200)")
     options = parser.parse_args(arguments)

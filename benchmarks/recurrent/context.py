@@ -45,7 +45,7 @@ Outcomes = dict[str, Any]
 
 def main(arguments: list[str] | None = None) -> int:
     """Build, run, add to the results. Returns 1 if something of theirs or of ours did not run or was wrong."""
-    parser = command_line("recurrent_context", __doc__, "recurrent.json")
+    parser = command_line("recurrent.context", __doc__, "recurrent.json")
     parser.add_argument("--flashrnn", type=Path, help="a clone of FlashRNN")
     parser.add_argument("--haste", type=Path, help="a clone of Haste")
     parser.add_argument("--systems", nargs="+", default=[], metavar="PREFIX", help="of theirs, by start of name")

@@ -39,7 +39,7 @@ TOLERANCES = {True: 2e-3, False: 1e-5}  # between before and after, with TF32 an
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the cases asked for. Returns 1 if one failed or was wrong."""
-    parser = command_line("recurrent_keras", __doc__, "recurrent_keras.json")
+    parser = command_line("recurrent.keras", __doc__, "recurrent_keras.json")
     parser.add_argument("--no-tf32", action="store_true", help="products of float32 in float32")
     options = parser.parse_args(arguments)
     tf32 = not options.no_tf32

@@ -44,7 +44,7 @@ L2_BYTES_PER_SECOND = 132 * 77.5e9  # by the micro-benchmark, all multiprocessor
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the cases asked for, or print the table of results."""
-    parser = command_line("recurrent_launches", __doc__, "recurrent_launches.json")
+    parser = command_line("recurrent.launches", __doc__, "recurrent_launches.json")
     options, cases = asked(parser, arguments, CASES, table)
     if not cases:
         return 0

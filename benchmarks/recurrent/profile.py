@@ -57,7 +57,7 @@ __device__ unsigned long long {TICKS}[{len(PARTS)} * {MOST_CTAS}];
 
 def main(arguments: list[str] | None = None) -> int:
     """Profile the cases asked for, print a table, keep the results."""
-    parser = command_line("recurrent_profile", __doc__, "recurrent_profile.json")
+    parser = command_line("recurrent.profile", __doc__, "recurrent_profile.json")
     parser.add_argument("--precision", choices=BOUNDS, default="highest", help="of the products (highest)")
     options = parser.parse_args(arguments)
     cases = [case for case in chosen(options.only) if not case.training and case.layers == 1]

@@ -78,7 +78,7 @@ class Space:
 
 def main(arguments: list[str] | None = None) -> int:
     """Search the cases asked for. Returns 1 if one has no kernel that runs."""
-    parser = command_line("recurrent_search", __doc__, "recurrent_search.json")
+    parser = command_line("recurrent.search", __doc__, "recurrent_search.json")
     parser.add_argument("--hopeless", type=float, default=2.0, help="times the best, by the model (2.0)")
     parser.add_argument("--sample", type=int, default=40, help="hopeless ones that are timed nevertheless (40)")
     parser.add_argument("--jobs", type=int, default=cpu_count(), help="processes that compile (the number of cores)")

@@ -26,7 +26,7 @@ Cases = Mapping[str, Mapping[str, Any]]
 
 def main(arguments: list[str] | None = None) -> int:
     """Read results, replace what is between the markers."""
-    parser = command_line("make_recurrent_tables", __doc__)
+    parser = command_line("recurrent.tables", __doc__)
     parser.add_argument("results", type=Path, help="what benchmarks.recurrent wrote")
     parser.add_argument("--search", type=Path, help="what benchmarks.recurrent.search wrote")
     parser.add_argument("--keras", type=Path, help="what benchmarks.recurrent.keras wrote")

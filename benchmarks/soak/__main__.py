@@ -3,8 +3,8 @@
     python -m benchmarks.soak --seed 1 --count 20000 --output soak.jsonl
     python -m benchmarks.soak --table soak.jsonl
 
-Each seed is one mutated training step (`soak_graphs`, `soak_mutations`), optimised without a memory budget and with one
-in another process (`soak_worker`), and run beside the original if it was changed. A fault is an exception that is not
+Each seed is one mutated training step (`graphs.py`, `mutations.py`), optimised without a memory budget and with one
+in another process (`worker.py`), and run beside the original if it was changed. A fault is an exception that is not
 tfmem's (unless TensorFlow does not import the graph either), a result that differs or does not run though the original
 does, and an end of the process, by a signal or by the clock, that TensorFlow does not come to without tfmem."""
 

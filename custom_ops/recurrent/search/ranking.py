@@ -1,6 +1,6 @@
 """Which configurations of a persistent kernel will be fast, for a cell and a batch.
 
-GRNN's model (`grnn.price`), extended by what its kernel did not have: rows of the batch that share a load, weights in
+GRNN's model (`grnn_model.py`), extended by what its kernel did not have: rows of the batch that share a load, weights in
 shared memory or streamed from L2, tensor cores, clusters, exchanges without a barrier, several stages, and
 more groups than fit the device at once. The sizes are those of the kernel's own layout."""
 

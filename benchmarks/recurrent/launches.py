@@ -82,11 +82,11 @@ def run(case: Case, machine: Machine, device: Device, cache: Cache) -> dict[str,
     staged = fastest("staged", [(configuration, predicted)])
     alone = None
     if whole.configuration.needs_fallback and case.units <= LARGEST_ALONE:
-        alone = one_block(Launcher(bench.build(whole.configuration)), spec, case, device)
+        alone = one_cta(Launcher(bench.build(whole.configuration)), spec, case, device)
     return {"whole": asdict(whole), "staged": asdict(staged), "one_block_nanoseconds": alone}
 
 
-def one_block(launcher: Launcher, spec: RecurrentSpec, case: Case, device: Device) -> float:
+def one_cta(launcher: Launcher, spec: RecurrentSpec, case: Case, device: Device) -> float:
     """Nanoseconds of the fallback, by the host's clock: it takes milliseconds and more."""
     samples = Samples(spec, device, case.batch, case.steps)
     memory = device.upload(np.full(launcher.memory_bytes(case.batch), 0xFF, np.uint8))

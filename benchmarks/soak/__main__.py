@@ -23,6 +23,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.runs import command_line
+
 FAULTS = ("fault", "differs", "does not run", "died", "hangs")
 ENDED = {"died": "TensorFlow dies of it, too", "hangs": "TensorFlow hangs, too"}
 START = 300  # seconds for a process to be ready
@@ -161,9 +163,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Examine seeds, and print the table. Returns 1 if there are faults."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line("soak", __doc__)
     parser.add_argument("--seed", type=int, default=1, help="the first (1)")
     parser.add_argument("--count", type=int, default=300, help="how many (300)")
     parser.add_argument("--only", type=int, nargs="+", metavar="SEED", help="these, with all that is known of each")

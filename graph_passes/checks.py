@@ -91,9 +91,7 @@ def directory(name: str, value: Any, otherwise: str = "") -> str:
 
 def names(name: str, value: Any, of: str = "tensors or ops") -> tuple[str, ...]:
     """Names of tensors or ops, "a" or "a:0"."""
-    if not _is_series(value):
-        refuse(name, value, f"a list of names of {of}")
-    for item in value:
+    for item in series(name, value, f"a list of names of {of}"):
         if not isinstance(item, str) or not re.fullmatch(r"\^?[^:^]+(:[0-9]{1,9})?", item):
             refuse(name, item, f'names of {of}, as "loss" or "loss:0"')
     return tuple(value)
@@ -116,10 +114,6 @@ def shapes(name: str, value: Any) -> dict[str, tuple[int, ...]]:
 
 def series(name: str, value: Any, expected: str) -> tuple[Any, ...]:
     """Several values, in a list or the like."""
-    if not _is_series(value):
+    if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
         refuse(name, value, expected)
     return tuple(value)
-
-
-def _is_series(value: object) -> bool:
-    return isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)

@@ -8,7 +8,7 @@ class GraphError(TfmemError, ValueError):
 
 
 class NoGradientError(GraphError):
-    """There is nothing to train in the graph: no op uses an activation a second time."""
+    """There is nothing to train in the graph: it holds no gradient, or the loss depends on none of the variables."""
 
 
 class AlreadyOptimizedError(GraphError):

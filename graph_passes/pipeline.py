@@ -21,7 +21,6 @@ from graph_passes.graph.verify import verify_graph
 from graph_passes.matmul.apply import apply_products
 from graph_passes.matmul.plan import plan_products
 from graph_passes.memory import roles
-from graph_passes.memory.fragmentation import Room
 from graph_passes.memory.liveness import build_timeline
 from graph_passes.memory.region import reads_before_updates, step_region
 from graph_passes.memory.simulate import Link, uncounted, usage_under
@@ -153,17 +152,12 @@ def plan_step(
     link: Link,
     budget: int,
     options: OffloadOptions,
-    *,
-    timed: bool = False,
-    widest: bool = False,
-    unmoved: bool = False,
-    copied: bool = False,
-    room: Room | None = None,
+    **how: Any,
 ) -> OffloadPlan:
-    """See `graph_passes.offload.plan.plan_offload`.
+    """See `graph_passes.offload.plan.plan_offload`; `how` is `timed`, `widest`, `unmoved`, `copied` and `room`.
 
     Raises:
-        NoGradientError: the budget is too small, and no tensor waits for a later use.
+        NoGradientError: the budget is too small, and the graph does not differentiate.
         InfeasibleBudgetError: the budget is too small for any plan.
     """
     try:
@@ -174,15 +168,11 @@ def plan_step(
             options,
             layers=roles.layers(step.graph, timeline),
             convolution_inputs=roles.convolution_inputs(step.graph, timeline),
-            timed=timed,
-            widest=widest,
-            unmoved=unmoved,
-            copied=copied,
-            room=room,
             relax=not step.merging,
+            **how,
         )
     except InfeasibleBudgetError as error:
-        if not timeline.gaps() or not roles.has_gradient(step.graph):
+        if not roles.has_gradient(step.graph):
             raise NoGradientError(
                 f"the step needs {timeline.peak:,} bytes, more than the budget of {budget:,}, and nothing that its "
                 "layers read waits for a gradient: there is no gradient in the graph; optimise the training step "

@@ -1,11 +1,11 @@
-"""What a pipeline did to one graph, planned beside measured. Pure data: text and JSON are its only
-forms here; `tfmem.plot` draws it."""
+"""What a pipeline did to one graph, planned beside measured. Pure data: text and JSON are its only forms here;
+`tfmem.plot` draws it."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ class TransferRecord:
         tensor: the tensor's name, `node:0`.
         bytes: size of its buffer; it crosses the link once in each direction a step.
         offload_after: the copy out starts when this op has run; `RECOMPUTED` if the tensor is not copied at all, but
-            made a second time.
+            recomputed.
         release_before: the buffer may be freed before this op runs.
         prefetch_before: the copy in starts, into a new buffer, before this op runs.
         first_use: the first op that reads the returned tensor.
@@ -208,7 +208,7 @@ def duration(nanoseconds: int | None) -> str:
     return f"{nanoseconds} ns"
 
 
-def _pair(planned: int | None, achieved: int | None, words: Any) -> str:
+def _pair(planned: int | None, achieved: int | None, words: Callable[[int | None], str]) -> str:
     return f"{words(planned)} planned, {words(achieved)} measured"
 
 
@@ -234,9 +234,7 @@ def _transfer_table(transfers: Sequence[TransferRecord], rows: int) -> list[str]
     header = ("tensor", "size", "offload after", "release before", "prefetch before", "first use")
     cells = [tuple(map(_shortened, row)) for row in (header, *map(_cells, largest))]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    lines = [
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
-    ]
+    lines = ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
     if len(transfers) > len(largest):
         rest = sum(record.bytes for record in transfers) - sum(record.bytes for record in largest)
         lines.append(f"  and {len(transfers) - len(largest)} more, {size(rest)}")
@@ -244,14 +242,8 @@ def _transfer_table(transfers: Sequence[TransferRecord], rows: int) -> list[str]
 
 
 def _cells(record: TransferRecord) -> tuple[str, ...]:
-    return (
-        record.tensor,
-        size(record.bytes),
-        record.offload_after,
-        record.release_before,
-        record.prefetch_before,
-        record.first_use,
-    )
+    tensor, nbytes, *ops = dataclasses.astuple(record)
+    return tensor, size(nbytes), *ops
 
 
 def _shortened(name: str, width: int = 40) -> str:

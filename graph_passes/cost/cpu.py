@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from graph_passes.graph.ir import Graph, Node, TensorId
 
 # Convolutions, products and reductions were seen to take less than 1% of their operands.
@@ -13,16 +15,9 @@ def workspace(graph: Graph, node: Node) -> int:
         # An index of 8 bytes for each pooled number, and the pooled tensor again, unless nobody else still needs it
         # (maxpooling_op.cc, `MaxPoolingGradOp`).
         pooled = node.inputs[1]
-        spec = graph.specs.get(pooled)
-        elements = (spec.nbytes or 0) // max(spec.itemsize, 1) if spec else 0
-        return 8 * elements + _nbytes(graph, pooled)
+        return 8 * prod(graph.sizes(pooled) or (0,)) + graph.nbytes(pooled)
     if node.op == "MaxPool":
-        return _nbytes(graph, TensorId(node.name)) // 4  # which input each output is
+        return graph.nbytes(TensorId(node.name)) // 4  # which input each output is
     if node.op == "Einsum":
-        return sum(_nbytes(graph, tensor) for tensor in node.inputs)  # transposed, for a product of matrices
+        return sum(graph.nbytes(tensor) for tensor in node.inputs)  # transposed, for a product of matrices
     return 0
-
-
-def _nbytes(graph: Graph, tensor: TensorId) -> int:
-    spec = graph.specs.get(tensor)
-    return (spec.nbytes or 0) if spec else 0

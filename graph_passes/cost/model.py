@@ -45,7 +45,7 @@ class Roofline:
         """See `CostModel`. Views and constants cost nothing."""
         if node.op in ops.VIEWS or node.op in ops.EXTERNAL:
             return 0.0
-        moved = sum(_nbytes(graph, tensor) for tensor in (*node.inputs, *graph.tensors(node)))
+        moved = _moved(graph, node)
         work = max(flops(graph, node) / self.device.flops, moved / self.device.bandwidth)
         return self.device.launch + work if moved else 0.0
 
@@ -55,12 +55,11 @@ class Roofline:
             return cpu.workspace(graph, node)
         again = 0
         if node.op in ops.ALLOCATES_TWICE:
-            again = _nbytes(graph, TensorId(node.name)) + _nbytes(graph, node.inputs[ops.FILTER])
+            again = graph.nbytes(TensorId(node.name)) + graph.nbytes(node.inputs[ops.FILTER])
         if node.op not in ops.CONVOLUTIONS:
             return again
         alone, fused = self.workspace_limits
-        moved = sum(_nbytes(graph, tensor) for tensor in (*node.inputs, *graph.tensors(node)))
-        return again + min(fused if "Fused" in node.op else alone, moved)
+        return again + min(fused if "Fused" in node.op else alone, _moved(graph, node))
 
     def base(self, graph: Graph) -> int:
         """See `CostModel`. Each variable once, each placeholder and constant once."""
@@ -102,16 +101,21 @@ def held(graph: Graph, below: int | None = None) -> int:
     found: dict[object, int] = {}
     for node in graph:
         if node.op == "ReadVariableOp":
-            found[node.inputs[0]] = _nbytes(graph, TensorId(node.name))
+            found[node.inputs[0]] = graph.nbytes(TensorId(node.name))
         elif node.op in ops.EXTERNAL and node.op != "VarHandleOp":
-            found.update((tensor, _nbytes(graph, tensor)) for tensor in graph.tensors(node))
+            found.update((tensor, graph.nbytes(tensor)) for tensor in graph.tensors(node))
     return sum(nbytes for nbytes in found.values() if below is None or nbytes < below)
+
+
+def _moved(graph: Graph, node: Node) -> int:
+    """Bytes that `node` reads and makes."""
+    return sum(map(graph.nbytes, (*node.inputs, *graph.tensors(node))))
 
 
 def flops(graph: Graph, node: Node) -> float:
     """Floating-point operations of a product or convolution; other ops are bound by memory and count as zero."""
-    shapes = [_shape(graph, tensor) for tensor in node.inputs]
-    output = _shape(graph, TensorId(node.name))
+    shapes = [graph.sizes(tensor) for tensor in node.inputs]
+    output = graph.sizes(TensorId(node.name))
     if node.op in ops.MATRIX_PRODUCTS and output and len(shapes) >= 2 and shapes[0]:
         inner = prod(shapes[0]) * prod(shapes[1] or (1,)) / max(prod(output), 1)
         return 2.0 * prod(output) * max(inner, 1.0) ** 0.5
@@ -124,15 +128,3 @@ def flops(graph: Graph, node: Node) -> float:
             channels = filters[-1] * (filters[-2] if "Depthwise" in node.op else 1)
             return 2.0 * prod(y) * prod(filters) / max(channels, 1)
     return 0.0
-
-
-def _shape(graph: Graph, tensor: TensorId) -> tuple[int, ...] | None:
-    spec = graph.specs.get(tensor)
-    if spec is None or spec.shape is None or any(dim is None for dim in spec.shape):
-        return None
-    return tuple(dim for dim in spec.shape if dim is not None)
-
-
-def _nbytes(graph: Graph, tensor: TensorId) -> int:
-    spec = graph.specs.get(tensor)
-    return (spec.nbytes or 0) if spec else 0

@@ -33,7 +33,7 @@ def dead_code(
     """
     dead = _dead_readers(graph, start, rewired, keep)
     read = {tensor.node for node in nodes for tensor in node.inputs} | {new.node for new in rewired.values()}
-    waiting = [tensor.node for name in dead for tensor in graph[name].inputs] + [old.node for old in rewired]
+    waiting = [tensor.node for name in sorted(dead) for tensor in graph[name].inputs] + [old.node for old in rewired]
     while waiting:
         node = graph[waiting.pop()]
         if node.name in dead or node.name in read or node.name in keep or not _may_go(node):

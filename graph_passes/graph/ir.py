@@ -11,7 +11,7 @@ a GraphDef stay opaque; values that passes write are plain Python (see `AttrValu
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -19,16 +19,7 @@ import numpy.typing as npt
 
 from graph_passes.errors import GraphError
 
-MEMORY_OPS = frozenset(
-    {
-        "MemOpOffload",
-        "MemOpRelease",
-        "MemOpPrefetch",
-        "MemOpAwait",
-        "MemOpProbe",
-        "MemOpPreaccess",
-    }
-)
+MEMORY_OPS = frozenset({"MemOpOffload", "MemOpRelease", "MemOpPrefetch", "MemOpAwait", "MemOpProbe", "MemOpPreaccess"})
 
 
 class TensorId(NamedTuple):
@@ -91,9 +82,14 @@ class TensorSpec:
     @property
     def nbytes(self) -> int | None:
         """Bytes of the tensor's buffer, or None while a dimension is unknown."""
-        if self.shape is None or any(dim is None for dim in self.shape):
+        return None if self.sizes is None else prod(self.sizes) * self.itemsize
+
+    @property
+    def sizes(self) -> tuple[int, ...] | None:
+        """The static shape, or None while a dimension is unknown."""
+        if self.shape is None or None in self.shape:
             return None
-        return prod(dim for dim in self.shape if dim is not None) * self.itemsize
+        return tuple(dim for dim in self.shape if dim is not None)
 
 
 class Use(NamedTuple):
@@ -115,6 +111,10 @@ class Node:
     attrs: dict[str, Any] = field(default_factory=dict)
     outputs: int = 0
     stateful: bool = False
+
+    def copy(self) -> Node:
+        """An equal node that can be edited on its own; attribute values are shared."""
+        return replace(self, inputs=list(self.inputs), control=list(self.control), attrs=dict(self.attrs))
 
 
 class Editor(Protocol):
@@ -196,11 +196,7 @@ class Graph:
 
     def copy(self) -> Graph:
         """An equal graph that can be edited on its own; attribute values are shared."""
-        nodes = (
-            Node(n.name, n.op, list(n.inputs), list(n.control), n.device, dict(n.attrs), n.outputs, n.stateful)
-            for n in self
-        )
-        return Graph(nodes, self.specs, self.constants, self.functions)
+        return Graph((node.copy() for node in self), self.specs, self.constants, self.functions)
 
     def _require(self, name: str, reader: str) -> None:
         if name not in self.nodes:
@@ -225,6 +221,16 @@ class Graph:
     def tensors(self, node: Node) -> Iterator[TensorId]:
         """The outputs of `node`."""
         return (TensorId(node.name, index) for index in range(node.outputs))
+
+    def nbytes(self, tensor: TensorId) -> int:
+        """Bytes of a tensor's buffer; 0 where they are not known."""
+        spec = self.specs.get(tensor)
+        return spec.nbytes or 0 if spec is not None else 0
+
+    def sizes(self, tensor: TensorId) -> tuple[int, ...] | None:
+        """The static shape of a tensor; None unless all of it is known."""
+        spec = self.specs.get(tensor)
+        return spec.sizes if spec is not None else None
 
     def predecessors(self, node: Node) -> Iterator[str]:
         """Names of the nodes that `node` waits for, data inputs first; repeats are possible."""

@@ -69,14 +69,7 @@ SHAPE_READERS = frozenset({"Shape", "ShapeN", "Size", "Rank"})
 
 # Ops that write a variable: the last thing a training step does with a gradient.
 UPDATES = frozenset(
-    {
-        "AssignVariableOp",
-        "AssignAddVariableOp",
-        "AssignSubVariableOp",
-        "Assign",
-        "AssignAdd",
-        "AssignSub",
-    }
+    {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "Assign", "AssignAdd", "AssignSub"}
 )
 
 # On a GPU the kernel allocates its output, then its input `FILTER` in another layout, then a tensor that replaces the
@@ -104,6 +97,9 @@ MATRIX_PRODUCTS = frozenset(
     {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "_FusedMatMul", "Einsum", "TfmemMatMul"}
 )
 
+# What a layer does with its weights.
+PRODUCTS = CONVOLUTIONS | MATRIX_PRODUCTS
+
 # Ops that talk to other devices or processes: their order is the runtime's own and is never constrained.
 COLLECTIVES = frozenset(
     {
@@ -125,26 +121,14 @@ COLLECTIVES = frozenset(
     }
 )
 
+# Dtypes that can have a gradient.
+FLOATS = frozenset({"float32", "float64", "float16", "bfloat16"})
+
 # Dtypes with a fixed element size, which MemOps can move.
-ITEM_SIZES = {
-    "float32": 4,
-    "float64": 8,
-    "float16": 2,
-    "bfloat16": 2,
-    "int8": 1,
-    "int16": 2,
-    "int32": 4,
-    "int64": 8,
-    "uint8": 1,
-    "uint16": 2,
-    "uint32": 4,
-    "uint64": 8,
-    "bool": 1,
-    "complex64": 8,
-    "complex128": 16,
-    "float8_e5m2": 1,
-    "float8_e4m3fn": 1,
-}
+FIXED_SIZE = FLOATS | {
+    "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool", "complex64", "complex128",
+    "float8_e5m2", "float8_e4m3fn",
+}  # fmt: skip
 
 
 def is_update(op: str) -> bool:

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 
 from graph_passes.errors import GraphError
-from graph_passes.graph.ir import Graph, TensorId
+from graph_passes.graph.ir import Graph
 from graph_passes.graph.merged import merged_pairs
 from graph_passes.graph.ops import EXTERNAL, SHAPE_READERS, VIEWS
 
@@ -14,7 +14,7 @@ TINY = 1e-3  # of the largest tensor's bytes
 
 
 def topological(graph: Graph) -> list[str]:
-    """Any topological order, in time linear in nodes and edges.
+    """A topological order, in time linear in nodes and edges; the same for equal graphs in every process.
 
     Raises:
         GraphError: the graph has a cycle (a TensorFlow 1 while loop, say); names one node on it.
@@ -25,7 +25,7 @@ def topological(graph: Graph) -> list[str]:
     while ready:
         name = ready.pop()
         order.append(name)
-        for successor in set(graph.successors(graph[name])):
+        for successor in dict.fromkeys(graph.successors(graph[name])):
             waiting[successor] -= 1
             if waiting[successor] == 0:
                 ready.append(successor)
@@ -80,14 +80,14 @@ def schedule(graph: Graph, creation_order: Sequence[str] = (), merging: bool = F
         return result if merged else _views_late(graph, result)
     # What frees more than it makes runs as soon as it can: a filter's gradient before the input's, an update at once.
     place = {name: float(index) for index, name in enumerate(result)}
-    tiny = TINY * max((_nbytes(graph, tensor) for node in graph for tensor in graph.tensors(node)), default=0)
-    ready: dict[str, float] = {}  # when a node's value can be there; views and what is tiny can be there sooner
+    tiny = TINY * max((graph.nbytes(tensor) for node in graph for tensor in graph.tensors(node)), default=0)
+    ready: dict[str, float] = {}  # when a node's value can be there; views and what is tiny are there at once
     for name in result:
         before = max((ready[p] for p in graph.predecessors(graph[name])), default=place[name] if merged else 0.0)
         if name in freeing:
             place[name] = before + 0.25
-        sooner = not merged and (graph[name].op in VIEWS or _is_tiny(graph, name, tiny))
-        ready[name] = before if sooner else place[name]
+        at_once = not merged and (graph[name].op in VIEWS or _is_tiny(graph, name, tiny))
+        ready[name] = before if at_once else place[name]
     for name in reversed(result):
         readers = [place[s] for s in graph.successors(graph[name])]
         if readers:
@@ -117,8 +117,8 @@ def _freeing(graph: Graph, order: Sequence[str]) -> set[str]:
         for tensor in set(node.inputs):
             held = graph[tensor.node].op in EXTERNAL
             if not held and max(rank[use.node] for use in graph.uses(tensor)) == rank[name]:
-                freed += _nbytes(graph, tensor)
-        if freed > 2 * sum(_nbytes(graph, tensor) for tensor in graph.tensors(node)):
+                freed += graph.nbytes(tensor)
+        if freed > 2 * sum(graph.nbytes(tensor) for tensor in graph.tensors(node)):
             found.add(name)
     return found
 
@@ -128,11 +128,6 @@ def _is_tiny(graph: Graph, name: str, tiny: float) -> bool:
     specs = [graph.specs.get(tensor) for tensor in graph.tensors(graph[name])]
     sizes = [spec.nbytes if spec else None for spec in specs]
     return bool(sizes) and None not in sizes and sum(size or 0 for size in sizes) < tiny
-
-
-def _nbytes(graph: Graph, tensor: TensorId) -> int:
-    spec = graph.specs.get(tensor)
-    return (spec.nbytes or 0) if spec else 0
 
 
 def _by_place(graph: Graph, order: Sequence[str], place: Mapping[str, float]) -> list[str]:
@@ -145,7 +140,7 @@ def _by_place(graph: Graph, order: Sequence[str], place: Mapping[str, float]) ->
     while ready:
         _, _, name = heapq.heappop(ready)
         result.append(name)
-        for successor in set(graph.successors(graph[name])):
+        for successor in dict.fromkeys(graph.successors(graph[name])):
             waiting[successor] -= 1
             if waiting[successor] == 0:
                 heapq.heappush(ready, (place[successor], rank[successor], successor))

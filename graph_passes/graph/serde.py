@@ -58,6 +58,7 @@ def from_graph_def(
         feed_shapes: static shapes of placeholders, by node name, where they are better known than in the graph.
         inferred: a `tf.Graph` that holds the same nodes with their shapes; imported here if it is not given. A GraphDef
             does not say what shape a captured variable has, so the graph of a function has to be given.
+        functions: whether to read the functions that nodes call, and the bodies of lowered loops, too.
 
     Returns:
         The graph, its nodes in the order of `graph_def`.
@@ -351,16 +352,11 @@ def encode(value: AttrValue | Any) -> Any:
     """A pass's attribute value as an AttrValue proto; values read from a GraphDef pass through."""
     if isinstance(value, attr_value_pb2.AttrValue):
         return value
-    if isinstance(value, bool):
-        return attr_value_pb2.AttrValue(b=value)
-    if isinstance(value, int):
-        return attr_value_pb2.AttrValue(i=value)
-    if isinstance(value, float):
-        return attr_value_pb2.AttrValue(f=value)
     if isinstance(value, str):
-        return attr_value_pb2.AttrValue(s=value.encode())
-    if isinstance(value, bytes):
-        return attr_value_pb2.AttrValue(s=value)
+        value = value.encode()
+    for kind, name in ((bool, "b"), (int, "i"), (float, "f"), (bytes, "s")):  # a bool is an int, too
+        if isinstance(value, kind):
+            return attr_value_pb2.AttrValue(**{name: value})
     if isinstance(value, Code):
         name = image_functions.name_of(value.data)
         return attr_value_pb2.AttrValue(func=attr_value_pb2.NameAttrList(name=name))

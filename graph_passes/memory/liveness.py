@@ -31,7 +31,7 @@ def build_timeline(
         order: its schedule.
         costs: op times, workspace and base memory.
         fetches: tensors the step returns; they outlive it.
-        loss: the loss, if the caller knows it: its ancestors are the forward pass. Otherwise the boundary is found from
+        loss: the loss, if the caller knows it: the forward pass ends there. Otherwise the boundary is found from
             the uses (see `turning_point`).
 
     Raises:
@@ -69,27 +69,27 @@ def build_timeline(
             written = tuple(sorted(position[view.node] for view in views))
             buffer = Buffer(root, nbytes, start, tuple(uses), tuple(views), written, pinned, is_fetched)
             if node.op in ops.ALLOCATES_TWICE:
-                buffer = replace(buffer, twice=True, between=graph.specs[node.inputs[ops.FILTER]].nbytes or 0)
+                buffer = replace(buffer, twice=True, between=graph.nbytes(node.inputs[ops.FILTER]))
             buffers.append(buffer)
 
     steps = tuple(
         ScheduledOp(name, costs.seconds(graph, graph[name]), costs.workspace(graph, graph[name])) for name in order
     )
-    turn = _last_ancestor(graph, loss, position) if loss else turning_point(pauses, len(order))
+    turn = position[graph[loss.node].name] if loss else turning_point(pauses, len(order))
     buffers.sort(key=lambda buffer: (buffer.start, buffer.tensor))
-    return Timeline(steps, _with_remakes(graph, position, owner, buffers), turn, costs.base(graph), only_updates)
+    return Timeline(steps, _with_recomputation(graph, position, owner, buffers), turn, costs.base(graph), only_updates)
 
 
-def _with_remakes(
+def _with_recomputation(
     graph: Graph, position: Mapping[str, int], owner: Mapping[TensorId, TensorId], buffers: Sequence[Buffer]
 ) -> tuple[Buffer, ...]:
-    """Find the buffers that one pure op makes from what outlives them: weights, the step's inputs, other buffers."""
+    """`buffers`, told which of them one pure op makes from what outlives them: weights, the step's inputs, buffers."""
     index = {buffer.tensor: place for place, buffer in enumerate(buffers)}
-    found = []
+    found: list[Buffer] = []
     for buffer in buffers:
         last = max((p for p in buffer.written if not buffer.uses or p <= buffer.uses[-1]), default=buffer.start)
         node = graph[buffer.tensor.node]
-        sources = {owner[tensor] for tensor in node.inputs}
+        sources = dict.fromkeys(owner[tensor] for tensor in node.inputs)
         held = [index[source] for source in sources if source in index]
         lasting = all(source in index or graph[source.node].op in ops.EXTERNAL for source in sources)
         if buffer.movable and lasting and not node.stateful and last == buffer.start and node.op not in ops.VIEWS:
@@ -106,11 +106,11 @@ def update_only(graph: Graph, order: Sequence[str]) -> set[str]:
     Gradients wait for their update while the backward pass goes on, so they must not count as waiting activations.
     """
     found: set[str] = set()
+    others = ops.PRODUCTS | ops.EXTERNAL
     for name in reversed(order):
         node = graph[name]
-        heavy = node.op in ops.CONVOLUTIONS or node.op in ops.MATRIX_PRODUCTS
-        readers = {use.node for tensor in graph.tensors(node) for use in graph.uses(tensor)}
-        if ops.is_update(node.op) or (readers and not heavy and node.op not in ops.EXTERNAL and readers <= found):
+        readers = set(graph.readers(node))
+        if ops.is_update(node.op) or (readers and node.op not in others and readers <= found):
             found.add(name)
     return found
 
@@ -121,8 +121,7 @@ def _owners(graph: Graph, order: Sequence[str], position: Mapping[str, int]) -> 
     last_use: dict[TensorId, int] = {}
     for name in order:
         for tensor in graph.tensors(graph[name]):
-            last = max((position[use.node] for use in graph.uses(tensor)), default=position[name])
-            last_use[tensor] = last
+            last_use[tensor] = max((position[use.node] for use in graph.uses(tensor)), default=position[name])
     for name in order:
         node = graph[name]
         owner.update((tensor, tensor) for tensor in graph.tensors(node))
@@ -130,8 +129,7 @@ def _owners(graph: Graph, order: Sequence[str], position: Mapping[str, int]) -> 
             continue
         output = TensorId(name, ops.REUSING_OUTPUT.get(node.op, 0))
         if node.op in ops.VIEWS:
-            owner[output] = owner[node.inputs[0]]
-            root = owner[output]
+            root = owner[output] = owner[node.inputs[0]]
             last_use[root] = max(last_use[root], last_use[output])
         elif node.op in ops.IN_PLACE:
             for tensor in node.inputs:
@@ -167,7 +165,7 @@ def _pinned(
     """Why the buffer cannot be moved, or ""."""
     root = views[0]
     spec, node = graph.specs[root], graph[root.node]
-    if spec.dtype not in ops.ITEM_SIZES:
+    if spec.dtype not in ops.FIXED_SIZE:
         return f"dtype {spec.dtype} has no fixed element size"
     if (spec.nbytes or 0) < SMALLEST_MOVED:
         return PINNED_SMALL
@@ -195,7 +193,7 @@ def read_across(graph: Graph, position: Mapping[str, int], views: Sequence[Tenso
 def _matters(graph: Graph, root: TensorId, start: int, uses: Sequence[int]) -> bool:
     """Unknown sizes are harmless for tensors that die at once, and for those that MemOps would not move anyway."""
     spec = graph.specs.get(root)
-    if spec is None or spec.dtype not in ops.ITEM_SIZES or len(uses) < 2 or uses[-1] - start < 2:
+    if spec is None or spec.dtype not in ops.FIXED_SIZE or len(uses) < 2 or uses[-1] - start < 2:
         return False
     return spec.shape is None or len(spec.shape) > 1
 
@@ -222,8 +220,3 @@ def _refuse_if_given(graph: Graph, root: TensorId) -> None:
 
 def _text(shape: Sequence[int | None]) -> str:
     return "(" + ", ".join("?" if dim is None else str(dim) for dim in shape) + ")"
-
-
-def _last_ancestor(graph: Graph, loss: TensorId, position: Mapping[str, int]) -> int:
-    """The loss is computed from the forward pass alone, so the pass ends where the loss is."""
-    return position[graph[loss.node].name]

@@ -80,7 +80,7 @@ def observe(
     probed = [sample.index // 2 for sample in samples if sample.index % 2]
     for padding in paddings:
         modelled[probed[min(bisect_left(probed, padding.position), len(probed) - 1)]] += padding.nbytes
-    seconds: dict[str, float] = {}
+    seconds = dict.fromkeys((step.node for step in timeline.steps), 0.0)
     beyond: dict[int, int] = {}
     after: list[int] = []
     curve = []
@@ -96,13 +96,8 @@ def observe(
         curve.append((name, most))
 
     base = median_low(after)
-    workspace = {}
-    for position, step in enumerate(timeline.steps):
-        if position in beyond:
-            workspace[step.node] = beyond[position] - base
-        else:  # between probes nothing of size happens
-            workspace[step.node] = 0
-        seconds.setdefault(step.node, 0.0)
+    # between probes nothing of size happens
+    workspace = {step.node: beyond.get(place, base) - base for place, step in enumerate(timeline.steps)}
     return Observation(
         seconds,
         workspace,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from graph_passes.errors import GraphError
 from graph_passes.graph import ops
-from graph_passes.graph.ir import Graph, Node, TensorId
+from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.memory.roles import is_layer, source
 
 
@@ -24,11 +24,7 @@ def step_region(graph: Graph, fetches: Sequence[str] = ()) -> Graph:
         GraphError: a fetch is not in the graph, or there are several training steps to choose from.
     """
     kept = graph.reached(fetches or find_fetches(graph), graph.predecessors)
-    nodes = (
-        Node(n.name, n.op, list(n.inputs), list(n.control), n.device, dict(n.attrs), n.outputs, n.stateful)
-        for n in graph
-        if n.name in kept
-    )
+    nodes = (node.copy() for node in graph if node.name in kept)
     return Graph(nodes, {tensor: spec for tensor, spec in graph.specs.items() if tensor.node in kept})
 
 
@@ -61,21 +57,23 @@ def keep_variables_in_place(graph: Graph) -> None:
     for update in [node for node in graph if ops.is_update(node.op) and node.op != "AssignVariableOp"]:
         for variable in update.inputs:
             for read in reads.get(source(graph, variable), ()):
-                for reader in _readers(graph, TensorId(read)) - set(graph.predecessors(update)):
-                    if reader != update.name and reader not in graph.reached([update.name], graph.successors):
+                for reader in _readers(graph, TensorId(read)):
+                    later = reader in graph.reached([update.name], graph.successors)
+                    if not later and reader not in graph.predecessors(update):
                         graph.add_control(update.name, reader)
 
 
-def _readers(graph: Graph, variable: TensorId) -> set[str]:
-    readers, views = set(), [variable]
+def _readers(graph: Graph, variable: TensorId) -> list[str]:
+    """The ops that read a variable, each once; not those that update it."""
+    readers, views = [], [variable]
     while views:
         for use in graph.uses(views.pop()):
             node = graph[use.node]
             if node.op in ops.VIEWS:
                 views.append(TensorId(node.name))
             elif not ops.is_update(node.op):
-                readers.add(node.name)
-    return readers
+                readers.append(node.name)
+    return list(dict.fromkeys(readers))
 
 
 def find_fetches(graph: Graph) -> list[str]:

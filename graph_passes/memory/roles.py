@@ -12,18 +12,13 @@ from graph_passes.memory.timeline import Timeline
 
 def layers(graph: Graph, timeline: Timeline) -> list[int]:
     """Positions of the forward convolutions and matrix products that read a variable, ascending."""
-    found = []
-    for position, step in enumerate(timeline.steps[: timeline.turn + 1]):
-        if is_layer(graph, graph[step.node]):
-            found.append(position)
-    return found
+    forward = enumerate(timeline.steps[: timeline.turn + 1])
+    return [position for position, step in forward if is_layer(graph, graph[step.node])]
 
 
 def is_layer(graph: Graph, node: Node) -> bool:
     """Whether `node` is a convolution or matrix product with a variable's value."""
-    return (node.op in ops.CONVOLUTIONS or node.op in ops.MATRIX_PRODUCTS) and any(
-        reads_variable(graph, tensor) for tensor in node.inputs
-    )
+    return node.op in ops.PRODUCTS and any(reads_variable(graph, tensor) for tensor in node.inputs)
 
 
 def has_gradient(graph: Graph) -> bool:
@@ -33,7 +28,7 @@ def has_gradient(graph: Graph) -> bool:
     for node in graph:
         if "Grad" in node.op or "Backprop" in node.op:
             return True
-        if node.op in ops.CONVOLUTIONS or node.op in ops.MATRIX_PRODUCTS:
+        if node.op in ops.PRODUCTS:
             activations = {source(graph, tensor) for tensor in node.inputs if not reads_variable(graph, tensor)}
             (read if is_layer(graph, node) else multiplied).update(activations)
     return not read.isdisjoint(multiplied)
@@ -51,7 +46,7 @@ def first_update(graph: Graph, order: Sequence[str]) -> int:
     """The position of the first op that writes a weight, a variable that a layer reads; `len(order)` if none does."""
     weights = set()
     for node in graph:
-        if node.op in ops.CONVOLUTIONS or node.op in ops.MATRIX_PRODUCTS:
+        if node.op in ops.PRODUCTS:
             weights |= {source(graph, tensor) for tensor in node.inputs}
     for position, name in enumerate(order):
         node = graph[name]

@@ -7,14 +7,16 @@ copied costs its op's time once more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from graph_passes.memory.timeline import Gap, Timeline
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Outcome:
 
 def usage_under(timeline: Timeline, moves: Sequence[Move], paddings: Sequence[Padding] = ()) -> npt.NDArray[np.int64]:
     """Bytes in use at each position when `moves` are made, and `paddings` are taken."""
-    usage = timeline.usage - timeline.away((move.buffer, move.release, move.prefetch) for move in moves)
+    usage = timeline.usage - timeline.within((move.buffer, move.release, move.prefetch) for move in moves)
     for move in moves:
         if move.recomputed:
             usage[move.next] = max(usage[move.next], recomputing_peak(timeline, usage, move))
@@ -88,10 +90,18 @@ def usage_under(timeline: Timeline, moves: Sequence[Move], paddings: Sequence[Pa
     return usage
 
 
+def by_position(items: Iterable[tuple[int, T]]) -> dict[int, list[T]]:
+    """(position, item) pairs as a table: the items of each position, in their order."""
+    found: dict[int, list[T]] = {}
+    for position, item in items:
+        found.setdefault(position, []).append(item)
+    return found
+
+
 def uncounted_under(timeline: Timeline, moves: Sequence[Move]) -> npt.NDArray[np.int64]:
     """Bytes at each position that the device's allocator does not count when `moves` are made."""
     small = [move for move in moves if timeline.buffers[move.buffer].nbytes < timeline.counted]
-    return timeline.uncounted - timeline.away((move.buffer, move.release, move.prefetch) for move in small)
+    return timeline.uncounted - timeline.within((move.buffer, move.release, move.prefetch) for move in small)
 
 
 def uncounted(timeline: Timeline, moves: Sequence[Move], paddings: Sequence[Padding] = ()) -> int:
@@ -129,26 +139,22 @@ def simulate(timeline: Timeline, moves: Sequence[Move], link: Link, paddings: Se
 
 def duration(timeline: Timeline, moves: Sequence[Move], link: Link) -> tuple[float, float]:
     """Seconds that the step takes under `moves`, and seconds of these that it waits for copies."""
-    copies_out: dict[int, list[int]] = {}
-    releases: dict[int, list[int]] = {}
-    prefetches: dict[int, list[int]] = {}
-    arrivals: dict[int, list[int]] = {}
-    remakes: dict[int, float] = {}
-    for index, move in enumerate(moves):
-        if move.recomputed:
-            made_by = timeline.steps[timeline.buffers[move.buffer].start]
-            remakes[move.next] = remakes.get(move.next, 0.0) + made_by.seconds
-            continue
-        copies_out.setdefault(move.copy_after, []).append(index)
-        releases.setdefault(move.release, []).append(index)
-        prefetches.setdefault(move.prefetch, []).append(index)
-        arrivals.setdefault(move.next, []).append(index)
+    copies = [(index, move) for index, move in enumerate(moves) if not move.recomputed]
+    copies_out = by_position((move.copy_after, index) for index, move in copies)
+    releases = by_position((move.release, index) for index, move in copies)
+    prefetches = by_position((move.prefetch, index) for index, move in copies)
+    arrivals = by_position((move.next, index) for index, move in copies)
+    makers = ((move.next, timeline.buffers[move.buffer].start) for move in moves if move.recomputed)
+    recomputed = {
+        position: sum(timeline.steps[start].seconds for start in starts)
+        for position, starts in by_position(makers).items()
+    }
 
     now = out_free = in_free = stall = 0.0
     copied = [0.0] * len(moves)
     arrived = [0.0] * len(moves)
     begins, ran = timeline.moments, 0
-    for position in sorted({*copies_out, *releases, *prefetches, *arrivals, *remakes}):  # between them ops just run
+    for position in sorted({*copies_out, *releases, *prefetches, *arrivals, *recomputed}):  # between them ops just run
         now += begins[position] - begins[ran]
         for index in releases.get(position, ()):
             stall += max(0.0, copied[index] - now)
@@ -161,7 +167,7 @@ def duration(timeline: Timeline, moves: Sequence[Move], link: Link) -> tuple[flo
             stall += max(0.0, arrived[index] - now)
             now = max(now, arrived[index])
         ran = position + 1
-        now += begins[ran] - begins[position] + remakes.get(position, 0.0)
+        now += begins[ran] - begins[position] + recomputed.get(position, 0.0)
         for index in copies_out.get(position, ()):
             nbytes = timeline.buffers[moves[index].buffer].nbytes
             out_free = max(now, out_free) + nbytes / link.offload

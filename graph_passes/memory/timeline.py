@@ -154,32 +154,25 @@ class Timeline:
     @cached_property
     def usage(self) -> npt.NDArray[np.int64]:
         """Bytes in use at each position when nothing moves."""
-        change = np.zeros(len(self.steps) + 1, np.int64)
-        for buffer in self.buffers:
-            change[buffer.start] += buffer.nbytes
-            change[self.end(buffer) + 1] -= buffer.nbytes
-        return np.cumsum(change[:-1]) + self.workspace + self.base
+        alive = ((index, buffer.start, self.end(buffer) + 1) for index, buffer in enumerate(self.buffers))
+        return self.within(alive) + self.workspace + self.base
 
     @cached_property
     def uncounted(self) -> npt.NDArray[np.int64]:
         """Bytes at each position that the device's allocator does not count."""
-        change = np.zeros(len(self.steps) + 1, np.int64)
-        for buffer in self.buffers:
-            if buffer.nbytes < self.counted:
-                change[buffer.start] += buffer.nbytes
-                change[self.end(buffer) + 1] -= buffer.nbytes
-        return np.cumsum(change[:-1]) + self.small_base
+        small = ((index, buffer) for index, buffer in enumerate(self.buffers) if buffer.nbytes < self.counted)
+        return self.within((index, buffer.start, self.end(buffer) + 1) for index, buffer in small) + self.small_base
 
-    def away(self, holes: Iterable[tuple[int, int, int]]) -> npt.NDArray[np.int64]:
-        """Bytes at each position that plans keep out of memory.
+    def within(self, stretches: Iterable[tuple[int, int, int]]) -> npt.NDArray[np.int64]:
+        """Bytes at each position of buffers, each counted in one stretch of positions.
 
         Args:
-            holes: (index of a buffer, the first position at which it is away, the first at which it is back).
+            stretches: (index of a buffer, the first position at which it counts, the first at which it no longer does).
         """
         change = np.zeros(len(self.steps) + 1, np.int64)
-        for index, left, back in holes:
-            change[left] += self.buffers[index].nbytes
-            change[back] -= self.buffers[index].nbytes
+        for index, first, end in stretches:
+            change[first] += self.buffers[index].nbytes
+            change[end] -= self.buffers[index].nbytes
         return np.cumsum(change[:-1])
 
     @property

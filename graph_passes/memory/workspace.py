@@ -24,7 +24,7 @@ def squeezed(generous: Timeline, least: Timeline, moves: Sequence[Move], budget:
     """
     over = np.maximum(0, usage_under(generous, moves) - budget)
     for move in moves:
-        if move.recomputed:  # the op that makes the buffer again runs there, too
+        if move.recomputed:  # the op that recomputes the buffer runs there, too
             start = generous.buffers[move.buffer].start
             over[start] = max(over[start], over[move.next])
     steps = list(generous.steps)

@@ -3,6 +3,8 @@
     a -> f ... b          becomes          a -> f, Offload(a) ... Release(a) ... Prefetch -> Await -> b
 
 One chain of control edges runs through the MemOps and through every op whose memory matters, in the planned order.
+What a plan, which has positions, does not say follows from the graph: a buffer moves as the view of it that is read
+after the gap, and an op that a kernel library merges with one of the chain waits for what that one waits for.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from graph_passes.graph.ir import AttrValue, DataType, Graph, Shape, TensorId, U
 from graph_passes.graph.ops import is_update
 from graph_passes.graph.rewrite import Names, NewNode, Rewrite
 from graph_passes.memory.liveness import read_across
-from graph_passes.memory.simulate import Move
+from graph_passes.memory.simulate import Move, by_position
 from graph_passes.memory.timeline import Timeline
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.offload.plan import OffloadPlan
@@ -35,26 +37,18 @@ class Probing:
     device: str
 
 
-class _Planner:
+class _Writer:
     def __init__(
-        self,
-        graph: Graph,
-        timeline: Timeline,
-        plan: OffloadPlan,
-        options: OffloadOptions,
-        spill_key: str,
+        self, graph: Graph, timeline: Timeline, plan: OffloadPlan, options: OffloadOptions, spill_key: str
     ) -> None:
-        self.graph = graph
+        self.graph, self.timeline, self.plan = graph, timeline, plan
+        self.options, self.spill_key = options, spill_key
         self.names = Names(graph)
         self.nodes: list[NewNode] = []
         self.rewired: list[tuple[Use, TensorId]] = []
         self.order: list[tuple[str, str]] = []
-        self.timeline = timeline
-        self.plan = plan
-        self.options = options
-        self.spill_key = spill_key
         self.position = {step.node: index for index, step in enumerate(timeline.steps)}
-        self.previous: str | None = None
+        self.previous = ""
         self.in_order = frozenset(plan.ordered)
         self.moved: dict[int, TensorId] = {}  # move -> the tensor it moves
         self.handles: dict[int, TensorId] = {}
@@ -78,23 +72,17 @@ class _Planner:
 
     def offload(self, index: int) -> None:
         move = self.plan.moves[index]
-        buffer = self.timeline.buffers[move.buffer]
-        moved = read_across(self.graph, self.position, buffer.views, move.last)[0]
-        self.moved[index] = moved
-        source = self.current.get(moved, moved)
-        self.handles[index] = self.insert(
-            index,
-            "MemOpOffload",
-            [source],
-            {
-                "T": self.dtype(moved),
-                "mechanism": self.options.mechanism,
-                "label": str(moved),
-                "spill_key": self.spill_key,
-                "spill_budget": self.options.spill_budget,
-                "host_budget": self.options.host_budget,
-            },
-        )
+        views = self.timeline.buffers[move.buffer].views
+        moved = self.moved[index] = read_across(self.graph, self.position, views, move.last)[0]
+        attrs: dict[str, AttrValue] = {
+            "T": self.dtype(moved),
+            "mechanism": self.options.mechanism,
+            "label": str(moved),
+            "spill_key": self.spill_key,
+            "spill_budget": self.options.spill_budget,
+            "host_budget": self.options.host_budget,
+        }
+        self.handles[index] = self.insert(index, "MemOpOffload", [self.current.get(moved, moved)], attrs)
 
     def release(self, index: int) -> None:
         moved = self.moved[index]
@@ -124,43 +112,37 @@ class _Planner:
         made = self.timeline.buffers[move.buffer].tensor
         node = self.graph[made.node]
         inputs = [self.current.get(tensor, tensor) for tensor in node.inputs]
-        again = self.next(f"tfmem/Remake/{node.name}", node.op, inputs, node.attrs, node.device, node.outputs)
+        again = self.next(f"tfmem/Recompute/{node.name}", node.op, inputs, node.attrs, node.device, node.outputs)
         return TensorId(again.node, made.index)
 
     def dtype(self, tensor: TensorId) -> DataType:
         return DataType(self.graph.specs[tensor].dtype)
 
     def rewrite(self, probing: Probing | None) -> Rewrite:
-        events: dict[int, list[tuple[int, int]]] = {}
-        for index, move in enumerate(self.plan.moves):
-            if move.recomputed:
-                events.setdefault(move.next, []).append((2, index))
-                continue
-            for kind, position in enumerate((move.release, move.prefetch, move.next, move.copy_after)):
-                events.setdefault(position, []).append((kind, index))
-        filled: dict[int, list[int]] = {}
-        for padding in self.plan.paddings:
-            filled.setdefault(padding.position, []).append(padding.nbytes)
-        before = (self.release, self.prefetch, self.arrive)
+        moves = list(enumerate(self.plan.moves))
+        copies = [(index, move) for index, move in moves if not move.recomputed]
+        releases = by_position((move.release, index) for index, move in copies)
+        prefetches = by_position((move.prefetch, index) for index, move in copies)
+        arrivals = by_position((move.next, index) for index, move in moves)
+        copies_out = by_position((move.copy_after, index) for index, move in copies)
+        paddings = by_position(self.plan.paddings)
         for position in self.plan.ordered:
-            due = sorted(events.get(position, ()))
-            for kind, index in due:
-                if kind == 0:
-                    self.release(index)
-            full = [self.fill(position, nbytes) for nbytes in filled.get(position, ())]
-            for kind, index in due:
-                if 0 < kind < 3:
-                    before[kind](index)
-            if probing and any(kind < 3 for kind, _ in due):
+            for index in releases.get(position, ()):
+                self.release(index)
+            full = [self.fill(position, nbytes) for nbytes in paddings.get(position, ())]
+            for index in prefetches.get(position, ()):
+                self.prefetch(index)
+            for index in arrivals.get(position, ()):
+                self.arrive(index)
+            if probing and any(position in due for due in (releases, prefetches, arrivals)):
                 self.probe(probing, 2 * position)
             self.chain(self.timeline.steps[position].node)
             for taken in full:
                 self.empty(taken)  # before the probe, or the next one would count it too
             if probing:
                 self.probe(probing, 2 * position + 1)
-            for kind, index in due:
-                if kind == 3:
-                    self.offload(index)
+            for index in copies_out.get(position, ()):
+                self.offload(index)
         if probing and self.plan.ordered:
             last = self.timeline.steps[self.plan.ordered[-1]].node
             self.order += [(name, last) for name in updates_to_hold(self.graph, self.position, self.plan.ordered)]
@@ -193,14 +175,8 @@ class _Planner:
         if self.graph[node].op != "Conv2DBackpropFilter":
             return []
         readers = [use.node for use in self.graph.uses(self.graph[node].inputs[2])]
-        place = self.position[node]
-        return [
-            reader
-            for reader in readers
-            if self.graph[reader].op == "BiasAddGrad"
-            and self.position[reader] > place
-            and self.position[reader] not in self.in_order
-        ]
+        biases = {self.position[name]: name for name in readers if self.graph[name].op == "BiasAddGrad"}
+        return [name for place, name in biases.items() if place > self.position[node] and place not in self.in_order]
 
 
 def memory_ops(
@@ -212,19 +188,13 @@ def memory_ops(
     spill_key: str = "",
 ) -> Rewrite:
     """What `plan` inserts into `graph`; see `apply_offload`, which has the same arguments."""
-    return _Planner(graph, timeline, plan, options, spill_key).rewrite(probing)
+    return _Writer(graph, timeline, plan, options, spill_key).rewrite(probing)
 
 
 def updates_to_hold(graph: Graph, position: Mapping[str, int], ordered: Sequence[int]) -> list[str]:
     """The ops outside the chain that write a variable, and that no op of the chain waits for."""
     chained = set(ordered)
-    waited_for = {name for name, place in position.items() if place in chained}
-    pending = list(waited_for)
-    while pending:
-        for name in graph.predecessors(graph[pending.pop()]):
-            if name not in waited_for:
-                waited_for.add(name)
-                pending.append(name)
+    waited_for = graph.reached((name for name, place in position.items() if place in chained), graph.predecessors)
     return [node.name for node in graph if is_update(node.op) and node.name not in waited_for]
 
 

@@ -8,7 +8,7 @@ as memory allows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -57,7 +57,7 @@ def place(
     timeline: Timeline, gaps: Sequence[Gap], link: Link, budget: int, options: OffloadOptions, timed: bool
 ) -> list[Move]:
     """Start from every tensor out for its whole gap, then spend the memory that is left on hiding the copies."""
-    every = _remade(timeline, [tight(timeline, gap, options) for gap in gaps], link, budget, options)
+    every = _recomputed(timeline, [tight(timeline, gap, options) for gap in gaps], link, budget, options)
     room = budget - usage_under(timeline, every)
     recomputed = [move for move in every if move.recomputed]
     moves = _release_late(timeline, [move for move in every if not move.recomputed], link, room)
@@ -66,7 +66,9 @@ def place(
     return recomputed + _prefetch_early(timeline, moves, room)
 
 
-def _remade(timeline: Timeline, moves: Sequence[Move], link: Link, budget: int, options: OffloadOptions) -> list[Move]:
+def _recomputed(
+    timeline: Timeline, moves: Sequence[Move], link: Link, budget: int, options: OffloadOptions
+) -> list[Move]:
     """Under `hybrid`, mark the moves that are cheaper to recompute; what they are made from must stay."""
     if options.policy != "hybrid":
         return list(moves)
@@ -89,53 +91,50 @@ def _release_late(timeline: Timeline, moves: Sequence[Move], link: Link, room: n
         nbytes = timeline.buffers[move.buffer].nbytes
         free = max(free, timeline.begins[move.copy_after + 1]) + SLACK * nbytes / link.offload
         wanted = int(np.searchsorted(timeline.begins[:-1], free))
-        release = move.release
-        limit = max(release, min(wanted, move.prefetch - 1))
-        short = np.flatnonzero(room[release:limit] < nbytes)
-        end = release + int(short[0]) if short.size else limit
-        room[release:end] -= nbytes
-        release = end
+        limit = max(move.release, min(wanted, move.prefetch - 1))
+        short = np.flatnonzero(room[move.release : limit] < nbytes)
+        release = move.release + int(short[0]) if short.size else limit
+        room[move.release : release] -= nbytes
         placed.append(replace(move, release=release))
     return placed
 
 
 def _prefetch_late(timeline: Timeline, moves: Sequence[Move], link: Link, room: npt.NDArray[np.int64]) -> list[Move]:
     """Listing 3.3: the latest op that leaves time for the copy; one copy at a time, in the order of the uses."""
-    ordered = sorted(moves, key=lambda move: (move.next, move.last))
-    starts, free = [0.0] * len(ordered), float("inf")
-    for index in reversed(range(len(ordered))):
-        move = ordered[index]
+    wanted: dict[Move, int] = {}
+    free, ordered = float("inf"), sorted(moves, key=_use)
+    for move in reversed(ordered):
         deadline = min(timeline.begins[move.next], free)
-        free = starts[index] = deadline - SLACK * timeline.buffers[move.buffer].nbytes / link.prefetch
-    placed: list[Move] = []
-    earliest = 0
-    for move, start in zip(ordered, starts, strict=True):
-        # the last op that begins no later than `start`
-        wanted = int(np.searchsorted(timeline.begins[:-1], start, side="right")) - 1
-        limit = max(wanted, earliest, move.release)
-        prefetch = _extend_back(move, limit, room, timeline.buffers[move.buffer].nbytes)
-        earliest = prefetch
-        placed.append(replace(move, prefetch=prefetch))
-    return placed
+        free = deadline - SLACK * timeline.buffers[move.buffer].nbytes / link.prefetch
+        # the last op that begins no later than that
+        wanted[move] = int(np.searchsorted(timeline.begins[:-1], free, side="right")) - 1
+    return _prefetched(timeline, moves, wanted, room)
 
 
 def _prefetch_early(timeline: Timeline, moves: Sequence[Move], room: npt.NDArray[np.int64]) -> list[Move]:
     """Listing 3.4: the earliest op since which the tensor fits beside every working set; first come, first served."""
+    wanted = {move: timeline.turn + 1 if move.next > timeline.turn else 0 for move in moves}
+    return _prefetched(timeline, moves, wanted, room)
+
+
+def _prefetched(
+    timeline: Timeline, moves: Sequence[Move], wanted: Mapping[Move, int], room: npt.NDArray[np.int64]
+) -> list[Move]:
+    """Each move with its prefetch at the position wanted or, where memory is short, later; in the order of the uses.
+
+    Takes what it uses from `room`.
+    """
     placed: list[Move] = []
-    earliest = 0
-    for move in sorted(moves, key=lambda move: (move.next, move.last)):
-        limit = max(earliest, move.release, timeline.turn + 1 if move.next > timeline.turn else 0)
-        prefetch = _extend_back(move, limit, room, timeline.buffers[move.buffer].nbytes)
-        earliest = prefetch
-        placed.append(replace(move, prefetch=prefetch))
+    start = 0
+    for move in sorted(moves, key=_use):
+        nbytes = timeline.buffers[move.buffer].nbytes
+        limit = min(move.prefetch, max(start, move.release, wanted[move]))
+        short = np.flatnonzero(room[limit : move.prefetch] < nbytes)
+        start = limit + int(short[-1]) + 1 if short.size else limit
+        room[start : move.prefetch] -= nbytes
+        placed.append(replace(move, prefetch=start))
     return placed
 
 
-def _extend_back(move: Move, limit: int, room: npt.NDArray[np.int64], nbytes: int) -> int:
-    """The earliest position from `limit` on, back from the use, at which there is room; takes it."""
-    prefetch = move.prefetch
-    limit = min(limit, prefetch)
-    short = np.flatnonzero(room[limit:prefetch] < nbytes)
-    start = limit + int(short[-1]) + 1 if short.size else limit
-    room[start:prefetch] -= nbytes
-    return start
+def _use(move: Move) -> tuple[int, int]:
+    return move.next, move.last

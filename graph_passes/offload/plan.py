@@ -289,7 +289,7 @@ def _larger(timeline: Timeline, gaps: Sequence[Gap], size: int) -> list[Gap]:
 
 def _lowest(timeline: Timeline, gaps: Sequence[Gap]) -> npt.NDArray[np.int64]:
     """Bytes in use at each position when every gap is spent out of device memory."""
-    return timeline.usage - timeline.away((gap.buffer, gap.last + 1, gap.next) for gap in gaps)
+    return timeline.usage - timeline.within((gap.buffer, gap.last + 1, gap.next) for gap in gaps)
 
 
 def _require_feasible(timeline: Timeline, gaps: Sequence[Gap], budget: int, how: str) -> None:

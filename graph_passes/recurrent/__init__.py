@@ -1,1 +1,2 @@
-"""Replaces recurrent layers by `TfmemRecurrent`: `plan.py` finds and decides, `apply.py` edits."""
+"""Replaces recurrent layers by `TfmemRecurrent`: `inference.plan_source` decides, with `plan.py` for layers that have a
+gradient; `apply.py` edits."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TypeVar
 
 from graph_passes.graph.ir import Graph
-from graph_passes.graph.rewrite import Rewrite, applied
+from graph_passes.graph.rewrite import applied
 from graph_passes.graph.verify import verify_graph
 from graph_passes.recurrent.find.loops import Unreadable
-from graph_passes.recurrent.match import RecurrentPlan, Unmatched
+from graph_passes.recurrent.match import Match, RecurrentPlan, Unmatched
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -31,6 +34,15 @@ def attempt(unmatched: list[Unmatched], name: str, carrier: str, *reasons: type[
         unmatched.append(Unmatched(name, carrier, str(error)) if is_reason else fault(name, carrier, error))
 
 
+def attempted(unmatched: list[Unmatched], matches: Iterable[Match], change: Callable[[Match], T]) -> list[T]:
+    """What `change` makes of each match, but for those of which it fails; these are added to `unmatched`."""
+    found: list[T] = []
+    for match in matches:
+        with attempt(unmatched, match.name, match.carrier):
+            found.append(change(match))
+    return found
+
+
 def fault(name: str, carrier: str, error: Exception) -> Unmatched:
     """What the report says of a recurrence that stays because tfmem failed."""
     reason = f"a fault inside tfmem, please report it: {type(error).__name__}: {error}"
@@ -48,10 +60,7 @@ def carried_out(
         check: raises if an edited graph is not sound.
     """
     unmatched = list(plan.unmatched)
-    rewrites: list[Rewrite] = []
-    for match in plan.matches:
-        with attempt(unmatched, match.name, match.carrier):
-            rewrites.append(plan.rewrite(match))
+    rewrites = attempted(unmatched, plan.matches, plan.rewrite)
     edited, errors = applied(rewrites, graph, check)
     unmatched += [fault(each.name, each.carrier, errors[each.name]) for each in plan.matches if each.name in errors]
     sound = {rewrite.name for rewrite in rewrites} - errors.keys()

@@ -17,14 +17,14 @@ from dataclasses import dataclass, field, replace
 from graph_passes.graph.ir import Graph
 from graph_passes.graph.rewrite import Names
 from graph_passes.recurrent.cleanup import with_fused_biases, without_zeros
-from graph_passes.recurrent.faults import attempt
+from graph_passes.recurrent.faults import attempt, attempted
 from graph_passes.recurrent.find.loops import functional_loops, loops_out_of_reach, lowered_loops
 from graph_passes.recurrent.find.repeated import Refused, repeated
 from graph_passes.recurrent.find.roll import roll_up
 from graph_passes.recurrent.lower.bidirectional import paired
 from graph_passes.recurrent.lower.cudnn import CUDNN, joinable_cudnn, match_cudnn
 from graph_passes.recurrent.lower.loop import Joinable, read_loop
-from graph_passes.recurrent.match import Match, RecurrentPlan, Unmatched
+from graph_passes.recurrent.match import RecurrentPlan, Unmatched
 from graph_passes.recurrent.plan import Check, Gradients, plan_training
 
 EFFECTS = frozenset({"While", *CUDNN})  # carriers that have side effects
@@ -41,8 +41,8 @@ class Source:
     Attributes:
         read: the graph, with these implementations brought to the top level.
         keep: names of the nodes of such a graph that are fetched.
-        gradients: see `training.Gradients`.
-        check: see `training.Check`.
+        gradients: see `plan.Gradients`.
+        check: see `plan.Check`.
         tune: the plan with a kernel for each launch; matches for which there is none are among its `unmatched`.
         implementations: the functions that may be brought to the top level.
         in_place: whether the graph is edited in place, where no loop is made of unrolled steps.
@@ -75,8 +75,9 @@ def plan_source(source: Source) -> tuple[RecurrentPlan, Graph]:
         plan = source.tune(plan)
         if not left.more(plan, loops):
             break
+    refused = [loop.name for loop in left.refused]
     # A call that was kept is reported once, with what is in the way inside.
-    others = [loop for loop in plan.unmatched if not any(name.startswith(f"{loop.name}/") for name in left.names)]
+    others = [loop for loop in plan.unmatched if not any(name.startswith(f"{loop.name}/") for name in refused)]
     unmatched = [*left.refused, *others, *(rolled.unmatched if rolled else ())]
     known = left.known | {name for match in plan.matches for name in match.removed}
     unmatched += _kept_steps(graph, keep, rolled.refused if rolled else (), known, source.in_place)
@@ -99,11 +100,6 @@ class _Left:
     refused: list[Unmatched] = field(default_factory=list)
     unrolled: set[str] = field(default_factory=set)
     known: set[str] = field(default_factory=set)
-
-    @property
-    def names(self) -> list[str]:
-        """Of the loops."""
-        return [loop.name for loop in self.refused]
 
     def more(self, plan: RecurrentPlan, loops: Mapping[str, Collection[str]]) -> bool:
         """Add what `plan` could not match; whether there is anything, so that the graph has to be read again.
@@ -139,11 +135,8 @@ def _kept_steps(
 
 
 def _with_fused_biases(plan: RecurrentPlan) -> RecurrentPlan:
-    matches: list[Match] = []
     unmatched = list(plan.unmatched)
-    for match in plan.matches:
-        with attempt(unmatched, match.name, match.carrier):
-            matches.append(with_fused_biases(match))
+    matches = attempted(unmatched, plan.matches, with_fused_biases)
     return replace(plan, matches=tuple(matches), unmatched=tuple(unmatched))
 
 
@@ -176,9 +169,7 @@ def plan_whole(
     untrained = [match for match in inference.matches if not training.nodes & set(match.removed)]
     untrained += paired(graph, candidates, names, unmatched)
     matches = list(training.plan.matches)
-    for match in untrained:
-        with attempt(unmatched, match.name, match.carrier):
-            matches.append(without_zeros(graph, match, names))
+    matches += attempted(unmatched, untrained, lambda match: without_zeros(graph, match, names))
     for match in [each for each in matches if traced and any(graph[name].op in EFFECTS for name in each.removed)]:
         matches.remove(match)
         unmatched.append(Unmatched(match.name, match.carrier, _BEING_TRACED))

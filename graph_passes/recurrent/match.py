@@ -114,6 +114,16 @@ class Launch:
         first = len(self.directions) * len(self.cell.outputs)
         return TensorId(self.name, first + direction * len(self.cell.states) + index)
 
+    def results_in(self, other: Launch, first: int = 0) -> dict[TensorId, TensorId]:
+        """Outputs and final states of this launch -> those of `other`, whose directions from `first` on do the same."""
+        moved = {}
+        for direction in range(len(self.directions)):
+            for index in range(len(self.cell.outputs)):
+                moved[self.output(index, direction)] = other.output(index, first + direction)
+            for index in range(len(self.cell.states)):
+                moved[self.final(index, direction)] = other.final(index, first + direction)
+        return moved
+
     def node(self, precision: Precision = "highest", programs: tuple[Program, ...] = ()) -> NewNode:
         """The node, as the op library registers it.
 

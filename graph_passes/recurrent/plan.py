@@ -154,7 +154,7 @@ class _Whole:
     ) -> tuple[list[NewNode | Launch], dict[TensorId, TensorId]]:
         """The new gradient ops, and what takes the place of the tensors that the old ones made.
 
-        Each half has its own name for what it reads: the gradients of one sequence that two directions read are two.
+        Each direction has its own name for what it reads: the gradients of one sequence that both read are two.
         """
         chosen = [
             (place, recurrence.backwards[number])
@@ -201,15 +201,12 @@ class _Whole:
     def with_stand_ins(
         self, node: NewNode | Launch, stand_ins: Mapping[tuple[int, TensorId], TensorId]
     ) -> NewNode | Launch:
-        if isinstance(node, NewNode):
-            place = next(
-                (place for place, recurrence in enumerate(self.recurrences) if node.name in recurrence.new_nodes), 0
-            )
-            return replace(node, inputs=tuple(stand_ins.get((place, tensor), tensor) for tensor in node.inputs))
-
         def renamed(place: int, tensors: Sequence[TensorId]) -> tuple[TensorId, ...]:
             return tuple(stand_ins.get((place, tensor), tensor) for tensor in tensors)
 
+        if isinstance(node, NewNode):
+            among = (place for place, recurrence in enumerate(self.recurrences) if node.name in recurrence.new_nodes)
+            return replace(node, inputs=renamed(next(among, 0), node.inputs))
         order = [
             next((p for p, recurrence in enumerate(self.recurrences) if recurrence.reverse == d.reverse), 0)
             for d in node.directions
@@ -235,11 +232,7 @@ def differentiable(match: Match) -> Match:
     for node in match.nodes:
         if isinstance(node, Launch):
             new = replace(node, cell=differentiate(node.cell).forward, base=node.cell)
-            for direction in range(len(node.directions)):
-                for index in range(len(node.cell.outputs)):
-                    moved[node.output(index, direction)] = new.output(index, direction)
-                for index in range(len(node.cell.states)):
-                    moved[node.final(index, direction)] = new.final(index, direction)
+            moved |= node.results_in(new)
             nodes.append(new)
         else:
             nodes.append(replace(node, inputs=tuple(moved.get(tensor, tensor) for tensor in node.inputs)))

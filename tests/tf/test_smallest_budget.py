@@ -44,6 +44,12 @@ def products() -> keras.Model:
     return keras.Sequential([keras.layers.GlobalAveragePooling2D(), *dense, keras.layers.Dense(10)])
 
 
+def small() -> keras.Model:
+    """Nothing that waits for its gradient is large enough to move."""
+    dense = [keras.layers.Dense(units, activation="relu") for units in (128, 32, 128)]
+    return keras.Sequential([keras.layers.Flatten(), *dense, keras.layers.Dense(10)])
+
+
 def optimised(build, optimizer: str, budget: int) -> keras.Model:
     keras.utils.set_random_seed(1)
     model = build()
@@ -73,6 +79,7 @@ def trained(build, optimizer: str, size: int, budget: int) -> tuple[int | None, 
 CASES = [(convolutions, "sgd", 32), (normalised, "sgd", 32)]
 CASES += [(alike, "adam", 3)]  # no tensor is large enough to be counted
 CASES += [(products, "adam", 8)]  # the step's peak, and that of what is counted, are at different ops
+CASES += [(small, "sgd", 64)]
 
 
 @pytest.mark.parametrize(("build", "optimizer", "size"), CASES)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from graph_passes.graph.ir import Graph
 from graph_passes.memory.observe import Observation
@@ -84,11 +83,7 @@ def _renamed(old: tuple[str, ...], new: tuple[str, ...]) -> dict[str, str]:
 
 
 def _touched(graph: Graph) -> dict[str, int]:
-    def size(tensor: Any) -> int:
-        spec = graph.specs.get(tensor)
-        return (spec.nbytes or 0) if spec else 0
-
-    return {node.name: sum(map(size, (*node.inputs, *graph.tensors(node)))) for node in graph}
+    return {node.name: sum(map(graph.nbytes, (*node.inputs, *graph.tensors(node)))) for node in graph}
 
 
 def _batches(old: Specs, new: Specs) -> tuple[int, int] | None:

@@ -80,17 +80,17 @@ def spread(graph: Graph, tensor: TensorId, keep: Collection[str] = ()) -> dict[T
     pending, seen = [tensor], {tensor}
     while pending:
         current = pending.pop()
-        readers = {use.node for use in graph.uses(current)}
-        moves = {name for name in readers if graph[name].op in _MOVES and name not in keep}
+        readers = list(dict.fromkeys(use.node for use in graph.uses(current)))
+        moves = [name for name in readers if graph[name].op in _MOVES and name not in keep]
         for result in (result for name in moves for result in graph.tensors(graph[name]) if result not in seen):
             seen.add(result)
             pending.append(result)
-        if (readers - moves or not readers) and current != tensor:
+        if (len(moves) < len(readers) or not readers) and current != tensor:
             traced = trace_from(graph, current, tensor)
             if traced is None:
                 return None
             found[current] = traced
-        elif readers - moves:
+        elif len(moves) < len(readers):
             return None
     return found
 
@@ -108,10 +108,8 @@ def integers(graph: Graph, tensor: TensorId) -> npt.NDArray[Any] | None:
     if node.op == "Const":
         return graph.constants.get(node.name)
     if node.op in ("Shape", "ShapeN"):
-        spec = graph.specs.get(node.inputs[tensor.index])
-        if spec is None or spec.shape is None or None in spec.shape:
-            return None
-        return np.asarray(spec.shape, np.int64)
+        shape = graph.sizes(node.inputs[tensor.index])
+        return None if shape is None else np.asarray(shape, np.int64)
     compute = _INTEGER_OPS.get(node.op)
     if compute is None:
         return None
@@ -154,34 +152,23 @@ _INTEGER_OPS: dict[str, Callable[[Sequence[Any], int], Any]] = {
     "ConcatV2": lambda values, _: np.concatenate(values[:-1], int(values[-1])),
 }
 
-# What an op that only moves elements does: (its places, its integer arguments, which output) -> places.
-_Move = Callable[[list[Places], list[Any], int], Places]
-
-
-def _split(places: list[Places], axis: Any, pieces: int, index: int) -> Places:
-    return np.split(places[0], pieces, int(axis))[index]
-
-
-def _split_at(places: list[Places], sizes: Any, axis: Any, index: int) -> Places:
-    return np.split(places[0], np.cumsum(sizes)[:-1], int(axis))[index]
-
 
 def _slice(places: list[Places], begin: Any, sizes: Any) -> Places:
     ends = [dim if size < 0 else start + size for start, size, dim in zip(begin, sizes, places[0].shape, strict=True)]
     return places[0][tuple(map(slice, begin, ends))]
 
 
-# For each op: which inputs hold elements, which hold arguments.
-_MOVES: dict[str, tuple[Callable[[int], range], Callable[[int], range]]] = {
-    "Identity": (lambda _: range(1), lambda _: range(0)),
-    "Squeeze": (lambda _: range(1), lambda _: range(0)),
-    "Reshape": (lambda _: range(1), lambda _: range(1, 2)),
-    "ExpandDims": (lambda _: range(1), lambda _: range(1, 2)),
-    "Transpose": (lambda _: range(1), lambda _: range(1, 2)),
-    "Slice": (lambda _: range(1), lambda _: range(1, 3)),
-    "Split": (lambda _: range(1, 2), lambda _: range(1)),
-    "SplitV": (lambda _: range(1), lambda _: range(1, 3)),
-    "ConcatV2": (lambda count: range(count - 1), lambda count: range(count - 1, count)),
+# For each op that only moves elements: which inputs hold elements, which hold arguments.
+_MOVES = {
+    "Identity": (slice(1), slice(0)),
+    "Squeeze": (slice(1), slice(0)),
+    "Reshape": (slice(1), slice(1, 2)),
+    "ExpandDims": (slice(1), slice(1, 2)),
+    "Transpose": (slice(1), slice(1, 2)),
+    "Slice": (slice(1), slice(1, 3)),
+    "Split": (slice(1, 2), slice(1)),
+    "SplitV": (slice(1), slice(1, 3)),
+    "ConcatV2": (slice(-1), slice(-1, None)),
 }
 
 
@@ -202,10 +189,9 @@ class _Tracer:
         return self.known[tensor]
 
     def leaf(self, tensor: TensorId) -> Places | None:
-        spec = self.graph.specs.get(tensor)
-        if spec is None or spec.shape is None or None in spec.shape:
+        shape = self.graph.sizes(tensor)
+        if shape is None:
             return None
-        shape = tuple(dim for dim in spec.shape if dim is not None)
         size, start = prod(shape), sum(map(prod, self.shapes))
         if start + size > LARGEST:
             return None
@@ -215,9 +201,9 @@ class _Tracer:
         return np.arange(start, start + size, dtype=np.int32).reshape(shape)
 
     def moved(self, node: Node, tensor: TensorId) -> Places | None:
-        data, arguments = (select(len(node.inputs)) for select in _MOVES[node.op])
-        places = [self.places(node.inputs[place]) for place in data]
-        values = [integers(self.graph, node.inputs[place]) for place in arguments]
+        data, arguments = _MOVES[node.op]
+        places = [self.places(source) for source in node.inputs[data]]
+        values = [integers(self.graph, source) for source in node.inputs[arguments]]
         if any(item is None for item in (*places, *values)):
             return None
         return self.carry_out(node, [item for item in places if item is not None], values, tensor)
@@ -231,14 +217,12 @@ class _Tracer:
             case "Slice":
                 return _slice(places, *values)
             case "Split":
-                return _split(places, values[0], node.outputs, tensor.index)
+                return np.split(places[0], node.outputs, int(values[0]))[tensor.index]
             case "SplitV":
-                return _split_at(places, values[0], values[1], tensor.index)
+                return np.split(places[0], np.cumsum(values[0])[:-1], int(values[1]))[tensor.index]
             case "ConcatV2":
                 return np.concatenate(places, int(values[0]))
             case "Reshape":
                 return places[0].reshape(values[0])
-        spec = self.graph.specs.get(tensor)  # Squeeze and ExpandDims
-        if spec is None or spec.shape is None or None in spec.shape:
-            return None
-        return places[0].reshape([dim for dim in spec.shape if dim is not None])
+        shape = self.graph.sizes(tensor)  # Squeeze and ExpandDims
+        return None if shape is None else places[0].reshape(shape)

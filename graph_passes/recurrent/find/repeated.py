@@ -15,13 +15,12 @@ from itertools import combinations
 from typing import NamedTuple
 
 from graph_passes.graph.ir import Graph, Node, TensorId
+from graph_passes.graph.ops import MATRIX_PRODUCTS
 from graph_passes.recurrent.match import Unmatched
 
 LEAST = 2  # steps
 CONVOLUTIONS = frozenset({"Conv2D", "Conv3D", "DepthwiseConv2dNative"})
-PRODUCTS = frozenset(
-    {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "_FusedMatMul", "Einsum", *CONVOLUTIONS}
-)
+PRODUCTS = MATRIX_PRODUCTS | CONVOLUTIONS
 MODES = ("transpose_a", "transpose_b", "adj_x", "adj_y", "equation")
 
 # Ops that give a weight, or a part of it, in another form.
@@ -177,7 +176,9 @@ def _is_recurrence(graph: Graph, chain: _Chain, uses: Mapping[str, Sequence[_Use
 
     Of two steps each has to read something of its own; a layer that is applied twice does not.
     """
-    between = _ancestors(graph, [chain.products[-1]]) & (chain.behind | {chain.products[-1]})
+    between = graph.reached([chain.products[-1]], lambda node: (tensor.node for tensor in node.inputs)) & (
+        chain.behind | {chain.products[-1]}
+    )
     found = {use for name in between for use in uses.get(name, ())} | {chain.use}
     if not found <= set(again) or len({(use.weight, use.place) for use in found}) < len(found):
         return False
@@ -206,14 +207,10 @@ def _joined(chains: Sequence[_Chain]) -> list[list[_Chain]]:
     return parts
 
 
-def _ancestors(graph: Graph, names: Collection[str], control: bool = False) -> set[str]:
-    return graph.reached(names, graph.predecessors if control else lambda node: (t.node for t in node.inputs))
-
-
 def _needed(graph: Graph, keep: Collection[str]) -> set[str]:
     """The nodes that serve what is fetched, or has an effect."""
     ends = {node.name for node in graph if node.stateful and not node.op.startswith("ReadVariable")}
-    return _ancestors(graph, {*ends, *(name for name in keep if name in graph.nodes)}, control=True)
+    return graph.reached({*ends, *(name for name in keep if name in graph.nodes)}, graph.predecessors)
 
 
 def _order(graph: Graph) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -73,8 +73,9 @@ class _Roller:
     added: list[Node] = field(default_factory=list)
     specs: dict[TensorId, TensorSpec] = field(default_factory=dict)
     constants: dict[str, Any] = field(default_factory=dict)
-    arguments: list[tuple[str, TensorId]] = field(default_factory=list)
-    results: list[TensorId] = field(default_factory=list)
+    variables: list[tuple[str, TensorId]] = field(default_factory=list)  # that change, and what each begins with
+    given: list[tuple[str, TensorId]] = field(default_factory=list)
+    results: list[TensorId] = field(default_factory=list)  # of `variables`
 
     def graph(self) -> Graph:
         """The graph with the loop."""
@@ -83,7 +84,6 @@ class _Roller:
         any_shape = self._constant("any_shape", -1)
         body, known = self._body()
         lists = {name: f"list.{place}" for place, name in enumerate(found.stacked)}
-        carried = [*found.states, *(tensor for tensor in found.last if tensor not in found.states)]
         rewired: dict[TensorId, TensorId] = {}
         second = {chain[0]: chain[1] for chain in found.chains}
 
@@ -95,30 +95,23 @@ class _Roller:
             inputs = [TensorId(argument), TensorId("time"), TensorId(second[value.node], value.index)]
             body.append(Node(f"{argument}.write", "TensorListSetItem", inputs, outputs=1))
             known[TensorId(f"{argument}.write")] = _LIST
-        for place, tensor in enumerate(carried):
+        for place, tensor in enumerate(found.carried):
             initial = found.states.get(tensor, next(iter(found.states.values())))  # a value that nobody reads
             result = TensorId(second[tensor.node], tensor.index)
             self._variable(f"state.{place}", initial, self.source.specs[tensor], result)
-        inside = {
-            argument: tensor
-            for argument, tensor in self.arguments
-            if not any(argument == other for other, _ in self._changing)
-        }
-        for argument in inside:
-            self.results.append(TensorId(argument))
         body.append(Node("one", "Const", outputs=1))
         body.append(Node("next", "AddV2", [TensorId("time"), TensorId("one")], outputs=1))
         known |= {TensorId("one"): _INT, TensorId("next"): _INT}
-        order = [*self._changing, *inside.items()]
-        outer = [self.source.specs.get(tensor) or self.specs.get(tensor) or _INT for _, tensor in order]
-        function = self._function(body, known, [name for name, _ in order], outer)
-        limit = self._limit([name for name, _ in order], steps)
-        self._node("", "StatelessWhile", [tensor for _, tensor in order], outer, unrolled=True)
+        arguments = dict([*self.variables, *self.given])
+        outer = [self.source.specs.get(tensor) or self.specs.get(tensor) or _INT for tensor in arguments.values()]
+        function = self._function(body, known, arguments, outer)
+        limit = self._limit(list(arguments), steps)
+        self._node("", "StatelessWhile", list(arguments.values()), outer, unrolled=True)
         for place, (pack, argument) in enumerate(lists.items()):
             spec = self.source.specs[TensorId(pack)]
             rewired[TensorId(pack)] = self._stack(argument, TensorId(self.name, 1 + place), any_shape, spec, pack)
         ends = {chain[0]: chain[-1] for chain in found.chains}
-        for place, tensor in enumerate(carried):
+        for place, tensor in enumerate(found.carried):
             final = TensorId(self.name, 1 + len(lists) + place)
             rewired[TensorId(ends[tensor.node], tensor.index)] = final
         return self._written(rewired, function, limit)
@@ -127,19 +120,16 @@ class _Roller:
         if integer(self.source[pack].attrs.get("axis", 0)) == 0:
             return self._node(f"{label}.stack", "TensorListStack", [handle, shape], [spec])
         order = [1, 0, *range(2, len(spec.shape or ()))]
-        turned = TensorSpec(spec.dtype, spec.itemsize, tuple((spec.shape or ())[axis] for axis in order))
-        stack = self._node(f"{label}.stack", "TensorListStack", [handle, shape], [turned])
-        kinds = {"T": DataType(spec.dtype), "Tperm": DataType("int32")}
-        return self._node(
-            f"{label}.turned", "Transpose", [stack, self._constant(f"{label}.order", order)], [spec], **kinds
-        )
+        stack = self._node(f"{label}.stack", "TensorListStack", [handle, shape], [_transposed(spec, order)])
+        return self._transpose(label, stack, order, spec)
 
-    @property
-    def _changing(self) -> list[tuple[str, TensorId]]:
-        return [pair for pair in self.arguments if pair[0].split(".")[0] in ("time", "list", "state")]
+    def _transpose(self, label: str, tensor: TensorId, order: list[int], spec: TensorSpec) -> TensorId:
+        inputs = [tensor, self._constant(f"{label}.order", order)]
+        kinds = {"T": DataType(spec.dtype), "Tperm": DataType("int32")}
+        return self._node(f"{label}.transposed", "Transpose", inputs, [spec], **kinds)
 
     def _variable(self, argument: str, initial: TensorId, spec: TensorSpec, result: TensorId) -> None:
-        self.arguments.append((argument, initial))
+        self.variables.append((argument, initial))
         self.results.append(result)
         self.specs.setdefault(initial, spec)
 
@@ -162,14 +152,13 @@ class _Roller:
         found, source = self.found, self.source
         second = {chain[1]: chain[0] for chain in found.chains}
         first = {chain[0] for chain in found.chains}
-        carried = [*found.states, *(tensor for tensor in found.last if tensor not in found.states)]
-        state = {tensor: f"state.{place}" for place, tensor in enumerate(carried)}
+        state = {tensor: f"state.{place}" for place, tensor in enumerate(found.carried)}
         nodes: list[Node] = []
         specs: dict[TensorId, TensorSpec] = {}
         given: dict[TensorId, str] = {}
         for place, name in enumerate(found.sequences):
             argument, tensor = f"items.{place}", self._items(source[name], place)
-            self.arguments.append((argument, tensor))
+            self.given.append((argument, tensor))
             item = TensorId(f"{argument}.item")
             nodes.append(Node(item.node, "TensorListGetItem", [TensorId(argument), TensorId("time")], outputs=1))
             specs[item] = source.specs[TensorId(name)]
@@ -184,7 +173,7 @@ class _Roller:
                 return TensorId(f"items.{places[tensor.node]}.item")
             if tensor not in given:
                 given[tensor] = f"given.{len(given)}"
-                self.arguments.append((given[tensor], tensor))
+                self.given.append((given[tensor], tensor))
             return TensorId(given[tensor])
 
         for name in second:
@@ -202,38 +191,37 @@ class _Roller:
         axis = integer(unpack.attrs.get("axis", 0)) % max(rank, 1)
         if axis and spec.shape is not None:
             order = [axis, *(other for other in range(rank) if other != axis)]
-            spec = TensorSpec(spec.dtype, spec.itemsize, tuple(spec.shape[other] for other in order))
-            kinds = {"T": DataType(spec.dtype), "Tperm": DataType("int32")}
-            turn = self._constant(f"order.{place}", order)
-            tensor = self._node(f"items.{place}.turned", "Transpose", [tensor, turn], [spec], **kinds)
+            spec = _transposed(spec, order)
+            tensor = self._transpose(f"items.{place}", tensor, order, spec)
         if self.found.backwards:
             axes = self._constant(f"axes.{place}", [0])
             kinds = {"T": DataType(spec.dtype), "Tidx": DataType("int32")}
             tensor = self._node(f"items.{place}.reversed", "ReverseV2", [tensor, axes], [spec], **kinds)
-        return self._node(
-            f"items.{place}", "TensorListFromTensor", [tensor, self._constant(f"any.{place}", -1)], [_LIST]
-        )
+        any_shape = self._constant(f"any.{place}", -1)
+        return self._node(f"items.{place}", "TensorListFromTensor", [tensor, any_shape], [_LIST])
 
     def _function(
-        self, body: list[Node], specs: dict[TensorId, TensorSpec], arguments: list[str], outer: list[TensorSpec]
+        self,
+        body: list[Node],
+        specs: dict[TensorId, TensorSpec],
+        arguments: Mapping[str, TensorId],
+        outer: list[TensorSpec],
     ) -> Function:
         constants: dict[str, Any] = {"one": np.array(1, "int32")}
         placeholders = [Node(name, "Placeholder", outputs=1) for name in arguments]
-        captured = dict(self.arguments)
-        for name in arguments:  # small constants that are read inside: axes, shapes
-            value = self.source.constants.get(captured[name].node)
+        for name, tensor in arguments.items():  # small constants that are read inside: axes, shapes
+            value = self.source.constants.get(tensor.node)
             if name.startswith("given.") and value is not None:
                 constants[name] = value
         known = {TensorId(name): spec for name, spec in zip(arguments, outer, strict=True)}
         nodes = [Node(n.name, "Const", outputs=1) if n.name in constants else n for n in [*placeholders, *body]]
-        return Function(Graph(nodes, specs | known, constants), tuple(arguments), tuple(self.results))
+        results = (*self.results, *(TensorId(name) for name, _ in self.given))
+        return Function(Graph(nodes, specs | known, constants), tuple(arguments), results)
 
     def _limit(self, arguments: list[str], steps: int) -> Function:
         nodes = [Node(name, "Placeholder", outputs=1) for name in arguments]
-        nodes += [
-            Node("bound", "Const", outputs=1),
-            Node("less", "Less", [TensorId("time"), TensorId("bound")], outputs=1),
-        ]
+        nodes.append(Node("bound", "Const", outputs=1))
+        nodes.append(Node("less", "Less", [TensorId("time"), TensorId("bound")], outputs=1))
         specs = {TensorId("bound"): _INT, TensorId("less"): _BOOL}
         graph = Graph(nodes, specs, {"bound": np.array(steps, "int32")})
         return Function(graph, tuple(arguments), (TensorId("less"),))
@@ -245,13 +233,12 @@ class _Roller:
         def kept() -> Iterator[Node]:
             for node in source:
                 if node.name not in gone:
-                    inputs = [rewired.get(tensor, tensor) for tensor in node.inputs]
+                    copy = node.copy()
+                    copy.inputs = [rewired.get(tensor, tensor) for tensor in node.inputs]
                     if node.name in self.found.zeros:
-                        inputs = [self.found.zeros[node.name]]
-                    control = [name for name in node.control if name not in gone]
-                    yield Node(
-                        node.name, node.op, inputs, control, node.device, dict(node.attrs), node.outputs, node.stateful
-                    )
+                        copy.inputs = [self.found.zeros[node.name]]
+                    copy.control = [name for name in node.control if name not in gone]
+                    yield copy
             for node in self.added:
                 node.inputs = [rewired.get(tensor, tensor) for tensor in node.inputs]
                 yield node
@@ -261,3 +248,7 @@ class _Roller:
         }
         functions = source.functions | {(self.name, "body"): body, (self.name, "cond"): condition}
         return Graph(kept(), specs, source.constants | self.constants, functions)
+
+
+def _transposed(spec: TensorSpec, order: list[int]) -> TensorSpec:
+    return replace(spec, shape=tuple((spec.shape or ())[axis] for axis in order))

@@ -43,6 +43,11 @@ class Unrolled:
     backwards: bool
     zeros: Mapping[str, TensorId]
 
+    @property
+    def carried(self) -> list[TensorId]:
+        """What a step hands on to the next, or out of the loop when it is the last."""
+        return [*self.states, *(tensor for tensor in self.last if tensor not in self.states)]
+
 
 class Search:
     """Looks for one recurrence over the items of `unpack`."""
@@ -51,14 +56,11 @@ class Search:
         self.graph, self.unpack, self.steps, self.backwards = graph, unpack, unpack.outputs, backwards
         self.next: dict[str, str] = {}
         self.previous: dict[str, str] = {}
-        self.dependent = self._descendants()
+        unpacked = [node.name for node in graph if node.op == "Unpack" and node.outputs == self.steps]
+        self.dependent = graph.reached(unpacked, graph.readers)
         self.waiting: list[tuple[str, str]] = []
         self.zeros: list[str] = []
         self.refused: tuple[frozenset[str], str] | None = None  # a recurrence that `find` found and left, and why
-
-    def _descendants(self) -> set[str]:
-        unpacked = [node.name for node in self.graph if node.op == "Unpack" and node.outputs == self.steps]
-        return self.graph.reached(unpacked, self.graph.readers)
 
     def item(self, step: int) -> int:
         """The item that a step reads."""

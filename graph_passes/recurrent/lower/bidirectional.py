@@ -62,12 +62,7 @@ def _joined(forward: Match, backward: Match, names: Names) -> Match:
         directions=(*first.directions, *second.directions),
         control=(*first.control, *second.control),
     )
-    moved = {}
-    for direction, old in enumerate((first, second)):
-        for index in range(len(old.cell.outputs)):
-            moved[old.output(index)] = launch.output(index, direction)
-        for index in range(len(old.cell.states)):
-            moved[old.final(index)] = launch.final(index, direction)
+    moved = first.results_in(launch) | second.results_in(launch, 1)
     before: list[NewNode | Launch] = []
     after: list[NewNode | Launch] = []
     for match in (forward, backward):

@@ -121,7 +121,8 @@ def match_cudnn(
         if readers and tensor not in dict(match.rewired):
             reason = f"'{readers[0]}' reads its output {tensor.index}, which only cuDNN makes"
             return Unmatched(name, node.op, reason)
-    return match if backwards else replace(match, removed=tuple(sorted(removed)))  # see `training` for the former
+    # together with gradients, `plan.py` finds what is dead
+    return match if backwards else replace(match, removed=tuple(sorted(removed)))
 
 
 def _sizes(graph: Graph, node: Node) -> Sizes | str:
@@ -137,9 +138,7 @@ def _sizes(graph: Graph, node: Node) -> Sizes | str:
         return "it has dropout between layers"
     if "num_proj" in node.attrs and integer(node.attrs["num_proj"]):
         return "it projects its state (num_proj)"
-    time_major = True
-    if node.op == "CudnnRNNV3" and "time_major" in node.attrs:
-        time_major = boolean(node.attrs["time_major"])
+    time_major = _time_and_batch(node) == (0, 1)
     x, h = graph.specs.get(node.inputs[0]), graph.specs.get(node.inputs[1])
     if x is None or x.shape is None or len(x.shape) != 3 or x.shape[2] is None:
         return "the width of its input is not known before it runs; give a static shape"
@@ -262,7 +261,7 @@ class _Reader:
 
     def goes_to_the_end(self, lengths: TensorId) -> bool:
         """Whether all lengths are the number of steps."""
-        time = dimension_key(self.graph, self.node.inputs[0], 0 if self.sizes.time_major else 1)
+        time = dimension_key(self.graph, self.node.inputs[0], _time_and_batch(self.node)[0])
         source = self.graph[lengths.node]
         known = self.graph.constants.get(source.name)
         if known is not None:
@@ -337,9 +336,7 @@ def turns(graph: Graph, name: str, node: Node) -> bool:
     turning = graph[name]
     if turning.op != "ReverseSequence" or node.op != "CudnnRNNV3" or turning.inputs[1] != node.inputs[4]:
         return False
-    time_major = "time_major" in node.attrs and boolean(node.attrs["time_major"])
-    dims = integer(turning.attrs["seq_dim"]), integer(turning.attrs.get("batch_dim", 0))
-    return dims == ((0, 1) if time_major else (1, 0))
+    return (integer(turning.attrs["seq_dim"]), integer(turning.attrs.get("batch_dim", 0))) == _time_and_batch(node)
 
 
 def undoes(graph: Graph, name: str, move: str) -> bool:

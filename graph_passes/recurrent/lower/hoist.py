@@ -123,8 +123,7 @@ class Hoister:
         if node.op in _SHAPES and self.level(node.inputs[0]) != FIXED:
             return self._value(tensor, self._shape_value(node), Form.FIXED)
         if node.name not in self._fixed:
-            if node.stateful and node.op not in READS:
-                raise Unreadable(f"'{node.name}' ({node.op}) has side effects, or is random, in every step")
+            _refuse_effects(node)
             inputs = [self.hoisted(source).tensor for source in node.inputs]
             made = self._prologue.emit(node.op, inputs, copied(node), node.name, node.outputs)
             self._fixed[node.name] = made.node
@@ -155,8 +154,7 @@ class Hoister:
             return Hoisted(self._sequence(node, read), Form.STEPS, self.shape(tensor), spec.dtype)
         if node.op in DRAWS and self.level(node.inputs[0]) == FIXED:
             return self._value(tensor, self._prologue.draws(node, self.hoisted(node.inputs[0])), Form.STEPS)
-        if node.stateful and node.op not in READS:
-            raise Unreadable(f"'{node.name}' ({node.op}) has side effects, or is random, in every step")
+        _refuse_effects(node)
         item = item_of(self._body, node, self._is_counter)
         if item is not None and self.level(item[0]) == FIXED and not self._reverse:
             return self._value(tensor, self._items(*item), Form.STEPS)
@@ -267,6 +265,11 @@ class Hoister:
             raise Unreadable(f"{what} does not keep the rows of the batch")
         flat = self._prologue.flat(operand)
         return self._value(tensor, self._prologue.reshape(flat, operand.dtype, (-1, *after)), Form.FLAT)
+
+
+def _refuse_effects(node: Node) -> None:
+    if node.stateful and node.op not in READS:
+        raise Unreadable(f"'{node.name}' ({node.op}) has side effects, or is random, in every step")
 
 
 def is_elementwise(node: Node) -> bool:

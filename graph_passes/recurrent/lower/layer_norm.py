@@ -1,4 +1,4 @@
-"""Layer normalisation in the disguise that Keras gives it: a batch normalisation over a reshaped batch.
+"""Layer normalisation as Keras writes it: a batch normalisation over a reshaped batch.
 
 Reshape(x, [1, batch, units, 1]) -> FusedBatchNormV3(training, NCHW) -> Reshape(_, Shape(x))
 
@@ -49,21 +49,13 @@ def _has_shape_of(body: Graph, reshape: Node, operand: TensorId) -> bool:
     shape = body[passed(body, reshape.inputs[1]).node]
     if shape.op == "Shape":
         return passed(body, shape.inputs[0]) == operand
-    known = _static(body, operand)
-    return known is not None and len(known) == 2 and _static(body, TensorId(reshape.name)) == known
-
-
-def _static(body: Graph, tensor: TensorId) -> tuple[int, ...] | None:
-    spec = body.specs.get(tensor)
-    if spec is None or spec.shape is None:
-        return None
-    known = tuple(dim for dim in spec.shape if dim is not None)
-    return known if len(known) == len(spec.shape) else None
+    known = body.sizes(operand)
+    return known is not None and len(known) == 2 and body.sizes(TensorId(reshape.name)) == known
 
 
 def _is_by_row(body: Graph, reshape: Node, operand: TensorId) -> bool:
     """Whether the second dimension of the reshaped tensor is the batch."""
-    before, after = _static(body, operand), _static(body, TensorId(reshape.name))
+    before, after = body.sizes(operand), body.sizes(TensorId(reshape.name))
     if before is not None and after is not None:
         return after == (1, *before, 1)
     pack = body[passed(body, reshape.inputs[1]).node]

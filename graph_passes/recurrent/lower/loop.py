@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from graph_passes.graph.dead_code import dead_code, without_dead
 from graph_passes.graph.ir import DataType, Graph, Node, TensorId
-from graph_passes.graph.ops import ARRAYS, DRAWS, READS, passed, scalar_value
+from graph_passes.graph.ops import ARRAYS, DRAWS, FLOATS, READS, passed, scalar_value
 from graph_passes.graph.rewrite import Names, NewNode
 from graph_passes.graph.writer import SHAPE_DTYPE
 from graph_passes.recurrent.find.equal_scalars import Key, bound_key, dimension_key, scalar_key
@@ -18,8 +18,6 @@ from graph_passes.recurrent.lower.prologue import Form, Hoisted, Prologue
 from graph_passes.recurrent.lower.time_reversal import fold_outputs, is_reversed
 from graph_passes.recurrent.lower.to_cell import Reader
 from graph_passes.recurrent.match import Direction, Launch, Match
-
-_FLOATS = ("float32", "float64", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class _LoopReader:
         self.variables = classify(graph, loop)
         self.units, self.dtype = self._states()
         self.prologue = Prologue(loop, names)
-        self.time = self._count_steps()
+        self._count_steps()
         self.batch = self._count_rows()
         self.prologue.has_batch = self._has_batch
         sources = self._sources()
@@ -90,7 +88,7 @@ class _LoopReader:
             inside = self.loop.body.graph.specs.get(TensorId(name))
             shape = next((s.shape for s in (spec, inside) if s and s.shape and s.shape[-1] is not None), None)
             dtype = spec.dtype if spec is not None else ""
-            if dtype not in _FLOATS:
+            if dtype not in FLOATS:
                 raise Unreadable(f"the variable '{name}' is {dtype}, and no count of steps; states are floating point")
             if shape is None or len(shape) != 2:
                 raise Unreadable(f"the state '{name}' has shape {spec and spec.shape}; expected [batch, units]")
@@ -103,8 +101,8 @@ class _LoopReader:
             raise Unreadable(f"the state '{name}' has {units} units")
         return units, dtype
 
-    def _count_steps(self) -> Key:
-        """How many steps there are, the least of the bounds: as a key, and in the prologue."""
+    def _count_steps(self) -> None:
+        """Tell the prologue how many steps there are: the least of the bounds."""
         prologue, variables = self.prologue, self.variables
         numbers: list[int] = []
         counts: dict[Key, TensorId] = {}
@@ -121,7 +119,7 @@ class _LoopReader:
             counts[value.tensor if key is None else key] = prologue.cast(value.tensor, value.dtype, SHAPE_DTYPE)
         if not counts:
             prologue.time = prologue.time_key = max(min(numbers), 0)
-            return prologue.time
+            return
         parts = list(counts.values())
         if numbers:
             parts.append(prologue.constant(SHAPE_DTYPE, (), [min(numbers)]))
@@ -130,12 +128,11 @@ class _LoopReader:
             least = prologue.once("Minimum", [least, part], {"T": DataType(SHAPE_DTYPE)})
         prologue.time = least
         prologue.time_key = next(iter(counts)) if len(parts) == 1 else least
-        return next(iter(counts)) if len(parts) == 1 else least
 
     def _count_rows(self) -> frozenset[Key]:
         states = [self.loop.initial[place] for place in self.variables.states]
         keys = frozenset(dimension_key(self.graph, state, 0) for state in states)
-        number = next((key for key in keys if isinstance(key, int)), None)
+        number = min((key for key in keys if isinstance(key, int)), default=None)
         self.prologue.batch = self.prologue.scalar_of_shape(states[0], self.dtype, 0) if number is None else number
         return keys
 
@@ -160,11 +157,13 @@ class _LoopReader:
         launch = self._launch()
         before = len(self.prologue.nodes)
         for number, place in enumerate(self.variables.states):
-            self._rewire(self.loop.finals[place], launch.final(number))
+            final = self.loop.finals[place]
+            if final is not None:
+                self.rewired.append((final, launch.final(number)))
         self._rewire_outputs(launch)
         self._rewire_rest()
         nodes: list[NewNode | Launch] = [*self.prologue.nodes[:before], launch, *self.prologue.nodes[before:]]
-        return Joinable(self._match(nodes), self.time, self.batch)
+        return Joinable(self._match(nodes), self.prologue.time_key, self.batch)
 
     def _match(self, nodes: list[NewNode | Launch]) -> Match:
         """Without rewirings and new nodes that nobody needs, and with all old nodes that are then dead."""
@@ -200,7 +199,7 @@ class _LoopReader:
         outputs: list[tuple[int, ...]] = []
         for place, write in self.writes.items():
             if write.every_step:
-                self._require_length(place, self.time)
+                self._require_length(place, self.prologue.time_key)
                 self.outputs[place] = {}
                 for source in self._frontier(write.value):
                     self.outputs[place][source] = len(outputs)
@@ -217,7 +216,7 @@ class _LoopReader:
             tuple(initial), self.reverse,
         )  # fmt: skip
         cell = reader.builder.build(after, outputs)
-        batch = next((key for key in self.batch if isinstance(key, int)), None)
+        batch = self.prologue.batch if isinstance(self.prologue.batch, int) else None
         return Launch(self.launch_name, cell, self.units, self.dtype, (direction,), self.loop.device, batch=batch)
 
     def _write(self, place: int, node: Node) -> Write:
@@ -284,14 +283,11 @@ class _LoopReader:
     def _require_length(self, place: int, wanted: Key) -> None:
         maker = self.graph[passed(self.graph, self.loop.initial[place]).node]
         size = list_size(self.graph, self.loop.initial[place])
-        if size is not None and scalar_key(self.graph, size) != wanted and wanted == self.time and not self.reverse:
-            self.longer[place] = size  # what the loop does not reach stays zero
-        elif size is None or scalar_key(self.graph, size) != wanted:
+        if size is not None and scalar_key(self.graph, size) == wanted:
+            return
+        if size is None or wanted != self.prologue.time_key or self.reverse:
             raise Unreadable(f"the list '{maker.name}' ({maker.op}) is not known to have an item for each step")
-
-    def _rewire(self, old: TensorId | None, new: TensorId) -> None:
-        if old is not None:
-            self.rewired.append((old, new))
+        self.longer[place] = size  # what the loop does not reach stays zero
 
     def _rewire_outputs(self, launch: Launch) -> None:
         for place, write in self.writes.items():
@@ -322,16 +318,11 @@ class _LoopReader:
                     other = next(name for name in readers if name not in (*stacks, *sizes))
                     raise Unreadable(f"'{other}' ({self.graph[other].op}) reads single outputs of the loop")
                 in_order = whole if ordered or not self.reverse else self.prologue.reversed(whole, self.dtype)
-                attrs = {
-                    "element_dtype": DataType(self.dtype),
-                    "shape_type": DataType(self._shape_type(reserve.inputs[0])),
-                }
+                spec = self.graph.specs.get(reserve.inputs[0])
+                shape_type = DataType(spec.dtype if spec is not None else SHAPE_DTYPE)
+                attrs = {"element_dtype": DataType(self.dtype), "shape_type": shape_type}
                 made = self.prologue.emit("TensorListFromTensor", [in_order, reserve.inputs[0]], attrs, "list")
                 self.rewired.append((handle, made))
-
-    def _shape_type(self, tensor: TensorId) -> str:
-        spec = self.graph.specs.get(tensor)
-        return spec.dtype if spec is not None else SHAPE_DTYPE
 
     def _readers(self, handle: TensorId) -> Iterator[str]:
         """Who reads a list, or a copy of it: outside functions, TensorFlow copies a loop's results."""

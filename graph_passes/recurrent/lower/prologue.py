@@ -21,6 +21,7 @@ from graph_passes.graph.ir import AttrValue, DataType, Node, TensorId
 from graph_passes.graph.ops import copied
 from graph_passes.graph.rewrite import Names
 from graph_passes.graph.writer import SHAPE_DTYPE, Dim, Writer
+from graph_passes.recurrent.find.equal_scalars import Key
 from graph_passes.recurrent.find.loops import Loop, Unreadable
 
 _NUMBERS = frozenset({"float32", "float64", "float16", "bfloat16", "bool", "int32", "int64"})
@@ -61,7 +62,7 @@ class Prologue(Writer):
     def __init__(self, loop: Loop, names: Names) -> None:
         super().__init__(names, f"{loop.name}/tfmem", loop.device, loop.control)
         self.time: Dim = 0
-        self.time_key: object = 0  # see `lengths.Key`
+        self.time_key: Key = 0
         self.has_batch: Callable[[TensorId], bool] = lambda tensor: False  # surely `batch` rows
         self.batch: Dim = 0
 

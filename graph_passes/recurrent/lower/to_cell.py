@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from custom_ops.recurrent.cell import Product, Term
 from custom_ops.recurrent.cell_builder import CellBuilder
 from graph_passes.graph.ir import Node, TensorId, boolean
-from graph_passes.graph.ops import IDENTITIES, passed, scalar_value
+from graph_passes.graph.ops import FLOATS, IDENTITIES, passed, scalar_value
 from graph_passes.recurrent.find.loops import Loop, Unreadable, Variables
 from graph_passes.recurrent.lower.elementwise_ops import CELL_OPS, is_finite, lower
 from graph_passes.recurrent.lower.hoist import STATE, Hoister, column_range
@@ -22,7 +22,6 @@ from graph_passes.recurrent.lower.prologue import Form, Hoisted, Leaves, Prologu
 
 _ADDITIONS = frozenset({"Add", "AddV2", "BiasAdd", "BiasAddV1"})
 _PRODUCTS = frozenset({"MatMul", "BatchMatMulV2", "_FusedMatMul"})
-_FLOATS = frozenset({"float32", "float64", "float16", "bfloat16"})
 
 
 @dataclass(frozen=True)
@@ -327,7 +326,7 @@ class Reader:
 
     def _cast(self, node: Node, tensor: TensorId) -> Value:
         spec, before = self._body.specs[tensor], self._body.specs[node.inputs[0]]
-        if before.dtype in _FLOATS | {"bool"} and spec.dtype in _FLOATS:
+        if before.dtype in FLOATS | {"bool"} and spec.dtype in FLOATS:
             return Value(self.columns(node.inputs[0]))
         raise Unreadable(f"'{node.name}' ({node.op}) turns {before.dtype} into {spec.dtype}")
 

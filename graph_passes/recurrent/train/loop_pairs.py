@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graph_passes.graph.ir import Function, Graph, Node, TensorId, TensorSpec
-from graph_passes.graph.ops import passed
+from graph_passes.graph.ops import FLOATS, passed
 from graph_passes.recurrent.find.loops import LOOPS, Loop, Unreadable
 from graph_passes.recurrent.find.provenance import is_zero
 
-_FLOATS = {1: "float32", 2: "float64", 14: "bfloat16", 19: "float16"}  # by TensorFlow's enum
+_FLOATS_BY_ENUM = {1: "float32", 2: "float64", 14: "bfloat16", 19: "float16"}  # in DataType
 _LISTS = frozenset({"TensorListFromTensor", "TensorListReserve", "EmptyTensorList"})
 
 
@@ -166,8 +166,8 @@ class _Ahead:
             return TensorSpec("variant", 0, None) if dtype is not None else None
         if spec.dtype == "resource":
             behind = spec.behind
-            return behind if behind is not None and behind.dtype in _FLOATS.values() else None
-        if spec.dtype not in _FLOATS.values():
+            return behind if behind is not None and behind.dtype in FLOATS else None
+        if spec.dtype not in FLOATS:
             return None
         out = self.graph.specs.get(TensorId(self.node.name, place), spec)
         return TensorSpec(spec.dtype, spec.itemsize, out.shape)
@@ -175,7 +175,7 @@ class _Ahead:
 
 def _element_dtype(node: Node) -> str | None:
     attribute = node.attrs.get("element_dtype") if node.op in _LISTS else None
-    return _FLOATS.get(getattr(attribute, "type", 0))
+    return _FLOATS_BY_ENUM.get(getattr(attribute, "type", 0))
 
 
 def _assignments(

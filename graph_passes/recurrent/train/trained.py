@@ -65,14 +65,12 @@ class Trained:
 
     Attributes:
         forward: its node.
-        match: what takes its place in inference.
         backwards: its gradients.
         unchanged: outputs of the forward node that are its inputs: (output, input).
-        joinable: what tells whether another direction may share its launch.
+        joinable: what takes its place in inference, and whether another direction may share its launch.
     """
 
     forward: str
-    match: Match
     backwards: tuple[Backward, ...]
     unchanged: tuple[tuple[TensorId, TensorId], ...]
     joinable: Joinable
@@ -85,12 +83,12 @@ class Trained:
     @property
     def new_nodes(self) -> frozenset[str]:
         """The new ones in the forward op."""
-        return frozenset(node.name for node in self.match.nodes)
+        return frozenset(node.name for node in self.joinable.match.nodes)
 
     @property
     def reverse(self) -> bool:
         """Whether its launch walks backwards."""
-        return self.match.launches[0].directions[0].reverse
+        return self.joinable.match.launches[0].directions[0].reverse
 
 
 def trained_loop(graph: Graph, forward: str, backwards: Sequence[str], names: Names, keep: Collection[str]) -> Trained:
@@ -102,13 +100,13 @@ def trained_loop(graph: Graph, forward: str, backwards: Sequence[str], names: Na
     pairs = [read_pair(graph, forward, backward) for backward in backwards]
     finder = _Loops(graph, forward, backwards, keep)
     given = [finder.given(pair) for pair in pairs]
-    copy, readers = finder.as_inference(pairs[0], {old for group in given for old, _ in group})
+    copy, readers = finder.as_inference(pairs[0], dict.fromkeys(old for group in given for old, _ in group))
     joinable = read_loop(copy, without_lists(copy, pairs[0]), names, {*keep, *readers})
     gradients = [
         Backward(pair.backward, tuple(group), tuple(finder.wanted(pair, joinable.match)))
         for pair, group in zip(pairs, given, strict=True)
     ]
-    return Trained(forward, joinable.match, tuple(gradients), tuple(invariants(graph, forward)), joinable)
+    return Trained(forward, tuple(gradients), tuple(invariants(graph, forward)), joinable)
 
 
 def cudnn_pairs(graph: Graph) -> Iterator[tuple[str, str]]:
@@ -154,7 +152,7 @@ def trained_cudnn(graph: Graph, forward: str, backwards: Sequence[str], names: N
                 entry, moves = read_as(graph, match, x)
                 wanted += moved_back(graph, keep, TensorId(name, index), entry, moves)
         gradients.append(Backward(name, tuple(given), tuple(wanted)))
-    return Trained(forward, match, tuple(gradients), (), joinable_cudnn(graph, match))
+    return Trained(forward, tuple(gradients), (), joinable_cudnn(graph, match))
 
 
 def _turned_back(graph: Graph, forward: str, match: Match, start: TensorId) -> tuple[TensorId, TensorId]:
@@ -212,7 +210,7 @@ class _Loops:
         for old, new in replaced.items():
             for use in list(copy.uses(old)):
                 copy.rewire(use.node, use.index, new)
-        for backward in self.removed - {name}:
+        for backward in sorted(self.removed - {name}):
             for index, tensor in enumerate(copy[backward].inputs):
                 if tensor.node == name:
                     copy.rewire(backward, index, inputs[tensor.index])
@@ -277,7 +275,7 @@ class _Loops:
                 yield from self.lists(old, entry, made.name, moves)
             else:
                 entry, moves = read_as(graph, match, x)
-                yield Wanted(old, entry, graph[pair.backward].inputs[place], "", moves)
+                yield Wanted(old, entry, zero=graph[pair.backward].inputs[place], moves=moves)
 
     def lists(self, old: TensorId, x: TensorId, made: str, moves: tuple[str, ...]) -> Iterator[Wanted]:
         """Readers of a list of gradients: where it is stacked at once, no list is needed."""
@@ -289,7 +287,7 @@ class _Loops:
             elif reader.op == "TensorListStack" and reader.name not in self.keep:
                 yield from moved_back(graph, self.keep, TensorId(reader.name), x, moves)
             elif is_needed(graph, reader.name, self.removed, self.keep):
-                yield Wanted(old, x, None, made, moves)
+                yield Wanted(old, x, listed=made, moves=moves)
 
 
 def moved_back(
@@ -301,7 +299,7 @@ def moved_back(
     for name in undo:
         yield from moved_back(graph, keep, TensorId(name), x, moves[:-1])
     if len(undo) < len(graph.uses(old)) or old.node in keep:
-        yield Wanted(old, x, None, "", moves)
+        yield Wanted(old, x, moves=moves)
 
 
 def read_as(graph: Graph, match: Match, x: TensorId) -> tuple[TensorId, tuple[str, ...]]:

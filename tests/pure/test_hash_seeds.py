@@ -1,0 +1,54 @@
+"""The same graph gives the same plan in every process: nothing depends on the order in which sets are iterated."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
+from graph_passes.graph.order import schedule, topological
+from graph_passes.memory.region import keep_variables_in_place
+from graph_passes.recurrent.find.provenance import spread
+
+ROOT = Path(__file__).parents[2]
+
+
+def fan_out() -> Graph:
+    """A variable, read by many ops of which none has to come before another, and an update of it."""
+    names = [f"reader_{index}" for index in range(20)]
+    nodes = [
+        Node("variable", "VarHandleOp", outputs=1),
+        Node("value", "ReadVariableOp", [TensorId("variable")], outputs=1),
+        *(Node(name, "Squeeze", [TensorId("value")], outputs=1) for name in names),
+        Node("sum", "AddN", [TensorId(name) for name in names], outputs=1),
+        Node("update", "AssignAddVariableOp", [TensorId("variable"), TensorId("value")]),
+    ]
+    return Graph(nodes, {TensorId(node.name): TensorSpec("float32", 4, (8, 8)) for node in nodes if node.outputs})
+
+
+def orders() -> dict[str, list[str]]:
+    graph = fan_out()
+    found = {
+        "topological": topological(graph),
+        "schedule": schedule(graph, ["variable", "sum"]),  # the program created no reader
+        "spread": [str(tensor) for tensor in spread(graph, TensorId("value")) or {}],
+    }
+    keep_variables_in_place(graph)
+    return {**found, "control": graph["update"].control}
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_no_order_depends_on_the_hash_seed(seed: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"from {__name__} import orders; print(orders())"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": str(seed), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == str(orders())

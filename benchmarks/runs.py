@@ -1,14 +1,19 @@
-"""What all benchmarks that run named cases share: their command line, and which cases are asked for."""
+"""What benchmarks share: their command line, which cases are asked for, and cases in processes of their own."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from benchmarks.records import load
+from benchmarks.records import ROOT, load
 
 
 class Named(Protocol):
@@ -26,7 +31,7 @@ def command_line(module: str, document: str | None, output: str = "") -> argpars
     """The parser of `python -m benchmarks.MODULE`.
 
     Args:
-        module: the benchmark's own name.
+        module: without `benchmarks.`.
         document: its docstring.
         output: the file that results go to if no other is named; "" for a module that runs no cases.
     """
@@ -49,23 +54,32 @@ def asked(
     parser: argparse.ArgumentParser,
     arguments: list[str] | None,
     cases: Sequence[AnyCase],
-    table: Callable[[Mapping[str, Mapping[str, Any]]], list[str]],
+    table: Callable[[Mapping[str, Mapping[str, Any]]], list[str]] | None = None,
 ) -> tuple[argparse.Namespace, list[AnyCase]]:
-    """The options, and the cases to run; none where their names or the table of results were asked for, and printed.
+    """The options, and the cases to run; none where their names or a `table` of results were asked for, and printed.
 
     Raises:
         ValueError: a pattern of `--only` fits no case.
     """
-    parser.add_argument("--table", type=Path, help="results to make a table of, and run nothing")
+    if table:
+        parser.add_argument("--table", type=Path, help="results to make a table of, and run nothing")
     options = parser.parse_args(arguments)
-    if options.table:
-        print("\n".join(table((load(options.table) or {"cases": {}})["cases"])))
+    if table and options.table:
+        print("\n".join(table(existing(parser, options.table)["cases"])))
         return options, []
     found = named(cases, options.only)
     if options.list:
         print("\n".join(case.name for case in found))
         return options, []
     return options, found
+
+
+def existing(parser: argparse.ArgumentParser, path: Path) -> dict[str, Any]:
+    """Results that have to be there; without them the command ends with a message."""
+    results = load(path)
+    if results is None:
+        parser.error(f"{path} does not exist; run the benchmark that writes it first")
+    return results
 
 
 def waiting(cases: Sequence[AnyCase], results: Mapping[str, Any], options: argparse.Namespace) -> Iterator[AnyCase]:
@@ -86,3 +100,39 @@ def named(cases: Sequence[AnyCase], patterns: Sequence[str]) -> list[AnyCase]:
         if not any(case.name.startswith(pattern) for case in cases):
             raise ValueError(f"no case starts with '{pattern}'; --list shows them")
     return [case for case in cases if not patterns or case.name.startswith(tuple(patterns))]
+
+
+def in_process(module: str, task: Mapping[str, Any], timeout: float, **environment: str) -> dict[str, Any]:
+    """Runs `python -m MODULE TASK RESULT`, the task as JSON, the result a file; the task with what it measured.
+
+    Args:
+        module: of a worker.
+        task: what it is to do.
+        timeout: seconds.
+        environment: variables besides those of this process.
+
+    Returns:
+        The task, the result's values, and "process_seconds". Where there is no result, "status" is "timeout" or
+        "error", and "message" says more.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "result.json"
+        command = [sys.executable, "-m", module, json.dumps(task), str(path)]
+        # profiles of earlier cases must not help later ones
+        variables = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "TFMEM_CACHE_DIR": "", **environment}
+        began = time.monotonic()
+        outcome: dict[str, Any]
+        try:
+            finished = subprocess.run(
+                command, cwd=ROOT, env=variables, timeout=timeout, check=False, capture_output=True, text=True,
+                errors="replace",
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            outcome = {"status": "timeout", "message": f"no result in {timeout:.0f} s"}
+        else:
+            said = finished.stderr[-4000:]
+            outcome = {"status": "error", "message": f"exit status {finished.returncode}, and no result: {said}"}
+            outcome = json.loads(path.read_text()) if path.exists() else outcome
+            if outcome["status"] == "error":
+                print(said, file=sys.stderr, flush=True)
+    return {**task, **outcome, "process_seconds": round(time.monotonic() - began, 1)}

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
+GENERATED = PACKAGE.parent / "build" / "generated"  # not where Bazel finds its own
 
 
 def library_name(tensorflow_version: str) -> str:
@@ -41,7 +42,7 @@ def write_generated() -> None:
     """Writes the headers that are generated, if they are not there as they would be written now."""
     from custom_ops.expr import cpp  # NumPy is only found once TensorFlow is
 
-    target, text = PACKAGE.parent / cpp.HEADER, cpp.header()
+    target, text = GENERATED / cpp.HEADER, cpp.header()
     if not target.exists() or target.read_text() != text:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False) as scratch:
@@ -61,7 +62,7 @@ def compile_command(source: Path, object_file: Path) -> list[str]:
     write_generated()
 
     # NDEBUG, because TensorFlow is built with it and some of its headers depend on it.
-    own = ["-std=c++17", "-O2", "-fPIC", "-DNDEBUG", "-Wall", f"-I{PACKAGE.parent}"]
+    own = ["-std=c++17", "-O2", "-fPIC", "-DNDEBUG", "-Wall", f"-I{PACKAGE.parent}", f"-I{GENERATED}"]
     # TensorFlow's headers as system headers: their warnings are not ours to mend.
     include = ["-isystem", tf.sysconfig.get_include()]
     flags = [flag for flag in tf.sysconfig.get_compile_flags() if not flag.startswith("-I")]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -84,17 +84,3 @@ def named(codes: Sequence[bytes]) -> list[str]:
     if tf.executing_eagerly():
         return [registered(code).name.decode() for code in codes]
     return add_to(tf.compat.v1.get_default_graph(), codes)
-
-
-def names_in(op: tf.Operation, attribute: str) -> list[str]:
-    """The functions that an attribute of `op` names, for an op of the graph that is being built to name them too."""
-    import tensorflow as tf
-
-    found: Sequence[Any] = op.get_attr(attribute)
-    names = [tf.compat.as_str(getattr(item, "name", item)) for item in found]
-    if not tf.executing_eagerly():
-        graph = tf.compat.v1.get_default_graph()
-        for name in names:
-            if not graph._is_function(name):
-                graph._add_function(op.graph._get_function(name))
-    return names

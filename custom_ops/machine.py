@@ -139,6 +139,11 @@ def shared_memory(arch: int) -> int:
     return SHARED_MEMORY.get(arch) or min(size for known, size in SHARED_MEMORY.items() if known >= 80)
 
 
+def registers_of(threads: int) -> int:
+    """Registers that each thread can have where so many are on a multiprocessor."""
+    return min(REGISTERS_PER_THREAD, REGISTERS // threads)
+
+
 def read(curve: Curve, x: float) -> float:
     """The value of a curve at `x`; beyond its ends, the value at the end."""
     if x <= curve[0][0]:

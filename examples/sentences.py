@@ -55,8 +55,7 @@ _THINGS = (
     "cast",
     "plot",
     "music",
-    "first",
-    "half",
+    "first half",
 )
 _DEGREES = ("", "very ", "truly ", "rather ", "quite ", "simply ")
 

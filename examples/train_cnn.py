@@ -43,7 +43,7 @@ class Settings:
 
 
 PRESETS = {
-    # half a second a step on two cores; nearly all of its 430 MiB are activations
+    # half a second a step on two cores; nearly all of its memory is activations
     "demo": Settings(batch=256, memory_budget="300MiB", policy="autovm"),  # copies only, to show the spill files
     # AutoVM thesis, section 6.2: 224 x 224 images, 1000 classes, on a GPU
     "thesis": Settings(

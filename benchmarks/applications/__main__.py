@@ -15,20 +15,16 @@ run. Results are kept after each row, and rows that are there are not run again.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from benchmarks.records import ROOT, begun, save
-from benchmarks.runs import asked, command_line
+from benchmarks.records import begun, save
+from benchmarks.runs import asked, command_line, in_process
 
+WORKER = "benchmarks.applications.worker"
 OUTPUT = "benchmarks/results/applications_cpu.json"
 SHARES = (80, 65, 50)  # percent of the plain peak
 A_MINUTE = 60.0
@@ -74,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
             if (name in rows and rows[name]["status"] != "error" and not options.again) or time.monotonic() > deadline:
                 continue
             task = asdict(case) | {"budget": budget, "kind": name.split("/")[1]}
-            rows[name] = in_process(task, options.timeout)
+            rows[name] = in_process(WORKER, task, options.timeout)
             save(results, options.output)
             print(line(name, rows[name]), flush=True)
             failed += rows[name]["status"] == "error"
@@ -98,25 +94,6 @@ def wanted(case: Case, rows: Mapping[str, Any], plan_only: bool) -> Iterator[tup
         refused = rows.get(f"{case.name}/{name}", {})
         if refused.get("status") == "refused":
             yield f"{case.name}/{name}/refused", refused["smallest"]
-
-
-def in_process(task: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-    """What one row's own process measured, or how it failed."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "result.json"
-        command = [sys.executable, "-m", "benchmarks.applications.worker", json.dumps(task), str(path)]
-        environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "TFMEM_CACHE_DIR": ""}
-        began = time.monotonic()
-        try:
-            finished = subprocess.run(
-                command, cwd=ROOT, env=environment, timeout=timeout, check=False, capture_output=True, text=True
-            )
-        except subprocess.TimeoutExpired:
-            found: dict[str, Any] = {"status": "timeout", "message": f"no result in {timeout:.0f} s"}
-        else:
-            text = finished.stderr[-1500:]
-            found = json.loads(path.read_text()) if path.exists() else {"status": "error", "message": text}
-    return {**task, **found, "process_seconds": round(time.monotonic() - began, 1)}
 
 
 def line(name: str, row: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ The kernels' parameter is a struct, in words of 64 bits:
     2, 3: where the split operands lie; 4, 5: where the inverse scales of rows and of columns are
     6: bias, or 0; 7: result; 8, 9: both operands
     10: strides of A's rows and of its depth; 11: of B's columns and of its depth
-    12: tiles | parts of each << 32; 13: sums of the parts; 14: an unsigned int of each tile, how many are there"""
+    12: tiles | split_k << 32; 13: partial sums; 14: an unsigned int of each tile, how many of its parts are there"""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from custom_ops.matmul import kernels
 from custom_ops.matmul.kernels import LINE_BYTES
 
 LINE_NUMBERS = 32
-SPLIT_ROWS = 8  # of an operand, for a block of `split`
+SPLIT_ROWS = 8  # of an operand, for a CTA of `split`
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def best_tiling(shape: Shape, processors: int) -> Tiling:
 def _tiling_library() -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "tiling.so"
-        source = build_flags.PACKAGE / "ops" / "matmul_tiling.cc"
+        source = build_flags.PACKAGE / "ops" / "matmul" / "matmul_tiling.cc"
         flags = ["-shared", "-fPIC", "-O1", "-std=c++17", f"-I{build_flags.PACKAGE.parent}"]
         subprocess.run([build_flags.compiler(), *flags, str(source), "-o", str(library)], check=True)
         return ctypes.CDLL(str(library))

@@ -10,27 +10,29 @@ tables of docs/benchmarks_offload.md."""
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from benchmarks.offload.cases import FULL, TINY, Case, chosen
-from benchmarks.records import ROOT, begun, save
-from benchmarks.runs import command_line
+from benchmarks.offload.cases import FULL, TINY, Case, all_cases
+from benchmarks.records import begun, save
+from benchmarks.runs import asked, command_line, in_process
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the cases asked for. Returns 1 if one of them failed in a way that is not a result."""
-    options = parse(arguments)
-    cases = chosen(options.only)
-    if options.list:
-        print("\n".join(case.name for case in cases))
+    parser = command_line("offload", __doc__, "offload.json")
+    parser.add_argument("--steps", type=int, default=20, help="timed steps (20)")
+    parser.add_argument("--warm-up", type=int, default=8, help="steps before them (8)")
+    parser.add_argument("--policy", default="autovm", help="tfmem's policy (autovm)")
+    parser.add_argument("--timeout", type=float, default=180, help="seconds for one case (180)")
+    parser.add_argument("--least-seconds", type=float, default=60, help="what a case needs at least (60)")
+    parser.add_argument("--tiny", action="store_true", help="small networks, for a CPU")
+    options, cases = asked(parser, arguments, all_cases())
+    if options.steps < 1 or options.warm_up < 1:
+        parser.error("--steps and --warm-up must be 1 or more")
+    if not cases:
         return 0
     results = begun(options)
     deadline = time.monotonic() + options.total_seconds
@@ -52,20 +54,6 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = command_line("offload", __doc__, "offload.json")
-    parser.add_argument("--steps", type=int, default=20, help="timed steps (20)")
-    parser.add_argument("--warm-up", type=int, default=8, help="steps before them (8)")
-    parser.add_argument("--policy", default="autovm", help="tfmem's policy (autovm)")
-    parser.add_argument("--timeout", type=float, default=180, help="seconds for one case (180)")
-    parser.add_argument("--least-seconds", type=float, default=60, help="what a case needs at least (60)")
-    parser.add_argument("--tiny", action="store_true", help="small networks, for a CPU")
-    options = parser.parse_args(arguments)
-    if options.steps < 1 or options.warm_up < 1:
-        parser.error("--steps and --warm-up must be 1 or more")
-    return options
-
-
 def run_case(case: Case, results: dict[str, Any], options: argparse.Namespace, timeout: float) -> dict[str, Any]:
     """Run one case in a fresh process and return what it measured, or how it failed."""
     sizes = TINY if options.tiny else FULL
@@ -84,37 +72,8 @@ def run_case(case: Case, results: dict[str, Any], options: argparse.Namespace, t
         "warm_up": options.warm_up,
         "policy": case.policy or options.policy,
     }
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "result.json"
-        command = [sys.executable, "-m", "benchmarks.offload.worker", json.dumps(task), str(path)]
-        # profiles of earlier cases must not help later ones
-        environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "TFMEM_CACHE_DIR": ""}
-        if case.deterministic:
-            environment["TF_CUDNN_WORKSPACE_LIMIT_IN_MB"] = "32"
-        began = time.monotonic()
-        outcome: dict[str, Any]
-        try:
-            finished = subprocess.run(
-                command,
-                cwd=ROOT,
-                env=environment,
-                timeout=timeout,
-                check=False,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-            )
-        except subprocess.TimeoutExpired:
-            outcome = {"status": "timeout", "message": f"no result in {timeout:.0f} s"}
-        else:
-            if path.exists():
-                outcome = json.loads(path.read_text())
-            else:
-                message = f"exit status {finished.returncode}, and no result"
-                outcome = {"status": "error", "message": message}
-            if outcome["status"] == "error":
-                print(finished.stderr[-4000:], file=sys.stderr, flush=True)
-    return {**task, **outcome, "process_seconds": time.monotonic() - began}
+    limit = {"TF_CUDNN_WORKSPACE_LIMIT_IN_MB": "32"} if case.deterministic else {}
+    return in_process("benchmarks.offload.worker", task, timeout, **limit)
 
 
 def line(case: Case, outcome: dict[str, Any]) -> str:

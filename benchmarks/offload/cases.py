@@ -5,11 +5,9 @@ device has. Here the batch is fixed and the device is capped: cap = uncapped pea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
-
-from benchmarks.runs import named
 
 NORMALISED = (0.5, 1.0, 1.25, 1.5, 2.0, 2.5)  # the columns of Table 6.2, and one between
 PARITY_NORMALISED = 1.5
@@ -111,12 +109,3 @@ def _headline() -> list[Case]:
         case = Case(f"vgg19/parity/{name}", "vgg19", "function", **SYSTEMS[name], deterministic=True)
         cases.append(replace(case, normalised=PARITY_NORMALISED if case.system == "tfmem" else 0.0))
     return cases
-
-
-def chosen(patterns: Sequence[str]) -> list[Case]:
-    """The cases whose names start with one of `patterns`; all of them for none.
-
-    Raises:
-        ValueError: a pattern fits no case.
-    """
-    return named(all_cases(), patterns)

@@ -7,10 +7,7 @@ its gradient op, and an addition in each direction. The plan has to halve their 
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
 import sys
 import time
 from collections.abc import Iterator
@@ -19,6 +16,8 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from benchmarks.records import machine
+from benchmarks.runs import command_line
 from graph_passes import pipeline
 from graph_passes.cost import device as devices
 from graph_passes.cost.model import Roofline
@@ -35,11 +34,7 @@ STAGES = ("load", "order", "liveness", "plan", "edit", "write")
 
 def main(arguments: list[str] | None = None) -> int:
     """Time every stage at every size; print a table."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.offload.ir_scaling",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line("offload.ir_scaling", __doc__)
     parser.add_argument("--nodes", type=int, nargs="+", default=[1_000, 10_000, 100_000])
     parser.add_argument("--repeat", type=int, default=3, help="the fastest of so many (3)")
     parser.add_argument("--output", type=Path, help="where to write the times as JSON")
@@ -60,11 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
             flush=True,
         )
     if options.output:
-        about = {
-            "cores": os.cpu_count(),
-            "python": platform.python_version(),
-            "tensorflow": tf.__version__,
-        }
+        about = machine() | {"tensorflow": tf.__version__}
         options.output.write_text(json.dumps({"machine": about, "rows": rows}, indent=1) + "\n")
     return 0
 

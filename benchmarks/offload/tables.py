@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.offload.cases import NORMALISED
-from benchmarks.records import ROOT, load
-from benchmarks.runs import command_line
+from benchmarks.records import ROOT
+from benchmarks.runs import command_line, existing
 
 BEGIN, END = "<!-- offload: begin -->", "<!-- offload: end -->"
 GIB = 1 << 30
@@ -23,17 +23,19 @@ Cases = Mapping[str, Mapping[str, Any]]
 
 def main(arguments: list[str] | None = None) -> int:
     """Read results, replace what is between the markers."""
-    parser = command_line("make_tables", __doc__)
+    parser = command_line("offload.tables", __doc__)
     parser.add_argument("results", type=Path, help="what benchmarks.offload wrote")
     parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks_offload.md")
     options = parser.parse_args(arguments)
-    results = load(options.results)
-    if results is None:
-        parser.error(f"{options.results} does not exist")
-    text = options.document.read_text() if options.document.exists() else "# Benchmarks\n"
-    options.document.parent.mkdir(parents=True, exist_ok=True)
-    options.document.write_text(replaced(text, tables(results)))
+    write(options.document, tables(existing(parser, options.results)))
     return 0
+
+
+def write(document: Path, tables: str, markers: tuple[str, str] = (BEGIN, END)) -> None:
+    """Put `tables` between the markers of a file, which is made if it is not there."""
+    text = document.read_text() if document.exists() else "# Benchmarks\n"
+    document.parent.mkdir(parents=True, exist_ok=True)
+    document.write_text(replaced(text, tables, markers))
 
 
 def replaced(document: str, tables: str, markers: tuple[str, str] = (BEGIN, END)) -> str:

@@ -1,4 +1,5 @@
-"""Runs one case of the offload benchmark in this process: `worker.py TASK_JSON RESULT_FILE`.
+"""Runs one case of the offload benchmark in this process:
+`python -m benchmarks.offload.worker TASK_JSON RESULT_FILE`.
 
 A step's time ends when its loss is on the host. Peaks are TensorFlow's allocator's, over the timed
 steps. Stalls are timed in steps of their own, because timing them costs events."""
@@ -29,7 +30,6 @@ LINK_BYTES = 1 << 30
 NO_WORKSPACE = "CUDNN failed to allocate the scratch space"  # what a convolution without room ends in
 
 Step = Callable[[], float]
-Reporter = Callable[[], Any]
 
 
 def main() -> None:
@@ -51,7 +51,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
     device = prepare(task["cap"], task["deterministic"])
     library = load() if task["system"] == "tfmem" else None
     began = time.perf_counter()
-    step, report = {"function": function, "graph": graph, "keras": keras_model}[task["form"]](task)
+    step, reported = {"function": function, "graph": graph, "keras": keras_model}[task["form"]](task)
     build_seconds = time.perf_counter() - began
 
     losses, seconds = [], []
@@ -81,13 +81,15 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         "process_peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
     }
     if library:
+        import tfmem
+
         result |= {
             "bytes_out": (after.bytes_out - before.bytes_out) // task["steps"],
             "bytes_in": (after.bytes_in - before.bytes_in) // task["steps"],
             "pinned_bytes": after.pinned_bytes_allocated,
             "spill_bytes": after.spill_bytes_allocated,
             "stall_ns": stall(library, step),
-            "report": without_curves(json.loads(report().to_json())),
+            "report": without_curves(json.loads(tfmem.report(reported).to_json())),
         }
     return result
 
@@ -112,40 +114,37 @@ def prepare(cap: int | None, deterministic: bool) -> str:
     return "GPU:0"
 
 
-def function(task: dict[str, Any]) -> tuple[Step, Reporter]:
-    """The step as a tf.function with a GradientTape."""
-    step = models.make_step(network(task))
-    reporter = _no_report
-    if task["system"] == "tfmem":
-        import tfmem
+def optimised(made: Any, task: dict[str, Any]) -> Any:
+    """A function or a model as the task's system has it."""
+    if task["system"] != "tfmem":
+        return made
+    import tfmem
 
-        step = tfmem.optimize(step, memory_budget=budget(task), policy=task["policy"])
-        reporter = lambda: tfmem.report(step)  # noqa: E731
+    return tfmem.optimize(made, memory_budget=budget(task), policy=task["policy"])
+
+
+def function(task: dict[str, Any]) -> tuple[Step, Any]:
+    """The step as a tf.function with a GradientTape; and what tfmem reports on."""
+    step = optimised(models.make_step(network(task)), task)
     images, labels = batch(task)
-    return lambda: float(step(images, labels)), reporter
+    return lambda: float(step(images, labels)), step
 
 
-def keras_model(task: dict[str, Any]) -> tuple[Step, Reporter]:
-    """The step as Keras has it: `model.train_on_batch` of a compiled model."""
-    model = models.compile_model(network(task))
-    reporter = _no_report
-    if task["system"] == "tfmem":
-        import tfmem
-
-        model = tfmem.optimize(model, memory_budget=budget(task), policy=task["policy"])
-        reporter = lambda: tfmem.report(model)  # noqa: E731
+def keras_model(task: dict[str, Any]) -> tuple[Step, Any]:
+    """The step as Keras has it: `model.train_on_batch` of a compiled model; and that model."""
+    model = optimised(models.compile_model(network(task)), task)
     images, labels = batch(task)
 
     def step() -> float:
         model.reset_metrics()  # else Keras reports a running mean
         return float(model.train_on_batch(images, labels))
 
-    return step, reporter
+    return step, model
 
 
-def graph(task: dict[str, Any]) -> tuple[Step, Reporter]:
-    """The step as the thesis has it (Listing 6.1): tf.gradients or avm_gradients, in a session."""
-    gradients, config, reporter = tf.gradients, tf.compat.v1.ConfigProto(), _no_report
+def graph(task: dict[str, Any]) -> tuple[Step, Any]:
+    """The step as the thesis has it (Listing 6.1): tf.gradients or avm_gradients, in a session; and its graph."""
+    gradients, config = tf.gradients, tf.compat.v1.ConfigProto()
     if task["system"] == "tfmem":
         import tfmem
 
@@ -159,11 +158,9 @@ def graph(task: dict[str, Any]) -> tuple[Step, Reporter]:
         random_batch=True,
         gradients=gradients,
     )
-    if task["system"] == "tfmem":
-        reporter = lambda: tfmem.report(built.graph)  # noqa: E731
     session = tf.compat.v1.Session(graph=built.graph, config=config)
     session.run(built.initialize)
-    return lambda: float(session.run((built.loss, built.train))[0]), reporter
+    return lambda: float(session.run((built.loss, built.train))[0]), built.graph
 
 
 def network(task: dict[str, Any]) -> keras.Model:
@@ -224,10 +221,6 @@ def versions() -> dict[str, str]:
         for name, key in (("cuda_build", "cuda_version"), ("cudnn_build", "cudnn_version"))
         if key in build
     }
-
-
-def _no_report() -> None:
-    return None
 
 
 def _failure(error: Exception) -> dict[str, Any]:

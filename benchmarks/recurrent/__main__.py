@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.records import begun, save
 from benchmarks.recurrent import ours
-from benchmarks.recurrent.cases import BOUNDS, Case, Chip, chosen, fastest, floor
+from benchmarks.recurrent.cases import BOUNDS, TOP, Case, Chip, all_cases, fastest, floor
 from benchmarks.recurrent.kernels import prepare
 from benchmarks.recurrent.peers import (
     Problem,
@@ -35,7 +35,7 @@ from benchmarks.recurrent.peers import (
     relative_error,
     settings,
 )
-from benchmarks.runs import command_line
+from benchmarks.runs import asked, command_line
 
 View = Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]
 
@@ -45,10 +45,13 @@ PEER_BOUND = 5e-2  # a peer that is off by more computes something else
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the cases asked for. Returns 1 if one of our kernels failed or was wrong."""
-    options = parse(arguments)
-    cases = chosen(options.only)
-    if options.list:
-        print("\n".join(case.name for case in cases))
+    parser = command_line("recurrent", __doc__, "recurrent.json")
+    parser.add_argument("--top", type=int, default=TOP, help=f"configurations of ours, compiled and timed ({TOP})")
+    parser.add_argument("--no-peers", action="store_true", help="ours alone")
+    options, cases = asked(parser, arguments, all_cases())
+    if options.top < 1:
+        parser.error("--top must be 1 or more")
+    if not cases:
         return 0
     results = begun(options, versions=versions())
     deadline = time.monotonic() + options.total_seconds
@@ -76,45 +79,46 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = command_line("recurrent", __doc__, "recurrent.json")
-    parser.add_argument("--top", type=int, default=5, help="configurations of ours that are compiled and timed (5)")
-    parser.add_argument("--no-peers", action="store_true", help="ours alone")
-    options = parser.parse_args(arguments)
-    if options.top < 1:
-        parser.error("--top must be 1 or more")
-    return options
-
-
 def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
     """Time every system on one case. The status is `ok` when ours ran and was right."""
     problem = Problem.draw(case)
     expected = reference(problem)
+    others = {} if options.no_peers else of_peers(problem, expected)
+    systems, kernels = of_ours(problem, expected, case.precisions, options.top)
+    return {
+        **asdict(case),
+        "status": "ok" if all(outcome["status"] == "ok" for outcome in systems.values()) else "failed",
+        "floor": asdict(floor(case, Chip())),
+        "systems": others | systems,
+        "kernels": kernels,
+    }
+
+
+def of_peers(problem: Problem, expected: tuple[torch.Tensor, ...]) -> dict[str, Any]:
+    """The outcomes of `peers`."""
     systems: dict[str, Any] = {}
-    if not options.no_peers:
-        for name, (switches, make) in peers(case).items():
-            with settings(**switches):
-                systems |= timed(name, make, problem, expected, PEER_BOUND)
-    failed = False
+    for name, (switches, make) in peers(problem.case).items():
+        with settings(**switches):
+            systems |= timed(name, make, problem, expected, PEER_BOUND)
+    return systems
+
+
+def of_ours(
+    problem: Problem, expected: tuple[torch.Tensor, ...], precisions: Sequence[str], top: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The outcomes of our kernels, and by precision what was chosen."""
+    systems: dict[str, Any] = {}
     kernels: dict[str, Any] = {}
-    for precision in case.precisions:
+    for precision in precisions:
 
         def make(problem: Problem, precision: str = precision) -> tuple[Run, View]:
-            layer = ours.build(problem, precision, top=options.top)
+            layer = ours.build(problem, precision, top)
             kernels[precision] = layer.report
             return layer.run, layer.as_torch
 
         with settings(tf32=precision != "highest"):
-            found = timed(f"tfmem {precision}", make, problem, expected, BOUNDS[precision])
-        failed = failed or any(outcome["status"] != "ok" for outcome in found.values())
-        systems |= found
-    return {
-        **asdict(case),
-        "status": "failed" if failed else "ok",
-        "floor": asdict(floor(case, Chip())),
-        "systems": systems,
-        "kernels": kernels,
-    }
+            systems |= timed(f"tfmem {precision}", make, problem, expected, BOUNDS[precision])
+    return systems, kernels
 
 
 def timed(

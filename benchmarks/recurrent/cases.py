@@ -5,11 +5,9 @@ batch 64 added: 100 steps, input size = hidden size. Then the paper's two models
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from benchmarks.runs import named
 
 UNITS = (64, 256, 512, 1024)
 LARGE = (2048,)  # whose weights fit no chip: they are read from L2 in every step
@@ -142,13 +140,9 @@ def all_cases() -> list[Case]:
     return cases
 
 
-def chosen(patterns: Sequence[str]) -> list[Case]:
-    """The cases whose names start with one of `patterns`; all of them for none.
-
-    Raises:
-        ValueError: a pattern fits no case.
-    """
-    return named(all_cases(), patterns)
+def single_passes() -> list[Case]:
+    """Those of one kernel alone: forward, one layer."""
+    return [case for case in all_cases() if not case.training and case.layers == 1]
 
 
 def fastest(

@@ -14,10 +14,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from benchmarks.records import load
 from benchmarks.recurrent.cases import TOP, Case
 from benchmarks.recurrent.kernels import specs_of
-from benchmarks.runs import command_line
+from benchmarks.runs import command_line, existing
 from custom_ops.errors import KernelError
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.image import KernelImage
@@ -55,14 +54,12 @@ class Recorded:
 
 def main(arguments: list[str] | None = None) -> int:
     """Print a line for each case, and the means."""
-    parser = command_line("recurrent_choice", __doc__)
+    parser = command_line("recurrent.choice", __doc__)
     parser.add_argument("results", type=Path, help="what benchmarks.recurrent.search wrote")
     parser.add_argument("--machine", default="h200", help="of graph_passes/cost/devices (h200)")
     options = parser.parse_args(arguments)
-    results = load(options.results)
-    if results is None:
-        parser.error(f"{options.results} does not exist")
-    found = {name: slower(case, options.machine) for name, case in results["cases"].items()}
+    cases = existing(parser, options.results)["cases"]
+    found = {name: slower(case, options.machine) for name, case in cases.items()}
     print(f"{'':24}{'first':>8}{'first ' + str(TOP):>9}{'tuner':>8}   slower than the fastest")
     for name, shares in found.items():
         print(line(name, shares))

@@ -28,13 +28,12 @@ from typing import Any
 import torch
 
 from benchmarks.records import load, save
-from benchmarks.recurrent import ours
-from benchmarks.recurrent.__main__ import KINDS, PEER_BOUND, View, raised, timed
-from benchmarks.recurrent.cases import BOUNDS, TOP
+from benchmarks.recurrent.__main__ import KINDS, PEER_BOUND, View, of_ours, of_peers, raised, timed
+from benchmarks.recurrent.cases import TOP
 from benchmarks.recurrent.kernels import prepare
-from benchmarks.recurrent.peers import Layer, Problem, Run, peers, reference, settings, with_gradient
+from benchmarks.recurrent.peers import Layer, Problem, Run, reference, settings, with_gradient
 from benchmarks.recurrent.sources import SYSTEMS, Shape, all_shapes, build_variables, haste_sources, prepared
-from benchmarks.runs import command_line, named
+from benchmarks.runs import asked, command_line
 
 TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}  # the others store float32
 BACKENDS = {"fused": "cuda_fused", "alternating": "cuda"}
@@ -45,14 +44,12 @@ Outcomes = dict[str, Any]
 
 def main(arguments: list[str] | None = None) -> int:
     """Build, run, add to the results. Returns 1 if something of theirs or of ours did not run or was wrong."""
-    parser = command_line("recurrent_context", __doc__, "recurrent.json")
+    parser = command_line("recurrent.context", __doc__, "recurrent.json")
     parser.add_argument("--flashrnn", type=Path, help="a clone of FlashRNN")
     parser.add_argument("--haste", type=Path, help="a clone of Haste")
     parser.add_argument("--systems", nargs="+", default=[], metavar="PREFIX", help="of theirs, by start of name")
-    options = parser.parse_args(arguments)
-    shapes = named(all_shapes(), options.only)
-    if options.list:
-        print("\n".join(shape.name for shape in shapes))
+    options, shapes = asked(parser, arguments, all_shapes())
+    if not shapes:
         return 0
     sources = {name: vars(options)[name] for name in ("flashrnn", "haste") if vars(options)[name]}
     prefixes = tuple(options.systems or sources)
@@ -230,19 +227,7 @@ def beside(shape: Shape) -> Outcomes:
     """cuDNN and ours at the same shape, in the types that the results are compared in."""
     problem = drawn(shape)
     expected = reference(problem)
-    found: Outcomes = {}
-    for name, (switches, make) in peers(shape.case).items():
-        with settings(**switches):
-            found |= timed(name, make, problem, expected, PEER_BOUND)
-    for precision in shape.precisions:
-
-        def make(problem: Problem, precision: str = precision) -> tuple[Run, View]:
-            layer = ours.build(problem, precision, top=TOP)
-            return layer.run, layer.as_torch
-
-        with settings(tf32=precision != "highest"):
-            found |= timed(f"tfmem {precision}", make, problem, expected, BOUNDS[precision])
-    return found
+    return of_peers(problem, expected) | of_ours(problem, expected, shape.precisions, TOP)[0]
 
 
 if __name__ == "__main__":

@@ -6,10 +6,8 @@ A layer reads `[batch, time, hidden]` and returns all its outputs; the product w
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
 import statistics
 import sys
 import time
@@ -22,6 +20,8 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
+from benchmarks.records import machine
+from benchmarks.runs import command_line
 from custom_ops.load import Library, load
 from custom_ops.recurrent import cells
 from custom_ops.recurrent.op import recurrent
@@ -34,11 +34,7 @@ TOLERANCE = 2e-5  # between our outputs and Keras's
 
 def main(arguments: list[str] | None = None) -> int:
     """Time every case; print a table."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.recurrent.cpu",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line("recurrent.cpu", __doc__)
     parser.add_argument("--layers", nargs="+", choices=sorted(CELLS), default=list(CELLS))
     parser.add_argument("--hidden", type=int, nargs="+", default=[64, 256, 512, 1024])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 10, 16, 20, 64])
@@ -66,16 +62,10 @@ def main(arguments: list[str] | None = None) -> int:
                     flush=True,
                 )
     if options.output:
-        machine = {
-            "cpu": processor(),
-            "cores": len(os.sched_getaffinity(0)),
-            "python": platform.python_version(),
-            "tensorflow": tf.__version__,
-            "keras": keras.__version__,
-            "tf_keras": tf_keras.__version__,
-        }
+        versions = {"tensorflow": tf.__version__, "keras": keras.__version__, "tf_keras": tf_keras.__version__}
+        about = machine() | {"cores": len(os.sched_getaffinity(0))} | versions
         result = {
-            "machine": machine,
+            "machine": about,
             "time": options.time,
             "unit": "microseconds a step; median, and best of all runs",
             "rows": rows,
@@ -152,11 +142,6 @@ def processor_times() -> tuple[int, int]:
     """Of all processors together, idle and in all, in ticks."""
     ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     return ticks[3] + ticks[4], sum(ticks)
-
-
-def processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ complete.
 
 from __future__ import annotations
 
-import argparse
 import re
 import subprocess
 import sys
@@ -29,8 +28,9 @@ from os import cpu_count
 from pathlib import Path
 from typing import Any
 
-from benchmarks.records import load, save
-from benchmarks.recurrent.cases import Case, Chip, chosen, floor
+from benchmarks.records import save
+from benchmarks.recurrent.cases import Case, Chip, all_cases, floor
+from benchmarks.runs import command_line, existing, named
 from custom_ops.machine import Machine, from_json
 from custom_ops.recurrent.search import grnn_model
 from graph_passes.cost import device
@@ -59,23 +59,17 @@ class Build:
 
 def main(arguments: list[str] | None = None) -> int:
     """Build, run, add to the results. Returns 1 if a case has no program that runs."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.recurrent.grnn",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line("recurrent.grnn", __doc__)
     parser.add_argument("--source", type=Path, required=True, help="the folder src of a checkout of GRNN")
     parser.add_argument("--output", type=Path, required=True, help="results of benchmarks.recurrent, to add to")
-    parser.add_argument("--only", nargs="+", default=["canonical_gru"], metavar="PREFIX", help="cases to run")
+    parser.add_argument("--only", nargs="+", default=[], metavar="PREFIX", help="cases to run")
     parser.add_argument("--top", type=int, default=3, help="configurations of each form (3)")
     parser.add_argument("--arch", default="sm_90", help="what nvcc compiles for (sm_90)")
     parser.add_argument("--total-seconds", type=float, default=540, help="begin no case when this is over (540)")
     options = parser.parse_args(arguments)
-    results = load(options.output)
-    if results is None:
-        parser.error(f"{options.output} does not exist; run benchmarks.recurrent first")
+    results = existing(parser, options.output)
     deadline = time.monotonic() + options.total_seconds
-    cases = [case for case in chosen(options.only) if case.layer == "canonical_gru"]
+    cases = named([case for case in all_cases() if case.layer == "canonical_gru"], options.only)
     for case in cases:
         results["cases"].setdefault(case.name, empty(case))
     known = {name: case["systems"].get(NAME, {}).get("status") for name, case in results["cases"].items()}

@@ -25,9 +25,9 @@ import tensorflow as tf
 import tfmem
 from benchmarks.offload.worker import device_name, versions
 from benchmarks.records import begun, save
-from benchmarks.recurrent.cases import WITHOUT_TF32, Case, chosen
+from benchmarks.recurrent.cases import WITHOUT_TF32, Case, all_cases
 from benchmarks.recurrent.keras_models import pair
-from benchmarks.runs import command_line
+from benchmarks.runs import asked, command_line
 from custom_ops.jit.launch import cuda_driver
 
 WARM_UP = 3
@@ -39,15 +39,13 @@ TOLERANCES = {True: 2e-3, False: 1e-5}  # between before and after, with TF32 an
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the cases asked for. Returns 1 if one failed or was wrong."""
-    parser = command_line("recurrent_keras", __doc__, "recurrent_keras.json")
+    parser = command_line("recurrent.keras", __doc__, "recurrent_keras.json")
     parser.add_argument("--no-tf32", action="store_true", help="products of float32 in float32")
-    options = parser.parse_args(arguments)
+    options, cases = asked(parser, arguments, sorted(all_cases(), key=lambda case: case.training))
+    if not cases:
+        return 0
     tf32 = not options.no_tf32
     tf.config.experimental.enable_tensor_float_32_execution(tf32)
-    cases = sorted(chosen(options.only), key=lambda case: case.training)
-    if options.list:
-        print("\n".join(case.name for case in cases))
-        return 0
     results = begun(options, versions=versions(), device=device_name())
     deadline = time.monotonic() + options.total_seconds
     failed = 0

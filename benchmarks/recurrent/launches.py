@@ -44,7 +44,7 @@ L2_BYTES_PER_SECOND = 132 * 77.5e9  # by the micro-benchmark, all multiprocessor
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the cases asked for, or print the table of results."""
-    parser = command_line("recurrent_launches", __doc__, "recurrent_launches.json")
+    parser = command_line("recurrent.launches", __doc__, "recurrent_launches.json")
     options, cases = asked(parser, arguments, CASES, table)
     if not cases:
         return 0
@@ -82,11 +82,11 @@ def run(case: Case, machine: Machine, device: Device, cache: Cache) -> dict[str,
     staged = fastest("staged", [(configuration, predicted)])
     alone = None
     if whole.configuration.needs_fallback and case.units <= LARGEST_ALONE:
-        alone = one_block(Launcher(bench.build(whole.configuration)), spec, case, device)
+        alone = one_cta(Launcher(bench.build(whole.configuration)), spec, case, device)
     return {"whole": asdict(whole), "staged": asdict(staged), "one_block_nanoseconds": alone}
 
 
-def one_block(launcher: Launcher, spec: RecurrentSpec, case: Case, device: Device) -> float:
+def one_cta(launcher: Launcher, spec: RecurrentSpec, case: Case, device: Device) -> float:
     """Nanoseconds of the fallback, by the host's clock: it takes milliseconds and more."""
     samples = Samples(spec, device, case.batch, case.steps)
     memory = device.upload(np.full(launcher.memory_bytes(case.batch), 0xFF, np.uint8))

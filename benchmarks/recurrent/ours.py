@@ -74,7 +74,7 @@ class Sweep:
         enqueue(torch.cuda.current_stream().cuda_stream)
 
 
-def build(problem: Problem, precision: str, top: int = 5) -> Ours:
+def build(problem: Problem, precision: str, top: int) -> Ours:
     """Choose kernels for a case, or read the choice made before.
 
     Raises:

@@ -18,9 +18,9 @@ import numpy as np
 
 from benchmarks.offload.tables import table
 from benchmarks.records import begun, save
-from benchmarks.recurrent.cases import BOUNDS, TOP, Case, chosen, kernel_in_words
+from benchmarks.recurrent.cases import BOUNDS, TOP, Case, kernel_in_words, single_passes
 from benchmarks.recurrent.kernels import choose, specs_of
-from benchmarks.runs import command_line
+from benchmarks.runs import asked, command_line
 from custom_ops.jit import nvrtc
 from custom_ops.jit.device import Device
 from custom_ops.jit.launch import checked, cuda_driver
@@ -57,12 +57,10 @@ __device__ unsigned long long {TICKS}[{len(PARTS)} * {MOST_CTAS}];
 
 def main(arguments: list[str] | None = None) -> int:
     """Profile the cases asked for, print a table, keep the results."""
-    parser = command_line("recurrent_profile", __doc__, "recurrent_profile.json")
+    parser = command_line("recurrent.profile", __doc__, "recurrent_profile.json")
     parser.add_argument("--precision", choices=BOUNDS, default="highest", help="of the products (highest)")
-    options = parser.parse_args(arguments)
-    cases = [case for case in chosen(options.only) if not case.training and case.layers == 1]
-    if options.list:
-        print("\n".join(case.name for case in cases))
+    options, cases = asked(parser, arguments, single_passes())
+    if not cases:
         return 0
     results = begun(options)
     deadline = time.monotonic() + options.total_seconds
@@ -103,7 +101,7 @@ def profiled(case: Case, precision: str) -> dict[str, Any]:
         milliseconds = device.time(
             lambda: launcher(case.steps, case.batch, samples.pointers, memory, device.stream, (False,))
         )
-        ticks = device.download(launcher.address_of(TICKS), np.zeros((len(PARTS), MOST_CTAS), np.uint64))
+        ticks = device.download(launcher.module.address_of(TICKS), np.zeros((len(PARTS), MOST_CTAS), np.uint64))
     used = ticks[:, : configuration.ctas * launcher.groups(case.batch)].astype(float)
     parts = used.mean(axis=1) / case.steps / ticks_of_a_microsecond()
     return {

@@ -23,9 +23,9 @@ from os import cpu_count
 from typing import Any
 
 from benchmarks.records import begun, save
-from benchmarks.recurrent.cases import TOP, Case, chosen
+from benchmarks.recurrent.cases import TOP, Case, single_passes
 from benchmarks.recurrent.kernels import FOLDER, specs_of
-from benchmarks.runs import command_line
+from benchmarks.runs import asked, command_line
 from custom_ops.errors import KernelError
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.device import Device
@@ -38,7 +38,6 @@ from custom_ops.recurrent.search.ranking import rank
 from custom_ops.recurrent.search.tune import Bench, Trial, timed
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 
-DEFAULT = ("lstm/",)
 PRECISION = "highest"
 SHARE = 2  # configurations that a core compiles at a time
 FINALISTS = 10
@@ -78,14 +77,13 @@ class Space:
 
 def main(arguments: list[str] | None = None) -> int:
     """Search the cases asked for. Returns 1 if one has no kernel that runs."""
-    parser = command_line("recurrent_search", __doc__, "recurrent_search.json")
+    parser = command_line("recurrent.search", __doc__, "recurrent_search.json")
     parser.add_argument("--hopeless", type=float, default=2.0, help="times the best, by the model (2.0)")
     parser.add_argument("--sample", type=int, default=40, help="hopeless ones that are timed nevertheless (40)")
     parser.add_argument("--jobs", type=int, default=cpu_count(), help="processes that compile (the number of cores)")
-    options = parser.parse_args(arguments)
-    cases = [case for case in chosen(options.only or DEFAULT) if not case.training and case.layers == 1]
-    if options.list:
-        print("\n".join(case.name for case in cases))
+    parser.set_defaults(only=["lstm/"])
+    options, cases = asked(parser, arguments, single_passes())
+    if not cases:
         return 0
     results = begun(options)
     results["sources"] = {"search": source(options)}

@@ -12,12 +12,12 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.offload.tables import replaced, table
+from benchmarks.offload.tables import table, write
 from benchmarks.records import ROOT, load
 from benchmarks.recurrent import options as recurrent_options
 from benchmarks.recurrent import profile as recurrent_profile
 from benchmarks.recurrent.cases import LARGE, TOP, WITHOUT_TF32, Floor, fastest, kernel_in_words
-from benchmarks.runs import command_line
+from benchmarks.runs import command_line, existing
 
 MARKERS = ("<!-- recurrent: begin -->", "<!-- recurrent: end -->")
 
@@ -26,7 +26,7 @@ Cases = Mapping[str, Mapping[str, Any]]
 
 def main(arguments: list[str] | None = None) -> int:
     """Read results, replace what is between the markers."""
-    parser = command_line("make_recurrent_tables", __doc__)
+    parser = command_line("recurrent.tables", __doc__)
     parser.add_argument("results", type=Path, help="what benchmarks.recurrent wrote")
     parser.add_argument("--search", type=Path, help="what benchmarks.recurrent.search wrote")
     parser.add_argument("--keras", type=Path, help="what benchmarks.recurrent.keras wrote")
@@ -34,13 +34,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--cpu", type=Path, help="what benchmarks.recurrent.cpu wrote")
     parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks_recurrent.md")
     options = parser.parse_args(arguments)
-    results = load(options.results)
-    if results is None:
-        parser.error(f"{options.results} does not exist")
-    text = options.document.read_text() if options.document.exists() else "# Benchmarks\n"
+    results = existing(parser, options.results)
     cpu = json.loads(options.cpu.read_text()) if options.cpu else None
     written = tables(results, load(options.search), load(options.keras), cpu, load(options.profile))
-    options.document.write_text(replaced(text, written, MARKERS))
+    write(options.document, written, MARKERS)
     return 0
 
 

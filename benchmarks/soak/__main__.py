@@ -3,8 +3,8 @@
     python -m benchmarks.soak --seed 1 --count 20000 --output soak.jsonl
     python -m benchmarks.soak --table soak.jsonl
 
-Each seed is one mutated training step (`soak_graphs`, `soak_mutations`), optimised without a memory budget and with one
-in another process (`soak_worker`), and run beside the original if it was changed. A fault is an exception that is not
+Each seed is one mutated training step (`graphs.py`, `mutations.py`), optimised without a memory budget and with one
+in another process (`worker.py`), and run beside the original if it was changed. A fault is an exception that is not
 tfmem's (unless TensorFlow does not import the graph either), a result that differs or does not run though the original
 does, and an end of the process, by a signal or by the clock, that TensorFlow does not come to without tfmem."""
 
@@ -22,6 +22,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from benchmarks.runs import command_line
 
 FAULTS = ("fault", "differs", "does not run", "died", "hangs")
 ENDED = {"died": "TensorFlow dies of it, too", "hangs": "TensorFlow hangs, too"}
@@ -161,9 +163,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Examine seeds, and print the table. Returns 1 if there are faults."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line("soak", __doc__)
     parser.add_argument("--seed", type=int, default=1, help="the first (1)")
     parser.add_argument("--count", type=int, default=300, help="how many (300)")
     parser.add_argument("--only", type=int, nargs="+", metavar="SEED", help="these, with all that is known of each")

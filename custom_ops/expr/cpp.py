@@ -8,7 +8,7 @@ from __future__ import annotations
 from custom_ops.expr.op import BOOL, FLOATS, INTEGERS, Op
 from custom_ops.expr.table import TABLE
 
-HEADER = "build/generated/elementwise_ops.h"  # the BUILD says so, too
+HEADER = "custom_ops/generated/elementwise_ops.h"  # as it is included; the BUILD says so, too
 _KINDS = {"kFloats": FLOATS, "kIntegers": INTEGERS, "kBools": BOOL}
 
 
@@ -22,8 +22,8 @@ def header() -> str:
     return "\n".join(
         [
             "// Generated from the table of elementwise ops, by custom_ops/expr/cpp.py, which says what this is.",
-            "#ifndef TFMEM_BUILD_GENERATED_ELEMENTWISE_OPS_H_",
-            "#define TFMEM_BUILD_GENERATED_ELEMENTWISE_OPS_H_",
+            "#ifndef TFMEM_CUSTOM_OPS_GENERATED_ELEMENTWISE_OPS_H_",
+            "#define TFMEM_CUSTOM_OPS_GENERATED_ELEMENTWISE_OPS_H_",
             "",
             "#define TFMEM_ELEMENTWISE_OPS(X) \\",
             " \\\n".join(map(_entry, TABLE.values())),
@@ -31,7 +31,7 @@ def header() -> str:
             "#define TFMEM_ELEMENTWISE_KERNELS(VECTORS, COMPARISONS, NUMBERS) \\",
             " \\\n".join(map(_kernel, TABLE.values())),
             "",
-            "#endif  // TFMEM_BUILD_GENERATED_ELEMENTWISE_OPS_H_",
+            "#endif  // TFMEM_CUSTOM_OPS_GENERATED_ELEMENTWISE_OPS_H_",
             "",
         ]
     )

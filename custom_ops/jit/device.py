@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from custom_ops.jit.launch import checked, cuda_driver
 from custom_ops.jit.nvrtc import CompileSource, compile_source
 
+IN_ONE_GRAPH, REPEATS = 4, 10  # what is timed: so many in a graph, so many graphs
+
 
 class Device:
     """A GPU's primary context, current while `with` lasts, and what was allocated in it.
@@ -21,6 +23,7 @@ class Device:
         arch: compute capability, 90 for 9.0.
         processors: streaming multiprocessors.
         name: as the driver says it.
+        stream: what all is enqueued on, while `with` lasts.
         driver: that works it.
         compile_source: makes code for it, as `nvrtc.compile_source`.
     """
@@ -31,7 +34,7 @@ class Device:
         Raises:
             KernelError: there is no driver or no such GPU.
         """
-        self.driver = self._driver = driver = driver or cuda_driver()
+        self.driver = driver = driver or cuda_driver()
         self.compile_source = compile_source
         self._device = checked(driver, driver.cuDeviceGet(ordinal), f"find GPU {ordinal}")
         attribute = driver.CUdevice_attribute
@@ -92,31 +95,38 @@ class Device:
         if size:
             self._call("cuMemsetD8Async", place, byte, size, self.stream)
 
-    def time(self, enqueue: Callable[[], None], repeats: int = 10, inner: int = 4) -> float:
+    def time(self, enqueue: Callable[[], None]) -> float:
         """Median milliseconds of what `enqueue` puts on `stream`; in a graph, so that the host does not count."""
         enqueue()
-        mode = self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        mode = self.driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         self._call("cuStreamBeginCapture", self.stream, mode)
-        for _ in range(inner):
+        for _ in range(IN_ONE_GRAPH):
             enqueue()
         graph = self._call("cuStreamEndCapture", self.stream)
         ready = self._call("cuGraphInstantiate", graph, 0)
-        start, end = self._call("cuEventCreate", 0), self._call("cuEventCreate", 0)
-        times = []
-        for _ in range(repeats + 1):
-            self._call("cuEventRecord", start, self.stream)
-            self._call("cuGraphLaunch", ready, self.stream)
-            self._call("cuEventRecord", end, self.stream)
-            self._call("cuEventSynchronize", end)
-            times.append(float(self._call("cuEventElapsedTime", start, end)) / inner)
-        for event in (start, end):
-            self._call("cuEventDestroy", event)
+        times = [self.elapsed(lambda: self._call("cuGraphLaunch", ready, self.stream)) for _ in range(REPEATS + 1)]
         self._call("cuGraphExecDestroy", ready)
         self._call("cuGraphDestroy", graph)
-        return statistics.median(times[1:])
+        return statistics.median(times[1:]) / IN_ONE_GRAPH
+
+    def elapsed(self, enqueue: Callable[[], None]) -> float:
+        """Milliseconds from the beginning to the end of what `enqueue` puts on `stream`, once."""
+        start, end = self._call("cuEventCreate", 0), self._call("cuEventCreate", 0)
+        self._call("cuEventRecord", start, self.stream)
+        enqueue()
+        self._call("cuEventRecord", end, self.stream)
+        self._call("cuEventSynchronize", end)
+        milliseconds = float(self._call("cuEventElapsedTime", start, end))
+        for event in (start, end):
+            self._call("cuEventDestroy", event)
+        return milliseconds
+
+    def driver_version(self) -> int:
+        """1000 * major + 10 * minor of the CUDA version that the driver supports."""
+        return int(self._call("cuDriverGetVersion"))
 
     def _attribute(self, name: Any) -> int:
         return int(self._call("cuDeviceGetAttribute", name, self._device))
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        return checked(self._driver, getattr(self._driver, name)(*arguments), name)
+        return checked(self.driver, getattr(self.driver, name)(*arguments), name)

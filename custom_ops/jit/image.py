@@ -77,6 +77,5 @@ def code_of(
 
     if cache is None:
         return compiled()
-    headers = (text for item in sorted(nvrtc.headers().items()) for text in item)
     options = nvrtc.compile_options(arch, features)
-    return cache.get(digest(nvrtc.compiler_version(), *options, source, *headers), compiled)
+    return cache.get(digest(nvrtc.compiler_version(), *options, source, *nvrtc.header_texts()), compiled)

@@ -57,8 +57,7 @@ class Kernel:
 
     Attributes:
         image: it.
-        registers, local, static_shared: as it was compiled: registers a thread, bytes of local memory a thread (spills
-            and stack), bytes of static shared memory.
+        registers, local: as it was compiled: registers a thread, bytes of local memory a thread (spills and stack).
         resident: CTAs that the device runs at once.
     """
 
@@ -82,7 +81,6 @@ class Kernel:
             self._set(attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, "allow clusters of 16")
         self.registers = self._attribute(attribute.CU_FUNC_ATTRIBUTE_NUM_REGS)
         self.local = self._attribute(attribute.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)
-        self.static_shared = self._attribute(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
         self.resident = self._resident()
         if self.resident < image.cluster:
             raise KernelError(f"a cluster of {image.cluster} CTAs does not fit this device")
@@ -92,7 +90,8 @@ class Kernel:
 
         Args:
             grid: CTAs along both dimensions.
-            words: of 64 bits: the struct that the kernel takes.
+            words: of 64 bits: the struct that the kernel takes, or its parameters, one in each; it reads as many as it
+                has.
 
         Returns:
             What takes the stream and enqueues. It raises KernelError if the launch fails.
@@ -101,7 +100,8 @@ class Kernel:
         if config is None:  # kept, as to make one takes longer than to launch it
             config = self._configs[grid] = self._config(grid)
         parameter = (ctypes.c_uint64 * len(words))(*words)
-        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(parameter))
+        first, size = ctypes.addressof(parameter), ctypes.sizeof(parameter)
+        parameters = (ctypes.c_void_p * len(words))(*range(first, first + size, 8))
         driver, function = self._driver, self._function
 
         def launch(stream: int, _parameter: object = parameter) -> None:  # which `parameters` points to

@@ -56,6 +56,11 @@ def headers() -> dict[str, str]:
     return {file.name: file.read_text() for file in KERNELS.glob("*.cuh")}
 
 
+def header_texts() -> list[str]:
+    """Names and texts of all templates, in a fixed order: what a key of a cache has of them."""
+    return [text for item in sorted(headers().items()) for text in item]
+
+
 @cache
 def compiler_version() -> str:
     """Of NVRTC, as it is loaded.

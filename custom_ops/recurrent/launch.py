@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from custom_ops.errors import KernelError
-from custom_ops.jit.image import KernelImage
 from custom_ops.jit.launch import Enqueue, Kernel, Module
 from custom_ops.recurrent.program import Program
 
-MOST_GROUPS = 65535  # blocks of a launch along its second dimension
+MOST_GROUPS = 65535  # CTAs of a launch along its second dimension
 TURN = 6  # the word of the kernel's parameter that says which stage of which step
 STATUS_BYTES = 256  # in front of the scratch: the status word, and up to where the scratch is aligned
 
@@ -20,9 +19,9 @@ class Launcher:
     """One program, loaded into the current CUDA context.
 
     Attributes:
-        registers, local, shared: of the kernel as it was compiled: registers a thread, bytes of local memory a thread
-            (spills and stack), bytes of static shared memory.
+        module: the code of `program`.
         resident: CTAs that the device runs at once.
+        registers, local: see `Kernel`.
     """
 
     def __init__(self, program: Program, driver: Any = None) -> None:
@@ -32,33 +31,25 @@ class Launcher:
             KernelError: there is no driver, the device cannot load the program, or not one group of it fits.
         """
         self.program = program
-        self._module = Module(program.image.code, driver)
+        self.module = Module(program.image.code, driver)
         try:
-            self._kernel = Kernel(program.image, self._module)
-            self._fallback = Kernel(self._plain(), self._module) if program.fallback else None
-            self._require_residency()
+            self._kernel = Kernel(program.image, self.module)
+            self._fallback = None
+            if program.fallback:
+                plain = replace(program.image, entry=program.fallback, shared=0, cluster=1, cooperative=False)
+                self._fallback = Kernel(plain, self.module)
         except KernelError:
             self.close()
             raise
         self.resident = self._kernel.resident
         self.registers, self.local = self._kernel.registers, self._kernel.local
-        self.shared = self._kernel.static_shared
+        if program.image.cooperative and self.resident < program.ctas:
+            self.close()
+            raise KernelError(f"a group of {program.ctas} CTAs does not fit this device: it runs {self.resident}")
 
     def close(self) -> None:
         """See `Module.close`."""
-        self._module.close()
-
-    def address_of(self, variable: str) -> int:
-        """See `Module.address_of`."""
-        return self._module.address_of(variable)
-
-    def _require_residency(self) -> None:
-        program, resident = self.program, self._kernel.resident
-        if program.image.cooperative and resident < program.ctas:
-            raise KernelError(f"a group of {program.ctas} CTAs does not fit this device: it runs {resident} at once")
-
-    def _plain(self) -> KernelImage:
-        return replace(self.program.image, entry=self.program.fallback, shared=0, cluster=1, cooperative=False)
+        self.module.close()
 
     def groups(self, batch: int, directions: int = 1) -> int:
         return -(-batch // self.program.rows) * directions
@@ -103,7 +94,7 @@ class Launcher:
         Returns:
             What takes the stream and enqueues. It raises KernelError if a launch fails.
         """
-        program, module = self.program, self._module
+        program, module = self.program, self.module
         groups = self.groups(batch, len(pointers))
         zeroed = STATUS_BYTES + groups * program.scratch if groups and (program.fallback or program.scratch) else 0
         once = self.resident // program.ctas if program.image.cooperative else MOST_GROUPS
@@ -127,16 +118,10 @@ class Launcher:
         return enqueue
 
     def launch_fallback(
-        self,
-        time: int,
-        batch: int,
-        pointers: Sequence[Sequence[int]],
-        memory: int,
-        stream: int = 0,
-        reverse: Sequence[bool] = (),
+        self, time: int, batch: int, pointers: Sequence[Sequence[int]], memory: int, stream: int = 0
     ) -> None:
         """Enqueue the fallback, which does nothing unless the status is set; arguments as of a call."""
-        words = self._words(time, batch, pointers, memory, reverse)
+        words = self._words(time, batch, pointers, memory, (), False)
         if self._fallback is None:
             raise KernelError(f"'{self.program.image.entry}' has no fallback")
         self._fallback.prepare((1, words[1] >> 32), words)(stream)
@@ -148,7 +133,7 @@ class Launcher:
         pointers: Sequence[Sequence[int]],
         memory: int,
         reverse: Sequence[bool],
-        batch_major: bool = False,
+        batch_major: bool,
     ) -> list[int]:
         groups = self.groups(batch, len(pointers))
         flags = sum(flag << place for place, flag in enumerate(reverse))

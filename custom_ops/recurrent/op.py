@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from custom_ops.errors import CellError
-from custom_ops.image_functions import named, names_in
+from custom_ops.image_functions import named
 from custom_ops.recurrent.cell import Cell, from_text
 from custom_ops.recurrent.differentiate import Column, Gradient, WeightGradient, differentiate
 from custom_ops.recurrent.program import Program
@@ -39,7 +38,6 @@ def recurrent(
     batch_major: bool = False,
     precision: str = "highest",
     programs: Sequence[Program] = (),
-    gradient_programs: Sequence[Program] = (),
     training: bool = False,
     name: str | None = None,
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
@@ -61,8 +59,8 @@ def recurrent(
         batch_major: whether sequences and outputs begin with batch and time, not with time and batch.
         precision: how a GPU stores weights: "highest", "tf32", "bfloat16" or "float16".
         programs: GPU programs for the cell; with `training`, for its gradient's forward cell.
-        gradient_programs: GPU programs for the gradient's backward cell.
-        training: keep what the gradient needs; without it, a gradient runs the forward sweep a second time.
+        training: keep what the gradient needs; without it, a gradient runs the forward sweep a second time. The
+            gradient runs on the CPU: passes put ops with GPU programs into a training step themselves.
         name: of the op.
 
     Returns:
@@ -90,8 +88,6 @@ def recurrent(
         precision=precision,
         programs=[program.to_text() for program in programs],
         images=named([program.image.code for program in programs]),
-        gradient_programs=[program.to_text() for program in gradient_programs],
-        gradient_images=named([program.image.code for program in gradient_programs]),
         name=name,
     )
     kept = [of_direction[: len(cell.outputs)] for of_direction in _split(outputs, len(reverse))]
@@ -178,8 +174,6 @@ def _gradient(ops: ModuleType, op: Any, *gradients: tf.Tensor | None) -> list[tf
         gradient.backward,
         backward_inputs,
         reverse=[not flag for flag in reverse],
-        programs=op.get_attr("gradient_programs"),
-        images=names_in(op, "gradient_images"),
         **common,
     )
     found = [
@@ -281,11 +275,11 @@ class _Results:
 
 
 def _run(ops: ModuleType, cell: Cell, inputs: Sequence[Sequence[tf.Tensor]], **attributes: Any) -> Any:
-    """The op with all of `attributes`; where no GPU program was made for it, on the CPU."""
+    """The op with all of `attributes`, on the CPU: there is no GPU program for it."""
     import tensorflow as tf
 
     names = ("sequences", "invariants", "vectors", "matrices", "states")
-    with contextlib.nullcontext() if attributes.get("programs") else tf.device("/device:CPU:0"):
+    with tf.device("/device:CPU:0"):
         return ops.tfmem_recurrent(
             **dict(zip(names, inputs, strict=True)),
             No=attributes["directions"] * len(cell.outputs),

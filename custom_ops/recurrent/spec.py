@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from custom_ops.errors import KernelError
+from custom_ops.machine import WARP
 from custom_ops.recurrent.cell import Cell
 
 DataType: TypeAlias = Literal["float32", "float16", "bfloat16"]
@@ -16,7 +17,6 @@ Product: TypeAlias = Literal["fma", "mma", "half"]
 Exchange: TypeAlias = Literal["single", "cluster", "grid", "launches"]
 
 LARGEST_CLUSTER = 16  # CTAs, on Hopper; more than 8 is not portable and has to be allowed
-WARP = 32
 
 
 @dataclass(frozen=True)

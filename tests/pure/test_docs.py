@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +24,13 @@ ROOT = Path(__file__).resolve().parents[2]
 if not (ROOT / "docs").is_dir():
     pytest.skip("the documentation is not installed; run from a checkout", allow_module_level=True)
 
-OUTSIDE = ("README.md", "CONTRIBUTING.md", "examples/README.md")
+OUTSIDE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")
 PAGES = [*(ROOT / name for name in OUTSIDE), *sorted(ROOT.glob("docs/*.md"))]
 FOLDERS = ("tfmem", "graph_passes", "custom_ops", "benchmarks", "examples", "tests", "tools", "docs", "bazel")
 SOURCE = re.compile(r"[\w./*-]+\.(?:py|cc|cuh|h|md|bzl)")
 OF_EACH_PASS = {"plan.py", "apply.py", "options.py"}
+OF_OTHERS = {"ConvLSTM2D", "dynamic_rnn", "element_spec", "go_backwards", "static_rnn"}  # TensorFlow's and Keras's
+OF_OTHERS |= {"cudaMemPrefetchAsync", "NVIDIA_TF32_OVERRIDE", "WORKSPACE"}  # CUDA's and Bazel's
 OF_TENSORFLOW = {"ResourceExhaustedError", "UnavailableError", "InternalError", "NotFoundError"}
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -45,6 +48,15 @@ def sources() -> str:
     return "\n".join(file.read_text() for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py")))
 
 
+@cache
+def identifiers() -> set[str]:
+    """All that occur outside of the tests, in Python, C++, CUDA and what builds these."""
+    code = [file for folder in FOLDERS if folder != "tests" for file in (ROOT / folder).rglob("*.*")]
+    code = [file for file in code if file.suffix in {".py", ".cc", ".h", ".cuh", ".bzl"}]
+    texts = [file.read_text() for file in (*code, ROOT / "Makefile", ROOT / "WORKSPACE", ROOT / "pyproject.toml")]
+    return set(re.findall(r"[A-Za-z_]\w*", "\n".join(texts)))
+
+
 @pages
 def test_files_exist(page: Path) -> None:
     folders = tuple(f"{folder}/" for folder in FOLDERS)
@@ -53,6 +65,17 @@ def test_files_exist(page: Path) -> None:
     paths = {path for path in paths if not re.search(r"[ <]|\.so$", path)}
     missing = [path for path in sorted(paths) if not any(ROOT.glob(path.rstrip("/")))]
     assert not missing, "name files from the repository's root"
+
+
+def test_the_tree_of_the_architecture_is_the_tree():
+    text = (ROOT / "docs/architecture.md").read_text()
+    top, shown = "", set()
+    for indent, folder in re.findall(r"^( {4}| {6})(\w+)/ ", text, re.MULTILINE):
+        top = folder if len(indent) == 4 else top
+        shown.add(top if folder == top else f"{top}/{folder}")
+    code = [file for layer in ("tfmem", "graph_passes", "custom_ops") for file in (ROOT / layer).rglob("*.*")]
+    folders = [file.relative_to(ROOT).parent for file in code if file.suffix in {".py", ".cc", ".cuh"}]
+    assert shown == {"/".join(folder.parts[:2]) for folder in folders}
 
 
 @pages
@@ -93,6 +116,14 @@ def test_public_names_exist(page: Path) -> None:
 
 
 @pages
+def test_names_in_code_exist(page: Path) -> None:
+    """Functions, classes, fields, options and ops, between backticks alone or as a call."""
+    named = {name for text in quoted(page) for name in re.findall(r"^_?[A-Za-z]\w*(?=\(.*\)$|$)", text)}
+    missing = named - identifiers() - OF_OTHERS
+    assert not missing, sorted(missing)
+
+
+@pages
 def test_variables_and_errors_exist(page: Path) -> None:
     text, code = page.read_text(), sources() + (ROOT / "WORKSPACE").read_text() + (ROOT / "Makefile").read_text()
     for name in set(re.findall(r"\bTFMEM_[A-Z_]+[A-Z]\b", text)):
@@ -114,7 +145,15 @@ def test_every_option_has_a_row_with_its_default(page: str, of: type) -> None:
             assert written == repr(field.default), f"{of.__name__}.{field.name}"
 
 
+def between(page: str, markers: tuple[str, str], expected: str) -> None:
+    """Whether `page` has `expected` between its markers, and each of these once."""
+    text = (ROOT / page).read_text()
+    assert [text.count(marker) for marker in markers] == [1, 1]
+    assert text.partition(markers[0])[2].partition(markers[1])[0].strip() == expected
+
+
 def test_tables_are_those_of_the_results():
+    from benchmarks.applications import __main__ as applications
     from benchmarks.matmul import cases
     from benchmarks.offload import tables as make_tables
     from benchmarks.recurrent import launches as recurrent_launches
@@ -127,10 +166,18 @@ def test_tables_are_those_of_the_results():
     recurrent = make_recurrent_tables.tables(read("recurrent_h200.json"), *map(read, others))
     launches = "\n".join(recurrent_launches.table(read("recurrent_launches_h200.json")["cases"]))
     matmul = "\n".join(cases.table(read("matmul_h200.json")["cases"]))
-    assert make_tables.tables(read("offload_h200.json")) in (ROOT / "docs/benchmarks_offload.md").read_text()
-    assert recurrent in (ROOT / "docs/benchmarks_recurrent.md").read_text()
+    networks = "\n".join(applications.table(read("applications_cpu.json")["cases"]))
+    offload = make_tables.tables(read("offload_h200.json"))
+    between("docs/benchmarks_offload.md", (make_tables.BEGIN, make_tables.END), offload)
+    between("docs/benchmarks_recurrent.md", make_recurrent_tables.MARKERS, recurrent)
+    assert f"\n{networks}\n\n" in (ROOT / "docs/benchmarks_offload.md").read_text()
     assert launches in (ROOT / "docs/benchmarks_recurrent.md").read_text()
     assert matmul in (ROOT / "docs/benchmarks_matmul.md").read_text()
+
+
+def test_the_entry_that_the_architecture_shows_is_the_tables():
+    (entry,) = re.findall(r"^    Op\(.*\n(?:       .*\n)+", (ROOT / "docs/architecture.md").read_text(), re.MULTILINE)
+    assert entry.rstrip() in (ROOT / "custom_ops/expr/activations.py").read_text()
 
 
 def test_the_program_that_the_architecture_shows_is_softmax():

@@ -1,17 +1,19 @@
 """What the micro-benchmark makes of times, on a machine that is made up."""
 
+import ctypes
 import math
 from types import SimpleNamespace
-from typing import Any
-from unittest.mock import MagicMock
+from typing import Any, cast
 
 import pytest
 
 from custom_ops.errors import KernelError
+from custom_ops.jit.device import Device
 from custom_ops.machine import from_json, read, shared_memory
 from custom_ops.recurrent.search import microbenchmark
 from custom_ops.recurrent.search.microbenchmark import Point, fit
 from graph_passes.cost.device import machine as machine_of
+from tests.cuda_on_cpu.driver import Driver
 
 LAUNCH = 3000.0  # nanoseconds of every launch, whatever it does
 CLUSTERS = ((1.0, 100.0), (16.0, 6.0))
@@ -83,35 +85,66 @@ def test_old_devices_are_asked_for_no_tensor_cores_and_no_clusters():
     assert "cluster" not in microbenchmark.source(75)
 
 
-class Refusing(microbenchmark.Bench):
-    """A device that has no clusters beyond a size."""
+class FakeDriver(Driver):
+    """A device that has no clusters beyond a size, and keeps what is launched."""
 
-    def __init__(self, arch: int, largest: int) -> None:
-        self._device = SimpleNamespace(arch=arch, processors=24, stream=0)
-        self._driver = MagicMock()
-        self._kernels = {"cluster_barrier": "cluster_barrier", "cluster_exchange": "cluster_exchange"}
-        self.largest = largest
-        self.shared = 0
+    def __init__(self, largest: int) -> None:
+        super().__init__()
+        self.largest, self.shared = largest, 0
+        self.launched: list[tuple[Any, ...]] = []
 
-    def _call(self, name: str, *arguments: Any) -> Any:
-        if name == "cuFuncSetAttribute":
-            self.shared = arguments[2]
-            return None
-        assert name == "cuOccupancyMaxActiveClusters"
-        (attribute,) = arguments[1].attrs
-        if attribute.value.clusterDim.x > self.largest:
-            raise KernelError("invalid cluster size")
-        assert arguments[1].sharedMemBytes == self.shared
-        return self._device.processors // attribute.value.clusterDim.x
+    def cuModuleLoadData(self, image: bytes) -> tuple[int, Any]:  # noqa: N802
+        return 0, image
+
+    def cuModuleGetFunction(self, module: Any, name: bytes) -> tuple[int, Any]:  # noqa: N802
+        return 0, name.decode()
+
+    def cuFuncSetAttribute(self, kernel: str, name: str, value: int) -> tuple[int]:  # noqa: N802
+        self.shared = value if "SHARED" in name else self.shared
+        return (0,)
+
+    def cuOccupancyMaxActiveClusters(self, kernel: str, config: Any) -> tuple[Any, ...]:  # noqa: N802
+        size = config.attrs[0].value.clusterDim.x
+        assert config.sharedMemBytes in (0, self.shared)
+        return ("invalid cluster size",) if size > self.largest else (0, 24 // size)
+
+    def cuLaunchKernelEx(self, config: Any, kernel: str, parameters: int, extra: int) -> tuple[Any]:  # noqa: N802
+        places = (ctypes.c_void_p * 4).from_address(parameters)
+        types = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+        values = [kind.from_address(place).value for kind, place in zip(types, places, strict=True)]
+        (attribute,) = config.attrs
+        together = attribute.value.cooperative or attribute.value.clusterDim.x
+        self.launched.append((kernel, config.gridDimX, config.blockDimX, together, *values))
+        return (0,)
+
+
+def bench_of(driver: FakeDriver, arch: int = 90) -> microbenchmark.Bench:
+    device = SimpleNamespace(
+        arch=arch, processors=24, stream=0, driver=driver, allocate=lambda size: 4096, fill=lambda *_: None,
+        elapsed=lambda enqueue: enqueue() or 0.5,
+    )  # fmt: skip
+    return microbenchmark.Bench(cast(Device, device), b"code")
 
 
 @pytest.mark.parametrize(("arch", "largest"), [(90, 16), (120, 8)])
 def test_clusters_are_counted_as_far_as_a_device_has_them(arch: int, largest: int) -> None:
-    bench = Refusing(arch, largest)
+    driver = FakeDriver(largest)
     sizes = (1, 2, 4, 8, 16)
-    assert bench.clusters() == tuple((size, 24 // size) for size in sizes if size <= largest)
-    cta = bench.shared + microbenchmark.STATIC_SHARED  # one fits, two do not
+    assert bench_of(driver, arch).clusters() == tuple((size, 24 // size) for size in sizes if size <= largest)
+    cta = driver.shared + microbenchmark.STATIC_SHARED  # one fits, two do not
     assert cta <= shared_memory(arch) < 2 * cta
+
+
+def test_a_launch_passes_every_argument() -> None:
+    driver = FakeDriver(16)
+    bench = bench_of(driver)
+    assert bench(Point("grid_exchange", 256, 24, size=1024), 32) == 0.5e6
+    bench(Point("cluster_exchange", 128, 8, cluster=4, size=256), 7)
+    places = (4096, 4096 + microbenchmark.COPIES_BYTES)
+    assert driver.launched == [
+        ("grid_exchange", 24, 256, 1, *places, 32, 1024),
+        ("cluster_exchange", 8, 128, 4, *places, 7, 256),
+    ]
 
 
 @pytest.mark.parametrize(

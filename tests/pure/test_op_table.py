@@ -87,7 +87,8 @@ def test_no_other_place_lists_ops() -> None:
         if isinstance(node, ast.Dict | ast.List | ast.Set) and len(names(node)) > 2 and "cells.py" not in file.name
     }
     assert lists == set()
-    for file in [*(ROOT / "custom_ops" / "ops").glob("*.h"), *(ROOT / "custom_ops" / "ops").glob("*.cc")]:
+    sources = (ROOT / "custom_ops" / "ops").rglob("*.[ch]*")
+    for file in sources:
         assert sum(f"Elementwise::{cpp.enumerator(name)}" in file.read_text() for name in TABLE) <= 1, file
 
 

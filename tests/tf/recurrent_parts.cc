@@ -254,7 +254,7 @@ void TestChoice(tfmem::GpuLink* link) {
   tfmem::RecurrentKernels none({Program(older), Program(large), Program(group), Program(ptx)});
   absl::Status status = none.Choose(link, 1).status();
   ExpectError(status, "program 0: it is for compute capability 8.0, this GPU has 9.0");
-  ExpectError(status, "program 1: a block of it needs 307200 bytes of shared memory");
+  ExpectError(status, "program 1: a CTA of it needs 307200 bytes of shared memory");
   ExpectError(status, "program 2: a group of 133 blocks does not fit");
   ExpectError(status, "program 3: it is for compute capability 10.0 and later");
 }

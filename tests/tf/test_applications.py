@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.applications.__main__ import CASES, SHARES, in_process, table, wanted
+from benchmarks.applications.__main__ import CASES, SHARES, WORKER, table, wanted
+from benchmarks.runs import in_process
 
 
 @pytest.mark.parametrize(
@@ -13,7 +14,7 @@ from benchmarks.applications.__main__ import CASES, SHARES, in_process, table, w
     [("ResNet50V2", 96), ("MobileNetV3Small", 48), ("EfficientNetV2B0", 48)],
 )
 def test_every_share_is_planned_and_put_into_the_graph(name, image):
-    found = in_process({"kind": "planned", "name": name, "image": image, "batch": 16}, timeout=300)
+    found = in_process(WORKER, {"kind": "planned", "name": name, "image": image, "batch": 16}, timeout=300)
     assert found["status"] == "ok", found.get("message")
     assert set(found["plans"]) == {str(share) for share in SHARES}
     for plan in found["plans"].values():
@@ -24,10 +25,10 @@ def test_every_share_is_planned_and_put_into_the_graph(name, image):
 
 def test_one_of_them_trains_within_its_budget():
     task = {"name": "MobileNetV2", "image": 64, "batch": 16}
-    plain = in_process({**task, "kind": "plain"}, timeout=300)
+    plain = in_process(WORKER, {**task, "kind": "plain"}, timeout=300)
     assert plain["status"] == "ok", plain.get("message")
     budget = int(0.65 * plain["peak"])
-    found = in_process({**task, "kind": "under", "budget": budget}, timeout=300)
+    found = in_process(WORKER, {**task, "kind": "under", "budget": budget}, timeout=300)
     assert found["status"] == "ok", found.get("message")
     assert found["decision"] == "moved"
     assert found["reported"] <= budget

@@ -32,6 +32,7 @@ OLD = HERE.parent / "golden" / "program_4.pbtxt"
 CODES = [b"code \0 of the first\n\n", b"code of the second" * 1000]
 IMAGES = [KernelImage(90, "main", 32, code) for code in CODES]
 TEXTS = [image.to_text() for image in IMAGES]
+PARTS = ("cuda/image_functions", "cuda/kernel_image", "sha256")
 
 
 @pytest.fixture(name="place", scope="module")
@@ -39,7 +40,7 @@ def fixture_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which(build_flags.compiler()) is None:
         pytest.skip("needs a C++ compiler")
     folder = tmp_path_factory.mktemp("images_op")
-    parts = [build_flags.PACKAGE / "ops" / f"{name}.cc" for name in ("image_functions", "kernel_image", "sha256")]
+    parts = [build_flags.PACKAGE / "ops" / f"{name}.cc" for name in PARTS]
     sources = [*parts, HERE / "images_op.cc"]
     objects = [folder / f"{source.stem}.o" for source in sources]
     for source, target in zip(sources, objects, strict=True):

@@ -16,14 +16,11 @@ import pytest
 import tensorflow as tf
 
 from custom_ops.expr.table import FLOAT_OPS
-from custom_ops.image_functions import code_in
-from custom_ops.jit.image import KernelImage
 from custom_ops.load import Library, load
 from custom_ops.recurrent import cells, reference
 from custom_ops.recurrent.cell import Cell
 from custom_ops.recurrent.cell_builder import CellBuilder
 from custom_ops.recurrent.op import recurrent
-from custom_ops.recurrent.program import Program
 from tests.recurrent_cells import arguments, random_cells
 from tests.recurrent_cells import library as cells_of
 from tests.tf.recurrent_tensors import Tensors, distance, distances, in_dtype, rounded, tensors_of
@@ -315,37 +312,3 @@ def test_results_do_not_depend_on_the_threads() -> None:
         assert run.returncode == 0, run.stderr
         found.add(run.stdout.split()[-1])
     assert len(found) == 1
-
-
-@pytest.mark.parametrize("traced", ["no", "whole", "forward"])
-def test_the_gradient_takes_its_programs_along(library: Library, traced: str) -> None:
-    """And their code: the graph of a gradient is another one. The CPU does not read them."""
-    forward, backward = (Program(KernelImage(90, "main", 32, code)) for code in (b"forward", b"backward"))
-    given = in_dtype(tensors_of(cells.simple_rnn(), 4, 2, 1), tf.float32)
-
-    def loss(*kinds: Any) -> Any:
-        programs = {"programs": [forward], "gradient_programs": [backward]}
-        return tf.reduce_sum(recurrent(library.ops, cells.simple_rnn(), 4, *kinds, **programs)[0][0])
-
-    def gradient(kinds: Any, function: Any = loss) -> Any:
-        with tf.GradientTape() as tape:
-            tape.watch(kinds)
-            found = function(*kinds)
-        return tape.gradient(found, kinds)
-
-    expected = gradient(given)
-    if traced == "forward":  # the backward function is made when it is asked for
-        found = gradient(given, tf.function(loss))
-        for one, other in zip(tf.nest.flatten(found), tf.nest.flatten(expected), strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
-    if traced == "whole":
-        trace = tf.function(lambda *kinds: gradient(list(kinds))).get_concrete_function(*given)
-        graph_def = trace.graph.as_graph_def()
-        codes = {function.signature.name: code_in(function) for function in graph_def.library.function}
-        nodes = [node for node in graph_def.node if node.op == "TfmemRecurrent"]
-        named = [[codes[image.name] for image in node.attr["images"].list.func] for node in nodes]
-        assert [b"forward"] in named
-        assert [b"backward"] in named
-        found = trace(*given)
-        for one, other in zip(tf.nest.flatten(found), tf.nest.flatten(expected), strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)

@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "build/generated/elementwise_ops.h"
+#include "custom_ops/generated/elementwise_ops.h"
 
 namespace tfmem {
 

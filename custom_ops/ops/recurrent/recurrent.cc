@@ -199,8 +199,8 @@ programs: GPU programs for this cell in ascending order of the largest batch eac
 base_cell: the cell without the outputs that are saved for the gradient; empty if none are.
 images: for each program the function of the graph's library that holds its code, so that code lies
   in a graph once; empty where the programs are of the format before this one and hold it themselves.
-gradient_programs: the programs of the gradient's op.
-gradient_images: their code.
+gradient_programs: graphs of earlier versions have it, empty; nothing looks at it.
+gradient_images: the same.
 fingerprint: graphs of the format before this one have it; nothing looks at it.
 )doc");
 

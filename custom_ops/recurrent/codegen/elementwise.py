@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from custom_ops.expr.cuda import emit_cuda, literal
 from custom_ops.expr.program import Elementwise
-from custom_ops.recurrent.cell import Cell, Constant, Invariant, Product, RowSum, Sequence, State, Vector
-from custom_ops.recurrent.codegen.schedule import Schedule, sequence_leaves
+from custom_ops.recurrent.cell import Cell, Constant, Invariant, Node, Product, RowSum, Sequence, State, Vector
+from custom_ops.recurrent.codegen.schedule import Schedule
 
 ARGUMENTS = "E& element, const At& at"
 
@@ -54,10 +54,10 @@ class CellWriter:
     def __init__(self, plan: Schedule) -> None:
         self.plan, self.cell = plan, plan.cell
         self.pointers = Pointers(plan.cell)
-        self.sequences = sequence_leaves(plan.cell, plan.live)
-        nodes = list(enumerate(plan.cell.nodes))
-        self.inputs = sorted({node.tensor for place in self.sequences if isinstance(node := nodes[place][1], Sequence)})
-        self.constants = [place for place, node in nodes if plan.live[place] and isinstance(node, Invariant | Vector)]
+        live = [(place, node) for place, node in enumerate(plan.cell.nodes) if plan.live[place]]
+        self.sequences = [place for place, node in live if isinstance(node, Sequence)]
+        self.inputs = sorted({node.tensor for _, node in live if isinstance(node, Sequence)})
+        self.constants = [place for place, node in live if isinstance(node, Invariant | Vector)]
 
     def element(self) -> list[str]:
         read = [f"float {self.name(place)};" for place in self.sequences]
@@ -149,16 +149,8 @@ class CellWriter:
     def stage(self, stage: int) -> list[str]:
         """Results first, all of them; then what follows from them; then sends and stores."""
         head = f"template <class E, class At> __device__ static void stage(Tag<{stage}>, {ARGUMENTS}) {{"
-        here = [
-            (place, node)
-            for place, node in enumerate(self.cell.nodes)
-            if self.plan.live[place] and self.cell.stages[place] == stage
-        ]
         # Products and sums are read before anything is sent: after a send their memory may change.
-        first = [item for item in here if isinstance(item[1], Product | RowSum)]
-        rest = [item for item in here if isinstance(item[1], Elementwise)]
-        lines = self.values([place for place, _ in first + rest], stage)
-        lines += self.leave_sums(stage)
+        lines = self.values(stage) + self.leave_sums(stage)
         # What others wait for goes first.
         for buffer, operand, place in self.sent(stage):
             lines.append(f"at.template send<{buffer}, {operand}>({self.read(place, stage)});")
@@ -170,18 +162,23 @@ class CellWriter:
             f"at.template {'keep_own' if kinds[buffer] == 'own' else 'send_state'}<{buffer}, {operand}>(next_{index});"
             for buffer, operand, index in (self.sent_states() if last else ())
         ]
-        lines += self.outputs(stage)
-        lines += [
-            f"element.carried_{place} = value_{place};"
-            for place in self.plan.carried
-            if self.cell.stages[place] == stage
-        ]
+        lines += self.outputs(stage) + self.carried(stage)
         lines += [f"element.state_{index} = next_{index};" for index in range(len(new))]
         return [head, *lines, "}"]
 
-    def values(self, places: list[int], stage: int) -> list[str]:
+    def here(self, stage: int, *kinds: type[Node]) -> list[int]:
+        """The nodes of these kinds that are computed, or read, in `stage`."""
+        nodes = enumerate(zip(self.cell.nodes, self.cell.stages, self.plan.live, strict=True))
+        return [place for place, (node, of, live) in nodes if live and of == stage and isinstance(node, kinds)]
+
+    def values(self, stage: int) -> list[str]:
+        """Declarations of all that the stage computes, products and sums first."""
+        places = [*self.here(stage, Product, RowSum), *self.here(stage, Elementwise)]
         dtypes = ["float32"] * len(self.cell.nodes)
         return emit_cuda(self.cell.nodes, dtypes, dict.fromkeys(places), lambda place: self.source(place, stage))
+
+    def carried(self, stage: int) -> list[str]:
+        return [f"element.carried_{i} = value_{i};" for i in self.plan.carried if self.cell.stages[i] == stage]
 
     def source(self, place: int, stage: int) -> str:
         """The value of a node that no op of the stage computes: a result of all processors, or what is in registers."""

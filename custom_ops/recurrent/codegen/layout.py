@@ -10,12 +10,12 @@ from operator import le
 from typing import NamedTuple
 
 from custom_ops.errors import KernelError
-from custom_ops.machine import REGISTERS, shared_memory
+from custom_ops.machine import WARP, registers_of, shared_memory
 from custom_ops.recurrent.bounds import products_are_bounded
 from custom_ops.recurrent.codegen.replicated_schedule import replicated_schedule
 from custom_ops.recurrent.codegen.schedule import Buffer, Gemm, Schedule, schedule
 from custom_ops.recurrent.codegen.sizes import BufferLayout, GemmLayout, Layout
-from custom_ops.recurrent.spec import WARP, Configuration, RecurrentSpec
+from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 
 FORMS = {"floats": 0, "pairs": 1, "halves": 2, "bfloats": 3}  # enum Form of kernels/operands.cuh
 # The most threads, lanes and rows with which sums stay in registers: with more, to compute the cell in all warps was
@@ -77,11 +77,11 @@ def layout(spec: RecurrentSpec, configuration: Configuration, arch: int) -> Layo
     limit = shared_memory(arch)
     if result.shared > limit:
         raise KernelError(f"{result.shared} bytes of shared memory: compute capability {arch / 10} has {limit}")
-    needed = result.weights + OTHER_REGISTERS
-    if needed > min(255, REGISTERS // configuration.threads):
+    registers = registers_of(configuration.threads)
+    if result.weights + OTHER_REGISTERS > registers:
         raise KernelError(
             f"{result.weights} weights in the registers of each of {configuration.threads} threads: "
-            f"there are {min(255, REGISTERS // configuration.threads)} registers, {OTHER_REGISTERS} for the rest"
+            f"there are {registers} registers, {OTHER_REGISTERS} for the rest"
         )
     return result
 
@@ -130,7 +130,7 @@ class _Layouter:
         self.sum_lanes = self._sum_lanes()
         span = self.rows * configuration.ctas * self.tile
         self.replica_items = -(-span // configuration.threads) if plan.replica else 0
-        # What replicas keep of a step takes the room of weights.
+        # What replicas keep of a step takes registers from weights.
         kept = self.replica_items * len(plan.replica.kept) if plan.replica else 0
         self.registers_left = max(0, configuration.register_weights - kept)
         self.shared_left = configuration.shared_weights
@@ -251,7 +251,7 @@ class _Layouter:
         shared = min(chunks - registers, self.shared_left // chunk)
         self.shared_left -= shared * chunk
         # As many rows at a time as registers allow: their sums do not wait for each other.
-        free = min(255, REGISTERS // c.threads) - OTHER_REGISTERS - registers * chunk
+        free = registers_of(c.threads) - OTHER_REGISTERS - registers * chunk
         if c.tensor_cores:
             block, partials = min(4, self.padded_rows // 8), lanes // WARP
             result_stride = _round_up(columns, 16) + 4

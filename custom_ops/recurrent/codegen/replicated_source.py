@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from custom_ops.expr.program import Elementwise
-from custom_ops.recurrent.cell import Product, Sequence, State
+from custom_ops.recurrent.cell import Sequence, State
 from custom_ops.recurrent.codegen.elementwise import ARGUMENTS, CellWriter
 from custom_ops.recurrent.codegen.schedule import Schedule
 
@@ -55,20 +54,11 @@ class _ReplicaWriter(CellWriter):
         return [*lines, "}"]
 
     def stage(self, stage: int) -> list[str]:
-        here = [
-            (place, node)
-            for place, node in enumerate(self.cell.nodes)
-            if self.plan.live[place] and self.cell.stages[place] == stage
-        ]
         states = [
             f"const float value_{place} = at.template operand<{buffer}, {operand}>();"
-            for place, node in here
-            if isinstance(node, State)
-            for buffer, operand in (self.place_of_state(node.index),)
+            for place in self.here(stage, State)
+            for buffer, operand in (self.place_of_state(place),)
         ]
-        first = [item for item in here if isinstance(item[1], Product)]
-        rest = [item for item in here if isinstance(item[1], Elementwise)]
-        lines = self.values([place for place, _ in first + rest], stage)
         kept = [
             f"at.template keep<{index}, {operand}>({self.read(place, stage)});"
             for index, buffer in enumerate(self.plan.buffers)
@@ -76,23 +66,18 @@ class _ReplicaWriter(CellWriter):
             for operand, place in enumerate(buffer.operands)
             if self.cell.stages[place] == stage
         ]
-        carried = [
-            f"element.carried_{place} = value_{place};"
-            for place in self.plan.carried
-            if self.cell.stages[place] == stage
-        ]
         head = f"template <class E, class At> __device__ static void stage(Tag<{stage}>, {ARGUMENTS}) {{"
-        return [head, *states, *lines, *kept, *carried, "}"]
+        return [head, *states, *self.values(stage), *kept, *self.carried(stage), "}"]
 
     def read(self, place: int, stage: int) -> str:
         if isinstance(self.cell.nodes[place], State):
             return self.result(place, stage)
         return super().read(place, stage)
 
-    def place_of_state(self, index: int) -> tuple[int, int]:
-        """The buffer of the first stage, and its operand, with a state that was exchanged."""
+    def place_of_state(self, node: int) -> tuple[int, int]:
+        """The buffer of the first stage, and its operand, with the state of a node; it was exchanged."""
         for number, buffer in enumerate(self.plan.buffers):
             for operand, place in enumerate(buffer.operands if buffer.stage == 0 and buffer.exchanged else ()):
-                if self.cell.nodes[place] == State(index):
+                if self.cell.nodes[place] == self.cell.nodes[node]:
                     return number, operand
-        raise KeyError(index)
+        raise KeyError(node)

@@ -178,8 +178,3 @@ def carried(
         for place, node in enumerate(cell.nodes)
         if live[place] and isinstance(node, kinds) and last[place] > cell.stages[place]
     )
-
-
-def sequence_leaves(cell: Cell, live: tuple[bool, ...]) -> list[int]:
-    """The sequence values that a step reads."""
-    return [place for place, node in enumerate(cell.nodes) if live[place] and isinstance(node, Sequence)]

@@ -3,7 +3,7 @@ elementwise code. Equal specifications and configurations give equal source."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from custom_ops.recurrent.codegen.elementwise import Pointers, cell_struct
 from custom_ops.recurrent.codegen.layout import chunk_words, fallback_layout, layout, needs_bounds, scheduled
@@ -50,45 +50,47 @@ def generate(spec: RecurrentSpec, configuration: Configuration, arch: int) -> st
         "namespace tfmem {",
         cell_struct(plan),
         *((replica_struct(plan.replica),) if plan.replica else ()),
-        *_plan("Sizes", spec, configuration, plan, sizes),
+        *_sizes(spec, configuration, plan, sizes),
         "}",
-        *_entry(ENTRY, "Sizes", spec, configuration),
+        *_entry(ENTRY, spec, configuration),
     ]
     if configuration.needs_fallback:
+        alone = replace(fallback_layout(spec, configuration), scratch=sizes.scratch)  # the same memory
         parts += [
             "namespace tfmem::fallback {",
             cell_struct(plain) if plan.replica else "using tfmem::Cell;",  # one CTA has all units as it is
-            *_plan("FallbackSizes", spec, configuration, plain, fallback_layout(spec, configuration)),
+            *_sizes(spec, configuration, plain, alone, fallback=True),
             "}",
-            *_entry(FALLBACK, "FallbackSizes", spec, configuration),
+            *_entry(FALLBACK, spec, configuration),
         ]
     return "\n".join(parts) + "\n"
 
 
-def _entry(name: str, plan: str, spec: RecurrentSpec, configuration: Configuration) -> list[str]:
+def _entry(name: str, spec: RecurrentSpec, configuration: Configuration) -> list[str]:
     words = parameter_words(spec)
     lines = [
         f'extern "C" __global__ void __launch_bounds__({configuration.threads}, 1)',
         f"{name}(const __grid_constant__ tfmem::Parameters<{words}> parameters) {{",
     ]
-    if plan == "FallbackSizes":
+    if name == FALLBACK:
         lines += [
             "if (*reinterpret_cast<volatile int*>(parameters.word[tfmem::kStatus]) == 0) return;",
-            f"tfmem::sweep<tfmem::fallback::Cell, tfmem::fallback::{plan}>(parameters, nullptr);",
+            "tfmem::sweep<tfmem::fallback::Cell, tfmem::fallback::FallbackSizes>(parameters, nullptr);",
         ]
     else:
         function = "sweep_stage" if configuration.exchange == "launches" else "sweep"
         lines += [
             "TFMEM_DYNAMIC_SHARED(float4, memory);",
-            f"tfmem::{function}<tfmem::Cell, tfmem::{plan}>(parameters, reinterpret_cast<char*>(memory));",
+            f"tfmem::{function}<tfmem::Cell, tfmem::Sizes>(parameters, reinterpret_cast<char*>(memory));",
         ]
     return [*lines, "}"]
 
 
-def _plan(name: str, spec: RecurrentSpec, configuration: Configuration, plan: Schedule, sizes: Layout) -> list[str]:
-    fallback = name == "FallbackSizes"
+def _sizes(
+    spec: RecurrentSpec, configuration: Configuration, plan: Schedule, sizes: Layout, fallback: bool = False
+) -> list[str]:
+    name = "FallbackSizes" if fallback else "Sizes"
     zeroed = min((gemm.results for gemm in sizes.gemms), default=sizes.staging)
-    scratch = layout_scratch(spec, configuration, sizes, fallback)
     numbers = {
         "kUnits": spec.units,
         "kDirections": spec.directions,
@@ -105,7 +107,7 @@ def _plan(name: str, spec: RecurrentSpec, configuration: Configuration, plan: Sc
         "kStaging": sizes.staging,
         "kKept": sizes.kept,
         "kZeroed": 0 if fallback else zeroed,
-        "kScratch": scratch,
+        "kScratch": sizes.scratch,
         "kPointersOfDirection": Pointers(spec.cell).count,
         "kFallback": int(fallback),
         "kOperandScale": OPERAND_SCALE,
@@ -135,11 +137,6 @@ def _plan(name: str, spec: RecurrentSpec, configuration: Configuration, plan: Sc
         for line in _shape(index, gemm, sizes.buffers[wanted.buffer], spec, configuration, sizes)
     ]
     return [*shapes, *lines, *_products(plan, sizes, spec, configuration), "};"]
-
-
-def layout_scratch(spec: RecurrentSpec, configuration: Configuration, sizes: Layout, fallback: bool) -> int:
-    """The scratch of a group is the same for a kernel and its fallback."""
-    return layout(spec, configuration, 90).scratch if fallback else sizes.scratch
 
 
 def _tables(plan: Schedule, sizes: Layout) -> list[str]:
@@ -189,9 +186,9 @@ def _members_for_parts(run: list[str], part: list[str]) -> list[str]:
 
 def _parts(plan: Schedule) -> list[str]:
     """The products in parts: those of the CTA's own units, and the buffers of what all send."""
-    found = [(index, gemm) for index, gemm in enumerate(plan.gemms) if gemm.parts is not None]
     if not plan.replica:
         return []
+    found = [(index, gemm) for index, gemm in enumerate(plan.gemms) if gemm.parts is not None]
     lines = [f"static constexpr bool kInParts = {str(bool(found)).lower()};"]
     lines += ["template <class Function> __device__ static void for_parts(Function&& function) {"]
     lines += [f"function(Tag<{index}>(), Tag<{gemm.buffer}>(), Tag<{gemm.parts}>());" for index, gemm in found]
@@ -244,8 +241,8 @@ def _shape(
 
 def _products(plan: Schedule, sizes: Layout, spec: RecurrentSpec, configuration: Configuration) -> list[str]:
     """The products of a CTA: loaded once, run in their stage, their partial sums added where they are read."""
-    kind = {"fma": "FmaProduct", "mma": "MmaProduct", "half": "HalfProduct"}[configuration.product]
-    members = [f"{kind}<Shape{index}> gemm_{index};" for index in range(len(plan.gemms))]
+    template = {"fma": "FmaProduct", "mma": "MmaProduct", "half": "HalfProduct"}[configuration.product]
+    members = [f"{template}<Shape{index}> gemm_{index};" for index in range(len(plan.gemms))]
     sliced = configuration.slices > 1
     members += ["Slices<Sizes> slices;"] if sliced else []
     if sizes.sum_lanes:
@@ -255,13 +252,10 @@ def _products(plan: Schedule, sizes: Layout, spec: RecurrentSpec, configuration:
     for index, gemm in enumerate(sizes.gemms):
         chunk = chunk_words(spec, configuration) * gemm.thread_columns
         streamed = (gemm.chunks - gemm.registers - gemm.shared) * chunk * configuration.threads * 4
-        weights = (
-            f"reinterpret_cast<float4*>(shared + {gemm.weights}), "
-            f"reinterpret_cast<float4*>(scratch + {gemm.streamed}ll + context.cta * {streamed}ll)"
-        )
-        place = (
-            f"reinterpret_cast<const float4*>(shared + {gemm.weights}), "
-            f"reinterpret_cast<const float4*>(scratch + {gemm.streamed}ll + blockIdx.x * {streamed}ll)"
+        weights, place = (
+            f"reinterpret_cast<{kind}*>(shared + {gemm.weights}), "
+            f"reinterpret_cast<{kind}*>(scratch + {gemm.streamed}ll + {cta} * {streamed}ll)"
+            for kind, cta in (("float4", "context.cta"), ("const float4", "blockIdx.x"))
         )
         source = f"WeightSource<Cell, Sizes, {index}, WORDS>{{context}}"
         loads = [f"gemm_{index}.load({source}, {weights}, results<{index}>(), lay_out);"]

@@ -13,7 +13,6 @@ from custom_ops.errors import KernelError
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache, digest
 from custom_ops.jit.device import Device
-from custom_ops.jit.launch import checked, cuda_driver
 from custom_ops.jit.tune import Measured
 from custom_ops.recurrent.compile_ahead import compile_ahead
 from custom_ops.recurrent.launch import Launcher
@@ -134,11 +133,9 @@ class _Kept(Cache):
 
 
 def _identity(spec: RecurrentSpec, device: Device) -> Iterator[str]:
-    driver = cuda_driver()
-    version = checked(driver, driver.cuDriverGetVersion(), "read the driver's version")
     yield spec.cell.to_text()
     yield f"{spec.units} {spec.dtype} {spec.precision} {spec.directions}"
-    yield f"{device.name} {device.arch} {version} {nvrtc.compiler_version()}"
+    yield f"{device.name} {device.arch} {device.driver_version()} {nvrtc.compiler_version()}"
     yield _sources()
 
 
@@ -146,4 +143,4 @@ def _identity(spec: RecurrentSpec, device: Device) -> Iterator[str]:
 def _sources() -> str:
     """The templates and the code generator, as one name."""
     generator = [path.read_text() for path in sorted(CODEGEN.glob("*.py"))]
-    return digest(*generator, *(text for item in sorted(nvrtc.headers().items()) for text in item))
+    return digest(*generator, *nvrtc.header_texts())

@@ -48,7 +48,6 @@ class Work:
         sequential: FMAs of one thread for one column of one row (equation 9).
         rows: of the batch (TH).
         waits: nanoseconds of its synchronisation.
-        rows_at_once: how many of the rows a thread works on at once; the paper's threads do one.
     """
 
     state_bytes: float
@@ -59,7 +58,6 @@ class Work:
     sequential: float
     rows: int
     waits: float = 0.0
-    rows_at_once: int = 1
 
 
 @dataclass(frozen=True)
@@ -85,21 +83,28 @@ class Cost:
         )
 
 
-def price(machine: Machine, work: Work) -> Cost:
-    """Equations 10 to 14.
+def dot_products(
+    machine: Machine, sequential: float, columns: float, rows: int, warps: float, rows_at_once: int = 1
+) -> float:
+    """Nanoseconds of partial sums (equations 11 and 12), for what `Work` calls so.
 
-    The speed-ups S1, S2 and S3 are of throughput: the baseline is all that a scheduler has to do, one after the other,
-    at the speed of one warp with one sum. With the sub-tile and the warps in the baseline, Table 2 of the paper comes
-    out; as printed, equation 11 holds one thread's share alone. The reduction width of Table 2 is the group size.
+    The speed-ups S1 and S2 are of throughput: the baseline is all that a scheduler has to do, one after the other, at
+    the speed of one warp with one sum. With the sub-tile and the warps in the baseline, Table 2 of the paper comes out;
+    as printed, equation 11 holds one thread's share alone. `rows_at_once`: how many of the rows a thread works on at
+    once; the paper's threads do one.
     """
-    products = machine.fma * work.rows * work.sequential * work.columns * work.warps
-    speedup = read(machine.warps_speedup, work.warps) * read(machine.columns_speedup, work.columns)
-    speedup *= read(machine.rows_speedup, work.rows_at_once)
+    speedup = read(machine.warps_speedup, warps) * read(machine.columns_speedup, columns)
+    speedup *= read(machine.rows_speedup, rows_at_once)
+    return machine.fma * rows * sequential * columns * warps / min(speedup, machine.peak_speedup)
+
+
+def price(machine: Machine, work: Work) -> Cost:
+    """Equations 10 to 14; S3 is a speed-up of throughput, too. The reduction width of Table 2 is the group size."""
     reductions = work.columns * work.rows * work.warps
     shuffles = _shuffles(work.reduction) * reductions * machine.shuffle * machine.fma
     return Cost(
         load=work.state_bytes / read(machine.load_bandwidth, work.active),
-        products=products / min(speedup, machine.peak_speedup),
+        products=dot_products(machine, work.sequential, work.columns, work.rows, work.warps),
         reduction=shuffles / read(machine.shuffle_speedup, reductions),
         synchronisation=work.waits,
     )

@@ -5,19 +5,18 @@ times. All of it takes a second or two; the result is kept under all that it dep
 
 from __future__ import annotations
 
-import ctypes
 import json
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 from custom_ops.errors import KernelError
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache, UnusableError, digest
 from custom_ops.jit.device import Device
-from custom_ops.jit.launch import checked, cuda_driver
+from custom_ops.jit.image import KernelImage
+from custom_ops.jit.launch import Kernel, Module
 from custom_ops.machine import SCHEDULERS, WARP, Curve, Machine, from_json, shared_memory
 
 WARPS = (1, 2, 4, 8)  # on each scheduler
@@ -69,15 +68,12 @@ def measure(device: Device, cache: Cache) -> Machine:
         KernelError: the compiler is missing, or a kernel cannot be run.
     """
     text = source(device.arch)
-    headers = (part for item in sorted(nvrtc.headers().items()) for part in item)
-    driver = cuda_driver()
-    version = checked(driver, driver.cuDriverGetVersion(), "read its version")
-    name = device.name.split("\0")[0].strip()
-    key = digest(FORMAT, name, str(version), nvrtc.compiler_version(), text, *headers)
+    about = (device.name, str(device.driver_version()), nvrtc.compiler_version())
+    key = digest(FORMAT, *about, text, *nvrtc.header_texts())
 
     def made() -> bytes:
         bench = Bench(device, nvrtc.compile_source(text, device.arch))
-        machine = fit(bench, name, device.arch, bench.clusters())
+        machine = fit(bench, device.name, device.arch, bench.clusters())
         return json.dumps(machine.to_json(), indent=1).encode()
 
     def parsed(data: bytes) -> Machine:
@@ -92,79 +88,38 @@ def measure(device: Device, cache: Cache) -> Machine:
 class Bench:
     """The kernels of `source`, loaded; calling it launches one and returns the nanoseconds it took."""
 
-    def __init__(self, device: Device, image: bytes) -> None:
-        self._driver = cuda_driver()
-        self._device = device
-        self._module = self._call("cuModuleLoadData", image)
-        self._kernels: dict[str, Any] = {}
+    def __init__(self, device: Device, code: bytes) -> None:
+        self._device, self._code = device, code
+        self._module = Module(code, device.driver)
+        self._kernels: dict[KernelImage, Kernel] = {}
         self._buffer = device.allocate(BUFFER_BYTES)
-        self._events = [self._call("cuEventCreate", 0) for _ in range(2)]
 
     def __call__(self, point: Point, iterations: int) -> float:
-        stream = self._device.stream
-        self._call("cuMemsetD8Async", self._buffer, 0, BUFFER_BYTES, stream)
-        counter = self._buffer + COPIES_BYTES
-        values = (
-            ctypes.c_uint64(self._buffer),
-            ctypes.c_uint64(counter),
-            ctypes.c_int(iterations),
-            ctypes.c_int(point.size),
-        )
-        parameters = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        config = self._config(point)
-        self._call("cuEventRecord", self._events[0], stream)
-        self._call("cuLaunchKernelEx", config, self._kernel(point.kernel), ctypes.addressof(parameters), 0)
-        self._call("cuEventRecord", self._events[1], stream)
-        self._call("cuEventSynchronize", self._events[1])
-        return 1e6 * float(self._call("cuEventElapsedTime", *self._events))
+        device, counter = self._device, self._buffer + COPIES_BYTES
+        launch = self._kernel(point).prepare((point.ctas, 1), (self._buffer, counter, iterations, point.size))
+        device.fill(self._buffer, BUFFER_BYTES, 0)
+        return 1e6 * device.elapsed(lambda: launch(device.stream))
 
     def clusters(self) -> Curve:
         """For each size of a cluster, how many run at once."""
         found = [(1.0, float(self._device.processors))]
-        if self._device.arch < 90:
-            return tuple(found)
-        attribute = self._driver.CUfunction_attribute
-        allowed = attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-        kernel = self._kernel(IN_CLUSTERS)
-        self._call("cuFuncSetAttribute", kernel, allowed, 1)
-        largest = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         whole = min(WHOLE_PROCESSOR, shared_memory(self._device.arch) - STATIC_SHARED)
-        self._call("cuFuncSetAttribute", kernel, largest, whole)
-        for size in CLUSTERS:
-            config = self._config(Point(IN_CLUSTERS, 2 * WARP * SCHEDULERS, size, size))
-            config.sharedMemBytes = whole
+        for size in CLUSTERS if self._device.arch >= 90 else ():
             try:
-                count = int(self._call("cuOccupancyMaxActiveClusters", kernel, config))
+                kernel = self._kernel(Point(IN_CLUSTERS, 2 * WARP * SCHEDULERS, size, size), shared=whole)
             except KernelError:  # larger than the device has any
                 break
-            if count:
-                found.append((float(size), float(count)))
+            found.append((float(size), float(kernel.resident // size)))
         return tuple(found)
 
-    def _config(self, point: Point) -> Any:
-        driver = self._driver
-        config = driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = point.ctas, 1, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = point.threads, 1, 1
-        config.hStream = self._device.stream
-        attribute = driver.CUlaunchAttribute()
-        if point.cluster > 1:
-            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            size = attribute.value.clusterDim
-            size.x, size.y, size.z = point.cluster, 1, 1
-        else:  # the grid's barrier and exchange need it; no launch of this module has more CTAs than fit
-            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-            attribute.value.cooperative = 1
-        config.attrs, config.numAttrs = [attribute], 1
-        return config
-
-    def _kernel(self, name: str) -> Any:
-        if name not in self._kernels:
-            self._kernels[name] = self._call("cuModuleGetFunction", self._module, name.encode())
-        return self._kernels[name]
-
-    def _call(self, name: str, *arguments: Any) -> Any:
-        return checked(self._driver, getattr(self._driver, name)(*arguments), name)
+    def _kernel(self, point: Point, shared: int = 0) -> Kernel:
+        alone = point.cluster == 1  # a grid's barrier asks for all CTAs at once; no launch here has more than fit
+        image = KernelImage(
+            self._device.arch, point.kernel, point.threads, self._code, "cubin", shared, point.cluster, alone
+        )
+        if image not in self._kernels:
+            self._kernels[image] = Kernel(image, self._module)
+        return self._kernels[image]
 
 
 def source(arch: int) -> str:

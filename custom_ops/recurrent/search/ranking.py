@@ -1,8 +1,8 @@
 """Which configurations of a persistent kernel will be fast, for a cell and a batch.
 
-GRNN's model (`grnn.price`), extended by what its kernel did not have: rows of the batch that share a load, weights in
-shared memory or streamed from L2, tensor cores, clusters, exchanges without a barrier, several stages, and
-more groups than fit the device at once. The sizes are those of the kernel's own layout."""
+GRNN's model (`grnn_model.py`), extended by what its kernel did not have: rows of the batch that share a load, weights
+in shared memory or streamed from L2, tensor cores, clusters, exchanges without a barrier, several stages, and more
+groups than fit the device at once. The sizes are those of the kernel's own layout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from custom_ops.recurrent.codegen.layout import OTHER_REGISTERS, chunk_words, la
 from custom_ops.recurrent.codegen.schedule import schedule
 from custom_ops.recurrent.codegen.sizes import BufferLayout, GemmLayout, Layout
 from custom_ops.recurrent.search.elementwise_cost import elementwise
-from custom_ops.recurrent.search.grnn_model import FLOAT, Cost, Work, price
+from custom_ops.recurrent.search.grnn_model import FLOAT, Cost, dot_products
 from custom_ops.recurrent.search.space import enumerate_configurations, excess_registers, resident_groups
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 
@@ -125,7 +125,7 @@ def _occupancy(machine: Machine, configuration: Configuration, sizes: Layout, gr
     tasks, resident, ctas = groups, resident_groups(machine, configuration), configuration.ctas
     if configuration.exchange == "launches":
         tasks, resident, ctas = groups * configuration.ctas, machine.multiprocessors, 1
-    sharing = min(ceil(tasks / resident), _blocks(machine, configuration, sizes))
+    sharing = min(ceil(tasks / resident), _resident(machine, configuration, sizes))
     active = min(1.0, min(tasks, resident) * ctas / machine.multiprocessors)
     return sharing, ceil(tasks / (resident * sharing)), active
 
@@ -153,17 +153,7 @@ def _product(
     if configuration.tensor_cores:
         products, reduction = _tensor_product(machine, spec, configuration, gemm, warps, turns), 0.0
     else:
-        work = Work(
-            state_bytes=0,
-            active=active,
-            warps=warps,
-            columns=gemm.thread_columns,
-            reduction=1,
-            sequential=4 * gemm.chunks,
-            rows=rows,
-            rows_at_once=gemm.block,
-        )
-        products = price(machine, work).products
+        products = dot_products(machine, 4 * gemm.chunks, gemm.thread_columns, rows, warps, gemm.block)
         together = gemm.thread_columns if sizes.sum_lanes else 1
         count, depth = _reduce_scatter(gemm.block * gemm.thread_columns, min(gemm.lanes, WARP), together)
         shuffles = turns * warps * count * machine.shuffle * machine.fma
@@ -237,8 +227,8 @@ def _in_parts(buffer: BufferLayout, sizes: Layout) -> bool:
     return buffer.width > sizes.tile
 
 
-def _blocks(machine: Machine, configuration: Configuration, sizes: Layout) -> int:
-    """CTAs that one multiprocessor has room for."""
+def _resident(machine: Machine, configuration: Configuration, sizes: Layout) -> int:
+    """CTAs that one multiprocessor holds."""
     registers = min(REGISTERS_PER_THREAD, sizes.weights + OTHER_REGISTERS)
     shared = shared_memory(machine.arch) // max(sizes.shared, 1)
     return max(1, min(REGISTERS // (configuration.threads * registers), shared))

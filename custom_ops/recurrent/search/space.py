@@ -11,7 +11,7 @@ from math import ceil
 from typing import TypeAlias
 
 from custom_ops.errors import KernelError
-from custom_ops.machine import REGISTERS, REGISTERS_PER_THREAD, SHARED_MEMORY, WARP, Machine, shared_memory
+from custom_ops.machine import REGISTERS, SHARED_MEMORY, WARP, Machine, registers_of, shared_memory
 from custom_ops.recurrent.bounds import products_are_bounded
 from custom_ops.recurrent.codegen.layout import IN_REGISTERS, OTHER_REGISTERS, layout
 from custom_ops.recurrent.codegen.replicated_schedule import can_replicate, replicated_schedule
@@ -34,7 +34,6 @@ MOST_PARTS = 32  # numbers that a thread takes of the parts of sums; more take l
 REGISTER_SHARES = (1.0, 0.85, 0.7, 0.5)  # for weights; the rest is for sums, and for what the compiler would spill
 MOST_TILES = 8  # of 16 columns, of one warp, whose sums registers hold
 CROWDED = 208  # registers of a thread from which the compiler keeps some in memory
-
 
 Fitting: TypeAlias = tuple[Configuration, Layout]
 
@@ -199,7 +198,7 @@ def _heights(batch: int, groups: int, turns: bool) -> list[int]:
 def _could_hold(machine: Machine, spec: RecurrentSpec, shape: Configuration) -> bool:
     """Whether registers and shared memory are enough for a CTA's weights and one copy of one operand: less than any
     layout takes, and soon said."""
-    registers = min(REGISTERS_PER_THREAD, REGISTERS // shape.threads) - OTHER_REGISTERS
+    registers = registers_of(shape.threads) - OTHER_REGISTERS
     halves = shape.product == "half" and spec.precision != "highest"
     operand = shape.rows * spec.units / shape.slices
     needed = operand + spec.cell.blocks * spec.units**2 / shape.ctas
@@ -209,7 +208,7 @@ def _could_hold(machine: Machine, spec: RecurrentSpec, shape: Configuration) -> 
 def _fitted(machine: Machine, spec: RecurrentSpec, shape: Configuration, streams: bool) -> Iterator[Fitting]:
     """With all registers for weights, and with fewer where the compiler would spill, or where weights are streamed, for
     as many rows at a time as there are sums for; only what streams weights, or only what holds them all."""
-    registers = max(0, min(REGISTERS_PER_THREAD, REGISTERS // shape.threads) - OTHER_REGISTERS)
+    registers = max(0, registers_of(shape.threads) - OTHER_REGISTERS)
     before = registers + 1
     for share in REGISTER_SHARES:
         if int(share * registers) >= before:  # the same again

@@ -53,11 +53,14 @@ class Engine:
             warn(message)
 
     def warn_of_kept(self, name: str, replacements: RecurrentPlan) -> None:
-        """Tell a user who asked for it which recurrences stay as they were."""
-        if self.asked and replacements.unmatched:
-            first, count = replacements.unmatched[0], len(replacements.unmatched)
-            more = f"; and {count - 1} more, see tfmem.report(...)" if count > 1 else ""
-            self.warn("kept", f"tfmem: {name}: {first.name} ({first.carrier}) stays as it is: {first.reason}{more}")
+        """Tell the user which recurrences stay as they were: because of a fault of tfmem's, or though asked for."""
+        faults = [loop for loop in replacements.unmatched if loop.traceback]
+        others = [loop for loop in replacements.unmatched if self.asked and not loop.traceback]
+        for cause, kept in (("fault", faults), ("kept", others)):
+            if kept:
+                more = f"; and {len(kept) - 1} more" if len(kept) > 1 else ""
+                what = f"{kept[0].name} ({kept[0].carrier}) stays as it is: {kept[0].reason}{more}"
+                self.warn(cause, f"tfmem: {name}: {what}; see tfmem.report(...)")
 
     def warn_of_losses(self, report: Report) -> None:
         """Tell the user of a missed budget, and of XLA that is lost."""

@@ -79,12 +79,12 @@ def verify(
     finally:
         _restore(variables, start)
     largest, equal = 0.0, True
+    outputs = len(expected[0]) - len(variables)  # there is a step
     for step, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
         if len(ours) != len(theirs):
             counts = [len(values) - len(variables) for values in (ours, theirs)]
             raise VerificationError(f"step {step}: {counts[0]} outputs, the original has {counts[1]}")
         for place, (new, old) in enumerate(zip(ours, theirs, strict=True)):
-            outputs = len(ours) - len(variables)
             what = f"output {place}" if place < outputs else f"variable '{variables[place - outputs].name}'"
             if new.shape != old.shape or new.dtype != old.dtype:
                 raise VerificationError(
@@ -101,7 +101,6 @@ def verify(
                     "set seeds and tf.config.experimental.enable_op_determinism()"
                 )
             largest = max(largest, difference)
-    outputs = len(expected[0]) - len(variables) if expected else 0
     return Verification(outputs, len(variables), steps, equal, largest)
 
 

@@ -93,7 +93,7 @@ class Engine:
 
         TensorFlow's plain CPU allocator (oneDNN off) does not.
         """
-        return self.options.observe and memory(self.library, self.target.name).bytes_in_use >= 0
+        return self.options.observe and self._counts
 
     @property
     def counted(self) -> int:
@@ -101,9 +101,11 @@ class Engine:
 
         0 on a GPU, whose chunks are replayed, and where nothing is counted.
         """
-        if self.target.is_gpu or memory(self.library, self.target.name).bytes_in_use < 0:
-            return 0
-        return COUNTED
+        return COUNTED if not self.target.is_gpu and self._counts else 0
+
+    @property
+    def _counts(self) -> bool:
+        return memory(self.library, self.target.name).bytes_in_use >= 0
 
     def unobserved(self) -> Engine:
         """The same for steps that run on their own, where no later call can bring a better plan."""

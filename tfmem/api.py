@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.framework.graph_pb2 import GraphDef
 
 from custom_ops.load import Library, load
 from graph_passes.checks import directory, names
@@ -25,7 +26,7 @@ from tfmem.runtime.managed_step import ManagedStep
 from tfmem.runtime.unobserved import plan_graph_def
 from tfmem.tf_internals import concrete_function as functions
 from tfmem.tf_internals import keras_functions
-from tfmem.tf_internals.captured import unique
+from tfmem.tf_internals.captured import Captured, unique
 from tfmem.tf_internals.grappler import session_config
 
 __all__ = ["load_ops", "make_engine", "optimize", "report", "session_config"]
@@ -88,26 +89,20 @@ def optimize(
         return x
     if isinstance(x, tf.compat.v1.GraphDef):
         captured = graph_defs.capture_graph_def(x, feeds or None, unique([*fetches, *graph_defs.unread(x)]))
-        planned, found = plan_graph_def(captured, engine, fetches)
-        restored = graph_defs.restore_graph_def(planned, planned.graph_def)
-        graph_defs.put_report(restored, found.to_json())
-        return restored
+        return _optimize_graph_def(captured, engine, fetches)
     if isinstance(x, tf.compat.v1.MetaGraphDef):
         captured = graph_defs.capture_meta_graph(x, feeds or None, unique([*fetches, *graph_defs.named(x)]))
-        planned, found = plan_graph_def(captured, engine, fetches)
-        meta_graph = graph_defs.restore_meta_graph(x, planned, planned.graph_def)
-        graph_defs.put_report(meta_graph.graph_def, found.to_json())
-        return meta_graph
+        return graph_defs.restore_meta_graph(x, _optimize_graph_def(captured, engine, fetches))
     if isinstance(x, OptimizedFunction):
         raise AlreadyOptimizedError("this function is optimised already; optimise the one it was made of")
     if isinstance(x, functions.ConcreteFunction):
         step = ManagedStep(x, engine.unobserved())
-        _attach(step.function, step.report)
+        setattr(step.function, REPORT, step.report)
         return step.function
     if hasattr(x, "get_concrete_function"):
         return OptimizedFunction(x, engine)
     if keras_functions.is_keras_model(x):
-        _attach(x, optimize_model(x, engine))
+        setattr(x, REPORT, optimize_model(x, engine))
         return x
     raise GraphError(
         f"cannot optimise a {type(x).__name__}; expected a tf.Graph, GraphDef, MetaGraphDef, tf.function, "
@@ -119,10 +114,10 @@ def report(x: Any) -> Report:
     """What `optimize` did to `x`.
 
     Args:
-        x: what `optimize` returned; of a SavedModel, its path. In a GraphDef or MetaGraphDef a node of tfmem's carries
-            the report: there is none where nothing was changed. Of several traces, the one that needs the most memory
-            is reported; a Keras model's report is of its training, with what was done to evaluation and prediction in
-            `others`.
+        x: what `optimize` returned; of a SavedModel, its path. In a GraphDef or MetaGraphDef a node carries the report:
+            there is none where nothing was changed and there is nothing to say of it. Of several traces, the one that
+            needs the most memory is reported; a Keras model's report is of its training, with what was done to
+            evaluation and prediction in `others`.
 
     Raises:
         GraphError: `x` was not optimised, or its step has not run yet, or what is stored with it is no report.
@@ -181,8 +176,11 @@ def make_engine(options: Options, asked: bool = False) -> Engine:
     return engine
 
 
-def _attach(x: Any, found: Report | ModelFunctions) -> None:
-    setattr(x, REPORT, found)
+def _optimize_graph_def(captured: Captured, engine: Engine, fetches: Sequence[str]) -> GraphDef:
+    planned, found = plan_graph_def(captured, engine, fetches)
+    graph_def = graph_defs.restore_graph_def(planned)
+    graph_defs.put_report(graph_def, found)
+    return graph_def
 
 
 def _optimize_saved_model(path: str, output: str | os.PathLike[str] | None, engine: Engine) -> str:

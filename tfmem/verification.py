@@ -12,6 +12,8 @@ import tensorflow as tf
 from graph_passes import checks
 from graph_passes.errors import VerificationError
 
+_LEAST = np.finfo(np.float64).tiny  # of integers beyond 2**53 that differ: float64 may not tell
+
 
 @dataclass(frozen=True)
 class Verification:
@@ -21,7 +23,7 @@ class Verification:
         outputs: how many outputs were compared.
         variables: how many variables were compared after each step.
         steps: how many steps were run on each side.
-        bit_equal: whether every number was equal to the bit (NaN equals NaN).
+        bit_equal: whether every number was equal to the bit (NaN equals NaN, and 0 equals -0).
         largest_difference: the largest |before - after| / max(1, |before|) of any number.
     """
 
@@ -77,12 +79,12 @@ def verify(
     finally:
         _restore(variables, start)
     largest, equal = 0.0, True
+    outputs = len(expected[0]) - len(variables)  # there is a step
     for step, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
         if len(ours) != len(theirs):
             counts = [len(values) - len(variables) for values in (ours, theirs)]
             raise VerificationError(f"step {step}: {counts[0]} outputs, the original has {counts[1]}")
         for place, (new, old) in enumerate(zip(ours, theirs, strict=True)):
-            outputs = len(ours) - len(variables)
             what = f"output {place}" if place < outputs else f"variable '{variables[place - outputs].name}'"
             if new.shape != old.shape or new.dtype != old.dtype:
                 raise VerificationError(
@@ -99,7 +101,6 @@ def verify(
                     "set seeds and tf.config.experimental.enable_op_determinism()"
                 )
             largest = max(largest, difference)
-    outputs = len(expected[0]) - len(variables) if expected else 0
     return Verification(outputs, len(variables), steps, equal, largest)
 
 
@@ -124,6 +125,7 @@ def _difference(new: np.ndarray[Any, Any], old: np.ndarray[Any, Any]) -> float:
         return 0.0 if np.array_equal(new, old) else float("inf")
     a, b = new.astype(np.complex128), old.astype(np.complex128)
     with np.errstate(invalid="ignore"):
-        same = (a == b) | (np.isnan(a) & np.isnan(b))
-        relative = np.where(same, 0.0, np.abs(a - b) / np.maximum(1.0, np.abs(b)))
+        same = (new == old) | (np.isnan(a) & np.isnan(b))
+        relative = np.abs(a - b) / np.maximum(1.0, np.abs(b))
+        relative = np.where(same, 0.0, np.maximum(relative, _LEAST))
     return float(np.where(np.isnan(relative), np.inf, relative).max(initial=0.0))

@@ -133,6 +133,8 @@ def train(model: Any, task: dict[str, Any]) -> dict[str, Any]:
     """Ten steps: their losses and seconds, and the peak of the last three, which run as every later one will."""
     images, labels = data(task)
     library = load()
+    if memory(library, CPU).bytes_in_use < 0:
+        raise RuntimeError("TensorFlow's allocator counts no bytes, because oneDNN is off: set TF_ENABLE_ONEDNN_OPTS=1")
     losses, seconds, peak = [], [], 0
     for step in range(STEPS):
         began = time.monotonic()

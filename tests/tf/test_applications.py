@@ -37,6 +37,13 @@ def test_one_of_them_trains_within_its_budget():
         assert found["losses"] == plain["losses"]
 
 
+def test_a_peak_that_cannot_be_measured_is_none(monkeypatch):
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
+    found = in_process({"kind": "plain", "name": "MobileNetV3Small", "image": 48, "batch": 2}, timeout=300)
+    assert found["status"] == "error"
+    assert "counts no bytes" in found["message"]
+
+
 def test_rows_ask_for_what_an_error_says_next():
     (case,) = [case for case in CASES if case.name == "ResNet50"]
     rows = {"ResNet50/plain": {"status": "ok", "peak": 1000, "seconds": [1.0] * 10, "losses": [1.0], "again": [1.0]}}

@@ -43,8 +43,10 @@ def test_the_context_counts() -> None:
 @pytest.mark.parametrize("relaxed", [False, True])
 def test_each_call_goes_to_its_trace(relaxed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    trace = optimized.OptimizedFunction._trace
-    monkeypatch.setattr(optimized.OptimizedFunction, "_trace", lambda *args: asked.append(args) or trace(*args))
+    trace = optimized.OptimizedFunction.trace
+    monkeypatch.setattr(
+        optimized.OptimizedFunction, "trace", lambda *args, **kwargs: asked.append(args) or trace(*args, **kwargs)
+    )
     traced: list[Any] = []
 
     @tf.function(reduce_retracing=relaxed)

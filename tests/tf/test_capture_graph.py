@@ -64,7 +64,6 @@ def test_capture_of_a_session_graph():
     assert {"AssignSubVariableOp", "w/Assign"} <= set(captured.control_fetches)
     assert not any("Read" in name for name in captured.control_fetches)
     assert captured.creation_order == tuple(node.name for node in captured.graph_def.node)
-    assert capture_graph(training_graph(), fetches=[]).fetches == ()
 
 
 def test_edits_in_place_keep_the_numbers():
@@ -204,7 +203,7 @@ def test_serialised_graphs_keep_their_numbers():
     captured = run_grappler(capture_graph_def(source, ["x"], ["loss", "update", "init", "w/Read/ReadVariableOp"]))
     assert captured.fetches == ("loss:0", "update:0", "w/Read/ReadVariableOp:0")
     assert "init" in captured.control_fetches
-    restored = restore_graph_def(captured, captured.graph_def)
+    restored = restore_graph_def(captured)
     assert len(restored.node) < len(source.node)
     graph = tf.Graph()
     with graph.as_default():
@@ -222,7 +221,7 @@ def test_meta_graphs_name_their_own_fetches():
     captured = capture_meta_graph(meta_graph)
     assert (captured.feeds, captured.fetches) == (("x:0",), ("loss:0",))
     assert captured.control_fetches[0] == "init"
-    restored = restore_meta_graph(meta_graph, captured, run_grappler(captured).graph_def)
+    restored = restore_meta_graph(meta_graph, restore_graph_def(run_grappler(captured)))
     assert restored.collection_def.keys() == meta_graph.collection_def.keys()
     with pytest.raises(GraphError, match="'nothing'"):
         capture_meta_graph(meta_graph, fetches=["nothing"])

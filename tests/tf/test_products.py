@@ -31,7 +31,7 @@ IMAGES = [KernelImage(90, name, 32, f"code of {name}".encode()) for name in ("sp
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """None of them runs on a CPU."""
-    monkeypatch.setattr(tuning, "_kernels", lambda *_: Kernels((Program(IMAGES[0]),)))
+    monkeypatch.setattr(tuning, "tuned_kernels", lambda *_: Kernels((Program(IMAGES[0]),)))
     monkeypatch.setattr(products, "_programs", lambda *_: IMAGES)
 
 

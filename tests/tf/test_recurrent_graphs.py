@@ -103,6 +103,17 @@ def test_a_graph_def_that_was_left_as_it_was_carries_no_report() -> None:
         tfmem.report(tfmem.optimize(graph_def))
 
 
+def test_a_graph_def_says_which_recurrences_stay() -> None:
+    def sorted_often(x: Any) -> Any:
+        return tf.while_loop(lambda t, y: t < 5, lambda t, y: (t + 1, tf.sort(y) * 2), [0, x])[1]
+
+    graph_def = graph_of(sorted_often, SEQUENCE).as_graph_def()
+    optimized = tfmem.optimize(graph_def)
+    assert ops(optimized) == ops(graph_def)
+    assert len(tfmem.report(optimized).not_replaced) == 1
+    np.testing.assert_array_equal(run(optimized, {"x:0": STEPS}, "out:0"), run(graph_def, {"x:0": STEPS}, "out:0"))
+
+
 @pytest.mark.usefixtures("version1")
 def test_version_1_loops() -> None:
     check_graph_def(graph_of(scan, SEQUENCE).as_graph_def(), {"x:0": STEPS})

@@ -41,13 +41,13 @@ def fixture_made(monkeypatch: pytest.MonkeyPatch) -> list[RecurrentSpec]:
     """Kernels as they are asked for; there are none for 7 units."""
     made: list[RecurrentSpec] = []
 
-    def kernels(spec: RecurrentSpec, folder: Path, options: Any, ordinal: int) -> Kernels:
+    def kernels(spec: RecurrentSpec, folder: Path, batches: Any, options: Any, ordinal: int) -> Kernels:
         if spec.units == 7:
             raise KernelError("seven is not a lucky number")
         made.append(spec)
         return Kernels((program_of(spec.units),), options.time_steps, ((1, 0.04321), (64, 0.5)))
 
-    monkeypatch.setattr(tuning, "_kernels", kernels)
+    monkeypatch.setattr(tuning, "tuned_kernels", kernels)
     return made
 
 
@@ -74,11 +74,11 @@ def test_what_has_no_kernel_stays_with_the_reason(made: list[RecurrentSpec]) -> 
 def test_a_batch_that_is_known_is_the_one_to_choose_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, tuple[int, ...]]] = []
 
-    def kernels(spec: RecurrentSpec, folder: Path, options: Any, ordinal: int) -> Kernels:
-        asked.append((spec.units, options.batches))
+    def kernels(spec: RecurrentSpec, folder: Path, batches: Any, options: Any, ordinal: int) -> Kernels:
+        asked.append((spec.units, batches))
         return Kernels((program_of(0),), options.time_steps, ((1, 0.1),))
 
-    monkeypatch.setattr(tuning, "_kernels", kernels)
+    monkeypatch.setattr(tuning, "tuned_kernels", kernels)
     matches = (match("a", 8), match("b", 8, batch=20), match("c", 8, batch=20), match("d", 8, batch=0))
     plan = tuning.with_kernels(RecurrentPlan(matches), GPU, OPTIONS)
     assert len(plan.kernels) == 4

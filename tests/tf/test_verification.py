@@ -54,6 +54,7 @@ def test_differences_are_told():
         (np.array(["a"], object), np.array(["b"], object), "output 0 differs by inf"),
         (tf.constant([1.0], tf.bfloat16), tf.constant([1.5], tf.bfloat16), "output 0 differs by 0.5"),
         ([True], [False], "output 0 differs by 1"),
+        (np.array([2**53 + 1]), np.array([2**53]), "output 0 differs by"),
     ],
 )
 def test_what_counts_as_different(one, other, message):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import weakref
-from collections.abc import Hashable, Mapping, MutableMapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -20,7 +19,7 @@ from tfmem.tf_internals.concrete_function import call_key
 
 MOST_KNOWN = 1024  # shapes whose step is remembered
 
-Steps = MutableMapping[Any, dict[Hashable, ManagedStep]]  # by trace, then by the shapes that it leaves open
+Steps = dict[Any, dict[Hashable, ManagedStep]]  # by trace, then by the shapes that it leaves open
 
 
 class OptimizedFunction:
@@ -45,11 +44,11 @@ class OptimizedFunction:
         self._jit_compile = compiled is not None or bool(getattr(function, "_jit_compile", False))
         self._lock = threading.Lock()
         # Batches of all sizes go on with the random numbers of their trace.
-        self._draws: MutableMapping[Any, Draws] = weakref.WeakKeyDictionary()
+        self._draws: dict[Any, Draws] = {}
         self._profiles = BatchProfiles()
-        self._steps: Steps = weakref.WeakKeyDictionary()
-        self._unobserved: Steps = weakref.WeakKeyDictionary()
-        self._with_xla: MutableMapping[Any, Any] = weakref.WeakKeyDictionary()
+        self._steps: Steps = {}
+        self._unobserved: Steps = {}
+        self._with_xla: dict[Any, Any] = {}
         self._known: dict[Hashable, tuple[Any, ManagedStep]] = {}  # by `call_key`
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -70,7 +69,8 @@ class OptimizedFunction:
         key = shapes_key(args)
         known = None if key is None else self._known.get((id(traced), key))
         if known is None:
-            known = traced, self._shaped(traced, args)
+            shapes = {} if self._engine.budget is None else open_shapes(traced, args)
+            known = traced, self._step(traced, self._steps, self._engine, shapes)
             if key is not None:
                 self._remember((id(traced), key), known)
         step = known[1]
@@ -80,9 +80,9 @@ class OptimizedFunction:
             return self._with_xla[traced](*args)
         return step(*args)
 
-    def trace(self, *args: Any) -> Any:
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
         """The `ConcreteFunction` for arguments, or for their specs, as `tf.function` chooses it."""
-        return self._trace(args, {})
+        return self._function.get_concrete_function(*args, **kwargs)
 
     def replaces(self, traced: Any) -> bool:
         """Whether calls with this trace run another graph; for engines without a budget, which need no shapes."""
@@ -93,7 +93,7 @@ class OptimizedFunction:
 
         If none did by now, with a plan from a cached profile or from estimates.
         """
-        concrete = self._trace(args, kwargs)
+        concrete = self.trace(*args, **kwargs)
         called = self._steps.get(concrete, {}).get(())
         if called is not None and called.settled:
             return called.function
@@ -126,23 +126,16 @@ class OptimizedFunction:
         key = call_key(args, kwargs)
         known = None if key is None else self._known.get(key)
         if known is None:
-            concrete = self._trace(args, kwargs)
+            concrete = self.trace(*args, **kwargs)
             known = concrete, self._step(concrete, self._steps, self._engine)
             if key is not None:
                 self._remember(key, known)
         return known[1]
 
-    def _shaped(self, concrete: Any, args: tuple[Any, ...]) -> ManagedStep:
-        shapes = {} if self._engine.budget is None else open_shapes(concrete, args)
-        return self._step(concrete, self._steps, self._engine, shapes)
-
     def _remember(self, key: Hashable, known: tuple[Any, ManagedStep]) -> None:
         if len(self._known) >= MOST_KNOWN:
             self._known.clear()
         self._known[key] = known
-
-    def _trace(self, args: Any, kwargs: Any) -> Any:
-        return self._function.get_concrete_function(*args, **kwargs)
 
     def _step(
         self, concrete: Any, steps: Steps, engine: Engine, shapes: Mapping[str, tuple[int, ...]] | None = None

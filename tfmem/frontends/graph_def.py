@@ -1,15 +1,12 @@
-"""Captures and restores a GraphDef or MetaGraphDef: nothing runs, and variables are nodes of the
-graph itself.
-"""
+"""Captures and restores a GraphDef or MetaGraphDef: nothing runs, and variables are nodes of the graph itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 from tensorflow.core.framework.graph_pb2 import GraphDef
-from tensorflow.core.framework.node_def_pb2 import NodeDef
 from tensorflow.core.framework.variable_pb2 import VariableDef
 from tensorflow.core.protobuf.meta_graph_pb2 import MetaGraphDef
 
@@ -17,6 +14,7 @@ from graph_passes.errors import GraphError
 from graph_passes.graph.ir import MEMORY_OPS
 from graph_passes.graph.serde import IMPORT_ERRORS
 from graph_passes.recurrent.match import RECURRENT_OP
+from graph_passes.report import Report
 from tfmem.tf_internals.captured import READERS, Captured, is_stateful, op_name, unique
 
 REPORT_ATTR = "_tfmem_report"
@@ -100,40 +98,41 @@ def named(meta_graph: MetaGraphDef) -> list[str]:
     return list(unique([name for name in names if op_name(name) in present]))
 
 
-def restore_graph_def(captured: Captured, graph_def: GraphDef) -> GraphDef:
-    """`graph_def`, once it is sure that all that was asked for is in it.
+def restore_graph_def(captured: Captured) -> GraphDef:
+    """The rewritten graph, once it is sure that all that was asked for is in it.
 
     Raises:
         GraphError: a fetch is missing.
     """
-    present = {node.name for node in graph_def.node}
+    present = {node.name for node in captured.graph_def.node}
     for name in (*captured.fetches, *captured.control_fetches):
         if op_name(name) not in present:
             raise GraphError(f"the rewritten graph lacks op '{op_name(name)}', which is fetched")
-    return graph_def
+    return captured.graph_def
 
 
-def put_report(graph_def: GraphDef, report: str) -> None:
-    """Let the first of tfmem's nodes carry a report. TensorFlow does not look at attributes that begin with "_"."""
-    node = next(_ours(graph_def), None)
-    if node is not None:
-        node.attr[REPORT_ATTR].s = report.encode()
+def put_report(graph_def: GraphDef, report: Report) -> None:
+    """Let a node carry a report: the first of tfmem's; where there is none, the first of all, if the report says why.
+
+    TensorFlow does not look at attributes that begin with "_".
+    """
+    ours = [node for node in graph_def.node if node.op in MEMORY_OPS or node.op == RECURRENT_OP]
+    for node in graph_def.node:
+        node.attr.pop(REPORT_ATTR, None)  # of a graph that was left as it was before
+    for node in ours[:1] or (graph_def.node[:1] if report.notes or report.not_replaced else []):
+        node.attr[REPORT_ATTR].s = report.to_json().encode()
 
 
 def report_in(graph_def: GraphDef) -> str:
     """What `put_report` left.
 
     Raises:
-        GraphError: no node of it is tfmem's.
+        GraphError: nothing.
     """
-    for node in _ours(graph_def):
+    for node in graph_def.node:
         if REPORT_ATTR in node.attr:
             return str(node.attr[REPORT_ATTR].s.decode(errors="replace"))
-    raise GraphError("no report: no node of the graph is tfmem's; it was not optimised, or left as it was")
-
-
-def _ours(graph_def: GraphDef) -> Iterator[NodeDef]:
-    return (node for node in graph_def.node if node.op in MEMORY_OPS or node.op == RECURRENT_OP)
+    raise GraphError("no report in the graph: it was not optimised, or left as it was")
 
 
 def capture_meta_graph(
@@ -157,15 +156,11 @@ def capture_meta_graph(
     return capture_graph_def(meta_graph.graph_def, feeds, fetches)
 
 
-def restore_meta_graph(meta_graph: MetaGraphDef, captured: Captured, graph_def: GraphDef) -> MetaGraphDef:
-    """`meta_graph` around another graph; collections and signatures are kept.
-
-    Raises:
-        GraphError: a fetch is missing.
-    """
+def restore_meta_graph(meta_graph: MetaGraphDef, graph_def: GraphDef) -> MetaGraphDef:
+    """`meta_graph` around another graph; collections and signatures are kept."""
     restored = MetaGraphDef()
     restored.CopyFrom(meta_graph)
-    restored.graph_def.CopyFrom(restore_graph_def(captured, graph_def))
+    restored.graph_def.CopyFrom(graph_def)
     restored.meta_info_def.ClearField("stripped_op_list")  # lists the ops of the old graph
     return restored
 

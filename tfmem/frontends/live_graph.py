@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from graph_passes import pipeline
 from graph_passes.graph import serde
 from graph_passes.graph.ir import Graph, TensorId, parse_input
 from graph_passes.recurrent.apply import apply_recurrent
-from graph_passes.recurrent.faults import carried_out, fault
+from graph_passes.recurrent.faults import carried_out
 from graph_passes.recurrent.inference import Source, plan_source
 from graph_passes.recurrent.match import RecurrentPlan
 from graph_passes.report import Report
 from tfmem.recurrent.kernels import with_kernels
-from tfmem.recurrent.replace import warn_of_faults, with_replacements
+from tfmem.recurrent.replace import with_replacements, without_any
 from tfmem.runtime.engine import Engine
-from tfmem.runtime.faults import fault_note, is_fault
+from tfmem.runtime.faults import is_fault
 from tfmem.runtime.unobserved import plan_unobserved, within_budget
 from tfmem.tf_internals.build import shaped_graph
 from tfmem.tf_internals.captured import require_feeds
@@ -44,19 +43,11 @@ def optimize_live(graph: Any, engine: Engine, loss: Any | None = None, fetches: 
         GraphError: no fetches are given, and there are several training steps.
     """
     editor, name = LiveEditor(graph), type(graph).__name__
-    notes: tuple[str, ...] = ()
-    try:
-        replacements = _replace_layers(graph, editor, engine, fetches)
-    except Exception as error:
-        if not is_fault(error, reading=True):
-            raise
-        replacements = RecurrentPlan()
-        notes = (fault_note(engine, name, error, "replacing recurrent layers", "they stay as they were"),)
+    replacements = _replace_layers(graph, editor, engine, fetches)
     step = _LiveStep(graph, editor, engine, loss, fetches)
     _, found = within_budget(engine, name, step.read, step.make, None, bool(replacements.matches), graph)
     engine.warn_of_kept(name, replacements)
     found = with_replacements(found, replacements)
-    found = replace(found, notes=(*found.notes, *notes))
     setattr(graph, REPORT, found)
     return found
 
@@ -105,16 +96,19 @@ def _replace_layers(graph: Any, editor: LiveEditor, engine: Engine, fetches: Seq
 
     Where a function is being traced, a loop that reads variables counts as a side effect and would run in any case.
     """
-    read = _read(graph, engine.options.input_shapes, functions=engine.replaces)
-    if not engine.replaces:
-        return RecurrentPlan()
+    reading = True
     try:
+        read = _read(graph, engine.options.input_shapes, functions=engine.replaces)
+        if not engine.replaces:
+            return RecurrentPlan()
+        reading = False
         plan = _planned(graph, read, engine, fetches)
+        with editor.undone_on_error():
+            apply_recurrent(plan, read, editor)
     except Exception as error:  # whatever it is, the user's graph stays as it is
-        plan = RecurrentPlan(unmatched=(fault("every recurrence", "all of the graph", error),))
-    warn_of_faults(plan)
-    with editor.undone_on_error():
-        apply_recurrent(plan, read, editor)
+        if reading and not is_fault(error, reading):
+            raise
+        return without_any(error)
     return plan
 
 

@@ -79,10 +79,8 @@ def wrap_optimizer(
         GraphError: the object is no such optimizer. When it is used: the step is not in a graph.
     """
     engine_options = merged(options, memory_budget, policy)
-    for method in ("apply", "apply_gradients"):
-        if callable(getattr(optimizer, method, None)):
-            break
-    else:
+    methods = [name for name in ("apply", "apply_gradients") if callable(getattr(optimizer, name, None))]
+    if not methods:
         raise GraphError(
             f"cannot wrap a {type(optimizer).__name__}; expected an optimizer of Keras 3, tf_keras or tf.compat.v1"
         )
@@ -103,7 +101,7 @@ def wrap_optimizer(
         return super(Wrapped, self).apply(gradients, *args, **kwargs)
 
     # Keras 3's apply_gradients calls apply, which a custom loop may call by itself.
-    setattr(Wrapped, method, apply if method == "apply" else apply_gradients)
+    setattr(Wrapped, methods[0], apply if methods[0] == "apply" else apply_gradients)
     for name in ("__module__", "__name__", "__qualname__"):
         setattr(Wrapped, name, getattr(type(optimizer), name))
     wrapped = object.__new__(Wrapped)

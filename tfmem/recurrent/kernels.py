@@ -11,12 +11,11 @@ from pathlib import Path
 from custom_ops.errors import KernelError
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.device import Device
-from custom_ops.machine import Machine
 from custom_ops.recurrent.search import microbenchmark
 from custom_ops.recurrent.search.bench import DeviceBench
 from custom_ops.recurrent.search.ranking import predict, rank
 from custom_ops.recurrent.search.space import launched
-from custom_ops.recurrent.search.tune import BATCHES, TIME_STEPS, TunedRecurrent, tune
+from custom_ops.recurrent.search.tune import tune
 from custom_ops.recurrent.spec import Configuration, Precision, RecurrentSpec
 from graph_passes.recurrent.match import Kernels, RecurrentPlan, Unmatched
 from graph_passes.recurrent.options import RecurrentOptions
@@ -24,26 +23,19 @@ from tfmem.devices import Target
 from tfmem.options import Options
 
 OLDEST = 75  # compute capability 7.5
+HOPELESS = 2.0  # times the time that is predicted for the best: what should take longer is not run
 
 
 def tuned_kernels(
-    specs: Sequence[RecurrentSpec],
-    folder: Path,
-    batches: Sequence[int] = BATCHES,
-    time_steps: int = TIME_STEPS,
-    top: int | None = 5,
-    progress: bool = True,
-    ordinal: int = 0,
-) -> list[TunedRecurrent]:
-    """Programs for each specification, made and timed on a GPU of this machine, or made before.
+    spec: RecurrentSpec, folder: Path, batches: Sequence[int], options: RecurrentOptions, ordinal: int
+) -> Kernels:
+    """Programs for a specification, made and timed on a GPU of this machine, or made before.
 
     Args:
-        specs: what the kernels compute.
+        spec: what the kernels compute.
         folder: of the cache of measurements, compiled kernels and choices.
         batches: sizes to choose for. Each choice holds down to the size before it, the last for everything above.
-        time_steps: length of the sweeps that are timed.
-        top: how many of the best ranked are timed; None for all that the model does not rule out.
-        progress: whether to show a bar.
+        options: what is timed, and for how long.
         ordinal: the GPU, as CUDA counts them.
 
     Raises:
@@ -56,21 +48,22 @@ def tuned_kernels(
                 f"{device.name} (compute capability {device.arch / 10}) is too old: recurrent kernels need compute "
                 f"capability {OLDEST / 10}"
             )
-        machine = microbenchmark.measure(device, cache)
-        found = []
-        for spec in specs:
+        machine, steps = microbenchmark.measure(device, cache), options.time_steps
 
-            def candidates(batch: int, spec: RecurrentSpec = spec) -> list[tuple[Configuration, float]]:
-                return ranked(machine, spec, batch, time_steps)
+        def candidates(batch: int) -> list[tuple[Configuration, float]]:
+            found = [(each.configuration, each.nanoseconds(steps)) for each in rank(machine, spec, batch, steps)]
+            return [each for each in found if each[1] <= HOPELESS * found[0][1]]
 
-            def without_waiting(spec: RecurrentSpec = spec) -> tuple[Configuration, float] | None:
-                batch = max(batches)
-                staged = launched(machine, spec, batch)
-                return (staged, predict(machine, spec, staged, batch).nanoseconds(time_steps)) if staged else None
+        def without_waiting() -> tuple[Configuration, float] | None:
+            batch = max(batches)
+            staged = launched(machine, spec, batch)
+            return (staged, predict(machine, spec, staged, batch).nanoseconds(steps)) if staged else None
 
-            with contextlib.closing(DeviceBench(spec, device, cache)) as bench:
-                found.append(tune(bench, candidates, cache, batches, time_steps, top, progress, without_waiting))
-        return found
+        with contextlib.closing(DeviceBench(spec, device, cache)) as bench:
+            tuned = tune(
+                bench, candidates, cache, batches, steps, options.candidates, options.progress, without_waiting
+            )
+    return Kernels(tuned.programs, steps, tuple((trial.point, trial.measured / 1e6) for trial in tuned.chosen))
 
 
 def with_kernels(plan: RecurrentPlan, target: Target, options: Options) -> RecurrentPlan:
@@ -89,7 +82,7 @@ def with_kernels(plan: RecurrentPlan, target: Target, options: Options) -> Recur
         for (spec, batch), names in _specifications(plan, precision, reasons).items():
             batches = options.recurrent.batches if batch is None else (batch,)
             try:
-                kernels = _kernels(spec, folder, replace(options.recurrent, batches=batches), target.ordinal)
+                kernels = tuned_kernels(spec, folder, batches, options.recurrent, target.ordinal)
             except KernelError as error:
                 reasons |= dict.fromkeys(names, str(error))
             else:
@@ -120,14 +113,6 @@ def _specifications(
     return found
 
 
-def _kernels(spec: RecurrentSpec, folder: Path, options: RecurrentOptions, ordinal: int) -> Kernels:
-    (tuned,) = tuned_kernels(
-        [spec], folder, options.batches, options.time_steps, options.candidates, options.progress, ordinal
-    )
-    timed = tuple((trial.point, trial.measured / 1e6) for trial in tuned.chosen)
-    return Kernels(tuned.programs, options.time_steps, timed)
-
-
 @contextlib.contextmanager
 def kernel_folder(cache_directory: str) -> Iterator[Path]:
     """Where kernels are kept: for good, or for this call if there is no cache."""
@@ -136,14 +121,3 @@ def kernel_folder(cache_directory: str) -> Iterator[Path]:
     else:
         with tempfile.TemporaryDirectory() as folder:
             yield Path(folder)
-
-
-def ranked(
-    machine: Machine, spec: RecurrentSpec, batch: int, time_steps: int, hopeless: float = 2.0
-) -> list[tuple[Configuration, float]]:
-    """Configurations and the nanoseconds of their sweeps, best first.
-
-    What is predicted to be `hopeless` times slower than the best is left out.
-    """
-    found = [(each.configuration, each.nanoseconds(time_steps)) for each in rank(machine, spec, batch, time_steps)]
-    return [each for each in found if each[1] <= hopeless * found[0][1]]

@@ -9,7 +9,6 @@ from dataclasses import replace
 from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
-from custom_ops.errors import warn
 from graph_passes.graph import serde
 from graph_passes.graph.ir import Graph
 from graph_passes.graph.verify import verify_graph
@@ -24,7 +23,7 @@ from tfmem.options import Options
 from tfmem.recurrent.kernels import with_kernels
 from tfmem.recurrent.products import with_tensor_cores
 from tfmem.tf_internals.build import FeedShapes, shaped_graph
-from tfmem.tf_internals.captured import Captured, op_name
+from tfmem.tf_internals.captured import Captured, every_node, op_name
 from tfmem.tf_internals.gradient_check import step_gradient_fault
 from tfmem.tf_internals.inline import implementations, inline_captured
 from tfmem.tf_internals.inserted_gradients import gradients
@@ -60,19 +59,15 @@ def replace_recurrent(
     if not mentions_recurrence(captured.graph_def):
         return captured, RecurrentPlan()
     try:
-        replaced, plan = _replaced(captured, target, options, feed_shapes, asked, final)
+        return _replaced(captured, target, options, feed_shapes, asked, final)
     except Exception as error:  # the last resort: whatever it is, the user's function runs as it is
-        shaped_graph(captured, feed_shapes=feed_shapes)  # raises the GraphError of a graph that was none before
-        replaced, plan = captured, RecurrentPlan(unmatched=(fault("every recurrence", "all of the graph", error),))
-    warn_of_faults(plan)
-    return replaced, plan
+        shaped_graph(captured, feed_shapes)  # raises the GraphError of a graph that was none before
+        return captured, without_any(error)
 
 
-def warn_of_faults(plan: RecurrentPlan) -> None:
-    """Tell the user of each recurrence that stays because tfmem failed."""
-    for loop in plan.unmatched:
-        if loop.traceback:
-            warn(f"a recurrence stays as it is, {loop.name} ({loop.carrier}): {loop.reason}; see the report's notes")
+def without_any(error: Exception) -> RecurrentPlan:
+    """The plan where `error`, a fault, is in the way of all recurrences."""
+    return RecurrentPlan(unmatched=(fault("every recurrence", "all of the graph", error),))
 
 
 def _replaced(
@@ -168,10 +163,10 @@ def _copies_a_result(graph: Graph, name: str) -> bool:
 def mentions_recurrence(graph_def: GraphDef) -> bool:
     """Whether there is any use in reading the graph."""
     bodies = [graph_def.node, *(function.node_def for function in graph_def.library.function)]
-    if any(node.op in CARRIERS for nodes in bodies for node in nodes) or any(map(_multiplies_again, bodies)):
+    if any(node.op in CARRIERS for node in every_node(graph_def)) or any(map(_multiplies_again, bodies)):
         return True
     multiplying = {f.signature.name for f in graph_def.library.function if any(n.op in PRODUCTS for n in f.node_def)}
-    calls = Counter(attr.func.name for nodes in bodies for node in nodes for attr in node.attr.values())
+    calls = Counter(attr.func.name for node in every_node(graph_def) for attr in node.attr.values())
     return any(calls[name] >= LEAST for name in multiplying)
 
 

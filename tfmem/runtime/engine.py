@@ -53,11 +53,14 @@ class Engine:
             warn(message)
 
     def warn_of_kept(self, name: str, replacements: RecurrentPlan) -> None:
-        """Tell a user who asked for it which recurrences stay as they were."""
-        if self.asked and replacements.unmatched:
-            first, count = replacements.unmatched[0], len(replacements.unmatched)
-            more = f"; and {count - 1} more, see tfmem.report(...)" if count > 1 else ""
-            self.warn("kept", f"tfmem: {name}: {first.name} ({first.carrier}) stays as it is: {first.reason}{more}")
+        """Tell the user which recurrences stay as they were: because of a fault of tfmem's, or though asked for."""
+        faults = [loop for loop in replacements.unmatched if loop.traceback]
+        others = [loop for loop in replacements.unmatched if self.asked and not loop.traceback]
+        for cause, kept in (("fault", faults), ("kept", others)):
+            if kept:
+                more = f"; and {len(kept) - 1} more" if len(kept) > 1 else ""
+                what = f"{kept[0].name} ({kept[0].carrier}) stays as it is: {kept[0].reason}{more}"
+                self.warn(cause, f"tfmem: {name}: {what}; see tfmem.report(...)")
 
     def warn_of_losses(self, report: Report) -> None:
         """Tell the user of a missed budget, and of XLA that is lost."""
@@ -90,7 +93,7 @@ class Engine:
 
         TensorFlow's plain CPU allocator (oneDNN off) does not.
         """
-        return self.options.observe and memory(self.library, self.target.name).bytes_in_use >= 0
+        return self.options.observe and self._counts
 
     @property
     def counted(self) -> int:
@@ -98,9 +101,11 @@ class Engine:
 
         0 on a GPU, whose chunks are replayed, and where nothing is counted.
         """
-        if self.target.is_gpu or memory(self.library, self.target.name).bytes_in_use < 0:
-            return 0
-        return COUNTED
+        return COUNTED if not self.target.is_gpu and self._counts else 0
+
+    @property
+    def _counts(self) -> bool:
+        return memory(self.library, self.target.name).bytes_in_use >= 0
 
     def unobserved(self) -> Engine:
         """The same for steps that run on their own, where no later call can bring a better plan."""

@@ -10,13 +10,12 @@ from math import prod
 
 import tensorflow as tf
 
-from custom_ops.errors import CellError, KernelError, TfmemError
+from custom_ops.errors import CellError, KernelError, ProgramError, TfmemError
 from graph_passes.errors import GraphError, InfeasibleBudgetError
 from graph_passes.pipeline import Step
 from graph_passes.report import Report, size
 from tfmem.runtime.engine import Engine
-
-_CALLS = ("PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", "If", "StatelessIf", "Case")
+from tfmem.tf_internals.captured import BODIES
 
 
 def is_fault(error: Exception, reading: bool = False) -> bool:
@@ -29,7 +28,7 @@ def is_fault(error: Exception, reading: bool = False) -> bool:
     """
     if type(error) is GraphError:
         return not reading
-    return not isinstance(error, TfmemError) or isinstance(error, CellError | KernelError)
+    return not isinstance(error, TfmemError) or isinstance(error, CellError | KernelError | ProgramError)
 
 
 def fault_note(engine: Engine, name: str, error: Exception, doing: str, instead: str) -> str:
@@ -110,7 +109,7 @@ def _all_at_once(graph: tf.Graph) -> int | None:
     """
     total = 0
     for op in graph.get_operations():
-        if op.type in _CALLS:
+        if op.type in BODIES:
             return None
         for tensor in op.outputs:
             if tensor.dtype in (tf.resource, tf.variant, tf.string):

@@ -9,7 +9,6 @@ from typing import Any
 import tensorflow as tf
 
 from graph_passes import pipeline
-from graph_passes.cost.model import CostModel
 from graph_passes.errors import GraphError
 from graph_passes.graph import serde
 from graph_passes.graph.ir import parse_input
@@ -136,10 +135,6 @@ class Trace:
     def fingerprint(self, budget: int) -> str:
         """What a profile of the step is kept under."""
         return fingerprint(self.step.graph, {**conditions(self._engine.target), "budget": budget})
-
-    def timeline(self, costs: CostModel) -> Timeline:
-        """The step under a cost model."""
-        return self.step.timeline(costs)
 
     def plan(self, timeline: Timeline, budget: int, **how: Any) -> OffloadPlan:
         """See `pipeline.plan_step`."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from tensorflow.core.framework.function_pb2 import FunctionDef
@@ -19,22 +20,9 @@ from tensorflow.core.framework.node_def_pb2 import NodeDef
 from custom_ops.load import Library
 from tfmem.runtime.dry_run import without_updates
 from tfmem.runtime.engine import Engine
-from tfmem.tf_internals.captured import Captured
+from tfmem.tf_internals.captured import BODIES, Captured, every_node, functions_in
 from tfmem.tf_internals.concrete_function import RestoredFunction, restore_concrete
 
-# Ops whose functions run within the step, on kernels of the step's own.
-_BODIES = frozenset(
-    {
-        "While",
-        "StatelessWhile",
-        "If",
-        "StatelessIf",
-        "Case",
-        "StatelessCase",
-        "PartitionedCall",
-        "StatefulPartitionedCall",
-    }
-)
 # These remember what they have seen or read, whatever their seeds.
 _REMEMBERING = frozenset(
     {"LearnedUnigramCandidateSampler", "ThreadUnsafeUnigramCandidateSampler", "RecordInput", "Skipgram"}
@@ -53,8 +41,7 @@ class Draws:
 
     def found_in(self, graph_def: GraphDef) -> bool:
         """Whether there is any op whose kernel keeps a position."""
-        bodies = [graph_def.node, *(function.node_def for function in graph_def.library.function)]
-        return any(self._keeps_position(node) for nodes in bodies for node in nodes)
+        return any(map(self._keeps_position, every_node(graph_def)))
 
     def shared(self, graph_def: GraphDef) -> GraphDef:
         """`graph_def` with such ops replaced by those that share their kernels, in loops and branches, too."""
@@ -81,10 +68,9 @@ class Draws:
                 node.attr[_STREAM].i = self._stream
                 node.attr[_DRAW].s = place.encode()
                 replaced = True
-            elif node.op in _BODIES:
-                for name, value in sorted(node.attr.items()):
-                    called = [value.func] if value.HasField("func") else value.list.func
-                    for index, function in enumerate(called):
+            else:
+                for name in BODIES.get(node.op, ()):
+                    for index, function in enumerate(functions_in(node.attr[name])):
                         if function.name not in library or function.name in outer:
                             continue
                         body = FunctionDef()
@@ -123,9 +109,8 @@ class StepGraphs:
             draws: what to go on with; streams of their own if not given.
             engine: says whether the step is observed. If not, one graph runs for good.
         """
-        self._step = concrete, captured
         self._captured = captured
-        self._feed_shapes = feed_shapes
+        self._restored = partial(restore_concrete, concrete, captured, feed_shapes=feed_shapes)
         draws = (draws or Draws(engine.library)) if engine.options.observe else None
         self._draws = draws if draws and draws.found_in(captured.graph_def) else None
         self._last: Any = None
@@ -138,12 +123,12 @@ class StepGraphs:
             dry_run: it must leave everything as it is, the streams, too.
         """
         if dry_run:
-            return restore_concrete(*self._step, without_updates(graph_def), self._feed_shapes)
+            return self._restored(without_updates(graph_def))
         if self._draws is None:
-            return restore_concrete(*self._step, graph_def, self._feed_shapes)
-        function = restore_concrete(*self._step, self._draws.shared(graph_def), self._feed_shapes)
+            return self._restored(graph_def)
+        function = self._restored(self._draws.shared(graph_def))
         function.kept_alive = (*function.kept_alive, self._draws)
-        function.make_portable = lambda: restore_concrete(*self._step, graph_def, self._feed_shapes)
+        function.make_portable = lambda: self._restored(graph_def)
         return function
 
     def unmoved(self, base: Any, jit_compile: bool) -> Any:

@@ -51,7 +51,7 @@ class Stages:
         self._engine = engine
         self._others = others
         self._trace = trace
-        self._walls: list[Any] = []  # see `keep_apart`
+        self._reserved: list[Any] = []  # see `keep_apart`
         self._make: Callable[..., OffloadPlan] | None = None
         self._free: Room | None = None
         self._notes: list[str] = []
@@ -134,7 +134,7 @@ class Stages:
         peak = self._seen.peak if self._seen else self._trace.estimated_peak()
         self.report = left_by_fault(self._engine, replace(self.report, notes=tuple(self._notes)), error, peak)
         self.function = self._trace.base
-        self._walls, self._replans = [], CPU_RETRIES  # there is nothing to plan again with
+        self._reserved, self._replans = [], CPU_RETRIES  # there is nothing to plan again with
         self.stage = Stage.CHECK if self._watches else Stage.READY
 
     @property
@@ -146,13 +146,13 @@ class Stages:
     def _begin(self) -> None:
         engine = self._engine
         self.dry_run = self._trace.can_dry_run
-        careful = self._trace.timeline(engine.estimate(workspace=True))
+        careful = self._trace.step.timeline(engine.estimate(workspace=True))
         if careful.peak <= SURELY_FITS * self._budget:
             self._settle(careful, self._trace.plan(careful, self._budget))
             return
         # What cuDNN takes is not known yet. Without it, this is the least that any plan needs.
         is_gpu = engine.target.is_gpu
-        self._timeline = self._trace.timeline(engine.estimate(workspace=False)) if is_gpu else careful
+        self._timeline = self._trace.step.timeline(engine.estimate(workspace=False)) if is_gpu else careful
         least = self._trace.plan(self._timeline, self._budget)  # raises where no plan can meet the budget
         engine.require_host_room(self._timeline, least)
         if engine.options.observe:
@@ -178,7 +178,7 @@ class Stages:
             self._settle(self._timeline, least)
             return
         self._observed = known is not None
-        self._walls = keep_apart(engine, self._timeline) if is_gpu else []
+        self._reserved = keep_apart(engine, self._timeline) if is_gpu else []
         plan = partial(self._trace.plan, self._timeline)
         self._firsts = first_plans(engine, self._timeline, self._budget, plan, least, self._room())
         self._first = next(self._firsts)  # also what is left when every trial runs out of memory
@@ -253,7 +253,7 @@ class Stages:
     def _learn(self, seen: Observation) -> None:
         estimate = self._engine.estimate(workspace=False)
         costs = Measured(seen.seconds, seen.workspace, seen.base, estimate.roofline)
-        self._timeline = self._seen = self._trace.timeline(costs)
+        self._timeline = self._seen = self._trace.step.timeline(costs)
 
     def _next_trial(self) -> None:
         """Start the next plan worth trying, or settle on the best that was tried.

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.core.framework.node_def_pb2 import NodeDef
+from tensorflow.core.framework.tensor_shape_pb2 import TensorShapeProto
 from tensorflow.core.function.polymorphism import function_type as function_types
 from tensorflow.python.eager import context
 from tensorflow.python.eager.graph_only_ops import graph_placeholder
@@ -22,29 +23,26 @@ from tensorflow.python.ops import handle_data_util
 from custom_ops import image_functions
 from graph_passes.errors import GraphError
 from graph_passes.graph.serde import IMPORT_ERRORS
-from tfmem.tf_internals.captured import Captured, op_name
+from tfmem.tf_internals.captured import Captured, every_node, free_name, functions_in, op_name
 from tfmem.tf_internals.shapes import Shapes, refined, with_shapes
 
 FeedShapes = Mapping[str, Sequence[int | None]]
-HandleData = cpp_shape_inference_pb2.CppShapeInferenceResult.HandleData
-HandleShapeAndType = cpp_shape_inference_pb2.CppShapeInferenceResult.HandleShapeAndType
+_HandleData = cpp_shape_inference_pb2.CppShapeInferenceResult.HandleData
+_HandleShapeAndType = cpp_shape_inference_pb2.CppShapeInferenceResult.HandleShapeAndType
 
 
-def shaped_graph(
-    captured: Captured, graph_def: GraphDef | None = None, feed_shapes: FeedShapes | None = None
-) -> tf.Graph:
-    """A graph to read shapes from: `graph_def` (default: the captured one), with every feed's shape
-    and handle known, and the shapes that the program set (`set_shape`) where ops kept their names.
+def shaped_graph(captured: Captured, feed_shapes: FeedShapes | None = None) -> tf.Graph:
+    """The captured graph to read shapes from, with every feed's shape and handle known, and the shapes that the program
+    set (`set_shape`) where ops kept their names.
 
     Args:
-        captured: names the feeds.
-        graph_def: a rewritten graph.
+        captured: the graph, as it was captured or rewritten.
         feed_shapes: shapes of feeds, by tensor name ("x:0"), where better known than in the graph.
 
     Raises:
         GraphError: a shape contradicts the graph's, or TensorFlow cannot import the graph.
     """
-    body, library = own_library(graph_def or captured.graph_def)
+    body, library = own_library(captured.graph_def)
 
     def build(shapes: Shapes) -> tf.Graph:
         graph = tf.Graph()
@@ -66,7 +64,7 @@ def annotate_handles(graph_def: GraphDef, inputs: Iterable[tf.Tensor], rename: b
         The new names of the renamed placeholders.
     """
     nodes = {node.name: node for node in graph_def.node}
-    renamed = {}
+    taken, renamed = set(nodes), {}
     for tensor in inputs:
         data = handle_data_util.get_handle_data(tensor) if tensor.dtype in (tf.resource, tf.variant) else None
         if data is None or not data.is_set:
@@ -75,11 +73,7 @@ def annotate_handles(graph_def: GraphDef, inputs: Iterable[tf.Tensor], rename: b
         node.attr["_handle_dtypes"].list.type.extend(item.dtype for item in data.shape_and_type)
         node.attr["_handle_shapes"].list.shape.extend(item.shape for item in data.shape_and_type)
         if rename and "/" in node.name:
-            name, suffix = node.name.replace("/", "."), 1
-            while name in nodes:
-                name, suffix = f"{name}_{suffix}", suffix + 1
-            nodes[name] = node
-            renamed[node.name] = name
+            renamed[node.name] = free_name(node.name.replace("/", "."), taken)
     if renamed:
         _rename(graph_def, renamed)
     return renamed
@@ -154,9 +148,14 @@ def _make_handle(node: NodeDef) -> tf.Tensor:
         if key.startswith("_") and key != "_output_shapes":
             placeholder.op._set_attr(key, value)
     types, shapes = node.attr["_handle_dtypes"].list.type, node.attr["_handle_shapes"].list.shape
-    items = [HandleShapeAndType(dtype=dtype, shape=shape) for dtype, shape in zip(types, shapes, strict=True)]
-    handle_data_util.set_handle_data(placeholder, HandleData(is_set=True, shape_and_type=items))
+    set_behind(placeholder, zip(types, shapes, strict=True))
     return placeholder
+
+
+def set_behind(handle: tf.Tensor, behind: Iterable[tuple[int, TensorShapeProto]]) -> None:
+    """Let a tensor that is a handle know the dtypes and shapes of what it refers to."""
+    items = [_HandleShapeAndType(dtype=dtype, shape=shape) for dtype, shape in behind]
+    handle_data_util.set_handle_data(handle, _HandleData(is_set=True, shape_and_type=items))
 
 
 def _import_body(body: GraphDef, handles: Mapping[str, tf.Tensor]) -> None:
@@ -203,10 +202,10 @@ def own_library(graph_def: GraphDef) -> tuple[GraphDef, list[atomic_function.Ato
         else:
             owners.append(image_functions.registered(code))
             renamed[name] = image_functions.name_of(code)
-    for node in [*result.node, *(node for function in functions for node in function.node_def)]:
+    for node in every_node(result):
         node.op = renamed.get(node.op, node.op)
         for value in node.attr.values():
-            for called in [value.func] if value.HasField("func") else value.list.func:
+            for called in functions_in(value):
                 called.name = renamed.get(called.name, called.name)
     eager = context.context()
     for function in functions:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import tensorflow as tf
+from tensorflow.core.framework.attr_value_pb2 import AttrValue, NameAttrList
+from tensorflow.core.framework.graph_pb2 import GraphDef
+from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 from graph_passes.errors import GraphError
 
@@ -48,6 +51,18 @@ RANDOM = frozenset(
         "TruncatedNormal",
     }
 )
+
+# Of ops that run functions where they run themselves: the attributes that name these.
+BODIES = {
+    "While": ("cond", "body"),
+    "StatelessWhile": ("cond", "body"),
+    "If": ("then_branch", "else_branch"),
+    "StatelessIf": ("then_branch", "else_branch"),
+    "Case": ("branches",),
+    "StatelessCase": ("branches",),
+    "PartitionedCall": ("f",),
+    "StatefulPartitionedCall": ("f",),
+}
 
 
 @dataclass(frozen=True)
@@ -114,6 +129,27 @@ def op_definition(op_type: str):  # type: ignore[no-untyped-def]
     from tensorflow.python.framework import op_def_registry
 
     return op_def_registry.get(op_type)
+
+
+def every_node(graph_def: GraphDef) -> Iterator[NodeDef]:
+    """The nodes of a graph and of its function library."""
+    yield from graph_def.node
+    for function in graph_def.library.function:
+        yield from function.node_def
+
+
+def functions_in(value: AttrValue) -> Sequence[NameAttrList]:
+    """The functions that an attribute of a node names; they can be edited."""
+    return [value.func] if value.HasField("func") else value.list.func
+
+
+def free_name(wanted: str, taken: set[str]) -> str:
+    """`wanted`, or that with a number; it is taken from now on."""
+    name, suffix = wanted, 1
+    while name in taken:
+        name, suffix = f"{wanted}_{suffix}", suffix + 1
+    taken.add(name)
+    return name
 
 
 def unique(names: Sequence[str]) -> tuple[str, ...]:

@@ -244,7 +244,7 @@ def restore_concrete(
     attributes = {**dict(cf._attrs), **NO_GRAPPLER}
     for mark in ("_XlaMustCompile", "forward_function_name", "backward_function_name"):
         attributes.pop(mark, None)
-    name = f"{concrete_function._inference_name(graph.name)}"
+    name = concrete_function._inference_name(graph.name)
     atomic = atomic_function.from_func_graph(name, graph, attributes, cf.function_type)
     restored = RestoredFunction(atomic)
     restored.original = cf

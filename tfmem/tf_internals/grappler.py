@@ -24,7 +24,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.grappler import cluster as grappler_cluster
 from tensorflow.python.grappler import tf_optimizer
 
-from tfmem.tf_internals.captured import Captured, op_definition, op_name, unique
+from tfmem.tf_internals.captured import Captured, every_node, op_definition, op_name, unique
 from tfmem.tf_internals.grappler_input import prepare, restore
 from tfmem.tf_internals.inline import inline_captured
 
@@ -57,7 +57,8 @@ def run_grappler(captured: Captured, *, device: str | None = None) -> Captured:
     inlined = inline_captured(captured)
     order = tuple(node.name for node in inlined.graph_def.node)
     keep = unique([*(op_name(name) for name in captured.fetches), *captured.control_fetches])
-    optimized = _optimize(inlined.graph_def, captured, keep, device or _default_device())
+    device = device or ("GPU" if tf.config.list_logical_devices("GPU") else "CPU")
+    optimized = _optimize(inlined.graph_def, captured, keep, device)
     return replace(inlined, graph_def=optimized, creation_order=order)
 
 
@@ -110,10 +111,6 @@ def _disabled(executor: str | None, serialized: bytes) -> context.FunctionCallOp
     return context.FunctionCallOptions(executor, config)
 
 
-def _default_device() -> str:
-    return "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
-
-
 def _optimize(graph_def: GraphDef, captured: Captured, keep: tuple[str, ...], device: str) -> GraphDef:
     config = ConfigProto()
     config.CopyFrom(context.context().config)
@@ -122,8 +119,7 @@ def _optimize(graph_def: GraphDef, captured: Captured, keep: tuple[str, ...], de
         return graph_def
     rewrite.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
     rewrite.min_graph_nodes = -1
-    bodies = [graph_def.node, *(function.node_def for function in graph_def.library.function)]
-    if any(node.op in _STATEFUL_CONTROL_FLOW for nodes in bodies for node in nodes):
+    if any(node.op in _STATEFUL_CONTROL_FLOW for node in every_node(graph_def)):
         rewrite.dependency_optimization = rewriter_config_pb2.RewriterConfig.OFF
 
     result = _rewrite(config, graph_def, captured, keep, device)
@@ -145,33 +141,21 @@ def _is_valid(node: NodeDef) -> bool:
 
 
 def _rewrite(
-    config: ConfigProto,
-    graph_def: GraphDef,
-    captured: Captured,
-    keep: tuple[str, ...],
-    device: str,
+    config: ConfigProto, graph_def: GraphDef, captured: Captured, keep: tuple[str, ...], device: str
 ) -> GraphDef:
-    device_name = f"/job:localhost/replica:0/task:0/device:{device}:0"
-    prepared, told = prepare(graph_def, captured.feeds, device, device_name)
-    cluster = grappler_cluster.Cluster(devices=[_properties(device, device_name)])
+    prepared, added = prepare(graph_def, captured.feeds, device)
+    cluster = grappler_cluster.Cluster(devices=[_properties(device, added.device_name)])
+    meta_graph = meta_graph_pb2.MetaGraphDef(graph_def=prepared)
+    meta_graph.collection_def["train_op"].node_list.value.extend(keep)  # where Grappler looks for what has to survive
     try:
-        result = tf_optimizer.OptimizeGraph(
-            config, _meta_graph(prepared, keep), verbose=False, graph_id=b"tfmem", cluster=cluster
-        )
+        result = tf_optimizer.OptimizeGraph(config, meta_graph, verbose=False, graph_id=b"tfmem", cluster=cluster)
     except (tf.errors.OpError, RuntimeError, ValueError) as error:
         logging.getLogger(__name__).warning("Grappler failed; the graph is used as it was: %s", error)
         return graph_def
     finally:
         cluster.Shutdown()
-    restore(result, graph_def, captured.feeds, told)
+    restore(result, graph_def, captured.feeds, added)
     return result
-
-
-def _meta_graph(graph_def: GraphDef, keep: tuple[str, ...]) -> meta_graph_pb2.MetaGraphDef:
-    """Grappler takes what has to survive from the collection `train_op`."""
-    meta_graph = meta_graph_pb2.MetaGraphDef(graph_def=graph_def)
-    meta_graph.collection_def["train_op"].node_list.value.extend(keep)
-    return meta_graph
 
 
 def _properties(device: str, device_name: str) -> device_properties_pb2.NamedDevice:

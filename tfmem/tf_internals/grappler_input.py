@@ -1,4 +1,4 @@
-"""What a graph is told for as long as Grappler looks at it, and how that is taken back.
+"""What is added to a graph for as long as Grappler looks at it, and how that is taken back.
 
 It is what Grappler knows in the runtime's own path: that feeds are arguments, their shapes, and where ops run.
 """
@@ -14,23 +14,11 @@ from tensorflow.core.framework.node_def_pb2 import NodeDef
 from tensorflow.core.framework.tensor_shape_pb2 import TensorShapeProto
 from tensorflow.python.framework import kernels
 
-from tfmem.tf_internals.captured import op_name
+from tfmem.tf_internals.captured import BODIES, free_name, functions_in, op_name
 
 # While and If carry this mark; Grappler would turn marked ones into frames of Switch and Merge,
 # which are cycles.
 _LOWER = "_lower_using_switch_merge"
-
-# Attributes by which an op names what runs on its device.
-_BODIES = {
-    "While": ("cond", "body"),
-    "StatelessWhile": ("cond", "body"),
-    "If": ("then_branch", "else_branch"),
-    "StatelessIf": ("then_branch", "else_branch"),
-    "Case": ("branches",),
-    "StatelessCase": ("branches",),
-    "PartitionedCall": ("f",),
-    "StatefulPartitionedCall": ("f",),
-}
 
 # What a feed may be in a graph; see `_make_arguments`.
 _FED = ("Placeholder", "Const")
@@ -43,7 +31,7 @@ _HANDLES = (tf.resource.as_datatype_enum, tf.variant.as_datatype_enum)
 
 
 @dataclass(frozen=True)
-class Told:
+class Added:
     """What `prepare` wrote.
 
     Attributes:
@@ -59,32 +47,36 @@ class Told:
     device_name: str
 
 
-def prepare(graph_def: GraphDef, feeds: tuple[str, ...], device: str, device_name: str) -> tuple[GraphDef, Told]:
+def prepare(graph_def: GraphDef, feeds: tuple[str, ...], device: str) -> tuple[GraphDef, Added]:
     """A copy of the graph for Grappler.
 
     Args:
         graph_def: the graph.
         feeds: names of its feeds ("x:0").
         device: "CPU" or "GPU": where ops without a device are assumed to run.
-        device_name: the full name of that device.
     """
+    device_name = f"/job:localhost/replica:0/task:0/device:{device}:0"
     prepared = GraphDef()
     prepared.CopyFrom(graph_def)
     shapes = _make_arguments(prepared, feeds)
     lowered = _hide_lowering(prepared)
     placed = _place(prepared, device, device_name)
-    return prepared, Told(frozenset(shapes), lowered, frozenset(placed), device_name)
+    return prepared, Added(frozenset(shapes), lowered, frozenset(placed), device_name)
 
 
-def restore(result: GraphDef, source: GraphDef, feeds: tuple[str, ...], told: Told) -> None:
+def restore(result: GraphDef, source: GraphDef, feeds: tuple[str, ...], added: Added) -> None:
     """Take back what was only for Grappler, and put back the feeds as they were, read or not."""
-    _remove_shapes(result, told.shapes)
-    _take_back(result, source, told)
+    _remove_shapes(result, added.shapes)
+    _take_back(result, source, added)
     fed = {op_name(name) for name in feeds}
     kept = [node for node in result.node if node.name not in fed]
-    placeholders = [node for node in source.node if node.name in fed]
-    del result.node[:]
-    result.node.extend([*placeholders, *kept])
+    _set_nodes(result, [*(node for node in source.node if node.name in fed), *kept])
+
+
+def _set_nodes(graph_def: GraphDef, nodes: Iterable[NodeDef]) -> None:
+    copies = GraphDef(node=nodes).node  # before the nodes, which may be among them, are deleted
+    del graph_def.node[:]
+    graph_def.node.extend(copies)
 
 
 def _make_arguments(graph_def: GraphDef, feeds: tuple[str, ...]) -> set[str]:
@@ -115,21 +107,19 @@ def _make_arguments(graph_def: GraphDef, feeds: tuple[str, ...]) -> set[str]:
             argument.attr[key].CopyFrom(value)
         shape = _known_shape(node, graph_def.versions.producer)
         if dtype not in _HANDLES and shape is not None:
-            known = NodeDef(name=_free(f"{node.name}/shape", taken), op="EnsureShape", device=node.device)
+            known = NodeDef(name=free_name(f"{node.name}/shape", taken), op="EnsureShape", device=node.device)
             known.input.append(node.name)
             known.attr["T"].type = dtype
             known.attr["shape"].shape.CopyFrom(shape)
             nodes.append(known)
             shaped[node.name] = known.name
         node.CopyFrom(argument)
-    told = set(shaped.values())
+    added = set(shaped.values())
     for node in nodes:
-        if node.name not in told:
+        if node.name not in added:
             node.input[:] = [shaped.get(name.removesuffix(":0"), name) for name in node.input]
-    graph = GraphDef(node=nodes)
-    del graph_def.node[:]
-    graph_def.node.extend(graph.node)
-    return told
+    _set_nodes(graph_def, nodes)
+    return added
 
 
 def _known_shape(node: NodeDef, producer: int) -> TensorShapeProto | None:
@@ -142,18 +132,16 @@ def _known_shape(node: NodeDef, producer: int) -> TensorShapeProto | None:
     return shape if not shape.unknown_rank and (len(shape.dim) > 0 or producer >= _SCALARS) else None
 
 
-def _remove_shapes(result: GraphDef, told: frozenset[str]) -> None:
+def _remove_shapes(result: GraphDef, added: frozenset[str]) -> None:
     """Let the readers of the ops that said the feeds' shapes read the feeds again."""
-    sources = {node.name: node.input[0] for node in result.node if node.name in told and node.op == "EnsureShape"}
+    sources = {node.name: node.input[0] for node in result.node if node.name in added and node.op == "EnsureShape"}
     kept = [node for node in result.node if node.name not in sources]
     for node in kept:
         if any(op_name(name) in sources for name in node.input):
             inputs = [_source(name, sources) for name in node.input]
             waits = dict.fromkeys(name for name in inputs if name.startswith("^"))
             node.input[:] = [*(name for name in inputs if not name.startswith("^")), *waits]
-    graph = GraphDef(node=kept)
-    del result.node[:]
-    result.node.extend(graph.node)
+    _set_nodes(result, kept)
 
 
 def _source(name: str, sources: Mapping[str, str]) -> str:
@@ -161,14 +149,6 @@ def _source(name: str, sources: Mapping[str, str]) -> str:
     if source is None:
         return name
     return f"^{op_name(source)}" if name.startswith("^") else source
-
-
-def _free(wanted: str, taken: set[str]) -> str:
-    name, suffix = wanted, 1
-    while name in taken:
-        name, suffix = f"{wanted}_{suffix}", suffix + 1
-    taken.add(name)
-    return name
 
 
 def _hide_lowering(graph_def: GraphDef) -> dict[str, bool]:
@@ -210,22 +190,21 @@ def _bodies(graph_def: GraphDef) -> list[tuple[str, Iterable[NodeDef]]]:
     waiting = [graph_def.node]
     while waiting:
         for node in waiting.pop():
-            for attribute in _BODIES.get(node.op, ()):
-                value = node.attr[attribute]
-                for called in [value.func] if value.HasField("func") else value.list.func:
+            for attribute in BODIES.get(node.op, ()):
+                for called in functions_in(node.attr[attribute]):
                     if called.name in library and called.name not in found:
                         found[called.name] = library[called.name].node_def
                         waiting.append(library[called.name].node_def)
     return list(found.items())
 
 
-def _take_back(result: GraphDef, source: GraphDef, told: Told) -> None:
+def _take_back(result: GraphDef, source: GraphDef, added: Added) -> None:
     names = {(function, node.name) for function, nodes in _bodies(source) for node in nodes}
     for function, nodes in _bodies(result):
         for node in nodes:
             place = (function, node.name)
-            if place in told.placed or (place not in names and node.device == told.device_name):
+            if place in added.placed or (place not in names and node.device == added.device_name):
                 node.device = ""
     for node in result.node:
-        if node.name in told.lowered:
-            node.attr[_LOWER].b = told.lowered[node.name]
+        if node.name in added.lowered:
+            node.attr[_LOWER].b = added.lowered[node.name]

@@ -27,7 +27,7 @@ from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 from graph_passes.errors import GraphError
 from graph_passes.graph.serde import MOST_OUTPUTS
-from tfmem.tf_internals.captured import RANDOM, Captured, is_stateful, op_definition, op_name
+from tfmem.tf_internals.captured import RANDOM, Captured, every_node, free_name, is_stateful, op_definition, op_name
 
 MOST_CALLS = 100_000
 DEEPEST = 200  # calls in calls
@@ -36,37 +36,23 @@ FRAMES = frozenset({"Enter", "RefEnter", "Switch", "RefSwitch"})
 
 
 def inline_captured(captured: Captured, implementations: Collection[str] = ()) -> Captured:
-    """`captured` with its graph's calls inlined; see `inline_calls`."""
-    fetched = {op_name(name) for name in captured.fetches}
-    origins = dict(captured.origins)
-    graph_def = inline_calls(captured.graph_def, fetched, implementations, origins)
-    return replace(captured, graph_def=graph_def, origins=origins)
+    """`captured` with every call of its graph inlined that can be.
 
-
-def inline_calls(
-    graph_def: GraphDef,
-    fetched: Collection[str] = (),
-    implementations: Collection[str] = (),
-    origins: dict[str, tuple[str, str]] | None = None,
-) -> GraphDef:
-    """Inline every call that can be.
+    Nodes are in creation order if those of the graph and of its library were. A call whose outputs are fetched becomes
+    an `IdentityN` of its name.
 
     Args:
-        graph_def: the graph; not changed.
-        fetched: names of ops whose outputs somebody outside the graph reads; such a call becomes an
-            `IdentityN` of its name.
+        captured: not changed.
         implementations: names of functions with `api_implements` that are inlined all the same.
-        origins: gets the function of each new op, and the op's name in it.
-
-    Returns:
-        A new graph. Its nodes are in creation order if those of `graph_def` and of the library are.
 
     Raises:
         GraphError: a call names a function that is not in the library, or a function calls itself.
     """
-    if any(node.op in FRAMES for node in graph_def.node) or not any(n.op in CALLS for n in graph_def.node):
-        return graph_def
-    return _Inliner(graph_def, fetched, implementations, {} if origins is None else origins).run()
+    ops = {node.op for node in captured.graph_def.node}
+    if ops & FRAMES or not ops & CALLS:
+        return captured
+    inliner = _Inliner(captured, implementations)
+    return replace(captured, graph_def=inliner.run(), origins=inliner.origins)
 
 
 def implementations(graph_def: GraphDef) -> dict[str, list[str]]:
@@ -75,9 +61,8 @@ def implementations(graph_def: GraphDef) -> dict[str, list[str]]:
     An op of an inlined function is called "call/op", so these are the last parts of the final names.
     """
     several = {f.signature.name for f in graph_def.library.function if "api_implements" in f.attr}
-    bodies = [graph_def.node, *(function.node_def for function in graph_def.library.function)]
     found: dict[str, list[str]] = {}
-    for node in (node for nodes in bodies for node in nodes):
+    for node in every_node(graph_def):
         called = node.attr["f"].func.name if node.op in CALLS else ""
         if called in several:
             found.setdefault(called, []).append(node.name)
@@ -85,19 +70,13 @@ def implementations(graph_def: GraphDef) -> dict[str, list[str]]:
 
 
 class _Inliner:
-    def __init__(
-        self,
-        graph_def: GraphDef,
-        fetched: Collection[str],
-        implementations: Collection[str],
-        origins: dict[str, tuple[str, str]],
-    ) -> None:
-        self.source = graph_def
-        self.origins = origins
-        self.fetched = fetched
+    def __init__(self, captured: Captured, implementations: Collection[str]) -> None:
+        self.source = captured.graph_def
+        self.origins = dict(captured.origins)
+        self.fetched = {op_name(name) for name in captured.fetches}
         self.implementations = implementations
-        self.library = {function.signature.name: function for function in graph_def.library.function}
-        self.taken = {node.name for node in graph_def.node}
+        self.library = {function.signature.name: function for function in self.source.library.function}
+        self.taken = {node.name for node in self.source.node}
         self.calls = 0
         self.results: dict[str, str] = {}  # "call:1" -> the tensor it stands for, which may itself be in here
 
@@ -150,13 +129,13 @@ class _Inliner:
         data = [name for name in call.input if not name.startswith("^")]
         waits = [name for name in call.input if name.startswith("^")]
         arguments = {argument.name: tensor for argument, tensor in zip(function.signature.input_arg, data, strict=True)}
-        names = {node.name: self.fresh(f"{call.name}/{node.name}") for node in function.node_def}
+        names = {node.name: free_name(f"{call.name}/{node.name}", self.taken) for node in function.node_def}
         self.origins.update((new, (function.signature.name, old)) for old, new in names.items())
         tensors = arguments | dict(self.flat_names(function, names))
 
         if len(waits) > 1:
             gate = NodeDef(
-                name=self.fresh(f"{call.name}/control_inputs"),
+                name=free_name(f"{call.name}/control_inputs", self.taken),
                 op="NoOp",
                 input=waits,
                 device=call.device,
@@ -214,13 +193,6 @@ class _Inliner:
         if node.op in self.library:
             return self.library[node.op].signature.is_stateful
         return is_stateful(node.op)
-
-    def fresh(self, name: str) -> str:
-        candidate, suffix = name, 1
-        while candidate in self.taken:
-            candidate, suffix = f"{name}_{suffix}", suffix + 1
-        self.taken.add(candidate)
-        return candidate
 
 
 def _can_inline(function, implementations: Collection[str]) -> bool:  # type: ignore[no-untyped-def]

@@ -12,9 +12,8 @@ from itertools import pairwise
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.framework import cpp_shape_inference_pb2, graph_pb2, node_def_pb2
+from tensorflow.core.framework import graph_pb2, node_def_pb2
 from tensorflow.python.eager.graph_only_ops import graph_placeholder
-from tensorflow.python.ops import handle_data_util
 
 from custom_ops.recurrent.cell import from_text
 from graph_passes.errors import GraphError
@@ -22,9 +21,7 @@ from graph_passes.graph.ir import Graph, TensorId, TensorSpec
 from graph_passes.graph.rewrite import Names, NewNode
 from graph_passes.graph.serde import encode
 from graph_passes.recurrent.match import RECURRENT_OP, Direction, Launch
-
-HandleData = cpp_shape_inference_pb2.CppShapeInferenceResult.HandleData
-HandleShapeAndType = cpp_shape_inference_pb2.CppShapeInferenceResult.HandleShapeAndType
+from tfmem.tf_internals.build import set_behind
 
 
 def gradients(
@@ -82,9 +79,8 @@ def _stand_in(graph: Graph, tensor: TensorId, place: int) -> Any:
         return tf.constant(graph.constants[tensor.node], spec.dtype, name=name)
     placeholder = graph_placeholder(tf.as_dtype(spec.dtype), spec.shape, name=name)
     if spec.behind is not None:
-        shape = tf.TensorShape(spec.behind.shape).as_proto()
-        held = HandleShapeAndType(dtype=tf.as_dtype(spec.behind.dtype).as_datatype_enum, shape=shape)
-        handle_data_util.set_handle_data(placeholder, HandleData(is_set=True, shape_and_type=[held]))
+        dtype, shape = tf.as_dtype(spec.behind.dtype), tf.TensorShape(spec.behind.shape)
+        set_behind(placeholder, [(dtype.as_datatype_enum, shape.as_proto())])
     return placeholder
 
 

@@ -22,13 +22,9 @@ from tfmem.tf_internals.build import annotate_handles
 from tfmem.tf_internals.captured import Captured, side_effects, unique
 
 
-def capture_graph(graph: tf.Graph, fetches: Sequence[tf.Tensor] | None = None) -> Captured:
-    """What a live graph holds. Names are those of the graph, so a plan made from it can be applied
-    to it.
-
-    Args:
-        graph: a `tf.Graph`, or a function's graph, finished or being built.
-        fetches: what will be asked for; default: every tensor that nothing in the graph reads.
+def capture_graph(graph: tf.Graph) -> Captured:
+    """What a live graph holds, a `tf.Graph` or that of a function, finished or being built. Every tensor that nothing
+    reads is fetched. Names are those of the graph, so a plan made from it can be applied to it.
     """
     operations = graph.get_operations()
     graph_def = graph.as_graph_def()
@@ -36,13 +32,11 @@ def capture_graph(graph: tf.Graph, fetches: Sequence[tf.Tensor] | None = None) -
     if inputs is None:
         inputs = [op.outputs[0] for op in operations if op.type in ("Placeholder", "PlaceholderV2")]
     annotate_handles(graph_def, inputs, rename=False)
-    if fetches is None:
-        fetches = [tensor for op in operations for tensor in op.outputs if not tensor.consumers()]
     control = [op.name for op in getattr(graph, "control_outputs", ())]
     return Captured(
         graph_def=graph_def,
         feeds=tuple(tensor.name for tensor in inputs),
-        fetches=tuple(tensor.name for tensor in fetches),
+        fetches=tuple(tensor.name for op in operations for tensor in op.outputs if not tensor.consumers()),
         control_fetches=unique([*control, *side_effects(operations)]),
         creation_order=tuple(op.name for op in operations),
         traced={"": graph},

@@ -11,16 +11,15 @@ import tensorflow as tf
 from tensorflow.python.eager import backprop_util
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 
-from graph_passes.graph.serde import BODIES
-from tfmem.tf_internals.captured import READERS, is_stateful
+from tfmem.tf_internals.captured import BODIES, READERS, every_node, is_stateful
 
 
 def can_run_again(function: ConcreteFunction) -> bool:
     """Whether a second run has the same results as the first, and no effects."""
-    graph_def = function.graph.as_graph_def()
-    nodes = [*graph_def.node, *(node for body in graph_def.library.function for node in body.node_def)]
-    calls = READERS | BODIES.keys() | {"Case", "StatelessCase"}
-    return not any(is_stateful(node.op) and node.op not in calls for node in nodes)
+    harmless = READERS | BODIES.keys()
+    return not any(
+        is_stateful(node.op) and node.op not in harmless for node in every_node(function.graph.as_graph_def())
+    )
 
 
 def differentiable(original: ConcreteFunction, rewritten: Callable[..., Any]) -> Callable[..., Any]:

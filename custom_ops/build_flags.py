@@ -5,11 +5,8 @@ CUDA driver when they first need it.
 """
 
 import os
-import shutil
-import subprocess
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
@@ -63,7 +60,7 @@ def compile_command(source: Path, object_file: Path) -> list[str]:
 
     # NDEBUG, because TensorFlow is built with it and some of its headers depend on it.
     own = ["-std=c++17", "-O2", "-fPIC", "-DNDEBUG", "-Wall", f"-I{PACKAGE.parent}", f"-I{GENERATED}"]
-    # TensorFlow's headers as system headers: their warnings are not ours to mend.
+    # TensorFlow's headers as system headers: their warnings are not ours to repair.
     include = ["-isystem", tf.sysconfig.get_include()]
     flags = [flag for flag in tf.sysconfig.get_compile_flags() if not flag.startswith("-I")]
     return [compiler(), *flags, *own, *include, "-c", str(source), "-o", str(object_file)]
@@ -84,35 +81,3 @@ def link_command(objects: Sequence[Path], library: Path) -> list[str]:
         "-ldl",
         "-pthread",
     ]
-
-
-def build(output_directory: Path = PACKAGE, jobs: int = 2) -> Path:
-    """Compiles and links the op library for the TensorFlow that is installed.
-
-    Args:
-        output_directory: where the library goes; replaced at once when it is complete.
-        jobs: how many compilers run at a time.
-
-    Returns:
-        The library's path.
-
-    Raises:
-        subprocess.CalledProcessError: the compiler failed; its words are on standard error.
-    """
-    import tensorflow as tf
-
-    output_directory.mkdir(parents=True, exist_ok=True)
-    library = output_directory / library_name(tf.__version__)
-    with tempfile.TemporaryDirectory(dir=output_directory) as scratch:
-        objects = [Path(scratch, object_stem(source) + ".o") for source in sources()]
-        commands = map(compile_command, sources(), objects)
-        with ThreadPoolExecutor(jobs) as pool:
-            list(pool.map(lambda command: subprocess.run(command, check=True), commands))
-        linked = Path(scratch, library.name)
-        subprocess.run(link_command(objects, linked), check=True)
-        shutil.move(linked, library)
-    return library
-
-
-if __name__ == "__main__":
-    print(build())

@@ -1,4 +1,6 @@
-"""What every op computes, in NumPy. Tests compare the C++ kernels with this."""
+"""What the ops of ops/memory compute, in NumPy. Tests compare the C++ kernels with this.
+
+MemOpRelease computes nothing: its tensor may be overwritten from then on."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,11 +29,6 @@ class Ticket:
 def offload(tensor: Array) -> Ticket:
     """MemOpOffload: copies `tensor`, of any fixed-size dtype and any shape, out."""
     return Ticket(tensor.dtype, tensor.shape, tensor.tobytes())
-
-
-def release(tensor: Array, ticket: Ticket) -> None:
-    """MemOpRelease: `tensor` may be overwritten from now on; computes nothing."""
-    del tensor, ticket
 
 
 def prefetch(ticket: Ticket) -> Array:

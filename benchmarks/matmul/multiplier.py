@@ -122,7 +122,7 @@ class Multiplier:
             left, right, bias, result: device pointers; the bias' may be 0, for none.
             memory: device memory of `tiling.memory_bytes(shape)`, at a multiple of 16.
         """
-        halves = (memory, memory + shape.rows * shape.lines * LINE_BYTES)
+        operands = (memory, memory + shape.rows * shape.lines * LINE_BYTES)
         sums = memory + (shape.rows + shape.columns) * shape.lines * LINE_BYTES
         scales = sums + tiling.sums_bytes(shape)
         arrived = scales + (shape.rows + shape.columns) * 4
@@ -130,7 +130,7 @@ class Multiplier:
         words = [
             shape.rows | shape.columns << 32,
             shape.depth | shape.lines << 32,
-            *halves,
+            *operands,
             scales,
             scales + shape.rows * 4,
             bias,

@@ -110,7 +110,7 @@ def floor(case: Case, chip: Chip) -> Floor:
     sequences = 2 * case.steps * case.batch * case.units * case.layers
     fits_cluster = 4 * blocks * words <= chip.cluster * chip.multiprocessor_bytes
     barrier = chip.cluster_barrier_seconds if fits_cluster else chip.grid_barrier_seconds
-    if 4 * blocks * words <= chip.multiprocessor_bytes // 2:  # one block holds them, beside all else
+    if 4 * blocks * words <= chip.multiprocessor_bytes // 2:  # one CTA holds them, beside all else
         barrier = 0.0
     waits = case.steps * case.layers * STAGES[case.layer] * (2 if case.training else 1)
     return Floor(

@@ -127,14 +127,14 @@ def ours(library: Library, layer: str, hidden: int, weights: list[tf.Variable]) 
     return run
 
 
-def wait_until_idle(most_busy: float = 0.05, patience: float = 60.0) -> None:
-    """Wait while other processes use the processors, but not for ever."""
-    end = time.monotonic() + patience
+def wait_until_idle() -> None:
+    """Wait while other processes use more than 5% of the processors, but not for ever."""
+    end = time.monotonic() + 60
     while time.monotonic() < end:
         before = processor_times()
         time.sleep(0.5)
         idle, total = (now - then for now, then in zip(processor_times(), before, strict=True))
-        if total - idle <= most_busy * total:
+        if total - idle <= 0.05 * total:
             return
 
 

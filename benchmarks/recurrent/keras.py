@@ -94,6 +94,7 @@ def measure(case: Case, tf32: bool) -> dict[str, Any]:
 
 def called(function: Callable[[], Any]) -> list[float]:
     """Milliseconds of each of many calls, every one until all that it enqueued is done."""
+    wait = synchronize()
     for _ in range(WARM_UP):
         function()
     wait()
@@ -118,11 +119,6 @@ def synchronize() -> Callable[[], Any]:
     _, context = driver.cuDevicePrimaryCtxRetain(0)
     driver.cuCtxSetCurrent(context)
     return driver.cuCtxSynchronize
-
-
-def wait() -> None:
-    """Until all that was enqueued is done."""
-    synchronize()()
 
 
 if __name__ == "__main__":

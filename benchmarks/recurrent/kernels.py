@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import tempfile
 import time
@@ -69,11 +70,15 @@ def prepare(tasks: Sequence[tuple[Case, str]], top: int) -> float:
 def _prepare(task: tuple[Case, str], machine: Machine, top: int) -> None:
     case, precision = task
     for spec in specs_of(case, precision):
-        for configuration, _ in candidates(machine, spec, case)[:top]:
-            try:
-                build(spec, configuration, machine.arch, Cache(FOLDER))
-            except KernelError:  # it is told when the case runs
-                continue
+        ranked = candidates(machine, spec, case)[:top]
+        compile_all(spec, [configuration for configuration, _ in ranked], machine.arch)
+
+
+def compile_all(spec: RecurrentSpec, configurations: Sequence[Configuration], arch: int) -> None:
+    """Into the cache; of what cannot be compiled, the reason is told when it is to run."""
+    for configuration in configurations:
+        with contextlib.suppress(KernelError):
+            build(spec, configuration, arch, Cache(FOLDER))
 
 
 def choose(case: Case, precision: str, top: int) -> tuple[list[Program], dict[str, Any]]:

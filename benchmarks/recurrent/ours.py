@@ -20,6 +20,7 @@ from custom_ops.recurrent.cell import Cell
 from custom_ops.recurrent.differentiate import Gradient
 from custom_ops.recurrent.launch import Launcher
 from custom_ops.recurrent.program import Program
+from custom_ops.recurrent.reference import output_shapes
 
 TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 # of PyTorch's gates (reset, update, candidate) those of Keras (update, reset, candidate)
@@ -47,16 +48,13 @@ class Sweep:
     """A program with its output tensors, on PyTorch's current stream."""
 
     def __init__(self, program: Program, cell: Cell, units: int, steps: int, batch: int, dtype: torch.dtype) -> None:
-        def empty(*shape: int, kind: torch.dtype = dtype) -> torch.Tensor:
-            return torch.empty(shape, device="cuda", dtype=kind)
+        def empty(shape: Sequence[int]) -> torch.Tensor:
+            return torch.empty(shape, device="cuda", dtype=dtype)
 
         self.launcher = Launcher(program)
         self.steps, self.batch = steps, batch
-        self.outputs = [
-            empty(steps, batch) if cell.scalar[columns[0]] else empty(steps, batch, len(columns) * units)
-            for columns in cell.outputs
-        ]
-        self.finals = [empty(batch, units) for _ in cell.states]
+        self.outputs = [empty(shape) for shape in output_shapes(cell, units, steps, batch)]
+        self.finals = [empty((batch, units)) for _ in cell.states]
         self.memory = torch.zeros(self.launcher.memory_bytes(batch), device="cuda", dtype=torch.uint8)
         self.prepared: dict[tuple[object, ...], Callable[[int], None]] = {}
 

@@ -24,14 +24,12 @@ from typing import Any
 
 from benchmarks.records import begun, save
 from benchmarks.recurrent.cases import TOP, Case, single_passes
-from benchmarks.recurrent.kernels import FOLDER, specs_of
+from benchmarks.recurrent.kernels import FOLDER, compile_all, specs_of
 from benchmarks.runs import asked, command_line
-from custom_ops.errors import KernelError
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.device import Device
 from custom_ops.jit.tune import NEVER
 from custom_ops.machine import Machine
-from custom_ops.recurrent.program import build
 from custom_ops.recurrent.search import microbenchmark
 from custom_ops.recurrent.search.bench import DeviceBench
 from custom_ops.recurrent.search.ranking import rank
@@ -71,7 +69,7 @@ class Space:
         for first in range(0, len(trials), SHARE):
             share = dict(trials[first : first + SHARE])
             configurations = [trial.configuration for trial in share.values()]
-            shares.append((pool.submit(compiled, self.spec, configurations, arch), share))
+            shares.append((pool.submit(compile_all, self.spec, configurations, arch), share))
         return shares
 
 
@@ -125,15 +123,6 @@ def selected(predicted: Sequence[float], hopeless: float, sample: int) -> list[i
     near = [place for place, nanoseconds in enumerate(predicted) if nanoseconds <= limit]
     far = [place for place, nanoseconds in enumerate(predicted) if nanoseconds > limit]
     return near + sorted(random.Random(len(predicted)).sample(far, min(sample, len(far))))
-
-
-def compiled(spec: RecurrentSpec, configurations: Sequence[Configuration], arch: int) -> None:
-    """Into the cache, in another process."""
-    for configuration in configurations:
-        try:
-            build(spec, configuration, arch, Cache(FOLDER))
-        except KernelError:  # it is told when it is timed
-            continue
 
 
 def search(bench: Bench, shares: Sequence[tuple[Future[None], Ranked]], steps: int) -> Ranked:

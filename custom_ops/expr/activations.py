@@ -15,7 +15,7 @@ def _elu(d: Derivation) -> tuple[int]:
 
 
 def _selu(d: Derivation) -> tuple[int]:
-    # TensorFlow's result is a multiple of exp(x) - 1, which is 0 sooner than ours: at 0 the slope jumps.
+    # TensorFlow's result is a multiple of exp(x) - 1, which reaches 0 earlier than ours: at 0 the slope jumps.
     below = d.times(d.apply("add", d.result, d.number(SELU_BELOW)))
     is_below = d.apply("greater", d.number(1), d.apply("exp", d.x))
     return (d.apply("select", is_below, below, d.times(d.number(SELU_ABOVE))),)

@@ -18,7 +18,7 @@ CHECKSUM = 64  # characters of a digest, which a file begins with
 
 
 class UnusableError(Exception):
-    """What a file of a cache holds is none of what was written there; it is made again."""
+    """A file of a cache holds something else than what was written there; its content is computed anew."""
 
 
 def digest(*parts: str | bytes) -> str:
@@ -68,7 +68,7 @@ class Cache:
     """Files by key in one folder, safe among threads and processes.
 
     Whoever loses a race wrote the same bytes. A file begins with a digest of its key and content: what a full disk, a
-    broken one or another program made of it counts as not there, and is made again.
+    broken one or another program made of it counts as not there, and is replaced.
     """
 
     def __init__(self, folder: Path, largest: int = LARGEST) -> None:

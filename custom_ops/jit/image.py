@@ -19,11 +19,10 @@ class KernelImage:
     """A compiled kernel.
 
     Attributes:
-        arch: of a cubin the exact compute capability, of PTX the least (90 for 9.0).
+        arch: the exact compute capability (90 for 9.0).
         entry: name of the kernel.
         threads: of a CTA.
-        code: cubin or PTX.
-        kind: "cubin" or "ptx".
+        code: a cubin.
         shared: bytes of dynamic shared memory of a CTA.
         cluster: CTAs of a thread-block cluster; 1: none.
         cooperative: whether all CTAs of a launch have to run at once.
@@ -33,7 +32,6 @@ class KernelImage:
     entry: str
     threads: int
     code: bytes
-    kind: str = "cubin"
     shared: int = 0
     cluster: int = 1
     cooperative: bool = False
@@ -46,7 +44,7 @@ class KernelImage:
     def to_text(self, more: Mapping[str, int | str] | None = None) -> str:
         """All but the code, and what an op adds: lines "key value"."""
         values: dict[str, int | str] = {
-            "kind": self.kind,
+            "kind": "cubin",  # the op library takes PTX, too
             "arch": self.arch,
             "entry": self.entry,
             "threads": self.threads,

@@ -146,9 +146,8 @@ class _Sweep:
 
     def __post_init__(self) -> None:
         cell = self.cell
-        gradients = [0 if cell.scalar[columns[0]] else len(columns) for columns in cell.outputs]
         self.builder = CellBuilder(
-            [*(0 if scalar else 1 for scalar in cell.scalar), *gradients],
+            [*(0 if scalar else 1 for scalar in cell.scalar), *cell.output_columns],
             cell.invariants,
             cell.vectors,
             cell.matrices,

@@ -138,6 +138,11 @@ class Cell:
         return tuple(result)
 
     @cached_property
+    def output_columns(self) -> tuple[int, ...]:
+        """The columns of each output tensor, as `sequences` has them: 0 for `[time, batch]`."""
+        return tuple(0 if self.scalar[columns[0]] else len(columns) for columns in self.outputs)
+
+    @cached_property
     def stages(self) -> tuple[int, ...]:
         """For each node, the stage of the step in which it can be computed.
 
@@ -295,8 +300,7 @@ def _check(cell: Cell) -> None:
         for place in found:
             if not 0 <= place < len(cell.nodes):
                 raise CellError(f"{name} refers to node {place}; there are {len(cell.nodes)}")
-    wide = not any(cell.scalar[place] for place in cell.states)
-    if not wide:
+    if any(cell.scalar[place] for place in cell.states):
         raise CellError("a state became a scalar; states are [batch, units]")
     for place, node in enumerate(cell.nodes):
         operands = [term.operand for term in node.terms] if isinstance(node, Product) else []

@@ -6,14 +6,13 @@ one large GEMM for each operand over all steps at once; biases and other vectors
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from custom_ops.errors import CellError
 from custom_ops.expr.program import Elementwise
 from custom_ops.recurrent.adjoint import Adjoint, Request, adjoint_of
-from custom_ops.recurrent.cell import Cell, Invariant, Node, Product, Sequence, Term, Vector
+from custom_ops.recurrent.cell import Cell, Invariant, Product, Sequence, Vector
 from custom_ops.recurrent.cell_builder import CellBuilder, with_arguments
 from custom_ops.recurrent.recompute import cheapest
 
@@ -196,7 +195,9 @@ def _weight_groups(cell: Cell, adjoint: Adjoint, request: Request) -> list[_Weig
     uses = [
         (term.operand, term.matrix, term.transposed, term.column if term.transposed else term.row, along, product)
         for product in adjoint.products
-        for term in _terms(cell.nodes[product])
+        for node in (cell.nodes[product],)
+        if isinstance(node, Product)
+        for term in node.terms
         if request.matrices is None or term.matrix in request.matrices
         for along in (term.row if term.transposed else term.column,)
     ]
@@ -210,10 +211,6 @@ def _weight_groups(cell: Cell, adjoint: Adjoint, request: Request) -> list[_Weig
             groups.append(_WeightGroup(operand, matrix, row, column, transposed, [product]))
         last = (operand, matrix, transposed, across, along)
     return groups
-
-
-def _terms(node: Node) -> Iterable[Term]:
-    return node.terms if isinstance(node, Product) else ()
 
 
 class _Stored:
@@ -318,9 +315,8 @@ class _Layout:
         result = []
         for tensor, size in enumerate(cell.sequences):
             keys = [(tensor, column) for column in range(max(size, 1))]
-            columns = tuple(gradients[key] for key in keys if key in gradients)
-            first = self.find(columns) if columns else Column(0)
             present = [key for key in keys if key in gradients]
+            first = self.find(tuple(gradients[key] for key in present)) if present else Column(0)
             result.append(
                 tuple(
                     Column(first.tensor, first.column + present.index(key)) if key in gradients else None

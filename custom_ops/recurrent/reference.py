@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from custom_ops.expr.op import Array
 from custom_ops.expr.program import Elementwise
 from custom_ops.expr.table import TABLE
 from custom_ops.recurrent.cell import Cell, Constant, Invariant, Product, RowSum, Sequence, State, Term, Vector
+
+Shape: TypeAlias = tuple[int, ...]
+KINDS = ("sequence", "invariant", "vector", "matrix", "state")
 
 
 def run(
@@ -45,16 +48,13 @@ def run(
     if not sequences:
         raise CellError("the cell reads no sequence, so nothing says how many steps there are")
     time, batch = sequences[0].shape[:2]
-    _check("sequence", sequences, [(time, batch, n * units) if n else (time, batch) for n in cell.sequences])
-    _check("invariant", invariants, [(batch, n * units) for n in cell.invariants])
-    _check("vector", vectors, [(n * units,) for n in cell.vectors])
-    _check("matrix", matrices, [(rows * units, columns * units) for rows, columns in cell.matrices])
-    _check("state", states, [(batch, units)] * len(cell.states))
-    dtype = np.result_type(*sequences, *invariants, *vectors, *matrices, *states)
-    outputs = [
-        np.zeros((time, batch) if cell.scalar[columns[0]] else (time, batch, len(columns) * units), dtype)
-        for columns in cell.outputs
-    ]
+    given = (sequences, invariants, vectors, matrices, states)
+    for kind, arrays, expected in zip(KINDS, given, input_shapes(cell, units, time, batch), strict=True):
+        found = [array.shape for array in arrays]
+        if found != expected:
+            raise CellError(f"expected {kind} shapes {expected}, found {found}")
+    dtype = np.result_type(*(array for arrays in given for array in arrays))
+    outputs = [np.zeros(shape, dtype) for shape in output_shapes(cell, units, time, batch)]
     now = [state.astype(dtype) for state in states]
     with np.errstate(all="ignore"):  # infinity and NaN are values like others
         for step in reversed(range(time)) if reverse else range(time):
@@ -108,7 +108,21 @@ def _step(
     return values
 
 
-def _check(kind: str, arrays: Many[Array], shapes: list[tuple[int, ...]]) -> None:
-    found = [array.shape for array in arrays]
-    if found != shapes:
-        raise CellError(f"expected {kind} shapes {shapes}, found {found}")
+def input_shapes(cell: Cell, units: int, time: int, batch: int) -> list[list[Shape]]:
+    """Of the sequences, invariants, vectors, matrices and states, in the order of `run`'s arguments."""
+    return [
+        [_sequence_shape(columns, units, time, batch) for columns in cell.sequences],
+        [(batch, columns * units) for columns in cell.invariants],
+        [(columns * units,) for columns in cell.vectors],
+        [(rows * units, columns * units) for rows, columns in cell.matrices],
+        [(batch, units)] * len(cell.states),
+    ]
+
+
+def output_shapes(cell: Cell, units: int, time: int, batch: int) -> list[Shape]:
+    """Of the outputs, without the final states."""
+    return [_sequence_shape(columns, units, time, batch) for columns in cell.output_columns]
+
+
+def _sequence_shape(columns: int, units: int, time: int, batch: int) -> Shape:
+    return (time, batch, columns * units) if columns else (time, batch)

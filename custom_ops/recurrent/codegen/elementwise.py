@@ -85,7 +85,7 @@ class CellWriter:
             arguments = f"{self.pointers.sequences + tensor}, {self.cell.sequences[tensor]}"
             lines.append(f"element.input_{tensor} = at.template first<const typename At::Value, {arguments}>();")
         for tensor in range(len(self.cell.outputs)):
-            arguments = f"{self.pointers.outputs + tensor}, {self.output_columns(tensor)}"
+            arguments = f"{self.pointers.outputs + tensor}, {self.cell.output_columns[tensor]}"
             lines.append(f"element.output_{tensor} = at.template first<typename At::Value, {arguments}>();")
         return [*lines, "load(element, element, at, at.step);", "}"]
 
@@ -115,10 +115,6 @@ class CellWriter:
             lines.append(f"to.{self.name(place)} = at.template read<{node.column}>(element.input_{node.tensor}, step);")
         lines += [f"at.template advance<{self.cell.sequences[t]}>(element.input_{t});" for t in self.inputs]
         return [*lines, "}"]
-
-    def output_columns(self, tensor: int) -> int:
-        columns = self.cell.outputs[tensor]
-        return 0 if self.cell.scalar[columns[0]] else len(columns)
 
     def end(self) -> list[str]:
         lines = [f"template <class E, class At> __device__ static void end({ARGUMENTS}) {{"]
@@ -213,11 +209,11 @@ class CellWriter:
         for tensor, columns in enumerate(self.cell.outputs):
             for column, place in enumerate(columns):
                 if self.cell.stages[place] == stage:
-                    arguments = f"{self.output_columns(tensor)}, {column}"
+                    arguments = f"{self.cell.output_columns[tensor]}, {column}"
                     lines.append(f"at.template write<{arguments}>(element.output_{tensor}, {self.read(place, stage)});")
         if stage == self.plan.stages - 1:
-            count = len(self.cell.outputs)
-            lines += [f"at.template advance<{self.output_columns(t)}>(element.output_{t});" for t in range(count)]
+            counts = enumerate(self.cell.output_columns)
+            lines += [f"at.template advance<{count}>(element.output_{tensor});" for tensor, count in counts]
         return lines
 
     def sum_buffer(self, stage: int) -> int:

@@ -169,21 +169,6 @@ def _tables(plan: Schedule, sizes: Layout) -> list[str]:
     return [*lines, "}"]
 
 
-def _members_for_parts(run: list[str], part: list[str]) -> list[str]:
-    """The members for products in parts, if there are any: all sums of one, and one of them."""
-    if not run:
-        return []
-    return [
-        "template <int GEMM, class Exchange>",
-        "__device__ __forceinline__ void run_part(Tag<GEMM>, const Exchange& exchange, int step) const {",
-        *run,
-        "}",
-        "template <int GEMM> __device__ float part(int row, int column) const {",
-        *part,
-        "}",
-    ]
-
-
 def _parts(plan: Schedule) -> list[str]:
     """The products in parts: those of the CTA's own units, and the buffers of what all send."""
     if not plan.replica:
@@ -291,6 +276,15 @@ def _products(plan: Schedule, sizes: Layout, spec: RecurrentSpec, configuration:
             "const float* from = results<GEMM>() + unit;",
             *result,
         ]
+    of_parts = [
+        "template <int GEMM, class Exchange>",
+        "__device__ __forceinline__ void run_part(Tag<GEMM>, const Exchange& exchange, int step) const {",
+        *run_part,
+        "}",
+        "template <int GEMM> __device__ float part(int row, int column) const {",
+        *part,
+        "}",
+    ]
     offsets = [
         f"if constexpr (GEMM == {index}) return reinterpret_cast<float*>(shared + {gemm.results});"
         for index, gemm in enumerate(sizes.gemms)
@@ -318,7 +312,7 @@ def _products(plan: Schedule, sizes: Layout, spec: RecurrentSpec, configuration:
         *result,
         *(["return 0.0f;"] if not sliced else []),
         "}",
-        *_members_for_parts(run_part, part),
+        *(of_parts if run_part else []),
         "template <int PARTIALS, int STRIDE> __device__ static float add(const float* from, int row) {",
         "float sum = from[row * STRIDE];",
         "#pragma unroll",

@@ -114,9 +114,7 @@ class Bench:
 
     def _kernel(self, point: Point, shared: int = 0) -> Kernel:
         alone = point.cluster == 1  # a grid's barrier asks for all CTAs at once; no launch here has more than fit
-        image = KernelImage(
-            self._device.arch, point.kernel, point.threads, self._code, "cubin", shared, point.cluster, alone
-        )
+        image = KernelImage(self._device.arch, point.kernel, point.threads, self._code, shared, point.cluster, alone)
         if image not in self._kernels:
             self._kernels[image] = Kernel(image, self._module)
         return self._kernels[image]

@@ -27,21 +27,10 @@ class Samples:
     """
 
     def __init__(self, spec: RecurrentSpec, device: Device, batch: int, time: int) -> None:
-        cell, units = spec.cell, spec.units
         self._spec, self._device = spec, device
         # in the order of the kernel's parameter
-        self._shapes: list[list[tuple[int, ...]]] = [
-            [(time, batch, columns * units) if columns else (time, batch) for columns in cell.sequences],
-            [(batch, columns * units) for columns in cell.invariants],
-            [(columns * units,) for columns in cell.vectors],
-            [(rows * units, columns * units) for rows, columns in cell.matrices],
-            [(batch, units)] * len(cell.states),
-        ]
-        results: list[tuple[int, ...]] = [
-            (time, batch) if cell.scalar[columns[0]] else (time, batch, len(columns) * units)
-            for columns in cell.outputs
-        ]
-        results += [(batch, units)] * len(cell.states)
+        self._shapes = reference.input_shapes(spec.cell, spec.units, time, batch)
+        results = reference.output_shapes(spec.cell, spec.units, time, batch) + self._shapes[-1]
         self._truth: list[Array] | None = None
         self.pointers: list[list[int]] = []
         self._results: list[tuple[int, tuple[int, ...]]] = []

@@ -232,8 +232,8 @@ def _placed(machine: Machine, spec: RecurrentSpec, configuration: Configuration)
     sizes = layout(spec, configuration, machine.arch)
     fitted = replace(configuration, register_weights=sizes.weights)
     if _streams(sizes):
-        room = shared_memory(machine.arch) - sizes.shared
-        fitted = replace(fitted, shared_weights=room // (FLOAT * configuration.threads))
+        left = shared_memory(machine.arch) - sizes.shared
+        fitted = replace(fitted, shared_weights=left // (FLOAT * configuration.threads))
         sizes = layout(spec, fitted, machine.arch)
     return fitted, sizes
 

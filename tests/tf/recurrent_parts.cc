@@ -240,8 +240,7 @@ void TestChoice(tfmem::GpuLink* link) {
   Expect(kernels.WithoutWaiting(link) == nullptr, "the first of these is a grid");
   tfmem::RecurrentKernels both({Program(stages), Program(last)}),
       small({Program(stages), Program(grid)});
-  ExpectEqual(*(*both.Choose(link, 1000))->program().image.code, "last",
-              "where its CTAs can wait");
+  ExpectEqual(*(*both.Choose(link, 1000))->program().image.code, "last", "where its CTAs can wait");
   ExpectEqual(*both.WithoutWaiting(link)->program().image.code, "stages", "where they cannot");
   ExpectEqual(*(*small.Choose(link, 1))->program().image.code, "stages",
               "where a group does not fit");

@@ -55,7 +55,7 @@ class Counters(NamedTuple):
 
 @dataclass(frozen=True)
 class ProbeRow:
-    """What one MemOpProbe recorded.
+    """What one MemOpProbe recorded, in the order of ops/memory/probe.h.
 
     `host_ns` is a steady clock's; `device_ns` counts from the run's first row, -1 without a GPU.
     `peak_bytes` is the most that was in use since the probe that ran before. Bytes are -1 where
@@ -96,10 +96,6 @@ class HostMemory(NamedTuple):
 
 
 UNKNOWN_MEMORY = (1 << 63) - 1
-
-
-class _CProbeRow(ctypes.Structure):
-    _fields_ = [(field.name, ctypes.c_int64) for field in dataclasses.fields(ProbeRow)]
 
 
 @dataclass(frozen=True)
@@ -205,16 +201,13 @@ class Library:
 
     def probes(self, run: int) -> list[ProbeRow]:
         """Reads table `run`, ordered by index. Waits for the device to reach its rows."""
-        read = self._functions.tfmem_read_probes
-        capacity = 0
+        capacity, fields = 0, len(dataclasses.fields(ProbeRow))
         while True:
-            rows = (_CProbeRow * capacity)()
-            count = read(ctypes.c_int64(run), rows, ctypes.c_int64(capacity))
+            values = (ctypes.c_int64 * (capacity * fields))()
+            count = self._functions.tfmem_read_probes(ctypes.c_int64(run), values, ctypes.c_int64(capacity))
             if count <= capacity:
-                break
+                return [ProbeRow(*values[i : i + fields]) for i in range(0, count * fields, fields)]
             capacity = count
-        names = [field.name for field in dataclasses.fields(ProbeRow)]
-        return [ProbeRow(*(getattr(row, name) for name in names)) for row in rows[:count]]
 
     def clear_probes(self, run: int | None = None) -> None:
         """Forgets table `run`, or all."""
@@ -240,7 +233,7 @@ class Library:
         """The tile program of a program over tensors (`expr.program`), serialised: what the CPU interprets.
 
         Raises:
-            OpLibraryError: the program is wrong, or of a form that the CPU does not run.
+            OpLibraryError: the program is wrong, or of a form that the CPU does not run: one that gathers, say.
         """
         error = ctypes.create_string_buffer(_ERROR_BYTES)
         code, capacity = text.encode(), 0

@@ -23,7 +23,7 @@ constexpr int kMarkReading = 4;
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-// The kernel's parameter (custom_ops/jit/program.py lists the words).
+// The kernel's parameter (custom_ops/recurrent/program.py lists the words).
 template <int WORDS>
 struct Parameters {
   Word word[WORDS];

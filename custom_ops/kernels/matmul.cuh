@@ -26,13 +26,13 @@ struct Tiling {
   static constexpr int kRowWarps = TILE / WARP_ROWS;
   static constexpr int kThreads = kRowWarps * (TILE / WARP_COLUMNS) * kWarp;
   static constexpr int kStageWords = 2 * TILE * kLine;  // rows of A, then columns of B
-  static constexpr int kResultStride = TILE + 8;        // so that a warp's rows meet all banks
+  static constexpr int kResultStride = TILE + 8;        // so that a warp's rows use all banks
 };
 using Large = Tiling<128, 64, 32, 3>;
 using Small = Tiling<64, 32, 32, 4>;  // where large tiles would leave multiprocessors without work
 using Hopper = Tiling<128, 16, 128, 6>;  // large ones there (matmul_hopper.cuh)
 
-// Where a tile begins: 8 tiles of rows at a time, so that what CTAs read meets in L2.
+// Where a tile begins: 8 tiles of rows at a time, so that CTAs share what they read in L2.
 template <class Tiling>
 __device__ __forceinline__ int2 tile_of(const Arguments& arguments, int index) {
   constexpr int kBand = 8, kTile = Tiling::kTile;

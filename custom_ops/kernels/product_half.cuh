@@ -3,8 +3,8 @@
 // Three kinds (operands.cuh). With kPairs a number is the sum of two float16, 22 bits together;
 // three products (high * high, high * low, low * high) keep float32's accuracy but for the last
 // bits, at half the instructions of three TF32 products, since one takes twice the depth. Weights
-// and operands are pairs already, in the room that float32 would take. Without, both are stored in
-// 16 bits, half the room: in float16, which rounds as TF32 does, or with kBfloats in bfloat16.
+// and operands are pairs already, of float32's size. Without, both are stored in 16 bits: in
+// float16, which rounds as TF32 does, or with kBfloats in bfloat16.
 //
 // float16 is for operands that are known to stay in [-1, 1] (custom_ops/recurrent/bounds.py): an
 // LSTM's and a GRU's states. They are scaled by kOperandScale, and each column of weights by a

@@ -30,8 +30,8 @@ struct TensorProduct {
   using Operand = typename Numbers::Operand;
   static constexpr int kWords = sizeof(Operand) / 4;  // of four numbers
 
-  // Whether all warps have columns, those too that make no whole group; columns up to a whole tile
-  // have room among the results.
+  // Whether all warps have columns, those too that make no whole group; the results
+  // have space for columns up to a whole tile.
   static constexpr int kGroups = (Shape::kThreads + Shape::kLanes - 1) / Shape::kLanes;
   static constexpr bool kAllHave = kGroups * kTiles <= (Shape::kColumns + 15) / 16;
 

@@ -1,5 +1,5 @@
 // What C++ cannot say and PTX can: every instruction that the kernels ask for by name, and nothing
-// else. tests/cuda_on_cpu has a twin of this file, by which the kernels run without a GPU.
+// else. tests/cuda_on_cpu/ptx_on_cpu.h stands in for it where the kernels run without a GPU.
 #pragma once
 
 #ifdef TFMEM_ON_CPU
@@ -32,13 +32,13 @@ __device__ __forceinline__ T* settled(T* pointer) {
 }
 
 // As volatile: the compiler would read the slow special register again in every step.
-__device__ __forceinline__ int block_in_grid() {
-  int block;
-  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
-  return block;
+__device__ __forceinline__ int cta_in_grid() {
+  int cta;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(cta));
+  return cta;
 }
 
-__device__ __forceinline__ int thread_in_block() {
+__device__ __forceinline__ int thread_in_cta() {
   int thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   return thread;

@@ -225,13 +225,13 @@ __device__ __forceinline__ void sweep(const Parameters<WORDS>& parameters, char*
   int* status = reinterpret_cast<int*>(parameters.word[kStatus]);
 
   zero_shared<Sizes>(shared);
-  Exchange exchange(Place{shared, scratch, status, block_in_grid()});
+  Exchange exchange(Place{shared, scratch, status, cta_in_grid()});
   Products products(context, shared, scratch);
   products.template load<kAllStages>(context, true);
   Replicas<Sizes, Exchange, Products, WORDS> replicas(context, exchange, products, shared);
   using Sweeper = Sweep<Cell, Sizes, Exchange, Products, WORDS>;
-  const int row = settled(Sweeper::row_of(thread_in_block()));
-  const int unit = settled(Sweeper::unit_of(thread_in_block()));
+  const int row = settled(Sweeper::row_of(thread_in_cta()));
+  const int unit = settled(Sweeper::unit_of(thread_in_cta()));
   Sweeper sweeper{context, exchange, products, replicas, shared, scratch, row, unit};
 
   typename Cell::template Element<Sizes> elements[Sizes::kItems];

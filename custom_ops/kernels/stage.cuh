@@ -40,7 +40,7 @@ __device__ __forceinline__ void sweep_stage(const Parameters<WORDS>& parameters,
 
   zero_shared<Sizes>(shared);
   Exchange exchange(
-      Place{shared, scratch, reinterpret_cast<int*>(parameters.word[kStatus]), block_in_grid()});
+      Place{shared, scratch, reinterpret_cast<int*>(parameters.word[kStatus]), cta_in_grid()});
   Products products(context, shared, scratch);
   Replicas<Sizes, Exchange, Products, WORDS> replicas(context, exchange, products, shared);
   using Sweeper = Sweep<Cell, Sizes, Exchange, Products, WORDS>;

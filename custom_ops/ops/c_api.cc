@@ -20,17 +20,21 @@
 #include "custom_ops/ops/memory/probe.h"
 #include "custom_ops/ops/memory/spill.h"
 #include "custom_ops/ops/memory/spill_directories.h"
+#include "custom_ops/ops/memory/spill_file.h"
 #include "custom_ops/ops/random/shared_kernels.h"
 
 namespace {
 
+// As much of a text as there is space for, and a zero behind it.
+void Put(absl::string_view text, char* to, int64_t capacity) {
+  if (capacity <= 0) return;
+  text = text.substr(0, capacity - 1);
+  std::memcpy(to, text.data(), text.size());
+  to[text.size()] = '\0';
+}
+
 int Fail(const absl::Status& status, char* error, int64_t capacity) {
-  if (capacity > 0) {
-    const std::string text(status.message());
-    const size_t length = std::min<size_t>(text.size(), capacity - 1);
-    std::memcpy(error, text.data(), length);
-    error[length] = '\0';
-  }
+  Put(status.message(), error, capacity);
   return -1;
 }
 
@@ -138,11 +142,7 @@ void tfmem_clear_probes(int64_t run) { tfmem::ClearProbes(run); }
 
 // The key of a directory for spill files, for the graphs of this process; "" for none.
 void tfmem_spill_directory_key(const char* directory, char* key, int64_t capacity) {
-  if (capacity <= 0) return;
-  const std::string found = tfmem::SpillDirectoryKey(directory);
-  const size_t length = std::min<size_t>(found.size(), capacity - 1);
-  std::memcpy(key, found.data(), length);
-  key[length] = '\0';
+  Put(tfmem::SpillDirectoryKey(directory), key, capacity);
 }
 
 bool tfmem_share_op(const char* op) { return tfmem::ShareOp(op); }

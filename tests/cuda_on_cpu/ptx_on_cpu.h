@@ -186,8 +186,8 @@ template <class T>
 T* settled(T* pointer) {
   return pointer;
 }
-inline int block_in_grid() { return blockIdx.x; }
-inline int thread_in_block() { return threadIdx.x; }
+inline int cta_in_grid() { return blockIdx.x; }
+inline int thread_in_cta() { return threadIdx.x; }
 
 inline float exp2_approximate(float x) { return on_cpu::flushed(std::exp2(on_cpu::flushed(x))); }
 inline float reciprocal_approximate(float x) { return on_cpu::flushed(1.0f / on_cpu::flushed(x)); }

@@ -172,7 +172,7 @@ def test_where_a_group_does_not_fit_a_launch_for_each_stage_stands_in(library: L
         outputs, finals = recurrent(library.ops, cell, UNITS, *tensors(given), programs=programs)
     expected, ends = reference.run(cell, UNITS, *given)
     check([*outputs, *finals], [*expected, *ends])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="a group of 1000 blocks does not fit"), tf.device("GPU:0"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="a group of 1000 CTAs does not fit"), tf.device("GPU:0"):
         recurrent(library.ops, cell, UNITS, *tensors(given), programs=[large])
 
 

@@ -132,7 +132,7 @@ void TestStrangersCode() {
   ExpectError(tfmem::ReadRecurrentProgram(Header("kernel 1", fields), "ours").status(), "no code");
 }
 
-// 132 processors hold 4 groups of 32 blocks, so 6 groups take two launches; then the fallback,
+// 132 processors hold 4 groups of 32 CTAs, so 6 groups take two launches; then the fallback,
 // once.
 void TestCooperativeLaunches(tfmem::GpuLink* link, tfmem::cuda::Stream stream) {
   auto kernel = Load(link, {});
@@ -151,14 +151,14 @@ void TestCooperativeLaunches(tfmem::GpuLink* link, tfmem::cuda::Stream stream) {
   if (launches.size() != 3) return;
   for (int i = 0; i < 2; ++i) {
     ExpectEqual(launches[i].kernel, "main", "kernel");
-    ExpectEqual(launches[i].blocks, 32u, "blocks of a group");
+    ExpectEqual(launches[i].blocks, 32u, "CTAs of a group");
     ExpectEqual(launches[i].groups, i == 0 ? 4u : 2u, "groups");
     ExpectEqual(launches[i].words[1], (i == 0 ? 0ull : 4ull) | 6ull << 32, "first and all groups");
     Expect(launches[i].cooperative, "a cooperative launch");
     ExpectEqual(launches[i].shared_bytes, 100u << 10, "shared memory");
   }
   ExpectEqual(launches[2].kernel, "plain", "kernel");
-  ExpectEqual(launches[2].blocks, 1u, "blocks of a group of the fallback");
+  ExpectEqual(launches[2].blocks, 1u, "CTAs of a group of the fallback");
   ExpectEqual(launches[2].groups, 6u, "groups of the fallback");
   Expect(!launches[2].cooperative, "a plain launch");
   const std::vector<uint64_t> words = {100 | 9ull << 32, 6ull << 32, 0x1000, 0x2000, 2,
@@ -166,7 +166,7 @@ void TestCooperativeLaunches(tfmem::GpuLink* link, tfmem::cuda::Stream stream) {
   Expect(launches[2].words == words, "the kernel's parameter");
 }
 
-// Each group of 200 blocks is more than the 132 processors hold; nobody waits for anybody.
+// Each group of 200 CTAs is more than the 132 processors hold; nobody waits for anybody.
 void TestLaunchesOfStages(tfmem::GpuLink* link, tfmem::cuda::Stream stream) {
   Fields fields;
   fields.ctas = 200;
@@ -209,7 +209,7 @@ void TestClusters(tfmem::GpuLink* link, tfmem::cuda::Stream stream) {
   while (FakeRunOne()) {
   }
   ExpectEqual(fake_launches().size(), 2u, "launches of more groups than a grid takes");
-  ExpectEqual(fake_launches()[0].cluster, 16u, "blocks of a cluster");
+  ExpectEqual(fake_launches()[0].cluster, 16u, "CTAs of a cluster");
   ExpectEqual(fake_launches()[0].groups + fake_launches()[1].groups, 70000u, "groups");
 }
 
@@ -240,8 +240,7 @@ void TestChoice(tfmem::GpuLink* link) {
   Expect(kernels.WithoutWaiting(link) == nullptr, "the first of these is a grid");
   tfmem::RecurrentKernels both({Program(stages), Program(last)}),
       small({Program(stages), Program(grid)});
-  ExpectEqual(*(*both.Choose(link, 1000))->program().image.code, "last",
-              "where its blocks can wait");
+  ExpectEqual(*(*both.Choose(link, 1000))->program().image.code, "last", "where its CTAs can wait");
   ExpectEqual(*both.WithoutWaiting(link)->program().image.code, "stages", "where they cannot");
   ExpectEqual(*(*small.Choose(link, 1))->program().image.code, "stages",
               "where a group does not fit");
@@ -255,7 +254,7 @@ void TestChoice(tfmem::GpuLink* link) {
   absl::Status status = none.Choose(link, 1).status();
   ExpectError(status, "program 0: it is for compute capability 8.0, this GPU has 9.0");
   ExpectError(status, "program 1: a CTA of it needs 307200 bytes of shared memory");
-  ExpectError(status, "program 2: a group of 133 blocks does not fit");
+  ExpectError(status, "program 2: a group of 133 CTAs does not fit");
   ExpectError(status, "program 3: it is for compute capability 10.0 and later");
 }
 

@@ -165,6 +165,7 @@ HEAD = "program 1\naxes 0 10\ntensor float32 2\n"
         (HEAD + "input 0 a0 a1\nselect 0 0 0\n", "select"),
         (HEAD + "input 0 a0 a1\noutput 0 1\n", "leaves out"),
         (HEAD + "constant int32 0.5\n", "0.5"),
+        (HEAD + "input 0 a0 a1\ncast int32 0\ninput 0 a0 2*n1\n", "gathers: its index 'n1'"),
         (HEAD + "frobnicate 0\n", "frobnicate"),
         (
             "program 1\naxes 2 3 4\ntensor int32 3\ninput 0 a0 a1 a2\nreduce sum 0 1\nreduce sum 0 0\nreduce sum 0 2\n",

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "custom_ops/ops/cpu/tile_kernels.h"
-#include "custom_ops/ops/recurrent/cell.h"
+#include "custom_ops/ops/elementwise.h"
 
 namespace tfmem {
 

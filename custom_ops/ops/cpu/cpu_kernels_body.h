@@ -9,40 +9,41 @@
 // Vectors of integers wrap; the sanitizer takes them for C++'s int, which must not.
 #define TFMEM_WRAPS __attribute__((no_sanitize("signed-integer-overflow")))
 
-template <typename Real>
-struct VectorOf;
-template <>
-struct VectorOf<float> {
-  using Integer = int32_t;
+template <typename Number, int lanes>
+struct LanesOf {
   // Unaligned, as inputs are; aligned ones cost nothing more.
-  typedef float Type __attribute__((vector_size(TFMEM_VECTOR_BYTES), aligned(4), may_alias));
-  typedef int32_t Bits __attribute__((vector_size(TFMEM_VECTOR_BYTES), aligned(4), may_alias));
+  typedef Number Type
+      __attribute__((vector_size(lanes * sizeof(Number)), aligned(sizeof(Number)), may_alias));
 };
-template <>
-struct VectorOf<double> {
-  using Integer = int64_t;
-  typedef double Type __attribute__((vector_size(TFMEM_VECTOR_BYTES), aligned(8), may_alias));
-  typedef int64_t Bits __attribute__((vector_size(TFMEM_VECTOR_BYTES), aligned(8), may_alias));
-};
-template <typename Real>
-using Vector = typename VectorOf<Real>::Type;
-template <typename Real>
-using Bits = typename VectorOf<Real>::Bits;
-using Floats = Vector<float>;
-using Ints = Bits<float>;
-typedef uint16_t Shorts __attribute__((vector_size(TFMEM_VECTOR_BYTES / 2), aligned(2), may_alias));
+template <typename Number, int lanes>
+using Lanes = typename LanesOf<Number, lanes>::Type;
 
-template <typename Real>
-constexpr int kLanes = TFMEM_VECTOR_BYTES / sizeof(Real);
+// Of a whole vector.
+template <typename Number>
+constexpr int kLanes = TFMEM_VECTOR_BYTES / sizeof(Number);
+template <typename Number>
+using Vector = Lanes<Number, kLanes<Number>>;
+using Floats = Vector<float>;
+using Ints = Vector<int32_t>;
+using Shorts = Lanes<uint16_t, kLanes<float>>;
+
 constexpr int kVectors = 4;  // of a panel
 
-template <typename Real>
-TFMEM_INLINE Vector<Real> Load(const Real* source) {
-  return *reinterpret_cast<const Vector<Real>*>(source);
+template <typename Type, typename Number>
+TFMEM_INLINE Type LoadLanes(const Number* source) {
+  return *reinterpret_cast<const Type*>(source);
 }
-template <typename Real>
-TFMEM_INLINE void Store(Vector<Real> value, Real* target) {
-  *reinterpret_cast<Vector<Real>*>(target) = value;
+template <typename Type, typename Number>
+TFMEM_INLINE void StoreLanes(Type value, Number* target) {
+  *reinterpret_cast<Type*>(target) = value;
+}
+template <typename Number>
+TFMEM_INLINE Vector<Number> Load(const Number* source) {
+  return LoadLanes<Vector<Number>>(source);
+}
+template <typename Number>
+TFMEM_INLINE void Store(Vector<Number> value, Number* target) {
+  StoreLanes<Vector<Number>>(value, target);
 }
 template <typename Real>
 TFMEM_INLINE Vector<Real> Fill(Real value) {
@@ -170,7 +171,7 @@ TFMEM_INLINE Vector<double> EachLane(Vector<double> x, Function function) {
   return result;
 }
 TFMEM_INLINE Vector<double> Absolute(Vector<double> x) {
-  return reinterpret_cast<Vector<double>>(reinterpret_cast<Bits<double>>(x) & INT64_MAX);
+  return reinterpret_cast<Vector<double>>(reinterpret_cast<Vector<int64_t>>(x) & INT64_MAX);
 }
 TFMEM_INLINE Vector<double> Exp(Vector<double> x) {
   return EachLane(x, static_cast<double (*)(double)>(std::exp));
@@ -302,7 +303,7 @@ void Widen(const uint16_t* source, float* target, int64_t count) {
   constexpr int lanes = kLanes<float>;
   int64_t i = 0;
   for (; i + lanes <= count; i += lanes) {
-    const Shorts loaded = *reinterpret_cast<const Shorts*>(source + i);
+    const Shorts loaded = LoadLanes<Shorts>(source + i);
     Store<float>(convert(__builtin_convertvector(loaded, Ints)), target + i);
   }
   if (i == count) return;
@@ -317,8 +318,7 @@ void Narrow(const float* source, uint16_t* target, int64_t count) {
   constexpr int lanes = kLanes<float>;
   int64_t i = 0;
   for (; i + lanes <= count; i += lanes) {
-    *reinterpret_cast<Shorts*>(target + i) =
-        __builtin_convertvector(convert(Load(source + i)), Shorts);
+    StoreLanes<Shorts>(__builtin_convertvector(convert(Load(source + i)), Shorts), target + i);
   }
   if (i == count) return;
   Floats last{};

@@ -8,6 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "custom_ops/ops/status_macros.h"
 
 namespace tfmem {
 namespace {
@@ -33,10 +34,10 @@ class Parser {
                    "'; this op library and the program's writer differ in version");
     }
     for (size_t i = 1; i < lines.size(); ++i) {
-      line_ = lines[i];
-      const Words words = absl::StrSplit(line_, ' ', absl::SkipEmpty());
+      line_ = lines[i].substr(0, 80);
+      const Words words = absl::StrSplit(lines[i], ' ', absl::SkipEmpty());
       if (words.empty()) continue;
-      if (absl::Status status = ParseLine(words); !status.ok()) return status;
+      TFMEM_RETURN_IF_ERROR(ParseLine(words));
     }
     if (!axes_seen_) return Wrong("there is no line of axes");
     return std::move(expression_);
@@ -47,13 +48,11 @@ class Parser {
   static absl::Status Wrong(Parts... parts) {
     return absl::InvalidArgumentError(absl::StrCat("program: ", parts...));
   }
-  absl::Status Unreadable() const {
-    return Wrong("cannot read the line '", line_.substr(0, 80), "'");
-  }
+  absl::Status Unreadable() const { return Wrong("cannot read the line '", line_, "'"); }
 
   absl::Status ParseLine(const Words& words) {
     if (words[0] == "axes") return ParseAxes(words);
-    if (!axes_seen_) return Wrong("'", line_.substr(0, 80), "' stands before the line of axes");
+    if (!axes_seen_) return Wrong("'", line_, "' stands before the line of axes");
     if (words[0] == "tensor") return ParseTensor(words);
     if (words[0] == "output") return ParseOutput(words);
     ExpressionNode node;
@@ -68,7 +67,7 @@ class Parser {
       status = ParseCast(words, &node);
     } else if (words[0] == "reduce") {
       status = ParseReduce(words, &node);
-    } else if (const auto op = ElementwiseNamed(words[0]); op.ok()) {
+    } else if (const auto op = ElementwiseNamed(words[0])) {
       status = ParseApply(*op, words, &node);
     }
     if (status.ok()) expression_.nodes.push_back(std::move(node));
@@ -88,7 +87,7 @@ class Parser {
 
   absl::Status ParseTensor(const Words& words) {
     ExpressionTensor tensor;
-    if (words.size() != 3 || !ReadDtype(words[1], &tensor.dtype) ||
+    if (words.size() != 3 || !ReadName(words[1], DType::kBool, &tensor.dtype) ||
         !ReadBelow(words[2], kMostAxes + 1, &tensor.rank)) {
       return Unreadable();
     }
@@ -99,15 +98,13 @@ class Parser {
   absl::Status ParseOutput(const Words& words) {
     ExpressionOutput output;
     if (words.size() < 2 || !ReadNode(words[1], &output.node)) return Unreadable();
-    uint32_t axes = 0;
     for (size_t i = 2; i < words.size(); ++i) {
-      output.axes.push_back(0);
-      if (!ReadAxis(words[i], &output.axes.back())) return Unreadable();
-      if (axes >> output.axes.back() & 1) return Unreadable();
-      axes |= 1u << output.axes.back();
+      int axis = 0;
+      if (!ReadAxis(words[i], &axis) || (output.varies() >> axis & 1)) return Unreadable();
+      output.axes.push_back(axis);
     }
-    if ((expression_.nodes[output.node].varies & ~axes) != 0) {
-      return Wrong("'", line_.substr(0, 80), "' leaves out an axis that its node varies along");
+    if ((expression_.nodes[output.node].varies & ~output.varies()) != 0) {
+      return Wrong("'", line_, "' leaves out an axis that its node varies along");
     }
     expression_.outputs.push_back(std::move(output));
     return absl::OkStatus();
@@ -125,7 +122,7 @@ class Parser {
       Index index;
       for (absl::string_view text : absl::StrSplit(words[i], '+')) {
         IndexTerm term;
-        if (absl::Status status = ParseTerm(text, &term); !status.ok()) return status;
+        TFMEM_RETURN_IF_ERROR(ParseTerm(text, &term));
         if (term.axis >= 0) node->varies |= 1u << term.axis;
         if (index.size() == kMostTerms) return Unreadable();
         index.push_back(term);
@@ -145,7 +142,8 @@ class Parser {
     }
     if (!text.empty() && text[0] == 'n') {
       return absl::UnimplementedError(
-          absl::StrCat("program: '", line_.substr(0, 80), "' reads at an index that is a value"));
+          absl::StrCat("program: '", line_, "' gathers: its index '", text.substr(0, 40),
+                       "' is the value of a node, and the CPU reads at positions of axes only"));
     }
     if (text.empty() || text[0] != 'a') {
       if (star != absl::string_view::npos || !ReadFactor(text, &term->factor)) return Unreadable();
@@ -169,7 +167,7 @@ class Parser {
 
   absl::Status ParseConstant(const Words& words, ExpressionNode* node) const {
     node->kind = Kind::kConstant;
-    if (words.size() != 3 || !ReadDtype(words[1], &node->dtype)) return Unreadable();
+    if (words.size() != 3 || !ReadName(words[1], DType::kBool, &node->dtype)) return Unreadable();
     if (node->dtype == DType::kBool) {
       node->value = words[2] == "True";
       return words[2] == "True" || words[2] == "False" ? absl::OkStatus() : Unreadable();
@@ -180,14 +178,14 @@ class Parser {
     const bool integer = node->dtype == DType::kInt32 || node->dtype == DType::kInt64;
     const int64_t most = node->dtype == DType::kInt32 ? int64_t{1} << 31 : kMostExact;
     if (integer && !(std::trunc(node->value) == node->value && std::fabs(node->value) <= most)) {
-      return Wrong("'", line_.substr(0, 80), "': expected an integer of at most ", most);
+      return Wrong("'", line_, "': expected an integer of at most ", most);
     }
     return absl::OkStatus();
   }
 
   absl::Status ParsePosition(const Words& words, ExpressionNode* node) const {
     node->kind = Kind::kPosition;
-    if (words.size() != 3 || !ReadDtype(words[1], &node->dtype) ||
+    if (words.size() != 3 || !ReadName(words[1], DType::kBool, &node->dtype) ||
         !ReadAxis(words[2], &node->axis)) {
       return Unreadable();
     }
@@ -199,7 +197,7 @@ class Parser {
   absl::Status ParseCast(const Words& words, ExpressionNode* node) const {
     node->kind = Kind::kCast;
     node->arguments.resize(1);
-    if (words.size() != 3 || !ReadDtype(words[1], &node->dtype) ||
+    if (words.size() != 3 || !ReadName(words[1], DType::kBool, &node->dtype) ||
         !ReadNode(words[2], &node->arguments[0])) {
       return Unreadable();
     }
@@ -210,7 +208,7 @@ class Parser {
   absl::Status ParseReduce(const Words& words, ExpressionNode* node) const {
     node->kind = Kind::kReduce;
     node->arguments.resize(1);
-    if (words.size() < 4 || !ReadReduction(words[1], &node->reduction) ||
+    if (words.size() < 4 || !ReadName(words[1], Reduction::kAll, &node->reduction) ||
         !ReadNode(words[2], &node->arguments[0])) {
       return Unreadable();
     }
@@ -221,7 +219,7 @@ class Parser {
       node->axes |= 1u << axis;
     }
     if (!Takes(node->reduction, reduced.dtype)) {
-      return Wrong("'", line_.substr(0, 80), "' reduces values of ", NameOf(reduced.dtype));
+      return Wrong("'", line_, "' reduces values of ", NameOf(reduced.dtype));
     }
     node->dtype = reduced.dtype;
     node->varies = reduced.varies & ~node->axes;
@@ -247,22 +245,15 @@ class Parser {
     }
     node->dtype = info.comparison ? DType::kBool : dtype;
     if (fits) return absl::OkStatus();
-    return Wrong("'", line_.substr(0, 80), "': ", info.name,
-                 " does not take its arguments' dtypes");
+    return Wrong("'", line_, "': ", info.name, " does not take its arguments' dtypes");
   }
 
-  static bool ReadDtype(absl::string_view word, DType* dtype) {
-    for (int i = 0; i <= static_cast<int>(DType::kBool); ++i) {
-      *dtype = static_cast<DType>(i);
-      if (word == NameOf(*dtype)) return true;
-    }
-    return false;
-  }
-
-  static bool ReadReduction(absl::string_view word, Reduction* reduction) {
-    for (int i = 0; i <= static_cast<int>(Reduction::kAll); ++i) {
-      *reduction = static_cast<Reduction>(i);
-      if (word == NameOf(*reduction)) return true;
+  // One of the values from 0 to `last`, by its name.
+  template <typename Enum>
+  static bool ReadName(absl::string_view word, Enum last, Enum* found) {
+    for (int i = 0; i <= static_cast<int>(last); ++i) {
+      *found = static_cast<Enum>(i);
+      if (word == NameOf(*found)) return true;
     }
     return false;
   }
@@ -282,7 +273,7 @@ class Parser {
 
   Expression expression_;
   bool axes_seen_ = false;
-  absl::string_view line_;
+  absl::string_view line_;  // for messages
 };
 
 }  // namespace

@@ -59,6 +59,12 @@ struct ExpressionTensor {
 struct ExpressionOutput {
   int node = 0;
   std::vector<int> axes;  // its dimensions
+
+  uint32_t varies() const {
+    uint32_t varies = 0;
+    for (int axis : axes) varies |= 1u << axis;
+    return varies;
+  }
 };
 
 struct Expression {
@@ -68,8 +74,8 @@ struct Expression {
   std::vector<ExpressionOutput> outputs;
 };
 
-// Reads and checks a program; InvalidArgument names the line that is wrong, Unimplemented one that
-// the CPU does not run: an index by a value.
+// Reads and checks a program; InvalidArgument names the line that is wrong, Unimplemented a
+// gather, an index that is a node's value ("n5"): the CPU runs none.
 absl::StatusOr<Expression> ParseExpression(absl::string_view text);
 
 }  // namespace tfmem

@@ -7,18 +7,13 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "custom_ops/ops/cpu/tile_compiler.h"
+#include "custom_ops/ops/status_macros.h"
 
 namespace tfmem {
 namespace {
 
 using Kind = ExpressionNode::Kind;
 using Code = TileInstruction::Kind;
-
-uint32_t AxesOfOutput(const ExpressionOutput& output) {
-  uint32_t axes = 0;
-  for (int axis : output.axes) axes |= 1u << axis;
-  return axes;
-}
 
 // With one choice of the columns. A node has a phase, which modulo the number of domains is its
 // domain; phases that are used become stages, in their order.
@@ -32,7 +27,7 @@ class Lowering {
   absl::StatusOr<ExpressionTiles> Run() {
     FindDomains();
     for (const ExpressionNode& node : expression_.nodes) {
-      if (absl::Status status = Lower(node); !status.ok()) return status;
+      TFMEM_RETURN_IF_ERROR(Lower(node));
     }
     for (size_t i = 0; i < expression_.outputs.size(); ++i) Store(i);
     std::map<int, int> stages;
@@ -63,7 +58,7 @@ class Lowering {
       domains.push_back(axes);
     };
     for (const ExpressionNode& node : expression_.nodes) tie(node.varies | node.axes);
-    for (const ExpressionOutput& output : expression_.outputs) tie(AxesOfOutput(output));
+    for (const ExpressionOutput& output : expression_.outputs) tie(output.varies());
     result_.rows.resize(1);
     for (uint32_t domain : domains) {
       if (domain == 0) continue;
@@ -125,7 +120,7 @@ class Lowering {
   // Where an output has axes that its node does not vary along, a copy varies along them.
   void Store(int number) {
     const ExpressionOutput& output = expression_.outputs[number];
-    const uint32_t axes = AxesOfOutput(output);
+    const uint32_t axes = output.varies();
     int node = at_[output.node];
     if (axes != expression_.nodes[output.node].varies) node = AddCopy(node, axes);
     tiles_.stores.push_back({number, node});
@@ -185,7 +180,7 @@ absl::Status CheckFit(const Expression& expression, const ExpressionTiles& tiles
       uint32_t varies = 0;
       if (instruction.kind == Code::kLoadView) return wrong("has views of what is no tensor");
       if (instruction.kind == Code::kLoad) varies = expression.nodes[tiles.loads[index]].varies;
-      if (instruction.kind == Code::kStore) varies = AxesOfOutput(expression.outputs[index]);
+      if (instruction.kind == Code::kStore) varies = expression.outputs[index].varies();
       const int domain = tiles.DomainOf(varies);
       if (domain != 0 && domain != stage.domain) return wrong("has a port outside of its domain");
     }
@@ -219,15 +214,13 @@ absl::StatusOr<ExpressionTiles> CompileExpression(const Expression& expression) 
 
 absl::StatusOr<ExpressionTiles> ReadExpressionTiles(const Expression& expression,
                                                     absl::string_view bytes) {
-  absl::StatusOr<ExpressionTiles> tiles = CompileExpression(expression);
-  if (!tiles.ok()) return tiles.status();
-  absl::StatusOr<TileProgram> program = ParseTileProgram(bytes);
-  if (!program.ok()) return program.status();
-  if (program->loads != tiles->program.loads || program->stores != tiles->program.stores) {
+  TFMEM_ASSIGN_OR_RETURN(ExpressionTiles tiles, CompileExpression(expression));
+  TFMEM_ASSIGN_OR_RETURN(TileProgram program, ParseTileProgram(bytes));
+  if (program.loads != tiles.program.loads || program.stores != tiles.program.stores) {
     return absl::InvalidArgumentError("tile program: has other ports than the program");
   }
-  tiles->program = *std::move(program);
-  if (absl::Status status = CheckFit(expression, *tiles); !status.ok()) return status;
+  tiles.program = std::move(program);
+  TFMEM_RETURN_IF_ERROR(CheckFit(expression, tiles));
   return tiles;
 }
 

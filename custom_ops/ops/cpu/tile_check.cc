@@ -1,5 +1,4 @@
 // What has to hold of a tile program before it runs.
-#include <algorithm>
 #include <map>
 #include <set>
 #include <string>
@@ -8,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "custom_ops/ops/cpu/tile_program.h"
+#include "custom_ops/ops/status_macros.h"
 
 namespace tfmem {
 namespace {
@@ -34,25 +34,22 @@ class Checker {
   explicit Checker(const TileProgram& program) : program_(program) {}
 
   absl::Status Run() {
-    absl::Status status = CheckLocations();
-    if (status.ok()) status = CheckReductions();
-    for (size_t i = 0; i < program_.stages.size() && status.ok(); ++i) status = CheckStage(i);
-    for (size_t port = 0; port < program_.stores.size() && status.ok(); ++port) {
-      if (stored_.count(port) == 0) status = Wrong("nothing is stored in port ", port);
+    TFMEM_RETURN_IF_ERROR(CheckLocations());
+    TFMEM_RETURN_IF_ERROR(CheckReductions());
+    for (size_t i = 0; i < program_.stages.size(); ++i) TFMEM_RETURN_IF_ERROR(CheckStage(i));
+    for (size_t port = 0; port < program_.stores.size(); ++port) {
+      if (stored_.count(port) == 0) return Wrong("nothing is stored in port ", port);
     }
-    return status;
+    return absl::OkStatus();
   }
 
  private:
   absl::Status CheckLocations() {
-    for (int count : {program_.wide_locations, program_.views, program_.scalar_locations}) {
-      if (count < 0 || count > kMostTileLocations) return Wrong("has ", count, " locations");
-    }
     constants_[0].resize(program_.wide_locations + program_.views);
     constants_[1].resize(program_.scalar_locations);
     for (const TileConstant& constant : program_.constants) {
       const int end = constant.type.scalar ? program_.scalar_locations : program_.wide_locations;
-      if (constant.location < 0 || constant.location >= end) {
+      if (constant.location >= end) {
         return Wrong("a constant is at ", constant.location, " of ", end, " locations");
       }
       Held& held = constants_[constant.type.scalar][constant.location];
@@ -77,38 +74,33 @@ class Checker {
 
   absl::Status CheckStage(int number) {
     stage_ = number;
-    if (domain() < 0 || domain() >= program_.domains) {
-      return Wrong("a stage is of domain ", domain(), " of ", program_.domains);
-    }
     held_[0] = constants_[0];
     held_[1] = constants_[1];
     for (const TileInstruction& instruction : program_.stages[number].code) {
-      absl::Status status = CheckInstruction(instruction);
-      if (!status.ok()) return status;
+      TFMEM_RETURN_IF_ERROR(CheckInstruction(instruction));
     }
     return absl::OkStatus();
   }
 
   absl::Status CheckInstruction(const TileInstruction& instruction) {
-    absl::Status status = CheckArguments(instruction);
-    if (!status.ok()) return status;
+    TFMEM_RETURN_IF_ERROR(CheckArguments(instruction));
     const TileType type = instruction.type;
     switch (instruction.kind) {
       case Code::kLoad:
       case Code::kLoadView:
-        status = CheckPort(program_.loads, instruction);
+        TFMEM_RETURN_IF_ERROR(CheckPort(program_.loads, instruction));
         break;
       case Code::kLoadKept:
-        status = CheckKept(instruction);
+        TFMEM_RETURN_IF_ERROR(CheckKept(instruction));
         break;
       case Code::kLoadReduced:
-        status = CheckReduced(instruction);
+        TFMEM_RETURN_IF_ERROR(CheckReduced(instruction));
         break;
       case Code::kBroadcast:
         if (type.scalar) return Wrong("a broadcast to ", Text(type));
         break;
       case Code::kCompute:
-        status = CheckOp(instruction);
+        TFMEM_RETURN_IF_ERROR(CheckOp(instruction));
         break;
       case Code::kCast:
         break;
@@ -118,28 +110,22 @@ class Checker {
         }
         break;
       case Code::kStore:
-        status = CheckPort(program_.stores, instruction);
-        if (status.ok() && !stored_.insert(instruction.index).second) {
+        TFMEM_RETURN_IF_ERROR(CheckPort(program_.stores, instruction));
+        if (!stored_.insert(instruction.index).second) {
           return Wrong("port ", instruction.index, " is stored a second time");
         }
         break;
       case Code::kKeep:
-        if (!HasIndex(program_.kept, instruction) ||
-            !(program_.kept[instruction.index].type == type) ||
-            program_.kept[instruction.index].domain != domain() ||
-            !kept_.try_emplace(instruction.index, stage_).second) {
+        if (!Gives(program_.kept, instruction, &kept_)) {
           return Wrong("value ", instruction.index, " cannot be kept as ", Text(type));
         }
         break;
       case Code::kPart:
-        if (!HasIndex(program_.reductions, instruction) ||
-            !(program_.reductions[instruction.index].type == type) ||
-            program_.reductions[instruction.index].domain != domain() ||
-            !parts_.try_emplace(instruction.index, stage_).second) {
+        if (!Gives(program_.reductions, instruction, &parts_)) {
           return Wrong("reduction ", instruction.index, " does not take ", Text(type));
         }
     }
-    return status.ok() ? Write(instruction) : status;
+    return Write(instruction);
   }
 
   // Each argument is there, is of the type that the instruction takes, and there are no others.
@@ -201,7 +187,16 @@ class Checker {
 
   template <typename List>
   static bool HasIndex(const List& list, const TileInstruction& instruction) {
-    return instruction.index >= 0 && instruction.index < static_cast<int>(list.size());
+    return instruction.index < static_cast<int>(list.size());
+  }
+
+  // Whether a kept value or a reduction takes what this stage gives it, and nothing has before.
+  template <typename List>
+  bool Gives(const List& list, const TileInstruction& instruction, std::map<int, int>* given) {
+    if (!HasIndex(list, instruction)) return false;
+    const auto& takes = list[instruction.index];
+    return takes.type == instruction.type && takes.domain == domain() &&
+           given->try_emplace(instruction.index, stage_).second;
   }
 
   absl::Status CheckPort(const std::vector<TileType>& ports,

@@ -1,8 +1,6 @@
 #include "custom_ops/ops/cpu/tile_compiler.h"
 
 #include <algorithm>
-#include <array>
-#include <tuple>
 #include <utility>
 
 namespace tfmem {

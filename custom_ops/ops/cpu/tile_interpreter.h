@@ -3,9 +3,8 @@
 //
 //   void* Tile(TileType type, int location)   the memory of a location
 //   int64_t rows(), columns()                 of this tile
-//   int64_t Numbers(bool scalar)              that are computed of a value: whole vectors, so it
-//   may
-//                                             be more than there are
+//   int64_t Numbers(bool scalar)              that are computed of a value: whole vectors, so maybe
+//                                             more than there are
 //   const void* Load(const TileInstruction&, void* tile)
 //                                             puts what the instruction loads into `tile`, or says
 //                                             where it lies
@@ -91,13 +90,12 @@ class TileInterpreter {
     const auto& [a, b, c] = arguments;
     const int64_t count = environment_.Numbers(instruction.type.scalar);
     const DType type = instruction.type.dtype;
-    if (type != instruction.from) {
-      kernels_.tile.compute(instruction.op, type, instruction.from, target, a, b, c, count);
-    } else if (StorageOf(type) == DType::kFloat32) {
+    const bool same = type == instruction.from;
+    if (same && StorageOf(type) == DType::kFloat32) {
       kernels_.single_precision.compute(instruction.op, static_cast<float*>(target),
                                         static_cast<const float*>(a), static_cast<const float*>(b),
                                         static_cast<const float*>(c), count);
-    } else if (type == DType::kFloat64) {
+    } else if (same && type == DType::kFloat64) {
       kernels_.double_precision.compute(
           instruction.op, static_cast<double*>(target), static_cast<const double*>(a),
           static_cast<const double*>(b), static_cast<const double*>(c), count);

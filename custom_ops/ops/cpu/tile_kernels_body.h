@@ -1,23 +1,6 @@
 // The text of tile_kernels.h's loops, included behind cpu_kernels_body.h, under the same pragmas
-// and rules. Counts are multiples of 64 numbers (kTileNumbers) but where rows and columns are said.
-
-template <typename Number, int lanes>
-struct LanesOf {
-  typedef Number Type __attribute__((vector_size(lanes * sizeof(Number)), aligned(1), may_alias));
-};
-template <typename Number, int lanes>
-using Lanes = typename LanesOf<Number, lanes>::Type;
-template <typename Number>
-using Full = Lanes<Number, TFMEM_VECTOR_BYTES / sizeof(Number)>;
-
-template <typename Vector, typename Number>
-TFMEM_INLINE Vector LoadLanes(const Number* source) {
-  return *reinterpret_cast<const Vector*>(source);
-}
-template <typename Vector, typename Number>
-TFMEM_INLINE void StoreLanes(Vector value, Number* target) {
-  *reinterpret_cast<Vector*>(target) = value;
-}
+// and rules. Counts are multiples of 64 numbers (WholeVectors of tile_run.cc) but where rows and
+// columns are said.
 
 // The type's storage, as a value of it: a function takes it by `auto`.
 #define TFMEM_FOR_STORAGE(dtype, call) \
@@ -37,25 +20,26 @@ TFMEM_INLINE void StoreLanes(Vector value, Number* target) {
 // ---- elementwise ----
 
 template <typename Number>
-TFMEM_INLINE Full<Number> AbsoluteInteger(Full<Number> x) {
-  using Unsigned = Full<std::make_unsigned_t<Number>>;
-  return x < Full<Number>{} ? reinterpret_cast<Full<Number>>(-reinterpret_cast<Unsigned>(x)) : x;
+TFMEM_INLINE Vector<Number> AbsoluteInteger(Vector<Number> x) {
+  using Unsigned = Vector<std::make_unsigned_t<Number>>;
+  return x < Vector<Number>{} ? reinterpret_cast<Vector<Number>>(-reinterpret_cast<Unsigned>(x))
+                              : x;
 }
-TFMEM_INLINE Full<int32_t> Absolute(Full<int32_t> x) { return AbsoluteInteger<int32_t>(x); }
-TFMEM_INLINE Full<int64_t> Absolute(Full<int64_t> x) { return AbsoluteInteger<int64_t>(x); }
+TFMEM_INLINE Vector<int32_t> Absolute(Vector<int32_t> x) { return AbsoluteInteger<int32_t>(x); }
+TFMEM_INLINE Vector<int64_t> Absolute(Vector<int64_t> x) { return AbsoluteInteger<int64_t>(x); }
 
 #define TFMEM_NOTHING(op, arguments, kinds, expression)
 
-#define TFMEM_EXACT(op, arguments, kinds, expression)                                          \
-  case Elementwise::op:                                                                        \
-    if constexpr (((kinds) & kind) != 0) {                                                     \
-      for (int64_t i = 0; i < count; i += lanes) {                                             \
-        const Type a = LoadLanes<Type>(first + i);                                             \
-        [[maybe_unused]] const Type b = LoadLanes<Type>((arguments > 1 ? second : first) + i); \
-        [[maybe_unused]] const Type c = LoadLanes<Type>((arguments > 2 ? third : first) + i);  \
-        StoreLanes<Type>(expression, target + i);                                              \
-      }                                                                                        \
-    }                                                                                          \
+#define TFMEM_EXACT(op, arguments, kinds, expression)                               \
+  case Elementwise::op:                                                             \
+    if constexpr (((kinds) & kind) != 0) {                                          \
+      for (int64_t i = 0; i < count; i += lanes) {                                  \
+        const Type a = Load(first + i);                                             \
+        [[maybe_unused]] const Type b = Load((arguments > 1 ? second : first) + i); \
+        [[maybe_unused]] const Type c = Load((arguments > 2 ? third : first) + i);  \
+        Store<Number>(expression, target + i);                                      \
+      }                                                                             \
+    }                                                                               \
     break;
 
 // Ops whose result has their arguments' type, of integers or booleans, which wrap as
@@ -63,10 +47,10 @@ TFMEM_INLINE Full<int64_t> Absolute(Full<int64_t> x) { return AbsoluteInteger<in
 template <typename Number>
 TFMEM_WRAPS void ComputeExact(Elementwise op, void* to, const void* a, const void* b, const void* c,
                               int64_t count) {
-  using Type = Full<Number>;
+  using Type = Vector<Number>;
   using Real [[maybe_unused]] = Number;
   constexpr int kind = sizeof(Number) == 1 ? kBools : kIntegers;
-  constexpr int lanes = TFMEM_VECTOR_BYTES / sizeof(Number);
+  constexpr int lanes = kLanes<Number>;
   Number* target = static_cast<Number*>(to);
   const Number* first = static_cast<const Number*>(a);
   const Number* second = static_cast<const Number*>(b);
@@ -81,16 +65,16 @@ TFMEM_WRAPS void ComputeExact(Elementwise op, void* to, const void* a, const voi
 #define TFMEM_COMPARE(op, arguments, kinds, expression)                                \
   case Elementwise::op:                                                                \
     for (int64_t i = 0; i < count; i += lanes) {                                       \
-      const Type a = LoadLanes<Type>(first + i);                                       \
-      const Type b = LoadLanes<Type>(second + i);                                      \
+      const Type a = Load(first + i);                                                  \
+      const Type b = Load(second + i);                                                 \
       StoreLanes<Bytes>(__builtin_convertvector((expression), Bytes) & 1, target + i); \
     }                                                                                  \
     break;
 
 template <typename Number>
 void Compare(Elementwise op, void* to, const void* a, const void* b, int64_t count) {
-  constexpr int lanes = TFMEM_VECTOR_BYTES / sizeof(Number);
-  using Type = Full<Number>;
+  constexpr int lanes = kLanes<Number>;
+  using Type = Vector<Number>;
   using Bytes = Lanes<uint8_t, lanes>;
   uint8_t* target = static_cast<uint8_t*>(to);
   const Number* first = static_cast<const Number*>(a);
@@ -109,15 +93,15 @@ void Compare(Elementwise op, void* to, const void* a, const void* b, int64_t cou
 // Bits of numbers, by booleans.
 template <typename Number>
 void SelectBits(void* to, const void* condition, const void* a, const void* b, int64_t count) {
-  constexpr int lanes = TFMEM_VECTOR_BYTES / sizeof(Number);
-  using Type = Full<Number>;
+  constexpr int lanes = kLanes<Number>;
+  using Type = Vector<Number>;
   using Bytes = Lanes<uint8_t, lanes>;
   const uint8_t* chosen = static_cast<const uint8_t*>(condition);
   for (int64_t i = 0; i < count; i += lanes) {
     const Type mask = __builtin_convertvector(LoadLanes<Bytes>(chosen + i), Type) != 0;
-    const Type first = LoadLanes<Type>(static_cast<const Number*>(a) + i);
-    const Type second = LoadLanes<Type>(static_cast<const Number*>(b) + i);
-    StoreLanes<Type>((first & mask) | (second & ~mask), static_cast<Number*>(to) + i);
+    const Type first = Load(static_cast<const Number*>(a) + i);
+    const Type second = Load(static_cast<const Number*>(b) + i);
+    Store<Number>((first & mask) | (second & ~mask), static_cast<Number*>(to) + i);
   }
 }
 
@@ -223,9 +207,9 @@ using Arithmetic =
 // Four vectors at a time; then their lanes in order, then what is left over.
 template <typename Number, Reduction reduction>
 Number ReduceRow(const Number* values, int64_t count) {
-  using Type = Full<Number>;
+  using Type = Vector<Number>;
   using Rule = Combine<Number, reduction>;
-  constexpr int lanes = TFMEM_VECTOR_BYTES / sizeof(Number);
+  constexpr int lanes = kLanes<Number>;
   Number result = Rule::Identity();
   int64_t i = 0;
   if (count >= lanes) {
@@ -234,11 +218,11 @@ Number ReduceRow(const Number* values, int64_t count) {
     for (; i + 4 * lanes <= count; i += 4 * lanes) {
 #pragma GCC unroll 4
       for (int j = 0; j < 4; ++j) {
-        partial[j] = Rule::Of(partial[j], LoadLanes<Type>(values + i + j * lanes));
+        partial[j] = Rule::Of(partial[j], Load(values + i + j * lanes));
       }
     }
     for (; i + lanes <= count; i += lanes) {
-      partial[0] = Rule::Of(partial[0], LoadLanes<Type>(values + i));
+      partial[0] = Rule::Of(partial[0], Load(values + i));
     }
     const Type all = Rule::Of(Rule::Of(partial[0], partial[1]), Rule::Of(partial[2], partial[3]));
     for (int lane = 0; lane < lanes; ++lane) result = Rule::Of(result, Number(all[lane]));
@@ -248,36 +232,38 @@ Number ReduceRow(const Number* values, int64_t count) {
 }
 
 template <typename Number, Reduction reduction>
-void ReduceColumns(const void* from, int64_t rows, int64_t columns, void* to) {
-  using Type = typename Arithmetic<Number, reduction>::type;
-  const Type* values = static_cast<const Type*>(from);
-  for (int64_t row = 0; row < rows; ++row) {
-    static_cast<Type*>(to)[row] = ReduceRow<Type, reduction>(values + row * columns, columns);
+struct OverColumns {
+  static void Run(const void* from, int64_t rows, int64_t columns, void* to) {
+    using Type = typename Arithmetic<Number, reduction>::type;
+    const Type* values = static_cast<const Type*>(from);
+    for (int64_t row = 0; row < rows; ++row) {
+      static_cast<Type*>(to)[row] = ReduceRow<Type, reduction>(values + row * columns, columns);
+    }
   }
-}
+};
 
 template <typename Number, Reduction reduction>
-void ReduceRows(const void* from, int64_t rows, int64_t columns, void* to, bool begin) {
-  using Element = typename Arithmetic<Number, reduction>::type;
-  using Type = Full<Element>;
-  using Rule = Combine<Element, reduction>;
-  constexpr int lanes = TFMEM_VECTOR_BYTES / sizeof(Element);
-  const Element* values = static_cast<const Element*>(from);
-  Element* totals = static_cast<Element*>(to);
-  for (int64_t row = 0; row < rows; ++row, begin = false) {
-    const Element* source = values + row * columns;
-    int64_t i = 0;
-    for (; i + lanes <= columns; i += lanes) {
-      const Type total = begin ? Type{} + Rule::Identity() : LoadLanes<Type>(totals + i);
-      StoreLanes<Type>(Rule::Of(total, LoadLanes<Type>(source + i)), totals + i);
-    }
-    for (; i < columns; ++i) {
-      totals[i] = Rule::Of(begin ? Rule::Identity() : totals[i], source[i]);
+struct OverRows {
+  static void Run(const void* from, int64_t rows, int64_t columns, void* to, bool begin) {
+    using Element = typename Arithmetic<Number, reduction>::type;
+    using Type = Vector<Element>;
+    using Rule = Combine<Element, reduction>;
+    const Element* source = static_cast<const Element*>(from);
+    Element* totals = static_cast<Element*>(to);
+    for (int64_t row = 0; row < rows; ++row, source += columns, begin = false) {
+      int64_t i = 0;
+      for (; i + kLanes<Element> <= columns; i += kLanes<Element>) {
+        const Type total = begin ? Type{} + Rule::Identity() : Load(totals + i);
+        Store<Element>(Rule::Of(total, Load(source + i)), totals + i);
+      }
+      for (; i < columns; ++i) {
+        totals[i] = Rule::Of(begin ? Rule::Identity() : totals[i], source[i]);
+      }
     }
   }
-}
+};
 
-// `reduce` with the type's storage and the reduction, of those that there are for it.
+// `Reduce` with the type's storage and the reduction, of those that there are for it.
 template <template <typename, Reduction> class Reduce, typename... Arguments>
 void ForReduction(Reduction reduction, DType type, Arguments... arguments) {
   const auto numbers = [&](auto of) {
@@ -296,19 +282,6 @@ void ForReduction(Reduction reduction, DType type, Arguments... arguments) {
   };
   TFMEM_FOR_STORAGE(type, numbers)
 }
-
-template <typename Number, Reduction reduction>
-struct OverColumns {
-  static void Run(const void* values, int64_t rows, int64_t columns, void* target) {
-    ReduceColumns<Number, reduction>(values, rows, columns, target);
-  }
-};
-template <typename Number, Reduction reduction>
-struct OverRows {
-  static void Run(const void* values, int64_t rows, int64_t columns, void* totals, bool begin) {
-    ReduceRows<Number, reduction>(values, rows, columns, totals, begin);
-  }
-};
 
 void TileReduceColumns(Reduction reduction, DType type, const void* values, int64_t rows,
                        int64_t columns, void* target) {

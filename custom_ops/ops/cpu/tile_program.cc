@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "custom_ops/ops/status_macros.h"
 
 namespace tfmem {
 namespace {
@@ -184,8 +186,8 @@ absl::StatusOr<TileProgram> ParseTileProgram(absl::string_view bytes) {
   }
   std::vector<Elementwise> ops;
   for (absl::string_view name : absl::StrSplit(in.Line(), ' ', absl::SkipEmpty())) {
-    const absl::StatusOr<Elementwise> op = ElementwiseNamed(name);
-    if (!op.ok()) return Wrong(op.status().message());
+    const std::optional<Elementwise> op = ElementwiseNamed(name);
+    if (!op) return Wrong("there is no op '", name.substr(0, 40), "' in this op library");
     ops.push_back(*op);
   }
   TileProgram program;
@@ -239,28 +241,8 @@ absl::StatusOr<TileProgram> ParseTileProgram(absl::string_view bytes) {
   });
   if (!in.status.ok()) return in.status;
   if (!in.done()) return Wrong("is followed by something else");
-  if (absl::Status status = CheckTileProgram(program); !status.ok()) return status;
+  TFMEM_RETURN_IF_ERROR(CheckTileProgram(program));
   return program;
-}
-
-namespace {
-
-constexpr ElementwiseInfo kInfos[] = {
-#define TFMEM_INFO(op, name, arguments, kinds, comparison) {name, arguments, kinds, comparison},
-    TFMEM_ELEMENTWISE_OPS(TFMEM_INFO)
-#undef TFMEM_INFO
-};
-
-}  // namespace
-
-const ElementwiseInfo& InfoOf(Elementwise op) { return kInfos[static_cast<int>(op)]; }
-
-absl::StatusOr<Elementwise> ElementwiseNamed(absl::string_view name) {
-  for (const ElementwiseInfo& info : kInfos) {
-    if (info.name == name) return static_cast<Elementwise>(&info - kInfos);
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("there is no op '", name.substr(0, 40), "' in this op library"));
 }
 
 bool Takes(const ElementwiseInfo& info, DType dtype) {

@@ -20,7 +20,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "custom_ops/ops/recurrent/cell.h"
+#include "custom_ops/ops/elementwise.h"
 
 namespace tfmem {
 
@@ -145,20 +145,9 @@ std::string SerializeTileProgram(const TileProgram& program);
 // than its reader takes: what is accepted runs without further checks of the program.
 absl::StatusOr<TileProgram> ParseTileProgram(absl::string_view bytes);
 
-// The same checks, of a program from elsewhere.
+// The part of these checks that takes more than one number: the others are in range already.
 absl::Status CheckTileProgram(const TileProgram& program);
 
-// What the table of elementwise ops says of one.
-struct ElementwiseInfo {
-  const char* name = "";
-  int arguments = 0;
-  int kinds = 0;            // of dtypes, ElementwiseKinds
-  bool comparison = false;  // gives booleans
-};
-
-const ElementwiseInfo& InfoOf(Elementwise op);
-// InvalidArgument if there is none.
-absl::StatusOr<Elementwise> ElementwiseNamed(absl::string_view name);
 bool Takes(const ElementwiseInfo& info, DType dtype);
 bool Takes(Reduction reduction, DType dtype);
 

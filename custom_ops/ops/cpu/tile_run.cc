@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "custom_ops/ops/cpu/tensor_port.h"
 #include "custom_ops/ops/cpu/tile_interpreter.h"
+#include "custom_ops/ops/status_macros.h"
 
 namespace tfmem {
 namespace {
@@ -79,7 +80,7 @@ class TensorTiles {
       const int64_t groups = std::max<int64_t>(Groups(reduction.domain), 1);
       parts_.push_back(arena_.Reserve(groups * Totals(reduction), reduction.type.dtype));
     }
-    if (absl::Status status = arena_.Allocate(); !status.ok()) return status;
+    TFMEM_RETURN_IF_ERROR(arena_.Allocate());
     for (const TileConstant& constant : program_.constants) FillConstant(constant);
     return absl::OkStatus();
   }
@@ -308,8 +309,7 @@ absl::Status RunExpression(const Expression& expression, const ExpressionTiles& 
                            const std::vector<int64_t>& axes, const std::vector<TensorView>& inputs,
                            const std::vector<MutableTensorView>& outputs,
                            const InstructionSet& kernels) {
-  absl::Status status = CheckSizes(expression, axes, inputs, outputs);
-  if (!status.ok()) return status;
+  TFMEM_RETURN_IF_ERROR(CheckSizes(expression, axes, inputs, outputs));
   std::vector<int64_t> rows;
   for (const std::vector<int>& domain : tiles.rows) {
     rows.push_back(1);
@@ -325,18 +325,15 @@ absl::Status RunExpression(const Expression& expression, const ExpressionTiles& 
       continue;
     }
     const TensorView& input = inputs[node.tensor];
-    absl::StatusOr<TensorPort> port = TensorPort::Input(node, input.data, input.shape, at);
-    if (!port.ok()) return port.status();
-    run.loads.push_back(*std::move(port));
+    TFMEM_ASSIGN_OR_RETURN(TensorPort port, TensorPort::Input(node, input.data, input.shape, at));
+    run.loads.push_back(std::move(port));
   }
   for (size_t i = 0; i < outputs.size(); ++i) {
     const ExpressionOutput& output = expression.outputs[i];
-    uint32_t varies = 0;
-    for (int axis : output.axes) varies |= 1u << axis;
     run.stores.push_back(TensorPort::Output(expression.nodes[output.node].dtype, output.axes,
-                                            outputs[i].data, tiles.AxesOf(varies, axes)));
+                                            outputs[i].data, tiles.AxesOf(output.varies(), axes)));
   }
-  if (status = run.Allocate(); !status.ok()) return status;
+  TFMEM_RETURN_IF_ERROR(run.Allocate());
   for (const TileStage& stage : tiles.program.stages) {
     if (!stage.code.empty()) run.Run(stage);
   }

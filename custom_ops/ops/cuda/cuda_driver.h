@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "custom_ops/ops/status_macros.h"
 
 namespace tfmem::cuda {
 
@@ -113,11 +114,8 @@ absl::StatusOr<const Driver*> LoadDriver();
 absl::Status Check(Result result, const char* call);
 
 // Calls a driver function and returns its failure from the enclosing function.
-#define TFMEM_CUDA_RETURN_IF_ERROR(driver, function, ...)                                        \
-  do {                                                                                           \
-    absl::Status tfmem_status = ::tfmem::cuda::Check((driver).function(__VA_ARGS__), #function); \
-    if (!tfmem_status.ok()) return tfmem_status;                                                 \
-  } while (false)
+#define TFMEM_CUDA_RETURN_IF_ERROR(driver, function, ...) \
+  TFMEM_RETURN_IF_ERROR(::tfmem::cuda::Check((driver).function(__VA_ARGS__), #function))
 
 // Makes a context current for a scope. Destructors and foreign threads have none of their own.
 class ScopedContext {

@@ -4,6 +4,8 @@
 #include <mutex>
 
 #include "absl/strings/str_cat.h"
+#include "custom_ops/ops/process_wide.h"
+#include "custom_ops/ops/status_macros.h"
 
 namespace tfmem {
 namespace {
@@ -16,11 +18,6 @@ struct Modules {
   std::map<std::pair<cuda::Context, std::string>, std::shared_ptr<GpuModule>> loaded;  // by digest
 };
 
-Modules& modules() {
-  static Modules* instance = new Modules;  // lives as long as the process and its driver
-  return *instance;
-}
-
 absl::StatusOr<int64_t> DeviceAttribute(GpuLink* link, int attribute) {
   int value = 0;
   TFMEM_CUDA_RETURN_IF_ERROR(link->driver(), cuDeviceGetAttribute, &value, attribute,
@@ -32,7 +29,7 @@ absl::StatusOr<int64_t> DeviceAttribute(GpuLink* link, int attribute) {
 
 absl::StatusOr<std::shared_ptr<GpuModule>> GpuModule::Load(GpuLink* link,
                                                            const KernelImage& image) {
-  Modules& all = modules();
+  Modules& all = ProcessWide<Modules>();
   std::lock_guard<std::mutex> lock(all.mutex);
   const std::pair<cuda::Context, std::string> key{link->context(), image.digest};
   if (auto known = all.loaded.find(key); known != all.loaded.end()) return known->second;
@@ -56,39 +53,33 @@ GpuModule::~GpuModule() {
 absl::StatusOr<std::unique_ptr<GpuKernel>> GpuKernel::Load(GpuLink* link,
                                                            const KernelImage& image) {
   std::unique_ptr<GpuKernel> kernel(new GpuKernel(link, image));
-  absl::Status status = kernel->Open();
-  if (!status.ok()) return status;
+  TFMEM_RETURN_IF_ERROR(kernel->Open());
   return kernel;
 }
 
 absl::Status GpuKernel::CheckDevice() const {
-  absl::StatusOr<int64_t> major = DeviceAttribute(link_, cuda::kDeviceComputeMajor);
-  absl::StatusOr<int64_t> minor = DeviceAttribute(link_, cuda::kDeviceComputeMinor);
-  absl::StatusOr<int64_t> shared = DeviceAttribute(link_, cuda::kDeviceSharedMemoryOptIn);
-  for (const auto* value : {&major, &minor, &shared}) {
-    if (!value->ok()) return value->status();
-  }
-  const int64_t arch = *major * 10 + *minor;
+  TFMEM_ASSIGN_OR_RETURN(int64_t major, DeviceAttribute(link_, cuda::kDeviceComputeMajor));
+  TFMEM_ASSIGN_OR_RETURN(int64_t minor, DeviceAttribute(link_, cuda::kDeviceComputeMinor));
+  TFMEM_ASSIGN_OR_RETURN(int64_t shared, DeviceAttribute(link_, cuda::kDeviceSharedMemoryOptIn));
+  const int64_t arch = major * 10 + minor;
   if (image_.cubin ? arch != image_.arch : arch < image_.arch) {
     return absl::FailedPreconditionError(
         absl::StrCat("it is for compute capability ", image_.arch / 10, ".", image_.arch % 10,
-                     image_.cubin ? "" : " and later", ", this GPU has ", *major, ".", *minor));
+                     image_.cubin ? "" : " and later", ", this GPU has ", major, ".", minor));
   }
-  if (image_.shared > *shared) {
+  if (image_.shared > shared) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "a CTA of it needs ", image_.shared, " bytes of shared memory, this GPU gives ", *shared));
+        "a CTA of it needs ", image_.shared, " bytes of shared memory, this GPU gives ", shared));
   }
   return absl::OkStatus();
 }
 
 absl::Status GpuKernel::Open() {
   const cuda::Driver& driver = link_->driver();
-  if (absl::Status status = CheckDevice(); !status.ok()) return status;
+  TFMEM_RETURN_IF_ERROR(CheckDevice());
   cuda::ScopedContext current(driver, link_->context());
   if (!current.status().ok()) return current.status();
-  absl::StatusOr<std::shared_ptr<GpuModule>> module = GpuModule::Load(link_, image_);
-  if (!module.ok()) return module.status();
-  module_ = *std::move(module);
+  TFMEM_ASSIGN_OR_RETURN(module_, GpuModule::Load(link_, image_));
   TFMEM_CUDA_RETURN_IF_ERROR(driver, cuModuleGetFunction, &entry_, module_->module_,
                              image_.entry.c_str());
   if (image_.shared > kPlainSharedBytes) {
@@ -104,9 +95,7 @@ absl::Status GpuKernel::Open() {
 
 absl::Status GpuKernel::FindResidency() {
   const cuda::Driver& driver = link_->driver();
-  absl::StatusOr<int64_t> processors = DeviceAttribute(link_, cuda::kDeviceMultiprocessors);
-  if (!processors.ok()) return processors.status();
-  processors_ = *processors;
+  TFMEM_ASSIGN_OR_RETURN(processors_, DeviceAttribute(link_, cuda::kDeviceMultiprocessors));
   int resident = 0;
   if (image_.cluster > 1) {
     cuda::LaunchAttribute attributes[2];
@@ -162,7 +151,7 @@ absl::Status GpuKernel::Launch(cuda::Stream stream, Grid grid, const void* param
 }
 
 void TrimGpuKernels() {
-  Modules& all = modules();
+  Modules& all = ProcessWide<Modules>();
   std::lock_guard<std::mutex> lock(all.mutex);
   for (auto entry = all.loaded.begin(); entry != all.loaded.end();) {
     entry = entry->second.use_count() == 1 ? all.loaded.erase(entry) : std::next(entry);

@@ -45,7 +45,6 @@ class GpuKernel {
   // or not one cluster fits.
   static absl::StatusOr<std::unique_ptr<GpuKernel>> Load(GpuLink* link, const KernelImage& image);
 
-  const KernelImage& image() const { return image_; }
   GpuLink* link() const { return link_; }
   int64_t processors() const { return processors_; }  // of the device
   int64_t resident() const { return resident_; }      // CTAs that it runs at once

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "custom_ops/ops/status_macros.h"
 #include "tensorflow/core/framework/function.h"
 #include "tensorflow/core/framework/node_def_util.h"
 
@@ -33,9 +34,8 @@ bool ReadCode(const FunctionDef& function, std::string* code) {
 absl::StatusOr<std::vector<ProgramText>> ReadPrograms(OpKernelConstruction* ctx) {
   std::vector<std::string> headers;
   std::vector<NameAttrList> functions;
-  absl::Status status = ctx->GetAttr("programs", &headers);
-  if (status.ok()) status = ctx->GetAttr("images", &functions);
-  if (!status.ok()) return status;
+  TFMEM_RETURN_IF_ERROR(ctx->GetAttr("programs", &headers));
+  TFMEM_RETURN_IF_ERROR(ctx->GetAttr("images", &functions));
   const auto wrong = [&](const std::string& what) {
     return absl::InvalidArgumentError(
         absl::StrCat("'", ctx->def().name(), "' (", ctx->def().op(), ") ", what,

@@ -7,7 +7,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "custom_ops/ops/process_wide.h"
 #include "custom_ops/ops/sha256.h"
+#include "custom_ops/ops/status_macros.h"
 
 namespace tfmem {
 namespace {
@@ -23,11 +25,6 @@ struct Shared {
   std::mutex mutex;
   std::map<std::string, std::weak_ptr<const std::string>> codes;  // by digest
 };
-
-Shared& shared() {
-  static Shared* instance = new Shared;  // lives as long as the process
-  return *instance;
-}
 
 }  // namespace
 
@@ -93,14 +90,12 @@ absl::StatusOr<KernelImage> ReadImage(KernelHeader* header, absl::string_view co
     image.digest = Sha256(code);
   }
   if (image.entry.empty() || code.empty()) return WrongProgram("no entry, or no code");
-  absl::StatusOr<KernelCode> share = ShareCode(image.digest, code);
-  if (!share.ok()) return share.status();
-  image.code = *std::move(share);
+  TFMEM_ASSIGN_OR_RETURN(image.code, ShareCode(image.digest, code));
   return image;
 }
 
 absl::StatusOr<KernelCode> ShareCode(const std::string& digest, absl::string_view code) {
-  Shared& all = shared();
+  Shared& all = ProcessWide<Shared>();
   std::lock_guard<std::mutex> lock(all.mutex);
   if (auto found = all.codes.find(digest); found != all.codes.end()) {
     if (KernelCode same = found->second.lock(); same != nullptr && *same == code) return same;

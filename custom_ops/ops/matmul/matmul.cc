@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "custom_ops/ops/sizes.h"
+#include "custom_ops/ops/status_macros.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "unsupported/Eigen/CXX11/Tensor"
@@ -32,14 +33,12 @@ absl::Status MatMulShape(InferenceContext* ctx) {
   ShapeHandle left;
   ShapeHandle right;
   DimensionHandle depth;
-  for (absl::Status status :
-       {ctx->GetAttr("transpose_a", &transpose_left), ctx->GetAttr("transpose_b", &transpose_right),
-        ctx->WithRank(ctx->input(0), 2, &left), ctx->WithRank(ctx->input(1), 2, &right)}) {
-    if (!status.ok()) return status;
-  }
-  const absl::Status status = ctx->Merge(ctx->Dim(left, transpose_left ? 0 : 1),
-                                         ctx->Dim(right, transpose_right ? 1 : 0), &depth);
-  if (!status.ok()) return status;
+  TFMEM_RETURN_IF_ERROR(ctx->GetAttr("transpose_a", &transpose_left));
+  TFMEM_RETURN_IF_ERROR(ctx->GetAttr("transpose_b", &transpose_right));
+  TFMEM_RETURN_IF_ERROR(ctx->WithRank(ctx->input(0), 2, &left));
+  TFMEM_RETURN_IF_ERROR(ctx->WithRank(ctx->input(1), 2, &right));
+  TFMEM_RETURN_IF_ERROR(ctx->Merge(ctx->Dim(left, transpose_left ? 0 : 1),
+                                   ctx->Dim(right, transpose_right ? 1 : 0), &depth));
   ctx->set_output(0, ctx->Matrix(ctx->Dim(left, transpose_left ? 1 : 0),
                                  ctx->Dim(right, transpose_right ? 0 : 1)));
   return absl::OkStatus();
@@ -75,28 +74,27 @@ class MatMulOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    absl::StatusOr<MatMulCall> call = PrepareMatMul(ctx, transpose_left_, transpose_right_);
-    OP_REQUIRES_OK(ctx, call.status());
-    if (call->rows == 0 || call->columns == 0) return;
+    OP_REQUIRES_VALUE(MatMulCall call, ctx, PrepareMatMul(ctx, transpose_left_, transpose_right_));
+    if (call.rows == 0 || call.columns == 0) return;
     const auto matrix = [](auto* data, bool transposed, int64_t rows, int64_t columns) {
       if (transposed) std::swap(rows, columns);
       return Eigen::TensorMap<Eigen::Tensor<float, 2, Eigen::RowMajor>>(const_cast<float*>(data),
                                                                         rows, columns);
     };
-    const auto left = matrix(call->left, transpose_left_, call->rows, call->depth);
-    const auto right = matrix(call->right, transpose_right_, call->depth, call->columns);
-    auto product = matrix(call->product, false, call->rows, call->columns);
+    const auto left = matrix(call.left, transpose_left_, call.rows, call.depth);
+    const auto right = matrix(call.right, transpose_right_, call.depth, call.columns);
+    auto product = matrix(call.product, false, call.rows, call.columns);
     const std::array<Eigen::IndexPair<int>, 1> depth = {
         Eigen::IndexPair<int>(transpose_left_ ? 0 : 1, transpose_right_ ? 1 : 0)};
     const auto& device = ctx->eigen_device<Eigen::ThreadPoolDevice>();
-    if (call->depth == 0) {
+    if (call.depth == 0) {
       product.setZero();  // which Eigen leaves out
     } else {
       product.device(device) = left.contract(right, depth);
     }
-    if (call->bias == nullptr) return;
-    const auto bias = matrix(call->bias, false, 1, call->columns);
-    product.device(device) = product + bias.broadcast(std::array<int64_t, 2>{call->rows, 1});
+    if (call.bias == nullptr) return;
+    const auto bias = matrix(call.bias, false, 1, call.columns);
+    product.device(device) = product + bias.broadcast(std::array<int64_t, 2>{call.rows, 1});
   }
 
  private:
@@ -113,7 +111,7 @@ absl::StatusOr<MatMulCall> PrepareMatMul(OpKernelContext* ctx, bool transpose_le
   const Tensor& left = ctx->input(0);
   const Tensor& right = ctx->input(1);
   OpInputList biases;
-  if (absl::Status status = ctx->input_list("bias", &biases); !status.ok()) return status;
+  TFMEM_RETURN_IF_ERROR(ctx->input_list("bias", &biases));
   const auto refused = [&](const char* what, const TensorShape& found, const std::string& wanted) {
     return absl::InvalidArgumentError(absl::StrCat(what, " of '", ctx->op_kernel().name(),
                                                    "' (TfmemMatMul) has shape ",
@@ -141,11 +139,9 @@ absl::StatusOr<MatMulCall> PrepareMatMul(OpKernelContext* ctx, bool transpose_le
     call.bias = static_cast<const float*>(biases[0].data());
   }
   TensorShape shape;
-  absl::Status status = BuildShape({call.rows, call.columns}, &shape);
-  if (!status.ok()) return status;
+  TFMEM_RETURN_IF_ERROR(BuildShape({call.rows, call.columns}, &shape));
   Tensor* product = nullptr;
-  status = ctx->allocate_output(0, shape, &product);
-  if (!status.ok()) return status;
+  TFMEM_RETURN_IF_ERROR(ctx->allocate_output(0, shape, &product));
   call.left = static_cast<const float*>(left.data());
   call.right = static_cast<const float*>(right.data());
   call.product = static_cast<float*>(product->data());

@@ -15,6 +15,7 @@
 #include "custom_ops/ops/matmul/matmul.h"
 #include "custom_ops/ops/matmul/matmul_tiling.h"
 #include "custom_ops/ops/sizes.h"
+#include "custom_ops/ops/status_macros.h"
 
 namespace tfmem {
 namespace {
@@ -48,32 +49,25 @@ class MatMulOp : public OpKernel {
   explicit MatMulOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("transpose_a", &transpose_left_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("transpose_b", &transpose_right_));
-    absl::StatusOr<std::vector<ProgramText>> texts = ReadPrograms(ctx);
-    OP_REQUIRES_OK(ctx, texts.status());
-    OP_REQUIRES(ctx, texts->size() == images_.size(),
+    OP_REQUIRES_VALUE(std::vector<ProgramText> texts, ctx, ReadPrograms(ctx));
+    OP_REQUIRES(ctx, texts.size() == images_.size(),
                 absl::InvalidArgumentError(absl::StrCat(
-                    "'", name(), "' (TfmemMatMul) has ", texts->size(), " programs for a GPU, ",
+                    "'", name(), "' (TfmemMatMul) has ", texts.size(), " programs for a GPU, ",
                     "expected ", images_.size(), ": run tfmem.optimize on the machine with this ",
                     "GPU, or place the op on the CPU")));
     for (size_t i = 0; i < images_.size(); ++i) {
-      absl::StatusOr<KernelHeader> header = KernelHeader::Parse((*texts)[i].header);
-      OP_REQUIRES_OK(ctx, header.status());
-      absl::StatusOr<KernelImage> image = ReadImage(&*header, (*texts)[i].code);
-      OP_REQUIRES_OK(ctx, image.status());
-      images_[i] = *std::move(image);
+      OP_REQUIRES_VALUE(KernelHeader header, ctx, KernelHeader::Parse(texts[i].header));
+      OP_REQUIRES_VALUE(images_[i], ctx, ReadImage(&header, texts[i].code));
     }
   }
 
   void Compute(OpKernelContext* ctx) override {
-    absl::StatusOr<cuda::Stream> stream = ComputeStream(ctx);
-    OP_REQUIRES_OK(ctx, stream.status());
-    absl::StatusOr<MatMulCall> call = PrepareMatMul(ctx, transpose_left_, transpose_right_);
-    OP_REQUIRES_OK(ctx, call.status());
-    if (call->rows == 0 || call->columns == 0) return;
-    absl::StatusOr<GpuLink*> link = GpuLink::For(*stream);
-    OP_REQUIRES_OK(ctx, link.status());
-    OP_REQUIRES_OK(ctx, Load(*link));
-    OP_REQUIRES_OK(ctx, Enqueue(ctx, *stream, *call));
+    OP_REQUIRES_VALUE(cuda::Stream stream, ctx, ComputeStream(ctx));
+    OP_REQUIRES_VALUE(MatMulCall call, ctx, PrepareMatMul(ctx, transpose_left_, transpose_right_));
+    if (call.rows == 0 || call.columns == 0) return;
+    OP_REQUIRES_VALUE(GpuLink * link, ctx, GpuLink::For(stream));
+    OP_REQUIRES_OK(ctx, Load(link));
+    OP_REQUIRES_OK(ctx, Enqueue(ctx, stream, call));
   }
 
  private:
@@ -114,16 +108,13 @@ class MatMulOp : public OpKernel {
     const int64_t sums_bytes = tiling.SumsBytes(shape);
     const Size words = Size(call.rows) + call.columns + tiles;
     TensorShape bytes;
-    absl::Status status =
-        CheckRange("the number of tiles", tiles * tiling.split_k, 0, kMostOfASize);
-    if (status.ok()) {
-      status = BuildShape({(left + right + sums_bytes + words * sizeof(float)).value()}, &bytes);
-    }
-    if (!status.ok()) return status;
+    TFMEM_RETURN_IF_ERROR(
+        CheckRange("the number of tiles", tiles * tiling.split_k, 0, kMostOfASize));
+    TFMEM_RETURN_IF_ERROR(
+        BuildShape({(left + right + sums_bytes + words * sizeof(float)).value()}, &bytes));
     const int64_t left_bytes = left.value(), right_bytes = right.value();
     Tensor memory;
-    status = ctx->allocate_temp(tensorflow::DT_UINT8, bytes, &memory);
-    if (!status.ok()) return status;
+    TFMEM_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_UINT8, bytes, &memory));
     char* const base = static_cast<char*>(memory.data());
     char* const sums = base + left_bytes + right_bytes;
     float* const scales = reinterpret_cast<float*>(sums + sums_bytes);
@@ -149,8 +140,7 @@ class MatMulOp : public OpKernel {
     arguments.sums = sums;
     arguments.arrived = scales + call.rows + call.columns;
     const int64_t splits = Ceiling(call.rows, kSplitRows) + Ceiling(call.columns, kSplitRows);
-    status = kernels_[kSplit]->Launch(stream, {splits}, &arguments);
-    if (!status.ok()) return status;
+    TFMEM_RETURN_IF_ERROR(kernels_[kSplit]->Launch(stream, {splits}, &arguments));
     return kernels_[tiling.small ? kSmall : kLarge]->Launch(stream, {tiles * tiling.split_k},
                                                             &arguments);
   }

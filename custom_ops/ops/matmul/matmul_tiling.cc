@@ -7,8 +7,8 @@ namespace tfmem {
 namespace {
 
 constexpr int64_t kPairNumbers = 64;  // along the depth, of two lines
-constexpr int64_t kMostParts = 16;
-constexpr int64_t kMostTurns = 2;  // of CTAs on all multiprocessors, where tiles are in parts
+constexpr int64_t kMostSplits = 16;
+constexpr int64_t kMostTurns = 2;  // of CTAs on all multiprocessors, where tiles are split
 
 // What a product takes once its operands are split, to compare tilings. Fitted to tilings of 58
 // shapes on an H200 (docs/benchmarks.md): for each 64 of the depth a large tile takes 1,500, and
@@ -41,7 +41,7 @@ MatMulTiling BestTiling(const MatMulSizes& shape, int64_t processors) {
   int64_t least = std::numeric_limits<int64_t>::max();
   for (bool small : {false, true}) {
     const int64_t tiles = std::max<int64_t>(shape.tiles(MatMulTiling{small}.tile()), 1);
-    const int64_t most = std::min({pairs, kMostParts, kMostTurns * processors / tiles});
+    const int64_t most = std::min({pairs, kMostSplits, kMostTurns * processors / tiles});
     for (int64_t split_k = 1; split_k <= std::max<int64_t>(most, 1); ++split_k) {
       // Each part has some of the depth.
       if (split_k > 1 && Ceiling(pairs, Ceiling(pairs, split_k)) != split_k) continue;
@@ -58,7 +58,7 @@ MatMulTiling BestTiling(const MatMulSizes& shape, int64_t processors) {
 
 }  // namespace tfmem
 
-// For benchmarks/matmul/multiplier.py. `found`: whether tiles are small, parts.
+// For benchmarks/matmul/multiplier.py. `found`: whether tiles are small, split_k.
 extern "C" void tfmem_best_tiling(int64_t rows, int64_t depth, int64_t columns, int64_t processors,
                                   int64_t* found) {
   const tfmem::MatMulTiling tiling = tfmem::BestTiling({rows, depth, columns}, processors);

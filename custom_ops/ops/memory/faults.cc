@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "absl/strings/str_cat.h"
+#include "custom_ops/ops/process_wide.h"
 
 namespace tfmem {
 namespace {
@@ -22,15 +23,10 @@ struct Plans {
   std::array<Plan, kFaultKinds> plans;
 };
 
-Plans& plans() {
-  static Plans* instance = new Plans;
-  return *instance;
-}
-
 }  // namespace
 
 void InjectFault(Fault kind, int64_t after, int64_t times) {
-  Plans& all = plans();
+  Plans& all = ProcessWide<Plans>();
   std::lock_guard<std::mutex> lock(all.mutex);
   all.plans[static_cast<int>(kind)] = {after, times};
   bool armed = false;
@@ -39,7 +35,7 @@ void InjectFault(Fault kind, int64_t after, int64_t times) {
 }
 
 absl::Status CheckFault(Fault kind, const std::string& label) {
-  Plans& all = plans();
+  Plans& all = ProcessWide<Plans>();
   if (!all.armed.load(std::memory_order_relaxed)) return absl::OkStatus();
   std::lock_guard<std::mutex> lock(all.mutex);
   Plan& plan = all.plans[static_cast<int>(kind)];

@@ -3,6 +3,8 @@
 #include <map>
 
 #include "custom_ops/ops/counters.h"
+#include "custom_ops/ops/process_wide.h"
+#include "custom_ops/ops/status_macros.h"
 
 namespace tfmem {
 namespace {
@@ -11,11 +13,6 @@ struct Links {
   std::mutex mutex;
   std::map<cuda::Context, GpuLink*> by_context;
 };
-
-Links& links() {
-  static Links* instance = new Links;
-  return *instance;
-}
 
 }  // namespace
 
@@ -39,8 +36,7 @@ absl::StatusOr<bool> PooledEvent::Passed() const {
   if (!current.status().ok()) return current.status();
   const cuda::Result result = link_->driver().cuEventQuery(event_);
   if (result == cuda::kErrorNotReady) return false;
-  absl::Status status = cuda::Check(result, "cuEventQuery");
-  if (!status.ok()) return status;
+  TFMEM_RETURN_IF_ERROR(cuda::Check(result, "cuEventQuery"));
   return true;
 }
 
@@ -50,22 +46,20 @@ void PooledEvent::Reset() {
 }
 
 absl::StatusOr<GpuLink*> GpuLink::For(cuda::Stream compute) {
-  absl::StatusOr<const cuda::Driver*> driver = cuda::LoadDriver();
-  if (!driver.ok()) return driver.status();
+  TFMEM_ASSIGN_OR_RETURN(const cuda::Driver* driver, cuda::LoadDriver());
   cuda::Context context = nullptr;
-  TFMEM_CUDA_RETURN_IF_ERROR(**driver, cuStreamGetCtx, compute, &context);
-  Links& all = links();
+  TFMEM_CUDA_RETURN_IF_ERROR(*driver, cuStreamGetCtx, compute, &context);
+  Links& all = ProcessWide<Links>();
   std::lock_guard<std::mutex> lock(all.mutex);
   auto known = all.by_context.find(context);
   if (known != all.by_context.end()) return known->second;
-  auto link = std::unique_ptr<GpuLink>(new GpuLink(**driver, context));
-  absl::Status status = link->Open();
-  if (!status.ok()) return status;
+  auto link = std::unique_ptr<GpuLink>(new GpuLink(*driver, context));
+  TFMEM_RETURN_IF_ERROR(link->Open());
   return all.by_context[context] = link.release();
 }
 
 std::vector<GpuLink*> GpuLink::All() {
-  Links& all = links();
+  Links& all = ProcessWide<Links>();
   std::lock_guard<std::mutex> lock(all.mutex);
   std::vector<GpuLink*> result;
   for (const auto& [context, link] : all.by_context) result.push_back(link);
@@ -114,10 +108,8 @@ absl::StatusOr<PooledEvent> GpuLink::NewEvent(bool timing) {
 }
 
 absl::StatusOr<PooledEvent> GpuLink::Mark(cuda::Stream stream, bool timing) {
-  absl::StatusOr<PooledEvent> event = NewEvent(timing);
-  if (!event.ok()) return event;
-  absl::Status status = event->Record(stream);
-  if (!status.ok()) return status;
+  TFMEM_ASSIGN_OR_RETURN(PooledEvent event, NewEvent(timing));
+  TFMEM_RETURN_IF_ERROR(event.Record(stream));
   return event;
 }
 
@@ -133,25 +125,16 @@ void GpuLink::GiveBack(cuda::Event event, bool timing) {
   idle_events_[timing].push_back(event);
 }
 
-absl::Status GpuLink::RecordWait(cuda::Stream compute, const PooledEvent& event,
-                                 const PooledEvent& before, const PooledEvent& after) {
-  absl::Status status = before.Record(compute);
-  if (status.ok()) status = event.MakeWait(compute);
-  if (status.ok()) status = after.Record(compute);
-  return status;
-}
-
 absl::Status GpuLink::WaitTimed(cuda::Stream compute, const PooledEvent& event) {
   if (!stall_timing().load(std::memory_order_relaxed)) return event.MakeWait(compute);
-  absl::StatusOr<PooledEvent> before = NewEvent(/*timing=*/true);
-  if (!before.ok()) return before.status();
-  absl::StatusOr<PooledEvent> after = NewEvent(/*timing=*/true);
-  if (!after.ok()) return after.status();
-  absl::Status status = RecordWait(compute, event, *before, *after);
-  if (!status.ok()) return status;
+  TFMEM_ASSIGN_OR_RETURN(PooledEvent before, NewEvent(/*timing=*/true));
+  TFMEM_ASSIGN_OR_RETURN(PooledEvent after, NewEvent(/*timing=*/true));
+  TFMEM_RETURN_IF_ERROR(before.Record(compute));
+  TFMEM_RETURN_IF_ERROR(event.MakeWait(compute));
+  TFMEM_RETURN_IF_ERROR(after.Record(compute));
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    stalls_.emplace_back(*std::move(before), *std::move(after));
+    stalls_.emplace_back(std::move(before), std::move(after));
   }
   CollectStalls();  // keeps the number of pending pairs at what the stream has not reached
   return absl::OkStatus();

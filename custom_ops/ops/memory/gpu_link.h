@@ -80,8 +80,6 @@ class GpuLink {
   GpuLink(const cuda::Driver& driver, cuda::Context context) : driver_(driver), context_(context) {}
   absl::Status Open();
   void GiveBack(cuda::Event event, bool timing);
-  absl::Status RecordWait(cuda::Stream compute, const PooledEvent& event, const PooledEvent& before,
-                          const PooledEvent& after);
 
   const cuda::Driver& driver_;
   const cuda::Context context_;

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "custom_ops/ops/counters.h"
 #include "custom_ops/ops/memory/faults.h"
+#include "custom_ops/ops/status_macros.h"
 
 namespace tfmem {
 namespace {
@@ -14,16 +15,10 @@ cuda::DevicePointer Address(const void* pointer) {
   return reinterpret_cast<cuda::DevicePointer>(pointer);
 }
 
-absl::Status NotPrefetched(const std::string& label) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("the awaited tensor is not one that was prefetched from '", label, "'"));
-}
-
 // Makes `stream` wait for the present position of `compute`.
 absl::Status Follow(GpuLink* link, cuda::Stream stream, cuda::Stream compute) {
-  absl::StatusOr<PooledEvent> now = link->Mark(compute);
-  if (!now.ok()) return now.status();
-  return now->MakeWait(stream);
+  TFMEM_ASSIGN_OR_RETURN(PooledEvent now, link->Mark(compute));
+  return now.MakeWait(stream);
 }
 
 absl::Status CheckManaged(GpuLink* link, const void* pointer, const std::string& label) {
@@ -73,15 +68,26 @@ PooledEvent Arrivals::TakeLast() {
   return buffers_.empty() ? PooledEvent() : std::move(buffers_.back().arrived);
 }
 
+absl::Status GpuTicket::Await(cuda::Stream compute, const void* target) {
+  if (bytes_ == 0) return absl::OkStatus();
+  cuda::ScopedContext current(link_->driver(), link_->context());
+  if (!current.status().ok()) return current.status();
+  Owner owner;  // dropped after the lock
+  std::lock_guard<std::mutex> lock(mutex_);
+  ArrivingBuffer* buffer = arrivals_.Find(target);
+  if (buffer == nullptr) return NotPrefetched();
+  TFMEM_RETURN_IF_ERROR(link_->WaitTimed(compute, buffer->arrived));
+  owner.swap(buffer->owner);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::shared_ptr<CopyTicket>> CopyTicket::Start(cuda::Stream compute,
                                                               std::string label, const void* source,
                                                               size_t bytes, int64_t host_budget,
                                                               Owner owner) {
-  absl::StatusOr<GpuLink*> link = GpuLink::For(compute);
-  if (!link.ok()) return link.status();
-  std::shared_ptr<CopyTicket> ticket(new CopyTicket(std::move(label), *link, compute, bytes));
-  absl::Status status = ticket->StartOut(source, host_budget, std::move(owner));
-  if (!status.ok()) return status;
+  TFMEM_ASSIGN_OR_RETURN(GpuLink * link, GpuLink::For(compute));
+  std::shared_ptr<CopyTicket> ticket(new CopyTicket(std::move(label), link, compute, bytes));
+  TFMEM_RETURN_IF_ERROR(ticket->StartOut(source, host_budget, std::move(owner)));
   return ticket;
 }
 
@@ -89,32 +95,30 @@ absl::Status CopyTicket::StartOut(const void* source, int64_t host_budget, Owner
   if (bytes_ > 0) {
     cuda::ScopedContext current(link_->driver(), link_->context());
     if (!current.status().ok()) return current.status();
-    absl::StatusOr<PinnedBlock> block = PinnedBlock::Acquire(link_, bytes_, host_budget, label());
-    if (!block.ok()) return block.status();
-    absl::StatusOr<PooledEvent> copied = link_->NewEvent();
-    if (!copied.ok()) return copied.status();
+    TFMEM_ASSIGN_OR_RETURN(PinnedBlock block,
+                           PinnedBlock::Acquire(link_, bytes_, host_budget, label()));
+    TFMEM_ASSIGN_OR_RETURN(PooledEvent copied, link_->NewEvent());
 
     const cuda::Stream stream = link_->out_stream();
-    absl::Status status = CheckFault(Fault::kCopyOut, label());
-    if (status.ok()) status = Follow(link_, stream, compute_);
+    TFMEM_RETURN_IF_ERROR(CheckFault(Fault::kCopyOut, label()));
+    TFMEM_RETURN_IF_ERROR(Follow(link_, stream, compute_));
     // The block's last user may still be copying from it.
-    if (status.ok() && block->last_use()) status = block->last_use().MakeWait(stream);
-    if (!status.ok()) return status;
-    status = cuda::Check(
-        link_->driver().cuMemcpyDtoHAsync_v2(block->data(), Address(source), bytes_, stream),
+    if (block.last_use()) TFMEM_RETURN_IF_ERROR(block.last_use().MakeWait(stream));
+    absl::Status status = cuda::Check(
+        link_->driver().cuMemcpyDtoHAsync_v2(block.data(), Address(source), bytes_, stream),
         "cuMemcpyDtoHAsync");
-    if (status.ok()) status = copied->Record(stream);
+    if (status.ok()) status = copied.Record(stream);
     if (!status.ok()) {
       if (!link_->Drain(stream)) {
-        block->Abandon();
+        block.Abandon();
         Abandon(std::move(owner));
       }
       return status;
     }
     // From here on the ticket holds what the copy touches, whatever else goes wrong.
-    block_ = *std::move(block);
+    block_ = std::move(block);
     source_owner_ = std::move(owner);
-    copied_ = *std::move(copied);
+    copied_ = std::move(copied);
   }
   ++counters().offloads;
   counters().bytes_out += bytes_;
@@ -150,8 +154,7 @@ absl::Status CopyTicket::Release(cuda::Stream compute) {
   if (bytes_ == 0) return absl::OkStatus();
   cuda::ScopedContext current(link_->driver(), link_->context());
   if (!current.status().ok()) return current.status();
-  absl::Status status = link_->WaitTimed(compute, copied_);
-  if (!status.ok()) return status;
+  TFMEM_RETURN_IF_ERROR(link_->WaitTimed(compute, copied_));
   Owner owner;  // dropped after the lock
   std::lock_guard<std::mutex> lock(mutex_);
   owner.swap(source_owner_);
@@ -162,19 +165,17 @@ absl::Status CopyTicket::StartIn(cuda::Stream compute, void* target, Owner owner
   if (bytes_ > 0) {
     cuda::ScopedContext current(link_->driver(), link_->context());
     if (!current.status().ok()) return current.status();
-    absl::StatusOr<PooledEvent> arrived = link_->NewEvent();
-    if (!arrived.ok()) return arrived.status();
+    TFMEM_ASSIGN_OR_RETURN(PooledEvent arrived, link_->NewEvent());
 
     const cuda::Stream stream = link_->in_stream();
     std::lock_guard<std::mutex> lock(mutex_);  // arrivals in the order of the stream
-    absl::Status status = CheckFault(Fault::kCopyIn, label());
-    if (status.ok()) status = Follow(link_, stream, compute);  // invariant 1
-    if (status.ok()) status = copied_.MakeWait(stream);
-    if (!status.ok()) return status;
-    status = cuda::Check(
+    TFMEM_RETURN_IF_ERROR(CheckFault(Fault::kCopyIn, label()));
+    TFMEM_RETURN_IF_ERROR(Follow(link_, stream, compute));  // invariant 1
+    TFMEM_RETURN_IF_ERROR(copied_.MakeWait(stream));
+    absl::Status status = cuda::Check(
         link_->driver().cuMemcpyHtoDAsync_v2(Address(target), block_.data(), bytes_, stream),
         "cuMemcpyHtoDAsync");
-    if (status.ok()) status = arrived->Record(stream);
+    if (status.ok()) status = arrived.Record(stream);
     if (!status.ok()) {
       if (!link_->Drain(stream)) {
         lost_ = true;
@@ -182,57 +183,30 @@ absl::Status CopyTicket::StartIn(cuda::Stream compute, void* target, Owner owner
       }
       return status;
     }
-    arrivals_.Add({target, compute, *std::move(arrived), std::move(owner)});
+    arrivals_.Add({target, compute, std::move(arrived), std::move(owner)});
   }
   ++counters().prefetches;
   counters().bytes_in += bytes_;
   return absl::OkStatus();
 }
 
-namespace {
-
-// Await of both mechanisms: waits on `compute`, then lets the ticket's share of the buffer go.
-absl::Status AwaitArrival(GpuLink* link, std::mutex& mutex, Arrivals& arrivals,
-                          const std::string& label, cuda::Stream compute, const void* target) {
-  cuda::ScopedContext current(link->driver(), link->context());
-  if (!current.status().ok()) return current.status();
-  Owner owner;  // dropped after the lock
-  std::lock_guard<std::mutex> lock(mutex);
-  ArrivingBuffer* buffer = arrivals.Find(target);
-  if (buffer == nullptr) return NotPrefetched(label);
-  absl::Status status = link->WaitTimed(compute, buffer->arrived);
-  if (status.ok()) owner.swap(buffer->owner);
-  return status;
-}
-
-}  // namespace
-
-absl::Status CopyTicket::Await(cuda::Stream compute, const void* target) {
-  if (bytes_ == 0) return absl::OkStatus();
-  return AwaitArrival(link_, mutex_, arrivals_, label(), compute, target);
-}
-
 absl::StatusOr<std::shared_ptr<ManagedTicket>> ManagedTicket::Start(cuda::Stream compute,
                                                                     std::string label,
                                                                     const void* source,
                                                                     size_t bytes, Owner owner) {
-  absl::StatusOr<GpuLink*> link = GpuLink::For(compute);
-  if (!link.ok()) return link.status();
+  TFMEM_ASSIGN_OR_RETURN(GpuLink * link, GpuLink::For(compute));
   std::shared_ptr<ManagedTicket> ticket(
-      new ManagedTicket(std::move(label), *link, bytes, std::move(owner)));
+      new ManagedTicket(std::move(label), link, bytes, std::move(owner)));
   if (bytes > 0) {
-    cuda::ScopedContext current((*link)->driver(), (*link)->context());
+    cuda::ScopedContext current(link->driver(), link->context());
     if (!current.status().ok()) return current.status();
-    absl::Status status = CheckManaged(*link, source, ticket->label());
-    if (status.ok()) status = CheckFault(Fault::kCopyOut, ticket->label());
-    const cuda::Stream stream = (*link)->out_stream();
-    if (status.ok()) status = Follow(*link, stream, compute);
-    if (!status.ok()) return status;
-    TFMEM_CUDA_RETURN_IF_ERROR((*link)->driver(), cuMemPrefetchAsync, Address(source), bytes,
+    TFMEM_RETURN_IF_ERROR(CheckManaged(link, source, ticket->label()));
+    TFMEM_RETURN_IF_ERROR(CheckFault(Fault::kCopyOut, ticket->label()));
+    const cuda::Stream stream = link->out_stream();
+    TFMEM_RETURN_IF_ERROR(Follow(link, stream, compute));
+    TFMEM_CUDA_RETURN_IF_ERROR(link->driver(), cuMemPrefetchAsync, Address(source), bytes,
                                cuda::kDeviceCpu, stream);
-    absl::StatusOr<PooledEvent> departed = (*link)->Mark(stream);
-    if (!departed.ok()) return departed.status();
-    ticket->departed_ = *std::move(departed);
+    TFMEM_ASSIGN_OR_RETURN(ticket->departed_, link->Mark(stream));
   }
   ++counters().offloads;
   counters().bytes_out += bytes;
@@ -244,41 +218,32 @@ absl::Status ManagedTicket::StartIn(cuda::Stream compute, void* target, Owner ow
     cuda::ScopedContext current(link_->driver(), link_->context());
     if (!current.status().ok()) return current.status();
     const cuda::Stream stream = link_->in_stream();
-    absl::Status status = CheckFault(Fault::kCopyIn, label());
+    TFMEM_RETURN_IF_ERROR(CheckFault(Fault::kCopyIn, label()));
     // The compute stream's position is when the plan wants the move to begin.
-    if (status.ok()) status = Follow(link_, stream, compute);
-    if (status.ok()) status = departed_.MakeWait(stream);
-    if (!status.ok()) return status;
+    TFMEM_RETURN_IF_ERROR(Follow(link_, stream, compute));
+    TFMEM_RETURN_IF_ERROR(departed_.MakeWait(stream));
     TFMEM_CUDA_RETURN_IF_ERROR(link_->driver(), cuMemPrefetchAsync, Address(target), bytes_,
                                link_->device(), stream);
-    absl::StatusOr<PooledEvent> arrived = link_->Mark(stream);
-    if (!arrived.ok()) return arrived.status();
+    TFMEM_ASSIGN_OR_RETURN(PooledEvent arrived, link_->Mark(stream));
     std::lock_guard<std::mutex> lock(mutex_);
-    arrivals_.Add({target, compute, *std::move(arrived), std::move(owner)});
+    arrivals_.Add({target, compute, std::move(arrived), std::move(owner)});
   }
   ++counters().prefetches;
   counters().bytes_in += bytes_;
   return absl::OkStatus();
 }
 
-absl::Status ManagedTicket::Await(cuda::Stream compute, const void* target) {
-  if (bytes_ == 0) return absl::OkStatus();
-  return AwaitArrival(link_, mutex_, arrivals_, label(), compute, target);
-}
-
 absl::Status MoveToDevice(cuda::Stream compute, const void* pointer, size_t bytes,
                           const std::string& label) {
   if (bytes == 0) return absl::OkStatus();
-  absl::StatusOr<GpuLink*> link = GpuLink::For(compute);
-  if (!link.ok()) return link.status();
-  cuda::ScopedContext current((*link)->driver(), (*link)->context());
+  TFMEM_ASSIGN_OR_RETURN(GpuLink * link, GpuLink::For(compute));
+  cuda::ScopedContext current(link->driver(), link->context());
   if (!current.status().ok()) return current.status();
-  absl::Status status = CheckManaged(*link, pointer, label);
-  const cuda::Stream stream = (*link)->in_stream();
-  if (status.ok()) status = Follow(*link, stream, compute);
-  if (!status.ok()) return status;
+  TFMEM_RETURN_IF_ERROR(CheckManaged(link, pointer, label));
+  const cuda::Stream stream = link->in_stream();
+  TFMEM_RETURN_IF_ERROR(Follow(link, stream, compute));
   return cuda::Check(
-      (*link)->driver().cuMemPrefetchAsync(Address(pointer), bytes, (*link)->device(), stream),
+      link->driver().cuMemPrefetchAsync(Address(pointer), bytes, link->device(), stream),
       "cuMemPrefetchAsync");
 }
 

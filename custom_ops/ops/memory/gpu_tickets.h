@@ -27,20 +27,6 @@
 
 namespace tfmem {
 
-// What the kernels need of a GPU mechanism. `compute` is the stream of the op that runs.
-class GpuTicket : public Ticket {
- public:
-  using Ticket::Ticket;
-  // Lets the offloaded buffer go, in the compute stream's order.
-  virtual absl::Status Release(cuda::Stream compute) = 0;
-  // Starts bringing the data to `target`, which `owner` keeps alive.
-  virtual absl::Status StartIn(cuda::Stream compute, void* target, Owner owner) = 0;
-  // Makes the compute stream wait until the data is at `target`.
-  virtual absl::Status Await(cuda::Stream compute, const void* target) = 0;
-  // The source, for a mechanism whose data comes back to where it was; else null.
-  virtual Owner source() const { return nullptr; }
-};
-
 // A move back into device memory: `owner` is held until the compute stream waits for `arrived`.
 struct ArrivingBuffer {
   const void* target = nullptr;
@@ -66,6 +52,29 @@ class Arrivals {
   std::vector<ArrivingBuffer> buffers_;
 };
 
+// What the kernels need of a GPU mechanism. `compute` is the stream of the op that runs.
+class GpuTicket : public Ticket {
+ public:
+  // Lets the offloaded buffer go, in the compute stream's order.
+  virtual absl::Status Release(cuda::Stream compute) = 0;
+  // Starts bringing the data to `target`, which `owner` keeps alive.
+  virtual absl::Status StartIn(cuda::Stream compute, void* target, Owner owner) = 0;
+  // Makes the compute stream wait until the data is at `target`, then lets the ticket's share of
+  // that buffer go.
+  absl::Status Await(cuda::Stream compute, const void* target);
+  // The source, for a mechanism whose data comes back to where it was; else null.
+  virtual Owner source() const { return nullptr; }
+
+ protected:
+  GpuTicket(std::string label, GpuLink* link, size_t bytes)
+      : Ticket(std::move(label)), link_(link), bytes_(bytes) {}
+
+  GpuLink* const link_;
+  const size_t bytes_;
+  std::mutex mutex_;
+  Arrivals arrivals_;
+};
+
 class CopyTicket : public GpuTicket {
  public:
   // Starts copying `bytes` bytes at device address `source` to a pinned block.
@@ -76,23 +85,19 @@ class CopyTicket : public GpuTicket {
 
   absl::Status Release(cuda::Stream compute) override;
   absl::Status StartIn(cuda::Stream compute, void* target, Owner owner) override;
-  absl::Status Await(cuda::Stream compute, const void* target) override;
 
  private:
   CopyTicket(std::string label, GpuLink* link, cuda::Stream compute, size_t bytes)
-      : GpuTicket(std::move(label)), link_(link), compute_(compute), bytes_(bytes) {}
+      : GpuTicket(std::move(label), link, bytes), compute_(compute) {}
   absl::Status StartOut(const void* source, int64_t host_budget, Owner owner);
 
-  GpuLink* const link_;
   const cuda::Stream compute_;
-  const size_t bytes_;
   PinnedBlock block_;
   PooledEvent copied_;  // set before the ticket is shared, then constant
 
-  std::mutex mutex_;
+  // Both under the mutex.
   Owner source_owner_;  // until Release
-  Arrivals arrivals_;
-  bool lost_ = false;  // whether a copy may touch the block for which nobody can wait
+  bool lost_ = false;   // whether a copy may touch the block for which nobody can wait
 };
 
 // Pages move, addresses stay: the source buffer is kept and handed out again by Prefetch.
@@ -106,20 +111,14 @@ class ManagedTicket : public GpuTicket {
   // Nothing to wait for: page migration keeps memory coherent.
   absl::Status Release(cuda::Stream) override { return absl::OkStatus(); }
   absl::Status StartIn(cuda::Stream compute, void* target, Owner owner) override;
-  absl::Status Await(cuda::Stream compute, const void* target) override;
   Owner source() const override { return source_owner_; }
 
  private:
   ManagedTicket(std::string label, GpuLink* link, size_t bytes, Owner owner)
-      : GpuTicket(std::move(label)), link_(link), bytes_(bytes), source_owner_(std::move(owner)) {}
+      : GpuTicket(std::move(label), link, bytes), source_owner_(std::move(owner)) {}
 
-  GpuLink* const link_;
-  const size_t bytes_;
   const Owner source_owner_;
   PooledEvent departed_;
-
-  std::mutex mutex_;
-  Arrivals arrivals_;
 };
 
 // Asks the driver to move `bytes` bytes of managed memory at `pointer` to the GPU, from the

@@ -17,8 +17,6 @@ struct HostMemory {
 // `root` is where the system's files lie, "" but for tests.
 HostMemory ReadHostMemory(const std::string& root = "");
 
-inline int64_t AvailableHostBytes() { return ReadHostMemory().available; }
-
 }  // namespace tfmem
 
 #endif  // TFMEM_CUSTOM_OPS_OPS_MEMORY_HOST_MEMORY_H_

@@ -2,6 +2,7 @@
 
 #include "absl/status/status.h"
 #include "custom_ops/ops/cuda/cuda_driver.h"
+#include "custom_ops/ops/status_macros.h"
 
 namespace tfmem {
 namespace {
@@ -71,34 +72,27 @@ absl::StatusOr<LinkBandwidth> Measure(const cuda::Driver& driver, cuda::Context 
   if (!current.status().ok()) return current.status();
   Lane out(driver);
   Lane in(driver);
-  absl::Status status = out.Open(bytes);
-  if (status.ok()) status = in.Open(bytes);
-  if (!status.ok()) return status;
+  TFMEM_RETURN_IF_ERROR(out.Open(bytes));
+  TFMEM_RETURN_IF_ERROR(in.Open(bytes));
 
-  if (status = out.Enqueue(/*to_host=*/true); !status.ok()) return status;
-  absl::StatusOr<double> to_host = out.BytesPerSecond();
-  if (!to_host.ok()) return to_host.status();
+  TFMEM_RETURN_IF_ERROR(out.Enqueue(/*to_host=*/true));
+  TFMEM_ASSIGN_OR_RETURN(double to_host, out.BytesPerSecond());
 
-  if (status = in.Enqueue(/*to_host=*/false); !status.ok()) return status;
-  absl::StatusOr<double> to_device = in.BytesPerSecond();
-  if (!to_device.ok()) return to_device.status();
+  TFMEM_RETURN_IF_ERROR(in.Enqueue(/*to_host=*/false));
+  TFMEM_ASSIGN_OR_RETURN(double to_device, in.BytesPerSecond());
 
-  status = out.Enqueue(/*to_host=*/true);
-  if (status.ok()) status = in.Enqueue(/*to_host=*/false);
-  if (!status.ok()) return status;
-  absl::StatusOr<double> both_to_host = out.BytesPerSecond();
-  if (!both_to_host.ok()) return both_to_host.status();
-  absl::StatusOr<double> both_to_device = in.BytesPerSecond();
-  if (!both_to_device.ok()) return both_to_device.status();
-  return LinkBandwidth{*to_host, *to_device, *both_to_host, *both_to_device};
+  TFMEM_RETURN_IF_ERROR(out.Enqueue(/*to_host=*/true));
+  TFMEM_RETURN_IF_ERROR(in.Enqueue(/*to_host=*/false));
+  TFMEM_ASSIGN_OR_RETURN(double both_to_host, out.BytesPerSecond());
+  TFMEM_ASSIGN_OR_RETURN(double both_to_device, in.BytesPerSecond());
+  return LinkBandwidth{to_host, to_device, both_to_host, both_to_device};
 }
 
 }  // namespace
 
 absl::StatusOr<LinkBandwidth> MeasureLinkBandwidth(int ordinal, size_t bytes) {
-  absl::StatusOr<const cuda::Driver*> loaded = cuda::LoadDriver();
-  if (!loaded.ok()) return loaded.status();
-  const cuda::Driver& driver = **loaded;
+  TFMEM_ASSIGN_OR_RETURN(const cuda::Driver* loaded, cuda::LoadDriver());
+  const cuda::Driver& driver = *loaded;
   cuda::Device device = 0;
   cuda::Context context = nullptr;
   TFMEM_CUDA_RETURN_IF_ERROR(driver, cuDeviceGet, &device, ordinal);

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "custom_ops/ops/memory/ticket_variant.h"
 #include "custom_ops/ops/sizes.h"
+#include "custom_ops/ops/status_macros.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -56,7 +57,7 @@ absl::Status AwaitShape(InferenceContext* c) {
 absl::Status CheckBytes(const std::vector<int64_t>& sizes) {
   for (int64_t size : sizes) {
     tensorflow::TensorShape shape;
-    if (absl::Status status = BuildShape({size}, &shape); !status.ok()) return status;
+    TFMEM_RETURN_IF_ERROR(BuildShape({size}, &shape));
   }
   return absl::OkStatus();
 }

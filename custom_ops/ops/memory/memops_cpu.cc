@@ -12,6 +12,7 @@
 #include "custom_ops/ops/memory/spill.h"
 #include "custom_ops/ops/memory/spill_directories.h"
 #include "custom_ops/ops/memory/ticket_variant.h"
+#include "custom_ops/ops/status_macros.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/platform/logging.h"
 
@@ -24,8 +25,6 @@ using ::tensorflow::OpKernel;
 using ::tensorflow::OpKernelConstruction;
 using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
-
-Owner Share(const Tensor& tensor) { return std::make_shared<Tensor>(tensor); }
 
 class OffloadOp : public OpKernel {
  public:
@@ -56,9 +55,8 @@ class OffloadOp : public OpKernel {
  private:
   absl::Status FindDirectory(OpKernelConstruction* ctx) {
     std::string named, key;
-    absl::Status status = ctx->GetAttr("spill_directory", &named);
-    if (status.ok()) status = ctx->GetAttr("spill_key", &key);
-    if (!status.ok()) return status;
+    TFMEM_RETURN_IF_ERROR(ctx->GetAttr("spill_directory", &named));
+    TFMEM_RETURN_IF_ERROR(ctx->GetAttr("spill_key", &key));
     static std::atomic<bool> said_named{false}, said_unknown{false};
     if (!named.empty() && !said_named.exchange(true)) {
       LOG(WARNING) << "the graph of '" << name() << "' (MemOpOffload) names a spill directory, "

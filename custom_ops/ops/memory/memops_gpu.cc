@@ -21,17 +21,14 @@ using ::tensorflow::OpKernelConstruction;
 using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
 
-Owner Share(const Tensor& tensor) { return std::make_shared<Tensor>(tensor); }
-
 // A kernel that needs its compute stream.
 class StreamOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* ctx) final {
-    absl::StatusOr<cuda::Stream> compute = ComputeStream(ctx);
-    OP_REQUIRES_OK(ctx, compute.status());
-    Enqueue(ctx, *compute);
+    OP_REQUIRES_VALUE(cuda::Stream compute, ctx, ComputeStream(ctx));
+    Enqueue(ctx, compute);
   }
 
  protected:
@@ -57,9 +54,8 @@ class OffloadOp : public StreamOp {
  protected:
   void Enqueue(OpKernelContext* ctx, cuda::Stream compute) override {
     const Tensor& source = ctx->input(0);
-    absl::StatusOr<std::shared_ptr<Ticket>> ticket = Start(source, compute);
-    OP_REQUIRES_OK(ctx, ticket.status());
-    SetHandle(ctx, *std::move(ticket), source);
+    OP_REQUIRES_VALUE(std::shared_ptr<Ticket> ticket, ctx, Start(source, compute));
+    SetHandle(ctx, std::move(ticket), source);
   }
 
  private:

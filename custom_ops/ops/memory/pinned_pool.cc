@@ -9,17 +9,13 @@
 #include "custom_ops/ops/counters.h"
 #include "custom_ops/ops/memory/faults.h"
 #include "custom_ops/ops/memory/host_memory.h"
+#include "custom_ops/ops/process_wide.h"
+#include "custom_ops/ops/status_macros.h"
 
 namespace tfmem {
 
 class PinnedPool {
  public:
-  static PinnedPool& Get() {
-    // Never destroyed: tickets of the last step may outlive static destructors.
-    static PinnedPool* pool = new PinnedPool;
-    return *pool;
-  }
-
   absl::StatusOr<PinnedBlock> Acquire(GpuLink* link, size_t bytes, int64_t budget,
                                       const std::string& label) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -31,7 +27,7 @@ class PinnedPool {
       counters().pinned_bytes_in_use += bytes;
       return block;
     }
-    if (absl::Status fault = CheckFault(Fault::kAllocate, label); !fault.ok()) return fault;
+    TFMEM_RETURN_IF_ERROR(CheckFault(Fault::kAllocate, label));
     // Idle blocks of other sizes only hold memory back.
     absl::Status room = CheckRoom(bytes, budget, label);
     if (!room.ok()) {
@@ -75,7 +71,7 @@ class PinnedPool {
           "that less is moved"));
     }
     // Pinned memory cannot be swapped out: asking for too much gets processes killed.
-    const int64_t available = AvailableHostBytes();
+    const int64_t available = ReadHostMemory().available;
     if (needed > available) {
       return absl::ResourceExhaustedError(absl::StrCat(
           "host memory is exhausted: '", label, "' needs ", needed, " pinned bytes, ", available,
@@ -132,11 +128,11 @@ class PinnedPool {
 
 absl::StatusOr<PinnedBlock> PinnedBlock::Acquire(GpuLink* link, size_t bytes, int64_t budget,
                                                  const std::string& label) {
-  return PinnedPool::Get().Acquire(link, bytes, budget, label);
+  return ProcessWide<PinnedPool>().Acquire(link, bytes, budget, label);
 }
 
 PinnedBlock::~PinnedBlock() {
-  if (data_ != nullptr) PinnedPool::Get().GiveBack(std::move(*this));
+  if (data_ != nullptr) ProcessWide<PinnedPool>().GiveBack(std::move(*this));
 }
 
 PinnedBlock& PinnedBlock::operator=(PinnedBlock&& other) noexcept {
@@ -147,6 +143,6 @@ PinnedBlock& PinnedBlock::operator=(PinnedBlock&& other) noexcept {
   return *this;
 }
 
-void TrimPinnedBlocks() { PinnedPool::Get().Trim(); }
+void TrimPinnedBlocks() { ProcessWide<PinnedPool>().Trim(); }
 
 }  // namespace tfmem

@@ -5,6 +5,8 @@
 #include <mutex>
 #include <utility>
 
+#include "custom_ops/ops/process_wide.h"
+
 namespace tfmem {
 namespace {
 
@@ -17,11 +19,6 @@ struct Tables {
   std::mutex mutex;
   std::map<int64_t, std::map<int64_t, Record>> runs;
 };
-
-Tables& tables() {
-  static Tables* instance = new Tables;
-  return *instance;
-}
 
 // Device time from `from` to `to` in ns; -1 if they are no two events of one GPU.
 int64_t Elapsed(const PooledEvent& from, const PooledEvent& to) {
@@ -44,7 +41,7 @@ void RecordProbe(int64_t run, int64_t index, int64_t bytes_in_use, int64_t peak_
   const int64_t now = std::chrono::duration_cast<std::chrono::nanoseconds>(
                           std::chrono::steady_clock::now().time_since_epoch())
                           .count();
-  Tables& all = tables();
+  Tables& all = ProcessWide<Tables>();
   std::lock_guard<std::mutex> lock(all.mutex);
   Record& record = all.runs[run][index];
   record.row = {index, now, -1, bytes_in_use, peak_bytes};
@@ -52,7 +49,7 @@ void RecordProbe(int64_t run, int64_t index, int64_t bytes_in_use, int64_t peak_
 }
 
 std::vector<ProbeRow> ReadProbes(int64_t run) {
-  Tables& all = tables();
+  Tables& all = ProcessWide<Tables>();
   std::lock_guard<std::mutex> lock(all.mutex);
   std::vector<ProbeRow> rows;
   auto found = all.runs.find(run);
@@ -75,7 +72,7 @@ std::vector<ProbeRow> ReadProbes(int64_t run) {
 }
 
 void ClearProbes(int64_t run) {
-  Tables& all = tables();
+  Tables& all = ProcessWide<Tables>();
   std::lock_guard<std::mutex> lock(all.mutex);
   if (run == -1) {
     all.runs.clear();

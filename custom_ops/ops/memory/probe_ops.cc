@@ -12,6 +12,7 @@
 #include "custom_ops/ops/memory/gpu_link.h"
 #include "custom_ops/ops/memory/probe.h"
 #include "custom_ops/ops/sizes.h"
+#include "custom_ops/ops/status_macros.h"
 #include "tensorflow/core/framework/allocator.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -70,13 +71,11 @@ class ProbeOp : public OpKernel {
 
  private:
   static absl::StatusOr<PooledEvent> MarkCompute(OpKernelContext* ctx) {
-    absl::StatusOr<cuda::Stream> compute = ComputeStream(ctx);
-    if (!compute.ok()) return compute.status();
-    absl::StatusOr<GpuLink*> link = GpuLink::For(*compute);
-    if (!link.ok()) return link.status();
-    cuda::ScopedContext current((*link)->driver(), (*link)->context());
+    TFMEM_ASSIGN_OR_RETURN(cuda::Stream compute, ComputeStream(ctx));
+    TFMEM_ASSIGN_OR_RETURN(GpuLink * link, GpuLink::For(compute));
+    cuda::ScopedContext current(link->driver(), link->context());
     if (!current.status().ok()) return current.status();
-    return (*link)->Mark(*compute, /*timing=*/true);
+    return link->Mark(compute, /*timing=*/true);
   }
 
   int64_t run_ = 0;
@@ -120,10 +119,9 @@ class ChunksOp : public OpKernel {
       rows(row, 1) = chunks[row].bytes;
       rows(row, 2) = chunks[row].in_use;
     }
-    absl::StatusOr<int64_t> growth = Growth(ctx, chunks);
-    OP_REQUIRES_OK(ctx, growth.status());
+    OP_REQUIRES_VALUE(int64_t growth, ctx, Growth(ctx, chunks));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, tensorflow::TensorShape({}), &output));
-    output->scalar<int64_t>()() = *growth;
+    output->scalar<int64_t>()() = growth;
   }
 
  private:
@@ -134,21 +132,18 @@ class ChunksOp : public OpKernel {
     int64_t growth = *stats->bytes_limit;
     for (const Chunk& chunk : chunks) growth -= chunk.bytes;
     if (ctx->device()->device_type() == DEVICE_GPU) {
-      absl::StatusOr<int64_t> free = FreeBytes(ctx);
-      if (!free.ok()) return free.status();
-      growth = std::min(growth, *free);
+      TFMEM_ASSIGN_OR_RETURN(int64_t free, FreeBytes(ctx));
+      growth = std::min(growth, free);
     }
     return std::max<int64_t>(growth, 0);
   }
 
   // Of the GPU, whoever uses the rest.
   static absl::StatusOr<int64_t> FreeBytes(OpKernelContext* ctx) {
-    absl::StatusOr<cuda::Stream> compute = ComputeStream(ctx);
-    if (!compute.ok()) return compute.status();
-    absl::StatusOr<GpuLink*> link = GpuLink::For(*compute);
-    if (!link.ok()) return link.status();
-    const cuda::Driver& driver = (*link)->driver();
-    cuda::ScopedContext current(driver, (*link)->context());
+    TFMEM_ASSIGN_OR_RETURN(cuda::Stream compute, ComputeStream(ctx));
+    TFMEM_ASSIGN_OR_RETURN(GpuLink * link, GpuLink::For(compute));
+    const cuda::Driver& driver = link->driver();
+    cuda::ScopedContext current(driver, link->context());
     if (!current.status().ok()) return current.status();
     size_t free = 0, total = 0;
     TFMEM_CUDA_RETURN_IF_ERROR(driver, cuMemGetInfo_v2, &free, &total);

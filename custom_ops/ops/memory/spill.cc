@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "custom_ops/ops/memory/faults.h"
 #include "custom_ops/ops/memory/spill_file.h"
+#include "custom_ops/ops/status_macros.h"
 
 namespace tfmem {
 namespace {
@@ -95,11 +96,9 @@ struct SpillCopy {
   absl::Status Write(const void* data) {
     if (bytes == 0) return absl::OkStatus();
     if (cancelled) return absl::CancelledError("the step has ended");
-    if (absl::Status fault = CheckFault(Fault::kCopyOut, label); !fault.ok()) return fault;
-    absl::StatusOr<SpillFile> acquired =
-        SpillFile::Acquire(options.directory, bytes, options.budget, label);
-    if (!acquired.ok()) return acquired.status();
-    file = *std::move(acquired);
+    TFMEM_RETURN_IF_ERROR(CheckFault(Fault::kCopyOut, label));
+    TFMEM_ASSIGN_OR_RETURN(file,
+                           SpillFile::Acquire(options.directory, bytes, options.budget, label));
     absl::Status status = file.Write(data, [this] { return cancelled.load(); });
     if (status.ok()) counters().bytes_out += bytes;
     return status;
@@ -108,7 +107,7 @@ struct SpillCopy {
   absl::Status Read(void* data) {
     if (bytes == 0) return absl::OkStatus();
     if (cancelled) return absl::CancelledError("the step has ended");
-    if (absl::Status fault = CheckFault(Fault::kCopyIn, label); !fault.ok()) return fault;
+    TFMEM_RETURN_IF_ERROR(CheckFault(Fault::kCopyIn, label));
     absl::Status status = file.Read(data, [this] { return cancelled.load(); });
     if (status.ok()) counters().bytes_in += bytes;
     return status;
@@ -177,32 +176,24 @@ void FileTicket::WhenRead(const void* target, Completion::Callback callback) {
       if (read.target == target) completion = read.completion;
     }
   }
-  if (completion == nullptr) {
-    callback(absl::InvalidArgumentError(
-        absl::StrCat("the awaited tensor is not one that was prefetched from '", label(), "'")));
-    return;
-  }
+  if (completion == nullptr) return callback(NotPrefetched());
   completion->Then(std::move(callback));
 }
 
-void TrimSpillFiles() { CloseIdleSpillFiles(); }
-
 absl::StatusOr<SpillBandwidth> MeasureSpillBandwidth(const SpillOptions& options, size_t bytes) {
-  absl::StatusOr<SpillFile> file =
-      SpillFile::Acquire(options.directory, bytes, options.budget, "bandwidth test");
-  if (!file.ok()) return file.status();
+  TFMEM_ASSIGN_OR_RETURN(SpillFile file, SpillFile::Acquire(options.directory, bytes,
+                                                            options.budget, "bandwidth test"));
   std::vector<char> data(bytes, 1);
   auto rate = [&](auto&& transfer) -> absl::StatusOr<double> {
     const auto start = std::chrono::steady_clock::now();
-    absl::Status status = transfer();
-    if (!status.ok()) return status;
+    TFMEM_RETURN_IF_ERROR(transfer());
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     return bytes / seconds.count();
   };
   const auto never = [] { return false; };
-  absl::StatusOr<double> write = rate([&] { return file->Write(data.data(), never); });
+  absl::StatusOr<double> write = rate([&] { return file.Write(data.data(), never); });
   if (!write.ok()) return write.status();
-  absl::StatusOr<double> read = rate([&] { return file->Read(data.data(), never); });
+  absl::StatusOr<double> read = rate([&] { return file.Read(data.data(), never); });
   if (!read.ok()) return read.status();
   return SpillBandwidth{*write, *read};
 }

@@ -67,9 +67,6 @@ class FileTicket : public Ticket {
   std::vector<Read> reads_;
 };
 
-// Closes all idle spill files.
-void TrimSpillFiles();
-
 struct SpillBandwidth {
   double write_bytes_per_second;
   double read_bytes_per_second;

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
+#include "custom_ops/ops/process_wide.h"
 
 namespace tfmem {
 namespace {
@@ -14,11 +15,6 @@ struct Directories {
   std::map<std::string, std::string> key_of;
   std::map<std::string, std::string> by_key;
 };
-
-Directories& directories() {
-  static Directories* instance = new Directories;
-  return *instance;
-}
 
 std::string NewKey() {
   std::random_device random;  // the operating system's
@@ -31,7 +27,7 @@ std::string NewKey() {
 
 std::string SpillDirectoryKey(const std::string& directory) {
   if (directory.empty()) return "";
-  Directories& all = directories();
+  Directories& all = ProcessWide<Directories>();
   std::lock_guard<std::mutex> lock(all.mutex);
   std::string& key = all.key_of[directory];
   if (key.empty()) {
@@ -43,7 +39,7 @@ std::string SpillDirectoryKey(const std::string& directory) {
 
 std::optional<std::string> FindSpillDirectory(const std::string& key) {
   if (key.empty()) return "";
-  Directories& all = directories();
+  Directories& all = ProcessWide<Directories>();
   std::lock_guard<std::mutex> lock(all.mutex);
   auto found = all.by_key.find(key);
   if (found == all.by_key.end()) return std::nullopt;

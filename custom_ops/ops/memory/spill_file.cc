@@ -18,6 +18,8 @@
 #include "absl/strings/str_cat.h"
 #include "custom_ops/ops/counters.h"
 #include "custom_ops/ops/memory/faults.h"
+#include "custom_ops/ops/process_wide.h"
+#include "custom_ops/ops/status_macros.h"
 
 namespace tfmem {
 namespace {
@@ -76,12 +78,6 @@ int OpenUnnamed(const std::string& directory) {
 
 class SpillFilePool {
  public:
-  static SpillFilePool& Get() {
-    // Never destroyed: tickets of the last step may outlive static destructors.
-    static SpillFilePool* pool = new SpillFilePool;
-    return *pool;
-  }
-
   absl::StatusOr<SpillFile> Acquire(const std::string& directory, size_t bytes, int64_t budget,
                                     const std::string& label) {
     {
@@ -136,7 +132,7 @@ class SpillFilePool {
 
   static absl::StatusOr<int> Create(const std::string& directory, size_t bytes,
                                     const std::string& label) {
-    if (absl::Status fault = CheckFault(Fault::kAllocate, label); !fault.ok()) return fault;
+    TFMEM_RETURN_IF_ERROR(CheckFault(Fault::kAllocate, label));
     const int descriptor = OpenUnnamed(directory);
     if (descriptor < 0) return DirectoryError(directory, errno);
     // Takes the space now: a write that fails half-way would be found too late to say how much
@@ -179,21 +175,17 @@ class SpillFilePool {
 
 absl::StatusOr<SpillFile> SpillFile::Acquire(const std::string& directory, size_t bytes,
                                              int64_t budget, const std::string& label) {
-  if (!directory.empty()) return SpillFilePool::Get().Acquire(directory, bytes, budget, label);
+  if (!directory.empty())
+    return ProcessWide<SpillFilePool>().Acquire(directory, bytes, budget, label);
   std::error_code error;
   const std::filesystem::path system = std::filesystem::temp_directory_path(error);
   if (error) return DirectoryError("the system's directory for temporary files", error.value());
-  return SpillFilePool::Get().Acquire(system.string(), bytes, budget, label);
+  return ProcessWide<SpillFilePool>().Acquire(system.string(), bytes, budget, label);
 }
 
 SpillFile::~SpillFile() {
-  if (descriptor_ >= 0) SpillFilePool::Get().GiveBack(*this);
+  if (descriptor_ >= 0) ProcessWide<SpillFilePool>().GiveBack(*this);
 }
-
-SpillFile::SpillFile(SpillFile&& other) noexcept
-    : descriptor_(std::exchange(other.descriptor_, -1)),
-      bytes_(other.bytes_),
-      directory_(std::move(other.directory_)) {}
 
 SpillFile& SpillFile::operator=(SpillFile&& other) noexcept {
   std::swap(descriptor_, other.descriptor_);
@@ -238,6 +230,6 @@ absl::Status SpillFile::Read(void* data, const std::function<bool()>& cancelled)
   return absl::OkStatus();
 }
 
-void CloseIdleSpillFiles() { SpillFilePool::Get().CloseIdle(); }
+void TrimSpillFiles() { ProcessWide<SpillFilePool>().CloseIdle(); }
 
 }  // namespace tfmem

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -26,7 +27,7 @@ class SpillFile {
 
   SpillFile() = default;
   ~SpillFile();
-  SpillFile(SpillFile&& other) noexcept;
+  SpillFile(SpillFile&& other) noexcept { *this = std::move(other); }
   SpillFile& operator=(SpillFile&& other) noexcept;
 
   // Both stop with Cancelled between two chunks once `cancelled` says so.
@@ -41,7 +42,7 @@ class SpillFile {
 };
 
 // Closes all idle files.
-void CloseIdleSpillFiles();
+void TrimSpillFiles();
 
 }  // namespace tfmem
 

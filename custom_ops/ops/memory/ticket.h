@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "custom_ops/ops/counters.h"
 
 namespace tfmem {
@@ -27,6 +29,10 @@ class Ticket {
   Ticket& operator=(const Ticket&) = delete;
 
   const std::string& label() const { return label_; }
+  absl::Status NotPrefetched() const {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the awaited tensor is not one that was prefetched from '", label_, "'"));
+  }
 
  private:
   const std::string label_;

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "custom_ops/ops/memory/ticket.h"
+#include "custom_ops/ops/status_macros.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor_shape.h"
@@ -29,6 +30,10 @@ struct TicketHandle {
   void Encode(tensorflow::VariantTensorData*) const {}
   bool Decode(const tensorflow::VariantTensorData&) { return false; }
 };
+
+inline Owner Share(const tensorflow::Tensor& tensor) {
+  return std::make_shared<tensorflow::Tensor>(tensor);
+}
 
 // Puts a new handle for `ticket` into output 0.
 inline void SetHandle(tensorflow::OpKernelContext* ctx, std::shared_ptr<Ticket> ticket,
@@ -77,8 +82,7 @@ absl::Status CheckMovableType(Context* ctx) {
 template <typename Context>
 absl::Status ReadShape(Context* ctx, tensorflow::PartialTensorShape* shape) {
   tensorflow::TensorShapeProto proto;
-  absl::Status status = ctx->GetAttr("shape", &proto);
-  if (!status.ok()) return status;
+  TFMEM_RETURN_IF_ERROR(ctx->GetAttr("shape", &proto));
   return tensorflow::PartialTensorShape::BuildPartialTensorShape(proto, shape);
 }
 

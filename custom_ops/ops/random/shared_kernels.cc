@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "custom_ops/ops/process_wide.h"
 #include "tensorflow/core/framework/allocator.h"
 #include "tensorflow/core/framework/device_base.h"
 #include "tensorflow/core/framework/kernel_def.pb.h"
@@ -44,13 +45,8 @@ struct Streams {
   std::map<int64_t, std::weak_ptr<Stream>> open;
 };
 
-Streams& streams() {
-  static Streams* instance = new Streams;
-  return *instance;
-}
-
 std::shared_ptr<Stream> FindStream(int64_t id) {
-  Streams& all = streams();
+  Streams& all = ProcessWide<Streams>();
   std::lock_guard<std::mutex> lock(all.mutex);
   auto found = all.open.find(id);
   if (found == all.open.end()) return nullptr;
@@ -193,7 +189,7 @@ bool ShareOp(const std::string& op) {
 }
 
 int64_t OpenStream() {
-  Streams& all = streams();
+  Streams& all = ProcessWide<Streams>();
   std::lock_guard<std::mutex> lock(all.mutex);
   std::random_device device;
   int64_t id = 0;
@@ -205,7 +201,7 @@ int64_t OpenStream() {
 }
 
 void CloseStream(int64_t stream) {
-  Streams& all = streams();
+  Streams& all = ProcessWide<Streams>();
   std::lock_guard<std::mutex> lock(all.mutex);
   all.open.erase(stream);
 }

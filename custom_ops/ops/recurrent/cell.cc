@@ -8,6 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "custom_ops/ops/status_macros.h"
 
 namespace tfmem {
 namespace {
@@ -16,39 +17,6 @@ using Kind = CellNode::Kind;
 using Words = std::vector<absl::string_view>;
 
 constexpr absl::string_view kFormat = "cell 1";
-
-struct ElementwiseName {
-  Elementwise op;
-  absl::string_view name;
-  size_t arguments;
-  int kinds;
-};
-
-constexpr ElementwiseName kElementwise[] = {
-#define TFMEM_NAME(op, name, arguments, kinds, comparison) \
-  {Elementwise::op, name, arguments, kinds},
-    TFMEM_ELEMENTWISE_OPS(TFMEM_NAME)
-#undef TFMEM_NAME
-};
-
-struct LeafName {
-  Kind kind;
-  absl::string_view name;
-};
-
-constexpr LeafName kLeaves[] = {
-    {Kind::kSequence, "sequence"},
-    {Kind::kInvariant, "invariant"},
-    {Kind::kVector, "vector"},
-};
-
-struct Declaration {
-  absl::string_view name;
-};
-
-constexpr Declaration kDeclarations[] = {
-    {"sequences"}, {"invariants"}, {"vectors"}, {"states"}, {"matrices"},
-};
 
 template <typename... Parts>
 absl::Status Wrong(Parts... parts) {
@@ -68,11 +36,9 @@ class Parser {
       line_ = lines[i];
       Words words = absl::StrSplit(line_, ' ', absl::SkipEmpty());
       if (words.empty()) continue;
-      absl::Status status = ParseLine(words);
-      if (!status.ok()) return status;
+      TFMEM_RETURN_IF_ERROR(ParseLine(words));
     }
-    absl::Status status = CheckEnd();
-    if (!status.ok()) return status;
+    TFMEM_RETURN_IF_ERROR(CheckEnd());
     return std::move(cell_);
   }
 
@@ -92,13 +58,11 @@ class Parser {
       if (!absl::SimpleAtoi(words[i], &number) || number < 0) return Unreadable();
       numbers.push_back(number);
     }
-    if (Find(kDeclarations, word) != nullptr) {
-      // Lines before a second one were checked against the first.
-      if (!declared_.insert(word).second) {
-        return Wrong("'", line_, "' declares ", word, " a second time");
-      }
-      return Declare(word, numbers);
-    }
+    if (word == "sequences") return Declare(word, numbers, &cell_.sequences);
+    if (word == "invariants") return Declare(word, numbers, &cell_.invariants);
+    if (word == "vectors") return Declare(word, numbers, &cell_.vectors);
+    if (word == "states") return Declare(word, numbers, &cell_.states);
+    if (word == "matrices") return DeclareMatrices(word, numbers);
     if (word == "output") {
       cell_.outputs.push_back(std::move(numbers));
       return absl::OkStatus();
@@ -106,15 +70,19 @@ class Parser {
     return ParseNode(word, numbers);
   }
 
-  absl::Status Declare(absl::string_view word, const std::vector<int>& numbers) {
-    if (word == "sequences") cell_.sequences = numbers;
-    if (word == "invariants") cell_.invariants = numbers;
-    if (word == "vectors") cell_.vectors = numbers;
-    if (word == "states") cell_.states = numbers;
-    return word == "matrices" ? DeclareMatrices(numbers) : absl::OkStatus();
+  // At most once, so that what was checked against a declaration stays right.
+  absl::Status Declare(absl::string_view word, const std::vector<int>& numbers,
+                       std::vector<int>* declared) {
+    if (!declared_.insert(word).second) {
+      return Wrong("'", line_, "' declares ", word, " a second time");
+    }
+    *declared = numbers;
+    return absl::OkStatus();
   }
 
-  absl::Status DeclareMatrices(const std::vector<int>& numbers) {
+  absl::Status DeclareMatrices(absl::string_view word, const std::vector<int>& numbers) {
+    std::vector<int> sizes;
+    TFMEM_RETURN_IF_ERROR(Declare(word, numbers, &sizes));
     if (numbers.size() % 2 != 0) return Unreadable();
     for (size_t i = 0; i < numbers.size(); i += 2) {
       cell_.matrices.push_back({numbers[i], numbers[i + 1]});
@@ -131,38 +99,30 @@ class Parser {
       status = ParseState(numbers, &node);
     } else if (word == "row_sum") {
       status = ParseRowSum(numbers, &node);
-    } else if (auto* leaf = Find(kLeaves, word)) {
-      status = ParseLeaf(leaf->kind, numbers, &node);
-    } else if (auto* op = Find(kElementwise, word)) {
+    } else if (word == "sequence") {
+      status = ParseLeaf(Kind::kSequence, cell_.sequences, numbers, &node);
+    } else if (word == "invariant") {
+      status = ParseLeaf(Kind::kInvariant, cell_.invariants, numbers, &node);
+    } else if (word == "vector") {
+      status = ParseLeaf(Kind::kVector, cell_.vectors, numbers, &node);
+    } else if (const auto op = ElementwiseNamed(word)) {
       status = ParseElementwise(*op, numbers, &node);
     }
     if (status.ok()) cell_.nodes.push_back(std::move(node));
     return status;
   }
 
-  template <typename Name, size_t count>
-  static const Name* Find(const Name (&names)[count], absl::string_view word) {
-    auto* found = std::find_if(names, names + count, [&](auto& name) { return name.name == word; });
-    return found == names + count ? nullptr : found;
-  }
-
-  absl::Status ParseLeaf(Kind kind, const std::vector<int>& numbers, CellNode* node) {
+  // `columns`: of each tensor of this kind.
+  absl::Status ParseLeaf(Kind kind, const std::vector<int>& columns,
+                         const std::vector<int>& numbers, CellNode* node) {
     if (numbers.size() != 2) return Unreadable();
     node->kind = kind;
     node->tensor = numbers[0];
     node->column = numbers[1];
-    if (absl::Status status = CheckLeaf(*node); !status.ok()) return status;
-    node->scalar = kind == Kind::kSequence && cell_.sequences[node->tensor] == 0;
-    return absl::OkStatus();
-  }
-
-  absl::Status CheckLeaf(const CellNode& node) const {
-    const std::vector<int>& columns = node.kind == Kind::kSequence    ? cell_.sequences
-                                      : node.kind == Kind::kInvariant ? cell_.invariants
-                                                                      : cell_.vectors;
-    if (absl::Status status = Within(node.tensor, columns.size()); !status.ok()) return status;
-    const int end = columns[node.tensor];
-    return Within(node.column, node.kind == Kind::kSequence ? std::max(end, 1) : end);
+    TFMEM_RETURN_IF_ERROR(Within(node->tensor, columns.size()));
+    const int end = columns[node->tensor];
+    node->scalar = kind == Kind::kSequence && end == 0;
+    return Within(node->column, node->scalar ? 1 : end);
   }
 
   absl::Status ParseState(const std::vector<int>& numbers, CellNode* node) {
@@ -179,9 +139,10 @@ class Parser {
     for (size_t i = 0; i < numbers.size(); i += 5) {
       const Term term{numbers[i], numbers[i + 1], numbers[i + 2], numbers[i + 3],
                       numbers[i + 4] != 0};
-      absl::Status status = ReadsWide(term.operand);
-      if (status.ok()) status = CheckTerm(term);
-      if (!status.ok()) return status;
+      TFMEM_RETURN_IF_ERROR(ReadsWide(term.operand));
+      TFMEM_RETURN_IF_ERROR(Within(term.matrix, cell_.matrices.size()));
+      TFMEM_RETURN_IF_ERROR(Within(term.row, cell_.matrices[term.matrix].rows));
+      TFMEM_RETURN_IF_ERROR(Within(term.column, cell_.matrices[term.matrix].columns));
       const CellNode& operand = cell_.nodes[term.operand];
       // A state is exchanged at the end of the step before.
       const int waits = operand.kind == Kind::kState ? 0 : operand.stage + 1;
@@ -191,16 +152,9 @@ class Parser {
     return absl::OkStatus();
   }
 
-  absl::Status CheckTerm(const Term& term) const {
-    absl::Status status = Within(term.matrix, cell_.matrices.size());
-    if (!status.ok()) return status;
-    status = Within(term.row, cell_.matrices[term.matrix].rows);
-    return status.ok() ? Within(term.column, cell_.matrices[term.matrix].columns) : status;
-  }
-
   absl::Status ParseRowSum(const std::vector<int>& numbers, CellNode* node) {
     if (numbers.size() != 1) return Unreadable();
-    if (absl::Status status = ReadsWide(numbers[0]); !status.ok()) return status;
+    TFMEM_RETURN_IF_ERROR(ReadsWide(numbers[0]));
     node->kind = Kind::kRowSum;
     node->arguments = numbers;
     node->scalar = true;
@@ -208,15 +162,17 @@ class Parser {
     return absl::OkStatus();
   }
 
-  absl::Status ParseElementwise(const ElementwiseName& op, const std::vector<int>& numbers,
-                                CellNode* node) {
-    if (numbers.size() != op.arguments || (op.kinds & kFloats) == 0) return Unreadable();
+  absl::Status ParseElementwise(Elementwise op, const std::vector<int>& numbers, CellNode* node) {
+    const ElementwiseInfo& info = InfoOf(op);
+    if (static_cast<int>(numbers.size()) != info.arguments || (info.kinds & kFloats) == 0) {
+      return Unreadable();
+    }
     node->kind = Kind::kElementwise;
-    node->op = op.op;
+    node->op = op;
     node->arguments = numbers;
     node->scalar = true;
     for (int argument : numbers) {
-      if (absl::Status status = Within(argument, cell_.nodes.size()); !status.ok()) return status;
+      TFMEM_RETURN_IF_ERROR(Within(argument, cell_.nodes.size()));
       node->scalar &= cell_.nodes[argument].scalar;
       node->stage = std::max(node->stage, cell_.nodes[argument].stage);
     }
@@ -238,24 +194,7 @@ class Parser {
 
   absl::Status Unreadable() const { return Wrong("cannot read the line '", line_, "'"); }
 
-  // Again, against what the cell is used with.
-  absl::Status CheckNode(const CellNode& node) const {
-    absl::Status status;
-    if (node.kind == Kind::kSequence || node.kind == Kind::kInvariant ||
-        node.kind == Kind::kVector) {
-      status = CheckLeaf(node);
-    }
-    for (const Term& term : node.terms) {
-      if (status.ok()) status = CheckTerm(term);
-    }
-    return status;
-  }
-
-  absl::Status CheckEnd() {
-    line_ = "the cell";
-    for (const CellNode& node : cell_.nodes) {
-      if (absl::Status status = CheckNode(node); !status.ok()) return status;
-    }
+  absl::Status CheckEnd() const {
     const int nodes = cell_.nodes.size();
     const int states = cell_.states.size();
     if (largest_state_ >= states) {

@@ -8,19 +8,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "custom_ops/generated/elementwise_ops.h"
+#include "custom_ops/ops/elementwise.h"
 
 namespace tfmem {
-
-// Kinds of dtypes that an op is for.
-enum ElementwiseKinds { kFloats = 1, kIntegers = 2, kBools = 4 };
-
-// In the order of the table of elementwise ops, custom_ops/expr/.
-enum class Elementwise {
-#define TFMEM_ENUMERATE(op, name, arguments, kinds, comparison) op,
-  TFMEM_ELEMENTWISE_OPS(TFMEM_ENUMERATE)
-#undef TFMEM_ENUMERATE
-};
 
 // operand @ the [units, units] block at (row, column) of a matrix, or that block transposed.
 struct Term {

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "custom_ops/ops/sizes.h"
+#include "custom_ops/ops/status_macros.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -23,12 +24,6 @@ using ::tensorflow::shape_inference::InferenceContext;
 using ::tensorflow::shape_inference::ShapeHandle;
 
 constexpr int64_t kMostDirections = 64;  // whose ways a word of the kernels' parameter holds
-
-#define TFMEM_RETURN_IF_ERROR(expression)        \
-  do {                                           \
-    absl::Status tfmem_status = (expression);    \
-    if (!tfmem_status.ok()) return tfmem_status; \
-  } while (false)
 
 // The shapes of the graph's tensors while it is built.
 class ShapeInference {
@@ -78,9 +73,8 @@ class ShapeInference {
     std::vector<ShapeHandle> shapes;
     TFMEM_RETURN_IF_ERROR(c_->input(name, &shapes));
     for (size_t i = 0; i < shapes.size(); ++i) {
-      ShapeHandle merged;
       const ShapeHandle expected = Shape(columns[i % columns.size()], time, batch);
-      TFMEM_RETURN_IF_ERROR(Explain(c_->Merge(shapes[i], expected, &merged), name, i));
+      TFMEM_ASSIGN_OR_RETURN(ShapeHandle merged, Merge(name, i, shapes[i], expected));
       if (time) time_ = c_->Dim(merged, batch_major_ ? 1 : 0);
       if (batch) batch_ = c_->Dim(merged, time && !batch_major_ ? 1 : 0);
     }
@@ -95,10 +89,9 @@ class ShapeInference {
       const bool empty = c_->RankKnown(shapes[i]) && c_->Rank(shapes[i]) == 2 &&
                          c_->ValueKnown(c_->Dim(shapes[i], 0)) &&
                          c_->Value(c_->Dim(shapes[i], 0)) == 0;
-      ShapeHandle merged;
       const ShapeHandle expected =
           empty ? c_->Matrix(0, units_) : c_->Matrix(batch_, c_->MakeDim(units_));
-      TFMEM_RETURN_IF_ERROR(Explain(c_->Merge(shapes[i], expected, &merged), "states", i));
+      TFMEM_ASSIGN_OR_RETURN(ShapeHandle merged, Merge("states", i, shapes[i], expected));
       if (!empty) batch_ = c_->Dim(merged, 0);
     }
     return absl::OkStatus();
@@ -109,9 +102,8 @@ class ShapeInference {
     TFMEM_RETURN_IF_ERROR(c_->input("matrices", &shapes));
     for (size_t i = 0; i < shapes.size(); ++i) {
       const CellMatrix& matrix = cell_.matrices[i % cell_.matrices.size()];
-      ShapeHandle merged;
       const ShapeHandle expected = c_->Matrix(matrix.rows * units_, matrix.columns * units_);
-      TFMEM_RETURN_IF_ERROR(Explain(c_->Merge(shapes[i], expected, &merged), "matrices", i));
+      TFMEM_RETURN_IF_ERROR(Merge("matrices", i, shapes[i], expected).status());
     }
     return absl::OkStatus();
   }
@@ -128,8 +120,11 @@ class ShapeInference {
                                                    ", of more elements than 64 bits count"));
   }
 
-  absl::Status Explain(const absl::Status& status, const char* name, size_t index) {
-    if (status.ok()) return status;
+  absl::StatusOr<ShapeHandle> Merge(const char* name, size_t index, ShapeHandle found,
+                                    ShapeHandle expected) {
+    ShapeHandle merged;
+    const absl::Status status = c_->Merge(found, expected, &merged);
+    if (status.ok()) return merged;
     return absl::InvalidArgumentError(
         absl::StrCat(name, "[", index, "] with ", units_, " units: ", status.message()));
   }
@@ -144,9 +139,8 @@ class ShapeInference {
 };
 
 absl::Status RecurrentShape(InferenceContext* c) {
-  absl::StatusOr<RecurrentAttributes> attributes = ReadRecurrentAttributes(c);
-  if (!attributes.ok()) return attributes.status();
-  return ShapeInference(c, *attributes).Run();
+  TFMEM_ASSIGN_OR_RETURN(RecurrentAttributes attributes, ReadRecurrentAttributes(c));
+  return ShapeInference(c, attributes).Run();
 }
 
 REGISTER_OP("TfmemRecurrent")
@@ -310,15 +304,14 @@ absl::StatusOr<RecurrentAttributes> MakeRecurrentAttributes(const std::string& c
                                                             const std::vector<int64_t>& counts) {
   TFMEM_RETURN_IF_ERROR(CheckRange("attr units", units, 1, kMostOfASize));
   TFMEM_RETURN_IF_ERROR(CheckRange("attr directions", directions, 1, kMostDirections));
-  absl::StatusOr<Cell> parsed = ParseCell(cell);
-  if (!parsed.ok()) return parsed.status();
+  TFMEM_ASSIGN_OR_RETURN(Cell parsed, ParseCell(cell));
   const struct {
     const char* name;
     size_t count;
   } expected[] = {
-      {"Ns", parsed->sequences.size()}, {"Ni", parsed->invariants.size()},
-      {"Nv", parsed->vectors.size()},   {"Nm", parsed->matrices.size()},
-      {"Nh", parsed->states.size()},    {"No", parsed->outputs.size()},
+      {"Ns", parsed.sequences.size()}, {"Ni", parsed.invariants.size()},
+      {"Nv", parsed.vectors.size()},   {"Nm", parsed.matrices.size()},
+      {"Nh", parsed.states.size()},    {"No", parsed.outputs.size()},
   };
   for (size_t i = 0; i < counts.size(); ++i) {
     const int64_t count = static_cast<int64_t>(expected[i].count) * directions;
@@ -335,7 +328,7 @@ absl::StatusOr<RecurrentAttributes> MakeRecurrentAttributes(const std::string& c
                                                    directions, " direction(s), or none"));
   }
   RecurrentAttributes attributes;
-  attributes.cell = *std::move(parsed);
+  attributes.cell = std::move(parsed);
   attributes.units = units;
   attributes.directions = directions;
   attributes.reverse = std::move(reverse);

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "custom_ops/ops/recurrent/cell.h"
 #include "custom_ops/ops/recurrent/sequence_lines.h"
+#include "custom_ops/ops/status_macros.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace tfmem {
@@ -39,15 +40,14 @@ absl::StatusOr<RecurrentAttributes> ReadRecurrentAttributes(Context* ctx) {
   std::vector<bool> reverse;
   bool batch_major = false;
   std::vector<int64_t> counts;
-  absl::Status status = ctx->GetAttr("cell", &cell);
-  if (status.ok()) status = ctx->GetAttr("units", &units);
-  if (status.ok()) status = ctx->GetAttr("directions", &directions);
-  if (status.ok()) status = ctx->GetAttr("reverse", &reverse);
-  if (status.ok()) status = ctx->GetAttr("batch_major", &batch_major);
+  TFMEM_RETURN_IF_ERROR(ctx->GetAttr("cell", &cell));
+  TFMEM_RETURN_IF_ERROR(ctx->GetAttr("units", &units));
+  TFMEM_RETURN_IF_ERROR(ctx->GetAttr("directions", &directions));
+  TFMEM_RETURN_IF_ERROR(ctx->GetAttr("reverse", &reverse));
+  TFMEM_RETURN_IF_ERROR(ctx->GetAttr("batch_major", &batch_major));
   for (const char* name : {"Ns", "Ni", "Nv", "Nm", "Nh", "No"}) {
-    if (status.ok()) status = ctx->GetAttr(name, &counts.emplace_back());
+    TFMEM_RETURN_IF_ERROR(ctx->GetAttr(name, &counts.emplace_back()));
   }
-  if (!status.ok()) return status;
   return MakeRecurrentAttributes(cell, units, directions, std::move(reverse), batch_major, counts);
 }
 

@@ -21,19 +21,16 @@ template <typename T>
 class RecurrentOp : public OpKernel {
  public:
   explicit RecurrentOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    absl::StatusOr<RecurrentAttributes> attributes = ReadRecurrentAttributes(ctx);
-    OP_REQUIRES_OK(ctx, attributes.status());
-    attributes_ = *std::move(attributes);
+    OP_REQUIRES_VALUE(attributes_, ctx, ReadRecurrentAttributes(ctx));
     program_ = CompileStep(attributes_.cell,
                            std::is_same_v<T, double> ? DType::kFloat64 : DType::kFloat32);
   }
 
   void Compute(OpKernelContext* ctx) override {
-    absl::StatusOr<RecurrentCall> call = PrepareRecurrentCall(ctx, attributes_);
-    OP_REQUIRES_OK(ctx, call.status());
-    if (call->batch == 0) return;
+    OP_REQUIRES_VALUE(RecurrentCall call, ctx, PrepareRecurrentCall(ctx, attributes_));
+    if (call.batch == 0) return;
     const auto& workers = *ctx->device()->tensorflow_cpu_worker_threads();
-    RecurrentRun<T> run(attributes_, program_, *call, ChosenKernels(), workers.num_threads);
+    RecurrentRun<T> run(attributes_, program_, call, ChosenKernels(), workers.num_threads);
     Tensor workspace;
     tensorflow::TensorShape shape;
     OP_REQUIRES_OK(ctx, BuildShape({run.workspace.bytes()}, &shape));

@@ -12,6 +12,7 @@
 #include "custom_ops/ops/recurrent/recurrent.h"
 #include "custom_ops/ops/recurrent/recurrent_kernel.h"
 #include "custom_ops/ops/sizes.h"
+#include "custom_ops/ops/status_macros.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace tfmem {
@@ -32,31 +33,25 @@ constexpr uintptr_t kVectorBytes = 16;        // that kernels load of a matrix a
 class RecurrentOp : public OpKernel {
  public:
   explicit RecurrentOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    absl::StatusOr<RecurrentAttributes> attributes = ReadRecurrentAttributes(ctx);
-    OP_REQUIRES_OK(ctx, attributes.status());
-    attributes_ = *std::move(attributes);
-    absl::StatusOr<std::vector<ProgramText>> texts = ReadPrograms(ctx);
-    OP_REQUIRES_OK(ctx, texts.status());
-    OP_REQUIRES(ctx, !texts->empty(),
+    OP_REQUIRES_VALUE(attributes_, ctx, ReadRecurrentAttributes(ctx));
+    OP_REQUIRES_VALUE(std::vector<ProgramText> texts, ctx, ReadPrograms(ctx));
+    OP_REQUIRES(ctx, !texts.empty(),
                 absl::InvalidArgumentError(absl::StrCat(
                     "'", name(), "' (TfmemRecurrent) has no program for a GPU: run ",
                     "tfmem.optimize on the machine with this GPU, or place the op on the CPU")));
     std::vector<RecurrentKernels::Program> programs;
-    for (const ProgramText& text : *texts) {
+    for (const ProgramText& text : texts) {
       programs.push_back(ReadRecurrentProgram(text.header, text.code));
     }
     kernels_ = std::make_unique<RecurrentKernels>(std::move(programs));
   }
 
   void Compute(OpKernelContext* ctx) override {
-    absl::StatusOr<cuda::Stream> stream = ComputeStream(ctx);
-    OP_REQUIRES_OK(ctx, stream.status());
-    absl::StatusOr<RecurrentCall> call = PrepareRecurrentCall(ctx, attributes_);
-    OP_REQUIRES_OK(ctx, call.status());
-    if (call->batch == 0) return;
-    absl::StatusOr<GpuLink*> link = GpuLink::For(*stream);
-    OP_REQUIRES_OK(ctx, link.status());
-    absl::StatusOr<std::shared_ptr<RecurrentKernel>> kernel = kernels_->Choose(*link, call->batch);
+    OP_REQUIRES_VALUE(cuda::Stream stream, ctx, ComputeStream(ctx));
+    OP_REQUIRES_VALUE(RecurrentCall call, ctx, PrepareRecurrentCall(ctx, attributes_));
+    if (call.batch == 0) return;
+    OP_REQUIRES_VALUE(GpuLink * link, ctx, GpuLink::For(stream));
+    absl::StatusOr<std::shared_ptr<RecurrentKernel>> kernel = kernels_->Choose(link, call.batch);
     OP_REQUIRES(ctx, !absl::IsResourceExhausted(kernel.status()),
                 absl::ResourceExhaustedError(absl::StrCat(
                     "no program of '", name(),
@@ -66,35 +61,31 @@ class RecurrentOp : public OpKernel {
                     "'", name(), "' (TfmemRecurrent) has no program that runs on this GPU (",
                     kernel.status().message(), "): run tfmem.optimize on the machine with this ",
                     "GPU, or place the op on the CPU")));
-    absl::StatusOr<bool> failed = watch_.Failed();
-    OP_REQUIRES_OK(ctx, failed.status());
-    bool fallback_only = *failed && (*kernel)->program().image.cooperative;
+    OP_REQUIRES_VALUE(bool failed, ctx, watch_.Failed());
+    bool fallback_only = failed && (*kernel)->program().image.cooperative;
     if (fallback_only) {
       Report();
-      if (std::shared_ptr<RecurrentKernel> instead = kernels_->WithoutWaiting(*link)) {
+      if (std::shared_ptr<RecurrentKernel> instead = kernels_->WithoutWaiting(link)) {
         kernel = std::move(instead);
         fallback_only = false;
       }
     }
-    OP_REQUIRES_OK(ctx, Enqueue(ctx, *stream, **kernel, *call, fallback_only));
+    OP_REQUIRES_OK(ctx, Enqueue(ctx, stream, **kernel, call, fallback_only));
   }
 
  private:
   absl::Status Enqueue(OpKernelContext* ctx, cuda::Stream stream, const RecurrentKernel& kernel,
                        const RecurrentCall& call, bool fallback_only) {
-    if (absl::Status status = CheckAlignment(call); !status.ok()) return status;
+    TFMEM_RETURN_IF_ERROR(CheckAlignment(call));
     const RecurrentProgram& program = kernel.program();
     const int64_t groups = program.groups(call.batch, attributes_.directions);
-    absl::Status status = CheckRange("the number of groups of the batch", groups, 0, kMostOfASize);
-    if (!status.ok()) return status;
+    TFMEM_RETURN_IF_ERROR(CheckRange("the number of groups of the batch", groups, 0, kMostOfASize));
     const Size scratch = Size(groups) * program.scratch;
     TensorShape shape;
-    status = BuildShape({(scratch + kAlignment).value()}, &shape);
-    if (!status.ok()) return status;
+    TFMEM_RETURN_IF_ERROR(BuildShape({(scratch + kAlignment).value()}, &shape));
     const int64_t scratch_bytes = scratch.value();
     Tensor memory;  // the status word, then the scratch
-    status = ctx->allocate_temp(tensorflow::DT_UINT8, shape, &memory);
-    if (!status.ok()) return status;
+    TFMEM_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_UINT8, shape, &memory));
     const auto base = reinterpret_cast<cuda::DevicePointer>(memory.data());
     KernelParameter parameter(call.time, call.batch, call.lines(), base + kAlignment, base,
                               attributes_.reverse);
@@ -111,13 +102,12 @@ class RecurrentOp : public OpKernel {
                                                      " parameters; a GPU kernel takes ",
                                                      kMostParameterBytes / sizeof(uint64_t)));
     }
-    status = Zero(kernel, stream, base, fallback_only, scratch_bytes);
-    if (status.ok() && !fallback_only) status = kernel.Launch(stream, &parameter, groups);
-    if (!status.ok() || !program.fallback.has_value()) return status;
-    status = kernel.LaunchFallback(stream, &parameter, groups);
-    if (!status.ok() || fallback_only) return status;
-    if (!program.image.cooperative)
-      return status;  // its CTAs wait for nobody, or are scheduled as one
+    TFMEM_RETURN_IF_ERROR(Zero(kernel, stream, base, fallback_only, scratch_bytes));
+    if (!fallback_only) TFMEM_RETURN_IF_ERROR(kernel.Launch(stream, &parameter, groups));
+    if (!program.fallback.has_value()) return absl::OkStatus();
+    TFMEM_RETURN_IF_ERROR(kernel.LaunchFallback(stream, &parameter, groups));
+    // CTAs of a kernel that is not cooperative wait for nobody, or are scheduled as one.
+    if (fallback_only || !program.image.cooperative) return absl::OkStatus();
     return watch_.Read(kernel.link(), stream, memory.data());
   }
 

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "custom_ops/ops/status_macros.h"
 
 namespace tfmem {
 namespace {
@@ -15,19 +16,15 @@ constexpr size_t kStatusBytes = sizeof(int32_t);
 absl::StatusOr<std::shared_ptr<RecurrentKernel>> RecurrentKernel::Load(
     GpuLink* link, const RecurrentProgram& program) {
   std::shared_ptr<RecurrentKernel> made(new RecurrentKernel(program));
-  absl::StatusOr<std::unique_ptr<GpuKernel>> kernel = GpuKernel::Load(link, program.image);
-  if (!kernel.ok()) return kernel.status();
-  made->kernel_ = *std::move(kernel);
+  TFMEM_ASSIGN_OR_RETURN(made->kernel_, GpuKernel::Load(link, program.image));
   const int64_t resident = made->kernel_->resident();
   if (program.image.cooperative && resident < program.ctas) {
     return absl::FailedPreconditionError(absl::StrCat("a group of ", program.ctas,
-                                                      " blocks does not fit: this GPU runs ",
+                                                      " CTAs does not fit: this GPU runs ",
                                                       resident, " of them at once"));
   }
   if (program.fallback.has_value()) {
-    absl::StatusOr<std::unique_ptr<GpuKernel>> fallback = GpuKernel::Load(link, *program.fallback);
-    if (!fallback.ok()) return fallback.status();
-    made->fallback_ = *std::move(fallback);
+    TFMEM_ASSIGN_OR_RETURN(made->fallback_, GpuKernel::Load(link, *program.fallback));
   }
   return made;
 }
@@ -41,9 +38,8 @@ absl::Status RecurrentKernel::Launch(cuda::Stream stream, KernelParameter* param
     parameter->SetTurn(turn);
     for (const GroupRange& launch : launches) {
       parameter->SetGroups(launch.first, groups);
-      absl::Status status =
-          kernel_->Launch(stream, {program_.ctas, launch.count}, parameter->words.data());
-      if (!status.ok()) return status;
+      TFMEM_RETURN_IF_ERROR(
+          kernel_->Launch(stream, {program_.ctas, launch.count}, parameter->words.data()));
     }
   }
   return absl::OkStatus();
@@ -53,8 +49,7 @@ absl::Status RecurrentKernel::LaunchFallback(cuda::Stream stream, KernelParamete
                                              int64_t groups) const {
   for (const GroupRange& launch : CutLaunches(groups, groups)) {
     parameter->SetGroups(launch.first, groups);
-    absl::Status status = fallback_->Launch(stream, {1, launch.count}, parameter->words.data());
-    if (!status.ok()) return status;
+    TFMEM_RETURN_IF_ERROR(fallback_->Launch(stream, {1, launch.count}, parameter->words.data()));
   }
   return absl::OkStatus();
 }
@@ -78,7 +73,6 @@ absl::StatusOr<std::shared_ptr<RecurrentKernel>> RecurrentKernels::Get(GpuLink* 
 absl::StatusOr<std::shared_ptr<RecurrentKernel>> RecurrentKernels::Choose(GpuLink* link,
                                                                           int64_t batch) {
   std::lock_guard<std::mutex> lock(mutex_);
-  loaded_.resize(programs_.size());
   std::shared_ptr<RecurrentKernel> last;
   std::string reasons;
   bool lacks_memory = false;
@@ -100,7 +94,6 @@ absl::StatusOr<std::shared_ptr<RecurrentKernel>> RecurrentKernels::Choose(GpuLin
 
 std::shared_ptr<RecurrentKernel> RecurrentKernels::WithoutWaiting(GpuLink* link) {
   std::lock_guard<std::mutex> lock(mutex_);
-  loaded_.resize(programs_.size());
   absl::StatusOr<std::shared_ptr<RecurrentKernel>> first = Get(link, 0);
   return first.ok() && (*first)->program().stages > 0 ? *first : nullptr;
 }
@@ -108,36 +101,33 @@ std::shared_ptr<RecurrentKernel> RecurrentKernels::WithoutWaiting(GpuLink* link)
 absl::Status StatusWatch::Read(GpuLink* link, cuda::Stream stream, const void* status) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (failed_ || pending_.size() >= kMostPending) return absl::OkStatus();
-  absl::StatusOr<PinnedBlock> block = PinnedBlock::Acquire(link, kStatusBytes, 0, "kernel status");
-  if (!block.ok()) return block.status();
+  TFMEM_ASSIGN_OR_RETURN(PinnedBlock block,
+                         PinnedBlock::Acquire(link, kStatusBytes, 0, "kernel status"));
   cuda::ScopedContext current(link->driver(), link->context());
   if (!current.status().ok()) return current.status();
-  if (block->last_use()) {
-    absl::Status waits = block->last_use().MakeWait(stream);
-    if (!waits.ok()) return waits;
+  if (block.last_use()) {
+    TFMEM_RETURN_IF_ERROR(block.last_use().MakeWait(stream));
   }
-  absl::StatusOr<PooledEvent> copied = link->NewEvent();
-  if (!copied.ok()) return copied.status();
+  TFMEM_ASSIGN_OR_RETURN(PooledEvent copied, link->NewEvent());
   absl::Status done = cuda::Check(
       link->driver().cuMemcpyDtoHAsync_v2(
-          block->data(), reinterpret_cast<cuda::DevicePointer>(status), kStatusBytes, stream),
+          block.data(), reinterpret_cast<cuda::DevicePointer>(status), kStatusBytes, stream),
       "cuMemcpyDtoHAsync");
-  if (done.ok()) done = copied->Record(stream);
+  if (done.ok()) done = copied.Record(stream);
   if (!done.ok()) {
-    if (!link->Drain(stream)) block->Abandon();
+    if (!link->Drain(stream)) block.Abandon();
     return done;
   }
-  block->set_last_use(*std::move(copied));
-  pending_.push_back(*std::move(block));
+  block.set_last_use(std::move(copied));
+  pending_.push_back(std::move(block));
   return absl::OkStatus();
 }
 
 absl::StatusOr<bool> StatusWatch::Failed() {
   std::lock_guard<std::mutex> lock(mutex_);
   while (!pending_.empty() && !failed_) {
-    absl::StatusOr<bool> passed = pending_.front().last_use().Passed();
-    if (!passed.ok()) return passed;
-    if (!*passed) break;
+    TFMEM_ASSIGN_OR_RETURN(bool passed, pending_.front().last_use().Passed());
+    if (!passed) break;
     failed_ = *static_cast<const int32_t*>(pending_.front().data()) == kStatusWaited;
     pending_.pop_front();
   }

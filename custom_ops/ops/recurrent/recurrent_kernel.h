@@ -46,13 +46,14 @@ class RecurrentKernels {
  public:
   using Program = absl::StatusOr<RecurrentProgram>;  // or what is wrong with it
 
-  explicit RecurrentKernels(std::vector<Program> programs) : programs_(std::move(programs)) {}
+  explicit RecurrentKernels(std::vector<Program> programs)
+      : programs_(std::move(programs)), loaded_(programs_.size()) {}
 
   // The first that was chosen for `batch` or more and runs on the link's device; else the last that
   // runs at all. FailedPrecondition says why none does; ResourceExhausted if one might, once there
   // is memory for it.
   absl::StatusOr<std::shared_ptr<RecurrentKernel>> Choose(GpuLink* link, int64_t batch);
-  // The first, if it runs and its blocks never wait for each other: a launch for each stage of each
+  // The first, if it runs and its CTAs never wait for each other: a launch for each stage of each
   // step. Else null.
   std::shared_ptr<RecurrentKernel> WithoutWaiting(GpuLink* link);
 
@@ -70,10 +71,10 @@ class RecurrentKernels {
 
 // What a kernel leaves in its status word. In both cases the fallback behind it computes the
 // results.
-inline constexpr int32_t kStatusWaited = 1;    // its blocks waited for each other too long
+inline constexpr int32_t kStatusWaited = 1;    // its CTAs waited for each other too long
 inline constexpr int32_t kStatusTooLarge = 2;  // a value of this call was too large for it
 
-// Looks, without waiting, whether the blocks of a kernel ever waited too long.
+// Looks, without waiting, whether the CTAs of a kernel ever waited too long.
 class StatusWatch {
  public:
   // Enqueues reading `status`; skipped while earlier ones have not come back.

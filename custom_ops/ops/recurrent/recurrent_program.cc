@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "custom_ops/ops/status_macros.h"
 
 namespace tfmem {
 namespace {
@@ -17,22 +18,19 @@ constexpr int64_t kMostStages = 1 << 16;
 
 absl::StatusOr<RecurrentProgram> ReadRecurrentProgram(absl::string_view text,
                                                       absl::string_view code) {
-  absl::StatusOr<KernelHeader> header = KernelHeader::Parse(text);
-  if (!header.ok()) return header.status();
+  TFMEM_ASSIGN_OR_RETURN(KernelHeader header, KernelHeader::Parse(text));
   RecurrentProgram program;
-  program.rows = header->Number("rows", 1, kMost);
-  program.ctas = header->Number("ctas", 1, kMost);
-  program.scratch = header->Number("scratch", 0, std::numeric_limits<int64_t>::max());
-  program.stages = header->Number("stages", 0, kMostStages);
-  program.max_batch = header->Number("max_batch", 0, kMost);
-  absl::StatusOr<KernelImage> image = ReadImage(&*header, code);
-  if (!image.ok()) return image.status();
-  program.image = *std::move(image);
+  program.rows = header.Number("rows", 1, kMost);
+  program.ctas = header.Number("ctas", 1, kMost);
+  program.scratch = header.Number("scratch", 0, std::numeric_limits<int64_t>::max());
+  program.stages = header.Number("stages", 0, kMostStages);
+  program.max_batch = header.Number("max_batch", 0, kMost);
+  TFMEM_ASSIGN_OR_RETURN(program.image, ReadImage(&header, code));
   if (program.ctas % program.image.cluster != 0) {
     return WrongProgram(
         absl::StrCat(program.ctas, " CTAs do not divide into clusters of ", program.image.cluster));
   }
-  if (std::string name = header->Text("fallback"); !name.empty()) {
+  if (std::string name = header.Text("fallback"); !name.empty()) {
     KernelImage& fallback = program.fallback.emplace(program.image);
     fallback.entry = std::move(name);
     fallback.shared = 0;
@@ -80,14 +78,6 @@ void KernelParameter::SetGroups(int64_t first, int64_t total) {
 
 void KernelParameter::SetTurn(const Turn& turn) {
   words[6] = static_cast<uint64_t>(turn.step) | static_cast<uint64_t>(turn.stage) << 32;
-}
-
-void KernelParameter::Add(const std::vector<const void*>& pointers) {
-  for (const void* pointer : pointers) words.push_back(reinterpret_cast<uint64_t>(pointer));
-}
-
-void KernelParameter::Add(const std::vector<void*>& pointers) {
-  Add(std::vector<const void*>(pointers.begin(), pointers.end()));
 }
 
 }  // namespace tfmem

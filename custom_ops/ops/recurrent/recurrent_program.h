@@ -60,8 +60,10 @@ struct KernelParameter {
   int64_t time() const { return static_cast<uint32_t>(words[0]); }
   // In the order of the cell: sequences, invariants, vectors, matrices, initial states, outputs and
   // finals of a direction, one after another.
-  void Add(const std::vector<const void*>& pointers);
-  void Add(const std::vector<void*>& pointers);
+  template <typename Pointer>
+  void Add(const std::vector<Pointer>& pointers) {
+    for (Pointer pointer : pointers) words.push_back(reinterpret_cast<uint64_t>(pointer));
+  }
 };
 
 }  // namespace tfmem

@@ -1,9 +1,9 @@
 // TfmemRecurrent's way over a sequence on the CPU.
 //
 // Threads divide the hidden units among themselves, so that each one's part of the weights stays in
-// its core's own cache for the whole sequence; they meet once for each stage of a step. Within its
-// part a thread first multiplies a group of rows, then interprets the stage's code over tiles that
-// fit its innermost cache.
+// its core's own cache for the whole sequence; they wait for each other once for each stage of a
+// step. Within its part a thread first multiplies a group of rows, then interprets the stage's code
+// over tiles that fit its innermost cache.
 #ifndef TFMEM_CUSTOM_OPS_OPS_RECURRENT_RECURRENT_RUN_H_
 #define TFMEM_CUSTOM_OPS_OPS_RECURRENT_RECURRENT_RUN_H_
 

@@ -119,10 +119,15 @@ class Parser {
     node->kind = kind;
     node->tensor = numbers[0];
     node->column = numbers[1];
-    TFMEM_RETURN_IF_ERROR(Within(node->tensor, columns.size()));
-    const int end = columns[node->tensor];
-    node->scalar = kind == Kind::kSequence && end == 0;
-    return Within(node->column, node->scalar ? 1 : end);
+    TFMEM_RETURN_IF_ERROR(CheckLeaf(*node, columns));
+    node->scalar = kind == Kind::kSequence && columns[node->tensor] == 0;
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckLeaf(const CellNode& node, const std::vector<int>& columns) const {
+    TFMEM_RETURN_IF_ERROR(Within(node.tensor, columns.size()));
+    const int end = columns[node.tensor];
+    return Within(node.column, node.kind == Kind::kSequence ? std::max(end, 1) : end);
   }
 
   absl::Status ParseState(const std::vector<int>& numbers, CellNode* node) {
@@ -140,9 +145,7 @@ class Parser {
       const Term term{numbers[i], numbers[i + 1], numbers[i + 2], numbers[i + 3],
                       numbers[i + 4] != 0};
       TFMEM_RETURN_IF_ERROR(ReadsWide(term.operand));
-      TFMEM_RETURN_IF_ERROR(Within(term.matrix, cell_.matrices.size()));
-      TFMEM_RETURN_IF_ERROR(Within(term.row, cell_.matrices[term.matrix].rows));
-      TFMEM_RETURN_IF_ERROR(Within(term.column, cell_.matrices[term.matrix].columns));
+      TFMEM_RETURN_IF_ERROR(CheckTerm(term));
       const CellNode& operand = cell_.nodes[term.operand];
       // A state is exchanged at the end of the step before.
       const int waits = operand.kind == Kind::kState ? 0 : operand.stage + 1;
@@ -150,6 +153,12 @@ class Parser {
       node->terms.push_back(term);
     }
     return absl::OkStatus();
+  }
+
+  absl::Status CheckTerm(const Term& term) const {
+    TFMEM_RETURN_IF_ERROR(Within(term.matrix, cell_.matrices.size()));
+    TFMEM_RETURN_IF_ERROR(Within(term.row, cell_.matrices[term.matrix].rows));
+    return Within(term.column, cell_.matrices[term.matrix].columns);
   }
 
   absl::Status ParseRowSum(const std::vector<int>& numbers, CellNode* node) {
@@ -194,7 +203,18 @@ class Parser {
 
   absl::Status Unreadable() const { return Wrong("cannot read the line '", line_, "'"); }
 
-  absl::Status CheckEnd() const {
+  // References again, against the declarations that the cell is used with.
+  absl::Status CheckNode(const CellNode& node) const {
+    if (node.kind == Kind::kSequence) return CheckLeaf(node, cell_.sequences);
+    if (node.kind == Kind::kInvariant) return CheckLeaf(node, cell_.invariants);
+    if (node.kind == Kind::kVector) return CheckLeaf(node, cell_.vectors);
+    for (const Term& term : node.terms) TFMEM_RETURN_IF_ERROR(CheckTerm(term));
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckEnd() {
+    line_ = "the cell";
+    for (const CellNode& node : cell_.nodes) TFMEM_RETURN_IF_ERROR(CheckNode(node));
     const int nodes = cell_.nodes.size();
     const int states = cell_.states.size();
     if (largest_state_ >= states) {

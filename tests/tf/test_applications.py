@@ -39,7 +39,7 @@ def test_one_of_them_trains_within_its_budget():
 
 def test_a_peak_that_cannot_be_measured_is_none(monkeypatch):
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
-    found = in_process({"kind": "plain", "name": "MobileNetV3Small", "image": 48, "batch": 2}, timeout=300)
+    found = in_process(WORKER, {"kind": "plain", "name": "MobileNetV3Small", "image": 48, "batch": 2}, timeout=300)
     assert found["status"] == "error"
     assert "counts no bytes" in found["message"]
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Any
 
 from tensorflow.core.framework.function_pb2 import FunctionDef
@@ -109,8 +108,7 @@ class StepGraphs:
             draws: what to go on with; streams of their own if not given.
             engine: says whether the step is observed. If not, one graph runs for good.
         """
-        self._captured = captured
-        self._restored = partial(restore_concrete, concrete, captured, feed_shapes=feed_shapes)
+        self._concrete, self._captured, self._feed_shapes = concrete, captured, feed_shapes
         draws = (draws or Draws(engine.library)) if engine.options.observe else None
         self._draws = draws if draws and draws.found_in(captured.graph_def) else None
         self._last: Any = None
@@ -130,6 +128,9 @@ class StepGraphs:
         function.kept_alive = (*function.kept_alive, self._draws)
         function.make_portable = lambda: self._restored(graph_def)
         return function
+
+    def _restored(self, graph_def: GraphDef) -> RestoredFunction:
+        return restore_concrete(self._concrete, self._captured, graph_def, self._feed_shapes)
 
     def unmoved(self, base: Any, jit_compile: bool) -> Any:
         """What runs where nothing moves.

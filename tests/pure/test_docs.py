@@ -186,3 +186,10 @@ def test_the_program_that_the_architecture_shows_is_softmax():
     logits = np.random.default_rng(0).normal(size=(3, 10)).astype(np.float32)
     (found,) = reference.run(from_text("\n".join(lines) + "\n"), [logits])
     np.testing.assert_allclose(found, np.exp(logits) / np.exp(logits).sum(1, keepdims=True), rtol=1e-5)
+
+
+def test_make_sanitize_runs_tests_that_exist() -> None:
+    text = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    (names,) = re.findall(r"sanitize_tests = \$\(patsubst %,tests/tf/test_%\.py,(.*)\)", text)
+    assert [name for name in names.split() if not (ROOT / f"tests/tf/test_{name}.py").exists()] == []
+    assert "recurrent_op" in names.split()

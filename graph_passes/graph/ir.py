@@ -118,7 +118,7 @@ class Node:
 
 
 class Editor(Protocol):
-    """The edits a pass may make: of a `Graph`, or of a live `tf.Graph` through the same words."""
+    """The edits a pass may make: of a `Graph`, or of a live `tf.Graph`, by the same calls."""
 
     def insert(
         self,

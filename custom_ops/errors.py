@@ -40,3 +40,7 @@ class ProgramError(TfmemError, ValueError):
 
 class KernelError(TfmemError, RuntimeError):
     """A GPU kernel could not be generated, compiled, loaded or run."""
+
+
+class RegionError(TfmemError, ValueError):
+    """A region of a graph is malformed, or tensors do not fit it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from math import inf
 
 import numpy as np
@@ -14,6 +16,10 @@ def _product(a: Interval, b: Interval) -> Interval:
         return unbounded()
     corners = [x * y for x in a for y in b]
     return (min(corners), max(corners))
+
+
+def _rounded(function: Callable[[float], int], bound: float) -> float:
+    return bound if math.isinf(bound) else float(function(bound))
 
 
 def _quotient(d: Derivation, divide: str) -> tuple[int, int]:
@@ -95,11 +101,21 @@ OPS = (
        derivative=no_derivative, interval=within(UNIT), dtypes=NUMBERS, tf_ops=("Sign",)),
     Op("square", 1, numpy=np.square, cuda="{0} * {0}", cpp="a * a",
        derivative=slope(lambda d: d.apply("multiply", d.number(2), d.x)), dtypes=NUMBERS, tf_ops=("Square",)),
-    Op("sqrt", 1, numpy=np.sqrt, cuda="sqrt{f}({0})", cpp="std::sqrt(a)", vectorised=False,
+    Op("sqrt", 1, numpy=np.sqrt, cuda="sqrt{f}({0})", cpp="Sqrt(a)",
        derivative=lambda d: (d.apply("multiply_no_nan", d.apply("divide", d.number(0.5), d.result), d.adjoint),),
        tf_ops=("Sqrt",)),
-    Op("reciprocal_sqrt", 1, numpy=lambda x: 1 / np.sqrt(x), cuda="rsqrt{f}({0})", cpp="Real(1) / std::sqrt(a)",
-       vectorised=False, derivative=_reciprocal_sqrt, tf_ops=("Rsqrt",)),
+    Op("reciprocal_sqrt", 1, numpy=lambda x: 1 / np.sqrt(x), cuda="rsqrt{f}({0})", cpp="one / Sqrt(a)",
+       derivative=_reciprocal_sqrt, tf_ops=("Rsqrt",)),
+    Op("floor", 1, numpy=np.floor, cuda="floor{f}({0})", cpp="std::floor(a)", vectorised=False,
+       derivative=no_derivative, interval=lambda a: (_rounded(math.floor, a[0]), _rounded(math.floor, a[1])),
+       tf_ops=("Floor",)),
+    Op("ceil", 1, numpy=np.ceil, cuda="ceil{f}({0})", cpp="std::ceil(a)", vectorised=False,
+       derivative=no_derivative, interval=lambda a: (_rounded(math.ceil, a[0]), _rounded(math.ceil, a[1])),
+       tf_ops=("Ceil",)),
+    # to the nearest integer, halves to even
+    Op("round", 1, numpy=np.rint, cuda="rint{f}({0})", cpp="std::nearbyint(a)", vectorised=False,
+       derivative=no_derivative, interval=lambda a: (_rounded(round, a[0]), _rounded(round, a[1])),
+       tf_ops=("Rint", "Round")),
     Op("reciprocal", 1, numpy=lambda x: 1 / x, cuda="1.0{f} / {0}", cpp="one / a",
        derivative=lambda d: (d.apply("multiply_no_nan", d.apply("negate", d.apply("square", d.result)), d.adjoint),),
        tf_ops=("Reciprocal", "Inv")),

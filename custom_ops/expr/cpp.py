@@ -15,7 +15,8 @@ _KINDS = {"kFloats": FLOATS, "kIntegers": INTEGERS, "kBools": BOOL}
 def header() -> str:
     """Two lists of all ops, for macros that the readers define.
 
-    TFMEM_ELEMENTWISE_OPS(X) has `X(enumerator, name, arity, kinds of dtypes, whether it compares)` for each op.
+    TFMEM_ELEMENTWISE_OPS(X) has `X(enumerator, name, arity, kinds of dtypes, whether it compares, work)` for each op;
+    the work of arithmetic is 1.
     TFMEM_ELEMENTWISE_KERNELS(VECTORS, COMPARISONS, NUMBERS) has `MACRO(enumerator, arity, kinds of dtypes, expression)`
     for each, by what its expression is: of vectors, a mask of vectors, or of numbers.
     """
@@ -43,7 +44,8 @@ def enumerator(name: str) -> str:
 
 
 def _entry(op: Op) -> str:
-    return f'  X({enumerator(op.name)}, "{op.name}", {op.arity}, {_kinds(op)}, {str(op.comparison).lower()})'
+    compares, work = str(op.comparison).lower(), 1 if op.cost == "arithmetic" else 10
+    return f'  X({enumerator(op.name)}, "{op.name}", {op.arity}, {_kinds(op)}, {compares}, {work})'
 
 
 def _kernel(op: Op) -> str:

@@ -24,7 +24,7 @@ OPS = (
        cost="activation", tf_ops=("Exp",)),
     Op("expm1", 1, numpy=np.expm1, cuda="expm1{f}({0})", cpp="std::expm1(a)", vectorised=False,
        derivative=slope(lambda d: d.apply("exp", d.x)), cost="activation", tf_ops=("Expm1",)),
-    Op("log", 1, numpy=np.log, cuda="log{f}({0})", cpp="std::log(Flushed(a))", vectorised=False,
+    Op("log", 1, numpy=np.log, cuda="log{f}({0})", cpp="Log(a)",
        derivative=slope(lambda d: d.apply("reciprocal", d.x)), cost="activation", tf_ops=("Log",)),
     Op("log1p", 1, numpy=np.log1p, cuda="log1p{f}({0})", cpp="std::log1p(a)", vectorised=False,
        derivative=slope(lambda d: d.apply("reciprocal", d.apply("add", d.number(1), d.x))), cost="activation",

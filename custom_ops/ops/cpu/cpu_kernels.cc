@@ -1,5 +1,9 @@
 #include "custom_ops/ops/cpu/cpu_kernels.h"
 
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
+
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -40,16 +44,21 @@ int VectorBytes() {
 
 InstructionSet BaselineKernels() { return baseline::Kernels("baseline"); }
 
+// What lists a set's functions is compiled for that set, too: it runs where they would.
 const InstructionSet& ChosenKernels() {
   static const int available = VectorBytes();
-  static const InstructionSet narrow = BaselineKernels();
 #ifdef __x86_64__
-  static const InstructionSet middle = Avx2Kernels();
-  static const InstructionSet wide = Avx512Kernels();
   const int bytes = std::min(available, VectorBytesLimit().load());
-  if (bytes >= 64) return wide;
-  if (bytes >= 32) return middle;
+  if (bytes >= 64) {
+    static const InstructionSet wide = Avx512Kernels();
+    return wide;
+  }
+  if (bytes >= 32) {
+    static const InstructionSet middle = Avx2Kernels();
+    return middle;
+  }
 #endif
+  static const InstructionSet narrow = BaselineKernels();
   return narrow;
 }
 

@@ -14,8 +14,7 @@ namespace tfmem {
 // inputs, not on how a tensor was cut: so neither do the op's results depend on the threads.
 template <typename Real>
 struct CpuKernels {
-  // Weights are packed in panels of so many columns, four vectors. Elementwise loops handle
-  // multiples of a quarter of it.
+  // Weights are packed in panels of so many columns, four vectors.
   int panel = 0;
 
   // target[row, 0..panel) (+)= operand[row, 0..depth) @ weights[0..depth, 0..panel).
@@ -23,9 +22,10 @@ struct CpuKernels {
                    int64_t weights_stride, int64_t depth, Real* target, int64_t target_stride,
                    bool accumulate) = nullptr;
 
-  // target = op(a, b, c); unused arguments are not read; target may be an argument.
+  // target = op(a, b, c); unused arguments are not read; target may be an argument. Arguments whose
+  // bit is in `splats` are the same number everywhere, and begin with a vector of it.
   void (*compute)(Elementwise op, Real* target, const Real* a, const Real* b, const Real* c,
-                  int64_t count) = nullptr;
+                  int64_t count, int splats) = nullptr;
 
   // The sum of at most `panel` numbers.
   Real (*sum)(const Real* values, int64_t count) = nullptr;

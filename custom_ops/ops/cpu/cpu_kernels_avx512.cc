@@ -1,4 +1,6 @@
 #ifdef __x86_64__
+#include <immintrin.h>
+
 #include <cmath>
 #include <cstring>
 #include <type_traits>

@@ -2,8 +2,9 @@
 // between pragmas that choose it. Before that, the includer defines
 //   TFMEM_VECTOR_BYTES  16, 32 or 64
 //   TFMEM_ROWS          rows of a register block: 4 * TFMEM_ROWS accumulators fit the registers
-// and includes <cmath>, <cstring>, <type_traits> and cpu_kernels.h: nothing of the standard library
-// may be compiled under the pragmas, or the linker may hand AVX code to everybody.
+// and includes <cmath>, <immintrin.h> (on x86), <cstring>, <type_traits> and cpu_kernels.h: nothing
+// of the standard library may be compiled under the pragmas, or the linker may hand AVX code to
+// everybody.
 
 #define TFMEM_INLINE inline __attribute__((always_inline))
 // Vectors of integers wrap; the sanitizer takes them for C++'s int, which must not.
@@ -164,6 +165,50 @@ TFMEM_INLINE Floats Tanh(Floats x) {
   return magnitude < 0.625f ? small : signed_large;
 }
 
+// ln x within 2 ulp: Cephes' logf. Of a denormal as of 0 where the thread takes it for 0, as
+// TensorFlow's do: comparisons follow that.
+TFMEM_INLINE Floats Log(Floats x) {
+  const Floats normal = x < 1.17549435e-38f ? x * 16777216.0f : x;  // 2^24
+  const Ints bits = reinterpret_cast<Ints>(normal);
+  const Floats mantissa =
+      reinterpret_cast<Floats>((bits & 0x007FFFFF) | 0x3F000000);  // from 1/2 on
+  const Floats raised = __builtin_convertvector((bits >> 23) - 126, Floats);
+  const Floats exponent = x < 1.17549435e-38f ? raised - 24.0f : raised;
+  const auto is_small = mantissa < 0.707106781186547524f;
+  const Floats n = is_small ? exponent - 1.0f : exponent;
+  const Floats m = (is_small ? mantissa + mantissa : mantissa) - 1.0f;
+  const Floats z = m * m;
+  Floats p = m * 7.0376836292e-2f - 1.1514610310e-1f;
+  p = p * m + 1.1676998740e-1f;
+  p = p * m - 1.2420140846e-1f;
+  p = p * m + 1.4249322787e-1f;
+  p = p * m - 1.6668057665e-1f;
+  p = p * m + 2.0000714765e-1f;
+  p = p * m - 2.4999993993e-1f;
+  p = p * m + 3.3333331174e-1f;
+  const Floats low = (p * m) * z + n * -2.12194440e-4f - z * 0.5f;
+  const Floats finite = (m + low) + n * 0.693359375f;
+  const Floats nan = Fill(__builtin_nanf("")), infinity = Fill(__builtin_inff());
+  const Floats of_positive = x < infinity ? finite : x;  // NaN, too
+  const Floats of_negative = x < 0.0f ? nan : of_positive;
+  return x == 0.0f ? -infinity : of_negative;
+}
+
+// The instructions, which round correctly; std::sqrt is a call for each number.
+TFMEM_INLINE Floats Sqrt(Floats x) {
+#if defined(__x86_64__) && TFMEM_VECTOR_BYTES == 64
+  return (Floats)_mm512_sqrt_ps((__m512)x);
+#elif defined(__x86_64__) && TFMEM_VECTOR_BYTES == 32
+  return (Floats)_mm256_sqrt_ps((__m256)x);
+#elif defined(__x86_64__)
+  return (Floats)_mm_sqrt_ps((__m128)x);
+#else
+  Floats result;
+  for (int i = 0; i < kLanes<float>; ++i) result[i] = std::sqrt(x[i]);
+  return result;
+#endif
+}
+
 template <typename Function>
 TFMEM_INLINE Vector<double> EachLane(Vector<double> x, Function function) {
   Vector<double> result;
@@ -175,6 +220,12 @@ TFMEM_INLINE Vector<double> Absolute(Vector<double> x) {
 }
 TFMEM_INLINE Vector<double> Exp(Vector<double> x) {
   return EachLane(x, static_cast<double (*)(double)>(std::exp));
+}
+TFMEM_INLINE Vector<double> Log(Vector<double> x) {
+  return EachLane(x == 0.0 ? x * 0.0 : x, static_cast<double (*)(double)>(std::log));
+}
+TFMEM_INLINE Vector<double> Sqrt(Vector<double> x) {
+  return EachLane(x, static_cast<double (*)(double)>(std::sqrt));
 }
 TFMEM_INLINE Vector<double> Tanh(Vector<double> x) {
   return EachLane(x, static_cast<double (*)(double)>(std::tanh));
@@ -197,35 +248,72 @@ Real Flushed(Real x) {
   return x == 0 ? std::copysign(Real(0), x) : x;
 }
 
-// A loop over whole vectors. Arguments that an op does not have are not read.
-#define TFMEM_VECTORS(op, arguments, kinds, expression)                                     \
-  case Elementwise::op:                                                                     \
-    if constexpr (((kinds) & kFloats) != 0) {                                               \
-      for (int64_t i = 0; i < count; i += kLanes<Real>) {                                   \
-        const Vector<Real> a = Load(first + i);                                             \
-        [[maybe_unused]] const Vector<Real> b = Load((arguments > 1 ? second : first) + i); \
-        [[maybe_unused]] const Vector<Real> c = Load((arguments > 2 ? third : first) + i);  \
-        Store<Real>(expression, target + i);                                                \
-      }                                                                                     \
-    }                                                                                       \
+// An argument of a loop over vectors: a step of 0 if one vector of it stands for all.
+template <typename Number>
+struct Argument {
+  const Number* from;
+  int64_t step;
+
+  Argument(const void* argument, int place, int splats)
+      : from(static_cast<const Number*>(argument)), step((splats >> place & 1) == 0) {}
+  TFMEM_INLINE const Number* At(int64_t i) const { return from + i * step; }
+};
+
+// Some numbers that are no whole vector, copied to one.
+template <typename Number, int lanes>
+struct Rest {
+  Number copy[lanes] = {};
+
+  Argument<Number> Of(const Argument<Number>& argument, int64_t first, int64_t count) {
+    if (argument.from != nullptr) {
+      std::memcpy(copy, argument.At(first), count * sizeof(Number));
+    }
+    return {copy, 0, 0};
+  }
+};
+
+// loop(target, arguments..., count) over whole vectors, and once more over a copy of the rest.
+// Loops read and write whole vectors, if their last one does not end where the count does.
+template <int lanes, typename Target, typename... Numbers, typename Loop>
+TFMEM_INLINE void OverVectors(Loop loop, Target* target, int64_t count,
+                              Argument<Numbers>... arguments) {
+  const int64_t whole = count / lanes * lanes, rest = count - whole;
+  if (whole > 0) loop(target, arguments..., whole);
+  if (rest == 0) return;
+  Rest<Target, lanes> computed;
+  loop(computed.copy, Rest<Numbers, lanes>().Of(arguments, whole, rest)..., rest);
+  std::memcpy(target + whole, computed.copy, rest * sizeof(Target));
+}
+
+// Arguments that an op does not have are not read.
+#define TFMEM_VECTORS(op, arguments, kinds, expression)                                       \
+  case Elementwise::op:                                                                       \
+    if constexpr (((kinds) & kFloats) != 0) {                                                 \
+      for (int64_t i = 0; i < count; i += kLanes<Real>) {                                     \
+        const Vector<Real> a = Load(first.At(i));                                             \
+        [[maybe_unused]] const Vector<Real> b = Load((arguments > 1 ? second : first).At(i)); \
+        [[maybe_unused]] const Vector<Real> c = Load((arguments > 2 ? third : first).At(i));  \
+        Store<Real>(expression, target + i);                                                  \
+      }                                                                                       \
+    }                                                                                         \
     break;
 #define TFMEM_COMPARISONS(op, arguments, kinds, expression) \
   TFMEM_VECTORS(op, arguments, kinds, (expression ? one : zero))
 // A loop over numbers, for what is rare and what the standard library does well.
-#define TFMEM_NUMBERS(op, arguments, kinds, expression)                      \
-  case Elementwise::op:                                                      \
-    if constexpr (((kinds) & kFloats) != 0) {                                \
-      for (int64_t i = 0; i < count; ++i) {                                  \
-        const Real a = first[i];                                             \
-        [[maybe_unused]] const Real b = (arguments > 1 ? second : first)[i]; \
-        target[i] = expression;                                              \
-      }                                                                      \
-    }                                                                        \
+#define TFMEM_NUMBERS(op, arguments, kinds, expression)                          \
+  case Elementwise::op:                                                          \
+    if constexpr (((kinds) & kFloats) != 0) {                                    \
+      for (int64_t i = 0; i < count; ++i) {                                      \
+        const Real a = *first.At(i);                                             \
+        [[maybe_unused]] const Real b = *(arguments > 1 ? second : first).At(i); \
+        target[i] = expression;                                                  \
+      }                                                                          \
+    }                                                                            \
     break;
 
 template <typename Real>
-void Compute(Elementwise op, Real* target, const Real* first, const Real* second, const Real* third,
-             int64_t count) {
+void ComputeVectors(Elementwise op, Real* target, Argument<Real> first, Argument<Real> second,
+                    Argument<Real> third, int64_t count) {
   const Vector<Real> one = Fill(Real(1));
   const Vector<Real> zero{};
   switch (op) { TFMEM_ELEMENTWISE_KERNELS(TFMEM_VECTORS, TFMEM_COMPARISONS, TFMEM_NUMBERS) }
@@ -234,6 +322,17 @@ void Compute(Elementwise op, Real* target, const Real* first, const Real* second
 #undef TFMEM_VECTORS
 #undef TFMEM_COMPARISONS
 #undef TFMEM_NUMBERS
+
+template <typename Real>
+void Compute(Elementwise op, Real* target, const Real* a, const Real* b, const Real* c,
+             int64_t count, int splats) {
+  const auto loop = [op](Real* to, Argument<Real> first, Argument<Real> second,
+                         Argument<Real> third, int64_t numbers) {
+    ComputeVectors<Real>(op, to, first, second, third, numbers);
+  };
+  OverVectors<kLanes<Real>>(loop, target, count, Argument<Real>(a, 0, splats),
+                            Argument<Real>(b, 1, splats), Argument<Real>(c, 2, splats));
+}
 
 template <typename Real>
 Real Sum(const Real* values, int64_t count) {

@@ -121,11 +121,21 @@ class Parser {
     for (size_t i = 2; i < words.size(); ++i) {
       Index index;
       for (absl::string_view text : absl::StrSplit(words[i], '+')) {
-        IndexTerm term;
+        if (index.terms.size() + index.nodes.size() == kMostTerms) return Unreadable();
+        if (!text.empty() && text[0] == 'n') {
+          index.nodes.emplace_back();
+          if (!ReadNode(text.substr(1), &index.nodes.back())) return Unreadable();
+          const ExpressionNode& value = expression_.nodes[index.nodes.back()];
+          if (value.dtype != DType::kInt32 && value.dtype != DType::kInt64) {
+            return Wrong("'", line_, "' gathers at values of ", NameOf(value.dtype),
+                         "; expected integers");
+          }
+          node->varies |= value.varies;
+          continue;
+        }
+        IndexTerm& term = index.terms.emplace_back();
         TFMEM_RETURN_IF_ERROR(ParseTerm(text, &term));
         if (term.axis >= 0) node->varies |= 1u << term.axis;
-        if (index.size() == kMostTerms) return Unreadable();
-        index.push_back(term);
       }
       node->index.push_back(std::move(index));
     }
@@ -139,11 +149,6 @@ class Parser {
     if (star != absl::string_view::npos) {
       if (!ReadFactor(text.substr(0, star), &term->factor)) return Unreadable();
       text.remove_prefix(star + 1);
-    }
-    if (!text.empty() && text[0] == 'n') {
-      return absl::UnimplementedError(
-          absl::StrCat("program: '", line_, "' gathers: its index '", text.substr(0, 40),
-                       "' is the value of a node, and the CPU reads at positions of axes only"));
     }
     if (text.empty() || text[0] != 'a') {
       if (star != absl::string_view::npos || !ReadFactor(text, &term->factor)) return Unreadable();
@@ -285,6 +290,12 @@ void IndexTerm::Bounds(int64_t size, int64_t* least, int64_t* most) const {
   const int64_t end = std::clamp<__int128>(factors * factor, -bound, bound);
   *least = axis < 0 ? factor : std::min<int64_t>(end, 0);
   *most = axis < 0 ? factor : std::max<int64_t>(end, 0);
+}
+
+int Index::axis() const {
+  if (terms.size() != 1 || !nodes.empty()) return -1;
+  const IndexTerm& term = terms[0];
+  return term.factor == 1 && term.divisor == 1 && term.modulus == 0 ? term.axis : -1;
 }
 
 absl::StatusOr<Expression> ParseExpression(absl::string_view text) { return Parser().Parse(text); }

@@ -30,8 +30,14 @@ struct IndexTerm {
   }
 };
 
-// A sum of terms: the position in a dimension.
-using Index = std::vector<IndexTerm>;
+// A sum of terms and of nodes' values: the position in a dimension.
+struct Index {
+  std::vector<IndexTerm> terms;
+  std::vector<int> nodes;  // earlier ones, of integers
+
+  // The axis along which a dimension lies as it is, or -1.
+  int axis() const;
+};
 
 struct ExpressionNode {
   enum class Kind { kInput, kConstant, kPosition, kCast, kReduce, kApply };
@@ -44,7 +50,7 @@ struct ExpressionNode {
   int axis = 0;              // of a position
   Reduction reduction = Reduction::kSum;
   Elementwise op = Elementwise::kAdd;
-  std::vector<int> arguments;  // earlier nodes
+  std::vector<int> arguments;  // earlier nodes; those of an input are in its index
   // The axes that a reduction reduces, a bit for each: also such as its argument does not vary
   // along.
   uint32_t axes = 0;
@@ -74,8 +80,7 @@ struct Expression {
   std::vector<ExpressionOutput> outputs;
 };
 
-// Reads and checks a program; InvalidArgument names the line that is wrong, Unimplemented a
-// gather, an index that is a node's value ("n5"): the CPU runs none.
+// Reads and checks a program; InvalidArgument names the line that is wrong.
 absl::StatusOr<Expression> ParseExpression(absl::string_view text);
 
 }  // namespace tfmem

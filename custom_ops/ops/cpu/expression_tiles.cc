@@ -5,39 +5,39 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "custom_ops/ops/cpu/tile_compiler.h"
-#include "custom_ops/ops/status_macros.h"
 
 namespace tfmem {
 namespace {
 
-using Kind = ExpressionNode::Kind;
-using Code = TileInstruction::Kind;
+using Kind = PlacedNode::Kind;
 
-// With one choice of the columns. A node has a phase, which modulo the number of domains is its
-// domain; phases that are used become stages, in their order.
+constexpr int kCheapWork = 4;  // to compute a value again, instead of passing it on in memory
+
 class Lowering {
  public:
-  Lowering(const Expression& expression, int column) : expression_(expression) {
-    result_.column = column;
-    column_ = column < 0 ? 0 : 1u << column;
-  }
+  Lowering(const SizedExpression& expression, int inputs)
+      : expression_(expression),
+        domains_(expression),
+        placement_(Place(expression, &domains_)),
+        outputs_(inputs),
+        buffers_(inputs + expression.outputs.size()),
+        buffer_of_(placement_.nodes.size(), -1) {}
 
   absl::StatusOr<ExpressionTiles> Run() {
-    FindDomains();
-    for (const ExpressionNode& node : expression_.nodes) {
-      TFMEM_RETURN_IF_ERROR(Lower(node));
+    result_.axes = expression_.axes;
+    result_.checks = placement_.checks;
+    FindStages();
+    // Ports of outputs are numbered as these, those of buffers come after.
+    result_.stores.resize(placement_.stores.size());
+    tiles_.store_types.resize(placement_.stores.size());
+    for (stage_ = 0; stage_ < static_cast<int>(places_.size()); ++stage_) {
+      for (int place : places_[stage_]) Compute(place);
     }
-    for (size_t i = 0; i < expression_.outputs.size(); ++i) Store(i);
-    std::map<int, int> stages;
-    for (const TileNode& node : tiles_.nodes) stages[node.stage] = 0;
-    for (auto& [phase, stage] : stages) {
-      stage = tiles_.domains.size();
-      tiles_.domains.push_back(phase % result_.rows.size());
-    }
-    for (TileNode& node : tiles_.nodes) node.stage = stages[node.stage];
+    for (int i = 0; i < domains_.size(); ++i) result_.domains.push_back(domains_[i]);
     result_.program = CompileTile(tiles_).program;
+    result_.program.domains = domains_.size();
+    result_.program.checks = result_.checks.size();
     if (result_.program.wide_locations + result_.program.scalar_locations > kMostTileLocations) {
       return absl::UnimplementedError(
           "program: more values live at a time than tiles have room for");
@@ -46,182 +46,219 @@ class Lowering {
   }
 
  private:
-  // Axes that something varies along together are of one domain.
-  void FindDomains() {
-    std::vector<uint32_t> domains;
-    auto tie = [&](uint32_t axes) {
-      axes &= ~column_;
-      if (axes == 0) return;
-      for (uint32_t& other : domains) {
-        if ((other & axes) != 0) axes |= std::exchange(other, 0);
-      }
-      domains.push_back(axes);
-    };
-    for (const ExpressionNode& node : expression_.nodes) tie(node.varies | node.axes);
-    for (const ExpressionOutput& output : expression_.outputs) tie(output.varies());
-    result_.rows.resize(1);
-    for (uint32_t domain : domains) {
-      if (domain == 0) continue;
-      std::vector<int>& axes = result_.rows.emplace_back();
-      for (int axis = 0; axis < kMostAxes; ++axis) {
-        if (domain >> axis & 1) axes.push_back(axis);
-      }
+  const PlacedNode& node(int place) const { return placement_.nodes[place]; }
+  int domain() const { return tiles_.domains[stage_]; }
+  AxisSet columns(int domain) const { return domains_[domain].column_set(); }
+
+  void FindStages() {
+    std::map<std::pair<int, int>, std::vector<int>> stages;
+    for (size_t place = 0; place < placement_.nodes.size(); ++place) {
+      if (!node(place).leaf()) stages[{node(place).level, node(place).domain}].push_back(place);
     }
+    for (auto& [key, places] : stages) {
+      result_.levels.push_back(key.first);
+      tiles_.domains.push_back(key.second);
+      places_.push_back(std::move(places));
+    }
+    at_.resize(stages.size());
   }
 
-  absl::Status Lower(const ExpressionNode& node) {
-    TileNode tile = Begin(node.dtype, node.varies);
-    tile.op = node.op;
-    tile.value = node.value;
-    if (node.kind == Kind::kReduce) return LowerReduction(node, tile);
-    for (int argument : node.arguments) AddArgument(at_[argument], &tile);
-    if (node.kind == Kind::kConstant) {
-      tile.kind = TileNode::Kind::kConstant;
-    } else if (node.kind == Kind::kCast) {
-      tile.kind = TileNode::Kind::kCast;
-    } else if (node.kind == Kind::kApply) {
-      tile.kind = TileNode::Kind::kApply;
+  bool Here(int place) const {
+    const PlacedNode& value = node(place);
+    return value.level == result_.levels[stage_] && value.domain == domain();
+  }
+
+  // The tiles' node of a value in this stage: computed here, or brought here.
+  int At(int place) {
+    if (node(place).kind == Kind::kConstant) return Constant(place);
+    if (auto found = at_[stage_].find(place); found != at_[stage_].end()) return found->second;
+    const PlacedNode& value = node(place);
+    TileNode tile = Begin(value);
+    if (value.leaf()) {
+      Load({value.tensor, value.dtype, value.access}, &tile);
+    } else if (value.kind != Kind::kReduceTiles && CheapAgain(place)) {
+      return Compute(place);
     } else {
-      tile.kind = TileNode::Kind::kLoad;
-      tile.port = result_.loads.size();
-      result_.loads.push_back(at_.size());
-      tiles_.loads.push_back(tile.type);
+      const int buffer = BufferOf(place);
+      Load({buffers_ + buffer, StorageOf(value.dtype), accesses_[buffer]}, &tile);
     }
-    at_.push_back(Add(tile));
-    return absl::OkStatus();
+    return at_[stage_][place] = Add(std::move(tile));
   }
 
-  absl::Status LowerReduction(const ExpressionNode& node, TileNode tile) {
-    const ExpressionNode& reduced = expression_.nodes[node.arguments[0]];
-    const uint32_t varies = reduced.varies | node.axes;
-    const int domain = result_.DomainOf(varies);
-    uint32_t rows = 0;
-    for (int axis : result_.rows[domain]) rows |= 1u << axis;
-    if ((node.axes & rows) != 0 && (node.axes & rows) != rows) {
-      return absl::UnimplementedError(
-          "program: a reduction over some axes that make rows, and not over all of them");
+  // One for all stages.
+  int Constant(int place) {
+    const auto [found, added] = constants_.try_emplace(place, tiles_.nodes.size());
+    if (added) {
+      TileNode tile = Begin(node(place));
+      tile.value = node(place).value;
+      Add(std::move(tile));
     }
-    tile.reduction = node.reduction;
-    tile.rows = (node.axes & rows) != 0;
-    tile.columns = (node.axes & column_) != 0;
-    // Rows are counted once for each of their axes.
-    const uint32_t all = tile.rows ? varies | rows : varies;
-    int argument = at_[node.arguments[0]];
-    if (all != reduced.varies) argument = AddCopy(argument, all);
-    // A row's numbers are within one tile.
-    const bool in_tile = !tile.rows && domain != 0;
-    tile.kind = in_tile ? TileNode::Kind::kReduce : TileNode::Kind::kReduceTiles;
-    AddArgument(argument, &tile);
-    if (!in_tile) Await(tiles_.nodes[argument].stage + 1, &tile);
-    at_.push_back(Add(tile));
-    return absl::OkStatus();
+    return found->second;
   }
 
-  // Where an output has axes that its node does not vary along, a copy varies along them.
-  void Store(int number) {
-    const ExpressionOutput& output = expression_.outputs[number];
-    const uint32_t axes = output.varies();
-    int node = at_[output.node];
-    if (axes != expression_.nodes[output.node].varies) node = AddCopy(node, axes);
-    tiles_.stores.push_back({number, node});
-    tiles_.store_types.push_back(tiles_.nodes[node].type);
-  }
-
-  TileNode Begin(DType dtype, uint32_t varies) const {
+  TileNode Begin(const PlacedNode& value) const {
     TileNode tile;
-    tile.type = {dtype, (varies & column_) == 0};
-    tile.stage = result_.DomainOf(varies);
+    tile.type = {value.dtype, (value.varies & columns(domain())) == 0};
+    tile.stage = stage_;
     return tile;
   }
 
-  int Add(const TileNode& tile) {
-    tiles_.nodes.push_back(tile);
+  int Add(TileNode tile) {
+    tiles_.nodes.push_back(std::move(tile));
     return tiles_.nodes.size() - 1;
   }
 
-  int AddCopy(int argument, uint32_t varies) {
-    TileNode copy = Begin(tiles_.nodes[argument].type.dtype, varies);
-    copy.kind = TileNode::Kind::kCast;
-    AddArgument(argument, &copy);
-    return Add(copy);
+  void Load(TilePort port, TileNode* tile) {
+    tile->kind = TileNode::Kind::kLoad;
+    const AxisSet rows = domains_[domain()].row_set();
+    tile->same_rows = rows != 0 && (port.access.varies() & rows) == 0;
+    AddPort(std::move(port), tile);
   }
 
-  void AddArgument(int argument, TileNode* tile) const {
-    tile->arguments.push_back(argument);
-    Await(tiles_.nodes[argument].stage, tile);
+  void AddPort(TilePort port, TileNode* tile) {
+    port.domain = domain();
+    tile->port = result_.loads.size();
+    tiles_.loads.push_back(tile->type);
+    result_.loads.push_back(std::move(port));
   }
 
-  // Not before a phase, and one of its own domain.
-  void Await(int phase, TileNode* tile) const {
-    const int domains = result_.rows.size();
-    while (tile->stage < phase) tile->stage += domains;
+  int Compute(int place) {
+    const PlacedNode& value = node(place);
+    TileNode tile = Begin(value);
+    tile.op = value.op;
+    tile.reduction = value.reduction;
+    std::vector<int> arguments;
+    for (int argument : value.arguments) arguments.push_back(At(argument));
+    if (value.kind == Kind::kReduceTiles) return Reduce(place, arguments[0]), -1;
+    tile.arguments = std::move(arguments);
+    switch (value.kind) {
+      case Kind::kGather:
+        tile.kind = TileNode::Kind::kGather;
+        AddPort({value.tensor, value.dtype, value.access}, &tile);
+        break;
+      case Kind::kCast:
+        tile.kind = TileNode::Kind::kCast;
+        break;
+      case Kind::kReduceInTile:
+        tile.kind = TileNode::Kind::kReduce;
+        break;
+      default:
+        tile.kind = TileNode::Kind::kApply;
+    }
+    const int at = at_[stage_][place] = Add(std::move(tile));
+    if (!Here(place)) return at;
+    if (value.check >= 0) tiles_.checks.push_back({value.check, at});
+    for (const PlacedStore& store : placement_.stores) {
+      if (store.node != place) continue;
+      const Access& access = expression_.outputs[store.output].access;
+      Store(store.output, {outputs_ + store.output, value.dtype, access, domain()}, at);
+    }
+    return at;
   }
 
-  const Expression& expression_;
-  uint32_t column_ = 0;
+  void Store(int number, TilePort port, int node) {
+    result_.stores[number] = std::move(port);
+    tiles_.store_types[number] = tiles_.nodes[node].type;
+    tiles_.stores.push_back({number, node});
+  }
+
+  void Reduce(int place, int argument) {
+    const PlacedNode& value = node(place);
+    const TileDomain& domain = domains_[value.domain];
+    TileReduction reduction;
+    reduction.reduction = value.reduction;
+    reduction.type = tiles_.nodes[argument].type;
+    reduction.rows = (value.axes & domain.row_set()) != 0;
+    reduction.columns = (value.axes & domain.column_set()) != 0;
+    reduction.domain = value.domain;
+    if (reduction.columns) reduction.type.scalar = false;
+    tiles_.parts.push_back({static_cast<int>(tiles_.reductions.size()), argument});
+    tiles_.reductions.push_back(reduction);
+    result_.totals.push_back({BufferOf(place), expression_.Positions(value.axes),
+                              (domain.row_set() & ~value.axes) != 0});
+  }
+
+  // Where a value passes to other stages: its numbers lie in the order in which its domain has
+  // them.
+  int BufferOf(int place) {
+    int& buffer = buffer_of_[place];
+    if (buffer >= 0) return buffer;
+    buffer = result_.buffers.size();
+    const PlacedNode& value = node(place);
+    const TileDomain& domain = domains_[value.domain];
+    std::vector<int> order = domain.rows;
+    order.insert(order.end(), domain.columns.begin(), domain.columns.end());
+    Access access;
+    access.strides.assign(expression_.axes.size(), 0);
+    int64_t numbers = 1;
+    for (auto axis = order.rbegin(); axis != order.rend(); ++axis) {
+      if (!(value.varies >> *axis & 1)) continue;
+      access.strides[*axis] = numbers;
+      numbers *= expression_.axes[*axis];
+    }
+    const DType dtype = StorageOf(value.dtype);
+    result_.buffers.push_back({dtype, numbers});
+    accesses_.push_back(access);
+    if (value.kind == Kind::kReduceTiles) return buffer;
+    // Its stage was compiled before.
+    for (size_t stage = 0; stage < places_.size(); ++stage) {
+      if (result_.levels[stage] != value.level || tiles_.domains[stage] != value.domain) continue;
+      const int at = at_[stage].at(place);
+      tiles_.stores.push_back({static_cast<int>(result_.stores.size()), at});
+      tiles_.store_types.push_back(tiles_.nodes[at].type);
+      result_.stores.push_back({buffers_ + buffer, dtype, access, value.domain});
+    }
+    return buffer;
+  }
+
+  // Whether what varies along all axes of this domain is soon computed again of what is at hand.
+  bool CheapAgain(int place) const {
+    int work = kCheapWork;
+    return VariesAlongAll(place) && Again(place, &work);
+  }
+
+  bool VariesAlongAll(int place) const {
+    return node(place).varies == (domains_[domain()].row_set() | columns(domain()));
+  }
+
+  bool Again(int place, int* work) const {
+    const PlacedNode& value = node(place);
+    if (Here(place) || !VariesAlongAll(place)) return true;
+    if (value.leaf()) return (*work -= value.kind == Kind::kLoad) >= 0;
+    const bool cheap =
+        value.kind == Kind::kCast || (value.kind == Kind::kApply && InfoOf(value.op).work == 1);
+    if (!cheap || --*work < 0) return false;
+    for (int argument : value.arguments) {
+      if (!Again(argument, work)) return false;
+    }
+    return true;
+  }
+
+  const SizedExpression& expression_;
+  TileDomains domains_;
+  const Placement placement_;
+  const int outputs_;  // the first output among the tensors
+  const int buffers_;
+  std::vector<int> buffer_of_;            // of each node, or -1
+  std::vector<Access> accesses_;          // of each buffer
+  std::vector<std::vector<int>> places_;  // of each stage the nodes that are computed there
+  std::vector<std::map<int, int>> at_;    // of each stage the tiles' nodes
+  std::map<int, int> constants_;          // the tiles' nodes
+  int stage_ = 0;
   TileExpression tiles_;
   ExpressionTiles result_;
-  std::vector<int> at_;  // for each node the tiles' node
 };
-
-// Of a program that was not compiled here.
-absl::Status CheckFit(const Expression& expression, const ExpressionTiles& tiles) {
-  auto wrong = [](const char* what) {
-    return absl::InvalidArgumentError(absl::StrCat("tile program: ", what));
-  };
-  const TileProgram& program = tiles.program;
-  if (program.domains > static_cast<int>(tiles.rows.size())) return wrong("has other domains");
-  for (const TileReduction& reduction : program.reductions) {
-    if (!reduction.rows && reduction.domain != 0) return wrong("reduces a row over tiles");
-  }
-  for (const TileStage& stage : program.stages) {
-    for (const TileInstruction& instruction : stage.code) {
-      const int index = instruction.index;
-      uint32_t varies = 0;
-      if (instruction.kind == Code::kLoadView) return wrong("has views of what is no tensor");
-      if (instruction.kind == Code::kLoad) varies = expression.nodes[tiles.loads[index]].varies;
-      if (instruction.kind == Code::kStore) varies = expression.outputs[index].varies();
-      const int domain = tiles.DomainOf(varies);
-      if (domain != 0 && domain != stage.domain) return wrong("has a port outside of its domain");
-    }
-  }
-  return absl::OkStatus();
-}
 
 }  // namespace
 
-int ExpressionTiles::DomainOf(uint32_t varies) const {
-  for (size_t domain = 1; domain < rows.size(); ++domain) {
-    for (int axis : rows[domain]) {
-      if (varies >> axis & 1) return domain;
-    }
-  }
-  return 0;
+int64_t ExpressionTiles::Positions(const std::vector<int>& along) const {
+  int64_t positions = 1;
+  for (int axis : along) positions *= axes[axis];
+  return positions;
 }
 
-TileAxes ExpressionTiles::AxesOf(uint32_t varies, const std::vector<int64_t>& sizes) const {
-  return {sizes, rows[DomainOf(varies)], column};
-}
-
-absl::StatusOr<ExpressionTiles> CompileExpression(const Expression& expression) {
-  const int axes = expression.axes.size();
-  absl::StatusOr<ExpressionTiles> tiles = Lowering(expression, axes - 1).Run();
-  for (int column = axes - 2; column >= 0 && !tiles.ok(); --column) {
-    tiles = Lowering(expression, column).Run();
-  }
-  return tiles;
-}
-
-absl::StatusOr<ExpressionTiles> ReadExpressionTiles(const Expression& expression,
-                                                    absl::string_view bytes) {
-  TFMEM_ASSIGN_OR_RETURN(ExpressionTiles tiles, CompileExpression(expression));
-  TFMEM_ASSIGN_OR_RETURN(TileProgram program, ParseTileProgram(bytes));
-  if (program.loads != tiles.program.loads || program.stores != tiles.program.stores) {
-    return absl::InvalidArgumentError("tile program: has other ports than the program");
-  }
-  tiles.program = std::move(program);
-  TFMEM_RETURN_IF_ERROR(CheckFit(expression, tiles));
-  return tiles;
+absl::StatusOr<ExpressionTiles> CompileExpression(const SizedExpression& expression, int inputs) {
+  return Lowering(expression, inputs).Run();
 }
 
 }  // namespace tfmem

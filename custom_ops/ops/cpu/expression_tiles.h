@@ -1,8 +1,4 @@
-// From a program over tensors to a tile program.
-//
-// One of its axes is the columns of all domains. The others are rows: those that some value varies
-// along together make a domain. So `softmax(x @ w + b)`, [rows, classes], and the step of `w`,
-// [features, classes], are two domains, whose columns are the classes.
+// From a program over tensors, for known sizes, to a tile program.
 #ifndef TFMEM_CUSTOM_OPS_OPS_CPU_EXPRESSION_TILES_H_
 #define TFMEM_CUSTOM_OPS_OPS_CPU_EXPRESSION_TILES_H_
 
@@ -10,32 +6,51 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
-#include "custom_ops/ops/cpu/expression.h"
-#include "custom_ops/ops/cpu/tensor_port.h"
+#include "custom_ops/ops/cpu/placement.h"
+#include "custom_ops/ops/cpu/sized_expression.h"
+#include "custom_ops/ops/cpu/tile_domains.h"
 #include "custom_ops/ops/cpu/tile_program.h"
 
 namespace tfmem {
 
-struct ExpressionTiles {
-  TileProgram program;
-  std::vector<int> loads;  // for each port that is read the node, an input or a position
-  int column = -1;         // the axis; -1: there is none
-  std::vector<std::vector<int>> rows;  // for each domain the axes; none for the first
-
-  // The domain of what varies along some axes.
-  int DomainOf(uint32_t varies) const;
-  TileAxes AxesOf(uint32_t varies, const std::vector<int64_t>& sizes) const;
+// What a port of the tile program reads or writes.
+struct TilePort {
+  int tensor = -1;  // an input; after them an output; after them a buffer; -1: positions
+  DType dtype = DType::kFloat32;
+  Access access;
+  int domain = 0;
 };
 
-// Port i of what is written is output i. Unimplemented if no axis can be the columns, because a
-// reduction is over some of the axes that make rows, but not over all.
-absl::StatusOr<ExpressionTiles> CompileExpression(const Expression& expression);
+// Memory for a value that passes from stage to stage.
+struct TileBuffer {
+  DType dtype = DType::kFloat32;
+  int64_t numbers = 0;
+};
 
-// The same with a program that has been serialised, which is checked against the expression: it
-// has the same ports, and reads and writes none outside the domain.
-absl::StatusOr<ExpressionTiles> ReadExpressionTiles(const Expression& expression,
-                                                    absl::string_view bytes);
+struct ExpressionTiles {
+  TileProgram program;
+  std::vector<int64_t> axes;  // sizes
+  std::vector<TileDomain> domains;
+  std::vector<int> levels;  // of each stage, in increasing order: those of one need not wait
+  std::vector<TilePort> loads;
+  std::vector<TilePort> stores;
+  std::vector<TileBuffer> buffers;
+  // Of each reduction over tiles: the buffer of its results, how many numbers each is of, and
+  // whether it reduces all rows or keeps the first axes of the rows.
+  struct Totals {
+    int buffer = 0;
+    int64_t count = 1;
+    bool keeps_rows = false;
+  };
+  std::vector<Totals> totals;
+  std::vector<IndexCheck> checks;
+
+  int64_t Positions(const std::vector<int>& along) const;
+};
+
+// `inputs` are the program's tensors. Unimplemented if more values live at a time than tiles have
+// room for.
+absl::StatusOr<ExpressionTiles> CompileExpression(const SizedExpression& expression, int inputs);
 
 }  // namespace tfmem
 

@@ -29,7 +29,7 @@ struct alignas(64) Counter {
 
 class Phases : public std::enable_shared_from_this<Phases> {
  public:
-  Phases(int64_t phases, int shares, int threads, const Schedule& schedule, const Work& work)
+  Phases(int64_t phases, int shares, int threads, const Schedule& schedule, const ThreadWork& work)
       : phases_(phases),
         shares_(shares),
         threads_(threads),
@@ -54,7 +54,7 @@ class Phases : public std::enable_shared_from_this<Phases> {
       for (int offset = 0; offset < threads_ && offset < shares_; ++offset) {
         for (int share = (thread + offset) % threads_; share < shares_; share += threads_) {
           if (!Claim(phase, share)) continue;
-          (*work_)(phase, share);
+          (*work_)(phase, share, thread);
           finished_.value.fetch_add(1, std::memory_order_acq_rel);
         }
       }
@@ -90,7 +90,7 @@ class Phases : public std::enable_shared_from_this<Phases> {
   const int shares_;
   const int threads_;
   const Schedule schedule_;
-  const Work* const work_;        // the caller's: only who has claimed a share may use it
+  const ThreadWork* const work_;  // the caller's: only who has claimed a share may use it
   std::vector<Counter> claimed_;  // for each share the phases that somebody has begun
   Counter finished_;              // shares, over all phases
 };
@@ -99,9 +99,15 @@ class Phases : public std::enable_shared_from_this<Phases> {
 
 void RunPhases(int64_t phases, int shares, int threads, const Schedule& schedule,
                const Work& work) {
+  RunPhases(phases, shares, threads, schedule,
+            ThreadWork([&work](int64_t phase, int share, int) { work(phase, share); }));
+}
+
+void RunPhases(int64_t phases, int shares, int threads, const Schedule& schedule,
+               const ThreadWork& work) {
   if (threads <= 1 || shares <= 1) {
     for (int64_t phase = 0; phase < phases; ++phase) {
-      for (int share = 0; share < shares; ++share) work(phase, share);
+      for (int share = 0; share < shares; ++share) work(phase, share, 0);
     }
     return;
   }

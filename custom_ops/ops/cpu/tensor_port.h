@@ -1,70 +1,95 @@
-// How tiles are read from tensors and written to them: where each position of a program's domain
-// lies.
+// How tiles are read from tensors and written to them: where each position of a domain lies.
 #ifndef TFMEM_CUSTOM_OPS_OPS_CPU_TENSOR_PORT_H_
 #define TFMEM_CUSTOM_OPS_OPS_CPU_TENSOR_PORT_H_
 
 #include <cstdint>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "custom_ops/ops/cpu/cpu_kernels.h"
-#include "custom_ops/ops/cpu/expression.h"
+#include "custom_ops/ops/cpu/expression_tiles.h"
 
 namespace tfmem {
 
-// A part of the domain.
+// A part of a domain.
 struct TileRange {
   int64_t first_row = 0;
   int64_t rows = 0;
   int64_t first_column = 0;
   int64_t columns = 0;
-};
 
-// How a domain lies in a program's axes.
-struct TileAxes {
-  std::vector<int64_t> sizes;  // of all axes
-  std::vector<int> rows;       // that are the domain's rows, the last one the fastest
-  int column = -1;             // that is its columns; -1: there is one column
+  // What a value that has one number a row has of it.
+  TileRange scalars() const { return {first_row, rows, 0, 1}; }
 };
 
 class TensorPort {
  public:
-  // An input; InvalidArgument if an index leaves the tensor.
-  static absl::StatusOr<TensorPort> Input(const ExpressionNode& node, const void* data,
-                                          const std::vector<int64_t>& shape, const TileAxes& axes);
-  static TensorPort Position(const ExpressionNode& node, const TileAxes& axes);
-  static TensorPort Output(DType dtype, const std::vector<int>& dimensions, void* data,
-                           const TileAxes& axes);
+  TensorPort(const TilePort& port, const ExpressionTiles& tiles);
 
-  // Fills `tile`, or says where the numbers lie as they would in the tile. A scalar value's range
-  // has one column, the first; a tile has room for whole vectors, and what lies behind a tensor is
-  // not read.
-  const void* Load(const TileRange& range, void* tile, const InstructionSet& kernels) const;
-  void Store(const TileRange& range, const void* tile, const InstructionSet& kernels) const;
+  // Where the range's numbers lie in the tensor, if they lie as a tile's would and need no
+  // conversion; else null.
+  void* Direct(const TileRange& range, const void* tensor) const;
+
+  // Fills `tile`, or says where the numbers lie. `scratch` has room for 8 bytes a number.
+  const void* Load(const TileRange& range, const void* tensor, void* tile, void* scratch,
+                   const InstructionSet& kernels) const;
+  void Store(const TileRange& range, const void* tile, void* tensor, void* scratch,
+             const InstructionSet& kernels) const;
+
+  // Loads from `offsets` further on, one for each number, or for each row.
+  const void* Gather(const TileRange& range, const void* tensor, const int64_t* offsets,
+                     bool for_rows, void* tile, void* scratch, const InstructionSet& kernels) const;
+
+  // Whether numbers lie closer together along rows than along columns.
+  bool transposed() const;
+  // Whether both find each position at the same place.
+  bool SameAs(const TensorPort& other) const;
 
  private:
-  TensorPort(DType dtype, char* data, const TileAxes& axes)
-      : dtype_(dtype), data_(data), axes_(axes) {}
+  struct Dimension {
+    int64_t size = 0;
+    int64_t stride = 0;
+  };
+  // A term of an axis that is reached every `step` positions of the rows or columns.
+  struct UnevenTerm {
+    IndexTerm term;
+    int64_t step = 1;
+    int64_t size = 1;
 
-  void Add(const Index& index, int64_t stride);
-  int64_t RowOffset(int64_t row) const;
-  int64_t ColumnOffset(int64_t column) const;
-  template <typename Number>
-  void Gather(const TileRange& range, Number* target) const;
-  template <typename Number>
-  void Scatter(const TileRange& range, const Number* source) const;
-  bool LiesAsTile(const TileRange& range) const;
+    int64_t At(int64_t position) const { return term.At(position / step % size); }
+  };
+  // The rows or the columns: the last dimension is the fastest, and those that can be one are one.
+  struct Line {
+    std::vector<Dimension> dimensions;
+    std::vector<UnevenTerm> uneven;
 
+    int64_t At(int64_t position) const;
+    bool even() const { return dimensions.size() <= 1 && uneven.empty(); }
+    int64_t stride() const { return dimensions.empty() ? 0 : dimensions[0].stride; }
+  };
+
+  static Line LineOf(const std::vector<int>& along, const Access& access,
+                     const std::vector<int64_t>& sizes);
+  template <typename Run>
+  static void ForRuns(const Line& line, int64_t first, int64_t count, int64_t base, Run run);
+  template <typename Run>
+  void ForRuns(const TileRange& range, Run run) const;
+  template <typename Number>
+  void Read(const TileRange& range, const Number* tensor, Number* tile,
+            const InstructionSet& kernels) const;
+  template <typename Number>
+  void ReadAt(const TileRange& range, const Number* tensor, const int64_t* offsets, bool for_rows,
+              Number* tile) const;
+  template <typename Number>
+  void Write(const TileRange& range, const Number* tile, Number* tensor,
+             const InstructionSet& kernels) const;
+  const void* Widen(const void* halves, int64_t count, void* tile,
+                    const InstructionSet& kernels) const;
+
+  bool positions_;
   DType dtype_;
-  char* data_;  // of an input not written
-  TileAxes axes_;
-  bool position_ = false;
-  // The offset of a position, in numbers: a base and a sum over terms, whose factors are strides.
-  int64_t base_ = 0;
-  std::vector<IndexTerm> row_terms_;
-  std::vector<IndexTerm> column_terms_;
-  bool even_ = true;  // columns are `stride_` apart
-  int64_t stride_ = 0;
+  int64_t base_;
+  Line rows_;
+  Line columns_;
 };
 
 }  // namespace tfmem

@@ -96,6 +96,16 @@ class Checker {
       case Code::kLoadReduced:
         TFMEM_RETURN_IF_ERROR(CheckReduced(instruction));
         break;
+      case Code::kGather:
+      case Code::kGatherRows:
+        if (instruction.from != DType::kInt64) {
+          return Wrong("a gather at ", NameOf(instruction.from));
+        }
+        TFMEM_RETURN_IF_ERROR(CheckPort(program_.loads, instruction));
+        if (type.scalar && instruction.kind == Code::kGatherRows) {
+          return Wrong("a gather of rows to ", Text(type));
+        }
+        break;
       case Code::kBroadcast:
         if (type.scalar) return Wrong("a broadcast to ", Text(type));
         break;
@@ -124,6 +134,11 @@ class Checker {
         if (!Gives(program_.reductions, instruction, &parts_)) {
           return Wrong("reduction ", instruction.index, " does not take ", Text(type));
         }
+        break;
+      case Code::kCheck:
+        if (type.dtype != DType::kInt64 || instruction.index >= program_.checks) {
+          return Wrong("check ", instruction.index, " of ", program_.checks, " of ", Text(type));
+        }
     }
     return Write(instruction);
   }
@@ -137,8 +152,9 @@ class Checker {
         if (argument != -1) return Wrong("an instruction has an argument too many");
         continue;
       }
-      const bool other_shape =
-          instruction.kind == Code::kBroadcast || instruction.kind == Code::kReduce;
+      const bool other_shape = instruction.kind == Code::kBroadcast ||
+                               instruction.kind == Code::kReduce ||
+                               instruction.kind == Code::kGatherRows;
       const std::vector<Held>& held = held_[instruction.type.scalar != other_shape];
       if (argument < 0 || argument >= static_cast<int>(held.size()) || !held[argument].any) {
         return Wrong("location ", argument, " is read where nothing is");
@@ -159,7 +175,8 @@ class Checker {
   }
 
   static bool TakesOther(const TileInstruction& instruction) {
-    return instruction.kind == Code::kCast || instruction.kind == Code::kCompute;
+    return instruction.kind == Code::kCast || instruction.kind == Code::kCompute ||
+           instruction.kind == Code::kGather || instruction.kind == Code::kGatherRows;
   }
 
   // The dtype of the arguments after the first, and of the first if it has no other.
@@ -250,7 +267,7 @@ class Checker {
     }
     if (constants_[scalar][target].any) return Wrong("writes over a constant at ", target);
     for (int argument : instruction.arguments) {
-      const bool same = instruction.kind != Code::kReduce && instruction.kind != Code::kBroadcast;
+      const bool same = instruction.kind == Code::kCompute || instruction.kind == Code::kCast;
       if (same && argument == target &&
           TileBytes(held_[scalar][target].dtype) != TileBytes(instruction.type.dtype)) {
         return Wrong("writes location ", target, " before all of it is read");

@@ -16,13 +16,15 @@ bool IsLeaf(const TileNode& node) {
 }
 
 bool IsComputed(const TileNode& node) {
-  return node.kind == Kind::kApply || node.kind == Kind::kCast || node.kind == Kind::kReduce;
+  return node.kind == Kind::kApply || node.kind == Kind::kCast || node.kind == Kind::kReduce ||
+         node.kind == Kind::kGather;
 }
 
-// The nodes that stores depend on.
+// The nodes that stores and reductions depend on.
 std::vector<bool> LiveNodes(const TileExpression& expression) {
   std::vector<bool> live(expression.nodes.size(), false);
   for (const TileStore& store : expression.stores) live[store.node] = true;
+  for (const TileSink& part : expression.parts) live[part.node] = true;
   for (int place = expression.nodes.size() - 1; place >= 0; --place) {
     if (!live[place]) continue;
     for (int argument : expression.nodes[place].arguments) live[argument] = true;
@@ -61,8 +63,8 @@ class StageCompiler {
  public:
   StageCompiler(const TileExpression& expression, const std::vector<bool>& live, int number,
                 Exchange* exchange)
-      : nodes_(expression.nodes),
-        stores_(expression.stores),
+      : expression_(expression),
+        nodes_(expression.nodes),
         live_(live),
         number_(number),
         exchange_(*exchange) {
@@ -81,6 +83,7 @@ class StageCompiler {
     TileType type;
     int constant = -1;  // the node of a constant
     bool view = false;
+    bool own = false;  // a location of its own
   };
 
   TileStage stage;
@@ -116,7 +119,10 @@ class StageCompiler {
       const auto [kind, index] = Source(place);
       value = NewValue(node.type);
       values[value].view = kind == Code::kLoadView;
-      Emit(kind, node.type, index)->target = value;
+      values[value].own = node.same_rows;
+      TileInstruction* load = Emit(kind, node.type, index);
+      load->target = value;
+      load->same_rows = node.same_rows;
     }
     computed_[place] = value;
     return value;
@@ -137,10 +143,10 @@ class StageCompiler {
     instruction.type = node.type;
     instruction.op = node.op;
     instruction.reduction = node.reduction;
-    instruction.kind = node.kind == Kind::kCast     ? Code::kCast
-                       : node.kind == Kind::kReduce ? Code::kReduce
-                                                    : Code::kCompute;
-    const bool scalar = node.type.scalar && node.kind != Kind::kReduce;
+    instruction.kind = KindOf(node);
+    instruction.index = node.kind == Kind::kGather ? node.port : 0;
+    const bool scalar =
+        (node.type.scalar && node.kind != Kind::kReduce) || instruction.kind == Code::kGatherRows;
     for (size_t i = 0; i < node.arguments.size(); ++i) {
       const int argument = node.arguments[i];
       instruction.arguments[i] = scalar ? Value(argument) : Wide(argument);
@@ -150,6 +156,21 @@ class StageCompiler {
     instruction.target = NewValue(node.type);
     stage.code.push_back(instruction);
     return instruction.target;
+  }
+
+  Code KindOf(const TileNode& node) const {
+    switch (node.kind) {
+      case Kind::kCast:
+        return Code::kCast;
+      case Kind::kReduce:
+        return Code::kReduce;
+      case Kind::kGather: {
+        const bool rows = nodes_[node.arguments[0]].type.scalar && !node.type.scalar;
+        return rows ? Code::kGatherRows : Code::kGather;
+      }
+      default:
+        return Code::kCompute;
+    }
   }
 
   // The value of a node in each column.
@@ -174,8 +195,16 @@ class StageCompiler {
   }
 
   void EmitStores(int place) {
-    for (const TileStore& store : stores_) {
+    for (const TileSink& check : expression_.checks) {
+      if (check.node == place) EmitStore(Code::kCheck, check.number, Value(place));
+    }
+    for (const TileStore& store : expression_.stores) {
       if (store.node == place) EmitStore(Code::kStore, store.port, Value(place));
+    }
+    for (const TileSink& part : expression_.parts) {
+      if (part.node != place) continue;
+      const bool columns = expression_.reductions[part.number].columns;
+      EmitStore(Code::kPart, part.number, columns ? Wide(place) : Value(place));
     }
     if (exchange_.kept.Has(place)) EmitStore(Code::kKeep, exchange_.kept.Of(place), Value(place));
     for (int reduction : exchange_.reductions_of[place]) {
@@ -188,8 +217,8 @@ class StageCompiler {
     Emit(kind, values[value].type, index)->arguments[0] = value;
   }
 
+  const TileExpression& expression_;
   const std::vector<TileNode>& nodes_;
-  const std::vector<TileStore>& stores_;
   const std::vector<bool>& live_;
   const int number_;
   Exchange& exchange_;
@@ -241,16 +270,19 @@ class LocationAssignment {
       }
     }
     for (size_t value = 0; value < values_->size(); ++value) {
-      const auto& [type, constant, view] = (*values_)[value];
-      if (constant < 0) continue;
-      location_[value] = constants_[constant_of_.at({constant, type.scalar})].location;
+      const StageCompiler::TileValue& kind = (*values_)[value];
+      if (kind.constant >= 0) {
+        location_[value] = constants_[constant_of_.at({kind.constant, kind.type.scalar})].location;
+      } else if (kind.own) {
+        location_[value] = Take(kind);
+      }
     }
     for (size_t i = 0; i < code.size(); ++i) {
       std::vector<int> dying;
       for (int& argument : code[i].arguments) {
         if (argument < 0) continue;
         const bool dies = last_use[argument] == static_cast<int>(i);
-        if (dies && (*values_)[argument].constant < 0) {
+        if (dies && (*values_)[argument].constant < 0 && !(*values_)[argument].own) {
           last_use[argument] = -1;
           dying.push_back(argument);
         }
@@ -265,7 +297,10 @@ class LocationAssignment {
                                                TileBytes((*values_)[target].type.dtype);
         as_long ? GiveBack(value) : after.push_back(value);
       }
-      if (target >= 0) code[i].target = location_[target] = Take((*values_)[target]);
+      if (target >= 0) {
+        if (location_[target] == -1) location_[target] = Take((*values_)[target]);
+        code[i].target = location_[target];
+      }
       for (int value : after) GiveBack(value);
     }
   }
@@ -349,7 +384,8 @@ CompiledTile CompileTile(const TileExpression& expression) {
   }
 
   program.kept.resize(exchange.kept.size());
-  program.reductions.resize(exchange.reductions.size());
+  program.reductions = expression.reductions;
+  program.reductions.resize(program.reductions.size() + exchange.reductions.size());
   result.kept.assign(expression.nodes.size(), -1);
   for (size_t place = 0; place < expression.nodes.size(); ++place) {
     const TileNode& node = expression.nodes[place];

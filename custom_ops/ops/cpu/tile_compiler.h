@@ -31,11 +31,13 @@ struct TileNode {
     kCast,
     kReduce,       // over the columns, within a tile
     kReduceTiles,  // over all tiles of an earlier stage
+    kGather,       // of a port, at offsets that the argument has
   };
 
   Kind kind = Kind::kConstant;
   TileType type;
-  int port = 0;                        // of a load or a view
+  int port = 0;                        // of a load, a view or a gather
+  bool same_rows = false;              // of a load: all its rows are the same
   double value = 0;                    // of a constant
   Elementwise op = Elementwise::kAdd;  // of kApply
   Reduction reduction = Reduction::kSum;
@@ -50,12 +52,22 @@ struct TileStore {
   int node = 0;
 };
 
+// A value that goes to a reduction or a check, by its number.
+struct TileSink {
+  int number = 0;
+  int node = 0;
+};
+
 struct TileExpression {
   std::vector<TileNode> nodes;        // each refers to earlier ones
   std::vector<TileType> loads;        // of the ports that are read
   std::vector<TileStore> stores;      // in this order where they are of one node
   std::vector<TileType> store_types;  // of the ports that are written
   std::vector<int> domains;           // of each stage
+  // Of reductions whose results come back through ports; there are no kReduceTiles beside them.
+  std::vector<TileReduction> reductions;
+  std::vector<TileSink> parts;
+  std::vector<TileSink> checks;  // before any other node reads the value
 };
 
 struct CompiledTile {

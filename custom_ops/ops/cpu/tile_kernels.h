@@ -15,7 +15,7 @@ struct TileKernels {
   // What CpuKernels does not compute: integers (which wrap) and booleans; comparisons of numbers of
   // type `from`, which give booleans; a select by booleans.
   void (*compute)(Elementwise op, DType type, DType from, void* target, const void* a,
-                  const void* b, const void* c, int64_t count) = nullptr;
+                  const void* b, const void* c, int64_t count, int splats) = nullptr;
 
   // To an integer towards zero; the smallest integer for what it cannot hold and for NaN. To a
   // boolean whether it is not zero: NaN is not. Integers keep their low bits. To a half type by way

@@ -1,6 +1,5 @@
 // The text of tile_kernels.h's loops, included behind cpu_kernels_body.h, under the same pragmas
-// and rules. Counts are multiples of 64 numbers (WholeVectors of tile_run.cc) but where rows and
-// columns are said.
+// and rules.
 
 // The type's storage, as a value of it: a function takes it by `auto`.
 #define TFMEM_FOR_STORAGE(dtype, call) \
@@ -30,31 +29,27 @@ TFMEM_INLINE Vector<int64_t> Absolute(Vector<int64_t> x) { return AbsoluteIntege
 
 #define TFMEM_NOTHING(op, arguments, kinds, expression)
 
-#define TFMEM_EXACT(op, arguments, kinds, expression)                               \
-  case Elementwise::op:                                                             \
-    if constexpr (((kinds) & kind) != 0) {                                          \
-      for (int64_t i = 0; i < count; i += lanes) {                                  \
-        const Type a = Load(first + i);                                             \
-        [[maybe_unused]] const Type b = Load((arguments > 1 ? second : first) + i); \
-        [[maybe_unused]] const Type c = Load((arguments > 2 ? third : first) + i);  \
-        Store<Number>(expression, target + i);                                      \
-      }                                                                             \
-    }                                                                               \
+#define TFMEM_EXACT(op, arguments, kinds, expression)                                 \
+  case Elementwise::op:                                                               \
+    if constexpr (((kinds) & kind) != 0) {                                            \
+      for (int64_t i = 0; i < count; i += lanes) {                                    \
+        const Type a = Load(first.At(i));                                             \
+        [[maybe_unused]] const Type b = Load((arguments > 1 ? second : first).At(i)); \
+        [[maybe_unused]] const Type c = Load((arguments > 2 ? third : first).At(i));  \
+        Store<Number>(expression, target + i);                                        \
+      }                                                                               \
+    }                                                                                 \
     break;
 
 // Ops whose result has their arguments' type, of integers or booleans, which wrap as
 // TensorFlow's do.
 template <typename Number>
-TFMEM_WRAPS void ComputeExact(Elementwise op, void* to, const void* a, const void* b, const void* c,
-                              int64_t count) {
+TFMEM_WRAPS void ComputeExact(Elementwise op, Number* target, Argument<Number> first,
+                              Argument<Number> second, Argument<Number> third, int64_t count) {
   using Type = Vector<Number>;
   using Real [[maybe_unused]] = Number;
   constexpr int kind = sizeof(Number) == 1 ? kBools : kIntegers;
   constexpr int lanes = kLanes<Number>;
-  Number* target = static_cast<Number*>(to);
-  const Number* first = static_cast<const Number*>(a);
-  const Number* second = static_cast<const Number*>(b);
-  const Number* third = static_cast<const Number*>(c);
   const Type zero{};
   const Type one = zero + Number(1);
   switch (op) {
@@ -65,20 +60,18 @@ TFMEM_WRAPS void ComputeExact(Elementwise op, void* to, const void* a, const voi
 #define TFMEM_COMPARE(op, arguments, kinds, expression)                                \
   case Elementwise::op:                                                                \
     for (int64_t i = 0; i < count; i += lanes) {                                       \
-      const Type a = Load(first + i);                                                  \
-      const Type b = Load(second + i);                                                 \
+      const Type a = Load(first.At(i));                                                \
+      const Type b = Load(second.At(i));                                               \
       StoreLanes<Bytes>(__builtin_convertvector((expression), Bytes) & 1, target + i); \
     }                                                                                  \
     break;
 
 template <typename Number>
-void Compare(Elementwise op, void* to, const void* a, const void* b, int64_t count) {
+void Compare(Elementwise op, uint8_t* target, Argument<Number> first, Argument<Number> second,
+             int64_t count) {
   constexpr int lanes = kLanes<Number>;
   using Type = Vector<Number>;
   using Bytes = Lanes<uint8_t, lanes>;
-  uint8_t* target = static_cast<uint8_t*>(to);
-  const Number* first = static_cast<const Number*>(a);
-  const Number* second = static_cast<const Number*>(b);
   switch (op) {
     TFMEM_ELEMENTWISE_KERNELS(TFMEM_NOTHING, TFMEM_COMPARE, TFMEM_NOTHING)
     default:
@@ -92,48 +85,79 @@ void Compare(Elementwise op, void* to, const void* a, const void* b, int64_t cou
 
 // Bits of numbers, by booleans.
 template <typename Number>
-void SelectBits(void* to, const void* condition, const void* a, const void* b, int64_t count) {
+void SelectBits(Number* target, Argument<uint8_t> condition, Argument<Number> first,
+                Argument<Number> second, int64_t count) {
   constexpr int lanes = kLanes<Number>;
   using Type = Vector<Number>;
   using Bytes = Lanes<uint8_t, lanes>;
-  const uint8_t* chosen = static_cast<const uint8_t*>(condition);
   for (int64_t i = 0; i < count; i += lanes) {
-    const Type mask = __builtin_convertvector(LoadLanes<Bytes>(chosen + i), Type) != 0;
-    const Type first = Load(static_cast<const Number*>(a) + i);
-    const Type second = Load(static_cast<const Number*>(b) + i);
-    Store<Number>((first & mask) | (second & ~mask), static_cast<Number*>(to) + i);
+    const Type mask = __builtin_convertvector(LoadLanes<Bytes>(condition.At(i)), Type) != 0;
+    const Type a = Load(first.At(i)), b = Load(second.At(i));
+    Store<Number>((a & mask) | (b & ~mask), target + i);
   }
 }
 
+template <typename Number>
+void Exactly(Elementwise op, void* target, const void* a, const void* b, const void* c,
+             int64_t count, int splats) {
+  const auto loop = [op](Number* to, Argument<Number> first, Argument<Number> second,
+                         Argument<Number> third, int64_t numbers) {
+    ComputeExact<Number>(op, to, first, second, third, numbers);
+  };
+  OverVectors<kLanes<Number>>(loop, static_cast<Number*>(target), count,
+                              Argument<Number>(a, 0, splats), Argument<Number>(b, 1, splats),
+                              Argument<Number>(c, 2, splats));
+}
+
+template <typename Number>
+void CompareAll(Elementwise op, void* target, const void* a, const void* b, int64_t count,
+                int splats) {
+  const auto loop = [op](uint8_t* to, Argument<Number> first, Argument<Number> second,
+                         int64_t numbers) { Compare<Number>(op, to, first, second, numbers); };
+  OverVectors<kLanes<Number>>(loop, static_cast<uint8_t*>(target), count,
+                              Argument<Number>(a, 0, splats), Argument<Number>(b, 1, splats));
+}
+
+template <typename Number>
+void Select(void* target, const void* condition, const void* a, const void* b, int64_t count,
+            int splats) {
+  OverVectors<kLanes<Number>>(SelectBits<Number>, static_cast<Number*>(target), count,
+                              Argument<uint8_t>(condition, 0, splats),
+                              Argument<Number>(a, 1, splats), Argument<Number>(b, 2, splats));
+}
+
 void TileCompute(Elementwise op, DType type, DType from, void* target, const void* a, const void* b,
-                 const void* c, int64_t count) {
+                 const void* c, int64_t count, int splats) {
   if (op == Elementwise::kSelect) {
     const int bytes = TileBytes(type);
-    if (bytes == 1) return SelectBits<int8_t>(target, a, b, c, count);
-    if (bytes == 4) return SelectBits<int32_t>(target, a, b, c, count);
-    return SelectBits<int64_t>(target, a, b, c, count);
+    if (bytes == 1) return Select<int8_t>(target, a, b, c, count, splats);
+    if (bytes == 4) return Select<int32_t>(target, a, b, c, count, splats);
+    return Select<int64_t>(target, a, b, c, count, splats);
   }
   if (type != from) {
-    const auto compare = [&](auto of) { Compare<decltype(of)>(op, target, a, b, count); };
+    const auto compare = [&](auto of) {
+      CompareAll<decltype(of)>(op, target, a, b, count, splats);
+    };
     TFMEM_FOR_STORAGE(from, compare)
   }
-  if (type == DType::kInt32) return ComputeExact<int32_t>(op, target, a, b, c, count);
-  if (type == DType::kInt64) return ComputeExact<int64_t>(op, target, a, b, c, count);
-  if (type == DType::kBool) return ComputeExact<uint8_t>(op, target, a, b, c, count);
+  if (type == DType::kInt32) return Exactly<int32_t>(op, target, a, b, c, count, splats);
+  if (type == DType::kInt64) return Exactly<int64_t>(op, target, a, b, c, count, splats);
+  if (type == DType::kBool) return Exactly<uint8_t>(op, target, a, b, c, count, splats);
 }
 
 // ---- casts ----
 
+template <typename From, typename To>
+constexpr int kLongerLanes =
+    TFMEM_VECTOR_BYTES / (sizeof(From) > sizeof(To) ? sizeof(From) : sizeof(To));
+
 template <typename From, typename To, bool to_bool>
-void Convert(const void* from, void* to, int64_t count) {
-  constexpr int longer = sizeof(From) > sizeof(To) ? sizeof(From) : sizeof(To);
-  constexpr int lanes = TFMEM_VECTOR_BYTES / longer;
+void ConvertVectors(To* target, Argument<From> source, int64_t count) {
+  constexpr int lanes = kLongerLanes<From, To>;
   using Source = Lanes<From, lanes>;
   using Target = Lanes<To, lanes>;
-  const From* source = static_cast<const From*>(from);
-  To* target = static_cast<To*>(to);
   for (int64_t i = 0; i < count; i += lanes) {
-    const Source loaded = LoadLanes<Source>(source + i);
+    const Source loaded = LoadLanes<Source>(source.At(i));
     if constexpr (to_bool) {
       StoreLanes<Target>(__builtin_convertvector(loaded != Source{}, Target) & 1, target + i);
     } else {
@@ -142,11 +166,23 @@ void Convert(const void* from, void* to, int64_t count) {
   }
 }
 
+template <typename From, typename To, bool to_bool>
+void Convert(const void* from, void* to, int64_t count) {
+  OverVectors<kLongerLanes<From, To>>(ConvertVectors<From, To, to_bool>, static_cast<To*>(to),
+                                      count, Argument<From>(from, 0, 0));
+}
+
 template <Ints (*narrow)(Floats), Floats (*widen)(Ints)>
-void RoundTo(const float* source, float* target, int64_t count) {
+void RoundVectors(float* target, Argument<float> source, int64_t count) {
   for (int64_t i = 0; i < count; i += kLanes<float>) {
-    Store<float>(widen(narrow(Load(source + i))), target + i);
+    Store<float>(widen(narrow(Load(source.At(i)))), target + i);
   }
+}
+
+template <Ints (*narrow)(Floats), Floats (*widen)(Ints)>
+void RoundTo(float* floats, int64_t count) {
+  OverVectors<kLanes<float>>(RoundVectors<narrow, widen>, floats, count,
+                             Argument<float>(floats, 0, 0));
 }
 
 template <typename From>
@@ -157,8 +193,8 @@ void CastFrom(DType to, const void* source, void* target, int64_t count) {
   if (to == DType::kFloat64) return Convert<From, double, false>(source, target, count);
   Convert<From, float, false>(source, target, count);
   float* floats = static_cast<float*>(target);
-  if (to == DType::kFloat16) RoundTo<FloatToHalf, HalfToFloat>(floats, floats, count);
-  if (to == DType::kBfloat16) RoundTo<FloatToBfloat16, Bfloat16ToFloat>(floats, floats, count);
+  if (to == DType::kFloat16) RoundTo<FloatToHalf, HalfToFloat>(floats, count);
+  if (to == DType::kBfloat16) RoundTo<FloatToBfloat16, Bfloat16ToFloat>(floats, count);
 }
 
 void TileCast(DType from, DType to, const void* source, void* target, int64_t count) {

@@ -18,8 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
+#include "absl/status/status.h"
 #include "custom_ops/ops/elementwise.h"
 
 namespace tfmem {
@@ -79,15 +78,21 @@ struct TileInstruction {
     kCompute,      // target <- op(arguments)
     kCast,         // target <- arguments[0], of dtype `from`
     kReduce,       // target <- for each row the reduction of arguments[0] over the columns
+    kGather,       // target <- port `index` of what is read, at offsets arguments[0]
+    kGatherRows,   // the same with one offset a row
     kStore,        // port `index` of what is written <- arguments[0]
     kKeep,         // kept value `index` <- arguments[0]
     kPart,         // this tile's part of reduction `index` <- arguments[0]
+    kCheck,        // ends the run unless all of arguments[0] are within bounds `index`
   };
 
   Kind kind = Kind::kCompute;
   TileType type;                 // of the target; of what is stored where there is none
   DType from = DType::kFloat32;  // of a cast's argument and a comparison's
   int index = 0;
+  // A load whose rows are all the same: the location is its own in the stage, so that it need not
+  // be loaded for each tile.
+  bool same_rows = false;
   Elementwise op = Elementwise::kAdd;
   Reduction reduction = Reduction::kSum;
   int target = -1;
@@ -126,6 +131,7 @@ struct TileKept {
 
 struct TileProgram {
   int domains = 1;
+  int checks = 0;  // bounds that indices are checked against
   std::vector<TileStage> stages;
   std::vector<TileConstant> constants;
   std::vector<TileType> loads;  // of the ports
@@ -137,16 +143,13 @@ struct TileProgram {
   int scalar_locations = 0;
 };
 
-// The program as bytes: the format's version, the names of the ops that it uses (so that a program
-// does not change its meaning when the table of ops changes), and integers.
-std::string SerializeTileProgram(const TileProgram& program);
-
-// InvalidArgument if anything is out of range, is read before it is written, or has another type
-// than its reader takes: what is accepted runs without further checks of the program.
-absl::StatusOr<TileProgram> ParseTileProgram(absl::string_view bytes);
-
-// The part of these checks that takes more than one number: the others are in range already.
+// What has to hold of a program before it runs: locations, ports and arguments are in range and of
+// the types that their readers take, and nothing is read before it is written. InvalidArgument
+// names what does not.
 absl::Status CheckTileProgram(const TileProgram& program);
+
+// For people: an instruction a line.
+std::string ToText(const TileProgram& program);
 
 bool Takes(const ElementwiseInfo& info, DType dtype);
 bool Takes(Reduction reduction, DType dtype);

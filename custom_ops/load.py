@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from custom_ops.build_flags import PACKAGE, library_name
 from custom_ops.errors import OpLibraryError
+from custom_ops.fusion.text import to_text
 from custom_ops.recurrent.op import register_gradient
 
 if TYPE_CHECKING:
     import tensorflow as tf
     from numpy.typing import NDArray
 
-Mechanism = Literal["auto", "copy", "managed", "file"]
+    from custom_ops.fusion.region import Region
+
 Fault = Literal["copy_out", "copy_in", "allocate"]
 
 _FAULTS: tuple[Fault, ...] = ("copy_out", "copy_in", "allocate")  # numbered as in ops/memory/faults.h
@@ -102,8 +104,6 @@ UNKNOWN_MEMORY = (1 << 63) - 1
 class Library:
     """The loaded op library: its ops, and what it knows about itself.
 
-    The methods named like MemOps add one op to the current graph (or run it, eagerly).
-
     Attributes:
         path: the file.
         ops: TensorFlow's generated wrappers.
@@ -112,50 +112,6 @@ class Library:
     path: Path
     ops: ModuleType
     _functions: ctypes.CDLL
-
-    def offload(
-        self,
-        tensor: "tf.Tensor",
-        *,
-        mechanism: Mechanism = "auto",
-        label: str = "",
-        spill_directory: str = "",
-        spill_budget: int = 0,
-        host_budget: int = 0,
-        name: str | None = None,
-    ) -> "tf.Tensor":
-        """MemOpOffload: starts moving `tensor` out; returns its handle, a scalar variant."""
-        return self.ops.mem_op_offload(
-            tensor=tensor,
-            mechanism=mechanism,
-            label=label,
-            spill_key=self.spill_key(spill_directory),
-            spill_budget=spill_budget,
-            host_budget=host_budget,
-            name=name,
-        )
-
-    def release(self, tensor: "tf.Tensor", handle: "tf.Tensor", name: str | None = None) -> "tf.Operation":
-        """MemOpRelease: after it `tensor`'s memory may be used again."""
-        return self.ops.mem_op_release(tensor=tensor, handle=handle, name=name)
-
-    def prefetch(
-        self,
-        handle: "tf.Tensor",
-        dtype: "tf.DType",
-        shape: "tf.TensorShape | Sequence[int | None] | None" = None,
-        name: str | None = None,
-    ) -> "tf.Tensor":
-        """MemOpPrefetch: starts moving the tensor back; only `await_` may use the result."""
-        return self.ops.mem_op_prefetch(handle=handle, T=dtype, shape=shape, name=name)
-
-    def await_(self, tensor: "tf.Tensor", handle: "tf.Tensor", name: str | None = None) -> "tf.Tensor":
-        """MemOpAwait: `tensor`'s memory, with the data there."""
-        return self.ops.mem_op_await(tensor=tensor, handle=handle, name=name)
-
-    def probe(self, run: int, index: int, name: str | None = None) -> "tf.Operation":
-        """MemOpProbe: records row `index` of table `run`."""
-        return self.ops.mem_op_probe(run=run, index=index, name=name)
 
     def stats(self, reset: bool = False, name: str | None = None) -> "tf.Tensor":
         """MemOpStats: int64[3] of bytes in use, peak and limit of the device's allocator."""
@@ -174,9 +130,24 @@ class Library:
         """MemOpReserve: leaves free chunks of these sizes as long as the result lives."""
         return self.ops.mem_op_reserve(sizes=sizes, count=len(sizes), name=name)
 
-    def preaccess(self, size: int, name: str | None = None) -> "tf.Operation":
-        """MemOpPreaccess: makes the next `size` bytes allocated resident (unified memory)."""
-        return self.ops.mem_op_preaccess(bytes=size, name=name)
+    def fusion(
+        self,
+        region: "Region",
+        args: "Sequence[tf.Tensor]",
+        variables: "Sequence[tf.Tensor]" = (),
+        name: str | None = None,
+    ) -> "list[tf.Tensor]":
+        """TfmemFusion: runs a region on `args`; `variables` are handles of variables, which it updates.
+
+        Raises:
+            RegionError: the region is malformed.
+        """
+        import tensorflow as tf
+
+        outputs = [tf.as_dtype(region.values[value].dtype) for value in region.outputs]
+        text = tf.autograph.experimental.do_not_convert(to_text)(region)
+        found = self.ops.tfmem_fusion(args=list(args), variables=list(variables), T_out=outputs, region=text, name=name)
+        return list(found) if outputs else []
 
     def spill_key(self, directory: str) -> str:
         """What stands for a directory of spill files in this process's graphs; "" for the system's temporary one."""
@@ -229,60 +200,26 @@ class Library:
         """Keeps the CPU kernels from vectors wider than 16, 32 or 64 bytes, for tests. While no op runs."""
         self._functions.tfmem_limit_vector_bytes(ctypes.c_int(size))
 
-    def compile_program(self, text: str) -> bytes:
-        """The tile program of a program over tensors (`expr.program`), serialised: what the CPU interprets.
-
-        Raises:
-            OpLibraryError: the program is wrong, or of a form that the CPU does not run: one that gathers, say.
-        """
-        error = ctypes.create_string_buffer(_ERROR_BYTES)
-        code, capacity = text.encode(), 0
-        while True:
-            read = ctypes.create_string_buffer(capacity)
-            sizes = ctypes.c_int64(len(code)), ctypes.c_int64(capacity)
-            count = self._functions.tfmem_compile_program(
-                code, sizes[0], read, sizes[1], error, ctypes.c_int64(_ERROR_BYTES)
-            )
-            if count < 0:
-                raise OpLibraryError(error.value.decode(errors="replace"))
-            if count <= capacity:
-                return read.raw[:count]
-            capacity = count
-
-    def run_program(
-        self,
-        text: str,
-        tile: bytes,
-        axes: Sequence[int],
-        inputs: "Sequence[NDArray[Any]]",
-        outputs: "Sequence[NDArray[Any]]",
-    ) -> None:
-        """Runs a program over arrays by its tile program, on the thread that calls. All arrays are contiguous.
+    def prepare_program(self, text: str, axes: Sequence[int], shapes: Sequence[Sequence[int]]) -> "PreparedProgram":
+        """Makes a program over tensors (`expr.program`) ready to run on the CPU.
 
         Args:
             text: the program.
-            tile: what `compile_program` made of it.
-            axes: the sizes of the program's axes.
-            inputs: its tensors.
-            outputs: filled with its outputs.
+            axes: the sizes of its axes.
+            shapes: those of its tensors.
 
         Raises:
-            OpLibraryError: sizes do not fit, an index is out of bounds, or `tile` is no tile program of this program.
+            OpLibraryError: the program is wrong, sizes do not fit it, or an index is out of bounds.
         """
-        arrays = [*inputs, *outputs]
-        if not all(array.flags.c_contiguous for array in arrays):
-            raise OpLibraryError("an array is not contiguous; expected contiguous ones (numpy.ascontiguousarray)")
         code, error = text.encode(), ctypes.create_string_buffer(_ERROR_BYTES)
-        failed = self._functions.tfmem_run_program(
-            *(code, ctypes.c_int64(len(code)), tile, ctypes.c_int64(len(tile))),
-            *(_int64s(axes), ctypes.c_int64(len(axes))),
-            *(_addresses(inputs), _int64s([array.ndim for array in inputs])),
-            *(_int64s([size for array in inputs for size in array.shape]), ctypes.c_int64(len(inputs))),
-            *(_addresses(outputs), _int64s([array.nbytes for array in outputs]), ctypes.c_int64(len(outputs))),
-            *(error, ctypes.c_int64(_ERROR_BYTES)),
+        handle = self._functions.tfmem_prepare_program(
+            *(code, ctypes.c_int64(len(code)), _int64s(axes), ctypes.c_int64(len(axes))),
+            *(_int64s([len(shape) for shape in shapes]), _int64s([size for shape in shapes for size in shape])),
+            *(ctypes.c_int64(len(shapes)), error, ctypes.c_int64(_ERROR_BYTES)),
         )
-        if failed:
+        if handle is None:
             raise OpLibraryError(error.value.decode(errors="replace"))
+        return PreparedProgram(self._functions, handle)
 
     def trim(self) -> None:
         """Frees what the pools hold idle: pinned blocks, spill files, events."""
@@ -338,6 +275,68 @@ class Library:
         return list(values)
 
 
+class PreparedProgram:
+    """A program over tensors that is ready to run, any number of times."""
+
+    def __init__(self, functions: ctypes.CDLL, handle: int) -> None:
+        self._functions = functions
+        self._handle = ctypes.c_void_p(handle)
+
+    def __del__(self) -> None:
+        self._functions.tfmem_free_program(self._handle)
+
+    @property
+    def text(self) -> str:
+        """The tile program: what the interpreter does for each tile, an instruction a line."""
+        capacity = 0
+        while True:
+            shown = ctypes.create_string_buffer(capacity)
+            count = self._functions.tfmem_show_program(self._handle, shown, ctypes.c_int64(capacity))
+            if count <= capacity:
+                return shown.raw[:count].decode()
+            capacity = count
+
+    def may_share(self, read: int, output: int) -> bool:
+        """Whether an output may have the memory of an input."""
+        return bool(self._functions.tfmem_program_may_share(self._handle, ctypes.c_int(read), ctypes.c_int(output)))
+
+    def run(
+        self,
+        inputs: "Sequence[NDArray[Any]]",
+        outputs: "Sequence[NDArray[Any]]",
+        threads: int = 1,
+        times: int = 1,
+    ) -> None:
+        """Runs it over arrays, all contiguous and of the sizes for which it was prepared.
+
+        Args:
+            inputs: the program's tensors.
+            outputs: filled with its outputs.
+            threads: how many may run it, the one that calls among them.
+            times: how often, one run after the other, for measuring.
+
+        Raises:
+            OpLibraryError: an array is not contiguous or not of the right size, an index that is a value is out of
+                bounds, or there is no memory.
+        """
+        arrays = [*inputs, *outputs]
+        if not all(array.flags.c_contiguous for array in arrays):
+            raise OpLibraryError("an array is not contiguous; expected contiguous ones (numpy.ascontiguousarray)")
+        error = ctypes.create_string_buffer(_ERROR_BYTES)
+        failed = self._functions.tfmem_run_program(
+            *(
+                self._handle,
+                _addresses(inputs),
+                _int64s([array.nbytes for array in inputs]),
+                ctypes.c_int64(len(inputs)),
+            ),
+            *(_addresses(outputs), _int64s([array.nbytes for array in outputs]), ctypes.c_int64(len(outputs))),
+            *(ctypes.c_int(threads), ctypes.c_int64(times), error, ctypes.c_int64(_ERROR_BYTES)),
+        )
+        if failed:
+            raise OpLibraryError(error.value.decode(errors="replace"))
+
+
 def _int64s(values: Sequence[int]) -> "ctypes.Array[ctypes.c_int64]":
     return (ctypes.c_int64 * len(values))(*values)
 
@@ -384,7 +383,9 @@ def load() -> Library:
             f"another one: {error}. {_BUILD_HINT}"
         ) from error
     functions.tfmem_read_probes.restype = ctypes.c_int64
-    functions.tfmem_compile_program.restype = ctypes.c_int64
+    functions.tfmem_show_program.restype = ctypes.c_int64
+    functions.tfmem_program_may_share.restype = ctypes.c_bool
+    functions.tfmem_prepare_program.restype = ctypes.c_void_p
     functions.tfmem_share_op.restype = ctypes.c_bool
     functions.tfmem_open_stream.restype = ctypes.c_int64
     register_gradient(ops)

@@ -42,7 +42,8 @@ class Device:
         minor = self._attribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
         self.arch = 10 * major + minor
         self.processors = self._attribute(attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
-        self.name = checked(driver, driver.cuDeviceGetName(256, self._device), "read its name").decode().strip("\0")
+        name = checked(driver, driver.cuDeviceGetName(256, self._device), "read its name")
+        self.name = name.partition(b"\0")[0].decode()  # what lies behind the end of the text is anything
         self._blocks: set[int] = set()
         self.stream = 0
 

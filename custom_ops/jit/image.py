@@ -63,6 +63,7 @@ def code_of(
     cache: Cache | None = None,
     features: str = "",
     compile_source: CompileSource = nvrtc.compile_source,
+    contract: bool = True,
 ) -> bytes:
     """The code of `source` for `arch` (see `nvrtc.compile_source`), compiled or taken from `cache`, which is NVRTC's.
 
@@ -71,9 +72,9 @@ def code_of(
     """
 
     def compiled() -> bytes:
-        return compile_source(source, arch, features)
+        return compile_source(source, arch, features, contract)
 
     if cache is None:
         return compiled()
-    options = nvrtc.compile_options(arch, features)
+    options = nvrtc.compile_options(arch, features, contract)
     return cache.get(digest(nvrtc.compiler_version(), *options, source, *nvrtc.header_texts()), compiled)

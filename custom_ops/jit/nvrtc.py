@@ -20,10 +20,11 @@ MISSING = (
 )
 
 
-def compile_source(source: str, arch: int, features: str = "") -> bytes:
+def compile_source(source: str, arch: int, features: str = "", contract: bool = True) -> bytes:
     """The cubin of `source` for compute capability `arch` (90 for 9.0). `#include`s find custom_ops/kernels.
 
-    `features`: "a" for instructions that no other architecture has.
+    `features`: "a" for instructions that no other architecture has. `contract`: whether a product and a sum may become
+    one instruction, which rounds once.
 
     Raises:
         KernelError: NVRTC is missing, does not know `arch`, or rejects the source; with its own words.
@@ -35,7 +36,7 @@ def compile_source(source: str, arch: int, features: str = "") -> bytes:
         nvrtc, nvrtc.nvrtcCreateProgram(source.encode(), b"recurrent.cu", len(names), encoded[0], encoded[1])
     )
     try:
-        options = [option.encode() for option in compile_options(arch, features)]
+        options = [option.encode() for option in compile_options(arch, features, contract)]
         (result,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise KernelError(f"NVRTC {compiler_version()} rejects a kernel for {arch / 10}:\n{_log(nvrtc, program)}")
@@ -46,8 +47,9 @@ def compile_source(source: str, arch: int, features: str = "") -> bytes:
         nvrtc.nvrtcDestroyProgram(program)
 
 
-def compile_options(arch: int, features: str = "") -> list[str]:
-    return [f"--gpu-architecture=sm_{arch}{features}", "--std=c++17", "--device-as-default-execution-space"]
+def compile_options(arch: int, features: str = "", contract: bool = True) -> list[str]:
+    options = [f"--gpu-architecture=sm_{arch}{features}", "--std=c++17", "--device-as-default-execution-space"]
+    return options if contract else [*options, "--fmad=false"]
 
 
 @cache

@@ -62,11 +62,13 @@ class Trial(Generic[C, P]):
 
 
 class Bench(Protocol[C, P_contra]):
-    """Where kernels that compute one thing are compiled and timed."""
+    """Where kernels that compute one thing are compiled and timed.
 
-    @property
-    def identity(self) -> str:
-        """All that a time depends on but for configuration and point, as one name."""
+    Attributes:
+        identity: all that a time depends on but for configuration and point, as one name.
+    """
+
+    identity: str
 
     def compile(self, configurations: Sequence[C]) -> None:
         """So that `measure` will be quick; called from several threads."""

@@ -10,7 +10,6 @@
 #include "absl/strings/string_view.h"
 #include "custom_ops/ops/counters.h"
 #include "custom_ops/ops/cpu/cpu_kernels.h"
-#include "custom_ops/ops/cpu/tile_run.h"
 #include "custom_ops/ops/cuda/gpu_kernel.h"
 #include "custom_ops/ops/memory/faults.h"
 #include "custom_ops/ops/memory/gpu_link.h"
@@ -82,45 +81,6 @@ void tfmem_inject_fault(int kind, int64_t after, int64_t times) {
 
 // The widest vectors the CPU kernels may use, in bytes: 16, 32 or 64. For tests.
 void tfmem_limit_vector_bytes(int bytes) { tfmem::LimitVectorBytes(bytes); }
-
-// The tile program of a program over tensors, serialised; returns how many bytes it has, of which
-// at most `capacity` are copied.
-int64_t tfmem_compile_program(const char* text, int64_t length, char* bytes, int64_t capacity,
-                              char* error, int64_t error_capacity) {
-  const auto expression = tfmem::ParseExpression(absl::string_view(text, length));
-  if (!expression.ok()) return Fail(expression.status(), error, error_capacity);
-  const auto tiles = tfmem::CompileExpression(*expression);
-  if (!tiles.ok()) return Fail(tiles.status(), error, error_capacity);
-  const std::string serialised = tfmem::SerializeTileProgram(tiles->program);
-  const int64_t count = serialised.size();
-  std::copy_n(serialised.begin(), std::min(count, capacity), bytes);
-  return count;
-}
-
-// Runs a program over tensors by a tile program that was serialised for it. `shapes` are those of
-// the inputs one after the other.
-int tfmem_run_program(const char* text, int64_t length, const char* tile, int64_t tile_length,
-                      const int64_t* axes, int64_t axis_count, const void** inputs,
-                      const int64_t* ranks, const int64_t* shapes, int64_t input_count,
-                      void** outputs, const int64_t* output_bytes, int64_t output_count,
-                      char* error, int64_t capacity) {
-  const auto expression = tfmem::ParseExpression(absl::string_view(text, length));
-  if (!expression.ok()) return Fail(expression.status(), error, capacity);
-  const auto tiles = tfmem::ReadExpressionTiles(*expression, absl::string_view(tile, tile_length));
-  if (!tiles.ok()) return Fail(tiles.status(), error, capacity);
-  std::vector<tfmem::TensorView> read(input_count);
-  for (int64_t i = 0; i < input_count; ++i) {
-    read[i].data = inputs[i];
-    read[i].shape.assign(shapes, shapes + ranks[i]);
-    shapes += ranks[i];
-  }
-  std::vector<tfmem::MutableTensorView> written(output_count);
-  for (int64_t i = 0; i < output_count; ++i) written[i] = {outputs[i], output_bytes[i]};
-  const absl::Status status =
-      tfmem::RunExpression(*expression, *tiles, std::vector<int64_t>(axes, axes + axis_count), read,
-                           written, tfmem::ChosenKernels());
-  return status.ok() ? 0 : Fail(status, error, capacity);
-}
 
 // Frees what the pools hold idle.
 void tfmem_trim() {

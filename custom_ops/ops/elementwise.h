@@ -15,7 +15,7 @@ enum ElementwiseKinds { kFloats = 1, kIntegers = 2, kBools = 4 };
 
 // In the table's order.
 enum class Elementwise {
-#define TFMEM_ENUMERATE(op, name, arguments, kinds, comparison) op,
+#define TFMEM_ENUMERATE(op, name, arguments, kinds, comparison, work) op,
   TFMEM_ELEMENTWISE_OPS(TFMEM_ENUMERATE)
 #undef TFMEM_ENUMERATE
 };
@@ -25,10 +25,12 @@ struct ElementwiseInfo {
   int arguments = 0;
   int kinds = 0;            // of dtypes, ElementwiseKinds
   bool comparison = false;  // gives booleans
+  int work = 1;             // about so many instructions for a vector
 };
 
 inline constexpr ElementwiseInfo kElementwiseOps[] = {
-#define TFMEM_INFO(op, name, arguments, kinds, comparison) {name, arguments, kinds, comparison},
+#define TFMEM_INFO(op, name, arguments, kinds, comparison, work) \
+  {name, arguments, kinds, comparison, work},
     TFMEM_ELEMENTWISE_OPS(TFMEM_INFO)
 #undef TFMEM_INFO
 };

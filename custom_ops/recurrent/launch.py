@@ -117,15 +117,6 @@ class Launcher:
 
         return enqueue
 
-    def launch_fallback(
-        self, time: int, batch: int, pointers: Sequence[Sequence[int]], memory: int, stream: int = 0
-    ) -> None:
-        """Enqueue the fallback, which does nothing unless the status is set; arguments as of a call."""
-        words = self._words(time, batch, pointers, memory, (), False)
-        if self._fallback is None:
-            raise KernelError(f"'{self.program.image.entry}' has no fallback")
-        self._fallback.prepare((1, words[1] >> 32), words)(stream)
-
     def _words(
         self,
         time: int,

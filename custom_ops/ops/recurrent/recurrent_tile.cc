@@ -14,6 +14,7 @@ using Port = StepPort::Kind;
 template <typename T>
 class StepTile {
  public:
+  static constexpr bool kOfTensors = false;
   using Real = RealFor<T>;
 
   StepTile(const RecurrentRun<T>& run, const RecurrentRange& group, const RecurrentRange& tile,

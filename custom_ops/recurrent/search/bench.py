@@ -18,23 +18,27 @@ from custom_ops.recurrent.compile_ahead import compile_ahead
 from custom_ops.recurrent.launch import Launcher
 from custom_ops.recurrent.program import ANY_BATCH, Program, build
 from custom_ops.recurrent.search.samples import Samples
+from custom_ops.recurrent.search.tune import TIME_STEPS, Bench
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 
 CODEGEN = Path(__file__).parents[1] / "codegen"
 CHECKED_STEPS = 7  # of a sweep that is compared: both copies of every exchange are used three times
 
 
-class DeviceBench:
-    """A `tune.Bench` on a real device, whose context is current.
+class DeviceBench(Bench):
+    """On a real device, whose context is current."""
 
-    Attributes:
-        spec: what all kernels compute.
-        identity: all that a time or a kernel depends on, as one name.
-    """
-
-    def __init__(self, spec: RecurrentSpec, device: Device, cache: Cache) -> None:
+    def __init__(self, spec: RecurrentSpec, device: Device, cache: Cache, time_steps: int = TIME_STEPS) -> None:
+        """
+        Args:
+            spec: what all kernels compute.
+            device: runs them.
+            cache: of compiled kernels.
+            time_steps: length of the sweeps that are timed.
+        """
         self.spec = spec
-        self.identity = digest(*_identity(spec, device))
+        self.time_steps = time_steps
+        self.identity = digest(digest(*_identity(spec, device)), str(time_steps))
         self._device = device
         self._cache = cache
         self._given: dict[tuple[int, int], Samples] = {}
@@ -57,14 +61,14 @@ class DeviceBench:
             raise KernelError(self._refused[configuration])
         return build(self.spec, configuration, self._device.arch, self._cache, max_batch)
 
-    def measure(self, configuration: Configuration, batch: int, time_steps: int) -> Measured:
+    def measure(self, configuration: Configuration, point: int) -> Measured:
         """Run it, for a few steps to see whether it is right, then for all.
 
         Raises:
             KernelError: it cannot be built or loaded, its CTAs did not run at once, or its results are wrong.
         """
         with contextlib.closing(Launcher(self.build(configuration))) as launcher:
-            return self._measure(launcher, batch, time_steps)
+            return self._measure(launcher, point)
 
     def close(self) -> None:
         """Give back what it holds of the device's memory; it can be used again."""
@@ -75,7 +79,7 @@ class DeviceBench:
             self._device.free(self._memory[1])
         self._memory = (0, 0)
 
-    def _measure(self, launcher: Launcher, batch: int, time_steps: int) -> Measured:
+    def _measure(self, launcher: Launcher, batch: int) -> Measured:
         memory = self._memory_of(launcher.memory_bytes(batch, self.spec.directions))
         forward = (False,) * self.spec.directions
 
@@ -87,8 +91,8 @@ class DeviceBench:
         enqueue(few, CHECKED_STEPS)
         self._require_success(memory)  # before it is timed: a launch that fails takes a second
         few.require_right()
-        samples = self._samples(batch, time_steps)
-        milliseconds = self._device.time(lambda: enqueue(samples, time_steps))
+        samples = self._samples(batch, self.time_steps)
+        milliseconds = self._device.time(lambda: enqueue(samples, self.time_steps))
         self._require_success(memory)
         return Measured(1e6 * milliseconds, launcher.registers, launcher.local)
 

@@ -20,6 +20,7 @@ from custom_ops.recurrent.search.space import enumerate_configurations, excess_r
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 
 CLOSE = 1.3  # times the fastest, by the model
+HOPELESS = 2.0  # likewise: what should take longer is not run
 VECTOR = 4  # numbers that one load brings
 # fitted to 7,664 times of kernels on an H200, 4,066 of them those of benchmarks/results/recurrent_search_h200.json at
 # 4821392; `STEP` again when sums came to stay in registers, to 1,804
@@ -64,6 +65,12 @@ def rank(machine: Machine, spec: RecurrentSpec, batch: int, time_steps: int = 10
     """
     fitting = enumerate_configurations(machine, spec, batch)
     return in_order([_predict(machine, spec, *each, batch) for each in fitting], time_steps)
+
+
+def candidates(machine: Machine, spec: RecurrentSpec, batch: int, time_steps: int) -> list[tuple[Configuration, float]]:
+    """What the tuner is given: as `rank`, without what is hopeless, each with its predicted nanoseconds."""
+    found = [(each.configuration, each.nanoseconds(time_steps)) for each in rank(machine, spec, batch, time_steps)]
+    return [each for each in found if each[1] <= HOPELESS * found[0][1]]
 
 
 def in_order(predictions: Sequence[Prediction], time_steps: int) -> list[Prediction]:

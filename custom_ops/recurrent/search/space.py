@@ -58,7 +58,7 @@ def enumerate_configurations(machine: Machine, spec: RecurrentSpec, batch: int) 
 def launched(machine: Machine, spec: RecurrentSpec, batch: int) -> Configuration | None:
     """What is launched for each stage of each step, for where CTAs cannot wait for each other: it keeps no weights,
     and its CTAs need not fit the device at once. One form, as many rows as shared memory holds; it is never the
-    fastest (benchmarks/recurrent/launches.py). None where one CTA has all units, or shared memory holds no row."""
+    fastest (docs/benchmarks_recurrent.md). None where one CTA has all units, or shared memory holds no row."""
     ctas = ceil(spec.units / LAUNCHED_TILE)
     for rows in LAUNCHED_ROWS if ctas > 1 else ():
         found = Configuration(min(rows, batch), ctas, lanes=WARP, register_weights=0, exchange="launches")

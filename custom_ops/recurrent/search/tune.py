@@ -9,10 +9,10 @@ from typing import Any, Protocol, TypeAlias, get_args
 
 from custom_ops.errors import KernelError
 from custom_ops.jit import tune as generic
-from custom_ops.jit.cache import Cache, digest
-from custom_ops.jit.tune import Measured, fastest
+from custom_ops.jit.cache import Cache
+from custom_ops.jit.tune import fastest
 from custom_ops.recurrent.program import ANY_BATCH, Program
-from custom_ops.recurrent.spec import Configuration, Exchange, Product, RecurrentSpec
+from custom_ops.recurrent.spec import Configuration, Exchange, Product
 
 BATCHES = (1, 8, 64)
 TIME_STEPS = 100
@@ -42,21 +42,29 @@ class TunedRecurrent:
         return next(program for program in self.programs if program.max_batch >= batch)
 
 
-class Bench(Protocol):
-    """Where kernels of one specification are built and timed; `custom_ops.recurrent.search.bench.DeviceBench` is
-    real."""
-
-    spec: RecurrentSpec
-    identity: str
-
-    def compile(self, configurations: Sequence[Configuration]) -> None:
-        """So that `build` will be quick; called from several threads."""
+class Bench(generic.Bench[Configuration, int], Protocol):
+    """Where kernels of one specification are built, and sweeps of one length timed; points are batch sizes.
+    `custom_ops.recurrent.search.bench.DeviceBench` is real."""
 
     def build(self, configuration: Configuration, max_batch: int = ANY_BATCH) -> Program:
         """Raises KernelError."""
 
-    def measure(self, configuration: Configuration, batch: int, time_steps: int) -> Measured:
-        """Raises KernelError."""
+    def kind(self, configuration: Configuration) -> Hashable:
+        """See `generic.Bench`."""
+        return configuration.kind
+
+    def parse(self, values: Any) -> Configuration:
+        """See `generic.Bench`."""
+        found, plain = Configuration(**values), Configuration()
+        if any(type(value) is not type(getattr(plain, name)) for name, value in asdict(found).items()):
+            raise TypeError(f"{found}: expected {plain} but for the values")
+        if found.product not in get_args(Product) or found.exchange not in get_args(Exchange):
+            raise ValueError(f"{found}: no such product or exchange")
+        return found
+
+    def name(self, point: int) -> str:
+        """See `generic.Bench`."""
+        return f"a batch of {point}"
 
 
 def tune(
@@ -64,7 +72,6 @@ def tune(
     candidates: Candidates,
     cache: Cache,
     batches: Sequence[int] = BATCHES,
-    time_steps: int = TIME_STEPS,
     top: int | None = 5,
     progress: bool = True,
     without_waiting: Callable[[], Ranked | None] = lambda: None,
@@ -76,7 +83,6 @@ def tune(
         candidates: configurations for a batch size with their predicted nanoseconds, the best first.
         cache: of choices.
         batches: sizes to choose for. Each choice holds down to the size before it, the last for everything above.
-        time_steps: length of the sweeps that are timed.
         top: see `custom_ops.jit.tune.tune`.
         progress: whether to show a bar.
         without_waiting: finds a kernel whose CTAs do not wait for each other, for where those of a grid cannot run at
@@ -86,23 +92,17 @@ def tune(
         KernelError: no configuration fits the device, or none of them compiles and runs.
     """
     batches = sorted(set(batches))
-    sweeps = _Sweeps(bench, time_steps)
-    trials = generic.tune(sweeps, candidates, cache, batches, top, progress)
-    chosen = _merged([fastest(sweeps, trials, batch) for batch in batches])
+    trials = generic.tune(bench, candidates, cache, batches, top, progress)
+    chosen = _merged([fastest(bench, trials, batch) for batch in batches])
     limits = [*(trial.point for trial in chosen[:-1]), ANY_BATCH]
     programs = [bench.build(trial.configuration, limit) for trial, limit in zip(chosen, limits, strict=True)]
     if any(trial.configuration.exchange == "grid" for trial in chosen) and (launched := without_waiting()):
         try:
-            trials += generic.tune(sweeps, lambda _: [launched], cache, batches[-1:], 1, progress, "without waiting")
+            trials += generic.tune(bench, lambda _: [launched], cache, batches[-1:], 1, progress, "without waiting")
             programs.insert(0, bench.build(trials[-1].configuration, max_batch=0))
         except KernelError as error:
             trials.append(generic.Trial(launched[0], batches[-1], launched[1], error=str(error)))
     return TunedRecurrent(tuple(programs), tuple(chosen), tuple(trials))
-
-
-def timed(bench: Bench, trial: Trial, time_steps: int) -> Trial:
-    """See `custom_ops.jit.tune.timed`."""
-    return generic.timed(_Sweeps(bench, time_steps), trial)
 
 
 def _merged(best: Sequence[Trial]) -> list[Trial]:
@@ -113,34 +113,3 @@ def _merged(best: Sequence[Trial]) -> list[Trial]:
             chosen.pop()
         chosen.append(trial)
     return chosen
-
-
-class _Sweeps:
-    """A bench for the tuner: sweeps of one length, whose points are batch sizes."""
-
-    def __init__(self, bench: Bench, time_steps: int) -> None:
-        self._bench, self._time_steps = bench, time_steps
-
-    @property
-    def identity(self) -> str:
-        return digest(self._bench.identity, str(self._time_steps))
-
-    def compile(self, configurations: Sequence[Configuration]) -> None:
-        self._bench.compile(configurations)
-
-    def measure(self, configuration: Configuration, point: int) -> Measured:
-        return self._bench.measure(configuration, point, self._time_steps)
-
-    def kind(self, configuration: Configuration) -> Hashable:
-        return configuration.kind
-
-    def parse(self, values: Any) -> Configuration:
-        found, plain = Configuration(**values), Configuration()
-        if any(type(value) is not type(getattr(plain, name)) for name, value in asdict(found).items()):
-            raise TypeError(f"{found}: expected {plain} but for the values")
-        if found.product not in get_args(Product) or found.exchange not in get_args(Exchange):
-            raise ValueError(f"{found}: no such product or exchange")
-        return found
-
-    def name(self, point: int) -> str:
-        return f"a batch of {point}"

@@ -1,0 +1,1 @@
+"""Regions of a graph that run as one op."""

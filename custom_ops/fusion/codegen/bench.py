@@ -1,0 +1,202 @@
+"""Times fusion kernels on a device, for the tuner (`custom_ops/jit/tune.py`)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable, Sequence
+from functools import cache as remember
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from custom_ops.errors import KernelError
+from custom_ops.expr import reference
+from custom_ops.expr.op import FLOATS
+from custom_ops.expr.reference import numpy_dtype
+from custom_ops.fusion.codegen.kernel import FusionKernel, make
+from custom_ops.fusion.codegen.model import H200, Gpu, ranked
+from custom_ops.fusion.codegen.pattern import Pattern
+from custom_ops.fusion.codegen.plan import Configuration
+from custom_ops.fusion.codegen.space import kernels, layouts
+from custom_ops.jit import nvrtc
+from custom_ops.jit.cache import Cache, digest
+from custom_ops.jit.device import Device
+from custom_ops.jit.launch import Enqueue, Kernel, Module
+from custom_ops.jit.tune import Measured
+
+CHECKED = 1 << 16  # elements of all tensors and outputs, at most, for results to be compared with the definition
+HERE = Path(__file__).parent
+
+
+def point(shapes: Sequence[Sequence[int]]) -> str:
+    """The shapes of all tensors as a point of the tuner: "8192x768 768"; a number has shape "."."""
+    return " ".join("x".join(map(str, shape)) or "." for shape in shapes)
+
+
+def shapes_of(text: str) -> list[tuple[int, ...]]:
+    """What `point` was given."""
+    return [() if word == "." else tuple(map(int, word.split("x"))) for word in text.split()]
+
+
+def candidates(
+    pattern: Pattern, processors: int, gpu: Gpu = H200
+) -> Callable[[str], Sequence[tuple[Configuration, float]]]:
+    """For a point all configurations, ranked by the model."""
+
+    def of(where: str) -> list[tuple[Configuration, float]]:
+        shapes = shapes_of(where)
+        sizes = pattern.program.sizes(pattern.merged(shapes))
+        found = ranked(list(kernels(pattern, sizes, layouts(pattern, processors))), shapes, gpu)
+        return [(kernel.plan.configuration, nanoseconds) for kernel, nanoseconds in found]
+
+    return of
+
+
+class Launcher:
+    """A loaded kernel with the memory that it needs beside its tensors."""
+
+    def __init__(self, kernel: FusionKernel, compiled: Kernel, device: Device) -> None:
+        self.kernel, self.compiled, self._device = kernel, compiled, device
+        self._blocks: list[int] = []
+
+    def prepare(
+        self,
+        shapes: Sequence[Sequence[int]],
+        tensors: Sequence[int],
+        outputs: Sequence[int],
+        resident: int = 0,
+    ) -> Enqueue:
+        """One launch for tensors of these shapes, at these addresses.
+
+        Args:
+            shapes: of the tensors.
+            tensors, outputs: their addresses.
+            resident: CTAs that may run at once; 0: what the device says.
+
+        Raises:
+            KernelError: the kernel was not made for them, or does not fit the device.
+        """
+        launch = self.kernel.launch(shapes, resident or self.compiled.resident)
+        places = {("tensor", i): place for i, place in enumerate(tensors)}
+        places |= {("output", i): place for i, place in enumerate(outputs)}
+        for buffer, size in zip(self.kernel.buffers, launch.scratch, strict=True):
+            places[buffer.kind, buffer.number] = self._allocated(size)
+        if self.kernel.plan.cooperative:
+            places["barrier", 0] = self._allocated(4)
+            self._device.fill(places["barrier", 0], 4, 0)
+        words = self.kernel.words(shapes, launch, lambda kind, number: places[kind, number])
+        return self.compiled.prepare((launch.ctas, 1), words)
+
+    def close(self) -> None:
+        """Give its memory back."""
+        for block in self._blocks:
+            self._device.free(block)
+        self._blocks.clear()
+
+    def _allocated(self, size: int) -> int:
+        self._blocks.append(self._device.allocate(size))
+        return self._blocks[-1]
+
+
+class FusionBench:
+    """A `tune.Bench` of one pattern on a device, whose context is current; its points are the shapes of the tensors.
+
+    Attributes:
+        identity: all that a time or a kernel depends on, as one name.
+    """
+
+    def __init__(self, pattern: Pattern, device: Device, cache: Cache) -> None:
+        self._pattern, self._device, self._cache = pattern, device, cache
+        versions = f"{device.name} {device.arch} {device.driver_version()}"
+        self.identity = digest(pattern.digest, versions, _sources())
+        self._refused: dict[Configuration, str] = {}  # what cannot be compiled, with the reason
+
+    def compile(self, configurations: Sequence[Configuration]) -> None:
+        """Into the cache; any thread may call."""
+        for configuration in configurations:
+            try:
+                self._image(make(self._pattern, configuration))
+            except KernelError as error:
+                self._refused[configuration] = str(error)
+
+    def measure(self, configuration: Configuration, where: str) -> Measured:
+        """Run it, see whether it is right where that takes no time, and time it.
+
+        Raises:
+            KernelError: it cannot be compiled or launched, or its results are wrong.
+        """
+        if configuration in self._refused:
+            raise KernelError(self._refused[configuration])
+        kernel = make(self._pattern, configuration)
+        image = self._image(kernel)
+        with contextlib.closing(Module(image.code, self._device.driver)) as module:
+            compiled = Kernel(image, module)
+            with contextlib.closing(Launcher(kernel, compiled, self._device)) as launcher:
+                milliseconds = self._timed(launcher, shapes_of(where))
+        return Measured(1e6 * milliseconds, compiled.registers, compiled.local)
+
+    def kind(self, configuration: Configuration) -> Hashable:
+        """Who owns rows, and in how many phases; without the numbers."""
+        plan = make(self._pattern, configuration).plan
+        return plan.phases, tuple((piece.phase, piece.rows, piece.owner.kind) for piece in plan.pieces)
+
+    def parse(self, values: Any) -> Configuration:
+        """See `tune.Bench`."""
+        configuration = Configuration(**values)
+        if not all(type(value) is type(field) for value, field in zip(values.values(), ("", 0, 0), strict=True)):
+            raise ValueError(f"{values}: expected a template and two numbers")
+        return configuration
+
+    def name(self, where: str) -> str:
+        """See `tune.Bench`."""
+        return f"tensors of shapes {where}"
+
+    def _image(self, kernel: FusionKernel) -> Any:
+        return kernel.image(self._device.arch, self._cache, self._device.compile_source)
+
+    def _timed(self, launcher: Launcher, shapes: Sequence[tuple[int, ...]]) -> float:
+        program, device = self._pattern.original, self._device
+        sizes = program.sizes(shapes)
+        tensors = [_sample(tensor.dtype, shape) for tensor, shape in zip(program.tensors, shapes, strict=True)]
+        outputs = [
+            np.empty([sizes[axis] for axis in output.axes], numpy_dtype(program.types[output.node].dtype))
+            for output in program.outputs
+        ]
+        given = [device.upload(tensor.view(np.uint8) if tensor.dtype.kind == "b" else tensor) for tensor in tensors]
+        made = [device.allocate(output.nbytes) for output in outputs]
+        try:
+            enqueue = launcher.prepare(shapes, given, made)
+            enqueue(device.stream)
+            if sum(array.size for array in [*tensors, *outputs]) <= CHECKED:
+                found = [device.download(place, output) for place, output in zip(made, outputs, strict=True)]
+                _require_right(found, reference.run(program, tensors))
+            return device.time(lambda: enqueue(device.stream))
+        finally:
+            for place in [*given, *made]:
+                device.free(place)
+
+
+def _sample(dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Numbers between 0 and 1; those that may be indices are 0."""
+    if dtype not in FLOATS:
+        return np.zeros(shape, dtype)
+    numbers = np.resize(np.random.default_rng(0).random(min(max(prod(shape), 1), 1 << 20), np.float32), shape)
+    return numbers.astype(numpy_dtype(dtype))
+
+
+def _require_right(found: Sequence[NDArray[Any]], expected: Sequence[NDArray[Any]]) -> None:
+    for number, (result, exact) in enumerate(zip(found, expected, strict=True)):
+        half = result.dtype.itemsize == 2 and result.dtype.kind != "i"
+        error = 2e-2 if half else 1e-4
+        close = np.isclose(result.astype(np.float64), exact.astype(np.float64), error, error, equal_nan=True)
+        if not close.all():
+            raise KernelError(f"output {number} is wrong at {int((~close).sum())} of {result.size} places")
+
+
+@remember
+def _sources() -> str:
+    """The templates and the code generator, as one name."""
+    return digest(*(path.read_text() for path in sorted(HERE.glob("*.py"))), *nvrtc.header_texts())

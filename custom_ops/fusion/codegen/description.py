@@ -1,0 +1,94 @@
+"""All that an op needs to launch a fusion kernel, as lines of text beside the image's (`custom_ops/jit/image.py`).
+
+    words    what each of the kernel's 64-bit words is:
+             tensor:0  output:1        an address
+             buffer:2                  that of a buffer
+             barrier                   that of four bytes, zero before the first launch
+             extent:0:1:2              the product of dimensions 1 to 2 of tensor 0, as it is given
+             first:3  ctas:3           the first CTA of piece 3 within its phase, how many it has
+    pieces   for each PHASE/MOST/SLABS/FACTOR/FACTOR..., a FACTOR being EACH*SIZE*SIZE..., a SIZE a number or
+             T:FIRST:LAST (an extent). It has min(MOST, product over factors of ceil(product of its sizes / EACH)) *
+             SLABS CTAs, at least SLABS; a MOST of 0 is none. Pieces of a phase lie side by side; if `single` is 1 all
+             begin at 0.
+    buffers  for each BYTES*SIZE*SIZE..., a SIZE may be ctas:3, too
+    single   whether one CTA runs all pieces, one after the other
+    align    bytes of which all addresses of tensors are a multiple
+
+A launch has as many CTAs as the phase with the most. If the image is cooperative and that is more than run at once, the
+pieces of a phase get as many fewer, each at least its slabs, and a multiple of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from custom_ops.expr.program import Input
+from custom_ops.fusion.codegen.arguments import Argument
+from custom_ops.fusion.codegen.kernel import FusionKernel
+from custom_ops.fusion.codegen.mapping import TILE
+from custom_ops.fusion.codegen.pattern import Pattern
+from custom_ops.fusion.codegen.plan import Piece
+from custom_ops.fusion.codegen.shared import SIZES
+
+
+def describe(kernel: FusionKernel) -> dict[str, int | str]:
+    """The lines, by their first words."""
+    pattern, plan = kernel.plan.pattern, kernel.plan
+    buffers = {(buffer.kind, buffer.number): number for number, buffer in enumerate(kernel.buffers)}
+
+    def word(argument: Argument) -> str:
+        match argument.kind:
+            case "parts" | "saved":
+                return f"buffer:{buffers[argument.kind, argument.number]}"
+            case "size":
+                return f"extent:{_size(pattern, argument.number)}"
+            case "dimension":
+                return f"extent:{_extent(pattern, argument.number, argument.dimension)}"
+            case "barrier":
+                return "barrier"
+        return f"{argument.kind}:{argument.number}"
+
+    def buffer(argument: Argument) -> str:
+        sizes = [_size(pattern, axis) for axis in pattern.program.types[argument.number].axes]
+        if argument.kind == "parts":
+            number = plan.parts[argument.number]
+            slabs = plan.pieces[number].slabs
+            sizes.append(str(slabs) if slabs > 1 else f"ctas:{number}")
+        return "*".join([str(SIZES[argument.element]), *sizes])
+
+    return {
+        "words": " ".join(map(word, kernel.source.arguments)),
+        "pieces": " ".join(_piece(pattern, piece) for piece in plan.pieces),
+        "buffers": " ".join(map(buffer, kernel.buffers)),
+        "single": int(plan.single),
+        "align": kernel.alignment,
+    }
+
+
+def _piece(pattern: Pattern, piece: Piece) -> str:
+    def factor(each: int, axes: Iterable[int]) -> str:
+        return "*".join([str(each), *(_size(pattern, axis) for axis in axes)])
+
+    factors = [factor(piece.owner.rows * piece.vector, piece.rows)]
+    if piece.tiled:
+        *others, down, along = piece.rows
+        factors = [factor(1, others), factor(TILE, [down]), factor(TILE, [along])]
+    return "/".join([str(piece.phase), str(piece.most), str(piece.slabs), *factors])
+
+
+def _size(pattern: Pattern, axis: int) -> str:
+    """Of an axis: a number, or a product of dimensions."""
+    if (known := pattern.sizes[axis]) is not None:
+        return str(known)
+    for node in pattern.program.nodes:
+        if isinstance(node, Input):
+            for dimension, index in enumerate(node.index):
+                if index.axis == axis:
+                    return _extent(pattern, node.tensor, dimension)
+    raise AssertionError(f"nothing says the size of axis {axis}")
+
+
+def _extent(pattern: Pattern, tensor: int, dimension: int) -> str:
+    groups = pattern.groups[tensor]
+    first = sum(groups[:dimension])
+    return f"{tensor}:{first}:{first + groups[dimension] - 1}"

@@ -1,0 +1,184 @@
+"""Ranks kernels by a model, so that a tuner times the best few: bytes moved, CTAs that move them, latencies in a row.
+
+Times are nanoseconds on an H200 unless another device is given. The model knows no instruction; it has to tell good
+kernels from bad ones, and does not say how long one takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from custom_ops.expr.program import Elementwise, Input
+from custom_ops.expr.table import TABLE
+from custom_ops.fusion.codegen.access import lies_along
+from custom_ops.fusion.codegen.arguments import storage
+from custom_ops.fusion.codegen.kernel import FusionKernel
+from custom_ops.fusion.codegen.plan import Loop, Piece
+from custom_ops.fusion.codegen.registers import ctas_at_once, keep
+from custom_ops.fusion.codegen.shared import SIZES, shared_bytes
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What the model knows of a device.
+
+    Attributes:
+        processors: streaming multiprocessors.
+        bandwidth, cache_bandwidth: bytes a nanosecond from device memory, and from the L2 cache.
+        latency, cache_latency: of a load from them.
+        launch: until a kernel has begun and ended.
+        grid_barrier, cta_barrier, shuffles: a barrier; a warp's reduction.
+        operations: elementary ones a nanosecond, of one multiprocessor.
+        shared: bytes of shared memory of a multiprocessor.
+    """
+
+    processors: int = 132
+    bandwidth: float = 4300.0
+    cache_bandwidth: float = 10000.0
+    latency: float = 650.0
+    cache_latency: float = 250.0
+    launch: float = 2500.0
+    grid_barrier: float = 960.0
+    cta_barrier: float = 20.0
+    shuffles: float = 80.0
+    operations: float = 200.0
+    shared: int = 227 << 10
+
+
+H200 = Gpu()
+ACTIVATION = 20  # elementary operations of a function of the C library
+UNCOALESCED = 8  # sectors that are loaded for one that is used, at most
+NOT_HIDDEN = 0.1  # of the lesser of what is moved and what is waited for
+IN_FLIGHT = 4  # loads of one thread that wait at the same time
+
+
+def predict(kernel: FusionKernel, shapes: Sequence[Sequence[int]], gpu: Gpu = H200) -> float:
+    """Nanoseconds that a kernel takes for tensors of these shapes."""
+    launch = kernel.launch(shapes)
+    total = gpu.launch
+    for phase in range(kernel.plan.phases):
+        numbers = [i for i, piece in enumerate(kernel.plan.pieces) if piece.phase == phase]
+        found = [_Cost(kernel, i, launch.of_pieces[i][1], launch.sizes, gpu) for i in numbers]
+        moved, waited = sum(cost.moving() for cost in found), max(cost.waiting() for cost in found)
+        total += max(moved, waited) + NOT_HIDDEN * min(moved, waited)
+    barrier = gpu.grid_barrier if kernel.plan.cooperative else gpu.cta_barrier
+    return total + (kernel.plan.phases - 1) * barrier
+
+
+class _Cost:
+    """Of one piece."""
+
+    def __init__(self, kernel: FusionKernel, number: int, ctas: int, sizes: Sequence[int], gpu: Gpu) -> None:
+        self.plan, self.piece, self.ctas, self.sizes, self.gpu = (
+            kernel.plan,
+            kernel.plan.pieces[number],
+            ctas,
+            sizes,
+            gpu,
+        )
+        self.pattern = kernel.plan.pattern
+        threads = kernel.plan.configuration.threads
+        on_one = min(ctas_at_once(kernel.plan), gpu.shared // max(shared_bytes(kernel.plan), 1))
+        self.resident = min(ctas, max(1, on_one) * gpu.processors)
+        own = {root.node for root in self.piece.roots if root.output is None}
+        plain = not self.piece.tiled and not self.piece.flat
+        self.kept = keep(self.pattern, self.piece, own).values if plain else (frozenset[int](),) * len(self.piece.loops)
+        self.threads = threads
+
+    def moving(self) -> float:
+        """Nanoseconds to move all bytes and to do all operations."""
+        first, again, operations = self._bytes()
+        gpu = self.gpu
+        width = 4 * max([self.piece.vector, *(loop.vector for loop in self.piece.loops)])
+        in_flight = self.resident * self.threads * width * IN_FLIGHT
+        bandwidth = min(gpu.bandwidth, in_flight / gpu.latency)
+        cached = min(gpu.cache_bandwidth, in_flight / gpu.cache_latency)
+        busy = min(self.resident, gpu.processors)
+        return max(first / bandwidth + again / cached, operations / (gpu.operations * busy))
+
+    def waiting(self) -> float:
+        """Nanoseconds of what one thread waits for, one after the other."""
+        piece, gpu = self.piece, self.gpu
+        combined = sum(self._parts(place) for place in piece.combined)
+        rows = prod(self.sizes[axis] for axis in piece.rows)
+        if piece.flat or piece.tiled:
+            turns = -(-rows // max(1, self.ctas * self.threads * piece.vector))
+            return gpu.latency * (1 + (turns - 1) / IN_FLIGHT) + combined
+        groups = max(1, self.ctas // piece.slabs) * piece.owner.rows
+        row = 0.0
+        for loop, kept in zip(piece.loops, self.kept, strict=True):
+            positions = prod(self.sizes[axis] for axis in loop.axes)
+            turns = -(-positions // (piece.owner.threads * loop.vector * piece.slabs))
+            turns *= prod(self.sizes[axis] for axis in loop.serial)
+            reads = any(isinstance(node, Input) for node in self._nodes(loop, kept))
+            row += (gpu.latency if loop is piece.loops[0] else gpu.cache_latency) * reads * max(1.0, turns / IN_FLIGHT)
+            row += turns * loop.vector * 2.0
+            reductions = sum(bool(root.reduced) for root in loop.roots)
+            row += reductions * self._reduction()
+        # Rows of other groups are computed meanwhile, so that of the latencies of a group's own rows some overlap.
+        return row * -(-rows // groups) + combined
+
+    def _reduction(self) -> float:
+        kind, gpu = self.piece.owner.kind, self.gpu
+        if kind == "thread":
+            return 0.0
+        if kind == "lanes":
+            return gpu.shuffles
+        return gpu.shuffles + 2 * gpu.cta_barrier
+
+    def _parts(self, place: int) -> float:
+        """Nanoseconds to put together the parts of a reduction."""
+        source = self.plan.pieces[self.plan.parts[place]]
+        count = source.slabs if source.slabs > 1 else self.ctas
+        number = not self.pattern.program.types[place].axes
+        share = self.threads if number else self.piece.owner.threads
+        return self.gpu.cache_latency * max(1.0, count / share / IN_FLIGHT)
+
+    def _nodes(self, loop: Loop, kept: frozenset[int]) -> list[object]:
+        nodes = self.pattern.program.nodes
+        own = {root.node for root in self.piece.roots if root.output is None} | kept
+        return [nodes[place] for place in {p for root in loop.roots for p in self.pattern.needs(root, own)} - own]
+
+    def _bytes(self) -> tuple[float, float, float]:
+        """Bytes that are read first or written, bytes that are read again, and operations."""
+        first, again, operations = 0.0, 0.0, 0.0
+        seen: set[Input] = set()
+        types = self.pattern.program.types
+        for loop, kept in zip(self.piece.loops, self.kept, strict=True):
+            axes = {*self.piece.rows, *loop.axes, *loop.serial}
+            for node in self._nodes(loop, kept):
+                if isinstance(node, Input):
+                    size = self._read(self.piece, loop, node, axes)
+                    first, again = (first, again + size) if node in seen else (first + size, again)
+                    seen.add(node)
+                elif isinstance(node, Elementwise):
+                    cost = ACTIVATION if TABLE[node.op].cost == "activation" else 1
+                    operations += cost * prod(self.sizes[axis] for axis in axes)
+            for root in loop.roots:
+                if root.output is not None:
+                    first += prod(self.sizes[axis] for axis in root.axes) * _size(types[root.node].dtype)
+        return first, again, operations
+
+    def _read(self, piece: Piece, loop: Loop, node: Input, axes: set[int]) -> float:
+        """Bytes of what a loop reads: once what does not vary along some of its axes, which caches hold."""
+        along = {term.axis for index in node.index for term in index.terms}
+        size = _size(self.pattern.program.tensors[node.tensor].dtype)
+        count = prod(self.sizes[axis] for axis in axes & along or axes)
+        strided = (piece.owner.kind in ("thread", "strided") and bool(piece.rows)) or not loop.axes
+        neighbours = (piece.rows if strided else loop.axes) or (*piece.rows, *loop.axes)
+        far = bool(neighbours) and neighbours[-1] in along and not lies_along(self.pattern, node, neighbours[-1])
+        far = far or (piece.owner.kind == "thread" and bool(loop.axes) and bool(set(loop.axes) & along))
+        return count * size * (min(UNCOALESCED, 32 // size) if far else 1)
+
+
+def _size(dtype: str) -> int:
+    return {"Half": 2, "Bfloat16": 2, **SIZES}[storage(dtype)]
+
+
+def ranked(
+    kernels: Sequence[FusionKernel], shapes: Sequence[Sequence[int]], gpu: Gpu = H200
+) -> list[tuple[FusionKernel, float]]:
+    """The kernels with their times, the fastest first; those alike in the order in which they were given."""
+    return sorted(((kernel, predict(kernel, shapes, gpu)) for kernel in kernels), key=lambda pair: pair[1])

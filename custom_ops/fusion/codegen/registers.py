@@ -1,0 +1,181 @@
+"""Register planning: values of a row that a later loop needs again stay in registers (FusionStitching, section 5.3).
+
+A thread sees the same positions of a row in each loop over the same axes. What it computed in one of them, and needs in
+a later one, is kept if it fits: it is then computed once, and what it is computed from is read once. What does not fit
+is computed again, inputs first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+
+from custom_ops.errors import KernelError
+from custom_ops.expr.program import Constant, Elementwise, Input, Position, arguments_of
+from custom_ops.expr.table import TABLE
+from custom_ops.fusion.codegen.pattern import Pattern
+from custom_ops.fusion.codegen.plan import Loop, Piece, Plan, own_values
+from custom_ops.machine import REGISTERS, REGISTERS_PER_THREAD
+
+MOST_KEPT = 96  # registers of a thread for values that are kept
+UNROLLED = 64  # elements of a row that one thread sees, at most, for a loop to be unrolled
+
+OTHERS = 64  # registers for all else
+RESIDENT = 2048  # threads that a multiprocessor runs at once
+
+_WIDE = ("float64", "int64")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What stays in registers from loop to loop of a row.
+
+    Attributes:
+        elements: for each loop how many elements of a row a thread sees, if the loop is unrolled; else 0.
+        values: for each loop what it finds in registers.
+        made: for each loop what it leaves there.
+    """
+
+    elements: tuple[int, ...]
+    values: tuple[frozenset[int], ...]
+    made: tuple[frozenset[int], ...]
+
+
+def keep(pattern: Pattern, piece: Piece, own: Set[int]) -> Kept:
+    """What to keep; `own` are values that the piece has at hand anyway.
+
+    Raises:
+        KernelError: what is added up over rows does not fit.
+    """
+    banned: set[int] = set()
+    elements = [_elements(pattern, piece, loop) for loop in piece.loops]
+    sums = _sums(pattern, piece, elements)
+    while True:
+        found = [_found(pattern, piece, number, elements, own, banned) for number in range(len(piece.loops))]
+        kept = frozenset[int]().union(*found)
+        total = sum(max(elements) * _registers(pattern, place) for place in kept)
+        if total + sums <= _budget(piece) or not kept:
+            break
+        banned.add(min(kept, key=lambda place: (_cost(pattern, place, own), -place)))
+    made: list[frozenset[int]] = []
+    for number, loop in enumerate(piece.loops):
+        later = frozenset[int]().union(
+            *(found[i] for i in range(number + 1, len(found)) if piece.loops[i].axes == loop.axes)
+        )
+        earlier = frozenset[int]().union(*made)
+        made.append(
+            (later & _computed(pattern, loop, own, found[number])) - earlier if elements[number] else frozenset()
+        )
+    return Kept(tuple(elements), tuple(found), tuple(made))
+
+
+def ctas_at_once(plan: Plan) -> int:
+    """CTAs that a multiprocessor should run at once, which bounds a thread's registers: as many as leave room for what
+    threads keep, and half as much again for all else."""
+    most = 0
+    for piece in plan.pieces:
+        count = 0
+        if not piece.flat and not piece.tiled:
+            own = own_values(plan, piece)
+            kept, elements = keep(plan.pattern, piece, own), [_elements(plan.pattern, piece, x) for x in piece.loops]
+            places = frozenset[int]().union(*kept.values)
+            count = max(elements, default=0) * sum(_registers(plan.pattern, place) for place in places)
+            count += _sums(plan.pattern, piece, elements)
+        most = max(most, count)
+    needed = max(OTHERS, OTHERS // 2 + most * 3 // 2)
+    threads = plan.configuration.threads
+    return max(1, min(RESIDENT // threads, REGISTERS // (threads * min(needed, REGISTERS_PER_THREAD))))
+
+
+def repeated(pattern: Pattern, piece: Piece) -> list[int]:
+    """The values that later loops over a row need again, where registers do not hold them: candidates for shared
+    memory. Inputs are read again instead."""
+    own = {root.node for root in piece.roots if root.output is None}
+    elements = [_elements(pattern, piece, loop) for loop in piece.loops]
+    if any(elements):
+        return []
+    known = [int(pattern.static(loop.axes) is not None and loop.way == "flat") for loop in piece.loops]
+    found = {place for number in range(len(piece.loops)) for place in _found(pattern, piece, number, known, own, set())}
+    return sorted(place for place in found if not isinstance(pattern.program.nodes[place], Input))
+
+
+def _budget(piece: Piece) -> int:
+    """Registers of a thread for what it keeps: half of `OTHERS` at least remain."""
+    threads = piece.owner.rows * piece.owner.threads
+    return min(MOST_KEPT, REGISTERS // threads - OTHERS // 2)
+
+
+def _sums(pattern: Pattern, piece: Piece, elements: list[int]) -> int:
+    """Registers for what a thread adds up over rows, for each element of a row that it sees."""
+    total = 0
+    for loop, count in zip(piece.loops, elements, strict=True):
+        for root in loop.roots:
+            if piece.rows and root.kept and set(root.reduced) >= set(piece.rows):
+                total += count * _registers(pattern, root.node)
+                if not count or total > _budget(piece):
+                    size, threads = pattern.static(loop.axes), piece.owner.threads
+                    raise KernelError(f"{root.name} adds up {size} numbers, too many for {threads} threads' registers")
+    return total
+
+
+def _elements(pattern: Pattern, piece: Piece, loop: Loop) -> int:
+    size = pattern.static(loop.axes)
+    if size is None or not loop.axes or loop.way != "flat" or piece.slabs > 1:
+        return 0
+    at_once = piece.owner.threads * loop.vector
+    count = -(-size // at_once) * loop.vector
+    return count if count <= UNROLLED else 0
+
+
+def _found(
+    pattern: Pattern, piece: Piece, number: int, elements: list[int], own: Set[int], banned: Set[int]
+) -> frozenset[int]:
+    """What a loop can find in registers, left by earlier loops over the same positions."""
+    loop = piece.loops[number]
+    alike = [
+        other
+        for i, other in enumerate(piece.loops[:number])
+        if (other.axes, other.vector, other.way) == (loop.axes, loop.vector, loop.way) and elements[i]
+    ]
+    if not elements[number] or not alike:
+        return frozenset()
+    there = {place for other in alike for place in _computed(pattern, other, own, frozenset())}
+    kept, waiting, seen = (
+        set(),
+        [pattern.start(root) for root in loop.roots if pattern.start(root) not in own],
+        set(),
+    )
+    while waiting:
+        place = waiting.pop()
+        if place in seen or place in own or pattern.reduces(place):
+            continue
+        if isinstance(pattern.program.nodes[place], Constant | Position):
+            continue
+        seen.add(place)
+        axes = set(pattern.program.types[place].axes)
+        in_row, of_rows = axes & set(loop.axes), axes & set(piece.rows) or not piece.rows
+        if place in there and in_row and of_rows and place not in banned:
+            kept.add(place)
+        else:
+            waiting += arguments_of(pattern.program.nodes[place])
+    return frozenset(kept)
+
+
+def _computed(pattern: Pattern, loop: Loop, own: Set[int], registers: frozenset[int]) -> set[int]:
+    return {place for root in loop.roots for place in pattern.needs(root, own | registers)}
+
+
+def _registers(pattern: Pattern, place: int) -> int:
+    return 2 if pattern.program.types[place].dtype in _WIDE else 1
+
+
+def _cost(pattern: Pattern, place: int, own: Set[int]) -> int:
+    """What it takes to compute a value again; an input is the least, which lies in the cache of the first level."""
+    nodes, total = pattern.program.nodes, 0
+    for other in pattern.closure([place], lambda found: found in own):
+        node = nodes[other]
+        if isinstance(node, Elementwise):
+            total += 20 if TABLE[node.op].cost == "activation" else 2
+        elif isinstance(node, Input):
+            total += 1
+    return total

@@ -1,0 +1,179 @@
+#include "custom_ops/ops/fusion/inner_kernel.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "custom_ops/ops/status_macros.h"
+#include "tensorflow/core/framework/device_base.h"
+#include "tensorflow/core/framework/node_def_util.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace tfmem {
+namespace {
+
+using ::tensorflow::AllocatorAttributes;
+using ::tensorflow::DataTypeVector;
+using ::tensorflow::NodeDef;
+using ::tensorflow::OpKernel;
+using ::tensorflow::OpKernelConstruction;
+using ::tensorflow::OpKernelContext;
+using ::tensorflow::OpRegistry;
+using ::tensorflow::PartialTensorShape;
+using ::tensorflow::Tensor;
+using ::tensorflow::TensorShape;
+using ::tensorflow::TensorValue;
+using ::tensorflow::shape_inference::InferenceContext;
+
+// Gives a kernel memory for its outputs that was allocated before.
+class InnerContext : public OpKernelContext {
+ public:
+  InnerContext(Params* params, absl::Span<Tensor> outputs)
+      : OpKernelContext(params, outputs.size()), outputs_(outputs) {}
+
+  using OpKernelContext::allocate_output;
+  absl::Status allocate_output(int index, const TensorShape& shape, Tensor** tensor,
+                               AllocatorAttributes attr) override {
+    const Tensor& given = outputs_[index];
+    if (!given.IsInitialized() || given.shape() != shape) {
+      return OpKernelContext::allocate_output(index, shape, tensor, attr);
+    }
+    set_output(index, given);
+    *tensor = mutable_output(index);
+    return absl::OkStatus();
+  }
+
+ private:
+  const absl::Span<Tensor> outputs_;
+};
+
+// All that a kernel may ask its context for is the outer one's, but for what belongs to a node of a
+// graph: its frame of a function call, its stack trace.
+void FillParams(OpKernelContext* outer, OpKernelContext::Params* params) {
+  params->step_id = outer->step_id();
+  params->start_time_usecs = outer->start_time_usecs();
+  params->deadline = outer->deadline();
+  params->device = outer->device();
+  params->resource_manager = outer->resource_manager();
+  params->step_container = outer->step_container();
+  params->rendezvous = outer->rendezvous();
+  params->collective_executor = outer->collective_executor();
+  params->session_config = outer->session_config();
+  params->session_state = outer->session_state();
+  params->session_metadata = outer->session_metadata();
+  params->tensor_store = outer->tensor_store();
+  params->cancellation_manager = outer->cancellation_manager();
+  params->op_device_context = outer->op_device_context();
+  params->frame_iter = outer->frame_iter();
+  params->function_library = outer->function_library();
+  params->runner = outer->runner();
+  params->slice_reader_cache = outer->slice_reader_cache();
+  params->run_all_kernels_inline = outer->run_all_kernels_inline();
+}
+
+}  // namespace
+
+InnerKernel::InnerKernel(std::unique_ptr<OpKernel> kernel, int graph_def_version, bool keeps)
+    : kernel_(std::move(kernel)),
+      graph_def_version_(graph_def_version),
+      keeps_(keeps),
+      never_forward_(kernel_->num_outputs(), OpKernelContext::Params::kNeverForward) {}
+
+absl::StatusOr<std::unique_ptr<InnerKernel>> InnerKernel::Create(OpKernelConstruction* ctx,
+                                                                 const std::string& op,
+                                                                 const std::string& attrs,
+                                                                 const std::string& name,
+                                                                 const InnerSignature& signature) {
+  const auto wrong = [&](auto... what) {
+    return absl::InvalidArgumentError(absl::StrCat("call of ", op, " (", name, "): ", what...));
+  };
+  const tensorflow::OpDef* op_def = nullptr;
+  TFMEM_RETURN_IF_ERROR(OpRegistry::Global()->LookUpOpDef(op, &op_def));
+  NodeDef node;
+  if (!node.ParseFromString(attrs)) return wrong("its attributes are no NodeDef");
+  node.set_op(op);
+  node.set_name(name);
+  node.clear_device();
+  node.clear_input();
+  for (size_t i = 0; i < signature.inputs.size(); ++i) node.add_input(absl::StrCat("input", i));
+  AddDefaultsToNodeDef(*op_def, &node);
+  DataTypeVector inputs, outputs;
+  TFMEM_RETURN_IF_ERROR(tensorflow::InOutTypesForNode(node, *op_def, &inputs, &outputs));
+  if (inputs != signature.inputs || outputs != signature.outputs) {
+    return wrong("takes ", tensorflow::DataTypeVectorString(inputs), " and gives ",
+                 tensorflow::DataTypeVectorString(outputs), "; the region has ",
+                 tensorflow::DataTypeVectorString(signature.inputs), " and ",
+                 tensorflow::DataTypeVectorString(signature.outputs));
+  }
+  absl::Status status;
+  std::unique_ptr<OpKernel> kernel = tensorflow::CreateOpKernel(
+      ctx->device_type(), ctx->device(), ctx->device()->GetAllocator(AllocatorAttributes()), node,
+      ctx->graph_def_version(), &status);
+  TFMEM_RETURN_IF_ERROR(status);
+  if (kernel->AsAsync() != nullptr) {
+    return absl::UnimplementedError(
+        absl::StrCat("call of ", op, " (", name, "): it is asynchronous"));
+  }
+  return std::unique_ptr<InnerKernel>(
+      new InnerKernel(std::move(kernel), ctx->graph_def_version(), op_def->is_stateful()));
+}
+
+absl::StatusOr<std::vector<PartialTensorShape>> InnerKernel::InferShapes(
+    const std::vector<TensorShape>& inputs, const std::vector<const Tensor*>& variables) const {
+  const tensorflow::OpRegistrationData* op = nullptr;
+  TFMEM_RETURN_IF_ERROR(OpRegistry::Global()->LookUp(kernel_->def().op(), &op));
+  std::vector<PartialTensorShape> shapes(variables.size(), PartialTensorShape(TensorShape({})));
+  shapes.insert(shapes.end(), inputs.begin(), inputs.end());
+  using Handle = std::vector<std::pair<PartialTensorShape, tensorflow::DataType>>;
+  std::vector<std::unique_ptr<Handle>> handles;
+  for (const Tensor* variable : variables) {
+    auto& handle = handles.emplace_back();
+    if (variable == nullptr) continue;
+    handle = std::make_unique<Handle>();
+    handle->emplace_back(PartialTensorShape(variable->shape()), variable->dtype());
+  }
+  handles.resize(shapes.size());
+  InferenceContext context(graph_def_version_, tensorflow::AttrSlice(kernel_->def()), op->op_def,
+                           shapes, std::vector<const Tensor*>(shapes.size()), {}, handles);
+  std::vector<PartialTensorShape> outputs(kernel_->num_outputs());
+  if (op->shape_inference_fn == nullptr) return outputs;
+  TFMEM_RETURN_IF_ERROR(context.Run(op->shape_inference_fn));
+  for (int i = 0; i < kernel_->num_outputs(); ++i) {
+    tensorflow::TensorShapeProto proto;
+    context.ShapeHandleToProto(context.output(i), &proto);
+    TFMEM_RETURN_IF_ERROR(PartialTensorShape::BuildPartialTensorShape(proto, &outputs[i]));
+  }
+  return outputs;
+}
+
+absl::Status InnerKernel::Run(OpKernelContext* outer, absl::Span<const TensorValue> inputs,
+                              absl::Span<Tensor> outputs) const {
+  OpKernelContext::Params params;
+  FillParams(outer, &params);
+  params.op_kernel = kernel_.get();
+  params.inputs = inputs;
+  absl::InlinedVector<AllocatorAttributes, 4> attributes(outputs.size());
+  params.output_attr_array = attributes.data();
+  params.forward_from_array = never_forward_.data();
+  InnerContext context(&params, outputs);
+  kernel_->Compute(&context);
+  TFMEM_RETURN_IF_ERROR(context.status());
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const Tensor* output = context.mutable_output(i);
+    if (output == nullptr) {
+      return absl::InternalError(absl::StrCat(name(), ": its kernel left output ", i, " out"));
+    }
+    if (outputs[i].IsInitialized() && output->shape() != outputs[i].shape()) {
+      return absl::InternalError(
+          absl::StrCat(name(), ": output ", i, " has shape ", output->shape().DebugString(),
+                       "; expected ", outputs[i].shape().DebugString(), ", as its op says"));
+    }
+    if (output->dtype() != kernel_->output_type(i)) {
+      return absl::InternalError(absl::StrCat(name(), ": output ", i, " is of another dtype"));
+    }
+    outputs[i] = *output;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tfmem

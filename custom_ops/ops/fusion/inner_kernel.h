@@ -1,0 +1,69 @@
+// TensorFlow's own kernel of an op, run within another op's kernel.
+#ifndef TFMEM_CUSTOM_OPS_OPS_FUSION_INNER_KERNEL_H_
+#define TFMEM_CUSTOM_OPS_OPS_FUSION_INNER_KERNEL_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "tensorflow/core/framework/node_def.pb.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_var.h"
+#include "tensorflow/core/framework/types.h"
+
+namespace tfmem {
+
+// How a call's inputs and outputs lie.
+struct InnerSignature {
+  tensorflow::DataTypeVector inputs;  // resources of variables come first
+  tensorflow::DataTypeVector outputs;
+};
+
+class InnerKernel {
+ public:
+  // `attrs` is a serialised NodeDef, of which only the attributes count; those that are missing
+  // have their defaults. `ctx` is the construction of the kernel that will call this one.
+  //
+  // InvalidArgument if there is no such op, or its signature is another; Unimplemented if it is
+  // asynchronous.
+  static absl::StatusOr<std::unique_ptr<InnerKernel>> Create(tensorflow::OpKernelConstruction* ctx,
+                                                             const std::string& op,
+                                                             const std::string& attrs,
+                                                             const std::string& name,
+                                                             const InnerSignature& signature);
+
+  // The shapes of the outputs, as far as they follow from those of the inputs. `variables` are the
+  // values of the inputs that are resources.
+  absl::StatusOr<std::vector<tensorflow::PartialTensorShape>> InferShapes(
+      const std::vector<tensorflow::TensorShape>& inputs,
+      const std::vector<const tensorflow::Tensor*>& variables) const;
+
+  // Runs it within `outer`. An output is written into `outputs` where a tensor is given, unless the
+  // kernel has one of its own, say an input; on return `outputs` are the outputs. No input is
+  // written to.
+  //
+  // Internal if the kernel leaves an output out, or its shape is not that of the tensor given.
+  absl::Status Run(tensorflow::OpKernelContext* outer,
+                   absl::Span<const tensorflow::TensorValue> inputs,
+                   absl::Span<tensorflow::Tensor> outputs) const;
+
+  // Whether it may keep tensors that it read or gave beyond a run.
+  bool keeps() const { return keeps_; }
+
+  const std::string& name() const { return kernel_->name(); }
+
+ private:
+  InnerKernel(std::unique_ptr<tensorflow::OpKernel> kernel, int graph_def_version, bool keeps);
+
+  const std::unique_ptr<tensorflow::OpKernel> kernel_;
+  const int graph_def_version_;
+  const bool keeps_;
+  std::vector<int> never_forward_;
+};
+
+}  // namespace tfmem
+
+#endif  // TFMEM_CUSTOM_OPS_OPS_FUSION_INNER_KERNEL_H_

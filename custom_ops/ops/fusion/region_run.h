@@ -1,0 +1,60 @@
+// Runs a region on the CPU: kernels by the tile interpreter, calls by TensorFlow's own kernels.
+#ifndef TFMEM_CUSTOM_OPS_OPS_FUSION_REGION_RUN_H_
+#define TFMEM_CUSTOM_OPS_OPS_FUSION_REGION_RUN_H_
+
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "custom_ops/ops/fusion/region_shapes.h"
+#include "custom_ops/ops/fusion/variables.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace tfmem {
+
+// What one run has: its arena, and the values as tensors. Later runs of the same shapes use it
+// again.
+struct RegionFrame {
+  std::shared_ptr<const RegionShapes> shapes;
+  std::vector<tensorflow::Tensor> arena;      // the values that lie in the arena
+  std::vector<tensorflow::Tensor> held;       // those of this run that do not
+  std::vector<const tensorflow::Tensor*> at;  // each value, in one of these, or the op's input
+  tensorflow::Tensor memory;                  // the arena
+};
+
+class RegionRunner {
+ public:
+  explicit RegionRunner(std::unique_ptr<const CompiledRegion> compiled)
+      : compiled_(std::move(compiled)) {}
+
+  // Inputs, variables and outputs are those of `ctx`. Runs may overlap.
+  absl::Status Run(tensorflow::OpKernelContext* ctx);
+
+ private:
+  using Key = absl::InlinedVector<int64_t, 64>;
+  struct Known {
+    Key key;
+    std::shared_ptr<const RegionShapes> shapes;
+    std::vector<std::unique_ptr<RegionFrame>> idle;
+  };
+
+  absl::StatusOr<std::unique_ptr<RegionFrame>> TakeFrame(tensorflow::OpKernelContext* ctx,
+                                                         const RegionVariables& variables);
+  absl::StatusOr<std::unique_ptr<RegionFrame>> MakeFrame(
+      tensorflow::OpKernelContext* ctx, std::shared_ptr<const RegionShapes> shapes) const;
+  void GiveBack(std::unique_ptr<RegionFrame> frame);
+
+  const std::unique_ptr<const CompiledRegion> compiled_;
+  std::mutex mutex_;
+  std::list<Known> known_;  // the shapes that were seen last, the latest first
+};
+
+}  // namespace tfmem
+
+#endif  // TFMEM_CUSTOM_OPS_OPS_FUSION_REGION_RUN_H_

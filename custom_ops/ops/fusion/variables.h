@@ -1,0 +1,75 @@
+// Variables of a region while it runs: found, locked, read and assigned as TensorFlow's own ops do.
+#ifndef TFMEM_CUSTOM_OPS_OPS_FUSION_VARIABLES_H_
+#define TFMEM_CUSTOM_OPS_OPS_FUSION_VARIABLES_H_
+
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/resource_var.h"
+
+namespace tfmem {
+
+// What a region does with a variable.
+struct VariableUse {
+  tensorflow::DataType dtype = tensorflow::DT_FLOAT;
+  bool read = false;  // before it is assigned
+  bool assigned = false;
+  bool called = false;  // by a call, whose kernel takes the lock itself
+};
+
+// The variables that a region assigns are locked exclusively as long as it runs, in the order of
+// their mutexes' addresses, as TensorFlow's updates lock theirs: a step's reading, computing and
+// writing is one. The others are read before, so that no lock is waited for while one is held. Only
+// while a call runs that has variables of its own are all unlocked.
+class RegionVariables {
+ public:
+  // Variable i of the region is input `first` + i of the op.
+  RegionVariables(tensorflow::OpKernelContext* ctx, int first, absl::Span<const VariableUse> uses)
+      : ctx_(ctx), first_(first), uses_(uses) {}
+  ~RegionVariables() { Unlock(); }
+
+  // Finds, reads and locks. FailedPrecondition with TensorFlow's words if a variable that is read
+  // has no value; InvalidArgument if it has another dtype.
+  absl::Status Open();
+
+  // What the variable has now; null if it has no value, which only one that is not read may not.
+  const tensorflow::Tensor* Now(int variable) const;
+  // The same, to be held: a copy if the variable's memory must not be shared, unless it is held
+  // only as long as the variable is locked.
+  absl::Status Read(int variable, bool while_locked, tensorflow::Tensor* value);
+  // Whether its buffer may be written: it is locked, has no other name, and nobody else holds it.
+  bool MayWrite(int variable) const;
+  // `value` is what the variable has now, its memory too, unless it must not be shared and somebody
+  // else holds it: then a copy.
+  absl::Status Assign(int variable, tensorflow::Tensor value);
+
+  void Unlock();
+  void Lock();
+
+ private:
+  absl::Status Find(int variable);
+  absl::Status ReadUnlocked(int variable);
+  absl::Status CheckValue(int variable) const;
+  absl::Status ReadTensor(int variable, tensorflow::Tensor* value);
+  absl::Status Copy(const tensorflow::Tensor& from, tensorflow::Tensor* to);
+
+  tensorflow::OpKernelContext* const ctx_;
+  const int first_;
+  const absl::Span<const VariableUse> uses_;
+  struct Found {
+    tensorflow::core::RefCountPtr<tensorflow::Var> variable;
+    bool locked = false;       // as it, or another name of it, is assigned
+    bool alone = true;         // it has no other name
+    tensorflow::Tensor value;  // unless it is locked
+  };
+  absl::InlinedVector<Found, 8> found_;
+  absl::InlinedVector<tensorflow::Var*, 8> order_;  // in which they are locked
+  bool locked_ = false;
+};
+
+}  // namespace tfmem
+
+#endif  // TFMEM_CUSTOM_OPS_OPS_FUSION_VARIABLES_H_

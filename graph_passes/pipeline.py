@@ -1,4 +1,4 @@
-"""The passes, each with its phase; and one captured step through those that move memory: read, planned on, edited.
+"""The passes, each with its phase, and what runs them; and one captured step through those that move memory.
 
     captured --BEFORE_GRAPPLER--> Grappler, once --AFTER_GRAPPLER--> (with a budget: UNDER_BUDGET) --> restored
 
@@ -8,29 +8,32 @@ What a pass needs of TensorFlow or of a device (gradients, kernels that are time
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from graph_passes.cost.model import CostModel, held
 from graph_passes.errors import InfeasibleBudgetError, NoGradientError
+from graph_passes.fusion.apply import fusion_rewrites
+from graph_passes.fusion.stitching import plan_stitching
 from graph_passes.graph.ir import Editor, Graph, TensorId, parse_input
 from graph_passes.graph.order import schedule
+from graph_passes.graph.rewrite import Rewrite, apply_rewrites
+from graph_passes.graph.source import Source
 from graph_passes.graph.verify import verify_graph
-from graph_passes.matmul.apply import apply_products
+from graph_passes.matmul.apply import product_rewrites
 from graph_passes.matmul.plan import plan_products
 from graph_passes.memory import roles
 from graph_passes.memory.liveness import build_timeline
 from graph_passes.memory.region import reads_before_updates, step_region
 from graph_passes.memory.simulate import Link, uncounted, usage_under
 from graph_passes.memory.timeline import Timeline
-from graph_passes.offload.apply import apply_offload
-from graph_passes.offload.memops import Probing, transfers
+from graph_passes.offload.memops import Probing, offload_rewrites, transfers
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.offload.plan import OffloadPlan, plan_offload
-from graph_passes.recurrent.apply import apply_recurrent
-from graph_passes.recurrent.inference import plan_source
+from graph_passes.recurrent.match import recurrent_rewrites
+from graph_passes.recurrent.plan import plan_recurrent
 from graph_passes.report import MOVED, RECOMPUTED, UNCHANGED_FITS, Report, TransferRecord
 
 
@@ -50,34 +53,92 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass.
+    """One pass. Neither of its functions edits anything: `run_passes` and `edit_step` do.
 
     Attributes:
         name: what it is called.
         phase: where it stands.
         option: the name in a user's `passes` that asks for it.
-        plan: decides; pure, and gives a frozen dataclass.
-        apply: edits as the plan says, and makes no choice.
+        plan: decides. `(source, needs) -> (a frozen dataclass, the graph that it is for)`; under a budget as
+            `plan_offload`, since a step is planned many times.
+        rewrites: `(plan, graph) -> Sequence[Rewrite]`, with no choice left; under a budget as `offload_rewrites`.
     """
 
     name: str
     phase: Phase
     option: str
     plan: Callable[..., Any]
-    apply: Callable[..., None]
+    rewrites: Callable[..., Sequence[Rewrite]]
 
+
+OFFLOAD = Pass("offload", Phase.UNDER_BUDGET, "offload", plan_offload, offload_rewrites)
 
 # In the order in which they run.
 PASSES = (
-    Pass("recurrent", Phase.BEFORE_GRAPPLER, "recurrent", plan_source, apply_recurrent),
-    Pass("products", Phase.BEFORE_GRAPPLER, "recurrent", plan_products, apply_products),
-    Pass("offload", Phase.UNDER_BUDGET, "offload", plan_offload, apply_offload),
+    Pass("recurrent", Phase.BEFORE_GRAPPLER, "recurrent", plan_recurrent, recurrent_rewrites),
+    Pass("products", Phase.BEFORE_GRAPPLER, "recurrent", plan_products, product_rewrites),
+    Pass("fusion", Phase.AFTER_GRAPPLER, "fusion", plan_stitching, fusion_rewrites),
+    OFFLOAD,
 )
 
 
 def runs(phase: Phase, asked: Collection[str]) -> bool:
     """Whether a user who asked for these passes wants any of `phase`."""
     return any(each.phase is phase and each.option in asked for each in PASSES)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one pass.
+
+    Attributes:
+        plan: what it decided; None if it failed.
+        errors: why rewrites could not be carried out, by their names; the graph is without these.
+        failed: what it failed with. The graph is as it was before.
+    """
+
+    plan: Any = None
+    errors: Mapping[str, Exception] = field(default_factory=dict)
+    failed: Exception | None = None
+
+
+Needs = Callable[[Mapping[str, Outcome]], Any]
+
+
+def run_passes(
+    phase: Phase,
+    asked: Collection[str],
+    source: Source,
+    needs: Mapping[str, Needs],
+    passes: Sequence[Pass] = PASSES,
+) -> dict[str, Outcome]:
+    """Plan and carry out the passes of a phase, each on what those before it left; one that fails costs no other.
+
+    Args:
+        phase: not `UNDER_BUDGET`, whose passes are planned again for each stage of a step.
+        asked: the user's `passes`.
+        source: what is read and edited.
+        needs: by name of a pass, what its plan is handed, made of what came of the passes before it. None, or no entry:
+            the pass does not run.
+        passes: all passes.
+
+    Returns:
+        What came of each pass that ran, by its name.
+    """
+    done: dict[str, Outcome] = {}
+    for each in passes:
+        if each.phase is not phase or each.option not in asked or each.name not in needs:
+            continue
+        try:
+            handed = needs[each.name](done)
+            if handed is None:
+                continue
+            plan, graph = each.plan(source, handed)
+            rewrites = each.rewrites(plan, graph)
+            done[each.name] = Outcome(plan, source.edit(graph, rewrites) if rewrites else {})
+        except Exception as error:  # whatever it is, the step runs without this pass
+            done[each.name] = Outcome(failed=error)
+    return done
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +222,7 @@ def plan_step(
         InfeasibleBudgetError: the budget is too small for any plan.
     """
     try:
-        return plan_offload(
+        return OFFLOAD.plan(
             timeline,
             link,
             budget,
@@ -195,14 +256,18 @@ def edit_step(
     Args:
         editor: edit this (a live `tf.Graph`) instead of a copy of the graph.
         spill_key: what stands for the directory of spill files (`Library.spill_key`).
+
+    Raises:
+        GraphError: the plan is none for this step; nothing was edited.
     """
+    rewrites = OFFLOAD.rewrites(step.graph, timeline, plan, options, probing, spill_key)
     if editor is not None:
         for update, reader in step.held:
             editor.add_control(update, reader)
-        apply_offload(step.graph, timeline, plan, options, probing, spill_key, editor)
+        apply_rewrites(rewrites, step.graph, editor)
         return step.graph
     edited = step.graph.copy()
-    apply_offload(edited, timeline, plan, options, probing, spill_key)
+    apply_rewrites(rewrites, edited)
     verify_graph(edited)
     return edited
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,9 @@ ORDERED_OVER = "ordered: over budget"
 MOVED = "moved"
 RECOMPUTED = "(recomputed)"
 REPLACED = "replaced"
+STITCHED = "stitched"
+REPORT_FILE = "assets.extra/tfmem_report.json"  # in a SavedModel, whose assets.extra TensorFlow leaves to its users
+MOST_REASONS = 8  # that a table shows
 
 MemoryCurve = tuple[tuple[str, int], ...]
 
@@ -44,6 +48,43 @@ class TransferRecord:
 
 
 @dataclass(frozen=True)
+class StepRecord:
+    """What a region runs at once.
+
+    Attributes:
+        kind: "kernel", or "call" of TensorFlow's own kernel or a library's; "view" and "read" take no time.
+        ops: (name, type) of the ops that it stands for.
+        after: numbers of the steps of its region whose results it reads.
+    """
+
+    kind: str
+    ops: tuple[tuple[str, str], ...]
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class RegionRecord:
+    """Ops that run as one.
+
+    Attributes:
+        name: of the op.
+        steps: what it runs, in order.
+    """
+
+    name: str
+    steps: tuple[StepRecord, ...]
+
+    def count(self, kind: str) -> int:
+        """How many steps of a kind there are."""
+        return sum(step.kind == kind for step in self.steps)
+
+    def __str__(self) -> str:
+        ops = sum(len(step.ops) for step in self.steps)
+        kernels, calls = self.count("kernel"), self.count("call")
+        return f"{self.name}: {ops} ops in {kernels} kernels and {calls} calls"
+
+
+@dataclass(frozen=True)
 class Report:
     """What was done to a graph, what that should cost, and what it cost when it ran.
 
@@ -55,8 +96,8 @@ class Report:
         device: the device whose memory was planned.
         policy: the policy that chose the tensors.
         decision: `unchanged: fits`, `unchanged: <why>`, `ordered: ...` (nothing moves, but the order is held),
-            `moved`, or `replaced` (recurrent layers were, and nothing else changed). `... over budget`: nothing moves,
-            as the step was expected to fit, and it took more.
+            `moved`, `replaced` (recurrent layers were, and nothing moves), or `stitched` (regions are, and nothing
+            else changed). `... over budget`: nothing moves, as the step was expected to fit, and it took more.
         budget: the memory budget, None where no limit was asked for.
         passes: the passes that ran, in order.
         peak_before: peak memory of the graph as it was given.
@@ -72,6 +113,9 @@ class Report:
         jit_compile: what became of XLA, and why; empty where it played no part.
         replaced: recurrent layers that now run as one kernel, a line for each.
         not_replaced: loops that stay as they were, and why.
+        regions: ops that run as one.
+        not_stitched: (op, why) for the ops that are in no region, in one sentence.
+        fusion: whether the step runs stitched, and why; empty where the pass did not run.
         function: which of a model's functions this is about: "train", "test" or "predict".
         others: reports of the model's other functions.
     """
@@ -102,6 +146,9 @@ class Report:
     jit_compile: str = ""
     replaced: tuple[str, ...] = ()
     not_replaced: tuple[str, ...] = ()
+    regions: tuple[RegionRecord, ...] = ()
+    not_stitched: tuple[tuple[str, str], ...] = ()
+    fusion: str = ""
     function: str = ""
     others: tuple[Report, ...] = ()
 
@@ -134,6 +181,10 @@ class Report:
             lines.append(f"  XLA         {self.jit_compile}")
         lines += [f"  replaced    {line}" for line in self.replaced]
         lines += [f"  kept        {line}" for line in self.not_replaced]
+        if self.fusion:
+            lines.append(f"  fusion      {self.fusion}")
+        lines += [f"  stitched    {region}" for region in self.regions]
+        lines += _outside(self.not_stitched)
         if self.transfers:
             lines += ["", *_transfer_table(self.transfers, rows)]
         if self.notes:
@@ -229,6 +280,14 @@ def _uncounted(report: Report) -> list[str]:
     return [f"              {small} of it in small tensors, which the allocator does not count: as planned"]
 
 
+def _outside(ops: Sequence[tuple[str, str]]) -> list[str]:
+    """How many ops are in no region, by the reason; the most frequent ones."""
+    counted = Counter(why for _, why in ops)
+    lines = [f"  outside     {count}: {why}" for why, count in counted.most_common(MOST_REASONS)]
+    rest = len(ops) - sum(count for _, count in counted.most_common(MOST_REASONS))
+    return [*lines, f"  outside     {rest} for other reasons; see tfmem.explain"] if rest else lines
+
+
 def _transfer_table(transfers: Sequence[TransferRecord], rows: int) -> list[str]:
     largest = sorted(transfers, key=lambda record: -record.bytes)[:rows]
     header = ("tensor", "size", "offload after", "release before", "prefetch before", "first use")
@@ -262,6 +321,12 @@ def _restored(name: str, value: Any) -> Any:
         return tuple(map(_report, value))
     if name == "transfers":
         return tuple(TransferRecord(**record) for record in value)
-    if name.startswith("curve_"):
-        return tuple((op, count) for op, count in value)
+    if name == "regions":
+        return tuple(RegionRecord(region["name"], tuple(map(_step, region["steps"]))) for region in value)
+    if name.startswith("curve_") or name == "not_stitched":
+        return tuple((op, found) for op, found in value)
     return tuple(value) if isinstance(value, list) else value
+
+
+def _step(record: dict[str, Any]) -> StepRecord:
+    return StepRecord(record["kind"], tuple((name, op) for name, op in record["ops"]), tuple(record["after"]))

@@ -121,6 +121,14 @@ COLLECTIVES = frozenset(
     }
 )
 
+# Ops whose outputs are as large as the shapes of their inputs say, whatever the numbers in these are. There are others:
+# this is for ops that are worth a region although a batch size is open.
+_SHAPED = (
+    "Conv2D Conv3D DepthwiseConv2dNative _FusedConv2D _FusedDepthwiseConv2dNative AvgPool AvgPool3D MaxPool MaxPool3D "
+    "MaxPoolGrad MaxPoolWithArgmax LRN L2Loss Erfc Lgamma Digamma Einsum Cast ZerosLike OnesLike"
+)
+SHAPED_BY_SHAPES = (IN_PLACE - {"_UnaryOpsComposition"}) | frozenset(_SHAPED.split())
+
 # Dtypes that can have a gradient.
 FLOATS = frozenset({"float32", "float64", "float16", "bfloat16"})
 

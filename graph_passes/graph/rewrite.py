@@ -104,7 +104,8 @@ def apply_rewrites(rewrites: Sequence[Rewrite], graph: Graph, editor: Editor | N
     """Carry out `rewrites`, one after the other.
 
     Args:
-        rewrites: made of `graph`; a later one may name tensors that an earlier one rewired.
+        rewrites: made of `graph`; a later one may name tensors that an earlier one rewired, and nodes to wait for
+            that an earlier one replaced.
         graph: tells who reads what. Edited itself, and freed of what is replaced, unless there is an editor.
         editor: edit this (a live `tf.Graph`) instead; replaced nodes stay in it, and nothing runs them.
     """
@@ -121,6 +122,7 @@ class _Applier:
         self._editor = editor
         self._names: dict[str, str] = {}  # planned -> as the editor named it
         self._moved: dict[TensorId, TensorId] = {}  # old tensor -> what was put in its place
+        self._succeeded: dict[str, str] = {}  # replaced node -> for whom those wait who waited for it
         self._inserted: dict[TensorId, list[Use]] = {}  # readers that a graph which is only read does not know of
 
     def apply(self, rewrite: Rewrite) -> None:
@@ -128,7 +130,7 @@ class _Applier:
         new: set[str] = set()
         for node in rewrite.nodes:
             inputs = [self._now(tensor) for tensor in node.inputs]
-            control = [names.get(before, before) for before in node.control]
+            control = [self._succeeded.get(before, names.get(before, before)) for before in node.control]
             made = editor.insert(node.name, node.op, inputs, node.attrs, node.device, control, node.outputs)
             names[node.name] = made
             new.add(made)
@@ -145,6 +147,8 @@ class _Applier:
             for index, tensor in enumerate(map(self._now, node.inputs)):
                 self._inserted.setdefault(tensor, []).append(Use(names[node.name], index))
         replaced = set(rewrite.replaced)
+        if rewrite.successor:
+            self._succeeded.update(dict.fromkeys(rewrite.replaced, names[rewrite.successor]))
         for name in rewrite.replaced:
             for waiting in list(graph.waiting(graph[name])) if name in graph.nodes else ():
                 if waiting not in replaced:

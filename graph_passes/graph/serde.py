@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
-from tensorflow.core.framework import attr_value_pb2, graph_pb2, versions_pb2
+from tensorflow.core.framework import attr_value_pb2, graph_pb2, node_def_pb2, versions_pb2
 from tensorflow.python.eager.graph_only_ops import graph_placeholder
 from tensorflow.python.framework import op_def_registry, versions
 from tensorflow.python.ops import handle_data_util
@@ -30,6 +30,7 @@ from graph_passes.graph.ir import (
     TensorSpec,
     parse_input,
 )
+from graph_passes.graph.ops import copied
 
 BODIES = {
     "While": ("cond", "body"),
@@ -346,6 +347,15 @@ def _drop_lost_colocations(node_def: Any, graph: Graph) -> None:
     del node_def.attr["_class"]
     if kept:
         node_def.attr["_class"].list.s.extend(kept)
+
+
+def attributes(node: Node) -> bytes:
+    """The type and the attributes of a node as a serialised NodeDef without name and inputs, the same in every process;
+    those that only made sense where the node was are left out."""
+    node_def = node_def_pb2.NodeDef(op=node.op)
+    for key, value in copied(node).items():
+        node_def.attr[key].CopyFrom(encode(value))
+    return bytes(node_def.SerializeToString(deterministic=True))
 
 
 def encode(value: AttrValue | Any) -> Any:

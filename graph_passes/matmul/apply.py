@@ -1,19 +1,19 @@
-"""Replaces products as a `ProductPlan` says; makes no choice."""
+"""What a `ProductPlan` does to a graph; makes no choice."""
 
 from __future__ import annotations
 
 from custom_ops.jit.image import KernelImage
-from graph_passes.graph.ir import Code, Editor, Graph, Node, TensorId, boolean
-from graph_passes.graph.rewrite import Names, NewNode, Rewrite, apply_rewrites
+from graph_passes.graph.ir import Code, Graph, Node, TensorId, boolean
+from graph_passes.graph.rewrite import Names, NewNode, Rewrite
 from graph_passes.matmul.plan import ProductPlan
 
 MATMUL_OP = "TfmemMatMul"
 
 
-def apply_products(plan: ProductPlan, graph: Graph, editor: Editor | None = None) -> None:
-    """Replace each product of `plan` by a TfmemMatMul; see `apply_rewrites`."""
+def product_rewrites(plan: ProductPlan, graph: Graph) -> list[Rewrite]:
+    """Each product of `plan` becomes a TfmemMatMul, where there are kernels."""
     names = Names(graph)
-    apply_rewrites([_rewrite(graph[name], plan.programs, names) for name in plan.names], graph, editor)
+    return [_rewrite(graph[name], plan.programs, names) for name in plan.names] if plan.programs else []
 
 
 def _rewrite(node: Node, programs: tuple[KernelImage, ...], names: Names) -> Rewrite:

@@ -1,12 +1,14 @@
-"""Decides which products take longer in cuBLAS than on tensor cores. Pure: a graph in, a `ProductPlan` out."""
+"""Decides which products take longer in cuBLAS than on tensor cores. Pure: a `ProductPlan` comes out."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from custom_ops.errors import KernelError
 from custom_ops.jit.image import KernelImage
 from graph_passes.graph.ir import Graph, Node, TensorId, boolean
+from graph_passes.graph.source import Source
 
 BIAS = ("BiasAdd",)  # what a product may have fused
 # When it is worth it to cut both operands, by benchmarks/matmul/__main__.py and benchmarks/recurrent/__main__.py on an
@@ -18,26 +20,54 @@ UNKNOWN = 512  # stands for a size that nobody knows before the product runs
 
 
 @dataclass(frozen=True)
+class Needs:
+    """What planning takes.
+
+    Attributes:
+        among: names of nodes; those that are no products of two float32 matrices stay. None of them is fetched.
+        programs: makes those of the GPU that runs the graph, in the op's order. Raises KernelError if it cannot.
+    """
+
+    among: Collection[str]
+    programs: Callable[[], Sequence[KernelImage]]
+
+
+@dataclass(frozen=True)
 class ProductPlan:
     """Which products are replaced.
 
     Attributes:
-        names: of the nodes, none of which is fetched.
-        programs: of the GPU that runs the graph, in the op's order; made once it is known that there are products.
+        names: of the nodes.
+        programs: that they become; none where they stay, see `reason`.
+        reason: why there are no programs.
     """
 
     names: tuple[str, ...]
     programs: tuple[KernelImage, ...] = ()
+    reason: str = ""
+
+    @property
+    def note(self) -> str:
+        """The line for the report; "" if there is nothing to say."""
+        which = ", ".join(self.names)
+        if self.reason:
+            return f"in TensorFlow's float32: {which} ({self.reason})"
+        return f"on tensor cores, as accurate as float32: {which}" if which else ""
 
 
-def plan_products(graph: Graph, among: Collection[str]) -> ProductPlan:
-    """The products to replace.
+def plan_products(source: Source, needs: Needs) -> tuple[ProductPlan, Graph]:
+    """The products to replace, and the graph that they are in."""
+    graph = source.read()
+    names = products(graph, needs.among)
+    try:
+        return ProductPlan(names, tuple(needs.programs()) if names else ()), graph
+    except KernelError as error:
+        return ProductPlan(names, reason=str(error)), graph
 
-    Args:
-        graph: with the shapes that are known.
-        among: names of nodes; those that are no products of two float32 matrices stay.
-    """
-    return ProductPlan(tuple(name for name in among if name in graph.nodes and _replaced(graph, graph[name])))
+
+def products(graph: Graph, among: Collection[str]) -> tuple[str, ...]:
+    """The products of `among` that take less time on tensor cores."""
+    return tuple(name for name in among if name in graph.nodes and _replaced(graph, graph[name]))
 
 
 def worth_it(rows: int, depth: int, columns: int) -> bool:

@@ -12,12 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from graph_passes.errors import GraphError
 from graph_passes.graph.ir import AttrValue, DataType, Graph, Shape, TensorId, Use
 from graph_passes.graph.ops import is_update
 from graph_passes.graph.rewrite import Names, NewNode, Rewrite
 from graph_passes.memory.liveness import read_across
 from graph_passes.memory.simulate import Move, by_position
 from graph_passes.memory.timeline import Timeline
+from graph_passes.offload.check import faults
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.offload.plan import OffloadPlan
 
@@ -179,16 +181,32 @@ class _Writer:
         return [name for place, name in biases.items() if place > self.position[node] and place not in self.in_order]
 
 
-def memory_ops(
+def offload_rewrites(
     graph: Graph,
     timeline: Timeline,
     plan: OffloadPlan,
     options: OffloadOptions,
     probing: Probing | None = None,
     spill_key: str = "",
-) -> Rewrite:
-    """What `plan` inserts into `graph`; see `apply_offload`, which has the same arguments."""
-    return _Writer(graph, timeline, plan, options, spill_key).rewrite(probing)
+) -> list[Rewrite]:
+    """The MemOps of `plan`.
+
+    Args:
+        graph: the graph that `timeline` was built from.
+        timeline: the step that the plan was made for.
+        plan: what to do.
+        options: mechanism and spill settings, which become attributes of the MemOps.
+        probing: put probes behind the ordered ops.
+        spill_key: what stands for `options.spill_directory`: a graph goes anywhere, and names no directory.
+
+    Raises:
+        GraphError: the plan is none for this step.
+    """
+    found = faults(timeline, plan)
+    if found:
+        more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+        raise GraphError(f"the plan cannot be put into the graph: {found[0]}{more}; please report this")
+    return [_Writer(graph, timeline, plan, options, spill_key).rewrite(probing)]
 
 
 def updates_to_hold(graph: Graph, position: Mapping[str, int], ordered: Sequence[int]) -> list[str]:

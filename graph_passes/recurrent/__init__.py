@@ -1,2 +1,1 @@
-"""Replaces recurrent layers by `TfmemRecurrent`: `inference.plan_source` decides, with `plan.py` for layers that have a
-gradient; `apply.py` edits."""
+"""Replaces recurrent layers by `TfmemRecurrent`: `plan_recurrent` (plan.py) decides, with what the folders find."""

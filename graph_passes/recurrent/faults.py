@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
-from graph_passes.graph.ir import Graph
-from graph_passes.graph.rewrite import applied
-from graph_passes.graph.verify import verify_graph
 from graph_passes.recurrent.find.loops import Unreadable
 from graph_passes.recurrent.match import Match, RecurrentPlan, Unmatched
 
@@ -49,20 +46,8 @@ def fault(name: str, carrier: str, error: Exception) -> Unmatched:
     return Unmatched(name, carrier, reason, "".join(traceback.format_exception(error)))
 
 
-def carried_out(
-    plan: RecurrentPlan, graph: Graph, check: Callable[[Graph], object] = verify_graph
-) -> tuple[RecurrentPlan, Graph]:
-    """A copy of `graph` with what of `plan` can be applied to it, and that.
-
-    Args:
-        plan: made of `graph`.
-        graph: not changed.
-        check: raises if an edited graph is not sound.
-    """
-    unmatched = list(plan.unmatched)
-    rewrites = attempted(unmatched, plan.matches, plan.rewrite)
-    edited, errors = applied(rewrites, graph, check)
-    unmatched += [fault(each.name, each.carrier, errors[each.name]) for each in plan.matches if each.name in errors]
-    sound = {rewrite.name for rewrite in rewrites} - errors.keys()
-    matches = tuple(match for match in plan.matches if match.name in sound)
-    return replace(plan, matches=matches, unmatched=tuple(unmatched)), edited
+def without(plan: RecurrentPlan, errors: Mapping[str, Exception]) -> RecurrentPlan:
+    """`plan` without the matches, named in `errors`, whose rewrite could not be carried out."""
+    failed = [fault(each.name, each.carrier, errors[each.name]) for each in plan.matches if each.name in errors]
+    matches = tuple(match for match in plan.matches if match.name not in errors)
+    return replace(plan, matches=matches, unmatched=(*plan.unmatched, *failed))

@@ -1,7 +1,7 @@
 """What the recurrent pass found and what takes its place, as data.
 
-Whoever recognises a recurrence (a loop, a `CudnnRNNV3`, a forward and backward pair of loops) writes a `Match`; `apply`
-carries it out and knows nothing of where it came from. A match is complete: every new node is in it, in topological
+Whoever recognises a recurrence (a loop, a `CudnnRNNV3`, a forward and backward pair of loops) writes a `Match`; what
+carries it out knows nothing of where it came from. A match is complete: every new node is in it, in topological
 order, with the name that it will have, and so is every tensor that changes hands. So it can be printed, compared and
 evaluated without a graph.
 
@@ -24,7 +24,7 @@ from custom_ops.recurrent.cell import Cell
 from custom_ops.recurrent.program import Program
 from custom_ops.recurrent.spec import Precision
 from graph_passes.errors import GraphError
-from graph_passes.graph.ir import AttrValue, Code, DataType, TensorId
+from graph_passes.graph.ir import AttrValue, Code, DataType, Graph, TensorId
 from graph_passes.graph.rewrite import NewNode, Rewrite
 
 RECURRENT_OP = "TfmemRecurrent"
@@ -236,7 +236,7 @@ class Kernels:
 
 @dataclass(frozen=True)
 class RecurrentPlan:
-    """What the pass will do to a graph: pure data; `apply_recurrent` carries it out.
+    """What the pass will do to a graph: pure data; see `recurrent_rewrites`.
 
     Attributes:
         matches: what is replaced.
@@ -251,10 +251,6 @@ class RecurrentPlan:
     precision: Precision = "highest"
     kernels: Mapping[str, Kernels] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-
-    def rewrites(self) -> list[Rewrite]:
-        """The matches as what is done to the graph, each with its match's name."""
-        return list(map(self.rewrite, self.matches))
 
     def rewrite(self, match: Match) -> Rewrite:
         """One of the matches as what is done to the graph."""
@@ -278,3 +274,8 @@ class RecurrentPlan:
         lines = [f"replace {self.summary(match)}" for match in self.matches]
         lines += [f"keep {loop.name} ({loop.carrier}): {loop.reason}" for loop in self.unmatched]
         return "\n".join(lines) or "no recurrence found"
+
+
+def recurrent_rewrites(plan: RecurrentPlan, _: Graph) -> list[Rewrite]:
+    """The matches as what is done to the graph, each with its match's name."""
+    return list(map(plan.rewrite, plan.matches))

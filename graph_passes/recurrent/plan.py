@@ -1,240 +1,193 @@
-"""Replaces recurrences together with their gradients: pairs of loops, or a `CudnnRNN` with its `CudnnRNNBackprop`.
+"""Decides which recurrences of a graph are replaced. Pure: a `RecurrentPlan` comes out.
 
-The forward op is read as in inference, and then launched with the forward cell of its gradient, which keeps what the
-backward cell needs. The gradient of all that the match inserts is taken anew (`Gradients`): hoisted products, the
-recurrence and casts alike. What the old gradient op made of the gradients of the old results, the new one makes of
-the same gradients; so who else computes gradients, before or after, sees no difference.
+    plan_recurrent      as captured: which calls come to the top level, which unrolled steps become loops; kernels
+      plan_whole        of one graph: recurrences with their gradients, and those of inference
+        plan_training   see train/plan.py
+        plan_inference
+
+A call or unrolled steps whose loop stays are left as they were, and the rest is matched again, on a graph in which they
+are. Kernels are made when nothing more has to be left; only if one cannot be made, of such a loop, is that repeated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from custom_ops.errors import CellError
-from custom_ops.recurrent.differentiate import differentiate
-from graph_passes.errors import GraphError
-from graph_passes.graph.dead_code import dead_code
-from graph_passes.graph.ir import DataType, Graph, TensorId
-from graph_passes.graph.rewrite import Names, NewNode
-from graph_passes.recurrent.faults import attempt
-from graph_passes.recurrent.find.loops import Unreadable
+from graph_passes.graph.ir import Graph
+from graph_passes.graph.rewrite import Names
+from graph_passes.graph.source import Source
+from graph_passes.recurrent.cleanup import with_fused_biases, without_zeros
+from graph_passes.recurrent.faults import attempt, attempted
+from graph_passes.recurrent.find.loops import functional_loops, loops_out_of_reach, lowered_loops
+from graph_passes.recurrent.find.repeated import Refused, repeated
+from graph_passes.recurrent.find.roll import roll_up
 from graph_passes.recurrent.lower.bidirectional import paired
-from graph_passes.recurrent.match import Direction, Launch, Match, RecurrentPlan, Unmatched
-from graph_passes.recurrent.train.loop_pairs import Pair, gradient_loops, read_pair
-from graph_passes.recurrent.train.trained import Trained, cudnn_pairs, trained_cudnn, trained_loop
+from graph_passes.recurrent.lower.cudnn import CUDNN, joinable_cudnn, match_cudnn
+from graph_passes.recurrent.lower.loop import Joinable, read_loop
+from graph_passes.recurrent.match import RecurrentPlan, Unmatched
+from graph_passes.recurrent.train.plan import Check, Gradients, plan_training
 
-# How new nodes are differentiated: graph, nodes, (result, its gradient) ..., inputs, what these stand for, what gives
-# names, a prefix -> new nodes, the gradient of each input or None. This takes TensorFlow
-# (`tfmem/tf_internals/inserted_gradients.py`), so it is handed in.
-Gradients = Callable[
-    [
-        Graph,
-        Sequence[NewNode | Launch],
-        Sequence[tuple[TensorId, TensorId]],
-        Sequence[TensorId],
-        Mapping[TensorId, TensorId],
-        Names,
-        str,
-    ],
-    tuple[tuple[NewNode | Launch, ...], tuple[TensorId | None, ...]],
-]
-
-# Why the gradient loop of a pair is not the derivative of its forward loop, or cannot be checked; "" if it is. This
-# takes TensorFlow, too (`tfmem/tf_internals/gradient_check.py`).
-Check = Callable[[Graph, Pair], str]
+EFFECTS = frozenset({"While", *CUDNN})  # carriers that have side effects
+_BEING_TRACED = "the function is still being traced, so that the old loop would run too; optimise the function instead"
 
 
 @dataclass(frozen=True)
-class Training:
-    """What `plan_training` found.
+class Needs:
+    """What planning needs of TensorFlow and of a GPU, and what it may do.
 
     Attributes:
-        plan: what to replace.
-        nodes: the forward and gradient ops, replaced or not: they are no inference.
+        gradients: see `train.plan.Gradients`.
+        check: see `train.plan.Check`.
+        tune: the plan with a kernel for each launch; matches for which there is none are among its `unmatched`.
+        implementations: functions that may be brought to the top level, and the calls of each.
+        in_place: whether the graph is edited in place, where no loop is made of unrolled steps.
+        traced: whether it is a function's that is still being traced, so that what has side effects runs in any case.
+        fuse_biases: whether products may add their biases; nobody will take a gradient.
     """
 
-    plan: RecurrentPlan
-    nodes: frozenset[str]
+    gradients: Gradients
+    check: Check
+    tune: Callable[[RecurrentPlan], RecurrentPlan]
+    implementations: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    in_place: bool = False
+    traced: bool = False
+    fuse_biases: bool = False
 
 
-def plan_training(graph: Graph, keep: Collection[str], gradients: Gradients, check: Check, names: Names) -> Training:
-    """Find every recurrence that is there with its gradient.
+def plan_recurrent(source: Source, needs: Needs) -> tuple[RecurrentPlan, Graph]:
+    """What to replace, and the graph that the plan is for."""
+    left = _Left({name: list(calls) for name, calls in needs.implementations.items()})
+    while True:
+        graph = source.read(left.chosen)
+        keep = source.keep(graph)
+        rolled = None if needs.in_place else roll_up(graph, keep, left.unrolled)
+        graph, loops = (graph, {}) if rolled is None else (rolled.graph, rolled.loops)
+        plan = plan_whole(graph, keep, needs.gradients, needs.check, needs.traced)
+        if left.more(plan, loops):
+            continue
+        plan = needs.tune(plan)
+        if not left.more(plan, loops):
+            break
+    refused = [loop.name for loop in left.refused]
+    # A call that was kept is reported once, with what is in the way inside.
+    others = [loop for loop in plan.unmatched if not any(name.startswith(f"{loop.name}/") for name in refused)]
+    unmatched = [*left.refused, *others, *(rolled.unmatched if rolled else ())]
+    known = left.known | {name for match in plan.matches for name in match.removed}
+    unmatched += _kept_steps(graph, keep, rolled.refused if rolled else (), known, needs.in_place)
+    matches = attempted(unmatched, plan.matches, with_fused_biases) if needs.fuse_biases else plan.matches
+    return replace(plan, matches=tuple(matches), unmatched=tuple(unmatched)), graph
+
+
+@dataclass
+class _Left:
+    """What stays as it was.
+
+    Attributes:
+        chosen: the implementations that do not.
+        refused: loops inside of what does.
+        unrolled: unrolled steps, by the name that their loop would have.
+        known: the nodes of these.
+    """
+
+    chosen: dict[str, list[str]]
+    refused: list[Unmatched] = field(default_factory=list)
+    unrolled: set[str] = field(default_factory=set)
+    known: set[str] = field(default_factory=set)
+
+    def more(self, plan: RecurrentPlan, loops: Mapping[str, Collection[str]]) -> bool:
+        """Add what `plan` could not match; whether there is anything, so that the graph has to be read again.
+
+        Args:
+            plan: made with what was left before.
+            loops: the nodes that loops made of unrolled steps stand for.
+        """
+        stiff = [loop for loop in plan.unmatched if loop.name in loops]
+        if stiff:
+            self.refused += stiff
+            self.unrolled |= {loop.name for loop in stiff}
+            self.known |= {name for loop in stiff for name in loops[loop.name]}
+            return True
+        kept = [f for f, calls in self.chosen.items() if any(_inside(loop.name, calls) for loop in plan.unmatched)]
+        calls = [call for name in kept for call in self.chosen.pop(name)]
+        self.refused += [loop for loop in plan.unmatched if _inside(loop.name, calls)]
+        return bool(kept)
+
+
+def _inside(name: str, calls: Sequence[str]) -> bool:
+    return any(f"/{call}/" in f"/{name}" for call in calls)
+
+
+def _kept_steps(
+    graph: Graph, keep: Collection[str], refused: Sequence[Refused], known: Collection[str], in_place: bool
+) -> list[Unmatched]:
+    """As `repeated`, which is for the report alone: what fails in it is a line of that."""
+    found: list[Unmatched] = []
+    with attempt(found, "steps that are written out", "unrolled"):
+        found += repeated(graph, keep, refused, known, in_place)
+    return found
+
+
+def plan_whole(
+    graph: Graph, keep: Collection[str], gradients: Gradients, check: Check, traced: bool = False
+) -> RecurrentPlan:
+    """What to replace in `graph`: recurrences with their gradients, and those of inference.
 
     Args:
-        graph: the graph, with functions.
-        keep: names of the nodes that somebody outside the graph reads or runs.
-        gradients: see `Gradients`.
-        check: see `Check`.
-        names: gives names to new nodes.
+        graph, keep, gradients, check: as for `plan_training`.
+        traced: whether the graph is a function's that is still being traced, and edited in place: an op with side
+            effects, as a loop that reads variables is, would run there in any case.
     """
-    groups: dict[str, list[str]] = {}
-    recurrences, matches = dict[str, Trained](), list[Match]()
+    names = Names(graph)
+    training = plan_training(graph, keep, gradients, check, names)
+    inference = plan_inference(graph, keep, names)
+    unmatched = [
+        *training.plan.unmatched,
+        *(loop for loop in inference.unmatched if loop.name not in training.nodes),
+    ]
+    candidates: list[Joinable] = []
+    for node in graph:
+        if node.op in CUDNN and node.name not in training.nodes:
+            with attempt(unmatched, node.name, node.op):
+                match = match_cudnn(graph, node.name, names, keep)
+                if isinstance(match, Unmatched):
+                    unmatched.append(match)
+                else:
+                    candidates.append(joinable_cudnn(graph, match))
+    untrained = [match for match in inference.matches if not training.nodes & set(match.removed)]
+    untrained += paired(graph, candidates, names, unmatched)
+    matches = list(training.plan.matches)
+    matches += attempted(unmatched, untrained, lambda match: without_zeros(graph, match, names))
+    for match in [each for each in matches if traced and any(graph[name].op in EFFECTS for name in each.removed)]:
+        matches.remove(match)
+        unmatched.append(Unmatched(match.name, match.carrier, _BEING_TRACED))
+    return RecurrentPlan(tuple(matches), tuple(unmatched))
+
+
+def plan_inference(graph: Graph, keep: Collection[str] = (), names: Names | None = None) -> RecurrentPlan:
+    """What to replace in `graph`, and what not and why.
+
+    Args:
+        graph: read with the bodies of its loops (`serde.from_graph_def(..., functions=True)`).
+        keep: names of nodes that are fetched; they stay.
+        names: gives names to new nodes, also to those of other plans for the graph.
+    """
+    names = names or Names(graph)
+    candidates: list[Joinable] = []
     unmatched: list[Unmatched] = []
-    for kind, pairs in (("loop", gradient_loops), ("CudnnRNN", cudnn_pairs)):
-        with attempt(unmatched, f"every {kind} with its gradient from here on", kind):
-            for forward, backward in pairs(graph):
-                groups.setdefault(forward, []).append(backward)
-    inner = {backward for backwards in groups.values() for backward in backwards}
-
-    def carrier(forward: str) -> str:
-        return f"{graph[forward].op} and its gradient"
-
-    for forward, backwards in groups.items():
-        if forward in inner or any(backward in groups for backward in backwards):
-            unmatched.append(Unmatched(forward, carrier(forward), "the gradient of its gradient is taken too"))
-            continue
-        with attempt(unmatched, forward, carrier(forward)):
-            if (forward, "body") in graph.functions:
-                recurrence = trained_loop(graph, forward, backwards, names, keep)
-                for reason in (check(graph, read_pair(graph, forward, backward)) for backward in backwards):
-                    if reason:
-                        raise Unreadable(reason)
-                recurrences[forward] = recurrence
-            else:
-                recurrences[forward] = trained_cudnn(graph, forward, backwards, names, keep)
-    for match in paired(graph, [recurrence.joinable for recurrence in recurrences.values()], names, unmatched):
-        parts = [recurrence for recurrence in recurrences.values() if recurrence.forward in match.removed]
-        kind = carrier(parts[0].forward)
-        with attempt(unmatched, match.name, kind, GraphError, CellError):
-            whole = _Whole(graph, names, keep, match, parts, gradients).match()
-            matches.append(replace(whole, carrier=kind))
-    found = frozenset({*groups, *inner})
-    return Training(RecurrentPlan(tuple(matches), tuple(unmatched)), found)
+    for kind, loops in (("loop", functional_loops), ("lowered loop", lowered_loops)):
+        with attempt(unmatched, f"every {kind} from here on", kind):
+            for loop in loops(graph):
+                with attempt(unmatched, loop.name, loop.carrier):
+                    candidates.append(read_loop(graph, loop, names, keep))
+    for node, inner in loops_out_of_reach(graph):
+        where = f"'{inner.name}' ({inner.op}) is in a function that it calls"
+        unmatched.append(Unmatched(node.name, node.op, where + _why(node.op)))
+    matches = paired(graph, candidates, names, unmatched)
+    return RecurrentPlan(tuple(matches), tuple(unmatched))
 
 
-class _Whole:
-    """A match of the forward ops of one or two directions, with their gradient ops."""
-
-    def __init__(
-        self,
-        graph: Graph,
-        names: Names,
-        keep: Collection[str],
-        match: Match,
-        recurrences: Sequence[Trained],
-        gradients: Gradients,
-    ) -> None:
-        self.graph = graph
-        self.names = names
-        self.keep = frozenset(keep)
-        self.ahead = differentiable(match)
-        self.recurrences = recurrences
-        self.gradients = gradients
-
-    def match(self) -> Match:
-        """
-        Raises:
-            Unreadable, GraphError, CellError: why there is none.
-        """
-        ahead = self.ahead
-        new = dict(ahead.rewired)
-        for recurrence in self.recurrences:
-            new = dict(recurrence.unchanged) | new
-        nodes: list[NewNode | Launch] = list(ahead.nodes)
-        for number in range(max(len(recurrence.backwards) for recurrence in self.recurrences)):
-            made, rewired = self.backward(new, number)
-            nodes += made
-            new |= rewired
-        old = [name for recurrence in self.recurrences for name in recurrence.nodes]
-        removed = dead_code(self.graph, old, nodes, new, self.keep)
-        alive = {old: tensor for old, tensor in new.items() if any(u.node not in removed for u in self.graph.uses(old))}
-        self.require_nothing_lost(removed, alive)
-        return replace(ahead, nodes=tuple(nodes), rewired=tuple(alive.items()), removed=tuple(sorted(removed)))
-
-    def require_nothing_lost(self, removed: Collection[str], new: Mapping[TensorId, TensorId]) -> None:
-        for name in sorted(removed):
-            for tensor in self.graph.tensors(self.graph[name]):
-                reader = next((use.node for use in self.graph.uses(tensor) if use.node not in removed), None)
-                if reader is not None and tensor not in new:
-                    raise Unreadable(f"'{reader}' reads '{tensor}', which nothing takes the place of")
-
-    def backward(
-        self, new: Mapping[TensorId, TensorId], number: int
-    ) -> tuple[list[NewNode | Launch], dict[TensorId, TensorId]]:
-        """The new gradient ops, and what takes the place of the tensors that the old ones made.
-
-        Each direction has its own name for what it reads: the gradients of one sequence that both read are two.
-        """
-        chosen = [
-            (place, recurrence.backwards[number])
-            for place, recurrence in enumerate(self.recurrences)
-            if number < len(recurrence.backwards)
-        ]
-        stand_ins: dict[tuple[int, TensorId], TensorId] = {}
-        given: list[tuple[TensorId, TensorId]] = []
-        for place, backward in chosen:
-            for item in backward.wanted:
-                if item.old.node in self.keep:
-                    raise Unreadable(f"'{item.old}', which its gradient makes, is fetched by name")
-                stand_ins[place, item.x] = TensorId(f"{item.x.node}/tfmem_entry_{place}", item.x.index)
-            for old, gradient in backward.given:
-                if old not in new:
-                    raise Unreadable(f"'{old}' has a gradient, and nothing takes its place")
-                given.append((new[old], gradient))
-        nodes = [self.with_stand_ins(node, stand_ins) for node in self.ahead.nodes]
-        outside = {entry: x for (_, x), entry in stand_ins.items()}
-        prefix = f"{chosen[0][1].name}/tfmem"
-        made, found = self.gradients(self.graph, nodes, given, list(outside), outside, self.names, prefix)
-        gradient_of = dict(zip(outside, found, strict=True))
-        added, rewired = list[NewNode | Launch](made), dict[TensorId, TensorId]()
-        for place, backward in chosen:
-            for item in backward.wanted:
-                found_gradient = gradient_of[stand_ins[place, item.x]]
-                again = [*item.moves, item.listed] if item.listed else item.moves
-                if found_gradient is None and item.zero is not None:
-                    found_gradient, again = item.zero, ()
-                if found_gradient is None:
-                    zeros = self.names.fresh(f"{prefix}/zeros")
-                    added.append(NewNode(zeros, "ZerosLike", (item.x,), {"T": self.dtype(item.x)}))
-                    found_gradient = TensorId(added[-1].name)
-                for name in again:
-                    node, label = self.graph[name], self.names.fresh(f"{prefix}/{self.graph[name].op}")
-                    added.append(NewNode(label, node.op, (found_gradient, node.inputs[1]), dict(node.attrs)))
-                    found_gradient = TensorId(label)
-                rewired[item.old] = found_gradient
-        return added, rewired
-
-    def dtype(self, tensor: TensorId) -> DataType:
-        return DataType(self.graph.specs[tensor].dtype)
-
-    def with_stand_ins(
-        self, node: NewNode | Launch, stand_ins: Mapping[tuple[int, TensorId], TensorId]
-    ) -> NewNode | Launch:
-        def renamed(place: int, tensors: Sequence[TensorId]) -> tuple[TensorId, ...]:
-            return tuple(stand_ins.get((place, tensor), tensor) for tensor in tensors)
-
-        if isinstance(node, NewNode):
-            among = (place for place, recurrence in enumerate(self.recurrences) if node.name in recurrence.new_nodes)
-            return replace(node, inputs=renamed(next(among, 0), node.inputs))
-        order = [
-            next((p for p, recurrence in enumerate(self.recurrences) if recurrence.reverse == d.reverse), 0)
-            for d in node.directions
-        ]
-        directions = [
-            Direction(
-                renamed(place, direction.sequences),
-                renamed(place, direction.invariants),
-                renamed(place, direction.vectors),
-                renamed(place, direction.matrices),
-                renamed(place, direction.states),
-                direction.reverse,
-            )
-            for place, direction in zip(order, node.directions, strict=True)
-        ]
-        return replace(node, directions=tuple(directions))
-
-
-def differentiable(match: Match) -> Match:
-    """The same match with launches that keep what their gradients need."""
-    moved: dict[TensorId, TensorId] = {}
-    nodes: list[NewNode | Launch] = []
-    for node in match.nodes:
-        if isinstance(node, Launch):
-            new = replace(node, cell=differentiate(node.cell).forward, base=node.cell)
-            moved |= node.results_in(new)
-            nodes.append(new)
-        else:
-            nodes.append(replace(node, inputs=tuple(moved.get(tensor, tensor) for tensor in node.inputs)))
-    rewired = tuple((old, moved.get(new, new)) for old, new in match.rewired)
-    return replace(match, nodes=tuple(nodes), rewired=rewired)
+def _why(op: str) -> str:
+    if op in ("If", "StatelessIf"):
+        return ", and whether it runs is decided by data"
+    return "; the call could not be brought to the top level"

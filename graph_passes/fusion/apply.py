@@ -1,0 +1,44 @@
+"""What a `Stitching` does to a graph; makes no choice."""
+
+from __future__ import annotations
+
+from graph_passes.fusion.stitching import Stitched, Stitching
+from graph_passes.graph.ir import DataType, Graph, TensorId
+from graph_passes.graph.rewrite import NewNode, Rewrite
+
+FUSION_OP = "TfmemFusion"
+
+
+def fusion_rewrites(plan: Stitching, graph: Graph) -> list[Rewrite]:
+    """Each region becomes one op."""
+    return [_rewrite(region, graph) for region in plan.regions]
+
+
+def _rewrite(stitched: Stitched, graph: Graph) -> Rewrite:
+    lowered, members = stitched.lowered, stitched.plan.members
+    inside, region = set(members), lowered.region
+    attrs = {
+        "T_args": tuple(DataType(found.dtype) for found in region.values[: region.inputs]),
+        "N": len(region.variables),
+        "T_out": tuple(DataType(region.values[value].dtype) for value in region.outputs),
+        "region": stitched.text,
+    }
+    waited = dict.fromkeys(before for name in members for before in graph[name].control if before not in inside)
+    new = NewNode(
+        stitched.name,
+        FUSION_OP,
+        (*lowered.inputs, *lowered.variables),
+        attrs,
+        next((graph[name].device for name in members if graph[name].device), ""),
+        tuple(waited),
+        len(lowered.outputs),
+    )
+    outputs = {tensor: TensorId(stitched.name, index) for index, tensor in enumerate(lowered.outputs)}
+    return Rewrite(
+        stitched.name,
+        (new,),
+        tuple(outputs.items()),
+        replaced=members,
+        successor=stitched.name,
+        renamed=tuple((name, outputs[TensorId(name)]) for name in stitched.renamed),
+    )

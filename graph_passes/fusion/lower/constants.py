@@ -1,0 +1,36 @@
+"""Tensors that are the same number everywhere."""
+
+from __future__ import annotations
+
+from graph_passes.fusion.lower.access import Access
+from graph_passes.fusion.lower.rule import Kind, Rule
+from graph_passes.fusion.lower.values import number_of
+from graph_passes.fusion.lower.writer import Steps, Writer
+from graph_passes.graph.ir import Graph, Node, TensorId
+
+
+def _constant(w: Writer, node: Node, output: int, at: Access) -> Steps:
+    number = number_of(w.graph, TensorId(node.name))
+    return w.number(w.shapes.dtype(TensorId(node.name)), 0 if number is None else number)
+    yield
+
+
+def _refusal(graph: Graph, node: Node) -> str:
+    return "" if number_of(graph, TensorId(node.name)) is not None else "a constant of several numbers"
+
+
+def _like(w: Writer, node: Node, output: int, at: Access) -> Steps:
+    return w.number(w.shapes.dtype(TensorId(node.name)), 1 if node.op == "OnesLike" else 0)
+    yield
+
+
+def _fill(w: Writer, node: Node, output: int, at: Access) -> Steps:
+    return (yield node.inputs[1], ())
+
+
+RULES = {
+    "Const": Rule(_constant, Kind.CONSTANT, (0, 0), _refusal),
+    "ZerosLike": Rule(_like, Kind.CONSTANT, (0, 0)),
+    "OnesLike": Rule(_like, Kind.CONSTANT, (0, 0)),
+    "Fill": Rule(_fill, Kind.LAYOUT, (1, 2)),
+}

@@ -1,0 +1,170 @@
+"""A program that is not finished: nodes, and the tensors that they read, whose axes may still change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from custom_ops.expr.program import (
+    AxisTerm,
+    Cast,
+    Constant,
+    Elementwise,
+    Index,
+    Input,
+    Node,
+    Output,
+    Position,
+    Program,
+    Reduce,
+    Tensor,
+    arguments_of,
+    live_nodes,
+)
+
+Shape: TypeAlias = tuple[int, ...]  # negative: not known; equal ones are equal
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What a program will be.
+
+    Attributes:
+        axes: the size of each axis, negative if it is not known.
+        dtypes, shapes: of each tensor that is read.
+        nodes: in topological order.
+        varying: along which axes each node varies.
+        outputs: nodes, and the axes that are their dimensions.
+        origins: for each node that was written at first the one that computes it now; -1: none does.
+    """
+
+    axes: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    shapes: tuple[Shape, ...]
+    nodes: tuple[Node, ...]
+    varying: tuple[frozenset[int], ...]
+    outputs: tuple[Output, ...]
+    origins: tuple[int, ...]
+
+    def shape_of(self, output: Output) -> Shape:
+        """Of what is written."""
+        return tuple(self.axes[axis] for axis in output.axes)
+
+
+def with_axes(draft: Draft, become: Mapping[int, int]) -> Draft:
+    """The draft with other axes in place of some; nodes that are the same then are one node."""
+    if all(old == new for old, new in become.items()):
+        return draft
+
+    def axis(old: int) -> int:
+        return become.get(old, old)
+
+    nodes: list[Node] = []
+    varying: list[frozenset[int]] = []
+    places: list[int] = []
+    known: dict[object, int] = {}
+    for old, along in zip(draft.nodes, draft.varying, strict=True):
+        node = renumbered(old, places.__getitem__, axis)
+        key = (node.dtype, repr(node.value)) if isinstance(node, Constant) else node  # 0.0 equals -0.0
+        places.append(known.setdefault(key, len(nodes)))
+        if places[-1] == len(nodes):
+            nodes.append(node)
+            varying.append(frozenset(map(axis, along)))
+    outputs = tuple(Output(places[output.node], tuple(map(axis, output.axes))) for output in draft.outputs)
+    origins = tuple(places[place] if place >= 0 else -1 for place in draft.origins)
+    return replace(draft, nodes=tuple(nodes), varying=tuple(varying), outputs=outputs, origins=origins)
+
+
+def compacted(draft: Draft) -> tuple[Draft, tuple[int, ...]]:
+    """Only what the outputs need, tensors in the order of reading, axes in that of the dimensions of what has the most.
+
+    Returns:
+        The draft, and which of the old tensors the new ones are.
+    """
+    roots = [output.node for output in draft.outputs]
+    live = live_nodes(len(draft.nodes), roots, lambda place: arguments_of(draft.nodes[place]))
+    kept = [place for place, is_live in enumerate(live) if is_live]
+    place_of = {old: new for new, old in enumerate(kept)}
+    named = [list(output.axes) for output in draft.outputs] + [axes_of(draft.nodes[place]) for place in kept]
+    axes = tuple(dict.fromkeys(axis for each in sorted(named, key=lambda each: -len(each)) for axis in each))
+    tensors = [node.tensor for place in kept if isinstance(node := draft.nodes[place], Input)]
+    read = tuple(dict.fromkeys(tensors))
+    axis_of = {old: new for new, old in enumerate(axes)}
+    tensor_of = {old: new for new, old in enumerate(read)}
+    nodes = []
+    for place in kept:
+        node = renumbered(draft.nodes[place], place_of.__getitem__, axis_of.__getitem__)
+        nodes.append(Input(tensor_of[node.tensor], node.index) if isinstance(node, Input) else node)
+    found = Draft(
+        axes=tuple(draft.axes[axis] for axis in axes),
+        dtypes=tuple(draft.dtypes[tensor] for tensor in read),
+        shapes=tuple(draft.shapes[tensor] for tensor in read),
+        nodes=tuple(nodes),
+        varying=tuple(frozenset(axis_of[axis] for axis in draft.varying[place]) for place in kept),
+        outputs=tuple(
+            Output(place_of[each.node], tuple(axis_of[axis] for axis in each.axes)) for each in draft.outputs
+        ),
+        origins=tuple(place_of.get(place, -1) for place in draft.origins),
+    )
+    return found, read
+
+
+def program_of(draft: Draft) -> Program:
+    """The program.
+
+    Raises:
+        ProgramError: nothing says how long an axis is.
+    """
+    tensors = tuple(Tensor(dtype, len(shape)) for dtype, shape in zip(draft.dtypes, draft.shapes, strict=True))
+    return Program(tuple(max(size, 0) for size in draft.axes), tensors, draft.nodes, draft.outputs)
+
+
+def axes_of(node: Node) -> list[int]:
+    """The axes that a node names."""
+    match node:
+        case Input(index=index):
+            return [term.axis for each in index for term in each.terms]
+        case Position(axis=axis):
+            return [axis]
+        case Reduce(axes=axes):
+            return list(axes)
+    return []
+
+
+def varying_of(nodes: Sequence[Node]) -> tuple[frozenset[int], ...]:
+    """Along which axes each of these nodes varies."""
+    found: list[frozenset[int]] = []
+    for node in nodes:
+        own = set() if isinstance(node, Reduce) else set(axes_of(node))
+        read = own.union(*(found[place] for place in arguments_of(node)))
+        found.append(frozenset(read.difference(node.axes) if isinstance(node, Reduce) else read))
+    return tuple(found)
+
+
+def renumbered(node: Node, place: Callable[[int], int], axis: Callable[[int], int]) -> Node:
+    """A node with other numbers for the nodes and axes that it names."""
+    match node:
+        case Input(tensor=tensor, index=index):
+            return Input(tensor, tuple(_renumbered_index(each, place, axis) for each in index))
+        case Position(dtype=dtype, axis=own):
+            return Position(dtype, axis(own))
+        case Cast(dtype=dtype, operand=operand):
+            return Cast(dtype, place(operand))
+        case Reduce(kind=kind, operand=operand, axes=axes):
+            return Reduce(kind, place(operand), tuple(sorted(map(axis, axes))))
+        case Elementwise(op=op, arguments=arguments):
+            return Elementwise(op, tuple(map(place, arguments)))
+    return node
+
+
+def _renumbered_index(index: Index, place: Callable[[int], int], axis: Callable[[int], int]) -> Index:
+    if not index.terms and not index.nodes:
+        return index
+    terms = tuple(AxisTerm(axis(term.axis), term.factor, term.divisor, term.modulus) for term in index.terms)
+    return Index(index.offset, terms, tuple(map(place, index.nodes)))
+
+
+def bits(axes: Sequence[int] | frozenset[int]) -> int:
+    """A set of axes as a number."""
+    return sum(1 << axis for axis in set(axes))

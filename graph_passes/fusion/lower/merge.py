@@ -1,0 +1,64 @@
+"""Axes that may be one: where no value varies along both, one loop serves for two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import combinations
+
+from custom_ops.expr.program import Input, Reduce
+from graph_passes.fusion.lower.draft import Draft, bits, with_axes
+
+
+def merged(draft: Draft) -> Draft:
+    """First axes along which a tensor is read in the same way: then what was two nodes is one, and so is all that is
+    computed from it; a sum over a row and what uses each of its elements read the row once. Then, from the last one on,
+    the dimensions of outputs that are as long, and such axes as are only reduced over."""
+    draft = _merged(draft, _read_alike(draft))
+    draft = _merged(draft, _written_alike(draft))
+    return _merged(draft, _reduced_alike(draft))
+
+
+def _merged(draft: Draft, pairs: Iterable[tuple[int, int]]) -> Draft:
+    together = [bits(output.axes) for output in draft.outputs]
+    for node, varying in zip(draft.nodes, draft.varying, strict=True):
+        together.append(bits(varying))
+        if isinstance(node, Reduce):
+            together.append(bits(draft.varying[node.operand]) | bits(node.axes))
+    together = list(dict.fromkeys(together))
+    become = {axis: axis for axis in range(len(draft.axes))}
+    for one, other in pairs:
+        kept, gone = sorted((become[one], become[other]))
+        both = bits((kept, gone))
+        if kept != gone and draft.axes[kept] == draft.axes[gone] and not any(mask & both == both for mask in together):
+            together = [mask & ~bits((gone,)) | bits((kept,)) if mask >> gone & 1 else mask for mask in together]
+            become = {axis: kept if new == gone else new for axis, new in become.items()}
+    return with_axes(draft, become)
+
+
+def _read_alike(draft: Draft) -> Iterator[tuple[int, int]]:
+    """Axes that have the same part in indices of one dimension of a tensor that are equal but for the axes."""
+    found: dict[tuple[object, ...], dict[tuple[int, ...], None]] = {}
+    for node in draft.nodes:
+        if isinstance(node, Input):
+            for dimension, index in enumerate(node.index):
+                if index.terms and not index.nodes:
+                    parts = tuple((term.factor, term.divisor, term.modulus) for term in index.terms)
+                    axes = tuple(term.axis for term in index.terms)
+                    found.setdefault((node.tensor, dimension, index.offset, parts), {})[axes] = None
+    for alike in found.values():
+        for one, other in combinations(alike, 2):
+            yield from zip(one, other, strict=True)
+
+
+def _written_alike(draft: Draft) -> Iterator[tuple[int, int]]:
+    longest = sorted(draft.outputs, key=lambda output: -len(output.axes))
+    for one, other in combinations(longest, 2):
+        shape, wanted = draft.shape_of(one), draft.shape_of(other)
+        if wanted and shape[len(shape) - len(wanted) :] == wanted:
+            yield from zip(one.axes[::-1], other.axes[::-1], strict=False)
+
+
+def _reduced_alike(draft: Draft) -> Iterator[tuple[int, int]]:
+    written = {axis for output in draft.outputs for axis in output.axes}
+    reduced = [axis for node in draft.nodes if isinstance(node, Reduce) for axis in node.axes]
+    return combinations([axis for axis in dict.fromkeys(reduced) if axis not in written], 2)

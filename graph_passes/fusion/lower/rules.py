@@ -1,0 +1,18 @@
+"""The rules of all ops that can be members of a kernel."""
+
+from graph_passes.fusion.lower import (
+    batch_norm,
+    constants,
+    elementwise,
+    gathers,
+    gradients,
+    layout,
+    reductions,
+    softmax,
+    updates,
+)
+from graph_passes.fusion.lower.rule import Rule
+
+_MODULES = (batch_norm, constants, elementwise, gathers, gradients, layout, reductions, softmax, updates)
+
+RULES: dict[str, Rule] = {name: rule for module in _MODULES for name, rule in module.RULES.items()}

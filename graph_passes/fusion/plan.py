@@ -1,0 +1,192 @@
+"""Decides which ops run as one, and as which kernels. Pure: a graph in, a `FusionPlan` out.
+
+graph --find_regions--> regions --body--> ops and bytes --substitution, exploration--> patterns with scores
+  --choose--> patterns that are disjoint and acyclic --> steps in an order
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from graph_passes.fusion.body import Body, body
+from graph_passes.fusion.contraction import Contraction
+from graph_passes.fusion.explore import exploratory
+from graph_passes.fusion.ilp import Choice, Limits, choose
+from graph_passes.fusion.lower.meaning import IN_KERNELS, Kind, Meaning
+from graph_passes.fusion.patterns import substitution
+from graph_passes.fusion.regions import find_regions
+from graph_passes.fusion.score import Candidate, KernelDevice, Measure, Refuse, Scorer
+from graph_passes.fusion.signature import Signatures, once
+from graph_passes.graph.ir import Graph, TensorId
+
+# What may be in a region that a GPU runs: products by its library, all else in kernels.
+ON_GPU = frozenset(Kind) - {Kind.CALL, Kind.OPAQUE}
+ON_CPU = frozenset(Kind) - {Kind.OPAQUE}
+
+
+class StepKind(Enum):
+    """What a region does in a step."""
+
+    KERNEL = "kernel"
+    CALL = "call"
+    VIEW = "view"
+    READ = "read"
+
+
+_STEPS = {
+    Kind.PRODUCT: StepKind.CALL,
+    Kind.BATCHED_PRODUCT: StepKind.CALL,
+    Kind.CALL: StepKind.CALL,
+    Kind.VIEW: StepKind.VIEW,
+    Kind.READ: StepKind.READ,
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a region.
+
+    Attributes:
+        kind: of the step.
+        members: names of the nodes that it stands for, in topological order; one, unless it is a kernel.
+        saves: seconds that the pattern saves.
+        seconds: that it takes, by the model or measured.
+    """
+
+    kind: StepKind
+    members: tuple[str, ...]
+    saves: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class RegionPlan:
+    """What one op shall run.
+
+    Attributes:
+        steps: one after the other.
+        choice: how its patterns were chosen.
+    """
+
+    steps: tuple[Step, ...]
+    choice: Choice
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Names of all its nodes, in topological order."""
+        return tuple(name for step in self.steps for name in step.members)
+
+    @property
+    def kernels(self) -> tuple[Step, ...]:
+        """The steps that are kernels."""
+        return tuple(step for step in self.steps if step.kind is StepKind.KERNEL)
+
+
+@dataclass(frozen=True)
+class FusionPlan:
+    """What to stitch in a graph.
+
+    Attributes:
+        regions: in an order in which they can run; acyclic together with the rest of the graph.
+        reasons: why a node is in none, in one sentence, for each that is in none.
+    """
+
+    regions: tuple[RegionPlan, ...]
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+
+def plan_fusion(
+    graph: Graph,
+    meanings: Mapping[str, Meaning],
+    device: KernelDevice,
+    *,
+    kinds: Collection[Kind] = ON_CPU,
+    fusible: Callable[[str], bool] | None = None,
+    default: str = "",
+    fed: Collection[str] = (),
+    fetched: Collection[TensorId] = (),
+    refuse: Refuse | None = None,
+    measure: Measure | None = None,
+    limits: Limits | None = None,
+) -> FusionPlan:
+    """Plan a graph, or the body of a function of one.
+
+    Args:
+        graph: with the shapes that are known.
+        meanings: of all its nodes.
+        device: what it runs on.
+        kinds: of nodes that may be in a region.
+        fusible: whether a node can be in a kernel; None: by its kind, which leaves products outside.
+        default: the device of nodes that ask for none, "/job:localhost/replica:0/task:0/device:CPU:0".
+        fed: names of nodes whose outputs the caller may give.
+        fetched: tensors that somebody outside of the graph reads; of a function, its results.
+        refuse: see `Refuse`; None: anything can be a kernel.
+        measure: see `Measure`; None: plan by model alone.
+        limits: of the search, for each region.
+
+    Raises:
+        GraphError: the graph has a cycle.
+    """
+
+    def by_kind(name: str) -> bool:
+        return meanings[name].kind in IN_KERNELS
+
+    signatures = Signatures(graph, fetched)
+    refuse = once(refuse, signatures) if refuse else None
+    measure = once(measure, signatures) if measure else None
+    outside: dict[str, str] = {}
+    while True:
+        gain = _gain(meanings, device)
+        regions = find_regions(graph, meanings, gain, kinds, fed, outside, default)
+        bodies = [
+            body(graph, meanings, members, _outputs(graph, members, fetched), fusible or by_kind)
+            for members in regions.members
+        ]
+        planned = [plan_region(Scorer(each, device, refuse, measure), limits or Limits()) for each in bodies]
+        alone = [step.members for region in planned for step in region.kernels if len(step.members) == 1]
+        refused = {members[0]: why for members in alone if refuse and (why := refuse(members))}
+        if not refused:
+            return FusionPlan(tuple(planned), regions.reasons)
+        outside |= refused  # not even by themselves
+
+
+def _gain(meanings: Mapping[str, Meaning], device: KernelDevice) -> Callable[[Sequence[str]], float]:
+    def gain(members: Sequence[str]) -> float:
+        dispatched = sum(meanings[name].kind is not Kind.CONSTANT for name in members)
+        working = any(meanings[name].kind not in (Kind.CONSTANT, Kind.VIEW, Kind.READ) for name in members)
+        return dispatched * device.dispatch - device.region if working else 0.0
+
+    return gain
+
+
+def _outputs(graph: Graph, members: Sequence[str], fetched: Collection[TensorId]) -> set[TensorId]:
+    """What members make and somebody else reads."""
+    within = set(members)
+    made = (tensor for name in members for tensor in graph.tensors(graph[name]))
+    return {tensor for tensor in made if tensor in fetched or any(use.node not in within for use in graph.uses(tensor))}
+
+
+def plan_region(scorer: Scorer, limits: Limits) -> RegionPlan:
+    """The steps of one region."""
+    net = scorer.body.net
+    candidates = substitution(scorer)
+    candidates += exploratory(scorer, candidates)
+    choice = choose(candidates, net, limits)
+    contraction = Contraction(net, [candidates[place].members for place in choice.chosen])
+    order = contraction.order()
+    if order is None:
+        raise AssertionError("a choice without cycles has an order")
+    patterns = dict(enumerate(candidates[place] for place in choice.chosen))
+    steps = tuple(_step(scorer, contraction.groups[group], patterns.get(group)) for group in order)
+    return RegionPlan(steps, choice)
+
+
+def _step(scorer: Scorer, members: Sequence[int], pattern: Candidate | None) -> Step:
+    body: Body = scorer.body
+    names = tuple(body.names[number] for number in members)
+    if pattern:
+        return Step(StepKind.KERNEL, names, pattern.score, pattern.seconds)
+    kind = _STEPS.get(body.kinds[members[0]], StepKind.KERNEL)
+    return Step(kind, names, 0.0, scorer.seconds(members) if body.works(members[0]) else 0.0)

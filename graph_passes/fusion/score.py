@@ -1,0 +1,183 @@
+"""What a kernel takes and what it saves: FusionStitching's score (arXiv 1911.11576, section 4.3).
+
+    score(P) = sum of K(op) + (N - 1) * launch - K(P)
+
+where K is the time of a kernel, of one op or of all of the pattern P, and N the number of ops that would be kernels by
+themselves. By model, K is the time that copying takes of as many bytes as the kernel moves (Figure 4), plus what it
+takes where the kernel has to wait for all of itself. What a model cannot tell is measured, where somebody can: patterns
+that mix products, row reductions and other reductions.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from graph_passes.fusion.body import Body
+from graph_passes.fusion.lower.meaning import REDUCTIONS, Kind
+
+# Seconds that one kernel of these nodes takes, apart from its launch; None if that cannot be measured.
+Measure = Callable[[Sequence[str]], float | None]
+# Why these nodes cannot be one kernel; "" if they can.
+Refuse = Callable[[Sequence[str]], str]
+
+_WHOLE = REDUCTIONS - {Kind.ROW_REDUCTION}  # whose result depends on all of a tensor, not on one row
+
+
+@dataclass(frozen=True)
+class KernelDevice:
+    """What kernels take on a device.
+
+    Attributes:
+        name: the device's.
+        copies: (bytes moved, seconds) of copies, at growing sizes.
+        launch: seconds from one kernel of a region to the next.
+        barrier: seconds until all of a kernel has come to one point.
+        block: bytes that one block can work on by itself; a kernel of no larger tensors needs no such barrier.
+        chip: bytes that a kernel can keep from one pass over its tensors to the next.
+        dispatch: seconds that TensorFlow takes for an op, whatever it computes.
+        region: seconds that a region takes, whatever it holds.
+    """
+
+    name: str
+    copies: tuple[tuple[float, float], ...]
+    launch: float
+    barrier: float
+    block: int
+    chip: int
+    dispatch: float
+    region: float
+
+    def seconds(self, moved: float) -> float:
+        """How long moving so many bytes takes: between the sizes that were measured, and past them at the last rate."""
+        place = bisect_left(self.copies, (moved,))
+        if place == 0:
+            return self.copies[0][1]
+        (left, before), (right, after) = self.copies[place - 1], self.copies[min(place, len(self.copies) - 1)]
+        return before + (moved - left) * ((after - before) / (right - left) if right > left else before / left)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A pattern that may become a kernel.
+
+    Attributes:
+        members: its nodes, in increasing order.
+        score: seconds that it saves.
+        seconds: that it takes.
+        ideal: what it would save at most, if it had to wait nowhere.
+    """
+
+    members: tuple[int, ...]
+    score: float
+    seconds: float = 0.0
+    ideal: float = 0.0
+
+
+@dataclass
+class Scorer:
+    """Gives patterns of one region their scores, each once.
+
+    Attributes:
+        body: the region.
+        device: what runs it.
+        refuse: see `Refuse`; asked about every pattern that would gain anything.
+        measure: see `Measure`; without one, all is by model.
+    """
+
+    body: Body
+    device: KernelDevice
+    refuse: Refuse | None = None
+    measure: Measure | None = None
+    refused: dict[tuple[int, ...], str] = field(default_factory=dict)
+    _known: dict[tuple[int, ...], Candidate | None] = field(default_factory=dict)
+    _alone: dict[int, float] = field(default_factory=dict)
+
+    def candidate(self, members: Iterable[int]) -> Candidate | None:
+        """The pattern, or None if it gains nothing or can be no kernel."""
+        pattern = tuple(sorted(members))
+        if pattern not in self._known:
+            self._known[pattern] = self._scored(pattern)
+        return self._known[pattern]
+
+    def seconds(self, members: Sequence[int]) -> float:
+        """What one kernel of these nodes takes, by model."""
+        moved, _, passes = self._moved(members)
+        return self.device.seconds(moved) + (passes - 1) * self._barrier(members)
+
+    def _scored(self, pattern: tuple[int, ...]) -> Candidate | None:
+        working = [number for number in pattern if self.body.works(number)]
+        if len(working) < 2:
+            return None
+        saved = sum(map(self._one, working)) + (len(working) - 1) * self.device.launch
+        moved, least, passes = self._moved(pattern)
+        seconds = self.device.seconds(moved) + (passes - 1) * self._barrier(pattern)
+        ideal = saved - self.device.seconds(least)
+        if ideal <= 0.0:
+            return None
+        names = [self.body.names[number] for number in pattern]
+        why = self.refuse(names) if self.refuse else ""
+        if why:
+            self.refused[pattern] = why
+            return None
+        if self.measure and mixed([self.body.kinds[number] for number in pattern]):
+            measured = [self.measure(members) for members in (names, *([self.body.names[n]] for n in working))]
+            known = [seconds for seconds in measured if seconds is not None]
+            if len(known) == len(measured):
+                seconds, saved = known[0], sum(known[1:]) + (len(working) - 1) * self.device.launch
+                ideal = saved - seconds
+        return Candidate(pattern, saved - seconds, seconds, ideal) if saved > seconds else None
+
+    def _one(self, number: int) -> float:
+        if number not in self._alone:
+            self._alone[number] = self.seconds((number,))
+        return self._alone[number]
+
+    def _barrier(self, members: Iterable[int]) -> float:
+        body = self.body
+        touched = {memory for number in members for memory in (*body.reads[number], *body.makes[number])}
+        large = max((body.nbytes[memory] for memory in touched), default=0) > self.device.block
+        return self.device.barrier if large else 0.0
+
+    def _moved(self, members: Sequence[int]) -> tuple[int, int, int]:
+        """Bytes that a kernel moves, bytes that it has to move at least, and how many passes it takes.
+
+        A pass ends where a member needs all of what another one reduces. What is read in several passes, or made in one
+        and read in another, is moved again, unless the chip can hold it.
+        """
+        body, within = self.body, set(members)
+        passes: dict[int, int] = {}
+        for number in members:
+            passes[number] = max(
+                (passes[p] + (body.kinds[p] in _WHOLE) for p in body.net.before[number] if p in within), default=0
+            )
+        made = {memory: number for number in reversed(members) for memory in body.makes[number]}
+        read: dict[int, list[int]] = {}
+        for number in members:
+            for memory in body.reads[number]:
+                read.setdefault(memory, []).append(number)
+        moved = least = 0
+        for memory, readers in read.items():
+            size, where = body.nbytes[memory], {passes[number] for number in readers}
+            if memory not in made or readers[0] <= made[memory]:  # the latter: what a variable held before
+                least += size
+                moved += size * (len(where) if size > self.device.chip else 1)
+            elif size > self.device.chip:
+                again = len(where - {passes[made[memory]]})
+                moved += size * (again + (again > 0 and not self._leaves(memory, within)))
+        for memory in made:
+            if self._leaves(memory, within):
+                least += body.nbytes[memory]
+                moved += body.nbytes[memory]
+        return moved, least, 1 + max(passes.values(), default=0)
+
+    def _leaves(self, memory: int, within: set[int]) -> bool:
+        return memory in self.body.escapes or any(reader not in within for reader in self.body.readers[memory])
+
+
+def mixed(kinds: Iterable[Kind]) -> bool:
+    """Whether a pattern is one that a model says little about: products with reductions, or reductions of two kinds."""
+    found = set(kinds)
+    products = bool(found & {Kind.PRODUCT, Kind.BATCHED_PRODUCT})
+    return (products and bool(found & REDUCTIONS)) or (Kind.ROW_REDUCTION in found and bool(found & _WHOLE))

@@ -1,0 +1,216 @@
+"""The regions of a graph, each as what one op runs; a region over which anything fails stays as it was."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from custom_ops.fusion.text import to_text
+from graph_passes.fusion.lower.kernel import lower_kernel
+from graph_passes.fusion.lower.meaning import Kind, Meaning, meanings
+from graph_passes.fusion.lower.region import Encode, LoweredRegion, lower_region
+from graph_passes.fusion.lower.shapes import Shapes
+from graph_passes.fusion.lower.writer import LoweringError
+from graph_passes.fusion.plan import ON_CPU, FusionPlan, RegionPlan, plan_fusion
+from graph_passes.fusion.score import KernelDevice
+from graph_passes.graph.ir import Graph, TensorId
+from graph_passes.graph.source import Source
+from graph_passes.report import RegionRecord, StepRecord
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What planning takes.
+
+    Attributes:
+        device: that runs the graph.
+        home: its name, as TensorFlow writes it in full: where nodes run of which nothing says where.
+        encode: writes the attributes of a call.
+        kinds: of nodes that a region may hold there.
+        fed: names of nodes whose outputs a caller may give.
+        roots: names of nodes of which a caller may run some without the others; None: all of the graph runs.
+    """
+
+    device: KernelDevice
+    home: str
+    encode: Encode
+    kinds: Collection[Kind] = ON_CPU
+    fed: Collection[str] = ()
+    roots: Collection[str] | None = None
+
+
+@dataclass(frozen=True)
+class Stitched:
+    """One region that runs as one op.
+
+    Attributes:
+        name: of the op.
+        plan: its steps.
+        lowered: what the op runs, on what.
+        text: of what it runs, as the op's attribute has it.
+        record: for the report.
+        renamed: members that are fetched by name.
+    """
+
+    name: str
+    plan: RegionPlan
+    lowered: LoweredRegion
+    text: str
+    record: RegionRecord
+    renamed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A region that stays as it was.
+
+    Attributes:
+        name: that its op would have had.
+        members: names of its nodes.
+        reason: why.
+        traceback: of a fault of tfmem's own; else empty.
+    """
+
+    name: str
+    members: tuple[str, ...]
+    reason: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True)
+class Stitching:
+    """What becomes of a graph.
+
+    Attributes:
+        regions: in an order in which they can run.
+        kept: regions that stay.
+        reasons: why a node is in no region, for each that is in none.
+    """
+
+    regions: tuple[Stitched, ...] = ()
+    kept: tuple[Kept, ...] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    def without(self, errors: Mapping[str, Exception]) -> Stitching:
+        """This, less the regions named in `errors`, whose rewrite could not be carried out."""
+        lost = [each for each in self.regions if each.name in errors]
+        failed = [fault(each.name, each.plan.members, errors[each.name]) for each in lost]
+        left = tuple(each for each in self.regions if each.name not in errors)
+        return replace(self, regions=left, kept=(*self.kept, *failed))
+
+
+def plan_stitching(source: Source, needs: Needs) -> tuple[Stitching, Graph]:
+    """The regions of a graph after Grappler, and the graph."""
+    graph = source.read()
+    keep = source.keep(graph)
+    known = _without_names(graph, meanings(graph), {*keep, *(needs.roots or ())})
+    shapes = Shapes(graph)
+
+    def refuse(members: Sequence[str]) -> str:
+        inside = set(members)
+        outputs = [
+            tensor
+            for name in members
+            for tensor in graph.tensors(graph[name])
+            if name in keep or any(use.node not in inside for use in graph.uses(tensor))
+        ]
+        try:
+            lower_kernel(graph, members, outputs, shapes)
+        except LoweringError as error:
+            return str(error)
+        return ""
+
+    fetched = [tensor for name in keep for tensor in graph.tensors(graph[name])]
+    regions: list[RegionPlan] = []
+    reasons: dict[str, str] = {}
+    for names in _running_together(graph, needs.roots):
+        plan = plan_fusion(
+            graph,
+            known if len(names) == len(graph) else _only(names, known),
+            needs.device,
+            kinds=needs.kinds,
+            default=needs.home,
+            fed=needs.fed,
+            fetched=fetched,
+            refuse=refuse,
+        )
+        regions += plan.regions
+        reasons |= {name: why for name, why in plan.reasons.items() if name in names}
+    plan = FusionPlan(tuple(regions), reasons)
+    return _stitched(graph, plan, needs, keep, fetched, shapes), graph
+
+
+def _running_together(graph: Graph, roots: Collection[str] | None) -> list[set[str]]:
+    """The nodes in sets, each of which runs whenever one of it does. No path leaves a set and comes back to it: what
+    reads a node is needed for no other root than the node is."""
+    if roots is None:
+        return [set(graph.nodes)]
+    needed: dict[str, list[int]] = {name: [] for name in graph.nodes}
+    for number, root in enumerate(each for each in roots if each in graph.nodes):
+        for name in graph.reached([root], graph.predecessors):
+            needed[name].append(number)
+    found: dict[tuple[int, ...], set[str]] = {}
+    for name, numbers in needed.items():
+        if numbers:
+            found.setdefault(tuple(numbers), set()).add(name)
+    return [names for names in found.values() if len(names) > 1]
+
+
+def _only(names: Collection[str], known: Mapping[str, Meaning]) -> dict[str, Meaning]:
+    apart = Meaning(Kind.OPAQUE, "a caller may run it without the others")
+    return {name: each if name in names or each.kind is Kind.CONSTANT else apart for name, each in known.items()}
+
+
+def _stitched(
+    graph: Graph,
+    plan: FusionPlan,
+    needs: Needs,
+    keep: Collection[str],
+    fetched: Sequence[TensorId],
+    shapes: Shapes,
+) -> Stitching:
+    regions: list[Stitched] = []
+    kept: list[Kept] = []
+    names = _names(graph, len(plan.regions))
+    for name, region in zip(names, plan.regions, strict=True):
+        try:
+            lowered = lower_region(graph, [step.members for step in region.steps], needs.encode, fetched, shapes)
+            text = to_text(lowered.region)
+        except LoweringError as error:
+            kept.append(Kept(name, region.members, str(error)))
+        except Exception as error:  # whatever it is, the step runs without this region
+            kept.append(fault(name, region.members, error))
+        else:
+            renamed = tuple(member for member in region.members if member in keep)
+            regions.append(Stitched(name, region, lowered, text, _record(name, region, graph), renamed))
+    return Stitching(tuple(regions), tuple(kept), plan.reasons)
+
+
+def _names(graph: Graph, count: int) -> list[str]:
+    prefix, suffix = "fusion", 0
+    while any(f"{prefix}_{place}" in graph.nodes for place in range(count)):
+        prefix, suffix = f"fusion{suffix}", suffix + 1
+    return [f"{prefix}_{place}" for place in range(count)]
+
+
+def _without_names(graph: Graph, known: Mapping[str, Meaning], named: Collection[str]) -> dict[str, Meaning]:
+    """Nodes that callers name stay, unless they have one output: that one can be given the name."""
+    alone = Meaning(Kind.OPAQUE, "callers ask for it by its name, which is not that of one tensor")
+    return {name: alone if name in named and graph[name].outputs != 1 else each for name, each in known.items()}
+
+
+def _record(name: str, region: RegionPlan, graph: Graph) -> RegionRecord:
+    place = {member: number for number, step in enumerate(region.steps) for member in step.members}
+    steps = []
+    for number, step in enumerate(region.steps):
+        read = {place.get(tensor.node, number) for member in step.members for tensor in graph[member].inputs}
+        ops = tuple((member, graph[member].op) for member in step.members)
+        steps.append(StepRecord(step.kind.value, ops, tuple(sorted(read - {number}))))
+    return RegionRecord(name, tuple(steps))
+
+
+def fault(name: str, members: tuple[str, ...], error: Exception) -> Kept:
+    """What the report says of a region that stays because tfmem failed."""
+    reason = f"a fault inside tfmem, please report it: {type(error).__name__}: {error}"
+    return Kept(name, members, reason, "".join(traceback.format_exception(error)))

@@ -1,0 +1,32 @@
+"""A graph that passes plan on and edit, one after another; whoever captured it knows how it is read and written."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
+
+from graph_passes.graph.ir import Graph
+from graph_passes.graph.rewrite import Rewrite
+
+
+class Source(Protocol):
+    """What was captured, as the passes before left it."""
+
+    def read(self, inlined: Collection[str] | None = None) -> Graph:
+        """The graph, with the shapes that are known.
+
+        Args:
+            inlined: bring calls to the top level, of these functions too though they are one of several
+                implementations; None leaves all calls as they are.
+        """
+
+    def keep(self, graph: Graph) -> set[str]:
+        """Names of the nodes of such a graph that are fetched."""
+
+    def edit(self, graph: Graph, rewrites: Sequence[Rewrite]) -> Mapping[str, Exception]:
+        """Carry out those of `rewrites` that can be, and say by their names why the others cannot.
+
+        Args:
+            graph: one that `read` gave, or one that was made of it; not changed.
+            rewrites: made of `graph`, each with a name of its own.
+        """

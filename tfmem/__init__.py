@@ -21,15 +21,16 @@ from graph_passes.errors import (
     UnknownShapeError,
     VerificationError,
 )
+from graph_passes.fusion.options import FusionOptions
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.recurrent.options import RecurrentOptions
 from graph_passes.report import Report
 from tfmem.options import Options
 
 if TYPE_CHECKING:
-    from tfmem.api import load_ops, optimize, report, session_config
+    from tfmem.api import explain, load_ops, optimize, report, session_config
     from tfmem.frontends.optimizer import avm_gradients, wrap_optimizer
-    from tfmem.plot import plot_report
+    from tfmem.plot import plot_regions, plot_report
     from tfmem.verification import Verification, verify
 
 __version__ = "0.1.0"
@@ -37,10 +38,12 @@ __version__ = "0.1.0"
 _HOMES = {
     "optimize": "tfmem.api",
     "report": "tfmem.api",
+    "explain": "tfmem.api",
     "load_ops": "tfmem.api",
     "session_config": "tfmem.api",
     "avm_gradients": "tfmem.frontends.optimizer",
     "wrap_optimizer": "tfmem.frontends.optimizer",
+    "plot_regions": "tfmem.plot",
     "plot_report": "tfmem.plot",
     "verify": "tfmem.verification",
     "Verification": "tfmem.verification",
@@ -50,6 +53,7 @@ __all__ = [
     "AlreadyOptimizedError",
     "BudgetError",
     "CellError",
+    "FusionOptions",
     "GraphError",
     "GraphInUseError",
     "HostMemoryError",
@@ -70,8 +74,10 @@ __all__ = [
     "Verification",
     "VerificationError",
     "avm_gradients",
+    "explain",
     "load_ops",
     "optimize",
+    "plot_regions",
     "plot_report",
     "report",
     "session_config",

@@ -1,4 +1,4 @@
-"""The command line, thin over the public API: `python -m tfmem report|devices|cache|optimize`."""
+"""The command line, thin over the public API: `python -m tfmem report|explain|devices|cache|optimize`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from custom_ops.errors import TfmemError
-from graph_passes.report import Report, size
+from graph_passes.fusion.explain import explain
+from graph_passes.report import REPORT_FILE, Report, size
 from tfmem import __version__
 from tfmem.options import Options
 
@@ -37,7 +38,13 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("file", type=Path, metavar="REPORT.json")
     report.add_argument("--rows", type=int, default=10, help="moved tensors to list (10)")
     report.add_argument("--plot", type=Path, metavar="IMAGE", help="draw memory before and after")
+    report.add_argument("--regions", type=Path, metavar="SVG", help="draw the regions that run as one op")
     report.set_defaults(run=_report)
+
+    explain = commands.add_parser("explain", help="say in which region an op is, or why it is in none")
+    explain.add_argument("file", type=Path, metavar="REPORT.json|SAVED_MODEL")
+    explain.add_argument("op", nargs="+", help="the op's name in the graph")
+    explain.set_defaults(run=_explain)
 
     devices = commands.add_parser("devices", help="list devices, their memory and their link to the host")
     devices.set_defaults(run=_devices)
@@ -50,7 +57,9 @@ def _parser() -> argparse.ArgumentParser:
     optimize.add_argument("path", metavar="SAVED_MODEL")
     optimize.add_argument("--memory-budget", help='"2GiB", bytes, or a fraction such as 0.5; default: no budget')
     optimize.add_argument("--policy", help="offload policy; default: hybrid, or TFMEM_POLICY")
-    optimize.add_argument("--passes", nargs="+", metavar="PASS", help="recurrent, offload; default: both")
+    optimize.add_argument(
+        "--passes", nargs="+", metavar="PASS", help="recurrent, fusion, offload; default: the first and the last"
+    )
     optimize.add_argument("--output", help="directory to write; default: SAVED_MODEL_tfmem")
     optimize.set_defaults(run=_optimize)
     return parser
@@ -58,7 +67,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _report(options: argparse.Namespace) -> None:
     report = _read(options.file)
-    if options.plot:
+    if options.regions:
+        from tfmem.plot import plot_regions
+
+        print(plot_regions(report, options.regions))
+    elif options.plot:
         from tfmem.plot import plot_report
 
         print(plot_report(report, options.plot))
@@ -66,7 +79,17 @@ def _report(options: argparse.Namespace) -> None:
         print(report.to_text(options.rows))
 
 
+def _explain(options: argparse.Namespace) -> None:
+    report = _read(options.file)
+    for op in options.op:
+        print(explain(report, op))
+
+
 def _read(file: Path) -> Report:
+    if file.is_dir():
+        file = file / REPORT_FILE
+        if not file.is_file():
+            raise ValueError(f"'{file.parent.parent}' holds no report of tfmem: optimise the SavedModel first")
     try:
         return Report.from_json(file.read_text())
     except json.JSONDecodeError as error:
@@ -100,6 +123,7 @@ def _cache(options: argparse.Namespace) -> None:
     folder = Path(directory)
     profiles, kernels = ([file for file in folder.glob(f"{kind}/*/*") if file.is_file()] for kind in KINDS)
     profiles += folder.glob("profiles/*.json")  # as they lay once
+    profiles += folder.glob("choices/*/*")
     files = [*profiles, *kernels]
     total = size(sum(file.stat().st_size for file in files))
     if options.clear:

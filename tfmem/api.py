@@ -13,7 +13,8 @@ from tensorflow.core.framework.graph_pb2 import GraphDef
 from custom_ops.load import Library, load
 from graph_passes.checks import directory, names
 from graph_passes.errors import AlreadyOptimizedError, GraphError, OptionsError
-from graph_passes.report import Report
+from graph_passes.fusion.explain import explain as explained
+from graph_passes.report import REPORT_FILE, Report
 from tfmem.devices import find_target, measured_link
 from tfmem.frontends import graph_def as graph_defs
 from tfmem.frontends import saved_model
@@ -29,9 +30,7 @@ from tfmem.tf_internals import keras_functions
 from tfmem.tf_internals.captured import Captured, unique
 from tfmem.tf_internals.grappler import session_config
 
-__all__ = ["load_ops", "make_engine", "optimize", "report", "session_config"]
-
-_REPORT_FILE = "assets.extra/tfmem_report.json"  # TensorFlow leaves a SavedModel's assets.extra to its users
+__all__ = ["explain", "load_ops", "make_engine", "optimize", "report", "session_config"]
 
 
 def optimize(
@@ -126,7 +125,7 @@ def report(x: Any) -> Report:
         return _parsed(graph_defs.report_in(getattr(x, "graph_def", x)), "the graph")
     if isinstance(x, OptimizedFunction):
         return x.report
-    if isinstance(x, str | os.PathLike) and (file := Path(x, _REPORT_FILE)).is_file():
+    if isinstance(x, str | os.PathLike) and (file := Path(x, REPORT_FILE)).is_file():
         return _parsed(file.read_text(errors="replace"), str(file))
     holder = getattr(x, REPORT, None)
     if isinstance(holder, ModelFunctions):
@@ -134,6 +133,19 @@ def report(x: Any) -> Report:
     if isinstance(holder, Report):
         return holder
     raise GraphError(f"no report: this {type(x).__name__} was not optimised by tfmem")
+
+
+def explain(x: Any, op: str) -> str:
+    """In which region an op is, or why it is in none, in one sentence.
+
+    Args:
+        x: what `optimize` returned, or a `Report`.
+        op: the op's name, or that of a tensor that it makes.
+
+    Raises:
+        GraphError: there is no report, the fusion pass did not run, or there was no such op when it did.
+    """
+    return explained(x if isinstance(x, Report) else report(x), op)
 
 
 def _parsed(text: str, where: str) -> Report:
@@ -194,7 +206,7 @@ def _optimize_saved_model(path: str, output: str | os.PathLike[str] | None, engi
     target = os.fspath(output) if output is not None else path.rstrip("/") + "_tfmem"
     saved_model.optimize_saved_model(path, target, rewrite)
     if reports:
-        file = Path(target, _REPORT_FILE)
+        file = Path(target, REPORT_FILE)
         file.parent.mkdir(exist_ok=True)
         file.write_text(max(reports, key=_weight).to_json())
     return target

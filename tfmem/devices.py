@@ -113,13 +113,18 @@ def conditions(target: Target) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "device": target.description,
         "tensorflow": tf.__version__,
-        "deterministic": framework_config.is_op_determinism_enabled(),
+        "deterministic": is_deterministic(),
         "tensor_float_32": tf.config.experimental.tensor_float_32_execution_enabled(),
         "flags": kernel_flags(),
     }
     if target.is_gpu:
         facts |= {"driver": _first_line(Path("/proc/driver/nvidia/version")), "cudnn": _cudnn_version()}
     return facts
+
+
+def is_deterministic() -> bool:
+    """Whether the user asked TensorFlow for ops that give the same bits in every run."""
+    return bool(framework_config.is_op_determinism_enabled())
 
 
 def _first_line(path: Path) -> str:

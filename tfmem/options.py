@@ -14,11 +14,12 @@ from typing import Any, Literal, get_args
 from custom_ops.errors import TfmemError
 from graph_passes.checks import LARGEST, directory, instance, one_of, series, shapes, shown, text, truth
 from graph_passes.errors import InvalidBudgetError, OptionsError
+from graph_passes.fusion.options import FusionOptions
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.recurrent.options import RecurrentOptions
 
 Budget = int | float | str | None
-PassName = Literal["recurrent", "offload"]
+PassName = Literal["recurrent", "fusion", "offload"]
 
 _KERNEL_FLAGS = (
     *("CUDNN_", "DNNL_", "NVIDIA_TF32", "ONEDNN_", "OMP_", "TF_CUDNN_", "TF_DETERMINISTIC", "TF_ENABLE_"),
@@ -45,9 +46,11 @@ class Options:
             the device's memory (a float of at most 1), or None for all that TensorFlow may use of a GPU (and no limit
             on a CPU); then a graph that cannot be planned (unknown shapes, no gradient) is left as it was.
         passes: the passes to run, in the pipeline's order: "recurrent" replaces recurrent layers by persistent kernels,
-            "offload" keeps a step within its memory budget.
+            "fusion" stitches elementwise ops, reductions and updates into few ops, "offload" keeps a step within its
+            memory budget.
         offload: options of the offload pass, its policy among them.
         recurrent: options of the recurrent pass, its precision among them.
+        fusion: options of the fusion pass: whether anything is timed.
         input_shapes: static shapes of inputs, by name, where the graph leaves a dimension open.
         device: the device whose memory is planned, as TensorFlow names it; "" for the first GPU, else the CPU.
         observe: whether the first steps measure op times and memory before the plan is made final. Without, the plan
@@ -60,6 +63,7 @@ class Options:
     passes: tuple[PassName, ...] = ("recurrent", "offload")
     offload: OffloadOptions = field(default_factory=OffloadOptions)
     recurrent: RecurrentOptions = field(default_factory=RecurrentOptions)
+    fusion: FusionOptions = field(default_factory=FusionOptions)
     input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     device: str = ""
     observe: bool = True
@@ -84,6 +88,7 @@ class Options:
             object.__setattr__(self, name, value)
         instance("offload", self.offload, OffloadOptions)
         instance("recurrent", self.recurrent, RecurrentOptions)
+        instance("fusion", self.fusion, FusionOptions)
         parse_budget(self.memory_budget, LARGEST)
 
     @classmethod

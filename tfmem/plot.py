@@ -1,4 +1,4 @@
-"""Draws a `Report`: memory over one step before and after, and which tensors are away meanwhile.
+"""Draws a `Report`: memory over one step before and after, and which tensors are away meanwhile; the regions of a step.
 
 matplotlib is an extra (`pip install tfmem[plot]`), so it is imported when something is drawn.
 Figures are made without pyplot: no display, no global state."""
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from custom_ops.errors import TfmemError
+from graph_passes.fusion.picture import regions_svg
 from graph_passes.report import MemoryCurve, Report, size
 
 if TYPE_CHECKING:
@@ -47,6 +48,27 @@ def plot_report(report: Report, path: str | Path) -> Path:
         memory.set_xlabel("")
     memory.set_title(f"{report.graph}: device memory over one step", loc="left", fontsize=11)
     figure.savefig(path)
+    return Path(path)
+
+
+def plot_regions(report: Report, path: str | Path) -> Path:
+    """Draw the regions of a step, their kernels and what is between them, to an SVG file. Needs no matplotlib.
+
+    Args:
+        report: of a step over which the fusion pass ran.
+        path: the file to write.
+
+    Returns:
+        The path written.
+
+    Raises:
+        PlotError: nothing was stitched.
+    """
+    if not any(each.regions for each in (report, *report.others)):
+        raise PlotError(
+            f"the report of '{report.graph}' holds no regions; {report.fusion or 'ask for the fusion pass'}"
+        )
+    Path(path).write_text(regions_svg(report))
     return Path(path)
 
 

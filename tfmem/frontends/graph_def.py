@@ -11,6 +11,7 @@ from tensorflow.core.framework.variable_pb2 import VariableDef
 from tensorflow.core.protobuf.meta_graph_pb2 import MetaGraphDef
 
 from graph_passes.errors import GraphError
+from graph_passes.fusion.apply import FUSION_OP
 from graph_passes.graph.ir import MEMORY_OPS
 from graph_passes.graph.serde import IMPORT_ERRORS
 from graph_passes.recurrent.match import RECURRENT_OP
@@ -116,10 +117,11 @@ def put_report(graph_def: GraphDef, report: Report) -> None:
 
     TensorFlow does not look at attributes that begin with "_".
     """
-    ours = [node for node in graph_def.node if node.op in MEMORY_OPS or node.op == RECURRENT_OP]
+    ours = [node for node in graph_def.node if node.op in MEMORY_OPS or node.op in (RECURRENT_OP, FUSION_OP)]
     for node in graph_def.node:
         node.attr.pop(REPORT_ATTR, None)  # of a graph that was left as it was before
-    for node in ours[:1] or (graph_def.node[:1] if report.notes or report.not_replaced else []):
+    said = report.notes or report.not_replaced or report.fusion
+    for node in ours[:1] or (graph_def.node[:1] if said else []):
         node.attr[REPORT_ATTR].s = report.to_json().encode()
 
 

@@ -19,19 +19,21 @@ from tfmem.tf_internals.keras_functions import KerasFunction, to_tensors
 def optimize_model(model: Any, engine: Engine) -> ModelFunctions:
     """Install what runs in place of Keras's functions; calls plan it.
 
-    Without a budget nothing changes but recurrent layers: a function without any is Keras's own, from its first call.
+    Without a budget nothing changes but recurrent layers and regions: a function without any is Keras's own, from its
+    first call.
 
     Raises:
         GraphError: the model cannot be trained, or makes its own train function, and there is a budget for it.
     """
     engine = replace(engine, label=str(model.name))
-    compiled, changes = keras_functions.is_compiled(model), engine.replaces or engine.budget is not None
+    compiled, changes = keras_functions.is_compiled(model), engine.rewrites or engine.budget is not None
     functions = []
-    if engine.replaces and not getattr(model, "run_eagerly", False):
-        inference = replace(engine, options=replace(engine.options, passes=("recurrent",)))
+    if engine.rewrites and not getattr(model, "run_eagerly", False):
+        passes = tuple(name for name in engine.options.passes if name != "offload")
+        inference = replace(engine, options=replace(engine.options, passes=passes))
         names = [name for name in ("predict", "test")[: 1 + compiled] if not keras_functions.makes_its_own(model, name)]
         functions = [ModelFunction(model, name, inference) for name in names]
-    if compiled or engine.must_fit or not engine.replaces:
+    if compiled or engine.must_fit or not engine.rewrites:
         keras_functions.require_trainable(model)
         if changes and not keras_functions.makes_its_own(model, "train"):
             functions.append(ModelFunction(model, "train", engine))
@@ -120,12 +122,13 @@ class ModelFunction:
         return keras_functions.joined(outputs)
 
     def _replaces(self, source: Any) -> bool:
-        """Whether recurrent layers can be replaced in the step that `source` is for; nothing is taken from an iterator.
+        """Whether anything can be replaced in the step that `source` is for; nothing is taken from an iterator.
 
         A step is traced but once if that can be: what Python code draws while it is traced is part of the numbers.
         """
         whole = self._keras.whole
-        if whole is not None and not keras_functions.has_recurrent_layers(self._model):
+        recurrent = self._engine.stitches or keras_functions.has_recurrent_layers(self._model)
+        if whole is not None and not recurrent:
             graph_def = whole.get_concrete_function(source).graph.as_graph_def()
             if is_iterator(source) and keras_functions.steps_per_execution(self._model) > 1:
                 graph_def.ClearField("node")  # the loop over the steps, which are in its body

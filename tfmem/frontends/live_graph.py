@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from graph_passes import pipeline
+from graph_passes.fusion.stitching import Stitching
 from graph_passes.graph import serde
 from graph_passes.graph.ir import Graph, TensorId, parse_input
-from graph_passes.recurrent.apply import apply_recurrent
-from graph_passes.recurrent.faults import carried_out
-from graph_passes.recurrent.inference import Source, plan_source
+from graph_passes.graph.rewrite import Rewrite, applied, apply_rewrites
+from graph_passes.graph.verify import verify_graph
+from graph_passes.pipeline import Outcome, Phase, run_passes
 from graph_passes.recurrent.match import RecurrentPlan
+from graph_passes.recurrent.plan import Needs
 from graph_passes.report import Report
+from tfmem.fusion.needs import fusion_needs, sinks
 from tfmem.recurrent.kernels import with_kernels
-from tfmem.recurrent.replace import with_replacements, without_any
+from tfmem.recurrent.replace import recurrent_plan, with_replacements
+from tfmem.runtime.after_grappler import stitch, unobserved
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import is_fault
 from tfmem.runtime.unobserved import plan_unobserved, within_budget
 from tfmem.tf_internals.build import shaped_graph
-from tfmem.tf_internals.captured import require_feeds
+from tfmem.tf_internals.captured import require_feeds, unique
 from tfmem.tf_internals.gradient_check import step_gradient_fault
 from tfmem.tf_internals.inserted_gradients import gradients
 from tfmem.tf_internals.live_editor import LiveEditor, capture_graph
@@ -44,10 +48,13 @@ def optimize_live(graph: Any, engine: Engine, loss: Any | None = None, fetches: 
     """
     editor, name = LiveEditor(graph), type(graph).__name__
     replacements = _replace_layers(graph, editor, engine, fetches)
+    done = _stitch(graph, editor, engine, fetches)
     step = _LiveStep(graph, editor, engine, loss, fetches)
     _, found = within_budget(engine, name, step.read, step.make, None, bool(replacements.matches), graph)
     engine.warn_of_kept(name, replacements)
     found = with_replacements(found, replacements)
+    if done is not None:
+        found = unobserved(found, done)
     setattr(graph, REPORT, found)
     return found
 
@@ -91,39 +98,59 @@ class _LiveStep:
         return None, found
 
 
+class _LiveSource:
+    """A `graph_passes.graph.source.Source`; the old ops stay in the graph, where nothing runs them any more."""
+
+    def __init__(self, graph: Graph, editor: LiveEditor, fetches: Sequence[str]) -> None:
+        self._graph = graph
+        self._editor = editor
+        self._keep = {parse_input(name)[0].node for name in fetches}
+
+    def read(self, _: Collection[str] | None = None) -> Graph:
+        return self._graph
+
+    def keep(self, _: Graph) -> set[str]:
+        return self._keep
+
+    def edit(self, graph: Graph, rewrites: Sequence[Rewrite]) -> Mapping[str, Exception]:
+        _, errors = applied(rewrites, graph, verify_graph)  # tried on a copy first
+        with self._editor.undone_on_error():
+            apply_rewrites([each for each in rewrites if each.name not in errors], graph, self._editor)
+        return errors
+
+
 def _replace_layers(graph: Any, editor: LiveEditor, engine: Engine, fetches: Sequence[str]) -> RecurrentPlan:
-    """Replace recurrent layers in place; the old loops stay in the graph, where nothing runs them any more.
+    """Replace recurrent layers in place.
 
     Where a function is being traced, a loop that reads variables counts as a side effect and would run in any case.
     """
-    reading = True
     try:
         read = _read(graph, engine.options.input_shapes, functions=engine.replaces)
-        if not engine.replaces:
-            return RecurrentPlan()
-        reading = False
-        plan = _planned(graph, read, engine, fetches)
-        with editor.undone_on_error():
-            apply_recurrent(plan, read, editor)
-    except Exception as error:  # whatever it is, the user's graph stays as it is
-        if reading and not is_fault(error, reading):
+    except Exception as error:
+        if not is_fault(error, reading=True):
             raise
-        return without_any(error)
-    return plan
-
-
-def _planned(graph: Any, read: Graph, engine: Engine, fetches: Sequence[str]) -> RecurrentPlan:
-    keep = {parse_input(name)[0].node for name in fetches}
-    source = Source(
-        lambda _: read,
-        lambda _: keep,
+        return recurrent_plan({"recurrent": Outcome(failed=error)})
+    needs = Needs(
         gradients,
         step_gradient_fault,
         lambda plan: with_kernels(plan, engine.target, engine.options),
         in_place=True,
         traced=graph.building_function,
     )
-    return carried_out(*plan_source(source))[0]  # tried on a copy first
+    source = _LiveSource(read, editor, fetches)
+    done = run_passes(Phase.BEFORE_GRAPPLER, engine.options.passes, source, {"recurrent": lambda _: needs})
+    return recurrent_plan(done) if done else RecurrentPlan()
+
+
+def _stitch(graph: Any, editor: LiveEditor, engine: Engine, fetches: Sequence[str]) -> Stitching | None:
+    """Stitch regions in place, without a budget; None if that was not asked for, or more of the graph is to come."""
+    if not engine.stitches or engine.budget is not None or graph.building_function:
+        return None
+    read = _read(graph, engine.options.input_shapes)
+    feeds = [node.name for node in read if node.op.startswith("Placeholder")]
+    roots = unique([*(parse_input(name)[0].node for name in fetches), *sinks(read)])
+    needs = fusion_needs(feeds, roots, in_place=True)
+    return stitch(_LiveSource(read, editor, fetches), engine, needs)
 
 
 def _read(graph: Any, input_shapes: Mapping[str, tuple[int, ...]], functions: bool = False) -> Graph:

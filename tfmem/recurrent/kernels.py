@@ -6,6 +6,7 @@ import contextlib
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from custom_ops.errors import KernelError
@@ -13,7 +14,7 @@ from custom_ops.jit.cache import Cache
 from custom_ops.jit.device import Device
 from custom_ops.recurrent.search import microbenchmark
 from custom_ops.recurrent.search.bench import DeviceBench
-from custom_ops.recurrent.search.ranking import predict, rank
+from custom_ops.recurrent.search.ranking import candidates, predict
 from custom_ops.recurrent.search.space import launched
 from custom_ops.recurrent.search.tune import tune
 from custom_ops.recurrent.spec import Configuration, Precision, RecurrentSpec
@@ -23,7 +24,6 @@ from tfmem.devices import Target
 from tfmem.options import Options
 
 OLDEST = 75  # compute capability 7.5
-HOPELESS = 2.0  # times the time that is predicted for the best: what should take longer is not run
 
 
 def tuned_kernels(
@@ -50,19 +50,14 @@ def tuned_kernels(
             )
         machine, steps = microbenchmark.measure(device, cache), options.time_steps
 
-        def candidates(batch: int) -> list[tuple[Configuration, float]]:
-            found = [(each.configuration, each.nanoseconds(steps)) for each in rank(machine, spec, batch, steps)]
-            return [each for each in found if each[1] <= HOPELESS * found[0][1]]
-
         def without_waiting() -> tuple[Configuration, float] | None:
             batch = max(batches)
             staged = launched(machine, spec, batch)
             return (staged, predict(machine, spec, staged, batch).nanoseconds(steps)) if staged else None
 
-        with contextlib.closing(DeviceBench(spec, device, cache)) as bench:
-            tuned = tune(
-                bench, candidates, cache, batches, steps, options.candidates, options.progress, without_waiting
-            )
+        with contextlib.closing(DeviceBench(spec, device, cache, steps)) as bench:
+            ranked = partial(candidates, machine, spec, time_steps=steps)
+            tuned = tune(bench, ranked, cache, batches, options.candidates, options.progress, without_waiting)
     return Kernels(tuned.programs, steps, tuple((trial.point, trial.measured / 1e6) for trial in tuned.chosen))
 
 

@@ -9,23 +9,22 @@ from dataclasses import replace
 from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
-from graph_passes.graph import serde
-from graph_passes.graph.ir import Graph
-from graph_passes.graph.verify import verify_graph
-from graph_passes.recurrent.faults import attempt, carried_out, fault
-from graph_passes.recurrent.find.loops import LOOPS
+from graph_passes.matmul import plan as matmul
+from graph_passes.pipeline import Outcome, Phase, run_passes
+from graph_passes.recurrent import plan
+from graph_passes.recurrent.faults import attempt, fault, without
 from graph_passes.recurrent.find.repeated import FORMS, LEAST, MODES, PRODUCTS
-from graph_passes.recurrent.inference import Calls, Source, plan_source
-from graph_passes.recurrent.match import RECURRENT_OP, RecurrentPlan, Unmatched
+from graph_passes.recurrent.match import RecurrentPlan, Unmatched
 from graph_passes.report import REPLACED, Report
 from tfmem.devices import Target
 from tfmem.options import Options
 from tfmem.recurrent.kernels import with_kernels
-from tfmem.recurrent.products import with_tensor_cores
+from tfmem.recurrent.products import product_needs, with_products
 from tfmem.tf_internals.build import FeedShapes, shaped_graph
-from tfmem.tf_internals.captured import Captured, every_node, op_name
+from tfmem.tf_internals.captured import Captured, every_node
+from tfmem.tf_internals.captured_source import CapturedSource
 from tfmem.tf_internals.gradient_check import step_gradient_fault
-from tfmem.tf_internals.inline import implementations, inline_captured
+from tfmem.tf_internals.inline import implementations
 from tfmem.tf_internals.inserted_gradients import gradients
 
 CARRIERS = frozenset({"While", "StatelessWhile", "Enter", "CudnnRNN", "CudnnRNNV2", "CudnnRNNV3", "Unpack"})
@@ -49,8 +48,7 @@ def replace_recurrent(
         target: the device that will run it; a GPU's kernels are made here.
         options: the user's.
         feed_shapes: shapes of feeds ("x:0"), where better known than in the graph.
-        asked: names that the user asked for among the fetches. If there are any, copies of a loop's results that
-            nothing reads need not stay; TensorFlow 1 makes one of each result.
+        asked: names that the user asked for among the fetches; see `CapturedSource`.
         final: nobody will take a gradient of the result, so it may have ops without one.
 
     Raises:
@@ -58,79 +56,33 @@ def replace_recurrent(
     """
     if not mentions_recurrence(captured.graph_def):
         return captured, RecurrentPlan()
-    try:
-        return _replaced(captured, target, options, feed_shapes, asked, final)
-    except Exception as error:  # the last resort: whatever it is, the user's function runs as it is
-        shaped_graph(captured, feed_shapes)  # raises the GraphError of a graph that was none before
-        return captured, without_any(error)
+    source = CapturedSource(captured, feed_shapes, asked)
 
-
-def without_any(error: Exception) -> RecurrentPlan:
-    """The plan where `error`, a fault, is in the way of all recurrences."""
-    return RecurrentPlan(unmatched=(fault("every recurrence", "all of the graph", error),))
-
-
-def _replaced(
-    captured: Captured,
-    target: Target,
-    options: Options,
-    feed_shapes: FeedShapes | None,
-    asked: Collection[str],
-    final: bool,
-) -> tuple[Captured, RecurrentPlan]:
-    """As `replace_recurrent`."""
-    reading = _Reading(captured, feed_shapes, frozenset(map(op_name, asked)))
-    plan, graph = plan_source(
-        Source(
-            reading.read,
-            reading.keep,
+    def recurrences(_: Mapping[str, Outcome]) -> plan.Needs:
+        return plan.Needs(
             gradients,
             step_gradient_fault,
-            lambda plan: _with_kernels(plan, target, options),
+            lambda found: _with_kernels(found, target, options),
             implementations(captured.graph_def),
             fuse_biases=final and target.is_gpu,
         )
-    )
-    inlined = reading.inlined
 
-    def require_importable(edited: Graph) -> None:
-        verify_graph(edited)
-        shaped_graph(_captured(inlined, edited), feed_shapes=feed_shapes)
+    def products(done: Mapping[str, Outcome]) -> matmul.Needs | None:
+        return product_needs(recurrent_plan(done), target, options) if final else None
 
-    plan, graph = carried_out(plan, graph, require_importable) if plan.matches else (plan, graph)
-    if not plan.matches:
-        return captured, plan
-    replaced = _captured(inlined, graph)
-    faults: list[Unmatched] = []
-    if final:
-        with attempt(faults, "products outside the loops", "MatMul"):
-            replaced, plan = with_tensor_cores(replaced, plan, target, options, feed_shapes)
-    return replaced, replace(plan, unmatched=(*plan.unmatched, *faults))
+    needs = {"recurrent": recurrences, "products": products}
+    done = run_passes(Phase.BEFORE_GRAPPLER, options.passes, source, needs)
+    if done["recurrent"].failed:
+        shaped_graph(captured, feed_shapes)  # raises the GraphError of a graph that was none before
+    return source.captured, with_products(recurrent_plan(done), done.get("products"))
 
 
-class _Reading:
-    """What was captured, read as a graph.
-
-    Attributes:
-        inlined: what the latest graph was read from, with calls at the top level.
-    """
-
-    def __init__(self, captured: Captured, feed_shapes: FeedShapes | None, asked: frozenset[str]) -> None:
-        self.inlined = self._captured = captured
-        self._feed_shapes = feed_shapes
-        self._asked = asked
-        self._fetched = {op_name(name) for name in captured.fetches}
-
-    def read(self, chosen: Calls) -> Graph:
-        """See `Source.read`."""
-        self.inlined = inline_captured(self._captured, dict(chosen))
-        inferred = shaped_graph(self.inlined, feed_shapes=self._feed_shapes)
-        return serde.from_graph_def(self.inlined.graph_def, inferred=inferred, functions=True)
-
-    def keep(self, graph: Graph) -> set[str]:
-        """See `Source.keep`."""
-        keep = {name for name in self._fetched if _can_be_fetched(graph, name)}
-        return {n for n in keep if not self._asked or n in self._asked or not _copies_a_result(graph, n)}
+def recurrent_plan(done: Mapping[str, Outcome]) -> RecurrentPlan:
+    """What the recurrent pass did."""
+    found = done["recurrent"]
+    if found.failed:
+        return RecurrentPlan(unmatched=(fault("every recurrence", "all of the graph", found.failed),))
+    return without(found.plan, found.errors)
 
 
 def _with_kernels(plan: RecurrentPlan, target: Target, options: Options) -> RecurrentPlan:
@@ -147,17 +99,6 @@ def _with_kernels(plan: RecurrentPlan, target: Target, options: Options) -> Recu
             kernels = {**done.kernels, **alone.kernels}
             done = replace(done, matches=(*done.matches, *alone.matches), kernels=kernels, precision=alone.precision)
     return replace(done, unmatched=tuple(unmatched))
-
-
-def _can_be_fetched(graph: Graph, name: str) -> bool:
-    """Whether anybody outside can ask for the node: lists of tensors and resources stay in the graph."""
-    specs = [graph.specs.get(tensor) for tensor in graph.tensors(graph[name])] if name in graph.nodes else []
-    return not specs or any(spec is None or spec.dtype not in ("variant", "resource") for spec in specs)
-
-
-def _copies_a_result(graph: Graph, name: str) -> bool:
-    node = graph.nodes.get(name)
-    return node is not None and node.op == "Identity" and graph[node.inputs[0].node].op in LOOPS
 
 
 def mentions_recurrence(graph_def: GraphDef) -> bool:
@@ -198,21 +139,6 @@ def _weight(nodes: Mapping[str, NodeDef], operand: str) -> tuple[str, list[str]]
         forms.append(f"{node.op}:{index}" if node.op in ("Split", "SplitV", "Unpack") else node.op)
         name, _, index = node.input[1 if node.op == "Split" else 0].partition(":")
     return name, forms
-
-
-def _captured(before: Captured, graph: Graph) -> Captured:
-    present = graph.nodes
-    launches = [node.name for node in graph if node.op == RECURRENT_OP]
-    removed = any(name not in present for name in before.control_fetches)
-    control = [name for name in before.control_fetches if name in present] + (launches if removed else [])
-    graph_def = serde.to_graph_def(graph, before.graph_def)
-    return replace(
-        before,
-        graph_def=graph_def,
-        fetches=tuple(name for name in before.fetches if op_name(name) in present),
-        control_fetches=tuple(control),
-        creation_order=tuple(node.name for node in graph_def.node),
-    )
 
 
 def with_replacements(report: Report, plan: RecurrentPlan) -> Report:

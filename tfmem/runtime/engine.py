@@ -155,6 +155,16 @@ class Engine:
         return runs(Phase.BEFORE_GRAPPLER, self.options.passes)
 
     @property
+    def stitches(self) -> bool:
+        """Whether regions of ops are to be stitched."""
+        return runs(Phase.AFTER_GRAPPLER, self.options.passes)
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether anything is to be done to a step that no budget limits."""
+        return self.replaces or self.stitches
+
+    @property
     def feed_shapes(self) -> dict[str, tuple[int, ...]]:
         """The user's input shapes, by tensor name."""
         return {f"{name}:0": shape for name, shape in self.options.input_shapes.items()}

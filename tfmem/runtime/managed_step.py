@@ -8,6 +8,7 @@ from typing import Any
 
 from graph_passes.report import Report
 from tfmem.runtime.engine import Engine
+from tfmem.runtime.fusion_stage import FusionStage
 from tfmem.runtime.known_profiles import BatchProfiles
 from tfmem.runtime.measured_call import sampled, watched
 from tfmem.runtime.out_of_memory import SUSPECTS
@@ -49,37 +50,47 @@ class ManagedStep:
         self._took = 0.0  # seconds of the latest staged call
         trace = Trace(concrete, engine, jit_compile, draws)
         self._stages = Stages(engine, trace, BatchProfiles() if others is None else others)
+        self._fusion: FusionStage | None = None
         self._label = engine.label or trace.name
         count = len(concrete.graph.get_operations())
         with shown(engine.options.progress, lambda: f"planning {self._label} ({count:,} ops)"):
             self._stages.replace_layers()
             if engine.budget is not None:
                 self._stages.begin(engine.budget)
+            elif engine.stitches:
+                self._fusion = FusionStage(engine, trace, self._stages.report)
+                self._fusion.start()
 
     @property
     def report(self) -> Report:
         """What was decided and measured by now."""
-        return self._stages.report
+        return (self._fusion or self._stages).report
 
     @property
     def unchanged(self) -> bool:
         """Whether calls go to the trace as it was given, by now and for good."""
-        return self._stages.function is self._given and self.settled
+        return self._runs is self._given and self.settled
 
     @property
     def settled(self) -> bool:
         """Whether `function` is final and holds no probes."""
-        return self._stages.stage is Stage.READY
+        return self._fusion.settled if self._fusion else self._stages.stage is Stage.READY
 
     @property
     def function(self) -> Any:
         """The `ConcreteFunction` that runs by now; it can be called, put into other graphs, and saved."""
-        return getattr(self._stages.function, "portable", self._stages.function)
+        return getattr(self._runs, "portable", self._runs)
+
+    @property
+    def _runs(self) -> Any:
+        return (self._fusion or self._stages).function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step."""
         if self.settled or is_recorded(self._given, args, kwargs):  # by a tape: then the original runs
-            return call_traced(self._stages.function, args, kwargs)
+            return call_traced(self._runs, args, kwargs)
+        if self._fusion:
+            return self._fusion(args, kwargs)
         with self._lock:  # an observed step runs alone
             if self.settled:
                 return self._stages.function(*args, **kwargs)

@@ -20,6 +20,7 @@ from graph_passes.recurrent.match import RecurrentPlan
 from graph_passes.report import ORDERED, Report
 from tfmem.devices import conditions
 from tfmem.recurrent.replace import replace_recurrent, with_replacements
+from tfmem.runtime.after_grappler import grappled
 from tfmem.runtime.dry_run import can_dry_run
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import estimated_peak
@@ -28,7 +29,6 @@ from tfmem.runtime.random_streams import Draws, StepGraphs
 from tfmem.tf_internals.build import shaped_graph
 from tfmem.tf_internals.captured import Captured, require_feeds
 from tfmem.tf_internals.concrete_function import capture_concrete, restore_concrete
-from tfmem.tf_internals.grappler import run_grappler
 
 RECURRENT_OUTSIDE = "off: recurrent kernels cannot live inside XLA"
 
@@ -73,9 +73,35 @@ class Trace:
         )
         base, optimized = self.concrete, None
         if replacements.matches:  # else the trace runs as it was given, and Grappler with it
-            optimized = run_grappler(source, device=engine.target.kind)
+            optimized = grappled(source, engine)
             base = restore_concrete(self.concrete, optimized, optimized.graph_def, self._shapes)
         self._source, self._optimized, self.replacements, self.base = source, optimized, replacements, base
+
+    def optimized(self) -> Captured:
+        """The trace after Grappler, its recurrent layers replaced.
+
+        Raises:
+            AlreadyOptimizedError: the trace holds tfmem's ops.
+            GraphError: `input_shapes` names what is no input.
+        """
+        if self._source is None:
+            self._source = capture_concrete(self.concrete)
+        serde.refuse_optimized((node.name, node.op) for node in self._source.graph_def.node)
+        require_feeds(self._source, self._engine.options.input_shapes)
+        if self._optimized is None:
+            self._optimized = grappled(self._source, self._engine)
+        return self._optimized
+
+    @property
+    def draws(self) -> bool:
+        """Whether it holds random ops that have to go on where they stopped when another graph takes its place."""
+        if self._source is None:
+            self._source = capture_concrete(self.concrete)
+        return self.graphs_of(self._source).draws
+
+    def graphs_of(self, captured: Captured) -> StepGraphs:
+        """What makes functions of graphs that run in place of the trace."""
+        return StepGraphs(self.concrete, captured, self._shapes, self._draws, self._engine)
 
     def read(self) -> None:
         """Read the step that planning is about.
@@ -85,10 +111,7 @@ class Trace:
             GraphError: `input_shapes` names what is no input.
         """
         engine = self._engine
-        source = capture_concrete(self.concrete) if self._source is None else self._source
-        serde.refuse_optimized((node.name, node.op) for node in source.graph_def.node)
-        require_feeds(source, engine.options.input_shapes)
-        self._captured = self._optimized or run_grappler(source, device=engine.target.kind)
+        self._captured = self.optimized()
         inferred = shaped_graph(self._captured, feed_shapes=self._shapes)
         graph = serde.from_graph_def(self._captured.graph_def, inferred=inferred)
         if engine.target.is_gpu:
@@ -97,7 +120,7 @@ class Trace:
         self.can_dry_run = engine.target.is_gpu and can_dry_run(graph)
         merging, order = not engine.target.is_gpu, self._captured.creation_order
         self._step = pipeline.Step.read(graph, order, fetches, merging=merging, counted=engine.counted)
-        self._graphs = StepGraphs(self.concrete, self._captured, self._shapes, self._draws, engine)
+        self._graphs = self.graphs_of(self._captured)
 
     @property
     def step(self) -> pipeline.Step:

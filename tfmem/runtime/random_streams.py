@@ -113,24 +113,31 @@ class StepGraphs:
         self._draws = draws if draws and draws.found_in(captured.graph_def) else None
         self._last: Any = None
 
-    def restore(self, graph_def: GraphDef, dry_run: bool = False) -> RestoredFunction:
+    @property
+    def draws(self) -> bool:
+        """Whether there are random ops that go on."""
+        return self._draws is not None
+
+    def restore(self, graph_def: GraphDef, dry_run: bool = False, captured: Captured | None = None) -> RestoredFunction:
         """A function of `graph_def`.
 
         Args:
             graph_def: an edited graph of the step.
             dry_run: it must leave everything as it is, the streams, too.
+            captured: names what is fetched, where the edited graph has other names.
         """
         if dry_run:
-            return self._restored(without_updates(graph_def))
+            return self.apart(without_updates(graph_def), captured)
         if self._draws is None:
-            return self._restored(graph_def)
-        function = self._restored(self._draws.shared(graph_def))
+            return self.apart(graph_def, captured)
+        function = self.apart(self._draws.shared(graph_def), captured)
         function.kept_alive = (*function.kept_alive, self._draws)
-        function.make_portable = lambda: self._restored(graph_def)
+        function.make_portable = lambda: self.apart(graph_def, captured)
         return function
 
-    def _restored(self, graph_def: GraphDef) -> RestoredFunction:
-        return restore_concrete(self._concrete, self._captured, graph_def, self._feed_shapes)
+    def apart(self, graph_def: GraphDef, captured: Captured | None = None) -> RestoredFunction:
+        """A function of `graph_def` whose random ops have streams of their own; see `restore`."""
+        return restore_concrete(self._concrete, captured or self._captured, graph_def, self._feed_shapes)
 
     def unmoved(self, base: Any, jit_compile: bool) -> Any:
         """What runs where nothing moves.

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from graph_passes import pipeline
 from graph_passes.errors import InfeasibleBudgetError
+from graph_passes.fusion.stitching import Stitching
 from graph_passes.graph import serde
 from graph_passes.graph.ir import parse_input
 from graph_passes.graph.verify import verify_graph
@@ -17,12 +18,12 @@ from graph_passes.offload.plan import OffloadPlan
 from graph_passes.recurrent.match import RecurrentPlan
 from graph_passes.report import Report
 from tfmem.recurrent.replace import replace_recurrent, with_replacements
+from tfmem.runtime.after_grappler import grappled, stitched, unobserved
 from tfmem.runtime.engine import NOT_PLANNABLE, Engine
-from tfmem.runtime.faults import estimated_peak, is_fault, left_by_fault
+from tfmem.runtime.faults import estimated_peak, fault_note, is_fault, left_by_fault
 from tfmem.runtime.progress import shown
 from tfmem.tf_internals.build import shaped_graph
-from tfmem.tf_internals.captured import Captured, require_feeds
-from tfmem.tf_internals.grappler import run_grappler
+from tfmem.tf_internals.captured import Captured, op_name, require_feeds, unique
 
 Made = TypeVar("Made")
 
@@ -114,10 +115,32 @@ def plan_graph_def(captured: Captured, engine: Engine, fetches: Sequence[str] = 
     replacements = RecurrentPlan()
     if engine.replaces:
         captured, replacements = replace_recurrent(captured, engine.target, engine.options, engine.feed_shapes, fetches)
+    if engine.stitches and engine.budget is None:
+        return _stitched(captured, engine, replacements, fetches)
     given = _GraphDefStep(captured, engine, fetches)
     edited, found = within_budget(engine, "GraphDef", given.read, given.make, captured, bool(replacements.matches))
     engine.warn_of_kept("GraphDef", replacements)
     return edited, with_replacements(found, replacements)
+
+
+def _stitched(
+    captured: Captured, engine: Engine, replacements: RecurrentPlan, fetches: Sequence[str]
+) -> tuple[Captured, Report]:
+    """Without a budget: the graph that Grappler leaves, with its regions; `captured` if there are none."""
+    found = engine.unlimited("GraphDef")
+    read = {op_name(name) for node in captured.graph_def.node for name in node.input}
+    ends = [node.name for node in captured.graph_def.node if node.name not in read]
+    try:
+        roots = unique([*map(op_name, (*fetches, *captured.fetches)), *ends])
+        planned, done = stitched(grappled(captured, engine), engine, roots)
+    except Exception as error:
+        if not is_fault(error, reading=True):
+            raise
+        note = fault_note(engine, "GraphDef", error, "stitching", "the graph stays as it was")
+        planned, done, found = captured, Stitching(), replace(found, notes=(note,))
+    engine.warn_of_kept("GraphDef", replacements)
+    found = with_replacements(unobserved(found, done), replacements)
+    return planned if done.regions else captured, found
 
 
 class _GraphDefStep:
@@ -128,7 +151,7 @@ class _GraphDefStep:
 
     def read(self) -> pipeline.Step:
         is_gpu = self._engine.target.is_gpu
-        self._optimized = optimized = run_grappler(self._captured, device=self._engine.target.kind)
+        self._optimized = optimized = grappled(self._captured, self._engine)
         self._graph = graph = serde.from_graph_def(
             optimized.graph_def, inferred=shaped_graph(optimized, feed_shapes=self._engine.feed_shapes)
         )

@@ -36,6 +36,8 @@ __all__ = [
     "call_key",
     "call_traced",
     "capture_concrete",
+    "flat_arguments",
+    "is_distributed",
     "is_recorded",
     "restore_concrete",
 ]
@@ -114,6 +116,17 @@ def gradient_order(cf: ConcreteFunction, tensors: Sequence[tf.Tensor]) -> int:
     return int(gradients_util.PossibleTapeGradientTypes(list(tensors)))
 
 
+def flat_arguments(cf: ConcreteFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tf.Tensor]:
+    """The tensors that a call hands over, without what the function captured."""
+    return list(cf.function_type.unpack_inputs(cf.function_type.bind(*args, **kwargs)))
+
+
+def is_distributed(cf: ConcreteFunction) -> bool:
+    """Whether it was traced under a distribution strategy, or uses variables of one."""
+    strategies = [getattr(variable, "_distribute_strategy", None) for variable in cf.graph.variables]
+    return bool(cf.graph._distribution_strategy_stack) or any(each is not None for each in strategies)
+
+
 def is_recorded(cf: ConcreteFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether a gradient of this call may be asked for."""
     if not record.could_possibly_record():
@@ -160,7 +173,7 @@ class RestoredFunction(ConcreteFunction):
         if order or building or cancellation.context() is not None or self._returns_handles:
             with without_grappler():
                 return super()._call_flat(tensor_inputs, captured_inputs)
-        return self._run([*tensor_inputs, *captured_inputs])
+        return self.run_flat([*tensor_inputs, *captured_inputs])
 
     def _get_gradient_function(self) -> Callable[..., Any]:
         return self.original._get_gradient_function()
@@ -187,7 +200,8 @@ class RestoredFunction(ConcreteFunction):
     def _returns_handles(self) -> bool:
         return any(output.dtype in _WITH_HANDLES for output in self.function_type.flat_outputs)
 
-    def _run(self, tensors: list[tf.Tensor]) -> Any:
+    def run_flat(self, tensors: list[tf.Tensor]) -> Any:
+        """Run it eagerly on all of its inputs, captured ones last; no gradient is recorded."""
         eager, function = context.context(), self._inference_function
         told, attributes = self._told
         options = eager.function_call_options

@@ -1,0 +1,74 @@
+"""A captured graph as TensorFlow's optimizer, and the passes behind it, leave it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from graph_passes.fusion.stitching import Needs, Stitching
+from graph_passes.graph.source import Source
+from graph_passes.pipeline import Phase, run_passes
+from graph_passes.report import STITCHED, Report
+from tfmem.fusion.needs import fusion_needs, stitching
+from tfmem.runtime.engine import Engine
+from tfmem.tf_internals.captured import Captured
+from tfmem.tf_internals.captured_source import CapturedSource
+from tfmem.tf_internals.grappler import run_grappler
+
+BY_MODEL = "stitched, as the model has it: nothing was timed"
+NOTHING = "nothing to stitch"
+
+
+def grappled(captured: Captured, engine: Engine) -> Captured:
+    """`captured` after Grappler."""
+    return run_grappler(captured, device=engine.target.kind)
+
+
+def stitched(optimized: Captured, engine: Engine, roots: Collection[str] | None = None) -> tuple[Captured, Stitching]:
+    """What Grappler left, after the passes of `AFTER_GRAPPLER`, and what they did.
+
+    Args:
+        optimized: what Grappler left.
+        engine: device and options.
+        roots: names of ops of which a caller may run some without the others; None: all of the graph runs.
+    """
+    source = CapturedSource(optimized, engine.feed_shapes)
+    done = stitch(source, engine, fusion_needs(optimized.feeds, roots))
+    return source.captured, done
+
+
+def stitch(source: Source, engine: Engine, needs: Needs) -> Stitching:
+    """Edits `source` by the passes of `AFTER_GRAPPLER`, and says what they did; warns of faults."""
+    handed = {"fusion": lambda _: None if engine.target.is_gpu else needs}
+    done = stitching(run_passes(Phase.AFTER_GRAPPLER, engine.options.passes, source, handed))
+    faults = [region for region in done.kept if region.traceback]
+    if faults:
+        more = f"; and {len(faults) - 1} more" if len(faults) > 1 else ""
+        what = f"{faults[0].name} stays as it was: {faults[0].reason}{more}"
+        engine.warn("fault", f"tfmem: {what}; see tfmem.report(...)")
+    return done
+
+
+def with_regions(report: Report, done: Stitching, why: str) -> Report:
+    """`report`, saying also what was stitched, and why it runs so or not."""
+    kept = [(name, region.reason) for region in done.kept for name in region.members]
+    return replace(
+        report,
+        regions=tuple(region.record for region in done.regions),
+        not_stitched=(*done.reasons.items(), *kept),
+        fusion=why,
+        notes=(*report.notes, *(region.traceback for region in done.kept if region.traceback)),
+    )
+
+
+def unobserved(report: Report, done: Stitching) -> Report:
+    """`report` of a graph that nobody runs here, so that its regions cannot be timed."""
+    if not done.regions:
+        return with_regions(report, done, NOTHING)
+    return with_regions(with_decision(report), done, BY_MODEL)
+
+
+def with_decision(report: Report) -> Report:
+    """`report` of a step that runs stitched."""
+    unchanged = report.decision.startswith("unchanged")
+    return replace(report, decision=STITCHED) if unchanged else report

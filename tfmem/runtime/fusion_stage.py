@@ -1,0 +1,217 @@
+"""A trace without a budget whose regions are stitched: it runs as it was until the faster one is known.
+
+off     the first call plans by the model, and every call runs stitched
+fast    calls run as they were while a thread plans; then some of them time both, a slice of a second each
+full    the first call plans and times
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tensorflow as tf
+
+from graph_passes.report import Report
+from tfmem.devices import conditions, is_deterministic
+from tfmem.fusion.choices import Choices, key_of
+from tfmem.fusion.contest import Contest, Times
+from tfmem.fusion.copies import Copies, NotCopiedError, noticed
+from tfmem.runtime.after_grappler import BY_MODEL, NOTHING, stitched, with_decision, with_regions
+from tfmem.runtime.engine import Engine
+from tfmem.runtime.faults import fault_note
+from tfmem.runtime.planning import Trace
+from tfmem.runtime.random_streams import StepGraphs
+from tfmem.tf_internals.captured import Captured
+from tfmem.tf_internals.concrete_function import RestoredFunction, call_traced, flat_arguments, is_distributed
+
+SLICE = 1.0  # seconds that one call may be held up by timing
+PATIENT = 60.0  # the same where the user asked for it
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """What there is to choose between.
+
+    Attributes:
+        function: runs stitched.
+        rivals: what is timed, as it was and stitched; they draw no random number that the step would.
+        noticed: why nothing can be timed; else empty.
+        key: of the choice in the cache.
+    """
+
+    function: RestoredFunction
+    rivals: tuple[RestoredFunction, RestoredFunction]
+    noticed: str
+    key: str
+
+
+class FusionStage:
+    """Calls are as to the trace.
+
+    Attributes:
+        function: the `ConcreteFunction` that the next call runs.
+        settled: whether it is final.
+        report: what was decided by now.
+    """
+
+    def __init__(self, engine: Engine, trace: Trace, report: Report) -> None:
+        """Nothing is planned yet; see `start`.
+
+        Args:
+            engine: device and options.
+            trace: its recurrent layers replaced.
+            report: of it.
+        """
+        self._engine = engine
+        self._trace = trace
+        self._choices = Choices(engine.options.cache_directory)
+        self._lock = threading.Lock()  # of the thread that times
+        self._thread: threading.Thread | None = None
+        self._planned: _Planned | None = None
+        self._fault: Exception | None = None
+        self._contest: Contest | None = None
+        self._copies: Copies | None = None
+        self._graphs: StepGraphs | None = None  # where random ops have to go on
+        self._before: Any = None  # kept until its successor has run, which goes on with its random numbers
+        self.function = trace.base
+        self.settled = False
+        self.report = report
+
+    def start(self) -> None:
+        """Plan, or begin to."""
+        options = self._engine.options
+        if self._trace.jit_compile and not self._trace.replacements.matches:
+            self._settle(self._trace.base, "left to XLA, which the function asks for")
+        elif is_distributed(self._trace.concrete):
+            self._settle(self._trace.base, "left as it was: it runs under a distribution strategy")
+        elif options.observe and options.fusion.tune == "fast":
+            if self._trace.draws:
+                self._go_on_drawing()
+            self.report = replace(self.report, fusion="not decided yet: it runs as it was")
+            self._thread = threading.Thread(target=self._plan, name="tfmem fusion")
+            self._thread.start()
+        else:
+            self._plan()
+            self._decide_unseen()
+
+    def wait(self) -> None:
+        """Until planning is done."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run the step, and perhaps time it before, on copies."""
+        ready = self._thread is None or not self._thread.is_alive()
+        if ready and self._lock.acquire(blocking=False):
+            try:
+                if not self.settled:
+                    self._decide(args, kwargs)
+            finally:
+                self._lock.release()
+        result = call_traced(self.function, args, kwargs)
+        self._before = None
+        return result
+
+    def _go_on_drawing(self) -> None:
+        """Steps before and after the choice go on with the same random numbers."""
+        try:
+            plain = self._trace.optimized()
+            self._graphs = self._trace.graphs_of(plain)
+            self.function = self._graphs.restore(plain.graph_def)
+        except Exception as error:
+            self._fault = error
+
+    def _plan(self) -> None:
+        if self._fault is not None:
+            return
+        try:
+            plain = self._trace.optimized()
+            captured, found = stitched(plain, self._engine)
+            self.report = with_regions(self.report, found, self.report.fusion)
+            if found.regions:
+                self._planned = self._choice(plain, captured)
+        except Exception as error:  # whatever it is, the step runs as it was
+            self._fault = error
+
+    def _choice(self, plain: Captured, captured: Captured) -> _Planned:
+        graphs = self._graphs or self._trace.graphs_of(plain)
+        function = graphs.restore(captured.graph_def, captured=captured)
+        rival = graphs.apart(captured.graph_def, captured) if graphs.draws else function
+        key = key_of(captured.graph_def, conditions(self._engine.target))
+        return _Planned(function, (graphs.apart(plain.graph_def), rival), noticed(captured.graph_def), key)
+
+    def _decide_unseen(self) -> None:
+        """What can be decided before there are arguments."""
+        planned, options = self._planned, self._engine.options
+        if self._fault is not None:
+            self._lost(self._fault)
+        elif planned is None:
+            self._settle(self.function, NOTHING)
+        elif options.fusion.tune == "off":
+            self._stitch("stitched, as the model has it: tune='off'")
+        elif is_deterministic():
+            self._stitch("stitched, as the model has it: op determinism is on")
+        elif (times := self._choices.find(planned.key)) is not None:
+            self._choose(times, "; known from the cache")
+        elif not options.observe:
+            self._stitch(BY_MODEL)
+        elif planned.noticed:
+            self._stitch(f"stitched, as the model has it: not timed, since {planned.noticed}")
+
+    def _decide(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if self._contest is None:
+            self._decide_unseen()
+        planned = self._planned
+        if self.settled or planned is None:
+            return
+        patient = self._engine.options.fusion.tune == "full"
+        try:
+            if self._contest is None or self._copies is None:
+                arguments = flat_arguments(self._trace.concrete, args, kwargs)
+                self._copies = Copies(self._trace.concrete, arguments)
+                self._contest = Contest()
+            copies, (given, rival) = self._copies, planned.rivals
+            times = self._contest.go_on(
+                lambda: copies.run(given), lambda: copies.run(rival), PATIENT if patient else SLICE
+            )
+        except NotCopiedError as error:
+            self._stitch(f"stitched, as the model has it: not timed, since {error}")
+        except tf.errors.OpError as error:  # the step itself may be what fails: then it does so next, as it was
+            self._settle(self.function, f"left as it was: timing failed with {type(error).__name__}: {error}")
+        except Exception as error:
+            self._note(error, "timing")
+            self._settle(self.function, f"left as it was: timing failed with {type(error).__name__}: {error}")
+        else:
+            if times is not None:
+                self._choices.keep(planned.key, times)
+                self._choose(times)
+
+    def _choose(self, times: Times, how: str = ", on copies") -> None:
+        told = f"{1e3 * times.stitched:.3g} ms a step against {1e3 * times.given:.3g} ms{how}"
+        if times.is_faster:
+            self._stitch(f"stitched: {told}")
+        else:
+            self._settle(self.function, f"left as it was: stitched it took {told}")
+
+    def _stitch(self, why: str) -> None:
+        assert self._planned is not None
+        self.report = with_decision(self.report)
+        self._settle(self._planned.function, why)
+
+    def _lost(self, error: Exception) -> None:
+        self._note(error, "stitching")
+        self._settle(self.function, "left as it was: stitching failed")
+
+    def _note(self, error: Exception, doing: str) -> None:
+        note = fault_note(self._engine, self._trace.name, error, doing, "the step runs as it was")
+        self.report = replace(self.report, notes=(*self.report.notes, note))
+
+    def _settle(self, function: Any, why: str) -> None:
+        self._before, self.function = self.function, function
+        self.report = replace(self.report, fusion=why)
+        self._contest = self._copies = None
+        self._planned = None
+        self.settled = True

@@ -127,9 +127,8 @@ def timed(
     problem: Problem,
     expected: tuple[torch.Tensor, ...],
     bound: float,
-    kinds: Sequence[str] = KINDS,
 ) -> dict[str, Any]:
-    """Build one system, hold all that it computes against `expected`, time it in the ways of `kinds`."""
+    """Build one system, hold all that it computes against `expected`, time it in the ways of `KINDS`."""
     try:
         made = make(problem)
         run, view = made if isinstance(made, tuple) else (made, tuple)
@@ -139,11 +138,11 @@ def timed(
         return {f"{name}, plain": raised(failure)}
     if not error <= bound:
         return {f"{name}, plain": {"status": "wrong", "error": error, "message": f"off by {error:.2g}, over {bound:g}"}}
-    return dict(_timings(name, run, error, kinds))
+    return dict(_timings(name, run, error))
 
 
-def _timings(name: str, run: Run, error: float, kinds: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    for kind in kinds:
+def _timings(name: str, run: Run, error: float) -> Iterator[tuple[str, dict[str, Any]]]:
+    for kind in KINDS:
         try:
             result = median_milliseconds(run if kind == "plain" else captured(run))
         except Exception as failure:

@@ -23,19 +23,19 @@ from custom_ops.jit.image import KernelImage
 from custom_ops.jit.tune import Measured
 from custom_ops.recurrent.program import ANY_BATCH, Program
 from custom_ops.recurrent.search.ranking import in_order, predict
-from custom_ops.recurrent.search.tune import tune
-from custom_ops.recurrent.spec import Configuration, RecurrentSpec
+from custom_ops.recurrent.search.tune import Bench, tune
+from custom_ops.recurrent.spec import Configuration
 from graph_passes.cost import device
 
 PRECISION = "highest"
 NUMBERS = 5  # of a trial, in front of its configuration
 
 
-class Recorded:
-    """A bench on which every kernel takes what is on record; `custom_ops.recurrent.search.tune.Bench`."""
+class Recorded(Bench):
+    """A bench on which every kernel takes what is on record."""
 
-    def __init__(self, spec: RecurrentSpec, times: Mapping[Configuration, float]) -> None:
-        self.spec, self.identity = spec, "recorded"
+    def __init__(self, times: Mapping[Configuration, float]) -> None:
+        self.identity = "recorded"
         self._times = times
 
     def compile(self, configurations: Sequence[Configuration]) -> None:
@@ -45,7 +45,7 @@ class Recorded:
         """A program without code."""
         return Program(KernelImage(0, "", configuration.threads, b""), max_batch=max_batch)
 
-    def measure(self, configuration: Configuration, batch: int, time_steps: int) -> Measured:
+    def measure(self, configuration: Configuration, point: int) -> Measured:
         """Raises KernelError if it failed."""
         if configuration not in self._times:
             raise KernelError("it failed when it was timed")
@@ -84,8 +84,8 @@ def slower(case: Mapping[str, Any], machine: str) -> tuple[float, float, float]:
     order = [times[each.configuration] for each in ranked]
     candidates = [(each.configuration, each.nanoseconds(asked.steps)) for each in ranked]
     with tempfile.TemporaryDirectory() as folder:
-        bench, cache = Recorded(spec, times), Cache(Path(folder))
-        tuned = tune(bench, lambda _: candidates, cache, (asked.batch,), asked.steps, TOP, progress=False)
+        bench, cache = Recorded(times), Cache(Path(folder))
+        tuned = tune(bench, lambda _: candidates, cache, (asked.batch,), TOP, progress=False)
     return order[0] / best - 1, min(order[:TOP]) / best - 1, tuned.chosen[0].measured / best - 1
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import repeat
 from os import cpu_count
 from pathlib import Path
@@ -25,13 +26,12 @@ from custom_ops.recurrent.differentiate import Gradient, Request, differentiate
 from custom_ops.recurrent.program import Program, build
 from custom_ops.recurrent.search import microbenchmark
 from custom_ops.recurrent.search.bench import DeviceBench
-from custom_ops.recurrent.search.ranking import predict, rank
+from custom_ops.recurrent.search.ranking import candidates, predict
 from custom_ops.recurrent.search.tune import tune
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 
 FOLDER = Path(tempfile.gettempdir()) / "tfmem_benchmark"
 HALF = ("float16", "bfloat16")
-HOPELESS = 2.0  # times the best, by the model: not tried
 
 
 def cell_of(case: Case) -> Cell:
@@ -70,7 +70,7 @@ def prepare(tasks: Sequence[tuple[Case, str]], top: int) -> float:
 def _prepare(task: tuple[Case, str], machine: Machine, top: int) -> None:
     case, precision = task
     for spec in specs_of(case, precision):
-        ranked = candidates(machine, spec, case)[:top]
+        ranked = candidates(machine, spec, case.batch, case.steps)[:top]
         compile_all(spec, [configuration for configuration, _ in ranked], machine.arch)
 
 
@@ -93,12 +93,9 @@ def choose(case: Case, precision: str, top: int) -> tuple[list[Program], dict[st
     with Device() as device:
         machine = microbenchmark.measure(device, cache)
         for spec in specs_of(case, precision):
-
-            def ranked(batch: int, spec: RecurrentSpec = spec) -> list[tuple[Configuration, float]]:
-                return candidates(machine, spec, case)
-
-            bench = DeviceBench(spec, device, cache)
-            tuned = tune(bench, ranked, cache, (case.batch,), case.steps, top, progress=False)
+            ranked = partial(candidates, machine, spec, time_steps=case.steps)
+            bench = DeviceBench(spec, device, cache, case.steps)
+            tuned = tune(bench, ranked, cache, (case.batch,), top, progress=False)
             programs.append(tuned.program_of(case.batch))
             chosen = tuned.chosen[0]
             prediction = predict(machine, spec, chosen.configuration, case.batch)
@@ -112,9 +109,3 @@ def choose(case: Case, precision: str, top: int) -> tuple[list[Program], dict[st
             )
     seconds = time.perf_counter() - began
     return programs, {"machine": machine.to_json(), "kernels": kernels, "selection_seconds": seconds}
-
-
-def candidates(machine: Machine, spec: RecurrentSpec, case: Case) -> list[tuple[Configuration, float]]:
-    """Configurations with their predicted nanoseconds, the best first."""
-    found = [(each.configuration, each.nanoseconds(case.steps)) for each in rank(machine, spec, case.batch, case.steps)]
-    return [each for each in found if each[1] <= HOPELESS * found[0][1]]

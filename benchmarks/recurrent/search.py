@@ -28,12 +28,12 @@ from benchmarks.recurrent.kernels import FOLDER, compile_all, specs_of
 from benchmarks.runs import asked, command_line
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.device import Device
-from custom_ops.jit.tune import NEVER
+from custom_ops.jit.tune import NEVER, timed
 from custom_ops.machine import Machine
 from custom_ops.recurrent.search import microbenchmark
 from custom_ops.recurrent.search.bench import DeviceBench
 from custom_ops.recurrent.search.ranking import rank
-from custom_ops.recurrent.search.tune import Bench, Trial, timed
+from custom_ops.recurrent.search.tune import Bench, Trial
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 
 PRECISION = "highest"
@@ -98,8 +98,8 @@ def main(arguments: list[str] | None = None) -> int:
             if time.monotonic() > deadline:
                 break
             began = time.monotonic()
-            with contextlib.closing(DeviceBench(space.spec, device, cache)) as bench:
-                trials = search(bench, shares, space.case.steps)
+            with contextlib.closing(DeviceBench(space.spec, device, cache, space.case.steps)) as bench:
+                trials = search(bench, shares)
             found = outcome(trials)
             seconds = time.monotonic() - began
             known[space.case.name] = {**asdict(space.case), **found, "space": space.size, "seconds": seconds}
@@ -125,15 +125,15 @@ def selected(predicted: Sequence[float], hopeless: float, sample: int) -> list[i
     return near + sorted(random.Random(len(predicted)).sample(far, min(sample, len(far))))
 
 
-def search(bench: Bench, shares: Sequence[tuple[Future[None], Ranked]], steps: int) -> Ranked:
+def search(bench: Bench, shares: Sequence[tuple[Future[None], Ranked]]) -> Ranked:
     """Every trial with its time; those that are compared, timed when all others were."""
     trials: Ranked = {}
     for future, share in shares:
         future.result()
-        trials |= {place: timed(bench, trial, steps) for place, trial in share.items()}
+        trials |= {place: timed(bench, trial) for place, trial in share.items()}
     fastest = sorted(trials, key=lambda place: trials[place].measured)[:FINALISTS]
     for place in dict.fromkeys([*fastest, *sorted(trials)[:TOP]]):
-        trials[place] = timed(bench, trials[place], steps)
+        trials[place] = timed(bench, trials[place])
     return trials
 
 

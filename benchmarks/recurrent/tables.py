@@ -171,7 +171,7 @@ def precisions(cases: Cases) -> list[str]:
 
 
 def context(shapes: Cases) -> list[str]:
-    """Other kernels at their own shapes and at ours, each data type in a row of its own."""
+    """Other kernels at their own shapes, each data type in a row of its own; what measured them is not kept up."""
     own = {"tfmem": {"float32": "highest"}, "cudnn": {"float32": ""}}  # how a name has a type, if not by the type's
     columns = ("tfmem", "cudnn", "flashrnn fused", "flashrnn alternating", "haste")
     rows = []

@@ -1,0 +1,68 @@
+"""Ratios of what `benchmarks.fusion` measured; None where one of the two is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import exp, log
+from typing import Any
+
+from benchmarks.fusion.cases import COPY, OF_XLA
+
+BOUNDS = {True: 1e-4, False: 1e-5}  # relative: of the loss after all steps of training, of the outputs of inference
+
+Outcome = Mapping[str, Any]
+
+
+def value(outcome: Outcome, system: str | None, key: str) -> Any:
+    """Of a system."""
+    return outcome.get("systems", {}).get(system, {}).get(key)
+
+
+def best_xla(outcome: Outcome) -> str | None:
+    """The faster of XLA's modes that ran."""
+    ran = {name: found for name in OF_XLA if (found := value(outcome, name, "ms"))}
+    return min(ran, key=ran.__getitem__) if ran else None
+
+
+def divided(above: float | None, below: float | None) -> float | None:
+    """None for a zero, too."""
+    return above / below if above and below else None
+
+
+def over_graph(outcome: Outcome, system: str | None) -> float | None:
+    """How many times as fast as TensorFlow's executor."""
+    return divided(value(outcome, "graph", "ms"), value(outcome, system, "ms"))
+
+
+def best_xla_over_graph(outcome: Outcome) -> float | None:
+    """The same of XLA's faster mode."""
+    return over_graph(outcome, best_xla(outcome))
+
+
+def over_xla(outcome: Outcome) -> float | None:
+    """How many times as fast as XLA's faster mode tfmem is."""
+    return divided(value(outcome, best_xla(outcome), "ms"), value(outcome, "tfmem", "ms"))
+
+
+def fewer(outcome: Outcome, system: str | None) -> float | None:
+    """How many times fewer kernels than TensorFlow's executor."""
+    return divided(value(outcome, "graph", "kernels"), value(outcome, system, "kernels"))
+
+
+def of_copy(outcome: Outcome, system: str) -> float | None:
+    """The bytes that have to be moved, in the time that they took, over the same of a copy."""
+    mine = divided(outcome.get("moved"), value(outcome, system, "ms"))
+    return divided(mine, divided(value(outcome, COPY, "moved"), value(outcome, COPY, "ms")))
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """The geometric mean of those that there are."""
+    found = [each for each in values if each]
+    return exp(sum(map(log, found)) / len(found)) if found else None
+
+
+def wrong(outcome: Outcome) -> bool:
+    """Whether tfmem strays from TensorFlow; on a GPU with TF32 products may round differently, and nothing is said."""
+    difference = value(outcome, "tfmem", "difference")
+    exact = not outcome.get("tf32") or outcome.get("device") == "CPU"
+    return exact and difference is not None and not difference <= BOUNDS[bool(outcome.get("training"))]

@@ -1,0 +1,250 @@
+"""Writes the fusion benchmark's results into docs/benchmarks_fusion.md, between two markers.
+
+python -m benchmarks.fusion.tables benchmarks/results/fusion_cpu.json"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.fusion.cases import LARGE, MODELS, OTHERS, SYSTEMS, TEN
+from benchmarks.fusion.compare import (
+    best_xla,
+    best_xla_over_graph,
+    fewer,
+    mean,
+    of_copy,
+    over_graph,
+    over_xla,
+    value,
+    wrong,
+)
+from benchmarks.fusion.published import KERNELS, PAPER, TABLE_3
+from benchmarks.offload.tables import table as markdown
+from benchmarks.offload.tables import write
+from benchmarks.records import ROOT
+from benchmarks.runs import command_line, existing
+
+MARKERS = ("<!-- fusion: begin -->", "<!-- fusion: end -->")
+ORDER = {name: place for place, name in enumerate((*TEN, *OTHERS, *MODELS, *LARGE))}
+
+Outcome = Mapping[str, Any]
+Cases = Mapping[str, Outcome]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Read results, replace what is between the markers."""
+    parser = command_line("fusion.tables", __doc__)
+    parser.add_argument("results", nargs="+", type=Path, help="what benchmarks.fusion wrote")
+    parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks_fusion.md")
+    options = parser.parse_args(arguments)
+    write(options.document, tables(*(existing(parser, path) for path in options.results)), MARKERS)
+    return 0
+
+
+def tables(*results: Mapping[str, Any]) -> str:
+    """Every table of all results."""
+    parts = (part for each in results for part in (machine(each), "\n".join(table(each["cases"]))))
+    return "\n\n".join(parts)
+
+
+def machine(results: Mapping[str, Any]) -> str:
+    """A heading, and what the numbers depend on."""
+    about, cases = results["machine"], list(results["cases"].values())
+    gpu, cpu = "; ".join(about["gpus"]), f"{about['cores']} x {about['cpu']}"
+    versions = {f"{name} {number}" for case in cases for name, number in case.get("versions", {}).items()}
+    rounds, dropped = (sum(case.get(key, 0) for case in cases) for key in ("rounds", "dropped"))
+    busy = [case["others"] for case in cases if "others" in case]
+    flags = {f"{name}={text}" for case in cases for name, text in case.get("flags", {}).items()}
+    flags |= {f"{name}={text}" for name, text in about["environment"].items()}
+    steps, warm_up, block, parity = (words_of(cases, key) for key in ("steps", "warm_up", "block", "parity"))
+    lines = [
+        f"Machine: {gpu or 'no GPU'}; {cpu}; Linux {about['kernel']}; Python {about['python']}.",
+        f"Versions: {', '.join(sorted(versions)) or '-'}. Flags: {' '.join(sorted(flags)) or 'none'}.",
+        f"{steps} timed steps after {warm_up}, in blocks of {block}; losses after {parity} steps.",
+    ]
+    if busy:
+        lines.append(
+            f"{rounds} rounds, {dropped} dropped because other processes were busy; in those kept, these used "
+            f"{sum(busy) / len(busy):.0%} of the processors on average, {max(busy):.0%} at most."
+        )
+    return f"## {gpu.partition(',')[0] or cpu}\n\n" + "\n".join(f"- {line}" for line in lines)
+
+
+def words_of(cases: list[Outcome], key: str) -> str:
+    """The values that a setting had."""
+    return " or ".join(str(found) for found in sorted({case[key] for case in cases if key in case})) or "-"
+
+
+def table(cases: Cases) -> list[str]:
+    """Every table that there are results for, one after the other, each set of settings by itself."""
+    parts = []
+    for settings, chosen in by_settings(cases).items():
+        small = {name: outcome for name, outcome in chosen.items() if name not in LARGE}
+        large = {name: outcome for name, outcome in chosen.items() if name in LARGE}
+        for title, make, of in (
+            (f"Median step, ms ({in_words(chosen)})", times, small),
+            ("First calls, s", first_calls, small),
+            ("Kernels of a step", kernels, small),
+            ("Table 3: how many times fewer kernels, how many times as fast as TensorFlow", speedups, small),
+            ("Large tensors, against a copy of one of them in the same run", bandwidths, large),
+        ):
+            if text := make(of):
+                parts.append(f"### {title}{settings}\n\n{text.lstrip()}")
+    return "\n\n".join(parts).splitlines()
+
+
+def in_words(cases: Cases) -> str:
+    """Whether the remapper and TF32 are on, which are the same for all cases of a table."""
+    (one, *_) = cases.values()
+    remapper, tf32 = ("on" if one.get(key) else "off" for key in ("remapper", "tf32"))
+    return f"remapper {remapper}, TF32 {tf32}"
+
+
+def by_settings(cases: Cases) -> dict[str, dict[str, Outcome]]:
+    """Cases by workload, by the settings that their names end in."""
+    found: dict[str, dict[str, Outcome]] = {}
+    for name, outcome in cases.items():
+        workload, comma, settings = name.partition(", ")
+        found.setdefault(comma + settings, {})[workload] = outcome
+    return {
+        settings: dict(sorted(chosen.items(), key=lambda item: ORDER.get(item[0], len(ORDER))))
+        for settings, chosen in sorted(found.items())
+    }
+
+
+def times(cases: Cases) -> str:
+    """Milliseconds of a step."""
+    header = ("workload", *SYSTEMS, "tfmem over graph", "tfmem over the better XLA", "tfmem's loss or output off by")
+    rows = [
+        (
+            name,
+            *(milliseconds(outcome, system) for system in SYSTEMS),
+            ratio(over_graph(outcome, "tfmem")),
+            ratio(over_xla(outcome)),
+            number(outcome, "tfmem", "difference", ".1g") + (" (WRONG)" if wrong(outcome) else ""),
+        )
+        for name, outcome in cases.items()
+    ]
+    ten = [outcome for name, outcome in cases.items() if name in TEN]
+    gains = {
+        "XLA's better mode over graph": mean(best_xla_over_graph(outcome) for outcome in ten),
+        "tfmem over graph": mean(over_graph(outcome, "tfmem") for outcome in ten),
+        "tfmem over XLA's better mode": mean(over_xla(outcome) for outcome in ten),
+    }
+    sentences = [f"{name} {found:.2f}x" for name, found in gains.items() if found]
+    text = markdown("", header, rows) if rows else ""
+    return text + (f"\n\nGeometric means of the ten: {', '.join(sentences)}." if sentences else "")
+
+
+def first_calls(cases: Cases) -> str:
+    """Seconds of the first call, tracing and compilation included; and XLA's clusters."""
+    rows = [
+        (
+            name,
+            *(number(outcome, system, "first_seconds", ".1f") for system in SYSTEMS),
+            number(outcome, "auto-jit", "clusters", "d"),
+        )
+        for name, outcome in cases.items()
+    ]
+    return markdown("", ("workload", *SYSTEMS, "clusters of auto-jit"), rows) if rows else ""
+
+
+def kernels(cases: Cases) -> str:
+    """Ops that run a kernel, kernels by the profiler where there is a GPU, and what was counted before."""
+    of_profiler = any(value(outcome, system, "kernels") for outcome in cases.values() for system in SYSTEMS)
+    profiled = SYSTEMS if of_profiler else ()
+    header = ("workload", "graph: products + memory ops", *(f"launched, {name}" for name in profiled))
+    header += ("XLA for an H200: products + others", "products + lower bound")
+    header += tuple(f"busy, {name}, ms" for name in profiled)
+    rows = []
+    for name, outcome in cases.items():
+        known, ops = KERNELS.get(name), outcome.get("ops")
+        rows.append(
+            (
+                name,
+                f"{ops['products']} + {ops['memory']}" if ops else "-",
+                *(number(outcome, system, "kernels", ".0f") for system in profiled),
+                f"{known.xla_products} + {known.xla_memory}" if known else "-",
+                f"{known.products} + {known.bound}" if known else "-",
+                *(number(outcome, system, "busy_ms", ".3f") for system in profiled),
+            )
+        )
+    return markdown("", header, rows) if rows else ""
+
+
+def speedups(cases: Cases) -> str:
+    """The paper's Table 3 beside what was measured."""
+    header = ("workload", "in the paper", "kernels: XLA", "tfmem", "paper: XLA", "paper: FusionStitching")
+    header += ("speed: XLA", "tfmem", "paper: XLA", "paper: FusionStitching")
+    rows = []
+    for name, outcome in cases.items():
+        if name in TABLE_3:
+            paper = TABLE_3[name]
+            xla = best_xla(outcome)
+            rows.append(
+                (
+                    *(fewer(outcome, xla), fewer(outcome, "tfmem"), paper.xla_kernels, paper.kernels),
+                    *(over_graph(outcome, xla), over_graph(outcome, "tfmem"), paper.xla, paper.stitched),
+                )
+            )
+    if not rows:
+        return ""
+    names = [(name, TABLE_3[name].name) for name in cases if name in TABLE_3]
+    lines = [(*name, *map(ratio, row)) for name, row in zip(names, rows, strict=True)]
+    lines.append(("geometric mean", "", *(ratio(mean(column)) for column in zip(*rows, strict=True))))
+    return markdown("", header, lines) + f"\n\nXLA: the faster of its modes. Paper: {PAPER}."
+
+
+def bandwidths(cases: Cases) -> str:
+    """Bytes that have to be moved in the time of a step, as a share of what a copy moves in its time."""
+    header = ("workload", "large inputs", *(f"{name}, ms" for name in SYSTEMS), "copy, GB/s")
+    header += tuple(f"{name}, of copy" for name in SYSTEMS)
+    rows = [
+        (
+            name.partition("/")[2],
+            " ".join("x".join(map(str, shape)) for shape in outcome.get("shapes", ())),
+            *(milliseconds(outcome, system) for system in SYSTEMS),
+            f"{found:.0f}" if (found := gigabytes(outcome)) else "-",
+            *(f"{share:.0%}" if (share := of_copy(outcome, system)) else "-" for system in SYSTEMS),
+        )
+        for name, outcome in cases.items()
+    ]
+    return markdown("", header, rows) if rows else ""
+
+
+def gigabytes(outcome: Outcome) -> float | None:
+    """That a copy reads and writes in a second."""
+    time, moved = value(outcome, "copy", "ms"), value(outcome, "copy", "moved")
+    return moved / time / 1e6 if time and moved else None
+
+
+def line(name: str, outcome: Outcome) -> str:
+    """One workload while it is being measured."""
+    words = [f"{name}: {outcome['status']}", *(f"{system} {milliseconds(outcome, system)}" for system in SYSTEMS)]
+    words += [outcome["message"][-300:]] if "message" in outcome else []
+    words += ["tfmem is WRONG"] if wrong(outcome) else []
+    return ", ".join(words) + f" ({outcome['process_seconds']:.0f} s)"
+
+
+def milliseconds(outcome: Outcome, system: str) -> str:
+    """The median step, or what came of it."""
+    found = outcome.get("systems", {}).get(system, {})
+    return f"{found['ms']:.3f}" if "ms" in found else found.get("status", "-")
+
+
+def number(outcome: Outcome, system: str, key: str, form: str) -> str:
+    """A value of a system, "-" where there is none."""
+    found = value(outcome, system, key)
+    return "-" if found is None else format(found, form)
+
+
+def ratio(found: float | None) -> str:
+    """In a cell."""
+    return f"{found:.2f}x" if found else "-"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""Mutated graphs, optimised by the thousand."""

@@ -12,6 +12,7 @@ from custom_ops.expr.table import FLOAT_OPS
 from custom_ops.recurrent import cells
 from custom_ops.recurrent.cell import Cell, Product, Term
 from custom_ops.recurrent.cell_builder import CellBuilder
+from tests import addons_cells
 
 Array = NDArray[Any]
 
@@ -20,7 +21,7 @@ SMOOTH = ("tanh", "sigmoid", "softplus", "sin", "cos", "erf", "square", "negate"
 
 
 def library(units: int) -> dict[str, Cell]:
-    """Every cell of `custom_ops.recurrent.cells`, some with masks and other activations."""
+    """Every cell of `custom_ops.recurrent.cells` and of Addons, some with masks and other activations."""
     return {
         "lstm": cells.lstm(),
         "lstm softplus hard_sigmoid": cells.lstm("softplus", "hard_sigmoid"),
@@ -33,13 +34,13 @@ def library(units: int) -> dict[str, Cell]:
         "simple_rnn": cells.simple_rnn(),
         "simple_rnn linear": cells.simple_rnn("linear"),
         "simple_rnn masked": cells.simple_rnn("elu", mask="repeat"),
-        "peephole_lstm": cells.peephole_lstm(),
-        "layer_norm_lstm": cells.layer_norm_lstm(units),
-        "layer_norm_simple_rnn": cells.layer_norm_simple_rnn(units),
-        "nas": cells.nas(),
-        "nas with bias, masked": cells.nas(use_bias=True, mask="repeat"),
-        "esn": cells.esn(),
-        "esn leaky": cells.esn(leaky=0.3),
+        "peephole_lstm": addons_cells.peephole_lstm(),
+        "layer_norm_lstm": addons_cells.layer_norm_lstm(units),
+        "layer_norm_simple_rnn": addons_cells.layer_norm_simple_rnn(units),
+        "nas": addons_cells.nas(),
+        "nas with bias, masked": addons_cells.nas(use_bias=True, mask="repeat"),
+        "esn": addons_cells.esn(),
+        "esn leaky": addons_cells.esn(leaky=0.3),
     }
 
 

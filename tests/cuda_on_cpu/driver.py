@@ -43,8 +43,8 @@ class Compiler:
         command = [build_flags.compiler(), "-std=c++17", "-O2", "-fPIC", "-c", str(HERE / "threads.cc")]
         subprocess.run([*command, "-o", str(self._threads)], check=True)
 
-    def __call__(self, source: str, arch: int, features: str = "") -> bytes:
-        """As `nvrtc.compile_source`; the code is the path of a shared object."""
+    def __call__(self, source: str, arch: int, features: str = "", contract: bool = False) -> bytes:
+        """As `nvrtc.compile_source`, but that nothing is contracted; the code is the path of a shared object."""
         entries = re.findall(r'extern "C" __global__ void [^;{]*?(\w+)\(const __grid_constant__', source)
         calls = "".join(f"ON_CPU_ENTRY({entry})\n" for entry in entries)
         text = f'#include "ptx_on_cpu.h"\n#include "entry.h"\n{source}\n{calls}'
@@ -115,7 +115,7 @@ class Driver:
         return 0, _ANSWERS[name]
 
     def cuDeviceGetName(self, size: int, device: int) -> tuple[int, bytes]:  # noqa: N802
-        return 0, b"CPU"
+        return 0, b"CPU\0".ljust(size, b"?")  # the driver fills no more than the name
 
     def cuGetErrorString(self, result: Any) -> tuple[int, bytes]:  # noqa: N802
         return 0, str(result).encode()

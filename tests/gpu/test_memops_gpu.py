@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 
 from custom_ops.load import Counters, Library, load
+from tests import memops
 from tests.tf.memop_trips import MIB, round_trip, settled
 
 GPU = "/GPU:0"
@@ -78,7 +79,7 @@ def test_ops_run_on_the_gpu(library: Library) -> None:
     with graph.as_default(), tf.device(GPU):
         tensor = tf.random.stateless_normal([300, 300], [1, 2])
         result = round_trip(library, tensor)
-        library.probe(run=1, index=0)
+        memops.probe(library, run=1, index=0)
     config = tf.compat.v1.ConfigProto(allow_soft_placement=False)
     with tf.compat.v1.Session(graph=graph, config=config) as session:
         before, after = session.run([tensor, result])
@@ -94,15 +95,15 @@ def test_memory_may_be_reused_after_release(library: Library) -> None:
         shape = [64 * MIB // 4]
         tensor = tf.random.stateless_uniform(shape, seed)
         checksum = tf.reduce_sum(tensor)
-        handle = library.offload(tensor)
+        handle = memops.offload(library, tensor)
         with tf.control_dependencies([checksum]):
-            released = library.release(tensor, handle)
+            released = memops.release(library, tensor, handle)
         with tf.control_dependencies([released]):
             noise = tf.random.stateless_uniform(shape, seed + 1)
             overwritten = tf.reduce_sum(noise * 2.0)
         with tf.control_dependencies([overwritten]):
-            fetched = library.prefetch(handle, tensor.dtype, tensor.shape)
-        back = library.await_(fetched, handle)
+            fetched = memops.prefetch(library, handle, tensor.dtype, tensor.shape)
+        back = memops.await_(library, fetched, handle)
         # From an argument of its own: Grappler must not take it for `tensor`.
         expected = tf.random.stateless_uniform(shape, seed_again)
         return tf.reduce_all(tf.equal(back, expected))
@@ -121,17 +122,17 @@ def test_spilling_lowers_the_device_peak(library: Library) -> None:
             start = library.stats(reset=True)
             with tf.control_dependencies([start]):
                 first = tf.random.stateless_uniform([size], seed)
-            handle = library.offload(first) if spill else None
+            handle = memops.offload(library, first) if spill else None
             used = tf.reduce_sum(first)
             with tf.control_dependencies([used]):
-                before = library.release(first, handle) if spill else used
+                before = memops.release(library, first, handle) if spill else used
             with tf.control_dependencies([before]):
                 second = tf.random.stateless_uniform([2 * size], seed)
             middle = tf.reduce_sum(second)
             with tf.control_dependencies([middle]):
                 if spill:
-                    fetched = library.prefetch(handle, first.dtype, first.shape)
-                    first = library.await_(fetched, handle)
+                    fetched = memops.prefetch(library, handle, first.dtype, first.shape)
+                    first = memops.await_(library, fetched, handle)
                 last = tf.reduce_max(first)
             with tf.control_dependencies([last]):
                 end = library.stats()
@@ -154,12 +155,12 @@ def test_copies_overlap_compute(library: Library) -> None:
         return matrix
 
     def start(tensor: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        handle = library.offload(tensor)
-        return handle, library.prefetch(handle, tensor.dtype, tensor.shape)
+        handle = memops.offload(library, tensor)
+        return handle, memops.prefetch(library, handle, tensor.dtype, tensor.shape)
 
     def finish(tensor: tf.Tensor, handle: tf.Tensor, fetched: tf.Tensor) -> tf.Tensor:
-        with tf.control_dependencies([library.release(tensor, handle)]):
-            return library.await_(fetched, handle)[-1]
+        with tf.control_dependencies([memops.release(library, tensor, handle)]):
+            return memops.await_(library, fetched, handle)[-1]
 
     @on_gpu
     def both_of(tensor: tf.Tensor, matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -199,9 +200,9 @@ def test_probes_read_the_device_clock(library: Library) -> None:
     @on_gpu
     def function(matrix: tf.Tensor) -> tf.Tensor:
         for index in range(4):
-            library.probe(run=5, index=index)
+            memops.probe(library, run=5, index=index)
             matrix = tf.matmul(matrix, matrix) * 1e-4
-        library.probe(run=5, index=4)
+        memops.probe(library, run=5, index=4)
         return matrix[0, 0]
 
     with tf.device(GPU):
@@ -270,12 +271,12 @@ def test_an_aborted_step_corrupts_nothing(library: Library) -> None:
     @tf.function
     def aborted(tensor: tf.Tensor, go_on: tf.Tensor) -> tf.Tensor:
         with tf.device(GPU):
-            handle = library.offload(tensor)
-            fetched = library.prefetch(handle, tensor.dtype, tensor.shape)
+            handle = memops.offload(library, tensor)
+            fetched = memops.prefetch(library, handle, tensor.dtype, tensor.shape)
         with tf.control_dependencies([fetched]), tf.device("/CPU:0"):
             failure = tf.debugging.Assert(go_on, ["on purpose"])
         with tf.control_dependencies([failure]), tf.device(GPU):
-            return library.await_(fetched, handle)
+            return memops.await_(library, fetched, handle)
 
     fill = on_gpu(lambda value: tf.fill([size], value))
     check = on_gpu(lambda tensor, value: tf.reduce_all(tf.equal(tensor, value)))
@@ -333,10 +334,10 @@ config.gpu_options.per_process_gpu_memory_fraction = 0.02
 config.gpu_options.experimental.use_unified_memory = True
 with tf.Graph().as_default() as graph, tf.device("/GPU:0"):
     tensor = tf.random.stateless_normal([4 << 20], [1, 2])
-    handle = library.offload(tensor, mechanism="managed")
-    with tf.control_dependencies([library.release(tensor, handle), library.preaccess(1 << 20)]):
-        fetched = library.prefetch(handle, tensor.dtype, tensor.shape)
-    back = library.await_(fetched, handle)
+    handle = memops.offload(library, tensor, mechanism="managed")
+    with tf.control_dependencies([memops.release(library, tensor, handle), memops.preaccess(library, 1 << 20)]):
+        fetched = memops.prefetch(library, handle, tensor.dtype, tensor.shape)
+    back = memops.await_(library, fetched, handle)
     seed = tf.compat.v1.placeholder(tf.int32, [2])  # Grappler must not take it for `tensor`
     expected = tf.random.stateless_normal([4 << 20], seed)
     same = tf.reduce_all(tf.equal(back, expected))

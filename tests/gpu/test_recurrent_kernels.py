@@ -14,6 +14,7 @@ from custom_ops.recurrent.differentiate import differentiate
 from custom_ops.recurrent.launch import Launcher
 from custom_ops.recurrent.program import build
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
+from tests import addons_cells
 from tests.gpu_kernels import (
     CLUSTER,
     EVERYWHERE,
@@ -74,7 +75,7 @@ def test_a_hundred_steps_stay_accurate(device: Device, exchange: str) -> None:
 @pytest.mark.parametrize("units", [33, 256])
 @pytest.mark.parametrize("where", EVERYWHERE.values(), ids=EVERYWHERE)
 def test_row_sums(device: Device, units: int, where: dict[str, Any]) -> None:
-    compare(device, cells.layer_norm_lstm(units), units, 5, rows=2, shared_weights=32, bound=2e-5, **where)
+    compare(device, addons_cells.layer_norm_lstm(units), units, 5, rows=2, shared_weights=32, bound=2e-5, **where)
 
 
 @pytest.mark.parametrize("where", EVERYWHERE.values(), ids=EVERYWHERE)
@@ -84,8 +85,8 @@ def test_backward_cells(device: Device, name: str, where: dict[str, Any]) -> Non
         "lstm": cells.lstm(),
         "gru": cells.gru(),
         "gru2": cells.gru(reset_after=False),
-        "nas": cells.nas(),
-        "peephole": cells.peephole_lstm(),
+        "nas": addons_cells.nas(),
+        "peephole": addons_cells.peephole_lstm(),
     }[name]
     compare(device, differentiate(forward).backward, 48, 6, rows=3, shared_weights=32, bound=3e-5, **where)
 
@@ -284,7 +285,7 @@ def test_nan_and_infinity_stay_in_their_row(
 
 
 def test_runs_are_bitwise_equal(device: Device) -> None:
-    cell, units = cells.layer_norm_lstm(64), 64
+    cell, units = addons_cells.layer_norm_lstm(64), 64
     arrays = inputs(cell, units, 30, 4)
     options = Configuration(rows=2, **CLUSTER)  # type: ignore[arg-type]
     first, second = [run(device, cell, units, options, [arrays])[0][0] for _ in range(2)]
@@ -305,7 +306,8 @@ def test_the_fallback_computes_the_same(device: Device, replicated: bool) -> Non
     results = [np.full(array.shape, np.nan, np.float32) for array in wanted]
     outputs = [device.upload(array) for array in results]
     memory = device.upload(np.full(launcher.memory_bytes(batch), 0xFF, np.uint8))
-    launcher.launch_fallback(time, batch, [places + outputs], memory, device.stream)
+    words = launcher._words(time, batch, [places + outputs], memory, (), False)
+    launcher._fallback.prepare((1, words[1] >> 32), words)(device.stream)  # type: ignore[union-attr]
     check([device.download(*pair) for pair in zip(outputs, results, strict=True)], wanted, 1e-5)
 
 

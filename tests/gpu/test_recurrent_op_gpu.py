@@ -15,11 +15,12 @@ from custom_ops.load import Library, load
 from custom_ops.recurrent import cells, reference
 from custom_ops.recurrent.cell import Cell
 from custom_ops.recurrent.differentiate import differentiate
-from custom_ops.recurrent.gradient_reference import gradients
 from custom_ops.recurrent.op import recurrent
 from custom_ops.recurrent.program import ANY_BATCH, Program, build
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
+from tests import addons_cells
 from tests.gpu_neighbour import WHOLE_PROCESSOR, Neighbour
+from tests.gradient_reference import gradients
 from tests.recurrent_cells import Arguments, arguments
 
 UNITS, TIME, BATCH = 40, 12, 5
@@ -164,7 +165,7 @@ def standing_in(cell: Cell, arch: int) -> Program:
 
 
 def test_where_a_group_does_not_fit_a_launch_for_each_stage_stands_in(library: Library, arch: int) -> None:
-    cell = cells.layer_norm_lstm(UNITS)
+    cell = addons_cells.layer_norm_lstm(UNITS)
     given = arguments(cell, UNITS, TIME, BATCH)
     large = replace(program(cell, arch, "grid"), ctas=1000)
     programs = [standing_in(cell, arch), large]

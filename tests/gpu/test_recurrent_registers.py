@@ -14,6 +14,7 @@ from custom_ops.recurrent.cell import Cell
 from custom_ops.recurrent.codegen.layout import layout
 from custom_ops.recurrent.differentiate import differentiate
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
+from tests import addons_cells
 from tests.gpu_kernels import CLUSTER, GRID, check, check_that_nan_and_infinity_stay, compare, expected, inputs, run
 from tests.recurrent_cells import chained, side_by_side
 
@@ -38,8 +39,8 @@ CELLS = {
     "masked": cells.lstm(mask="repeat"),
     "gru": cells.gru(),
     "gru2": cells.gru(reset_after=False),
-    "peephole": cells.peephole_lstm(),
-    "nas": cells.nas(),
+    "peephole": addons_cells.peephole_lstm(),
+    "nas": addons_cells.nas(),
     "chained": chained(),
     "side by side": side_by_side(),
     "training": differentiate(cells.gru(reset_after=False)).forward,

@@ -73,9 +73,10 @@ def test_wheel_runs_outside_the_checkout(installed: Path, tmp_path: Path) -> Non
 import tensorflow as tf, tfmem
 from custom_ops.load import load
 library, tensor = load(), tf.range(1000.0)
-handle = library.offload(tensor)
-library.release(tensor, handle)
-back = library.await_(library.prefetch(handle, tf.float32, [1000]), handle)
+handle = library.ops.mem_op_offload(tensor=tensor)
+library.ops.mem_op_release(tensor=tensor, handle=handle)
+fetched = library.ops.mem_op_prefetch(handle=handle, T=tf.float32, shape=[1000])
+back = library.ops.mem_op_await(tensor=fetched, handle=handle)
 assert bool(tf.reduce_all(back == tensor))
 print(tfmem.__file__, library.path)
 """

@@ -20,6 +20,7 @@ from custom_ops.matmul import kernels as matmul
 from custom_ops.recurrent import cells
 from custom_ops.recurrent.differentiate import differentiate
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
+from tests import addons_cells
 from tests.cuda_on_cpu.driver import Compiler, CpuDevice, Driver
 from tests.gpu_kernels import (
     CLUSTER,
@@ -40,6 +41,7 @@ from tests.recurrent_cells import chained, side_by_side
 SMALL = {"single": {}, "cluster": {"ctas": 4, "exchange": "cluster"}, "grid": {"ctas": 6, "exchange": "grid"}}
 SMALL |= {"sliced": SLICED | {"ctas": 8}, "launches": LAUNCHED | {"ctas": 6}}
 GRU2 = cells.gru(reset_after=False)
+NORMAL = addons_cells.layer_norm_lstm(33)
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +90,8 @@ def test_products_on_tensor_cores(
 
 
 FORMS: dict[str, tuple[Any, int, int, dict[str, Any]]] = {
-    "sums over rows": (cells.layer_norm_lstm(33), 33, 5, {"rows": 2, "shared_weights": 32, **SMALL["cluster"]}),
-    "sums over rows, in a grid": (cells.layer_norm_lstm(33), 33, 5, {"rows": 2, "shared_weights": 32, **SMALL["grid"]}),
+    "sums over rows": (NORMAL, 33, 5, {"rows": 2, "shared_weights": 32, **SMALL["cluster"]}),
+    "sums over rows, in a grid": (NORMAL, 33, 5, {"rows": 2, "shared_weights": 32, **SMALL["grid"]}),
     "backward": (differentiate(GRU2).backward, 20, 5, {"rows": 3, "shared_weights": 32, **SMALL["cluster"]}),
     "buffers alike in two stages": (side_by_side(), 20, 9, {"rows": 8, "lanes": 32, **SMALL["grid"]}),
     "weights streamed": (cells.lstm(), 40, 5, {"rows": 4, "register_weights": 0, **SMALL["cluster"]}),

@@ -21,6 +21,7 @@ from custom_ops.recurrent.codegen.layout import layout
 from custom_ops.recurrent.codegen.source import generate
 from custom_ops.recurrent.differentiate import differentiate
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
+from tests import addons_cells
 from tests.recurrent_cells import chained, every_op
 
 NVCC = shutil.which("nvcc")
@@ -30,9 +31,9 @@ CELLS = {
     "gru": cells.gru(),
     "gru2": cells.gru(reset_after=False),
     "rnn": cells.simple_rnn(),
-    "peephole": cells.peephole_lstm(),
-    "layer_norm": cells.layer_norm_lstm(100),
-    "nas": cells.nas(),
+    "peephole": addons_cells.peephole_lstm(),
+    "layer_norm": addons_cells.layer_norm_lstm(100),
+    "nas": addons_cells.nas(),
     "masked": cells.lstm(mask="repeat"),
     "lstm backward": differentiate(cells.lstm()).backward,
     "gru2 backward": differentiate(cells.gru(reset_after=False)).backward,

@@ -12,6 +12,7 @@ from custom_ops.expr.program import Elementwise
 from custom_ops.recurrent import cells
 from custom_ops.recurrent.cell import Cell, Constant, Product, RowSum, Sequence, State, Term, Vector, from_text
 from custom_ops.recurrent.cell_builder import CellBuilder
+from tests import addons_cells
 from tests.recurrent_cells import library, random_cells
 
 
@@ -40,11 +41,11 @@ def test_stages_count_synchronisations() -> None:
     assert max(cells.gru(reset_after=True).stages) == 0
     assert max(cells.gru(reset_after=False).stages) == 1
     # product, mean and variance of the gates, mean and variance of c
-    assert max(cells.layer_norm_lstm(8).stages) == 4
+    assert max(addons_cells.layer_norm_lstm(8).stages) == 4
 
 
 def test_blocks_count_weights_once() -> None:
-    assert [cell.blocks for cell in (cells.lstm(), cells.gru(), cells.nas())] == [4, 3, 8]
+    assert [cell.blocks for cell in (cells.lstm(), cells.gru(), addons_cells.nas())] == [4, 3, 8]
     builder = CellBuilder(matrices=[(1, 1)])
     h = builder.state()
     twice = builder.product(builder.apply("tanh", builder.product(h, 0)), 0)

@@ -11,6 +11,7 @@ from custom_ops.expr.op import Array
 from custom_ops.recurrent import cells
 from custom_ops.recurrent.cell import Cell, State
 from custom_ops.recurrent.reference import run
+from tests import addons_cells
 from tests.recurrent_cells import Arguments, arguments, library
 
 UNITS, BATCH = 5, 3
@@ -42,7 +43,7 @@ def gates(given: Arguments, state: int, count: int) -> list[tuple[Array, Array]]
 
 
 def test_peephole_lstm() -> None:
-    given, output, finals = one_step(cells.peephole_lstm())
+    given, output, finals = one_step(addons_cells.peephole_lstm())
     (p_i, p_f, p_o), old_c = given.vectors, given.states[1]
     i, f, g, o = (x + r for x, r in gates(given, 0, 4))
     c = sigmoid(f + p_f * old_c) * old_c + sigmoid(i + p_i * old_c) * np.tanh(g)
@@ -51,7 +52,7 @@ def test_peephole_lstm() -> None:
 
 
 def test_layer_norm_lstm() -> None:
-    given, output, finals = one_step(cells.layer_norm_lstm(UNITS))
+    given, output, finals = one_step(addons_cells.layer_norm_lstm(UNITS))
     gain, offset, c_gain, c_offset = given.vectors
     z = given.sequences[0][0] + normal(given.states[0] @ given.matrices[0]) * gain + offset
     i, f, g, o = np.split(z, 4, 1)
@@ -62,7 +63,7 @@ def test_layer_norm_lstm() -> None:
 
 @pytest.mark.parametrize("use_bias", [False, True])
 def test_nas(use_bias: bool) -> None:
-    given, output, finals = one_step(cells.nas(use_bias))
+    given, output, finals = one_step(addons_cells.nas(use_bias))
     bias = np.split(given.vectors[0], 8) if use_bias else np.zeros(8)
     (x0, r0), (x1, r1), (x2, r2), (x3, r3), (x4, r4), (x5, r5), (x6, r6), (x7, r7) = (
         (x, r + b) for (x, r), b in zip(gates(given, 1, 8), bias, strict=True)
@@ -76,7 +77,7 @@ def test_nas(use_bias: bool) -> None:
 
 @pytest.mark.parametrize("leaky", [1.0, 0.3])
 def test_esn(leaky: float) -> None:
-    given, output, finals = one_step(cells.esn(leaky))
+    given, output, finals = one_step(addons_cells.esn(leaky))
     ((x, r),) = gates(given, 0, 1)
     h = (1 - leaky) * given.states[0] + leaky * np.tanh(x + r)
     np.testing.assert_allclose([output, *finals], [h, h], rtol=1e-12)
@@ -100,8 +101,8 @@ def test_every_cell_puts_out_one_column(name: str) -> None:
 
 
 MASKED = {
-    "lstm": cells.lstm, "gru": cells.gru, "simple_rnn": cells.simple_rnn, "peephole_lstm": cells.peephole_lstm,
-    "nas": cells.nas, "esn": cells.esn,
+    "lstm": cells.lstm, "gru": cells.gru, "simple_rnn": cells.simple_rnn, "peephole_lstm": addons_cells.peephole_lstm,
+    "nas": addons_cells.nas, "esn": addons_cells.esn,
 }  # fmt: skip
 
 

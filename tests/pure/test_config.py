@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from graph_passes.errors import InvalidBudgetError, OptionsError
+from graph_passes.fusion.options import FusionOptions
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.recurrent.options import RecurrentOptions
 from tfmem.options import Options, kernel_flags, merged, parse_budget, workspace_limits
@@ -64,6 +65,8 @@ WRONG: list[tuple[type, str, list[Any]]] = [
         [None, [("x", (1,))], "x", {"x": 3}, {"x": "34"}, {"x": (1.5,)}, {"x": (None,)}, {1: (1,)}],
     ),
     (Options, "input_shapes", [{1: (1,)}, {"x": (-1,)}, {"x": (True,)}, {"x": (1 << 70,)}, {"": (1,)}]),
+    (Options, "fusion", [None, False, {}, "fast", OffloadOptions()]),
+    (FusionOptions, "tune", ["always", None, 0, True]),
     (Options, "device", [None, 0, b"GPU:0", ["GPU:0"]]),
     (Options, "observe", ["no", "0", 0, 1, None, []]),
     (Options, "progress", ["no", 0, 1, None]),
@@ -84,6 +87,7 @@ WRONG: list[tuple[type, str, list[Any]]] = [
     (RecurrentOptions, "progress", [None, "no", 0]),
 ]
 
+NESTED = (OffloadOptions, RecurrentOptions, FusionOptions)
 
 CASES = [(options, name, value) for options, name, values in WRONG for value in values]
 
@@ -98,7 +102,7 @@ def test_a_wrong_value_is_refused_by_name(options, name, value):
 
 
 def test_every_option_has_wrong_values_above():
-    fields = {(options, name) for options in (Options, OffloadOptions, RecurrentOptions) for name in _fields(options)}
+    fields = {(options, name) for options in (Options, *NESTED) for name in _fields(options)}
     assert fields - {(Options, "memory_budget")} == {(options, name) for options, name, _ in WRONG}
 
 

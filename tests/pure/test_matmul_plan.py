@@ -8,8 +8,9 @@ import pytest
 
 from custom_ops.jit.image import KernelImage
 from graph_passes.graph.ir import Code, DataType, Graph, Node, TensorId, TensorSpec
-from graph_passes.matmul.apply import MATMUL_OP, apply_products
-from graph_passes.matmul.plan import ProductPlan, plan_products, worth_it
+from graph_passes.graph.rewrite import apply_rewrites
+from graph_passes.matmul.apply import MATMUL_OP, product_rewrites
+from graph_passes.matmul.plan import ProductPlan, products, worth_it
 
 Dims = tuple[int | None, ...] | None
 
@@ -52,11 +53,11 @@ def graph(left: Dims = (None, 512), right: Dims = (512, 2048), dtype: str = "flo
     ],
 )
 def test_large_products_of_float32_are_found(made: Graph, found: bool) -> None:
-    assert plan_products(made, ["product", "reader", "no such node"]).names == (("product",) if found else ())
+    assert products(made, ["product", "reader", "no such node"]) == (("product",) if found else ())
 
 
 def test_others_than_those_asked_for_stay() -> None:
-    assert plan_products(graph(), []).names == ()
+    assert products(graph(), []) == ()
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_which_products_win(rows: int, depth: int, columns: int, wins: bool) -> 
 def test_a_product_is_replaced_with_all_its_edges(fused: bool) -> None:
     made = graph(transpose_b=True, **({"fused_ops": ("BiasAdd",)} if fused else {}))
     images = tuple(KernelImage(90, name, 128, f"code of {name}".encode()) for name in ("split", "large", "small"))
-    apply_products(ProductPlan(("product",), images), made)
+    apply_rewrites(product_rewrites(ProductPlan(("product",), images), made), made)
     assert "product" not in made.nodes
     new = made[made["reader"].inputs[0].node]
     assert (new.op, new.device, new.control) == (MATMUL_OP, "/device:GPU:0", ["before"])

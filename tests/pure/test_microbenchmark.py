@@ -158,3 +158,7 @@ def test_a_description_with_something_else_in_it_is_refused(field: str, wrong: A
     assert from_json(values) == machine_of("unit")
     with pytest.raises(KernelError, match=f"{field}.*measure the machine again"):
         from_json({**values, field: wrong})
+
+
+def test_a_name_ends_where_the_driver_ends_it() -> None:
+    assert Device(driver=Driver()).name == "CPU"

@@ -89,7 +89,9 @@ def test_no_other_place_lists_ops() -> None:
     assert lists == set()
     sources = (ROOT / "custom_ops" / "ops").rglob("*.[ch]*")
     for file in sources:
-        assert sum(f"Elementwise::{cpp.enumerator(name)}" in file.read_text() for name in TABLE) <= 1, file
+        assert sum(f"Elementwise::{cpp.enumerator(name)}" in file.read_text() for name in TABLE) <= 2, (
+            file
+        )  # an index is a sum of products
 
 
 def test_ops_for_cells_take_all_floats() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from typing import get_args
 
 import pytest
 
 from graph_passes.errors import GraphError
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
-from graph_passes.pipeline import PASSES, Phase, Step, runs
+from graph_passes.graph.rewrite import NewNode, Rewrite, applied
+from graph_passes.graph.verify import verify_graph
+from graph_passes.pipeline import PASSES, Outcome, Pass, Phase, Step, run_passes, runs
 from tfmem.options import Options, PassName
 
 
@@ -20,7 +23,8 @@ def test_each_pass_has_a_name_and_they_stand_in_the_order_of_their_phases() -> N
 
 
 def test_users_name_passes_by_their_options() -> None:
-    assert tuple(dict.fromkeys(each.option for each in PASSES)) == get_args(PassName) == Options().passes
+    assert tuple(dict.fromkeys(each.option for each in PASSES)) == get_args(PassName)
+    assert set(Options().passes) <= set(get_args(PassName))
 
 
 @pytest.mark.parametrize(
@@ -28,6 +32,7 @@ def test_users_name_passes_by_their_options() -> None:
     [
         ((), set()),
         (("recurrent",), {Phase.BEFORE_GRAPPLER}),
+        (("fusion",), {Phase.AFTER_GRAPPLER}),
         (("offload",), {Phase.UNDER_BUDGET}),
         (("recurrent", "offload"), {Phase.BEFORE_GRAPPLER, Phase.UNDER_BUDGET}),
     ],
@@ -60,3 +65,69 @@ def test_a_step_of_a_sessions_graph_reads_variables_before_it_writes_them() -> N
 def test_what_runs_is_in_the_graph() -> None:
     with pytest.raises(GraphError, match="nothing"):
         Step.of_session(session_graph(), ["nothing"])
+
+
+class Held:
+    """A source that holds its graph; what `refuse` names cannot be carried out."""
+
+    def __init__(self, graph: Graph, refuse: Sequence[str] = ()) -> None:
+        self.graph, self.refuse = graph, refuse
+
+    def read(self, _: Collection[str] | None = None) -> Graph:
+        return self.graph
+
+    def keep(self, _: Graph) -> set[str]:
+        return set()
+
+    def edit(self, graph: Graph, rewrites: Sequence[Rewrite]) -> dict[str, Exception]:
+        errors = {each.name: GraphError("refused") for each in rewrites if each.name in self.refuse}
+        self.graph, _ = applied([each for each in rewrites if each.name not in errors], graph, verify_graph)
+        return errors
+
+
+def doubling(name: str, option: str = "fusion", phase: Phase = Phase.AFTER_GRAPPLER) -> Pass:
+    """A pass that puts an op behind each op that its needs name."""
+
+    def plan(source: Held, needs: Sequence[str]) -> tuple[tuple[str, ...], Graph]:
+        graph = source.read()
+        return tuple(node for node in needs if graph[node]), graph
+
+    def rewrites(nodes: Sequence[str], _: Graph) -> list[Rewrite]:
+        return [Rewrite(node, (NewNode(f"{node}/{name}", "Neg", (TensorId(node),)),)) for node in nodes]
+
+    return Pass(name, phase, option, plan, rewrites)
+
+
+def test_passes_of_a_phase_run_in_order_each_on_what_the_one_before_left() -> None:
+    source = Held(Graph([Node("x", "Placeholder", outputs=1)], {}))
+    seen: list[Mapping[str, Outcome]] = []
+
+    def after_first(done: Mapping[str, Outcome]) -> list[str]:
+        seen.append(dict(done))
+        return ["x/first"]
+
+    passes = (doubling("first"), doubling("second"), doubling("early", phase=Phase.BEFORE_GRAPPLER))
+    needs = {"first": lambda _: ["x"], "second": after_first, "early": lambda _: ["x"]}
+    done = run_passes(Phase.AFTER_GRAPPLER, ["fusion"], source, needs, passes)
+    assert set(source.graph.nodes) == {"x", "x/first", "x/first/second"}
+    assert done == {"first": Outcome(("x",)), "second": Outcome(("x/first",))}
+    assert seen == [{"first": Outcome(("x",))}]
+
+
+def test_who_was_not_asked_for_or_has_nothing_to_do_does_not_run() -> None:
+    source = Held(Graph([Node("x", "Placeholder", outputs=1)], {}))
+    passes = (doubling("other", option="other"), doubling("idle"), doubling("unknown"))
+    needs = {"other": lambda _: ["x"], "idle": lambda _: None}
+    assert run_passes(Phase.AFTER_GRAPPLER, ["fusion"], source, needs, passes) == {}
+    assert set(source.graph.nodes) == {"x"}
+
+
+def test_what_fails_costs_nothing_else() -> None:
+    source = Held(Graph([Node("x", "Placeholder", outputs=1), Node("y", "Placeholder", outputs=1)], {}), ["y"])
+    passes = (doubling("broken"), doubling("sound"))
+    needs = {"broken": lambda _: ["no such node"], "sound": lambda _: ["x", "y"]}
+    done = run_passes(Phase.AFTER_GRAPPLER, ["fusion"], source, needs, passes)
+    assert isinstance(done["broken"].failed, KeyError | GraphError)
+    assert done["sound"].plan == ("x", "y")
+    assert set(done["sound"].errors) == {"y"}
+    assert set(source.graph.nodes) == {"x", "y", "x/sound"}

@@ -14,8 +14,8 @@ from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.memory.fragmentation import Room
 from graph_passes.memory.simulate import Link, Padding
 from graph_passes.memory.timeline import Buffer, Gap, ScheduledOp, Timeline
-from graph_passes.offload.apply import apply_offload
 from graph_passes.offload.check import faults
+from graph_passes.offload.memops import offload_rewrites
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.offload.plan import plan_offload
 from graph_passes.offload.thin import thinned
@@ -112,7 +112,7 @@ def test_faults_of_a_move(change, words):
     assert any(words in fault for fault in faults(timeline, broken)), faults(timeline, broken)
     assert faults(timeline, replace(plan, moves=(move, move)))
     with pytest.raises(GraphError, match="cannot be put into the graph"):
-        apply_offload(Graph([], {}), timeline, broken, OffloadOptions())
+        offload_rewrites(Graph([], {}), timeline, broken, OffloadOptions())
 
 
 def test_faults_of_a_chain():

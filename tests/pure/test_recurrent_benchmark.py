@@ -9,7 +9,6 @@ import pytest
 if not (Path(__file__).resolve().parents[2] / "benchmarks").is_dir():
     pytest.skip("the benchmarks are not installed; run from a checkout", allow_module_level=True)
 
-from benchmarks.recurrent import launches as recurrent_launches
 from benchmarks.recurrent import search, tables
 from benchmarks.recurrent.cases import Case, Chip, Floor, fastest, floor
 from custom_ops.errors import KernelError
@@ -127,7 +126,7 @@ class Bench:
     def __init__(self):
         self.asked = []
 
-    def measure(self, configuration, batch, time_steps):
+    def measure(self, configuration, point):
         threads = configuration.threads
         if threads > 512:
             raise KernelError("too many")
@@ -143,7 +142,7 @@ def test_a_search_times_the_fastest_once_more(results):
     trials = {place: Trial(Configuration(threads=threads), 1, 1.0) for place, threads in enumerate(order)}
     shares = [(done, {place: trial}) for place, trial in trials.items()]
     bench = Bench()
-    found = search.search(bench, shares, 100)
+    found = search.search(bench, shares)
     assert found[1].measured == 64_100
     assert found[0].measured == 96_100
     assert found[2].error == "too many"
@@ -171,20 +170,3 @@ def test_keras_before_and_after(results):
     )
     assert "| `train/gru/64/1` | - | - | wrong | - |" in training
     assert training.endswith("\n\nGeometric mean 4.00x, least 4.00x.")
-
-
-def test_a_launch_for_each_stage_has_a_floor_and_a_row():
-    """LSTM of 2,048 units: 64 MiB of weights come from device memory, for its 50 MiB of L2 do not hold them."""
-    trial = {
-        "configuration": {"exchange": "grid", "product": "fma", "rows": 1, "ctas": 256, "threads": 128, "slices": 1},
-        "measured": 2e6,
-    }
-    case = {"layer": "lstm", "units": 2048, "batch": 1, "steps": 100, "one_block_nanoseconds": None}
-    fmas, weights, launches = recurrent_launches.floor(case)
-    assert fmas == pytest.approx(4 * 2048**2 * 100 / (132 * 128 * 1.98e9) * 1e3)
-    assert weights == pytest.approx(100 * (64 << 20) / 4.3e12 * 1e3)
-    assert launches == pytest.approx(100 * 2.1e-3)
-    assert recurrent_launches.floor({**case, "layer": "canonical_gru"})[2] == 2 * launches
-    *_, row = recurrent_launches.table({"lstm/2048/1": {**case, "whole": {**trial, "measured": 5e5}, "staged": trial}})
-    assert row.startswith("| lstm | 2048 | 1 | 0.500 (grid, fma, 1 rows, 256 x 128) | 2.000 ")
-    assert row.endswith("| 4.00 | - |")

@@ -21,6 +21,7 @@ from custom_ops.recurrent.codegen.schedule import schedule
 from custom_ops.recurrent.codegen.source import ENTRY, FALLBACK, generate, parameter_words
 from custom_ops.recurrent.program import Program
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
+from tests import addons_cells
 from tests.recurrent_cells import random_cells, side_by_side
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "recurrent_lstm_256.cu"
@@ -52,7 +53,7 @@ def test_a_canonical_gru_exchanges_twice() -> None:
 
 
 def test_row_sums_have_buffers_of_their_own() -> None:
-    plan = schedule(cells.layer_norm_lstm(64))
+    plan = schedule(addons_cells.layer_norm_lstm(64))
     sums = [buffer for buffer in plan.buffers if buffer.kind == "sums"]
     assert sums
     assert all(plan.place_of_sum(node) for buffer in sums for node in buffer.operands)
@@ -91,7 +92,7 @@ def test_where_sums_stay_in_registers(units: int, configuration: Configuration, 
 
 
 def test_row_sums_do_not_stay_in_registers() -> None:
-    assert layout(RecurrentSpec(cells.layer_norm_lstm(64), 64), IN_REGISTERS, 90).sum_lanes == 0
+    assert layout(RecurrentSpec(addons_cells.layer_norm_lstm(64), 64), IN_REGISTERS, 90).sum_lanes == 0
     assert layout(RecurrentSpec(cells.gru(reset_after=False), 64), IN_REGISTERS, 90).sum_lanes == 2
 
 
@@ -159,7 +160,7 @@ def test_warps_that_make_no_whole_subgroups_are_idle() -> None:
 def test_places_do_not_overlap(units: int, exchange: str, slices: int, product: str, lanes: int) -> None:
     ctas = {"single": 1, "cluster": 16}.get(exchange, 128)
     configuration = Configuration(8, ctas, 256, lanes, 0, 0, product, exchange, slices)  # type: ignore[arg-type]
-    spec = RecurrentSpec(cells.layer_norm_lstm(units), units)
+    spec = RecurrentSpec(addons_cells.layer_norm_lstm(units), units)
     try:
         sizes = layout(spec, configuration, 90)
     except KernelError as error:
@@ -189,7 +190,7 @@ def test_a_later_stage_takes_the_place_of_an_earlier_one() -> None:
         first, second = layout(spec, others, 90).buffers
         assert first.offset != second.offset
     # sums are read by what follows the products, too
-    normalised = layout(RecurrentSpec(cells.layer_norm_lstm(100), 100), grid, 90).buffers
+    normalised = layout(RecurrentSpec(addons_cells.layer_norm_lstm(100), 100), grid, 90).buffers
     assert len({buffer.offset for buffer in normalised}) == len(normalised)
 
 

@@ -12,12 +12,11 @@ from custom_ops.expr.program import Elementwise
 from custom_ops.recurrent.cell import Constant, Product, RowSum
 from graph_passes.errors import GraphError
 from graph_passes.graph.ir import DataType, Function, Graph, Literal, Node, TensorId, TensorSpec
-from graph_passes.graph.rewrite import NewNode
+from graph_passes.graph.rewrite import NewNode, apply_rewrites
 from graph_passes.graph.verify import verify_graph
-from graph_passes.recurrent.apply import apply_recurrent
 from graph_passes.recurrent.find.equal_scalars import dimension_key, scalar_key
-from graph_passes.recurrent.inference import plan_recurrent
-from graph_passes.recurrent.match import RECURRENT_OP, Direction, Launch
+from graph_passes.recurrent.match import RECURRENT_OP, Direction, Launch, recurrent_rewrites
+from graph_passes.recurrent.plan import plan_inference
 
 UNITS, INPUTS = 4, 3
 ITEMS = {"float32": 4, "int32": 4, "bool": 1, "variant": 0}
@@ -147,7 +146,7 @@ def read(builder: Builder) -> Graph:
 
 
 def test_the_input_product_is_hoisted_with_its_bias() -> None:
-    (match,) = plan_recurrent(read(loop_graph())).matches
+    (match,) = plan_inference(read(loop_graph())).matches
     (launch,) = match.launches
     before = [node.op for node in match.nodes if isinstance(node, NewNode)]
     assert before.count("MatMul") == before.count("AddV2") == 1
@@ -161,13 +160,13 @@ def test_the_input_product_is_hoisted_with_its_bias() -> None:
 
 def test_results_are_rewired_and_the_loop_removed() -> None:
     graph = read(loop_graph())
-    plan = plan_recurrent(graph)
+    plan = plan_inference(graph)
     (match,) = plan.matches
     (launch,) = match.launches
     assert dict(match.rewired) == {TensorId("loop/stack"): launch.output(0), TensorId("loop", 4): launch.final(0)}
     assert {"loop", "loop/stack", "loop/items", "loop/empty"} <= set(match.removed)
     assert not {"x", "W", "R", "b", "h", "loop/steps"} & set(match.removed)
-    apply_recurrent(plan, graph)
+    apply_rewrites(recurrent_rewrites(plan, graph), graph)
     verify_graph(graph)
     assert [node.op for node in graph].count(RECURRENT_OP) == 1
     assert "loop" not in graph.nodes
@@ -176,20 +175,20 @@ def test_results_are_rewired_and_the_loop_removed() -> None:
 
 
 def test_the_plan_is_a_function_of_the_graph() -> None:
-    assert plan_recurrent(read(loop_graph())) == plan_recurrent(read(loop_graph()))
+    assert plan_inference(read(loop_graph())) == plan_inference(read(loop_graph()))
 
 
 def test_what_is_fetched_stays() -> None:
-    plan = plan_recurrent(read(loop_graph()), ["loop"])
+    plan = plan_inference(read(loop_graph()), ["loop"])
     assert not plan.matches
     assert "'loop' itself is fetched by name" in plan.unmatched[0].reason
-    (match,) = plan_recurrent(read(loop_graph()), ["loop/stack"]).matches
+    (match,) = plan_inference(read(loop_graph()), ["loop/stack"]).matches
     assert "loop/stack" not in match.removed
     assert any(node.op == "TensorListFromTensor" for node in match.nodes if isinstance(node, NewNode))
 
 
 def test_a_reversed_loop_walks_backwards_and_moves_nothing() -> None:
-    (match,) = plan_recurrent(read(loop_graph(reverse=True))).matches
+    (match,) = plan_inference(read(loop_graph(reverse=True))).matches
     (launch,) = match.launches
     assert launch.directions[0].reverse
     assert not any(node.op == "ReverseV2" for node in match.nodes if isinstance(node, NewNode))
@@ -202,7 +201,7 @@ def test_two_directions_share_one_launch() -> None:
     given = {key: TensorId(key) for key in "WRb"}
     add_loop(outer, plain, TensorId("x"), TensorId("h"), given, "backward", reverse=True)
     graph = read(outer)
-    plan = plan_recurrent(graph)
+    plan = plan_inference(graph)
     (match,) = plan.matches
     (launch,) = match.launches
     assert [direction.reverse for direction in launch.directions] == [False, True]
@@ -210,7 +209,7 @@ def test_two_directions_share_one_launch() -> None:
     assert found[TensorId("forward/stack")] == TensorId(launch.name, 0)
     assert found[TensorId("backward/back")] == TensorId(launch.name, 1)
     assert found[TensorId("backward", 4)] == TensorId(launch.name, 3)
-    apply_recurrent(plan, graph)
+    apply_rewrites(recurrent_rewrites(plan, graph), graph)
     verify_graph(graph)
 
 
@@ -218,7 +217,7 @@ def test_directions_that_need_each_other_do_not() -> None:
     outer = loop_graph(name="forward")
     given = {key: TensorId(key) for key in "WRb"}
     add_loop(outer, plain, TensorId("x"), TensorId("forward/state"), given, "backward", reverse=True)
-    assert len(plan_recurrent(read(outer)).matches) == 2
+    assert len(plan_inference(read(outer)).matches) == 2
 
 
 def normalised(body: Builder, x: TensorId, h: TensorId, given: dict[str, TensorId]) -> tuple[TensorId, TensorId]:
@@ -230,7 +229,7 @@ def normalised(body: Builder, x: TensorId, h: TensorId, given: dict[str, TensorI
 
 
 def test_sums_over_units_are_row_sums() -> None:
-    (match,) = plan_recurrent(read(loop_graph(normalised))).matches
+    (match,) = plan_inference(read(loop_graph(normalised))).matches
     cell = match.launches[0].cell
     assert [node for node in cell.nodes if isinstance(node, RowSum)]
     assert Constant(1 / UNITS) in cell.nodes
@@ -247,7 +246,7 @@ def sliced(body: Builder, x: TensorId, h: TensorId, given: dict[str, TensorId]) 
 
 
 def test_a_joined_product_is_cut_by_rows() -> None:
-    (match,) = plan_recurrent(read(loop_graph(sliced))).matches
+    (match,) = plan_inference(read(loop_graph(sliced))).matches
     operations = [node.op for node in match.nodes if isinstance(node, NewNode)]
     assert operations.count("Slice") == 2
     assert operations.count("MatMul") == 1
@@ -267,7 +266,7 @@ def masked(body: Builder, x: TensorId, h: TensorId, given: dict[str, TensorId]) 
 
 
 def test_a_mask_is_one_number_a_row() -> None:
-    (match,) = plan_recurrent(read(loop_graph(masked))).matches
+    (match,) = plan_inference(read(loop_graph(masked))).matches
     cell = match.launches[0].cell
     assert sorted(cell.sequences) == [0, 1]
     select = [node for node in cell.nodes if isinstance(node, Elementwise) and node.op == "select"]
@@ -307,7 +306,7 @@ def narrow(body: Builder, x: TensorId, h: TensorId, given: dict[str, TensorId]) 
     ],
 )
 def test_reasons(step: Step, condition: str, reason: str) -> None:
-    plan = plan_recurrent(read(loop_graph(step, condition=condition)))
+    plan = plan_inference(read(loop_graph(step, condition=condition)))
     assert not plan.matches
     with pytest.raises(AssertionError, match=reason):
         assert not plan.unmatched, plan.unmatched[0].reason
@@ -323,7 +322,7 @@ def test_lengths_are_followed_to_where_they_come_from() -> None:
 
 
 def test_a_launch_counts_outputs_of_all_directions_before_finals() -> None:
-    (match,) = plan_recurrent(read(loop_graph())).matches
+    (match,) = plan_inference(read(loop_graph())).matches
     cell = match.launches[0].cell
     direction = match.launches[0].directions[0]
     launch = Launch("both", cell, UNITS, "float32", (direction, direction))
@@ -339,7 +338,7 @@ def test_a_launch_counts_outputs_of_all_directions_before_finals() -> None:
 
 
 def test_a_launch_refuses_a_direction_of_another_cell() -> None:
-    (match,) = plan_recurrent(read(loop_graph())).matches
+    (match,) = plan_inference(read(loop_graph())).matches
     cell = match.launches[0].cell
     with pytest.raises(GraphError, match=r"a direction has \(0, 0, 0, 0, 0\)"):
         Launch("bad", cell, UNITS, "float32", (Direction((), (), (), (), ()),))

@@ -12,6 +12,7 @@ from custom_ops.recurrent import cells
 from custom_ops.recurrent.cell import Cell
 from custom_ops.recurrent.cell_builder import CellBuilder
 from custom_ops.recurrent.reference import run
+from tests import addons_cells
 from tests.recurrent_cells import arguments, random_cells
 
 UNITS, TIME, BATCH = 5, 4, 3
@@ -51,7 +52,7 @@ def test_gru(reset_after: bool) -> None:
 
 
 def test_layer_norm_is_over_all_gates_together() -> None:
-    cell = cells.layer_norm_simple_rnn(UNITS, epsilon=1e-3)
+    cell = addons_cells.layer_norm_simple_rnn(UNITS, epsilon=1e-3)
     given_ = arguments(cell, UNITS, 1, BATCH)
     (outputs,), _ = run(cell, UNITS, *given_)
     net = given_.sequences[0][0] + given_.states[0] @ given_.matrices[0]
@@ -98,7 +99,7 @@ def test_a_masked_step_lets_no_nan_through() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_arithmetic_is_in_the_dtype_given(dtype: type) -> None:
-    cell = cells.layer_norm_lstm(UNITS)
+    cell = addons_cells.layer_norm_lstm(UNITS)
     outputs, finals = run(cell, UNITS, *arguments(cell, UNITS, TIME, BATCH, dtype=dtype))
     assert {array.dtype for array in (*outputs, *finals)} == {np.dtype(dtype)}
 

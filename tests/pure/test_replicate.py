@@ -18,6 +18,7 @@ from custom_ops.recurrent.differentiate import differentiate
 from custom_ops.recurrent.search import ranking
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 from graph_passes.cost import device
+from tests import addons_cells
 from tests.recurrent_cells import chained, random_cells
 
 GRU = cells.gru(reset_after=False)
@@ -83,8 +84,8 @@ def test_a_chain_of_products_exchanges_once() -> None:
         cells.lstm(),
         cells.gru(),
         cells.simple_rnn(),
-        cells.nas(),
-        cells.layer_norm_lstm(8),  # sums over units that only their CTAs have
+        addons_cells.nas(),
+        addons_cells.layer_norm_lstm(8),  # sums over units that only their CTAs have
         differentiate(GRU).backward,  # its first product reads what follows from a state that nobody sends
     ],
     ids=["lstm", "gru", "rnn", "nas", "layer norm", "gradient"],

@@ -12,21 +12,19 @@ from custom_ops.jit import tune as generic
 from custom_ops.jit.cache import CHECKSUM, Cache, digest
 from custom_ops.jit.image import KernelImage
 from custom_ops.jit.tune import Measured
-from custom_ops.recurrent import cells
 from custom_ops.recurrent.program import ANY_BATCH, Program
-from custom_ops.recurrent.search.tune import tune
-from custom_ops.recurrent.spec import Configuration, RecurrentSpec
+from custom_ops.recurrent.search.tune import Bench, tune
+from custom_ops.recurrent.spec import Configuration
 
 PLAIN = Configuration()
 # told apart by their threads
 SMALL, MIDDLE, LARGE = (replace(PLAIN, threads=threads) for threads in (128, 256, 512))
 
 
-class FakeBench:
+class FakeBench(Bench):
     """`times`: (configuration, batch) -> nanoseconds, or the words of an error."""
 
     def __init__(self, times, identity="machine"):
-        self.spec = RecurrentSpec(cells.lstm(), 64)
         self.identity = identity
         self.times = times
         self.compiled = Counter()
@@ -39,13 +37,13 @@ class FakeBench:
         stages = int(configuration.exchange == "launches")
         return Program(KernelImage(90, "entry", configuration.threads, b"code"), stages=stages, max_batch=max_batch)
 
-    def measure(self, configuration, batch, time_steps):
+    def measure(self, configuration, point):
         assert self.compiled[configuration] == 1
-        self.measured[configuration, batch] += 1
-        time = self.times[configuration, batch]
+        self.measured[configuration, point] += 1
+        time = self.times[configuration, point]
         if isinstance(time, str):
             raise KernelError(time)
-        return Measured(time * time_steps, 128, 0)
+        return Measured(time, 128, 0)
 
 
 def ranked(*configurations):
@@ -63,9 +61,9 @@ def cache(tmp_path):
 
 def test_the_fastest_of_the_best_ranked_is_kept_for_each_batch(cache):
     bench = FakeBench({(SMALL, 1): 1, (MIDDLE, 1): 2, (SMALL, 8): 5, (MIDDLE, 8): 4})
-    tuned = tune(bench, ranked(SMALL, MIDDLE, LARGE), cache, (8, 1), time_steps=10, top=2, progress=False)
+    tuned = tune(bench, ranked(SMALL, MIDDLE, LARGE), cache, (8, 1), top=2, progress=False)
     assert [(program.image.threads, program.max_batch) for program in tuned.programs] == [(128, 1), (256, ANY_BATCH)]
-    assert [(trial.point, trial.measured) for trial in tuned.chosen] == [(1, 10), (8, 40)]
+    assert [(trial.point, trial.measured) for trial in tuned.chosen] == [(1, 1), (8, 4)]
     assert LARGE not in bench.compiled
     assert set(bench.compiled.values()) == {1}
 
@@ -127,7 +125,7 @@ def test_a_bar_shows_how_many_kernels_are_left(cache, capsys, progress):
 def test_kernels_compile_while_those_of_other_batches_are_ranked(cache):
     compiling = Event()
 
-    class Bench(FakeBench):
+    class Watched(FakeBench):
         def compile(self, configurations):
             super().compile(configurations)
             compiling.set()
@@ -136,7 +134,7 @@ def test_kernels_compile_while_those_of_other_batches_are_ranked(cache):
         assert batch == 1 or compiling.wait(timeout=30)
         return [(SMALL, 10.0)] if batch == 1 else [(MIDDLE, 10.0)]
 
-    bench = Bench({(SMALL, 1): 1, (MIDDLE, 8): 1})
+    bench = Watched({(SMALL, 1): 1, (MIDDLE, 8): 1})
     tuned = tune(bench, candidates, cache, (1, 8), progress=False)
     assert [trial.configuration for trial in tuned.trials] == [SMALL, MIDDLE]
 
@@ -144,14 +142,14 @@ def test_kernels_compile_while_those_of_other_batches_are_ranked(cache):
 def test_more_of_a_batch_is_compiled_while_others_wait_for_their_first(cache):
     compiled = Event()
 
-    class Bench(FakeBench):
+    class Watched(FakeBench):
         def compile(self, configurations):
             super().compile(configurations)
             assert LARGE not in configurations or compiled.wait(timeout=30)
             if MIDDLE in configurations:
                 compiled.set()
 
-    bench = Bench({(SMALL, 1): 2, (MIDDLE, 1): 1, (LARGE, 8): 1})
+    bench = Watched({(SMALL, 1): 2, (MIDDLE, 1): 1, (LARGE, 8): 1})
     grid = replace(PLAIN, ctas=2, exchange="grid")
     bench.times[grid, 1] = 3
     lists = {1: ranked(SMALL, grid, MIDDLE), 8: ranked(LARGE)}
@@ -184,7 +182,7 @@ def test_no_kernel_is_an_error_with_its_reason_and_is_not_kept(cache):
     with pytest.raises(KernelError, match="no configuration fits the device with a batch of 1"):
         tune(broken, ranked(), cache, (1,), progress=False)
     mended = FakeBench({(SMALL, 1): 1})
-    assert tune(mended, ranked(SMALL), cache, (1,), progress=False).chosen[0].measured == 100
+    assert tune(mended, ranked(SMALL), cache, (1,), progress=False).chosen[0].measured == 1
 
 
 GRID = replace(PLAIN, ctas=2, exchange="grid")

@@ -12,8 +12,9 @@ import tensorflow as tf
 
 import tfmem
 import tfmem.addons as tfa
-from custom_ops.recurrent import cells, reference
+from custom_ops.recurrent import reference
 from custom_ops.recurrent.cell import Cell
+from tests import addons_cells
 
 keras = tf.keras
 UNITS, INPUTS, BATCH, TIME = 7, 4, 3, 11
@@ -35,7 +36,7 @@ def _normalized(weights: Weights, x: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Case:
-    """A cell of Addons and what `custom_ops.recurrent.cells` says that it computes."""
+    """A cell of Addons and what `tests.addons_cells` says that it computes."""
 
     name: str
     cell: Cell
@@ -56,31 +57,31 @@ class Case:
 CASES = [
     Case(
         "LayerNormLSTMCell",
-        cells.layer_norm_lstm(UNITS),
+        addons_cells.layer_norm_lstm(UNITS),
         vectors=("recurrent_norm/gamma", "recurrent_norm/beta", "state_norm/gamma", "state_norm/beta"),
         inputs=_normalized,
     ),
     Case(
         "PeepholeLSTMCell",
-        cells.peephole_lstm(),
+        addons_cells.peephole_lstm(),
         vectors=tuple(f"{gate}_gate_peephole_weights" for gate in ("input", "forget", "output")),
     ),
-    Case("NASCell", cells.nas()),
+    Case("NASCell", addons_cells.nas()),
     Case(
         "NASCell",
-        cells.nas(use_bias=True),
+        addons_cells.nas(use_bias=True),
         {"use_bias": True},
         vectors=("bias",),
         inputs=lambda weights, x: x @ weights["kernel"],
     ),
     Case(
         "LayerNormSimpleRNNCell",
-        cells.layer_norm_simple_rnn(UNITS),
+        addons_cells.layer_norm_simple_rnn(UNITS),
         states=1,
         vectors=("gamma", "bias"),
         inputs=lambda weights, x: x @ weights["kernel"],
     ),
-    Case("ESNCell", cells.esn(leaky=0.7), {"leaky": 0.7}, states=1),
+    Case("ESNCell", addons_cells.esn(leaky=0.7), {"leaky": 0.7}, states=1),
 ]
 every_cell = pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join([case.name, *case.arguments]))
 

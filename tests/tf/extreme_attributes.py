@@ -21,6 +21,7 @@ from tensorflow.python.framework import op_def_registry
 
 from custom_ops.load import Library, load
 from custom_ops.recurrent import cells
+from tests import memops
 
 MODES = ("eager", "graph", "saved_model")
 EXTREMES = (-(2**63), -(2**31), -1, 0, 1, 2**31 - 1, 2**31, 2**32 + 1, 2**40, 2**60, 2**62, 2**62 + 1, 2**63 - 1)
@@ -53,7 +54,7 @@ HANDLE = Given(handle=True)
 STRANGE = (tf.string, tf.resource, tf.variant, tf.int32, tf.bool, tf.complex128, tf.qint8)
 
 
-def memops() -> Iterator[Case]:
+def memop_cases() -> Iterator[Case]:
     for size in EXTREMES:
         if harmless(size):
             yield Case("MemOpReserve", {"sizes": [size], "count": 1})
@@ -164,7 +165,7 @@ def recurrents() -> Iterator[Case]:
         yield recurrent(text, 2, plain, (1, 0, 0, 0, 1, 0))
 
 
-CASES = (*memops(), *matmuls(), *recurrents())
+CASES = (*memop_cases(), *matmuls(), *recurrents())
 
 
 def shape_proto(dimensions: Any) -> tensor_shape_pb2.TensorShapeProto:
@@ -307,7 +308,7 @@ def run_saved_model(case: Case) -> None:
 def run_eagerly(library: Library, case: Case) -> None:
     def tensor(given: Given) -> Any:
         if given.handle:
-            return library.offload(tf.zeros([2, 3]))
+            return memops.offload(library, tf.zeros([2, 3]))
         if given.dtype == tf.resource:
             return tf.Variable(1.0).handle
         if given.dtype == tf.variant:

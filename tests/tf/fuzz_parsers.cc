@@ -4,9 +4,8 @@
 //   fuzz_parsers CORPUS INPUTS SEED
 //
 // CORPUS holds valid texts, each behind a line "cell LENGTH", "program LENGTH" or "expression
-// LENGTH". Of the last the tile programs that they compile to are mutated, too, byte by byte. An
-// input that ends the process is printed. What is accepted runs on tensors of exactly the sizes
-// that it declares.
+// LENGTH". An input that ends the process is printed. What is accepted runs on tensors of exactly
+// the sizes that it declares.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -18,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "custom_ops/ops/cpu/expression_tiles.h"
 #include "custom_ops/ops/cpu/tile_run.h"
 #include "custom_ops/ops/recurrent/cell.h"
 #include "custom_ops/ops/recurrent/recurrent_program.h"
@@ -100,7 +100,7 @@ const std::vector<std::string> kWords = {
     "kind",      "max_batch",  "cooperative", "kernel",   "digest",  "entry",   "axes",
     "tensor",    "input",      "position",    "cast",     "reduce",  "sum",     "max",
     "mean",      "any",        "float16",     "int64",    "bool",    "a0",      "2*a1+1",
-    "a0/2%2",    "-1*a1+3",    "float64"};
+    "n2",        "a0+n3",      "a0/2%2",      "-1*a1+3",  "float64"};
 
 std::string Join(const std::vector<std::string>& parts, char separator) {
   std::string text;
@@ -235,7 +235,7 @@ bool Run(const Cell& cell, const tfmem::StepProgram& program) {
 }
 
 // Whether it ran, on tensors of exactly the sizes that it reads: mostly those of the corpus.
-bool Run(const tfmem::Expression& expression, const tfmem::ExpressionTiles& tiles) {
+bool Run(const tfmem::Expression& expression) {
   std::vector<int64_t> axes;
   Size numbers = 1;
   for (int64_t size : expression.axes) {
@@ -249,8 +249,9 @@ bool Run(const tfmem::Expression& expression, const tfmem::ExpressionTiles& tile
     for (int64_t i = 0; i < bytes; ++i) blocks.back()[i] = static_cast<char>(Random(2));
     return blocks.back().get();
   };
-  std::vector<tfmem::TensorView> inputs(expression.tensors.size());
-  for (size_t i = 0; i < inputs.size(); ++i) {
+  std::vector<tfmem::Shape> shapes(expression.tensors.size());
+  std::vector<const void*> inputs;
+  for (size_t i = 0; i < shapes.size(); ++i) {
     int64_t bytes = tfmem::TensorBytes(expression.tensors[i].dtype);
     for (int d = 0; d < expression.tensors[i].rank; ++d) {
       // As large as the largest index.
@@ -259,7 +260,7 @@ bool Run(const tfmem::Expression& expression, const tfmem::ExpressionTiles& tile
         if (node.kind != tfmem::ExpressionNode::Kind::kInput) continue;
         if (node.tensor != static_cast<int>(i)) continue;
         int64_t most = 0;
-        for (const tfmem::IndexTerm& term : node.index[d]) {
+        for (const tfmem::IndexTerm& term : node.index[d].terms) {
           int64_t least = 0, largest = 0;
           const int64_t size = term.axis < 0 ? 1 : axes[term.axis];
           if (size > 0) term.Bounds(size, &least, &largest);
@@ -269,62 +270,35 @@ bool Run(const tfmem::Expression& expression, const tfmem::ExpressionTiles& tile
       }
       if (end > kMostNumbers || bytes * end > kMostNumbers) return false;
       if (Random(50) == 0) end = Random(end + 1);
-      inputs[i].shape.push_back(end);
+      shapes[i].push_back(end);
       bytes *= end;
     }
-    inputs[i].data = add(bytes);
+    inputs.push_back(add(bytes));
   }
-  std::vector<tfmem::MutableTensorView> outputs;
-  for (const tfmem::ExpressionOutput& output : expression.outputs) {
-    int64_t bytes = tfmem::TensorBytes(expression.nodes[output.node].dtype);
-    for (int axis : output.axes) bytes *= axes[axis];
-    outputs.push_back({add(bytes), bytes});
-  }
-  return tfmem::RunExpression(expression, tiles, axes, inputs, outputs, tfmem::ChosenKernels())
-      .ok();
+  const auto sized = tfmem::SizeExpression(expression, axes, shapes);
+  if (!sized.ok()) return false;
+  const auto tiles = tfmem::CompileExpression(*sized, shapes.size());
+  if (!tiles.ok()) return false;
+  const absl::Status right = tfmem::CheckTileProgram(tiles->program);
+  Expect(right.ok(), std::string(right.message()).c_str());
+  const auto prepared =
+      tfmem::PreparedExpression::Prepare(expression, axes, shapes, tfmem::ChosenKernels());
+  std::vector<void*> outputs;
+  for (int64_t bytes : (*prepared)->output_bytes()) outputs.push_back(add(bytes));
+  return (*prepared)->Run(inputs, outputs, {}, nullptr).ok();
 }
 
 struct Counts {
   int64_t cells = 0, cells_taken = 0, cells_run = 0, programs = 0, programs_taken = 0;
   int64_t expressions = 0, expressions_taken = 0, expressions_run = 0;
-  int64_t tiles = 0, tiles_taken = 0, tiles_run = 0;
 };
 
 void TryExpression(Counts* counts) {
   ++counts->expressions;
   const absl::StatusOr<tfmem::Expression> expression = tfmem::ParseExpression(current);
   if (!expression.ok()) return;
-  const absl::StatusOr<tfmem::ExpressionTiles> tiles = tfmem::CompileExpression(*expression);
-  if (!tiles.ok()) return;
   ++counts->expressions_taken;
-  const std::string bytes = tfmem::SerializeTileProgram(tiles->program);
-  const absl::StatusOr<tfmem::ExpressionTiles> again =
-      tfmem::ReadExpressionTiles(*expression, bytes);
-  Expect(again.ok() && tfmem::SerializeTileProgram(again->program) == bytes,
-         "a tile program is read as it was written");
-  counts->expressions_run += Run(*expression, *again);
-}
-
-// Words or bytes of the tile program of a valid expression are others.
-void TryTile(const std::string& text, Counts* counts) {
-  ++counts->tiles;
-  const tfmem::Expression expression = *tfmem::ParseExpression(text);
-  current = tfmem::SerializeTileProgram(tfmem::CompileExpression(expression)->program);
-  const int64_t words = current.find('\n', current.find('\n') + 1) + 1;
-  for (int64_t count = Random(3); count >= 0; --count) {
-    const int64_t word = words + Random((current.size() - words) / 4) * 4;
-    if (Random(4) == 0) {
-      current[Random(current.size())] = static_cast<char>(Random(256));
-    } else {
-      const uint32_t value = Random(8) == 0 ? random_source() : Random(24) - 1;
-      for (int i = 0; i < 4; ++i) current[word + i] = static_cast<char>(value >> (8 * i));
-    }
-  }
-  if (Random(20) == 0) current.resize(Random(current.size()));
-  const auto tiles = tfmem::ReadExpressionTiles(expression, current);
-  if (!tiles.ok()) return;
-  ++counts->tiles_taken;
-  counts->tiles_run += Run(expression, *tiles);
+  counts->expressions_run += Run(*expression);
 }
 
 void TryCell(Counts* counts) {
@@ -378,9 +352,8 @@ int main(int argc, char** argv) {
          "the texts that are mutated are valid");
   for (; inputs_done < inputs; ++inputs_done) {
     if (Random(3) == 0) {
-      const std::string& text = OneOf(corpus.expressions);
-      current = Mutate(text, corpus.expressions);
-      Random(2) == 0 ? TryExpression(&counts) : TryTile(text, &counts);
+      current = Mutate(OneOf(corpus.expressions), corpus.expressions);
+      TryExpression(&counts);
       continue;
     }
     const bool cell = Random(4) != 0;
@@ -388,10 +361,9 @@ int main(int argc, char** argv) {
                    : Mutate(OneOf(corpus.programs), corpus.programs);
     cell ? TryCell(&counts) : TryProgram(&counts);
   }
-  std::printf("%ld expressions, %ld taken, %ld run; %ld tile programs, %ld taken, %ld run; ",
-              static_cast<long>(counts.expressions), static_cast<long>(counts.expressions_taken),
-              static_cast<long>(counts.expressions_run), static_cast<long>(counts.tiles),
-              static_cast<long>(counts.tiles_taken), static_cast<long>(counts.tiles_run));
+  std::printf("%ld expressions, %ld taken, %ld run; ", static_cast<long>(counts.expressions),
+              static_cast<long>(counts.expressions_taken),
+              static_cast<long>(counts.expressions_run));
   std::printf("%ld inputs: %ld cells, %ld taken, %ld run; %ld programs, %ld taken\n",
               static_cast<long>(inputs), static_cast<long>(counts.cells),
               static_cast<long>(counts.cells_taken), static_cast<long>(counts.cells_run),

@@ -7,18 +7,19 @@ import time
 import tensorflow as tf
 
 from custom_ops.load import Counters, Library
+from tests import memops
 
 MIB = 1 << 20
 
 
 def round_trip(library: Library, tensor: tf.Tensor, **attributes: object) -> tf.Tensor:
     """Out, released, and back: in this order."""
-    handle = library.offload(tensor, **attributes)
-    released = library.release(tensor, handle)
+    handle = memops.offload(library, tensor, **attributes)
+    released = memops.release(library, tensor, handle)
     # In a graph an Operation; within a tf.function, automatic control dependencies would do.
     with tf.control_dependencies([] if released is None else [released]):
-        fetched = library.prefetch(handle, tensor.dtype, tensor.shape)
-    return library.await_(fetched, handle)
+        fetched = memops.prefetch(library, handle, tensor.dtype, tensor.shape)
+    return memops.await_(library, fetched, handle)
 
 
 def settled(library: Library) -> Counters:

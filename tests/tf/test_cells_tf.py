@@ -18,8 +18,8 @@ from custom_ops.expr.table import FLOAT_OPS
 from custom_ops.recurrent import cells
 from custom_ops.recurrent.cell import Cell, Constant, Invariant, Product, RowSum, Sequence, State, Term, Vector
 from custom_ops.recurrent.differentiate import differentiate
-from custom_ops.recurrent.gradient_reference import gradients
 from custom_ops.recurrent.reference import run
+from tests.gradient_reference import gradients
 from tests.recurrent_cells import Arguments, arguments, library
 
 UNITS, TIME, BATCH, INPUTS = 5, 6, 3, 4

@@ -160,14 +160,14 @@ def test_any_dry_run_may_run_out_of_memory(fail_calls: tuple[int, ...]) -> None:
 
 
 def test_a_fault_after_a_dry_run_leaves_the_plan_that_was_tried() -> None:
-    result = run(budget(), broken=("plan_offload",))
+    result = run(budget(), broken=("plan_step",))
     assert result["losses"] == plain()["losses"]
     assert result["report"]["decision"] == "moved"
     assert any("Traceback" in note and "KeyError: 168" in note for note in result["report"]["notes"])
 
 
 def test_a_plan_of_a_dry_run_that_cannot_be_made_is_refused_before_anything_is_written() -> None:
-    result = run(budget(), broken=("apply_offload",))
+    result = run(budget(), broken=("apply_rewrites",))
     cause, enough, unchanged = result["error"]
     assert cause == "KeyError(168)"
     assert enough > budget()

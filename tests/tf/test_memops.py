@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from custom_ops import memory_reference
 from custom_ops.load import Counters, Library
+from tests import memops, memory_reference
 from tests.tf.memop_trips import MIB, round_trip, settled
 
 
@@ -64,10 +64,10 @@ def test_round_trip_in_eager_mode_and_of_unknown_shape(library: Library) -> None
 def test_one_ticket_can_be_prefetched_several_times(library: Library) -> None:
     @tf.function
     def function(tensor: tf.Tensor) -> list[tf.Tensor]:
-        handle = library.offload(tensor)
-        library.release(tensor, handle)
-        fetched = [library.prefetch(handle, tensor.dtype, tensor.shape) for _ in range(3)]
-        return [library.await_(tensor, handle) for tensor in fetched]
+        handle = memops.offload(library, tensor)
+        memops.release(library, tensor, handle)
+        fetched = [memops.prefetch(library, handle, tensor.dtype, tensor.shape) for _ in range(3)]
+        return [memops.await_(library, tensor, handle) for tensor in fetched]
 
     tensor = tf.random.normal([100, 1000])
     for result in function(tensor):
@@ -81,7 +81,7 @@ def test_works_in_a_session(library: Library) -> None:
         tensor = tf.random.stateless_normal([300, 300], [1, 2])
         result = round_trip(library, tensor)
         # Nothing uses its handle: a session runs it when it is asked for it.
-        alone = library.offload(tensor)
+        alone = memops.offload(library, tensor)
     with tf.compat.v1.Session(graph=graph) as session:
         before, after = session.run([tensor, result])
         session.run(alone.op)
@@ -92,10 +92,10 @@ def test_works_in_a_session(library: Library) -> None:
 def test_counters_and_probes(library: Library) -> None:
     @tf.function
     def function(tensor: tf.Tensor) -> tf.Tensor:
-        library.probe(run=3, index=0)
+        memops.probe(library, run=3, index=0)
         result = round_trip(library, tensor)
         with tf.control_dependencies([result]):
-            library.probe(run=3, index=1)
+            memops.probe(library, run=3, index=1)
         return result
 
     library.clear_probes()
@@ -169,19 +169,19 @@ def test_spilling_lowers_the_peak(library: Library) -> None:
             start = library.stats(reset=True)
             with tf.control_dependencies([start]):
                 first = tf.random.stateless_uniform([size], seed)
-            handle = library.offload(first) if spill else None
+            handle = memops.offload(library, first) if spill else None
             used = tf.reduce_sum(first)
             before = [used]
             if spill:
                 with tf.control_dependencies([used]):
-                    before = [library.release(first, handle)]
+                    before = [memops.release(library, first, handle)]
             with tf.control_dependencies(before):
                 second = tf.random.stateless_uniform([2 * size], seed)
             middle = tf.reduce_sum(second)
             if spill:
                 with tf.control_dependencies([middle]):
-                    fetched = library.prefetch(handle, first.dtype, first.shape)
-                first = library.await_(fetched, handle)
+                    fetched = memops.prefetch(library, handle, first.dtype, first.shape)
+                first = memops.await_(library, fetched, handle)
             with tf.control_dependencies([middle]):
                 last = tf.reduce_max(first)
             with tf.control_dependencies([last]):

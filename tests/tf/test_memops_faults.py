@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from custom_ops.errors import OpLibraryError
 from custom_ops.load import Library, find_library, load
+from tests import memops
 from tests.tf.memop_trips import MIB, round_trip, settled
 
 # --- bad input ------------------------------------------------------------------------------
@@ -20,7 +21,7 @@ from tests.tf.memop_trips import MIB, round_trip, settled
 
 def test_strings_are_refused_while_the_graph_is_built(library: Library) -> None:
     with tf.Graph().as_default(), pytest.raises(ValueError, match="fixed-size types, got string"):
-        library.offload(tf.constant(["a"]))
+        memops.offload(library, tf.constant(["a"]))
 
 
 STRANGE = {
@@ -34,34 +35,34 @@ STRANGE = {
 def test_they_are_refused_eagerly_too(library: Library, dtype: str) -> None:
     """No shapes are inferred then."""
     tensor = STRANGE[dtype]()
-    handle = library.offload(tf.zeros([3]))
+    handle = memops.offload(library, tf.zeros([3]))
     refused = pytest.raises(tf.errors.InvalidArgumentError, match=f"fixed-size types, got {dtype}")
     with refused:
-        library.offload(tensor)
+        memops.offload(library, tensor)
     with refused:
-        library.prefetch(handle, tensor.dtype)
+        memops.prefetch(library, handle, tensor.dtype)
     assert settled(library).offloads == 1
 
 
 @pytest.mark.parametrize("mechanism", ["copy", "managed"])
 def test_gpu_mechanisms_are_refused_on_the_cpu(library: Library, mechanism: str) -> None:
     with pytest.raises(tf.errors.InvalidArgumentError, match="needs a GPU; on the CPU use"):
-        library.offload(tf.zeros([3]), mechanism=mechanism)
+        memops.offload(library, tf.zeros([3]), mechanism=mechanism)
 
 
 def test_wrong_handles_types_and_tensors_are_refused(library: Library) -> None:
     tensor = tf.zeros([2, 3])
-    handle = library.offload(tensor, label="activation:0")
+    handle = memops.offload(library, tensor, label="activation:0")
     invalid = tf.errors.InvalidArgumentError
     with pytest.raises(invalid, match=r"'activation:0' was offloaded as float.*prefetched as int32"):
-        library.prefetch(handle, tf.int32, tensor.shape)
+        memops.prefetch(library, handle, tf.int32, tensor.shape)
     with pytest.raises(invalid, match=r"offloaded as float\[2,3\], but is prefetched as float\[7"):
-        library.prefetch(handle, tensor.dtype, [7])
+        memops.prefetch(library, handle, tensor.dtype, [7])
     with pytest.raises(invalid, match="not one that was prefetched from 'activation:0'"):
-        library.await_(tensor, handle)
+        memops.await_(library, tensor, handle)
     not_a_handle = tf.raw_ops.EmptyTensorList(element_shape=[-1], max_num_elements=1, element_dtype=tf.float32)
     with pytest.raises(invalid, match="expected the output of a MemOpOffload"):
-        library.release(tensor, not_a_handle)
+        memops.release(library, tensor, not_a_handle)
 
 
 def test_spill_budget(library: Library) -> None:
@@ -211,13 +212,13 @@ def test_an_aborted_step_leaves_nothing(library: Library, point: str) -> None:
             with tf.control_dependencies([after]):
                 return [tf.debugging.assert_less(tf.reduce_max(tensor), limit)]
 
-        handle = library.offload(tensor)
+        handle = memops.offload(library, tensor)
         with tf.control_dependencies(check("offloaded", handle)):
-            released = library.release(tensor, handle)
+            released = memops.release(library, tensor, handle)
         with tf.control_dependencies(check("released", released)):
-            fetched = library.prefetch(handle, tensor.dtype, tensor.shape)
+            fetched = memops.prefetch(library, handle, tensor.dtype, tensor.shape)
         with tf.control_dependencies(check("prefetched", fetched)):
-            return library.await_(fetched, handle)
+            return memops.await_(library, fetched, handle)
 
     tensor = tf.random.uniform([4 * MIB])
     function(tensor, 2.0)
@@ -225,8 +226,7 @@ def test_an_aborted_step_leaves_nothing(library: Library, point: str) -> None:
     for _ in range(5):
         with pytest.raises(tf.errors.InvalidArgumentError, match="assertion failed"):
             function(tensor, 0.0)
-    counters = settled(library)
-    assert (counters.live_tickets, counters.spill_bytes_in_use) == (0, 0)
-    assert counters.open_spill_files <= 2
+        counters = settled(library)  # until then the I/O threads have the file, and another step takes its own
+        assert (counters.live_tickets, counters.spill_bytes_in_use, counters.open_spill_files) == (0, 0, 1)
     assert int(library.stats()[0]) == in_use
     assert np.array_equal(function(tensor, 2.0), tensor)

@@ -17,13 +17,13 @@ from tfmem.runtime.faults import is_fault
 
 # where a fault arises: the module that looks the name up, and the name
 READING = [(planning.serde, "from_graph_def"), (pipeline, "build_timeline"), (planning, "shaped_graph")]
-PLANNING = [(pipeline, "plan_offload")]
-EDITING = [(pipeline, "apply_offload"), (pipeline, "verify_graph"), (pipeline, "describe")]
+PLANNING = [(pipeline, "plan_step")]
+EDITING = [(pipeline, "apply_rewrites"), (pipeline, "verify_graph"), (pipeline, "describe")]
 RESTORING = [(planning.serde, "to_graph_def")]
 AT_FIRST = [*READING, *PLANNING, *EDITING, *RESTORING]
 # once a plan was observed (after a step), tried (two), and is checked (three)
-LATER = [(1, stages, "observe"), (1, stages, "untried"), (1, pipeline, "plan_offload"), (1, pipeline, "describe")]
-LATER += [(1, pipeline, "apply_offload"), (1, random_streams, "restore_concrete"), (2, stages, "choose")]
+LATER = [(1, stages, "observe"), (1, stages, "untried"), (1, pipeline, "plan_step"), (1, pipeline, "describe")]
+LATER += [(1, pipeline, "apply_rewrites"), (1, random_streams, "restore_concrete"), (2, stages, "choose")]
 LATER += [(2, pipeline, "verify_graph"), (2, pipeline, "describe"), (2, planning.serde, "to_graph_def")]
 LATER += [(3, stages, "checked")]
 
@@ -215,7 +215,7 @@ def test_graphs(kind, module, name, flow, smallest, broken, monkeypatch):
     assert caught.value.__cause__ is broken.error
     after = given.as_graph_def() if kind == "graph" else given
     assert after.SerializeToString(deterministic=True) == before
-    if name in ("apply_offload", "verify_graph", "build_timeline"):
+    if name in ("apply_rewrites", "verify_graph", "build_timeline"):
         return  # not reached where all fits, or nothing tells that it does
     result, messages = recorded(lambda: ask(given, "1GiB"))
     assert len(messages) == 1
@@ -258,7 +258,7 @@ def test_a_saved_model(new_net, batch, flow, tmp_path, broken):
     module.step = tf.function(net.step, input_signature=[tf.TensorSpec(x.shape, x.dtype) for x in batch])
     tf.saved_model.save(module, str(tmp_path / "given"), signatures={"step": module.step})
     expected = bits(new_net().step(*batch))
-    broken.at(pipeline, "plan_offload")
+    broken.at(pipeline, "plan_step")
     path, messages = recorded(
         lambda: tfmem.optimize(str(tmp_path / "given"), memory_budget="1GiB", passes=("offload",))
     )
@@ -285,7 +285,7 @@ def test_a_keras_model(flow, broken):
     x, y = np.ones([8, 8, 8, 2], "float32"), np.zeros([8, 3], "float32")
     expected = [float(make().train_on_batch(x, y))]
     model = tfmem.optimize(make(), memory_budget="1GiB")
-    broken.at(pipeline, "plan_offload")
+    broken.at(pipeline, "plan_step")
     found, messages = recorded(lambda: [float(model.train_on_batch(x, y))])
     assert found == expected
     check_said(messages, tfmem.report(model))

@@ -18,12 +18,13 @@ import tfmem.frontends.live_graph
 import tfmem.recurrent.replace
 from graph_passes.graph import rewrite
 from graph_passes.graph.ir import Graph, TensorId
-from graph_passes.recurrent import inference as plan
-from graph_passes.recurrent import plan as training
+from graph_passes.recurrent import plan
 from graph_passes.recurrent.find import roll
 from graph_passes.recurrent.lower import bidirectional, loop
+from graph_passes.recurrent.train import plan as training
 from graph_passes.recurrent.train import trained
 from tests.tf.recurrent_training import INPUTS, STEPS, TOLERANCE, UNITS, numbers
+from tfmem.tf_internals import captured_source
 
 L = keras.layers
 
@@ -97,7 +98,7 @@ IN_INFERENCE = {
     "two directions": (bidirectional, "_joined", lambda: model(L.Bidirectional(L.LSTM(UNITS)), L.Dense(2)), 1),
     "finding loops": (plan, "functional_loops", two_layers, 0),
     "unrolled steps": (roll, "Search", lambda: model(L.LSTM(UNITS, unroll=True)), 0),
-    "products": (tfmem.recurrent.replace, "with_tensor_cores", two_layers, 2),
+    "products": (tfmem.recurrent.replace, "product_needs", two_layers, 2),
     "kernels": (tfmem.recurrent.replace, "with_kernels", two_layers, 2),
 }
 
@@ -172,11 +173,22 @@ def test_a_graph_that_is_none(monkeypatch: pytest.MonkeyPatch, harm: str) -> Non
     assert not tfmem.report(optimized).replaced
 
 
-@pytest.mark.parametrize("name", ["inline_captured", "shaped_graph", "plan_source", "implementations", "carried_out"])
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (captured_source, "inline_captured"),
+        (captured_source, "shaped_graph"),
+        (captured_source, "applied"),
+        (tfmem.recurrent.replace, "implementations"),
+        (plan, "plan_whole"),
+    ],
+)
 @pytest.mark.parametrize("error", [InjectedError, RecursionError, MemoryError])
-def test_the_pass_as_a_whole(monkeypatch: pytest.MonkeyPatch, name: str, error: type[BaseException]) -> None:
+def test_the_pass_as_a_whole(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, error: type[BaseException]
+) -> None:
     function = gradient(two_layers())
-    monkeypatch.setattr(tfmem.recurrent.replace, name, failing(getattr(tfmem.recurrent.replace, name), range(1), error))
+    monkeypatch.setattr(module, name, failing(getattr(module, name), range(1), error))
     check(function, 0)
 
 
@@ -204,7 +216,7 @@ def test_fit(monkeypatch: pytest.MonkeyPatch) -> None:
         (plan, "read_loop"),
         (plan, "plan_whole"),
         (tfmem.frontends.live_graph, "with_kernels"),
-        (tfmem.frontends.live_graph, "apply_recurrent"),
+        (tfmem.frontends.live_graph, "apply_rewrites"),
     ],
 )
 def test_a_live_graph(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, error: type[BaseException]) -> None:

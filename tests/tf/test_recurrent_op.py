@@ -21,6 +21,7 @@ from custom_ops.recurrent import cells, reference
 from custom_ops.recurrent.cell import Cell
 from custom_ops.recurrent.cell_builder import CellBuilder
 from custom_ops.recurrent.op import recurrent
+from tests import addons_cells
 from tests.recurrent_cells import arguments, random_cells
 from tests.recurrent_cells import library as cells_of
 from tests.tf.recurrent_tensors import Tensors, distance, distances, in_dtype, rounded, tensors_of
@@ -100,7 +101,7 @@ def test_cells_that_nobody_has_named(cell: Cell, sizes: tuple[int, int, int], re
 
 
 def test_directions_are_independent(library: Library) -> None:
-    cell = cells.layer_norm_lstm(130)
+    cell = addons_cells.layer_norm_lstm(130)
     given = tensors_of(cell, 130, 6, 4, directions=2)
     outputs, finals = recurrent(library.ops, cell, 130, *given, reverse=[False, True])
     for direction in range(2):
@@ -259,7 +260,7 @@ def test_shapes_are_inferred(library: Library) -> None:
 
 
 def test_two_threads_at_once(library: Library) -> None:
-    cell = cells.layer_norm_lstm(256)
+    cell = addons_cells.layer_norm_lstm(256)
     given = in_dtype(tensors_of(cell, 256, 30, 2), tf.float32)
     expected = recurrent(library.ops, cell, 256, *given)[0][0].numpy()
 
@@ -290,9 +291,10 @@ tf.config.threading.set_intra_op_parallelism_threads(int(sys.argv[1]))
 from custom_ops.recurrent import cells
 from custom_ops.load import load
 from custom_ops.recurrent.op import recurrent
+from tests import addons_cells
 digest = hashlib.sha256()
 random = np.random.default_rng(0)
-for cell, units, batch in ((cells.layer_norm_lstm(300), 300, 11), (cells.lstm(), 64, 50)):
+for cell, units, batch in ((addons_cells.layer_norm_lstm(300), 300, 11), (cells.lstm(), 64, 50)):
     shapes = [[(7, batch, 4 * units)], [], [(n * units,) for n in cell.vectors], [(units, 4 * units)]]
     shapes.append([(batch, units)] * 2)
     given = [[random.normal(size=s, scale=0.1).astype("float32") for s in kind] for kind in shapes]

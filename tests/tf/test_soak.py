@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.soak import __main__, worker
-from benchmarks.soak.graphs import GRAPHS, NEEDED, graph_defs
-from benchmarks.soak.mutations import MUTATIONS
+from tests.soak import __main__, worker
+from tests.soak.graphs import GRAPHS, NEEDED, graph_defs
+from tests.soak.mutations import MUTATIONS
 
 SEEDS = range(1, 301)
 

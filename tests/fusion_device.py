@@ -1,0 +1,27 @@
+"""Fixtures of tests whose fusion kernels run on the CPU."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from custom_ops import build_flags
+from custom_ops.jit.device import Device
+from tests.cuda_on_cpu.driver import Compiler, CpuDevice, Driver
+
+
+@pytest.fixture(scope="session")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
+    """g++ for kernels."""
+    if shutil.which(build_flags.compiler()) is None:
+        pytest.skip("needs a C++ compiler")
+    return Compiler(tmp_path_factory.mktemp("fusion"))
+
+
+@pytest.fixture(scope="module")
+def device(compiler: Compiler) -> Iterator[Device]:
+    """A device whose kernels run on the CPU."""
+    with CpuDevice(driver=Driver(), compile_source=compiler) as found:
+        yield found

@@ -1,0 +1,79 @@
+"""The tuner over fusion kernels, with kernels that run on the CPU and times that are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from custom_ops.errors import KernelError
+from custom_ops.fusion.codegen.bench import FusionBench, candidates, point, shapes_of
+from custom_ops.fusion.codegen.pattern import Pattern
+from custom_ops.fusion.codegen.plan import Configuration
+from custom_ops.jit.cache import Cache
+from custom_ops.jit.device import Device
+from custom_ops.jit.tune import fastest, tune
+from tests.cuda_on_cpu.driver import Compiler, CpuDevice, Driver
+from tests.fusion_programs import programs
+
+pytest_plugins = ("tests.fusion_device",)
+
+PROGRAM, TENSORS = programs(20, 36)["softmax"]
+SHAPES = [tensor.shape for tensor in TENSORS]
+
+
+class Timed(CpuDevice):
+    """Each kernel takes a millisecond less than the one before."""
+
+    def time(self, enqueue: Callable[[], None]) -> float:
+        enqueue()
+        self.timed = getattr(self, "timed", 100) - 1
+        return float(self.timed)
+
+
+@pytest.fixture
+def device(compiler: Compiler) -> Iterator[Device]:
+    with Timed(driver=Driver(), compile_source=compiler) as found:
+        yield found
+
+
+def test_the_fastest_of_the_best_ranked_is_chosen_once(device: Device, tmp_path: Path) -> None:
+    pattern = Pattern.of(PROGRAM, SHAPES)
+    cache, where = Cache(tmp_path / "cache"), point(SHAPES)
+    found = tune(FusionBench(pattern, device, cache), candidates(pattern, 2), cache, [where], top=3, progress=False)
+    assert [trial.error for trial in found] == [""] * 3
+    assert fastest(FusionBench(pattern, device, cache), found, where) == found[-1]
+
+    def never(_: str) -> list[tuple[Configuration, float]]:
+        raise AssertionError("ranked again")
+
+    again = tune(FusionBench(pattern, device, cache), never, cache, [where], top=3, progress=False)
+    assert again == found
+
+
+def test_what_cannot_be_compiled_says_why(device: Device, tmp_path: Path) -> None:
+    bench = FusionBench(Pattern.of(PROGRAM, SHAPES), device, Cache(tmp_path / "cache"))
+    wrong = Configuration("reduce_1[GRID_4,CTA];")
+    bench.compile([wrong])
+    with pytest.raises(KernelError, match="no schedule of"):
+        bench.measure(wrong, point(SHAPES))
+
+
+def test_a_kernel_with_wrong_results_is_no_choice(device: Device, tmp_path: Path) -> None:
+    pattern = Pattern.of(PROGRAM, SHAPES)
+    compile_source = device.compile_source
+
+    def broken(source: str, *arguments: object, **options: object) -> bytes:
+        return compile_source(source.replace("Sum::join", "Max::join"), *arguments, **options)
+
+    device.compile_source = broken
+    bench = FusionBench(pattern, device, Cache(tmp_path / "cache"))
+    (configuration, _), *_ = candidates(pattern, 2)(point(SHAPES))
+    with pytest.raises(KernelError, match="output 0 is wrong at 720 of 720 places"):
+        bench.measure(configuration, point(SHAPES))
+
+
+def test_points_are_shapes() -> None:
+    assert point([(8192, 768), (768,), ()]) == "8192x768 768 ."
+    assert shapes_of("8192x768 768 .") == [(8192, 768), (768,), ()]

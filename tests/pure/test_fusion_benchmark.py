@@ -1,0 +1,143 @@
+"""The fusion benchmark: its cases as data, its tables from results."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+if not (Path(__file__).resolve().parents[2] / "benchmarks").is_dir():
+    pytest.skip("the benchmarks are not installed; run from a checkout", allow_module_level=True)
+
+from benchmarks.fusion import __main__ as command
+from benchmarks.fusion import compare, quiet, tables
+from benchmarks.fusion.cases import LARGE, MODELS, OTHERS, TEN, Case, settings, task_of
+from benchmarks.fusion.published import KERNELS, TABLE_3
+from benchmarks.records import FORMAT
+
+
+def ran(**systems: dict) -> dict:
+    """An outcome of training, of systems by name with dashes written as underscores."""
+    found = {name.replace("auto_jit", "auto-jit"): {"status": "ok", **system} for name, system in systems.items()}
+    return {"status": "ok", "training": True, "tf32": True, "device": "CPU", "process_seconds": 1, "systems": found}
+
+
+@pytest.fixture
+def cases() -> dict[str, dict]:
+    logistic = ran(
+        graph={"ms": 2.0, "kernels": 20, "first_seconds": 0.1},
+        auto_jit={"ms": 1.0, "kernels": 10, "clusters": 2},
+        jit_compile={"ms": 0.8, "kernels": 8},
+        tfmem={"ms": 0.4, "kernels": 4, "difference": 1e-6},
+    )
+    refusing = ran(graph={"ms": 8.0}, auto_jit={"ms": 4.0}, jit_compile={"status": "refused"}, tfmem={"ms": 4.0})
+    return {"word2vec": refusing, "logistic": logistic, "logistic, without TF32": logistic}
+
+
+def test_speedups_are_over_the_faster_mode_of_xla_that_ran(cases) -> None:
+    assert compare.best_xla(cases["logistic"]) == "jit_compile"
+    assert compare.best_xla(cases["word2vec"]) == "auto-jit"
+    assert compare.over_graph(cases["logistic"], "tfmem") == pytest.approx(5)
+    assert compare.over_xla(cases["logistic"]) == pytest.approx(2)
+    assert compare.over_xla(cases["word2vec"]) == pytest.approx(1)
+    assert compare.fewer(cases["logistic"], "tfmem") == pytest.approx(5)
+    assert compare.fewer(cases["word2vec"], "tfmem") is None
+    assert compare.mean([2.0, None, 8.0]) == pytest.approx(4)
+    assert compare.mean([]) is None
+
+
+def test_rows_stand_in_the_order_of_the_notes_with_the_papers_beside_them(cases) -> None:
+    text = "\n".join(tables.table(cases))
+    assert text.index("| logistic |") < text.index("| word2vec |")
+    assert "| logistic | 2.000 | 1.000 | 0.800 | 0.400 | 5.00x | 2.00x | 1e-06 |" in text
+    assert "| word2vec | 8.000 | 4.000 | refused | 4.000 | 2.00x | 1.00x | - |" in text
+    assert "| logistic | logistic | 2.50x | 5.00x | 1.50x | 4.60x | 2.50x | 5.00x | 1.46x | 1.83x |" in text
+    # over graph: sqrt(2.5 * 2), sqrt(5 * 2), over XLA sqrt(2 * 1)
+    means = "XLA's better mode over graph 2.24x, tfmem over graph 3.16x, tfmem over XLA's better mode 1.41x"
+    assert f"Geometric means of the ten: {means}." in text
+    assert "### First calls, s, without TF32" in text
+
+
+def test_a_loss_that_strays_is_wrong_where_products_are_exact(cases) -> None:
+    outcome = cases["logistic"]
+    assert not compare.wrong(outcome)
+    outcome["systems"]["tfmem"]["difference"] = 2e-4
+    assert compare.wrong(outcome)
+    assert "(WRONG)" in "\n".join(tables.table(cases))
+    outcome["device"] = "NVIDIA H200"
+    assert not compare.wrong(outcome)
+    outcome["tf32"] = False
+    assert compare.wrong(outcome)
+    outcome["systems"]["tfmem"]["difference"] = float("nan")
+    assert compare.wrong(outcome)
+
+
+def test_large_tensors_are_held_against_a_copy() -> None:
+    outcome = ran(graph={"ms": 3.0}, copy={"ms": 1.0, "moved": 2_000_000})
+    outcome |= {"moved": 3_000_000, "shapes": [[10, 20]]}
+    assert compare.of_copy(outcome, "graph") == pytest.approx(0.5)
+    text = "\n".join(tables.table({LARGE[0]: outcome}))
+    assert "| 10x20 | 3.000 | - | - | - | 2 | 50% |" in text  # 2 MB in a millisecond
+    assert "Median step" not in text
+
+
+def test_every_workload_of_the_paper_is_there() -> None:
+    assert set(TEN) == set(TABLE_3) == set(KERNELS)
+    assert compare.mean(row.stitched for row in TABLE_3.values()) == pytest.approx(2.3, abs=0.1)
+    over_xla = compare.mean(row.stitched / row.xla for row in TABLE_3.values())
+    assert over_xla == pytest.approx(1.4, abs=0.05)  # as the paper's text says
+
+
+def options(**changes) -> Namespace:
+    given = {"systems": ["graph"], "warm_up": 1, "steps": 2, "block": 1, "parity": 1, "settle": 0.0, "patience": 0.0}
+    given |= {"remapper": False, "no_tf32": False, "deterministic": False, "label": ""}
+    return Namespace(**(given | changes))
+
+
+def test_settings_are_part_of_a_rows_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settings(options()) == ""
+    assert settings(options(no_tf32=True, label="no command buffers")) == ", without TF32, no command buffers"
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_command_buffer=")
+    task = task_of(Case("vae", ", remapper"), options(remapper=True))
+    assert task["flags"]["XLA_FLAGS"] == "--xla_gpu_enable_command_buffer="
+    assert task["remapper"]
+    assert task["tf32"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], {*TEN, *OTHERS}),
+        (["--large"], {*TEN, *OTHERS, *LARGE}),
+        (["--only", "models/"], set(MODELS)),
+        (["--only", "vae", "--models"], {"vae"}),
+    ],
+)
+def test_what_is_run(arguments, expected, tmp_path, monkeypatch) -> None:
+    begun = []
+
+    def run(module, task, timeout, **environment):
+        begun.append(task["workload"])
+        assert "--tf_xla_cpu_global_jit" in environment["TF_XLA_FLAGS"]
+        return {"status": "ok", "process_seconds": 0, **task}
+
+    monkeypatch.setattr(command, "in_process", run)
+    output = tmp_path / "found.json"
+    assert command.main([*arguments, "--output", str(output), "--systems", "tfmem"]) == 0
+    assert set(begun) == expected
+    assert tables.existing(None, output)["format"] == FORMAT
+    del begun[:]
+    assert command.main([*arguments, "--output", str(output)]) == 0
+    assert begun == []  # they have a row
+
+
+def test_rounds_are_disturbed_while_there_is_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = iter([0.9, 0.1, 0.5, 0.5])
+    monkeypatch.setattr(quiet.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(quiet.Clocks, "others_since", lambda self, before: next(others))
+    patience = quiet.Patience(2 * quiet.LOOK + 1e-9)
+    before = patience.wait()  # busy at first, then not
+    assert patience.was_disturbed(before)
+    patience.seconds = 0.0
+    assert not patience.was_disturbed(patience.wait())

@@ -1,0 +1,66 @@
+"""Which of two runs is the faster one, by a clock that the test turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from tfmem.fusion.contest import MOST, ROUNDS, Contest, Times
+
+
+@dataclass
+class Clock:
+    """Time passes in runs alone."""
+
+    now: float = 0.0
+    ran: list[str] = field(default_factory=list)
+
+    def __call__(self) -> float:
+        return self.now
+
+    def run(self, name: str, *seconds: float) -> Callable[[], object]:
+        """Takes these seconds in its first calls, and the last ones in all others."""
+        left = list(seconds)
+
+        def step() -> None:
+            self.ran.append(name)
+            self.now += left.pop(0) if len(left) > 1 else left[0]
+
+        return step
+
+
+def test_the_least_time_counts_and_the_first_run_does_not() -> None:
+    clock = Clock()
+    given = clock.run("given", 9.0, 0.02, 0.02, 0.03, 0.02)
+    stitched = clock.run("stitched", 0.001, 0.5, 0.016, 0.9, 0.016)
+    times = Contest(clock).go_on(given, stitched, 60.0)
+    assert times == Times(pytest.approx(0.02), pytest.approx(0.016))
+    assert times.is_faster
+    assert clock.ran.count("given") == clock.ran.count("stitched") == ROUNDS + 2
+
+
+def test_a_large_difference_is_believed_early() -> None:
+    clock = Clock()
+    times = Contest(clock).go_on(clock.run("given", 0.01), clock.run("stitched", 0.04), 60.0)
+    assert times is not None
+    assert not times.is_faster
+    assert clock.ran.count("given") < ROUNDS
+
+
+def test_short_steps_run_several_times_in_a_row() -> None:
+    clock = Clock()
+    assert Contest(clock).go_on(clock.run("g", 1e-5), clock.run("s", 0.9e-5), 60.0) is not None
+    assert "".join(clock.ran).count("g" * MOST + "s" * MOST) == ROUNDS
+
+
+def test_a_slice_ends_in_time_and_the_next_one_goes_on() -> None:
+    clock = Clock()
+    contest, given, stitched = Contest(clock), clock.run("given", 0.2), clock.run("stitched", 0.19)
+    slices = 0
+    while (times := contest.go_on(given, stitched, 1.0)) is None:
+        slices += 1
+        assert clock.now <= slices * 1.0 + 0.8  # at most the first two rounds end late
+    assert slices > 5
+    assert times.stitched == pytest.approx(0.19)

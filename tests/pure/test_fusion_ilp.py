@@ -1,0 +1,157 @@
+"""The choice of patterns: the optimum of small problems, never worse than greedy, the same in every process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from itertools import combinations
+from pathlib import Path
+
+import pulp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graph_passes.fusion.contraction import Contraction
+from graph_passes.fusion.dependences import Dependences
+from graph_passes.fusion.ilp import Limits, choose
+from graph_passes.fusion.score import Candidate
+from tests.pure.test_fusion_runs import nets
+
+ROOT = Path(__file__).parents[2]
+
+
+def cyclic(net, candidates, chosen):
+    return Contraction(net, [candidates[place].members for place in chosen]).order() is None
+
+
+@st.composite
+def problems(draw):
+    net = draw(nets(most=8))
+    numbers = st.integers(0, len(net) - 1)
+    members = draw(st.lists(st.frozensets(numbers, min_size=1, max_size=4), min_size=1, max_size=8, unique=True))
+    scores = draw(st.lists(st.integers(1, 9), min_size=len(members), max_size=len(members)))
+    return net, [Candidate(tuple(sorted(one)), score * 1e-6) for one, score in zip(members, scores, strict=True)]
+
+
+def best(net, candidates):
+    """By trying all choices."""
+    found = 0.0
+    for count in range(1, len(candidates) + 1):
+        for chosen in combinations(range(len(candidates)), count):
+            held = [number for place in chosen for number in candidates[place].members]
+            if len(held) == len(set(held)) and not cyclic(net, candidates, chosen):
+                found = max(found, sum(candidates[place].score for place in chosen))
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems())
+def test_the_optimum_of_small_problems(problem):
+    net, candidates = problem
+    choice = choose(candidates, net)
+    held = [number for place in choice.chosen for number in candidates[place].members]
+    assert len(held) == len(set(held))
+    assert not cyclic(net, candidates, choice.chosen)
+    assert choice.score == pytest.approx(sum(candidates[place].score for place in choice.chosen))
+    assert choice.score == pytest.approx(best(net, candidates))
+    assert choice.score >= choice.greedy
+    assert choice.complete
+
+
+@settings(max_examples=50, deadline=None)
+@given(problems())
+def test_any_limit_gives_a_plan_that_is_no_worse_than_greedy(problem):
+    net, candidates = problem
+    choice = choose(candidates, net, Limits(seconds=0.0, nodes=1, rounds=1))
+    assert not cyclic(net, candidates, choice.chosen)
+    assert choice.score >= choice.greedy
+
+
+def test_greedy_is_improved_upon():
+    # the middle one is the best, but the two at its sides are better together
+    candidates = [Candidate((0, 1), 3e-6), Candidate((1, 2), 4e-6), Candidate((2, 3), 3e-6)]
+    net = Dependences(((), (), (), ()))
+    choice = choose(candidates, net)
+    assert choice.chosen == (0, 2)
+    assert (choice.score, choice.greedy) == (pytest.approx(6e-6), pytest.approx(4e-6))
+    assert choice.solvers == ("HiGHS",)
+
+
+def test_the_papers_cycle_is_cut():
+    """Figure 3: A and C together wait for B, which waits for A; so they are not fused, whatever it would save."""
+    net = Dependences(((), (0,), (1,)))
+    candidates = [Candidate((0, 2), 9e-6), Candidate((0, 1), 1e-6)]
+    choice = choose(candidates, net)
+    assert choice.chosen == (1,)
+    assert (choice.rounds, choice.cuts) == (2, 1)
+
+
+def test_two_patterns_that_wait_for_each_other_are_not_both_chosen():
+    net = Dependences(((), (0,), (), (2,)))  # 0 -> 1, 2 -> 3
+    candidates = [Candidate((0, 3), 5e-6), Candidate((1, 2), 4e-6)]
+    assert choose(candidates, net).chosen == (0,)
+
+
+def test_equal_problems_are_solved_once():
+    steps = 50
+    net = Dependences(((),) * (4 * steps))
+    candidates = []
+    for first in range(0, 4 * steps, 4):
+        candidates += [
+            Candidate((first + at, first + at + 1), score) for at, score in ((0, 3e-6), (1, 4e-6), (2, 3e-6))
+        ]
+    choice = choose(candidates, net)
+    assert choice.problems == 1
+    assert choice.score == pytest.approx(steps * 6e-6)
+
+
+def test_without_highs_cbc_solves_it_and_without_both_greedy_does(monkeypatch):
+    candidates = [Candidate((0, 1), 3e-6), Candidate((1, 2), 4e-6), Candidate((2, 3), 3e-6)]
+    net = Dependences(((), (), (), ()))
+    monkeypatch.setattr(pulp.HiGHS, "available", lambda self: False)
+    if pulp.PULP_CBC_CMD(msg=False).available():
+        choice = choose(candidates, net)
+        assert (choice.chosen, choice.solvers, choice.complete) == ((0, 2), ("PULP_CBC_CMD",), True)
+    monkeypatch.setattr(pulp.PULP_CBC_CMD, "available", lambda self: False)
+    choice = choose(candidates, net)
+    assert (choice.chosen, choice.solvers, choice.complete) == ((1,), ("greedy",), False)
+
+
+def test_a_limit_of_nodes_is_no_error():
+    # every pair of 12 nodes, by scores that make the solver branch
+    pairs = list(combinations(range(13), 2)) + list(combinations(range(13), 3))
+    candidates = [Candidate(pair, (100 + 7 * n % 31) * 1e-6 * len(pair)) for n, pair in enumerate(pairs)]
+    net = Dependences(((),) * 13)
+    choice = choose(candidates, net, Limits(nodes=0, gap=0.0))
+    assert choice.score >= choice.greedy > 0
+
+
+def plans() -> str:
+    from graph_passes.fusion.plan import plan_fusion
+    from tests.fusion_graphs import UNIT, Nodes
+
+    made = Nodes()
+    w = made.add("Handle", name="w", size=400)
+    xs = [made.add("Opaque", size=400) for _ in range(3)]
+    for step in range(12):
+        kind = ("Elementwise", "Columns", "Rows", "Product", "View", "Scalar")[step % 6]
+        xs = [made.add(kind, xs[0], xs[1], size=400), xs[2], made.add("Elementwise", xs[0], size=400)]
+    value = made.add("Read", w)
+    made.add("Update", w, xs[0], control=[value])
+    made.add("Elementwise", value, xs[1])
+    return repr(plan_fusion(made.graph(), made.meanings, UNIT).regions)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_no_plan_depends_on_the_hash_seed(seed):
+    done = subprocess.run(
+        [sys.executable, "-c", f"from {__name__} import plans; print(plans())"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": str(seed), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == plans()

@@ -1,0 +1,141 @@
+"""Plans of random graphs: complete, disjoint, acyclic, and what they run computes what the graph computes."""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graph_passes.fusion.lower.meaning import IN_KERNELS, Kind
+from graph_passes.fusion.plan import ON_CPU, ON_GPU, StepKind, plan_fusion
+from graph_passes.graph.ir import TensorId
+from tests.fusion_graphs import UNIT, Nodes, graphs, run_graph, run_plan
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs(), st.sampled_from([ON_CPU, ON_GPU]))
+def test_a_plan_computes_what_the_graph_computes(made, kinds):
+    graph, meanings = made
+    plan = plan_fusion(graph, meanings, UNIT, kinds=kinds)
+    members = [name for region in plan.regions for name in region.members]
+    assert len(set(members)) == len(members)
+    assert sorted([*members, *plan.reasons]) == sorted(graph.nodes)
+    assert all(plan.reasons.values())
+    for region in plan.regions:
+        for step in region.steps:
+            found = {meanings[name].kind for name in step.members}
+            assert (found <= IN_KERNELS) if step.kind is StepKind.KERNEL else len(step.members) == 1
+            assert found <= kinds
+    assert run_plan(graph, meanings, plan) == run_graph(graph, meanings)
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs(), st.integers(0, 1000))
+def test_what_is_refused_is_in_no_plan(made, seed):
+    graph, meanings = made
+
+    def refuse(members):  # about equal patterns it says the same
+        found = crc32(repr((seed, [graph[name].op for name in members])).encode())
+        return "no kernel for these" if found % (10 if len(members) == 1 else 2) == 0 else ""
+
+    plan = plan_fusion(graph, meanings, UNIT, refuse=refuse)
+    for region in plan.regions:
+        for step in region.kernels:
+            assert refuse(step.members) == ""
+    assert run_plan(graph, meanings, plan) == run_graph(graph, meanings)
+
+
+def test_a_training_step_is_one_region_with_the_kernels_of_its_depths():
+    # p = softmax(x w); w -= x^T (p - y): what lies between the products is one kernel, the update another.
+    made = Nodes()
+    w, x, y = made.add("Handle", name="w"), made.add("Opaque", name="x"), made.add("Opaque", name="y")
+    value = made.add("Read", w, name="value")
+    logits = made.add("Product", x, value, name="logits")
+    largest = made.add("Rows", logits, name="largest")
+    shifted = made.add("Elementwise", logits, largest, name="shifted")
+    error = made.add("Elementwise", shifted, y, name="error")
+    gradient = made.add("Product", x, error, name="gradient")
+    made.add("Update", w, gradient, name="update", control=[value])
+    graph = made.graph()
+    plan = plan_fusion(graph, made.meanings, UNIT)
+    (region,) = plan.regions
+    assert [(step.kind.value, step.members) for step in region.steps] == [
+        ("read", ("value",)),
+        ("call", ("logits",)),
+        ("kernel", ("largest", "shifted", "error")),
+        ("call", ("gradient",)),
+        ("kernel", ("update",)),
+    ]
+
+
+def test_two_kinds_of_reduction_wait_for_each_other_only_where_it_pays():
+    # Stitched, the column sums of 3000 bytes cost a barrier (10 s) and save a launch (100 s).
+    made = Nodes()
+    x = made.add("Opaque", size=3000)
+    first = made.add("Elementwise", x, size=3000)
+    sums = made.add("Columns", first, size=8)
+    made.add("Elementwise", first, sums, size=3000)
+    (region,) = plan_fusion(made.graph(), made.meanings, UNIT).regions
+    (kernel,) = region.kernels
+    # 3000 + 3000, 3000 + 8, 3000 + 8 + 3000 by themselves, two launches; stitched: x, the result, and a barrier.
+    # What nobody reads outside is not written: nobody reads the last result either, so that it is free.
+    assert kernel.saves == (6000 + 3008 + 3008) + 2 * 100 - (3000 + 10)
+
+
+def test_a_fetched_tensor_is_written():
+    made = Nodes()
+    x = made.add("Opaque", size=3000)
+    first = made.add("Elementwise", x, size=3000)
+    last = made.add("Elementwise", first, size=3000)
+    made.add("Elementwise", last, size=3000)
+    plans = [plan_fusion(made.graph(), made.meanings, UNIT, fetched=fetched) for fetched in ([], [TensorId(first)])]
+    assert [plan.regions[0].kernels[0].seconds for plan in plans] == [3000.0, 6000.0]
+
+
+def test_what_an_update_overwrites_is_read_first():
+    # The product reads the old weights, and nothing else orders it before the update.
+    made = Nodes()
+    w, x = made.add("Handle", name="w"), made.add("Opaque", name="x")
+    value = made.add("Read", w, name="value")
+    made.add("Update", w, x, name="update", control=[value])
+    shaped = made.add("View", value, name="shaped")
+    made.add("Product", x, shaped, name="product")
+    made.add("Elementwise", "product", name="after")
+    (region,) = plan_fusion(made.graph(), made.meanings, UNIT).regions
+    steps = [step.members for step in region.steps]
+    assert steps.index(("product",)) < next(i for i, step in enumerate(steps) if "update" in step)
+
+
+def test_ops_that_a_gpu_region_cannot_hold_divide_it_and_say_so():
+    made = Nodes()
+    x = made.add("Opaque")
+    for _ in range(3):
+        x = made.add("Elementwise", x)
+    other = made.add("Opaque", x, name="other")
+    for _ in range(3):
+        other = made.add("Elementwise", other)
+    plan = plan_fusion(made.graph(), made.meanings, UNIT, kinds=ON_GPU)
+    assert [len(region.members) for region in plan.regions] == [3, 3]
+    assert plan.reasons["other"] == "an opaque op"
+
+
+def test_devices_divide_regions():
+    made = Nodes()
+    x = made.add("Opaque")
+    names = [made.add("Elementwise", x, device="/job:localhost/replica:0/task:0/device:GPU:0") for _ in range(3)]
+    names += [made.add("Elementwise", x, device="/gpu:0") for _ in range(3)]
+    here = [made.add("Elementwise", name) for name in names[:3]]
+    plan = plan_fusion(made.graph(), made.meanings, UNIT, default="/job:localhost/replica:0/task:0/device:CPU:0")
+    assert sorted(map(sorted, (region.members for region in plan.regions))) == sorted([sorted(names), sorted(here)])
+
+
+def test_what_is_fed_is_in_no_region():
+    made = Nodes()
+    x = made.add("Opaque")
+    first = made.add("Elementwise", x)
+    for _ in range(4):
+        first = made.add("Elementwise", first)
+    plan = plan_fusion(made.graph(), made.meanings, UNIT, fed=["elementwise_1"])
+    assert plan.reasons["elementwise_1"] == "its output is fed"
+    assert Kind.ELEMENTWISE is made.meanings["elementwise_1"].kind

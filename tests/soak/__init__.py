@@ -1,0 +1,1 @@
+"""Mutated graphs, optimised by the thousand."""

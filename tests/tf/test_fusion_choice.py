@@ -1,0 +1,165 @@
+"""Which of the two runs: the step as it was until it is timed, then the faster one; timing is noticed by nobody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfmem
+from graph_passes.errors import OptionsError
+from graph_passes.report import STITCHED
+from tests.tf.stitched_steps import Softmax, batch, close, optimized, run, values
+from tfmem.fusion.contest import Times
+from tfmem.runtime import fusion_stage
+
+FAST, FULL = tfmem.FusionOptions(tune="fast"), tfmem.FusionOptions(tune="full")
+
+
+class Found:
+    """In place of a contest."""
+
+    def __init__(self, *found: Times | None) -> None:
+        self.left = list(found)
+        self.slices = 0
+
+    def __call__(self) -> Found:
+        return self
+
+    def go_on(self, given: Any, stitched: Any, limit: float) -> Times | None:
+        given(), stitched()
+        self.slices += 1
+        return self.left.pop(0)
+
+
+def stage_of(step: Any) -> Any:
+    (known,) = step._steps.values()
+    return known[()]._fusion
+
+
+def test_the_faster_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    for times, faster in ((Times(0.002, 0.001), True), (Times(0.001, 0.002), False)):
+        monkeypatch.setattr(fusion_stage, "Contest", Found(times))
+        plain, model = Softmax(), Softmax()
+        step = optimized(model.step, fusion=FULL)
+        found, expected = run(step), run(plain.step)
+        close(found, expected)
+        report = tfmem.report(step)
+        assert (report.decision == STITCHED) == faster
+        assert report.fusion == (
+            "stitched: 1 ms a step against 2 ms, on copies"
+            if faster
+            else "left as it was: stitched it took 2 ms a step against 1 ms, on copies"
+        )
+        assert report.regions
+        if not faster:
+            np.testing.assert_array_equal(found, expected)
+
+
+def test_first_calls_run_as_it_was_and_timing_comes_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    contest = Found(None, None, Times(0.002, 0.001))
+    monkeypatch.setattr(fusion_stage, "Contest", contest)
+    plain, model = Softmax(), Softmax()
+    step = optimized(model.step, fusion=FAST)
+    np.testing.assert_array_equal(run(step, 1), run(plain.step, 1))
+    stage_of(step).wait()
+    for slices in (1, 2):
+        np.testing.assert_array_equal(run(step, 1), run(plain.step, 1))
+        assert contest.slices == slices
+        assert tfmem.report(step).fusion == "not decided yet: it runs as it was"
+    close(run(step, 3), run(plain.step, 3))
+    assert contest.slices == 3
+    assert tfmem.report(step).decision == STITCHED
+
+
+def test_timing_updates_nothing_and_draws_nothing() -> None:
+    def made() -> tuple[Any, Any, Any]:
+        tf.random.set_seed(3)
+        count, total = tf.Variable(0, dtype=tf.int64), tf.Variable(tf.zeros([32, 12]))
+
+        @tf.function
+        def step(x: Any) -> Any:
+            noise = tf.random.normal([32, 12])
+            count.assign_add(1)
+            total.assign(total * 0.9 + tf.tanh(noise * x) * 2.0)
+            return tf.reduce_sum(tf.sigmoid(noise) * x)
+
+        return step, count, total
+
+    x, _ = batch()
+    plain, _, plain_total = made()
+    expected = run(plain, 6, x)
+    step, count, total = made()
+    step = optimized(step, fusion=FULL)
+    close(run(step, 6, x), expected)
+    assert count.numpy() == 6
+    close(total, plain_total)
+    assert "on copies" in tfmem.report(step).fusion
+
+
+def test_a_choice_is_kept_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    contest = Found(Times(0.002, 0.001), Times(0.001, 0.002))
+    monkeypatch.setattr(fusion_stage, "Contest", contest)
+
+    @tf.function
+    def function(x: Any) -> Any:
+        return tf.reduce_sum(tf.tanh(x) * 2.0 + 1.0)
+
+    x, _ = batch()
+    said = []
+    for slices in (1, 1, 2):
+        step = optimized(function, fusion=FULL, cache_directory=str(tmp_path))
+        step(x)
+        assert contest.slices == slices
+        said.append(tfmem.report(step).fusion)
+        if len(said) == 2:  # what another program made of the file is found out, and timed anew
+            (file,) = (tmp_path / "choices").glob("*/*")
+            file.write_bytes(file.read_bytes()[:-3])
+    assert said == [
+        "stitched: 1 ms a step against 2 ms, on copies",
+        "stitched: 1 ms a step against 2 ms; known from the cache",
+        "left as it was: stitched it took 2 ms a step against 1 ms, on copies",
+    ]
+
+
+def test_what_would_be_noticed_is_not_timed() -> None:
+    seen: list[float] = []
+
+    @tf.function
+    def step(x: Any) -> Any:
+        tf.py_function(lambda value: seen.append(float(value)), [tf.reduce_mean(x)], [])
+        return tf.reduce_sum(tf.tanh(x) * 2.0 + 1.0)
+
+    x, _ = batch()
+    fused = optimized(step, fusion=FULL)
+    close(run(fused, 3, x), run(step, 3, x))
+    assert len(seen) == 6
+    report = tfmem.report(fused)
+    assert report.decision == STITCHED
+    assert "not timed, since" in report.fusion
+    assert "EagerPyFunc" in report.fusion
+
+
+def test_a_variable_without_a_value_is_the_callers_error_while_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Softmax()
+    step = optimized(model.step, fusion=FULL)
+    before = values(model.variables)
+    with pytest.raises((tf.errors.InvalidArgumentError, ValueError)):
+        step(tf.zeros([3, 7]), tf.zeros([3, 5]))
+    np.testing.assert_array_equal(values(model.variables)[0], before[0])
+
+
+def test_determinism_plans_by_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusion_stage, "is_deterministic", lambda: True)
+    monkeypatch.setattr(fusion_stage, "Contest", Found())
+    step = optimized(Softmax().step, fusion=FULL)
+    run(step, 2)
+    assert tfmem.report(step).fusion == "stitched, as the model has it: op determinism is on"
+
+
+def test_there_is_no_other_way_to_tune() -> None:
+    with pytest.raises(OptionsError, match="'off', 'fast', 'full'"):
+        tfmem.FusionOptions(tune="slow")  # type: ignore[arg-type]

@@ -1,0 +1,205 @@
+"""TfmemFusion with texts that nobody wrote: an error of TensorFlow's, or a run within what there is."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from custom_ops.errors import TfmemError
+from custom_ops.expr.text import from_text
+from custom_ops.fusion.region import Kernel, Region, TensorType, View
+from custom_ops.fusion.text import from_text as region_from_text
+from custom_ops.fusion.text import to_text
+from custom_ops.load import load
+from tests.fusion_regions import softmax_step
+from tests.tf.fusion_calls import call, product
+
+INPUTS, SEED = 2000, 7
+
+# Numbers too large to be had, and small ones; nothing that could be had and would fill the machine.
+NUMBERS = (
+    *("0", "1", "2", "3", "4", "5", "9", "10", "12", "-1", "?", "nan", "1.5", "+1"),
+    *("70368744177664", "9223372036854775807", "18446744073709551617"),
+)
+OPS = (
+    *("Relu", "Identity", "AddV2", "Where", "Unique", "ReadVariableOp", "AssignVariableOp", "ResourceGather", "Switch"),
+    *("Merge", "NextIteration", "Enter", "NoOp", "Placeholder", "_Arg", "_Retval", "_Recv", "Const", "MatMul", "Shape"),
+    *("PartitionedCall", "VariableV2", "Assign", "BatchMatMulV2", "_FusedMatMul", "Reshape", "Conv2D", "Nothing"),
+)
+WORDS = (
+    *("input", "variable", "value", "program", "read", "kernel", "call", "members", "view", "assign", "output", ">"),
+    *(
+        "v0",
+        "v1",
+        "v2",
+        "-",
+        "float32",
+        "float16",
+        "int32",
+        "bool",
+        "complex64",
+        "axes",
+        "tensor",
+        "a0",
+        "a1",
+        "  ",
+        "",
+    ),
+)
+
+
+def everything() -> Region:
+    """Steps of all kinds, over x [3, 4], y [3, 10], w [4, 10] and b [10]."""
+    step = softmax_step(product, None, 4)
+    wide, rows = TensorType("float32", (None, 10)), TensorType("float32", (None,))
+    double = Kernel(from_text("program 1\naxes 0\ntensor float32 1\ninput 0 a0\nadd 0 0\noutput 1 0\n"), (11,), (12,))
+    return Region(
+        2,
+        step.variables,
+        (*step.values, wide, rows, rows, wide),
+        (*step.steps, call("Relu", (6,), (10,), T=tf.float32), View(10, 11), double, View(12, 13)),
+        (5, 12, 13, 6),
+    )
+
+
+def mutated(text: str, source: random.Random) -> str:
+    lines = text.splitlines()
+    for _ in range(source.randint(1, 3)):
+        place, other = source.randrange(len(lines)), source.randrange(len(lines))
+        match source.randrange(9):
+            case 0:
+                lines.insert(other, lines[place])
+            case 1:
+                del lines[place]
+            case 2:
+                lines[place], lines[other] = lines[other], lines[place]
+            case 3:
+                cut = source.randrange(len(lines[place]) + 1)
+                lines[place] = lines[place][:cut] + chr(source.randrange(1, 256)) + lines[place][cut + 1 :]
+            case _:
+                words = lines[place].split(" ")
+                word = source.randrange(len(words))
+                number = re.fullmatch(r"v?\d+", words[word])
+                if number and source.random() < 0.7:
+                    words[word] = words[word].rstrip("0123456789") + str(source.randrange(15))
+                else:
+                    words[word] = source.choice((*NUMBERS, *OPS, *WORDS))
+                if source.random() < 0.1:
+                    words.insert(word, source.choice((*NUMBERS, *WORDS)))
+                lines[place] = " ".join(words)
+        if not lines:
+            return ""
+    return "\n".join(lines) + "\n"
+
+
+def run(text: str) -> bool:
+    """Whether the op takes it and runs."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((3, 4), np.float32), np.eye(3, 10, dtype=np.float32)
+    w, b = tf.Variable(tf.ones([4, 10])), tf.Variable(tf.ones([10]))
+    try:
+        found: Any = load().ops.tfmem_fusion(
+            args=[x, y], variables=[w.handle, b.handle], T_out=[tf.float32] * 4, region=text
+        )
+    except (tf.errors.OpError, ValueError):
+        return False
+    return all(np.asarray(value).size >= 0 for value in (*found, w, b))
+
+
+def test_no_text_ends_the_process() -> None:
+    text, source = to_text(everything()), random.Random(SEED)
+    assert run(text)
+    taken = read = 0
+    for _ in range(INPUTS):
+        tried = mutated(text, source)
+        ran = run(tried)
+        taken += ran
+        try:
+            region_from_text(tried)
+            read += 1
+        except TfmemError:
+            # What Python refuses, C++ does, too, but for what only the writer has to keep to.
+            assert not ran or "program" in tried
+    assert INPUTS // 50 < taken <= read + INPUTS // 20
+
+
+@pytest.mark.parametrize(
+    ("line", "by", "message"),
+    [
+        ("region 1", "region 2", "expected 'region 1' on the first line, found 'region 2'"),
+        ("input float32 ? 4", "input float32 ? -4", "cannot read the line 'input float32 \\? -4'"),
+        ("input float32 ? 4", "input resource ? 4", "cannot read the line"),
+        ("input float32 ? 4", "input float64 ? 4", "the op has inputs"),
+        ("read v0 > 2", "read v2 > 2", "cannot read the line"),
+        ("read v0 > 2", "read v0 > 3", "gives value '3' of 14; expected 2"),
+        ("read v0 > 2", "read v1 > 2", "the variable is float32\\[10\\], the value float32\\[4,10\\]"),
+        ("assign v1 7", "assign v1 9", "cannot read the line"),
+        ("kernel 0 4 3 1 > 5 6 7", "kernel 3 4 3 1 > 5 6 7", "cannot read the line"),
+        ("kernel 0 4 3 1 > 5 6 7", "kernel 0 4 4 1 > 5 6 7", "its program has float32 of 1 dimensions there"),
+        ("kernel 0 4 3 1 > 5 6 7", "kernel 0 4 3 > 5 6 7", "its program has 3 tensors and 3 outputs"),
+        ("kernel 0 4 3 1 > 5 6 7", "kernel 0 4 3 1 > 5 6 8", "numbered in order"),
+        ("  exp 4", "  exp 40", "program 0: .*cannot read the line 'exp 40'"),
+        ("  exp 4", "exp 4", "cannot read the line"),
+        ("output 5 12 13 6", "output 5 12 13", "the op has inputs"),
+        ("output 5 12 13 6", "output 5 12 13 14", "cannot read the line"),
+        ("output 5 12 13 6", "members a", "there is no line of outputs|cannot read"),
+    ],
+)
+def test_wrong_texts_are_named(line: str, by: str, message: str) -> None:
+    text = to_text(everything())
+    assert f"\n{line}\n" in "\n" + text
+    wrong = ("\n" + text).replace(f"\n{line}\n", f"\n{by}\n")[1:]
+    with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=message):
+        load().ops.tfmem_fusion(args=[np.ones((3, 4), np.float32)] * 2, variables=[], T_out=[], region=wrong)
+
+
+FOUR = TensorType("float32", (4,))
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (call("NoSuchOp", (0,), (1,)), "NoSuchOp"),
+        (call("Relu", (0,), (1,), T=tf.float64), "takes .*double.* the region has .*float"),
+        (call("Relu", (0, 0), (1,), T=tf.float32), "Relu"),
+        (call("MatMul", (0, 0), (1,), T=tf.float32), "ndims must be == 2"),
+        (call("_Recv", (), (1,), tensor_type=tf.float32), "_Recv|asynchronous"),
+        (call("Placeholder", (), (1,), dtype=tf.float32), "feed a value|Placeholder"),
+        (call("_Arg", (), (1,), T=tf.float32, index=0), "_Arg|call frame"),
+        (call("Switch", (0, 0), (1,), T=tf.float32), "Switch"),
+        (call("Cast", (0,), (1,), SrcT=tf.float32), "DstT|Cast"),
+    ],
+    ids=lambda made: getattr(made, "op", None),
+)
+def test_calls_that_cannot_be_made(made: Any, message: str) -> None:
+    region = Region(1, (), (FOUR, FOUR), (made,), (1,))
+    with pytest.raises(tf.errors.OpError, match=message):
+        load().fusion(region, [np.ones(4, np.float32)])
+
+
+def test_a_call_whose_shape_nobody_knows() -> None:
+    whole = TensorType("int64", (None, 1))
+    region = Region(1, (), (FOUR, whole), (call("Where", (0,), (1,), T=tf.float32),), (1,))
+    with pytest.raises(tf.errors.UnimplementedError, match="a call of Where gives shape"):
+        load().fusion(region, [np.ones(4, np.float32)])
+
+
+def test_a_call_that_gives_another_shape_than_is_declared() -> None:
+    region = Region(1, (), (FOUR, TensorType("float32", (5,))), (call("Relu", (0,), (1,), T=tf.float32),), (1,))
+    with pytest.raises(tf.errors.InternalError, match=r"output 0 has shape \[4\]; expected \[5\]"):
+        load().fusion(region, [np.ones(4, np.float32)])
+
+
+def test_sizes_that_no_memory_has() -> None:
+    huge = 1 << 45
+    text = f"program 1\naxes {huge}\ntensor float32 0\ninput 0\noutput 0 0\n"
+    region = Region(
+        1, (), (TensorType("float32", ()), TensorType("float32", (None,))), (Kernel(from_text(text), (0,), (1,)),), (1,)
+    )
+    with pytest.raises((tf.errors.ResourceExhaustedError, tf.errors.InvalidArgumentError)):
+        load().fusion(region, [np.float32(1)])

@@ -1,0 +1,56 @@
+"""Sizes that nobody knows before the step runs: one program serves them all, or says why not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from graph_passes.fusion.lower.kernel import LoweringError
+from tests.tf.fusion_lowering import Lowered
+
+BATCHES = (1, 2, 7)
+
+
+def values(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype("float32")
+
+
+def loss(x, labels, bias):
+    """Of logits, and its gradient; written with primitive ops."""
+    logits = x + bias
+    shifted = logits - tf.reduce_max(logits, -1, keepdims=True)
+    exponentials = tf.exp(shifted)
+    total = tf.reduce_sum(exponentials, -1, keepdims=True)
+    hot = tf.one_hot(labels, 5)
+    losses = -tf.reduce_sum(hot * (shifted - tf.math.log(total)), -1)
+    gradient = exponentials / total - hot
+    return tf.reduce_mean(losses), gradient, tf.reduce_sum(gradient, 0)
+
+
+def fused(x, labels, bias):
+    losses, gradient = tf.raw_ops.SparseSoftmaxCrossEntropyWithLogits(features=x + bias, labels=labels)
+    return tf.reduce_sum(losses), gradient
+
+
+def heads(x, labels, bias):
+    """Of [batch, 5]: split, transposed and put together again."""
+    split = tf.reshape(tf.tile(x, [1, 4]), [-1, 4, 5])
+    turned = tf.transpose(split, [0, 2, 1]) * 2.0
+    return tf.reshape(turned, [-1, 20]), tf.concat([x, turned[:, :, 1]], 1), tf.pad(x, [[0, 0], [1, 2]])
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("function", [loss, fused, heads])
+def test_one_program_for_all_batch_sizes(function, batch):
+    given = values(batch, 5), np.arange(batch, dtype="int32") % 5, values(5, seed=1)
+    shapes = [(None, 5), (None,), (5,)]
+    lowered = Lowered(function, *given, shapes=shapes, one_batch=function is loss)
+    assert 0 in lowered.kernel.program.axes
+    for found, expected in zip(lowered.run(), lowered.expected(), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_sizes_that_may_be_broadcast() -> None:
+    with pytest.raises(LoweringError, match="nothing tells"):
+        Lowered(lambda x, y: x * y, values(3, 5), values(3, 5), shapes=[(None, 5), (None, 5)])

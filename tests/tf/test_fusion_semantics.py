@@ -1,0 +1,182 @@
+"""What else a step does stays as it was: errors, assertions, prints, random numbers, what runs before what."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfmem
+from graph_passes.report import STITCHED
+from tests.tf.optimized_runs import in_a_process
+from tests.tf.stitched_steps import CLASSES, Softmax, batch, close, optimized, require_stitched, run
+
+
+def test_an_assertion_holds_back_what_waits_for_it() -> None:
+    total = tf.Variable(tf.zeros([12]))
+
+    @tf.function
+    def step(x: Any) -> Any:
+        largest = tf.reduce_max(tf.abs(x) * 2.0 + 1.0)
+        with tf.control_dependencies([tf.debugging.Assert(largest < 50.0, [largest])]):
+            total.assign_add(tf.reduce_mean(tf.tanh(x) * 2.0 + 1.0, 0))
+            return tf.reduce_sum(tf.sigmoid(x) - 1.0)
+
+    fused = optimized(step)
+    x, _ = batch()
+    close(fused(x), step(x))
+    require_stitched(fused, "AssignAddVariableOp", "Sigmoid")
+    before = total.numpy()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="assertion failed"):
+        fused(x * 1e5)
+    np.testing.assert_array_equal(total.numpy(), before)
+    close(fused(x), step(x))
+
+
+def test_a_python_function_is_called_as_often_as_before() -> None:
+    seen: list[Any] = []
+
+    def note(value: Any) -> None:
+        seen.append(float(value))
+
+    model = Softmax(lambda logits: tf.py_function(note, [tf.reduce_mean(tf.exp(logits) * 2.0)], []))
+    step = optimized(model.step)
+    run(step)
+    plain_seen = list(seen)
+    seen.clear()
+    plain = Softmax(lambda logits: tf.py_function(note, [tf.reduce_mean(tf.exp(logits) * 2.0)], []))
+    run(plain.step)
+    assert len(seen) == len(plain_seen) == 5
+    close(plain_seen, seen)
+    require_stitched(step, "MatMul", "Exp")
+
+
+def test_an_error_of_a_python_function_comes_through() -> None:
+    def fail(value: Any) -> Any:
+        raise ValueError("on purpose")
+
+    @tf.function
+    def step(x: Any) -> Any:
+        y = tf.exp(x) * 2.0 + 1.0
+        z = tf.py_function(fail, [y], tf.float32)
+        z.set_shape(x.shape)
+        return tf.reduce_sum(tf.tanh(z) * x + 1.0)
+
+    fused = optimized(step)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="on purpose"):
+        fused(tf.ones([3]))
+
+
+@pytest.mark.parametrize("tune", ["off", "fast"])
+def test_random_streams_are_untouched(tune: Any) -> None:
+    def made() -> Any:
+        tf.random.set_seed(7)
+        scale = tf.Variable(1.0)
+
+        @tf.function
+        def step(x: Any) -> Any:
+            noise = tf.random.normal([32, 12]) + tf.random.uniform([32, 12], seed=3)
+            scale.assign_add(tf.reduce_mean(tf.tanh(noise) * x))
+            return tf.reduce_sum(tf.exp(noise * 0.1) * scale)
+
+        return step
+
+    x, _ = batch()
+    expected = run(made(), 8, x)
+    step = optimized(made(), fusion=tfmem.FusionOptions(tune=tune))
+    found = [step(x)]
+    for known in step._steps.values():  # the fast choice waits for its thread here
+        known[()]._fusion.wait()
+    found += run(step, 7, x)
+    close(found, expected)
+    assert tfmem.report(step).regions
+    assert tfmem.report(step).decision == STITCHED or tune == "fast"
+
+
+def test_a_variable_that_is_assigned_or_restored_between_steps(tmp_path: Path) -> None:
+    plain, model = Softmax(), Softmax()
+    step = optimized(model.step)
+    for each, own in ((plain.step, plain), (step, model)):
+        run(each, 2)
+        path = tf.train.Checkpoint(v=own.variables).write(str(tmp_path / "kept"))
+        run(each, 2)
+        own.variables[1].assign(tf.ones([CLASSES]))
+        run(each, 1)
+        tf.train.Checkpoint(v=own.variables).read(path)
+    close(run(step), run(plain.step))
+    held = model.variables[0].read_value()  # shares memory with the variable until that is written
+    copy = held.numpy().copy()
+    run(step, 1)
+    np.testing.assert_array_equal(held.numpy(), copy)
+
+
+def test_other_shapes_are_other_traces_and_open_ones_are_one() -> None:
+    plain, model = Softmax(), Softmax()
+    signature = [tf.TensorSpec([None, 12]), tf.TensorSpec([None, 5])]
+    for how in ({}, {"input_signature": signature}, {"reduce_retracing": True}):
+        step = optimized(tf.function(model.run, **how))
+        other = tf.function(plain.run, **how)
+        for rows in (32, 7, 1, 32, 64):
+            close(step(*batch(rows=rows)), other(*batch(rows=rows)))
+        require_stitched(step, "MatMul")
+
+
+def test_two_threads_train_at_the_same_time() -> None:
+    """Updates of a step are one: however steps interleave, none is lost."""
+    total = tf.Variable(tf.zeros([1000]))
+
+    @tf.function
+    def step(x: Any) -> Any:
+        total.assign_add(tf.ones([1000]) + tf.maximum(x, 0.0) * 0.0)
+        return tf.reduce_sum(tf.exp(x) * 2.0)
+
+    fused = optimized(step)
+    x = tf.zeros([1000])
+    fused(x)
+    require_stitched(fused, "AssignAddVariableOp")
+    total.assign(tf.zeros([1000]))
+    threads = [threading.Thread(target=lambda: [fused(x) for _ in range(200)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    np.testing.assert_array_equal(total.numpy(), np.full(1000, 800.0, np.float32))
+
+
+def test_what_xla_compiles_is_left_to_it() -> None:
+    model = Softmax()
+    step = optimized(tf.function(model.run, jit_compile=True))
+    run(step)
+    report = tfmem.report(step)
+    assert not report.regions
+    assert report.fusion == "left to XLA, which the function asks for"
+
+
+def distributed() -> tuple[str, float, float]:
+    """What the report of a function of a strategy says, and its result beside the plain one's."""
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+    )
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        weights = tf.Variable(tf.ones([12]))
+
+    @tf.function
+    def step(x: Any) -> Any:
+        each = strategy.run(lambda x: tf.reduce_sum(tf.tanh(x * weights) * 2.0 + 1.0), [x])
+        return strategy.reduce("SUM", each, axis=None)
+
+    fused = optimized(step)
+    x, _ = batch()
+    found, expected = float(fused(x)), float(step(x))
+    return tfmem.report(fused).fusion, found, expected
+
+
+def test_what_runs_under_a_distribution_strategy_is_left_as_it_was() -> None:
+    why, found, expected = in_a_process(distributed)
+    assert "distribution strategy" in why
+    assert found == expected

@@ -1,0 +1,412 @@
+"""Variables of TfmemFusion: read, locked and assigned as TensorFlow's own ops do."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from custom_ops.expr.text import from_text
+from custom_ops.fusion.region import Assign, Kernel, Read, Region, Step, TensorType, View
+from custom_ops.load import load
+from tests.fusion_regions import softmax_step
+from tests.tf.fusion_calls import call, product
+
+ADD = """program 1
+axes 0
+tensor float32 1
+tensor float32 1
+input 0 a0
+input 1 a0
+add 0 1
+output 2 0
+"""
+# Reads another number than it writes.
+ROTATE = """program 1
+axes 4
+tensor float32 1
+input 0 -1*a0+3
+output 0 0
+"""
+# Momentum, as TensorFlow's op has it: m = 0.9 m + g, w -= 0.5 m.
+MOMENTUM = """program 1
+axes 0
+tensor float32 1
+tensor float32 1
+tensor float32 1
+input 0 a0
+input 1 a0
+input 2 a0
+constant float32 0.9
+multiply 1 3
+add 4 2
+constant float32 0.5
+multiply 5 6
+subtract 0 7
+output 8 0
+output 5 0
+"""
+
+FOUR = TensorType("float32", (4,))
+
+
+def kernel(text: str, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Kernel:
+    return Kernel(from_text(text), inputs, outputs)
+
+
+# v += x, giving nothing.
+INCREMENT = Region(1, (FOUR,), (FOUR,) * 3, (Read(0, 1), kernel(ADD, (1, 0), (2,)), Assign(0, 2)), ())
+
+
+def address(variable: Any) -> int:
+    """Where a variable's numbers lie: not in an array of NumPy's, if it was never given one."""
+    return int(np.asarray(memoryview(variable.read_value())).__array_interface__["data"][0])
+
+
+def ones(count: int = 4) -> Any:
+    return tf.ones([count])
+
+
+def test_a_variable_is_updated_where_it_lies() -> None:
+    v = tf.Variable(ones())
+    before = address(v)
+    for _ in range(3):
+        load().fusion(INCREMENT, [ones()], [v.handle])
+    np.testing.assert_array_equal(v, [4] * 4)
+    assert address(v) == before
+
+
+def test_who_holds_the_old_value_keeps_it() -> None:
+    v = tf.Variable(ones())
+    held = v.read_value()
+    load().fusion(INCREMENT, [ones()], [v.handle])
+    np.testing.assert_array_equal(held, [1] * 4)
+    np.testing.assert_array_equal(v, [2] * 4)
+
+
+@pytest.mark.parametrize("outputs", [(1,), (2,), (1, 2)], ids=["old", "new", "both"])
+def test_what_the_step_gives_is_the_values_own(outputs: tuple[int, ...]) -> None:
+    region = Region(1, (FOUR,), INCREMENT.values, INCREMENT.steps, outputs)
+    v = tf.Variable(ones())
+    kept = [load().fusion(region, [ones()], [v.handle]) for _ in range(3)]
+    for step, found in enumerate(kept):
+        for place, value in zip(outputs, found, strict=True):
+            np.testing.assert_array_equal(value, [step + place] * 4)
+    np.testing.assert_array_equal(v, [4] * 4)
+
+
+def test_a_read_sees_the_assignments_before_it() -> None:
+    # old = v; v = old + x; new = v; v = new + old; gives old, new, and last the newest.
+    steps = (
+        Read(0, 1),
+        kernel(ADD, (1, 0), (2,)),
+        Assign(0, 2),
+        Read(0, 3),
+        kernel(ADD, (3, 1), (4,)),
+        Assign(0, 4),
+        Read(0, 5),
+    )
+    v = tf.Variable(ones())
+    for old in (1, 3):
+        found = load().fusion(Region(1, (FOUR,), (FOUR,) * 6, steps, (1, 3, 5)), [ones()], [v.handle])
+        for value, wanted in zip(found, (old, old + 1, 2 * old + 1), strict=True):
+            np.testing.assert_array_equal(value, [wanted] * 4)
+    np.testing.assert_array_equal(v, [7] * 4)
+
+
+def test_a_kernel_that_reads_elsewhere_does_not_write_in_place() -> None:
+    steps = (Read(0, 0), kernel(ROTATE, (0,), (1,)), Assign(0, 1))
+    region = Region(0, (FOUR,), (FOUR, FOUR), steps, ())
+    v = tf.Variable([1.0, 2.0, 3.0, 4.0])
+    load().fusion(region, [], [v.handle])
+    np.testing.assert_array_equal(v, [4, 3, 2, 1])
+
+
+def test_nobody_sees_an_update_before_its_assignment() -> None:
+    # The sum is computed between the update and its assignment.
+    steps: tuple[Step, ...] = (
+        Read(0, 1),
+        kernel(ADD, (1, 0), (2,)),
+        Read(0, 3),
+        kernel(ADD, (3, 0), (4,)),
+        Assign(0, 2),
+    )
+    v = tf.Variable(ones())
+    region = Region(1, (FOUR,), (FOUR,) * 5, steps, (4,))
+    for old in (1, 11):
+        np.testing.assert_array_equal(load().fusion(region, [10 * ones()], [v.handle])[0], [old + 10] * 4)
+    np.testing.assert_array_equal(v, [21] * 4)
+
+
+def test_several_variables_of_one_kernel() -> None:
+    steps = (Read(0, 1), Read(1, 2), kernel(MOMENTUM, (1, 2, 0), (3, 4)), Assign(0, 3), Assign(1, 4))
+    region = Region(1, (FOUR, FOUR), (FOUR,) * 5, steps, ())
+    start = np.random.default_rng(0).normal(size=4).astype(np.float32)
+    w, m, plain_w, plain_m = (tf.Variable(tf.zeros([4])) for _ in range(4))
+    w.assign_add(start)
+    plain_w.assign_add(start)
+    places = address(w), address(m)
+    for step in range(5):
+        gradient = np.random.default_rng(step).normal(size=4).astype(np.float32)
+        load().fusion(region, [gradient], [w.handle, m.handle])
+        tf.raw_ops.ResourceApplyMomentum(var=plain_w.handle, accum=plain_m.handle, lr=0.5, grad=gradient, momentum=0.9)
+    np.testing.assert_array_equal(w, plain_w)
+    np.testing.assert_array_equal(m, plain_m)
+    assert (address(w), address(m)) == places
+
+
+def test_one_variable_by_two_names() -> None:
+    # v0 = v0 + x; v1 = v1 + x, each of what it read at first, as TensorFlow's ops would in this order.
+    steps = (
+        Read(0, 1),
+        Read(1, 2),
+        kernel(ADD, (1, 0), (3,)),
+        Assign(0, 3),
+        kernel(ADD, (2, 0), (4,)),
+        Assign(1, 4),
+        Read(0, 5),
+    )
+    region = Region(1, (FOUR, FOUR), (FOUR,) * 6, steps, (1, 2, 5))
+    v = tf.Variable(ones())
+    found = load().fusion(region, [ones()], [v.handle, v.handle])
+    for value, wanted in zip(found, (1, 1, 2), strict=True):
+        np.testing.assert_array_equal(value, [wanted] * 4)
+    np.testing.assert_array_equal(v, [2] * 4)
+
+
+def test_a_read_only_name_of_an_assigned_variable() -> None:
+    steps = (Read(0, 1), kernel(ADD, (1, 0), (2,)), Assign(0, 2), Read(1, 3))
+    region = Region(1, (FOUR, FOUR), (FOUR,) * 4, steps, (3,))
+    v = tf.Variable(ones())
+    np.testing.assert_array_equal(load().fusion(region, [ones()], [v.handle, v.handle])[0], [2] * 4)
+
+
+def test_one_value_for_two_variables() -> None:
+    steps = (Read(0, 1), kernel(ADD, (1, 0), (2,)), Assign(0, 2), Assign(1, 2))
+    region = Region(1, (FOUR, FOUR), (FOUR,) * 3, steps, ())
+    v, w = tf.Variable(ones()), tf.Variable(ones())
+    for _ in range(3):
+        load().fusion(region, [ones()], [v.handle, w.handle])
+        v.assign_add(ones())
+    np.testing.assert_array_equal(v, [7] * 4)
+    np.testing.assert_array_equal(w, [6] * 4)
+
+
+def test_an_input_is_assigned_as_it_is() -> None:
+    region = Region(1, (FOUR,), (FOUR,), (Assign(0, 0),), (0,))
+    v, x = tf.Variable(ones()), 5 * ones()
+    (found,) = load().fusion(region, [x], [v.handle])
+    load().fusion(INCREMENT, [ones()], [v.handle])
+    for value in (found, x):
+        np.testing.assert_array_equal(value, [5] * 4)
+    np.testing.assert_array_equal(v, [6] * 4)
+
+
+def test_a_view_of_a_variable_is_assigned() -> None:
+    two = TensorType("float32", (2, 2))
+    steps = (Read(0, 1), View(1, 2), kernel(ADD, (2, 0), (3,)), View(3, 4), Assign(0, 4))
+    v = tf.Variable(tf.ones([2, 2]))
+    place = address(v)
+    region = Region(1, (two,), (FOUR, two, FOUR, FOUR, two), steps, ())
+    for _ in range(2):
+        load().fusion(region, [ones()], [v.handle])
+    np.testing.assert_array_equal(v, [[3, 3], [3, 3]])
+    assert address(v) == place
+
+
+def test_variables_that_are_accessed_sparsely_are_never_shared() -> None:
+    """Such an access makes TensorFlow copy a variable when it is read, and write to it under no exclusive lock."""
+    region = Region(1, (FOUR,), INCREMENT.values, INCREMENT.steps, (1, 2))
+    v = tf.Variable(ones())
+    v.scatter_nd_add([[0]], [1.0])
+    old, new = load().fusion(region, [ones()], [v.handle])
+    given = tf.identity(5 * ones())
+    load().fusion(Region(1, (FOUR,), (FOUR,), (Assign(0, 0),), ()), [given], [v.handle])
+    v.scatter_nd_add([[1]], [1.0])  # where it lies
+    for value, wanted in ((old, [2, 1, 1, 1]), (new, [3, 2, 2, 2]), (given, [5] * 4), (v, [5, 6, 5, 5])):
+        np.testing.assert_array_equal(value, wanted)
+
+
+def test_a_variable_that_is_assigned_between_steps() -> None:
+    v = tf.Variable(ones(), shape=tf.TensorShape([None]))
+    any_size = TensorType("float32", (None,))
+    region = Region(1, (any_size,), (any_size,) * 3, INCREMENT.steps, ())
+    step = tf.function(lambda x: load().fusion(region, [x], [v.handle]), reduce_retracing=True)
+    for count in (4, 7, 4):
+        v.assign(np.arange(count))
+        step(ones(count))
+        np.testing.assert_array_equal(v, np.arange(count) + 1)
+
+
+def test_a_variable_that_is_restored_between_steps(tmp_path: Path) -> None:
+    v = tf.Variable(ones())
+    checkpoint = tf.train.Checkpoint(v=v)
+    path = checkpoint.save(str(tmp_path / "at_one"))
+    for _ in range(2):
+        load().fusion(INCREMENT, [ones()], [v.handle])
+        checkpoint.restore(path)
+        np.testing.assert_array_equal(v, [1] * 4)
+
+
+def test_a_variable_without_a_value() -> None:
+    handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[4], shared_name="never_assigned")
+    with pytest.raises(tf.errors.FailedPreconditionError) as wanted:
+        tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
+    with pytest.raises(tf.errors.FailedPreconditionError) as found:
+        load().fusion(INCREMENT, [ones()], [handle])
+    words = str(wanted.value).partition("never_assigned")[0]
+    assert len(words) > 20
+    assert words.partition("}}")[2] in str(found.value) or words in str(found.value)
+    assign = Region(1, (FOUR,), (FOUR,), (Assign(0, 0),), ())
+    load().fusion(assign, [ones()], [handle])
+    np.testing.assert_array_equal(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32), [1] * 4)
+
+
+def test_a_variable_of_another_type() -> None:
+    whole = tf.Variable(tf.ones([4], tf.int32))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"wrong dtype\. Expected float got int32"):
+        load().fusion(INCREMENT, [ones()], [whole.handle])
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"wrong dtype\. Expected int32 got float"):
+        load().fusion(Region(1, (FOUR,), (FOUR,), (Assign(0, 0),), ()), [ones()], [whole.handle])
+    longer = tf.Variable(tf.ones([5]))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"value 1 has shape \[5\]; expected \[4\]"):
+        load().fusion(INCREMENT, [ones()], [longer.handle])
+    np.testing.assert_array_equal(longer, [1] * 5)
+
+
+def test_a_resource_that_is_no_variable() -> None:
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
+    with pytest.raises(tf.errors.OpError):
+        load().fusion(INCREMENT, [ones()], [table.resource_handle])
+
+
+def test_calls_take_variables() -> None:
+    # rows = v[x]; w += rows; v is then updated by TensorFlow's own op, and read.
+    whole, row = TensorType("int32", (None,)), TensorType("float32", (None,))
+    apply = call("ResourceScatterAdd", (0, 1), (), (0,), dtype=tf.float32, Tindices=tf.int32)
+    steps = (
+        call("ResourceGather", (0,), (1,), (0,), dtype=tf.float32, Tindices=tf.int32),
+        Read(1, 2),
+        kernel(ADD, (2, 1), (3,)),
+        Assign(1, 3),
+        apply,
+        Read(0, 4),
+    )
+    region = Region(1, (row, row), (whole, row, row, row, row), steps, (1, 4))
+    v, w = tf.Variable(np.float32([1, 2, 3])), tf.Variable([10.0, 20.0])
+    for factor in (1, 2):
+        rows, after = load().fusion(region, [np.int32([2, 0])], [v.handle, w.handle])
+        np.testing.assert_array_equal(rows, factor * np.float32([3, 1]))
+        np.testing.assert_array_equal(after, [2 * factor, 2, 6 * factor])
+    np.testing.assert_array_equal(v, [4, 2, 12])
+    np.testing.assert_array_equal(w, [10 + 3 + 6, 20 + 1 + 2])
+
+
+def test_a_call_of_the_variable_that_is_assigned_does_not_wait_for_itself() -> None:
+    whole = TensorType("int32", (None,))
+    gather = call("ResourceGather", (0,), (1,), (0,), dtype=tf.float32, Tindices=tf.int32)
+    steps = (gather, Read(1, 2), kernel(ADD, (2, 1), (3,)), Assign(1, 3))
+    region = Region(1, (FOUR, FOUR), (whole, FOUR, FOUR, FOUR), steps, ())
+    v = tf.Variable(np.float32([1, 2, 3, 4]))
+    load().fusion(region, [np.int32([3, 2, 1, 0])], [v.handle, v.handle])
+    np.testing.assert_array_equal(v, [5] * 4)
+
+
+def test_what_a_call_keeps_is_its_own() -> None:
+    # AssignVariableOp makes its input the variable's memory.
+    region = Region(
+        1,
+        (FOUR,),
+        (FOUR, FOUR),
+        (kernel(ADD, (0, 0), (1,)), call("AssignVariableOp", (1,), (), (0,), dtype=tf.float32)),
+        (),
+    )
+    v, w = tf.Variable(ones()), tf.Variable(ones())
+    step = tf.function(lambda x, handle: load().fusion(region, [x], [handle]))
+    step(ones(), v.handle)
+    step(5 * ones(), w.handle)
+    np.testing.assert_array_equal(v, [2] * 4)
+    np.testing.assert_array_equal(w, [10] * 4)
+
+
+def test_two_threads_lose_no_update() -> None:
+    v, w = tf.Variable(tf.zeros([4])), tf.Variable(tf.zeros([4]))
+    steps = (
+        Read(0, 1),
+        Read(1, 2),
+        kernel(ADD, (1, 0), (3,)),
+        kernel(ADD, (2, 3), (4,)),
+        Assign(0, 3),
+        Assign(1, 4),
+    )
+    both = Region(1, (FOUR, FOUR), (FOUR,) * 5, steps, ())
+    count = 300
+
+    def run(first: Any, second: Any) -> None:
+        step = tf.function(lambda x: load().fusion(both, [x], [first.handle, second.handle]))
+        for _ in range(count):
+            step(ones())
+
+    def read() -> None:
+        for _ in range(count):
+            found = v.read_value().numpy()
+            assert (found == found[0]).all()
+
+    threads = [threading.Thread(target=run, args=pair) for pair in ((v, w), (w, v), (v, w))]
+    threads.append(threading.Thread(target=read))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not any(thread.is_alive() for thread in threads)
+    # Each step adds one to v and then v to w, or the other way around: all of them, in some order.
+    values = v.numpy(), w.numpy()
+    assert all((value == value[0]).all() and value[0] >= count for value in values), values
+
+
+def test_threads_count_together() -> None:
+    v = tf.Variable(tf.zeros([4]))
+    step = tf.function(lambda x: load().fusion(INCREMENT, [x], [v.handle]))
+    step(ones())
+    threads = [threading.Thread(target=lambda: [step(ones()) for _ in range(200)]) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    np.testing.assert_array_equal(v, [601] * 4)
+
+
+def test_threads_train_together() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.random((16, 20), np.float32), np.eye(10, dtype=np.float32)[rng.integers(0, 10, 16)]
+    w, b = tf.Variable(tf.zeros([20, 10])), tf.Variable(tf.zeros([10]))
+    step = tf.function(lambda x, y: load().fusion(softmax_step(product, None, 20), [x, y], [w.handle, b.handle])[0])
+    first = float(step(x, y))
+    losses: list[float] = []
+    threads = [threading.Thread(target=lambda: losses.extend(float(step(x, y)) for _ in range(50))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    # One after the other, whoever is first: each loss is smaller than the one before, and none is there twice.
+    assert len(set(losses)) == 150
+    assert max(losses) < first
+
+
+def test_sessions_of_a_graph() -> None:
+    with tf.Graph().as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [4])
+        v = tf.compat.v1.get_variable("v", initializer=tf.zeros([4]), use_resource=True)
+        region = Region(1, (FOUR,), INCREMENT.values, INCREMENT.steps, (2,))
+        (out,) = load().fusion(region, [x], [v.handle])
+        for _ in range(2):
+            with tf.compat.v1.Session() as session:
+                with pytest.raises(tf.errors.FailedPreconditionError):
+                    session.run(out, {x: np.ones(4)})
+                session.run(v.initializer)
+                for count in (1, 2, 3):
+                    np.testing.assert_array_equal(session.run(out, {x: np.ones(4)}), [count] * 4)

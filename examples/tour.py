@@ -20,7 +20,7 @@ from graph_passes.graph import serde
 from graph_passes.graph.ir import Graph, parse_input
 from graph_passes.memory.simulate import Link, usage_under
 from graph_passes.offload.options import OffloadOptions
-from graph_passes.recurrent.inference import plan_recurrent
+from graph_passes.recurrent.plan import plan_inference
 from tfmem.tf_internals.build import shaped_graph
 from tfmem.tf_internals.concrete_function import capture_concrete
 from tfmem.tf_internals.grappler import run_grappler
@@ -107,7 +107,7 @@ def recurrent() -> None:
     body = Counter(node.op for node in graph.functions[loop.name, "body"].graph)
     print(f"\nops of the body of '{loop.name}': " + ", ".join(f"{count} {op}" for op, count in sorted(body.items())))
 
-    (match,) = plan_recurrent(graph, keep).matches
+    (match,) = plan_inference(graph, keep).matches
     print(f"\ninserted: {', '.join(getattr(node, 'op', type(node).__name__) for node in match.nodes)}")
     for old, new in match.rewired:
         print(f"rewired: {old} -> {new}")

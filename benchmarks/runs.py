@@ -118,8 +118,10 @@ def in_process(module: str, task: Mapping[str, Any], timeout: float, **environme
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "result.json"
         command = [sys.executable, "-m", module, json.dumps(task), str(path)]
-        # profiles of earlier cases must not help later ones
-        variables = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "TFMEM_CACHE_DIR": "", **environment}
+        # Without oneDNN, which TensorFlow turns on by itself on some processors only, the CPU's allocator keeps no
+        # statistics. Profiles of earlier cases must not help later ones.
+        defaults = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "1"}
+        variables = {**defaults, **os.environ, "TFMEM_CACHE_DIR": "", **environment}
         began = time.monotonic()
         outcome: dict[str, Any]
         try:

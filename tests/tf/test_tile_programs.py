@@ -199,3 +199,44 @@ def test_sizes_are_checked_before_anything_runs() -> None:
     ):
         with pytest.raises(OpLibraryError, match=named):
             prepared.run(inputs, outputs)
+
+
+# The first gather's index is computed once more where it is used, in a later stage than that which checks it.
+CHECKED_EARLIER = """program 1
+axes 0 4 3 0
+tensor float32 2
+tensor int32 1
+tensor float64 3
+input 1 a0
+constant int32 1
+minimum 0 1
+constant int32 0
+maximum 2 3
+input 0 n4 a3
+position int64 1
+position int64 2
+add 6 7
+input 2 a0 n8 a2+n6
+cast float32 9
+multiply 5 10
+reduce sum 11 0
+reduce max 11 1 3
+reduce mean 11 0 2
+subtract 11 14
+output 12 1 2 3
+output 15 3 2 1 0
+output 5 0 3
+"""
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_an_index_that_is_computed_twice_is_checked(rows: int) -> None:
+    axes = [3, 4, 3, 2]
+    tensors = [np.ones((rows, 2), np.float32), np.array([0, 1, 1], np.int32), np.ones((3, 6, 6))]
+    outputs = ("float32", [4, 3, 2]), ("float32", [2, 3, 4, 3]), ("float32", [3, 2])
+    if rows == 1:
+        with pytest.raises(OpLibraryError, match=r"indices\[1\] = 1 is not in \[0, 1\)"):
+            run(CHECKED_EARLIER, axes, tensors, *outputs)
+    else:
+        total, _, gathered = run(CHECKED_EARLIER, axes, tensors, *outputs)
+        assert (total == 3.0).all() and (gathered == 1.0).all()

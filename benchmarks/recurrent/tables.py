@@ -15,7 +15,6 @@ from typing import Any
 from benchmarks.offload.tables import table, write
 from benchmarks.records import ROOT, load
 from benchmarks.recurrent import options as recurrent_options
-from benchmarks.recurrent import profile as recurrent_profile
 from benchmarks.recurrent.cases import LARGE, TOP, WITHOUT_TF32, Floor, fastest, kernel_in_words
 from benchmarks.runs import command_line, existing
 
@@ -30,13 +29,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("results", type=Path, help="what benchmarks.recurrent wrote")
     parser.add_argument("--search", type=Path, help="what benchmarks.recurrent.search wrote")
     parser.add_argument("--keras", type=Path, help="what benchmarks.recurrent.keras wrote")
-    parser.add_argument("--profile", type=Path, help="what benchmarks.recurrent.profile wrote")
     parser.add_argument("--cpu", type=Path, help="what benchmarks.recurrent.cpu wrote")
     parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks_recurrent.md")
     options = parser.parse_args(arguments)
     results = existing(parser, options.results)
     cpu = json.loads(options.cpu.read_text()) if options.cpu else None
-    written = tables(results, load(options.search), load(options.keras), cpu, load(options.profile))
+    written = tables(results, load(options.search), load(options.keras), cpu)
     write(options.document, written, MARKERS)
     return 0
 
@@ -46,7 +44,6 @@ def tables(
     search: Mapping[str, Any] | None = None,
     keras: Mapping[str, Any] | None = None,
     cpu: Mapping[str, Any] | None = None,
-    profile: Mapping[str, Any] | None = None,
 ) -> str:
     """Every table that there are results for."""
     every: Cases = results["cases"]
@@ -64,7 +61,6 @@ def tables(
     large = {name: case for name, case in every.items() if case["units"] in LARGE}
     parts += compared(large, "lstm/", "LSTM whose weights no chip holds, against cuDNN")
     parts += precisions(cases) + split(cases) + context(results.get("context", {}))
-    parts += [recurrent_profile.written(profile)] if profile else []
     parts += accuracy(search) if search else []
     parts += recurrent_options.written(results, search)
     parts += end_to_end(keras["cases"]) if keras else []

@@ -10,9 +10,8 @@ from custom_ops.errors import OpLibraryError
 from custom_ops.expr.program import Program
 from custom_ops.expr.reference import run as reference
 from custom_ops.expr.text import to_text
-from custom_ops.load import load
 from tests.programs import sigmoid_step, softmax_step
-from tests.tf.tile_programs import Array, run
+from tests.tf.tile_programs import Array, prepare, run
 
 # What logistic regression does beside its products: p = softmax(logits + b), cost = mean(-sum(y log p, 1)), the
 # gradient of the logits, and a step of gradient descent for b.
@@ -173,12 +172,11 @@ HEAD = "program 1\naxes 0 10\ntensor float32 2\n"
 )
 def test_a_wrong_program_is_refused_by_its_line(text: str, named: str) -> None:
     with pytest.raises(OpLibraryError, match=named):
-        load().prepare_program(text, [1, 10], [[1, 10]])
+        prepare(text, [1, 10], [[1, 10]])
 
 
 def test_sizes_are_checked_before_anything_runs() -> None:
     text = HEAD + "input 0 a0 a1\noutput 0 0 1\n"
-    library = load()
     for axes, shapes, named in (
         ([4, 9], [[4, 10]], "axis 1 has 10"),
         ([5, 10], [[4, 10]], "index of tensor 0"),
@@ -188,8 +186,8 @@ def test_sizes_are_checked_before_anything_runs() -> None:
         ([1 << 60, 10], [[4, 10]], "too many"),
     ):
         with pytest.raises(OpLibraryError, match=named):
-            library.prepare_program(text, axes, shapes)
-    prepared = library.prepare_program(text, [4, 10], [[4, 10]])
+            prepare(text, axes, shapes)
+    prepared = prepare(text, [4, 10], [[4, 10]])
     good, out = np.zeros((4, 10), np.float32), np.zeros((4, 10), np.float32)
     for inputs, outputs, named in (
         ([good[:3]], [out], "inputs of 160 bytes"),

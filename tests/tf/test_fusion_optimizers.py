@@ -1,4 +1,4 @@
-"""Updates of many variables are packed: Keras writes each as up to fifteen small ops, a region as parts of few kernels."""
+"""Updates of many variables are packed: Keras writes each as up to fifteen small ops, a region runs few kernels."""
 
 from __future__ import annotations
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from custom_ops.build_flags import PACKAGE, library_name
 from custom_ops.errors import OpLibraryError
+from custom_ops.fusion import gradient as fusion_gradient
 from custom_ops.fusion.text import to_text
-from custom_ops.recurrent.op import register_gradient
+from custom_ops.recurrent import op as recurrent_op
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -293,5 +294,6 @@ def load() -> Library:
     functions.tfmem_read_probes.restype = ctypes.c_int64
     functions.tfmem_share_op.restype = ctypes.c_bool
     functions.tfmem_open_stream.restype = ctypes.c_int64
-    register_gradient(ops)
+    recurrent_op.register_gradient(ops)
+    fusion_gradient.register_gradient()
     return Library(path, ops, functions)

@@ -44,3 +44,7 @@ class KernelError(TfmemError, RuntimeError):
 
 class RegionError(TfmemError, ValueError):
     """A region of a graph is malformed, or tensors do not fit it."""
+
+
+class GradientError(TfmemError, LookupError):
+    """TensorFlow asks for the gradient of an op that has none."""

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.recurrent.profile import marked
 from custom_ops.errors import KernelError
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache
@@ -208,9 +207,3 @@ def test_a_program_comes_from_the_cache_the_second_time(tmp_path: Path, monkeypa
     monkeypatch.setattr(nvrtc, "compile_source", fails)
     assert program.build(spec, Configuration(lanes=4), 90, cache) == first
     assert first.image.code[:4] == b"\x7fELF"
-
-
-@pytest.mark.parametrize("kind", ["cluster", "slices"])
-def test_kernels_that_read_the_clock_compile(kind: str) -> None:
-    """benchmarks/recurrent/profile.py."""
-    assert nvrtc.compile_source(marked(RecurrentSpec(cells.lstm(), 100), HOPPER[kind], 90), 90)

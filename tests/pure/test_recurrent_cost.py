@@ -8,11 +8,12 @@ import pytest
 from custom_ops.errors import KernelError
 from custom_ops.machine import from_json, read
 from custom_ops.recurrent import cells
-from custom_ops.recurrent.search import grnn_model as model
 from custom_ops.recurrent.search import ranking
-from custom_ops.recurrent.search.grnn_model import Cost, GrnnTiling, Work
+from custom_ops.recurrent.search.grnn_model import Cost
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 from graph_passes.cost import device
+from tests import grnn_model as model
+from tests.grnn_model import GrnnTiling, Work
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """Which configurations of a persistent kernel will be fast, for a cell and a batch.
 
-GRNN's model (`grnn_model.py`), extended by what its kernel did not have: rows of the batch that share a load, weights
-in shared memory or streamed from L2, tensor cores, clusters, exchanges without a barrier, several stages, and more
-groups than fit the device at once. The sizes are those of the kernel's own layout."""
+GRNN's model (`grnn_model.py` has what is read of it), extended by what its kernel did not have: rows of the batch that
+share a load, weights in shared memory or streamed from L2, tensor cores, clusters, exchanges without a barrier, several
+stages, and more groups than fit the device at once. The sizes are those of the kernel's own layout."""
 
 from __future__ import annotations
 

@@ -5,11 +5,13 @@ In a process of its own, since the op library finds a driver once."""
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tensorflow as tf
 
 from custom_ops import build_flags
@@ -24,7 +26,7 @@ from tests.tf.native_programs import build_fake_driver
 
 HERE = Path(__file__).parent
 ARCH, PROCESSORS = 90, 132
-LABEL = "tfmem_fake_gpu"
+FOLDER = "TFMEM_TEST_FAKE_GPU"  # in the environment: where `build` has put all
 OUT_OF_MEMORY, UNKNOWN = 2, 999
 
 
@@ -79,18 +81,26 @@ class FakeGpu:
         self, region: Region, args: Sequence[Any], variables: Sequence[Any], made: Sequence[FusionProgram]
     ) -> list[Any]:
         """The op, in the graph that is being built."""
-        graph = tf.compat.v1.get_default_graph()
         types = [tf.as_dtype(region.values[value].dtype) for value in region.outputs]
-        tensors = [graph.capture(tf.convert_to_tensor(arg)) for arg in args]
-        handles = [graph.capture(variable) for variable in variables]
-        with graph._attr_scope({"_kernel": tf.compat.v1.AttrValue(s=LABEL.encode())}):
-            return list(
-                load().ops.tfmem_fusion(
-                    args=tensors,
-                    variables=handles,
-                    T_out=types,
-                    region=to_text(region),
-                    programs=[program.to_text() for program in made],
-                    images=named([program.image.code for program in made]),
-                )
+        return list(
+            load().ops.tfmem_fusion(
+                args=[tf.convert_to_tensor(arg) for arg in args],
+                variables=list(variables),
+                T_out=types,
+                region=to_text(region),
+                programs=[program.to_text() for program in made],
+                images=named([program.image.code for program in made]),
             )
+        )
+
+
+@pytest.fixture(name="gpu", scope="session")
+def fixture_gpu() -> FakeGpu:
+    """Of the process, in which TfmemFusion runs on it from then on."""
+    return FakeGpu(Path(os.environ[FOLDER]))
+
+
+@pytest.fixture(autouse=True)
+def fixture_no_kernel_fails(gpu: FakeGpu) -> Iterator[None]:
+    yield
+    assert gpu.kernel_errors() == 0

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +22,8 @@ from tests.fusion_regions import SOFTMAX, softmax_step
 from tests.tf.fake_gpu import OUT_OF_MEMORY, FakeGpu
 from tests.tf.fusion_calls import call, product
 from tests.tf.test_fusion_op import data, plain_step, variables
+
+pytest_plugins = ("tests.tf.fake_gpu",)
 
 FEATURES = 12
 DOUBLED = "program 1\naxes 0 0\ntensor float32 2\ninput 0 a0 a1\nadd 0 0\noutput 1 0 1\n"
@@ -49,17 +49,6 @@ ONCE = (
     "cuGraphInstantiateWithFlags",
     "cuGraphLaunch",
 )
-
-
-@pytest.fixture(name="gpu", scope="session")
-def fixture_gpu() -> FakeGpu:
-    return FakeGpu(Path(os.environ["TFMEM_TEST_FAKE_GPU"]))
-
-
-@pytest.fixture(autouse=True)
-def fixture_no_kernel_fails(gpu: FakeGpu) -> Any:
-    yield
-    assert gpu.kernel_errors() == 0
 
 
 def stitched(gpu: FakeGpu, region: Region, handles: Sequence[Any] = (), made: Any = None) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ import pytest
 from custom_ops import build_flags
 from tests.tf import fake_gpu
 
+ON_FAKE_GPU = ("tests/tf/on_fake_gpu.py", "tests/tf/steps_on_fake_gpu.py")
 PARTS = (
     "cuda/cuda_driver",
     "cuda/gpu_graph",
@@ -36,8 +37,8 @@ def test_regions_on_a_fake_gpu(tmp_path: Path) -> None:
     if shutil.which(build_flags.compiler()) is None:
         pytest.skip("needs a C++ compiler")
     fake_gpu.build(tmp_path)
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/tf/on_fake_gpu.py"]
-    environment = {**os.environ, "TFMEM_TEST_FAKE_GPU": str(tmp_path)}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *ON_FAKE_GPU]
+    environment = {**os.environ, fake_gpu.FOLDER: str(tmp_path)}
     root = build_flags.PACKAGE.parent
     done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout[-8000:]

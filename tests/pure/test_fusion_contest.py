@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tfmem.fusion.contest import MOST, ROUNDS, Contest, Times
+from tfmem.fusion.contest import MOST, ROUNDS, Contest, Times, Turns
 
 
 @dataclass
@@ -64,3 +64,15 @@ def test_a_slice_ends_in_time_and_the_next_one_goes_on() -> None:
         assert clock.now <= slices * 1.0 + 0.8  # at most the first two rounds end late
     assert slices > 5
     assert times.stitched == pytest.approx(0.19)
+
+
+def test_calls_in_turn() -> None:
+    """Both run equally often, in pairs whose order changes; the first of each makes kernels and does not count."""
+    turns, ran, times = Turns(), [], None
+    takes = {False: iter([9.0, *[0.02] * ROUNDS]), True: iter([0.001, 0.9, *[0.016] * (ROUNDS - 1)])}
+    while times is None:
+        ran.append(turns.stitched)
+        times = turns.add(next(takes[turns.stitched]))
+    assert ran[:6] == [False, True, True, False, False, True]
+    assert ran.count(True) == ran.count(False) == ROUNDS + 1
+    assert times == Times(0.02, 0.016)

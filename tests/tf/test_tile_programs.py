@@ -239,3 +239,15 @@ def test_an_index_that_is_computed_twice_is_checked(rows: int) -> None:
         total, _, gathered = run(CHECKED_EARLIER, axes, tensors, *outputs)
         assert (total == 3.0).all()
         assert (gathered == 1.0).all()
+
+
+def test_axes_that_nothing_shares_may_have_any_number_of_positions_together() -> None:
+    """As many updates of variables as one kernel holds; of one axis, 2^60 numbers would be too many."""
+    axes = [1 << 10] * 7
+    head = "program 1\naxes " + " ".join(map(str, axes)) + "\n"
+    tensors = "tensor float32 1\n" * len(axes)
+    nodes = "".join(f"input {place} a{place}\nnegate {2 * place}\n" for place in range(len(axes)))
+    outputs = "".join(f"output {2 * place + 1} {place}\n" for place in range(len(axes)))
+    inputs = [np.full(size, place, np.float32) for place, size in enumerate(axes)]
+    found = run(head + tensors + nodes + outputs, axes, inputs, *(("float32", [size]) for size in axes))
+    assert all((array == -place).all() for place, array in enumerate(found))

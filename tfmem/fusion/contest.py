@@ -89,3 +89,28 @@ class Contest:
         began = self.clock()
         run()
         return self.clock() - began
+
+
+@dataclass
+class Turns:
+    """The same for a step that cannot be run on copies: its own calls run one of the two in turn, and are timed.
+
+    Attributes:
+        seconds: of the calls so far, as the step was and stitched.
+    """
+
+    seconds: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
+
+    @property
+    def stitched(self) -> bool:
+        """What the next call runs: in pairs, every other one backwards, since a call may slow down the next."""
+        calls = len(self.seconds[0]) + len(self.seconds[1])
+        return calls % 4 in (1, 2)
+
+    def add(self, seconds: float) -> Times | None:
+        """What that call took; the result after the last. The first of each makes kernels and does not count."""
+        self.seconds[self.stitched].append(seconds)
+        if min(map(len, self.seconds)) <= ROUNDS:
+            return None
+        given, stitched = (min(each[1:]) for each in self.seconds)
+        return Times(given, stitched)

@@ -15,7 +15,8 @@ from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.python.ops import handle_data_util
 
 from graph_passes.graph.ops import is_update
-from tfmem.tf_internals.captured import BODIES, RANDOM, READERS, every_node, is_stateful
+from tfmem.runtime.dry_run import HARMLESS
+from tfmem.tf_internals.captured import BODIES, READERS, every_node, is_stateful
 from tfmem.tf_internals.concrete_function import RestoredFunction
 
 _HANDLES = (tf.resource, tf.variant)
@@ -29,7 +30,7 @@ class NotCopiedError(Exception):
 
 def noticed(graph_def: GraphDef) -> str:
     """What of a step is remembered outside of its variables; "" if nothing is."""
-    known = READERS | RANDOM | BODIES.keys() | _OWN
+    known = READERS | HARMLESS | BODIES.keys() | _OWN
     for node in every_node(graph_def):
         if is_stateful(node.op) and node.op not in known and not is_update(node.op):
             return f"'{node.name}' ({node.op}) would be noticed"

@@ -8,7 +8,7 @@ from graph_passes.graph.ir import Graph
 from graph_passes.graph.ops import is_update
 
 # Stateful ops that a second run does no harm to: a dry run's random ops have kernels of their own.
-_HARMLESS = frozenset(
+HARMLESS = frozenset(
     {
         "ReadVariableOp",
         "VarHandleOp",
@@ -35,7 +35,7 @@ _HARMLESS = frozenset(
 
 def can_dry_run(graph: Graph) -> bool:
     """Whether nothing but variables would remember that the step ran."""
-    return all(not node.stateful or node.op in _HARMLESS or is_update(node.op) for node in graph)
+    return all(not node.stateful or node.op in HARMLESS or is_update(node.op) for node in graph)
 
 
 def without_updates(graph_def: GraphDef) -> GraphDef:

@@ -3,11 +3,14 @@
 off     the first call plans by the model, and every call runs stitched
 fast    calls run as they were while a thread plans; then some of them time both, a slice of a second each
 full    the first call plans and times
+
+Timing is on copies. Where a step cannot run on copies, its next calls run the one and the other in turn.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +20,7 @@ import tensorflow as tf
 from graph_passes.report import Report
 from tfmem.devices import conditions, is_deterministic
 from tfmem.fusion.choices import Choices, key_of
-from tfmem.fusion.contest import Contest, Times
+from tfmem.fusion.contest import Contest, Times, Turns
 from tfmem.fusion.copies import Copies, NotCopiedError, noticed
 from tfmem.runtime.after_grappler import BY_MODEL, NOTHING, stitched, with_decision, with_regions
 from tfmem.runtime.engine import Engine
@@ -74,6 +77,7 @@ class FusionStage:
         self._fault: Exception | None = None
         self._contest: Contest | None = None
         self._copies: Copies | None = None
+        self._turns: Turns | None = None
         self._graphs: StepGraphs | None = None  # where random ops have to go on
         self._before: Any = None  # kept until its successor has run, which goes on with its random numbers
         self.function = trace.base
@@ -84,18 +88,20 @@ class FusionStage:
         """Plan, or begin to."""
         options = self._engine.options
         if self._trace.jit_compile and not self._trace.replacements.matches:
-            self._settle(self._trace.base, "left to XLA, which the function asks for")
-        elif is_distributed(self._trace.concrete):
-            self._settle(self._trace.base, "left as it was: it runs under a distribution strategy")
-        elif options.observe and options.fusion.tune == "fast":
-            if self._trace.draws:
-                self._go_on_drawing()
+            return self._settle(self._trace.base, "left to XLA, which the function asks for")
+        if is_distributed(self._trace.concrete):
+            return self._settle(self._trace.base, "left as it was: it runs under a distribution strategy")
+        timed = options.observe and options.fusion.tune != "off"
+        if timed and self._trace.draws:
+            self._go_on_drawing()
+        if timed and options.fusion.tune == "fast":
             self.report = replace(self.report, fusion="not decided yet: it runs as it was")
             self._thread = threading.Thread(target=self._plan, name="tfmem fusion")
             self._thread.start()
         else:
             self._plan()
             self._decide_unseen()
+        return None
 
     def wait(self) -> None:
         """Until planning is done."""
@@ -103,12 +109,14 @@ class FusionStage:
             self._thread.join()
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Run the step, and perhaps time it before, on copies."""
+        """Run the step, and perhaps time it: before, on copies, or as it runs."""
         ready = self._thread is None or not self._thread.is_alive()
         if ready and self._lock.acquire(blocking=False):
             try:
                 if not self.settled:
                     self._decide(args, kwargs)
+                if self._turns is not None:
+                    return self._take_turn(args, kwargs)
             finally:
                 self._lock.release()
         result = call_traced(self.function, args, kwargs)
@@ -159,13 +167,13 @@ class FusionStage:
         elif not options.observe:
             self._stitch(BY_MODEL)
         elif planned.noticed:
-            self._stitch(f"stitched, as the model has it: not timed, since {planned.noticed}")
+            self._turns = self._turns or Turns()
 
     def _decide(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if self._contest is None:
             self._decide_unseen()
         planned = self._planned
-        if self.settled or planned is None:
+        if self.settled or planned is None or self._turns is not None:
             return
         patient = self._engine.options.fusion.tune == "full"
         try:
@@ -177,8 +185,8 @@ class FusionStage:
             times = self._contest.go_on(
                 lambda: copies.run(given), lambda: copies.run(rival), PATIENT if patient else SLICE
             )
-        except NotCopiedError as error:
-            self._stitch(f"stitched, as the model has it: not timed, since {error}")
+        except NotCopiedError:
+            self._turns = Turns()
         except tf.errors.OpError as error:  # the step itself may be what fails: then it does so next, as it was
             self._settle(self.function, f"left as it was: timing failed with {type(error).__name__}: {error}")
         except Exception as error:
@@ -188,6 +196,18 @@ class FusionStage:
             if times is not None:
                 self._choices.keep(planned.key, times)
                 self._choose(times)
+
+    def _take_turn(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        assert self._turns is not None
+        assert self._planned is not None
+        function = self._planned.function if self._turns.stitched else self.function
+        began = time.perf_counter()
+        result = call_traced(function, args, kwargs)
+        times = self._turns.add(time.perf_counter() - began)
+        if times is not None:
+            self._choices.keep(self._planned.key, times)
+            self._choose(times, ", in turn")
+        return result
 
     def _choose(self, times: Times, how: str = ", on copies") -> None:
         told = f"{1e3 * times.stitched:.3g} ms a step against {1e3 * times.given:.3g} ms{how}"
@@ -212,6 +232,6 @@ class FusionStage:
     def _settle(self, function: Any, why: str) -> None:
         self._before, self.function = self.function, function
         self.report = replace(self.report, fusion=why)
-        self._contest = self._copies = None
+        self._contest = self._copies = self._turns = None
         self._planned = None
         self.settled = True

@@ -31,7 +31,12 @@ absl::Status CheckSizes(const Expression& expression, const std::vector<int64_t>
       return Wrong("axis ", i, " has ", size, " positions; found ", axes[i]);
     }
   }
-  if (CountNumbers(axes) < 0) return Wrong("the axes have a negative size, or too many positions");
+  // Of all axes together there may be more positions than there are numbers: nothing need vary
+  // along all.
+  for (int64_t size : axes) {
+    if (CountNumbers({size}) < 0)
+      return Wrong("an axis has a negative size, or too many positions");
+  }
   for (size_t i = 0; i < shapes.size(); ++i) {
     if (static_cast<int>(shapes[i].size()) != expression.tensors[i].rank) {
       return Wrong("tensor ", i, " has ", expression.tensors[i].rank, " dimensions; found ",
@@ -74,6 +79,7 @@ class Sizing {
     for (const ExpressionOutput& output : expression_.outputs) {
       Shape shape;
       for (int axis : output.axes) shape.push_back(sizes_[axis]);
+      if (CountNumbers(shape) < 0) return Wrong("an output has too many numbers");
       const std::vector<int64_t> strides = DenseStrides(shape);
       SizedOutput& sized = result_.outputs.emplace_back();
       sized.node = at_[output.node];
@@ -205,9 +211,19 @@ class Sizing {
     } else if (node.kind == Kind::kInput) {
       TFMEM_RETURN_IF_ERROR(AddIndices(node, &sized));
     }
+    if (!Countable(sized.varies | sized.axes))
+      return Wrong("node ", place, " has too many positions");
     at_[place] = result_.nodes.size();
     result_.nodes.push_back(std::move(sized));
     return absl::OkStatus();
+  }
+
+  bool Countable(AxisSet along) const {
+    std::vector<int64_t> sizes;
+    for (size_t axis = 0; axis < result_.axes.size(); ++axis) {
+      if (along >> axis & 1) sizes.push_back(result_.axes[axis]);
+    }
+    return CountNumbers(sizes) >= 0;
   }
 
   absl::Status AddIndices(const ExpressionNode& node, SizedNode* sized) {

@@ -289,6 +289,11 @@ absl::StatusOr<std::unique_ptr<CompiledRegion>> CompiledRegion::Create(OpKernelC
   std::vector<bool> keeps;
   for (const auto& call : compiled->calls) keeps.push_back(call != nullptr && call->keeps());
   compiled->flow = FlowOf(region, keeps);
+  for (VariableUse& use : compiled->uses) use.within = !compiled->flow.calls_variables;
+  for (const RegionStep& step : region.steps) {
+    if (step.kind != Kind::kRead) continue;
+    compiled->uses[step.variables[0]].within &= !compiled->flow.homes[step.first_output].shared;
+  }
   return compiled;
 }
 

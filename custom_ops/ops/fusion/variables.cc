@@ -20,11 +20,22 @@ absl::Status RegionVariables::Open() {
   found_.resize(uses_.size());
   for (size_t i = 0; i < uses_.size(); ++i) {
     TFMEM_RETURN_IF_ERROR(Find(i));
-    if (uses_[i].assigned) order_.push_back(found_[i].variable.get());
+    Var* variable = found_[i].variable.get();
+    const bool copied = uses_[i].read && variable->copy_on_read_mode.load();
+    if (uses_[i].assigned || (copied && uses_[i].within)) {
+      order_.push_back({variable, !uses_[i].assigned});
+    }
   }
-  const auto by_mutex = [](Var* a, Var* b) { return a->mu() < b->mu(); };
+  const auto by_address = [](const Held& a, const Held& b) {
+    return a.variable->mu() < b.variable->mu();
+  };
+  // Of two names of one variable that which is assigned comes first, and stays.
+  const auto by_mutex = [&](const Held& a, const Held& b) {
+    return a.variable != b.variable ? by_address(a, b) : a.shared < b.shared;
+  };
+  const auto same_variable = [](const Held& a, const Held& b) { return a.variable == b.variable; };
   std::sort(order_.begin(), order_.end(), by_mutex);
-  order_.erase(std::unique(order_.begin(), order_.end()), order_.end());
+  order_.erase(std::unique(order_.begin(), order_.end(), same_variable), order_.end());
   absl::InlinedVector<Var*, 8> names;
   for (const Found& found : found_) names.push_back(found.variable.get());
   std::sort(names.begin(), names.end());
@@ -34,7 +45,8 @@ absl::Status RegionVariables::Open() {
   }
   for (size_t i = 0; i < uses_.size(); ++i) {
     Var* variable = found_[i].variable.get();
-    found_[i].locked = std::binary_search(order_.begin(), order_.end(), variable, by_mutex);
+    found_[i].locked =
+        std::binary_search(order_.begin(), order_.end(), Held{variable, false}, by_address);
     if (!found_[i].locked) TFMEM_RETURN_IF_ERROR(ReadUnlocked(i));
   }
   Lock();
@@ -160,13 +172,17 @@ absl::Status RegionVariables::Copy(const Tensor& from, Tensor* to) {
 }
 
 void RegionVariables::Lock() {
-  for (Var* variable : order_) variable->mu()->lock();
+  for (const Held& held : order_) {
+    held.shared ? held.variable->mu()->lock_shared() : held.variable->mu()->lock();
+  }
   locked_ = true;
 }
 
 void RegionVariables::Unlock() {
   if (!std::exchange(locked_, false)) return;
-  for (Var* variable : order_) variable->mu()->unlock();
+  for (const Held& held : order_) {
+    held.shared ? held.variable->mu()->unlock_shared() : held.variable->mu()->unlock();
+  }
 }
 
 }  // namespace tfmem

@@ -21,14 +21,17 @@ struct VariableUse {
   bool read = false;  // before it is assigned
   bool assigned = false;
   bool called = false;  // by a call, whose kernel takes the lock itself
+  bool within = false;  // what is read of it is needed only while the variable is locked
 };
 
 using CopyBytes = std::function<absl::Status(void* to, const void* from, int64_t bytes)>;
 
 // The variables that a region assigns are locked exclusively as long as it runs, in the order of
 // their mutexes' addresses, as TensorFlow's updates lock theirs: a step's reading, computing and
-// writing is one. The others are read before, so that no lock is waited for while one is held. Only
-// while a call runs that has variables of its own are all unlocked.
+// writing is one. The others are read before, so that no lock is waited for while one is held; but
+// where memory must not be shared and reading would copy it, as after sparse updates, a variable is
+// locked with those, for readers, if that is long enough. Only while a call runs that has variables
+// of its own are all unlocked.
 class RegionVariables {
  public:
   // Variable i of the region is input `first` + i of the op.
@@ -69,12 +72,16 @@ class RegionVariables {
   const CopyBytes copy_;
   struct Found {
     tensorflow::core::RefCountPtr<tensorflow::Var> variable;
-    bool locked = false;       // as it, or another name of it, is assigned
+    bool locked = false;       // as it, or another name of it, is in order_
     bool alone = true;         // it has no other name
     tensorflow::Tensor value;  // unless it is locked
   };
   absl::InlinedVector<Found, 8> found_;
-  absl::InlinedVector<tensorflow::Var*, 8> order_;  // in which they are locked
+  struct Held {
+    tensorflow::Var* variable;
+    bool shared;  // locked for readers
+  };
+  absl::InlinedVector<Held, 8> order_;  // in which they are locked
   bool locked_ = false;
 };
 

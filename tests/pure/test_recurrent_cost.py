@@ -147,15 +147,6 @@ def test_spilled_registers_cost_more_than_weights_in_shared_memory():
     assert times[0] > times[1]
 
 
-def test_subgroups_of_three_by_hand(unit):
-    # 20 groups of 3 in two warps: each sums at most one column, and a lane of it 4 of 12 units
-    spec = replace(SMALL, units=12)
-    found = ranking.predict(unit, spec, Configuration(threads=64, lanes=3, register_weights=4), batch=1)
-    # as above, with two shuffles: the last lane hands its sum to the first, then the second does
-    assert found.step.products == 4 + 2 + ranking.STEP
-    assert found.step.reduction == 2 + 3
-
-
 def test_a_cluster_hands_its_rows_round(unit):
     alone = Configuration(rows=2, threads=32, lanes=2, register_weights=4)
     cluster = replace(alone, ctas=2, exchange="cluster")

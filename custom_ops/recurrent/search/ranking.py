@@ -200,9 +200,8 @@ def _reduce_scatter(values: int, lanes: int, together: int) -> tuple[int, int]:
     """Shuffles of a thread, and how many of them wait for each other (kernels/product_fma.cuh)."""
     count = depth = 0
     while lanes > 1:
-        odd = lanes % 2
-        values = values if odd or values // together % 2 else values // 2
-        count, depth, lanes = count + values, depth + 1, lanes - 1 if odd else lanes // 2
+        values = values if values // together % 2 else values // 2
+        count, depth, lanes = count + values, depth + 1, lanes // 2
     return count, max(depth, 1)
 
 

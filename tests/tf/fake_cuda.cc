@@ -217,6 +217,7 @@ int cuStreamWaitEvent(void* stream, void* event, unsigned) {
   return 0;
 }
 int cuStreamSynchronize(void* stream) {
+  ONE_AT_A_TIME;  // or another thread runs what this one is about to
   ++world().violations.host_waits;
   if (fake_failures().stream_synchronize.Due()) return kUnknown;
   while (!FakeIdle(stream)) {

@@ -41,4 +41,4 @@ def test_regions_on_a_fake_gpu(tmp_path: Path) -> None:
     environment = {**os.environ, fake_gpu.FOLDER: str(tmp_path)}
     root = build_flags.PACKAGE.parent
     done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False, timeout=600)
-    assert done.returncode == 0, done.stdout[-8000:]
+    assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout[-8000:]}\n{done.stderr[-2000:]}"

@@ -11,6 +11,7 @@ from graph_passes.report import RegionRecord, Report
 _LINE, _CHAR = 14, 6.7  # pixels of a line, and of a character, of the font below
 _MARGIN, _GAP, _BETWEEN = 16, 18, 54  # around a region, between boxes of a column, between columns
 _ROWS, _WIDTH = 12, 44  # ops in a box, and characters of their names
+_WIDEST = 2000  # pixels, after which columns go on below
 _COLOURS = {"kernel": ("#dce9f5", "#2b6ca3"), "call": ("#f3e3dc", "#b0563c")}
 _STYLE = "text { font: 11px ui-monospace, monospace; fill: #222 } .title { font-weight: bold }"
 
@@ -34,7 +35,8 @@ class _Box:
 def regions_svg(report: Report) -> str:
     """The regions of a report, one below the other, as the text of an SVG file; those of its others follow.
 
-    Time goes from left to right: a box stands right of all those whose results it reads.
+    Time goes from left to right, and on below where that is too wide: a box stands right of all those whose results it
+    reads, or lower.
     """
     parts: list[str] = []
     top = wide = float(_MARGIN)
@@ -65,16 +67,21 @@ def _region(region: RegionRecord, top: float) -> tuple[list[str], float, float]:
         depth[number] = 1 + max((depth[other] for other in read), default=-1)
         columns.setdefault(depth[number], []).append(number)
     boxes: dict[int, _Box] = {}
-    x, lowest, left = 2.0 * _MARGIN, 0.0, top + 2 * _LINE
+    scope = region.name.rpartition("/")[0] + "/"  # of a function: the region's name says it
+    x, y, right, low = 2.0 * _MARGIN, top + 2 * _LINE, 0.0, top + 2 * _LINE
     for column in sorted(columns):
-        y = left
-        for number in columns[column]:
-            step = region.steps[number]
-            boxes[number] = _Box(step.kind, tuple(_lines(step.kind, step.ops)), x, y)
-            y += boxes[number].height + _GAP
-        lowest = max(lowest, y - _GAP)
-        x += max(boxes[number].width for number in columns[column]) + _BETWEEN
-    width, height = max(x - _BETWEEN, 2 * _MARGIN + _CHAR * len(str(region))), max(lowest, left) - top + _MARGIN
+        steps = [region.steps[number] for number in columns[column]]
+        lines = [tuple(_lines(step.kind, step.ops, scope)) for step in steps]
+        wide = max(_Box(step.kind, texts, 0, 0).width for step, texts in zip(steps, lines, strict=True))
+        if x + wide > _WIDEST and x > 2 * _MARGIN:
+            x, y = 2.0 * _MARGIN, low + 2 * _GAP
+        below = y
+        for number, step, texts in zip(columns[column], steps, lines, strict=True):
+            boxes[number] = _Box(step.kind, texts, x, below)
+            below += boxes[number].height + _GAP
+        low, right = max(low, below - _GAP), max(right, x + wide)
+        x += wide + _BETWEEN
+    width, height = max(right, 2 * _MARGIN + _CHAR * len(str(region))), low - top + _MARGIN
     place = f'x="{_MARGIN}" y="{top:.0f}" width="{width:.0f}" height="{height:.0f}"'
     frame = f'<rect {place} rx="6" fill="#fafafa" stroke="#999"/>'
     drawn = [frame, _text(2 * _MARGIN, top + _LINE + 4, str(region), "title")]
@@ -96,9 +103,10 @@ def _sources(region: RegionRecord) -> dict[int, set[int]]:
     return found
 
 
-def _lines(kind: str, ops: Sequence[tuple[str, str]]) -> Iterator[str]:
+def _lines(kind: str, ops: Sequence[tuple[str, str]], scope: str) -> Iterator[str]:
     yield f"{kind}, {len(ops)} ops" if len(ops) > 1 else kind
-    for name, op in ops[:_ROWS]:
+    for full, op in ops[:_ROWS]:
+        name = full.removeprefix(scope)
         shown = name if len(name) <= _WIDTH else "..." + name[3 - _WIDTH :]
         yield f"{shown} ({op})" if not name.endswith(op) else shown
     if len(ops) > _ROWS:

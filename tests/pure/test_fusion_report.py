@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -103,3 +104,17 @@ def test_the_command_line_explains_and_draws(tmp_path: Path, capsys: pytest.Capt
     assert (tmp_path / "regions.svg").read_text() == regions_svg(REPORT)
     assert main(["explain", str(tmp_path), "draw"]) == 1
     assert "optimise the SavedModel first" in capsys.readouterr().err
+
+
+def test_a_picture_goes_on_below_where_it_is_too_wide() -> None:
+    names = [f"layers/product_{place}/MatMul" for place in range(39)]
+    chain = tuple(StepRecord("call", ((name, "MatMul"),), (place,)) for place, name in enumerate(names))
+    region = RegionRecord("while/body/fusion_0", (StepRecord("call", (("while/body/first", "MatMul"),)), *chain))
+    picture = ElementTree.fromstring(regions_svg(replace(REPORT, regions=(region,), others=())))
+    assert float(picture.attrib["width"]) < 2500
+    boxes = [each for each in picture.iter("{http://www.w3.org/2000/svg}rect") if each.get("rx") == "3"]
+    places = {(each.attrib["x"], each.attrib["y"]) for each in boxes}
+    assert len(places) == len(boxes) == 40
+    assert len({y for _, y in places}) > 2
+    texts = [element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert "first (MatMul)" in texts  # the region's name says the rest

@@ -9,7 +9,7 @@ import pytest
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from benchmarks.fusion import __main__ as command
-from benchmarks.fusion import compare, kernels
+from benchmarks.fusion import compare, kernels, pictures
 from benchmarks.fusion.cases import SYSTEMS
 
 
@@ -62,3 +62,8 @@ def test_kernels_are_counted_by_streams() -> None:
 
 def test_the_profiler_runs_without_a_gpu() -> None:
     assert kernels.profiled(lambda: None) == {"kernels": 0, "copies": 0, "busy_ms": 0}
+
+
+def test_pictures_of_workloads(tmp_path: Path) -> None:
+    assert pictures.main(["--output", str(tmp_path), "--only", "logistic"]) == 0
+    assert "ResourceApplyGradientDescent" in (tmp_path / "logistic.svg").read_text()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +14,10 @@ import tfmem
 from graph_passes.fusion import apply, stitching
 from graph_passes.fusion.lower.writer import LoweringError
 from graph_passes.graph import rewrite
-from tests.tf.stitched_steps import batch, close, optimized, require_stitched
+from tests.tf.optimized_runs import in_a_process
+from tests.tf.stitched_steps import BY_MODEL, PASSES, batch, close, optimized, require_stitched
 from tfmem.runtime import fusion_stage
+from tfmem.tf_internals import captured_source
 
 
 class InjectedError(Exception):
@@ -112,3 +116,128 @@ def test_a_step_that_fails_while_it_is_timed_fails_as_before() -> None:
     fused = optimized(step, fusion=tfmem.FusionOptions(tune="full"))
     with pytest.raises(tf.errors.InvalidArgumentError, match="assertion failed"):
         fused(x)
+
+
+def test_shapes_that_tensorflow_relaxes() -> None:
+    """The second batch size makes a trace of an open one, whose plan differs from that of the first."""
+
+    @tf.function(reduce_retracing=True)
+    def step(x: Any) -> Any:
+        return tf.nn.softmax(tf.tanh(x * 2.0 + 1.0) - tf.reduce_mean(x, 0))
+
+    fused = optimized(step)
+    for rows in (32, 7, 1, 100, 32, 0):
+        x, _ = batch(rows=rows)
+        close(fused(x), step(x))
+    require_stitched(fused, "Softmax")
+
+
+@pytest.mark.parametrize("shape", [(0, 12), (4, 0), (0, 0)])
+def test_batches_without_numbers(shape: tuple[int, int]) -> None:
+    @tf.function(input_signature=[tf.TensorSpec([None, None])])
+    def step(x: tf.Tensor) -> Any:
+        scaled = tf.tanh(x * 2.0 + 1.0) - 0.5
+        return scaled, tf.reduce_sum(scaled, 0), tf.reduce_max(scaled, 1), tf.reduce_mean(scaled)
+
+    fused = optimized(step)
+    for x in (batch()[0], tf.zeros(shape), batch(rows=3)[0]):
+        close(fused(x), step(x))
+    require_stitched(fused, "Tanh", "Sum")
+
+
+def test_a_stitched_function_in_a_loop_and_in_what_xla_compiles() -> None:
+    @tf.function
+    def step(x: Any) -> Any:
+        return tf.sigmoid(tf.tanh(x * 2.0 + 1.0) - 0.5) * x
+
+    fused = optimized(step)
+    x, _ = batch()
+    fused(x)
+    require_stitched(fused, "Tanh")
+
+    def repeated(function: Callable[[Any], Any]) -> Any:
+        return tf.function(lambda x: tf.while_loop(lambda n, _: n < 5, lambda n, y: (n + 1, function(y)), (0, x))[1])
+
+    close(repeated(fused)(x), repeated(step)(x))
+    compiled = tf.function(lambda x: fused(x) + 1.0, jit_compile=True)
+    close(compiled(x), step(x) + 1.0)
+
+
+def test_threads_share_a_loop_that_is_stitched() -> None:
+    total = tf.Variable(tf.zeros([12]))
+
+    @tf.function
+    def step(x: Any) -> Any:
+        def body(count: Any, value: Any) -> Any:
+            total.assign_add(tf.ones_like(value))
+            return count + 1, tf.tanh(value * 2.0 + 1.0) - 0.5
+
+        return tf.while_loop(lambda count, _: count < 10, body, (0, x))[1]
+
+    fused = optimized(step)
+    x = batch()[0][0]
+    expected = step(x)
+    fused(x)
+    require_stitched(fused, "AssignAddVariableOp", "Tanh")
+    total.assign(tf.zeros([12]))
+    results: list[Any] = []
+    threads = [threading.Thread(target=lambda: results.extend(fused(x) for _ in range(20))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 80
+    for result in results:
+        close(result, expected)
+    close(total, tf.fill([12], 800.0))
+
+
+def run_saved(path: str, x: Any) -> Any:
+    tfmem.load_ops()
+    return tf.saved_model.load(path)(tf.constant(x)).numpy()
+
+
+def test_a_saved_model_in_another_process(tmp_path: Path) -> None:
+    class Model(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = tf.Variable(tf.random.stateless_normal([12, 12], [1, 2]))
+
+        @tf.function(input_signature=[tf.TensorSpec([None, 12])])
+        def __call__(self, x: tf.Tensor) -> Any:
+            def body(count: Any, value: Any) -> Any:
+                return count + 1, tf.nn.softmax(tf.tanh(value @ self.weights) * 2.0 - 1.0) + tf.reduce_mean(value, 0)
+
+            return tf.while_loop(lambda count, _: count < 4, body, (0, x))[1]
+
+    model = Model()
+    tf.saved_model.save(model, str(tmp_path / "plain"))
+    how: dict[str, Any] = {"passes": PASSES, "fusion": BY_MODEL, "cache_directory": ""}
+    path = tfmem.optimize(str(tmp_path / "plain"), output=str(tmp_path / "stitched"), **how)
+    require_stitched(path, "Tanh")
+    for rows in (32, 5):
+        x, _ = batch(rows=rows)
+        close(in_a_process(run_saved, path, x.numpy()), model(x))
+
+
+def test_a_fault_in_a_body_leaves_that_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    @tf.function
+    def step(x: Any) -> Any:
+        def body(count: Any, value: Any) -> Any:
+            return count + 1, tf.tanh(value * 2.0 + 1.0) - tf.reduce_mean(value, 0)
+
+        last = tf.while_loop(lambda count, _: count < 5, body, (0, x))[1]
+        return tf.reduce_sum(tf.sigmoid(last) * x - 1.0)
+
+    monkeypatch.setattr(captured_source, "with_function", failing(captured_source.with_function, ALL))
+    fused = optimized(step)
+    x, _ = batch()
+    with pytest.warns(tfmem.TfmemWarning, match="on purpose"):
+        close(fused(x), step(x))
+    require_stitched(fused, "Sigmoid")
+    monkeypatch.undo()
+    monkeypatch.setattr(captured_source, "bodies", failing(captured_source.bodies, ALL))
+    fused = optimized(step)
+    with pytest.warns(tfmem.TfmemWarning, match="on purpose"):
+        close(fused(x), step(x))
+    require_stitched(fused, "Sigmoid")

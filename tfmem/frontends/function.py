@@ -15,7 +15,7 @@ from tfmem.runtime.known_profiles import BatchProfiles
 from tfmem.runtime.managed_step import ManagedStep
 from tfmem.runtime.random_streams import Draws
 from tfmem.tf_internals.arguments import open_shapes, shapes_key
-from tfmem.tf_internals.concrete_function import call_key
+from tfmem.tf_internals.concrete_function import call_key, is_for_xla
 
 MOST_KNOWN = 1024  # shapes whose step is remembered
 
@@ -27,7 +27,7 @@ class OptimizedFunction:
 
     Each trace is planned when it is first called, and observed during its first calls (see
     `tfmem.runtime.managed_step`). Called from within another `tf.function`, a trace is planned from a cached profile or
-    estimates, and not observed.
+    estimates, and not observed; from within one that XLA compiles, what it was made of is called.
     """
 
     def __init__(self, function: Any, engine: Engine, compiled: Any = None) -> None:
@@ -54,6 +54,8 @@ class OptimizedFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step, optimised."""
         if not tf.executing_eagerly():
+            if is_for_xla():
+                return self._function(*args, **kwargs)
             return self.get_concrete_function(*args, **kwargs)(*args, **kwargs)
         return self._step_of(args, kwargs)(*args, **kwargs)
 

@@ -20,7 +20,7 @@ from tensorflow.python.eager.polymorphic_function.concrete_function import Concr
 from tensorflow.python.framework import func_graph as func_graphs
 from tensorflow.python.framework import ops
 from tensorflow.python.framework.ops import EagerTensor
-from tensorflow.python.ops import gradients_util, resource_variable_ops
+from tensorflow.python.ops import control_flow_util, gradients_util, resource_variable_ops
 from tensorflow.python.saved_model import save_context
 
 from custom_ops.errors import warn
@@ -125,6 +125,14 @@ def is_distributed(cf: ConcreteFunction) -> bool:
     """Whether it was traced under a distribution strategy, or uses variables of one."""
     strategies = [getattr(variable, "_distribute_strategy", None) for variable in cf.graph.variables]
     return bool(cf.graph._distribution_strategy_stack) or any(each is not None for each in strategies)
+
+
+def is_for_xla() -> bool:
+    """Whether what is being traced is compiled by XLA, which has no kernels for ops of tfmem's.
+
+    Relies on the context in which `tf.function(jit_compile=True)` traces.
+    """
+    return bool(control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()))
 
 
 def is_recorded(cf: ConcreteFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

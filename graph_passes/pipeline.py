@@ -150,7 +150,7 @@ class Step:
         order: its schedule.
         fetches: the tensors it returns.
         loss: the loss, where the caller named it.
-        merging: whether the runtime merges pairs of ops after all passes (see `roles.unordered`).
+        merging: whether the runtime merges pairs of ops after all passes (see `graph_passes.graph.merged`).
         counted: bytes of the smallest buffer that the device's allocator counts (see `Timeline.counted`).
         held: (update, the op that it waits for): edges that `graph` has, and the graph that it was read from has not.
     """
@@ -198,7 +198,7 @@ class Step:
 
     def timeline(self, costs: CostModel) -> Timeline:
         """The step under a cost model."""
-        timeline = build_timeline(self.graph, self.order, costs, self.fetches, self.loss)
+        timeline = build_timeline(self.graph, self.order, costs, self.fetches, self.loss, self.merging)
         return replace(
             timeline,
             unordered=roles.unordered(self.graph, self.order, self.merging),

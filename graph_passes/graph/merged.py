@@ -20,3 +20,17 @@ def merged_pairs(graph: Graph) -> list[tuple[str, str]]:
             if node.op == "Conv2D" and len(readers) == 1 and graph[readers[0].node].op == "BiasAdd":
                 pairs.append((node.name, readers[0].node))
     return pairs
+
+
+# gradient -> (the op that it belongs to, which of the gradient's inputs is that op's result)
+_PAIRED = {"MaxPoolGrad": ("MaxPool", 1), "MaxPool3DGrad": ("MaxPool3D", 1), "LRNGrad": ("LRN", 2)}
+
+
+def is_paired(graph: Graph, tensor: TensorId) -> bool:
+    """Whether oneDNN's gradient reads `tensor` straight from the op that made it, or is not used at all.
+
+    The two share a workspace that no edge of the given graph shows: which of equal numbers the pooling took, say. With
+    another op in between, TensorFlow's own gradient runs, which may choose otherwise (mkl_layout_pass.cc, `wsinfo_`).
+    """
+    made = graph[tensor.node].op
+    return tensor.index == 0 and any(_PAIRED.get(graph[use.node].op) == (made, use.index) for use in graph.uses(tensor))

@@ -10,10 +10,12 @@ from graph_passes.cost.model import CostModel
 from graph_passes.errors import UnknownShapeError
 from graph_passes.graph import ops
 from graph_passes.graph.ir import Graph, Node, TensorId
+from graph_passes.graph.merged import is_paired
 from graph_passes.memory.timeline import Buffer, ScheduledOp, Timeline, turning_point
 
 SMALLEST_MOVED = 1 << 16  # a copy's fixed cost (about 10 us) moves this much
 PINNED_SMALL = "smaller than 64 KiB"
+PAIRED = "oneDNN's gradient reads it straight from the op that made it"
 UNKNOWN_SIZE = "its size is not known before it runs"
 
 
@@ -23,6 +25,7 @@ def build_timeline(
     costs: CostModel,
     fetches: Collection[TensorId] = (),
     loss: TensorId | None = None,
+    merging: bool = False,
 ) -> Timeline:
     """Find every buffer of a step and its uses.
 
@@ -33,6 +36,7 @@ def build_timeline(
         fetches: tensors the step returns; they outlive it.
         loss: the loss, if the caller knows it: the forward pass ends there. Otherwise the boundary is found from
             the uses (see `turning_point`).
+        merging: whether oneDNN's layout pass runs after all others, which looks for pairs of ops.
 
     Raises:
         UnknownShapeError: a tensor that waits for a later use has an unknown dimension, as an input has.
@@ -62,6 +66,8 @@ def build_timeline(
             continue
         is_fetched = any(view in fetched for view in views)
         pinned = _pinned(graph, position, views, tuple(uses), is_fetched)
+        if not pinned and merging and is_paired(graph, root):
+            pinned = PAIRED
         reads = [use for use in uses if use not in only_updates]
         if reads and pinned != PINNED_SMALL:
             pauses += [(a, b) for a, b in pairwise((start, *reads)) if b - a > 1]

@@ -195,3 +195,15 @@ def test_every_plan_of_a_random_step_can_be_put_into_its_graph(graph, share, lin
         thin = thinned(timeline, plan, room)
         assert faults(timeline, thin) == []
         pipeline.edit_step(step, timeline, thin, options)
+
+
+def test_what_onednn_reads_together_with_a_workspace_stays():
+    """`MaxPoolGrad` behind a copy of `MaxPool`'s result is another kernel; of its other input a copy will do."""
+    ops = [("x", "Relu", []), ("pool", "MaxPool", ["x"]), ("deep", "Relu", ["pool"]), ("late", "Neg", ["deep"])]
+    ops.append(("grad", "MaxPoolGrad", ["x", "pool", "late"]))
+    nodes = [Node(name, op, [TensorId(source) for source in inputs], outputs=1) for name, op, inputs in ops]
+    graph = Graph(nodes, {TensorId(name): TensorSpec("float32", 4, (1 << 16,)) for name, _, _ in ops})
+    for merging, pinned in ((True, {"pool"}), (False, set())):
+        step = pipeline.Step.read(graph, [name for name, _, _ in ops], merging=merging)
+        timeline = step.timeline(Roofline(load("unit")))
+        assert {buffer.tensor.node for buffer in timeline.buffers if buffer.pinned_by} == pinned

@@ -18,13 +18,17 @@ ROOT = Path(__file__).parents[2]
 NETS = ("residual", "transformer", "lstm", "gan")
 
 
-@pytest.fixture(name="compared", scope="module")
-def fixture_compared():
-    environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "tests.tf.grappler_nets", *NETS]
+def compare(names, onednn):
+    environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": str(int(onednn)), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "tests.tf.grappler_nets", *names]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(name="compared", scope="module")
+def fixture_compared():
+    return compare(NETS, onednn=False)
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -41,6 +45,16 @@ def test_outputs_are_equal_to_the_bit_without_onednn(name, compared):
     theirs, ours = compared[name]["outputs"]
     assert ours == theirs
     assert theirs[0] != theirs[-1]
+
+
+def test_the_gradient_of_max_pooling_is_the_kernel_that_tensorflow_would_run():
+    """OneDNN's, which asks the forward kernel which of equal numbers was the largest, reads straight from that one."""
+    found = compare(["pooled"], onednn=True)["pooled"]
+    theirs, ours = found["ops"]
+    assert found["decision"] == "moved"
+    assert found["moves"] > 0
+    assert theirs["_MklNativeMaxPoolGrad"] == 2
+    assert ours == theirs
 
 
 def rewritten(function, *specs):

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from custom_ops.build_flags import PACKAGE, library_name
+from custom_ops.dynamic.op import register_gradient as register_dynamic_gradient
 from custom_ops.errors import OpLibraryError
 from custom_ops.fusion.text import to_text
 from custom_ops.recurrent.op import register_gradient
@@ -389,4 +390,5 @@ def load() -> Library:
     functions.tfmem_share_op.restype = ctypes.c_bool
     functions.tfmem_open_stream.restype = ctypes.c_int64
     register_gradient(ops)
+    register_dynamic_gradient(ops)
     return Library(path, ops, functions)

@@ -48,3 +48,7 @@ class RegionError(TfmemError, ValueError):
 
 class DynamicError(TfmemError, ValueError):
     """A dynamic net is malformed: an expression, a kind of node, or a batch of graphs; the message says which."""
+
+
+class GradientError(TfmemError, LookupError):
+    """TensorFlow asks for the gradient of an op that has none."""

@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from custom_ops.build_flags import PACKAGE, library_name
-from custom_ops.dynamic.op import register_gradient as register_dynamic_gradient
+from custom_ops.dynamic import op as dynamic_op
 from custom_ops.errors import OpLibraryError
+from custom_ops.fusion import gradient as fusion_gradient
 from custom_ops.fusion.text import to_text
-from custom_ops.recurrent.op import register_gradient
+from custom_ops.recurrent import op as recurrent_op
 
 if TYPE_CHECKING:
     import tensorflow as tf
-    from numpy.typing import NDArray
 
     from custom_ops.fusion.region import Region
 
@@ -201,27 +201,6 @@ class Library:
         """Keeps the CPU kernels from vectors wider than 16, 32 or 64 bytes, for tests. While no op runs."""
         self._functions.tfmem_limit_vector_bytes(ctypes.c_int(size))
 
-    def prepare_program(self, text: str, axes: Sequence[int], shapes: Sequence[Sequence[int]]) -> "PreparedProgram":
-        """Makes a program over tensors (`expr.program`) ready to run on the CPU.
-
-        Args:
-            text: the program.
-            axes: the sizes of its axes.
-            shapes: those of its tensors.
-
-        Raises:
-            OpLibraryError: the program is wrong, sizes do not fit it, or an index is out of bounds.
-        """
-        code, error = text.encode(), ctypes.create_string_buffer(_ERROR_BYTES)
-        handle = self._functions.tfmem_prepare_program(
-            *(code, ctypes.c_int64(len(code)), _int64s(axes), ctypes.c_int64(len(axes))),
-            *(_int64s([len(shape) for shape in shapes]), _int64s([size for shape in shapes for size in shape])),
-            *(ctypes.c_int64(len(shapes)), error, ctypes.c_int64(_ERROR_BYTES)),
-        )
-        if handle is None:
-            raise OpLibraryError(error.value.decode(errors="replace"))
-        return PreparedProgram(self._functions, handle)
-
     def trim(self) -> None:
         """Frees what the pools hold idle: pinned blocks, spill files, events."""
         self._functions.tfmem_trim()
@@ -276,76 +255,6 @@ class Library:
         return list(values)
 
 
-class PreparedProgram:
-    """A program over tensors that is ready to run, any number of times."""
-
-    def __init__(self, functions: ctypes.CDLL, handle: int) -> None:
-        self._functions = functions
-        self._handle = ctypes.c_void_p(handle)
-
-    def __del__(self) -> None:
-        self._functions.tfmem_free_program(self._handle)
-
-    @property
-    def text(self) -> str:
-        """The tile program: what the interpreter does for each tile, an instruction a line."""
-        capacity = 0
-        while True:
-            shown = ctypes.create_string_buffer(capacity)
-            count = self._functions.tfmem_show_program(self._handle, shown, ctypes.c_int64(capacity))
-            if count <= capacity:
-                return shown.raw[:count].decode()
-            capacity = count
-
-    def may_share(self, read: int, output: int) -> bool:
-        """Whether an output may have the memory of an input."""
-        return bool(self._functions.tfmem_program_may_share(self._handle, ctypes.c_int(read), ctypes.c_int(output)))
-
-    def run(
-        self,
-        inputs: "Sequence[NDArray[Any]]",
-        outputs: "Sequence[NDArray[Any]]",
-        threads: int = 1,
-        times: int = 1,
-    ) -> None:
-        """Runs it over arrays, all contiguous and of the sizes for which it was prepared.
-
-        Args:
-            inputs: the program's tensors.
-            outputs: filled with its outputs.
-            threads: how many may run it, the one that calls among them.
-            times: how often, one run after the other, for measuring.
-
-        Raises:
-            OpLibraryError: an array is not contiguous or not of the right size, an index that is a value is out of
-                bounds, or there is no memory.
-        """
-        arrays = [*inputs, *outputs]
-        if not all(array.flags.c_contiguous for array in arrays):
-            raise OpLibraryError("an array is not contiguous; expected contiguous ones (numpy.ascontiguousarray)")
-        error = ctypes.create_string_buffer(_ERROR_BYTES)
-        failed = self._functions.tfmem_run_program(
-            *(
-                self._handle,
-                _addresses(inputs),
-                _int64s([array.nbytes for array in inputs]),
-                ctypes.c_int64(len(inputs)),
-            ),
-            *(_addresses(outputs), _int64s([array.nbytes for array in outputs]), ctypes.c_int64(len(outputs))),
-            *(ctypes.c_int(threads), ctypes.c_int64(times), error, ctypes.c_int64(_ERROR_BYTES)),
-        )
-        if failed:
-            raise OpLibraryError(error.value.decode(errors="replace"))
-
-
-def _int64s(values: Sequence[int]) -> "ctypes.Array[ctypes.c_int64]":
-    return (ctypes.c_int64 * len(values))(*values)
-
-
-def _addresses(arrays: "Sequence[NDArray[Any]]") -> "ctypes.Array[ctypes.c_void_p]":
-    return (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
-
-
 def find_library(tensorflow_version: str, directory: Path = PACKAGE) -> Path:
     """The op library for a version of TensorFlow.
 
@@ -384,11 +293,9 @@ def load() -> Library:
             f"another one: {error}. {_BUILD_HINT}"
         ) from error
     functions.tfmem_read_probes.restype = ctypes.c_int64
-    functions.tfmem_show_program.restype = ctypes.c_int64
-    functions.tfmem_program_may_share.restype = ctypes.c_bool
-    functions.tfmem_prepare_program.restype = ctypes.c_void_p
     functions.tfmem_share_op.restype = ctypes.c_bool
     functions.tfmem_open_stream.restype = ctypes.c_int64
-    register_gradient(ops)
-    register_dynamic_gradient(ops)
+    recurrent_op.register_gradient(ops)
+    fusion_gradient.register_gradient()
+    dynamic_op.register_gradient(ops)
     return Library(path, ops, functions)

@@ -78,6 +78,12 @@ class RegionRecord:
         """How many steps of a kind there are."""
         return sum(step.kind == kind for step in self.steps)
 
+    def within(self, caller: str) -> RegionRecord:
+        """This in a function that `caller` calls: "while/body"."""
+        named = [tuple((f"{caller}/{name}", op) for name, op in step.ops) for step in self.steps]
+        steps = (dataclasses.replace(step, ops=ops) for step, ops in zip(self.steps, named, strict=True))
+        return RegionRecord(f"{caller}/{self.name}", tuple(steps))
+
     def __str__(self) -> str:
         ops = sum(len(step.ops) for step in self.steps)
         kernels, calls = self.count("kernel"), self.count("call")

@@ -6,7 +6,7 @@ Everything public is here. Importing this module imports neither TensorFlow nor 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from custom_ops.errors import CellError, KernelError, OpLibraryError, TfmemError, TfmemWarning
+from custom_ops.errors import CellError, GradientError, KernelError, OpLibraryError, TfmemError, TfmemWarning
 from graph_passes.errors import (
     AlreadyOptimizedError,
     BudgetError,
@@ -54,6 +54,7 @@ __all__ = [
     "BudgetError",
     "CellError",
     "FusionOptions",
+    "GradientError",
     "GraphError",
     "GraphInUseError",
     "HostMemoryError",

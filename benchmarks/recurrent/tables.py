@@ -15,7 +15,6 @@ from typing import Any
 from benchmarks.offload.tables import table, write
 from benchmarks.records import ROOT, load
 from benchmarks.recurrent import options as recurrent_options
-from benchmarks.recurrent import profile as recurrent_profile
 from benchmarks.recurrent.cases import LARGE, TOP, WITHOUT_TF32, Floor, fastest, kernel_in_words
 from benchmarks.runs import command_line, existing
 
@@ -30,13 +29,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("results", type=Path, help="what benchmarks.recurrent wrote")
     parser.add_argument("--search", type=Path, help="what benchmarks.recurrent.search wrote")
     parser.add_argument("--keras", type=Path, help="what benchmarks.recurrent.keras wrote")
-    parser.add_argument("--profile", type=Path, help="what benchmarks.recurrent.profile wrote")
     parser.add_argument("--cpu", type=Path, help="what benchmarks.recurrent.cpu wrote")
     parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks_recurrent.md")
     options = parser.parse_args(arguments)
     results = existing(parser, options.results)
     cpu = json.loads(options.cpu.read_text()) if options.cpu else None
-    written = tables(results, load(options.search), load(options.keras), cpu, load(options.profile))
+    written = tables(results, load(options.search), load(options.keras), cpu)
     write(options.document, written, MARKERS)
     return 0
 
@@ -46,7 +44,6 @@ def tables(
     search: Mapping[str, Any] | None = None,
     keras: Mapping[str, Any] | None = None,
     cpu: Mapping[str, Any] | None = None,
-    profile: Mapping[str, Any] | None = None,
 ) -> str:
     """Every table that there are results for."""
     every: Cases = results["cases"]
@@ -63,8 +60,7 @@ def tables(
         parts += compared(cases, prefix, title)
     large = {name: case for name, case in every.items() if case["units"] in LARGE}
     parts += compared(large, "lstm/", "LSTM whose weights no chip holds, against cuDNN")
-    parts += precisions(cases) + split(cases) + context(results.get("context", {}))
-    parts += [recurrent_profile.written(profile)] if profile else []
+    parts += precisions(cases) + split(cases)
     parts += accuracy(search) if search else []
     parts += recurrent_options.written(results, search)
     parts += end_to_end(keras["cases"]) if keras else []
@@ -168,28 +164,6 @@ def precisions(cases: Cases) -> list[str]:
     return (
         [table("### Storage types, LSTM: milliseconds (relative error against float64)", header, rows)] if rows else []
     )
-
-
-def context(shapes: Cases) -> list[str]:
-    """Other kernels at their own shapes, each data type in a row of its own; what measured them is not kept up."""
-    own = {"tfmem": {"float32": "highest"}, "cudnn": {"float32": ""}}  # how a name has a type, if not by the type's
-    columns = ("tfmem", "cudnn", "flashrnn fused", "flashrnn alternating", "haste")
-    rows = []
-    for shape in shapes.values():
-        words = [str(shape[name]) for name in ("units", "heads", "batch", "steps")]
-        for kind in ("float32", "tf32", "bfloat16", "float16"):
-            names = [f"{column} {own.get(column, {}).get(kind, kind)}".strip() for column in columns]
-            cells = [best(shape["systems"], name) for name in names]
-            if any(cell != "-" for cell in cells[2:]):
-                rows.append((*words, "training" if shape["training"] else "forward", kind, *cells))
-    header = ("hidden", "heads", "batch", "steps", "pass", "data type", *columns)
-    summary = (
-        "\n\nMilliseconds, the product with the inputs included, call by call or as a CUDA graph, whichever is faster "
-        "(relative error against float64). tf32: float32 that is multiplied in TF32. FlashRNN's own figure is of 768 "
-        "units, batch 16 and 1024 steps, without that product. Heads have no recurrent weights between them: "
-        "FlashRNN leaves those out, cuDNN and tfmem multiply by zeros."
-    )
-    return [table("### Other persistent and fused kernels, for context: LSTM", header, rows) + summary] if rows else []
 
 
 def best(systems: Mapping[str, Mapping[str, Any]], name: str) -> str:

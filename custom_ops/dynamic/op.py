@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from custom_ops.dynamic.spec import Spec
+from custom_ops.errors import GradientError
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -149,7 +150,7 @@ def _gradient(ops: ModuleType, op: Any, *gradients: Any) -> list[Any]:
     mode = op.get_attr("mode")
     mode = mode.decode() if isinstance(mode, bytes) else mode
     if mode != "training":
-        raise LookupError(f"TfmemDynamic in mode '{mode}' has no gradient: call forward(..., training=True)")
+        raise GradientError(f"TfmemDynamic in mode '{mode}' has no gradient: call forward(..., training=True)")
     parameters, outputs, states = op.get_attr("N"), op.get_attr("No"), op.get_attr("Ns")
     text = op.get_attr("spec")
     text = text.decode() if isinstance(text, bytes) else text

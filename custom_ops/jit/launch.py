@@ -35,14 +35,6 @@ class Module:
             self.call(self.driver.cuCtxSynchronize(), "wait for the device")
             self.call(self.driver.cuModuleUnload(self._module), "unload a kernel")
 
-    def address_of(self, variable: str) -> int:
-        """Where a variable of the code lies in device memory.
-
-        Raises:
-            KernelError: it has none of that name.
-        """
-        return int(self.call(self.driver.cuModuleGetGlobal(self._module, variable.encode()), f"find {variable}"))
-
     def function(self, name: str) -> Any:
         """The driver's function of that name."""
         return self.call(self.driver.cuModuleGetFunction(self._module, name.encode()), f"find {name}")

@@ -3,22 +3,7 @@
 
 #include "ptx.cuh"
 
-// Where benchmarks/recurrent/profile.py reads the clock: a part of a step has just ended, all steps
-// have. Nothing in any other kernel.
-#ifndef TFMEM_MARK
-#define TFMEM_MARK(part)
-#define TFMEM_MARKS_END
-#endif
-
 namespace tfmem {
-
-// The parts of a step, for TFMEM_MARK.
-constexpr int kMarkBegin = -1;
-constexpr int kMarkWaiting = 0;
-constexpr int kMarkProduct = 1;
-constexpr int kMarkReduction = 2;
-constexpr int kMarkElementwise = 3;
-constexpr int kMarkReading = 4;
 
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;

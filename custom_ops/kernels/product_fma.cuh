@@ -1,36 +1,22 @@
-// A CTA's part of a matrix product on the ordinary cores, by subgroups of any size, GRNN's work
-// groups (section 6).
+// A CTA's part of a matrix product on the ordinary cores, by subgroups, GRNN's work groups
+// (section 6).
 #pragma once
 
 #include "common.cuh"
 
 namespace tfmem {
 
-// The sums of COUNT values over LANES lanes. While a lane holds an even number of values it sends
-// half of them, so that each lane ends with COUNT / LANES sums (or one) instead of all. Where lanes
-// cannot be halved, the last one hands its values to the first. All lanes of the warp take part,
-// whatever they hold: a lane reads from its own subgroup alone as long as its sums are wanted.
-// TOGETHER: so many values stay in one lane. ALIGNED: a subgroup begins at a multiple of its
-// size, a power of two.
-template <int COUNT, int LANES, int TOGETHER = 1, bool ALIGNED = (LANES & (LANES - 1)) == 0>
+// The sums of COUNT values over LANES lanes, a power of two. While a lane holds an even number of
+// values it sends half of them, so that each lane ends with COUNT / LANES sums (or one) instead of
+// all. TOGETHER: so many values stay in one lane.
+template <int COUNT, int LANES, int TOGETHER = 1>
 __device__ __forceinline__ void reduce_scatter(float* value, int lane) {
   if constexpr (LANES == 1) {
     return;
-  } else if constexpr (LANES % 2 != 0) {
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-      const float last = __shfl_down_sync(kAllLanes, value[i], LANES - 1);
-      if (lane == 0) value[i] += last;
-    }
-    reduce_scatter<COUNT, LANES - 1, TOGETHER, false>(value, lane);
   } else {
     constexpr int kHalf = LANES / 2;
-    const bool upper = ALIGNED ? lane & kHalf : lane >= kHalf;
-    const auto from_other_half = [upper](float sent) {
-      if constexpr (ALIGNED) return __shfl_xor_sync(kAllLanes, sent, kHalf);
-      return __shfl_sync(kAllLanes, sent, threadIdx.x + (upper ? -kHalf : kHalf));
-    };
-    if constexpr (!ALIGNED) lane -= upper ? kHalf : 0;
+    const bool upper = lane & kHalf;
+    const auto from_other_half = [](float sent) { return __shfl_xor_sync(kAllLanes, sent, kHalf); };
     if constexpr (COUNT / TOGETHER % 2 == 0) {
 #pragma unroll
       for (int i = 0; i < COUNT / 2; ++i) {
@@ -38,11 +24,11 @@ __device__ __forceinline__ void reduce_scatter(float* value, int lane) {
         const float kept = upper ? value[i + COUNT / 2] : value[i];
         value[i] = kept + from_other_half(sent);
       }
-      reduce_scatter<COUNT / 2, kHalf, TOGETHER, ALIGNED>(value, lane);
+      reduce_scatter<COUNT / 2, kHalf, TOGETHER>(value, lane);
     } else {
 #pragma unroll
       for (int i = 0; i < COUNT; ++i) value[i] += from_other_half(value[i]);
-      reduce_scatter<COUNT, kHalf, TOGETHER, ALIGNED>(value, lane);
+      reduce_scatter<COUNT, kHalf, TOGETHER>(value, lane);
     }
   }
 }
@@ -52,8 +38,6 @@ template <int COUNT, int LANES>
 __device__ int scattered(int lane) {
   if constexpr (LANES == 1) {
     return 0;
-  } else if constexpr (LANES % 2 != 0) {
-    return lane == LANES - 1 ? -1 : scattered<COUNT, LANES - 1>(lane);
   } else {
     const bool upper = lane >= LANES / 2;
     constexpr int kCount = COUNT % 2 == 0 ? COUNT / 2 : COUNT;
@@ -66,7 +50,6 @@ __device__ int scattered(int lane) {
 // How many values a lane holds after reduce_scatter.
 __host__ __device__ constexpr int values_left(int count, int lanes) {
   if (lanes == 1) return count;
-  if (lanes % 2 != 0) return values_left(count, lanes - 1);
   return values_left(count % 2 == 0 ? count / 2 : count, lanes / 2);
 }
 
@@ -77,15 +60,13 @@ __host__ __device__ constexpr int values_left(int count, int lanes) {
 // chunks, then in shared memory, then they are read from L2 each time, laid out so that
 // neighbouring threads read neighbouring 16 bytes.
 //
-// Subgroups below a warp's size lie within warps. Threads that make no whole subgroup are in
-// one past the last, whose columns are past the last, too: their weights are 0, and their sums
-// nobody's.
+// Warps that make no whole subgroup are in one past the last, whose columns are past the last, too:
+// their weights are 0, and their sums nobody's.
 template <class Shape>
 struct FmaProduct {
   static constexpr int kStreamed = Shape::kChunks - Shape::kRegisters - Shape::kShared;
   static constexpr int kColumns = Shape::kThreadColumns;
   static constexpr int kWarpLanes = Shape::kLanes < kWarp ? Shape::kLanes : kWarp;
-  static constexpr bool kFillsWarps = kWarp % kWarpLanes == 0;
   // Sums of a lane, and whether wherever they begin they lie alike.
   static constexpr int kLeft = values_left(Shape::kBlock * kColumns, kWarpLanes);
   static constexpr bool kAlike = kLeft % kColumns == 0 || kColumns % kLeft == 0;
@@ -100,8 +81,8 @@ struct FmaProduct {
   template <class Source>
   __device__ void load(const Source& source, float4* shared, float4* streamed, float* results,
                        bool lay_out) {
-    const int group = kFillsWarps ? threadIdx.x / Shape::kLanes : group_within_warp();
-    const int lane = (kFillsWarps ? threadIdx.x : threadIdx.x % kWarp) % Shape::kLanes;
+    const int group = threadIdx.x / Shape::kLanes;
+    const int lane = threadIdx.x % Shape::kLanes;
     const int sum = scattered<Shape::kBlock * kColumns, kWarpLanes>(lane % kWarpLanes);
     first_operand = settled(lane * 4);
     first_sum = settled(group * kColumns < Shape::kColumns ? sum : -1);
@@ -141,7 +122,7 @@ struct FmaProduct {
 
   __device__ __forceinline__ void run(const float* operands, const float4* shared,
                                       const float4* streamed) const {
-    const int lane = (kFillsWarps ? threadIdx.x : threadIdx.x % kWarp) % Shape::kLanes;
+    const int lane = threadIdx.x % Shape::kLanes;
     const float* base = operands + first_operand;
     float* results = first_result;
 #pragma unroll 1
@@ -182,14 +163,6 @@ struct FmaProduct {
     for (int i = 0; i < Shape::kRegisters; ++i) multiply(base, i, weight[i], sum);
     multiply_from(shared, Shape::kRegisters, Tag<Shape::kShared>(), base, sum);
     multiply_from(streamed, Shape::kRegisters + Shape::kShared, Tag<kStreamed>(), base, sum);
-  }
-
-  // Where subgroups leave threads of a warp over.
-  __device__ __forceinline__ static int group_within_warp() {
-    constexpr int kGroups = kWarp / kWarpLanes;
-    const int group = threadIdx.x % kWarp / kWarpLanes;
-    return group < kGroups ? threadIdx.x / kWarp * kGroups + group
-                           : Shape::kThreads / kWarp * kGroups;
   }
 
   template <int COUNT>

@@ -103,13 +103,11 @@ struct Sweep {
   __device__ __forceinline__ void stage(Element (&elements)[Sizes::kItems], int step) {
     replicas.template ready<STAGE>();
     Sizes::template for_buffers<STAGE>([&](auto tag) { wait(tag, step); });
-    TFMEM_MARK(kMarkWaiting)
     products.template run<STAGE>(exchange, step);
     if constexpr (Sizes::template has_gemm<STAGE>() && Sizes::kSlices == 1 &&
                   !kInRegisters<Sizes>) {
       __syncthreads();
     }
-    TFMEM_MARK(Sizes::kSlices == 1 ? kMarkProduct : kMarkReduction)
     elementwise<STAGE>(elements, step);
     replicas.template stage<STAGE>(step);
     if constexpr (Cell::template sums<STAGE>() > 0) {
@@ -118,7 +116,6 @@ struct Sweep {
     }
     if constexpr (kInRegisters<Sizes> && STAGE + 1 == Cell::kStages) read_ahead(elements, step);
     if constexpr (Cell::template sends<STAGE>()) exchange.end_of_stage();
-    TFMEM_MARK(kMarkElementwise)
   }
 
  private:
@@ -254,16 +251,13 @@ __device__ __forceinline__ void sweep(const Parameters<WORDS>& parameters, char*
   exchange.start();
   replicas.send_parts(0);
 
-  TFMEM_MARK(kMarkBegin)
   if constexpr (kInRegisters<Sizes>) {
     // Two at a time: where copies by the parity of the step lie needs no arithmetic.
 #pragma unroll 1
     for (int step = 0; step < context.time; step += 2) {
       sweeper.template stages<0>(elements, step);
-      TFMEM_MARK(kMarkReading)
       if (step + 1 == context.time) break;
       sweeper.template stages<0>(elements, step + 1);
-      TFMEM_MARK(kMarkReading)
     }
   } else {
 #pragma unroll 1
@@ -274,11 +268,9 @@ __device__ __forceinline__ void sweep(const Parameters<WORDS>& parameters, char*
         Cell::load(element, element, sweeper.port(step, item), step + 1);
       });
       replicas.load(step + 1);
-      TFMEM_MARK(kMarkReading)
     }
   }
   each([&](auto& element, int item) { Cell::end(element, sweeper.port(0, item)); });
-  TFMEM_MARKS_END
   exchange.finish();
 }
 

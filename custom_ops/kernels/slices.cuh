@@ -46,7 +46,6 @@ class Slices {
   // Sends this CTA's part of the sums, and waits for the parts of its own.
   template <int GEMM>
   __device__ __forceinline__ void reduce(const float* results, int step) const {
-    TFMEM_MARK(kMarkProduct)
     constexpr ReceivedShape kReceived = Sizes::template received<GEMM>();
     constexpr int kFours = kReceived.columns / 4;
     const unsigned base = shared_address(shared_);

@@ -54,15 +54,14 @@ class Configuration:
 
     CTA j of a group owns the hidden units [j * width, (j + 1) * width), all gates of them: output-based tiling. Within
     a CTA a subgroup of `lanes` threads splits the sums of a set of columns; its subgroups split the columns.
-    Threads of a warp, or warps of a CTA, that make no whole subgroup are idle. The paper's tile height is `rows`, its
-    tile width follows from `ctas`.
+    Warps that make no whole subgroup are idle. The paper's tile height is `rows`, its tile width follows from `ctas`.
 
     Attributes:
         rows: of the batch, for one group.
         ctas: of a group; with more than one they exchange operands every step.
         threads: of a CTA.
-        lanes: threads of a subgroup, up to 32 or a multiple of 32; above 32 its warps' sums are added up in shared
-            memory.
+        lanes: threads of a subgroup, a power of two up to 32 or a multiple of 32; above 32 its warps' sums are added up
+            in shared memory.
         register_weights: how many weights a thread keeps in registers.
         shared_weights: how many more a thread keeps in shared memory; what is left is read from L2 every step.
         product: "fma" on the ordinary cores; "mma" on the tensor cores (three TF32 products for precision "highest");
@@ -97,9 +96,10 @@ class Configuration:
             raise KernelError(f"{self.rows} rows: expected at least 1")
         if self.threads % WARP or not WARP <= self.threads <= 1024:
             raise KernelError(f"{self.threads} threads: expected a multiple of {WARP} up to 1024")
-        if not 1 <= self.lanes <= self.threads or (self.lanes > WARP and self.lanes % WARP):
+        if not 1 <= self.lanes <= self.threads or (self.lanes % WARP and WARP % self.lanes):
             raise KernelError(
-                f"{self.lanes} lanes: expected 1 to {WARP}, or a multiple of {WARP} up to the {self.threads} threads"
+                f"{self.lanes} lanes: expected a power of two up to {WARP}, or a multiple of {WARP} up to the "
+                f"{self.threads} threads"
             )
         if (self.ctas == 1) != (self.exchange == "single") or self.ctas < 1:
             raise KernelError(f"{self.ctas} CTAs with exchange '{self.exchange}': 'single' is for exactly one CTA")

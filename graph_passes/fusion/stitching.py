@@ -99,6 +99,19 @@ class Stitching:
         left = tuple(each for each in self.regions if each.name not in errors)
         return replace(self, regions=left, kept=(*self.kept, *failed))
 
+    def joined(self, other: Stitching) -> Stitching:
+        """This, and what becomes of another graph."""
+        return Stitching((*self.regions, *other.regions), (*self.kept, *other.kept), {**self.reasons, **other.reasons})
+
+    def within(self, caller: str) -> Stitching:
+        """This as the report has it, which is about a function that `caller` calls: "while/body"."""
+        regions = tuple(replace(each, record=each.record.within(caller)) for each in self.regions)
+        kept = tuple(
+            replace(each, name=f"{caller}/{each.name}", members=tuple(f"{caller}/{name}" for name in each.members))
+            for each in self.kept
+        )
+        return Stitching(regions, kept, {f"{caller}/{name}": why for name, why in self.reasons.items()})
+
 
 def plan_stitching(source: Source, needs: Needs) -> tuple[Stitching, Graph]:
     """The regions of a graph after Grappler, and the graph."""

@@ -180,15 +180,10 @@ def _read_function(definition: Any, inputs: Sequence[Any], library: Mapping[str,
     called = [node for node in definition.node_def if node.op in library]
     if called:
         graph_def.library.function.extend(library.values())
-    flat = {name: name for name in names}
-    for node_def in definition.node_def:
-        node = graph_def.node.add()
-        node.CopyFrom(node_def)
-        outputs = output_names(node_def, library)
-        if outputs is None:
-            return None
-        for index, output in enumerate(outputs):
-            flat[f"{node_def.name}:{output}"] = f"{node_def.name}:{index}" if index else node_def.name
+    graph_def.node.extend(definition.node_def)
+    flat = flat_names(definition, library)
+    if flat is None:
+        return None
     try:
         for node in graph_def.node:
             node.input[:] = [name if name.startswith("^") else flat[name] for name in node.input]
@@ -266,6 +261,19 @@ def _argument(name: str, outer: Any) -> Any:
         if data is not None and data.is_set:
             handle_data_util.set_handle_data(argument, data)
     return argument
+
+
+def flat_names(definition: Any, library: Mapping[str, Any]) -> dict[str, str] | None:
+    """How a graph writes what a function's body reads: the tensor "split:output:1" is "split:1" there; None where that
+    cannot be told."""
+    flat = {argument.name: argument.name for argument in definition.signature.input_arg}
+    for node_def in definition.node_def:
+        outputs = output_names(node_def, library)
+        if outputs is None:
+            return None
+        for index, output in enumerate(outputs):
+            flat[f"{node_def.name}:{output}"] = f"{node_def.name}:{index}" if index else node_def.name
+    return flat
 
 
 def output_names(node_def: Any, library: Mapping[str, Any]) -> list[str] | None:

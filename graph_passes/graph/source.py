@@ -23,6 +23,10 @@ class Source(Protocol):
     def keep(self, graph: Graph) -> set[str]:
         """Names of the nodes of such a graph that are fetched."""
 
+    def bodies(self) -> Mapping[str, Source]:
+        """The functions that the graph calls, bodies of `If` and `While` among them, and those that these call, as
+        graphs of their own, by who calls them ("decoder/while/body"). An edit of one is an edit of this."""
+
     def edit(self, graph: Graph, rewrites: Sequence[Rewrite]) -> Mapping[str, Exception]:
         """Carry out those of `rewrites` that can be, and say by their names why the others cannot.
 

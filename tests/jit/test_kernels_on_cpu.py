@@ -96,7 +96,7 @@ FORMS: dict[str, tuple[Any, int, int, dict[str, Any]]] = {
     "buffers alike in two stages": (side_by_side(), 20, 9, {"rows": 8, "lanes": 32, **SMALL["grid"]}),
     "weights streamed": (cells.lstm(), 40, 5, {"rows": 4, "register_weights": 0, **SMALL["cluster"]}),
     "weights everywhere": (cells.lstm(), 40, 5, {"rows": 4, "register_weights": 16, "shared_weights": 16, **GRID}),
-    "subgroups of 5 lanes": (GRU2, 40, 5, {"rows": 2, "lanes": 5, "threads": 96, **SMALL["cluster"]}),
+    "subgroups of 4 lanes": (GRU2, 40, 5, {"rows": 2, "lanes": 4, "threads": 96, **SMALL["cluster"]}),
     "subgroups of 3 warps": (cells.simple_rnn(), 100, 4, {"rows": 4, "lanes": 96, "threads": 96, **SMALL["cluster"]}),
     "replicas": (GRU2, 20, 5, {"rows": 2, "lanes": 8, "replicated": True, **SMALL["cluster"]}),
     "replicas, in a grid": (chained(), 20, 5, {"rows": 2, "lanes": 8, "replicated": True, **SMALL["grid"]}),

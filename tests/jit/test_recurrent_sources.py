@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.recurrent.profile import marked
 from custom_ops.errors import KernelError
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache
@@ -118,8 +117,8 @@ def test_what_came_after_hopper_compiles(kind: str, arch: int) -> None:
 
 
 @pytest.mark.parametrize("arch", [75, 90])
-@pytest.mark.parametrize("lanes", [3, 5, 12, 24, 31, 96])
-def test_subgroups_of_any_size_compile(lanes: int, arch: int) -> None:
+@pytest.mark.parametrize("lanes", [1, 4, 32, 96])
+def test_subgroups_compile(lanes: int, arch: int) -> None:
     """A weight in each of the places, and sums of 416, so that no lane goes without."""
     exchange = Configuration(ctas=26, exchange="grid") if arch == 75 else Configuration(ctas=8, exchange="cluster")
     configuration = replace(exchange, rows=3, lanes=lanes, register_weights=64, shared_weights=32)
@@ -208,9 +207,3 @@ def test_a_program_comes_from_the_cache_the_second_time(tmp_path: Path, monkeypa
     monkeypatch.setattr(nvrtc, "compile_source", fails)
     assert program.build(spec, Configuration(lanes=4), 90, cache) == first
     assert first.image.code[:4] == b"\x7fELF"
-
-
-@pytest.mark.parametrize("kind", ["cluster", "slices"])
-def test_kernels_that_read_the_clock_compile(kind: str) -> None:
-    """benchmarks/recurrent/profile.py."""
-    assert nvrtc.compile_source(marked(RecurrentSpec(cells.lstm(), 100), HOPPER[kind], 90), 90)

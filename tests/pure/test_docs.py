@@ -162,7 +162,7 @@ def test_tables_are_those_of_the_results():
     def read(name: str) -> dict:
         return json.loads((ROOT / "benchmarks/results" / name).read_text())
 
-    others = [f"recurrent_{name}.json" for name in ("search_h200", "keras_h200", "cpu", "profile_h200")]
+    others = [f"recurrent_{name}.json" for name in ("search_h200", "keras_h200", "cpu")]
     recurrent = make_recurrent_tables.tables(read("recurrent_h200.json"), *map(read, others))
     matmul = "\n".join(cases.table(read("matmul_h200.json")["cases"]))
     networks = "\n".join(applications.table(read("applications_cpu.json")["cases"]))

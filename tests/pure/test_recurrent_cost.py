@@ -8,11 +8,12 @@ import pytest
 from custom_ops.errors import KernelError
 from custom_ops.machine import from_json, read
 from custom_ops.recurrent import cells
-from custom_ops.recurrent.search import grnn_model as model
 from custom_ops.recurrent.search import ranking
-from custom_ops.recurrent.search.grnn_model import Cost, GrnnTiling, Work
+from custom_ops.recurrent.search.grnn_model import Cost
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 from graph_passes.cost import device
+from tests import grnn_model as model
+from tests.grnn_model import GrnnTiling, Work
 
 
 @pytest.fixture
@@ -144,15 +145,6 @@ def test_spilled_registers_cost_more_than_weights_in_shared_memory():
         for configuration in (crowded, replace(crowded, register_weights=168, shared_weights=160))
     ]
     assert times[0] > times[1]
-
-
-def test_subgroups_of_three_by_hand(unit):
-    # 20 groups of 3 in two warps: each sums at most one column, and a lane of it 4 of 12 units
-    spec = replace(SMALL, units=12)
-    found = ranking.predict(unit, spec, Configuration(threads=64, lanes=3, register_weights=4), batch=1)
-    # as above, with two shuffles: the last lane hands its sum to the first, then the second does
-    assert found.step.products == 4 + 2 + ranking.STEP
-    assert found.step.reduction == 2 + 3
 
 
 def test_a_cluster_hands_its_rows_round(unit):

@@ -38,5 +38,6 @@ def test_a_keras_model(library: Any) -> None:
         np.testing.assert_allclose(found[name], expected[name], 1e-5, 1e-6)
     close(model.predict(x, verbose=0), plain.predict(x, verbose=0))
     report = require_stitched(model, "MatMul")
+    assert not report.notes
     assert [report.function, *(other.function for other in report.others)] == ["train", "test", "predict"]
     assert all(other.regions for other in report.others)

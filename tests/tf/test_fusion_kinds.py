@@ -95,7 +95,7 @@ def test_a_graph_def() -> None:
     with graph.as_default():
         tf.import_graph_def(graph_def, name="")
     close(losses(graph, names), expected)
-    require_stitched(graph_def, "MatMul", "Tanh")
+    require_stitched(graph_def, "MatMul", "TanhGrad")
     x, y = batch()
     for each in (plain, graph):  # no variable has a value yet
         error = pytest.raises(tf.errors.FailedPreconditionError, match="Could not find variable")

@@ -10,9 +10,8 @@ from custom_ops.errors import OpLibraryError
 from custom_ops.expr.program import Program
 from custom_ops.expr.reference import run as reference
 from custom_ops.expr.text import to_text
-from custom_ops.load import load
 from tests.programs import sigmoid_step, softmax_step
-from tests.tf.tile_programs import Array, run
+from tests.tf.tile_programs import Array, prepare, run
 
 # What logistic regression does beside its products: p = softmax(logits + b), cost = mean(-sum(y log p, 1)), the
 # gradient of the logits, and a step of gradient descent for b.
@@ -173,12 +172,11 @@ HEAD = "program 1\naxes 0 10\ntensor float32 2\n"
 )
 def test_a_wrong_program_is_refused_by_its_line(text: str, named: str) -> None:
     with pytest.raises(OpLibraryError, match=named):
-        load().prepare_program(text, [1, 10], [[1, 10]])
+        prepare(text, [1, 10], [[1, 10]])
 
 
 def test_sizes_are_checked_before_anything_runs() -> None:
     text = HEAD + "input 0 a0 a1\noutput 0 0 1\n"
-    library = load()
     for axes, shapes, named in (
         ([4, 9], [[4, 10]], "axis 1 has 10"),
         ([5, 10], [[4, 10]], "index of tensor 0"),
@@ -188,8 +186,8 @@ def test_sizes_are_checked_before_anything_runs() -> None:
         ([1 << 60, 10], [[4, 10]], "too many"),
     ):
         with pytest.raises(OpLibraryError, match=named):
-            library.prepare_program(text, axes, shapes)
-    prepared = library.prepare_program(text, [4, 10], [[4, 10]])
+            prepare(text, axes, shapes)
+    prepared = prepare(text, [4, 10], [[4, 10]])
     good, out = np.zeros((4, 10), np.float32), np.zeros((4, 10), np.float32)
     for inputs, outputs, named in (
         ([good[:3]], [out], "inputs of 160 bytes"),
@@ -199,3 +197,45 @@ def test_sizes_are_checked_before_anything_runs() -> None:
     ):
         with pytest.raises(OpLibraryError, match=named):
             prepared.run(inputs, outputs)
+
+
+# The first gather's index is computed once more where it is used, in a later stage than that which checks it.
+CHECKED_EARLIER = """program 1
+axes 0 4 3 0
+tensor float32 2
+tensor int32 1
+tensor float64 3
+input 1 a0
+constant int32 1
+minimum 0 1
+constant int32 0
+maximum 2 3
+input 0 n4 a3
+position int64 1
+position int64 2
+add 6 7
+input 2 a0 n8 a2+n6
+cast float32 9
+multiply 5 10
+reduce sum 11 0
+reduce max 11 1 3
+reduce mean 11 0 2
+subtract 11 14
+output 12 1 2 3
+output 15 3 2 1 0
+output 5 0 3
+"""
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_an_index_that_is_computed_twice_is_checked(rows: int) -> None:
+    axes = [3, 4, 3, 2]
+    tensors = [np.ones((rows, 2), np.float32), np.array([0, 1, 1], np.int32), np.ones((3, 6, 6))]
+    outputs = ("float32", [4, 3, 2]), ("float32", [2, 3, 4, 3]), ("float32", [3, 2])
+    if rows == 1:
+        with pytest.raises(OpLibraryError, match=r"indices\[1\] = 1 is not in \[0, 1\)"):
+            run(CHECKED_EARLIER, axes, tensors, *outputs)
+    else:
+        total, _, gathered = run(CHECKED_EARLIER, axes, tensors, *outputs)
+        assert (total == 3.0).all()
+        assert (gathered == 1.0).all()

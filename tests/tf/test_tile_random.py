@@ -10,9 +10,9 @@ from custom_ops.errors import OpLibraryError, ProgramError
 from custom_ops.expr import reference
 from custom_ops.expr.program import Program
 from custom_ops.expr.text import to_text
-from custom_ops.load import load
 from tests.elementwise_edges import different
 from tests.random_programs import Array, programs
+from tests.tf.tile_programs import prepare
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
@@ -23,7 +23,7 @@ def test_a_random_program_is_the_reference_on_any_number_of_threads(case: tuple[
         expected = reference.run(program, tensors)
     except ProgramError:
         expected = None
-    prepared = load().prepare_program(to_text(program), program.axes, [tensor.shape for tensor in tensors])
+    prepared = prepare(to_text(program), program.axes, [tensor.shape for tensor in tensors])
     found: list[list[Array]] = []
     for threads in (1, 2, 4):
         outputs = [

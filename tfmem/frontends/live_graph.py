@@ -10,6 +10,7 @@ from graph_passes.fusion.stitching import Stitching
 from graph_passes.graph import serde
 from graph_passes.graph.ir import Graph, TensorId, parse_input
 from graph_passes.graph.rewrite import Rewrite, applied, apply_rewrites
+from graph_passes.graph.source import Source
 from graph_passes.graph.verify import verify_graph
 from graph_passes.pipeline import Outcome, Phase, run_passes
 from graph_passes.recurrent.match import RecurrentPlan
@@ -111,6 +112,9 @@ class _LiveSource:
 
     def keep(self, _: Graph) -> set[str]:
         return self._keep
+
+    def bodies(self) -> Mapping[str, Source]:
+        return {}  # others may call these functions as well
 
     def edit(self, graph: Graph, rewrites: Sequence[Rewrite]) -> Mapping[str, Exception]:
         _, errors = applied(rewrites, graph, verify_graph)  # tried on a copy first

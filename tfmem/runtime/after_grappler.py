@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from graph_passes.fusion.stitching import Needs, Stitching
+from graph_passes.fusion.stitching import Needs, Stitching, fault
 from graph_passes.graph.source import Source
 from graph_passes.pipeline import Phase, run_passes
 from graph_passes.report import STITCHED, Report
@@ -21,7 +21,7 @@ NOTHING = "nothing to stitch"
 
 def grappled(captured: Captured, engine: Engine) -> Captured:
     """`captured` after Grappler."""
-    return run_grappler(captured, device=engine.target.kind)
+    return run_grappler(captured, device=engine.target.kind, nested=engine.stitches)
 
 
 def stitched(optimized: Captured, engine: Engine, roots: Collection[str] | None = None) -> tuple[Captured, Stitching]:
@@ -38,15 +38,28 @@ def stitched(optimized: Captured, engine: Engine, roots: Collection[str] | None 
 
 
 def stitch(source: Source, engine: Engine, needs: Needs) -> Stitching:
-    """Edits `source` by the passes of `AFTER_GRAPPLER`, and says what they did; warns of faults."""
-    handed = {"fusion": lambda _: None if engine.target.is_gpu else needs}
-    done = stitching(run_passes(Phase.AFTER_GRAPPLER, engine.options.passes, source, handed))
+    """Edits `source`, and the functions that it calls, by the passes of `AFTER_GRAPPLER`, and says what they did; warns
+    of faults."""
+    done = _stitched(source, engine, needs)
+    try:
+        called = source.bodies() if engine.stitches and not engine.target.is_gpu else {}
+    except Exception as error:  # whatever it is, functions stay as they were
+        called = {}
+        done = done.joined(Stitching(kept=(fault("every region of a called function", (), error),)))
+    for caller, body in called.items():
+        inside = replace(needs, fed=(), roots=None)
+        done = done.joined(_stitched(body, engine, inside).within(caller))
     faults = [region for region in done.kept if region.traceback]
     if faults:
         more = f"; and {len(faults) - 1} more" if len(faults) > 1 else ""
         what = f"{faults[0].name} stays as it was: {faults[0].reason}{more}"
         engine.warn("fault", f"tfmem: {what}; see tfmem.report(...)")
     return done
+
+
+def _stitched(source: Source, engine: Engine, needs: Needs) -> Stitching:
+    handed = {"fusion": lambda _: None if engine.target.is_gpu else needs}
+    return stitching(run_passes(Phase.AFTER_GRAPPLER, engine.options.passes, source, handed))
 
 
 def with_regions(report: Report, done: Stitching, why: str) -> Report:

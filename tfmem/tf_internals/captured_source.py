@@ -8,8 +8,10 @@ from dataclasses import replace
 from graph_passes.graph import serde
 from graph_passes.graph.ir import Graph
 from graph_passes.graph.rewrite import Rewrite, applied
+from graph_passes.graph.source import Source
 from graph_passes.graph.verify import verify_graph
 from graph_passes.recurrent.find.loops import LOOPS
+from tfmem.tf_internals.body_source import bodies, with_function
 from tfmem.tf_internals.build import FeedShapes, shaped_graph
 from tfmem.tf_internals.captured import Captured, op_name, unique
 from tfmem.tf_internals.inline import inline_captured
@@ -45,6 +47,11 @@ class CapturedSource:
         keep = {name for name in map(op_name, self.captured.fetches) if _can_be_fetched(graph, name)}
         return {n for n in keep if not self._asked or n in self._asked or not _copies_a_result(graph, n)}
 
+    def bodies(self) -> Mapping[str, Source]:
+        """See `Source`."""
+        shaped = shaped_graph(self.captured, feed_shapes=self._feed_shapes)
+        return {body.caller: _BodySource(self, body.name, body.captured) for body in bodies(self.captured, shaped)}
+
     def edit(self, graph: Graph, rewrites: Sequence[Rewrite]) -> Mapping[str, Exception]:
         """See `Source`; a graph that TensorFlow does not import is not sound."""
         successors = {name: rewrite.successor for rewrite in rewrites for name in rewrite.replaced}
@@ -56,6 +63,26 @@ class CapturedSource:
         edited, errors = applied(rewrites, graph, require_importable)
         if len(errors) < len(rewrites):
             self.captured = _written(self._read, edited, successors)
+        return errors
+
+
+class _BodySource(CapturedSource):
+    """A function that another source calls."""
+
+    def __init__(self, owner: CapturedSource, name: str, captured: Captured) -> None:
+        super().__init__(captured)
+        self._owner = owner
+        self._name = name
+
+    def bodies(self) -> Mapping[str, Source]:
+        """None: those of the owner are all."""
+        return {}
+
+    def edit(self, graph: Graph, rewrites: Sequence[Rewrite]) -> Mapping[str, Exception]:
+        """See `Source`."""
+        errors = super().edit(graph, rewrites)
+        if len(errors) < len(rewrites):
+            self._owner.captured = with_function(self._owner.captured, self._name, self.captured)
         return errors
 
 

@@ -40,7 +40,7 @@ NO_GRAPPLER = {"_noinline": True, "_tf_data_function": True}
 _STATEFUL_CONTROL_FLOW = frozenset({"While", "If", "Case"})
 
 
-def run_grappler(captured: Captured, *, device: str | None = None) -> Captured:
+def run_grappler(captured: Captured, *, device: str | None = None, nested: bool = False) -> Captured:
     """Inline calls and run Grappler's default optimizers, as the user's context configures them,
     memory's turned off.
 
@@ -48,6 +48,7 @@ def run_grappler(captured: Captured, *, device: str | None = None) -> Captured:
         captured: what capture gave.
         device: "CPU" or "GPU": where ops without a device are assumed to run, which decides on
             layouts and fused ops. None: the GPU if the process sees one.
+        nested: keep loops and conditions within bodies as single ops, too, for passes that edit bodies.
 
     Returns:
         The optimised graph. Feeds, fetches and control fetches keep their names; `creation_order`
@@ -58,7 +59,7 @@ def run_grappler(captured: Captured, *, device: str | None = None) -> Captured:
     order = tuple(node.name for node in inlined.graph_def.node)
     keep = unique([*(op_name(name) for name in captured.fetches), *captured.control_fetches])
     device = device or ("GPU" if tf.config.list_logical_devices("GPU") else "CPU")
-    optimized = _optimize(inlined.graph_def, captured, keep, device)
+    optimized = _optimize(inlined.graph_def, captured, keep, device, nested)
     return replace(inlined, graph_def=optimized, creation_order=order)
 
 
@@ -111,7 +112,7 @@ def _disabled(executor: str | None, serialized: bytes) -> context.FunctionCallOp
     return context.FunctionCallOptions(executor, config)
 
 
-def _optimize(graph_def: GraphDef, captured: Captured, keep: tuple[str, ...], device: str) -> GraphDef:
+def _optimize(graph_def: GraphDef, captured: Captured, keep: tuple[str, ...], device: str, nested: bool) -> GraphDef:
     config = ConfigProto()
     config.CopyFrom(context.context().config)
     rewrite = config.graph_options.rewrite_options
@@ -122,12 +123,12 @@ def _optimize(graph_def: GraphDef, captured: Captured, keep: tuple[str, ...], de
     if any(node.op in _STATEFUL_CONTROL_FLOW for node in every_node(graph_def)):
         rewrite.dependency_optimization = rewriter_config_pb2.RewriterConfig.OFF
 
-    result = _rewrite(config, graph_def, captured, keep, device)
+    result = _rewrite(config, graph_def, captured, keep, device, nested)
     if not all(map(_is_valid, result.node)):
         # The remapper fuses bfloat16 convolutions into an op that TensorFlow's runtime knows only
         # after oneDNN has renamed it; no graph with it can be imported.
         rewrite.remapping = rewriter_config_pb2.RewriterConfig.OFF
-        result = _rewrite(config, graph_def, captured, keep, device)
+        result = _rewrite(config, graph_def, captured, keep, device, nested)
     return result
 
 
@@ -141,9 +142,9 @@ def _is_valid(node: NodeDef) -> bool:
 
 
 def _rewrite(
-    config: ConfigProto, graph_def: GraphDef, captured: Captured, keep: tuple[str, ...], device: str
+    config: ConfigProto, graph_def: GraphDef, captured: Captured, keep: tuple[str, ...], device: str, nested: bool
 ) -> GraphDef:
-    prepared, added = prepare(graph_def, captured.feeds, device)
+    prepared, added = prepare(graph_def, captured.feeds, device, nested)
     cluster = grappler_cluster.Cluster(devices=[_properties(device, added.device_name)])
     meta_graph = meta_graph_pb2.MetaGraphDef(graph_def=prepared)
     meta_graph.collection_def["train_op"].node_list.value.extend(keep)  # where Grappler looks for what has to survive

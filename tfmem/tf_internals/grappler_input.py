@@ -36,30 +36,32 @@ class Added:
 
     Attributes:
         shapes: names of the ops that say the shapes of feeds.
-        lowered: the mark of While and If ops, which they lost.
+        lowered: the mark of While and If ops, which they lost, by the function that they are in, "" for the graph
+            itself, and their names.
         placed: ops that got a device, each with the function it is in; "" for the graph itself.
         device_name: the device.
     """
 
     shapes: frozenset[str]
-    lowered: Mapping[str, bool]
+    lowered: Mapping[tuple[str, str], bool]
     placed: frozenset[tuple[str, str]]
     device_name: str
 
 
-def prepare(graph_def: GraphDef, feeds: tuple[str, ...], device: str) -> tuple[GraphDef, Added]:
+def prepare(graph_def: GraphDef, feeds: tuple[str, ...], device: str, nested: bool = False) -> tuple[GraphDef, Added]:
     """A copy of the graph for Grappler.
 
     Args:
         graph_def: the graph.
         feeds: names of its feeds ("x:0").
         device: "CPU" or "GPU": where ops without a device are assumed to run.
+        nested: keep While and If whole in bodies, too.
     """
     device_name = f"/job:localhost/replica:0/task:0/device:{device}:0"
     prepared = GraphDef()
     prepared.CopyFrom(graph_def)
     shapes = _make_arguments(prepared, feeds)
-    lowered = _hide_lowering(prepared)
+    lowered = _hide_lowering(prepared, nested)
     placed = _place(prepared, device, device_name)
     return prepared, Added(frozenset(shapes), lowered, frozenset(placed), device_name)
 
@@ -151,12 +153,13 @@ def _source(name: str, sources: Mapping[str, str]) -> str:
     return f"^{op_name(source)}" if name.startswith("^") else source
 
 
-def _hide_lowering(graph_def: GraphDef) -> dict[str, bool]:
+def _hide_lowering(graph_def: GraphDef, nested: bool) -> dict[tuple[str, str], bool]:
     marks = {}
-    for node in graph_def.node:
-        if _LOWER in node.attr:
-            marks[node.name] = node.attr[_LOWER].b
-            del node.attr[_LOWER]
+    for function, nodes in _bodies(graph_def) if nested else [("", graph_def.node)]:
+        for node in nodes:
+            if _LOWER in node.attr:
+                marks[function, node.name] = node.attr[_LOWER].b
+                del node.attr[_LOWER]
     return marks
 
 
@@ -205,6 +208,5 @@ def _take_back(result: GraphDef, source: GraphDef, added: Added) -> None:
             place = (function, node.name)
             if place in added.placed or (place not in names and node.device == added.device_name):
                 node.device = ""
-    for node in result.node:
-        if node.name in added.lowered:
-            node.attr[_LOWER].b = added.lowered[node.name]
+            if place in added.lowered:
+                node.attr[_LOWER].b = added.lowered[place]

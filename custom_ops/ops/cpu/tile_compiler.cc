@@ -25,6 +25,7 @@ std::vector<bool> LiveNodes(const TileExpression& expression) {
   std::vector<bool> live(expression.nodes.size(), false);
   for (const TileStore& store : expression.stores) live[store.node] = true;
   for (const TileSink& part : expression.parts) live[part.node] = true;
+  for (const TileSink& check : expression.checks) live[check.node] = true;
   for (int place = expression.nodes.size() - 1; place >= 0; --place) {
     if (!live[place]) continue;
     for (int argument : expression.nodes[place].arguments) live[argument] = true;

@@ -218,7 +218,7 @@ class _Layouter:
             split = _filled(lanes // WARP, pieces)
             return _Mapping(columns, depth, split * WARP, -(-tiles // (warps // split)), -(-pieces // split))
         lanes = _filled(lanes, depth // 4)
-        thread_columns = len(gemm.products) if self.sum_lanes else -(-columns // _subgroups(c.threads, lanes))
+        thread_columns = len(gemm.products) if self.sum_lanes else -(-columns // (c.threads // lanes))
         return _Mapping(columns, depth, lanes, thread_columns, -(-depth // 4 // lanes))
 
     def _sum_lanes(self) -> int:
@@ -259,7 +259,7 @@ class _Layouter:
                 block -= 1
         else:
             block, partials = min(8, self.rows), max(1, lanes // WARP)
-            result_stride = _round_up(_subgroups(c.threads, lanes) * thread_columns, 4 if c.slices > 1 else 1)
+            result_stride = _round_up(c.threads // lanes * thread_columns, 4 if c.slices > 1 else 1)
             while self.rows % block or (block > 1 and block * thread_columns > min(32, free)):
                 block -= 1
             block = self.rows if self.sum_lanes else block
@@ -278,11 +278,6 @@ class _Layouter:
 
 def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
-
-
-def _subgroups(threads: int, lanes: int) -> int:
-    """Of a CTA: as many as lie in a warp as a whole, or as its warps make up."""
-    return threads // WARP * (WARP // lanes) if lanes < WARP else threads // lanes
 
 
 def _filled(lanes: int, chunks: int) -> int:

@@ -1,8 +1,8 @@
 """Which configurations of a persistent kernel will be fast, for a cell and a batch.
 
-GRNN's model (`grnn_model.py`), extended by what its kernel did not have: rows of the batch that share a load, weights
-in shared memory or streamed from L2, tensor cores, clusters, exchanges without a barrier, several stages, and more
-groups than fit the device at once. The sizes are those of the kernel's own layout."""
+GRNN's model (`grnn_model.py` has what is read of it), extended by what its kernel did not have: rows of the batch that
+share a load, weights in shared memory or streamed from L2, tensor cores, clusters, exchanges without a barrier, several
+stages, and more groups than fit the device at once. The sizes are those of the kernel's own layout."""
 
 from __future__ import annotations
 
@@ -200,9 +200,8 @@ def _reduce_scatter(values: int, lanes: int, together: int) -> tuple[int, int]:
     """Shuffles of a thread, and how many of them wait for each other (kernels/product_fma.cuh)."""
     count = depth = 0
     while lanes > 1:
-        odd = lanes % 2
-        values = values if odd or values // together % 2 else values // 2
-        count, depth, lanes = count + values, depth + 1, lanes - 1 if odd else lanes // 2
+        values = values if values // together % 2 else values // 2
+        count, depth, lanes = count + values, depth + 1, lanes // 2
     return count, max(depth, 1)
 
 

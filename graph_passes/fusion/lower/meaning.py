@@ -14,6 +14,7 @@ from graph_passes.graph.ops import DRAWS, FIXED_SIZE, IDENTITIES, SHAPED_BY_SHAP
 __all__ = ["IN_KERNELS", "REDUCTIONS", "Kind", "Meaning", "meaning", "meanings", "operands"]
 
 _PRODUCTS = frozenset({"MatMul", "_FusedMatMul", "TfmemMatMul"})
+_GIVEN = frozenset({"Placeholder", "_Arg"})
 _BATCHED_PRODUCTS = frozenset({"BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "_FusedBatchMatMulV2", "Einsum"})
 
 
@@ -52,6 +53,8 @@ def meaning(graph: Graph, node: Node) -> Meaning:
         problem = _problem(graph, [*node.inputs, *graph.tensors(node)])
         return Meaning(Kind.OPAQUE, problem) if problem else Meaning(kind, operands=everything)
     rule = RULES.get(node.op)
+    if node.op in _GIVEN:
+        return Meaning(Kind.OPAQUE, "an argument")
     if rule is None:
         return _without_rule(graph, node, f"no rule for {node.op}")
     read = everything[slice(*rule.operands)]

@@ -1,5 +1,5 @@
-// What Python reads of programs over tensors through ctypes (custom_ops/load.py). Functions
-// that can fail put a message into `error`.
+// Programs over tensors for tests, through ctypes (tile_programs.py): functions of the op library
+// that is loaded. Functions that can fail put a message into `error`.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>

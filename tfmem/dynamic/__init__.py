@@ -29,6 +29,7 @@ from tfmem.dynamic.expressions import (
 )
 from tfmem.dynamic.handle import Handle, Outcome, specialize
 from tfmem.dynamic.kinds import NodeKind, Result, node, trace
+from tfmem.dynamic.layer import Layer
 from tfmem.dynamic.optimizers import SGD, Adam
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "DynamicError",
     "Expression",
     "Handle",
+    "Layer",
     "Node",
     "NodeKind",
     "Outcome",

@@ -109,6 +109,11 @@ class Handle:
         _ = spec.text  # which is checked before the first batch
         return spec
 
+    @property
+    def text(self) -> str:
+        """All kinds as the op reads them (`custom_ops/dynamic/spec.py`)."""
+        return self._training.text
+
     # ---- batches ----
 
     def node(self, kind: str, *given: Any) -> Node:

@@ -9,9 +9,7 @@
 #include "custom_ops/ops/dynamic/execute.h"
 #include "custom_ops/ops/sizes.h"
 #include "custom_ops/ops/status_macros.h"
-#include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace tfmem {
 namespace {
@@ -54,7 +52,7 @@ REGISTER_OP("TfmemDynamic")
     .Attr("Ns: int >= 0")
     .Attr("Nd: int >= 0")
     .Attr("Nr: int >= 0")
-    .SetShapeFn(tensorflow::shape_inference::UnknownShape)
+    .SetShapeFn(DynamicShape)
     .Doc(R"doc(
 Runs a batch of graphs whose nodes are of given kinds.
 

@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "custom_ops/ops/dynamic/run.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
 
 namespace tfmem {
 
@@ -29,6 +30,10 @@ absl::Status ReadLossGradients(tensorflow::OpKernelContext* ctx, DynamicCall* ca
 // Builds the script, checks it and runs it on the threads of the device.
 absl::Status RunBatch(tensorflow::OpKernelContext* ctx, const DynamicCall& call, bool forward,
                       bool backward);
+
+// Of TfmemDynamic's outputs and TfmemDynamicStep's.
+absl::Status DynamicShape(tensorflow::shape_inference::InferenceContext* c);
+absl::Status DynamicStepShape(tensorflow::shape_inference::InferenceContext* c);
 
 // Output `losses`, and the list `outputs`.
 absl::Status PutLosses(tensorflow::OpKernelContext* ctx, const DynamicCall& call);

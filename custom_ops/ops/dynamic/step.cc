@@ -10,9 +10,7 @@
 #include "custom_ops/ops/dynamic/execute.h"
 #include "custom_ops/ops/fusion/variables.h"
 #include "custom_ops/ops/status_macros.h"
-#include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace tfmem {
 namespace {
@@ -42,7 +40,7 @@ REGISTER_OP("TfmemDynamicStep")
     .Attr("Nl: int >= 0")
     .Attr("No: int >= 0")
     .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::UnknownShape)
+    .SetShapeFn(DynamicStepShape)
     .Doc(R"doc(
 Trains on a batch of graphs: forward, backward and update.
 

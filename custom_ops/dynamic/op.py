@@ -109,7 +109,9 @@ def _integers(batch: Any) -> dict[str, tf.Tensor]:
     found = {}
     for (values, splits), ragged in zip(names, batch, strict=True):
         found[values] = ragged.values
-        found[splits] = tf.cast(ragged.row_splits, tf.int64)
+        found[splits] = (
+            ragged.row_splits if ragged.row_splits.dtype == tf.int64 else tf.cast(ragged.row_splits, tf.int64)
+        )
     return found
 
 

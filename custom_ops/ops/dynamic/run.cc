@@ -361,17 +361,24 @@ void RunScript(const Script& script, const DynamicCall& call, const InstructionS
     workers.emplace_back(call, kernels, own + thread * floats);
   }
   std::vector<size_t> at(processors);  // of each virtual processor: its next word
-  RunPhases(script.phases, processors, threads, schedule,
-            ThreadWork([&](int64_t, int processor, int thread) {
-              const std::vector<uint32_t>& words = script.processors[processor];
-              size_t next = at[processor];
-              for (;; next += WordsOf(words[next])) {
-                const ScriptOp op = OpOf(words[next]);
-                if (op == ScriptOp::kSignal) break;
-                if (op != ScriptOp::kWait) workers[thread].Do(words.data() + next);
-              }
-              at[processor] = next + WordsOf(words[next]);
-            }));
+  const auto run = [&](int processor, int thread) {
+    const std::vector<uint32_t>& words = script.processors[processor];
+    size_t next = at[processor];
+    for (;; next += WordsOf(words[next])) {
+      const ScriptOp op = OpOf(words[next]);
+      if (op == ScriptOp::kSignal) break;
+      if (op != ScriptOp::kWait) workers[thread].Do(words.data() + next);
+    }
+    at[processor] = next + WordsOf(words[next]);
+  };
+  // Nobody is invited to phases that the first processor has for itself, only to spin there.
+  for (int phase = 0; phase < script.phases;) {
+    int end = phase + 1;
+    while (end < script.phases && script.shared[end] == script.shared[phase]) ++end;
+    RunPhases(end - phase, processors, script.shared[phase] ? threads : 1, schedule,
+              ThreadWork([&](int64_t, int processor, int thread) { run(processor, thread); }));
+    phase = end;
+  }
 }
 
 }  // namespace tfmem

@@ -124,6 +124,7 @@ class Builder {
       words.insert(words.end(), task.words.begin(), task.words.end());
     }
     Everywhere(ScriptOp::kSignal, script_.phases);
+    script_.shared.push_back(sharing > 1);
     ++script_.phases;
     tasks_.clear();
   }

@@ -42,7 +42,8 @@ inline int WordsOf(uint32_t word) { return static_cast<int>(word >> 8); }
 
 struct Script {
   int phases = 0;
-  double work = 0;  // about nanoseconds
+  double work = 0;           // about nanoseconds
+  std::vector<bool> shared;  // for each phase whether processors beside the first have work
   std::vector<std::vector<uint32_t>> processors;
 };
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from graph_passes.fusion.stitching import Stitched, Stitching
-from graph_passes.graph.ir import DataType, Graph, TensorId
+from graph_passes.fusion.stitching import Stitched, Stitching, place_of
+from graph_passes.graph.ir import AttrValue, Code, DataType, Graph, TensorId
 from graph_passes.graph.rewrite import NewNode, Rewrite
 
 FUSION_OP = "TfmemFusion"
@@ -17,19 +17,22 @@ def fusion_rewrites(plan: Stitching, graph: Graph) -> list[Rewrite]:
 def _rewrite(stitched: Stitched, graph: Graph) -> Rewrite:
     lowered, members = stitched.lowered, stitched.plan.members
     inside, region = set(members), lowered.region
-    attrs = {
+    attrs: dict[str, AttrValue] = {
         "T_args": tuple(DataType(found.dtype) for found in region.values[: region.inputs]),
         "N": len(region.variables),
         "T_out": tuple(DataType(region.values[value].dtype) for value in region.outputs),
         "region": stitched.text,
     }
+    if stitched.programs:
+        attrs["programs"] = tuple(program.to_text() for program in stitched.programs)
+        attrs["images"] = tuple(Code(program.image.code) for program in stitched.programs)
     waited = dict.fromkeys(before for name in members for before in graph[name].control if before not in inside)
     new = NewNode(
         stitched.name,
         FUSION_OP,
         (*lowered.inputs, *lowered.variables),
         attrs,
-        next((graph[name].device for name in members if graph[name].device), ""),
+        place_of(graph, members),
         tuple(waited),
         len(lowered.outputs),
     )

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from custom_ops.errors import KernelError
+from custom_ops.fusion.programs import FusionProgram
+from custom_ops.fusion.region import Region
 from custom_ops.fusion.text import to_text
+from graph_passes.fusion.capabilities import Capabilities, within
 from graph_passes.fusion.lower.kernel import lower_kernel
 from graph_passes.fusion.lower.meaning import Kind, Meaning, meanings
 from graph_passes.fusion.lower.region import Encode, LoweredRegion, lower_region
@@ -30,6 +34,9 @@ class Needs:
         kinds: of nodes that a region may hold there.
         fed: names of nodes whose outputs a caller may give.
         roots: names of nodes of which a caller may run some without the others; None: all of the graph runs.
+        capabilities: what the device can do; None: all.
+        programs: makes the kernels of a region that runs on a device ("" is `home`), or raises KernelError; None: the
+            device needs none.
     """
 
     device: KernelDevice
@@ -38,6 +45,8 @@ class Needs:
     kinds: Collection[Kind] = ON_CPU
     fed: Collection[str] = ()
     roots: Collection[str] | None = None
+    capabilities: Capabilities | None = None
+    programs: Callable[[Region, str], Sequence[FusionProgram]] | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,7 @@ class Stitched:
         text: of what it runs, as the op's attribute has it.
         record: for the report.
         renamed: members that are fetched by name.
+        programs: of its kernels, where the device needs them.
     """
 
     name: str
@@ -59,6 +69,7 @@ class Stitched:
     text: str
     record: RegionRecord
     renamed: tuple[str, ...] = ()
+    programs: tuple[FusionProgram, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,12 +81,14 @@ class Kept:
         members: names of its nodes.
         reason: why.
         traceback: of a fault of tfmem's own; else empty.
+        warned: whether a user is told at once: a fault, or there is no kernel for it.
     """
 
     name: str
     members: tuple[str, ...]
     reason: str
     traceback: str = ""
+    warned: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,6 +131,7 @@ def plan_stitching(source: Source, needs: Needs) -> tuple[Stitching, Graph]:
     graph = source.read()
     keep = source.keep(graph)
     known = _without_names(graph, meanings(graph), {*keep, *(needs.roots or ())})
+    known = within(needs.capabilities, graph, known) if needs.capabilities else known
     shapes = Shapes(graph)
 
     def refuse(members: Sequence[str]) -> str:
@@ -190,14 +204,27 @@ def _stitched(
         try:
             lowered = lower_region(graph, [step.members for step in region.steps], needs.encode, fetched, shapes)
             text = to_text(lowered.region)
+            programs = (
+                tuple(needs.programs(lowered.region, place_of(graph, region.members) or needs.home))
+                if needs.programs
+                else ()
+            )
         except LoweringError as error:
             kept.append(Kept(name, region.members, str(error)))
+        except KernelError as error:
+            kept.append(Kept(name, region.members, str(error), warned=True))
         except Exception as error:  # whatever it is, the step runs without this region
             kept.append(fault(name, region.members, error))
         else:
             renamed = tuple(member for member in region.members if member in keep)
-            regions.append(Stitched(name, region, lowered, text, _record(name, region, graph), renamed))
+            record = _record(name, region, graph)
+            regions.append(Stitched(name, region, lowered, text, record, renamed, programs))
     return Stitching(tuple(regions), tuple(kept), plan.reasons)
+
+
+def place_of(graph: Graph, members: Sequence[str]) -> str:
+    """The device that a region's nodes ask for; "" if none does."""
+    return next((graph[name].device for name in members if graph[name].device), "")
 
 
 def _names(graph: Graph, count: int) -> list[str]:
@@ -226,4 +253,4 @@ def _record(name: str, region: RegionPlan, graph: Graph) -> RegionRecord:
 def fault(name: str, members: tuple[str, ...], error: Exception) -> Kept:
     """What the report says of a region that stays because tfmem failed."""
     reason = f"a fault inside tfmem, please report it: {type(error).__name__}: {error}"
-    return Kept(name, members, reason, "".join(traceback.format_exception(error)))
+    return Kept(name, members, reason, "".join(traceback.format_exception(error)), warned=True)

@@ -1,12 +1,17 @@
-// A CUDA driver without a GPU, for test_stream_order.py and test_recurrent_parts.py: streams are
-// queues whose heads run in random order, as far as events allow. What may go wrong on a GPU once
-// in a million goes wrong here soon, and the same way each time.
+// A CUDA driver without a GPU, for test_stream_order.py, test_recurrent_parts.py and
+// test_fusion_gpu.py: streams are queues whose heads run in random order, as far as events allow.
+// What may go wrong on a GPU once in a million goes wrong here soon, and the same way each time.
 #include "fake_cuda.h"
 
+#include <dlfcn.h>
+
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <set>
 
@@ -22,14 +27,26 @@ struct FakeEvent {
 // A task that returns false has to wait.
 struct FakeStream {
   std::deque<std::function<bool()>> tasks;
+  FakeTasks* captured = nullptr;  // what it is given is not run, but put there
 };
 
 struct World {
   std::set<FakeStream*> streams;
   std::mt19937 random{1};
-  int context_depth = 0;
   FakeViolations violations;
+  std::map<std::string, FakeFailure> failures;
+  std::map<std::string, int> calls;
+  bool at_once = false;  // no stream lags behind
 };
+
+thread_local int context_depth = 0;
+
+// Threads may call; what runs, runs in one of them at a time.
+std::recursive_mutex& everything() {
+  static std::recursive_mutex instance;
+  return instance;
+}
+#define ONE_AT_A_TIME std::lock_guard<std::recursive_mutex> lock(everything())
 
 World& world() {
   static World instance;
@@ -40,7 +57,7 @@ FakeStream* Stream(void* stream) { return static_cast<FakeStream*>(stream); }
 FakeEvent* Event(void* event) { return static_cast<FakeEvent*>(event); }
 
 void NeedsContext() {
-  if (world().context_depth == 0) ++world().violations.no_context;
+  if (context_depth == 0) ++world().violations.no_context;
 }
 
 constexpr int kOutOfMemory = 2;
@@ -49,22 +66,70 @@ constexpr int kUnknown = 999;
 
 bool Passed(FakeEvent* event) { return event->mark == nullptr || *event->mark; }
 
+#define MAY_FAIL(name) \
+  if (const int code = FakeFails(#name)) return code
+
 }  // namespace
 
 void* FakeNewStream() {
+  ONE_AT_A_TIME;
   auto* stream = new FakeStream;
   world().streams.insert(stream);
   return stream;
 }
 
 void FakeLaunch(void* stream, std::function<void()> kernel) {
+  ONE_AT_A_TIME;
+  if (FakeTasks* captured = Stream(stream)->captured) {
+    captured->push_back(std::move(kernel));
+    return;
+  }
   Stream(stream)->tasks.push_back([kernel = std::move(kernel)] {
     kernel();
     return true;
   });
+  while (world().at_once && FakeRunOne()) {
+  }
+}
+
+extern "C" void fake_run_at_once(void) { world().at_once = true; }
+
+void FakeLaunchWhen(void* stream, std::function<bool()> ready) {
+  ONE_AT_A_TIME;
+  Stream(stream)->tasks.push_back(std::move(ready));
+}
+
+void FakeCapture(void* stream, FakeTasks* captured) {
+  ONE_AT_A_TIME;
+  Stream(stream)->captured = captured;
+}
+
+int FakeFails(const char* function) {
+  ONE_AT_A_TIME;
+  ++world().calls[function];
+  FakeFailure& failure = world().failures[function];
+  return failure.Due() ? failure.code : 0;
+}
+
+extern "C" void fake_fail(const char* function, int after, int times, int code) {
+  ONE_AT_A_TIME;
+  world().failures[function] = {after, times, code};
+}
+
+extern "C" int fake_calls(const char* function) {
+  ONE_AT_A_TIME;
+  return world().calls[function];
+}
+
+extern "C" int fake_kernel_errors(void) { return fake_kernel_error_count(); }
+
+int& fake_kernel_error_count() {
+  static int count = 0;
+  return count;
 }
 
 bool FakeRunOne() {
+  ONE_AT_A_TIME;
   std::vector<FakeStream*> busy;
   for (FakeStream* stream : world().streams) {
     if (!stream->tasks.empty()) busy.push_back(stream);
@@ -79,7 +144,10 @@ bool FakeRunOne() {
   return false;
 }
 
-bool FakeIdle(void* stream) { return Stream(stream)->tasks.empty(); }
+bool FakeIdle(void* stream) {
+  ONE_AT_A_TIME;
+  return Stream(stream)->tasks.empty();
+}
 
 FakeFailures& fake_failures() {
   static FakeFailures instance;
@@ -126,16 +194,23 @@ int cuGetErrorString(int, const char** text) { return *text = "an error of the f
 int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, 0; }
 int cuDevicePrimaryCtxRetain(void** context, int) { return *context = &world(), 0; }
 int cuDevicePrimaryCtxRelease_v2(int) { return 0; }
-int cuCtxPushCurrent_v2(void*) { return ++world().context_depth, 0; }
+int cuCtxPushCurrent_v2(void*) { return ++context_depth, 0; }
 int cuCtxPopCurrent_v2(void** context) {
-  --world().context_depth;
+  --context_depth;
   return *context = &world(), 0;
 }
 int cuCtxGetDevice(int* device) { return NeedsContext(), *device = 0, 0; }
 int cuStreamGetCtx(void*, void** context) { return *context = &world(), 0; }
-int cuStreamCreate(void** stream, unsigned) { return NeedsContext(), *stream = FakeNewStream(), 0; }
-int cuStreamDestroy_v2(void* stream) { return world().streams.erase(Stream(stream)), 0; }
+int cuStreamCreate(void** stream, unsigned) {
+  MAY_FAIL(cuStreamCreate);
+  return NeedsContext(), *stream = FakeNewStream(), 0;
+}
+int cuStreamDestroy_v2(void* stream) {
+  ONE_AT_A_TIME;
+  return world().streams.erase(Stream(stream)), 0;
+}
 int cuStreamWaitEvent(void* stream, void* event, unsigned) {
+  ONE_AT_A_TIME;
   NeedsContext();
   if (fake_failures().stream_wait_event.Due()) return kUnknown;
   if (Mark mark = Event(event)->mark) Stream(stream)->tasks.push_back([mark] { return *mark; });
@@ -185,6 +260,15 @@ int cuMemcpyHtoDAsync_v2(unsigned long long device, const void* host, size_t byt
   FakeLaunch(stream, [=] { std::memcpy(reinterpret_cast<void*>(device), host, bytes); });
   return 0;
 }
+int cuMemcpyDtoDAsync_v2(unsigned long long to, unsigned long long from, size_t bytes,
+                         void* stream) {
+  MAY_FAIL(cuMemcpyDtoDAsync_v2);
+  NeedsContext();
+  FakeLaunch(stream, [=] {
+    std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+  });
+  return 0;
+}
 int cuMemPrefetchAsync(unsigned long long, size_t, int, void*) { return 0; }
 int cuPointerGetAttribute(void* value, int, unsigned long long) {
   return *static_cast<unsigned*>(value) = 0, 0;
@@ -205,20 +289,38 @@ int cuDeviceGetAttribute(int* value, int attribute, int) {
   return 0;
 }
 int cuModuleLoadData(void** module, const void* image) {
+  ONE_AT_A_TIME;
+  MAY_FAIL(cuModuleLoadData);
   if (fake_failures().module_load.Due()) return kOutOfMemory;
   ++fake_modules().loaded;
   return NeedsContext(), *module = new std::string(static_cast<const char*>(image)), 0;
 }
 int cuModuleUnload(void* module) {
+  ONE_AT_A_TIME;
   ++fake_modules().unloaded;
   for (FakeStream* stream : world().streams) {
     if (!stream->tasks.empty()) ++fake_modules().unloaded_while_busy;
   }
   return NeedsContext(), delete static_cast<std::string*>(module), 0;
 }
-int cuModuleGetFunction(void** function, void*, const char* name) {
-  static std::set<std::string> names;
-  return *function = const_cast<std::string*>(&*names.insert(name).first), 0;
+// The functions of a module whose image is a path are those of a shared object.
+int cuModuleGetFunction(void** function, void* module, const char* name) {
+  ONE_AT_A_TIME;
+  MAY_FAIL(cuModuleGetFunction);
+  static std::map<std::pair<std::string, std::string>, FakeFunction> functions;
+  const std::string& image = *static_cast<std::string*>(module);
+  FakeFunction& found = functions[{image[0] == '/' ? image : "", name}];
+  found.name = name;
+  *function = &found;
+  if (image[0] != '/') return 0;
+  void* library = dlopen(image.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) return std::fprintf(stderr, "%s\n", dlerror()), kUnknown;
+  found.run = reinterpret_cast<decltype(found.run)>(dlsym(library, ("run_" + found.name).c_str()));
+  const auto bytes =
+      reinterpret_cast<size_t (*)()>(dlsym(library, ("bytes_of_" + found.name).c_str()));
+  if (found.run == nullptr || bytes == nullptr) return kUnknown;
+  found.parameter_bytes = bytes();
+  return 0;
 }
 int cuFuncSetAttribute(void*, int attribute, int value) {
   if (attribute == 8) fake_modules().largest_shared = value;
@@ -226,6 +328,7 @@ int cuFuncSetAttribute(void*, int attribute, int value) {
   return 0;
 }
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void*, int, size_t) {
+  MAY_FAIL(cuOccupancyMaxActiveBlocksPerMultiprocessor);
   return *blocks = fake_device().blocks_per_processor, 0;
 }
 int cuOccupancyMaxActiveClusters(int* clusters, void*, const FakeConfig*) {
@@ -234,7 +337,7 @@ int cuOccupancyMaxActiveClusters(int* clusters, void*, const FakeConfig*) {
 int cuLaunchKernelEx(const FakeConfig* config, void* function, void** parameters, void**) {
   NeedsContext();
   FakeKernelLaunch launch;
-  launch.kernel = *static_cast<std::string*>(function);
+  launch.kernel = static_cast<FakeFunction*>(function)->name;
   launch.blocks = config->grid[0];
   launch.groups = config->grid[1];
   launch.threads = config->block[0];

@@ -9,8 +9,14 @@
 #include <vector>
 
 void* FakeNewStream();
+using FakeTasks = std::vector<std::function<void()>>;
+
 // Enqueues a kernel.
 void FakeLaunch(void* stream, std::function<void()> kernel);
+// What comes after it waits until `ready`.
+void FakeLaunchWhen(void* stream, std::function<bool()> ready);
+// What is enqueued from now on goes to `captured`; null: no longer.
+void FakeCapture(void* stream, FakeTasks* captured);
 // Runs the head of a random stream that can go on; false if there is none.
 bool FakeRunOne();
 void FakeSeed(unsigned seed);
@@ -21,6 +27,7 @@ bool FakeIdle(void* stream);
 struct FakeFailure {
   int after = 0;
   int times = 0;
+  int code = 999;  // unknown error
 
   bool Due() {
     if (times == 0 || after-- > 0) return false;
@@ -34,6 +41,12 @@ struct FakeFailures {
   FakeFailure module_load;  // with "out of memory"
 };
 FakeFailures& fake_failures();
+
+// By the function's name, of those that ask: what a call of it fails with, or 0.
+int FakeFails(const char* function);
+// From Python, too.
+extern "C" void fake_fail(const char* function, int after, int times, int code);
+extern "C" int fake_calls(const char* function);
 
 struct FakeViolations {
   int no_context = 0;  // calls that need a current context and had none
@@ -65,6 +78,15 @@ struct FakeKernelLaunch {
   std::vector<uint64_t> words;
 };
 std::vector<FakeKernelLaunch>& fake_launches();
+
+// A kernel: compiled for the CPU (tests/cuda_on_cpu), or of a fake module, which only records.
+struct FakeFunction {
+  std::string name;
+  const char* (*run)(const void* launch, const void* parameter) = nullptr;
+  size_t parameter_bytes = 0;
+};
+// Launches that ended with an error of a kernel's.
+int& fake_kernel_error_count();
 
 struct FakeModules {
   int loaded = 0;

@@ -15,6 +15,7 @@ import tensorflow as tf
 from custom_ops import build_flags
 
 HERE = Path(__file__).parent
+FAKE_DRIVER = ("fake_cuda.cc", "fake_cuda_graphs.cc")
 
 
 def build(program: str, parts: Sequence[str], folder: Path, flags: Sequence[str] = ("-O1",)) -> Path:
@@ -39,8 +40,8 @@ def build(program: str, parts: Sequence[str], folder: Path, flags: Sequence[str]
 def build_fake_driver(folder: Path) -> None:
     """The fake CUDA driver, which programs of `folder` find through LD_LIBRARY_PATH."""
     shared = ["-shared", "-fPIC", "-O1", "-std=c++17", "-Wl,-soname,libcuda.so.1"]
-    source, target = str(HERE / "fake_cuda.cc"), str(folder / "libcuda.so.1")
-    subprocess.run([build_flags.compiler(), *shared, source, "-o", target], check=True)
+    sources, target = [str(HERE / name) for name in FAKE_DRIVER], str(folder / "libcuda.so.1")
+    subprocess.run([build_flags.compiler(), *shared, *sources, "-ldl", "-o", target], check=True)
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -153,7 +153,7 @@ def _stitch(graph: Any, editor: LiveEditor, engine: Engine, fetches: Sequence[st
     read = _read(graph, engine.options.input_shapes)
     feeds = [node.name for node in read if node.op.startswith("Placeholder")]
     roots = unique([*(parse_input(name)[0].node for name in fetches), *sinks(read)])
-    needs = fusion_needs(feeds, roots, in_place=True)
+    needs = fusion_needs(feeds, engine.target, engine.options, roots, in_place=True)
     return stitch(_LiveSource(read, editor, fetches), engine, needs)
 
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from graph_passes.fusion.capabilities import CUDA
 from graph_passes.fusion.lower.meaning import Kind
-from graph_passes.fusion.plan import ON_CPU
+from graph_passes.fusion.plan import ON_CPU, ON_GPU
 from graph_passes.fusion.score import KernelDevice
 from graph_passes.fusion.stitching import Needs, Stitching, fault
 from graph_passes.graph import serde
 from graph_passes.graph.ir import Graph
 from graph_passes.pipeline import Outcome
+from tfmem.devices import Target
+from tfmem.fusion.gpu_programs import gpu_programs
+from tfmem.options import Options
 from tfmem.tf_internals.captured import op_name
 
-HOME = "/job:localhost/replica:0/task:0/device:CPU:0"
+LOCAL = "/job:localhost/replica:0/task:0"
+HOME = f"{LOCAL}/device:CPU:0"
 # One pass over memory that the caches do not hold, and the time to the next op; orders of magnitude, which decide what
 # is planned, not what is kept: that is timed.
 CPU = KernelDevice(
@@ -28,17 +33,53 @@ CPU = KernelDevice(
 )
 
 
-def fusion_needs(feeds: Collection[str], roots: Collection[str] | None = None, in_place: bool = False) -> Needs:
-    """Of a graph on a CPU.
+def gpu_device(target: Target) -> KernelDevice:
+    """A GPU as the model sees it. The launch of a graph and of its kernels, and what TensorFlow takes for an op, are
+    orders of magnitude, too, and were not measured."""
+    bandwidth = target.profile.bandwidth
+    return KernelDevice(
+        name=target.description,
+        copies=((0.0, 1e-6), (1e6, 1e-6 + 1e6 / bandwidth), (1e9, 1e-6 + 1e9 / bandwidth)),
+        launch=2e-6,
+        barrier=1e-6,
+        block=1 << 17,
+        chip=1 << 25,
+        dispatch=8e-6,
+        region=3e-5,
+    )
+
+
+def fusion_needs(
+    feeds: Collection[str],
+    target: Target,
+    options: Options,
+    roots: Collection[str] | None = None,
+    in_place: bool = False,
+) -> Needs:
+    """Of a graph on a device.
 
     Args:
         feeds: tensors that a caller gives.
+        target: the device.
+        options: of the pass, and where kernels are kept.
         roots: see `Needs`.
         in_place: the graph is edited under its users, who may run the ops that are there now, too: so variables are
             read and written by these alone.
     """
-    kinds = ON_CPU - {Kind.READ, Kind.UPDATE} if in_place else ON_CPU
-    return Needs(CPU, HOME, serde.attributes, kinds, tuple(map(op_name, feeds)), roots)
+    fed = tuple(map(op_name, feeds))
+    kept = {Kind.READ, Kind.UPDATE} if in_place else set()
+    if not target.is_gpu:
+        return Needs(CPU, HOME, serde.attributes, ON_CPU - kept, fed, roots)
+    return Needs(
+        gpu_device(target),
+        LOCAL + target.name,
+        serde.attributes,
+        ON_GPU - kept,
+        fed,
+        roots,
+        CUDA,
+        gpu_programs(target, options),
+    )
 
 
 def sinks(graph: Graph) -> list[str]:

@@ -33,7 +33,7 @@ def stitched(optimized: Captured, engine: Engine, roots: Collection[str] | None 
         roots: names of ops of which a caller may run some without the others; None: all of the graph runs.
     """
     source = CapturedSource(optimized, engine.feed_shapes)
-    done = stitch(source, engine, fusion_needs(optimized.feeds, roots))
+    done = stitch(source, engine, fusion_needs(optimized.feeds, engine.target, engine.options, roots))
     return source.captured, done
 
 
@@ -49,7 +49,7 @@ def stitch(source: Source, engine: Engine, needs: Needs) -> Stitching:
     for caller, body in called.items():
         inside = replace(needs, fed=(), roots=None)
         done = done.joined(_stitched(body, engine, inside).within(caller))
-    faults = [region for region in done.kept if region.traceback]
+    faults = [region for region in done.kept if region.warned]
     if faults:
         more = f"; and {len(faults) - 1} more" if len(faults) > 1 else ""
         what = f"{faults[0].name} stays as it was: {faults[0].reason}{more}"
@@ -58,7 +58,7 @@ def stitch(source: Source, engine: Engine, needs: Needs) -> Stitching:
 
 
 def _stitched(source: Source, engine: Engine, needs: Needs) -> Stitching:
-    handed = {"fusion": lambda _: None if engine.target.is_gpu else needs}
+    handed = {"fusion": lambda _: needs}
     return stitching(run_passes(Phase.AFTER_GRAPPLER, engine.options.passes, source, handed))
 
 

@@ -13,6 +13,9 @@
     buffers  for each BYTES*SIZE*SIZE..., a SIZE may be ctas:3, too
     single   whether one CTA runs all pieces, one after the other
     align    bytes of which all addresses of tensors are a multiple
+    in_place pairs TENSOR:OUTPUT that may share memory; of a launch each tensor and output may be in one pair
+    spans    for each loop over positions SIZE*SIZE...: unless `wide` is 1 there must be fewer than 2^30 of them
+    wide     whether indices have 64 bits
 
 A launch has as many CTAs as the phase with the most. If the image is cooperative and that is more than run at once, the
 pieces of a phase get as many fewer, each at least its slabs, and a multiple of them.
@@ -24,6 +27,7 @@ from collections.abc import Iterable
 
 from custom_ops.expr.program import Input
 from custom_ops.fusion.codegen.arguments import Argument
+from custom_ops.fusion.codegen.in_place import in_place
 from custom_ops.fusion.codegen.kernel import FusionKernel
 from custom_ops.fusion.codegen.mapping import TILE
 from custom_ops.fusion.codegen.pattern import Pattern
@@ -62,7 +66,18 @@ def describe(kernel: FusionKernel) -> dict[str, int | str]:
         "buffers": " ".join(map(buffer, kernel.buffers)),
         "single": int(plan.single),
         "align": kernel.alignment,
+        "in_place": " ".join(f"{tensor}:{output}" for tensor, output in sorted(in_place(plan))),
+        "spans": " ".join(_spans(pattern)),
+        "wide": int(kernel.wide),
     }
+
+
+def _spans(pattern: Pattern) -> list[str]:
+    """Of roots, and of whole tensors, of which a root may see a part."""
+    ranks = [tensor.rank for tensor in pattern.original.tensors]
+    tensors = [f"{number}:0:{rank - 1}" for number, rank in enumerate(ranks) if rank]
+    roots = ["*".join(_size(pattern, axis) for axis in root.axes) for root in pattern.roots if root.axes]
+    return list(dict.fromkeys([*tensors, *roots]))
 
 
 def _piece(pattern: Pattern, piece: Piece) -> str:

@@ -21,6 +21,9 @@ using Stream = struct StreamRecord*;
 using Event = struct EventRecord*;
 using Module = struct ModuleRecord*;
 using Function = struct FunctionRecord*;
+using Graph = struct GraphRecord*;
+using GraphNode = struct GraphNodeRecord*;
+using GraphExec = struct GraphExecRecord*;
 
 inline constexpr Result kSuccess = 0;
 inline constexpr Result kErrorInvalidValue = 1;
@@ -41,6 +44,8 @@ inline constexpr int kFunctionMaxDynamicSharedSize = 8;
 inline constexpr int kFunctionNonPortableClusterSize = 14;
 inline constexpr unsigned kLaunchCooperative = 2;
 inline constexpr unsigned kLaunchClusterDimension = 4;
+// Other threads may call what a capture forbids meanwhile.
+inline constexpr int kCaptureThreadLocal = 1;
 
 struct LaunchAttribute {
   unsigned id = 0;
@@ -55,6 +60,28 @@ struct LaunchConfig {
   Stream stream = nullptr;
   LaunchAttribute* attributes = nullptr;
   unsigned attribute_count = 0;
+};
+
+// CUDA_KERNEL_NODE_PARAMS_v2.
+struct KernelNodeParameters {
+  Function function = nullptr;
+  unsigned grid[3] = {1, 1, 1};
+  unsigned block[3] = {1, 1, 1};
+  unsigned shared_bytes = 0;
+  void** parameters = nullptr;
+  void** extra = nullptr;
+  void* kernel = nullptr;
+  Context context = nullptr;
+};
+
+// CUDA_MEMSET_NODE_PARAMS.
+struct MemsetNodeParameters {
+  DevicePointer to = 0;
+  size_t pitch = 0;
+  unsigned value = 0;
+  unsigned element_bytes = 1;
+  size_t width = 0;
+  size_t height = 1;
 };
 
 // X(name, arguments): `name` is both the field and the symbol; _v2 marks today's 64-bit forms.
@@ -87,6 +114,7 @@ struct LaunchConfig {
   X(cuMemGetInfo_v2, (size_t* free, size_t* total))                                               \
   X(cuMemcpyDtoHAsync_v2, (void* host, DevicePointer device, size_t bytes, Stream stream))        \
   X(cuMemcpyHtoDAsync_v2, (DevicePointer device, const void* host, size_t bytes, Stream stream))  \
+  X(cuMemcpyDtoDAsync_v2, (DevicePointer to, DevicePointer from, size_t bytes, Stream stream))    \
   X(cuMemPrefetchAsync, (DevicePointer pointer, size_t bytes, Device destination, Stream stream)) \
   X(cuPointerGetAttribute, (void* value, int attribute, DevicePointer pointer))                   \
   X(cuMemsetD8Async, (DevicePointer device, unsigned char value, size_t bytes, Stream stream))    \
@@ -99,7 +127,26 @@ struct LaunchConfig {
     (int* blocks, Function function, int block_size, size_t shared_bytes))                        \
   X(cuOccupancyMaxActiveClusters, (int* clusters, Function function, const LaunchConfig* config)) \
   X(cuLaunchKernelEx,                                                                             \
-    (const LaunchConfig* config, Function function, void** parameters, void** extra))
+    (const LaunchConfig* config, Function function, void** parameters, void** extra))             \
+  X(cuStreamBeginCapture_v2, (Stream stream, int mode))                                           \
+  X(cuStreamEndCapture, (Stream stream, Graph * graph))                                           \
+  X(cuGraphCreate, (Graph * graph, unsigned flags))                                               \
+  X(cuGraphDestroy, (Graph graph))                                                                \
+  X(cuGraphAddKernelNode_v2, (GraphNode * node, Graph graph, const GraphNode* before,             \
+                              size_t count, const KernelNodeParameters* parameters))              \
+  X(cuGraphKernelNodeSetAttribute, (GraphNode node, int attribute, const void* value))            \
+  X(cuGraphAddMemsetNode, (GraphNode * node, Graph graph, const GraphNode* before, size_t count,  \
+                           const MemsetNodeParameters* parameters, Context context))              \
+  X(cuGraphAddChildGraphNode,                                                                     \
+    (GraphNode * node, Graph graph, const GraphNode* before, size_t count, Graph child))          \
+  X(cuGraphInstantiateWithFlags, (GraphExec * exec, Graph graph, unsigned long long flags))       \
+  X(cuGraphExecDestroy, (GraphExec exec))                                                         \
+  X(cuGraphLaunch, (GraphExec exec, Stream stream))                                               \
+  X(cuGraphExecKernelNodeSetParams_v2,                                                            \
+    (GraphExec exec, GraphNode node, const KernelNodeParameters* parameters))                     \
+  X(cuGraphExecMemsetNodeSetParams,                                                               \
+    (GraphExec exec, GraphNode node, const MemsetNodeParameters* parameters, Context context))    \
+  X(cuGraphExecChildGraphNodeSetParams, (GraphExec exec, GraphNode node, Graph child))
 
 struct Driver {
 #define TFMEM_DECLARE(name, arguments) Result(*name) arguments = nullptr;

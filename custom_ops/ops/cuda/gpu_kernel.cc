@@ -150,6 +150,32 @@ absl::Status GpuKernel::Launch(cuda::Stream stream, Grid grid, const void* param
   return absl::OkStatus();
 }
 
+cuda::KernelNodeParameters GpuKernel::Node(Grid grid, void** parameters) const {
+  cuda::KernelNodeParameters node;
+  node.function = entry_;
+  node.grid[0] = grid.x;
+  node.grid[1] = grid.y;
+  node.block[0] = image_.threads;
+  node.shared_bytes = image_.shared;
+  node.parameters = parameters;
+  return node;
+}
+
+absl::Status GpuKernel::AddTo(cuda::Graph graph, const cuda::GraphNode* before, size_t count,
+                              Grid grid, void** parameters, cuda::GraphNode* node) const {
+  const cuda::Driver& driver = link_->driver();
+  const cuda::KernelNodeParameters filled = Node(grid, parameters);
+  TFMEM_CUDA_RETURN_IF_ERROR(driver, cuGraphAddKernelNode_v2, node, graph, before, count, &filled);
+  cuda::LaunchAttribute attributes[2];
+  const cuda::LaunchConfig config = Config(grid, attributes);
+  for (unsigned i = 0; i < config.attribute_count; ++i) {
+    TFMEM_CUDA_RETURN_IF_ERROR(driver, cuGraphKernelNodeSetAttribute, *node, attributes[i].id,
+                               attributes[i].value);
+  }
+  module_->launched_ = true;
+  return absl::OkStatus();
+}
+
 void TrimGpuKernels() {
   Modules& all = ProcessWide<Modules>();
   std::lock_guard<std::mutex> lock(all.mutex);

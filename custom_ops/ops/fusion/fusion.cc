@@ -1,4 +1,6 @@
 // TfmemFusion: what it is, and what it does on the CPU.
+#include "custom_ops/ops/fusion/fusion.h"
+
 #include <string>
 #include <utility>
 #include <vector>
@@ -84,6 +86,8 @@ REGISTER_OP("TfmemFusion")
     .Attr("N: int >= 0")
     .Attr("T_out: list(type) >= 0")
     .Attr("region: string")
+    .Attr("programs: list(string) = []")
+    .Attr("images: list(func) = []")
     // With variables it has to be, as their own ops are; without, it only is not merged with
     // another one.
     .SetIsStateful()
@@ -95,17 +99,15 @@ args: what the region reads.
 variables: the variables that it reads and assigns.
 outputs: what it gives.
 region: to_text() of custom_ops/fusion/text.py.
+programs: for a GPU, for each kernel of the region how it is launched, as
+  custom_ops/fusion/codegen/description.py says it.
+images: the functions that hold the code of the programs (custom_ops/image_functions.py).
 )doc");
 
 class FusionOp : public OpKernel {
  public:
   explicit FusionOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    std::string text;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("region", &text));
-    OP_REQUIRES_VALUE(Region region, ctx, ParseRegion(text));
-    OP_REQUIRES_OK(ctx, CheckSignature(ctx, region));
-    OP_REQUIRES_VALUE(std::unique_ptr<CompiledRegion> compiled, ctx,
-                      CompiledRegion::Create(ctx, std::move(region)));
+    OP_REQUIRES_VALUE(std::unique_ptr<CompiledRegion> compiled, ctx, ReadFusionRegion(ctx));
     runner_ = std::make_unique<RegionRunner>(std::move(compiled));
   }
 
@@ -118,4 +120,13 @@ class FusionOp : public OpKernel {
 REGISTER_KERNEL_BUILDER(Name("TfmemFusion").Device(DEVICE_CPU), FusionOp);
 
 }  // namespace
+
+absl::StatusOr<std::unique_ptr<CompiledRegion>> ReadFusionRegion(OpKernelConstruction* ctx) {
+  std::string text;
+  TFMEM_RETURN_IF_ERROR(ctx->GetAttr("region", &text));
+  TFMEM_ASSIGN_OR_RETURN(Region region, ParseRegion(text));
+  TFMEM_RETURN_IF_ERROR(CheckSignature(ctx, region));
+  return CompiledRegion::Create(ctx, std::move(region));
+}
+
 }  // namespace tfmem

@@ -54,6 +54,8 @@ class InnerKernel {
   bool keeps() const { return keeps_; }
 
   const std::string& name() const { return kernel_->name(); }
+  // With all of its attributes.
+  const tensorflow::NodeDef& node() const { return kernel_->def(); }
 
  private:
   InnerKernel(std::unique_ptr<tensorflow::OpKernel> kernel, int graph_def_version, bool keeps);

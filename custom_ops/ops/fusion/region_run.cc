@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "custom_ops/ops/cpu/tile_run.h"
+#include "custom_ops/ops/cpu/cpu_kernels.h"
 #include "custom_ops/ops/status_macros.h"
 #include "tensorflow/core/framework/device_base.h"
 #include "tensorflow/core/platform/threadpool.h"
@@ -36,7 +36,8 @@ class Execution {
         flow_(compiled.flow),
         ctx_(ctx),
         variables_(*variables),
-        frame_(*frame) {}
+        frame_(*frame),
+        shapes_(frame->known->shapes) {}
 
   absl::Status Run() {
     for (int i = 0; i < region_.inputs; ++i) frame_.at[i] = &ctx_->input(i);
@@ -83,9 +84,8 @@ class Execution {
       TFMEM_RETURN_IF_ERROR(Give(at, step, i));
       outputs.push_back(const_cast<void*>(DataOf(step.first_output + i)));
     }
-    const RegionShapes& shapes = *frame_.shapes;
-    char* workspace = static_cast<char*>(frame_.memory.data()) + shapes.workspace;
-    return shapes.kernels[at]->Run(inputs, outputs, Threads(), workspace);
+    char* workspace = static_cast<char*>(frame_.memory.data()) + shapes_.workspace;
+    return frame_.known->steps.kernel(at).Run(inputs, outputs, Threads(), workspace);
   }
 
   absl::Status RunCall(int at, const RegionStep& step) {
@@ -132,7 +132,7 @@ class Execution {
     const int input = step.inputs[0], output = step.first_output;
     if (frame_.at[input] == &frame_.arena[input]) return absl::OkStatus();  // as is its view
     Tensor view;
-    if (!view.CopyFrom(*frame_.at[input], frame_.shapes->values[output])) {
+    if (!view.CopyFrom(*frame_.at[input], shapes_.values[output])) {
       return absl::InternalError("region: a view of another size than its value");
     }
     Hold(output, std::move(view));
@@ -144,10 +144,10 @@ class Execution {
     const bool while_locked = !flow_.homes[value].shared && !flow_.calls_variables;
     Tensor read;
     TFMEM_RETURN_IF_ERROR(variables_.Read(step.variables[0], while_locked, &read));
-    if (read.shape() != frame_.shapes->values[value]) {
+    if (read.shape() != shapes_.values[value]) {
       return absl::InvalidArgumentError(absl::StrCat(
           "region: a variable has shape ", read.shape().DebugString(), " when it is read, and had ",
-          frame_.shapes->values[value].DebugString(), " when the region began"));
+          shapes_.values[value].DebugString(), " when the region began"));
     }
     Hold(value, std::move(read));
     return absl::OkStatus();
@@ -164,9 +164,9 @@ class Execution {
     const int value = step.first_output + output;
     const ValueHome& home = flow_.homes[value];
     if (home.kind == HomeKind::kArena) return absl::OkStatus();
-    const int reused = frame_.shapes->reused[at][output];
+    const int reused = shapes_.reused[at][output];
     const int input = reused < 0 ? -1 : step.inputs[reused];
-    const TensorShape& shape = frame_.shapes->values[value];
+    const TensorShape& shape = shapes_.values[value];
     const tensorflow::DataType dtype = DataTypeOf(region_.values[value].dtype);
     tensorflow::AllocatorAttributes attributes;
     if (home.kind == HomeKind::kOutput) {
@@ -229,14 +229,18 @@ class Execution {
   OpKernelContext* const ctx_;
   RegionVariables& variables_;
   RegionFrame& frame_;
+  const RegionShapes& shapes_;
 };
 
-void Append(const TensorShape& shape, absl::InlinedVector<int64_t, 64>* key) {
-  key->push_back(shape.dims());
-  for (int i = 0; i < shape.dims(); ++i) key->push_back(shape.dim_size(i));
-}
-
 }  // namespace
+
+absl::StatusOr<std::vector<Shape>> CpuSteps::PrepareKernel(int step, const Expression& program,
+                                                           const std::vector<Shape>& inputs) {
+  TFMEM_ASSIGN_OR_RETURN(const std::vector<int64_t> axes, AxisSizes(program, inputs));
+  TFMEM_ASSIGN_OR_RETURN(kernels_[step],
+                         PreparedExpression::Prepare(program, axes, inputs, ChosenKernels()));
+  return kernels_[step]->output_shapes();
+}
 
 absl::Status RegionRunner::Run(OpKernelContext* ctx) {
   RegionVariables variables(ctx, compiled_->region.inputs, compiled_->uses);
@@ -253,18 +257,9 @@ absl::Status RegionRunner::Run(OpKernelContext* ctx) {
 absl::StatusOr<std::unique_ptr<RegionFrame>> RegionRunner::TakeFrame(
     OpKernelContext* ctx, const RegionVariables& variables) {
   const Region& region = compiled_->region;
-  Key key;
-  std::vector<const Tensor*> values;
-  for (int i = 0; i < region.inputs; ++i) Append(ctx->input(i).shape(), &key);
-  for (size_t i = 0; i < region.variables.size(); ++i) {
-    values.push_back(variables.Now(i));
-    if (values.back() == nullptr) {
-      key.push_back(-1);
-    } else {
-      Append(values.back()->shape(), &key);
-    }
-  }
-  std::shared_ptr<const RegionShapes> shapes;
+  const std::vector<const Tensor*> values = ValuesOf(variables, region.variables.size());
+  Key key = KeyOf(ctx, region.inputs, values);
+  std::shared_ptr<const CpuShapes> shapes;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = std::find_if(known_.begin(), known_.end(),
@@ -283,8 +278,9 @@ absl::StatusOr<std::unique_ptr<RegionFrame>> RegionRunner::TakeFrame(
     std::vector<TensorShape> inputs;
     for (int i = 0; i < region.inputs; ++i) inputs.push_back(ctx->input(i).shape());
     const int threads = ctx->device()->tensorflow_cpu_worker_threads()->num_threads;
-    TFMEM_ASSIGN_OR_RETURN(RegionShapes made, ShapesOf(*compiled_, inputs, values, threads));
-    shapes = std::make_shared<const RegionShapes>(std::move(made));
+    CpuSteps steps(region.steps.size(), threads);
+    TFMEM_ASSIGN_OR_RETURN(RegionShapes made, ShapesOf(*compiled_, inputs, values, &steps));
+    shapes = std::make_shared<const CpuShapes>(CpuShapes{std::move(made), std::move(steps)});
     std::lock_guard<std::mutex> lock(mutex_);
     known_.push_front({std::move(key), shapes, {}});
     if (known_.size() > kMostShapes) known_.pop_back();
@@ -293,27 +289,28 @@ absl::StatusOr<std::unique_ptr<RegionFrame>> RegionRunner::TakeFrame(
 }
 
 absl::StatusOr<std::unique_ptr<RegionFrame>> RegionRunner::MakeFrame(
-    OpKernelContext* ctx, std::shared_ptr<const RegionShapes> shapes) const {
+    OpKernelContext* ctx, std::shared_ptr<const CpuShapes> known) const {
+  const RegionShapes& shapes = known->shapes;
   const Region& region = compiled_->region;
   const RegionFlow& flow = compiled_->flow;
   auto frame = std::make_unique<RegionFrame>();
-  frame->shapes = shapes;
+  frame->known = known;
   frame->arena.resize(region.values.size());
   frame->held.resize(region.values.size());
   for (const Tensor& value : frame->arena) frame->at.push_back(&value);
   TFMEM_RETURN_IF_ERROR(
-      ctx->allocate_temp(tensorflow::DT_UINT8, TensorShape({shapes->arena_bytes}), &frame->memory));
+      ctx->allocate_temp(tensorflow::DT_UINT8, TensorShape({shapes.arena_bytes}), &frame->memory));
   for (size_t value = 0; value < region.values.size(); ++value) {
     const int root = flow.root[value];
     if (flow.homes[root].kind != HomeKind::kArena) continue;
     const tensorflow::DataType dtype = DataTypeOf(region.values[value].dtype);
-    const TensorShape& shape = shapes->values[value];
+    const TensorShape& shape = shapes.values[value];
     const int64_t bytes = shape.num_elements() * BytesOf(region.values[value].dtype);
     if (bytes == 0) {
       frame->arena[value] = Tensor(dtype, shape);
       continue;
     }
-    const int64_t offset = shapes->offsets[root];
+    const int64_t offset = shapes.offsets[root];
     TFMEM_RETURN_IF_ERROR(
         frame->arena[value].BitcastFrom(frame->memory.Slice(offset, offset + bytes), dtype, shape));
   }
@@ -321,10 +318,10 @@ absl::StatusOr<std::unique_ptr<RegionFrame>> RegionRunner::MakeFrame(
 }
 
 void RegionRunner::GiveBack(std::unique_ptr<RegionFrame> frame) {
-  if (frame->shapes->arena_bytes > kMostIdleBytes) return;
+  if (frame->known->shapes.arena_bytes > kMostIdleBytes) return;
   std::lock_guard<std::mutex> lock(mutex_);
   for (Known& known : known_) {
-    if (known.shapes != frame->shapes) continue;
+    if (known.shapes != frame->known) continue;
     if (known.idle.size() < kMostIdle) known.idle.push_back(std::move(frame));
     return;
   }

@@ -12,16 +12,46 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "custom_ops/ops/cpu/tile_run.h"
 #include "custom_ops/ops/fusion/region_shapes.h"
 #include "custom_ops/ops/fusion/variables.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace tfmem {
 
+// Kernels as tile programs; TensorFlow's own kernels need no preparation.
+class CpuSteps : public RegionSteps {
+ public:
+  CpuSteps(int steps, int threads) : kernels_(steps), threads_(threads) {}
+
+  absl::StatusOr<std::vector<Shape>> PrepareKernel(int step, const Expression& program,
+                                                   const std::vector<Shape>& inputs) override;
+  absl::Status PrepareCall(int, const std::vector<tensorflow::TensorShape>&) override {
+    return absl::OkStatus();
+  }
+  bool MayShare(int step, int input, int output) const override {
+    return kernels_[step]->MayShare(input, output);
+  }
+  int64_t WorkspaceBytes(int step) const override {
+    return kernels_[step] == nullptr ? 0 : kernels_[step]->WorkspaceBytes(threads_);
+  }
+
+  const PreparedExpression& kernel(int step) const { return *kernels_[step]; }
+
+ private:
+  std::vector<std::unique_ptr<const PreparedExpression>> kernels_;  // of the steps that are
+  const int threads_;
+};
+
+struct CpuShapes {
+  RegionShapes shapes;
+  CpuSteps steps;
+};
+
 // What one run has: its arena, and the values as tensors. Later runs of the same shapes use it
 // again.
 struct RegionFrame {
-  std::shared_ptr<const RegionShapes> shapes;
+  std::shared_ptr<const CpuShapes> known;
   std::vector<tensorflow::Tensor> arena;      // the values that lie in the arena
   std::vector<tensorflow::Tensor> held;       // those of this run that do not
   std::vector<const tensorflow::Tensor*> at;  // each value, in one of these, or the op's input
@@ -37,17 +67,17 @@ class RegionRunner {
   absl::Status Run(tensorflow::OpKernelContext* ctx);
 
  private:
-  using Key = absl::InlinedVector<int64_t, 64>;
+  using Key = ShapesKey;
   struct Known {
     Key key;
-    std::shared_ptr<const RegionShapes> shapes;
+    std::shared_ptr<const CpuShapes> shapes;
     std::vector<std::unique_ptr<RegionFrame>> idle;
   };
 
   absl::StatusOr<std::unique_ptr<RegionFrame>> TakeFrame(tensorflow::OpKernelContext* ctx,
                                                          const RegionVariables& variables);
   absl::StatusOr<std::unique_ptr<RegionFrame>> MakeFrame(
-      tensorflow::OpKernelContext* ctx, std::shared_ptr<const RegionShapes> shapes) const;
+      tensorflow::OpKernelContext* ctx, std::shared_ptr<const CpuShapes> known) const;
   void GiveBack(std::unique_ptr<RegionFrame> frame);
 
   const std::unique_ptr<const CompiledRegion> compiled_;

@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "custom_ops/ops/cpu/cpu_kernels.h"
 #include "custom_ops/ops/sizes.h"
 #include "custom_ops/ops/status_macros.h"
 
@@ -35,8 +34,8 @@ std::vector<int64_t> SizesOf(const TensorShape& shape) {
 class Inference {
  public:
   Inference(const CompiledRegion& compiled, const std::vector<const Tensor*>& variables,
-            int threads)
-      : compiled_(compiled), region_(compiled.region), held_(variables), threads_(threads) {
+            RegionSteps* steps)
+      : compiled_(compiled), region_(compiled.region), held_(variables), steps_(*steps) {
     for (const Tensor* variable : variables) {
       variables_.push_back(variable == nullptr ? TensorShape() : variable->shape());
     }
@@ -44,9 +43,9 @@ class Inference {
 
   absl::StatusOr<RegionShapes> Run(const std::vector<TensorShape>& inputs) {
     for (const TensorShape& shape : inputs) TFMEM_RETURN_IF_ERROR(Add(shape));
-    shapes_.kernels.resize(region_.steps.size());
     for (size_t at = 0; at < region_.steps.size(); ++at) {
       TFMEM_RETURN_IF_ERROR(RunStep(at));
+      shapes_.workspace = std::max(shapes_.workspace, steps_.WorkspaceBytes(at));
     }
     Place();
     return std::move(shapes_);
@@ -75,12 +74,9 @@ class Inference {
     const Expression& program = region_.programs[step.program];
     std::vector<Shape> inputs;
     for (int input : step.inputs) inputs.push_back(SizesOf(shapes_.values[input]));
-    TFMEM_ASSIGN_OR_RETURN(const std::vector<int64_t> axes, AxisSizes(program, inputs));
-    TFMEM_ASSIGN_OR_RETURN(shapes_.kernels[at],
-                           PreparedExpression::Prepare(program, axes, inputs, ChosenKernels()));
-    const PreparedExpression& kernel = *shapes_.kernels[at];
-    for (const Shape& shape : kernel.output_shapes()) TFMEM_RETURN_IF_ERROR(Add(shape));
-    shapes_.workspace = std::max(shapes_.workspace, kernel.WorkspaceBytes(threads_));
+    TFMEM_ASSIGN_OR_RETURN(const std::vector<Shape> outputs,
+                           steps_.PrepareKernel(at, program, inputs));
+    for (const Shape& shape : outputs) TFMEM_RETURN_IF_ERROR(Add(shape));
     return absl::OkStatus();
   }
 
@@ -107,7 +103,7 @@ class Inference {
       }
       TFMEM_RETURN_IF_ERROR(Add(shape));
     }
-    return absl::OkStatus();
+    return steps_.PrepareCall(at, shapes_.values);
   }
 
   absl::Status RunView(const RegionStep& step) {
@@ -207,7 +203,7 @@ class Inference {
           std::count_if(step.inputs.begin(), step.inputs.end(), same) == 1 &&
           std::count(taken.begin(), taken.end(), i) == 0 &&
           Fit(flow.homes[root], flow.homes[flow.root[value]], at) &&
-          shapes_.kernels[at]->MayShare(i, output)) {
+          steps_.MayShare(at, i, output)) {
         return i;
       }
     }
@@ -237,10 +233,15 @@ class Inference {
   const CompiledRegion& compiled_;
   const Region& region_;
   const std::vector<const Tensor*>& held_;
-  const int threads_;
+  RegionSteps& steps_;
   std::vector<TensorShape> variables_;
   RegionShapes shapes_;
 };
+
+void Append(const TensorShape& shape, ShapesKey* key) {
+  key->push_back(shape.dims());
+  for (int i = 0; i < shape.dims(); ++i) key->push_back(shape.dim_size(i));
+}
 
 }  // namespace
 
@@ -291,10 +292,31 @@ absl::StatusOr<std::unique_ptr<CompiledRegion>> CompiledRegion::Create(OpKernelC
   return compiled;
 }
 
+std::vector<const Tensor*> ValuesOf(const RegionVariables& variables, int count) {
+  std::vector<const Tensor*> values;
+  for (int i = 0; i < count; ++i) values.push_back(variables.Now(i));
+  return values;
+}
+
+ShapesKey KeyOf(tensorflow::OpKernelContext* ctx, int inputs,
+                const std::vector<const Tensor*>& variables) {
+  ShapesKey key;
+  for (int i = 0; i < inputs; ++i) Append(ctx->input(i).shape(), &key);
+  for (const Tensor* value : variables) {
+    if (value == nullptr) {
+      key.push_back(-1);
+    } else {
+      Append(value->shape(), &key);
+    }
+  }
+  return key;
+}
+
 absl::StatusOr<RegionShapes> ShapesOf(const CompiledRegion& compiled,
                                       const std::vector<TensorShape>& inputs,
-                                      const std::vector<const Tensor*>& variables, int threads) {
-  return Inference(compiled, variables, threads).Run(inputs);
+                                      const std::vector<const Tensor*>& variables,
+                                      RegionSteps* steps) {
+  return Inference(compiled, variables, steps).Run(inputs);
 }
 
 }  // namespace tfmem

@@ -7,8 +7,9 @@
 #include <memory>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
-#include "custom_ops/ops/cpu/tile_run.h"
+#include "custom_ops/ops/cpu/sized_expression.h"
 #include "custom_ops/ops/fusion/inner_kernel.h"
 #include "custom_ops/ops/fusion/region.h"
 #include "custom_ops/ops/fusion/region_flow.h"
@@ -31,10 +32,24 @@ struct CompiledRegion {
       tensorflow::OpKernelConstruction* ctx, Region region);
 };
 
+// What kernels and calls are on a device, for the shapes that their values have.
+class RegionSteps {
+ public:
+  virtual ~RegionSteps() = default;
+  // Prepares the kernel of a step for inputs of these shapes; the shapes of its outputs.
+  virtual absl::StatusOr<std::vector<Shape>> PrepareKernel(int step, const Expression& program,
+                                                           const std::vector<Shape>& inputs) = 0;
+  // Prepares a call, of which all shapes are known.
+  virtual absl::Status PrepareCall(int step,
+                                   const std::vector<tensorflow::TensorShape>& values) = 0;
+  // Whether an output of a kernel may have the memory of an input.
+  virtual bool MayShare(int step, int input, int output) const = 0;
+  // What a step needs beside its values.
+  virtual int64_t WorkspaceBytes(int step) const = 0;
+};
+
 struct RegionShapes {
   std::vector<tensorflow::TensorShape> values;
-  std::vector<std::unique_ptr<const PreparedExpression>>
-      kernels;  // of the steps that are; else null
   // The arena has the roots that lie there, by offset, and behind them what one kernel needs.
   std::vector<int64_t> offsets;
   int64_t workspace = 0;
@@ -43,13 +58,21 @@ struct RegionShapes {
   std::vector<std::vector<int>> reused;
 };
 
-// `variables` are the values that the variables have; null: none. `threads` run the kernels.
+// What the shapes of a region depend on: the shapes of its inputs and of its variables' values.
+using ShapesKey = absl::InlinedVector<int64_t, 64>;
+
+// The values that `count` variables have; null: none.
+std::vector<const tensorflow::Tensor*> ValuesOf(const RegionVariables& variables, int count);
+ShapesKey KeyOf(tensorflow::OpKernelContext* ctx, int inputs,
+                const std::vector<const tensorflow::Tensor*>& variables);
+
+// `variables` are the values that the variables have; null: none. `steps` are prepared.
 // InvalidArgument if they do not fit; Unimplemented if a call's shapes do not follow from its
 // inputs' shapes.
 absl::StatusOr<RegionShapes> ShapesOf(const CompiledRegion& compiled,
                                       const std::vector<tensorflow::TensorShape>& inputs,
                                       const std::vector<const tensorflow::Tensor*>& variables,
-                                      int threads);
+                                      RegionSteps* steps);
 
 }  // namespace tfmem
 

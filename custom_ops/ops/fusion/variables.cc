@@ -153,7 +153,9 @@ absl::Status RegionVariables::Assign(int variable, Tensor value) {
 
 absl::Status RegionVariables::Copy(const Tensor& from, Tensor* to) {
   TFMEM_RETURN_IF_ERROR(ctx_->allocate_temp(from.dtype(), from.shape(), to));
-  if (from.TotalBytes() > 0) std::memcpy(to->data(), from.data(), from.TotalBytes());
+  if (from.TotalBytes() == 0) return absl::OkStatus();
+  if (copy_ != nullptr) return copy_(to->data(), from.data(), from.TotalBytes());
+  std::memcpy(to->data(), from.data(), from.TotalBytes());
   return absl::OkStatus();
 }
 

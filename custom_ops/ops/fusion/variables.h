@@ -2,6 +2,9 @@
 #ifndef TFMEM_CUSTOM_OPS_OPS_FUSION_VARIABLES_H_
 #define TFMEM_CUSTOM_OPS_OPS_FUSION_VARIABLES_H_
 
+#include <cstdint>
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -20,6 +23,8 @@ struct VariableUse {
   bool called = false;  // by a call, whose kernel takes the lock itself
 };
 
+using CopyBytes = std::function<absl::Status(void* to, const void* from, int64_t bytes)>;
+
 // The variables that a region assigns are locked exclusively as long as it runs, in the order of
 // their mutexes' addresses, as TensorFlow's updates lock theirs: a step's reading, computing and
 // writing is one. The others are read before, so that no lock is waited for while one is held. Only
@@ -27,8 +32,10 @@ struct VariableUse {
 class RegionVariables {
  public:
   // Variable i of the region is input `first` + i of the op.
-  RegionVariables(tensorflow::OpKernelContext* ctx, int first, absl::Span<const VariableUse> uses)
-      : ctx_(ctx), first_(first), uses_(uses) {}
+  // `copy` copies bytes to memory of the op's device; without one, by the processor.
+  RegionVariables(tensorflow::OpKernelContext* ctx, int first, absl::Span<const VariableUse> uses,
+                  CopyBytes copy = nullptr)
+      : ctx_(ctx), first_(first), uses_(uses), copy_(std::move(copy)) {}
   ~RegionVariables() { Unlock(); }
 
   // Finds, reads and locks. FailedPrecondition with TensorFlow's words if a variable that is read
@@ -59,6 +66,7 @@ class RegionVariables {
   tensorflow::OpKernelContext* const ctx_;
   const int first_;
   const absl::Span<const VariableUse> uses_;
+  const CopyBytes copy_;
   struct Found {
     tensorflow::core::RefCountPtr<tensorflow::Var> variable;
     bool locked = false;       // as it, or another name of it, is assigned

@@ -229,14 +229,15 @@ class _Builder:
     def finish(self) -> LoweredRegion:
         """The region, its values numbered."""
         made = [key for draft in self._drafts for key in draft.made]
-        given = dict.fromkeys(key for draft in self._drafts for key in draft.given)
-        inputs = tuple(key for key in given if key not in set(made) and isinstance(key, TensorId))
         outputs = tuple(
             tensor
             for name in self._members
             for tensor in self._graph.tensors(self._graph[name])
             if self._is_read(tensor, self._members)
         )
+        read = [key for draft in self._drafts for key in draft.given]
+        given = dict.fromkeys([*read, *map(self._key, outputs)])  # an input may be handed on
+        inputs = tuple(key for key in given if key not in set(made) and isinstance(key, TensorId))
         keys = [*inputs, *made]
         number = {key: place for place, key in enumerate(keys)}
 

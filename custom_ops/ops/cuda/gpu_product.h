@@ -1,0 +1,65 @@
+// Products of matrices by cuBLASLt. Knows no TensorFlow.
+#ifndef TFMEM_CUSTOM_OPS_OPS_CUDA_GPU_PRODUCT_H_
+#define TFMEM_CUSTOM_OPS_OPS_CUDA_GPU_PRODUCT_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "custom_ops/ops/cuda/cublas_lt.h"
+#include "custom_ops/ops/memory/gpu_link.h"
+
+namespace tfmem {
+
+// result[b] = left[b] right[b], each a matrix [rows, columns] in row-major order, or its transpose.
+struct ProductForm {
+  cublas::Type type = cublas::kR32F;
+  bool tf32 = false;  // whether float32 may be multiplied as TensorFloat-32
+  bool transpose_left = false;
+  bool transpose_right = false;
+  bool bias = false;  // [columns], is added to all rows
+  bool relu = false;  // then; not without a bias
+  int64_t rows = 0, depth = 0, columns = 0;
+  // For each matrix of the result which one of each operand it is made of; strided, unless they are
+  // no multiples of one stride.
+  std::vector<int64_t> left_batch = {0}, right_batch = {0};
+};
+
+class GpuProduct {
+ public:
+  // `form` has no size of zero. Unimplemented if cuBLASLt has no algorithm for it.
+  static absl::StatusOr<std::unique_ptr<GpuProduct>> Make(GpuLink* link, const ProductForm& form);
+  ~GpuProduct();
+
+  int64_t workspace_bytes() const { return heuristic_.workspace_bytes; }
+
+  // Addresses: left, right, bias or zero, result, workspace; all but the bias multiples of
+  // kAlignment. Runs on `stream`, or is captured there.
+  absl::Status Enqueue(cuda::Stream stream, absl::Span<const uint64_t> addresses);
+
+  static constexpr uint32_t kAlignment = 16;
+
+ private:
+  GpuProduct(const cublas::Library& library, GpuLink* link, const ProductForm& form)
+      : library_(library), link_(link), form_(form) {}
+  absl::Status Open();
+  absl::Status FindAlgorithm(cublas::Handle handle);
+  uint32_t Alignment() const;
+  absl::Status NewLayout(cublas::Layout* layout, int64_t rows, int64_t columns, int64_t stride);
+
+  const cublas::Library& library_;
+  GpuLink* const link_;
+  const ProductForm form_;
+  int64_t launches_ = 1;  // of so many matrices each
+  int64_t batch_ = 1;
+  cublas::Product product_ = nullptr;
+  cublas::Layout left_ = nullptr, right_ = nullptr, result_ = nullptr;
+  cublas::Heuristic heuristic_ = {};
+};
+
+}  // namespace tfmem
+
+#endif  // TFMEM_CUSTOM_OPS_OPS_CUDA_GPU_PRODUCT_H_

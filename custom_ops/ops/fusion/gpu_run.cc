@@ -1,0 +1,315 @@
+#include "custom_ops/ops/fusion/gpu_run.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "custom_ops/ops/cuda/image_functions.h"
+#include "custom_ops/ops/sizes.h"
+#include "custom_ops/ops/status_macros.h"
+#include "tensorflow/core/platform/tensor_float_32_utils.h"
+
+namespace tfmem {
+namespace {
+
+using ::tensorflow::OpKernelContext;
+using ::tensorflow::Tensor;
+using ::tensorflow::TensorShape;
+using Kind = RegionStep::Kind;
+using HomeKind = ValueHome::Kind;
+
+constexpr size_t kMostShapes = 16;  // whose graphs are kept
+constexpr uintptr_t kAlignment = GpuProduct::kAlignment;
+
+uint64_t AddressOf(const Tensor& tensor) { return reinterpret_cast<uint64_t>(tensor.data()); }
+
+// One run. Memory is given back only when all is enqueued: before, another op could be given it,
+// and enqueue first. So steps are gone through twice, here for their memory, then on the device.
+class GpuExecution {
+ public:
+  GpuExecution(const CompiledRegion& compiled, OpKernelContext* ctx, CopyBytes copy,
+               RegionVariables* variables, GpuPlan* plan)
+      : compiled_(compiled),
+        region_(compiled.region),
+        flow_(compiled.flow),
+        ctx_(ctx),
+        copy_(std::move(copy)),
+        variables_(*variables),
+        plan_(*plan),
+        shapes_(plan->shapes),
+        tensors_(region_.values.size()),
+        addresses_(region_.values.size()),
+        assigned_(region_.variables.size()) {}
+
+  absl::Status Run(cuda::Stream stream) {
+    TFMEM_RETURN_IF_ERROR(Allocate());
+    if (plan_.graph != nullptr) {
+      const uint64_t base = AddressOf(memory_);
+      TFMEM_RETURN_IF_ERROR(plan_.graph->Launch(
+          stream,
+          plan_.steps.Words(addresses_, base + shapes_.workspace, base + shapes_.arena_bytes)));
+    }
+    return Finish();
+  }
+
+ private:
+  absl::Status Allocate() {
+    const Size bytes = Size(shapes_.arena_bytes) + plan_.steps.barrier_bytes();
+    TensorShape shape;
+    TFMEM_RETURN_IF_ERROR(BuildShape({bytes.value()}, &shape));
+    TFMEM_RETURN_IF_ERROR(ctx_->allocate_temp(tensorflow::DT_UINT8, shape, &memory_));
+    for (int i = 0; i < region_.inputs; ++i) {
+      TFMEM_RETURN_IF_ERROR(Point(i, ctx_->input(i)));
+    }
+    for (size_t at = 0; at < region_.steps.size(); ++at) {
+      const RegionStep& step = region_.steps[at];
+      switch (step.kind) {
+        case Kind::kKernel:
+        case Kind::kCall:
+          for (int i = 0; i < step.outputs; ++i) TFMEM_RETURN_IF_ERROR(Give(at, step, i));
+          break;
+        case Kind::kView:
+          TFMEM_RETURN_IF_ERROR(View(step));
+          break;
+        case Kind::kRead:
+          TFMEM_RETURN_IF_ERROR(Read(step));
+          break;
+        case Kind::kAssign:
+          assigned_[step.variables[0]] = TensorOf(step.inputs[0]);
+          order_.push_back(step.variables[0]);
+          break;
+      }
+      Forget(at);
+    }
+    return absl::OkStatus();
+  }
+
+  // What a value is computed from or into: its memory, or a copy of it that is aligned.
+  absl::Status Point(int value, const Tensor& tensor) {
+    addresses_[value] = AddressOf(tensor);
+    if (addresses_[value] % kAlignment == 0 || tensor.TotalBytes() == 0) return absl::OkStatus();
+    Tensor& copy = copies_.emplace_back();
+    TFMEM_RETURN_IF_ERROR(ctx_->allocate_temp(tensor.dtype(), tensor.shape(), &copy));
+    addresses_[value] = AddressOf(copy);
+    return copy_(copy.data(), tensor.data(), tensor.TotalBytes());
+  }
+
+  // Memory for an output of a kernel or a product.
+  absl::Status Give(int at, const RegionStep& step, int output) {
+    const int value = step.first_output + output;
+    const ValueHome& home = flow_.homes[value];
+    if (home.kind == HomeKind::kArena) {
+      addresses_[value] = AddressOf(memory_) + shapes_.offsets[value];
+      return absl::OkStatus();
+    }
+    const int reused = shapes_.reused[at][output];
+    const int input = reused < 0 ? -1 : step.inputs[reused];
+    const TensorShape& shape = shapes_.values[value];
+    const tensorflow::DataType dtype = DataTypeOf(region_.values[value].dtype);
+    tensorflow::AllocatorAttributes attributes;
+    Tensor* memory = &tensors_[value];
+    bool found = false;
+    if (home.kind == HomeKind::kOutput) {
+      attributes = ctx_->output_alloc_attr(home.number);
+      if (input >= 0 && IsWhereItWas(flow_.homes[flow_.root[input]].number, input)) {
+        const int number = flow_.homes[flow_.root[input]].number;
+        std::unique_ptr<Tensor> forwarded = ctx_->forward_input(
+            number, home.number, dtype, shape, ctx_->output_memory_type(home.number), attributes);
+        found = forwarded != nullptr;
+        if (found) *memory = std::move(*forwarded);
+      }
+    } else if (home.kind == HomeKind::kAssigned && input >= 0) {
+      found = TakeVariable(at, input, home.number, shape, memory);
+    }
+    if (!found) TFMEM_RETURN_IF_ERROR(ctx_->allocate_temp(dtype, shape, memory, attributes));
+    addresses_[value] = AddressOf(*memory);
+    return absl::OkStatus();
+  }
+
+  // Whether a value lies where an input of the op lies: there is no copy of it.
+  bool IsWhereItWas(int number, int value) const {
+    return AddressOf(ctx_->input(number)) == addresses_[value];
+  }
+
+  // The memory of a variable whose value `input` is not needed after this step, if nobody else
+  // holds it.
+  bool TakeVariable(int at, int input, int variable, const TensorShape& shape, Tensor* memory) {
+    const Tensor* now = variables_.Now(variable);
+    if (now == nullptr || AddressOf(*now) != addresses_[input]) return false;  // it has a copy
+    Forget(at);
+    return variables_.MayWrite(variable) && memory->CopyFrom(*now, shape);
+  }
+
+  // What variables had and is not needed after a step: they hold it still, under their locks.
+  void Forget(int at) {
+    for (int value : flow_.dying[at]) {
+      const ValueHome& home = flow_.homes[flow_.root[value]];
+      if (home.kind != HomeKind::kVariable) continue;
+      const Tensor* now = variables_.Now(home.number);
+      if (now != nullptr && now->SharesBufferWith(tensors_[value])) tensors_[value] = Tensor();
+    }
+  }
+
+  absl::Status View(const RegionStep& step) {
+    const int input = step.inputs[0], output = step.first_output;
+    const ValueHome& home = flow_.homes[flow_.root[input]];
+    addresses_[output] = addresses_[input];
+    // Nobody asks for these as tensors, and one more of an input would keep it from being reused.
+    if (home.kind == HomeKind::kArena || (home.kind == HomeKind::kInput && !home.shared)) {
+      return absl::OkStatus();
+    }
+    if (tensors_[output].CopyFrom(TensorOf(input), shapes_.values[output])) return absl::OkStatus();
+    return absl::InternalError("region: a view of another size than its value");
+  }
+
+  // A variable that was assigned has what it was assigned.
+  absl::Status Read(const RegionStep& step) {
+    const int variable = step.variables[0], value = step.first_output;
+    Tensor& read = tensors_[value];
+    if (assigned_[variable].has_value()) {
+      read = *assigned_[variable];
+    } else {
+      TFMEM_RETURN_IF_ERROR(variables_.Read(variable, !flow_.homes[value].shared, &read));
+    }
+    if (read.shape() != shapes_.values[value]) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "region: a variable has shape ", read.shape().DebugString(), " when it is read, and had ",
+          shapes_.values[value].DebugString(), " when the region began"));
+    }
+    return Point(value, read);
+  }
+
+  const Tensor& TensorOf(int value) const {
+    return value < region_.inputs ? ctx_->input(value) : tensors_[value];
+  }
+
+  // All is enqueued.
+  absl::Status Finish() {
+    for (size_t i = 0; i < region_.outputs.size(); ++i) {
+      ctx_->set_output(i, TensorOf(region_.outputs[i]));
+    }
+    tensors_.clear();
+    for (int variable : order_) {
+      std::optional<Tensor> value = std::exchange(assigned_[variable], std::nullopt);
+      if (!value.has_value()) continue;  // it was assigned twice
+      TFMEM_RETURN_IF_ERROR(variables_.Assign(variable, *std::move(value)));
+    }
+    return absl::OkStatus();
+  }
+
+  const CompiledRegion& compiled_;
+  const Region& region_;
+  const RegionFlow& flow_;
+  OpKernelContext* const ctx_;
+  const CopyBytes copy_;
+  RegionVariables& variables_;
+  GpuPlan& plan_;
+  const RegionShapes& shapes_;
+  Tensor memory_;                    // the arena
+  std::vector<Tensor> tensors_;      // of values that do not lie there
+  std::vector<uint64_t> addresses_;  // of all values
+  std::vector<Tensor> copies_;
+  std::vector<std::optional<Tensor>> assigned_;  // of each variable: its next value
+  std::vector<int> order_;                       // of the variables that are assigned
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<GpuRegionRunner>> GpuRegionRunner::Create(
+    tensorflow::OpKernelConstruction* ctx, std::unique_ptr<const CompiledRegion> compiled) {
+  const std::string& name = ctx->def().name();
+  std::unique_ptr<GpuRegionRunner> runner(new GpuRegionRunner(std::move(compiled), name));
+  const Region& region = runner->compiled_->region;
+  TFMEM_ASSIGN_OR_RETURN(const std::vector<ProgramText> texts, ReadPrograms(ctx));
+  size_t count = 0;
+  for (const RegionStep& step : region.steps) {
+    if (step.kind == Kind::kCall && !step.variables.empty()) {
+      return absl::UnimplementedError(absl::StrCat(
+          "call of ", step.op, ": a region on a GPU calls nothing that takes variables"));
+    }
+    if (step.kind != Kind::kKernel) continue;
+    if (++count > texts.size()) continue;
+    const ProgramText& text = texts[count - 1];
+    TFMEM_ASSIGN_OR_RETURN(FusionKernel kernel, FusionKernel::Read(text.header, text.code,
+                                                                   region.programs[step.program]));
+    runner->kernels_.push_back(std::move(kernel));
+  }
+  if (count == texts.size()) return runner;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "'", name, "' (TfmemFusion) has ", texts.size(), " programs for a GPU, expected ", count,
+      ": run tfmem.optimize on the machine with this GPU, or place the op on ", "the CPU"));
+}
+
+absl::Status GpuRegionRunner::Run(OpKernelContext* ctx, cuda::Stream stream) {
+  TFMEM_ASSIGN_OR_RETURN(GpuLink * link, GpuLink::For(stream));
+  TFMEM_RETURN_IF_ERROR(Load(link));
+  const CopyBytes copy = [&](void* to, const void* from, int64_t bytes) -> absl::Status {
+    const cuda::ScopedContext current(link->driver(), link->context());
+    if (!current.status().ok()) return current.status();
+    TFMEM_CUDA_RETURN_IF_ERROR(link->driver(), cuMemcpyDtoDAsync_v2,
+                               reinterpret_cast<cuda::DevicePointer>(to),
+                               reinterpret_cast<cuda::DevicePointer>(from), bytes, stream);
+    return absl::OkStatus();
+  };
+  RegionVariables variables(ctx, compiled_->region.inputs, compiled_->uses, copy);
+  TFMEM_RETURN_IF_ERROR(variables.Open());
+  TFMEM_ASSIGN_OR_RETURN(const std::shared_ptr<GpuPlan> plan, PlanFor(ctx, link, variables));
+  return GpuExecution(*compiled_, ctx, copy, &variables, plan.get()).Run(stream);
+}
+
+// Once: an op stays on its device.
+absl::Status GpuRegionRunner::Load(GpuLink* link) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!loaded_.empty()) return absl::OkStatus();
+  std::vector<LoadedKernel> loaded;
+  auto description = kernels_.begin();
+  for (const RegionStep& step : compiled_->region.steps) {
+    LoadedKernel& made = loaded.emplace_back();
+    if (step.kind != Kind::kKernel) continue;
+    absl::StatusOr<std::unique_ptr<GpuKernel>> kernel = GpuKernel::Load(link, description->image);
+    if (absl::IsFailedPrecondition(kernel.status())) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "'", name_, "' (TfmemFusion) has a program that does not run on this GPU (",
+          kernel.status().message(), "): run tfmem.optimize on the machine with this GPU, or ",
+          "place the op on the CPU"));
+    }
+    if (!kernel.ok()) return kernel.status();
+    made = {&*description++, *std::move(kernel)};
+  }
+  loaded_ = std::move(loaded);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<GpuPlan>> GpuRegionRunner::PlanFor(
+    OpKernelContext* ctx, GpuLink* link, const RegionVariables& variables) {
+  const Region& region = compiled_->region;
+  const bool tf32 = tensorflow::tensor_float_32_execution_enabled();
+  const std::vector<const Tensor*> values = ValuesOf(variables, region.variables.size());
+  ShapesKey key = KeyOf(ctx, region.inputs, values);
+  key.push_back(tf32);
+  // Plans are made one at a time: what two threads would make is the same, and takes memory.
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = std::find_if(known_.begin(), known_.end(),
+                                  [&](const Known& known) { return known.key == key; });
+  if (found != known_.end()) {
+    known_.splice(known_.begin(), known_, found);
+    return known_.front().plan;
+  }
+  std::vector<TensorShape> inputs;
+  for (int i = 0; i < region.inputs; ++i) inputs.push_back(ctx->input(i).shape());
+  auto plan = std::make_shared<GpuPlan>(GpuPlan{{}, {link, *compiled_, loaded_, tf32}, nullptr});
+  absl::StatusOr<RegionShapes> shapes = ShapesOf(*compiled_, inputs, values, &plan->steps);
+  if (!shapes.ok()) {
+    return absl::Status(shapes.status().code(),
+                        absl::StrCat("'", name_, "' (TfmemFusion): ", shapes.status().message()));
+  }
+  plan->shapes = *std::move(shapes);
+  std::vector<GraphStep> steps = plan->steps.GraphSteps();
+  if (!steps.empty()) plan->graph = std::make_unique<GpuGraph>(link, std::move(steps));
+  known_.push_front({std::move(key), plan});
+  if (known_.size() > kMostShapes) known_.pop_back();
+  return plan;
+}
+
+}  // namespace tfmem

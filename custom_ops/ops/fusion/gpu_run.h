@@ -1,0 +1,62 @@
+// Runs a region on a GPU: kernels and products over one arena, as one CUDA graph for each shape.
+#ifndef TFMEM_CUSTOM_OPS_OPS_FUSION_GPU_RUN_H_
+#define TFMEM_CUSTOM_OPS_OPS_FUSION_GPU_RUN_H_
+
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "custom_ops/ops/fusion/gpu_steps.h"
+#include "custom_ops/ops/fusion/region_shapes.h"
+#include "custom_ops/ops/fusion/variables.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace tfmem {
+
+// What is known about one set of shapes.
+struct GpuPlan {
+  RegionShapes shapes;
+  GpuSteps steps;
+  std::unique_ptr<GpuGraph> graph;  // null: nothing runs
+};
+
+class GpuRegionRunner {
+ public:
+  // Reads the attributes `programs` and `images`: a kernel for each step of the region that is one,
+  // in their order.
+  static absl::StatusOr<std::unique_ptr<GpuRegionRunner>> Create(
+      tensorflow::OpKernelConstruction* ctx, std::unique_ptr<const CompiledRegion> compiled);
+
+  // Inputs, variables and outputs are those of `ctx`. Enqueues on `stream`, which has to be that of
+  // TensorFlow's device, and waits for nothing. Any threads may call. After a failure nothing was
+  // enqueued, and no variable assigned; but for a variable that must not share its memory, and for
+  // which there was none.
+  absl::Status Run(tensorflow::OpKernelContext* ctx, cuda::Stream stream);
+
+ private:
+  struct Known {
+    ShapesKey key;
+    std::shared_ptr<GpuPlan> plan;
+  };
+
+  GpuRegionRunner(std::unique_ptr<const CompiledRegion> compiled, std::string name)
+      : compiled_(std::move(compiled)), name_(std::move(name)) {}
+  absl::Status Load(GpuLink* link);
+  absl::StatusOr<std::shared_ptr<GpuPlan>> PlanFor(tensorflow::OpKernelContext* ctx, GpuLink* link,
+                                                   const RegionVariables& variables);
+
+  const std::unique_ptr<const CompiledRegion> compiled_;
+  const std::string name_;
+  std::vector<FusionKernel> kernels_;
+  std::mutex mutex_;
+  std::vector<LoadedKernel> loaded_;  // of each step of the region; empty until it first runs
+  std::list<Known> known_;            // the shapes that were seen last, the latest first
+};
+
+}  // namespace tfmem
+
+#endif  // TFMEM_CUSTOM_OPS_OPS_FUSION_GPU_RUN_H_

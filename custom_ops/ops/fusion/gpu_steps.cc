@@ -1,0 +1,243 @@
+#include "custom_ops/ops/fusion/gpu_steps.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "custom_ops/ops/sizes.h"
+#include "custom_ops/ops/status_macros.h"
+#include "tensorflow/core/framework/node_def_util.h"
+
+namespace tfmem {
+namespace {
+
+using ::tensorflow::TensorShape;
+
+constexpr int64_t kBufferAlignment = 64;
+constexpr int64_t kBarrierBytes = 4;
+
+Size Aligned(int64_t bytes) { return Size(bytes) + (-bytes & (kBufferAlignment - 1)); }
+
+absl::StatusOr<cublas::Type> TypeOf(ValueDType dtype) {
+  switch (dtype) {
+    case ValueDType::kFloat32:
+      return cublas::kR32F;
+    case ValueDType::kFloat64:
+      return cublas::kR64F;
+    case ValueDType::kFloat16:
+      return cublas::kR16F;
+    case ValueDType::kBfloat16:
+      return cublas::kR16BF;
+    default:
+      return absl::UnimplementedError(
+          absl::StrCat("cuBLASLt multiplies no ", NameOf(dtype), " here"));
+  }
+}
+
+// For each matrix of a result with these leading dimensions the one of an operand.
+std::vector<int64_t> Batches(const TensorShape& result, const TensorShape& operand) {
+  const int dims = result.dims() - 2, offset = result.dims() - operand.dims();
+  int64_t count = 1;
+  for (int i = 0; i < dims; ++i) count *= result.dim_size(i);
+  std::vector<int64_t> found(count);
+  for (int64_t matrix = 0; matrix < count; ++matrix) {
+    int64_t rest = matrix, step = 1;
+    for (int i = dims - 1; i >= offset; --i) {
+      const int64_t size = operand.dim_size(i - offset);
+      found[matrix] += size == 1 ? 0 : rest % result.dim_size(i) * step;
+      rest /= result.dim_size(i);
+      step *= size;
+    }
+  }
+  return found;
+}
+
+absl::Status ReadFused(const tensorflow::NodeDef& node, ProductForm* form) {
+  std::vector<std::string> fused;
+  TFMEM_RETURN_IF_ERROR(tensorflow::GetNodeAttr(node, "fused_ops", &fused));
+  form->bias = !fused.empty() && fused[0] == "BiasAdd";
+  form->relu = fused.size() == 2 && fused[1] == "Relu";
+  if (form->bias && (form->relu || fused.size() == 1)) return absl::OkStatus();
+  return absl::UnimplementedError(
+      absl::StrCat("call of ", node.op(), ": it fuses what no region on a GPU computes"));
+}
+
+}  // namespace
+
+absl::StatusOr<ProductForm> ProductOf(const CompiledRegion& compiled, int number, bool tf32,
+                                      const std::vector<TensorShape>& values) {
+  const RegionStep& step = compiled.region.steps[number];
+  const tensorflow::NodeDef& node = compiled.calls[number]->node();
+  ProductForm form;
+  form.tf32 = tf32;
+  if (step.op == "MatMul" || step.op == "_FusedMatMul") {
+    TFMEM_RETURN_IF_ERROR(tensorflow::GetNodeAttr(node, "transpose_a", &form.transpose_left));
+    TFMEM_RETURN_IF_ERROR(tensorflow::GetNodeAttr(node, "transpose_b", &form.transpose_right));
+    if (step.op == "_FusedMatMul") TFMEM_RETURN_IF_ERROR(ReadFused(node, &form));
+  } else if (step.op == "BatchMatMul" || step.op == "BatchMatMulV2") {
+    TFMEM_RETURN_IF_ERROR(tensorflow::GetNodeAttr(node, "adj_x", &form.transpose_left));
+    TFMEM_RETURN_IF_ERROR(tensorflow::GetNodeAttr(node, "adj_y", &form.transpose_right));
+  } else {
+    return absl::UnimplementedError(
+        absl::StrCat("call of ", step.op, ": a region on a GPU calls products alone"));
+  }
+  TFMEM_ASSIGN_OR_RETURN(form.type, TypeOf(compiled.region.values[step.inputs[0]].dtype));
+  const TensorShape& left = values[step.inputs[0]];
+  const TensorShape& right = values[step.inputs[1]];
+  const TensorShape& result = values[step.first_output];
+  const auto wrong = [&] {
+    return absl::InvalidArgumentError(absl::StrCat("region: a call of ", step.op, " multiplies ",
+                                                   left.DebugString(), " by ", right.DebugString(),
+                                                   " and gives ", result.DebugString()));
+  };
+  const int rank = result.dims();
+  if (left.dims() < 2 || right.dims() < 2 || rank != std::max(left.dims(), right.dims())) {
+    return wrong();
+  }
+  const auto size = [](const TensorShape& shape, bool last) {
+    return shape.dim_size(shape.dims() - 2 + last);
+  };
+  form.rows = size(left, form.transpose_left);
+  form.depth = size(left, !form.transpose_left);
+  form.columns = size(right, !form.transpose_right);
+  bool fits = size(right, form.transpose_right) == form.depth && size(result, false) == form.rows &&
+              size(result, true) == form.columns;
+  for (int i = 0; i < rank - 2; ++i) {
+    const int in_left = i - (rank - left.dims()), in_right = i - (rank - right.dims());
+    const int64_t a = in_left < 0 ? 1 : left.dim_size(in_left);
+    const int64_t b = in_right < 0 ? 1 : right.dim_size(in_right);
+    fits = fits && (a == b || a == 1 || b == 1) && result.dim_size(i) == (a == 1 ? b : a);
+  }
+  if (form.bias) fits = fits && values[step.inputs[2]] == TensorShape({form.columns});
+  if (!fits) return wrong();
+  if (result.num_elements() == 0) return form;
+  for (int64_t each : {form.rows, form.depth, form.columns}) {
+    if (each > kMostOfASize) return wrong();
+  }
+  form.left_batch = Batches(result, left);
+  form.right_batch = Batches(result, right);
+  if (form.left_batch.size() > static_cast<size_t>(kMostOfASize)) return wrong();
+  return form;
+}
+
+absl::StatusOr<std::vector<Shape>> GpuSteps::PrepareKernel(int number, const Expression& program,
+                                                           const std::vector<Shape>& inputs) {
+  TFMEM_ASSIGN_OR_RETURN(const std::vector<int64_t> axes, AxisSizes(program, inputs));
+  TFMEM_RETURN_IF_ERROR(
+      SizeExpression(program, axes, inputs).status());  // no index leaves a tensor
+  const LoadedKernel& loaded = kernels_[number];
+  Step& step = steps_[number];
+  TFMEM_ASSIGN_OR_RETURN(step.launch,
+                         loaded.description->Launch(inputs, loaded.kernel->resident()));
+  Size end = 0;
+  for (int64_t bytes : step.launch.buffers) {
+    step.buffers.push_back(end.value());
+    end = end + Aligned(bytes);
+  }
+  if (!end.ok())
+    return absl::InvalidArgumentError("region: buffers of more bytes than 64 bits count");
+  step.workspace = end.value();
+  if (loaded.description->image.cooperative) step.barrier = barriers_++;
+  std::vector<Shape> outputs;
+  for (const ExpressionOutput& output : program.outputs) {
+    Shape& shape = outputs.emplace_back();
+    for (int axis : output.axes) shape.push_back(axes[axis]);
+  }
+  return outputs;
+}
+
+absl::Status GpuSteps::PrepareCall(int number, const std::vector<TensorShape>& values) {
+  TFMEM_ASSIGN_OR_RETURN(const ProductForm form, ProductOf(compiled_, number, tf32_, values));
+  const RegionStep& called = compiled_.region.steps[number];
+  const int64_t numbers = values[called.first_output].num_elements();
+  Step& step = steps_[number];
+  if (numbers == 0) return absl::OkStatus();
+  if (form.depth == 0) {  // as TensorFlow's kernels have it, which add no bias then
+    step.zeros = numbers * BytesOf(compiled_.region.values[called.first_output].dtype);
+    return absl::OkStatus();
+  }
+  TFMEM_ASSIGN_OR_RETURN(step.product, GpuProduct::Make(link_, form));
+  step.workspace = Aligned(step.product->workspace_bytes()).value();
+  return absl::OkStatus();
+}
+
+bool GpuSteps::MayShare(int step, int input, int output) const {
+  return kernels_[step].description->MayShare(input, output);
+}
+
+int64_t GpuSteps::barrier_bytes() const { return barriers_ * kBarrierBytes; }
+
+std::vector<GraphStep> GpuSteps::GraphSteps() const {
+  std::vector<GraphStep> found;
+  if (barriers_ > 0) found.emplace_back().zeros = barrier_bytes();
+  for (size_t i = 0; i < steps_.size(); ++i) {
+    const Step& step = steps_[i];
+    if (IsKernel(i)) {
+      GraphStep& made = found.emplace_back();
+      made.kernel = kernels_[i].kernel;
+      made.grid = {step.launch.ctas};
+    } else if (step.product != nullptr) {
+      found.emplace_back().enqueue = [product = step.product](cuda::Stream stream, auto addresses) {
+        return product->Enqueue(stream, addresses);
+      };
+    } else if (step.zeros > 0) {
+      found.emplace_back().zeros = step.zeros;
+    }
+  }
+  return found;
+}
+
+std::vector<GraphWords> GpuSteps::Words(const std::vector<uint64_t>& values, uint64_t workspace,
+                                        uint64_t barriers) const {
+  std::vector<GraphWords> found;
+  if (barriers_ > 0) found.push_back({barriers});
+  for (size_t i = 0; i < steps_.size(); ++i) {
+    const RegionStep& step = compiled_.region.steps[i];
+    if (IsKernel(i)) {
+      found.push_back(KernelWords(i, values, workspace, barriers));
+    } else if (steps_[i].product != nullptr) {
+      const uint64_t bias = step.inputs.size() > 2 ? values[step.inputs[2]] : 0;
+      found.push_back({values[step.inputs[0]], values[step.inputs[1]], bias,
+                       values[step.first_output], workspace});
+    } else if (steps_[i].zeros > 0) {
+      found.push_back({values[step.first_output]});
+    }
+  }
+  return found;
+}
+
+GraphWords GpuSteps::KernelWords(int number, const std::vector<uint64_t>& values,
+                                 uint64_t workspace, uint64_t barriers) const {
+  const RegionStep& step = compiled_.region.steps[number];
+  const Step& prepared = steps_[number];
+  const std::vector<KernelWord>& words = kernels_[number].description->words;
+  GraphWords found;
+  for (size_t i = 0; i < words.size(); ++i) {
+    using Kind = KernelWord::Kind;
+    const int which = words[i].number;
+    switch (words[i].kind) {
+      case Kind::kTensor:
+        found.push_back(values[step.inputs[which]]);
+        break;
+      case Kind::kOutput:
+        found.push_back(values[step.first_output + which]);
+        break;
+      case Kind::kBuffer:
+        found.push_back(workspace + prepared.buffers[which]);
+        break;
+      case Kind::kBarrier:
+        found.push_back(barriers + prepared.barrier * kBarrierBytes);
+        break;
+      case Kind::kExtent:
+      case Kind::kFirst:
+      case Kind::kCtas:
+        found.push_back(prepared.launch.numbers[i]);
+        break;
+    }
+  }
+  if (found.empty()) found.push_back(0);  // no kernel takes nothing
+  return found;
+}
+
+}  // namespace tfmem

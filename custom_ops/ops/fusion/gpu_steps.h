@@ -1,0 +1,77 @@
+// The kernels and products of a region on a GPU, for given shapes.
+#ifndef TFMEM_CUSTOM_OPS_OPS_FUSION_GPU_STEPS_H_
+#define TFMEM_CUSTOM_OPS_OPS_FUSION_GPU_STEPS_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "custom_ops/ops/cuda/gpu_graph.h"
+#include "custom_ops/ops/cuda/gpu_product.h"
+#include "custom_ops/ops/fusion/fusion_kernel.h"
+#include "custom_ops/ops/fusion/region_shapes.h"
+
+namespace tfmem {
+
+// What a kernel step launches.
+struct LoadedKernel {
+  const FusionKernel* description = nullptr;
+  std::shared_ptr<const GpuKernel> kernel;
+};
+
+// A call as a product of matrices; `values` are the shapes of all values. Unimplemented if it is
+// none that cuBLASLt computes; InvalidArgument if its shapes do not fit.
+absl::StatusOr<ProductForm> ProductOf(const CompiledRegion& compiled, int step, bool tf32,
+                                      const std::vector<tensorflow::TensorShape>& values);
+
+class GpuSteps : public RegionSteps {
+ public:
+  // `kernels`: of the steps that are kernels. `tf32`: whether products may use it.
+  GpuSteps(GpuLink* link, const CompiledRegion& compiled, const std::vector<LoadedKernel>& kernels,
+           bool tf32)
+      : link_(link), compiled_(compiled), kernels_(kernels), tf32_(tf32) {
+    steps_.resize(compiled.region.steps.size());
+  }
+
+  absl::StatusOr<std::vector<Shape>> PrepareKernel(int step, const Expression& program,
+                                                   const std::vector<Shape>& inputs) override;
+  absl::Status PrepareCall(int step, const std::vector<tensorflow::TensorShape>& values) override;
+  bool MayShare(int step, int input, int output) const override;
+  int64_t WorkspaceBytes(int step) const override { return steps_[step].workspace; }
+
+  // Of memory that has to be zero before a run: of kernels whose CTAs wait for each other.
+  int64_t barrier_bytes() const;
+
+  // What runs, in order, once all is prepared; first of all the barriers become zero.
+  std::vector<GraphStep> GraphSteps() const;
+  // The words of each. Addresses: of all values, of the workspace, of the barriers.
+  std::vector<GraphWords> Words(const std::vector<uint64_t>& values, uint64_t workspace,
+                                uint64_t barriers) const;
+
+ private:
+  struct Step {
+    KernelLaunch launch;
+    std::vector<int64_t> buffers;  // where they begin in the workspace
+    int barrier = -1;              // which one
+    std::shared_ptr<GpuProduct> product;
+    int64_t zeros = 0;  // bytes of a product of no depth
+    int64_t workspace = 0;
+  };
+
+  bool IsKernel(int step) const { return kernels_[step].description != nullptr; }
+  GraphWords KernelWords(int step, const std::vector<uint64_t>& values, uint64_t workspace,
+                         uint64_t barriers) const;
+
+  GpuLink* const link_;
+  const CompiledRegion& compiled_;
+  const std::vector<LoadedKernel>& kernels_;
+  const bool tf32_;
+  std::vector<Step> steps_;
+  int barriers_ = 0;
+};
+
+}  // namespace tfmem
+
+#endif  // TFMEM_CUSTOM_OPS_OPS_FUSION_GPU_STEPS_H_

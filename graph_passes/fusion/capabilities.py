@@ -1,0 +1,69 @@
+"""What a device cannot do within a region, though a region on a CPU could: as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from graph_passes.fusion.lower.meaning import Kind, Meaning
+from graph_passes.graph.ir import Graph, Node
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """Of a device.
+
+    Attributes:
+        on_host: dtypes of which TensorFlow keeps tensors in the host's memory there.
+        products: ops that multiply matrices, and which a region can call.
+        multiplied: dtypes that they take.
+        fused: what `_FusedMatMul` may have fused into it.
+    """
+
+    on_host: frozenset[str]
+    products: frozenset[str]
+    multiplied: frozenset[str]
+    fused: frozenset[tuple[str, ...]]
+
+
+# Products are cuBLASLt's (custom_ops/ops/fusion/gpu_steps.cc).
+CUDA = Capabilities(
+    on_host=frozenset({"int32"}),
+    products=frozenset({"MatMul", "_FusedMatMul", "BatchMatMul", "BatchMatMulV2"}),
+    multiplied=frozenset({"float16", "bfloat16", "float32", "float64"}),
+    fused=frozenset({("BiasAdd",), ("BiasAdd", "Relu")}),
+)
+
+
+def within(device: Capabilities, graph: Graph, known: Mapping[str, Meaning]) -> dict[str, Meaning]:
+    """The meanings of a graph's nodes, less what the device cannot do."""
+    found = {}
+    for name, meaning in known.items():
+        reason = "" if meaning.kind in (Kind.OPAQUE, Kind.CONSTANT) else _refusal(device, graph, graph[name], meaning)
+        found[name] = Meaning(Kind.OPAQUE, reason) if reason else meaning
+    return found
+
+
+def _refusal(device: Capabilities, graph: Graph, node: Node, meaning: Meaning) -> str:
+    numbers = [*(node.inputs[place] for place in meaning.operands), *graph.tensors(node)]
+    for tensor in numbers:
+        spec = graph.specs.get(tensor)
+        if spec is not None and spec.dtype in device.on_host:
+            return f"'{tensor}' of dtype {spec.dtype}, which lies in the host's memory on a GPU"
+    if meaning.kind not in (Kind.PRODUCT, Kind.BATCHED_PRODUCT):
+        return ""
+    if node.op not in device.products:
+        return f"regions on a GPU call no {node.op}"
+    dtypes = {spec.dtype for tensor in numbers if (spec := graph.specs.get(tensor)) is not None}
+    if len(dtypes) != 1 or not dtypes <= device.multiplied:
+        return f"regions on a GPU multiply no {' and '.join(sorted(dtypes))}"
+    if node.op == "_FusedMatMul" and _texts(node.attrs.get("fused_ops")) not in device.fused:
+        return f"regions on a GPU call no {node.op} of {', '.join(_texts(node.attrs.get('fused_ops')))}"
+    return ""
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    """Of an attribute that a pass wrote, or that was read from a GraphDef."""
+    texts = value if isinstance(value, tuple | list) else value.list.s
+    return tuple(text.decode() if isinstance(text, bytes) else str(text) for text in texts)

@@ -1,0 +1,106 @@
+"""TfmemFusion as it runs on a GPU, on the fake driver: what it is made of, and how it is called.
+
+In a process of its own, since the op library finds a driver once."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from custom_ops import build_flags
+from custom_ops.fusion import programs
+from custom_ops.fusion.programs import Choose, FusionProgram
+from custom_ops.fusion.region import Region
+from custom_ops.fusion.text import to_text
+from custom_ops.image_functions import named
+from custom_ops.load import load
+from tests.cuda_on_cpu.driver import Compiler
+from tests.tf.native_programs import build_fake_driver
+
+HERE = Path(__file__).parent
+ARCH, PROCESSORS = 90, 132
+FOLDER = "TFMEM_TEST_FAKE_GPU"  # in the environment: where `build` has put all
+OUT_OF_MEMORY, UNKNOWN = 2, 999
+
+
+def build(folder: Path) -> None:
+    """The fake libraries, and the op that runs on them, in `folder`."""
+    build_fake_driver(folder)
+    plain = [build_flags.compiler(), "-std=c++17", "-O1", "-fPIC", "-shared", "-Wl,-soname,libcublasLt.so.12"]
+    sources = [str(HERE / "fake_cublas.cc"), str(folder / "libcuda.so.1")]
+    subprocess.run([*plain, *sources, "-o", str(folder / "libcublasLt.so.12")], check=True)
+    subprocess.run(build_flags.compile_command(HERE / "fusion_on_fake_gpu.cc", folder / "op.o"), check=True)
+    library = build_flags.PACKAGE / build_flags.library_name(tf.__version__)
+    subprocess.run([*build_flags.link_command([folder / "op.o"], folder / "op.so"), str(library)], check=True)
+
+
+class FakeGpu:
+    """The fake driver of this process, and the op on it.
+
+    Attributes:
+        compile_source: as NVRTC's; makes kernels for the CPU.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        tf.config.list_logical_devices()  # TensorFlow has looked for a driver by now
+        load()
+        self._driver = ctypes.CDLL(str(folder / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)
+        self._cublas = ctypes.CDLL(str(folder / "libcublasLt.so.12"), mode=ctypes.RTLD_GLOBAL)
+        self._driver.fake_run_at_once()
+        tf.load_op_library(str(folder / "op.so"))
+        self.compile_source = Compiler(folder)
+
+    def fail(self, function: str, after: int = 0, times: int = 1, code: int = UNKNOWN) -> None:
+        """Let calls of a driver's or cuBLASLt's function fail: so many after so many good ones."""
+        self._driver.fake_fail(function.encode(), after, times, code)
+
+    def calls(self, function: str) -> int:
+        """How many there were by now."""
+        return int(self._driver.fake_calls(function.encode()))
+
+    def alive(self) -> tuple[int, int, int]:
+        """Graphs, graphs that can be launched, and what cuBLASLt was asked to make."""
+        return self._driver.fake_live_graphs(), self._driver.fake_live_execs(), self._cublas.fake_live_cublas()
+
+    def kernel_errors(self) -> int:
+        """Launches that a kernel ended."""
+        return int(self._driver.fake_kernel_errors())
+
+    def programs(self, region: Region, choose: Choose | None = None) -> list[FusionProgram]:
+        """Of a region, for this device."""
+        return programs.build(region, ARCH, choose or programs.by_model(PROCESSORS), compile_source=self.compile_source)
+
+    def fusion(
+        self, region: Region, args: Sequence[Any], variables: Sequence[Any], made: Sequence[FusionProgram]
+    ) -> list[Any]:
+        """The op, in the graph that is being built."""
+        types = [tf.as_dtype(region.values[value].dtype) for value in region.outputs]
+        return list(
+            load().ops.tfmem_fusion(
+                args=[tf.convert_to_tensor(arg) for arg in args],
+                variables=list(variables),
+                T_out=types,
+                region=to_text(region),
+                programs=[program.to_text() for program in made],
+                images=named([program.image.code for program in made]),
+            )
+        )
+
+
+@pytest.fixture(name="gpu", scope="session")
+def fixture_gpu() -> FakeGpu:
+    """Of the process, in which TfmemFusion runs on it from then on."""
+    return FakeGpu(Path(os.environ[FOLDER]))
+
+
+@pytest.fixture(autouse=True)
+def fixture_no_kernel_fails(gpu: FakeGpu) -> Iterator[None]:
+    yield
+    assert gpu.kernel_errors() == 0

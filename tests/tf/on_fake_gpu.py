@@ -1,0 +1,343 @@
+"""TfmemFusion as it runs on a GPU, on the fake driver; run by test_fusion_gpu.py in a process of its own."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from custom_ops.expr.text import from_text
+from custom_ops.fusion.codegen.pattern import Pattern
+from custom_ops.fusion.codegen.plan import Configuration
+from custom_ops.fusion.programs import FusionProgram, Shapes
+from custom_ops.fusion.region import Call, Kernel, Read, Region, Shape, TensorType, View
+from tests.fusion_kernels import varied
+from tests.fusion_regions import SOFTMAX, softmax_step
+from tests.tf.fake_gpu import OUT_OF_MEMORY, FakeGpu
+from tests.tf.fusion_calls import call, product
+from tests.tf.test_fusion_op import data, plain_step, variables
+
+pytest_plugins = ("tests.tf.fake_gpu",)
+
+FEATURES = 12
+DOUBLED = "program 1\naxes 0 0\ntensor float32 2\ninput 0 a0 a1\nadd 0 0\noutput 1 0 1\n"
+# What a step of softmax regression calls, in some run of it; those of the first run come first.
+ONCE = (
+    "cuModuleLoadData",
+    "cuModuleGetFunction",
+    "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+    "cublasLtCreate",
+    "cublasLtMatmulDescCreate",
+    "cublasLtMatmulDescSetAttribute",
+    "cublasLtMatrixLayoutCreate",
+    "cublasLtMatmulPreferenceCreate",
+    "cublasLtMatmulPreferenceSetAttribute",
+    "cublasLtMatmulAlgoGetHeuristic",
+    "cuGraphCreate",
+    "cuStreamCreate",
+    "cuGraphAddKernelNode_v2",
+    "cuGraphAddChildGraphNode",
+    "cuStreamBeginCapture_v2",
+    "cuStreamEndCapture",
+    "cublasLtMatmul",
+    "cuGraphInstantiateWithFlags",
+    "cuGraphLaunch",
+)
+
+
+def stitched(gpu: FakeGpu, region: Region, handles: Sequence[Any] = (), made: Any = None) -> Callable[..., Any]:
+    """A function of the op alone."""
+    programs = gpu.programs(region) if made is None else made
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def step(*args: Any) -> Any:
+        return gpu.fusion(region, args, handles, programs)
+
+    return step
+
+
+def softmax(gpu: FakeGpu, w: Any, b: Any, rows: int | None = None, features: int = 784) -> Callable[..., Any]:
+    """A step of softmax regression."""
+    return stitched(gpu, softmax_step(product, rows, features), [w.handle, b.handle])
+
+
+def small() -> tuple[Any, Any]:
+    return variables(FEATURES)
+
+
+def floats(*shape: int | None) -> TensorType:
+    return TensorType("float32", shape)
+
+
+@pytest.mark.parametrize("rows", [20, None])
+def test_softmax_regression_learns_as_in_tensorflow(gpu: FakeGpu, rows: int | None) -> None:
+    """At two shapes in turn, where sizes are open: a graph is made for each, and launched again."""
+    w, b = variables()
+    plain_w, plain_b = variables()
+    step, plain = softmax(gpu, w, b, rows), tf.function(plain_step)
+    before = gpu.calls("cuGraphInstantiateWithFlags")
+    for place in range(6):
+        x, y = data(rows or (20, 33)[place % 2])
+        np.testing.assert_allclose(step(x, y)[0], plain(x, y, plain_w, plain_b), rtol=2e-6)
+    np.testing.assert_allclose(w, plain_w, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(b, plain_b, rtol=1e-5, atol=1e-7)
+    assert gpu.calls("cuGraphInstantiateWithFlags") == before + (1 if rows else 2)
+
+
+def test_what_moved_is_found_again(gpu: FakeGpu) -> None:
+    """Variables that were assigned or are held by others, inputs elsewhere: nodes are set, products captured again."""
+    w, b = small()
+    plain_w, plain_b = small()
+    step, plain = softmax(gpu, w, b, 20, FEATURES), tf.function(plain_step)
+    names = ("cuGraphInstantiateWithFlags", "cuGraphExecKernelNodeSetParams_v2", "cuGraphExecChildGraphNodeSetParams")
+    before = [gpu.calls(name) for name in names]
+    held = []
+    for place in range(6):
+        x, y = (tf.constant(array) for array in data(20, FEATURES))
+        if place == 2:
+            w.assign(w * 2)
+            plain_w.assign(plain_w * 2)
+        if place % 2:
+            held.append((w.read_value(), w.numpy(), x, y))  # who reads keeps what was there
+        np.testing.assert_allclose(step(x, y)[0], plain(x, y, plain_w, plain_b), rtol=2e-6)
+        held.append((x, x.numpy(), x, y))
+    for tensor, array, *_ in held:
+        np.testing.assert_array_equal(tensor, array)
+    np.testing.assert_allclose(w, plain_w, rtol=1e-5, atol=1e-7)
+    made, kernels, products = (gpu.calls(name) - known for name, known in zip(names, before, strict=True))
+    assert made == 1
+    assert kernels > 0
+    assert products > 0
+
+
+def test_each_failure_is_one_error_and_changes_nothing(gpu: FakeGpu) -> None:
+    x, y = data(20, FEATURES)
+    for code, error in ((OUT_OF_MEMORY, tf.errors.ResourceExhaustedError), (999, tf.errors.InternalError)):
+        for function in ONCE:
+            if function in ("cublasLtCreate", "cuStreamCreate"):  # once in a process
+                continue
+            w, b = small()
+            step = softmax(gpu, w, b, 20, FEATURES)
+            given = 3 if code == OUT_OF_MEMORY and function.startswith("cublas") else code
+            called = gpu.calls(function)
+            gpu.fail(function, code=given)
+            if gpu.calls(function) == called and function.startswith("cuModule"):
+                gpu.fail(function, times=0)
+                continue  # the code is known to this process
+            with pytest.raises(error, match=function.removesuffix("_v2")) as caught:
+                step(x, y)
+            assert caught.value.message.count("failed") == 1, caught.value.message
+            np.testing.assert_array_equal(w, np.zeros((FEATURES, 10)))
+            plain_w, plain_b = small()
+            np.testing.assert_allclose(step(x, y)[0], plain_step(x, y, plain_w, plain_b), rtol=2e-6)
+            np.testing.assert_allclose(w, plain_w, rtol=1e-5, atol=1e-7)
+            w.assign(w * 2)  # it moved
+            plain_w.assign(plain_w * 2)
+            np.testing.assert_allclose(step(x, y)[0], plain_step(x, y, plain_w, plain_b), rtol=2e-6)
+
+
+@pytest.mark.parametrize("function", ["cuGraphExecKernelNodeSetParams_v2", "cuGraphExecChildGraphNodeSetParams"])
+def test_a_graph_that_cannot_be_changed_is_made_anew(gpu: FakeGpu, function: str) -> None:
+    w, b = small()
+    plain_w, plain_b = small()
+    step, (x, y) = softmax(gpu, w, b, 20, FEATURES), data(20, FEATURES)
+    before, called = gpu.calls("cuGraphInstantiateWithFlags"), gpu.calls(function)
+    for place in range(4):
+        if place == 2:
+            gpu.fail(function)
+        w.assign(w + 1)
+        plain_w.assign(plain_w + 1)
+        held = w.read_value()
+        np.testing.assert_allclose(step(x, y)[0], plain_step(x, y, plain_w, plain_b), rtol=1e-5)
+        del held
+    assert gpu.calls(function) > called
+    assert gpu.calls("cuGraphInstantiateWithFlags") == before + 2
+
+
+def test_two_threads(gpu: FakeGpu) -> None:
+    """One op, one graph for both, and updates that do not get lost."""
+    w, b = small()
+    plain_w, plain_b = small()
+    region = Region(1, (), (floats(None, FEATURES),) * 2, (Kernel(from_text(DOUBLED), (0,), (1,)),), (1,))
+    step, double = softmax(gpu, w, b, 20, FEATURES), stitched(gpu, region)
+    zeros = np.zeros((20, FEATURES), np.float32), np.eye(10, dtype=np.float32)[[0] * 20]
+    step(*zeros)
+    plain_step(*zeros, plain_w, plain_b)
+    failed: list[object] = []
+
+    def work(number: int) -> None:
+        try:
+            for place in range(15):
+                x = np.full((1 + (place + number) % 3, FEATURES), place + number, np.float32)
+                np.testing.assert_array_equal(double(tf.constant(x))[0], 2 * x)
+                step(*zeros)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in (1, 100)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for _ in range(30):
+        plain_step(*zeros, plain_w, plain_b)
+    assert not failed
+    np.testing.assert_allclose(b, plain_b, rtol=1e-4)
+
+
+def test_graphs_are_kept_for_the_last_shapes(gpu: FakeGpu) -> None:
+    region = Region(1, (), (floats(None, 3),) * 2, (Kernel(from_text(DOUBLED), (0,), (1,)),), (1,))
+    double, before = stitched(gpu, region), gpu.alive()
+    for rows in range(1, 25):
+        x = np.ones((rows, 3), np.float32)
+        np.testing.assert_array_equal(double(tf.constant(x))[0], 2 * x)
+    assert gpu.alive()[1] - before[1] == 1 + 16  # the first shape was traced by itself
+
+
+def test_what_goes_gives_back(gpu: FakeGpu) -> None:
+    gc.collect()
+    before = gpu.alive()
+    w, b = small()
+    step = softmax(gpu, w, b, 20, FEATURES)
+    step(*data(20, FEATURES))
+    assert gpu.alive() > before
+    del step
+    gc.collect()
+    assert gpu.alive() == before
+
+
+def test_empty_tensors(gpu: FakeGpu) -> None:
+    w, b = small()
+    plain_w, plain_b = small()
+    w.assign_add(tf.ones_like(w))
+    plain_w.assign_add(tf.ones_like(w))
+    step = softmax(gpu, w, b, None, FEATURES)
+    x, y = np.zeros((0, FEATURES), np.float32), np.zeros((0, 10), np.float32)
+    np.testing.assert_array_equal(step(x, y)[0], plain_step(x, y, plain_w, plain_b))  # the mean of nothing
+    np.testing.assert_array_equal(w, plain_w)  # products of no depth are zero
+    x, y = data(20, FEATURES)
+    step(x, y)
+
+
+def barriers(gpu: FakeGpu, shape: Shape) -> tuple[Region, list[FusionProgram]]:
+    """A region of kernels whose CTAs wait for each other."""
+    program = from_text(SOFTMAX)
+    shapes: Shapes = ((37, 10), (10,), (37, 10))
+
+    def choose(pattern: Pattern, known: Shapes) -> Configuration:
+        found = [kernel for kernel in varied(pattern, shapes) if kernel.plan.cooperative]
+        assert found
+        return found[0].plan.configuration
+
+    rows, *_ = shape
+    values = (floats(rows, 10), floats(10), floats(rows, 10), *[floats(), floats(rows, 10), floats(10)] * 2)
+    steps = (Kernel(program, (0, 1, 2), (3, 4, 5)), Kernel(program, (4, 5, 2), (6, 7, 8)))
+    region = Region(3, (), values, steps, (3, 6, 7, 8))
+    return region, gpu.programs(region, choose)
+
+
+def test_kernels_whose_ctas_wait_for_each_other(gpu: FakeGpu) -> None:
+    from custom_ops.fusion import reference
+
+    region, made = barriers(gpu, (None,))
+    assert all(program.image.cooperative for program in made)
+    step, before = stitched(gpu, region, made=made), gpu.calls("cuGraphAddMemsetNode")
+    for rows in (37, 5, 37):
+        x, y = data(rows, 10)
+        bias = np.arange(10, dtype=np.float32)
+        found = step(x, bias, y)
+        expected = reference.run(region, [x, bias, y], [], reference.product)  # type: ignore[arg-type]
+        for result, exact in zip(found, expected, strict=True):
+            np.testing.assert_allclose(result, exact, rtol=1e-5, atol=1e-6)
+    assert gpu.calls("cuGraphAddMemsetNode") == before + 2
+    assert gpu.calls("cuGraphKernelNodeSetAttribute") > 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ((3, 4, 5), (3, 5, 2)),
+        ((3, 4, 5), (1, 5, 2)),
+        ((4, 5), (3, 5, 2)),
+        ((2, 1, 4, 5), (3, 5, 2)),
+        ((2, 3, 4, 5), (2, 1, 5, 2)),
+        ((3, 4, 0), (3, 0, 2)),
+        ((0, 4, 5), (5, 2)),
+    ],
+)
+def test_batches_of_products(gpu: FakeGpu, dtype: str, left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    for adj_x in (False, True):
+        for adj_y in (False, True):
+            a = rng.normal(size=(*left[:-2], *left[:-3:-1]) if adj_x else left).astype(dtype)
+            b = rng.normal(size=(*right[:-2], *right[:-3:-1]) if adj_y else right).astype(dtype)
+            expected = tf.raw_ops.BatchMatMulV2(x=a, y=b, adj_x=adj_x, adj_y=adj_y)
+            values = [TensorType(dtype, found.shape) for found in (a, b)] + [TensorType(dtype, tuple(expected.shape))]
+            step = call("BatchMatMulV2", (0, 1), (2,), T=tf.as_dtype(dtype), adj_x=adj_x, adj_y=adj_y)
+            found = stitched(gpu, Region(2, (), tuple(values), (step,), (2,)))(a, b)[0]
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("fused", [["BiasAdd"], ["BiasAdd", "Relu"]])
+def test_a_product_with_what_is_fused_into_it(gpu: FakeGpu, fused: list[str]) -> None:
+    rng = np.random.default_rng(0)
+    a, b, bias = (rng.normal(size=shape).astype(np.float32) for shape in ((7, 5), (5, 3), (3,)))
+    values = tuple(floats(*shape) for shape in ((7, 5), (5, 3), (3,), (7, 3)))
+    step = call("_FusedMatMul", (0, 1, 2), (3,), T=tf.float32, num_args=1, fused_ops=fused)
+    found = stitched(gpu, Region(3, (), values, (step,), (3,)))(a, b, bias)[0]
+    expected = a @ b + bias
+    np.testing.assert_allclose(found, np.maximum(expected, 0) if "Relu" in fused else expected, rtol=1e-5)
+
+
+def test_views_and_what_is_handed_on(gpu: FakeGpu) -> None:
+    """An input that is an output, a view of one, a view of what is computed, a variable as it is."""
+    v = tf.Variable(np.arange(6, dtype=np.float32).reshape(2, 3))
+    double = Kernel(from_text(DOUBLED), (1,), (2,))
+    values = tuple(floats(*shape) for shape in ((6,), (2, 3), (2, 3), (3, 2), (2, 3)))
+    steps = (View(0, 1), double, View(2, 3), Read(0, 4))
+    region = Region(1, (floats(2, 3),), values, steps, (0, 1, 2, 3, 4))
+    x = np.arange(6, dtype=np.float32) + 10
+    found = stitched(gpu, region, [v.handle])(x)
+    expected = x, x.reshape(2, 3), 2 * x.reshape(2, 3), 2 * x.reshape(3, 2), v.numpy()
+    for result, exact in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(result, exact)
+
+
+def test_programs_that_do_not_fit(gpu: FakeGpu) -> None:
+    region = Region(1, (), (floats(None, 3),) * 2, (Kernel(from_text(DOUBLED), (0,), (1,)),), (1,))
+    (made,) = gpu.programs(region)
+    x = np.ones((2, 3), np.float32)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"has 0 programs for a GPU, expected 1: run tfmem"):
+        stitched(gpu, region, made=())(x)
+    for key, text in (
+        ("words", "tensor:1"),
+        ("words", "buffer:0"),
+        ("words", "barrier"),
+        ("words", "extent:0:0:9"),
+        ("pieces", ""),
+        ("pieces", "0/0/1/2*ctas:0"),
+        ("pieces", "0/-1/1"),
+        ("buffers", "4*ctas:7"),
+        ("in_place", "0:1"),
+        ("spans", "1*x"),
+        ("wide", "2"),
+    ):
+        wrong = tuple((name, text if name == key else value) for name, value in made.description)
+        with pytest.raises(tf.errors.InvalidArgumentError, match=f"attr programs: .*{key}"):
+            stitched(gpu, region, made=[replace(made, description=wrong)])(x)
+    old = replace(made, image=replace(made.image, arch=80))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"compute capability 8\.0, this GPU has 9\.0.*run tfmem"):
+        stitched(gpu, region, made=[old])(x)
+
+
+def test_calls_that_no_gpu_makes(gpu: FakeGpu) -> None:
+    step = Call("Tanh", call("Tanh", (0,), (1,), T=tf.float32).attrs, (0,), (1,))
+    with pytest.raises(tf.errors.UnimplementedError, match="a region on a GPU calls products alone"):
+        stitched(gpu, Region(1, (), (floats(3),) * 2, (step,), (1,)))(np.ones(3, np.float32))

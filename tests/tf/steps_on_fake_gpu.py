@@ -1,0 +1,135 @@
+"""Steps whose regions run as on a GPU, on the fake driver: from `optimize` to launches. Run by test_fusion_gpu.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfmem
+from custom_ops.errors import KernelError
+from custom_ops.fusion.programs import FusionProgram
+from custom_ops.fusion.region import Region
+from graph_passes.fusion.capabilities import CUDA
+from graph_passes.fusion.plan import ON_GPU
+from graph_passes.fusion.stitching import Needs
+from graph_passes.graph import serde
+from tests.tf.fake_gpu import FakeGpu
+from tests.tf.stitched_steps import Softmax, batch, close, optimized, require_stitched, stitched_ops, values
+from tfmem.fusion.needs import CPU, HOME
+from tfmem.runtime import after_grappler
+from tfmem.tf_internals.captured import op_name
+
+pytest_plugins = ("tests.tf.fake_gpu",)
+
+Programs = Callable[[Region, str], Sequence[FusionProgram]]
+
+
+@pytest.fixture(name="on_gpu")
+def fixture_on_gpu(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Callable[[Programs | None], None]:
+    """Plans for the fake GPU, which TensorFlow calls a CPU; with other programs, if they are given."""
+
+    def plan(programs: Programs | None = None) -> None:
+        def needs(feeds: Any, target: Any, options: Any, roots: Any = None) -> Needs:
+            made = programs or (lambda region, place: gpu.programs(region))
+            return Needs(CPU, HOME, serde.attributes, ON_GPU, tuple(map(op_name, feeds)), roots, CUDA, made)
+
+        monkeypatch.setattr(after_grappler, "fusion_needs", needs)
+
+    return plan
+
+
+class Attention:
+    """A layer norm, attention and a tanh layer over sequences, trained with momentum."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.variables = [tf.Variable(rng.normal(size=(6, 6)).astype(np.float32) / 3) for _ in range(4)]
+        self.momenta = [tf.Variable(tf.zeros((6, 6))) for _ in self.variables]
+        self.step = tf.function(self.run, reduce_retracing=True)
+
+    def run(self, x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            mean = tf.reduce_mean(x, -1, keepdims=True)
+            x = (x - mean) * tf.math.rsqrt(tf.reduce_mean((x - mean) ** 2, -1, keepdims=True) + 1e-3)
+            query, key, value = (tf.einsum("bti,io->bto", x, kernel) for kernel in self.variables[:3])
+            mixed = tf.matmul(tf.nn.softmax(tf.matmul(query, key, transpose_b=True)), value)
+            loss = tf.reduce_mean(tf.tanh(tf.reshape(mixed, [-1, 6]) @ self.variables[3]) ** 2)
+        for variable, momentum, gradient in zip(
+            self.variables, self.momenta, tape.gradient(loss, self.variables), strict=True
+        ):
+            momentum.assign(0.9 * momentum + gradient)
+            variable.assign_sub(0.1 * momentum)
+        return loss
+
+
+@pytest.mark.filterwarnings("error::tfmem.TfmemWarning")
+def test_a_step_trains(gpu: FakeGpu, on_gpu: Callable[..., None]) -> None:
+    on_gpu()
+    plain, model = Softmax(), Softmax()
+    step = optimized(model.step)
+    launched = gpu.calls("cuGraphLaunch")
+    for seed in range(5):
+        close(step(*batch(seed)), plain.step(*batch(seed)))
+    close(values(model.variables), values(plain.variables))
+    require_stitched(step, "MatMul", "SoftmaxCrossEntropyWithLogits", "AssignSubVariableOp")
+    assert gpu.calls("cuGraphLaunch") == launched + 5
+
+
+@pytest.mark.filterwarnings("error::tfmem.TfmemWarning")
+def test_attention_trains_at_two_batch_sizes(gpu: FakeGpu, on_gpu: Callable[..., None]) -> None:
+    on_gpu()
+    plain, model = Attention(), Attention()
+    step = optimized(model.step)
+    launched = gpu.calls("cuGraphLaunch")
+    for seed in range(6):
+        x = np.random.default_rng(seed).normal(size=(2 + seed % 2, 5, 6)).astype(np.float32)
+        np.testing.assert_allclose(step(tf.constant(x)), plain.step(tf.constant(x)), rtol=1e-4)
+    for found, expected in zip(model.variables, plain.variables, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    ops = stitched_ops(tfmem.report(step))
+    assert {"BatchMatMulV2", "Softmax", "AssignSubVariableOp"} <= set(ops), sorted(set(ops))
+    assert gpu.calls("cuGraphLaunch") >= launched + 6
+
+
+def test_without_a_compiler_the_step_runs_as_it_was(gpu: FakeGpu, on_gpu: Callable[..., None]) -> None:
+    def missing(region: Region, place: str) -> Sequence[FusionProgram]:
+        raise KernelError("NVRTC 12.9 rejects a kernel for 9.0:\nexpected a ';'")
+
+    on_gpu(missing)
+    plain, model = Softmax(), Softmax()
+    launched = gpu.calls("cuGraphLaunch")
+    step = optimized(model.step)
+    with pytest.warns(tfmem.TfmemWarning, match=r"stays as it was: NVRTC 12\.9 rejects a kernel"):
+        found = step(*batch())
+    close(found, plain.step(*batch()))
+    close(values(model.variables), values(plain.variables))
+    assert gpu.calls("cuGraphLaunch") == launched
+    reasons = [why for _, why in tfmem.report(step).not_stitched]
+    assert any("expected a ';'" in why for why in reasons)
+
+
+def test_a_saved_model_keeps_the_kernels(gpu: FakeGpu, on_gpu: Callable[..., None], tmp_path: Any) -> None:
+    on_gpu()
+    model = tf.Module()
+    model.w = tf.Variable(tf.ones((12, 5)))
+    model.serve = tf.function(
+        lambda x: tf.nn.softmax(tf.tanh(x @ model.w) * 2.0), input_signature=[tf.TensorSpec((None, 12))]
+    )
+    x = batch()[0]
+    expected = model.serve(x)
+    tf.saved_model.save(model, str(tmp_path / "given"))
+    tfmem.optimize(
+        str(tmp_path / "given"),
+        output=str(tmp_path / "stitched"),
+        passes=("fusion",),
+        fusion=tfmem.FusionOptions(tune="off"),
+        cache_directory="",
+    )
+    launched = gpu.calls("cuGraphLaunch")
+    served = tf.saved_model.load(str(tmp_path / "stitched")).signatures["serving_default"](x)
+    np.testing.assert_allclose(next(iter(served.values())), expected, rtol=1e-5)
+    assert gpu.calls("cuGraphLaunch") == launched + 1

@@ -1,0 +1,44 @@
+"""Kernels of regions for a GPU of this machine: chosen by model or by running the best, kept for good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from custom_ops.errors import KernelError
+from custom_ops.fusion.programs import FusionProgram, build, by_model, by_tuner
+from custom_ops.fusion.region import Region
+from custom_ops.jit.cache import Cache
+from custom_ops.jit.device import Device
+from graph_passes.fusion.options import Tune
+from tfmem.devices import Target, is_deterministic
+from tfmem.options import Options
+from tfmem.recurrent.kernels import kernel_folder
+
+OLDEST = 70  # compute capability 7.0: kernels of more than 512 words
+TIMED: dict[Tune, int | None] = {"fast": 3, "full": 12}  # kernels of each pattern
+
+Programs = Callable[[Region, str], Sequence[FusionProgram]]
+
+
+def gpu_programs(target: Target, options: Options) -> Programs:
+    """What makes the programs of a region that runs on a device, "/job:localhost/.../device:GPU:0"; none for a CPU.
+
+    It raises KernelError if the GPU is too old, the compiler is missing or rejects a kernel, or none fits.
+    """
+
+    def programs(region: Region, place: str) -> Sequence[FusionProgram]:
+        if "GPU" not in place.rpartition("/")[2].upper():
+            return ()
+        tune = options.fusion.tune
+        with Device(target.ordinal) as device, kernel_folder(options.cache_directory) as folder:
+            if device.arch < OLDEST:
+                raise KernelError(
+                    f"{device.name} has compute capability {device.arch / 10}; fused kernels need {OLDEST / 10}"
+                )
+            cache = Cache(folder)
+            choose = by_model(device.processors)
+            if tune != "off" and not is_deterministic():
+                choose = by_tuner(device, cache, TIMED[tune], progress=tune == "full")
+            return build(region, device.arch, choose, cache, device.compile_source)
+
+    return programs

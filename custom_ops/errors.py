@@ -46,5 +46,9 @@ class RegionError(TfmemError, ValueError):
     """A region of a graph is malformed, or tensors do not fit it."""
 
 
+class DynamicError(TfmemError, ValueError):
+    """A dynamic net is malformed: an expression, a kind of node, or a batch of graphs; the message says which."""
+
+
 class GradientError(TfmemError, LookupError):
     """TensorFlow asks for the gradient of an op that has none."""

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from custom_ops.build_flags import PACKAGE, library_name
+from custom_ops.dynamic import op as dynamic_op
 from custom_ops.errors import OpLibraryError
 from custom_ops.fusion import gradient as fusion_gradient
 from custom_ops.fusion.text import to_text
@@ -296,4 +297,5 @@ def load() -> Library:
     functions.tfmem_open_stream.restype = ctypes.c_int64
     recurrent_op.register_gradient(ops)
     fusion_gradient.register_gradient()
+    dynamic_op.register_gradient(ops)
     return Library(path, ops, functions)

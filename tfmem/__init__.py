@@ -89,6 +89,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import what needs TensorFlow when it is asked for (PEP 562)."""
+    if name == "dynamic":
+        return import_module("tfmem.dynamic")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'tfmem' has no attribute '{name}'")

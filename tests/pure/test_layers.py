@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAYERS = ("custom_ops", "graph_passes", "tfmem")  # bottom first
-OF_TFMEM = ("tf_internals", "recurrent", "fusion", "runtime", "frontends")  # bottom first
+OF_TFMEM = ("tf_internals", "recurrent", "fusion", "runtime", "frontends", "dynamic")  # bottom first
 
 
 def sources(*packages: str) -> list[Path]:

@@ -22,6 +22,13 @@ struct CpuKernels {
                    int64_t weights_stride, int64_t depth, Real* target, int64_t target_stride,
                    bool accumulate) = nullptr;
 
+  // target[row, 0..columns) (+)= operand[row, 0..depth) @ transpose(weights[0..columns, 0..depth)):
+  // for few rows, where packing the transpose would not pay.
+  void (*multiply_transposed)(const Real* operand, int64_t operand_stride, int64_t rows,
+                              const Real* weights, int64_t weights_stride, int64_t columns,
+                              int64_t depth, Real* target, int64_t target_stride,
+                              bool accumulate) = nullptr;
+
   // target = op(a, b, c); unused arguments are not read; target may be an argument. Arguments whose
   // bit is in `splats` are the same number everywhere, and begin with a vector of it.
   void (*compute)(Elementwise op, Real* target, const Real* a, const Real* b, const Real* c,

@@ -117,6 +117,82 @@ void Multiply(const Real* operand, int64_t operand_stride, int64_t rows, const R
   }
 }
 
+template <typename Real, int lanes>
+TFMEM_INLINE Real SumOfLanes(Lanes<Real, lanes> vector) {
+  if constexpr (lanes == 1) {
+    return vector[0];
+  } else {
+    Lanes<Real, lanes / 2> halves[2];
+    std::memcpy(halves, &vector, sizeof(halves));
+    return SumOfLanes<Real, lanes / 2>(halves[0] + halves[1]);
+  }
+}
+
+// A block of dot products: `columns` rows of the weights with `rows` of the operand.
+template <typename Real, int rows, int columns>
+void DotBlock(const Real* operand, int64_t operand_stride, const Real* weights,
+              int64_t weights_stride, int64_t depth, Real* target, int64_t target_stride,
+              bool accumulate) {
+  constexpr int lanes = kLanes<Real>;
+  Vector<Real> sums[rows][columns];
+#pragma GCC unroll 4
+  for (int row = 0; row < rows; ++row) {
+#pragma GCC unroll 4
+    for (int i = 0; i < columns; ++i) sums[row][i] = Vector<Real>{};
+  }
+  int64_t k = 0;
+  for (; k + lanes <= depth; k += lanes) {
+    Vector<Real> loaded[columns];
+#pragma GCC unroll 4
+    for (int i = 0; i < columns; ++i) loaded[i] = Load(weights + i * weights_stride + k);
+#pragma GCC unroll 4
+    for (int row = 0; row < rows; ++row) {
+      const Vector<Real> factor = Load(operand + row * operand_stride + k);
+#pragma GCC unroll 4
+      for (int i = 0; i < columns; ++i) sums[row][i] += loaded[i] * factor;
+    }
+  }
+#pragma GCC unroll 4
+  for (int row = 0; row < rows; ++row) {
+#pragma GCC unroll 4
+    for (int i = 0; i < columns; ++i) {
+      Real sum = SumOfLanes<Real, lanes>(sums[row][i]);
+      for (int64_t rest = k; rest < depth; ++rest) {
+        sum += operand[row * operand_stride + rest] * weights[i * weights_stride + rest];
+      }
+      Real* place = target + row * target_stride + i;
+      *place = accumulate ? *place + sum : sum;
+    }
+  }
+}
+
+constexpr int kDotRows = TFMEM_VECTOR_BYTES == 64 ? 4 : 2;
+
+template <typename Real>
+void MultiplyTransposed(const Real* operand, int64_t operand_stride, int64_t rows,
+                        const Real* weights, int64_t weights_stride, int64_t columns, int64_t depth,
+                        Real* target, int64_t target_stride, bool accumulate) {
+  int64_t column = 0;
+  const auto block = [&](auto width) {
+    constexpr int kColumns = decltype(width)::value;
+    const Real* begin = weights + column * weights_stride;
+    int64_t row = 0;
+    for (; row + kDotRows <= rows; row += kDotRows) {
+      DotBlock<Real, kDotRows, kColumns>(
+          operand + row * operand_stride, operand_stride, begin, weights_stride, depth,
+          target + row * target_stride + column, target_stride, accumulate);
+    }
+    for (; row < rows; ++row) {
+      DotBlock<Real, 1, kColumns>(operand + row * operand_stride, operand_stride, begin,
+                                  weights_stride, depth, target + row * target_stride + column,
+                                  target_stride, accumulate);
+    }
+    column += kColumns;
+  };
+  while (column + 4 <= columns) block(std::integral_constant<int, 4>());
+  while (column < columns) block(std::integral_constant<int, 1>());
+}
+
 // ---- elementwise ----
 
 // e^x within 1.5 ulp: Cephes' expf, its scale split in two so that denormals come out right.
@@ -430,7 +506,8 @@ void Narrow(const float* source, uint16_t* target, int64_t count) {
 
 template <typename Real>
 CpuKernels<Real> KernelsFor() {
-  return {kVectors * kLanes<Real>, Multiply<Real>, Compute<Real>, Sum<Real>, Transpose<Real>};
+  return {kVectors * kLanes<Real>, Multiply<Real>, MultiplyTransposed<Real>,
+          Compute<Real>,           Sum<Real>,      Transpose<Real>};
 }
 
 InstructionSet Kernels(const char* name) {

@@ -1,0 +1,1 @@
+"""Dynamic nets against DyNet."""

@@ -1,0 +1,188 @@
+"""TfmemDynamic and TfmemDynamicStep in TensorFlow: calls, and the gradient, which is the same op in another mode."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from custom_ops.dynamic.spec import Spec
+from custom_ops.errors import GradientError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    import tensorflow as tf
+
+OP = "TfmemDynamic"
+
+
+def forward_backward(
+    ops: ModuleType,
+    spec: Spec,
+    parameters: Sequence[Any],
+    batch: Any,
+    seed: Any,
+    loss_weights: tf.Tensor | None,
+) -> tuple[tf.Tensor, tuple[tf.Tensor, ...], tuple[Any, ...]]:
+    """Losses, outputs, and for each parameter its gradient.
+
+    Args:
+        ops: of the op library.
+        spec: the kinds.
+        parameters: tensors or variables, in the order of the spec.
+        batch: kinds, children and arguments as ragged int32 tensors.
+        seed: of random numbers.
+        loss_weights: `[examples]`; none: 1.
+    """
+    dense, sparse = _counts(spec)
+    given = [] if loss_weights is None else [loss_weights]
+    found = _call(ops, spec, parameters, batch, seed, "forward_backward", loss_gradients=given, Nd=dense, Nr=sparse)
+    return found.losses, tuple(found.outputs), _gradients(spec, found)
+
+
+def forward(
+    ops: ModuleType,
+    spec: Spec,
+    parameters: Sequence[Any],
+    batch: Any,
+    seed: Any,
+    *,
+    state_of: int,
+    training: bool,
+) -> tuple[tf.Tensor, tuple[tf.Tensor, ...], tuple[tf.Tensor, ...]]:
+    """Losses, outputs, and states of the nodes that have a state as those of kind `state_of` have (-1: none)."""
+    state_type = -1 if state_of < 0 else spec.types.index(spec.kinds[state_of].state)
+    states = 0 if state_type < 0 else len(spec.types[state_type])
+    mode = "training" if training else "forward"
+    found = _call(ops, spec, parameters, batch, seed, mode, state_type=state_type, Ns=states)
+    return found.losses, tuple(found.outputs), tuple(found.states)
+
+
+def step(
+    ops: ModuleType,
+    spec: Spec,
+    variables: Sequence[tf.Variable],
+    batch: Any,
+    seed: Any,
+    loss_weights: tf.Tensor | None,
+    rule: str,
+    rates: tf.Tensor,
+) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
+    """Losses and outputs; the variables, parameters and then slots, are updated."""
+    import tensorflow as tf
+
+    found = ops.tfmem_dynamic_step(
+        variables=[variable.handle for variable in variables],
+        **_integers(batch),
+        seed=tf.cast(seed, tf.int64),
+        loss_gradients=[] if loss_weights is None else [loss_weights],
+        rates=rates,
+        No=_outputs(spec),
+        spec=spec.text,
+        N=len(spec.parameters),
+        rule=rule,
+    )
+    return found.losses, tuple(found.outputs)
+
+
+def register_gradient(ops: ModuleType) -> None:
+    """Tells TensorFlow the op's gradient; once, when the op library is loaded."""
+    import tensorflow as tf
+
+    tf.RegisterGradient(OP)(functools.partial(_gradient, ops))
+    tf.no_gradient("TfmemDynamicStep")
+
+
+def _counts(spec: Spec) -> tuple[int, int]:
+    return len(spec.sparse) - sum(spec.sparse), sum(spec.sparse)
+
+
+def _outputs(spec: Spec) -> int:
+    return max((len(kind.outputs) for kind in spec.kinds), default=0)
+
+
+def _integers(batch: Any) -> dict[str, tf.Tensor]:
+    import tensorflow as tf
+
+    names = (("kinds", "kind_splits"), ("children", "child_splits"), ("arguments", "argument_splits"))
+    found = {}
+    for (values, splits), ragged in zip(names, batch, strict=True):
+        found[values] = ragged.values
+        found[splits] = (
+            ragged.row_splits if ragged.row_splits.dtype == tf.int64 else tf.cast(ragged.row_splits, tf.int64)
+        )
+    return found
+
+
+def _call(
+    ops: ModuleType, spec: Spec, parameters: Sequence[Any], batch: Any, seed: Any, mode: str, **other: Any
+) -> Any:
+    import tensorflow as tf
+
+    lists = {name: other.pop(name, []) for name in ("kept", "loss_gradients", "state_gradients")}
+    counts = {name: other.pop(name, 0) for name in ("Ns", "Nd", "Nr")}
+    return ops.tfmem_dynamic(
+        parameters=[tf.convert_to_tensor(parameter) for parameter in parameters],
+        **_integers(batch),
+        seed=tf.cast(seed, tf.int64),
+        **lists,
+        **counts,
+        No=_outputs(spec),
+        spec=spec.text,
+        mode=mode,
+        **other,
+    )
+
+
+def _gradients(spec: Spec, found: Any) -> tuple[Any, ...]:
+    import tensorflow as tf
+
+    dense, rows, of_rows = iter(found.gradients), iter(found.rows), iter(found.row_gradients)
+    return tuple(
+        tf.IndexedSlices(next(of_rows), next(rows), tf.constant(parameter.shape)) if sparse else next(dense)
+        for parameter, sparse in zip(spec.parameters, spec.sparse, strict=True)
+    )
+
+
+def _gradient(ops: ModuleType, op: Any, *gradients: Any) -> list[Any]:
+    """For TensorFlow: the gradients of the op's inputs, of those of its outputs."""
+    import tensorflow as tf
+
+    mode = op.get_attr("mode")
+    mode = mode.decode() if isinstance(mode, bytes) else mode
+    if mode != "training":
+        raise GradientError(f"TfmemDynamic in mode '{mode}' has no gradient: call forward(..., training=True)")
+    parameters, outputs, states = op.get_attr("N"), op.get_attr("No"), op.get_attr("Ns")
+    text = op.get_attr("spec")
+    text = text.decode() if isinstance(text, bytes) else text
+    sparse = [line.split()[1] == "1" for line in text.splitlines() if line.startswith("parameter ")]
+    inputs, results = list(op.inputs), list(op.outputs)
+    of_losses = gradients[0] if gradients[0] is not None else tf.zeros_like(results[0])
+    of_states = [
+        tf.zeros_like(result) if gradient is None else tf.convert_to_tensor(gradient)
+        for gradient, result in zip(
+            gradients[1 + outputs : 1 + outputs + states], results[1 + outputs : 1 + outputs + states], strict=True
+        )
+    ]
+    names = ("kinds", "kind_splits", "children", "child_splits", "arguments", "argument_splits", "seed")
+    found = ops.tfmem_dynamic(
+        parameters=inputs[:parameters],
+        **dict(zip(names, inputs[parameters : parameters + 7], strict=True)),
+        kept=[results[1 + outputs + states]],
+        loss_gradients=[of_losses],
+        state_gradients=of_states,
+        No=outputs,
+        Ns=0,
+        Nd=len(sparse) - sum(sparse),
+        Nr=sum(sparse),
+        spec=text,
+        mode="backward",
+        state_type=op.get_attr("state_type"),
+    )
+    dense, rows, of_rows = iter(found.gradients), iter(found.rows), iter(found.row_gradients)
+    of_parameters = [
+        tf.IndexedSlices(next(of_rows), next(rows), tf.shape(inputs[number])) if is_sparse else next(dense)
+        for number, is_sparse in enumerate(sparse)
+    ]
+    return [*of_parameters, *[None] * (len(inputs) - parameters)]

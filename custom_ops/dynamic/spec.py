@@ -1,0 +1,89 @@
+"""All kinds of nodes of a net, as the op reads them.
+
+The text, a line each, words separated by a space:
+
+    dynamic 1
+    parameter SPARSE SIZE...            of one dimension or two; 1: only looked up, so that its gradient is of few rows
+    type WIDTH...                       of each tuple of vectors that is a state
+    kind TYPE                           of each kind of node, followed by
+    children TYPE...
+    arguments BOUND...
+    outputs WIDTH...
+    kept WIDTH...
+    scratch WIDTH...
+    constants VALUE...
+    section STEPS                       seven times, each followed by so many lines
+    OP TARGET VALUE... | NUMBER...      a place is k0, s0 or c0; "-" is no target
+
+Ops and numbers are those of `custom_ops.dynamic.program`, sections those of `custom_ops.dynamic.sections`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from custom_ops.dynamic.differentiate import differentiate
+from custom_ops.dynamic.program import Kind, Parameter
+from custom_ops.dynamic.sections import Sections, sections
+from custom_ops.errors import DynamicError
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Parameters, and the kinds of nodes that read them."""
+
+    parameters: tuple[Parameter, ...]
+    kinds: tuple[Kind, ...]
+
+    def __post_init__(self) -> None:
+        for parameter in self.parameters:
+            if len(parameter.shape) not in {1, 2} or min(parameter.shape) < 1:
+                raise DynamicError(
+                    f"parameter '{parameter.name}' has shape {list(parameter.shape)}; expected one dimension or two"
+                )
+
+    @cached_property
+    def types(self) -> tuple[tuple[int, ...], ...]:
+        """Of states: each combination of widths once."""
+        found = [widths for kind in self.kinds for widths in (kind.state, *kind.children)]
+        return tuple(dict.fromkeys(found))
+
+    @cached_property
+    def sparse(self) -> tuple[bool, ...]:
+        """For each parameter whether it is a table that is looked up only."""
+        uses: list[set[str]] = [set() for _ in self.parameters]
+        for kind in self.kinds:
+            for instruction in kind.code:
+                if instruction.op in {"lookup", "product", "row"}:
+                    uses[instruction.numbers[0]].add(instruction.op)
+        return tuple(found == {"lookup"} for found in uses)
+
+    @cached_property
+    def text(self) -> str:
+        """What the op is told."""
+        lines = ["dynamic 1"]
+        lines += [_line("parameter", int(s), *p.shape) for p, s in zip(self.parameters, self.sparse, strict=True)]
+        lines += [_line("type", *widths) for widths in self.types]
+        for kind in self.kinds:
+            lines += _kind(kind, self.types, sections(self.parameters, kind, differentiate(self.parameters, kind)))
+        return "\n".join(lines) + "\n"
+
+
+def _line(word: str, *rest: object) -> str:
+    return " ".join([word, *map(str, rest)])
+
+
+def _kind(kind: Kind, types: tuple[tuple[int, ...], ...], how: Sections) -> Iterable[str]:
+    yield _line("kind", types.index(kind.state))
+    yield _line("children", *(types.index(widths) for widths in kind.children))
+    yield _line("arguments", *kind.arguments)
+    yield _line("outputs", *kind.outputs)
+    yield _line("kept", *how.kept)
+    yield _line("scratch", *how.scratch)
+    yield _line("constants", *map(repr, how.constants))
+    for steps in how.steps:
+        yield _line("section", len(steps))
+        for step in steps:
+            yield _line(step.op, step.target or "-", *step.values, "|", *step.numbers)

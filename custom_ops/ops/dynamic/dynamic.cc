@@ -1,0 +1,278 @@
+// TfmemDynamic: a batch of graphs forward, backward, or both; gradients are tensors.
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "custom_ops/ops/dynamic/execute.h"
+#include "custom_ops/ops/sizes.h"
+#include "custom_ops/ops/status_macros.h"
+#include "tensorflow/core/framework/op.h"
+
+namespace tfmem {
+namespace {
+
+using ::tensorflow::OpInputList;
+using ::tensorflow::OpKernel;
+using ::tensorflow::OpKernelConstruction;
+using ::tensorflow::OpKernelContext;
+using ::tensorflow::OpOutputList;
+using ::tensorflow::Tensor;
+using ::tensorflow::TensorShape;
+
+REGISTER_OP("TfmemDynamic")
+    .Input("parameters: N * float")
+    .Input("kinds: int32")
+    .Input("kind_splits: int64")
+    .Input("children: int32")
+    .Input("child_splits: int64")
+    .Input("arguments: int32")
+    .Input("argument_splits: int64")
+    .Input("seed: int64")
+    .Input("kept: Nk * float")
+    .Input("loss_gradients: Nl * float")
+    .Input("state_gradients: Ng * float")
+    .Output("losses: float")
+    .Output("outputs: No * float")
+    .Output("states: Ns * float")
+    .Output("keep: float")
+    .Output("gradients: Nd * float")
+    .Output("rows: Nr * int32")
+    .Output("row_gradients: Nr * float")
+    .Attr("spec: string")
+    .Attr("mode: {'forward', 'training', 'forward_backward', 'backward'}")
+    .Attr("state_type: int = -1")
+    .Attr("N: int >= 0")
+    .Attr("Nk: int >= 0")
+    .Attr("Nl: int >= 0")
+    .Attr("Ng: int >= 0")
+    .Attr("No: int >= 0")
+    .Attr("Ns: int >= 0")
+    .Attr("Nd: int >= 0")
+    .Attr("Nr: int >= 0")
+    .SetShapeFn(DynamicShape)
+    .Doc(R"doc(
+Runs a batch of graphs whose nodes are of given kinds.
+
+parameters: as the spec declares them.
+kinds: of all nodes, example by example; kind_splits says where each begins, and so for the others.
+children: of all nodes, positions in the example.
+arguments: the integer arguments of all nodes.
+seed: of random numbers.
+kept: what `keep` of the forward pass was, in mode 'backward'.
+loss_gradients: with respect to the loss of each example; none: 1.
+state_gradients: with respect to the states of `state_type`, [nodes, width].
+losses: of each example, the sum over its nodes.
+outputs: of each node, [nodes, width]; 0 where its kind has none.
+states: of the nodes of `state_type`, [nodes, width]; 0 for others.
+gradients: of the parameters that are not sparse.
+rows: of each sparse parameter those that were looked up.
+row_gradients: the gradients of these.
+spec: Spec.text of custom_ops/dynamic/spec.py.
+)doc");
+
+class DynamicOp : public OpKernel {
+ public:
+  explicit DynamicOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_VALUE(spec_, ctx, ReadDynamicSpec(ctx));
+    OP_REQUIRES_VALUE(widths_, ctx, OutputWidths(spec_));
+    std::string mode;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("mode", &mode));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("state_type", &state_type_));
+    forward_ = mode != "backward";
+    backward_ = mode == "backward" || mode == "forward_backward";
+    keeps_ = mode == "training";
+    OP_REQUIRES_OK(ctx, CheckLists(ctx));
+  }
+
+  void Compute(OpKernelContext* ctx) override { OP_REQUIRES_OK(ctx, Run(ctx)); }
+
+ private:
+  absl::Status CheckLists(OpKernelConstruction* ctx) {
+    const int64_t types = spec_.types.size();
+    if (state_type_ < -1 || state_type_ >= types) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("state_type is ", state_type_, "; expected -1 to ", types - 1));
+    }
+    int64_t sparse = 0;
+    for (const DynamicParameter& parameter : spec_.parameters) sparse += parameter.sparse;
+    const int64_t states = state_type_ < 0 ? 0 : spec_.types[state_type_].size();
+    const int64_t dense = spec_.parameters.size() - sparse;
+    TFMEM_RETURN_IF_ERROR(CheckList(ctx, "Nk", forward_ ? 0 : 1));
+    TFMEM_RETURN_IF_ERROR(CheckList(ctx, "Ng", backward_ && !forward_ ? states : 0));
+    TFMEM_RETURN_IF_ERROR(CheckList(ctx, "Ns", forward_ ? states : 0));
+    TFMEM_RETURN_IF_ERROR(CheckList(ctx, "Nd", backward_ ? dense : 0));
+    return CheckList(ctx, "Nr", backward_ ? sparse : 0);
+  }
+
+  static absl::Status CheckList(OpKernelConstruction* ctx, const char* name, int64_t expected) {
+    int64_t found = 0;
+    TFMEM_RETURN_IF_ERROR(ctx->GetAttr(name, &found));
+    if (found == expected) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " is ", found, "; expected ", expected, " in this mode"));
+  }
+
+  absl::Status Run(OpKernelContext* ctx) {
+    TFMEM_ASSIGN_OR_RETURN(const DynamicBatch batch, ReadBatch(ctx, spec_));
+    const DynamicLayout layout(spec_, batch);
+    const std::vector<LookedUp> looked_up = FindLookedUp(spec_, batch);
+    DynamicCall call{spec_, batch, layout, looked_up};
+    OpInputList parameters;
+    TFMEM_RETURN_IF_ERROR(ctx->input_list("parameters", &parameters));
+    for (int i = 0; i < parameters.size(); ++i) {
+      TFMEM_RETURN_IF_ERROR(CheckParameter(spec_, i, parameters[i].shape()));
+      call.parameters.push_back(parameters[i].flat<float>().data());
+    }
+    const Tensor* seed = nullptr;
+    TFMEM_RETURN_IF_ERROR(ctx->input("seed", &seed));
+    if (seed->NumElements() != 1) return absl::InvalidArgumentError("expected one seed");
+    call.seed = seed->flat<int64_t>()(0);
+    TFMEM_RETURN_IF_ERROR(ReadLossGradients(ctx, &call));
+    TFMEM_RETURN_IF_ERROR(ReadStateGradients(ctx, &call));
+    Tensor memory;
+    TFMEM_RETURN_IF_ERROR(Memory(ctx, layout.floats, &memory));
+    call.memory = memory.flat<float>().data();
+    OpOutputList dense, rows, row_gradients;
+    TFMEM_RETURN_IF_ERROR(ctx->output_list("gradients", &dense));
+    TFMEM_RETURN_IF_ERROR(ctx->output_list("rows", &rows));
+    TFMEM_RETURN_IF_ERROR(ctx->output_list("row_gradients", &row_gradients));
+    std::vector<float*> targets(spec_.parameters.size());
+    if (backward_) {
+      TFMEM_RETURN_IF_ERROR(Gradients(ctx, looked_up, &dense, &rows, &row_gradients, &targets));
+    }
+    call.take = [&](int parameter, int64_t index, int64_t row, int64_t column, int64_t count,
+                    int64_t columns, const float* gradient, int64_t stride, float*) {
+      const DynamicParameter& shape = spec_.parameters[parameter];
+      float* target = targets[parameter] + (shape.sparse ? index : row) * shape.columns + column;
+      for (int64_t i = 0; i < count; ++i) {
+        std::memcpy(target + i * shape.columns, gradient + i * stride, columns * sizeof(float));
+      }
+    };
+    TFMEM_RETURN_IF_ERROR(RunBatch(ctx, call, forward_, backward_));
+    return Outputs(ctx, call, memory);
+  }
+
+  absl::Status ReadStateGradients(OpKernelContext* ctx, DynamicCall* call) const {
+    OpInputList list;
+    TFMEM_RETURN_IF_ERROR(ctx->input_list("state_gradients", &list));
+    if (list.size() == 0) return absl::OkStatus();
+    call->gradient_type = state_type_;
+    for (int i = 0; i < list.size(); ++i) {
+      const TensorShape expected({call->batch.nodes, spec_.types[state_type_][i]});
+      if (list[i].shape() != expected) {
+        return absl::InvalidArgumentError(absl::StrCat("gradients of state ", i, " have shape ",
+                                                       list[i].shape().DebugString(), "; expected ",
+                                                       expected.DebugString()));
+      }
+      call->state_gradients.push_back(list[i].flat<float>().data());
+    }
+    return absl::OkStatus();
+  }
+
+  // New, or in mode 'backward' what the forward pass left, to go on with.
+  absl::Status Memory(OpKernelContext* ctx, int64_t floats, Tensor* memory) const {
+    TensorShape shape;
+    TFMEM_RETURN_IF_ERROR(BuildShape({floats}, &shape));
+    if (forward_) return ctx->allocate_temp(tensorflow::DT_FLOAT, shape, memory);
+    OpInputList kept;
+    TFMEM_RETURN_IF_ERROR(ctx->input_list("kept", &kept));
+    if (kept[0].shape() != shape) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("what was kept has shape ", kept[0].shape().DebugString(),
+                       "; the forward pass of this batch keeps ", shape.DebugString()));
+    }
+    TFMEM_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_FLOAT, shape, memory));
+    std::memcpy(memory->data(), kept[0].data(), kept[0].TotalBytes());
+    return absl::OkStatus();
+  }
+
+  absl::Status Gradients(OpKernelContext* ctx, const std::vector<LookedUp>& looked_up,
+                         OpOutputList* dense, OpOutputList* rows, OpOutputList* row_gradients,
+                         std::vector<float*>* targets) const {
+    int next_dense = 0, next_sparse = 0;
+    for (size_t i = 0; i < spec_.parameters.size(); ++i) {
+      const DynamicParameter& parameter = spec_.parameters[i];
+      Tensor* gradient = nullptr;
+      if (!parameter.sparse) {
+        const TensorShape shape = parameter.matrix
+                                      ? TensorShape({parameter.rows, parameter.columns})
+                                      : TensorShape({parameter.columns});
+        TFMEM_RETURN_IF_ERROR(dense->allocate(next_dense++, shape, &gradient));
+      } else {
+        const LookedUp& table = looked_up[i];
+        Tensor* indices = nullptr;
+        TFMEM_RETURN_IF_ERROR(rows->allocate(next_sparse, TensorShape({table.rows()}), &indices));
+        for (int64_t row = 0; row < table.rows(); ++row) {
+          indices->flat<int32_t>()(row) = table.entries[table.first[row]].row;
+        }
+        const TensorShape shape({table.rows(), parameter.columns});
+        TFMEM_RETURN_IF_ERROR(row_gradients->allocate(next_sparse++, shape, &gradient));
+      }
+      (*targets)[i] = gradient->flat<float>().data();
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Outputs(OpKernelContext* ctx, const DynamicCall& call, const Tensor& memory) const {
+    Tensor* keep = nullptr;
+    if (keeps_) {
+      TFMEM_RETURN_IF_ERROR(ctx->set_output("keep", memory));
+    } else {
+      TFMEM_RETURN_IF_ERROR(ctx->allocate_output("keep", TensorShape({0}), &keep));
+    }
+    if (forward_) {
+      TFMEM_RETURN_IF_ERROR(PutLosses(ctx, call));
+      TFMEM_RETURN_IF_ERROR(PutOutputs(ctx, call, widths_));
+      return PutStates(ctx, call);
+    }
+    Tensor* losses = nullptr;
+    TFMEM_RETURN_IF_ERROR(ctx->allocate_output("losses", TensorShape({0}), &losses));
+    OpOutputList outputs;
+    TFMEM_RETURN_IF_ERROR(ctx->output_list("outputs", &outputs));
+    for (size_t i = 0; i < widths_.size(); ++i) {
+      Tensor* none = nullptr;
+      TFMEM_RETURN_IF_ERROR(outputs.allocate(i, TensorShape({0, widths_[i]}), &none));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status PutStates(OpKernelContext* ctx, const DynamicCall& call) const {
+    OpOutputList list;
+    TFMEM_RETURN_IF_ERROR(ctx->output_list("states", &list));
+    const DynamicBatch& batch = call.batch;
+    for (int i = 0; i < list.size(); ++i) {
+      const int64_t width = spec_.types[state_type_][i];
+      Tensor* output = nullptr;
+      TensorShape shape;
+      TFMEM_RETURN_IF_ERROR(BuildShape({batch.nodes, width}, &shape));
+      TFMEM_RETURN_IF_ERROR(list.allocate(i, shape, &output));
+      float* target = output->flat<float>().data();
+      const float* states = call.memory + call.layout.states[state_type_][i];
+      for (int64_t node = 0; node < batch.nodes; ++node, target += width) {
+        const int kind = batch.kind_of[node];
+        if (spec_.kinds[kind].type == state_type_) {
+          const int64_t row = batch.kinds[kind].states[batch.row_of[node]];
+          std::memcpy(target, states + row * StrideOf(width), width * sizeof(float));
+        } else {
+          std::fill_n(target, width, 0.0f);
+        }
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  DynamicSpec spec_;
+  std::vector<int64_t> widths_;
+  int state_type_ = -1;
+  bool forward_ = true;
+  bool backward_ = false;
+  bool keeps_ = false;
+};
+
+REGISTER_KERNEL_BUILDER(Name("TfmemDynamic").Device(tensorflow::DEVICE_CPU), DynamicOp);
+
+}  // namespace
+}  // namespace tfmem

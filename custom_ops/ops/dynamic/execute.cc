@@ -1,0 +1,169 @@
+#include "custom_ops/ops/dynamic/execute.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "custom_ops/ops/sizes.h"
+#include "custom_ops/ops/status_macros.h"
+#include "tensorflow/core/platform/threadpool.h"
+
+namespace tfmem {
+
+using ::tensorflow::OpKernelConstruction;
+using ::tensorflow::OpKernelContext;
+using ::tensorflow::Tensor;
+using ::tensorflow::TensorShape;
+
+namespace {
+
+constexpr double kWorthThreads = 1e5;  // nanoseconds of a batch below which one thread runs it
+
+absl::StatusOr<RaggedIntegers> ReadRagged(OpKernelContext* ctx, absl::string_view values,
+                                          absl::string_view splits) {
+  const Tensor *value = nullptr, *split = nullptr;
+  TFMEM_RETURN_IF_ERROR(ctx->input(values, &value));
+  TFMEM_RETURN_IF_ERROR(ctx->input(splits, &split));
+  if (value->dims() != 1 || split->dims() != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(values, " and ", splits, " have shapes ", value->shape().DebugString(),
+                     " and ", split->shape().DebugString(), "; expected one dimension each"));
+  }
+  const auto v = value->flat<int32_t>();
+  const auto s = split->flat<int64_t>();
+  return RaggedIntegers{{v.data(), static_cast<size_t>(v.size())},
+                        {s.data(), static_cast<size_t>(s.size())}};
+}
+
+}  // namespace
+
+absl::StatusOr<DynamicSpec> ReadDynamicSpec(OpKernelConstruction* ctx) {
+  std::string text;
+  int64_t parameters = 0, outputs = 0;
+  TFMEM_RETURN_IF_ERROR(ctx->GetAttr("spec", &text));
+  TFMEM_RETURN_IF_ERROR(ctx->GetAttr("N", &parameters));
+  TFMEM_RETURN_IF_ERROR(ctx->GetAttr("No", &outputs));
+  TFMEM_ASSIGN_OR_RETURN(DynamicSpec spec, ParseDynamicSpec(text));
+  TFMEM_ASSIGN_OR_RETURN(const std::vector<int64_t> widths, OutputWidths(spec));
+  if (static_cast<int64_t>(spec.parameters.size()) == parameters &&
+      static_cast<int64_t>(widths.size()) == outputs) {
+    return spec;
+  }
+  return absl::InvalidArgumentError(absl::StrCat("the op has ", parameters, " parameters and ",
+                                                 outputs, " outputs; its kinds have ",
+                                                 spec.parameters.size(), " and ", widths.size()));
+}
+
+absl::StatusOr<std::vector<int64_t>> OutputWidths(const DynamicSpec& spec) {
+  std::vector<int64_t> widths;
+  for (const DynamicKind& kind : spec.kinds) {
+    for (size_t i = 0; i < kind.outputs.size(); ++i) {
+      if (i == widths.size()) widths.push_back(kind.outputs[i]);
+      if (widths[i] == kind.outputs[i]) continue;
+      return absl::InvalidArgumentError(absl::StrCat("output ", i, " of two kinds of nodes has ",
+                                                     widths[i], " and ", kind.outputs[i],
+                                                     " numbers"));
+    }
+  }
+  return widths;
+}
+
+absl::StatusOr<DynamicBatch> ReadBatch(OpKernelContext* ctx, const DynamicSpec& spec) {
+  TFMEM_ASSIGN_OR_RETURN(const RaggedIntegers kinds, ReadRagged(ctx, "kinds", "kind_splits"));
+  TFMEM_ASSIGN_OR_RETURN(const RaggedIntegers children,
+                         ReadRagged(ctx, "children", "child_splits"));
+  TFMEM_ASSIGN_OR_RETURN(const RaggedIntegers arguments,
+                         ReadRagged(ctx, "arguments", "argument_splits"));
+  return DecodeBatch(spec, kinds, children, arguments);
+}
+
+absl::Status CheckParameter(const DynamicSpec& spec, int number, const TensorShape& shape) {
+  const DynamicParameter& parameter = spec.parameters[number];
+  const TensorShape expected = parameter.matrix ? TensorShape({parameter.rows, parameter.columns})
+                                                : TensorShape({parameter.columns});
+  if (shape == expected) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("parameter ", number, " has shape ", shape.DebugString(),
+                   "; when the net was specialised, it had ", expected.DebugString()));
+}
+
+absl::Status ReadLossGradients(OpKernelContext* ctx, DynamicCall* call) {
+  tensorflow::OpInputList list;
+  TFMEM_RETURN_IF_ERROR(ctx->input_list("loss_gradients", &list));
+  if (list.size() == 0) return absl::OkStatus();
+  if (list.size() > 1 || list[0].dims() != 1 || list[0].dim_size(0) != call->batch.examples) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("gradients of the losses have shape ", list[0].shape().DebugString(),
+                     "; expected one for each of ", call->batch.examples, " examples"));
+  }
+  call->loss_gradients = list[0].flat<float>().data();
+  return absl::OkStatus();
+}
+
+absl::Status RunBatch(OpKernelContext* ctx, const DynamicCall& call, bool forward, bool backward) {
+  const auto& workers = *ctx->device()->tensorflow_cpu_worker_threads();
+  std::vector<int64_t> looked_up;
+  for (const LookedUp& table : call.looked_up) looked_up.push_back(table.rows());
+  ScriptOptions options;
+  options.forward = forward;
+  options.backward = backward;
+  options.processors = workers.num_threads;
+  const Script script = BuildScript(call.spec, call.batch, looked_up, options);
+  TFMEM_RETURN_IF_ERROR(CheckScript(call.spec, call.batch, looked_up, script));
+  const int threads = script.work > kWorthThreads ? workers.num_threads : 1;
+  const InstructionSet& kernels = ChosenKernels();
+  Tensor own;
+  TensorShape shape;
+  TFMEM_RETURN_IF_ERROR(BuildShape({threads * ThreadFloats(call.spec, kernels)}, &shape));
+  TFMEM_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_FLOAT, shape, &own));
+  RunScript(script, call, kernels, threads, own.flat<float>().data(),
+            [pool = workers.workers](std::function<void()> closure) {
+              pool->Schedule(std::move(closure));
+            });
+  return absl::OkStatus();
+}
+
+absl::Status PutLosses(OpKernelContext* ctx, const DynamicCall& call) {
+  Tensor* losses = nullptr;
+  TFMEM_RETURN_IF_ERROR(
+      ctx->allocate_output("losses", TensorShape({call.batch.examples}), &losses));
+  auto sums = losses->flat<float>();
+  const DynamicBatch& batch = call.batch;
+  for (int64_t example = 0; example < batch.examples; ++example) {
+    float sum = 0;
+    for (int64_t node = batch.first_of[example]; node < batch.first_of[example + 1]; ++node) {
+      const int64_t place = call.layout.losses[batch.kind_of[node]];
+      if (place >= 0) sum += call.memory[place + batch.row_of[node]];
+    }
+    sums(example) = sum;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PutOutputs(OpKernelContext* ctx, const DynamicCall& call,
+                        const std::vector<int64_t>& widths) {
+  tensorflow::OpOutputList list;
+  TFMEM_RETURN_IF_ERROR(ctx->output_list("outputs", &list));
+  const DynamicBatch& batch = call.batch;
+  for (size_t i = 0; i < widths.size(); ++i) {
+    Tensor* output = nullptr;
+    TensorShape shape;
+    TFMEM_RETURN_IF_ERROR(BuildShape({batch.nodes, widths[i]}, &shape));
+    TFMEM_RETURN_IF_ERROR(list.allocate(i, shape, &output));
+    float* target = output->flat<float>().data();
+    for (int64_t node = 0; node < batch.nodes; ++node, target += widths[i]) {
+      const std::vector<int64_t>& places = call.layout.outputs[batch.kind_of[node]];
+      if (i < places.size()) {
+        std::memcpy(target, call.memory + places[i] + batch.row_of[node] * StrideOf(widths[i]),
+                    widths[i] * sizeof(float));
+      } else {
+        std::fill_n(target, widths[i], 0.0f);
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tfmem

@@ -1,0 +1,45 @@
+// What TfmemDynamic and TfmemDynamicStep have in common: a batch read from the inputs of an op, and
+// run.
+#ifndef TFMEM_CUSTOM_OPS_OPS_DYNAMIC_EXECUTE_H_
+#define TFMEM_CUSTOM_OPS_OPS_DYNAMIC_EXECUTE_H_
+
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "custom_ops/ops/dynamic/run.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace tfmem {
+
+// The spec is a node's attribute `spec`, whose numbers of parameters and outputs the node has.
+absl::StatusOr<DynamicSpec> ReadDynamicSpec(tensorflow::OpKernelConstruction* ctx);
+
+// Widths of outputs: of the widest list among the kinds; InvalidArgument if two kinds differ.
+absl::StatusOr<std::vector<int64_t>> OutputWidths(const DynamicSpec& spec);
+
+absl::StatusOr<DynamicBatch> ReadBatch(tensorflow::OpKernelContext* ctx, const DynamicSpec& spec);
+
+// InvalidArgument with the parameter's number and both shapes, if it is not the spec's.
+absl::Status CheckParameter(const DynamicSpec& spec, int number,
+                            const tensorflow::TensorShape& shape);
+
+// The input `loss_gradients`, if there is one, has one number for each example.
+absl::Status ReadLossGradients(tensorflow::OpKernelContext* ctx, DynamicCall* call);
+
+// Builds the script, checks it and runs it on the threads of the device.
+absl::Status RunBatch(tensorflow::OpKernelContext* ctx, const DynamicCall& call, bool forward,
+                      bool backward);
+
+// Of TfmemDynamic's outputs and TfmemDynamicStep's.
+absl::Status DynamicShape(tensorflow::shape_inference::InferenceContext* c);
+absl::Status DynamicStepShape(tensorflow::shape_inference::InferenceContext* c);
+
+// Output `losses`, and the list `outputs`.
+absl::Status PutLosses(tensorflow::OpKernelContext* ctx, const DynamicCall& call);
+absl::Status PutOutputs(tensorflow::OpKernelContext* ctx, const DynamicCall& call,
+                        const std::vector<int64_t>& widths);
+
+}  // namespace tfmem
+
+#endif  // TFMEM_CUSTOM_OPS_OPS_DYNAMIC_EXECUTE_H_

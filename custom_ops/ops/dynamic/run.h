@@ -1,0 +1,120 @@
+// One batch: where its values lie, and what a virtual processor's instructions do with them.
+#ifndef TFMEM_CUSTOM_OPS_OPS_DYNAMIC_RUN_H_
+#define TFMEM_CUSTOM_OPS_OPS_DYNAMIC_RUN_H_
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "custom_ops/ops/cpu/cpu_kernels.h"
+#include "custom_ops/ops/dynamic/batch.h"
+#include "custom_ops/ops/dynamic/script.h"
+#include "custom_ops/ops/dynamic/spec.h"
+
+namespace tfmem {
+
+// Where everything lies that is one number or more for each node, in floats from the beginning of
+// the memory of a batch.
+struct DynamicLayout {
+  DynamicLayout(const DynamicSpec& spec, const DynamicBatch& batch);
+
+  std::vector<std::vector<int64_t>> states;                 // of each type
+  std::vector<std::vector<int64_t>> kept;                   // of each kind
+  std::vector<std::vector<int64_t>> outputs;                // of each kind
+  std::vector<std::vector<std::vector<int64_t>>> children;  // of each kind and slot: what is put
+  std::vector<int64_t> losses;                              // of each kind
+  int64_t floats = 0;
+};
+
+// Rows of a table that a batch looks up, each once, in increasing order.
+struct LookedUp {
+  struct Entry {
+    int32_t row = 0;  // of the table
+    int32_t kind = 0;
+    int32_t step = 0;  // of the kind's last section
+    int32_t node = 0;  // row of the kind
+  };
+
+  std::vector<Entry> entries;  // by row, then in the order of the batch
+  std::vector<int64_t> first;  // entry of each row that is looked up, and behind the last
+  int64_t rows() const { return static_cast<int64_t>(first.size()) - 1; }
+};
+
+std::vector<LookedUp> FindLookedUp(const DynamicSpec& spec, const DynamicBatch& batch);
+
+// Takes a block of a parameter's gradient: rows of it, `stride` apart, from `row` and `column` on.
+// Rows of a sparse parameter come one by one, as the `index`th that was looked up.
+using TakeGradient =
+    std::function<void(int parameter, int64_t index, int64_t row, int64_t column, int64_t rows,
+                       int64_t columns, const float* gradient, int64_t stride, float* scratch)>;
+
+struct DynamicCall {
+  const DynamicSpec& spec;
+  const DynamicBatch& batch;
+  const DynamicLayout& layout;
+  const std::vector<LookedUp>& looked_up;
+  std::vector<const float*> parameters;
+  float* memory = nullptr;
+  uint64_t seed = 0;
+  const float* loss_gradients = nullptr;      // of each example; null: 1
+  int gradient_type = -1;                     // of the states whose gradients are given
+  std::vector<const float*> state_gradients;  // of each node
+  TakeGradient take;
+};
+
+// Floats of a thread's own memory.
+int64_t ThreadFloats(const DynamicSpec& spec, const InstructionSet& kernels);
+
+class DynamicWorker {
+ public:
+  DynamicWorker(const DynamicCall& call, const InstructionSet& kernels, float* own);
+
+  // One instruction that is no signal and no wait.
+  void Do(const uint32_t* words);
+
+ private:
+  struct Block {
+    int kind = 0;
+    int64_t first = 0;
+    int64_t rows = 0;
+  };
+
+  void Run(const Block& block, const DynamicKind& kind, const DynamicStep& step);
+  float* At(const Block& block, const StepPlace& place) const;
+  void Elementwise(const Block& block, const DynamicStep& step);
+  void Product(const Block& block, const DynamicStep& step);
+  void MultiplyPlain(const float* operand, int64_t operand_stride, int64_t rows,
+                     const float* weights, int64_t weights_stride, int64_t depth, int64_t width,
+                     float* target, int64_t target_stride, bool accumulate);
+  void MultiplyPacked(const float* operand, int64_t operand_stride, int64_t rows,
+                      const float* weights, int64_t weights_stride, int64_t depth, int64_t width,
+                      bool transposed, float* target, int64_t target_stride, bool accumulate);
+  void Adjoint(const Block& block, int type, const DynamicStep& step);
+  void Random(const Block& block, const DynamicStep& step);
+  void Gradient(int parameter, int64_t row, int64_t column);
+  void AddOuter(int kind, const DynamicStep& step, int64_t row, int64_t rows, int64_t column,
+                int64_t columns, float* tile);
+  void AddRows(int kind, const DynamicStep& step, int64_t row, int64_t rows, int64_t column,
+               int64_t columns, float* tile);
+  void SumRows(int parameter, int64_t first, int64_t count);
+
+  const DynamicCall& call_;
+  const InstructionSet& set_;
+  const CpuKernels<float>& kernels_;
+  const int64_t panel_;
+  std::vector<std::vector<int64_t>> scratch_;  // of each kind: where its places lie
+  float* const own_;
+  float* splats_;   // 64 numbers of three constants
+  float* packed_;   // [depth, panel] weights, or [kGradientRows, 256] of an operand
+  float* partial_;  // [kBlockRows, panel]
+  float* tile_;     // [kGradientRows, kGradientColumns], and scratch for an update
+  float* values_;
+};
+
+// Runs a script on up to `threads` threads; `own` is their memory, ThreadFloats() each.
+void RunScript(const Script& script, const DynamicCall& call, const InstructionSet& kernels,
+               int threads, float* own, const std::function<void(std::function<void()>)>& schedule);
+
+}  // namespace tfmem
+
+#endif  // TFMEM_CUSTOM_OPS_OPS_DYNAMIC_RUN_H_

@@ -1,0 +1,69 @@
+// What each virtual processor does for one batch (VPPS, section III-B1): instructions of different
+// lengths, with a signal at the end of each phase and a wait before the next.
+//
+// An instruction is one or more words of four bytes. The first is its op, and its length in words
+// above that:
+//
+//   run       kind, first section, last section; first row; rows
+//   gradient  parameter; block of rows; block of columns
+//   sum_rows  parameter; first of the rows that were looked up; rows
+//   signal    phase
+//   wait      phase
+//
+// The paper's instructions are one op each. Here nodes of a kind on one level are rows that follow
+// each other, so one instruction runs a section of a kind's code over a block of them.
+#ifndef TFMEM_CUSTOM_OPS_OPS_DYNAMIC_SCRIPT_H_
+#define TFMEM_CUSTOM_OPS_OPS_DYNAMIC_SCRIPT_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "custom_ops/ops/dynamic/batch.h"
+#include "custom_ops/ops/dynamic/spec.h"
+
+namespace tfmem {
+
+enum class ScriptOp : uint32_t { kRun = 1, kGradient = 2, kSumRows = 3, kSignal = 4, kWait = 5 };
+
+inline constexpr int64_t kBlockRows = 64;  // of nodes in one instruction
+// Of a parameter's gradient that one instruction sums.
+inline constexpr int64_t kGradientRows = 64;
+inline constexpr int64_t kGradientColumns = 512;
+inline constexpr int64_t kSummedRows = 256;
+
+inline int64_t Blocks(int64_t count, int64_t block) { return (count + block - 1) / block; }
+
+inline uint32_t FirstWord(ScriptOp op, int words) {
+  return static_cast<uint32_t>(op) | static_cast<uint32_t>(words) << 8;
+}
+inline ScriptOp OpOf(uint32_t word) { return static_cast<ScriptOp>(word & 0xFF); }
+inline int WordsOf(uint32_t word) { return static_cast<int>(word >> 8); }
+
+struct Script {
+  int phases = 0;
+  double work = 0;           // about nanoseconds
+  std::vector<bool> shared;  // for each phase whether processors beside the first have work
+  std::vector<std::vector<uint32_t>> processors;
+};
+
+struct ScriptOptions {
+  bool forward = true;
+  bool backward = false;
+  int processors = 1;
+};
+
+// `looked_up` is for each sparse parameter the number of its rows that the batch looks up; others
+// have 0. An instruction goes to the processor that has the least to do in its phase.
+Script BuildScript(const DynamicSpec& spec, const DynamicBatch& batch,
+                   const std::vector<int64_t>& looked_up, const ScriptOptions& options);
+
+// What has to hold before a script runs: instructions are known and whole, kinds, rows and
+// parameters exist, and every processor signals each phase once, after having waited for the one
+// before. Internal says which word does not.
+absl::Status CheckScript(const DynamicSpec& spec, const DynamicBatch& batch,
+                         const std::vector<int64_t>& looked_up, const Script& script);
+
+}  // namespace tfmem
+
+#endif  // TFMEM_CUSTOM_OPS_OPS_DYNAMIC_SCRIPT_H_

@@ -1,0 +1,133 @@
+"""`tfmem.dynamic.Layer` in Keras, and handles in SavedModels."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfmem
+from tests.tf.dynamic_nets import TreeLSTM, nodes, random_tree
+from tfmem import dynamic
+from tfmem.dynamic.batch import flatten
+
+WORDS, WIDTH = 6, 8
+INTEGERS = {"kinds": tf.int32, "children": tf.int32, "arguments": tf.int32}
+
+
+def kinds(weights):
+    def leaf(children, word):
+        return dynamic.dropout(dynamic.embedding_lookup(weights["table"], word), 0.1)
+
+    def pair(children):
+        return dynamic.tanh(dynamic.affine(weights["kernel"], dynamic.concat(children), weights["bias"]))
+
+    return {"leaf": dynamic.node(leaf), "pair": dynamic.node(pair, children=2)}
+
+
+def layer():
+    return dynamic.Layer({"table": (WORDS, WIDTH), "kernel": (WIDTH, 2 * WIDTH), "bias": (WIDTH,)}, kinds, state=WIDTH)
+
+
+def examples(count):
+    """Trees, with label 1 if their last word is among the first three."""
+    random = np.random.default_rng(0)
+    found = []
+    for _ in range(count):
+        kinds, children, arguments = [], [], []
+        top = -1
+        for position in range(int(random.integers(1, 6))):
+            kinds.append(0)
+            arguments.append(int(random.integers(WORDS)))
+            if position:
+                children += [top, len(kinds) - 1]
+                kinds.append(1)
+            top = len(kinds) - 1
+        found.append(({"kinds": kinds, "children": children, "arguments": arguments}, int(arguments[-1] < 3)))
+    return found
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_fit_trains_an_encoder_under_dense_layers(ragged):
+    keras.utils.set_random_seed(0)
+    given = examples(96)
+    signature = ({name: tf.TensorSpec([None], dtype) for name, dtype in INTEGERS.items()}, tf.TensorSpec([], tf.int32))
+    trees = tf.data.Dataset.from_generator(lambda: iter(given), output_signature=signature)
+    padding = (dict.fromkeys(INTEGERS, -1), 0)
+    batches = trees.ragged_batch(16) if ragged else trees.padded_batch(16, padding_values=padding)
+    inputs = {name: keras.Input([None], dtype="int32", name=name, ragged=ragged) for name in INTEGERS}
+    encoder = layer()
+    model = keras.Model(inputs, keras.layers.Dense(2)(encoder(inputs)))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.03), loss, metrics=["accuracy"])
+    history = model.fit(batches, epochs=12, verbose=0).history
+    assert history["loss"][-1] < 0.5 * history["loss"][0]
+    assert model.evaluate(batches, verbose=0)[1] > 0.9
+    assert len(encoder.trainable_variables) == 3
+
+
+def test_losses_of_nodes_are_added():
+    net = TreeLSTM()
+
+    def of_tree_lstm(weights):
+        net.embedding, net.leaf_kernel, net.leaf_bias, net.kernel, net.bias = list(weights.values())[:5]
+        net.output_kernel, net.output_bias = list(weights.values())[5:]
+        return {"leaf": dynamic.node(net.leaf), "pair": dynamic.node(net.pair, children=2)}
+
+    shapes = {str(number): parameter.shape.as_list() for number, parameter in enumerate(net.parameters)}
+    encoder = dynamic.Layer(shapes, of_tree_lstm, state=(net.hidden, net.hidden))
+    trees = [random_tree(np.random.default_rng(seed), 4) for seed in range(3)]
+    roots = encoder(encoder.handle.batch([nodes(encoder.handle, tree) for tree in trees]))
+    walked = [net.walk(tree) for tree in trees]
+    np.testing.assert_allclose(roots, [h for h, _, _ in walked], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(encoder.losses, [np.mean([loss for _, _, loss in walked])], rtol=1e-5)
+
+
+def test_dropout_drops_in_training_alone():
+    encoder = layer()
+    batch = encoder.handle.batch([([0], [], [3])] * 40)
+    row = encoder.handle.parameters[0].numpy()[3]
+    np.testing.assert_array_equal(encoder(batch), np.tile(row, [40, 1]))
+    drawn = encoder.handle.forward(batch, training=True, states=True, seed=1).states[0].numpy()
+    again = encoder.handle.forward(batch, training=True, states=True, seed=1).states[0].numpy()
+    np.testing.assert_array_equal(drawn, again)
+    assert 0.02 < np.mean(drawn == 0) < 0.25
+    np.testing.assert_allclose(drawn[drawn != 0], np.tile(row, [40, 1])[drawn != 0] / 0.9, rtol=1e-6)
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(encoder.handle.forward(batch, training=True, states=True, seed=1).states[0])
+    gradient = tf.convert_to_tensor(tape.gradient(total, encoder.handle.parameters[0])).numpy()
+    np.testing.assert_allclose(gradient[3], np.sum(drawn != 0, 0) / 0.9, rtol=1e-5)
+
+
+def test_a_saved_model_serves_graphs_and_trains_on(tmp_path):
+    net = TreeLSTM()
+    handle = net.specialize(optimizer=dynamic.SGD(0.1))
+    integers = tf.TensorSpec([None, None], tf.int32)
+
+    class Served(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights = net.parameters
+
+        @tf.function(input_signature=[integers] * 3)
+        def logits(self, kinds, children, arguments):
+            return handle.forward((kinds, children, arguments)).outputs[0]
+
+        @tf.function(input_signature=[integers] * 3)
+        def train(self, kinds, children, arguments):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(handle.forward((kinds, children, arguments), training=True).losses)
+            for weight, gradient in zip(self.weights, tape.gradient(loss, self.weights), strict=True):
+                weight.assign_sub(0.1 * tf.convert_to_tensor(gradient))
+            return loss
+
+    tree = random_tree(np.random.default_rng(1), 5)
+    lists = [tf.constant([numbers], tf.int32) for numbers in flatten(nodes(handle, tree))]
+    expected = handle.forward(tuple(lists)).outputs[0].numpy()
+    tf.saved_model.save(Served(), str(tmp_path / "net"))
+    tfmem.load_ops()
+    loaded = tf.saved_model.load(str(tmp_path / "net"))
+    np.testing.assert_array_equal(loaded.logits(*lists), expected)
+    losses = [float(loaded.train(*lists)) for _ in range(5)]
+    assert losses[-1] < losses[0]

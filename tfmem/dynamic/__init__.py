@@ -1,0 +1,73 @@
+"""Train nets whose graph changes with every input (VPPS): `specialize` before the loop, a call for each batch in it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from custom_ops.errors import DynamicError
+from custom_ops.expr.table import FLOAT_OPS
+from tfmem.dynamic.batch import Batch, Node, as_batch
+from tfmem.dynamic.expressions import (
+    Expression,
+    add_n,
+    affine,
+    concat,
+    constant,
+    dropout,
+    elementwise,
+    embedding_lookup,
+    matmul,
+    matvec,
+    reduce_max,
+    reduce_sum,
+    softmax,
+    sparse_softmax_cross_entropy,
+    split,
+    vector,
+)
+from tfmem.dynamic.handle import Handle, Outcome, specialize
+from tfmem.dynamic.kinds import NodeKind, Result, node, trace
+from tfmem.dynamic.layer import Layer
+from tfmem.dynamic.optimizers import SGD, Adam
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "Batch",
+    "DynamicError",
+    "Expression",
+    "Handle",
+    "Layer",
+    "Node",
+    "NodeKind",
+    "Outcome",
+    "Result",
+    "add_n",
+    "affine",
+    "as_batch",
+    "concat",
+    "constant",
+    "dropout",
+    "elementwise",
+    "embedding_lookup",
+    "matmul",
+    "matvec",
+    "node",
+    "reduce_max",
+    "reduce_sum",
+    "softmax",
+    "sparse_softmax_cross_entropy",
+    "specialize",
+    "split",
+    "trace",
+    "vector",
+]
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    """Every op of the table of elementwise ops is a function here: `tanh`, `multiply`, `select` (PEP 562)."""
+    if name in FLOAT_OPS:
+        return functools.partial(elementwise, name)
+    raise AttributeError(f"module 'tfmem.dynamic' has no attribute '{name}'")

@@ -1,0 +1,102 @@
+"""Batches of graphs: as tensors, and from nodes that Python made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from custom_ops.errors import DynamicError
+
+PADDING = -1
+
+
+class Batch(NamedTuple):
+    """Graphs as tensors; `docs/dynamic.md` has an example.
+
+    Attributes:
+        kinds: for each example the kind of each of its nodes, int32 `[examples, (nodes)]`.
+        children: for each example the children of its nodes one after the other, as positions among the example's
+            nodes, int32 `[examples, (children)]`.
+        arguments: for each example the integer arguments of its nodes one after the other, int32
+            `[examples, (arguments)]`.
+    """
+
+    kinds: tf.RaggedTensor
+    children: tf.RaggedTensor
+    arguments: tf.RaggedTensor
+
+
+class Node(NamedTuple):
+    """A node that Python made: `handle.node("pair", left, right, label)`."""
+
+    kind: int
+    children: tuple[Any, ...]
+    arguments: tuple[int, ...]
+
+
+def flatten(root: Node) -> tuple[list[int], list[int], list[int]]:
+    """Kinds, children and arguments of all nodes under `root`, children first; a node that is met again is one node."""
+    kinds: list[int] = []
+    children: list[int] = []
+    arguments: list[int] = []
+    known: dict[int, int] = {}
+    waiting = [root]
+    while waiting:
+        current = waiting[-1]
+        if id(current) in known:
+            waiting.pop()
+            continue
+        missing = [child for child in current[1] if id(child) not in known]
+        if missing:
+            missing.reverse()
+            waiting += missing
+            continue
+        waiting.pop()
+        known[id(current)] = len(kinds)
+        kinds.append(current[0])
+        children += [known[id(child)] for child in current[1]]
+        arguments += current[2]
+    return kinds, children, arguments
+
+
+def from_lists(examples: Iterable[tuple[Sequence[int], Sequence[int], Sequence[int]]]) -> Batch:
+    """A batch of examples that are lists of kinds, children and arguments."""
+    columns = list(zip(*examples, strict=True)) or [(), (), ()]
+    return Batch(*map(_ragged, columns))
+
+
+def _ragged(rows: Sequence[Sequence[int]]) -> tf.RaggedTensor:
+    splits = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum([len(row) for row in rows], out=splits[1:])
+    values = np.fromiter((value for row in rows for value in row), np.int32, int(splits[-1]))
+    return tf.RaggedTensor.from_row_splits(values, splits, validate=False)
+
+
+def as_batch(given: Any) -> Batch:
+    """A batch from what `tf.data` and Keras make of one: ragged tensors, or dense ones padded with -1.
+
+    Args:
+        given: a `Batch`, or a tuple or dict of the same three.
+
+    Raises:
+        DynamicError: it is none of these.
+    """
+    if isinstance(given, Mapping):
+        missing = [name for name in Batch._fields if name not in given]
+        if missing:
+            raise DynamicError(f"a batch without '{missing[0]}'; expected {', '.join(Batch._fields)}")
+        given = tuple(given[name] for name in Batch._fields)
+    if not isinstance(given, tuple | list) or len(given) != 3:
+        raise DynamicError(f"a batch of type {type(given).__name__}; expected kinds, children and arguments")
+    return Batch(*map(_as_ragged, given))
+
+
+def _as_ragged(tensor: Any) -> tf.RaggedTensor:
+    if not isinstance(tensor, tf.RaggedTensor):
+        tensor = tf.RaggedTensor.from_tensor(tf.cast(tf.convert_to_tensor(tensor), tf.int32), padding=PADDING)
+    if tensor.shape.rank != 2:
+        raise DynamicError(f"integers of shape {tensor.shape} in a batch; expected [examples, (number)]")
+    return tensor if tensor.dtype == tf.int32 else tf.cast(tensor, tf.int32)

@@ -1,0 +1,372 @@
+"""Expressions of vectors, by TensorFlow's names: what a node computes is written with them.
+
+Inside of the function of a node kind they write its code. Elsewhere they record a graph, in which every op is a node of
+a kind of its own, so that a net may be written without functions of nodes, too.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from custom_ops.dynamic.program import Builder, Instruction, Parameter
+from custom_ops.errors import DynamicError
+from custom_ops.expr.table import FLOAT_OPS
+
+Emit = Callable[[Builder, tuple[int, ...], tuple[int, ...], tuple[int, ...]], int]
+
+
+@dataclass(eq=False)
+class Recorder:
+    """Writes the code of one kind.
+
+    Attributes:
+        variables: those that the net was specialised for; their positions are the parameters' numbers.
+        bounds: for each integer argument the number below which it has to be.
+        training: whether dropout drops.
+    """
+
+    variables: Sequence[tf.Variable]
+    bounds: list[int | None]
+    training: bool = True
+    streams: Any = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        self.builder = Builder(tuple(parameter_of(variable) for variable in self.variables))
+
+    def number_of(self, variable: tf.Variable) -> int:
+        """Of a parameter."""
+        for number, other in enumerate(self.variables):
+            if other is variable:
+                return number
+        raise DynamicError(
+            f"variable '{variable.name}' is none of the {len(self.variables)} parameters that the net is specialised "
+            "for; add it to them"
+        )
+
+    def expression(self, place: int) -> Expression:
+        return Expression(self.builder.width(place), self, place)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An integer argument of a node, in the function of its kind."""
+
+    recorder: Recorder
+    number: int
+
+    def below(self, bound: int) -> int:
+        """The argument's position, after it has been used as one of `bound` positions."""
+        known = self.recorder.bounds[self.number]
+        self.recorder.bounds[self.number] = bound if known is None else min(bound, known)
+        return self.number
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One op with all but its vectors, variables and integers: what makes two recorded nodes of one kind."""
+
+    name: str
+    settings: tuple[Any, ...] = ()
+
+    def emit(
+        self, recorder: Recorder, variables: tuple[int, ...], values: tuple[int, ...], integers: tuple[Argument, ...]
+    ) -> int:
+        """Writes it; the position of its value."""
+        return _EMIT[self.name](recorder, self.settings, variables, values, integers)
+
+
+@dataclass(frozen=True, eq=False)
+class Expression:
+    """A vector of `width` numbers.
+
+    Attributes:
+        width: how many numbers.
+        recorder: of the kind whose code it is part of; None where a graph is recorded.
+        place: in that code.
+        operation, variables, values, integers: of a recorded node.
+    """
+
+    width: int
+    recorder: Recorder | None = None
+    place: int = -1
+    operation: Operation | None = None
+    variables: tuple[tf.Variable, ...] = ()
+    values: tuple[Expression, ...] = ()
+    integers: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As TensorFlow's; a vector of one number is a scalar, too."""
+        return (self.width,)
+
+    def __add__(self, other: Any) -> Expression:
+        return elementwise("add", self, other)
+
+    def __radd__(self, other: Any) -> Expression:
+        return elementwise("add", other, self)
+
+    def __sub__(self, other: Any) -> Expression:
+        return elementwise("subtract", self, other)
+
+    def __rsub__(self, other: Any) -> Expression:
+        return elementwise("subtract", other, self)
+
+    def __mul__(self, other: Any) -> Expression:
+        return elementwise("multiply", self, other)
+
+    def __rmul__(self, other: Any) -> Expression:
+        return elementwise("multiply", other, self)
+
+    def __truediv__(self, other: Any) -> Expression:
+        return elementwise("divide", self, other)
+
+    def __rtruediv__(self, other: Any) -> Expression:
+        return elementwise("divide", other, self)
+
+    def __neg__(self) -> Expression:
+        return elementwise("negate", self)
+
+
+def parameter_of(variable: tf.Variable) -> Parameter:
+    """What a program says of a variable.
+
+    Raises:
+        DynamicError: it is no float32 variable of one dimension or two.
+    """
+    if variable.dtype != tf.float32 or variable.shape.rank not in {1, 2} or not variable.shape.is_fully_defined():
+        raise DynamicError(
+            f"parameter '{variable.name}' is {variable.dtype.name} of shape {variable.shape}; expected float32 of one "
+            "dimension or two"
+        )
+    return Parameter(variable.name, tuple(variable.shape.as_list()))
+
+
+def apply(
+    operation: Operation,
+    variables: Sequence[tf.Variable],
+    values: Sequence[Any],
+    integers: Sequence[int | Argument] = (),
+) -> Expression:
+    """The value of an op: written into the code of a kind, or recorded.
+
+    Raises:
+        DynamicError: shapes do not fit, or expressions of different kinds or a variable of another net meet.
+    """
+    given = [value for value in values if isinstance(value, Expression)]
+    owned: list[Expression | Argument] = [*given, *(integer for integer in integers if isinstance(integer, Argument))]
+    recorder = next((value.recorder for value in owned if value.recorder is not None), None)
+    if any(value.recorder not in {None, recorder} for value in owned):
+        raise DynamicError(f"{operation.name}: its values belong to different node kinds, or to different handles")
+    if recorder is not None:
+        return recorder.expression(_write(recorder, operation, variables, values, integers))
+    recorded = tuple(value if isinstance(value, Expression) else constant(value) for value in values)
+    width, bounds = _measure(operation, tuple(variables), tuple(value.width for value in recorded), len(integers))
+    for integer, bound in zip(integers, bounds, strict=True):
+        if not 0 <= int(integer) < (bound or 1):  # type: ignore[arg-type]
+            raise DynamicError(f"{operation.name}: {integer} is out of range; expected 0 to {(bound or 1) - 1}")
+    return Expression(
+        width,
+        operation=operation,
+        variables=tuple(variables),
+        values=recorded,
+        integers=tuple(int(integer) for integer in integers),  # type: ignore[arg-type]
+    )
+
+
+def place_of(recorder: Recorder, value: Any) -> int:
+    """The position of a value in the code of a kind; what belongs to no kind yet is written there."""
+    if not isinstance(value, Expression):
+        return recorder.builder.constant(float(value))
+    if value.recorder is recorder:
+        return value.place
+    if value.recorder is not None or value.operation is None:
+        raise DynamicError("an expression of another node kind; a kind may use what its own function was given")
+    return _write(recorder, value.operation, value.variables, value.values, value.integers)
+
+
+def _write(
+    recorder: Recorder,
+    operation: Operation,
+    variables: Sequence[tf.Variable],
+    values: Sequence[Any],
+    integers: Sequence[int | Argument],
+) -> int:
+    arguments = tuple(integer for integer in integers if isinstance(integer, Argument))
+    if len(arguments) < len(integers):
+        raise DynamicError(
+            f"{operation.name} of {', '.join(map(str, integers))} in a node kind: make it an argument of the kind"
+        )
+    places = tuple(place_of(recorder, value) for value in values)
+    return operation.emit(recorder, tuple(map(recorder.number_of, variables)), places, arguments)
+
+
+def _measure(
+    operation: Operation, variables: tuple[tf.Variable, ...], widths: tuple[int, ...], integers: int
+) -> tuple[int, list[int | None]]:
+    """The width of an op's value and the bounds of its integers, from a kind that computes nothing else."""
+    recorder = Recorder(variables, [None] * integers)
+    values = tuple(
+        recorder.builder.add(Instruction("child", width, (), (slot, 0))) for slot, width in enumerate(widths)
+    )
+    numbers = tuple(range(len(variables)))
+    arguments = tuple(Argument(recorder, number) for number in range(integers))
+    return recorder.builder.width(operation.emit(recorder, numbers, values, arguments)), recorder.bounds
+
+
+def constant(value: float) -> Expression:
+    """A number, for ops of any width."""
+    return Expression(1, operation=Operation("constant", (float(value),)))
+
+
+def elementwise(op: str, *values: Any) -> Expression:
+    """An op of the table `custom_ops.expr`; vectors of one number are broadcast."""
+    return apply(Operation("elementwise", (op,)), (), values)
+
+
+def matvec(a: tf.Variable, b: Expression) -> Expression:
+    """`tf.linalg.matvec`: matrix `[out, in]` times vector `[in]`."""
+    return apply(Operation("matvec", (True,)), (a,), (b,))
+
+
+def matmul(a: Expression, b: tf.Variable) -> Expression:
+    """Vector `[in]` times matrix `[in, out]`, as a Keras layer has it."""
+    return apply(Operation("matvec", (False,)), (b,), (a,))
+
+
+def affine(a: tf.Variable, x: Expression, b: tf.Variable) -> Expression:
+    """`matvec(a, x) + b`."""
+    return matvec(a, x) + vector(b)
+
+
+def vector(parameter: tf.Variable) -> Expression:
+    """A parameter of one dimension, as an expression."""
+    return apply(Operation("vector"), (parameter,), ())
+
+
+def add_n(inputs: Sequence[Expression]) -> Expression:
+    """`tf.add_n`: the sum of vectors of one width."""
+    widths = [value.width for value in inputs]
+    if not widths or len(set(widths)) > 1:
+        raise DynamicError(f"add_n of vectors of {widths} numbers; expected one width")
+    total = inputs[0]
+    for value in inputs[1:]:
+        total = total + value
+    return total
+
+
+def embedding_lookup(params: tf.Variable, ids: int | Argument) -> Expression:
+    """`tf.nn.embedding_lookup` of one id: a row of a table `[ids, width]`."""
+    return apply(Operation("lookup"), (params,), (), (ids,))
+
+
+def concat(values: Sequence[Expression], axis: int = 0) -> Expression:
+    """`tf.concat` of vectors."""
+    _first_axis("concat", axis)
+    return apply(Operation("concat"), (), values)
+
+
+def split(value: Expression, num_or_size_splits: int | Sequence[int], axis: int = 0) -> list[Expression]:
+    """`tf.split` of a vector: into so many equal parts, or parts of these sizes."""
+    _first_axis("split", axis)
+    if isinstance(num_or_size_splits, int):
+        parts = num_or_size_splits
+        if parts < 1 or value.width % parts:
+            raise DynamicError(f"split of a vector of {value.width} numbers into {parts} equal parts")
+        sizes = [value.width // parts] * parts
+    else:
+        sizes = list(num_or_size_splits)
+        if sum(sizes) != value.width or min(sizes) < 1:
+            raise DynamicError(f"split of a vector of {value.width} numbers into parts of {sizes}")
+    ends = list(itertools.accumulate(sizes))
+    return [apply(Operation("slice", (end - size, size)), (), (value,)) for end, size in zip(ends, sizes, strict=True)]
+
+
+def softmax(logits: Expression) -> Expression:
+    """`tf.nn.softmax`."""
+    return apply(Operation("softmax"), (), (logits,))
+
+
+def reduce_max(input_tensor: Expression) -> Expression:
+    """`tf.reduce_max` of a vector."""
+    return apply(Operation("reduce_max"), (), (input_tensor,))
+
+
+def reduce_sum(input_tensor: Expression) -> Expression:
+    """`tf.reduce_sum` of a vector."""
+    return apply(Operation("reduce_sum"), (), (input_tensor,))
+
+
+def dropout(x: Expression, rate: float) -> Expression:
+    """`tf.nn.dropout` in training, `x` in inference; what is dropped depends on the seed of the call alone."""
+    if not 0 <= rate < 1:
+        raise DynamicError(f"dropout at rate {rate}; expected at least 0 and below 1")
+    return apply(Operation("dropout", (float(rate),)), (), (x,))
+
+
+def sparse_softmax_cross_entropy(labels: int | Argument, logits: Expression) -> Expression:
+    """`tf.nn.sparse_softmax_cross_entropy_with_logits` of one label: a number."""
+    return apply(Operation("cross_entropy"), (), (logits,), (labels,))
+
+
+def _first_axis(name: str, axis: int) -> None:
+    if axis not in {0, -1}:
+        raise DynamicError(f"{name} along axis {axis}; vectors have axis 0 alone")
+
+
+# ---- what each op writes: (recorder, settings, parameters, values, arguments) to the position of its value ----
+
+
+def _lookup(recorder: Recorder, _: Any, parameters: Any, values: Any, integers: Any) -> int:
+    shape = recorder.builder.parameters[parameters[0]].shape
+    if len(shape) != 2:
+        raise DynamicError(f"embedding_lookup in a parameter of shape {list(shape)}; expected [ids, width]")
+    return recorder.builder.add(Instruction("lookup", shape[1], (), (parameters[0], integers[0].below(shape[0]), 0)))
+
+
+def _vector(recorder: Recorder, _: Any, parameters: Any, values: Any, integers: Any) -> int:
+    parameter = recorder.builder.parameters[parameters[0]]
+    if len(parameter.shape) != 1:
+        raise DynamicError(
+            f"parameter '{parameter.name}' of shape {list(parameter.shape)} as a vector; expected one dimension"
+        )
+    return recorder.builder.add(Instruction("row", parameter.shape[0], (), (parameters[0], 0)))
+
+
+def _matvec(recorder: Recorder, settings: Any, parameters: Any, values: Any, integers: Any) -> int:
+    parameter = recorder.builder.parameters[parameters[0]]
+    if len(parameter.shape) != 2:
+        raise DynamicError(f"parameter '{parameter.name}' of shape {list(parameter.shape)} as a matrix")
+    return recorder.builder.product(parameters[0], values[0], settings[0])
+
+
+def _dropout(recorder: Recorder, settings: Any, parameters: Any, values: Any, integers: Any) -> int:
+    builder, (rate,) = recorder.builder, settings
+    if rate == 0 or not recorder.training:
+        return values[0]
+    drawn = builder.add(Instruction("random", builder.width(values[0]), (), (next(recorder.streams),)))
+    kept = builder.elementwise("greater_equal", drawn, builder.constant(rate))
+    scaled = builder.elementwise("multiply", values[0], builder.constant(1 / (1 - rate)))
+    return builder.elementwise("select", kept, scaled, builder.constant(0))
+
+
+_EMIT: dict[str, Callable[[Recorder, Any, Any, Any, Any], int]] = {
+    "constant": lambda r, s, p, v, i: r.builder.constant(s[0]),
+    "elementwise": lambda r, s, p, v, i: r.builder.elementwise(s[0], *v),
+    "matvec": _matvec,
+    "vector": _vector,
+    "lookup": _lookup,
+    "concat": lambda r, s, p, v, i: r.builder.concat(*v),
+    "slice": lambda r, s, p, v, i: r.builder.slice(v[0], *s),
+    "softmax": lambda r, s, p, v, i: r.builder.softmax(v[0]),
+    "reduce_max": lambda r, s, p, v, i: r.builder.reduce_max(v[0]),
+    "reduce_sum": lambda r, s, p, v, i: r.builder.reduce_sum(v[0]),
+    "dropout": _dropout,
+    "cross_entropy": lambda r, s, p, v, i: r.builder.cross_entropy(i[0].below(r.builder.width(v[0])), v[0]),
+}
+
+ELEMENTWISE = tuple(FLOAT_OPS)

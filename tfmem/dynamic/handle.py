@@ -1,0 +1,232 @@
+"""`specialize` and its handle: the two calls of VPPS."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from custom_ops.dynamic.op import forward, forward_backward, step
+from custom_ops.dynamic.spec import Spec
+from custom_ops.errors import DynamicError
+from tfmem.api import load_ops
+from tfmem.dynamic.batch import Batch, Node, as_batch, flatten, from_lists
+from tfmem.dynamic.expressions import Expression, parameter_of
+from tfmem.dynamic.kinds import NodeKind, State, record
+from tfmem.dynamic.optimizers import Optimizer
+from tfmem.dynamic.recorded import RecordedKinds
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a batch gave.
+
+    Attributes:
+        losses: of each example, float32 `[examples]`.
+        gradients: of the sum of the losses, for each parameter in order: a tensor of its shape, or `tf.IndexedSlices`
+            for a table that is only looked up. Empty if none were asked for.
+        outputs: those of the node kinds, float32 `[nodes, width]`; 0 for a node whose kind has none.
+        states: of all nodes, float32 `[nodes, width]`, if they were asked for.
+    """
+
+    losses: tf.Tensor
+    gradients: tuple[tf.Tensor | tf.IndexedSlices, ...] = ()
+    outputs: tuple[tf.Tensor, ...] = ()
+    states: tuple[tf.Tensor, ...] = ()
+
+
+def specialize(
+    parameters: Sequence[tf.Variable],
+    kinds: Mapping[str, NodeKind] | None = None,
+    *,
+    state: State | int | None = None,
+    optimizer: Optimizer | None = None,
+) -> Handle:
+    """Prepare the training of nets whose graph changes with every input.
+
+    Args:
+        parameters: all variables that are trained, float32 of one dimension or two, each once.
+        kinds: the kinds of nodes by name, made by `tfmem.dynamic.node` or `tfmem.dynamic.trace`. None: graphs are
+            recorded, op by op.
+        state: the widths of a node's state; an integer for one vector.
+        optimizer: with it, `Handle.step` updates the parameters.
+
+    Returns:
+        The handle that runs batches.
+
+    Raises:
+        DynamicError: shapes do not fit, or a kind uses a variable that is no parameter.
+        OpLibraryError: the op library is not built.
+    """
+    if len({id(variable) for variable in parameters}) < len(parameters):
+        raise DynamicError("a parameter is given twice")
+    if isinstance(state, int):
+        state = (state,)
+    return Handle(tuple(parameters), kinds, state, optimizer)
+
+
+class Handle:
+    """A net, specialised for its parameters. Calls may come from several threads."""
+
+    def __init__(
+        self,
+        parameters: tuple[tf.Variable, ...],
+        kinds: Mapping[str, NodeKind] | None,
+        state: State | None,
+        optimizer: Optimizer | None,
+    ) -> None:
+        """Use `specialize`."""
+        self.parameters = parameters
+        self.optimizer = optimizer
+        self._ops = load_ops().ops
+        self._kinds = dict(kinds or {})
+        self._state = state
+        self._names = {name: number for number, name in enumerate(self._kinds)}
+        self._recorded = None if kinds is not None else RecordedKinds(parameters)
+        self._lock = threading.Lock()
+        for parameter in parameters:
+            parameter_of(parameter)
+        self._training = self._spec(training=True)
+        self._inference = self._spec(training=False)
+        self._slots: tuple[tf.Variable, ...] = ()
+        self._steps: tf.Variable | None = None
+        if optimizer is not None:
+            self._slots = tuple(
+                tf.Variable(tf.zeros(parameter.shape), trainable=False, name=f"{slot}_{number}")
+                for slot in optimizer.slots
+                for number, parameter in enumerate(parameters)
+            )
+            self._steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="steps")
+
+    def _spec(self, *, training: bool) -> Spec:
+        recorded = tuple(
+            record(name, kind, self.parameters, self._state, training=training) for name, kind in self._kinds.items()
+        )
+        spec = Spec(tuple(map(parameter_of, self.parameters)), recorded)
+        _ = spec.text  # which is checked before the first batch
+        return spec
+
+    @property
+    def text(self) -> str:
+        """All kinds as the op reads them (`custom_ops/dynamic/spec.py`)."""
+        return self._training.text
+
+    # ---- batches ----
+
+    def node(self, kind: str, *given: Any) -> Node:
+        """A node of a kind: its children, then its integer arguments.
+
+        Raises:
+            DynamicError: there is no such kind, or it has another number of children or arguments.
+        """
+        number = self._names.get(kind, -1)
+        if number < 0:
+            raise DynamicError(f"there is no kind of node '{kind}'; expected one of {', '.join(self._names)}")
+        of_kind = self._training.kinds[number]
+        count = len(of_kind.children)
+        if len(given) != count + len(of_kind.arguments):
+            raise DynamicError(
+                f"a node of kind '{kind}' of {len(given)} children and arguments; expected {count} children and "
+                f"{len(of_kind.arguments)} arguments"
+            )
+        return Node(number, given[:count], given[count:])
+
+    def batch(self, examples: Sequence[Any]) -> Batch:
+        """A batch as tensors.
+
+        Args:
+            examples: of each graph its root, a `node`; or lists of kinds, children and arguments; or recorded losses.
+        """
+        if self._recorded is not None:
+            with self._lock:
+                lists = [self._recorded.flatten(example) for example in examples]
+                self._training = self._inference = self._recorded.spec()
+            return from_lists(lists)
+        return from_lists(flatten(example) if isinstance(example, Node) else example for example in examples)
+
+    def _as_batch(self, given: Any) -> Batch:
+        if isinstance(given, list) and given and isinstance(given[0], Expression | Node):
+            return self.batch(given)
+        if isinstance(given, list) and not given:
+            return self.batch(given)
+        return as_batch(given)
+
+    # ---- calls ----
+
+    def forward_backward(
+        self, batch: Any, *, loss_weights: tf.Tensor | None = None, seed: int | tf.Tensor = 0
+    ) -> Outcome:
+        """Losses of a batch and the gradients of their sum, in one call.
+
+        Args:
+            batch: see `Handle.batch` and `Batch`.
+            loss_weights: float32 `[examples]`, by which losses are multiplied in the sum; none: 1.
+            seed: of dropout.
+
+        Raises:
+            tf.errors.InvalidArgumentError: a kind, child or argument is out of range, nodes depend on each other, or a
+                parameter's shape changed; names the example and the node.
+        """
+        tensors = self._as_batch(batch)
+        losses, outputs, gradients = forward_backward(
+            self._ops, self._training, self.parameters, tensors, seed, loss_weights
+        )
+        return Outcome(losses, gradients, outputs)
+
+    def forward(
+        self, batch: Any, *, training: bool = False, states: bool = False, seed: int | tf.Tensor = 0
+    ) -> Outcome:
+        """Losses, outputs and states of a batch; `tf.GradientTape` differentiates losses and states if `training`.
+
+        Args:
+            batch: see `Handle.batch` and `Batch`.
+            training: keep what the gradient needs, and drop what dropout drops.
+            states: give the states of all nodes; those of the last node of an example are at
+                `batch.kinds.row_limits() - 1`.
+            seed: of dropout.
+
+        Raises:
+            tf.errors.InvalidArgumentError: as of `forward_backward`.
+        """
+        tensors = self._as_batch(batch)
+        spec = self._training if training else self._inference
+        kind = 0 if states and spec.kinds else -1
+        losses, outputs, found = forward(
+            self._ops, spec, self.parameters, tensors, seed, state_of=kind, training=training
+        )
+        return Outcome(losses, (), outputs, found)
+
+    def step(
+        self, batch: Any, *, loss_weights: tf.Tensor | None = None, seed: int | tf.Tensor | None = None
+    ) -> Outcome:
+        """Train on a batch: forward, backward and update of the parameters in one call.
+
+        Args:
+            batch: see `Handle.batch` and `Batch`.
+            loss_weights: float32 `[examples]`, by which losses are multiplied in the sum; none: 1.
+            seed: of dropout; None: the number of the step.
+
+        Raises:
+            DynamicError: `specialize` was given no optimizer.
+            tf.errors.InvalidArgumentError: as of `forward_backward`; no parameter was written.
+        """
+        if self.optimizer is None or self._steps is None:
+            raise DynamicError("the net has no optimizer; specialize(..., optimizer=tfmem.dynamic.Adam())")
+        tensors = self._as_batch(batch)
+        steps = self._steps + 1
+        losses, outputs = step(
+            self._ops,
+            self._training,
+            (*self.parameters, *self._slots),
+            tensors,
+            steps if seed is None else seed,
+            loss_weights,
+            self.optimizer.rule,
+            self.optimizer.rates(steps),
+        )
+        with tf.control_dependencies([losses]):
+            self._steps.assign_add(1)
+        return Outcome(losses, (), outputs)

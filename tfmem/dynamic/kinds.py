@@ -1,0 +1,165 @@
+"""Kinds of nodes, written as Python functions over one node."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from custom_ops.dynamic.program import Instruction, Kind
+from custom_ops.errors import DynamicError
+from tfmem.dynamic.expressions import Argument, Expression, Recorder, place_of
+
+State = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the function of a node kind returns.
+
+    Attributes:
+        state: what parents are given, a vector or a tuple of vectors.
+        loss: a number, whose sum over the nodes of an example is the example's loss.
+        outputs: vectors for the caller, such as logits; no gradient comes back through them.
+    """
+
+    state: Any = ()
+    loss: Any = None
+    outputs: Any = ()
+
+
+@dataclass(frozen=True)
+class NodeKind:
+    """A function over one node.
+
+    Attributes:
+        function: `function(children, *arguments)` gives a `Result`, or the state alone. `children` has for each child
+            its state: a tuple of vectors, or the vector if there is one. Arguments are integers.
+        children: how many; or for each child the widths of its state.
+        traced: whether the function is written in TensorFlow's ops.
+    """
+
+    function: Callable[..., Any]
+    children: int | tuple[State, ...] = 0
+    traced: bool = False
+
+    @property
+    def arguments(self) -> int:
+        """How many integer arguments the function has."""
+        return len(inspect.signature(self.function).parameters) - 1
+
+
+def node(function: Callable[..., Any], *, children: int | Sequence[State] = 0) -> NodeKind:
+    """A kind of node, by a function in the expressions of this module.
+
+    Args:
+        function: `function(children, *arguments)`: see `NodeKind`.
+        children: how many children its nodes have, if their states have the widths that `specialize` is given; or those
+            widths for each child.
+
+    Returns:
+        What `specialize` takes; the function runs there.
+    """
+    return NodeKind(function, _children(children))
+
+
+def trace(function: Callable[..., Any], *, children: int | Sequence[State] = 0) -> NodeKind:
+    """A kind of node, by a function in TensorFlow's ops on one node: vectors `[width]` and integer scalars.
+
+    It is traced by `tf.function` once, in `specialize`, and read from its graph; a Keras cell or `tf.linalg.matvec`,
+    `tf.nn.embedding_lookup`, `tf.split` and the like may be used as on any vectors.
+
+    Args:
+        function: `function(children, *arguments)`: see `NodeKind`.
+        children: as of `node`.
+    """
+    return NodeKind(function, _children(children), traced=True)
+
+
+def _children(children: int | Sequence[State]) -> int | tuple[State, ...]:
+    return children if isinstance(children, int) else tuple(tuple(widths) for widths in children)
+
+
+def record(name: str, kind: NodeKind, variables: Sequence[tf.Variable], state: State | None, *, training: bool) -> Kind:
+    """The code of a kind.
+
+    Args:
+        name: of the kind.
+        kind: the function.
+        variables: the parameters.
+        state: the widths of a child's state, where `kind` says none.
+        training: whether dropout drops.
+
+    Raises:
+        DynamicError: the function uses what is no part of its node, or shapes do not fit.
+    """
+    children = kind.children
+    if isinstance(children, int):
+        if children and state is None:
+            raise DynamicError(f"kind '{name}' has {children} children; specialize(state=...) has to say their widths")
+        children = (tuple(state or ()),) * children
+    recorder = Recorder(variables, [None] * kind.arguments, training)
+    add = recorder.builder.add
+    states = [
+        tuple(recorder.expression(add(Instruction("child", width, (), (slot, i)))) for i, width in enumerate(widths))
+        for slot, widths in enumerate(children)
+    ]
+    arguments = [Argument(recorder, number) for number in range(kind.arguments)]
+    if kind.traced:
+        from tfmem.dynamic.traced import call_traced
+
+        found = call_traced(name, kind.function, recorder, states, arguments)
+    else:
+        given = tuple(vectors[0] if len(vectors) == 1 else vectors for vectors in states)
+        found = kind.function(given, *arguments)
+    return finish(name, recorder, children, found)
+
+
+def finish(name: str, recorder: Recorder, children: tuple[State, ...], found: Any) -> Kind:
+    """The kind whose function returned `found`."""
+    result = found if isinstance(found, Result) else Result(state=found)
+    builder = recorder.builder
+    places = [_whole(recorder, vector) for vector in _vectors(name, "state", result.state)]
+    for number, place in enumerate(places):
+        builder.sink("put_state", place, numbers=(number,))
+    outputs = [_whole(recorder, vector) for vector in _vectors(name, "outputs", result.outputs)]
+    for number, place in enumerate(outputs):
+        builder.sink("put_output", place, numbers=(number,))
+    if result.loss is not None:
+        (vector,) = _vectors(name, "loss", (result.loss,))
+        if vector.width != 1:
+            raise DynamicError(f"the loss of kind '{name}' is a vector of {vector.width} numbers; expected one number")
+        builder.sink("put_loss", _whole(recorder, vector))
+    unused = [number for number, bound in enumerate(recorder.bounds) if bound is None]
+    if unused:
+        raise DynamicError(f"kind '{name}' never uses its integer argument {unused[0]}; leave it out")
+    return Kind(
+        name,
+        children,
+        tuple(bound for bound in recorder.bounds if bound is not None),
+        tuple(map(builder.width, places)),
+        tuple(map(builder.width, outputs)),
+        tuple(builder.code),
+    )
+
+
+def _vectors(name: str, what: str, given: Any) -> tuple[Expression, ...]:
+    vectors = tuple(given) if isinstance(given, tuple | list) else (given,)
+    for vector in vectors:
+        if not isinstance(vector, Expression):
+            raise DynamicError(
+                f"kind '{name}' returns {type(vector).__name__} as {what}; expected expressions of tfmem.dynamic, or "
+                "tfmem.dynamic.trace for a function in TensorFlow's ops"
+            )
+    return vectors
+
+
+def _whole(recorder: Recorder, vector: Expression) -> int:
+    """The position of a value that is one of its own, not a constant."""
+    place = place_of(recorder, vector)
+    if recorder.builder.code[place].op != "constant":
+        return place
+    return recorder.builder.add(Instruction("broadcast", 1, (place,)))

@@ -1,0 +1,77 @@
+"""A Keras layer over graphs: an encoder of trees under ordinary layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from custom_ops.errors import DynamicError
+from tfmem.dynamic.batch import as_batch
+from tfmem.dynamic.handle import Handle, specialize
+from tfmem.dynamic.kinds import NodeKind, State
+
+
+class Layer(keras.layers.Layer):
+    """Gives the state of each example's last node, which by convention is its root.
+
+    Called on a batch of graphs: a dict or tuple of `kinds`, `children` and `arguments`, int32 tensors
+    `[examples, number]` padded with -1 (`tf.data.Dataset.padded_batch`) or ragged ones. The result is float32
+    `[examples, width]`, the first vector of the state. If kinds have losses, their mean over the examples is added to
+    the model's loss.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Sequence[int]],
+        kinds: Callable[[Mapping[str, tf.Variable]], Mapping[str, NodeKind]],
+        *,
+        state: State | int,
+        initializer: Any = "glorot_uniform",
+        **options: Any,
+    ) -> None:
+        """A layer with weights of its own.
+
+        Args:
+            parameters: the shape of each weight by name; those of one dimension begin as zeros.
+            kinds: given the weights by name, the kinds of nodes, as `specialize` takes them.
+            state: the widths of a node's state.
+            initializer: of matrices.
+            options: Keras's.
+
+        Raises:
+            DynamicError: as `specialize`.
+        """
+        super().__init__(**options)
+        weights = {
+            name: self.add_weight(
+                shape=tuple(shape), initializer=initializer if len(shape) > 1 else "zeros", name=name, dtype="float32"
+            )
+            for name, shape in parameters.items()
+        }
+        variables = {name: weight.value for name, weight in weights.items()}
+        self._handle = specialize(list(variables.values()), kinds(variables), state=state)
+        self._adds_loss = any(line.startswith("put_loss") for line in self._handle.text.splitlines())
+        self._width = (state,) if isinstance(state, int) else tuple(state)
+
+    @property
+    def handle(self) -> Handle:
+        """What makes batches, and runs them without Keras."""
+        return self._handle
+
+    def call(self, inputs: Any, training: bool | None = None) -> tf.Tensor:
+        """The root's state; see the class."""
+        batch = as_batch(inputs)
+        outcome = self._handle.forward(batch, training=bool(training), states=True)
+        if self._adds_loss:
+            self.add_loss(tf.reduce_mean(outcome.losses))
+        return tf.gather(outcome.states[0], batch.kinds.row_limits() - 1)
+
+    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, int]:
+        """`[examples, width]`."""
+        shapes = list(input_shape.values()) if isinstance(input_shape, Mapping) else input_shape
+        if not shapes:
+            raise DynamicError("a layer of graphs without kinds, children and arguments")
+        return (shapes[0][0], self._width[0])

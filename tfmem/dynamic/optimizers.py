@@ -1,0 +1,64 @@
+"""Update rules that the op applies itself, by Keras's formulas and defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import tensorflow as tf
+
+from custom_ops.errors import DynamicError
+
+
+@dataclass(frozen=True)
+class SGD:
+    """`keras.optimizers.SGD`: with `momentum` above 0 the rows of a table that a batch looks up are the only ones that
+    move in its step, where Keras's move on by their momentum."""
+
+    learning_rate: float = 0.01
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.learning_rate < 0 or not 0 <= self.momentum < 1:
+            raise DynamicError(
+                f"learning rate {self.learning_rate} and momentum {self.momentum}; expected [0, 1) of it"
+            )
+
+    @property
+    def rule(self) -> Literal["sgd", "momentum"]:
+        """As the op names it."""
+        return "momentum" if self.momentum else "sgd"
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Variables beside each parameter."""
+        return ("momentum",) if self.momentum else ()
+
+    def rates(self, _: tf.Tensor) -> tf.Tensor:
+        """What the op is told in a step."""
+        return tf.constant([self.learning_rate, self.momentum] if self.momentum else [self.learning_rate])
+
+
+@dataclass(frozen=True)
+class Adam:
+    """`keras.optimizers.Adam`; of a table that is only looked up, the rows that a batch looks up are the only ones that
+    move in its step (lazy Adam), where Keras's move on by their moments."""
+
+    learning_rate: float = 0.001
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-7
+    rule: ClassVar[Literal["adam"]] = "adam"
+    slots: ClassVar[tuple[str, ...]] = ("m", "v")
+
+    def __post_init__(self) -> None:
+        if self.learning_rate < 0 or not 0 <= self.beta_1 < 1 or not 0 <= self.beta_2 < 1 or self.epsilon <= 0:
+            raise DynamicError(f"{self}: expected betas in [0, 1), a positive epsilon, no negative learning rate")
+
+    def rates(self, step: tf.Tensor) -> tf.Tensor:
+        """What the op is told in a step, of which the first is 1."""
+        fixed = tf.constant([self.learning_rate, self.beta_1, self.beta_2, self.epsilon])
+        return tf.concat([fixed, tf.cast(step, tf.float32)[None]], 0)
+
+
+Optimizer = SGD | Adam

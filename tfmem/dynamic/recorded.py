@@ -1,0 +1,101 @@
+"""Graphs that are recorded op by op: every op with its parameters is a kind of node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from custom_ops.dynamic.program import Instruction, Kind
+from custom_ops.dynamic.spec import Spec
+from custom_ops.errors import DynamicError
+from tfmem.dynamic.expressions import Argument, Expression, Operation, Recorder, parameter_of
+
+
+class RecordedKinds:
+    """The kinds that recorded graphs had so far."""
+
+    def __init__(self, parameters: Sequence[tf.Variable]) -> None:
+        """None yet."""
+        self.parameters = tuple(parameters)
+        self._numbers: dict[tuple[Any, ...], int] = {}
+        self._kinds: list[Kind] = []
+        self._positions = {id(variable): number for number, variable in enumerate(self.parameters)}
+        self._spec: Spec | None = None
+
+    def spec(self) -> Spec:
+        """Of all kinds so far."""
+        if self._spec is None or len(self._spec.kinds) < len(self._kinds):
+            self._spec = Spec(tuple(map(parameter_of, self.parameters)), tuple(self._kinds))
+        return self._spec
+
+    def flatten(self, loss: Expression) -> tuple[list[int], list[int], list[int]]:
+        """Kinds, children and arguments of the graph under a loss.
+
+        Raises:
+            DynamicError: it is no recorded number, or uses a variable that is no parameter of this net.
+        """
+        if not isinstance(loss, Expression) or loss.operation is None:
+            raise DynamicError("a recorded example is its loss, an expression that was recorded outside of node kinds")
+        if loss.width != 1:
+            raise DynamicError(f"the loss of an example is a vector of {loss.width} numbers; expected one number")
+        kinds: list[int] = []
+        children: list[int] = []
+        arguments: list[int] = []
+        known: dict[int, int] = {}
+        waiting = [loss]
+        while waiting:
+            current = waiting[-1]
+            missing = [value for value in current.values if id(value) not in known]
+            if missing and id(current) not in known:
+                waiting += reversed(missing)
+                continue
+            waiting.pop()
+            if id(current) in known:
+                continue
+            known[id(current)] = len(kinds)
+            kinds.append(self._number(current))
+            children += [known[id(value)] for value in current.values]
+            arguments += current.integers
+        children.append(known[id(loss)])
+        kinds.append(
+            self._intern(("loss",), lambda recorder, values, _: recorder.builder.sink("put_loss", *values), (1,), ())
+        )
+        return kinds, children, arguments
+
+    def _number(self, expression: Expression) -> int:
+        operation = expression.operation
+        assert operation is not None
+        missing = [variable for variable in expression.variables if id(variable) not in self._positions]
+        if missing:
+            raise DynamicError(
+                f"{operation.name} of variable '{missing[0].name}', which is none of the {len(self.parameters)} "
+                "parameters that this net is specialised for"
+            )
+        numbers = tuple(self._positions[id(variable)] for variable in expression.variables)
+        widths = tuple(value.width for value in expression.values)
+
+        def write(recorder: Recorder, values: tuple[int, ...], integers: tuple[Argument, ...]) -> None:
+            place = operation.emit(recorder, numbers, values, integers)
+            if recorder.builder.code[place].op == "constant":
+                place = recorder.builder.add(Instruction("broadcast", 1, (place,)))
+            recorder.builder.sink("put_state", place, numbers=(0,))
+
+        return self._intern((operation, numbers, widths), write, widths, (expression.width,), len(expression.integers))
+
+    def _intern(
+        self, key: tuple[Any, ...], write: Any, widths: tuple[int, ...], state: tuple[int, ...], integers: int = 0
+    ) -> int:
+        if key not in self._numbers:
+            recorder = Recorder(self.parameters, [None] * integers)
+            values = tuple(
+                recorder.builder.add(Instruction("child", width, (), (slot, 0))) for slot, width in enumerate(widths)
+            )
+            write(recorder, values, tuple(Argument(recorder, number) for number in range(integers)))
+            name = key[0].name if isinstance(key[0], Operation) else key[0]
+            bounds = tuple(bound or 1 for bound in recorder.bounds)
+            children = tuple((width,) for width in widths)
+            self._numbers[key] = len(self._kinds)
+            self._kinds.append(Kind(name, children, bounds, state, (), tuple(recorder.builder.code)))
+        return self._numbers[key]

@@ -100,6 +100,25 @@ def test_dropout_drops_in_training_alone():
     np.testing.assert_allclose(gradient[3], np.sum(drawn != 0, 0) / 0.9, rtol=1e-5)
 
 
+def test_each_call_in_training_drops_other_positions():
+    encoder = layer()
+    batch = encoder.handle.batch([([0], [], [3])] * 40)
+    kept = [encoder(batch, training=True).numpy() != 0 for _ in range(2)]
+    assert (kept[0] != kept[1]).any()
+
+
+def test_dropout_that_is_recorded_drops_in_training_alone():
+    table = tf.Variable(tf.ones([WORDS, WIDTH]))
+    handle = dynamic.specialize([table])
+
+    def loss(word):
+        return dynamic.reduce_sum(dynamic.dropout(dynamic.embedding_lookup(table, word), 0.5))
+
+    batch = handle.batch([loss(word % WORDS) for word in range(40)])
+    assert (handle.forward(batch).losses.numpy() == WIDTH).all()
+    assert np.ptp(handle.forward(batch, training=True, seed=1).losses) > 0
+
+
 def test_a_saved_model_serves_graphs_and_trains_on(tmp_path):
     net = TreeLSTM()
     handle = net.specialize(optimizer=dynamic.SGD(0.1))

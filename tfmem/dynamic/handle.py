@@ -143,7 +143,8 @@ class Handle:
         if self._recorded is not None:
             with self._lock:
                 lists = [self._recorded.flatten(example) for example in examples]
-                self._training = self._inference = self._recorded.spec()
+                self._training = self._recorded.spec(training=True)
+                self._inference = self._recorded.spec(training=False)
             return from_lists(lists)
         return from_lists(flatten(example) if isinstance(example, Node) else example for example in examples)
 

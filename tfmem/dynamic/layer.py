@@ -54,6 +54,7 @@ class Layer(keras.layers.Layer):
         variables = {name: weight.value for name, weight in weights.items()}
         self._handle = specialize(list(variables.values()), kinds(variables), state=state)
         self._adds_loss = any(line.startswith("put_loss") for line in self._handle.text.splitlines())
+        self._seeds = keras.random.SeedGenerator()  # dropout's, a new one for each call
         self._width = (state,) if isinstance(state, int) else tuple(state)
 
     @property
@@ -64,7 +65,8 @@ class Layer(keras.layers.Layer):
     def call(self, inputs: Any, training: bool | None = None) -> tf.Tensor:
         """The root's state; see the class."""
         batch = as_batch(inputs)
-        outcome = self._handle.forward(batch, training=bool(training), states=True)
+        seed = tf.cast(self._seeds.next()[1], tf.int64) if training else 0
+        outcome = self._handle.forward(batch, training=bool(training), states=True, seed=seed)
         if self._adds_loss:
             self.add_loss(tf.reduce_mean(outcome.losses))
         return tf.gather(outcome.states[0], batch.kinds.row_limits() - 1)

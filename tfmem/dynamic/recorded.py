@@ -20,15 +20,19 @@ class RecordedKinds:
         """None yet."""
         self.parameters = tuple(parameters)
         self._numbers: dict[tuple[Any, ...], int] = {}
-        self._kinds: list[Kind] = []
+        self._kinds: dict[bool, list[Kind]] = {
+            True: [],
+            False: [],
+        }  # of training, where dropout drops, and of inference
         self._positions = {id(variable): number for number, variable in enumerate(self.parameters)}
-        self._spec: Spec | None = None
+        self._specs: dict[bool, Spec] = {}
 
-    def spec(self) -> Spec:
+    def spec(self, *, training: bool) -> Spec:
         """Of all kinds so far."""
-        if self._spec is None or len(self._spec.kinds) < len(self._kinds):
-            self._spec = Spec(tuple(map(parameter_of, self.parameters)), tuple(self._kinds))
-        return self._spec
+        known, kinds = self._specs.get(training), self._kinds[training]
+        if known is None or len(known.kinds) < len(kinds):
+            known = self._specs[training] = Spec(tuple(map(parameter_of, self.parameters)), tuple(kinds))
+        return known
 
     def flatten(self, loss: Expression) -> tuple[list[int], list[int], list[int]]:
         """Kinds, children and arguments of the graph under a loss.
@@ -88,14 +92,16 @@ class RecordedKinds:
         self, key: tuple[Any, ...], write: Any, widths: tuple[int, ...], state: tuple[int, ...], integers: int = 0
     ) -> int:
         if key not in self._numbers:
-            recorder = Recorder(self.parameters, [None] * integers)
-            values = tuple(
-                recorder.builder.add(Instruction("child", width, (), (slot, 0))) for slot, width in enumerate(widths)
-            )
-            write(recorder, values, tuple(Argument(recorder, number) for number in range(integers)))
+            self._numbers[key] = len(self._numbers)
             name = key[0].name if isinstance(key[0], Operation) else key[0]
-            bounds = tuple(bound or 1 for bound in recorder.bounds)
             children = tuple((width,) for width in widths)
-            self._numbers[key] = len(self._kinds)
-            self._kinds.append(Kind(name, children, bounds, state, (), tuple(recorder.builder.code)))
+            for training, kinds in self._kinds.items():
+                recorder = Recorder(self.parameters, [None] * integers, training)
+                values = tuple(
+                    recorder.builder.add(Instruction("child", width, (), (slot, 0)))
+                    for slot, width in enumerate(widths)
+                )
+                write(recorder, values, tuple(Argument(recorder, number) for number in range(integers)))
+                bounds = tuple(bound or 1 for bound in recorder.bounds)
+                kinds.append(Kind(name, children, bounds, state, (), tuple(recorder.builder.code)))
         return self._numbers[key]

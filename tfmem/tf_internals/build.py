@@ -117,9 +117,9 @@ def build_graph(
         if name in feed_shapes:
             _tighten(nodes[op_name(name)], feed_shapes[name])
     with graph.as_default(), ops.control_dependencies(None):
-        for function in library:
-            graph._add_function(function)
         try:
+            for function in library:
+                graph._add_function(function)
             handles = {name: _make_handle(nodes[name]) for name in map(op_name, feeds) if _is_handle(nodes[name])}
             _import_body(body, handles)
         except IMPORT_ERRORS as error:

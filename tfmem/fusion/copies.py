@@ -15,8 +15,7 @@ from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.python.ops import handle_data_util
 
 from graph_passes.graph.ops import is_update
-from tfmem.runtime.dry_run import HARMLESS
-from tfmem.tf_internals.captured import BODIES, READERS, every_node, is_stateful
+from tfmem.tf_internals.captured import BODIES, HARMLESS, READERS, every_node, is_stateful
 from tfmem.tf_internals.concrete_function import RestoredFunction
 
 _HANDLES = (tf.resource, tf.variant)

@@ -6,31 +6,7 @@ from tensorflow.core.framework.graph_pb2 import GraphDef
 
 from graph_passes.graph.ir import Graph
 from graph_passes.graph.ops import is_update
-
-# Stateful ops that a second run does no harm to: a dry run's random ops have kernels of their own.
-HARMLESS = frozenset(
-    {
-        "ReadVariableOp",
-        "VarHandleOp",
-        "RandomUniform",
-        "RandomUniformInt",
-        "RandomStandardNormal",
-        "TruncatedNormal",
-        "ParameterizedTruncatedNormal",
-        "Multinomial",
-        "RandomGamma",
-        "RandomPoissonV2",
-        "RandomShuffle",
-        "SampleDistortedBoundingBox",
-        "SampleDistortedBoundingBoxV2",
-        "AllCandidateSampler",
-        "FixedUnigramCandidateSampler",
-        "LearnedUnigramCandidateSampler",
-        "LogUniformCandidateSampler",
-        "ThreadUnsafeUnigramCandidateSampler",
-        "UniformCandidateSampler",
-    }
-)
+from tfmem.tf_internals.captured import HARMLESS
 
 
 def can_dry_run(graph: Graph) -> bool:

@@ -36,6 +36,30 @@ READERS = frozenset(
     }
 )
 
+# Stateful ops that a second run does no harm to: there, random ops have kernels of their own.
+HARMLESS = frozenset(
+    {
+        "ReadVariableOp",
+        "VarHandleOp",
+        "RandomUniform",
+        "RandomUniformInt",
+        "RandomStandardNormal",
+        "TruncatedNormal",
+        "ParameterizedTruncatedNormal",
+        "Multinomial",
+        "RandomGamma",
+        "RandomPoissonV2",
+        "RandomShuffle",
+        "SampleDistortedBoundingBox",
+        "SampleDistortedBoundingBoxV2",
+        "AllCandidateSampler",
+        "FixedUnigramCandidateSampler",
+        "LearnedUnigramCandidateSampler",
+        "LogUniformCandidateSampler",
+        "ThreadUnsafeUnigramCandidateSampler",
+        "UniformCandidateSampler",
+    }
+)
 # Their state is their own: TensorFlow does not run one whose numbers nobody reads, either.
 RANDOM = frozenset(
     {

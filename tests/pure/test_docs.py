@@ -155,6 +155,7 @@ def between(page: str, markers: tuple[str, str], expected: str) -> None:
 
 def test_tables_are_those_of_the_results():
     from benchmarks.applications import __main__ as applications
+    from benchmarks.fusion import tables as make_fusion_tables
     from benchmarks.matmul import cases
     from benchmarks.offload import tables as make_tables
     from benchmarks.recurrent import tables as make_recurrent_tables
@@ -167,8 +168,10 @@ def test_tables_are_those_of_the_results():
     matmul = "\n".join(cases.table(read("matmul_h200.json")["cases"]))
     networks = "\n".join(applications.table(read("applications_cpu.json")["cases"]))
     offload = make_tables.tables(read("offload_h200.json"))
+    fusion = make_fusion_tables.tables(read("fusion_cpu.json"))
     between("docs/benchmarks_offload.md", (make_tables.BEGIN, make_tables.END), offload)
     between("docs/benchmarks_recurrent.md", make_recurrent_tables.MARKERS, recurrent)
+    between("docs/benchmarks_fusion.md", make_fusion_tables.MARKERS, fusion)
     assert f"\n{networks}\n\n" in (ROOT / "docs/benchmarks_offload.md").read_text()
     assert matmul in (ROOT / "docs/benchmarks_matmul.md").read_text()
 

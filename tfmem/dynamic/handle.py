@@ -103,7 +103,8 @@ class Handle:
                 for slot in optimizer.slots
                 for number, parameter in enumerate(parameters)
             )
-            self._steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="steps")
+            with tf.device("/CPU:0"):  # where the op reads it, also for a GPU
+                self._steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="steps")
 
     def _spec(self, *, training: bool) -> Spec:
         recorded = tuple(
@@ -117,6 +118,11 @@ class Handle:
     def text(self) -> str:
         """All kinds as the op reads them (`custom_ops/dynamic/spec.py`)."""
         return self._training.text
+
+    @property
+    def spec(self) -> Spec:
+        """All kinds, as they are trained."""
+        return self._training
 
     @property
     def plan(self) -> Plan | None:
@@ -231,8 +237,11 @@ class Handle:
         if self.optimizer is None or self._steps is None:
             raise DynamicError("the net has no optimizer; specialize(..., optimizer=tfmem.dynamic.Adam())")
         tensors = self._as_batch(batch)
-        steps = self._steps + 1
         program = self._programs.of(self._training)
+        with tf.device("/CPU:0"):
+            # A GPU's step is counted before it runs: to count it afterwards would be to wait for the GPU.
+            steps = self._steps + 1 if program is None else self._steps.assign_add(1, read_value=True)
+            rates = self.optimizer.rates(steps)
         with self._programs.place(program):
             losses, outputs = step(
                 self._ops,
@@ -242,9 +251,10 @@ class Handle:
                 steps if seed is None else seed,
                 loss_weights,
                 self.optimizer.rule,
-                self.optimizer.rates(steps),
+                rates,
                 program,
             )
-        with tf.control_dependencies([losses]):
-            self._steps.assign_add(1)
+        if program is None:
+            with tf.control_dependencies([losses]):
+                self._steps.assign_add(1)
         return Outcome(losses, (), outputs)

@@ -148,6 +148,18 @@ def views_of(kinds: Sequence[KindCode]) -> dict[View, bool]:
     return {View(*key, first, end - first): level for key, (first, end, level) in widest.items()}
 
 
+def products_of(plan: Plan, kinds: Sequence[KindCode], nodes: Sequence[int]) -> dict[View, int]:
+    """How many nodes of a batch multiply by each view, in forward and backward, given those of each kind."""
+    counts: dict[View, int] = {}
+    for kind, count in zip(kinds, nodes, strict=True):
+        for section in kind.sections:
+            for segment in section.segments:
+                if segment.call is not None:
+                    view = plan.residences[holder(plan, segment.call.view)].view
+                    counts[view] = counts.get(view, 0) + count
+    return counts
+
+
 def holder(plan: Plan, view: View) -> int:
     """The number of the residence that has the weights of a call's view."""
     for number, residence in enumerate(plan.residences):

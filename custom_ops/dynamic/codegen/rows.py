@@ -17,7 +17,7 @@ _REDUCTIONS = {  # its start, a step, and the team's
     "reduce_sum": (0.0, "{0} + {1}", "sum"),
     "reduce_max": (float("-inf"), "maximum({0}, {1})", "max"),
 }
-_MOVED = ("concat", "slice")
+_MOVED = ("concat", "slice", "dot")  # read at other positions than they are computed at
 
 
 def rows_source(values: Values, places: Sequence[int]) -> list[str]:
@@ -31,6 +31,7 @@ class _Rows:
         self.left = list(places)
         self.own = set(places)
         self.of_row: dict[Ref, str] = {}  # numbers in variables of the row
+        self.parts: set[str] = set()  # numbers of vectors, in variables of the row
         self.fresh: set[int] = set()  # written to memory since the team's threads last met
         self.lines: list[str] = []
 
@@ -179,6 +180,8 @@ class _Rows:
             return self.values.read(item.values[0], f"({j} + {item.numbers[0]})")
         if item.op == "concat":
             return self._concat(item, j)
+        if item.op == "dot":
+            return self._dot(item, j, local, body)
         if item.op == "broadcast" or item.op in _REDUCTIONS:  # a sum over one number
             return self._value(item.values[0], local, body)
         arguments = [self._value(ref, local, body) for ref in item.values]
@@ -193,6 +196,20 @@ class _Rows:
             text += part if last else f"{j} < {start + width} ? {part} : "
             start += width
         return f"({text})"
+
+    def _dot(self, item: Item, j: str, local: dict[Ref, str], body: list[str]) -> str:
+        """A sum of few products: what is multiplied lies in variables of the row."""
+        operand, width = item.values[0], self.values.width(item.values[0])
+        terms = [self._value(ref, local, body) for ref in item.values[1:]]
+        for k in range(width):
+            name = self.of_row.get(operand) if width == 1 else None
+            if name is None:
+                name = f"{'kept' if operand.kind == 'k' else 'value'}_{operand.number}_{k}"
+                if name not in self.parts:
+                    self.parts.add(name)
+                    self.lines.append(f"const float {name} = {self.values.read(operand, str(k))};")
+            terms.append(f"{name} * {self.values.weight(item, j, k)}")
+        return " + ".join(terms)
 
 
 def _elementwise(op: str, arguments: Sequence[str]) -> str:

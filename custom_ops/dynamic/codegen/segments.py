@@ -5,7 +5,8 @@ them. So a section is cut into *segments*: the products whose operands are there
 that can be computed then. Segments of the same *round* wait for nothing of each other.
 
 What is only read from somewhere (a child's state, a row of a table) is no step of its own but is read where it is
-needed. Products that add up over parts of one vector, or give parts of one, are one product again.
+needed. Products that add up over parts of one vector, or give parts of one, are one product again. A sum of few
+products, a "dot", is not worth a barrier, and is computed with everything else.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from custom_ops.dynamic.sections import GRADIENTS, Sections, Step
 
 SOURCES = ("child", "lookup", "row", "one_hot", "random", "adjoint", "loss_adjoint")
 SINKS = ("put_state", "put_loss", "put_output", "put_child")
+MOST_OF_A_DOT = 8
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,8 @@ class _Product:
 class _Cutter:
     def __init__(self, how: Sections, number: int, spilled: list[int]) -> None:
         self.how, self.spilled = how, spilled
-        self.items = list(_named(how, number))
+        self._widths = [item.width for item in _named(how, number)]
+        self.items = [self._dot(item) for item in _named(how, number)]
         self.readers: list[list[int]] = [[] for _ in self.items]
         for place, item in enumerate(self.items):
             for ref in item.values:
@@ -158,6 +161,13 @@ class _Cutter:
         self.products = self._products()
 
     # ---- products ----
+
+    def _dot(self, item: Item) -> Item:
+        if item.op != "product":
+            return item
+        operand = item.values[0]
+        depth = self.how.kept[operand.number] if operand.kind == "k" else self._widths[operand.number]
+        return replace(item, op="dot") if depth <= MOST_OF_A_DOT else item
 
     def _products(self) -> dict[int, _Product]:
         found: dict[int, _Product] = {}
@@ -277,10 +287,15 @@ class _Cutter:
                 continue
             readers = [r for r in self.readers[place] if not (item.op == "product" and self.items[r].op in SINKS)]
             crossing = any(where.get(self._owner(r)) != where[place] for r in readers)
-            moved = item.width > 1 and any(self.items[r].op in ("concat", "slice") for r in readers)
+            moved = item.width > 1 and any(self._moves(self.items[r], place) for r in readers)
             if (crossing or moved or item.op == "product") and readers:
                 self.items[place] = replace(item, spilled=len(self.spilled))
                 self.spilled.append(item.width)
+
+    @staticmethod
+    def _moves(reader: Item, place: int) -> bool:
+        """Whether an item reads another at other positions than its own."""
+        return reader.op in ("concat", "slice") or (reader.op == "dot" and reader.values[0] == Ref("v", place))
 
     def _owner(self, place: int) -> int:
         """The product that this one is part of."""

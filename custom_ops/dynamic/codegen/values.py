@@ -105,6 +105,13 @@ class Values:
                 )
         raise AssertionError(item.op)
 
+    def weight(self, item: Item, j: str, k: int) -> str:
+        """What a product multiplies number `k` by for its output `j`."""
+        parameter, row, column, transposed = item.numbers
+        columns = self.parameters[parameter].shape[-1]
+        at = f"({row} + {j}) * {columns} + {column + k}" if transposed else f"{(row + k) * columns + column} + {j}"
+        return f"net.parameter({self.pointers.parameter(parameter)})[{at}]"
+
     def indices(self, places: Collection[int]) -> Iterator[str]:
         """Declarations of what the expressions of these items, and of the sources that they read, name."""
         wanted: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""The CUDA source of a net's kernel: templates of kernels/dynamic.cuh, and what the kinds of its nodes compute."""
+"""The CUDA source of a net's kernel: templates of kernels/dynamic*.cuh, and what the kinds of its nodes compute."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ class _Writer:
 
     def lines(self) -> Iterator[str]:
         chip, words = self.plan.chip, self.pointers.words
-        yield '#include "dynamic.cuh"'
+        yield '#include "dynamic_gradient.cuh"'
+        yield '#include "dynamic_product.cuh"'
         yield "using namespace tfmem;"
         counts = (words, len(self.spec.parameters), self.table.size)
         sizes = (*counts, chip.threads, chip.processors, self.script_words, self.polls)

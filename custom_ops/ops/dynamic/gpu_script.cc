@@ -17,120 +17,6 @@ constexpr int64_t kTableRows = 16;     // of a table, summed by an instruction
 
 uint32_t First(GpuOp op, int words) { return static_cast<uint32_t>(op) | words << 8; }
 
-// The table and the lists. The order is that of custom_ops/dynamic/codegen/table.py.
-class Tables {
- public:
-  Tables(const DynamicSpec& spec, const GpuProgram& program, const DynamicBatch& batch,
-         const DynamicLayout& layout, const std::vector<LookedUp>& looked_up, GpuSent* sent)
-      : spec_(spec), program_(program), batch_(batch), layout_(layout), sent_(*sent) {
-    // The table, and behind it where each processor's script begins.
-    sent_.words.resize(program.table + program.processors + 1);
-    sent_.floats = layout.floats;
-    Types();
-    Kinds();
-    for (size_t i = 0; i < looked_up.size(); ++i) LookUps(looked_up[i]);
-    std::vector<uint32_t> first(batch.first_of.begin(), batch.first_of.end());
-    Word(List(first));
-    std::vector<uint32_t> losses;
-    for (int64_t node = 0; node < batch.nodes; ++node) {
-      const int64_t place = layout.losses[batch.kind_of[node]];
-      losses.push_back(place < 0 ? kNowhere : place + batch.row_of[node]);
-    }
-    Word(List(losses));
-  }
-
- private:
-  void Word(int64_t value) { sent_.words[next_++] = static_cast<uint32_t>(value); }
-
-  template <typename Values>
-  int64_t List(const Values& values) {
-    const int64_t at = sent_.words.size();
-    sent_.words.insert(sent_.words.end(), values.begin(), values.end());
-    return at;
-  }
-
-  // Positions of puts come behind those of types, so they are counted first.
-  std::vector<std::vector<int64_t>> PutWords() const {
-    std::vector<std::vector<int64_t>> found;
-    int64_t at = 0;
-    for (const auto& widths : spec_.types) at += widths.size() + 2;
-    for (size_t i = 0; i < spec_.kinds.size(); ++i) {
-      const DynamicKind& kind = spec_.kinds[i];
-      at += 4 + kind.children.size() + kind.arguments.size() + kind.kept.size() +
-            program_.spilled[i].size() + kind.outputs.size();
-      found.emplace_back();
-      for (int child : kind.children) {
-        found.back().push_back(at);
-        at += spec_.types[child].size();
-      }
-      ++at;
-    }
-    return found;
-  }
-
-  void Types() {
-    const std::vector<std::vector<int64_t>> puts = PutWords();
-    for (size_t type = 0; type < spec_.types.size(); ++type) {
-      for (int64_t place : layout_.states[type]) Word(place);
-      const TypeRows& rows = batch_.types[type];
-      Word(List(rows.first_parent));
-      std::vector<uint32_t> parents;
-      for (const ParentEntry& parent : rows.parents) {
-        parents.push_back(puts[parent.kind][parent.slot]);
-        parents.push_back(parent.row);
-      }
-      Word(List(parents));
-    }
-  }
-
-  void Kinds() {
-    for (size_t i = 0; i < spec_.kinds.size(); ++i) {
-      const KindRows& rows = batch_.kinds[i];
-      Word(rows.count);
-      Word(List(rows.nodes));
-      Word(List(rows.examples));
-      Word(List(rows.states));
-      for (const auto& child : rows.children) Word(List(child));
-      for (const auto& argument : rows.arguments) Word(List(argument));
-      for (int64_t place : layout_.kept[i]) Word(place);
-      for (int64_t width : program_.spilled[i]) {
-        Word(sent_.floats);
-        sent_.floats += (rows.count * StrideOf(width) + 15) / 16 * 16;
-      }
-      for (int64_t place : layout_.outputs[i]) Word(place);
-      for (const auto& child : layout_.children[i]) {
-        for (int64_t place : child) Word(place < 0 ? int64_t{kNowhere} : place);
-      }
-      Word(layout_.losses[i] < 0 ? int64_t{kNowhere} : layout_.losses[i]);
-    }
-  }
-
-  void LookUps(const LookedUp& table) {
-    std::vector<uint32_t> rows, entries;
-    for (int64_t row = 0; row < table.rows(); ++row) {
-      rows.push_back(table.entries[table.first[row]].row);
-    }
-    for (const LookedUp::Entry& entry : table.entries) {
-      const DynamicStep& step = spec_.kinds[entry.kind].sections[kGradients][entry.step];
-      const int64_t place = layout_.kept[entry.kind][step.values[0].number];
-      entries.push_back(place + entry.node * StrideOf(step.width));
-      entries.push_back(step.numbers[2]);
-      entries.push_back(step.width);
-    }
-    sent_.looked_up.push_back(List(rows));
-    Word(sent_.looked_up.back());
-    Word(List(table.first));
-    Word(List(entries));
-  }
-
-  const DynamicSpec& spec_;
-  const GpuProgram& program_;
-  const DynamicBatch& batch_;
-  const DynamicLayout& layout_;
-  GpuSent& sent_;
-  int64_t next_ = 0;
-};
-
 class Builder {
  public:
   Builder(const DynamicSpec& spec, const GpuProgram& program, const DynamicBatch& batch,
@@ -146,14 +32,17 @@ class Builder {
 
   void Build(const std::vector<LookedUp>& looked_up, GpuSent* sent) {
     if (call_.forward) {
-      All(kBefore);
+      All({kBefore});
       for (int level = 1; level < batch_.levels; ++level) Level(level, kLevel);
-      All(kAfter);
+    }
+    if (call_.forward && call_.backward) {
+      All({kAfter, kBackBefore});
+    } else {
+      All({call_.forward ? kAfter : kBackBefore});
     }
     if (call_.backward) {
-      All(kBackBefore);
       for (int level = batch_.levels - 1; level > 0; --level) Level(level, kBackLevel);
-      All(kBackAfter);
+      All({kBackAfter});
       Gradients(looked_up);
     }
     if (call_.forward) Results(sent);
@@ -173,15 +62,19 @@ class Builder {
     int64_t first;
     int64_t count;
   };
+  struct Round {
+    bool product = false;
+    std::vector<const GpuSegment*> segments;
+  };
 
-  void All(int section) {
+  void All(std::initializer_list<int> sections) {
     std::vector<Rows> rows;
     for (size_t kind = 0; kind < spec_.kinds.size(); ++kind) {
       if (batch_.kinds[kind].count > 0) {
         rows.push_back({static_cast<int>(kind), 0, batch_.kinds[kind].count});
       }
     }
-    Section(rows, section);
+    Run(rows, sections);
   }
 
   void Level(int level, int section) {
@@ -192,47 +85,67 @@ class Builder {
     for (; group != batch_.groups.end() && group->level == level; ++group) {
       rows.push_back({group->kind, group->first, group->count});
     }
-    Section(rows, section);
+    Run(rows, {section});
   }
 
-  // A phase for each round.
-  void Section(const std::vector<Rows>& rows, int section) {
-    int rounds = 0;
+  // A phase for each round. Where a section ends and the next begins with what one processor does
+  // for a block of nodes, it does both in one.
+  void Run(const std::vector<Rows>& rows, std::initializer_list<int> sections) {
+    std::vector<std::vector<Round>> rounds;
     for (const Rows& of : rows) {
-      for (const GpuSegment& segment : program_.segments[of.kind][section]) {
-        rounds = std::max(rounds, segment.round + 1);
-      }
-    }
-    for (int round = 0; round < rounds; ++round) {
-      // Products first: who runs them is given, and the rest goes to those that have less to do.
-      for (const bool product : {true, false}) {
-        for (const Rows& of : rows) {
-          for (const GpuSegment& segment : program_.segments[of.kind][section]) {
-            if (segment.round != round || (segment.count > 0) != product) continue;
-            product ? Product(segment, of) : Blocks(segment, of);
-          }
+      std::vector<Round>& of_kind = rounds.emplace_back();
+      for (const int section : sections) {
+        size_t begin = of_kind.size();
+        const std::vector<GpuSegment>& segments = program_.segments[of.kind][section];
+        if (begin > 0 && !segments.empty() && segments[0].count == 0 && !of_kind.back().product) {
+          --begin;
+        }
+        for (const GpuSegment& segment : segments) {
+          of_kind.resize(std::max(of_kind.size(), begin + segment.round + 1));
+          of_kind[begin + segment.round].segments.push_back(&segment);
+          of_kind[begin + segment.round].product = segment.count > 0;
         }
       }
+    }
+    for (size_t round = 0;; ++round) {
+      // Products first: who runs them is given, and the rest goes to those that have less to do.
+      for (const bool product : {true, false}) {
+        for (size_t i = 0; i < rows.size(); ++i) {
+          if (round >= rounds[i].size() || rounds[i][round].product != product) continue;
+          if (!product) {
+            Blocks(rounds[i][round].segments, rows[i]);
+            continue;
+          }
+          for (const GpuSegment* segment : rounds[i][round].segments) Product(*segment, rows[i]);
+        }
+      }
+      if (tasks_.empty() && for_all_.empty()) break;
       EndPhase();
     }
   }
 
   void Product(const GpuSegment& segment, const Rows& rows) {
+    const uint32_t words[] = {First(GpuOp::kRun, 4), static_cast<uint32_t>(segment.number),
+                              static_cast<uint32_t>(rows.first), static_cast<uint32_t>(rows.count)};
+    if (segment.count == program_.processors) {
+      for_all_.insert(for_all_.end(), std::begin(words), std::end(words));
+      return;
+    }
     for (int i = 0; i < segment.count; ++i) {
-      const int64_t processor = (segment.first + i) % program_.processors;
-      Add(processor, segment.cost * rows.count,
-          {First(GpuOp::kRun, 4), static_cast<uint32_t>(segment.number),
-           static_cast<uint32_t>(rows.first), static_cast<uint32_t>(rows.count)});
+      Add((segment.first + i) % program_.processors, segment.cost * rows.count,
+          {words[0], words[1], words[2], words[3]});
     }
   }
 
-  void Blocks(const GpuSegment& segment, const Rows& rows) {
+  void Blocks(const std::vector<const GpuSegment*>& segments, const Rows& rows) {
     const int64_t block = (rows.count + program_.processors - 1) / program_.processors;
     for (int64_t row = 0; row < rows.count; row += block) {
-      const int64_t count = std::min(block, rows.count - row);
-      Add(Least(), segment.cost * count,
-          {First(GpuOp::kRun, 4), static_cast<uint32_t>(segment.number),
-           static_cast<uint32_t>(rows.first + row), static_cast<uint32_t>(count)});
+      const int64_t count = std::min(block, rows.count - row), processor = Least();
+      for (const GpuSegment* segment : segments) {
+        Add(processor, segment->cost * count,
+            {First(GpuOp::kRun, 4), static_cast<uint32_t>(segment->number),
+             static_cast<uint32_t>(rows.first + row), static_cast<uint32_t>(count)});
+      }
     }
   }
 
@@ -311,33 +224,54 @@ class Builder {
 
   int64_t Least() const { return std::min_element(load_.begin(), load_.end()) - load_.begin(); }
 
-  // The first instruction of a phase comes behind a wait for all who took part in the one before.
   void Add(int64_t processor, int64_t cost, std::initializer_list<uint32_t> words) {
-    std::vector<uint32_t>& script = scripts_[processor];
-    if (phase_of_[processor] != phase_) {
-      phase_of_[processor] = phase_;
-      ++takes_part_;
-      if (phase_ > 0) {
-        script.insert(script.end(), {First(GpuOp::kWait, 3), static_cast<uint32_t>(phase_ - 1),
-                                     static_cast<uint32_t>(took_part_)});
-      }
-    }
-    script.insert(script.end(), words);
+    Task& task = tasks_.emplace_back();
+    task.processor = processor;
+    task.count = words.size();
+    std::copy(words.begin(), words.end(), task.words);
     load_[processor] += cost;
   }
 
+  // Whoever takes part in a phase waits for all who took part in the one before.
   void EndPhase() {
-    if (takes_part_ == 0) return;
-    for (size_t i = 0; i < scripts_.size(); ++i) {
-      if (phase_of_[i] != phase_) continue;
-      scripts_[i].insert(scripts_[i].end(),
-                         {First(GpuOp::kSignal, 2), static_cast<uint32_t>(phase_)});
+    if (tasks_.empty() && for_all_.empty()) return;
+    const uint32_t phase = phase_;
+    const uint32_t wait[] = {First(GpuOp::kWait, 3), phase - 1, static_cast<uint32_t>(took_part_)};
+    const uint32_t signal[] = {First(GpuOp::kSignal, 2), phase};
+    const int waits = phase == 0 ? 0 : std::size(wait);
+    std::vector<uint32_t> words(wait, wait + waits);
+    words.insert(words.end(), for_all_.begin(), for_all_.end());
+    const bool only_for_all = tasks_.empty();
+    if (only_for_all) words.insert(words.end(), std::begin(signal), std::end(signal));
+    took_part_ = 0;
+    const auto enter = [&](size_t processor) {
+      phase_of_[processor] = phase_;
+      scripts_[processor].insert(scripts_[processor].end(), words.begin(), words.end());
+      ++took_part_;
+    };
+    if (!for_all_.empty()) {
+      for (size_t i = 0; i < scripts_.size(); ++i) enter(i);
     }
-    took_part_ = takes_part_;
-    takes_part_ = 0;
+    for (const Task& task : tasks_) {
+      if (phase_of_[task.processor] != phase_) enter(task.processor);
+      std::vector<uint32_t>& script = scripts_[task.processor];
+      script.insert(script.end(), task.words, task.words + task.count);
+    }
+    for (size_t i = 0; i < scripts_.size() && !only_for_all; ++i) {
+      if (phase_of_[i] != phase_) continue;
+      scripts_[i].insert(scripts_[i].end(), std::begin(signal), std::end(signal));
+    }
     ++phase_;
+    tasks_.clear();
+    for_all_.clear();
     std::fill(load_.begin(), load_.end(), 0);
   }
+
+  struct Task {
+    int64_t processor;
+    int count;
+    uint32_t words[6];
+  };
 
   const DynamicSpec& spec_;
   const GpuProgram& program_;
@@ -346,10 +280,11 @@ class Builder {
   const GpuCall call_;
   std::vector<std::vector<uint32_t>> scripts_;
   std::vector<int64_t> load_;
-  std::vector<int> phase_of_;  // in which a processor was last given something to do
+  std::vector<Task> tasks_;        // of this phase
+  std::vector<uint32_t> for_all_;  // instructions of this phase that every processor has
+  std::vector<int> phase_of_;      // in which a processor was last given something to do
   int phase_ = 0;
-  int takes_part_ = 0;
-  int took_part_ = 0;
+  int took_part_ = 0;  // in the phase before
 };
 
 }  // namespace
@@ -359,7 +294,7 @@ absl::StatusOr<GpuSent> BuildGpuScript(const DynamicSpec& spec, const GpuProgram
                                        const std::vector<LookedUp>& looked_up,
                                        const GpuCall& call) {
   GpuSent sent;
-  Tables(spec, program, batch, layout, looked_up, &sent);
+  WriteGpuTables(spec, program, batch, layout, looked_up, &sent);
   if (sent.floats > kLargestPlace || sent.words.size() > std::numeric_limits<int32_t>::max()) {
     return absl::InvalidArgumentError(absl::StrCat("a batch of ", batch.nodes, " nodes needs ",
                                                    sent.floats, " numbers; a script addresses ",
@@ -367,79 +302,6 @@ absl::StatusOr<GpuSent> BuildGpuScript(const DynamicSpec& spec, const GpuProgram
   }
   Builder(spec, program, batch, layout, call).Build(looked_up, &sent);
   return sent;
-}
-
-absl::Status CheckGpuScript(const DynamicSpec& spec, const GpuProgram& program,
-                            const DynamicBatch& batch, const GpuSent& sent) {
-  const std::vector<uint32_t>& words = sent.words;
-  std::vector<int> kind_of;
-  for (size_t kind = 0; kind < program.segments.size(); ++kind) {
-    for (const auto& section : program.segments[kind]) {
-      for (const GpuSegment& segment : section) {
-        kind_of.resize(std::max<size_t>(kind_of.size(), segment.number + 1), -1);
-        kind_of[segment.number] = kind;
-      }
-    }
-  }
-  std::vector<int64_t> signals(sent.phases), awaited(sent.phases, -1);
-  const int64_t pointers = kPointerWords + 3 * spec.parameters.size();
-  for (int64_t processor = 0; processor < program.processors; ++processor) {
-    const uint64_t begin = words[program.table + processor];
-    const uint64_t end = words[program.table + processor + 1];
-    int64_t phase = -1;  // that was waited for last
-    bool broken = begin > end || end > words.size();
-    uint64_t at = begin;
-    while (!broken && at < end) {
-      const uint32_t* word = words.data() + at;
-      const uint64_t length = *word >> 8;
-      constexpr uint64_t kLengths[] = {0, 4, 4, 4, 2, 3, 6, 3};
-      const uint32_t op = *word & 0xFF;
-      broken = op < 1 || op > 7 || length != kLengths[op] || length > end - at;
-      if (broken) break;
-      switch (static_cast<GpuOp>(op)) {
-        case GpuOp::kRun:
-          broken = word[1] >= kind_of.size() || kind_of[word[1]] < 0 ||
-                   uint64_t{word[2]} + word[3] > uint64_t(batch.kinds[kind_of[word[1]]].count);
-          break;
-        case GpuOp::kGradient:
-          broken = word[1] >= spec.parameters.size() || spec.parameters[word[1]].sparse;
-          break;
-        case GpuOp::kSumRows:
-          broken = word[1] >= spec.parameters.size() || !spec.parameters[word[1]].sparse;
-          break;
-        case GpuOp::kSignal:
-          broken = word[1] >= signals.size() || int64_t{word[1]} <= phase;
-          if (!broken) ++signals[word[1]];
-          break;
-        case GpuOp::kWait:
-          broken = word[1] >= awaited.size() || int64_t{word[1]} <= phase;
-          if (broken) break;
-          phase = word[1];
-          broken = awaited[phase] >= 0 && awaited[phase] != word[2];
-          awaited[phase] = word[2];
-          break;
-        case GpuOp::kGather:
-          broken = int64_t{word[1]} < pointers || int64_t{word[1]} >= program.words ||
-                   uint64_t{word[4]} + word[5] > uint64_t(batch.nodes) ||
-                   uint64_t{word[3]} + batch.nodes > words.size();
-          break;
-        case GpuOp::kLosses:
-          broken = uint64_t{word[1]} + word[2] > uint64_t(batch.examples);
-          break;
-      }
-      if (!broken) at += length;
-    }
-    if (!broken) continue;
-    return absl::InternalError(absl::StrCat("the script of virtual processor ", processor,
-                                            " is broken at word ", at - begin, " of ",
-                                            end - begin));
-  }
-  for (size_t phase = 0; phase < signals.size(); ++phase) {
-    if (awaited[phase] < 0 || awaited[phase] == signals[phase]) continue;
-    return absl::InternalError(absl::StrCat(signals[phase], " virtual processors signal phase ",
-                                            phase, "; others wait for ", awaited[phase]));
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace tfmem

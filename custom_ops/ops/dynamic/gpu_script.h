@@ -50,6 +50,11 @@ struct GpuSent {
   std::vector<int64_t> looked_up;
 };
 
+// The table and the lists; behind the table is space for where each processor's script begins.
+void WriteGpuTables(const DynamicSpec& spec, const GpuProgram& program, const DynamicBatch& batch,
+                    const DynamicLayout& layout, const std::vector<LookedUp>& looked_up,
+                    GpuSent* sent);
+
 // InvalidArgument if the batch needs more memory than four bytes can address.
 absl::StatusOr<GpuSent> BuildGpuScript(const DynamicSpec& spec, const GpuProgram& program,
                                        const DynamicBatch& batch, const DynamicLayout& layout,

@@ -61,14 +61,18 @@ struct GradientTile {
                                        int rows, int columns) const {
     if (threadIdx.x >= kSide * kSide) return;
     const int y = row + threadIdx.x / kSide * 4, x = column + threadIdx.x % kSide * 4;
+    const bool fours = columns % 4 == 0 && net.aligned(parameter);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
+      if (y + i >= rows || x >= columns) continue;
+      const long long at = static_cast<long long>(y + i) * columns + x;
+      if (fours) {
+        net.take_four(parameter, at, sum[i]);
+        continue;
+      }
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        if (y + i < rows && x + j < columns) {
-          const long long at = static_cast<long long>(y + i) * columns + x + j;
-          net.take(parameter, at, at, sum[i][j]);
-        }
+        if (x + j < columns) net.take(parameter, at + j, at + j, sum[i][j]);
       }
     }
   }

@@ -11,7 +11,7 @@ constexpr unsigned kNowhere = 0xffffffffu;
 
 // Instructions, as ops/dynamic/gpu_script.h has them.
 constexpr unsigned kRun = 1, kGradient = 2, kSumRows = 3, kSignal = 4, kWait = 5, kGather = 6,
-                   kLosses = 7;
+                   kLosses = 7, kCall = 8;
 
 // The parameter's words.
 constexpr int kSent = 0, kMemory = 1, kNetStatus = 2, kSeed = 3, kRule = 4, kLossGradients = 5,
@@ -246,7 +246,8 @@ __device__ __forceinline__ void interpret(const Net<Sizes>& net, unsigned* scrip
   unsigned* status = reinterpret_cast<unsigned*>(net.p.word[kNetStatus]);
   unsigned* signals = status + 64;
   const unsigned* index = net.sent + Sizes::kTable + cta_in_grid();
-  const unsigned end = index[1];
+  unsigned end = index[1];
+  unsigned back = 0, own_end = 0;        // where to go on behind a call
   unsigned loaded = index[0], kept = 0;  // [loaded, loaded + kept) is in shared memory
   for (unsigned at = index[0]; at < end;) {
     const unsigned behind = at - loaded;
@@ -263,11 +264,23 @@ __device__ __forceinline__ void interpret(const Net<Sizes>& net, unsigned* scrip
       signal(signals + instruction[1]);
     } else if (op == kWait) {
       if (!wait(signals + instruction[1], instruction[2], status, Sizes::kMostPolls)) return;
+    } else if (op == kCall && own_end == 0 && instruction[1] < instruction[2]) {
+      back = at + words;
+      own_end = end;
+      const unsigned begin = instruction[1];
+      end = instruction[2];
+      at = begin;
+      continue;
     } else if (words == 0 || words > kept || !run(op, instruction)) {
       if (threadIdx.x == 0) store_relaxed(status, static_cast<unsigned>(kBadInstruction));
       return;
     }
     at += words;
+    if (at >= end && own_end != 0) {
+      at = back;
+      end = own_end;
+      own_end = 0;
+    }
   }
 }
 

@@ -20,7 +20,7 @@ from tests.cuda_on_cpu.driver import Compiler, CpuDevice, Driver
 from tests.dynamic_specs import tree_rnn
 
 PROCESSORS = 2
-SIGNAL, WAIT, LOSSES = 4, 5, 7
+SIGNAL, WAIT, LOSSES, CALL = 4, 5, 7, 8
 WAITED_TOO_LONG, BAD_INSTRUCTION = 1, 2
 
 
@@ -73,6 +73,14 @@ def test_processors_wait_for_each_other(device: CpuDevice, program: DynamicProgr
     # in pieces of 8 words, so that instructions lie across two of them
     scripts = [[(SIGNAL, 0), (WAIT, 0, 2), (SIGNAL, 1), (WAIT, 1, 2), (LOSSES, 0, 0)]] * 2
     assert run(device, program, scripts) == (0, [2, 2, 0, 0])
+
+
+def test_what_is_common_is_called(device: CpuDevice, program: DynamicProgram) -> None:
+    facts = dict(program.more)
+    first = int(facts["table"]) + PROCESSORS + 1
+    # the first processor's script is (signal 0) (wait 0, 1) (signal 1); the other calls the last two, and ends with one
+    scripts = [[(SIGNAL, 0), (WAIT, 0, 1), (SIGNAL, 1)], [(CALL, first + 2, first + 7), (SIGNAL, 2)]]
+    assert run(device, program, scripts) == (0, [1, 2, 1, 0])
 
 
 def test_a_signal_that_does_not_come_is_an_error_and_no_hang(device: CpuDevice, program: DynamicProgram) -> None:

@@ -28,7 +28,8 @@ class Builder {
         call_(call),
         scripts_(program.processors),
         load_(program.processors),
-        phase_of_(program.processors, -1) {}
+        phase_of_(program.processors, -1),
+        called_(program.processors) {}
 
   void Build(const std::vector<LookedUp>& looked_up, GpuSent* sent) {
     if (call_.forward) {
@@ -49,8 +50,16 @@ class Builder {
     EndPhase();
     sent->phases = phase_;
     const int64_t table = program_.table;
+    const uint32_t common = sent->common = sent->words.size();
+    sent->words.insert(sent->words.end(), common_.begin(), common_.end());
     for (size_t i = 0; i < scripts_.size(); ++i) {
+      Call(i, common_.size());
       sent->words[table + i] = sent->words.size();
+      for (size_t at = 0; at < scripts_[i].size(); at += scripts_[i][at] >> 8) {
+        if ((scripts_[i][at] & 0xFF) != static_cast<uint32_t>(GpuOp::kCall)) continue;
+        scripts_[i][at + 1] += common;
+        scripts_[i][at + 2] += common;
+      }
       sent->words.insert(sent->words.end(), scripts_[i].begin(), scripts_[i].end());
     }
     sent->words[table + scripts_.size()] = sent->words.size();
@@ -241,30 +250,44 @@ class Builder {
     const int waits = phase == 0 ? 0 : std::size(wait);
     std::vector<uint32_t> words(wait, wait + waits);
     words.insert(words.end(), for_all_.begin(), for_all_.end());
-    const bool only_for_all = tasks_.empty();
-    if (only_for_all) words.insert(words.end(), std::begin(signal), std::end(signal));
+    const size_t before = common_.size();
     took_part_ = 0;
-    const auto enter = [&](size_t processor) {
-      phase_of_[processor] = phase_;
-      scripts_[processor].insert(scripts_[processor].end(), words.begin(), words.end());
-      ++took_part_;
-    };
     if (!for_all_.empty()) {
-      for (size_t i = 0; i < scripts_.size(); ++i) enter(i);
+      common_.insert(common_.end(), words.begin(), words.end());
+      common_.insert(common_.end(), std::begin(signal), std::end(signal));
+      took_part_ = scripts_.size();
     }
+    std::vector<int64_t> own;
     for (const Task& task : tasks_) {
-      if (phase_of_[task.processor] != phase_) enter(task.processor);
       std::vector<uint32_t>& script = scripts_[task.processor];
+      if (phase_of_[task.processor] != phase_) {
+        phase_of_[task.processor] = phase_;
+        own.push_back(task.processor);
+        Call(task.processor, before);
+        called_[task.processor] = common_.size();
+        script.insert(script.end(), words.begin(), words.end());
+      }
       script.insert(script.end(), task.words, task.words + task.count);
     }
-    for (size_t i = 0; i < scripts_.size() && !only_for_all; ++i) {
-      if (phase_of_[i] != phase_) continue;
-      scripts_[i].insert(scripts_[i].end(), std::begin(signal), std::end(signal));
+    for (const int64_t processor : own) {
+      scripts_[processor].insert(scripts_[processor].end(), std::begin(signal), std::end(signal));
     }
+    if (for_all_.empty()) took_part_ = own.size();
     ++phase_;
     tasks_.clear();
     for_all_.clear();
     std::fill(load_.begin(), load_.end(), 0);
+  }
+
+  // What the processor has not yet done of what is common, up to `end`.
+  void Call(int64_t processor, size_t end) {
+    size_t& begin = called_[processor];
+    if (begin < end) {
+      scripts_[processor].insert(
+          scripts_[processor].end(),
+          {First(GpuOp::kCall, 3), static_cast<uint32_t>(begin), static_cast<uint32_t>(end)});
+    }
+    begin = end;
   }
 
   struct Task {
@@ -281,6 +304,8 @@ class Builder {
   std::vector<std::vector<uint32_t>> scripts_;
   std::vector<int64_t> load_;
   std::vector<Task> tasks_;        // of this phase
+  std::vector<uint32_t> common_;   // whole phases of those that have nothing else to do in them
+  std::vector<size_t> called_;     // how much of that each processor has done
   std::vector<uint32_t> for_all_;  // instructions of this phase that every processor has
   std::vector<int> phase_of_;      // in which a processor was last given something to do
   int phase_ = 0;

@@ -24,6 +24,7 @@ namespace tfmem {
 //   wait      phase; processors that signal it
 //   gather    pointer of the parameter; width; list; first node; nodes
 //   losses    first example; examples
+//   call      first word, word behind the last: of what many processors do, which is sent once
 enum class GpuOp : uint32_t {
   kRun = 1,
   kGradient = 2,
@@ -31,7 +32,8 @@ enum class GpuOp : uint32_t {
   kSignal = 4,
   kWait = 5,
   kGather = 6,
-  kLosses = 7
+  kLosses = 7,
+  kCall = 8
 };
 
 inline constexpr int64_t kGradientTile = 64;
@@ -46,6 +48,7 @@ struct GpuSent {
   std::vector<uint32_t> words;
   int64_t floats = 0;  // of the batch's memory
   int phases = 0;
+  int64_t common = 0;  // first word of what is called; scripts of processors lie behind
   // Where the rows of each sparse parameter that are looked up are listed.
   std::vector<int64_t> looked_up;
 };

@@ -167,6 +167,25 @@ def test_a_failing_replacement_leaves_the_layer(batch, flow, broken):
     check_said(messages, tfmem.report(function))
 
 
+@pytest.mark.parametrize("name", ["grappled", "restore_concrete"])
+def test_a_graph_error_of_a_graph_with_replaced_layers_is_a_fault(name, monkeypatch):
+    """Of a trace that cannot be read, it is the user's."""
+    layer = tf.keras.layers.LSTM(8)
+    x = tf.random.stateless_normal([2, 5, 3], [1, 2])
+    expected = layer(x)
+    error = GraphError("TensorFlow cannot import the graph: no such op")
+    with monkeypatch.context() as context:
+        Broken(context, error).at(planning, name)
+        function = tfmem.optimize(tf.function(layer.__call__))
+        found, messages = recorded(lambda: function(x))
+    assert np.allclose(found, expected)
+    assert len(messages) == 1
+    assert "no such op" in messages[0]
+    Broken(monkeypatch, error).at(planning, "replace_recurrent")
+    with pytest.raises(GraphError, match="no such op"):
+        tfmem.optimize(tf.function(layer.__call__))(x)
+
+
 def v1_graph():
     graph = tf.Graph()
     with graph.as_default():

@@ -79,12 +79,20 @@ class Stages:
         return "running a first plan" if self.stage is Stage.WARM else "observing a step"
 
     def replace_layers(self) -> None:
-        """Replace recurrent layers."""
+        """Replace recurrent layers.
+
+        Raises:
+            GraphError: the trace cannot be read.
+        """
+        reading = True
         try:
-            self._trace.replace_layers()
+            found = self._trace.replaced_layers()
+            reading = False
+            if found is not None:
+                self._trace.use_layers(*found)
             self.report = self._trace.unplanned()
         except Exception as error:
-            if not is_fault(error, reading=True):
+            if not is_fault(error, reading):
                 raise
             self._fault(error, "replacing recurrent layers", "they stay as they were")
             self.report = replace(self.report, notes=tuple(self._notes))

@@ -22,7 +22,7 @@ EDITING = [(pipeline, "apply_rewrites"), (pipeline, "verify_graph"), (pipeline, 
 RESTORING = [(planning.serde, "to_graph_def")]
 AT_FIRST = [*READING, *PLANNING, *EDITING, *RESTORING]
 # once a plan was observed (after a step), tried (two), and is checked (three)
-LATER = [(1, stages, "observe"), (1, stages, "untried"), (1, pipeline, "plan_step"), (1, pipeline, "describe")]
+LATER = [(1, stages, "observe"), (1, stages.Plans, "untried"), (1, pipeline, "plan_step"), (1, pipeline, "describe")]
 LATER += [(1, pipeline, "apply_rewrites"), (1, random_streams, "restore_concrete"), (2, stages, "choose")]
 LATER += [(2, pipeline, "verify_graph"), (2, pipeline, "describe"), (2, planning.serde, "to_graph_def")]
 LATER += [(3, stages, "checked")]

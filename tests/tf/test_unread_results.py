@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tfmem
+from tests.tf.control_flow import Maker
 from tests.tf.grappler_nets import computing, ops_of
 from tfmem.frontends.graph_def import capture_graph_def
 from tfmem.tf_internals.concrete_function import capture_concrete, restore_concrete
@@ -155,6 +156,27 @@ def test_seeded_draws_beside_some_that_nobody_reads():
     found = [values(pruned, x)[0] for x in (*INPUTS, *INPUTS)]
     np.testing.assert_array_equal(found, wanted)
     assert not np.array_equal(wanted[0], wanted[2])
+
+
+def results(call, variables):
+    for place, variable in enumerate(variables):
+        variable.assign(tf.fill([2, 2], (place + 1) / 3))
+    made = [each for _ in range(3) for each in values(call, tf.constant([[0.3, -0.7], [1.1, 0.2]]))]
+    return [*made, *(variable.numpy() for variable in variables)]
+
+
+def test_random_functions():
+    pruned = 0
+    for seed in range(40):
+        maker = Maker(seed)
+        concrete = tf.function(maker, autograph=False).get_concrete_function(tf.TensorSpec([2, 2]))
+        captured = capture_concrete(concrete)
+        pruned += without_unread(captured) is not captured
+        captured = run_grappler(captured)
+        found = results(restore_concrete(concrete, captured, captured.graph_def), maker.variables)
+        for one, other in zip(results(concrete, maker.variables), found, strict=True):
+            np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-5, err_msg=f"seed {seed}")
+    assert pruned > 10
 
 
 def test_a_step_under_a_budget():

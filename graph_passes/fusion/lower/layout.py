@@ -11,7 +11,7 @@ from graph_passes.fusion.lower.slicing import taken
 from graph_passes.fusion.lower.values import constant, integers
 from graph_passes.fusion.lower.writer import LoweringError, Steps, Writer
 from graph_passes.graph.ir import Graph, Node, TensorId, integer
-from graph_passes.graph.ops import IDENTITIES
+from graph_passes.graph.ops import IDENTITIES, checks_shape
 
 
 def _same(w: Writer, node: Node, output: int, at: Access) -> Steps:
@@ -126,8 +126,7 @@ def _unpack_refusal(graph: Graph, node: Node) -> str:
 
 def _ensure_refusal(graph: Graph, node: Node) -> str:
     """A kernel asks nobody for a shape, so only TensorFlow's own refuses one."""
-    before, after = graph.specs[node.inputs[0]].shape, graph.specs[TensorId(node.name)].shape
-    return "" if before == after else "its shape is not known before the step runs"
+    return "its shape is not known before the step runs" if checks_shape(graph, node) else ""
 
 
 def _squeeze_refusal(graph: Graph, node: Node) -> str:

@@ -72,7 +72,8 @@ def _ragged(rows: Sequence[Sequence[int]]) -> tf.RaggedTensor:
     splits = np.zeros(len(rows) + 1, np.int64)
     np.cumsum([len(row) for row in rows], out=splits[1:])
     values = np.fromiter((value for row in rows for value in row), np.int32, int(splits[-1]))
-    return tf.RaggedTensor.from_row_splits(values, splits, validate=False)
+    with tf.device("/CPU:0"):  # where the op reads them, also for a GPU
+        return tf.RaggedTensor.from_row_splits(values, splits, validate=False)
 
 
 def as_batch(given: Any) -> Batch:

@@ -56,47 +56,6 @@ def reported(function: Any, *arguments: Any) -> tfmem.Report:
     return tfmem.report(optimized)
 
 
-UNROLLED: dict[str, tuple[int, Callable[[], Any]]] = {
-    "LSTM": (1, lambda: sequential(L.LSTM(UNITS, unroll=True))),
-    "LSTM, sequences": (1, lambda: sequential(L.LSTM(UNITS, unroll=True, return_sequences=True))),
-    "LSTM, backwards": (1, lambda: sequential(L.LSTM(UNITS, unroll=True, go_backwards=True))),
-    "GRU": (1, lambda: sequential(L.GRU(UNITS, unroll=True))),
-    "GRU, canonical": (1, lambda: sequential(L.GRU(UNITS, unroll=True, reset_after=False))),
-    "SimpleRNN": (1, lambda: sequential(L.SimpleRNN(UNITS, unroll=True))),
-    "masked LSTM": (1, lambda: sequential(L.Masking(), L.LSTM(UNITS, unroll=True))),
-    "masked GRU": (1, lambda: sequential(L.Masking(), L.GRU(UNITS, unroll=True, return_sequences=True))),
-    "Bidirectional": (2, lambda: sequential(L.Bidirectional(L.LSTM(UNITS, unroll=True)))),
-    "stacked": (2, lambda: sequential(L.LSTM(UNITS, unroll=True, return_sequences=True), L.GRU(UNITS, unroll=True))),
-    "tf_keras": (1, lambda: tf_keras.Sequential([T.LSTM(UNITS, unroll=True)])),
-}
-
-
-@pytest.mark.parametrize("name", UNROLLED)
-def test_unrolled_steps_in_training(name: str) -> None:
-    lines, network = UNROLLED[name]
-    x = tf.constant(numbers(BATCH, STEPS, INPUTS))
-    report = reported(training(network(), x), x)
-    assert not report.replaced
-    assert len(report.not_replaced) == lines, report
-    assert all(WITH_GRADIENT in line and f"{STEPS} steps" in line for line in report.not_replaced), report
-
-
-def test_two_steps() -> None:
-    network = keras.Sequential([keras.Input([2, INPUTS]), L.LSTM(UNITS, unroll=True)])
-    x = tf.constant(numbers(BATCH, 2, INPUTS))
-    (line,) = reported(training(network, x), x).not_replaced
-    assert WITH_GRADIENT in line
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_a_frozen_layer_whose_gradient_nobody_needs(masked: bool) -> None:
-    layers = [L.Masking()] if masked else []
-    network = sequential(*layers, L.LSTM(UNITS, unroll=True, trainable=False), L.Dense(2))
-    x = tf.constant(numbers(BATCH, STEPS, INPUTS))
-    (line,) = reported(training(network, x), x).not_replaced
-    assert "nothing needs it" in line
-
-
 def weights() -> tuple[Any, Any]:
     return tf.Variable(numbers(INPUTS, UNITS) * 0.5), tf.Variable(numbers(UNITS, UNITS, seed=1) * 0.5)
 
@@ -194,14 +153,6 @@ def test_static_rnn(trained: bool) -> None:
     tfmem.optimize(graph, fetches=[tensor.name for tensor in fetched])
     (line,) = tfmem.report(graph).not_replaced
     assert (WITH_GRADIENT if trained else "edited") in line
-
-
-def test_in_fit() -> None:
-    network = sequential(L.GRU(UNITS, unroll=True), L.Dense(1))
-    network.compile("sgd", "mse")
-    tfmem.optimize(network)
-    network.fit(numbers(8, STEPS, INPUTS), numbers(8, 1), batch_size=4, verbose=0)
-    assert WITH_GRADIENT in str(tfmem.report(network))
 
 
 # ---- graphs without a recurrence ----

@@ -38,6 +38,15 @@ def topological(graph: Graph) -> list[str]:
     return order
 
 
+def is_acyclic(graph: Graph) -> bool:
+    """Whether the graph has an order; one with a lowered loop has none."""
+    try:
+        topological(graph)
+    except GraphError:
+        return False
+    return True
+
+
 def schedule(graph: Graph, creation_order: Sequence[str] = (), merging: bool = False) -> list[str]:
     """The order in which the program created its ops, made consistent with the graph's edges.
 

@@ -22,6 +22,7 @@ from graph_passes.recurrent.faults import attempt, attempted
 from graph_passes.recurrent.find.loops import functional_loops, loops_out_of_reach, lowered_loops
 from graph_passes.recurrent.find.repeated import Refused, repeated
 from graph_passes.recurrent.find.roll import roll_up
+from graph_passes.recurrent.find.step_gradients import Exits, RolledGradient
 from graph_passes.recurrent.lower.bidirectional import paired
 from graph_passes.recurrent.lower.cudnn import CUDNN, joinable_cudnn, match_cudnn
 from graph_passes.recurrent.lower.loop import Joinable, read_loop
@@ -44,6 +45,7 @@ class Needs:
         in_place: whether the graph is edited in place, where no loop is made of unrolled steps.
         traced: whether it is a function's that is still being traced, so that what has side effects runs in any case.
         fuse_biases: whether products may add their biases; nobody will take a gradient.
+        exits: see `find.step_gradients.Exits`; None: unrolled steps with their gradient stay.
     """
 
     gradients: Gradients
@@ -53,6 +55,7 @@ class Needs:
     in_place: bool = False
     traced: bool = False
     fuse_biases: bool = False
+    exits: Exits | None = None
 
 
 def plan_recurrent(source: Source, needs: Needs) -> tuple[RecurrentPlan, Graph]:
@@ -61,9 +64,10 @@ def plan_recurrent(source: Source, needs: Needs) -> tuple[RecurrentPlan, Graph]:
     while True:
         graph = source.read(left.chosen)
         keep = source.keep(graph)
-        rolled = None if needs.in_place else roll_up(graph, keep, left.unrolled)
+        rolled = None if needs.in_place else roll_up(graph, keep, left.unrolled, needs.exits)
         graph, loops = (graph, {}) if rolled is None else (rolled.graph, rolled.loops)
-        plan = plan_whole(graph, keep, needs.gradients, needs.check, needs.traced)
+        of_steps = rolled.gradients if rolled else ()
+        plan = plan_whole(graph, keep, needs.gradients, needs.check, needs.traced, of_steps)
         if left.more(plan, loops):
             continue
         plan = needs.tune(plan)
@@ -129,7 +133,12 @@ def _kept_steps(
 
 
 def plan_whole(
-    graph: Graph, keep: Collection[str], gradients: Gradients, check: Check, traced: bool = False
+    graph: Graph,
+    keep: Collection[str],
+    gradients: Gradients,
+    check: Check,
+    traced: bool = False,
+    rolled: Sequence[RolledGradient] = (),
 ) -> RecurrentPlan:
     """What to replace in `graph`: recurrences with their gradients, and those of inference.
 
@@ -137,9 +146,10 @@ def plan_whole(
         graph, keep, gradients, check: as for `plan_training`.
         traced: whether the graph is a function's that is still being traced, and edited in place: an op with side
             effects, as a loop that reads variables is, would run there in any case.
+        rolled: see `plan_training`.
     """
     names = Names(graph)
-    training = plan_training(graph, keep, gradients, check, names)
+    training = plan_training(graph, keep, gradients, check, names, rolled)
     inference = plan_inference(graph, keep, names)
     unmatched = [
         *training.plan.unmatched,

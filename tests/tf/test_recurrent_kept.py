@@ -56,47 +56,6 @@ def reported(function: Any, *arguments: Any) -> tfmem.Report:
     return tfmem.report(optimized)
 
 
-UNROLLED: dict[str, tuple[int, Callable[[], Any]]] = {
-    "LSTM": (1, lambda: sequential(L.LSTM(UNITS, unroll=True))),
-    "LSTM, sequences": (1, lambda: sequential(L.LSTM(UNITS, unroll=True, return_sequences=True))),
-    "LSTM, backwards": (1, lambda: sequential(L.LSTM(UNITS, unroll=True, go_backwards=True))),
-    "GRU": (1, lambda: sequential(L.GRU(UNITS, unroll=True))),
-    "GRU, canonical": (1, lambda: sequential(L.GRU(UNITS, unroll=True, reset_after=False))),
-    "SimpleRNN": (1, lambda: sequential(L.SimpleRNN(UNITS, unroll=True))),
-    "masked LSTM": (1, lambda: sequential(L.Masking(), L.LSTM(UNITS, unroll=True))),
-    "masked GRU": (1, lambda: sequential(L.Masking(), L.GRU(UNITS, unroll=True, return_sequences=True))),
-    "Bidirectional": (2, lambda: sequential(L.Bidirectional(L.LSTM(UNITS, unroll=True)))),
-    "stacked": (2, lambda: sequential(L.LSTM(UNITS, unroll=True, return_sequences=True), L.GRU(UNITS, unroll=True))),
-    "tf_keras": (1, lambda: tf_keras.Sequential([T.LSTM(UNITS, unroll=True)])),
-}
-
-
-@pytest.mark.parametrize("name", UNROLLED)
-def test_unrolled_steps_in_training(name: str) -> None:
-    lines, network = UNROLLED[name]
-    x = tf.constant(numbers(BATCH, STEPS, INPUTS))
-    report = reported(training(network(), x), x)
-    assert not report.replaced
-    assert len(report.not_replaced) == lines, report
-    assert all(WITH_GRADIENT in line and f"{STEPS} steps" in line for line in report.not_replaced), report
-
-
-def test_two_steps() -> None:
-    network = keras.Sequential([keras.Input([2, INPUTS]), L.LSTM(UNITS, unroll=True)])
-    x = tf.constant(numbers(BATCH, 2, INPUTS))
-    (line,) = reported(training(network, x), x).not_replaced
-    assert WITH_GRADIENT in line
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_a_frozen_layer_whose_gradient_nobody_needs(masked: bool) -> None:
-    layers = [L.Masking()] if masked else []
-    network = sequential(*layers, L.LSTM(UNITS, unroll=True, trainable=False), L.Dense(2))
-    x = tf.constant(numbers(BATCH, STEPS, INPUTS))
-    (line,) = reported(training(network, x), x).not_replaced
-    assert "nothing needs it" in line
-
-
 def weights() -> tuple[Any, Any]:
     return tf.Variable(numbers(INPUTS, UNITS) * 0.5), tf.Variable(numbers(UNITS, UNITS, seed=1) * 0.5)
 
@@ -196,14 +155,6 @@ def test_static_rnn(trained: bool) -> None:
     assert (WITH_GRADIENT if trained else "edited") in line
 
 
-def test_in_fit() -> None:
-    network = sequential(L.GRU(UNITS, unroll=True), L.Dense(1))
-    network.compile("sgd", "mse")
-    tfmem.optimize(network)
-    network.fit(numbers(8, STEPS, INPUTS), numbers(8, 1), batch_size=4, verbose=0)
-    assert WITH_GRADIENT in str(tfmem.report(network))
-
-
 # ---- graphs without a recurrence ----
 
 
@@ -267,3 +218,35 @@ def test_no_recurrence_no_line(make: Callable[[], Any]) -> None:
         report = reported(function, x)
         assert not report.replaced
         assert not report.not_replaced, report
+
+
+@pytest.mark.parametrize("checked", ["item", "state", "result", "nothing"])
+def test_a_shape_that_a_step_refuses_is_refused(checked: str) -> None:
+    """What is known to be so is no reason to stay."""
+    weights = tf.Variable(tf.random.stateless_normal([UNITS, UNITS], [1, 2]) * 0.3)
+
+    def check(place: str, x: Any) -> Any:
+        return tf.ensure_shape(x, [BATCH if checked == place else None, UNITS])
+
+    @tf.function(input_signature=[tf.TensorSpec([STEPS, None, UNITS])], autograph=False)
+    def function(x: Any) -> Any:
+        def step(time: Any, state: Any) -> Any:
+            state = check("result", tf.tanh(check("item", x[time]) + check("state", state) @ weights))
+            return time + 1, tf.ensure_shape(state, [None, UNITS])
+
+        invariants = [tf.TensorShape([]), tf.TensorShape([None, UNITS])]
+        start = [0, tf.zeros([tf.shape(x)[1], UNITS])]
+        return tf.while_loop(lambda time, _: time < STEPS, step, start, shape_invariants=invariants)[1]
+
+    optimized = tfmem.optimize(function)
+    good, bad = (tf.random.stateless_normal([STEPS, rows, UNITS], [3, 4]) for rows in (BATCH, BATCH + 2))
+    np.testing.assert_allclose(optimized(good), function(good), rtol=1e-5, atol=1e-6)
+    report = tfmem.report(optimized)
+    if checked == "nothing":
+        assert report.replaced
+        np.testing.assert_allclose(optimized(bad), function(bad), rtol=1e-5, atol=1e-6)
+        return
+    assert "refuses shapes" in report.not_replaced[0]
+    for call in (function, optimized):
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            call(bad)

@@ -154,7 +154,11 @@ class Handle:
         """A batch as tensors.
 
         Args:
-            examples: of each graph its root, a `node`; or lists of kinds, children and arguments; or recorded losses.
+            examples: of each graph its root, a `node`, or the list of its roots; or lists of kinds, children and
+                arguments; or recorded losses.
+
+        Raises:
+            DynamicError: an example is none of these, or a node depends on itself.
         """
         if self._recorded is not None:
             with self._lock:
@@ -162,12 +166,10 @@ class Handle:
                 self._training = self._recorded.spec(training=True)
                 self._inference = self._recorded.spec(training=False)
             return from_lists(lists)
-        return from_lists(flatten(example) if isinstance(example, Node) else example for example in examples)
+        return from_lists(map(_flat, examples))
 
     def _as_batch(self, given: Any) -> Batch:
-        if isinstance(given, list) and given and isinstance(given[0], Expression | Node):
-            return self.batch(given)
-        if isinstance(given, list) and not given:
+        if isinstance(given, list) and (not given or isinstance(given[0], Expression | Node) or _are_roots(given[0])):
             return self.batch(given)
         return as_batch(given)
 
@@ -258,3 +260,13 @@ class Handle:
             with tf.control_dependencies([losses]):
                 self._steps.assign_add(1)
         return Outcome(losses, (), outputs)
+
+
+def _are_roots(example: Any) -> bool:
+    return isinstance(example, list) and bool(example) and isinstance(example[0], Node)
+
+
+def _flat(example: Any) -> Any:
+    if isinstance(example, Node):
+        return flatten([example])
+    return flatten(example) if _are_roots(example) else example

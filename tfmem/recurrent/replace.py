@@ -26,6 +26,7 @@ from tfmem.tf_internals.captured_source import CapturedSource
 from tfmem.tf_internals.gradient_check import step_gradient_fault
 from tfmem.tf_internals.inline import implementations
 from tfmem.tf_internals.inserted_gradients import gradients
+from tfmem.tf_internals.step_gradients import step_gradient_exits
 
 CARRIERS = frozenset({"While", "StatelessWhile", "Enter", "CudnnRNN", "CudnnRNNV2", "CudnnRNNV3", "Unpack"})
 
@@ -65,6 +66,7 @@ def replace_recurrent(
             lambda found: _with_kernels(found, target, options),
             implementations(captured.graph_def),
             fuse_biases=final and target.is_gpu,
+            exits=step_gradient_exits,
         )
 
     def products(done: Mapping[str, Outcome]) -> matmul.Needs | None:

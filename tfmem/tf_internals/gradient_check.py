@@ -29,7 +29,7 @@ FULL = (1.0, 1e-3, 1e4)
 TOLERANCES = {"float16": 3e-2, "bfloat16": 1e-1, "float64": 1e-7}
 FLOAT32 = 1e-4  # of the largest number of a tensor: one step, mostly by the same kernels
 _HARMLESS = ("ReadVariableOp", "Random", "Stateless", "TruncatedNormal", "ParameterizedTruncatedNormal")
-_ERRORS = (ValueError, TypeError, LookupError, tf.errors.OpError)
+ERRORS = (ValueError, TypeError, LookupError, tf.errors.OpError)
 
 Dims = tuple[int | None, ...] | None
 
@@ -50,7 +50,7 @@ def step_gradient_fault(graph: Graph, pair: Pair) -> str:
         step = _Step(graph, pair, rows)
         try:
             different = step.different()
-        except _ERRORS as raised:
+        except ERRORS as raised:
             error = error or raised
             continue
         if different is None:
@@ -88,10 +88,10 @@ class _Step:
         with self.scratch.as_default(), tf.device("/device:CPU:0"):
             places = sorted(self.pair.variables.items())
             arguments = [self.argument(place) for place in range(len(self.ahead.inputs))]
-            results = _imported(self.scratch, "step", self.steps, arguments)
+            results = imported(self.scratch, "step", self.steps, arguments)
             given = {place: self.gradient(variable, arguments[variable]) for place, variable in places}
             read = [self.read(place, given, arguments, results) for place in range(len(self.back.inputs))]
-            found = _imported(self.scratch, "walk", self.walks, read)
+            found = imported(self.scratch, "walk", self.walks, read)
             expected = tf.gradients(
                 [results[variable] for _, variable in places],
                 [arguments[variable] for _, variable in places],
@@ -104,14 +104,11 @@ class _Step:
         return self.compare([variable for _, variable in places], compared)
 
     def compare(self, variables: Sequence[int], compared: Sequence[tuple[Any, Any]]) -> list[int] | None:
-        rewriting = rewriter_config_pb2.RewriterConfig(disable_meta_optimizer=True)
-        options = config_pb2.GraphOptions(rewrite_options=rewriting)
-        config = tf.compat.v1.ConfigProto(device_count={"GPU": 0}, graph_options=options)
         different: set[int] = set()
         checked: set[int] = set()
         names = {wanted.dtype.name for _, wanted in compared}
         scales = next((SCALES[name] for name in sorted(names) if name in SCALES), FULL)
-        with tf.compat.v1.Session(graph=self.scratch, config=config) as session:
+        with tf.compat.v1.Session(graph=self.scratch, config=on_the_host()) as session:
             for draw, scale in enumerate(scales):
                 feeds = self.draw(draw, scale)
                 session.run([assign for assign, _ in self.variables], feeds)
@@ -276,7 +273,14 @@ def _merged(dims: Dims, other: TensorSpec | None) -> Dims:
     return tuple(there if here is None else here for here, there in zip(dims, other.shape, strict=True))
 
 
-def _imported(scratch: Any, prefix: str, function: Function, arguments: Sequence[Any]) -> list[Any]:
+def on_the_host() -> Any:
+    """A session's settings under which a graph runs as it is, on the CPU."""
+    rewriting = rewriter_config_pb2.RewriterConfig(disable_meta_optimizer=True)
+    options = config_pb2.GraphOptions(rewrite_options=rewriting)
+    return tf.compat.v1.ConfigProto(device_count={"GPU": 0}, graph_options=options)
+
+
+def imported(scratch: Any, prefix: str, function: Function, arguments: Sequence[Any]) -> list[Any]:
     """The body of a function, imported: its results."""
     graph_def = graph_pb2.GraphDef(versions=scratch.graph_def_versions)
     names = {node.name: f"node_{place}" for place, node in enumerate(function.graph)}

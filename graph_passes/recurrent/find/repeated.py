@@ -31,7 +31,7 @@ FORMS = frozenset({
 _DEPTH = 12  # of forms of one weight
 
 _AGAIN = "its steps are written one after the other"
-_TRAINED = f"{_AGAIN}, with their gradient: such steps are replaced without one only; write a loop (unroll=False)"
+_TRAINED = f"{_AGAIN}, with their gradient, and no loop could be made of both; write a loop (unroll=False)"
 _IDLE = f"{_AGAIN}, and the graph has a gradient of them, though nothing needs it"
 _IN_PLACE = (
     f"{_AGAIN}: such steps are replaced in a tf.function, a GraphDef or a SavedModel, not where a graph is edited"
@@ -110,7 +110,8 @@ def _within(
         if first.op in CONVOLUTIONS:
             why = f"{_AGAIN}, and '{first.name}' ({first.op}) takes states that are no matrices [batch, units]"
         elif transposed:
-            why = _IDLE if _needed(graph, keep).isdisjoint(transposed) else _TRAINED
+            why = f"{_AGAIN}, with their gradient, and {recognised}" if recognised else _TRAINED
+            why = _IDLE if needed(graph, keep).isdisjoint(transposed) else why
         else:
             why = f"{_AGAIN}, and {recognised}" if recognised else otherwise
         yield Unmatched(first.name, f"unrolled, {part[0].steps} steps", why)
@@ -207,7 +208,7 @@ def _joined(chains: Sequence[_Chain]) -> list[list[_Chain]]:
     return parts
 
 
-def _needed(graph: Graph, keep: Collection[str]) -> set[str]:
+def needed(graph: Graph, keep: Collection[str]) -> set[str]:
     """The nodes that serve what is fetched, or has an effect."""
     ends = {node.name for node in graph if node.stateful and not node.op.startswith("ReadVariable")}
     return graph.reached({*ends, *(name for name in keep if name in graph.nodes)}, graph.predecessors)

@@ -19,10 +19,11 @@ from graph_passes.graph.ir import DataType, Graph, TensorId
 from graph_passes.graph.rewrite import Names, NewNode
 from graph_passes.recurrent.faults import attempt
 from graph_passes.recurrent.find.loops import Unreadable
+from graph_passes.recurrent.find.step_gradients import RolledGradient
 from graph_passes.recurrent.lower.bidirectional import paired
 from graph_passes.recurrent.match import Direction, Launch, Match, RecurrentPlan, Unmatched
 from graph_passes.recurrent.train.loop_pairs import Pair, gradient_loops, read_pair
-from graph_passes.recurrent.train.trained import Trained, cudnn_pairs, trained_cudnn, trained_loop
+from graph_passes.recurrent.train.trained import Trained, cudnn_pairs, trained_cudnn, trained_loop, trained_steps
 
 # How new nodes are differentiated: graph, nodes, (result, its gradient) ..., inputs, what these stand for, what gives
 # names, a prefix -> new nodes, the gradient of each input or None. This takes TensorFlow
@@ -58,7 +59,14 @@ class Training:
     nodes: frozenset[str]
 
 
-def plan_training(graph: Graph, keep: Collection[str], gradients: Gradients, check: Check, names: Names) -> Training:
+def plan_training(
+    graph: Graph,
+    keep: Collection[str],
+    gradients: Gradients,
+    check: Check,
+    names: Names,
+    rolled: Sequence[RolledGradient] = (),
+) -> Training:
     """Find every recurrence that is there with its gradient.
 
     Args:
@@ -67,6 +75,7 @@ def plan_training(graph: Graph, keep: Collection[str], gradients: Gradients, che
         gradients: see `Gradients`.
         check: see `Check`.
         names: gives names to new nodes.
+        rolled: loops that stand for unrolled steps, and their gradients.
     """
     groups: dict[str, list[str]] = {}
     recurrences, matches = dict[str, Trained](), list[Match]()
@@ -75,17 +84,21 @@ def plan_training(graph: Graph, keep: Collection[str], gradients: Gradients, che
         with attempt(unmatched, f"every {kind} with its gradient from here on", kind):
             for forward, backward in pairs(graph):
                 groups.setdefault(forward, []).append(backward)
+    steps = {each.forward: each for each in rolled}
+    groups |= {each.forward: [each.backward] for each in rolled}
     inner = {backward for backwards in groups.values() for backward in backwards}
 
     def carrier(forward: str) -> str:
-        return f"{graph[forward].op} and its gradient"
+        return f"{'unrolled' if forward in steps else graph[forward].op} and its gradient"
 
     for forward, backwards in groups.items():
         if forward in inner or any(backward in groups for backward in backwards):
             unmatched.append(Unmatched(forward, carrier(forward), "the gradient of its gradient is taken too"))
             continue
         with attempt(unmatched, forward, carrier(forward)):
-            if (forward, "body") in graph.functions:
+            if forward in steps:
+                recurrences[forward] = trained_steps(graph, steps[forward], names, keep)
+            elif (forward, "body") in graph.functions:
                 recurrence = trained_loop(graph, forward, backwards, names, keep)
                 for reason in (check(graph, read_pair(graph, forward, backward)) for backward in backwards):
                     if reason:

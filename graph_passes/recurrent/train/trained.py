@@ -14,8 +14,9 @@ from graph_passes.graph.dead_code import is_needed, is_read
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.graph.ops import passed
 from graph_passes.graph.rewrite import Names
-from graph_passes.recurrent.find.loops import Unreadable
+from graph_passes.recurrent.find.loops import Unreadable, functional_loops
 from graph_passes.recurrent.find.provenance import is_zero, spread, trace
+from graph_passes.recurrent.find.step_gradients import RolledGradient
 from graph_passes.recurrent.lower.cudnn import CUDNN, MOVES, joinable_cudnn, match_cudnn, turns, undoes
 from graph_passes.recurrent.lower.loop import Joinable, read_loop
 from graph_passes.recurrent.match import Match, Unmatched
@@ -107,6 +108,26 @@ def trained_loop(graph: Graph, forward: str, backwards: Sequence[str], names: Na
         for pair, group in zip(pairs, given, strict=True)
     ]
     return Trained(forward, tuple(gradients), tuple(invariants(graph, forward)), joinable)
+
+
+def trained_steps(graph: Graph, rolled: RolledGradient, names: Names, keep: Collection[str]) -> Trained:
+    """Read a loop that stands for unrolled steps, and its gradient.
+
+    Raises:
+        Unreadable: why they stay.
+    """
+    copy = graph.copy()
+    # Where no loss reads its own value, a stack serves the gradient alone.
+    readers = [copy.insert(f"{old.node}/reader", "Identity", [old], {}) for old in rolled.results]
+    loop = next(loop for loop in functional_loops(copy) if loop.name == rolled.forward)
+    joinable = read_loop(copy, loop, names, {*keep, *readers})
+    wanted = list[Wanted]()
+    for old, x in rolled.wanted(graph):
+        if is_read(graph, old, {rolled.forward, rolled.backward}, keep):
+            entry, moves = read_as(graph, joinable.match, x)
+            wanted += moved_back(graph, frozenset(keep), old, entry, moves)
+    backward = Backward(rolled.backward, rolled.given(graph), tuple(wanted))
+    return Trained(rolled.forward, (backward,), (), joinable)
 
 
 def cudnn_pairs(graph: Graph) -> Iterator[tuple[str, str]]:

@@ -53,7 +53,6 @@ class Machine:
         block_barrier: a barrier of a CTA.
         cluster_handoff: until a value that each CTA of a cluster stores in the shared memory of all is seen by all.
         cluster_bandwidth: bytes a nanosecond that arrive in one CTA that way.
-        grid_barrier: a barrier of one CTA on each multiprocessor (SC).
         grid_handoff: until a value that each CTA stores in global memory, its epoch in it, is seen by all, over the
             number of CTAs.
         grid_bandwidth: bytes a nanosecond that arrive in one CTA that way, over the number of CTAs: what was just
@@ -79,7 +78,6 @@ class Machine:
     block_barrier: float
     cluster_handoff: float
     cluster_bandwidth: float
-    grid_barrier: float
     grid_handoff: Curve
     grid_bandwidth: Curve
 

@@ -5,6 +5,10 @@
 DyNet is run by a Python of its own that has it (`pip install dyNET38`); without --dynet it is left out. The systems
 take turns, each in processes of their own, and the medians are shown: by wall time, and by processor time of all
 threads, which a busy machine disturbs less.
+
+On a GPU, against PyTorch (node by node, and level by level as DGL does) and TensorFlow (eager), within a given time:
+
+    python -m benchmarks.dynamic --gpu --output results.json --total-seconds 300
 """
 
 from __future__ import annotations
@@ -12,14 +16,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.dynamic import gpu
+from benchmarks.dynamic.processes import numbered, run
 from examples import trees
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
@@ -31,27 +34,9 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sentences", type=int, default=256, help="that a measurement trains on")
     parser.add_argument("--output", type=Path, help="a JSON file for the results")
+    parser.add_argument("--gpu", action="store_true", help="compare with what runs on a GPU")
+    parser.add_argument("--total-seconds", type=float, default=300, help="of all measurements on a GPU")
     return parser.parse_args(given)
-
-
-def numbered(given: list[trees.Tree]) -> list:
-    """Trees whose words are numbers."""
-    words: dict[str, int] = {}
-
-    def of(tree: trees.Tree) -> list:
-        if len(tree) == 2:
-            return [tree[0], words.setdefault(tree[1], len(words))]
-        return [tree[0], of(tree[1]), of(tree[2])]
-
-    return [of(tree) for tree in given]
-
-
-def run(python: str, worker: str, data: Path, hidden: int, batches: list[int]) -> list[dict]:
-    command = [python, str(ROOT / "benchmarks/dynamic" / worker), str(data), str(hidden), *map(str, batches)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 def table(rows: list[dict]) -> list[str]:
@@ -84,11 +69,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "trees.json"
         data.write_text(json.dumps(numbered(given[: args.sentences])))
+        if args.gpu:
+            gpu.compare(data, args.hidden, args.batch, args.total_seconds, args.output)
+            return
         for _ in range(args.rounds):
             for hidden in args.hidden:
-                rows += run(sys.executable, "ours.py", data, hidden, args.batch)
+                rows += run(sys.executable, "ours.py", data, hidden, 0, args.batch)
                 if args.dynet:
-                    rows += run(args.dynet, "with_dynet.py", data, hidden, args.batch)
+                    rows += run(args.dynet, "with_dynet.py", data, hidden, None, args.batch)
     print("\n".join(table(rows)))
     if args.output:
         args.output.write_text(json.dumps({"format": 1, "rows": rows}, indent=1) + "\n")

@@ -7,42 +7,66 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import tensorflow as tf
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.dynamic.timing import measure, parts_of, show, words_of
+from custom_ops.dynamic.codegen.plan import products_of
+from custom_ops.dynamic.codegen.program import kinds_of
+from custom_ops.dynamic.op import forward_backward
+from custom_ops.load import load
 from examples.tree_lstm import TreeLSTM
 from tfmem import dynamic
 
 EMBEDDING = 128
 
 
-def main(data: str, hidden: int, batch_sizes: list[int]) -> None:
+def main(data: str, hidden: int, seconds: float, batch_sizes: list[int]) -> None:
     given = json.loads(Path(data).read_text())
     words = 1 + max(max(words_of(tree)) for tree in given)
+    began = time.perf_counter()
     net = TreeLSTM(words, EMBEDDING, hidden)
+    specialised = time.perf_counter() - began
     step = tf.function(
         lambda *batch: net.handle.step(dynamic.Batch(*batch)).losses,
         input_signature=[tf.RaggedTensorSpec([None, None], tf.int32)] * 3,
     )
     vocabulary = {word: word for word in range(words)}
     roots = [net.node(tree, vocabulary) for tree in given]
+    facts = {"system": "tfmem", "hidden": hidden, "specialised": specialised}
+    if net.handle.plan is not None:
+        facts["difference"] = difference(net, net.handle.batch(roots[:8]))
     for size in batch_sizes:
-        batches = [net.handle.batch(roots[first : first + size]) for first in range(0, len(roots), size)]
-        for batch in batches[:2]:
-            step(*batch)
-        wall, processor = time.perf_counter(), time.process_time()
-        for batch in batches:
-            losses = step(*batch)
-        losses.numpy()
-        wall, processor = time.perf_counter() - wall, time.process_time() - processor
-        row = {"hidden": hidden, "batch": size, "sentences": len(roots), "wall": wall, "processor": processor}
-        print(json.dumps({"system": "tfmem", **row}))
+        parts = parts_of(roots, size)
+        batches = [(net.handle.batch(part), len(part)) for part in parts]
+        found = measure(batches, lambda batch: step(*batch), lambda losses: losses.numpy(), seconds)
+        show(**facts, batch=size, **found, **traffic(net, batches[0][0]))
 
 
-def words_of(tree: list) -> list[int]:
-    return [tree[1]] if len(tree) == 2 else words_of(tree[1]) + words_of(tree[2])
+def difference(net: TreeLSTM, batch: dynamic.Batch) -> float:
+    """The largest relative difference of a gradient on the GPU to the CPU's."""
+    on_gpu = net.handle.forward_backward(batch).gradients
+    with tf.device("/CPU:0"):
+        on_cpu = forward_backward(load().ops, net.handle.spec, net.handle.parameters, batch, 0, None)[2]
+    largest = 0.0
+    for a, b in zip(on_gpu, on_cpu, strict=True):
+        x, y = (tf.convert_to_tensor(gradient).numpy() for gradient in (a, b))
+        largest = max(largest, float(np.abs(x - y).max() / np.abs(y).max()))
+    return largest
+
+
+def traffic(net: TreeLSTM, batch: dynamic.Batch) -> dict[str, int]:
+    """Bytes of weights that a batch reads from off the chip, by plan, and if every node read its matrices."""
+    plan = net.handle.plan
+    if plan is None:
+        return {}
+    kinds = kinds_of(net.handle.spec)
+    nodes = np.bincount(batch.kinds.values.numpy(), minlength=len(kinds))
+    planned, each = plan.weight_traffic(products_of(plan, kinds, list(map(int, nodes))))
+    return {"weight_bytes": planned, "weight_bytes_by_node": each, "resident_bytes": plan.resident_bytes}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), [int(size) for size in sys.argv[3:]])
+    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), [int(size) for size in sys.argv[4:]])

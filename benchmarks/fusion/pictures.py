@@ -21,9 +21,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=ALL, default=list(TEN), help="workloads (the ten)")
     options = parser.parse_args(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
-    return (
-        1 if [name for name in options.only if not drawn(name, options.output / f"{name.replace('/', '_')}.svg")] else 0
-    )
+    paths = {name: options.output / f"{name.replace('/', '_')}.svg" for name in options.only}
+    return 1 if [name for name, path in paths.items() if not drawn(name, path)] else 0
 
 
 def drawn(name: str, path: Path) -> bool:

@@ -4,7 +4,6 @@ python -m benchmarks.recurrent.tables benchmarks/results/recurrent_h200.json"""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Mapping
 from math import exp, inf, log
@@ -29,12 +28,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("results", type=Path, help="what benchmarks.recurrent wrote")
     parser.add_argument("--search", type=Path, help="what benchmarks.recurrent.search wrote")
     parser.add_argument("--keras", type=Path, help="what benchmarks.recurrent.keras wrote")
-    parser.add_argument("--cpu", type=Path, help="what benchmarks.recurrent.cpu wrote")
+    parser.add_argument("--cpu", type=Path, help="the same, on a CPU")
     parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks_recurrent.md")
     options = parser.parse_args(arguments)
     results = existing(parser, options.results)
-    cpu = json.loads(options.cpu.read_text()) if options.cpu else None
-    written = tables(results, load(options.search), load(options.keras), cpu)
+    written = tables(results, load(options.search), load(options.keras), load(options.cpu))
     write(options.document, written, MARKERS)
     return 0
 
@@ -285,30 +283,11 @@ def family(name: str) -> str:
 
 
 def on_a_cpu(results: Mapping[str, Any]) -> list[str]:
-    """The op against the same layer of Keras 3 and of tf_keras, on a CPU."""
-    about, rows = results["machine"], results["rows"]
-    written = [
-        (
-            row["layer"],
-            str(row["hidden"]),
-            str(row["batch"]),
-            f"{row['tfmem']:.1f}",
-            *(
-                text
-                for peer in ("keras", "tf_keras")
-                for text in (f"{row[peer]:.1f}", f"{row[peer] / row['tfmem']:.1f}x")
-            ),
-        )
-        for row in rows
-    ]
-    header = ("layer", "hidden", "batch", "tfmem, us a step", "Keras 3", "speed-up", "tf_keras", "speed-up")
-    title = f"### A Keras layer on {about['cores']} cores ({about['cpu']}), {results['time']} steps"
-    ratios = [row["keras"] / row["tfmem"] for row in rows]
-    summary = f"Against Keras 3: geometric mean {mean(ratios):.1f}x, least {min(ratios):.1f}x."
-    versions = ", ".join(f"{name} {about[name]}" for name in ("tensorflow", "keras", "tf_keras"))
-    return [
-        f"{table(title, header, written)}\n\n{summary} Whole layers, products with the inputs included; {versions}."
-    ]
+    """The Keras layer before and after on a CPU."""
+    about = results["machine"]
+    return before_and_after(
+        results["cases"], f"### A Keras layer before and after on {about['cores']} cores ({about['cpu']}), float32"
+    )
 
 
 def mean(ratios: Iterable[float]) -> float:

@@ -6,8 +6,10 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from custom_ops.dynamic.codegen.program import DynamicProgram
 from custom_ops.dynamic.spec import Spec
 from custom_ops.errors import GradientError
+from custom_ops.image_functions import named
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -24,6 +26,7 @@ def forward_backward(
     batch: Any,
     seed: Any,
     loss_weights: tf.Tensor | None,
+    program: DynamicProgram | None = None,
 ) -> tuple[tf.Tensor, tuple[tf.Tensor, ...], tuple[Any, ...]]:
     """Losses, outputs, and for each parameter its gradient.
 
@@ -34,10 +37,13 @@ def forward_backward(
         batch: kinds, children and arguments as ragged int32 tensors.
         seed: of random numbers.
         loss_weights: `[examples]`; none: 1.
+        program: for a GPU; none: the op runs on the CPU.
     """
     dense, sparse = _counts(spec)
     given = [] if loss_weights is None else [loss_weights]
-    found = _call(ops, spec, parameters, batch, seed, "forward_backward", loss_gradients=given, Nd=dense, Nr=sparse)
+    found = _call(
+        ops, spec, program, parameters, batch, seed, "forward_backward", loss_gradients=given, Nd=dense, Nr=sparse
+    )
     return found.losses, tuple(found.outputs), _gradients(spec, found)
 
 
@@ -50,12 +56,13 @@ def forward(
     *,
     state_of: int,
     training: bool,
+    program: DynamicProgram | None = None,
 ) -> tuple[tf.Tensor, tuple[tf.Tensor, ...], tuple[tf.Tensor, ...]]:
     """Losses, outputs, and states of the nodes that have a state as those of kind `state_of` have (-1: none)."""
     state_type = -1 if state_of < 0 else spec.types.index(spec.kinds[state_of].state)
     states = 0 if state_type < 0 else len(spec.types[state_type])
     mode = "training" if training else "forward"
-    found = _call(ops, spec, parameters, batch, seed, mode, state_type=state_type, Ns=states)
+    found = _call(ops, spec, program, parameters, batch, seed, mode, state_type=state_type, Ns=states)
     return found.losses, tuple(found.outputs), tuple(found.states)
 
 
@@ -68,6 +75,7 @@ def step(
     loss_weights: tf.Tensor | None,
     rule: str,
     rates: tf.Tensor,
+    program: DynamicProgram | None = None,
 ) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
     """Losses and outputs; the variables, parameters and then slots, are updated."""
     import tensorflow as tf
@@ -82,6 +90,7 @@ def step(
         spec=spec.text,
         N=len(spec.parameters),
         rule=rule,
+        **_programs(program),
     )
     return found.losses, tuple(found.outputs)
 
@@ -115,8 +124,21 @@ def _integers(batch: Any) -> dict[str, tf.Tensor]:
     return found
 
 
+def _programs(program: DynamicProgram | None) -> dict[str, list[str]]:
+    if program is None:
+        return {"programs": [], "images": []}
+    return {"programs": [program.to_text()], "images": named([program.image.code])}
+
+
 def _call(
-    ops: ModuleType, spec: Spec, parameters: Sequence[Any], batch: Any, seed: Any, mode: str, **other: Any
+    ops: ModuleType,
+    spec: Spec,
+    program: DynamicProgram | None,
+    parameters: Sequence[Any],
+    batch: Any,
+    seed: Any,
+    mode: str,
+    **other: Any,
 ) -> Any:
     import tensorflow as tf
 
@@ -131,6 +153,7 @@ def _call(
         No=_outputs(spec),
         spec=spec.text,
         mode=mode,
+        **_programs(program),
         **other,
     )
 
@@ -179,6 +202,8 @@ def _gradient(ops: ModuleType, op: Any, *gradients: Any) -> list[Any]:
         spec=text,
         mode="backward",
         state_type=op.get_attr("state_type"),
+        programs=op.get_attr("programs"),
+        images=[getattr(function, "name", function) for function in op.get_attr("images")],
     )
     dense, rows, of_rows = iter(found.gradients), iter(found.rows), iter(found.row_gradients)
     of_parameters = [

@@ -140,26 +140,6 @@ __device__ inline void block_barrier(float*, int iterations) {
   for (int i = 0; i < iterations; ++i) __syncthreads();
 }
 
-// One iteration: a barrier of the whole grid, a counter that CTAs add to and wait for. `counter`
-// starts at 0.
-__device__ inline void grid_barrier(unsigned* counter, int iterations) {
-  int spins = 0;
-#pragma unroll 1
-  for (int i = 0; i < iterations; ++i) {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      const unsigned target = (i + 1) * gridDim.x;
-      __threadfence();
-      atomicAdd(counter, 1u);
-      for (; spins < kSpinLimit; ++spins) {
-        if (*reinterpret_cast<volatile unsigned*>(counter) >= target) break;
-      }
-      __threadfence();
-    }
-    __syncthreads();
-  }
-}
-
 // Each CTA starts elsewhere, at `first`.
 __device__ __forceinline__ int place_of(int v, int first, int total) {
   return v + first - (v + first >= total ? total : 0);

@@ -1,4 +1,4 @@
-"""What a device cannot do within a region, though a region on a CPU could: as data."""
+"""What a device cannot do within a region, as data; and what a CPU does as TensorFlow's own kernels alone do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from graph_passes.fusion.lower.meaning import Kind, Meaning
+from graph_passes.fusion.lower.meaning import IN_KERNELS, Kind, Meaning, called
 from graph_passes.graph.ir import Graph, Node
 
 
@@ -34,6 +34,20 @@ CUDA = Capabilities(
     multiplied=frozenset({"float16", "bfloat16", "float32", "float64"}),
     fused=frozenset({("BiasAdd",), ("BiasAdd", "Relu")}),
 )
+
+
+# On a CPU TensorFlow's kernel raises there; on a GPU it gives NaN, and so does the rule.
+_RAISES = {"SparseSoftmaxCrossEntropyWithLogits": "a label that is no class"}
+
+
+def on_a_cpu(graph: Graph, known: Mapping[str, Meaning]) -> dict[str, Meaning]:
+    """The meanings of a graph's nodes; what raises is called, so that it still does."""
+    found = {}
+    for name, meaning in known.items():
+        node = graph[name]
+        raises = node.op in _RAISES and meaning.kind in IN_KERNELS
+        found[name] = called(graph, node, f"TensorFlow's kernel refuses {_RAISES[node.op]}") if raises else meaning
+    return found
 
 
 def within(device: Capabilities, graph: Graph, known: Mapping[str, Meaning]) -> dict[str, Meaning]:

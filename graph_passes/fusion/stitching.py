@@ -10,13 +10,13 @@ from custom_ops.errors import KernelError
 from custom_ops.fusion.programs import FusionProgram
 from custom_ops.fusion.region import Region
 from custom_ops.fusion.text import to_text
-from graph_passes.fusion.capabilities import Capabilities, within
+from graph_passes.fusion.capabilities import Capabilities, on_a_cpu, within
 from graph_passes.fusion.lower.kernel import lower_kernel
 from graph_passes.fusion.lower.meaning import Kind, Meaning, meanings
 from graph_passes.fusion.lower.region import Encode, LoweredRegion, lower_region
 from graph_passes.fusion.lower.shapes import Shapes
 from graph_passes.fusion.lower.writer import LoweringError
-from graph_passes.fusion.plan import ON_CPU, FusionPlan, RegionPlan, plan_fusion
+from graph_passes.fusion.plan import ON_CPU, FusionPlan, RegionPlan, StepKind, plan_fusion
 from graph_passes.fusion.score import KernelDevice, Refuse
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.graph.source import Source
@@ -34,7 +34,7 @@ class Needs:
         kinds: of nodes that a region may hold there.
         fed: names of nodes whose outputs a caller may give.
         roots: names of nodes of which a caller may run some without the others; None: all of the graph runs.
-        capabilities: what the device can do; None: all.
+        capabilities: what the device can do; None: it is a CPU.
         programs: makes the kernels of a region that runs on a device ("" is `home`), or raises KernelError; None: the
             device needs none.
     """
@@ -131,7 +131,7 @@ def plan_stitching(source: Source, needs: Needs) -> tuple[Stitching, Graph]:
     graph = source.read()
     keep = source.keep(graph)
     known = _without_names(graph, meanings(graph), {*keep, *(needs.roots or ())})
-    known = within(needs.capabilities, graph, known) if needs.capabilities else known
+    known = within(needs.capabilities, graph, known) if needs.capabilities else on_a_cpu(graph, known)
     shapes = Shapes(graph)
 
     fetched = [tensor for name in keep for tensor in graph.tensors(graph[name])]
@@ -208,7 +208,9 @@ def _stitched(
     names = _names(graph, len(plan.regions))
     for name, region in zip(names, plan.regions, strict=True):
         try:
-            lowered = lower_region(graph, [step.members for step in region.steps], needs.encode, fetched, shapes)
+            steps = [step.members for step in region.steps]
+            called = {name for step in region.steps if step.kind is StepKind.CALL for name in step.members}
+            lowered = lower_region(graph, steps, needs.encode, fetched, shapes, called)
             text = to_text(lowered.region)
             programs = (
                 tuple(needs.programs(lowered.region, place_of(graph, region.members) or needs.home))

@@ -144,6 +144,14 @@ def is_update(op: str) -> bool:
     return op in UPDATES or op.startswith(("ResourceApply", "ResourceSparseApply", "Apply", "SparseApply"))
 
 
+def checks_shape(graph: Graph, node: Node) -> bool:
+    """Whether a node refuses shapes that its input may have: it is more than the copy for which `passed` takes it."""
+    if node.op != "EnsureShape":
+        return False
+    before, after = graph.specs.get(node.inputs[0]), graph.specs.get(TensorId(node.name))
+    return before is None or after is None or before.shape != after.shape
+
+
 def passed(graph: Graph, tensor: TensorId, through: Collection[str] = IDENTITIES) -> TensorId:
     """What `tensor` is a copy of: the first tensor before it that no op in `through` made."""
     node = graph[tensor.node]

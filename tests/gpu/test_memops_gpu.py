@@ -328,6 +328,7 @@ def test_unfit_mechanisms_are_refused(library: Library, mechanism: str) -> None:
 MANAGED = """
 import numpy as np, tensorflow as tf
 from custom_ops.load import load
+from tests import memops
 library = load()
 config = tf.compat.v1.ConfigProto(allow_soft_placement=False)
 config.gpu_options.per_process_gpu_memory_fraction = 0.02

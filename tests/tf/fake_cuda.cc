@@ -1,6 +1,7 @@
 // A CUDA driver without a GPU, for test_stream_order.py, test_recurrent_parts.py and
 // test_fusion_gpu.py: streams are queues whose heads run in random order, as far as events allow.
 // What may go wrong on a GPU once in a million goes wrong here soon, and the same way each time.
+#include "../cuda_on_cpu/threads.h"
 #include "fake_cuda.h"
 
 #include <dlfcn.h>
@@ -350,7 +351,24 @@ int cuLaunchKernelEx(const FakeConfig* config, void* function, void** parameters
   }
   const auto* words = static_cast<const uint64_t*>(parameters[0]);
   launch.words.assign(words, words + fake_device().parameter_words);
-  FakeLaunch(config->stream, [launch] { fake_launches().push_back(launch); });
+  const auto& called = *static_cast<FakeFunction*>(function);
+  const char* bytes = static_cast<const char*>(parameters[0]);
+  std::vector<char> parameter(bytes, bytes + called.parameter_bytes);
+  FakeLaunch(config->stream, [launch, &called, parameter] {
+    fake_launches().push_back(launch);
+    if (called.run == nullptr) return;
+    on_cpu::Launch on_cpu;
+    on_cpu.grid = {launch.blocks, launch.groups, 1};
+    on_cpu.block = {launch.threads, 1, 1};
+    on_cpu.cluster = launch.cluster;
+    on_cpu.cooperative = launch.cooperative;
+    on_cpu.shared = launch.shared_bytes;
+    on_cpu.seed = 1;
+    const std::string error = called.run(&on_cpu, parameter.data());
+    if (error.empty()) return;
+    std::fprintf(stderr, "%s: %s\n", called.name.c_str(), error.c_str());
+    ++fake_kernel_error_count();
+  });
   return 0;
 }
 

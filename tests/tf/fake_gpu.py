@@ -30,13 +30,13 @@ FOLDER = "TFMEM_TEST_FAKE_GPU"  # in the environment: where `build` has put all
 OUT_OF_MEMORY, UNKNOWN = 2, 999
 
 
-def build(folder: Path) -> None:
-    """The fake libraries, and the op that runs on them, in `folder`."""
+def build(folder: Path, op: str = "fusion_on_fake_gpu") -> None:
+    """The fake libraries, and the op of `op`.cc that runs on them, in `folder`."""
     build_fake_driver(folder)
     plain = [build_flags.compiler(), "-std=c++17", "-O1", "-fPIC", "-shared", "-Wl,-soname,libcublasLt.so.12"]
     sources = [str(HERE / "fake_cublas.cc"), str(folder / "libcuda.so.1")]
     subprocess.run([*plain, *sources, "-o", str(folder / "libcublasLt.so.12")], check=True)
-    subprocess.run(build_flags.compile_command(HERE / "fusion_on_fake_gpu.cc", folder / "op.o"), check=True)
+    subprocess.run(build_flags.compile_command(HERE / f"{op}.cc", folder / "op.o"), check=True)
     library = build_flags.PACKAGE / build_flags.library_name(tf.__version__)
     subprocess.run([*build_flags.link_command([folder / "op.o"], folder / "op.so"), str(library)], check=True)
 

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfmem
+from custom_ops.load import HostMemory, Library
 from graph_passes.errors import OptionsError
 from graph_passes.report import STITCHED
 from tests.tf.stitched_steps import Softmax, batch, close, optimized, run, values
@@ -33,6 +34,13 @@ class Found:
         given(), stitched()
         self.slices += 1
         return self.left.pop(0)
+
+
+def test_copies_take_no_memory_that_the_control_group_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Library, "host_memory", lambda *_: HostMemory(8, 1 << 40))
+    plain, step = Softmax(), optimized(Softmax().step, fusion=FULL)
+    close(run(step, 4), run(plain.step, 4))
+    assert stage_of(step)._turns is not None  # not on copies
 
 
 def stage_of(step: Any) -> Any:

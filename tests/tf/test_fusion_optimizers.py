@@ -59,4 +59,4 @@ def test_updates_are_packed(name: str) -> None:
     variables = len(plain.trainable_variables)
     assert ops >= 8 * variables
     # The gradients of a layer's weights are there only when those behind it are: a kernel of each, and few more.
-    assert kernels <= LAYERS + 3 < variables, f"{ops} ops of {variables} variables in {kernels} kernels"
+    assert kernels <= LAYERS + 4 < variables, f"{ops} ops of {variables} variables in {kernels} kernels"

@@ -71,6 +71,40 @@ def test_an_error_of_a_python_function_comes_through() -> None:
         fused(tf.ones([3]))
 
 
+CHECKED: dict[str, Any] = {
+    "Unpack": lambda x: tf.exp(sum(tf.unstack(x * 2 + 1, 2))),
+    "EnsureShape": lambda x: tf.ensure_shape(tf.exp(x) * 2, [2, 4]) * 3 + 1,
+    "Squeeze": lambda x: tf.squeeze(tf.exp(x[1:]) * 2, [0]) * 3 + 1,
+}
+
+
+@pytest.mark.parametrize("op", CHECKED)
+def test_a_size_that_an_op_refuses_is_refused(op: str) -> None:
+    function = tf.function(CHECKED[op], input_signature=[tf.TensorSpec([None, 4])], autograph=False)
+    stitched = tfmem.optimize(function, passes=("fusion",), fusion=tfmem.FusionOptions(tune="off"))
+    good, bad = (tf.random.stateless_normal([rows, 4], [1, 2]) for rows in (2, 5))
+    np.testing.assert_allclose(stitched(good), function(good), rtol=1e-5)
+    require_stitched(stitched)
+    for call in (function, stitched):
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            call(bad)
+
+
+def test_a_label_that_is_no_class_is_refused() -> None:
+    @tf.function
+    def function(x: Any, labels: Any) -> Any:
+        logits = tf.nn.relu(x * 2 + 1) * tf.exp(-tf.abs(x))
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits) * 2 + 1
+
+    x = tf.random.stateless_normal([64, 10], [1, 2])
+    stitched = tfmem.optimize(function, passes=("fusion",), fusion=tfmem.FusionOptions(tune="off"))
+    np.testing.assert_allclose(stitched(x, tf.range(64) % 10), function(x, tf.range(64) % 10), rtol=1e-5)
+    require_stitched(stitched, "SparseSoftmaxCrossEntropyWithLogits")
+    for call in (function, stitched):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="label value"):
+            call(x, tf.range(64) % 11)
+
+
 @pytest.mark.parametrize("tune", ["off", "fast"])
 def test_random_streams_are_untouched(tune: Any) -> None:
     def made() -> Any:

@@ -9,6 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2, device_properties_pb2, meta_graph_pb2
+from tensorflow.python.grappler import cluster as grappler_cluster
+from tensorflow.python.grappler import tf_optimizer
 
 from tfmem.frontends.graph_def import capture_graph_def
 from tfmem.tf_internals.concrete_function import capture_concrete, restore_concrete
@@ -142,3 +145,28 @@ def test_a_placeholder_of_an_old_graph_may_have_any_shape():
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         tf.graph_util.import_graph_def(found, name="")
         assert session.run("out:0", {"x:0": np.zeros([2, 3])}).shape == (2, 3)
+
+
+def test_tensorflows_layout_optimizer_gives_up_on_dropout_by_itself():
+    """Nothing of tfmem's is in here: docs/architecture.md says whose the message is. It may go when this fails."""
+    gpu = "/job:localhost/replica:0/task:0/device:GPU:0"
+    with tf.Graph().as_default() as graph, tf.device(gpu):
+        x = tf.compat.v1.placeholder(tf.float32, [8, 16, 16, 4])
+        kernel = tf.compat.v1.placeholder(tf.float32, [3, 3, 4, 4])
+        dropped = tf.nn.experimental.stateless_dropout(tf.nn.conv2d(x, kernel, 1, "SAME"), 0.5, [1, 2])
+        out = tf.nn.conv2d(dropped, kernel, 1, "SAME")
+    meta_graph = meta_graph_pb2.MetaGraphDef(graph_def=graph.as_graph_def())
+    meta_graph.collection_def["train_op"].node_list.value.append(out.op.name)
+    config = config_pb2.ConfigProto()
+    rewrite = config.graph_options.rewrite_options
+    rewrite.optimizers.append("layout")
+    rewrite.fail_on_optimizer_errors, rewrite.min_graph_nodes = True, -1
+    device = device_properties_pb2.NamedDevice(name=gpu)
+    device.properties.type = "GPU"
+    device.properties.environment["architecture"] = "7.0"
+    cluster = grappler_cluster.Cluster(devices=[device])
+    try:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="SelectV2-2-TransposeNHWCToNCHW-LayoutOptimizer"):
+            tf_optimizer.OptimizeGraph(config, meta_graph, cluster=cluster)
+    finally:
+        cluster.Shutdown()

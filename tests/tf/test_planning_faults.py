@@ -22,7 +22,7 @@ EDITING = [(pipeline, "apply_rewrites"), (pipeline, "verify_graph"), (pipeline, 
 RESTORING = [(planning.serde, "to_graph_def")]
 AT_FIRST = [*READING, *PLANNING, *EDITING, *RESTORING]
 # once a plan was observed (after a step), tried (two), and is checked (three)
-LATER = [(1, stages, "observe"), (1, stages, "untried"), (1, pipeline, "plan_step"), (1, pipeline, "describe")]
+LATER = [(1, stages, "observe"), (1, stages.Plans, "untried"), (1, pipeline, "plan_step"), (1, pipeline, "describe")]
 LATER += [(1, pipeline, "apply_rewrites"), (1, random_streams, "restore_concrete"), (2, stages, "choose")]
 LATER += [(2, pipeline, "verify_graph"), (2, pipeline, "describe"), (2, planning.serde, "to_graph_def")]
 LATER += [(3, stages, "checked")]
@@ -165,6 +165,25 @@ def test_a_failing_replacement_leaves_the_layer(batch, flow, broken):
     found, messages = recorded(lambda: function(x))
     assert np.allclose(found, plain(x))
     check_said(messages, tfmem.report(function))
+
+
+@pytest.mark.parametrize("name", ["grappled", "restore_concrete"])
+def test_a_graph_error_of_a_graph_with_replaced_layers_is_a_fault(name, monkeypatch):
+    """Of a trace that cannot be read, it is the user's."""
+    layer = tf.keras.layers.LSTM(8)
+    x = tf.random.stateless_normal([2, 5, 3], [1, 2])
+    expected = layer(x)
+    error = GraphError("TensorFlow cannot import the graph: no such op")
+    with monkeypatch.context() as context:
+        Broken(context, error).at(planning, name)
+        function = tfmem.optimize(tf.function(layer.__call__))
+        found, messages = recorded(lambda: function(x))
+    assert np.allclose(found, expected)
+    assert len(messages) == 1
+    assert "no such op" in messages[0]
+    Broken(monkeypatch, error).at(planning, "replace_recurrent")
+    with pytest.raises(GraphError, match="no such op"):
+        tfmem.optimize(tf.function(layer.__call__))(x)
 
 
 def v1_graph():

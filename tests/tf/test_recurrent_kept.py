@@ -218,3 +218,35 @@ def test_no_recurrence_no_line(make: Callable[[], Any]) -> None:
         report = reported(function, x)
         assert not report.replaced
         assert not report.not_replaced, report
+
+
+@pytest.mark.parametrize("checked", ["item", "state", "result", "nothing"])
+def test_a_shape_that_a_step_refuses_is_refused(checked: str) -> None:
+    """What is known to be so is no reason to stay."""
+    weights = tf.Variable(tf.random.stateless_normal([UNITS, UNITS], [1, 2]) * 0.3)
+
+    def check(place: str, x: Any) -> Any:
+        return tf.ensure_shape(x, [BATCH if checked == place else None, UNITS])
+
+    @tf.function(input_signature=[tf.TensorSpec([STEPS, None, UNITS])], autograph=False)
+    def function(x: Any) -> Any:
+        def step(time: Any, state: Any) -> Any:
+            state = check("result", tf.tanh(check("item", x[time]) + check("state", state) @ weights))
+            return time + 1, tf.ensure_shape(state, [None, UNITS])
+
+        invariants = [tf.TensorShape([]), tf.TensorShape([None, UNITS])]
+        start = [0, tf.zeros([tf.shape(x)[1], UNITS])]
+        return tf.while_loop(lambda time, _: time < STEPS, step, start, shape_invariants=invariants)[1]
+
+    optimized = tfmem.optimize(function)
+    good, bad = (tf.random.stateless_normal([STEPS, rows, UNITS], [3, 4]) for rows in (BATCH, BATCH + 2))
+    np.testing.assert_allclose(optimized(good), function(good), rtol=1e-5, atol=1e-6)
+    report = tfmem.report(optimized)
+    if checked == "nothing":
+        assert report.replaced
+        np.testing.assert_allclose(optimized(bad), function(bad), rtol=1e-5, atol=1e-6)
+        return
+    assert "refuses shapes" in report.not_replaced[0]
+    for call in (function, optimized):
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            call(bad)

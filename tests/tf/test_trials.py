@@ -16,7 +16,7 @@ from graph_passes.memory.timeline import Buffer, ScheduledOp, Timeline
 from graph_passes.offload.options import OffloadOptions
 from graph_passes.offload.plan import OffloadPlan, plan_offload
 from graph_passes.report import ORDERED, ORDERED_OVER, Report
-from tfmem.runtime.trials import GPU_TRIALS, Trial, checked, choose, falling, first_plans, judged, no_room, untried
+from tfmem.runtime.trials import GPU_TRIALS, Plans, Trial, checked, choose, judged
 
 GIB = 1 << 30
 
@@ -58,8 +58,12 @@ def planner(timeline, policy="autovm"):
     return lambda budget, **how: plan_offload(timeline, Link(GIB, GIB), budget, options, timed=True, **how)
 
 
+def falling(engine, timeline, budget, make):
+    return Plans(engine, timeline, budget, make, engine.room).falling(engine.room)
+
+
 def fallen(engine, timeline):
-    return list(falling(engine, timeline, 6 * GIB, planner(timeline), engine.room))
+    return list(falling(engine, timeline, 6 * GIB, planner(timeline)))
 
 
 def test_falling_shares_move_more_and_more():
@@ -88,7 +92,7 @@ def without_workspace(seconds):
     ]
     timeline = Timeline(tuple(steps), timeline.buffers, timeline.turn)
     engine = FakeEngine(5 * GIB)
-    plans = list(falling(engine, timeline, 9 * GIB, planner(timeline), engine.room))
+    plans = list(falling(engine, timeline, 9 * GIB, planner(timeline)))
     assert all(plan.failure(timeline, engine.room, excused=range(len(timeline.steps))) is None for plan in plans)
     return plans, [plan.failure(timeline, engine.room) is not None for plan in plans]
 
@@ -108,7 +112,7 @@ def test_what_a_plan_stalls_for_without_need_is_taken_out_before_it_is_tried():
     timeline, engine = chain(), FakeEngine(64 * GIB)
     widest = partial(planner(timeline), widest=True)
     assert widest(budget=64 * GIB).after.stall > 0
-    tried = list(falling(engine, timeline, 64 * GIB, widest, engine.room))
+    tried = list(falling(engine, timeline, 64 * GIB, widest))
     assert tried
     assert all(plan.after.stall == 0 for plan in tried)
 
@@ -118,11 +122,11 @@ def test_what_could_be_recomputed_is_also_tried_as_a_copy():
     first = replace(timeline.buffers[0], nbytes=3 * GIB, recompute_until=len(timeline.steps))
     steps = (ScheduledOp("f0", 0.1), *(replace(step, seconds=0.2) for step in timeline.steps[1:]))
     timeline, engine = Timeline(steps, (first, *timeline.buffers[1:]), timeline.turn), FakeEngine(7 * GIB)
-    plans = list(falling(engine, timeline, 7 * GIB, planner(timeline, "hybrid"), engine.room))
+    plans = list(falling(engine, timeline, 7 * GIB, planner(timeline, "hybrid")))
     recomputed = [[move.recomputed for move in plan.moves] for plan in plans]
     assert recomputed[0] == [True]
     assert [False] in recomputed
-    copying = falling(engine, timeline, 7 * GIB, planner(timeline, "autovm"), engine.room)
+    copying = falling(engine, timeline, 7 * GIB, planner(timeline, "autovm"))
     assert {plan.actions for plan in copying} <= {plan.actions for plan in plans}
 
 
@@ -132,7 +136,8 @@ def test_no_plan_where_the_host_has_no_room():
 
 def firsts(engine, timeline, budget, is_gpu=True):
     plan = planner(timeline)
-    return list(first_plans(engine, timeline, budget, plan, plan(budget=budget), engine.room if is_gpu else None))
+    plans = Plans(engine, timeline, budget, plan, engine.room if is_gpu else None)
+    return list(plans.first(plan(budget=budget)))
 
 
 def test_the_first_plan_has_the_most_memory_to_spare():
@@ -149,11 +154,10 @@ def test_where_the_host_has_no_room_the_first_plan_moves_least():
 
 def test_an_error_names_the_memory_in_which_the_step_finds_room():
     timeline = chain()
-    widest = partial(planner(timeline), budget=4 * GIB, widest=True)
 
     def refused(memory):
         engine = FakeEngine(memory)
-        return no_room(engine, timeline, widest, engine.room, "op")
+        return Plans(engine, timeline, 4 * GIB, planner(timeline), engine.room).no_room("op")
 
     assert refused(64 * GIB) is None
     error = refused(int(1.5 * GIB))
@@ -189,7 +193,7 @@ def test_choose_needs_a_trial():
 
 def remaining(engine, timeline, budget, trials, room):
     plan = planner(timeline)
-    return untried(engine, timeline, budget, trials, plan, plan(budget, widest=True), room)
+    return Plans(engine, timeline, budget, plan, room).untried(trials, plan(budget, widest=True))
 
 
 def test_a_gpu_tries_plans_until_one_is_no_faster():
@@ -210,7 +214,7 @@ def test_where_no_plan_finds_room_the_one_that_ran_is_made_faster():
     engine = FakeEngine(timeline.peak // 2)
     roomy = Room(((0, 64 * GIB),))
     widest = planner(timeline)(timeline.peak, widest=True)
-    found = list(untried(engine, timeline, GIB, [], planner(timeline), widest, roomy))
+    found = list(Plans(engine, timeline, GIB, planner(timeline), roomy).untried([], widest))
     assert len({plan.actions for plan in found}) == 1
     assert found[0].after.seconds < widest.after.seconds
 
@@ -222,7 +226,8 @@ def test_the_plan_that_ran_is_tried_first_where_others_stall_more():
     def worse(budget, **how):
         return planner(timeline)(min(budget, 3 * GIB), widest=True, **how)
 
-    plans = list(falling(engine, timeline, 5 * GIB, worse, Room(((0, 5 * GIB),)), [best]))
+    room = Room(((0, 5 * GIB),))
+    plans = list(Plans(engine, timeline, 5 * GIB, worse, room).falling(room, [best]))
     assert len(plans) > 1
     assert plans[0].actions == best.actions
     assert [plan.after.seconds for plan in plans] == sorted(plan.after.seconds for plan in plans)
@@ -258,7 +263,7 @@ def test_a_plan_that_ran_over_though_it_should_not_have_is_not_made_again():
     assert first.after.peak == 5 * GIB
     assert make(budget=budget - over).actions == first.actions
     seen = Trial(first, Observation({}, {}, 0, 1.0, budget + over, ()), None)
-    (second, *_) = untried(engine, timeline, budget, [seen], make, first, None)
+    (second, *_) = Plans(engine, timeline, budget, make, None).untried([seen], first)
     assert second.budget == first.after.peak - over
     assert second.actions != first.actions
 

@@ -37,13 +37,19 @@ class Node(NamedTuple):
     arguments: tuple[int, ...]
 
 
-def flatten(root: Node) -> tuple[list[int], list[int], list[int]]:
-    """Kinds, children and arguments of all nodes under `root`, children first; a node that is met again is one node."""
+def flatten(roots: Sequence[Node]) -> tuple[list[int], list[int], list[int]]:
+    """Kinds, children and arguments of all nodes under `roots`, which come in order, after their children; a node that
+    is met again is one node.
+
+    Raises:
+        DynamicError: a node depends on itself.
+    """
     kinds: list[int] = []
     children: list[int] = []
     arguments: list[int] = []
     known: dict[int, int] = {}
-    waiting = [root]
+    waiting = list(reversed(roots))
+    begun: set[int] = set()
     while waiting:
         current = waiting[-1]
         if id(current) in known:
@@ -51,6 +57,9 @@ def flatten(root: Node) -> tuple[list[int], list[int], list[int]]:
             continue
         missing = [child for child in current[1] if id(child) not in known]
         if missing:
+            if id(current) in begun:
+                raise DynamicError(f"a node of kind {current[0]} depends on itself; expected graphs without cycles")
+            begun.add(id(current))
             missing.reverse()
             waiting += missing
             continue
@@ -72,7 +81,8 @@ def _ragged(rows: Sequence[Sequence[int]]) -> tf.RaggedTensor:
     splits = np.zeros(len(rows) + 1, np.int64)
     np.cumsum([len(row) for row in rows], out=splits[1:])
     values = np.fromiter((value for row in rows for value in row), np.int32, int(splits[-1]))
-    return tf.RaggedTensor.from_row_splits(values, splits, validate=False)
+    with tf.device("/CPU:0"):  # where the op reads them, also for a GPU
+        return tf.RaggedTensor.from_row_splits(values, splits, validate=False)
 
 
 def as_batch(given: Any) -> Batch:

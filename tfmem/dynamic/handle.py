@@ -9,12 +9,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from custom_ops.dynamic.codegen.plan import Plan
 from custom_ops.dynamic.op import forward, forward_backward, step
 from custom_ops.dynamic.spec import Spec
 from custom_ops.errors import DynamicError
 from tfmem.api import load_ops
 from tfmem.dynamic.batch import Batch, Node, as_batch, flatten, from_lists
 from tfmem.dynamic.expressions import Expression, parameter_of
+from tfmem.dynamic.gpu import Programs
 from tfmem.dynamic.kinds import NodeKind, State, record
 from tfmem.dynamic.optimizers import Optimizer
 from tfmem.dynamic.recorded import RecordedKinds
@@ -91,6 +93,8 @@ class Handle:
             parameter_of(parameter)
         self._training = self._spec(training=True)
         self._inference = self._spec(training=False)
+        self._programs = Programs()
+        self._programs.of(self._training)
         self._slots: tuple[tf.Variable, ...] = ()
         self._steps: tf.Variable | None = None
         if optimizer is not None:
@@ -99,7 +103,8 @@ class Handle:
                 for slot in optimizer.slots
                 for number, parameter in enumerate(parameters)
             )
-            self._steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="steps")
+            with tf.device("/CPU:0"):  # where the op reads it, also for a GPU
+                self._steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="steps")
 
     def _spec(self, *, training: bool) -> Spec:
         recorded = tuple(
@@ -113,6 +118,17 @@ class Handle:
     def text(self) -> str:
         """All kinds as the op reads them (`custom_ops/dynamic/spec.py`)."""
         return self._training.text
+
+    @property
+    def spec(self) -> Spec:
+        """All kinds, as they are trained."""
+        return self._training
+
+    @property
+    def plan(self) -> Plan | None:
+        """What the GPU kernel keeps on chip; None on a CPU."""
+        program = self._programs.of(self._training)
+        return None if program is None else program.plan
 
     # ---- batches ----
 
@@ -138,7 +154,11 @@ class Handle:
         """A batch as tensors.
 
         Args:
-            examples: of each graph its root, a `node`; or lists of kinds, children and arguments; or recorded losses.
+            examples: of each graph its root, a `node`, or the list of its roots; or lists of kinds, children and
+                arguments; or recorded losses.
+
+        Raises:
+            DynamicError: an example is none of these, or a node depends on itself.
         """
         if self._recorded is not None:
             with self._lock:
@@ -146,12 +166,10 @@ class Handle:
                 self._training = self._recorded.spec(training=True)
                 self._inference = self._recorded.spec(training=False)
             return from_lists(lists)
-        return from_lists(flatten(example) if isinstance(example, Node) else example for example in examples)
+        return from_lists(map(_flat, examples))
 
     def _as_batch(self, given: Any) -> Batch:
-        if isinstance(given, list) and given and isinstance(given[0], Expression | Node):
-            return self.batch(given)
-        if isinstance(given, list) and not given:
+        if isinstance(given, list) and (not given or isinstance(given[0], Expression | Node) or _are_roots(given[0])):
             return self.batch(given)
         return as_batch(given)
 
@@ -172,9 +190,11 @@ class Handle:
                 parameter's shape changed; names the example and the node.
         """
         tensors = self._as_batch(batch)
-        losses, outputs, gradients = forward_backward(
-            self._ops, self._training, self.parameters, tensors, seed, loss_weights
-        )
+        program = self._programs.of(self._training)
+        with self._programs.place(program):
+            losses, outputs, gradients = forward_backward(
+                self._ops, self._training, self.parameters, tensors, seed, loss_weights, program
+            )
         return Outcome(losses, gradients, outputs)
 
     def forward(
@@ -195,9 +215,11 @@ class Handle:
         tensors = self._as_batch(batch)
         spec = self._training if training else self._inference
         kind = 0 if states and spec.kinds else -1
-        losses, outputs, found = forward(
-            self._ops, spec, self.parameters, tensors, seed, state_of=kind, training=training
-        )
+        program = self._programs.of(spec)
+        with self._programs.place(program):
+            losses, outputs, found = forward(
+                self._ops, spec, self.parameters, tensors, seed, state_of=kind, training=training, program=program
+            )
         return Outcome(losses, (), outputs, found)
 
     def step(
@@ -217,17 +239,34 @@ class Handle:
         if self.optimizer is None or self._steps is None:
             raise DynamicError("the net has no optimizer; specialize(..., optimizer=tfmem.dynamic.Adam())")
         tensors = self._as_batch(batch)
-        steps = self._steps + 1
-        losses, outputs = step(
-            self._ops,
-            self._training,
-            (*self.parameters, *self._slots),
-            tensors,
-            steps if seed is None else seed,
-            loss_weights,
-            self.optimizer.rule,
-            self.optimizer.rates(steps),
-        )
-        with tf.control_dependencies([losses]):
-            self._steps.assign_add(1)
+        program = self._programs.of(self._training)
+        with tf.device("/CPU:0"):
+            # A GPU's step is counted before it runs: to count it afterwards would be to wait for the GPU.
+            steps = self._steps + 1 if program is None else self._steps.assign_add(1, read_value=True)
+            rates = self.optimizer.rates(steps)
+        with self._programs.place(program):
+            losses, outputs = step(
+                self._ops,
+                self._training,
+                (*self.parameters, *self._slots),
+                tensors,
+                steps if seed is None else seed,
+                loss_weights,
+                self.optimizer.rule,
+                rates,
+                program,
+            )
+        if program is None:
+            with tf.control_dependencies([losses]):
+                self._steps.assign_add(1)
         return Outcome(losses, (), outputs)
+
+
+def _are_roots(example: Any) -> bool:
+    return isinstance(example, list) and bool(example) and isinstance(example[0], Node)
+
+
+def _flat(example: Any) -> Any:
+    if isinstance(example, Node):
+        return flatten([example])
+    return flatten(example) if _are_roots(example) else example

@@ -6,7 +6,6 @@ and on what TensorFlow notes of a handle's variable.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,11 +40,12 @@ def noticed(graph_def: GraphDef) -> str:
 class Copies:
     """The variables of a step once more, and calls on them."""
 
-    def __init__(self, function: Any, arguments: Sequence[tf.Tensor]) -> None:
+    def __init__(self, function: Any, arguments: Sequence[tf.Tensor], free: int) -> None:
         """
         Args:
             function: a `ConcreteFunction`; the variables that it captured are copied, those of an optimizer, too.
             arguments: its flat arguments, without captures.
+            free: bytes of the device's memory that nobody uses.
 
         Raises:
             NotCopiedError: there is too little memory, or something else than a variable is reached through a handle.
@@ -57,8 +57,8 @@ class Copies:
         handles = {id(tensor): tensor for tensor in function.captured_inputs if tensor.dtype in _HANDLES}
         held = {key: _held(handle) for key, handle in handles.items()}
         needed = sum((shape.num_elements() or 0) * dtype.size for dtype, shape in held.values())
-        if needed > _LEAST_LEFT * _free_memory():
-            raise NotCopiedError(f"copies of its variables would take {needed:,} bytes")
+        if needed > _LEAST_LEFT * free:
+            raise NotCopiedError(f"copies of its variables would take {needed:,} bytes, of {free:,} that are free")
         self._variables = {key: _copied(handle, *held[key]) for key, handle in handles.items()}
 
     def run(self, function: RestoredFunction) -> None:
@@ -83,10 +83,3 @@ def _copied(handle: tf.Tensor, dtype: tf.DType, shape: tf.TensorShape) -> tf.Var
     with tf.device(handle.device):
         value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
         return tf.Variable(value, trainable=False, shape=shape, dtype=dtype)
-
-
-def _free_memory() -> int:
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return 1 << 62

@@ -135,6 +135,14 @@ class Engine:
         return self._in_use()[0]
 
     @property
+    def free_memory(self) -> int:
+        """Bytes of the device's memory that nobody uses by now: of a CPU, within the control group."""
+        if not self.target.is_gpu:
+            return self.library.host_memory().available
+        found = memory(self.library, self.target.name)
+        return found.bytes_limit - found.bytes_in_use
+
+    @property
     def in_use_alone(self) -> int | None:
         """The same; None if a step that is measured ran meanwhile: what it takes would be counted."""
         size, known = self._in_use()

@@ -179,7 +179,7 @@ class FusionStage:
         try:
             if self._contest is None or self._copies is None:
                 arguments = flat_arguments(self._trace.concrete, args, kwargs)
-                self._copies = Copies(self._trace.concrete, arguments)
+                self._copies = Copies(self._trace.concrete, arguments, self._engine.free_memory)
                 self._contest = Contest()
             copies, (given, rival) = self._copies, planned.rivals
             times = self._contest.go_on(

@@ -63,15 +63,21 @@ class Trace:
         self._draws = draws
         self._graphs: StepGraphs | None = None
 
-    def replace_layers(self) -> None:
-        """Replace recurrent layers; a failure leaves everything as it was."""
+    def replaced_layers(self) -> tuple[Captured, RecurrentPlan] | None:
+        """The trace with its recurrent layers replaced, for `use_layers`; None if they are not to be.
+
+        Raises:
+            GraphError: the trace cannot be read, or the shapes that were given contradict it.
+        """
         engine = self._engine
         if not engine.replaces:
-            return
-        source, replacements = replace_recurrent(
-            capture_concrete(self.concrete), engine.target, engine.options, self._shapes, final=True
-        )
-        base, optimized = self.concrete, None
+            return None
+        captured = capture_concrete(self.concrete)
+        return replace_recurrent(captured, engine.target, engine.options, self._shapes, final=True)
+
+    def use_layers(self, source: Captured, replacements: RecurrentPlan) -> None:
+        """Go on with what `replaced_layers` gave; a failure leaves everything as it was."""
+        engine, base, optimized = self._engine, self.concrete, None
         if replacements.matches:  # else the trace runs as it was given, and Grappler with it
             optimized = grappled(source, engine)
             base = restore_concrete(self.concrete, optimized, optimized.graph_def, self._shapes)

@@ -11,7 +11,6 @@ from typing import Any
 from custom_ops.load import Counters
 from graph_passes.cost.model import Measured
 from graph_passes.errors import InfeasibleBudgetError
-from graph_passes.memory.fragmentation import Room
 from graph_passes.memory.observe import Observation, Sample, observe
 from graph_passes.memory.simulate import uncounted
 from graph_passes.memory.timeline import Timeline
@@ -25,7 +24,7 @@ from tfmem.runtime.known_profiles import BatchProfiles, Known
 from tfmem.runtime.out_of_memory import lacks_memory
 from tfmem.runtime.planning import Trace
 from tfmem.runtime.stage import CHECKS, GOOD_ENOUGH, PATIENT_CALLS, SURELY_FITS, Stage
-from tfmem.runtime.trials import CPU_RETRIES, GPU_TRIALS, Trial, checked, choose, first_plans, judged, no_room, untried
+from tfmem.runtime.trials import CPU_RETRIES, GPU_TRIALS, Plans, Trial, checked, choose, judged
 
 _runs = itertools.count(1)
 
@@ -52,8 +51,7 @@ class Stages:
         self._others = others
         self._trace = trace
         self._reserved: list[Any] = []  # see `keep_apart`
-        self._make: Callable[..., OffloadPlan] | None = None
-        self._free: Room | None = None
+        self._seen_plans: Plans | None = None  # by what was measured
         self._notes: list[str] = []
         self._trials: list[Trial] = []
         self._observed_trial: list[Trial] = []  # the observed step, if its plan could stay
@@ -79,12 +77,16 @@ class Stages:
         return "running a first plan" if self.stage is Stage.WARM else "observing a step"
 
     def replace_layers(self) -> None:
-        """Replace recurrent layers."""
+        """Replace recurrent layers; raises GraphError where the trace cannot be read."""
+        reading = True
         try:
-            self._trace.replace_layers()
+            found = self._trace.replaced_layers()
+            reading = False
+            if found is not None:
+                self._trace.use_layers(*found)
             self.report = self._trace.unplanned()
         except Exception as error:
-            if not is_fault(error, reading=True):
+            if not is_fault(error, reading):
                 raise
             self._fault(error, "replacing recurrent layers", "they stay as they were")
             self.report = replace(self.report, notes=tuple(self._notes))
@@ -179,8 +181,7 @@ class Stages:
             return
         self._observed = known is not None
         self._reserved = keep_apart(engine, self._timeline) if is_gpu else []
-        plan = partial(self._trace.plan, self._timeline)
-        self._firsts = first_plans(engine, self._timeline, self._budget, plan, least, self._room())
+        self._firsts = self._plans(partial(self._trace.plan, self._timeline)).first(least)
         self._first = next(self._firsts)  # also what is left when every trial runs out of memory
         if self._observed and not is_gpu:
             self._next_trial()
@@ -190,8 +191,10 @@ class Stages:
         self.stage = Stage.WARM
         self.report = self._describe(self._timeline, self._first)
 
-    def _room(self) -> Room | None:
-        return find_room(self._engine, self._timeline, self._budget) if self._engine.target.is_gpu else None
+    def _plans(self, make: Callable[..., OffloadPlan]) -> Plans:
+        is_gpu = self._engine.target.is_gpu
+        room = find_room(self._engine, self._timeline, self._budget) if is_gpu else None
+        return Plans(self._engine, self._timeline, self._budget, make, room)
 
     def go_on(self, samples: list[Sample] | None, flow: tuple[Counters, Counters]) -> None:
         """What follows a probed step that ran through; no samples if another was measured meanwhile."""
@@ -263,10 +266,9 @@ class Stages:
         if self._timeline.peak <= SURELY_FITS * self._budget:
             self._settle(self._timeline, self._trace.plan(self._timeline, self._budget, timed=True))
             return
-        if self._make is None:  # the same plans are asked for before each trial
-            self._make, self._free = cache(partial(self._trace.plan, self._timeline, timed=True)), self._room()
-        known = self._trials, self._make, self._first, self._free
-        for plan in untried(self._engine, self._timeline, self._budget, *known):
+        if self._seen_plans is None:  # the same plans are asked for before each trial
+            self._seen_plans = self._plans(cache(partial(self._trace.plan, self._timeline, timed=True)))
+        for plan in self._seen_plans.untried(self._trials, self._first):
             if plan.actions not in self._tried:
                 self._tried.add(plan.actions)
                 self._candidate, self._warm = plan, False
@@ -320,9 +322,7 @@ class Stages:
                 self._first = following
                 self._build(following, probed=True)
                 return
-            room = self._room()
-            widest = partial(self._trace.plan, self._timeline, self._budget, widest=True)
-            known = room and no_room(self._engine, self._timeline, widest, room, where)
+            known = self._plans(partial(self._trace.plan, self._timeline)).no_room(where)
         except Exception as fault:
             if not is_fault(fault):
                 raise

@@ -57,187 +57,153 @@ def judged(plan: OffloadPlan, report: Report, seen: Observation, flow: tuple[Cou
     return Trial(plan, seen, report)
 
 
-def falling(
-    engine: Engine,
-    timeline: Timeline,
-    budget: int,
-    plan: Callable[..., OffloadPlan],
-    room: Room,
-    also: Sequence[OffloadPlan] = (),
-) -> Iterator[OffloadPlan]:
-    """Plans for falling shares of the budget whose tensors find room, fragmentation counted in.
+@dataclass(frozen=True)
+class Plans:
+    """The plans of a step under a budget, in the order in which they are worth running.
 
-    The fastest of the first few comes first, with a guess at what it costs where convolutions do not find the workspace
-    they had; then those for smaller shares.
-
-    Args:
+    Attributes:
         engine: tells the host's room.
         timeline: the step.
         budget: bytes.
-        plan: makes a plan for `budget` bytes, in a `room`.
-        room: what is free before the step.
-        also: other plans, compared with the first few if their tensors find room.
+        make: makes a plan for `budget` bytes, in a `room` if that is given; the `widest` one if asked.
+        room: what is free of a GPU's memory before the step; None on a CPU.
     """
 
-    def priced(found: OffloadPlan) -> tuple[float, OffloadPlan, bool] | None:
-        """Seconds, the plan, and whether every op finds its workspace; None if not all tensors find room."""
-        short = without_workspace(timeline, found.moves, room, found.paddings)
-        if short is None:
-            return None
-        slower = sum(timeline.steps[position].seconds for position in short)
-        return found.after.seconds + SLOWER * slower, found, not short
+    engine: Engine
+    timeline: Timeline
+    budget: int
+    make: Callable[..., OffloadPlan]
+    room: Room | None
 
-    waiting = [each for each in map(priced, also) if each]
-    seen: set[object] = set()  # what plans do; several shares give the same
-    whole = 0
-    less = LESS if len(timeline.steps) <= SHORT else LESS_IF_LONG
-    shares = range(100, LEAST_SHARE - 1, -less)
-    for found in chain.from_iterable(_for_share(plan, budget * share // 100, room) for share in shares):
+    def first(self, least: OffloadPlan) -> Iterator[OffloadPlan]:
+        """Plans to run before workspace is known, the next if one runs out of memory.
+
+        cuDNN tries its algorithms when they first run, among those whose workspace fits: first comes the plan with the
+        most memory to spare, if the host can take what it moves; `least`, which moves no more than must, comes last.
+        """
+        widest = self.make(budget=self.budget, widest=True, room=self.room)
         try:
-            engine.require_host_room(timeline, found)
+            self.engine.require_host_room(self.timeline, widest)
         except TfmemError:
-            continue
-        if found.actions in seen:
-            continue
-        seen.add(found.actions)
-        candidate = priced(thinned(timeline, found, room))  # a repair may have made a move needless, or a stall
-        if candidate is None:
-            continue
-        waiting.append(candidate)
-        whole += candidate[2]
-        if whole >= GPU_TRIALS:
-            yield from _fastest_first(waiting)
-            waiting = []
-    yield from _fastest_first(waiting)
+            widest = least
+        if self.room is None:
+            yield widest
+        else:
+            finds_room, others = widest.failure(self.timeline, self.room) is None, self.falling(self.room)
+            yield from chain([widest], others) if finds_room else chain(others, [widest])
+        yield least
 
+    def untried(self, trials: Sequence[Trial], first: OffloadPlan) -> Iterator[OffloadPlan]:
+        """Plans that may be better than those that were tried; they may be among them.
 
-def _for_share(plan: Callable[..., OffloadPlan], budget: int, room: Room) -> Iterator[OffloadPlan]:
-    """The policy's plan for a budget, if any; where that recomputes tensors, also the one that copies them all.
+        Args:
+            trials: what was tried, in order.
+            first: the plan that was observed.
 
-    What is recomputed needs its inputs to stay, and its own op's room at a time when there may be none in one piece.
-    """
-    with suppress(TfmemError):
-        found = plan(budget=budget, room=room)
+        Raises:
+            BudgetError: nothing was tried, and no plan meets the budget on a CPU.
+        """
+        times = [trial.seen.step_seconds for trial in trials]
+        if self.room is not None:
+            if len(times) < GPU_TRIALS and (len(times) < 2 or times[-1] <= 0.99 * min(times[:-1])):
+                ran = thinned(self.timeline, first, self.room)
+                yield from self.falling(self.room, [ran])
+                if not times:
+                    yield ran  # even if it finds no room on paper
+            if (self.timeline.usage - self.timeline.workspace).max() <= self.budget:
+                yield self.make(budget=self.budget, unmoved=True)  # no plan may be slower than none
+            return
+        if times:
+            over = trials[-1].seen.peak - self.budget
+            if over <= 0 or len(times) > CPU_RETRIES:
+                return
+            with suppress(TfmemError):
+                tight = tighter(self.make, trials[-1].plan, over)
+                if tight is not None:
+                    yield tight
+            return
+        found = self.make(budget=self.budget)
+        self.engine.require_host_room(self.timeline, found)
         yield found
-        if any(move.recomputed for move in found.moves):
-            yield plan(budget=budget, room=room, copied=True)
+
+    def no_room(self, op: str) -> InfeasibleBudgetError | None:
+        """The error for a step that ran out of a GPU's memory under every plan, at `op`; None if the replay finds room
+        for the plan with the most memory to spare."""
+        if self.room is None:
+            return None
+        room, given = self.room, self.engine.target.memory
+
+        def finds_room(memory: int) -> bool:
+            larger = room.grown(memory - given)
+            plan = self.make(budget=self.budget, widest=True, room=larger)
+            return plan.failure(self.timeline, larger) is None
+
+        if finds_room(given):
+            return None
+        tried = (given * share // 32 for share in range(33, 97))
+        enough = next(filter(finds_room, tried), 3 * given)
+        return InfeasibleBudgetError(
+            f"the step ran out of memory at op '{op}' under every plan for the {given:,} bytes that TensorFlow may "
+            f"use: they do not hold its tensors in one piece each; give it about {enough:,} bytes, or use a smaller "
+            "batch",
+            enough,
+            op,
+        )
+
+    def falling(self, room: Room, also: Sequence[OffloadPlan] = ()) -> Iterator[OffloadPlan]:
+        """Plans for falling shares of the budget whose tensors find room, fragmentation counted in.
+
+        The fastest of the first few, and of `also`, comes first, with a guess at what it costs where convolutions do
+        not find the workspace they had; then those for smaller shares.
+        """
+        timeline = self.timeline
+
+        def priced(found: OffloadPlan) -> tuple[float, OffloadPlan, bool] | None:
+            """Seconds, the plan, and whether every op finds its workspace; None if not all tensors find room."""
+            short = without_workspace(timeline, found.moves, room, found.paddings)
+            if short is None:
+                return None
+            slower = sum(timeline.steps[position].seconds for position in short)
+            return found.after.seconds + SLOWER * slower, found, not short
+
+        waiting = [each for each in map(priced, also) if each]
+        seen: set[object] = set()  # what plans do; several shares give the same
+        whole = 0
+        less = LESS if len(timeline.steps) <= SHORT else LESS_IF_LONG
+        shares = range(100, LEAST_SHARE - 1, -less)
+        for found in chain.from_iterable(self._for_share(self.budget * share // 100, room) for share in shares):
+            try:
+                self.engine.require_host_room(timeline, found)
+            except TfmemError:
+                continue
+            if found.actions in seen:
+                continue
+            seen.add(found.actions)
+            candidate = priced(thinned(timeline, found, room))  # a repair may have made a move needless, or a stall
+            if candidate is None:
+                continue
+            waiting.append(candidate)
+            whole += candidate[2]
+            if whole >= GPU_TRIALS:
+                yield from _fastest_first(waiting)
+                waiting = []
+        yield from _fastest_first(waiting)
+
+    def _for_share(self, budget: int, room: Room) -> Iterator[OffloadPlan]:
+        """The policy's plan, if any; where that recomputes tensors, also the one that copies them all.
+
+        What is recomputed needs its inputs to stay, and its own op's room, when there may be none in one piece.
+        """
+        with suppress(TfmemError):
+            found = self.make(budget=budget, room=room)
+            yield found
+            if any(move.recomputed for move in found.moves):
+                yield self.make(budget=budget, room=room, copied=True)
 
 
 def _fastest_first(plans: Sequence[tuple[float, OffloadPlan, bool]]) -> Iterator[OffloadPlan]:
     for _, plan, _ in sorted(plans, key=lambda item: item[0]):
         yield plan
-
-
-def first_plans(
-    engine: Engine,
-    timeline: Timeline,
-    budget: int,
-    plan: Callable[..., OffloadPlan],
-    least: OffloadPlan,
-    room: Room | None,
-) -> Iterator[OffloadPlan]:
-    """Plans to run before workspace is known, the next if one runs out of memory.
-
-    cuDNN tries its algorithms when they first run, among those whose workspace fits: first comes the plan with the most
-    memory to spare, if the host can take what it moves.
-
-    Args:
-        engine: tells the host's room.
-        timeline: the step.
-        budget: bytes.
-        plan: makes a plan for `budget` bytes, in a `room` if that is not None; the `widest` one if asked.
-        least: the plan that moves no more than must.
-        room: what is free of a GPU's memory before the step; None on a CPU.
-    """
-    widest = plan(budget=budget, widest=True, room=room)
-    try:
-        engine.require_host_room(timeline, widest)
-    except TfmemError:
-        widest = least
-    if room is None:
-        yield widest
-    else:
-        finds_room = widest.failure(timeline, room) is None
-        others = falling(engine, timeline, budget, plan, room)
-        yield from chain([widest], others) if finds_room else chain(others, [widest])
-    yield least
-
-
-def no_room(
-    engine: Engine, timeline: Timeline, plan: Callable[..., OffloadPlan], room: Room, op: str
-) -> InfeasibleBudgetError | None:
-    """The error for a step that ran out of a GPU's memory under every plan; None if the replay finds room for it.
-
-    Args:
-        engine: tells how many bytes TensorFlow may use of the device.
-        timeline: the step.
-        plan: makes the plan with the most memory to spare, in a `room`.
-        room: what is free before the step.
-        op: the op that found no room.
-    """
-    given = engine.target.memory
-
-    def finds_room(memory: int) -> bool:
-        larger = room.grown(memory - given)
-        return plan(room=larger).failure(timeline, larger) is None
-
-    if finds_room(given):
-        return None
-    tried = (given * share // 32 for share in range(33, 97))
-    enough = next(filter(finds_room, tried), 3 * given)
-    return InfeasibleBudgetError(
-        f"the step ran out of memory at op '{op}' under every plan for the {given:,} bytes that TensorFlow may use: "
-        f"they do not hold its tensors in one piece each; give it about {enough:,} bytes, or use a smaller batch",
-        enough,
-        op,
-    )
-
-
-def untried(
-    engine: Engine,
-    timeline: Timeline,
-    budget: int,
-    trials: Sequence[Trial],
-    plan: Callable[..., OffloadPlan],
-    first: OffloadPlan,
-    room: Room | None,
-) -> Iterator[OffloadPlan]:
-    """Plans that may be better than those that were tried; they may be among them.
-
-    Args:
-        engine: tells the host's room.
-        timeline: the step, as measured.
-        budget: bytes.
-        trials: what was tried, in order.
-        plan: makes a plan for `budget` bytes, in a `room` if that is given.
-        first: the plan that was observed.
-        room: what is free of a GPU's memory before the step; None on a CPU.
-
-    Raises:
-        BudgetError: nothing was tried, and no plan meets the budget on a CPU.
-    """
-    times = [trial.seen.step_seconds for trial in trials]
-    if room is not None:
-        if len(times) < GPU_TRIALS and (len(times) < 2 or times[-1] <= 0.99 * min(times[:-1])):
-            ran = thinned(timeline, first, room)
-            yield from falling(engine, timeline, budget, plan, room, [ran])
-            if not times:
-                yield ran  # even if it finds no room on paper
-        if (timeline.usage - timeline.workspace).max() <= budget:
-            yield plan(budget=budget, unmoved=True)  # no plan may be slower than none
-        return
-    if times:
-        over = trials[-1].seen.peak - budget
-        if over <= 0 or len(times) > CPU_RETRIES:
-            return
-        with suppress(TfmemError):
-            tight = tighter(plan, trials[-1].plan, over)
-            if tight is not None:
-                yield tight
-        return
-    found = plan(budget=budget)
-    engine.require_host_room(timeline, found)
-    yield found
 
 
 def choose(trials: Sequence[Trial], budget: int) -> tuple[Trial, list[str]]:

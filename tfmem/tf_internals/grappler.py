@@ -27,6 +27,7 @@ from tensorflow.python.grappler import tf_optimizer
 from tfmem.tf_internals.captured import Captured, every_node, op_definition, op_name, unique
 from tfmem.tf_internals.grappler_input import prepare, restore
 from tfmem.tf_internals.inline import inline_captured
+from tfmem.tf_internals.unread_results import without_unread
 
 # Attributes of a function that keep its body as it is. `_noinline`: a caller's Grappler, and the
 # lowering of calls when a function is instantiated, leave the call alone. `_tf_data_function`: a
@@ -59,8 +60,13 @@ def run_grappler(captured: Captured, *, device: str | None = None, nested: bool 
     order = tuple(node.name for node in inlined.graph_def.node)
     keep = unique([*(op_name(name) for name in captured.fetches), *captured.control_fetches])
     device = device or ("GPU" if tf.config.list_logical_devices("GPU") else "CPU")
-    optimized = _optimize(inlined.graph_def, captured, keep, device, nested)
-    return replace(inlined, graph_def=optimized, creation_order=order)
+    config = ConfigProto()
+    config.CopyFrom(context.context().config)
+    if not config.graph_options.rewrite_options.disable_meta_optimizer:
+        inlined = without_unread(inlined)
+        optimized = _optimize(config, inlined.graph_def, captured, keep, device, nested)
+        inlined = replace(inlined, graph_def=optimized)
+    return replace(inlined, creation_order=order)
 
 
 def session_config(base: ConfigProto | None = None) -> ConfigProto:
@@ -112,12 +118,10 @@ def _disabled(executor: str | None, serialized: bytes) -> context.FunctionCallOp
     return context.FunctionCallOptions(executor, config)
 
 
-def _optimize(graph_def: GraphDef, captured: Captured, keep: tuple[str, ...], device: str, nested: bool) -> GraphDef:
-    config = ConfigProto()
-    config.CopyFrom(context.context().config)
+def _optimize(
+    config: ConfigProto, graph_def: GraphDef, captured: Captured, keep: tuple[str, ...], device: str, nested: bool
+) -> GraphDef:
     rewrite = config.graph_options.rewrite_options
-    if rewrite.disable_meta_optimizer:
-        return graph_def
     rewrite.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
     rewrite.min_graph_nodes = -1
     if any(node.op in _STATEFUL_CONTROL_FLOW for node in every_node(graph_def)):

@@ -17,7 +17,6 @@ from custom_ops.image_functions import add_to
 from graph_passes.errors import GraphError, GraphInUseError
 from graph_passes.graph.ir import AttrValue, TensorId
 from graph_passes.graph.serde import codes_of, encode
-from tfmem.tf_internals.acyclic import AcyclicOrder
 from tfmem.tf_internals.build import annotate_handles
 from tfmem.tf_internals.captured import Captured, side_effects, unique
 
@@ -44,8 +43,8 @@ def capture_graph(graph: tf.Graph) -> Captured:
 
 
 class LiveEditor:
-    """The `Editor` of the IR over a live graph. Each edit is checked first: one that fails changes
-    nothing.
+    """The `Editor` of the IR over a live graph. Each edit is checked first: one that fails changes nothing. That all of
+    them together close no cycle is found in a copy (`verify_graph`), which is edited before.
 
     Edits belong at the top level: bodies of While and If are functions of their own, and what is
     inserted is in no frame of a `tf.compat.v1.while_loop`.
@@ -60,7 +59,6 @@ class LiveEditor:
         """
         _refuse_if_in_use(graph)
         self._graph = graph
-        self._order = AcyclicOrder((op.name, _predecessors(op)) for op in graph.get_operations())
         self._undo: list[Callable[[], None]] = []
 
     @contextmanager
@@ -109,14 +107,13 @@ class LiveEditor:
                 made = graph.create_op(op, tensors, name=name, attrs={k: encode(v) for k, v in attrs.items()})
             except (TypeError, ValueError, RuntimeError, tf.errors.OpError) as error:
                 raise GraphError(f"TensorFlow refuses op '{name}' of type {op}: {error}") from error
-        self._order.add_node(made.name, _predecessors(made))
-        return made.name
+        return str(made.name)
 
     def rewire(self, node: str, index: int, source: TensorId) -> None:
         """See `Editor.rewire`.
 
         Raises:
-            GraphError: no such op, input or tensor; another dtype; or a cycle would arise.
+            GraphError: no such op, input or tensor, or another dtype.
         """
         reader, tensor = self._operation(node), self._tensor(source)
         if not 0 <= index < len(reader.inputs):
@@ -124,9 +121,6 @@ class LiveEditor:
         old = reader.inputs[index]
         if old.dtype != tensor.dtype:
             raise GraphError(f"input {index} of op '{node}' is {old.dtype.name}, but '{source}' is {tensor.dtype.name}")
-        self._order.add_edge(tensor.op.name, node)
-        if old.op.name in _predecessors(reader):
-            self._order.remove_edge(old.op.name, node)
         reader._update_input(index, tensor)
         self._undo.append(lambda: self.rewire(node, index, TensorId(old.op.name, old.value_index)))
 
@@ -134,12 +128,11 @@ class LiveEditor:
         """See `Editor.add_control`.
 
         Raises:
-            GraphError: no such op, or a cycle would arise.
+            GraphError: no such op.
         """
         waiting, first = self._operation(node), self._operation(after)
         if first in waiting.control_inputs:
             return
-        self._order.add_edge(after, node)
         waiting._add_control_input(first)
         self._undo.append(lambda: self.remove_control(node, after))
 
@@ -154,7 +147,6 @@ class LiveEditor:
         if len(kept) < len(waiting.control_inputs):
             waiting._remove_all_control_inputs()
             waiting._add_control_inputs(kept)
-            self._order.remove_edge(after, node)
             self._undo.append(lambda: self.add_control(node, after))
 
     def _operation(self, name: str) -> tf.Operation:
@@ -168,12 +160,6 @@ class LiveEditor:
         if not 0 <= tensor.index < len(outputs):
             raise GraphError(f"op '{tensor.node}' has {len(outputs)} outputs; there is no '{tensor}'")
         return outputs[tensor.index]
-
-
-def _predecessors(op: tf.Operation) -> Iterator[str]:
-    if op.type == "Merge":  # the back edge of a v1 loop, from NextIteration, is not an order
-        return (t.op.name for t in op.inputs if t.op.type != "NextIteration")
-    return iter([*(tensor.op.name for tensor in op.inputs), *(before.name for before in op.control_inputs)])
 
 
 def _refuse_if_in_use(graph: tf.Graph) -> None:

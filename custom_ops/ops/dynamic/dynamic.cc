@@ -52,6 +52,8 @@ REGISTER_OP("TfmemDynamic")
     .Attr("Ns: int >= 0")
     .Attr("Nd: int >= 0")
     .Attr("Nr: int >= 0")
+    .Attr("programs: list(string) = []")
+    .Attr("images: list(func) = []")
     .SetShapeFn(DynamicShape)
     .Doc(R"doc(
 Runs a batch of graphs whose nodes are of given kinds.
@@ -71,6 +73,8 @@ gradients: of the parameters that are not sparse.
 rows: of each sparse parameter those that were looked up.
 row_gradients: the gradients of these.
 spec: Spec.text of custom_ops/dynamic/spec.py.
+programs: for a GPU, DynamicProgram.to_text of custom_ops/dynamic/codegen/program.py.
+images: functions of the graph that return their code.
 )doc");
 
 class DynamicOp : public OpKernel {
@@ -84,37 +88,12 @@ class DynamicOp : public OpKernel {
     forward_ = mode != "backward";
     backward_ = mode == "backward" || mode == "forward_backward";
     keeps_ = mode == "training";
-    OP_REQUIRES_OK(ctx, CheckLists(ctx));
+    OP_REQUIRES_OK(ctx, CheckLists(ctx, spec_, state_type_, forward_, backward_));
   }
 
   void Compute(OpKernelContext* ctx) override { OP_REQUIRES_OK(ctx, Run(ctx)); }
 
  private:
-  absl::Status CheckLists(OpKernelConstruction* ctx) {
-    const int64_t types = spec_.types.size();
-    if (state_type_ < -1 || state_type_ >= types) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("state_type is ", state_type_, "; expected -1 to ", types - 1));
-    }
-    int64_t sparse = 0;
-    for (const DynamicParameter& parameter : spec_.parameters) sparse += parameter.sparse;
-    const int64_t states = state_type_ < 0 ? 0 : spec_.types[state_type_].size();
-    const int64_t dense = spec_.parameters.size() - sparse;
-    TFMEM_RETURN_IF_ERROR(CheckList(ctx, "Nk", forward_ ? 0 : 1));
-    TFMEM_RETURN_IF_ERROR(CheckList(ctx, "Ng", backward_ && !forward_ ? states : 0));
-    TFMEM_RETURN_IF_ERROR(CheckList(ctx, "Ns", forward_ ? states : 0));
-    TFMEM_RETURN_IF_ERROR(CheckList(ctx, "Nd", backward_ ? dense : 0));
-    return CheckList(ctx, "Nr", backward_ ? sparse : 0);
-  }
-
-  static absl::Status CheckList(OpKernelConstruction* ctx, const char* name, int64_t expected) {
-    int64_t found = 0;
-    TFMEM_RETURN_IF_ERROR(ctx->GetAttr(name, &found));
-    if (found == expected) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, " is ", found, "; expected ", expected, " in this mode"));
-  }
-
   absl::Status Run(OpKernelContext* ctx) {
     TFMEM_ASSIGN_OR_RETURN(const DynamicBatch batch, ReadBatch(ctx, spec_));
     const DynamicLayout layout(spec_, batch);
@@ -158,16 +137,10 @@ class DynamicOp : public OpKernel {
   absl::Status ReadStateGradients(OpKernelContext* ctx, DynamicCall* call) const {
     OpInputList list;
     TFMEM_RETURN_IF_ERROR(ctx->input_list("state_gradients", &list));
-    if (list.size() == 0) return absl::OkStatus();
-    call->gradient_type = state_type_;
-    for (int i = 0; i < list.size(); ++i) {
-      const TensorShape expected({call->batch.nodes, spec_.types[state_type_][i]});
-      if (list[i].shape() != expected) {
-        return absl::InvalidArgumentError(absl::StrCat("gradients of state ", i, " have shape ",
-                                                       list[i].shape().DebugString(), "; expected ",
-                                                       expected.DebugString()));
-      }
-      call->state_gradients.push_back(list[i].flat<float>().data());
+    TFMEM_RETURN_IF_ERROR(CheckStateGradients(list, spec_, state_type_, call->batch));
+    if (list.size() > 0) call->gradient_type = state_type_;
+    for (const Tensor& gradient : list) {
+      call->state_gradients.push_back(gradient.flat<float>().data());
     }
     return absl::OkStatus();
   }
@@ -179,11 +152,7 @@ class DynamicOp : public OpKernel {
     if (forward_) return ctx->allocate_temp(tensorflow::DT_FLOAT, shape, memory);
     OpInputList kept;
     TFMEM_RETURN_IF_ERROR(ctx->input_list("kept", &kept));
-    if (kept[0].shape() != shape) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("what was kept has shape ", kept[0].shape().DebugString(),
-                       "; the forward pass of this batch keeps ", shape.DebugString()));
-    }
+    TFMEM_RETURN_IF_ERROR(CheckKept(kept[0].shape(), shape));
     TFMEM_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_FLOAT, shape, memory));
     std::memcpy(memory->data(), kept[0].data(), kept[0].TotalBytes());
     return absl::OkStatus();
@@ -228,15 +197,7 @@ class DynamicOp : public OpKernel {
       TFMEM_RETURN_IF_ERROR(PutOutputs(ctx, call, widths_));
       return PutStates(ctx, call);
     }
-    Tensor* losses = nullptr;
-    TFMEM_RETURN_IF_ERROR(ctx->allocate_output("losses", TensorShape({0}), &losses));
-    OpOutputList outputs;
-    TFMEM_RETURN_IF_ERROR(ctx->output_list("outputs", &outputs));
-    for (size_t i = 0; i < widths_.size(); ++i) {
-      Tensor* none = nullptr;
-      TFMEM_RETURN_IF_ERROR(outputs.allocate(i, TensorShape({0, widths_[i]}), &none));
-    }
-    return absl::OkStatus();
+    return PutNothing(ctx, widths_);
   }
 
   absl::Status PutStates(OpKernelContext* ctx, const DynamicCall& call) const {

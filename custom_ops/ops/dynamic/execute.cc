@@ -12,6 +12,7 @@
 
 namespace tfmem {
 
+using ::tensorflow::OpInputList;
 using ::tensorflow::OpKernelConstruction;
 using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
@@ -37,6 +38,14 @@ absl::StatusOr<RaggedIntegers> ReadRagged(OpKernelContext* ctx, absl::string_vie
                         {s.data(), static_cast<size_t>(s.size())}};
 }
 
+absl::Status CheckList(OpKernelConstruction* ctx, const char* name, int64_t expected) {
+  int64_t found = 0;
+  TFMEM_RETURN_IF_ERROR(ctx->GetAttr(name, &found));
+  if (found == expected) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " is ", found, "; expected ", expected, " in this mode"));
+}
+
 }  // namespace
 
 absl::StatusOr<DynamicSpec> ReadDynamicSpec(OpKernelConstruction* ctx) {
@@ -54,6 +63,24 @@ absl::StatusOr<DynamicSpec> ReadDynamicSpec(OpKernelConstruction* ctx) {
   return absl::InvalidArgumentError(absl::StrCat("the op has ", parameters, " parameters and ",
                                                  outputs, " outputs; its kinds have ",
                                                  spec.parameters.size(), " and ", widths.size()));
+}
+
+absl::Status CheckLists(OpKernelConstruction* ctx, const DynamicSpec& spec, int state_type,
+                        bool forward, bool backward) {
+  const int64_t types = spec.types.size();
+  if (state_type < -1 || state_type >= types) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("state_type is ", state_type, "; expected -1 to ", types - 1));
+  }
+  int64_t sparse = 0;
+  for (const DynamicParameter& parameter : spec.parameters) sparse += parameter.sparse;
+  const int64_t states = state_type < 0 ? 0 : spec.types[state_type].size();
+  const int64_t dense = spec.parameters.size() - sparse;
+  TFMEM_RETURN_IF_ERROR(CheckList(ctx, "Nk", forward ? 0 : 1));
+  TFMEM_RETURN_IF_ERROR(CheckList(ctx, "Ng", backward && !forward ? states : 0));
+  TFMEM_RETURN_IF_ERROR(CheckList(ctx, "Ns", forward ? states : 0));
+  TFMEM_RETURN_IF_ERROR(CheckList(ctx, "Nd", backward ? dense : 0));
+  return CheckList(ctx, "Nr", backward ? sparse : 0);
 }
 
 absl::StatusOr<std::vector<int64_t>> OutputWidths(const DynamicSpec& spec) {
@@ -89,15 +116,40 @@ absl::Status CheckParameter(const DynamicSpec& spec, int number, const TensorSha
                    "; when the net was specialised, it had ", expected.DebugString()));
 }
 
-absl::Status ReadLossGradients(OpKernelContext* ctx, DynamicCall* call) {
-  tensorflow::OpInputList list;
-  TFMEM_RETURN_IF_ERROR(ctx->input_list("loss_gradients", &list));
+absl::Status CheckLossGradients(const OpInputList& list, const DynamicBatch& batch) {
   if (list.size() == 0) return absl::OkStatus();
-  if (list.size() > 1 || list[0].dims() != 1 || list[0].dim_size(0) != call->batch.examples) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("gradients of the losses have shape ", list[0].shape().DebugString(),
-                     "; expected one for each of ", call->batch.examples, " examples"));
+  if (list.size() == 1 && list[0].dims() == 1 && list[0].dim_size(0) == batch.examples) {
+    return absl::OkStatus();
   }
+  return absl::InvalidArgumentError(
+      absl::StrCat("gradients of the losses have shape ", list[0].shape().DebugString(),
+                   "; expected one for each of ", batch.examples, " examples"));
+}
+
+absl::Status CheckStateGradients(const OpInputList& list, const DynamicSpec& spec, int state_type,
+                                 const DynamicBatch& batch) {
+  for (int i = 0; i < list.size(); ++i) {
+    const TensorShape expected({batch.nodes, spec.types[state_type][i]});
+    if (list[i].shape() == expected) continue;
+    return absl::InvalidArgumentError(absl::StrCat("gradients of state ", i, " have shape ",
+                                                   list[i].shape().DebugString(), "; expected ",
+                                                   expected.DebugString()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckKept(const TensorShape& found, const TensorShape& expected) {
+  if (found == expected) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("what was kept has shape ", found.DebugString(),
+                                                 "; the forward pass of this batch keeps ",
+                                                 expected.DebugString()));
+}
+
+absl::Status ReadLossGradients(OpKernelContext* ctx, DynamicCall* call) {
+  OpInputList list;
+  TFMEM_RETURN_IF_ERROR(ctx->input_list("loss_gradients", &list));
+  TFMEM_RETURN_IF_ERROR(CheckLossGradients(list, call->batch));
+  if (list.size() == 0) return absl::OkStatus();
   call->loss_gradients = list[0].flat<float>().data();
   return absl::OkStatus();
 }
@@ -162,6 +214,18 @@ absl::Status PutOutputs(OpKernelContext* ctx, const DynamicCall& call,
         std::fill_n(target, widths[i], 0.0f);
       }
     }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PutNothing(OpKernelContext* ctx, const std::vector<int64_t>& widths) {
+  Tensor* losses = nullptr;
+  TFMEM_RETURN_IF_ERROR(ctx->allocate_output("losses", TensorShape({0}), &losses));
+  tensorflow::OpOutputList outputs;
+  TFMEM_RETURN_IF_ERROR(ctx->output_list("outputs", &outputs));
+  for (size_t i = 0; i < widths.size(); ++i) {
+    Tensor* none = nullptr;
+    TFMEM_RETURN_IF_ERROR(outputs.allocate(i, TensorShape({0, widths[i]}), &none));
   }
   return absl::OkStatus();
 }

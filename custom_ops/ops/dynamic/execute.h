@@ -18,11 +18,22 @@ absl::StatusOr<DynamicSpec> ReadDynamicSpec(tensorflow::OpKernelConstruction* ct
 // Widths of outputs: of the widest list among the kinds; InvalidArgument if two kinds differ.
 absl::StatusOr<std::vector<int64_t>> OutputWidths(const DynamicSpec& spec);
 
+// Whether the lists of TfmemDynamic have the lengths of its mode.
+absl::Status CheckLists(tensorflow::OpKernelConstruction* ctx, const DynamicSpec& spec,
+                        int state_type, bool forward, bool backward);
+
 absl::StatusOr<DynamicBatch> ReadBatch(tensorflow::OpKernelContext* ctx, const DynamicSpec& spec);
 
 // InvalidArgument with the parameter's number and both shapes, if it is not the spec's.
 absl::Status CheckParameter(const DynamicSpec& spec, int number,
                             const tensorflow::TensorShape& shape);
+
+// InvalidArgument with what was found and expected.
+absl::Status CheckLossGradients(const tensorflow::OpInputList& list, const DynamicBatch& batch);
+absl::Status CheckStateGradients(const tensorflow::OpInputList& list, const DynamicSpec& spec,
+                                 int state_type, const DynamicBatch& batch);
+absl::Status CheckKept(const tensorflow::TensorShape& found,
+                       const tensorflow::TensorShape& expected);
 
 // The input `loss_gradients`, if there is one, has one number for each example.
 absl::Status ReadLossGradients(tensorflow::OpKernelContext* ctx, DynamicCall* call);
@@ -39,6 +50,8 @@ absl::Status DynamicStepShape(tensorflow::shape_inference::InferenceContext* c);
 absl::Status PutLosses(tensorflow::OpKernelContext* ctx, const DynamicCall& call);
 absl::Status PutOutputs(tensorflow::OpKernelContext* ctx, const DynamicCall& call,
                         const std::vector<int64_t>& widths);
+// Empty losses and outputs, which a backward pass alone does not have.
+absl::Status PutNothing(tensorflow::OpKernelContext* ctx, const std::vector<int64_t>& widths);
 
 }  // namespace tfmem
 

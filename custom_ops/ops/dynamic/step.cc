@@ -39,6 +39,8 @@ REGISTER_OP("TfmemDynamicStep")
     .Attr("Nv: int >= 0")
     .Attr("Nl: int >= 0")
     .Attr("No: int >= 0")
+    .Attr("programs: list(string) = []")
+    .Attr("images: list(func) = []")
     .SetIsStateful()
     .SetShapeFn(DynamicStepShape)
     .Doc(R"doc(

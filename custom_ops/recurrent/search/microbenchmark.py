@@ -50,9 +50,8 @@ class Point:
     size: int = 0
 
 
-FORMAT = "machine 3"
-COPIES_BYTES = 2 * 4 * max(STATE)
-BUFFER_BYTES = COPIES_BYTES + 4096  # two copies of the state, and a counter behind them
+FORMAT = "machine 4"
+BUFFER_BYTES = 2 * 4 * max(STATE)  # two copies of the state
 STATIC_SHARED = 33 << 10  # bytes of shared memory, no less than a kernel of microbenchmark.cuh has
 WHOLE_PROCESSOR = 120 << 10  # and so many more: two such CTAs fit no multiprocessor
 CLUSTERS = (2, 4, 8, 16)
@@ -95,8 +94,8 @@ class Bench:
         self._buffer = device.allocate(BUFFER_BYTES)
 
     def __call__(self, point: Point, iterations: int) -> float:
-        device, counter = self._device, self._buffer + COPIES_BYTES
-        launch = self._kernel(point).prepare((point.ctas, 1), (self._buffer, counter, iterations, point.size))
+        device = self._device
+        launch = self._kernel(point).prepare((point.ctas, 1), (self._buffer, iterations, point.size))
         device.fill(self._buffer, BUFFER_BYTES, 0)
         return 1e6 * device.elapsed(lambda: launch(device.stream))
 
@@ -113,7 +112,7 @@ class Bench:
         return tuple(found)
 
     def _kernel(self, point: Point, shared: int = 0) -> Kernel:
-        alone = point.cluster == 1  # a grid's barrier asks for all CTAs at once; no launch here has more than fit
+        alone = point.cluster == 1  # a grid's exchange asks for all CTAs at once; no launch here has more than fit
         image = KernelImage(self._device.arch, point.kernel, point.threads, self._code, shared, point.cluster, alone)
         if image not in self._kernels:
             self._kernels[image] = Kernel(image, self._module)
@@ -127,12 +126,11 @@ def source(arch: int) -> str:
     bodies |= {f"reductions_{width}": f"reductions<{width}>(data, n)" for width in SUMS}
     bodies |= {name: f"{name}(data, n)" for name in ("activations", "block_barrier")}
     bodies |= {name: f"{name}(data, n, size)" for name in ("shared_loads", "state_load", "grid_exchange")}
-    bodies["grid_barrier"] = "grid_barrier(counter, n)"
     if arch >= 80:
         bodies |= {f"tensor_{tiles}": f"tensor_products<{tiles}>(data, n)" for tiles in (1, 4)}
     if arch >= 90:
         bodies[IN_CLUSTERS] = "cluster_exchange(data, n, size)"
-    parameters = "float* data, unsigned* counter, int n, int size"
+    parameters = "float* data, int n, int size"
     return '#include "microbenchmark.cuh"\n\n' + "".join(
         f'extern "C" __global__ void __launch_bounds__({_threads(name)}) {name}({parameters}) {{\n'
         f"  tfmem::microbenchmark::{body};\n}}\n"
@@ -209,7 +207,6 @@ def fit(launch: Launch, name: str, arch: int, clusters: Curve) -> Machine:
         block_barrier=each("block_barrier"),
         cluster_handoff=in_cluster[0],
         cluster_bandwidth=in_cluster[1],
-        grid_barrier=each("grid_barrier"),
         grid_handoff=_curve((ctas, handoff) for ctas, (handoff, _) in in_grid.items()),
         grid_bandwidth=_curve((ctas, bandwidth) for ctas, (_, bandwidth) in in_grid.items()),
     )

@@ -11,7 +11,7 @@ from graph_passes.fusion.lower.slicing import taken
 from graph_passes.fusion.lower.values import constant, integers
 from graph_passes.fusion.lower.writer import LoweringError, Steps, Writer
 from graph_passes.graph.ir import Graph, Node, TensorId, integer
-from graph_passes.graph.ops import IDENTITIES
+from graph_passes.graph.ops import IDENTITIES, checks_shape
 
 
 def _same(w: Writer, node: Node, output: int, at: Access) -> Steps:
@@ -118,6 +118,23 @@ def _unpack(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return (yield x, (*at[:place], shifted(FIRST, output), *at[place:]))
 
 
+def _unpack_refusal(graph: Graph, node: Node) -> str:
+    shape = graph.specs[node.inputs[0]].shape
+    place = integer(node.attrs.get("axis", 0))
+    return "" if shape and shape[place] is not None else "nothing tells before the step runs how many it unpacks"
+
+
+def _ensure_refusal(graph: Graph, node: Node) -> str:
+    """A kernel asks nobody for a shape, so only TensorFlow's own refuses one."""
+    return "its shape is not known before the step runs" if checks_shape(graph, node) else ""
+
+
+def _squeeze_refusal(graph: Graph, node: Node) -> str:
+    before, after = graph.specs[node.inputs[0]].shape, graph.specs[TensorId(node.name)].shape
+    known = before is not None and after is not None and before.count(None) == after.count(None)
+    return "" if known else "it leaves out a dimension that may not be 1"
+
+
 def _split(w: Writer, node: Node, output: int, at: Access) -> Steps:
     x, dimension = (node.inputs[1], node.inputs[0]) if node.op == "Split" else (node.inputs[0], node.inputs[2])
     place = (integers(w.graph, dimension) or [0])[0] % len(at)
@@ -217,10 +234,11 @@ def _joining(write: Write, operands: tuple[int, int | None], *constant_inputs: i
 _VIEWS: Sequence[str] = sorted(IDENTITIES - {"IdentityN"})
 
 RULES = {name: Rule(_same, Kind.VIEW, (0, 1)) for name in _VIEWS} | {
+    "EnsureShape": Rule(_same, Kind.VIEW, (0, 1), _ensure_refusal),
     "IdentityN": Rule(_same, Kind.LAYOUT),
     "Reshape": Rule(_reshape, Kind.VIEW, (0, 1)),
     "ExpandDims": Rule(_reshape, Kind.VIEW, (0, 1)),
-    "Squeeze": Rule(_reshape, Kind.VIEW, (0, 1)),
+    "Squeeze": Rule(_reshape, Kind.VIEW, (0, 1), _squeeze_refusal),
     "BroadcastTo": _layout(_broadcast_to),
     "Transpose": _layout(_transpose, 1),
     "Slice": _layout(_slice, 1),
@@ -228,7 +246,7 @@ RULES = {name: Rule(_same, Kind.VIEW, (0, 1)) for name in _VIEWS} | {
     "StridedSliceGrad": Rule(_strided_slice_gradient, Kind.LAYOUT, (4, 5), _gradient_refusal, recomputes=recomputes),
     "ConcatV2": _joining(_concat, (0, -1), -1),
     "Pack": _joining(_pack, (0, None)),
-    "Unpack": _layout(_unpack),
+    "Unpack": Rule(_unpack, Kind.LAYOUT, (0, 1), _unpack_refusal),
     "Split": _layout(_split, 0, operands=(1, 2)),
     "SplitV": _layout(_split, 2),
     "Pad": _joining(_pad, (0, 1), 1),

@@ -11,7 +11,7 @@ from graph_passes.fusion.lower.shapes import variable_spec
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.ops import DRAWS, FIXED_SIZE, IDENTITIES, SHAPED_BY_SHAPES, is_update
 
-__all__ = ["IN_KERNELS", "REDUCTIONS", "Kind", "Meaning", "meaning", "meanings", "operands"]
+__all__ = ["IN_KERNELS", "REDUCTIONS", "Kind", "Meaning", "called", "meaning", "meanings", "operands"]
 
 _PRODUCTS = frozenset({"MatMul", "_FusedMatMul", "TfmemMatMul"})
 _GIVEN = frozenset({"Placeholder", "_Arg"})
@@ -56,13 +56,13 @@ def meaning(graph: Graph, node: Node) -> Meaning:
     if node.op in _GIVEN:
         return Meaning(Kind.OPAQUE, "an argument")
     if rule is None:
-        return _without_rule(graph, node, f"no rule for {node.op}")
+        return called(graph, node, f"no rule for {node.op}")
     read = everything[slice(*rule.operands)]
     made = list(graph.tensors(node))[: rule.outputs]
     problem = _problem(graph, [node.inputs[place] for place in read] + made)
     problem = problem or rule.refusal(graph, node) or _view_problem(graph, node, rule)
     if problem:
-        return _without_rule(graph, node, problem)
+        return called(graph, node, problem)
     kind = rule.kind if isinstance(rule.kind, Kind) else rule.kind(graph, node)
     return _variable(graph, node, Meaning(kind, "", read, rule.reads, rule.writes, rule.recomputes(graph, node)))
 
@@ -102,8 +102,9 @@ def _view_problem(graph: Graph, node: Node, rule: Rule) -> str:
     return "" if unknown <= 1 else f"{node.op} to a shape of which {unknown} sizes are unknown"
 
 
-def _without_rule(graph: Graph, node: Node, problem: str) -> Meaning:
-    """TensorFlow's own kernel runs it, inside of a region if it has no state and its tensors are numbers."""
+def called(graph: Graph, node: Node, problem: str) -> Meaning:
+    """The meaning of a node that TensorFlow's own kernel runs, for a reason: inside of a region if it has no state and
+    its tensors are numbers."""
     if node.op in DRAWS:
         return Meaning(Kind.OPAQUE, "a stateful random op")
     if is_update(node.op):

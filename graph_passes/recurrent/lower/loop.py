@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from graph_passes.graph.dead_code import dead_code, without_dead
 from graph_passes.graph.ir import DataType, Graph, Node, TensorId
-from graph_passes.graph.ops import ARRAYS, DRAWS, FLOATS, READS, passed, scalar_value
+from graph_passes.graph.ops import ARRAYS, DRAWS, FLOATS, READS, checks_shape, passed, scalar_value
 from graph_passes.graph.rewrite import Names, NewNode
 from graph_passes.graph.writer import SHAPE_DTYPE
 from graph_passes.recurrent.find.equal_scalars import Key, bound_key, dimension_key, scalar_key
@@ -55,6 +55,9 @@ def read_loop(graph: Graph, loop: Loop, names: Names, keep: Collection[str]) -> 
     fetched = next((name for name in loop.nodes if name in keep and graph[name].op != "Exit"), None)
     if fetched is not None:
         raise Unreadable(f"'{fetched}' itself is fetched by name")
+    checking = next((node.name for node in loop.body.graph if checks_shape(loop.body.graph, node)), None)
+    if checking is not None:
+        raise Unreadable(f"'{checking}' (EnsureShape) refuses shapes that are not known before the step runs")
     return _LoopReader(graph, loop, names, keep).read()
 
 

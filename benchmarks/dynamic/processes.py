@@ -1,0 +1,55 @@
+"""Workers of the benchmark, each in a process of its own, and what they are given."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from examples import trees
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def numbered(given: list[trees.Tree]) -> list:
+    """Trees whose words are numbers."""
+    words: dict[str, int] = {}
+
+    def of(tree: trees.Tree) -> list:
+        if len(tree) == 2:
+            return [tree[0], words.setdefault(tree[1], len(words))]
+        return [tree[0], of(tree[1]), of(tree[2])]
+
+    return [of(tree) for tree in given]
+
+
+def command(
+    python: str, worker: str, data: Path, hidden: int, seconds: float | None, batches: Sequence[int], *more: str
+) -> list[str]:
+    """Of a worker; `seconds`: of each measurement, which DyNet's worker does not take."""
+    timed = [] if seconds is None else [str(seconds)]
+    return [
+        python,
+        str(ROOT / "benchmarks/dynamic" / worker),
+        str(data),
+        str(hidden),
+        *timed,
+        *more,
+        *map(str, batches),
+    ]
+
+
+def rows_in(output: str) -> list[dict]:
+    """What a worker has shown."""
+    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+
+
+def run(python: str, worker: str, data: Path, hidden: int, seconds: float | None, batches: Sequence[int]) -> list[dict]:
+    """A worker's rows; ends the benchmark if it fails."""
+    words = command(python, worker, data, hidden, seconds, batches)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(words)} failed:\n{done.stderr[-2000:]}")
+    return rows_in(done.stdout)

@@ -1,0 +1,137 @@
+"""One process of the benchmark: the same Tree-LSTM in PyTorch, node by node, or all nodes of a level at once as DGL
+does. Imports nothing of this project but how it is timed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.dynamic.timing import measure, parts_of, show, words_of
+
+EMBEDDING, CLASSES = 128, 5
+
+
+class TreeLSTM(torch.nn.Module):
+    """Parameters, and one node or many."""
+
+    def __init__(self, words: int, hidden: int) -> None:
+        super().__init__()
+        self.hidden = hidden
+        self.table = torch.nn.Embedding(words, EMBEDDING)
+        self.word = torch.nn.Linear(EMBEDDING, 3 * hidden)
+        self.pair = torch.nn.Linear(2 * hidden, 5 * hidden)
+        self.output = torch.nn.Linear(hidden, CLASSES)
+
+    def leaf(self, words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        i, o, u = self.word(self.table(words)).chunk(3, -1)
+        c = torch.sigmoid(i) * torch.tanh(u)
+        return torch.sigmoid(o) * torch.tanh(c), c
+
+    def combine(
+        self, h: torch.Tensor, left_c: torch.Tensor, right_c: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        i, f_left, f_right, o, u = self.pair(h).chunk(5, -1)
+        c = torch.sigmoid(i) * torch.tanh(u) + torch.sigmoid(f_left) * left_c + torch.sigmoid(f_right) * right_c
+        return torch.sigmoid(o) * torch.tanh(c), c
+
+    def node_by_node(self, trees: list) -> torch.Tensor:
+        """The sum of the losses, each node an op of its own."""
+        device, states, labels = self.table.weight.device, [], []
+
+        def walk(tree: list) -> tuple[torch.Tensor, torch.Tensor]:
+            if len(tree) == 2:
+                h, c = self.leaf(torch.tensor(tree[1], device=device))
+            else:
+                (left_h, left_c), (right_h, right_c) = walk(tree[1]), walk(tree[2])
+                h, c = self.combine(torch.cat([left_h, right_h]), left_c, right_c)
+            states.append(self.output(h))
+            labels.append(tree[0])
+            return h, c
+
+        for tree in trees:
+            walk(tree)
+        found = torch.stack(states)
+        return torch.nn.functional.cross_entropy(found, torch.tensor(labels, device=device), reduction="sum")
+
+    def level_by_level(self, levels: Levels) -> torch.Tensor:
+        """The sum of the losses, all nodes of a level at once."""
+        h, c = self.leaf(levels.words)
+        for left, right in levels.children:
+            below = torch.cat([h[left], h[right]], 1)
+            new_h, new_c = self.combine(below, c[left], c[right])
+            h, c = torch.cat([h, new_h]), torch.cat([c, new_c])
+        return torch.nn.functional.cross_entropy(self.output(h), levels.labels, reduction="sum")
+
+
+class Levels:
+    """Trees as index tensors on the device: all leaves, then the pairs of each level."""
+
+    def __init__(self, trees: list, device: torch.device) -> None:
+        words: list[int] = []
+        labels: list[int] = []
+        by_level: list[list[tuple[list, list, list]]] = []
+        place: dict[int, int] = {}
+
+        def walk(tree: list) -> int:
+            if len(tree) == 2:
+                place[id(tree)] = len(words)
+                words.append(tree[1])
+                labels.append(tree[0])
+                return 0
+            level = 1 + max(walk(tree[1]), walk(tree[2]))
+            while len(by_level) < level:
+                by_level.append([])
+            by_level[level - 1].append((tree, tree[1], tree[2]))
+            return level
+
+        for tree in trees:
+            walk(tree)
+        self.words = torch.tensor(words, device=device)
+        self.children = []
+        for pairs in by_level:
+            left = [place[id(left)] for _, left, _ in pairs]
+            right = [place[id(right)] for _, _, right in pairs]
+            for tree, _, _ in pairs:
+                place[id(tree)] = len(labels)
+                labels.append(tree[0])
+            self.children.append((torch.tensor(left, device=device), torch.tensor(right, device=device)))
+        self.labels = torch.tensor(labels, device=device)
+
+
+def systems(net: TreeLSTM, wanted: str, device: torch.device) -> Iterator[tuple[str, object]]:
+    """Names and losses of a batch of trees."""
+    if wanted in ("eager", "both"):
+        yield "torch eager", net.node_by_node
+    if wanted in ("levels", "both"):
+        yield "torch levels", lambda trees: net.level_by_level(Levels(trees, device))
+
+
+def main(data: str, hidden: int, seconds: float, wanted: str, batch_sizes: list[int]) -> None:
+    given = json.loads(Path(data).read_text())
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    net = TreeLSTM(1 + max(max(words_of(tree)) for tree in given), hidden).to(device)
+    adam = torch.optim.Adam(net.parameters(), 0.003, fused=device.type == "cuda")
+    for name, losses in systems(net, wanted, device):
+
+        def train(trees: list, losses: object = losses) -> torch.Tensor:
+            adam.zero_grad(set_to_none=True)
+            loss = losses(trees)  # type: ignore[operator]
+            loss.backward()
+            adam.step()
+            return loss.detach()
+
+        for size in batch_sizes:
+            batches = [(part, len(part)) for part in parts_of(given, size)]
+            found = measure(batches, train, lambda loss: loss.item(), seconds)
+            show(system=name, hidden=hidden, batch=size, **found)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4], [int(size) for size in sys.argv[5:]])

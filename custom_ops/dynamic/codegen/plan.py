@@ -1,0 +1,202 @@
+"""What stays on the chip: a pure choice, made once for a set of parameters (VPPS, sections III-A1 and III-A2).
+
+Each output of a view is a sum over one row of weights, and rows are dealt round-robin, `rows` at a time, to the warps
+of all processors: block b goes to processor (first + b) % processors, and there to one warp after the other. A matrix
+that is multiplied forward and, transposed, backward, is two views, which lie on the chip twice; so what flows back
+needs no sums across processors, and results are the same in each run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from custom_ops.dynamic.codegen.segments import KindCode, View
+from custom_ops.dynamic.sections import BACK_LEVEL, LEVEL
+
+Home = Literal["registers", "shared", "L2"]
+WARP = 32
+STREAMED_ROWS = 8
+
+
+@dataclass(frozen=True)
+class Chip:
+    """What a plan may use.
+
+    Attributes:
+        processors: streaming multiprocessors, each a virtual processor.
+        threads: of a processor.
+        registers: of a thread that weights may have; the paper's 255 without 31 and 32 for everything else.
+        shared: bytes of shared memory of a processor.
+    """
+
+    processors: int = 132
+    threads: int = 256
+    registers: int = 176
+    shared: int = 227 << 10
+
+    @property
+    def warps(self) -> int:
+        return self.threads // WARP
+
+
+@dataclass(frozen=True)
+class Residence:
+    """Where a view's weights lie, and who has which.
+
+    Attributes:
+        rows: outputs that follow each other in one warp.
+        slots: such blocks in a warp.
+        first: the processor that has the first block.
+    """
+
+    view: View
+    home: Home
+    rows: int
+    slots: int
+    first: int
+
+    @property
+    def owned(self) -> int:
+        """Outputs of a warp."""
+        return self.rows * self.slots
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.view.outputs // self.rows)
+
+    @property
+    def registers(self) -> int:
+        """Of a thread, if they hold it."""
+        return self.owned * -(-self.view.depth // WARP)
+
+    def describe(self) -> str:
+        """One line for a report."""
+        view = self.view
+        what = f"parameter {view.parameter}{', transposed' if view.transposed else ''}"
+        return (
+            f"{what}: {view.outputs} sums of {view.depth}, in {self.home}, {self.rows} rows in {self.slots} blocks of "
+            "a warp"
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All views of a net.
+
+    Attributes:
+        staging: bytes of shared memory through which vectors reach the warps.
+        resident_bytes: of weights on chip, over all processors.
+    """
+
+    chip: Chip
+    residences: tuple[Residence, ...]
+    staging: int
+
+    @property
+    def registers(self) -> int:
+        """Of a thread, for weights."""
+        return sum(r.registers for r in self.residences if r.home == "registers")
+
+    @property
+    def shared(self) -> int:
+        """Bytes of a processor, for weights."""
+        return sum(r.registers * 4 * self.chip.threads for r in self.residences if r.home == "shared")
+
+    @property
+    def resident_bytes(self) -> int:
+        return 4 * sum(r.view.weights for r in self.residences if r.home != "L2")
+
+    def weight_traffic(self, products: Mapping[View, int]) -> tuple[int, int]:
+        """Bytes of weights that a batch reads from off the chip: under this plan, and if each product read its matrix.
+
+        `products`: how many nodes of the batch multiply by each view.
+        """
+        with_plan = each = 0
+        for residence in self.residences:
+            size, count = 4 * residence.view.weights, products.get(residence.view, 0)
+            each += size * count
+            with_plan += size if residence.home != "L2" else size * -(-count // nodes_of(residence))
+        return with_plan, each
+
+    def describe(self) -> list[str]:
+        """Lines for a report: what is resident, and what streams."""
+        return [residence.describe() for residence in self.residences]
+
+
+def nodes_of(residence: Residence) -> int:
+    """Nodes whose products a warp computes at a time: so many as its sums find registers for."""
+    group = min(residence.owned, 8)
+    return 4 if group <= 4 else 2
+
+
+def views_of(kinds: Sequence[KindCode]) -> dict[View, bool]:
+    """All views, those that read the same block of a matrix as one; each with whether a level reads it."""
+    widest: dict[tuple[int, bool, int, int], tuple[int, int, bool]] = {}
+    for kind in kinds:
+        for number, section in enumerate(kind.sections):
+            for segment in section.segments:
+                if segment.call is None:
+                    continue
+                view = segment.call.view
+                key = (view.parameter, view.transposed, view.start, view.depth)
+                first, end = view.first, view.first + view.outputs
+                old = widest.get(key, (first, end, False))
+                level = old[2] or number in (LEVEL, BACK_LEVEL)
+                widest[key] = (min(first, old[0]), max(end, old[1]), level)
+    return {View(*key, first, end - first): level for key, (first, end, level) in widest.items()}
+
+
+def products_of(plan: Plan, kinds: Sequence[KindCode], nodes: Sequence[int]) -> dict[View, int]:
+    """How many nodes of a batch multiply by each view, in forward and backward, given those of each kind."""
+    counts: dict[View, int] = {}
+    for kind, count in zip(kinds, nodes, strict=True):
+        for section in kind.sections:
+            for segment in section.segments:
+                if segment.call is not None:
+                    view = plan.residences[holder(plan, segment.call.view)].view
+                    counts[view] = counts.get(view, 0) + count
+    return counts
+
+
+def holder(plan: Plan, view: View) -> int:
+    """The number of the residence that has the weights of a call's view."""
+    for number, residence in enumerate(plan.residences):
+        whole = residence.view
+        same = (whole.parameter, whole.transposed, whole.start, whole.depth) == (
+            view.parameter, view.transposed, view.start, view.depth,
+        )  # fmt: skip
+        if same and whole.first <= view.first and view.first + view.outputs <= whole.first + whole.outputs:
+            return number
+    raise AssertionError(view)
+
+
+def make_plan(kinds: Sequence[KindCode], chip: Chip, rows: int = 1, reserved: int = 0) -> Plan:
+    """Largest matrices first among those that levels multiply by, then the others; what does not fit stays in L2.
+
+    Args:
+        rows: of a warp at least (III-A2), where weights are resident.
+        reserved: bytes of shared memory that the kernel needs for other things.
+    """
+    views = views_of(kinds)
+    registers, residences, first = chip.registers, [], 0
+    staging = 4 * max((4 * view.depth for view in views), default=0)
+    shared = chip.shared - reserved - staging
+    for view, _ in sorted(views.items(), key=lambda item: (not item[1], -item[0].weights)):
+        dealt = _dealt(view, "registers", rows, chip, first)
+        if dealt.registers <= registers and dealt.owned <= 64:
+            registers -= dealt.registers
+        elif dealt.registers * 4 * chip.threads <= shared:
+            dealt = _dealt(view, "shared", rows, chip, first)
+            shared -= dealt.registers * 4 * chip.threads
+        else:
+            dealt = _dealt(view, "L2", STREAMED_ROWS, chip, first)
+        residences.append(dealt)
+        first = (first + dealt.blocks) % chip.processors
+    return Plan(chip, tuple(residences), staging)
+
+
+def _dealt(view: View, home: Home, rows: int, chip: Chip, first: int) -> Residence:
+    blocks = -(-view.outputs // rows)
+    return Residence(view, home, rows, -(-blocks // (chip.processors * chip.warps)), first)

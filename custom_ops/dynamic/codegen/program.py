@@ -1,0 +1,114 @@
+"""A GPU program of TfmemDynamic: a kernel, and what the op has to know to write its scripts.
+ops/dynamic/gpu_program.h reads what `to_text` writes.
+
+Beside what any kernel image says (`custom_ops.jit.image`):
+
+    spec DIGEST             SHA-256 of the spec's text that it was made for
+    processors N            CTAs of a launch
+    table N, words N        of the table and of the parameter (`custom_ops.dynamic.codegen.table`)
+    spilledK WIDTH...       of kind K: values that a batch's memory holds beside those that the spec keeps
+    segments N
+    segmentI KIND SECTION ROUND FIRST COUNT COST
+                            a product is run by COUNT processors from FIRST on, everything else has COUNT 0 and is run
+                            for a block of nodes by one; COST is about that of a node, in cycles
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from custom_ops.dynamic.codegen.plan import Chip, Plan, holder, make_plan
+from custom_ops.dynamic.codegen.segments import KindCode, Segment, kind_code
+from custom_ops.dynamic.codegen.source import (
+    ENTRY,
+    POLLS,
+    SCRIPT_WORDS,
+    generate,
+    numbered_segments,
+    reserved_bytes,
+    shared_bytes,
+)
+from custom_ops.dynamic.codegen.table import Table, pointers_of
+from custom_ops.dynamic.differentiate import differentiate
+from custom_ops.dynamic.sections import sections
+from custom_ops.dynamic.spec import Spec
+from custom_ops.jit import nvrtc
+from custom_ops.jit.cache import Cache
+from custom_ops.jit.image import KernelImage, code_of
+from custom_ops.jit.nvrtc import CompileSource
+
+
+@dataclass(frozen=True)
+class DynamicProgram:
+    """A compiled kernel for a net.
+
+    Attributes:
+        image: the kernel.
+        plan: what it holds on chip.
+    """
+
+    image: KernelImage
+    plan: Plan
+    more: tuple[tuple[str, str], ...]
+
+    def to_text(self) -> str:
+        """All but the code."""
+        return self.image.to_text(dict(self.more))
+
+
+def kinds_of(spec: Spec) -> tuple[KindCode, ...]:
+    """The kinds of a net as a GPU runs them."""
+    return tuple(
+        kind_code(sections(spec.parameters, kind, differentiate(spec.parameters, kind))) for kind in spec.kinds
+    )
+
+
+def build(
+    spec: Spec,
+    arch: int,
+    chip: Chip,
+    rows: int = 1,
+    cache: Cache | None = None,
+    compile_source: CompileSource = nvrtc.compile_source,
+    script_words: int = SCRIPT_WORDS,
+    polls: int = POLLS,
+) -> DynamicProgram:
+    """Plan, generate and compile the kernel of a net, or take it from `cache`.
+
+    Raises:
+        KernelError: the compiler is missing or rejects the source.
+    """
+    kinds = kinds_of(spec)
+    table = Table(spec, kinds)
+    plan = make_plan(kinds, chip, rows, reserved_bytes(table, script_words))
+    code = code_of(generate(spec, kinds, plan, script_words, polls), arch, cache, compile_source=compile_source)
+    image = KernelImage(arch, ENTRY, chip.threads, code, shared_bytes(table, plan, script_words), cooperative=True)
+    return DynamicProgram(image, plan, tuple(_facts(spec, kinds, plan, table).items()))
+
+
+def _facts(spec: Spec, kinds: tuple[KindCode, ...], plan: Plan, table: Table) -> dict[str, str]:
+    facts = {
+        "spec": hashlib.sha256(spec.text.encode()).hexdigest(),
+        "processors": str(plan.chip.processors),
+        "table": str(table.size),
+        "words": str(pointers_of(spec).words),
+    }
+    for number, kind in enumerate(kinds):
+        facts[f"spilled{number}"] = " ".join(map(str, kind.spilled))
+    all_segments = list(numbered_segments(kinds))
+    facts["segments"] = str(len(all_segments))
+    for number, of_kind, section, segment in all_segments:
+        first, count, cost = _runners(kinds[of_kind], section, segment, plan)
+        facts[f"segment{number}"] = f"{of_kind} {section} {segment.round} {first} {count} {cost}"
+    return facts
+
+
+def _runners(kind: KindCode, section: int, segment: Segment, plan: Plan) -> tuple[int, int, int]:
+    """Who runs a segment, and about how many cycles a node takes them."""
+    if segment.call is None:
+        items = kind.sections[section].items
+        return 0, 0, 100 + sum(items[place].width for place in segment.rows) // 16
+    residence = plan.residences[holder(plan, segment.call.view)]
+    cost = 50 + residence.owned * -(-residence.view.depth // 32)
+    return residence.first, min(residence.blocks, plan.chip.processors), cost

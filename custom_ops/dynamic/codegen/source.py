@@ -1,0 +1,236 @@
+"""The CUDA source of a net's kernel: templates of kernels/dynamic*.cuh, and what the kinds of its nodes compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from custom_ops.dynamic.codegen.plan import Plan, Residence, holder
+from custom_ops.dynamic.codegen.rows import rows_source
+from custom_ops.dynamic.codegen.segments import Call, KindCode, Ref, Segment
+from custom_ops.dynamic.codegen.table import Table, pointers_of
+from custom_ops.dynamic.codegen.values import Values, stride_of
+from custom_ops.dynamic.sections import Step
+from custom_ops.dynamic.spec import Spec
+
+ENTRY = "dynamic_net"
+SCRIPT_WORDS = 2048
+POLLS = 1 << 22  # seconds, where a level takes microseconds
+_HOMES = {"registers": "InRegisters", "shared": "InShared", "L2": "Streamed"}
+_TILE_BYTES = 2 * 64 * 16 * 4
+
+
+def generate(
+    spec: Spec, kinds: Sequence[KindCode], plan: Plan, script_words: int = SCRIPT_WORDS, polls: int = POLLS
+) -> str:
+    """Of one kernel for forward, backward and update.
+
+    Args:
+        script_words: of a script that are fetched at a time, at least the 6 of the longest instruction.
+        polls: for a signal, before a processor gives up.
+    """
+    return "\n".join(_Writer(spec, kinds, plan, script_words, polls).lines()) + "\n"
+
+
+def reserved_bytes(table: Table, script_words: int = SCRIPT_WORDS) -> int:
+    """Of shared memory beside weights and staging: the table, a piece of script, a number of each warp."""
+    return 4 * (_aligned(table.size) + script_words + 32)
+
+
+def shared_bytes(table: Table, plan: Plan, script_words: int = SCRIPT_WORDS) -> int:
+    """Of shared memory of a processor."""
+    return reserved_bytes(table, script_words) + max(plan.staging, _TILE_BYTES) + plan.shared
+
+
+def numbered_segments(kinds: Sequence[KindCode]) -> Iterator[tuple[int, int, int, Segment]]:
+    """Number, kind and section of all segments, in the order of their numbers."""
+    number = 0
+    for kind, code in enumerate(kinds):
+        for section, cut in enumerate(code.sections):
+            for segment in cut.segments:
+                yield number, kind, section, segment
+                number += 1
+
+
+def _aligned(words: int) -> int:
+    return (words + 3) // 4 * 4
+
+
+class _Writer:
+    def __init__(self, spec: Spec, kinds: Sequence[KindCode], plan: Plan, script_words: int, polls: int) -> None:
+        self.spec, self.kinds, self.plan, self.script_words, self.polls = spec, kinds, plan, script_words, polls
+        self.table, self.pointers = Table(spec, kinds), pointers_of(spec)
+
+    def lines(self) -> Iterator[str]:
+        chip, words = self.plan.chip, self.pointers.words
+        yield '#include "dynamic_gradient.cuh"'
+        yield '#include "dynamic_product.cuh"'
+        yield "using namespace tfmem;"
+        counts = (words, len(self.spec.parameters), self.table.size)
+        sizes = (*counts, chip.threads, chip.processors, self.script_words, self.polls)
+        yield f"using Sizes = NetSizes<{', '.join(map(str, sizes))}>;"
+        for number, residence in enumerate(self.plan.residences):
+            yield from self._view(number, residence)
+        yield (
+            f'extern "C" __global__ void __launch_bounds__({chip.threads}, 1) {ENTRY}'
+            f"(const __grid_constant__ Parameters<{words}> p) {{"
+        )
+        yield "TFMEM_DYNAMIC_SHARED(float, shared);"
+        yield "unsigned* const table = reinterpret_cast<unsigned*>(shared);"
+        script = _aligned(self.table.size)
+        yield f"unsigned* const script = table + {script};"
+        partial = script + self.script_words
+        staging = partial + 32
+        yield "const unsigned* const sent = reinterpret_cast<const unsigned*>(p.word[kSent]);"
+        yield (
+            "const Net<Sizes> net{p, sent, table, reinterpret_cast<float*>(p.word[kMemory]), "
+            f"shared + {staging}, shared + {partial}}};"
+        )
+        yield f"for (int i = threadIdx.x; i < {self.table.size}; i += {chip.threads}) table[i] = sent[i];"
+        at = staging + max(self.plan.staging, _TILE_BYTES) // 4
+        for number, residence in enumerate(self.plan.residences):
+            pointer = f"net.parameter({self.pointers.parameter(residence.view.parameter)})"
+            yield f"Weights{number} weights_{number};"
+            yield f"weights_{number}.load({pointer}, shared + {at if residence.home == 'shared' else 0});"
+            if residence.home == "shared":
+                at += residence.registers * chip.threads
+        yield "__syncthreads();"
+        yield "interpret(net, script, [&](unsigned op, const unsigned* instruction) {"
+        yield "const int first = static_cast<int>(instruction[2]), rows = static_cast<int>(instruction[3]);"
+        yield "switch (op) {"
+        yield "case kRun: switch (instruction[1]) {"
+        for number, kind, section, segment in numbered_segments(self.kinds):
+            yield f"case {number}: {{  // kind {kind}, section {section}, round {segment.round}"
+            yield from self._segment(kind, section, segment)
+            yield "return true; }"
+        yield "default: return false; }"
+        yield "case kGradient: switch (instruction[1]) {"
+        for number in range(len(self.spec.parameters)):
+            if not self.spec.sparse[number]:
+                yield f"case {number}: {{"
+                yield from self._gradient(number)
+                yield "return true; }"
+        yield "default: return false; }"
+        yield "case kSumRows: switch (instruction[1]) {"
+        for number, parameter in enumerate(self.spec.parameters):
+            if self.spec.sparse[number]:
+                words_of = self.table.looked_up[number][0]
+                yield (
+                    f"case {number}: sum_rows(net, {number}, {words_of}, {parameter.shape[-1]}, first, rows); "
+                    "return true;"
+                )
+        yield "default: return false; }"
+        yield (
+            "case kGather: gather(net, static_cast<int>(instruction[1]), static_cast<int>(instruction[2]), "
+            "instruction[3], static_cast<int>(instruction[4]), static_cast<int>(instruction[5])); return true;"
+        )
+        yield (
+            f"case kLosses: sum_losses(net, {self.table.first_node}, {self.table.losses}, "
+            "static_cast<int>(instruction[1]), static_cast<int>(instruction[2])); return true;"
+        )
+        yield "default: return false; }"
+        yield "});"
+        yield "}"
+
+    def _view(self, number: int, residence: Residence) -> Iterator[str]:
+        view = residence.view
+        sizes = (view.depth, view.outputs, residence.rows, residence.slots, residence.first)
+        columns = self.spec.parameters[view.parameter].shape[-1]
+        yield f"using View{number} = View<Sizes, {', '.join(map(str, sizes))}>;"
+        matrix = f"Matrix<{str(view.transposed).lower()}, {columns}, {view.start}, {view.first}>"
+        yield f"using Weights{number} = {_HOMES[residence.home]}<View{number}, {matrix}>;"
+
+    # ---- segments ----
+
+    def _segment(self, kind: int, section: int, segment: Segment) -> Iterator[str]:
+        values = Values(self.spec, self.table, self.pointers, kind, self.kinds[kind], section)
+        if segment.call is not None:
+            yield from self._product(values, segment.call)
+            return
+        yield "__syncthreads();"
+        yield "const Team<Sizes> team(net, rows);"
+        yield "for (int r = team.first; r < rows; r += team.step) {"
+        yield "const int row = first + r;"
+        yield from rows_source(values, segment.rows)
+        yield "}"
+
+    def _product(self, values: Values, call: Call) -> Iterator[str]:
+        number = holder(self.plan, call.view)
+        residence = self.plan.residences[number]
+        yield "const auto load = [&](int row, int k) -> float {"
+        at = 0
+        for number_of, ref in enumerate(call.operands):
+            width, last = values.width(ref), number_of == len(call.operands) - 1
+            text = values.read(ref, f"(k - {at})" if at else "k")
+            declared = " ".join(values.indices([ref.number])) if ref.kind == "v" else ""
+            yield f"{declared} return {text};" if last else f"if (k < {at + width}) {{ {declared} return {text}; }}"
+            at += width
+        yield "};"
+        yield "const auto store = [&](int row, int o, float sum) {"
+        offset = call.view.first - residence.view.first
+        for part in call.parts:
+            item = values.items[part.item]
+            begin = part.first - call.view.first + offset
+            yield f"if (o >= {begin} && o < {begin + item.width}) {{"
+            yield f"const int j = o - {begin};"
+            reads = [part.item, *part.sinks, *([part.base.number] if part.base and part.base.kind == "v" else [])]
+            yield from values.indices([place for place in reads if place != part.item])
+            base = f" + {values.read(part.base, 'j')}" if part.base else ""
+            yield f"const float value = sum{base};"
+            if item.in_memory:
+                yield f"{values.memory(Ref('v', part.item))}[j] = value;"
+            for sink in part.sinks:
+                yield f"{values.sink(values.items[sink])}[j] = value;"
+            yield "}"
+        yield "};"
+        unrolled = str(residence.home == "registers").lower()
+        yield f"multiply<View{number}, {unrolled}>(net, weights_{number}, first, rows, load, store);"
+
+    # ---- gradients ----
+
+    def _gradient(self, number: int) -> Iterator[str]:
+        shape = self.spec.parameters[number].shape
+        rows, columns = (shape[0], shape[1]) if len(shape) == 2 else (1, shape[0])
+        yield f"const int row = first * {64}, column = rows * {64};"
+        yield "GradientTile<Sizes> tile;"
+        for kind, code in enumerate(self.kinds):
+            for step in code.gradients:
+                if step.numbers[0] == number:
+                    yield from self._adds(kind, code, step)
+        yield f"tile.take(net, {number}, row, column, {rows}, {columns});"
+
+    def _adds(self, kind: int, code: KindCode, step: Step) -> Iterator[str]:
+        table = self.table.kinds[kind]
+
+        def kept(value: int, at: str, begin: int) -> tuple[str, str]:
+            """Whether a place of the parameter is the value's, and its number there."""
+            place = step.values[value].number
+            width = code.kept[place]
+            inside = f"{at} >= {begin} && {at} < {begin + width}"
+            return inside, f"net.row({table.kept[place]}, node, {stride_of(width)})[{at} - {begin}]"
+
+        if step.op == "outer":
+            inside, text = kept(0, "i", step.numbers[1])
+            inside_b, text_b = kept(1, "j", step.numbers[2])
+            first_a, width_a = step.numbers[1], code.kept[step.values[0].number]
+            first_b, width_b = step.numbers[2], code.kept[step.values[1].number]
+            overlaps = (
+                f"row < {first_a + width_a} && row + 64 > {first_a} && "
+                f"column < {first_b + width_b} && column + 64 > {first_b}"
+            )
+            a = f"{inside} ? {text} : 0.0f"
+            b = f"{inside_b} ? {text_b} : 0.0f"
+        else:
+            begin = step.numbers[2] if step.op == "put_lookup" else step.numbers[1]
+            width = code.kept[step.values[0].number]
+            inside_b, text_b = kept(0, "j", begin)
+            overlaps = f"column < {begin + width} && column + 64 > {begin}"
+            b = f"{inside_b} ? {text_b} : 0.0f"
+            if step.op == "put_lookup":
+                a = f"net.index({table.arguments[step.numbers[1]]}, node) == i ? 1.0f : 0.0f"
+            else:
+                a = "i == 0 ? 1.0f : 0.0f"
+        yield f"if ({overlaps}) {{"
+        yield f"tile.add(net, static_cast<int>(table[{table.count}]),"
+        yield f"[&](int node, int at) {{ const int i = row + at; return {a}; }},"
+        yield f"[&](int node, int at) {{ const int j = column + at; return {b}; }});"
+        yield "}"

@@ -1,0 +1,70 @@
+// What a batch sends to a GPU: a table of places, lists, and a script for each virtual processor.
+// Knows no TensorFlow and no driver.
+#ifndef TFMEM_CUSTOM_OPS_OPS_DYNAMIC_GPU_SCRIPT_H_
+#define TFMEM_CUSTOM_OPS_OPS_DYNAMIC_GPU_SCRIPT_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "custom_ops/ops/dynamic/batch.h"
+#include "custom_ops/ops/dynamic/gpu_program.h"
+#include "custom_ops/ops/dynamic/run.h"
+#include "custom_ops/ops/dynamic/spec.h"
+
+namespace tfmem {
+
+// As those of script.h, with these differences: what runs is a segment, a wait says for how many
+// processors, a gradient's block is a tile. The first word is the op, and the words above that.
+//
+//   run       segment; first row; rows
+//   gradient  parameter; block of rows; block of columns
+//   sum_rows  parameter; first of the rows that were looked up; rows
+//   signal    phase
+//   wait      phase; processors that signal it
+//   gather    pointer of the parameter; width; list; first node; nodes
+//   losses    first example; examples
+enum class GpuOp : uint32_t {
+  kRun = 1,
+  kGradient = 2,
+  kSumRows = 3,
+  kSignal = 4,
+  kWait = 5,
+  kGather = 6,
+  kLosses = 7
+};
+
+inline constexpr int64_t kGradientTile = 64;
+
+struct GpuCall {
+  bool forward = true;
+  bool backward = false;
+  int state_type = -1;  // whose states are wanted
+};
+
+struct GpuSent {
+  std::vector<uint32_t> words;
+  int64_t floats = 0;  // of the batch's memory
+  int phases = 0;
+  // Where the rows of each sparse parameter that are looked up are listed.
+  std::vector<int64_t> looked_up;
+};
+
+// The table and the lists; behind the table is space for where each processor's script begins.
+void WriteGpuTables(const DynamicSpec& spec, const GpuProgram& program, const DynamicBatch& batch,
+                    const DynamicLayout& layout, const std::vector<LookedUp>& looked_up,
+                    GpuSent* sent);
+
+// InvalidArgument if the batch needs more memory than four bytes can address.
+absl::StatusOr<GpuSent> BuildGpuScript(const DynamicSpec& spec, const GpuProgram& program,
+                                       const DynamicBatch& batch, const DynamicLayout& layout,
+                                       const std::vector<LookedUp>& looked_up, const GpuCall& call);
+
+// What has to hold before scripts run: instructions are whole and known, rows and lists exist, and
+// no processor waits for a signal that does not come before. Internal says which word does not.
+absl::Status CheckGpuScript(const DynamicSpec& spec, const GpuProgram& program,
+                            const DynamicBatch& batch, const GpuSent& sent);
+
+}  // namespace tfmem
+
+#endif  // TFMEM_CUSTOM_OPS_OPS_DYNAMIC_GPU_SCRIPT_H_

@@ -1,0 +1,81 @@
+"""What a dynamic net keeps on chip, and how its nodes are cut between barriers: choices as data."""
+
+from __future__ import annotations
+
+import pytest
+
+from custom_ops.dynamic.codegen.plan import Chip, Plan, make_plan, products_of
+from custom_ops.dynamic.codegen.program import kinds_of
+from custom_ops.dynamic.codegen.segments import View
+from custom_ops.dynamic.sections import BACK_LEVEL, LEVEL
+from tests.dynamic_specs import tree_rnn
+
+UNITS = 64
+KINDS = kinds_of(tree_rnn(UNITS))
+FORWARD = View(1, True, 0, 2 * UNITS, 0, UNITS)
+BACKWARD = View(1, False, 0, UNITS, 0, 2 * UNITS)
+LOGITS = View(3, True, 0, UNITS, 0, 3)
+
+
+def homes(plan: Plan) -> dict[View, str]:
+    return {residence.view: residence.home for residence in plan.residences}
+
+
+def test_a_level_has_a_barrier_behind_its_product_and_one_behind_the_rest() -> None:
+    pair = KINDS[1]
+    for section, first in ((LEVEL, "product"), (BACK_LEVEL, "rows")):
+        segments = pair.sections[section].segments
+        assert [segment.round for segment in segments] == [0, 1]
+        assert (segments[0].call is not None) == (first == "product")
+
+
+def test_what_is_multiplied_forward_and_backward_is_two_views() -> None:
+    plan = make_plan(KINDS, Chip(processors=4))
+    # the product with three labels' gradients is no product, but a sum of three
+    assert homes(plan) == {FORWARD: "registers", BACKWARD: "registers", LOGITS: "registers"}
+
+
+def test_rows_are_dealt_to_all_warps_of_all_processors() -> None:
+    plan = make_plan(KINDS, Chip(processors=4, threads=256), rows=3)
+    forward = plan.residences[0]
+    # 64 outputs are 22 blocks of 3, for 4 processors of 8 warps
+    assert (forward.rows, forward.blocks, forward.slots, forward.owned) == (3, 22, 1, 3)
+    # 128 numbers of each of 3 rows, in 32 lanes
+    assert forward.registers == 3 * 4
+    # the next matrix begins where this one ends
+    assert plan.residences[1].first == 22 % 4
+
+
+def test_what_has_no_place_in_registers_goes_to_shared_memory_and_then_stays_in_l2() -> None:
+    # with one processor a warp has 8 of the 64 outputs, 4 numbers each in a lane, or 16 of 128 with 2
+    chip = Chip(processors=1, registers=32)
+    assert homes(make_plan(KINDS, chip)) == {FORWARD: "registers", BACKWARD: "shared", LOGITS: "shared"}
+    staging = 4 * 4 * 2 * UNITS
+    small = Chip(processors=1, registers=32, shared=staging + 4 * 8 * 32 * 2)
+    plan = make_plan(KINDS, small)
+    assert homes(plan) == {FORWARD: "registers", BACKWARD: "L2", LOGITS: "shared"}
+    assert plan.registers == 32
+    assert plan.resident_bytes == 4 * (FORWARD.weights + LOGITS.weights)
+
+
+def test_levels_come_before_larger_matrices_that_are_read_once() -> None:
+    views = list(homes(make_plan(kinds_of(tree_rnn(UNITS, classes=1000)), Chip(processors=1, registers=32))))
+    assert views.index(FORWARD) < views.index(View(3, True, 0, UNITS, 0, 1000))
+
+
+def test_weights_are_read_once_for_a_batch() -> None:
+    plan = make_plan(KINDS, Chip(processors=4))
+    products = products_of(plan, KINDS, [20, 19])
+    assert products == {FORWARD: 19, BACKWARD: 19, LOGITS: 19}
+    once = 4 * (FORWARD.weights + BACKWARD.weights + LOGITS.weights)
+    assert plan.weight_traffic(products) == (once, 19 * once)
+
+
+@pytest.mark.parametrize("home", ["registers", "shared", "L2"])
+def test_a_plan_says_where_weights_are(home: str) -> None:
+    chip = {
+        "registers": Chip(processors=4),
+        "shared": Chip(processors=4, registers=0),
+        "L2": Chip(registers=0, shared=0),
+    }[home]
+    assert all(f"in {home}," in line for line in make_plan(KINDS, chip).describe())

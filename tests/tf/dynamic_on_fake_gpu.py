@@ -1,0 +1,210 @@
+"""Dynamic nets by the GPU's kernel, scripts and ops, on the fake driver, against TensorFlow and the CPU's definition.
+
+Run by test_dynamic_gpu.py in a process of its own: see `fake_gpu`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from custom_ops.dynamic.codegen.plan import Chip
+from custom_ops.dynamic.codegen.program import DynamicProgram, build
+from custom_ops.dynamic.op import forward, forward_backward, step
+from custom_ops.expr.table import FLOAT_OPS
+from custom_ops.load import load
+from tests.tf.dynamic_nets import TreeLSTM, nodes, random_trees
+from tests.tf.fake_gpu import ARCH, FakeGpu, fixture_gpu, fixture_no_kernel_fails  # noqa: F401
+from tfmem import dynamic
+
+CHIP = Chip(processors=3)
+WIDTH = 5
+
+
+def program_of(gpu: FakeGpu, handle: dynamic.Handle, chip: Chip = CHIP, **options) -> DynamicProgram:
+    return build(handle.spec, ARCH, chip, compile_source=gpu.compile_source, **options)
+
+
+def as_arrays(gradients):
+    return [tf.convert_to_tensor(gradient).numpy() for gradient in gradients]
+
+
+def assert_like(found, expected, tolerance=1e-5):
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * max(1.0, float(np.abs(b).max())))
+
+
+def check_net(gpu: FakeGpu, net: TreeLSTM, trees, chip: Chip = CHIP, **options) -> DynamicProgram:
+    handle = net.specialize()
+    program = program_of(gpu, handle, chip, **options)
+    batch = handle.batch([nodes(handle, tree) for tree in trees])
+    found, _, gradients = forward_backward(load().ops, handle.spec, handle.parameters, batch, 0, None, program)
+    losses, expected = net.gradients(trees)
+    np.testing.assert_allclose(found, losses, rtol=1e-5)
+    assert_like(as_arrays(gradients), expected)
+    return program
+
+
+@pytest.mark.parametrize(("hidden", "width"), [(16, 12), (7, 5), (70, 33), (1, 1)])
+def test_losses_and_gradients_are_tensorflows(gpu: FakeGpu, hidden: int, width: int) -> None:
+    check_net(gpu, TreeLSTM(hidden=hidden, width=width), random_trees(9, most=7))
+
+
+@pytest.mark.parametrize(
+    ("chip", "options"),
+    [
+        (Chip(processors=2, registers=0), {}),
+        (Chip(processors=2, registers=0, shared=10 << 10), {}),
+        (Chip(processors=5), {"rows": 3}),
+        (CHIP, {"script_words": 8}),
+    ],
+    ids=["in shared memory", "streamed", "rows of a warp", "scripts in pieces"],
+)
+def test_every_home_of_weights(gpu: FakeGpu, chip: Chip, options: dict[str, int], request) -> None:
+    program = check_net(gpu, TreeLSTM(hidden=24, width=12), random_trees(5, most=9), chip, **options)
+    homes = {residence.home for residence in program.plan.residences}
+    expected = {"in shared memory": {"shared"}, "streamed": {"L2"}}
+    assert homes == expected.get(request.node.callspec.id, {"registers"})
+
+
+def test_every_elementwise_op(gpu: FakeGpu) -> None:
+    """One kind of node for each op, in one kernel."""
+    rows = np.random.default_rng(0).uniform(0.3, 0.9, [4, 3 * WIDTH]).astype(np.float32)
+    table = tf.Variable(rows)
+
+    def kind(name: str):
+        op = FLOAT_OPS[name]
+
+        def node(children, row):
+            parts = dynamic.split(dynamic.embedding_lookup(table, row), 3)[: op.arity]
+            return dynamic.Result(loss=dynamic.reduce_sum(getattr(dynamic, name)(*parts)))
+
+        return dynamic.node(node)
+
+    handle = dynamic.specialize([table], {name: kind(name) for name in FLOAT_OPS})
+    names = [name for name in FLOAT_OPS for _ in range(len(rows))]
+    batch = handle.batch([handle.node(name, place % len(rows)) for place, name in enumerate(names)])
+    program = program_of(gpu, handle)
+    losses, _, (gradient,) = forward_backward(load().ops, handle.spec, [table], batch, 0, None, program)
+    given = np.split(rows.astype(np.float64), 3, axis=-1)
+    expected = [
+        np.asarray(FLOAT_OPS[name].numpy(*given[: FLOAT_OPS[name].arity]), np.float64).sum(-1) for name in FLOAT_OPS
+    ]
+    np.testing.assert_allclose(losses, np.concatenate(expected), rtol=1e-5)
+    with tf.device("/CPU:0"):
+        total = np.zeros_like(rows, np.float64)
+        for name in FLOAT_OPS:
+            step, arity = 1e-6, FLOAT_OPS[name].arity
+            for column in range(arity * WIDTH):
+                moved = np.eye(3 * WIDTH)[column] * step
+
+                def value(shift, name=name, arity=arity):
+                    parts = np.split(rows.astype(np.float64) + shift, 3, axis=-1)[:arity]
+                    return np.asarray(FLOAT_OPS[name].numpy(*parts), np.float64).sum(-1)
+
+                total[:, column] += (value(moved) - value(-moved)) / (2 * step)
+    np.testing.assert_allclose(tf.convert_to_tensor(gradient), total, rtol=5e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("rule", ["sgd", "momentum", "adam"])
+def test_updates_are_the_formulas(gpu: FakeGpu, rule: str) -> None:
+    net = TreeLSTM(hidden=9, width=6)
+    optimizer = {"sgd": dynamic.SGD(0.1), "momentum": dynamic.SGD(0.1, 0.9), "adam": dynamic.Adam(0.1)}[rule]
+    handle = net.specialize(optimizer=optimizer)
+    trees = random_trees(4, most=5)
+    batch = handle.batch([nodes(handle, tree) for tree in trees])
+    before = [parameter.numpy() for parameter in net.parameters]
+    _, gradients = net.gradients(trees)
+    counts = {"sgd": 0, "momentum": 1, "adam": 2}
+    slots = [tf.Variable(tf.zeros_like(p)) for _ in range(counts[rule]) for p in net.parameters]
+    held = net.kernel.read_value()  # so that the variable's memory is somebody else's, too
+    rates = optimizer.rates(tf.constant(1, tf.int64))
+    losses, _ = step(
+        load().ops, handle.spec, [*net.parameters, *slots], batch, 0, None, rule, rates, program_of(gpu, handle)
+    )
+    np.testing.assert_allclose(losses, [float(loss) for loss in net_losses(before, net, trees)], rtol=1e-4)
+    np.testing.assert_array_equal(held, before[3])
+    for parameter, old, gradient in zip(net.parameters, before, gradients, strict=True):
+        first = gradient / (np.abs(gradient) + 1e-7 / np.sqrt(1e-3)) if rule == "adam" else gradient
+        large = np.abs(gradient) > 1e-5
+        np.testing.assert_allclose((old - parameter.numpy())[large], 0.1 * first[large], rtol=2e-3, atol=1e-7)
+
+
+def net_losses(values, net: TreeLSTM, trees):
+    """Of the net with these parameters."""
+    now = [parameter.numpy() for parameter in net.parameters]
+    for parameter, value in zip(net.parameters, values, strict=True):
+        parameter.assign(value)
+    losses = [net.loss(tree) for tree in trees]
+    for parameter, value in zip(net.parameters, now, strict=True):
+        parameter.assign(value)
+    return losses
+
+
+def test_states_and_their_gradients(gpu: FakeGpu) -> None:
+    """Forward and backward as two launches, with an upstream gradient."""
+    net = TreeLSTM(hidden=8, width=5)
+    handle = net.specialize()
+    trees = random_trees(3, most=6)
+    program = program_of(gpu, handle)
+    batch = handle.batch([nodes(handle, tree) for tree in trees])
+    with tf.GradientTape() as tape:
+        losses, outputs, states = forward(
+            load().ops, handle.spec, net.parameters, batch, 0, state_of=0, training=True, program=program
+        )
+        last = tf.gather(states[0], batch.kinds.row_limits() - 1)
+        total = tf.reduce_sum(tf.square(last)) + 0.5 * tf.reduce_sum(losses)
+    found = tape.gradient(total, net.parameters)
+    assert outputs[0].shape == [batch.kinds.flat_values.shape[0], 5]
+    with tf.GradientTape() as tape:
+        walked = [net.walk(tree) for tree in trees]
+        expected_total = sum(tf.reduce_sum(tf.square(h)) + 0.5 * loss for h, _, loss in walked)
+    expected = tape.gradient(expected_total, net.parameters)
+    np.testing.assert_allclose(total, expected_total, rtol=1e-5)
+    assert_like(as_arrays(found), as_arrays(expected), 2e-5)
+
+
+def test_a_chain_and_an_empty_batch(gpu: FakeGpu) -> None:
+    net = TreeLSTM(hidden=4, width=3)
+    chain = (0, 1)
+    for _ in range(60):
+        chain = (1, chain, (0, 2))
+    program = check_net(gpu, net, [chain, (2, 5)])
+    handle = net.specialize()
+    losses, _, gradients = forward_backward(load().ops, handle.spec, net.parameters, handle.batch([]), 0, None, program)
+    assert losses.shape == [0]
+    assert all(not np.any(gradient) for gradient in as_arrays(gradients))
+
+
+def test_results_are_the_same_in_each_run(gpu: FakeGpu) -> None:
+    net = TreeLSTM(hidden=8, width=5)
+    handle = net.specialize()
+    program = program_of(gpu, handle)
+    batch = handle.batch([nodes(handle, tree) for tree in random_trees(4, most=6)])
+    runs = [
+        as_arrays(forward_backward(load().ops, handle.spec, net.parameters, batch, 0, None, program)[2])
+        for _ in range(2)
+    ]
+    for a, b in zip(*runs, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_what_the_op_is_given_is_checked(gpu: FakeGpu) -> None:
+    net, other = TreeLSTM(hidden=6, width=2), TreeLSTM(hidden=5, width=2)
+    handle, of_other = net.specialize(), other.specialize()
+    program = program_of(gpu, handle)
+    batch = handle.batch([nodes(handle, random_trees(1)[0])])
+
+    def call(given: DynamicProgram | None, to: dynamic.Handle) -> object:
+        return forward_backward(load().ops, to.spec, to.parameters, batch, 0, None, given)
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="of other kinds of nodes"):
+        call(program, of_other)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="has 0 programs for a GPU"):
+        call(None, handle)
+    for key, value in {"table": "3", "segment0": "0 0 0 0 9 1", "spilled0": "0", "words": "x"}.items():
+        broken = replace(program, more=tuple({**dict(program.more), key: value}.items()))
+        with pytest.raises(tf.errors.InvalidArgumentError, match="attr programs"):
+            call(broken, handle)

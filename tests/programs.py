@@ -10,6 +10,33 @@ from numpy.typing import NDArray
 from custom_ops.expr.program import Program
 from custom_ops.expr.text import from_text
 
+# Gathers of rows, and of one number for each position; reductions that keep some of the rows' axes.
+GATHERS = """program 1
+axes 0 4 3 0
+tensor float32 2
+tensor int32 1
+tensor float64 3
+input 1 a0
+constant int32 1
+minimum 0 1
+constant int32 0
+maximum 2 3
+input 0 n4 a3
+position int64 1
+position int64 2
+add 6 7
+input 2 a0 n8 a2+n6
+cast float32 9
+multiply 5 10
+reduce sum 11 0
+reduce max 11 1 3
+reduce mean 11 0 2
+subtract 11 14
+output 12 1 2 3
+output 13 0 2
+output 15 3 2 1 0
+output 5 0 3
+"""
 # Axes: rows, classes, features. The products x @ weights and x^T @ gradient are given; all else of a step is here.
 SOFTMAX_STEP = """program 1
 axes 0 0 0

@@ -9,17 +9,20 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks.fusion.cases import TEN
+from benchmarks.fusion.cases import LARGE, MODELS, OTHERS, TEN
+
+ALL = (*TEN, *OTHERS, *LARGE, *MODELS)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Write one SVG file for each workload. Returns 1 if one has no regions."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fusion.pictures", description=__doc__)
     parser.add_argument("--output", type=Path, required=True, metavar="DIRECTORY", help="where to write NAME.svg")
-    parser.add_argument("--only", nargs="+", choices=TEN, default=list(TEN), help="workloads (all)")
+    parser.add_argument("--only", nargs="+", choices=ALL, default=list(TEN), help="workloads (the ten)")
     options = parser.parse_args(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
-    return 1 if [name for name in options.only if not drawn(name, options.output / f"{name}.svg")] else 0
+    paths = {name: options.output / f"{name.replace('/', '_')}.svg" for name in options.only}
+    return 1 if [name for name, path in paths.items() if not drawn(name, path)] else 0
 
 
 def drawn(name: str, path: Path) -> bool:

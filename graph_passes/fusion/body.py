@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from graph_passes.fusion.dependences import Dependences, read_by
-from graph_passes.fusion.lower.meaning import Kind, Meaning
+from graph_passes.fusion.lower.meaning import REDUCTIONS, Kind, Meaning
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.graph.ops import passed
 
@@ -16,6 +16,9 @@ UNKNOWN = 64  # stands for a size that is known only when the region runs
 
 _NO_WORK = frozenset({Kind.VIEW, Kind.CONSTANT})
 _NOTHING_NEW = frozenset({Kind.VIEW, Kind.READ})  # the memory of what they read, under another name
+
+
+WHOLE = REDUCTIONS - {Kind.ROW_REDUCTION}  # whose result depends on all of a tensor, not on one row
 
 
 @dataclass(frozen=True)
@@ -59,9 +62,27 @@ class Body:
         """The first node that makes a piece of memory, for all that are made here."""
         return {memory: number for number in reversed(range(len(self.names))) for memory in self.makes[number]}
 
+    @cached_property
+    def partners(self) -> Mapping[int, frozenset[int]]:
+        """For each node of `apart` those that it cannot be in one kernel with."""
+        found: dict[int, set[int]] = {}
+        for one, other in self.apart:
+            found.setdefault(one, set()).add(other)
+            found.setdefault(other, set()).add(one)
+        return {number: frozenset(others) for number, others in found.items()}
+
+    @cached_property
+    def whole(self) -> tuple[bool, ...]:
+        """Which nodes reduce to what depends on all of a tensor."""
+        return tuple(kind in WHOLE for kind in self.kinds)
+
+    @cached_property
+    def _working(self) -> tuple[bool, ...]:
+        return tuple(fusible and kind not in _NO_WORK for fusible, kind in zip(self.fusible, self.kinds, strict=True))
+
     def works(self, number: int) -> bool:
         """Whether a node would be a kernel of its own, if it is in no other."""
-        return self.fusible[number] and self.kinds[number] not in _NO_WORK
+        return self._working[number]
 
 
 def body(

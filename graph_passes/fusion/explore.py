@@ -8,7 +8,7 @@ they take from a run of it may still be a kernel without them, and a run may tak
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from graph_passes.fusion.body import Body
@@ -62,10 +62,8 @@ def exploratory(scorer: Scorer, found: Sequence[Candidate], exploration: Explora
         first = max(seed - seed % limits.window - limits.window // 2, 0)
         if first != window.first or seed not in window:
             window = _Window(body, first, 2 * limits.window)
-        for pattern in _grown(scorer, window, seed, limits.each):
+        for pattern in _grown(scorer, window, seed, limits.each, whole):
             touched = {whole.get(number, -1 - number) for number in pattern.members}
-            if len(touched) == 1:
-                continue
             runs = [found[run] for run in sorted(touched) if run >= 0]
             for candidate in (pattern, *_beside(scorer, window, pattern, runs)):
                 if candidate.members not in known:
@@ -127,34 +125,52 @@ class _Window:
         )
 
 
-def _grown(scorer: Scorer, window: _Window, seed: int, most: int) -> Iterator[Candidate]:
-    """Patterns around a seed, those that save the most first, until there are enough."""
+def _grown(scorer: Scorer, window: _Window, seed: int, most: int, whole: Mapping[int, int]) -> Iterator[Candidate]:
+    """Patterns around a seed, those that save the most first, until there are enough; those within one run only grow.
+
+    Args:
+        scorer, window, seed: where.
+        most: so many patterns grow.
+        whole: the run of a node, if it is in one that can be a kernel.
+    """
     body = scorer.body
     seen: set[tuple[int, ...]] = {(seed,)}
     pending: list[tuple[float, tuple[int, ...]]] = [(0.0, (seed,))]
-    count = 0
+    count, never = 0, frozenset[int]()
     while pending:
         _, pattern = heapq.heappop(pending)
         mask = window.mask(pattern)
         around = {other for number in pattern for other in (*body.net.before[number], *body.net.after[number])}
         for other in sorted(around.difference(pattern)):
+            if (
+                other not in window
+                or not body.fusible[other]
+                or not body.partners.get(other, never).isdisjoint(pattern)
+            ):
+                continue
             grown = tuple(sorted((*pattern, other)))
-            if grown in seen or other not in window or not body.fusible[other] or _uses_after_write(body, grown):
+            if grown in seen:
                 continue
             seen.add(grown)
             if window.closes(mask, other):
                 continue
-            candidate = scorer.candidate(grown)
-            if candidate:
-                yield candidate
-            heapq.heappush(pending, (-candidate.score if candidate else 0.0, grown))
+            run = whole.get(other)
+            if run is not None and all(whole.get(number) == run for number in pattern):
+                score = scorer.score(grown)
+            else:
+                candidate = scorer.candidate(grown)
+                score = candidate.score if candidate else 0.0
+                if candidate:
+                    yield candidate
+            heapq.heappush(pending, (-score, grown))
             count += 1
             if count >= most:
                 return
 
 
 def _uses_after_write(body: Body, members: Sequence[int]) -> bool:
-    return bool(body.apart) and any((p, n) in body.apart for n in members for p in members if p < n)
+    partners = body.partners
+    return any(number in partners and not partners[number].isdisjoint(members) for number in members)
 
 
 def _beside(scorer: Scorer, window: _Window, pattern: Candidate, runs: Sequence[Candidate]) -> Iterator[Candidate]:

@@ -12,7 +12,7 @@ from enum import Enum
 
 from graph_passes.fusion.body import Body, body
 from graph_passes.fusion.contraction import Contraction
-from graph_passes.fusion.explore import exploratory
+from graph_passes.fusion.explore import Exploration, exploratory
 from graph_passes.fusion.ilp import Choice, Limits, choose
 from graph_passes.fusion.lower.meaning import IN_KERNELS, Kind, Meaning
 from graph_passes.fusion.patterns import substitution
@@ -110,6 +110,7 @@ def plan_fusion(
     refuse: Refuse | None = None,
     measure: Measure | None = None,
     limits: Limits | None = None,
+    exploration: Exploration | None = None,
 ) -> FusionPlan:
     """Plan a graph, or the body of a function of one.
 
@@ -125,6 +126,7 @@ def plan_fusion(
         refuse: see `Refuse`; None: anything can be a kernel.
         measure: see `Measure`; None: plan by model alone.
         limits: of the search, for each region.
+        exploration: how far patterns are explored.
 
     Raises:
         GraphError: the graph has a cycle.
@@ -144,7 +146,9 @@ def plan_fusion(
             body(graph, meanings, members, _outputs(graph, members, fetched), fusible or by_kind)
             for members in regions.members
         ]
-        planned = [plan_region(Scorer(each, device, refuse, measure), limits or Limits()) for each in bodies]
+        planned = [
+            plan_region(Scorer(each, device, refuse, measure), limits or Limits(), exploration) for each in bodies
+        ]
         alone = [step.members for region in planned for step in region.kernels if len(step.members) == 1]
         refused = {members[0]: why for members in alone if refuse and (why := refuse(members))}
         if not refused:
@@ -168,11 +172,11 @@ def _outputs(graph: Graph, members: Sequence[str], fetched: Collection[TensorId]
     return {tensor for tensor in made if tensor in fetched or any(use.node not in within for use in graph.uses(tensor))}
 
 
-def plan_region(scorer: Scorer, limits: Limits) -> RegionPlan:
+def plan_region(scorer: Scorer, limits: Limits, exploration: Exploration | None = None) -> RegionPlan:
     """The steps of one region."""
     net = scorer.body.net
     candidates = substitution(scorer)
-    candidates += exploratory(scorer, candidates)
+    candidates += exploratory(scorer, candidates, exploration)
     choice = choose(candidates, net, limits)
     contraction = Contraction(net, [candidates[place].members for place in choice.chosen])
     order = contraction.order()

@@ -14,15 +14,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from graph_passes.fusion.body import Body
+from graph_passes.fusion.body import WHOLE, Body
 from graph_passes.fusion.lower.meaning import REDUCTIONS, Kind
 
 # Seconds that one kernel of these nodes takes, apart from its launch; None if that cannot be measured.
 Measure = Callable[[Sequence[str]], float | None]
 # Why these nodes cannot be one kernel; "" if they can.
 Refuse = Callable[[Sequence[str]], str]
-
-_WHOLE = REDUCTIONS - {Kind.ROW_REDUCTION}  # whose result depends on all of a tensor, not on one row
 
 
 @dataclass(frozen=True)
@@ -92,6 +90,7 @@ class Scorer:
     measure: Measure | None = None
     refused: dict[tuple[int, ...], str] = field(default_factory=dict)
     _known: dict[tuple[int, ...], Candidate | None] = field(default_factory=dict)
+    _scores: dict[tuple[int, ...], float] = field(default_factory=dict)
     _alone: dict[int, float] = field(default_factory=dict)
 
     def candidate(self, members: Iterable[int]) -> Candidate | None:
@@ -100,6 +99,14 @@ class Scorer:
         if pattern not in self._known:
             self._known[pattern] = self._scored(pattern)
         return self._known[pattern]
+
+    def score(self, pattern: tuple[int, ...]) -> float:
+        """What a pattern would save by model, whether or not it can be a kernel; 0 if nothing."""
+        if pattern not in self._scores:
+            working = [number for number in pattern if self.body.works(number)]
+            saved = sum(map(self._one, working)) + (len(working) - 1) * self.device.launch
+            self._scores[pattern] = max(saved - self.seconds(pattern), 0.0) if len(working) > 1 else 0.0
+        return self._scores[pattern]
 
     def seconds(self, members: Sequence[int]) -> float:
         """What one kernel of these nodes takes, by model."""
@@ -149,9 +156,7 @@ class Scorer:
         body, within = self.body, set(members)
         passes: dict[int, int] = {}
         for number in members:
-            passes[number] = max(
-                (passes[p] + (body.kinds[p] in _WHOLE) for p in body.net.before[number] if p in within), default=0
-            )
+            passes[number] = max((passes[p] + body.whole[p] for p in body.net.before[number] if p in within), default=0)
         made = {memory: number for number in reversed(members) for memory in body.makes[number]}
         read: dict[int, list[int]] = {}
         for number in members:
@@ -180,4 +185,4 @@ def mixed(kinds: Iterable[Kind]) -> bool:
     """Whether a pattern is one that a model says little about: products with reductions, or reductions of two kinds."""
     found = set(kinds)
     products = bool(found & {Kind.PRODUCT, Kind.BATCHED_PRODUCT})
-    return (products and bool(found & REDUCTIONS)) or (Kind.ROW_REDUCTION in found and bool(found & _WHOLE))
+    return (products and bool(found & REDUCTIONS)) or (Kind.ROW_REDUCTION in found and bool(found & WHOLE))

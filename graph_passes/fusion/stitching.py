@@ -17,7 +17,7 @@ from graph_passes.fusion.lower.region import Encode, LoweredRegion, lower_region
 from graph_passes.fusion.lower.shapes import Shapes
 from graph_passes.fusion.lower.writer import LoweringError
 from graph_passes.fusion.plan import ON_CPU, FusionPlan, RegionPlan, StepKind, plan_fusion
-from graph_passes.fusion.score import KernelDevice
+from graph_passes.fusion.score import KernelDevice, Refuse
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.graph.source import Source
 from graph_passes.report import RegionRecord, StepRecord
@@ -134,6 +134,29 @@ def plan_stitching(source: Source, needs: Needs) -> tuple[Stitching, Graph]:
     known = within(needs.capabilities, graph, known) if needs.capabilities else on_a_cpu(graph, known)
     shapes = Shapes(graph)
 
+    fetched = [tensor for name in keep for tensor in graph.tensors(graph[name])]
+    regions: list[RegionPlan] = []
+    reasons: dict[str, str] = {}
+    for names in _running_together(graph, needs.roots):
+        plan = plan_fusion(
+            graph,
+            known if len(names) == len(graph) else _only(names, known),
+            needs.device,
+            kinds=needs.kinds,
+            default=needs.home,
+            fed=needs.fed,
+            fetched=fetched,
+            refuse=refusal(graph, keep, shapes),
+        )
+        regions += plan.regions
+        reasons |= {name: why for name, why in plan.reasons.items() if name in names}
+    plan = FusionPlan(tuple(regions), reasons)
+    return _stitched(graph, plan, needs, keep, fetched, shapes), graph
+
+
+def refusal(graph: Graph, keep: Collection[str], shapes: Shapes) -> Refuse:
+    """Says of nodes of a graph why they cannot be one kernel; of `keep` the names are fetched."""
+
     def refuse(members: Sequence[str]) -> str:
         inside = set(members)
         outputs = [
@@ -148,24 +171,7 @@ def plan_stitching(source: Source, needs: Needs) -> tuple[Stitching, Graph]:
             return str(error)
         return ""
 
-    fetched = [tensor for name in keep for tensor in graph.tensors(graph[name])]
-    regions: list[RegionPlan] = []
-    reasons: dict[str, str] = {}
-    for names in _running_together(graph, needs.roots):
-        plan = plan_fusion(
-            graph,
-            known if len(names) == len(graph) else _only(names, known),
-            needs.device,
-            kinds=needs.kinds,
-            default=needs.home,
-            fed=needs.fed,
-            fetched=fetched,
-            refuse=refuse,
-        )
-        regions += plan.regions
-        reasons |= {name: why for name, why in plan.reasons.items() if name in names}
-    plan = FusionPlan(tuple(regions), reasons)
-    return _stitched(graph, plan, needs, keep, fetched, shapes), graph
+    return refuse
 
 
 def _running_together(graph: Graph, roots: Collection[str] | None) -> list[set[str]]:

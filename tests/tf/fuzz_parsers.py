@@ -75,33 +75,6 @@ output 12
 output 14 0
 output 16 2
 """
-# Gathers of rows, and of one number for each position; reductions that keep some of the rows' axes.
-GATHERS = """program 1
-axes 0 4 3 0
-tensor float32 2
-tensor int32 1
-tensor float64 3
-input 1 a0
-constant int32 1
-minimum 0 1
-constant int32 0
-maximum 2 3
-input 0 n4 a3
-position int64 1
-position int64 2
-add 6 7
-input 2 a0 n8 a2+n6
-cast float32 9
-multiply 5 10
-reduce sum 11 0
-reduce max 11 1 3
-reduce mean 11 0 2
-subtract 11 14
-output 12 1 2 3
-output 13 0 2
-output 15 3 2 1 0
-output 5 0 3
-"""
 
 # As tools/sanitized_g++, which says why.
 SANITIZERS = (
@@ -117,7 +90,7 @@ SANITIZERS = (
 def corpus() -> Iterator[tuple[str, bytes]]:
     """Of each kind what is valid: the library's cells and their gradients' cells, headers of GPU programs, and programs
     over tensors."""
-    for text in (programs.SOFTMAX_STEP, programs.SIGMOID_STEP, MIXED, GATHERS):
+    for text in (programs.SOFTMAX_STEP, programs.SIGMOID_STEP, MIXED, programs.GATHERS):
         yield "expression", text.encode()
     for cell in recurrent_cells.library(5).values():
         yield "cell", cell.to_text().encode()

@@ -9,7 +9,7 @@ import pytest
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from benchmarks.fusion import __main__ as command
-from benchmarks.fusion import compare, kernels, pictures
+from benchmarks.fusion import compare, kernels, long_run, pictures, planning
 from benchmarks.fusion.cases import SYSTEMS
 
 
@@ -67,3 +67,19 @@ def test_the_profiler_runs_without_a_gpu() -> None:
 def test_pictures_of_workloads(tmp_path: Path) -> None:
     assert pictures.main(["--output", str(tmp_path), "--only", "logistic"]) == 0
     assert "ResourceApplyGradientDescent" in (tmp_path / "logistic.svg").read_text()
+
+
+def test_the_generated_graph_is_planned(tmp_path: Path) -> None:
+    results = tmp_path / "planning.json"
+    assert planning.main(["--ops", "1000", "--without-long", "--output", str(results)]) == 0
+    found = json.loads(results.read_text())
+    assert found["ops"] == 1000
+    assert found["usual"]["saves"] >= found["usual"]["greedy"] > 0
+
+
+def test_a_stitched_step_strays_no_further_than_one_unit_in_the_last_place_would(tmp_path: Path) -> None:
+    results = tmp_path / "long_run.json"
+    assert long_run.main(["--steps", "200", "--output", str(results)]) == 0
+    (case,) = json.loads(results.read_text())["cases"].values()
+    assert case["regions"]
+    assert case["moved"] > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from custom_ops.expr.text import from_text
-from custom_ops.fusion.region import Assign, Kernel, Read, Region, Step, TensorType, View
+from custom_ops.fusion.region import Assign, Read, Region, Step, TensorType, View
 from custom_ops.load import load
-from tests.fusion_regions import softmax_step
-from tests.tf.fusion_calls import call, product
+from tests.tf.fusion_calls import call
+from tests.tf.fusion_variables import ADD, FOUR, INCREMENT, kernel, ones
 
-ADD = """program 1
-axes 0
-tensor float32 1
-tensor float32 1
-input 0 a0
-input 1 a0
-add 0 1
-output 2 0
-"""
 # Reads another number than it writes.
 ROTATE = """program 1
 axes 4
@@ -51,24 +40,10 @@ output 8 0
 output 5 0
 """
 
-FOUR = TensorType("float32", (4,))
-
-
-def kernel(text: str, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Kernel:
-    return Kernel(from_text(text), inputs, outputs)
-
-
-# v += x, giving nothing.
-INCREMENT = Region(1, (FOUR,), (FOUR,) * 3, (Read(0, 1), kernel(ADD, (1, 0), (2,)), Assign(0, 2)), ())
-
 
 def address(variable: Any) -> int:
     """Where a variable's numbers lie: not in an array of NumPy's, if it was never given one."""
     return int(np.asarray(memoryview(variable.read_value())).__array_interface__["data"][0])
-
-
-def ones(count: int = 4) -> Any:
-    return tf.ones([count])
 
 
 def test_a_variable_is_updated_where_it_lies() -> None:
@@ -331,82 +306,3 @@ def test_what_a_call_keeps_is_its_own() -> None:
     step(5 * ones(), w.handle)
     np.testing.assert_array_equal(v, [2] * 4)
     np.testing.assert_array_equal(w, [10] * 4)
-
-
-def test_two_threads_lose_no_update() -> None:
-    v, w = tf.Variable(tf.zeros([4])), tf.Variable(tf.zeros([4]))
-    steps = (
-        Read(0, 1),
-        Read(1, 2),
-        kernel(ADD, (1, 0), (3,)),
-        kernel(ADD, (2, 3), (4,)),
-        Assign(0, 3),
-        Assign(1, 4),
-    )
-    both = Region(1, (FOUR, FOUR), (FOUR,) * 5, steps, ())
-    count = 300
-
-    def run(first: Any, second: Any) -> None:
-        step = tf.function(lambda x: load().fusion(both, [x], [first.handle, second.handle]))
-        for _ in range(count):
-            step(ones())
-
-    def read() -> None:
-        for _ in range(count):
-            found = v.read_value().numpy()
-            assert (found == found[0]).all()
-
-    threads = [threading.Thread(target=run, args=pair) for pair in ((v, w), (w, v), (v, w))]
-    threads.append(threading.Thread(target=read))
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert not any(thread.is_alive() for thread in threads)
-    # Each step adds one to v and then v to w, or the other way around: all of them, in some order.
-    values = v.numpy(), w.numpy()
-    assert all((value == value[0]).all() and value[0] >= count for value in values), values
-
-
-def test_threads_count_together() -> None:
-    v = tf.Variable(tf.zeros([4]))
-    step = tf.function(lambda x: load().fusion(INCREMENT, [x], [v.handle]))
-    step(ones())
-    threads = [threading.Thread(target=lambda: [step(ones()) for _ in range(200)]) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    np.testing.assert_array_equal(v, [601] * 4)
-
-
-def test_threads_train_together() -> None:
-    rng = np.random.default_rng(0)
-    x, y = rng.random((16, 20), np.float32), np.eye(10, dtype=np.float32)[rng.integers(0, 10, 16)]
-    w, b = tf.Variable(tf.zeros([20, 10])), tf.Variable(tf.zeros([10]))
-    step = tf.function(lambda x, y: load().fusion(softmax_step(product, None, 20), [x, y], [w.handle, b.handle])[0])
-    first = float(step(x, y))
-    losses: list[float] = []
-    threads = [threading.Thread(target=lambda: losses.extend(float(step(x, y)) for _ in range(50))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    # One after the other, whoever is first: each loss is smaller than the one before, and none is there twice.
-    assert len(set(losses)) == 150
-    assert max(losses) < first
-
-
-def test_sessions_of_a_graph() -> None:
-    with tf.Graph().as_default():
-        x = tf.compat.v1.placeholder(tf.float32, [4])
-        v = tf.compat.v1.get_variable("v", initializer=tf.zeros([4]), use_resource=True)
-        region = Region(1, (FOUR,), INCREMENT.values, INCREMENT.steps, (2,))
-        (out,) = load().fusion(region, [x], [v.handle])
-        for _ in range(2):
-            with tf.compat.v1.Session() as session:
-                with pytest.raises(tf.errors.FailedPreconditionError):
-                    session.run(out, {x: np.ones(4)})
-                session.run(v.initializer)
-                for count in (1, 2, 3):
-                    np.testing.assert_array_equal(session.run(out, {x: np.ones(4)}), [count] * 4)

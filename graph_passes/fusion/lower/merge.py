@@ -26,12 +26,20 @@ def _merged(draft: Draft, pairs: Iterable[tuple[int, int]]) -> Draft:
             together.append(bits(draft.varying[node.operand]) | bits(node.axes))
     together = list(dict.fromkeys(together))
     become = {axis: axis for axis in range(len(draft.axes))}
+    apart: set[tuple[int, int]] = set()  # for good: what varies along both axes goes on doing so
     for one, other in pairs:
-        kept, gone = sorted((become[one], become[other]))
-        both = bits((kept, gone))
-        if kept != gone and draft.axes[kept] == draft.axes[gone] and not any(mask & both == both for mask in together):
-            together = [mask & ~bits((gone,)) | bits((kept,)) if mask >> gone & 1 else mask for mask in together]
-            become = {axis: kept if new == gone else new for axis, new in become.items()}
+        first, second = become[one], become[other]
+        kept, gone = (first, second) if first < second else (second, first)
+        if kept == gone or (kept, gone) in apart:
+            continue
+        both = 1 << kept | 1 << gone
+        if draft.axes[kept] != draft.axes[gone] or any(mask & both == both for mask in together):
+            apart.add((kept, gone))
+            continue
+        together = list(
+            dict.fromkeys(mask & ~(1 << gone) | 1 << kept if mask >> gone & 1 else mask for mask in together)
+        )
+        become = {axis: kept if new == gone else new for axis, new in become.items()}
     return with_axes(draft, become)
 
 
@@ -52,10 +60,10 @@ def _read_alike(draft: Draft) -> Iterator[tuple[int, int]]:
 
 def _written_alike(draft: Draft) -> Iterator[tuple[int, int]]:
     longest = sorted(draft.outputs, key=lambda output: -len(output.axes))
-    for one, other in combinations(longest, 2):
-        shape, wanted = draft.shape_of(one), draft.shape_of(other)
-        if wanted and shape[len(shape) - len(wanted) :] == wanted:
-            yield from zip(one.axes[::-1], other.axes[::-1], strict=False)
+    shaped = [(output.axes[::-1], draft.shape_of(output)[::-1]) for output in longest]
+    for (axes, shape), (other, wanted) in combinations(shaped, 2):
+        if wanted and shape[: len(wanted)] == wanted:
+            yield from zip(axes, other, strict=False)
 
 
 def _reduced_alike(draft: Draft) -> Iterator[tuple[int, int]]:

@@ -1,0 +1,44 @@
+"""Inputs of TfmemFusion and of stitched functions out of the ordinary: where they lie, and shapes that change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfmem
+from custom_ops.fusion.region import Region, TensorType
+from custom_ops.load import load
+from tests.tf.fusion_variables import ADD, kernel
+
+ANY = TensorType("float32", (None,))
+TWICE = Region(1, (), (ANY, ANY), (kernel(ADD, (0, 0), (1,)),), (1,))
+
+
+@pytest.mark.parametrize("offset", [1, 3, 5, 17])
+@pytest.mark.parametrize("count", [1, 7, 64, 1001])
+def test_numbers_that_lie_at_no_multiple_of_a_vector(offset: int, count: int) -> None:
+    """A slice along the first dimension shares memory with what it is of, where TensorFlow finds that aligned; a view
+    that NumPy made does so wherever it begins."""
+    numbers = np.random.default_rng(offset).normal(size=count + offset).astype(np.float32)
+    raw = np.zeros(4 * count + offset, np.uint8)
+    raw[offset:] = np.frombuffer(numbers[:count].tobytes(), np.uint8)
+    unaligned = np.frombuffer(raw.data, np.float32, count, offset)
+    for given in (tf.constant(numbers)[offset:], tf.split(tf.constant(numbers), [offset, count])[1], unaligned):
+        (found,) = load().fusion(TWICE, [given], [])
+        np.testing.assert_array_equal(found, 2 * np.asarray(given))
+
+
+def test_shapes_that_are_relaxed_after_tracing() -> None:
+    v = tf.Variable(np.float32([[1.0, 2.0], [3.0, 4.0]]))
+
+    @tf.function(reduce_retracing=True)
+    def step(x: Any) -> Any:
+        return tf.nn.softmax(tf.tanh(x @ v) * 2.0 + 1.0)
+
+    stitched = tfmem.optimize(step, passes=("fusion",), fusion=tfmem.FusionOptions(tune="off"), cache_directory="")
+    for rows in (3, 1, 4, 0, 5, 3):
+        x = np.random.default_rng(rows).normal(size=(rows, 2)).astype(np.float32)
+        np.testing.assert_allclose(stitched(x), step(x), rtol=1e-6)

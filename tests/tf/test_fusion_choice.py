@@ -13,7 +13,7 @@ import tfmem
 from custom_ops.load import HostMemory, Library
 from graph_passes.errors import OptionsError
 from graph_passes.report import STITCHED
-from tests.tf.stitched_steps import Softmax, batch, close, optimized, run, values
+from tests.tf.stitched_steps import BY_MODEL, Softmax, batch, close, optimized, run, values
 from tfmem.fusion.contest import ROUNDS, Times
 from tfmem.runtime import fusion_stage
 
@@ -41,6 +41,49 @@ def test_copies_take_no_memory_that_the_control_group_does_not_have(monkeypatch:
     plain, step = Softmax(), optimized(Softmax().step, fusion=FULL)
     close(run(step, 4), run(plain.step, 4))
     assert stage_of(step)._turns is not None  # not on copies
+
+
+def test_a_step_that_meets_its_budget_is_stitched() -> None:
+    """What it draws goes on as before, though it is stitched only after the calls in which it is watched."""
+
+    def trained(tune: Any, **options: Any) -> tuple[list[Any], Any]:
+        tf.random.set_seed(3)
+        model = Softmax()
+
+        @tf.function
+        def step(x: Any, y: Any) -> Any:
+            return model.run(x + 0.1 * tf.random.normal(tf.shape(x)), y)
+
+        managed = optimized(step, fusion=tune, **options) if options else step
+        return run(managed, 8), managed
+
+    expected, _ = trained(None)
+    for tune in (BY_MODEL, FULL):
+        found, step = trained(tune, passes=("recurrent", "fusion", "offload"), memory_budget=1 << 30)
+        close(found, expected)
+        report = tfmem.report(step)
+        assert report.regions
+        assert report.budget == 1 << 30
+        assert "stitched" in report.fusion
+
+
+def test_a_planned_step_says_why_it_is_not_stitched() -> None:
+    weights = [tf.Variable(tf.random.stateless_normal([256, 256], [1, place], stddev=0.05)) for place in range(6)]
+
+    @tf.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            for weight in weights:
+                x = tf.nn.relu(x @ weight)
+            loss = tf.reduce_mean(x**2)
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(gradient)
+        return loss
+
+    step = optimized(step, passes=("recurrent", "fusion", "offload"), memory_budget=30 << 20)
+    for _ in range(8):
+        step(tf.ones([4096, 256]))
+    assert tfmem.report(step).fusion == "left as it was: a plan for the memory budget runs in its place"
 
 
 def stage_of(step: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A trace without a budget whose regions are stitched: it runs as it was until the faster one is known.
+"""A trace that meets its budget as it is, or has none: it runs so until it is known whether stitched it is faster.
 
 off     the first call plans by the model, and every call runs stitched
 fast    calls run as they were while a thread plans; then some of them time both, a slice of a second each
@@ -92,7 +92,7 @@ class FusionStage:
         if is_distributed(self._trace.concrete):
             return self._settle(self._trace.base, "left as it was: it runs under a distribution strategy")
         timed = options.observe and options.fusion.tune != "off"
-        if timed and self._trace.draws:
+        if timed:
             self._go_on_drawing()
         if timed and options.fusion.tune == "fast":
             self.report = replace(self.report, fusion="not decided yet: it runs as it was")
@@ -126,9 +126,9 @@ class FusionStage:
     def _go_on_drawing(self) -> None:
         """Steps before and after the choice go on with the same random numbers."""
         try:
-            plain = self._trace.optimized()
-            self._graphs = self._trace.graphs_of(plain)
-            self.function = self._graphs.restore(plain.graph_def)
+            if self._trace.draws:
+                self._graphs = self._trace.drawing()
+                self.function = self._graphs.unmoved(self.function, jit_compile=False)
         except Exception as error:
             self._fault = error
 
@@ -145,7 +145,7 @@ class FusionStage:
             self._fault = error
 
     def _choice(self, plain: Captured, captured: Captured) -> _Planned:
-        graphs = self._graphs or self._trace.graphs_of(plain)
+        graphs = self._graphs or self._trace.drawing()
         function = graphs.restore(captured.graph_def, captured=captured)
         rival = graphs.apart(captured.graph_def, captured) if graphs.draws else function
         key = key_of(captured.graph_def, conditions(self._engine.target))

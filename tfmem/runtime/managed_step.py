@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 from graph_passes.report import Report
@@ -18,6 +19,8 @@ from tfmem.runtime.random_streams import Draws
 from tfmem.runtime.stage import Stage
 from tfmem.runtime.stages import Stages
 from tfmem.tf_internals.concrete_function import call_traced, is_recorded
+
+PLANNED = "left as it was: a plan for the memory budget runs in its place"
 
 
 class ManagedStep:
@@ -49,6 +52,7 @@ class ManagedStep:
         self._lock = threading.RLock()
         self._took = 0.0  # seconds of the latest staged call
         trace = Trace(concrete, engine, jit_compile, draws)
+        self._trace = trace
         self._stages = Stages(engine, trace, BatchProfiles() if others is None else others)
         self._fusion: FusionStage | None = None
         self._label = engine.label or trace.name
@@ -57,14 +61,22 @@ class ManagedStep:
             self._stages.replace_layers()
             if engine.budget is not None:
                 self._stages.begin(engine.budget)
-            elif engine.stitches:
-                self._fusion = FusionStage(engine, trace, self._stages.report)
-                self._fusion.start()
+            self._stitch()
+
+    def _stitch(self) -> None:
+        """Go on with the fusion pass, once it is settled that no memory has to move."""
+        if self._engine.stitches and self._stages.leaves_as_it_was:
+            fusion = FusionStage(self._engine, self._trace, self._stages.report)
+            fusion.start()
+            self._fusion = fusion
 
     @property
     def report(self) -> Report:
         """What was decided and measured by now."""
-        return (self._fusion or self._stages).report
+        if self._fusion:
+            return self._fusion.report
+        report = self._stages.report
+        return replace(report, fusion=PLANNED) if self._engine.stitches and self.settled else report
 
     @property
     def unchanged(self) -> bool:
@@ -92,9 +104,11 @@ class ManagedStep:
         if self._fusion:
             return self._fusion(args, kwargs)
         with self._lock:  # an observed step runs alone
-            if self.settled:
-                return self._stages.function(*args, **kwargs)
-            return self._staged(args, kwargs)
+            if self._fusion or self.settled:  # since another thread's call
+                return call_traced(self._runs, args, kwargs)
+            result = self._staged(args, kwargs)
+            self._stitch()
+            return result
 
     def _staged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         stages = self._stages

@@ -109,6 +109,10 @@ class Trace:
         """What makes functions of graphs that run in place of the trace."""
         return StepGraphs(self.concrete, captured, self._shapes, self._draws, self._engine)
 
+    def drawing(self) -> StepGraphs:
+        """What makes functions of it after Grappler, which go on with the random numbers of those that ran before."""
+        return self._graphs or self.graphs_of(self.optimized())
+
     def read(self) -> None:
         """Read the step that planning is about.
 

@@ -69,6 +69,11 @@ class Stages:
         self.report = engine.unlimited(trace.name)
 
     @property
+    def leaves_as_it_was(self) -> bool:
+        """Whether it is settled that nothing moves, and that ops run in TensorFlow's order."""
+        return self.stage is Stage.READY and self.function is self._trace.base
+
+    @property
     def doing(self) -> str:
         """What the next probed call does, in words."""
         if self.stage is Stage.TRIAL:

@@ -142,7 +142,7 @@ def test_a_saved_model_serves_graphs_and_trains_on(tmp_path):
             return loss
 
     tree = random_tree(np.random.default_rng(1), 5)
-    lists = [tf.constant([numbers], tf.int32) for numbers in flatten([nodes(handle, tree))]
+    lists = [tf.constant([numbers], tf.int32) for numbers in flatten(nodes(handle, tree))]
     expected = handle.forward(tuple(lists)).outputs[0].numpy()
     tf.saved_model.save(Served(), str(tmp_path / "net"))
     tfmem.load_ops()

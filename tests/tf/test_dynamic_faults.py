@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -215,3 +217,52 @@ def run_text(handle, batch, text):
         spec=text,
         mode="forward",
     )
+
+
+def test_steps_of_threads_that_share_a_handle_are_numbered_one_by_one():
+    alone, shared = TreeLSTM(), TreeLSTM()
+    handles = [net.specialize(optimizer=dynamic.Adam(0.01)) for net in (alone, shared)]
+    batches = [handle.batch([([0, 0, 1], [0, 1], [3, 1, 4, 2, 3])]) for handle in handles]
+    for _ in range(40):
+        handles[0].step(batches[0])
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: handles[1].step(batches[1]), range(40)))
+    # every step is the same but for its number, so that only a number that two had could change the sum of them
+    for one, other in zip(alone.parameters, shared.parameters, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_step_that_failed_does_not_count():
+    clean, disturbed = TreeLSTM(), TreeLSTM()
+    for net in (clean, disturbed):
+        handle = net.specialize(optimizer=dynamic.Adam(0.01))
+        for _ in range(3):
+            if net is disturbed:
+                with pytest.raises(INVALID):
+                    handle.step(handle.batch([([9], [], [])]))
+            handle.step(handle.batch([([0], [], [1, 2])]))
+    np.testing.assert_array_equal(clean.output_kernel, disturbed.output_kernel)
+
+
+def test_a_recorded_cycle_is_an_error(net):
+    handle = net.specialize()
+    children = []
+    top = dynamic.Node(1, children, (0,))
+    children += [handle.node("leaf", 1, 1), top]
+    with pytest.raises(dynamic.DynamicError, match="a node of kind 1 depends on itself"):
+        handle.batch([top])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_layer_and_an_example_without_nodes(compiled):
+    def kinds(weights):
+        return {"leaf": dynamic.node(lambda children, row: dynamic.embedding_lookup(weights["table"], row))}
+
+    layer = dynamic.Layer({"table": (5, 4)}, kinds, state=4)
+    call = tf.function(layer) if compiled else layer
+    for empty in (0, 1):
+        examples = [([0], [], [1])]
+        examples.insert(empty, ([], [], []))
+        with pytest.raises(INVALID, match="an example of a layer of graphs has no nodes"):
+            call(tuple(layer.handle.batch(examples)))
+    assert call(tuple(layer.handle.batch(examples[:1]))).shape == (1, 4)

@@ -37,7 +37,7 @@ class Node(NamedTuple):
     arguments: tuple[int, ...]
 
 
-def flatten(roots: Sequence[Node]) -> tuple[list[int], list[int], list[int]]:
+def flatten(*roots: Node) -> tuple[list[int], list[int], list[int]]:
     """Kinds, children and arguments of all nodes under `roots`, which come in order, after their children; a node that
     is met again is one node.
 

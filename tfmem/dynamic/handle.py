@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -89,6 +90,7 @@ class Handle:
         self._names = {name: number for number, name in enumerate(self._kinds)}
         self._recorded = None if kinds is not None else RecordedKinds(parameters)
         self._lock = threading.Lock()
+        self._step_lock = threading.Lock()
         for parameter in parameters:
             parameter_of(parameter)
         self._training = self._spec(training=True)
@@ -239,6 +241,16 @@ class Handle:
         if self.optimizer is None or self._steps is None:
             raise DynamicError("the net has no optimizer; specialize(..., optimizer=tfmem.dynamic.Adam())")
         tensors = self._as_batch(batch)
+        # Threads that share the handle take their numbers one by one; in a graph the order is the graph's.
+        with self._step_lock if tf.executing_eagerly() else contextlib.nullcontext():
+            losses, outputs = self._step(tensors, loss_weights, seed)
+        return Outcome(losses, (), outputs)
+
+    def _step(
+        self, tensors: Batch, loss_weights: tf.Tensor | None, seed: int | tf.Tensor | None
+    ) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
+        assert self.optimizer is not None
+        assert self._steps is not None
         program = self._programs.of(self._training)
         with tf.device("/CPU:0"):
             # A GPU's step is counted before it runs: to count it afterwards would be to wait for the GPU.
@@ -259,7 +271,7 @@ class Handle:
         if program is None:
             with tf.control_dependencies([losses]):
                 self._steps.assign_add(1)
-        return Outcome(losses, (), outputs)
+        return losses, outputs
 
 
 def _are_roots(example: Any) -> bool:
@@ -268,5 +280,5 @@ def _are_roots(example: Any) -> bool:
 
 def _flat(example: Any) -> Any:
     if isinstance(example, Node):
-        return flatten([example])
-    return flatten(example) if _are_roots(example) else example
+        return flatten(example)
+    return flatten(*example) if _are_roots(example) else example

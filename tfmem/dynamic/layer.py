@@ -63,13 +63,22 @@ class Layer(keras.layers.Layer):
         return self._handle
 
     def call(self, inputs: Any, training: bool | None = None) -> tf.Tensor:
-        """The root's state; see the class."""
+        """The root's state; see the class.
+
+        Raises:
+            tf.errors.InvalidArgumentError: an example has no nodes, and so no root; or as of `Handle.forward`.
+        """
         batch = as_batch(inputs)
+        checked = tf.debugging.assert_positive(
+            batch.kinds.row_lengths(),
+            "an example of a layer of graphs has no nodes; expected at least one, whose state is the result",
+        )
         seed = tf.cast(self._seeds.next()[1], tf.int64) if training else 0
         outcome = self._handle.forward(batch, training=bool(training), states=True, seed=seed)
         if self._adds_loss:
             self.add_loss(tf.reduce_mean(outcome.losses))
-        return tf.gather(outcome.states[0], batch.kinds.row_limits() - 1)
+        with tf.control_dependencies([checked] if checked is not None else []):
+            return tf.gather(outcome.states[0], batch.kinds.row_limits() - 1)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, int]:
         """`[examples, width]`."""

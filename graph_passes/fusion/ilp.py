@@ -212,17 +212,20 @@ def _optimum(problem: _Problem, limits: Limits, seconds: float) -> _Solution:
 
     program = pulp.LpProblem("patterns", pulp.LpMaximize)
     x = [program.add_variable(f"x{place}", cat=pulp.LpBinary) for place in range(len(problem.scores))]
-    program += pulp.LpAffineExpression([(x[p], score * _NANO) for p, score in enumerate(problem.scores)])
+    program += pulp.lpSum(score * _NANO * x[place] for place, score in enumerate(problem.scores))
     for places in problem.one:
-        program += pulp.LpAffineExpression([(x[place], 1) for place in places]) <= 1
+        program += pulp.lpSum(x[place] for place in places) <= 1
     for places in problem.cuts:
-        program += pulp.LpAffineExpression([(x[place], 1) for place in places]) <= len(places) - 1
+        program += pulp.lpSum(x[place] for place in places) <= len(places) - 1
     solver = _solver(limits, seconds)
     if solver is None:
         return _Solution(greedy, "greedy", False)
     try:
-        program.solve(solver)
-        complete = program.sol_status == pulp.LpSolutionOptimal
+        solved = program.solve(solver)
+        if hasattr(program, "sol_status"):
+            complete = program.sol_status == pulp.LpSolutionOptimal
+        else:  # PuLP 4 tells by what it returns
+            complete = solved.status in (pulp.LpSolveStatus.Optimal, pulp.LpSolveStatus.GapLimit)
     except KeyError:  # PuLP 3.3 has no name for what HiGHS says where it met its limit of nodes; the values are there
         complete = False
     chosen = tuple(place for place, variable in enumerate(x) if (variable.varValue or 0.0) > 0.5)

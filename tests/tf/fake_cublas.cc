@@ -137,6 +137,7 @@ int cublasLtMatmul(void*, const Product* product, const void*, const void* a, co
                    void* d, const Layout* ld, const void*, void* workspace, size_t bytes,
                    void* stream) {
   MAY_FAIL(cublasLtMatmul);
+  if (reinterpret_cast<uintptr_t>(workspace) % 256) return kInvalid;
   if (bytes < kWorkspace || reinterpret_cast<uintptr_t>(a) % 4) return kUnsupported;
   const auto run = [=, product = *product, la = *la, lb = *lb, ld = *ld] {
     if (ld.type == kR64F) {

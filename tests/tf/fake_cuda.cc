@@ -1,7 +1,6 @@
 // A CUDA driver without a GPU, for test_stream_order.py, test_recurrent_parts.py and
 // test_fusion_gpu.py: streams are queues whose heads run in random order, as far as events allow.
 // What may go wrong on a GPU once in a million goes wrong here soon, and the same way each time.
-#include "../cuda_on_cpu/threads.h"
 #include "fake_cuda.h"
 
 #include <dlfcn.h>
@@ -15,6 +14,8 @@
 #include <mutex>
 #include <random>
 #include <set>
+
+#include "../cuda_on_cpu/threads.h"
 
 namespace {
 

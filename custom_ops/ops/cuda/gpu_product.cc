@@ -30,13 +30,22 @@ int64_t BytesOf(cublas::Type type) {
   return type == cublas::kR64F ? 8 : type == cublas::kR32F ? 4 : 2;
 }
 
-// The step between consecutive matrices; -1 if there is none.
-int64_t StrideOf(const std::vector<int64_t>& batch) {
-  const int64_t stride = batch.size() > 1 ? batch[1] - batch[0] : 0;
+// Whether each `size` consecutive matrices lie one stride apart, the same in all such groups.
+bool IsStrided(const std::vector<int64_t>& batch, int64_t size) {
+  const int64_t stride = size > 1 ? batch[1] - batch[0] : 0;
   for (size_t i = 0; i < batch.size(); ++i) {
-    if (batch[i] != static_cast<int64_t>(i) * stride) return -1;
+    if (batch[i] - batch[i - i % size] != static_cast<int64_t>(i % size) * stride) return false;
   }
-  return stride;
+  return stride >= 0;
+}
+
+// How many matrices a launch may compute. Of [4, 8, m, k] and [1, 8, k, n] it is 8: the right ones
+// come again after 8, so there are 4 launches.
+int64_t LargestBatch(const std::vector<int64_t>& left, const std::vector<int64_t>& right) {
+  for (int64_t size = left.size(); size > 1; --size) {
+    if (left.size() % size == 0 && IsStrided(left, size) && IsStrided(right, size)) return size;
+  }
+  return 1;
 }
 
 }  // namespace
@@ -80,15 +89,16 @@ absl::Status GpuProduct::Open() {
                             : form_.bias ? cublas::kBias
                                          : cublas::kNoEpilogue;
   TFMEM_RETURN_IF_ERROR(set(cublas::kEpilogue, epilogue));
-  const int64_t left_stride = StrideOf(form_.left_batch);
-  const int64_t right_stride = StrideOf(form_.right_batch);
-  const int64_t matrices = form_.left_batch.size();
-  const bool strided = left_stride >= 0 && right_stride >= 0;
-  (strided ? batch_ : launches_) = matrices;
+  batch_ = LargestBatch(form_.left_batch, form_.right_batch);
+  launches_ = form_.left_batch.size() / batch_;
+  const auto stride = [&](const std::vector<int64_t>& of) {
+    return batch_ > 1 ? of[1] - of[0] : 0;
+  };
   const int64_t left[2] = {form_.rows, form_.depth}, right[2] = {form_.depth, form_.columns};
   const bool t_left = form_.transpose_left, t_right = form_.transpose_right;
-  TFMEM_RETURN_IF_ERROR(NewLayout(&left_, left[!t_left], left[t_left], left_stride));
-  TFMEM_RETURN_IF_ERROR(NewLayout(&right_, right[!t_right], right[t_right], right_stride));
+  TFMEM_RETURN_IF_ERROR(NewLayout(&left_, left[!t_left], left[t_left], stride(form_.left_batch)));
+  TFMEM_RETURN_IF_ERROR(
+      NewLayout(&right_, right[!t_right], right[t_right], stride(form_.right_batch)));
   TFMEM_RETURN_IF_ERROR(NewLayout(&result_, form_.columns, form_.rows, 1));
   return FindAlgorithm(handle);
 }
@@ -158,12 +168,13 @@ absl::Status GpuProduct::Enqueue(cuda::Stream stream, absl::Span<const uint64_t>
   const int64_t right = form_.depth * form_.columns * bytes;
   const int64_t result = form_.rows * form_.columns * bytes;
   for (int64_t i = 0; i < launches_; ++i) {
-    auto* const to = reinterpret_cast<void*>(addresses[3] + i * result);
+    const int64_t first = i * batch_;
+    auto* const to = reinterpret_cast<void*>(addresses[3] + first * result);
     TFMEM_CUBLAS_RETURN_IF_ERROR(
         library_, cublasLtMatmul, handle, product_, alpha,
-        reinterpret_cast<const void*>(addresses[1] + form_.right_batch[i] * right), right_,
-        reinterpret_cast<const void*>(addresses[0] + form_.left_batch[i] * left), left_, beta, to,
-        result_, to, result_, &heuristic_.algorithm, reinterpret_cast<void*>(addresses[4]),
+        reinterpret_cast<const void*>(addresses[1] + form_.right_batch[first] * right), right_,
+        reinterpret_cast<const void*>(addresses[0] + form_.left_batch[first] * left), left_, beta,
+        to, result_, to, result_, &heuristic_.algorithm, reinterpret_cast<void*>(addresses[4]),
         heuristic_.workspace_bytes, stream);
   }
   return absl::OkStatus();

@@ -23,8 +23,7 @@ struct ProductForm {
   bool bias = false;  // [columns], is added to all rows
   bool relu = false;  // then; not without a bias
   int64_t rows = 0, depth = 0, columns = 0;
-  // For each matrix of the result which one of each operand it is made of; strided, unless they are
-  // no multiples of one stride.
+  // For each matrix of the result which one of each operand it is made of.
   std::vector<int64_t> left_batch = {0}, right_batch = {0};
 };
 
@@ -36,11 +35,12 @@ class GpuProduct {
 
   int64_t workspace_bytes() const { return heuristic_.workspace_bytes; }
 
-  // Addresses: left, right, bias or zero, result, workspace; all but the bias multiples of
-  // kAlignment. Runs on `stream`, or is captured there.
+  // Addresses: left, right, bias or zero, result, multiples of kAlignment but for the bias; and the
+  // workspace, a multiple of kWorkspaceAlignment. Runs on `stream`, or is captured there.
   absl::Status Enqueue(cuda::Stream stream, absl::Span<const uint64_t> addresses);
 
   static constexpr uint32_t kAlignment = 16;
+  static constexpr uint64_t kWorkspaceAlignment = 256;  // cuBLASLt refuses others
 
  private:
   GpuProduct(const cublas::Library& library, GpuLink* link, const ProductForm& form)
@@ -53,8 +53,8 @@ class GpuProduct {
   const cublas::Library& library_;
   GpuLink* const link_;
   const ProductForm form_;
-  int64_t launches_ = 1;  // of so many matrices each
-  int64_t batch_ = 1;
+  int64_t batch_ = 1;  // matrices of a launch
+  int64_t launches_ = 1;
   cublas::Product product_ = nullptr;
   cublas::Layout left_ = nullptr, right_ = nullptr, result_ = nullptr;
   cublas::Heuristic heuristic_ = {};

@@ -19,6 +19,12 @@ constexpr int64_t kBarrierBytes = 4;
 
 Size Aligned(int64_t bytes) { return Size(bytes) + (-bytes & (kBufferAlignment - 1)); }
 
+// Of a product: within memory that may begin anywhere.
+uint64_t WorkspaceOf(uint64_t address) {
+  constexpr uint64_t kLast = GpuProduct::kWorkspaceAlignment - 1;
+  return (address + kLast) & ~kLast;
+}
+
 absl::StatusOr<cublas::Type> TypeOf(ValueDType dtype) {
   switch (dtype) {
     case ValueDType::kFloat32:
@@ -158,7 +164,10 @@ absl::Status GpuSteps::PrepareCall(int number, const std::vector<TensorShape>& v
     return absl::OkStatus();
   }
   TFMEM_ASSIGN_OR_RETURN(step.product, GpuProduct::Make(link_, form));
-  step.workspace = Aligned(step.product->workspace_bytes()).value();
+  if (step.product->workspace_bytes() > 0) {
+    step.workspace =
+        Aligned(step.product->workspace_bytes() + GpuProduct::kWorkspaceAlignment).value();
+  }
   return absl::OkStatus();
 }
 
@@ -199,7 +208,7 @@ std::vector<GraphWords> GpuSteps::Words(const std::vector<uint64_t>& values, uin
     } else if (steps_[i].product != nullptr) {
       const uint64_t bias = step.inputs.size() > 2 ? values[step.inputs[2]] : 0;
       found.push_back({values[step.inputs[0]], values[step.inputs[1]], bias,
-                       values[step.first_output], workspace});
+                       values[step.first_output], WorkspaceOf(workspace)});
     } else if (steps_[i].zeros > 0) {
       found.push_back({values[step.first_output]});
     }

@@ -155,6 +155,7 @@ def between(page: str, markers: tuple[str, str], expected: str) -> None:
 
 def test_tables_are_those_of_the_results():
     from benchmarks.applications import __main__ as applications
+    from benchmarks.fusion import statistics
     from benchmarks.fusion import tables as make_fusion_tables
     from benchmarks.matmul import cases
     from benchmarks.offload import tables as make_tables
@@ -172,6 +173,8 @@ def test_tables_are_those_of_the_results():
     between("docs/benchmarks_offload.md", (make_tables.BEGIN, make_tables.END), offload)
     between("docs/benchmarks_recurrent.md", make_recurrent_tables.MARKERS, recurrent)
     between("docs/benchmarks_fusion.md", make_fusion_tables.MARKERS, fusion)
+    kernels = statistics.tables(read("fusion_statistics.json"))
+    between("docs/benchmarks_fusion.md", statistics.MARKERS, kernels)
     assert f"\n{networks}\n\n" in (ROOT / "docs/benchmarks_offload.md").read_text()
     assert matmul in (ROOT / "docs/benchmarks_matmul.md").read_text()
 

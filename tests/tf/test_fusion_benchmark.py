@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from benchmarks.fusion import __main__ as command
-from benchmarks.fusion import compare, kernels, long_run, pictures, planning
+from benchmarks.fusion import compare, kernels, long_run, pictures, planning, statistics
 from benchmarks.fusion.cases import SYSTEMS
 
 
@@ -67,6 +68,21 @@ def test_the_profiler_runs_without_a_gpu() -> None:
 def test_pictures_of_workloads(tmp_path: Path) -> None:
     assert pictures.main(["--output", str(tmp_path), "--only", "logistic"]) == 0
     assert "ResourceApplyGradientDescent" in (tmp_path / "logistic.svg").read_text()
+
+
+def test_statistics_of_kernels_for_a_gpu(tmp_path: Path) -> None:
+    results, page = tmp_path / "statistics.json", tmp_path / "page.md"
+    before = tf.config.optimizer.get_experimental_options().get("remapping", True)
+    assert statistics.main(["--output", str(results), "--only", "logistic", "--document", str(page)]) == 0
+    assert tf.config.optimizer.get_experimental_options().get("remapping", True) == before
+    found = json.loads(results.read_text())
+    case = found["cases"]["logistic"]
+    assert (case["kernels"], case["calls"], case["lost"]) == (2, 2, [])
+    counts = case["composition"]
+    for names in (statistics.CATEGORIES, statistics.FOUND_BY, statistics.SCOPES):
+        assert sum(counts[name] for name in names) == case["kernels"]
+    assert 0 < case["shared"]["average"] <= case["shared"]["largest"] <= case["shared"]["unshared"]
+    assert "| logistic | 2 |" in page.read_text()
 
 
 def test_the_generated_graph_is_planned(tmp_path: Path) -> None:

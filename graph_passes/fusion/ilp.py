@@ -281,8 +281,7 @@ def _solver(gap: float, nodes: int, seconds: float | None) -> Any:
 
     common = {"msg": False, "threads": 1, "gapRel": gap, "timeLimit": seconds}
     if pulp.HiGHS(msg=False).available():
-        # PuLP 4 turns HiGHS's output off only once it has said who it is
-        return pulp.HiGHS(**common, output_flag=False, random_seed=0, mip_max_nodes=nodes)
+        return pulp.HiGHS(**common, random_seed=0, mip_max_nodes=nodes)
     cbc = getattr(pulp, "PULP_CBC_CMD", pulp.COIN_CMD)
     return cbc(**common, maxNodes=nodes) if cbc(msg=False).available() else None
 

@@ -180,4 +180,4 @@ def test_no_plan_depends_on_the_hash_seed(seed):
         text=True,
         check=True,
     )
-    assert done.stdout.strip() == plans()
+    assert done.stdout.splitlines()[-1] == plans()  # under PuLP 4 HiGHS says first who it is

@@ -117,8 +117,8 @@ def warm_up(system: System, task: dict[str, Any]) -> None:
         steps += 1
 
 
-def profiled(system: System) -> dict[str, float]:
-    """Kernels of a step, on a GPU whose driver lets them be counted."""
+def profiled(system: System) -> dict[str, Any]:
+    """Kernels of a step and where its time goes, on a GPU whose driver lets that be seen."""
     if not tf.config.list_physical_devices("GPU"):
         return {}
     system.enter()

@@ -179,6 +179,17 @@ def test_tables_are_those_of_the_results():
     assert matmul in (ROOT / "docs/benchmarks_matmul.md").read_text()
 
 
+def test_the_long_run_of_the_page_is_the_results() -> None:
+    text = (ROOT / "docs/benchmarks_fusion.md").read_text()
+    results = json.loads((ROOT / "benchmarks/results/fusion_long_run_cpu.json").read_text())
+    case = results["cases"]["logistic"]
+    assert case["stitched"] > case["moved"], "the page says that the criterion is missed"
+    numbers = (case["stitched"], case["moved"], min(case["permuted"]), max(case["permuted"]))
+    first, second, least, most = (f"{number:.2e}".replace("e-0", "e-") for number in numbers)
+    for sentence in (f"from TensorFlow's:\n{first}.", f"strays {second}, so", f"\nstrays {least} to {most}."):
+        assert sentence in text, sentence
+
+
 def test_the_entry_that_the_architecture_shows_is_the_tables():
     (entry,) = re.findall(r"^    Op\(.*\n(?:       .*\n)+", (ROOT / "docs/architecture.md").read_text(), re.MULTILINE)
     assert entry.rstrip() in (ROOT / "custom_ops/expr/activations.py").read_text()

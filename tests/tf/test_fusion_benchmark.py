@@ -10,9 +10,12 @@ import pytest
 import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
+import tfmem
 from benchmarks.fusion import __main__ as command
-from benchmarks.fusion import breakdown, compare, kernels, long_run, pictures, planning, statistics
+from benchmarks.fusion import breakdown, compare, kernels, long_run, pictures, planning, statistics, tables, worker
 from benchmarks.fusion.cases import SYSTEMS
+from benchmarks.fusion.systems import System
+from benchmarks.fusion.workloads import make
 from benchmarks.records import FORMAT
 
 
@@ -40,6 +43,23 @@ def test_every_system_is_measured(results) -> None:
         assert system["first_seconds"] > 0
         assert system["difference"] < compare.BOUNDS[True]
     assert outcome["systems"]["graph"]["difference"] == 0
+    assert "regions" not in outcome["systems"]["graph"]
+    assert outcome["systems"]["tfmem"]["fusion"]
+
+
+def test_a_row_says_what_regions_hold() -> None:
+    workload = make("logistic")
+    step = tfmem.optimize(workload.step, passes=("fusion",), fusion=tfmem.FusionOptions(tune="off"), cache_directory="")
+    step(*workload.inputs)
+    found = worker.regions_of(System("tfmem", workload, step))
+    (region,) = tfmem.report(step).regions
+    assert found["regions"] == 1
+    assert f"{found['stitched_ops']} ops in {found['stitched_kernels']} kernels" in str(region)
+    assert found["stitched_ops"] > found["stitched_kernels"] + found["stitched_calls"] > 0
+    numbers = " | ".join(str(found[key]) for key in ("stitched_ops", "stitched_kernels", "stitched_calls"))
+    row = f"| logistic | 1 | {numbers} | stitched, as"
+    assert row in tables.regions({"logistic": {"systems": {"tfmem": found}}})
+    assert worker.regions_of(System("graph", workload, workload.step)) == {}
 
 
 def test_a_copy_is_measured_beside_large_tensors(results) -> None:
@@ -137,3 +157,5 @@ def test_a_stitched_step_strays_no_further_than_one_unit_in_the_last_place_would
     (case,) = json.loads(results.read_text())["cases"].values()
     assert case["regions"]
     assert case["moved"] > 0
+    assert len(case["permuted"]) == long_run.ORDERS
+    assert min(case["permuted"]) > 0, "another order of the batch has to be another order of sums"

@@ -6,13 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import prod
 from typing import TypeAlias
 
 from custom_ops.errors import KernelError
 from custom_ops.fusion.codegen.bench import FusionBench, candidates, point
 from custom_ops.fusion.codegen.description import describe
-from custom_ops.fusion.codegen.kernel import NARROW, FusionKernel, make
+from custom_ops.fusion.codegen.kernel import NARROW, FusionKernel, make, positions
 from custom_ops.fusion.codegen.pattern import Pattern
 from custom_ops.fusion.codegen.plan import Configuration
 from custom_ops.fusion.region import Kernel, Region, Shape
@@ -64,7 +63,7 @@ def by_tuner(device: Device, cache: Cache, top: int | None, progress: bool = Fal
     """The fastest of the `top` best ranked, timed on a device whose context is current, or found in the cache."""
 
     def choose(pattern: Pattern, shapes: Shapes) -> Configuration:
-        bench, where = FusionBench(pattern, device, cache), point(shapes)
+        bench, where = FusionBench(pattern, device, cache, positions(pattern, shapes) >= NARROW), point(shapes)
         trials = tune(bench, candidates(pattern, device.processors), cache, [where], top, progress)
         return fastest(bench, trials, where).configuration
 
@@ -108,9 +107,8 @@ def kernels(region: Region, choose: Choose) -> list[tuple[FusionKernel, Kernel]]
         shapes = tuple(region.values[value].shape for value in step.inputs)
         key = (step.program, shapes)
         if key not in made:
-            outputs = [region.values[value].shape for value in step.outputs]
             with _told_of(step.members):
-                made[key] = _kernel(step, shapes, outputs, choose)
+                made[key] = _kernel(step, shapes, choose)
         found.append((made[key], step))
     return found
 
@@ -120,10 +118,9 @@ def typical(shapes: Sequence[Shape]) -> Shapes:
     return tuple(tuple(TYPICAL if size is None else size for size in shape) for shape in shapes)
 
 
-def _kernel(step: Kernel, shapes: Sequence[Shape], outputs: Sequence[Shape], choose: Choose) -> FusionKernel:
-    pattern = Pattern.of(step.program, shapes)
-    most = max(prod(size for size in shape if size is not None) for shape in [*shapes, *outputs])
-    return make(pattern, choose(pattern, typical(shapes)), wide=most >= NARROW)
+def _kernel(step: Kernel, shapes: Sequence[Shape], choose: Choose) -> FusionKernel:
+    pattern, known = Pattern.of(step.program, shapes), typical(shapes)
+    return make(pattern, choose(pattern, known), wide=positions(pattern, known) >= NARROW)
 
 
 @contextmanager

@@ -154,6 +154,29 @@ def test_more_positions_than_32_bits_count() -> None:
     assert largest == 100.0
 
 
+@pytest.mark.parametrize("activation", [tf.nn.relu, tf.nn.relu6, tf.nn.elu, tf.tanh, tf.nn.gelu])
+@pytest.mark.parametrize("beside", [False, True])
+def test_what_grappler_fuses_into_products_and_convolutions(activation: Any, beside: bool) -> None:
+    """Not all of it has a kernel that a region can call: a residual sum, for one."""
+    kernel = tf.Variable(0.3 * tf.random.stateless_normal([3, 3, 4, 4], [1, 2]))
+    weights, bias = tf.Variable(0.3 * tf.random.stateless_normal([4, 4], [3, 4])), tf.Variable(tf.ones([4]))
+
+    @tf.function
+    def step(images: Any) -> Any:
+        x = images * 2.0 - 1.0
+        convolved = tf.nn.bias_add(tf.nn.conv2d(x, kernel, 1, "SAME"), bias)
+        y = activation(convolved + x if beside else convolved)
+        flat = tf.reshape(y, [-1, 4])
+        multiplied = tf.nn.bias_add(flat @ weights, bias)
+        z = activation(multiplied + flat if beside else multiplied)
+        return tf.reduce_sum(tf.sigmoid(z) * flat - 1.0, 1)
+
+    images = tf.random.stateless_normal([2, 8, 8, 4], [5, 6])
+    fused = optimized(step)
+    close(fused(images), step(images))
+    require_stitched(fused)
+
+
 def on_two_devices() -> list[Any]:
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)

@@ -47,7 +47,7 @@ def test_other_products_are_not() -> None:
     assert found == (Kind.OPAQUE, "regions on a GPU call no _FusedMatMul of BiasAdd, Tanh")
 
 
-@pytest.mark.parametrize("op", ["_FusedMatMul", "_FusedConv2D"])
+@pytest.mark.parametrize("op", ["_FusedMatMul", "_FusedConv2D", "_FusedDepthwiseConv2dNative"])
 @pytest.mark.parametrize(
     ("fused", "by_tensorflow"),
     [
@@ -61,6 +61,7 @@ def test_other_products_are_not() -> None:
 def test_what_only_onednn_has_a_kernel_for_stays_outside_on_a_cpu(
     op: str, fused: tuple[str, ...], by_tensorflow: bool
 ) -> None:
+    by_tensorflow = by_tensorflow and op != "_FusedDepthwiseConv2dNative"
     node = Node("y", op, [TensorId("x")], outputs=1, attrs={"T": DataType("float32"), "fused_ops": fused})
     spec = TensorSpec("float32", 4, (4, 4))
     graph = Graph([Node("x", "Placeholder", outputs=1), node], dict.fromkeys(map(TensorId, ("x", "y")), spec))

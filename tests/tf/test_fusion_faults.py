@@ -177,6 +177,29 @@ def test_what_grappler_fuses_into_products_and_convolutions(activation: Any, bes
     require_stitched(fused)
 
 
+def depthwise(x: Any, kernel: Any, bias: Any) -> Any:
+    return tf.nn.relu6(tf.nn.bias_add(tf.nn.depthwise_conv2d(x, kernel[..., :1], [1] * 4, "SAME"), bias))
+
+
+def in_three_dimensions(x: Any, kernel: Any, bias: Any) -> Any:
+    return tf.nn.relu(tf.nn.bias_add(tf.nn.conv3d(x[:, None], kernel[None], [1] * 5, "SAME"), bias))
+
+
+@pytest.mark.parametrize("layer", [depthwise, in_three_dimensions])
+def test_other_convolutions_that_grappler_fuses(layer: Any) -> None:
+    kernel, bias = tf.Variable(0.3 * tf.random.stateless_normal([3, 3, 4, 4], [1, 2])), tf.Variable(tf.ones([4]))
+
+    @tf.function
+    def step(images: Any) -> Any:
+        y = layer(images * 2.0 - 1.0, kernel, bias)
+        return tf.reduce_sum(tf.exp(-y * y) + 0.5 * y, -1)
+
+    images = tf.random.stateless_normal([2, 8, 8, 4], [5, 6])
+    fused = optimized(step)
+    close(fused(images), step(images))
+    require_stitched(fused)
+
+
 def on_two_devices() -> list[Any]:
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)

@@ -87,7 +87,7 @@ class RegionRecord:
     def __str__(self) -> str:
         ops = sum(len(step.ops) for step in self.steps)
         kernels, calls = self.count("kernel"), self.count("call")
-        return f"{self.name}: {ops} ops in {kernels} kernels and {calls} calls"
+        return f"{self.name}: {_many(ops, 'op')} in {_many(kernels, 'kernel')} and {_many(calls, 'call')}"
 
 
 @dataclass(frozen=True)
@@ -267,6 +267,10 @@ def duration(nanoseconds: int | None) -> str:
 
 def _pair(planned: int | None, achieved: int | None, words: Callable[[int | None], str]) -> str:
     return f"{words(planned)} planned, {words(achieved)} measured"
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _deviation(report: Report) -> str:

@@ -26,7 +26,7 @@ from graph_passes.fusion.plan import plan_fusion
 from graph_passes.fusion.stitching import refusal
 from graph_passes.graph.ir import Graph
 
-LONG = Limits(seconds=300.0, gap=0.0, nodes=10**7, rounds=300)
+LONG = Limits(gap=0.0, nodes=10**7, rounds=300, work=10**12, seconds=300.0)
 FAR = Exploration(each=256, all=20_000)
 
 

@@ -31,6 +31,25 @@ TABLE_3 = {
 }
 
 
+class SharedMemory(NamedTuple):
+    """A row of the paper's Table 4: the share of patterns that use shared memory, and of the time; KB; bytes allocated
+    over bytes requested."""
+
+    patterns: float
+    time: float
+    average: float
+    largest: float
+    allocated: float
+
+
+TABLE_4 = {
+    "nmt": SharedMemory(0.42, 0.87, 3.6, 18.6, 0.81),
+    "multi_interests": SharedMemory(0.24, 0.56, 7.5, 36.0, 0.88),
+    "rokid": SharedMemory(0.90, 0.95, 5.5, 16.4, 0.98),
+    "aiwriter": SharedMemory(0.34, 0.62, 1.4, 4.1, 0.87),
+}
+
+
 class Kernels(NamedTuple):
     """Kernels of a step: products and memory-intensive ones, as TensorFlow 2.21 runs it, and as XLA compiles it for an
     H200; and the least number of memory-intensive ones, if all of one depth (the largest number of products on any

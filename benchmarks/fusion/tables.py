@@ -88,6 +88,7 @@ def table(cases: Cases) -> list[str]:
             (f"Median step, ms ({in_words(chosen)})", times, small),
             ("First calls, s", first_calls, small),
             ("Kernels of a step", kernels, small),
+            ("Regions of tfmem", regions, small),
             ("Table 3: how many times fewer kernels, how many times as fast as TensorFlow", speedups, small),
             ("Large tensors, against a copy of one of them in the same run", bandwidths, large),
         ):
@@ -173,6 +174,17 @@ def kernels(cases: Cases) -> str:
             )
         )
     return markdown("", header, rows) if rows else ""
+
+
+def regions(cases: Cases) -> str:
+    """What tfmem's regions hold, and what became of them."""
+    keys = ("regions", "stitched_ops", "stitched_kernels", "stitched_calls")
+    rows = [
+        (name, *(number(outcome, "tfmem", key, "d") for key in keys), value(outcome, "tfmem", "fusion") or "-")
+        for name, outcome in cases.items()
+        if value(outcome, "tfmem", "regions") is not None
+    ]
+    return markdown("", ("workload", "regions", "ops in them", "kernels", "calls", "the step"), rows) if rows else ""
 
 
 def speedups(cases: Cases) -> str:

@@ -66,7 +66,7 @@ def measured(task: dict[str, Any]) -> dict[str, Any]:
     rounds = timed([*systems, *copies], task)
     differences = compared(systems, task["parity"])
     for system in (*systems, *copies):
-        found = summary(system.seconds) | differences.get(system.name, {}) | profiled(system)
+        found = summary(system.seconds) | differences.get(system.name, {}) | profiled(system) | regions_of(system)
         outcomes[system.name] = outcomes.get(system.name, {"status": "ok", "moved": system.workload.moved}) | found
     return {
         "status": "ok",
@@ -117,8 +117,8 @@ def warm_up(system: System, task: dict[str, Any]) -> None:
         steps += 1
 
 
-def profiled(system: System) -> dict[str, float]:
-    """Kernels of a step, on a GPU whose driver lets them be counted."""
+def profiled(system: System) -> dict[str, Any]:
+    """Kernels of a step and where its time goes, on a GPU whose driver lets that be seen."""
     if not tf.config.list_physical_devices("GPU"):
         return {}
     system.enter()
@@ -128,6 +128,23 @@ def profiled(system: System) -> dict[str, float]:
     except tf.errors.OpError:
         traceback.print_exc()
         return {}
+
+
+def regions_of(system: System) -> dict[str, Any]:
+    """Of tfmem: how many regions the step has, the ops, kernels and calls in them, and whether it runs so. Of a step
+    that was left as it was, those that it would have had."""
+    if system.name != "tfmem":
+        return {}
+    import tfmem
+
+    report = tfmem.report(system.function)
+    return {
+        "regions": len(report.regions),
+        "stitched_ops": sum(len(step.ops) for region in report.regions for step in region.steps),
+        "stitched_kernels": sum(region.count("kernel") for region in report.regions),
+        "stitched_calls": sum(region.count("call") for region in report.regions),
+        "fusion": report.fusion,
+    }
 
 
 def timed(systems: list[System], task: dict[str, Any]) -> dict[str, float]:

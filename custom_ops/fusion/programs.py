@@ -3,15 +3,15 @@ order of the region's kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from math import prod
 from typing import TypeAlias
 
 from custom_ops.errors import KernelError
 from custom_ops.fusion.codegen.bench import FusionBench, candidates, point
 from custom_ops.fusion.codegen.description import describe
-from custom_ops.fusion.codegen.kernel import NARROW, make
+from custom_ops.fusion.codegen.kernel import NARROW, FusionKernel, make, positions
 from custom_ops.fusion.codegen.pattern import Pattern
 from custom_ops.fusion.codegen.plan import Configuration
 from custom_ops.fusion.region import Kernel, Region, Shape
@@ -63,7 +63,7 @@ def by_tuner(device: Device, cache: Cache, top: int | None, progress: bool = Fal
     """The fastest of the `top` best ranked, timed on a device whose context is current, or found in the cache."""
 
     def choose(pattern: Pattern, shapes: Shapes) -> Configuration:
-        bench, where = FusionBench(pattern, device, cache), point(shapes)
+        bench, where = FusionBench(pattern, device, cache, positions(pattern, shapes) >= NARROW), point(shapes)
         trials = tune(bench, candidates(pattern, device.processors), cache, [where], top, progress)
         return fastest(bench, trials, where).configuration
 
@@ -82,7 +82,24 @@ def build(
     Raises:
         KernelError: the compiler is missing or rejects a source, with its words; or nothing can be chosen.
     """
-    made: dict[tuple[object, ...], FusionProgram] = {}
+    made: dict[int, FusionProgram] = {}
+    found = []
+    for kernel, step in kernels(region, choose):
+        if id(kernel) not in made:
+            with _told_of(step.members):
+                image = kernel.image(arch, cache, compile_source)
+            made[id(kernel)] = FusionProgram(image, tuple(describe(kernel).items()), kernel.plan.configuration)
+        found.append(made[id(kernel)])
+    return found
+
+
+def kernels(region: Region, choose: Choose) -> list[tuple[FusionKernel, Kernel]]:
+    """The kernels of a region, in its order, each with the step that it computes. Equal ones are the same object.
+
+    Raises:
+        KernelError: nothing can be chosen.
+    """
+    made: dict[tuple[object, ...], FusionKernel] = {}
     found = []
     for step in region.steps:
         if not isinstance(step, Kernel):
@@ -90,27 +107,26 @@ def build(
         shapes = tuple(region.values[value].shape for value in step.inputs)
         key = (step.program, shapes)
         if key not in made:
-            outputs = [region.values[value].shape for value in step.outputs]
-            made[key] = _built(step, shapes, outputs, arch, choose, cache, compile_source)
-        found.append(made[key])
+            with _told_of(step.members):
+                made[key] = _kernel(step, shapes, choose)
+        found.append((made[key], step))
     return found
 
 
-def _built(
-    step: Kernel,
-    shapes: Sequence[Shape],
-    outputs: Sequence[Shape],
-    arch: int,
-    choose: Choose,
-    cache: Cache | None,
-    compile_source: CompileSource,
-) -> FusionProgram:
-    pattern = Pattern.of(step.program, shapes)
-    known = tuple(tuple(TYPICAL if size is None else size for size in shape) for shape in shapes)
-    most = max(prod(size for size in shape if size is not None) for shape in [*shapes, *outputs])
+def typical(shapes: Sequence[Shape]) -> Shapes:
+    """The shapes that a kernel is chosen for: some number in place of a size that is known only when it runs."""
+    return tuple(tuple(TYPICAL if size is None else size for size in shape) for shape in shapes)
+
+
+def _kernel(step: Kernel, shapes: Sequence[Shape], choose: Choose) -> FusionKernel:
+    pattern, known = Pattern.of(step.program, shapes), typical(shapes)
+    return make(pattern, choose(pattern, known), wide=positions(pattern, known) >= NARROW)
+
+
+@contextmanager
+def _told_of(members: Sequence[str]) -> Iterator[None]:
+    """An error within says which ops it is about."""
     try:
-        kernel = make(pattern, choose(pattern, known), wide=most >= NARROW)
-        image = kernel.image(arch, cache, compile_source)
+        yield
     except KernelError as error:
-        raise KernelError(f"a kernel of {', '.join(step.members) or 'a region'}: {error}") from error
-    return FusionProgram(image, tuple(describe(kernel).items()), kernel.plan.configuration)
+        raise KernelError(f"a kernel of {', '.join(members) or 'a region'}: {error}") from error

@@ -36,15 +36,27 @@ CUDA = Capabilities(
 )
 
 
+# What TensorFlow's own kernels may have fused into a product or a convolution on a CPU. For all else that its remapper
+# fuses there is a kernel of oneDNN, which TensorFlow puts in place of the op later than this, and not within a region.
+_ACTIVATIONS = ((), ("Relu",), ("Relu6",), ("Elu",), ("LeakyRelu",))
+_FUSED_OPS = frozenset({"_FusedMatMul", "_FusedConv2D"})
+_FUSED = frozenset((first, *then) for first in ("BiasAdd", "FusedBatchNorm") for then in _ACTIVATIONS)
+
 # On a CPU TensorFlow's kernel raises there; on a GPU it gives NaN, and so does the rule.
 _RAISES = {"SparseSoftmaxCrossEntropyWithLogits": "a label that is no class"}
 
 
 def on_a_cpu(graph: Graph, known: Mapping[str, Meaning]) -> dict[str, Meaning]:
-    """The meanings of a graph's nodes; what raises is called, so that it still does."""
+    """The meanings of a graph's nodes; what raises is called, so that it still does, and what only oneDNN has a kernel
+    for stays outside."""
     found = {}
     for name, meaning in known.items():
         node = graph[name]
+        fused = _texts(node.attrs["fused_ops"]) if node.op.startswith("_Fused") and "fused_ops" in node.attrs else ()
+        by_onednn = fused and (node.op not in _FUSED_OPS or fused not in _FUSED)
+        if by_onednn and meaning.kind is not Kind.OPAQUE:
+            found[name] = Meaning(Kind.OPAQUE, f"TensorFlow runs {node.op} of {', '.join(fused)} by oneDNN alone")
+            continue
         raises = node.op in _RAISES and meaning.kind in IN_KERNELS
         found[name] = called(graph, node, f"TensorFlow's kernel refuses {_RAISES[node.op]}") if raises else meaning
     return found

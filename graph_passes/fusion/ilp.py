@@ -28,16 +28,21 @@ class Limits:
     """How far the search goes.
 
     Attributes:
-        seconds: for all of it.
         gap: the relative gap to the optimum at which the solver stops.
-        nodes: of the solver's tree, for each time it is asked. The same in every process, as no time is.
+        nodes: of the solver's tree, for each time it is asked.
         rounds: how often cycles are forbidden before those that are left are broken up.
+        work: numbers in the constraints of what the solver is asked, times the nodes that it may look at, for all of
+            the search; what is left then is chosen greedily. On random problems of 300 to 1,500 patterns, which are
+            far harder than those of graphs, a million took HiGHS 4 to 13 s.
+        seconds: for all of the search. None, as the plan would be another one in a process that has less of the
+            machine: all else here is the same in every process.
     """
 
-    seconds: float = 10.0
     gap: float = 1e-4
     nodes: int = 2000
     rounds: int = 30
+    work: int = 1_000_000
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,11 @@ class _Problem:
     one: tuple[tuple[int, ...], ...]
     cuts: tuple[tuple[int, ...], ...]
 
+    @property
+    def size(self) -> int:
+        """Numbers in it."""
+        return len(self.scores) + sum(map(len, self.one)) + sum(map(len, self.cuts))
+
 
 @dataclass(frozen=True)
 class _Solution:
@@ -97,7 +107,8 @@ class _Search:
         self._candidates = candidates
         self._net = net
         self._limits = limits
-        self._end = monotonic() + limits.seconds
+        self._end = None if limits.seconds is None else monotonic() + limits.seconds
+        self._work = limits.work
         self._cuts: dict[tuple[int, ...], None] = {}
         self._solved: dict[_Problem, _Solution] = {}
 
@@ -110,7 +121,7 @@ class _Search:
             chosen = self._solve()
             rounds += 1
             found = self._cycles(chosen)
-            if found and (rounds == self._limits.rounds or monotonic() > self._end):
+            if found and (rounds == self._limits.rounds or self._is_over):
                 chosen, complete = self._acyclic(chosen), False
             elif found:
                 self._cuts.update((tuple(cycle), None) for cycle in found)
@@ -128,6 +139,22 @@ class _Search:
             cuts=len(self._cuts),
             complete=complete and all(solution.complete for solution in self._solved.values()),
         )
+
+    @property
+    def _is_over(self) -> bool:
+        return self._work <= 0 or (self._end is not None and monotonic() > self._end)
+
+    def _optimum(self, problem: _Problem) -> _Solution:
+        """Of one problem; its share of the work is spent, whether it took all of that or not."""
+        greedy = _greedy(problem)
+        if len(greedy) == len(problem.scores):
+            return _Solution(greedy, "greedy", True)
+        if self._is_over:
+            return _Solution(greedy, "greedy", False)
+        seconds = None if self._end is None else max(self._end - monotonic(), 0.1)
+        found, nodes = _solved(problem, greedy, self._limits.gap, _nodes(problem, self._limits, self._work), seconds)
+        self._work -= problem.size * nodes
+        return found
 
     def _cycles(self, chosen: Sequence[int]) -> list[list[int]]:
         """Some sets of chosen patterns that close a cycle."""
@@ -149,8 +176,7 @@ class _Search:
         for part in _parts(self._candidates, list(self._cuts)):
             problem = _problem(self._candidates, part, list(self._cuts))
             if problem not in self._solved:
-                seconds = max(self._end - monotonic(), 0.1)
-                self._solved[problem] = _optimum(problem, self._limits, seconds)
+                self._solved[problem] = self._optimum(problem)
             chosen += [part[place] for place in self._solved[problem].chosen]
         return sorted(chosen)
 
@@ -204,10 +230,15 @@ def _greedy(problem: _Problem) -> tuple[int, ...]:
     return tuple(sorted(chosen))
 
 
-def _optimum(problem: _Problem, limits: Limits, seconds: float) -> _Solution:
-    greedy = _greedy(problem)
-    if len(greedy) == len(problem.scores):
-        return _Solution(greedy, "greedy", True)
+def _nodes(problem: _Problem, limits: Limits, work: int) -> int:
+    """Of the tree for one problem: as many as the work that is left allows."""
+    return min(limits.nodes, work // problem.size)
+
+
+def _solved(
+    problem: _Problem, greedy: tuple[int, ...], gap: float, nodes: int, seconds: float | None
+) -> tuple[_Solution, int]:
+    """What a solver finds, or the greedy choice if that is better; and how many nodes it looked at, at least one."""
     import pulp  # here, since it takes a while to load
 
     program = pulp.LpProblem("patterns", pulp.LpMaximize)
@@ -217,9 +248,9 @@ def _optimum(problem: _Problem, limits: Limits, seconds: float) -> _Solution:
         program += pulp.lpSum(x[place] for place in places) <= 1
     for places in problem.cuts:
         program += pulp.lpSum(x[place] for place in places) <= len(places) - 1
-    solver = _solver(limits, seconds)
+    solver = _solver(gap, nodes, seconds)
     if solver is None:
-        return _Solution(greedy, "greedy", False)
+        return _Solution(greedy, "greedy", False), 1
     try:
         solved = program.solve(solver)
         if hasattr(program, "sol_status"):
@@ -228,22 +259,31 @@ def _optimum(problem: _Problem, limits: Limits, seconds: float) -> _Solution:
             complete = solved.status in (pulp.LpSolveStatus.Optimal, pulp.LpSolveStatus.GapLimit)
     except KeyError:  # PuLP 3.3 has no name for what HiGHS says where it met its limit of nodes; the values are there
         complete = False
+    looked = max(_looked_at(program, nodes), 1)
     chosen = tuple(place for place, variable in enumerate(x) if (variable.varValue or 0.0) > 0.5)
     if not _allowed(problem, chosen) or _total(problem, chosen) < _total(problem, greedy):
-        return _Solution(greedy, "greedy", complete)
-    return _Solution(chosen, solver.name, complete)
+        return _Solution(greedy, "greedy", complete), looked
+    return _Solution(chosen, solver.name, complete), looked
 
 
-def _solver(limits: Limits, seconds: float) -> Any:
-    """HiGHS where it is installed, else CBC, which comes with PuLP; None if neither runs here."""
+def _looked_at(program: Any, most: int) -> int:
+    """Nodes of the tree, where the solver says so; else all that it was allowed."""
+    try:
+        return int(program.solverModel.getInfo().mip_node_count)
+    except AttributeError:
+        return most
+
+
+def _solver(gap: float, nodes: int, seconds: float | None) -> Any:
+    """HiGHS where it is installed, else CBC, which comes with PuLP 3 and which PuLP 4 finds where it is installed; None
+    if neither runs here."""
     import pulp
 
-    common = {"msg": False, "threads": 1, "gapRel": limits.gap, "timeLimit": seconds}
+    common = {"msg": False, "threads": 1, "gapRel": gap, "timeLimit": seconds}
     if pulp.HiGHS(msg=False).available():
-        return pulp.HiGHS(**common, random_seed=0, mip_max_nodes=limits.nodes)
-    if pulp.PULP_CBC_CMD(msg=False).available():
-        return pulp.PULP_CBC_CMD(**common, maxNodes=limits.nodes)
-    return None
+        return pulp.HiGHS(**common, random_seed=0, mip_max_nodes=nodes)
+    cbc = getattr(pulp, "PULP_CBC_CMD", pulp.COIN_CMD)
+    return cbc(**common, maxNodes=nodes) if cbc(msg=False).available() else None
 
 
 def _allowed(problem: _Problem, chosen: Sequence[int]) -> bool:

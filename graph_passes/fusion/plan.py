@@ -53,12 +53,14 @@ class Step:
         members: names of the nodes that it stands for, in topological order; one, unless it is a kernel.
         saves: seconds that the pattern saves.
         seconds: that it takes, by the model or measured.
+        explored: whether exploratory fusion found it, not substitution.
     """
 
     kind: StepKind
     members: tuple[str, ...]
     saves: float = 0.0
     seconds: float = 0.0
+    explored: bool = False
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,7 @@ def plan_region(scorer: Scorer, limits: Limits, exploration: Exploration | None 
     """The steps of one region."""
     net = scorer.body.net
     candidates = substitution(scorer)
+    substituted = len(candidates)
     candidates += exploratory(scorer, candidates, exploration)
     choice = choose(candidates, net, limits)
     contraction = Contraction(net, [candidates[place].members for place in choice.chosen])
@@ -183,14 +186,15 @@ def plan_region(scorer: Scorer, limits: Limits, exploration: Exploration | None 
     if order is None:
         raise AssertionError("a choice without cycles has an order")
     patterns = dict(enumerate(candidates[place] for place in choice.chosen))
-    steps = tuple(_step(scorer, contraction.groups[group], patterns.get(group)) for group in order)
+    explored = {group for group, place in enumerate(choice.chosen) if place >= substituted}
+    steps = tuple(_step(scorer, contraction.groups[group], patterns.get(group), group in explored) for group in order)
     return RegionPlan(steps, choice)
 
 
-def _step(scorer: Scorer, members: Sequence[int], pattern: Candidate | None) -> Step:
+def _step(scorer: Scorer, members: Sequence[int], pattern: Candidate | None, explored: bool) -> Step:
     body: Body = scorer.body
     names = tuple(body.names[number] for number in members)
     if pattern:
-        return Step(StepKind.KERNEL, names, pattern.score, pattern.seconds)
+        return Step(StepKind.KERNEL, names, pattern.score, pattern.seconds, explored)
     kind = _STEPS.get(body.kinds[members[0]], StepKind.KERNEL)
     return Step(kind, names, 0.0, scorer.seconds(members) if body.works(members[0]) else 0.0)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -10,7 +13,7 @@ import pytest
 
 from custom_ops.errors import KernelError
 from custom_ops.expr.text import from_text
-from custom_ops.fusion.programs import build, by_model, by_tuner
+from custom_ops.fusion.programs import build, by_model, by_tuner, kernels
 from custom_ops.fusion.region import Call, Kernel, Region, TensorType
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache
@@ -76,6 +79,102 @@ def test_what_went_wrong_names_the_kernel() -> None:
 
     with pytest.raises(KernelError, match="a kernel of double: NVRTC is needed"):
         build(doubled(4), 90, by_model(132), compile_source=missing)
+
+
+SIDE = 46_400  # whose square is more than 2^31
+
+
+def test_more_positions_than_32_bits_count(device: Device) -> None:
+    """Neither tensor is large, nor the result: what is reduced is."""
+    text = f"program 1\naxes {SIDE} {SIDE}\ntensor float32 1\ntensor float32 1\ninput 0 a0\ninput 1 a1\nmultiply 0 1\n"
+    text += "reduce max 2 1\noutput 3 0\n"
+    types = tuple(TensorType("float32", (SIDE,)) for _ in range(3))
+    region = Region(2, (), types, (Kernel(from_text(text), (0, 1), (2,)),), (2,))
+    for choose in (by_model(132), by_model(1)):
+        ((kernel, _),) = kernels(region, choose)
+        assert "using Index = long long" in kernel.source.text
+    large = TensorType("float32", (SIDE, SIDE))
+    region = Region(1, (), (large, large), (Kernel(from_text(DOUBLED), (0,), (1,)),), (1,))
+    (program,) = build(region, 90, by_model(132), compile_source=device.compile_source)
+    assert dict(program.description)["wide"] == 1
+    (program,) = build(doubled(1 << 20), 90, by_model(132), compile_source=device.compile_source)
+    assert dict(program.description)["wide"] == 0
+
+
+def shared_cache(folder: str, barrier: Any) -> bytes:
+    """Of a process: a region's code, compiled by what takes its time, in a cache that others use at once."""
+
+    def compile_source(source: str, *_: object) -> bytes:
+        time.sleep(0.05)
+        return source.encode() * 3
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nvrtc, "compiler_version", lambda: "12.9")
+        barrier.wait()
+        made = build(doubled(4, 8, None), 90, by_model(132), Cache(Path(folder)), compile_source)
+    return b"".join(program.image.code for program in made)
+
+
+def test_eight_processes_share_a_cache(tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    with spawn.Manager() as manager, ProcessPoolExecutor(8, spawn) as pool:
+        barrier = manager.Barrier(8)
+        found = {pool.submit(shared_cache, str(tmp_path), barrier) for _ in range(8)}
+        codes = {each.result(timeout=120) for each in found}
+    assert len(codes) == 1
+    kept = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert len(kept) == 1, "one source, whatever the number of rows, and nothing that somebody was still writing"
+
+
+@pytest.fixture(name="compiled")
+def fixture_compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """What was compiled: source and architecture."""
+    monkeypatch.setattr(nvrtc, "compiler_version", lambda: "12.9")
+    return []
+
+
+def compiler_of(compiled: list[tuple[str, int]]) -> Any:
+    def compile_source(source: str, arch: int, *_: object) -> bytes:
+        compiled.append((source, arch))
+        return f"code for {arch}".encode()
+
+    return compile_source
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "empty", "folder"])
+def test_a_damaged_cache_is_compiled_again(damage: str, tmp_path: Path, compiled: list[tuple[str, int]]) -> None:
+    region, cache = doubled(4), Cache(tmp_path)
+    made = build(region, 90, by_model(132), cache, compiler_of(compiled))
+    (file,) = (each for each in tmp_path.rglob("*") if each.is_file())
+    data = file.read_bytes()
+    if damage == "folder":
+        file.unlink()
+        file.mkdir()
+    else:
+        file.write_bytes({"cut": data[:-1], "changed": data[:-1] + b"?", "empty": b""}[damage])
+    assert build(region, 90, by_model(132), cache, compiler_of(compiled)) == made
+    assert len(compiled) == 2
+    assert build(region, 90, by_model(132), cache, compiler_of(compiled)) == made
+    assert len(compiled) == (3 if damage == "folder" else 2), "what was damaged is replaced, if it can be"
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path, compiled: list[tuple[str, int]]) -> None:
+    (tmp_path / "file").write_text("no folder can be made here")
+    cache = Cache(tmp_path / "file" / "kernels")
+    for times in (1, 2):
+        (program,) = build(doubled(4), 90, by_model(132), cache, compiler_of(compiled))
+        assert program.image.code == b"code for 90"
+        assert len(compiled) == times
+
+
+def test_a_cache_of_another_gpu(tmp_path: Path, compiled: list[tuple[str, int]]) -> None:
+    """Code is another one for another architecture; a choice, for another name."""
+    cache = Cache(tmp_path)
+    for arch in (90, 80, 90, 80):
+        (program,) = build(doubled(4), arch, by_model(132), cache, compiler_of(compiled))
+        assert program.image.code == f"code for {arch}".encode()
+        assert program.image.arch == arch
+    assert [arch for _, arch in compiled] == [90, 80]
 
 
 def test_nvrtc_compiles_a_region_once(tmp_path: Path) -> None:

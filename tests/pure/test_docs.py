@@ -155,6 +155,7 @@ def between(page: str, markers: tuple[str, str], expected: str) -> None:
 
 def test_tables_are_those_of_the_results():
     from benchmarks.applications import __main__ as applications
+    from benchmarks.fusion import statistics
     from benchmarks.fusion import tables as make_fusion_tables
     from benchmarks.matmul import cases
     from benchmarks.offload import tables as make_tables
@@ -172,8 +173,21 @@ def test_tables_are_those_of_the_results():
     between("docs/benchmarks_offload.md", (make_tables.BEGIN, make_tables.END), offload)
     between("docs/benchmarks_recurrent.md", make_recurrent_tables.MARKERS, recurrent)
     between("docs/benchmarks_fusion.md", make_fusion_tables.MARKERS, fusion)
+    kernels = statistics.tables(read("fusion_statistics.json"))
+    between("docs/benchmarks_fusion.md", statistics.MARKERS, kernels)
     assert f"\n{networks}\n\n" in (ROOT / "docs/benchmarks_offload.md").read_text()
     assert matmul in (ROOT / "docs/benchmarks_matmul.md").read_text()
+
+
+def test_the_long_run_of_the_page_is_the_results() -> None:
+    text = (ROOT / "docs/benchmarks_fusion.md").read_text()
+    results = json.loads((ROOT / "benchmarks/results/fusion_long_run_cpu.json").read_text())
+    case = results["cases"]["logistic"]
+    assert case["stitched"] > case["moved"], "the page says that the criterion is missed"
+    numbers = (case["stitched"], case["moved"], min(case["permuted"]), max(case["permuted"]))
+    first, second, least, most = (f"{number:.2e}".replace("e-0", "e-") for number in numbers)
+    for sentence in (f"from TensorFlow's:\n{first}.", f"strays {second}, so", f"\nstrays {least} to {most}."):
+        assert sentence in text, sentence
 
 
 def test_the_entry_that_the_architecture_shows_is_the_tables():

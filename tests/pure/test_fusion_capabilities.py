@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from graph_passes.fusion.capabilities import CUDA, within
-from graph_passes.fusion.lower.meaning import Kind, meanings
+from graph_passes.fusion.capabilities import CUDA, on_a_cpu, within
+from graph_passes.fusion.lower.meaning import Kind, Meaning, meanings
 from graph_passes.graph.ir import DataType, Graph, Node, TensorId, TensorSpec
 
 
@@ -45,3 +45,27 @@ def test_other_products_are_not() -> None:
     assert kind_and_reason("_FusedMatMul", "float32", 3, fused_ops=("BiasAdd", "Relu"))[0] is Kind.PRODUCT
     found = kind_and_reason("_FusedMatMul", "float32", 3, fused_ops=("BiasAdd", "Tanh"))
     assert found == (Kind.OPAQUE, "regions on a GPU call no _FusedMatMul of BiasAdd, Tanh")
+
+
+@pytest.mark.parametrize("op", ["_FusedMatMul", "_FusedConv2D", "_FusedDepthwiseConv2dNative"])
+@pytest.mark.parametrize(
+    ("fused", "by_tensorflow"),
+    [
+        (("BiasAdd",), True),
+        (("BiasAdd", "Relu"), True),
+        (("FusedBatchNorm", "LeakyRelu"), True),
+        (("BiasAdd", "Add", "Relu"), False),
+        (("BiasAdd", "GeluExact"), False),
+    ],
+)
+def test_what_only_onednn_has_a_kernel_for_stays_outside_on_a_cpu(
+    op: str, fused: tuple[str, ...], by_tensorflow: bool
+) -> None:
+    by_tensorflow = by_tensorflow and op != "_FusedDepthwiseConv2dNative"
+    node = Node("y", op, [TensorId("x")], outputs=1, attrs={"T": DataType("float32"), "fused_ops": fused})
+    spec = TensorSpec("float32", 4, (4, 4))
+    graph = Graph([Node("x", "Placeholder", outputs=1), node], dict.fromkeys(map(TensorId, ("x", "y")), spec))
+    found = on_a_cpu(graph, {"y": Meaning(Kind.CALL, "no rule")})["y"]
+    assert found.kind is (Kind.CALL if by_tensorflow else Kind.OPAQUE)
+    if not by_tensorflow:
+        assert found.reason == f"TensorFlow runs {op} of {', '.join(fused)} by oneDNN alone"

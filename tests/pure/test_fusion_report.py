@@ -75,7 +75,7 @@ def test_reports_of_regions_are_read_as_they_were_written() -> None:
 
 def test_the_table_names_regions_and_counts_reasons() -> None:
     lines = REPORT.to_text().splitlines()
-    assert "  stitched    fusion_0: 11 ops in 2 kernels and 1 calls" in lines
+    assert "  stitched    fusion_0: 11 ops in 2 kernels and 1 call" in lines
     assert "  outside     2: no rule for Placeholder" in lines
     assert "  fusion      stitched: 0.4 ms a step against 0.9 ms, on copies" in lines
 

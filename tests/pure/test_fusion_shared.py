@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from custom_ops.errors import ProgramError
 from custom_ops.expr.program import Program
 from custom_ops.expr.text import from_text
+from custom_ops.fusion.codegen.composition import composition, packed
 from custom_ops.fusion.codegen.dominance import DominanceTree
 from custom_ops.fusion.codegen.kernel import make
 from custom_ops.fusion.codegen.mapping import WARP
@@ -89,7 +90,32 @@ def test_statistics_are_those_of_table_4() -> None:
     assert statistics([plain]).patterns == 0
     table = statistics([found, plain])
     assert (table.patterns, table.average, table.largest) == (0.5, 16 + 320, 16 + 320)
+    assert table.unshared == 16 + 640
     assert table.allocated == (16 + 320) / (16 + 640)
+
+
+def test_the_threads_among_which_values_are_passed_on() -> None:
+    found, _ = pooled(ARRAYS, 40, 40)
+    alone = make(Pattern.of(from_text(ROWS)), Configuration(BY_THREADS, 64)).plan
+    assert (composition(found), composition(alone)) == ("block", "thread")
+    total = Pattern.of(from_text(SUM))
+    shared_out = make(total, Configuration("reduce_1[GRID_8];output_0[];", 64)).plan
+    by_warps = make(Pattern.of(from_text(ROWS)), Configuration(BY_WARPS, 64)).plan
+    assert (composition(shared_out), composition(by_warps)) == ("grid", "warp")
+
+
+def test_packed_parts_share_no_value_but_what_they_read() -> None:
+    assert packed(Pattern.of(from_text(ROWS))) == 1
+    two = ROWS.replace("output 1 0", "exp 0\noutput 1 0\noutput 2 0 1")
+    assert packed(Pattern.of(from_text(two))) == 2
+    tied = ROWS.replace("output 1 0", "add 0 1\noutput 1 0\noutput 2 0 1")
+    assert packed(Pattern.of(from_text(tied))) == 1
+
+
+SUM = "program 1\naxes 100\ntensor float32 1\ninput 0 a0\nreduce sum 0 0\noutput 1\n"
+ROWS = "program 1\naxes 8 100\ntensor float32 2\ninput 0 a0 a1\nreduce sum 0 1\noutput 1 0\n"
+BY_THREADS = "reduce_1[GRID_4-CTA_64,THREAD];output_0[GRID_4-CTA_64];"
+BY_WARPS = "reduce_1[GRID_4-WARP_2,CTA];output_0[GRID_4-WARP_2];"
 
 
 def _apart() -> str:

@@ -18,10 +18,11 @@ from graph_passes.fusion.plan import ON_GPU
 from graph_passes.fusion.stitching import Needs
 from graph_passes.graph import serde
 from tests.tf.fake_gpu import FakeGpu
+from tests.tf.optimized_runs import in_a_process
 from tests.tf.stitched_steps import Softmax, batch, close, optimized, require_stitched, stitched_ops, values
 from tfmem.fusion.needs import CPU, HOME
 from tfmem.runtime import after_grappler
-from tfmem.tf_internals.captured import op_name
+from tfmem.tf_internals.captured import every_node, op_name
 
 pytest_plugins = ("tests.tf.fake_gpu",)
 
@@ -133,3 +134,14 @@ def test_a_saved_model_keeps_the_kernels(gpu: FakeGpu, on_gpu: Callable[..., Non
     served = tf.saved_model.load(str(tmp_path / "stitched")).signatures["serving_default"](x)
     np.testing.assert_allclose(next(iter(served.values())), expected, rtol=1e-5)
     assert gpu.calls("cuGraphLaunch") == launched + 1
+    # in a process that has no GPU, not even a fake one, the same op runs on the CPU
+    elsewhere = in_a_process(served_without_a_gpu, str(tmp_path / "stitched"), x.numpy())
+    np.testing.assert_allclose(elsewhere, expected, rtol=1e-5)
+    assert gpu.calls("cuGraphLaunch") == launched + 1
+
+
+def served_without_a_gpu(path: str, x: Any) -> Any:
+    tfmem.load_ops()
+    served = tf.saved_model.load(path).signatures["serving_default"]
+    assert "TfmemFusion" in {node.op for node in every_node(served.graph.as_graph_def())}
+    return next(iter(served(tf.constant(x)).values())).numpy()

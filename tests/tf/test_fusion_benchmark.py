@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
+import tfmem
 from benchmarks.fusion import __main__ as command
-from benchmarks.fusion import compare, kernels, long_run, pictures, planning
+from benchmarks.fusion import breakdown, compare, kernels, long_run, pictures, planning, statistics, tables, worker
 from benchmarks.fusion.cases import SYSTEMS
+from benchmarks.fusion.systems import System
+from benchmarks.fusion.workloads import make
+from benchmarks.records import FORMAT
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +43,23 @@ def test_every_system_is_measured(results) -> None:
         assert system["first_seconds"] > 0
         assert system["difference"] < compare.BOUNDS[True]
     assert outcome["systems"]["graph"]["difference"] == 0
+    assert "regions" not in outcome["systems"]["graph"]
+    assert outcome["systems"]["tfmem"]["fusion"]
+
+
+def test_a_row_says_what_regions_hold() -> None:
+    workload = make("logistic")
+    step = tfmem.optimize(workload.step, passes=("fusion",), fusion=tfmem.FusionOptions(tune="off"), cache_directory="")
+    step(*workload.inputs)
+    found = worker.regions_of(System("tfmem", workload, step))
+    (region,) = tfmem.report(step).regions
+    assert found["regions"] == 1
+    assert f"{found['stitched_ops']} ops in {found['stitched_kernels']} kernels" in str(region)
+    assert found["stitched_ops"] > found["stitched_kernels"] + found["stitched_calls"] > 0
+    numbers = " | ".join(str(found[key]) for key in ("stitched_ops", "stitched_kernels", "stitched_calls"))
+    row = f"| logistic | 1 | {numbers} | stitched, as"
+    assert row in tables.regions({"logistic": {"systems": {"tfmem": found}}})
+    assert worker.regions_of(System("graph", workload, workload.step)) == {}
 
 
 def test_a_copy_is_measured_beside_large_tensors(results) -> None:
@@ -46,27 +69,78 @@ def test_a_copy_is_measured_beside_large_tensors(results) -> None:
     assert outcome["systems"]["jit_compile"]["difference"] < 1e-4  # sums of 4096 numbers in another order
 
 
-def test_kernels_are_counted_by_streams() -> None:
+def profile(*, marked: bool) -> bytes:
+    """Of two steps of 10 ms: fusion_3 at 2 and 5 ms, sgemm at 3 beside a copy on another stream, a millisecond each."""
     space = xplane_pb2.XSpace()
-    space.planes.add(name="/host:CPU").lines.add(name="Stream #1").events.add(metadata_id=1, duration_ps=9)
-    gpu = space.planes.add(name="/device:GPU:0")
+    host, gpu = space.planes.add(name="/host:CPU"), space.planes.add(name="/device:GPU:0")
+    host.event_metadata[1].name = f"{kernels.STEP}#step_num=0#"
+    thread = host.lines.add(name="Stream #1", timestamp_ns=7)
     for number, name in enumerate(("fusion_3", "MemcpyD2H", "sgemm")):
         gpu.event_metadata[number].name = name
-    stream = gpu.lines.add(name="Stream #14(Compute)")
-    for number in (0, 1, 2, 0, 2, 0):
-        stream.events.add(metadata_id=number, duration_ps=1_000_000_000)
-    gpu.lines.add(name="XLA Ops").events.add(metadata_id=0, duration_ps=10**12)
-    found = kernels.counted([space.SerializeToString()], steps=2)
-    assert found == {"kernels": 2.5, "copies": 0.5, "busy_ms": 3.0}
+    streams = [gpu.lines.add(name=f"Stream #{number}(Compute)", timestamp_ns=7) for number in (14, 15)]
+    for step in range(2):
+        begin = step * 10 * MS
+        if marked:
+            thread.events.add(metadata_id=1, offset_ps=begin, duration_ps=10 * MS)
+        for at, number, stream in ((2, 0, 0), (3, 2, 0), (3, 1, 1), (5, 0, 0)):
+            streams[stream].events.add(metadata_id=number, offset_ps=begin + at * MS, duration_ps=MS)
+    gpu.lines.add(name="XLA Ops").events.add(metadata_id=0, duration_ps=1000 * MS)
+    return space.SerializeToString()
 
 
-def test_the_profiler_runs_without_a_gpu() -> None:
-    assert kernels.profiled(lambda: None) == {"kernels": 0, "copies": 0, "busy_ms": 0}
+MS = 10**9  # picoseconds
+
+
+def test_kernels_are_counted_by_streams() -> None:
+    found = kernels.counted([profile(marked=False)], steps=2)
+    largest = [{"name": "fusion_3", "count": 2.0, "ms": 2.0}, {"name": "sgemm", "count": 1.0, "ms": 1.0}]
+    assert found == {"kernels": 3.0, "copies": 1.0, "kernel_ms": 3.0, "busy_ms": 4.0, "largest": largest}
+
+
+def test_a_step_is_split_into_kernels_gaps_and_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = kernels.counted([profile(marked=True)], steps=2)
+    assert (found["before_ms"], found["gaps_ms"], found["after_ms"]) == (2.0, 1.0, 4.0)
+    systems = {"graph": {"ms": 10.5}, "jit_compile": {"ms": 6.0}, "tfmem": {"ms": 9.0, "wall_ms": 10.0} | found}
+    results = {"format": FORMAT, "cases": {"vae": {"systems": systems}, "mlp": {"systems": {"graph": {"ms": 1.0}}}}}
+    (tmp_path / "found.json").write_text(json.dumps(results))
+    assert breakdown.main([str(tmp_path / "found.json"), "--missed"]) == 0
+    text = capsys.readouterr().out
+    assert "## vae: 1.17x over graph, of 1.5x and 0.67x over the better XLA, of 1.0x" in text
+    assert "| tfmem | 3.0 | 1.0 | 9.000 | 10.000 | 3.000 | 2.000 | 1.000 | 4.000 |" in text
+    assert "| fusion_3 | 2.0 | 2.0000 |" in text
+    assert breakdown.main([str(tmp_path / "found.json"), "--only", "mlp"]) == 1
+
+
+def test_the_profiler_runs_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    marks = []
+    idle = kernels._idle
+    monkeypatch.setattr(kernels, "_idle", lambda mark, device: marks.append(mark) or idle(mark, device))
+    found = kernels.profiled(lambda: time.sleep(0.01))
+    assert (found["kernels"], found["busy_ms"], found["largest"]) == (0, 0, [])
+    assert "gaps_ms" not in found
+    assert len(marks) == kernels.STEPS, "the profiler's file has the marks of the steps"
+    assert all(mark.end - mark.begin >= 10 * MS for mark in marks)
+    assert found["wall_ms"] >= 10
 
 
 def test_pictures_of_workloads(tmp_path: Path) -> None:
     assert pictures.main(["--output", str(tmp_path), "--only", "logistic"]) == 0
     assert "ResourceApplyGradientDescent" in (tmp_path / "logistic.svg").read_text()
+
+
+def test_statistics_of_kernels_for_a_gpu(tmp_path: Path) -> None:
+    results, page = tmp_path / "statistics.json", tmp_path / "page.md"
+    before = tf.config.optimizer.get_experimental_options().get("remapping", True)
+    assert statistics.main(["--output", str(results), "--only", "logistic", "--document", str(page)]) == 0
+    assert tf.config.optimizer.get_experimental_options().get("remapping", True) == before
+    found = json.loads(results.read_text())
+    case = found["cases"]["logistic"]
+    assert (case["kernels"], case["calls"], case["lost"]) == (2, 2, [])
+    counts = case["composition"]
+    for names in (statistics.CATEGORIES, statistics.FOUND_BY, statistics.SCOPES):
+        assert sum(counts[name] for name in names) == case["kernels"]
+    assert 0 < case["shared"]["average"] <= case["shared"]["largest"] <= case["shared"]["unshared"]
+    assert "| logistic | 2 |" in page.read_text()
 
 
 def test_the_generated_graph_is_planned(tmp_path: Path) -> None:
@@ -83,3 +157,5 @@ def test_a_stitched_step_strays_no_further_than_one_unit_in_the_last_place_would
     (case,) = json.loads(results.read_text())["cases"].values()
     assert case["regions"]
     assert case["moved"] > 0
+    assert len(case["permuted"]) == long_run.ORDERS
+    assert min(case["permuted"]) > 0, "another order of the batch has to be another order of sums"

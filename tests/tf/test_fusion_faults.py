@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -130,6 +131,105 @@ def test_shapes_that_tensorflow_relaxes() -> None:
         x, _ = batch(rows=rows)
         close(fused(x), step(x))
     require_stitched(fused, "Softmax")
+
+
+def test_more_positions_than_32_bits_count() -> None:
+    """A table of 2^31 elements and more, of which only what is reduced is ever in memory: 8.6 GB, as TensorFlow has
+    it."""
+    side = 46_400
+
+    @tf.function
+    def step(x: Any, y: Any) -> Any:
+        table = tf.maximum(x[:, None] * 2.0, y[None, :] - 1.0)
+        return tf.reduce_max(table, 1), tf.reduce_max(table)
+
+    random = np.random.default_rng(0)
+    x, y = (random.normal(size=side).astype(np.float32) for _ in range(2))
+    x[-1] = 50.0  # reached last
+    fused = optimized(step)
+    rows, largest = fused(tf.constant(x), tf.constant(y))
+    (region,) = require_stitched(fused, "Maximum", "Max").regions
+    assert region.count("kernel") == 1, "the table would be in memory"
+    np.testing.assert_array_equal(rows, np.maximum(2 * x, y.max() - 1))
+    assert largest == 100.0
+
+
+@pytest.mark.parametrize("activation", [tf.nn.relu, tf.nn.relu6, tf.nn.elu, tf.tanh, tf.nn.gelu])
+@pytest.mark.parametrize("beside", [False, True])
+def test_what_grappler_fuses_into_products_and_convolutions(activation: Any, beside: bool) -> None:
+    """Not all of it has a kernel that a region can call: a residual sum, for one."""
+    kernel = tf.Variable(0.3 * tf.random.stateless_normal([3, 3, 4, 4], [1, 2]))
+    weights, bias = tf.Variable(0.3 * tf.random.stateless_normal([4, 4], [3, 4])), tf.Variable(tf.ones([4]))
+
+    @tf.function
+    def step(images: Any) -> Any:
+        x = images * 2.0 - 1.0
+        convolved = tf.nn.bias_add(tf.nn.conv2d(x, kernel, 1, "SAME"), bias)
+        y = activation(convolved + x if beside else convolved)
+        flat = tf.reshape(y, [-1, 4])
+        multiplied = tf.nn.bias_add(flat @ weights, bias)
+        z = activation(multiplied + flat if beside else multiplied)
+        return tf.reduce_sum(tf.sigmoid(z) * flat - 1.0, 1)
+
+    images = tf.random.stateless_normal([2, 8, 8, 4], [5, 6])
+    fused = optimized(step)
+    close(fused(images), step(images))
+    require_stitched(fused)
+
+
+def depthwise(x: Any, kernel: Any, bias: Any) -> Any:
+    return tf.nn.relu6(tf.nn.bias_add(tf.nn.depthwise_conv2d(x, kernel[..., :1], [1] * 4, "SAME"), bias))
+
+
+def in_three_dimensions(x: Any, kernel: Any, bias: Any) -> Any:
+    return tf.nn.relu(tf.nn.bias_add(tf.nn.conv3d(x[:, None], kernel[None], [1] * 5, "SAME"), bias))
+
+
+@pytest.mark.parametrize("layer", [depthwise, in_three_dimensions])
+def test_other_convolutions_that_grappler_fuses(layer: Any) -> None:
+    kernel, bias = tf.Variable(0.3 * tf.random.stateless_normal([3, 3, 4, 4], [1, 2])), tf.Variable(tf.ones([4]))
+
+    @tf.function
+    def step(images: Any) -> Any:
+        y = layer(images * 2.0 - 1.0, kernel, bias)
+        return tf.reduce_sum(tf.exp(-y * y) + 0.5 * y, -1)
+
+    images = tf.random.stateless_normal([2, 8, 8, 4], [5, 6])
+    fused = optimized(step)
+    close(fused(images), step(images))
+    require_stitched(fused)
+
+
+def on_two_devices() -> list[Any]:
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    with tf.device("CPU:1"):
+        there = tf.Variable(tf.ones([12]))
+
+    @tf.function
+    def step(x: Any) -> Any:
+        with tf.device("CPU:0"):
+            here = tf.nn.softmax(tf.tanh(x) * 2.0 + 1.0)
+        with tf.device("CPU:1"):
+            there.assign_sub(0.1 * tf.reduce_sum(tf.sigmoid(here) * x - 1.0, 0))
+            return tf.reduce_sum(tf.exp(here) * 0.5 + there, 1)
+
+    x, _ = batch()
+    expected = [step(x).numpy() for _ in range(2)]
+    there.assign(tf.ones([12]))
+    fused = optimized(step)
+    found = [fused(x).numpy() for _ in range(2)]
+    report = require_stitched(fused, "Softmax", "AssignSubVariableOp")
+    function: Any = fused.get_concrete_function(x)
+    devices = {op.device[-5:] for op in function.graph.get_operations() if op.type == "TfmemFusion"}
+    return [expected, found, [region.name for region in report.regions], sorted(devices)]
+
+
+def test_regions_on_two_devices() -> None:
+    expected, found, regions, devices = in_a_process(on_two_devices)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert len(regions) == 2
+    assert devices == ["CPU:0", "CPU:1"]
 
 
 @pytest.mark.parametrize("shape", [(0, 12), (4, 0), (0, 0)])

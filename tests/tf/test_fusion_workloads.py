@@ -5,19 +5,23 @@ from __future__ import annotations
 import gc
 import math
 import multiprocessing
+import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfmem
 from benchmarks.fusion import graphs
 from benchmarks.fusion.cases import TEN
+from benchmarks.fusion.long_run import next_number
 from benchmarks.fusion.published import KERNELS
 from benchmarks.fusion.systems import System
-from benchmarks.fusion.workloads import make
+from benchmarks.fusion.workloads import make, models
 
 
 @pytest.fixture(autouse=True)
@@ -85,3 +89,61 @@ def test_a_word_is_nearest_to_itself() -> None:
     similarities, words = system.values()
     np.testing.assert_allclose(similarities[:, 0], 1, rtol=1e-5)
     np.testing.assert_array_equal(words[:, 0], system.workload.inputs[0])
+
+
+def trained(step: Any, inputs: tuple[Any, ...], steps: int, report: Any = None) -> list[float]:
+    """Losses of so many steps, and then of as many more as it takes until it is decided how the step runs."""
+    losses = [float(step(*inputs)) for _ in range(steps)]
+    deadline = time.monotonic() + 120
+    while report and report(step).fusion.startswith("not decided yet") and time.monotonic() < deadline:
+        losses.append(float(step(*inputs)))
+    return losses
+
+
+def test_bert_trains_stitched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small one, without dropout, so that losses can be compared: planned at once, and after it was timed."""
+    for name, value in {"BLOCKS": 1, "SIZE": 96, "INNER": 128, "VOCABULARY": 500, "DROPPED": 0.0}.items():
+        monkeypatch.setattr(models, name, value)
+    plain, at_once, timed = (models.bert_base() for _ in range(3))
+    expected = trained(plain.step, plain.inputs, 10)
+    options: dict[str, Any] = {"passes": ("recurrent", "fusion", "offload"), "cache_directory": ""}
+    step = tfmem.optimize(at_once.step, fusion=tfmem.FusionOptions(tune="off"), **options)
+    np.testing.assert_allclose(trained(step, at_once.inputs, 10), expected, rtol=1e-4)
+    ops = {op for region in tfmem.report(step).regions for each in region.steps for _, op in each.ops}
+    assert {"Softmax", "Mean", "AssignSubVariableOp"} <= ops, sorted(ops)
+    step = tfmem.optimize(timed.step, **options)
+    losses = trained(step, timed.inputs, 10, tfmem.report)
+    more = trained(plain.step, plain.inputs, len(losses) - 10)
+    np.testing.assert_allclose(losses, expected + more, rtol=1e-4, atol=1e-5)
+    assert tfmem.report(step).fusion.startswith(("stitched: ", "left as it was: stitched it took")), "with both times"
+
+
+def test_resnet_strays_no_further_stitched_than_with_moved_inputs() -> None:
+    """From batches of so few small images it learns chaotically: what one step does is compared."""
+
+    def small() -> tuple[Any, list[Any]]:
+        keras.utils.set_random_seed(0)
+        shape = (64, 64, 3)
+        model = keras.applications.ResNet50(weights=None, classes=10, classifier_activation=None, input_shape=shape)
+        random = np.random.default_rng(0)
+        images, labels = random.random((4, *shape), np.float32), random.integers(0, 10, 4).astype(np.int32)
+        made = models.training(model, keras.optimizers.SGD(0.01, momentum=0.9), (images,), labels)
+        return made, model.trainable_variables
+
+    def after_a_step(made: Any, variables: list[Any], how: Any = lambda step: step, moved: bool = False) -> list[Any]:
+        before = [variable.numpy() for variable in variables]
+        inputs = [tf.constant(next_number(each.numpy())) if moved else each for each in made.inputs]
+        losses.append(float(how(made.step)(*inputs)))
+        return [variable.numpy() - old for variable, old in zip(variables, before, strict=True)]
+
+    def stitched(step: Any) -> Any:
+        return tfmem.optimize(step, passes=("fusion",), fusion=tfmem.FusionOptions(tune="off"), cache_directory="")
+
+    losses: list[float] = []
+    plain, moved, found = after_a_step(*small()), after_a_step(*small(), moved=True), after_a_step(*small(), stitched)
+    assert losses[2] == pytest.approx(losses[0], rel=1e-5)
+    of_moved, of_found = (
+        float(np.median([np.abs(a - b).max() / np.abs(b).max() for a, b in zip(other, plain, strict=True)]))
+        for other in (moved, found)
+    )
+    assert of_found <= 2 * of_moved

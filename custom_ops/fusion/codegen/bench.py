@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from functools import cache as remember
 from math import prod
 from pathlib import Path
@@ -16,7 +17,7 @@ from custom_ops.errors import KernelError
 from custom_ops.expr import reference
 from custom_ops.expr.op import FLOATS
 from custom_ops.expr.reference import numpy_dtype
-from custom_ops.fusion.codegen.kernel import FusionKernel, make
+from custom_ops.fusion.codegen.kernel import NARROW, FusionKernel, make, positions
 from custom_ops.fusion.codegen.model import H200, Gpu, ranked
 from custom_ops.fusion.codegen.pattern import Pattern
 from custom_ops.fusion.codegen.plan import Configuration
@@ -49,7 +50,9 @@ def candidates(
     def of(where: str) -> list[tuple[Configuration, float]]:
         shapes = shapes_of(where)
         sizes = pattern.program.sizes(pattern.merged(shapes))
-        found = ranked(list(kernels(pattern, sizes, layouts(pattern, processors))), shapes, gpu)
+        wide = positions(pattern, shapes) >= NARROW
+        made = [replace(kernel, wide=wide) for kernel in kernels(pattern, sizes, layouts(pattern, processors))]
+        found = ranked(made, shapes, gpu)
         return [(kernel.plan.configuration, nanoseconds) for kernel, nanoseconds in found]
 
     return of
@@ -108,8 +111,9 @@ class FusionBench:
         identity: all that a time or a kernel depends on, as one name.
     """
 
-    def __init__(self, pattern: Pattern, device: Device, cache: Cache) -> None:
-        self._pattern, self._device, self._cache = pattern, device, cache
+    def __init__(self, pattern: Pattern, device: Device, cache: Cache, wide: bool = False) -> None:
+        """`wide`: whether indices need 64 bits."""
+        self._pattern, self._device, self._cache, self._wide = pattern, device, cache, wide
         versions = f"{device.name} {device.arch} {device.driver_version()}"
         self.identity = digest(pattern.digest, versions, _sources())
         self._refused: dict[Configuration, str] = {}  # what cannot be compiled, with the reason
@@ -118,7 +122,7 @@ class FusionBench:
         """Into the cache; any thread may call."""
         for configuration in configurations:
             try:
-                self._image(make(self._pattern, configuration))
+                self._image(make(self._pattern, configuration, self._wide))
             except KernelError as error:
                 self._refused[configuration] = str(error)
 
@@ -130,7 +134,7 @@ class FusionBench:
         """
         if configuration in self._refused:
             raise KernelError(self._refused[configuration])
-        kernel = make(self._pattern, configuration)
+        kernel = make(self._pattern, configuration, self._wide)
         image = self._image(kernel)
         with contextlib.closing(Module(image.code, self._device.driver)) as module:
             compiled = Kernel(image, module)
@@ -140,7 +144,7 @@ class FusionBench:
 
     def kind(self, configuration: Configuration) -> Hashable:
         """Who owns rows, and in how many phases; without the numbers."""
-        plan = make(self._pattern, configuration).plan
+        plan = make(self._pattern, configuration, self._wide).plan
         return plan.phases, tuple((piece.phase, piece.rows, piece.owner.kind) for piece in plan.pieces)
 
     def parse(self, values: Any) -> Configuration:

@@ -107,8 +107,7 @@ class FusionKernel:
             if any(size is not None and size != found for size, found in zip(known, shape, strict=True)):
                 raise KernelError(f"tensor {number} has shape {tuple(shapes[number])}; the kernel was made for {known}")
         sizes = pattern.program.sizes(merged)
-        outputs = [prod(sizes[axis] for axis in output.axes) for output in pattern.program.outputs]
-        most = max([*map(prod, shapes), *outputs, *(prod(sizes[axis] for axis in root.axes) for root in pattern.roots)])
+        most = positions(pattern, shapes)
         if most >= NARROW and not self.wide:
             raise KernelError(f"{most:,} elements are more than 32-bit indices reach: write the kernel with `wide`")
         counts = [self._count(piece, sizes) for piece in self.plan.pieces]
@@ -175,6 +174,19 @@ class FusionKernel:
                 size *= slabs if slabs > 1 else counts[number]
             found.append(size)
         return found
+
+
+def positions(pattern: Pattern, shapes: Sequence[Sequence[int]]) -> int:
+    """The most that an index of a kernel runs over, for tensors of these shapes: elements of a tensor or an output, or
+    positions of a reduction, which may be more than any tensor has. From 2^30 on a kernel has to be `wide`.
+
+    Raises:
+        ProgramError: the shapes do not fit the program.
+    """
+    sizes = pattern.program.sizes(pattern.merged(shapes))
+    of_roots = (prod(sizes[axis] for axis in root.axes) for root in pattern.roots)
+    of_outputs = (prod(sizes[axis] for axis in output.axes) for output in pattern.program.outputs)
+    return max([*map(prod, shapes), *of_outputs, *of_roots])
 
 
 def make(pattern: Pattern, configuration: Configuration, wide: bool = False, entry: str = ENTRY) -> FusionKernel:

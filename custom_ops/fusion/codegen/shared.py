@@ -55,12 +55,14 @@ class Statistics:
     Attributes:
         patterns: the share of kernels that exchange data through shared memory.
         average, largest: bytes, of those kernels.
+        unshared: bytes that the kernel of the largest request would take, if nothing took over another's place.
         allocated: bytes allocated over bytes requested.
     """
 
     patterns: float
     average: float
     largest: int
+    unshared: int
     allocated: float
 
 
@@ -68,12 +70,14 @@ def statistics(plans: Sequence[Plan]) -> Statistics:
     """What kernels take of shared memory."""
     found = [[shared_plan(plan, piece) for piece in plan.pieces] for plan in plans]
     sizes = [size for pieces in found if (size := max(piece.bytes for piece in pieces))]
-    requested = sum(piece.exchange + sum(piece.requested.values()) for pieces in found for piece in pieces)
+    requests = [[piece.exchange + sum(piece.requested.values()) for piece in pieces] for pieces in found]
+    requested = sum(map(sum, requests))
     allocated = sum(piece.bytes for pieces in found for piece in pieces)
     return Statistics(
         len(sizes) / len(plans) if plans else 0.0,
         sum(sizes) / len(sizes) if sizes else 0.0,
         max(sizes, default=0),
+        max(map(max, requests), default=0),
         allocated / requested if requested else 1.0,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +15,15 @@ class Capabilities:
     """Of a device.
 
     Attributes:
-        on_host: dtypes of which TensorFlow keeps tensors in the host's memory there.
+        on_host: dtypes of which TensorFlow's kernels take and make tensors in the host's memory there, but for `reads`.
+        reads: ops, with positions of inputs, that read such tensors in the device's memory.
         products: ops that multiply matrices, and which a region can call.
         multiplied: dtypes that they take.
         fused: what `_FusedMatMul` may have fused into it.
     """
 
     on_host: frozenset[str]
+    reads: frozenset[tuple[str, int]]
     products: frozenset[str]
     multiplied: frozenset[str]
     fused: frozenset[tuple[str, ...]]
@@ -30,6 +32,20 @@ class Capabilities:
 # Products are cuBLASLt's (custom_ops/ops/fusion/gpu_steps.cc).
 CUDA = Capabilities(
     on_host=frozenset({"int32"}),
+    reads=frozenset(
+        {
+            ("Gather", 1),
+            ("GatherV2", 1),
+            ("GatherNd", 1),
+            ("ResourceGather", 1),
+            ("ResourceScatterAdd", 1),
+            ("ResourceScatterSub", 1),
+            ("UnsortedSegmentSum", 1),
+            ("SparseSoftmaxCrossEntropyWithLogits", 1),
+            ("OneHot", 0),
+            ("Cast", 0),
+        }
+    ),
     products=frozenset({"MatMul", "_FusedMatMul", "BatchMatMul", "BatchMatMulV2"}),
     multiplied=frozenset({"float16", "bfloat16", "float32", "float64"}),
     fused=frozenset({("BiasAdd",), ("BiasAdd", "Relu")}),
@@ -62,21 +78,54 @@ def on_a_cpu(graph: Graph, known: Mapping[str, Meaning]) -> dict[str, Meaning]:
     return found
 
 
-def within(device: Capabilities, graph: Graph, known: Mapping[str, Meaning]) -> dict[str, Meaning]:
-    """The meanings of a graph's nodes, less what the device cannot do."""
+def within(
+    device: Capabilities, graph: Graph, known: Mapping[str, Meaning], fetched: Collection[str] = ()
+) -> dict[str, Meaning]:
+    """The meanings of a graph's nodes, less what the device cannot do; somebody asks for the outputs of `fetched`."""
     found = {}
     for name, meaning in known.items():
         reason = "" if meaning.kind in (Kind.OPAQUE, Kind.CONSTANT) else _refusal(device, graph, graph[name], meaning)
         found[name] = Meaning(Kind.OPAQUE, reason) if reason else meaning
+    pending = [name for name in found if found[name].kind not in (Kind.OPAQUE, Kind.CONSTANT)]
+    while pending:
+        node = graph[pending.pop()]
+        reason = _read_on_host(device, graph, node, found, fetched)
+        if reason and found[node.name].kind is not Kind.OPAQUE:
+            found[node.name] = Meaning(Kind.OPAQUE, reason)
+            pending += [tensor.node for tensor in node.inputs if found[tensor.node].kind in IN_KERNELS]
     return found
+
+
+def _read_on_host(
+    device: Capabilities, graph: Graph, node: Node, known: Mapping[str, Meaning], fetched: Collection[str]
+) -> str:
+    """Why what a node makes had better be made on the host, which would have to wait for it: somebody reads it there;
+    or ""."""
+    for tensor in graph.tensors(node):
+        spec = graph.specs.get(tensor)
+        if spec is None or spec.dtype not in device.on_host:
+            continue
+        what = f"'{tensor}' of dtype {spec.dtype}, which on a GPU lies in the host's memory"
+        if node.name in fetched:
+            return f"{what}, and is a result"
+        for use in graph.uses(tensor):
+            reader = known[use.node]
+            if reader.kind is not Kind.OPAQUE and use.index in reader.operands:
+                continue
+            if (graph[use.node].op, use.index) not in device.reads:
+                return f"{what} for '{use.node}'"
+    return ""
 
 
 def _refusal(device: Capabilities, graph: Graph, node: Node, meaning: Meaning) -> str:
     numbers = [*(node.inputs[place] for place in meaning.operands), *graph.tensors(node)]
-    for tensor in numbers:
+    held = numbers if meaning.writes else graph.tensors(node) if meaning.reads else ()
+    for tensor in held:
         spec = graph.specs.get(tensor)
         if spec is not None and spec.dtype in device.on_host:
-            return f"'{tensor}' of dtype {spec.dtype}, which lies in the host's memory on a GPU"
+            return f"a variable of dtype {spec.dtype}, which lies in the host's memory on a GPU"
+    if meaning.kind is Kind.CALL:
+        return meaning.reason
     if meaning.kind not in (Kind.PRODUCT, Kind.BATCHED_PRODUCT):
         return ""
     if node.op not in device.products:

@@ -131,7 +131,7 @@ def plan_stitching(source: Source, needs: Needs) -> tuple[Stitching, Graph]:
     graph = source.read()
     keep = source.keep(graph)
     known = _without_names(graph, meanings(graph), {*keep, *(needs.roots or ())})
-    known = within(needs.capabilities, graph, known) if needs.capabilities else on_a_cpu(graph, known)
+    known = within(needs.capabilities, graph, known, keep) if needs.capabilities else on_a_cpu(graph, known)
     shapes = Shapes(graph)
 
     fetched = [tensor for name in keep for tensor in graph.tensors(graph[name])]

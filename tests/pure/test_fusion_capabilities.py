@@ -24,12 +24,47 @@ def kind_and_reason(
     return found.kind, found.reason
 
 
-def test_int32_lies_on_the_host() -> None:
-    assert kind_and_reason("AddV2", "float32", 2) == (Kind.ELEMENTWISE, "")
-    assert kind_and_reason("AddV2", "int64", 2) == (Kind.ELEMENTWISE, "")
-    kind, reason = kind_and_reason("AddV2", "int32", 2)
-    assert kind is Kind.OPAQUE
-    assert reason == "'x0:0' of dtype int32, which lies in the host's memory on a GPU"
+def counted(reader: str, index: int, fetched: bool = False) -> tuple[Kind, str]:
+    """Of a sum of int32 numbers that an op reads as input `index`."""
+    given = [Node(name, "Placeholder", outputs=1) for name in ("i", "x")]
+    total = Node("total", "AddV2", [TensorId("i"), TensorId("i")], outputs=1, attrs={"T": DataType("int32")})
+    inputs = [TensorId("x"), TensorId("x")]
+    inputs[index] = TensorId("total")
+    node = Node("y", reader, inputs, outputs=1)
+    specs = {TensorId(name): TensorSpec("int32", 4, (4,)) for name in ("i", "total")}
+    specs |= {TensorId(name): TensorSpec("float32", 4, (4,)) for name in ("x", "y")}
+    graph = Graph([*given, total, node], specs)
+    found = within(CUDA, graph, meanings(graph), ["total"] if fetched else [])["total"]
+    return found.kind, found.reason
+
+
+def test_int32_is_computed_on_the_gpu_where_nobody_reads_it_on_the_host() -> None:
+    assert kind_and_reason("AddV2", "int32", 2) == (Kind.ELEMENTWISE, "")
+    assert counted("SparseSoftmaxCrossEntropyWithLogits", 1) == (Kind.ELEMENTWISE, "")
+    assert counted("UnsortedSegmentSum", 1) == (Kind.ELEMENTWISE, "")  # outside, and reads it on the device
+    lies = "'total:0' of dtype int32, which on a GPU lies in the host's memory"
+    assert counted("Reshape", 1) == (Kind.OPAQUE, f"{lies} for 'y'")
+    assert counted("Bincount", 0) == (Kind.OPAQUE, f"{lies} for 'y'")
+    assert counted("AddV2", 1, fetched=True) == (Kind.OPAQUE, f"{lies}, and is a result")
+
+
+def test_what_only_the_host_reads_is_computed_there_altogether() -> None:
+    names = ["a", "b", "c"]
+    nodes = [Node(name, "AddV2", [TensorId(before)] * 2, outputs=1) for before, name in zip("xab", "abc", strict=True)]
+    graph = Graph(
+        [Node("x", "Placeholder", outputs=1), *nodes],
+        {TensorId(name): TensorSpec("int32", 4, (4,)) for name in ["x", *names]},
+    )
+    found = within(CUDA, graph, meanings(graph), ["c"])
+    assert [found[name].kind for name in names] == [Kind.OPAQUE] * 3
+
+
+def test_variables_of_int32_lie_on_the_host() -> None:
+    read = Node("y", "ReadVariableOp", [TensorId("v")], outputs=1, attrs={"dtype": DataType("int32")})
+    specs = {TensorId("v"): TensorSpec("resource", 8, ()), TensorId("y"): TensorSpec("int32", 4, (4,))}
+    graph = Graph([Node("v", "Placeholder", outputs=1), read], specs)
+    known = meanings(graph) | {"y": Meaning(Kind.READ, reads=(0,))}
+    assert within(CUDA, graph, known)["y"].reason.startswith("a variable of dtype int32")
 
 
 @pytest.mark.parametrize("op", ["MatMul", "BatchMatMulV2"])

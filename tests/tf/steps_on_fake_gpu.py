@@ -145,3 +145,37 @@ def served_without_a_gpu(path: str, x: Any) -> Any:
     served = tf.saved_model.load(path).signatures["serving_default"]
     assert "TfmemFusion" in {node.op for node in every_node(served.graph.as_graph_def())}
     return next(iter(served(tf.constant(x)).values())).numpy()
+
+
+def test_int32_goes_into_regions(gpu: FakeGpu, on_gpu: Callable[..., None]) -> None:
+    """Lengths make masks and say where to read, ids are looked up, and what is chosen is a result."""
+    on_gpu()
+    table = tf.Variable(np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32))
+
+    @tf.function
+    def step(ids: Any, lengths: Any) -> Any:
+        items = tf.gather(table, ids)  # [batch, time, 4]
+        mask = tf.range(5) < lengths[:, None]
+        total = tf.reduce_sum(tf.where(mask[:, :, None], tf.tanh(items), 0.0), 1)
+        last = tf.gather(tf.reshape(items, [-1, 4]), tf.range(3) * 5 + lengths - 1)
+        return tf.nn.softmax(total + last), tf.argmax(total, -1, output_type=tf.int32) * 2
+
+    given = tf.constant(np.arange(15).reshape(3, 5) % 20, tf.int32), tf.constant([5, 1, 3])
+    stitched = optimized(step)
+    close(stitched(*given), step(*given))
+    require_stitched(stitched, "ResourceGather", "Less", "GatherV2", "Softmax")
+    assert len(tfmem.report(stitched).regions) == 1
+
+
+def test_heads_of_one_token_are_no_copy(gpu: FakeGpu, on_gpu: Callable[..., None]) -> None:
+    on_gpu()
+
+    @tf.function
+    def step(x: Any, y: Any) -> Any:
+        heads = tf.transpose(tf.reshape(x @ y, [3, 1, 2, 4]), [0, 2, 1, 3])
+        return tf.matmul(heads, heads, transpose_b=True)
+
+    x, y = tf.random.normal([3, 8]), tf.random.normal([8, 8])
+    stitched = optimized(step)
+    close(stitched(x, y), step(x, y), 1e-4)
+    assert {step.kind for step in tfmem.report(stitched).regions[0].steps} == {"call", "view"}

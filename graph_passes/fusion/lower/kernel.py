@@ -93,8 +93,8 @@ def _static(shape: Sequence[int]) -> Shape:
 
 def source(graph: Graph, members: Collection[str], tensor: TensorId) -> TensorId:
     """The tensor that a tensor is a view of, through views among the members: the same numbers in another shape."""
-    while tensor.node in members and RULES[graph[tensor.node].op].kind is Kind.VIEW:
-        tensor = graph[tensor.node].inputs[0]
+    while tensor.node in members and (node := graph[tensor.node]) and RULES[node.op].kind_of(graph, node) is Kind.VIEW:
+        tensor = node.inputs[0]
     return tensor
 
 

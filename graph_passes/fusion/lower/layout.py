@@ -42,6 +42,14 @@ def _transpose(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return (yield node.inputs[0], tuple(found))
 
 
+def _transposes(graph: Graph, node: Node) -> Kind:
+    """A view where only axes of one element change places, as when a sequence of one token is split into heads."""
+    order, shape = integers(graph, node.inputs[1]) or [], graph.specs[TensorId(node.name)].shape or ()
+    source = graph.specs[node.inputs[0]].shape or ()
+    moved = [place % len(source) for place in order if source[place] != 1]
+    return Kind.VIEW if moved == sorted(moved) and shape.count(None) <= 1 else Kind.LAYOUT
+
+
 def _slice(w: Writer, node: Node, output: int, at: Access) -> Steps:
     begin = integers(w.graph, node.inputs[1]) or []
     return (yield node.inputs[0], tuple(shifted(index, first) for index, first in zip(at, begin, strict=True)))
@@ -240,7 +248,7 @@ RULES = {name: Rule(_same, Kind.VIEW, (0, 1)) for name in _VIEWS} | {
     "ExpandDims": Rule(_reshape, Kind.VIEW, (0, 1)),
     "Squeeze": Rule(_reshape, Kind.VIEW, (0, 1), _squeeze_refusal),
     "BroadcastTo": _layout(_broadcast_to),
-    "Transpose": _layout(_transpose, 1),
+    "Transpose": Rule(_transpose, _transposes, (0, 1), _constants(1)),
     "Slice": _layout(_slice, 1),
     "StridedSlice": Rule(_strided_slice, Kind.LAYOUT, (0, 1), _strided_slice_refusal),
     "StridedSliceGrad": Rule(_strided_slice_gradient, Kind.LAYOUT, (4, 5), _gradient_refusal, recomputes=recomputes),

@@ -63,7 +63,7 @@ def meaning(graph: Graph, node: Node) -> Meaning:
     problem = problem or rule.refusal(graph, node) or _view_problem(graph, node, rule)
     if problem:
         return called(graph, node, problem)
-    kind = rule.kind if isinstance(rule.kind, Kind) else rule.kind(graph, node)
+    kind = rule.kind_of(graph, node)
     return _variable(graph, node, Meaning(kind, "", read, rule.reads, rule.writes, rule.recomputes(graph, node)))
 
 

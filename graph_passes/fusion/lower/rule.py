@@ -79,6 +79,10 @@ class Rule:
     outputs: int | None = None
     recomputes: Callable[[Graph, Node], bool] = _once
 
+    def kind_of(self, graph: Graph, node: Node) -> Kind:
+        """What a node of this type does."""
+        return self.kind if isinstance(self.kind, Kind) else self.kind(graph, node)
+
 
 def recomputes(graph: Graph, node: Node) -> bool:
     """Of an op that reads some elements at several places, and others never."""

@@ -41,8 +41,8 @@ CUDA = Capabilities(
 _RAISES = {"SparseSoftmaxCrossEntropyWithLogits": "a label that is no class"}
 
 
-# TensorFlow's kernel copies each part to its place; one of ours computes each part everywhere, and selects. Of so many
-# numbers, counted once for each part, the copies are faster, in spite of a call of their own.
+# TensorFlow's kernel copies each part to its place; one of ours computes each part everywhere, and selects. From so
+# many numbers on, counted once for each part, it is called: an estimate of where that outweighs a call, not measured.
 _JOINS = frozenset({"ConcatV2", "Pack"})
 _MOST_JOINED = 1 << 12
 

@@ -107,7 +107,7 @@ class Op:
         cuda: a CUDA expression; `{0}`, `{1}` and `{2}` are its arguments, and `{f}` ends a literal or the name of a
             function of the C library: `f` for float, nothing for double. Functions that the C library lacks are in
             kernels/math.cuh.
-        cpp: a C++ expression for the CPU (ops/cpu/cpu_kernels_body.h): of vectors `a`, `b` and `c`, and of `zero` and
+        cpp: a C++ expression for the CPU (ops/cpu/vector_math_body.h): of vectors `a`, `b` and `c`, and of `zero` and
             `one`; or of numbers `a`, `b` and `c`, if `vectorised` is False.
         vectorised: whether `cpp` is an expression of vectors. A comparison's is a mask.
         derivative: TensorFlow's gradient, also where there is no derivative, and where numbers are not finite

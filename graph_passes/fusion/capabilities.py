@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from graph_passes.fusion.lower.meaning import IN_KERNELS, Kind, Meaning, called
-from graph_passes.graph.ir import Graph, Node
+from graph_passes.graph.ir import Graph, Node, TensorId
 
 
 @dataclass(frozen=True)
@@ -62,20 +63,37 @@ _FUSED = frozenset((first, *then) for first in ("BiasAdd", "FusedBatchNorm") for
 _RAISES = {"SparseSoftmaxCrossEntropyWithLogits": "a label that is no class"}
 
 
+# TensorFlow's kernel copies each part to its place; one of ours computes each part everywhere, and selects. From so
+# many numbers on, counted once for each part, it is called: an estimate of where that outweighs a call, not measured.
+_JOINS = frozenset({"ConcatV2", "Pack"})
+_MOST_JOINED = 1 << 12
+
+
 def on_a_cpu(graph: Graph, known: Mapping[str, Meaning]) -> dict[str, Meaning]:
-    """The meanings of a graph's nodes; what raises is called, so that it still does, and what only oneDNN has a kernel
-    for stays outside."""
-    found = {}
-    for name, meaning in known.items():
-        node = graph[name]
-        fused = _texts(node.attrs["fused_ops"]) if node.op.startswith("_Fused") and "fused_ops" in node.attrs else ()
-        by_onednn = fused and (node.op not in _FUSED_OPS or fused not in _FUSED)
-        if by_onednn and meaning.kind is not Kind.OPAQUE:
-            found[name] = Meaning(Kind.OPAQUE, f"TensorFlow runs {node.op} of {', '.join(fused)} by oneDNN alone")
-            continue
-        raises = node.op in _RAISES and meaning.kind in IN_KERNELS
-        found[name] = called(graph, node, f"TensorFlow's kernel refuses {_RAISES[node.op]}") if raises else meaning
-    return found
+    """The meanings of a graph's nodes: what raises is called, so that it still does, and so is what joins much; what
+    only oneDNN has a kernel for stays outside."""
+    return {name: _on_a_cpu(graph, graph[name], meaning) for name, meaning in known.items()}
+
+
+def _on_a_cpu(graph: Graph, node: Node, meaning: Meaning) -> Meaning:
+    fused = _texts(node.attrs["fused_ops"]) if node.op.startswith("_Fused") and "fused_ops" in node.attrs else ()
+    by_onednn = fused and (node.op not in _FUSED_OPS or fused not in _FUSED)
+    if by_onednn and meaning.kind is not Kind.OPAQUE:
+        return Meaning(Kind.OPAQUE, f"TensorFlow runs {node.op} of {', '.join(fused)} by oneDNN alone")
+    if meaning.kind not in IN_KERNELS:
+        return meaning
+    if node.op in _RAISES:
+        return called(graph, node, f"TensorFlow's kernel refuses {_RAISES[node.op]}")
+    if node.op in _JOINS and _joined(graph, node, meaning) > _MOST_JOINED:
+        copied = called(graph, node, "TensorFlow's kernel joins by copies")
+        return copied if copied.kind is Kind.CALL else meaning
+    return meaning
+
+
+def _joined(graph: Graph, node: Node, meaning: Meaning) -> int:
+    """How many numbers of its parts a kernel would compute; 0 where sizes are not known."""
+    sizes = graph.specs[TensorId(node.name)].sizes
+    return prod(sizes) * len(meaning.operands) if sizes is not None else 0
 
 
 def within(

@@ -1,4 +1,4 @@
-"""What a GPU leaves out of its regions, though a CPU has it in them."""
+"""What a GPU leaves out of its regions, though a CPU has it in them; and what a CPU calls."""
 
 from __future__ import annotations
 
@@ -104,3 +104,23 @@ def test_what_only_onednn_has_a_kernel_for_stays_outside_on_a_cpu(
     assert found.kind is (Kind.CALL if by_tensorflow else Kind.OPAQUE)
     if not by_tensorflow:
         assert found.reason == f"TensorFlow runs {op} of {', '.join(fused)} by oneDNN alone"
+
+
+@pytest.mark.parametrize(("op", "known"), [("Pack", True), ("ConcatV2", True), ("Pack", False)])
+@pytest.mark.parametrize("rows", [4, 4096])
+def test_much_is_joined_by_copies(op: str, known: bool, rows: int) -> None:
+    part = TensorSpec("float32", 4, (rows, 2))
+    names = ["a", "b"]
+    nodes = [Node(name, "Placeholder", outputs=1) for name in names]
+    specs = dict.fromkeys(map(TensorId, names), part)
+    if op == "ConcatV2":
+        nodes.append(Node("axis", "Const", outputs=1, attrs={"value": 1}))
+        specs[TensorId("axis")] = TensorSpec("int32", 4, ())
+        names.append("axis")
+    whole = (rows, 4) if op == "ConcatV2" else (2, rows if known else None, 2)
+    specs[TensorId("y")] = TensorSpec("float32", 4, whole)
+    graph = Graph([*nodes, Node("y", op, list(map(TensorId, names)), outputs=1, attrs={"axis": 0})], specs)
+    given = {name: Meaning(Kind.OPAQUE) for name in names} | {"y": Meaning(Kind.LAYOUT, operands=(0, 1))}
+    found = on_a_cpu(graph, given)["y"]
+    assert found.kind is (Kind.CALL if known and rows == 4096 else Kind.LAYOUT)
+    assert found.reason == ("TensorFlow's kernel joins by copies" if found.kind is Kind.CALL else "")

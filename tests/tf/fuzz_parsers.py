@@ -41,6 +41,7 @@ PARTS = (
     "cpu/tile_check",
     "cpu/tile_compiler",
     "cpu/tile_domains",
+    "cpu/tile_locations",
     "cpu/tile_plan",
     "cpu/tile_program",
     "cpu/tile_run",

@@ -167,7 +167,7 @@ FOUR = TensorType("float32", (4,))
         (call("NoSuchOp", (0,), (1,)), "NoSuchOp"),
         (call("Relu", (0,), (1,), T=tf.float64), "takes .*double.* the region has .*float"),
         (call("Relu", (0, 0), (1,), T=tf.float32), "Relu"),
-        (call("MatMul", (0, 0), (1,), T=tf.float32), "ndims must be == 2"),
+        (call("MatMul", (0, 0), (1,), T=tf.float32), "ndims must be [=>]= 2"),
         (call("_Recv", (), (1,), tensor_type=tf.float32), "_Recv|asynchronous"),
         (call("Placeholder", (), (1,), dtype=tf.float32), "feed a value|Placeholder"),
         (call("_Arg", (), (1,), T=tf.float32, index=0), "_Arg|call frame"),

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "custom_ops/ops/fusion/executed_op.h"
 #include "custom_ops/ops/status_macros.h"
 #include "tensorflow/core/framework/device_base.h"
 #include "tensorflow/core/framework/node_def_util.h"
@@ -73,8 +74,10 @@ void FillParams(OpKernelContext* outer, OpKernelContext::Params* params) {
 
 }  // namespace
 
-InnerKernel::InnerKernel(std::unique_ptr<OpKernel> kernel, int graph_def_version, bool keeps)
+InnerKernel::InnerKernel(std::unique_ptr<OpKernel> kernel, std::unique_ptr<OpKernel> executed,
+                         int graph_def_version, bool keeps)
     : kernel_(std::move(kernel)),
+      executed_(std::move(executed)),
       graph_def_version_(graph_def_version),
       keeps_(keeps),
       never_forward_(kernel_->num_outputs(), OpKernelContext::Params::kNeverForward) {}
@@ -106,16 +109,27 @@ absl::StatusOr<std::unique_ptr<InnerKernel>> InnerKernel::Create(OpKernelConstru
                  tensorflow::DataTypeVectorString(signature.outputs));
   }
   absl::Status status;
-  std::unique_ptr<OpKernel> kernel = tensorflow::CreateOpKernel(
-      ctx->device_type(), ctx->device(), ctx->device()->GetAllocator(AllocatorAttributes()), node,
-      ctx->graph_def_version(), &status);
+  const auto create = [&](const NodeDef& def) {
+    return tensorflow::CreateOpKernel(ctx->device_type(), ctx->device(),
+                                      ctx->device()->GetAllocator(AllocatorAttributes()), def,
+                                      ctx->graph_def_version(), &status);
+  };
+  std::unique_ptr<OpKernel> kernel = create(node);  // which checks the attributes
   TFMEM_RETURN_IF_ERROR(status);
   if (kernel->AsAsync() != nullptr) {
     return absl::UnimplementedError(
         absl::StrCat("call of ", op, " (", name, "): it is asynchronous"));
   }
-  return std::unique_ptr<InnerKernel>(
-      new InnerKernel(std::move(kernel), ctx->graph_def_version(), op_def->is_stateful()));
+  std::unique_ptr<OpKernel> executed;
+  if (ctx->device_type() == tensorflow::DEVICE_CPU) {
+    const NodeDef def = ExecutedOnCpu(kernel->def(), inputs, ctx->graph_def_version());
+    if (def.op() != op) executed = create(def);
+    const bool fits = status.ok() && executed != nullptr && executed->AsAsync() == nullptr &&
+                      executed->input_types() == inputs && executed->output_types() == outputs;
+    if (!fits) executed = nullptr;
+  }
+  return std::unique_ptr<InnerKernel>(new InnerKernel(
+      std::move(kernel), std::move(executed), ctx->graph_def_version(), op_def->is_stateful()));
 }
 
 absl::StatusOr<std::vector<PartialTensorShape>> InnerKernel::InferShapes(
@@ -150,13 +164,14 @@ absl::Status InnerKernel::Run(OpKernelContext* outer, absl::Span<const TensorVal
                               absl::Span<Tensor> outputs) const {
   OpKernelContext::Params params;
   FillParams(outer, &params);
-  params.op_kernel = kernel_.get();
+  OpKernel* const kernel = executed_ != nullptr ? executed_.get() : kernel_.get();
+  params.op_kernel = kernel;
   params.inputs = inputs;
   absl::InlinedVector<AllocatorAttributes, 4> attributes(outputs.size());
   params.output_attr_array = attributes.data();
   params.forward_from_array = never_forward_.data();
   InnerContext context(&params, outputs);
-  kernel_->Compute(&context);
+  kernel->Compute(&context);
   TFMEM_RETURN_IF_ERROR(context.status());
   for (size_t i = 0; i < outputs.size(); ++i) {
     const Tensor* output = context.mutable_output(i);

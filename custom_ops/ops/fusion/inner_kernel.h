@@ -41,6 +41,12 @@ class InnerKernel {
       const std::vector<tensorflow::TensorShape>& inputs,
       const std::vector<const tensorflow::Tensor*>& variables) const;
 
+  // Name of the op whose kernel runs: the op itself, or what TensorFlow's executor would run for
+  // it.
+  const std::string& executed() const {
+    return (executed_ != nullptr ? executed_ : kernel_)->type_string();
+  }
+
   // Runs it within `outer`. An output is written into `outputs` where a tensor is given, unless the
   // kernel has one of its own, say an input; on return `outputs` are the outputs. No input is
   // written to.
@@ -58,9 +64,11 @@ class InnerKernel {
   const tensorflow::NodeDef& node() const { return kernel_->def(); }
 
  private:
-  InnerKernel(std::unique_ptr<tensorflow::OpKernel> kernel, int graph_def_version, bool keeps);
+  InnerKernel(std::unique_ptr<tensorflow::OpKernel> kernel,
+              std::unique_ptr<tensorflow::OpKernel> executed, int graph_def_version, bool keeps);
 
-  const std::unique_ptr<tensorflow::OpKernel> kernel_;
+  const std::unique_ptr<tensorflow::OpKernel> kernel_;    // of the op itself
+  const std::unique_ptr<tensorflow::OpKernel> executed_;  // of another one in its place, or null
   const int graph_def_version_;
   const bool keeps_;
   std::vector<int> never_forward_;

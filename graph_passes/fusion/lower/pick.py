@@ -8,7 +8,7 @@ from math import prod
 from typing import TypeAlias
 
 from custom_ops.expr.program import Index
-from graph_passes.fusion.lower.access import Access, bounds, divided, scaled, shifted
+from graph_passes.fusion.lower.access import FIRST, Access, bounds, divided, scaled, shifted
 from graph_passes.fusion.lower.writer import Demand, LoweringError, Writer
 from graph_passes.graph.ir import Graph, Node, TensorId
 
@@ -77,19 +77,57 @@ def quotient(w: Writer, index: Index, number: int) -> Index:
 
 
 def reshaped(w: Writer, at: Access, shape: Sequence[int], source: Sequence[int]) -> Access:
-    """Where an element that is gathered from a reshape is in the tensor that was reshaped: computed, one by one."""
+    """Where an element that is gathered from a reshape is in the tensor that was reshaped: computed, one by one.
+
+    Dimensions that are as many elements before and after are computed apart from the others, so what chooses a row does
+    not vary along the row.
+    """
+    wide = [place for place, size in enumerate(source) if size != 1]
+    indices = [index for index, size in zip(at, shape, strict=True) if size != 1]
+    sizes, inner = [size for size in shape if size != 1], [source[place] for place in wide]
+    found: list[Index] = []
+    for after, before in _matching(sizes, inner):
+        if after.stop - after.start == before.stop - before.start == 1:
+            found.append(indices[after.start])
+        else:
+            found += _divided(w, indices[after], sizes[after], inner[before])
+    moved = dict(zip(wide, found, strict=True))
+    return tuple(moved.get(place, FIRST) for place in range(len(source)))
+
+
+def _matching(shape: Sequence[int], source: Sequence[int]) -> list[tuple[slice, slice]]:
+    """Dimensions side by side, none of size 1, that are as many elements in both: as few as can be, in order.
+
+    The first size of each may be negative: not known.
+    """
+    found: list[tuple[slice, slice]] = []
+    end, source_end = len(shape), len(source)
+    while end > 0:
+        first, source_first = end - 1, source_end - 1
+        while first > 0 and source_first > 0 and prod(shape[first:end]) != prod(source[source_first:source_end]):
+            if prod(shape[first:end]) < prod(source[source_first:source_end]):
+                first -= 1
+            else:
+                source_first -= 1
+        if first == 0 or source_first == 0 or 0 in (*shape, *source):
+            first = source_first = 0
+        found.insert(0, (slice(first, end), slice(source_first, source_end)))
+        end, source_end = first, source_first
+    return found
+
+
+def _divided(w: Writer, at: Sequence[Index], shape: Sequence[int], source: Sequence[int]) -> list[Index]:
     flat: int | None = None
     for place, index in enumerate(at):
-        position = w.position(index)
-        part = w.apply("multiply", position, w.like(position, prod(shape[place + 1 :])))
-        flat = part if flat is None else w.apply("add", flat, part)
+        position = w.position(times(w, index, prod(shape[place + 1 :])))
+        flat = position if flat is None else w.apply("add", flat, position)
     assert flat is not None
     found = []
     for place in range(len(source)):
         inner = prod(source[place + 1 :])
-        found.append(Index(nodes=(w.quotient(flat, inner),)))
+        found.append(Index(nodes=(w.quotient(flat, inner) if inner != 1 else flat,)))
         flat = w.remainder(flat, inner)
-    return tuple(found)
+    return found
 
 
 def where_all(w: Writer, conditions: Sequence[int], element: int, otherwise: int) -> int:

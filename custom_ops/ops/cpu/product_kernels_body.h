@@ -1,0 +1,141 @@
+// Products of matrices, included by cpu_kernels_body.h, under the same pragmas and rules.
+
+constexpr int64_t kDepth = 256;  // longer sums are sums of sums, which lose fewer digits
+
+template <typename Real, int rows>
+void MultiplyRows(const Real* operand, int64_t operand_stride, const Real* weights,
+                  int64_t weights_stride, int64_t depth, Real* target, int64_t target_stride,
+                  bool accumulate) {
+  constexpr int lanes = kLanes<Real>;
+  Vector<Real> sums[rows][kVectors];
+#pragma GCC unroll 8
+  for (int row = 0; row < rows; ++row) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors; ++i) sums[row][i] = Vector<Real>{};
+  }
+  for (int64_t k = 0; k < depth; ++k, weights += weights_stride) {
+    Vector<Real> loaded[kVectors];
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors; ++i) loaded[i] = Load(weights + i * lanes);
+#pragma GCC unroll 8
+    for (int row = 0; row < rows; ++row) {
+      const Real factor = operand[row * operand_stride + k];
+#pragma GCC unroll 4
+      for (int i = 0; i < kVectors; ++i) sums[row][i] += loaded[i] * factor;
+    }
+  }
+#pragma GCC unroll 8
+  for (int row = 0; row < rows; ++row) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors; ++i) {
+      Real* place = target + row * target_stride + i * lanes;
+      Store(accumulate ? Load(place) + sums[row][i] : sums[row][i], place);
+    }
+  }
+}
+
+template <typename Real, int most>
+TFMEM_INLINE void MultiplyBlock(int64_t rows, const Real* operand, int64_t operand_stride,
+                                const Real* weights, int64_t weights_stride, int64_t depth,
+                                Real* target, int64_t target_stride, bool accumulate) {
+  if (rows == most) {
+    MultiplyRows<Real, most>(operand, operand_stride, weights, weights_stride, depth, target,
+                             target_stride, accumulate);
+  } else if constexpr (most > 1) {
+    MultiplyBlock<Real, most - 1>(rows, operand, operand_stride, weights, weights_stride, depth,
+                                  target, target_stride, accumulate);
+  }
+}
+
+template <typename Real>
+void Multiply(const Real* operand, int64_t operand_stride, int64_t rows, const Real* weights,
+              int64_t weights_stride, int64_t depth, Real* target, int64_t target_stride,
+              bool accumulate) {
+  for (int64_t blocks = (rows + TFMEM_ROWS - 1) / TFMEM_ROWS; blocks > 0; --blocks) {
+    const int64_t block = (rows + blocks - 1) / blocks;  // of equal height: 20 = 5 + 5 + 5 + 5
+    for (int64_t k = 0; k < depth; k += kDepth) {
+      MultiplyBlock<Real, TFMEM_ROWS>(
+          block, operand + k, operand_stride, weights + k * weights_stride, weights_stride,
+          depth - k < kDepth ? depth - k : kDepth, target, target_stride, accumulate || k > 0);
+    }
+    rows -= block;
+    operand += block * operand_stride;
+    target += block * target_stride;
+  }
+}
+
+template <typename Real, int lanes>
+TFMEM_INLINE Real SumOfLanes(Lanes<Real, lanes> vector) {
+  if constexpr (lanes == 1) {
+    return vector[0];
+  } else {
+    Lanes<Real, lanes / 2> halves[2];
+    std::memcpy(halves, &vector, sizeof(halves));
+    return SumOfLanes<Real, lanes / 2>(halves[0] + halves[1]);
+  }
+}
+
+// A block of dot products: `columns` rows of the weights with `rows` of the operand.
+template <typename Real, int rows, int columns>
+void DotBlock(const Real* operand, int64_t operand_stride, const Real* weights,
+              int64_t weights_stride, int64_t depth, Real* target, int64_t target_stride,
+              bool accumulate) {
+  constexpr int lanes = kLanes<Real>;
+  Vector<Real> sums[rows][columns];
+#pragma GCC unroll 4
+  for (int row = 0; row < rows; ++row) {
+#pragma GCC unroll 4
+    for (int i = 0; i < columns; ++i) sums[row][i] = Vector<Real>{};
+  }
+  int64_t k = 0;
+  for (; k + lanes <= depth; k += lanes) {
+    Vector<Real> loaded[columns];
+#pragma GCC unroll 4
+    for (int i = 0; i < columns; ++i) loaded[i] = Load(weights + i * weights_stride + k);
+#pragma GCC unroll 4
+    for (int row = 0; row < rows; ++row) {
+      const Vector<Real> factor = Load(operand + row * operand_stride + k);
+#pragma GCC unroll 4
+      for (int i = 0; i < columns; ++i) sums[row][i] += loaded[i] * factor;
+    }
+  }
+#pragma GCC unroll 4
+  for (int row = 0; row < rows; ++row) {
+#pragma GCC unroll 4
+    for (int i = 0; i < columns; ++i) {
+      Real sum = SumOfLanes<Real, lanes>(sums[row][i]);
+      for (int64_t rest = k; rest < depth; ++rest) {
+        sum += operand[row * operand_stride + rest] * weights[i * weights_stride + rest];
+      }
+      Real* place = target + row * target_stride + i;
+      *place = accumulate ? *place + sum : sum;
+    }
+  }
+}
+
+constexpr int kDotRows = TFMEM_VECTOR_BYTES == 64 ? 4 : 2;
+
+template <typename Real>
+void MultiplyTransposed(const Real* operand, int64_t operand_stride, int64_t rows,
+                        const Real* weights, int64_t weights_stride, int64_t columns, int64_t depth,
+                        Real* target, int64_t target_stride, bool accumulate) {
+  int64_t column = 0;
+  const auto block = [&](auto width) {
+    constexpr int kColumns = decltype(width)::value;
+    const Real* begin = weights + column * weights_stride;
+    int64_t row = 0;
+    for (; row + kDotRows <= rows; row += kDotRows) {
+      DotBlock<Real, kDotRows, kColumns>(
+          operand + row * operand_stride, operand_stride, begin, weights_stride, depth,
+          target + row * target_stride + column, target_stride, accumulate);
+    }
+    for (; row < rows; ++row) {
+      DotBlock<Real, 1, kColumns>(operand + row * operand_stride, operand_stride, begin,
+                                  weights_stride, depth, target + row * target_stride + column,
+                                  target_stride, accumulate);
+    }
+    column += kColumns;
+  };
+  while (column + 4 <= columns) block(std::integral_constant<int, 4>());
+  while (column < columns) block(std::integral_constant<int, 1>());
+}

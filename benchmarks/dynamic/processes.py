@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 from examples import trees
@@ -53,3 +54,14 @@ def run(python: str, worker: str, data: Path, hidden: int, seconds: float | None
     if done.returncode:
         sys.exit(f"{' '.join(words)} failed:\n{done.stderr[-2000:]}")
     return rows_in(done.stdout)
+
+
+def versions(dynet: str | None) -> dict[str, str]:
+    """Of TensorFlow, and of DyNet's package in its own Python."""
+    found = {"tensorflow": metadata.version("tensorflow")}
+    if dynet:
+        asked = "import importlib.metadata as m; print(m.version('dyNET38'))"
+        found["dyNET38"] = subprocess.run(
+            [dynet, "-c", asked], capture_output=True, text=True, check=True
+        ).stdout.strip()
+    return found

@@ -6,6 +6,7 @@ a kind of its own, so that a net may be written without functions of nodes, too.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -80,7 +81,7 @@ class Operation:
         return _EMIT[self.name](recorder, self.settings, variables, values, integers)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Expression:
     """A vector of `width` numbers.
 
@@ -157,15 +158,15 @@ def apply(
     Raises:
         DynamicError: shapes do not fit, or expressions of different kinds or a variable of another net meet.
     """
-    given = [value for value in values if isinstance(value, Expression)]
-    owned: list[Expression | Argument] = [*given, *(integer for integer in integers if isinstance(integer, Argument))]
-    recorder = next((value.recorder for value in owned if value.recorder is not None), None)
-    if any(value.recorder not in {None, recorder} for value in owned):
-        raise DynamicError(f"{operation.name}: its values belong to different node kinds, or to different handles")
+    owners = [value.recorder for value in (*values, *integers) if isinstance(value, Expression | Argument)]
+    recorder = next((owner for owner in owners if owner is not None), None)
     if recorder is not None:
+        if any(owner is not None and owner is not recorder for owner in owners):
+            raise DynamicError(f"{operation.name}: its values belong to different node kinds, or to different handles")
         return recorder.expression(_write(recorder, operation, variables, values, integers))
     recorded = tuple(value if isinstance(value, Expression) else constant(value) for value in values)
-    width, bounds = _measure(operation, tuple(variables), tuple(value.width for value in recorded), len(integers))
+    parameters = tuple(map(parameter_of, variables))
+    width, bounds = _measure(operation, parameters, tuple([value.width for value in recorded]), len(integers))
     for integer, bound in zip(integers, bounds, strict=True):
         if not 0 <= int(integer) < (bound or 1):  # type: ignore[arg-type]
             raise DynamicError(f"{operation.name}: {integer} is out of range; expected 0 to {(bound or 1) - 1}")
@@ -205,17 +206,19 @@ def _write(
     return operation.emit(recorder, tuple(map(recorder.number_of, variables)), places, arguments)
 
 
+@functools.lru_cache(1 << 12)
 def _measure(
-    operation: Operation, variables: tuple[tf.Variable, ...], widths: tuple[int, ...], integers: int
-) -> tuple[int, list[int | None]]:
+    operation: Operation, parameters: tuple[Parameter, ...], widths: tuple[int, ...], integers: int
+) -> tuple[int, tuple[int | None, ...]]:
     """The width of an op's value and the bounds of its integers, from a kind that computes nothing else."""
-    recorder = Recorder(variables, [None] * integers)
+    recorder = Recorder((), [None] * integers)
+    recorder.builder = Builder(parameters)
     values = tuple(
         recorder.builder.add(Instruction("child", width, (), (slot, 0))) for slot, width in enumerate(widths)
     )
-    numbers = tuple(range(len(variables)))
     arguments = tuple(Argument(recorder, number) for number in range(integers))
-    return recorder.builder.width(operation.emit(recorder, numbers, values, arguments)), recorder.bounds
+    place = operation.emit(recorder, tuple(range(len(parameters))), values, arguments)
+    return recorder.builder.width(place), tuple(recorder.bounds)
 
 
 def constant(value: float) -> Expression:

@@ -128,6 +128,34 @@ TFMEM_INLINE Real SumOfLanes(Lanes<Real, lanes> vector) {
   }
 }
 
+// The same of four vectors, with their sums added to each other in the same order.
+template <typename Real, int lanes>
+TFMEM_INLINE Lanes<Real, 4> SumsOfLanes(const Lanes<Real, lanes>* vectors) {
+  if constexpr (lanes > 4) {
+    Lanes<Real, lanes / 2> folded[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      Lanes<Real, lanes / 2> halves[2];
+      std::memcpy(halves, &vectors[i], sizeof(halves));
+      folded[i] = halves[0] + halves[1];
+    }
+    return SumsOfLanes<Real, lanes / 2>(folded);
+  } else if constexpr (lanes == 4) {
+    using Four = Lanes<Real, 4>;
+    const Four low01 = __builtin_shufflevector(vectors[0], vectors[1], 0, 4, 1, 5);
+    const Four high01 = __builtin_shufflevector(vectors[0], vectors[1], 2, 6, 3, 7);
+    const Four low23 = __builtin_shufflevector(vectors[2], vectors[3], 0, 4, 1, 5);
+    const Four high23 = __builtin_shufflevector(vectors[2], vectors[3], 2, 6, 3, 7);
+    const Four of01 = low01 + high01, of23 = low23 + high23;  // lanes 0 + 2 of each, 1 + 3 of each
+    return __builtin_shufflevector(of01, of23, 0, 1, 4, 5) +
+           __builtin_shufflevector(of01, of23, 2, 3, 6, 7);
+  } else {
+    Lanes<Real, 4> sums{};
+    for (int i = 0; i < 4; ++i) sums[i] = SumOfLanes<Real, lanes>(vectors[i]);
+    return sums;
+  }
+}
+
 // A block of dot products: `columns` rows of the weights with `rows` of the operand.
 template <typename Real, int rows, int columns>
 void DotBlock(const Real* operand, int64_t operand_stride, const Real* weights,
@@ -137,31 +165,39 @@ void DotBlock(const Real* operand, int64_t operand_stride, const Real* weights,
   Vector<Real> sums[rows][columns];
 #pragma GCC unroll 4
   for (int row = 0; row < rows; ++row) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int i = 0; i < columns; ++i) sums[row][i] = Vector<Real>{};
   }
   int64_t k = 0;
   for (; k + lanes <= depth; k += lanes) {
     Vector<Real> loaded[columns];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int i = 0; i < columns; ++i) loaded[i] = Load(weights + i * weights_stride + k);
 #pragma GCC unroll 4
     for (int row = 0; row < rows; ++row) {
       const Vector<Real> factor = Load(operand + row * operand_stride + k);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int i = 0; i < columns; ++i) sums[row][i] += loaded[i] * factor;
     }
   }
 #pragma GCC unroll 4
   for (int row = 0; row < rows; ++row) {
+    Real found[columns];
+    if constexpr (columns % 4 == 0) {
 #pragma GCC unroll 4
-    for (int i = 0; i < columns; ++i) {
-      Real sum = SumOfLanes<Real, lanes>(sums[row][i]);
-      for (int64_t rest = k; rest < depth; ++rest) {
-        sum += operand[row * operand_stride + rest] * weights[i * weights_stride + rest];
+      for (int i = 0; i < columns; i += 4) {
+        StoreLanes<Lanes<Real, 4>>(SumsOfLanes<Real, lanes>(sums[row] + i), found + i);
       }
-      Real* place = target + row * target_stride + i;
-      *place = accumulate ? *place + sum : sum;
+    } else {
+      for (int i = 0; i < columns; ++i) found[i] = SumOfLanes<Real, lanes>(sums[row][i]);
+    }
+    Real* place = target + row * target_stride;
+#pragma GCC unroll 8
+    for (int i = 0; i < columns; ++i) {
+      for (int64_t rest = k; rest < depth; ++rest) {
+        found[i] += operand[row * operand_stride + rest] * weights[i * weights_stride + rest];
+      }
+      place[i] = accumulate ? place[i] + found[i] : found[i];
     }
   }
 }
@@ -182,13 +218,22 @@ void MultiplyTransposed(const Real* operand, int64_t operand_stride, int64_t row
           operand + row * operand_stride, operand_stride, begin, weights_stride, depth,
           target + row * target_stride + column, target_stride, accumulate);
     }
-    for (; row < rows; ++row) {
+    if (row + 2 <= rows) {
+      DotBlock<Real, 2, kColumns>(operand + row * operand_stride, operand_stride, begin,
+                                  weights_stride, depth, target + row * target_stride + column,
+                                  target_stride, accumulate);
+      row += 2;
+    }
+    if (row < rows) {
       DotBlock<Real, 1, kColumns>(operand + row * operand_stride, operand_stride, begin,
                                   weights_stride, depth, target + row * target_stride + column,
                                   target_stride, accumulate);
     }
     column += kColumns;
   };
+  if (rows == 1) {  // whose sums alone would wait for each other
+    while (column + 8 <= columns) block(std::integral_constant<int, 8>());
+  }
   while (column + 4 <= columns) block(std::integral_constant<int, 4>());
   while (column < columns) block(std::integral_constant<int, 1>());
 }
@@ -421,6 +466,33 @@ Real Sum(const Real* values, int64_t count) {
   return sum;
 }
 
+// All in one pass: parameters and moments are read from memory and written to it once.
+template <typename Real>
+TFMEM_INLINE void AdamVectors(Real* w, Real* m, Real* v, const Real* g, int64_t count,
+                              const Real* rates) {
+  for (int64_t i = 0; i < count; i += kLanes<Real>) {
+    const Vector<Real> gradient = Load(g + i);
+    const Vector<Real> first = Load(m + i) + (gradient - Load(m + i)) * rates[1];
+    const Vector<Real> second = Load(v + i) + (gradient * gradient - Load(v + i)) * rates[2];
+    Store<Real>(first, m + i);
+    Store<Real>(second, v + i);
+    Store<Real>(Load(w + i) - first * rates[0] / (Sqrt(second) + rates[3]), w + i);
+  }
+}
+
+template <typename Real>
+void Adam(Real* w, Real* m, Real* v, const Real* g, int64_t count, const Real* rates) {
+  const int64_t whole = count / kLanes<Real> * kLanes<Real>, rest = count - whole;
+  AdamVectors(w, m, v, g, whole, rates);
+  if (rest == 0) return;
+  Real copies[4][kLanes<Real>] = {};
+  Real* const places[3] = {w + whole, m + whole, v + whole};
+  for (int i = 0; i < 3; ++i) std::memcpy(copies[i], places[i], rest * sizeof(Real));
+  std::memcpy(copies[3], g + whole, rest * sizeof(Real));
+  AdamVectors(copies[0], copies[1], copies[2], copies[3], rest, rates);
+  for (int i = 0; i < 3; ++i) std::memcpy(places[i], copies[i], rest * sizeof(Real));
+}
+
 // ---- copies ----
 
 template <typename Real>
@@ -507,7 +579,8 @@ void Narrow(const float* source, uint16_t* target, int64_t count) {
 template <typename Real>
 CpuKernels<Real> KernelsFor() {
   return {kVectors * kLanes<Real>, Multiply<Real>, MultiplyTransposed<Real>,
-          Compute<Real>,           Sum<Real>,      Transpose<Real>};
+          Compute<Real>,           Sum<Real>,      Adam<Real>,
+          Transpose<Real>};
 }
 
 InstructionSet Kernels(const char* name) {

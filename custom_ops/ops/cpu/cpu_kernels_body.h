@@ -128,9 +128,9 @@ TFMEM_INLINE Real SumOfLanes(Lanes<Real, lanes> vector) {
   }
 }
 
-// The same of four vectors, with their sums added to each other in the same order.
+// The same of each of four vectors, added in the same order.
 template <typename Real, int lanes>
-TFMEM_INLINE Lanes<Real, 4> SumsOfLanes(const Lanes<Real, lanes>* vectors) {
+TFMEM_INLINE void SumsOfLanes(const Lanes<Real, lanes>* vectors, Real* sums) {
   if constexpr (lanes > 4) {
     Lanes<Real, lanes / 2> folded[4];
 #pragma GCC unroll 4
@@ -139,7 +139,7 @@ TFMEM_INLINE Lanes<Real, 4> SumsOfLanes(const Lanes<Real, lanes>* vectors) {
       std::memcpy(halves, &vectors[i], sizeof(halves));
       folded[i] = halves[0] + halves[1];
     }
-    return SumsOfLanes<Real, lanes / 2>(folded);
+    SumsOfLanes<Real, lanes / 2>(folded, sums);
   } else if constexpr (lanes == 4) {
     using Four = Lanes<Real, 4>;
     const Four low01 = __builtin_shufflevector(vectors[0], vectors[1], 0, 4, 1, 5);
@@ -147,12 +147,11 @@ TFMEM_INLINE Lanes<Real, 4> SumsOfLanes(const Lanes<Real, lanes>* vectors) {
     const Four low23 = __builtin_shufflevector(vectors[2], vectors[3], 0, 4, 1, 5);
     const Four high23 = __builtin_shufflevector(vectors[2], vectors[3], 2, 6, 3, 7);
     const Four of01 = low01 + high01, of23 = low23 + high23;  // lanes 0 + 2 of each, 1 + 3 of each
-    return __builtin_shufflevector(of01, of23, 0, 1, 4, 5) +
-           __builtin_shufflevector(of01, of23, 2, 3, 6, 7);
+    const Four first = __builtin_shufflevector(of01, of23, 0, 1, 4, 5);
+    const Four second = __builtin_shufflevector(of01, of23, 2, 3, 6, 7);
+    StoreLanes<Four>(first + second, sums);
   } else {
-    Lanes<Real, 4> sums{};
     for (int i = 0; i < 4; ++i) sums[i] = SumOfLanes<Real, lanes>(vectors[i]);
-    return sums;
   }
 }
 
@@ -186,7 +185,7 @@ void DotBlock(const Real* operand, int64_t operand_stride, const Real* weights,
     if constexpr (columns % 4 == 0) {
 #pragma GCC unroll 4
       for (int i = 0; i < columns; i += 4) {
-        StoreLanes<Lanes<Real, 4>>(SumsOfLanes<Real, lanes>(sums[row] + i), found + i);
+        SumsOfLanes<Real, lanes>(sums[row] + i, found + i);
       }
     } else {
       for (int i = 0; i < columns; ++i) found[i] = SumOfLanes<Real, lanes>(sums[row][i]);
@@ -495,13 +494,53 @@ void Adam(Real* w, Real* m, Real* v, const Real* g, int64_t count, const Real* r
 
 // ---- copies ----
 
+// Of a square of vectors the squares of half its size beside the diagonal are exchanged, then in
+// each quarter those of a quarter, and so on.
+template <typename Real, int step>
+TFMEM_INLINE void ExchangeSquares(Vector<Real>* vectors) {
+  constexpr int lanes = kLanes<Real>;
+  using Places = Vector<std::conditional_t<sizeof(Real) == 4, int32_t, int64_t>>;
+  if constexpr (step < lanes) {
+    Places upper{}, lower{};
+#pragma GCC unroll 16
+    for (int lane = 0; lane < lanes; ++lane) {
+      upper[lane] = (lane & step) != 0 ? lanes + lane - step : lane;
+      lower[lane] = (lane & step) != 0 ? lanes + lane : lane + step;
+    }
+#pragma GCC unroll 16
+    for (int row = 0; row < lanes; ++row) {
+      if ((row & step) != 0) continue;
+      const Vector<Real> first = vectors[row], second = vectors[row + step];
+      vectors[row] = __builtin_shuffle(first, second, upper);
+      vectors[row + step] = __builtin_shuffle(first, second, lower);
+    }
+    ExchangeSquares<Real, 2 * step>(vectors);
+  }
+}
+
+template <typename Real>
+void TransposeSquare(const Real* source, int64_t source_stride, Real* target,
+                     int64_t target_stride) {
+  Vector<Real> vectors[kLanes<Real>];
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes<Real>; ++i) vectors[i] = Load(source + i * source_stride);
+  ExchangeSquares<Real, 1>(vectors);
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes<Real>; ++i) Store<Real>(vectors[i], target + i * target_stride);
+}
+
 template <typename Real>
 void Transpose(const Real* source, int64_t source_stride, int64_t rows, int64_t columns,
                Real* target, int64_t target_stride) {
-  constexpr int64_t block = 64 / sizeof(Real);  // a cache line of the target
+  constexpr int64_t block = kLanes<Real>;
   for (int64_t start = 0; start < rows; start += block) {
     const int64_t height = rows - start < block ? rows - start : block;
-    for (int64_t column = 0; column < columns; ++column) {
+    int64_t column = 0;
+    for (; height == block && column + block <= columns; column += block) {
+      TransposeSquare(source + start * source_stride + column, source_stride,
+                      target + column * target_stride + start, target_stride);
+    }
+    for (; column < columns; ++column) {
       for (int64_t row = start; row < start + height; ++row) {
         target[column * target_stride + row] = source[row * source_stride + column];
       }

@@ -1,6 +1,6 @@
 """What the host does for a tree before anything is computed, in microseconds of processor time.
 
-    python -m benchmarks.dynamic.host --output results.json
+    python -m benchmarks.dynamic.host --output benchmarks/results/dynamic_host.json
 
 Trees of 39 nodes of the example's Tree-LSTM, whose vectors have one number each: nothing is left to compute, so that a
 step by the op is the time to check a batch, to find its levels and to write and run its script; and a little more.
@@ -138,7 +138,7 @@ def main(given: list[str] | None = None) -> None:
     for name, value in found.items():
         print(f"{name:36s} {value:12.2f}")
     if args.output:
-        about = machine() | {"tensorflow": tf.__version__, "numpy": np.__version__}
+        about = machine() | {"versions": {"tensorflow": tf.__version__, "numpy": np.__version__}}
         args.output.write_text(json.dumps({"format": FORMAT, "machine": about, "cases": found}, indent=1) + "\n")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -56,9 +57,18 @@ def run(python: str, worker: str, data: Path, hidden: int, seconds: float | None
     return rows_in(done.stdout)
 
 
+def installed(*packages: str) -> dict[str, str]:
+    """Versions of those packages that there are."""
+    found = {}
+    for package in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
+
+
 def versions(dynet: str | None) -> dict[str, str]:
     """Of TensorFlow, and of DyNet's package in its own Python."""
-    found = {"tensorflow": metadata.version("tensorflow")}
+    found = installed("tensorflow")
     if dynet:
         asked = "import importlib.metadata as m; print(m.version('dyNET38'))"
         found["dyNET38"] = subprocess.run(

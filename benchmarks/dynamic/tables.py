@@ -46,12 +46,17 @@ def tables(cpu: Mapping[str, Any], host: Mapping[str, Any], on_gpu: Mapping[str,
     """Every table."""
     sentences = cpu["rows"][0]["sentences"]
     of_cpu = f"{machine(cpu)}. Sentences a second; medians of {rounds(cpu['rows'])} rounds of {sentences} sentences."
-    nodes = host["cases"]["nodes"]
+    cases = host["cases"]
+    of_tree = f"{machine(host)}. Microseconds of processor time for a tree of {cases['nodes']} nodes."
+    of_ops = (
+        f"Recorded, a tree is {cases['ops']:.0f} ops. One takes {cases['one expression']:.2f} microseconds to make."
+    )
     parts = [
         f"## Against DyNet\n\n{of_cpu}",
         "\n".join(table(cpu["rows"])),
-        f"## What the host does\n\n{machine(host)}. Microseconds of processor time for a tree of {nodes} nodes.",
-        of_host(host["cases"]),
+        f"## What the host does\n\n{of_tree}",
+        of_host(cases),
+        of_ops,
         f"## On a GPU\n\n{machine(on_gpu)}. Sentences a second.",
         "\n".join(gpu.table(on_gpu["rows"])),
     ]

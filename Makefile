@@ -32,7 +32,7 @@ test: build
 # overflow, the one definition rule, new against delete (both sides allocate for each other). The
 # test of a thousand steps is left out: it holds memory that AddressSanitizer keeps for a while.
 sanitize_folder := build/sanitize
-sanitize_tests = $(patsubst %,tests/tf/test_%.py,dynamic_faults dynamic_ops extreme_attributes fusion_gpu \
+sanitize_tests = $(patsubst %,tests/tf/test_%.py,dynamic_faults dynamic_ops dynamic_random extreme_attributes fusion_gpu \
   fusion_hostile fusion_op fusion_semantics fusion_variables lifetimes matmul_op memops memops_faults recurrent_gradient \
   recurrent_op recurrent_parts spill_directories stream_order tile_arithmetic tile_programs tile_random)
 # An allocation that fails is no error of ours: TensorFlow sees it, and so does the op.

@@ -21,7 +21,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.dynamic import gpu
-from benchmarks.dynamic.processes import numbered, run
+from benchmarks.dynamic.processes import numbered, run, versions
+from benchmarks.records import FORMAT, machine
 from examples import trees
 
 
@@ -79,7 +80,8 @@ def main() -> None:
                     rows += run(args.dynet, "with_dynet.py", data, hidden, None, args.batch)
     print("\n".join(table(rows)))
     if args.output:
-        args.output.write_text(json.dumps({"format": 1, "rows": rows}, indent=1) + "\n")
+        about = machine() | {"versions": versions(args.dynet)}
+        args.output.write_text(json.dumps({"format": FORMAT, "machine": about, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

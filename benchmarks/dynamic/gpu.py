@@ -9,7 +9,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.dynamic.processes import ROOT, command, rows_in
+from benchmarks.dynamic.processes import ROOT, command, installed, rows_in
+from benchmarks.records import FORMAT, machine
 
 # Systems with their workers, the slowest last: what time runs out for is left out.
 WORKERS = (
@@ -34,6 +35,7 @@ def compare(data: Path, hidden: Sequence[int], batches: Sequence[int], total: fl
     end = time.monotonic() + total
     each = (total - START * len(WORKERS) * len(hidden)) / (len(WORKERS) * len(hidden) * len(batches))
     seconds = max(0.2, TIMED * each)
+    about = machine() | {"versions": installed("tensorflow", "torch")}
     rows: list[dict] = []
     failures: list[str] = []
     # a middle size first, so that a short run has one whole comparison
@@ -49,7 +51,8 @@ def compare(data: Path, hidden: Sequence[int], batches: Sequence[int], total: fl
             if problem:
                 failures.append(f"{worker} {' '.join(more)} at hidden {size}: {problem}")
             if output is not None:
-                output.write_text(json.dumps({"format": 1, "rows": rows, "failures": failures}, indent=1) + "\n")
+                found_here = {"format": FORMAT, "machine": about, "rows": rows, "failures": failures}
+                output.write_text(json.dumps(found_here, indent=1) + "\n")
     for failure in failures:
         print(failure)
     print("\n".join(table(rows)))
@@ -83,12 +86,13 @@ def table(rows: Sequence[dict]) -> list[str]:
         bytes_read = [f"{ours[key] / 1e6:.1f}" if ours and key in ours else "-" for key in _TRAFFIC]
         shown = [f"{rate:.0f}" if rate else "-" for rate in (_rate(ours), *rates)]
         lines.append("| " + " | ".join([str(hidden), str(batch), *shown, ratio, *bytes_read]) + " |")
-    return lines + [
+    notes = [
         f"hidden {row['hidden']}: specialised in {row['specialised']:.1f} s; gradients are the CPU's within "
         f"{row['difference']:.1e}"
         for row in rows
         if "difference" in row and row["batch"] == min(r["batch"] for r in rows)
     ]
+    return [*lines, "", *notes] if notes else lines
 
 
 _TRAFFIC = ("weight_bytes", "weight_bytes_by_node")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 from examples import trees
@@ -53,3 +55,23 @@ def run(python: str, worker: str, data: Path, hidden: int, seconds: float | None
     if done.returncode:
         sys.exit(f"{' '.join(words)} failed:\n{done.stderr[-2000:]}")
     return rows_in(done.stdout)
+
+
+def installed(*packages: str) -> dict[str, str]:
+    """Versions of those packages that there are."""
+    found = {}
+    for package in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
+
+
+def versions(dynet: str | None) -> dict[str, str]:
+    """Of TensorFlow, and of DyNet's package in its own Python."""
+    found = installed("tensorflow")
+    if dynet:
+        asked = "import importlib.metadata as m; print(m.version('dyNET38'))"
+        found["dyNET38"] = subprocess.run(
+            [dynet, "-c", asked], capture_output=True, text=True, check=True
+        ).stdout.strip()
+    return found

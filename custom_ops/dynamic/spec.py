@@ -21,7 +21,7 @@ Ops and numbers are those of `custom_ops.dynamic.program`, sections those of `cu
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from custom_ops.dynamic.differentiate import differentiate
@@ -32,10 +32,17 @@ from custom_ops.errors import DynamicError
 
 @dataclass(frozen=True)
 class Spec:
-    """Parameters, and the kinds of nodes that read them."""
+    """Parameters, and the kinds of nodes that read them.
+
+    Attributes:
+        parameters: all, those that no kind reads as well.
+        kinds: their forward passes.
+        differentiable: whether the op is told backward passes, too. Without them it keeps no values for them.
+    """
 
     parameters: tuple[Parameter, ...]
     kinds: tuple[Kind, ...]
+    differentiable: bool = True
 
     def __post_init__(self) -> None:
         for parameter in self.parameters:
@@ -61,13 +68,19 @@ class Spec:
         return tuple(found == {"lookup"} for found in uses)
 
     @cached_property
+    def forward_only(self) -> Spec:
+        """The same without backward passes."""
+        return replace(self, differentiable=False)
+
+    @cached_property
     def text(self) -> str:
         """What the op is told."""
         lines = ["dynamic 1"]
         lines += [_line("parameter", int(s), *p.shape) for p, s in zip(self.parameters, self.sparse, strict=True)]
         lines += [_line("type", *widths) for widths in self.types]
         for kind in self.kinds:
-            lines += _kind(kind, self.types, sections(self.parameters, kind, differentiate(self.parameters, kind)))
+            code = differentiate(self.parameters, kind) if self.differentiable else kind.code
+            lines += _kind(kind, self.types, sections(self.parameters, kind, code))
         return "\n".join(lines) + "\n"
 
 

@@ -155,6 +155,7 @@ def between(page: str, markers: tuple[str, str], expected: str) -> None:
 
 def test_tables_are_those_of_the_results():
     from benchmarks.applications import __main__ as applications
+    from benchmarks.dynamic import tables as make_dynamic_tables
     from benchmarks.fusion import statistics
     from benchmarks.fusion import tables as make_fusion_tables
     from benchmarks.matmul import cases
@@ -170,6 +171,8 @@ def test_tables_are_those_of_the_results():
     networks = "\n".join(applications.table(read("applications_cpu.json")["cases"]))
     offload = make_tables.tables(read("offload_h200.json"))
     fusion = make_fusion_tables.tables(read("fusion_cpu.json"))
+    dynamic = make_dynamic_tables.tables(*(read(f"dynamic_{name}.json") for name in ("cpu", "host", "h100")))
+    between("docs/benchmarks_dynamic.md", make_dynamic_tables.MARKERS, dynamic)
     between("docs/benchmarks_offload.md", (make_tables.BEGIN, make_tables.END), offload)
     between("docs/benchmarks_recurrent.md", make_recurrent_tables.MARKERS, recurrent)
     between("docs/benchmarks_fusion.md", make_fusion_tables.MARKERS, fusion)

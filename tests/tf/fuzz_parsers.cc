@@ -1,19 +1,18 @@
-// Mutated cells, GPU programs and programs over tensors, parsed, compiled and run: under
-// AddressSanitizer and UndefinedBehaviorSanitizer, tests/tf/fuzz_parsers.py builds and runs it.
+// Mutated cells, GPU programs, programs over tensors and dynamic nets, parsed, compiled and run:
+// under AddressSanitizer and UndefinedBehaviorSanitizer, tests/tf/fuzz_parsers.py builds and runs
+// it.
 //
 //   fuzz_parsers CORPUS INPUTS SEED
 //
-// CORPUS holds valid texts, each behind a line "cell LENGTH", "program LENGTH" or "expression
-// LENGTH". An input that ends the process is printed. What is accepted runs on tensors of exactly
-// the sizes that it declares.
+// CORPUS holds valid texts, each behind a line "cell LENGTH", "program LENGTH", "expression LENGTH"
+// or "dynamic LENGTH". An input that ends the process is printed. What is accepted runs on tensors
+// of exactly the sizes that it declares.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <memory>
-#include <random>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -24,6 +23,8 @@
 #include "custom_ops/ops/recurrent/recurrent_run.h"
 #include "custom_ops/ops/recurrent/step_program.h"
 #include "custom_ops/ops/sizes.h"
+#include "fuzz_dynamic.h"
+#include "fuzz_mutations.h"
 
 extern "C" void __sanitizer_set_death_callback(void (*callback)());
 
@@ -34,32 +35,11 @@ using tfmem::Size;
 
 constexpr int64_t kMostNumbers = 1 << 14;  // of the tensors of a cell that is run
 
-std::mt19937_64 random_source;
-std::string current;
-int64_t inputs_done = 0;
-
-int64_t Random(int64_t end) { return random_source() % std::max<int64_t>(end, 1); }
-
-template <typename T>
-const T& OneOf(const std::vector<T>& from) {
-  return from[Random(from.size())];
-}
-
-void PrintInput() {
-  std::fprintf(stderr, "input %ld:\n%s\n", static_cast<long>(inputs_done), current.c_str());
-}
-
-void Expect(bool holds, const char* what) {
-  if (holds) return;
-  std::fprintf(stderr, "not so: %s\n", what);
-  PrintInput();
-  std::exit(1);
-}
-
 struct Corpus {
   std::vector<std::string> cells;
   std::vector<std::string> programs;
   std::vector<std::string> expressions;
+  std::vector<std::string> dynamic;
 };
 
 Corpus ReadCorpus(const char* path) {
@@ -73,99 +53,11 @@ Corpus ReadCorpus(const char* path) {
     file.read(text.data(), length);
     (kind == "cell"      ? corpus.cells
      : kind == "program" ? corpus.programs
+     : kind == "dynamic" ? corpus.dynamic
                          : corpus.expressions)
         .push_back(text);
   }
   return corpus;
-}
-
-std::vector<std::string> Split(const std::string& text, char separator) {
-  std::vector<std::string> parts;
-  std::stringstream stream(text);
-  for (std::string part; std::getline(stream, part, separator);) parts.push_back(part);
-  return parts;
-}
-
-// The last but one is empty.
-const std::vector<std::string> kNumbers = Split(
-    "0 1 2 3 5 -1 64 255 1000000 2147483646 2147483647 2147483648 4294967295 4294967296 1e9 nan -0 "
-    "4611686018427387905 9223372036854775807 9223372036854775808 18446744073709551617 +1 0x10  1.5",
-    ' ');
-
-const std::vector<std::string> kWords = {
-    "sequences", "invariants", "vectors",     "matrices", "states",  "output",  "constant",
-    "sequence",  "invariant",  "vector",      "state",    "product", "row_sum", "add",
-    "select",    "tanh",       "multiply",    "greater",  "cell",    "program", "rows",
-    "ctas",      "cluster",    "threads",     "shared",   "scratch", "stages",  "arch",
-    "kind",      "max_batch",  "cooperative", "kernel",   "digest",  "entry",   "axes",
-    "tensor",    "input",      "position",    "cast",     "reduce",  "sum",     "max",
-    "mean",      "any",        "float16",     "int64",    "bool",    "a0",      "2*a1+1",
-    "n2",        "a0+n3",      "a0/2%2",      "-1*a1+3",  "float64"};
-
-std::string Join(const std::vector<std::string>& parts, char separator) {
-  std::string text;
-  for (const std::string& part : parts) text += part + separator;
-  return text;
-}
-
-void MutateWord(std::string* line) {
-  std::vector<std::string> words = Split(*line, ' ');
-  if (words.empty()) return;
-  const int64_t place = Random(words.size());
-  switch (Random(6)) {
-    case 0:
-      words[place] = OneOf(kWords);
-      break;
-    case 1:
-      words.insert(words.begin() + place, OneOf(kNumbers));
-      break;
-    case 2:
-      words.erase(words.begin() + place);
-      break;
-    case 3:
-      words[place] = OneOf(kNumbers);
-      break;
-    default:  // most often near what is right
-      if (place > 0) words[place] = std::to_string(Random(24));
-  }
-  *line = Join(words, ' ');
-  if (!line->empty()) line->pop_back();
-}
-
-std::string Mutate(std::string text, const std::vector<std::string>& others) {
-  for (int64_t count = Random(4) + 1; count > 0; --count) {
-    std::vector<std::string> lines = Split(text, '\n');
-    if (lines.empty()) return text;
-    const int64_t place = Random(lines.size()), other = Random(lines.size());
-    switch (Random(9)) {
-      case 0:
-        lines.insert(lines.begin() + other, lines[place]);
-        break;
-      case 1:
-        lines.erase(lines.begin() + place);
-        break;
-      case 2:
-        std::swap(lines[place], lines[other]);
-        break;
-      case 3: {
-        const std::vector<std::string> foreign = Split(OneOf(others), '\n');
-        if (!foreign.empty()) lines.insert(lines.begin() + place, OneOf(foreign));
-        break;
-      }
-      case 4:
-        if (!lines[place].empty()) {
-          lines[place][Random(lines[place].size())] = static_cast<char>(Random(256));
-        }
-        break;
-      case 5:
-        if (Random(8) == 0) lines.resize(place);
-        break;
-      default:
-        MutateWord(&lines[place]);
-    }
-    text = Join(lines, '\n');
-  }
-  return text;
 }
 
 // Tensors, each in a block of its own, so that whoever reads past one is seen.
@@ -291,6 +183,7 @@ bool Run(const tfmem::Expression& expression) {
 struct Counts {
   int64_t cells = 0, cells_taken = 0, cells_run = 0, programs = 0, programs_taken = 0;
   int64_t expressions = 0, expressions_taken = 0, expressions_run = 0;
+  DynamicCounts dynamic;
 };
 
 void TryExpression(Counts* counts) {
@@ -347,10 +240,21 @@ int main(int argc, char** argv) {
     current = text;
     TryExpression(&counts);
   }
-  Expect(counts.cells_taken == counts.cells && counts.programs_taken == counts.programs &&
+  for (const std::string& text : corpus.dynamic) {
+    current = text;
+    TryDynamic(&counts.dynamic);
+  }
+  Expect(counts.dynamic.taken == counts.dynamic.texts && counts.cells_taken == counts.cells &&
+             counts.programs_taken == counts.programs &&
              counts.expressions_taken == counts.expressions,
          "the texts that are mutated are valid");
   for (; inputs_done < inputs; ++inputs_done) {
+    if (Random(4) == 0) {
+      current =
+          Random(3) == 0 ? OneOf(corpus.dynamic) : Mutate(OneOf(corpus.dynamic), corpus.dynamic);
+      TryDynamic(&counts.dynamic);
+      continue;
+    }
     if (Random(3) == 0) {
       current = Mutate(OneOf(corpus.expressions), corpus.expressions);
       TryExpression(&counts);
@@ -364,6 +268,10 @@ int main(int argc, char** argv) {
   std::printf("%ld expressions, %ld taken, %ld run; ", static_cast<long>(counts.expressions),
               static_cast<long>(counts.expressions_taken),
               static_cast<long>(counts.expressions_run));
+  std::printf("%ld nets, %ld taken, %ld run, %ld scripts changed, %ld of them run; ",
+              static_cast<long>(counts.dynamic.texts), static_cast<long>(counts.dynamic.taken),
+              static_cast<long>(counts.dynamic.run), static_cast<long>(counts.dynamic.scripts),
+              static_cast<long>(counts.dynamic.scripts_run));
   std::printf("%ld inputs: %ld cells, %ld taken, %ld run; %ld programs, %ld taken\n",
               static_cast<long>(inputs), static_cast<long>(counts.cells),
               static_cast<long>(counts.cells_taken), static_cast<long>(counts.cells_run),

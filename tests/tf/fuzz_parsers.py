@@ -1,4 +1,4 @@
-"""Mutates valid cells, GPU programs and programs over tensors, and runs what reads them under sanitizers.
+"""Mutates valid cells, GPU programs, programs over tensors and dynamic nets, and runs what reads them under sanitizers.
 
     python -m tests.tf.fuzz_parsers --inputs 1000000 --seed 1
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from custom_ops.jit.image import KernelImage
 from custom_ops.recurrent.differentiate import differentiate
 from custom_ops.recurrent.program import Program
-from tests import programs, recurrent_cells
+from tests import dynamic_specs, programs, recurrent_cells
 from tests.tf import native_programs
 
 PARTS = (
@@ -30,6 +30,12 @@ PARTS = (
     "recurrent/recurrent_program",
     "recurrent/recurrent_run",
     "recurrent/recurrent_tile",
+    "dynamic/batch",
+    "dynamic/gradients",
+    "dynamic/layout",
+    "dynamic/run",
+    "dynamic/script",
+    "dynamic/spec",
     "sha256",
     "recurrent/step_program",
     "cpu/expression",
@@ -89,8 +95,11 @@ SANITIZERS = (
 
 
 def corpus() -> Iterator[tuple[str, bytes]]:
-    """Of each kind what is valid: the library's cells and their gradients' cells, headers of GPU programs, and programs
-    over tensors."""
+    """Of each kind what is valid: the library's cells and their gradients' cells, headers of GPU programs, programs
+    over tensors, and dynamic nets."""
+    for spec in (dynamic_specs.tree_rnn(5), dynamic_specs.tree_rnn(19), dynamic_specs.of_all_ops(3)):
+        yield "dynamic", spec.text.encode()
+        yield "dynamic", spec.forward_only.text.encode()
     for text in (programs.SOFTMAX_STEP, programs.SIGMOID_STEP, MIXED, programs.GATHERS):
         yield "expression", text.encode()
     for cell in recurrent_cells.library(5).values():

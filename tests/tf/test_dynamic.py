@@ -215,3 +215,51 @@ def test_a_node_with_two_parents_gets_both_gradients():
     losses, _ = net.gradients([(3, (2, 1), (2, 1))])
     np.testing.assert_allclose(outcome.losses, [losses[0] - once[0]], rtol=1e-5)
     np.testing.assert_allclose(as_arrays(outcome.gradients)[3], gradients[3], rtol=1e-4, atol=1e-6)
+
+
+def _parts_of(handle):
+    def step(batch, **options):
+        outcome = handle.step(batch, **options)
+        return outcome.losses, outcome.outputs[0]
+
+    return step
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_an_eager_step_is_that_of_a_function(weighted):
+    nets = [TreeLSTM(), TreeLSTM()]
+    handles = [net.specialize(optimizer=dynamic.Adam(0.01)) for net in nets]
+    compiled = tf.function(_parts_of(handles[1]))
+    for number, count in enumerate((3, 1, 4)):
+        trees = random_trees(count, seed=number)
+        batch = handles[0].batch([nodes(handles[0], tree) for tree in trees])
+        more = {"loss_weights": tf.linspace(0.5, 2.0, count), "seed": number} if weighted else {}
+        for one, other in zip(_parts_of(handles[0])(batch, **more), compiled(batch, **more), strict=True):
+            np.testing.assert_array_equal(one, other)
+        # splits of 32 bits, which have a trace of their own
+        short = dynamic.Batch(*(part.with_row_splits_dtype(tf.int32) for part in batch))
+        np.testing.assert_array_equal(handles[0].step(short, **more).losses, compiled(batch, **more)[0])
+    for one, other in zip(*(net.parameters for net in nets), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_forward_pass_alone_keeps_nothing_for_a_gradient():
+    net = TreeLSTM(hidden=24)
+    handle = net.specialize()
+    batch = handle.batch([nodes(handle, tree) for tree in random_trees(30)])
+    with tf.GradientTape() as tape:
+        kept = handle.forward(batch, training=True, states=True)
+    alone = handle.forward(batch, states=True)
+    assert tape.gradient(kept.losses, net.parameters[1]) is not None
+    np.testing.assert_array_equal(alone.losses, kept.losses)
+    for one, other in zip(alone.outputs + alone.states, kept.outputs + kept.states, strict=True):
+        np.testing.assert_array_equal(one, other)
+    text = handle.spec.forward_only.text
+    assert "adjoint" not in text
+    assert "put_child" not in text
+    widths = [
+        sum(int(word) for line in each.splitlines() if line.startswith("kept ") for word in line.split()[1:])
+        for each in (handle.text, text)
+    ]
+    # of the forward pass only what a section leaves to the next
+    assert widths[1] < widths[0] / 3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -103,3 +105,72 @@ def test_a_table_may_be_multiplied_and_looked_up():
         total = sum(tf.reduce_sum(tf.tanh(tf.linalg.matvec(table, table[row]))) for row in (1, 4, 1))
     expected = tf.convert_to_tensor(tape.gradient(total, table))
     np.testing.assert_allclose(outcome.gradients[0], expected, rtol=1e-4, atol=1e-5)
+
+
+TF_OPS = [(op, name) for op in FLOAT_OPS.values() for name in (*op.tf_ops, *op.reversed_tf_ops)]
+
+
+def raw(name, parts):
+    """A TensorFlow op of vectors; truth values are numbers."""
+    if name.startswith("Select"):
+        parts = [parts[0] > 0.5, *parts[1:]]
+    if name.startswith("BiasAdd"):
+        parts = [parts[0][None], parts[1]]
+    call = getattr(tf.raw_ops, name)
+    result = call(**dict(zip(inspect.signature(call).parameters, parts, strict=False)))
+    result = tf.where(result, 1.0, 0.0) if result.dtype == tf.bool else result
+    return result[0] if name.startswith("BiasAdd") else result
+
+
+@pytest.mark.parametrize(("op", "name"), TF_OPS, ids=[name for _, name in TF_OPS])
+def test_an_op_of_tensorflow_is_read_with_its_gradient(op, name):
+    rows = np.random.default_rng(4).uniform(0.3, 0.9, [5, op.arity * WIDTH]).astype(np.float32)
+    table = tf.Variable(rows)
+
+    def cell(children, row):
+        x = tf.split(tf.nn.embedding_lookup(table, row), op.arity)
+        return dynamic.Result(loss=tf.reduce_sum(raw(name, x) * 0.5))
+
+    handle = dynamic.specialize([table], {"row": dynamic.trace(cell)})
+    outcome = handle.forward_backward([handle.node("row", row) for row in range(len(rows))])
+    with tf.GradientTape() as tape:
+        losses = [0.5 * tf.reduce_sum(raw(name, tf.split(row, op.arity))) for row in tf.unstack(table)]
+        total = tf.add_n(losses)
+    expected = tape.gradient(total, table, unconnected_gradients="zero")
+    np.testing.assert_allclose(outcome.losses, losses, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(tf.convert_to_tensor(outcome.gradients[0]), expected, rtol=2e-5, atol=1e-6)
+
+
+PARTS = {
+    "x[2:5]": lambda x: x[2:5],
+    "x[-3]": lambda x: x[-3],
+    "x[None, :4]": lambda x: x[None, :4],
+    "x[:, 3:][0]": lambda x: x[tf.newaxis][:, 3:][0],
+    "x[..., 1:]": lambda x: x[..., 1:],
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_of_a_vector_is_read(name):
+    rows = np.random.default_rng(5).normal(size=[4, WIDTH]).astype(np.float32)
+    table = tf.Variable(rows)
+
+    def cell(children, row):
+        part = PARTS[name](tf.nn.embedding_lookup(table, row))
+        return dynamic.Result(loss=tf.reduce_sum(tf.square(tf.reshape(part, [-1]))))
+
+    handle = dynamic.specialize([table], {"row": dynamic.trace(cell)})
+    outcome = handle.forward_backward([handle.node("row", row) for row in range(len(rows))])
+    with tf.GradientTape() as tape:
+        losses = [tf.reduce_sum(tf.square(PARTS[name](row))) for row in tf.unstack(table)]
+        total = tf.add_n(losses)
+    np.testing.assert_allclose(outcome.losses, losses, rtol=1e-5)
+    gradient = tf.convert_to_tensor(outcome.gradients[0])
+    np.testing.assert_allclose(gradient, tape.gradient(total, table), rtol=1e-5)
+
+
+def test_every_second_number_is_no_part():
+    table = tf.Variable(np.ones([2, 6], np.float32))
+    kind = dynamic.trace(lambda children, row: tf.nn.embedding_lookup(table, row)[::2])
+    with pytest.raises(dynamic.DynamicError, match=r"elements \[0, 2, 4\] of a vector; expected some that follow"):
+        dynamic.specialize([table], {"row": kind}, state=3)

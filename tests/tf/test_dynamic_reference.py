@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from custom_ops.dynamic import reference
+from custom_ops.load import load
 from tests.tf.dynamic_nets import TreeLSTM
 from tests.tf.test_dynamic_faults import run_text
 from tfmem import dynamic
@@ -87,6 +88,14 @@ def test_the_definition_has_the_gradient_of_its_loss(example, seed, random):
         np.testing.assert_allclose((ends[0] - ends[1]) / 2e-6, gradient[at], rtol=1e-4, atol=1e-7)
 
 
+@pytest.fixture(params=[16, 32, 64])
+def vector_bytes(request):
+    load().limit_vector_bytes(request.param)
+    yield request.param
+    load().limit_vector_bytes(64)
+
+
+@pytest.mark.usefixtures("vector_bytes")
 @pytest.mark.parametrize(
     "optimizer", [dynamic.SGD(0.1), dynamic.SGD(0.1, 0.9), dynamic.Adam(0.01)], ids=["sgd", "momentum", "adam"]
 )

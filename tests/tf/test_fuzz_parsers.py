@@ -1,4 +1,6 @@
-"""What reads cells and programs of all kinds, on texts that nobody wrote; `make fuzz` runs a million of them."""
+"""What reads cells, programs of all kinds and dynamic nets, on texts that nobody wrote.
+
+`make fuzz` runs a million of them."""
 
 from __future__ import annotations
 
@@ -20,5 +22,5 @@ def test_no_text_reads_past_what_there_is(tmp_path: Path) -> None:
     result = fuzz(INPUTS, SEED, tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     counts = re.findall(r"(\d+) (?:taken|run)", result.stdout)
-    assert len(counts) == 5, result.stdout
+    assert len(counts) == 7, result.stdout
     assert all(int(count) > INPUTS // 250 for count in counts), result.stdout  # not all are refused at once

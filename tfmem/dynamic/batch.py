@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -44,6 +45,25 @@ def flatten(*roots: Node) -> tuple[list[int], list[int], list[int]]:
     Raises:
         DynamicError: a node depends on itself.
     """
+    # Trees, whose nodes are met once: parents first and children from the last, which backwards is the order above.
+    places: dict[int, int] = {}
+    order: list[Node] = []
+    waiting = list(roots)
+    while waiting:
+        current = waiting.pop()
+        if id(current) in places:
+            return _flatten_shared(roots)
+        places[id(current)] = -len(order)
+        order.append(current)
+        if current[1]:
+            waiting += current[1]
+    order.reverse()
+    last = len(order) - 1
+    children = [last + places[id(child)] for node in order if node[1] for child in node[1]]
+    return [node[0] for node in order], children, [argument for node in order for argument in node[2]]
+
+
+def _flatten_shared(roots: Sequence[Node]) -> tuple[list[int], list[int], list[int]]:
     kinds: list[int] = []
     children: list[int] = []
     arguments: list[int] = []
@@ -80,7 +100,7 @@ def from_lists(examples: Iterable[tuple[Sequence[int], Sequence[int], Sequence[i
 def _ragged(rows: Sequence[Sequence[int]]) -> tf.RaggedTensor:
     splits = np.zeros(len(rows) + 1, np.int64)
     np.cumsum([len(row) for row in rows], out=splits[1:])
-    values = np.fromiter((value for row in rows for value in row), np.int32, int(splits[-1]))
+    values = np.fromiter(itertools.chain.from_iterable(rows), np.int32, int(splits[-1]))
     with tf.device("/CPU:0"):  # where the op reads them, also for a GPU
         return tf.RaggedTensor.from_row_splits(values, splits, validate=False)
 

@@ -6,10 +6,11 @@ a kind of its own, so that a net may be written without functions of nodes, too.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -66,8 +67,7 @@ class Argument:
         return self.number
 
 
-@dataclass(frozen=True)
-class Operation:
+class Operation(NamedTuple):
     """One op with all but its vectors, variables and integers: what makes two recorded nodes of one kind."""
 
     name: str
@@ -81,6 +81,14 @@ class Operation:
 
 
 @dataclass(frozen=True, eq=False)
+class Measured:
+    """The width of an op's value and the bounds of its integers; one object for all recorded nodes that are alike."""
+
+    width: int
+    bounds: tuple[int | None, ...]
+
+
+@dataclass(eq=False, slots=True)
 class Expression:
     """A vector of `width` numbers.
 
@@ -89,6 +97,7 @@ class Expression:
         recorder: of the kind whose code it is part of; None where a graph is recorded.
         place: in that code.
         operation, variables, values, integers: of a recorded node.
+        measured: what is known of all nodes that have its operation, and variables and values of its sizes.
     """
 
     width: int
@@ -98,6 +107,7 @@ class Expression:
     variables: tuple[tf.Variable, ...] = ()
     values: tuple[Expression, ...] = ()
     integers: tuple[int, ...] = ()
+    measured: Measured | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -157,25 +167,24 @@ def apply(
     Raises:
         DynamicError: shapes do not fit, or expressions of different kinds or a variable of another net meet.
     """
-    given = [value for value in values if isinstance(value, Expression)]
-    owned: list[Expression | Argument] = [*given, *(integer for integer in integers if isinstance(integer, Argument))]
-    recorder = next((value.recorder for value in owned if value.recorder is not None), None)
-    if any(value.recorder not in {None, recorder} for value in owned):
-        raise DynamicError(f"{operation.name}: its values belong to different node kinds, or to different handles")
+    recorder = None
+    for value in (*values, *integers):
+        owner = getattr(value, "recorder", None)
+        if owner is not None and recorder is not None and owner is not recorder:
+            raise DynamicError(f"{operation.name}: its values belong to different node kinds, or to different handles")
+        recorder = owner or recorder
     if recorder is not None:
         return recorder.expression(_write(recorder, operation, variables, values, integers))
-    recorded = tuple(value if isinstance(value, Expression) else constant(value) for value in values)
-    width, bounds = _measure(operation, tuple(variables), tuple(value.width for value in recorded), len(integers))
-    for integer, bound in zip(integers, bounds, strict=True):
-        if not 0 <= int(integer) < (bound or 1):  # type: ignore[arg-type]
-            raise DynamicError(f"{operation.name}: {integer} is out of range; expected 0 to {(bound or 1) - 1}")
-    return Expression(
-        width,
-        operation=operation,
-        variables=tuple(variables),
-        values=recorded,
-        integers=tuple(int(integer) for integer in integers),  # type: ignore[arg-type]
-    )
+    recorded = tuple([value if isinstance(value, Expression) else constant(value) for value in values])
+    parameters = tuple(map(parameter_of, variables)) if variables else ()
+    measured = _measure(operation, parameters, tuple([value.width for value in recorded]), len(integers))
+    numbers: tuple[int, ...] = ()
+    if integers:
+        numbers = tuple(map(int, integers))  # type: ignore[arg-type]
+        for integer, bound in zip(numbers, measured.bounds, strict=True):
+            if not 0 <= integer < (bound or 1):
+                raise DynamicError(f"{operation.name}: {integer} is out of range; expected 0 to {(bound or 1) - 1}")
+    return Expression(measured.width, None, -1, operation, tuple(variables), recorded, numbers, measured)
 
 
 def place_of(recorder: Recorder, value: Any) -> int:
@@ -205,17 +214,19 @@ def _write(
     return operation.emit(recorder, tuple(map(recorder.number_of, variables)), places, arguments)
 
 
+@functools.lru_cache(1 << 12)
 def _measure(
-    operation: Operation, variables: tuple[tf.Variable, ...], widths: tuple[int, ...], integers: int
-) -> tuple[int, list[int | None]]:
-    """The width of an op's value and the bounds of its integers, from a kind that computes nothing else."""
-    recorder = Recorder(variables, [None] * integers)
+    operation: Operation, parameters: tuple[Parameter, ...], widths: tuple[int, ...], integers: int
+) -> Measured:
+    """From a kind that computes nothing else."""
+    recorder = Recorder((), [None] * integers)
+    recorder.builder = Builder(parameters)
     values = tuple(
         recorder.builder.add(Instruction("child", width, (), (slot, 0))) for slot, width in enumerate(widths)
     )
-    numbers = tuple(range(len(variables)))
     arguments = tuple(Argument(recorder, number) for number in range(integers))
-    return recorder.builder.width(operation.emit(recorder, numbers, values, arguments)), recorder.bounds
+    place = operation.emit(recorder, tuple(range(len(parameters))), values, arguments)
+    return Measured(recorder.builder.width(place), tuple(recorder.bounds))
 
 
 def constant(value: float) -> Expression:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +20,7 @@ from tfmem.dynamic.gpu import Programs
 from tfmem.dynamic.kinds import NodeKind, State, record
 from tfmem.dynamic.optimizers import Optimizer
 from tfmem.dynamic.recorded import RecordedKinds
+from tfmem.tf_internals.concrete_function import ConcreteFunction, call_traced
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,7 @@ class Handle:
         self._programs.of(self._training)
         self._slots: tuple[tf.Variable, ...] = ()
         self._steps: tf.Variable | None = None
+        self._traced: dict[Hashable, ConcreteFunction] = {}
         if optimizer is not None:
             self._slots = tuple(
                 tf.Variable(tf.zeros(parameter.shape), trainable=False, name=f"{slot}_{number}")
@@ -218,6 +219,8 @@ class Handle:
         spec = self._training if training else self._inference
         kind = 0 if states and spec.kinds else -1
         program = self._programs.of(spec)
+        if program is None and not training:
+            spec = spec.forward_only
         with self._programs.place(program):
             losses, outputs, found = forward(
                 self._ops, spec, self.parameters, tensors, seed, state_of=kind, training=training, program=program
@@ -241,14 +244,33 @@ class Handle:
         if self.optimizer is None or self._steps is None:
             raise DynamicError("the net has no optimizer; specialize(..., optimizer=tfmem.dynamic.Adam())")
         tensors = self._as_batch(batch)
-        # Threads that share the handle take their numbers one by one; in a graph the order is the graph's.
-        with self._step_lock if tf.executing_eagerly() else contextlib.nullcontext():
-            losses, outputs = self._step(tensors, loss_weights, seed)
-        return Outcome(losses, (), outputs)
+        if not tf.executing_eagerly():  # the order of steps is the graph's
+            return Outcome(*self._step(tensors, loss_weights, seed))
+        with self._step_lock:  # threads that share the handle take their numbers one by one
+            return Outcome(*self._traced_step(tensors, loss_weights, seed))
+
+    def _traced_step(self, tensors: Batch, loss_weights: Any, seed: Any) -> tuple[tf.Tensor, tuple[()], Any]:
+        """An eager step: one call of a function, which is traced once, instead of some ten ops."""
+        given = [part for ragged in tensors for part in (ragged.values, ragged.row_splits)]
+        given += [] if loss_weights is None else [tf.convert_to_tensor(loss_weights, tf.float32)]
+        given += [] if seed is None else [tf.cast(seed, tf.int64)]
+        key = (len(self._training.kinds), loss_weights is None, seed is None, *(split.dtype for split in given[1:6:2]))
+        if self._traced.get(key) is None:
+            self._traced = {key: self._trace_step(given, loss_weights is not None, seed is not None)}
+        return call_traced(self._traced[key], tuple(given), {})
+
+    def _trace_step(self, given: Sequence[tf.Tensor], weighted: bool, seeded: bool) -> ConcreteFunction:
+        def run(*flat: tf.Tensor) -> tuple[tf.Tensor, tuple[()], Any]:
+            ragged = [tf.RaggedTensor.from_row_splits(*flat[at : at + 2], validate=False) for at in (0, 2, 4)]
+            return self._step(Batch(*ragged), flat[6] if weighted else None, flat[-1] if seeded else None)
+
+        signature = [tf.TensorSpec([None] * tensor.shape.rank, tensor.dtype) for tensor in given]
+        return tf.function(run).get_concrete_function(*signature)
 
     def _step(
         self, tensors: Batch, loss_weights: tf.Tensor | None, seed: int | tf.Tensor | None
-    ) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
+    ) -> tuple[tf.Tensor, tuple[()], tuple[tf.Tensor, ...]]:
+        """Losses, no gradients, and outputs."""
         assert self.optimizer is not None
         assert self._steps is not None
         program = self._programs.of(self._training)
@@ -271,7 +293,7 @@ class Handle:
         if program is None:
             with tf.control_dependencies([losses]):
                 self._steps.assign_add(1)
-        return losses, outputs
+        return losses, (), outputs
 
 
 def _are_roots(example: Any) -> bool:

@@ -20,6 +20,7 @@ class RecordedKinds:
         """None yet."""
         self.parameters = tuple(parameters)
         self._numbers: dict[tuple[Any, ...], int] = {}
+        self._alike: dict[tuple[Any, ...], int] = {}
         self._kinds: dict[bool, list[Kind]] = {
             True: [],
             False: [],
@@ -44,31 +45,38 @@ class RecordedKinds:
             raise DynamicError("a recorded example is its loss, an expression that was recorded outside of node kinds")
         if loss.width != 1:
             raise DynamicError(f"the loss of an example is a vector of {loss.width} numbers; expected one number")
-        kinds: list[int] = []
-        children: list[int] = []
-        arguments: list[int] = []
-        known: dict[int, int] = {}
+        # Backwards, so that children come mostly before their parents, as the op reads them fastest.
+        places: dict[int, int] = {}
+        order: list[Expression] = []
         waiting = [loss]
         while waiting:
-            current = waiting[-1]
-            missing = [value for value in current.values if id(value) not in known]
-            if missing and id(current) not in known:
-                waiting += reversed(missing)
-                continue
-            waiting.pop()
-            if id(current) in known:
-                continue
-            known[id(current)] = len(kinds)
-            kinds.append(self._number(current))
-            children += [known[id(value)] for value in current.values]
-            arguments += current.integers
-        children.append(known[id(loss)])
+            current = waiting.pop()
+            if id(current) not in places:
+                places[id(current)] = len(order)
+                order.append(current)
+                waiting += current.values
+        order.reverse()
+        last = len(order) - 1
+        kinds = [self._number(expression) for expression in order]
+        children = [last - places[id(value)] for expression in order for value in expression.values]
+        arguments = [integer for expression in order for integer in expression.integers]
+        children.append(last)
         kinds.append(
             self._intern(("loss",), lambda recorder, values, _: recorder.builder.sink("put_loss", *values), (1,), ())
         )
         return kinds, children, arguments
 
     def _number(self, expression: Expression) -> int:
+        """Of its kind, found at once where one like it was met."""
+        alike = (expression.measured, *[id(variable) for variable in expression.variables])
+        number = self._alike.get(alike)
+        if number is None:
+            number = self._number_of_new(expression)
+            if expression.measured is not None:
+                self._alike[alike] = number
+        return number
+
+    def _number_of_new(self, expression: Expression) -> int:
         operation = expression.operation
         assert operation is not None
         missing = [variable for variable in expression.variables if id(variable) not in self._positions]

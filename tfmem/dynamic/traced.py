@@ -230,6 +230,22 @@ class _Reader:
         places = [self.builder.slice(whole, int(end) - size, size) for end, size in zip(ends, sizes, strict=True)]
         return [self.recorder.expression(place) for place in places]
 
+    def read_StridedSlice(self, op: Any) -> list[Any]:  # noqa: N802
+        """`x[first:end]`, also where `x` has dimensions of one more, which may be indexed, or made."""
+        begin, end, strides = (self.constant(op, number) for number in (1, 2, 3))
+        masks = [op.get_attr(f"{name}_mask") for name in ("ellipsis", "new_axis", "shrink_axis", "begin", "end")]
+        index: list[Any] = []
+        for axis in range(len(begin)):
+            ellipsis, new, shrinks, from_first, to_last = (mask >> axis & 1 for mask in masks)
+            whole = slice(None if from_first else begin[axis], None if to_last else end[axis], strides[axis])
+            index.append(... if ellipsis else None if new else begin[axis] if shrinks else whole)
+        shape = op.inputs[0].shape.as_list()
+        places = np.arange(np.prod(shape, dtype=int)).reshape(shape)[tuple(index)].ravel()
+        if not places.size or places[-1] - places[0] + 1 != places.size:
+            raise self.error(op, f"elements {places.tolist()} of a vector; expected some that follow each other")
+        part = self.builder.slice(self.place(op, 0), int(places[0]), places.size)
+        return [self.recorder.expression(part)]
+
     def read_Softmax(self, op: Any) -> list[Any]:  # noqa: N802
         return [self.recorder.expression(self.builder.softmax(self.place(op, 0)))]
 

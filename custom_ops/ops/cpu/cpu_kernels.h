@@ -37,6 +37,11 @@ struct CpuKernels {
   // The sum of at most `panel` numbers.
   Real (*sum)(const Real* values, int64_t count) = nullptr;
 
+  // One step of Adam: parameters w with their moments m and v, by gradients g. `rates`: the
+  // learning rate, corrected for the step; 1 - beta_1; 1 - beta_2; epsilon.
+  void (*adam)(Real* w, Real* m, Real* v, const Real* g, int64_t count,
+               const Real* rates) = nullptr;
+
   // target[column, row] = source[row, column] of [rows, columns].
   void (*transpose)(const Real* source, int64_t source_stride, int64_t rows, int64_t columns,
                     Real* target, int64_t target_stride) = nullptr;

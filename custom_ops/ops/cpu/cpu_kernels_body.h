@@ -153,15 +153,82 @@ Real Sum(const Real* values, int64_t count) {
   return sum;
 }
 
+// All in one pass: parameters and moments are read from memory and written to it once.
+template <typename Real>
+TFMEM_INLINE void AdamVectors(Real* w, Real* m, Real* v, const Real* g, int64_t count,
+                              const Real* rates) {
+  for (int64_t i = 0; i < count; i += kLanes<Real>) {
+    const Vector<Real> gradient = Load(g + i);
+    const Vector<Real> first = Load(m + i) + (gradient - Load(m + i)) * rates[1];
+    const Vector<Real> second = Load(v + i) + (gradient * gradient - Load(v + i)) * rates[2];
+    Store<Real>(first, m + i);
+    Store<Real>(second, v + i);
+    Store<Real>(Load(w + i) - first * rates[0] / (Sqrt(second) + rates[3]), w + i);
+  }
+}
+
+template <typename Real>
+void Adam(Real* w, Real* m, Real* v, const Real* g, int64_t count, const Real* rates) {
+  const int64_t whole = count / kLanes<Real> * kLanes<Real>, rest = count - whole;
+  AdamVectors(w, m, v, g, whole, rates);
+  if (rest == 0) return;
+  Real copies[4][kLanes<Real>] = {};
+  Real* const places[3] = {w + whole, m + whole, v + whole};
+  for (int i = 0; i < 3; ++i) std::memcpy(copies[i], places[i], rest * sizeof(Real));
+  std::memcpy(copies[3], g + whole, rest * sizeof(Real));
+  AdamVectors(copies[0], copies[1], copies[2], copies[3], rest, rates);
+  for (int i = 0; i < 3; ++i) std::memcpy(places[i], copies[i], rest * sizeof(Real));
+}
+
 // ---- copies ----
+
+// Of a square of vectors the squares of half its size beside the diagonal are exchanged, then in
+// each quarter those of a quarter, and so on.
+template <typename Real, int step>
+TFMEM_INLINE void ExchangeSquares(Vector<Real>* vectors) {
+  constexpr int lanes = kLanes<Real>;
+  using Places = Vector<std::conditional_t<sizeof(Real) == 4, int32_t, int64_t>>;
+  if constexpr (step < lanes) {
+    Places upper{}, lower{};
+#pragma GCC unroll 16
+    for (int lane = 0; lane < lanes; ++lane) {
+      upper[lane] = (lane & step) != 0 ? lanes + lane - step : lane;
+      lower[lane] = (lane & step) != 0 ? lanes + lane : lane + step;
+    }
+#pragma GCC unroll 16
+    for (int row = 0; row < lanes; ++row) {
+      if ((row & step) != 0) continue;
+      const Vector<Real> first = vectors[row], second = vectors[row + step];
+      vectors[row] = __builtin_shuffle(first, second, upper);
+      vectors[row + step] = __builtin_shuffle(first, second, lower);
+    }
+    ExchangeSquares<Real, 2 * step>(vectors);
+  }
+}
+
+template <typename Real>
+void TransposeSquare(const Real* source, int64_t source_stride, Real* target,
+                     int64_t target_stride) {
+  Vector<Real> vectors[kLanes<Real>];
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes<Real>; ++i) vectors[i] = Load(source + i * source_stride);
+  ExchangeSquares<Real, 1>(vectors);
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes<Real>; ++i) Store<Real>(vectors[i], target + i * target_stride);
+}
 
 template <typename Real>
 void Transpose(const Real* source, int64_t source_stride, int64_t rows, int64_t columns,
                Real* target, int64_t target_stride) {
-  constexpr int64_t block = 64 / sizeof(Real);  // a cache line of the target
+  constexpr int64_t block = kLanes<Real>;
   for (int64_t start = 0; start < rows; start += block) {
     const int64_t height = rows - start < block ? rows - start : block;
-    for (int64_t column = 0; column < columns; ++column) {
+    int64_t column = 0;
+    for (; height == block && column + block <= columns; column += block) {
+      TransposeSquare(source + start * source_stride + column, source_stride,
+                      target + column * target_stride + start, target_stride);
+    }
+    for (; column < columns; ++column) {
       for (int64_t row = start; row < start + height; ++row) {
         target[column * target_stride + row] = source[row * source_stride + column];
       }
@@ -239,7 +306,8 @@ void Narrow(const float* source, uint16_t* target, int64_t count) {
 template <typename Real>
 CpuKernels<Real> KernelsFor() {
   return {kVectors * kLanes<Real>, Multiply<Real>, MultiplyTransposed<Real>,
-          Compute<Real>,           Sum<Real>,      Transpose<Real>};
+          Compute<Real>,           Sum<Real>,      Adam<Real>,
+          Transpose<Real>};
 }
 
 InstructionSet Kernels(const char* name) {

@@ -75,6 +75,33 @@ TFMEM_INLINE Real SumOfLanes(Lanes<Real, lanes> vector) {
   }
 }
 
+// The same of each of four vectors, added in the same order.
+template <typename Real, int lanes>
+TFMEM_INLINE void SumsOfLanes(const Lanes<Real, lanes>* vectors, Real* sums) {
+  if constexpr (lanes > 4) {
+    Lanes<Real, lanes / 2> folded[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      Lanes<Real, lanes / 2> halves[2];
+      std::memcpy(halves, &vectors[i], sizeof(halves));
+      folded[i] = halves[0] + halves[1];
+    }
+    SumsOfLanes<Real, lanes / 2>(folded, sums);
+  } else if constexpr (lanes == 4) {
+    using Four = Lanes<Real, 4>;
+    const Four low01 = __builtin_shufflevector(vectors[0], vectors[1], 0, 4, 1, 5);
+    const Four high01 = __builtin_shufflevector(vectors[0], vectors[1], 2, 6, 3, 7);
+    const Four low23 = __builtin_shufflevector(vectors[2], vectors[3], 0, 4, 1, 5);
+    const Four high23 = __builtin_shufflevector(vectors[2], vectors[3], 2, 6, 3, 7);
+    const Four of01 = low01 + high01, of23 = low23 + high23;  // lanes 0 + 2 of each, 1 + 3 of each
+    const Four first = __builtin_shufflevector(of01, of23, 0, 1, 4, 5);
+    const Four second = __builtin_shufflevector(of01, of23, 2, 3, 6, 7);
+    StoreLanes<Four>(first + second, sums);
+  } else {
+    for (int i = 0; i < 4; ++i) sums[i] = SumOfLanes<Real, lanes>(vectors[i]);
+  }
+}
+
 // A block of dot products: `columns` rows of the weights with `rows` of the operand.
 template <typename Real, int rows, int columns>
 void DotBlock(const Real* operand, int64_t operand_stride, const Real* weights,
@@ -84,31 +111,39 @@ void DotBlock(const Real* operand, int64_t operand_stride, const Real* weights,
   Vector<Real> sums[rows][columns];
 #pragma GCC unroll 4
   for (int row = 0; row < rows; ++row) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int i = 0; i < columns; ++i) sums[row][i] = Vector<Real>{};
   }
   int64_t k = 0;
   for (; k + lanes <= depth; k += lanes) {
     Vector<Real> loaded[columns];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int i = 0; i < columns; ++i) loaded[i] = Load(weights + i * weights_stride + k);
 #pragma GCC unroll 4
     for (int row = 0; row < rows; ++row) {
       const Vector<Real> factor = Load(operand + row * operand_stride + k);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int i = 0; i < columns; ++i) sums[row][i] += loaded[i] * factor;
     }
   }
 #pragma GCC unroll 4
   for (int row = 0; row < rows; ++row) {
+    Real found[columns];
+    if constexpr (columns % 4 == 0) {
 #pragma GCC unroll 4
-    for (int i = 0; i < columns; ++i) {
-      Real sum = SumOfLanes<Real, lanes>(sums[row][i]);
-      for (int64_t rest = k; rest < depth; ++rest) {
-        sum += operand[row * operand_stride + rest] * weights[i * weights_stride + rest];
+      for (int i = 0; i < columns; i += 4) {
+        SumsOfLanes<Real, lanes>(sums[row] + i, found + i);
       }
-      Real* place = target + row * target_stride + i;
-      *place = accumulate ? *place + sum : sum;
+    } else {
+      for (int i = 0; i < columns; ++i) found[i] = SumOfLanes<Real, lanes>(sums[row][i]);
+    }
+    Real* place = target + row * target_stride;
+#pragma GCC unroll 8
+    for (int i = 0; i < columns; ++i) {
+      for (int64_t rest = k; rest < depth; ++rest) {
+        found[i] += operand[row * operand_stride + rest] * weights[i * weights_stride + rest];
+      }
+      place[i] = accumulate ? place[i] + found[i] : found[i];
     }
   }
 }
@@ -129,13 +164,22 @@ void MultiplyTransposed(const Real* operand, int64_t operand_stride, int64_t row
           operand + row * operand_stride, operand_stride, begin, weights_stride, depth,
           target + row * target_stride + column, target_stride, accumulate);
     }
-    for (; row < rows; ++row) {
+    if (row + 2 <= rows) {
+      DotBlock<Real, 2, kColumns>(operand + row * operand_stride, operand_stride, begin,
+                                  weights_stride, depth, target + row * target_stride + column,
+                                  target_stride, accumulate);
+      row += 2;
+    }
+    if (row < rows) {
       DotBlock<Real, 1, kColumns>(operand + row * operand_stride, operand_stride, begin,
                                   weights_stride, depth, target + row * target_stride + column,
                                   target_stride, accumulate);
     }
     column += kColumns;
   };
+  if (rows == 1) {  // whose sums alone would wait for each other
+    while (column + 8 <= columns) block(std::integral_constant<int, 8>());
+  }
   while (column + 4 <= columns) block(std::integral_constant<int, 4>());
   while (column < columns) block(std::integral_constant<int, 1>());
 }

@@ -70,16 +70,15 @@ class Update {
       const double step = rates[4];
       const double first = 1 - std::pow(double{rates[1]}, step);
       const double second = 1 - std::pow(double{rates[2]}, step);
-      Splat(0, static_cast<float>(rates[0] * std::sqrt(second) / first));
-      Splat(1, 1 - rates[1]);
-      Splat(2, 1 - rates[2]);
-      Splat(3, rates[3]);
+      adam_[0] = static_cast<float>(rates[0] * std::sqrt(second) / first);
+      adam_[1] = 1 - rates[1];
+      adam_[2] = 1 - rates[2];
+      adam_[3] = rates[3];
     }
   }
 
-  // `count` numbers of a parameter and its slots; `t` is memory for two times as many.
+  // `count` numbers of a parameter and its slots; `t` is memory for as many.
   void Apply(float* w, float* m, float* v, const float* g, int64_t count, float* t) const {
-    float* u = t + kGradientColumns;
     const auto with = [&](Elementwise op, float* to, const float* a, int rate) {
       kernels_.compute(op, to, a, splats_[rate], nullptr, count, 2);
     };
@@ -95,18 +94,7 @@ class Update {
       of(Elementwise::kSubtract, m, m, t);
       of(Elementwise::kAdd, w, w, m);
     } else {
-      of(Elementwise::kSubtract, t, g, m);
-      with(Elementwise::kMultiply, t, t, 1);
-      of(Elementwise::kAdd, m, m, t);
-      of(Elementwise::kMultiply, t, g, g);
-      of(Elementwise::kSubtract, t, t, v);
-      with(Elementwise::kMultiply, t, t, 2);
-      of(Elementwise::kAdd, v, v, t);
-      of(Elementwise::kSqrt, t, v, v);
-      with(Elementwise::kAdd, t, t, 3);
-      with(Elementwise::kMultiply, u, m, 0);
-      of(Elementwise::kDivide, t, u, t);
-      of(Elementwise::kSubtract, w, w, t);
+      kernels_.adam(w, m, v, g, count, adam_);
     }
   }
 
@@ -115,7 +103,8 @@ class Update {
 
   const CpuKernels<float>& kernels_;
   const std::string rule_;
-  float splats_[4][64];
+  float splats_[2][64];
+  float adam_[4] = {};
 };
 
 class DynamicStepOp : public OpKernel {

@@ -1,4 +1,4 @@
-"""One process of the benchmark: the example's Tree-LSTM, trained by `Handle.step` in a tf.function."""
+"""One process of the benchmark: the example's Tree-LSTM, trained by eager calls of `Handle.step`."""
 
 from __future__ import annotations
 
@@ -29,10 +29,6 @@ def main(data: str, hidden: int, seconds: float, batch_sizes: list[int]) -> None
     began = time.perf_counter()
     net = TreeLSTM(words, EMBEDDING, hidden)
     specialised = time.perf_counter() - began
-    step = tf.function(
-        lambda *batch: net.handle.step(dynamic.Batch(*batch)).losses,
-        input_signature=[tf.RaggedTensorSpec([None, None], tf.int32)] * 3,
-    )
     vocabulary = {word: word for word in range(words)}
     roots = [net.node(tree, vocabulary) for tree in given]
     facts = {"system": "tfmem", "hidden": hidden, "specialised": specialised}
@@ -41,7 +37,7 @@ def main(data: str, hidden: int, seconds: float, batch_sizes: list[int]) -> None
     for size in batch_sizes:
         parts = parts_of(roots, size)
         batches = [(net.handle.batch(part), len(part)) for part in parts]
-        found = measure(batches, lambda batch: step(*batch), lambda losses: losses.numpy(), seconds)
+        found = measure(batches, lambda batch: net.handle.step(batch).losses, lambda losses: losses.numpy(), seconds)
         show(**facts, batch=size, **found, **traffic(net, batches[0][0]))
 
 

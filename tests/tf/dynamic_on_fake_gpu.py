@@ -15,9 +15,11 @@ from custom_ops.dynamic.codegen.program import DynamicProgram, build
 from custom_ops.dynamic.op import forward, forward_backward, step
 from custom_ops.expr.table import FLOAT_OPS
 from custom_ops.load import load
+from tests.tf.dynamic_gpu_plugin import FakePrograms
 from tests.tf.dynamic_nets import TreeLSTM, nodes, random_trees
 from tests.tf.fake_gpu import ARCH, FakeGpu, fixture_gpu, fixture_no_kernel_fails  # noqa: F401
 from tfmem import dynamic
+from tfmem.dynamic import handle as handles
 
 CHIP = Chip(processors=3)
 WIDTH = 5
@@ -121,15 +123,36 @@ def test_updates_are_the_formulas(gpu: FakeGpu, rule: str) -> None:
     slots = [tf.Variable(tf.zeros_like(p)) for _ in range(counts[rule]) for p in net.parameters]
     held = net.kernel.read_value()  # so that the variable's memory is somebody else's, too
     rates = optimizer.rates(tf.constant(1, tf.int64))
-    losses, _ = step(
-        load().ops, handle.spec, [*net.parameters, *slots], batch, 0, None, rule, rates, program_of(gpu, handle)
+    losses, _, done = step(
+        load().ops, handle.spec, [*net.parameters, *slots], batch, 0, None, rule, rates, 7, program_of(gpu, handle)
     )
+    assert done == 7
     np.testing.assert_allclose(losses, [float(loss) for loss in net_losses(before, net, trees)], rtol=1e-4)
     np.testing.assert_array_equal(held, before[3])
     for parameter, old, gradient in zip(net.parameters, before, gradients, strict=True):
         first = gradient / (np.abs(gradient) + 1e-7 / np.sqrt(1e-3)) if rule == "adam" else gradient
         large = np.abs(gradient) > 1e-5
         np.testing.assert_allclose((old - parameter.numpy())[large], 0.1 * first[large], rtol=2e-3, atol=1e-7)
+
+
+def test_a_step_that_failed_does_not_count(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handles, "Programs", lambda: FakePrograms(gpu, {}))
+    values = []
+    for fails in (False, True):
+        net = TreeLSTM(hidden=4, width=3)
+        handle = net.specialize(optimizer=dynamic.Adam(0.1))
+        batch = handle.batch([nodes(handle, tree) for tree in random_trees(2, most=3)])
+        step_in_graph = tf.function(lambda *given, handle=handle: handle.step(dynamic.Batch(*given)).losses)
+        wrong = handle.batch([([9], [], [])])
+        for train in (handle.step, lambda given, run=step_in_graph: run(*given)):
+            train(batch)
+            if fails:
+                with pytest.raises(tf.errors.InvalidArgumentError, match="kind 9"):
+                    train(wrong)
+            train(batch)
+        values.append([parameter.numpy() for parameter in net.parameters])
+    for a, b in zip(*values, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def net_losses(values, net: TreeLSTM, trees):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from tfmem.dynamic.gpu import Programs
 from tfmem.dynamic.kinds import NodeKind, State, record
 from tfmem.dynamic.optimizers import Optimizer
 from tfmem.dynamic.recorded import RecordedKinds
+from tfmem.tf_internals.concrete_function import call_traced
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,7 @@ class Handle:
         self._programs.of(self._training)
         self._slots: tuple[tf.Variable, ...] = ()
         self._steps: tf.Variable | None = None
+        self._traced: dict[tuple[str, bool, bool], tf.types.experimental.ConcreteFunction] = {}
         if optimizer is not None:
             self._slots = tuple(
                 tf.Variable(tf.zeros(parameter.shape), trainable=False, name=f"{slot}_{number}")
@@ -238,13 +239,41 @@ class Handle:
             DynamicError: `specialize` was given no optimizer.
             tf.errors.InvalidArgumentError: as of `forward_backward`; no parameter was written.
         """
-        if self.optimizer is None or self._steps is None:
+        if self.optimizer is None:
             raise DynamicError("the net has no optimizer; specialize(..., optimizer=tfmem.dynamic.Adam())")
         tensors = self._as_batch(batch)
-        # Threads that share the handle take their numbers one by one; in a graph the order is the graph's.
-        with self._step_lock if tf.executing_eagerly() else contextlib.nullcontext():
+        if not tf.executing_eagerly():
             losses, outputs = self._step(tensors, loss_weights, seed)
-        return Outcome(losses, (), outputs)
+            return Outcome(losses, (), outputs)
+        # Several ops and their Python take longer than a small batch runs on a GPU; one call of a graph does not.
+        given = [part for ragged in tensors for part in (ragged.values, _long(ragged.row_splits))]
+        if loss_weights is not None:
+            given.append(tf.convert_to_tensor(loss_weights, tf.float32))
+        if seed is not None:
+            given.append(tf.cast(seed, tf.int64))
+        traced = self._traced_step(loss_weights is not None, seed is not None)
+        with self._step_lock:  # threads that share the handle take their numbers one by one
+            losses, *found = call_traced(traced, tuple(given), {})
+        return Outcome(losses, (), tuple(found))
+
+    def _traced_step(self, has_weights: bool, has_seed: bool) -> tf.types.experimental.ConcreteFunction:
+        """A step as a graph of flat tensors: values and splits, weights if it has some, a seed if it has one."""
+        key = self._training.text, has_weights, has_seed
+        with self._lock:
+            if key not in self._traced:
+                signature = [tf.TensorSpec([None], tf.int32), tf.TensorSpec([None], tf.int64)] * 3
+                signature += [tf.TensorSpec([None], tf.float32)] * has_weights + [
+                    tf.TensorSpec([], tf.int64)
+                ] * has_seed
+                self._traced[key] = tf.function(
+                    lambda *given: self._flat_step(given, has_weights, has_seed), input_signature=signature
+                ).get_concrete_function()
+            return self._traced[key]
+
+    def _flat_step(self, given: tuple[tf.Tensor, ...], has_weights: bool, has_seed: bool) -> tuple[tf.Tensor, ...]:
+        parts = (tf.RaggedTensor.from_row_splits(*given[i : i + 2], validate=False) for i in (0, 2, 4))
+        losses, outputs = self._step(Batch(*parts), given[6] if has_weights else None, given[-1] if has_seed else None)
+        return losses, *outputs
 
     def _step(
         self, tensors: Batch, loss_weights: tf.Tensor | None, seed: int | tf.Tensor | None
@@ -253,25 +282,28 @@ class Handle:
         assert self._steps is not None
         program = self._programs.of(self._training)
         with tf.device("/CPU:0"):
-            # A GPU's step is counted before it runs: to count it afterwards would be to wait for the GPU.
-            steps = self._steps + 1 if program is None else self._steps.assign_add(1, read_value=True)
-            rates = self.optimizer.rates(steps)
+            number = self._steps + 1
+            rates = self.optimizer.rates(number)
         with self._programs.place(program):
-            losses, outputs = step(
+            losses, outputs, done = step(
                 self._ops,
                 self._training,
                 (*self.parameters, *self._slots),
                 tensors,
-                steps if seed is None else seed,
+                number if seed is None else seed,
                 loss_weights,
                 self.optimizer.rule,
                 rates,
+                number,
                 program,
             )
-        if program is None:
-            with tf.control_dependencies([losses]):
-                self._steps.assign_add(1)
+        with tf.device("/CPU:0"):
+            self._steps.assign(done)
         return losses, outputs
+
+
+def _long(splits: tf.Tensor) -> tf.Tensor:
+    return splits if splits.dtype == tf.int64 else tf.cast(splits, tf.int64)
 
 
 def _are_roots(example: Any) -> bool:

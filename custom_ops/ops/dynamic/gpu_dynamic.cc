@@ -267,7 +267,8 @@ absl::Status GpuDynamicStep::Run(OpKernelContext* ctx, cuda::Stream stream) {
                                      : arguments.second;
     pointers.push_back(variables.Now(i)->data());
   }
-  return net_->Launch(ctx, stream, sent, arguments, memory.data(), &device_sent);
+  TFMEM_RETURN_IF_ERROR(net_->Launch(ctx, stream, sent, arguments, memory.data(), &device_sent));
+  return PutNumber(ctx);
 }
 
 }  // namespace tfmem

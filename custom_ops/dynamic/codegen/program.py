@@ -9,7 +9,8 @@ Beside what any kernel image says (`custom_ops.jit.image`):
     spilledK WIDTH...       of kind K: values that a batch's memory holds beside those that the spec keeps
     segments N
     segmentI KIND SECTION ROUND FIRST COUNT COST
-                            a product is run by COUNT processors from FIRST on, everything else has COUNT 0 and is run
+                            a product is run by COUNT processors from FIRST on; everything else, and a product that all have
+                            whole, has COUNT 0 and is run
                             for a block of nodes by one; COST is about that of a node, in cycles
 """
 
@@ -111,4 +112,6 @@ def _runners(kind: KindCode, section: int, segment: Segment, plan: Plan) -> tupl
         return 0, 0, 100 + sum(items[place].width for place in segment.rows) // 16
     residence = plan.residences[holder(plan, segment.call.view)]
     cost = 50 + residence.owned * -(-residence.view.depth // 32)
+    if residence.everywhere:
+        return 0, 0, cost
     return residence.first, min(residence.blocks, plan.chip.processors), cost

@@ -70,6 +70,14 @@ class Engine:
         if report.jit_compile.startswith("off"):
             self.warn("XLA", f"tfmem: {report.graph}: XLA is {report.jit_compile}; see tfmem.report(...)")
 
+    def unobserved_notes(self, name: str, *, known: bool) -> list[str]:
+        """What a report says of a step that is not observed; the user is told where he asked for it to be."""
+        notes = [] if known else ["op times and memory are estimates: nothing was observed"]
+        if self.options.observe:
+            notes.append("nothing can be observed: the allocator keeps no statistics (oneDNN is off)")
+            self.warn("observe", f"tfmem: {name}: {notes[-1]}, so that the plan rests on estimates")
+        return notes
+
     @property
     def budget(self) -> int | None:
         """Bytes; None for no limit.

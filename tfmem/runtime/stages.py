@@ -176,12 +176,7 @@ class Stages:
                     raise
                 self._timeline, self._seen, known = estimated, None, None  # to refuse it, it has to be seen itself
         if not engine.observes:
-            if known is None:
-                self._notes.append("op times and memory are estimates: nothing was observed")
-            if engine.options.observe:
-                note = "nothing can be observed: the allocator keeps no statistics (oneDNN is off)"
-                self._notes.append(note)
-                engine.warn("observe", f"tfmem: {self._trace.name}: {note}, so that the plan rests on estimates")
+            self._notes += engine.unobserved_notes(self._trace.name, known=known is not None)
             self._settle(self._timeline, least)
             return
         self._observed = known is not None

@@ -15,7 +15,8 @@ constexpr unsigned kRun = 1, kGradient = 2, kSumRows = 3, kSignal = 4, kWait = 5
 
 // The parameter's words.
 constexpr int kSent = 0, kMemory = 1, kNetStatus = 2, kSeed = 3, kRule = 4, kLossGradients = 5,
-              kRates = 6, kMoreRates = 7, kLossSums = 8, kGradientType = 9, kParameters = 10;
+              kRates = 6, kMoreRates = 7, kLossSums = 8, kGradientType = 9, kFailure = 10,
+              kParameters = 11;
 
 constexpr int kWaitedTooLong = 1, kBadInstruction = 2;
 
@@ -222,9 +223,17 @@ __device__ inline void signal(unsigned* counter) {
   if (threadIdx.x == 0) add_release(counter, 1u);
 }
 
+// This processor gives up: others, who would wait for it, and the host are told why.
+__device__ inline void give_up(unsigned* status, Word failure, int why) {
+  store_relaxed(status, static_cast<unsigned>(why));
+  if (failure != 0) {
+    store_to_host(reinterpret_cast<unsigned*>(failure), static_cast<unsigned>(why));
+  }
+}
+
 // Until `count` processors have signalled. False if they did not within a bound, or another
 // processor gave up.
-__device__ inline bool wait(const unsigned* counter, unsigned count, unsigned* status,
+__device__ inline bool wait(const unsigned* counter, unsigned count, unsigned* status, Word failure,
                             int most_polls) {
   bool late = false;
   if (threadIdx.x == 0) {
@@ -239,7 +248,7 @@ __device__ inline bool wait(const unsigned* counter, unsigned count, unsigned* s
       }
       if (polls == 0) {
         late = true;
-        store_relaxed(status, static_cast<unsigned>(kWaitedTooLong));
+        give_up(status, failure, kWaitedTooLong);
         break;
       }
     }
@@ -288,7 +297,10 @@ __device__ __forceinline__ void interpret(const Net<Sizes>& net, unsigned* scrip
     if (op == kSignal) {
       signal(signals + instruction[1]);
     } else if (op == kWait) {
-      if (!wait(signals + instruction[1], instruction[2], status, Sizes::kMostPolls)) return;
+      if (!wait(signals + instruction[1], instruction[2], status, net.p.word[kFailure],
+                Sizes::kMostPolls)) {
+        return;
+      }
     } else if (op == kCall && own_end == 0 && instruction[1] < instruction[2]) {
       back = at + words;
       own_end = end;
@@ -297,7 +309,7 @@ __device__ __forceinline__ void interpret(const Net<Sizes>& net, unsigned* scrip
       at = begin;
       continue;
     } else if (words == 0 || words > window.count || !run(op, instruction)) {
-      if (threadIdx.x == 0) store_relaxed(status, static_cast<unsigned>(kBadInstruction));
+      if (threadIdx.x == 0) give_up(status, net.p.word[kFailure], kBadInstruction);
       return;
     }
     at += words;

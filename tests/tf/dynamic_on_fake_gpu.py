@@ -201,6 +201,24 @@ def test_a_chain_and_an_empty_batch(gpu: FakeGpu) -> None:
     assert all(not np.any(gradient) for gradient in as_arrays(gradients))
 
 
+def test_batches_of_any_size_go_through_the_same_places(gpu: FakeGpu) -> None:
+    """One op sends scripts of batches that grow, so that its places do, and shrink again."""
+    net = TreeLSTM(hidden=3, width=2)
+    handle = net.specialize()
+    program = program_of(gpu, handle)
+    run = tf.function(
+        lambda *given: forward_backward(
+            load().ops, handle.spec, net.parameters, dynamic.Batch(*given), 0, None, program
+        )[0],
+        input_signature=[tf.RaggedTensorSpec([None, None], tf.int32)] * 3,
+    )
+    for count in (1, 2, 300, 1, 300, 3, 2):
+        trees = [(1, (0, 1), (2, word % 30)) for word in range(count)]
+        found = run(*handle.batch([nodes(handle, tree) for tree in trees]))
+        expected = {word: net.loss(trees[word]) for word in range(min(count, 30))}
+        np.testing.assert_allclose(found, [expected[word % 30] for word in range(count)], rtol=1e-5)
+
+
 def test_results_are_the_same_in_each_run(gpu: FakeGpu) -> None:
     net = TreeLSTM(hidden=8, width=5)
     handle = net.specialize()

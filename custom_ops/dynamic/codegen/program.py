@@ -9,9 +9,9 @@ Beside what any kernel image says (`custom_ops.jit.image`):
     spilledK WIDTH...       of kind K: values that a batch's memory holds beside those that the spec keeps
     segments N
     segmentI KIND SECTION ROUND FIRST COUNT COST
-                            a product is run by COUNT processors from FIRST on; everything else, and a product that all have
-                            whole, has COUNT 0 and is run
-                            for a block of nodes by one; COST is about that of a node, in cycles
+                            a product is run by COUNT processors from FIRST on; everything else, and a product that
+                            all have whole, has COUNT 0 and is run for a block of nodes by one; COST is about that of a
+                            node, in cycles
 """
 
 from __future__ import annotations

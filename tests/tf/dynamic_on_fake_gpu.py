@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from custom_ops.dynamic.choice import FIRST_STEPS, ROUNDS, TIMED_STEPS, Choice
 from custom_ops.dynamic.codegen.plan import Chip
 from custom_ops.dynamic.codegen.program import DynamicProgram, build
 from custom_ops.dynamic.op import forward, forward_backward, step
@@ -151,6 +152,26 @@ def test_a_step_that_failed_does_not_count(gpu: FakeGpu, monkeypatch: pytest.Mon
                     train(wrong)
             train(batch)
         values.append([parameter.numpy() for parameter in net.parameters])
+    for a, b in zip(*values, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_kernels_that_take_turns_compute_the_same_to_the_bit(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    values, choices = [], []
+    for several in (False, True):
+        net = TreeLSTM(hidden=9, width=3)
+        spec = net.specialize(optimizer=dynamic.Adam()).spec
+        programs = [build(spec, ARCH, CHIP, rows, compile_source=gpu.compile_source) for rows in (1, 2, 4)]
+        choices.append(Choice(programs))
+        monkeypatch.setattr(
+            handles, "Programs", lambda given=choices[-1] if several else None: FakePrograms(gpu, {}, given)
+        )
+        handle = net.specialize(optimizer=dynamic.Adam())
+        batch = handle.batch([nodes(handle, tree) for tree in random_trees(2, most=3)])
+        for _ in range(ROUNDS * 3 * (FIRST_STEPS + TIMED_STEPS)):
+            handle.step(batch)
+        values.append([parameter.numpy() for parameter in net.parameters])
+    assert choices[1].done
     for a, b in zip(*values, strict=True):
         np.testing.assert_array_equal(a, b)
 

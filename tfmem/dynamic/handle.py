@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from custom_ops.dynamic.codegen.plan import Plan
+from custom_ops.dynamic.codegen.program import DynamicProgram
 from custom_ops.dynamic.op import forward, forward_backward, step
 from custom_ops.dynamic.spec import Spec
 from custom_ops.errors import DynamicError
@@ -99,7 +100,7 @@ class Handle:
         self._programs.of(self._training)
         self._slots: tuple[tf.Variable, ...] = ()
         self._steps: tf.Variable | None = None
-        self._traced: dict[tuple[str, bool, bool], tf.types.experimental.ConcreteFunction] = {}
+        self._traced: dict[tuple[str, int, bool, bool], tf.types.experimental.ConcreteFunction] = {}
         if optimizer is not None:
             self._slots = tuple(
                 tf.Variable(tf.zeros(parameter.shape), trainable=False, name=f"{slot}_{number}")
@@ -132,6 +133,11 @@ class Handle:
         """What the GPU kernel keeps on chip; None on a CPU."""
         program = self._programs.of(self._training)
         return None if program is None else program.plan
+
+    @property
+    def choosing(self) -> bool:
+        """Whether eager steps still find out which of several GPU kernels is the fastest; the first some hundred do."""
+        return self._programs.is_choosing(self._training)
 
     # ---- batches ----
 
@@ -243,7 +249,8 @@ class Handle:
             raise DynamicError("the net has no optimizer; specialize(..., optimizer=tfmem.dynamic.Adam())")
         tensors = self._as_batch(batch)
         if not tf.executing_eagerly():
-            losses, outputs = self._step(tensors, loss_weights, seed)
+            program = self._programs.of(self._training)
+            losses, outputs = self._step(tensors, loss_weights, seed, program)
             return Outcome(losses, (), outputs)
         # Several ops and their Python take longer than a small batch runs on a GPU; one call of a graph does not.
         given = [part for ragged in tensors for part in (ragged.values, _long(ragged.row_splits))]
@@ -251,14 +258,20 @@ class Handle:
             given.append(tf.convert_to_tensor(loss_weights, tf.float32))
         if seed is not None:
             given.append(tf.cast(seed, tf.int64))
-        traced = self._traced_step(loss_weights is not None, seed is not None)
         with self._step_lock:  # threads that share the handle take their numbers one by one
+            choice = self._programs.choice(self._training)
+            program = self._programs.of(self._training) if choice is None else choice.program
+            traced = self._traced_step(program, loss_weights is not None, seed is not None)
             losses, *found = call_traced(traced, tuple(given), {})
+            if choice is not None:
+                choice.ran(int(given[0].shape[0]), losses.numpy)
         return Outcome(losses, (), tuple(found))
 
-    def _traced_step(self, has_weights: bool, has_seed: bool) -> tf.types.experimental.ConcreteFunction:
+    def _traced_step(
+        self, program: DynamicProgram | None, has_weights: bool, has_seed: bool
+    ) -> tf.types.experimental.ConcreteFunction:
         """A step as a graph of flat tensors: values and splits, weights if it has some, a seed if it has one."""
-        key = self._training.text, has_weights, has_seed
+        key = self._training.text, 0 if program is None else program.rows, has_weights, has_seed
         with self._lock:
             if key not in self._traced:
                 signature = [tf.TensorSpec([None], tf.int32), tf.TensorSpec([None], tf.int64)] * 3
@@ -266,21 +279,28 @@ class Handle:
                     tf.TensorSpec([], tf.int64)
                 ] * has_seed
                 self._traced[key] = tf.function(
-                    lambda *given: self._flat_step(given, has_weights, has_seed), input_signature=signature
+                    lambda *given: self._flat_step(given, program, has_weights, has_seed), input_signature=signature
                 ).get_concrete_function()
             return self._traced[key]
 
-    def _flat_step(self, given: tuple[tf.Tensor, ...], has_weights: bool, has_seed: bool) -> tuple[tf.Tensor, ...]:
+    def _flat_step(
+        self, given: tuple[tf.Tensor, ...], program: DynamicProgram | None, has_weights: bool, has_seed: bool
+    ) -> tuple[tf.Tensor, ...]:
         parts = (tf.RaggedTensor.from_row_splits(*given[i : i + 2], validate=False) for i in (0, 2, 4))
-        losses, outputs = self._step(Batch(*parts), given[6] if has_weights else None, given[-1] if has_seed else None)
+        losses, outputs = self._step(
+            Batch(*parts), given[6] if has_weights else None, given[-1] if has_seed else None, program
+        )
         return losses, *outputs
 
     def _step(
-        self, tensors: Batch, loss_weights: tf.Tensor | None, seed: int | tf.Tensor | None
+        self,
+        tensors: Batch,
+        loss_weights: tf.Tensor | None,
+        seed: int | tf.Tensor | None,
+        program: DynamicProgram | None,
     ) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
         assert self.optimizer is not None
         assert self._steps is not None
-        program = self._programs.of(self._training)
         with tf.device("/CPU:0"):
             number = self._steps + 1
             rates = self.optimizer.rates(number)

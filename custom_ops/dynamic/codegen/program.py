@@ -47,11 +47,13 @@ class DynamicProgram:
     Attributes:
         image: the kernel.
         plan: what it holds on chip.
+        rows: of a matrix that a warp has at least.
     """
 
     image: KernelImage
     plan: Plan
     more: tuple[tuple[str, str], ...]
+    rows: int = 1
 
     def to_text(self) -> str:
         """All but the code."""
@@ -85,7 +87,7 @@ def build(
     plan = make_plan(kinds, chip, rows, reserved_bytes(table, script_words))
     code = code_of(generate(spec, kinds, plan, script_words, polls), arch, cache, compile_source=compile_source)
     image = KernelImage(arch, ENTRY, chip.threads, code, shared_bytes(table, plan, script_words), cooperative=True)
-    return DynamicProgram(image, plan, tuple(_facts(spec, kinds, plan, table).items()))
+    return DynamicProgram(image, plan, tuple(_facts(spec, kinds, plan, table).items()), rows)
 
 
 def _facts(spec: Spec, kinds: tuple[KindCode, ...], plan: Plan, table: Table) -> dict[str, str]:

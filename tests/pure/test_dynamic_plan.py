@@ -58,6 +58,22 @@ def test_what_has_no_place_in_registers_goes_to_shared_memory_and_then_stays_in_
     assert plan.resident_bytes == 4 * (FORWARD.weights + LOGITS.weights)
 
 
+def test_of_a_net_that_exceeds_the_chip_the_largest_that_levels_read_stay() -> None:
+    units = 4096
+    kinds = kinds_of(tree_rnn(units))
+    plan = make_plan(kinds, Chip())
+    found = homes(plan)
+    forward, backward = View(1, True, 0, 2 * units, 0, units), View(1, False, 0, units, 0, 2 * units)
+    logits = View(3, True, 0, units, 0, 3)
+    # 128 MiB each, of which all registers and shared memories together have 56 MiB
+    assert (found[forward], found[backward], found[logits]) == ("L2", "L2", "registers")
+    assert plan.shared + plan.staging <= plan.chip.shared
+    assert sum(" in L2," in line for line in plan.describe()) == 2
+    # on a larger chip that fits whose rows a warp can hold: a row of 8192 numbers is more than its registers
+    large = homes(make_plan(kinds, Chip(processors=1024)))
+    assert (large[forward], large[backward]) == ("L2", "registers")
+
+
 def test_levels_come_before_larger_matrices_that_are_read_once() -> None:
     views = list(homes(make_plan(kinds_of(tree_rnn(UNITS, classes=1000)), Chip(processors=1, registers=32))))
     assert views.index(FORWARD) < views.index(View(3, True, 0, UNITS, 0, 1000))
@@ -78,7 +94,8 @@ def test_a_plan_says_where_weights_are(home: str) -> None:
         "shared": Chip(processors=4, registers=0),
         "L2": Chip(registers=0, shared=0),
     }[home]
-    *wide, narrow = make_plan(KINDS, chip).describe()
+    *wide, narrow, gradients = make_plan(KINDS, chip).describe()
+    assert "in registers" in gradients
     assert all(f"in {home}, 1 rows" in line or f"in {home}, 8 rows" in line for line in wide)
     assert f"in {home} of every processor," in narrow
 

@@ -20,6 +20,8 @@ CHIP = Chip(processors=3)
 class FakePrograms:
     """In the place of `tfmem.dynamic.gpu.Programs`."""
 
+    on_gpu = True
+
     def __init__(self, gpu: FakeGpu, made: dict[str, DynamicProgram], choice: Choice | None = None) -> None:
         self._gpu, self._made, self._choice = gpu, made, choice
 

@@ -4,6 +4,7 @@ Run by test_dynamic_gpu.py in a process of its own: see `fake_gpu`."""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from custom_ops.dynamic.choice import FIRST_STEPS, ROUNDS, TIMED_STEPS, Choice
 from custom_ops.dynamic.codegen.plan import Chip
 from custom_ops.dynamic.codegen.program import DynamicProgram, build
 from custom_ops.dynamic.op import forward, forward_backward, step
+from custom_ops.errors import TfmemWarning
 from custom_ops.expr.table import FLOAT_OPS
 from custom_ops.load import load
 from tests.tf.dynamic_gpu_plugin import FakePrograms
@@ -174,6 +176,22 @@ def test_kernels_that_take_turns_compute_the_same_to_the_bit(gpu: FakeGpu, monke
     assert choices[1].done
     for a, b in zip(*values, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_recorded_graphs_say_that_a_kernel_is_compiled_anew(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handles, "Programs", lambda: FakePrograms(gpu, {}))
+    table = tf.Variable(tf.ones([4, 3]))
+    handle = dynamic.specialize([table])
+
+    def loss(op) -> dynamic.Expression:
+        return dynamic.reduce_sum(op(dynamic.embedding_lookup(table, 1)))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TfmemWarning)
+        handle.forward_backward([loss(dynamic.tanh)])  # the first kernel is no news
+        handle.forward_backward([loss(dynamic.tanh)])
+    with pytest.warns(TfmemWarning, match="1 kinds of ops that none before had, so the GPU's kernel is compiled anew"):
+        handle.forward_backward([loss(dynamic.sigmoid)])
 
 
 def net_losses(values, net: TreeLSTM, trees):

@@ -36,6 +36,11 @@ class Programs:
         self._others: dict[str, Future[list[DynamicProgram]]] = {}
         self._choices: dict[str, Choice] = {}
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether nets run on one."""
+        return self._target.is_gpu
+
     def of(self, spec: Spec) -> DynamicProgram | None:
         """For the GPU; None without one, and with a `TfmemWarning` where no kernel can be made."""
         if not self._target.is_gpu or not spec.kinds:

@@ -13,13 +13,14 @@ from custom_ops.dynamic.codegen.plan import Plan
 from custom_ops.dynamic.codegen.program import DynamicProgram
 from custom_ops.dynamic.op import forward, forward_backward, step
 from custom_ops.dynamic.spec import Spec
-from custom_ops.errors import DynamicError
+from custom_ops.errors import DynamicError, warn
 from tfmem.api import load_ops
 from tfmem.dynamic.batch import Batch, Node, as_batch, flatten, from_lists
 from tfmem.dynamic.expressions import Expression, parameter_of
 from tfmem.dynamic.gpu import Programs
 from tfmem.dynamic.kinds import NodeKind, State, record
 from tfmem.dynamic.optimizers import Optimizer
+from tfmem.dynamic.parts import Parts, Run, apply, in_halves, in_parts
 from tfmem.dynamic.recorded import RecordedKinds
 from tfmem.tf_internals.concrete_function import call_traced
 
@@ -172,8 +173,16 @@ class Handle:
         if self._recorded is not None:
             with self._lock:
                 lists = [self._recorded.flatten(example) for example in examples]
+                known = len(self._training.kinds)
                 self._training = self._recorded.spec(training=True)
                 self._inference = self._recorded.spec(training=False)
+            new = self._training.kinds[known:]
+            if known and new and self._programs.on_gpu:
+                warn(
+                    f"recorded graphs brought {len(new)} kinds of ops that none before had, so the GPU's kernel is "
+                    "compiled anew, which takes seconds; it is not if kinds of nodes are given to specialize, or "
+                    "if the first batch has every op"
+                )
             return from_lists(lists)
         return from_lists(map(_flat, examples))
 
@@ -199,12 +208,14 @@ class Handle:
                 parameter's shape changed; names the example and the node.
         """
         tensors = self._as_batch(batch)
+        run = in_parts if tf.executing_eagerly() else _at_once
+        losses, outputs, gradients = run(self._forward_backward, tensors, loss_weights, seed)
+        return Outcome(losses, gradients, outputs)
+
+    def _forward_backward(self, tensors: Batch, loss_weights: tf.Tensor | None, seed: int | tf.Tensor) -> Parts:
         program = self._programs.of(self._training)
         with self._programs.place(program):
-            losses, outputs, gradients = forward_backward(
-                self._ops, self._training, self.parameters, tensors, seed, loss_weights, program
-            )
-        return Outcome(losses, gradients, outputs)
+            return forward_backward(self._ops, self._training, self.parameters, tensors, seed, loss_weights, program)
 
     def forward(
         self, batch: Any, *, training: bool = False, states: bool = False, seed: int | tf.Tensor = 0
@@ -262,10 +273,27 @@ class Handle:
             choice = self._programs.choice(self._training)
             program = self._programs.of(self._training) if choice is None else choice.program
             traced = self._traced_step(program, loss_weights is not None, seed is not None)
-            losses, *found = call_traced(traced, tuple(given), {})
+            try:
+                losses, *found = call_traced(traced, tuple(given), {})
+            except tf.errors.ResourceExhaustedError:
+                if int(tensors.kinds.row_splits.shape[0]) < 3:  # one example
+                    raise
+                return self._step_in_halves(tensors, loss_weights, seed)
             if choice is not None:
                 choice.ran(int(given[0].shape[0]), losses.numpy)
         return Outcome(losses, (), tuple(found))
+
+    def _step_in_halves(self, tensors: Batch, loss_weights: tf.Tensor | None, seed: int | tf.Tensor | None) -> Outcome:
+        """Of a batch that memory is short for, so that nothing was written yet."""
+        assert self.optimizer is not None
+        assert self._steps is not None
+        number = self._steps + 1
+        losses, outputs, gradients = in_halves(
+            self._forward_backward, tensors, loss_weights, number if seed is None else seed
+        )
+        apply(self.optimizer, number, self.parameters, self._slots, gradients)
+        self._steps.assign(number)
+        return Outcome(losses, (), outputs)
 
     def _traced_step(
         self, program: DynamicProgram | None, has_weights: bool, has_seed: bool
@@ -320,6 +348,10 @@ class Handle:
         with tf.device("/CPU:0"):
             self._steps.assign(done)
         return losses, outputs
+
+
+def _at_once(run: Run, batch: Batch, loss_weights: tf.Tensor | None, seed: int | tf.Tensor) -> Parts:
+    return run(batch, loss_weights, seed)
 
 
 def _long(splits: tf.Tensor) -> tf.Tensor:

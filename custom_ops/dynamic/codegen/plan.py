@@ -129,8 +129,11 @@ class Plan:
         return with_plan, each
 
     def describe(self) -> list[str]:
-        """Lines for a report: what is resident, and what streams."""
-        return [residence.describe() for residence in self.residences]
+        """Lines for a report: what is resident, what streams, and where gradients are summed."""
+        return [
+            *(residence.describe() for residence in self.residences),
+            "gradients: summed in registers, 64 x 64 at a time, when no weight is multiplied by any more",
+        ]
 
 
 def nodes_of(residence: Residence) -> int:

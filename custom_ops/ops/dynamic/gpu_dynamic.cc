@@ -26,6 +26,21 @@ absl::Status ReadSeed(OpKernelContext* ctx, uint64_t* seed) {
   return absl::OkStatus();
 }
 
+// For all values of a batch.
+absl::Status AllocateMemory(OpKernelContext* ctx, const DynamicBatch& batch, const GpuSent& sent,
+                            Tensor* memory) {
+  TensorShape shape;
+  TFMEM_RETURN_IF_ERROR(BuildShape({sent.floats}, &shape));
+  const absl::Status done = ctx->allocate_temp(tensorflow::DT_FLOAT, shape, memory);
+  if (!absl::IsResourceExhausted(done)) return done;
+  return absl::ResourceExhaustedError(
+      absl::StrCat("a batch of ", batch.examples, " examples and ", batch.nodes, " nodes needs ",
+                   sent.floats * sizeof(float),
+                   " bytes of device memory for its values; no parameter was written: give smaller "
+                   "batches (",
+                   done.message(), ")"));
+}
+
 absl::Status PutLists(OpKernelContext* ctx, const DynamicBatch& batch,
                       const std::vector<int64_t>& widths, GpuArguments* arguments) {
   Tensor* losses = nullptr;
@@ -82,13 +97,11 @@ absl::Status GpuDynamic::Run(OpKernelContext* ctx, cuda::Stream stream) {
   TFMEM_ASSIGN_OR_RETURN(const GpuSent sent,
                          net_->Script(batch, layout, looked_up, arguments.call));
   Tensor memory;
-  TensorShape shape;
-  TFMEM_RETURN_IF_ERROR(BuildShape({sent.floats}, &shape));
-  TFMEM_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_FLOAT, shape, &memory));
+  TFMEM_RETURN_IF_ERROR(AllocateMemory(ctx, batch, sent, &memory));
   if (!forward_) {
     OpInputList kept;
     TFMEM_RETURN_IF_ERROR(ctx->input_list("kept", &kept));
-    TFMEM_RETURN_IF_ERROR(CheckKept(kept[0].shape(), shape));
+    TFMEM_RETURN_IF_ERROR(CheckKept(kept[0].shape(), memory.shape()));
     TFMEM_RETURN_IF_ERROR(
         CopyOnDevice(stream, memory.data(), kept[0].data(), kept[0].TotalBytes()));
   }
@@ -219,9 +232,7 @@ absl::Status GpuDynamicStep::Run(OpKernelContext* ctx, cuda::Stream stream) {
   TFMEM_ASSIGN_OR_RETURN(const GpuSent sent,
                          net_->Script(batch, layout, looked_up, arguments.call));
   Tensor memory;
-  TensorShape shape;
-  TFMEM_RETURN_IF_ERROR(BuildShape({sent.floats}, &shape));
-  TFMEM_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_FLOAT, shape, &memory));
+  TFMEM_RETURN_IF_ERROR(AllocateMemory(ctx, batch, sent, &memory));
   TFMEM_RETURN_IF_ERROR(PutLists(ctx, batch, widths_, &arguments));
 
   const CopyBytes copy = [stream](void* to, const void* from, int64_t bytes) {

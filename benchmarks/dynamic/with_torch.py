@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -112,25 +112,64 @@ def systems(net: TreeLSTM, wanted: str, device: torch.device) -> Iterator[tuple[
         yield "torch levels", lambda trees: net.level_by_level(Levels(trees, device))
 
 
+CAPTURED = 4  # batches of a size
+
+
 def main(data: str, hidden: int, seconds: float, wanted: str, batch_sizes: list[int]) -> None:
     given = json.loads(Path(data).read_text())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cuda.matmul.allow_tf32 = False
     net = TreeLSTM(1 + max(max(words_of(tree)) for tree in given), hidden).to(device)
-    adam = torch.optim.Adam(net.parameters(), 0.003, fused=device.type == "cuda")
+    on_gpu = device.type == "cuda"
+    adam = torch.optim.Adam(net.parameters(), 0.003, fused=on_gpu, capturable=on_gpu and wanted == "graphs")
+    if wanted == "graphs":
+        by_replay(net, adam, given, hidden, seconds, batch_sizes)
+        return
     for name, losses in systems(net, wanted, device):
-
-        def train(trees: list, losses: object = losses) -> torch.Tensor:
-            adam.zero_grad(set_to_none=True)
-            loss = losses(trees)  # type: ignore[operator]
-            loss.backward()
-            adam.step()
-            return loss.detach()
-
         for size in batch_sizes:
             batches = [(part, len(part)) for part in parts_of(given, size)]
-            found = measure(batches, train, lambda loss: loss.item(), seconds)
+            found = measure(
+                batches, lambda trees, of=losses: train(adam, lambda: of(trees)), lambda loss: loss.item(), seconds
+            )
             show(system=name, hidden=hidden, batch=size, **found)
+
+
+def train(adam: torch.optim.Optimizer, losses: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """One step."""
+    adam.zero_grad(set_to_none=True)
+    loss = losses()
+    loss.backward()
+    adam.step()
+    return loss.detach()
+
+
+def by_replay(
+    net: TreeLSTM, adam: torch.optim.Optimizer, given: list, hidden: int, seconds: float, batch_sizes: list[int]
+) -> None:
+    """Level by level, by CUDA graphs of the first batches, which come again and again."""
+    device = net.table.weight.device
+    for size in batch_sizes:
+        captured = []
+        for trees in parts_of(given, size)[:CAPTURED]:
+            levels = Levels(trees, device)
+            aside = torch.cuda.Stream()
+            aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(aside):
+                for _ in range(2):
+                    train(adam, lambda levels=levels: net.level_by_level(levels))
+            torch.cuda.current_stream().wait_stream(aside)
+            graph = torch.cuda.CUDAGraph()
+            adam.zero_grad(set_to_none=True)
+            with torch.cuda.graph(graph):
+                loss = train(adam, lambda levels=levels: net.level_by_level(levels))
+            captured.append(((graph, loss), len(trees)))
+
+        def replay(of: tuple[torch.cuda.CUDAGraph, torch.Tensor]) -> torch.Tensor:
+            of[0].replay()
+            return of[1]
+
+        found = measure(captured, replay, lambda loss: loss.item(), seconds)
+        show(system="torch graphs", hidden=hidden, batch=size, **found)
 
 
 if __name__ == "__main__":

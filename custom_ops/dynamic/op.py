@@ -75,9 +75,11 @@ def step(
     loss_weights: tf.Tensor | None,
     rule: str,
     rates: tf.Tensor,
+    number: Any,
     program: DynamicProgram | None = None,
-) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
-    """Losses and outputs; the variables, parameters and then slots, are updated."""
+) -> tuple[tf.Tensor, tuple[tf.Tensor, ...], tf.Tensor]:
+    """Losses, outputs, and `number` again once nothing can be wrong with the batch; it lies in host memory, so that
+    nobody waits for a GPU to count a step. The variables, parameters and then slots, are updated."""
     import tensorflow as tf
 
     found = ops.tfmem_dynamic_step(
@@ -86,13 +88,14 @@ def step(
         seed=tf.cast(seed, tf.int64),
         loss_gradients=[] if loss_weights is None else [loss_weights],
         rates=rates,
+        number=tf.cast(number, tf.int64),
         No=_outputs(spec),
         spec=spec.text,
         N=len(spec.parameters),
         rule=rule,
         **_programs(program),
     )
-    return found.losses, tuple(found.outputs)
+    return found.losses, tuple(found.outputs), found.done
 
 
 def register_gradient(ops: ModuleType) -> None:

@@ -15,7 +15,8 @@ constexpr unsigned kRun = 1, kGradient = 2, kSumRows = 3, kSignal = 4, kWait = 5
 
 // The parameter's words.
 constexpr int kSent = 0, kMemory = 1, kNetStatus = 2, kSeed = 3, kRule = 4, kLossGradients = 5,
-              kRates = 6, kMoreRates = 7, kLossSums = 8, kGradientType = 9, kParameters = 10;
+              kRates = 6, kMoreRates = 7, kLossSums = 8, kGradientType = 9, kFailure = 10,
+              kParameters = 11;
 
 constexpr int kWaitedTooLong = 1, kBadInstruction = 2;
 
@@ -99,33 +100,47 @@ struct Net {
     if (rule > 2) v[at] = second;
   }
 
-  // The same of four numbers that follow each other; all pointers are multiples of 16.
-  __device__ __forceinline__ void take_four(int parameter, long long at, const float* g) const {
+  // The same of `rows` of 4 rows, `stride` apart, of four numbers that follow each other; all
+  // pointers are multiples of 16. All is read before any of it is written, so that nothing waits.
+  __device__ __forceinline__ void take_fours(int parameter, long long at, int stride, int rows,
+                                             const float (&g)[4][4]) const {
     const int rule = static_cast<int>(p.word[kRule]);
     float *w = pointer(0, parameter), *m = pointer(1, parameter), *v = pointer(2, parameter);
-    const auto load = [at](const float* from, float* to) {
-      const float4 four = *reinterpret_cast<const float4*>(from + at);
-      to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+    const auto load = [=](const float* from, float (&to)[4][4]) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (i >= rows) continue;
+        const float4 four = *reinterpret_cast<const float4*>(from + at + i * stride);
+        to[i][0] = four.x, to[i][1] = four.y, to[i][2] = four.z, to[i][3] = four.w;
+      }
     };
-    const auto store = [at](float* to, const float* from) {
-      *reinterpret_cast<float4*>(to + at) = make_float4(from[0], from[1], from[2], from[3]);
+    const auto store = [=](float* to, const float (&from)[4][4]) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (i >= rows) continue;
+        *reinterpret_cast<float4*>(to + at + i * stride) =
+            make_float4(from[i][0], from[i][1], from[i][2], from[i][3]);
+      }
     };
     if (rule == 0) {
       store(m, g);
       return;
     }
-    float weights[4], first[4] = {}, second[4] = {};
+    float weights[4][4] = {}, first[4][4] = {}, second[4][4] = {};
     load(w, weights);
     if (rule > 1) load(m, first);
     if (rule > 2) load(v, second);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) weights[i] -= step(rule, g[i], first + i, second + i);
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) weights[i][j] -= step(rule, g[i][j], &first[i][j], &second[i][j]);
+    }
     store(w, weights);
     if (rule > 1) store(m, first);
     if (rule > 2) store(v, second);
   }
 
-  // Whether `take_four` may be called.
+  // Whether `take_fours` may be called.
   __device__ bool aligned(int parameter) const {
     const Word any = p.word[kParameters + parameter] |
                      p.word[kParameters + Sizes::kCount + parameter] |
@@ -205,15 +220,20 @@ struct Team {
 // Everything that this processor wrote is there for those who wait.
 __device__ inline void signal(unsigned* counter) {
   __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence();
-    atomicAdd(counter, 1u);
+  if (threadIdx.x == 0) add_release(counter, 1u);
+}
+
+// This processor gives up: others, who would wait for it, and the host are told why.
+__device__ inline void give_up(unsigned* status, Word failure, int why) {
+  store_relaxed(status, static_cast<unsigned>(why));
+  if (failure != 0) {
+    store_to_host(reinterpret_cast<unsigned*>(failure), static_cast<unsigned>(why));
   }
 }
 
 // Until `count` processors have signalled. False if they did not within a bound, or another
 // processor gave up.
-__device__ inline bool wait(const unsigned* counter, unsigned count, unsigned* status,
+__device__ inline bool wait(const unsigned* counter, unsigned count, unsigned* status, Word failure,
                             int most_polls) {
   bool late = false;
   if (threadIdx.x == 0) {
@@ -228,42 +248,59 @@ __device__ inline bool wait(const unsigned* counter, unsigned count, unsigned* s
       }
       if (polls == 0) {
         late = true;
-        store_relaxed(status, static_cast<unsigned>(kWaitedTooLong));
+        give_up(status, failure, kWaitedTooLong);
         break;
       }
     }
-    __threadfence();
+    fence_acquire();
   }
   return !__syncthreads_or(late);
 }
 
 // ---- The interpreter
 
-// Runs this processor's script, in pieces where it is longer than its place in shared memory.
-// `run(instruction)` does all but signals and waits; false: there is no such instruction.
+// Part of a script that is in shared memory: words [first, first + count) of what was sent.
+struct Window {
+  unsigned* words;
+  unsigned first, count;
+};
+
+// Runs this processor's script, in pieces where it is longer than its place in shared memory; what
+// it calls has a place of its own, so that neither drives out the other. `run(instruction)` does
+// all but signals and waits; false: there is no such instruction.
 template <class Sizes, class Run>
 __device__ __forceinline__ void interpret(const Net<Sizes>& net, unsigned* script, const Run& run) {
   unsigned* status = reinterpret_cast<unsigned*>(net.p.word[kNetStatus]);
   unsigned* signals = status + 64;
   const unsigned* index = net.sent + Sizes::kTable + cta_in_grid();
   unsigned end = index[1];
-  unsigned back = 0, own_end = 0;        // where to go on behind a call
-  unsigned loaded = index[0], kept = 0;  // [loaded, loaded + kept) is in shared memory
+  unsigned back = 0, own_end = 0;  // where to go on behind a call
+  Window own = {script, 0, 0}, called = {script + Sizes::kScript, 0, 0};
   for (unsigned at = index[0]; at < end;) {
-    const unsigned behind = at - loaded;
-    if (behind >= kept || behind + (script[behind] >> 8) > kept) {
+    Window window = own_end != 0 ? called : own;
+    const unsigned behind = at - window.first;
+    if (behind >= window.count || behind + (window.words[behind] >> 8) > window.count) {
       __syncthreads();
-      loaded = at;
-      kept = end - at < Sizes::kScript ? end - at : Sizes::kScript;
-      for (unsigned i = threadIdx.x; i < kept; i += Sizes::kThreads) script[i] = net.sent[at + i];
+      // What is called next follows what is called now, in front of the first processor's script.
+      const unsigned common = net.sent[Sizes::kTable];
+      const unsigned limit = own_end != 0 && common > end ? common : end;
+      window.first = at;
+      window.count = limit - at < Sizes::kScript ? limit - at : Sizes::kScript;
+      for (unsigned i = threadIdx.x; i < window.count; i += Sizes::kThreads) {
+        window.words[i] = net.sent[at + i];
+      }
       __syncthreads();
+      (own_end != 0 ? called : own) = window;
     }
-    const unsigned* instruction = script + (at - loaded);
+    const unsigned* instruction = window.words + (at - window.first);
     const unsigned op = instruction[0] & 0xff, words = instruction[0] >> 8;
     if (op == kSignal) {
       signal(signals + instruction[1]);
     } else if (op == kWait) {
-      if (!wait(signals + instruction[1], instruction[2], status, Sizes::kMostPolls)) return;
+      if (!wait(signals + instruction[1], instruction[2], status, net.p.word[kFailure],
+                Sizes::kMostPolls)) {
+        return;
+      }
     } else if (op == kCall && own_end == 0 && instruction[1] < instruction[2]) {
       back = at + words;
       own_end = end;
@@ -271,8 +308,8 @@ __device__ __forceinline__ void interpret(const Net<Sizes>& net, unsigned* scrip
       end = instruction[2];
       at = begin;
       continue;
-    } else if (words == 0 || words > kept || !run(op, instruction)) {
-      if (threadIdx.x == 0) store_relaxed(status, static_cast<unsigned>(kBadInstruction));
+    } else if (words == 0 || words > window.count || !run(op, instruction)) {
+      if (threadIdx.x == 0) give_up(status, net.p.word[kFailure], kBadInstruction);
       return;
     }
     at += words;

@@ -5,21 +5,26 @@
 
 namespace tfmem {
 
+constexpr int kEverywhere = -1;
+
 // A view of a matrix and who has which of its outputs: block b of ROWS belongs to processor
-// (FIRST + b) % processors, and there to one warp after the other.
-template <class Sizes, int DEPTH, int OUTPUTS, int ROWS, int SLOTS, int FIRST>
+// (FIRST + b) % processors, and there to one warp after the other; or every processor has all, if
+// FIRST is kEverywhere. STAGED vectors come into shared memory at a time.
+template <class Sizes, int DEPTH, int OUTPUTS, int ROWS, int SLOTS, int FIRST, int STAGED>
 struct View {
+  static constexpr int kStaged = STAGED;
   static constexpr int kDepth = DEPTH, kOutputs = OUTPUTS, kRows = ROWS, kSlots = SLOTS;
   static constexpr int kOwned = ROWS * SLOTS;
   static constexpr int kSteps = (DEPTH + kWarp - 1) / kWarp;  // numbers of an output in a lane
   static constexpr int kGroup = kOwned < 8 ? kOwned : 8;      // outputs of a warp at a time
   static constexpr int kNodes = kGroup <= 4 ? 4 : 2;          // nodes at a time
+  static_assert(STAGED % kNodes == 0);
 
   __device__ static int output(int own) {
+    const int warp = threadIdx.x / kWarp, in_warp = own / ROWS * Sizes::kWarps + warp;
+    if (FIRST == kEverywhere) return in_warp * ROWS + own % ROWS;
     const int turn = (cta_in_grid() - FIRST + Sizes::kProcessors) % Sizes::kProcessors;
-    const int warp = threadIdx.x / kWarp;
-    const int block = (own / ROWS * Sizes::kWarps + warp) * Sizes::kProcessors + turn;
-    return block * ROWS + own % ROWS;
+    return (in_warp * Sizes::kProcessors + turn) * ROWS + own % ROWS;
   }
 };
 
@@ -84,6 +89,37 @@ struct Streamed {
   }
 };
 
+// Sums of COUNT numbers over the lanes of a warp, by halves: of two numbers each lane goes on with
+// one, so that all sums take about as many shuffles as there are numbers, where one after the other
+// each would take five. Returns the sum of number `lane / (32 / COUNT)`. COUNT: a power of two.
+template <int COUNT>
+__device__ __forceinline__ float sum_of_lanes(float (&values)[COUNT]) {
+  static_assert(COUNT <= kWarp && (COUNT & (COUNT - 1)) == 0);
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) {
+    const int left = COUNT * lanes / kWarp;  // numbers that remain of each lane; 0: it has one
+    if (left == 0) {
+      values[0] += __shfl_xor_sync(kAllLanes, values[0], lanes);
+      continue;
+    }
+    const bool upper = lane & lanes;
+#pragma unroll
+    for (int i = 0; i < left; ++i) {
+      const float kept = upper ? values[i + left] : values[i];
+      const float sent = upper ? values[i] : values[i + left];
+      values[i] = kept + __shfl_xor_sync(kAllLanes, sent, lanes);
+    }
+  }
+  return values[0];
+}
+
+constexpr int power_of_two(int least) {
+  int found = 1;
+  while (found < least) found *= 2;
+  return found;
+}
+
 // The outputs that this processor has, for nodes [first, first + rows) of a kind. `load(row, k)` is
 // what is multiplied, `store(row, o, sum)` takes an output.
 template <class V, bool UNROLLED, class Sizes, class Weights, class Load, class Store>
@@ -91,55 +127,49 @@ __device__ __forceinline__ void multiply(const Net<Sizes>& net, const Weights& w
                                          int rows, const Load& load, const Store& store) {
   constexpr int kNodes = V::kNodes, kGroup = V::kGroup;
   constexpr int kPasses = (V::kOwned + kGroup - 1) / kGroup;
-  static_assert(kNodes * kGroup <= kWarp);
+  constexpr int kSums = power_of_two(kNodes * kGroup), kLanes = kWarp / kSums;
   const int lane = threadIdx.x % kWarp;
-  for (int begin = 0; begin < rows; begin += kNodes) {
-    const int count = rows - begin < kNodes ? rows - begin : kNodes;
+  for (int begin = 0; begin < rows; begin += V::kStaged) {
+    const int staged = rows - begin < V::kStaged ? rows - begin : V::kStaged;
     __syncthreads();
-    for (int i = threadIdx.x; i < count * V::kDepth; i += Sizes::kThreads) {
+#pragma unroll 4
+    for (int i = threadIdx.x; i < staged * V::kDepth; i += Sizes::kThreads) {
       net.staging[i] = load(first + begin + i / V::kDepth, i % V::kDepth);
     }
     __syncthreads();
 #pragma unroll(UNROLLED ? kPasses : 1)
     for (int pass = 0; pass < kPasses; ++pass) {
       if (V::output(pass * kGroup) >= V::kOutputs) continue;  // nor has the warp any behind it
-      float sum[kNodes][kGroup] = {};
+#pragma unroll 1
+      for (int from = 0; from < staged; from += kNodes) {
+        // Of nodes behind the last one the sums are of what lies there, and nobody takes them.
+        const float* vectors = net.staging + from * V::kDepth + lane;
+        float sum[kSums] = {};
 #pragma unroll(UNROLLED ? V::kSteps : 4)
-      for (int i = 0; i < V::kSteps; ++i) {
-        const int k = lane + i * kWarp;
-        float x[kNodes];
-#pragma unroll
-        for (int node = 0; node < kNodes; ++node) {
-          x[node] = node < count && k < V::kDepth ? net.staging[node * V::kDepth + k] : 0.0f;
-        }
-#pragma unroll
-        for (int own = 0; own < kGroup; ++own) {
-          if (pass * kGroup + own >= V::kOwned) continue;
-          const float weight = weights.get(pass * kGroup + own, i);
+        for (int i = 0; i < V::kSteps; ++i) {
+          float x[kNodes];
 #pragma unroll
           for (int node = 0; node < kNodes; ++node) {
-            sum[node][own] = fmaf(weight, x[node], sum[node][own]);
+            const bool inside = V::kDepth % kWarp == 0 || lane + i * kWarp < V::kDepth;
+            x[node] = inside ? vectors[node * V::kDepth + i * kWarp] : 0.0f;
+          }
+#pragma unroll
+          for (int own = 0; own < kGroup; ++own) {
+            if (pass * kGroup + own >= V::kOwned) continue;
+            const float weight = weights.get(pass * kGroup + own, i);
+#pragma unroll
+            for (int node = 0; node < kNodes; ++node) {
+              sum[node * kGroup + own] = fmaf(weight, x[node], sum[node * kGroup + own]);
+            }
           }
         }
-      }
-      float mine = 0.0f;
-#pragma unroll
-      for (int node = 0; node < kNodes; ++node) {
-        if (node >= count) continue;
-#pragma unroll
-        for (int own = 0; own < kGroup; ++own) {
-          float total = sum[node][own];
-#pragma unroll
-          for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) {
-            total += __shfl_xor_sync(kAllLanes, total, lanes);
-          }
-          if (lane == node * kGroup + own) mine = total;
+        const float mine = sum_of_lanes(sum);
+        const int number = lane / kLanes, own = pass * kGroup + number % kGroup;
+        const int node = from + number / kGroup;
+        if (lane % kLanes == 0 && number < kNodes * kGroup && node < staged && own < V::kOwned) {
+          const int o = V::output(own);
+          if (o < V::kOutputs) store(first + begin + node, o, mine);
         }
-      }
-      const int own = pass * kGroup + lane % kGroup, node = lane / kGroup;
-      if (node < count && own < V::kOwned) {
-        const int o = V::output(own);
-        if (o < V::kOutputs) store(first + begin + node, o, mine);
       }
     }
   }

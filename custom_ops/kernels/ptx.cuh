@@ -149,6 +149,18 @@ __device__ __forceinline__ void load_relaxed(const unsigned* from, unsigned* val
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(*value) : "l"(from) : "memory");
 }
 
+// What the CTA's threads wrote before they last met is seen by whoever sees the sum and then
+// fences, on the whole device.
+__device__ __forceinline__ void add_release(unsigned* to, unsigned value) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ void store_to_host(unsigned* to, unsigned value) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ void fence_acquire() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
 // ---- Shared memory, and that of other CTAs of a cluster
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {

@@ -216,6 +216,10 @@ void load_relaxed(const unsigned* from, Words* value) {
   memcpy(value, from, sizeof(*value));
 }
 
+inline void add_release(unsigned* to, unsigned value) { atomicAdd(to, value); }
+inline void store_to_host(unsigned* to, unsigned value) { *to = value; }
+inline void fence_acquire() {}
+
 inline unsigned shared_address(const void* pointer) { return on_cpu::address_of(pointer); }
 // `cta` counts within the cluster.
 inline unsigned address_in(unsigned address, int cta) {

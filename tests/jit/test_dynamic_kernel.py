@@ -61,11 +61,13 @@ def run(device: CpuDevice, program: DynamicProgram, scripts: list[list[tuple[int
     status = device.upload(np.zeros(64 + 16, np.uint32))
     parameter = [0] * int(facts["words"])
     weights = device.upload(np.zeros(1000, np.float32))
-    parameter[table.SENT], parameter[table.STATUS] = device.upload(sent), status
+    failure = device.upload(np.zeros(1, np.uint32))
+    parameter[table.SENT], parameter[table.STATUS], parameter[table.FAILURE] = device.upload(sent), status, failure
     parameter[table.POINTERS : table.POINTERS + 4] = [weights] * 4
     module = Module(program.image.code, device.driver)
     Kernel(program.image, module).prepare((PROCESSORS, 1), parameter)(device.stream)
     found = device.download(status, np.zeros(64 + 16, np.uint32))
+    assert device.download(failure, np.zeros(1, np.uint32)) == found[0]  # which the host is told
     return int(found[0]), found[64:68].tolist()
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from custom_ops.dynamic.codegen.plan import Chip, Plan, make_plan, products_of
-from custom_ops.dynamic.codegen.program import kinds_of
+from custom_ops.dynamic.codegen.plan import MOST_STAGED, Chip, Plan, make_plan, products_of
+from custom_ops.dynamic.codegen.program import build, kinds_of
 from custom_ops.dynamic.codegen.segments import View
 from custom_ops.dynamic.sections import BACK_LEVEL, LEVEL
 from tests.dynamic_specs import tree_rnn
@@ -58,6 +58,22 @@ def test_what_has_no_place_in_registers_goes_to_shared_memory_and_then_stays_in_
     assert plan.resident_bytes == 4 * (FORWARD.weights + LOGITS.weights)
 
 
+def test_of_a_net_that_exceeds_the_chip_the_largest_that_levels_read_stay() -> None:
+    units = 4096
+    kinds = kinds_of(tree_rnn(units))
+    plan = make_plan(kinds, Chip())
+    found = homes(plan)
+    forward, backward = View(1, True, 0, 2 * units, 0, units), View(1, False, 0, units, 0, 2 * units)
+    logits = View(3, True, 0, units, 0, 3)
+    # 128 MiB each, of which all registers and shared memories together have 56 MiB
+    assert (found[forward], found[backward], found[logits]) == ("L2", "L2", "registers")
+    assert plan.shared + plan.staging <= plan.chip.shared
+    assert sum(" in L2," in line for line in plan.describe()) == 2
+    # on a larger chip that fits whose rows a warp can hold: a row of 8192 numbers is more than its registers
+    large = homes(make_plan(kinds, Chip(processors=1024)))
+    assert (large[forward], large[backward]) == ("L2", "registers")
+
+
 def test_levels_come_before_larger_matrices_that_are_read_once() -> None:
     views = list(homes(make_plan(kinds_of(tree_rnn(UNITS, classes=1000)), Chip(processors=1, registers=32))))
     assert views.index(FORWARD) < views.index(View(3, True, 0, UNITS, 0, 1000))
@@ -78,4 +94,28 @@ def test_a_plan_says_where_weights_are(home: str) -> None:
         "shared": Chip(processors=4, registers=0),
         "L2": Chip(registers=0, shared=0),
     }[home]
-    assert all(f"in {home}," in line for line in make_plan(KINDS, chip).describe())
+    *wide, narrow, gradients = make_plan(KINDS, chip).describe()
+    assert "in registers" in gradients
+    assert all(f"in {home}, 1 rows" in line or f"in {home}, 8 rows" in line for line in wide)
+    assert f"in {home} of every processor," in narrow
+
+
+def test_a_product_of_few_outputs_is_every_processors() -> None:
+    plan = make_plan(KINDS, Chip(processors=4, threads=64))
+    forward, backward, logits = plan.residences
+    assert (logits.view, logits.everywhere, logits.slots) == (LOGITS, True, 2)  # 3 outputs for 2 warps
+    assert not forward.everywhere
+    assert not backward.everywhere
+    facts = dict(build(tree_rnn(UNITS), 90, plan.chip, compile_source=lambda *_, **__: b"").more)
+    runs = [facts[f"segment{number}"].split()[3:5] for number in range(int(facts["segments"]))]
+    assert [first for first, count in runs if count == "0"] == ["0"] * sum(count == "0" for _, count in runs)
+    assert sum(count != "0" for _, count in runs) == 2
+
+
+def test_vectors_of_many_nodes_come_at_a_time_where_there_is_room() -> None:
+    plan = make_plan(KINDS, Chip(processors=4))
+    assert [residence.staged for residence in plan.residences] == [MOST_STAGED] * 3
+    assert plan.staging == 4 * MOST_STAGED * 2 * UNITS
+    small = make_plan(KINDS, Chip(processors=4, shared=4 * 8 * 2 * UNITS))
+    assert [residence.staged for residence in small.residences] == [8, 16, 16]
+    assert small.staging == small.chip.shared

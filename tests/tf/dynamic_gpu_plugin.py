@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
+from custom_ops.dynamic.choice import Choice
 from custom_ops.dynamic.codegen.plan import Chip
 from custom_ops.dynamic.codegen.program import DynamicProgram, build
 from custom_ops.dynamic.spec import Spec
@@ -19,13 +20,18 @@ CHIP = Chip(processors=3)
 class FakePrograms:
     """In the place of `tfmem.dynamic.gpu.Programs`."""
 
-    def __init__(self, gpu: FakeGpu, made: dict[str, DynamicProgram]) -> None:
-        self._gpu, self._made = gpu, made
+    on_gpu = True
+
+    def __init__(self, gpu: FakeGpu, made: dict[str, DynamicProgram], choice: Choice | None = None) -> None:
+        self._gpu, self._made, self._choice = gpu, made, choice
 
     def of(self, spec: Spec) -> DynamicProgram:
         if spec.text not in self._made:
             self._made[spec.text] = build(spec, ARCH, CHIP, compile_source=self._gpu.compile_source)
         return self._made[spec.text]
+
+    def choice(self, spec: Spec) -> Choice | None:
+        return self._choice
 
     def place(self, program: DynamicProgram | None) -> AbstractContextManager[object]:
         return contextlib.nullcontext()

@@ -4,20 +4,25 @@ Run by test_dynamic_gpu.py in a process of its own: see `fake_gpu`."""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from custom_ops.dynamic.choice import FIRST_STEPS, ROUNDS, TIMED_STEPS, Choice
 from custom_ops.dynamic.codegen.plan import Chip
 from custom_ops.dynamic.codegen.program import DynamicProgram, build
 from custom_ops.dynamic.op import forward, forward_backward, step
+from custom_ops.errors import TfmemWarning
 from custom_ops.expr.table import FLOAT_OPS
 from custom_ops.load import load
+from tests.tf.dynamic_gpu_plugin import FakePrograms
 from tests.tf.dynamic_nets import TreeLSTM, nodes, random_trees
 from tests.tf.fake_gpu import ARCH, FakeGpu, fixture_gpu, fixture_no_kernel_fails  # noqa: F401
 from tfmem import dynamic
+from tfmem.dynamic import handle as handles
 
 CHIP = Chip(processors=3)
 WIDTH = 5
@@ -121,15 +126,72 @@ def test_updates_are_the_formulas(gpu: FakeGpu, rule: str) -> None:
     slots = [tf.Variable(tf.zeros_like(p)) for _ in range(counts[rule]) for p in net.parameters]
     held = net.kernel.read_value()  # so that the variable's memory is somebody else's, too
     rates = optimizer.rates(tf.constant(1, tf.int64))
-    losses, _ = step(
-        load().ops, handle.spec, [*net.parameters, *slots], batch, 0, None, rule, rates, program_of(gpu, handle)
+    losses, _, done = step(
+        load().ops, handle.spec, [*net.parameters, *slots], batch, 0, None, rule, rates, 7, program_of(gpu, handle)
     )
+    assert done == 7
     np.testing.assert_allclose(losses, [float(loss) for loss in net_losses(before, net, trees)], rtol=1e-4)
     np.testing.assert_array_equal(held, before[3])
     for parameter, old, gradient in zip(net.parameters, before, gradients, strict=True):
         first = gradient / (np.abs(gradient) + 1e-7 / np.sqrt(1e-3)) if rule == "adam" else gradient
         large = np.abs(gradient) > 1e-5
         np.testing.assert_allclose((old - parameter.numpy())[large], 0.1 * first[large], rtol=2e-3, atol=1e-7)
+
+
+def test_a_step_that_failed_does_not_count(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handles, "Programs", lambda: FakePrograms(gpu, {}))
+    values = []
+    for fails in (False, True):
+        net = TreeLSTM(hidden=4, width=3)
+        handle = net.specialize(optimizer=dynamic.Adam(0.1))
+        batch = handle.batch([nodes(handle, tree) for tree in random_trees(2, most=3)])
+        step_in_graph = tf.function(lambda *given, handle=handle: handle.step(dynamic.Batch(*given)).losses)
+        wrong = handle.batch([([9], [], [])])
+        for train in (handle.step, lambda given, run=step_in_graph: run(*given)):
+            train(batch)
+            if fails:
+                with pytest.raises(tf.errors.InvalidArgumentError, match="kind 9"):
+                    train(wrong)
+            train(batch)
+        values.append([parameter.numpy() for parameter in net.parameters])
+    for a, b in zip(*values, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_kernels_that_take_turns_compute_the_same_to_the_bit(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    values, choices = [], []
+    for several in (False, True):
+        net = TreeLSTM(hidden=9, width=3)
+        spec = net.specialize(optimizer=dynamic.Adam()).spec
+        programs = [build(spec, ARCH, CHIP, rows, compile_source=gpu.compile_source) for rows in (1, 2, 4)]
+        choices.append(Choice(programs))
+        monkeypatch.setattr(
+            handles, "Programs", lambda given=choices[-1] if several else None: FakePrograms(gpu, {}, given)
+        )
+        handle = net.specialize(optimizer=dynamic.Adam())
+        batch = handle.batch([nodes(handle, tree) for tree in random_trees(2, most=3)])
+        for _ in range(ROUNDS * 3 * (FIRST_STEPS + TIMED_STEPS)):
+            handle.step(batch)
+        values.append([parameter.numpy() for parameter in net.parameters])
+    assert choices[1].done
+    for a, b in zip(*values, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_recorded_graphs_say_that_a_kernel_is_compiled_anew(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handles, "Programs", lambda: FakePrograms(gpu, {}))
+    table = tf.Variable(tf.ones([4, 3]))
+    handle = dynamic.specialize([table])
+
+    def loss(op) -> dynamic.Expression:
+        return dynamic.reduce_sum(op(dynamic.embedding_lookup(table, 1)))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TfmemWarning)
+        handle.forward_backward([loss(dynamic.tanh)])  # the first kernel is no news
+        handle.forward_backward([loss(dynamic.tanh)])
+    with pytest.warns(TfmemWarning, match="1 kinds of ops that none before had, so the GPU's kernel is compiled anew"):
+        handle.forward_backward([loss(dynamic.sigmoid)])
 
 
 def net_losses(values, net: TreeLSTM, trees):
@@ -176,6 +238,24 @@ def test_a_chain_and_an_empty_batch(gpu: FakeGpu) -> None:
     losses, _, gradients = forward_backward(load().ops, handle.spec, net.parameters, handle.batch([]), 0, None, program)
     assert losses.shape == [0]
     assert all(not np.any(gradient) for gradient in as_arrays(gradients))
+
+
+def test_batches_of_any_size_go_through_the_same_places(gpu: FakeGpu) -> None:
+    """One op sends scripts of batches that grow, so that its places do, and shrink again."""
+    net = TreeLSTM(hidden=3, width=2)
+    handle = net.specialize()
+    program = program_of(gpu, handle)
+    run = tf.function(
+        lambda *given: forward_backward(
+            load().ops, handle.spec, net.parameters, dynamic.Batch(*given), 0, None, program
+        )[0],
+        input_signature=[tf.RaggedTensorSpec([None, None], tf.int32)] * 3,
+    )
+    for count in (1, 2, 300, 1, 300, 3, 2):
+        trees = [(1, (0, 1), (2, word % 30)) for word in range(count)]
+        found = run(*handle.batch([nodes(handle, tree) for tree in trees]))
+        expected = {word: net.loss(trees[word]) for word in range(min(count, 30))}
+        np.testing.assert_allclose(found, [expected[word % 30] for word in range(count)], rtol=1e-5)
 
 
 def test_results_are_the_same_in_each_run(gpu: FakeGpu) -> None:

@@ -127,6 +127,8 @@ def as_batch(given: Any) -> Batch:
 def _as_ragged(tensor: Any) -> tf.RaggedTensor:
     if not isinstance(tensor, tf.RaggedTensor):
         tensor = tf.RaggedTensor.from_tensor(tf.cast(tf.convert_to_tensor(tensor), tf.int32), padding=PADDING)
+    elif isinstance(tensor.values, tf.Tensor) and tensor.values.shape.rank == 1 and tensor.dtype == tf.int32:
+        return tensor  # as `from_lists` makes it; to ask for its shape takes longer than all else
     if tensor.shape.rank != 2:
         raise DynamicError(f"integers of shape {tensor.shape} in a batch; expected [examples, (number)]")
     return tensor if tensor.dtype == tf.int32 else tf.cast(tensor, tf.int32)

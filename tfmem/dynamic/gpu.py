@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 
 import tensorflow as tf
 
+from custom_ops.dynamic.choice import ROWS, Choice
 from custom_ops.dynamic.codegen.plan import Chip
 from custom_ops.dynamic.codegen.program import DynamicProgram, build
 from custom_ops.dynamic.spec import Spec
 from custom_ops.errors import KernelError, TfmemWarning
-from custom_ops.jit.cache import Cache
+from custom_ops.jit import nvrtc
+from custom_ops.jit.cache import Cache, UnusableError, digest
 from custom_ops.jit.device import Device
 from tfmem.api import load_ops
 from tfmem.devices import find_target
@@ -28,6 +32,14 @@ class Programs:
     def __init__(self) -> None:
         self._target = find_target("", load_ops())
         self._made: dict[str, DynamicProgram | None] = {}
+        self._chosen: set[str] = set()
+        self._others: dict[str, Future[list[DynamicProgram]]] = {}
+        self._choices: dict[str, Choice] = {}
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether nets run on one."""
+        return self._target.is_gpu
 
     def of(self, spec: Spec) -> DynamicProgram | None:
         """For the GPU; None without one, and with a `TfmemWarning` where no kernel can be made."""
@@ -35,23 +47,85 @@ class Programs:
             return None
         if spec.text not in self._made:
             try:
-                self._made[spec.text] = self._build(spec)
+                self._made[spec.text] = self._first(spec)
             except KernelError as error:
                 warnings.warn(f"the net runs on the CPU, without a GPU kernel: {error}", TfmemWarning, stacklevel=4)
                 self._made[spec.text] = None
         return self._made[spec.text]
 
-    def _build(self, spec: Spec) -> DynamicProgram:
-        with Device(self._target.ordinal) as device, kernel_folder(Options().cache_directory) as folder:
-            if device.arch < OLDEST:
-                raise KernelError(
-                    f"{device.name} has compute capability {device.arch / 10}; kernels of dynamic nets need "
-                    f"{OLDEST / 10}"
-                )
-            return build(spec, device.arch, Chip(processors=device.processors), cache=Cache(folder))
+    def choice(self, spec: Spec) -> Choice | None:
+        """Of a net that trains: kernels that take turns. None while others are compiled, in the background, and once
+        the fastest is known."""
+        key, first = spec.text, self.of(spec)
+        if first is None or key in self._chosen:
+            return None
+        if key not in self._others:
+            executor = ThreadPoolExecutor(1)
+            self._others[key] = executor.submit(self._alternatives, spec, first)
+            executor.shutdown(wait=False)
+        if key not in self._choices:
+            if not self._others[key].done():
+                return None
+            try:
+                self._choices[key] = Choice([first, *self._others[key].result()])
+            except KernelError:  # the first one runs
+                self._chosen.add(key)
+                return None
+        choice = self._choices[key]
+        if not choice.done:
+            return choice
+        self._made[key] = choice.program
+        self._chosen.add(key)
+        self._keep(spec, choice.program)
+        return None
+
+    def is_choosing(self, spec: Spec) -> bool:
+        """Whether the fastest kernel is not yet known."""
+        return self.of(spec) is not None and spec.text not in self._chosen
 
     def place(self, program: DynamicProgram | None) -> AbstractContextManager[object]:
         """Where an op with this program is placed: on the CPU, if there is a GPU and no kernel for it."""
         if program is None and self._target.is_gpu:
             return tf.device("/CPU:0")
         return contextlib.nullcontext()
+
+    # ---- making ----
+
+    def _first(self, spec: Spec) -> DynamicProgram:
+        """With the rows that were the fastest before, or 1."""
+        with self._device() as device, kernel_folder(Options().cache_directory) as folder:
+            rows = Cache(folder).find(_key(spec, device), _rows)
+            if rows is not None:
+                self._chosen.add(spec.text)
+            return build(spec, device.arch, Chip(processors=device.processors), rows or ROWS[0], Cache(folder))
+
+    def _alternatives(self, spec: Spec, first: DynamicProgram) -> list[DynamicProgram]:
+        """That keep as much on the chip."""
+        with kernel_folder(Options().cache_directory) as folder:
+            made = [build(spec, first.image.arch, first.plan.chip, rows, Cache(folder)) for rows in ROWS[1:]]
+        return [program for program in made if program.plan.resident_bytes >= first.plan.resident_bytes]
+
+    def _keep(self, spec: Spec, program: DynamicProgram) -> None:
+        with self._device() as device, kernel_folder(Options().cache_directory) as folder:
+            Cache(folder).keep(_key(spec, device), str(program.rows).encode())
+
+    @contextlib.contextmanager
+    def _device(self) -> Iterator[Device]:
+        with Device(self._target.ordinal) as device:
+            if device.arch < OLDEST:
+                raise KernelError(
+                    f"{device.name} has compute capability {device.arch / 10}; kernels of dynamic nets need "
+                    f"{OLDEST / 10}"
+                )
+            yield device
+
+
+def _key(spec: Spec, device: Device) -> str:
+    """Of the rows that are the fastest."""
+    return digest("rows of a warp 1", spec.text, device.name, nvrtc.compiler_version(), *nvrtc.header_texts())
+
+
+def _rows(data: bytes) -> int:
+    if data.decode(errors="replace") not in map(str, ROWS):
+        raise UnusableError(data)
+    return int(data)

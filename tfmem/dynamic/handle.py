@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from custom_ops.dynamic.codegen.plan import Plan
+from custom_ops.dynamic.codegen.program import DynamicProgram
 from custom_ops.dynamic.op import forward, forward_backward, step
 from custom_ops.dynamic.spec import Spec
-from custom_ops.errors import DynamicError
+from custom_ops.errors import DynamicError, warn
 from tfmem.api import load_ops
 from tfmem.dynamic.batch import Batch, Node, as_batch, flatten, from_lists
 from tfmem.dynamic.expressions import Expression, parameter_of
 from tfmem.dynamic.gpu import Programs
 from tfmem.dynamic.kinds import NodeKind, State, record
 from tfmem.dynamic.optimizers import Optimizer
+from tfmem.dynamic.parts import Parts, Run, apply, in_halves, in_parts
 from tfmem.dynamic.recorded import RecordedKinds
-from tfmem.tf_internals.concrete_function import ConcreteFunction, call_traced
+from tfmem.tf_internals.concrete_function import call_traced
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Handle:
         self._programs.of(self._training)
         self._slots: tuple[tf.Variable, ...] = ()
         self._steps: tf.Variable | None = None
-        self._traced: dict[Hashable, ConcreteFunction] = {}
+        self._traced: dict[tuple[str, int, bool, bool], tf.types.experimental.ConcreteFunction] = {}
         if optimizer is not None:
             self._slots = tuple(
                 tf.Variable(tf.zeros(parameter.shape), trainable=False, name=f"{slot}_{number}")
@@ -132,6 +134,11 @@ class Handle:
         """What the GPU kernel keeps on chip; None on a CPU."""
         program = self._programs.of(self._training)
         return None if program is None else program.plan
+
+    @property
+    def choosing(self) -> bool:
+        """Whether eager steps still find out which of several GPU kernels is the fastest; the first some hundred do."""
+        return self._programs.is_choosing(self._training)
 
     # ---- batches ----
 
@@ -166,8 +173,16 @@ class Handle:
         if self._recorded is not None:
             with self._lock:
                 lists = [self._recorded.flatten(example) for example in examples]
+                known = len(self._training.kinds)
                 self._training = self._recorded.spec(training=True)
                 self._inference = self._recorded.spec(training=False)
+            new = self._training.kinds[known:]
+            if known and new and self._programs.on_gpu:
+                warn(
+                    f"recorded graphs brought {len(new)} kinds of ops that none before had, so the GPU's kernel is "
+                    "compiled anew, which takes seconds; it is not if kinds of nodes are given to specialize, or "
+                    "if the first batch has every op"
+                )
             return from_lists(lists)
         return from_lists(map(_flat, examples))
 
@@ -193,12 +208,14 @@ class Handle:
                 parameter's shape changed; names the example and the node.
         """
         tensors = self._as_batch(batch)
+        run = in_parts if tf.executing_eagerly() else _at_once
+        losses, outputs, gradients = run(self._forward_backward, tensors, loss_weights, seed)
+        return Outcome(losses, gradients, outputs)
+
+    def _forward_backward(self, tensors: Batch, loss_weights: tf.Tensor | None, seed: int | tf.Tensor) -> Parts:
         program = self._programs.of(self._training)
         with self._programs.place(program):
-            losses, outputs, gradients = forward_backward(
-                self._ops, self._training, self.parameters, tensors, seed, loss_weights, program
-            )
-        return Outcome(losses, gradients, outputs)
+            return forward_backward(self._ops, self._training, self.parameters, tensors, seed, loss_weights, program)
 
     def forward(
         self, batch: Any, *, training: bool = False, states: bool = False, seed: int | tf.Tensor = 0
@@ -241,59 +258,106 @@ class Handle:
             DynamicError: `specialize` was given no optimizer.
             tf.errors.InvalidArgumentError: as of `forward_backward`; no parameter was written.
         """
-        if self.optimizer is None or self._steps is None:
+        if self.optimizer is None:
             raise DynamicError("the net has no optimizer; specialize(..., optimizer=tfmem.dynamic.Adam())")
         tensors = self._as_batch(batch)
-        if not tf.executing_eagerly():  # the order of steps is the graph's
-            return Outcome(*self._step(tensors, loss_weights, seed))
+        if not tf.executing_eagerly():
+            program = self._programs.of(self._training)
+            losses, outputs = self._step(tensors, loss_weights, seed, program)
+            return Outcome(losses, (), outputs)
+        # Several ops and their Python take longer than a small batch runs on a GPU; one call of a graph does not.
+        given = [part for ragged in tensors for part in (ragged.values, _long(ragged.row_splits))]
+        if loss_weights is not None:
+            given.append(tf.convert_to_tensor(loss_weights, tf.float32))
+        if seed is not None:
+            given.append(tf.cast(seed, tf.int64))
         with self._step_lock:  # threads that share the handle take their numbers one by one
-            return Outcome(*self._traced_step(tensors, loss_weights, seed))
+            choice = self._programs.choice(self._training)
+            program = self._programs.of(self._training) if choice is None else choice.program
+            traced = self._traced_step(program, loss_weights is not None, seed is not None)
+            try:
+                losses, *found = call_traced(traced, tuple(given), {})
+            except tf.errors.ResourceExhaustedError:
+                if int(tensors.kinds.row_splits.shape[0]) < 3:  # one example
+                    raise
+                return self._step_in_halves(tensors, loss_weights, seed)
+            if choice is not None:
+                choice.ran(int(given[0].shape[0]), losses.numpy)
+        return Outcome(losses, (), tuple(found))
 
-    def _traced_step(self, tensors: Batch, loss_weights: Any, seed: Any) -> tuple[tf.Tensor, tuple[()], Any]:
-        """An eager step: one call of a function, which is traced once, instead of some ten ops."""
-        given = [part for ragged in tensors for part in (ragged.values, ragged.row_splits)]
-        given += [] if loss_weights is None else [tf.convert_to_tensor(loss_weights, tf.float32)]
-        given += [] if seed is None else [tf.cast(seed, tf.int64)]
-        key = (len(self._training.kinds), loss_weights is None, seed is None, *(split.dtype for split in given[1:6:2]))
-        if self._traced.get(key) is None:
-            self._traced = {key: self._trace_step(given, loss_weights is not None, seed is not None)}
-        return call_traced(self._traced[key], tuple(given), {})
-
-    def _trace_step(self, given: Sequence[tf.Tensor], weighted: bool, seeded: bool) -> ConcreteFunction:
-        def run(*flat: tf.Tensor) -> tuple[tf.Tensor, tuple[()], Any]:
-            ragged = [tf.RaggedTensor.from_row_splits(*flat[at : at + 2], validate=False) for at in (0, 2, 4)]
-            return self._step(Batch(*ragged), flat[6] if weighted else None, flat[-1] if seeded else None)
-
-        signature = [tf.TensorSpec([None] * tensor.shape.rank, tensor.dtype) for tensor in given]
-        return tf.function(run).get_concrete_function(*signature)
-
-    def _step(
-        self, tensors: Batch, loss_weights: tf.Tensor | None, seed: int | tf.Tensor | None
-    ) -> tuple[tf.Tensor, tuple[()], tuple[tf.Tensor, ...]]:
-        """Losses, no gradients, and outputs."""
+    def _step_in_halves(self, tensors: Batch, loss_weights: tf.Tensor | None, seed: int | tf.Tensor | None) -> Outcome:
+        """Of a batch that memory is short for, so that nothing was written yet."""
         assert self.optimizer is not None
         assert self._steps is not None
-        program = self._programs.of(self._training)
+        number = self._steps + 1
+        losses, outputs, gradients = in_halves(
+            self._forward_backward, tensors, loss_weights, number if seed is None else seed
+        )
+        apply(self.optimizer, number, self.parameters, self._slots, gradients)
+        self._steps.assign(number)
+        return Outcome(losses, (), outputs)
+
+    def _traced_step(
+        self, program: DynamicProgram | None, has_weights: bool, has_seed: bool
+    ) -> tf.types.experimental.ConcreteFunction:
+        """A step as a graph of flat tensors: values and splits, weights if it has some, a seed if it has one."""
+        key = self._training.text, 0 if program is None else program.rows, has_weights, has_seed
+        with self._lock:
+            if key not in self._traced:
+                signature = [tf.TensorSpec([None], tf.int32), tf.TensorSpec([None], tf.int64)] * 3
+                signature += [tf.TensorSpec([None], tf.float32)] * has_weights + [
+                    tf.TensorSpec([], tf.int64)
+                ] * has_seed
+                self._traced[key] = tf.function(
+                    lambda *given: self._flat_step(given, program, has_weights, has_seed), input_signature=signature
+                ).get_concrete_function()
+            return self._traced[key]
+
+    def _flat_step(
+        self, given: tuple[tf.Tensor, ...], program: DynamicProgram | None, has_weights: bool, has_seed: bool
+    ) -> tuple[tf.Tensor, ...]:
+        parts = (tf.RaggedTensor.from_row_splits(*given[i : i + 2], validate=False) for i in (0, 2, 4))
+        losses, outputs = self._step(
+            Batch(*parts), given[6] if has_weights else None, given[-1] if has_seed else None, program
+        )
+        return losses, *outputs
+
+    def _step(
+        self,
+        tensors: Batch,
+        loss_weights: tf.Tensor | None,
+        seed: int | tf.Tensor | None,
+        program: DynamicProgram | None,
+    ) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
+        assert self.optimizer is not None
+        assert self._steps is not None
         with tf.device("/CPU:0"):
-            # A GPU's step is counted before it runs: to count it afterwards would be to wait for the GPU.
-            steps = self._steps + 1 if program is None else self._steps.assign_add(1, read_value=True)
-            rates = self.optimizer.rates(steps)
+            number = self._steps + 1
+            rates = self.optimizer.rates(number)
         with self._programs.place(program):
-            losses, outputs = step(
+            losses, outputs, done = step(
                 self._ops,
                 self._training,
                 (*self.parameters, *self._slots),
                 tensors,
-                steps if seed is None else seed,
+                number if seed is None else seed,
                 loss_weights,
                 self.optimizer.rule,
                 rates,
+                number,
                 program,
             )
-        if program is None:
-            with tf.control_dependencies([losses]):
-                self._steps.assign_add(1)
-        return losses, (), outputs
+        with tf.device("/CPU:0"):
+            self._steps.assign(done)
+        return losses, outputs
+
+
+def _at_once(run: Run, batch: Batch, loss_weights: tf.Tensor | None, seed: int | tf.Tensor) -> Parts:
+    return run(batch, loss_weights, seed)
+
+
+def _long(splits: tf.Tensor) -> tf.Tensor:
+    return splits if splits.dtype == tf.int64 else tf.cast(splits, tf.int64)
 
 
 def _are_roots(example: Any) -> bool:

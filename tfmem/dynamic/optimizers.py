@@ -38,6 +38,13 @@ class SGD:
         """What the op is told in a step."""
         return tf.constant([self.learning_rate, self.momentum] if self.momentum else [self.learning_rate])
 
+    def update(self, _: tf.Tensor, gradient: tf.Tensor, value: tf.Tensor, *slots: tf.Tensor) -> list[tf.Tensor]:
+        """A parameter and its slots after a step, as the op computes them."""
+        if not self.momentum:
+            return [value - self.learning_rate * gradient]
+        velocity = slots[0] * self.momentum - self.learning_rate * gradient
+        return [value + velocity, velocity]
+
 
 @dataclass(frozen=True)
 class Adam:
@@ -59,6 +66,17 @@ class Adam:
         """What the op is told in a step, of which the first is 1."""
         fixed = tf.constant([self.learning_rate, self.beta_1, self.beta_2, self.epsilon])
         return tf.concat([fixed, tf.cast(step, tf.float32)[None]], 0)
+
+    def update(
+        self, step: tf.Tensor, gradient: tf.Tensor, value: tf.Tensor, m: tf.Tensor, v: tf.Tensor
+    ) -> list[tf.Tensor]:
+        """A parameter and its slots after a step, of which the first is 1, as the op computes them."""
+        number = tf.cast(step, tf.float64)
+        first, second = 1 - tf.constant(self.beta_1, tf.float64) ** number, 1 - self.beta_2**number
+        rate = tf.cast(self.learning_rate * tf.sqrt(second) / first, tf.float32)
+        m = m + (gradient - m) * (1 - self.beta_1)
+        v = v + (gradient * gradient - v) * (1 - self.beta_2)
+        return [value - m * rate / (tf.sqrt(v) + self.epsilon), m, v]
 
 
 Optimizer = SGD | Adam

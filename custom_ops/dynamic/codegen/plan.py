@@ -3,13 +3,14 @@
 Each output of a view is a sum over one row of weights, and rows are dealt round-robin, `rows` at a time, to the warps
 of all processors: block b goes to processor (first + b) % processors, and there to one warp after the other. A matrix
 that is multiplied forward and, transposed, backward, is two views, which lie on the chip twice; so what flows back
-needs no sums across processors, and results are the same in each run.
+needs no sums across processors, and results are the same in each run. A product of few outputs lies on every
+processor, which computes all of them for some of the nodes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from custom_ops.dynamic.codegen.segments import KindCode, View
@@ -18,6 +19,9 @@ from custom_ops.dynamic.sections import BACK_LEVEL, LEVEL
 Home = Literal["registers", "shared", "L2"]
 WARP = 32
 STREAMED_ROWS = 8
+NARROW = 16  # outputs of a product that every processor has: less work than to wait for others
+MOST_STAGED = 64  # nodes
+STAGING = 64 << 10  # bytes, within which a product reads the vectors of many nodes at a time
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,8 @@ class Residence:
         rows: outputs that follow each other in one warp.
         slots: such blocks in a warp.
         first: the processor that has the first block.
+        everywhere: every processor has all outputs, and computes them for some of the nodes.
+        staged: nodes whose vectors come into shared memory at a time.
     """
 
     view: View
@@ -56,6 +62,8 @@ class Residence:
     rows: int
     slots: int
     first: int
+    everywhere: bool = False
+    staged: int = 4
 
     @property
     def owned(self) -> int:
@@ -76,8 +84,8 @@ class Residence:
         view = self.view
         what = f"parameter {view.parameter}{', transposed' if view.transposed else ''}"
         return (
-            f"{what}: {view.outputs} sums of {view.depth}, in {self.home}, {self.rows} rows in {self.slots} blocks of "
-            "a warp"
+            f"{what}: {view.outputs} sums of {view.depth}, in {self.home}{' of every processor' * self.everywhere}, "
+            f"{self.rows} rows in {self.slots} blocks of a warp"
         )
 
 
@@ -121,8 +129,11 @@ class Plan:
         return with_plan, each
 
     def describe(self) -> list[str]:
-        """Lines for a report: what is resident, and what streams."""
-        return [residence.describe() for residence in self.residences]
+        """Lines for a report: what is resident, what streams, and where gradients are summed."""
+        return [
+            *(residence.describe() for residence in self.residences),
+            "gradients: summed in registers, 64 x 64 at a time, when no weight is multiplied by any more",
+        ]
 
 
 def nodes_of(residence: Residence) -> int:
@@ -184,19 +195,30 @@ def make_plan(kinds: Sequence[KindCode], chip: Chip, rows: int = 1, reserved: in
     staging = 4 * max((4 * view.depth for view in views), default=0)
     shared = chip.shared - reserved - staging
     for view, _ in sorted(views.items(), key=lambda item: (not item[1], -item[0].weights)):
-        dealt = _dealt(view, "registers", rows, chip, first)
+        everywhere = view.outputs <= NARROW
+        dealt = _dealt(view, "registers", rows, chip, first, everywhere)
         if dealt.registers <= registers and dealt.owned <= 64:
             registers -= dealt.registers
         elif dealt.registers * 4 * chip.threads <= shared:
-            dealt = _dealt(view, "shared", rows, chip, first)
+            dealt = replace(dealt, home="shared")
             shared -= dealt.registers * 4 * chip.threads
         else:
-            dealt = _dealt(view, "L2", STREAMED_ROWS, chip, first)
+            dealt = _dealt(view, "L2", STREAMED_ROWS, chip, first, everywhere)
         residences.append(dealt)
-        first = (first + dealt.blocks) % chip.processors
-    return Plan(chip, tuple(residences), staging)
+        if not everywhere:
+            first = (first + dealt.blocks) % chip.processors
+    room = min(max(staging, STAGING), staging + shared)
+    staged = tuple(replace(dealt, staged=_staged(dealt, room)) for dealt in residences)
+    return Plan(chip, staged, max((4 * dealt.staged * dealt.view.depth for dealt in staged), default=0))
 
 
-def _dealt(view: View, home: Home, rows: int, chip: Chip, first: int) -> Residence:
+def _staged(residence: Residence, room: int) -> int:
+    """Nodes whose vectors fit in so many bytes; a multiple of those of a turn."""
+    turn = nodes_of(residence)
+    return max(turn, min(MOST_STAGED, room // (4 * residence.view.depth)) // turn * turn)
+
+
+def _dealt(view: View, home: Home, rows: int, chip: Chip, first: int, everywhere: bool) -> Residence:
+    warps = chip.warps * (1 if everywhere else chip.processors)
     blocks = -(-view.outputs // rows)
-    return Residence(view, home, rows, -(-blocks // (chip.processors * chip.warps)), first)
+    return Residence(view, home, rows, -(-blocks // warps), first, everywhere)

@@ -9,8 +9,9 @@ Beside what any kernel image says (`custom_ops.jit.image`):
     spilledK WIDTH...       of kind K: values that a batch's memory holds beside those that the spec keeps
     segments N
     segmentI KIND SECTION ROUND FIRST COUNT COST
-                            a product is run by COUNT processors from FIRST on, everything else has COUNT 0 and is run
-                            for a block of nodes by one; COST is about that of a node, in cycles
+                            a product is run by COUNT processors from FIRST on; everything else, and a product that
+                            all have whole, has COUNT 0 and is run for a block of nodes by one; COST is about that of a
+                            node, in cycles
 """
 
 from __future__ import annotations
@@ -46,11 +47,13 @@ class DynamicProgram:
     Attributes:
         image: the kernel.
         plan: what it holds on chip.
+        rows: of a matrix that a warp has at least.
     """
 
     image: KernelImage
     plan: Plan
     more: tuple[tuple[str, str], ...]
+    rows: int = 1
 
     def to_text(self) -> str:
         """All but the code."""
@@ -84,7 +87,7 @@ def build(
     plan = make_plan(kinds, chip, rows, reserved_bytes(table, script_words))
     code = code_of(generate(spec, kinds, plan, script_words, polls), arch, cache, compile_source=compile_source)
     image = KernelImage(arch, ENTRY, chip.threads, code, shared_bytes(table, plan, script_words), cooperative=True)
-    return DynamicProgram(image, plan, tuple(_facts(spec, kinds, plan, table).items()))
+    return DynamicProgram(image, plan, tuple(_facts(spec, kinds, plan, table).items()), rows)
 
 
 def _facts(spec: Spec, kinds: tuple[KindCode, ...], plan: Plan, table: Table) -> dict[str, str]:
@@ -111,4 +114,6 @@ def _runners(kind: KindCode, section: int, segment: Segment, plan: Plan) -> tupl
         return 0, 0, 100 + sum(items[place].width for place in segment.rows) // 16
     residence = plan.residences[holder(plan, segment.call.view)]
     cost = 50 + residence.owned * -(-residence.view.depth // 32)
+    if residence.everywhere:
+        return 0, 0, cost
     return residence.first, min(residence.blocks, plan.chip.processors), cost

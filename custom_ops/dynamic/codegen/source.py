@@ -8,7 +8,7 @@ from custom_ops.dynamic.codegen.plan import Plan, Residence, holder
 from custom_ops.dynamic.codegen.rows import rows_source
 from custom_ops.dynamic.codegen.segments import Call, KindCode, Ref, Segment
 from custom_ops.dynamic.codegen.table import Table, pointers_of
-from custom_ops.dynamic.codegen.values import Values, stride_of
+from custom_ops.dynamic.codegen.values import Values
 from custom_ops.dynamic.sections import Step
 from custom_ops.dynamic.spec import Spec
 
@@ -16,7 +16,7 @@ ENTRY = "dynamic_net"
 SCRIPT_WORDS = 2048
 POLLS = 1 << 22  # seconds, where a level takes microseconds
 _HOMES = {"registers": "InRegisters", "shared": "InShared", "L2": "Streamed"}
-_TILE_BYTES = 2 * 64 * 16 * 4
+_TILE_BYTES = 2 * 64 * 32 * 4
 
 
 def generate(
@@ -32,8 +32,9 @@ def generate(
 
 
 def reserved_bytes(table: Table, script_words: int = SCRIPT_WORDS) -> int:
-    """Of shared memory beside weights and staging: the table, a piece of script, a number of each warp."""
-    return 4 * (_aligned(table.size) + script_words + 32)
+    """Of shared memory beside weights and staging: the table, a piece of its script and one of what it calls, a number
+    of each warp."""
+    return 4 * (_aligned(table.size) + 2 * script_words + 32)
 
 
 def shared_bytes(table: Table, plan: Plan, script_words: int = SCRIPT_WORDS) -> int:
@@ -70,6 +71,8 @@ class _Writer:
         yield f"using Sizes = NetSizes<{', '.join(map(str, sizes))}>;"
         for number, residence in enumerate(self.plan.residences):
             yield from self._view(number, residence)
+        steps = list(self._gradient_steps())
+        yield f"__device__ const GradientStep gradient_steps[] = {{{', '.join(text for _, text in steps) or '{}'}}};"
         yield (
             f'extern "C" __global__ void __launch_bounds__({chip.threads}, 1) {ENTRY}'
             f"(const __grid_constant__ Parameters<{words}> p) {{"
@@ -78,7 +81,7 @@ class _Writer:
         yield "unsigned* const table = reinterpret_cast<unsigned*>(shared);"
         script = _aligned(self.table.size)
         yield f"unsigned* const script = table + {script};"
-        partial = script + self.script_words
+        partial = script + 2 * self.script_words
         staging = partial + 32
         yield "const unsigned* const sent = reinterpret_cast<const unsigned*>(p.word[kSent]);"
         yield (
@@ -104,11 +107,16 @@ class _Writer:
             yield "return true; }"
         yield "default: return false; }"
         yield "case kGradient: switch (instruction[1]) {"
-        for number in range(len(self.spec.parameters)):
-            if not self.spec.sparse[number]:
-                yield f"case {number}: {{"
-                yield from self._gradient(number)
-                yield "return true; }"
+        for number, parameter in enumerate(self.spec.parameters):
+            if self.spec.sparse[number]:
+                continue
+            first = sum(of < number for of, _ in steps)
+            count = sum(of == number for of, _ in steps)
+            height, width = parameter.shape if len(parameter.shape) == 2 else (1, parameter.shape[0])
+            yield (
+                f"case {number}: take_gradient(net, gradient_steps + {first}, {count}, {number}, first * kTile, "
+                f"rows * kTile, {height}, {width}); return true;"
+            )
         yield "default: return false; }"
         yield "case kSumRows: switch (instruction[1]) {"
         for number, parameter in enumerate(self.spec.parameters):
@@ -133,7 +141,8 @@ class _Writer:
 
     def _view(self, number: int, residence: Residence) -> Iterator[str]:
         view = residence.view
-        sizes = (view.depth, view.outputs, residence.rows, residence.slots, residence.first)
+        first = -1 if residence.everywhere else residence.first
+        sizes = (view.depth, view.outputs, residence.rows, residence.slots, first, residence.staged)
         columns = self.spec.parameters[view.parameter].shape[-1]
         yield f"using View{number} = View<Sizes, {', '.join(map(str, sizes))}>;"
         matrix = f"Matrix<{str(view.transposed).lower()}, {columns}, {view.start}, {view.first}>"
@@ -187,50 +196,25 @@ class _Writer:
 
     # ---- gradients ----
 
-    def _gradient(self, number: int) -> Iterator[str]:
-        shape = self.spec.parameters[number].shape
-        rows, columns = (shape[0], shape[1]) if len(shape) == 2 else (1, shape[0])
-        yield f"const int row = first * {64}, column = rows * {64};"
-        yield "GradientTile<Sizes> tile;"
-        for kind, code in enumerate(self.kinds):
-            for step in code.gradients:
-                if step.numbers[0] == number:
-                    yield from self._adds(kind, code, step)
-        yield f"tile.take(net, {number}, row, column, {rows}, {columns});"
+    def _gradient_steps(self) -> Iterator[tuple[int, str]]:
+        """What kinds add to gradients, by parameter: its number, and a GradientStep of kernels/dynamic_gradient.cuh."""
+        found = [
+            (step.numbers[0], self._gradient_step(kind, code, step))
+            for kind, code in enumerate(self.kinds)
+            for step in code.gradients
+            if not self.spec.sparse[step.numbers[0]]
+        ]
+        yield from sorted(found, key=lambda step: step[0])
 
-    def _adds(self, kind: int, code: KindCode, step: Step) -> Iterator[str]:
+    def _gradient_step(self, kind: int, code: KindCode, step: Step) -> str:
         table = self.table.kinds[kind]
-
-        def kept(value: int, at: str, begin: int) -> tuple[str, str]:
-            """Whether a place of the parameter is the value's, and its number there."""
-            place = step.values[value].number
-            width = code.kept[place]
-            inside = f"{at} >= {begin} && {at} < {begin + width}"
-            return inside, f"net.row({table.kept[place]}, node, {stride_of(width)})[{at} - {begin}]"
-
+        last = step.values[-1].number  # what columns have
+        width, place = code.kept[last], table.kept[last]
         if step.op == "outer":
-            inside, text = kept(0, "i", step.numbers[1])
-            inside_b, text_b = kept(1, "j", step.numbers[2])
-            first_a, width_a = step.numbers[1], code.kept[step.values[0].number]
-            first_b, width_b = step.numbers[2], code.kept[step.values[1].number]
-            overlaps = (
-                f"row < {first_a + width_a} && row + 64 > {first_a} && "
-                f"column < {first_b + width_b} && column + 64 > {first_b}"
-            )
-            a = f"{inside} ? {text} : 0.0f"
-            b = f"{inside_b} ? {text_b} : 0.0f"
-        else:
-            begin = step.numbers[2] if step.op == "put_lookup" else step.numbers[1]
-            width = code.kept[step.values[0].number]
-            inside_b, text_b = kept(0, "j", begin)
-            overlaps = f"column < {begin + width} && column + 64 > {begin}"
-            b = f"{inside_b} ? {text_b} : 0.0f"
-            if step.op == "put_lookup":
-                a = f"net.index({table.arguments[step.numbers[1]]}, node) == i ? 1.0f : 0.0f"
-            else:
-                a = "i == 0 ? 1.0f : 0.0f"
-        yield f"if ({overlaps}) {{"
-        yield f"tile.add(net, static_cast<int>(table[{table.count}]),"
-        yield f"[&](int node, int at) {{ const int i = row + at; return {a}; }},"
-        yield f"[&](int node, int at) {{ const int j = column + at; return {b}; }});"
-        yield "}"
+            first = step.values[0].number
+            words = ("kOuter", table.count, table.kept[first], step.numbers[1], code.kept[first])
+            return f"{{{', '.join(map(str, (*words, place, step.numbers[2], width)))}}}"
+        if step.op == "put_lookup":
+            words = ("kLookup", table.count, table.arguments[step.numbers[1]], 0, 1)
+            return f"{{{', '.join(map(str, (*words, place, step.numbers[2], width)))}}}"
+        return f"{{{', '.join(map(str, ('kRow', table.count, 0, 0, 1, place, step.numbers[1], width)))}}}"

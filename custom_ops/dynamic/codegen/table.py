@@ -10,7 +10,8 @@ the losses; for each parameter the lists of rows looked up, of the first entry o
 lists of first nodes and of losses.
 
 The parameter, 64 bits each: what is sent; memory; status; seed; rule; gradients of losses or 0; rates, two and two;
-losses; 1 + the type of the states whose gradients are given, or 0; then pointers to parameters, to gradients or the
+losses; 1 + the type of the states whose gradients are given, or 0; a word of host memory for a failure, or 0; then
+pointers to parameters, to gradients or the
 first slots, to the second slots, to outputs, to states, to gradients of states.
 """
 
@@ -22,7 +23,9 @@ from dataclasses import dataclass, field
 from custom_ops.dynamic.codegen.segments import KindCode
 from custom_ops.dynamic.spec import Spec
 
-SENT, MEMORY, STATUS, SEED, RULE, LOSS_GRADIENTS, RATES, MORE_RATES, LOSSES, GRADIENT_TYPE, POINTERS = range(11)
+SENT, MEMORY, STATUS, SEED, RULE, LOSS_GRADIENTS, RATES, MORE_RATES, LOSSES, GRADIENT_TYPE, FAILURE, POINTERS = range(
+    12
+)
 
 
 @dataclass

@@ -44,7 +44,9 @@ REGISTER_KERNEL_BUILDER(Name("TfmemDynamic").Device(DEVICE_GPU).TFMEM_BATCH_IN_H
 REGISTER_KERNEL_BUILDER(Name("TfmemDynamicStep")
                             .Device(DEVICE_GPU)
                             .HostMemory("variables")
-                            .TFMEM_BATCH_IN_HOST_MEMORY.HostMemory("rates"),
+                            .TFMEM_BATCH_IN_HOST_MEMORY.HostMemory("rates")
+                            .HostMemory("number")
+                            .HostMemory("done"),
                         GpuOp<GpuDynamicStep>);
 
 #undef TFMEM_BATCH_IN_HOST_MEMORY

@@ -218,6 +218,12 @@ absl::Status PutOutputs(OpKernelContext* ctx, const DynamicCall& call,
   return absl::OkStatus();
 }
 
+absl::Status PutNumber(OpKernelContext* ctx) {
+  const Tensor* number = nullptr;
+  TFMEM_RETURN_IF_ERROR(ctx->input("number", &number));
+  return ctx->set_output("done", *number);
+}
+
 absl::Status PutNothing(OpKernelContext* ctx, const std::vector<int64_t>& widths) {
   Tensor* losses = nullptr;
   TFMEM_RETURN_IF_ERROR(ctx->allocate_output("losses", TensorShape({0}), &losses));

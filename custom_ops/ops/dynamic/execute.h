@@ -50,6 +50,8 @@ absl::Status DynamicStepShape(tensorflow::shape_inference::InferenceContext* c);
 absl::Status PutLosses(tensorflow::OpKernelContext* ctx, const DynamicCall& call);
 absl::Status PutOutputs(tensorflow::OpKernelContext* ctx, const DynamicCall& call,
                         const std::vector<int64_t>& widths);
+// TfmemDynamicStep's `done`: its input `number`.
+absl::Status PutNumber(tensorflow::OpKernelContext* ctx);
 // Empty losses and outputs, which a backward pass alone does not have.
 absl::Status PutNothing(tensorflow::OpKernelContext* ctx, const std::vector<int64_t>& widths);
 

@@ -4,7 +4,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "custom_ops/ops/dynamic/gpu_run.h"
-#include "custom_ops/ops/memory/gpu_link.h"
 #include "custom_ops/ops/sizes.h"
 #include "custom_ops/ops/status_macros.h"
 
@@ -19,23 +18,27 @@ using ::tensorflow::TensorShape;
 
 namespace {
 
-absl::Status CopyOnDevice(cuda::Stream stream, void* to, const void* from, int64_t bytes) {
-  if (bytes == 0) return absl::OkStatus();
-  TFMEM_ASSIGN_OR_RETURN(GpuLink * link, GpuLink::For(stream));
-  cuda::ScopedContext current(link->driver(), link->context());
-  if (!current.status().ok()) return current.status();
-  TFMEM_CUDA_RETURN_IF_ERROR(link->driver(), cuMemcpyDtoDAsync_v2,
-                             reinterpret_cast<cuda::DevicePointer>(to),
-                             reinterpret_cast<cuda::DevicePointer>(from), bytes, stream);
-  return absl::OkStatus();
-}
-
 absl::Status ReadSeed(OpKernelContext* ctx, uint64_t* seed) {
   const Tensor* given = nullptr;
   TFMEM_RETURN_IF_ERROR(ctx->input("seed", &given));
   if (given->NumElements() != 1) return absl::InvalidArgumentError("expected one seed");
   *seed = given->flat<int64_t>()(0);
   return absl::OkStatus();
+}
+
+// For all values of a batch.
+absl::Status AllocateMemory(OpKernelContext* ctx, const DynamicBatch& batch, const GpuSent& sent,
+                            Tensor* memory) {
+  TensorShape shape;
+  TFMEM_RETURN_IF_ERROR(BuildShape({sent.floats}, &shape));
+  const absl::Status done = ctx->allocate_temp(tensorflow::DT_FLOAT, shape, memory);
+  if (!absl::IsResourceExhausted(done)) return done;
+  return absl::ResourceExhaustedError(
+      absl::StrCat("a batch of ", batch.examples, " examples and ", batch.nodes, " nodes needs ",
+                   sent.floats * sizeof(float),
+                   " bytes of device memory for its values; no parameter was written: give smaller "
+                   "batches (",
+                   done.message(), ")"));
 }
 
 absl::Status PutLists(OpKernelContext* ctx, const DynamicBatch& batch,
@@ -94,13 +97,11 @@ absl::Status GpuDynamic::Run(OpKernelContext* ctx, cuda::Stream stream) {
   TFMEM_ASSIGN_OR_RETURN(const GpuSent sent,
                          net_->Script(batch, layout, looked_up, arguments.call));
   Tensor memory;
-  TensorShape shape;
-  TFMEM_RETURN_IF_ERROR(BuildShape({sent.floats}, &shape));
-  TFMEM_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_FLOAT, shape, &memory));
+  TFMEM_RETURN_IF_ERROR(AllocateMemory(ctx, batch, sent, &memory));
   if (!forward_) {
     OpInputList kept;
     TFMEM_RETURN_IF_ERROR(ctx->input_list("kept", &kept));
-    TFMEM_RETURN_IF_ERROR(CheckKept(kept[0].shape(), shape));
+    TFMEM_RETURN_IF_ERROR(CheckKept(kept[0].shape(), memory.shape()));
     TFMEM_RETURN_IF_ERROR(
         CopyOnDevice(stream, memory.data(), kept[0].data(), kept[0].TotalBytes()));
   }
@@ -113,16 +114,7 @@ absl::Status GpuDynamic::Run(OpKernelContext* ctx, cuda::Stream stream) {
     Tensor* keep = nullptr;
     TFMEM_RETURN_IF_ERROR(ctx->allocate_output("keep", TensorShape({0}), &keep));
   }
-  Tensor device_sent;
-  TFMEM_RETURN_IF_ERROR(net_->Launch(ctx, stream, sent, arguments, memory.data(), &device_sent));
-  size_t next = 0;
-  for (size_t i = 0; i < spec_.parameters.size(); ++i) {
-    if (!backward_ || !spec_.parameters[i].sparse) continue;
-    Tensor* of_table = rows[next++];
-    const char* from = static_cast<const char*>(device_sent.data()) + 4 * sent.looked_up[i];
-    TFMEM_RETURN_IF_ERROR(CopyOnDevice(stream, of_table->data(), from, of_table->TotalBytes()));
-  }
-  return absl::OkStatus();
+  return net_->Launch(ctx, stream, sent, arguments, memory.data(), rows);
 }
 
 absl::Status GpuDynamic::Inputs(OpKernelContext* ctx, const DynamicBatch& batch,
@@ -239,10 +231,8 @@ absl::Status GpuDynamicStep::Run(OpKernelContext* ctx, cuda::Stream stream) {
   TFMEM_RETURN_IF_ERROR(LossGradients(ctx, batch, &arguments));
   TFMEM_ASSIGN_OR_RETURN(const GpuSent sent,
                          net_->Script(batch, layout, looked_up, arguments.call));
-  Tensor memory, device_sent;
-  TensorShape shape;
-  TFMEM_RETURN_IF_ERROR(BuildShape({sent.floats}, &shape));
-  TFMEM_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_FLOAT, shape, &memory));
+  Tensor memory;
+  TFMEM_RETURN_IF_ERROR(AllocateMemory(ctx, batch, sent, &memory));
   TFMEM_RETURN_IF_ERROR(PutLists(ctx, batch, widths_, &arguments));
 
   const CopyBytes copy = [stream](void* to, const void* from, int64_t bytes) {
@@ -267,7 +257,8 @@ absl::Status GpuDynamicStep::Run(OpKernelContext* ctx, cuda::Stream stream) {
                                      : arguments.second;
     pointers.push_back(variables.Now(i)->data());
   }
-  return net_->Launch(ctx, stream, sent, arguments, memory.data(), &device_sent);
+  TFMEM_RETURN_IF_ERROR(net_->Launch(ctx, stream, sent, arguments, memory.data(), {}));
+  return PutNumber(ctx);
 }
 
 }  // namespace tfmem

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -12,31 +11,27 @@ namespace tfmem {
 using ::tensorflow::OpKernelConstruction;
 using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
-using ::tensorflow::TensorShape;
 
 namespace {
 
-constexpr int64_t kStatusBytes = 256;  // in front of the signals
-constexpr size_t kMostInFlight = 3;    // batches that are sent while others run
-constexpr size_t kMostStatuses = 16;
+constexpr int64_t kStatusWords = 64;  // in front of the signals
 constexpr uint32_t kWaitedTooLong = 1;
 
 cuda::DevicePointer Address(const void* pointer) {
   return reinterpret_cast<cuda::DevicePointer>(pointer);
 }
 
-absl::Status AllocateBytes(OpKernelContext* ctx, int64_t bytes, Tensor* tensor) {
-  return ctx->allocate_temp(tensorflow::DT_UINT8, TensorShape({bytes}), tensor);
-}
-
-// Sizes repeat, so that blocks are found again.
-size_t Rounded(size_t bytes) {
-  size_t size = 1 << 16;
-  while (size < bytes) size *= 2;
-  return size;
-}
-
 }  // namespace
+
+absl::Status CopyOnDevice(cuda::Stream stream, void* to, const void* from, int64_t bytes) {
+  if (bytes == 0) return absl::OkStatus();
+  TFMEM_ASSIGN_OR_RETURN(GpuLink * link, GpuLink::For(stream));
+  cuda::ScopedContext current(link->driver(), link->context());
+  if (!current.status().ok()) return current.status();
+  TFMEM_CUDA_RETURN_IF_ERROR(link->driver(), cuMemcpyDtoDAsync_v2, Address(to), Address(from),
+                             bytes, stream);
+  return absl::OkStatus();
+}
 
 absl::StatusOr<std::unique_ptr<GpuNet>> GpuNet::Create(OpKernelConstruction* ctx,
                                                        const DynamicSpec& spec) {
@@ -64,42 +59,59 @@ absl::StatusOr<GpuSent> GpuNet::Script(const DynamicBatch& batch, const DynamicL
   return sent;
 }
 
-absl::StatusOr<GpuKernel*> GpuNet::Kernel(GpuLink* link) {
-  for (const auto& known : kernels_) {
-    if (known->link() == link) return known.get();
+absl::StatusOr<GpuNet::OnGpu*> GpuNet::Load(GpuLink* link) {
+  for (const auto& known : gpus_) {
+    if (known->kernel->link() == link) return known.get();
   }
-  TFMEM_ASSIGN_OR_RETURN(std::unique_ptr<GpuKernel> kernel, GpuKernel::Load(link, program_.image));
-  if (kernel->resident() < program_.processors) {
+  auto made = std::make_unique<OnGpu>(link);
+  TFMEM_ASSIGN_OR_RETURN(made->kernel, GpuKernel::Load(link, program_.image));
+  if (made->kernel->resident() < program_.processors) {
     return absl::FailedPreconditionError(absl::StrCat(
         "'", name_, "' was specialised for ", program_.processors, " processors; this GPU runs ",
-        kernel->resident(),
+        made->kernel->resident(),
         " of them at once: call tfmem.dynamic.specialize on the machine with this GPU"));
   }
-  kernels_.push_back(std::move(kernel));
-  return kernels_.back().get();
+  TFMEM_ASSIGN_OR_RETURN(made->failure,
+                         PinnedBlock::Acquire(link, kStatusWords * 4, 0, "kernel status"));
+  if (made->failure.last_use()) {
+    cuda::ScopedContext current(link->driver(), link->context());
+    if (!current.status().ok()) return current.status();
+    TFMEM_CUDA_RETURN_IF_ERROR(link->driver(), cuEventSynchronize, made->failure.last_use().get());
+  }
+  *static_cast<volatile uint32_t*>(made->failure.data()) = 0;
+  gpus_.push_back(std::move(made));
+  return gpus_.back().get();
 }
 
 absl::Status GpuNet::Launch(OpKernelContext* ctx, cuda::Stream stream, const GpuSent& sent,
-                            const GpuArguments& arguments, void* memory, Tensor* device_sent) {
+                            const GpuArguments& arguments, void* memory,
+                            const std::vector<Tensor*>& rows) {
   TFMEM_ASSIGN_OR_RETURN(GpuLink * link, GpuLink::For(stream));
   std::lock_guard<std::mutex> lock(mutex_);
-  TFMEM_RETURN_IF_ERROR(Earlier());
-  TFMEM_ASSIGN_OR_RETURN(GpuKernel * kernel, Kernel(link));
-  TFMEM_RETURN_IF_ERROR(AllocateBytes(ctx, sent.words.size() * sizeof(uint32_t), device_sent));
-  Tensor status;
-  const int64_t bytes = kStatusBytes + (sent.phases + 1) * int64_t{sizeof(uint32_t)};
-  TFMEM_RETURN_IF_ERROR(AllocateBytes(ctx, bytes, &status));
-  TFMEM_RETURN_IF_ERROR(Send(stream, link, sent, device_sent->data()));
-  {
-    cuda::ScopedContext current(link->driver(), link->context());
-    if (!current.status().ok()) return current.status();
-    TFMEM_CUDA_RETURN_IF_ERROR(link->driver(), cuMemsetD8Async, Address(status.data()), 0, bytes,
-                               stream);
-  }
-  std::vector<uint64_t> words(kPointerWords);
-  words[kSentWord] = Address(device_sent->data());
+  TFMEM_ASSIGN_OR_RETURN(OnGpu * on_gpu, Load(link));
+  TFMEM_RETURN_IF_ERROR(Earlier(*on_gpu));
+  TFMEM_ASSIGN_OR_RETURN(
+      const uint32_t* there,
+      on_gpu->sender.Send(ctx, stream, sent.words, kStatusWords + sent.phases + 1));
+  std::vector<uint64_t> words = Words(arguments);
+  words[kSentWord] = Address(there);
   words[kMemoryWord] = Address(memory);
-  words[kStatusWord] = Address(status.data());
+  words[kStatusWord] = Address(there + WordsBeforeZeros(sent.words.size()));
+  words[kFailureWord] = Address(on_gpu->failure.data());
+  absl::Status done = on_gpu->kernel->Launch(stream, {program_.processors, 1}, words.data());
+  size_t next = 0;
+  for (size_t i = 0; i < spec_.parameters.size() && done.ok() && next < rows.size(); ++i) {
+    if (!spec_.parameters[i].sparse) continue;
+    Tensor* of_table = rows[next++];
+    done =
+        CopyOnDevice(stream, of_table->data(), there + sent.looked_up[i], of_table->TotalBytes());
+  }
+  const absl::Status ended = on_gpu->sender.End(stream);
+  return done.ok() ? ended : done;
+}
+
+std::vector<uint64_t> GpuNet::Words(const GpuArguments& arguments) const {
+  std::vector<uint64_t> words(kPointerWords);
   words[kSeedWord] = arguments.seed;
   words[kRuleWord] = arguments.rule;
   words[kLossGradientsWord] = Address(arguments.loss_gradients);
@@ -118,89 +130,22 @@ absl::Status GpuNet::Launch(OpKernelContext* ctx, cuda::Stream stream, const Gpu
   add(arguments.outputs, MostOutputs(spec_));
   add(arguments.states, MostStates(spec_));
   add(arguments.state_gradients, MostStates(spec_));
-  TFMEM_RETURN_IF_ERROR(kernel->Launch(stream, {program_.processors, 1}, words.data()));
-  return ReadStatus(stream, link, status.data());
+  return words;
 }
 
-// From pinned memory that no earlier copy still reads: what is written now goes out while the GPU
-// runs the batch before (III-C1).
-absl::Status GpuNet::Send(cuda::Stream stream, GpuLink* link, const GpuSent& sent, void* to) {
-  const size_t bytes = sent.words.size() * sizeof(uint32_t);
-  std::vector<PinnedBlock> busy;
-  PinnedBlock block;
-  while (block.data() == nullptr) {
-    TFMEM_ASSIGN_OR_RETURN(PinnedBlock found,
-                           PinnedBlock::Acquire(link, Rounded(bytes), 0, "scripts"));
-    bool free = !found.last_use();
-    if (!free) {
-      TFMEM_ASSIGN_OR_RETURN(free, found.last_use().Passed());
-    }
-    if (!free && busy.size() + 1 >= kMostInFlight) {
-      PinnedBlock& oldest = busy.empty() ? found : busy.front();
-      cuda::ScopedContext current(link->driver(), link->context());
-      if (!current.status().ok()) return current.status();
-      TFMEM_CUDA_RETURN_IF_ERROR(link->driver(), cuEventSynchronize, oldest.last_use().get());
-      block = std::move(oldest);
-    } else if (free) {
-      block = std::move(found);
-    } else {
-      busy.push_back(std::move(found));
-    }
-  }
-  std::memcpy(block.data(), sent.words.data(), bytes);
-  cuda::ScopedContext current(link->driver(), link->context());
-  if (!current.status().ok()) return current.status();
-  TFMEM_ASSIGN_OR_RETURN(PooledEvent copied, link->NewEvent());
-  absl::Status done =
-      cuda::Check(link->driver().cuMemcpyHtoDAsync_v2(Address(to), block.data(), bytes, stream),
-                  "cuMemcpyHtoDAsync");
-  if (done.ok()) done = copied.Record(stream);
-  if (!done.ok()) {
-    if (!link->Drain(stream)) block.Abandon();
-    return done;
-  }
-  block.set_last_use(std::move(copied));
-  return absl::OkStatus();
-}
-
-absl::Status GpuNet::ReadStatus(cuda::Stream stream, GpuLink* link, const void* status) {
-  if (statuses_.size() >= kMostStatuses) return absl::OkStatus();
-  TFMEM_ASSIGN_OR_RETURN(PinnedBlock block,
-                         PinnedBlock::Acquire(link, kStatusBytes, 0, "kernel status"));
-  cuda::ScopedContext current(link->driver(), link->context());
-  if (!current.status().ok()) return current.status();
-  if (block.last_use()) TFMEM_RETURN_IF_ERROR(block.last_use().MakeWait(stream));
-  TFMEM_ASSIGN_OR_RETURN(PooledEvent copied, link->NewEvent());
-  absl::Status done = cuda::Check(
-      link->driver().cuMemcpyDtoHAsync_v2(block.data(), Address(status), kStatusBytes, stream),
-      "cuMemcpyDtoHAsync");
-  if (done.ok()) done = copied.Record(stream);
-  if (!done.ok()) {
-    if (!link->Drain(stream)) block.Abandon();
-    return done;
-  }
-  block.set_last_use(std::move(copied));
-  statuses_.push_back(std::move(block));
-  return absl::OkStatus();
-}
-
-absl::Status GpuNet::Earlier() {
-  while (!statuses_.empty()) {
-    TFMEM_ASSIGN_OR_RETURN(const bool passed, statuses_.front().last_use().Passed());
-    if (!passed) break;
-    const uint32_t found = *static_cast<const uint32_t*>(statuses_.front().data());
-    statuses_.pop_front();
-    if (found == 0) continue;
-    return absl::InternalError(absl::StrCat(
-        "'", name_, "': ",
-        found == kWaitedTooLong
-            ? "a virtual processor waited in vain for the signal of another, as may happen on a "
-              "GPU that is shared or stopped by a debugger"
-            : "a virtual processor found an instruction that it does not know",
-        "; an earlier batch was given up, its losses and gradients are wrong, and its update was "
-        "not made"));
-  }
-  return absl::OkStatus();
+absl::Status GpuNet::Earlier(const OnGpu& on_gpu) const {
+  auto* word = static_cast<volatile uint32_t*>(on_gpu.failure.data());
+  const uint32_t found = *word;
+  if (found == 0) return absl::OkStatus();
+  *word = 0;
+  return absl::InternalError(absl::StrCat(
+      "'", name_, "': ",
+      found == kWaitedTooLong
+          ? "a virtual processor waited in vain for the signal of another, as may happen on a "
+            "GPU that is shared or stopped by a debugger"
+          : "a virtual processor found an instruction that it does not know",
+      "; an earlier batch was given up, its losses and gradients are wrong, and its update was "
+      "not made"));
 }
 
 }  // namespace tfmem

@@ -43,6 +43,7 @@ enum GpuWord {
   kMoreRatesWord,
   kLossesWord,
   kGradientTypeWord,
+  kFailureWord,
   kPointerWords
 };
 

@@ -1,8 +1,7 @@
-// A dynamic net on a GPU: one batch is one copy and one launch. Waits for nothing.
+// A dynamic net on a GPU: one batch is one copy and one launch. Waits for no kernel.
 #ifndef TFMEM_CUSTOM_OPS_OPS_DYNAMIC_GPU_RUN_H_
 #define TFMEM_CUSTOM_OPS_OPS_DYNAMIC_GPU_RUN_H_
 
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -12,8 +11,8 @@
 #include "custom_ops/ops/cuda/gpu_kernel.h"
 #include "custom_ops/ops/dynamic/execute.h"
 #include "custom_ops/ops/dynamic/gpu_script.h"
+#include "custom_ops/ops/dynamic/gpu_sender.h"
 #include "custom_ops/ops/fusion/variables.h"
-#include "custom_ops/ops/memory/pinned_pool.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace tfmem {
@@ -38,6 +37,9 @@ struct GpuArguments {
   std::vector<const void*> state_gradients;
 };
 
+// From device memory to device memory.
+absl::Status CopyOnDevice(cuda::Stream stream, void* to, const void* from, int64_t bytes);
+
 // The kernel of a node, and what is on its way to it.
 class GpuNet {
  public:
@@ -48,24 +50,33 @@ class GpuNet {
   absl::StatusOr<GpuSent> Script(const DynamicBatch& batch, const DynamicLayout& layout,
                                  const std::vector<LookedUp>& looked_up, const GpuCall& call) const;
 
-  // Copies what is sent, and launches. `memory` holds sent.floats numbers. Internal if a batch
-  // before this one was given up.
+  // Sends the scripts, launches, and then copies the lists of rows that were looked up to `rows`,
+  // which has a tensor for each sparse parameter or none. `memory` holds sent.floats numbers.
+  // Internal if a batch before this one was given up.
   absl::Status Launch(tensorflow::OpKernelContext* ctx, cuda::Stream stream, const GpuSent& sent,
-                      const GpuArguments& arguments, void* memory, tensorflow::Tensor* device_sent);
+                      const GpuArguments& arguments, void* memory,
+                      const std::vector<tensorflow::Tensor*>& rows);
 
  private:
+  // The kernel on one GPU.
+  struct OnGpu {
+    explicit OnGpu(GpuLink* link) : sender(link) {}
+    ~OnGpu() { failure.set_last_use(sender.TakeEnd()); }
+    std::unique_ptr<GpuKernel> kernel;
+    GpuSender sender;
+    PinnedBlock failure;  // a word that the kernel writes if it gives up
+  };
+
   explicit GpuNet(const DynamicSpec& spec) : spec_(spec) {}
-  absl::StatusOr<GpuKernel*> Kernel(GpuLink* link);
-  absl::Status Send(cuda::Stream stream, GpuLink* link, const GpuSent& sent, void* to);
-  absl::Status ReadStatus(cuda::Stream stream, GpuLink* link, const void* status);
-  absl::Status Earlier();
+  absl::StatusOr<OnGpu*> Load(GpuLink* link);
+  absl::Status Earlier(const OnGpu& on_gpu) const;
+  std::vector<uint64_t> Words(const GpuArguments& arguments) const;
 
   const DynamicSpec& spec_;
   std::string name_;
   GpuProgram program_;
   std::mutex mutex_;
-  std::vector<std::unique_ptr<GpuKernel>> kernels_;  // of each GPU
-  std::deque<PinnedBlock> statuses_;                 // each with the event behind its copy
+  std::vector<std::unique_ptr<OnGpu>> gpus_;
 };
 
 // TfmemDynamic on a GPU.

@@ -71,9 +71,9 @@ class Builder {
     int64_t first;
     int64_t count;
   };
+  // What may run between two barriers: products, and what one processor does for a block of nodes.
   struct Round {
-    bool product = false;
-    std::vector<const GpuSegment*> segments;
+    std::vector<const GpuSegment*> products, blocks;
   };
 
   void All(std::initializer_list<int> sections) {
@@ -97,39 +97,40 @@ class Builder {
     Run(rows, {section});
   }
 
-  // A phase for each round. Where a section ends and the next begins with what one processor does
-  // for a block of nodes, it does both in one.
+  // A phase for each round. Rounds without products that follow each other are one: the processor
+  // that has a block of nodes does all of them.
   void Run(const std::vector<Rows>& rows, std::initializer_list<int> sections) {
     std::vector<std::vector<Round>> rounds;
     for (const Rows& of : rows) {
       std::vector<Round>& of_kind = rounds.emplace_back();
-      for (const int section : sections) {
-        size_t begin = of_kind.size();
-        const std::vector<GpuSegment>& segments = program_.segments[of.kind][section];
-        if (begin > 0 && !segments.empty() && segments[0].count == 0 && !of_kind.back().product) {
-          --begin;
-        }
-        for (const GpuSegment& segment : segments) {
-          of_kind.resize(std::max(of_kind.size(), begin + segment.round + 1));
-          of_kind[begin + segment.round].segments.push_back(&segment);
-          of_kind[begin + segment.round].product = segment.count > 0;
-        }
-      }
+      for (const int section : sections) AddRounds(program_.segments[of.kind][section], &of_kind);
     }
     for (size_t round = 0;; ++round) {
       // Products first: who runs them is given, and the rest goes to those that have less to do.
-      for (const bool product : {true, false}) {
-        for (size_t i = 0; i < rows.size(); ++i) {
-          if (round >= rounds[i].size() || rounds[i][round].product != product) continue;
-          if (!product) {
-            Blocks(rounds[i][round].segments, rows[i]);
-            continue;
-          }
-          for (const GpuSegment* segment : rounds[i][round].segments) Product(*segment, rows[i]);
-        }
+      for (size_t i = 0; i < rows.size(); ++i) {
+        if (round >= rounds[i].size()) continue;
+        for (const GpuSegment* segment : rounds[i][round].products) Product(*segment, rows[i]);
+      }
+      for (size_t i = 0; i < rows.size(); ++i) {
+        if (round < rounds[i].size()) Blocks(rounds[i][round].blocks, rows[i]);
       }
       if (tasks_.empty() && for_all_.empty()) break;
       EndPhase();
+    }
+  }
+
+  static void AddRounds(const std::vector<GpuSegment>& segments, std::vector<Round>* rounds) {
+    for (size_t begin = 0, end = 0; begin < segments.size(); begin = end) {
+      Round next;
+      for (; end < segments.size() && segments[end].round == segments[begin].round; ++end) {
+        (segments[end].count > 0 ? next.products : next.blocks).push_back(&segments[end]);
+      }
+      if (next.products.empty() && !rounds->empty() && rounds->back().products.empty()) {
+        std::vector<const GpuSegment*>& blocks = rounds->back().blocks;
+        blocks.insert(blocks.end(), next.blocks.begin(), next.blocks.end());
+      } else {
+        rounds->push_back(std::move(next));
+      }
     }
   }
 
@@ -147,6 +148,7 @@ class Builder {
   }
 
   void Blocks(const std::vector<const GpuSegment*>& segments, const Rows& rows) {
+    if (segments.empty()) return;
     const int64_t block = (rows.count + program_.processors - 1) / program_.processors;
     for (int64_t row = 0; row < rows.count; row += block) {
       const int64_t count = std::min(block, rows.count - row), processor = Least();

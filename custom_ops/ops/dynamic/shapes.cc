@@ -65,6 +65,11 @@ absl::Status DynamicShape(InferenceContext* c) {
   return SetList(c, "row_gradients", Rows(c, widths));
 }
 
-absl::Status DynamicStepShape(InferenceContext* c) { return SetLosses(c).status(); }
+absl::Status DynamicStepShape(InferenceContext* c) {
+  std::vector<ShapeHandle> numbers;
+  TFMEM_RETURN_IF_ERROR(SetLosses(c).status());
+  TFMEM_RETURN_IF_ERROR(c->input("number", &numbers));
+  return c->set_output("done", numbers);
+}
 
 }  // namespace tfmem

@@ -31,8 +31,10 @@ REGISTER_OP("TfmemDynamicStep")
     .Input("seed: int64")
     .Input("loss_gradients: Nl * float")
     .Input("rates: float")
+    .Input("number: int64")
     .Output("losses: float")
     .Output("outputs: No * float")
+    .Output("done: int64")
     .Attr("spec: string")
     .Attr("rule: {'sgd', 'momentum', 'adam'}")
     .Attr("N: int >= 0")
@@ -49,6 +51,7 @@ Trains on a batch of graphs: forward, backward and update.
 variables: the N parameters, then for rule 'momentum' the momentum of each, for 'adam' the first
   moments and then the second ones.
 rates: learning rate; then momentum; or beta_1, beta_2, epsilon and the number of this step, from 1.
+number: anything; `done` is the same, once nothing can be wrong with the batch.
 losses, outputs: as those of TfmemDynamic, which has the other inputs, too.
 )doc");
 
@@ -171,7 +174,8 @@ class DynamicStepOp : public OpKernel {
     TFMEM_RETURN_IF_ERROR(RunBatch(ctx, call, true, true));
     variables.Unlock();
     TFMEM_RETURN_IF_ERROR(PutLosses(ctx, call));
-    return PutOutputs(ctx, call, widths_);
+    TFMEM_RETURN_IF_ERROR(PutOutputs(ctx, call, widths_));
+    return PutNumber(ctx);
   }
 
   // The variables' own memory; of their copies where somebody else reads it.

@@ -1,0 +1,89 @@
+"""A batch that needs more memory than there is runs in parts; what comes out is that of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import tensorflow as tf
+
+from custom_ops.errors import warn
+from tfmem.dynamic.batch import Batch
+from tfmem.dynamic.optimizers import Optimizer
+
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
+Parts: TypeAlias = tuple[tf.Tensor, tuple[tf.Tensor, ...], tuple[Gradient, ...]]  # losses, outputs, gradients
+Run: TypeAlias = Callable[[Batch, tf.Tensor | None, int | tf.Tensor], Parts]
+
+
+def in_parts(run: Run, batch: Batch, loss_weights: tf.Tensor | None, seed: int | tf.Tensor) -> Parts:
+    """Losses, outputs and gradients of a batch: by one call of `run`, or as those of halves if memory is short.
+
+    Parts have seeds of their own, so dropout drops others than it would of the whole.
+
+    Raises:
+        tf.errors.ResourceExhaustedError: memory is short for one example.
+    """
+    try:
+        return run(batch, loss_weights, seed)
+    except tf.errors.ResourceExhaustedError:
+        if _examples(batch) < 2:
+            raise
+    return in_halves(run, batch, loss_weights, seed)
+
+
+def in_halves(run: Run, batch: Batch, loss_weights: tf.Tensor | None, seed: int | tf.Tensor) -> Parts:
+    """The same, for a batch that is known to be too large."""
+    count = _examples(batch)
+    warn(
+        f"a batch of {count} examples and {batch.kinds.values.shape[0]} nodes needs more memory than there is: it runs "
+        "in two parts, one after the other; give smaller batches to save the time of the attempt"
+    )
+    halves = []
+    for first, end in ((0, count // 2), (count // 2, count)):
+        with tf.device("/CPU:0"):
+            half = Batch(*(ragged[first:end] for ragged in batch))
+            own_seed = tf.cast(seed, tf.int64) + (first << 32)
+        halves.append(in_parts(run, half, None if loss_weights is None else loss_weights[first:end], own_seed))
+    (losses, outputs, gradients), (more_losses, more_outputs, more_gradients) = halves
+    return (
+        tf.concat([losses, more_losses], 0),
+        tuple(tf.concat(pair, 0) for pair in zip(outputs, more_outputs, strict=True)),
+        tuple(map(_sum, gradients, more_gradients)),
+    )
+
+
+def apply(
+    optimizer: Optimizer,
+    number: tf.Tensor,
+    parameters: Sequence[tf.Variable],
+    slots: Sequence[tf.Variable],
+    gradients: Sequence[Gradient],
+) -> None:
+    """The update that the op makes, of gradients that are there; `number` of the step, from 1."""
+    count = len(parameters)
+    for place, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+        own = [slots[turn * count + place] for turn in range(len(optimizer.slots))]
+        variables = [parameter, *own]
+        if isinstance(gradient, tf.IndexedSlices):
+            rows = gradient.indices
+            values = optimizer.update(number, gradient.values, *(tf.gather(variable, rows) for variable in variables))
+            for variable, value in zip(variables, values, strict=True):
+                variable.scatter_update(tf.IndexedSlices(value, rows))
+        else:
+            values = optimizer.update(number, gradient, *variables)
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+
+
+def _examples(batch: Batch) -> int:
+    return int(batch.kinds.row_splits.shape[0]) - 1
+
+
+def _sum(a: Gradient, b: Gradient) -> Gradient:
+    """Of rows of a table each once."""
+    if not isinstance(a, tf.IndexedSlices):
+        return a + b
+    rows, place = tf.unique(tf.concat([a.indices, b.indices], 0))
+    values = tf.math.unsorted_segment_sum(tf.concat([a.values, b.values], 0), place, tf.size(rows))
+    return tf.IndexedSlices(values, rows, a.dense_shape)

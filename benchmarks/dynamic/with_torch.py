@@ -162,9 +162,9 @@ def by_replay(
             adam.zero_grad(set_to_none=True)
             with torch.cuda.graph(graph):
                 loss = train(adam, lambda levels=levels: net.level_by_level(levels))
-            captured.append(((graph, loss), len(trees)))
+            captured.append(((graph, loss, levels), len(trees)))  # a graph reads its inputs where they were
 
-        def replay(of: tuple[torch.cuda.CUDAGraph, torch.Tensor]) -> torch.Tensor:
+        def replay(of: tuple[torch.cuda.CUDAGraph, torch.Tensor, Levels]) -> torch.Tensor:
             of[0].replay()
             return of[1]
 

@@ -28,8 +28,8 @@ class Builder {
         call_(call),
         scripts_(program.processors),
         load_(program.processors),
-        phase_of_(program.processors, -1),
-        called_(program.processors) {}
+        called_(program.processors),
+        phase_of_(program.processors, -1) {}
 
   void Build(const std::vector<LookedUp>& looked_up, GpuSent* sent) {
     if (call_.forward) {

@@ -35,7 +35,8 @@ def without_remapper():
 
 @pytest.fixture(scope="module", name="apart")
 def fixture_apart() -> Iterator[ProcessPoolExecutor]:
-    """A process of its own: of rokid oneDNN keeps 80 MB, which would count as in use in the tests that follow."""
+    """A process of its own: oneDNN keeps 80 MB of rokid, and TensorFlow all variables of a Keras model that ran in a
+    `tf.function`, which would count as in use in the tests that follow."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         yield pool
 
@@ -118,8 +119,8 @@ def test_bert_trains_stitched(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tfmem.report(step).fusion.startswith(("stitched: ", "left as it was: stitched it took")), "with both times"
 
 
-def test_resnet_strays_no_further_stitched_than_with_moved_inputs() -> None:
-    """From batches of so few small images it learns chaotically: what one step does is compared."""
+def resnet_after_a_step() -> tuple[list[float], float, float]:
+    """Losses of ResNet-50 as it is, with moved inputs and stitched; how far the last two stray from the first."""
 
     def small() -> tuple[Any, list[Any]]:
         keras.utils.set_random_seed(0)
@@ -141,9 +142,14 @@ def test_resnet_strays_no_further_stitched_than_with_moved_inputs() -> None:
 
     losses: list[float] = []
     plain, moved, found = after_a_step(*small()), after_a_step(*small(), moved=True), after_a_step(*small(), stitched)
-    assert losses[2] == pytest.approx(losses[0], rel=1e-5)
     of_moved, of_found = (
         float(np.median([np.abs(a - b).max() / np.abs(b).max() for a, b in zip(other, plain, strict=True)]))
         for other in (moved, found)
     )
+    return losses, of_moved, of_found
+
+
+def test_resnet_strays_no_further_stitched_than_with_moved_inputs(apart: ProcessPoolExecutor) -> None:
+    (plain, _, found), of_moved, of_found = apart.submit(resnet_after_a_step).result(timeout=300)
+    assert found == pytest.approx(plain, rel=1e-5)
     assert of_found <= 2 * of_moved

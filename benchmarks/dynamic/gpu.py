@@ -106,10 +106,10 @@ def table(rows: Sequence[dict]) -> list[str]:
         shown += [f"{ours[key] / 1e6:.1f}" if ours and key in ours else "-" for key in _TRAFFIC]
         lines.append("| " + " | ".join([str(hidden), str(batch), *shown]) + " |")
     notes = [
-        f"hidden {row['hidden']}: kernel compiled in {row['cold']:.1f} s, net specialised in {row['warm']:.2f} s once "
-        f"it is; gradients are the CPU's within {row['difference']:.1e}"
+        f"hidden {row['hidden']}: kernel compiled in {_seconds(row, 'cold')}, net specialised in {_seconds(row, 'warm')} "
+        f"once it is; gradients are the CPU's within {row['difference']:.1e}"
         for row in rows
-        if "cold" in row and row["batch"] == min(r["batch"] for r in rows if r["hidden"] == row["hidden"])
+        if "warm" in row and row["batch"] == min(r["batch"] for r in rows if r["hidden"] == row["hidden"])
     ]
     return [*lines, "", *notes] if notes else lines
 
@@ -119,6 +119,10 @@ _TRAFFIC = {"weight_bytes": "weights read, MB", "weight_bytes_by_node": "by each
 
 def _rate(row: dict | None) -> float:
     return row["sentences"] / row["wall"] if row else 0.0
+
+
+def _seconds(row: dict, key: str) -> str:
+    return f"{row[key]:.2f} s" if key in row else "(not measured)"
 
 
 def _ratio(ours: dict | None, other: float) -> str:

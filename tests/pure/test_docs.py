@@ -170,7 +170,7 @@ def test_tables_are_those_of_the_results():
     matmul = "\n".join(cases.table(read("matmul_h200.json")["cases"]))
     networks = "\n".join(applications.table(read("applications_cpu.json")["cases"]))
     offload = make_tables.tables(read("offload_h200.json"))
-    fusion = make_fusion_tables.tables(read("fusion_cpu.json"))
+    fusion = make_fusion_tables.tables(*(read(f"fusion_{name}.json") for name in ("cpu", "h100")))
     dynamic = make_dynamic_tables.tables(*(read(f"dynamic_{name}.json") for name in ("cpu", "host", "h100")))
     between("docs/benchmarks_dynamic.md", make_dynamic_tables.MARKERS, dynamic)
     between("docs/benchmarks_offload.md", (make_tables.BEGIN, make_tables.END), offload)

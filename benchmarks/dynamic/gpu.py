@@ -106,8 +106,8 @@ def table(rows: Sequence[dict]) -> list[str]:
         shown += [f"{ours[key] / 1e6:.1f}" if ours and key in ours else "-" for key in _TRAFFIC]
         lines.append("| " + " | ".join([str(hidden), str(batch), *shown]) + " |")
     notes = [
-        f"hidden {row['hidden']}: kernel compiled in {_seconds(row, 'cold')}, net specialised in {_seconds(row, 'warm')} "
-        f"once it is; gradients are the CPU's within {row['difference']:.1e}"
+        f"hidden {row['hidden']}: kernel compiled in {_seconds(row, 'cold')}, net specialised in "
+        f"{_seconds(row, 'warm')} once it is; gradients are the CPU's within {row['difference']:.1e}"
         for row in rows
         if "warm" in row and row["batch"] == min(r["batch"] for r in rows if r["hidden"] == row["hidden"])
     ]

@@ -74,14 +74,20 @@ class Device:
         self._blocks.remove(place)
         self._call("cuMemFree", place)
 
-    def upload(self, array: NDArray[Any]) -> int:
-        """A copy of `array` in device memory."""
+    def upload(self, array: NDArray[Any], size: int | None = None) -> int:
+        """A copy of `array` in device memory, again and again until `size` bytes are full; once by default."""
         array = np.ascontiguousarray(array)
-        place = self.allocate(array.nbytes)
-        if array.nbytes:
+        size = array.nbytes if size is None else size
+        place = self.allocate(size)
+        done = min(array.nbytes, size)
+        if done:
             # On the stream, and waited for: a plain copy may still be under way when it returns.
-            self._call("cuMemcpyHtoDAsync", place, array.ctypes.data, array.nbytes, self.stream)
+            self._call("cuMemcpyHtoDAsync", place, array.ctypes.data, done, self.stream)
             self._call("cuStreamSynchronize", self.stream)
+        while 0 < done < size:
+            more = min(done, size - done)
+            self._call("cuMemcpyDtoDAsync", place + done, place, more, self.stream)
+            done += more
         return place
 
     def download(self, place: int, array: NDArray[Any]) -> NDArray[Any]:

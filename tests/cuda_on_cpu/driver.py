@@ -134,6 +134,10 @@ class Driver:
         ctypes.memmove(to, source, size)
         return (0,)
 
+    def cuMemcpyDtoDAsync(self, to: int, source: int, size: int, stream: int) -> tuple[int]:  # noqa: N802
+        ctypes.memmove(to, source, size)
+        return (0,)
+
     def cuMemcpyDtoH(self, to: int, source: int, size: int) -> tuple[int]:  # noqa: N802
         ctypes.memmove(to, source, size)
         return (0,)

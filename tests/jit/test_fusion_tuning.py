@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from custom_ops.errors import KernelError
@@ -72,6 +73,13 @@ def test_a_kernel_with_wrong_results_is_no_choice(device: Device, tmp_path: Path
     (configuration, _), *_ = candidates(pattern, 2)(point(SHAPES))
     with pytest.raises(KernelError, match="output 0 is wrong at 720 of 720 places"):
         bench.measure(configuration, point(SHAPES))
+
+
+@pytest.mark.parametrize("size", [0, 1, 6, 8, 20, 31])
+def test_what_is_uploaded_fills_all_of_its_memory(device: Device, size: int) -> None:
+    place = device.upload(np.arange(6, dtype=np.uint8), size)
+    found = device.download(place, np.empty(size, np.uint8))
+    np.testing.assert_array_equal(found, np.arange(size) % 6)
 
 
 def test_points_are_shapes() -> None:

@@ -66,6 +66,16 @@ def test_a_slice_ends_in_time_and_the_next_one_goes_on() -> None:
     assert times.stitched == pytest.approx(0.19)
 
 
+def test_a_step_longer_than_a_slice_has_one_round_in_each() -> None:
+    clock = Clock()
+    contest, given, stitched = Contest(clock), clock.run("given", 1.5), clock.run("stitched", 1.4)
+    slices = 1
+    while (times := contest.go_on(given, stitched, 1.0)) is None:
+        assert clock.ran.count("given") == slices + 1  # the first slice has two, which do not count
+        slices += 1
+    assert times == Times(pytest.approx(1.5), pytest.approx(1.4))
+
+
 def test_calls_in_turn() -> None:
     """Both run equally often, in pairs whose order changes; the first of each makes kernels and does not count."""
     turns, ran, times = Turns(), [], None

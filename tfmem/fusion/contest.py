@@ -43,7 +43,6 @@ class Contest:
 
     clock: Callable[[], float] = time.perf_counter
     _rounds: list[tuple[float, float]] = field(default_factory=list)
-    _took: float = 0.0  # seconds of the latest round
     _runs: int = 0  # in a row; 0 before the first round, in which kernels are made
 
     def go_on(self, given: Run, stitched: Run, limit: float) -> Times | None:
@@ -52,12 +51,13 @@ class Contest:
         Args:
             given: runs the step as it was.
             stitched: runs it with its regions.
-            limit: no round begins that would end later, by what the last one took.
+            limit: but for the first, no round begins that would end later, by what the last one took.
         """
         began = self.clock()
+        took = 0.0  # seconds of the latest round: a step longer than `limit` has one in each slice
         while not self._is_clear:
             now = self.clock()
-            if now - began + self._took > limit:
+            if now - began + took > limit:
                 return None
             if self._runs:
                 self._rounds.append(self._round(given, stitched))
@@ -65,7 +65,7 @@ class Contest:
                 self._round(given, stitched)
                 least = sum(self._round(given, stitched)) / 2
                 self._runs = max(1, min(MOST, int(BLOCK / least)))
-            self._took = self.clock() - now
+            took = self.clock() - now
         return self._times
 
     @property

@@ -65,9 +65,8 @@ class Copies:
         """Call a function that was restored of the step; waits for its results."""
         copies = self._variables
         captured = [copies[id(t)].handle if id(t) in copies else t for t in function.captured_inputs]
-        for tensor in tf.nest.flatten(function.run_flat([*self._arguments, *captured])):
-            if tf.is_tensor(tensor) and tensor.dtype not in _HANDLES:
-                tensor.numpy()  # on the host it is done
+        function.run_flat([*self._arguments, *captured])
+        tf.test.experimental.sync_devices()
 
 
 def _held(handle: tf.Tensor) -> tuple[tf.DType, tf.TensorShape]:

@@ -29,6 +29,7 @@ from custom_ops.jit.launch import Enqueue, Kernel, Module
 from custom_ops.jit.tune import Measured
 
 CHECKED = 1 << 16  # elements of all tensors and outputs, at most, for results to be compared with the definition
+SAMPLE = 1 << 20  # numbers that a tensor repeats
 HERE = Path(__file__).parent
 
 
@@ -164,18 +165,18 @@ class FusionBench:
     def _timed(self, launcher: Launcher, shapes: Sequence[tuple[int, ...]]) -> float:
         program, device = self._pattern.original, self._device
         sizes = program.sizes(shapes)
-        tensors = [_sample(tensor.dtype, shape) for tensor, shape in zip(program.tensors, shapes, strict=True)]
-        outputs = [
-            np.empty([sizes[axis] for axis in output.axes], numpy_dtype(program.types[output.node].dtype))
-            for output in program.outputs
-        ]
-        given = [device.upload(tensor.view(np.uint8) if tensor.dtype.kind == "b" else tensor) for tensor in tensors]
-        made = [device.allocate(output.nbytes) for output in outputs]
+        dtypes = [tensor.dtype for tensor in program.tensors]
+        outputs = [tuple(sizes[axis] for axis in output.axes) for output in program.outputs]
+        made_of = [numpy_dtype(program.types[output.node].dtype) for output in program.outputs]
+        given = [_uploaded(device, dtype, shape) for dtype, shape in zip(dtypes, shapes, strict=True)]
+        made = [device.allocate(prod(shape) * dtype.itemsize) for shape, dtype in zip(outputs, made_of, strict=True)]
         try:
             enqueue = launcher.prepare(shapes, given, made)
             enqueue(device.stream)
-            if sum(array.size for array in [*tensors, *outputs]) <= CHECKED:
-                found = [device.download(place, output) for place, output in zip(made, outputs, strict=True)]
+            if sum(map(prod, (*shapes, *outputs))) <= CHECKED:
+                empty = [np.empty(shape, dtype) for shape, dtype in zip(outputs, made_of, strict=True)]
+                found = [device.download(place, output) for place, output in zip(made, empty, strict=True)]
+                tensors = [np.resize(_sample(dtype), shape) for dtype, shape in zip(dtypes, shapes, strict=True)]
                 _require_right(found, reference.run(program, tensors))
             return device.time(lambda: enqueue(device.stream))
         finally:
@@ -183,12 +184,18 @@ class FusionBench:
                 device.free(place)
 
 
-def _sample(dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Numbers between 0 and 1; those that may be indices are 0."""
+def _uploaded(device: Device, dtype: str, shape: tuple[int, ...]) -> int:
+    sample = _sample(dtype)
+    size = prod(shape) * sample.itemsize
+    return device.upload(sample.view(np.uint8)[:size], size)
+
+
+@remember
+def _sample(dtype: str) -> NDArray[Any]:
+    """Numbers between 0 and 1, over and over in a tensor; those that may be indices are 0."""
     if dtype not in FLOATS:
-        return np.zeros(shape, dtype)
-    numbers = np.resize(np.random.default_rng(0).random(min(max(prod(shape), 1), 1 << 20), np.float32), shape)
-    return numbers.astype(numpy_dtype(dtype))
+        return np.zeros(1 << 10, numpy_dtype(dtype))
+    return np.random.default_rng(0).random(SAMPLE, np.float32).astype(numpy_dtype(dtype))
 
 
 def _require_right(found: Sequence[NDArray[Any]], expected: Sequence[NDArray[Any]]) -> None:

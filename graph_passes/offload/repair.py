@@ -71,8 +71,8 @@ def repaired(
         room: where allocations have to find room.
     """
     # where not all can be had, tensors come before workspace
-    done = _Repairer(timeline, build, chosen, budget, room, set()).repaired(Repairs())
-    done = _Repairer(timeline, build, chosen, budget, room, set(range(len(timeline.steps)))).repaired(done)
+    done = Repairer(timeline, build, chosen, budget, room, set()).repaired(Repairs())
+    done = Repairer(timeline, build, chosen, budget, room, set(range(len(timeline.steps)))).repaired(done)
     return done.moves(timeline, build), done.paddings
 
 
@@ -86,7 +86,7 @@ class _State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Repairer:
+class Repairer:
     timeline: Timeline
     build: Build
     chosen: Sequence[Gap]

@@ -1,0 +1,250 @@
+"""What each helper of the offload planner buys, on steps that were observed on a GPU.
+
+    python -m benchmarks.offload.ablation --observe vgg19/1.5/hybrid resnet152/2.0/tfmem --steps-to build/steps
+    python -m benchmarks.offload.ablation --steps-to build/steps --output benchmarks/results/offload_ablation.json
+    python -m benchmarks.offload.ablation --output benchmarks/results/offload_ablation.json --document FILE
+
+The first command needs a GPU: it runs cases of `benchmarks.offload` and keeps what their plans were made from. The
+second plans each step again, without one helper after the other, for some budgets, on any machine: a row is the step
+time of the plan that would be run first, and whether all its allocations find room, both by the replay of TensorFlow's
+allocator."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from benchmarks.offload.cases import FULL, all_cases
+from benchmarks.records import ROOT, begun, load, save
+from benchmarks.runs import command_line
+from graph_passes import pipeline
+from graph_passes.memory.fragmentation import Room
+from graph_passes.memory.simulate import Link
+from graph_passes.memory.timeline import Timeline
+from graph_passes.offload import repair
+from graph_passes.offload.plan import OffloadPlan, plan_offload
+from tfmem.runtime import trials
+
+MARK = "ablation"
+SHARES = (90, 100, 115)  # percent of the budget that the step was observed under
+
+Patch = tuple[Any, str, Any]
+
+
+def _nothing(*_: Any) -> Iterator[repair.Repairs]:
+    return iter(())
+
+
+def _as_planned(timeline: Timeline, plan: OffloadPlan, room: Room) -> OffloadPlan:
+    return plan
+
+
+def _unrepaired(timeline: Timeline, build: Callable[..., Any], chosen: Any, budget: int, room: Room) -> Any:
+    return build(()), ()
+
+
+# What is replaced to plan without a helper. The planner has no switches: nobody would want them off.
+_PADDINGS: Patch = (repair.Repairer, "cleared", _nothing)
+_EVICTIONS: Patch = (repair.Repairer, "with_evictions", _nothing)
+_EARLIER: Patch = (repair.Repairer, "prefetched_earlier", _nothing)
+_THINNING: Patch = (trials, "thinned", _as_planned)
+_REPAIRS: Patch = (sys.modules["graph_passes.offload.plan"], "repaired", _unrepaired)
+VARIANTS: Mapping[str, tuple[Patch, ...]] = {
+    "all helpers": (),
+    "no padding allocations": (_PADDINGS,),
+    "no more tensors moved for contiguous memory": (_EVICTIONS,),
+    "no earlier copies back for contiguous memory": (_EARLIER,),
+    "no repairs at all": (_REPAIRS,),
+    "no thinning": (_THINNING,),
+    "no repairs, no thinning": (_REPAIRS, _THINNING),
+}
+
+
+@dataclass(frozen=True)
+class ObservedStep:
+    """What plans of a step under a budget are made from.
+
+    Attributes:
+        timeline: the step, by measured times and workspaces.
+        arguments: of `plan_offload`, but for the budget.
+        budget: bytes.
+        room: what of the GPU's memory is free before the step.
+        measured_ms: the median step of the run that was observed, as it ended up.
+    """
+
+    timeline: Timeline
+    arguments: Mapping[str, Any]
+    budget: int
+    room: Room
+    measured_ms: float
+
+
+class _RoomyHost:
+    """Stands for the engine: any host has room, so that rows say nothing of the machine that plans."""
+
+    def require_host_room(self, timeline: Timeline, plan: OffloadPlan) -> None:
+        """Never refuses."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Observe, plan or write the table, as asked."""
+    parser = command_line("offload.ablation", __doc__, "offload_ablation.json")
+    parser.add_argument("--observe", nargs="+", default=[], metavar="CASE", help="cases to run, on a GPU")
+    parser.add_argument("--steps-to", type=Path, metavar="FOLDER", help="where observed steps are kept")
+    parser.add_argument(
+        "--link",
+        nargs=2,
+        type=float,
+        metavar=("OUT", "IN"),
+        help="GB/s, in place of those the steps were observed with",
+    )
+    parser.add_argument("--document", type=Path, help="a page whose part between the marks becomes the table")
+    options = parser.parse_args(arguments)
+    if options.observe:
+        options.steps_to.mkdir(parents=True, exist_ok=True)
+        for name in options.observe:
+            seen = observed(name)
+            (options.steps_to / f"{name.replace('/', '_')}.pickle").write_bytes(pickle.dumps((name, seen)))
+            print(f"{name}: {seen.measured_ms:.1f} ms a step", flush=True)
+        return 0
+    if options.document:
+        write_table(options.document, load(options.output) or {"cases": {}})
+        return 0
+    results = begun(options)
+    for path in sorted(options.steps_to.glob("*.pickle")):
+        name, seen = pickle.loads(path.read_bytes())  # written by the command above
+        if options.link:
+            out, back = options.link
+            seen = replace(seen, arguments={**seen.arguments, "link": Link(1e9 * out, 1e9 * back)})
+        link = seen.arguments["link"]
+        case = {
+            "budget": seen.budget,
+            "measured_ms": round(seen.measured_ms, 1),
+            "ops_ms": round(1e3 * sum(step.seconds for step in seen.timeline.steps), 1),
+            "link": [link.offload, link.prefetch],
+            "rows": {},
+        }
+        results["cases"][name] = case
+        for variant, patches in VARIANTS.items():
+            case["rows"][variant] = {share: planned(under(seen, share), patches) for share in SHARES}
+            print(name, variant, case["rows"][variant], flush=True)
+            save(results, options.output)
+    return 0
+
+
+def observed(name: str) -> ObservedStep:
+    """Runs a case of `benchmarks.offload`, on a GPU, and keeps what its last plans were made from."""
+    import benchmarks.offload.worker as worker
+
+    case = next(case for case in all_cases() if case.name == name)
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    found: list[trials.Plans] = []
+
+    def recording(*given: Any, **how: Any) -> OffloadPlan:
+        calls.append((given, how))
+        return plan_offload(*given, **how)
+
+    def untried(plans: trials.Plans, *given: Any) -> Iterator[OffloadPlan]:
+        found.append(plans)
+        return original(plans, *given)
+
+    original = trials.Plans.untried
+    known = load(ROOT / "benchmarks" / "results" / "offload_h200.json") or {"cases": {}}
+    task = asdict(case) | {
+        "batch": FULL.batches[case.network],
+        "image_size": FULL.image_size,
+        "classes": FULL.classes,
+        "width": FULL.width,
+        "cap": case.cap(FULL, known["cases"]),
+        "steps": 8,
+        "warm_up": 8,
+        "policy": case.policy or "autovm",
+    }
+    with (
+        mock.patch.object(pipeline, "OFFLOAD", replace(pipeline.OFFLOAD, plan=recording)),
+        mock.patch.object(trials.Plans, "untried", untried),
+    ):
+        result = worker.measure(task)
+    plans = found[-1]
+    (timeline, link, _, offload), how = next(call for call in reversed(calls) if call[0][0] is plans.timeline)
+    kept = {key: how[key] for key in ("layers", "convolution_inputs", "relax", "timed") if key in how}
+    if plans.room is None:
+        raise RuntimeError(f"{name} ran without a GPU: there is no memory to replay the allocator in")
+    arguments = {"link": link, "options": offload, **kept}
+    return ObservedStep(timeline, arguments, plans.budget, plans.room, 1e3 * result["median_seconds"])
+
+
+def under(seen: ObservedStep, share: int) -> ObservedStep:
+    """The same with `share` percent of the budget, and as much more or less memory."""
+    budget = seen.budget * share // 100
+    return replace(seen, budget=budget, room=replace(seen.room.grown(budget - seen.budget), limit=budget))
+
+
+def planned(seen: ObservedStep, patches: Sequence[Patch]) -> dict[str, Any]:
+    """The plan that would be run first, without what is patched away."""
+
+    def make(budget: int, **how: Any) -> OffloadPlan:
+        return plan_offload(seen.timeline, budget=budget, **seen.arguments, **how)
+
+    began = time.perf_counter()
+    with ExitStack() as stack:
+        for where, name, instead in patches:
+            stack.enter_context(mock.patch.object(where, name, instead))
+        plans = trials.Plans(_RoomyHost(), seen.timeline, seen.budget, make, seen.room)  # type: ignore[arg-type]
+        best = next(plans.falling(seen.room), None)
+    seconds = round(time.perf_counter() - began, 1)
+    if best is None:
+        return {"found": False, "planning_seconds": seconds}
+    moved = sum(seen.timeline.buffers[move.buffer].nbytes for move in best.moves if not move.recomputed)
+    return {
+        "found": True,
+        "predicted_ms": round(1e3 * best.after.seconds, 1),
+        "moved_bytes": moved,
+        "paddings": len(best.paddings),
+        "planned_for_percent": round(100 * best.budget / seen.budget),
+        "planning_seconds": seconds,
+    }
+
+
+def write_table(document: Path, results: Mapping[str, Any]) -> None:
+    """Replaces the part between the marks."""
+    begin, end = f"<!-- {MARK}: begin -->", f"<!-- {MARK}: end -->"
+    before, _, rest = document.read_text().partition(begin)
+    document.write_text("\n".join([before + begin, *table(results), end]) + rest.partition(end)[2])
+
+
+def table(results: Mapping[str, Any]) -> list[str]:
+    """Markdown lines."""
+    lines = []
+    for name, case in results["cases"].items():
+        budgets = [f"{case['budget'] * share / 100 / (1 << 30):.2f} GiB" for share in SHARES]
+        out, back = (rate / 1e9 for rate in case["link"])
+        lines += [
+            f"`{name}`: its ops take {case['ops_ms']} ms; copies run at {out:.1f} GB/s out and {back:.1f} GB/s back.",
+            "",
+            "| planned with | " + " | ".join(f"{budget}, ms (GiB out)" for budget in budgets) + " | planning, s |",
+            "| --- " * (2 + len(SHARES)) + "|",
+        ]
+        for variant, rows in case["rows"].items():
+            cells = [_cell(row) for row in rows.values()]
+            seconds = sum(row["planning_seconds"] for row in rows.values())
+            lines.append("| " + " | ".join([variant, *cells, f"{seconds:.0f}"]) + " |")
+        lines.append("")
+    return lines[:-1]
+
+
+def _cell(row: Mapping[str, Any]) -> str:
+    if not row["found"]:
+        return "no plan finds room"
+    return f"{row['predicted_ms']:.0f} ({row['moved_bytes'] / (1 << 30):.2f})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -32,7 +32,7 @@ class Exploration:
 
     operands: int = 10
     window: int = 1024
-    each: int = 64
+    each: int = 16
     all: int = 2000
 
 

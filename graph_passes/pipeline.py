@@ -215,7 +215,7 @@ def plan_step(
     options: OffloadOptions,
     **how: Any,
 ) -> OffloadPlan:
-    """See `graph_passes.offload.plan.plan_offload`; `how` is `timed`, `widest`, `unmoved`, `copied` and `room`.
+    """See `graph_passes.offload.plan.plan_offload`; `how` is `timed`, `widest`, `unmoved`, `copied`, `padded`, `room`.
 
     Raises:
         NoGradientError: the budget is too small, and the graph does not differentiate.

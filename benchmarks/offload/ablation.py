@@ -46,21 +46,19 @@ def _as_planned(timeline: Timeline, plan: OffloadPlan, room: Room) -> OffloadPla
     return plan
 
 
-def _unrepaired(timeline: Timeline, build: Callable[..., Any], chosen: Any, budget: int, room: Room) -> Any:
+def _unrepaired(timeline: Timeline, build: Callable[..., Any], *_: Any) -> Any:
     return build(()), ()
 
 
 # What is replaced to plan without a helper. The planner has no switches: nobody would want them off.
 _PADDINGS: Patch = (repair.Repairer, "cleared", _nothing)
 _EVICTIONS: Patch = (repair.Repairer, "with_evictions", _nothing)
-_EARLIER: Patch = (repair.Repairer, "prefetched_earlier", _nothing)
 _THINNING: Patch = (trials, "thinned", _as_planned)
 _REPAIRS: Patch = (sys.modules["graph_passes.offload.plan"], "repaired", _unrepaired)
 VARIANTS: Mapping[str, tuple[Patch, ...]] = {
     "all helpers": (),
     "no padding allocations": (_PADDINGS,),
     "no more tensors moved for contiguous memory": (_EVICTIONS,),
-    "no earlier copies back for contiguous memory": (_EARLIER,),
     "no repairs at all": (_REPAIRS,),
     "no thinning": (_THINNING,),
     "no repairs, no thinning": (_REPAIRS, _THINNING),

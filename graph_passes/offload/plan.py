@@ -89,6 +89,7 @@ def plan_offload(
     widest: bool = False,
     unmoved: bool = False,
     copied: bool = False,
+    padded: bool = True,
     room: Room | None = None,
     relax: bool = True,
 ) -> OffloadPlan:
@@ -106,6 +107,7 @@ def plan_offload(
             with memory to spare, in which cuDNN is free to choose. If that is not enough, every candidate.
         unmoved: move nothing, whatever the budget: a step that is short of workspace alone still runs.
         copied: no rematerialisation, though the policy may choose it.
+        padded: whether there may be padding allocations.
         room: where the allocations have to find room (see `memory.fragmentation`); moves are added until they do, as
             far as moves can help.
         relax: whether a default reuse distance that no plan can meet the budget with is halved until one can.
@@ -143,7 +145,7 @@ def plan_offload(
     if not widest and not _thresholded(options):
         moves = [one_layer_ahead(timeline, gap, layers) for gap in chosen]
     elif room:
-        moves, paddings = repaired(timeline, build, chosen, budget, room)
+        moves, paddings = repaired(timeline, build, chosen, budget, room, padded)
     else:
         moves = build(())
     moves = in_order(timeline, moves)

@@ -1,7 +1,7 @@
 """Repairs moves under which the step's bytes fit, but not every tensor in one piece (see `memory.fragmentation`).
 
 Best fit puts long-lived tensors (a weight's gradient, say) wherever there is room, and when all around them is free
-again they lie in the middle of it. Such a tensor can move out of the way, come back earlier and so to another place, or
+again they lie in the middle of it. Such a tensor can move out of the way, or
 be put elsewhere to begin with, by a padding allocation in the room where it would have gone while it is allocated.
 """
 
@@ -25,7 +25,6 @@ TRIES = 48  # repairs that are replayed for each, at most
 MOST_EVICTED = 16  # tensors moved out of the way for it, at most: those that are just large enough, and the largest
 WINDOWS = 8  # windows of memory that are cleared for it, at most,
 CLEARED = 8  # of so many tensors each
-EARLIER = (1, 2, 4, 8, 16, 32)  # ops by which a tensor may be brought back earlier for it
 
 Build = Callable[[Sequence[Gap]], list[Move]]
 
@@ -36,12 +35,10 @@ class Repairs:
 
     Attributes:
         evicted: what is moved out of the way, and the position that needs it.
-        earlier: what is brought back earlier, and when.
         paddings: padding allocations, which keep tensors from where best fit would put them.
     """
 
     evicted: Mapping[Gap, int] = field(default_factory=dict)
-    earlier: Mapping[Gap, int] = field(default_factory=dict)
     paddings: tuple[Padding, ...] = ()
 
     def moves(self, timeline: Timeline, build: Build) -> list[Move]:
@@ -49,17 +46,13 @@ class Repairs:
         return in_order(timeline, map(self._repaired, build(tuple(self.evicted))))
 
     def _repaired(self, move: Move) -> Move:
-        if move.recomputed:
+        if move.recomputed or move.gap not in self.evicted:
             return move
-        if move.gap in self.evicted:
-            move = replace(move, prefetch=min(move.next, max(move.prefetch, self.evicted[move.gap] + 1)))
-        if move.gap in self.earlier:
-            move = replace(move, prefetch=max(move.release, min(move.prefetch, self.earlier[move.gap])))
-        return move
+        return replace(move, prefetch=min(move.next, max(move.prefetch, self.evicted[move.gap] + 1)))
 
 
 def repaired(
-    timeline: Timeline, build: Build, chosen: Sequence[Gap], budget: int, room: Room
+    timeline: Timeline, build: Build, chosen: Sequence[Gap], budget: int, room: Room, padded: bool = True
 ) -> tuple[list[Move], tuple[Padding, ...]]:
     """Moves and paddings that find room, or come as far as repairs help.
 
@@ -69,10 +62,12 @@ def repaired(
         chosen: the gaps that move anyway.
         budget: bytes that no repair may go over, if the moves it repairs do not; paddings have the room's limit.
         room: where allocations have to find room.
+        padded: whether there may be paddings.
     """
     # where not all can be had, tensors come before workspace
-    done = Repairer(timeline, build, chosen, budget, room, set()).repaired(Repairs())
-    done = Repairer(timeline, build, chosen, budget, room, set(range(len(timeline.steps)))).repaired(done)
+    done = Repairer(timeline, build, chosen, budget, room, set(), padded).repaired(Repairs())
+    every = set(range(len(timeline.steps)))
+    done = Repairer(timeline, build, chosen, budget, room, every, padded).repaired(done)
     return done.moves(timeline, build), done.paddings
 
 
@@ -93,6 +88,7 @@ class Repairer:
     budget: int
     room: Room
     excused: set[int]  # positions of ops that go without their workspace; it grows
+    padded: bool
 
     @property
     def patience(self) -> int:
@@ -122,7 +118,8 @@ class Repairer:
     def best(self, state: _State) -> Repairs | None:
         """The first repair more under which the step runs through, or the one under which it comes furthest, if any."""
         reached, best = state.failure, None
-        candidates = chain(self.cleared(state), self.with_evictions(state), self.prefetched_earlier(state))
+        cleared = self.cleared(state) if self.padded else ()
+        candidates = chain(cleared, self.with_evictions(state))
         for candidate in islice(candidates, TRIES * self.patience):
             moves, paddings = candidate.moves(self.timeline, self.build), candidate.paddings
             further = first_failure(self.timeline, moves, self.room, paddings, excused=self.excused)
@@ -194,22 +191,6 @@ class Repairer:
         most = MOST_EVICTED * self.patience
         for gap in (*enough[:most], *less[-most:]):
             yield replace(state.done, evicted={**state.done.evicted, gap: failure.position})
-
-    def prefetched_earlier(self, state: _State) -> Iterator[Repairs]:
-        """A large tensor that is back where room was short, brought back earlier and so, perhaps, to a better place."""
-        position, moves = state.failure.position, state.moves
-        most = max(self.budget, int(usage_under(self.timeline, moves).max()))
-        for index, move in enumerate(moves):
-            buffer = self.timeline.buffers[move.buffer]
-            there = position - EARLIER[-1] < move.prefetch <= position <= self.timeline.end(buffer)
-            if not there or move.recomputed or buffer.nbytes < state.failure.wanted >> 3:
-                continue
-            for ops in EARLIER:
-                if move.prefetch - ops < move.release:
-                    break
-                changed = [*moves[:index], replace(move, prefetch=move.prefetch - ops), *moves[index + 1 :]]
-                if usage_under(self.timeline, changed).max() <= most:
-                    yield replace(state.done, earlier={**state.done.earlier, move.gap: move.prefetch - ops})
 
 
 def _windows(room: Room, held: Sequence[Held], wanted: int) -> set[int]:

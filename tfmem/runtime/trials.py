@@ -190,13 +190,17 @@ class Plans:
         yield from _fastest_first(waiting)
 
     def _for_share(self, budget: int, room: Room) -> Iterator[OffloadPlan]:
-        """The policy's plan, if any; where that recomputes tensors, also the one that copies them all.
+        """The policy's plan, if any; where that recomputes tensors, also the one that copies them all, and where it has
+        padding allocations, also one without.
 
-        What is recomputed needs its inputs to stay, and its own op's room, when there may be none in one piece.
+        What is recomputed needs its inputs to stay, and its own op's room, when there may be none in one piece. To move
+        a tensor out of the way may cost less than what paddings lead to (benchmarks/results/offload_ablation.json).
         """
         with suppress(TfmemError):
             found = self.make(budget=budget, room=room)
             yield found
+            if found.paddings:
+                yield self.make(budget=budget, room=room, padded=False)
             if any(move.recomputed for move in found.moves):
                 yield self.make(budget=budget, room=room, copied=True)
 

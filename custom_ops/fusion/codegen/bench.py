@@ -72,6 +72,7 @@ class Launcher:
         tensors: Sequence[int],
         outputs: Sequence[int],
         resident: int = 0,
+        tf32: bool = True,
     ) -> Enqueue:
         """One launch for tensors of these shapes, at these addresses.
 
@@ -79,12 +80,13 @@ class Launcher:
             shapes: of the tensors.
             tensors, outputs: their addresses.
             resident: CTAs that may run at once; 0: what the device says.
+            tf32: whether float32 may be multiplied as TensorFloat-32.
 
         Raises:
             KernelError: the kernel was not made for them, or does not fit the device.
         """
         launch = self.kernel.launch(shapes, resident or self.compiled.resident)
-        places = {("tensor", i): place for i, place in enumerate(tensors)}
+        places = {("tensor", i): place for i, place in enumerate(tensors)} | {("tf32", 0): int(tf32)}
         places |= {("output", i): place for i, place in enumerate(outputs)}
         for buffer, size in zip(self.kernel.buffers, launch.scratch, strict=True):
             places[buffer.kind, buffer.number] = self._allocated(size)

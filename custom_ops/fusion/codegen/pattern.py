@@ -12,6 +12,7 @@ from custom_ops.errors import KernelError
 from custom_ops.expr.program import Constant, Input, Program, Reduce, arguments_of
 from custom_ops.expr.text import to_text
 from custom_ops.fusion.codegen.collapse import Groups, collapse, grouped, open_sizes
+from custom_ops.fusion.codegen.contraction import Contraction, contraction_of
 from custom_ops.jit.cache import digest
 
 Shape = tuple[int | None, ...]  # None: known when the kernel runs
@@ -141,6 +142,31 @@ class Pattern:
         for number, output in enumerate(program.outputs):
             found.append(Root(f"output_{number}", output.node, number, output.axes))
         return tuple(found)
+
+    @cached_property
+    def tiles(self) -> dict[str, tuple[Contraction, int]]:
+        """The roots that can be computed in tiles of a product of matrices: contractions, and outputs that read some
+        along all axes of their results; each with a contraction, and with a number that is the same for those that
+        depend on each other."""
+        made = {
+            root.node: product
+            for root in self.roots
+            if root.reduced and (product := contraction_of(self.program, root.node, self.in_order))
+        }
+        group = {place: place for place in made}
+        read: dict[str, list[int]] = {}
+        for root in self.roots:
+            if root.output is not None:
+                places = [place for place in self.reads(root) if place in made]
+                alike = {made[place].form for place in places}
+                if len(alike) == 1 and set(root.axes) == made[places[0]].kept:
+                    read[root.name] = places
+                    joined = {group[place] for place in places}
+                    group = {place: min(joined) if own in joined else own for place, own in group.items()}
+        found = {
+            root.name: (made[root.node], group[root.node]) for root in self.roots if root.node in made and root.reduced
+        }
+        return found | {name: (made[places[0]], group[places[0]]) for name, places in read.items()}
 
     def cached(self, place: int) -> Root:
         """An elementwise value as a root."""

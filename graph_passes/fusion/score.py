@@ -5,7 +5,7 @@
 where K is the time of a kernel, of one op or of all of the pattern P, and N the number of ops that would be kernels by
 themselves. By model, K is the time that copying takes of as many bytes as the kernel moves (Figure 4), plus what it
 takes where the kernel has to wait for all of itself. What a model cannot tell is measured, where somebody can: patterns
-that mix products, row reductions and other reductions.
+with products, and those that mix row reductions and other reductions (score by execution).
 """
 
 from __future__ import annotations
@@ -24,6 +24,19 @@ Refuse = Callable[[Sequence[str]], str]
 
 
 @dataclass(frozen=True)
+class Small:
+    """A bound on products of matrices.
+
+    Attributes:
+        operations: multiplications and additions.
+        nbytes: of both factors and the result.
+    """
+
+    operations: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
 class KernelDevice:
     """What kernels take on a device.
 
@@ -36,6 +49,9 @@ class KernelDevice:
         chip: bytes that a kernel can keep from one pass over its tensors to the next.
         dispatch: seconds that TensorFlow takes for an op, whatever it computes.
         region: seconds that a region takes, whatever it holds.
+        product: seconds that a small product of matrices takes beside the bytes that it moves.
+        most: products up to this are small: they wait for memory more than they compute, and can be in kernels; None:
+            no product can.
     """
 
     name: str
@@ -46,6 +62,8 @@ class KernelDevice:
     chip: int
     dispatch: float
     region: float
+    product: float = 0.0
+    most: Small | None = None
 
     def seconds(self, moved: float) -> float:
         """How long moving so many bytes takes: between the sizes that were measured, and past them at the last rate."""
@@ -111,24 +129,27 @@ class Scorer:
     def seconds(self, members: Sequence[int]) -> float:
         """What one kernel of these nodes takes, by model."""
         moved, _, passes = self._moved(members)
-        return self.device.seconds(moved) + (passes - 1) * self._barrier(members)
+        product = self.device.product * any(number in self.body.generated for number in members)
+        return self.device.seconds(moved) + (passes - 1) * self._barrier(members) + product
 
     def _scored(self, pattern: tuple[int, ...]) -> Candidate | None:
         working = [number for number in pattern if self.body.works(number)]
-        if len(working) < 2:
+        products = any(number in self.body.generated for number in working)
+        if len(working) < 2 and not products:
             return None
         saved = sum(map(self._one, working)) + (len(working) - 1) * self.device.launch
         moved, least, passes = self._moved(pattern)
-        seconds = self.device.seconds(moved) + (passes - 1) * self._barrier(pattern)
-        ideal = saved - self.device.seconds(least)
-        if ideal <= 0.0:
+        product = self.device.product * products
+        seconds = self.device.seconds(moved) + (passes - 1) * self._barrier(pattern) + product
+        ideal = saved - self.device.seconds(least) - product
+        if ideal <= 0.0 and not (products and self.measure):
             return None
         names = [self.body.names[number] for number in pattern]
         why = self.refuse(names) if self.refuse else ""
         if why:
             self.refused[pattern] = why
             return None
-        if self.measure and mixed([self.body.kinds[number] for number in pattern]):
+        if self.measure and (products or mixed([self.body.kinds[number] for number in pattern])):
             measured = [self.measure(members) for members in (names, *([self.body.names[n]] for n in working))]
             known = [seconds for seconds in measured if seconds is not None]
             if len(known) == len(measured):

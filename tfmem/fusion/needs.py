@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from graph_passes.fusion.capabilities import CUDA
 from graph_passes.fusion.lower.meaning import Kind
 from graph_passes.fusion.plan import ON_CPU, ON_GPU
-from graph_passes.fusion.score import KernelDevice
+from graph_passes.fusion.score import KernelDevice, Small
 from graph_passes.fusion.stitching import Needs, Stitching, fault
 from graph_passes.graph import serde
 from graph_passes.graph.ir import Graph
@@ -46,6 +46,8 @@ def gpu_device(target: Target) -> KernelDevice:
         chip=1 << 25,
         dispatch=8e-6,
         region=3e-5,
+        product=1.5e-6,
+        most=Small(1 << 27, 8 << 20),
     )
 
 

@@ -16,7 +16,7 @@ takes some of them, what is left of such a pattern is a candidate, too, and the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from graph_passes.fusion.body import Body
 from graph_passes.fusion.lower.meaning import Kind
@@ -46,12 +46,15 @@ def mixed_patterns(scorer: Scorer, found: Sequence[Candidate]) -> list[Candidate
 
     taken: set[int] = set()  # by the largest pattern of each product
     apart: list[set[int]] = []
-    for group in _groups(body):
-        around = {product: [each for each in _around(body, product) if keep(each)] for product in group}
+    groups = list(_groups(body))
+    given = {product: _around(body, product) for group in groups for product in group}
+    scorer.prepare([*(members for each in given.values() for members in each), *_together(body, groups, given)])
+    for group in groups:
+        around = {product: [each for each in given[product] if keep(each)] for product in group}
         apart += [members for each in around.values() for members in each]
         largest = set[int]().union(*(max(each, key=len) for each in around.values() if each))
         together = [largest, set(group)] if len(group) > 1 else []
-        kept = [members for members in together if _is_convex(body, members) and keep(members)]
+        kept = [members for members in together if members and _is_convex(body, members) and keep(members)]
         apart += kept[:1]
         taken |= largest
     for run in _outermost(found):
@@ -75,6 +78,14 @@ def _groups(body: Body) -> Iterator[list[int]]:
         yield from alike
 
 
+def _together(body: Body, groups: Sequence[Sequence[int]], around: Mapping[int, Sequence[set[int]]]) -> list[set[int]]:
+    """The groups of several products, alone and with all that is around them."""
+    several = [group for group in groups if len(group) > 1]
+    found = [set(group) for group in several]
+    found += [set[int]().union(*(max(around[product], key=len) for product in group)) for group in several]
+    return [members for members in found if members and _is_convex(body, members)]
+
+
 def _reached(body: Body, earlier: Collection[int], product: int) -> bool:
     """Whether a product waits for one of some earlier ones."""
     return product in _behind(body, set(earlier), product + 1)
@@ -83,7 +94,7 @@ def _reached(body: Body, earlier: Collection[int], product: int) -> bool:
 def _behind(body: Body, members: Collection[int], end: int) -> set[int]:
     """What waits for one of `members`, up to a number."""
     found: set[int] = set()
-    for number in range(min(members) + 1, end):
+    for number in range(min(members, default=end), end):
         if number not in members and any(other in members or other in found for other in body.net.before[number]):
             found.add(number)
     return found
@@ -97,9 +108,8 @@ def _outermost(found: Sequence[Candidate]) -> list[Candidate]:
 
 def _around(body: Body, product: int) -> list[set[int]]:
     """A product alone, with an epilogue, with a prologue, and with both."""
-    alone = {product}
     behind = [_epilogue(body, product, kinds) for kinds in (_AROUND, _SAME_PLACE)]
-    found = [alone, *behind, _prologue(body, alone), *(_prologue(body, each) for each in behind)]
+    found = [{product}, *behind, *(_prologue(body, each) for each in ({product}, *behind))]
     return [each for number, each in enumerate(found) if each not in found[:number] and _is_convex(body, each)]
 
 
@@ -147,7 +157,7 @@ def _made(body: Body, number: int) -> int:
 
 def _is_convex(body: Body, members: set[int]) -> bool:
     """Whether no path leaves `members` and comes back."""
-    behind = _behind(body, members, max(members) + 1)
+    behind = _behind(body, members, max(members, default=0) + 1)
     return not any(other in behind for number in members for other in body.net.before[number])
 
 

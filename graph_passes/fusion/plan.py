@@ -111,6 +111,7 @@ def plan_fusion(
     *,
     kinds: Collection[Kind] = ON_CPU,
     fusible: Callable[[str], bool] | None = None,
+    generated: Callable[[str], bool] | None = None,
     default: str = "",
     fed: Collection[str] = (),
     fetched: Collection[TensorId] = (),
@@ -126,7 +127,8 @@ def plan_fusion(
         meanings: of all its nodes.
         device: what it runs on.
         kinds: of nodes that may be in a region.
-        fusible: whether a node can be in a kernel; None: by its kind, which leaves products outside.
+        fusible: whether a memory-intensive node can be in a kernel; None: by its kind.
+        generated: whether a product can; None: those that are small on the device.
         default: the device of nodes that ask for none, "/job:localhost/replica:0/task:0/device:CPU:0".
         fed: names of nodes whose outputs the caller may give.
         fetched: tensors that somebody outside of the graph reads; of a function, its results.
@@ -144,8 +146,8 @@ def plan_fusion(
 
     signatures = Signatures(graph, fetched)
     refuse = once(refuse, signatures) if refuse else None
-    measure = once(measure, signatures) if measure else None
-    generated = _small_products(graph, meanings, device)
+    measure = _measured_once(measure, signatures) if measure else None
+    generated = generated or small_products(graph, meanings, device)
     outside: dict[str, str] = {}
     while True:
         gain = _gain(meanings, device)
@@ -164,7 +166,17 @@ def plan_fusion(
         outside |= refused  # not even by themselves
 
 
-def _small_products(graph: Graph, meanings: Mapping[str, Meaning], device: KernelDevice) -> Callable[[str], bool]:
+def _measured_once(measure: Measure, signatures: Signatures) -> Measure:
+    """Which is asked once about equal patterns."""
+    call = once(lambda members: measure.call(members[0]), signatures)
+
+    def prepare(patterns: Sequence[Sequence[str]]) -> None:
+        measure.prepare(list({signatures(members): members for members in patterns}.values()))
+
+    return Measure(once(measure.kernel, signatures), lambda name: call([name]), prepare)
+
+
+def small_products(graph: Graph, meanings: Mapping[str, Meaning], device: KernelDevice) -> Callable[[str], bool]:
     """Whether a node is a product that can be in a kernel: of sizes that are known, and small (`KernelDevice.most`)."""
 
     def small(name: str) -> bool:

@@ -17,8 +17,22 @@ from dataclasses import dataclass, field
 from graph_passes.fusion.body import WHOLE, Body
 from graph_passes.fusion.lower.meaning import REDUCTIONS, Kind
 
-# Seconds that one kernel of these nodes takes, apart from its launch; None if that cannot be measured.
-Measure = Callable[[Sequence[str]], float | None]
+
+@dataclass(frozen=True)
+class Measure:
+    """Times of kernels, one after the other in a graph of launches, so that a launch is in them; None: not measured.
+
+    Attributes:
+        kernel: seconds of one kernel of these nodes.
+        call: seconds of a product by the library.
+        prepare: does what can be done for several patterns at once; all of them are asked about next.
+    """
+
+    kernel: Callable[[Sequence[str]], float | None]
+    call: Callable[[str], float | None]
+    prepare: Callable[[Sequence[Sequence[str]]], None] = lambda patterns: None
+
+
 # Why these nodes cannot be one kernel; "" if they can.
 Refuse = Callable[[Sequence[str]], str]
 
@@ -149,13 +163,49 @@ class Scorer:
         if why:
             self.refused[pattern] = why
             return None
-        if self.measure and (products or mixed([self.body.kinds[number] for number in pattern])):
-            measured = [self.measure(members) for members in (names, *([self.body.names[n]] for n in working))]
+        if self.measure and products:
+            gain = self._gain(pattern)
+            if gain is not None:
+                saved, ideal = seconds + gain, gain
+        elif self.measure and mixed([self.body.kinds[number] for number in pattern]):
+            measured = [self.measure.kernel(members) for members in (names, *([self.body.names[n]] for n in working))]
             known = [seconds for seconds in measured if seconds is not None]
             if len(known) == len(measured):
-                seconds, saved = known[0], sum(known[1:]) + (len(working) - 1) * self.device.launch
+                seconds, saved = known[0], sum(known[1:])
                 ideal = saved - seconds
         return Candidate(pattern, saved - seconds, seconds, ideal) if saved > seconds else None
+
+    def prepare(self, patterns: Iterable[Iterable[int]]) -> None:
+        """Get ready to measure mixed patterns, and what they are measured against."""
+        if self.measure:
+            found = [tuple(sorted(members)) for members in patterns]
+            parts = [part for pattern in found for part in self._parts(pattern)]
+            names = [[self.body.names[number] for number in members] for members in dict.fromkeys([*found, *parts])]
+            self.measure.prepare([members for members in names if not self.refuse or not self.refuse(members)])
+
+    def _gain(self, pattern: tuple[int, ...]) -> float | None:
+        """What a pattern with products saves: the library's products, with kernels of what is before them and of what
+        is behind, less its own time; and what such kernels save by themselves, by the same model as all others."""
+        assert self.measure is not None
+        names, parts = self.body.names, self._parts(pattern)
+        times = [self.measure.call(names[number]) for number in pattern if number in self.body.generated]
+        times += [self.measure.kernel([names[number] for number in part]) for part in parts]
+        own = self.measure.kernel([names[number] for number in pattern])
+        if own is None or any(seconds is None for seconds in times):
+            return None
+        return sum(seconds for seconds in times if seconds is not None) - own + sum(map(self.score, parts))
+
+    def _parts(self, pattern: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """What of a pattern comes before its products, and behind them, where that is any work."""
+        behind = {number for number in pattern if number in self.body.generated}
+        for number in pattern:
+            if any(other in behind for other in self.body.net.before[number]):
+                behind.add(number)
+        parts = (
+            tuple(number for number in pattern if number not in behind),
+            tuple(number for number in pattern if number in behind and number not in self.body.generated),
+        )
+        return [part for part in parts if any(map(self.body.works, part))]
 
     def _one(self, number: int) -> float:
         if number not in self._alone:

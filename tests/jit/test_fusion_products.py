@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from numpy.typing import NDArray
 
+from benchmarks.fusion import products
 from custom_ops.errors import KernelError
 from custom_ops.expr import reference
 from custom_ops.expr.program import Cast, Constant, Program, Tensor
@@ -20,6 +22,8 @@ from custom_ops.fusion.codegen.pattern import Pattern
 from custom_ops.fusion.codegen.plan import Configuration
 from custom_ops.fusion.codegen.space import Layout, kernels, tiles
 from custom_ops.jit import nvrtc
+from custom_ops.jit.cache import Cache
+from custom_ops.jit.cublas import MatrixProduct
 from custom_ops.jit.device import Device
 from custom_ops.jit.launch import Module
 from tests.cuda_on_cpu.driver import Compiler, CpuDevice, Driver
@@ -221,3 +225,36 @@ def test_an_attribute_without_meaning_is_refused() -> None:
         make(pattern, Configuration(template, 128))
     with pytest.raises(KernelError, match="depth of a product"):
         make(pattern, Configuration(template.replace("WARP", "CTA").replace("_3,", "_2,"), 128))
+
+
+class Untimed(CpuDevice):
+    """A launch takes a millisecond."""
+
+    def time(self, enqueue: Callable[[], None]) -> float:
+        enqueue()
+        return 1.0
+
+
+CASES = (
+    products.Case(MatrixProduct(4, 24, 64), count=2),
+    products.Case(MatrixProduct(20, 12, 32, 2, right_transposed=True)),
+    products.Case(MatrixProduct(18, 16, 48), layer=True),
+)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_benchmark_compares_results(
+    compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], case: Any
+) -> None:
+    monkeypatch.setattr(products, "by_cublas", lambda *given: (2e-6, 3e-6))
+    monkeypatch.setattr(products, "COPIES", 2)
+    library: Any = None
+    with Untimed(driver=Driver(), compile_source=compiler) as device:
+        compiled = products.compiled_case(case, device, Cache(tmp_path))
+        compiled = replace(compiled, configurations=compiled.configurations[:3])
+        assert products.timed_case("small", compiled, device, library, every=False)
+        monkeypatch.setattr(products, "expected", lambda *given: np.ones(1))
+        assert not products.timed_case("small", compiled, device, library, every=False)
+    shown = capsys.readouterr().out
+    assert "2.00 (3.00)  500.00" in shown
+    assert "of the largest result" in shown

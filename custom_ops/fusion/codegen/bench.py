@@ -55,9 +55,21 @@ def candidates(
         wide = positions(pattern, shapes) >= NARROW
         made = [replace(kernel, wide=wide) for kernel in kernels(pattern, sizes, layouts(pattern, processors))]
         found = ranked(made, shapes, gpu)
-        return [(kernel.plan.configuration, nanoseconds) for kernel, nanoseconds in found]
+        ranked_ones = [(kernel.plan.configuration, nanoseconds) for kernel, nanoseconds in found]
+        return _in_turn(ranked_ones) if pattern.tiles else ranked_ones
 
     return of
+
+
+def _in_turn(found: Sequence[tuple[Configuration, float]]) -> list[tuple[Configuration, float]]:
+    """The best of each size of CTAs, then the second best, and so on: the model knows little of what that size does to
+    the tiles of products, and only the first few are timed."""
+    ranks: dict[int, int] = {}
+    keyed = []
+    for place, (configuration, nanoseconds) in enumerate(found):
+        rank = ranks[configuration.threads] = ranks.get(configuration.threads, -1) + 1
+        keyed.append((rank, place, (configuration, nanoseconds)))
+    return [each for _, _, each in sorted(keyed, key=lambda key: key[:2])]
 
 
 class Launcher:

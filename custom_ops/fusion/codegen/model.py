@@ -14,11 +14,11 @@ from custom_ops.expr.program import Elementwise, Input
 from custom_ops.expr.table import TABLE
 from custom_ops.fusion.codegen.access import lies_along
 from custom_ops.fusion.codegen.arguments import storage
-from custom_ops.fusion.codegen.contraction import CHUNK, Tile
+from custom_ops.fusion.codegen.contraction import CHUNK, LANES, Tile
 from custom_ops.fusion.codegen.kernel import FusionKernel
 from custom_ops.fusion.codegen.pattern import Root
 from custom_ops.fusion.codegen.plan import Loop, Piece, tile_axes
-from custom_ops.fusion.codegen.registers import ahead, ctas_at_once, keep
+from custom_ops.fusion.codegen.registers import ahead, ctas_at_once, keep, lane_rows
 from custom_ops.fusion.codegen.shared import SIZES, shared_bytes
 
 
@@ -54,6 +54,7 @@ ACTIVATION = 20  # elementary operations of a function of the C library
 UNCOALESCED = 8  # sectors that are loaded for one that is used, at most
 NOT_HIDDEN = 0.1  # of the lesser of what is moved and what is waited for
 TENSOR, FMA = 4.0, 0.6  # nanoseconds of a product of 16 x 8 x 8 on a scheduler, and of an FMA of a warp
+THREAD = 0.25  # nanoseconds until one more thread of a CTA has begun
 FMA_OPERATIONS = 1.0  # elementary operations of an FMA
 SHARED_LOAD = 3.0  # nanoseconds of one that others overlap
 IN_FLIGHT = 4  # loads of one thread that wait at the same time
@@ -96,12 +97,20 @@ class _Cost:
         """Nanoseconds to move all bytes and to do all operations."""
         first, again, operations = self._bytes()
         gpu = self.gpu
-        width = 4 * max([self.piece.vector, *(loop.vector for loop in self.piece.loops)])
-        in_flight = self.resident * self.threads * width * IN_FLIGHT
+        in_flight = self.resident * self.threads * self._in_flight()
         bandwidth = min(gpu.bandwidth, in_flight / gpu.latency)
         cached = min(gpu.cache_bandwidth, in_flight / gpu.cache_latency)
         busy = min(self.resident, gpu.processors)
         return max(first / bandwidth + again / cached, operations / (gpu.operations * busy))
+
+    def _in_flight(self) -> float:
+        """Bytes that a thread waits for at the same time."""
+        piece = self.piece
+        if piece.tile is None:
+            return IN_FLIGHT * 4 * max([piece.vector, *(loop.vector for loop in piece.loops)])
+        found, _ = self.pattern.tiles[piece.roots[0].name]
+        chunks = ahead(self.pattern, found, piece.tile, self.threads // 32)
+        return 16 * chunks * (lane_rows(piece.tile) + piece.tile.columns // LANES)
 
     def waiting(self) -> float:
         """Nanoseconds of what one thread waits for, one after the other."""
@@ -131,7 +140,7 @@ class _Cost:
         """A tile's loads, one time after the other as many as a warp has under way, a barrier, and what is stored."""
         plan, gpu, tile = self.plan, self.gpu, self.piece.tile
         assert tile is not None
-        warps, total = self.threads // 32, 0.0
+        warps, total = self.threads // 32, THREAD * self.threads
         for root in self.piece.roots:
             if root.reduced:
                 found, _ = self.pattern.tiles[root.name]

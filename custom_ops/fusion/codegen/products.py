@@ -102,7 +102,7 @@ class ProductWriter(PieceWriter):
     def _multiplied(self, found: Contraction, kind: str) -> list[str]:
         arguments = "(left, right, first_row, first_column, depth, sums);"
         form = "Plain" if self.tile.tensor else "Shape"
-        plain = f"multiply_rows<{form}, {min(8, self.tile.rows)}, {kind}>{arguments}"
+        plain = f"multiply_rows<{form}, {min(4 if self.threads > 512 else 8, self.tile.rows)}, {kind}>{arguments}"
         if not self.tile.tensor or kind != "float":
             return [plain]
         # Numbers of a half type are multiplied exactly by either; float32 is where TensorFlow lets it be rounded.

@@ -95,11 +95,13 @@ def ctas_at_once(plan: Plan) -> int:
 
 def ahead(pattern: Pattern, found: Contraction, tile: Tile, warps: int) -> int:
     """Chunks of a contraction's depth that a warp loads before it multiplies them: as many as it has, and registers."""
-    wide, rows, columns = _registers(pattern, found.node), _lane_rows(tile), tile.columns // LANES
+    wide, rows, columns = _registers(pattern, found.node), lane_rows(tile), tile.columns // LANES
     left = min(LOADED, REGISTERS // (warps * WARP) - OTHERS // 2 - wide * rows * columns)
-    depth = pattern.static(found.depth)
-    most = AHEAD if depth is None else -(-depth // (CHUNK * warps))
-    return max(1, min(AHEAD, most, left // (4 * wide * (columns + rows))))
+    depth, most = pattern.static(found.depth), max(1, min(AHEAD, left // (4 * wide * (columns + rows))))
+    if depth is None:
+        return most
+    chunks = -(-depth // (CHUNK * warps))
+    return max(count for count in range(1, most + 1) if chunks % count == 0)  # so that there is none left in the end
 
 
 def is_exact(pattern: Pattern, found: Contraction, tile: Tile, warps: int) -> bool:
@@ -114,13 +116,13 @@ def registers_of(plan: Plan, piece: Piece) -> int:
     assert tile is not None
     for found, _ in plan.pattern.tiles.values():
         wide = _registers(plan.pattern, found.node)
-        columns, rows = tile.columns // LANES, _lane_rows(tile)
+        columns, rows = tile.columns // LANES, lane_rows(tile)
         loaded = 4 * (columns + rows) * ahead(plan.pattern, found, tile, warps)
         most = max(most, wide * (columns * rows + loaded))
     return most
 
 
-def _lane_rows(tile: Tile) -> int:
+def lane_rows(tile: Tile) -> int:
     """Rows of a tile that a lane loads at once."""
     return tile.rows // LANES if tile.tensor else tile.rows
 

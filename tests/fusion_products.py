@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from custom_ops.expr.program import Program
+from custom_ops.expr import reference
+from custom_ops.expr.program import Cast, Constant, Program, Tensor
 from custom_ops.expr.reference import numpy_dtype
 from custom_ops.expr.text import from_text
 
@@ -141,3 +144,42 @@ reduce dot 10 2
 output 11 0 1 4
 """)
     return program, [drawn("float32", heads, length, size, seed=i) for i in range(3)]
+
+
+def softmax(batch: int, rows: int, columns: int, depth: int) -> Given:
+    """Scores with a mask and their softmax, whose rows are those of the product; also the logarithm of the row's sum,
+    for each of its elements, and the row's mean."""
+    program = from_text("""program 1
+axes 0 0 0 0
+tensor float32 3
+tensor float32 3
+tensor float32 2
+input 0 a0 a1 a3
+input 1 a0 a2 a3
+multiply 0 1
+reduce dot 2 3
+input 2 a1 a2
+add 3 4
+reduce max 5 2
+subtract 5 6
+exp 7
+reduce sum 8 2
+divide 8 9
+log 9
+subtract 7 11
+reduce mean 3 2
+multiply 12 13
+output 10 0 1 2
+output 14 2 0 1
+""")
+    shapes = [(batch, rows, depth), (batch, columns, depth), (rows, columns)]
+    return program, [drawn("float32", *shape, seed=i) for i, shape in enumerate(shapes)]
+
+
+def exact(program: Program, tensors: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+    """In float64."""
+    wide = tuple(Tensor("float64", tensor.rank) for tensor in program.tensors)
+    nodes = tuple(
+        replace(node, dtype="float64") if isinstance(node, Constant | Cast) else node for node in program.nodes
+    )
+    return reference.run(replace(program, tensors=wide, nodes=nodes), [tensor.astype(np.float64) for tensor in tensors])

@@ -176,8 +176,8 @@ __device__ __forceinline__ void multiply_rows(const Left& left, const Right& rig
 
 // An element of the tile, of what the warps have of it.
 template <class Tile, class Number>
-__device__ __forceinline__ Number total_of(const Number* results, int at) {
-  const Number* const from = results + at / Tile::kColumns * Tile::kStride + at % Tile::kColumns;
+__device__ __forceinline__ Number total_of(const Number* results, int row, int column) {
+  const Number* const from = results + row * Tile::kStride + column;
   Number total = from[0];
 #pragma unroll
   for (int warp = 1; warp < Tile::kWarps; ++warp) total += from[warp * Tile::kPart];

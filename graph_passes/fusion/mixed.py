@@ -5,10 +5,11 @@ section 4.2.1). A kernel computes a product's result in tiles, each by one CTA, 
 
     prologue    elementwise and layout ops that nobody but the product reads: a transpose, a scale, a mask
     product     one, or several that read the same left operand or are read by the same ops
-    epilogue    elementwise and layout ops behind it: a bias, an activation, the sum with a residual
+    epilogue    elementwise and layout ops behind it: a bias, an activation, the sum with a residual; and reductions of
+                its rows, where these are short: the softmax of attention's scores
 
-No product waits for a reduction or another product of its pattern, and no reduction for a product: that would be a
-barrier of the whole kernel, for which its tiles would have to lie in memory.
+No product waits for a reduction or another product of its pattern, and no other reduction for a product: that would be
+a barrier of the whole kernel, for which its tiles would have to lie in memory.
 
 What the memory-intensive ops around products would be otherwise are patterns of substitution fusion. Where a product
 takes some of them, what is left of such a pattern is a candidate, too, and the integer program chooses.
@@ -25,6 +26,7 @@ from graph_passes.fusion.score import Candidate, Scorer
 
 _SAME_PLACE = frozenset({Kind.ELEMENTWISE, Kind.VIEW, Kind.CONSTANT})
 _AROUND = _SAME_PLACE | {Kind.LAYOUT}
+_ROWS = _AROUND | {Kind.ROW_REDUCTION}  # of few columns, which a tile has all of
 
 
 def mixed_patterns(scorer: Scorer, found: Sequence[Candidate]) -> list[Candidate]:
@@ -108,7 +110,7 @@ def _outermost(found: Sequence[Candidate]) -> list[Candidate]:
 
 def _around(body: Body, product: int) -> list[set[int]]:
     """A product alone, with an epilogue, with a prologue, and with both."""
-    behind = [_epilogue(body, product, kinds) for kinds in (_AROUND, _SAME_PLACE)]
+    behind = [_epilogue(body, product, kinds) for kinds in (_ROWS, _AROUND, _SAME_PLACE)]
     found = [{product}, *behind, *(_prologue(body, each) for each in ({product}, *behind))]
     return [each for number, each in enumerate(found) if each not in found[:number] and _is_convex(body, each)]
 

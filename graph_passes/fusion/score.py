@@ -33,6 +33,8 @@ class Measure:
     prepare: Callable[[Sequence[Sequence[str]]], None] = lambda patterns: None
 
 
+AGAIN = 0.05  # of a product's time for an op on its operands, which is computed again for each tile: an estimate
+
 # Why these nodes cannot be one kernel; "" if they can.
 Refuse = Callable[[Sequence[str]], str]
 
@@ -143,8 +145,7 @@ class Scorer:
     def seconds(self, members: Sequence[int]) -> float:
         """What one kernel of these nodes takes, by model."""
         moved, _, passes = self._moved(members)
-        product = self.device.product * any(number in self.body.generated for number in members)
-        return self.device.seconds(moved) + (passes - 1) * self._barrier(members) + product
+        return self.device.seconds(moved) + (passes - 1) * self._barrier(members) + self._product(members)
 
     def _scored(self, pattern: tuple[int, ...]) -> Candidate | None:
         working = [number for number in pattern if self.body.works(number)]
@@ -153,7 +154,7 @@ class Scorer:
             return None
         saved = sum(map(self._one, working)) + (len(working) - 1) * self.device.launch
         moved, least, passes = self._moved(pattern)
-        product = self.device.product * products
+        product = self._product(pattern)
         seconds = self.device.seconds(moved) + (passes - 1) * self._barrier(pattern) + product
         ideal = saved - self.device.seconds(least) - product
         if ideal <= 0.0 and not (products and self.measure):
@@ -174,6 +175,13 @@ class Scorer:
                 seconds, saved = known[0], sum(known[1:])
                 ideal = saved - seconds
         return Candidate(pattern, saved - seconds, seconds, ideal) if saved > seconds else None
+
+    def _product(self, members: Sequence[int]) -> float:
+        """What products take in a kernel beside the bytes that it moves; operands are computed anew for each tile."""
+        if not any(number in self.body.generated for number in members):
+            return 0.0
+        before, _ = self._sides(members)
+        return self.device.product * (1 + AGAIN * sum(map(self.body.works, before)))
 
     def prepare(self, patterns: Iterable[Iterable[int]]) -> None:
         """Get ready to measure mixed patterns, and what they are measured against."""
@@ -197,15 +205,18 @@ class Scorer:
 
     def _parts(self, pattern: tuple[int, ...]) -> list[tuple[int, ...]]:
         """What of a pattern comes before its products, and behind them, where that is any work."""
+        return [part for part in self._sides(pattern) if any(map(self.body.works, part))]
+
+    def _sides(self, pattern: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The members that wait for no product of a pattern, and those that do."""
         behind = {number for number in pattern if number in self.body.generated}
         for number in pattern:
             if any(other in behind for other in self.body.net.before[number]):
                 behind.add(number)
-        parts = (
+        return (
             tuple(number for number in pattern if number not in behind),
             tuple(number for number in pattern if number in behind and number not in self.body.generated),
         )
-        return [part for part in parts if any(map(self.body.works, part))]
 
     def _one(self, number: int) -> float:
         if number not in self._alone:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from benchmarks.fusion import products
 from custom_ops.errors import KernelError
-from custom_ops.expr import reference
-from custom_ops.expr.program import Cast, Constant, Program, Tensor
+from custom_ops.expr.program import Program
+from custom_ops.fusion.codegen.contraction import refused_product
 from custom_ops.fusion.codegen.kernel import FusionKernel, make
 from custom_ops.fusion.codegen.pattern import Pattern
 from custom_ops.fusion.codegen.plan import Configuration
@@ -28,7 +28,7 @@ from custom_ops.jit.device import Device
 from custom_ops.jit.launch import Module
 from tests.cuda_on_cpu.driver import Compiler, CpuDevice, Driver
 from tests.fusion_kernels import Shapes, run
-from tests.fusion_products import attention, heads, layer, product, together
+from tests.fusion_products import attention, exact, heads, layer, product, softmax, together
 
 pytest_plugins = ("tests.fusion_device",)
 
@@ -46,15 +46,6 @@ def forms(program: Program, tensors: Tensors, shapes: Shapes | None = None, thre
 def computed(device: Device, kernel: FusionKernel, tensors: Tensors, tf32: bool = False) -> list[NDArray[Any]]:
     code = device.compile_source(kernel.source.text, device.arch, contract=False)
     return run(device, kernel, tensors, Module(code, device.driver), code, resident=5, tf32=tf32)
-
-
-def exact(program: Program, tensors: Tensors) -> list[NDArray[Any]]:
-    """In float64."""
-    wide = tuple(Tensor("float64", tensor.rank) for tensor in program.tensors)
-    nodes = tuple(
-        replace(node, dtype="float64") if isinstance(node, Constant | Cast) else node for node in program.nodes
-    )
-    return reference.run(replace(program, tensors=wide, nodes=nodes), [tensor.astype(np.float64) for tensor in tensors])
 
 
 def compare(device: Device, program: Program, tensors: Tensors, kernel: FusionKernel, tf32: bool = False) -> None:
@@ -130,6 +121,31 @@ def test_products_side_by_side(device: Device) -> None:
         compare(device, program, tensors, kernel)
 
 
+@pytest.mark.parametrize("sizes", [(2, 32, 33, 16), (3, 5, 32, 20), (2, 17, 7, 33), (4, 1, 64, 8), (1, 20, 12, 40)])
+def test_reductions_of_rows_that_a_tile_has(device: Device, sizes: tuple[int, int, int, int]) -> None:
+    program, tensors = softmax(*sizes)
+    for threads in (64, 128):
+        found = forms(program, tensors, threads=threads)
+        assert found
+        for kernel in found:
+            assert (len(kernel.plan.pieces), kernel.plan.phases) == (1, 1)
+            compare(device, program, tensors, kernel)
+        compare(device, program, tensors, found[0], tf32=True)
+
+
+def test_rows_that_no_tile_has_are_reduced_apart(device: Device) -> None:
+    program, tensors = softmax(2, 6, 72, 8)
+    (kernel, *_) = forms(program, tensors)
+    assert kernel.plan.phases > 1
+    compare(device, program, tensors, kernel)
+    assert "waits for a product" in refused_product(kernel.plan.pattern)
+    assert refused_product(Pattern.of(*_shapes(softmax(2, 6, 64, 8)))) == ""
+
+
+def _shapes(given: tuple[Program, Tensors]) -> tuple[Program, list[tuple[int, ...]]]:
+    return given[0], [tensor.shape for tensor in given[1]]
+
+
 def test_products_that_wait_for_each_other(device: Device) -> None:
     program, tensors = attention(2, 12, 8)
     found = forms(program, tensors)
@@ -187,7 +203,7 @@ def test_results_do_not_depend_on_the_order_of_threads(compiler: Compiler) -> No
 @given(st.data())
 def test_random_products(device: Device, data: st.DataObject) -> None:
     size = [data.draw(st.integers(1, most)) for most in (40, 40, 70)]
-    made = data.draw(st.sampled_from([layer, product, together]))
+    made = data.draw(st.sampled_from([layer, product, together, lambda *sizes: softmax(2, *sizes)]))
     program, tensors = made(*size)
     threads = data.draw(st.sampled_from([64, 128]))
     found = forms(program, tensors, threads=threads)
@@ -196,29 +212,24 @@ def test_random_products(device: Device, data: st.DataObject) -> None:
 
 
 def test_tiles_are_no_larger_than_results() -> None:
-    pattern = Pattern.of(*_shaped(4, 512, 512))
+    pattern = Pattern.of(*_shapes(product(4, 512, 512)))
     found = tiles(pattern, pattern.sizes, 256)
     assert {(tile.rows, tile.tensor) for tile in found} == {(4, False)}
-    pattern = Pattern.of(*_shaped(32, 512, 512))
+    pattern = Pattern.of(*_shapes(product(32, 512, 512)))
     found = tiles(pattern, pattern.sizes, 256)
     assert {(tile.rows, tile.tensor) for tile in found} == {(16, True), (32, True)}
-
-
-def _shaped(*size: int) -> tuple[Program, list[tuple[int, ...]]]:
-    program, tensors = product(*size)
-    return program, [tensor.shape for tensor in tensors]
 
 
 @pytest.mark.parametrize("arch", [75, 80, 90, 120])
 def test_nvrtc_takes_the_sources(arch: int) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
-    for made in (layer(32, 64, 128), layer(4, 20, 33), product(32, 16, 64, dtype="bfloat16"), attention(2, 12, 8)):
+    for made in (layer(32, 64, 128), layer(4, 20, 33), product(32, 16, 64, dtype="bfloat16"), softmax(2, 9, 33, 16)):
         kernel = forms(*made)[0]
         assert nvrtc.compile_source(kernel.source.text, arch, contract=False)
 
 
 def test_an_attribute_without_meaning_is_refused() -> None:
-    pattern = Pattern.of(*_shaped(32, 64, 128))
+    pattern = Pattern.of(*_shapes(product(32, 64, 128)))
     tile = "GRID_9-CTA_8-THREAD_3,GRID_9-CTA_8-THREAD_4"
     template = f"reduce_3[{tile},WARP];output_0[{tile}];"
     with pytest.raises(KernelError, match="no tile"):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graph_passes.fusion.lower.meaning import IN_KERNELS, meanings
+from graph_passes.fusion.lower.meaning import IN_KERNELS, Kind, meanings
 from graph_passes.fusion.plan import PRODUCTS, FusionPlan, StepKind, plan_fusion, small_products
 from graph_passes.fusion.score import Measure, Small
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
@@ -18,11 +18,17 @@ from tests.fusion_graphs import UNIT, Nodes, graphs, run_graph, run_plan
 WITH_PRODUCTS = replace(UNIT, product=20.0)
 
 
-def planned(made: Nodes, measure: Measure | None = None, small: tuple[str, ...] | None = None) -> FusionPlan:
+def planned(
+    made: Nodes, measure: Measure | None = None, small: tuple[str, ...] | None = None, long_rows: bool = False
+) -> FusionPlan:
     def generated(name: str) -> bool:
         return made.meanings[name].kind in PRODUCTS and (small is None or name in small)
 
-    return plan_fusion(made.graph(), made.meanings, WITH_PRODUCTS, generated=generated, measure=measure)
+    def refuse(members):
+        kinds = {made.meanings[name].kind for name in members}
+        return "no tile has a row" if long_rows and Kind.ROW_REDUCTION in kinds and kinds & PRODUCTS else ""
+
+    return plan_fusion(made.graph(), made.meanings, WITH_PRODUCTS, generated=generated, refuse=refuse, measure=measure)
 
 
 def kernels(plan: FusionPlan) -> list[set[str]]:
@@ -83,9 +89,10 @@ def test_what_a_product_takes_is_missing_elsewhere() -> None:
     layer(made)
     made.add("Rows", "activated", name="mean")
     made.add("Elementwise", "activated", "mean", name="centred")
-    first, second = kernels(planned(made))
+    first, second = kernels(planned(made, long_rows=True))
     assert {"scaled", "product"} <= first <= {"scaled", "product", "added", "activated"}
     assert second == {"added", "activated", "mean", "centred"} - first
+    assert kernels(planned(made)) == [first | second]
 
 
 def test_a_large_product_stays_a_call() -> None:

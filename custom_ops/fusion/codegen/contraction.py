@@ -19,6 +19,8 @@ A CTA computes a tile of the result (`kernels/contraction.cuh`). In a template
     GRID_c                  batch
     WARP                    depth: shared out over the CTA's warps
 
+A reduction over all columns, such as those of a softmax, is computed in the tile where it has all of them.
+
 A product of `[32, 512]` and `[512, 2048]` in tiles of 16 times 32 with a bias, the sums of which four warps share:
 
     reduce_4[GRID_1056-CTA_8-THREAD_2,GRID_1056-CTA_8-THREAD_4,WARP];
@@ -41,7 +43,8 @@ if TYPE_CHECKING:
 LANES = 8  # groups of lanes that share a tile's columns, and where tensor cores multiply its rows
 CHUNK = 16  # of the depth, which a warp multiplies at once
 DTYPES = ("float32", "float64")
-EACH = (1, 2, 4)  # neighbouring columns of a lane, as many as one load has
+EACH = (1, 2, 4, 8)  # neighbouring columns of a lane
+MOST_COLUMNS = 64  # of a tile, and so of results whose rows are reduced in it
 TENSOR_ROWS = (2, 4)  # of a lane: tiles of 16 and 32
 
 
@@ -171,12 +174,14 @@ def refused_product(pattern: Pattern) -> str:
     another part is computed, or a product could not be computed in tiles."""
     made = {root.node for root in pattern.roots if root.reduced and root.name in pattern.tiles}
     for root in pattern.roots:
-        node = pattern.program.nodes[root.node]
-        if root.reduced and isinstance(node, Reduce) and node.kind == "dot" and root.node not in made:
+        node, reads = pattern.program.nodes[root.node], pattern.reads(root)
+        if root.reduced and isinstance(node, Reduce) and node.kind == "dot" and root.node not in pattern.products:
             return f"{root.name} is no product of two matrices"
-        reads = pattern.reads(root)
-        if root.name in pattern.tiles and (root.reduced or not made.issuperset(reads)) and reads:
-            return f"{root.name} waits for a reduction, or for another product"
-        if root.name not in pattern.tiles and made.intersection(reads):
-            return f"{root.name} waits for a product, and does not lie as its result"
+        if root.reduced and root.node in pattern.products:
+            if reads:
+                return f"{root.name} waits for a reduction, or for another product"
+        elif root.name in pattern.tiles and not made.issuperset(reads):
+            return f"{root.name} waits for a reduction"
+        elif root.name not in pattern.tiles and made.intersection(reads):
+            return f"{root.name} waits for a product, and is not computed in its tiles"
     return ""

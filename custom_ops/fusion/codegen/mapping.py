@@ -225,12 +225,15 @@ def _product(
 ) -> Mapping:
     """A contraction, or an output that reads one."""
     if root.name not in pattern.tiles:
-        raise _nonsense(schedule, "it is no product of matrices, and reads none along all of its axes")
+        raise _nonsense(schedule, "it is no product of matrices, and reads none in its tiles")
     found, group = pattern.tiles[root.name]
-    if any([level.kind for level in attributes[axis]] != ["WARP"] for axis in root.reduced):
+    depth = root.reduced if root.node in pattern.products else ()
+    if any([level.kind for level in attributes[axis]] != ["WARP"] for axis in depth):
         raise _nonsense(schedule, "the depth of a product is shared out over the warps: [...,WARP]")
     axes = (found.rows, found.columns, found.batch)
     tile, most = tile_of(*({attributes[axis] for axis in each} for each in axes))
+    if root.reduced and not depth and (pattern.static(found.columns) or 0) > tile.columns:
+        raise _nonsense(schedule, "a tile has not all of the columns that are reduced")
     rows = (*found.batch, *found.rows, *found.columns)
     return Mapping(rows, Owner("cta", 1, threads), most, way="product", tile=tile, group=group)
 

@@ -142,8 +142,8 @@ class _Cost:
         assert tile is not None
         warps, total = self.threads // 32, THREAD * self.threads
         for root in self.piece.roots:
-            if root.reduced:
-                found, _ = self.pattern.tiles[root.name]
+            if root.node in self.pattern.products and root.reduced:
+                found = self.pattern.products[root.node]
                 chunks = -(-prod(self.sizes[axis] for axis in found.depth) // (CHUNK * warps))
                 turns = -(-chunks // ahead(self.pattern, found, tile, warps))
                 total += gpu.latency + (turns - 1) * gpu.cache_latency + chunks * self._chunk(tile)
@@ -222,7 +222,9 @@ class _Cost:
                     if isinstance(node := program.nodes[place], Input):
                         first += count(types[place].axes) * _size(program.tensors[node.tensor].dtype)
                 continue
-            found, _ = self.pattern.tiles[root.name]
+            if root.node not in self.pattern.products:
+                continue
+            found = self.pattern.products[root.node]
             shares = (
                 (found.left, -(-count(found.columns) // tile.columns)),
                 (found.right, -(-count(found.rows) // tile.rows)),

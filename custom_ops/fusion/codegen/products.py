@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from custom_ops.expr.cuda import C_TYPES, HALF_TYPES
 from custom_ops.expr.program import Input
 from custom_ops.fusion.codegen.access import At, lies_along, product
+from custom_ops.fusion.codegen.arguments import accumulator
 from custom_ops.fusion.codegen.contraction import LANES, Contraction
+from custom_ops.fusion.codegen.mapping import WARP
+from custom_ops.fusion.codegen.pattern import Root
 from custom_ops.fusion.codegen.piece import BEGIN, PieceWriter, used
-from custom_ops.fusion.codegen.plan import Plan, tile_axes
+from custom_ops.fusion.codegen.plan import Loop, Plan, tile_axes
 from custom_ops.fusion.codegen.registers import ahead, is_exact
 from custom_ops.fusion.codegen.values import Names, axis_name, positions
 
@@ -28,8 +31,10 @@ class ProductWriter(PieceWriter):
         assert self.piece.tile is not None
         self.tile, self.warps = self.piece.tile, self.threads // 32
         self.batch, self.rows, self.columns = tile_axes(plan, self.piece)
-        self.products = [self.pattern.tiles[root.name][0] for root in self.piece.roots if root.reduced]
-        self.elements_each = -(-self.tile.rows * self.tile.columns // self.threads)
+        self.lanes = min(self.tile.columns, WARP)  # of a row of the tile
+        self.width = self.tile.columns // self.lanes  # elements of a row that a thread has
+        self.rows_each = -(-self.tile.rows * self.lanes // self.threads)  # rows of which a thread has elements
+        self.elements_each = self.rows_each * self.width
 
     def lines(self) -> list[str]:
         names, before = Names(), list[str]()
@@ -43,9 +48,10 @@ class ProductWriter(PieceWriter):
         ]
         early, body_before = self._early()
         body += body_before
-        for found in self.products:
-            body += self._product(found, names)
-        body += self._epilogue(names, early)
+        element = names.new_child(early)
+        for loop in self.piece.loops:
+            body += self._loop_of(loop, names, element)
+        body += self._stored([self.save(place, element) for place in self.piece.saved])
         return [
             *before,
             f"const Index rows = {self._size(self.rows)};",
@@ -74,7 +80,9 @@ class ProductWriter(PieceWriter):
         shapes = [f"using Shape = {shape.format(chunks)};"]
         if self.tile.tensor:  # of what tensor cores may not do each thread has more rows
             shapes.append(f"using Plain = {shape.format(1)};")
-        total = f"total_{found.node}"
+        total, inside = f"total_{found.node}", "total_of<Shape>(sums, down, along)"
+        if not self._exact:
+            inside = f"down < {self.tile.rows} ? {inside} : {kind}(0)"
         return [
             f"{kind} {total}[{self.elements_each}];",
             "{",
@@ -86,18 +94,22 @@ class ProductWriter(PieceWriter):
             "__syncthreads();  // all have read what was there",
             *self._multiplied(found, kind),
             "__syncthreads();",
-            "#pragma unroll",
-            f"for (int i = 0; i < {self.elements_each}; ++i) {{",
-            f"const int at = i * {self.threads} + threadIdx.x;",
-            f"{total}[i] = {self._inside_tile('total_of<Shape>(sums, at)', f'{kind}(0)')};",
-            "}",
+            *self._loop("i", str(self.elements_each), [*self._within(), f"{total}[i] = {inside};"]),
             "}",
         ]
 
-    def _inside_tile(self, text: str, otherwise: str) -> str:
-        if self.tile.rows * self.tile.columns % self.threads == 0:
-            return text
-        return f"at < {self.tile.rows * self.tile.columns} ? {text} : {otherwise}"
+    @property
+    def _exact(self) -> bool:
+        """Whether all threads have as many elements of the tile."""
+        return self.tile.rows * self.lanes % self.threads == 0
+
+    def _within(self) -> list[str]:
+        """Where in the tile element `i` of a thread is: neighbouring lanes have a row."""
+        turn, part = ("i", "") if self.width == 1 else (f"i / {self.width}", f"i % {self.width} * {self.lanes} + ")
+        return [
+            f"const int down = {turn} * {self.threads // self.lanes} + threadIdx.x / {self.lanes};",
+            f"const int along = {part}threadIdx.x % {self.lanes};",
+        ]
 
     def _multiplied(self, found: Contraction, kind: str) -> list[str]:
         arguments = "(left, right, first_row, first_column, depth, sums);"
@@ -226,9 +238,8 @@ class ProductWriter(PieceWriter):
 
     def _early(self) -> tuple[dict[int, str], list[str]]:
         """Loads what the epilogue reads before the product is computed, if registers hold it; and the names of that."""
-        outputs = [root for root in self.piece.roots if root.output is not None]
-        places = self.pattern.closure(root.node for root in outputs)
-        nodes = self.pattern.program.nodes
+        roots = [root for root in self.piece.roots if root.node not in self.pattern.products or root.output is not None]
+        nodes, places = self.pattern.program.nodes, self.pattern.closure(map(self.pattern.start, roots))
         read = [place for place in places if isinstance(node := nodes[place], Input) and not _gathers(node)]
         if not read or len(read) * self.elements_each > EARLY:
             return {}, []
@@ -238,27 +249,52 @@ class ProductWriter(PieceWriter):
         declared = [f"{C_TYPES[self.values.dtypes[place]]} early_{place}[{self.elements_each}];" for place in read]
         return {place: f"early_{place}[i]" for place in read}, [*declared, *self._at_elements(lines)]
 
-    def _epilogue(self, names: Names, early: dict[int, str]) -> list[str]:
-        element = names.new_child({found.node: f"total_{found.node}[i]" for found in self.products} | early)
-        outputs = [root for root in self.piece.roots if root.output is not None]
-        lines = self.values.make(self.values.missing([root.node for root in outputs], element), element)
-        lines += [self.write(root, element) for root in outputs]
-        lines += [self.save(place, element) for place in self.piece.saved]
-        return self._at_elements(lines)
+    def _loop_of(self, loop: Loop, names: Names, element: Names) -> list[str]:
+        """Products, then reductions of their rows, then what is stored, of those that can be computed by now."""
+        lines: list[str] = []
+        for root in loop.roots:
+            if root.reduced and root.node in self.pattern.products:
+                lines += self._product(self.pattern.products[root.node], names)
+                element[root.node] = f"total_{root.node}[i]"
+        for root in loop.roots:
+            if root.reduced and root.node not in self.pattern.products:
+                lines += self._reduced(root, element)
+                element[root.node] = f"row_{root.node}[{'i' if self.width == 1 else f'i / {self.width}'}]"
+        outputs = [root for root in loop.roots if root.output is not None]
+        own = element.new_child()
+        made = self.values.make(self.values.missing([root.node for root in outputs], own), own)
+        return [*lines, *self._stored([*made, *(self.write(root, own) for root in outputs)])]
+
+    def _reduced(self, root: Root, element: Names) -> list[str]:
+        """A reduction over the tile's columns: by a thread over its own, then by the lanes that have the row."""
+        place, own = root.node, element.new_child()
+        kind, turn = accumulator(self.plan, place), "i" if self.width == 1 else f"i / {self.width}"
+        start = self.pattern.start(root)
+        made = self.values.make(self.values.missing([start], own), own)
+        taken = self.joined(place, f"row_{place}[{turn}]", self.values.text(start, own))
+        total = f"reduce_lanes<{self.values.operation(place)}, {self.lanes}>(row_{place}[i])"
+        count = str(self.rows_each)
+        return [
+            f"{kind} row_{place}[{count}];",
+            *self._loop("i", count, [f"row_{place}[i] = {self.start(place)};"]),
+            *self._at_elements([*made, taken]),
+            *self._loop("i", count, [f"row_{place}[i] = {self.values.finished(place, total)};"]),
+        ]
+
+    def _stored(self, lines: list[str]) -> list[str]:
+        return self._at_elements(lines) if lines else []
 
     def _at_elements(self, lines: list[str]) -> list[str]:
         """Lines for each of a thread's elements of the tile."""
         at = [*positions(self.pattern, self.rows, "row"), *positions(self.pattern, self.columns, "column")]
-        conditions = ["row < rows", "column < columns"]
-        if self.tile.rows * self.tile.columns % self.threads:
-            conditions.insert(0, f"at < {self.tile.rows * self.tile.columns}")
+        conditions = [] if self._exact else [f"down < {self.tile.rows}"]
+        conditions += ["row < rows", "column < columns"]
         return self._loop(
             "i",
             str(self.elements_each),
             [
-                f"const int at = i * {self.threads} + threadIdx.x;",
-                f"const Index row = first_row + at / {self.tile.columns};",
-                f"const Index column = first_column + at % {self.tile.columns};",
+                *self._within(),
+                "const Index row = first_row + down, column = first_column + along;",
                 f"if ({' && '.join(conditions)}) {{",
                 *used(at, lines),
                 *lines,

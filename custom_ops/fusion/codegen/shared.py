@@ -248,8 +248,8 @@ def _exchange(plan: Plan, piece: Piece) -> int:
     threads = plan.configuration.threads
     roots = [root for root in piece.roots if root.output is None]
     if piece.tile is not None:
-        found = [plan.pattern.tiles[root.name][0] for root in piece.roots if root.reduced]
-        wide = max(SIZES[C_TYPES[plan.pattern.program.types[each.node].dtype]] for each in found)
+        nodes = [root.node for root in piece.roots if root.reduced and root.node in plan.pattern.products]
+        wide = max(SIZES[C_TYPES[plan.pattern.program.types[node].dtype]] for node in nodes)
         return wide * threads // WARP * piece.tile.rows * (piece.tile.columns + PITCH)
     if piece.tiled:
         kinds = [plan.pattern.program.types[root.node].dtype for root in piece.roots]

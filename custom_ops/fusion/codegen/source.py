@@ -25,7 +25,7 @@ MOST_WORDS = 4095  # of parameters, from compute capability 7.0 on, with a drive
 
 # The names that end in a number of this pattern's.
 _NUMBERED = re.compile(
-    r"\b((?:tensor|output|parts|saved|value|early|pack|result|kept|sums?|total|array|tile|ctas)_|[and])(\d+(?:_\d+)?)\b"
+    r"\b((?:tensor|output|parts|saved|value|early|row|pack|result|kept|sums?|total|array|tile|ctas)_|[and])(\d+(?:_\d+)?)\b"
 )
 
 

@@ -87,6 +87,9 @@ def tiles(pattern: Pattern, sizes: Sequence[int], threads: int) -> list[Tile]:
         max(prod(sizes[axis] for axis in axes) for axes in each)
         for each in zip(*((found.rows, found.columns, found.depth) for found in products), strict=True)
     )
+    reduced = any(
+        root.reduced and root.node not in pattern.products for root in pattern.roots if root.name in pattern.tiles
+    )
     wide = any(pattern.program.types[found.node].dtype == "float64" for found in products)
     fits = threads // WARP <= max(4, -(-depth // CHUNK))
     shapes = [(min(8, _power_of_two(rows)), False)] if rows <= 16 or wide else []
@@ -95,7 +98,7 @@ def tiles(pattern: Pattern, sizes: Sequence[int], threads: int) -> list[Tile]:
         Tile(height, width * LANES, tensor)
         for height, tensor in shapes
         for width in EACH
-        if width == 1 or width * LANES // 2 < columns
+        if (width * LANES >= columns if reduced else width <= 4) and (width == 1 or width * LANES // 2 < columns)
     ]
     size = 8 if wide else 4
     return [tile for tile in found if fits and size * threads // WARP * tile.rows * (tile.columns + PITCH) <= IN_SHARED]
@@ -315,7 +318,7 @@ class Templates:
         def attribute(axis: int) -> str:
             if axis in product.rows or axis in product.columns:
                 return rows if axis in product.rows else columns
-            return "WARP" if axis in root.reduced else f"GRID_{self.layout.ctas}"
+            return "WARP" if axis in product.depth else f"GRID_{self.layout.ctas}"
 
         return self._schedule(root, attribute)
 

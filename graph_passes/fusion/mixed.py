@@ -5,8 +5,8 @@ section 4.2.1). A kernel computes a product's result in tiles, each by one CTA, 
 
     prologue    elementwise and layout ops that nobody but the product reads: a transpose, a scale, a mask
     product     one, or several that read the same left operand or are read by the same ops
-    epilogue    elementwise and layout ops behind it: a bias, an activation, the sum with a residual; and reductions of
-                its rows, where these are short: the softmax of attention's scores
+    epilogue    elementwise and layout ops behind it: a bias, an activation, the sum with a residual, a variable's
+                update; and reductions of its rows, where these are short: the softmax of attention's scores
 
 No product waits for a reduction or another product of its pattern, and no other reduction for a product: that would be
 a barrier of the whole kernel, for which its tiles would have to lie in memory.
@@ -24,7 +24,8 @@ from graph_passes.fusion.lower.meaning import Kind
 from graph_passes.fusion.patterns import runs_among
 from graph_passes.fusion.score import Candidate, Scorer
 
-_SAME_PLACE = frozenset({Kind.ELEMENTWISE, Kind.VIEW, Kind.CONSTANT})
+_BEFORE = frozenset({Kind.ELEMENTWISE, Kind.LAYOUT, Kind.VIEW, Kind.CONSTANT})
+_SAME_PLACE = frozenset({Kind.ELEMENTWISE, Kind.VIEW, Kind.CONSTANT, Kind.UPDATE})
 _AROUND = _SAME_PLACE | {Kind.LAYOUT}
 _ROWS = _AROUND | {Kind.ROW_REDUCTION}  # of few columns, which a tile has all of
 
@@ -56,7 +57,7 @@ def mixed_patterns(scorer: Scorer, found: Sequence[Candidate]) -> list[Candidate
         apart += [members for each in around.values() for members in each]
         largest = set[int]().union(*(max(each, key=len) for each in around.values() if each))
         together = [largest, set(group)] if len(group) > 1 else []
-        kept = [members for members in together if members and _is_convex(body, members) and keep(members)]
+        kept = [members for members in together if members and _is_one(body, members) and keep(members)]
         apart += kept[:1]
         taken |= largest
     for run in _outermost(found):
@@ -85,7 +86,7 @@ def _together(body: Body, groups: Sequence[Sequence[int]], around: Mapping[int, 
     several = [group for group in groups if len(group) > 1]
     found = [set(group) for group in several]
     found += [set[int]().union(*(max(around[product], key=len) for product in group)) for group in several]
-    return [members for members in found if members and _is_convex(body, members)]
+    return [members for members in found if members and _is_one(body, members)]
 
 
 def _reached(body: Body, earlier: Collection[int], product: int) -> bool:
@@ -112,7 +113,7 @@ def _around(body: Body, product: int) -> list[set[int]]:
     """A product alone, with an epilogue, with a prologue, and with both."""
     behind = [_epilogue(body, product, kinds) for kinds in (_ROWS, _AROUND, _SAME_PLACE)]
     found = [{product}, *behind, *(_prologue(body, each) for each in ({product}, *behind))]
-    return [each for number, each in enumerate(found) if each not in found[:number] and _is_convex(body, each)]
+    return [each for number, each in enumerate(found) if each not in found[:number] and _is_one(body, each)]
 
 
 def _epilogue(body: Body, product: int, kinds: Collection[Kind]) -> set[int]:
@@ -138,7 +139,7 @@ def _prologue(body: Body, members: Collection[int]) -> set[int]:
     inputs = {memory for product in products for memory in body.reads[product]}
     for number in range(max(products) - 1, -1, -1):
         after = body.net.after[number]
-        if not after or number in found or not set(after) <= found or not _fits(body, number, _AROUND):
+        if not after or number in found or not set(after) <= found or not _fits(body, number, _BEFORE):
             continue
         if any(memory in body.escapes for memory in body.makes[number]):
             continue
@@ -155,6 +156,13 @@ def _fits(body: Body, number: int, kinds: Collection[Kind]) -> bool:
 def _made(body: Body, number: int) -> int:
     memory = body.makes[number] or body.reads[number]
     return max((body.nbytes[each] for each in memory), default=0)
+
+
+def _is_one(body: Body, members: set[int]) -> bool:
+    """Whether nodes could be one pattern: no cycle is closed, and no variable used that another of them writes."""
+    never = frozenset[int]()
+    apart = any(not body.partners.get(number, never).isdisjoint(members) for number in members)
+    return not apart and _is_convex(body, members)
 
 
 def _is_convex(body: Body, members: set[int]) -> bool:

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from benchmarks.fusion import products
 from custom_ops.errors import KernelError
 from custom_ops.expr.program import Program
+from custom_ops.expr.text import from_text
 from custom_ops.fusion.codegen.contraction import refused_product
+from custom_ops.fusion.codegen.in_place import in_place
 from custom_ops.fusion.codegen.kernel import FusionKernel, make
 from custom_ops.fusion.codegen.pattern import Pattern
 from custom_ops.fusion.codegen.plan import Configuration
@@ -27,7 +29,7 @@ from custom_ops.jit.cublas import MatrixProduct
 from custom_ops.jit.device import Device
 from custom_ops.jit.launch import Module
 from tests.cuda_on_cpu.driver import Compiler, CpuDevice, Driver
-from tests.fusion_kernels import Shapes, run
+from tests.fusion_kernels import Shapes, normal, run
 from tests.fusion_products import attention, exact, heads, layer, product, softmax, together
 
 pytest_plugins = ("tests.fusion_device",)
@@ -153,6 +155,30 @@ def test_products_that_wait_for_each_other(device: Device) -> None:
     for kernel in found[:2]:
         assert kernel.plan.phases > 1
         compare(device, program, tensors, kernel)
+
+
+def test_an_update_in_place(device: Device) -> None:
+    """A variable less a product: it lies where the result lies, and is read before it is written."""
+    program = from_text("""program 1
+axes 0 0 0
+tensor float32 2
+tensor float32 2
+tensor float32 2
+input 0 a0 a1
+input 1 a2 a0
+input 2 a2 a1
+multiply 1 2
+reduce dot 3 2
+subtract 0 4
+output 5 0 1
+""")
+    tensors = [normal(20, 12), normal(33, 20, seed=1), normal(33, 12, seed=2)]
+    (expected,) = exact(program, tensors)
+    for kernel in forms(program, tensors):
+        assert in_place(kernel.plan) == {(0, 0)}
+        code = device.compile_source(kernel.source.text, device.arch, contract=False)
+        (found,) = run(device, kernel, tensors, Module(code, device.driver), code, in_place={0: 0})
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
 
 
 def test_sizes_that_are_known_when_it_runs(device: Device) -> None:

@@ -114,6 +114,16 @@ def test_products_of_one_operand_are_one_kernel() -> None:
     assert {"query", "key", "value"} <= found[0]
 
 
+def test_a_variable_is_updated_behind_a_product() -> None:
+    made = Nodes()
+    w, x = made.add("Handle", name="w"), made.add("Opaque", name="x")
+    value = made.add("Read", w, name="value")
+    made.add("Product", x, x, name="gradient")
+    scaled = made.add("Elementwise", "gradient", value, name="scaled")
+    made.add("Update", w, scaled, name="update", control=[value])
+    assert kernels(planned(made)) == [{"gradient", "scaled", "update"}]
+
+
 def test_what_waits_for_another_product_is_no_epilogue() -> None:
     """A residual that comes from behind the product."""
     made = Nodes()

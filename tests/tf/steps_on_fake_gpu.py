@@ -16,7 +16,7 @@ from custom_ops.fusion.programs import FusionProgram
 from custom_ops.fusion.region import Region
 from graph_passes.fusion.capabilities import CUDA
 from graph_passes.fusion.plan import ON_GPU
-from graph_passes.fusion.score import KernelDevice, Small
+from graph_passes.fusion.score import KernelDevice, Measure, Small
 from graph_passes.fusion.stitching import Needs
 from graph_passes.graph import serde
 from tests.tf.fake_gpu import FakeGpu
@@ -37,10 +37,12 @@ Programs = Callable[[Region, str], Sequence[FusionProgram]]
 def fixture_on_gpu(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Callable[[Programs | None], None]:
     """Plans for the fake GPU, which TensorFlow calls a CPU; with other programs, if they are given."""
 
-    def plan(programs: Programs | None = None, device: KernelDevice = CPU) -> None:
+    def plan(programs: Programs | None = None, device: KernelDevice = CPU, measure: Measure | None = None) -> None:
         def needs(feeds: Any, target: Any, options: Any, roots: Any = None) -> Needs:
             made = programs or (lambda region, place: gpu.programs(region))
-            return Needs(device, HOME, serde.attributes, ON_GPU, tuple(map(op_name, feeds)), roots, CUDA, made)
+            measured = (lambda graph, shapes, keep: measure) if measure else None
+            fed = tuple(map(op_name, feeds))
+            return Needs(device, HOME, serde.attributes, ON_GPU, fed, roots, CUDA, made, measured)
 
         monkeypatch.setattr(after_grappler, "fusion_needs", needs)
 
@@ -135,6 +137,28 @@ def test_products_are_in_kernels(gpu: FakeGpu, on_gpu: Callable[..., None]) -> N
     assert max(sum(op == "MatMul" for op in ops) for ops in products) == 3, products  # queries, keys and values
     assert any({"Relu", "AddV2"} & set(ops) for ops in products), products
     assert sum(op in ("MatMul", "BatchMatMulV2", "_FusedMatMul") for ops in products for op in ops) >= 5, products
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_products_are_in_kernels_where_those_were_faster(
+    gpu: FakeGpu, on_gpu: Callable[..., None], faster: bool
+) -> None:
+    asked: list[Sequence[str]] = []
+
+    def seconds(members: Sequence[str]) -> float:
+        asked.append(members)
+        product = any("matmul" in name.lower() or name == "Relu" for name in members)  # one is fused, and named so
+        return 1e-3 if product and not faster else 1e-6
+
+    on_gpu(device=WITH_PRODUCTS, measure=Measure(seconds, lambda name: 1e-4))
+    model = Layer()
+    x = tf.random.stateless_normal([30, 12], [1, 2])
+    stitched = optimized(tf.function(model))
+    np.testing.assert_allclose(stitched(x), model(x), rtol=4e-3, atol=4e-3)
+    (region,) = tfmem.report(stitched).regions
+    called = [op for each in region.steps if each.kind == "call" for _, op in each.ops]
+    assert len(called) == (0 if faster else 8)
+    assert any(len(members) > 1 for members in asked)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -4,7 +4,7 @@ Between large products the paper lets a pattern hold `gemm` and `batched-gemm` o
 section 4.2.1). A kernel computes a product's result in tiles, each by one CTA, so that a pattern here is
 
     prologue    elementwise and layout ops that nobody but the product reads: a transpose, a scale, a mask
-    product     one, or several that read the same left operand or are read by the same ops
+    product     one, or several that read the same left operand: queries, keys and values
     epilogue    elementwise and layout ops behind it: a bias, an activation, the sum with a residual, a variable's
                 update; and reductions of its rows, where these are short: the softmax of attention's scores
 

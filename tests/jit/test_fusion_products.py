@@ -189,6 +189,12 @@ def test_sizes_that_are_known_when_it_runs(device: Device) -> None:
         compare(device, *layer(*size), kernel)
 
 
+def test_64_bit_indices(device: Device) -> None:
+    program, tensors = layer(18, 12, 33)
+    for kernel in forms(program, tensors)[:2]:
+        compare(device, program, tensors, replace(kernel, wide=True))
+
+
 def test_no_rows_and_no_depth(device: Device) -> None:
     program, tensors = product(18, 12, 20)
     kernel = forms(program, tensors, [(None, None), (None, 12)])[-1]
@@ -251,7 +257,8 @@ def test_nvrtc_takes_the_sources(arch: int) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
     for made in (layer(32, 64, 128), layer(4, 20, 33), product(32, 16, 64, dtype="bfloat16"), softmax(2, 9, 33, 16)):
         kernel = forms(*made)[0]
-        assert nvrtc.compile_source(kernel.source.text, arch, contract=False)
+        for each in (kernel, replace(kernel, wide=True)):
+            assert nvrtc.compile_source(each.source.text, arch, contract=False)
 
 
 def test_an_attribute_without_meaning_is_refused() -> None:

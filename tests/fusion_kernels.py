@@ -78,6 +78,7 @@ def run(
     code: bytes,
     resident: int = 0,
     in_place: Mapping[int, int] | None = None,
+    tf32: bool = False,
 ) -> list[NDArray[Any]]:
     """The outputs, as `custom_ops.expr.reference.run` gives them; those of `in_place` lie where the tensors lie."""
     program, source = kernel.plan.pattern.original, kernel.source
@@ -94,7 +95,7 @@ def run(
     made = [device.allocate(output.nbytes) for output in outputs]
     for output, tensor in (in_place or {}).items():
         made[output] = given[tensor]
-    Launcher(kernel, compiled, device).prepare(shapes, given, made, resident)(device.stream)
+    Launcher(kernel, compiled, device).prepare(shapes, given, made, resident, tf32)(device.stream)
     return [device.download(place, output) for place, output in zip(made, outputs, strict=True)]
 
 

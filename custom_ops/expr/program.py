@@ -48,7 +48,8 @@ The text, a line each, words separated by a space, no comments:
     constant DTYPE VALUE        as Python's repr: 0.5, -inf, nan, 3, True
     position DTYPE AXIS         0, 1, 2, ... along an axis; an integer dtype
     cast DTYPE NODE             as TensorFlow casts
-    reduce KIND NODE AXIS...    sum, mean, max, min, product (of numbers), any, all (of bool), over one axis or more
+    reduce KIND NODE AXIS...    sum, mean, max, min, product (of numbers), any, all (of bool), over one axis or more;
+                                dot: a sum, of what a product of matrices adds up
     OP NODE...                  an op of the table, with its arguments
 
     INDEX is terms joined by "+", without spaces. A term is one of
@@ -62,7 +63,8 @@ leaves an axis out, and a reshape of `[6, 4]` to `[24]` is `input 0 a0/4 a0%4`. 
 position is an error when the program runs.
 
 DTYPE is float64, float32, float16, bfloat16, int64, int32 or bool. Half types are computed in float32 and rounded after
-each op; a sum or product of them is accumulated in float32 and rounded once.
+each op; a sum or product of them is accumulated in float32 and rounded once. Factors of float32 under a `dot` may be
+rounded as TensorFlow rounds those of its products: to TensorFloat-32 on a GPU, where it allows that.
 """
 
 from __future__ import annotations
@@ -81,6 +83,7 @@ DTYPES = NUMBERS + BOOL
 # For each kind of reduction the dtypes it takes.
 REDUCTIONS = {
     "sum": NUMBERS,
+    "dot": NUMBERS,
     "mean": FLOATS,
     "max": NUMBERS,
     "min": NUMBERS,

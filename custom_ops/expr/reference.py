@@ -92,8 +92,8 @@ def _value(node: Node, values: dict[int, Array], tensors: Sequence[Array], sizes
 
 def _reduce(kind: str, value: Array, axes: tuple[int, ...]) -> Array:
     match kind:
-        case "sum" | "product":
-            function = np.sum if kind == "sum" else np.prod
+        case "sum" | "dot" | "product":
+            function = np.prod if kind == "product" else np.sum
             return function(value, axes, dtype=value.dtype, keepdims=True)
         case "mean":
             return value.sum(axes, dtype=value.dtype, keepdims=True) / np.prod([value.shape[axis] for axis in axes])

@@ -99,6 +99,14 @@ __device__ __forceinline__ unsigned tf32_bits(float value) {
   return bits;
 }
 
+// The nearest number of TF32, ties away from zero; infinity and NaN stay what they are. From
+// compute capability 8.0 on.
+__device__ __forceinline__ unsigned tf32_nearest(float value) {
+  unsigned bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+  return bits;
+}
+
 // ---- Global memory, past the first level of caches
 
 __device__ __forceinline__ float4 load_from_l2(const float4* from) {

@@ -29,13 +29,14 @@ class Body:
     Attributes:
         names: of the nodes, in topological order.
         kinds: of the nodes.
-        fusible: which nodes can be in a kernel.
+        fusible: which memory-intensive nodes can be in a kernel.
         net: what waits for what; an update of a variable waits for those who read its old value, where it can.
         apart: edges whose ends cannot be in one kernel: the earlier node writes a variable that the later one uses.
         reads: for each node the memory that it reads.
         makes: for each node the memory that it writes.
         nbytes: of each piece of memory.
         escapes: memory that somebody outside of the region reads: results, and variables that are assigned.
+        generated: products that can be in a kernel.
     """
 
     names: tuple[str, ...]
@@ -47,6 +48,7 @@ class Body:
     makes: tuple[tuple[int, ...], ...]
     nbytes: tuple[int, ...]
     escapes: frozenset[int]
+    generated: frozenset[int] = frozenset()
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
@@ -78,7 +80,8 @@ class Body:
 
     @cached_property
     def _working(self) -> tuple[bool, ...]:
-        return tuple(fusible and kind not in _NO_WORK for fusible, kind in zip(self.fusible, self.kinds, strict=True))
+        pairs = enumerate(zip(self.fusible, self.kinds, strict=True))
+        return tuple(number in self.generated or (can and kind not in _NO_WORK) for number, (can, kind) in pairs)
 
     def works(self, number: int) -> bool:
         """Whether a node would be a kernel of its own, if it is in no other."""
@@ -91,6 +94,7 @@ def body(
     members: Sequence[str],
     outputs: Collection[TensorId],
     fusible: Callable[[str], bool],
+    generated: Callable[[str], bool] = lambda name: False,
 ) -> Body:
     """The body of a region.
 
@@ -99,7 +103,8 @@ def body(
         meanings: of its nodes.
         members: of the region, in topological order.
         outputs: tensors of members that somebody outside of the region reads.
-        fusible: whether a node can be in a kernel.
+        fusible: whether a memory-intensive node can be in a kernel.
+        generated: whether a product can.
     """
     apart = _apart(graph, meanings, members)
     order, net = _ordered(_edges(graph, meanings, members, apart))
@@ -134,7 +139,9 @@ def body(
     kinds = tuple(meanings[name].kind for name in names)
     apart = frozenset((place[earlier], place[later]) for earlier, later in apart)
     can = tuple(map(fusible, names))
-    return Body(names, kinds, can, net, apart, tuple(reads), tuple(makes), tuple(nbytes), frozenset(escapes))
+    products = frozenset(number for number, name in enumerate(names) if generated(name))
+    made = tuple(reads), tuple(makes)
+    return Body(names, kinds, can, net, apart, *made, tuple(nbytes), frozenset(escapes), products)
 
 
 def _edges(

@@ -1,6 +1,7 @@
 """Decides which ops run as one, and as which kernels. Pure: a graph in, a `FusionPlan` out.
 
 graph --find_regions--> regions --body--> ops and bytes --substitution, exploration--> patterns with scores
+  --mixed patterns--> products with what is around them
   --choose--> patterns that are disjoint and acyclic --> steps in an order
 """
 
@@ -9,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from math import prod
 
 from graph_passes.fusion.body import Body, body
 from graph_passes.fusion.contraction import Contraction
 from graph_passes.fusion.explore import Exploration, exploratory
 from graph_passes.fusion.ilp import Choice, Limits, choose
 from graph_passes.fusion.lower.meaning import IN_KERNELS, Kind, Meaning
+from graph_passes.fusion.lower.rules import RULES
+from graph_passes.fusion.mixed import mixed_patterns
 from graph_passes.fusion.patterns import substitution
 from graph_passes.fusion.regions import find_regions
 from graph_passes.fusion.score import Candidate, KernelDevice, Measure, Refuse, Scorer
@@ -24,6 +28,7 @@ from graph_passes.graph.ir import Graph, TensorId
 # What may be in a region that a GPU runs: products by its library, all else in kernels.
 ON_GPU = frozenset(Kind) - {Kind.CALL, Kind.OPAQUE}
 ON_CPU = frozenset(Kind) - {Kind.OPAQUE}
+PRODUCTS = frozenset({Kind.PRODUCT, Kind.BATCHED_PRODUCT})
 
 
 class StepKind(Enum):
@@ -106,6 +111,7 @@ def plan_fusion(
     *,
     kinds: Collection[Kind] = ON_CPU,
     fusible: Callable[[str], bool] | None = None,
+    generated: Callable[[str], bool] | None = None,
     default: str = "",
     fed: Collection[str] = (),
     fetched: Collection[TensorId] = (),
@@ -121,7 +127,8 @@ def plan_fusion(
         meanings: of all its nodes.
         device: what it runs on.
         kinds: of nodes that may be in a region.
-        fusible: whether a node can be in a kernel; None: by its kind, which leaves products outside.
+        fusible: whether a memory-intensive node can be in a kernel; None: by its kind.
+        generated: whether a product can; None: those that are small on the device.
         default: the device of nodes that ask for none, "/job:localhost/replica:0/task:0/device:CPU:0".
         fed: names of nodes whose outputs the caller may give.
         fetched: tensors that somebody outside of the graph reads; of a function, its results.
@@ -139,13 +146,14 @@ def plan_fusion(
 
     signatures = Signatures(graph, fetched)
     refuse = once(refuse, signatures) if refuse else None
-    measure = once(measure, signatures) if measure else None
+    measure = _measured_once(measure, signatures) if measure else None
+    generated = generated or small_products(graph, meanings, device)
     outside: dict[str, str] = {}
     while True:
         gain = _gain(meanings, device)
         regions = find_regions(graph, meanings, gain, kinds, fed, outside, default)
         bodies = [
-            body(graph, meanings, members, _outputs(graph, members, fetched), fusible or by_kind)
+            body(graph, meanings, members, _outputs(graph, members, fetched), fusible or by_kind, generated)
             for members in regions.members
         ]
         planned = [
@@ -156,6 +164,35 @@ def plan_fusion(
         if not refused:
             return FusionPlan(tuple(planned), regions.reasons)
         outside |= refused  # not even by themselves
+
+
+def _measured_once(measure: Measure, signatures: Signatures) -> Measure:
+    """Which is asked once about equal patterns."""
+    call = once(lambda members: measure.call(members[0]), signatures)
+
+    def prepare(patterns: Sequence[Sequence[str]]) -> None:
+        measure.prepare(list({signatures(members): members for members in patterns}.values()))
+
+    return Measure(once(measure.kernel, signatures), lambda name: call([name]), prepare)
+
+
+def small_products(graph: Graph, meanings: Mapping[str, Meaning], device: KernelDevice) -> Callable[[str], bool]:
+    """Whether a node is a product that can be in a kernel: of sizes that are known, and small (`KernelDevice.most`)."""
+
+    def small(name: str) -> bool:
+        node, most = graph[name], device.most
+        if most is None or meanings[name].kind not in PRODUCTS or node.op not in RULES:
+            return False
+        left, right, result = (graph.specs[tensor] for tensor in (*node.inputs[:2], TensorId(name)))
+        if left.sizes is None or right.sizes is None or result.sizes is None or RULES[node.op].refusal(graph, node):
+            return False
+        batch = prod(result.sizes[:-2])
+        rows, columns = result.sizes[-2:]
+        depth = prod(left.sizes[-2:]) // rows
+        nbytes = result.itemsize * sum(prod(each.sizes) for each in (left, right, result) if each.sizes is not None)
+        return 2 * batch * rows * columns * depth <= most.operations and nbytes <= most.nbytes
+
+    return small
 
 
 def _gain(meanings: Mapping[str, Meaning], device: KernelDevice) -> Callable[[Sequence[str]], float]:
@@ -178,6 +215,7 @@ def plan_region(scorer: Scorer, limits: Limits, exploration: Exploration | None 
     """The steps of one region."""
     net = scorer.body.net
     candidates = substitution(scorer)
+    candidates += mixed_patterns(scorer, candidates) if scorer.body.generated else []
     substituted = len(candidates)
     candidates += exploratory(scorer, candidates, exploration)
     choice = choose(candidates, net, limits)

@@ -5,7 +5,7 @@
 where K is the time of a kernel, of one op or of all of the pattern P, and N the number of ops that would be kernels by
 themselves. By model, K is the time that copying takes of as many bytes as the kernel moves (Figure 4), plus what it
 takes where the kernel has to wait for all of itself. What a model cannot tell is measured, where somebody can: patterns
-that mix products, row reductions and other reductions.
+with products, and those that mix row reductions and other reductions (score by execution).
 """
 
 from __future__ import annotations
@@ -17,10 +17,39 @@ from dataclasses import dataclass, field
 from graph_passes.fusion.body import WHOLE, Body
 from graph_passes.fusion.lower.meaning import REDUCTIONS, Kind
 
-# Seconds that one kernel of these nodes takes, apart from its launch; None if that cannot be measured.
-Measure = Callable[[Sequence[str]], float | None]
+
+@dataclass(frozen=True)
+class Measure:
+    """Times of kernels, one after the other in a graph of launches, so that a launch is in them; None: not measured.
+
+    Attributes:
+        kernel: seconds of one kernel of these nodes.
+        call: seconds of a product by the library.
+        prepare: does what can be done for several patterns at once; all of them are asked about next.
+    """
+
+    kernel: Callable[[Sequence[str]], float | None]
+    call: Callable[[str], float | None]
+    prepare: Callable[[Sequence[Sequence[str]]], None] = lambda patterns: None
+
+
+AGAIN = 0.05  # of a product's time for an op on its operands, which is computed again for each tile: an estimate
+
 # Why these nodes cannot be one kernel; "" if they can.
 Refuse = Callable[[Sequence[str]], str]
+
+
+@dataclass(frozen=True)
+class Small:
+    """A bound on products of matrices.
+
+    Attributes:
+        operations: multiplications and additions.
+        nbytes: of both factors and the result.
+    """
+
+    operations: int
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -36,6 +65,9 @@ class KernelDevice:
         chip: bytes that a kernel can keep from one pass over its tensors to the next.
         dispatch: seconds that TensorFlow takes for an op, whatever it computes.
         region: seconds that a region takes, whatever it holds.
+        product: seconds that a small product of matrices takes beside the bytes that it moves.
+        most: products up to this are small: they wait for memory more than they compute, and can be in kernels; None:
+            no product can.
     """
 
     name: str
@@ -46,6 +78,8 @@ class KernelDevice:
     chip: int
     dispatch: float
     region: float
+    product: float = 0.0
+    most: Small | None = None
 
     def seconds(self, moved: float) -> float:
         """How long moving so many bytes takes: between the sizes that were measured, and past them at the last rate."""
@@ -111,30 +145,78 @@ class Scorer:
     def seconds(self, members: Sequence[int]) -> float:
         """What one kernel of these nodes takes, by model."""
         moved, _, passes = self._moved(members)
-        return self.device.seconds(moved) + (passes - 1) * self._barrier(members)
+        return self.device.seconds(moved) + (passes - 1) * self._barrier(members) + self._product(members)
 
     def _scored(self, pattern: tuple[int, ...]) -> Candidate | None:
         working = [number for number in pattern if self.body.works(number)]
-        if len(working) < 2:
+        products = any(number in self.body.generated for number in working)
+        if len(working) < 2 and not products:
             return None
         saved = sum(map(self._one, working)) + (len(working) - 1) * self.device.launch
         moved, least, passes = self._moved(pattern)
-        seconds = self.device.seconds(moved) + (passes - 1) * self._barrier(pattern)
-        ideal = saved - self.device.seconds(least)
-        if ideal <= 0.0:
+        product = self._product(pattern)
+        seconds = self.device.seconds(moved) + (passes - 1) * self._barrier(pattern) + product
+        ideal = saved - self.device.seconds(least) - product
+        if ideal <= 0.0 and not (products and self.measure):
             return None
         names = [self.body.names[number] for number in pattern]
         why = self.refuse(names) if self.refuse else ""
         if why:
             self.refused[pattern] = why
             return None
-        if self.measure and mixed([self.body.kinds[number] for number in pattern]):
-            measured = [self.measure(members) for members in (names, *([self.body.names[n]] for n in working))]
+        if self.measure and products:
+            gain = self._gain(pattern)
+            if gain is not None:
+                saved, ideal = seconds + gain, gain
+        elif self.measure and mixed([self.body.kinds[number] for number in pattern]):
+            measured = [self.measure.kernel(members) for members in (names, *([self.body.names[n]] for n in working))]
             known = [seconds for seconds in measured if seconds is not None]
             if len(known) == len(measured):
-                seconds, saved = known[0], sum(known[1:]) + (len(working) - 1) * self.device.launch
+                seconds, saved = known[0], sum(known[1:])
                 ideal = saved - seconds
         return Candidate(pattern, saved - seconds, seconds, ideal) if saved > seconds else None
+
+    def _product(self, members: Sequence[int]) -> float:
+        """What products take in a kernel beside the bytes that it moves; operands are computed anew for each tile."""
+        if not any(number in self.body.generated for number in members):
+            return 0.0
+        before, _ = self._sides(members)
+        return self.device.product * (1 + AGAIN * sum(map(self.body.works, before)))
+
+    def prepare(self, patterns: Iterable[Iterable[int]]) -> None:
+        """Get ready to measure mixed patterns, and what they are measured against."""
+        if self.measure:
+            found = [tuple(sorted(members)) for members in patterns]
+            parts = [part for pattern in found for part in self._parts(pattern)]
+            names = [[self.body.names[number] for number in members] for members in dict.fromkeys([*found, *parts])]
+            self.measure.prepare([members for members in names if not self.refuse or not self.refuse(members)])
+
+    def _gain(self, pattern: tuple[int, ...]) -> float | None:
+        """What a pattern with products saves: the library's products, with kernels of what is before them and of what
+        is behind, less its own time; and what such kernels save by themselves, by the same model as all others."""
+        assert self.measure is not None
+        names, parts = self.body.names, self._parts(pattern)
+        times = [self.measure.call(names[number]) for number in pattern if number in self.body.generated]
+        times += [self.measure.kernel([names[number] for number in part]) for part in parts]
+        own = self.measure.kernel([names[number] for number in pattern])
+        if own is None or any(seconds is None for seconds in times):
+            return None
+        return sum(seconds for seconds in times if seconds is not None) - own + sum(map(self.score, parts))
+
+    def _parts(self, pattern: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """What of a pattern comes before its products, and behind them, where that is any work."""
+        return [part for part in self._sides(pattern) if any(map(self.body.works, part))]
+
+    def _sides(self, pattern: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The members that wait for no product of a pattern, and those that do."""
+        behind = {number for number in pattern if number in self.body.generated}
+        for number in pattern:
+            if any(other in behind for other in self.body.net.before[number]):
+                behind.add(number)
+        return (
+            tuple(number for number in pattern if number not in behind),
+            tuple(number for number in pattern if number in behind and number not in self.body.generated),
+        )
 
     def _one(self, number: int) -> float:
         if number not in self._alone:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from custom_ops.errors import KernelError
+from custom_ops.fusion.codegen.contraction import refused_product
+from custom_ops.fusion.codegen.pattern import Pattern
 from custom_ops.fusion.programs import FusionProgram
 from custom_ops.fusion.region import Region
 from custom_ops.fusion.text import to_text
@@ -14,10 +16,10 @@ from graph_passes.fusion.capabilities import Capabilities, on_a_cpu, within
 from graph_passes.fusion.lower.kernel import lower_kernel
 from graph_passes.fusion.lower.meaning import Kind, Meaning, meanings
 from graph_passes.fusion.lower.region import Encode, LoweredRegion, lower_region
-from graph_passes.fusion.lower.shapes import Shapes
+from graph_passes.fusion.lower.shapes import TRANSPOSES, Shapes
 from graph_passes.fusion.lower.writer import LoweringError
 from graph_passes.fusion.plan import ON_CPU, FusionPlan, RegionPlan, StepKind, plan_fusion
-from graph_passes.fusion.score import KernelDevice, Refuse
+from graph_passes.fusion.score import KernelDevice, Measure, Refuse
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.graph.source import Source
 from graph_passes.report import RegionRecord, StepRecord
@@ -37,6 +39,7 @@ class Needs:
         capabilities: what the device can do; None: it is a CPU.
         programs: makes the kernels of a region that runs on a device ("" is `home`), or raises KernelError; None: the
             device needs none.
+        measure: times patterns of a graph, of which the last names are fetched (see `Measure`); None: all is by model.
     """
 
     device: KernelDevice
@@ -47,6 +50,7 @@ class Needs:
     roots: Collection[str] | None = None
     capabilities: Capabilities | None = None
     programs: Callable[[Region, str], Sequence[FusionProgram]] | None = None
+    measure: Callable[[Graph, Shapes, Collection[str]], Measure] | None = None
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,7 @@ def plan_stitching(source: Source, needs: Needs) -> tuple[Stitching, Graph]:
             fed=needs.fed,
             fetched=fetched,
             refuse=refusal(graph, keep, shapes),
+            measure=needs.measure(graph, shapes, keep) if needs.measure else None,
         )
         regions += plan.regions
         reasons |= {name: why for name, why in plan.reasons.items() if name in names}
@@ -158,20 +163,22 @@ def refusal(graph: Graph, keep: Collection[str], shapes: Shapes) -> Refuse:
     """Says of nodes of a graph why they cannot be one kernel; of `keep` the names are fetched."""
 
     def refuse(members: Sequence[str]) -> str:
-        inside = set(members)
-        outputs = [
-            tensor
-            for name in members
-            for tensor in graph.tensors(graph[name])
-            if name in keep or any(use.node not in inside for use in graph.uses(tensor))
-        ]
         try:
-            lower_kernel(graph, members, outputs, shapes)
+            kernel = lower_kernel(graph, members, leaving(graph, members, keep), shapes)
         except LoweringError as error:
             return str(error)
+        if any(graph[name].op in TRANSPOSES for name in members):
+            return refused_product(Pattern.of(kernel.program, kernel.input_shapes))
         return ""
 
     return refuse
+
+
+def leaving(graph: Graph, members: Sequence[str], keep: Collection[str]) -> list[TensorId]:
+    """What somebody else reads of what members make; of `keep` the names are fetched."""
+    inside = set(members)
+    made = ((name, tensor) for name in members for tensor in graph.tensors(graph[name]))
+    return [t for name, t in made if name in keep or any(use.node not in inside for use in graph.uses(t))]
 
 
 def _running_together(graph: Graph, roots: Collection[str] | None) -> list[set[str]]:
@@ -210,7 +217,8 @@ def _stitched(
         try:
             steps = [step.members for step in region.steps]
             called = {name for step in region.steps if step.kind is StepKind.CALL for name in step.members}
-            lowered = lower_region(graph, steps, needs.encode, fetched, shapes, called)
+            kernels = {name for step in region.kernels for name in step.members}
+            lowered = lower_region(graph, steps, needs.encode, fetched, shapes, called, kernels)
             text = to_text(lowered.region)
             programs = (
                 tuple(needs.programs(lowered.region, place_of(graph, region.members) or needs.home))

@@ -19,7 +19,13 @@ from custom_ops.jit.device import Device
 from custom_ops.jit.launch import checked
 
 THREADS = 64
-STEPS = {"sum": "{0} + {1}", "mean": "{0} + {1}", "product": "{0} * {1}", "max": "maximum({0}, {1})"}
+STEPS = {
+    "sum": "{0} + {1}",
+    "dot": "{0} + {1}",
+    "mean": "{0} + {1}",
+    "product": "{0} * {1}",
+    "max": "maximum({0}, {1})",
+}
 STEPS |= {"min": "minimum({0}, {1})", "any": "{0} || {1}", "all": "{0} && {1}"}
 
 

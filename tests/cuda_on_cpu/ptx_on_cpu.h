@@ -203,6 +203,10 @@ inline float2 floats_of_half_pair(unsigned pair) {
   return {on_cpu::from_half(pair & 0xffff), on_cpu::from_half(pair >> 16)};
 }
 inline unsigned tf32_bits(float value) { return __float_as_uint(value) & 0xffffe000u; }
+inline unsigned tf32_nearest(float value) {
+  const unsigned bits = __float_as_uint(value);
+  return (std::isfinite(value) ? bits + 0x1000u : bits) & 0xffffe000u;
+}
 
 inline float4 load_from_l2(const float4* from) { return *from; }
 template <class Words>

@@ -46,13 +46,14 @@ class FakeGpu:
 
     Attributes:
         compile_source: as NVRTC's; makes kernels for the CPU.
+        cublas: its library of products.
     """
 
     def __init__(self, folder: Path) -> None:
         tf.config.list_logical_devices()  # TensorFlow has looked for a driver by now
         load()
         self._driver = ctypes.CDLL(str(folder / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)
-        self._cublas = ctypes.CDLL(str(folder / "libcublasLt.so.12"), mode=ctypes.RTLD_GLOBAL)
+        self.cublas = ctypes.CDLL(str(folder / "libcublasLt.so.12"), mode=ctypes.RTLD_GLOBAL)
         self._driver.fake_run_at_once()
         tf.load_op_library(str(folder / "op.so"))
         self.compile_source = Compiler(folder)
@@ -65,9 +66,15 @@ class FakeGpu:
         """How many there were by now."""
         return int(self._driver.fake_calls(function.encode()))
 
+    def new_stream(self) -> int:
+        """A stream of the driver, on which the library multiplies."""
+        stream = ctypes.c_void_p()
+        self._driver.cuStreamCreate(ctypes.byref(stream), 1)
+        return int(stream.value or 0)
+
     def alive(self) -> tuple[int, int, int]:
         """Graphs, graphs that can be launched, and what cuBLASLt was asked to make."""
-        return self._driver.fake_live_graphs(), self._driver.fake_live_execs(), self._cublas.fake_live_cublas()
+        return self._driver.fake_live_graphs(), self._driver.fake_live_execs(), self.cublas.fake_live_cublas()
 
     def kernel_errors(self) -> int:
         """Launches that a kernel ended."""

@@ -68,7 +68,7 @@ def test_reductions(kind: str, dtype: str, axes: tuple[int, ...]) -> None:
     program = from_text(f"program 1\naxes 0 0 0\ntensor {dtype} 3\ninput 0 a0 a1 a2\n" + " ".join(map(str, words)))
     tensor = values(dtype, 4, 5, 6)
     (found,) = run(program, [tensor])
-    expected = getattr(tf, "reduce_" + {"product": "prod"}.get(kind, kind))(tensor, axes).numpy()
+    expected = getattr(tf, "reduce_" + {"product": "prod", "dot": "sum"}.get(kind, kind))(tensor, axes).numpy()
     assert found.dtype == expected.dtype
     if dtype in ("bool", "int32", "int64") or kind in ("max", "min"):
         np.testing.assert_array_equal(found, expected)
@@ -82,14 +82,16 @@ def test_reductions(kind: str, dtype: str, axes: tuple[int, ...]) -> None:
 def test_reductions_of_what_is_not_finite(kind: str, special: float) -> None:
     program = from_text(f"program 1\naxes 0\ntensor float32 1\ninput 0 a0\nreduce {kind} 0 0\noutput 1")
     tensor = np.array([1.0, special, -2.0, 0.5], np.float32)
-    expected = getattr(tf, "reduce_" + {"product": "prod"}.get(kind, kind))(tensor).numpy()
+    expected = getattr(tf, "reduce_" + {"product": "prod", "dot": "sum"}.get(kind, kind))(tensor).numpy()
     np.testing.assert_array_equal(run(program, [tensor])[0], expected)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in REDUCTIONS if kind not in ("any", "all")])
 def test_reductions_of_nothing(kind: str) -> None:
     program = from_text(f"program 1\naxes 0\ntensor float32 1\ninput 0 a0\nreduce {kind} 0 0\noutput 1")
-    expected = getattr(tf, "reduce_" + {"product": "prod"}.get(kind, kind))(np.zeros(0, np.float32)).numpy()
+    expected = getattr(tf, "reduce_" + {"product": "prod", "dot": "sum"}.get(kind, kind))(
+        np.zeros(0, np.float32)
+    ).numpy()
     np.testing.assert_array_equal(run(program, [np.zeros(0, np.float32)])[0], expected)
 
 

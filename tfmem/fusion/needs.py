@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+import tensorflow as tf
+
 from graph_passes.fusion.capabilities import CUDA
 from graph_passes.fusion.lower.meaning import Kind
 from graph_passes.fusion.plan import ON_CPU, ON_GPU
-from graph_passes.fusion.score import KernelDevice
+from graph_passes.fusion.score import KernelDevice, Small
 from graph_passes.fusion.stitching import Needs, Stitching, fault
 from graph_passes.graph import serde
 from graph_passes.graph.ir import Graph
 from graph_passes.pipeline import Outcome
-from tfmem.devices import Target
+from tfmem.devices import Target, is_deterministic
 from tfmem.fusion.gpu_programs import gpu_programs
+from tfmem.fusion.measured import measured
 from tfmem.options import Options
 from tfmem.tf_internals.captured import op_name
 
@@ -46,6 +49,8 @@ def gpu_device(target: Target) -> KernelDevice:
         chip=1 << 25,
         dispatch=8e-6,
         region=3e-5,
+        product=1.5e-6,
+        most=Small(1 << 27, 8 << 20),
     )
 
 
@@ -70,6 +75,7 @@ def fusion_needs(
     kept = {Kind.READ, Kind.UPDATE} if in_place else set()
     if not target.is_gpu:
         return Needs(CPU, HOME, serde.attributes, ON_CPU - kept, fed, roots)
+    tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
     return Needs(
         gpu_device(target),
         LOCAL + target.name,
@@ -79,6 +85,7 @@ def fusion_needs(
         roots,
         CUDA,
         gpu_programs(target, options),
+        measured(target, options, tf32) if options.fusion.tune != "off" and not is_deterministic() else None,
     )
 
 

@@ -9,9 +9,9 @@ from custom_ops.expr.cuda import C_TYPES, HALF_TYPES
 from custom_ops.expr.program import Reduce
 from custom_ops.fusion.codegen.plan import Plan
 
-Kind: TypeAlias = Literal["tensor", "output", "parts", "saved", "barrier", "size", "dimension", "first", "ctas"]
+Kind: TypeAlias = Literal["tensor", "output", "parts", "saved", "barrier", "tf32", "size", "dimension", "first", "ctas"]
 
-_INTEGERS = ("size", "dimension", "first", "ctas")
+_INTEGERS = ("size", "dimension", "first", "ctas", "tf32")
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ class Argument:
 
     Attributes:
         kind: the address of a tensor, an output, CTAs' parts of a reduction, a reduction's results or the barrier; the
-            size of an axis or of a tensor's dimension; the first CTA of a piece, or how many there are.
+            size of an axis or of a tensor's dimension; the first CTA of a piece, or how many there are; whether
+            products may be of TF32.
         number: of the tensor, output, reduction's node, axis or piece.
         dimension: of the tensor.
         element: C++ type of what lies at an address.
@@ -34,13 +35,15 @@ class Argument:
     @property
     def name(self) -> str:
         """In the source."""
+        if self.kind == "tf32":
+            return self.kind
         short = {"size": "n", "dimension": "d"}.get(self.kind, f"{self.kind}_")
         return f"{short}{self.number}" + (f"_{self.dimension}" if self.kind == "dimension" else "")
 
     def declaration(self, word: int) -> str:
         """Of the word's value."""
         if self.kind in _INTEGERS:
-            kind = "int" if self.kind in ("first", "ctas") else "Index"
+            kind = "int" if self.kind in ("first", "ctas", "tf32") else "Index"
             return f"const {kind} {self.name} = static_cast<{kind}>(p[{word}]);"
         return f"{self.element}* const {self.name} = pointer<{self.element}>(p[{word}]);"
 
@@ -65,6 +68,7 @@ def arguments(plan: Plan) -> tuple[Argument, ...]:
     words = [Argument("tensor", i, element=f"const {storage(t.dtype)}") for i, t in enumerate(program.tensors)]
     words += [Argument("output", i, element=storage(types[o.node])) for i, o in enumerate(program.outputs)]
     words += buffers(plan)
+    words.append(Argument("tf32"))
     words += [Argument("size", axis) for axis, size in enumerate(pattern.sizes) if size is None]
     words += [
         Argument("dimension", tensor, dimension)

@@ -47,6 +47,6 @@ def _scope(plan: Plan, piece: Piece) -> Scope:
     exchanged = any(root.reduced for root in piece.roots) or bool(piece.combined)
     if piece.owner.kind in ("cta", "strided") and (exchanged or shared_plan(plan, piece).bytes):
         return "block"
-    if any(plan.mappings[root.name].over_rows for root in piece.roots):
+    if piece.tile is not None or any(plan.mappings[root.name].over_rows for root in piece.roots):
         return "block"
     return "warp" if piece.owner.kind == "lanes" and exchanged else "thread"

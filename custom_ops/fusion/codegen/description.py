@@ -4,6 +4,7 @@
              tensor:0  output:1        an address
              buffer:2                  that of a buffer
              barrier                   that of four bytes, zero before the first launch
+             tf32                      1 where float32 may be multiplied as TensorFloat-32, else 0
              extent:0:1:2              the product of dimensions 1 to 2 of tensor 0, as it is given
              first:3  ctas:3           the first CTA of piece 3 within its phase, how many it has
     pieces   for each PHASE/MOST/SLABS/FACTOR/FACTOR..., a FACTOR being EACH*SIZE*SIZE..., a SIZE a number or
@@ -31,7 +32,7 @@ from custom_ops.fusion.codegen.in_place import in_place
 from custom_ops.fusion.codegen.kernel import FusionKernel
 from custom_ops.fusion.codegen.mapping import TILE
 from custom_ops.fusion.codegen.pattern import Pattern
-from custom_ops.fusion.codegen.plan import Piece
+from custom_ops.fusion.codegen.plan import Piece, Plan, tile_axes
 from custom_ops.fusion.codegen.shared import SIZES
 
 
@@ -48,8 +49,8 @@ def describe(kernel: FusionKernel) -> dict[str, int | str]:
                 return f"extent:{_size(pattern, argument.number)}"
             case "dimension":
                 return f"extent:{_extent(pattern, argument.number, argument.dimension)}"
-            case "barrier":
-                return "barrier"
+            case "barrier" | "tf32":
+                return argument.kind
         return f"{argument.kind}:{argument.number}"
 
     def buffer(argument: Argument) -> str:
@@ -62,7 +63,7 @@ def describe(kernel: FusionKernel) -> dict[str, int | str]:
 
     return {
         "words": " ".join(map(word, kernel.source.arguments)),
-        "pieces": " ".join(_piece(pattern, piece) for piece in plan.pieces),
+        "pieces": " ".join(_piece(plan, piece) for piece in plan.pieces),
         "buffers": " ".join(map(buffer, kernel.buffers)),
         "single": int(plan.single),
         "align": kernel.alignment,
@@ -80,10 +81,16 @@ def _spans(pattern: Pattern) -> list[str]:
     return list(dict.fromkeys([*tensors, *roots]))
 
 
-def _piece(pattern: Pattern, piece: Piece) -> str:
+def _piece(plan: Plan, piece: Piece) -> str:
+    pattern = plan.pattern
+
     def factor(each: int, axes: Iterable[int]) -> str:
         return "*".join([str(each), *(_size(pattern, axis) for axis in axes)])
 
+    if piece.tile is not None:
+        batch, rows, columns = tile_axes(plan, piece)
+        found = [factor(1, batch), factor(piece.tile.rows, rows), factor(piece.tile.columns, columns)]
+        return "/".join([str(piece.phase), str(piece.most), "1", *found])
     factors = [factor(piece.owner.rows * piece.vector, piece.rows)]
     if piece.tiled:
         *others, down, along = piece.rows

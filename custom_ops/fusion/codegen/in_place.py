@@ -1,7 +1,8 @@
 """Which outputs may lie where a tensor lies: variables that a kernel updates in place.
 
 Every element of the tensor has to be read by the thread that writes the output's element there, and not after it: by
-loops that share out their positions alike, the last of which writes. (What is read once for each row all of its threads
+loops that share out their positions alike, the last of which writes. What a product adds up is read at other places
+than where its result is written. (What is read once for each row all of its threads
 read, but what they make of it one of them alone uses.)
 """
 
@@ -46,7 +47,7 @@ def _can_share(plan: Plan, tensor: int, output: int) -> bool:
     return all(
         number == written[0]
         and at <= written[1]
-        and loop.way == "flat"
+        and loop.way in ("flat", "product")
         and (loop.axes, loop.vector) == (written[2].axes, written[2].vector)
         for number, at, loop in loops
     )

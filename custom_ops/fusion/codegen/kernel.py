@@ -11,7 +11,7 @@ from custom_ops.errors import KernelError
 from custom_ops.fusion.codegen.arguments import Argument, buffers
 from custom_ops.fusion.codegen.mapping import TILE
 from custom_ops.fusion.codegen.pattern import Pattern
-from custom_ops.fusion.codegen.plan import Configuration, Piece, Plan, own_values, plan
+from custom_ops.fusion.codegen.plan import Configuration, Piece, Plan, own_values, plan, tile_axes
 from custom_ops.fusion.codegen.registers import keep
 from custom_ops.fusion.codegen.shared import SIZES, shared_bytes
 from custom_ops.fusion.codegen.source import ENTRY, Source, write
@@ -69,7 +69,7 @@ class FusionKernel:
     def alignment(self) -> int:
         """Bytes of which each tensor's address has to be a multiple."""
         widths = [max([piece.vector, *(loop.vector for loop in piece.loops)]) for piece in self.plan.pieces]
-        return 16 if max(widths) > 1 else 8
+        return 16 if max(widths) > 1 or any(piece.tile for piece in self.plan.pieces) else 8
 
     def image(
         self, arch: int, cache: Cache | None = None, compile_source: CompileSource = nvrtc.compile_source
@@ -126,7 +126,8 @@ class FusionKernel:
         Args:
             shapes: of the tensors.
             launch: for these.
-            addresses: of the argument of a kind ("tensor", "output", "parts", "saved", "barrier") with a number.
+            addresses: of the argument of a kind ("tensor", "output", "parts", "saved", "barrier") with a number; of
+                "tf32" whether float32 may be multiplied so, as 1 or 0.
         """
         found, merged = [], self.plan.pattern.merged(shapes)
         for argument in self.source.arguments:
@@ -141,7 +142,11 @@ class FusionKernel:
         return found
 
     def _count(self, piece: Piece, sizes: Sequence[int]) -> int:
-        if piece.tiled:
+        if piece.tile is not None:
+            axes = tile_axes(self.plan, piece)
+            batch, rows, columns = (prod(sizes[axis] for axis in each) for each in axes)
+            blocks = batch * -(-rows // piece.tile.rows) * -(-columns // piece.tile.columns)
+        elif piece.tiled:
             *others, down, along = (sizes[axis] for axis in piece.rows)
             blocks = prod(others) * -(-down // TILE) * -(-along // TILE)
         else:
@@ -199,6 +204,6 @@ def make(pattern: Pattern, configuration: Configuration, wide: bool = False, ent
     if (shared := shared_bytes(made)) > SHARED_MEMORY[90]:
         raise KernelError(f"{shared:,} bytes of shared memory; a CTA has at most {SHARED_MEMORY[90]:,}")
     for piece in made.pieces:
-        if not piece.flat and not piece.tiled:
+        if piece.looped:
             keep(pattern, piece, own_values(made, piece))
     return FusionKernel(made, wide, entry)

@@ -23,6 +23,8 @@ after a barrier of the grid. Where kept axes have GRID, too, they are the rows, 
 many CTAs, as what an output has within such rows can be: `[GRID_16-WARP_8,GRID_64-CTA_32-WARP_8]` are sums of columns,
 32 a CTA, in 16 slabs of rows.
 
+Products of matrices are computed in tiles (`contraction.py`), whose attributes are others.
+
 An output with `S` goes through shared memory in tiles of 32 times 32: it is read along the one axis with
 GRID_c-CTA_32 and written along the other.
 """
@@ -33,6 +35,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from custom_ops.errors import KernelError
+from custom_ops.fusion.codegen.contraction import Tile, is_tiled, tile_of
 from custom_ops.fusion.codegen.pattern import Pattern, Root
 from custom_ops.fusion.codegen.template import Attribute, Schedule
 
@@ -40,7 +43,7 @@ WARP = 32
 TILE = 32
 
 Ownership: TypeAlias = Literal["thread", "lanes", "strided", "cta"]
-Way: TypeAlias = Literal["flat", "serial", "warps", "tile"]
+Way: TypeAlias = Literal["flat", "serial", "warps", "tile", "product"]
 
 
 @dataclass(frozen=True)
@@ -69,10 +72,12 @@ class Mapping:
         within: axes within a row that threads share, innermost last.
         serial: axes within each of these positions, over which a thread or a warp reduces.
         way: "flat": `serial` is empty; "serial": a thread goes through them; "warps": a warp does; "tile": through
-            shared memory, along the last of `rows` and along the one before.
+            shared memory, along the last of `rows` and along the one before; "product": in tiles of a product.
         over_rows: whether a reduction runs over the rows, so that CTAs have parts of it.
         slabs: CTAs that share what lies within a row.
         over_slabs: whether a reduction runs over what several CTAs share, so that they have parts of it.
+        tile: of a product, of which batch, rows and columns are `rows`.
+        group: the same for products, and what reads them, that one piece computes.
     """
 
     rows: tuple[int, ...]
@@ -84,6 +89,8 @@ class Mapping:
     over_rows: bool = False
     slabs: int = 1
     over_slabs: bool = False
+    tile: Tile | None = None
+    group: int = -1
 
     @property
     def partial(self) -> bool:
@@ -100,6 +107,8 @@ def mapping(pattern: Pattern, root: Root, schedule: Schedule, threads: int) -> M
     if schedule.root != root.name or len(schedule.attributes) != len(root.axes):
         raise KernelError(f"expected a schedule of {root.name} with {len(root.axes)} attributes, found '{schedule}'")
     attributes = dict(zip(root.axes, schedule.attributes, strict=True))
+    if any(map(is_tiled, schedule.attributes)):
+        return _product(pattern, root, attributes, threads, schedule)
     reduction = bool(root.reduced)
     on_grid = [axis for axis in root.axes if attributes[axis][0].kind == "GRID"]
     kept = [axis for axis in on_grid if axis in root.kept]
@@ -209,6 +218,24 @@ def _tile(root: Root, attributes: dict[int, Attribute], threads: int, schedule: 
         raise _nonsense(schedule, "an output through shared memory: [GRID_c,GRID_c-CTA_32,GRID_c-CTA_32]S")
     (grid,) = grids
     return Mapping((*others, tiled[1], tiled[0]), Owner("cta", 1, threads), grid.size, way="tile")
+
+
+def _product(
+    pattern: Pattern, root: Root, attributes: dict[int, Attribute], threads: int, schedule: Schedule
+) -> Mapping:
+    """A contraction, or an output that reads one."""
+    if root.name not in pattern.tiles:
+        raise _nonsense(schedule, "it is no product of matrices, and reads none in its tiles")
+    found, group = pattern.tiles[root.name]
+    depth = root.reduced if root.node in pattern.products else ()
+    if any([level.kind for level in attributes[axis]] != ["WARP"] for axis in depth):
+        raise _nonsense(schedule, "the depth of a product is shared out over the warps: [...,WARP]")
+    axes = (found.rows, found.columns, found.batch)
+    tile, most = tile_of(*({attributes[axis] for axis in each} for each in axes))
+    if root.reduced and not depth and (pattern.static(found.columns) or 0) > tile.columns:
+        raise _nonsense(schedule, "a tile has not all of the columns that are reduced")
+    rows = (*found.batch, *found.rows, *found.columns)
+    return Mapping(rows, Owner("cta", 1, threads), most, way="product", tile=tile, group=group)
 
 
 def _nonsense(schedule: Schedule, what: str) -> KernelError:

@@ -6,7 +6,7 @@ kernels from bad ones, and does not say how long one takes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -14,9 +14,11 @@ from custom_ops.expr.program import Elementwise, Input
 from custom_ops.expr.table import TABLE
 from custom_ops.fusion.codegen.access import lies_along
 from custom_ops.fusion.codegen.arguments import storage
+from custom_ops.fusion.codegen.contraction import CHUNK, LANES, Tile
 from custom_ops.fusion.codegen.kernel import FusionKernel
-from custom_ops.fusion.codegen.plan import Loop, Piece
-from custom_ops.fusion.codegen.registers import ctas_at_once, keep
+from custom_ops.fusion.codegen.pattern import Root
+from custom_ops.fusion.codegen.plan import Loop, Piece, tile_axes
+from custom_ops.fusion.codegen.registers import ahead, ctas_at_once, keep, lane_rows
 from custom_ops.fusion.codegen.shared import SIZES, shared_bytes
 
 
@@ -51,6 +53,10 @@ H200 = Gpu()
 ACTIVATION = 20  # elementary operations of a function of the C library
 UNCOALESCED = 8  # sectors that are loaded for one that is used, at most
 NOT_HIDDEN = 0.1  # of the lesser of what is moved and what is waited for
+TENSOR, FMA = 4.0, 0.6  # nanoseconds of a product of 16 x 8 x 8 on a scheduler, and of an FMA of a warp
+THREAD = 0.25  # nanoseconds until one more thread of a CTA has begun
+FMA_OPERATIONS = 1.0  # elementary operations of an FMA
+SHARED_LOAD = 3.0  # nanoseconds of one that others overlap
 IN_FLIGHT = 4  # loads of one thread that wait at the same time
 
 
@@ -83,7 +89,7 @@ class _Cost:
         on_one = min(ctas_at_once(kernel.plan), gpu.shared // max(shared_bytes(kernel.plan), 1))
         self.resident = min(ctas, max(1, on_one) * gpu.processors)
         own = {root.node for root in self.piece.roots if root.output is None}
-        plain = not self.piece.tiled and not self.piece.flat
+        plain = self.piece.looped
         self.kept = keep(self.pattern, self.piece, own).values if plain else (frozenset[int](),) * len(self.piece.loops)
         self.threads = threads
 
@@ -91,18 +97,28 @@ class _Cost:
         """Nanoseconds to move all bytes and to do all operations."""
         first, again, operations = self._bytes()
         gpu = self.gpu
-        width = 4 * max([self.piece.vector, *(loop.vector for loop in self.piece.loops)])
-        in_flight = self.resident * self.threads * width * IN_FLIGHT
+        in_flight = self.resident * self.threads * self._in_flight()
         bandwidth = min(gpu.bandwidth, in_flight / gpu.latency)
         cached = min(gpu.cache_bandwidth, in_flight / gpu.cache_latency)
         busy = min(self.resident, gpu.processors)
         return max(first / bandwidth + again / cached, operations / (gpu.operations * busy))
+
+    def _in_flight(self) -> float:
+        """Bytes that a thread waits for at the same time."""
+        piece = self.piece
+        if piece.tile is None:
+            return IN_FLIGHT * 4 * max([piece.vector, *(loop.vector for loop in piece.loops)])
+        found, _ = self.pattern.tiles[piece.roots[0].name]
+        chunks = ahead(self.pattern, found, piece.tile, self.threads // 32)
+        return 16 * chunks * (lane_rows(piece.tile) + piece.tile.columns // LANES)
 
     def waiting(self) -> float:
         """Nanoseconds of what one thread waits for, one after the other."""
         piece, gpu = self.piece, self.gpu
         combined = sum(self._parts(place) for place in piece.combined)
         rows = prod(self.sizes[axis] for axis in piece.rows)
+        if piece.tile is not None:
+            return self._product_waits() + combined
         if piece.flat or piece.tiled:
             turns = -(-rows // max(1, self.ctas * self.threads * piece.vector))
             return gpu.latency * (1 + (turns - 1) / IN_FLIGHT) + combined
@@ -119,6 +135,34 @@ class _Cost:
             row += reductions * self._reduction()
         # Rows of other groups are computed meanwhile, so that of the latencies of a group's own rows some overlap.
         return row * -(-rows // groups) + combined
+
+    def _product_waits(self) -> float:
+        """A tile's loads, one time after the other as many as a warp has under way, a barrier, and what is stored."""
+        plan, gpu, tile = self.plan, self.gpu, self.piece.tile
+        assert tile is not None
+        warps, total = self.threads // 32, THREAD * self.threads
+        for root in self.piece.roots:
+            if root.node in self.pattern.products and root.reduced:
+                found = self.pattern.products[root.node]
+                chunks = -(-prod(self.sizes[axis] for axis in found.depth) // (CHUNK * warps))
+                turns = -(-chunks // ahead(self.pattern, found, tile, warps))
+                total += gpu.latency + (turns - 1) * gpu.cache_latency + chunks * self._chunk(tile)
+                total += 2 * gpu.cta_barrier + tile.rows * tile.columns / self.threads * warps * SHARED_LOAD
+        outputs = any(isinstance(node, Input) for root in self.piece.roots for node in self._others(root))
+        total += gpu.cache_latency * outputs
+        batch, rows, columns = (prod(self.sizes[axis] for axis in axes) for axes in tile_axes(plan, self.piece))
+        return total * -(-batch * -(-rows // tile.rows) * -(-columns // tile.columns) // self.ctas)
+
+    def _others(self, root: Root) -> list[object]:
+        """What an output reads beside products."""
+        return [] if root.reduced else [self.pattern.program.nodes[place] for place in self.pattern.needs(root)]
+
+    def _chunk(self, tile: Tile) -> float:
+        """Nanoseconds of a warp to multiply 16 of the depth, where the others of its scheduler do, too."""
+        beside = max(1.0, self.threads / 128)
+        if tile.tensor:
+            return beside * tile.rows / 16 * tile.columns / 8 * 2 * TENSOR
+        return beside * tile.rows * tile.columns / 8 * 4 * FMA
 
     def _reduction(self) -> float:
         kind, gpu = self.piece.owner.kind, self.gpu
@@ -143,6 +187,8 @@ class _Cost:
 
     def _bytes(self) -> tuple[float, float, float]:
         """Bytes that are read first or written, bytes that are read again, and operations."""
+        if self.piece.tile is not None:
+            return self._product_bytes(self.piece.tile)
         first, again, operations = 0.0, 0.0, 0.0
         seen: set[Input] = set()
         types = self.pattern.program.types
@@ -159,6 +205,37 @@ class _Cost:
             for root in loop.roots:
                 if root.output is not None:
                     first += prod(self.sizes[axis] for axis in root.axes) * _size(types[root.node].dtype)
+        return first, again, operations
+
+    def _product_bytes(self, tile: Tile) -> tuple[float, float, float]:
+        """Each factor is read from the cache by as many tiles as lie along the other one."""
+        first = again = operations = 0.0
+        program, types = self.pattern.program, self.pattern.program.types
+
+        def count(axes: Iterable[int]) -> int:
+            return prod(self.sizes[axis] for axis in axes)
+
+        for root in self.piece.roots:
+            if root.output is not None:
+                first += count(root.axes) * _size(types[root.node].dtype)
+                for place in self.pattern.needs(root):
+                    if isinstance(node := program.nodes[place], Input):
+                        first += count(types[place].axes) * _size(program.tensors[node.tensor].dtype)
+                continue
+            if root.node not in self.pattern.products:
+                continue
+            found = self.pattern.products[root.node]
+            shares = (
+                (found.left, -(-count(found.columns) // tile.columns)),
+                (found.right, -(-count(found.rows) // tile.rows)),
+            )
+            for factor, times in shares:
+                for place in self.pattern.closure([factor]):
+                    if isinstance(node := program.nodes[place], Input):
+                        size = count(types[place].axes) * _size(program.tensors[node.tensor].dtype)
+                        first, again = first + size, again + size * (times - 1)
+            if not tile.tensor:
+                operations += count(root.axes) * FMA_OPERATIONS
         return first, again, operations
 
     def _read(self, piece: Piece, loop: Loop, node: Input, axes: set[int]) -> float:

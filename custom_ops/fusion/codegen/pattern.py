@@ -12,6 +12,7 @@ from custom_ops.errors import KernelError
 from custom_ops.expr.program import Constant, Input, Program, Reduce, arguments_of
 from custom_ops.expr.text import to_text
 from custom_ops.fusion.codegen.collapse import Groups, collapse, grouped, open_sizes
+from custom_ops.fusion.codegen.contraction import MOST_COLUMNS, Contraction, contraction_of
 from custom_ops.jit.cache import digest
 
 Shape = tuple[int | None, ...]  # None: known when the kernel runs
@@ -141,6 +142,40 @@ class Pattern:
         for number, output in enumerate(program.outputs):
             found.append(Root(f"output_{number}", output.node, number, output.axes))
         return tuple(found)
+
+    @cached_property
+    def products(self) -> dict[int, Contraction]:
+        """The contractions, by their nodes."""
+        found = (contraction_of(self.program, root.node, self.in_order) for root in self.roots if root.reduced)
+        return {each.node: each for each in found if each is not None}
+
+    @cached_property
+    def tiles(self) -> dict[str, tuple[Contraction, int]]:
+        """The roots that can be computed in tiles of a product of matrices: contractions; reductions over the columns
+        of their results, where those are few (a softmax); and outputs that read such, along all axes of a result. Each
+        with a contraction, and with a number that is the same for those that depend on each other."""
+        of = {place: place for place in self.products}  # for what is reduced a contraction on which it depends
+        group = dict(of)
+        found: dict[str, int] = {}
+        for root in self.roots:
+            if root.reduced and root.node in self.products:
+                found[root.name] = root.node
+                continue
+            reads = self.reads(root)
+            if not reads or not of.keys() >= set(reads) or len({self.products[of[place]].form for place in reads}) > 1:
+                continue
+            read = {of[place] for place in reads}
+            product = self.products[min(read)]
+            few = (self.static(product.columns) or MOST_COLUMNS + 1) <= MOST_COLUMNS
+            if root.reduced and not (few and set(root.reduced) == set(product.columns)):
+                continue
+            if set(root.axes) == product.kept:
+                found[root.name] = product.node
+                joined = {group[place] for place in read}
+                group = {place: min(joined) if own in joined else own for place, own in group.items()}
+                if root.reduced:
+                    of[root.node] = product.node
+        return {name: (self.products[place], group[place]) for name, place in found.items()}
 
     def cached(self, place: int) -> Root:
         """An elementwise value as a root."""

@@ -18,6 +18,7 @@ from functools import cached_property
 
 from custom_ops.errors import KernelError
 from custom_ops.fusion.codegen.access import vector_width
+from custom_ops.fusion.codegen.contraction import Tile
 from custom_ops.fusion.codegen.mapping import Mapping, Owner, Way, mapping
 from custom_ops.fusion.codegen.pattern import Pattern, Root
 from custom_ops.fusion.codegen.template import parse
@@ -73,6 +74,7 @@ class Piece:
         vector: rows that a thread computes at once.
         combined: reductions over other CTAs' rows, whose parts every row, or every CTA, puts together first.
         saved: reductions that a later phase reads, stored in device memory.
+        tile: of the product that it computes, if it does.
     """
 
     phase: int
@@ -84,6 +86,7 @@ class Piece:
     vector: int = 1
     combined: tuple[int, ...] = ()
     saved: tuple[int, ...] = ()
+    tile: Tile | None = None
 
     @property
     def roots(self) -> list[Root]:
@@ -93,6 +96,11 @@ class Piece:
     def flat(self) -> bool:
         """Whether each thread computes rows of its own without a loop in them: the elementwise pieces."""
         return self.owner.kind == "thread" and not any(loop.axes for loop in self.loops)
+
+    @property
+    def looped(self) -> bool:
+        """Whether it has loops within its rows."""
+        return not self.flat and not self.tiled and self.tile is None
 
     @property
     def tiled(self) -> bool:
@@ -192,7 +200,7 @@ def _order(root: Root) -> tuple[bool, int]:
 
 def _key(found: Mapping) -> tuple[object, ...]:
     """The same for roots that one piece can compute."""
-    return (found.rows, found.owner, found.most, found.slabs, found.way == "tile")
+    return (found.rows, found.owner, found.most, found.slabs, found.way == "tile", found.tile, found.group)
 
 
 def _phases(
@@ -216,7 +224,7 @@ def _phases(
 def _combines(own: Mapping, read: Root) -> bool:
     """Whether those who own a row put a reduction's parts together on their own: it has one result for each row of
     theirs, or one alone."""
-    return not read.kept or (set(own.rows) == set(read.kept) and own.way != "tile")
+    return not read.kept or (set(own.rows) == set(read.kept) and own.way not in ("tile", "product"))
 
 
 def _piece(
@@ -242,7 +250,9 @@ def _piece(
         vector = vector_width(pattern, members, axes, configuration.vector) if wide else 1
         made.append(Loop(axes, serial, way, vector, tuple(members)))
     piece = Piece(phases[roots[0].name], first.rows, first.owner, first.most, first.slabs, tuple(made))
-    if piece.flat:
+    if first.tile is not None:
+        piece = replace(piece, tile=first.tile)
+    elif piece.flat:
         piece = replace(piece, vector=vector_width(pattern, roots, piece.rows, configuration.vector))
     return piece
 
@@ -287,6 +297,11 @@ def _connected(
 def own_values(plan: Plan, piece: Piece) -> set[int]:
     """What a piece makes for itself and keeps: results of reductions, elementwise values in shared memory."""
     return {root.node for root in piece.roots if root.output is None and not plan.mappings[root.name].partial}
+
+
+def tile_axes(plan: Plan, piece: Piece) -> tuple[tuple[int, ...], ...]:
+    """Batch, rows and columns of the products of a piece."""
+    return plan.pattern.tiles[piece.roots[0].name][0].form
 
 
 def _check(made: Plan) -> None:

@@ -13,12 +13,16 @@ from dataclasses import dataclass
 from custom_ops.errors import KernelError
 from custom_ops.expr.program import Constant, Elementwise, Input, Position, arguments_of
 from custom_ops.expr.table import TABLE
+from custom_ops.fusion.codegen.contraction import CHUNK, LANES, Contraction, Tile
 from custom_ops.fusion.codegen.pattern import Pattern
 from custom_ops.fusion.codegen.plan import Loop, Piece, Plan, own_values
-from custom_ops.machine import REGISTERS, REGISTERS_PER_THREAD
+from custom_ops.machine import REGISTERS, REGISTERS_PER_THREAD, WARP
 
 MOST_KEPT = 96  # registers of a thread for values that are kept
 UNROLLED = 64  # elements of a row that one thread sees, at most, for a loop to be unrolled
+
+AHEAD = 4  # chunks of a product's depth that a warp loads before it multiplies them, at most
+LOADED = 96  # registers of a thread for them
 
 OTHERS = 64  # registers for all else
 RESIDENT = 2048  # threads that a multiprocessor runs at once
@@ -75,7 +79,9 @@ def ctas_at_once(plan: Plan) -> int:
     most = 0
     for piece in plan.pieces:
         count = 0
-        if not piece.flat and not piece.tiled:
+        if piece.tile is not None:
+            count = registers_of(plan, piece)
+        elif piece.looped:
             own = own_values(plan, piece)
             kept, elements = keep(plan.pattern, piece, own), [_elements(plan.pattern, piece, x) for x in piece.loops]
             places = frozenset[int]().union(*kept.values)
@@ -85,6 +91,40 @@ def ctas_at_once(plan: Plan) -> int:
     needed = max(OTHERS, OTHERS // 2 + most * 3 // 2)
     threads = plan.configuration.threads
     return max(1, min(RESIDENT // threads, REGISTERS // (threads * min(needed, REGISTERS_PER_THREAD))))
+
+
+def ahead(pattern: Pattern, found: Contraction, tile: Tile, warps: int) -> int:
+    """Chunks of a contraction's depth that a warp loads before it multiplies them: as many as it has, and registers."""
+    wide, rows, columns = _registers(pattern, found.node), lane_rows(tile), tile.columns // LANES
+    left = min(LOADED, REGISTERS // (warps * WARP) - OTHERS // 2 - wide * rows * columns)
+    depth, most = pattern.static(found.depth), max(1, min(AHEAD, left // (4 * wide * (columns + rows))))
+    if depth is None:
+        return most
+    chunks = -(-depth // (CHUNK * warps))
+    return max(count for count in range(1, most + 1) if chunks % count == 0)  # so that there is none left in the end
+
+
+def is_exact(pattern: Pattern, found: Contraction, tile: Tile, warps: int) -> bool:
+    """Whether all warps have as many chunks, and load `ahead` of them each time."""
+    depth = pattern.static(found.depth)
+    return depth is not None and depth % (CHUNK * warps * ahead(pattern, found, tile, warps)) == 0
+
+
+def registers_of(plan: Plan, piece: Piece) -> int:
+    """Registers of a thread for a product's sums, and for what it loads of its factors."""
+    tile, warps, most = piece.tile, plan.configuration.threads // WARP, 0
+    assert tile is not None
+    for found, _ in plan.pattern.tiles.values():
+        wide = _registers(plan.pattern, found.node)
+        columns, rows = tile.columns // LANES, lane_rows(tile)
+        loaded = 4 * (columns + rows) * ahead(plan.pattern, found, tile, warps)
+        most = max(most, wide * (columns * rows + loaded))
+    return most
+
+
+def lane_rows(tile: Tile) -> int:
+    """Rows of a tile that a lane loads at once."""
+    return tile.rows // LANES if tile.tensor else tile.rows
 
 
 def repeated(pattern: Pattern, piece: Piece) -> list[int]:

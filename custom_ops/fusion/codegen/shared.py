@@ -22,6 +22,7 @@ from custom_ops.fusion.codegen.pattern import Pattern, Root
 from custom_ops.fusion.codegen.plan import Piece, Plan
 
 ALIGNMENT = 16
+PITCH = 2  # numbers between the rows of a product's tile (`kernels/contraction.cuh`)
 _EXIT = -1
 
 SIZES = {"double": 8, "float": 4, "long long": 8, "int": 4, "bool": 1}
@@ -246,6 +247,10 @@ def _exchange(plan: Plan, piece: Piece) -> int:
     """What reductions take, for numbers of 8 bytes."""
     threads = plan.configuration.threads
     roots = [root for root in piece.roots if root.output is None]
+    if piece.tile is not None:
+        nodes = [root.node for root in piece.roots if root.reduced and root.node in plan.pattern.products]
+        wide = max(SIZES[C_TYPES[plan.pattern.program.types[node].dtype]] for node in nodes)
+        return wide * threads // WARP * piece.tile.rows * (piece.tile.columns + PITCH)
     if piece.tiled:
         kinds = [plan.pattern.program.types[root.node].dtype for root in piece.roots]
         return sum(SIZES[C_TYPES[kind]] * TILE * (TILE + 1) for kind in kinds)

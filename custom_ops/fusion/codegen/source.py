@@ -13,6 +13,7 @@ from custom_ops.fusion.codegen.arguments import Argument, arguments
 from custom_ops.fusion.codegen.flat import FlatWriter
 from custom_ops.fusion.codegen.piece import used
 from custom_ops.fusion.codegen.plan import Piece, Plan
+from custom_ops.fusion.codegen.products import ProductWriter
 from custom_ops.fusion.codegen.registers import ctas_at_once
 from custom_ops.fusion.codegen.rows import RowWriter
 from custom_ops.fusion.codegen.shared import shared_bytes
@@ -24,7 +25,7 @@ MOST_WORDS = 4095  # of parameters, from compute capability 7.0 on, with a drive
 
 # The names that end in a number of this pattern's.
 _NUMBERED = re.compile(
-    r"\b((?:tensor|output|parts|saved|value|pack|result|kept|sums?|total|array|tile|ctas)_|[and])(\d+(?:_\d+)?)\b"
+    r"\b((?:tensor|output|parts|saved|value|early|row|pack|result|kept|sums?|total|array|tile|ctas)_|[and])(\d+(?:_\d+)?)\b"
 )
 
 
@@ -75,9 +76,10 @@ def write(plan: Plan, entry: str = ENTRY, wide: bool = False) -> Source:
     if len(words) > MOST_WORDS:
         raise KernelError(f"{len(words)} words for {len(plan.pieces)} pieces; a kernel takes {MOST_WORDS}: use several")
     signature = f"{entry}(const __grid_constant__ tfmem::Parameters<{max(len(words), 1)}> p)"
+    header = "contraction.cuh" if any(piece.tile for piece in plan.pieces) else "fusion.cuh"
     bounds = f"{plan.configuration.threads}, {ctas_at_once(plan)}"
     lines = [
-        '#include "fusion.cuh"',
+        f'#include "{header}"',
         "",
         f"namespace {entry}_pieces {{",
         "",
@@ -100,8 +102,7 @@ def write(plan: Plan, entry: str = ENTRY, wide: bool = False) -> Source:
 
 
 def _function(plan: Plan, number: int, piece: Piece) -> _Function:
-    writer = TileWriter if piece.tiled else FlatWriter if piece.flat else RowWriter
-    body = writer(plan, number).lines()
+    body = _writer(piece)(plan, number).lines()
     words = {word for line in body for word in re.findall(r"\w+", line)}
     given = tuple(argument for argument in arguments(plan) if argument.name in words)
     declared = [argument.declaration(word) for word, argument in enumerate(given)]
@@ -109,6 +110,12 @@ def _function(plan: Plan, number: int, piece: Piece) -> _Function:
     rows = f"rows along axes {', '.join(map(str, piece.rows))}" if piece.rows else "one row"
     comment = f"// {names}: {rows}, {_owned(piece)}"
     return _Function((*declared, *used(["char* const exchange = shared;"], body), *body), given, comment)
+
+
+def _writer(piece: Piece) -> type[FlatWriter | ProductWriter | RowWriter | TileWriter]:
+    if piece.tile is not None:
+        return ProductWriter
+    return TileWriter if piece.tiled else FlatWriter if piece.flat else RowWriter
 
 
 def _owned(piece: Piece) -> str:

@@ -19,12 +19,13 @@ from custom_ops.errors import KernelError
 from custom_ops.expr.cuda import C_TYPES, HALF_TYPES
 from custom_ops.expr.program import Input
 from custom_ops.fusion.codegen.access import lies_along
+from custom_ops.fusion.codegen.contraction import CHUNK, EACH, LANES, TENSOR_ROWS, Tile
 from custom_ops.fusion.codegen.kernel import FusionKernel, make
 from custom_ops.fusion.codegen.mapping import TILE, WARP
 from custom_ops.fusion.codegen.pattern import Pattern, Root
 from custom_ops.fusion.codegen.plan import Configuration
 from custom_ops.fusion.codegen.registers import UNROLLED, repeated
-from custom_ops.fusion.codegen.shared import SIZES
+from custom_ops.fusion.codegen.shared import PITCH, SIZES
 
 ONE_CTA = 1 << 16  # positions, at most, that one CTA goes through
 IN_SHARED = 96 << 10  # bytes of arrays within rows, at most
@@ -58,18 +59,49 @@ def kernels(pattern: Pattern, sizes: Sequence[int], laid_out: Iterable[Layout]) 
     """All kernels that there are for a pattern, for axes of these sizes."""
     seen: set[Configuration] = set()
     for stitching, layout in product(_stitchings(pattern, sizes), list(laid_out)):
-        template = Templates(pattern, sizes, stitching, layout).text()
-        configuration = Configuration(template, layout.threads, layout.vector)
-        if configuration in seen:
-            continue
-        seen.add(configuration)
-        try:
-            kernel = make(pattern, configuration)
-        except KernelError:
-            continue
-        yield kernel
-        if layout.cache and (cached := with_caches(kernel)):
-            yield cached
+        for tile in tiles(pattern, sizes, layout.threads) if pattern.tiles else [None]:
+            template = Templates(pattern, sizes, stitching, layout, tile).text()
+            configuration = Configuration(template, layout.threads, layout.vector if stitching else 1)
+            if configuration in seen:
+                continue
+            seen.add(configuration)
+            try:
+                kernel = make(pattern, configuration)
+            except KernelError:
+                continue
+            yield kernel
+            if layout.cache and (cached := with_caches(kernel)):
+                yield cached
+
+
+def tiles(pattern: Pattern, sizes: Sequence[int], threads: int) -> list[Tile]:
+    """The tiles for a pattern's products in CTAs of so many threads; none where there is no product.
+
+    Few rows are each thread's, which has no use for tensor cores; tiles are no larger than the results, and there are
+    no more warps than the depth has chunks.
+    """
+    if not pattern.tiles:
+        return []
+    products = [found for found, _ in pattern.tiles.values()]
+    rows, columns, depth = (
+        max(prod(sizes[axis] for axis in axes) for axes in each)
+        for each in zip(*((found.rows, found.columns, found.depth) for found in products), strict=True)
+    )
+    reduced = any(
+        root.reduced and root.node not in pattern.products for root in pattern.roots if root.name in pattern.tiles
+    )
+    wide = any(pattern.program.types[found.node].dtype == "float64" for found in products)
+    fits = threads // WARP <= max(4, -(-depth // CHUNK))
+    shapes = [(min(8, _power_of_two(rows)), False)] if rows <= 16 or wide else []
+    shapes += [(each * LANES, True) for each in TENSOR_ROWS if not wide and each * LANES // 2 < rows and rows > 4]
+    found = [
+        Tile(height, width * LANES, tensor)
+        for height, tensor in shapes
+        for width in EACH
+        if (width * LANES >= columns if reduced else width <= 4) and (width == 1 or width * LANES // 2 < columns)
+    ]
+    size = 8 if wide else 4
+    return [tile for tile in found if fits and size * threads // WARP * tile.rows * (tile.columns + PITCH) <= IN_SHARED]
 
 
 def with_caches(kernel: FusionKernel) -> FusionKernel | None:
@@ -93,10 +125,13 @@ def with_caches(kernel: FusionKernel) -> FusionKernel | None:
 
 
 def components(pattern: Pattern) -> list[list[Root]]:
-    """Roots that depend on each other's reductions, or read the same input at all of their positions, together."""
+    """Roots that depend on each other's reductions, or read the same input at all of their positions, together; those
+    that are computed in tiles of a product are in none."""
     found: list[list[Root]] = []
     inputs = {root.name: _whole_inputs(pattern, root) for root in pattern.roots}
     for root in pattern.roots:
+        if root.name in pattern.tiles:
+            continue
         reads = set(pattern.reads(root))
         near = [
             group
@@ -181,6 +216,7 @@ class Templates:
     sizes: Sequence[int]
     stitching: Stitching
     layout: Layout
+    tile: Tile | None = None
 
     def text(self) -> str:
         found = {}
@@ -192,6 +228,7 @@ class Templates:
                     found[root.name] = self._own(root)
                 else:
                     found[root.name] = self._within(root, kind, rows or frozenset(), *attributes)
+        found |= {root.name: self._product(root) for root in self.pattern.roots if root.name in self.pattern.tiles}
         return "".join(found[root.name] for root in self.pattern.roots)
 
     def _count(self, axes: Iterable[int]) -> int:
@@ -271,6 +308,19 @@ class Templates:
         row, inside = self._owner(rows, longest, strided=columns, alone=True)
         inside = self._split(rows, longest, row, inside)
         return self._schedule(root, lambda axis: row if axis in rows else inside)
+
+    def _product(self, root: Root) -> str:
+        """Of a contraction, or an output that reads one."""
+        assert self.tile is not None
+        product, _ = self.pattern.tiles[root.name]
+        rows, columns = self.tile.attributes(self.layout.ctas)
+
+        def attribute(axis: int) -> str:
+            if axis in product.rows or axis in product.columns:
+                return rows if axis in product.rows else columns
+            return "WARP" if axis in product.depth else f"GRID_{self.layout.ctas}"
+
+        return self._schedule(root, attribute)
 
     def _tiled(self, root: Root) -> tuple[int, int] | None:
         """The two axes of an output's tiles, if it is read along one and written along another."""

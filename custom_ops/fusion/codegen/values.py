@@ -18,7 +18,8 @@ from custom_ops.fusion.codegen.pattern import Pattern
 
 Names = ChainMap[int, str]  # of values that were made, scope by scope
 
-OPERATIONS = {"sum": "Sum", "mean": "Sum", "product": "Product", "max": "Max", "min": "Min", "any": "Any", "all": "All"}
+OPERATIONS = {"sum": "Sum", "dot": "Sum", "mean": "Sum", "product": "Product", "max": "Max", "min": "Min", "any": "Any"}
+OPERATIONS |= {"all": "All"}
 
 
 def axis_name(axis: int) -> str:
@@ -96,7 +97,7 @@ class Values:
         dtype = self.dtypes[node.operand]
         kind, value = C_TYPES[dtype], self.text(node.operand, names)
         count = f"static_cast<{kind}>({product([self.pattern.size(axis) for axis in node.axes])})"
-        if node.kind == "sum":
+        if node.kind in ("sum", "dot"):
             text = f"Product::join({value}, {count})"
             return text if storage(dtype) == kind else f"rounded<{storage(dtype)}>({text})"
         empty = literal(math.nan, dtype) if node.kind == "mean" else f"{OPERATIONS[node.kind]}::start<{kind}>()"

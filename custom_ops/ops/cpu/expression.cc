@@ -213,7 +213,10 @@ class Parser {
   absl::Status ParseReduce(const Words& words, ExpressionNode* node) const {
     node->kind = Kind::kReduce;
     node->arguments.resize(1);
-    if (words.size() < 4 || !ReadName(words[1], Reduction::kAll, &node->reduction) ||
+    // A `dot` is a sum here: rounding its factors is for GPUs.
+    if (words.size() < 4) return Unreadable();
+    const absl::string_view name = words[1] == "dot" ? "sum" : words[1];
+    if (!ReadName(name, Reduction::kAll, &node->reduction) ||
         !ReadNode(words[2], &node->arguments[0])) {
       return Unreadable();
     }

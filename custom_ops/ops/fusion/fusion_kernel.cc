@@ -104,6 +104,10 @@ class Reader {
       word->kind = Kind::kBarrier;
       return kernel_.image.cooperative;
     }
+    if (text == "tf32") {
+      word->kind = Kind::kTf32;
+      return true;
+    }
     const size_t colon = text.find(':');
     if (colon == absl::string_view::npos) return false;
     const absl::string_view rest = text.substr(colon + 1);

@@ -28,7 +28,7 @@ struct KernelSize {
 };
 
 struct KernelWord {
-  enum class Kind { kTensor, kOutput, kBuffer, kBarrier, kExtent, kFirst, kCtas };
+  enum class Kind { kTensor, kOutput, kBuffer, kBarrier, kTf32, kExtent, kFirst, kCtas };
 
   Kind kind = Kind::kTensor;
   int number = 0;     // of the tensor, output, buffer or piece

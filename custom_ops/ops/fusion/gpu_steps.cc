@@ -238,6 +238,9 @@ GraphWords GpuSteps::KernelWords(int number, const std::vector<uint64_t>& values
       case Kind::kBarrier:
         found.push_back(barriers + prepared.barrier * kBarrierBytes);
         break;
+      case Kind::kTf32:
+        found.push_back(tf32_);
+        break;
       case Kind::kExtent:
       case Kind::kFirst:
       case Kind::kCtas:

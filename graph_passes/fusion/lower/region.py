@@ -45,6 +45,7 @@ def lower_region(
     keep: Collection[TensorId] = (),
     shapes: Shapes | None = None,
     called: Collection[str] = (),
+    kernels: Collection[str] = (),
 ) -> LoweredRegion:
     """The region that runs these steps one after the other.
 
@@ -56,11 +57,14 @@ def lower_region(
         keep: tensors that are fetched, and so are outputs whoever reads them.
         shapes: of the graph, if they are at hand.
         called: nodes, each a step of its own, that TensorFlow's own kernel runs although they could be a kernel.
+        kernels: nodes of kernels, among them products that are one by themselves.
 
     Raises:
         LoweringError: a step is no kernel; see `lower_kernel`.
     """
-    builder = _Builder(graph, steps, encode, frozenset(keep), frozenset(called), shapes or Shapes(graph))
+    builder = _Builder(
+        graph, steps, encode, frozenset(keep), frozenset(called), frozenset(kernels), shapes or Shapes(graph)
+    )
     for step in steps:
         builder.add(step)
     return builder.finish()
@@ -104,12 +108,14 @@ class _Builder:
         encode: Encode,
         keep: frozenset[TensorId],
         called: frozenset[str],
+        kernels: frozenset[str],
         shapes: Shapes,
     ) -> None:
         self._graph = graph
         self._encode = encode
         self._keep = keep
         self._called = called
+        self._kernels = kernels
         self._shapes = shapes
         self._members = dict.fromkeys(name for step in steps for name in step)
         self._meanings = {name: meaning(graph, graph[name]) for name in self._members}
@@ -132,7 +138,7 @@ class _Builder:
             self._renamed[TensorId(node.name)] = self._key(node.inputs[0])
         elif kind == Kind.VIEW:
             self._view(self._key(node.inputs[0]), TensorId(node.name))
-        elif kind in _ALONE:
+        elif kind in _ALONE and node.name not in self._kernels:
             self._call(node)
         elif kind == Kind.UPDATE and node.op == "AssignVariableOp":
             self._assign(node, 0, self._key(node.inputs[1]))

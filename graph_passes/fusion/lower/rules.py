@@ -7,12 +7,13 @@ from graph_passes.fusion.lower import (
     gathers,
     gradients,
     layout,
+    products,
     reductions,
     softmax,
     updates,
 )
 from graph_passes.fusion.lower.rule import Rule
 
-_MODULES = (batch_norm, constants, elementwise, gathers, gradients, layout, reductions, softmax, updates)
+_MODULES = (batch_norm, constants, elementwise, gathers, gradients, layout, products, reductions, softmax, updates)
 
 RULES: dict[str, Rule] = {name: rule for module in _MODULES for name, rule in module.RULES.items()}

@@ -16,8 +16,9 @@ Shape: TypeAlias = tuple[int, ...]
 
 _BATCH_FIRST = CONVOLUTIONS | {"MaxPool", "AvgPool"}
 _LIKE_FIRST = frozenset({"ZerosLike", "OnesLike", "Cast", "ReverseV2", "Cumsum", "LogSoftmax"})
-_PRODUCTS = {"MatMul": ("transpose_a", "transpose_b"), "_FusedMatMul": ("transpose_a", "transpose_b")}
-_PRODUCTS |= dict.fromkeys(("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), ("adj_x", "adj_y"))
+# Attributes that say whether a product's factors are transposed.
+TRANSPOSES = {"MatMul": ("transpose_a", "transpose_b"), "_FusedMatMul": ("transpose_a", "transpose_b")}
+TRANSPOSES |= dict.fromkeys(("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), ("adj_x", "adj_y"))
 # All inputs have the same shape, or it is an error.
 _ALIKE = frozenset(
     {
@@ -142,8 +143,8 @@ class Shapes:
             return first[:1] if output == 0 else first
         if node.op in _BATCH_FIRST:
             return (first[0], *(None,) * (len(first) - 1))
-        if node.op in _PRODUCTS and second is not None and len(first) == len(second):
-            turned = [boolean(node.attrs.get(name)) for name in _PRODUCTS[node.op]]
+        if node.op in TRANSPOSES and second is not None and len(first) == len(second):
+            turned = [boolean(node.attrs.get(name)) for name in TRANSPOSES[node.op]]
             return (*first[:-2], first[-1 if turned[0] else -2], second[-2 if turned[1] else -1])
         if node.op in IN_PLACE | {"Softmax"}:
             return self._broadcast([shape for shape in given if shape is not None]) if None not in given else None

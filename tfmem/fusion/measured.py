@@ -1,0 +1,166 @@
+"""Score by execution (FusionStitching, section 4.3): patterns with products timed on a GPU of this machine, beside the
+library's products and kernels of the rest. All is kept in the cache, so that processes with one cache plan alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from math import isfinite, prod
+
+from custom_ops.errors import KernelError
+from custom_ops.fusion.codegen.bench import FusionBench, candidates, point
+from custom_ops.fusion.codegen.kernel import NARROW, positions
+from custom_ops.fusion.codegen.pattern import Pattern
+from custom_ops.fusion.programs import Shapes, typical
+from custom_ops.jit.cache import Cache, UnusableError, digest
+from custom_ops.jit.cores import usable_cores
+from custom_ops.jit.cublas import SIZES, CublasLt, MatrixProduct
+from custom_ops.jit.device import Device
+from custom_ops.jit.launch import Enqueue
+from custom_ops.jit.tune import fastest, tune
+from graph_passes.fusion.lower.kernel import LoweringError, lower_kernel
+from graph_passes.fusion.lower.shapes import TRANSPOSES
+from graph_passes.fusion.lower.shapes import Shapes as GraphShapes
+from graph_passes.fusion.score import Measure
+from graph_passes.fusion.stitching import leaving
+from graph_passes.graph.ir import Graph, TensorId, boolean
+from tfmem.devices import Target
+from tfmem.fusion.gpu_programs import TIMED
+from tfmem.options import Options
+from tfmem.recurrent.kernels import kernel_folder
+
+ALGORITHMS = 8  # of the library that are timed for a product
+FORMAT = "product times 1"
+
+
+def measured(target: Target, options: Options, tf32: bool) -> Callable[[Graph, GraphShapes, Collection[str]], Measure]:
+    """What times patterns of a graph on a device; `tf32`: whether float32 may be multiplied so."""
+
+    def of(graph: Graph, shapes: GraphShapes, keep: Collection[str]) -> Measure:
+        times = _Times(target, options, tf32, graph, shapes, keep)
+        return Measure(times.kernel, times.call, times.prepare)
+
+    return of
+
+
+@dataclass(frozen=True)
+class _Times:
+    target: Target
+    options: Options
+    tf32: bool
+    graph: Graph
+    shapes: GraphShapes
+    keep: Collection[str]
+
+    def kernel(self, members: Sequence[str]) -> float | None:
+        """Seconds of the fastest kernel of those that are timed."""
+        found = self._pattern(members)
+        if found is None:
+            return None
+        pattern, known = found
+        try:
+            with self._device() as (device, cache):
+                bench = FusionBench(pattern, device, cache, positions(pattern, known) >= NARROW)
+                top = TIMED[self.options.fusion.tune]
+                trials = tune(bench, candidates(pattern, device.processors), cache, [point(known)], top, False)
+                return fastest(bench, trials, point(known)).measured / 1e9
+        except KernelError:
+            return None  # the pattern is planned by model, and whoever makes its kernel says what is wrong
+
+    def call(self, name: str) -> float | None:
+        """Seconds of the library's product."""
+        form = self._form(name)
+        if form is None:
+            return None
+        try:
+            with self._device() as (device, cache):
+                identity = f"{device.name} {device.arch} {device.driver_version()}"
+                key = digest(FORMAT, identity, repr(form), str(ALGORITHMS))
+                return cache.read(key, lambda: json.dumps(_timed(device, form)).encode(), _seconds)
+        except KernelError:
+            return None
+
+    def prepare(self, patterns: Sequence[Sequence[str]]) -> None:
+        """Compiles the kernels of all patterns that will be timed first."""
+        found = [pair for members in patterns if (pair := self._pattern(members)) is not None]
+        with suppress(KernelError), self._device() as (device, cache), ThreadPoolExecutor(usable_cores()) as pool:
+
+            def compiled(pair: tuple[Pattern, Shapes]) -> None:
+                pattern, known = pair
+                bench = FusionBench(pattern, device, cache, positions(pattern, known) >= NARROW)
+                ranked = candidates(pattern, device.processors)(point(known))
+                bench.compile([configuration for configuration, _ in ranked[: TIMED[self.options.fusion.tune]]])
+
+            for _ in pool.map(compiled, found):
+                pass
+
+    @contextmanager
+    def _device(self) -> Iterator[tuple[Device, Cache]]:
+        with Device(self.target.ordinal) as device, kernel_folder(self.options.cache_directory) as folder:
+            yield device, Cache(folder)
+
+    def _pattern(self, members: Sequence[str]) -> tuple[Pattern, Shapes] | None:
+        try:
+            kernel = lower_kernel(self.graph, members, leaving(self.graph, members, self.keep), self.shapes)
+        except LoweringError:
+            return None
+        return Pattern.of(kernel.program, kernel.input_shapes), typical(kernel.input_shapes)
+
+    def _form(self, name: str) -> MatrixProduct | None:
+        node = self.graph[name]
+        left, right, result = (self.graph.specs[tensor] for tensor in (*node.inputs[:2], TensorId(name)))
+        sizes = left.sizes, right.sizes, result.sizes
+        if node.op not in TRANSPOSES or None in sizes or result.dtype not in SIZES:
+            return None
+        left_sizes, right_sizes, made = (each or () for each in sizes)
+        flipped = [boolean(node.attrs.get(attribute)) for attribute in TRANSPOSES[node.op]]
+        batch = prod(made[:-2])
+        batched = [prod(each[:-2]) == batch for each in (left_sizes, right_sizes)]
+        if any(not own and prod(each[:-2]) != 1 for own, each in zip(batched, (left_sizes, right_sizes), strict=True)):
+            return None  # several launches
+        depth = left_sizes[-2] if flipped[0] else left_sizes[-1]
+        return MatrixProduct(
+            rows=made[-2],
+            columns=made[-1],
+            depth=depth,
+            batch=batch,
+            dtype=result.dtype,
+            left_transposed=flipped[0],
+            right_transposed=flipped[1],
+            left_batch=batched[0],
+            right_batch=batched[1],
+            tf32=self.tf32,
+        )
+
+
+def _timed(device: Device, form: MatrixProduct) -> float:
+    """Seconds of the fastest algorithm."""
+    size = SIZES[form.dtype] * form.batch
+    sizes = (form.rows * form.depth, form.depth * form.columns, form.rows * form.columns)
+    places = [device.allocate(size * count) for count in sizes]
+    try:
+        for place, count in zip(places, sizes, strict=True):
+            device.fill(place, size * count, 0)
+        left, right, result = places
+        with CublasLt(device) as library, library.prepared(form, left, right, result, ALGORITHMS) as found:
+            return min(_one(device, call) for call in found)
+    finally:
+        for place in places:
+            device.free(place)
+
+
+def _one(device: Device, call: Enqueue) -> float:
+    return device.time(lambda: call(device.stream)) / 1e3
+
+
+def _seconds(data: bytes) -> float:
+    try:
+        found = float(json.loads(data))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UnusableError(str(error)) from error
+    if not (isfinite(found) and found > 0):
+        raise UnusableError("a time that no product can have")
+    return found

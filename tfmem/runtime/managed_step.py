@@ -13,7 +13,7 @@ from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import fault_note
 from tfmem.runtime.fusion_stage import FusionStage
 from tfmem.runtime.known_profiles import BatchProfiles
-from tfmem.runtime.layers_later import MEANWHILE, LayersLater, can_wait, start
+from tfmem.runtime.later import MEANWHILE, Later, can_wait, start
 from tfmem.runtime.measured_call import sampled, watched
 from tfmem.runtime.out_of_memory import SUSPECTS
 from tfmem.runtime.planning import Trace
@@ -23,7 +23,7 @@ from tfmem.runtime.stage import Stage
 from tfmem.runtime.stages import Stages
 from tfmem.tf_internals.concrete_function import call_traced, is_recorded
 
-REPLACING = "replacing recurrent layers"
+BEGINNING = "planning in the background"
 PLANNED = "left as it was: a plan for the memory budget runs in its place"
 
 
@@ -59,13 +59,13 @@ class ManagedStep:
         self._make = partial(Trace, concrete, engine, jit_compile, draws)
         self._trace = trace = self._make()
         self._stages = Stages(engine, trace, others)
-        self._later: LayersLater | None = None
+        self._later: Later | None = None
         self._fusion: FusionStage | None = None
         self._label = engine.label or trace.name
         count = len(concrete.graph.get_operations())
         with shown(engine.options.progress, lambda: f"planning {self._label} ({count:,} ops)"):
             if can_wait(engine, trace):
-                self._later = LayersLater(Stages(engine, trace, others), engine.budget)
+                self._later = Later(Stages(engine, trace, others), engine.budget)
             else:
                 start(self._stages, engine.budget)
                 self._stitch()
@@ -78,7 +78,7 @@ class ManagedStep:
             self._fusion = fusion
 
     def _take_over(self) -> None:
-        """Go on with recurrent layers that were replaced in the background, once that is done."""
+        """Go on with stages that began in the background, once they have."""
         with self._lock:
             later = self._later
             if later is None or not later.done:
@@ -87,7 +87,7 @@ class ManagedStep:
                 self._stages = later.stages
             else:
                 self._trace = self._make()
-                note = fault_note(self._engine, self._trace.name, later.error, REPLACING, "they stay as they were")
+                note = fault_note(self._engine, self._trace.name, later.error, BEGINNING, "the step runs as it was")
                 self._stages.report = replace(self._stages.report, notes=(note,))
             self._stitch()
             self._later = None

@@ -19,7 +19,7 @@ from graph_passes.offload.plan import OffloadPlan
 from graph_passes.recurrent.match import RecurrentPlan
 from graph_passes.report import ORDERED, Report
 from tfmem.devices import conditions
-from tfmem.recurrent.replace import mentions_recurrence, replace_recurrent, with_replacements
+from tfmem.recurrent.replace import replace_recurrent, with_replacements
 from tfmem.runtime.after_grappler import grappled
 from tfmem.runtime.dry_run import can_dry_run
 from tfmem.runtime.engine import Engine
@@ -75,14 +75,10 @@ class Trace:
             return None
         return replace_recurrent(self._captured_once(), engine.target, engine.options, self._shapes, final=True)
 
-    @property
-    def mentions_recurrence(self) -> bool:
-        """Whether there is any use in looking for recurrent layers."""
-        return mentions_recurrence(self._captured_once().graph_def)
-
     def use_layers(self, source: Captured, replacements: RecurrentPlan) -> None:
         """Go on with what `replaced_layers` gave; a failure leaves everything as it was."""
-        engine, base, optimized = self._engine, self.concrete, None
+        engine, base = self._engine, self.concrete
+        optimized = self._optimized if source is self._source else None
         if replacements.matches:  # else the trace runs as it was given, and Grappler with it
             optimized = grappled(source, engine)
             base = restore_concrete(self.concrete, optimized, optimized.graph_def, self._shapes)
@@ -140,7 +136,11 @@ class Trace:
         self._graphs = self.graphs_of(self._captured)
 
     def surely_fits(self, budget: int) -> bool:
-        """Whether an estimate of the step is so far below the budget that nothing has to move; see `read`."""
+        """Whether the step needs so much less than the budget that nothing has to move: all its tensors together, where
+        their sizes are known, or by an estimate; see `read`."""
+        together = estimated_peak(self._engine, None, self.concrete.graph)
+        if together is not None and together <= SURELY_FITS * budget:
+            return True
         self.read()
         return self.step.timeline(self._engine.estimate(workspace=True)).peak <= SURELY_FITS * budget
 

@@ -1,5 +1,6 @@
-"""Recurrent layers that are replaced in the background: their kernels take seconds to compile and to time, in which the
-trace runs as it was given."""
+"""A step whose stages begin in the background: meanwhile the trace runs as it was given.
+
+To plan a large step takes a second, and kernels for recurrent layers take several to compile and to time."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from tfmem.runtime.engine import Engine
 from tfmem.runtime.planning import Trace
 from tfmem.runtime.stages import Stages
 
-MEANWHILE = "not decided yet: it runs as it was, while kernels for its recurrent layers are made"
+MEANWHILE = "not decided yet: it runs as it was, while it is planned and kernels for its recurrent layers are made"
 
 
 def start(stages: Stages, budget: int | None) -> None:
@@ -22,24 +23,25 @@ def start(stages: Stages, budget: int | None) -> None:
 def can_wait(engine: Engine, trace: Trace) -> bool:
     """Whether a trace may run as it was given for a while.
 
-    Only where the fusion pass would leave it so for a while in any case: `tune="fast"`. Not if it may need more memory
-    than there is, or than it may use; nor if it draws random numbers, with which another graph would not go on.
+    Only on a GPU, and only where the fusion pass would leave it so for a while in any case: `tune="fast"`. Not if it
+    may need more memory than there is, nor under a budget of the user's; nor if it draws random numbers, with which
+    another graph would not go on.
     """
     options = engine.options
-    if not (engine.replaces and engine.stitches and engine.target.is_gpu):
+    if not (engine.stitches and engine.target.is_gpu and (engine.replaces or engine.budget is not None)):
         return False
     if not options.observe or options.fusion.tune != "fast" or engine.must_fit:
         return False
     try:
-        if not trace.mentions_recurrence or trace.draws:
+        if trace.draws:
             return False
         return engine.budget is None or trace.surely_fits(engine.budget)
     except Exception:  # whatever it is, it is told where the trace is planned at once
         return False
 
 
-class LayersLater:
-    """Stages of a trace, begun by a thread.
+class Later:
+    """Stages that a thread begins.
 
     Attributes:
         stages: of the trace.
@@ -51,7 +53,7 @@ class LayersLater:
         self.stages = stages
         self.error: Exception | None = None
         self._budget = budget
-        self._thread = threading.Thread(target=self._run, name="tfmem recurrent layers")
+        self._thread = threading.Thread(target=self._run, name="tfmem stages")
         self._thread.start()
 
     @property

@@ -1,4 +1,4 @@
-"""Recurrent layers are replaced in the background; until then a step runs as it was given."""
+"""A step is planned, and its recurrent layers are replaced, in the background; until then it runs as it was given."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.tf.stitched_steps import close, values
 from tfmem.api import make_engine
 from tfmem.devices import Target
 from tfmem.recurrent import replace as recurrent
-from tfmem.runtime import layers_later, managed_step
-from tfmem.runtime.layers_later import can_wait
+from tfmem.runtime import later, managed_step
+from tfmem.runtime.later import can_wait
 from tfmem.runtime.planning import Trace
 
 FAST = tfmem.FusionOptions(tune="fast")
@@ -80,7 +80,7 @@ def test_the_step_runs_as_it_was_until_there_are_kernels(asked: dict[str, thread
     for _ in range(3):  # they are being made
         np.testing.assert_array_equal(step(x), plain.step(x))
     report = tfmem.report(step)
-    assert "kernels for its recurrent layers are made" in report.fusion
+    assert report.fusion == later.MEANWHILE
     assert not report.replaced
     asked["allowed"].set()
     step_in(step)._later.wait()
@@ -89,7 +89,7 @@ def test_the_step_runs_as_it_was_until_there_are_kernels(asked: dict[str, thread
     close(values(net.variables), values(plain.variables))
     report = tfmem.report(step)
     assert len(report.replaced) == 1, report
-    assert "kernels for its recurrent layers" not in report.fusion
+    assert report.fusion != later.MEANWHILE
 
 
 def test_calls_from_two_threads_meanwhile(asked: dict[str, threading.Event]) -> None:
@@ -114,8 +114,8 @@ def test_calls_from_two_threads_meanwhile(asked: dict[str, threading.Event]) -> 
     for thread in threads:
         thread.join()
     assert not failed
-    if (later := step_in(step)._later) is not None:
-        later.wait()
+    if (begun := step_in(step)._later) is not None:
+        begun.wait()
     step(x)
     assert tfmem.report(step).replaced
 
@@ -126,7 +126,7 @@ def test_a_failure_leaves_the_step_as_it_was(where: str, monkeypatch: pytest.Mon
     def broken(*_: Any) -> None:
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr(*((Trace, where) if where == "replaced_layers" else (layers_later, where)), broken)
+    monkeypatch.setattr(*((Trace, where) if where == "replaced_layers" else (later, where)), broken)
     plain, net = Net(), Net()
     step = tfmem.optimize(net.step, **OPTIONS)
     x = tf.constant(X)
@@ -134,10 +134,10 @@ def test_a_failure_leaves_the_step_as_it_was(where: str, monkeypatch: pytest.Mon
     def calls() -> None:
         for _ in range(3):
             close(step(x), plain.step(x))
-            if (later := step_in(step)._later) is not None:
-                later.wait()
+            if (begun := step_in(step)._later) is not None:
+                begun.wait()
 
-    with pytest.warns(tfmem.TfmemWarning, match="replacing recurrent layers failed with RuntimeError: out of luck"):
+    with pytest.warns(tfmem.TfmemWarning, match="failed with RuntimeError: out of luck"):
         calls()
     report = tfmem.report(step)
     assert not report.replaced
@@ -145,10 +145,9 @@ def test_a_failure_leaves_the_step_as_it_was(where: str, monkeypatch: pytest.Mon
 
 
 def test_whether_it_can_wait() -> None:
-    def asked(noise: float = 0.0, target: Target = GPU, step: Any = None, **changes: Any) -> bool:
+    def asked(noise: float = 0.0, target: Target = GPU, **changes: Any) -> bool:
         engine = replace(make_engine(tfmem.Options(**{**OPTIONS, **changes})), target=target)
-        function = step or Net(noise).step
-        return can_wait(engine, Trace(function.get_concrete_function(tf.constant(X)), engine))
+        return can_wait(engine, Trace(Net(noise).step.get_concrete_function(tf.constant(X)), engine))
 
     assert asked()
     assert not asked(noise=0.1), "another graph would not go on with its random numbers"
@@ -157,7 +156,7 @@ def test_whether_it_can_wait() -> None:
     assert not asked(fusion=tfmem.FusionOptions(tune="full"))
     assert not asked(observe=False), "a graph that is exported is final"
     assert not asked(passes=("recurrent",))
-    assert not asked(step=tf.function(lambda x: tf.tanh(x) * 2.0)), "there is nothing to wait for"
+    assert not asked(passes=("fusion",)), "there is nothing to wait for"
 
 
 def test_a_budget_that_it_may_not_meet_is_planned_at_once() -> None:

@@ -15,7 +15,7 @@ from graph_passes.checks import directory, names
 from graph_passes.errors import AlreadyOptimizedError, GraphError, OptionsError
 from graph_passes.fusion.explain import explain as explained
 from graph_passes.report import REPORT_FILE, Report
-from tfmem.devices import find_target, measured_link
+from tfmem.devices import MeasuredLink, find_target
 from tfmem.frontends import graph_def as graph_defs
 from tfmem.frontends import saved_model
 from tfmem.frontends.function import OptimizedFunction
@@ -177,7 +177,7 @@ def make_engine(options: Options, asked: bool = False) -> Engine:
     if mechanism not in ("auto", *(("copy", "managed") if target.is_gpu else ("file",))):
         allowed = "'copy', 'managed'" if target.is_gpu else "'file'"
         raise OptionsError(f"mechanism='{mechanism}' is not for {target.name}; use {allowed} or 'auto'")
-    link = measured_link(target, ops, options.offload.spill_directory)
+    link = MeasuredLink(target, ops, options.offload.spill_directory)
     default = Options(cache_directory="")
     asked = asked or options.passes != default.passes or options.recurrent != default.recurrent
     engine = Engine(options, ops, target, link, asked)

@@ -158,6 +158,25 @@ def memory(library: Library, device: str, reset: bool = False) -> Memory:
         return Memory(*(int(value) for value in library.stats(reset).numpy()))
 
 
+class MeasuredLink(Link):
+    """A link whose bandwidth is measured when it is asked for first: a step in which nothing moves never asks, and
+    measuring takes large buffers and a good part of a second."""
+
+    def __init__(self, target: Target, library: Library, spill_directory: str = "") -> None:
+        """See `measured_link`."""
+        self.__dict__["_about"] = (target, library, spill_directory)  # the class that it extends is frozen
+
+    @property
+    def offload(self) -> float:
+        """Bytes a second out of the device's memory."""
+        return measured_link(*self.__dict__["_about"]).offload
+
+    @property
+    def prefetch(self) -> float:
+        """Bytes a second into it."""
+        return measured_link(*self.__dict__["_about"]).prefetch
+
+
 @functools.cache
 def measured_link(target: Target, library: Library, spill_directory: str = "") -> Link:
     """Bytes a second out of and into the device's memory, measured once with both directions busy."""

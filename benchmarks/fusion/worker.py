@@ -7,6 +7,7 @@ a setting of the process that a call reads; it is set before a block, whose firs
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import statistics
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+import tfmem
 from benchmarks.fusion import graphs, kernels
 from benchmarks.fusion.cases import COPY, OF_XLA
 from benchmarks.fusion.quiet import Clocks, Patience
@@ -92,7 +94,8 @@ def begun(name: str, make_workload: Callable[[], Workload]) -> tuple[System, dic
 
 
 def prepare(task: dict[str, Any]) -> None:
-    """Settings that all systems share, and what TensorFlow does once in a process, so that no first call has it."""
+    """Settings that all systems share, and what TensorFlow, XLA and tfmem load once in a process, so that no first call
+    has it."""
     tf.random.set_seed(0)
     tf.config.optimizer.set_experimental_options({"remapping": task["remapper"]})
     tf.config.experimental.enable_tensor_float_32_execution(task["tf32"])
@@ -103,6 +106,8 @@ def prepare(task: dict[str, Any]) -> None:
         images = tf.nn.conv2d(tf.reshape(x @ x, [1, 8, 8, 1]), tf.ones([3, 3, 1, 1]), 1, "SAME")
         return tf.reduce_sum(images)
 
+    with contextlib.suppress(tfmem.OpLibraryError):  # it may not be built: then what it is asked for is refused
+        tfmem.load_ops()
     for compiled in (False, True):
         float(tf.function(libraries, jit_compile=compiled)(tf.ones([8, 8])))
 
@@ -135,8 +140,6 @@ def regions_of(system: System) -> dict[str, Any]:
     that was left as it was, those that it would have had."""
     if system.name != "tfmem":
         return {}
-    import tfmem
-
     report = tfmem.report(system.function)
     return {
         "regions": len(report.regions),

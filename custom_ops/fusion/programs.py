@@ -4,9 +4,13 @@ order of the region's kernels."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from threading import Lock
+from typing import TypeAlias, TypeVar
+
+from tqdm import tqdm
 
 from custom_ops.errors import KernelError
 from custom_ops.fusion.codegen.bench import FusionBench, candidates, point
@@ -17,6 +21,7 @@ from custom_ops.fusion.codegen.plan import Configuration
 from custom_ops.fusion.region import Kernel, Region, Shape
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache
+from custom_ops.jit.cores import usable_cores
 from custom_ops.jit.device import Device
 from custom_ops.jit.image import KernelImage
 from custom_ops.jit.nvrtc import CompileSource
@@ -26,6 +31,10 @@ TYPICAL = 128  # a size that is known when the kernel runs, where one is chosen 
 
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 Choose: TypeAlias = Callable[[Pattern, Shapes], Configuration]
+
+Key = TypeVar("Key")
+Given = TypeVar("Given")
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -49,9 +58,11 @@ class FusionProgram:
 
 def by_model(processors: int) -> Choose:
     """The best ranked configuration, for a GPU with so many multiprocessors: the same in every process."""
+    ranking = Lock()
 
     def choose(pattern: Pattern, shapes: Shapes) -> Configuration:
-        ranked = candidates(pattern, processors)(point(shapes))
+        with ranking:
+            ranked = candidates(pattern, processors)(point(shapes))
         if not ranked:
             raise KernelError("no template fits it")
         return ranked[0][0]
@@ -59,13 +70,22 @@ def by_model(processors: int) -> Choose:
     return choose
 
 
-def by_tuner(device: Device, cache: Cache, top: int | None, progress: bool = False) -> Choose:
-    """The fastest of the `top` best ranked, timed on a device whose context is current, or found in the cache."""
+def by_tuner(device: Device, cache: Cache, top: int | None) -> Choose:
+    """The fastest of the `top` best ranked, timed on a device, or found in the cache.
+
+    One thread ranks at a time: it is Python that runs, and whoever trains meanwhile needs its turn, too.
+    """
+    ranking = Lock()
 
     def choose(pattern: Pattern, shapes: Shapes) -> Configuration:
         bench, where = FusionBench(pattern, device, cache, positions(pattern, shapes) >= NARROW), point(shapes)
-        trials = tune(bench, candidates(pattern, device.processors), cache, [where], top, progress)
-        return fastest(bench, trials, where).configuration
+        found = candidates(pattern, device.processors)
+
+        def ranked(where: str) -> Sequence[tuple[Configuration, float]]:
+            with ranking:
+                return found(where)
+
+        return fastest(bench, tune(bench, ranked, cache, [where], top, progress=False), where).configuration
 
     return choose
 
@@ -76,41 +96,79 @@ def build(
     choose: Choose,
     cache: Cache | None = None,
     compile_source: CompileSource = nvrtc.compile_source,
+    progress: bool = False,
 ) -> list[FusionProgram]:
     """What the op takes for a region, on GPUs of compute capability `arch` (90 for 9.0).
+
+    Kernels are chosen and compiled in as many threads as there are cores: `choose` and `compile_source` are called from
+    several at once.
 
     Raises:
         KernelError: the compiler is missing or rejects a source, with its words; or nothing can be chosen.
     """
-    made: dict[int, FusionProgram] = {}
-    found = []
-    for kernel, step in kernels(region, choose):
-        if id(kernel) not in made:
-            with _told_of(step.members):
-                image = kernel.image(arch, cache, compile_source)
-            made[id(kernel)] = FusionProgram(image, tuple(describe(kernel).items()), kernel.plan.configuration)
-        found.append(made[id(kernel)])
-    return found
+    found = kernels(region, choose, progress)
+    made = _each(
+        [(_image_key(kernel), kernel, step.members) for kernel, step in found],
+        lambda kernel: kernel.image(arch, cache, compile_source),
+    )
+    programs: dict[int, FusionProgram] = {}
+    for kernel, _ in found:
+        if id(kernel) not in programs:
+            described = tuple(describe(kernel).items())
+            programs[id(kernel)] = FusionProgram(made[_image_key(kernel)], described, kernel.plan.configuration)
+    return [programs[id(kernel)] for kernel, _ in found]
 
 
-def kernels(region: Region, choose: Choose) -> list[tuple[FusionKernel, Kernel]]:
+def kernels(region: Region, choose: Choose, progress: bool = False) -> list[tuple[FusionKernel, Kernel]]:
     """The kernels of a region, in its order, each with the step that it computes. Equal ones are the same object.
 
     Raises:
         KernelError: nothing can be chosen.
     """
-    made: dict[tuple[object, ...], FusionKernel] = {}
-    found = []
-    for step in region.steps:
-        if not isinstance(step, Kernel):
-            continue
-        shapes = tuple(region.values[value].shape for value in step.inputs)
-        key = (step.program, shapes)
-        if key not in made:
-            with _told_of(step.members):
-                made[key] = _kernel(step, shapes, choose)
-        found.append((made[key], step))
-    return found
+    steps = [(step, _shapes(region, step)) for step in region.steps if isinstance(step, Kernel)]
+    made = _each(
+        [((step.program, shapes), (step, shapes), step.members) for step, shapes in steps],
+        lambda given: _kernel(*given, choose),
+        progress,
+    )
+    return [(made[step.program, shapes], step) for step, shapes in steps]
+
+
+def _each(
+    wanted: Sequence[tuple[Key, Given, Sequence[str]]], make: Callable[[Given], Made], progress: bool = False
+) -> dict[Key, Made]:
+    """What `make` makes of each, by its key, once for equal keys; in several threads.
+
+    Args:
+        wanted: key, what is handed to `make`, and the ops that an error is to name.
+        make: is called from several threads at once.
+        progress: whether to show a bar.
+    """
+    pool = ThreadPoolExecutor(usable_cores())
+    try:
+        futures: dict[Key, tuple[Future[Made], Sequence[str]]] = {}
+        for key, given, members in wanted:
+            if key not in futures:
+                futures[key] = pool.submit(make, given), members
+        found = {}
+        for key, (future, members) in tqdm(
+            futures.items(), "tuning kernels", unit="kernel", leave=False, disable=not progress
+        ):
+            with _told_of(members):
+                found[key] = future.result()
+        return found
+    finally:
+        pool.shutdown(cancel_futures=True)  # after an error, what has not begun
+
+
+def _image_key(kernel: FusionKernel) -> tuple[object, ...]:
+    """All that an image depends on beside the GPU."""
+    source, plan = kernel.source, kernel.plan
+    return source.text, source.entry, source.shared, plan.configuration.threads, plan.cooperative
+
+
+def _shapes(region: Region, step: Kernel) -> tuple[Shape, ...]:
+    return tuple(region.values[value].shape for value in step.inputs)
 
 
 def typical(shapes: Sequence[Shape]) -> Shapes:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -45,10 +47,12 @@ class Device:
         name = checked(driver, driver.cuDeviceGetName(256, self._device), "read its name")
         self.name = name.partition(b"\0")[0].decode()  # what lies behind the end of the text is anything
         self._blocks: set[int] = set()
+        self._turn = threading.RLock()
+        self._context: Any = None
         self.stream = 0
 
     def __enter__(self) -> Device:
-        context = self._call("cuDevicePrimaryCtxRetain", self._device)
+        self._context = context = self._call("cuDevicePrimaryCtxRetain", self._device)
         self._call("cuCtxPushCurrent", context)
         self.stream = int(self._call("cuStreamCreate", 1))
         return self
@@ -61,6 +65,19 @@ class Device:
         self._call("cuStreamDestroy", self.stream)
         self._call("cuCtxPopCurrent")
         self._call("cuDevicePrimaryCtxRelease", self._device)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """The context is current in the thread that asks, and no other thread has its turn: what is timed runs alone.
+
+        Only while `with` of the device itself lasts, in whichever thread.
+        """
+        with self._turn:
+            self._call("cuCtxPushCurrent", self._context)
+            try:
+                yield
+            finally:
+                self._call("cuCtxPopCurrent")
 
     def allocate(self, size: int) -> int:
         """`size` bytes, freed by `free` or at the end of `with`; at least one, so that every pointer is one."""

@@ -18,6 +18,7 @@ class Capabilities:
     Attributes:
         on_host: dtypes of which TensorFlow's kernels take and make tensors in the host's memory there, but for `reads`.
         reads: ops, with positions of inputs, that read such tensors in the device's memory.
+        decides: ops, with positions of inputs, that read there what is to run next.
         products: ops that multiply matrices, and which a region can call.
         multiplied: dtypes that they take.
         fused: what `_FusedMatMul` may have fused into it.
@@ -25,6 +26,7 @@ class Capabilities:
 
     on_host: frozenset[str]
     reads: frozenset[tuple[str, int]]
+    decides: frozenset[tuple[str, int]]
     products: frozenset[str]
     multiplied: frozenset[str]
     fused: frozenset[tuple[str, ...]]
@@ -46,6 +48,9 @@ CUDA = Capabilities(
             ("OneHot", 0),
             ("Cast", 0),
         }
+    ),
+    decides=frozenset(
+        {("If", 0), ("StatelessIf", 0), ("Case", 0), ("StatelessCase", 0), ("LoopCond", 0), ("Switch", 1)}
     ),
     products=frozenset({"MatMul", "_FusedMatMul", "BatchMatMul", "BatchMatMulV2"}),
     multiplied=frozenset({"float16", "bfloat16", "float32", "float64"}),
@@ -121,9 +126,17 @@ def _read_on_host(
     or ""."""
     for tensor in graph.tensors(node):
         spec = graph.specs.get(tensor)
-        if spec is None or spec.dtype not in device.on_host:
+        if spec is None:
             continue
         what = f"'{tensor}' of dtype {spec.dtype}, which on a GPU lies in the host's memory"
+        if spec.dtype == "bool" and _compared_on_host(device, graph, node):
+            if node.name in fetched:
+                return f"{what}, and is a result"
+            for use in graph.uses(tensor):
+                if (graph[use.node].op, use.index) in device.decides:
+                    return f"{what} for '{use.node}'"
+        if spec.dtype not in device.on_host:
+            continue
         if node.name in fetched:
             return f"{what}, and is a result"
         for use in graph.uses(tensor):
@@ -133,6 +146,12 @@ def _read_on_host(
             if (graph[use.node].op, use.index) not in device.reads:
                 return f"{what} for '{use.node}'"
     return ""
+
+
+def _compared_on_host(device: Capabilities, graph: Graph, node: Node) -> bool:
+    """Whether TensorFlow's kernel compares what lies in the host's memory, and leaves there what it finds."""
+    specs = [graph.specs.get(tensor) for tensor in node.inputs]
+    return bool(specs) and all(spec is not None and spec.dtype in device.on_host for spec in specs)
 
 
 def _refusal(device: Capabilities, graph: Graph, node: Node, meaning: Meaning) -> str:

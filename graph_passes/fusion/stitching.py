@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,8 @@ from graph_passes.fusion.score import KernelDevice, Measure, Refuse
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.graph.source import Source
 from graph_passes.report import RegionRecord, StepRecord
+
+QUOTED = re.compile(r"'([^':]+)(:[0-9]+)?'")  # a node or a tensor in a reason
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,25 @@ class Stitching:
         """This, and what becomes of another graph."""
         return Stitching((*self.regions, *other.regions), (*self.kept, *other.kept), {**self.reasons, **other.reasons})
 
+    def named(self, names: Mapping[str, str]) -> Stitching:
+        """This as the report has it, which is about a graph of the same ops, called otherwise: by the names here."""
+
+        def told(reason: str) -> str:
+            return QUOTED.sub(lambda found: f"'{names.get(found[1], found[1])}{found[2] or ''}'", reason)
+
+        def record(region: RegionRecord) -> RegionRecord:
+            steps = (
+                replace(step, ops=tuple((names.get(name, name), op) for name, op in step.ops)) for step in region.steps
+            )
+            return replace(region, steps=tuple(steps))
+
+        regions = tuple(replace(each, record=record(each.record)) for each in self.regions)
+        kept = tuple(
+            replace(each, members=tuple(names.get(name, name) for name in each.members), reason=told(each.reason))
+            for each in self.kept
+        )
+        return Stitching(regions, kept, {names.get(name, name): told(why) for name, why in self.reasons.items()})
+
     def within(self, caller: str) -> Stitching:
         """This as the report has it, which is about a function that `caller` calls: "while/body"."""
         regions = tuple(replace(each, record=each.record.within(caller)) for each in self.regions)
@@ -132,7 +154,7 @@ class Stitching:
 
 def plan_stitching(source: Source, needs: Needs) -> tuple[Stitching, Graph]:
     """The regions of a graph after Grappler, and the graph."""
-    graph = source.read()
+    graph = source.read(functions=False)
     keep = source.keep(graph)
     known = _without_names(graph, meanings(graph), {*keep, *(needs.roots or ())})
     known = within(needs.capabilities, graph, known, keep) if needs.capabilities else on_a_cpu(graph, known)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -13,6 +14,7 @@ import pytest
 
 from custom_ops.errors import KernelError
 from custom_ops.expr.text import from_text
+from custom_ops.fusion import programs
 from custom_ops.fusion.programs import build, by_model, by_tuner, kernels
 from custom_ops.fusion.region import Call, Kernel, Region, TensorType
 from custom_ops.jit import nvrtc
@@ -79,6 +81,69 @@ def test_what_went_wrong_names_the_kernel() -> None:
 
     with pytest.raises(KernelError, match="a kernel of double: NVRTC is needed"):
         build(doubled(4), 90, by_model(132), compile_source=missing)
+
+
+SCALED = "program 1\naxes 0 0\ntensor float32 2\ninput 0 a0 a1\n{} 0 0\noutput 1 0 1\n"
+
+
+def different(*ops: str) -> Region:
+    """A kernel for each op."""
+    floats = TensorType("float32", (4, 8))
+    kernels = (Kernel(from_text(SCALED.format(op)), (0,), (1 + i,), (op,)) for i, op in enumerate(ops))
+    return Region(1, (), (floats,) * (1 + len(ops)), tuple(kernels), (1,))
+
+
+def test_kernels_are_compiled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None returns before all three are being compiled."""
+    monkeypatch.setattr(programs, "usable_cores", lambda: 3)
+    together = threading.Barrier(3, timeout=60)
+
+    def compile_source(source: str, *_: object, **__: object) -> bytes:
+        together.wait()
+        return source.encode()
+
+    region = different("add", "multiply", "subtract")
+    found = build(region, 90, by_model(132), compile_source=compile_source)
+    alone = build(region, 90, by_model(132), compile_source=lambda source, *_, **__: source.encode())
+    assert found == alone, "in the region's order"
+
+
+def test_one_of_several_that_cannot_be_compiled_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "usable_cores", lambda: 2)
+
+    def taken(source: str, *_: object, **__: object) -> bytes:
+        return source.encode()
+
+    (wrong,) = build(different("subtract"), 90, by_model(132), compile_source=taken)
+
+    def compile_source(source: str, *_: object, **__: object) -> bytes:
+        if source.encode() == wrong.image.code:
+            raise KernelError("expected a ';'")
+        return source.encode()
+
+    with pytest.raises(KernelError, match=r"^a kernel of subtract: expected a ';'"):
+        build(different("add", "multiply", "subtract", "maximum"), 90, by_model(132), compile_source=compile_source)
+
+
+def test_several_are_timed_one_at_a_time(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "usable_cores", lambda: 3)
+    running: list[object] = []
+    most: list[int] = []
+
+    def timed(enqueue: Any) -> float:
+        running.append(enqueue)
+        most.append(len(running))
+        enqueue()
+        time.sleep(0.05)
+        running.remove(enqueue)
+        return 1.0
+
+    monkeypatch.setattr(device, "time", timed)
+    region = different("add", "multiply", "subtract")
+    found = build(region, 90, by_tuner(device, Cache(tmp_path), 3), compile_source=device.compile_source)
+    assert len({program.image.digest for program in found}) == 3
+    assert len(most) >= 6
+    assert max(most) == 1
 
 
 SIDE = 46_400  # whose square is more than 2^31

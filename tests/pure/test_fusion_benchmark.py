@@ -11,7 +11,7 @@ if not (Path(__file__).resolve().parents[2] / "benchmarks").is_dir():
     pytest.skip("the benchmarks are not installed; run from a checkout", allow_module_level=True)
 
 from benchmarks.fusion import __main__ as command
-from benchmarks.fusion import compare, quiet, tables
+from benchmarks.fusion import compare, first_calls, quiet, tables
 from benchmarks.fusion.cases import LARGE, MODELS, OTHERS, TEN, Case, settings, task_of
 from benchmarks.fusion.published import KERNELS, TABLE_3
 from benchmarks.records import FORMAT
@@ -141,3 +141,23 @@ def test_rounds_are_disturbed_while_there_is_patience(monkeypatch: pytest.Monkey
     assert patience.was_disturbed(before)
     patience.seconds = 0.0
     assert not patience.was_disturbed(patience.wait())
+
+
+def test_first_calls_beside_xla() -> None:
+    def calls(first: float, slowest: float, decided: float | None) -> dict:
+        return {"status": "ok", "first": first, "slowest": slowest, "decided": decided}
+
+    known = {"systems": {"auto-jit": {"first_seconds": 5.0}, "jit_compile": {"status": "refused"}}}
+    assert first_calls.best_of_xla(known) == 5.0
+    assert first_calls.best_of_xla({}) is None
+    cases = {
+        "quick": {"cold": calls(0.9, 0.2, 3.0), "warm": calls(0.5, 0.1, 0.7), "xla": 5.0},
+        "slow": {"cold": calls(2.6, 5.5, None), "warm": calls(1.1, 0.1, 0.7), "xla": 5.0},
+        "unknown": {"cold": calls(2.6, 0.1, 9.0), "warm": calls(0.5, 0.1, None), "xla": None},
+        "broken": {"cold": {"status": "error"}, "warm": calls(0.5, 0.1, 0.7), "xla": 5.0},
+    }
+    rows = {line.split()[0]: line for line in first_calls.table(cases)}
+    assert rows["quick"].split() == ["quick", "5.00", "0.90", "0.50", "3.00", "0.20", "0.70", "0.10"]
+    assert rows["slow"].endswith("cold, warm, held up")
+    assert rows["unknown"].split() == ["unknown", "-", "2.60", "0.50", "9.00", "0.10", "-", "0.10"]
+    assert rows["broken"].endswith("failed")

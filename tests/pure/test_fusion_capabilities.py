@@ -59,6 +59,31 @@ def test_what_only_the_host_reads_is_computed_there_altogether() -> None:
     assert [found[name].kind for name in names] == [Kind.OPAQUE] * 3
 
 
+@pytest.mark.parametrize(
+    ("dtype", "reader", "index", "fetched", "stays"),
+    [
+        ("int32", "If", 0, False, True),
+        ("int32", "LoopCond", 0, False, True),
+        ("int32", "If", 1, False, False),  # handed on to a branch
+        ("int32", "LogicalNot", 0, False, False),
+        ("int32", "LogicalNot", 0, True, True),  # whether a loop goes on
+        ("float32", "If", 0, True, False),  # computed on the device, whoever reads it
+    ],
+)
+def test_what_decides_is_compared_where_it_lies(
+    dtype: str, reader: str, index: int, fetched: bool, stays: bool
+) -> None:
+    nodes = [Node(name, "Placeholder", outputs=1) for name in ("a", "b", "p")]
+    less = Node("less", "Less", [TensorId("a"), TensorId("b")], outputs=1, attrs={"T": DataType(dtype)})
+    inputs = [TensorId("p")] * index + [TensorId("less")]
+    specs = dict.fromkeys(map(TensorId, ("a", "b")), TensorSpec(dtype, 4, ()))
+    specs |= dict.fromkeys(map(TensorId, ("less", "p", "y")), TensorSpec("bool", 1, ()))
+    graph = Graph([*nodes, less, Node("y", reader, inputs, outputs=1)], specs)
+    found = within(CUDA, graph, meanings(graph), ["less"] if fetched else [])["less"]
+    assert (found.kind is Kind.OPAQUE) == stays, found
+    assert not stays or found.reason.startswith("'less:0' of dtype bool, which on a GPU lies in the host's memory")
+
+
 def test_variables_of_int32_lie_on_the_host() -> None:
     read = Node("y", "ReadVariableOp", [TensorId("v")], outputs=1, attrs={"dtype": DataType("int32")})
     specs = {TensorId("v"): TensorSpec("resource", 8, ()), TensorId("y"): TensorSpec("int32", 4, (4,))}

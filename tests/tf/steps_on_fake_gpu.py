@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -22,6 +23,7 @@ from graph_passes.graph import serde
 from tests.tf.fake_gpu import FakeGpu
 from tests.tf.optimized_runs import in_a_process
 from tests.tf.stitched_steps import Softmax, batch, close, optimized, require_stitched, stitched_ops, values
+from tests.tf.test_fusion_bodies import MEMORY, Decoder, regions_in
 from tfmem.fusion.needs import CPU, HOME
 from tfmem.runtime import after_grappler
 from tfmem.tf_internals.captured import every_node, op_name
@@ -295,3 +297,86 @@ def test_heads_of_one_token_are_no_copy(gpu: FakeGpu, on_gpu: Callable[..., None
     stitched = optimized(step)
     close(stitched(x, y), step(x, y), 1e-4)
     assert {step.kind for step in tfmem.report(stitched).regions[0].steps} == {"call", "view"}
+
+
+def test_a_loop_that_attends(gpu: FakeGpu, on_gpu: Callable[..., None]) -> None:
+    """One region in its body runs in each turn, on tensors that lie elsewhere each time."""
+    on_gpu()
+    plain, model = Decoder(), Decoder()
+    decode = optimized(model.decode)
+    for steps in (5, 1, 0, 7):
+        launched = gpu.calls("cuGraphLaunch")
+        close(decode(MEMORY, tf.constant(steps)), plain.decode(MEMORY, tf.constant(steps)))
+        assert gpu.calls("cuGraphLaunch") >= launched + steps
+    inside = regions_in(require_stitched(decode), "while/body")
+    assert {"Tanh", "Softmax", "MatMul"} <= {op for ops in inside.values() for op in ops}
+
+
+def test_a_loop_that_attends_in_training(gpu: FakeGpu, on_gpu: Callable[..., None]) -> None:
+    on_gpu()
+    plain, model = Decoder(), Decoder()
+    train = optimized(model.train)
+    for _ in range(6):
+        close(train(MEMORY, tf.constant(4)), plain.train(MEMORY, tf.constant(4)), 1e-4)
+    close(values(model.weights), values(plain.weights), 1e-4)
+    backward = regions_in(require_stitched(train), "gradient_tape/while/")
+    assert {"TanhGrad", "MatMul"} <= {op for ops in backward.values() for op in ops}
+
+
+def test_conditions_in_a_loop_that_update_a_variable(gpu: FakeGpu, on_gpu: Callable[..., None]) -> None:
+    """The variable comes into the branches as an argument of an argument; the counter is an int32."""
+
+    def step(total: Any) -> Any:
+        @tf.function
+        def run(x: Any) -> Any:
+            def body(count: Any, value: Any) -> Any:
+                def large() -> Any:
+                    total.assign_add(tf.tanh(value) * 0.1 + tf.cast(count, tf.float32))
+                    return tf.sigmoid(value) * 0.5 - 1.0
+
+                def small() -> Any:
+                    total.assign_sub(tf.exp(-tf.abs(value)) * 0.1)
+                    return tf.tanh(value * 2.0 + total) + 1.5
+
+                return count + 1, tf.cond(tf.reduce_sum(value) > 0.0, large, small) * x
+
+            return tf.while_loop(lambda count, _: count < 6, body, (0, x))[1]
+
+        return run
+
+    on_gpu()
+    plain, stitched = tf.Variable(tf.zeros([12])), tf.Variable(tf.zeros([12]))
+    expected, found = step(plain), optimized(step(stitched))
+    x = batch()[0][0]
+    for _ in range(3):
+        close(found(x), expected(x))
+        close(stitched, plain)
+    report = require_stitched(found)
+    inside = regions_in(report, "while/body/while/cond")
+    for branch, update in (("/then/", "AssignAddVariableOp"), ("/else/", "AssignSubVariableOp")):
+        assert [update in ops for name, ops in inside.items() if branch in name] == [True], inside
+
+
+def test_updates_of_a_scaled_loss(gpu: FakeGpu, on_gpu: Callable[..., None]) -> None:
+    """Keras puts them all into one `If`."""
+
+    def model() -> Any:
+        keras.utils.set_random_seed(3)
+        made = keras.Sequential([keras.Input([12]), keras.layers.Dense(16, "tanh"), keras.layers.Dense(5, "softmax")])
+        scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(1e-2), dynamic_growth_steps=3)
+        made.compile(scaled, "sparse_categorical_crossentropy", jit_compile=False)
+        return made
+
+    on_gpu()
+    x, y = np.random.default_rng(0).normal(size=(64, 12)).astype(np.float32), np.arange(64) % 5
+    how: dict[str, Any] = {"batch_size": 16, "epochs": 3, "verbose": 0, "shuffle": False}
+    off = tfmem.FusionOptions(tune="off")
+    plain, stitched = model(), tfmem.optimize(model(), passes=("fusion",), fusion=off, cache_directory="")
+    launched = gpu.calls("cuGraphLaunch")
+    expected = plain.fit(x, y, **how).history["loss"]
+    np.testing.assert_allclose(stitched.fit(x, y, **how).history["loss"], expected, 1e-4)
+    assert float(stitched.optimizer.dynamic_scale) == float(plain.optimizer.dynamic_scale)
+    assert gpu.calls("cuGraphLaunch") >= launched + 12
+    inside = regions_in(require_stitched(stitched, "AssignSubVariableOp"), "cond/then/")
+    updates = [ops.count("AssignSubVariableOp") for ops in inside.values()]
+    assert max(updates) == len(plain.trainable_variables), inside

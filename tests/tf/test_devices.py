@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tfmem
+from graph_passes.memory.simulate import Link
 from tfmem.devices import conditions, find_target, products_of_float32
 
 
@@ -19,6 +20,35 @@ def test_conditions_can_be_written_and_stay_the_same(target):
     found = conditions(target)
     assert json.loads(json.dumps(found)) == found == conditions(target)
     assert found["tensorflow"] == tf.__version__
+
+
+def test_a_link_is_measured_when_a_step_needs_it(monkeypatch):
+    """Measuring takes its time, so a step that fits does without."""
+    measured = []
+    monkeypatch.setattr(tfmem.devices, "measured_link", lambda *given: measured.append(given) or Link(1e9, 2e9))
+    variable = tf.Variable(tf.ones([1 << 20]))
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            for _ in range(8):
+                x = tf.tanh(x * variable)
+            loss = tf.reduce_mean(x)
+        variable.assign_sub(tape.gradient(loss, variable))
+        return loss
+
+    options = {"passes": ("offload",), "cache_directory": "", "observe": False}
+    x = tf.ones([1 << 20])
+    fits = tfmem.optimize(step, memory_budget="1GiB", **options)
+    fits(x)
+    assert "fits" in tfmem.report(fits).decision
+    assert not measured
+    with pytest.raises(tfmem.InfeasibleBudgetError) as caught:
+        tfmem.optimize(step, memory_budget="1MiB", **options)(x)
+    moves = tfmem.optimize(step, memory_budget=caught.value.least, **options)
+    moves(x)
+    assert tfmem.report(moves).transfers
+    assert measured
 
 
 def test_conditions_follow_flags_that_choose_kernels(target, monkeypatch):

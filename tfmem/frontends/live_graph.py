@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from graph_passes import pipeline
+from graph_passes.errors import GraphError
 from graph_passes.fusion.stitching import Stitching
 from graph_passes.graph import serde
 from graph_passes.graph.ir import Graph, TensorId, parse_input
@@ -107,8 +108,13 @@ class _LiveSource:
         self._editor = editor
         self._keep = {parse_input(name)[0].node for name in fetches}
 
-    def read(self, _: Collection[str] | None = None) -> Graph:
+    structure = None
+
+    def read(self, _: Collection[str] | None = None, functions: bool = True) -> Graph:
         return self._graph
+
+    def follow(self, _: Source) -> Mapping[str, str]:
+        raise GraphError("a live graph is like no other")
 
     def keep(self, _: Graph) -> set[str]:
         return self._keep

@@ -8,6 +8,7 @@ from custom_ops.errors import KernelError
 from custom_ops.fusion.programs import FusionProgram, build, by_model, by_tuner
 from custom_ops.fusion.region import Region
 from custom_ops.jit.cache import Cache
+from custom_ops.jit.compilers import Compilers
 from custom_ops.jit.device import Device
 from graph_passes.fusion.options import Tune
 from tfmem.devices import Target, is_deterministic
@@ -25,12 +26,16 @@ def gpu_programs(target: Target, options: Options) -> Programs:
 
     It raises KernelError if the GPU is too old, the compiler is missing or rejects a kernel, or none fits.
     """
+    compile_source = Compilers()  # for all regions
 
     def programs(region: Region, place: str) -> Sequence[FusionProgram]:
         if "GPU" not in place.rpartition("/")[2].upper():
             return ()
         tune = options.fusion.tune
-        with Device(target.ordinal) as device, kernel_folder(options.cache_directory) as folder:
+        with (
+            Device(target.ordinal, compile_source=compile_source) as device,
+            kernel_folder(options.cache_directory) as folder,
+        ):
             if device.arch < OLDEST:
                 raise KernelError(
                     f"{device.name} has compute capability {device.arch / 10}; fused kernels need {OLDEST / 10}"
@@ -38,7 +43,7 @@ def gpu_programs(target: Target, options: Options) -> Programs:
             cache = Cache(folder)
             choose = by_model(device.processors)
             if tune != "off" and not is_deterministic():
-                choose = by_tuner(device, cache, TIMED[tune], progress=tune == "full")
-            return build(region, device.arch, choose, cache, device.compile_source)
+                choose = by_tuner(device, cache, TIMED[tune])
+            return build(region, device.arch, choose, cache, compile_source, progress=tune == "full")
 
     return programs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import replace
 
 from graph_passes.fusion.stitching import Needs, Stitching, fault
@@ -42,19 +42,34 @@ def stitch(source: Source, engine: Engine, needs: Needs) -> Stitching:
     of faults."""
     done = _stitched(source, engine, needs)
     try:
-        called = source.bodies() if engine.stitches and not engine.target.is_gpu else {}
+        called = source.bodies() if engine.stitches else {}
     except Exception as error:  # whatever it is, functions stay as they were
         called = {}
         done = done.joined(Stitching(kept=(fault("every region of a called function", (), error),)))
+    planned: dict[Hashable, tuple[Source, Stitching]] = {}
     for caller, body in called.items():
-        inside = replace(needs, fed=(), roots=None)
-        done = done.joined(_stitched(body, engine, inside).within(caller))
+        inside = _as_before(body, planned)
+        if inside is None:
+            inside = _stitched(body, engine, replace(needs, fed=(), roots=None))
+            planned[body.structure] = body, inside
+        done = done.joined(inside.within(caller))
     faults = [region for region in done.kept if region.warned]
     if faults:
         more = f"; and {len(faults) - 1} more" if len(faults) > 1 else ""
         what = f"{faults[0].name} stays as it was: {faults[0].reason}{more}"
         engine.warn("fault", f"tfmem: {what}; see tfmem.report(...)")
     return done
+
+
+def _as_before(body: Source, planned: Mapping[Hashable, tuple[Source, Stitching]]) -> Stitching | None:
+    """What became of a body that is equal to one before it; None if none is."""
+    if body.structure is None or body.structure not in planned:
+        return None
+    other, done = planned[body.structure]
+    try:
+        return done.named(body.follow(other))
+    except Exception:  # whatever it is, the body is planned by itself
+        return None
 
 
 def _stitched(source: Source, engine: Engine, needs: Needs) -> Stitching:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -47,8 +48,9 @@ class Engine:
     warned: set[str] = field(default_factory=set)
 
     def warn(self, cause: str, message: str) -> None:
-        """Show a `TfmemWarning`, unless there was one of this cause."""
-        if cause not in self.warned:
+        """Show a `TfmemWarning`, unless there was one of this cause, or the program has ended: then a thread in the
+        background fails because it can start no others, which is nobody's fault."""
+        if cause not in self.warned and threading.main_thread().is_alive():
             self.warned.add(cause)
             warn(message)
 

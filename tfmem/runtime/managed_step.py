@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from graph_passes.report import Report
 from tfmem.runtime.engine import Engine
+from tfmem.runtime.faults import fault_note
 from tfmem.runtime.fusion_stage import FusionStage
 from tfmem.runtime.known_profiles import BatchProfiles
+from tfmem.runtime.later import MEANWHILE, Later, can_wait, start
 from tfmem.runtime.measured_call import sampled, watched
 from tfmem.runtime.out_of_memory import SUSPECTS
 from tfmem.runtime.planning import Trace
@@ -20,6 +23,7 @@ from tfmem.runtime.stage import Stage
 from tfmem.runtime.stages import Stages
 from tfmem.tf_internals.concrete_function import call_traced, is_recorded
 
+BEGINNING = "planning in the background"
 PLANNED = "left as it was: a plan for the memory budget runs in its place"
 
 
@@ -51,17 +55,20 @@ class ManagedStep:
         self._given = concrete
         self._lock = threading.RLock()
         self._took = 0.0  # seconds of the latest staged call
-        trace = Trace(concrete, engine, jit_compile, draws)
-        self._trace = trace
-        self._stages = Stages(engine, trace, BatchProfiles() if others is None else others)
+        others = BatchProfiles() if others is None else others
+        self._make = partial(Trace, concrete, engine, jit_compile, draws)
+        self._trace = trace = self._make()
+        self._stages = Stages(engine, trace, others)
+        self._later: Later | None = None
         self._fusion: FusionStage | None = None
         self._label = engine.label or trace.name
         count = len(concrete.graph.get_operations())
         with shown(engine.options.progress, lambda: f"planning {self._label} ({count:,} ops)"):
-            self._stages.replace_layers()
-            if engine.budget is not None:
-                self._stages.begin(engine.budget)
-            self._stitch()
+            if can_wait(engine, trace):
+                self._later = Later(Stages(engine, trace, others), engine.budget)
+            else:
+                start(self._stages, engine.budget)
+                self._stitch()
 
     def _stitch(self) -> None:
         """Go on with the fusion pass, once it is settled that no memory has to move."""
@@ -70,9 +77,26 @@ class ManagedStep:
             fusion.start()
             self._fusion = fusion
 
+    def _take_over(self) -> None:
+        """Go on with stages that began in the background, once they have."""
+        with self._lock:
+            later = self._later
+            if later is None or not later.done:
+                return
+            if later.error is None:
+                self._stages = later.stages
+            else:
+                self._trace = self._make()
+                note = fault_note(self._engine, self._trace.name, later.error, BEGINNING, "the step runs as it was")
+                self._stages.report = replace(self._stages.report, notes=(note,))
+            self._stitch()
+            self._later = None
+
     @property
     def report(self) -> Report:
         """What was decided and measured by now."""
+        if self._later:
+            return replace(self._stages.report, fusion=MEANWHILE)
         if self._fusion:
             return self._fusion.report
         report = self._stages.report
@@ -86,6 +110,8 @@ class ManagedStep:
     @property
     def settled(self) -> bool:
         """Whether `function` is final and holds no probes."""
+        if self._later:
+            return False
         return self._fusion.settled if self._fusion else self._stages.stage is Stage.READY
 
     @property
@@ -99,7 +125,9 @@ class ManagedStep:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step."""
-        if self.settled or is_recorded(self._given, args, kwargs):  # by a tape: then the original runs
+        if self._later:
+            self._take_over()
+        if self._later or self.settled or is_recorded(self._given, args, kwargs):  # by a tape: then the original runs
             return call_traced(self._runs, args, kwargs)
         if self._fusion:
             return self._fusion(args, kwargs)

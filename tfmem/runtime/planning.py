@@ -26,6 +26,7 @@ from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import estimated_peak
 from tfmem.runtime.profile_cache import fingerprint
 from tfmem.runtime.random_streams import Draws, StepGraphs
+from tfmem.runtime.stage import SURELY_FITS
 from tfmem.tf_internals.build import shaped_graph
 from tfmem.tf_internals.captured import Captured, require_feeds
 from tfmem.tf_internals.concrete_function import capture_concrete, restore_concrete
@@ -72,12 +73,12 @@ class Trace:
         engine = self._engine
         if not engine.replaces:
             return None
-        captured = capture_concrete(self.concrete)
-        return replace_recurrent(captured, engine.target, engine.options, self._shapes, final=True)
+        return replace_recurrent(self._captured_once(), engine.target, engine.options, self._shapes, final=True)
 
     def use_layers(self, source: Captured, replacements: RecurrentPlan) -> None:
         """Go on with what `replaced_layers` gave; a failure leaves everything as it was."""
-        engine, base, optimized = self._engine, self.concrete, None
+        engine, base = self._engine, self.concrete
+        optimized = self._optimized if source is self._source else None
         if replacements.matches:  # else the trace runs as it was given, and Grappler with it
             optimized = grappled(source, engine)
             base = restore_concrete(self.concrete, optimized, optimized.graph_def, self._shapes)
@@ -90,20 +91,22 @@ class Trace:
             AlreadyOptimizedError: the trace holds tfmem's ops.
             GraphError: `input_shapes` names what is no input.
         """
+        source = self._captured_once()
+        serde.refuse_optimized((node.name, node.op) for node in source.graph_def.node)
+        require_feeds(source, self._engine.options.input_shapes)
+        if self._optimized is None:
+            self._optimized = grappled(source, self._engine)
+        return self._optimized
+
+    def _captured_once(self) -> Captured:
         if self._source is None:
             self._source = capture_concrete(self.concrete)
-        serde.refuse_optimized((node.name, node.op) for node in self._source.graph_def.node)
-        require_feeds(self._source, self._engine.options.input_shapes)
-        if self._optimized is None:
-            self._optimized = grappled(self._source, self._engine)
-        return self._optimized
+        return self._source
 
     @property
     def draws(self) -> bool:
         """Whether it holds random ops that have to go on where they stopped when another graph takes its place."""
-        if self._source is None:
-            self._source = capture_concrete(self.concrete)
-        return self.graphs_of(self._source).draws
+        return self.graphs_of(self._captured_once()).draws
 
     def graphs_of(self, captured: Captured) -> StepGraphs:
         """What makes functions of graphs that run in place of the trace."""
@@ -131,6 +134,15 @@ class Trace:
         merging, order = not engine.target.is_gpu, self._captured.creation_order
         self._step = pipeline.Step.read(graph, order, fetches, merging=merging, counted=engine.counted)
         self._graphs = self.graphs_of(self._captured)
+
+    def surely_fits(self, budget: int) -> bool:
+        """Whether the step needs so much less than the budget that nothing has to move: all its tensors together, where
+        their sizes are known, or by an estimate; see `read`."""
+        together = estimated_peak(self._engine, None, self.concrete.graph)
+        if together is not None and together <= SURELY_FITS * budget:
+            return True
+        self.read()
+        return self.step.timeline(self._engine.estimate(workspace=True)).peak <= SURELY_FITS * budget
 
     @property
     def step(self) -> pipeline.Step:

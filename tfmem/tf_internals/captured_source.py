@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 
+from graph_passes.errors import GraphError
 from graph_passes.graph import serde
 from graph_passes.graph.ir import Graph
 from graph_passes.graph.rewrite import Rewrite, applied
@@ -14,6 +15,7 @@ from graph_passes.recurrent.find.loops import LOOPS
 from tfmem.tf_internals.body_source import bodies, with_function
 from tfmem.tf_internals.build import FeedShapes, shaped_graph
 from tfmem.tf_internals.captured import Captured, op_name, unique
+from tfmem.tf_internals.equal_bodies import followed, names_by_place, structure_of
 from tfmem.tf_internals.inline import inline_captured
 
 
@@ -36,11 +38,13 @@ class CapturedSource:
         self._feed_shapes = feed_shapes
         self._asked = frozenset(map(op_name, asked))
 
-    def read(self, inlined: Collection[str] | None = None) -> Graph:
+    structure: Hashable = None
+
+    def read(self, inlined: Collection[str] | None = None, functions: bool = True) -> Graph:
         """See `Source`."""
         self._read = self.captured if inlined is None else inline_captured(self.captured, inlined)
         inferred = shaped_graph(self._read, feed_shapes=self._feed_shapes)
-        return serde.from_graph_def(self._read.graph_def, inferred=inferred, functions=True)
+        return serde.from_graph_def(self._read.graph_def, inferred=inferred, functions=functions)
 
     def keep(self, graph: Graph) -> set[str]:
         """See `Source`."""
@@ -51,6 +55,10 @@ class CapturedSource:
         """See `Source`."""
         shaped = shaped_graph(self.captured, feed_shapes=self._feed_shapes)
         return {body.caller: _BodySource(self, body.name, body.captured) for body in bodies(self.captured, shaped)}
+
+    def follow(self, other: Source) -> Mapping[str, str]:
+        """See `Source`."""
+        raise GraphError("only bodies are like others")
 
     def edit(self, graph: Graph, rewrites: Sequence[Rewrite]) -> Mapping[str, Exception]:
         """See `Source`; a graph that TensorFlow does not import is not sound."""
@@ -73,10 +81,21 @@ class _BodySource(CapturedSource):
         super().__init__(captured)
         self._owner = owner
         self._name = name
+        self._given = captured
+        self.structure = structure_of(captured)
 
     def bodies(self) -> Mapping[str, Source]:
         """None: those of the owner are all."""
         return {}
+
+    def follow(self, other: Source) -> Mapping[str, str]:
+        """See `Source`."""
+        if not isinstance(other, _BodySource) or other.structure is None or other.structure != self.structure:
+            raise GraphError("these are different graphs")
+        if other.captured is not other._given:
+            self.captured = followed(self._given, other._given, other.captured)
+            self._owner.captured = with_function(self._owner.captured, self._name, self.captured)
+        return names_by_place(other._given, self._given)
 
     def edit(self, graph: Graph, rewrites: Sequence[Rewrite]) -> Mapping[str, Exception]:
         """See `Source`."""

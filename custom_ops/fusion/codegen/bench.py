@@ -121,7 +121,8 @@ class Launcher:
 
 
 class FusionBench:
-    """A `tune.Bench` of one pattern on a device, whose context is current; its points are the shapes of the tensors.
+    """A `tune.Bench` of one pattern on a device; its points are the shapes of the tensors. Benches in several threads
+    take turns on the device.
 
     Attributes:
         identity: all that a time or a kernel depends on, as one name.
@@ -152,7 +153,7 @@ class FusionBench:
             raise KernelError(self._refused[configuration])
         kernel = make(self._pattern, configuration, self._wide)
         image = self._image(kernel)
-        with contextlib.closing(Module(image.code, self._device.driver)) as module:
+        with self._device.turn(), contextlib.closing(Module(image.code, self._device.driver)) as module:
             compiled = Kernel(image, module)
             with contextlib.closing(Launcher(kernel, compiled, self._device)) as launcher:
                 milliseconds = self._timed(launcher, shapes_of(where))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache as remember
 from pathlib import Path
 
@@ -12,9 +12,9 @@ import numpy as np
 from custom_ops.errors import KernelError
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache, digest
+from custom_ops.jit.compilers import Compilers
 from custom_ops.jit.device import Device
 from custom_ops.jit.tune import Measured
-from custom_ops.recurrent.compile_ahead import compile_ahead
 from custom_ops.recurrent.launch import Launcher
 from custom_ops.recurrent.program import ANY_BATCH, Program, build
 from custom_ops.recurrent.search.samples import Samples
@@ -43,13 +43,16 @@ class DeviceBench(Bench):
         self._cache = cache
         self._given: dict[tuple[int, int], Samples] = {}
         self._memory = (0, 0)  # bytes, address
+        self._compile_source = Compilers()
         self._refused: dict[Configuration, str] = {}  # what cannot be compiled, with the reason
 
     def compile(self, configurations: Sequence[Configuration]) -> None:
-        """Into the cache, in another process; any thread may call."""
-        missing = [configuration for configuration in configurations if not self._is_kept(configuration)]
-        if missing:
-            self._refused |= compile_ahead(self.spec, missing, self._device.arch, self._cache)
+        """Into the cache, in other processes; any thread may call."""
+        for configuration in configurations:
+            try:
+                self.build(configuration)
+            except KernelError as error:
+                self._refused[configuration] = str(error)
 
     def build(self, configuration: Configuration, max_batch: int = ANY_BATCH) -> Program:
         """The program, from the cache if it is there.
@@ -57,9 +60,9 @@ class DeviceBench(Bench):
         Raises:
             KernelError: it cannot be generated or compiled.
         """
-        if configuration in self._refused:  # this process does not try what another one failed or died at
+        if configuration in self._refused:  # what a compiler failed or died at is not tried again
             raise KernelError(self._refused[configuration])
-        return build(self.spec, configuration, self._device.arch, self._cache, max_batch)
+        return build(self.spec, configuration, self._device.arch, self._cache, max_batch, self._compile_source)
 
     def measure(self, configuration: Configuration, point: int) -> Measured:
         """Run it, for a few steps to see whether it is right, then for all.
@@ -96,13 +99,6 @@ class DeviceBench(Bench):
         self._require_success(memory)
         return Measured(1e6 * milliseconds, launcher.registers, launcher.local)
 
-    def _is_kept(self, configuration: Configuration) -> bool:
-        try:
-            build(self.spec, configuration, self._device.arch, _Kept(self._cache.folder))
-        except (LookupError, KernelError):
-            return False
-        return True
-
     def _require_success(self, memory: int) -> None:
         if self._device.download(memory, np.zeros(1, np.int32))[0]:
             raise KernelError(
@@ -124,16 +120,6 @@ class DeviceBench(Bench):
         if (batch, time) not in self._given:
             self._given[batch, time] = Samples(self.spec, self._device, batch, time)
         return self._given[batch, time]
-
-
-class _Kept(Cache):
-    """What a cache holds already."""
-
-    def get(self, key: str, make: Callable[[], bytes]) -> bytes:
-        def missing() -> bytes:
-            raise LookupError(key)
-
-        return super().get(key, missing)
 
 
 def _identity(spec: RecurrentSpec, device: Device) -> Iterator[str]:

@@ -114,8 +114,14 @@ def called(graph: Graph, node: Node, problem: str) -> Meaning:
     tensors = [*node.inputs, *graph.tensors(node)]
     specs = [graph.specs.get(tensor) for tensor in tensors]
     fixed = all(spec is not None and spec.dtype in FIXED_SIZE and spec.shape is not None for spec in specs)
-    if not fixed or not node.inputs or not node.outputs or any(owner == node.name for owner, _ in graph.functions):
+    if not fixed or not node.inputs or not node.outputs or _calls_functions(node):
         return Meaning(Kind.OPAQUE, problem)
     if node.op not in SHAPED_BY_SHAPES and any(graph.specs[tensor].sizes is None for tensor in graph.tensors(node)):
         return Meaning(Kind.OPAQUE, f"{problem}, and sizes of what {node.op} makes may depend on numbers")
     return Meaning(Kind.CALL, problem, tuple(range(len(node.inputs))))
+
+
+def _calls_functions(node: Node) -> bool:
+    """Whether an attribute names a function; attributes that a pass wrote name none."""
+    read = (value for value in node.attrs.values() if hasattr(value, "WhichOneof"))
+    return any(value.WhichOneof("value") == "func" or value.list.func for value in read)

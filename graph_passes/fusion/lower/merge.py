@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import combinations
 
 from custom_ops.expr.program import Input, Reduce
@@ -13,12 +13,16 @@ def merged(draft: Draft) -> Draft:
     """First axes along which a tensor is read in the same way: then what was two nodes is one, and so is all that is
     computed from it; a sum over a row and what uses each of its elements read the row once. Then, from the last one on,
     the dimensions of outputs that are as long, and such axes as are only reduced over."""
-    draft = _merged(draft, _read_alike(draft))
-    draft = _merged(draft, _written_alike(draft))
-    return _merged(draft, _reduced_alike(draft))
+    draft = _merged(draft, _read_alike)
+    draft = _merged(draft, _written_alike)
+    return _merged(draft, _reduced_alike)
 
 
-def _merged(draft: Draft, pairs: Iterable[tuple[int, int]]) -> Draft:
+# Pairs of axes that may be one, of a draft; and what became of each axis by now.
+_Alike = Callable[[Draft, Mapping[int, int]], Iterable[tuple[int, int]]]
+
+
+def _merged(draft: Draft, alike: _Alike) -> Draft:
     together = [bits(output.axes) for output in draft.outputs]
     for node, varying in zip(draft.nodes, draft.varying, strict=True):
         together.append(bits(varying))
@@ -27,7 +31,7 @@ def _merged(draft: Draft, pairs: Iterable[tuple[int, int]]) -> Draft:
     together = list(dict.fromkeys(together))
     become = {axis: axis for axis in range(len(draft.axes))}
     apart: set[tuple[int, int]] = set()  # for good: what varies along both axes goes on doing so
-    for one, other in pairs:
+    for one, other in alike(draft, become):
         first, second = become[one], become[other]
         kept, gone = (first, second) if first < second else (second, first)
         if kept == gone or (kept, gone) in apart:
@@ -39,11 +43,13 @@ def _merged(draft: Draft, pairs: Iterable[tuple[int, int]]) -> Draft:
         together = list(
             dict.fromkeys(mask & ~(1 << gone) | 1 << kept if mask >> gone & 1 else mask for mask in together)
         )
-        become = {axis: kept if new == gone else new for axis, new in become.items()}
+        for axis, new in become.items():
+            if new == gone:
+                become[axis] = kept
     return with_axes(draft, become)
 
 
-def _read_alike(draft: Draft) -> Iterator[tuple[int, int]]:
+def _read_alike(draft: Draft, _: Mapping[int, int]) -> Iterator[tuple[int, int]]:
     """Axes that have the same part in indices of one dimension of a tensor that are equal but for the axes."""
     found: dict[tuple[object, ...], dict[tuple[int, ...], None]] = {}
     for node in draft.nodes:
@@ -58,15 +64,21 @@ def _read_alike(draft: Draft) -> Iterator[tuple[int, int]]:
             yield from zip(one, other, strict=True)
 
 
-def _written_alike(draft: Draft) -> Iterator[tuple[int, int]]:
+def _written_alike(draft: Draft, become: Mapping[int, int]) -> Iterator[tuple[int, int]]:
     longest = sorted(draft.outputs, key=lambda output: -len(output.axes))
     shaped = [(output.axes[::-1], draft.shape_of(output)[::-1]) for output in longest]
-    for (axes, shape), (other, wanted) in combinations(shaped, 2):
-        if wanted and shape[: len(wanted)] == wanted:
-            yield from zip(axes, other, strict=False)
+    seen: set[tuple[int, ...]] = set()
+    for place, (axes, shape) in enumerate(shaped):
+        by_now = tuple(become[axis] for axis in axes)
+        if by_now in seen:
+            continue  # as one before, whose pairs were the same
+        seen.add(by_now)
+        for other, wanted in shaped[place + 1 :]:
+            if wanted and shape[: len(wanted)] == wanted:
+                yield from zip(axes, other, strict=False)
 
 
-def _reduced_alike(draft: Draft) -> Iterator[tuple[int, int]]:
+def _reduced_alike(draft: Draft, _: Mapping[int, int]) -> Iterator[tuple[int, int]]:
     written = {axis for output in draft.outputs for axis in output.axes}
     reduced = [axis for node in draft.nodes if isinstance(node, Reduce) for axis in node.axes]
     return combinations([axis for axis in dict.fromkeys(reduced) if axis not in written], 2)

@@ -134,8 +134,8 @@ class Writer:
 
     def axes_of(self, index: expr.Index) -> frozenset[int]:
         """The axes along which an index varies."""
-        own = frozenset(term.axis for term in index.terms)
-        return own.union(*(self._types[place][1] for place in index.nodes))
+        own = frozenset([term.axis for term in index.terms])
+        return own.union(*(self._types[place][1] for place in index.nodes)) if index.nodes else own
 
     def dtype(self, place: int) -> str:
         """Of a node."""

@@ -1,0 +1,157 @@
+"""NVRTC in several processes at once: it compiles one source at a time in each, whatever its threads."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from typing import Any, BinaryIO
+
+from custom_ops.errors import KernelError
+from custom_ops.jit import nvrtc
+from custom_ops.jit.cores import usable_cores
+
+_LOG = logging.getLogger(__name__)
+
+SECONDS = 600  # for one source; the slowest takes a few
+ENDING = 5.0  # seconds that a process which answers no more may take to end
+WORDS = 2000  # characters of what a process said when it died
+
+
+class Compilers:
+    """A `CompileSource`: any thread may call it, and so many sources are compiled at once.
+
+    A process is started when there is a source for it, and ends when this object goes. What a compiler does to its
+    process costs that source alone. Where no process can be started, this one compiles.
+    """
+
+    def __init__(self, most: int | None = None, seconds: int = SECONDS) -> None:
+        """
+        Args:
+            most: processes; one for each core if not given.
+            seconds: that one source may take.
+        """
+        self._seconds = seconds
+        self._room = threading.BoundedSemaphore(most or usable_cores())
+        self._idle: list[_Process] = []
+        weakref.finalize(self, _end, self._idle)
+
+    def __call__(self, source: str, arch: int, features: str = "", contract: bool = True) -> bytes:
+        """See `nvrtc.compile_source`.
+
+        Raises:
+            KernelError: as there, or how the process that compiled it died.
+        """
+        task = source, arch, features, contract
+        with self._room:
+            process = self._begun()
+            if process is None:
+                return nvrtc.compile_source(*task)
+            answer = process.ask((task, self._seconds))
+            if answer is None:
+                raise KernelError(process.death(self._seconds))
+            self._idle.append(process)
+        compiled, found = answer
+        if not compiled:
+            raise KernelError(found)
+        return bytes(found)
+
+    def _begun(self) -> _Process | None:
+        """A process that waits for a task; None if none can be started."""
+        with contextlib.suppress(IndexError):
+            return self._idle.pop()
+        try:
+            process = _Process()
+        except OSError as error:
+            words = str(error)
+        else:
+            if process.ask(None) is not None:
+                return process
+            words = process.death(self._seconds)
+        _LOG.warning("kernels are compiled one at a time, no other process could be started: %s", words)
+        return None
+
+
+class _Process:
+    """One other process; see `main`."""
+
+    def __init__(self) -> None:
+        program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main()"
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process lives
+        self._process = subprocess.Popen(
+            [sys.executable or "python3", "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+        )
+
+    def ask(self, task: Any) -> Any:
+        """What it answers; None if it ended."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            pickle.dump(task, self._process.stdin)
+            self._process.stdin.flush()
+            return pickle.load(self._process.stdout)
+        except (OSError, EOFError, pickle.UnpicklingError):
+            return None
+
+    def death(self, seconds: int) -> str:
+        """How it ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(ENDING)
+        self._process.kill()  # it may have closed its output and go on; one that ended is left alone
+        status = self._process.wait()
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace").strip()[-WORDS:] or "it said nothing"
+        self.end()
+        if status == -signal.SIGALRM:
+            return f"compiling it took more than {seconds} seconds"
+        how = f"signal {-status}" if status < 0 else f"status {status}"
+        return f"the process that compiled it ended with {how}: {said}"
+
+    def end(self) -> None:
+        """Let it end, and wait until it has."""
+        with contextlib.suppress(OSError):
+            self._process.communicate()
+        self._errors.close()
+
+
+def _end(processes: list[_Process]) -> None:
+    for process in processes:
+        process.end()
+
+
+def main() -> None:
+    """What the other process does: tasks are on its standard input, its answers go to its standard output. A task that
+    is None asks whether it has begun."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # that is for whoever waits for it
+    answers: BinaryIO = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever libraries print is no answer
+    while True:
+        try:
+            asked = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        pickle.dump(_answer(asked), answers)
+        answers.flush()
+
+
+def _answer(asked: Any) -> tuple[bool, bytes | str]:
+    if asked is None:
+        return True, b""
+    task, seconds = asked
+    signal.alarm(seconds)  # ends the process even while it is inside the compiler
+    try:
+        return True, nvrtc.compile_source(*task)
+    except KernelError as error:
+        return False, str(error)
+    finally:
+        signal.alarm(0)

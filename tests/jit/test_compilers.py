@@ -1,0 +1,144 @@
+"""Sources are compiled in other processes, several at once; what goes wrong in one is told, and harms nobody."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from custom_ops.errors import KernelError
+from custom_ops.jit import compilers as module
+from custom_ops.jit import nvrtc
+from custom_ops.jit.compilers import Compilers
+from custom_ops.recurrent import cells
+from custom_ops.recurrent.codegen.source import generate
+from custom_ops.recurrent.spec import Configuration, RecurrentSpec
+
+SOURCE = 'extern "C" __global__ void kernel(float* x) { x[threadIdx.x] *= 2; }'
+
+
+@pytest.fixture(name="with_nvrtc")
+def fixture_with_nvrtc() -> None:
+    try:
+        nvrtc.compiler_version()
+    except KernelError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.usefixtures("with_nvrtc")
+def test_code_is_that_of_this_process() -> None:
+    compile_source = Compilers(2)
+    recurrent = generate(RecurrentSpec(cells.simple_rnn(), 16), Configuration(threads=64, lanes=4), 90)
+    for source, contract in ((SOURCE, True), (SOURCE, False), (recurrent, True)):
+        assert compile_source(source, 90, contract=contract) == nvrtc.compile_source(source, 90, contract=contract)
+
+
+@pytest.mark.usefixtures("with_nvrtc")
+def test_the_compilers_words_come_back() -> None:
+    compile_source = Compilers(1)
+    with pytest.raises(KernelError, match=r"rejects a kernel for 9\.0:\nrecurrent\.cu\(1\): error"):
+        compile_source("no such type", 90)
+    with pytest.raises(KernelError, match="gpu-architecture"):
+        compile_source(SOURCE, 33)
+    assert compile_source(SOURCE, 90).startswith(b"\x7fELF")
+
+
+Install = Callable[[str], None]
+
+
+@pytest.fixture(name="compiler")
+def fixture_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Puts a `compile_source` of the test's own into the other processes."""
+
+    def install(body: str) -> None:
+        folder = tmp_path / "path"
+        folder.mkdir()
+        (folder / "stand_in.py").write_text(
+            "import os, sys, time\n"
+            "from pathlib import Path\n"
+            "from custom_ops.errors import KernelError\n"
+            "from custom_ops.jit import compilers, nvrtc\n"
+            f"def compile_source(source, *_):\n{textwrap.indent(textwrap.dedent(body), '    ')}\n"
+            "nvrtc.compile_source = compile_source\n"
+            "main = compilers.main\n"
+        )
+        monkeypatch.setattr(module, "__name__", "stand_in")  # where the other process finds `main`
+        monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+
+    return install
+
+
+def test_several_at_once_and_no_more(compiler: Install, tmp_path: Path) -> None:
+    """The first three wait for each other."""
+    (tmp_path / "here").mkdir()
+    compiler(
+        f"""
+        here = Path({str(tmp_path / "here")!r})
+        (here / source).touch()
+        give_up = time.monotonic() + 60
+        while len(list(here.iterdir())) < 3 and time.monotonic() < give_up:
+            time.sleep(0.01)
+        return f"{{os.getpid()}} {{len(list(here.iterdir()))}}".encode()
+        """
+    )
+    compile_source = Compilers(3)
+    with ThreadPoolExecutor(6) as pool:
+        found = [code.split() for code in pool.map(lambda name: compile_source(name, 90), "abcdef")]
+    assert len({process for process, _ in found}) == 3
+    assert min(int(seen) for _, seen in found) >= 3
+
+
+def test_a_compiler_that_hangs_is_ended_and_the_others_still_compile(compiler: Install) -> None:
+    compiler(
+        """
+        if source == "second":
+            time.sleep(100)
+        return source.encode()
+        """
+    )
+    compile_source = Compilers(1, seconds=5)
+    assert compile_source("first", 90) == b"first"
+    with pytest.raises(KernelError, match="compiling it took more than 5 seconds"):
+        compile_source("second", 90)
+    assert compile_source("third", 90) == b"third"
+
+
+def test_a_compiler_that_dies_takes_one_kernel_with_it(compiler: Install) -> None:
+    compiler(
+        """
+        print("something else on standard output")
+        if source == "first":
+            sys.stderr.write("corrupted size vs. prev_size")
+            sys.stderr.flush()
+            os.abort()
+        if source == "second":
+            raise ValueError("no such thing")
+        if source == "third":
+            raise KernelError("does not fit")
+        return source.encode()
+        """
+    )
+    compile_source = Compilers(1)
+    for source, *words in (
+        ("first", "signal 6", "corrupted size vs. prev_size"),
+        ("second", "status 1", "no such thing"),
+        ("third", "does not fit"),
+    ):
+        with pytest.raises(KernelError) as caught:
+            compile_source(source, 90)
+        assert all(word in str(caught.value) for word in words), caught.value
+    assert compile_source("fourth", 90) == b"fourth"
+
+
+@pytest.mark.parametrize("executable", ["/no/such/python", "/bin/false"])
+def test_where_no_process_starts_this_one_compiles_and_says_so(
+    executable: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "executable", executable)
+    monkeypatch.setattr(nvrtc, "compile_source", lambda source, *_: source.encode())
+    assert Compilers()("here", 90) == b"here"
+    assert "no other process could be started" in caplog.text

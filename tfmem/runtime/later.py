@@ -1,0 +1,72 @@
+"""A step whose stages begin in the background: meanwhile the trace runs as it was given.
+
+To plan a large step takes a second, and kernels for recurrent layers take several to compile and to time."""
+
+from __future__ import annotations
+
+import threading
+
+from tfmem.runtime.engine import Engine
+from tfmem.runtime.planning import Trace
+from tfmem.runtime.stages import Stages
+
+MEANWHILE = "not decided yet: it runs as it was, while it is planned and kernels for its recurrent layers are made"
+
+
+def start(stages: Stages, budget: int | None) -> None:
+    """Replace recurrent layers, then plan by estimate if there is a budget. Raises what these raise."""
+    stages.replace_layers()
+    if budget is not None:
+        stages.begin(budget)
+
+
+def can_wait(engine: Engine, trace: Trace) -> bool:
+    """Whether a trace may run as it was given for a while.
+
+    Only on a GPU, and only where the fusion pass would leave it so for a while in any case: `tune="fast"`. Not if it
+    may need more memory than there is, nor under a budget of the user's; nor if it draws random numbers, with which
+    another graph would not go on.
+    """
+    options = engine.options
+    if not (engine.stitches and engine.target.is_gpu and (engine.replaces or engine.budget is not None)):
+        return False
+    if not options.observe or options.fusion.tune != "fast" or engine.must_fit:
+        return False
+    try:
+        if trace.draws:
+            return False
+        return engine.budget is None or trace.surely_fits(engine.budget)
+    except Exception:  # whatever it is, it is told where the trace is planned at once
+        return False
+
+
+class Later:
+    """Stages that a thread begins.
+
+    Attributes:
+        stages: of the trace.
+        error: what that failed with.
+    """
+
+    def __init__(self, stages: Stages, budget: int | None) -> None:
+        """Begin."""
+        self.stages = stages
+        self.error: Exception | None = None
+        self._budget = budget
+        self._thread = threading.Thread(target=self._run, name="tfmem stages")
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether `stages` have begun, or `error` says why not."""
+        return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Until it is done."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            start(self.stages, self._budget)
+        except Exception as error:  # whatever it is, the step runs as it was
+            self.error = error

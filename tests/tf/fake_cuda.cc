@@ -156,7 +156,16 @@ FakeFailures& fake_failures() {
   return instance;
 }
 
-void FakeSeed(unsigned seed) { world().random.seed(seed); }
+void FakeSeed(unsigned seed) {
+  ONE_AT_A_TIME;
+  world().random.seed(seed);
+}
+
+size_t FakeRandom(size_t end) {
+  ONE_AT_A_TIME;
+  return std::uniform_int_distribution<size_t>(0, end - 1)(world().random);
+}
+
 const FakeViolations& fake_violations() { return world().violations; }
 
 FakeDevice& fake_device() {

@@ -19,7 +19,9 @@ void FakeLaunchWhen(void* stream, std::function<bool()> ready);
 void FakeCapture(void* stream, FakeTasks* captured);
 // Runs the head of a random stream that can go on; false if there is none.
 bool FakeRunOne();
-void FakeSeed(unsigned seed);
+extern "C" void FakeSeed(unsigned seed);
+// Below `end`.
+size_t FakeRandom(size_t end);
 // Whether all that was enqueued on it has run.
 bool FakeIdle(void* stream);
 

@@ -45,19 +45,16 @@ class GpuExecution {
   absl::Status Run(cuda::Stream stream) {
     TFMEM_RETURN_IF_ERROR(Allocate());
     if (plan_.graph != nullptr) {
-      const uint64_t base = AddressOf(memory_);
-      TFMEM_RETURN_IF_ERROR(plan_.graph->Launch(
-          stream,
-          plan_.steps.Words(addresses_, base + shapes_.workspace, base + shapes_.arena_bytes)));
+      TFMEM_RETURN_IF_ERROR(
+          plan_.graph->Launch(stream, plan_.steps.Words(addresses_, AddressOf(memory_))));
     }
     return Finish();
   }
 
  private:
   absl::Status Allocate() {
-    const Size bytes = Size(shapes_.arena_bytes) + plan_.steps.barrier_bytes();
     TensorShape shape;
-    TFMEM_RETURN_IF_ERROR(BuildShape({bytes.value()}, &shape));
+    TFMEM_RETURN_IF_ERROR(BuildShape({shapes_.arena_bytes}, &shape));
     TFMEM_RETURN_IF_ERROR(ctx_->allocate_temp(tensorflow::DT_UINT8, shape, &memory_));
     for (int i = 0; i < region_.inputs; ++i) {
       TFMEM_RETURN_IF_ERROR(Point(i, ctx_->input(i)));
@@ -305,7 +302,7 @@ absl::StatusOr<std::shared_ptr<GpuPlan>> GpuRegionRunner::PlanFor(
                         absl::StrCat("'", name_, "' (TfmemFusion): ", shapes.status().message()));
   }
   plan->shapes = *std::move(shapes);
-  std::vector<GraphStep> steps = plan->steps.GraphSteps();
+  std::vector<GraphStep> steps = plan->steps.GraphSteps(&plan->shapes);
   if (!steps.empty()) plan->graph = std::make_unique<GpuGraph>(link, std::move(steps));
   known_.push_front({std::move(key), plan});
   if (known_.size() > kMostShapes) known_.pop_back();

@@ -37,6 +37,7 @@ class Needs:
         capabilities: what the device can do; None: it is a CPU.
         programs: makes the kernels of a region that runs on a device ("" is `home`), or raises KernelError; None: the
             device needs none.
+        timed: whether products may be timed where they run, to choose among their algorithms.
     """
 
     device: KernelDevice
@@ -47,6 +48,7 @@ class Needs:
     roots: Collection[str] | None = None
     capabilities: Capabilities | None = None
     programs: Callable[[Region, str], Sequence[FusionProgram]] | None = None
+    timed: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Stitched:
         record: for the report.
         renamed: members that are fetched by name.
         programs: of its kernels, where the device needs them.
+        timed: whether its products may be timed.
     """
 
     name: str
@@ -70,6 +73,7 @@ class Stitched:
     record: RegionRecord
     renamed: tuple[str, ...] = ()
     programs: tuple[FusionProgram, ...] = ()
+    timed: bool = False
 
 
 @dataclass(frozen=True)
@@ -226,7 +230,7 @@ def _stitched(
         else:
             renamed = tuple(member for member in region.members if member in keep)
             record = _record(name, region, graph)
-            regions.append(Stitched(name, region, lowered, text, record, renamed, programs))
+            regions.append(Stitched(name, region, lowered, text, record, renamed, programs, needs.timed))
     return Stitching(tuple(regions), tuple(kept), plan.reasons)
 
 

@@ -30,13 +30,15 @@ Programs = Callable[[Region, str], Sequence[FusionProgram]]
 
 
 @pytest.fixture(name="on_gpu")
-def fixture_on_gpu(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Callable[[Programs | None], None]:
-    """Plans for the fake GPU, which TensorFlow calls a CPU; with other programs, if they are given."""
+def fixture_on_gpu(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Plans for the fake GPU, which TensorFlow calls a CPU; with other programs, if they are given, and products that
+    are timed, if they are to be."""
 
-    def plan(programs: Programs | None = None) -> None:
+    def plan(programs: Programs | None = None, timed: bool = False) -> None:
         def needs(feeds: Any, target: Any, options: Any, roots: Any = None) -> Needs:
             made = programs or (lambda region, place: gpu.programs(region))
-            return Needs(CPU, HOME, serde.attributes, ON_GPU, tuple(map(op_name, feeds)), roots, CUDA, made)
+            fed = tuple(map(op_name, feeds))
+            return Needs(CPU, HOME, serde.attributes, ON_GPU, fed, roots, CUDA, made, timed)
 
         monkeypatch.setattr(after_grappler, "fusion_needs", needs)
 
@@ -94,6 +96,21 @@ def test_attention_trains_at_two_batch_sizes(gpu: FakeGpu, on_gpu: Callable[...,
     ops = stitched_ops(tfmem.report(step))
     assert {"BatchMatMulV2", "Softmax", "AssignSubVariableOp"} <= set(ops), sorted(set(ops))
     assert gpu.calls("cuGraphLaunch") >= launched + 6
+
+
+def test_a_step_whose_products_are_timed(gpu: FakeGpu, on_gpu: Callable[..., None]) -> None:
+    """In the first run with a shape; what it computes is the same."""
+    on_gpu(timed=True)
+    plain, model = Softmax(), Softmax()
+    step = optimized(model.step)
+    timed = gpu.calls("cuEventElapsedTime")
+    close(step(*batch(0)), plain.step(*batch(0)))
+    now = gpu.calls("cuEventElapsedTime")
+    assert now > timed
+    for seed in range(1, 4):
+        close(step(*batch(seed)), plain.step(*batch(seed)))
+    assert gpu.calls("cuEventElapsedTime") == now
+    close(values(model.variables), values(plain.variables))
 
 
 def test_without_a_compiler_the_step_runs_as_it_was(gpu: FakeGpu, on_gpu: Callable[..., None]) -> None:

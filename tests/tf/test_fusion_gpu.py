@@ -14,7 +14,12 @@ import pytest
 from custom_ops import build_flags
 from tests.tf import fake_gpu
 
-ON_FAKE_GPU = ("tests/tf/on_fake_gpu.py", "tests/tf/orders_on_fake_gpu.py", "tests/tf/steps_on_fake_gpu.py")
+ON_FAKE_GPU = (
+    "tests/tf/on_fake_gpu.py",
+    "tests/tf/orders_on_fake_gpu.py",
+    "tests/tf/products_on_fake_gpu.py",
+    "tests/tf/steps_on_fake_gpu.py",
+)
 PARTS = (
     "cuda/cuda_driver",
     "cuda/gpu_graph",

@@ -13,7 +13,7 @@ from graph_passes.graph import serde
 from graph_passes.graph.ir import Graph
 from graph_passes.pipeline import Outcome
 from tfmem.devices import Target
-from tfmem.fusion.gpu_programs import gpu_programs
+from tfmem.fusion.gpu_programs import gpu_programs, is_timed
 from tfmem.options import Options
 from tfmem.tf_internals.captured import op_name
 
@@ -79,6 +79,7 @@ def fusion_needs(
         roots,
         CUDA,
         gpu_programs(target, options),
+        timed=is_timed(options),
     )
 
 

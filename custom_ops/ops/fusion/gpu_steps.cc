@@ -165,7 +165,7 @@ absl::Status GpuSteps::PrepareCall(int number, const std::vector<TensorShape>& v
     step.zeros = numbers * BytesOf(compiled_.region.values[called.first_output].dtype);
     return absl::OkStatus();
   }
-  TFMEM_ASSIGN_OR_RETURN(step.product, GpuProduct::Make(link_, form));
+  TFMEM_ASSIGN_OR_RETURN(step.product, GpuProduct::Make(link_, form, trial_));
   if (step.product->workspace_bytes() > 0) {
     step.workspace =
         Aligned(step.product->workspace_bytes() + GpuProduct::kWorkspaceAlignment).value();
@@ -178,6 +178,7 @@ bool GpuSteps::MayShare(int step, int input, int output) const {
 }
 
 std::vector<GraphStep> GpuSteps::GraphSteps(RegionShapes* shapes) {
+  trial_ = nullptr;  // all is prepared
   RegionMemory memory(compiled_, *shapes);
   std::vector<GraphStep> found;
   std::vector<std::vector<MemoryUse>> uses;

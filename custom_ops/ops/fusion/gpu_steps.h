@@ -28,10 +28,11 @@ absl::StatusOr<ProductForm> ProductOf(const CompiledRegion& compiled, int step, 
 
 class GpuSteps : public RegionSteps {
  public:
-  // `kernels`: of the steps that are kernels. `tf32`: whether products may use it.
+  // `kernels`: of the steps that are kernels. `tf32`: whether products may use it. `trial`: where
+  // they may be timed while they are prepared; null: nowhere.
   GpuSteps(GpuLink* link, const CompiledRegion& compiled, const std::vector<LoadedKernel>& kernels,
-           bool tf32)
-      : link_(link), compiled_(compiled), kernels_(kernels), tf32_(tf32) {
+           bool tf32, const GpuTrial* trial)
+      : link_(link), compiled_(compiled), kernels_(kernels), tf32_(tf32), trial_(trial) {
     steps_.resize(compiled.region.steps.size());
   }
 
@@ -70,6 +71,7 @@ class GpuSteps : public RegionSteps {
   const CompiledRegion& compiled_;
   const std::vector<LoadedKernel>& kernels_;
   const bool tf32_;
+  const GpuTrial* trial_;
   std::vector<Step> steps_;
   int barriers_ = 0;
   int64_t barriers_offset_ = 0;  // in the arena

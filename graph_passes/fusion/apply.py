@@ -26,6 +26,8 @@ def _rewrite(stitched: Stitched, graph: Graph) -> Rewrite:
     if stitched.programs:
         attrs["programs"] = tuple(program.to_text() for program in stitched.programs)
         attrs["images"] = tuple(Code(program.image.code) for program in stitched.programs)
+    if stitched.timed:
+        attrs["time_products"] = True
     waited = dict.fromkeys(before for name in members for before in graph[name].control if before not in inside)
     new = NewNode(
         stitched.name,

@@ -43,6 +43,7 @@ class Needs:
         programs: makes the kernels of a region that runs on a device ("" is `home`), or raises KernelError; None: the
             device needs none.
         measure: times patterns of a graph, of which the last names are fetched (see `Measure`); None: all is by model.
+        timed: whether products may be timed where they run, to choose among their algorithms.
     """
 
     device: KernelDevice
@@ -54,6 +55,7 @@ class Needs:
     capabilities: Capabilities | None = None
     programs: Callable[[Region, str], Sequence[FusionProgram]] | None = None
     measure: Callable[[Graph, Shapes, Collection[str]], Measure] | None = None
+    timed: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class Stitched:
         record: for the report.
         renamed: members that are fetched by name.
         programs: of its kernels, where the device needs them.
+        timed: whether its products may be timed.
     """
 
     name: str
@@ -77,6 +80,7 @@ class Stitched:
     record: RegionRecord
     renamed: tuple[str, ...] = ()
     programs: tuple[FusionProgram, ...] = ()
+    timed: bool = False
 
 
 @dataclass(frozen=True)
@@ -256,7 +260,7 @@ def _stitched(
         else:
             renamed = tuple(member for member in region.members if member in keep)
             record = _record(name, region, graph)
-            regions.append(Stitched(name, region, lowered, text, record, renamed, programs))
+            regions.append(Stitched(name, region, lowered, text, record, renamed, programs, needs.timed))
     return Stitching(tuple(regions), tuple(kept), plan.reasons)
 
 

@@ -23,7 +23,8 @@ namespace {
 using Mark = std::shared_ptr<bool>;
 
 struct FakeEvent {
-  Mark mark;  // null: never recorded, which counts as passed
+  Mark mark;                    // null: never recorded, which counts as passed
+  std::shared_ptr<float> time;  // of the device, when it has passed
 };
 
 // A task that returns false has to wait.
@@ -39,6 +40,7 @@ struct World {
   std::map<std::string, FakeFailure> failures;
   std::map<std::string, int> calls;
   bool at_once = false;  // no stream lags behind
+  float spent = 0;       // milliseconds
 };
 
 thread_local int context_depth = 0;
@@ -95,6 +97,11 @@ void FakeLaunch(void* stream, std::function<void()> kernel) {
 }
 
 extern "C" void fake_run_at_once(void) { world().at_once = true; }
+
+void FakeSpend(float milliseconds) {
+  ONE_AT_A_TIME;
+  world().spent += milliseconds;
+}
 
 void FakeLaunchWhen(void* stream, std::function<bool()> ready) {
   ONE_AT_A_TIME;
@@ -156,7 +163,16 @@ FakeFailures& fake_failures() {
   return instance;
 }
 
-void FakeSeed(unsigned seed) { world().random.seed(seed); }
+void FakeSeed(unsigned seed) {
+  ONE_AT_A_TIME;
+  world().random.seed(seed);
+}
+
+size_t FakeRandom(size_t end) {
+  ONE_AT_A_TIME;
+  return std::uniform_int_distribution<size_t>(0, end - 1)(world().random);
+}
+
 const FakeViolations& fake_violations() { return world().violations; }
 
 FakeDevice& fake_device() {
@@ -239,13 +255,29 @@ int cuEventRecord(void* event, void* stream) {
   NeedsContext();
   if (fake_failures().event_record.Due()) return kUnknown;
   auto mark = std::make_shared<bool>(false);
+  auto time = std::make_shared<float>(0);
   Event(event)->mark = mark;
-  FakeLaunch(stream, [mark] { *mark = true; });
+  Event(event)->time = time;
+  FakeLaunch(stream, [mark, time] { *mark = true, *time = world().spent; });
   return 0;
 }
 int cuEventQuery(void* event) { return NeedsContext(), Passed(Event(event)) ? 0 : 600; }
-int cuEventSynchronize(void*) { return ++world().violations.host_waits, 0; }
-int cuEventElapsedTime(float* milliseconds, void*, void*) { return *milliseconds = 1, 0; }
+int cuEventSynchronize(void* event) {
+  ONE_AT_A_TIME;
+  ++world().violations.host_waits;
+  while (!Passed(Event(event))) {
+    if (!FakeRunOne()) return kNotReady;
+  }
+  return 0;
+}
+// What nothing spends time on takes a millisecond.
+int cuEventElapsedTime(float* milliseconds, void* begin, void* end) {
+  MAY_FAIL(cuEventElapsedTime);
+  const auto time = [](void* event) { return Event(event)->time ? *Event(event)->time : 0; };
+  *milliseconds = time(end) - time(begin);
+  if (*milliseconds == 0) *milliseconds = 1;
+  return 0;
+}
 int cuMemHostAlloc(void** host, size_t bytes, unsigned) {
   return NeedsContext(), *host = std::malloc(bytes), 0;
 }

@@ -17,9 +17,13 @@ void FakeLaunch(void* stream, std::function<void()> kernel);
 void FakeLaunchWhen(void* stream, std::function<bool()> ready);
 // What is enqueued from now on goes to `captured`; null: no longer.
 void FakeCapture(void* stream, FakeTasks* captured);
+// Lets so much time go by on the device, within what is enqueued. Events tell it.
+void FakeSpend(float milliseconds);
 // Runs the head of a random stream that can go on; false if there is none.
 bool FakeRunOne();
-void FakeSeed(unsigned seed);
+extern "C" void FakeSeed(unsigned seed);
+// Below `end`.
+size_t FakeRandom(size_t end);
 // Whether all that was enqueued on it has run.
 bool FakeIdle(void* stream);
 

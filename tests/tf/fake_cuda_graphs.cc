@@ -1,10 +1,13 @@
 // The fake CUDA driver's graphs. A launch runs what its graph holds at that time, one launch of a
-// graph after the other.
+// graph after the other; its nodes in a random order that their dependences allow, what a child
+// graph holds in its order, with other nodes in between.
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -40,6 +43,7 @@ static_assert(sizeof(KernelParameters) == 72 && sizeof(MemsetParameters) == 40, 
 
 struct Node {
   FakeTasks tasks;
+  std::vector<const Node*> before;
   bool kernel = false;
   bool child = false;
   bool cooperative = false;
@@ -93,13 +97,46 @@ void SetMemset(const MemsetParameters& parameters, Node* node) {
   }};
 }
 
-// A chain, as all graphs here are.
-bool IsLast(const FakeGraph& graph, Node* const* before, size_t count) {
-  return graph.nodes.empty() ? count == 0 : count == 1 && *before == graph.nodes.back().get();
+// Null if there are others than nodes of the graph, or one of them twice.
+Node* NewNode(FakeGraph* graph, Node* const* before = nullptr, size_t count = 0) {
+  std::set<const Node*> there;
+  for (const auto& node : graph->nodes) there.insert(node.get());
+  for (size_t i = 0; i < count; ++i) {
+    if (there.erase(before[i]) == 0) return nullptr;
+  }
+  Node* node = graph->nodes.emplace_back(std::make_unique<Node>()).get();
+  node->before.assign(before, before + count);
+  return node;
 }
 
-Node* NewNode(FakeGraph* graph) {
-  return graph->nodes.emplace_back(std::make_unique<Node>()).get();
+// All that the nodes run, in an order that they allow.
+FakeTasks InSomeOrder(const FakeExec& exec) {
+  FakeTasks order;
+  std::set<const Node*> ended;
+  auto pending = exec.nodes;
+  for (auto& [key, node] : pending) {
+    if (node.kernel) node.tasks = {[node = node] { RunKernel(node); }};
+  }
+  while (!pending.empty()) {
+    std::vector<size_t> ready;
+    for (size_t i = 0; i < pending.size(); ++i) {
+      const std::vector<const Node*>& before = pending[i].second.before;
+      if (std::all_of(before.begin(), before.end(),
+                      [&](const Node* node) { return ended.count(node) > 0; })) {
+        ready.push_back(i);
+      }
+    }
+    const size_t next = ready[FakeRandom(ready.size())];
+    auto& [key, node] = pending[next];
+    if (!node.tasks.empty()) {
+      order.push_back(std::move(node.tasks.front()));
+      node.tasks.erase(node.tasks.begin());
+    }
+    if (!node.tasks.empty()) continue;
+    ended.insert(key);
+    pending.erase(pending.begin() + next);
+  }
+  return order;
 }
 
 FakeTasks TasksOf(const FakeGraph& graph) {
@@ -152,8 +189,8 @@ int cuGraphDestroy(FakeGraph* graph) {
 int cuGraphAddKernelNode_v2(Node** node, FakeGraph* graph, Node* const* before, size_t count,
                             const KernelParameters* parameters) {
   MAY_FAIL(cuGraphAddKernelNode_v2);
-  if (!IsLast(*graph, before, count)) return kInvalidValue;
-  return SetKernel(*parameters, *node = NewNode(graph)), 0;
+  if ((*node = NewNode(graph, before, count)) == nullptr) return kInvalidValue;
+  return SetKernel(*parameters, *node), 0;
 }
 int cuGraphKernelNodeSetAttribute(Node* node, int attribute, const void* value) {
   MAY_FAIL(cuGraphKernelNodeSetAttribute);
@@ -163,14 +200,13 @@ int cuGraphKernelNodeSetAttribute(Node* node, int attribute, const void* value) 
 int cuGraphAddMemsetNode(Node** node, FakeGraph* graph, Node* const* before, size_t count,
                          const MemsetParameters* parameters, void*) {
   MAY_FAIL(cuGraphAddMemsetNode);
-  if (!IsLast(*graph, before, count)) return kInvalidValue;
-  return SetMemset(*parameters, *node = NewNode(graph)), 0;
+  if ((*node = NewNode(graph, before, count)) == nullptr) return kInvalidValue;
+  return SetMemset(*parameters, *node), 0;
 }
 int cuGraphAddChildGraphNode(Node** node, FakeGraph* graph, Node* const* before, size_t count,
                              const FakeGraph* child) {
   MAY_FAIL(cuGraphAddChildGraphNode);
-  if (!IsLast(*graph, before, count)) return kInvalidValue;
-  *node = NewNode(graph);
+  if ((*node = NewNode(graph, before, count)) == nullptr) return kInvalidValue;
   (*node)->child = true;
   return (*node)->tasks = TasksOf(*child), 0;
 }
@@ -188,10 +224,7 @@ int cuGraphExecDestroy(FakeExec* exec) {
 int cuGraphLaunch(FakeExec* exec, void* stream) {
   MAY_FAIL(cuGraphLaunch);
   FakeLaunchWhen(stream, [before = exec->ended] { return *before; });
-  for (const auto& [key, node] : exec->nodes) {
-    if (node.kernel) FakeLaunch(stream, [node = node] { RunKernel(node); });
-    for (const auto& task : node.tasks) FakeLaunch(stream, task);
-  }
+  for (auto& task : InSomeOrder(*exec)) FakeLaunch(stream, std::move(task));
   exec->ended = std::make_shared<bool>(false);
   FakeLaunch(stream, [ended = exec->ended] { *ended = true; });
   return 0;

@@ -28,6 +28,7 @@ HERE = Path(__file__).parent
 ARCH, PROCESSORS = 90, 132
 FOLDER = "TFMEM_TEST_FAKE_GPU"  # in the environment: where `build` has put all
 OUT_OF_MEMORY, UNKNOWN = 2, 999
+ALGORITHMS = 5  # of fake_cublas.cc
 
 
 def build(folder: Path, op: str = "fusion_on_fake_gpu") -> None:
@@ -84,10 +85,29 @@ class FakeGpu:
         """Of a region, for this device."""
         return programs.build(region, ARCH, choose or programs.by_model(PROCESSORS), compile_source=self.compile_source)
 
+    def set_time(self, algorithm: int, milliseconds: float) -> None:
+        """What a product takes by an algorithm of cuBLASLt's; none: what all take of which nobody sets it."""
+        self._cublas.fake_cublas_time(algorithm, ctypes.c_float(milliseconds))
+
+    def runs(self) -> list[int]:
+        """How many products ran by each algorithm, in the order in which cuBLASLt gives them."""
+        return [self._cublas.fake_cublas_runs(number) for number in range(ALGORITHMS)]
+
+    def asked(self) -> tuple[int, int, int, int]:
+        """Of cuBLASLt for the last product: the type of its matrices, of its sums, of its factors; their alignment."""
+        found = (ctypes.c_int * 4)()
+        self._cublas.fake_cublas_asked(found)
+        return found[0], found[1], found[2], found[3]
+
     def fusion(
-        self, region: Region, args: Sequence[Any], variables: Sequence[Any], made: Sequence[FusionProgram]
+        self,
+        region: Region,
+        args: Sequence[Any],
+        variables: Sequence[Any],
+        made: Sequence[FusionProgram],
+        timed: bool = False,
     ) -> list[Any]:
-        """The op, in the graph that is being built."""
+        """The op, in the graph that is being built; `timed`: whether it may time its products."""
         types = [tf.as_dtype(region.values[value].dtype) for value in region.outputs]
         return list(
             load().ops.tfmem_fusion(
@@ -97,6 +117,7 @@ class FakeGpu:
                 region=to_text(region),
                 programs=[program.to_text() for program in made],
                 images=named([program.image.code for program in made]),
+                time_products=timed,
             )
         )
 

@@ -38,6 +38,7 @@ std::vector<tfmem::GraphStep> Sum() {
   std::vector<tfmem::GraphStep> steps(3);
   steps[0].zeros = sizeof(int);
   steps[1].enqueue = steps[2].enqueue = Add;
+  steps[1].after = steps[2].after = {0};
   return steps;
 }
 

@@ -36,15 +36,21 @@ Programs = Callable[[Region, str], Sequence[FusionProgram]]
 
 
 @pytest.fixture(name="on_gpu")
-def fixture_on_gpu(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Callable[[Programs | None], None]:
-    """Plans for the fake GPU, which TensorFlow calls a CPU; with other programs, if they are given."""
+def fixture_on_gpu(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Plans for the fake GPU, which TensorFlow calls a CPU; with other programs, if they are given, and products that
+    are timed, if they are to be."""
 
-    def plan(programs: Programs | None = None, device: KernelDevice = CPU, measure: Measure | None = None) -> None:
+    def plan(
+        programs: Programs | None = None,
+        device: KernelDevice = CPU,
+        measure: Measure | None = None,
+        timed: bool = False,
+    ) -> None:
         def needs(feeds: Any, target: Any, options: Any, roots: Any = None) -> Needs:
             made = programs or (lambda region, place: gpu.programs(region))
             measured = (lambda graph, shapes, keep: measure) if measure else None
             fed = tuple(map(op_name, feeds))
-            return Needs(device, HOME, serde.attributes, ON_GPU, fed, roots, CUDA, made, measured)
+            return Needs(device, HOME, serde.attributes, ON_GPU, fed, roots, CUDA, made, measured, timed)
 
         monkeypatch.setattr(after_grappler, "fusion_needs", needs)
 
@@ -212,6 +218,19 @@ def test_a_saved_model_with_products_in_kernels_runs_on_a_cpu(
     )
     elsewhere = in_a_process(served_without_a_gpu, str(tmp_path / "stitched"), x.numpy())
     np.testing.assert_allclose(elsewhere, expected, rtol=1e-4, atol=1e-5)
+def test_a_step_whose_products_are_timed(gpu: FakeGpu, on_gpu: Callable[..., None]) -> None:
+    """In the first run with a shape; what it computes is the same."""
+    on_gpu(timed=True)
+    plain, model = Softmax(), Softmax()
+    step = optimized(model.step)
+    timed = gpu.calls("cuEventElapsedTime")
+    close(step(*batch(0)), plain.step(*batch(0)))
+    now = gpu.calls("cuEventElapsedTime")
+    assert now > timed
+    for seed in range(1, 4):
+        close(step(*batch(seed)), plain.step(*batch(seed)))
+    assert gpu.calls("cuEventElapsedTime") == now
+    close(values(model.variables), values(plain.variables))
 
 
 def test_without_a_compiler_the_step_runs_as_it_was(gpu: FakeGpu, on_gpu: Callable[..., None]) -> None:

@@ -14,7 +14,13 @@ import pytest
 from custom_ops import build_flags
 from tests.tf import fake_gpu
 
-ON_FAKE_GPU = ("tests/tf/on_fake_gpu.py", "tests/tf/steps_on_fake_gpu.py", "tests/tf/products_on_fake_gpu.py")
+ON_FAKE_GPU = (
+    "tests/tf/library_products_on_fake_gpu.py",
+    "tests/tf/on_fake_gpu.py",
+    "tests/tf/orders_on_fake_gpu.py",
+    "tests/tf/products_on_fake_gpu.py",
+    "tests/tf/steps_on_fake_gpu.py",
+)
 PARTS = (
     "cuda/cuda_driver",
     "cuda/gpu_graph",
@@ -30,6 +36,10 @@ PARTS = (
 
 def test_launches_in_flight_have_addresses_of_their_own(on_fake_driver: Callable[[str, Sequence[str]], None]) -> None:
     on_fake_driver("graph_launches", PARTS)
+
+
+def test_steps_run_in_any_order_that_they_allow(on_fake_driver: Callable[[str, Sequence[str]], None]) -> None:
+    on_fake_driver("step_schedule", ("fusion/step_schedule",))
 
 
 def test_regions_on_a_fake_gpu(tmp_path: Path) -> None:

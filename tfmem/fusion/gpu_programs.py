@@ -21,6 +21,11 @@ TIMED: dict[Tune, int | None] = {"fast": 3, "full": 12}  # kernels of each patte
 Programs = Callable[[Region, str], Sequence[FusionProgram]]
 
 
+def is_timed(options: Options) -> bool:
+    """Whether anything about a region on a GPU may be chosen by running it."""
+    return options.fusion.tune != "off" and not is_deterministic()
+
+
 def gpu_programs(target: Target, options: Options) -> Programs:
     """What makes the programs of a region that runs on a device, "/job:localhost/.../device:GPU:0"; none for a CPU.
 
@@ -42,7 +47,7 @@ def gpu_programs(target: Target, options: Options) -> Programs:
                 )
             cache = Cache(folder)
             choose = by_model(device.processors)
-            if tune != "off" and not is_deterministic():
+            if is_timed(options):
                 choose = by_tuner(device, cache, TIMED[tune])
             return build(region, device.arch, choose, cache, compile_source, progress=tune == "full")
 

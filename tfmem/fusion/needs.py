@@ -14,8 +14,8 @@ from graph_passes.fusion.stitching import Needs, Stitching, fault
 from graph_passes.graph import serde
 from graph_passes.graph.ir import Graph
 from graph_passes.pipeline import Outcome
-from tfmem.devices import Target, is_deterministic
-from tfmem.fusion.gpu_programs import gpu_programs
+from tfmem.devices import Target
+from tfmem.fusion.gpu_programs import gpu_programs, is_timed
 from tfmem.fusion.measured import measured
 from tfmem.options import Options
 from tfmem.tf_internals.captured import op_name
@@ -85,7 +85,8 @@ def fusion_needs(
         roots,
         CUDA,
         gpu_programs(target, options),
-        measured(target, options, tf32) if options.fusion.tune != "off" and not is_deterministic() else None,
+        measured(target, options, tf32) if is_timed(options) else None,
+        timed=is_timed(options),
     )
 
 

@@ -29,11 +29,14 @@ enum ProductAttribute : int { kTransA = 3, kTransB = 4, kEpilogue = 7, kBiasPoin
 enum LayoutAttribute : int { kBatchCount = 5, kBatchOffset = 6 };
 enum PreferenceAttribute : int {
   kMostWorkspace = 1,
+  kReductions = 3,
   kAlignmentA = 5,
   kAlignmentB = 6,
   kAlignmentC = 7,
   kAlignmentD = 8
 };
+// How parts of a product that is split along its depth are added up.
+inline constexpr uint32_t kNoReduction = 0, kAnyReduction = 7;
 enum Epilogue : uint32_t { kNoEpilogue = 1, kBias = 4, kReluBias = 6 };
 
 struct Algorithm {

@@ -58,25 +58,26 @@ absl::Status GpuGraph::Make(absl::Span<const GraphWords> words) {
   return absl::OkStatus();
 }
 
-absl::Status GpuGraph::Add(const GraphStep& step, const GraphWords& words, cuda::GraphNode* node) {
+absl::Status GpuGraph::Add(const GraphStep& step, const GraphWords& words,
+                           cuda::GraphNode* node) const {
   const cuda::Driver& driver = link_->driver();
-  const cuda::GraphNode* before = nodes_.empty() ? nullptr : &nodes_.back();
-  const size_t count = nodes_.empty() ? 0 : 1;
+  std::vector<cuda::GraphNode> before;
+  for (int earlier : step.after) before.push_back(nodes_[earlier]);
   if (step.kernel != nullptr) {
     void* parameters[] = {Address(words)};
-    return step.kernel->AddTo(graph_, before, count, step.grid, parameters, node);
+    return step.kernel->AddTo(graph_, before.data(), before.size(), step.grid, parameters, node);
   }
   if (step.enqueue == nullptr) {
     const cuda::MemsetNodeParameters zeros = Zeros(step, words);
-    return cuda::Check(
-        driver.cuGraphAddMemsetNode(node, graph_, before, count, &zeros, link_->context()),
-        "cuGraphAddMemsetNode");
+    return cuda::Check(driver.cuGraphAddMemsetNode(node, graph_, before.data(), before.size(),
+                                                   &zeros, link_->context()),
+                       "cuGraphAddMemsetNode");
   }
   cuda::Graph child = nullptr;
   TFMEM_RETURN_IF_ERROR(Capture(step, words, &child));
-  const absl::Status added =
-      cuda::Check(driver.cuGraphAddChildGraphNode(node, graph_, before, count, child),
-                  "cuGraphAddChildGraphNode");  // which copies it
+  const absl::Status added = cuda::Check(
+      driver.cuGraphAddChildGraphNode(node, graph_, before.data(), before.size(), child),
+      "cuGraphAddChildGraphNode");  // which copies it
   cuda::ReportLostError(cuda::Check(driver.cuGraphDestroy(child), "cuGraphDestroy"));
   return added;
 }

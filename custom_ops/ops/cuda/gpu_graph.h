@@ -1,5 +1,5 @@
-// Kernels, library calls and fills that run one after the other, as one CUDA graph whose addresses
-// may change from launch to launch. Knows no TensorFlow.
+// Kernels, library calls and fills, as one CUDA graph whose addresses may change from launch to
+// launch. Knows no TensorFlow.
 #ifndef TFMEM_CUSTOM_OPS_OPS_CUDA_GPU_GRAPH_H_
 #define TFMEM_CUSTOM_OPS_OPS_CUDA_GPU_GRAPH_H_
 
@@ -26,6 +26,7 @@ struct GraphStep {
   std::function<absl::Status(cuda::Stream, absl::Span<const uint64_t>)> enqueue;
   // Or so many bytes of zeros, at the one address that is given.
   int64_t zeros = 0;
+  std::vector<int> after;  // steps, all earlier ones, that have to end before this one begins
 };
 
 // Made at the first launch. A launch sets the words that are not those of the launch before: of a
@@ -46,7 +47,7 @@ class GpuGraph {
 
  private:
   absl::Status Make(absl::Span<const GraphWords> words);
-  absl::Status Add(const GraphStep& step, const GraphWords& words, cuda::GraphNode* node);
+  absl::Status Add(const GraphStep& step, const GraphWords& words, cuda::GraphNode* node) const;
   absl::Status Patch(absl::Span<const GraphWords> words);
   absl::Status PatchNode(const GraphStep& step, const GraphWords& words, cuda::GraphNode node);
   absl::Status Capture(const GraphStep& step, const GraphWords& words, cuda::Graph* graph) const;

@@ -1,9 +1,17 @@
 #include "custom_ops/ops/cuda/gpu_product.h"
 
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <limits>
 #include <map>
 #include <mutex>
+#include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "custom_ops/ops/process_wide.h"
 #include "custom_ops/ops/status_macros.h"
 
@@ -11,6 +19,33 @@ namespace tfmem {
 namespace {
 
 constexpr uint64_t kMostWorkspace = 32 << 20;  // as TensorFlow lets it have, on Hopper
+
+// Of a trial. Of so many algorithms that cuBLASLt expects to be fast, and so many that write the
+// result at once; over so many bytes of operands at most, which no cache of today's GPUs holds, so
+// that a product finds its operands as far away as in a step.
+constexpr int kMostAlgorithms = 8, kMostWhole = 4;
+constexpr int64_t kTrialBytes = 64 << 20, kMostTrialBytes = 256 << 20;
+constexpr float kTrialMilliseconds = 0.2;
+constexpr int64_t kMostRuns = 32;
+constexpr std::chrono::milliseconds kMostTime(50);  // then what was timed by now has to do
+constexpr float kNoise = 1.03;
+
+struct Chosen {
+  std::mutex mutex;
+  std::map<std::pair<cuda::Context, std::string>, cublas::Heuristic> algorithms;  // by form
+};
+
+std::string KeyOf(const ProductForm& form) {
+  return absl::StrJoin(
+      {absl::StrJoin(form.left_batch, ","), absl::StrJoin(form.right_batch, ","),
+       absl::StrCat(form.type, ",", form.tf32, form.transpose_left, form.transpose_right, form.bias,
+                    form.relu, ",", form.rows, ",", form.depth, ",", form.columns)},
+      ";");
+}
+
+bool Same(const cublas::Algorithm& a, const cublas::Algorithm& b) {
+  return std::memcmp(&a, &b, sizeof a) == 0;
+}
 
 struct Handles {
   std::mutex mutex;
@@ -50,11 +85,11 @@ int64_t LargestBatch(const std::vector<int64_t>& left, const std::vector<int64_t
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<GpuProduct>> GpuProduct::Make(GpuLink* link,
-                                                             const ProductForm& form) {
+absl::StatusOr<std::unique_ptr<GpuProduct>> GpuProduct::Make(GpuLink* link, const ProductForm& form,
+                                                             const GpuTrial* trial) {
   TFMEM_ASSIGN_OR_RETURN(const cublas::Library* library, cublas::Load());
   std::unique_ptr<GpuProduct> product(new GpuProduct(*library, link, form));
-  TFMEM_RETURN_IF_ERROR(product->Open());
+  TFMEM_RETURN_IF_ERROR(product->Open(trial));
   return product;
 }
 
@@ -67,7 +102,7 @@ GpuProduct::~GpuProduct() {
 
 // cuBLASLt's matrices are in column-major order, so it computes the transpose of the result: the
 // right operand comes first.
-absl::Status GpuProduct::Open() {
+absl::Status GpuProduct::Open(const GpuTrial* trial) {
   const cuda::ScopedContext current(link_->driver(), link_->context());
   if (!current.status().ok()) return current.status();
   TFMEM_ASSIGN_OR_RETURN(const cublas::Handle handle, HandleOf(library_, link_));
@@ -100,7 +135,7 @@ absl::Status GpuProduct::Open() {
   TFMEM_RETURN_IF_ERROR(
       NewLayout(&right_, right[!t_right], right[t_right], stride(form_.right_batch)));
   TFMEM_RETURN_IF_ERROR(NewLayout(&result_, form_.columns, form_.rows, 1));
-  return FindAlgorithm(handle);
+  return ChooseAlgorithm(handle, trial);
 }
 
 // `rows` and `columns` as cuBLASLt has them; `stride` in matrices.
@@ -126,29 +161,135 @@ uint32_t GpuProduct::Alignment() const {
   return BytesOf(form_.type) * (sizes & -sizes);
 }
 
-absl::Status GpuProduct::FindAlgorithm(cublas::Handle handle) {
+absl::StatusOr<std::vector<cublas::Heuristic>> GpuProduct::Algorithms(cublas::Handle handle,
+                                                                      int most,
+                                                                      uint32_t reductions) const {
+  std::vector<cublas::Heuristic> found(most);
   cublas::Preference preference = nullptr;
   TFMEM_CUBLAS_RETURN_IF_ERROR(library_, cublasLtMatmulPreferenceCreate, &preference);
   const auto find = [&]() -> absl::Status {
-    TFMEM_CUBLAS_RETURN_IF_ERROR(library_, cublasLtMatmulPreferenceSetAttribute, preference,
-                                 cublas::kMostWorkspace, &kMostWorkspace, sizeof kMostWorkspace);
-    const uint32_t alignment = Alignment();
+    const auto set = [&](int name, const auto& value) {
+      return cublas::Check(
+          library_.cublasLtMatmulPreferenceSetAttribute(preference, name, &value, sizeof value),
+          "cublasLtMatmulPreferenceSetAttribute");
+    };
+    TFMEM_RETURN_IF_ERROR(set(cublas::kMostWorkspace, kMostWorkspace));
+    TFMEM_RETURN_IF_ERROR(set(cublas::kReductions, reductions));
     for (int name :
          {cublas::kAlignmentA, cublas::kAlignmentB, cublas::kAlignmentC, cublas::kAlignmentD}) {
-      TFMEM_CUBLAS_RETURN_IF_ERROR(library_, cublasLtMatmulPreferenceSetAttribute, preference, name,
-                                   &alignment, sizeof alignment);
+      TFMEM_RETURN_IF_ERROR(set(name, Alignment()));
     }
     int count = 0;
     TFMEM_CUBLAS_RETURN_IF_ERROR(library_, cublasLtMatmulAlgoGetHeuristic, handle, product_, right_,
-                                 left_, result_, result_, preference, 1, &heuristic_, &count);
-    if (count > 0 && heuristic_.state == cublas::kSuccess) return absl::OkStatus();
-    return absl::UnimplementedError(absl::StrCat("cuBLASLt has no algorithm for a product of [",
-                                                 form_.rows, ", ", form_.depth, "] and [",
-                                                 form_.depth, ", ", form_.columns, "]"));
+                                 left_, result_, result_, preference, most, found.data(), &count);
+    found.resize(count);
+    return absl::OkStatus();
   };
-  const absl::Status found = find();
+  const absl::Status status = find();
   library_.cublasLtMatmulPreferenceDestroy(preference);
-  return found;
+  if (!status.ok()) return status;
+  const auto fails = [](const cublas::Heuristic& each) { return each.state != cublas::kSuccess; };
+  found.erase(std::remove_if(found.begin(), found.end(), fails), found.end());
+  if (!found.empty()) return found;
+  return absl::UnimplementedError(absl::StrCat("cuBLASLt has no algorithm for a product of [",
+                                               form_.rows, ", ", form_.depth, "] and [",
+                                               form_.depth, ", ", form_.columns, "]"));
+}
+
+absl::Status GpuProduct::ChooseAlgorithm(cublas::Handle handle, const GpuTrial* trial) {
+  const int most = trial == nullptr ? 1 : kMostAlgorithms;
+  TFMEM_ASSIGN_OR_RETURN(const std::vector<cublas::Heuristic> expected,
+                         Algorithms(handle, most, cublas::kAnyReduction));
+  heuristic_ = expected.front();
+  if (trial == nullptr) return absl::OkStatus();
+  Chosen& all = ProcessWide<Chosen>();
+  std::lock_guard<std::mutex> lock(all.mutex);
+  const auto [known, is_new] =
+      all.algorithms.try_emplace({link_->context(), KeyOf(form_)}, heuristic_);
+  if (is_new) {
+    // Those that add up parts of the result by a kernel of their own come after those that do not.
+    std::vector<cublas::Heuristic> order;
+    if (auto whole = Algorithms(handle, kMostWhole, cublas::kNoReduction); whole.ok()) {
+      order = *std::move(whole);
+    }
+    for (const cublas::Heuristic& each : expected) {
+      const auto same = [&](const auto& other) { return Same(each.algorithm, other.algorithm); };
+      if (std::none_of(order.begin(), order.end(), same)) order.push_back(each);
+    }
+    known->second = Fastest(order, *trial);
+  }
+  heuristic_ = known->second;
+  return absl::OkStatus();
+}
+
+// The first of those that are as fast as any; `heuristic_` if that cannot be found out.
+cublas::Heuristic GpuProduct::Fastest(const std::vector<cublas::Heuristic>& algorithms,
+                                      const GpuTrial& trial) {
+  const cublas::Heuristic expected = heuristic_;
+  const auto [offsets, bytes] = Operands();
+  if (bytes > kMostTrialBytes) return expected;
+  const int64_t copies = std::clamp<int64_t>(kTrialBytes / bytes, 1, kMostRuns);
+  uint64_t workspace = 0;
+  for (const auto& each : algorithms) workspace = std::max(workspace, each.workspace_bytes);
+  const int64_t total = copies * bytes + workspace + kWorkspaceAlignment;
+  uint64_t address = trial.allocate(total);
+  if (address == 0) return expected;
+  {
+    const cuda::ScopedContext current(link_->driver(), link_->context());
+    if (!current.status().ok() ||
+        link_->driver().cuMemsetD8Async(address, 0, total, trial.stream) != cuda::kSuccess) {
+      return expected;
+    }
+  }
+  address = (address + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+  const auto time = [&](const cublas::Heuristic& algorithm, int64_t runs) {
+    heuristic_ = algorithm;
+    return TimeOnGpu(link_, trial.stream, [&](cuda::Stream stream) -> absl::Status {
+      for (int64_t i = 0; i < runs; ++i) {
+        const uint64_t first = address + i % copies * bytes;
+        TFMEM_RETURN_IF_ERROR(Enqueue(
+            stream, {first + offsets[0], first + offsets[1], form_.bias ? first + offsets[2] : 0,
+                     first + offsets[3], address + copies * bytes}));
+      }
+      return absl::OkStatus();
+    });
+  };
+  const auto begin = std::chrono::steady_clock::now();
+  const absl::StatusOr<float> once = time(expected, 1);
+  if (!once.ok()) return expected;
+  const int64_t runs =
+      std::clamp<int64_t>(kTrialMilliseconds / std::max(*once, 1e-3f), 1, kMostRuns);
+  std::vector<std::pair<float, cublas::Heuristic>> timed;
+  float shortest = std::numeric_limits<float>::infinity();
+  for (const cublas::Heuristic& algorithm : algorithms) {
+    const absl::StatusOr<float> milliseconds = time(algorithm, runs);
+    if (!milliseconds.ok()) continue;  // one that this GPU does not run
+    timed.emplace_back(*milliseconds, algorithm);
+    shortest = std::min(shortest, *milliseconds);
+    if (std::chrono::steady_clock::now() - begin > kMostTime) break;
+  }
+  for (const auto& [milliseconds, algorithm] : timed) {
+    if (milliseconds <= shortest * kNoise) return algorithm;
+  }
+  return expected;
+}
+
+std::pair<std::array<int64_t, 4>, int64_t> GpuProduct::Operands() const {
+  const auto matrices = [](const std::vector<int64_t>& batch) {
+    return *std::max_element(batch.begin(), batch.end()) + 1;
+  };
+  const int64_t numbers[4] = {
+      matrices(form_.left_batch) * form_.rows * form_.depth,
+      matrices(form_.right_batch) * form_.depth * form_.columns, form_.columns,
+      static_cast<int64_t>(form_.left_batch.size()) * form_.rows * form_.columns};
+  std::array<int64_t, 4> offsets;
+  const int64_t alignment = kWorkspaceAlignment;
+  int64_t end = 0;
+  for (int i = 0; i < 4; ++i) {
+    offsets[i] = end;
+    end += (numbers[i] * BytesOf(form_.type) + alignment - 1) / alignment * alignment;
+  }
+  return {offsets, end};
 }
 
 absl::Status GpuProduct::Enqueue(cuda::Stream stream, absl::Span<const uint64_t> addresses) {

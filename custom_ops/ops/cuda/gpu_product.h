@@ -2,14 +2,17 @@
 #ifndef TFMEM_CUSTOM_OPS_OPS_CUDA_GPU_PRODUCT_H_
 #define TFMEM_CUSTOM_OPS_OPS_CUDA_GPU_PRODUCT_H_
 
+#include <array>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "custom_ops/ops/cuda/cublas_lt.h"
+#include "custom_ops/ops/cuda/gpu_trial.h"
 #include "custom_ops/ops/memory/gpu_link.h"
 
 namespace tfmem {
@@ -29,8 +32,12 @@ struct ProductForm {
 
 class GpuProduct {
  public:
-  // `form` has no size of zero. Unimplemented if cuBLASLt has no algorithm for it.
-  static absl::StatusOr<std::unique_ptr<GpuProduct>> Make(GpuLink* link, const ProductForm& form);
+  // `form` has no size of zero. By the algorithm that cuBLASLt expects to be the fastest; with a
+  // trial by the fastest of several, which are timed once in a process for each form and device.
+  // If they cannot be, there being no memory for it, say, it is the first one then, too.
+  // Unimplemented if cuBLASLt has no algorithm for it.
+  static absl::StatusOr<std::unique_ptr<GpuProduct>> Make(GpuLink* link, const ProductForm& form,
+                                                          const GpuTrial* trial = nullptr);
   ~GpuProduct();
 
   int64_t workspace_bytes() const { return heuristic_.workspace_bytes; }
@@ -45,8 +52,16 @@ class GpuProduct {
  private:
   GpuProduct(const cublas::Library& library, GpuLink* link, const ProductForm& form)
       : library_(library), link_(link), form_(form) {}
-  absl::Status Open();
-  absl::Status FindAlgorithm(cublas::Handle handle);
+  absl::Status Open(const GpuTrial* trial);
+  // The best first; `reductions`: those that are allowed.
+  absl::StatusOr<std::vector<cublas::Heuristic>> Algorithms(cublas::Handle handle, int most,
+                                                            uint32_t reductions) const;
+  absl::Status ChooseAlgorithm(cublas::Handle handle, const GpuTrial* trial);
+  cublas::Heuristic Fastest(const std::vector<cublas::Heuristic>& algorithms,
+                            const GpuTrial& trial);
+  // Where the left operand, the right one, the bias and the result lie, one behind the other, and
+  // how many bytes they take.
+  std::pair<std::array<int64_t, 4>, int64_t> Operands() const;
   uint32_t Alignment() const;
   absl::Status NewLayout(cublas::Layout* layout, int64_t rows, int64_t columns, int64_t stride);
 

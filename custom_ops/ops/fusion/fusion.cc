@@ -88,6 +88,7 @@ REGISTER_OP("TfmemFusion")
     .Attr("region: string")
     .Attr("programs: list(string) = []")
     .Attr("images: list(func) = []")
+    .Attr("time_products: bool = false")
     // With variables it has to be, as their own ops are; without, it only is not merged with
     // another one.
     .SetIsStateful()
@@ -102,6 +103,8 @@ region: to_text() of custom_ops/fusion/text.py.
 programs: for a GPU, for each kernel of the region how it is launched, as
   custom_ops/fusion/codegen/description.py says it.
 images: the functions that hold the code of the programs (custom_ops/image_functions.py).
+time_products: for a GPU, whether the algorithms of its products may be timed when it first runs
+  with given shapes. Not where op determinism is on.
 )doc");
 
 class FusionOp : public OpKernel {

@@ -9,6 +9,7 @@
 #include "custom_ops/ops/sizes.h"
 #include "custom_ops/ops/status_macros.h"
 #include "tensorflow/core/platform/tensor_float_32_utils.h"
+#include "tensorflow/core/util/determinism.h"
 
 namespace tfmem {
 namespace {
@@ -23,6 +24,21 @@ constexpr size_t kMostShapes = 16;  // whose graphs are kept
 constexpr uintptr_t kAlignment = GpuProduct::kAlignment;
 
 uint64_t AddressOf(const Tensor& tensor) { return reinterpret_cast<uint64_t>(tensor.data()); }
+
+// Memory for a trial, one at a time; 0: there is none, which is no error.
+uint64_t Scratch(OpKernelContext* ctx, int64_t bytes, std::vector<Tensor>* held) {
+  held->clear();
+  TensorShape shape;
+  Tensor memory;
+  tensorflow::AllocationAttributes once;
+  once.retry_on_failure = false;
+  if (!BuildShape({bytes}, &shape).ok() ||
+      !ctx->allocate_temp(tensorflow::DT_UINT8, shape, &memory, {}, once).ok()) {
+    return 0;
+  }
+  held->push_back(memory);
+  return AddressOf(memory);
+}
 
 // One run. Memory is given back only when all is enqueued: before, another op could be given it,
 // and enqueue first. So steps are gone through twice, here for their memory, then on the device.
@@ -45,19 +61,16 @@ class GpuExecution {
   absl::Status Run(cuda::Stream stream) {
     TFMEM_RETURN_IF_ERROR(Allocate());
     if (plan_.graph != nullptr) {
-      const uint64_t base = AddressOf(memory_);
-      TFMEM_RETURN_IF_ERROR(plan_.graph->Launch(
-          stream,
-          plan_.steps.Words(addresses_, base + shapes_.workspace, base + shapes_.arena_bytes)));
+      TFMEM_RETURN_IF_ERROR(
+          plan_.graph->Launch(stream, plan_.steps.Words(addresses_, AddressOf(memory_))));
     }
     return Finish();
   }
 
  private:
   absl::Status Allocate() {
-    const Size bytes = Size(shapes_.arena_bytes) + plan_.steps.barrier_bytes();
     TensorShape shape;
-    TFMEM_RETURN_IF_ERROR(BuildShape({bytes.value()}, &shape));
+    TFMEM_RETURN_IF_ERROR(BuildShape({shapes_.arena_bytes}, &shape));
     TFMEM_RETURN_IF_ERROR(ctx_->allocate_temp(tensorflow::DT_UINT8, shape, &memory_));
     for (int i = 0; i < region_.inputs; ++i) {
       TFMEM_RETURN_IF_ERROR(Point(i, ctx_->input(i)));
@@ -221,6 +234,7 @@ absl::StatusOr<std::unique_ptr<GpuRegionRunner>> GpuRegionRunner::Create(
   const std::string& name = ctx->def().name();
   std::unique_ptr<GpuRegionRunner> runner(new GpuRegionRunner(std::move(compiled), name));
   const Region& region = runner->compiled_->region;
+  TFMEM_RETURN_IF_ERROR(ctx->GetAttr("time_products", &runner->time_products_));
   TFMEM_ASSIGN_OR_RETURN(const std::vector<ProgramText> texts, ReadPrograms(ctx));
   size_t count = 0;
   for (const RegionStep& step : region.steps) {
@@ -254,7 +268,8 @@ absl::Status GpuRegionRunner::Run(OpKernelContext* ctx, cuda::Stream stream) {
   };
   RegionVariables variables(ctx, compiled_->region.inputs, compiled_->uses, copy);
   TFMEM_RETURN_IF_ERROR(variables.Open());
-  TFMEM_ASSIGN_OR_RETURN(const std::shared_ptr<GpuPlan> plan, PlanFor(ctx, link, variables));
+  TFMEM_ASSIGN_OR_RETURN(const std::shared_ptr<GpuPlan> plan,
+                         PlanFor(ctx, link, stream, variables));
   return GpuExecution(*compiled_, ctx, copy, &variables, plan.get()).Run(stream);
 }
 
@@ -282,7 +297,7 @@ absl::Status GpuRegionRunner::Load(GpuLink* link) {
 }
 
 absl::StatusOr<std::shared_ptr<GpuPlan>> GpuRegionRunner::PlanFor(
-    OpKernelContext* ctx, GpuLink* link, const RegionVariables& variables) {
+    OpKernelContext* ctx, GpuLink* link, cuda::Stream stream, const RegionVariables& variables) {
   const Region& region = compiled_->region;
   const bool tf32 = tensorflow::tensor_float_32_execution_enabled();
   const std::vector<const Tensor*> values = ValuesOf(variables, region.variables.size());
@@ -298,14 +313,18 @@ absl::StatusOr<std::shared_ptr<GpuPlan>> GpuRegionRunner::PlanFor(
   }
   std::vector<TensorShape> inputs;
   for (int i = 0; i < region.inputs; ++i) inputs.push_back(ctx->input(i).shape());
-  auto plan = std::make_shared<GpuPlan>(GpuPlan{{}, {link, *compiled_, loaded_, tf32}, nullptr});
+  std::vector<Tensor> scratch;  // until the plan is made
+  const GpuTrial trial = {stream, [&](int64_t bytes) { return Scratch(ctx, bytes, &scratch); }};
+  const bool timed = time_products_ && !tensorflow::OpDeterminismRequired();
+  auto plan = std::make_shared<GpuPlan>(
+      GpuPlan{{}, {link, *compiled_, loaded_, tf32, timed ? &trial : nullptr}, nullptr});
   absl::StatusOr<RegionShapes> shapes = ShapesOf(*compiled_, inputs, values, &plan->steps);
   if (!shapes.ok()) {
     return absl::Status(shapes.status().code(),
                         absl::StrCat("'", name_, "' (TfmemFusion): ", shapes.status().message()));
   }
   plan->shapes = *std::move(shapes);
-  std::vector<GraphStep> steps = plan->steps.GraphSteps();
+  std::vector<GraphStep> steps = plan->steps.GraphSteps(&plan->shapes);
   if (!steps.empty()) plan->graph = std::make_unique<GpuGraph>(link, std::move(steps));
   known_.push_front({std::move(key), plan});
   if (known_.size() > kMostShapes) known_.pop_back();

@@ -32,9 +32,9 @@ class GpuRegionRunner {
       tensorflow::OpKernelConstruction* ctx, std::unique_ptr<const CompiledRegion> compiled);
 
   // Inputs, variables and outputs are those of `ctx`. Enqueues on `stream`, which has to be that of
-  // TensorFlow's device, and waits for nothing. Any threads may call. After a failure nothing was
-  // enqueued, and no variable assigned; but for a variable that must not share its memory, and for
-  // which there was none.
+  // TensorFlow's device, and waits for nothing, unless products are timed. Any threads may call.
+  // After a failure nothing was enqueued, and no variable assigned; but for a variable that must
+  // not share its memory, and for which there was none.
   absl::Status Run(tensorflow::OpKernelContext* ctx, cuda::Stream stream);
 
  private:
@@ -47,10 +47,12 @@ class GpuRegionRunner {
       : compiled_(std::move(compiled)), name_(std::move(name)) {}
   absl::Status Load(GpuLink* link);
   absl::StatusOr<std::shared_ptr<GpuPlan>> PlanFor(tensorflow::OpKernelContext* ctx, GpuLink* link,
+                                                   cuda::Stream stream,
                                                    const RegionVariables& variables);
 
   const std::unique_ptr<const CompiledRegion> compiled_;
   const std::string name_;
+  bool time_products_ = false;
   std::vector<FusionKernel> kernels_;
   std::mutex mutex_;
   std::vector<LoadedKernel> loaded_;  // of each step of the region; empty until it first runs

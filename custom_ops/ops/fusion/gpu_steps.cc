@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "custom_ops/ops/fusion/region_memory.h"
+#include "custom_ops/ops/fusion/step_schedule.h"
 #include "custom_ops/ops/sizes.h"
 #include "custom_ops/ops/status_macros.h"
 #include "tensorflow/core/framework/node_def_util.h"
@@ -163,7 +165,7 @@ absl::Status GpuSteps::PrepareCall(int number, const std::vector<TensorShape>& v
     step.zeros = numbers * BytesOf(compiled_.region.values[called.first_output].dtype);
     return absl::OkStatus();
   }
-  TFMEM_ASSIGN_OR_RETURN(step.product, GpuProduct::Make(link_, form));
+  TFMEM_ASSIGN_OR_RETURN(step.product, GpuProduct::Make(link_, form, trial_));
   if (step.product->workspace_bytes() > 0) {
     step.workspace =
         Aligned(step.product->workspace_bytes() + GpuProduct::kWorkspaceAlignment).value();
@@ -175,40 +177,68 @@ bool GpuSteps::MayShare(int step, int input, int output) const {
   return kernels_[step].description->MayShare(input, output);
 }
 
-int64_t GpuSteps::barrier_bytes() const { return barriers_ * kBarrierBytes; }
-
-std::vector<GraphStep> GpuSteps::GraphSteps() const {
+std::vector<GraphStep> GpuSteps::GraphSteps(RegionShapes* shapes) {
+  trial_ = nullptr;  // all is prepared
+  RegionMemory memory(compiled_, *shapes);
   std::vector<GraphStep> found;
-  if (barriers_ > 0) found.emplace_back().zeros = barrier_bytes();
-  for (size_t i = 0; i < steps_.size(); ++i) {
-    const Step& step = steps_[i];
-    if (IsKernel(i)) {
-      GraphStep& made = found.emplace_back();
-      made.kernel = kernels_[i].kernel;
-      made.grid = {step.launch.ctas};
-    } else if (step.product != nullptr) {
-      found.emplace_back().enqueue = [product = step.product](cuda::Stream stream, auto addresses) {
-        return product->Enqueue(stream, addresses);
-      };
-    } else if (step.zeros > 0) {
-      found.emplace_back().zeros = step.zeros;
-    }
+  std::vector<std::vector<MemoryUse>> uses;
+  // Kernels whose CTAs wait for each other use it all, so that they run one after the other: each
+  // is launched as a whole once all of its CTAs have a place, and of two at a time neither might.
+  // What runs beside one of them only delays it, for it waits for nothing.
+  const int barriers = memory.Add(barriers_ * kBarrierBytes);
+  if (barriers_ > 0) {
+    found.emplace_back().zeros = barriers_ * kBarrierBytes;
+    uses.push_back({{barriers, true}});
   }
+  std::vector<int> workspaces(steps_.size());
+  for (size_t i = 0; i < steps_.size(); ++i) {
+    if (!Runs(i)) continue;
+    found.push_back(GraphStepOf(i));
+    std::vector<MemoryUse>& used = uses.emplace_back(memory.UsesOf(i));
+    if (steps_[i].barrier >= 0) used.push_back({barriers, true});
+    if (steps_[i].workspace == 0) continue;
+    workspaces[i] = memory.Add(steps_[i].workspace);
+    used.push_back({workspaces[i], true});
+  }
+  StepSchedule schedule = ScheduleSteps(uses, memory.memories());
+  for (size_t i = 0; i < found.size(); ++i) found[i].after = std::move(schedule.after[i]);
+  for (size_t i = 0; i < steps_.size(); ++i) {
+    if (steps_[i].workspace > 0) steps_[i].workspace_offset = schedule.offsets[workspaces[i]];
+  }
+  barriers_offset_ = schedule.offsets[barriers];
+  shapes->arena_bytes = schedule.bytes;
+  schedule.offsets.resize(shapes->offsets.size());
+  shapes->offsets = std::move(schedule.offsets);
   return found;
 }
 
-std::vector<GraphWords> GpuSteps::Words(const std::vector<uint64_t>& values, uint64_t workspace,
-                                        uint64_t barriers) const {
+GraphStep GpuSteps::GraphStepOf(int number) const {
+  const Step& step = steps_[number];
+  GraphStep made;
+  if (IsKernel(number)) {
+    made.kernel = kernels_[number].kernel;
+    made.grid = {step.launch.ctas};
+  } else if (step.product != nullptr) {
+    made.enqueue = [product = step.product](cuda::Stream stream, auto addresses) {
+      return product->Enqueue(stream, addresses);
+    };
+  } else {
+    made.zeros = step.zeros;
+  }
+  return made;
+}
+
+std::vector<GraphWords> GpuSteps::Words(const std::vector<uint64_t>& values, uint64_t arena) const {
   std::vector<GraphWords> found;
-  if (barriers_ > 0) found.push_back({barriers});
+  if (barriers_ > 0) found.push_back({arena + barriers_offset_});
   for (size_t i = 0; i < steps_.size(); ++i) {
     const RegionStep& step = compiled_.region.steps[i];
     if (IsKernel(i)) {
-      found.push_back(KernelWords(i, values, workspace, barriers));
+      found.push_back(KernelWords(i, values, arena));
     } else if (steps_[i].product != nullptr) {
       const uint64_t bias = step.inputs.size() > 2 ? values[step.inputs[2]] : 0;
       found.push_back({values[step.inputs[0]], values[step.inputs[1]], bias,
-                       values[step.first_output], WorkspaceOf(workspace)});
+                       values[step.first_output], WorkspaceOf(arena + steps_[i].workspace_offset)});
     } else if (steps_[i].zeros > 0) {
       found.push_back({values[step.first_output]});
     }
@@ -217,7 +247,7 @@ std::vector<GraphWords> GpuSteps::Words(const std::vector<uint64_t>& values, uin
 }
 
 GraphWords GpuSteps::KernelWords(int number, const std::vector<uint64_t>& values,
-                                 uint64_t workspace, uint64_t barriers) const {
+                                 uint64_t arena) const {
   const RegionStep& step = compiled_.region.steps[number];
   const Step& prepared = steps_[number];
   const std::vector<KernelWord>& words = kernels_[number].description->words;
@@ -233,10 +263,10 @@ GraphWords GpuSteps::KernelWords(int number, const std::vector<uint64_t>& values
         found.push_back(values[step.first_output + which]);
         break;
       case Kind::kBuffer:
-        found.push_back(workspace + prepared.buffers[which]);
+        found.push_back(arena + prepared.workspace_offset + prepared.buffers[which]);
         break;
       case Kind::kBarrier:
-        found.push_back(barriers + prepared.barrier * kBarrierBytes);
+        found.push_back(arena + barriers_offset_ + prepared.barrier * kBarrierBytes);
         break;
       case Kind::kTf32:
         found.push_back(tf32_);

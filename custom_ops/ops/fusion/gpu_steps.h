@@ -28,10 +28,11 @@ absl::StatusOr<ProductForm> ProductOf(const CompiledRegion& compiled, int step, 
 
 class GpuSteps : public RegionSteps {
  public:
-  // `kernels`: of the steps that are kernels. `tf32`: whether products may use it.
+  // `kernels`: of the steps that are kernels. `tf32`: whether products may use it. `trial`: where
+  // they may be timed while they are prepared; null: nowhere.
   GpuSteps(GpuLink* link, const CompiledRegion& compiled, const std::vector<LoadedKernel>& kernels,
-           bool tf32)
-      : link_(link), compiled_(compiled), kernels_(kernels), tf32_(tf32) {
+           bool tf32, const GpuTrial* trial)
+      : link_(link), compiled_(compiled), kernels_(kernels), tf32_(tf32), trial_(trial) {
     steps_.resize(compiled.region.steps.size());
   }
 
@@ -41,14 +42,12 @@ class GpuSteps : public RegionSteps {
   bool MayShare(int step, int input, int output) const override;
   int64_t WorkspaceBytes(int step) const override { return steps_[step].workspace; }
 
-  // Of memory that has to be zero before a run: of kernels whose CTAs wait for each other.
-  int64_t barrier_bytes() const;
-
-  // What runs, in order, once all is prepared; first of all the barriers become zero.
-  std::vector<GraphStep> GraphSteps() const;
-  // The words of each. Addresses: of all values, of the workspace, of the barriers.
-  std::vector<GraphWords> Words(const std::vector<uint64_t>& values, uint64_t workspace,
-                                uint64_t barriers) const;
+  // What runs, and after what, once all is prepared; kernels whose CTAs wait for each other come
+  // after the zeros over which they do. Says in `shapes` where in the arena the values lie then,
+  // and how large it is: steps that run side by side share no memory.
+  std::vector<GraphStep> GraphSteps(RegionShapes* shapes);
+  // The words of each. Addresses: of all values, of the arena.
+  std::vector<GraphWords> Words(const std::vector<uint64_t>& values, uint64_t arena) const;
 
  private:
   struct Step {
@@ -58,18 +57,24 @@ class GpuSteps : public RegionSteps {
     std::shared_ptr<GpuProduct> product;
     int64_t zeros = 0;  // bytes of a product of no depth
     int64_t workspace = 0;
+    int64_t workspace_offset = 0;  // in the arena
   };
 
   bool IsKernel(int step) const { return kernels_[step].description != nullptr; }
-  GraphWords KernelWords(int step, const std::vector<uint64_t>& values, uint64_t workspace,
-                         uint64_t barriers) const;
+  bool Runs(int step) const {
+    return IsKernel(step) || steps_[step].product != nullptr || steps_[step].zeros > 0;
+  }
+  GraphStep GraphStepOf(int step) const;
+  GraphWords KernelWords(int step, const std::vector<uint64_t>& values, uint64_t arena) const;
 
   GpuLink* const link_;
   const CompiledRegion& compiled_;
   const std::vector<LoadedKernel>& kernels_;
   const bool tf32_;
+  const GpuTrial* trial_;
   std::vector<Step> steps_;
   int barriers_ = 0;
+  int64_t barriers_offset_ = 0;  // in the arena
 };
 
 }  // namespace tfmem

@@ -11,7 +11,7 @@ constexpr unsigned kNowhere = 0xffffffffu;
 
 // Instructions, as ops/dynamic/gpu_script.h has them.
 constexpr unsigned kRun = 1, kGradient = 2, kSumRows = 3, kSignal = 4, kWait = 5, kGather = 6,
-                   kLosses = 7, kCall = 8;
+                   kLosses = 7, kCall = 8, kMultiply = 9;
 
 // The parameter's words.
 constexpr int kSent = 0, kMemory = 1, kNetStatus = 2, kSeed = 3, kRule = 4, kLossGradients = 5,

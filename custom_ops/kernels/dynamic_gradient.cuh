@@ -106,11 +106,19 @@ __device__ inline void sum_rows(const Net<Sizes>& net, int parameter, int words,
   for (int i = threadIdx.x; i < count * columns; i += Sizes::kThreads) {
     const int index = first + i / columns, column = i % columns;
     float total = 0.0f;
-    for (unsigned e = begins[index]; e < begins[index + 1]; ++e) {
-      const unsigned* entry = entries + 3 * e;  // its place, first column and width
-      const int at = column - static_cast<int>(entry[1]);
-      if (at >= 0 && at < static_cast<int>(entry[2]))
-        total += net.memory[entry[0] + static_cast<long long>(at)];
+    // Four are on their way at a time: a row that many nodes look up would wait for each.
+    for (unsigned e = begins[index]; e < begins[index + 1]; e += 4) {
+      float four[4] = {};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (e + j >= begins[index + 1]) continue;
+        const unsigned* entry = entries + 3 * (e + j);  // its place, first column and width
+        const int at = column - static_cast<int>(entry[1]);
+        if (at >= 0 && at < static_cast<int>(entry[2]))
+          four[j] = net.memory[entry[0] + static_cast<long long>(at)];
+      }
+#pragma unroll
+      for (int j = 0; j < 4; ++j) total += four[j];
     }
     net.take(parameter, static_cast<long long>(rows[index]) * columns + column,
              static_cast<long long>(index) * columns + column, total);

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from benchmarks.dynamic import phases
 from custom_ops.dynamic.choice import FIRST_STEPS, ROUNDS, TIMED_STEPS, Choice
 from custom_ops.dynamic.codegen.plan import Chip
 from custom_ops.dynamic.codegen.program import DynamicProgram, build
@@ -101,6 +102,24 @@ def test_products_in_tiles_are_those_of_single_nodes(gpu: FakeGpu, hidden: int, 
     for of_both in found:
         np.testing.assert_allclose(of_both[0], losses, rtol=1e-5)
         assert_like(of_both[1:], expected)
+
+
+def test_a_timed_kernel_says_what_its_phases_take(gpu: FakeGpu) -> None:
+    net = TreeLSTM(hidden=20, width=12)
+    handle = net.specialize()
+    trees = random_trees(5, most=7, seed=1)
+    batch = handle.batch([nodes(handle, tree) for tree in trees])
+    program = program_of(gpu, handle, timed=True)
+
+    def run() -> None:
+        forward_backward(load().ops, handle.spec, net.parameters, batch, 0, None, program)
+
+    timed = phases.middle(phases.launches(run, lambda: None))
+    assert len(timed.phases) > 6
+    found = phases.groups(timed, phases.names_of(handle.spec))
+    assert {"level: product", "back, level: all else", "gradients and updates"} <= set(found)
+    assert sum(count for count, _ in found.values()) == 1 + len(timed.phases)
+    assert sum(time for _, time in found.values()) == pytest.approx(timed.nanoseconds / 1000)
 
 
 def test_nan_goes_through_tiles(gpu: FakeGpu) -> None:

@@ -196,9 +196,7 @@ def holder(plan: Plan, view: View) -> int:
     raise AssertionError(view)
 
 
-def make_plan(
-    kinds: Sequence[KindCode], chip: Chip, rows: int = 1, reserved: int = 0, least_staging: int = 0
-) -> Plan:
+def make_plan(kinds: Sequence[KindCode], chip: Chip, rows: int = 1, reserved: int = 0, least_staging: int = 0) -> Plan:
     """Largest matrices first among those that levels multiply by, then the others; what does not fit stays in L2.
 
     Args:

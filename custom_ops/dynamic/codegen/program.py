@@ -80,21 +80,29 @@ def build(
     compile_source: CompileSource = nvrtc.compile_source,
     script_words: int = SCRIPT_WORDS,
     polls: int = POLLS,
+    tiles: bool = True,
+    timed: bool = False,
 ) -> DynamicProgram:
     """Plan, generate and compile the kernel of a net, or take it from `cache`.
+
+    Args:
+        tiles: whether products may be computed in tiles; without, a benchmark sees what they bring.
+        timed: the kernel prints what its phases take.
 
     Raises:
         KernelError: the compiler is missing or rejects the source.
     """
     kinds = kinds_of(spec)
     table = Table(spec, kinds)
-    plan = make_plan(kinds, chip, rows, reserved_bytes(table, script_words), TILE_BYTES)
-    code = code_of(generate(spec, kinds, plan, script_words, polls), arch, cache, compile_source=compile_source)
-    image = KernelImage(arch, ENTRY, chip.threads, code, shared_bytes(table, plan, script_words), cooperative=True)
-    return DynamicProgram(image, plan, tuple(_facts(spec, kinds, plan, table).items()), rows)
+    plan = make_plan(kinds, chip, rows, reserved_bytes(table, script_words, timed), TILE_BYTES)
+    code = code_of(generate(spec, kinds, plan, script_words, polls, timed), arch, cache, compile_source=compile_source)
+    image = KernelImage(
+        arch, ENTRY, chip.threads, code, shared_bytes(table, plan, script_words, timed), cooperative=True
+    )
+    return DynamicProgram(image, plan, tuple(_facts(spec, kinds, plan, table, tiles).items()), rows)
 
 
-def _facts(spec: Spec, kinds: tuple[KindCode, ...], plan: Plan, table: Table) -> dict[str, str]:
+def _facts(spec: Spec, kinds: tuple[KindCode, ...], plan: Plan, table: Table, tiles: bool) -> dict[str, str]:
     facts = {
         "spec": hashlib.sha256(spec.text.encode()).hexdigest(),
         "processors": str(plan.chip.processors),
@@ -108,9 +116,10 @@ def _facts(spec: Spec, kinds: tuple[KindCode, ...], plan: Plan, table: Table) ->
     for number, of_kind, section, segment in all_segments:
         values = Values(spec, table, pointers_of(spec), of_kind, kinds[of_kind], section)
         call = segment.call
-        tiles = (call.view.outputs, call.view.depth) if call and tile_product(plan, values, call) else (0, 0)
+        may = call is not None and tiles and tile_product(plan, values, call)
+        shape = (call.view.outputs, call.view.depth) if call is not None and may else (0, 0)
         runners = _runners(kinds[of_kind], section, segment, plan)
-        facts[f"segment{number}"] = " ".join(map(str, (of_kind, section, segment.round, *runners, *tiles)))
+        facts[f"segment{number}"] = " ".join(map(str, (of_kind, section, segment.round, *runners, *shape)))
     return facts
 
 

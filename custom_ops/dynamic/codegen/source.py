@@ -19,29 +19,36 @@ POLLS = 1 << 22  # seconds, where a level takes microseconds
 _HOMES = {"registers": "InRegisters", "shared": "InShared", "L2": "Streamed"}
 TILE_BYTES = 4 * 3 * 2 * 64 * 36 + 8 * 64 * 8  # kernels/dynamic_tile.cuh: three steps of two slabs; places of vectors
 MOST_OPERANDS = 8
+_CLOCK_WORDS = 3 * 256
 
 
 def generate(
-    spec: Spec, kinds: Sequence[KindCode], plan: Plan, script_words: int = SCRIPT_WORDS, polls: int = POLLS
+    spec: Spec,
+    kinds: Sequence[KindCode],
+    plan: Plan,
+    script_words: int = SCRIPT_WORDS,
+    polls: int = POLLS,
+    timed: bool = False,
 ) -> str:
     """Of one kernel for forward, backward and update.
 
     Args:
         script_words: of a script that are fetched at a time, at least the 6 of the longest instruction.
         polls: for a signal, before a processor gives up.
+        timed: the kernel prints what its phases take (Clock of kernels/dynamic.cuh).
     """
-    return "\n".join(_Writer(spec, kinds, plan, script_words, polls).lines()) + "\n"
+    return "\n".join(_Writer(spec, kinds, plan, script_words, polls, timed).lines()) + "\n"
 
 
-def reserved_bytes(table: Table, script_words: int = SCRIPT_WORDS) -> int:
+def reserved_bytes(table: Table, script_words: int = SCRIPT_WORDS, timed: bool = False) -> int:
     """Of shared memory beside weights and staging: the table, a piece of its script and one of what it calls, a number
-    of each warp."""
-    return 4 * (_aligned(table.size) + 2 * script_words + 32)
+    of each warp, times of phases."""
+    return 4 * (_aligned(table.size) + 2 * script_words + 32 + _CLOCK_WORDS * timed)
 
 
-def shared_bytes(table: Table, plan: Plan, script_words: int = SCRIPT_WORDS) -> int:
+def shared_bytes(table: Table, plan: Plan, script_words: int = SCRIPT_WORDS, timed: bool = False) -> int:
     """Of shared memory of a processor."""
-    return reserved_bytes(table, script_words) + max(plan.staging, TILE_BYTES) + plan.shared
+    return reserved_bytes(table, script_words, timed) + max(plan.staging, TILE_BYTES) + plan.shared
 
 
 def tile_product(plan: Plan, values: Values, call: Call) -> bool:
@@ -67,8 +74,11 @@ def _aligned(words: int) -> int:
 
 
 class _Writer:
-    def __init__(self, spec: Spec, kinds: Sequence[KindCode], plan: Plan, script_words: int, polls: int) -> None:
-        self.spec, self.kinds, self.plan, self.script_words, self.polls = spec, kinds, plan, script_words, polls
+    def __init__(
+        self, spec: Spec, kinds: Sequence[KindCode], plan: Plan, script_words: int, polls: int, timed: bool
+    ) -> None:
+        self.spec, self.kinds, self.plan = spec, kinds, plan
+        self.script_words, self.polls, self.timed = script_words, polls, timed
         self.table, self.pointers = Table(spec, kinds), pointers_of(spec)
 
     def lines(self) -> Iterator[str]:
@@ -77,7 +87,7 @@ class _Writer:
         yield '#include "dynamic_product.cuh"'
         yield "using namespace tfmem;"
         counts = (words, len(self.spec.parameters), self.table.size)
-        sizes = (*counts, chip.threads, chip.processors, self.script_words, self.polls)
+        sizes = (*counts, chip.threads, chip.processors, self.script_words, self.polls, str(self.timed).lower())
         yield f"using Sizes = NetSizes<{', '.join(map(str, sizes))}>;"
         for number, residence in enumerate(self.plan.residences):
             yield from self._view(number, residence)
@@ -93,12 +103,14 @@ class _Writer:
         script = _aligned(self.table.size)
         yield f"unsigned* const script = table + {script};"
         partial = script + 2 * self.script_words
-        staging = partial + 32
+        clock = partial + 32
+        staging = clock + _CLOCK_WORDS * self.timed
         yield "const unsigned* const sent = reinterpret_cast<const unsigned*>(p.word[kSent]);"
         yield (
             "const Net<Sizes> net{p, sent, table, reinterpret_cast<float*>(p.word[kMemory]), "
             f"shared + {staging}, shared + {partial}}};"
         )
+        yield f"Clock<Sizes::kTimed> clock(table + {clock});"
         yield f"for (int i = threadIdx.x; i < {self.table.size}; i += {chip.threads}) table[i] = sent[i];"
         at = staging + max(self.plan.staging, TILE_BYTES) // 4
         for number, residence in enumerate(self.plan.residences):
@@ -108,7 +120,7 @@ class _Writer:
             if residence.home == "shared":
                 at += residence.registers * chip.threads
         yield "__syncthreads();"
-        yield "interpret(net, script, [&](unsigned op, const unsigned* instruction) {"
+        yield "interpret(net, script, clock, [&](unsigned op, const unsigned* instruction) {"
         yield "const int first = static_cast<int>(instruction[2]), rows = static_cast<int>(instruction[3]);"
         yield "switch (op) {"
         yield "case kRun: case kMultiply: switch (instruction[1]) {"

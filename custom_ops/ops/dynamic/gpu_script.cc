@@ -13,7 +13,8 @@ constexpr uint32_t kNowhere = 0xFFFFFFFF;
 constexpr int64_t kLargestPlace = kNowhere - 1;
 constexpr int64_t kGathered = 64;      // nodes of an instruction
 constexpr int64_t kSummedLosses = 64;  // examples of an instruction
-constexpr int64_t kTableRows = 16;     // of a table, summed by an instruction
+constexpr int64_t kTableRows = 16;     // of a table, summed by an instruction, at most
+constexpr int64_t kTableEntries = 32;  // and nodes that looked them up, unless it is one row
 
 // Cycles of a tile of a product, by what is slower: the tensor cores, or to bring both factors from
 // L2. Of half a tile's rows there are shapes of their own.
@@ -203,11 +204,15 @@ class Builder {
       const DynamicParameter& parameter = spec_.parameters[i];
       const uint32_t number = i;
       if (parameter.sparse) {
-        for (int64_t row = 0; row < looked_up[i].rows(); row += kTableRows) {
-          const int64_t rows = std::min(kTableRows, looked_up[i].rows() - row);
-          Add(Least(), 20 * rows,
+        // A processor has so many rows that few are summed: one that all nodes look up is its own.
+        const std::vector<int64_t>& first = looked_up[i].first;
+        for (int64_t row = 0, end = 0; row < looked_up[i].rows(); row = end) {
+          for (end = row + 1; end < looked_up[i].rows() && end - row < kTableRows; ++end) {
+            if (first[end + 1] - first[row] > kTableEntries) break;
+          }
+          Add(Least(), 500 + 200 * (first[end] - first[row]),
               {First(GpuOp::kSumRows, 4), number, static_cast<uint32_t>(row),
-               static_cast<uint32_t>(rows)});
+               static_cast<uint32_t>(end - row)});
         }
         continue;
       }

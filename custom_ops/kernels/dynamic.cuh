@@ -11,7 +11,7 @@ constexpr unsigned kNowhere = 0xffffffffu;
 
 // Instructions, as ops/dynamic/gpu_script.h has them.
 constexpr unsigned kRun = 1, kGradient = 2, kSumRows = 3, kSignal = 4, kWait = 5, kGather = 6,
-                   kLosses = 7, kCall = 8;
+                   kLosses = 7, kCall = 8, kMultiply = 9;
 
 // The parameter's words.
 constexpr int kSent = 0, kMemory = 1, kNetStatus = 2, kSeed = 3, kRule = 4, kLossGradients = 5,
@@ -21,7 +21,8 @@ constexpr int kSent = 0, kMemory = 1, kNetStatus = 2, kSeed = 3, kRule = 4, kLos
 constexpr int kWaitedTooLong = 1, kBadInstruction = 2;
 
 // What one net is: sizes of its kernel.
-template <int WORDS, int PARAMETERS, int TABLE, int THREADS, int PROCESSORS, int SCRIPT, int POLLS>
+template <int WORDS, int PARAMETERS, int TABLE, int THREADS, int PROCESSORS, int SCRIPT, int POLLS,
+          bool TIMED>
 struct NetSizes {
   static constexpr int kWords = WORDS;       // of the kernel's parameter
   static constexpr int kCount = PARAMETERS;  // parameters of the net
@@ -31,6 +32,7 @@ struct NetSizes {
   static constexpr int kProcessors = PROCESSORS;
   static constexpr unsigned kScript = SCRIPT;  // words of a script that are fetched at a time
   static constexpr int kMostPolls = POLLS;     // before a processor gives up waiting
+  static constexpr bool kTimed = TIMED;        // says what its phases take (class Clock)
 };
 
 __device__ inline Word mixed(Word bits) {  // a step of splitmix64, as ops/dynamic/run.cc has it
@@ -257,6 +259,67 @@ __device__ inline bool wait(const unsigned* counter, unsigned count, unsigned* s
   return !__syncthreads_or(late);
 }
 
+// ---- What phases take, for benchmarks: the first processor prints it when all is done
+
+constexpr unsigned kMostTimed = 256;  // phases, three words each
+
+template <bool TIMED>
+class Clock {
+ public:
+  __device__ explicit Clock(unsigned*) {}
+  __device__ void ran(const unsigned*) {}
+  __device__ void waited() {}
+  __device__ void signalled() {}
+  __device__ void print() const {}
+};
+
+template <>
+class Clock<true> {
+ public:
+  __device__ explicit Clock(unsigned* words) : words_(words), began_(clock_nanoseconds()) {
+    first_ = last_ = clock_cycles();
+  }
+
+  __device__ void ran(const unsigned* instruction) {
+    const unsigned op = instruction[0] & 0xff;
+    if (what_ == 0 || op == kGradient) what_ = op << 16 | (instruction[1] & 0xffff);
+  }
+  __device__ void waited() { waited_ = since(); }
+  __device__ void signalled() {
+    const unsigned worked = since();
+    if (count_ < kMostTimed && mine()) {
+      words_[3 * count_] = what_;
+      words_[3 * count_ + 1] = waited_;
+      words_[3 * count_ + 2] = worked;
+    }
+    count_ += count_ < kMostTimed;
+    what_ = waited_ = 0;
+  }
+
+  // Lines: "dynamic nanoseconds cycles" of all, "phase op number cycles_of_wait cycles_of_work".
+  __device__ void print() const {
+    if (!mine()) return;
+    printf("dynamic %lld %lld\n", clock_nanoseconds() - began_, clock_cycles() - first_);
+    for (unsigned i = 0; i < count_; ++i) {
+      const unsigned* words = words_ + 3 * i;
+      printf("phase %u %u %u %u\n", words[0] >> 16, words[0] & 0xffff, words[1], words[2]);
+    }
+  }
+
+ private:
+  __device__ static bool mine() { return cta_in_grid() == 0 && threadIdx.x == 0; }
+  __device__ unsigned since() {
+    const long long now = clock_cycles(), cycles = now - last_;
+    last_ = now;
+    return static_cast<unsigned>(cycles);
+  }
+
+  unsigned* const words_;
+  const long long began_;
+  long long first_, last_;
+  unsigned what_ = 0, waited_ = 0, count_ = 0;
+};
+
 // ---- The interpreter
 
 // Part of a script that is in shared memory: words [first, first + count) of what was sent.
@@ -269,7 +332,8 @@ struct Window {
 // it calls has a place of its own, so that neither drives out the other. `run(instruction)` does
 // all but signals and waits; false: there is no such instruction.
 template <class Sizes, class Run>
-__device__ __forceinline__ void interpret(const Net<Sizes>& net, unsigned* script, const Run& run) {
+__device__ __forceinline__ void interpret(const Net<Sizes>& net, unsigned* script,
+                                          Clock<Sizes::kTimed>& clock, const Run& run) {
   unsigned* status = reinterpret_cast<unsigned*>(net.p.word[kNetStatus]);
   unsigned* signals = status + 64;
   const unsigned* index = net.sent + Sizes::kTable + cta_in_grid();
@@ -296,11 +360,13 @@ __device__ __forceinline__ void interpret(const Net<Sizes>& net, unsigned* scrip
     const unsigned op = instruction[0] & 0xff, words = instruction[0] >> 8;
     if (op == kSignal) {
       signal(signals + instruction[1]);
+      clock.signalled();
     } else if (op == kWait) {
       if (!wait(signals + instruction[1], instruction[2], status, net.p.word[kFailure],
                 Sizes::kMostPolls)) {
         return;
       }
+      clock.waited();
     } else if (op == kCall && own_end == 0 && instruction[1] < instruction[2]) {
       back = at + words;
       own_end = end;
@@ -308,9 +374,12 @@ __device__ __forceinline__ void interpret(const Net<Sizes>& net, unsigned* scrip
       end = instruction[2];
       at = begin;
       continue;
-    } else if (words == 0 || words > window.count || !run(op, instruction)) {
-      if (threadIdx.x == 0) give_up(status, net.p.word[kFailure], kBadInstruction);
-      return;
+    } else {
+      clock.ran(instruction);
+      if (words == 0 || words > window.count || !run(op, instruction)) {
+        if (threadIdx.x == 0) give_up(status, net.p.word[kFailure], kBadInstruction);
+        return;
+      }
     }
     at += words;
     if (at >= end && own_end != 0) {
@@ -319,6 +388,7 @@ __device__ __forceinline__ void interpret(const Net<Sizes>& net, unsigned* scrip
       own_end = 0;
     }
   }
+  clock.print();
 }
 
 }  // namespace tfmem

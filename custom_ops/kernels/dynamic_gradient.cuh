@@ -1,12 +1,9 @@
 // What a dynamic net's batch ends with: gradients of parameters, losses, results.
 #pragma once
 
-#include "dynamic.cuh"
+#include "dynamic_tile.cuh"
 
 namespace tfmem {
-
-// A tile of a gradient: so many of its rows and columns, of so many nodes at a time.
-constexpr int kTile = 64, kTileDepth = 32;
 
 // What a kind of nodes adds to the gradient of a parameter: transpose(a) @ b over all of its nodes.
 // A row of `b` is a kept value; one of `a` is, too, or has a 1 where an argument says (kLookup) or
@@ -21,101 +18,82 @@ struct GradientStep {
 
 __device__ constexpr int stride_of(int width) { return width == 1 ? 1 : (width + 15) / 16 * 16; }
 
-// Sums of a tile, 4 x 4 in each of 256 threads; what remains of a larger CTA helps to load.
+// Takes the sums of a tile, four rows and columns in each of 256 threads.
 template <class Sizes>
-struct GradientTile {
-  static constexpr int kSide = kTile / 4;
-  static constexpr int kLoads = (kTile * kTileDepth + Sizes::kThreads - 1) / Sizes::kThreads;
+__device__ __forceinline__ void take_tile(const Net<Sizes>& net, int parameter, int row, int column,
+                                          int rows, int columns) {
+  constexpr int kSide = kTile / 4;
+  if (threadIdx.x >= kSide * kSide) return;
+  const int y = threadIdx.x / kSide * 4, x = threadIdx.x % kSide * 4;
+  if (row + y >= rows || column + x >= columns) return;
   float sum[4][4];
-
-  // Adds one step; `row` and `column` are where the tile begins.
-  __device__ void add(const Net<Sizes>& net, const GradientStep& step, int row, int column) {
-    if (step.kind == kOuter && (row >= step.first_row + step.rows || row + kTile <= step.first_row))
-      return;
-    if (column >= step.first_column + step.columns || column + kTile <= step.first_column) return;
-    float* left = net.staging;
-    float* right = left + kTile * kTileDepth;
-    const int nodes = static_cast<int>(net.table[step.nodes]);
-    const int a_stride = stride_of(step.rows), b_stride = stride_of(step.columns);
-    const float* a = net.memory + net.table[step.a];
-    const float* b = net.memory + net.table[step.b];
-    float l[kLoads], r[kLoads];
-    const auto load = [&](int begin) {
 #pragma unroll
-      for (int i = 0; i < kLoads; ++i) {
-        const int place = threadIdx.x + i * Sizes::kThreads;
-        const int node = begin + place / kTile, at = place % kTile;
-        l[i] = r[i] = 0.0f;
-        if (node >= nodes || place >= kTile * kTileDepth) continue;
-        const int y = row + at - step.first_row, x = column + at - step.first_column;
-        if (x >= 0 && x < step.columns) r[i] = b[static_cast<long long>(node) * b_stride + x];
-        if (step.kind == kOuter) {
-          if (y >= 0 && y < step.rows) l[i] = a[static_cast<long long>(node) * a_stride + y];
-        } else {
-          l[i] = row + at == (step.kind == kLookup ? net.index(step.a, node) : 0) ? 1.0f : 0.0f;
-        }
-      }
-    };
-    load(0);
-    for (int begin = 0; begin < nodes; begin += kTileDepth) {
-      __syncthreads();
+  for (int i = 0; i < 4; ++i) {
+    const float4 four = *reinterpret_cast<const float4*>(net.staging + (y + i) * kSumStride + x);
+    sum[i][0] = four.x, sum[i][1] = four.y, sum[i][2] = four.z, sum[i][3] = four.w;
+  }
+  const long long first = static_cast<long long>(row + y) * columns + column + x;
+  if (columns % 4 == 0 && net.aligned(parameter)) {
+    net.take_fours(parameter, first, columns, rows - row - y < 4 ? rows - row - y : 4, sum);
+    return;
+  }
 #pragma unroll
-      for (int i = 0; i < kLoads; ++i) {
-        const int place = threadIdx.x + i * Sizes::kThreads;
-        if (place < kTile * kTileDepth) {
-          left[place] = l[i];
-          right[place] = r[i];
-        }
-      }
-      __syncthreads();
-      if (begin + kTileDepth < nodes)
-        load(begin + kTileDepth);  // on their way while these are added
-      if (threadIdx.x >= kSide * kSide) continue;
-      const int depth = nodes - begin < kTileDepth ? nodes - begin : kTileDepth;
-      const int y = threadIdx.x / kSide * 4, x = threadIdx.x % kSide * 4;
-#pragma unroll 4
-      for (int node = 0; node < depth; ++node) {
-        const float4 u = *reinterpret_cast<const float4*>(left + node * kTile + y);
-        const float4 v = *reinterpret_cast<const float4*>(right + node * kTile + x);
-        const float us[4] = {u.x, u.y, u.z, u.w}, vs[4] = {v.x, v.y, v.z, v.w};
+  for (int i = 0; i < 4; ++i) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-#pragma unroll
-          for (int j = 0; j < 4; ++j) sum[i][j] = fmaf(us[i], vs[j], sum[i][j]);
-        }
-      }
+    for (int j = 0; j < 4; ++j) {
+      const long long at = first + i * columns + j;
+      if (row + y + i < rows && column + x + j < columns) net.take(parameter, at, at, sum[i][j]);
     }
   }
+}
 
-  __device__ void take(const Net<Sizes>& net, int parameter, int row, int column, int rows,
-                       int columns) const {
-    if (threadIdx.x >= kSide * kSide) return;
-    const int y = row + threadIdx.x / kSide * 4, x = column + threadIdx.x % kSide * 4;
-    if (x >= columns) return;
-    const long long first = static_cast<long long>(y) * columns + x;
-    if (columns % 4 == 0 && net.aligned(parameter)) {
-      net.take_fours(parameter, first, columns, rows - y < 4 ? rows - y : 4, sum);
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const long long at = first + i * columns + j;
-        if (y + i < rows && x + j < columns) net.take(parameter, at, at, sum[i][j]);
-      }
-    }
-  }
-};
-
-// One tile of a parameter's gradient, written or applied.
+// One tile of a parameter's gradient, which begins at `row` and `column`, written or applied: a
+// term of its sums is a node.
 template <class Sizes>
 __device__ __noinline__ void take_gradient(const Net<Sizes>& net, const GradientStep* steps,
                                            int count, int parameter, int row, int column, int rows,
                                            int columns) {
-  GradientTile<Sizes> tile = {};
-  for (int i = 0; i < count; ++i) tile.add(net, steps[i], row, column);
-  tile.take(net, parameter, row, column, rows, columns);
+  using Rows = Slab<true>;
+  const auto nodes_of = [&](const GradientStep& step) {
+    if (step.kind == kOuter && (row >= step.first_row + step.rows || row + kTile <= step.first_row))
+      return 0;
+    if (column >= step.first_column + step.columns || column + kTile <= step.first_column) return 0;
+    return static_cast<int>(net.table[step.nodes]);
+  };
+  int all = 0;
+  for (int i = 0; i < count; ++i) all += (nodes_of(steps[i]) + kTileDepth - 1) / kTileDepth;
+  int which = -1, begin = 0, nodes = 0;
+  TileSums<2, true, true> sums;
+  sum_steps(net, sums, all, [&](float* left, float* right) {
+    begin += kTileDepth;
+    while (begin >= nodes) {
+      nodes = nodes_of(steps[++which]);
+      begin = 0;
+    }
+    const GradientStep& step = steps[which];
+    const int a_stride = stride_of(step.rows), b_stride = stride_of(step.columns);
+    const float* a = net.memory + net.table[step.a];
+    const float* b = net.memory + net.table[step.b];
+    for (int i = threadIdx.x; i < kTileDepth * kTile / 4; i += Sizes::kThreads) {
+      const int term = i / (kTile / 4), at = i % (kTile / 4) * 4, node = begin + term;
+      const int y = row + at - step.first_row, x = column + at - step.first_column;
+      const bool there = node < nodes;
+      const float* of_a = a + static_cast<long long>(node) * a_stride + y;
+      const float* of_b = b + static_cast<long long>(node) * b_stride + x;
+      const bool outer = step.kind == kOuter;
+      copy_four(left + Rows::at(at, term), of_a, outer && there && y >= 0 && y + 4 <= step.rows,
+                [&](int j) {
+                  if (!there) return 0.0f;
+                  if (outer) return y + j >= 0 && y + j < step.rows ? of_a[j] : 0.0f;
+                  const int one = step.kind == kLookup ? net.index(step.a, node) : 0;
+                  return row + at + j == one ? 1.0f : 0.0f;
+                });
+      copy_four(
+          right + Rows::at(at, term), of_b, there && x >= 0 && x + 4 <= step.columns,
+          [&](int j) { return there && x + j >= 0 && x + j < step.columns ? of_b[j] : 0.0f; });
+    }
+  });
+  take_tile(net, parameter, row, column, rows, columns);
 }
 
 // The gradient of rows of a table that the batch looked up; `words` is where the table says so.
@@ -128,11 +106,19 @@ __device__ inline void sum_rows(const Net<Sizes>& net, int parameter, int words,
   for (int i = threadIdx.x; i < count * columns; i += Sizes::kThreads) {
     const int index = first + i / columns, column = i % columns;
     float total = 0.0f;
-    for (unsigned e = begins[index]; e < begins[index + 1]; ++e) {
-      const unsigned* entry = entries + 3 * e;  // its place, first column and width
-      const int at = column - static_cast<int>(entry[1]);
-      if (at >= 0 && at < static_cast<int>(entry[2]))
-        total += net.memory[entry[0] + static_cast<long long>(at)];
+    // Four are on their way at a time: a row that many nodes look up would wait for each.
+    for (unsigned e = begins[index]; e < begins[index + 1]; e += 4) {
+      float four[4] = {};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (e + j >= begins[index + 1]) continue;
+        const unsigned* entry = entries + 3 * (e + j);  // its place, first column and width
+        const int at = column - static_cast<int>(entry[1]);
+        if (at >= 0 && at < static_cast<int>(entry[2]))
+          four[j] = net.memory[entry[0] + static_cast<long long>(at)];
+      }
+#pragma unroll
+      for (int j = 0; j < 4; ++j) total += four[j];
     }
     net.take(parameter, static_cast<long long>(rows[index]) * columns + column,
              static_cast<long long>(index) * columns + column, total);

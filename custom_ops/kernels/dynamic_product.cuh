@@ -1,7 +1,7 @@
 // Products of a dynamic net: each processor has some outputs of every matrix.
 #pragma once
 
-#include "dynamic.cuh"
+#include "dynamic_tile.cuh"
 
 namespace tfmem {
 
@@ -120,30 +120,70 @@ constexpr int power_of_two(int least) {
   return found;
 }
 
-// The outputs that this processor has, for nodes [first, first + rows) of a kind. `load(row, k)` is
-// what is multiplied, `store(row, o, sum)` takes an output.
-template <class V, bool UNROLLED, class Sizes, class Weights, class Load, class Store>
+// How a product's vectors are read: a number at a time, or four that follow each other, of which
+// the first lies at a multiple of 16 bytes or may not.
+enum Reading { kNumbers, kFours, kAlignedFours };
+
+// Vectors of `count` nodes to shared memory. `source(row, k)` is a number, or a pointer to four:
+// copies that are on their way while products are computed. Processors begin at different places,
+// so that not all ask the same part of L2 at once.
+template <class V, Reading READING, class Sizes, class Source>
+__device__ __forceinline__ void stage(float* to, int first, int count, const Source& source) {
+  if constexpr (READING != kNumbers) {
+    const int fours = count * (V::kDepth / 4), shift = fours / Sizes::kProcessors * cta_in_grid();
+#pragma unroll 4
+    for (int i = threadIdx.x; i < fours; i += Sizes::kThreads) {
+      const int turned = i + shift, at = turned < fours ? turned : turned - fours;
+      const float* from = source(first + at / (V::kDepth / 4), at % (V::kDepth / 4) * 4);
+      if constexpr (READING == kAlignedFours) {
+        copy_async(shared_address(to + at * 4), from, true);
+      } else {
+        copy_four(to + at * 4, from, true, [&](int j) { return from[j]; });
+      }
+    }
+  } else {
+#pragma unroll 4
+    for (int i = threadIdx.x; i < count * V::kDepth; i += Sizes::kThreads) {
+      to[i] = source(first + i / V::kDepth, i % V::kDepth);
+    }
+  }
+  end_group_of_copies();
+}
+
+// The outputs that this processor has, for nodes [first, first + rows) of a kind. `source` is what
+// is multiplied, `store(row, o, sum)` takes an output. While products with the vectors of some
+// nodes are computed, those of the next come to the other half of the staging memory.
+template <class V, bool UNROLLED, Reading READING, class Sizes, class Weights, class Source,
+          class Store>
 __device__ __forceinline__ void multiply(const Net<Sizes>& net, const Weights& weights, int first,
-                                         int rows, const Load& load, const Store& store) {
+                                         int rows, const Source& source, const Store& store) {
   constexpr int kNodes = V::kNodes, kGroup = V::kGroup;
   constexpr int kPasses = (V::kOwned + kGroup - 1) / kGroup;
   constexpr int kSums = power_of_two(kNodes * kGroup), kLanes = kWarp / kSums;
+  constexpr int kParts = V::kStaged >= 2 * kNodes ? 2 : 1;  // of the staging memory
+  constexpr int kPart = V::kStaged / kParts / kNodes * kNodes;
   const int lane = threadIdx.x % kWarp;
-  for (int begin = 0; begin < rows; begin += V::kStaged) {
-    const int staged = rows - begin < V::kStaged ? rows - begin : V::kStaged;
+  constexpr int kAhead = (kParts - 1) * kPart;
+  const auto part = [&](int begin) {
+    return net.staging + begin / kPart % kParts * (kPart * V::kDepth);
+  };
+  __syncthreads();
+#pragma unroll 1
+  for (int begin = -kAhead; begin < rows; begin += kPart) {
+    const int next = begin + kAhead, left = rows - next < kPart ? rows - next : kPart;
+    stage<V, READING, Sizes>(part(next), first + next, left, source);
+    if (begin < 0) continue;
+    const int staged = rows - begin < kPart ? rows - begin : kPart;
+    wait_for_groups_but<kParts - 1>();
     __syncthreads();
-#pragma unroll 4
-    for (int i = threadIdx.x; i < staged * V::kDepth; i += Sizes::kThreads) {
-      net.staging[i] = load(first + begin + i / V::kDepth, i % V::kDepth);
-    }
-    __syncthreads();
+    const float* staging = part(begin);
 #pragma unroll(UNROLLED ? kPasses : 1)
     for (int pass = 0; pass < kPasses; ++pass) {
       if (V::output(pass * kGroup) >= V::kOutputs) continue;  // nor has the warp any behind it
 #pragma unroll 1
       for (int from = 0; from < staged; from += kNodes) {
         // Of nodes behind the last one the sums are of what lies there, and nobody takes them.
-        const float* vectors = net.staging + from * V::kDepth + lane;
+        const float* vectors = staging + from * V::kDepth + lane;
         float sum[kSums] = {};
 #pragma unroll(UNROLLED ? V::kSteps : 4)
         for (int i = 0; i < V::kSteps; ++i) {
@@ -172,6 +212,7 @@ __device__ __forceinline__ void multiply(const Net<Sizes>& net, const Weights& w
         }
       }
     }
+    __syncthreads();
   }
 }
 

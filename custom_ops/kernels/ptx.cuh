@@ -44,6 +44,19 @@ __device__ __forceinline__ int thread_in_cta() {
   return thread;
 }
 
+// Of this multiprocessor's clock, and nanoseconds of the device's, which goes in coarser steps.
+__device__ __forceinline__ long long clock_cycles() {
+  long long cycles;
+  asm volatile("mov.u64 %0, %%clock64;" : "=l"(cycles)::"memory");
+  return cycles;
+}
+
+__device__ __forceinline__ long long clock_nanoseconds() {
+  long long nanoseconds;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(nanoseconds)::"memory");
+  return nanoseconds;
+}
+
 // ---- Arithmetic and conversions
 
 __device__ __forceinline__ float exp2_approximate(float x) {

@@ -6,7 +6,9 @@
 #include <cfloat>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
+#include <ctime>
 
 #include "threads.h"
 
@@ -188,6 +190,13 @@ T* settled(T* pointer) {
 }
 inline int cta_in_grid() { return blockIdx.x; }
 inline int thread_in_cta() { return threadIdx.x; }
+
+inline long long clock_nanoseconds() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1000000000ll + now.tv_nsec;
+}
+inline long long clock_cycles() { return clock_nanoseconds(); }
 
 inline float exp2_approximate(float x) { return on_cpu::flushed(std::exp2(on_cpu::flushed(x))); }
 inline float reciprocal_approximate(float x) { return on_cpu::flushed(1.0f / on_cpu::flushed(x)); }

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from benchmarks.dynamic import phases
 from custom_ops.dynamic.choice import FIRST_STEPS, ROUNDS, TIMED_STEPS, Choice
 from custom_ops.dynamic.codegen.plan import Chip
 from custom_ops.dynamic.codegen.program import DynamicProgram, build
@@ -72,6 +73,67 @@ def test_every_home_of_weights(gpu: FakeGpu, chip: Chip, options: dict[str, int]
     homes = {residence.home for residence in program.plan.residences}
     expected = {"in shared memory": {"shared"}, "streamed": {"L2"}}
     assert homes == expected.get(request.node.callspec.id, {"registers"})
+
+
+def as_tiles(program: DynamicProgram, tiles: bool) -> DynamicProgram:
+    """The program with costs by which every product that may be is computed in tiles, or none is."""
+    facts = dict(program.more)
+    for number in range(int(facts["segments"])):
+        words = facts[f"segment{number}"].split()
+        facts[f"segment{number}"] = " ".join([*words[:5], "1000000", *words[6:]] if tiles else [*words[:6], "0", "0"])
+    return replace(program, more=tuple(facts.items()))
+
+
+@pytest.mark.parametrize(("hidden", "width", "count"), [(16, 12, 9), (19, 9, 9), (37, 50, 40)])
+def test_products_in_tiles_are_those_of_single_nodes(gpu: FakeGpu, hidden: int, width: int, count: int) -> None:
+    """Tensor cores, for nodes of half a tile, of a whole one, and of more, whose vectors have odd sizes."""
+    net = TreeLSTM(hidden=hidden, width=width)
+    handle = net.specialize()
+    trees = random_trees(count, most=7)
+    batch = handle.batch([nodes(handle, tree) for tree in trees])
+    program = program_of(gpu, handle)
+    found = []
+    for tiles in (True, False):
+        given = as_tiles(program, tiles)
+        losses, _, gradients = forward_backward(load().ops, handle.spec, net.parameters, batch, 0, None, given)
+        found.append([losses.numpy(), *as_arrays(gradients)])
+    assert any(np.any(a != b) for a, b in zip(*found, strict=True))  # other sums than those of single nodes
+    losses, expected = net.gradients(trees)
+    for of_both in found:
+        np.testing.assert_allclose(of_both[0], losses, rtol=1e-5)
+        assert_like(of_both[1:], expected)
+
+
+def test_a_timed_kernel_says_what_its_phases_take(gpu: FakeGpu) -> None:
+    net = TreeLSTM(hidden=20, width=12)
+    handle = net.specialize()
+    trees = random_trees(5, most=7, seed=1)
+    batch = handle.batch([nodes(handle, tree) for tree in trees])
+    program = program_of(gpu, handle, timed=True)
+
+    def run() -> None:
+        forward_backward(load().ops, handle.spec, net.parameters, batch, 0, None, program)
+
+    timed = phases.middle(phases.launches(run, lambda: None))
+    assert len(timed.phases) > 6
+    found = phases.groups(timed, phases.names_of(handle.spec))
+    assert {"level: product", "back, level: all else", "gradients and updates"} <= set(found)
+    assert sum(count for count, _ in found.values()) == 1 + len(timed.phases)
+    assert sum(time for _, time in found.values()) == pytest.approx(timed.nanoseconds / 1000)
+
+
+def test_nan_goes_through_tiles(gpu: FakeGpu) -> None:
+    net = TreeLSTM(hidden=20, width=12)
+    handle = net.specialize()
+    trees = [(1, (0, 1), (2, 2)), (1, (0, 3), (2, 4))]
+    row = net.embedding.numpy()
+    row[3] = np.nan
+    net.embedding.assign(row)
+    batch = handle.batch([nodes(handle, tree) for tree in trees])
+    program = as_tiles(program_of(gpu, handle), True)
+    losses, _, gradients = forward_backward(load().ops, handle.spec, net.parameters, batch, 0, None, program)
+    np.testing.assert_array_equal(np.isnan(losses), [False, True])
+    assert all(np.isnan(gradient).any() for gradient in as_arrays(gradients)[1:])
 
 
 def test_every_elementwise_op(gpu: FakeGpu) -> None:

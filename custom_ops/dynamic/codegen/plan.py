@@ -21,6 +21,8 @@ WARP = 32
 STREAMED_ROWS = 8
 NARROW = 16  # outputs of a product that every processor has: less work than to wait for others
 MOST_STAGED = 64  # nodes
+L2_BYTES = 24  # that a processor gets in a cycle while all ask: 5.5 TB/s of an H100, over 132 of them
+_FMA_WARPS = 4  # warps that multiply in a cycle
 STAGING = 64 << 10  # bytes, within which a product reads the vectors of many nodes at a time
 
 
@@ -136,6 +138,17 @@ class Plan:
         ]
 
 
+def cycles_of_a_node(residence: Residence, chip: Chip) -> int:
+    """About what a product takes its processors for one of many nodes, by what is slower: to bring the vector, or to
+    multiply. It does not depend on how many rows a warp has at least, so that all kernels of a net choose alike."""
+    view, steps = residence.view, -(-residence.view.depth // WARP)
+    owned = _dealt(view, "registers", 1, chip, 0, residence.everywhere).owned
+    cycles = max(50 + owned * steps * chip.warps // _FMA_WARPS, 4 * view.depth // L2_BYTES)
+    if residence.home == "L2":
+        cycles += 4 * owned * chip.warps * view.depth // (L2_BYTES * nodes_of(residence))
+    return cycles
+
+
 def nodes_of(residence: Residence) -> int:
     """Nodes whose products a warp computes at a time: so many as its sums find registers for."""
     group = min(residence.owned, 8)
@@ -183,16 +196,17 @@ def holder(plan: Plan, view: View) -> int:
     raise AssertionError(view)
 
 
-def make_plan(kinds: Sequence[KindCode], chip: Chip, rows: int = 1, reserved: int = 0) -> Plan:
+def make_plan(kinds: Sequence[KindCode], chip: Chip, rows: int = 1, reserved: int = 0, least_staging: int = 0) -> Plan:
     """Largest matrices first among those that levels multiply by, then the others; what does not fit stays in L2.
 
     Args:
         rows: of a warp at least (III-A2), where weights are resident.
         reserved: bytes of shared memory that the kernel needs for other things.
+        least_staging: bytes of staging memory that it needs in any case.
     """
     views = views_of(kinds)
     registers, residences, first = chip.registers, [], 0
-    staging = 4 * max((4 * view.depth for view in views), default=0)
+    staging = max(least_staging, 4 * max((4 * view.depth for view in views), default=0))
     shared = chip.shared - reserved - staging
     for view, _ in sorted(views.items(), key=lambda item: (not item[1], -item[0].weights)):
         everywhere = view.outputs <= NARROW

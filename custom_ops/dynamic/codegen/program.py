@@ -8,10 +8,11 @@ Beside what any kernel image says (`custom_ops.jit.image`):
     table N, words N        of the table and of the parameter (`custom_ops.dynamic.codegen.table`)
     spilledK WIDTH...       of kind K: values that a batch's memory holds beside those that the spec keeps
     segments N
-    segmentI KIND SECTION ROUND FIRST COUNT COST
+    segmentI KIND SECTION ROUND FIRST COUNT COST OUTPUTS DEPTH
                             a product is run by COUNT processors from FIRST on; everything else, and a product that
                             all have whole, has COUNT 0 and is run for a block of nodes by one; COST is about that of a
-                            node, in cycles
+                            node, in cycles; of a product that tensor cores may compute in tiles its sums and their
+                            terms, else 0 0
 """
 
 from __future__ import annotations
@@ -19,18 +20,21 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from custom_ops.dynamic.codegen.plan import Chip, Plan, holder, make_plan
+from custom_ops.dynamic.codegen.plan import Chip, Plan, cycles_of_a_node, holder, make_plan
 from custom_ops.dynamic.codegen.segments import KindCode, Segment, kind_code
 from custom_ops.dynamic.codegen.source import (
     ENTRY,
     POLLS,
     SCRIPT_WORDS,
+    TILE_BYTES,
     generate,
     numbered_segments,
     reserved_bytes,
     shared_bytes,
+    tile_product,
 )
 from custom_ops.dynamic.codegen.table import Table, pointers_of
+from custom_ops.dynamic.codegen.values import Values
 from custom_ops.dynamic.differentiate import differentiate
 from custom_ops.dynamic.sections import sections
 from custom_ops.dynamic.spec import Spec
@@ -76,21 +80,29 @@ def build(
     compile_source: CompileSource = nvrtc.compile_source,
     script_words: int = SCRIPT_WORDS,
     polls: int = POLLS,
+    tiles: bool = True,
+    timed: bool = False,
 ) -> DynamicProgram:
     """Plan, generate and compile the kernel of a net, or take it from `cache`.
+
+    Args:
+        tiles: whether products may be computed in tiles; without, a benchmark sees what they bring.
+        timed: the kernel prints what its phases take.
 
     Raises:
         KernelError: the compiler is missing or rejects the source.
     """
     kinds = kinds_of(spec)
     table = Table(spec, kinds)
-    plan = make_plan(kinds, chip, rows, reserved_bytes(table, script_words))
-    code = code_of(generate(spec, kinds, plan, script_words, polls), arch, cache, compile_source=compile_source)
-    image = KernelImage(arch, ENTRY, chip.threads, code, shared_bytes(table, plan, script_words), cooperative=True)
-    return DynamicProgram(image, plan, tuple(_facts(spec, kinds, plan, table).items()), rows)
+    plan = make_plan(kinds, chip, rows, reserved_bytes(table, script_words, timed), TILE_BYTES)
+    code = code_of(generate(spec, kinds, plan, script_words, polls, timed), arch, cache, compile_source=compile_source)
+    image = KernelImage(
+        arch, ENTRY, chip.threads, code, shared_bytes(table, plan, script_words, timed), cooperative=True
+    )
+    return DynamicProgram(image, plan, tuple(_facts(spec, kinds, plan, table, tiles).items()), rows)
 
 
-def _facts(spec: Spec, kinds: tuple[KindCode, ...], plan: Plan, table: Table) -> dict[str, str]:
+def _facts(spec: Spec, kinds: tuple[KindCode, ...], plan: Plan, table: Table, tiles: bool) -> dict[str, str]:
     facts = {
         "spec": hashlib.sha256(spec.text.encode()).hexdigest(),
         "processors": str(plan.chip.processors),
@@ -102,8 +114,12 @@ def _facts(spec: Spec, kinds: tuple[KindCode, ...], plan: Plan, table: Table) ->
     all_segments = list(numbered_segments(kinds))
     facts["segments"] = str(len(all_segments))
     for number, of_kind, section, segment in all_segments:
-        first, count, cost = _runners(kinds[of_kind], section, segment, plan)
-        facts[f"segment{number}"] = f"{of_kind} {section} {segment.round} {first} {count} {cost}"
+        values = Values(spec, table, pointers_of(spec), of_kind, kinds[of_kind], section)
+        call = segment.call
+        may = call is not None and tiles and tile_product(plan, values, call)
+        shape = (call.view.outputs, call.view.depth) if call is not None and may else (0, 0)
+        runners = _runners(kinds[of_kind], section, segment, plan)
+        facts[f"segment{number}"] = " ".join(map(str, (of_kind, section, segment.round, *runners, *shape)))
     return facts
 
 
@@ -113,7 +129,7 @@ def _runners(kind: KindCode, section: int, segment: Segment, plan: Plan) -> tupl
         items = kind.sections[section].items
         return 0, 0, 100 + sum(items[place].width for place in segment.rows) // 16
     residence = plan.residences[holder(plan, segment.call.view)]
-    cost = 50 + residence.owned * -(-residence.view.depth // 32)
+    cost = cycles_of_a_node(residence, plan.chip)
     if residence.everywhere:
         return 0, 0, cost
     return residence.first, min(residence.blocks, plan.chip.processors), cost

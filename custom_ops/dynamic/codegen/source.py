@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from custom_ops.dynamic.codegen.plan import Plan, Residence, holder
 from custom_ops.dynamic.codegen.rows import rows_source
@@ -16,30 +17,46 @@ ENTRY = "dynamic_net"
 SCRIPT_WORDS = 2048
 POLLS = 1 << 22  # seconds, where a level takes microseconds
 _HOMES = {"registers": "InRegisters", "shared": "InShared", "L2": "Streamed"}
-_TILE_BYTES = 2 * 64 * 32 * 4
+TILE_BYTES = 4 * 3 * 2 * 64 * 36 + 8 * 64 * 8  # kernels/dynamic_tile.cuh: three steps of two slabs; places of vectors
+MOST_OPERANDS = 8
+_CLOCK_WORDS = 3 * 256
 
 
 def generate(
-    spec: Spec, kinds: Sequence[KindCode], plan: Plan, script_words: int = SCRIPT_WORDS, polls: int = POLLS
+    spec: Spec,
+    kinds: Sequence[KindCode],
+    plan: Plan,
+    script_words: int = SCRIPT_WORDS,
+    polls: int = POLLS,
+    timed: bool = False,
 ) -> str:
     """Of one kernel for forward, backward and update.
 
     Args:
         script_words: of a script that are fetched at a time, at least the 6 of the longest instruction.
         polls: for a signal, before a processor gives up.
+        timed: the kernel prints what its phases take (Clock of kernels/dynamic.cuh).
     """
-    return "\n".join(_Writer(spec, kinds, plan, script_words, polls).lines()) + "\n"
+    return "\n".join(_Writer(spec, kinds, plan, script_words, polls, timed).lines()) + "\n"
 
 
-def reserved_bytes(table: Table, script_words: int = SCRIPT_WORDS) -> int:
+def reserved_bytes(table: Table, script_words: int = SCRIPT_WORDS, timed: bool = False) -> int:
     """Of shared memory beside weights and staging: the table, a piece of its script and one of what it calls, a number
-    of each warp."""
-    return 4 * (_aligned(table.size) + 2 * script_words + 32)
+    of each warp, times of phases."""
+    return 4 * (_aligned(table.size) + 2 * script_words + 32 + _CLOCK_WORDS * timed)
 
 
-def shared_bytes(table: Table, plan: Plan, script_words: int = SCRIPT_WORDS) -> int:
+def shared_bytes(table: Table, plan: Plan, script_words: int = SCRIPT_WORDS, timed: bool = False) -> int:
     """Of shared memory of a processor."""
-    return reserved_bytes(table, script_words) + max(plan.staging, _TILE_BYTES) + plan.shared
+    return reserved_bytes(table, script_words, timed) + max(plan.staging, TILE_BYTES) + plan.shared
+
+
+def tile_product(plan: Plan, values: Values, call: Call) -> bool:
+    """Whether tensor cores may compute a product in tiles: not one that every processor has whole, and only of vectors
+    that lie in memory."""
+    if plan.residences[holder(plan, call.view)].everywhere or len(call.operands) > MOST_OPERANDS:
+        return False
+    return all(values.pointer(ref) is not None for ref in call.operands)
 
 
 def numbered_segments(kinds: Sequence[KindCode]) -> Iterator[tuple[int, int, int, Segment]]:
@@ -57,8 +74,11 @@ def _aligned(words: int) -> int:
 
 
 class _Writer:
-    def __init__(self, spec: Spec, kinds: Sequence[KindCode], plan: Plan, script_words: int, polls: int) -> None:
-        self.spec, self.kinds, self.plan, self.script_words, self.polls = spec, kinds, plan, script_words, polls
+    def __init__(
+        self, spec: Spec, kinds: Sequence[KindCode], plan: Plan, script_words: int, polls: int, timed: bool
+    ) -> None:
+        self.spec, self.kinds, self.plan = spec, kinds, plan
+        self.script_words, self.polls, self.timed = script_words, polls, timed
         self.table, self.pointers = Table(spec, kinds), pointers_of(spec)
 
     def lines(self) -> Iterator[str]:
@@ -67,12 +87,13 @@ class _Writer:
         yield '#include "dynamic_product.cuh"'
         yield "using namespace tfmem;"
         counts = (words, len(self.spec.parameters), self.table.size)
-        sizes = (*counts, chip.threads, chip.processors, self.script_words, self.polls)
+        sizes = (*counts, chip.threads, chip.processors, self.script_words, self.polls, str(self.timed).lower())
         yield f"using Sizes = NetSizes<{', '.join(map(str, sizes))}>;"
         for number, residence in enumerate(self.plan.residences):
             yield from self._view(number, residence)
         steps = list(self._gradient_steps())
         yield f"__device__ const GradientStep gradient_steps[] = {{{', '.join(text for _, text in steps) or '{}'}}};"
+        yield from self._tile_products()
         yield (
             f'extern "C" __global__ void __launch_bounds__({chip.threads}, 1) {ENTRY}'
             f"(const __grid_constant__ Parameters<{words}> p) {{"
@@ -82,14 +103,16 @@ class _Writer:
         script = _aligned(self.table.size)
         yield f"unsigned* const script = table + {script};"
         partial = script + 2 * self.script_words
-        staging = partial + 32
+        clock = partial + 32
+        staging = clock + _CLOCK_WORDS * self.timed
         yield "const unsigned* const sent = reinterpret_cast<const unsigned*>(p.word[kSent]);"
         yield (
             "const Net<Sizes> net{p, sent, table, reinterpret_cast<float*>(p.word[kMemory]), "
             f"shared + {staging}, shared + {partial}}};"
         )
+        yield f"Clock<Sizes::kTimed> clock(table + {clock});"
         yield f"for (int i = threadIdx.x; i < {self.table.size}; i += {chip.threads}) table[i] = sent[i];"
-        at = staging + max(self.plan.staging, _TILE_BYTES) // 4
+        at = staging + max(self.plan.staging, TILE_BYTES) // 4
         for number, residence in enumerate(self.plan.residences):
             pointer = f"net.parameter({self.pointers.parameter(residence.view.parameter)})"
             yield f"Weights{number} weights_{number};"
@@ -97,13 +120,13 @@ class _Writer:
             if residence.home == "shared":
                 at += residence.registers * chip.threads
         yield "__syncthreads();"
-        yield "interpret(net, script, [&](unsigned op, const unsigned* instruction) {"
+        yield "interpret(net, script, clock, [&](unsigned op, const unsigned* instruction) {"
         yield "const int first = static_cast<int>(instruction[2]), rows = static_cast<int>(instruction[3]);"
         yield "switch (op) {"
-        yield "case kRun: switch (instruction[1]) {"
+        yield "case kRun: case kMultiply: switch (instruction[1]) {"
         for number, kind, section, segment in numbered_segments(self.kinds):
             yield f"case {number}: {{  // kind {kind}, section {section}, round {segment.round}"
-            yield from self._segment(kind, section, segment)
+            yield from self._segment(number, kind, section, segment)
             yield "return true; }"
         yield "default: return false; }"
         yield "case kGradient: switch (instruction[1]) {"
@@ -150,11 +173,12 @@ class _Writer:
 
     # ---- segments ----
 
-    def _segment(self, kind: int, section: int, segment: Segment) -> Iterator[str]:
-        values = Values(self.spec, self.table, self.pointers, kind, self.kinds[kind], section)
+    def _segment(self, number: int, kind: int, section: int, segment: Segment) -> Iterator[str]:
+        values = self._values(kind, section)
         if segment.call is not None:
-            yield from self._product(values, segment.call)
+            yield from self._product(values, segment.call, number)
             return
+        yield "if (op != kRun) return false;"
         yield "__syncthreads();"
         yield "const Team<Sizes> team(net, rows);"
         yield "for (int r = team.first; r < rows; r += team.step) {"
@@ -162,14 +186,37 @@ class _Writer:
         yield from rows_source(values, segment.rows)
         yield "}"
 
-    def _product(self, values: Values, call: Call) -> Iterator[str]:
+    def _values(self, kind: int, section: int) -> Values:
+        return Values(self.spec, self.table, self.pointers, kind, self.kinds[kind], section)
+
+    def _tile_products(self) -> Iterator[str]:
+        """What tiles of products read (TileProduct of kernels/dynamic_tile.cuh), by segment; of others nothing."""
+        texts = []
+        for _, kind, section, segment in numbered_segments(self.kinds):
+            call, values = segment.call, self._values(kind, section)
+            if call is None or not self._as_tiles(values, call):
+                texts.append("{}")
+                continue
+            view = call.view
+            columns = self.spec.parameters[view.parameter].shape[-1]
+            ends = accumulate(values.width(ref) for ref in call.operands)
+            words = (self.pointers.parameter(view.parameter), columns, view.start, view.depth, view.first, view.outputs)
+            texts.append(f"{{{', '.join(map(str, words))}, {len(call.operands)}, {{{', '.join(map(str, ends))}}}}}")
+        yield f"__device__ const TileProduct tile_products[] = {{{', '.join(texts) or '{}'}}};"
+
+    def _as_tiles(self, values: Values, call: Call) -> bool:
+        return tile_product(self.plan, values, call)
+
+    def _product(self, values: Values, call: Call, segment: int) -> Iterator[str]:
         number = holder(self.plan, call.view)
         residence = self.plan.residences[number]
-        yield "const auto load = [&](int row, int k) -> float {"
+        fours = all(values.pointer(ref) is not None and values.width(ref) % 4 == 0 for ref in call.operands)
+        yield f"const auto source = [&](int row, int k) -> {'const float*' if fours else 'float'} {{"
         at = 0
         for number_of, ref in enumerate(call.operands):
             width, last = values.width(ref), number_of == len(call.operands) - 1
-            text = values.read(ref, f"(k - {at})" if at else "k")
+            k = f"(k - {at})" if at else "k"
+            text = f"{values.pointer(ref)} + {k}" if fours else values.read(ref, k)
             declared = " ".join(values.indices([ref.number])) if ref.kind == "v" else ""
             yield f"{declared} return {text};" if last else f"if (k < {at + width}) {{ {declared} return {text}; }}"
             at += width
@@ -191,8 +238,26 @@ class _Writer:
                 yield f"{values.sink(values.items[sink])}[j] = value;"
             yield "}"
         yield "};"
-        unrolled = str(residence.home == "registers").lower()
-        yield f"multiply<View{number}, {unrolled}>(net, weights_{number}, first, rows, load, store);"
+        if self._as_tiles(values, call):
+            yield "if (op == kMultiply) {"
+            yield "const auto place = [&](int operand, int row) -> const float* {"
+            for number_of, ref in enumerate(call.operands):
+                declared = " ".join(values.indices([ref.number])) if ref.kind == "v" else ""
+                yield f"if (operand == {number_of}) {{ {declared} return {values.pointer(ref)}; }}"
+            yield "return nullptr; };"
+            yield f"const auto take = [&](int row, int o, float sum) {{ store(row, o + {offset}, sum); }};"
+            yield (
+                f"multiply_tile<{str(call.view.transposed).lower()}>(net, tile_products[{segment}], first, rows, "
+                "static_cast<int>(instruction[4]), place, take);"
+            )
+            yield "return true; }"
+        yield "if (op != kRun) return false;"
+        reading = "kNumbers"
+        if fours:  # rows of a batch's memory are aligned, those of a parameter may not be
+            own = all(ref.kind == "k" or values.items[ref.number].op not in ("lookup", "row") for ref in call.operands)
+            reading = "kAlignedFours" if own else "kFours"
+        flags = f"{str(residence.home == 'registers').lower()}, {reading}"
+        yield f"multiply<View{number}, {flags}>(net, weights_{number}, first, rows, source, store);"
 
     # ---- gradients ----
 

@@ -80,15 +80,8 @@ class Values:
         n, width = item.numbers, item.width
         j = "0" if width == 1 else j
         match item.op:
-            case "child":
-                state = self.table.types[self.spec.types.index(self.kind.children[n[0]])].states[n[1]]
-                return f"net.row({state}, child_{n[0]}, {stride_of(width)})[{j}]"
-            case "lookup":
-                columns = self.parameters[n[0]].shape[-1]
-                at = f"static_cast<long long>(argument_{n[1]}) * {columns} + {n[2]}"
-                return f"net.parameter({self.pointers.parameter(n[0])})[{at} + {j}]"
-            case "row":
-                return f"net.parameter({self.pointers.parameter(n[0])})[{n[1]} + {j}]"
+            case "child" | "lookup" | "row":
+                return f"({self._pointer_to_source(item)})[{j}]"
             case "one_hot":
                 return f"(argument_{n[0]} == {j} ? 1.0f : 0.0f)"
             case "random":
@@ -103,6 +96,33 @@ class Values:
                     f"net.adjoint({types.first_parent}, {types.parents}, state, {n[0]}, {width}, {stride_of(width)}, "
                     f"{j}, {given})"
                 )
+        raise AssertionError(item.op)
+
+    def pointer(self, ref: Ref) -> str | None:
+        """To the first number of a row, which follow each other; None for what is no vector in memory."""
+        if ref.kind == "k":
+            return self.memory(ref)
+        if ref.kind != "v":
+            return None
+        item = self.items[ref.number]
+        if item.op in ("child", "lookup", "row"):
+            return self._pointer_to_source(item)
+        if item.op in SOURCES:
+            return None
+        return self.memory(ref) if item.in_memory else None
+
+    def _pointer_to_source(self, item: Item) -> str:
+        n = item.numbers
+        match item.op:
+            case "child":
+                state = self.table.types[self.spec.types.index(self.kind.children[n[0]])].states[n[1]]
+                return f"net.row({state}, child_{n[0]}, {stride_of(item.width)})"
+            case "lookup":
+                columns = self.parameters[n[0]].shape[-1]
+                at = f"static_cast<long long>(argument_{n[1]}) * {columns} + {n[2]}"
+                return f"net.parameter({self.pointers.parameter(n[0])}) + {at}"
+            case "row":
+                return f"net.parameter({self.pointers.parameter(n[0])}) + {n[1]}"
         raise AssertionError(item.op)
 
     def weight(self, item: Item, j: str, k: int) -> str:

@@ -7,7 +7,7 @@
 namespace tfmem {
 namespace {
 
-constexpr uint32_t kLengths[] = {0, 4, 4, 4, 2, 3, 6, 3, 3};  // of each op
+constexpr uint32_t kLengths[] = {0, 4, 4, 4, 2, 3, 6, 3, 3, 5};  // of each op
 
 class Checker {
  public:
@@ -19,6 +19,8 @@ class Checker {
         for (const GpuSegment& segment : section) {
           kind_of_.resize(std::max<size_t>(kind_of_.size(), segment.number + 1), -1);
           kind_of_[segment.number] = kind;
+          outputs_.resize(kind_of_.size());
+          outputs_[segment.number] = segment.outputs;
         }
       }
     }
@@ -85,8 +87,10 @@ class Checker {
   bool Instruction(GpuOp op, const uint32_t* word, bool own, int64_t* phase) {
     switch (op) {
       case GpuOp::kRun:
-        return word[1] < kind_of_.size() && kind_of_[word[1]] >= 0 &&
-               uint64_t{word[2]} + word[3] <= uint64_t(batch_.kinds[kind_of_[word[1]]].count);
+        return RowsExist(word);
+      case GpuOp::kMultiply:
+        return RowsExist(word) && word[3] <= kTile && int64_t{word[4]} < outputs_[word[1]] &&
+               word[4] % kTile == 0;
       case GpuOp::kGradient:
         return word[1] < spec_.parameters.size() && !spec_.parameters[word[1]].sparse;
       case GpuOp::kSumRows:
@@ -114,6 +118,12 @@ class Checker {
     return false;
   }
 
+  // Whether a segment runs for rows that there are.
+  bool RowsExist(const uint32_t* word) const {
+    return word[1] < kind_of_.size() && kind_of_[word[1]] >= 0 &&
+           uint64_t{word[2]} + word[3] <= uint64_t(batch_.kinds[kind_of_[word[1]]].count);
+  }
+
   bool Call(uint64_t begin, uint64_t end, int64_t* phase) {
     const uint64_t common = sent_.common;
     if (begin < common || begin >= end || end - common >= callers_.size()) return false;
@@ -135,6 +145,7 @@ class Checker {
   const GpuSent& sent_;
   const std::vector<uint32_t>& words_;
   std::vector<int> kind_of_;      // of each segment
+  std::vector<int64_t> outputs_;  // of each that may be computed in tiles
   std::vector<int64_t> signals_;  // of each phase, by how many processors
   std::vector<int64_t> awaited_;  // and how many are waited for
   std::vector<int64_t> callers_;  // of each word of what is common, how many more than of the last

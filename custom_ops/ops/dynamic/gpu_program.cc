@@ -89,12 +89,14 @@ absl::StatusOr<GpuProgram> ReadGpuProgram(absl::string_view text, absl::string_v
     const std::string key = absl::StrCat("segment", number);
     TFMEM_ASSIGN_OR_RETURN(const std::vector<int64_t> n,
                            Numbers(header, key, std::numeric_limits<int32_t>::max()));
-    if (n.size() != 6 || n[0] >= int64_t(spec.kinds.size()) || n[1] >= kGradients ||
-        n[2] >= segments || n[3] >= program.processors || n[4] > program.processors) {
+    if (n.size() != 8 || n[0] >= int64_t(spec.kinds.size()) || n[1] >= kGradients ||
+        n[2] >= segments || n[3] >= program.processors || n[4] > program.processors ||
+        n[6] > kMostWidth || n[7] > kMostWidth || (n[6] > 0) != (n[7] > 0)) {
       return WrongProgram(absl::StrCat("'", key, "' is '", header.Text(key), "'"));
     }
     program.segments[n[0]][n[1]].push_back({static_cast<int>(number), static_cast<int>(n[2]),
-                                            static_cast<int>(n[3]), static_cast<int>(n[4]), n[5]});
+                                            static_cast<int>(n[3]), static_cast<int>(n[4]), n[5],
+                                            n[6], n[7]});
   }
   return program;
 }

@@ -18,7 +18,9 @@ struct GpuSegment {
   int round = 0;   // of its section; those of one round run side by side
   int first = 0;   // a product's first processor
   int count = 0;   // and how many have a part of it; 0: one processor runs it for a block of nodes
-  int64_t cost = 0;
+  int64_t cost = 0;     // of a node, in cycles
+  int64_t outputs = 0;  // of a product that tensor cores may compute in tiles; else 0
+  int64_t depth = 0;    // terms of its sums
 };
 
 struct GpuProgram {

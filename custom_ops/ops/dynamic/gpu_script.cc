@@ -13,7 +13,13 @@ constexpr uint32_t kNowhere = 0xFFFFFFFF;
 constexpr int64_t kLargestPlace = kNowhere - 1;
 constexpr int64_t kGathered = 64;      // nodes of an instruction
 constexpr int64_t kSummedLosses = 64;  // examples of an instruction
-constexpr int64_t kTableRows = 16;     // of a table, summed by an instruction
+constexpr int64_t kTableRows = 16;     // of a table, summed by an instruction, at most
+constexpr int64_t kTableEntries = 32;  // and nodes that looked them up, unless it is one row
+
+// Cycles of a tile of a product, by what is slower: the tensor cores, or to bring both factors from
+// L2. Of half a tile's rows there are shapes of their own.
+constexpr int64_t kTileDepth = 32;  // terms of its sums at a time
+constexpr int64_t kCyclesOfStep = 700, kCyclesOfHalfStep = 520, kCyclesOfTile = 2500;
 
 uint32_t First(GpuOp op, int words) { return static_cast<uint32_t>(op) | words << 8; }
 
@@ -134,7 +140,17 @@ class Builder {
     }
   }
 
+  // The weights that lie on chip meet all vectors, which each processor reads; or processors have
+  // tiles of nodes by outputs, for which tensor cores multiply and weights come from L2.
   void Product(const GpuSegment& segment, const Rows& rows) {
+    if (segment.outputs > 0) {
+      const int64_t whole = TilesCycles(segment, rows.count, kTile);
+      const int64_t half = TilesCycles(segment, rows.count, kTile / 2);
+      if (std::min(whole, half) < segment.cost * rows.count) {
+        ProductTiles(segment, rows, whole <= half ? kTile : kTile / 2);
+        return;
+      }
+    }
     const uint32_t words[] = {First(GpuOp::kRun, 4), static_cast<uint32_t>(segment.number),
                               static_cast<uint32_t>(rows.first), static_cast<uint32_t>(rows.count)};
     if (segment.count == program_.processors) {
@@ -144,6 +160,29 @@ class Builder {
     for (int i = 0; i < segment.count; ++i) {
       Add((segment.first + i) % program_.processors, segment.cost * rows.count,
           {words[0], words[1], words[2], words[3]});
+    }
+  }
+
+  static int64_t TileCycles(const GpuSegment& segment, int64_t rows) {
+    const int64_t steps = (segment.depth + kTileDepth - 1) / kTileDepth;
+    return kCyclesOfTile + steps * (rows > kTile / 2 ? kCyclesOfStep : kCyclesOfHalfStep);
+  }
+
+  // Of all tiles of so many rows each.
+  int64_t TilesCycles(const GpuSegment& segment, int64_t count, int64_t rows) const {
+    const int64_t tiles = ((count + rows - 1) / rows) * Tiles(segment.outputs);
+    return (tiles + program_.processors - 1) / program_.processors * TileCycles(segment, rows);
+  }
+
+  void ProductTiles(const GpuSegment& segment, const Rows& rows, int64_t height) {
+    for (int64_t row = 0; row < rows.count; row += height) {
+      const int64_t count = std::min(height, rows.count - row);
+      for (int64_t output = 0; output < segment.outputs; output += kTile) {
+        Add(Least(), TileCycles(segment, count),
+            {First(GpuOp::kMultiply, 5), static_cast<uint32_t>(segment.number),
+             static_cast<uint32_t>(rows.first + row), static_cast<uint32_t>(count),
+             static_cast<uint32_t>(output)});
+      }
     }
   }
 
@@ -165,17 +204,21 @@ class Builder {
       const DynamicParameter& parameter = spec_.parameters[i];
       const uint32_t number = i;
       if (parameter.sparse) {
-        for (int64_t row = 0; row < looked_up[i].rows(); row += kTableRows) {
-          const int64_t rows = std::min(kTableRows, looked_up[i].rows() - row);
-          Add(Least(), 20 * rows,
+        // A processor has so many rows that few are summed: one that all nodes look up is its own.
+        const std::vector<int64_t>& first = looked_up[i].first;
+        for (int64_t row = 0, end = 0; row < looked_up[i].rows(); row = end) {
+          for (end = row + 1; end < looked_up[i].rows() && end - row < kTableRows; ++end) {
+            if (first[end + 1] - first[row] > kTableEntries) break;
+          }
+          Add(Least(), 500 + 200 * (first[end] - first[row]),
               {First(GpuOp::kSumRows, 4), number, static_cast<uint32_t>(row),
-               static_cast<uint32_t>(rows)});
+               static_cast<uint32_t>(end - row)});
         }
         continue;
       }
       for (int64_t row = 0; row < Tiles(parameter.rows); ++row) {
         for (int64_t column = 0; column < Tiles(parameter.columns); ++column) {
-          Add(Least(), 20 * batch_.nodes + 500,
+          Add(Least(), 20 * batch_.nodes + 3000,
               {First(GpuOp::kGradient, 4), number, static_cast<uint32_t>(row),
                static_cast<uint32_t>(column)});
         }
@@ -183,7 +226,7 @@ class Builder {
     }
   }
 
-  static int64_t Tiles(int64_t count) { return (count + kGradientTile - 1) / kGradientTile; }
+  static int64_t Tiles(int64_t count) { return (count + kTile - 1) / kTile; }
 
   // Losses, outputs and states.
   void Results(GpuSent* sent) {

@@ -25,6 +25,7 @@ namespace tfmem {
 //   gather    pointer of the parameter; width; list; first node; nodes
 //   losses    first example; examples
 //   call      first word, word behind the last: of what many processors do, which is sent once
+//   multiply  segment; first row; rows, at most those of a tile; first output: a tile of a product
 enum class GpuOp : uint32_t {
   kRun = 1,
   kGradient = 2,
@@ -33,10 +34,11 @@ enum class GpuOp : uint32_t {
   kWait = 5,
   kGather = 6,
   kLosses = 7,
-  kCall = 8
+  kCall = 8,
+  kMultiply = 9
 };
 
-inline constexpr int64_t kGradientTile = 64;
+inline constexpr int64_t kTile = 64;  // rows and columns of a product's or a gradient's tile
 
 struct GpuCall {
   bool forward = true;

@@ -20,6 +20,7 @@ from custom_ops.jit.launch import Enqueue
 TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
 SIZES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 WORKSPACE = 32 << 20  # as TensorFlow lets it have, on Hopper
+ALIGNMENT = 16  # bytes, what a region asks for
 
 _NAMES = ("libcublasLt.so.13", "libcublasLt.so.12")
 _FOLDERS = ("nvidia/cublas/lib", "nvidia/cu13/lib")
@@ -27,6 +28,7 @@ _FLOAT32, _FLOAT64, _TF32 = 68, 70, 77  # what is computed with
 _TRANSPOSE_A, _TRANSPOSE_B = 3, 4
 _BATCH_COUNT, _BATCH_OFFSET = 5, 6
 _MOST_WORKSPACE = 1
+_ALIGNMENTS = (5, 6, 7, 8)  # of the three matrices and the result
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,8 @@ class CublasLt:
                 self._set("cublasLtMatrixLayoutSetAttribute", layout, _BATCH_OFFSET, offset)
         self._call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
         self._set("cublasLtMatmulPreferenceSetAttribute", preference, _MOST_WORKSPACE, ctypes.c_uint64(WORKSPACE))
+        for name in _ALIGNMENTS:
+            self._set("cublasLtMatmulPreferenceSetAttribute", preference, name, ctypes.c_uint32(ALIGNMENT))
         found, count = (_Heuristic * most)(), ctypes.c_int()
         b, a, c = layouts
         try:

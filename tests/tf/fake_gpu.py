@@ -87,16 +87,16 @@ class FakeGpu:
 
     def set_time(self, algorithm: int, milliseconds: float) -> None:
         """What a product takes by an algorithm of cuBLASLt's; none: what all take of which nobody sets it."""
-        self._cublas.fake_cublas_time(algorithm, ctypes.c_float(milliseconds))
+        self.cublas.fake_cublas_time(algorithm, ctypes.c_float(milliseconds))
 
     def runs(self) -> list[int]:
         """How many products ran by each algorithm, in the order in which cuBLASLt gives them."""
-        return [self._cublas.fake_cublas_runs(number) for number in range(ALGORITHMS)]
+        return [self.cublas.fake_cublas_runs(number) for number in range(ALGORITHMS)]
 
     def asked(self) -> tuple[int, int, int, int]:
         """Of cuBLASLt for the last product: the type of its matrices, of its sums, of its factors; their alignment."""
         found = (ctypes.c_int * 4)()
-        self._cublas.fake_cublas_asked(found)
+        self.cublas.fake_cublas_asked(found)
         return found[0], found[1], found[2], found[3]
 
     def fusion(

@@ -21,6 +21,7 @@ from custom_ops.jit.cores import usable_cores
 _LOG = logging.getLogger(__name__)
 
 SECONDS = 600  # for one source; the slowest takes a few
+NICE = 10  # how far they stand back: steps may be running meanwhile
 ENDING = 5.0  # seconds that a process which answers no more may take to end
 WORDS = 2000  # characters of what a process said when it died
 
@@ -133,6 +134,7 @@ def main() -> None:
     """What the other process does: tasks are on its standard input, its answers go to its standard output. A task that
     is None asks whether it has begun."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # that is for whoever waits for it
+    os.nice(NICE)
     answers: BinaryIO = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever libraries print is no answer
     while True:

@@ -93,8 +93,8 @@ def find_regions(
         # What stays outside reads all of its inputs, axes and shapes as well, so that there may be more paths.
         left = {name for name in order if name not in inside and name not in whole}
         if not left and not more:
-            members = tuple(tuple(found[key]) for key in sorted(found))
-            return Regions(tuple(order), members, _reasons(meanings, order, inside, borders))
+            regions = tuple(tuple(found[key]) for key in sorted(found))
+            return Regions(tuple(order), regions, _reasons(meanings, order, inside, borders))
         whole |= left | more.keys()
         borders |= more
 

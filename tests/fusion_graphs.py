@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from graph_passes.fusion.dependences import read_by
+from graph_passes.fusion.dependences import read_by, waited
 from graph_passes.fusion.lower.meaning import Kind, Meaning
 from graph_passes.fusion.plan import FusionPlan
 from graph_passes.fusion.score import KernelDevice
@@ -40,6 +40,7 @@ KINDS = {
     "Opaque": Kind.OPAQUE,
     "Const": Kind.CONSTANT,
     "Handle": Kind.OPAQUE,
+    "NoOp": Kind.OPAQUE,
     "Read": Kind.READ,
     "Update": Kind.UPDATE,
 }
@@ -59,7 +60,7 @@ class Nodes:
         """A node; the name of a variable's handle, given to a `Read` or `Update`, comes first. Returns its name."""
         name = name or f"{op.lower()}_{len(self.nodes)}"
         kind = KINDS[op]
-        outputs = 0 if kind is Kind.UPDATE else 1
+        outputs = 0 if kind is Kind.UPDATE or op == "NoOp" else 1
         self.nodes.append(Node(name, op, [TensorId(i) for i in inputs], list(control), device, {}, outputs))
         operands, reads, writes = tuple(range(len(inputs))), (), ()
         if kind is Kind.READ:
@@ -89,12 +90,15 @@ def graphs(draw: Any, most: int = 24) -> tuple[Graph, dict[str, Meaning]]:
     written: dict[str, list[str]] = {handle: [] for handle in handles}  # its last update, if there was one
     seen: dict[str, list[str]] = {handle: [] for handle in handles}  # its reads since
     plain = ["Elementwise"] * 4 + ["Rows", "Columns", "Scalar", "Product", "Batched", "View", "Layout", "Gather"]
-    plain += ["Zeros", "Const", "Opaque"]
+    plain += ["Zeros", "Const", "Opaque", "NoOp"]
     for _ in range(draw(st.integers(1, most))):
         op = draw(st.sampled_from([*plain, *(["Read", "Read", "Update"] if handles else [])]))
         names = [node.name for node in made.nodes if node.op != "Handle"]
         control = draw(st.lists(st.sampled_from(names), max_size=1)) if draw(st.integers(0, 5)) == 0 else []
         size = draw(st.sampled_from([1, 8, 100, 3000]))
+        if op == "NoOp":
+            made.add(op, control=draw(st.lists(st.sampled_from(names), min_size=1, max_size=4, unique=True)))
+            continue
         if op in ("Read", "Update"):
             handle = draw(st.sampled_from(handles))
             before = [*written[handle], *(seen[handle] if op == "Update" else [])]
@@ -163,7 +167,7 @@ def _needs(graph: Graph, meanings: Mapping[str, Meaning], name: str, inside: boo
     node = graph[name]
     constant = meanings[name].kind is Kind.CONSTANT
     read = read_by(graph, meanings, node) if inside and not constant else node.inputs
-    return {tensor.node for tensor in read} | set(node.control)
+    return {tensor.node for tensor in read} | set(waited(graph, node) if inside else node.control)
 
 
 def _run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from graph_passes.fusion.dependences import waited
 from graph_passes.fusion.stitching import Stitched, Stitching, place_of
 from graph_passes.graph.ir import AttrValue, Code, DataType, Graph, TensorId
 from graph_passes.graph.rewrite import NewNode, Rewrite
@@ -28,14 +29,14 @@ def _rewrite(stitched: Stitched, graph: Graph) -> Rewrite:
         attrs["images"] = tuple(Code(program.image.code) for program in stitched.programs)
     if stitched.timed:
         attrs["time_products"] = True
-    waited = dict.fromkeys(before for name in members for before in graph[name].control if before not in inside)
+    before = dict.fromkeys(each for name in members for each in waited(graph, graph[name]) if each not in inside)
     new = NewNode(
         stitched.name,
         FUSION_OP,
         (*lowered.inputs, *lowered.variables),
         attrs,
         place_of(graph, members),
-        tuple(waited),
+        tuple(before),
         len(lowered.outputs),
     )
     outputs = {tensor: TensorId(stitched.name, index) for index, tensor in enumerate(lowered.outputs)}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from graph_passes.fusion.dependences import Dependences, read_by
+from graph_passes.fusion.dependences import Dependences, read_by, waited
 from graph_passes.fusion.lower.meaning import REDUCTIONS, Kind, Meaning
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.graph.ops import passed
@@ -148,7 +148,7 @@ def _edges(
         node = graph[name]
         used = node.inputs if meanings[name].kind is Kind.CONSTANT else read_by(graph, meanings, node)
         found = {place.get(tensor.node, -1) for tensor in used}
-        found |= {place.get(control, -1) for control in node.control}
+        found |= {place.get(control, -1) for control in waited(graph, node)}
         before.append(found - {-1})
         for earlier in before[-1]:
             after[earlier].append(number)

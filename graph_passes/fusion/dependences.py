@@ -65,10 +65,26 @@ def read_by(graph: Graph, meanings: Mapping[str, Meaning], node: Node) -> list[T
     return [tensor for tensor in read if meanings[tensor.node].kind is not Kind.CONSTANT]
 
 
+def waited(graph: Graph, node: Node) -> list[str]:
+    """Names of the nodes that `node` waits for though it reads nothing of them; in place of a `NoOp`, which does
+    nothing, those that this waits for. So what ends a function, and waits for all of its reads, divides nothing."""
+    found: dict[str, None] = {}
+    seen: set[str] = set()
+    pending = list(reversed(node.control))
+    while pending:
+        name = pending.pop()
+        if graph[name].op != "NoOp":
+            found[name] = None
+        elif name not in seen:
+            seen.add(name)
+            pending += reversed(graph[name].control)
+    return list(found)
+
+
 def dependences(
     graph: Graph, meanings: Mapping[str, Meaning], order: Sequence[str], whole: Collection[str] = ()
 ) -> Dependences:
-    """The dependences of a graph, numbered by `order`.
+    """The dependences of a graph, numbered by `order`; see `waited` for a `NoOp`, of which nothing waits here.
 
     Args:
         graph: the graph.
@@ -81,8 +97,8 @@ def dependences(
     for name in order:
         node = graph[name]
         read = node.inputs if name in whole else read_by(graph, meanings, node)
-        found = {place[tensor.node] for tensor in read} | {place[control] for control in node.control}
-        before.append(tuple(sorted(found)))
+        found = {place[tensor.node] for tensor in read} | {place[control] for control in waited(graph, node)}
+        before.append(tuple(sorted(found)) if node.op != "NoOp" else ())
     return Dependences(tuple(before))
 
 

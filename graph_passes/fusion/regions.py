@@ -33,7 +33,7 @@ class Regions:
 
     Attributes:
         order: all nodes of the graph in topological order.
-        members: of each region, in that order.
+        members: of each region, in that order; the regions in one in which they can run.
         reasons: why a node is in none, for all that are in none.
     """
 
@@ -93,7 +93,8 @@ def find_regions(
         # What stays outside reads all of its inputs, axes and shapes as well, so that there may be more paths.
         left = {name for name in order if name not in inside and name not in whole}
         if not left and not more:
-            return Regions(tuple(order), tuple(map(tuple, found.values())), _reasons(meanings, order, inside, borders))
+            regions = tuple(tuple(found[key]) for key in sorted(found))
+            return Regions(tuple(order), regions, _reasons(meanings, order, inside, borders))
         whole |= left | more.keys()
         borders |= more
 

@@ -107,6 +107,21 @@ def test_what_an_update_overwrites_is_read_first():
     assert steps.index(("product",)) < next(i for i, step in enumerate(steps) if "update" in step)
 
 
+def test_the_end_of_a_function_keeps_no_read_outside():
+    # As TensorFlow writes it: a result waits for a NoOp, and that for all that reads a variable.
+    made = Nodes()
+    handles, x = [made.add("Handle") for _ in range(2)], made.add("Opaque")
+    reads = [made.add("Read", handle) for handle in handles]
+    x = made.add("Product", x, reads[0])
+    x = made.add("Elementwise", x, reads[1])
+    ended = made.add("NoOp", control=[made.add("NoOp", control=reads[:1]), reads[1]])
+    result = made.add("View", x, control=[ended])
+    plan = plan_fusion(made.graph(), made.meanings, UNIT, kinds=ON_GPU)
+    (region,) = plan.regions
+    assert {*reads, x, result} <= set(region.members)
+    assert run_plan(made.graph(), made.meanings, plan) == run_graph(made.graph(), made.meanings)
+
+
 def test_ops_that_a_gpu_region_cannot_hold_divide_it_and_say_so():
     made = Nodes()
     x = made.add("Opaque")

@@ -37,6 +37,25 @@ def test_an_assertion_holds_back_what_waits_for_it() -> None:
     close(fused(x), step(x))
 
 
+def test_variables_that_are_only_read_are_read_by_the_region() -> None:
+    """Though what ends the function waits for each of them, and a result for that."""
+    weights = [tf.Variable(np.eye(12, dtype=np.float32) * (place + 1)) for place in range(3)]
+
+    @tf.function
+    def step(x: Any) -> Any:
+        for weight in weights:
+            x = tf.tanh(tf.nn.relu(x @ weight) * 0.5) + 1.0
+        return x, tf.reduce_sum(x)
+
+    fused = optimized(step)
+    x, _ = batch()
+    for place in range(3):
+        close(fused(x), step(x))
+        weights[place].assign(weights[place] * 0.5)
+    require_stitched(fused, "ReadVariableOp", "MatMul", "Tanh")
+    assert sum(region.count("read") for region in tfmem.report(fused).regions) == 3
+
+
 def test_a_python_function_is_called_as_often_as_before() -> None:
     seen: list[Any] = []
 

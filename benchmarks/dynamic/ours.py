@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.dynamic.timing import measure, parts_of, show, words_of
 from custom_ops.dynamic.codegen.plan import products_of
-from custom_ops.dynamic.codegen.program import build, kinds_of
+from custom_ops.dynamic.codegen.program import DynamicProgram, build, kinds_of
 from custom_ops.dynamic.op import forward_backward
 from custom_ops.jit.device import Device
 from custom_ops.load import load
@@ -69,13 +69,16 @@ def specialisation(net: TreeLSTM, words: int, hidden: int) -> dict[str, float]:
     return {"cold": cold, "warm": time.perf_counter() - began}
 
 
-def difference(net: TreeLSTM, batch: dynamic.Batch) -> float:
-    """The largest relative difference of a gradient on the GPU to the CPU's."""
+def difference(net: TreeLSTM, batch: dynamic.Batch, other: DynamicProgram | None = None) -> float:
+    """The largest relative difference of a gradient on the GPU to the CPU's, or to that of another kernel.
+
+    It is small only for a net that has not learnt yet: see `benchmarks.dynamic.distances`.
+    """
     on_gpu = net.handle.forward_backward(batch).gradients
     with tf.device("/CPU:0"):
-        on_cpu = forward_backward(load().ops, net.handle.spec, net.handle.parameters, batch, 0, None)[2]
+        expected = forward_backward(load().ops, net.handle.spec, net.handle.parameters, batch, 0, None, other)[2]
     largest = 0.0
-    for a, b in zip(on_gpu, on_cpu, strict=True):
+    for a, b in zip(on_gpu, expected, strict=True):
         x, y = (tf.convert_to_tensor(gradient).numpy() for gradient in (a, b))
         largest = max(largest, float(np.abs(x - y).max() / np.abs(y).max()))
     return largest

@@ -14,15 +14,21 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from benchmarks.dynamic.timing import measure as rate
+from benchmarks.dynamic.timing import parts_of, words_of
 from custom_ops.dynamic.codegen.program import DynamicProgram, build, kinds_of
 from custom_ops.dynamic.codegen.source import numbered_segments
 from custom_ops.dynamic.spec import Spec
 from examples import trees
+
+if TYPE_CHECKING:
+    from examples.tree_lstm import TreeLSTM
 
 STEPS = 8  # of a kernel that are timed
 WARM = 3
@@ -120,50 +126,84 @@ def middle(found: Sequence[Timed]) -> Timed:
     return sorted(found, key=lambda timed: timed.nanoseconds)[len(found) // 2]
 
 
-def measure(hidden: int, batches: Sequence[int], seconds: float) -> Iterator[dict]:
-    """Rows of a net: kernels by phases, rates, and the difference of gradients to the CPU's."""
-    import tensorflow as tf
-
-    from benchmarks.dynamic.ours import EMBEDDING, difference
+def measure(hidden: int, sizes: Sequence[int], seconds: float) -> Iterator[dict]:
+    """Rows of the example's net on this process's GPU."""
+    from benchmarks.dynamic.ours import EMBEDDING
     from benchmarks.dynamic.processes import numbered
-    from benchmarks.dynamic.timing import measure as rate
-    from benchmarks.dynamic.timing import parts_of, words_of
-    from custom_ops.dynamic.op import step
     from custom_ops.jit.device import Device
-    from custom_ops.load import load
     from examples.tree_lstm import TreeLSTM
 
     given = numbered(trees.made(256))
-    words = 1 + max(max(words_of(tree)) for tree in given)
-    net = TreeLSTM(words, EMBEDDING, hidden)
-    plan, spec, optimizer = net.handle.plan, net.handle.spec, net.handle.optimizer
-    if plan is None or optimizer is None:
+    net = TreeLSTM(1 + max(max(words_of(tree)) for tree in given), EMBEDDING, hidden)
+    plan, spec = net.handle.plan, net.handle.spec
+    if plan is None:
         raise SystemExit("there is no GPU, or no kernel for it")
-    roots = [net.node(tree, {word: word for word in range(words)}) for tree in given]
-    names = names_of(spec)
-    slots = [tf.Variable(tf.zeros_like(p)) for _ in optimizer.slots for p in net.handle.parameters]
-    rates = optimizer.rates(tf.constant(1, tf.int64))
     with Device(0) as device:
         began = time.perf_counter()
         programs = {
             kind: build(spec, device.arch, plan.chip, tiles=kind == "tiles", timed=True) for kind in ("tiles", "rows")
         }
         compiled = time.perf_counter() - began
-        for size in batches:
-            parts = [net.handle.batch(part) for part in parts_of(roots, size)]
-            found = rate([(part, size) for part in parts], _train(net.handle), lambda losses: losses.numpy(), seconds)
-            row = {"hidden": hidden, "batch": size, "rate": found["sentences"] / found["wall"], "compiled": compiled}
-            row["difference"] = difference(net, parts[0])
-            for kind, program in programs.items():
+        for row in rows_of(net, given, sizes, seconds, programs, device.driver.cuCtxSynchronize):
+            yield {"hidden": hidden, "compiled": compiled, **row}
 
-                def run(program: DynamicProgram = program, batch: object = parts[0]) -> object:
-                    variables = [*net.handle.parameters, *slots]
-                    return step(load().ops, spec, variables, batch, 0, None, optimizer.rule, rates, 1, program)[0]
 
-                timed = launches(run, device.driver.cuCtxSynchronize)
-                row[kind] = statistics.median(launch.nanoseconds for launch in timed) / 1000
-                row[f"{kind} phases"] = groups(middle(timed), names)
-            yield row
+def rows_of(
+    net: TreeLSTM,
+    given: Sequence[list],
+    sizes: Sequence[int],
+    seconds: float,
+    programs: Mapping[str, DynamicProgram],
+    wait: Callable[[], object],
+    other: DynamicProgram | None = None,
+) -> Iterator[dict]:
+    """Kernels by phases, rates, and the difference of gradients to the CPU's: of the weights that the net begins with,
+    since those of a net that has learnt its trees are ill-conditioned (`benchmarks.dynamic.distances`).
+
+    Args:
+        programs: timed kernels by name.
+        wait: for what the GPU does.
+        other: in the place of the CPU's op.
+    """
+    import tensorflow as tf
+
+    from benchmarks.dynamic.ours import difference
+    from custom_ops.dynamic.op import step
+    from custom_ops.load import load
+
+    spec, optimizer = net.handle.spec, net.handle.optimizer
+    assert optimizer is not None  # the example's net has one
+    roots = [net.node(tree, {word: word for tree in given for word in words_of(tree)}) for tree in given]
+    names = names_of(spec)
+    slots = [tf.Variable(tf.zeros_like(p)) for _ in optimizer.slots for p in net.handle.parameters]
+    rates = optimizer.rates(tf.constant(1, tf.int64))
+    batches = {size: [net.handle.batch(part) for part in parts_of(roots, size)] for size in sizes}
+    differences = {size: difference(net, parts[0], other) for size, parts in batches.items()}
+    for size, parts in batches.items():
+        found = rate([(part, size) for part in parts], _train(net.handle), lambda losses: losses.numpy(), seconds)
+        row: dict = {"batch": size, "rate": found["sentences"] / found["wall"]}
+        row |= {"host": host_time(_train(net.handle), parts[0]), "difference": differences[size]}
+        for kind, program in programs.items():
+
+            def run(program: DynamicProgram = program, batch: object = parts[0]) -> object:
+                variables = [*net.handle.parameters, *slots]
+                return step(load().ops, spec, variables, batch, 0, None, optimizer.rule, rates, 1, program)[0]
+
+            timed = launches(run, wait)
+            row[kind] = statistics.median(launch.nanoseconds for launch in timed) / 1000
+            row[f"{kind} phases"] = groups(middle(timed), names)
+        yield row
+
+
+def host_time(train: Callable[[object], object], batch: object) -> float:
+    """Microseconds until a step is enqueued, while the GPU has nothing else to do: the median of pairs of steps."""
+    times = []
+    for _ in range(20):
+        began = time.perf_counter()
+        losses = [train(batch) for _ in range(2)]
+        times.append((time.perf_counter() - began) / 2)
+        losses[-1].numpy()  # type: ignore[attr-defined]
+    return 1e6 * statistics.median(times)
 
 
 def _train(handle: object) -> Callable[[object], object]:
@@ -179,10 +219,13 @@ def tables(rows: Sequence[dict]) -> list[str]:
         for name in dict.fromkeys([*both[0], *both[1]]):
             shown = [f"{of[name][0]:3d} {of[name][1]:9.1f}" if name in of else f"{'-':>13}" for of in both]
             lines.append(f"  {name:45s} {shown[0]} ; {shown[1]}")
-    lines += ["", "| hidden | batch | sentences a second | kernel, us | without tiles, us | gradients to the CPU's |"]
-    lines.append("|---|---|---|---|---|---|")
+    lines += [
+        "",
+        "| hidden | batch | sentences a second | host, us | kernel, us | without tiles, us | gradients to the CPU's |",
+    ]
+    lines.append("|" + "---|" * 7)
     for row in rows:
-        times = [f"{row[key]:.0f}" for key in ("rate", "tiles", "rows")]
+        times = [f"{row[key]:.0f}" for key in ("rate", "host", "tiles", "rows")]
         lines.append(f"| {row['hidden']} | {row['batch']} | {' | '.join(times)} | {row['difference']:.1e} |")
     return lines
 

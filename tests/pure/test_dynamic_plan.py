@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from custom_ops.dynamic.codegen.plan import MOST_STAGED, Chip, Plan, make_plan, products_of
+from custom_ops.dynamic.codegen.plan import MOST_STAGED, Chip, Plan, cycles_of_a_node, make_plan, products_of
 from custom_ops.dynamic.codegen.program import build, kinds_of
 from custom_ops.dynamic.codegen.segments import View
 from custom_ops.dynamic.sections import BACK_LEVEL, LEVEL
@@ -95,9 +97,38 @@ def test_a_plan_says_where_weights_are(home: str) -> None:
         "L2": Chip(registers=0, shared=0),
     }[home]
     *wide, narrow, gradients = make_plan(KINDS, chip).describe()
-    assert "in registers" in gradients
+    assert "bytes would not fit in the" in gradients or "bytes would fit in the" in gradients
     assert all(f"in {home}, 1 rows" in line or f"in {home}, 8 rows" in line for line in wide)
     assert f"in {home} of every processor," in narrow
+
+
+def test_the_report_says_whether_gradients_would_fit() -> None:
+    spec, chip = tree_rnn(UNITS), Chip(processors=4)
+    plan = build(spec, 90, chip, compile_source=lambda *_, **__: b"").plan
+    # the table is only looked up; a kernel of 64 x 128, a bias of 64, and 3 x 64
+    assert plan.gradient_bytes == 4 * (UNITS * 2 * UNITS + UNITS + 3 * UNITS)
+    registers = 4 * chip.threads * (chip.registers - plan.registers)
+    assert plan.free_bytes == 4 * (registers + chip.shared - plan.reserved - plan.staging)
+    assert f"{plan.gradient_bytes} bytes would fit in the {plan.free_bytes} " in plan.describe()[-1]
+    full = replace(plan, gradient_bytes=plan.free_bytes + 1)
+    assert "would not fit" in full.describe()[-1]
+
+
+def test_products_of_vectors_that_lie_in_memory_may_be_in_tiles() -> None:
+    facts = [dict(build(tree_rnn(UNITS), 90, Chip(processors=4), compile_source=lambda *_, **__: b"", tiles=tiles).more)
+             for tiles in (True, False)]  # fmt: skip
+    shapes = [[tuple(of[f"segment{n}"].split()[6:]) for n in range(int(of["segments"]))] for of in facts]
+    # forward and backward; logits are every processor's
+    assert sorted(set(shapes[0])) == [("0", "0"), ("128", "64"), ("64", "128")]
+    assert set(shapes[1]) == {("0", "0")}
+
+
+def test_the_cost_of_a_product_does_not_depend_on_the_rows_of_a_warp() -> None:
+    chip = Chip(processors=4)
+    costs = [[cycles_of_a_node(r, chip) for r in make_plan(KINDS, chip, rows).residences] for rows in (1, 2, 4)]
+    assert costs[0] == costs[1] == costs[2]
+    # 16 sums of a warp's outputs, 2 of 8 warps in each of 4 units; or 128 numbers that come by 24 bytes
+    assert costs[0][0] == 50 + 2 * 4 * 8 // 4
 
 
 def test_a_product_of_few_outputs_is_every_processors() -> None:

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks.dynamic import phases
+from benchmarks.dynamic import distances, ours, phases
+from benchmarks.dynamic.processes import numbered
+from benchmarks.dynamic.timing import words_of
 from custom_ops.dynamic.choice import FIRST_STEPS, ROUNDS, TIMED_STEPS, Choice
 from custom_ops.dynamic.codegen.plan import Chip
 from custom_ops.dynamic.codegen.program import DynamicProgram, build
@@ -19,6 +21,8 @@ from custom_ops.dynamic.op import forward, forward_backward, step
 from custom_ops.errors import TfmemWarning
 from custom_ops.expr.table import FLOAT_OPS
 from custom_ops.load import load
+from examples import trees as example_trees
+from examples.tree_lstm import TreeLSTM as ExampleNet
 from tests.tf.dynamic_gpu_plugin import FakePrograms
 from tests.tf.dynamic_nets import TreeLSTM, nodes, random_trees
 from tests.tf.fake_gpu import ARCH, FakeGpu, fixture_gpu, fixture_no_kernel_fails  # noqa: F401
@@ -120,6 +124,44 @@ def test_a_timed_kernel_says_what_its_phases_take(gpu: FakeGpu) -> None:
     assert {"level: product", "back, level: all else", "gradients and updates"} <= set(found)
     assert sum(count for count, _ in found.values()) == 1 + len(timed.phases)
     assert sum(time for _, time in found.values()) == pytest.approx(timed.nanoseconds / 1000)
+
+
+def example(count: int, hidden: int = 12, width: int = 8) -> tuple[ExampleNet, list]:
+    """The example's net, and trees in which words occur many times."""
+    given = numbered(example_trees.made(count))
+    return ExampleNet(1 + max(max(words_of(tree)) for tree in given), width, hidden), given
+
+
+def test_gradients_are_compared_before_the_net_learns(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a net that has learnt are small differences of large numbers."""
+    monkeypatch.setattr(handles, "Programs", lambda: FakePrograms(gpu, {}))
+    net, given = example(4)
+    other = as_tiles(program_of(gpu, net.handle), True)
+    roots = [net.node(tree, {word: word for word in words_of(tree)}) for tree in given]
+    expected = [ours.difference(net, net.handle.batch(roots[:size]), other) for size in (1, 3)]
+    timed = {"tiles": program_of(gpu, net.handle, timed=True)}
+    rows = list(phases.rows_of(net, given, [1, 3], 0, timed, lambda: None, other))
+    assert [row["difference"] for row in rows] == expected
+    assert 0 < max(expected) < 1e-5
+    assert [row["batch"] for row in rows] == [1, 3]
+
+
+def test_kernels_are_as_near_to_float64_as_float32_is(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where words occur many times, and when the net has learnt; then by what its numbers were before."""
+    monkeypatch.setattr(handles, "Programs", lambda: FakePrograms(gpu, {}))
+    net, given = example(24)
+    program = program_of(gpu, net.handle)
+    programs = {"tiles": as_tiles(program, True), "rows": as_tiles(program, False)}
+    rows = list(distances.rows_of(net, given, [1, 24], 100, programs, program_of(gpu, net.handle, Chip(processors=2))))
+    about = [(weights, size, kernel) for weights in ("first", "learnt") for size in (1, 24) for kernel in programs]
+    assert [(row["weights"], row["batch"], row["kernel"]) for row in rows] == about
+    for first, learnt in zip(rows[:4], rows[4:], strict=True):
+        assert learnt["distances"][0].largest < 0.8 * first["distances"][0].largest  # losses
+        for before, after in zip(first["distances"], learnt["distances"], strict=True):
+            assert before.gpu < 2e-6
+            assert after.gpu * after.largest < 2e-6 * max(before.largest, after.largest)
+            assert not before.far
+            assert not after.far
 
 
 def test_nan_goes_through_tiles(gpu: FakeGpu) -> None:

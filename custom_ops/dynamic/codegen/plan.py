@@ -98,11 +98,15 @@ class Plan:
     Attributes:
         staging: bytes of shared memory through which vectors reach the warps.
         resident_bytes: of weights on chip, over all processors.
+        gradient_bytes: of the gradients of parameters that are not only looked up.
+        reserved: bytes of shared memory of a processor for other things than weights and vectors.
     """
 
     chip: Chip
     residences: tuple[Residence, ...]
     staging: int
+    gradient_bytes: int = 0
+    reserved: int = 0
 
     @property
     def registers(self) -> int:
@@ -130,12 +134,21 @@ class Plan:
             with_plan += size if residence.home != "L2" else size * -(-count // nodes_of(residence))
         return with_plan, each
 
+    @property
+    def free_bytes(self) -> int:
+        """On chip beside weights and all else, over all processors: registers that weights may have, shared memory."""
+        registers = 4 * self.chip.threads * (self.chip.registers - self.registers)
+        shared = self.chip.shared - self.reserved - self.staging - self.shared
+        return self.chip.processors * (registers + max(0, shared))
+
     def describe(self) -> list[str]:
-        """Lines for a report: what is resident, what streams, and where gradients are summed."""
-        return [
-            *(residence.describe() for residence in self.residences),
-            "gradients: summed in registers, 64 x 64 at a time, when no weight is multiplied by any more",
-        ]
+        """Lines for a report: what is resident, what streams, and where gradients are summed (III-C2)."""
+        fit = "would fit" if self.gradient_bytes <= self.free_bytes else "would not fit"
+        gradients = (
+            f"gradients: {self.gradient_bytes} bytes {fit} in the {self.free_bytes} that weights leave; in either case "
+            "summed in registers, 64 x 64 at a time, when no weight is multiplied by any more"
+        )
+        return [*(residence.describe() for residence in self.residences), gradients]
 
 
 def cycles_of_a_node(residence: Residence, chip: Chip) -> int:
@@ -223,7 +236,8 @@ def make_plan(kinds: Sequence[KindCode], chip: Chip, rows: int = 1, reserved: in
             first = (first + dealt.blocks) % chip.processors
     room = min(max(staging, STAGING), staging + shared)
     staged = tuple(replace(dealt, staged=_staged(dealt, room)) for dealt in residences)
-    return Plan(chip, staged, max((4 * dealt.staged * dealt.view.depth for dealt in staged), default=0))
+    staging = max((4 * dealt.staged * dealt.view.depth for dealt in staged), default=0)
+    return Plan(chip, staged, max(staging, least_staging), reserved=reserved)
 
 
 def _staged(residence: Residence, room: int) -> int:

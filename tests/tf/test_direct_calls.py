@@ -14,7 +14,7 @@ from tensorflow.python.eager import cancellation, context
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 
 import tfmem
-from tfmem.tf_internals.concrete_function import call_key, capture_concrete, restore_concrete
+from tfmem.tf_internals.concrete_function import call_key, call_traced, capture_concrete, restore_concrete
 
 STEPS, WIDTH, UNITS = 4, 3, 5
 
@@ -190,6 +190,19 @@ def test_captures_that_are_made_anew_are_made_in_each_call(asked: list[Any]) -> 
     function = restore_concrete(concrete, captured, captured.graph_def)
     assert [float(function(tf.constant(10.0))) for _ in range(2)] == [11, 12]
     assert not asked
+
+
+def test_captures_that_are_replaced_between_calls_are_noticed() -> None:
+    given, numbers = tf.constant(1.0), iter((2.0, 3.0))
+    concrete = tf.function(lambda x: x + given).get_concrete_function(tf.TensorSpec([]))
+    captured = capture_concrete(concrete)
+    function = restore_concrete(concrete, captured, captured.graph_def)
+    x = tf.constant(10.0)
+    assert float(call_traced(function, (x,), {})) == 11
+    function.set_external_captures([tf.constant(5.0)])
+    assert float(call_traced(function, (x,), {})) == 15
+    function.set_external_captures([lambda: tf.constant(next(numbers))])
+    assert [float(call_traced(function, (x,), {})) for _ in range(2)] == [12, 13]
 
 
 def test_calls_are_told_apart_by_what_traces_are() -> None:

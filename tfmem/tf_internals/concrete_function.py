@@ -102,7 +102,13 @@ def call_traced(cf: ConcreteFunction, args: tuple[Any, ...], kwargs: Mapping[str
         flat = list(args)
     else:
         flat = cf.function_type.unpack_inputs(cf.function_type.bind(*args, **kwargs))
-    return cf._call_flat(flat, captured_inputs=cf.captured_inputs)
+    return cf._call_flat(flat, captured_inputs=_captured_by(cf))
+
+
+def _captured_by(cf: ConcreteFunction) -> list[tf.Tensor]:
+    """`cf.captured_inputs`, for which TensorFlow looks for structures and for what is made anew in each call."""
+    captures: list[Any] = cf._captured_inputs
+    return list(captures) if set(map(type, captures)) <= {EagerTensor} else cf.captured_inputs
 
 
 def gradient_order(cf: ConcreteFunction, tensors: Sequence[tf.Tensor]) -> int:

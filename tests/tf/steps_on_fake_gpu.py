@@ -218,6 +218,8 @@ def test_a_saved_model_with_products_in_kernels_runs_on_a_cpu(
     )
     elsewhere = in_a_process(served_without_a_gpu, str(tmp_path / "stitched"), x.numpy())
     np.testing.assert_allclose(elsewhere, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_step_whose_products_are_timed(gpu: FakeGpu, on_gpu: Callable[..., None]) -> None:
     """In the first run with a shape; what it computes is the same."""
     on_gpu(timed=True)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 LEARNT = 8  # sentences of a step by which the net learns
 MOST_TIMES = 16.0  # that the GPU may be as far from float64 as the CPU: products split into TF32 have 22 of 24 bits
-NEAR = 4e-6  # or so far at any rate
+NEAR = 4e-6  # or so far at any rate, by the largest number at first: one loss of the CPU may be exact by luck
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Distance:
 
     Attributes:
         what: "losses", "outputs", "state 0", "gradient of pair", "updates".
-        largest: number that there is.
+        largest, first: number that there is, and that there was before the net learnt.
         gpu, cpu: their distances from the definition.
         between: the GPU's from the CPU's.
         moved: how far two runs on the GPU are apart.
@@ -53,6 +53,7 @@ class Distance:
 
     what: str
     largest: float
+    first: float
     gpu: float
     cpu: float
     between: float
@@ -61,14 +62,16 @@ class Distance:
     @property
     def far(self) -> bool:
         """Whether the GPU's result is not what float32 makes of the definition, or not the same each time."""
-        return self.moved != 0 or not self.gpu <= max(NEAR, MOST_TIMES * self.cpu)
+        near = max(NEAR * max(self.largest, self.first), MOST_TIMES * self.cpu * self.largest)
+        return self.moved != 0 or not self.gpu * self.largest <= near
 
 
-def compared(exact: Arrays, gpu: Arrays, again: Arrays, cpu: Arrays) -> list[Distance]:
-    """A distance of each result."""
+def compared(exact: Arrays, gpu: Arrays, again: Arrays, cpu: Arrays, first: Arrays | None = None) -> list[Distance]:
+    """A distance of each result; `first` is the definition's at first weights, unless these are."""
     found = []
     for what, value in exact.items():
         largest = float(np.abs(value).max(initial=0.0))
+        before = largest if first is None else float(np.abs(first[what]).max(initial=0.0))
 
         def apart(a: np.ndarray, b: np.ndarray, scale: float = largest or 1.0) -> float:
             if np.array_equal(a, b, equal_nan=True):
@@ -77,7 +80,7 @@ def compared(exact: Arrays, gpu: Arrays, again: Arrays, cpu: Arrays) -> list[Dis
 
         both = gpu[what], cpu[what]
         distances = (*(apart(of, value) for of in both), apart(*both), apart(gpu[what], again[what]))
-        found.append(Distance(what, largest, *distances))
+        found.append(Distance(what, largest, before, *distances))
     return found
 
 
@@ -157,12 +160,14 @@ def rows_of(
         other: in the place of the CPU's op.
     """
     roots = [net.node(tree, {word: word for tree in given for word in words_of(tree)}) for tree in given]
+    first: dict[int, Arrays] = {}
     for weights in ("first", "learnt"):
         for size in sizes:
             batch = net.handle.batch(roots[:size])
             exact, cpu = definition(net, batch), results(net, batch, other)
+            before = first.setdefault(size, exact)
             for kernel, program in programs.items():
-                found = compared(exact, *(results(net, batch, program) for _ in range(2)), cpu)
+                found = compared(exact, *(results(net, batch, program) for _ in range(2)), cpu, before)
                 yield {"weights": weights, "batch": size, "kernel": kernel, "distances": found}
         if weights == "first":
             learn(

@@ -99,29 +99,31 @@ def test_distances_are_of_the_largest_number_and_beside_the_cpus() -> None:
     again = gpu | {"losses": np.array([4.0, -7.5])}
     cpu = exact | {"losses": np.array([4.5, -8.0])}
     losses, none, lost = distances.compared(exact, gpu, again, cpu)
-    assert losses == distances.Distance("losses", 8.0, 0.125, 0.0625, 0.125, 0.0625)
-    assert none == distances.Distance("none", 0.0, 0.0, 0.0, 0.0, 0.0)
+    assert losses == distances.Distance("losses", 8.0, 8.0, 0.125, 0.0625, 0.125, 0.0625)
+    assert none == distances.Distance("none", 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     assert np.isnan(lost.gpu)
     assert (losses.far, none.far, lost.far) == (True, False, True)
 
 
 @pytest.mark.parametrize(
-    ("gpu", "cpu", "moved", "far"),
+    ("first", "gpu", "cpu", "moved", "far"),
     [
-        (1e-2, 2e-2, 0.0, False),  # ill-conditioned for both
-        (1e-2, 1e-4, 0.0, True),
-        (1e-6, 0.0, 0.0, False),
-        (1e-7, 1e-7, 1e-9, True),
-        (float("nan"), float("nan"), 0.0, True),
+        (1.0, 1e-2, 2e-2, 0.0, False),  # ill-conditioned for both
+        (1.0, 1e-2, 1e-4, 0.0, True),
+        (1.0, 1e-6, 0.0, 0.0, False),
+        (10.0, 1e-5, 0.0, 0.0, False),  # of a loss that was 10
+        (10.0, 1e-4, 0.0, 0.0, True),
+        (1.0, 1e-7, 1e-7, 1e-9, True),
+        (1.0, float("nan"), float("nan"), 0.0, True),
     ],
 )
-def test_what_is_far_is_so_beside_the_cpu(gpu: float, cpu: float, moved: float, far: bool) -> None:
-    assert distances.Distance("losses", 1.0, gpu, cpu, gpu, moved).far is far
+def test_what_is_far_is_so_beside_the_cpu(first: float, gpu: float, cpu: float, moved: float, far: bool) -> None:
+    assert distances.Distance("losses", 1.0, first, gpu, cpu, gpu, moved).far is far
 
 
 def test_the_furthest_result_is_in_the_summary() -> None:
-    near = distances.Distance("losses", 2.0, 1e-7, 2e-7, 1e-7, 0.0)
-    far = distances.Distance("gradient of pair", 1.0, 2e-2, 1e-7, 2e-2, 0.0)
+    near = distances.Distance("losses", 2.0, 2.0, 1e-7, 2e-7, 1e-7, 0.0)
+    far = distances.Distance("gradient of pair", 1.0, 1.0, 2e-2, 1e-7, 2e-2, 0.0)
     about = {"hidden": 16, "batch": 2, "kernel": "rows"}
     lines = distances.tables([about | {"weights": "first", "distances": [near]},
                               about | {"weights": "learnt", "distances": [near, far]}])  # fmt: skip

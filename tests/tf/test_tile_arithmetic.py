@@ -18,6 +18,7 @@ DTYPES = (*FLOATS, *INTEGERS, "bool")
 HALVES = ("float16", "bfloat16")
 REDUCTIONS = {
     "sum": tf.reduce_sum,
+    "dot": tf.reduce_sum,
     "mean": tf.reduce_mean,
     "max": tf.reduce_max,
     "min": tf.reduce_min,
@@ -130,10 +131,10 @@ def test_reductions_are_tensorflows(kind: str, dtype: str, axes: tuple[int, ...]
             (ours,) = run(text, [rows, columns], [x], (dtype, shape))
             wide = tf.cast(x, "float32") if dtype in HALVES else tf.constant(x)
             theirs = tf.cast(REDUCTIONS[kind](wide, axis=list(axes)), dtype).numpy()
-            if kind in ("sum", "mean", "product") and dtype in FLOATS:
+            if kind in ("sum", "dot", "mean", "product") and dtype in FLOATS:
                 digits = {"float64": 1e-12, "float32": 1e-5, "float16": 1e-3, "bfloat16": 8e-3}[dtype]
                 scale = float(np.nanmax(np.abs(x.astype(np.float64)), initial=0)) * np.sqrt(rows * columns)
-                close = digits * (scale if kind == "sum" else 1)
+                close = digits * (scale if kind in ("sum", "dot") else 1)
                 np.testing.assert_allclose(ours.astype(np.float64), theirs.astype(np.float64), rtol=digits, atol=close)
             else:
                 assert_same(ours, theirs)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from custom_ops.expr import reference
 from graph_passes.fusion.lower.kernel import LoweringError
 from tests.tf.fusion_lowering import Lowered
 
@@ -54,3 +55,18 @@ def test_one_program_for_all_batch_sizes(function, batch):
 def test_sizes_that_may_be_broadcast() -> None:
     with pytest.raises(LoweringError, match="nothing tells"):
         Lowered(lambda x, y: x * y, values(3, 5), values(3, 5), shapes=[(None, 5), (None, 5)])
+
+
+def test_a_part_whose_size_nobody_knows() -> None:
+    """The last one's size would be taken for that of what it is a part of."""
+    with pytest.raises(LoweringError, match="takes a part of a tensor, and nothing tells how large that is"):
+        Lowered(lambda x: x[:-1] * 2.0, values(4), shapes=[(None,)])
+
+
+def test_sizes_two_of_which_nobody_knows() -> None:
+    """A view has at most one, so the program keeps the dimensions that its results have."""
+    x = values(3, 4, 7)
+    lowered = Lowered(lambda x: (tf.concat([x, x * 2.0], -1), x + 1.0), x, shapes=[(None, None, 7)])
+    assert lowered.kernel.output_shapes[0] == (None, None, 14)
+    joined, _ = reference.run(lowered.kernel.program, [x])
+    np.testing.assert_array_equal(joined, lowered.expected()[0])

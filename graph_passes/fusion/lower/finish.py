@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from custom_ops.expr.program import Output, Program
+from custom_ops.errors import ProgramError
+from custom_ops.expr.program import Input, Output, Program
 from graph_passes.fusion.lower.access import Access
 from graph_passes.fusion.lower.collapse import collapsed
 from graph_passes.fusion.lower.draft import Draft, Shape, compacted, program_of
@@ -29,7 +30,11 @@ class Finished:
 
 
 def finished(w: Writer, results: Sequence[tuple[int, Access]]) -> Finished:
-    """The program whose outputs are these nodes, along the axes of their accesses."""
+    """The program whose outputs are these nodes, along the axes of their accesses.
+
+    Raises:
+        ProgramError: the size of an axis is not that of a tensor which is read along all of it, as far as is known.
+    """
     outputs = tuple(Output(place, _dimensions(w, at)) for place, at in results)
     written = Draft(
         axes=tuple(map(w.symbol, range(len(w.sizes)))),
@@ -41,7 +46,10 @@ def finished(w: Writer, results: Sequence[tuple[int, Access]]) -> Finished:
         origins=tuple(range(len(w.nodes))),
     )
     live, read = compacted(written)
-    draft, again = compacted(merged(_viewable(merged(split(live)))))
+    _require_sizes(live)
+    parts = merged(split(live))
+    chosen = next(each for each in (collapsed(parts), parts, live) if _is_viewable(live, each))
+    draft, again = compacted(merged(chosen))
     inputs = tuple(w.tensors[read[tensor]] for tensor in again)
     return Finished(
         program=program_of(draft),
@@ -52,12 +60,19 @@ def finished(w: Writer, results: Sequence[tuple[int, Access]]) -> Finished:
     )
 
 
-def _viewable(draft: Draft) -> Draft:
-    """Over fewer axes, unless a tensor in another shape would have two sizes that are not known: no view has."""
-    fewer = collapsed(draft)
-    pairs = list(zip(draft.shapes, fewer.shapes, strict=True))
-    pairs += zip(map(draft.shape_of, draft.outputs), map(fewer.shape_of, fewer.outputs), strict=True)
-    return fewer if all(old == new or sum(size < 0 for size in new) < 2 for old, new in pairs) else draft
+def _require_sizes(draft: Draft) -> None:
+    """A size that is not known is that of the tensors which are read along all of the axis, once the program runs."""
+    for node in draft.nodes:
+        for index, size in zip(node.index, draft.shapes[node.tensor], strict=True) if isinstance(node, Input) else ():
+            if index.axis is not None and size != draft.axes[index.axis] < 0:
+                raise ProgramError("takes a part of a tensor, and nothing tells how large that is")
+
+
+def _is_viewable(given: Draft, draft: Draft) -> bool:
+    """Whether tensors that it reads and gives in other shapes are views, of which at most one size is not known."""
+    read = zip(given.shapes, draft.shapes, strict=True)
+    made = zip(map(draft.shape_of, draft.outputs), map(given.shape_of, given.outputs), strict=True)
+    return all(old == new or sum(size < 0 for size in new) < 2 for old, new in (*read, *made))
 
 
 def _is_repeated(w: Writer, draft: Draft, value: Value) -> bool:

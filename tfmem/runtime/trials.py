@@ -200,7 +200,8 @@ class Plans:
             found = self.make(budget=budget, room=room)
             yield found
             if found.paddings:
-                yield self.make(budget=budget, room=room, padded=False)
+                with suppress(TfmemError):
+                    yield self.make(budget=budget, room=room, padded=False)
             if any(move.recomputed for move in found.moves):
                 yield self.make(budget=budget, room=room, copied=True)
 

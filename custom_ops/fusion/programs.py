@@ -25,7 +25,7 @@ from custom_ops.jit.cores import usable_cores
 from custom_ops.jit.device import Device
 from custom_ops.jit.image import KernelImage
 from custom_ops.jit.nvrtc import CompileSource
-from custom_ops.jit.tune import fastest, tune
+from custom_ops.jit.tune import Trial, fastest, tune
 
 TYPICAL = 128  # a size that is known when the kernel runs, where one is chosen for it
 
@@ -70,24 +70,30 @@ def by_model(processors: int) -> Choose:
     return choose
 
 
-def by_tuner(device: Device, cache: Cache, top: int | None) -> Choose:
-    """The fastest of the `top` best ranked, timed on a device, or found in the cache.
+def timed(device: Device, cache: Cache, top: int | None) -> Callable[[Pattern, Shapes], Trial[Configuration, str]]:
+    """The fastest of the `top` best ranked, with its time on a device, or found in the cache.
 
-    One thread ranks at a time: it is Python that runs, and whoever trains meanwhile needs its turn, too.
+    What it gives raises KernelError where no kernel of a pattern compiles and runs. One thread ranks at a time: it is Python that runs, and whoever trains meanwhile needs its turn, too.
     """
     ranking = Lock()
 
-    def choose(pattern: Pattern, shapes: Shapes) -> Configuration:
+    def found(pattern: Pattern, shapes: Shapes) -> Trial[Configuration, str]:
         bench, where = FusionBench(pattern, device, cache, positions(pattern, shapes) >= NARROW), point(shapes)
-        found = candidates(pattern, device.processors)
+        listed = candidates(pattern, device.processors)
 
         def ranked(where: str) -> Sequence[tuple[Configuration, float]]:
             with ranking:
-                return found(where)
+                return listed(where)
 
-        return fastest(bench, tune(bench, ranked, cache, [where], top, progress=False), where).configuration
+        return fastest(bench, tune(bench, ranked, cache, [where], top, progress=False), where)
 
-    return choose
+    return found
+
+
+def by_tuner(device: Device, cache: Cache, top: int | None) -> Choose:
+    """The fastest that is timed; see `timed`."""
+    fastest_of = timed(device, cache, top)
+    return lambda pattern, shapes: fastest_of(pattern, shapes).configuration
 
 
 def build(

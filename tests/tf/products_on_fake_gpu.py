@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from custom_ops.errors import KernelError
+from custom_ops.jit import nvrtc
 from custom_ops.jit.cublas import CublasLt, MatrixProduct
 from custom_ops.jit.nvrtc import CompileSource
 from graph_passes.fusion.lower.shapes import Shapes
@@ -74,7 +76,7 @@ def test_the_library_multiplies(gpu: FakeGpu, flips: tuple[bool, bool], batch: i
 
 def test_what_was_measured_is_kept(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A process with the same cache measures nothing, and finds the same times."""
-    monkeypatch.setattr(measured, "Device", lambda ordinal: Timed(gpu))
+    monkeypatch.setattr(measured, "Device", lambda ordinal, **given: Timed(gpu))
     monkeypatch.setattr(measured, "CublasLt", lambda device: CublasLt(device, gpu.cublas))
     graph, names = step()
     times = []
@@ -89,11 +91,32 @@ def test_what_was_measured_is_kept(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
     assert all(seconds is not None and 0 < seconds < 1e-3 for seconds in times[0])
 
 
+def test_patterns_are_compiled_at_once(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By what the caller gives, from two threads: each waits until the other is there, too. Later all are known."""
+    together = Barrier(2, timeout=60)
+    compiled = []
+
+    def compile_source(*source: Any, **how: Any) -> bytes:
+        if len(compiled) < 2:
+            compiled.append(source)
+            together.wait()
+        return gpu.compile_source(*source, **how)
+
+    monkeypatch.setattr(measured, "Device", lambda ordinal, compile_source: Timed(gpu, compile_source))
+    monkeypatch.setattr(measured, "usable_cores", lambda: 2)
+    graph, names = step()
+    measure = of(graph, tmp_path, compile_source)
+    measure.prepare([names, names[:1]])
+    monkeypatch.setattr(measured, "Device", None)
+    assert measure.kernel(names) is not None
+    assert measure.kernel(names[:1]) is not None
+
+
 def test_what_fails_is_not_measured(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def refused(source: str, arch: int, features: str = "", contract: bool = False) -> bytes:
         raise KernelError("no compiler")
 
-    monkeypatch.setattr(measured, "Device", lambda ordinal: Timed(gpu, refused))
+    monkeypatch.setattr(measured, "Device", lambda ordinal, **given: Timed(gpu, refused))
     monkeypatch.setattr(measured, "CublasLt", lambda device: CublasLt(device, gpu.cublas))
     gpu.fail("cublasLtMatmulAlgoGetHeuristic")
     graph, names = step()
@@ -103,9 +126,10 @@ def test_what_fails_is_not_measured(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatc
     assert measure.call(names[0]) is None
 
 
-def of(graph: Graph, folder: Path) -> Measure:
+def of(graph: Graph, folder: Path, compile_source: CompileSource = nvrtc.compile_source) -> Measure:
     target = Target("/device:GPU:0", "a fake GPU", 1 << 30, None)  # type: ignore[arg-type]
-    return measured.measured(target, Options(cache_directory=str(folder)), tf32=True)(graph, Shapes(graph), ())
+    options = Options(cache_directory=str(folder))
+    return measured.measured(target, options, True, compile_source)(graph, Shapes(graph), ())
 
 
 def step() -> tuple[Graph, list[str]]:

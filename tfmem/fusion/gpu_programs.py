@@ -10,6 +10,7 @@ from custom_ops.fusion.region import Region
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.compilers import Compilers
 from custom_ops.jit.device import Device
+from custom_ops.jit.nvrtc import CompileSource
 from graph_passes.fusion.options import Tune
 from tfmem.devices import Target, is_deterministic
 from tfmem.options import Options
@@ -26,12 +27,17 @@ def is_timed(options: Options) -> bool:
     return options.fusion.tune != "off" and not is_deterministic()
 
 
-def gpu_programs(target: Target, options: Options) -> Programs:
+def gpu_programs(target: Target, options: Options, compile_source: CompileSource | None = None) -> Programs:
     """What makes the programs of a region that runs on a device, "/job:localhost/.../device:GPU:0"; none for a CPU.
+
+    Args:
+        target: the device.
+        options: of the pass, and where kernels are kept.
+        compile_source: makes code, in several threads at once; None: other processes, for all regions.
 
     It raises KernelError if the GPU is too old, the compiler is missing or rejects a kernel, or none fits.
     """
-    compile_source = Compilers()  # for all regions
+    compile_source = compile_source or Compilers()
 
     def programs(region: Region, place: str) -> Sequence[FusionProgram]:
         if "GPU" not in place.rpartition("/")[2].upper():

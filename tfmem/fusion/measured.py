@@ -7,20 +7,19 @@ import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite, prod
 
 from custom_ops.errors import KernelError
-from custom_ops.fusion.codegen.bench import FusionBench, candidates, point
-from custom_ops.fusion.codegen.kernel import NARROW, positions
+from custom_ops.fusion.codegen.bench import point
 from custom_ops.fusion.codegen.pattern import Pattern
-from custom_ops.fusion.programs import Shapes, typical
+from custom_ops.fusion.programs import Shapes, timed, typical
 from custom_ops.jit.cache import Cache, UnusableError, digest
 from custom_ops.jit.cores import usable_cores
 from custom_ops.jit.cublas import SIZES, CublasLt, MatrixProduct
 from custom_ops.jit.device import Device
 from custom_ops.jit.launch import Enqueue
-from custom_ops.jit.tune import fastest, tune
+from custom_ops.jit.nvrtc import CompileSource, compile_source
 from graph_passes.fusion.lower.kernel import LoweringError, lower_kernel
 from graph_passes.fusion.lower.shapes import TRANSPOSES
 from graph_passes.fusion.lower.shapes import Shapes as GraphShapes
@@ -36,11 +35,20 @@ ALGORITHMS = 8  # of the library that are timed for a product
 FORMAT = "product times 1"
 
 
-def measured(target: Target, options: Options, tf32: bool) -> Callable[[Graph, GraphShapes, Collection[str]], Measure]:
-    """What times patterns of a graph on a device; `tf32`: whether float32 may be multiplied so."""
+def measured(
+    target: Target, options: Options, tf32: bool, compile_source: CompileSource = compile_source
+) -> Callable[[Graph, GraphShapes, Collection[str]], Measure]:
+    """What times patterns of a graph on a device.
+
+    Args:
+        target: the device.
+        options: how many kernels are timed, and where the times are kept.
+        tf32: whether float32 may be multiplied so.
+        compile_source: makes code, in several threads at once.
+    """
 
     def of(graph: Graph, shapes: GraphShapes, keep: Collection[str]) -> Measure:
-        times = _Times(target, options, tf32, graph, shapes, keep)
+        times = _Times(target, options, tf32, compile_source, graph, shapes, keep)
         return Measure(times.kernel, times.call, times.prepare)
 
     return of
@@ -51,24 +59,38 @@ class _Times:
     target: Target
     options: Options
     tf32: bool
+    compile_source: CompileSource
     graph: Graph
     shapes: GraphShapes
     keep: Collection[str]
+    known: dict[tuple[str, str], float | None] = field(default_factory=dict)  # by pattern and shapes
 
     def kernel(self, members: Sequence[str]) -> float | None:
         """Seconds of the fastest kernel of those that are timed."""
+        self.prepare([members])
         found = self._pattern(members)
-        if found is None:
-            return None
-        pattern, known = found
-        try:
-            with self._device() as (device, cache):
-                bench = FusionBench(pattern, device, cache, positions(pattern, known) >= NARROW)
-                top = TIMED[self.options.fusion.tune]
-                trials = tune(bench, candidates(pattern, device.processors), cache, [point(known)], top, False)
-                return fastest(bench, trials, point(known)).measured / 1e9
-        except KernelError:
-            return None  # the pattern is planned by model, and whoever makes its kernel says what is wrong
+        return self.known.get((found[0].digest, point(found[1]))) if found else None
+
+    def prepare(self, patterns: Sequence[Sequence[str]]) -> None:
+        """Times all patterns that have not been: they are compiled at once, and run one at a time."""
+        new: dict[tuple[str, str], tuple[Pattern, Shapes]] = {}
+        for members in patterns:
+            found = self._pattern(members)
+            if found is not None and (key := (found[0].digest, point(found[1]))) not in self.known:
+                new[key] = found
+        if not new:
+            return
+        # Without a device all is planned by model, and whoever makes the kernels says what is wrong.
+        with suppress(KernelError), self._device() as (device, cache), ThreadPoolExecutor(usable_cores()) as pool:
+            fastest_of = timed(device, cache, TIMED[self.options.fusion.tune])
+
+            def seconds(pattern: tuple[Pattern, Shapes]) -> float | None:
+                try:
+                    return fastest_of(*pattern).measured / 1e9
+                except KernelError:
+                    return None  # no kernel of this pattern runs
+
+            self.known.update(zip(new, pool.map(seconds, new.values()), strict=True))
 
     def call(self, name: str) -> float | None:
         """Seconds of the library's product."""
@@ -83,23 +105,12 @@ class _Times:
         except KernelError:
             return None
 
-    def prepare(self, patterns: Sequence[Sequence[str]]) -> None:
-        """Compiles the kernels of all patterns that will be timed first."""
-        found = [pair for members in patterns if (pair := self._pattern(members)) is not None]
-        with suppress(KernelError), self._device() as (device, cache), ThreadPoolExecutor(usable_cores()) as pool:
-
-            def compiled(pair: tuple[Pattern, Shapes]) -> None:
-                pattern, known = pair
-                bench = FusionBench(pattern, device, cache, positions(pattern, known) >= NARROW)
-                ranked = candidates(pattern, device.processors)(point(known))
-                bench.compile([configuration for configuration, _ in ranked[: TIMED[self.options.fusion.tune]]])
-
-            for _ in pool.map(compiled, found):
-                pass
-
     @contextmanager
     def _device(self) -> Iterator[tuple[Device, Cache]]:
-        with Device(self.target.ordinal) as device, kernel_folder(self.options.cache_directory) as folder:
+        with (
+            Device(self.target.ordinal, compile_source=self.compile_source) as device,
+            kernel_folder(self.options.cache_directory) as folder,
+        ):
             yield device, Cache(folder)
 
     def _pattern(self, members: Sequence[str]) -> tuple[Pattern, Shapes] | None:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 import tensorflow as tf
 
+from custom_ops.jit.compilers import Compilers
 from graph_passes.fusion.capabilities import CUDA
 from graph_passes.fusion.lower.meaning import Kind
 from graph_passes.fusion.plan import ON_CPU, ON_GPU
@@ -75,7 +76,7 @@ def fusion_needs(
     kept = {Kind.READ, Kind.UPDATE} if in_place else set()
     if not target.is_gpu:
         return Needs(CPU, HOME, serde.attributes, ON_CPU - kept, fed, roots)
-    tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
+    tf32, compilers = tf.config.experimental.tensor_float_32_execution_enabled(), Compilers()
     return Needs(
         gpu_device(target),
         LOCAL + target.name,
@@ -84,8 +85,8 @@ def fusion_needs(
         fed,
         roots,
         CUDA,
-        gpu_programs(target, options),
-        measured(target, options, tf32) if is_timed(options) else None,
+        gpu_programs(target, options, compilers),
+        measured(target, options, tf32, compilers) if is_timed(options) else None,
         timed=is_timed(options),
     )
 

@@ -18,6 +18,7 @@ ON_FAKE_GPU = (
     "tests/tf/library_products_on_fake_gpu.py",
     "tests/tf/on_fake_gpu.py",
     "tests/tf/orders_on_fake_gpu.py",
+    "tests/tf/product_steps_on_fake_gpu.py",
     "tests/tf/products_on_fake_gpu.py",
     "tests/tf/steps_on_fake_gpu.py",
 )

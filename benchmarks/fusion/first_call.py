@@ -4,33 +4,19 @@
 from __future__ import annotations
 
 import cProfile
-import json
 import pstats
-import sys
 import time
-import traceback
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.fusion.systems import System
-from benchmarks.fusion.worker import prepare, said
+from benchmarks.fusion.worker import main, prepare
 from benchmarks.fusion.workloads import make
 from benchmarks.offload.worker import device_name
 
 SHOWN = 12  # functions of a profile
 UNDECIDED = "not decided yet"
-
-
-def main() -> None:
-    """Read the task, measure, write the result."""
-    task, path = json.loads(sys.argv[1]), Path(sys.argv[2])
-    try:
-        result = measured(task)
-    except Exception as error:
-        traceback.print_exc()
-        result = {"status": "error", **said(error)}
-    path.write_text(json.dumps(result))
 
 
 def measured(task: dict[str, Any]) -> dict[str, Any]:
@@ -82,4 +68,4 @@ def shown(profile: cProfile.Profile) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    main(measured)

@@ -34,11 +34,11 @@ from benchmarks.offload.worker import device_name, versions
 UNTIMED = 2  # steps at the beginning of a block
 
 
-def main() -> None:
+def main(measure: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """Read the task, measure, write the result."""
     task, path = json.loads(sys.argv[1]), Path(sys.argv[2])
     try:
-        result = measured(task)
+        result = measure(task)
     except Exception as error:
         traceback.print_exc()
         result = {"status": "error", **said(error)}
@@ -244,4 +244,4 @@ def said(error: Exception) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    main()
+    main(measured)

@@ -18,7 +18,7 @@ from tests.tf.fake_gpu import FakeGpu
 from tests.tf.optimized_runs import in_a_process
 from tests.tf.planned_on_fake_gpu import saved_stitched, served_without_a_gpu
 from tests.tf.stitched_steps import Softmax, batch, close, optimized, require_stitched, stitched_ops, values
-from tests.tf.test_fusion_bodies import MEMORY, Decoder, regions_in
+from tests.tf.test_fusion_bodies import MEMORY, Decoder, regions_in, updating
 
 pytest_plugins = ("tests.tf.fake_gpu", "tests.tf.planned_on_fake_gpu")
 
@@ -174,27 +174,10 @@ def test_a_loop_that_attends_in_training(gpu: FakeGpu, on_gpu: Callable[..., Non
 def test_conditions_in_a_loop_that_update_a_variable(gpu: FakeGpu, on_gpu: Callable[..., None]) -> None:
     """The variable comes into the branches as an argument of an argument; the counter is an int32."""
 
-    def step(total: Any) -> Any:
-        @tf.function
-        def run(x: Any) -> Any:
-            def body(count: Any, value: Any) -> Any:
-                def large() -> Any:
-                    total.assign_add(tf.tanh(value) * 0.1 + tf.cast(count, tf.float32))
-                    return tf.sigmoid(value) * 0.5 - 1.0
-
-                def small() -> Any:
-                    total.assign_sub(tf.exp(-tf.abs(value)) * 0.1)
-                    return tf.tanh(value * 2.0 + total) + 1.5
-
-                return count + 1, tf.cond(tf.reduce_sum(value) > 0.0, large, small) * x
-
-            return tf.while_loop(lambda count, _: count < 6, body, (0, x))[1]
-
-        return run
-
     on_gpu()
     plain, stitched = tf.Variable(tf.zeros([12])), tf.Variable(tf.zeros([12]))
-    expected, found = step(plain), optimized(step(stitched))
+    expected, found = (updating(each, lambda count: tf.cast(count, tf.float32)) for each in (plain, stitched))
+    found = optimized(found)
     x = batch()[0][0]
     for _ in range(3):
         close(found(x), expected(x))

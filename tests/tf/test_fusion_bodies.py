@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,27 +86,31 @@ def test_an_attention_decoder_in_training() -> None:
     assert {"TanhGrad", "MatMul"} <= backward
 
 
+def updating(total: Any, counted: Callable[[Any], Any]) -> Any:
+    """A loop with a condition whose branches update a variable; `counted` makes a number of the int32 counter."""
+
+    @tf.function
+    def run(x: Any) -> Any:
+        def body(count: Any, value: Any) -> Any:
+            def large() -> Any:
+                total.assign_add(tf.tanh(value) * 0.1 + counted(count))
+                return tf.sigmoid(value) * 0.5 - 1.0
+
+            def small() -> Any:
+                total.assign_sub(tf.exp(-tf.abs(value)) * 0.1)
+                return tf.tanh(value * 2.0 + total) + 1.5
+
+            return count + 1, tf.cond(tf.reduce_sum(value) > 0.0, large, small) * x
+
+        return tf.while_loop(lambda count, _: count < 6, body, (0, x))[1]
+
+    return run
+
+
 def test_conditions_in_loops_that_update_a_variable() -> None:
-    def step(total: Any) -> Any:
-        @tf.function
-        def run(x: Any) -> Any:
-            def body(count: Any, value: Any) -> Any:
-                def large() -> Any:
-                    total.assign_add(tf.tanh(value) * 0.1 + 1.0)
-                    return tf.sigmoid(value) * 0.5 - 1.0
-
-                def small() -> Any:
-                    total.assign_sub(tf.exp(-tf.abs(value)) * 0.1)
-                    return tf.tanh(value * 2.0 + total) + 1.5
-
-                return count + 1, tf.cond(tf.reduce_sum(value) > 0.0, large, small) * x
-
-            return tf.while_loop(lambda count, _: count < 6, body, (0, x))[1]
-
-        return run
-
     plain, stitched = tf.Variable(tf.zeros([12])), tf.Variable(tf.zeros([12]))
-    expected, found = step(plain), optimized(step(stitched))
+    expected, found = (updating(each, lambda _: 1.0) for each in (plain, stitched))
+    found = optimized(found)
     x = batch()[0][0]
     for _ in range(3):
         close(found(x), expected(x))

@@ -19,7 +19,7 @@ def explain(report: Report, op: str) -> str:
         op: its name, or that of a tensor that it makes ("dense/MatMul:0").
 
     Raises:
-        GraphError: the fusion pass did not run, or neither was there such an op when it did.
+        GraphError: the fusion pass did not run, or has planned nothing yet, or there was no such op when it did.
     """
     for each in (report, *report.others):
         found = _explained(each, op.removeprefix("^").partition(":")[0])
@@ -28,6 +28,8 @@ def explain(report: Report, op: str) -> str:
     if not report.fusion and not any(other.fusion for other in report.others):
         raise GraphError(f"the fusion pass did not run on '{report.graph}': ask for it by passes=(..., 'fusion')")
     known = [name for each in (report, *report.others) for name in _names(each)]
+    if not known:
+        raise GraphError(f"nothing is planned of '{report.graph}' yet ({report.fusion}): ask again after more calls")
     near = get_close_matches(op, known, 3, 0.5)
     hint = f"; there are: {', '.join(near)}" if near else ""
     raise GraphError(

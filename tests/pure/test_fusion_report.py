@@ -65,6 +65,12 @@ def test_what_there_was_no_op_of() -> None:
         explain(Report("other", "CPU", "hybrid", "moved", 0, 0), "Softmax")
 
 
+def test_what_is_not_planned_yet_is_said() -> None:
+    report = replace(REPORT, fusion="not decided yet: it runs as it was", regions=(), not_stitched=())
+    with pytest.raises(GraphError, match="nothing is planned of .* yet .not decided yet.*ask again after more calls"):
+        explain(report, "MatMul")
+
+
 def test_reports_of_regions_are_read_as_they_were_written() -> None:
     assert Report.from_json(REPORT.to_json()) == REPORT
     before = json.loads(REPORT.to_json())

@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=200, help="timed steps (200)")
     parser.add_argument("--block", type=int, default=20, help="timed steps of a system before the next's turn (20)")
     parser.add_argument("--parity", type=int, default=100, help="steps after which losses are compared (100)")
-    parser.add_argument("--settle", type=float, default=10, help="seconds that tfmem warms up at least (10)")
+    parser.add_argument("--settle", type=float, default=60, help="seconds to wait at most until tfmem has decided (60)")
     parser.add_argument(
         "--patience", type=float, default=0, help="seconds that a workload waits for other processes to be idle (0)"
     )

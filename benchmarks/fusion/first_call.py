@@ -16,7 +16,6 @@ from benchmarks.fusion.workloads import make
 from benchmarks.offload.worker import device_name
 
 SHOWN = 12  # functions of a profile
-UNDECIDED = "not decided yet"
 
 
 def measured(task: dict[str, Any]) -> dict[str, Any]:
@@ -41,7 +40,7 @@ def measured(task: dict[str, Any]) -> dict[str, Any]:
         called = time.perf_counter()
         system.scalar()
         slowest = max(slowest, time.perf_counter() - called)
-        if not tfmem.report(system.function).fusion.startswith(UNDECIDED):
+        if system.is_decided():
             decided = time.perf_counter() - began
     report = tfmem.report(system.function)
     return {

@@ -12,6 +12,8 @@ import tensorflow as tf
 
 from benchmarks.fusion.workloads.workload import Workload
 
+UNDECIDED = "not decided yet"  # what a report begins with until then
+
 
 @dataclass
 class System:
@@ -60,6 +62,12 @@ class System:
         """One step, and its first number on the host: that ends it."""
         result = self()
         return float(np.ravel(result[0] if isinstance(result, tuple) else result)[0])
+
+    def is_decided(self) -> bool:
+        """Whether it is decided how tfmem runs the step."""
+        import tfmem
+
+        return self.name != "tfmem" or not tfmem.report(self.function).fusion.startswith(UNDECIDED)
 
     def values(self) -> list[np.ndarray]:
         """One step: all that it computed."""

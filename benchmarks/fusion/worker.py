@@ -113,13 +113,13 @@ def prepare(task: dict[str, Any]) -> None:
 
 
 def warm_up(system: System, task: dict[str, Any]) -> None:
-    """Steps that are not timed. tfmem observes, compiles and chooses meanwhile, which takes seconds, not steps."""
+    """Steps that are not timed, after those in which tfmem observes, compiles and chooses: seconds, not steps."""
     system.enter()
-    deadline = time.perf_counter() + (task["settle"] if system.name == "tfmem" else 0)
-    steps = 0
-    while steps < task["warm_up"] or time.perf_counter() < deadline:
+    deadline = time.perf_counter() + task["settle"]
+    while not system.is_decided() and time.perf_counter() < deadline:
         system.scalar()
-        steps += 1
+    for _ in range(task["warm_up"]):
+        system.scalar()
 
 
 def profiled(system: System) -> dict[str, Any]:

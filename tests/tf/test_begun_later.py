@@ -86,6 +86,7 @@ def test_the_step_runs_as_it_was_until_there_are_kernels(asked: dict[str, thread
     step_in(step)._later.wait()
     for _ in range(4):
         close(step(x), plain.step(x))
+        assert tfmem.report(step).fusion  # what is going on, or what was decided
     close(values(net.variables), values(plain.variables))
     report = tfmem.report(step)
     assert len(report.replaced) == 1, report

@@ -30,6 +30,7 @@ from tfmem.runtime.random_streams import StepGraphs
 from tfmem.tf_internals.captured import Captured
 from tfmem.tf_internals.concrete_function import RestoredFunction, call_traced, flat_arguments, is_distributed
 
+UNDECIDED = "not decided yet: it runs as it was"
 SLICE = 1.0  # seconds that one call may be held up by timing
 PATIENT = 60.0  # the same where the user asked for it
 
@@ -95,7 +96,7 @@ class FusionStage:
         if timed:
             self._go_on_drawing()
         if timed and options.fusion.tune == "fast":
-            self.report = replace(self.report, fusion="not decided yet: it runs as it was")
+            self.report = replace(self.report, fusion=UNDECIDED)
             self._thread = threading.Thread(target=self._plan, name="tfmem fusion")
             self._thread.start()
         else:

@@ -11,7 +11,7 @@ from typing import Any
 from graph_passes.report import Report
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import fault_note
-from tfmem.runtime.fusion_stage import FusionStage
+from tfmem.runtime.fusion_stage import UNDECIDED, FusionStage
 from tfmem.runtime.known_profiles import BatchProfiles
 from tfmem.runtime.later import MEANWHILE, Later, can_wait, start
 from tfmem.runtime.measured_call import sampled, watched
@@ -100,7 +100,9 @@ class ManagedStep:
         if self._fusion:
             return self._fusion.report
         report = self._stages.report
-        return replace(report, fusion=PLANNED) if self._engine.stitches and self.settled else report
+        if not self._engine.stitches:
+            return report
+        return replace(report, fusion=PLANNED if self.settled else UNDECIDED)
 
     @property
     def unchanged(self) -> bool:

@@ -86,11 +86,22 @@ def test_the_step_runs_as_it_was_until_there_are_kernels(asked: dict[str, thread
     step_in(step)._later.wait()
     for _ in range(4):
         close(step(x), plain.step(x))
-        assert tfmem.report(step).fusion  # what is going on, or what was decided
     close(values(net.variables), values(plain.variables))
     report = tfmem.report(step)
     assert len(report.replaced) == 1, report
     assert report.fusion != later.MEANWHILE
+
+
+def test_while_a_step_is_observed_the_report_says_so(asked: dict[str, threading.Event]) -> None:
+    """Under a budget, a step is observed between its planning and that of fusion."""
+    passes = ("recurrent", "fusion", "offload")
+    step = tfmem.optimize(Net().step, memory_budget="8GiB", **{**OPTIONS, "passes": passes})
+    asked["allowed"].set()
+    step(tf.constant(X))
+    step_in(step)._later.wait()
+    for _ in range(6):
+        step(tf.constant(X))
+        assert tfmem.report(step).fusion
 
 
 def test_calls_from_two_threads_meanwhile(asked: dict[str, threading.Event]) -> None:

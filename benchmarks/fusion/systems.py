@@ -92,11 +92,8 @@ def function_of(name: str, step: Any) -> Callable[..., Any]:
 
 
 def stitched(step: Any) -> Callable[..., Any]:
-    """The step as tfmem has it, its pass of the name "fusion" on, where there is one."""
+    """The step as tfmem has it, with all of its passes."""
     import tfmem
     from tfmem.options import PassName
 
-    options = tfmem.Options.from_env()
-    if "fusion" in get_args(PassName) and "fusion" not in options.passes:
-        return tfmem.optimize(step, options=options, passes=get_args(PassName))
-    return tfmem.optimize(step, options=options)
+    return tfmem.optimize(step, passes=get_args(PassName))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -211,6 +212,57 @@ def test_determinism_plans_by_the_model(monkeypatch: pytest.MonkeyPatch) -> None
     step = optimized(Softmax().step, fusion=FULL)
     run(step, 2)
     assert tfmem.report(step).fusion == "stitched, as the model has it: op determinism is on"
+
+
+def with_xla() -> Any:
+    """A Keras model that Keras compiles with XLA."""
+    keras.utils.set_random_seed(3)
+    layers = [keras.layers.Dense(16, activation="gelu"), keras.layers.LayerNormalization(), keras.layers.Dense(3)]
+    model = keras.Sequential([keras.Input([12]), *layers])
+    model.compile("adam", "mse", jit_compile=True)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [
+        (Times(0.002, 0.001), "stitched: 1 ms a step against 2 ms with XLA, on copies"),
+        (Times(0.001, 0.002), "left to XLA: stitched it took 2 ms a step against 1 ms with XLA, on copies"),
+    ],
+    ids=["stitched", "XLA"],
+)
+def test_a_keras_model_keeps_xla_where_it_wins(times: Times, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusion_stage, "Contest", Found(times))
+    x, y = (np.random.default_rng(0).normal(size=(32, size)).astype(np.float32) for size in (12, 3))
+    plain, model = with_xla(), with_xla()
+    model = tfmem.optimize(model, passes=("recurrent", "fusion"), fusion=FULL, cache_directory="")
+    losses = [[each.train_on_batch(x, y) for _ in range(6)] for each in (plain, model)]
+    report = tfmem.report(model)
+    assert report.fusion == said
+    stitched = said.startswith("stitched")
+    assert report.jit_compile == ("off: stitched it is faster" if stitched else "")
+    assert (report.decision == STITCHED) == stitched
+    close(*losses)
+    if not stitched:  # the first call alone ran without XLA
+        np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("fusion", [FAST, FULL], ids=["fast", "full"])
+def test_what_asks_for_xla_is_left_to_it(fusion: tfmem.FusionOptions) -> None:
+    plain, found = Softmax(), Softmax()
+    step = optimized(tf.function(found.step.python_function, jit_compile=True), fusion=fusion)
+    expected = run(tf.function(plain.step.python_function, jit_compile=True), 3)
+    np.testing.assert_array_equal(run(step, 3), expected)
+    assert tfmem.report(step).fusion == "left to XLA, which the function asks for"
+
+
+def test_with_fast_a_keras_model_is_left_to_xla() -> None:
+    x, y = (np.random.default_rng(0).normal(size=(32, size)).astype(np.float32) for size in (12, 3))
+    plain, model = with_xla(), with_xla()
+    model = tfmem.optimize(model, passes=("recurrent", "fusion"), fusion=FAST, cache_directory="")
+    losses = [[each.train_on_batch(x, y) for _ in range(3)] for each in (plain, model)]
+    np.testing.assert_array_equal(*losses)
+    assert tfmem.report(model).fusion == "left to XLA, which the function asks for"
 
 
 def test_there_is_no_other_way_to_tune() -> None:

@@ -6,8 +6,10 @@ and on what TensorFlow notes of a handle's variable.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
 
 import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
@@ -15,7 +17,7 @@ from tensorflow.python.ops import handle_data_util
 
 from graph_passes.graph.ops import is_update
 from tfmem.tf_internals.captured import BODIES, HARMLESS, READERS, every_node, is_stateful
-from tfmem.tf_internals.concrete_function import RestoredFunction
+from tfmem.tf_internals.concrete_function import ConcreteFunction, with_xla
 
 _HANDLES = (tf.resource, tf.variant)
 _OWN = frozenset({"TfmemFusion", "TfmemRecurrent", "TfmemMatMul", "StatelessWhile"})  # stateful in name alone
@@ -35,6 +37,39 @@ def noticed(graph_def: GraphDef) -> str:
         if node.op.startswith(("AnonymousIterator", "IteratorV2", "HashTable", "MutableHashTable", "LookupTable")):
             return f"'{node.name}' ({node.op}) is no variable that could be copied"
     return ""
+
+
+class Run(Protocol):
+    """What can run on copies.
+
+    Attributes:
+        captured_inputs: tensors, the handles of variables among them.
+        run_flat: runs it on its arguments and those.
+    """
+
+    @property
+    def captured_inputs(self) -> Sequence[tf.Tensor]: ...
+
+    @property
+    def run_flat(self) -> Callable[[list[tf.Tensor]], Any]: ...
+
+
+@dataclass(frozen=True)
+class WithXla:
+    """A function, run with XLA, which compiles it when it first runs."""
+
+    function: ConcreteFunction
+
+    @property
+    def captured_inputs(self) -> Sequence[tf.Tensor]:
+        """See `Run`."""
+        found: Sequence[tf.Tensor] = self.function.captured_inputs
+        return found
+
+    @cached_property
+    def run_flat(self) -> Callable[[list[tf.Tensor]], Any]:
+        """See `Run`."""
+        return with_xla(self.function)
 
 
 class Copies:
@@ -61,8 +96,8 @@ class Copies:
             raise NotCopiedError(f"copies of its variables would take {needed:,} bytes, of {free:,} that are free")
         self._variables = {key: _copied(handle, *held[key]) for key, handle in handles.items()}
 
-    def run(self, function: RestoredFunction) -> None:
-        """Call a function that was restored of the step; waits for its results."""
+    def run(self, function: Run) -> None:
+        """Call what runs the step; waits for its results."""
         copies = self._variables
         captured = [copies[id(t)].handle if id(t) in copies else t for t in function.captured_inputs]
         function.run_flat([*self._arguments, *captured])

@@ -5,6 +5,8 @@ fast    calls run as they were while a thread plans; then some of them time both
 full    the first call plans and times
 
 Timing is on copies. Where a step cannot run on copies, its next calls run the one and the other in turn.
+
+What XLA compiles is left to it. With "full" a step of Keras, which XLA runs because Keras has it so, is timed, too.
 """
 
 from __future__ import annotations
@@ -21,14 +23,20 @@ from graph_passes.report import Report
 from tfmem.devices import conditions, is_deterministic
 from tfmem.fusion.choices import Choices, key_of
 from tfmem.fusion.contest import Contest, Times, Turns
-from tfmem.fusion.copies import Copies, NotCopiedError, noticed
+from tfmem.fusion.copies import Copies, NotCopiedError, Run, WithXla, noticed
 from tfmem.runtime.after_grappler import BY_MODEL, NOTHING, stitched, with_decision, with_regions
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import fault_note
 from tfmem.runtime.planning import Trace
 from tfmem.runtime.random_streams import StepGraphs
 from tfmem.tf_internals.captured import Captured
-from tfmem.tf_internals.concrete_function import RestoredFunction, call_traced, flat_arguments, is_distributed
+from tfmem.tf_internals.concrete_function import (
+    RestoredFunction,
+    asks_for_xla,
+    call_traced,
+    flat_arguments,
+    is_distributed,
+)
 
 UNDECIDED = "not decided yet: it runs as it was"
 SLICE = 1.0  # seconds that one call may be held up by timing
@@ -41,13 +49,14 @@ class _Planned:
 
     Attributes:
         function: runs stitched.
-        rivals: what is timed, as it was and stitched; they draw no random number that the step would.
+        rivals: what is timed, as it was (with XLA, if that would run it) and stitched; they draw no random number that
+            the step would.
         noticed: why nothing can be timed; else empty.
         key: of the choice in the cache.
     """
 
     function: RestoredFunction
-    rivals: tuple[RestoredFunction, RestoredFunction]
+    rivals: tuple[Run, Run]
     noticed: str
     key: str
 
@@ -80,6 +89,7 @@ class FusionStage:
         self._copies: Copies | None = None
         self._turns: Turns | None = None
         self._graphs: StepGraphs | None = None  # where random ops have to go on
+        self._with_xla = False  # whether XLA would run it
         self._before: Any = None  # kept until its successor has run, which goes on with its random numbers
         self.function = trace.base
         self.settled = False
@@ -88,11 +98,12 @@ class FusionStage:
     def start(self) -> None:
         """Plan, or begin to."""
         options = self._engine.options
-        if self._trace.jit_compile and not self._trace.replacements.matches:
+        timed = options.observe and options.fusion.tune != "off"
+        self._with_xla = self._trace.jit_compile and not self._trace.replacements.matches
+        if self._with_xla and (not timed or options.fusion.tune != "full" or asks_for_xla(self._trace.concrete)):
             return self._settle(self._trace.base, "left to XLA, which the function asks for")
         if is_distributed(self._trace.concrete):
             return self._settle(self._trace.base, "left as it was: it runs under a distribution strategy")
-        timed = options.observe and options.fusion.tune != "off"
         if timed:
             self._go_on_drawing()
         if timed and options.fusion.tune == "fast":
@@ -129,7 +140,7 @@ class FusionStage:
         try:
             if self._trace.draws:
                 self._graphs = self._trace.drawing()
-                self.function = self._graphs.unmoved(self.function, jit_compile=False)
+                self.function = self._graphs.unmoved(self.function, self._with_xla)
         except Exception as error:
             self._fault = error
 
@@ -149,8 +160,10 @@ class FusionStage:
         graphs = self._graphs or self._trace.drawing()
         function = graphs.restore(captured.graph_def, captured=captured)
         rival = graphs.apart(captured.graph_def, captured) if graphs.draws else function
-        key = key_of(captured.graph_def, conditions(self._engine.target))
-        return _Planned(function, (graphs.apart(plain.graph_def), rival), noticed(captured.graph_def), key)
+        given = WithXla(self._trace.concrete) if self._with_xla else graphs.apart(plain.graph_def)
+        facts = {**conditions(self._engine.target), **({"beside": "XLA"} if self._with_xla else {})}
+        key = key_of(captured.graph_def, facts)
+        return _Planned(function, (given, rival), noticed(captured.graph_def), key)
 
     def _decide_unseen(self) -> None:
         """What can be decided before there are arguments."""
@@ -159,6 +172,8 @@ class FusionStage:
             self._lost(self._fault)
         elif planned is None:
             self._settle(self.function, NOTHING)
+        elif self._with_xla and (is_deterministic() or planned.noticed):
+            self._settle(self.function, "left to XLA: nothing can be timed")
         elif options.fusion.tune == "off":
             self._stitch("stitched, as the model has it: tune='off'")
         elif is_deterministic():
@@ -186,8 +201,11 @@ class FusionStage:
             times = self._contest.go_on(
                 lambda: copies.run(given), lambda: copies.run(rival), PATIENT if patient else SLICE
             )
-        except NotCopiedError:
-            self._turns = Turns()
+        except NotCopiedError as error:
+            if self._with_xla:
+                self._settle(self.function, f"left to XLA: nothing can be timed, since {error}")
+            else:
+                self._turns = Turns()
         except tf.errors.OpError as error:  # the step itself may be what fails: then it does so next, as it was
             self._settle(self.function, f"left as it was: timing failed with {type(error).__name__}: {error}")
         except Exception as error:
@@ -211,15 +229,19 @@ class FusionStage:
         return result
 
     def _choose(self, times: Times, how: str = ", on copies") -> None:
-        told = f"{1e3 * times.stitched:.3g} ms a step against {1e3 * times.given:.3g} ms{how}"
+        beside = " with XLA" if self._with_xla else ""
+        told = f"{1e3 * times.stitched:.3g} ms a step against {1e3 * times.given:.3g} ms{beside}{how}"
         if times.is_faster:
             self._stitch(f"stitched: {told}")
         else:
-            self._settle(self.function, f"left as it was: stitched it took {told}")
+            stays = "left to XLA" if self._with_xla else "left as it was"
+            self._settle(self.function, f"{stays}: stitched it took {told}")
 
     def _stitch(self, why: str) -> None:
         assert self._planned is not None
         self.report = with_decision(self.report)
+        if self._with_xla:
+            self.report = replace(self.report, jit_compile="off: stitched it is faster")
         self._settle(self._planned.function, why)
 
     def _lost(self, error: Exception) -> None:

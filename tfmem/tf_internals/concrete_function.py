@@ -33,6 +33,7 @@ from tfmem.tf_internals.shapes import traced_graphs
 __all__ = [
     "ConcreteFunction",
     "RestoredFunction",
+    "asks_for_xla",
     "call_key",
     "call_traced",
     "capture_concrete",
@@ -40,6 +41,7 @@ __all__ = [
     "is_distributed",
     "is_recorded",
     "restore_concrete",
+    "with_xla",
 ]
 
 _WITH_HANDLES = (tf.resource, tf.variant)  # what they refer to counts, too
@@ -147,6 +149,30 @@ def is_recorded(cf: ConcreteFunction, args: tuple[Any, ...], kwargs: Mapping[str
         return False
     flat = cf.function_type.unpack_inputs(cf.function_type.bind(*args, **kwargs))
     return gradient_order(cf, [*flat, *cf.captured_inputs]) > 0
+
+
+def asks_for_xla(cf: ConcreteFunction) -> bool:
+    """Whether it is of a `tf.function(jit_compile=True)`."""
+    return bool(cf._attrs.get("_XlaMustCompile"))
+
+
+def with_xla(cf: ConcreteFunction) -> Callable[[list[tf.Tensor]], Any]:
+    """Runs `cf` on its arguments and what it captured, in this order, by XLA, which compiles it in the first call."""
+    captured = len(cf.captured_inputs)
+
+    def call(*tensors: tf.Tensor) -> Any:
+        count = len(tensors) - captured
+        return cf._call_flat(list(tensors[:count]), list(tensors[count:]))
+
+    function = tf.function(call, jit_compile=True, autograph=False)
+    traced: list[ConcreteFunction] = []
+
+    def run(tensors: list[tf.Tensor]) -> Any:
+        if not traced:  # to call `function` takes longer than a small graph runs
+            traced.append(function.get_concrete_function(*tensors))
+        return traced[0]._call_flat(tensors, [])
+
+    return run
 
 
 class RestoredFunction(ConcreteFunction):

@@ -79,11 +79,11 @@ def best_of_xla(case: Mapping[str, Any]) -> float | None:
 
 def table(cases: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Lines of text."""
-    rows = [("workload", "XLA", "cold", "warm", "decided", "slowest", "warm: decided", "slowest", "missed")]
+    rows = [("workload", "XLA", "graph", "cold", "warm", "decided", "slowest", "warm: decided", "slowest", "missed")]
     for name, case in cases.items():
         cold, warm = case["cold"], case["warm"]
         if cold["status"] != "ok" or warm["status"] != "ok":
-            rows.append((name, *["-"] * 7, "failed"))
+            rows.append((name, *["-"] * 8, "failed"))
             continue
         xla = case["xla"]
         missed = [
@@ -93,6 +93,7 @@ def table(cases: Mapping[str, Mapping[str, Any]]) -> list[str]:
         ]
         numbers = (
             xla,
+            cold["graph"],
             cold["first"],
             warm["first"],
             cold["decided"],

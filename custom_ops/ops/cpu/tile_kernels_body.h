@@ -340,8 +340,108 @@ void TileDivide(DType type, void* sums, int64_t numbers, int64_t count) {
   DivideBy<float>(sums, numbers, count);
 }
 
+// ---- random numbers ----
+
+// What a generator gives for COUNT counters from the state's plus `group` on: four words each, the
+// first words first. Loops over counters, which the compiler makes vectors of.
+template <int COUNT>
+void Philox(const RandomState& state, uint64_t group, uint32_t (&words)[4][COUNT]) {
+  for (int i = 0; i < COUNT; ++i) {
+    const uint64_t low = state.low + (group + i);
+    const uint64_t high = state.high + (low < state.low);
+    words[0][i] = static_cast<uint32_t>(low);
+    words[1][i] = static_cast<uint32_t>(low >> 32);
+    words[2][i] = static_cast<uint32_t>(high);
+    words[3][i] = static_cast<uint32_t>(high >> 32);
+  }
+  uint32_t key0 = static_cast<uint32_t>(state.key);
+  uint32_t key1 = static_cast<uint32_t>(state.key >> 32);
+  for (int round = 0; round < 10; ++round) {
+    for (int i = 0; i < COUNT; ++i) {
+      const uint64_t first = uint64_t{words[0][i]} * 0xD2511F53u;
+      const uint64_t second = uint64_t{words[2][i]} * 0xCD9E8D57u;
+      words[0][i] = static_cast<uint32_t>(second >> 32) ^ words[1][i] ^ key0;
+      words[2][i] = static_cast<uint32_t>(first >> 32) ^ words[3][i] ^ key1;
+      words[1][i] = static_cast<uint32_t>(second);
+      words[3][i] = static_cast<uint32_t>(first);
+    }
+    key0 += 0x9E3779B9u;
+    key1 += 0xBB67AE85u;
+  }
+}
+
+// The number that a tile holds, of a word; of two for types of 8 bytes. As TensorFlow makes it
+// (random_distributions.h): random bits of the mantissa, and 1 subtracted.
+template <typename Number>
+TFMEM_INLINE Number Drawn(DType type, uint32_t first, uint32_t second) {
+  if constexpr (std::is_same_v<Number, double>) {
+    const uint64_t bits = uint64_t{1023} << 52 | uint64_t{first & 0xfffffu} << 32 | second;
+    double number;
+    __builtin_memcpy(&number, &bits, sizeof(number));
+    return number - 1.0;
+  } else if constexpr (std::is_same_v<Number, float>) {
+    uint32_t mantissa = first & 0x7fffffu;
+    if (type == DType::kFloat16) mantissa = (first & 0x3ffu) << 13;
+    if (type == DType::kBfloat16) mantissa = (first & 0x7fu) << 16;
+    const uint32_t bits = uint32_t{127} << 23 | mantissa;
+    float number;
+    __builtin_memcpy(&number, &bits, sizeof(number));
+    return number - 1.0f;
+  } else if constexpr (sizeof(Number) == 8) {
+    return static_cast<Number>(uint64_t{second} << 32 | first);
+  } else {
+    return static_cast<Number>(first);
+  }
+}
+
+// Up to COUNT groups of numbers, those of the first one from `skip` on; gives how many numbers.
+template <typename Number, int COUNT>
+int64_t DrawGroups(const RandomState& state, DType type, uint64_t group, int64_t skip,
+                   int64_t count, Number* target) {
+  constexpr int kWords = sizeof(Number) == 8 ? 2 : 1;
+  constexpr int kNumbers = 4 / kWords;  // of a group
+  uint32_t words[4][COUNT];
+  Philox<COUNT>(state, group, words);
+  Number numbers[COUNT * kNumbers];
+  for (int i = 0; i < COUNT; ++i) {
+    for (int j = 0; j < kNumbers; ++j) {
+      numbers[i * kNumbers + j] =
+          Drawn<Number>(type, words[j * kWords][i], words[j * kWords + kWords - 1][i]);
+    }
+  }
+  const int64_t there = COUNT * kNumbers - skip;
+  const int64_t drawn = there < count ? there : count;
+  for (int64_t i = 0; i < drawn; ++i) target[i] = numbers[skip + i];
+  return drawn;
+}
+
+template <typename Number>
+void DrawNumbers(const RandomState& state, DType type, int64_t first, int64_t count,
+                 Number* target) {
+  constexpr int kGroups = 16, kNumbers = sizeof(Number) == 8 ? 2 : 4;
+  while (count > 0) {
+    const uint64_t group = first / kNumbers;
+    const int64_t skip = first % kNumbers;
+    const int64_t drawn =
+        skip + count <= kNumbers
+            ? DrawGroups<Number, 1>(state, type, group, skip, count, target)
+            : DrawGroups<Number, kGroups>(state, type, group, skip, count, target);
+    first += drawn, count -= drawn, target += drawn;
+  }
+}
+
+void TileDraw(const RandomState& state, DType type, int64_t first, int64_t count, void* target) {
+  const auto draw = [&](auto of) {
+    using Number = decltype(of);
+    if constexpr (sizeof(Number) > 1) {
+      DrawNumbers<Number>(state, type, first, count, static_cast<Number*>(target));
+    }
+  };
+  TFMEM_FOR_STORAGE(type, draw)
+}
+
 TileKernels KernelsOfTiles() {
-  return {TileCompute, TileCast, TileReduceColumns, TileReduceRows, TileDivide};
+  return {TileCompute, TileCast, TileReduceColumns, TileReduceRows, TileDraw, TileDivide};
 }
 
 #undef TFMEM_FOR_STORAGE

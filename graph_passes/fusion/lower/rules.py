@@ -10,10 +10,13 @@ from graph_passes.fusion.lower import (
     products,
     reductions,
     softmax,
+    stateless,
     updates,
 )
 from graph_passes.fusion.lower.rule import Rule
 
-_MODULES = (batch_norm, constants, elementwise, gathers, gradients, layout, products, reductions, softmax, updates)
+_MODULES = (
+    batch_norm, constants, elementwise, gathers, gradients, layout, products, reductions, softmax, stateless, updates,
+)  # fmt: skip
 
 RULES: dict[str, Rule] = {name: rule for module in _MODULES for name, rule in module.RULES.items()}

@@ -9,6 +9,7 @@ from graph_passes.fusion.lower import (
     layout,
     products,
     reductions,
+    segments,
     softmax,
     stateless,
     updates,
@@ -16,7 +17,8 @@ from graph_passes.fusion.lower import (
 from graph_passes.fusion.lower.rule import Rule
 
 _MODULES = (
-    batch_norm, constants, elementwise, gathers, gradients, layout, products, reductions, softmax, stateless, updates,
+    batch_norm, constants, elementwise, gathers, gradients, layout, products, reductions, segments, softmax,
+    stateless, updates,
 )  # fmt: skip
 
 RULES: dict[str, Rule] = {name: rule for module in _MODULES for name, rule in module.RULES.items()}

@@ -84,5 +84,5 @@ def test_a_step_on_a_cpu_refuses_what_tensorflow_refuses() -> None:
     for ids in ([0, 1, 1, -1, 3, 2, 2, 0, 3], [3] * 9):
         close(step(x, data, tf.constant(ids)), plain(x, data, tf.constant(ids)))
     assert tfmem.report(step).regions
-    with pytest.raises(tf.errors.InvalidArgumentError, match="is out of range|is not in"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="is out of range"):
         step(x, data, tf.constant([4] * 9))

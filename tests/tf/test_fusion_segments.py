@@ -13,6 +13,7 @@ from custom_ops.expr import reference
 from graph_passes.fusion.capabilities import CUDA, on_a_cpu, within
 from graph_passes.fusion.lower.meaning import Kind, Meaning, meanings
 from graph_passes.fusion.lower.segments import MOST_LOOKED_AT
+from graph_passes.fusion.lower.writer import LoweringError
 from graph_passes.graph.serde import from_tf_graph
 from tests.tf.fusion_lowering import Lowered
 from tests.tf.stitched_steps import close, optimized
@@ -71,6 +72,16 @@ def test_where_it_is_computed() -> None:
     assert [found(1 << 11, 1 << 13, 1)[1].kind, found(1 << 12, 1 << 13, 1)[1].kind] == [Kind.REDUCTION, Kind.OPAQUE]
     unknown = found(16, 8, None)[1]
     assert (unknown.kind, unknown.reason[:16]) == (Kind.OPAQUE, "how many numbers")
+
+
+def test_what_is_added_up_is_computed_before() -> None:
+    """Not once more for each segment, but for a little arithmetic; what reads the sums may be in their kernel."""
+    data, ids = given((7,), 5, "float32", (6,))
+    lowered = Lowered(lambda data, ids: tf.exp(summed(5)(tf.reshape(data, [7, 6]) * data + 1, ids + 1 - 1)), data, ids)
+    np.testing.assert_allclose(lowered.run()[0], lowered.expected()[0], 1e-6)
+    for dear in (tf.exp, lambda x: x * tf.reduce_sum(x, 1, keepdims=True), lambda x: x * x + x * 2 - x * 3):
+        with pytest.raises(LoweringError, match=r":0' would be computed once more for each segment"):
+            Lowered(lambda data, ids, dear=dear: summed(5)(dear(data), ids), data, ids)
 
 
 def test_a_step_on_a_cpu_refuses_what_tensorflow_refuses() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -10,8 +11,12 @@ import pytest
 import tensorflow as tf
 
 import tfmem
+from custom_ops.expr import reference
 from custom_ops.expr.op import FLOATS, INTEGERS
 from custom_ops.expr.philox import draw
+from custom_ops.expr.text import from_text
+from custom_ops.fusion.region import Kernel, Region, TensorType
+from custom_ops.load import load
 from graph_passes.fusion.lower.meaning import Kind, meanings
 from graph_passes.graph.serde import from_tf_graph
 from tests.tf.fusion_lowering import Lowered
@@ -106,6 +111,29 @@ def test_a_region_draws_what_tensorflow_draws(dtype: str, shape: tuple[int, ...]
         for found, expected in zip(step(x, drawn), plain(x, drawn), strict=True):
             np.testing.assert_array_equal(found, expected)
     require_stitched(step, "StatelessRandomUniformV2", "SelectV2")
+
+
+@pytest.fixture(name="vector_bytes", params=[64, 32, 16])
+def fixture_vector_bytes(request: pytest.FixtureRequest) -> Iterator[int]:
+    load().limit_vector_bytes(request.param)
+    yield request.param
+    load().limit_vector_bytes(64)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
+@pytest.mark.parametrize("given", STATES)
+def test_every_instruction_set_draws_the_same(
+    vector_bytes: int, dtype: str, given: tuple[int, tuple[int, int]]
+) -> None:
+    """From the beginning of a group and from within one, in order, backwards and far apart."""
+    key, counter = state(*given)
+    for index, count in (("a0", 4099), ("a0+3", 70), ("-1*a0+40", 41), ("7*a0+1", 9), ("a0/3", 50)):
+        text = f"program 1\naxes {count}\ntensor uint64 1\ntensor uint64 1\nrandom {dtype} 0 1 {index}\noutput 0 0\n"
+        program = from_text(text)
+        types = (TensorType("uint64", (1,)), TensorType("uint64", (2,)), TensorType(dtype, (count,)))
+        (found,) = load().fusion(Region(2, (), types, (Kernel(program, (0, 1), (2,)),), (2,)), [key, counter])
+        (expected,) = reference.run(program, [key, counter])
+        np.testing.assert_array_equal(found, expected, err_msg=f"{vector_bytes} bytes, {index}")
 
 
 def test_a_mask_beside_a_softmax() -> None:

@@ -342,75 +342,87 @@ void TileDivide(DType type, void* sums, int64_t numbers, int64_t count) {
 
 // ---- random numbers ----
 
-// What a generator gives for COUNT counters from the state's plus `group` on: four words each, the
-// first words first. Loops over counters, which the compiler makes vectors of.
-template <int COUNT>
-void Philox(const RandomState& state, uint64_t group, uint32_t (&words)[4][COUNT]) {
-  for (int i = 0; i < COUNT; ++i) {
-    const uint64_t low = state.low + (group + i);
-    const uint64_t high = state.high + (low < state.low);
-    words[0][i] = static_cast<uint32_t>(low);
-    words[1][i] = static_cast<uint32_t>(low >> 32);
-    words[2][i] = static_cast<uint32_t>(high);
-    words[3][i] = static_cast<uint32_t>(high >> 32);
-  }
-  uint32_t key0 = static_cast<uint32_t>(state.key);
-  uint32_t key1 = static_cast<uint32_t>(state.key >> 32);
+using Longs = Vector<uint64_t>;
+
+// Of the lower halves of 64 bits.
+TFMEM_INLINE Longs Product(Longs a, Longs b) {
+#if defined(__x86_64__) && TFMEM_VECTOR_BYTES == 64
+  return (Longs)_mm512_mul_epu32((__m512i)a, (__m512i)b);
+#elif defined(__x86_64__) && TFMEM_VECTOR_BYTES == 32
+  return (Longs)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+#elif defined(__x86_64__)
+  return (Longs)_mm_mul_epu32((__m128i)a, (__m128i)b);
+#else
+  return (a & 0xffffffffu) * (b & 0xffffffffu);
+#endif
+}
+
+// What a generator gives for the state's counter plus each of `groups`: four words each, two of
+// them in 64 bits. Of words only the lower halves count until then.
+TFMEM_INLINE void Philox(const RandomState& state, Longs groups, Longs* first, Longs* last) {
+  const Longs low = groups + state.low;
+  const Longs high = state.high - (Longs)(low < state.low);  // less a mask of ones, which is 1 more
+  Longs a = low, b = low >> 32, c = high, d = high >> 32;
+  Longs key0 = Fill(state.key), key1 = Fill(state.key >> 32);
+  const Longs factor0 = Fill(uint64_t{0xD2511F53u}), factor1 = Fill(uint64_t{0xCD9E8D57u});
+#pragma GCC unroll 10
   for (int round = 0; round < 10; ++round) {
-    for (int i = 0; i < COUNT; ++i) {
-      const uint64_t first = uint64_t{words[0][i]} * 0xD2511F53u;
-      const uint64_t second = uint64_t{words[2][i]} * 0xCD9E8D57u;
-      words[0][i] = static_cast<uint32_t>(second >> 32) ^ words[1][i] ^ key0;
-      words[2][i] = static_cast<uint32_t>(first >> 32) ^ words[3][i] ^ key1;
-      words[1][i] = static_cast<uint32_t>(second);
-      words[3][i] = static_cast<uint32_t>(first);
-    }
+    const Longs one = Product(a, factor0), other = Product(c, factor1);
+    a = other >> 32 ^ b ^ key0;
+    c = one >> 32 ^ d ^ key1;
+    b = other;
+    d = one;
     key0 += 0x9E3779B9u;
     key1 += 0xBB67AE85u;
   }
+  *first = (a & 0xffffffffu) | b << 32;
+  *last = (c & 0xffffffffu) | d << 32;
 }
 
-// The number that a tile holds, of a word; of two for types of 8 bytes. As TensorFlow makes it
+// The numbers that tiles hold, of words; of two for types of 8 bytes. As TensorFlow makes them
 // (random_distributions.h): random bits of the mantissa, and 1 subtracted.
-template <typename Number>
-TFMEM_INLINE Number Drawn(DType type, uint32_t first, uint32_t second) {
-  if constexpr (std::is_same_v<Number, double>) {
-    const uint64_t bits = uint64_t{1023} << 52 | uint64_t{first & 0xfffffu} << 32 | second;
-    double number;
-    __builtin_memcpy(&number, &bits, sizeof(number));
-    return number - 1.0;
-  } else if constexpr (std::is_same_v<Number, float>) {
-    uint32_t mantissa = first & 0x7fffffu;
-    if (type == DType::kFloat16) mantissa = (first & 0x3ffu) << 13;
-    if (type == DType::kBfloat16) mantissa = (first & 0x7fu) << 16;
-    const uint32_t bits = uint32_t{127} << 23 | mantissa;
-    float number;
-    __builtin_memcpy(&number, &bits, sizeof(number));
-    return number - 1.0f;
-  } else if constexpr (sizeof(Number) == 8) {
-    return static_cast<Number>(uint64_t{second} << 32 | first);
-  } else {
-    return static_cast<Number>(first);
+TFMEM_INLINE void FromWords(DType type, const uint64_t* words, int64_t count, float* numbers) {
+  const uint32_t mask = type == DType::kFloat16    ? 0x3ffu
+                        : type == DType::kBfloat16 ? 0x7fu
+                                                   : 0x7fffffu;
+  const int shift = type == DType::kFloat16 ? 13 : type == DType::kBfloat16 ? 16 : 0;
+  using Words = Vector<uint32_t>;
+  for (int64_t i = 0; i < count; i += kLanes<float>) {
+    const Words bits = Load(reinterpret_cast<const uint32_t*>(words) + i);
+    Store<float>((Floats)((bits & mask) << shift | 0x3f800000u) - 1.0f, numbers + i);
   }
 }
+TFMEM_INLINE void FromWords(DType, const uint64_t* words, int64_t count, double* numbers) {
+  for (int64_t i = 0; i < count; i += kLanes<double>) {
+    const Longs pairs = Load(words + i);  // the first word has the mantissa's upper bits
+    const Longs bits = (pairs & 0xfffffu) << 32 | pairs >> 32 | uint64_t{1023} << 52;
+    Store<double>((Vector<double>)bits - 1.0, numbers + i);
+  }
+}
+template <typename Integer>
+TFMEM_INLINE void FromWords(DType, const uint64_t* words, int64_t count, Integer* numbers) {
+  __builtin_memcpy(numbers, words, count * sizeof(Integer));
+}
 
-// Up to COUNT groups of numbers, those of the first one from `skip` on; gives how many numbers.
-template <typename Number, int COUNT>
+// The numbers of a vector of groups, those of the first one from `skip` on; gives how many.
+template <typename Number>
 int64_t DrawGroups(const RandomState& state, DType type, uint64_t group, int64_t skip,
                    int64_t count, Number* target) {
-  constexpr int kWords = sizeof(Number) == 8 ? 2 : 1;
-  constexpr int kNumbers = 4 / kWords;  // of a group
-  uint32_t words[4][COUNT];
-  Philox<COUNT>(state, group, words);
-  Number numbers[COUNT * kNumbers];
-  for (int i = 0; i < COUNT; ++i) {
-    for (int j = 0; j < kNumbers; ++j) {
-      numbers[i * kNumbers + j] =
-          Drawn<Number>(type, words[j * kWords][i], words[j * kWords + kWords - 1][i]);
-    }
+  constexpr int kCounters = kLanes<uint64_t>, kNumbers = kCounters * 16 / sizeof(Number);
+  uint64_t groups[kCounters], first[kCounters], last[kCounters], words[2 * kCounters];
+  for (int i = 0; i < kCounters; ++i) groups[i] = group + i;
+  Longs one, other;
+  Philox(state, Load(groups), &one, &other);
+  Store<uint64_t>(one, first);
+  Store<uint64_t>(other, last);
+  for (int i = 0; i < kCounters; ++i) words[2 * i] = first[i], words[2 * i + 1] = last[i];
+  if (skip == 0 && count >= kNumbers) {
+    FromWords(type, words, kNumbers, target);
+    return kNumbers;
   }
-  const int64_t there = COUNT * kNumbers - skip;
-  const int64_t drawn = there < count ? there : count;
+  Number numbers[kNumbers];
+  FromWords(type, words, kNumbers, numbers);
+  const int64_t drawn = kNumbers - skip < count ? kNumbers - skip : count;
   for (int64_t i = 0; i < drawn; ++i) target[i] = numbers[skip + i];
   return drawn;
 }
@@ -418,14 +430,10 @@ int64_t DrawGroups(const RandomState& state, DType type, uint64_t group, int64_t
 template <typename Number>
 void DrawNumbers(const RandomState& state, DType type, int64_t first, int64_t count,
                  Number* target) {
-  constexpr int kGroups = 16, kNumbers = sizeof(Number) == 8 ? 2 : 4;
+  constexpr int kNumbers = 16 / sizeof(Number);  // of a group
   while (count > 0) {
-    const uint64_t group = first / kNumbers;
-    const int64_t skip = first % kNumbers;
     const int64_t drawn =
-        skip + count <= kNumbers
-            ? DrawGroups<Number, 1>(state, type, group, skip, count, target)
-            : DrawGroups<Number, kGroups>(state, type, group, skip, count, target);
+        DrawGroups<Number>(state, type, first / kNumbers, first % kNumbers, count, target);
     first += drawn, count -= drawn, target += drawn;
   }
 }

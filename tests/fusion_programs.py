@@ -26,6 +26,36 @@ divide 3 4
 output 5 0 1
 """
 
+# Softmax with dropout, and its gradient.
+DROPOUT = """program 1
+axes 0 {0}
+tensor float32 2
+tensor float32 2
+tensor uint64 1
+tensor uint64 1
+input 0 a0 a1
+reduce max 0 1
+subtract 0 1
+exp 2
+reduce sum 3 1
+divide 3 4
+random float32 2 3 {0}*a0+a1
+constant float32 0.25
+greater_equal 6 7
+constant float32 0.0
+select 8 5 9
+input 1 a0 a1
+select 8 11 9
+multiply 12 5
+reduce sum 13 1
+subtract 12 14
+multiply 15 5
+reduce sum 10 0
+output 10 0 1
+output 16 0 1
+output 17 1
+"""
+
 # y = (x - mean) / sqrt(variance + epsilon) * scale + offset; the mean and 1 / sqrt are kept for the gradient.
 LAYER_NORM = """program 1
 axes 0 0
@@ -249,5 +279,9 @@ def programs(rows: int = 37, columns: int = 20) -> dict[str, tuple[Program, Tens
         "gelu": (from_text(GELU), [x, offset, y]),
         "transposes": (from_text(TRANSPOSES), [normal(3, rows, columns), normal(3, rows, columns).astype(np.float16)]),
         "gather": (from_text(GATHER), [x, indices[0, :, 0].astype(np.int32), indices[1]]),
+        "dropout": (
+            from_text(DROPOUT.format(columns)),
+            [x, y, np.full(1, 77, np.uint64), np.array([2**64 - 3, 5], np.uint64)],
+        ),
         "adam": adam([(rows, columns), (columns,), (3, 5, columns), (1,), ()]),
     }

@@ -19,6 +19,7 @@ from custom_ops.expr.program import (
     Output,
     Position,
     Program,
+    Random,
     Reduce,
     Tensor,
     Type,
@@ -91,11 +92,24 @@ class Draw:
         self.tensors.append(np.random.default_rng(seed).integers(-4, 5, shape).astype(self.one_of("int32", "int64")))
         return Input(len(self.tensors) - 1, tuple(index))
 
+    def a_random_number(self, dtype: str) -> Random:
+        """All bits of it: row by row, and sometimes shifted, stretched or of some axes alone."""
+        step, terms = self.one_of(1, 1, 1, 3), []
+        for axis in sorted(self.some_axes(), reverse=True):
+            terms.append(AxisTerm(axis, step))
+            step *= self.sizes[axis]
+        state = np.random.default_rng(self.draw(st.integers(0, 99))).integers(0, 1 << 64, 3, np.uint64)
+        self.tensors += [state[:1], state[1:]]
+        number = Index(self.one_of(0, 0, 0, 4, 5), tuple(terms[::-1]))
+        return Random(dtype, len(self.tensors) - 2, len(self.tensors) - 1, number)
+
     def a_node(self) -> Node:
         types = self.types()
         dtype = self.one_of("int32", "int64")
         alike = [place for place, type_ in enumerate(types) if type_.dtype == dtype][-4:]  # long chains
-        kind = self.one_of("op", "op", "op", "reduce", "reduce", "input", "cast", "position", "constant")
+        kind = self.one_of("op", "op", "op", "reduce", "reduce", "input", "cast", "position", "constant", "random")
+        if kind == "random":
+            return self.a_random_number(dtype)
         if kind == "position":
             return Position(dtype, self.one_of(*range(len(self.sizes))))
         if kind == "constant":

@@ -27,6 +27,7 @@ from custom_ops.expr.program import (
     Output,
     Position,
     Program,
+    Random,
     Reduce,
     Tensor,
     Type,
@@ -124,6 +125,26 @@ def _input(draw: st.DrawFn, draft: Draft) -> None:
     draft.add(Input(len(draft.tensors) - 1, tuple(index)))
 
 
+def _random(draw: st.DrawFn, draft: Draft) -> None:
+    """Where numbers of a generator are large, since sums of them are not exact; axes in any order, halved, reversed."""
+    axes = draw(st.permutations(range(len(draft.sizes))))[: draw(st.integers(0, len(draft.sizes)))]
+    offset, terms, size = draw(st.sampled_from((0, 0, 1, 4))), [], draw(st.sampled_from((1, 1, 3)))
+    for axis in axes[::-1]:
+        form = draw(st.sampled_from(("plain", "plain", "plain", "reversed", "divided")))
+        factor = -size if form == "reversed" else size
+        offset += size * (draft.sizes[axis] - 1) * (form == "reversed")
+        terms.append(AxisTerm(axis, factor, *((2, 2) if form == "divided" else ())))
+        size *= draft.sizes[axis]
+    state = np.random.default_rng(draw(st.integers(0, 1 << 16))).integers(0, 1 << 64, 3, np.uint64)
+    key, counter = len(draft.tensors), len(draft.tensors) + 1
+    draft.tensors += [state[:1], state[1:]]
+    dtype = draw(st.sampled_from((*FLOATS, *INTEGERS)))
+    number = draft.add(Random(dtype, key, counter, Index(offset, tuple(terms[::-1]))))
+    middle = draft.add(Constant(dtype, 0.5 if dtype in FLOATS else 0))
+    draft.unused |= {number, middle}
+    draft.add(Elementwise("greater", (number, middle)))
+
+
 def _reduce(draw: st.DrawFn, draft: Draft) -> None:
     operand = draw(st.sampled_from(draft.any()))
     dtype = draft.types[operand].dtype
@@ -165,9 +186,15 @@ def programs(draw: st.DrawFn) -> tuple[Program, list[Array]]:
     draft = Draft(sizes, [], [], [], set())
     _input(draw, draft)
     for _ in range(draw(st.integers(1, 14))):
-        form = draw(st.sampled_from(("input", "reduce", "reduce", "reduce", "apply", "apply", "apply", "cast", "leaf")))
+        form = draw(
+            st.sampled_from(
+                ("input", "reduce", "reduce", "reduce", "apply", "apply", "apply", "cast", "leaf", "random")
+            )
+        )
         if form == "input":
             _input(draw, draft)
+        elif form == "random":
+            _random(draw, draft)
         elif form == "reduce" and sizes:
             _reduce(draw, draft)
         elif form == "apply":

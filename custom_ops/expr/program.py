@@ -47,6 +47,10 @@ The text, a line each, words separated by a space, no comments:
     input TENSOR INDEX...       one INDEX for each of the tensor's dimensions
     constant DTYPE VALUE        as Python's repr: 0.5, -inf, nan, 3, True
     position DTYPE AXIS         0, 1, 2, ... along an axis; an integer dtype
+    random DTYPE KEY COUNTER INDEX
+                                numbers of a stateless generator (`philox.py`), numbered by one INDEX without nodes: in
+                                [0, 1), or all bits of an integer dtype; tensors KEY and COUNTER, of dtype uint64 and of
+                                1 and 2 numbers, are its state, which nothing else reads
     cast DTYPE NODE             as TensorFlow casts
     reduce KIND NODE AXIS...    sum, mean, max, min, product (of numbers), any, all (of bool), over one axis or more;
                                 dot: a sum, of what a product of matrices adds up
@@ -72,6 +76,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import NamedTuple, TypeAlias
 
 from custom_ops.errors import ProgramError
@@ -79,6 +84,7 @@ from custom_ops.expr.op import BOOL, FLOATS, INTEGERS, NUMBERS
 from custom_ops.expr.table import TABLE
 
 DTYPES = NUMBERS + BOOL
+STATE = "uint64"  # of the tensors that are a random generator's state, and of nothing else
 
 # For each kind of reduction the dtypes it takes.
 REDUCTIONS = {
@@ -143,6 +149,16 @@ class Position:
 
 
 @dataclass(frozen=True)
+class Random:
+    """Numbers of a stateless generator, whose state are tensors `key` and `counter`; `index` numbers them."""
+
+    dtype: str
+    key: int
+    counter: int
+    index: Index
+
+
+@dataclass(frozen=True)
 class Cast:
     """A value in another dtype."""
 
@@ -167,7 +183,7 @@ class Elementwise:
     arguments: tuple[int, ...]
 
 
-Node: TypeAlias = Input | Constant | Position | Cast | Reduce | Elementwise
+Node: TypeAlias = Input | Constant | Position | Random | Cast | Reduce | Elementwise
 
 
 @dataclass(frozen=True)
@@ -219,7 +235,8 @@ class Program:
             if size == 0 and axis not in self._given_axes:
                 raise ProgramError(f"no dimension of a tensor lies along axis {axis}, so nothing says its size: fix it")
         for number, tensor in enumerate(self.tensors):
-            _require(tensor.dtype in DTYPES, f"tensor {number}", f"dtype '{tensor.dtype}'; expected one of {DTYPES}")
+            known = tensor.dtype in (*DTYPES, STATE)
+            _require(known, f"tensor {number}", f"dtype '{tensor.dtype}'; expected one of {(*DTYPES, STATE)}")
         types = self.types
         for number, output in enumerate(self.outputs):
             what = f"output {number}"
@@ -277,7 +294,35 @@ class Program:
             low, high = _range(index, sizes)
             if not index.nodes and not 0 <= low <= high < size and all(sizes[term.axis] for term in index.terms):
                 raise ProgramError(f"tensor {tensor} is read at {low} to {high} of a dimension of size {size}")
+        for node in self.nodes:
+            if isinstance(node, Random):
+                key, counter = prod(shapes[node.key]), prod(shapes[node.counter])
+                if (key, counter) != (1, 2):
+                    raise ProgramError(f"a key of {key} numbers and a counter of {counter}; expected 1 and 2")
+                low, _ = _range(node.index, sizes)
+                if low < 0:
+                    raise ProgramError(f"random numbers are drawn from number {low} on; expected 0 or more")
         return tuple(sizes)
+
+
+def indices_of(node: Node) -> tuple[Index, ...]:
+    """The indices that `node` has."""
+    match node:
+        case Input(index=index):
+            return index
+        case Random(index=index):
+            return (index,)
+    return ()
+
+
+def tensors_of(node: Node) -> tuple[int, ...]:
+    """The tensors that `node` reads."""
+    match node:
+        case Input(tensor=tensor):
+            return (tensor,)
+        case Random(key=key, counter=counter):
+            return (key, counter)
+    return ()
 
 
 def arguments_of(node: Node) -> Iterator[int]:
@@ -319,6 +364,13 @@ def _require(holds: bool, what: str, problem: str) -> None:
         raise ProgramError(f"{what}: {problem}")
 
 
+def _terms_axes(indices: Iterable[Index], what: str) -> list[int]:
+    """The axes of the indices' terms, which have to be sound."""
+    terms = [term for index in indices for term in index.terms]
+    _require(all(term.divisor > 0 <= term.modulus for term in terms), what, "a divisor or modulus below 1")
+    return [term.axis for term in terms]
+
+
 def _type(program: Program, node: Node, earlier: Sequence[Type]) -> Type:
     what = f"node {len(earlier)} ({node})"
     for argument in arguments_of(node):
@@ -335,15 +387,20 @@ def _type(program: Program, node: Node, earlier: Sequence[Type]) -> Type:
     match node:
         case Input(tensor=tensor, index=index):
             _require(0 <= tensor < len(program.tensors), what, f"there are {len(program.tensors)} tensors")
+            _require(program.tensors[tensor].dtype != STATE, what, "reads the state of a random generator")
             rank = program.tensors[tensor].rank
             _require(len(index) == rank, what, f"{len(index)} indices of a tensor of rank {rank}")
-            terms = [term for dimension in index for term in dimension.terms]
-            _require(all(term.divisor > 0 <= term.modulus for term in terms), what, "a divisor or modulus below 1")
-            varying = [term.axis for term in terms]
+            varying = _terms_axes(index, what)
             for place in arguments_of(node):
                 dtype(earlier[place].dtype, INTEGERS)
                 varying += earlier[place].axes
             return Type(program.tensors[tensor].dtype, axes(*varying))
+        case Random(dtype=name, key=key, counter=counter, index=number):
+            states = [tensor for tensor in (key, counter) if 0 <= tensor < len(program.tensors)]
+            of_state = [tensor for tensor in states if program.tensors[tensor].dtype == STATE]
+            _require(len(of_state) == 2, what, f"tensors {key} and {counter} are no state of a random generator")
+            _require(not number.nodes, what, "an index that is a value")
+            return Type(dtype(name, NUMBERS), axes(*_terms_axes([number], what)))
         case Constant(dtype=name, value=value):
             expected = (bool,) if name in BOOL else (int,) if name in INTEGERS else (float,)
             _require(type(value) in expected, what, f"a value of type {type(value).__name__}")

@@ -9,7 +9,8 @@ import numpy as np
 
 from custom_ops.errors import ProgramError
 from custom_ops.expr.op import INTEGERS, Array
-from custom_ops.expr.program import Cast, Constant, Elementwise, Index, Input, Node, Position, Program, Reduce
+from custom_ops.expr.philox import draw
+from custom_ops.expr.program import Cast, Constant, Elementwise, Index, Input, Node, Position, Program, Random, Reduce
 from custom_ops.expr.table import TABLE
 
 HALF_TYPES = ("float16", "bfloat16")
@@ -81,6 +82,9 @@ def _value(node: Node, values: dict[int, Array], tensors: Sequence[Array], sizes
             return np.full([1] * len(sizes), number)
         case Position(axis=axis):
             return position(axis)
+        case Random(dtype=dtype, key=key, counter=counter, index=number):
+            found = draw(dtype, tensors[key], tensors[counter], indices(number, 1 << 62))
+            return found.astype(numpy_dtype(dtype), copy=False)
         case Cast(operand=operand):
             return values[operand]
         case Reduce(kind=kind, operand=operand, axes=axes):

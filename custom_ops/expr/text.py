@@ -18,6 +18,7 @@ from custom_ops.expr.program import (
     Output,
     Position,
     Program,
+    Random,
     Reduce,
     Tensor,
 )
@@ -80,6 +81,8 @@ def _node_line(node: Node) -> str:
             return _line("constant", dtype, repr(value))
         case Position(dtype=dtype, axis=axis):
             return _line("position", dtype, axis)
+        case Random(dtype=dtype, key=key, counter=counter, index=number):
+            return _line("random", dtype, key, counter, _index_word(number))
         case Cast(dtype=dtype, operand=operand):
             return _line("cast", dtype, operand)
         case Reduce(kind=kind, operand=operand, axes=axes):
@@ -97,6 +100,9 @@ def _node(word: str, rest: list[str]) -> Node:
     if word == "position":
         dtype, axis = rest
         return Position(dtype, int(axis))
+    if word == "random":
+        dtype, key, counter, number = rest
+        return Random(dtype, int(key), int(counter), _index(number))
     if word == "cast":
         dtype, operand = rest
         return Cast(dtype, int(operand))

@@ -64,8 +64,11 @@ _ACTIVATIONS = ((), ("Relu",), ("Relu6",), ("Elu",), ("LeakyRelu",))
 _FUSED_OPS = frozenset({"_FusedMatMul", "_FusedConv2D"})
 _FUSED = frozenset((first, *then) for first in ("BiasAdd", "FusedBatchNorm") for then in _ACTIVATIONS)
 
-# On a CPU TensorFlow's kernel raises there; on a GPU it gives NaN, and so does the rule.
-_RAISES = {"SparseSoftmaxCrossEntropyWithLogits": "a label that is no class"}
+# On a CPU TensorFlow's kernel raises there; on a GPU it gives NaN, or leaves out what is no segment's, as the rules do.
+_RAISES = {
+    "SparseSoftmaxCrossEntropyWithLogits": "a label that is no class",
+    "UnsortedSegmentSum": "an id that is no segment's",
+}
 
 
 # TensorFlow's kernel copies each part to its place; one of ours computes each part everywhere, and selects. From so

@@ -7,6 +7,7 @@ import pytest
 
 from custom_ops.errors import ProgramError
 from custom_ops.expr import program as module
+from custom_ops.expr.philox import draw, philox
 from custom_ops.expr.program import AxisTerm, Index, Type
 from custom_ops.expr.reference import run
 from custom_ops.expr.text import from_text, to_text
@@ -37,6 +38,68 @@ def test_text_is_read_as_it_was_written(text: str) -> None:
     program = from_text(text)
     assert from_text(to_text(program)) == program
     assert hash(from_text(to_text(program))) == hash(program)
+
+
+DRAWS = """program 1
+axes 0 4
+tensor float32 2
+tensor uint64 1
+tensor uint64 1
+input 0 a0 a1
+random float32 1 2 4*a0+a1
+random int64 1 2 3+8*a0
+add 0 1
+output 3 0 1
+output 2 0
+"""
+
+
+def test_random_numbers() -> None:
+    program = from_text(DRAWS)
+    assert from_text(to_text(program)) == program
+    assert program.types[1:3] == (("float32", (0, 1)), ("int64", (0,)))
+    x, key, counter = np.ones((3, 4), np.float32), np.array([7], np.uint64), np.array([1, 2], np.uint64)
+    found, bits = run(program, [x, key, counter])
+    np.testing.assert_array_equal(found, x + draw("float32", key, counter, np.arange(12).reshape(3, 4)))
+    np.testing.assert_array_equal(bits, draw("int64", key, counter, 3 + 8 * np.arange(3)))
+    for shapes, message in (
+        (((3, 4), (2,), (2,)), "a key of 2 numbers and a counter of 2; expected 1 and 2"),
+        (((3, 4), (1,), (0,)), "a key of 1 numbers and a counter of 0"),
+    ):
+        with pytest.raises(ProgramError, match=message):
+            program.sizes(shapes)
+    with pytest.raises(ProgramError, match="from number -1 on"):
+        from_text(DRAWS.replace("3+8*a0", "-1+8*a0")).sizes(((3, 4), (1,), (2,)))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("random bool 1 2 a0", "dtype 'bool'; expected one of float64"),
+        ("random float32 0 2 a0", "tensors 0 and 2 are no state"),
+        ("random float32 1 3 a0", "tensors 1 and 3 are no state"),
+        ("random float32 1 2 n0", "an index that is a value"),
+        ("random float32 1 2 a2", "there are 2 axes"),
+        ("random float32 1 2 a0/0", "divisor"),
+        ("random float32 1 2", "cannot read the line"),
+        ("input 1 a0", "reads the state of a random generator"),
+        ("constant uint64 1", "dtype 'uint64'"),
+        ("cast uint64 0", "dtype 'uint64'"),
+    ],
+)
+def test_what_draws_nothing(line: str, message: str) -> None:
+    with pytest.raises(ProgramError, match=message):
+        from_text(DRAWS + line + "\n")
+
+
+def test_philox_has_its_published_numbers() -> None:
+    """Of Random123's kat_vectors, philox4x32 of 10 rounds."""
+    none = np.zeros(1, np.int64)
+    words = [int(word[0]) for word in philox(0, (0, 0), none)]
+    assert words == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    ones = 2**64 - 1
+    words = [int(word[0]) for word in philox(ones, (ones, ones), none)]
+    assert words == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
 
 
 def test_the_example_in_the_docstring_is_a_program() -> None:

@@ -60,7 +60,7 @@ const std::vector<std::string> kWords = {
     "slice",     "reduce_sum", "reduce_max",  "adjoint",  "put_state", "put_loss",  "put_child",
     "outer",     "column_sum", "put_lookup",  "section",  "k0",        "s0",        "s1",
     "c0",        "-",          "|",           "n2",       "a0+n3",     "a0/2%2",    "-1*a1+3",
-    "float64"};
+    "float64",   "uint64"};
 
 std::string Join(const std::vector<std::string>& parts, char separator) {
   std::string text;

@@ -149,6 +149,8 @@ bool Run(const tfmem::Expression& expression) {
       // As large as the largest index.
       int64_t end = 1;
       for (const tfmem::ExpressionNode& node : expression.nodes) {
+        const bool draws = node.kind == tfmem::ExpressionNode::Kind::kRandom;
+        if (draws && node.counter == static_cast<int>(i)) end = 2;
         if (node.kind != tfmem::ExpressionNode::Kind::kInput) continue;
         if (node.tensor != static_cast<int>(i)) continue;
         int64_t most = 0;

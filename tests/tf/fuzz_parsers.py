@@ -53,6 +53,19 @@ PARTS = (
     "cpu/tile_run",
     "cpu/tile_worker",
 )
+DRAWS = """program 1
+axes 0 5
+tensor float32 2
+tensor uint64 0
+tensor uint64 1
+input 0 a0 a1
+random float32 1 2 5*a0+a1
+random int64 1 2 3+2*a1/2%2
+add 0 1
+reduce max 2 1
+output 3 1 0
+output 4
+"""
 # Dtypes, accesses and reductions that the steps of regressions do not have.
 MIXED = """program 1
 axes 0 3 0
@@ -100,7 +113,7 @@ def corpus() -> Iterator[tuple[str, bytes]]:
     for spec in (dynamic_specs.tree_rnn(5), dynamic_specs.tree_rnn(19), dynamic_specs.of_all_ops(3)):
         yield "dynamic", spec.text.encode()
         yield "dynamic", spec.forward_only.text.encode()
-    for text in (programs.SOFTMAX_STEP, programs.SIGMOID_STEP, MIXED, programs.GATHERS):
+    for text in (programs.SOFTMAX_STEP, programs.SIGMOID_STEP, MIXED, programs.GATHERS, DRAWS):
         yield "expression", text.encode()
     for cell in recurrent_cells.library(5).values():
         yield "cell", cell.to_text().encode()

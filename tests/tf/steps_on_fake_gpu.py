@@ -61,6 +61,58 @@ def test_a_step_trains(gpu: FakeGpu, on_gpu: Callable[..., None]) -> None:
 
 
 @pytest.mark.filterwarnings("error::tfmem.TfmemWarning")
+def test_dropout_drops_what_it_dropped(gpu: FakeGpu, on_gpu: Callable[..., None]) -> None:
+    """Within a kernel, for batches whose size it does not know; the key and the counter are given."""
+    on_gpu()
+    signature = [tf.TensorSpec([None, 24]), tf.TensorSpec([2], tf.int32)]
+
+    def run(x: Any, seed: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            dropped = tf.nn.experimental.stateless_dropout(tf.nn.softmax(x), 0.3, seed=seed)
+        return dropped, tape.gradient(dropped, x)
+
+    plain, step = (tf.function(run, input_signature=signature) for _ in range(2))
+    step = optimized(step)
+    launched = gpu.calls("cuGraphLaunch")
+    for rows in (7, 32, 1):
+        given = (
+            tf.constant(np.random.default_rng(rows).normal(size=(rows, 24)).astype(np.float32)),
+            tf.constant([rows, 1]),
+        )
+        results, expected = step(*given), plain(*given)
+        close(results, expected)
+        np.testing.assert_array_equal(results[0] == 0, expected[0] == 0)
+    require_stitched(step, "StatelessRandomUniformV2", "SelectV2")
+    assert gpu.calls("cuGraphLaunch") == launched + 3
+
+
+@pytest.mark.filterwarnings("error::tfmem.TfmemWarning")
+def test_the_gradient_of_a_gather_divides_no_region(gpu: FakeGpu, on_gpu: Callable[..., None]) -> None:
+    """A sum of segments with products before and behind it; rows that are taken twice, and such as are not taken."""
+    on_gpu()
+    rng = np.random.default_rng(0)
+    kernel = tf.constant(rng.normal(size=(6, 8)).astype(np.float32))
+
+    def run(x: Any, rows: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            hidden = tf.tanh(tf.matmul(x, kernel))
+            loss = tf.reduce_sum(tf.exp(tf.matmul(tf.gather(hidden, rows + 1), kernel, transpose_b=True)))
+        return loss, tape.gradient(loss, x)
+
+    plain, step = tf.function(run), optimized(tf.function(run))
+    launched = gpu.calls("cuGraphLaunch")
+    for seed in range(3):
+        x = tf.constant(rng.normal(size=(10, 6)).astype(np.float32) / 4)
+        rows = tf.constant(np.random.default_rng(seed).integers(0, 8, 5).astype(np.int32))
+        close(step(x, rows), plain(x, rows))
+    report = require_stitched(step, "UnsortedSegmentSum", "MatMul")
+    assert len(report.regions) == 1
+    assert gpu.calls("cuGraphLaunch") == launched + 3
+
+
+@pytest.mark.filterwarnings("error::tfmem.TfmemWarning")
 def test_attention_trains_at_two_batch_sizes(gpu: FakeGpu, on_gpu: Callable[..., None]) -> None:
     on_gpu()
     plain, model = Attention(), Attention()

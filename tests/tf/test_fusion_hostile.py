@@ -158,6 +158,61 @@ def test_wrong_texts_are_named(line: str, by: str, message: str) -> None:
         load().ops.tfmem_fusion(args=[np.ones((3, 4), np.float32)] * 2, variables=[], T_out=[], region=wrong)
 
 
+DRAWS = """region 1
+input uint64 ?
+input uint64 2
+value float32 4
+program
+  program 1
+  axes 4
+  tensor uint64 1
+  tensor uint64 1
+  random float32 0 1 a0
+  output 0 0
+kernel 0 0 1 > 2
+output 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "by", "message"),
+    [
+        ("", "", ""),
+        ("input uint64 ?", "input int64 ?", "value 0 is int64.*; its program has uint64 of 1 dimensions there"),
+        ("  tensor uint64 1\n  random", "  tensor int64 1\n  random", "tensor 1 is no state of a random generator"),
+        ("random float32 0 1 a0", "random bool 0 1 a0", "cannot read the line"),
+        ("random float32 0 1 a0", "random float32 0 2 a0", "cannot read the line"),
+        ("random float32 0 1 a0", "random float32 0 1 n0", "cannot read the line"),
+        ("random float32 0 1 a0", "random float32 0 1 a1", "cannot read the line"),
+        ("random float32 0 1 a0", "random float32 0 1 a0/0", "cannot read the line"),
+        ("random float32 0 1 a0", "random float32 0 1", "cannot read the line"),
+        ("random float32 0 1 a0", "random float32 0 1 -1+a0", "random numbers -1 to 2 are drawn; expected 0 to"),
+        ("random float32 0 1 a0", "random float32 0 1 1099511627776*a0", ""),
+        ("random float32 0 1 a0", "input 0 a0", "reads the state of a random generator"),
+        ("input uint64 2", "input uint64 3", "a key of 1 numbers and a counter of 3; expected 1 and 2"),
+    ],
+)
+def test_draws_that_nobody_wrote(line: str, by: str, message: str) -> None:
+    counter = np.arange(3 if by == "input uint64 3" else 2, dtype=np.uint64)
+    key = np.ones(1, np.int64 if by == "input int64 ?" else np.uint64)
+
+    def found() -> Any:
+        return load().ops.tfmem_fusion(args=[key, counter], variables=[], T_out=[tf.float32], region=text)
+
+    text = DRAWS.replace(line, by) if line else DRAWS
+    if message:
+        with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=message):
+            found()
+    else:
+        assert np.all(np.asarray(found()) < 1)
+
+
+def test_a_key_that_is_not_there() -> None:
+    given = [np.zeros(0, np.uint64), np.zeros(2, np.uint64)]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="a key of 0 numbers and a counter of 2"):
+        load().ops.tfmem_fusion(args=given, variables=[], T_out=[tf.float32], region=DRAWS)
+
+
 FOUR = TensorType("float32", (4,))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import TypeAlias
 
-from custom_ops.expr.program import Index, Input
+from custom_ops.expr.program import AxisTerm, Index, Input, Random
 from custom_ops.fusion.codegen.pattern import Pattern, Root
 
 At: TypeAlias = Callable[[int], str]  # the position along an axis, as C++ has it
@@ -70,6 +70,19 @@ def aligned(pattern: Pattern, node: Input, width: int) -> bool:
     """Whether `width` neighbours lie at a multiple of `width`, for positions that are one."""
     size = pattern.dimensions[node.tensor][-1]
     return len(node.index) == 1 or (isinstance(size, int) and size % width == 0)
+
+
+def number_of(node: Random, at: At) -> str:
+    """Of the one that a generator draws, which may be more than an index of the kernel holds."""
+    return index_text(node.index, lambda axis: f"Word({at(axis)})", str, "Word")
+
+
+def in_step(node: Random, axis: int, width: int) -> bool:
+    """Whether the numbers at `width` neighbours along `axis`, from a multiple of `width` on, are neighbours that begin
+    at one, too: with a width that divides a group, of one group."""
+    along = [term for term in node.index.terms if term.axis == axis]
+    others = [term.factor for term in node.index.terms if term.axis != axis]
+    return along == [AxisTerm(axis)] and all(number % width == 0 for number in (node.index.offset, *others))
 
 
 def vector_width(pattern: Pattern, roots: Sequence[Root], axes: Sequence[int], most: int) -> int:

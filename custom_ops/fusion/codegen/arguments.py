@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from custom_ops.expr.cuda import C_TYPES, HALF_TYPES
-from custom_ops.expr.program import Reduce
+from custom_ops.expr.program import STATE, Reduce
 from custom_ops.fusion.codegen.plan import Plan
 
 Kind: TypeAlias = Literal["tensor", "output", "parts", "saved", "barrier", "tf32", "size", "dimension", "first", "ctas"]
@@ -50,7 +50,7 @@ class Argument:
 
 def storage(dtype: str) -> str:
     """The type of a tensor's elements."""
-    return HALF_TYPES.get(dtype, C_TYPES[dtype])
+    return "Word" if dtype == STATE else HALF_TYPES.get(dtype, C_TYPES[dtype])
 
 
 def buffers(plan: Plan) -> tuple[Argument, ...]:

@@ -14,7 +14,7 @@ from itertools import pairwise
 from math import prod
 from typing import TypeVar
 
-from custom_ops.expr.program import AxisTerm, Index, Input, Node, Position, Program, Reduce, Tensor
+from custom_ops.expr.program import AxisTerm, Index, Input, Node, Position, Program, Random, Reduce, Tensor, indices_of
 
 Groups = tuple[tuple[int, ...], ...]  # for each tensor how many of its dimensions become one, in order
 Shapes = tuple[tuple[int | None, ...], ...]
@@ -49,7 +49,8 @@ def open_sizes(program: Program, shapes: Shapes) -> tuple[Program, Shapes]:
             alone -= set(output.axes)
     read = [(node, index, i) for node in _inputs(program) for i, index in enumerate(node.index)]
     exact = {index.axis for node, index, i in read if _is_exact(program, shapes, node.tensor, i, index.axis)}
-    other = {term.axis for _, index, _ in read if index.axis is None for term in index.terms}
+    every = [index for node in program.nodes for index in indices_of(node)]
+    other = {term.axis for index in every if index.axis is None for term in index.terms}
     opened = (alone & {axis for axis in exact if axis is not None}) - other
     dimensions = {(node.tensor, i) for node, index, i in read if index.axis in opened}
     return (
@@ -90,6 +91,8 @@ def _can_merge(program: Program, shapes: Shapes, outer: int, inner: int) -> bool
             return False
         if isinstance(node, Reduce) and len(both.intersection(node.axes)) == 1:
             return False
+        if isinstance(node, Random) and _one_walk(program, node.index, outer, inner) is None:
+            return False
     for output in program.outputs:
         if both.intersection(output.axes) and not _neighbours(output.axes, outer, inner):
             return False
@@ -116,6 +119,18 @@ def _can_merge(program: Program, shapes: Shapes, outer: int, inner: int) -> bool
     )
 
 
+def _one_walk(program: Program, index: Index, outer: int, inner: int) -> Index | None:
+    """An index over both axes as one over the outer one alone; None if it is none."""
+    own = [term for term in index.terms if term.axis in (outer, inner)]
+    if not own:
+        return index
+    factor = min(abs(term.factor) for term in own)
+    size = program.axes[inner]
+    if size == 0 or set(own) != {AxisTerm(outer, factor * size), AxisTerm(inner, factor)} or len(own) != 2:
+        return None
+    return replace(index, terms=(*(term for term in index.terms if term not in own), AxisTerm(outer, factor)))
+
+
 def _neighbours(axes: Sequence[int | None], outer: int, inner: int) -> bool:
     return any(pair == (outer, inner) for pair in pairwise(axes))
 
@@ -138,6 +153,10 @@ def _merged(program: Program, shapes: Shapes, groups: Groups, outer: int, inner:
             case Input(tensor=tensor, index=indices):
                 kept = [i for i, each in enumerate(indices) if each.axis != inner]
                 return Input(tensor, tuple(index(indices[i]) for i in kept))
+            case Random(index=number):
+                walk = _one_walk(program, number, outer, inner)
+                assert walk is not None
+                return replace(found, index=index(walk))
             case Reduce(kind=kind, operand=operand, axes=axes):
                 return Reduce(kind, operand, tuple(sorted(joined(axes))))
             case Position(dtype=dtype, axis=axis):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from custom_ops.expr.program import Constant, Input, Position, arguments_of
+from custom_ops.expr.program import Constant, Input, Position, Random, arguments_of
 from custom_ops.fusion.codegen.pattern import Pattern
 from custom_ops.fusion.codegen.plan import Piece, Plan
 from custom_ops.fusion.codegen.shared import shared_plan
@@ -36,7 +36,7 @@ def packed(pattern: Pattern) -> int:
             place = owner[place]
         return place
 
-    made = {place for place, node in enumerate(nodes) if not isinstance(node, Input | Constant | Position)}
+    made = {place for place, node in enumerate(nodes) if not isinstance(node, Input | Constant | Position | Random)}
     for place in made:
         for argument in made.intersection(arguments_of(nodes[place])):
             owner[root(argument)] = root(place)

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from custom_ops.expr.program import Elementwise, Input
+from custom_ops.expr.philox import group_size
+from custom_ops.expr.program import Elementwise, Input, Random
 from custom_ops.expr.table import TABLE
-from custom_ops.fusion.codegen.access import lies_along
+from custom_ops.fusion.codegen.access import in_step, lies_along
 from custom_ops.fusion.codegen.arguments import storage
 from custom_ops.fusion.codegen.contraction import CHUNK, LANES, Tile
 from custom_ops.fusion.codegen.kernel import FusionKernel
@@ -51,6 +52,7 @@ class Gpu:
 
 H200 = Gpu()
 ACTIVATION = 20  # elementary operations of a function of the C library
+DRAW = 80  # of a group of random numbers: ten rounds of two products of 64 bits and four other operations
 UNCOALESCED = 8  # sectors that are loaded for one that is used, at most
 NOT_HIDDEN = 0.1  # of the lesser of what is moved and what is waited for
 TENSOR, FMA = 4.0, 0.6  # nanoseconds of a product of 16 x 8 x 8 on a scheduler, and of an FMA of a warp
@@ -199,6 +201,8 @@ class _Cost:
                     size = self._read(self.piece, loop, node, axes)
                     first, again = (first, again + size) if node in seen else (first + size, again)
                     seen.add(node)
+                elif isinstance(node, Random):
+                    operations += self._drawing(loop, node) * prod(self.sizes[axis] for axis in axes)
                 elif isinstance(node, Elementwise):
                     cost = ACTIVATION if TABLE[node.op].cost == "activation" else 1
                     operations += cost * prod(self.sizes[axis] for axis in axes)
@@ -206,6 +210,13 @@ class _Cost:
                 if root.output is not None:
                     first += prod(self.sizes[axis] for axis in root.axes) * _size(types[root.node].dtype)
         return first, again, operations
+
+    def _drawing(self, loop: Loop, node: Random) -> float:
+        """Operations for one random number: those of a group, shared by the elements that a thread sees at once."""
+        axes = (*self.piece.rows, *loop.axes)
+        width = max(loop.vector, self.piece.vector)
+        shared = width if axes and width > 1 and in_step(node, axes[-1], width) else 1
+        return DRAW / min(shared, group_size(node.dtype))
 
     def _product_bytes(self, tile: Tile) -> tuple[float, float, float]:
         """Each factor is read from the cache by as many tiles as lie along the other one."""

@@ -11,7 +11,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 
 from custom_ops.errors import KernelError
-from custom_ops.expr.program import Constant, Elementwise, Input, Position, arguments_of
+from custom_ops.expr.program import Constant, Elementwise, Input, Position, Random, arguments_of
 from custom_ops.expr.table import TABLE
 from custom_ops.fusion.codegen.contraction import CHUNK, LANES, Contraction, Tile
 from custom_ops.fusion.codegen.pattern import Pattern
@@ -216,6 +216,8 @@ def _cost(pattern: Pattern, place: int, own: Set[int]) -> int:
         node = nodes[other]
         if isinstance(node, Elementwise):
             total += 20 if TABLE[node.op].cost == "activation" else 2
+        elif isinstance(node, Random):
+            total += 20
         elif isinstance(node, Input):
             total += 1
     return total

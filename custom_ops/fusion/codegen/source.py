@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from custom_ops.errors import KernelError
+from custom_ops.expr.program import Random
 from custom_ops.fusion.codegen.arguments import Argument, arguments
 from custom_ops.fusion.codegen.flat import FlatWriter
 from custom_ops.fusion.codegen.piece import used
@@ -80,6 +81,7 @@ def write(plan: Plan, entry: str = ENTRY, wide: bool = False) -> Source:
     bounds = f"{plan.configuration.threads}, {ctas_at_once(plan)}"
     lines = [
         f'#include "{header}"',
+        *['#include "philox.cuh"'] * any(isinstance(node, Random) for node in plan.pattern.program.nodes),
         "",
         f"namespace {entry}_pieces {{",
         "",

@@ -11,8 +11,18 @@ from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from custom_ops.expr.cuda import C_TYPES, emit_cuda, literal
-from custom_ops.expr.program import Constant, Input, Position, Reduce
-from custom_ops.fusion.codegen.access import At, aligned, index_text, lies_along, offset_along, offset_of, product
+from custom_ops.expr.program import Constant, Input, Position, Random, Reduce
+from custom_ops.fusion.codegen.access import (
+    At,
+    aligned,
+    in_step,
+    index_text,
+    lies_along,
+    number_of,
+    offset_along,
+    offset_of,
+    product,
+)
 from custom_ops.fusion.codegen.arguments import storage
 from custom_ops.fusion.codegen.pattern import Pattern
 
@@ -86,6 +96,8 @@ class Values:
                 return literal(value, dtype)
             case Position(dtype=dtype, axis=axis):
                 return f"static_cast<{C_TYPES[dtype]}>({axis_name(axis)})"
+            case Random(dtype=dtype, key=key, counter=counter):
+                return f"drawn<{storage(dtype)}>(tensor_{key}, tensor_{counter}, {number_of(node, axis_name)})"
             case Input():
                 return self._element(node, names)
             case Reduce() if not self.pattern.reduces(place):
@@ -120,13 +132,18 @@ class Values:
     def packs(
         self, places: Iterable[int], axis: int, width: int, at: At, left: str
     ) -> tuple[list[str], dict[int, str]]:
-        """Loads those inputs among `places` several at a time that lie along `axis`; and the text of their elements."""
+        """Loads those inputs among `places` several at a time that lie along `axis`, and draws random numbers so; and
+        the text of their elements."""
         lines, found = [], {}
         for number in places:
             node = self.program.nodes[number]
             if isinstance(node, Input) and self.is_packed(node, axis, width):
                 element = f"tensor_{node.tensor} + {offset_of(self.pattern, node, at, str)}"
                 lines.append(f"const auto pack_{number} = load<{width}>({element}{left});")
+                found[number] = f"pack_{number}.at[j]"
+            elif isinstance(node, Random) and width > 1 and in_step(node, axis, width):
+                state = f"tensor_{node.key}, tensor_{node.counter}, {number_of(node, at)}"
+                lines.append(f"const auto pack_{number} = drawn<{storage(node.dtype)}, {width}>({state});")
                 found[number] = f"pack_{number}.at[j]"
         return lines, found
 

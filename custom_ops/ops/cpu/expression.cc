@@ -21,6 +21,7 @@ constexpr absl::string_view kFormat = "program 1";
 constexpr int64_t kMostFactor = int64_t{1} << 40;
 constexpr int64_t kMostBound = int64_t{1} << 56;
 constexpr size_t kMostTerms = 64;
+constexpr absl::string_view kState = "uint64";  // the dtype of a random generator's key and counter
 constexpr int64_t kMostExact = int64_t{1} << 53;  // of integers that are constants
 
 // Reads a program line by line; each line is checked against what is known by then.
@@ -63,6 +64,8 @@ class Parser {
       status = ParseConstant(words, &node);
     } else if (words[0] == "position") {
       status = ParsePosition(words, &node);
+    } else if (words[0] == "random") {
+      status = ParseRandom(words, &node);
     } else if (words[0] == "cast") {
       status = ParseCast(words, &node);
     } else if (words[0] == "reduce") {
@@ -87,8 +90,11 @@ class Parser {
 
   absl::Status ParseTensor(const Words& words) {
     ExpressionTensor tensor;
-    if (words.size() != 3 || !ReadName(words[1], DType::kBool, &tensor.dtype) ||
-        !ReadBelow(words[2], kMostAxes + 1, &tensor.rank)) {
+    if (words.size() != 3 || !ReadBelow(words[2], kMostAxes + 1, &tensor.rank)) return Unreadable();
+    tensor.state = words[1] == kState;
+    if (tensor.state) {
+      tensor.dtype = DType::kInt64;
+    } else if (!ReadName(words[1], DType::kBool, &tensor.dtype)) {
       return Unreadable();
     }
     expression_.tensors.push_back(tensor);
@@ -117,6 +123,7 @@ class Parser {
     }
     const ExpressionTensor& tensor = expression_.tensors[node->tensor];
     node->dtype = tensor.dtype;
+    if (tensor.state) return Wrong("'", line_, "' reads the state of a random generator");
     if (static_cast<int>(words.size()) != 2 + tensor.rank) return Unreadable();
     for (size_t i = 2; i < words.size(); ++i) {
       Index index;
@@ -138,6 +145,29 @@ class Parser {
         if (term.axis >= 0) node->varies |= 1u << term.axis;
       }
       node->index.push_back(std::move(index));
+    }
+    return absl::OkStatus();
+  }
+
+  // random DTYPE KEY COUNTER INDEX
+  absl::Status ParseRandom(const Words& words, ExpressionNode* node) const {
+    node->kind = Kind::kRandom;
+    const int tensors = expression_.tensors.size();
+    if (words.size() != 5 || !ReadName(words[1], DType::kInt64, &node->dtype) ||
+        !ReadBelow(words[2], tensors, &node->tensor) ||
+        !ReadBelow(words[3], tensors, &node->counter)) {
+      return Unreadable();
+    }
+    for (int tensor : {node->tensor, node->counter}) {
+      if (expression_.tensors[tensor].state) continue;
+      return Wrong("'", line_, "': tensor ", tensor, " is no state of a random generator");
+    }
+    Index& index = node->index.emplace_back();
+    for (absl::string_view text : absl::StrSplit(words[4], '+')) {
+      if (index.terms.size() == kMostTerms) return Unreadable();
+      IndexTerm& term = index.terms.emplace_back();
+      TFMEM_RETURN_IF_ERROR(ParseTerm(text, &term));
+      if (term.axis >= 0) node->varies |= 1u << term.axis;
     }
     return absl::OkStatus();
   }

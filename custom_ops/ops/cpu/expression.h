@@ -40,12 +40,13 @@ struct Index {
 };
 
 struct ExpressionNode {
-  enum class Kind { kInput, kConstant, kPosition, kCast, kReduce, kApply };
+  enum class Kind { kInput, kConstant, kPosition, kRandom, kCast, kReduce, kApply };
 
   Kind kind = Kind::kConstant;
   DType dtype = DType::kFloat32;
-  int tensor = 0;            // of an input
-  std::vector<Index> index;  // of an input, for each dimension
+  int tensor = 0;            // of an input; of random numbers the key
+  int counter = 0;           // of random numbers: the tensor that it is
+  std::vector<Index> index;  // of an input, for each dimension; of random numbers one
   double value = 0;          // of a constant
   int axis = 0;              // of a position
   Reduction reduction = Reduction::kSum;
@@ -59,6 +60,7 @@ struct ExpressionNode {
 
 struct ExpressionTensor {
   DType dtype = DType::kFloat32;
+  bool state = false;  // of a random generator: uint64, and `dtype` says how wide that is
   int rank = 0;
 };
 

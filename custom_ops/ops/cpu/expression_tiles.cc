@@ -75,7 +75,7 @@ class Lowering {
     const PlacedNode& value = node(place);
     TileNode tile = Begin(value);
     if (value.leaf()) {
-      Load({value.tensor, value.dtype, value.access}, &tile);
+      Load({value.tensor, value.dtype, value.access, 0, value.counter}, &tile);
     } else if (value.kind != Kind::kReduceTiles && CheapAgain(place)) {
       return Compute(place);
     } else {

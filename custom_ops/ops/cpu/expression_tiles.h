@@ -15,10 +15,12 @@ namespace tfmem {
 
 // What a port of the tile program reads or writes.
 struct TilePort {
-  int tensor = -1;  // an input; after them an output; after them a buffer; -1: positions
+  // An input; after them an output; after them a buffer; -1: positions. Of random numbers the key.
+  int tensor = -1;
   DType dtype = DType::kFloat32;
   Access access;
   int domain = 0;
+  int counter = -1;  // the input that is a random generator's counter
 };
 
 // Memory for a value that passes from stage to stage.

@@ -29,7 +29,9 @@ class Placing {
     const SizedNode& sized = expression_.nodes[number];
     PlacedNode placed;
     placed.dtype = sized.dtype;
-    placed.tensor = sized.kind == ExpressionNode::Kind::kInput ? sized.tensor : -1;
+    const bool draws = sized.kind == ExpressionNode::Kind::kRandom;
+    placed.tensor = draws || sized.kind == ExpressionNode::Kind::kInput ? sized.tensor : -1;
+    placed.counter = draws ? sized.counter : -1;
     placed.access = sized.access;
     placed.value = sized.value;
     placed.op = sized.op;
@@ -42,6 +44,7 @@ class Placing {
         break;
       case ExpressionNode::Kind::kInput:
       case ExpressionNode::Kind::kPosition:
+      case ExpressionNode::Kind::kRandom:
         placed.kind = Kind::kLoad;
         if (!sized.gathers.empty()) {
           placed.kind = Kind::kGather;

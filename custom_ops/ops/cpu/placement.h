@@ -26,8 +26,9 @@ struct PlacedNode {
 
   Kind kind = Kind::kConstant;
   DType dtype = DType::kFloat32;
-  int tensor = -1;  // of a load or a gather; -1: positions
-  Access access;    // of a load or a gather
+  int tensor = -1;   // of a load or a gather; -1: positions
+  int counter = -1;  // of a load of random numbers, whose key `tensor` is
+  Access access;     // of a load or a gather
   double value = 0;
   Elementwise op = Elementwise::kAdd;
   Reduction reduction = Reduction::kSum;

@@ -12,6 +12,7 @@ namespace {
 
 using Kind = ExpressionNode::Kind;
 
+constexpr int64_t kMostDrawn = int64_t{1} << 55;     // random numbers of one generator
 constexpr int64_t kMostGathered = int64_t{1} << 55;  // that an index's terms give
 
 template <typename... Parts>
@@ -190,6 +191,7 @@ class Sizing {
     sized.kind = node.kind;
     sized.dtype = node.dtype;
     sized.tensor = node.tensor;
+    sized.counter = node.counter;
     sized.value = node.value;
     sized.reduction = node.reduction;
     sized.op = node.op;
@@ -208,6 +210,8 @@ class Sizing {
       sized.access = NewAccess();
       AddTerm({1, node.axis}, 1, &sized.access);
       sized.varies = SetOf(node.varies);
+    } else if (node.kind == Kind::kRandom) {
+      TFMEM_RETURN_IF_ERROR(AddRandom(node, &sized));
     } else if (node.kind == Kind::kInput) {
       TFMEM_RETURN_IF_ERROR(AddIndices(node, &sized));
     }
@@ -224,6 +228,31 @@ class Sizing {
       if (along >> axis & 1) sizes.push_back(result_.axes[axis]);
     }
     return CountNumbers(sizes) >= 0;
+  }
+
+  absl::Status AddRandom(const ExpressionNode& node, SizedNode* sized) {
+    const int64_t key = CountNumbers(shapes_[node.tensor]);
+    const int64_t counter = CountNumbers(shapes_[node.counter]);
+    if (key != 1 || counter != 2) {
+      return Wrong("a random generator has a key of ", key, " numbers and a counter of ", counter,
+                   "; expected 1 and 2");
+    }
+    int64_t least = 0, most = 0;
+    sized->access = NewAccess();
+    for (const IndexTerm& term : node.index[0].terms) {
+      const int64_t size = term.axis < 0 ? 1 : sizes_[term.axis];
+      int64_t from = 0, to = 0;
+      if (size > 0) term.Bounds(size, &from, &to);
+      least += from;
+      most += to;
+      AddTerm(term, 1, &sized->access);
+    }
+    if (least < 0 || most >= kMostDrawn) {
+      return Wrong("random numbers ", least, " to ", most, " are drawn; expected 0 to ",
+                   kMostDrawn - 1);
+    }
+    sized->varies = SetOf(node.varies);
+    return absl::OkStatus();
   }
 
   absl::Status AddIndices(const ExpressionNode& node, SizedNode* sized) {

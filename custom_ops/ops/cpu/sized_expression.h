@@ -43,8 +43,9 @@ struct Gather {
 struct SizedNode {
   ExpressionNode::Kind kind = ExpressionNode::Kind::kConstant;
   DType dtype = DType::kFloat32;
-  int tensor = 0;               // of an input
-  Access access;                // of an input, but for its gathers; of a position
+  int tensor = 0;   // of an input; of random numbers the key
+  int counter = 0;  // of random numbers: the tensor that it is
+  Access access;    // of an input, but for its gathers; of a position, of random numbers
   std::vector<Gather> gathers;  // of an input
   double value = 0;             // of a constant
   Reduction reduction = Reduction::kSum;

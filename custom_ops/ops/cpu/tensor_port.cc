@@ -44,7 +44,10 @@ void Transpose(const Number* source, int64_t source_stride, int64_t rows, int64_
 }  // namespace
 
 TensorPort::TensorPort(const TilePort& port, const ExpressionTiles& tiles)
-    : positions_(port.tensor < 0), dtype_(port.dtype), base_(port.access.base) {
+    : positions_(port.tensor < 0),
+      random_(port.counter >= 0),
+      dtype_(port.dtype),
+      base_(port.access.base) {
   const TileDomain& domain = tiles.domains[port.domain];
   rows_ = LineOf(domain.rows, port.access, tiles.axes);
   columns_ = LineOf(domain.columns, port.access, tiles.axes);
@@ -120,7 +123,7 @@ void TensorPort::ForRuns(const TileRange& range, Run run) const {
 }
 
 void* TensorPort::Direct(const TileRange& range, const void* tensor) const {
-  if (positions_ || IsHalf(dtype_)) return nullptr;
+  if (positions_ || random_ || IsHalf(dtype_)) return nullptr;
   if (range.columns > 1 && !(columns_.even() && columns_.stride() == 1)) return nullptr;
   if (range.rows > 1 && !(rows_.even() && rows_.stride() == range.columns)) return nullptr;
   const int64_t offset = base_ + rows_.At(range.first_row) + columns_.At(range.first_column);
@@ -229,6 +232,19 @@ const void* TensorPort::Load(const TileRange& range, const void* tensor, void* t
     Read(range, static_cast<const Number*>(tensor), static_cast<Number*>(target), kernels);
   });
   return IsHalf(dtype_) ? Widen(scratch, numbers, tile, kernels) : tile;
+}
+
+void TensorPort::Draw(const TileRange& range, const uint64_t* key, const uint64_t* counter,
+                      void* tile, const InstructionSet& kernels) const {
+  const RandomState state{key[0], counter[0], counter[1]};
+  const int64_t bytes = TileBytes(dtype_);
+  ForRuns(range, [&](int64_t, int64_t at, int64_t first, int64_t length, int64_t stride) {
+    char* target = static_cast<char*>(tile) + at * bytes;
+    if (stride == 1) return kernels.tile.draw(state, dtype_, first, length, target);
+    for (int64_t i = 0; i < length; ++i) {
+      kernels.tile.draw(state, dtype_, first + i * stride, 1, target + i * bytes);
+    }
+  });
 }
 
 const void* TensorPort::Gather(const TileRange& range, const void* tensor, const int64_t* offsets,

@@ -35,6 +35,11 @@ class TensorPort {
   void Store(const TileRange& range, const void* tile, void* tensor, void* scratch,
              const InstructionSet& kernels) const;
 
+  // Fills `tile` with random numbers of a generator, which the access numbers.
+  void Draw(const TileRange& range, const uint64_t* key, const uint64_t* counter, void* tile,
+            const InstructionSet& kernels) const;
+  bool random() const { return random_; }
+
   // Loads from `offsets` further on, one for each number, or for each row.
   const void* Gather(const TileRange& range, const void* tensor, const int64_t* offsets,
                      bool for_rows, void* tile, void* scratch, const InstructionSet& kernels) const;
@@ -86,6 +91,7 @@ class TensorPort {
                     const InstructionSet& kernels) const;
 
   bool positions_;
+  bool random_;
   DType dtype_;
   int64_t base_;
   Line rows_;

@@ -9,6 +9,13 @@
 
 namespace tfmem {
 
+// A stateless random generator, Philox 4x32-10, as TensorFlow's ops have it.
+struct RandomState {
+  uint64_t key = 0;
+  uint64_t low = 0;  // the counter's halves
+  uint64_t high = 0;
+};
+
 // Numbers are as tiles hold them (TileBytes). A target may be an argument whose numbers are as
 // long.
 struct TileKernels {
@@ -31,6 +38,10 @@ struct TileKernels {
   // rows, whose totals are not read.
   void (*reduce_rows)(Reduction reduction, DType type, const void* values, int64_t rows,
                       int64_t columns, void* totals, bool begin) = nullptr;
+
+  // The numbers first, first + 1, ... of a generator: uniform in [0, 1), or all bits of integers.
+  void (*draw)(const RandomState& state, DType type, int64_t first, int64_t count,
+               void* target) = nullptr;
 
   // Sums to means of `numbers`.
   void (*divide)(DType type, void* sums, int64_t numbers, int64_t count) = nullptr;

@@ -16,6 +16,7 @@ constexpr int64_t kPieceColumns = 1 << 13;
 constexpr int64_t kMostPieces = 64;
 constexpr int64_t kFinishNumbers = 1 << 12;
 constexpr double kWorkNs = 0.1;  // of an instruction for a number
+constexpr int kDraw = 10;        // instructions for a random number
 
 int64_t Parts(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
 
@@ -50,11 +51,13 @@ int64_t MostBytes(const TileProgram& program) {
   return most;
 }
 
-double WorkOf(const TileStage& stage) {
+double WorkOf(const ExpressionTiles& tiles, const TileStage& stage) {
   double work = 0;
   for (const TileInstruction& instruction : stage.code) {
     if (instruction.type.scalar && instruction.kind != Code::kReduce) continue;
-    work += instruction.kind == Code::kCompute ? InfoOf(instruction.op).work : 1;
+    const bool loads = instruction.kind == Code::kLoad;
+    const bool draws = loads && tiles.loads[instruction.index].counter >= 0;
+    work += instruction.kind == Code::kCompute ? InfoOf(instruction.op).work : draws ? kDraw : 1;
   }
   return work * kWorkNs;
 }
@@ -87,7 +90,7 @@ void TilePlan::PlanStage(int number) {
   }
   CutTiles(stage, &plan);
   CutPieces(stage, &plan);
-  work += plan.rows * plan.columns * WorkOf(stage);
+  work += plan.rows * plan.columns * WorkOf(tiles, stage);
 
   const int64_t bytes = MostBytes(tiles.program);
   const int64_t wide = WholeVectors(plan.tile_rows * plan.tile_columns);

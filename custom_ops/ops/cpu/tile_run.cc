@@ -109,7 +109,9 @@ bool PreparedExpression::MayShare(int input, int output) const {
       const bool gathers = instruction.kind == TileInstruction::Kind::kGather ||
                            instruction.kind == TileInstruction::Kind::kGatherRows;
       if (!gathers && instruction.kind != TileInstruction::Kind::kLoad) continue;
+      if (tiles.loads[instruction.index].counter == input) return false;
       if (tiles.loads[instruction.index].tensor != input) continue;
+      if (tiles.loads[instruction.index].counter >= 0) return false;
       const bool at_once = static_cast<int>(i) == stage && !gathers && !instruction.same_rows &&
                            instruction.type == code[place].type &&
                            plan_->loads[instruction.index].SameAs(store);

@@ -59,13 +59,19 @@ void* TileWorker::Tensor(int number) const {
 const void* TileWorker::Load(const TileInstruction& instruction, void* tile) {
   const TensorPort& port = plan_.loads[instruction.index];
   const void* tensor = Tensor(plan_.tiles.loads[instruction.index].tensor);
+  const int counter = plan_.tiles.loads[instruction.index].counter;
+  const auto load = [&](const TileRange& part) -> const void* {
+    if (!port.random()) return port.Load(part, tensor, tile, scratch(), plan_.kernels);
+    port.Draw(part, static_cast<const uint64_t*>(tensor),
+              static_cast<const uint64_t*>(Tensor(counter)), tile, plan_.kernels);
+    return tile;
+  };
   TileRange range = RangeOf(instruction.type);
-  if (!instruction.same_rows) return port.Load(range, tensor, tile, scratch(), plan_.kernels);
+  if (!instruction.same_rows) return load(range);
   Loaded& loaded = loaded_[&instruction - code_.code.data()];
   if (loaded.first_column != range.first_column || loaded.columns != range.columns) {
     range.rows = stage_.tile_rows;
-    loaded = {port.Load(range, tensor, tile, scratch(), plan_.kernels), range.first_column,
-              range.columns};
+    loaded = {load(range), range.first_column, range.columns};
   }
   return loaded.at;
 }

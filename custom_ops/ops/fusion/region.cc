@@ -166,11 +166,12 @@ class Parser {
     }
     for (size_t i = 0; i < program.tensors.size(); ++i) {
       const ExpressionTensor& tensor = program.tensors[i];
-      TFMEM_RETURN_IF_ERROR(CheckForm(step->inputs[i], tensor.dtype, tensor.rank));
+      const ValueDType dtype = tensor.state ? ValueDType::kUint64 : ValueDTypeOf(tensor.dtype);
+      TFMEM_RETURN_IF_ERROR(CheckForm(step->inputs[i], dtype, tensor.rank));
     }
     for (size_t i = 0; i < program.outputs.size(); ++i) {
       const ExpressionOutput& output = program.outputs[i];
-      const DType dtype = program.nodes[output.node].dtype;
+      const ValueDType dtype = ValueDTypeOf(program.nodes[output.node].dtype);
       TFMEM_RETURN_IF_ERROR(CheckForm(step->first_output + i, dtype, output.axes.size()));
     }
     return GiveOutputs(*step);
@@ -255,9 +256,9 @@ class Parser {
     return absl::OkStatus();
   }
 
-  absl::Status CheckForm(int value, DType dtype, int rank) const {
+  absl::Status CheckForm(int value, ValueDType dtype, int rank) const {
     const RegionType& found = region_.values[value];
-    if (found.dtype == ValueDTypeOf(dtype) && static_cast<int>(found.shape.size()) == rank) {
+    if (found.dtype == dtype && static_cast<int>(found.shape.size()) == rank) {
       return absl::OkStatus();
     }
     return Wrong("'", line_, "': value ", value, " is ", Show(found), "; its program has ",

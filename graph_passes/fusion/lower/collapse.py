@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from custom_ops.expr.program import AxisTerm, Index, Input, Node, Output, Position, Reduce
+from custom_ops.expr.program import AxisTerm, Index, Input, Node, Output, Position, Random, Reduce
 from graph_passes.fusion.lower.draft import Draft, Shape
 
 
@@ -82,6 +82,11 @@ def _joined(draft: Draft, outer: int, inner: int) -> Draft | None:
             if index is None:
                 return None
             nodes.append(Input(node.tensor, index))
+        elif isinstance(node, Random):
+            number = _joined_terms(node.index, outer, inner, size)
+            if number is None:
+                return None
+            nodes.append(replace(node, index=number))
         elif isinstance(node, Reduce):
             nodes.append(replace(node, axes=tuple(axis for axis in node.axes if axis != inner)))
         else:

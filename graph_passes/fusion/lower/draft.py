@@ -17,10 +17,13 @@ from custom_ops.expr.program import (
     Output,
     Position,
     Program,
+    Random,
     Reduce,
     Tensor,
     arguments_of,
+    indices_of,
     live_nodes,
+    tensors_of,
 )
 
 Shape: TypeAlias = tuple[int, ...]  # negative: not known; equal ones are equal
@@ -88,14 +91,17 @@ def compacted(draft: Draft) -> tuple[Draft, tuple[int, ...]]:
     place_of = {old: new for new, old in enumerate(kept)}
     named = [list(output.axes) for output in draft.outputs] + [axes_of(draft.nodes[place]) for place in kept]
     axes = tuple(dict.fromkeys(axis for each in sorted(named, key=lambda each: -len(each)) for axis in each))
-    tensors = [node.tensor for place in kept if isinstance(node := draft.nodes[place], Input)]
-    read = tuple(dict.fromkeys(tensors))
+    read = tuple(dict.fromkeys(tensor for place in kept for tensor in tensors_of(draft.nodes[place])))
     axis_of = {old: new for new, old in enumerate(axes)}
     tensor_of = {old: new for new, old in enumerate(read)}
     nodes = []
     for place in kept:
         node = renumbered(draft.nodes[place], place_of.__getitem__, axis_of.__getitem__)
-        nodes.append(Input(tensor_of[node.tensor], node.index) if isinstance(node, Input) else node)
+        if isinstance(node, Input):
+            node = Input(tensor_of[node.tensor], node.index)
+        elif isinstance(node, Random):
+            node = replace(node, key=tensor_of[node.key], counter=tensor_of[node.counter])
+        nodes.append(node)
     found = Draft(
         axes=tuple(draft.axes[axis] for axis in axes),
         dtypes=tuple(draft.dtypes[tensor] for tensor in read),
@@ -123,8 +129,8 @@ def program_of(draft: Draft) -> Program:
 def axes_of(node: Node) -> list[int]:
     """The axes that a node names."""
     match node:
-        case Input(index=index):
-            return [term.axis for each in index for term in each.terms]
+        case Input() | Random():
+            return [term.axis for each in indices_of(node) for term in each.terms]
         case Position(axis=axis):
             return [axis]
         case Reduce(axes=axes):
@@ -147,6 +153,8 @@ def renumbered(node: Node, place: Callable[[int], int], axis: Callable[[int], in
     match node:
         case Input(tensor=tensor, index=index):
             return Input(tensor, tuple(_renumbered_index(each, place, axis) for each in index))
+        case Random(index=number):
+            return replace(node, index=_renumbered_index(number, place, axis))
         case Position(dtype=dtype, axis=own):
             return Position(dtype, axis(own))
         case Cast(dtype=dtype, operand=operand):

@@ -59,7 +59,8 @@ def meaning(graph: Graph, node: Node) -> Meaning:
         return called(graph, node, f"no rule for {node.op}")
     read = everything[slice(*rule.operands)]
     made = list(graph.tensors(node))[: rule.outputs]
-    problem = _problem(graph, [node.inputs[place] for place in read] + made)
+    given = [] if rule.states else [node.inputs[place] for place in read]
+    problem = _problem(graph, given + made)
     problem = problem or rule.refusal(graph, node) or _view_problem(graph, node, rule)
     if problem:
         return called(graph, node, problem)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import combinations
 
-from custom_ops.expr.program import Input, Reduce
+from custom_ops.expr.program import Index, Input, Random, Reduce, indices_of
 from graph_passes.fusion.lower.draft import Draft, bits, with_axes
 
 
@@ -53,12 +54,14 @@ def _read_alike(draft: Draft, _: Mapping[int, int]) -> Iterator[tuple[int, int]]
     """Axes that have the same part in indices of one dimension of a tensor that are equal but for the axes."""
     found: dict[tuple[object, ...], dict[tuple[int, ...], None]] = {}
     for node in draft.nodes:
-        if isinstance(node, Input):
-            for dimension, index in enumerate(node.index):
-                if index.terms and not index.nodes:
-                    parts = tuple((term.factor, term.divisor, term.modulus) for term in index.terms)
-                    axes = tuple(term.axis for term in index.terms)
-                    found.setdefault((node.tensor, dimension, index.offset, parts), {})[axes] = None
+        read = (
+            node.tensor if isinstance(node, Input) else replace(node, index=Index()) if isinstance(node, Random) else 0
+        )
+        for dimension, index in enumerate(indices_of(node)):
+            if index.terms and not index.nodes:
+                parts = tuple((term.factor, term.divisor, term.modulus) for term in index.terms)
+                axes = tuple(term.axis for term in index.terms)
+                found.setdefault((read, dimension, index.offset, parts), {})[axes] = None
     for alike in found.values():
         for one, other in combinations(alike, 2):
             yield from zip(one, other, strict=True)

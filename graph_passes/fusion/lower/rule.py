@@ -67,6 +67,7 @@ class Rule:
         refusal: why a node of this type cannot be written, or "".
         reads, writes: positions of inputs that are variables.
         outputs: how many of the outputs can be written, if not all.
+        states: whether the operands are the state of a random generator, which no program computes with.
         recomputes: whether a kernel that computes its operands, too, computes elements of them more than once.
     """
 
@@ -77,6 +78,7 @@ class Rule:
     reads: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
     outputs: int | None = None
+    states: bool = False
     recomputes: Callable[[Graph, Node], bool] = _once
 
     def kind_of(self, graph: Graph, node: Node) -> Kind:

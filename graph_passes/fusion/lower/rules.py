@@ -9,11 +9,16 @@ from graph_passes.fusion.lower import (
     layout,
     products,
     reductions,
+    segments,
     softmax,
+    stateless,
     updates,
 )
 from graph_passes.fusion.lower.rule import Rule
 
-_MODULES = (batch_norm, constants, elementwise, gathers, gradients, layout, products, reductions, softmax, updates)
+_MODULES = (
+    batch_norm, constants, elementwise, gathers, gradients, layout, products, reductions, segments, softmax,
+    stateless, updates,
+)  # fmt: skip
 
 RULES: dict[str, Rule] = {name: rule for module in _MODULES for name, rule in module.RULES.items()}

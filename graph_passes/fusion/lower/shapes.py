@@ -9,13 +9,17 @@ from typing import Protocol, TypeAlias
 from graph_passes.fusion.lower.slicing import taken
 from graph_passes.fusion.lower.values import integers
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec, boolean, integer
-from graph_passes.graph.ops import CONVOLUTIONS, IDENTITIES, IN_PLACE
+from graph_passes.graph.ops import CONVOLUTIONS, IDENTITIES, IN_PLACE, passed
 from graph_passes.graph.order import topological
 
 Shape: TypeAlias = tuple[int, ...]
 
 _BATCH_FIRST = CONVOLUTIONS | {"MaxPool", "AvgPool"}
 _LIKE_FIRST = frozenset({"ZerosLike", "OnesLike", "Cast", "ReverseV2", "Cumsum", "LogSoftmax"})
+# All inputs are broadcast.
+_BROADCASTS = IN_PLACE | {"Softmax", "Greater", "GreaterEqual", "Less", "LessEqual", "Equal", "NotEqual"}
+# The first input says the shape.
+_SHAPED = frozenset({"Fill", "StatelessRandomUniformV2", "StatelessRandomUniformFullIntV2"})
 # Attributes that say whether a product's factors are transposed.
 TRANSPOSES = {"MatMul": ("transpose_a", "transpose_b"), "_FusedMatMul": ("transpose_a", "transpose_b")}
 TRANSPOSES |= dict.fromkeys(("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), ("adj_x", "adj_y"))
@@ -146,8 +150,11 @@ class Shapes:
         if node.op in TRANSPOSES and second is not None and len(first) == len(second):
             turned = [boolean(node.attrs.get(name)) for name in TRANSPOSES[node.op]]
             return (*first[:-2], first[-1 if turned[0] else -2], second[-2 if turned[1] else -1])
-        if node.op in IN_PLACE | {"Softmax"}:
+        if node.op in _BROADCASTS:
             return self._broadcast([shape for shape in given if shape is not None]) if None not in given else None
+        asked = passed(self._graph, node.inputs[0])
+        if node.op in _SHAPED and self._graph[asked.node].op == "Shape":
+            return self._of(self._graph[asked.node].inputs[0])
         constants = [integers(self._graph, tensor) for tensor in node.inputs]
         return _layout(self._graph, node, first, second, constants)
 

@@ -10,7 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from custom_ops.expr.program import AxisTerm, Constant, Elementwise, Index, Input, Node, Output, Position, Reduce
+from custom_ops.expr.program import (
+    AxisTerm,
+    Constant,
+    Elementwise,
+    Index,
+    Input,
+    Node,
+    Output,
+    Position,
+    Random,
+    Reduce,
+    indices_of,
+)
 from graph_passes.fusion.lower.access import along, tidy
 from graph_passes.fusion.lower.draft import Draft, renumbered
 
@@ -56,9 +68,8 @@ def _divided(draft: Draft) -> Iterator[tuple[int, int]]:
 
 def _terms(nodes: Sequence[Node]) -> Iterator[AxisTerm]:
     for node in nodes:
-        if isinstance(node, Input):
-            for index in node.index:
-                yield from index.terms
+        for index in indices_of(node):
+            yield from index.terms
 
 
 def _in_two(draft: Draft, axis: int, by: int) -> Draft | None:
@@ -125,13 +136,16 @@ def _rewritten(
     sizes: Sequence[int],
 ) -> list[Node]:
     """The node over both axes, after what it takes to compute it; the new places of the nodes before are `places`."""
+
+    def moved(index: Index) -> Index:
+        terms = tuple(new for term in index.terms for new in replaced.get(term, (term,)))
+        return tidy(Index(index.offset, terms, tuple(places[place] for place in index.nodes)), sizes)
+
     match node:
         case Input(tensor=tensor, index=index):
-            moved = []
-            for each in index:
-                terms = tuple(new for term in each.terms for new in replaced.get(term, (term,)))
-                moved.append(tidy(Index(each.offset, terms, tuple(places[place] for place in each.nodes)), sizes))
-            return [Input(tensor, tuple(moved))]
+            return [Input(tensor, tuple(map(moved, index)))]
+        case Random(index=number):
+            return [replace(node, index=moved(number))]
         case Position(dtype=dtype, axis=own) if own == axis:
             high, low = next_place, next_place + 3
             return [

@@ -147,13 +147,16 @@ class Writer:
 
     def read(self, value: Value, at: Access) -> int:
         """An element of a tensor that is given."""
-        if value not in self.tensors:
-            self.tensors.append(value)
         return self._add(
-            expr.Input(self.tensors.index(value), at),
+            expr.Input(self._tensor(value), at),
             self.shapes.dtype(value),
             frozenset().union(*map(self.axes_of, at)),
         )
+
+    def random(self, dtype: str, key: TensorId, counter: TensorId, number: expr.Index) -> int:
+        """One of a stateless generator's numbers."""
+        node = expr.Random(dtype, self._tensor(key), self._tensor(counter), number)
+        return self._add(node, dtype, self.axes_of(number))
 
     def apply(self, op: str, *arguments: int) -> int:
         """One op of the table."""
@@ -213,6 +216,11 @@ class Writer:
         """What `quotient` leaves, of the sign of the integer."""
         whole = self.apply("multiply", self.quotient(place, divisor), self.like(place, divisor))
         return self.apply("subtract", place, whole)
+
+    def _tensor(self, value: Value) -> int:
+        if value not in self.tensors:
+            self.tensors.append(value)
+        return self.tensors.index(value)
 
     def _add(self, node: expr.Node, dtype: str, axes: frozenset[int], key: object = None) -> int:
         key = node if key is None else key

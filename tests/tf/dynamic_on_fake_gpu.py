@@ -201,7 +201,9 @@ def test_infinity_goes_through_tiles(gpu: FakeGpu, transposed: bool) -> None:
     handle = dynamic.specialize([table, matrix], {"node": dynamic.node(node)})
     batch = handle.batch([handle.node("node", row) for row in range(len(rows))])
     program = as_tiles(program_of(gpu, handle), True)
-    _, (found,), _ = forward(load().ops, handle.spec, [table, matrix], batch, 0, state_of=-1, training=False, program=program)
+    _, (found,), _ = forward(
+        load().ops, handle.spec, [table, matrix], batch, 0, state_of=-1, training=False, program=program
+    )
     with np.errstate(invalid="ignore"):
         expected = rows.astype(np.float64) @ weights.astype(np.float64)
     assert np.isinf(expected).any()

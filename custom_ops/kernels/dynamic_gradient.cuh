@@ -26,23 +26,25 @@ __device__ __forceinline__ void take_tile(const Net<Sizes>& net, int parameter, 
   if (threadIdx.x >= kSide * kSide) return;
   const int y = threadIdx.x / kSide * 4, x = threadIdx.x % kSide * 4;
   if (row + y >= rows || column + x >= columns) return;
-  float sum[4][4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float4 four = *reinterpret_cast<const float4*>(net.staging + (y + i) * kSumStride + x);
-    sum[i][0] = four.x, sum[i][1] = four.y, sum[i][2] = four.z, sum[i][3] = four.w;
-  }
+  const float* sums = net.staging + y * kSumStride + x;
   const long long first = static_cast<long long>(row + y) * columns + column + x;
   if (columns % 4 == 0 && net.aligned(parameter)) {
+    float sum[4][4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float4 four = *reinterpret_cast<const float4*>(sums + i * kSumStride);
+      sum[i][0] = four.x, sum[i][1] = four.y, sum[i][2] = four.z, sum[i][3] = four.w;
+    }
     net.take_fours(parameter, first, columns, rows - row - y < 4 ? rows - row - y : 4, sum);
     return;
   }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const long long at = first + i * columns + j;
-      if (row + y + i < rows && column + x + j < columns) net.take(parameter, at, at, sum[i][j]);
+  // Copies of this for each number would take the compiler longer than all products together.
+#pragma unroll 1
+  for (int i = 0; i < 16; ++i) {
+    const int of_row = i / 4, of_column = i % 4;
+    const long long at = first + of_row * columns + of_column;
+    if (row + y + of_row < rows && column + x + of_column < columns) {
+      net.take(parameter, at, at, sums[of_row * kSumStride + of_column]);
     }
   }
 }
@@ -62,35 +64,43 @@ __device__ __noinline__ void take_gradient(const Net<Sizes>& net, const Gradient
   };
   int all = 0;
   for (int i = 0; i < count; ++i) all += (nodes_of(steps[i]) + kTileDepth - 1) / kTileDepth;
-  int which = -1, begin = 0, nodes = 0;
-  TileSums<2, true, true> sums;
-  sum_steps(net, sums, all, [&](float* left, float* right) {
+  // What of an address is the same for all nodes of a step is computed once.
+  constexpr int kFours = kTile / 4;
+  static_assert(Sizes::kThreads % kFours == 0);
+  const int at = threadIdx.x % kFours * 4;
+  int which = -1, begin = 0, nodes = 0, y = 0, x = 0, a_stride = 0, b_stride = 0;
+  bool outer = false, a_inside = false, b_inside = false;
+  const float *a = nullptr, *b = nullptr;
+  TileSums<true, true> sums;
+  sum_steps(net, sums, all, true, [&](float* left, float* right) {
     begin += kTileDepth;
     while (begin >= nodes) {
-      nodes = nodes_of(steps[++which]);
+      const GradientStep& step = steps[++which];
+      nodes = nodes_of(step);
       begin = 0;
+      y = row + at - step.first_row, x = column + at - step.first_column;
+      a_stride = stride_of(step.rows), b_stride = stride_of(step.columns);
+      outer = step.kind == kOuter;
+      a_inside = outer && y >= 0 && y + 4 <= step.rows;
+      b_inside = x >= 0 && x + 4 <= step.columns;
+      a = net.memory + net.table[step.a] + y;
+      b = net.memory + net.table[step.b] + x;
     }
-    const GradientStep& step = steps[which];
-    const int a_stride = stride_of(step.rows), b_stride = stride_of(step.columns);
-    const float* a = net.memory + net.table[step.a];
-    const float* b = net.memory + net.table[step.b];
-    for (int i = threadIdx.x; i < kTileDepth * kTile / 4; i += Sizes::kThreads) {
-      const int term = i / (kTile / 4), at = i % (kTile / 4) * 4, node = begin + term;
-      const int y = row + at - step.first_row, x = column + at - step.first_column;
+    for (int i = threadIdx.x; i < kTileDepth * kFours; i += Sizes::kThreads) {
+      const int term = i / kFours, node = begin + term;
       const bool there = node < nodes;
-      const float* of_a = a + static_cast<long long>(node) * a_stride + y;
-      const float* of_b = b + static_cast<long long>(node) * b_stride + x;
-      const bool outer = step.kind == kOuter;
-      copy_four(left + Rows::at(at, term), of_a, outer && there && y >= 0 && y + 4 <= step.rows,
-                [&](int j) {
-                  if (!there) return 0.0f;
-                  if (outer) return y + j >= 0 && y + j < step.rows ? of_a[j] : 0.0f;
-                  const int one = step.kind == kLookup ? net.index(step.a, node) : 0;
-                  return row + at + j == one ? 1.0f : 0.0f;
-                });
-      copy_four(
-          right + Rows::at(at, term), of_b, there && x >= 0 && x + 4 <= step.columns,
-          [&](int j) { return there && x + j >= 0 && x + j < step.columns ? of_b[j] : 0.0f; });
+      const float* of_a = a + static_cast<long long>(node) * a_stride;
+      const float* of_b = b + static_cast<long long>(node) * b_stride;
+      copy_four(left + Rows::at(at, term), of_a, there && a_inside, [&](int j) {
+        const GradientStep& step = steps[which];
+        if (!there) return 0.0f;
+        if (outer) return y + j >= 0 && y + j < step.rows ? of_a[j] : 0.0f;
+        const int one = step.kind == kLookup ? net.index(step.a, node) : 0;
+        return row + at + j == one ? 1.0f : 0.0f;
+      });
+      copy_four(right + Rows::at(at, term), of_b, there && b_inside, [&](int j) {
+        return there && x + j >= 0 && x + j < steps[which].columns ? of_b[j] : 0.0f;
+      });
     }
   });
   take_tile(net, parameter, row, column, rows, columns);

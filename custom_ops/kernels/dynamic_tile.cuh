@@ -44,17 +44,34 @@ __device__ __forceinline__ void copy_four(float* to, const float* from, bool ins
   for (int j = 0; j < 4; ++j) to[j] = at(j);
 }
 
-// What a warp has of a tile of 32 * M rows: M * 16 rows and 16 columns. The left factor's slab is
-// of rows, the right one's of columns.
-template <int M, bool LEFT_BY_TERM, bool RIGHT_BY_TERM>
-struct TileSums {
-  float sum[M][2][4] = {};
+// value = high + low, two numbers of TF32 that have the same sign, so that the products of an
+// infinite number with the parts of another are all the same infinity, and not NaN. So `low` of a
+// number that has none is one far behind the last bit, and what is not finite is its own.
+template <int COUNT>
+__device__ __forceinline__ void split_alike(const float (&value)[COUNT], unsigned (&high)[COUNT],
+                                            unsigned (&low)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    high[i] = tf32_bits(value[i]);  // nearer to zero
+    const float upper = __uint_as_float(high[i]);
+    const float rest = fmaf(upper, 1.4551915e-11f, value[i] - upper);  // 2 to -36
+    low[i] = rest == rest ? __float_as_uint(rest) : high[i];
+  }
+}
 
-  __device__ static int row(int m) {
-    return (threadIdx.x / kWarp / 4 * M + m) * 16 + threadIdx.x % kWarp / 4;
+// What a warp has of a tile: 16 rows of each half and 16 columns. The left factor's slab is of
+// rows, the right one's of columns.
+template <bool LEFT_BY_TERM, bool RIGHT_BY_TERM>
+struct TileSums {
+  float sum[2][2][4] = {};
+
+  __device__ static int row(int half) {
+    return half * (kTile / 2) + threadIdx.x / kWarp / 4 * 16 + threadIdx.x % kWarp / 4;
   }
   __device__ static int column(int n) { return (threadIdx.x / kWarp % 4 * 2 + n) * 8; }
 
+  // The products of a step, of all rows or of the first half (M: 1).
+  template <int M>
   __device__ __forceinline__ void add(const float* left, const float* right) {
     if (threadIdx.x >= kTileWarps * kWarp) return;
     const int group = threadIdx.x % kWarp / 4, quarter = threadIdx.x % 4;
@@ -69,7 +86,7 @@ struct TileSums {
         for (int i = 0; i < 4; ++i) {
           a[i] = left[Slab<LEFT_BY_TERM>::at(row(m) + i % 2 * 8, step + quarter + i / 2 * 4)];
         }
-        split<4>(a, a_high[m], a_low[m]);
+        split_alike(a, a_high[m], a_low[m]);
       }
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
@@ -78,7 +95,7 @@ struct TileSums {
         for (int i = 0; i < 2; ++i) {
           b[i] = right[Slab<RIGHT_BY_TERM>::at(column(n) + group, step + quarter + i * 4)];
         }
-        split<2>(b, b_high[n], b_low[n]);
+        split_alike(b, b_high[n], b_low[n]);
       }
       // One kind of product after the other: those that add to the same sum wait for each other.
       each(part, a_low, b_high);
@@ -93,7 +110,7 @@ struct TileSums {
   __device__ __forceinline__ void put(float* to) const {
     if (threadIdx.x >= kTileWarps * kWarp) return;
 #pragma unroll
-    for (int m = 0; m < M; ++m) {
+    for (int m = 0; m < 2; ++m) {
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
 #pragma unroll
@@ -106,6 +123,7 @@ struct TileSums {
   }
 
  private:
+  template <int M>
   __device__ __forceinline__ static void each(float (&part)[M][2][4], const unsigned (&a)[M][4],
                                               const unsigned (&b)[2][2]) {
 #pragma unroll
@@ -117,9 +135,10 @@ struct TileSums {
 };
 
 // Adds `steps` steps, which `copy(left, right)` brings one after the other, and puts the sums in
-// front of the staging memory, where all threads see them.
+// front of the staging memory, where all threads see them. Not `whole`: of the first half's rows.
 template <class Sizes, class Sums, class Copy>
-__device__ __forceinline__ void sum_steps(const Net<Sizes>& net, Sums& sums, int steps, Copy copy) {
+__device__ __forceinline__ void sum_steps(const Net<Sizes>& net, Sums& sums, int steps, bool whole,
+                                          Copy copy) {
   static_assert(Sizes::kWarps >= kTileWarps);
   const auto slab = [&](int step) { return net.staging + step % kTileStages * 2 * kSlab; };
   constexpr int kAhead = kTileStages - 1;
@@ -132,7 +151,12 @@ __device__ __forceinline__ void sum_steps(const Net<Sizes>& net, Sums& sums, int
     }
     if (step + kAhead < steps) copy(slab(step + kAhead), slab(step + kAhead) + kSlab);
     end_group_of_copies();
-    if (step >= 0) sums.add(slab(step), slab(step) + kSlab);
+    if (step < 0) continue;
+    if (whole) {
+      sums.template add<2>(slab(step), slab(step) + kSlab);
+    } else {
+      sums.template add<1>(slab(step), slab(step) + kSlab);
+    }
   }
   wait_for_groups_but<0>();
   __syncthreads();
@@ -155,56 +179,66 @@ __device__ __forceinline__ const float** places_of(const Net<Sizes>& net) {
   return reinterpret_cast<const float**>(net.staging + kTileStages * 2 * kSlab);
 }
 
-// Outputs [output, output + kTile) of up to 32 * M nodes.
-template <class Sizes, int M, bool TRANSPOSED>
-__device__ __noinline__ void sum_tile(const Net<Sizes>& net, const TileProduct& of, int output) {
+// Outputs [output, output + kTile) of up to `rows` nodes, kTile or half of that. What of an address
+// is the same in each step is computed once: the copies of a step are issued before its products.
+template <class Sizes, bool TRANSPOSED>
+__device__ __noinline__ void sum_tile(const Net<Sizes>& net, const TileProduct& of, int output,
+                                      int rows) {
   using Left = Slab<false>;
   using Right = Slab<!TRANSPOSED>;
-  const float* matrix = net.parameter(of.parameter);
+  constexpr int kFours = kTileDepth / 4;                      // of a row in a step
+  constexpr int kOwnFours = TRANSPOSED ? kFours : kTile / 4;  // of what lies together of the matrix
+  static_assert(Sizes::kThreads % kFours == 0 && Sizes::kThreads % kOwnFours == 0);
   const float** places = places_of(net);
-  const int depth = of.depth, outputs = of.outputs - output;
-  int begin = 0;
-  const auto weight = [&](int o, int k) {
-    const long long first = of.first + output + o, at = of.start + k;
-    return matrix + (TRANSPOSED ? first * of.columns + at : at * of.columns + first);
-  };
+  const int depth = of.depth, outputs = of.outputs - output, columns = of.columns;
+  // Of this thread's vectors: the first term of four, and the operand that has it.
+  const int left_term = threadIdx.x % kFours * 4;
+  int operand = 0, from = 0, end = of.ends[0], begin = 0;
   const auto vectors = [&](float* left) {
-    constexpr int kFours = kTileDepth / 4;
-    for (int i = threadIdx.x; i < 32 * M * kFours; i += Sizes::kThreads) {
-      const int row = i / kFours, term = i % kFours * 4, k = begin + term;
-      int operand = 0, from = 0;
-      while (operand < of.operands && k >= of.ends[operand]) from = of.ends[operand++];
+    const int k = begin + left_term;
+    while (k < depth && k >= end) from = end, end = of.ends[++operand];
+    for (int i = threadIdx.x; i < rows * kFours; i += Sizes::kThreads) {
+      const int row = i / kFours;
       const float* place = k < depth ? places[operand * kTile + row] : nullptr;
-      const bool inside = place != nullptr && k + 4 <= of.ends[operand];
-      copy_four(left + Left::at(row, term), place + (k - from), inside, [&](int j) {
-        if (k + j >= depth) return 0.0f;
-        int which = operand, start = from;
-        while (k + j >= of.ends[which]) start = of.ends[which++];
-        const float* at = places[which * kTile + row];
-        return at != nullptr ? at[k + j - start] : 0.0f;
-      });
+      copy_four(left + Left::at(row, left_term), place + (k - from),
+                place != nullptr && k + 4 <= end, [&](int j) {
+                  if (k + j >= depth) return 0.0f;
+                  int which = operand, start = from;
+                  while (k + j >= of.ends[which]) start = of.ends[which++];
+                  const float* at = places[which * kTile + row];
+                  return at != nullptr ? at[k + j - start] : 0.0f;
+                });
     }
   };
+  // Of this thread's weights: of a row of the matrix, along which four lie.
+  const int along = threadIdx.x % kOwnFours * 4, across = threadIdx.x / kOwnFours;
+  const int row = TRANSPOSED ? of.first + output : of.start;
+  const int column = TRANSPOSED ? of.start : of.first + output;
+  const float* own =
+      net.parameter(of.parameter) + static_cast<long long>(row + across) * columns + column + along;
   const auto weights = [&](float* right) {
-    for (int i = threadIdx.x; i < kTile * kTileDepth / 4; i += Sizes::kThreads) {
-      constexpr int kFours = TRANSPOSED ? kTileDepth / 4 : kTile / 4;
-      const int four = i % kFours * 4;
-      const int o = TRANSPOSED ? i / kFours : four, term = TRANSPOSED ? four : i / kFours;
+    const float* from = own;
+    for (int i = threadIdx.x; i < kTile * kFours; i += Sizes::kThreads) {
+      const int of_row = i / kOwnFours;
+      const int o = TRANSPOSED ? of_row : along, term = TRANSPOSED ? along : of_row;
       const int k = begin + term;
       const bool inside =
           TRANSPOSED ? o < outputs && k + 4 <= depth : o + 4 <= outputs && k < depth;
-      copy_four(right + Right::at(o, term), weight(o, k), inside, [&](int j) {
-        const int of_o = TRANSPOSED ? o : o + j, of_k = TRANSPOSED ? k + j : k;
-        return of_o < outputs && of_k < depth ? *weight(of_o, of_k) : 0.0f;
+      copy_four(right + Right::at(o, term), from, inside, [&](int j) {
+        const bool there = TRANSPOSED ? o < outputs && k + j < depth : o + j < outputs && k < depth;
+        return there ? from[j] : 0.0f;
       });
+      from += static_cast<long long>(Sizes::kThreads / kOwnFours) * columns;
     }
+    own += TRANSPOSED ? kTileDepth : static_cast<long long>(kTileDepth) * columns;
   };
-  TileSums<M, false, !TRANSPOSED> sums;
-  sum_steps(net, sums, (depth + kTileDepth - 1) / kTileDepth, [&](float* left, float* right) {
-    vectors(left);
-    weights(right);
-    begin += kTileDepth;
-  });
+  TileSums<false, !TRANSPOSED> sums;
+  sum_steps(net, sums, (depth + kTileDepth - 1) / kTileDepth, rows == kTile,
+            [&](float* left, float* right) {
+              vectors(left);
+              weights(right);
+              begin += kTileDepth;
+            });
 }
 
 // The same for nodes [first, first + rows) of a kind. `place(operand, row)` is where a vector lies,
@@ -219,11 +253,7 @@ __device__ __forceinline__ void multiply_tile(const Net<Sizes>& net, const TileP
   for (int i = threadIdx.x; i < of.operands * kTile; i += Sizes::kThreads) {
     places[i] = i % kTile < rows ? place(i / kTile, first + i % kTile) : nullptr;
   }
-  if (rows > kTile / 2) {
-    sum_tile<Sizes, 2, TRANSPOSED>(net, of, output);
-  } else {
-    sum_tile<Sizes, 1, TRANSPOSED>(net, of, output);
-  }
+  sum_tile<Sizes, TRANSPOSED>(net, of, output, rows > kTile / 2 ? kTile : kTile / 2);
 #pragma unroll 1
   for (int i = threadIdx.x; i < rows * kTile; i += Sizes::kThreads) {
     const int row = i / kTile, o = i % kTile;

@@ -159,7 +159,8 @@ def test_kernels_are_as_near_to_float64_as_float32_is(gpu: FakeGpu, monkeypatch:
         assert learnt["distances"][0].largest < 0.8 * first["distances"][0].largest  # losses
         for before, after in zip(first["distances"], learnt["distances"], strict=True):
             assert before.gpu < 2e-6
-            assert after.gpu * after.largest < 2e-6 * max(before.largest, after.largest)
+            # What the net has learnt, and so how well conditioned it is, hangs on the last bits of its steps.
+            assert after.gpu * after.largest < 4e-6 * max(before.largest, after.largest)
             assert not before.far
             assert not after.far
 
@@ -176,6 +177,40 @@ def test_nan_goes_through_tiles(gpu: FakeGpu) -> None:
     losses, _, gradients = forward_backward(load().ops, handle.spec, net.parameters, batch, 0, None, program)
     np.testing.assert_array_equal(np.isnan(losses), [False, True])
     assert all(np.isnan(gradient).any() for gradient in as_arrays(gradients)[1:])
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_infinity_goes_through_tiles(gpu: FakeGpu, transposed: bool) -> None:
+    """As through a sum of products: times numbers of few bits, which have no low part, too. Small integers stay
+    exact."""
+    random = np.random.default_rng(0)
+    rows = random.normal(size=[44, 24]).astype(np.float32)
+    weights = random.normal(size=[24, 20]).astype(np.float32)
+    weights[:, :9] = random.integers(-3, 4, [24, 9])
+    rows[40:] = random.integers(-9, 10, [4, 24])
+    rows[3, 2], rows[7, 5], rows[9, [1, 4]], rows[11, 8] = np.inf, -np.inf, [np.inf, -np.inf], np.nan
+    rows[13, 6], weights[6, 19] = np.inf, -np.inf
+    weights[2, 0] = weights[5, 1] = 0  # times infinity
+    table, matrix = tf.Variable(rows), tf.Variable(weights.T if transposed else weights)
+
+    def product(x: dynamic.Expression) -> dynamic.Expression:
+        return dynamic.matvec(matrix, x) if transposed else dynamic.matmul(x, matrix)
+
+    def node(children, row):
+        return dynamic.Result(outputs=[product(dynamic.embedding_lookup(table, row))])
+
+    handle = dynamic.specialize([table, matrix], {"node": dynamic.node(node)})
+    batch = handle.batch([handle.node("node", row) for row in range(len(rows))])
+    program = as_tiles(program_of(gpu, handle), True)
+    _, (found,), _ = forward(
+        load().ops, handle.spec, [table, matrix], batch, 0, state_of=-1, training=False, program=program
+    )
+    with np.errstate(invalid="ignore"):
+        expected = rows.astype(np.float64) @ weights.astype(np.float64)
+    assert np.isinf(expected).any()
+    assert np.isnan(expected).any()
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(found[40:, :9], expected[40:, :9])
 
 
 def test_every_elementwise_op(gpu: FakeGpu) -> None:

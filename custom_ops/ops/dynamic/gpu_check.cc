@@ -12,8 +12,13 @@ constexpr uint32_t kLengths[] = {0, 4, 4, 4, 2, 3, 6, 3, 3, 5};  // of each op
 class Checker {
  public:
   Checker(const DynamicSpec& spec, const GpuProgram& program, const DynamicBatch& batch,
-          const GpuSent& sent)
-      : spec_(spec), program_(program), batch_(batch), sent_(sent), words_(sent.words) {
+          const std::vector<LookedUp>& looked_up, const GpuSent& sent)
+      : spec_(spec),
+        program_(program),
+        batch_(batch),
+        looked_up_(looked_up),
+        sent_(sent),
+        words_(sent.words) {
     for (size_t kind = 0; kind < program.segments.size(); ++kind) {
       for (const auto& section : program.segments[kind]) {
         for (const GpuSegment& segment : section) {
@@ -92,9 +97,12 @@ class Checker {
         return RowsExist(word) && word[3] <= kTile && int64_t{word[4]} < outputs_[word[1]] &&
                word[4] % kTile == 0;
       case GpuOp::kGradient:
-        return word[1] < spec_.parameters.size() && !spec_.parameters[word[1]].sparse;
+        return word[1] < spec_.parameters.size() && !spec_.parameters[word[1]].sparse &&
+               int64_t{word[2]} * kTile < spec_.parameters[word[1]].rows &&
+               int64_t{word[3]} * kTile < spec_.parameters[word[1]].columns;
       case GpuOp::kSumRows:
-        return word[1] < spec_.parameters.size() && spec_.parameters[word[1]].sparse;
+        return word[1] < spec_.parameters.size() && spec_.parameters[word[1]].sparse &&
+               uint64_t{word[2]} + word[3] <= uint64_t(looked_up_[word[1]].rows());
       case GpuOp::kSignal:
         if (word[1] >= signals_.size() || int64_t{word[1]} <= *phase) return false;
         if (own) ++signals_[word[1]];
@@ -142,6 +150,7 @@ class Checker {
   const DynamicSpec& spec_;
   const GpuProgram& program_;
   const DynamicBatch& batch_;
+  const std::vector<LookedUp>& looked_up_;
   const GpuSent& sent_;
   const std::vector<uint32_t>& words_;
   std::vector<int> kind_of_;      // of each segment
@@ -155,8 +164,9 @@ class Checker {
 }  // namespace
 
 absl::Status CheckGpuScript(const DynamicSpec& spec, const GpuProgram& program,
-                            const DynamicBatch& batch, const GpuSent& sent) {
-  return Checker(spec, program, batch, sent).Check();
+                            const DynamicBatch& batch, const std::vector<LookedUp>& looked_up,
+                            const GpuSent& sent) {
+  return Checker(spec, program, batch, looked_up, sent).Check();
 }
 
 }  // namespace tfmem

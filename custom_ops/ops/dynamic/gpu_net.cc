@@ -55,7 +55,7 @@ absl::StatusOr<GpuSent> GpuNet::Script(const DynamicBatch& batch, const DynamicL
                                        const GpuCall& call) const {
   TFMEM_ASSIGN_OR_RETURN(GpuSent sent,
                          BuildGpuScript(spec_, program_, batch, layout, looked_up, call));
-  TFMEM_RETURN_IF_ERROR(CheckGpuScript(spec_, program_, batch, sent));
+  TFMEM_RETURN_IF_ERROR(CheckGpuScript(spec_, program_, batch, looked_up, sent));
   return sent;
 }
 

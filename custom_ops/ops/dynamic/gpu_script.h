@@ -68,7 +68,8 @@ absl::StatusOr<GpuSent> BuildGpuScript(const DynamicSpec& spec, const GpuProgram
 // What has to hold before scripts run: instructions are whole and known, rows and lists exist, and
 // no processor waits for a signal that does not come before. Internal says which word does not.
 absl::Status CheckGpuScript(const DynamicSpec& spec, const GpuProgram& program,
-                            const DynamicBatch& batch, const GpuSent& sent);
+                            const DynamicBatch& batch, const std::vector<LookedUp>& looked_up,
+                            const GpuSent& sent);
 
 }  // namespace tfmem
 

@@ -33,7 +33,7 @@ test: build
 # test of a thousand steps is left out: it holds memory that AddressSanitizer keeps for a while.
 sanitize_folder := build/sanitize
 sanitize_tests = $(patsubst %,tests/tf/test_%.py,dynamic_faults dynamic_ops dynamic_random extreme_attributes fusion_gpu \
-  fusion_hostile fusion_op fusion_semantics fusion_variables lifetimes matmul_op memops memops_faults recurrent_gradient \
+  fusion_hostile fusion_op fusion_products fusion_semantics fusion_variables lifetimes matmul_op memops memops_faults recurrent_gradient \
   recurrent_op recurrent_parts spill_directories stream_order tile_arithmetic tile_programs tile_random)
 # An allocation that fails is no error of ours: TensorFlow sees it, and so does the op.
 sanitize_options = detect_leaks=0:detect_container_overflow=0:detect_odr_violation=0:alloc_dealloc_mismatch=0:allocator_may_return_null=1

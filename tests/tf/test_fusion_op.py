@@ -298,23 +298,3 @@ def test_shapes_that_do_not_fit_are_named() -> None:
     w.assign(tf.ones((784, 10)))
     step(x, y)
     assert not np.array_equal(w, before)
-
-
-@pytest.mark.parametrize(("rows", "depth", "columns"), [(1, 512, 512), (4, 512, 2000), (33, 700, 10)])
-def test_products_round_as_in_the_graph(rows: int, depth: int, columns: int) -> None:
-    """TensorFlow's executor runs oneDNN's kernels in place of Eigen's, whose sums differ; so does a region."""
-    rng = np.random.default_rng(rows)
-    x, w = (rng.standard_normal(shape).astype(np.float32) for shape in ((rows, depth), (depth, columns)))
-    region = Region(
-        2,
-        (),
-        (floats(rows, depth), floats(depth, columns), floats(rows, columns)),
-        (product((0, 1), 2, False),),
-        (2,),
-    )
-
-    @tf.function
-    def stitched(x: Any, w: Any) -> Any:
-        return load().fusion(region, [x, w], [])[0]
-
-    np.testing.assert_array_equal(stitched(x, w), tf.function(tf.matmul)(x, w))

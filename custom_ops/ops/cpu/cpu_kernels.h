@@ -29,6 +29,15 @@ struct CpuKernels {
                               int64_t depth, Real* target, int64_t target_stride,
                               bool accumulate) = nullptr;
 
+  // target[row, 0..columns) (+)= operand[row, 0..depth) @ weights[0..depth, 0..columns), at most a
+  // panel's columns. Strides of the operand are any; whole vectors of the weights are read. `next`,
+  // if it is not null: as many rows of weights that are read soon, and come to the caches
+  // meanwhile.
+  void (*multiply_strided)(const Real* operand, int64_t row_stride, int64_t depth_stride,
+                           int64_t rows, const Real* weights, int64_t weights_stride, int64_t depth,
+                           const Real* next, Real* target, int64_t target_stride, int64_t columns,
+                           bool accumulate) = nullptr;
+
   // target = op(a, b, c); unused arguments are not read; target may be an argument. Arguments whose
   // bit is in `splats` are the same number everywhere, and begin with a vector of it.
   void (*compute)(Elementwise op, Real* target, const Real* a, const Real* b, const Real* c,

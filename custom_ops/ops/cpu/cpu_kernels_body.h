@@ -305,8 +305,13 @@ void Narrow(const float* source, uint16_t* target, int64_t count) {
 
 template <typename Real>
 CpuKernels<Real> KernelsFor() {
-  return {kVectors * kLanes<Real>, Multiply<Real>, MultiplyTransposed<Real>,
-          Compute<Real>,           Sum<Real>,      Adam<Real>,
+  return {kVectors * kLanes<Real>,
+          Multiply<Real>,
+          MultiplyTransposed<Real>,
+          MultiplyStrided<Real>,
+          Compute<Real>,
+          Sum<Real>,
+          Adam<Real>,
           Transpose<Real>};
 }
 

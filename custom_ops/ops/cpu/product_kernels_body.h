@@ -183,3 +183,106 @@ void MultiplyTransposed(const Real* operand, int64_t operand_stride, int64_t row
   while (column + 4 <= columns) block(std::integral_constant<int, 4>());
   while (column < columns) block(std::integral_constant<int, 1>());
 }
+
+// ---- products of matrices that are read where they lie ----
+
+template <typename Real, int rows, int vectors, bool ahead>
+void StridedBlock(const Real* operand, int64_t row_stride, int64_t depth_stride,
+                  const Real* weights, int64_t weights_stride, int64_t depth, const Real* next,
+                  Real* target, int64_t target_stride, int64_t columns, bool accumulate) {
+  constexpr int lanes = kLanes<Real>;
+  Vector<Real> sums[rows][vectors];
+#pragma GCC unroll 8
+  for (int row = 0; row < rows; ++row) {
+#pragma GCC unroll 4
+    for (int i = 0; i < vectors; ++i) sums[row][i] = Vector<Real>{};
+  }
+  for (int64_t k = 0; k < depth; ++k, weights += weights_stride, operand += depth_stride) {
+    Vector<Real> loaded[vectors];
+#pragma GCC unroll 4
+    for (int i = 0; i < vectors; ++i) {
+      loaded[i] = Load(weights + i * lanes);
+      if constexpr (ahead) __builtin_prefetch(next + i * lanes);
+    }
+    if constexpr (ahead) next += weights_stride;
+#pragma GCC unroll 8
+    for (int row = 0; row < rows; ++row) {
+      const Real factor = operand[row * row_stride];
+#pragma GCC unroll 4
+      for (int i = 0; i < vectors; ++i) sums[row][i] += loaded[i] * factor;
+    }
+  }
+  if (columns == vectors * lanes) {
+#pragma GCC unroll 8
+    for (int row = 0; row < rows; ++row) {
+#pragma GCC unroll 4
+      for (int i = 0; i < vectors; ++i) {
+        Real* place = target + row * target_stride + i * lanes;
+        Store<Real>(accumulate ? Load(place) + sums[row][i] : sums[row][i], place);
+      }
+    }
+    return;
+  }
+  Real found[rows * vectors * lanes];
+#pragma GCC unroll 8
+  for (int row = 0; row < rows; ++row) {
+#pragma GCC unroll 4
+    for (int i = 0; i < vectors; ++i)
+      Store<Real>(sums[row][i], found + (row * vectors + i) * lanes);
+  }
+  for (int row = 0; row < rows; ++row) {
+    Real* place = target + row * target_stride;
+    for (int64_t i = 0; i < columns; ++i) {
+      const Real sum = found[row * vectors * lanes + i];
+      place[i] = accumulate ? place[i] + sum : sum;
+    }
+  }
+}
+
+template <typename Real, int most, int vectors>
+TFMEM_INLINE void StridedRows(int64_t rows, const Real* operand, int64_t row_stride,
+                              int64_t depth_stride, const Real* weights, int64_t weights_stride,
+                              int64_t depth, const Real* next, Real* target, int64_t target_stride,
+                              int64_t columns, bool accumulate) {
+  if constexpr (most > 1) {
+    if (rows < most) {
+      return StridedRows<Real, most - 1, vectors>(rows, operand, row_stride, depth_stride, weights,
+                                                  weights_stride, depth, next, target,
+                                                  target_stride, columns, accumulate);
+    }
+  }
+  (next != nullptr ? StridedBlock<Real, most, vectors, true>
+                   : StridedBlock<Real, most, vectors, false>)(operand, row_stride, depth_stride,
+                                                               weights, weights_stride, depth, next,
+                                                               target, target_stride, columns,
+                                                               accumulate);
+}
+
+template <typename Real, int vectors>
+void StridedPanel(const Real* operand, int64_t row_stride, int64_t depth_stride, int64_t rows,
+                  const Real* weights, int64_t weights_stride, int64_t depth, const Real* next,
+                  Real* target, int64_t target_stride, int64_t columns, bool accumulate) {
+  for (int64_t blocks = (rows + TFMEM_ROWS - 1) / TFMEM_ROWS; blocks > 0; --blocks) {
+    const int64_t block = (rows + blocks - 1) / blocks;
+    StridedRows<Real, TFMEM_ROWS, vectors>(block, operand, row_stride, depth_stride, weights,
+                                           weights_stride, depth, next, target, target_stride,
+                                           columns, accumulate);
+    rows -= block;
+    operand += block * row_stride;
+    target += block * target_stride;
+    next = nullptr;
+  }
+}
+
+template <typename Real>
+void MultiplyStrided(const Real* operand, int64_t row_stride, int64_t depth_stride, int64_t rows,
+                     const Real* weights, int64_t weights_stride, int64_t depth, const Real* next,
+                     Real* target, int64_t target_stride, int64_t columns, bool accumulate) {
+  const int64_t vectors = (columns + kLanes<Real> - 1) / kLanes<Real>;
+  (vectors == 1   ? StridedPanel<Real, 1>
+   : vectors == 2 ? StridedPanel<Real, 2>
+   : vectors == 3 ? StridedPanel<Real, 3>
+                  : StridedPanel<Real, 4>)(operand, row_stride, depth_stride, rows, weights,
+                                           weights_stride, depth, next, target, target_stride,
+                                           columns, accumulate);
+}

@@ -84,12 +84,22 @@ class Execution {
       TFMEM_RETURN_IF_ERROR(Give(at, step, i));
       outputs.push_back(const_cast<void*>(DataOf(step.first_output + i)));
     }
-    char* workspace = static_cast<char*>(frame_.memory.data()) + shapes_.workspace;
-    return frame_.known->steps.kernel(at).Run(inputs, outputs, Threads(), workspace);
+    return frame_.known->steps.kernel(at).Run(inputs, outputs, Threads(), Workspace());
+  }
+
+  char* Workspace() const { return static_cast<char*>(frame_.memory.data()) + shapes_.workspace; }
+
+  absl::Status RunProduct(int at, const RegionStep& step, const CallProduct& product) {
+    TFMEM_RETURN_IF_ERROR(Give(at, step, 0));
+    product.Run(DataOf(step.inputs[0]), DataOf(step.inputs[1]),
+                const_cast<void*>(DataOf(step.first_output)), Threads(), Workspace());
+    return absl::OkStatus();
   }
 
   absl::Status RunCall(int at, const RegionStep& step) {
     tsl::profiler::TraceMe trace([&] { return TraceName(step); });
+    const CallProduct* product = frame_.known->steps.product(at);
+    if (product != nullptr) return RunProduct(at, step, *product);
     absl::InlinedVector<TensorValue, 8> inputs;
     for (int variable : step.variables) {
       inputs.emplace_back(const_cast<Tensor*>(&ctx_->input(region_.inputs + variable)));
@@ -242,6 +252,16 @@ absl::StatusOr<std::vector<Shape>> CpuSteps::PrepareKernel(int step, const Expre
   return kernels_[step]->output_shapes();
 }
 
+absl::Status CpuSteps::PrepareCall(int step, const std::vector<TensorShape>& values) {
+  const RegionStep& call = compiled_->region.steps[step];
+  if (call.inputs.size() != 2 || call.outputs != 1 || !call.variables.empty()) {
+    return absl::OkStatus();
+  }
+  products_[step] = ProductOf(compiled_->calls[step]->node(), values[call.inputs[0]],
+                              values[call.inputs[1]], values[call.first_output], ChosenKernels());
+  return absl::OkStatus();
+}
+
 absl::Status RegionRunner::Run(OpKernelContext* ctx) {
   RegionVariables variables(ctx, compiled_->region.inputs, compiled_->uses);
   TFMEM_RETURN_IF_ERROR(variables.Open());
@@ -278,7 +298,7 @@ absl::StatusOr<std::unique_ptr<RegionFrame>> RegionRunner::TakeFrame(
     std::vector<TensorShape> inputs;
     for (int i = 0; i < region.inputs; ++i) inputs.push_back(ctx->input(i).shape());
     const int threads = ctx->device()->tensorflow_cpu_worker_threads()->num_threads;
-    CpuSteps steps(region.steps.size(), threads);
+    CpuSteps steps(*compiled_, threads);
     TFMEM_ASSIGN_OR_RETURN(RegionShapes made, ShapesOf(*compiled_, inputs, values, &steps));
     shapes = std::make_shared<const CpuShapes>(CpuShapes{std::move(made), std::move(steps)});
     std::lock_guard<std::mutex> lock(mutex_);

@@ -13,33 +13,42 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "custom_ops/ops/cpu/tile_run.h"
+#include "custom_ops/ops/fusion/call_product.h"
 #include "custom_ops/ops/fusion/region_shapes.h"
 #include "custom_ops/ops/fusion/variables.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace tfmem {
 
-// Kernels as tile programs; TensorFlow's own kernels need no preparation.
+// Kernels as tile programs, and products; TensorFlow's own kernels need no preparation.
 class CpuSteps : public RegionSteps {
  public:
-  CpuSteps(int steps, int threads) : kernels_(steps), threads_(threads) {}
+  // `compiled` outlives this.
+  CpuSteps(const CompiledRegion& compiled, int threads)
+      : compiled_(&compiled),
+        kernels_(compiled.region.steps.size()),
+        products_(compiled.region.steps.size()),
+        threads_(threads) {}
 
   absl::StatusOr<std::vector<Shape>> PrepareKernel(int step, const Expression& program,
                                                    const std::vector<Shape>& inputs) override;
-  absl::Status PrepareCall(int, const std::vector<tensorflow::TensorShape>&) override {
-    return absl::OkStatus();
-  }
+  absl::Status PrepareCall(int step, const std::vector<tensorflow::TensorShape>& values) override;
   bool MayShare(int step, int input, int output) const override {
     return kernels_[step]->MayShare(input, output);
   }
   int64_t WorkspaceBytes(int step) const override {
+    if (products_[step] != nullptr) return products_[step]->WorkspaceBytes(threads_);
     return kernels_[step] == nullptr ? 0 : kernels_[step]->WorkspaceBytes(threads_);
   }
 
   const PreparedExpression& kernel(int step) const { return *kernels_[step]; }
+  // Null: TensorFlow's kernel runs.
+  const CallProduct* product(int step) const { return products_[step].get(); }
 
  private:
+  const CompiledRegion* compiled_;
   std::vector<std::unique_ptr<const PreparedExpression>> kernels_;  // of the steps that are
+  std::vector<std::unique_ptr<const CallProduct>> products_;        // of the calls that have one
   const int threads_;
 };
 

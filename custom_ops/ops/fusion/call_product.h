@@ -1,0 +1,34 @@
+// A region's call of a matrix product on the CPU, where loops of our own are as fast as
+// TensorFlow's kernel.
+#ifndef TFMEM_CUSTOM_OPS_OPS_FUSION_CALL_PRODUCT_H_
+#define TFMEM_CUSTOM_OPS_OPS_FUSION_CALL_PRODUCT_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "custom_ops/ops/cpu/cpu_kernels.h"
+#include "custom_ops/ops/cpu/tile_run.h"
+#include "tensorflow/core/framework/node_def.pb.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+
+namespace tfmem {
+
+class CallProduct {
+ public:
+  virtual ~CallProduct() = default;
+  virtual int64_t WorkspaceBytes(int threads) const = 0;
+  virtual void Run(const void* a, const void* b, void* c, const TileThreads& threads,
+                   void* workspace) const = 0;
+};
+
+// Of a call that `node` says, with tensors of these shapes; null if it is no product, its tensors
+// do not fit each other, or TensorFlow's kernel is better.
+std::unique_ptr<const CallProduct> ProductOf(const tensorflow::NodeDef& node,
+                                             const tensorflow::TensorShape& a,
+                                             const tensorflow::TensorShape& b,
+                                             const tensorflow::TensorShape& c,
+                                             const InstructionSet& kernels);
+
+}  // namespace tfmem
+
+#endif  // TFMEM_CUSTOM_OPS_OPS_FUSION_CALL_PRODUCT_H_

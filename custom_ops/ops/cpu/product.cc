@@ -17,7 +17,7 @@ constexpr int64_t kCached = 1 << 16;         // weights that need not be asked f
 constexpr int64_t kMost = int64_t{1} << 30;  // multiplications, as far as was measured
 constexpr int64_t kThinRows = 64;            // as far as was measured with vectors of 32 bytes
 constexpr int kVectorBytes = 64;             // the most
-constexpr double kThreadNs = 5e4;            // of work that are worth waking another thread for
+constexpr double kThreadNs = 2e4;            // of work that are worth another thread
 constexpr double kMultiplicationsPerNs = 60;
 constexpr double kNumbersPerNs = 6;
 
@@ -70,12 +70,17 @@ Product<Real>::Product(ProductSizes sizes, std::optional<Elementwise> activation
 }
 
 template <typename Real>
-int Product<Real>::UsefulThreads(int threads) const {
+double Product<Real>::work_ns() const {
   const int64_t matrices = sizes_.batch.size();
   const double numbers = double(matrices) * (columns_ + rows_) * sizes_.depth;
   const double multiplications = double(matrices) * rows_ * columns_ * sizes_.depth;
-  const double ns = multiplications / kMultiplicationsPerNs + numbers / kNumbersPerNs;
-  const double useful = std::min<double>(ns / kThreadNs, matrices * parts_ * panels_);
+  return multiplications / kMultiplicationsPerNs + numbers / kNumbersPerNs;
+}
+
+template <typename Real>
+int Product<Real>::UsefulThreads(int threads) const {
+  const double units = double(sizes_.batch.size()) * parts_ * panels_;
+  const double useful = std::min<double>(work_ns() / kThreadNs, units);
   return std::clamp<int>(useful, 1, std::max(threads, 1));
 }
 

@@ -43,6 +43,8 @@ class Product {
   Product(ProductSizes sizes, std::optional<Elementwise> activation,
           const CpuKernels<Real>& kernels);
 
+  // What one thread takes for a run, roughly.
+  double work_ns() const;
   int64_t WorkspaceBytes(int threads) const;
 
   // `bias`: a number for each column, or null. `workspace`: as many bytes as that says, on a

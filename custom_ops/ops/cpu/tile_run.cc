@@ -13,7 +13,7 @@
 namespace tfmem {
 namespace {
 
-constexpr double kThreadNs = 5e4;  // of work that are worth waking another thread for
+constexpr double kThreadNs = 2e4;  // of work that are worth another thread
 
 // Where in a domain a row and a column are, along each axis.
 std::vector<int64_t> PositionsAt(const ExpressionTiles& tiles, const IndexFailure& failure) {
@@ -72,6 +72,8 @@ absl::StatusOr<std::unique_ptr<const PreparedExpression>> PreparedExpression::Pr
   prepared->step_ = sized.step;
   return prepared;
 }
+
+double PreparedExpression::work_ns() const { return plan_->work; }
 
 int PreparedExpression::UsefulThreads(int threads) const {
   int64_t most = 1;

@@ -50,6 +50,9 @@ class PreparedExpression {
   const std::vector<int64_t>& input_bytes() const { return input_bytes_; }
   const std::vector<int64_t>& output_bytes() const { return output_bytes_; }
 
+  // What one thread takes for a run, roughly.
+  double work_ns() const;
+
   // What a run on so many threads needs beside inputs and outputs; whole cache lines.
   int64_t WorkspaceBytes(int threads) const;
 

@@ -23,6 +23,7 @@ class ProductOfReals : public CallProduct {
                  const CpuKernels<Real>& kernels)
       : product_(std::move(sizes), activation, kernels) {}
 
+  double work_ns() const override { return product_.work_ns(); }
   int64_t WorkspaceBytes(int threads) const override { return product_.WorkspaceBytes(threads); }
   void Run(const void* a, const void* b, const void* bias, void* c, const TileThreads& threads,
            void* workspace) const override {

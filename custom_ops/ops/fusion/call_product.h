@@ -17,6 +17,7 @@ namespace tfmem {
 class CallProduct {
  public:
   virtual ~CallProduct() = default;
+  virtual double work_ns() const = 0;
   virtual int64_t WorkspaceBytes(int threads) const = 0;
   // `bias` may be null.
   virtual void Run(const void* a, const void* b, const void* bias, void* c,

@@ -25,6 +25,7 @@ using HomeKind = ValueHome::Kind;
 constexpr size_t kMostShapes = 16;            // that are known at a time
 constexpr size_t kMostIdle = 4;               // frames of one of them
 constexpr int64_t kMostIdleBytes = 64 << 20;  // of an arena that outlives its run
+constexpr double kWakingNs = 2e5;             // of a region's work that are worth waking threads
 
 // One run.
 class Execution {
@@ -134,7 +135,8 @@ class Execution {
 
   TileThreads Threads() const {
     const auto& workers = *ctx_->device()->tensorflow_cpu_worker_threads();
-    return {workers.num_threads, [pool = workers.workers](std::function<void()> closure) {
+    return {frame_.known->steps.UsefulThreads(),
+            [pool = workers.workers](std::function<void()> closure) {
               pool->Schedule(std::move(closure));
             }};
   }
@@ -250,6 +252,7 @@ absl::StatusOr<std::vector<Shape>> CpuSteps::PrepareKernel(int step, const Expre
   TFMEM_ASSIGN_OR_RETURN(const std::vector<int64_t> axes, AxisSizes(program, inputs));
   TFMEM_ASSIGN_OR_RETURN(kernels_[step],
                          PreparedExpression::Prepare(program, axes, inputs, ChosenKernels()));
+  work_ns_ += kernels_[step]->work_ns();
   return kernels_[step]->output_shapes();
 }
 
@@ -260,8 +263,11 @@ absl::Status CpuSteps::PrepareCall(int step, const std::vector<TensorShape>& val
   for (int input : call.inputs) inputs.push_back(values[input]);
   products_[step] =
       ProductOf(compiled_->calls[step]->node(), inputs, values[call.first_output], ChosenKernels());
+  if (products_[step] != nullptr) work_ns_ += products_[step]->work_ns();
   return absl::OkStatus();
 }
+
+int CpuSteps::UsefulThreads() const { return work_ns_ < kWakingNs ? 1 : threads_; }
 
 absl::Status RegionRunner::Run(OpKernelContext* ctx) {
   RegionVariables variables(ctx, compiled_->region.inputs, compiled_->uses);

@@ -44,12 +44,16 @@ class CpuSteps : public RegionSteps {
   const PreparedExpression& kernel(int step) const { return *kernels_[step]; }
   // Null: TensorFlow's kernel runs.
   const CallProduct* product(int step) const { return products_[step].get(); }
+  // How many threads a run is divided among at most: waking one takes longer than small regions do,
+  // and once it is awake, the region's next steps have it soon.
+  int UsefulThreads() const;
 
  private:
   const CompiledRegion* compiled_;
   std::vector<std::unique_ptr<const PreparedExpression>> kernels_;  // of the steps that are
   std::vector<std::unique_ptr<const CallProduct>> products_;        // of the calls that have one
   const int threads_;
+  double work_ns_ = 0;  // of all kernels and products
 };
 
 struct CpuShapes {

@@ -139,8 +139,9 @@ def in_process(module: str, task: Mapping[str, Any], timeout: float, **environme
             print(said, file=sys.stderr, flush=True)
     return {**task, **outcome, "process_seconds": round(time.monotonic() - began, 1)}
 
-    """The exit status, None if it took too long; and the end of what it wrote to stderr, also where its threads were."""
-    """The exit status, None if it took too long; and the end of what it wrote to stderr: then where its threads were."""
+
+def _run(command: list[str], variables: Mapping[str, str], timeout: float) -> tuple[int | None, str]:
+    """The exit status, None if it took too long; and the end of what it wrote, then with where its threads were."""
     process = subprocess.Popen(
         command,
         cwd=ROOT,

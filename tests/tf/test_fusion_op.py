@@ -156,7 +156,7 @@ def test_views_between_kernels_lie_in_the_arena() -> None:
 @pytest.mark.parametrize(
     "made",
     [
-        call("_FusedMatMul", (0, 1, 2), (3,), T=tf.float32, num_args=1, fused_ops=["BiasAdd", "Relu"]),
+        call("_FusedMatMul", (0, 1, 2), (3,), T=tf.float32, num_args=1, fused_ops=["BiasAdd", "LeakyRelu"]),
         call("BatchMatMulV2", (0, 1), (3,), T=tf.float32, adj_x=False, adj_y=False),
     ],
     ids=lambda made: made.op,
@@ -166,7 +166,7 @@ def test_calls_run_tensorflows_kernels(made: Call) -> None:
     a, b, bias = (rng.normal(size=shape).astype(np.float32) for shape in ((7, 5), (5, 6), (6,)))
     types = (floats(None, 5), floats(5, 6), floats(6), floats(None, 6))
     (found,) = load().fusion(Region(3, (), types, (made,), (3,)), [a, b, bias])
-    wanted = tf.nn.relu(tf.matmul(a, b) + bias) if made.op == "_FusedMatMul" else tf.matmul(a, b)
+    wanted = tf.nn.leaky_relu(tf.matmul(a, b) + bias) if made.op == "_FusedMatMul" else tf.matmul(a, b)
     np.testing.assert_array_equal(found, wanted)
 
 

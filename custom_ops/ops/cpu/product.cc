@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "custom_ops/ops/cpu/phases.h"
@@ -15,6 +16,7 @@ constexpr int64_t kDepth = 128;              // of a panel that the first cache 
 constexpr int64_t kCached = 1 << 16;         // weights that need not be asked for early
 constexpr int64_t kMost = int64_t{1} << 30;  // multiplications, as far as was measured
 constexpr int64_t kThinRows = 64;            // as far as was measured with vectors of 32 bytes
+constexpr int kVectorBytes = 64;             // the most
 constexpr double kThreadNs = 2e4;            // of work that are worth another thread
 constexpr double kMultiplicationsPerNs = 60;
 constexpr double kNumbersPerNs = 6;
@@ -41,8 +43,10 @@ template bool IsFast(const ProductSizes& sizes, const CpuKernels<float>& kernels
 template bool IsFast(const ProductSizes& sizes, const CpuKernels<double>& kernels);
 
 template <typename Real>
-Product<Real>::Product(ProductSizes sizes, const CpuKernels<Real>& kernels)
+Product<Real>::Product(ProductSizes sizes, std::optional<Elementwise> activation,
+                       const CpuKernels<Real>& kernels)
     : sizes_(std::move(sizes)),
+      activation_(activation),
       kernels_(kernels),
       swapped_(Swaps(sizes_)),
       rows_(swapped_ ? sizes_.columns : sizes_.rows),
@@ -81,8 +85,8 @@ int64_t Product<Real>::WorkspaceBytes(int threads) const {
 }
 
 template <typename Real>
-void Product<Real>::Run(const Real* a, const Real* b, Real* c, const TileThreads& threads,
-                        void* workspace) const {
+void Product<Real>::Run(const Real* a, const Real* b, const Real* bias, Real* c,
+                        const TileThreads& threads, void* workspace) const {
   const int64_t units = sizes_.batch.size() * parts_ * panels_;
   const int count = UsefulThreads(threads.count);
   const int shares = count == 1 ? 1 : std::min<int64_t>(4 * count, units);
@@ -96,31 +100,30 @@ void Product<Real>::Run(const Real* a, const Real* b, Real* c, const TileThreads
                          std::min(panel_, columns_ - column)};
       const Real* from_a = a + sizes_.batch[matrix].a * a_numbers;
       const Real* from_b = b + sizes_.batch[matrix].b * b_numbers;
-      RunPart(swapped_ ? from_b : from_a, swapped_ ? from_a : from_b, c + matrix * rows_ * columns_,
-              part, buffer);
+      RunPart(swapped_ ? from_b : from_a, swapped_ ? from_a : from_b, bias,
+              c + matrix * rows_ * columns_, part, buffer);
     }
   };
   if (units > 0) RunPhases(1, shares, count, threads.schedule, ThreadWork(work));
 }
 
 template <typename Real>
-void Product<Real>::RunPart(const Real* operand, const Real* weights, Real* target,
-                            const Part& part, Real* buffer) const {
-  if (sizes_.depth == 0) {
-    for (int64_t row = part.row; row < part.row + part.rows; ++row) {
-      for (int64_t i = part.column; i < part.column + part.columns; ++i) {
-        target[swapped_ ? i * rows_ + row : row * columns_ + i] = Real(0);
-      }
-    }
-    return;
-  }
+void Product<Real>::RunPart(const Real* operand, const Real* weights, const Real* bias,
+                            Real* target, const Part& part, Real* buffer) const {
   // A panel of the transposed product is computed in the buffer, and then put in its place.
   const bool direct = !swapped_ || rows_ == 1;
   Real* to = direct ? target + part.row * columns_ + part.column : buffer;
   const int64_t stride = direct ? columns_ : panel_;
   Real* packed = buffer + (swapped_ ? rows_ * panel_ : 0);
-  const auto run = dots_ ? &Product::Dot : &Product::Multiply;
-  (this->*run)(operand + part.row * operand_.row, weights, part, to, stride, packed);
+  if (sizes_.depth == 0) {
+    for (int64_t row = 0; row < part.rows; ++row) {
+      std::fill_n(to + row * stride, part.columns, Real(0));
+    }
+  } else {
+    const auto run = dots_ ? &Product::Dot : &Product::Multiply;
+    (this->*run)(operand + part.row * operand_.row, weights, part, to, stride, packed);
+  }
+  if (bias != nullptr || activation_.has_value()) RunEpilogue(bias, part, to, stride);
   if (!direct) {
     kernels_.transpose(buffer, panel_, rows_, part.columns, target + part.column * rows_, rows_);
   }
@@ -166,6 +169,25 @@ void Product<Real>::Multiply(const Real* operand, const Real* weights, const Par
     kernels_.multiply_strided(operand + k * operand_.column, operand_.row, operand_.column,
                               part.rows, packs ? packed : from, packs ? panel_ : weights_.row, deep,
                               next, target, target_stride, part.columns, k > 0);
+  }
+}
+
+// While the part is in a cache.
+template <typename Real>
+void Product<Real>::RunEpilogue(const Real* bias, const Part& part, Real* target,
+                                int64_t target_stride) const {
+  constexpr int kSecond = 1 << 1;           // of the arguments is one number
+  Real splat[kVectorBytes / sizeof(Real)];  // the bias of a column of c, which is a row here
+  for (int64_t row = 0; row < part.rows; ++row) {
+    Real* at = target + row * target_stride;
+    if (bias != nullptr) {
+      if (swapped_) std::fill(std::begin(splat), std::end(splat), bias[part.row + row]);
+      kernels_.compute(Elementwise::kAdd, at, at, swapped_ ? splat : bias + part.column, nullptr,
+                       part.columns, swapped_ ? kSecond : 0);
+    }
+    if (activation_.has_value()) {
+      kernels_.compute(*activation_, at, at, nullptr, nullptr, part.columns, 0);
+    }
   }
 }
 

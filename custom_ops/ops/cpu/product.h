@@ -5,10 +5,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "custom_ops/ops/cpu/cpu_kernels.h"
 #include "custom_ops/ops/cpu/tile_run.h"
+#include "custom_ops/ops/elementwise.h"
 
 namespace tfmem {
 
@@ -37,12 +39,15 @@ bool IsFast(const ProductSizes& sizes, const CpuKernels<Real>& kernels);
 template <typename Real>
 class Product {
  public:
-  Product(ProductSizes sizes, const CpuKernels<Real>& kernels);
+  // `activation`: of one argument, of each result and the bias.
+  Product(ProductSizes sizes, std::optional<Elementwise> activation,
+          const CpuKernels<Real>& kernels);
 
   int64_t WorkspaceBytes(int threads) const;
 
-  // `workspace`: as many bytes as that says, on a boundary of 64.
-  void Run(const Real* a, const Real* b, Real* c, const TileThreads& threads,
+  // `bias`: a number for each column, or null. `workspace`: as many bytes as that says, on a
+  // boundary of 64.
+  void Run(const Real* a, const Real* b, const Real* bias, Real* c, const TileThreads& threads,
            void* workspace) const;
 
  private:
@@ -61,14 +66,16 @@ class Product {
   };
 
   int UsefulThreads(int threads) const;
-  void RunPart(const Real* operand, const Real* weights, Real* target, const Part& part,
-               Real* buffer) const;
+  void RunPart(const Real* operand, const Real* weights, const Real* bias, Real* target,
+               const Part& part, Real* buffer) const;
   void Dot(const Real* operand, const Real* weights, const Part& part, Real* target,
            int64_t target_stride, Real* packed) const;
   void Multiply(const Real* operand, const Real* weights, const Part& part, Real* target,
                 int64_t target_stride, Real* packed) const;
+  void RunEpilogue(const Real* bias, const Part& part, Real* target, int64_t target_stride) const;
 
   const ProductSizes sizes_;
+  const std::optional<Elementwise> activation_;
   const CpuKernels<Real>& kernels_;
   // With few columns and many rows it is the transposed product that is computed: then these are
   // rows and columns of that, its operand is b, and its weights are a.

@@ -1,6 +1,8 @@
 #include "custom_ops/ops/fusion/call_product.h"
 
 #include <algorithm>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "custom_ops/ops/cpu/product.h"
@@ -17,14 +19,15 @@ constexpr int64_t kMostMatrices = 1 << 16;  // of a batch, each of which is writ
 template <typename Real>
 class ProductOfReals : public CallProduct {
  public:
-  ProductOfReals(ProductSizes sizes, const CpuKernels<Real>& kernels)
-      : product_(std::move(sizes), kernels) {}
+  ProductOfReals(ProductSizes sizes, std::optional<Elementwise> activation,
+                 const CpuKernels<Real>& kernels)
+      : product_(std::move(sizes), activation, kernels) {}
 
   int64_t WorkspaceBytes(int threads) const override { return product_.WorkspaceBytes(threads); }
-  void Run(const void* a, const void* b, void* c, const TileThreads& threads,
+  void Run(const void* a, const void* b, const void* bias, void* c, const TileThreads& threads,
            void* workspace) const override {
-    product_.Run(static_cast<const Real*>(a), static_cast<const Real*>(b), static_cast<Real*>(c),
-                 threads, workspace);
+    product_.Run(static_cast<const Real*>(a), static_cast<const Real*>(b),
+                 static_cast<const Real*>(bias), static_cast<Real*>(c), threads, workspace);
   }
 
  private:
@@ -32,9 +35,24 @@ class ProductOfReals : public CallProduct {
 };
 
 template <typename Real>
-std::unique_ptr<const CallProduct> Make(ProductSizes sizes, const CpuKernels<Real>& kernels) {
+std::unique_ptr<const CallProduct> Make(ProductSizes sizes, std::optional<Elementwise> activation,
+                                        const CpuKernels<Real>& kernels) {
   if (!IsFast(sizes, kernels)) return nullptr;
-  return std::make_unique<ProductOfReals<Real>>(std::move(sizes), kernels);
+  return std::make_unique<ProductOfReals<Real>>(std::move(sizes), activation, kernels);
+}
+
+// What `_FusedMatMul` does to a product, if these loops do it, too: adds a bias, and then an
+// activation, if any.
+bool ReadFused(const tensorflow::AttrSlice& attrs, std::optional<Elementwise>* activation) {
+  std::vector<std::string> fused;
+  if (!GetNodeAttr(attrs, "fused_ops", &fused).ok() || fused.empty() || fused.size() > 2 ||
+      fused[0] != "BiasAdd") {
+    return false;
+  }
+  if (fused.size() == 1) return true;
+  if (fused[1] == "Relu") *activation = Elementwise::kRelu;
+  if (fused[1] == "Relu6") *activation = Elementwise::kRelu6;
+  return activation->has_value();
 }
 
 // Which matrices of a and b each of c's is the product of, broadcast as NumPy does.
@@ -66,20 +84,25 @@ bool Pair(const TensorShape& a, const TensorShape& b, const TensorShape& c,
 
 }  // namespace
 
-std::unique_ptr<const CallProduct> ProductOf(const tensorflow::NodeDef& node, const TensorShape& a,
-                                             const TensorShape& b, const TensorShape& c,
-                                             const InstructionSet& kernels) {
-  const bool single = node.op() == "MatMul";
+std::unique_ptr<const CallProduct> ProductOf(const tensorflow::NodeDef& node,
+                                             const std::vector<TensorShape>& inputs,
+                                             const TensorShape& c, const InstructionSet& kernels) {
+  const bool fused = node.op() == "_FusedMatMul", single = fused || node.op() == "MatMul";
   const bool batched = node.op() == "BatchMatMul" || node.op() == "BatchMatMulV2";
   ProductSizes sizes;
   tensorflow::DataType dtype = tensorflow::DT_INVALID;
   const tensorflow::AttrSlice attrs(node);
-  if ((!single && !batched) || !GetNodeAttr(attrs, "T", &dtype).ok() ||
+  if ((!single && !batched) || inputs.size() != (fused ? 3 : 2) ||
+      !GetNodeAttr(attrs, "T", &dtype).ok() ||
       !GetNodeAttr(attrs, single ? "transpose_a" : "adj_x", &sizes.a_transposed).ok() ||
       !GetNodeAttr(attrs, single ? "transpose_b" : "adj_y", &sizes.b_transposed).ok()) {
     return nullptr;
   }
+  std::optional<Elementwise> activation;
+  if (fused && !ReadFused(attrs, &activation)) return nullptr;
+  const TensorShape &a = inputs[0], &b = inputs[1];
   if (a.dims() < 2 || b.dims() < 2 || c.dims() != std::max(a.dims(), b.dims())) return nullptr;
+  if (single && c.dims() != 2) return nullptr;
   const auto rows_of = [](const TensorShape& shape) { return shape.dim_size(shape.dims() - 2); };
   const auto columns_of = [](const TensorShape& shape) { return shape.dim_size(shape.dims() - 1); };
   sizes.rows = sizes.a_transposed ? columns_of(a) : rows_of(a);
@@ -90,8 +113,13 @@ std::unique_ptr<const CallProduct> ProductOf(const tensorflow::NodeDef& node, co
       !Pair(a, b, c, &sizes.batch)) {
     return nullptr;
   }
-  if (dtype == tensorflow::DT_FLOAT) return Make(std::move(sizes), kernels.single_precision);
-  if (dtype == tensorflow::DT_DOUBLE) return Make(std::move(sizes), kernels.double_precision);
+  if (fused && inputs[2] != TensorShape({sizes.columns})) return nullptr;
+  if (dtype == tensorflow::DT_FLOAT) {
+    return Make(std::move(sizes), activation, kernels.single_precision);
+  }
+  if (dtype == tensorflow::DT_DOUBLE) {
+    return Make(std::move(sizes), activation, kernels.double_precision);
+  }
   return nullptr;
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "custom_ops/ops/cpu/cpu_kernels.h"
 #include "custom_ops/ops/cpu/tile_run.h"
@@ -17,16 +18,17 @@ class CallProduct {
  public:
   virtual ~CallProduct() = default;
   virtual int64_t WorkspaceBytes(int threads) const = 0;
-  virtual void Run(const void* a, const void* b, void* c, const TileThreads& threads,
-                   void* workspace) const = 0;
+  // `bias` may be null.
+  virtual void Run(const void* a, const void* b, const void* bias, void* c,
+                   const TileThreads& threads, void* workspace) const = 0;
 };
 
-// Of a call that `node` says, with tensors of these shapes; null if it is no product, its tensors
-// do not fit each other, or TensorFlow's kernel is better.
+// Of a call that `node` says, with inputs and an output of these shapes; null if it is no product,
+// alone or with a bias and an activation that these loops have, its tensors do not fit each other,
+// or TensorFlow's kernel is better.
 std::unique_ptr<const CallProduct> ProductOf(const tensorflow::NodeDef& node,
-                                             const tensorflow::TensorShape& a,
-                                             const tensorflow::TensorShape& b,
-                                             const tensorflow::TensorShape& c,
+                                             const std::vector<tensorflow::TensorShape>& inputs,
+                                             const tensorflow::TensorShape& output,
                                              const InstructionSet& kernels);
 
 }  // namespace tfmem

@@ -91,7 +91,8 @@ class Execution {
 
   absl::Status RunProduct(int at, const RegionStep& step, const CallProduct& product) {
     TFMEM_RETURN_IF_ERROR(Give(at, step, 0));
-    product.Run(DataOf(step.inputs[0]), DataOf(step.inputs[1]),
+    const void* bias = step.inputs.size() > 2 ? DataOf(step.inputs[2]) : nullptr;
+    product.Run(DataOf(step.inputs[0]), DataOf(step.inputs[1]), bias,
                 const_cast<void*>(DataOf(step.first_output)), Threads(), Workspace());
     return absl::OkStatus();
   }
@@ -254,11 +255,11 @@ absl::StatusOr<std::vector<Shape>> CpuSteps::PrepareKernel(int step, const Expre
 
 absl::Status CpuSteps::PrepareCall(int step, const std::vector<TensorShape>& values) {
   const RegionStep& call = compiled_->region.steps[step];
-  if (call.inputs.size() != 2 || call.outputs != 1 || !call.variables.empty()) {
-    return absl::OkStatus();
-  }
-  products_[step] = ProductOf(compiled_->calls[step]->node(), values[call.inputs[0]],
-                              values[call.inputs[1]], values[call.first_output], ChosenKernels());
+  if (call.outputs != 1 || !call.variables.empty()) return absl::OkStatus();
+  std::vector<TensorShape> inputs;
+  for (int input : call.inputs) inputs.push_back(values[input]);
+  products_[step] =
+      ProductOf(compiled_->calls[step]->node(), inputs, values[call.first_output], ChosenKernels());
   return absl::OkStatus();
 }
 

@@ -17,7 +17,7 @@ constexpr int64_t kCached = 1 << 16;         // weights that need not be asked f
 constexpr int64_t kMost = int64_t{1} << 30;  // multiplications, as far as was measured
 constexpr int64_t kThinRows = 64;            // as far as was measured with vectors of 32 bytes
 constexpr int kVectorBytes = 64;             // the most
-constexpr double kThreadNs = 2e4;            // of work that are worth another thread
+constexpr double kThreadNs = 5e4;            // of work that are worth waking another thread for
 constexpr double kMultiplicationsPerNs = 60;
 constexpr double kNumbersPerNs = 6;
 

@@ -13,7 +13,7 @@
 namespace tfmem {
 namespace {
 
-constexpr double kThreadNs = 2e4;  // of work that are worth another thread
+constexpr double kThreadNs = 5e4;  // of work that are worth waking another thread for
 
 // Where in a domain a row and a column are, along each axis.
 std::vector<int64_t> PositionsAt(const ExpressionTiles& tiles, const IndexFailure& failure) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,9 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from benchmarks.records import ROOT, load
+
+ENDING = 10.0  # seconds that a process which took too long has to say where it was
+SHOWN = 4000  # characters of what a process wrote
 
 
 class Named(Protocol):
@@ -124,17 +128,39 @@ def in_process(module: str, task: Mapping[str, Any], timeout: float, **environme
         variables = {**defaults, **os.environ, "TFMEM_CACHE_DIR": "", **environment}
         began = time.monotonic()
         outcome: dict[str, Any]
-        try:
-            finished = subprocess.run(
-                command, cwd=ROOT, env=variables, timeout=timeout, check=False, capture_output=True, text=True,
-                errors="replace",
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            outcome = {"status": "timeout", "message": f"no result in {timeout:.0f} s"}
+        status, said = _run(command, variables, timeout)
+        if path.exists():
+            outcome = json.loads(path.read_text())
+        elif status is None:
+            outcome = {"status": "timeout", "message": f"no result in {timeout:.0f} s; its threads were at: {said}"}
         else:
-            said = finished.stderr[-4000:]
-            outcome = {"status": "error", "message": f"exit status {finished.returncode}, and no result: {said}"}
-            outcome = json.loads(path.read_text()) if path.exists() else outcome
-            if outcome["status"] == "error":
-                print(said, file=sys.stderr, flush=True)
+            outcome = {"status": "error", "message": f"exit status {status}, and no result: {said}"}
+        if outcome["status"] in ("error", "timeout"):
+            print(said, file=sys.stderr, flush=True)
     return {**task, **outcome, "process_seconds": round(time.monotonic() - began, 1)}
+
+
+def _run(command: list[str], variables: Mapping[str, str], timeout: float) -> tuple[int | None, str]:
+    """The exit status, None if it took too long; and the end of what it wrote, then with where its threads were."""
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**variables, "PYTHONFAULTHANDLER": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # so that processes which it started end with it
+    )
+    status: int | None = None
+    try:
+        said = process.communicate(timeout=timeout)[1]
+        status = process.returncode
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)
+        try:
+            said = process.communicate(timeout=ENDING)[1]
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            said = process.communicate()[1]
+    return status, said[-SHOWN:]

@@ -145,7 +145,7 @@ def test_rounds_are_disturbed_while_there_is_patience(monkeypatch: pytest.Monkey
 
 def test_first_calls_beside_xla() -> None:
     def calls(first: float, slowest: float, decided: float | None) -> dict:
-        return {"status": "ok", "first": first, "slowest": slowest, "decided": decided}
+        return {"status": "ok", "graph": 0.3, "first": first, "slowest": slowest, "decided": decided}
 
     known = {"systems": {"auto-jit": {"first_seconds": 5.0}, "jit_compile": {"status": "refused"}}}
     assert first_calls.best_of_xla(known) == 5.0
@@ -157,7 +157,7 @@ def test_first_calls_beside_xla() -> None:
         "broken": {"cold": {"status": "error"}, "warm": calls(0.5, 0.1, 0.7), "xla": 5.0},
     }
     rows = {line.split()[0]: line for line in first_calls.table(cases)}
-    assert rows["quick"].split() == ["quick", "5.00", "0.90", "0.50", "3.00", "0.20", "0.70", "0.10"]
+    assert rows["quick"].split() == ["quick", "5.00", "0.30", "0.90", "0.50", "3.00", "0.20", "0.70", "0.10"]
     assert rows["slow"].endswith("cold, warm, held up")
-    assert rows["unknown"].split() == ["unknown", "-", "2.60", "0.50", "9.00", "0.10", "-", "0.10"]
+    assert rows["unknown"].split() == ["unknown", "-", "0.30", "2.60", "0.50", "9.00", "0.10", "-", "0.10"]
     assert rows["broken"].endswith("failed")

@@ -118,7 +118,14 @@ def by_settings(cases: Cases) -> dict[str, dict[str, Outcome]]:
 
 def times(cases: Cases) -> str:
     """Milliseconds of a step."""
-    header = ("workload", *SYSTEMS, "tfmem over graph", "tfmem over the better XLA", "tfmem's loss or output off by")
+    header = (
+        "workload",
+        *SYSTEMS,
+        "tfmem over graph",
+        "tfmem over the better XLA",
+        "tfmem's loss or output off by",
+        "TensorFlow's, inputs moved",
+    )
     rows = [
         (
             name,
@@ -126,6 +133,7 @@ def times(cases: Cases) -> str:
             ratio(over_graph(outcome, "tfmem")),
             ratio(over_xla(outcome)),
             number(outcome, "tfmem", "difference", ".1g") + (" (WRONG)" if wrong(outcome) else ""),
+            "-" if outcome.get("strays") is None else f"{outcome['strays']:.1g}",
         )
         for name, outcome in cases.items()
     ]

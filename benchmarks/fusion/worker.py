@@ -70,8 +70,10 @@ def measured(task: dict[str, Any]) -> dict[str, Any]:
     for system in (*systems, *copies):
         found = summary(system.seconds) | differences.get(system.name, {}) | profiled(system) | regions_of(system)
         outcomes[system.name] = outcomes.get(system.name, {"status": "ok", "moved": system.workload.moved}) | found
+    judged = workload.training and (not task["tf32"] or device_name() == "CPU")
     return {
         "status": "ok",
+        "strays": strays(make_workload, task["parity"]) if judged else None,
         "device": device_name(),
         "versions": versions(),
         "shapes": [list(each.shape) for each in workload.inputs],
@@ -208,6 +210,29 @@ def compared(systems: list[System], steps: int) -> dict[str, dict[str, Any]]:
         if system.name == "graph" or not (workload.draws and system.name in OF_XLA):
             found[system.name]["difference"] = distance(values, expected)
     return found
+
+
+def strays(make_workload: Callable[[], Workload], steps: int) -> float:
+    """How far TensorFlow's executor strays from itself if its inputs move by one unit in the last place, up or down.
+
+    So far may sums in another order lead. Each time begins from the same state and with the same random numbers.
+    """
+
+    def losses(direction: float | None) -> list[np.ndarray]:
+        tf.random.set_seed(0)
+        workload = make_workload()
+        inputs = [each if direction is None else moved(each, direction) for each in workload.inputs]
+        found = [workload.step(*inputs) for _ in range(steps)]
+        return [np.array([float(np.ravel(loss[0] if isinstance(loss, tuple) else loss)[0]) for loss in found])]
+
+    expected = losses(None)
+    return max(last_distance(losses(direction), expected) for direction in (np.inf, -np.inf))
+
+
+def moved(tensor: tf.Tensor, direction: float) -> tf.Tensor:
+    """By one unit in the last place; integers stay."""
+    values = tensor.numpy()
+    return tf.constant(np.nextafter(values, values.dtype.type(direction))) if values.dtype.kind == "f" else tensor
 
 
 def last_distance(values: list[np.ndarray], expected: list[np.ndarray]) -> float:

@@ -156,7 +156,7 @@ def test_a_mask_beside_a_softmax() -> None:
 
 
 class Net:
-    """A Keras model with dropout twice, whose sums, but for TensorFlow's products, are of two numbers: in any order."""
+    """A Keras model with dropout twice, whose sums, but for those of products, are of two numbers: in any order."""
 
     def __init__(self) -> None:
         keras.utils.set_random_seed(3)
@@ -173,12 +173,13 @@ class Net:
 
 @pytest.mark.filterwarnings("error::tfmem.TfmemWarning")
 def test_a_keras_model_drops_what_it_dropped() -> None:
-    """Losses bit for bit, and `explain` has the random op in a kernel."""
+    """Losses and weights but for the rounding of products, where one number more or less would show at once; and
+    `explain` has the random op in a kernel."""
     plain, net = Net(), Net()
     tfmem.optimize(net.model, passes=("recurrent", "fusion", "offload"), fusion=BY_MODEL, cache_directory="")
-    assert net.fit() == plain.fit()
+    np.testing.assert_allclose(net.fit(), plain.fit(), 1e-6)
     for found, expected in zip(net.model.weights, plain.model.weights, strict=True):
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_allclose(found, expected, 1e-5, 1e-6)
     report = tfmem.report(net.model)
     drawn = [
         (name, step.kind)

@@ -62,9 +62,7 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 
 def wrong(outcome: Outcome) -> bool:
-    """Whether tfmem strays from TensorFlow, and further than TensorFlow does from itself with its inputs moved by one
-    unit in the last place; on a GPU with TF32 products may round differently, and nothing is said."""
+    """Whether tfmem strays from TensorFlow; on a GPU with TF32 products may round differently, and nothing is said."""
     difference = value(outcome, "tfmem", "difference")
     exact = not outcome.get("tf32") or outcome.get("device") == "CPU"
-    bound = max(BOUNDS[bool(outcome.get("training"))], outcome.get("strays") or 0.0)
-    return exact and difference is not None and not difference <= bound
+    return exact and difference is not None and not difference <= BOUNDS[bool(outcome.get("training"))]

@@ -65,7 +65,6 @@ def test_a_loss_that_strays_is_wrong_where_products_are_exact(cases) -> None:
     outcome["systems"]["tfmem"]["difference"] = 2e-4
     assert compare.wrong(outcome)
     assert "(WRONG)" in "\n".join(tables.table(cases))
-    assert not compare.wrong(outcome | {"strays": 3e-4})  # no further than TensorFlow from itself
     assert "| 0.0003 |" in "\n".join(tables.table({"logistic": outcome | {"strays": 3e-4}}))
     outcome["device"] = "NVIDIA H200"
     assert not compare.wrong(outcome)

@@ -162,8 +162,10 @@ def learn_by_definition(net: ExampleNet, batches: list, steps: int, _: DynamicPr
 
 
 def test_kernels_are_as_near_to_float64_as_float32_is(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where words occur many times, and when the net has learnt; then by what its numbers were before. It learns in
-    float64: what it has learnt, and so how well conditioned it is, does not hang on a kernel's last bits."""
+    """Also where words occur many times, and when the net has learnt; then by what its numbers were before.
+
+    It learns in float64: what it has learnt, and so how well conditioned it is, does not hang on a kernel's last bits.
+    """
     monkeypatch.setattr(handles, "Programs", lambda: FakePrograms(gpu, {}))
     monkeypatch.setattr(distances, "learn", learn_by_definition)
     net, given = example(24)

@@ -23,6 +23,7 @@ UNROLLED = 64  # elements of a row that one thread sees, at most, for a loop to 
 
 AHEAD = 4  # chunks of a product's depth that a warp loads before it multiplies them, at most
 LOADED = 96  # registers of a thread for them
+ADDRESS = 2  # registers of one
 
 OTHERS = 64  # registers for all else
 RESIDENT = 2048  # threads that a multiprocessor runs at once
@@ -111,15 +112,15 @@ def is_exact(pattern: Pattern, found: Contraction, tile: Tile, warps: int) -> bo
 
 
 def registers_of(plan: Plan, piece: Piece) -> int:
-    """Registers of a thread for a product's sums, and for what it loads of its factors."""
-    tile, warps, most = piece.tile, plan.configuration.threads // WARP, 0
+    """Registers of a thread for the sums of all products, and for what it loads of the factors of one, with addresses."""
+    tile, warps, sums, most = piece.tile, plan.configuration.threads // WARP, 0, 0
     assert tile is not None
+    columns, rows = tile.columns // LANES, lane_rows(tile)
     for found, _ in plan.pattern.tiles.values():
         wide = _registers(plan.pattern, found.node)
-        columns, rows = tile.columns // LANES, lane_rows(tile)
-        loaded = 4 * (columns + rows) * ahead(plan.pattern, found, tile, warps)
-        most = max(most, wide * (columns * rows + loaded))
-    return most
+        sums += wide * columns * rows
+        most = max(most, (4 * wide * ahead(plan.pattern, found, tile, warps) + ADDRESS) * (columns + rows))
+    return sums + most
 
 
 def lane_rows(tile: Tile) -> int:

@@ -112,7 +112,7 @@ def is_exact(pattern: Pattern, found: Contraction, tile: Tile, warps: int) -> bo
 
 
 def registers_of(plan: Plan, piece: Piece) -> int:
-    """Registers of a thread for the sums of all products, and for what it loads of the factors of one, with addresses."""
+    """Registers of a thread for all products' sums, and for what it loads of the factors of one, with addresses."""
     tile, warps, sums, most = piece.tile, plan.configuration.threads // WARP, 0, 0
     assert tile is not None
     columns, rows = tile.columns // LANES, lane_rows(tile)

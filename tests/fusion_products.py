@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from custom_ops.expr import reference
-from custom_ops.expr.program import Cast, Constant, Program, Tensor
+from custom_ops.expr.nodes import Cast, Constant
+from custom_ops.expr.program import Program, Tensor
 from custom_ops.expr.reference import numpy_dtype
 from custom_ops.expr.text import from_text
 

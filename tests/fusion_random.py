@@ -8,22 +8,8 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from custom_ops.expr.program import (
-    AxisTerm,
-    Cast,
-    Constant,
-    Elementwise,
-    Index,
-    Input,
-    Node,
-    Output,
-    Position,
-    Program,
-    Random,
-    Reduce,
-    Tensor,
-    Type,
-)
+from custom_ops.expr.nodes import AxisTerm, Cast, Constant, Elementwise, Index, Input, Node, Position, Random, Reduce
+from custom_ops.expr.program import Output, Program, Tensor, Type
 
 OPS = ("add", "subtract", "multiply", "maximum", "minimum", "negate", "sign", "greater", "select")
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 
+from custom_ops.expr.nodes import Cast, Elementwise
 from custom_ops.expr.op import INTEGERS
-from custom_ops.expr.program import Cast, Elementwise
 from custom_ops.expr.table import TABLE
 
 # Half types are computed in float; their storage types are in kernels/common.cuh.

@@ -73,13 +73,26 @@ rounded as TensorFlow rounds those of its products: to TensorFloat-32 on a GPU, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from custom_ops.errors import ProgramError
+from custom_ops.expr.nodes import (
+    Cast,
+    Constant,
+    Elementwise,
+    Index,
+    Input,
+    Node,
+    Position,
+    Random,
+    Reduce,
+    arguments_of,
+    live_nodes,
+)
 from custom_ops.expr.op import BOOL, FLOATS, INTEGERS, NUMBERS
 from custom_ops.expr.table import TABLE
 
@@ -97,93 +110,6 @@ REDUCTIONS = {
     "any": BOOL,
     "all": BOOL,
 }
-
-
-@dataclass(frozen=True)
-class AxisTerm:
-    """`factor * (position along axis // divisor % modulus)`; a modulus of 0 is none."""
-
-    axis: int
-    factor: int = 1
-    divisor: int = 1
-    modulus: int = 0
-
-
-@dataclass(frozen=True)
-class Index:
-    """The position to read along one dimension of a tensor: `offset`, plus all terms, plus the values of the nodes."""
-
-    offset: int = 0
-    terms: tuple[AxisTerm, ...] = ()
-    nodes: tuple[int, ...] = ()
-
-    @property
-    def axis(self) -> int | None:
-        """The axis along which a dimension lies as it is; None if it does not."""
-        plain = len(self.terms) == 1 and self == Index(terms=(AxisTerm(self.terms[0].axis),))
-        return self.terms[0].axis if plain else None
-
-
-@dataclass(frozen=True)
-class Input:
-    """The elements of tensor `tensor` at one index for each of its dimensions."""
-
-    tensor: int
-    index: tuple[Index, ...]
-
-
-@dataclass(frozen=True)
-class Constant:
-    """A number, or a truth value."""
-
-    dtype: str
-    value: float | int | bool
-
-
-@dataclass(frozen=True)
-class Position:
-    """0, 1, 2, ... along an axis."""
-
-    dtype: str
-    axis: int
-
-
-@dataclass(frozen=True)
-class Random:
-    """Numbers of a stateless generator, whose state are tensors `key` and `counter`; `index` numbers them."""
-
-    dtype: str
-    key: int
-    counter: int
-    index: Index
-
-
-@dataclass(frozen=True)
-class Cast:
-    """A value in another dtype."""
-
-    dtype: str
-    operand: int
-
-
-@dataclass(frozen=True)
-class Reduce:
-    """One of `REDUCTIONS` over all positions along some axes."""
-
-    kind: str
-    operand: int
-    axes: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Elementwise:
-    """One of the ops of `custom_ops.expr.table`."""
-
-    op: str
-    arguments: tuple[int, ...]
-
-
-Node: TypeAlias = Input | Constant | Position | Random | Cast | Reduce | Elementwise
 
 
 @dataclass(frozen=True)
@@ -303,50 +229,6 @@ class Program:
                 if low < 0:
                     raise ProgramError(f"random numbers are drawn from number {low} on; expected 0 or more")
         return tuple(sizes)
-
-
-def indices_of(node: Node) -> tuple[Index, ...]:
-    """The indices that `node` has."""
-    match node:
-        case Input(index=index):
-            return index
-        case Random(index=index):
-            return (index,)
-    return ()
-
-
-def tensors_of(node: Node) -> tuple[int, ...]:
-    """The tensors that `node` reads."""
-    match node:
-        case Input(tensor=tensor):
-            return (tensor,)
-        case Random(key=key, counter=counter):
-            return (key, counter)
-    return ()
-
-
-def arguments_of(node: Node) -> Iterator[int]:
-    """The nodes that `node` reads."""
-    match node:
-        case Input(index=index):
-            for dimension in index:
-                yield from dimension.nodes
-        case Cast(operand=operand) | Reduce(operand=operand):
-            yield operand
-        case Elementwise(arguments=arguments):
-            yield from arguments
-
-
-def live_nodes(count: int, roots: Iterable[int], arguments: Callable[[int], Iterable[int]]) -> tuple[bool, ...]:
-    """For each of `count` nodes whether the roots depend on it or it is one; `arguments` says what a node reads."""
-    live = [False] * count
-    waiting = list(roots)
-    while waiting:
-        place = waiting.pop()
-        if not live[place]:
-            live[place] = True
-            waiting += arguments(place)
-    return tuple(live)
 
 
 def _range(index: Index, sizes: Sequence[int]) -> tuple[int, int]:

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from custom_ops.errors import ProgramError
+from custom_ops.expr.nodes import Cast, Constant, Elementwise, Index, Input, Node, Position, Random, Reduce
 from custom_ops.expr.op import INTEGERS, Array
 from custom_ops.expr.philox import draw
-from custom_ops.expr.program import Cast, Constant, Elementwise, Index, Input, Node, Position, Program, Random, Reduce
+from custom_ops.expr.program import Program
 from custom_ops.expr.table import TABLE
 
 HALF_TYPES = ("float16", "bfloat16")

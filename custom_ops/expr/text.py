@@ -6,22 +6,9 @@ import re
 from typing import Any
 
 from custom_ops.errors import ProgramError
+from custom_ops.expr.nodes import AxisTerm, Cast, Constant, Elementwise, Index, Input, Node, Position, Random, Reduce
 from custom_ops.expr.op import BOOL, INTEGERS
-from custom_ops.expr.program import (
-    AxisTerm,
-    Cast,
-    Constant,
-    Elementwise,
-    Index,
-    Input,
-    Node,
-    Output,
-    Position,
-    Program,
-    Random,
-    Reduce,
-    Tensor,
-)
+from custom_ops.expr.program import Output, Program, Tensor
 from custom_ops.expr.table import TABLE
 
 FORMAT = "program 1"

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from custom_ops.errors import CellError
+from custom_ops.expr.nodes import Elementwise
 from custom_ops.expr.op import Derivation
-from custom_ops.expr.program import Elementwise
 from custom_ops.expr.table import TABLE
 from custom_ops.recurrent.cell import (
     Cell,

@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from custom_ops.errors import CellError
-from custom_ops.expr.program import Elementwise
+from custom_ops.expr.nodes import Elementwise
 from custom_ops.expr.table import FLOAT_OPS
 
 FORMAT = "cell 1"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import chain
 
 from custom_ops.errors import CellError
-from custom_ops.expr.program import Elementwise, live_nodes
+from custom_ops.expr.nodes import Elementwise, live_nodes
 from custom_ops.expr.table import TABLE
 from custom_ops.recurrent.cell import (
     Cell,

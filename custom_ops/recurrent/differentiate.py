@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from custom_ops.errors import CellError
-from custom_ops.expr.program import Elementwise
+from custom_ops.expr.nodes import Elementwise
 from custom_ops.recurrent.adjoint import Adjoint, Request, adjoint_of
 from custom_ops.recurrent.cell import Cell, Invariant, Product, Sequence, Vector
 from custom_ops.recurrent.cell_builder import CellBuilder, with_arguments

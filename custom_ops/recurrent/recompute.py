@@ -7,7 +7,7 @@ from collections.abc import Collection
 from itertools import pairwise
 from typing import TypeAlias
 
-from custom_ops.expr.program import Elementwise
+from custom_ops.expr.nodes import Elementwise
 from custom_ops.recurrent.cell import Cell, Constant, Invariant, Vector, arguments_of
 
 # A node is two points, so that passing it costs; "source" and "sink" are points too.

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from custom_ops.errors import CellError
+from custom_ops.expr.nodes import Elementwise
 from custom_ops.expr.op import Array
-from custom_ops.expr.program import Elementwise
 from custom_ops.expr.table import TABLE
 from custom_ops.recurrent.cell import Cell, Constant, Invariant, Product, RowSum, Sequence, State, Term, Vector
 

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from custom_ops.expr.cuda import C_TYPES, HALF_TYPES, emit_cuda, literal
-from custom_ops.expr.program import Constant, Index, Input, Position, Program, Reduce, arguments_of, live_nodes
+from custom_ops.expr.nodes import Constant, Index, Input, Position, Reduce, arguments_of, live_nodes
+from custom_ops.expr.program import Program
 from custom_ops.expr.reference import numpy_dtype
 from custom_ops.jit.device import Device
 from custom_ops.jit.launch import checked

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from custom_ops.errors import CellError
-from custom_ops.expr.program import Elementwise
+from custom_ops.expr.nodes import Elementwise
 from custom_ops.recurrent import cells
 from custom_ops.recurrent.cell import Cell, Constant, Product, RowSum, Sequence, State, Term, Vector, from_text
 from custom_ops.recurrent.cell_builder import CellBuilder

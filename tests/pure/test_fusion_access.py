@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from custom_ops.expr.program import AxisTerm, Index
+from custom_ops.expr.nodes import AxisTerm, Index
 from graph_passes.fusion.lower.access import FIRST, Access, added, along, bounds, divided, reshaped, scaled, tidy
 
 

@@ -7,8 +7,9 @@ import pytest
 
 from custom_ops.errors import ProgramError
 from custom_ops.expr import program as module
+from custom_ops.expr.nodes import AxisTerm, Index
 from custom_ops.expr.philox import draw, philox
-from custom_ops.expr.program import AxisTerm, Index, Type
+from custom_ops.expr.program import Type
 from custom_ops.expr.reference import run
 from custom_ops.expr.text import from_text, to_text
 from tests.programs import SIGMOID_STEP, SOFTMAX_STEP

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from custom_ops.expr.program import Elementwise
+from custom_ops.expr.nodes import Elementwise
 from custom_ops.recurrent.cell import Constant, Product, RowSum
 from graph_passes.errors import GraphError
 from graph_passes.graph.ir import DataType, Function, Graph, Literal, Node, TensorId, TensorSpec

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from custom_ops.expr.nodes import Elementwise
 from custom_ops.expr.op import Array
-from custom_ops.expr.program import Elementwise
 from custom_ops.expr.table import FLOAT_OPS
 from custom_ops.recurrent import cells
 from custom_ops.recurrent.cell import Cell, Constant, Invariant, Product, RowSum, Sequence, State, Term, Vector

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from custom_ops.expr import reference
-from custom_ops.expr.program import Reduce
+from custom_ops.expr.nodes import Reduce
 from graph_passes.fusion.lower.kernel import LoweredKernel, lower_kernel
 from graph_passes.fusion.lower.shapes import Shapes
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec

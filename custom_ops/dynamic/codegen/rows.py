@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from custom_ops.dynamic.codegen.segments import SINKS, SOURCES, Item, Ref
 from custom_ops.dynamic.codegen.values import Values
 from custom_ops.expr.cuda import emit_cuda, literal
-from custom_ops.expr.program import Elementwise
+from custom_ops.expr.nodes import Elementwise
 
 _REDUCTIONS = {  # its start, a step, and the team's
     "reduce_sum": (0.0, "{0} + {1}", "sum"),

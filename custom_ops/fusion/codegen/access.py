@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import TypeAlias
 
-from custom_ops.expr.program import AxisTerm, Index, Input, Random
+from custom_ops.expr.nodes import AxisTerm, Index, Input, Random
 from custom_ops.fusion.codegen.pattern import Pattern, Root
 
 At: TypeAlias = Callable[[int], str]  # the position along an axis, as C++ has it

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from custom_ops.expr.cuda import C_TYPES, HALF_TYPES
-from custom_ops.expr.program import STATE, Reduce
+from custom_ops.expr.nodes import Reduce
+from custom_ops.expr.program import STATE
 from custom_ops.fusion.codegen.plan import Plan
 
 Kind: TypeAlias = Literal["tensor", "output", "parts", "saved", "barrier", "tf32", "size", "dimension", "first", "ctas"]

@@ -14,7 +14,8 @@ from itertools import pairwise
 from math import prod
 from typing import TypeVar
 
-from custom_ops.expr.program import AxisTerm, Index, Input, Node, Position, Program, Random, Reduce, Tensor, indices_of
+from custom_ops.expr.nodes import AxisTerm, Index, Input, Node, Position, Random, Reduce, indices_of
+from custom_ops.expr.program import Program, Tensor
 
 Groups = tuple[tuple[int, ...], ...]  # for each tensor how many of its dimensions become one, in order
 Shapes = tuple[tuple[int | None, ...], ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from custom_ops.expr.program import Constant, Input, Position, Random, arguments_of
+from custom_ops.expr.nodes import Constant, Input, Position, Random, arguments_of
 from custom_ops.fusion.codegen.pattern import Pattern
 from custom_ops.fusion.codegen.plan import Piece, Plan
 from custom_ops.fusion.codegen.shared import shared_plan

@@ -34,7 +34,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from custom_ops.errors import KernelError
-from custom_ops.expr.program import Cast, Elementwise, Program, Reduce
+from custom_ops.expr.nodes import Cast, Elementwise, Reduce
+from custom_ops.expr.program import Program
 from custom_ops.fusion.codegen.template import Attribute
 
 if TYPE_CHECKING:

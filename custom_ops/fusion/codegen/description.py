@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from custom_ops.expr.program import Input
+from custom_ops.expr.nodes import Input
 from custom_ops.fusion.codegen.arguments import Argument
 from custom_ops.fusion.codegen.in_place import in_place
 from custom_ops.fusion.codegen.kernel import FusionKernel

@@ -8,7 +8,7 @@ read, but what they make of it one of them alone uses.)
 
 from __future__ import annotations
 
-from custom_ops.expr.program import Input
+from custom_ops.expr.nodes import Input
 from custom_ops.fusion.codegen.arguments import storage
 from custom_ops.fusion.codegen.plan import Plan
 

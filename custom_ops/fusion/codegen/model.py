@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from custom_ops.expr.nodes import Elementwise, Input, Random
 from custom_ops.expr.philox import group_size
-from custom_ops.expr.program import Elementwise, Input, Random
 from custom_ops.expr.table import TABLE
 from custom_ops.fusion.codegen.access import in_step, lies_along
 from custom_ops.fusion.codegen.arguments import storage

@@ -9,7 +9,8 @@ from functools import cached_property
 from math import prod
 
 from custom_ops.errors import KernelError
-from custom_ops.expr.program import Constant, Input, Program, Reduce, arguments_of
+from custom_ops.expr.nodes import Constant, Input, Reduce, arguments_of
+from custom_ops.expr.program import Program
 from custom_ops.expr.text import to_text
 from custom_ops.fusion.codegen.collapse import Groups, collapse, grouped, open_sizes
 from custom_ops.fusion.codegen.contraction import MOST_COLUMNS, Contraction, contraction_of

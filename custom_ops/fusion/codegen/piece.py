@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from custom_ops.expr.program import Reduce
+from custom_ops.expr.nodes import Reduce
 from custom_ops.fusion.codegen.access import offset_along, product
 from custom_ops.fusion.codegen.arguments import accumulator, storage
 from custom_ops.fusion.codegen.pattern import Root

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from custom_ops.expr.cuda import C_TYPES, HALF_TYPES
-from custom_ops.expr.program import Input
+from custom_ops.expr.nodes import Input
 from custom_ops.fusion.codegen.access import At, lies_along, product
 from custom_ops.fusion.codegen.arguments import accumulator
 from custom_ops.fusion.codegen.contraction import LANES, Contraction

@@ -11,7 +11,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 
 from custom_ops.errors import KernelError
-from custom_ops.expr.program import Constant, Elementwise, Input, Position, Random, arguments_of
+from custom_ops.expr.nodes import Constant, Elementwise, Input, Position, Random, arguments_of
 from custom_ops.expr.table import TABLE
 from custom_ops.fusion.codegen.contraction import CHUNK, LANES, Contraction, Tile
 from custom_ops.fusion.codegen.pattern import Pattern

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from custom_ops.expr.cuda import C_TYPES
-from custom_ops.expr.program import arguments_of
+from custom_ops.expr.nodes import arguments_of
 from custom_ops.fusion.codegen.dominance import DominanceTree
 from custom_ops.fusion.codegen.mapping import TILE, WARP, Mapping
 from custom_ops.fusion.codegen.pattern import Pattern, Root

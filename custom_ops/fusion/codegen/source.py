@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from custom_ops.errors import KernelError
-from custom_ops.expr.program import Random
+from custom_ops.expr.nodes import Random
 from custom_ops.fusion.codegen.arguments import Argument, arguments
 from custom_ops.fusion.codegen.flat import FlatWriter
 from custom_ops.fusion.codegen.piece import used

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from custom_ops.errors import KernelError
 from custom_ops.expr.cuda import C_TYPES, HALF_TYPES
-from custom_ops.expr.program import Input
+from custom_ops.expr.nodes import Input
 from custom_ops.fusion.codegen.access import lies_along
 from custom_ops.fusion.codegen.contraction import CHUNK, EACH, LANES, TENSOR_ROWS, Tile
 from custom_ops.fusion.codegen.kernel import FusionKernel, make

@@ -11,7 +11,7 @@ from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from custom_ops.expr.cuda import C_TYPES, emit_cuda, literal
-from custom_ops.expr.program import Constant, Input, Position, Random, Reduce
+from custom_ops.expr.nodes import Constant, Input, Position, Random, Reduce
 from custom_ops.fusion.codegen.access import (
     At,
     aligned,

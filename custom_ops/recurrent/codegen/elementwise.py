@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from custom_ops.expr.cuda import emit_cuda, literal
-from custom_ops.expr.program import Elementwise
+from custom_ops.expr.nodes import Elementwise
 from custom_ops.recurrent.cell import Cell, Constant, Invariant, Node, Product, RowSum, Sequence, State, Vector
 from custom_ops.recurrent.codegen.schedule import Schedule
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import cache
 
 from custom_ops.errors import KernelError
-from custom_ops.expr.program import Elementwise, live_nodes
+from custom_ops.expr.nodes import Elementwise, live_nodes
 from custom_ops.recurrent.cell import Cell, Product, RowSum, State, arguments_of
 from custom_ops.recurrent.codegen.schedule import RESULTS, Buffer, Gemm, Schedule, carried, schedule
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Literal
 
-from custom_ops.expr.program import Elementwise, live_nodes
+from custom_ops.expr.nodes import Elementwise, live_nodes
 from custom_ops.recurrent.cell import (
     Cell,
     Invariant,

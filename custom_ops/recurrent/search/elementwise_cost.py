@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from custom_ops.expr.program import Elementwise
+from custom_ops.expr.nodes import Elementwise
 from custom_ops.expr.table import TABLE
 from custom_ops.machine import Machine
 from custom_ops.recurrent.cell import Cell, arguments_of

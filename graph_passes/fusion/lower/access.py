@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import prod
 from typing import TypeAlias
 
-from custom_ops.expr.program import AxisTerm, Index
+from custom_ops.expr.nodes import AxisTerm, Index
 
 Access: TypeAlias = tuple[Index, ...]
 Sizes: TypeAlias = Sequence[int]

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from custom_ops.expr.program import AxisTerm, Index, Input, Node, Output, Position, Random, Reduce
+from custom_ops.expr.nodes import AxisTerm, Index, Input, Node, Position, Random, Reduce
+from custom_ops.expr.program import Output
 from graph_passes.fusion.lower.draft import Draft, Shape
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from custom_ops.expr.program import (
+from custom_ops.expr.nodes import (
     AxisTerm,
     Cast,
     Constant,
@@ -14,17 +14,15 @@ from custom_ops.expr.program import (
     Index,
     Input,
     Node,
-    Output,
     Position,
-    Program,
     Random,
     Reduce,
-    Tensor,
     arguments_of,
     indices_of,
     live_nodes,
     tensors_of,
 )
+from custom_ops.expr.program import Output, Program, Tensor
 
 Shape: TypeAlias = tuple[int, ...]  # negative: not known; equal ones are equal
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from math import prod
 
 from custom_ops.errors import ProgramError
-from custom_ops.expr.program import Input, Output, Program
+from custom_ops.expr.nodes import Input
+from custom_ops.expr.program import Output, Program
 from graph_passes.fusion.lower.access import Access
 from graph_passes.fusion.lower.collapse import collapsed
 from graph_passes.fusion.lower.draft import Draft, Shape, compacted, program_of

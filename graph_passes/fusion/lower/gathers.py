@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from custom_ops.expr.program import Index
+from custom_ops.expr.nodes import Index
 from graph_passes.fusion.lower.access import Access
 from graph_passes.fusion.lower.rule import Kind, Rule, recomputes
 from graph_passes.fusion.lower.values import integers

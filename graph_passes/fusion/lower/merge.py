@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations
 
-from custom_ops.expr.program import Index, Input, Random, Reduce, indices_of
+from custom_ops.expr.nodes import Index, Input, Random, Reduce, indices_of
 from graph_passes.fusion.lower.draft import Draft, bits, with_axes
 
 

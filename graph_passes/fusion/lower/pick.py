@@ -7,7 +7,7 @@ from itertools import accumulate
 from math import prod
 from typing import TypeAlias
 
-from custom_ops.expr.program import Index
+from custom_ops.expr.nodes import Index
 from graph_passes.fusion.lower.access import FIRST, Access, bounds, divided, scaled, shifted
 from graph_passes.fusion.lower.writer import Demand, LoweringError, Writer
 from graph_passes.graph.ir import Graph, Node, TensorId

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from custom_ops.expr.program import Index
+from custom_ops.expr.nodes import Index
 from graph_passes.fusion.lower.access import FIRST, Access, along
 from graph_passes.fusion.lower.rule import Kind, Rule
 from graph_passes.fusion.lower.shapes import TRANSPOSES

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import prod
 
-from custom_ops.expr.program import Cast, Elementwise, Random, Reduce, arguments_of
+from custom_ops.expr.nodes import Cast, Elementwise, Random, Reduce, arguments_of
 from custom_ops.expr.table import TABLE
 from graph_passes.fusion.lower.access import Access
 from graph_passes.fusion.lower.rule import Kind, Rule, recomputes

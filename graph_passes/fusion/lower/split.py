@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from custom_ops.expr.program import (
+from custom_ops.expr.nodes import (
     AxisTerm,
     Constant,
     Elementwise,
     Index,
     Input,
     Node,
-    Output,
     Position,
     Random,
     Reduce,
     indices_of,
 )
+from custom_ops.expr.program import Output
 from graph_passes.fusion.lower.access import along, tidy
 from graph_passes.fusion.lower.draft import Draft, renumbered
 

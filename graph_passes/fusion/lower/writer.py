@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from custom_ops.expr import program as expr
+from custom_ops.expr import nodes as expr
 from custom_ops.expr.table import TABLE
 from graph_passes.errors import GraphError
 from graph_passes.fusion.lower.access import FIRST, Access, along

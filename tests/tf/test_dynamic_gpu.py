@@ -19,7 +19,8 @@ def test_nets_on_a_fake_gpu(tmp_path: Path) -> None:
     if shutil.which(build_flags.compiler()) is None:
         pytest.skip("needs a C++ compiler")
     fake_gpu.build(tmp_path, "dynamic_on_fake_gpu")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/tf/dynamic_on_fake_gpu.py"]
+    files = [f"tests/tf/{name}_on_fake_gpu.py" for name in ("dynamic", "dynamic_tiles")]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
     environment = {**os.environ, fake_gpu.FOLDER: str(tmp_path)}
     root = build_flags.PACKAGE.parent
     done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False, timeout=600)

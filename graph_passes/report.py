@@ -19,6 +19,7 @@ MOVED = "moved"
 RECOMPUTED = "(recomputed)"
 REPLACED = "replaced"
 STITCHED = "stitched"
+UNDECIDED = "not decided yet"  # what `Report.fusion` begins with until then
 REPORT_FILE = "assets.extra/tfmem_report.json"  # in a SavedModel, whose assets.extra TensorFlow leaves to its users
 MOST_REASONS = 8  # that a table shows
 

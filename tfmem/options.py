@@ -86,11 +86,6 @@ class Options:
         instance("fusion", self.fusion, FusionOptions)
         parse_budget(self.memory_budget, LARGEST)
 
-    @property
-    def pipeline(self) -> tuple[PassName, ...]:
-        """The passes that run, where nothing is known of the device."""
-        return default_passes(self, timed=False) if self.passes is None else self.passes
-
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Options:
         """The defaults, with what these environment variables say instead:

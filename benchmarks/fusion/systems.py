@@ -11,8 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.fusion.workloads.workload import Workload
-
-UNDECIDED = "not decided yet"  # what a report begins with until then
+from graph_passes.report import UNDECIDED
 
 
 @dataclass

@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_passes.report import Report
+from graph_passes.report import UNDECIDED, Report
 from tfmem.devices import conditions, is_deterministic
 from tfmem.fusion.choices import Choices, key_of
 from tfmem.fusion.contest import Contest, Times, Turns
@@ -38,7 +38,7 @@ from tfmem.tf_internals.concrete_function import (
     is_distributed,
 )
 
-UNDECIDED = "not decided yet: it runs as it was"
+AS_IT_WAS = f"{UNDECIDED}: it runs as it was"
 SLICE = 1.0  # seconds that one call may be held up by timing
 PATIENT = 60.0  # the same where the user asked for it
 
@@ -107,7 +107,7 @@ class FusionStage:
         if timed:
             self._go_on_drawing()
         if timed and options.fusion.tune == "fast":
-            self.report = replace(self.report, fusion=UNDECIDED)
+            self.report = replace(self.report, fusion=AS_IT_WAS)
             self._thread = threading.Thread(target=self._plan, name="tfmem fusion")
             self._thread.start()
         else:

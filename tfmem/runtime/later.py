@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import threading
 
+from graph_passes.report import UNDECIDED
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.planning import Trace
 from tfmem.runtime.stages import Stages
 
-MEANWHILE = "not decided yet: it runs as it was, while it is planned and kernels for its recurrent layers are made"
+MEANWHILE = f"{UNDECIDED}: it runs as it was, while it is planned and kernels for its recurrent layers are made"
 
 
 def start(stages: Stages, budget: int | None) -> None:

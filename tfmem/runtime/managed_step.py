@@ -11,7 +11,7 @@ from typing import Any
 from graph_passes.report import Report
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import fault_note
-from tfmem.runtime.fusion_stage import UNDECIDED, FusionStage
+from tfmem.runtime.fusion_stage import AS_IT_WAS, FusionStage
 from tfmem.runtime.known_profiles import BatchProfiles
 from tfmem.runtime.later import MEANWHILE, Later, can_wait, start
 from tfmem.runtime.measured_call import sampled, watched
@@ -102,7 +102,7 @@ class ManagedStep:
         report = self._stages.report
         if not self._engine.stitches:
             return report
-        return replace(report, fusion=PLANNED if self.settled else UNDECIDED)
+        return replace(report, fusion=PLANNED if self.settled else AS_IT_WAS)
 
     @property
     def unchanged(self) -> bool:

@@ -130,7 +130,7 @@ class Builder:
         if op == "add":
             for value, other in (values, values[::-1]):
                 product = self.code[value]
-                alone = product.op == "product" and len(product.values) == 1
+                alone = product.op == "product" and len(product.values) == 1 and product.width == width
                 if alone and self.width(other) == width and self.code[other].op != "constant":
                     return self.add(Instruction("product", width, (*product.values, other), product.numbers))
         return self.add(Instruction(op, width, tuple(self.broadcast(value, width) for value in values)))

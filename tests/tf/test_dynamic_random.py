@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from custom_ops.dynamic import reference
@@ -97,6 +97,7 @@ class Net:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 1 << 30), st.integers(0, 1 << 40))
+@example(136, 0)  # a product of one number is added to a vector
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_a_random_net_is_its_definition(seed, dropout):
     net = Net(seed)

@@ -10,6 +10,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -142,21 +143,48 @@ class DynamicRunner {
   const tfmem::InstructionSet& kernels_ = tfmem::ChosenKernels();
 };
 
+// A pool whose threads come at once. Those that leave may ask for others, at the same time.
+class ThreadsAtOnce {
+ public:
+  void Begin(std::function<void()> closure) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    threads_.emplace_back(std::move(closure));
+  }
+
+  // A thread has asked for others before it ends.
+  void JoinAll() {
+    for (;;) {
+      std::thread thread;
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (threads_.empty()) return;
+        thread = std::move(threads_.back());
+        threads_.pop_back();
+      }
+      thread.join();
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::thread> threads_;
+};
+
 // Threads of a pool that come at once, that come when all is over, or that never do: what is
 // computed is the same, and nobody waits for them.
 void RunEveryWay(DynamicRunner* runner, const tfmem::Script& script) {
   const auto never = [](std::function<void()>) {};
   const std::vector<float> expected = runner->Run(script, 1, never);
   std::vector<std::function<void()>> late;
-  std::vector<std::thread> threads;
+  ThreadsAtOnce threads;
   const Schedule schedules[] = {
       never, [&](std::function<void()> closure) { late.push_back(std::move(closure)); },
-      [&](std::function<void()> closure) { threads.emplace_back(std::move(closure)); }};
+      [&](std::function<void()> closure) { threads.Begin(std::move(closure)); }};
   const int64_t which = Random(20);  // threads are slow to begin
   const std::vector<float> found =
       runner->Run(script, 2 + Random(3), schedules[which == 0 ? 2 : which % 2]);
   for (const auto& closure : late) closure();
-  for (std::thread& thread : threads) thread.join();
+  threads.JoinAll();
   Expect(found.size() == expected.size() &&
              std::memcmp(found.data(), expected.data(), found.size() * sizeof(float)) == 0,
          "a net's gradients do not depend on the threads");

@@ -68,24 +68,25 @@ def test_gradient_tape_step():
 
 
 def test_nested_functions_are_inlined():
+    """What XLA compiles, too, where it updates variables."""
     weights = tf.Variable(tf.random.stateless_uniform([8, 8], [1, 2]))
-
-    @tf.function(jit_compile=True)
-    def compiled(x):
-        return tf.nn.relu(x @ weights)
 
     @tf.function(experimental_attributes={"_noinline": True})
     def kept(x):
         weights.assign(weights * 0.9)
-        return compiled(x) + tf.tanh(x @ weights)
+        return tf.nn.relu(x @ weights) + tf.tanh(x @ weights)
 
-    @tf.function
-    def step(x):
+    @tf.function(jit_compile=True)
+    def compiled(x):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(kept(x))
         gradient = tape.gradient(loss, weights)
         weights.assign_sub(0.01 * gradient)
         return loss, gradient
+
+    @tf.function
+    def step(x):
+        return compiled(x)
 
     cf = step.get_concrete_function(tf.TensorSpec([3, 8]))
     captured = run_grappler(capture_concrete(cf))
@@ -98,6 +99,33 @@ def test_nested_functions_are_inlined():
     relu_grad = next(place for place, name in enumerate(order) if name.endswith("/ReluGrad"))
     assert relu < relu_grad
     check_same(cf, [weights], tf.random.uniform([3, 8], seed=3), rtol=1e-5)
+
+
+def test_what_xla_compiles_is_called():
+    """On a CPU nothing else runs convolutions of groups in three dimensions, and their gradients."""
+    kernel = tf.Variable(tf.random.stateless_normal([2, 2, 2, 2, 6], [1, 2]))
+    bias = tf.Variable(tf.zeros([6]))
+
+    @tf.function
+    def convolution(x):
+        return tf.nn.convolution(x, kernel, [2, 2, 2], "VALID")
+
+    compiled = tf.function(lambda x: convolution(x) * 1.0, jit_compile=True)
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.nn.relu(tf.nn.bias_add(compiled(x), bias)))
+        for variable, gradient in zip([kernel, bias], tape.gradient(loss, [kernel, bias]), strict=True):
+            variable.assign_sub(0.01 * gradient)
+        return loss
+
+    cf = step.get_concrete_function(tf.TensorSpec([2, 8, 8, 8, 4]))
+    captured = run_grappler(capture_concrete(cf))
+    called = [node for node in captured.graph_def.node if "PartitionedCall" in node.op]
+    assert len(called) == 2
+    assert not [node for node in captured.graph_def.node if "Conv3D" in node.op]
+    check_same(cf, [kernel, bias], tf.random.uniform([2, 8, 8, 8, 4], seed=3), rtol=1e-5)
 
 
 def test_control_flow_stays_functional():

@@ -22,10 +22,9 @@ from tensorflow.python.ops import handle_data_util
 from graph_passes.errors import GraphError
 from graph_passes.graph.serde import flat_names, output_names
 from tfmem.tf_internals.build import shaped_graph
-from tfmem.tf_internals.captured import BODIES, Captured, functions_in, op_name
+from tfmem.tf_internals.captured import BODIES, Captured, functions_in, is_compiled, op_name
 
 _PARTS = {"then_branch": "then", "else_branch": "else", "branches": "branch", "f": ""}  # in a name, of an attribute
-_COMPILED = "_XlaMustCompile"
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ def bodies(captured: Captured, graph: tf.Graph) -> list[Body]:
 def _calls(captured: Captured, graph: tf.Graph) -> Iterator[tuple[str, str, tuple[_Argument, ...]]]:
     """For each call of a function its name, that of the caller, and what it is given."""
     for node in captured.graph_def.node:
-        if node.op not in BODIES or _is_compiled(node):
+        if node.op not in BODIES or is_compiled(node):
             continue
         op = graph.get_operation_by_name(node.name)
         loops = node.op.endswith("While")
@@ -117,16 +116,12 @@ def _calls(captured: Captured, graph: tf.Graph) -> Iterator[tuple[str, str, tupl
                 yield function.name, f"{node.name}/{part}".rstrip("/"), arguments
 
 
-def _is_compiled(marked: NodeDef | FunctionDef) -> bool:
-    return _COMPILED in marked.attr and marked.attr[_COMPILED].b
-
-
 def _captured(
     definition: FunctionDef, arguments: Sequence[_Argument], library: Mapping[str, FunctionDef], outer: Captured
 ) -> Captured | None:
     """A function as a graph whose feeds are its arguments; None if it cannot be written as one."""
     flat = flat_names(definition, library)
-    if flat is None or _is_compiled(definition):
+    if flat is None or is_compiled(definition):
         return None
     graph_def = GraphDef(versions=outer.graph_def.versions)
     for argument, known in zip(definition.signature.input_arg, arguments, strict=True):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue, NameAttrList
+from tensorflow.core.framework.function_pb2 import FunctionDef
 from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
@@ -165,6 +166,17 @@ def every_node(graph_def: GraphDef) -> Iterator[NodeDef]:
 def functions_in(value: AttrValue) -> Sequence[NameAttrList]:
     """The functions that an attribute of a node names; they can be edited."""
     return [value.func] if value.HasField("func") else value.list.func
+
+
+def called_by(nodes: Iterable[NodeDef]) -> list[str]:
+    """Names of the functions that nodes call, each once, in the nodes' order."""
+    attrs = (node.attr[name] for node in nodes for name in sorted(node.attr))
+    return list(dict.fromkeys(function.name for value in attrs for function in functions_in(value)))
+
+
+def is_compiled(marked: NodeDef | FunctionDef) -> bool:
+    """Whether XLA has to compile a function, or a call of it (`jit_compile=True`)."""
+    return "_XlaMustCompile" in marked.attr and marked.attr["_XlaMustCompile"].b
 
 
 def free_name(wanted: str, taken: set[str]) -> str:

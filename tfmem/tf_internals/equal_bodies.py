@@ -12,7 +12,7 @@ from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 from graph_passes.errors import GraphError
-from tfmem.tf_internals.captured import Captured, functions_in, op_name
+from tfmem.tf_internals.captured import Captured, called_by, functions_in, op_name
 
 _COLOCATED = b"loc:@"
 _NAMES = frozenset(
@@ -25,7 +25,7 @@ def structure_of(body: Captured) -> Hashable:
     one order."""
     place = _places(node.name for node in body.graph_def.node)
     library = {function.signature.name: function for function in body.graph_def.library.function}
-    called = _called(body.graph_def.node)
+    called = called_by(body.graph_def.node)
     nodes = tuple(
         _renamed(node, place, _places(called)).SerializeToString(deterministic=True) for node in body.graph_def.node
     )
@@ -51,7 +51,7 @@ def followed(given: Captured, other: Captured, edited: Captured) -> Captured:
         GraphError: nodes that are new in `edited` are called as others here.
     """
     names = names_by_place(other, given)
-    functions = dict(zip(_called(other.graph_def.node), _called(given.graph_def.node), strict=True))
+    functions = dict(zip(called_by(other.graph_def.node), called_by(given.graph_def.node), strict=True))
     taken = set(names.values())
     for node in edited.graph_def.node:
         if node.name not in names and node.name in taken:
@@ -75,15 +75,9 @@ def _places(names: Iterable[str]) -> dict[str, str]:
     return {name: str(number) for number, name in enumerate(names)}
 
 
-def _called(nodes: Iterable[NodeDef]) -> list[str]:
-    """Names of the functions that nodes call, each once, in the nodes' order."""
-    attrs = (node.attr[name] for node in nodes for name in sorted(node.attr))
-    return list(dict.fromkeys(function.name for value in attrs for function in functions_in(value)))
-
-
 def _function(definition: FunctionDef, library: Mapping[str, FunctionDef]) -> Hashable:
     """See `structure_of`."""
-    signature, called = definition.signature, _called(definition.node_def)
+    signature, called = definition.signature, called_by(definition.node_def)
     place = _places([*(each.name for each in signature.input_arg), *(node.name for node in definition.node_def)])
     return (
         tuple(each.type for each in (*signature.input_arg, *signature.output_arg)),

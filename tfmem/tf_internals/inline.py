@@ -11,10 +11,14 @@ Rules:
     body op "op"           is called "call/op"; a stateful one waits for what the call waited for
     body op's device       is the call's where it has none
 
-XLA marks are dropped: what is inlined runs op by op. While, If and Case stay as they are (their
-bodies are not touched), and so do calls of functions with several implementations
-(`api_implements`, left for Grappler to choose) and graphs with Switch and Enter ops, where an op's
-place in its frame would be lost.
+While, If and Case stay as they are (their bodies are not touched), and so do calls of functions
+with several implementations (`api_implements`, left for Grappler to choose) and graphs with Switch
+and Enter ops, where an op's place in its frame would be lost.
+
+A function that XLA has to compile stays, too, unless it updates variables: it may hold what runs in
+no other way (on a CPU Keras gives XLA convolutions of groups), and what its backward pass needs of
+it are tensors of the graph. One with updates is a whole training step, of which XLA's mark is
+dropped: what is inlined runs op by op.
 """
 
 from __future__ import annotations
@@ -26,8 +30,19 @@ from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 from graph_passes.errors import GraphError
+from graph_passes.graph.ops import is_update
 from graph_passes.graph.serde import MOST_OUTPUTS
-from tfmem.tf_internals.captured import RANDOM, Captured, every_node, free_name, is_stateful, op_definition, op_name
+from tfmem.tf_internals.captured import (
+    RANDOM,
+    Captured,
+    called_by,
+    every_node,
+    free_name,
+    is_compiled,
+    is_stateful,
+    op_definition,
+    op_name,
+)
 
 MOST_CALLS = 100_000
 DEEPEST = 200  # calls in calls
@@ -100,7 +115,7 @@ class _Inliner:
                 f"op '{node.name}' calls function '{node.attr['f'].func.name}', not found in the "
                 "graph's library; capture the graph together with its functions"
             )
-        if function is None or not _can_inline(function, self.implementations):
+        if function is None or not _can_inline(function, self.implementations) or self.stays_compiled(node, function):
             yield node
             return
         name = function.signature.name
@@ -124,6 +139,23 @@ class _Inliner:
                 f"function '{name}', called by op '{node.name}', is broken: it reads, returns or takes what is not "
                 f"there ({error})"
             ) from error
+
+    def stays_compiled(self, call: NodeDef, function) -> bool:  # type: ignore[no-untyped-def]
+        """Whether XLA compiles the function, and neither it nor what it calls updates a variable."""
+        if not (is_compiled(call) or is_compiled(function)):
+            return False
+        reached = {function.signature.name: function}
+        pending = [function]
+        while pending:
+            nodes = pending.pop().node_def
+            if any(is_update(node.op) for node in nodes):
+                return False
+            more = {
+                name: self.library[name] for name in called_by(nodes) if name in self.library.keys() - reached.keys()
+            }
+            reached |= more
+            pending += more.values()
+        return True
 
     def body(self, call: NodeDef, function, callers: tuple[str, ...]) -> Iterator[NodeDef]:  # type: ignore[no-untyped-def]
         data = [name for name in call.input if not name.startswith("^")]

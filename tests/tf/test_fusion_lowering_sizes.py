@@ -7,7 +7,10 @@ import pytest
 import tensorflow as tf
 
 from custom_ops.expr import reference
-from graph_passes.fusion.lower.kernel import LoweringError
+from graph_passes.fusion.lower.kernel import LoweringError, lower_kernel
+from graph_passes.fusion.lower.shapes import Shapes
+from graph_passes.graph.ir import TensorId
+from graph_passes.graph.serde import from_tf_graph
 from tests.tf.fusion_lowering import Lowered
 
 BATCHES = (1, 2, 7)
@@ -52,6 +55,17 @@ def test_one_program_for_all_batch_sizes(function, batch):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("batch", BATCHES)
+def test_all_elements_of_a_batch_are_more_than_its_rows(batch: int) -> None:
+    """Rows of five become one axis, whose size nobody knows either, but it is not that of the labels."""
+    given = values(batch, 5), values(batch), values(batch, 5, seed=1)
+    shapes = [(None, 5), (None,), (None, 5)]
+    lowered = Lowered(lambda x, y, z: (tf.exp(x + z), y * 2.0, z - 1.0), *given, shapes=shapes, one_batch=True)
+    assert lowered.kernel.program.axes == (0, 0)
+    for found, expected in zip(lowered.run(), lowered.expected(), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
 def test_sizes_that_may_be_broadcast() -> None:
     with pytest.raises(LoweringError, match="nothing tells"):
         Lowered(lambda x, y: x * y, values(3, 5), values(3, 5), shapes=[(None, 5), (None, 5)])
@@ -70,3 +84,20 @@ def test_sizes_two_of_which_nobody_knows() -> None:
     assert lowered.kernel.output_shapes[0] == (None, None, 14)
     joined, _ = reference.run(lowered.kernel.program, [x])
     np.testing.assert_array_equal(joined, lowered.expected()[0])
+
+
+@pytest.mark.parametrize("op", [tf.ones_like, tf.zeros_like])
+def test_a_kernel_holds_a_constant_whose_size_nobody_knows(op) -> None:
+    """So it waits for nothing that the constant waits for, whether or not that is in its region."""
+
+    def function(x, y):
+        return tf.multiply(op(x), y, name="product")
+
+    specs = [tf.TensorSpec((None,), tf.float32)] * 2
+    graph = from_tf_graph(tf.function(function).get_concrete_function(*specs).graph)
+    kernel = lower_kernel(
+        graph, ["product"], [TensorId("product")], Shapes(graph, [[(TensorId("x"), 0), (TensorId("y"), 0)]])
+    )
+    assert kernel.inputs == (TensorId("y"),)
+    y = values(4)
+    np.testing.assert_array_equal(reference.run(kernel.program, [y])[0], op(y) * y)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from custom_ops.expr.nodes import AxisTerm, Index, Input, Node, Position, Random, Reduce
 from custom_ops.expr.program import Output
-from graph_passes.fusion.lower.draft import Draft, Shape
+from graph_passes.fusion.lower.draft import Draft, Shape, times
 
 
 def collapsed(draft: Draft) -> Draft:
@@ -93,7 +93,7 @@ def _joined(draft: Draft, outer: int, inner: int) -> Draft | None:
         else:
             nodes.append(node)
     axes_sizes = list(draft.axes)
-    axes_sizes[outer] *= size if axes_sizes[outer] > 0 else 1
+    axes_sizes[outer] = times(axes_sizes[outer], size)
     return replace(
         draft,
         axes=tuple(axes_sizes),
@@ -165,4 +165,4 @@ def _joined_shape(shape: Shape, place: int | None) -> Shape:
     if place is None:
         return shape
     outer, inner = shape[place : place + 2]
-    return (*shape[:place], outer * inner if outer > 0 else outer, *shape[place + 2 :])
+    return (*shape[:place], times(outer, inner), *shape[place + 2 :])

@@ -19,18 +19,13 @@ def _refusal(graph: Graph, node: Node) -> str:
     return "" if number_of(graph, TensorId(node.name)) is not None else "a constant of several numbers"
 
 
-def _like(w: Writer, node: Node, output: int, at: Access) -> Steps:
-    return w.number(w.shapes.dtype(TensorId(node.name)), 1 if node.op == "OnesLike" else 0)
-    yield
-
-
 def _fill(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return (yield node.inputs[1], ())
 
 
 RULES = {
     "Const": Rule(_constant, Kind.CONSTANT, (0, 0), _refusal),
-    "ZerosLike": Rule(_like, Kind.CONSTANT, (0, 0)),
-    "OnesLike": Rule(_like, Kind.CONSTANT, (0, 0)),
+    "ZerosLike": Rule(_constant, Kind.CONSTANT, (0, 0)),
+    "OnesLike": Rule(_constant, Kind.CONSTANT, (0, 0)),
     "Fill": Rule(_fill, Kind.LAYOUT, (1, 2)),
 }

@@ -24,7 +24,10 @@ from custom_ops.expr.nodes import (
 )
 from custom_ops.expr.program import Output, Program, Tensor
 
-Shape: TypeAlias = tuple[int, ...]  # negative: not known; equal ones are equal
+# Negative: not known; equal ones are equal. -3 is some size, and -3 - 9 * _SYMBOLS is ten times that, see `times`.
+Shape: TypeAlias = tuple[int, ...]
+
+_SYMBOLS = 1 << 32  # more than there are sizes that are not known
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,14 @@ class Draft:
     def shape_of(self, output: Output) -> Shape:
         """Of what is written."""
         return tuple(self.axes[axis] for axis in output.axes)
+
+
+def times(size: int, factor: int) -> int:
+    """A multiple of a size; of one that is not known, another that is not known."""
+    if size >= 0:
+        return size * factor
+    before, symbol = divmod(-size, _SYMBOLS)
+    return -(symbol + ((before + 1) * factor - 1) * _SYMBOLS)
 
 
 def with_axes(draft: Draft, become: Mapping[int, int]) -> Draft:

@@ -12,6 +12,7 @@ from custom_ops.expr.reference import HALF_TYPES, numpy_dtype
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.graph.ops import passed
 
+_LIKE = {"ZerosLike": 0, "OnesLike": 1}
 # Where a tensor's protocol buffer has its numbers, unless it has their bytes.
 _FIELDS = ("float_val", "double_val", "int_val", "int64_val", "bool_val", "half_val")
 
@@ -28,10 +29,13 @@ def integers(graph: Graph, tensor: TensorId) -> list[int] | None:
 
 
 def number_of(graph: Graph, tensor: TensorId) -> float | int | bool | None:
-    """The number that a constant is everywhere, however large; None if it is no constant, or holds several."""
+    """The number that a constant is everywhere, however large and even if its size is not known; None if it is no
+    constant, or holds several."""
     spec = graph.specs.get(tensor)
     if spec is None or spec.dtype not in DTYPES:
         return None
+    if (op := graph[passed(graph, tensor).node].op) in _LIKE:
+        return _LIKE[op]
     found = constant(graph, tensor)
     if found is None:
         found = _one_number(graph, passed(graph, tensor))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from custom_ops.expr.program import DTYPES
+from custom_ops.fusion.check import VALUE_DTYPES
 from graph_passes.fusion.lower.rule import IN_KERNELS, REDUCTIONS, Kind, Rule
 from graph_passes.fusion.lower.rules import RULES
 from graph_passes.fusion.lower.shapes import variable_spec
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
-from graph_passes.graph.ops import DRAWS, FIXED_SIZE, IDENTITIES, SHAPED_BY_SHAPES, is_update
+from graph_passes.graph.ops import DRAWS, IDENTITIES, SHAPED_BY_SHAPES, is_update
 
 __all__ = ["IN_KERNELS", "REDUCTIONS", "Kind", "Meaning", "called", "meaning", "meanings", "operands"]
 
@@ -114,7 +115,7 @@ def called(graph: Graph, node: Node, problem: str) -> Meaning:
         return Meaning(Kind.OPAQUE, f"a stateful op: {node.op}")
     tensors = [*node.inputs, *graph.tensors(node)]
     specs = [graph.specs.get(tensor) for tensor in tensors]
-    fixed = all(spec is not None and spec.dtype in FIXED_SIZE and spec.shape is not None for spec in specs)
+    fixed = all(spec is not None and spec.dtype in VALUE_DTYPES and spec.shape is not None for spec in specs)
     if not fixed or not node.inputs or not node.outputs or _calls_functions(node):
         return Meaning(Kind.OPAQUE, problem)
     if node.op not in SHAPED_BY_SHAPES and any(graph.specs[tensor].sizes is None for tensor in graph.tensors(node)):

@@ -97,6 +97,7 @@ from custom_ops.expr.op import BOOL, FLOATS, INTEGERS, NUMBERS
 from custom_ops.expr.table import TABLE
 
 DTYPES = NUMBERS + BOOL
+MOST_AXES = 64  # that readers take, see custom_ops/ops/cpu/expression.h
 STATE = "uint64"  # of the tensors that are a random generator's state, and of nothing else
 
 # For each kind of reduction the dtypes it takes.
@@ -155,6 +156,8 @@ class Program:
     outputs: tuple[Output, ...]
 
     def __post_init__(self) -> None:
+        if len(self.axes) > MOST_AXES:
+            raise ProgramError(f"{len(self.axes)} axes; expected at most {MOST_AXES}")
         for axis, size in enumerate(self.axes):
             if size < 0:
                 raise ProgramError(f"axis {axis} has size {size}; expected at least 1, or 0 for one known later")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -215,3 +217,10 @@ def test_indices_out_of_bounds() -> None:
 def test_dtypes_that_do_not_fit() -> None:
     with pytest.raises(ProgramError, match=r"expected tensors of dtypes \['float32', 'bool'\], found"):
         run(from_text(HEAD), [np.zeros((3, 4)), np.zeros(3, bool)])
+
+
+def test_axes_are_as_many_as_the_op_reads() -> None:
+    header = (Path(module.__file__).parents[1] / "ops/cpu/expression.h").read_text()
+    assert f"kMostAxes = {module.MOST_AXES};" in header
+    with pytest.raises(ProgramError, match=f"{module.MOST_AXES + 1} axes; expected at most {module.MOST_AXES}"):
+        module.Program((1,) * (module.MOST_AXES + 1), (), (), ())

@@ -42,3 +42,21 @@ def test_shapes_that_are_relaxed_after_tracing() -> None:
     for rows in (3, 1, 4, 0, 5, 3):
         x = np.random.default_rng(rows).normal(size=(rows, 2)).astype(np.float32)
         np.testing.assert_allclose(stitched(x), step(x), rtol=1e-6)
+
+
+@pytest.mark.parametrize("count", [24, 80])
+def test_tensors_each_of_which_has_a_size_of_its_own(count: int) -> None:
+    """Each size that nobody knows is an axis: a program has 64 at most, and more tensors take more programs."""
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 5])] * count)
+    def step(*tensors: Any) -> Any:
+        return [tf.tanh(x * 2.0) + 1.0 for x in tensors]
+
+    stitched = tfmem.optimize(step, passes=("fusion",), fusion=tfmem.FusionOptions(tune="off"), cache_directory="")
+    given = [tf.random.stateless_normal([rows % 7 + 1, 5], [rows, 0]) for rows in range(count)]
+    for found, expected in zip(stitched(*given), step(*given), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+    (region,) = tfmem.report(stitched).regions
+    kernels = [len(each.ops) for each in region.steps if each.kind == "kernel"]
+    assert sum(kernels) == 3 * count
+    assert (len(kernels) == 1) == (count <= 64)

@@ -12,7 +12,7 @@
 
 namespace tfmem {
 
-inline constexpr int kMostAxes = 16;
+inline constexpr int kMostAxes = 64;  // MOST_AXES of custom_ops/expr/program.py
 
 // factor * (axis / divisor % modulus), or factor alone.
 struct IndexTerm {

@@ -20,6 +20,7 @@ ON_FAKE_GPU = (
     "tests/tf/orders_on_fake_gpu.py",
     "tests/tf/product_steps_on_fake_gpu.py",
     "tests/tf/products_on_fake_gpu.py",
+    "tests/tf/random_on_fake_gpu.py",
     "tests/tf/steps_on_fake_gpu.py",
 )
 PARTS = (

@@ -117,12 +117,13 @@ class _Window:
             if other in self
         )
 
-    def is_convex(self, pattern: int) -> bool:
-        """Whether no path leaves the pattern and comes back."""
-        return not any(
-            before & pattern and after & pattern and not pattern >> place & 1
-            for place, (before, after) in enumerate(zip(self._before, self._after, strict=True))
-        )
+    def is_convex(self, members: Sequence[int]) -> bool:
+        """Whether no path leaves the members and comes back."""
+        before = after = 0
+        for number in members:
+            before |= self._before[number - self.first]
+            after |= self._after[number - self.first]
+        return not before & after & ~self.mask(members)
 
 
 def _grown(scorer: Scorer, window: _Window, seed: int, most: int, whole: Mapping[int, int]) -> Iterator[Candidate]:
@@ -184,7 +185,7 @@ def _beside(scorer: Scorer, window: _Window, pattern: Candidate, runs: Sequence[
                 yield candidate
         union = sorted({*run.members, *pattern.members})
         inside = union[0] in window and union[-1] in window
-        if inside and window.is_convex(window.mask(union)) and not _uses_after_write(body, union):
+        if inside and window.is_convex(union) and not _uses_after_write(body, union):
             candidate = scorer.candidate(union)
             if candidate:
                 yield candidate

@@ -243,7 +243,8 @@ class _Builder:
         )
         read = [key for draft in self._drafts for key in draft.given]
         given = dict.fromkeys([*read, *map(self._key, outputs)])  # an input may be handed on
-        inputs = tuple(key for key in given if key not in set(made) and isinstance(key, TensorId))
+        here = set(made)
+        inputs = tuple(key for key in given if key not in here and isinstance(key, TensorId))
         keys = [*inputs, *made]
         number = {key: place for place, key in enumerate(keys)}
 

@@ -144,17 +144,15 @@ class _Inliner:
         """Whether XLA compiles the function, and neither it nor what it calls updates a variable."""
         if not (is_compiled(call) or is_compiled(function)):
             return False
-        reached = {function.signature.name: function}
+        seen = {function.signature.name}
         pending = [function]
         while pending:
             nodes = pending.pop().node_def
             if any(is_update(node.op) for node in nodes):
                 return False
-            more = {
-                name: self.library[name] for name in called_by(nodes) if name in self.library.keys() - reached.keys()
-            }
-            reached |= more
-            pending += more.values()
+            more = [name for name in called_by(nodes) if name in self.library and name not in seen]
+            seen.update(more)
+            pending += [self.library[name] for name in more]
         return True
 
     def body(self, call: NodeDef, function, callers: tuple[str, ...]) -> Iterator[NodeDef]:  # type: ignore[no-untyped-def]

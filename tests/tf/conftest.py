@@ -17,6 +17,7 @@ from custom_ops import build_flags
 from custom_ops.load import Counters, Library, load
 from graph_passes.errors import InfeasibleBudgetError
 from tests.tf import native_programs
+from tests.tf.memop_trips import settled
 
 IMAGES = np.random.default_rng(0).normal(size=(16, 32, 32, 2)).astype("float32")
 LABELS = np.arange(16) % 5
@@ -98,6 +99,7 @@ def fixture_flow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Flow]:
 @pytest.fixture(name="library")
 def fixture_library() -> Iterator[Library]:
     library = load()
+    settled(library)  # a file that an earlier test's I/O thread still holds would not be closed
     library.trim()
     library.reset_counters()
     yield library

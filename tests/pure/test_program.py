@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -219,8 +217,6 @@ def test_dtypes_that_do_not_fit() -> None:
         run(from_text(HEAD), [np.zeros((3, 4)), np.zeros(3, bool)])
 
 
-def test_axes_are_as_many_as_the_op_reads() -> None:
-    header = (Path(module.__file__).parents[1] / "ops/cpu/expression.h").read_text()
-    assert f"kMostAxes = {module.MOST_AXES};" in header
+def test_more_axes_than_the_op_reads() -> None:
     with pytest.raises(ProgramError, match=f"{module.MOST_AXES + 1} axes; expected at most {module.MOST_AXES}"):
         module.Program((1,) * (module.MOST_AXES + 1), (), (), ())

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from custom_ops.errors import OpLibraryError
-from custom_ops.expr.program import Program
+from custom_ops.expr.program import MOST_AXES, Program
 from custom_ops.expr.reference import run as reference
 from custom_ops.expr.text import to_text
 from tests.programs import GATHERS, sigmoid_step, softmax_step
@@ -173,6 +173,14 @@ HEAD = "program 1\naxes 0 10\ntensor float32 2\n"
 def test_a_wrong_program_is_refused_by_its_line(text: str, named: str) -> None:
     with pytest.raises(OpLibraryError, match=named):
         prepare(text, [1, 10], [[1, 10]])
+
+
+def test_a_program_has_as_many_axes_as_python_writes() -> None:
+    axes = " ".join("1" * MOST_AXES)
+    text = f"program 1\naxes {axes}\nconstant float32 2.0\noutput 0 0 {MOST_AXES - 1}\n"
+    prepare(text, [1] * MOST_AXES, [])
+    with pytest.raises(OpLibraryError, match="cannot read the line 'axes 1 1"):
+        prepare(text.replace("axes ", "axes 1 "), [1] * (MOST_AXES + 1), [])
 
 
 def test_sizes_are_checked_before_anything_runs() -> None:

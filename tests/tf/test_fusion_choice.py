@@ -13,7 +13,7 @@ import tensorflow as tf
 import tfmem
 from custom_ops.load import HostMemory, Library
 from graph_passes.errors import OptionsError
-from graph_passes.report import STITCHED
+from graph_passes.report import STITCHED, UNDECIDED
 from tests.tf.stitched_steps import BY_MODEL, Softmax, batch, close, optimized, run, values
 from tfmem.fusion.contest import ROUNDS, Times
 from tfmem.runtime import fusion_stage
@@ -82,8 +82,10 @@ def test_a_planned_step_says_why_it_is_not_stitched() -> None:
         return loss
 
     step = optimized(step, passes=("recurrent", "fusion", "offload"), memory_budget=30 << 20)
-    for _ in range(8):
+    for _ in range(40):  # what earlier tests left in memory may cost trials of plans
         step(tf.ones([4096, 256]))
+        if not tfmem.report(step).fusion.startswith(UNDECIDED):
+            break
     assert tfmem.report(step).fusion == "left as it was: a plan for the memory budget runs in its place"
 
 

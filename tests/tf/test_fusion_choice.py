@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,36 @@ def test_what_would_be_noticed_is_timed_as_it_runs() -> None:
     close(run(fused, count, x), run(make(), count, x))
     assert len(seen) == 2 * count
     assert ", in turn" in tfmem.report(fused).fusion
+
+
+def test_a_turn_lasts_until_the_device_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU a call returns before the step has run."""
+
+    @tf.function
+    def step(x: Any) -> Any:
+        tf.py_function(lambda value: None, [tf.reduce_mean(x)], [])  # would be noticed, so it is not run on copies
+        return tf.reduce_sum(tf.tanh(x) * 2.0 + 1.0)
+
+    x, _ = batch()
+    busy = False
+    call = fusion_stage.call_traced
+
+    def called(function: Any, *arguments: Any) -> Any:
+        nonlocal busy
+        planned = stage_of(fused)._planned
+        busy = planned is not None and function is planned.function
+        return call(function, *arguments)
+
+    def synced() -> None:
+        nonlocal busy
+        time.sleep(0.05 if busy else 0)
+        busy = False
+
+    monkeypatch.setattr(fusion_stage, "call_traced", called)
+    monkeypatch.setattr(tf.test.experimental, "sync_devices", synced)
+    fused = optimized(step, fusion=FULL)
+    run(fused, 2 * (ROUNDS + 1) + 1, x)
+    assert tfmem.report(fused).fusion.startswith("left as it was: stitched it took 5"), tfmem.report(fused).fusion
 
 
 def test_a_variable_without_a_value_is_the_callers_error_while_timing(monkeypatch: pytest.MonkeyPatch) -> None:

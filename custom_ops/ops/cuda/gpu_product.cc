@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -27,7 +30,7 @@ constexpr int kMostAlgorithms = 8, kMostWhole = 4;
 constexpr int64_t kTrialBytes = 64 << 20, kMostTrialBytes = 256 << 20;
 constexpr float kTrialMilliseconds = 0.2;
 constexpr int64_t kMostRuns = 32;
-constexpr std::chrono::milliseconds kMostTime(50);  // then what was timed by now has to do
+constexpr std::chrono::milliseconds kMostTime(100);  // then what was timed by now has to do
 constexpr float kNoise = 1.03;
 
 struct Chosen {
@@ -259,17 +262,24 @@ cublas::Heuristic GpuProduct::Fastest(const std::vector<cublas::Heuristic>& algo
   if (!once.ok()) return expected;
   const int64_t runs =
       std::clamp<int64_t>(kTrialMilliseconds / std::max(*once, 1e-3f), 1, kMostRuns);
-  std::vector<std::pair<float, cublas::Heuristic>> timed;
-  float shortest = std::numeric_limits<float>::infinity();
-  for (const cublas::Heuristic& algorithm : algorithms) {
-    const absl::StatusOr<float> milliseconds = time(algorithm, runs);
-    if (!milliseconds.ok()) continue;  // one that this GPU does not run
-    timed.emplace_back(*milliseconds, algorithm);
-    shortest = std::min(shortest, *milliseconds);
+  // To load an algorithm's code can take as long as all the rest, so that time may be over after
+  // some. What cuBLASLt expects to be the fastest is never left out: those that do not split a long
+  // depth are all slow.
+  std::vector<float> timed(algorithms.size(), std::numeric_limits<float>::infinity());
+  const auto first = std::find_if(algorithms.begin(), algorithms.end(), [&](const auto& each) {
+    return Same(each.algorithm, expected.algorithm);
+  });
+  std::vector<size_t> order(algorithms.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::rotate(order.begin(), order.begin() + (first - algorithms.begin()), order.end());
+  for (const size_t index : order) {
+    const absl::StatusOr<float> milliseconds = time(algorithms[index], runs);
+    if (milliseconds.ok()) timed[index] = *milliseconds;  // else this GPU does not run it
     if (std::chrono::steady_clock::now() - begin > kMostTime) break;
   }
-  for (const auto& [milliseconds, algorithm] : timed) {
-    if (milliseconds <= shortest * kNoise) return algorithm;
+  const float shortest = *std::min_element(timed.begin(), timed.end());
+  for (size_t i = 0; i < timed.size(); ++i) {
+    if (std::isfinite(timed[i]) && timed[i] <= shortest * kNoise) return algorithms[i];
   }
   return expected;
 }

@@ -30,7 +30,7 @@ constexpr int kMostAlgorithms = 8, kMostWhole = 4;
 constexpr int64_t kTrialBytes = 64 << 20, kMostTrialBytes = 256 << 20;
 constexpr float kTrialMilliseconds = 0.2;
 constexpr int64_t kMostRuns = 32;
-constexpr std::chrono::milliseconds kMostTime(100);  // then what was timed by now has to do
+constexpr std::chrono::milliseconds kMostTime(50);  // then what was timed by now has to do
 constexpr float kNoise = 1.03;
 
 struct Chosen {
@@ -262,9 +262,8 @@ cublas::Heuristic GpuProduct::Fastest(const std::vector<cublas::Heuristic>& algo
   if (!once.ok()) return expected;
   const int64_t runs =
       std::clamp<int64_t>(kTrialMilliseconds / std::max(*once, 1e-3f), 1, kMostRuns);
-  // To load an algorithm's code can take as long as all the rest, so that time may be over after
-  // some. What cuBLASLt expects to be the fastest is never left out: those that do not split a long
-  // depth are all slow.
+  // One that does not split a long depth may take a hundred times as long as what cuBLASLt expects
+  // to be the fastest, so that the time is over: those that it expects are timed first.
   std::vector<float> timed(algorithms.size(), std::numeric_limits<float>::infinity());
   const auto first = std::find_if(algorithms.begin(), algorithms.end(), [&](const auto& each) {
     return Same(each.algorithm, expected.algorithm);

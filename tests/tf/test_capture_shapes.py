@@ -118,6 +118,22 @@ def test_shapes_where_grappler_changes_the_layout(device):
     assert found["Conv2D"] == ([2, 6, 8, 9] if device == "GPU" else [2, 8, 9, 6])
 
 
+@pytest.mark.parametrize("device", ["CPU", "GPU"])
+def test_shapes_that_grappler_permutes_and_nobody_can_infer(device):
+    """The sizes that the program knew are not those of the axes that now stand there, even if nothing contradicts."""
+    weights = tf.Variable(tf.ones([3, 3, 4, 4]))
+
+    def function(x):
+        y = tf.tanh(tf.nn.conv2d(x, weights, 1, "SAME"))
+        y.set_shape([None, 4, 9, 4])
+        y = tf.nn.relu(tf.nn.conv2d(y, weights, 1, "SAME"))
+        y.set_shape([None, 4, 9, 4])
+        return tf.exp(unknown(y))
+
+    found = shapes_of(function, tf.TensorSpec([None, None, None, 4]), device=device)
+    assert found["Relu"] == ([None, 4, None, None] if device == "GPU" else [None, 4, 9, 4])
+
+
 def graph_with_shapes():
     graph = tf.Graph()
     with graph.as_default():

@@ -1,7 +1,8 @@
 """Shapes that a program set itself (`set_shape`), which a GraphDef does not hold.
 
-Relies on `_output_shapes`, which TensorFlow's importer takes as a node's shapes and infers the others from; and on the
-graph that a function of a `FuncGraph` was made of (`_functions`, `_cached_graph`).
+Relies on `_output_shapes`, which TensorFlow's importer takes as a node's shapes and infers the others from; on the graph
+that a function of a `FuncGraph` was made of (`_functions`, `_cached_graph`); and on names that Grappler's layout optimizer
+gives (`-LayoutOptimizer`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from tfmem.tf_internals.captured import Captured
 Shapes = Mapping[str, list[tf.TensorShape]]  # of all outputs of an op
 
 _WITHOUT = (tf.resource, tf.variant)  # what they refer to counts, not they
+_GRAPPLERS_LAYOUT = "-LayoutOptimizer"  # how the names end of ops that Grappler inserts to change a layout
+_TRANSPOSING = ("Transpose", "DataFormatVecPermute")
 
 
 def traced_graphs(graph: tf.Graph) -> dict[str, tf.Graph]:
@@ -63,7 +66,10 @@ def with_shapes(graph_def: GraphDef, shapes: Shapes) -> GraphDef:
 def _lost(graph: tf.Graph, captured: Captured) -> dict[str, list[tf.TensorShape]]:
     """The ops of which the program knew more, with what it knew."""
     lost = {}
+    moved = _in_another_layout(graph, captured)
     for op in graph.get_operations():
+        if op.name in moved:
+            continue
         if all(output.shape.is_fully_defined() or output.dtype in _WITHOUT for output in op.outputs):
             continue
         traced = _traced(op, captured)
@@ -75,6 +81,24 @@ def _lost(graph: tf.Graph, captured: Captured) -> dict[str, list[tf.TensorShape]
             if any(_says_more(known, found) for (found, _), known in zip(pairs, merged, strict=True)):
                 lost[op.name] = merged
     return lost
+
+
+def _in_another_layout(graph: tf.Graph, captured: Captured) -> set[str]:
+    """Names of ops that Grappler may have left compute with axes in another order: what the program knew is not so.
+
+    Grappler transposes the inputs of a convolution, and the results back. An op in between that has no `data_format`
+    is as it was but for its shape:
+
+        x [n, h, w, c] -> Transpose -> Conv2D [n, c, h, w] -> Relu [n, c, h, w] -> Transpose -> y [n, h, w, c]
+    """
+    moved: set[str] = set()
+    for op in graph.get_operations():  # each behind those that it reads
+        inside = any(tensor.op.name in moved for tensor in op.inputs)
+        if op.name.endswith(_GRAPPLERS_LAYOUT) and op.type in _TRANSPOSING and _traced(op, captured) is None:
+            inside = not inside
+        if inside:
+            moved.add(op.name)
+    return moved
 
 
 def _traced(op: tf.Operation, captured: Captured) -> tf.Operation | None:

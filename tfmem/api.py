@@ -14,6 +14,7 @@ from custom_ops.load import Library, load
 from graph_passes.checks import directory, names
 from graph_passes.errors import AlreadyOptimizedError, GraphError, OptionsError
 from graph_passes.fusion.explain import explain as explained
+from graph_passes.recurrent.options import RecurrentOptions
 from graph_passes.report import REPORT_FILE, Report
 from tfmem.devices import MeasuredLink, find_target
 from tfmem.frontends import graph_def as graph_defs
@@ -80,7 +81,8 @@ def optimize(
     fetches, feeds = names("fetches", fetches), names("feeds", feeds, "placeholders")
     if output is not None:
         output = directory("output", output)
-    engine = make_engine(merged(options, memory_budget, policy, **changes), asked="passes" in changes)
+    called = hasattr(x, "get_concrete_function") or keras_functions.is_keras_model(x)
+    engine = make_engine(merged(options, memory_budget, policy, **changes), called)
     if isinstance(x, str | os.PathLike):
         return _optimize_saved_model(os.fspath(x), output, engine)
     if isinstance(x, tf.Graph):
@@ -164,12 +166,12 @@ def load_ops() -> Library:
     return load()
 
 
-def make_engine(options: Options, asked: bool = False) -> Engine:
+def make_engine(options: Options, called: bool = False) -> Engine:
     """The device, its link and the ops, for `options`; what depends on the device is checked here.
 
     Args:
         options: the user's.
-        asked: whether the user named the passes in the call.
+        called: whether what is optimised is called by this process, again and again.
     """
     ops = load()
     target = find_target(options.device, ops)
@@ -178,11 +180,10 @@ def make_engine(options: Options, asked: bool = False) -> Engine:
         allowed = "'copy', 'managed'" if target.is_gpu else "'file'"
         raise OptionsError(f"mechanism='{mechanism}' is not for {target.name}; use {allowed} or 'auto'")
     link = MeasuredLink(target, ops, options.offload.spill_directory)
-    default = Options(cache_directory="")
-    asked = asked or options.passes != default.passes or options.recurrent != default.recurrent
-    engine = Engine(options, ops, target, link, asked)
+    asked = options.passes is not None or options.recurrent != RecurrentOptions()
+    engine = Engine(options, ops, target, link, asked, called)
     _ = engine.budget  # raises for a budget that is none
-    if options.memory_budget is not None and "offload" not in options.passes:
+    if options.memory_budget is not None and "offload" not in engine.passes:
         given = f"memory_budget={options.memory_budget!r}"
         engine.warn("offload", f"tfmem: {given} has no effect without 'offload' in passes={options.passes!r}")
     return engine

@@ -47,7 +47,7 @@ class Options:
             on a CPU); then a graph that cannot be planned (unknown shapes, no gradient) is left as it was.
         passes: the passes to run, in the pipeline's order: "recurrent" replaces recurrent layers by persistent kernels,
             "fusion" stitches elementwise ops, reductions and updates into few ops, "offload" keeps a step within its
-            memory budget.
+            memory budget. None: see `default_passes`.
         offload: options of the offload pass, its policy among them.
         recurrent: options of the recurrent pass, its precision among them.
         fusion: options of the fusion pass: whether anything is timed.
@@ -60,7 +60,7 @@ class Options:
     """
 
     memory_budget: Budget = None
-    passes: tuple[PassName, ...] = ("recurrent", "offload")
+    passes: tuple[PassName, ...] | None = None
     offload: OffloadOptions = field(default_factory=OffloadOptions)
     recurrent: RecurrentOptions = field(default_factory=RecurrentOptions)
     fusion: FusionOptions = field(default_factory=FusionOptions)
@@ -71,13 +71,8 @@ class Options:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        known = get_args(PassName)
-        passes = series("passes", self.passes, f"a tuple of passes; there are: {', '.join(known)}")
-        for name in passes:
-            if not isinstance(name, str) or name not in known:
-                raise OptionsError(f"passes={shown(self.passes)}: no pass {shown(name)}; there are: {', '.join(known)}")
         checked = {
-            "passes": passes,
+            "passes": None if self.passes is None else _passes(self.passes),
             "input_shapes": shapes("input_shapes", self.input_shapes),
             "device": text("device", self.device),
             "observe": truth("observe", self.observe),
@@ -115,6 +110,26 @@ class Options:
             except TfmemError as error:
                 raise type(error)(f"environment variable {variable}: {error}") from error
         return result
+
+
+def default_passes(options: Options, timed: bool) -> tuple[PassName, ...]:
+    """The passes that run where the user names none: "recurrent" and "offload", and "fusion" where it is sure to help.
+
+    Args:
+        options: the user's.
+        timed: whether steps run on a GPU, and are called by this process, so that stitched steps can be timed.
+    """
+    fuses = timed and options.memory_budget is None and options.observe and options.fusion.tune != "off"
+    return ("recurrent", "fusion", "offload") if fuses else ("recurrent", "offload")
+
+
+def _passes(given: object) -> tuple[Any, ...]:
+    known = get_args(PassName)
+    passes = series("passes", given, f"a tuple of passes; there are: {', '.join(known)}")
+    for name in passes:
+        if not isinstance(name, str) or name not in known:
+            raise OptionsError(f"passes={shown(given)}: no pass {shown(name)}; there are: {', '.join(known)}")
+    return passes
 
 
 def _size(given: str) -> int:

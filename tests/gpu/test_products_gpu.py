@@ -128,7 +128,7 @@ def operations(graph: Any) -> list[str]:
 def test_a_layers_product_runs_on_tensor_cores(layer: str) -> None:
     model, truth = network("float32", layer), network("float64", layer)
     truth.set_weights(model.get_weights())
-    optimized = tfmem.optimize(function(model))
+    optimized = tfmem.optimize(function(model), passes=("recurrent", "offload"))
     x = numbers(ROWS, STEPS, UNITS)
     found = optimized(tf.constant(x))
     assert distance(found, truth(x.astype(np.float64), training=False)) < 1e-5
@@ -141,7 +141,7 @@ def test_a_layers_product_runs_on_tensor_cores(layer: str) -> None:
 
 @pytest.mark.usefixtures("tf32_products")
 def test_where_tf32_is_allowed_it_does_not() -> None:
-    optimized = tfmem.optimize(function(network("float32")))
+    optimized = tfmem.optimize(function(network("float32")), passes=("recurrent", "offload"))
     x = tf.constant(numbers(ROWS, STEPS, UNITS))
     optimized(x)
     assert MATMUL_OP not in operations(optimized.get_concrete_function(x).graph)
@@ -154,7 +154,7 @@ def test_without_a_compiler_products_stay(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(matmul, "build", without)
     options = tfmem.Options(cache_directory="")
-    optimized = tfmem.optimize(function(network("float32")), options=options)
+    optimized = tfmem.optimize(function(network("float32")), options=options, passes=("recurrent", "offload"))
     x = tf.constant(numbers(ROWS, STEPS, UNITS))
     optimized(x)
     assert MATMUL_OP not in operations(optimized.get_concrete_function(x).graph)
@@ -169,7 +169,7 @@ def test_training_products_run_on_tensor_cores() -> None:
     models = [network(dtype, training=True) for dtype in ("float32", "float64")]
     models[1].set_weights(models[0].get_weights())
     before = [weight.astype(np.float64) for weight in models[0].get_weights()]
-    tfmem.optimize(models[0])
+    tfmem.optimize(models[0], passes=("recurrent", "offload"))
     for model in models:
         for _ in range(2):
             model.train_on_batch(x, y)

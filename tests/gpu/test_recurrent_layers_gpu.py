@@ -106,7 +106,7 @@ def test_inference(name: str, units: int) -> None:
     run, truth = inference(keras, name, units)
     x = batch()
     wanted = truth(x, training=False)
-    optimized = tfmem.optimize(run)
+    optimized = tfmem.optimize(run, passes=("recurrent", "offload"))
     single = tf.constant(x, tf.float32)
     assert distance(run(single), wanted) < FORWARD
     assert distance(optimized(single), wanted) < FORWARD
@@ -123,7 +123,7 @@ def test_inference_in_tf32(name: str) -> None:
     run, truth = inference(keras, name, 64)
     x = batch(rows=20)
     wanted = truth(x, training=False)
-    optimized = tfmem.optimize(run)
+    optimized = tfmem.optimize(run, passes=("recurrent", "offload"))
     single = tf.constant(x, tf.float32)
     assert distance(run(single), wanted) < IN_TF32
     assert distance(optimized(single), wanted) < IN_TF32
@@ -133,7 +133,7 @@ def test_inference_in_tf32(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(ON_CUDNN))
 def test_nothing_is_copied_around_a_layer(name: str) -> None:
     """Its sequences stay as they lie, nobody fills its initial states, and its input products add their bias."""
-    optimized = tfmem.optimize(inference(keras, name, 33)[0])
+    optimized = tfmem.optimize(inference(keras, name, 33)[0], passes=("recurrent", "offload"))
     graph = optimized.get_concrete_function(tf.constant(batch(), tf.float32)).graph
     operations = {op.type for op in graph.get_operations()}
     assert {RECURRENT_OP, "_FusedMatMul"} <= operations
@@ -144,7 +144,7 @@ def test_nothing_is_copied_around_a_layer(name: str) -> None:
 @pytest.mark.parametrize("name", ["lstm", "gru, reset before"])
 def test_odd_sizes(name: str, units: int) -> None:
     run, truth = inference(keras, name, units)
-    optimized = tfmem.optimize(run)
+    optimized = tfmem.optimize(run, passes=("recurrent", "offload"))
     for rows, steps in ((1, STEPS), (1, 1), (1, 0), (3, 17), (11, 2)):
         x = numbers(rows, steps, INPUTS, seed=rows)
         found = optimized(tf.constant(x, tf.float32))
@@ -158,7 +158,7 @@ def test_a_model_that_is_not_compiled_predicts() -> None:
     model = network(keras, "lstm", 33, "float32")
     x = batch()
     wanted = model(x, training=False)
-    tfmem.optimize(model)
+    tfmem.optimize(model, passes=("recurrent", "offload"))
     assert distance(model.predict(x, verbose=0), wanted) < FORWARD
     assert tfmem.report(model).replaced
 
@@ -184,7 +184,7 @@ def test_a_saved_model_keeps_its_kernels(tmp_path: Path) -> None:
 def stays(reason: str) -> None:
     run, truth = inference(keras, "lstm", 33)
     x = batch()
-    optimized = tfmem.optimize(run)
+    optimized = tfmem.optimize(run, passes=("recurrent", "offload"))
     found = optimized(tf.constant(x, tf.float32))
     assert distance(found, truth(x, training=False)) < FORWARD
     report = tfmem.report(optimized)
@@ -220,7 +220,7 @@ def test_training(name: str, masked: bool) -> None:
     for model in models:
         model.set_weights(weights)
         model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=False)
-    tfmem.optimize(models[2])
+    tfmem.optimize(models[2], passes=("recurrent", "offload"))
     losses: list[list[float]] = [[], [], []]
     for step in range(5):
         x = batch(masked, seed=step)
@@ -252,7 +252,7 @@ def test_mixed_precision_training(policy: str) -> None:
         model = keras.Sequential(layers)
         model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=False)
         if optimized:
-            tfmem.optimize(model)
+            tfmem.optimize(model, passes=("recurrent", "offload"))
         steps = [(batch(seed=step), numbers(BATCH, 1, seed=step)) for step in range(5)]
         losses.append([float(np.ravel(model.train_on_batch(x, y))[0]) for x, y in steps])
         if optimized:
@@ -265,7 +265,7 @@ def test_tf_keras(name: str) -> None:
     """The layer is a function with an implementation for GPUs; its loop for CPUs is what is read and replaced."""
     run, truth = inference(tf_keras, name, 64)
     x = batch()
-    optimized = tfmem.optimize(run)
+    optimized = tfmem.optimize(run, passes=("recurrent", "offload"))
     assert distance(optimized(tf.constant(x, tf.float32)), truth(x, training=False)) < FORWARD
     assert tfmem.report(optimized).replaced
 
@@ -285,7 +285,7 @@ def test_two_runs_are_equal_to_the_bit() -> None:
     for _ in range(2):
         model = network(keras, "lstm", 64, "float32")
         model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=False)
-        tfmem.optimize(model)
+        tfmem.optimize(model, passes=("recurrent", "offload"))
         for step in range(3):
             model.train_on_batch(batch(seed=step), numbers(BATCH, STEPS, 3, seed=step))
         results.append(model.get_weights())

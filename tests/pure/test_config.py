@@ -56,7 +56,7 @@ def test_a_budget_that_fits_no_device_is_refused_with_the_options(budget):
 
 
 WRONG: list[tuple[type, str, list[Any]]] = [
-    (Options, "passes", ["offload", b"offload", None, 3, ("teleport",), (None,), ([],), {"offload": 1}]),
+    (Options, "passes", ["offload", b"offload", 3, ("teleport",), (None,), ([],), {"offload": 1}]),
     (Options, "offload", [None, {}, "hybrid", OffloadOptions, RecurrentOptions()]),
     (Options, "recurrent", [None, False, {}, OffloadOptions()]),
     (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -12,7 +12,7 @@ from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.rewrite import NewNode, Rewrite, applied
 from graph_passes.graph.verify import verify_graph
 from graph_passes.pipeline import PASSES, Outcome, Pass, Phase, Step, run_passes, runs
-from tfmem.options import Options, PassName
+from tfmem.options import FusionOptions, Options, PassName, default_passes
 
 
 def test_each_pass_has_a_name_and_they_stand_in_the_order_of_their_phases() -> None:
@@ -24,7 +24,24 @@ def test_each_pass_has_a_name_and_they_stand_in_the_order_of_their_phases() -> N
 
 def test_users_name_passes_by_their_options() -> None:
     assert tuple(dict.fromkeys(each.option for each in PASSES)) == get_args(PassName)
-    assert set(Options().passes) <= set(get_args(PassName))
+    for timed in (False, True):
+        assert set(default_passes(Options(), timed)) <= set(get_args(PassName))
+
+
+@pytest.mark.parametrize(
+    ("changes", "timed", "fuses"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"fusion": FusionOptions(tune="full")}, True, True),
+        ({"fusion": FusionOptions(tune="off")}, True, False),
+        ({"observe": False}, True, False),
+        ({"memory_budget": "1GiB"}, True, False),
+    ],
+)
+def test_where_steps_are_stitched_by_default(changes: dict[str, Any], timed: bool, fuses: bool) -> None:
+    passes = default_passes(Options(**changes), timed)
+    assert passes == (("recurrent", "fusion", "offload") if fuses else ("recurrent", "offload"))
 
 
 @pytest.mark.parametrize(

@@ -180,3 +180,18 @@ def test_a_budget_that_it_may_not_meet_is_planned_at_once() -> None:
     with_budget = {**OPTIONS, "passes": ("recurrent", "fusion", "offload"), "memory_budget": 1 << 29}
     engine = replace(make_engine(tfmem.Options(**with_budget)), target=GPU)
     assert not can_wait(engine, Trace(trace, engine)), "the user's own budget"
+
+
+def test_which_passes_run_by_default() -> None:
+    """Fusion does on a GPU, if this process calls the step, so that it is timed; and if nobody says otherwise."""
+    called, not_called = (
+        replace(make_engine(tfmem.Options(cache_directory=""), called=called), target=GPU) for called in (True, False)
+    )
+    assert called.passes == ("recurrent", "fusion", "offload")
+    assert replace(called, left_out=("offload",)).passes == ("recurrent", "fusion")
+    others = [not_called, called.unobserved(), make_engine(tfmem.Options(cache_directory=""), called=True)]
+    assert {engine.passes for engine in others} == {("recurrent", "offload")}
+    asked = replace(make_engine(tfmem.Options(passes=("offload",))), target=GPU)
+    assert asked.passes == ("offload",)
+    assert asked.asked
+    assert not called.asked

@@ -29,8 +29,7 @@ def optimize_model(model: Any, engine: Engine) -> ModelFunctions:
     compiled, changes = keras_functions.is_compiled(model), engine.rewrites or engine.budget is not None
     functions = []
     if engine.rewrites and not getattr(model, "run_eagerly", False):
-        passes = tuple(name for name in engine.options.passes if name != "offload")
-        inference = replace(engine, options=replace(engine.options, passes=passes))
+        inference = replace(engine, left_out=("offload",))
         names = [name for name in ("predict", "test")[: 1 + compiled] if not keras_functions.makes_its_own(model, name)]
         functions = [ModelFunction(model, name, inference) for name in names]
     if compiled or engine.must_fit or not engine.rewrites:

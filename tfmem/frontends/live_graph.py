@@ -148,7 +148,7 @@ def _replace_layers(graph: Any, editor: LiveEditor, engine: Engine, fetches: Seq
         traced=graph.building_function,
     )
     source = _LiveSource(read, editor, fetches)
-    done = run_passes(Phase.BEFORE_GRAPPLER, engine.options.passes, source, {"recurrent": lambda _: needs})
+    done = run_passes(Phase.BEFORE_GRAPPLER, engine.passes, source, {"recurrent": lambda _: needs})
     return recurrent_plan(done) if done else RecurrentPlan()
 
 

@@ -73,7 +73,7 @@ def replace_recurrent(
         return product_needs(recurrent_plan(done), target, options) if final else None
 
     needs = {"recurrent": recurrences, "products": products}
-    done = run_passes(Phase.BEFORE_GRAPPLER, options.passes, source, needs)
+    done = run_passes(Phase.BEFORE_GRAPPLER, ("recurrent",), source, needs)
     if done["recurrent"].failed:
         shaped_graph(captured, feed_shapes)  # raises the GraphError of a graph that was none before
     return source.captured, with_products(recurrent_plan(done), done.get("products"))

@@ -74,7 +74,7 @@ def _as_before(body: Source, planned: Mapping[Hashable, tuple[Source, Stitching]
 
 def _stitched(source: Source, engine: Engine, needs: Needs) -> Stitching:
     handed = {"fusion": lambda _: needs}
-    return stitching(run_passes(Phase.AFTER_GRAPPLER, engine.options.passes, source, handed))
+    return stitching(run_passes(Phase.AFTER_GRAPPLER, engine.passes, source, handed))
 
 
 def with_regions(report: Report, done: Stitching, why: str) -> Report:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from custom_ops.errors import TfmemError, warn
@@ -18,7 +18,7 @@ from graph_passes.pipeline import Phase, runs
 from graph_passes.recurrent.match import RecurrentPlan
 from graph_passes.report import Report
 from tfmem.devices import Target, memory
-from tfmem.options import Options, parse_budget, workspace_limits
+from tfmem.options import Options, PassName, default_passes, parse_budget, workspace_limits
 from tfmem.runtime.host_memory import require_room
 from tfmem.runtime.measuring_lock import alone
 
@@ -35,6 +35,8 @@ class Engine:
         target: the device whose memory is planned.
         link: bandwidth between the device and where tensors go.
         asked: whether the user asked for the recurrent pass: then a recurrence that stays is worth a warning.
+        called: whether what is optimised is called by this process, again and again.
+        left_out: passes that do not run, whatever the options say.
         label: what users call the object, for the progress line; "" for the function's name.
         warned: the causes of which the user was warned, once for all steps of the object.
     """
@@ -44,6 +46,8 @@ class Engine:
     target: Target
     link: Link
     asked: bool = False
+    called: bool = False
+    left_out: Collection[str] = ()
     label: str = ""
     warned: set[str] = field(default_factory=set)
 
@@ -81,6 +85,14 @@ class Engine:
         return notes
 
     @property
+    def passes(self) -> tuple[PassName, ...]:
+        """Those that run: the user's, or the default ones."""
+        given = self.options.passes
+        if given is None:
+            given = default_passes(self.options, timed=self.called and self.target.is_gpu)
+        return tuple(name for name in given if name not in self.left_out)
+
+    @property
     def budget(self) -> int | None:
         """Bytes; None for no limit.
 
@@ -88,7 +100,7 @@ class Engine:
             InvalidBudgetError: the budget is none for this device.
         """
         budget = parse_budget(self.options.memory_budget, self.target.memory)
-        if not runs(Phase.UNDER_BUDGET, self.options.passes):
+        if not runs(Phase.UNDER_BUDGET, self.passes):
             return None
         return self.target.memory if budget is None and self.target.is_gpu else budget
 
@@ -170,12 +182,12 @@ class Engine:
     @property
     def replaces(self) -> bool:
         """Whether recurrent layers are to be replaced."""
-        return runs(Phase.BEFORE_GRAPPLER, self.options.passes)
+        return runs(Phase.BEFORE_GRAPPLER, self.passes)
 
     @property
     def stitches(self) -> bool:
         """Whether regions of ops are to be stitched."""
-        return runs(Phase.AFTER_GRAPPLER, self.options.passes)
+        return runs(Phase.AFTER_GRAPPLER, self.passes)
 
     @property
     def rewrites(self) -> bool:
@@ -196,7 +208,7 @@ class Engine:
             decision="unchanged: no budget",
             peak_before=0,
             peak_predicted=0,
-            passes=self.options.passes,
+            passes=self.passes,
         )
 
     def left_alone(self, report: Report, error: TfmemError, replaced: bool) -> Report:

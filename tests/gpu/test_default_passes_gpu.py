@@ -1,4 +1,4 @@
-"""A step is stitched on a GPU, behind its first calls."""
+"""What `tfmem.optimize(step)` does on a GPU, with no option: the step is stitched, behind its first calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 import tensorflow as tf
 
 import tfmem
-from tests.tf.stitched_steps import PASSES
 
 PATIENCE = 90.0  # seconds until it has to be decided
 
@@ -39,7 +38,7 @@ class Net:
 @pytest.mark.usefixtures("float32_products")
 def test_a_step_is_stitched(tmp_path: Any) -> None:
     plain, net = Net(), Net()
-    step = tfmem.optimize(net.step, passes=PASSES, cache_directory=str(tmp_path))
+    step = tfmem.optimize(net.step, cache_directory=str(tmp_path))
     x = tf.constant(np.random.default_rng(1).normal(size=(32, 64)).astype(np.float32))
     end = time.monotonic() + PATIENCE
     while True:
@@ -51,3 +50,9 @@ def test_a_step_is_stitched(tmp_path: Any) -> None:
     assert report.regions
     for _ in range(20):
         np.testing.assert_allclose(step(x), plain.step(x), rtol=1e-4)
+
+
+def test_with_a_budget_it_is_not() -> None:
+    step = tfmem.optimize(Net().step, memory_budget="1GiB", cache_directory="")
+    step(tf.zeros([32, 64]))
+    assert "fusion" not in tfmem.report(step).passes

@@ -1,8 +1,8 @@
 """Shapes that a program set itself (`set_shape`), which a GraphDef does not hold.
 
-Relies on `_output_shapes`, which TensorFlow's importer takes as a node's shapes and infers the others from; on the graph
-that a function of a `FuncGraph` was made of (`_functions`, `_cached_graph`); and on names that Grappler's layout optimizer
-gives (`-LayoutOptimizer`).
+Relies on `_output_shapes`, which TensorFlow's importer takes as a node's shapes and infers the others from; on the
+graph that a function of a `FuncGraph` was made of (`_functions`, `_cached_graph`); and on names that Grappler's layout
+optimizer gives (`-LayoutOptimizer`).
 """
 
 from __future__ import annotations

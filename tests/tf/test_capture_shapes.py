@@ -134,6 +134,22 @@ def test_shapes_that_grappler_permutes_and_nobody_can_infer(device):
     assert found["Relu"] == ([None, 4, None, None] if device == "GPU" else [None, 4, 9, 4])
 
 
+@pytest.mark.parametrize("device", ["CPU", "GPU"])
+def test_shapes_that_grappler_permutes_again(device):
+    """A mean over pixels has no layout, so nothing is transposed back before the next convolution."""
+    weights = tf.Variable(tf.ones([3, 3, 4, 4]))
+
+    def function(x):
+        means = tf.reduce_mean(tf.nn.relu(tf.nn.conv2d(x, weights, 1, "SAME")), [1, 2])
+        y = unknown(means[:, None, None, :] * tf.ones([1, 4, 9, 1]))
+        y = tf.tanh(tf.nn.conv2d(y, weights, 1, "SAME"))
+        y.set_shape([None, 4, 9, 4])
+        return tf.exp(unknown(y))
+
+    found = shapes_of(function, tf.TensorSpec([None, None, None, 4]), device=device)
+    assert found["Tanh"] == ([None, 4, None, None] if device == "GPU" else [None, 4, 9, 4])
+
+
 def graph_with_shapes():
     graph = tf.Graph()
     with graph.as_default():

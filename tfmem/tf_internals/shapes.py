@@ -19,7 +19,6 @@ Shapes = Mapping[str, list[tf.TensorShape]]  # of all outputs of an op
 
 _WITHOUT = (tf.resource, tf.variant)  # what they refer to counts, not they
 _GRAPPLERS_LAYOUT = "-LayoutOptimizer"  # how the names end of ops that Grappler inserts to change a layout
-_TRANSPOSING = ("Transpose", "DataFormatVecPermute")
 
 
 def traced_graphs(graph: tf.Graph) -> dict[str, tf.Graph]:
@@ -66,9 +65,9 @@ def with_shapes(graph_def: GraphDef, shapes: Shapes) -> GraphDef:
 def _lost(graph: tf.Graph, captured: Captured) -> dict[str, list[tf.TensorShape]]:
     """The ops of which the program knew more, with what it knew."""
     lost = {}
-    moved = _in_another_layout(graph, captured)
+    behind = _behind_layouts(graph, captured)
     for op in graph.get_operations():
-        if op.name in moved:
+        if op.name in behind:
             continue
         if all(output.shape.is_fully_defined() or output.dtype in _WITHOUT for output in op.outputs):
             continue
@@ -83,22 +82,26 @@ def _lost(graph: tf.Graph, captured: Captured) -> dict[str, list[tf.TensorShape]
     return lost
 
 
-def _in_another_layout(graph: tf.Graph, captured: Captured) -> set[str]:
-    """Names of ops that Grappler may have left compute with axes in another order: what the program knew is not so.
+def _behind_layouts(graph: tf.Graph, captured: Captured) -> set[str]:
+    """Names of the ops behind those by which Grappler changes layouts: what the program knew may be of other axes.
 
     Grappler transposes the inputs of a convolution, and the results back. An op in between that has no `data_format`
     is as it was but for its shape:
 
         x [n, h, w, c] -> Transpose -> Conv2D [n, c, h, w] -> Relu [n, c, h, w] -> Transpose -> y [n, h, w, c]
+
+    Ops behind the last transposition count, too: it is missing where the layout makes no difference, as behind a mean
+    over h and w, so that which ops are in between cannot be told by counting.
     """
-    moved: set[str] = set()
-    for op in graph.get_operations():  # each behind those that it reads
-        inside = any(tensor.op.name in moved for tensor in op.inputs)
-        if op.name.endswith(_GRAPPLERS_LAYOUT) and op.type in _TRANSPOSING and _traced(op, captured) is None:
-            inside = not inside
-        if inside:
-            moved.add(op.name)
-    return moved
+    pending = [
+        op for op in graph.get_operations() if op.name.endswith(_GRAPPLERS_LAYOUT) and _traced(op, captured) is None
+    ]
+    behind = {op.name for op in pending}
+    while pending:
+        readers = {op.name: op for output in pending.pop().outputs for op in output.consumers()}
+        pending += [op for name, op in readers.items() if name not in behind]
+        behind.update(readers)
+    return behind
 
 
 def _traced(op: tf.Operation, captured: Captured) -> tf.Operation | None:

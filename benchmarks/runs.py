@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, Protocol, TypeVar
 
 from benchmarks.records import ROOT, load
@@ -141,7 +142,10 @@ def in_process(module: str, task: Mapping[str, Any], timeout: float, **environme
 
 
 def _run(command: list[str], variables: Mapping[str, str], timeout: float) -> tuple[int | None, str]:
-    """The exit status, None if it took too long; and the end of what it wrote, then with where its threads were."""
+    """The exit status, None if it took too long; and the end of what it wrote, then with where its threads were.
+
+    It ends with this process, where that is asked to end: it would disturb whatever is measured next.
+    """
     process = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -152,6 +156,7 @@ def _run(command: list[str], variables: Mapping[str, str], timeout: float) -> tu
         errors="replace",
         start_new_session=True,  # so that processes which it started end with it
     )
+    before = signal.signal(signal.SIGTERM, _end)
     status: int | None = None
     try:
         said = process.communicate(timeout=timeout)[1]
@@ -163,4 +168,13 @@ def _run(command: list[str], variables: Mapping[str, str], timeout: float) -> tu
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             said = process.communicate()[1]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
     return status, said[-SHOWN:]
+
+
+def _end(signum: int, frame: FrameType | None) -> None:
+    """As ctrl-C does: what is under way is cleaned up."""
+    raise SystemExit(128 + signum)

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from benchmarks.records import ROOT
 from benchmarks.runs import in_process
 
 WORKER = """
-import json, sys, threading, time
+import json, os, sys, threading, time
 task, result = json.loads(sys.argv[1]), sys.argv[2]
+if "pid" in task:
+    open(task["pid"] + ".part", "w").write(str(os.getpid()))
+    os.rename(task["pid"] + ".part", task["pid"])
 if "wrote" in task["does"]:
     open(result, "w").write(json.dumps({"status": "ok"}))
 def waits_for_ever():
@@ -39,3 +50,24 @@ def test_a_worker_says_why_there_is_no_result(
     assert found["status"] == status
     assert said in found.get("message", "")
     assert found["process_seconds"] < 8
+
+
+def test_a_worker_ends_with_who_began_it(tmp_path: Path) -> None:
+    (tmp_path / "some_worker.py").write_text(WORKER)
+    pid = tmp_path / "pid"
+    imports = "import json, sys; from benchmarks.runs import in_process"
+    begin = f"{imports}; in_process('some_worker', json.loads(sys.argv[1]), 60)"
+    task = json.dumps({"does": "hangs", "pid": str(pid)})
+    paths = {"PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path)))}
+    process = subprocess.Popen([sys.executable, "-c", begin, task], env={**os.environ, **paths})
+    _until(pid.exists)
+    process.terminate()
+    assert process.wait(20) == 128 + signal.SIGTERM
+    _until(lambda: not Path("/proc", pid.read_text()).exists())
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)

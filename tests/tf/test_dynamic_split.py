@@ -29,13 +29,13 @@ def fixture_short_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(handles, "forward_backward", limited(handles.forward_backward))
 
-    def exhausted(traced, given, options):
+    def exhausted(traced, given):
         if given[1].shape[0] - 1 > MOST:
             raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
-        return call_traced(traced, given, options)
+        return call_unrecorded(traced, given)
 
-    call_traced = handles.call_traced
-    monkeypatch.setattr(handles, "call_traced", exhausted)
+    call_unrecorded = handles.call_unrecorded
+    monkeypatch.setattr(handles, "call_unrecorded", exhausted)
 
 
 def made(optimizer: dynamic.SGD | dynamic.Adam) -> tuple[TreeLSTM, dynamic.Handle, dynamic.Batch]:

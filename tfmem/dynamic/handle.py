@@ -22,7 +22,7 @@ from tfmem.dynamic.kinds import NodeKind, State, record
 from tfmem.dynamic.optimizers import Optimizer
 from tfmem.dynamic.parts import Parts, Run, apply, in_halves, in_parts
 from tfmem.dynamic.recorded import RecordedKinds
-from tfmem.tf_internals.concrete_function import call_traced
+from tfmem.tf_internals.early_results import call_unrecorded, with_early_results
 
 
 @dataclass(frozen=True)
@@ -276,7 +276,7 @@ class Handle:
             program = self._programs.of(self._training) if choice is None else choice.program
             traced = self._traced_step(program, loss_weights is not None, seed is not None)
             try:
-                losses, *found = call_traced(traced, tuple(given), {})
+                losses, *found = call_unrecorded(traced, given)
             except tf.errors.ResourceExhaustedError:
                 if int(tensors.kinds.row_splits.shape[0]) < 3:  # one example
                     raise
@@ -308,9 +308,11 @@ class Handle:
                 signature += [tf.TensorSpec([None], tf.float32)] * has_weights + [
                     tf.TensorSpec([], tf.int64)
                 ] * has_seed
-                self._traced[key] = tf.function(
-                    lambda *given: self._flat_step(given, program, has_weights, has_seed), input_signature=signature
-                ).get_concrete_function()
+                self._traced[key] = with_early_results(
+                    tf.function(
+                        lambda *given: self._flat_step(given, program, has_weights, has_seed), input_signature=signature
+                    ).get_concrete_function()
+                )
             return self._traced[key]
 
     def _flat_step(

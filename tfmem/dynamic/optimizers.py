@@ -64,8 +64,7 @@ class Adam:
 
     def rates(self, step: tf.Tensor) -> tf.Tensor:
         """What the op is told in a step, of which the first is 1."""
-        fixed = tf.constant([self.learning_rate, self.beta_1, self.beta_2, self.epsilon])
-        return tf.concat([fixed, tf.cast(step, tf.float32)[None]], 0)
+        return tf.stack([self.learning_rate, self.beta_1, self.beta_2, self.epsilon, tf.cast(step, tf.float32)])
 
     def update(
         self, step: tf.Tensor, gradient: tf.Tensor, value: tf.Tensor, m: tf.Tensor, v: tf.Tensor

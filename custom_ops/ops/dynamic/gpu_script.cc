@@ -11,6 +11,7 @@ namespace {
 
 constexpr uint32_t kNowhere = 0xFFFFFFFF;
 constexpr int64_t kLargestPlace = kNowhere - 1;
+constexpr int kCallWords = 3;
 constexpr int64_t kGathered = 64;      // nodes of an instruction
 constexpr int64_t kSummedLosses = 64;  // examples of an instruction
 constexpr int64_t kTableRows = 16;     // of a table, summed by an instruction, at most
@@ -23,6 +24,45 @@ constexpr int64_t kCyclesOfStep = 700, kCyclesOfHalfStep = 520, kCyclesOfTile = 
 
 uint32_t First(GpuOp op, int words) { return static_cast<uint32_t>(op) | words << 8; }
 
+// What each processor has to do in a phase, and who has the least: the first of those that have.
+// A tree of pairs, each of which names the one of its two that has less, so that neither to add to a
+// load nor to find the least looks at all processors.
+class Loads {
+ public:
+  explicit Loads(int64_t processors) : loads_(processors) {
+    while (leaves_ < processors) leaves_ *= 2;
+    least_.resize(2 * leaves_);
+    for (int64_t i = 0; i < leaves_; ++i) {
+      least_[leaves_ + i] = std::min<int64_t>(i, processors - 1);
+    }
+    for (int64_t at = leaves_ - 1; at > 0; --at) least_[at] = LessOf(at);
+    cleared_ = least_;
+  }
+
+  int64_t Least() const { return least_[1]; }
+
+  void Add(int64_t processor, int64_t cost) {
+    loads_[processor] += cost;
+    for (int64_t at = (leaves_ + processor) / 2; at > 0; at /= 2) least_[at] = LessOf(at);
+  }
+
+  void Clear() {
+    std::fill(loads_.begin(), loads_.end(), 0);
+    least_ = cleared_;
+  }
+
+ private:
+  int LessOf(int64_t at) const {
+    const int first = least_[2 * at], second = least_[2 * at + 1];
+    return loads_[second] < loads_[first] ? second : first;
+  }
+
+  std::vector<int64_t> loads_;
+  int64_t leaves_ = 1;
+  std::vector<int> least_;    // of the tree: [1] is its root, and pair `at` is of [2 at] and [2 at + 1]
+  std::vector<int> cleared_;  // the tree when nobody has anything to do
+};
+
 class Builder {
  public:
   Builder(const DynamicSpec& spec, const GpuProgram& program, const DynamicBatch& batch,
@@ -33,7 +73,7 @@ class Builder {
         layout_(layout),
         call_(call),
         scripts_(program.processors),
-        load_(program.processors),
+        loads_(program.processors),
         called_(program.processors),
         phase_of_(program.processors, -1) {}
 
@@ -57,6 +97,9 @@ class Builder {
     sent->phases = phase_;
     const int64_t table = program_.table;
     const uint32_t common = sent->common = sent->words.size();
+    size_t words = common + common_.size();
+    for (const std::vector<uint32_t>& script : scripts_) words += script.size() + kCallWords;
+    sent->words.reserve(words);
     sent->words.insert(sent->words.end(), common_.begin(), common_.end());
     for (size_t i = 0; i < scripts_.size(); ++i) {
       Call(i, common_.size());
@@ -178,7 +221,7 @@ class Builder {
     for (int64_t row = 0; row < rows.count; row += height) {
       const int64_t count = std::min(height, rows.count - row);
       for (int64_t output = 0; output < segment.outputs; output += kTile) {
-        Add(Least(), TileCycles(segment, count),
+        Add(loads_.Least(), TileCycles(segment, count),
             {First(GpuOp::kMultiply, 5), static_cast<uint32_t>(segment.number),
              static_cast<uint32_t>(rows.first + row), static_cast<uint32_t>(count),
              static_cast<uint32_t>(output)});
@@ -190,7 +233,7 @@ class Builder {
     if (segments.empty()) return;
     const int64_t block = (rows.count + program_.processors - 1) / program_.processors;
     for (int64_t row = 0; row < rows.count; row += block) {
-      const int64_t count = std::min(block, rows.count - row), processor = Least();
+      const int64_t count = std::min(block, rows.count - row), processor = loads_.Least();
       for (const GpuSegment* segment : segments) {
         Add(processor, segment->cost * count,
             {First(GpuOp::kRun, 4), static_cast<uint32_t>(segment->number),
@@ -210,7 +253,7 @@ class Builder {
           for (end = row + 1; end < looked_up[i].rows() && end - row < kTableRows; ++end) {
             if (first[end + 1] - first[row] > kTableEntries) break;
           }
-          Add(Least(), 500 + 200 * (first[end] - first[row]),
+          Add(loads_.Least(), 500 + 200 * (first[end] - first[row]),
               {First(GpuOp::kSumRows, 4), number, static_cast<uint32_t>(row),
                static_cast<uint32_t>(end - row)});
         }
@@ -218,7 +261,7 @@ class Builder {
       }
       for (int64_t row = 0; row < Tiles(parameter.rows); ++row) {
         for (int64_t column = 0; column < Tiles(parameter.columns); ++column) {
-          Add(Least(), 20 * batch_.nodes + 3000,
+          Add(loads_.Least(), 20 * batch_.nodes + 3000,
               {First(GpuOp::kGradient, 4), number, static_cast<uint32_t>(row),
                static_cast<uint32_t>(column)});
         }
@@ -232,7 +275,7 @@ class Builder {
   void Results(GpuSent* sent) {
     for (int64_t first = 0; first < batch_.examples; first += kSummedLosses) {
       const int64_t count = std::min(kSummedLosses, batch_.examples - first);
-      Add(Least(), 100,
+      Add(loads_.Least(), 100,
           {First(GpuOp::kLosses, 3), static_cast<uint32_t>(first), static_cast<uint32_t>(count)});
     }
     const int64_t outputs = MostOutputs(spec_);
@@ -270,20 +313,18 @@ class Builder {
     sent->words.insert(sent->words.end(), places.begin(), places.end());
     for (int64_t first = 0; first < batch_.nodes; first += kGathered) {
       const int64_t count = std::min(kGathered, batch_.nodes - first);
-      Add(Least(), count * width / 64,
+      Add(loads_.Least(), count * width / 64,
           {First(GpuOp::kGather, 6), static_cast<uint32_t>(pointer), static_cast<uint32_t>(width),
            list, static_cast<uint32_t>(first), static_cast<uint32_t>(count)});
     }
   }
-
-  int64_t Least() const { return std::min_element(load_.begin(), load_.end()) - load_.begin(); }
 
   void Add(int64_t processor, int64_t cost, std::initializer_list<uint32_t> words) {
     Task& task = tasks_.emplace_back();
     task.processor = processor;
     task.count = words.size();
     std::copy(words.begin(), words.end(), task.words);
-    load_[processor] += cost;
+    loads_.Add(processor, cost);
   }
 
   // Whoever takes part in a phase waits for all who took part in the one before.
@@ -321,7 +362,7 @@ class Builder {
     ++phase_;
     tasks_.clear();
     for_all_.clear();
-    std::fill(load_.begin(), load_.end(), 0);
+    loads_.Clear();
   }
 
   // What the processor has not yet done of what is common, up to `end`.
@@ -330,7 +371,7 @@ class Builder {
     if (begin < end) {
       scripts_[processor].insert(
           scripts_[processor].end(),
-          {First(GpuOp::kCall, 3), static_cast<uint32_t>(begin), static_cast<uint32_t>(end)});
+          {First(GpuOp::kCall, kCallWords), static_cast<uint32_t>(begin), static_cast<uint32_t>(end)});
     }
     begin = end;
   }
@@ -347,7 +388,7 @@ class Builder {
   const DynamicLayout& layout_;
   const GpuCall call_;
   std::vector<std::vector<uint32_t>> scripts_;
-  std::vector<int64_t> load_;
+  Loads loads_;
   std::vector<Task> tasks_;        // of this phase
   std::vector<uint32_t> common_;   // whole phases of those that have nothing else to do in them
   std::vector<size_t> called_;     // how much of that each processor has done

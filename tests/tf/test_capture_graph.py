@@ -11,6 +11,7 @@ from graph_passes.graph.ir import DataType, TensorId
 from graph_passes.graph.rewrite import Rewrite
 from tfmem.frontends.graph_def import capture_graph_def, capture_meta_graph, restore_graph_def, restore_meta_graph
 from tfmem.frontends.live_graph import _LiveSource
+from tfmem.tf_internals import grappler
 from tfmem.tf_internals.build import shaped_graph
 from tfmem.tf_internals.concrete_function import capture_concrete
 from tfmem.tf_internals.grappler import run_grappler, session_config, without_grappler
@@ -225,6 +226,44 @@ def test_layout_follows_the_device():
 
     assert layouts("GPU") == [b"NCHW"]
     assert layouts("CPU") == [b"NHWC"]
+
+
+@pytest.mark.parametrize(
+    ("capability", "tf32", "dtype", "depthwise", "layout"),
+    [
+        ((9, 0), True, "float32", False, b"NHWC"),
+        ((8, 0), True, "float32", False, b"NHWC"),
+        ((7, 0), True, "float32", False, b"NCHW"),  # no TF32
+        ((9, 0), False, "float32", False, b"NCHW"),
+        ((9, 0), True, "float64", False, b"NCHW"),
+        ((9, 0), True, "float32", True, b"NCHW"),
+    ],
+)
+def test_what_is_stitched_keeps_a_layout_that_tf32_computes_in(
+    capability, tf32, dtype, depthwise, layout, monkeypatch, request
+):
+    monkeypatch.setattr(grappler, "_capability", lambda: capability)
+    request.addfinalizer(lambda: tf.config.experimental.enable_tensor_float_32_execution(True))
+    tf.config.experimental.enable_tensor_float_32_execution(tf32)
+    weights = tf.Variable(tf.ones([3, 3, 4, 4], dtype))
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            x = tf.nn.relu(tf.nn.conv2d(x, weights, 1, "SAME"))
+            if depthwise:
+                x = tf.nn.depthwise_conv2d(x, weights, [1, 1, 1, 1], "SAME")
+            loss = tf.reduce_sum(x)
+        return tape.gradient(loss, weights)
+
+    captured = capture_concrete(step.get_concrete_function(tf.TensorSpec([2, 8, 8, 4], dtype)))
+
+    def layouts(stitched):
+        nodes = run_grappler(captured, device="GPU", stitched=stitched).graph_def.node
+        return {node.attr["data_format"].s for node in nodes if "Conv2D" in node.op}
+
+    assert layouts(stitched=True) == {layout}
+    assert layouts(stitched=False) == {b"NCHW"}
 
 
 def test_inference_knows_shapes_of_captured_variables():

@@ -21,7 +21,7 @@ NOTHING = "nothing to stitch"
 
 def grappled(captured: Captured, engine: Engine) -> Captured:
     """`captured` after Grappler."""
-    return run_grappler(captured, device=engine.target.kind, nested=engine.stitches)
+    return run_grappler(captured, device=engine.target.kind, stitched=engine.stitches)
 
 
 def stitched(optimized: Captured, engine: Engine, roots: Collection[str] | None = None) -> tuple[Captured, Stitching]:

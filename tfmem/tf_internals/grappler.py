@@ -40,8 +40,12 @@ NO_GRAPPLER = {"_noinline": True, "_tf_data_function": True}
 # control edges, does not know that.
 _STATEFUL_CONTROL_FLOW = frozenset({"While", "If", "Case"})
 
+# Ops that keep the layout that a program gave them where TF32 is allowed, if a graph has no other convolutions.
+_CONVOLUTIONS_2D = frozenset({"Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter"})
+_TENSOR_FLOAT_32 = 8, 0  # the compute capability of the first GPUs that have it (Ampere)
 
-def run_grappler(captured: Captured, *, device: str | None = None, nested: bool = False) -> Captured:
+
+def run_grappler(captured: Captured, *, device: str | None = None, stitched: bool = False) -> Captured:
     """Inline calls and run Grappler's default optimizers, as the user's context configures them,
     memory's turned off.
 
@@ -49,7 +53,9 @@ def run_grappler(captured: Captured, *, device: str | None = None, nested: bool 
         captured: what capture gave.
         device: "CPU" or "GPU": where ops without a device are assumed to run, which decides on
             layouts and fused ops. None: the GPU if the process sees one.
-        nested: keep loops and conditions within bodies as single ops, too, for passes that edit bodies.
+        stitched: the graph is to be stitched. Loops and conditions within bodies then stay single ops, too, since
+            passes edit bodies; and convolutions may stay in channels last (`_in_channels_last`), which TensorFlow's own
+            batch normalization is slow in.
 
     Returns:
         The optimised graph. Feeds, fetches and control fetches keep their names; `creation_order`
@@ -64,7 +70,9 @@ def run_grappler(captured: Captured, *, device: str | None = None, nested: bool 
     config.CopyFrom(context.context().config)
     if not config.graph_options.rewrite_options.disable_meta_optimizer:
         inlined = without_unread(inlined)
-        optimized = _optimize(config, inlined.graph_def, captured, keep, device, nested)
+        if stitched and device == "GPU" and _in_channels_last(inlined.graph_def):
+            config.graph_options.rewrite_options.layout_optimizer = rewriter_config_pb2.RewriterConfig.OFF
+        optimized = _optimize(config, inlined.graph_def, captured, keep, device, stitched)
         inlined = replace(inlined, graph_def=optimized)
     return replace(inlined, creation_order=order)
 
@@ -116,6 +124,21 @@ def _disabled(executor: str | None, serialized: bytes) -> context.FunctionCallOp
     config = ConfigProto.FromString(serialized)
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     return context.FunctionCallOptions(executor, config)
+
+
+def _in_channels_last(graph_def: GraphDef) -> bool:
+    """Whether a GPU computes all convolutions of a graph in channels last, whatever layout they ask for.
+
+    So it is for float32 where TF32 is allowed (`ComputeInNhwcEnabled` of TensorFlow's conv_ops_gpu.cc). Grappler asks
+    for channels first there, as its rule is from before TF32, and each convolution changes its operands' layout and its
+    result's: of ResNet-50's step on an H100 a fifth of all kernels' time.
+    """
+    if _capability() < _TENSOR_FLOAT_32 or not tf.config.experimental.tensor_float_32_execution_enabled():
+        return False
+    found = [node for node in every_node(graph_def) if "Conv" in node.op and "data_format" in node.attr]
+    return bool(found) and all(
+        node.op in _CONVOLUTIONS_2D and node.attr["T"].type == tf.float32.as_datatype_enum for node in found
+    )
 
 
 def _optimize(
@@ -171,8 +194,13 @@ def _properties(device: str, device_name: str) -> device_properties_pb2.NamedDev
     named.properties.type = device
     named.properties.num_cores = 1
     named.properties.frequency = 1000
-    physical = tf.config.list_physical_devices("GPU") if device == "GPU" else []
-    if physical:
-        capability = tf.config.experimental.get_device_details(physical[0]).get("compute_capability", (7, 0))
-        named.properties.environment["architecture"] = ".".join(map(str, capability))
+    if device == "GPU" and tf.config.list_physical_devices("GPU"):
+        named.properties.environment["architecture"] = ".".join(map(str, _capability()))
     return named
+
+
+def _capability() -> tuple[int, int]:
+    """Of the first GPU; that of a Volta where there is none, or TensorFlow does not know it."""
+    for device in tf.config.list_physical_devices("GPU"):
+        return tf.config.experimental.get_device_details(device).get("compute_capability", (7, 0))
+    return 7, 0

@@ -118,17 +118,26 @@ class RowWriter(PieceWriter):
     # ---- A row
 
     def _around(self, body: list[str]) -> list[str]:
-        """The loop over rows."""
+        """The loop over rows; backward in every second phase, which begins with what the one before has left in L2."""
         piece, rows = self.piece, self.owner.rows
         if not piece.rows:
             return ["{", *body, "}"]
         at = used(positions(self.pattern, piece.rows, "row"), body)
         count = f"const Index rows = {product([self.pattern.size(axis) for axis in piece.rows])};"
+        before = {other.phase for other in self.plan.pieces if other.looped and other.rows == piece.rows}
+        backward = sum(phase < piece.phase for phase in before) % 2 == 1
         if rows == 1:
-            return [count, "for (Index row = cta; row < rows; row += ctas) {", *at, *body, "}"]
+            head = "for (Index row = cta; row < rows; row += ctas) {"
+            if backward:
+                head = "for (Index row = rows - 1 - cta; row >= 0; row -= ctas) {"
+            return [count, head, *at, *body, "}"]
+        head = f"for (Index first = Index(cta) * {rows}; first < rows; first += Index(ctas) * {rows}) {{"
+        if backward:
+            last = f"((rows + {rows - 1}) / {rows} - 1 - cta) * {rows}"
+            head = f"for (Index first = {last}; first >= 0; first -= Index(ctas) * {rows}) {{"
         return [
             count,
-            f"for (Index first = Index(cta) * {rows}; first < rows; first += Index(ctas) * {rows}) {{",
+            head,
             "const bool active = first + group < rows;  // others compute the last row, and store nothing",
             "const Index row = active ? first + group : rows - 1;",
             *at,

@@ -132,8 +132,8 @@ class Values:
     def packs(
         self, places: Iterable[int], axis: int, width: int, at: At, left: str
     ) -> tuple[list[str], dict[int, str]]:
-        """Loads those inputs among `places` several at a time that lie along `axis`, and draws random numbers so; and
-        the text of their elements."""
+        """Loads those inputs among `places` several at a time that lie along `axis`, and what earlier phases saved; and
+        draws random numbers so. Also the text of their elements."""
         lines, found = [], {}
         for number in places:
             node = self.program.nodes[number]
@@ -145,7 +145,19 @@ class Values:
                 state = f"tensor_{node.key}, tensor_{node.counter}, {number_of(node, at)}"
                 lines.append(f"const auto pack_{number} = drawn<{storage(node.dtype)}, {width}>({state});")
                 found[number] = f"pack_{number}.at[j]"
+            elif isinstance(node, Reduce) and self._is_saved_along(number, axis, width):
+                element = f"saved_{number} + {offset_along(self.pattern, self.program.types[number].axes, at)}"
+                lines.append(f"const auto pack_{number} = load<{width}>({element}{left});")
+                found[number] = f"pack_{number}.at[j]"
         return lines, found
+
+    def _is_saved_along(self, place: int, axis: int, width: int) -> bool:
+        """Whether a reduction's results lie in device memory, and those at `width` neighbours along `axis` at once."""
+        axes = self.program.types[place].axes
+        if width == 1 or not axes or axes[-1] != axis or place in self._arrays or not self.pattern.reduces(place):
+            return False
+        size = self.pattern.sizes[axis]
+        return len(axes) == 1 or (size is not None and size % width == 0)
 
     def is_packed(self, node: Input, axis: int, width: int) -> bool:
         return (

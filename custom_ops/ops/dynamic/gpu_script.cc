@@ -25,8 +25,8 @@ constexpr int64_t kCyclesOfStep = 700, kCyclesOfHalfStep = 520, kCyclesOfTile = 
 uint32_t First(GpuOp op, int words) { return static_cast<uint32_t>(op) | words << 8; }
 
 // What each processor has to do in a phase, and who has the least: the first of those that have.
-// A tree of pairs, each of which names the one of its two that has less, so that neither to add to a
-// load nor to find the least looks at all processors.
+// A tree of pairs, each of which names the one of its two that has less, so that neither to add to
+// a load nor to find the least looks at all processors.
 class Loads {
  public:
   explicit Loads(int64_t processors) : loads_(processors) {
@@ -59,7 +59,8 @@ class Loads {
 
   std::vector<int64_t> loads_;
   int64_t leaves_ = 1;
-  std::vector<int> least_;    // of the tree: [1] is its root, and pair `at` is of [2 at] and [2 at + 1]
+  std::vector<int>
+      least_;  // of the tree: [1] is its root, and pair `at` is of [2 at] and [2 at + 1]
   std::vector<int> cleared_;  // the tree when nobody has anything to do
 };
 
@@ -369,9 +370,9 @@ class Builder {
   void Call(int64_t processor, size_t end) {
     size_t& begin = called_[processor];
     if (begin < end) {
-      scripts_[processor].insert(
-          scripts_[processor].end(),
-          {First(GpuOp::kCall, kCallWords), static_cast<uint32_t>(begin), static_cast<uint32_t>(end)});
+      scripts_[processor].insert(scripts_[processor].end(),
+                                 {First(GpuOp::kCall, kCallWords), static_cast<uint32_t>(begin),
+                                  static_cast<uint32_t>(end)});
     }
     begin = end;
   }

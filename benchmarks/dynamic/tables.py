@@ -1,7 +1,7 @@
 """Writes what benchmarks.dynamic measured into docs/benchmarks_dynamic.md, between two markers.
 
 python -m benchmarks.dynamic.tables --cpu benchmarks/results/dynamic_cpu.json \
-  --host benchmarks/results/dynamic_host.json --gpu benchmarks/results/dynamic_h100.json"""
+  --host benchmarks/results/dynamic_host.json --gpu benchmarks/results/dynamic_h200.json"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Live graphs are edited in place; serialised ones go through capture, Grappler and restore."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,6 +13,7 @@ from graph_passes.graph.ir import DataType, TensorId
 from graph_passes.graph.rewrite import Rewrite
 from tfmem.frontends.graph_def import capture_graph_def, capture_meta_graph, restore_graph_def, restore_meta_graph
 from tfmem.frontends.live_graph import _LiveSource
+from tfmem.runtime.after_grappler import grappled, grappled_to_stitch
 from tfmem.tf_internals import grappler
 from tfmem.tf_internals.build import shaped_graph
 from tfmem.tf_internals.concrete_function import capture_concrete
@@ -258,12 +261,14 @@ def test_what_is_stitched_keeps_a_layout_that_tf32_computes_in(
 
     captured = capture_concrete(step.get_concrete_function(tf.TensorSpec([2, 8, 8, 4], dtype)))
 
-    def layouts(stitched):
-        nodes = run_grappler(captured, device="GPU", stitched=stitched).graph_def.node
-        return {node.attr["data_format"].s for node in nodes if "Conv2D" in node.op}
+    def layouts(optimized):
+        return {node.attr["data_format"].s for node in optimized.graph_def.node if "Conv2D" in node.op}
 
-    assert layouts(stitched=True) == {layout}
-    assert layouts(stitched=False) == {b"NCHW"}
+    engine = SimpleNamespace(target=SimpleNamespace(kind="GPU", is_gpu=True), stitches=True)
+    plain, to_stitch = grappled(captured, engine), grappled_to_stitch(captured, engine)
+    assert layouts(plain) == {b"NCHW"}
+    assert layouts(to_stitch or plain) == {layout}
+    assert (to_stitch is None) == (layout == b"NCHW")
 
 
 def test_inference_knows_shapes_of_captured_variables():

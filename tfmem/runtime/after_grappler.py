@@ -13,7 +13,7 @@ from tfmem.fusion.needs import fusion_needs, stitching
 from tfmem.runtime.engine import Engine
 from tfmem.tf_internals.captured import Captured
 from tfmem.tf_internals.captured_source import CapturedSource
-from tfmem.tf_internals.grappler import run_grappler
+from tfmem.tf_internals.grappler import run_grappler, wants_channels_last
 
 BY_MODEL = "stitched, as the model has it: nothing was timed"
 NOTHING = "nothing to stitch"
@@ -21,7 +21,14 @@ NOTHING = "nothing to stitch"
 
 def grappled(captured: Captured, engine: Engine) -> Captured:
     """`captured` after Grappler."""
-    return run_grappler(captured, device=engine.target.kind, stitched=engine.stitches)
+    return run_grappler(captured, device=engine.target.kind, nested=engine.stitches)
+
+
+def grappled_to_stitch(captured: Captured, engine: Engine) -> Captured | None:
+    """`captured` after Grappler in the layout that suits what is stitched; None where that is `grappled`'s."""
+    if not engine.target.is_gpu or not wants_channels_last(captured):
+        return None
+    return run_grappler(captured, device=engine.target.kind, nested=engine.stitches, keep_layout=True)
 
 
 def stitched(optimized: Captured, engine: Engine, roots: Collection[str] | None = None) -> tuple[Captured, Stitching]:

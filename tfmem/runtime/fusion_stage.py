@@ -149,7 +149,7 @@ class FusionStage:
             return
         try:
             plain = self._trace.optimized()
-            captured, found = stitched(plain, self._engine)
+            captured, found = stitched(self._trace.to_stitch(), self._engine)
             self.report = with_regions(self.report, found, self.report.fusion)
             if found.regions:
                 self._planned = self._choice(plain, captured)

@@ -20,7 +20,7 @@ from graph_passes.recurrent.match import RecurrentPlan
 from graph_passes.report import ORDERED, Report
 from tfmem.devices import conditions
 from tfmem.recurrent.replace import replace_recurrent, with_replacements
-from tfmem.runtime.after_grappler import grappled
+from tfmem.runtime.after_grappler import grappled, grappled_to_stitch
 from tfmem.runtime.dry_run import can_dry_run
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import estimated_peak
@@ -97,6 +97,11 @@ class Trace:
         if self._optimized is None:
             self._optimized = grappled(source, self._engine)
         return self._optimized
+
+    def to_stitch(self) -> Captured:
+        """`optimized`, in the layout that suits what is stitched. Raises what that raises."""
+        plain = self.optimized()
+        return grappled_to_stitch(self._captured_once(), self._engine) or plain
 
     def _captured_once(self) -> Captured:
         if self._source is None:

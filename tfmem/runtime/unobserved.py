@@ -18,7 +18,7 @@ from graph_passes.offload.plan import OffloadPlan
 from graph_passes.recurrent.match import RecurrentPlan
 from graph_passes.report import Report
 from tfmem.recurrent.replace import replace_recurrent, with_replacements
-from tfmem.runtime.after_grappler import grappled, stitched, unobserved
+from tfmem.runtime.after_grappler import grappled, grappled_to_stitch, stitched, unobserved
 from tfmem.runtime.engine import NOT_PLANNABLE, Engine
 from tfmem.runtime.faults import estimated_peak, fault_note, is_fault, left_by_fault
 from tfmem.runtime.progress import shown
@@ -132,7 +132,8 @@ def _stitched(
     ends = [node.name for node in captured.graph_def.node if node.name not in read]
     try:
         roots = unique([*map(op_name, (*fetches, *captured.fetches)), *ends])
-        planned, done = stitched(grappled(captured, engine), engine, roots)
+        optimized = grappled_to_stitch(captured, engine) or grappled(captured, engine)
+        planned, done = stitched(optimized, engine, roots)
     except Exception as error:
         if not is_fault(error, reading=True):
             raise

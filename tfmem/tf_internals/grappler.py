@@ -40,12 +40,14 @@ NO_GRAPPLER = {"_noinline": True, "_tf_data_function": True}
 # control edges, does not know that.
 _STATEFUL_CONTROL_FLOW = frozenset({"While", "If", "Case"})
 
-# Ops that keep the layout that a program gave them where TF32 is allowed, if a graph has no other convolutions.
+# Of all convolutions those of which it is known that TF32's kernels want channels last.
 _CONVOLUTIONS_2D = frozenset({"Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter"})
 _TENSOR_FLOAT_32 = 8, 0  # the compute capability of the first GPUs that have it (Ampere)
 
 
-def run_grappler(captured: Captured, *, device: str | None = None, stitched: bool = False) -> Captured:
+def run_grappler(
+    captured: Captured, *, device: str | None = None, nested: bool = False, keep_layout: bool = False
+) -> Captured:
     """Inline calls and run Grappler's default optimizers, as the user's context configures them,
     memory's turned off.
 
@@ -53,9 +55,8 @@ def run_grappler(captured: Captured, *, device: str | None = None, stitched: boo
         captured: what capture gave.
         device: "CPU" or "GPU": where ops without a device are assumed to run, which decides on
             layouts and fused ops. None: the GPU if the process sees one.
-        stitched: the graph is to be stitched. Loops and conditions within bodies then stay single ops, too, since
-            passes edit bodies; and convolutions may stay in channels last (`_in_channels_last`), which TensorFlow's own
-            batch normalization is slow in.
+        nested: keep loops and conditions within bodies as single ops, too, for passes that edit bodies.
+        keep_layout: leave convolutions in the layout that the program gave them.
 
     Returns:
         The optimised graph. Feeds, fetches and control fetches keep their names; `creation_order`
@@ -70,11 +71,27 @@ def run_grappler(captured: Captured, *, device: str | None = None, stitched: boo
     config.CopyFrom(context.context().config)
     if not config.graph_options.rewrite_options.disable_meta_optimizer:
         inlined = without_unread(inlined)
-        if stitched and device == "GPU" and _in_channels_last(inlined.graph_def):
+        if keep_layout:
             config.graph_options.rewrite_options.layout_optimizer = rewriter_config_pb2.RewriterConfig.OFF
-        optimized = _optimize(config, inlined.graph_def, captured, keep, device, stitched)
+        optimized = _optimize(config, inlined.graph_def, captured, keep, device, nested)
         inlined = replace(inlined, graph_def=optimized)
     return replace(inlined, creation_order=order)
+
+
+def wants_channels_last(captured: Captured) -> bool:
+    """Whether the kernels for all convolutions of a graph want channels last, on the first GPU.
+
+    TF32's do, which float32 is multiplied by where it is allowed. Grappler asks for channels first all the same, as its
+    rule is from before TF32, and cuDNN then changes the layout of each convolution's operands and result: of
+    ResNet-50's step on an H100 a fifth of all kernels' time. But TensorFlow's own batch normalization is slow in
+    channels last, so this is for what is stitched.
+    """
+    if _capability() < _TENSOR_FLOAT_32 or not tf.config.experimental.tensor_float_32_execution_enabled():
+        return False
+    found = [node for node in every_node(captured.graph_def) if "Conv" in node.op and "data_format" in node.attr]
+    return bool(found) and all(
+        node.op in _CONVOLUTIONS_2D and node.attr["T"].type == tf.float32.as_datatype_enum for node in found
+    )
 
 
 def session_config(base: ConfigProto | None = None) -> ConfigProto:
@@ -124,21 +141,6 @@ def _disabled(executor: str | None, serialized: bytes) -> context.FunctionCallOp
     config = ConfigProto.FromString(serialized)
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     return context.FunctionCallOptions(executor, config)
-
-
-def _in_channels_last(graph_def: GraphDef) -> bool:
-    """Whether a GPU computes all convolutions of a graph in channels last, whatever layout they ask for.
-
-    So it is for float32 where TF32 is allowed (`ComputeInNhwcEnabled` of TensorFlow's conv_ops_gpu.cc). Grappler asks
-    for channels first there, as its rule is from before TF32, and each convolution changes its operands' layout and its
-    result's: of ResNet-50's step on an H100 a fifth of all kernels' time.
-    """
-    if _capability() < _TENSOR_FLOAT_32 or not tf.config.experimental.tensor_float_32_execution_enabled():
-        return False
-    found = [node for node in every_node(graph_def) if "Conv" in node.op and "data_format" in node.attr]
-    return bool(found) and all(
-        node.op in _CONVOLUTIONS_2D and node.attr["T"].type == tf.float32.as_datatype_enum for node in found
-    )
 
 
 def _optimize(

@@ -27,12 +27,15 @@ class Exploration:
         operands: a seed reads no more.
         window: a pattern lies within twice so many nodes, half of which at least come before or behind its seed.
         each: patterns that grow from a seed.
+        run: nodes of a run that a pattern may take some from, or join, at most. Of a larger run, as the updates of all
+            of a net's variables are, a pattern changes little, and to look at what is left takes as long as the run is.
         all: patterns of a region.
     """
 
     operands: int = 10
     window: int = 1024
     each: int = 16
+    run: int = 256
     all: int = 2000
 
 
@@ -64,7 +67,7 @@ def exploratory(scorer: Scorer, found: Sequence[Candidate], exploration: Explora
             window = _Window(body, first, 2 * limits.window)
         for pattern in _grown(scorer, window, seed, limits.each, whole):
             touched = {whole.get(number, -1 - number) for number in pattern.members}
-            runs = [found[run] for run in sorted(touched) if run >= 0]
+            runs = [found[run] for run in sorted(touched) if run >= 0 and len(found[run].members) <= limits.run]
             for candidate in (pattern, *_beside(scorer, window, pattern, runs)):
                 if candidate.members not in known:
                     results[candidate.members] = candidate

@@ -7,6 +7,7 @@ from zlib import crc32
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graph_passes.fusion.explore import Exploration
 from graph_passes.fusion.lower.meaning import IN_KERNELS, Kind
 from graph_passes.fusion.plan import ON_CPU, ON_GPU, StepKind, plan_fusion
 from graph_passes.graph.ir import TensorId
@@ -154,3 +155,25 @@ def test_what_is_fed_is_in_no_region():
     plan = plan_fusion(made.graph(), made.meanings, UNIT, fed=["elementwise_1"])
     assert plan.reasons["elementwise_1"] == "its output is fed"
     assert Kind.ELEMENTWISE is made.meanings["elementwise_1"].kind
+
+
+def test_what_is_left_of_a_large_run_is_not_looked_at():
+    # Pairs of a reduction and what is computed of it; all of the latter are one run, as the updates of variables are.
+    made = Nodes()
+    for _ in range(40):
+        sums = made.add("Columns", made.add("Elementwise", made.add("Opaque", size=3000), size=3000), size=8)
+        made.add("Elementwise", made.add("Elementwise", sums, size=8), size=8)
+    found = []
+    for run in (20, 1000):
+        asked: list[int] = []
+        plan = plan_fusion(
+            made.graph(),
+            made.meanings,
+            UNIT,
+            refuse=lambda names, asked=asked: asked.append(len(names)) or "",
+            exploration=Exploration(run=run),
+        )
+        found.append((sum(size >= 70 for size in asked), sum(region.choice.score for region in plan.regions)))
+    (few, limited), (many, unlimited) = found
+    assert few < 5 < 40 <= many
+    assert limited > 0.9 * unlimited

@@ -3,8 +3,8 @@
     python -m benchmarks.fusion.planning --output benchmarks/results/fusion_planning.json
 
 The graph is one of 27,428 ops (`generated.py`). It is planned as `tfmem.optimize` plans, and with 16 times as many
-patterns from each seed, ten times as many in all, beside runs of any size, and 300 s for the integer program without a gap. By model alone, as
-with `tune="off"`. Seconds are of the process: those of the wall are in the results as well.
+patterns from each seed, ten times as many in all, beside runs of any size, and 300 s for the integer program without a
+gap. By model alone, as with `tune="off"`. Seconds are of the process: those of the wall are in the results as well.
 """
 
 from __future__ import annotations

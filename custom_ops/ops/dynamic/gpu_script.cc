@@ -59,8 +59,8 @@ class Loads {
 
   std::vector<int64_t> loads_;
   int64_t leaves_ = 1;
-  std::vector<int>
-      least_;  // of the tree: [1] is its root, and pair `at` is of [2 at] and [2 at + 1]
+  // The tree: [1] is its root, and pair `at` is of [2 at] and [2 at + 1].
+  std::vector<int> least_;
   std::vector<int> cleared_;  // the tree when nobody has anything to do
 };
 

@@ -14,7 +14,6 @@ from graph_passes.graph.rewrite import Rewrite
 from tfmem.frontends.graph_def import capture_graph_def, capture_meta_graph, restore_graph_def, restore_meta_graph
 from tfmem.frontends.live_graph import _LiveSource
 from tfmem.runtime.after_grappler import grappled, grappled_to_stitch
-from tfmem.tf_internals import grappler
 from tfmem.tf_internals.build import shaped_graph
 from tfmem.tf_internals.concrete_function import capture_concrete
 from tfmem.tf_internals.grappler import run_grappler, session_config, without_grappler
@@ -232,22 +231,15 @@ def test_layout_follows_the_device():
 
 
 @pytest.mark.parametrize(
-    ("capability", "tf32", "dtype", "depthwise", "layout"),
+    ("precision", "dtype", "depthwise", "layout"),
     [
-        ((9, 0), True, "float32", False, b"NHWC"),
-        ((8, 0), True, "float32", False, b"NHWC"),
-        ((7, 0), True, "float32", False, b"NCHW"),  # no TF32
-        ((9, 0), False, "float32", False, b"NCHW"),
-        ((9, 0), True, "float64", False, b"NCHW"),
-        ((9, 0), True, "float32", True, b"NCHW"),
+        ("tf32", "float32", False, b"NHWC"),
+        ("highest", "float32", False, b"NCHW"),
+        ("tf32", "float64", False, b"NCHW"),
+        ("tf32", "float32", True, b"NCHW"),
     ],
 )
-def test_what_is_stitched_keeps_a_layout_that_tf32_computes_in(
-    capability, tf32, dtype, depthwise, layout, monkeypatch, request
-):
-    monkeypatch.setattr(grappler, "_capability", lambda: capability)
-    request.addfinalizer(lambda: tf.config.experimental.enable_tensor_float_32_execution(True))
-    tf.config.experimental.enable_tensor_float_32_execution(tf32)
+def test_what_is_stitched_keeps_a_layout_that_tf32_computes_in(precision, dtype, depthwise, layout):
     weights = tf.Variable(tf.ones([3, 3, 4, 4], dtype))
 
     @tf.function
@@ -264,7 +256,7 @@ def test_what_is_stitched_keeps_a_layout_that_tf32_computes_in(
     def layouts(optimized):
         return {node.attr["data_format"].s for node in optimized.graph_def.node if "Conv2D" in node.op}
 
-    engine = SimpleNamespace(target=SimpleNamespace(kind="GPU", is_gpu=True), stitches=True)
+    engine = SimpleNamespace(target=SimpleNamespace(kind="GPU", precision=precision), stitches=True)
     plain, to_stitch = grappled(captured, engine), grappled_to_stitch(captured, engine)
     assert layouts(plain) == {b"NCHW"}
     assert layouts(to_stitch or plain) == {layout}

@@ -40,10 +40,6 @@ NO_GRAPPLER = {"_noinline": True, "_tf_data_function": True}
 # control edges, does not know that.
 _STATEFUL_CONTROL_FLOW = frozenset({"While", "If", "Case"})
 
-# Of all convolutions those of which it is known that TF32's kernels want channels last.
-_CONVOLUTIONS_2D = frozenset({"Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter"})
-_TENSOR_FLOAT_32 = 8, 0  # the compute capability of the first GPUs that have it (Ampere)
-
 
 def run_grappler(
     captured: Captured, *, device: str | None = None, nested: bool = False, keep_layout: bool = False
@@ -76,22 +72,6 @@ def run_grappler(
         optimized = _optimize(config, inlined.graph_def, captured, keep, device, nested)
         inlined = replace(inlined, graph_def=optimized)
     return replace(inlined, creation_order=order)
-
-
-def wants_channels_last(captured: Captured) -> bool:
-    """Whether the kernels for all convolutions of a graph want channels last, on the first GPU.
-
-    TF32's do, which float32 is multiplied by where it is allowed. Grappler asks for channels first all the same, as its
-    rule is from before TF32, and cuDNN then changes the layout of each convolution's operands and result: of
-    ResNet-50's step on an H100 a fifth of all kernels' time. But TensorFlow's own batch normalization is slow in
-    channels last, so this is for what is stitched.
-    """
-    if _capability() < _TENSOR_FLOAT_32 or not tf.config.experimental.tensor_float_32_execution_enabled():
-        return False
-    found = [node for node in every_node(captured.graph_def) if "Conv" in node.op and "data_format" in node.attr]
-    return bool(found) and all(
-        node.op in _CONVOLUTIONS_2D and node.attr["T"].type == tf.float32.as_datatype_enum for node in found
-    )
 
 
 def session_config(base: ConfigProto | None = None) -> ConfigProto:
@@ -196,13 +176,8 @@ def _properties(device: str, device_name: str) -> device_properties_pb2.NamedDev
     named.properties.type = device
     named.properties.num_cores = 1
     named.properties.frequency = 1000
-    if device == "GPU" and tf.config.list_physical_devices("GPU"):
-        named.properties.environment["architecture"] = ".".join(map(str, _capability()))
+    physical = tf.config.list_physical_devices("GPU") if device == "GPU" else []
+    if physical:
+        capability = tf.config.experimental.get_device_details(physical[0]).get("compute_capability", (7, 0))
+        named.properties.environment["architecture"] = ".".join(map(str, capability))
     return named
-
-
-def _capability() -> tuple[int, int]:
-    """Of the first GPU; that of a Volta where there is none, or TensorFlow does not know it."""
-    for device in tf.config.list_physical_devices("GPU"):
-        return tf.config.experimental.get_device_details(device).get("compute_capability", (7, 0))
-    return 7, 0

@@ -223,24 +223,40 @@ __device__ __forceinline__ T join_parts(const T* parts, int first, int step, int
 
 // Leaves in `parts` what the rows of a CTA add up to, `size` numbers: each of its GROUPS of LANES
 // threads has sums over its rows, `sums[k * WIDTH + j]` of the number (k * LANES + lane) * WIDTH +
-// j. `exchange` is shared memory for WIDTH numbers of each thread.
+// j. Half of the groups add those of the other half, and so on. `exchange` is shared memory for
+// WIDTH numbers of each thread.
 template <class Op, int GROUPS, int LANES, int WIDTH, int COUNT, class T>
 __device__ __forceinline__ void leave_parts(T* parts, int size, const T (&sums)[COUNT],
                                             char* exchange) {
-  constexpr int kAtOnce = LANES * WIDTH;
+  static_assert((GROUPS & (GROUPS - 1)) == 0, "halves are whole");
   T* shared = reinterpret_cast<T*>(exchange);
+  const int group = threadIdx.x / LANES, lane = threadIdx.x % LANES;
 #pragma unroll
   for (int k = 0; k < COUNT / WIDTH; ++k) {
-    __syncthreads();
+    T total[WIDTH];
 #pragma unroll
-    for (int j = 0; j < WIDTH; ++j) shared[threadIdx.x * WIDTH + j] = sums[k * WIDTH + j];
-    __syncthreads();
-    for (int i = threadIdx.x; i < kAtOnce && k * kAtOnce + i < size; i += GROUPS * LANES) {
-      T total = shared[i];
-      for (int group = 1; group < GROUPS; ++group) {
-        total = Op::join(total, shared[group * kAtOnce + i]);
+    for (int j = 0; j < WIDTH; ++j) total[j] = sums[k * WIDTH + j];
+#pragma unroll
+    for (int half = GROUPS / 2; half > 0; half /= 2) {
+      __syncthreads();
+      if (group >= half && group < 2 * half) {
+#pragma unroll
+        for (int j = 0; j < WIDTH; ++j) {
+          shared[(j * half + group - half) * LANES + lane] = total[j];
+        }
       }
-      parts[k * kAtOnce + i] = total;
+      __syncthreads();
+      if (group < half) {
+#pragma unroll
+        for (int j = 0; j < WIDTH; ++j) {
+          total[j] = Op::join(total[j], shared[(j * half + group) * LANES + lane]);
+        }
+      }
+    }
+    const int number = (k * LANES + lane) * WIDTH;
+#pragma unroll
+    for (int j = 0; j < WIDTH; ++j) {
+      if (group == 0 && number + j < size) parts[number + j] = total[j];
     }
   }
 }

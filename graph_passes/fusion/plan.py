@@ -22,7 +22,7 @@ from graph_passes.fusion.mixed import mixed_patterns
 from graph_passes.fusion.patterns import substitution
 from graph_passes.fusion.regions import find_regions
 from graph_passes.fusion.score import Candidate, KernelDevice, Measure, Refuse, Scorer
-from graph_passes.fusion.signature import Signatures, once
+from graph_passes.fusion.signature import Signature, Signatures, once
 from graph_passes.graph.ir import Graph, TensorId
 
 # What may be in a region that a GPU runs: products by its library, all else in kernels.
@@ -169,9 +169,12 @@ def plan_fusion(
 def _measured_once(measure: Measure, signatures: Signatures) -> Measure:
     """Which is asked once about equal patterns."""
     call = once(lambda members: measure.call(members[0]), signatures)
+    prepared: set[Signature] = set()
 
     def prepare(patterns: Sequence[Sequence[str]]) -> None:
-        measure.prepare(list({signatures(members): members for members in patterns}.values()))
+        new = {signatures(members): members for members in patterns}
+        measure.prepare([members for signature, members in new.items() if signature not in prepared])
+        prepared.update(new)
 
     return Measure(once(measure.kernel, signatures), lambda name: call([name]), prepare)
 
@@ -214,6 +217,7 @@ def _outputs(graph: Graph, members: Sequence[str], fetched: Collection[TensorId]
 def plan_region(scorer: Scorer, limits: Limits, exploration: Exploration | None = None) -> RegionPlan:
     """The steps of one region."""
     net = scorer.body.net
+    _measure_at_once(scorer)
     candidates = substitution(scorer)
     candidates += mixed_patterns(scorer, candidates) if scorer.body.generated else []
     substituted = len(candidates)
@@ -227,6 +231,15 @@ def plan_region(scorer: Scorer, limits: Limits, exploration: Exploration | None 
     explored = {group for group, place in enumerate(choice.chosen) if place >= substituted}
     steps = tuple(_step(scorer, contraction.groups[group], patterns.get(group), group in explored) for group in order)
     return RegionPlan(steps, choice)
+
+
+def _measure_at_once(scorer: Scorer) -> None:
+    """What substitution fusion will ask to be measured, as a dry run by model has it: kernels are compiled side by side,
+    where one after the other would take many times as long."""
+    if scorer.measure:
+        by_model, noted = scorer.dry_run()
+        substitution(by_model)
+        scorer.measure.prepare(noted)
 
 
 def _step(scorer: Scorer, members: Sequence[int], pattern: Candidate | None, explored: bool) -> Step:

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from graph_passes.fusion.body import WHOLE, Body
+from graph_passes.fusion.dependences import connected
 from graph_passes.fusion.lower.meaning import REDUCTIONS, Kind
 
 
@@ -65,6 +66,8 @@ class KernelDevice:
         chip: bytes that a kernel can keep from one pass over its tensors to the next.
         dispatch: seconds that TensorFlow takes for an op, whatever it computes.
         region: seconds that a region takes, whatever it holds.
+        packed: share of their time that parts with no dependences among them lose in a kernel of several passes. The
+            largest part loses nothing.
         product: seconds that a small product of matrices takes beside the bytes that it moves.
         most: products up to this are small: they wait for memory more than they compute, and can be in kernels; None:
             no product can.
@@ -78,6 +81,7 @@ class KernelDevice:
     chip: int
     dispatch: float
     region: float
+    packed: float = 0.0
     product: float = 0.0
     most: Small | None = None
 
@@ -144,8 +148,11 @@ class Scorer:
 
     def seconds(self, members: Sequence[int]) -> float:
         """What one kernel of these nodes takes, by model."""
-        moved, _, passes = self._moved(members)
-        return self.device.seconds(moved) + (passes - 1) * self._barrier(members) + self._product(members)
+        return self._seconds(members, *self._moved(members)[::2])
+
+    def _seconds(self, members: Sequence[int], moved: float, passes: int) -> float:
+        waited = (passes - 1) * self._barrier(members) + self._product(members)
+        return self.device.seconds(moved) + waited + self._unlike(members, moved, passes)
 
     def _scored(self, pattern: tuple[int, ...]) -> Candidate | None:
         working = [number for number in pattern if self.body.works(number)]
@@ -154,9 +161,8 @@ class Scorer:
             return None
         saved = sum(map(self._one, working)) + (len(working) - 1) * self.device.launch
         moved, least, passes = self._moved(pattern)
-        product = self._product(pattern)
-        seconds = self.device.seconds(moved) + (passes - 1) * self._barrier(pattern) + product
-        ideal = saved - self.device.seconds(least) - product
+        seconds = self._seconds(pattern, moved, passes)
+        ideal = saved - self.device.seconds(least) - self._product(pattern)
         if ideal <= 0.0 and not (products and self.measure):
             return None
         names = [self.body.names[number] for number in pattern]
@@ -169,12 +175,27 @@ class Scorer:
             if gain is not None:
                 saved, ideal = seconds + gain, gain
         elif self.measure and mixed([self.body.kinds[number] for number in pattern]):
-            measured = [self.measure.kernel(members) for members in (names, *([self.body.names[n]] for n in working))]
+            wanted = (names, *([self.body.names[number]] for number in working))
+            self.measure.prepare(wanted)
+            measured = [self.measure.kernel(members) for members in wanted]
             known = [seconds for seconds in measured if seconds is not None]
             if len(known) == len(measured):
                 seconds, saved = known[0], sum(known[1:])
                 ideal = saved - seconds
         return Candidate(pattern, saved - seconds, seconds, ideal) if saved > seconds else None
+
+    def _unlike(self, members: Sequence[int], moved: float, passes: int) -> float:
+        """What parts with no dependences among them lose in a kernel of several passes: each waits for the slowest in
+        all of them, and all share registers and the size of CTAs."""
+        body, device = self.body, self.device
+        if passes == 1 or not device.packed or moved <= device.block:
+            return 0.0
+        parts = connected(body.net, members)
+        if len(parts) == 1:
+            return 0.0
+        touched = ({memory for number in part for memory in (*body.reads[number], *body.makes[number])} for part in parts)
+        times = [device.seconds(sum(body.nbytes[memory] for memory in each)) - device.seconds(0) for each in touched]
+        return device.packed * (sum(times) - max(times))
 
     def _product(self, members: Sequence[int]) -> float:
         """What products take in a kernel beside the bytes that it moves; operands are computed anew for each tile."""
@@ -182,6 +203,15 @@ class Scorer:
             return 0.0
         before, _ = self._sides(members)
         return self.device.product * (1 + AGAIN * sum(map(self.body.works, before)))
+
+    def dry_run(self) -> tuple[Scorer, list[Sequence[str]]]:
+        """A scorer by model alone, and the list in which it notes what would be measured of patterns without products."""
+        noted: list[Sequence[str]] = []
+
+        def nothing(_: object) -> None:
+            return None
+
+        return replace(self, measure=Measure(nothing, nothing, noted.extend), refused={}, _known={}), noted
 
     def prepare(self, patterns: Iterable[Iterable[int]]) -> None:
         """Get ready to measure mixed patterns, and what they are measured against."""

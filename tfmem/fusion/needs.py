@@ -50,6 +50,7 @@ def gpu_device(target: Target) -> KernelDevice:
         chip=1 << 25,
         dispatch=8e-6,
         region=3e-5,
+        packed=1.0,
         product=1.5e-6,
         most=Small(1 << 27, 8 << 20),
     )

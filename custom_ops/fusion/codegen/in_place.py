@@ -8,56 +8,70 @@ read, but what they make of it one of them alone uses.)
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from custom_ops.expr.nodes import Input
 from custom_ops.fusion.codegen.arguments import storage
-from custom_ops.fusion.codegen.plan import Plan
+from custom_ops.fusion.codegen.plan import Loop, Plan
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A loop: the number of its piece, its own within it, and what it is."""
+
+    piece: int
+    at: int
+    loop: Loop
+
+    def may_write(self, read: _Place) -> bool:
+        """Whether it may write where another one reads."""
+        alike = (read.loop.axes, read.loop.vector) == (self.loop.axes, self.loop.vector)
+        return read.piece == self.piece and read.at <= self.at and read.loop.way in ("flat", "product") and alike
 
 
 def in_place(plan: Plan) -> frozenset[tuple[int, int]]:
     """Pairs of a tensor and an output that may share memory. Of a launch each tensor and output may be in one pair."""
     program = plan.pattern.program
-    return frozenset(
-        (tensor, output)
-        for tensor in range(len(program.tensors))
-        for output in range(len(program.outputs))
-        if _can_share(plan, tensor, output)
-    )
+    reads: dict[int, list[int]] = {}
+    for place, node in enumerate(program.nodes):
+        if isinstance(node, Input) and program.live[place]:
+            reads.setdefault(node.tensor, []).append(place)
+    readers, writers = _loops(plan)
+    alike: dict[tuple[tuple[int, ...], str], list[int]] = {}  # outputs by axes and type
+    for number, output in enumerate(program.outputs):
+        alike.setdefault((output.axes, storage(program.types[output.node].dtype)), []).append(number)
+    found = set()
+    for tensor, places in reads.items():
+        axes = {_identity(plan, place) for place in places}
+        if len(axes) > 1 or None in axes:
+            continue
+        (own,) = axes
+        loops = [read for place in places for read in readers.get(place, ())]
+        for output in alike.get((own or (), storage(program.tensors[tensor].dtype)), ()):
+            if all(map(writers[output].may_write, loops)):
+                found.add((tensor, output))
+    return frozenset(found)
 
 
-def _can_share(plan: Plan, tensor: int, output: int) -> bool:
-    pattern, program = plan.pattern, plan.pattern.program
-    axes = program.outputs[output].axes
-    read = [place for place, node in enumerate(program.nodes) if isinstance(node, Input) and node.tensor == tensor]
-    read = [place for place in read if program.live[place]]
-    same = storage(program.tensors[tensor].dtype) == storage(program.types[program.outputs[output].node].dtype)
-    if not read or not same or any(not _is_identity(plan, place, axes) for place in read):
-        return False
-    loops = [
-        (number, at, loop)
-        for number, piece in enumerate(plan.pieces)
-        for at, loop in enumerate(piece.loops)
-        if any(place in pattern.needs(root) for root in loop.roots for place in read)
-    ]
-    (written,) = (
-        (number, at, loop)
-        for number, piece in enumerate(plan.pieces)
-        for at, loop in enumerate(piece.loops)
-        if any(root.output == output for root in loop.roots)
-    )
-    return all(
-        number == written[0]
-        and at <= written[1]
-        and loop.way in ("flat", "product")
-        and (loop.axes, loop.vector) == (written[2].axes, written[2].vector)
-        for number, at, loop in loops
-    )
+def _loops(plan: Plan) -> tuple[dict[int, list[_Place]], dict[int, _Place]]:
+    """The loops that read each input, and the one that writes each output."""
+    readers: dict[int, list[_Place]] = {}
+    writers: dict[int, _Place] = {}
+    for number, piece in enumerate(plan.pieces):
+        for at, loop in enumerate(piece.loops):
+            place = _Place(number, at, loop)
+            for needed in {each for root in loop.roots for each in plan.pattern.needs(root)}:
+                readers.setdefault(needed, []).append(place)
+            writers |= {root.output: place for root in loop.roots if root.output is not None}
+    return readers, writers
 
 
-def _is_identity(plan: Plan, place: int, axes: tuple[int, ...]) -> bool:
-    """Whether an input reads, at each position, the element that an output has there."""
+def _identity(plan: Plan, place: int) -> tuple[int, ...] | None:
+    """The axes along which an input reads, at each position, the element there; None if it reads others."""
     pattern, node = plan.pattern, plan.pattern.program.nodes[place]
     assert isinstance(node, Input)
-    dimensions = pattern.dimensions[node.tensor]
-    return tuple(index.axis for index in node.index) == axes and all(
-        size == pattern.size(axis) for size, axis in zip(dimensions, axes, strict=True)
-    )
+    axes = [index.axis for index in node.index]
+    sizes = pattern.dimensions[node.tensor]
+    if any(axis is None or pattern.size(axis) != size for axis, size in zip(axes, sizes, strict=True)):
+        return None
+    return tuple(axis for axis in axes if axis is not None)

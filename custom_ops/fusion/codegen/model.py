@@ -66,11 +66,12 @@ def predict(kernel: FusionKernel, shapes: Sequence[Sequence[int]], gpu: Gpu = H2
     """Nanoseconds that a kernel takes for tensors of these shapes."""
     launch = kernel.launch(shapes)
     total = gpu.launch
+    counts = [count for _, count in launch.of_pieces]
     for phase in range(kernel.plan.phases):
         numbers = [i for i, piece in enumerate(kernel.plan.pieces) if piece.phase == phase]
-        found = [_Cost(kernel, i, launch.of_pieces[i][1], launch.sizes, gpu) for i in numbers]
+        found = [_Cost(kernel, i, counts, launch.sizes, gpu) for i in numbers]
         moved, waited = sum(cost.moving() for cost in found), max(cost.waiting() for cost in found)
-        total += max(moved, waited) + NOT_HIDDEN * min(moved, waited)
+        total += max(moved, waited) + NOT_HIDDEN * min(moved, waited) + max(cost.combining() for cost in found)
     barrier = gpu.grid_barrier if kernel.plan.cooperative else gpu.cta_barrier
     return total + (kernel.plan.phases - 1) * barrier
 
@@ -78,18 +79,14 @@ def predict(kernel: FusionKernel, shapes: Sequence[Sequence[int]], gpu: Gpu = H2
 class _Cost:
     """Of one piece."""
 
-    def __init__(self, kernel: FusionKernel, number: int, ctas: int, sizes: Sequence[int], gpu: Gpu) -> None:
-        self.plan, self.piece, self.ctas, self.sizes, self.gpu = (
-            kernel.plan,
-            kernel.plan.pieces[number],
-            ctas,
-            sizes,
-            gpu,
-        )
+    def __init__(self, kernel: FusionKernel, number: int, counts: Sequence[int], sizes: Sequence[int], gpu: Gpu) -> None:
+        """`counts`: the CTAs of each piece."""
+        self.plan, self.piece, self.sizes, self.gpu = kernel.plan, kernel.plan.pieces[number], sizes, gpu
+        self.counts, self.ctas = counts, counts[number]
         self.pattern = kernel.plan.pattern
         threads = kernel.plan.configuration.threads
         on_one = min(ctas_at_once(kernel.plan), gpu.shared // max(shared_bytes(kernel.plan), 1))
-        self.resident = min(ctas, max(1, on_one) * gpu.processors)
+        self.resident = min(self.ctas, max(1, on_one) * gpu.processors)
         own = {root.node for root in self.piece.roots if root.output is None}
         plain = self.piece.looped
         self.kept = keep(self.pattern, self.piece, own).values if plain else (frozenset[int](),) * len(self.piece.loops)
@@ -117,13 +114,12 @@ class _Cost:
     def waiting(self) -> float:
         """Nanoseconds of what one thread waits for, one after the other."""
         piece, gpu = self.piece, self.gpu
-        combined = sum(self._parts(place) for place in piece.combined)
         rows = prod(self.sizes[axis] for axis in piece.rows)
         if piece.tile is not None:
-            return self._product_waits() + combined
+            return self._product_waits()
         if piece.flat or piece.tiled:
             turns = -(-rows // max(1, self.ctas * self.threads * piece.vector))
-            return gpu.latency * (1 + (turns - 1) / IN_FLIGHT) + combined
+            return gpu.latency * (1 + (turns - 1) / IN_FLIGHT)
         groups = max(1, self.ctas // piece.slabs) * piece.owner.rows
         row = 0.0
         for loop, kept in zip(piece.loops, self.kept, strict=True):
@@ -136,7 +132,11 @@ class _Cost:
             reductions = sum(bool(root.reduced) for root in loop.roots)
             row += reductions * self._reduction()
         # Rows of other groups are computed meanwhile, so that of the latencies of a group's own rows some overlap.
-        return row * -(-rows // groups) + combined
+        return row * -(-rows // groups)
+
+    def combining(self) -> float:
+        """Nanoseconds until parts of reductions are put together, before which nothing that reads these begins."""
+        return sum(self._parts(place) for place in self.piece.combined)
 
     def _product_waits(self) -> float:
         """A tile's loads, one time after the other as many as a warp has under way, a barrier, and what is stored."""
@@ -177,7 +177,7 @@ class _Cost:
     def _parts(self, place: int) -> float:
         """Nanoseconds to put together the parts of a reduction."""
         source = self.plan.pieces[self.plan.parts[place]]
-        count = source.slabs if source.slabs > 1 else self.ctas
+        count = source.slabs if source.slabs > 1 else self.counts[self.plan.parts[place]]
         number = not self.pattern.program.types[place].axes
         share = self.threads if number else self.piece.owner.threads
         return self.gpu.cache_latency * max(1.0, count / share / IN_FLIGHT)

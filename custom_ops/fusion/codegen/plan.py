@@ -19,7 +19,7 @@ from functools import cached_property
 from custom_ops.errors import KernelError
 from custom_ops.fusion.codegen.access import vector_width
 from custom_ops.fusion.codegen.contraction import Tile
-from custom_ops.fusion.codegen.mapping import Mapping, Owner, Way, mapping
+from custom_ops.fusion.codegen.mapping import WARP, Mapping, Owner, Way, mapping
 from custom_ops.fusion.codegen.pattern import Pattern, Root
 from custom_ops.fusion.codegen.template import parse
 
@@ -282,16 +282,21 @@ def _connected(
     ]
     for place in sorted(apart):
         source = pieces[made_by[place]]
-        threads = source.owner.rows * source.owner.threads
         rows, phase = pattern.in_order(reductions[place].kept), source.phase + 1
+        owner = _combiners(source.owner.rows * source.owner.threads)
         same = [i for i, piece in enumerate(found) if (piece.phase, piece.rows) == (phase, rows) and not piece.loops]
         if same:
             piece = found[same[0]]
             places = (*piece.combined, place)
             found[same[0]] = replace(piece, combined=places, saved=places)
         else:
-            found.append(Piece(phase, rows, Owner("thread", threads, 1), source.most, 1, (), 1, (place,), (place,)))
+            found.append(Piece(phase, rows, owner, source.most, 1, (), 1, (place,), (place,)))
     return found
+
+
+def _combiners(threads: int) -> Owner:
+    """Those of a CTA who put parts together: neighbouring threads have neighbouring results, and several have one."""
+    return Owner("strided", WARP, threads // WARP) if threads > WARP else Owner("thread", threads, 1)
 
 
 def own_values(plan: Plan, piece: Piece) -> set[int]:

@@ -9,7 +9,7 @@ are. A template is a stitching in a layout; those that no kernel can be written 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
@@ -58,9 +58,10 @@ class Layout:
 def kernels(pattern: Pattern, sizes: Sequence[int], laid_out: Iterable[Layout]) -> Iterator[FusionKernel]:
     """All kernels that there are for a pattern, for axes of these sizes."""
     seen: set[Configuration] = set()
-    for stitching, layout in product(_stitchings(pattern, sizes), list(laid_out)):
+    groups = components(pattern)
+    for stitching, layout in product(_stitchings(pattern, sizes, groups), list(laid_out)):
         for tile in tiles(pattern, sizes, layout.threads) if pattern.tiles else [None]:
-            template = Templates(pattern, sizes, stitching, layout, tile).text()
+            template = Templates(pattern, sizes, groups, stitching, layout, tile).text()
             configuration = Configuration(template, layout.threads, layout.vector if stitching else 1)
             if configuration in seen:
                 continue
@@ -156,8 +157,7 @@ def _whole_inputs(pattern: Pattern, root: Root) -> set[int]:
     }
 
 
-def _stitchings(pattern: Pattern, sizes: Sequence[int]) -> list[Stitching]:
-    groups = components(pattern)
+def _stitchings(pattern: Pattern, sizes: Sequence[int], groups: Sequence[Sequence[Root]]) -> list[Stitching]:
     candidates = [_candidates(pattern, sizes, group) for group in groups]
     best = tuple(found[0] for found in candidates)
     others = [
@@ -214,18 +214,19 @@ class Templates:
 
     pattern: Pattern
     sizes: Sequence[int]
+    groups: Sequence[Sequence[Root]]
     stitching: Stitching
     layout: Layout
     tile: Tile | None = None
 
     def text(self) -> str:
-        found = {}
-        for group, rows in zip(components(self.pattern), self.stitching, strict=True):
+        found: dict[str, str] = {}
+        for group, rows in zip(self.groups, self.stitching, strict=True):
             attributes = self._rows(group, rows) if rows is not None else None
-            for root in group:
+            for root in sorted(group, key=lambda root: root.output is not None):
                 kind = _kind(root, rows)
                 if attributes is None or kind == "own" or not self._fits(root, kind, rows or frozenset(), attributes):
-                    found[root.name] = self._own(root)
+                    found[root.name] = self._own(root, found)
                 else:
                     found[root.name] = self._within(root, kind, rows or frozenset(), *attributes)
         found |= {root.name: self._product(root) for root in self.pattern.roots if root.name in self.pattern.tiles}
@@ -292,14 +293,17 @@ class Templates:
             root, lambda axis: row if axis in rows else reduced if axis in root.reduced else kept, shared=True
         )
 
-    def _own(self, root: Root) -> str:
-        """Of a root that shares no rows."""
+    def _own(self, root: Root, found: Mapping[str, str]) -> str:
+        """Of a root that shares no rows; the schedules of reductions that it may read are found."""
         threads, ctas = self.layout.threads, self.layout.ctas
         flat = f"GRID_{ctas}-CTA_{threads}"
         if not root.reduced:
             tiled = self._tiled(root)
             if tiled is not None:
                 return self._schedule(root, lambda axis: f"GRID_{ctas}" + f"-CTA_{TILE}" * (axis in tiled), shared=True)
+            if self._combines(root, found):
+                by_several, _ = self._owner(frozenset(root.axes), 2, strided=True, alone=True)
+                return self._schedule(root, lambda axis: by_several)
             return self._schedule(root, lambda axis: flat)
         if not root.kept:
             return self._schedule(root, lambda axis: flat if self.layout.split else "CTA")
@@ -308,6 +312,16 @@ class Templates:
         row, inside = self._owner(rows, longest, strided=columns, alone=True)
         inside = self._split(rows, longest, row, inside)
         return self._schedule(root, lambda axis: row if axis in rows else inside)
+
+    def _combines(self, root: Root, found: Mapping[str, str]) -> bool:
+        """Whether an output puts together, for each of its positions, the parts of a reduction that CTAs leave."""
+        for other in self.pattern.roots:
+            if other.output is None and other.name in found and other.node in self.pattern.reads(root):
+                attributes = found[other.name].partition("[")[2].split(",")
+                shared_out = (axis for axis, text in zip(other.axes, attributes, strict=True) if "GRID" in text)
+                if set(other.kept) == set(root.axes) and not set(other.reduced).isdisjoint(shared_out):
+                    return True
+        return False
 
     def _product(self, root: Root) -> str:
         """Of a contraction, or an output that reads one."""

@@ -172,7 +172,7 @@ def _run(command: list[str], variables: Mapping[str, str], timeout: float) -> tu
         signal.signal(signal.SIGTERM, before)
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-    return status, said[-SHOWN:]
+    return status, said.partition("\nExtension modules: ")[0][-SHOWN:]  # which come behind where threads were
 
 
 def _end(signum: int, frame: FrameType | None) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,9 @@ from custom_ops.jit.launch import checked, cuda_driver
 from custom_ops.jit.nvrtc import CompileSource, compile_source
 
 IN_ONE_GRAPH, REPEATS = 4, 10  # what is timed: so many in a graph, so many graphs
+
+
+Quiet: TypeAlias = Callable[[], AbstractContextManager[None]]
 
 
 class Device:
@@ -29,14 +32,21 @@ class Device:
         compile_source: makes code for it, as `nvrtc.compile_source`.
     """
 
-    def __init__(self, ordinal: int = 0, driver: Any = None, compile_source: CompileSource = compile_source) -> None:
-        """The GPU `ordinal` of the CUDA driver, unless another driver is given.
+    def __init__(
+        self,
+        ordinal: int = 0,
+        driver: Any = None,
+        compile_source: CompileSource = compile_source,
+        quiet: Quiet | None = None,
+    ) -> None:
+        """The GPU `ordinal` of the CUDA driver, unless another driver is given; see `turn` for `quiet`.
 
         Raises:
             KernelError: there is no driver or no such GPU.
         """
         self.driver = driver = driver or cuda_driver()
         self.compile_source = compile_source
+        self._quiet = quiet
         self._device = checked(driver, driver.cuDeviceGet(ordinal), f"find GPU {ordinal}")
         attribute = driver.CUdevice_attribute
         major = self._attribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
@@ -68,12 +78,15 @@ class Device:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """The context is current in the thread that asks, and no other thread has its turn: what is timed runs alone.
+        Where it was said how to keep others from enqueueing work meanwhile (`quiet`), what they did is waited for.
 
         Only while `with` of the device itself lasts, in whichever thread.
         """
-        with self._turn:
+        with self._turn, self._quiet() if self._quiet else nullcontext():
             self._call("cuCtxPushCurrent", self._context)
             try:
+                if self._quiet:
+                    self._call("cuCtxSynchronize")
                 yield
             finally:
                 self._call("cuCtxPopCurrent")

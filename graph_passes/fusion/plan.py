@@ -234,8 +234,8 @@ def plan_region(scorer: Scorer, limits: Limits, exploration: Exploration | None 
 
 
 def _measure_at_once(scorer: Scorer) -> None:
-    """What substitution fusion will ask to be measured, as a dry run by model has it: kernels are compiled side by side,
-    where one after the other would take many times as long."""
+    """What substitution fusion will ask to be measured, as a dry run by model has it: its kernels are compiled side by
+    side, where one after the other would take many times as long."""
     if scorer.measure:
         by_model, noted = scorer.dry_run()
         substitution(by_model)

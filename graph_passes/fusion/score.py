@@ -193,7 +193,9 @@ class Scorer:
         parts = connected(body.net, members)
         if len(parts) == 1:
             return 0.0
-        touched = ({memory for number in part for memory in (*body.reads[number], *body.makes[number])} for part in parts)
+        touched = (
+            {memory for number in part for memory in (*body.reads[number], *body.makes[number])} for part in parts
+        )
         times = [device.seconds(sum(body.nbytes[memory] for memory in each)) - device.seconds(0) for each in touched]
         return device.packed * (sum(times) - max(times))
 
@@ -205,7 +207,8 @@ class Scorer:
         return self.device.product * (1 + AGAIN * sum(map(self.body.works, before)))
 
     def dry_run(self) -> tuple[Scorer, list[Sequence[str]]]:
-        """A scorer by model alone, and the list in which it notes what would be measured of patterns without products."""
+        """A scorer by model alone, and the list in which it notes what would be measured of patterns without
+        products."""
         noted: list[Sequence[str]] = []
 
         def nothing(_: object) -> None:

@@ -36,7 +36,7 @@ def fixture_on_gpu(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Callable[..
         measure: Measure | None = None,
         timed: bool = False,
     ) -> None:
-        def needs(feeds: Any, target: Any, options: Any, roots: Any = None) -> Needs:
+        def needs(feeds: Any, target: Any, options: Any, roots: Any = None, **other: Any) -> Needs:
             made = programs or (lambda region, place: gpu.programs(region))
             measured = (lambda graph, shapes, keep: measure) if measure else None
             fed = tuple(map(op_name, feeds))

@@ -9,7 +9,7 @@ from custom_ops.fusion.programs import FusionProgram, build, by_model, by_tuner
 from custom_ops.fusion.region import Region
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.compilers import Compilers
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import Device, Quiet
 from custom_ops.jit.nvrtc import CompileSource
 from graph_passes.fusion.options import Tune
 from tfmem.devices import Target, is_deterministic
@@ -27,13 +27,16 @@ def is_timed(options: Options) -> bool:
     return options.fusion.tune != "off" and not is_deterministic()
 
 
-def gpu_programs(target: Target, options: Options, compile_source: CompileSource | None = None) -> Programs:
+def gpu_programs(
+    target: Target, options: Options, compile_source: CompileSource | None = None, quiet: Quiet | None = None
+) -> Programs:
     """What makes the programs of a region that runs on a device, "/job:localhost/.../device:GPU:0"; none for a CPU.
 
     Args:
         target: the device.
         options: of the pass, and where kernels are kept.
         compile_source: makes code, in several threads at once; None: other processes, for all regions.
+        quiet: keeps steps from running while a kernel is timed.
 
     It raises KernelError if the GPU is too old, the compiler is missing or rejects a kernel, or none fits.
     """
@@ -44,7 +47,7 @@ def gpu_programs(target: Target, options: Options, compile_source: CompileSource
             return ()
         tune = options.fusion.tune
         with (
-            Device(target.ordinal, compile_source=compile_source) as device,
+            Device(target.ordinal, compile_source=compile_source, quiet=quiet) as device,
             kernel_folder(options.cache_directory) as folder,
         ):
             if device.arch < OLDEST:

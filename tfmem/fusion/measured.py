@@ -17,7 +17,7 @@ from custom_ops.fusion.programs import Shapes, timed, typical
 from custom_ops.jit.cache import Cache, UnusableError, digest
 from custom_ops.jit.cores import usable_cores
 from custom_ops.jit.cublas import SIZES, CublasLt, MatrixProduct
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import Device, Quiet
 from custom_ops.jit.launch import Enqueue
 from custom_ops.jit.nvrtc import CompileSource, compile_source
 from graph_passes.fusion.lower.kernel import LoweringError, lower_kernel
@@ -36,7 +36,11 @@ FORMAT = "product times 1"
 
 
 def measured(
-    target: Target, options: Options, tf32: bool, compile_source: CompileSource = compile_source
+    target: Target,
+    options: Options,
+    tf32: bool,
+    compile_source: CompileSource = compile_source,
+    quiet: Quiet | None = None,
 ) -> Callable[[Graph, GraphShapes, Collection[str]], Measure]:
     """What times patterns of a graph on a device.
 
@@ -45,10 +49,11 @@ def measured(
         options: how many kernels are timed, and where the times are kept.
         tf32: whether float32 may be multiplied so.
         compile_source: makes code, in several threads at once.
+        quiet: keeps steps from running while something is timed.
     """
 
     def of(graph: Graph, shapes: GraphShapes, keep: Collection[str]) -> Measure:
-        times = _Times(target, options, tf32, compile_source, graph, shapes, keep)
+        times = _Times(target, options, tf32, compile_source, quiet, graph, shapes, keep)
         return Measure(times.kernel, times.call, times.prepare)
 
     return of
@@ -60,6 +65,7 @@ class _Times:
     options: Options
     tf32: bool
     compile_source: CompileSource
+    quiet: Quiet | None
     graph: Graph
     shapes: GraphShapes
     keep: Collection[str]
@@ -101,14 +107,15 @@ class _Times:
             with self._device() as (device, cache):
                 identity = f"{device.name} {device.arch} {device.driver_version()}"
                 key = digest(FORMAT, identity, repr(form), str(ALGORITHMS))
-                return cache.read(key, lambda: json.dumps(_timed(device, form)).encode(), _seconds)
+                with device.turn():
+                    return cache.read(key, lambda: json.dumps(_timed(device, form)).encode(), _seconds)
         except KernelError:
             return None
 
     @contextmanager
     def _device(self) -> Iterator[tuple[Device, Cache]]:
         with (
-            Device(self.target.ordinal, compile_source=self.compile_source) as device,
+            Device(self.target.ordinal, compile_source=self.compile_source, quiet=self.quiet) as device,
             kernel_folder(self.options.cache_directory) as folder,
         ):
             yield device, Cache(folder)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 import tensorflow as tf
 
 from custom_ops.jit.compilers import Compilers
+from custom_ops.jit.device import Quiet
 from graph_passes.fusion.capabilities import CUDA
 from graph_passes.fusion.lower.meaning import Kind
 from graph_passes.fusion.plan import ON_CPU, ON_GPU
@@ -62,6 +63,7 @@ def fusion_needs(
     options: Options,
     roots: Collection[str] | None = None,
     in_place: bool = False,
+    quiet: Quiet | None = None,
 ) -> Needs:
     """Of a graph on a device.
 
@@ -72,6 +74,7 @@ def fusion_needs(
         roots: see `Needs`.
         in_place: the graph is edited under its users, who may run the ops that are there now, too: so variables are
             read and written by these alone.
+        quiet: keeps steps from running while a kernel is timed.
     """
     fed = tuple(map(op_name, feeds))
     kept = {Kind.READ, Kind.UPDATE} if in_place else set()
@@ -86,8 +89,8 @@ def fusion_needs(
         fed,
         roots,
         CUDA,
-        gpu_programs(target, options, compilers),
-        measured(target, options, tf32, compilers) if is_timed(options) else None,
+        gpu_programs(target, options, compilers, quiet),
+        measured(target, options, tf32, compilers, quiet) if is_timed(options) else None,
         timed=is_timed(options),
     )
 
@@ -98,11 +101,14 @@ def sinks(graph: Graph) -> list[str]:
 
 
 def stitching(done: Mapping[str, Outcome]) -> Stitching:
-    """What the fusion pass did; nothing where it did not run."""
+    """What the fusion pass did; nothing where it did not run. Faults in what comes before it are in it, too."""
     outcome = done.get("fusion")
     if outcome is None:
         return Stitching()
+    before = done.get("preparation", Outcome())
+    errors = [*before.errors.values(), *([before.failed] if before.failed else [])]
+    unprepared = tuple(fault("what comes before regions", (), error) for error in errors)
     if outcome.failed is not None:
-        return Stitching(kept=(fault("every region", (), outcome.failed),))
+        return Stitching(kept=(*unprepared, fault("every region", (), outcome.failed)))
     found: Stitching = outcome.plan
-    return found.without(outcome.errors)
+    return Stitching(kept=unprepared).joined(found.without(outcome.errors))

@@ -54,7 +54,8 @@ def stitched(optimized: Captured, engine: Engine, roots: Collection[str] | None 
         roots: names of ops of which a caller may run some without the others; None: all of the graph runs.
     """
     source = CapturedSource(optimized, engine.feed_shapes)
-    done = stitch(source, engine, fusion_needs(optimized.feeds, engine.target, engine.options, roots))
+    needs = fusion_needs(optimized.feeds, engine.target, engine.options, roots, quiet=engine.alternation.measurement)
+    done = stitch(source, engine, needs)
     return source.captured, done
 
 
@@ -94,7 +95,7 @@ def _as_before(body: Source, planned: Mapping[Hashable, tuple[Source, Stitching]
 
 
 def _stitched(source: Source, engine: Engine, needs: Needs) -> Stitching:
-    handed = {"fusion": lambda _: needs}
+    handed = {"preparation": lambda _: needs, "fusion": lambda _: needs}
     return stitching(run_passes(Phase.AFTER_GRAPPLER, engine.passes, source, handed))
 
 

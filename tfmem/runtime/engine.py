@@ -19,6 +19,7 @@ from graph_passes.recurrent.match import RecurrentPlan
 from graph_passes.report import Report
 from tfmem.devices import Target, memory
 from tfmem.options import Options, PassName, default_passes, parse_budget, workspace_limits
+from tfmem.runtime.alternation import Alternation
 from tfmem.runtime.host_memory import require_room
 from tfmem.runtime.measuring_lock import alone
 
@@ -39,6 +40,7 @@ class Engine:
         left_out: passes that do not run, whatever the options say.
         label: what users call the object, for the progress line; "" for the function's name.
         warned: the causes of which the user was warned, once for all steps of the object.
+        alternation: of steps and of what is measured meanwhile.
     """
 
     options: Options
@@ -50,6 +52,7 @@ class Engine:
     left_out: Collection[str] = ()
     label: str = ""
     warned: set[str] = field(default_factory=set)
+    alternation: Alternation = field(default_factory=Alternation)
 
     def warn(self, cause: str, message: str) -> None:
         """Show a `TfmemWarning`, unless there was one of this cause, or the program has ended: then a thread in the

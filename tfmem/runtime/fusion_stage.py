@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -131,7 +132,8 @@ class FusionStage:
                     return self._take_turn(args, kwargs)
             finally:
                 self._lock.release()
-        result = call_traced(self.function, args, kwargs)
+        with nullcontext() if ready else self._engine.alternation.call():
+            result = call_traced(self.function, args, kwargs)
         self._before = None
         return result
 

@@ -47,9 +47,9 @@ def in_place(plan: Plan) -> frozenset[tuple[int, int]]:
             continue
         (own,) = axes
         loops = [read for place in places for read in readers.get(place, ())]
-        for output in alike.get((own or (), storage(program.tensors[tensor].dtype)), ()):
-            if all(map(writers[output].may_write, loops)):
-                found.add((tensor, output))
+        for number in alike.get((own or (), storage(program.tensors[tensor].dtype)), ()):
+            if all(map(writers[number].may_write, loops)):
+                found.add((tensor, number))
     return frozenset(found)
 
 

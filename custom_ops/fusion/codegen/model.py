@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from custom_ops.errors import KernelError
 from custom_ops.expr.nodes import Elementwise, Input, Random
 from custom_ops.expr.philox import group_size
 from custom_ops.expr.table import TABLE
@@ -64,38 +65,53 @@ IN_FLIGHT = 4  # loads of one thread that wait at the same time
 
 def predict(kernel: FusionKernel, shapes: Sequence[Sequence[int]], gpu: Gpu = H200) -> float:
     """Nanoseconds that a kernel takes for tensors of these shapes."""
-    launch = kernel.launch(shapes)
+    try:
+        launch = kernel.launch(shapes, _resident(kernel, gpu))
+    except KernelError:  # more slabs than CTAs that are sure to run at once: with few registers more of them do
+        launch = kernel.launch(shapes)
     total = gpu.launch
     counts = [count for _, count in launch.of_pieces]
     for phase in range(kernel.plan.phases):
         numbers = [i for i, piece in enumerate(kernel.plan.pieces) if piece.phase == phase]
         found = [_Cost(kernel, i, counts, launch.sizes, gpu) for i in numbers]
-        moved, waited = sum(cost.moving() for cost in found), max(cost.waiting() for cost in found)
+        moved = max([sum(cost.moving(all_of_it=True) for cost in found), *(cost.moving() for cost in found)])
+        waited = max(cost.waiting() for cost in found)
         total += max(moved, waited) + NOT_HIDDEN * min(moved, waited) + max(cost.combining() for cost in found)
     barrier = gpu.grid_barrier if kernel.plan.cooperative else gpu.cta_barrier
     return total + (kernel.plan.phases - 1) * barrier
 
 
+def _resident(kernel: FusionKernel, gpu: Gpu) -> int:
+    """CTAs that are sure to run at once."""
+    on_one = min(ctas_at_once(kernel.plan), gpu.shared // max(shared_bytes(kernel.plan), 1))
+    return max(1, on_one) * gpu.processors
+
+
 class _Cost:
     """Of one piece."""
 
-    def __init__(self, kernel: FusionKernel, number: int, counts: Sequence[int], sizes: Sequence[int], gpu: Gpu) -> None:
+    def __init__(
+        self, kernel: FusionKernel, number: int, counts: Sequence[int], sizes: Sequence[int], gpu: Gpu
+    ) -> None:
         """`counts`: the CTAs of each piece."""
         self.plan, self.piece, self.sizes, self.gpu = kernel.plan, kernel.plan.pieces[number], sizes, gpu
         self.counts, self.ctas = counts, counts[number]
         self.pattern = kernel.plan.pattern
         threads = kernel.plan.configuration.threads
-        on_one = min(ctas_at_once(kernel.plan), gpu.shared // max(shared_bytes(kernel.plan), 1))
-        self.resident = min(self.ctas, max(1, on_one) * gpu.processors)
+        self.resident = min(self.ctas, _resident(kernel, gpu))
         own = {root.node for root in self.piece.roots if root.output is None}
         plain = self.piece.looped
         self.kept = keep(self.pattern, self.piece, own).values if plain else (frozenset[int](),) * len(self.piece.loops)
         self.threads = threads
+        self.bytes = self._bytes()
 
-    def moving(self) -> float:
-        """Nanoseconds to move all bytes and to do all operations."""
-        first, again, operations = self._bytes()
+    def moving(self, all_of_it: bool = False) -> float:
+        """Nanoseconds to move all bytes and to do all operations; with `all_of_it` where the whole device does."""
+        first, again, operations = self.bytes
         gpu = self.gpu
+        if all_of_it:
+            rate = first / gpu.bandwidth + again / gpu.cache_bandwidth
+            return max(rate, operations / (gpu.operations * gpu.processors))
         in_flight = self.resident * self.threads * self._in_flight()
         bandwidth = min(gpu.bandwidth, in_flight / gpu.latency)
         cached = min(gpu.cache_bandwidth, in_flight / gpu.cache_latency)
@@ -136,7 +152,7 @@ class _Cost:
 
     def combining(self) -> float:
         """Nanoseconds until parts of reductions are put together, before which nothing that reads these begins."""
-        return sum(self._parts(place) for place in self.piece.combined)
+        return max((self._parts(place) for place in self.piece.combined), default=0.0)
 
     def _product_waits(self) -> float:
         """A tile's loads, one time after the other as many as a warp has under way, a barrier, and what is stored."""

@@ -88,10 +88,19 @@ def ctas_at_once(plan: Plan) -> int:
             places = frozenset[int]().union(*kept.values)
             count = max(elements, default=0) * sum(_registers(plan.pattern, place) for place in places)
             count += _sums(plan.pattern, piece, elements)
+        elif piece.flat:
+            count = piece.vector * len(_streamed(plan.pattern, piece))
         most = max(most, count)
     needed = max(OTHERS, OTHERS // 2 + most * 3 // 2)
     threads = plan.configuration.threads
     return max(1, min(RESIDENT // threads, REGISTERS // (threads * min(needed, REGISTERS_PER_THREAD))))
+
+
+def _streamed(pattern: Pattern, piece: Piece) -> set[int]:
+    """The inputs that a thread of an elementwise piece loads for its positions, all of them before it computes."""
+    places = {place for root in piece.roots for place in pattern.needs(root)}
+    nodes, types = pattern.program.nodes, pattern.program.types
+    return {place for place in places if isinstance(nodes[place], Input) and set(types[place].axes) & set(piece.rows)}
 
 
 def ahead(pattern: Pattern, found: Contraction, tile: Tile, warps: int) -> int:

@@ -1,0 +1,34 @@
+"""What is done to a graph after Grappler before its regions are planned: batched products become one, and cheap values
+are computed again instead of being stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graph_passes.fusion.flatten import FlatProduct, flat_product_rewrites, flat_products
+from graph_passes.fusion.lower.meaning import meanings
+from graph_passes.fusion.recompute import Recomputed, recompute_rewrites, recomputed
+from graph_passes.graph.ir import Graph
+from graph_passes.graph.rewrite import Names, Rewrite
+from graph_passes.graph.source import Source
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What is done."""
+
+    products: tuple[FlatProduct, ...]
+    recomputed: tuple[Recomputed, ...]
+
+
+def plan_preparation(source: Source, needs: object) -> tuple[Preparation, Graph]:
+    """What is done to a graph, and the graph. `needs` says that regions will be planned."""
+    graph = source.read(functions=False)
+    keep = source.keep(graph)
+    return Preparation(flat_products(graph, keep), recomputed(graph, meanings(graph), keep)), graph
+
+
+def preparation_rewrites(plan: Preparation, graph: Graph) -> list[Rewrite]:
+    """What the plan says, product by product and value by value."""
+    names = Names(graph)
+    return [*flat_product_rewrites(plan.products, graph, names), *recompute_rewrites(plan.recomputed, graph, names)]

@@ -1,0 +1,176 @@
+"""Graphs before regions are planned: which products are one, and what is computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graph_passes.fusion.flatten import FlatProduct, flat_product_rewrites, flat_products
+from graph_passes.fusion.lower.meaning import meanings
+from graph_passes.fusion.recompute import recompute_rewrites, recomputed
+from graph_passes.graph.ir import DataType, Graph, Node, TensorId, TensorSpec
+from graph_passes.graph.order import topological
+from graph_passes.graph.rewrite import Names, apply_rewrites
+
+FLOAT = {"T": DataType("float32")}
+
+
+class Build:
+    """A graph, node by node."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.specs: dict[TensorId, TensorSpec] = {}
+        self.constants: dict[str, Any] = {}
+
+    def __call__(self, name: str, op: str, shape: Sequence[int | None], *inputs: str, **attrs: Any) -> str:
+        node = Node(name, op, [TensorId(each) for each in inputs], attrs={**FLOAT, **attrs}, outputs=1)
+        self.nodes.append(node)
+        self.specs[TensorId(name)] = TensorSpec("float32", 4, tuple(shape))
+        return name
+
+    def axes(self, name: str, *axes: int) -> str:
+        self.nodes.append(Node(name, "Const", attrs={"dtype": DataType("int32")}, outputs=1))
+        self.specs[TensorId(name)] = TensorSpec("int32", 4, (len(axes),))
+        self.constants[name] = np.array(axes, np.int32)
+        return name
+
+    def graph(self) -> Graph:
+        return Graph(self.nodes, self.specs, self.constants)
+
+
+def weights_gradient(
+    keep_dims: bool = False, axes: Sequence[int] = (0, 1), right: Sequence[int] = (4, 3, 7, 6)
+) -> Build:
+    """Products of [7, 5]^T and [7, 6], added up over a batch of 4 times 3."""
+    b = Build()
+    b("x", "Placeholder", (4, 3, 7, 5))
+    b("y", "Placeholder", right)
+    b("product", "BatchMatMulV2", (4, 3, 5, 6), "x", "y", adj_x=True, adj_y=False)
+    b("total", "Sum", (5, 6), "product", b.axes("axes", *axes), keep_dims=keep_dims)
+    b("out", "Relu", (5, 6), "total")
+    return b
+
+
+def projection(left: Sequence[int | None], right: Sequence[int], adj_y: bool = False) -> Build:
+    b = Build()
+    b("x", "Placeholder", left)
+    b("w", "Placeholder", right)
+    columns = right[-2] if adj_y else right[-1]
+    b("product", "BatchMatMulV2", (*left[:-1], columns), "x", "w", adj_x=False, adj_y=adj_y)
+    b("out", "Relu", (*left[:-1], columns), "product")
+    return b
+
+
+def test_products_that_are_added_up_are_one_with_a_longer_depth():
+    graph = weights_gradient().graph()
+    (found,) = plan = flat_products(graph, {"out"})
+    assert found == FlatProduct("product", "total", (-1, 5), (-1, 6), (5, 6))
+    apply_rewrites(flat_product_rewrites(plan, graph, Names(graph)), graph)
+    (product,) = (node for node in graph if node.op == "MatMul")
+    assert product.attrs["transpose_a"]
+    assert not product.attrs["transpose_b"]
+    assert graph["out"].inputs == [TensorId(product.name)]
+    assert "product" not in graph.nodes
+    assert "total" not in graph.nodes
+    topological(graph)
+
+
+@pytest.mark.parametrize(
+    ("build", "keep"),
+    [
+        (weights_gradient(keep_dims=True), {"out"}),
+        (weights_gradient(axes=(0,)), {"out"}),
+        (weights_gradient(axes=(2, 3)), {"out"}),
+        (weights_gradient(right=(1, 1, 7, 6)), {"out"}),
+        (weights_gradient(), {"total"}),
+        (weights_gradient(), {"product", "out"}),
+    ],
+    ids=["keeps sizes", "part of the batch", "not the batch", "broadcast", "fetched", "product fetched"],
+)
+def test_other_sums_of_products_stay(build: Build, keep: set[str]):
+    assert flat_products(build.graph(), keep) == ()
+
+
+def test_a_product_with_another_reader_stays():
+    b = weights_gradient()
+    b("other", "Relu", (4, 3, 5, 6), "product")
+    assert flat_products(b.graph(), {"out"}) == ()
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "adj_y", "shapes"),
+    [
+        ((4, 7, 5), (5, 6), False, ((-1, 5), (5, 6), (-1, 7, 6))),
+        ((None, 7, 5), (6, 5), True, ((-1, 5), (6, 5), (-1, 7, 6))),
+        ((2, 3, 7, 5), (1, 1, 5, 6), False, ((-1, 5), (5, 6), (-1, 3, 7, 6))),
+    ],
+)
+def test_all_rows_of_a_batch_times_one_matrix(left, right, adj_y, shapes):
+    graph = projection(left, right, adj_y).graph()
+    (found,) = plan = flat_products(graph, {"out"})
+    assert (found.left, found.right, found.result) == shapes
+    apply_rewrites(flat_product_rewrites(plan, graph, Names(graph)), graph)
+    (product,) = (node for node in graph if node.op == "MatMul")
+    assert product.attrs["transpose_b"] == adj_y
+    assert graph[graph["out"].inputs[0].node].op == "Reshape"
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [((4, None, 5), (5, 6)), ((4, 7, 5), (4, 5, 6)), ((1, 7, 5), (5, 6)), ((0, 7, 5), (5, 6)), ((4, 7, None), (5, 6))],
+    ids=["rows unknown", "one each", "a batch of one", "empty", "depth unknown"],
+)
+def test_other_products_stay(left, right):
+    assert flat_products(projection(left, right).graph(), {"out"}) == ()
+
+
+def trained(size: int = 1 << 19) -> Build:
+    """x is read at once, and by the gradient behind two convolutions; `centered` only feeds the gradient."""
+    b = Build()
+    b("image", "Placeholder", (size, 4))
+    b("bias", "Placeholder", (4,))
+    b("conv", "Conv2D", (size, 4), "image")
+    b("x", "BiasAdd", (size, 4), "conv", "bias")
+    b("y", "Relu", (size, 4), "x")
+    b("next", "Conv2D", (size, 4), "y")
+    b("back", "Conv2DBackpropInput", (size, 4), "next")
+    b("centered", "Sub", (size, 4), "x", "bias")
+    b("late", "Mul", (size, 4), "back", "x")
+    b("gradient", "Mul", (size, 4), "back", "centered")
+    b("out", "Add", (size, 4), "late", "gradient")
+    return b
+
+
+def test_late_readers_have_a_value_computed_again():
+    graph = trained().graph()
+    (found,) = plan = recomputed(graph, meanings(graph), {"out"})
+    assert (found.name, found.after) == ("x", "back")
+    assert {use.node for use in found.late} == {"late", "centered"}
+    apply_rewrites(recompute_rewrites(plan, graph, Names(graph)), graph)
+    (again,) = (node for node in graph if node.op == "BiasAdd" and node.name != "x")
+    assert (again.inputs, again.control) == ([TensorId("conv"), TensorId("bias")], ["back"])
+    assert graph["y"].inputs == [TensorId("x")]
+    assert graph["late"].inputs == [TensorId("back"), TensorId(again.name)]
+    assert graph["centered"].inputs == [TensorId(again.name), TensorId("bias")]
+    topological(graph)
+
+
+def test_small_values_and_those_of_values_are_stored():
+    graph = trained(size=16).graph()
+    assert recomputed(graph, meanings(graph), {"out"}) == ()
+    b = trained()
+    b.nodes = [node for node in b.nodes if node.name != "conv"]
+    b("conv", "Relu", (1 << 19, 4), "image")  # would be stored for nobody else
+    graph = b.graph()
+    assert recomputed(graph, meanings(graph), {"out"}) == ()
+
+
+def test_what_is_read_at_once_is_not_computed_again():
+    b = trained()
+    b.nodes = [node for node in b.nodes if node.name not in ("late", "gradient", "out", "centered")]
+    graph = b.graph()
+    assert recomputed(graph, meanings(graph), {"back"}) == ()

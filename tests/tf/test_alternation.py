@@ -1,0 +1,91 @@
+"""Steps and measurements take turns."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from tfmem.runtime import alternation
+from tfmem.runtime.alternation import Alternation
+
+
+def test_nothing_is_measured_while_a_call_runs_and_no_call_begins_meanwhile():
+    turns, overlaps, running = Alternation(), [], {"call": 0, "measurement": 0}
+    lock = threading.Lock()
+
+    def work(kind: str, count: int) -> None:
+        for _ in range(count):
+            with getattr(turns, kind)():
+                with lock:
+                    running[kind] += 1
+                    overlaps.append(bool(running["call"] and running["measurement"]))
+                time.sleep(1e-3)
+                with lock:
+                    running[kind] -= 1
+
+    threads = [threading.Thread(target=work, args=(kind, 20)) for kind in ("call", "call", "measurement")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(overlaps) == 60
+    assert not any(overlaps)
+
+
+def test_both_get_on_where_neither_pauses():
+    turns, order, stop = Alternation(), [], threading.Event()
+
+    def work(kind: str) -> None:
+        while not stop.is_set():
+            with getattr(turns, kind)():
+                order.append(kind)
+                time.sleep(1e-4)
+
+    threads = [threading.Thread(target=work, args=(kind,)) for kind in ("call", "measurement")]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    stop.set()
+    for thread in threads:
+        thread.join(30)
+    counts = [order.count(kind) for kind in ("call", "measurement")]
+    assert min(counts) > 10
+    assert max(counts) <= 2 * min(counts)
+
+
+def test_calls_run_at_once():
+    turns, meet = Alternation(), threading.Barrier(2, timeout=10)
+
+    def call() -> None:
+        with turns.call():
+            meet.wait()
+
+    other = threading.Thread(target=call)
+    other.start()
+    call()
+    other.join(10)
+
+
+def test_a_call_that_waits_for_another_one_is_waited_for_no_longer_than_patience(monkeypatch: pytest.MonkeyPatch):
+    """The first call waits for the second, which would wait for the measurement, which waits for the first."""
+    monkeypatch.setattr(alternation, "PATIENCE", 0.1)
+    turns, second_ran, measured = Alternation(), threading.Event(), threading.Event()
+
+    def measure() -> None:
+        with turns.measurement():
+            measured.set()
+
+    def second() -> None:
+        with turns.call():
+            second_ran.set()
+
+    with turns.call():
+        threads = [threading.Thread(target=work) for work in (measure, second)]
+        for thread in threads:
+            thread.start()
+        assert second_ran.wait(10)
+    for thread in threads:
+        thread.join(10)
+    assert measured.is_set()

@@ -102,7 +102,7 @@ def test_patterns_are_compiled_at_once(gpu: FakeGpu, monkeypatch: pytest.MonkeyP
             together.wait()
         return gpu.compile_source(*source, **how)
 
-    monkeypatch.setattr(measured, "Device", lambda ordinal, compile_source: Timed(gpu, compile_source))
+    monkeypatch.setattr(measured, "Device", lambda ordinal, compile_source, **other: Timed(gpu, compile_source))
     monkeypatch.setattr(measured, "usable_cores", lambda: 2)
     graph, names = step()
     measure = of(graph, tmp_path, compile_source)

@@ -14,7 +14,7 @@ from custom_ops.fusion.programs import FusionProgram
 from custom_ops.fusion.region import Region
 from custom_ops.fusion.text import to_text
 from graph_passes.fusion.capabilities import Capabilities, on_a_cpu, within
-from graph_passes.fusion.lower.kernel import lower_kernel
+from graph_passes.fusion.lower.kernel import lower_kernel, require_kernel
 from graph_passes.fusion.lower.meaning import Kind, Meaning, meanings
 from graph_passes.fusion.lower.region import Encode, LoweredRegion, lower_region
 from graph_passes.fusion.lower.shapes import TRANSPOSES, Shapes
@@ -189,12 +189,14 @@ def refusal(graph: Graph, keep: Collection[str], shapes: Shapes) -> Refuse:
     """Says of nodes of a graph why they cannot be one kernel; of `keep` the names are fetched."""
 
     def refuse(members: Sequence[str]) -> str:
+        made = leaving(graph, members, keep)
         try:
-            kernel = lower_kernel(graph, members, leaving(graph, members, keep), shapes)
+            if any(graph[name].op in TRANSPOSES for name in members):
+                kernel = lower_kernel(graph, members, made, shapes)
+                return refused_product(Pattern.of(kernel.program, kernel.input_shapes))
+            require_kernel(graph, members, made, shapes)
         except LoweringError as error:
             return str(error)
-        if any(graph[name].op in TRANSPOSES for name in members):
-            return refused_product(Pattern.of(kernel.program, kernel.input_shapes))
         return ""
 
     return refuse

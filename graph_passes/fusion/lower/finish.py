@@ -34,6 +34,26 @@ def finished(w: Writer, results: Sequence[tuple[int, Access]]) -> Finished:
     """The program whose outputs are these nodes, along the axes of their accesses.
 
     Raises:
+        ProgramError: see `drafted`.
+    """
+    live, read = drafted(w, results)
+    parts = merged(split(live))
+    chosen = next(each for each in (collapsed(parts), parts, live) if _is_viewable(live, each))
+    draft, again = compacted(merged(chosen))
+    inputs = tuple(w.tensors[read[tensor]] for tensor in again)
+    return Finished(
+        program=program_of(draft),
+        inputs=inputs,
+        input_shapes=draft.shapes,
+        output_shapes=tuple(map(draft.shape_of, draft.outputs)),
+        repeated=tuple(value for value in w.demanded if _is_repeated(w, draft, value)),
+    )
+
+
+def drafted(w: Writer, results: Sequence[tuple[int, Access]]) -> tuple[Draft, tuple[int, ...]]:
+    """The program as it was written, less what no output needs; and which of the tensors it still reads.
+
+    Raises:
         ProgramError: the size of an axis is not that of a tensor which is read along all of it, as far as is known.
     """
     outputs = tuple(Output(place, _dimensions(w, at)) for place, at in results)
@@ -48,17 +68,7 @@ def finished(w: Writer, results: Sequence[tuple[int, Access]]) -> Finished:
     )
     live, read = compacted(written)
     _require_sizes(live)
-    parts = merged(split(live))
-    chosen = next(each for each in (collapsed(parts), parts, live) if _is_viewable(live, each))
-    draft, again = compacted(merged(chosen))
-    inputs = tuple(w.tensors[read[tensor]] for tensor in again)
-    return Finished(
-        program=program_of(draft),
-        inputs=inputs,
-        input_shapes=draft.shapes,
-        output_shapes=tuple(map(draft.shape_of, draft.outputs)),
-        repeated=tuple(value for value in w.demanded if _is_repeated(w, draft, value)),
-    )
+    return live, read
 
 
 def _require_sizes(draft: Draft) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from custom_ops.errors import ProgramError
 from custom_ops.expr.program import Program
 from custom_ops.fusion.region import Shape
 from graph_passes.fusion.lower.access import Access
-from graph_passes.fusion.lower.finish import finished
+from graph_passes.fusion.lower.draft import program_of
+from graph_passes.fusion.lower.finish import drafted, finished
 from graph_passes.fusion.lower.rule import Kind
 from graph_passes.fusion.lower.rules import RULES
 from graph_passes.fusion.lower.shapes import Shapes
@@ -18,7 +20,7 @@ from graph_passes.fusion.lower.writer import Held, LoweringError, Steps, Value, 
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.graph.ops import passed
 
-__all__ = ["Held", "LoweredKernel", "LoweringError", "Value", "lower_kernel"]
+__all__ = ["Held", "LoweredKernel", "LoweringError", "Value", "lower_kernel", "require_kernel"]
 
 
 @dataclass(frozen=True)
@@ -61,22 +63,10 @@ def lower_kernel(
         LoweringError: the members are no program, say because a reshape between them has no index that the language
             could write, or because nothing tells whether two sizes that are not known are equal.
     """
-    inside = _Members(graph, members)
-    w = Writer(graph, shapes or Shapes(graph), inside.start)
-    for tensor in outputs:
-        known = RULES[graph[tensor.node].op].outputs
-        if known is not None and tensor.index >= known:
-            raise LoweringError(f"'{tensor}' is what TensorFlow's kernels tell each other, and is not computed here")
+    inside, w = _begun(graph, members, shapes)
     wanted: list[Value] = [*outputs, *inside.updated()]
-    try:
-        results = {}
-        for value in sorted(wanted, key=lambda value: -inside.place[value.node]):
-            shown = source(graph, inside.place, value) if isinstance(value, TensorId) else value
-            at = _whole(w, shown)
-            results[value] = (w.element(shown, at), at)
-        found = finished(w, [results[value] for value in wanted])
-    except ProgramError as error:
-        raise LoweringError(f"{', '.join(members[:3])}...: {error}") from error
+    with _told_of(members):
+        found = finished(w, _written(w, inside, outputs, wanted))
     return LoweredKernel(
         program=found.program,
         inputs=found.inputs,
@@ -85,6 +75,49 @@ def lower_kernel(
         output_shapes=tuple(map(_static, found.output_shapes)),
         repeated=tuple(dict.fromkeys(value.node for value in found.repeated if value.node in inside.place)),
     )
+
+
+def require_kernel(
+    graph: Graph, members: Sequence[str], outputs: Sequence[TensorId], shapes: Shapes | None = None
+) -> None:
+    """Raises as `lower_kernel` does, in a third of the time: a program that holds as it was written is not made
+    shorter."""
+    inside, w = _begun(graph, members, shapes)
+    try:
+        program_of(drafted(w, _written(w, inside, outputs, [*outputs, *inside.updated()]))[0])
+    except ProgramError:
+        lower_kernel(graph, members, outputs, shapes)
+
+
+def _begun(graph: Graph, members: Sequence[str], shapes: Shapes | None) -> tuple[_Members, Writer]:
+    inside = _Members(graph, members)
+    return inside, Writer(graph, shapes or Shapes(graph), inside.start)
+
+
+def _written(
+    w: Writer, inside: _Members, outputs: Sequence[TensorId], wanted: Sequence[Value]
+) -> list[tuple[int, Access]]:
+    """Where each of `wanted` is in what was written, and along which axes."""
+    graph = w.graph
+    for tensor in outputs:
+        known = RULES[graph[tensor.node].op].outputs
+        if known is not None and tensor.index >= known:
+            raise LoweringError(f"'{tensor}' is what TensorFlow's kernels tell each other, and is not computed here")
+    results = {}
+    for value in sorted(wanted, key=lambda value: -inside.place[value.node]):
+        shown = source(graph, inside.place, value) if isinstance(value, TensorId) else value
+        at = _whole(w, shown)
+        results[value] = (w.element(shown, at), at)
+    return [results[value] for value in wanted]
+
+
+@contextmanager
+def _told_of(members: Sequence[str]) -> Iterator[None]:
+    """What is wrong with a program is said of its members."""
+    try:
+        yield
+    except ProgramError as error:
+        raise LoweringError(f"{', '.join(members[:3])}...: {error}") from error
 
 
 def _static(shape: Sequence[int]) -> Shape:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from custom_ops.expr.nodes import Index
 from graph_passes.fusion.lower.access import Access
-from graph_passes.fusion.lower.rule import Kind, Rule, recomputes
+from graph_passes.fusion.lower.rule import Kind, Rule
 from graph_passes.fusion.lower.values import integers
 from graph_passes.fusion.lower.writer import Held, Steps, Writer
 from graph_passes.graph.ir import Graph, Node, integer
@@ -60,9 +60,9 @@ def _one_hot(w: Writer, node: Node, output: int, at: Access) -> Steps:
 
 
 RULES = {
-    "Gather": Rule(_gather, Kind.GATHER, (0, 2), _gather_refusal, recomputes=recomputes),
-    "GatherV2": Rule(_gather, Kind.GATHER, (0, 2), _gather_refusal, recomputes=recomputes),
-    "GatherNd": Rule(_gather_nd, Kind.GATHER, refusal=_gather_nd_refusal, recomputes=recomputes),
+    "Gather": Rule(_gather, Kind.GATHER, (0, 2), _gather_refusal),
+    "GatherV2": Rule(_gather, Kind.GATHER, (0, 2), _gather_refusal),
+    "GatherNd": Rule(_gather_nd, Kind.GATHER, refusal=_gather_nd_refusal),
     "ResourceGather": Rule(_resource_gather, Kind.GATHER, (1, 2), _gather_refusal, reads=(0,)),
     "OneHot": Rule(_one_hot, Kind.LAYOUT, (0, 4)),
 }

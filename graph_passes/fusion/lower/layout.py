@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from graph_passes.fusion.lower import pick
 from graph_passes.fusion.lower.access import FIRST, Access, divided, reshaped, shifted
-from graph_passes.fusion.lower.rule import Kind, Rule, Write, broadcast, recomputes
+from graph_passes.fusion.lower.rule import Kind, Rule, Write, broadcast
 from graph_passes.fusion.lower.slicing import taken
 from graph_passes.fusion.lower.values import constant, integers
 from graph_passes.fusion.lower.writer import LoweringError, Steps, Writer
@@ -226,17 +226,8 @@ def _constants(*places: int) -> pick.Refusal:
     return refusal
 
 
-def _tiles(graph: Graph, node: Node) -> bool:
-    before, after = graph.specs[node.inputs[0]].shape, graph.specs[TensorId(node.name)].shape
-    return any(old not in (1, new) for old, new in zip(before or (), after or (), strict=True))
-
-
 def _layout(write: Write, *constant_inputs: int, operands: tuple[int, int | None] = (0, 1)) -> Rule:
     return Rule(write, Kind.LAYOUT, operands, _constants(*constant_inputs))
-
-
-def _joining(write: Write, operands: tuple[int, int | None], *constant_inputs: int) -> Rule:
-    return Rule(write, Kind.LAYOUT, operands, _constants(*constant_inputs), recomputes=recomputes)
 
 
 _VIEWS: Sequence[str] = sorted(IDENTITIES - {"IdentityN"})
@@ -251,15 +242,15 @@ RULES = {name: Rule(_same, Kind.VIEW, (0, 1)) for name in _VIEWS} | {
     "Transpose": Rule(_transpose, _transposes, (0, 1), _constants(1)),
     "Slice": _layout(_slice, 1),
     "StridedSlice": Rule(_strided_slice, Kind.LAYOUT, (0, 1), _strided_slice_refusal),
-    "StridedSliceGrad": Rule(_strided_slice_gradient, Kind.LAYOUT, (4, 5), _gradient_refusal, recomputes=recomputes),
-    "ConcatV2": _joining(_concat, (0, -1), -1),
-    "Pack": _joining(_pack, (0, None)),
+    "StridedSliceGrad": Rule(_strided_slice_gradient, Kind.LAYOUT, (4, 5), _gradient_refusal),
+    "ConcatV2": _layout(_concat, -1, operands=(0, -1)),
+    "Pack": _layout(_pack, operands=(0, None)),
     "Unpack": Rule(_unpack, Kind.LAYOUT, (0, 1), _unpack_refusal),
     "Split": _layout(_split, 0, operands=(1, 2)),
     "SplitV": _layout(_split, 2),
-    "Pad": _joining(_pad, (0, 1), 1),
-    "PadV2": _joining(_pad, (0, 3), 1),
-    "Tile": Rule(_tile, Kind.LAYOUT, (0, 1), recomputes=_tiles),
+    "Pad": _layout(_pad, 1, operands=(0, 1)),
+    "PadV2": _layout(_pad, 1, operands=(0, 3)),
+    "Tile": Rule(_tile, Kind.LAYOUT, (0, 1)),
     "ReverseV2": _layout(_reverse, 1),
     "Range": Rule(_range, Kind.LAYOUT, (0, 0), _range_refusal),
     "MatrixBandPart": _layout(_band_part, 1, 2),

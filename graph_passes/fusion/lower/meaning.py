@@ -29,8 +29,6 @@ class Meaning:
         operands: positions of the inputs whose numbers it reads. Others say only what it does (axes, shapes), are
             constants or known from shapes, and need not reach the region.
         reads, writes: positions of the inputs that are variables it reads and writes.
-        recomputes: whether a kernel that computes its operands, too, computes elements of them more than once: parts
-            of a concatenation, or what is gathered from. They had better be other kernels.
     """
 
     kind: Kind
@@ -38,7 +36,6 @@ class Meaning:
     operands: tuple[int, ...] = ()
     reads: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
-    recomputes: bool = False
 
 
 def meanings(graph: Graph) -> dict[str, Meaning]:
@@ -66,7 +63,7 @@ def meaning(graph: Graph, node: Node) -> Meaning:
     if problem:
         return called(graph, node, problem)
     kind = rule.kind_of(graph, node)
-    return _variable(graph, node, Meaning(kind, "", read, rule.reads, rule.writes, rule.recomputes(graph, node)))
+    return _variable(graph, node, Meaning(kind, "", read, rule.reads, rule.writes))
 
 
 def operands(graph: Graph, node: Node) -> list[TensorId]:

@@ -52,10 +52,6 @@ def _accepted(graph: Graph, node: Node) -> str:
     return ""
 
 
-def _once(graph: Graph, node: Node) -> bool:
-    return False
-
-
 @dataclass(frozen=True)
 class Rule:
     """How one type of op is written.
@@ -68,7 +64,6 @@ class Rule:
         reads, writes: positions of inputs that are variables.
         outputs: how many of the outputs can be written, if not all.
         states: whether the operands are the state of a random generator, which no program computes with.
-        recomputes: whether a kernel that computes its operands, too, computes elements of them more than once.
     """
 
     write: Write
@@ -79,16 +74,10 @@ class Rule:
     writes: tuple[int, ...] = ()
     outputs: int | None = None
     states: bool = False
-    recomputes: Callable[[Graph, Node], bool] = _once
 
     def kind_of(self, graph: Graph, node: Node) -> Kind:
         """What a node of this type does."""
         return self.kind if isinstance(self.kind, Kind) else self.kind(graph, node)
-
-
-def recomputes(graph: Graph, node: Node) -> bool:
-    """Of an op that reads some elements at several places, and others never."""
-    return True
 
 
 def broadcast(w: Writer, value: TensorId, shape: Sequence[int], at: Access) -> Access:

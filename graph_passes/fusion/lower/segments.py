@@ -13,7 +13,7 @@ from math import prod
 from custom_ops.expr.nodes import Cast, Elementwise, Random, Reduce, arguments_of
 from custom_ops.expr.table import TABLE
 from graph_passes.fusion.lower.access import Access
-from graph_passes.fusion.lower.rule import Kind, Rule, recomputes
+from graph_passes.fusion.lower.rule import Kind, Rule
 from graph_passes.fusion.lower.writer import LoweringError, Steps, Writer
 from graph_passes.graph.ir import Graph, Node, TensorId
 
@@ -59,4 +59,4 @@ def _refusal(graph: Graph, node: Node) -> str:
     return "" if data.dtype != "bool" else "a sum of segments of bool"
 
 
-RULES = {"UnsortedSegmentSum": Rule(_sum, Kind.REDUCTION, (0, 2), _refusal, recomputes=recomputes)}
+RULES = {"UnsortedSegmentSum": Rule(_sum, Kind.REDUCTION, (0, 2), _refusal)}

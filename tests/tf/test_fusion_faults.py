@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import tfmem
-from graph_passes.fusion import apply, stitching
+from graph_passes.fusion import apply, prepare, stitching
 from graph_passes.fusion.lower.writer import LoweringError
 from graph_passes.graph import rewrite
 from tests.tf.optimized_runs import in_a_process
@@ -56,6 +56,8 @@ ALL = range(1_000_000)
 @pytest.mark.parametrize(
     ("module", "name", "calls", "regions"),
     [
+        (prepare, "flat_products", ALL, 2),
+        (prepare, "recompute_rewrites", ALL, 2),
         (stitching, "lower_region", range(1), 1),
         (stitching, "lower_region", ALL, 0),
         (stitching, "to_text", range(1, 2), 1),
@@ -80,6 +82,7 @@ def test_a_fault_costs_as_little_as_can_be(
     ran = 0 if report.fusion == "left as it was: stitching failed" else len(report.regions)
     assert ran == regions
     assert (report.decision == "stitched") == (regions > 0)
+    assert report.fusion.startswith("left as it was: ") == (regions == 0)
 
 
 def test_a_region_that_cannot_be_written_stays_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,6 +86,7 @@ class FusionStage:
         self._thread: threading.Thread | None = None
         self._planned: _Planned | None = None
         self._fault: Exception | None = None
+        self._nothing = NOTHING  # why there is no region, if there is none
         self._contest: Contest | None = None
         self._copies: Copies | None = None
         self._turns: Turns | None = None
@@ -155,6 +156,8 @@ class FusionStage:
             self.report = with_regions(self.report, found, self.report.fusion)
             if found.regions:
                 self._planned = self._choice(plain, captured)
+            elif faults := [region.reason for region in found.kept if region.warned]:
+                self._nothing = f"left as it was: {faults[0]}"
         except Exception as error:  # whatever it is, the step runs as it was
             self._fault = error
 
@@ -173,7 +176,7 @@ class FusionStage:
         if self._fault is not None:
             self._lost(self._fault)
         elif planned is None:
-            self._settle(self.function, NOTHING)
+            self._settle(self.function, self._nothing)
         elif self._with_xla and (is_deterministic() or planned.noticed):
             self._settle(self.function, "left to XLA: nothing can be timed")
         elif options.fusion.tune == "off":

@@ -78,15 +78,13 @@ class Device:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """The context is current in the thread that asks, and no other thread has its turn: what is timed runs alone.
-        Where it was said how to keep others from enqueueing work meanwhile (`quiet`), what they did is waited for.
+        `quiet` keeps the rest of the process from using it meanwhile.
 
         Only while `with` of the device itself lasts, in whichever thread.
         """
         with self._turn, self._quiet() if self._quiet else nullcontext():
             self._call("cuCtxPushCurrent", self._context)
             try:
-                if self._quiet:
-                    self._call("cuCtxSynchronize")
                 yield
             finally:
                 self._call("cuCtxPopCurrent")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from zlib import crc32
 
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from graph_passes.fusion.explore import Exploration
 from graph_passes.fusion.lower.meaning import IN_KERNELS, Kind
 from graph_passes.fusion.plan import ON_CPU, ON_GPU, StepKind, plan_fusion
+from graph_passes.fusion.score import Measure
 from graph_passes.graph.ir import TensorId
 from tests.fusion_graphs import UNIT, Nodes, graphs, run_graph, run_plan
 
@@ -177,3 +179,43 @@ def test_what_is_left_of_a_large_run_is_not_looked_at():
     (few, limited), (many, unlimited) = found
     assert few < 5 < 40 <= many
     assert limited > 0.9 * unlimited
+
+
+def test_large_parts_that_have_nothing_to_do_with_each_other_are_packed_in_kernels_of_one_pass():
+    """One byte takes a second, a launch a hundred: sums of columns of 400 bytes and what reads them take two passes."""
+
+    def normalized(made: Nodes, size: int) -> set[str]:
+        x = made.add("Opaque", size=size)
+        total = made.add("Columns", x, size=4)
+        return {total, made.add("Elementwise", made.add("Elementwise", x, total, size=size), size=size)}
+
+    def packed(size: int, share: float) -> bool:
+        made = Nodes()
+        parts = [normalized(made, size) for _ in range(2)]
+        plan = plan_fusion(made.graph(), made.meanings, replace(UNIT, packed=share))
+        return any(parts[0] & set(s.members) and parts[1] & set(s.members) for r in plan.regions for s in r.kernels)
+
+    assert packed(400, 0.0)
+    assert packed(24, 1.0)
+    assert not packed(400, 1.0)
+
+
+def test_what_substitution_asks_to_be_measured_is_measured_at_once():
+    made = Nodes()
+    x = made.add("Opaque", size=800)
+    for _ in range(3):  # a row's sums, and columns' sums of what they scale
+        scaled = made.add("Elementwise", x, made.add("Rows", x, size=80), size=800)
+        x = made.add("Opaque", scaled, made.add("Columns", scaled, size=80), size=800)
+    prepared, asked = [], []
+
+    def seconds(members):
+        asked.append(frozenset(members))
+        return 10.0 * len(members)
+
+    def prepare(patterns):
+        prepared.append({frozenset(members) for members in patterns})
+
+    measure = Measure(seconds, lambda name: None, prepare)
+    plan_fusion(made.graph(), made.meanings, UNIT, measure=measure)
+    assert any(len(members) > 1 for members in asked)
+    assert set(asked) <= prepared[0]

@@ -60,6 +60,18 @@ def test_what_reads_the_same_is_one_piece() -> None:
     assert {root.name for root in reading.roots} == {"reduce_22", "output_0", "output_1"}
 
 
+def test_many_threads_put_parts_together() -> None:
+    """Of sums over rows, of which each CTA has a part, in all kernels that there are."""
+    shapes = [(8192, 3072), (3072,), (8192, 3072)]
+    pattern = Pattern.of(from_text(GELU), shapes)
+    sizes = pattern.program.sizes(pattern.merged(shapes))
+    for kernel in kernels(pattern, sizes, layouts(pattern, PROCESSORS)):
+        for piece in kernel.plan.pieces:
+            if piece.combined and not piece.tiled:
+                assert piece.owner.threads > 1
+                assert piece.owner.kind in ("strided", "cta", "lanes")
+
+
 def test_variables_do_not_wait_for_each_other() -> None:
     program, tensors = adam([(40, 30), (7,), (9, 9, 9)])
     pattern = Pattern.of(program, [tensor.shape for tensor in tensors])

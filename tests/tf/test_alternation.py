@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+import tfmem
+from tfmem.api import make_engine
 from tfmem.runtime import alternation
 from tfmem.runtime.alternation import Alternation
 
@@ -89,3 +91,20 @@ def test_a_call_that_waits_for_another_one_is_waited_for_no_longer_than_patience
     for thread in threads:
         thread.join(10)
     assert measured.is_set()
+
+
+def test_a_device_is_quiet_while_kernels_are_timed():
+    """What calls enqueued has run by then; nothing is asked of the context or its streams."""
+    engine, order = make_engine(tfmem.Options()), []
+
+    def call() -> None:
+        with engine.alternation.call():
+            order.append("call")
+
+    with engine.quiet():
+        other = threading.Thread(target=call)
+        other.start()
+        time.sleep(0.05)
+        order.append("timed")
+    other.join(10)
+    assert order == ["timed", "call"]

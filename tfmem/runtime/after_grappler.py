@@ -54,7 +54,7 @@ def stitched(optimized: Captured, engine: Engine, roots: Collection[str] | None 
         roots: names of ops of which a caller may run some without the others; None: all of the graph runs.
     """
     source = CapturedSource(optimized, engine.feed_shapes)
-    needs = fusion_needs(optimized.feeds, engine.target, engine.options, roots, quiet=engine.alternation.measurement)
+    needs = fusion_needs(optimized.feeds, engine.target, engine.options, roots, quiet=engine.quiet)
     done = stitch(source, engine, needs)
     return source.captured, done
 

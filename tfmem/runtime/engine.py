@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+
+import tensorflow as tf
 
 from custom_ops.errors import TfmemError, warn
 from custom_ops.load import Library
@@ -131,6 +134,18 @@ class Engine:
     @property
     def _counts(self) -> bool:
         return memory(self.library, self.target.name).bytes_in_use >= 0
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """No step of the object is called meanwhile, and the device has done what those before enqueued.
+
+        That is waited for by way of a number that TensorFlow computes and brings back. To synchronize the context would
+        end what another thread captures.
+        """
+        with self.alternation.measurement():
+            with suppress(tf.errors.OpError), tf.init_scope(), tf.device(self.target.name):
+                (tf.zeros([]) + 1.0).numpy()
+            yield
 
     def unobserved(self) -> Engine:
         """The same for steps that run on their own, where no later call can bring a better plan."""

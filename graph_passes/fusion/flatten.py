@@ -20,7 +20,8 @@ from graph_passes.graph.writer import Writer
 
 BATCHED = frozenset({"BatchMatMul", "BatchMatMulV2"})
 UNKNOWN = -1
-DTYPES = frozenset({"float32", "float64", "half", "float16", "bfloat16"})
+WIDE = frozenset({"float32", "float64"})
+HALF = frozenset({"half", "float16", "bfloat16"})  # which TensorFlow rounds to before it adds up
 
 
 @dataclass(frozen=True)
@@ -55,11 +56,12 @@ def _flat(graph: Graph, node: Node, keep: Collection[str]) -> FlatProduct | None
     left, right, result = (_shape(graph, tensor) for tensor in (*node.inputs, TensorId(node.name)))
     if not left or not right or not result or len(left) < 3 or node.control:
         return None
-    if graph.specs[TensorId(node.name)].dtype not in DTYPES:
+    dtype = graph.specs[TensorId(node.name)].dtype
+    if dtype not in (*WIDE, *HALF):
         return None
     adjoint_left, adjoint_right = (boolean(node.attrs.get(name)) for name in ("adj_x", "adj_y"))
     total = _adds_up(graph, node, len(result) - 2, keep)
-    if total and adjoint_left and not adjoint_right and left[:-2] == right[:-2] and UNKNOWN not in left:
+    if total and dtype in WIDE and adjoint_left and not adjoint_right and left[:-2] == right[:-2] and UNKNOWN not in left:
         return FlatProduct(node.name, total, (UNKNOWN, left[-1]), (UNKNOWN, right[-1]), result[-2:])
     alone = UNKNOWN not in right and prod(right[:-2]) == 1
     if alone and not adjoint_left and prod(left[:-2]) != 1 and UNKNOWN not in result[1:]:

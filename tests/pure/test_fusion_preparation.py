@@ -95,6 +95,12 @@ def test_other_sums_of_products_stay(build: Build, keep: set[str]):
     assert flat_products(build.graph(), keep) == ()
 
 
+def test_halves_are_rounded_before_they_are_added_up():
+    b = weights_gradient()
+    b.specs = {name: TensorSpec("half", 2, spec.shape) for name, spec in b.specs.items() if spec.dtype == "float32"}
+    assert flat_products(b.graph(), {"out"}) == ()
+
+
 def test_a_product_with_another_reader_stays():
     b = weights_gradient()
     b("other", "Relu", (4, 3, 5, 6), "product")

@@ -61,7 +61,8 @@ def _flat(graph: Graph, node: Node, keep: Collection[str]) -> FlatProduct | None
         return None
     adjoint_left, adjoint_right = (boolean(node.attrs.get(name)) for name in ("adj_x", "adj_y"))
     total = _adds_up(graph, node, len(result) - 2, keep)
-    if total and dtype in WIDE and adjoint_left and not adjoint_right and left[:-2] == right[:-2] and UNKNOWN not in left:
+    alike = left[:-2] == right[:-2] and UNKNOWN not in left
+    if total and dtype in WIDE and alike and adjoint_left and not adjoint_right:
         return FlatProduct(node.name, total, (UNKNOWN, left[-1]), (UNKNOWN, right[-1]), result[-2:])
     alone = UNKNOWN not in right and prod(right[:-2]) == 1
     if alone and not adjoint_left and prod(left[:-2]) != 1 and UNKNOWN not in result[1:]:

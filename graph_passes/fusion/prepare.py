@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from graph_passes.fusion.flatten import FlatProduct, flat_product_rewrites, flat_products
 from graph_passes.fusion.lower.meaning import meanings
 from graph_passes.fusion.recompute import Recomputed, recompute_rewrites, recomputed
+from graph_passes.fusion.stitching import Needs
 from graph_passes.graph.ir import Graph
 from graph_passes.graph.rewrite import Names, Rewrite
 from graph_passes.graph.source import Source
@@ -21,11 +22,18 @@ class Preparation:
     recomputed: tuple[Recomputed, ...]
 
 
-def plan_preparation(source: Source, needs: object) -> tuple[Preparation, Graph]:
-    """What is done to a graph, and the graph. `needs` says that regions will be planned."""
+def plan_preparation(source: Source, needs: Needs) -> tuple[Preparation, Graph]:
+    """What is done to a graph, and the graph.
+
+    Args:
+        source: where the graph is.
+        needs: those of planning its regions. Where a caller may run some of the graph without the rest, nothing is
+            computed again: what it then waits for might not be wanted.
+    """
     graph = source.read(functions=False)
     keep = source.keep(graph)
-    return Preparation(flat_products(graph, keep), recomputed(graph, meanings(graph), keep)), graph
+    again = recomputed(graph, meanings(graph), keep) if needs.roots is None else ()
+    return Preparation(flat_products(graph, keep), again), graph
 
 
 def preparation_rewrites(plan: Preparation, graph: Graph) -> list[Rewrite]:

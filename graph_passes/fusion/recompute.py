@@ -1,7 +1,7 @@
 """Cheap values that are computed again where they are read much later, instead of being stored until then.
 
     conv -> BiasAdd -> mean, variance, normalization      ->  conv -> BiasAdd -> mean, variance, normalization
-                    -> (behind other layers) gradient         conv -> BiasAdd/Again -> gradient
+                    -> (behind other layers) gradient         conv -> BiasAdd again -> gradient
 
 No kernel can hold both kinds of readers, so that the kernel with the first BiasAdd would store its result for the
 second. What it is made of is stored in any case, for it comes from an op that is no part of a kernel. The numbers are

@@ -10,10 +10,13 @@ import pytest
 
 from graph_passes.fusion.flatten import FlatProduct, flat_product_rewrites, flat_products
 from graph_passes.fusion.lower.meaning import meanings
+from graph_passes.fusion.prepare import plan_preparation
 from graph_passes.fusion.recompute import recompute_rewrites, recomputed
+from graph_passes.fusion.stitching import Needs
 from graph_passes.graph.ir import DataType, Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.order import topological
 from graph_passes.graph.rewrite import Names, apply_rewrites
+from tests.fusion_graphs import UNIT
 
 FLOAT = {"T": DataType("float32")}
 
@@ -163,6 +166,26 @@ def test_late_readers_have_a_value_computed_again():
     assert graph["late"].inputs == [TensorId("back"), TensorId(again.name)]
     assert graph["centered"].inputs == [TensorId(again.name), TensorId("bias")]
     topological(graph)
+
+
+class Given:
+    """A source of one graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+
+    def read(self, **how: Any) -> Graph:
+        return self.graph
+
+    def keep(self, graph: Graph) -> set[str]:
+        return {"out"}
+
+
+@pytest.mark.parametrize(("roots", "count"), [(None, 1), (["out", "y"], 0)])
+def test_nothing_is_computed_again_where_a_part_of_the_graph_may_run_alone(roots, count):
+    needs = Needs(UNIT, "", lambda _: b"", roots=roots)
+    plan, _ = plan_preparation(Given(trained().graph()), needs)
+    assert len(plan.recomputed) == count
 
 
 def test_small_values_and_those_of_values_are_stored():

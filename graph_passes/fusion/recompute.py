@@ -22,7 +22,7 @@ from graph_passes.graph.writer import Writer
 CHEAP = frozenset({"BiasAdd", "Add", "AddV2", "Sub", "Mul"})
 LEAST = 1 << 20  # bytes of what is worth it
 SMALL = 16  # times smaller is an operand that costs nothing
-_APART = frozenset({Kind.PRODUCT, Kind.BATCHED_PRODUCT, Kind.CALL, Kind.OPAQUE})
+_APART = frozenset({Kind.PRODUCT, Kind.BATCHED_PRODUCT, Kind.CALL, Kind.OPAQUE})  # in no kernel
 
 
 @dataclass(frozen=True)

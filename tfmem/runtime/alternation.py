@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 PATIENCE = 1.0  # seconds that either waits: a step may wait for another one, which waits for a measurement
+
+CALL, MEASUREMENT = "call", "measurement"
 
 
 class Alternation:
@@ -18,44 +20,35 @@ class Alternation:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._calls = self._measurements = 0  # that run
-        self._calls_wait = self._measurements_wait = 0
-        self._called_last = False
+        self._running = {CALL: 0, MEASUREMENT: 0}
+        self._waiting = {CALL: 0, MEASUREMENT: 0}
+        self._last = MEASUREMENT  # which began
 
-    @contextmanager
-    def call(self) -> Iterator[None]:
+    def call(self) -> AbstractContextManager[None]:
         """Of a step: until it is enqueued, at least."""
-        with self._changed:
-            self._calls_wait += 1
-            self._changed.wait_for(self._may_call, PATIENCE)
-            self._calls_wait -= 1
-            self._calls += 1
-            self._called_last = True
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._calls -= 1
-                self._changed.notify_all()
+        return self._turn(CALL, self._may_call)
+
+    def measurement(self) -> AbstractContextManager[None]:
+        """What calls enqueued may still run when it begins."""
+        return self._turn(MEASUREMENT, self._may_measure)
 
     @contextmanager
-    def measurement(self) -> Iterator[None]:
-        """What calls enqueued may still run when it begins."""
+    def _turn(self, kind: str, may_begin: Callable[[], bool]) -> Iterator[None]:
         with self._changed:
-            self._measurements_wait += 1
-            self._changed.wait_for(self._may_measure, PATIENCE)
-            self._measurements_wait -= 1
-            self._measurements += 1
-            self._called_last = False
+            self._waiting[kind] += 1
+            self._changed.wait_for(may_begin, PATIENCE)
+            self._waiting[kind] -= 1
+            self._running[kind] += 1
+            self._last = kind
         try:
             yield
         finally:
             with self._changed:
-                self._measurements -= 1
+                self._running[kind] -= 1
                 self._changed.notify_all()
 
     def _may_call(self) -> bool:
-        return not self._measurements and not (self._called_last and self._measurements_wait)
+        return not self._running[MEASUREMENT] and not (self._last == CALL and self._waiting[MEASUREMENT])
 
     def _may_measure(self) -> bool:
-        return not self._calls and not self._measurements and (self._called_last or not self._calls_wait)
+        return not any(self._running.values()) and (self._last == CALL or not self._waiting[CALL])

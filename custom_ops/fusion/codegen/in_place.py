@@ -42,12 +42,12 @@ def in_place(plan: Plan) -> frozenset[tuple[int, int]]:
         alike.setdefault((output.axes, storage(program.types[output.node].dtype)), []).append(number)
     found = set()
     for tensor, places in reads.items():
-        axes = {_identity(plan, place) for place in places}
-        if len(axes) > 1 or None in axes:
+        identities = {_identity(plan, place) for place in places}
+        axes = identities.pop()
+        if identities or axes is None:
             continue
-        (own,) = axes
         loops = [read for place in places for read in readers.get(place, ())]
-        for number in alike.get((own or (), storage(program.tensors[tensor].dtype)), ()):
+        for number in alike.get((axes, storage(program.tensors[tensor].dtype)), ()):
             if all(map(writers[number].may_write, loops)):
                 found.add((tensor, number))
     return frozenset(found)

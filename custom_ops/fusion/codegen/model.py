@@ -74,7 +74,7 @@ def predict(kernel: FusionKernel, shapes: Sequence[Sequence[int]], gpu: Gpu = H2
     for phase in range(kernel.plan.phases):
         numbers = [i for i, piece in enumerate(kernel.plan.pieces) if piece.phase == phase]
         found = [_Cost(kernel, i, counts, launch.sizes, gpu) for i in numbers]
-        moved = max([sum(cost.moving(all_of_it=True) for cost in found), *(cost.moving() for cost in found)])
+        moved = max([sum(cost.at_full_rate() for cost in found), *(cost.moving() for cost in found)])
         waited = max(cost.waiting() for cost in found)
         total += max(moved, waited) + NOT_HIDDEN * min(moved, waited) + max(cost.combining() for cost in found)
     barrier = gpu.grid_barrier if kernel.plan.cooperative else gpu.cta_barrier
@@ -105,13 +105,16 @@ class _Cost:
         self.threads = threads
         self.bytes = self._bytes()
 
-    def moving(self, all_of_it: bool = False) -> float:
-        """Nanoseconds to move all bytes and to do all operations; with `all_of_it` where the whole device does."""
+    def at_full_rate(self) -> float:
+        """Nanoseconds to move all bytes and to do all operations where the whole device does."""
         first, again, operations = self.bytes
         gpu = self.gpu
-        if all_of_it:
-            rate = first / gpu.bandwidth + again / gpu.cache_bandwidth
-            return max(rate, operations / (gpu.operations * gpu.processors))
+        return max(first / gpu.bandwidth + again / gpu.cache_bandwidth, operations / (gpu.operations * gpu.processors))
+
+    def moving(self) -> float:
+        """The same for the piece's own CTAs, which have so many loads under way."""
+        first, again, operations = self.bytes
+        gpu = self.gpu
         in_flight = self.resident * self.threads * self._in_flight()
         bandwidth = min(gpu.bandwidth, in_flight / gpu.latency)
         cached = min(gpu.cache_bandwidth, in_flight / gpu.cache_latency)

@@ -26,6 +26,7 @@ from custom_ops.fusion.codegen.pattern import Pattern, Root
 from custom_ops.fusion.codegen.plan import Configuration
 from custom_ops.fusion.codegen.registers import UNROLLED, repeated
 from custom_ops.fusion.codegen.shared import PITCH, SIZES
+from custom_ops.fusion.codegen.template import parse
 
 ONE_CTA = 1 << 16  # positions, at most, that one CTA goes through
 IN_SHARED = 96 << 10  # bytes of arrays within rows, at most
@@ -315,12 +316,14 @@ class Templates:
 
     def _combines(self, root: Root, found: Mapping[str, str]) -> bool:
         """Whether an output puts together, for each of its positions, the parts of a reduction that CTAs leave."""
+        reads = set(self.pattern.reads(root))
         for other in self.pattern.roots:
-            if other.output is None and other.name in found and other.node in self.pattern.reads(root):
-                attributes = found[other.name].partition("[")[2].split(",")
-                shared_out = (axis for axis, text in zip(other.axes, attributes, strict=True) if "GRID" in text)
-                if set(other.kept) == set(root.axes) and not set(other.reduced).isdisjoint(shared_out):
-                    return True
+            same = other.node in reads and set(other.kept) == set(root.axes)
+            if other.output is None and same and other.name in found:
+                (schedule,) = parse(found[other.name]).schedules
+                for axis, levels in zip(other.axes, schedule.attributes, strict=True):
+                    if axis in other.reduced and levels[0].kind == "GRID":
+                        return True
         return False
 
     def _product(self, root: Root) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from custom_ops.errors import ProgramError
@@ -65,8 +64,10 @@ def lower_kernel(
     """
     inside, w = _begun(graph, members, shapes)
     wanted: list[Value] = [*outputs, *inside.updated()]
-    with _told_of(members):
+    try:
         found = finished(w, _written(w, inside, outputs, wanted))
+    except ProgramError as error:
+        raise LoweringError(f"{', '.join(members[:3])}...: {error}") from error
     return LoweredKernel(
         program=found.program,
         inputs=found.inputs,
@@ -80,8 +81,7 @@ def lower_kernel(
 def require_kernel(
     graph: Graph, members: Sequence[str], outputs: Sequence[TensorId], shapes: Shapes | None = None
 ) -> None:
-    """Raises as `lower_kernel` does, in a third of the time: a program that holds as it was written is not made
-    shorter."""
+    """Raises as `lower_kernel` does, but a program that holds as it was written is not made shorter first."""
     inside, w = _begun(graph, members, shapes)
     try:
         program_of(drafted(w, _written(w, inside, outputs, [*outputs, *inside.updated()]))[0])
@@ -109,15 +109,6 @@ def _written(
         at = _whole(w, shown)
         results[value] = (w.element(shown, at), at)
     return [results[value] for value in wanted]
-
-
-@contextmanager
-def _told_of(members: Sequence[str]) -> Iterator[None]:
-    """What is wrong with a program is said of its members."""
-    try:
-        yield
-    except ProgramError as error:
-        raise LoweringError(f"{', '.join(members[:3])}...: {error}") from error
 
 
 def _static(shape: Sequence[int]) -> Shape:

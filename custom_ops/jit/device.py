@@ -57,6 +57,7 @@ class Device:
         self.name = name.partition(b"\0")[0].decode()  # what lies behind the end of the text is anything
         self._blocks: set[int] = set()
         self._turn = threading.RLock()
+        self._turns = 0  # of one thread, within each other
         self._context: Any = None
         self.stream = 0
 
@@ -78,15 +79,17 @@ class Device:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """The context is current in the thread that asks, and no other thread has its turn: what is timed runs alone.
-        `quiet` keeps the rest of the process from using it meanwhile.
+        `quiet` keeps the rest of the process from using it meanwhile. One turn may lie within another.
 
         Only while `with` of the device itself lasts, in whichever thread.
         """
-        with self._turn, self._quiet() if self._quiet else nullcontext():
+        with self._turn, self._quiet() if self._quiet and not self._turns else nullcontext():
             self._call("cuCtxPushCurrent", self._context)
+            self._turns += 1
             try:
                 yield
             finally:
+                self._turns -= 1
                 self._call("cuCtxPopCurrent")
 
     def allocate(self, size: int) -> int:

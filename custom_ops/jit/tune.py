@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from math import ceil
 from sys import maxsize
@@ -22,6 +23,7 @@ from custom_ops.jit.cores import usable_cores
 FORMAT = "tuned 5"
 NEVER = float("inf")
 AT_FIRST = 0.6  # of what is timed: the best of each kind, where kinds are close
+ROUNDS = 4  # of as many further ones, while none has run
 
 C = TypeVar("C", bound=Hashable)  # a configuration
 P = TypeVar("P", bound=Hashable)  # a point: a number or a string
@@ -76,6 +78,10 @@ class Bench(Protocol[C, P_contra]):
     def measure(self, configuration: C, point: P_contra) -> Measured:
         """Raises KernelError."""
 
+    def turn(self) -> AbstractContextManager[None]:
+        """In which several kernels are measured one after the other: whoever else uses the device waits once."""
+        return nullcontext()
+
     def kind(self, configuration: C) -> Hashable:
         """The same for configurations between which a model errs little."""
 
@@ -103,7 +109,7 @@ def tune(
         cache: of what was found.
         points: to choose for.
         top: how many are timed at each: `AT_FIRST` of them the best ranked, the others the next of the kind that was
-            the fastest of these; None for all.
+            the fastest of these; None for all. While none of them runs, as many of the next.
         progress: whether to show a bar.
         purpose: tells apart searches of one bench among other candidates.
 
@@ -201,19 +207,24 @@ def _timed(
         while done := runner.some():
             found |= {(trial.point, trial.configuration): trial for trial in done}
             for point in {trial.point for trial in done}:
-                known = [key for trial in trials[point] if (key := (point, trial.configuration)) in found]
-                if len(known) == first:
-                    more = _next(bench, [found[key] for key in known], others[point])[: count - first]
+                known = [found[key] for trial in trials[point] if (key := (point, trial.configuration)) in found]
+                if len(known) == len(trials[point]):
+                    more = _more(bench, known, others[point], count)
+                    others[point] = [trial for trial in others[point] if trial not in more]
                     trials[point] += more
                     runner.add(more)
     return [found[point, trial.configuration] for point in points for trial in trials[point]]
 
 
-def _next(bench: Bench[C, P], measured: Sequence[Trial[C, P]], others: Sequence[Trial[C, P]]) -> list[Trial[C, P]]:
-    """`others`, ranked, those first that are of the kind of the fastest: the model errs more between kinds than
-    within one."""
+def _more(
+    bench: Bench[C, P], measured: Sequence[Trial[C, P]], others: Sequence[Trial[C, P]], count: int
+) -> Sequence[Trial[C, P]]:
+    """Which of `others`, ranked, are timed next: up to `count` in all, those first that are of the kind of the fastest,
+    since the model errs more between kinds than within one; while none has run, as many of the next."""
+    if all(trial.measured == NEVER for trial in measured):
+        return others[:count] if len(measured) < ROUNDS * count else ()
     kind = bench.kind(min(measured, key=lambda trial: trial.measured).configuration)
-    return sorted(others, key=lambda trial: bench.kind(trial.configuration) != kind)
+    return sorted(others, key=lambda trial: bench.kind(trial.configuration) != kind)[: max(0, count - len(measured))]
 
 
 def _bar(progress: bool) -> tqdm[NoReturn]:
@@ -242,14 +253,15 @@ class _Runner(Generic[C, P]):
     def some(self) -> list[Trial[C, P]]:
         """Some of what was added, each with what was measured; nothing if nothing is left."""
         self._bar.refresh()
-        futures = {self._compiling[trial.configuration] for trial in self._waiting}
-        compiled = wait(futures, return_when=FIRST_COMPLETED).done if futures else set()
-        for future in compiled:
-            future.result()
-        ready = [trial for trial in self._waiting if self._compiling[trial.configuration] in compiled]
-        self._waiting = [trial for trial in self._waiting if trial not in ready]
+        if not self._waiting:
+            return []
+        wait({self._compiling[trial.configuration] for trial in self._waiting}, return_when=FIRST_COMPLETED)
         measured = []
-        for trial in ready:
-            measured.append(timed(self._bench, trial))
-            self._bar.update()
+        with self._bench.turn():  # others may have been compiled while this one waited
+            ready = [trial for trial in self._waiting if self._compiling[trial.configuration].done()]
+            self._waiting = [trial for trial in self._waiting if trial not in ready]
+            for trial in ready:
+                self._compiling[trial.configuration].result()
+                measured.append(timed(self._bench, trial))
+                self._bar.update()
         return measured

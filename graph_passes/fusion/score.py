@@ -186,9 +186,11 @@ class Scorer:
 
     def _unlike(self, members: Sequence[int], moved: float, passes: int) -> float:
         """What parts with no dependences among them lose in a kernel of several passes: each waits for the slowest in
-        all of them, and all share registers and the size of CTAs."""
+        all of them, and all share registers and the size of CTAs. To put together the parts of what is reduced over all
+        of a tensor is a pass, too."""
         body, device = self.body, self.device
-        if passes == 1 or not device.packed or moved <= device.block:
+        several = passes > 1 or any(body.whole[number] for number in members)
+        if not device.packed or not several or moved <= device.block:
             return 0.0
         parts = connected(body.net, members)
         if len(parts) == 1:

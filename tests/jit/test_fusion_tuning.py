@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,27 @@ def test_the_fastest_of_the_best_ranked_is_chosen_once(device: Device, tmp_path:
 
     again = tune(FusionBench(pattern, device, cache), never, cache, [where], top=3, progress=False)
     assert again == found
+
+
+def test_the_process_is_kept_quiet_once_for_all_that_one_turn_measures(compiler: Compiler, tmp_path: Path) -> None:
+    quiet: list[str] = []
+
+    @contextmanager
+    def alone() -> Iterator[None]:
+        quiet.append("begun")
+        yield
+        quiet.append("ended")
+
+    pattern = Pattern.of(PROGRAM, SHAPES)
+    first, second, *_ = (configuration for configuration, _ in candidates(pattern, 2)(point(SHAPES)))
+    with Timed(driver=Driver(), compile_source=compiler, quiet=alone) as device:
+        bench = FusionBench(pattern, device, Cache(tmp_path / "cache"))
+        with bench.turn():
+            bench.measure(first, point(SHAPES))
+            bench.measure(second, point(SHAPES))
+            assert quiet == ["begun"]
+        bench.measure(first, point(SHAPES))
+    assert quiet == ["begun", "ended"] * 2
 
 
 def test_what_cannot_be_compiled_says_why(device: Device, tmp_path: Path) -> None:

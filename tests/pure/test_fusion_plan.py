@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from zlib import crc32
 
@@ -182,22 +183,30 @@ def test_what_is_left_of_a_large_run_is_not_looked_at():
 
 
 def test_large_parts_that_have_nothing_to_do_with_each_other_are_packed_in_kernels_of_one_pass():
-    """One byte takes a second, a launch a hundred: sums of columns of 400 bytes and what reads them take two passes."""
+    """One byte takes a second, a launch a hundred: sums of columns of 400 bytes take two passes, read in the kernel or
+    not."""
 
     def normalized(made: Nodes, size: int) -> set[str]:
         x = made.add("Opaque", size=size)
         total = made.add("Columns", x, size=4)
         return {total, made.add("Elementwise", made.add("Elementwise", x, total, size=size), size=size)}
 
-    def packed(size: int, share: float) -> bool:
+    def summed(made: Nodes, size: int) -> set[str]:
+        plain = made.add("Elementwise", made.add("Opaque", size=size), size=size)
+        return {plain, made.add("Columns", plain, size=4)}
+
+    def packed(size: int, share: float, part: Callable[[Nodes, int], set[str]] = normalized) -> bool:
         made = Nodes()
-        parts = [normalized(made, size) for _ in range(2)]
+        parts = [part(made, size) for _ in range(2)]
         plan = plan_fusion(made.graph(), made.meanings, replace(UNIT, packed=share))
         return any(parts[0] & set(s.members) and parts[1] & set(s.members) for r in plan.regions for s in r.kernels)
 
     assert packed(400, 0.0)
     assert packed(24, 1.0)
     assert not packed(400, 1.0)
+    assert packed(400, 0.0, summed)
+    assert packed(24, 1.0, summed)
+    assert not packed(400, 1.0, summed)
 
 
 def test_what_substitution_asks_to_be_measured_is_measured_at_once():

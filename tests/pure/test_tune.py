@@ -2,8 +2,11 @@
 
 import json
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from threading import Event
+from threading import Event, Semaphore
+from time import sleep
+from unittest.mock import patch
 
 import pytest
 
@@ -96,6 +99,48 @@ def test_a_kernel_that_two_batches_want_is_compiled_once(cache):
         (SMALL, 1), (MIDDLE, 1), (grid, 8), (SMALL, 8),
     ]  # fmt: skip
     assert set(bench.compiled.values()) == {1}
+
+
+def test_while_no_kernel_runs_the_next_ones_are_timed(cache):
+    """As many again, four times at most."""
+    sizes = [replace(PLAIN, threads=threads) for threads in range(32, 32 * 11, 32)]
+
+    def tried(bad):
+        times = {(each, bad): "too many CTAs" if place < bad else 1.0 * place for place, each in enumerate(sizes)}
+        bench = FakeBench(times)
+        return tune(bench, ranked(*sizes), cache, (bad,), top=2, progress=False), bench.measured.total()
+
+    found, count = tried(2)  # after both a pair of which both run
+    assert (found.chosen[0].configuration, count) == (sizes[2], 4)
+    found, count = tried(7)
+    assert (found.chosen[0].configuration, count) == (sizes[7], 8)
+    with pytest.raises(KernelError, match="none of 8 kernels runs with a batch of 9: too many CTAs"):
+        tried(9)
+
+
+def test_what_is_compiled_meanwhile_is_measured_in_one_turn(cache):
+    """A bench that comes to its turn when all three are compiled."""
+    compiled, turns = Semaphore(0), []
+
+    class Busy(FakeBench):
+        def compile(self, configurations):
+            super().compile(configurations)
+            compiled.release()
+
+        @contextmanager
+        def turn(self):
+            for _ in range(3 if not turns else 0):
+                assert compiled.acquire(timeout=60)
+            sleep(0.1)  # until the last one's future is done
+            turns.append(self.measured.total())
+            yield
+
+    bench = Busy({(SMALL, 1): 3, (MIDDLE, 1): 1, (LARGE, 1): 2})
+    with patch.object(generic, "usable_cores", lambda: 3):
+        tuned = tune(bench, ranked(SMALL, MIDDLE, LARGE), cache, (1,), top=None, progress=False)
+    assert tuned.chosen[0].configuration == MIDDLE
+    assert turns[0] == 0
+    assert len(turns) < 3
 
 
 def test_trials_keep_the_order_of_their_ranks(cache):
@@ -276,7 +321,7 @@ class Tile:
     vector: bool = False
 
 
-class TileBench:
+class TileBench(generic.Bench):
     """An elementwise kernel over shapes, which are points; a vector pays where rows divide by 4."""
 
     identity = "tiles on a machine"

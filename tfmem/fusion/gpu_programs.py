@@ -17,7 +17,7 @@ from tfmem.options import Options
 from tfmem.recurrent.kernels import kernel_folder
 
 OLDEST = 70  # compute capability 7.0: kernels of more than 512 words
-TIMED: dict[Tune, int | None] = {"fast": 3, "full": 12}  # kernels of each pattern
+TIMED: dict[Tune, int | None] = {"fast": 6, "full": 12}  # kernels of each pattern
 
 Programs = Callable[[Region, str], Sequence[FusionProgram]]
 

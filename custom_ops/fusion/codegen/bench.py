@@ -159,6 +159,10 @@ class FusionBench:
                 milliseconds = self._timed(launcher, shapes_of(where))
         return Measured(1e6 * milliseconds, compiled.registers, compiled.local)
 
+    def turn(self) -> contextlib.AbstractContextManager[None]:
+        """See `tune.Bench`."""
+        return self._device.turn()
+
     def kind(self, configuration: Configuration) -> Hashable:
         """Who owns rows, and in how many phases; without the numbers."""
         plan = make(self._pattern, configuration, self._wide).plan

@@ -15,6 +15,12 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Pack {
   T at[N];
 };
 
+// Of a row, what a thread has of it.
+template <class T, int N, int COUNT>
+struct Packs {
+  Pack<T, N> at[COUNT];
+};
+
 template <int N, class T>
 __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return *reinterpret_cast<const Pack<T, N>*>(from);

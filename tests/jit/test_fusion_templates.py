@@ -24,10 +24,10 @@ NAMES = list(programs(1, 1))
 ANY_ROWS = [name for name in NAMES if name not in ("adam", "transposes")]
 
 
-def cases(name: str, most: int, dynamic: bool = False) -> list[Case]:
+def cases(name: str, most: int, dynamic: bool = False, columns: int = 20) -> list[Case]:
     """A pattern's kernels, for tensors whose columns are known, and whose rows are not if `dynamic`."""
-    program, tensors = programs(37, 20)[name]
-    more = [programs(rows, 20)[name][1] for rows in (1, 50)] if dynamic else []
+    program, tensors = programs(37, columns)[name]
+    more = [programs(rows, columns)[name][1] for rows in (1, 50)] if dynamic else []
     others = [[tensor.shape for tensor in given] for given in more]
     shapes = [
         tuple(size if all(other[i][j] == size for other in others) else None for j, size in enumerate(tensor.shape))
@@ -43,6 +43,24 @@ def test_patterns(device: Device, name: str) -> None:
     given = cases(name, 5, dynamic=name in ANY_ROWS)
     assert given
     compare(device, given)
+
+
+@pytest.mark.parametrize("columns", [256, 512])
+def test_a_row_is_loaded_while_the_one_before_is_computed(device: Device, columns: int) -> None:
+    """Where all threads have as many elements of each row: by lanes and by CTAs, from the first row on and from the
+    last, of which some groups have none."""
+    found = [
+        case
+        for name in ("softmax", "cross entropy", "logistic", "layer norm gradient", "batch norm", "dropout")
+        for case in cases(name, 24, dynamic=True, columns=columns)
+        if "load_row" in case.kernel().source.text
+    ]
+    whole = "reduce_1[GRID_3,CTA];reduce_4[GRID_3,CTA];output_0[GRID_3-CTA_32-WARP_2];output_1[GRID_3-CTA_32-WARP_2];"
+    found.append(Case(*programs(37, columns)["batch norm"], f"{whole}output_2[GRID_3,CTA];", 64, 4))
+    texts = [case.kernel().source.text for case in found]
+    for some in ("Index(cta) *", "first -= ", "row += ctas", "load_row(row - ctas)"):
+        assert any(some in text for text in texts), some
+    compare(device, found)
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -72,6 +72,12 @@ def aligned(pattern: Pattern, node: Input, width: int) -> bool:
     return len(node.index) == 1 or (isinstance(size, int) and size % width == 0)
 
 
+def is_packed(pattern: Pattern, node: Input, axis: int, width: int) -> bool:
+    """Whether what an input reads at `width` neighbouring positions along `axis` is loaded at once."""
+    alone = not any(index.nodes for index in node.index)
+    return width > 1 and alone and lies_along(pattern, node, axis) and aligned(pattern, node, width)
+
+
 def number_of(node: Random, at: At) -> str:
     """Of the one that a generator draws, which may be more than an index of the kernel holds."""
     return index_text(node.index, lambda axis: f"Word({at(axis)})", str, "Word")

@@ -100,8 +100,10 @@ class _Cost:
         threads = kernel.plan.configuration.threads
         self.resident = min(self.ctas, _resident(kernel, gpu))
         own = {root.node for root in self.piece.roots if root.output is None}
-        plain = self.piece.looped
-        self.kept = keep(self.pattern, self.piece, own).values if plain else (frozenset[int](),) * len(self.piece.loops)
+        self.kept, self.ahead = (frozenset[int](),) * len(self.piece.loops), 0
+        if self.piece.looped:
+            kept = keep(self.pattern, self.piece, own)
+            self.kept, self.ahead = kept.values, sum(kept.elements[0] for _ in kept.ahead)
         self.threads = threads
         self.bytes = self._bytes()
 
@@ -125,7 +127,7 @@ class _Cost:
         """Bytes that a thread waits for at the same time."""
         piece = self.piece
         if piece.tile is None:
-            return IN_FLIGHT * 4 * max([piece.vector, *(loop.vector for loop in piece.loops)])
+            return 4 * (IN_FLIGHT * max([piece.vector, *(loop.vector for loop in piece.loops)]) + self.ahead)
         found, _ = self.pattern.tiles[piece.roots[0].name]
         chunks = ahead(self.pattern, found, piece.tile, self.threads // 32)
         return 16 * chunks * (lane_rows(piece.tile) + piece.tile.columns // LANES)
@@ -140,18 +142,22 @@ class _Cost:
             turns = -(-rows // max(1, self.ctas * self.threads * piece.vector))
             return gpu.latency * (1 + (turns - 1) / IN_FLIGHT)
         groups = max(1, self.ctas // piece.slabs) * piece.owner.rows
-        row = 0.0
+        row = loads = 0.0
         for loop, kept in zip(piece.loops, self.kept, strict=True):
             positions = prod(self.sizes[axis] for axis in loop.axes)
             turns = -(-positions // (piece.owner.threads * loop.vector * piece.slabs))
             turns *= prod(self.sizes[axis] for axis in loop.serial)
             reads = any(isinstance(node, Input) for node in self._nodes(loop, kept))
-            row += (gpu.latency if loop is piece.loops[0] else gpu.cache_latency) * reads * max(1.0, turns / IN_FLIGHT)
+            load = (gpu.latency if loop is piece.loops[0] else gpu.cache_latency) * reads * max(1.0, turns / IN_FLIGHT)
+            if loop is piece.loops[0] and self.ahead:
+                loads = load  # while the row before is computed
+            else:
+                row += load
             row += turns * loop.vector * 2.0
             reductions = sum(bool(root.reduced) for root in loop.roots)
             row += reductions * self._reduction()
         # Rows of other groups are computed meanwhile, so that of the latencies of a group's own rows some overlap.
-        return row * -(-rows // groups)
+        return max(row, loads) * -(-rows // groups)
 
     def combining(self) -> float:
         """Nanoseconds until parts of reductions are put together, before which nothing that reads these begins."""

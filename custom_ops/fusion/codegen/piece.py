@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from custom_ops.expr.nodes import Reduce
-from custom_ops.fusion.codegen.access import offset_along, product
+from custom_ops.fusion.codegen.access import At, offset_along, product
 from custom_ops.fusion.codegen.arguments import accumulator, storage
 from custom_ops.fusion.codegen.pattern import Root
 from custom_ops.fusion.codegen.plan import Piece, Plan, own_values
@@ -28,6 +28,7 @@ class Elements:
         left: how many there are where they may be fewer, or "".
         active: what holds if what is computed counts, or "".
         element: the number of the element among a thread's, for values that are kept in registers; "": none are.
+        loaded: the text of inputs that were loaded before.
     """
 
     axes: tuple[int, ...]
@@ -36,6 +37,7 @@ class Elements:
     left: str = ""
     active: str = ""
     element: str = ""
+    loaded: Mapping[int, str] = field(default_factory=dict)
 
 
 class PieceWriter:
@@ -74,11 +76,9 @@ class PieceWriter:
         places = self.values.missing(map(self.pattern.start, roots), element)
         outside = [place for place in places if found.width > 1 and not self.values.varies(place, [axis])]
 
-        def at(other: int) -> str:
-            return BEGIN if other == axis and found.width > 1 else axis_name(other)
-
+        at = first_of(axis, found.width)
         left = f", {found.left}" if found.left else ""
-        packs, packed = self.values.packs(places, axis, found.width, at, left)
+        packs, packed = self.values.packs(places, axis, found.width, at, left, found.loaded)
         first = [*self.values.make(outside, chunk), *packs]
         body = self.values.make([place for place in places if place not in outside], element, packed)
         body += [f"kept_{place}[{found.element}] = {element[place]};" for place in made]
@@ -181,6 +181,11 @@ class PieceWriter:
         """Stores a reduction's result for later phases."""
         axes = self.pattern.program.types[place].axes
         return f"saved_{place}[{offset_along(self.pattern, axes, axis_name)}] = {names[place]};"
+
+
+def first_of(axis: int, width: int) -> At:
+    """The position along each axis of the first of `width` elements along one of them."""
+    return lambda other: BEGIN if other == axis and width > 1 else axis_name(other)
 
 
 def if_(condition: str, statement: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from custom_ops.expr.cuda import C_TYPES, HALF_TYPES
 from custom_ops.expr.nodes import Input
-from custom_ops.fusion.codegen.access import At, lies_along, product
+from custom_ops.fusion.codegen.access import At, is_packed, lies_along, product
 from custom_ops.fusion.codegen.arguments import accumulator
 from custom_ops.fusion.codegen.contraction import LANES, Contraction
 from custom_ops.fusion.codegen.mapping import WARP
@@ -147,7 +147,7 @@ class ProductWriter(PieceWriter):
         """How many of their numbers along the last of `axes` can be loaded at once."""
         size = self.pattern.sizes[axes[-1]] if axes else None
         for width in (4, 2):
-            packed = (self.values.is_packed(node, axes[-1], width) for node in inputs)
+            packed = (is_packed(self.pattern, node, axes[-1], width) for node in inputs)
             if size is not None and size % width == 0 and any(packed):
                 return width
         return 1

@@ -2,7 +2,7 @@
 
 A thread sees the same positions of a row in each loop over the same axes. What it computed in one of them, and needs in
 a later one, is kept if it fits: it is then computed once, and what it is computed from is read once. What does not fit
-is computed again, inputs first.
+is computed again, inputs first. If there is room left, a row is loaded while the one before is computed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from custom_ops.errors import KernelError
 from custom_ops.expr.nodes import Constant, Elementwise, Input, Position, Random, arguments_of
 from custom_ops.expr.table import TABLE
+from custom_ops.fusion.codegen.access import is_packed
 from custom_ops.fusion.codegen.contraction import CHUNK, LANES, Contraction, Tile
 from custom_ops.fusion.codegen.pattern import Pattern
 from custom_ops.fusion.codegen.plan import Loop, Piece, Plan, own_values
@@ -39,11 +40,13 @@ class Kept:
         elements: for each loop how many elements of a row a thread sees, if the loop is unrolled; else 0.
         values: for each loop what it finds in registers.
         made: for each loop what it leaves there.
+        ahead: inputs of the first loop that are loaded while the row before is computed.
     """
 
     elements: tuple[int, ...]
     values: tuple[frozenset[int], ...]
     made: tuple[frozenset[int], ...]
+    ahead: tuple[int, ...] = ()
 
 
 def keep(pattern: Pattern, piece: Piece, own: Set[int]) -> Kept:
@@ -71,7 +74,33 @@ def keep(pattern: Pattern, piece: Piece, own: Set[int]) -> Kept:
         made.append(
             (later & _computed(pattern, loop, own, found[number])) - earlier if elements[number] else frozenset()
         )
-    return Kept(tuple(elements), tuple(found), tuple(made))
+    loads = _loads(pattern, piece, elements)
+    fits = total + sums + _ahead(pattern, elements, loads) <= _budget(piece)
+    return Kept(tuple(elements), tuple(found), tuple(made), loads if fits else ())
+
+
+def _ahead(pattern: Pattern, elements: list[int], loads: tuple[int, ...]) -> int:
+    """Registers for a row's loads."""
+    return sum(elements[0] * _registers(pattern, place) for place in loads)
+
+
+def _loads(pattern: Pattern, piece: Piece, elements: list[int]) -> tuple[int, ...]:
+    """What the first loop over a row loads of it, where a thread does so at the same positions of each row."""
+    if not piece.rows or not elements or not elements[0]:
+        return ()
+    loop = piece.loops[0]
+    size = pattern.static(loop.axes)
+    if size is None or size % (piece.owner.threads * loop.vector):
+        return ()
+    nodes, types, rows = pattern.program.nodes, pattern.program.types, set(piece.rows)
+    places = sorted({place for root in loop.roots for place in pattern.needs(root)})
+    return tuple(
+        place
+        for place in places
+        if isinstance(node := nodes[place], Input)
+        and set(types[place].axes) & rows
+        and is_packed(pattern, node, loop.axes[-1], loop.vector)
+    )
 
 
 def ctas_at_once(plan: Plan) -> int:
@@ -88,6 +117,7 @@ def ctas_at_once(plan: Plan) -> int:
             places = frozenset[int]().union(*kept.values)
             count = max(elements, default=0) * sum(_registers(plan.pattern, place) for place in places)
             count += _sums(plan.pattern, piece, elements)
+            count += _ahead(plan.pattern, elements, kept.ahead)
         elif piece.flat:
             count = piece.vector * len(_streamed(plan.pattern, piece))
         most = max(most, count)

@@ -4,10 +4,11 @@ with the result (FusionStitching's warp and block composition)."""
 from __future__ import annotations
 
 from custom_ops.expr.cuda import C_TYPES
+from custom_ops.expr.nodes import Input
 from custom_ops.fusion.codegen.access import offset_along, product
-from custom_ops.fusion.codegen.arguments import accumulator
+from custom_ops.fusion.codegen.arguments import accumulator, storage
 from custom_ops.fusion.codegen.pattern import Root
-from custom_ops.fusion.codegen.piece import Elements, PieceWriter, if_, used
+from custom_ops.fusion.codegen.piece import Elements, PieceWriter, first_of, if_, used
 from custom_ops.fusion.codegen.plan import Loop, Plan
 from custom_ops.fusion.codegen.registers import keep
 from custom_ops.fusion.codegen.shared import array_axes, array_size, is_array, shared_plan
@@ -119,31 +120,54 @@ class RowWriter(PieceWriter):
 
     def _around(self, body: list[str]) -> list[str]:
         """The loop over rows; backward in every second phase, which begins with what the one before has left in L2."""
-        piece, rows = self.piece, self.owner.rows
+        piece, at_once = self.piece, self.owner.rows
         if not piece.rows:
             return ["{", *body, "}"]
-        at = used(positions(self.pattern, piece.rows, "row"), body)
-        count = f"const Index rows = {product([self.pattern.size(axis) for axis in piece.rows])};"
         before = {other.phase for other in self.plan.pieces if other.looped and other.rows == piece.rows}
         backward = sum(phase < piece.phase for phase in before) % 2 == 1
-        if rows == 1:
-            head = "for (Index row = cta; row < rows; row += ctas) {"
-            if backward:
-                head = "for (Index row = rows - 1 - cta; row >= 0; row -= ctas) {"
-            return [count, head, *at, *body, "}"]
-        head = f"for (Index first = Index(cta) * {rows}; first < rows; first += Index(ctas) * {rows}) {{"
+        name, step, first = "row", "ctas", "cta"
+        if at_once > 1:
+            name, step, first = "first", f"Index(ctas) * {at_once}", f"Index(cta) * {at_once}"
         if backward:
-            last = f"((rows + {rows - 1}) / {rows} - 1 - cta) * {rows}"
-            head = f"for (Index first = {last}; first >= 0; first -= Index(ctas) * {rows}) {{"
+            first = f"((rows + {at_once - 1}) / {at_once} - 1 - cta) * {at_once}" if at_once > 1 else "rows - 1 - cta"
+        there, sign = (">= 0", "-") if backward else ("< rows", "+")
+        ahead = []
+        if self.kept.ahead:
+            after = f"{name} {sign} {step}"
+            now = [f"const auto now_{place} = next_{place};" for place in self.kept.ahead]
+            body = [*now, f"if ({after} {there}) load_row({after});", *body]
+            ahead = [*self._ahead(name), f"if ({first} {there}) load_row({first});"]
         return [
-            count,
-            head,
-            "const bool active = first + group < rows;  // others compute the last row, and store nothing",
-            "const Index row = active ? first + group : rows - 1;",
-            *at,
-            *body,
+            f"const Index rows = {product([self.pattern.size(axis) for axis in piece.rows])};",
+            *ahead,
+            f"for (Index {name} = {first}; {name} {there}; {name} {sign}= {step}) {{",
+            *self._row(body),
             "}",
         ]
+
+    def _row(self, body: list[str]) -> list[str]:
+        """With the row of the thread's group, and its position along each axis."""
+        at = positions(self.pattern, self.piece.rows, "row")
+        if self.owner.rows > 1:
+            active = "const bool active = first + group < rows;  // others compute the last row, and store nothing"
+            at = [active, "const Index row = active ? first + group : rows - 1;", *at]
+        return [*used(at, body), *body]
+
+    def _ahead(self, name: str) -> list[str]:
+        """What loads the first loop's inputs of a row before its turn comes."""
+        loop = self.piece.loops[0]
+        axis, width, count = loop.axes[-1], loop.vector, self.kept.elements[0] // loop.vector
+        at = first_of(axis, width)
+        declared, loads = [], []
+        for place in self.kept.ahead:
+            node = self.pattern.program.nodes[place]
+            assert isinstance(node, Input)
+            kind = storage(self.pattern.program.tensors[node.tensor].dtype)
+            declared.append(f"Packs<{kind}, {width}, {count}> next_{place};")
+            loads.append(f"next_{place}.at[k] = {self.values.load(node, width, at)};")
+        inside = [f"const Index i = {self._place(loop)};", *used(positions(self.pattern, loop.axes, "i", at), loads)]
+        body = ["#pragma unroll", f"for (int k = 0; k < {count}; ++k) {{", *inside, *loads, "}"]
+        return [*declared, f"const auto load_row = [&](Index {name}) {{", *self._row(body), "};"]
 
     def _combined(self, row: Names) -> list[str]:
         """Reductions that have a result for each row, of the parts that CTAs left."""
@@ -226,14 +250,14 @@ class RowWriter(PieceWriter):
         self.sum_element = element
         exact = size is not None and size % width == 0
         left = "" if exact else "size - i"
-        found = Elements(loop.axes, width, "i", left if width > 1 else "", self.active, element)
+        loaded = {place: f"now_{place}.at[k]" for place in self.kept.ahead} if number == 0 else {}
+        found = Elements(loop.axes, width, "i", left if width > 1 else "", self.active, element, loaded)
         body = self.elements(found, loop.roots, row, sorted(self.kept.values[number]), sorted(self.kept.made[number]))
         by = f" * {width}" if width > 1 else ""
         total = self._size(loop.axes)
         declared = used([f"const Index size = {total};"], body)
         if count:
-            at = "k" if lane == "0" else f"k * {threads} + lane"
-            inside = [f"const Index i = {f'({at}){by}' if by and ' ' in at else f'{at}{by}'};"]
+            inside = [f"const Index i = {self._place(loop)};"]
             if size is None or size % (threads * width):
                 body = [f"if (i < {total}) {{", *body, "}"]
             lines = [*declared, "#pragma unroll", f"for (int k = 0; k < {count // width}; ++k) {{", *inside, *body, "}"]
@@ -243,6 +267,13 @@ class RowWriter(PieceWriter):
             step = slabs * threads * width
             lines = [*declared, "#pragma unroll 4", f"for (Index i = {first}; i < {total}; i += {step}) {{", *body, "}"]
         return ["{", *lines, "}"] if declared else lines
+
+    def _place(self, loop: Loop) -> str:
+        """Where the k-th of a thread's elements in a row are."""
+        at = "k" if self.owner.kind == "thread" else f"k * {self.owner.threads} + lane"
+        if loop.vector == 1:
+            return at
+        return f"({at}) * {loop.vector}" if " " in at else f"{at} * {loop.vector}"
 
     def _barrier(self) -> str:
         """Of the threads that own a row."""

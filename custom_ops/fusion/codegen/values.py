@@ -14,10 +14,9 @@ from custom_ops.expr.cuda import C_TYPES, emit_cuda, literal
 from custom_ops.expr.nodes import Constant, Input, Position, Random, Reduce
 from custom_ops.fusion.codegen.access import (
     At,
-    aligned,
     in_step,
     index_text,
-    lies_along,
+    is_packed,
     number_of,
     offset_along,
     offset_of,
@@ -130,16 +129,23 @@ class Values:
         return f"{' && '.join(checks)} ? {text} : {zero}" if checks else text
 
     def packs(
-        self, places: Iterable[int], axis: int, width: int, at: At, left: str
+        self,
+        places: Iterable[int],
+        axis: int,
+        width: int,
+        at: At,
+        left: str,
+        loaded: Mapping[int, str] | None = None,
     ) -> tuple[list[str], dict[int, str]]:
         """Loads those inputs among `places` several at a time that lie along `axis`, and what earlier phases saved; and
-        draws random numbers so. Also the text of their elements."""
+        draws random numbers so. Also the text of their elements. `loaded`: the text of inputs that were loaded before.
+        """
         lines, found = [], {}
         for number in places:
             node = self.program.nodes[number]
-            if isinstance(node, Input) and self.is_packed(node, axis, width):
-                element = f"tensor_{node.tensor} + {offset_of(self.pattern, node, at, str)}"
-                lines.append(f"const auto pack_{number} = load<{width}>({element}{left});")
+            if isinstance(node, Input) and is_packed(self.pattern, node, axis, width):
+                text = loaded[number] if loaded and number in loaded else self.load(node, width, at, left)
+                lines.append(f"const auto pack_{number} = {text};")
                 found[number] = f"pack_{number}.at[j]"
             elif isinstance(node, Random) and width > 1 and in_step(node, axis, width):
                 state = f"tensor_{node.key}, tensor_{node.counter}, {number_of(node, at)}"
@@ -151,6 +157,10 @@ class Values:
                 found[number] = f"pack_{number}.at[j]"
         return lines, found
 
+    def load(self, node: Input, width: int, at: At, left: str = "") -> str:
+        """Of `width` elements of an input, from the positions that `at` says."""
+        return f"load<{width}>(tensor_{node.tensor} + {offset_of(self.pattern, node, at, str)}{left})"
+
     def _is_saved_along(self, place: int, axis: int, width: int) -> bool:
         """Whether a reduction's results lie in device memory, and those at `width` neighbours along `axis` at once."""
         axes = self.program.types[place].axes
@@ -158,14 +168,6 @@ class Values:
             return False
         size = self.pattern.sizes[axis]
         return len(axes) == 1 or (size is not None and size % width == 0)
-
-    def is_packed(self, node: Input, axis: int, width: int) -> bool:
-        return (
-            width > 1
-            and lies_along(self.pattern, node, axis)
-            and aligned(self.pattern, node, width)
-            and not any(index.nodes for index in node.index)
-        )
 
     def finished(self, place: int, text: str) -> str:
         """A reduction's result, of what was accumulated: a mean is divided, a half type rounded."""

@@ -75,13 +75,24 @@ def keep(pattern: Pattern, piece: Piece, own: Set[int]) -> Kept:
             (later & _computed(pattern, loop, own, found[number])) - earlier if elements[number] else frozenset()
         )
     loads = _loads(pattern, piece, elements)
-    fits = total + sums + _ahead(pattern, elements, loads) <= _budget(piece)
-    return Kept(tuple(elements), tuple(found), tuple(made), loads if fits else ())
+    # Where warps share no row and add up none, others that run at once hide what one waits for, with fewer registers.
+    worth = piece.owner.kind == "cta" or sums > 0
+    threads = piece.owner.rows * piece.owner.threads
+    fits = _needed(total + sums, _registers_ahead(pattern, elements, loads)) <= min(
+        REGISTERS // threads, REGISTERS_PER_THREAD
+    )
+    return Kept(tuple(elements), tuple(found), tuple(made), loads if worth and fits else ())
 
 
-def _ahead(pattern: Pattern, elements: list[int], loads: tuple[int, ...]) -> int:
-    """Registers for a row's loads."""
-    return sum(elements[0] * _registers(pattern, place) for place in loads)
+def _registers_ahead(pattern: Pattern, elements: list[int], loads: tuple[int, ...]) -> int:
+    """Registers for the loads of a row, and for those of the next one."""
+    return 2 * sum(elements[0] * _registers(pattern, place) for place in loads)
+
+
+def _needed(kept: int, ahead: int) -> int:
+    """Registers of a thread that keeps so many from loop to loop, and has so many for rows that are loaded ahead: half
+    as many as it keeps again for all else, or, as compilers were seen to take beside loads, a constant."""
+    return max(OTHERS, OTHERS // 2 + kept * 3 // 2, OTHERS * 3 // 4 + kept + ahead if ahead else 0)
 
 
 def _loads(pattern: Pattern, piece: Piece, elements: list[int]) -> tuple[int, ...]:
@@ -90,7 +101,7 @@ def _loads(pattern: Pattern, piece: Piece, elements: list[int]) -> tuple[int, ..
         return ()
     loop = piece.loops[0]
     size = pattern.static(loop.axes)
-    if size is None or size % (piece.owner.threads * loop.vector):
+    if size is None or size % loop.vector:
         return ()
     nodes, types, rows = pattern.program.nodes, pattern.program.types, set(piece.rows)
     places = sorted({place for root in loop.roots for place in pattern.needs(root)})
@@ -106,9 +117,9 @@ def _loads(pattern: Pattern, piece: Piece, elements: list[int]) -> tuple[int, ..
 def ctas_at_once(plan: Plan) -> int:
     """CTAs that a multiprocessor should run at once, which bounds a thread's registers: as many as leave room for what
     threads keep, and half as much again for all else."""
-    most = 0
+    needed = OTHERS
     for piece in plan.pieces:
-        count = 0
+        count = loads = 0
         if piece.tile is not None:
             count = registers_of(plan, piece)
         elif piece.looped:
@@ -117,11 +128,10 @@ def ctas_at_once(plan: Plan) -> int:
             places = frozenset[int]().union(*kept.values)
             count = max(elements, default=0) * sum(_registers(plan.pattern, place) for place in places)
             count += _sums(plan.pattern, piece, elements)
-            count += _ahead(plan.pattern, elements, kept.ahead)
+            loads = _registers_ahead(plan.pattern, elements, kept.ahead)
         elif piece.flat:
             count = piece.vector * len(_streamed(plan.pattern, piece))
-        most = max(most, count)
-    needed = max(OTHERS, OTHERS // 2 + most * 3 // 2)
+        needed = max(needed, _needed(count, loads))
     threads = plan.configuration.threads
     return max(1, min(RESIDENT // threads, REGISTERS // (threads * min(needed, REGISTERS_PER_THREAD))))
 

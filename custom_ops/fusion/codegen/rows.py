@@ -166,6 +166,8 @@ class RowWriter(PieceWriter):
             declared.append(f"Packs<{kind}, {width}, {count}> next_{place};")
             loads.append(f"next_{place}.at[k] = {self.values.load(node, width, at)};")
         inside = [f"const Index i = {self._place(loop)};", *used(positions(self.pattern, loop.axes, "i", at), loads)]
+        if not self._is_full(loop):
+            loads = [f"if (i < {self._size(loop.axes)}) {{", *loads, "}"]
         body = ["#pragma unroll", f"for (int k = 0; k < {count}; ++k) {{", *inside, *loads, "}"]
         return [*declared, f"const auto load_row = [&](Index {name}) {{", *self._row(body), "};"]
 
@@ -258,7 +260,7 @@ class RowWriter(PieceWriter):
         declared = used([f"const Index size = {total};"], body)
         if count:
             inside = [f"const Index i = {self._place(loop)};"]
-            if size is None or size % (threads * width):
+            if not self._is_full(loop):
                 body = [f"if (i < {total}) {{", *body, "}"]
             lines = [*declared, "#pragma unroll", f"for (int k = 0; k < {count // width}; ++k) {{", *inside, *body, "}"]
         else:
@@ -267,6 +269,11 @@ class RowWriter(PieceWriter):
             step = slabs * threads * width
             lines = [*declared, "#pragma unroll 4", f"for (Index i = {first}; i < {total}; i += {step}) {{", *body, "}"]
         return ["{", *lines, "}"] if declared else lines
+
+    def _is_full(self, loop: Loop) -> bool:
+        """Whether all threads have as many elements of a row."""
+        size = self.pattern.static(loop.axes)
+        return size is not None and size % (self.owner.threads * loop.vector) == 0
 
     def _place(self, loop: Loop) -> str:
         """Where the k-th of a thread's elements in a row are."""

@@ -150,7 +150,7 @@ class _Writer:
 
     def section(self, number: int) -> list[Step]:
         """The steps of one section; scratch is shared by values that do not live at the same time."""
-        members = [place for place in range(len(self.code)) if self.runs(place, number)]
+        members = self.in_order([place for place in range(len(self.code)) if self.runs(place, number)])
         last: dict[int, int] = {}
         for position, place in enumerate(members):
             for value in self.code[place].values:
@@ -188,6 +188,25 @@ class _Writer:
                 heapq.heappush(free.setdefault(self.scratch[target.number], []), target.number)
             steps.append(Step(instruction.op, target, values, instruction.numbers))
         return steps
+
+    def in_order(self, members: list[int]) -> list[int]:
+        """Products that wait for equally many others follow each other, behind all else that waits for no more: so
+        they can be dealt to processors at once. What is added to a product does not count.
+
+        Of `a = x W; b = tanh(a); c = y V; d = c + b` the order is both products, then `b` and `d`.
+        """
+        waves: dict[int, int] = {}
+        for place in members:
+            product = self.is_product(place)
+            wave = 0
+            for position, value in enumerate(self.code[place].values):
+                base = product and position > 0
+                wave = max(wave, waves.get(value, 0) + (self.is_product(value) and not base))
+            waves[place] = wave
+        return sorted(members, key=lambda place: (waves[place], self.is_product(place)))
+
+    def is_product(self, place: int) -> bool:
+        return self.code[place].op == "product"
 
     def runs(self, place: int, number: int) -> bool:
         """Whether the instruction runs in the section."""

@@ -24,8 +24,10 @@
 
 namespace {
 
+constexpr double kEveryProduct = -1e9, kNoProduct = 1e18;  // is dealt
+
 struct DynamicCounts {
-  int64_t texts = 0, taken = 0, run = 0, scripts = 0, scripts_run = 0;
+  int64_t texts = 0, taken = 0, run = 0, dealt = 0, scripts = 0, scripts_run = 0;
 };
 
 // Lists of a batch; `damaged` changes a number of them.
@@ -116,7 +118,8 @@ class DynamicRunner {
     }
     for (const std::vector<float>& values : parameters) call.parameters.push_back(values.data());
     std::vector<float> memory(layout_.floats, 0.5f);
-    std::vector<float> own(threads * tfmem::ThreadFloats(spec_, kernels_), 0.5f);
+    const int64_t shared = script.deals ? tfmem::SharedFloats(spec_) : 0;
+    std::vector<float> own(threads * tfmem::ThreadFloats(spec_, kernels_) + shared, 0.5f);
     call.memory = memory.data();
     call.take = [&](int parameter, int64_t index, int64_t row, int64_t column, int64_t rows,
                     int64_t columns, const float* gradient, int64_t stride, float*) {
@@ -131,6 +134,13 @@ class DynamicRunner {
     std::vector<float> all;
     for (const auto& each : gradients) all.insert(all.end(), each.begin(), each.end());
     return all;
+  }
+
+  // Whether both compute the same, to the bit.
+  bool IsAlike(const tfmem::Script& one, const tfmem::Script& other) {
+    const auto never = [](std::function<void()>) {};
+    const std::vector<float> first = Run(one, 1, never), second = Run(other, 1, never);
+    return std::memcmp(first.data(), second.data(), first.size() * sizeof(float)) == 0;
   }
 
   std::vector<int64_t> looked_up;
@@ -206,6 +216,7 @@ void TryDynamic(DynamicCounts* counts) {
   options.forward = Random(4) != 0;
   options.backward = !options.forward || Random(4) != 0;
   options.processors = 1 + Random(4);
+  options.worth_dealing = Random(2) != 0 ? kEveryProduct : kNoProduct;
   tfmem::Script script = tfmem::BuildScript(*spec, *batch, runner.looked_up, options);
   const absl::Status right = tfmem::CheckScript(*spec, *batch, runner.looked_up, script);
   Expect(right.ok(), std::string(right.message()).c_str());
@@ -213,12 +224,17 @@ void TryDynamic(DynamicCounts* counts) {
   for (size_t phase = 0; phase < script.shared.size(); ++phase)
     script.shared[phase] = Random(4) != 0;
   RunEveryWay(&runner, script);
+  options.worth_dealing = options.worth_dealing == kEveryProduct ? kNoProduct : kEveryProduct;
+  const tfmem::Script other = tfmem::BuildScript(*spec, *batch, runner.looked_up, options);
+  counts->dealt += script.deals || other.deals;
+  Expect(runner.IsAlike(script, other),
+         "a net's gradients do not depend on how products are dealt");
   std::vector<uint32_t>& words = script.processors[Random(options.processors)];
   if (words.empty()) return;
   ++counts->scripts;
   switch (Random(3)) {
     case 0:
-      words[Random(words.size())] = Random(6);
+      words[Random(words.size())] = Random(8);
       break;
     case 1:
       words[Random(words.size())] ^= uint32_t{1} << Random(32);

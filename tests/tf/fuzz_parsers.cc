@@ -270,9 +270,10 @@ int main(int argc, char** argv) {
   std::printf("%ld expressions, %ld taken, %ld run; ", static_cast<long>(counts.expressions),
               static_cast<long>(counts.expressions_taken),
               static_cast<long>(counts.expressions_run));
-  std::printf("%ld nets, %ld taken, %ld run, %ld scripts changed, %ld of them run; ",
+  std::printf("%ld nets, %ld taken, %ld run, %ld run dealt, %ld scripts changed, %ld of them run; ",
               static_cast<long>(counts.dynamic.texts), static_cast<long>(counts.dynamic.taken),
-              static_cast<long>(counts.dynamic.run), static_cast<long>(counts.dynamic.scripts),
+              static_cast<long>(counts.dynamic.run), static_cast<long>(counts.dynamic.dealt),
+              static_cast<long>(counts.dynamic.scripts),
               static_cast<long>(counts.dynamic.scripts_run));
   std::printf("%ld inputs: %ld cells, %ld taken, %ld run; %ld programs, %ld taken\n",
               static_cast<long>(inputs), static_cast<long>(counts.cells),

@@ -33,8 +33,10 @@ PARTS = (
     "dynamic/batch",
     "dynamic/gradients",
     "dynamic/layout",
+    "dynamic/products",
     "dynamic/run",
     "dynamic/script",
+    "dynamic/script_check",
     "dynamic/spec",
     "sha256",
     "recurrent/step_program",
@@ -110,7 +112,7 @@ SANITIZERS = (
 def corpus() -> Iterator[tuple[str, bytes]]:
     """Of each kind what is valid: the library's cells and their gradients' cells, headers of GPU programs, programs
     over tensors, and dynamic nets."""
-    for spec in (dynamic_specs.tree_rnn(5), dynamic_specs.tree_rnn(19), dynamic_specs.of_all_ops(3)):
+    for spec in (*map(dynamic_specs.tree_rnn, (5, 19, 130)), dynamic_specs.of_all_ops(3)):
         yield "dynamic", spec.text.encode()
         yield "dynamic", spec.forward_only.text.encode()
     for text in (programs.SOFTMAX_STEP, programs.SIGMOID_STEP, MIXED, programs.GATHERS, DRAWS):

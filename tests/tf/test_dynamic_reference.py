@@ -96,6 +96,24 @@ def vector_bytes(request):
 
 
 @pytest.mark.usefixtures("vector_bytes")
+@pytest.mark.parametrize("count", [1, 3, 20])
+def test_products_of_few_nodes_are_dealt_to_processors(count):
+    """From 5 us on, which these take, up to 16 rows."""
+    net = TreeLSTM(hidden=150)
+    handle = net.specialize()
+    examples = [([0, 0, 1, 0, 1], [0, 1, 2, 3], [number % net.words, 0, 1, 2, 3, 1, 4, 2]) for number in range(count)]
+    spec, values = handle._training, [parameter.numpy().astype(np.float64) for parameter in net.parameters]
+    run = reference.Run(spec.parameters, spec.kinds, values, examples)
+    first, *others = (handle.forward_backward(handle.batch(examples)) for _ in range(8))
+    np.testing.assert_allclose(first.losses, run.losses, rtol=1e-5)
+    for gradient, expected in zip(first.gradients, run.backward(), strict=True):
+        np.testing.assert_allclose(tf.convert_to_tensor(gradient), expected, rtol=1e-4, atol=1e-5)
+    for other in others:
+        for one, another in zip(first.gradients, other.gradients, strict=True):
+            np.testing.assert_array_equal(tf.convert_to_tensor(one), tf.convert_to_tensor(another))
+
+
+@pytest.mark.usefixtures("vector_bytes")
 @pytest.mark.parametrize(
     "optimizer", [dynamic.SGD(0.1), dynamic.SGD(0.1, 0.9), dynamic.Adam(0.01)], ids=["sgd", "momentum", "adam"]
 )

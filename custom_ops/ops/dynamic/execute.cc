@@ -168,7 +168,9 @@ absl::Status RunBatch(OpKernelContext* ctx, const DynamicCall& call, bool forwar
   const InstructionSet& kernels = ChosenKernels();
   Tensor own;
   TensorShape shape;
-  TFMEM_RETURN_IF_ERROR(BuildShape({threads * ThreadFloats(call.spec, kernels)}, &shape));
+  const int64_t floats =
+      threads * ThreadFloats(call.spec, kernels) + (script.deals ? SharedFloats(call.spec) : 0);
+  TFMEM_RETURN_IF_ERROR(BuildShape({floats}, &shape));
   TFMEM_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_FLOAT, shape, &own));
   RunScript(script, call, kernels, threads, own.flat<float>().data(),
             [pool = workers.workers](std::function<void()> closure) {

@@ -10,9 +10,8 @@ namespace {
 
 using Where = StepPlace::Where;
 
-constexpr int64_t kSplat = 64;         // numbers that stand for a constant
-constexpr int64_t kWorthPacking = 24;  // rows that read packed weights
-constexpr int64_t kSlack = 256;        // floats that a panel may reach behind the last row
+constexpr int64_t kSplat = 64;   // numbers that stand for a constant
+constexpr int64_t kSlack = 256;  // floats that a panel may reach behind the last row
 
 // A step of splitmix64: bits of a counter that look random.
 uint64_t Mixed(uint64_t bits) {
@@ -41,12 +40,23 @@ int64_t ThreadFloats(const DynamicSpec& spec, const InstructionSet& kernels) {
          most + kSlack;
 }
 
-DynamicWorker::DynamicWorker(const DynamicCall& call, const InstructionSet& kernels, float* own)
+int64_t SharedFloats(const DynamicSpec& spec) {
+  int64_t floats = kSlack;
+  for (const DynamicKind& kind : spec.kinds) {
+    for (int64_t width : kind.scratch) floats += StrideOf(width) * kBlockRows;
+  }
+  return floats;
+}
+
+DynamicWorker::DynamicWorker(const DynamicCall& call, const InstructionSet& kernels, float* own,
+                             float* shared)
     : call_(call),
       set_(kernels),
       kernels_(kernels.single_precision),
       panel_(kernels_.panel),
-      own_(own) {
+      own_(own),
+      shared_(shared) {
+  int64_t shared_floats = 0;
   int64_t depth = kGradientRows * 256 / panel_;
   for (const DynamicKind& kind : call.spec.kinds) {
     scratch_.emplace_back();
@@ -55,6 +65,8 @@ DynamicWorker::DynamicWorker(const DynamicCall& call, const InstructionSet& kern
       scratch_.back().push_back(at);
       at += StrideOf(width) * kBlockRows;
     }
+    shared_first_.push_back(shared_floats);
+    shared_floats += at;
     for (const auto& section : kind.sections) {
       for (const DynamicStep& step : section) {
         if (step.op == StepOp::kProduct) depth = std::max(depth, step.widths[0]);
@@ -71,10 +83,25 @@ DynamicWorker::DynamicWorker(const DynamicCall& call, const InstructionSet& kern
 void DynamicWorker::Do(const uint32_t* words) {
   switch (OpOf(words[0])) {
     case ScriptOp::kRun: {
-      const Block block{static_cast<int>(words[1] & 0xFFFF), words[2], words[3]};
+      const Block block{static_cast<int>(words[1] & 0xFFFF), words[2], words[3], values_};
       const DynamicKind& kind = call_.spec.kinds[block.kind];
       for (uint32_t section = words[1] >> 16 & 0xFF; section <= words[1] >> 24; ++section) {
         for (const DynamicStep& step : kind.sections[section]) Run(block, kind, step);
+      }
+      break;
+    }
+    case ScriptOp::kSteps:
+    case ScriptOp::kColumns: {
+      const int kind_number = words[1] & 0xFFFF;
+      const Block block{kind_number, words[3], words[4], shared_ + shared_first_[kind_number]};
+      const DynamicKind& kind = call_.spec.kinds[kind_number];
+      const std::vector<DynamicStep>& steps = kind.sections[words[1] >> 16];
+      for (uint32_t step = words[2] & 0xFFFF; step < words[2] >> 16; ++step) {
+        if (OpOf(words[0]) == ScriptOp::kSteps) {
+          Run(block, kind, steps[step]);
+        } else {
+          Columns(block, steps[step], words[5] & 0xFFFF, words[5] >> 16);
+        }
       }
       break;
     }
@@ -88,7 +115,7 @@ void DynamicWorker::Do(const uint32_t* words) {
 
 // The first row of a value in a block.
 float* DynamicWorker::At(const Block& block, const StepPlace& place) const {
-  if (place.where == Where::kScratch) return values_ + scratch_[block.kind][place.number];
+  if (place.where == Where::kScratch) return block.scratch + scratch_[block.kind][place.number];
   const int64_t stride = StrideOf(call_.spec.kinds[block.kind].kept[place.number]);
   return call_.memory + call_.layout.kept[block.kind][place.number] + block.first * stride;
 }
@@ -137,7 +164,7 @@ void DynamicWorker::Run(const Block& block, const DynamicKind& kind, const Dynam
       Random(block, step);
       break;
     case StepOp::kProduct:
-      Product(block, step);
+      Product(block, step, 0, width);
       break;
     case StepOp::kBroadcast: {
       const bool constant = step.values[0].where == Where::kConstant;
@@ -274,83 +301,6 @@ void DynamicWorker::Adjoint(const Block& block, int type, const DynamicStep& ste
   }
 }
 
-// ---- products ----
-
-void DynamicWorker::Product(const Block& block, const DynamicStep& step) {
-  const DynamicParameter& parameter = call_.spec.parameters[step.numbers[0]];
-  const float* weights =
-      call_.parameters[step.numbers[0]] + step.numbers[1] * parameter.columns + step.numbers[2];
-  const int64_t depth = step.widths[0], width = step.width;
-  const float* operand = At(block, step.values[0]);
-  float* target = At(block, step.target);
-  const int64_t from = StrideOf(depth), to = StrideOf(width);
-  const bool accumulate = step.values.size() > 1;
-  if (accumulate) {
-    const float* base = At(block, step.values[1]);
-    if (base != target) std::memcpy(target, base, block.rows * to * sizeof(float));
-  }
-  const bool transposed = step.numbers[3] != 0;
-  if (block.rows >= kWorthPacking) {
-    MultiplyPacked(operand, from, block.rows, weights, parameter.columns, depth, width, transposed,
-                   target, to, accumulate);
-  } else if (transposed) {
-    kernels_.multiply_transposed(operand, from, block.rows, weights, parameter.columns, width,
-                                 depth, target, to, accumulate);
-  } else {
-    MultiplyPlain(operand, from, block.rows, weights, parameter.columns, depth, width, target, to,
-                  accumulate);
-  }
-}
-
-void DynamicWorker::MultiplyPlain(const float* operand, int64_t operand_stride, int64_t rows,
-                                  const float* weights, int64_t weights_stride, int64_t depth,
-                                  int64_t width, float* target, int64_t target_stride,
-                                  bool accumulate) {
-  const int64_t whole = width / panel_ * panel_;
-  for (int64_t column = 0; column < whole; column += panel_) {
-    kernels_.multiply(operand, operand_stride, rows, weights + column, weights_stride, depth,
-                      target + column, target_stride, accumulate);
-  }
-  if (whole < width) {
-    MultiplyPacked(operand, operand_stride, rows, weights + whole, weights_stride, depth,
-                   width - whole, false, target + whole, target_stride, accumulate);
-  }
-}
-
-// Panel by panel, each copied to where its rows follow each other.
-void DynamicWorker::MultiplyPacked(const float* operand, int64_t operand_stride, int64_t rows,
-                                   const float* weights, int64_t weights_stride, int64_t depth,
-                                   int64_t width, bool transposed, float* target,
-                                   int64_t target_stride, bool accumulate) {
-  for (int64_t column = 0; column < width; column += panel_) {
-    const int64_t columns = std::min(panel_, width - column);
-    if (columns < panel_) std::fill_n(packed_, depth * panel_, 0.0f);
-    if (transposed) {
-      kernels_.transpose(weights + column * weights_stride, weights_stride, columns, depth, packed_,
-                         panel_);
-    } else {
-      for (int64_t k = 0; k < depth; ++k) {
-        std::memcpy(packed_ + k * panel_, weights + k * weights_stride + column,
-                    columns * sizeof(float));
-      }
-    }
-    if (columns == panel_) {
-      kernels_.multiply(operand, operand_stride, rows, packed_, panel_, depth, target + column,
-                        target_stride, accumulate);
-      continue;
-    }
-    kernels_.multiply(operand, operand_stride, rows, packed_, panel_, depth, partial_, panel_,
-                      false);
-    for (int64_t row = 0; row < rows; ++row) {
-      float* place = target + row * target_stride + column;
-      const float* product = partial_ + row * panel_;
-      for (int64_t i = 0; i < columns; ++i) {
-        place[i] = accumulate ? place[i] + product[i] : product[i];
-      }
-    }
-  }
-}
-
 void RunScript(const Script& script, const DynamicCall& call, const InstructionSet& kernels,
                int threads, float* own,
                const std::function<void(std::function<void()>)>& schedule) {
@@ -358,7 +308,8 @@ void RunScript(const Script& script, const DynamicCall& call, const InstructionS
   const int64_t floats = ThreadFloats(call.spec, kernels);
   std::vector<DynamicWorker> workers;
   for (int thread = 0; thread < threads; ++thread) {
-    workers.emplace_back(call, kernels, own + thread * floats);
+    workers.emplace_back(call, kernels, own + thread * floats,
+                         script.deals ? own + threads * floats : nullptr);
   }
   std::vector<size_t> at(processors);  // of each virtual processor: its next word
   const auto run = [&](int processor, int thread) {

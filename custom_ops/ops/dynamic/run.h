@@ -65,9 +65,13 @@ struct DynamicCall {
 // Floats of a thread's own memory.
 int64_t ThreadFloats(const DynamicSpec& spec, const InstructionSet& kernels);
 
+// Floats in which processors find what others computed of rows whose products are dealt to all.
+int64_t SharedFloats(const DynamicSpec& spec);
+
 class DynamicWorker {
  public:
-  DynamicWorker(const DynamicCall& call, const InstructionSet& kernels, float* own);
+  // `own`: ThreadFloats(); `shared`: SharedFloats(), the same for all workers.
+  DynamicWorker(const DynamicCall& call, const InstructionSet& kernels, float* own, float* shared);
 
   // One instruction that is no signal and no wait.
   void Do(const uint32_t* words);
@@ -77,12 +81,16 @@ class DynamicWorker {
     int kind = 0;
     int64_t first = 0;
     int64_t rows = 0;
+    float* scratch = nullptr;  // of the block's kind
   };
 
   void Run(const Block& block, const DynamicKind& kind, const DynamicStep& step);
   float* At(const Block& block, const StepPlace& place) const;
   void Elementwise(const Block& block, const DynamicStep& step);
-  void Product(const Block& block, const DynamicStep& step);
+  // Columns [first, first + width).
+  void Product(const Block& block, const DynamicStep& step, int64_t first, int64_t width);
+  // The share `part` of `parts`.
+  void Columns(const Block& block, const DynamicStep& step, int64_t part, int64_t parts);
   void MultiplyPlain(const float* operand, int64_t operand_stride, int64_t rows,
                      const float* weights, int64_t weights_stride, int64_t depth, int64_t width,
                      float* target, int64_t target_stride, bool accumulate);
@@ -109,9 +117,12 @@ class DynamicWorker {
   float* partial_;  // [kBlockRows, panel]
   float* tile_;     // [kGradientRows, kGradientColumns], and scratch for an update
   float* values_;
+  float* const shared_;
+  std::vector<int64_t> shared_first_;  // of each kind: where its places begin in `shared_`
 };
 
-// Runs a script on up to `threads` threads; `own` is their memory, ThreadFloats() each.
+// Runs a script on up to `threads` threads; `own` is their memory, ThreadFloats() each, and behind
+// them SharedFloats(), if the script deals products.
 void RunScript(const Script& script, const DynamicCall& call, const InstructionSet& kernels,
                int threads, float* own, const std::function<void(std::function<void()>)>& schedule);
 

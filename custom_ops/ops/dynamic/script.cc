@@ -3,19 +3,59 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-
 namespace tfmem {
 namespace {
 
 constexpr double kWorthSharing = 4e4;  // nanoseconds of a phase below which one processor has it
 constexpr int64_t kFewestRows = 4;
+constexpr int64_t kDealtRows = 16;  // whose products may be dealt
+constexpr int kMostProducts = 64;   // that are dealt at once
+constexpr double kShare = 2.5e3;    // nanoseconds of one that are a processor's, at least
+constexpr double kClaim = 200;      // about nanoseconds for each processor, in two phases more
+
+// Steps [first, last) of a section: products of which none reads or overwrites what another one
+// writes or reads, so that each can be cut into columns and all of them dealt at once. A product on
+// which another one builds up has the same columns, and may be before it.
+struct ProductGroup {
+  int first = 0;
+  int last = 0;
+  double work = 0;  // about nanoseconds for a node
+};
+
+// The longest groups that there are, up to a bound, in order.
+std::vector<ProductGroup> ProductGroups(const std::vector<DynamicStep>& steps) {
+  std::vector<ProductGroup> found;
+  const auto joins = [&](const ProductGroup& group, const DynamicStep& step) {
+    for (int i = group.first; i < group.last; ++i) {
+      if (steps[i].target == step.values[0] || steps[i].values[0] == step.target) return false;
+    }
+    return true;
+  };
+  const int count = steps.size();
+  for (int i = 0; i < count; ++i) {
+    const DynamicStep& step = steps[i];
+    if (step.op != StepOp::kProduct || step.values[0] == step.target) continue;
+    if (found.empty() || found.back().last != i || i - found.back().first == kMostProducts ||
+        !joins(found.back(), step)) {
+      found.push_back({i, i, 0});
+    }
+    found.back().last = i + 1;
+    found.back().work += step.work;
+  }
+  return found;
+}
 
 class Builder {
  public:
   Builder(const DynamicSpec& spec, const DynamicBatch& batch, const ScriptOptions& options)
       : spec_(spec), batch_(batch), options_(options) {
     script_.processors.resize(options.processors);
+    for (const DynamicKind& kind : spec.kinds) {
+      products_.emplace_back();
+      for (int section = 0; section < kGradients; ++section) {
+        products_.back().push_back(ProductGroups(kind.sections[section]));
+      }
+    }
   }
 
   Script Build(const std::vector<int64_t>& looked_up) {
@@ -35,6 +75,8 @@ class Builder {
       AllKinds(kBackAfter, kBackAfter);
       Gradients(looked_up);
     }
+    Close();
+    Bridge();
     return std::move(script_);
   }
 
@@ -45,10 +87,60 @@ class Builder {
     std::vector<uint32_t> words;
   };
 
+  // What runs between two waits where products are dealt: the first processor's instructions, or
+  // each processor's, which have one each.
+  struct Stage {
+    bool dealt = false;
+    double work = 0;
+    std::vector<std::vector<uint32_t>> instructions;
+  };
+
+  // The stages of rows, begun and ended by one of the first processor; empty if none is dealt.
+  std::vector<Stage> Dealt(int kind, int64_t first, int64_t count, int from, int to) const {
+    if (options_.processors < 2 || count > kDealtRows) return {};
+    const double worth = options_.worth_dealing + kClaim * (options_.processors - 2);
+    const uint32_t row = first, rows = count;
+    std::vector<Stage> stages(1);
+    const auto steps = [&](uint32_t what, uint32_t begin, uint32_t end, double work) {
+      if (begin == end) return;
+      stages.back().work += work;
+      stages.back().instructions.push_back(
+          {FirstWord(ScriptOp::kSteps, 5), what, begin | end << 16, row, rows});
+    };
+    for (int section = from; section <= to; ++section) {
+      const DynamicKind& of = spec_.kinds[kind];
+      const uint32_t what = static_cast<uint32_t>(kind) | section << 16;
+      int done = 0;
+      double work = of.work[section] * count;
+      for (const ProductGroup& group : products_[kind][section]) {
+        const double own = group.work * count;
+        if (own < worth) continue;
+        steps(what, done, group.first, 0);
+        Stage products{true, own, {}};
+        const uint32_t parts = std::clamp<int64_t>(own / kShare, 1, options_.processors);
+        for (uint32_t part = 0; part < parts; ++part) {
+          products.instructions.push_back({FirstWord(ScriptOp::kColumns, 6), what,
+                                           static_cast<uint32_t>(group.first) | group.last << 16,
+                                           row, rows, part | parts << 16});
+        }
+        stages.push_back(std::move(products));
+        stages.emplace_back();
+        done = group.last;
+        work -= own;
+      }
+      steps(what, done, of.sections[section].size(), work);
+    }
+    return stages.size() > 1 ? stages : std::vector<Stage>();
+  }
+
   void Rows(int kind, int64_t first, int64_t count, int from, int to) {
     double each = 0;
     for (int section = from; section <= to; ++section) each += spec_.kinds[kind].work[section];
     if (each == 0) return;
+    if (std::vector<Stage> stages = Dealt(kind, first, count, from, to); !stages.empty()) {
+      dealt_.push_back(std::move(stages));
+      return;
+    }
     int64_t block = kBlockRows;
     if (each * count > kWorthSharing) {
       const int64_t share = Blocks(count, options_.processors);
@@ -108,25 +200,81 @@ class Builder {
     EndPhase();
   }
 
-  // Deals the tasks of a phase; one that has none is no phase.
+  // Rows that are not dealt run in a phase, then those that are, stage by stage.
   void EndPhase() {
-    if (tasks_.empty()) return;
-    double sum = 0;
-    for (const Task& task : tasks_) sum += task.work;
-    script_.work += sum;
-    const size_t sharing = sum > kWorthSharing ? script_.processors.size() : 1;
-    std::vector<double> load(sharing);
+    EndTasks();
+    size_t stages = 0;
+    for (const std::vector<Stage>& each : dealt_) stages = std::max(stages, each.size());
+    for (size_t stage = 0; stage < stages; ++stage) {
+      if (stage % 2 == 1) Close();  // of the first processor
+      Open();
+      for (const std::vector<Stage>& each : dealt_) {
+        if (stage < each.size()) Put(each[stage]);
+      }
+      if (stage % 2 == 1) Close();
+    }
+    script_.deals = script_.deals || stages > 0;
+    dealt_.clear();
+  }
+
+  void Put(const Stage& stage) {
+    sum_ += stage.work;
+    for (size_t i = 0; i < stage.instructions.size(); ++i) {
+      const std::vector<uint32_t>& words = stage.instructions[i];
+      std::vector<uint32_t>& to = script_.processors[stage.dealt ? i : 0];
+      to.insert(to.end(), words.begin(), words.end());
+    }
+  }
+
+  // A phase of the first processor alone stays open for what it has to do next; others, who wait
+  // for their share of a product, do so meanwhile.
+  void Open() {
+    if (open_) return;
     if (script_.phases > 0) Everywhere(ScriptOp::kWait, script_.phases - 1);
+    open_ = true;
+  }
+
+  void Close() {
+    if (!open_) return;
+    Everywhere(ScriptOp::kSignal, script_.phases);
+    script_.shared.push_back(true);
+    script_.work += sum_;
+    work_.push_back(std::exchange(sum_, 0));
+    ++script_.phases;
+    open_ = false;
+  }
+
+  // Deals the tasks of a phase; one that has none is no phase.
+  void EndTasks() {
+    if (tasks_.empty()) return;
+    Close();
+    for (const Task& task : tasks_) sum_ += task.work;
+    const size_t sharing = sum_ > kWorthSharing ? script_.processors.size() : 1;
+    std::vector<double> load(sharing);
+    Open();
     for (const Task& task : tasks_) {
       const size_t least = std::min_element(load.begin(), load.end()) - load.begin();
       load[least] += task.work;
       std::vector<uint32_t>& words = script_.processors[least];
       words.insert(words.end(), task.words.begin(), task.words.end());
     }
-    Everywhere(ScriptOp::kSignal, script_.phases);
-    script_.shared.push_back(sharing > 1);
-    ++script_.phases;
+    Close();
+    script_.shared.back() = sharing > 1;
     tasks_.clear();
+  }
+
+  // Short phases of the first processor between some that are shared: to call others anew takes
+  // longer than they wait.
+  void Bridge() {
+    for (int phase = 0; phase < script_.phases;) {
+      int end = phase;
+      double work = 0;
+      for (; end < script_.phases && !script_.shared[end]; ++end) work += work_[end];
+      if (phase > 0 && end < script_.phases && work <= kWorthSharing) {
+        std::fill(script_.shared.begin() + phase, script_.shared.begin() + end, true);
+      }
+      phase = end + 1;
+    }
   }
 
   void Everywhere(ScriptOp op, int phase) {
@@ -139,58 +287,13 @@ class Builder {
   const DynamicSpec& spec_;
   const DynamicBatch& batch_;
   const ScriptOptions options_;
+  std::vector<std::vector<std::vector<ProductGroup>>> products_;  // of each kind and section
   Script script_;
   std::vector<Task> tasks_;
-};
-
-class Checker {
- public:
-  Checker(const DynamicSpec& spec, const DynamicBatch& batch, const std::vector<int64_t>& looked_up)
-      : spec_(spec), batch_(batch), looked_up_(looked_up) {}
-
-  // Whether a processor's words are whole instructions that may run, in `phases` phases.
-  bool Holds(const std::vector<uint32_t>& words, uint32_t phases, size_t* at) const {
-    uint32_t signalled = 0, awaited = 0;
-    for (*at = 0; *at < words.size(); *at += WordsOf(words[*at])) {
-      const uint32_t* word = words.data() + *at;
-      const ScriptOp op = OpOf(*word);
-      const bool of_phase = op == ScriptOp::kSignal || op == ScriptOp::kWait;
-      if (WordsOf(*word) != (of_phase ? 2 : 4) || words.size() - *at < size_t(WordsOf(*word))) {
-        return false;
-      }
-      if (op == ScriptOp::kWait) {
-        if (word[1] != awaited || awaited + 1 != signalled) return false;
-        ++awaited;
-      } else if (op == ScriptOp::kSignal) {
-        if (word[1] != signalled || awaited != signalled) return false;
-        ++signalled;
-      } else if (awaited != signalled || !Work(op, word)) {
-        return false;
-      }
-    }
-    return signalled == phases;
-  }
-
- private:
-  bool Work(ScriptOp op, const uint32_t* word) const {
-    if (op == ScriptOp::kRun) {
-      const uint32_t kind = word[1] & 0xFFFF, from = word[1] >> 16 & 0xFF, to = word[1] >> 24;
-      return kind < batch_.kinds.size() && from <= to && to < kGradients && word[3] <= kBlockRows &&
-             int64_t{word[2]} + word[3] <= batch_.kinds[kind].count;
-    }
-    if (word[1] >= spec_.parameters.size()) return false;
-    const DynamicParameter& parameter = spec_.parameters[word[1]];
-    if (op == ScriptOp::kGradient) {
-      return !parameter.sparse && word[2] < Blocks(parameter.rows, kGradientRows) &&
-             word[3] < Blocks(parameter.columns, kGradientColumns);
-    }
-    return op == ScriptOp::kSumRows && parameter.sparse &&
-           int64_t{word[2]} + word[3] <= looked_up_[word[1]];
-  }
-
-  const DynamicSpec& spec_;
-  const DynamicBatch& batch_;
-  const std::vector<int64_t>& looked_up_;
+  std::vector<std::vector<Stage>> dealt_;
+  bool open_ = false;         // a phase of the first processor
+  double sum_ = 0;            // work of the phase that is open
+  std::vector<double> work_;  // of each phase
 };
 
 }  // namespace
@@ -198,19 +301,6 @@ class Checker {
 Script BuildScript(const DynamicSpec& spec, const DynamicBatch& batch,
                    const std::vector<int64_t>& looked_up, const ScriptOptions& options) {
   return Builder(spec, batch, options).Build(looked_up);
-}
-
-absl::Status CheckScript(const DynamicSpec& spec, const DynamicBatch& batch,
-                         const std::vector<int64_t>& looked_up, const Script& script) {
-  const Checker checker(spec, batch, looked_up);
-  for (size_t i = 0; i < script.processors.size(); ++i) {
-    size_t at = 0;
-    if (checker.Holds(script.processors[i], script.phases, &at)) continue;
-    return absl::InternalError(absl::StrCat("the script of virtual processor ", i,
-                                            " is broken at word ", at, " of ",
-                                            script.processors[i].size()));
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace tfmem

@@ -5,13 +5,17 @@
 // above that:
 //
 //   run       kind, first section, last section; first row; rows
+//   steps     kind, section; first step, the one behind the last; first row; rows
+//   columns   the same, of products; share, shares
 //   gradient  parameter; block of rows; block of columns
 //   sum_rows  parameter; first of the rows that were looked up; rows
 //   signal    phase
 //   wait      phase
 //
 // The paper's instructions are one op each. Here nodes of a kind on one level are rows that follow
-// each other, so one instruction runs a section of a kind's code over a block of them.
+// each other, so one instruction runs a section of a kind's code over a block of them. Where there
+// are few, each processor has the same columns of a product for all of them, and finds its part of
+// the weights in its cache from level to level; all else between two products is the first one's.
 #ifndef TFMEM_CUSTOM_OPS_OPS_DYNAMIC_SCRIPT_H_
 #define TFMEM_CUSTOM_OPS_OPS_DYNAMIC_SCRIPT_H_
 
@@ -24,7 +28,15 @@
 
 namespace tfmem {
 
-enum class ScriptOp : uint32_t { kRun = 1, kGradient = 2, kSumRows = 3, kSignal = 4, kWait = 5 };
+enum class ScriptOp : uint32_t {
+  kRun = 1,
+  kGradient = 2,
+  kSumRows = 3,
+  kSignal = 4,
+  kWait = 5,
+  kSteps = 6,
+  kColumns = 7
+};
 
 inline constexpr int64_t kBlockRows = 64;  // of nodes in one instruction
 // Of a parameter's gradient that one instruction sums.
@@ -43,6 +55,7 @@ inline int WordsOf(uint32_t word) { return static_cast<int>(word >> 8); }
 struct Script {
   int phases = 0;
   double work = 0;           // about nanoseconds
+  bool deals = false;        // columns of products
   std::vector<bool> shared;  // for each phase whether processors beside the first have work
   std::vector<std::vector<uint32_t>> processors;
 };
@@ -51,6 +64,7 @@ struct ScriptOptions {
   bool forward = true;
   bool backward = false;
   int processors = 1;
+  double worth_dealing = 5e3;  // nanoseconds of products that follow each other, at least
 };
 
 // `looked_up` is for each sparse parameter the number of its rows that the batch looks up; others

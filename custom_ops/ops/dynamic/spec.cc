@@ -214,7 +214,8 @@ class Parser {
       (step.target.where == Where::kKept ? written_ : scratch_written_)[step.target.number] = true;
     }
     if (!IsIn(step.op, section_)) return Wrong("an op in a section that cannot run it");
-    kind_.work[section_] += Work(step);
+    step.work = Work(step);
+    kind_.work[section_] += step.work;
     kind_.sections[section_].push_back(std::move(step));
     return absl::OkStatus();
   }

@@ -48,6 +48,10 @@ struct StepPlace {
 
   Where where = Where::kNone;
   int number = 0;
+
+  bool operator==(const StepPlace& other) const {
+    return where == other.where && number == other.number;
+  }
 };
 
 struct DynamicStep {
@@ -58,6 +62,7 @@ struct DynamicStep {
   std::vector<StepPlace> values;
   std::vector<int64_t> widths;  // of the values; 0: a constant, of any
   std::vector<int64_t> numbers;
+  double work = 0;  // about nanoseconds for a node
 };
 
 enum DynamicSection {

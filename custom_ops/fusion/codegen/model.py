@@ -103,7 +103,7 @@ class _Cost:
         self.kept, self.ahead = (frozenset[int](),) * len(self.piece.loops), 0
         if self.piece.looped:
             kept = keep(self.pattern, self.piece, own)
-            self.kept, self.ahead = kept.values, sum(kept.elements[0] for _ in kept.ahead)
+            self.kept, self.ahead = kept.values, len(kept.ahead) * max(kept.elements[:1], default=0)
         self.threads = threads
         self.bytes = self._bytes()
 

@@ -66,9 +66,12 @@ class Sections:
     steps: tuple[tuple[Step, ...], ...]
 
 
-def sections(parameters: tuple[Parameter, ...], kind: Kind, code: tuple[Instruction, ...]) -> Sections:
-    """Of the kind with `code`, which `differentiate` gave."""
-    return _Writer(kind, code, _sections_of(kind, code)).write()
+def sections(
+    parameters: tuple[Parameter, ...], kind: Kind, code: tuple[Instruction, ...], together: bool = False
+) -> Sections:
+    """Of the kind with `code`, which `differentiate` gave. `together`: products follow each other where they can, for a
+    CPU's scripts; a GPU's segments find them wherever they are."""
+    return _Writer(kind, code, _sections_of(kind, code), together).write()
 
 
 def _sections_of(kind: Kind, code: tuple[Instruction, ...]) -> list[int]:
@@ -119,8 +122,8 @@ def _needed(code: tuple[Instruction, ...], sinks: tuple[str, ...]) -> list[bool]
 
 
 class _Writer:
-    def __init__(self, kind: Kind, code: tuple[Instruction, ...], found: list[int]) -> None:
-        self.code, self.found = code, found
+    def __init__(self, kind: Kind, code: tuple[Instruction, ...], found: list[int], together: bool) -> None:
+        self.code, self.found, self.together = code, found, together
         readers: list[set[int]] = [set() for _ in code]
         for place, instruction in enumerate(code):
             if found[place] >= 0:
@@ -150,7 +153,8 @@ class _Writer:
 
     def section(self, number: int) -> list[Step]:
         """The steps of one section; scratch is shared by values that do not live at the same time."""
-        members = self.in_order([place for place in range(len(self.code)) if self.runs(place, number)])
+        members = [place for place in range(len(self.code)) if self.runs(place, number)]
+        members = self.in_order(members) if self.together else members
         last: dict[int, int] = {}
         for position, place in enumerate(members):
             for value in self.code[place].values:

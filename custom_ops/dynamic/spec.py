@@ -80,7 +80,7 @@ class Spec:
         lines += [_line("type", *widths) for widths in self.types]
         for kind in self.kinds:
             code = differentiate(self.parameters, kind) if self.differentiable else kind.code
-            lines += _kind(kind, self.types, sections(self.parameters, kind, code))
+            lines += _kind(kind, self.types, sections(self.parameters, kind, code, together=True))
         return "\n".join(lines) + "\n"
 
 

@@ -8,10 +8,11 @@ namespace {
 
 constexpr double kWorthSharing = 4e4;  // nanoseconds of a phase below which one processor has it
 constexpr int64_t kFewestRows = 4;
-constexpr int64_t kDealtRows = 16;  // whose products may be dealt
-constexpr int kMostProducts = 64;   // that are dealt at once
-constexpr double kShare = 2.5e3;    // nanoseconds of one that are a processor's, at least
-constexpr double kClaim = 200;      // about nanoseconds for each processor, in two phases more
+constexpr int64_t kDealtRows = 16;     // whose products may be dealt
+constexpr int kMostProducts = 64;      // that are dealt at once
+constexpr size_t kMostSteps = 0xFFFF;  // of a section, as half a word counts them
+constexpr double kShare = 2.5e3;       // nanoseconds of one that are a processor's, at least
+constexpr double kClaim = 200;         // about nanoseconds for each processor, in two phases more
 
 // Steps [first, last) of a section: products of which none reads or overwrites what another one
 // writes or reads, so that each can be cut into columns and all of them dealt at once. A product on
@@ -109,6 +110,7 @@ class Builder {
     };
     for (int section = from; section <= to; ++section) {
       const DynamicKind& of = spec_.kinds[kind];
+      if (of.sections[section].size() > kMostSteps) return {};
       const uint32_t what = static_cast<uint32_t>(kind) | section << 16;
       int done = 0;
       double work = of.work[section] * count;

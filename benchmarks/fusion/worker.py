@@ -32,6 +32,7 @@ from benchmarks.fusion.workloads.workload import Workload
 from benchmarks.offload.worker import device_name, versions
 
 UNTIMED = 2  # steps at the beginning of a block
+EARLY = (1, 10)  # steps after which losses are compared, too
 
 
 def main(measure: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
@@ -71,9 +72,11 @@ def measured(task: dict[str, Any]) -> dict[str, Any]:
         found = summary(system.seconds) | differences.get(system.name, {}) | profiled(system) | regions_of(system)
         outcomes[system.name] = outcomes.get(system.name, {"status": "ok", "moved": system.workload.moved}) | found
     judged = workload.training and (not task["tf32"] or device_name() == "CPU")
+    stray = strays(make_workload, task["parity"]) if judged else []
     return {
         "status": "ok",
-        "strays": strays(make_workload, task["parity"]) if judged else None,
+        "strays": stray[-1] if stray else None,
+        "strays_after": stray,
         "device": device_name(),
         "versions": versions(),
         "shapes": [list(each.shape) for each in workload.inputs],
@@ -202,31 +205,37 @@ def compared(systems: list[System], steps: int) -> dict[str, dict[str, Any]]:
                 variable.assign(value)
             values = [np.array([system.scalar() for _ in range(steps)])]
             found[system.name] = {"loss": float(values[0][-1])}
-            distance = last_distance
         else:
-            values, distance = system.values(), largest_distance
-            found[system.name] = {}
+            values, found[system.name] = system.values(), {}
         expected = expected or values
         if system.name == "graph" or not (workload.draws and system.name in OF_XLA):
-            found[system.name]["difference"] = distance(values, expected)
+            if workload.training:
+                found[system.name]["differences"] = loss_distances(values[0], expected[0])
+                found[system.name]["difference"] = found[system.name]["differences"][-1]
+            else:
+                found[system.name]["difference"] = largest_distance(values, expected)
     return found
 
 
-def strays(make_workload: Callable[[], Workload], steps: int) -> float:
+def strays(make_workload: Callable[[], Workload], steps: int) -> list[float]:
     """How far TensorFlow's executor strays from itself if its inputs move by one unit in the last place, up or down.
 
     So far may sums in another order lead. Each time begins from the same state and with the same random numbers.
+
+    Returns:
+        The larger distance of the two, after each of the steps that `loss_distances` looks at.
     """
 
-    def losses(direction: float | None) -> list[np.ndarray]:
+    def losses(direction: float | None) -> np.ndarray:
         tf.random.set_seed(0)
         workload = make_workload()
         inputs = [each if direction is None else moved(each, direction) for each in workload.inputs]
         found = [workload.step(*inputs) for _ in range(steps)]
-        return [np.array([float(np.ravel(loss[0] if isinstance(loss, tuple) else loss)[0]) for loss in found])]
+        return np.array([float(np.ravel(loss[0] if isinstance(loss, tuple) else loss)[0]) for loss in found])
 
     expected = losses(None)
-    return max(last_distance(losses(direction), expected) for direction in (np.inf, -np.inf))
+    found = [loss_distances(losses(direction), expected) for direction in (np.inf, -np.inf)]
+    return [max(pair) for pair in zip(*found, strict=True)]
 
 
 def moved(tensor: tf.Tensor, direction: float) -> tf.Tensor:
@@ -235,10 +244,10 @@ def moved(tensor: tf.Tensor, direction: float) -> tf.Tensor:
     return tf.constant(np.nextafter(values, values.dtype.type(direction))) if values.dtype.kind == "f" else tensor
 
 
-def last_distance(values: list[np.ndarray], expected: list[np.ndarray]) -> float:
-    """Relative, of the last loss."""
-    (losses,), (others,) = values, expected
-    return float(abs(losses[-1] - others[-1]) / max(abs(others[-1]), 1e-12))
+def loss_distances(losses: np.ndarray, expected: np.ndarray) -> list[float]:
+    """Relative, after each number of steps in `EARLY`, and of the last loss."""
+    places = [step - 1 for step in EARLY if step < len(losses)] + [-1]
+    return [float(abs(losses[at] - expected[at]) / max(abs(expected[at]), 1e-12)) for at in places]
 
 
 def largest_distance(values: list[np.ndarray], expected: list[np.ndarray]) -> float:

@@ -25,7 +25,7 @@ driver = cuda_driver()
 
 def free(ordinal):
     with Device(ordinal):
-        return checked(driver, driver.cuMemGetInfo(), "read its memory")[0]
+        return checked(driver, driver.cuMemGetInfo(), "read its memory")  # of two numbers the first
 
 # TensorFlow's memory was taken on this GPU, whatever its name there
 assert min(range(len(gpus)), key=free) == target.ordinal == {ordinal}, (target, [free(n) for n in range(len(gpus))])

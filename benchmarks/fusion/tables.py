@@ -5,7 +5,8 @@ python -m benchmarks.fusion.tables benchmarks/results/fusion_cpu.json"""
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,8 @@ def tables(*results: Mapping[str, Any]) -> str:
 def machine(results: Mapping[str, Any]) -> str:
     """A heading, and what the numbers depend on."""
     about, cases = results["machine"], list(results["cases"].values())
-    gpu, cpu = "; ".join(about["gpus"]), f"{about['cores']} x {about['cpu']}"
+    gpus, cpu = Counter(about["gpus"]), f"{about['cores']} x {about['cpu']}"
+    gpu = "; ".join(f"{count} x {name}" if count > 1 else name for name, count in gpus.items())
     versions = {f"{name} {number}" for case in cases for name, number in case.get("versions", {}).items()}
     rounds, dropped = (sum(case.get(key, 0) for case in cases) for key in ("rounds", "dropped"))
     busy = [case["others"] for case in cases if "others" in case]
@@ -123,7 +125,7 @@ def times(cases: Cases) -> str:
         *SYSTEMS,
         "tfmem over graph",
         "tfmem over the better XLA",
-        "tfmem's loss or output off by",
+        "tfmem's loss (after 1, 10, all steps) or output off by",
         "TensorFlow's, inputs moved",
     )
     rows = [
@@ -132,8 +134,9 @@ def times(cases: Cases) -> str:
             *(milliseconds(outcome, system) for system in SYSTEMS),
             ratio(over_graph(outcome, "tfmem")),
             ratio(over_xla(outcome)),
-            number(outcome, "tfmem", "difference", ".1g") + (" (WRONG)" if wrong(outcome) else ""),
-            "-" if outcome.get("strays") is None else f"{outcome['strays']:.1g}",
+            distances(value(outcome, "tfmem", "differences") or [value(outcome, "tfmem", "difference")])
+            + (" (WRONG)" if wrong(outcome) else ""),
+            distances(outcome.get("strays_after") or [outcome.get("strays")]),
         )
         for name, outcome in cases.items()
     ]
@@ -247,6 +250,11 @@ def line(name: str, outcome: Outcome) -> str:
     words += [outcome["message"][-300:]] if "message" in outcome else []
     words += ["tfmem is WRONG"] if wrong(outcome) else []
     return ", ".join(words) + f" ({outcome['process_seconds']:.0f} s)"
+
+
+def distances(found: Sequence[float | None]) -> str:
+    """Of losses or outputs, each with one digit."""
+    return ", ".join("-" if each is None else f"{each:.1g}" for each in found)
 
 
 def milliseconds(outcome: Outcome, system: str) -> str:

@@ -39,6 +39,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import copysign
 
 from custom_ops.errors import DynamicError
 from custom_ops.expr.table import FLOAT_OPS
@@ -92,6 +93,11 @@ class Kind:
     code: tuple[Instruction, ...]
 
 
+def _alike(instruction: Instruction) -> tuple[Instruction, float]:
+    """What instructions that compute the same have in common: 0 and -0 are equal, and compute other values."""
+    return instruction, copysign(1, instruction.number)
+
+
 class Builder:
     """Writes the code of one kind. What an instruction of it would compute twice, or copy only, is left out."""
 
@@ -99,16 +105,17 @@ class Builder:
         """`code` comes first."""
         self.parameters = parameters
         self.code = list(code)
-        self._known = {instruction: place for place, instruction in enumerate(self.code) if instruction.width}
+        self._known = {_alike(instruction): place for place, instruction in enumerate(self.code) if instruction.width}
 
     def add(self, instruction: Instruction) -> int:
         """The position of its value; of the same one, if there is one."""
         if instruction.width > MOST_WIDTH:
             raise DynamicError(f"a vector of {instruction.width} numbers; expected at most {MOST_WIDTH}")
-        if instruction.width and instruction in self._known:
-            return self._known[instruction]
+        alike = _alike(instruction)
+        if instruction.width and alike in self._known:
+            return self._known[alike]
         self.code.append(instruction)
-        self._known[instruction] = len(self.code) - 1
+        self._known[alike] = len(self.code) - 1
         return len(self.code) - 1
 
     def width(self, value: int) -> int:

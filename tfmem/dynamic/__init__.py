@@ -69,5 +69,6 @@ __all__ = [
 def __getattr__(name: str) -> Callable[..., Any]:
     """Every op of the table of elementwise ops is a function here: `tanh`, `multiply`, `select` (PEP 562)."""
     if name in FLOAT_OPS:
-        return functools.partial(elementwise, name)
+        function = globals()[name] = functools.partial(elementwise, name)  # found without this from now on
+        return function
     raise AttributeError(f"module 'tfmem.dynamic' has no attribute '{name}'")

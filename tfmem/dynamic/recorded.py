@@ -20,7 +20,7 @@ class RecordedKinds:
         """None yet."""
         self.parameters = tuple(parameters)
         self._numbers: dict[tuple[Any, ...], int] = {}
-        self._alike: dict[tuple[Any, ...], int] = {}
+        self._alike: dict[Any, int] = {}  # by `Measured`, and variables where there are any
         self._kinds: dict[bool, list[Kind]] = {
             True: [],
             False: [],
@@ -41,24 +41,22 @@ class RecordedKinds:
         Raises:
             DynamicError: it is no recorded number, or uses a variable that is no parameter of this net.
         """
-        if not isinstance(loss, Expression) or loss.operation is None:
+        if not isinstance(loss, Expression) or loss.measured is None:
             raise DynamicError("a recorded example is its loss, an expression that was recorded outside of node kinds")
         if loss.width != 1:
             raise DynamicError(f"the loss of an example is a vector of {loss.width} numbers; expected one number")
         # Backwards, so that children come mostly before their parents, as the op reads them fastest.
-        places: dict[int, int] = {}
-        order: list[Expression] = []
+        places: dict[Expression, int] = {}
         waiting = [loss]
         while waiting:
             current = waiting.pop()
-            if id(current) not in places:
-                places[id(current)] = len(order)
-                order.append(current)
+            if current not in places:
+                places[current] = len(places)
                 waiting += current.values
-        order.reverse()
+        order = list(reversed(places))
         last = len(order) - 1
-        kinds = [self._number(expression) for expression in order]
-        children = [last - places[id(value)] for expression in order for value in expression.values]
+        kinds = list(map(self._number, order))
+        children = [last - places[value] for expression in order for value in expression.values]
         arguments = [integer for expression in order for integer in expression.integers]
         children.append(last)
         kinds.append(
@@ -68,17 +66,15 @@ class RecordedKinds:
 
     def _number(self, expression: Expression) -> int:
         """Of its kind, found at once where one like it was met."""
-        alike = (expression.measured, *[id(variable) for variable in expression.variables])
+        alike = (expression.measured, *map(id, expression.variables)) if expression.variables else expression.measured
         number = self._alike.get(alike)
         if number is None:
-            number = self._number_of_new(expression)
-            if expression.measured is not None:
-                self._alike[alike] = number
+            number = self._alike[alike] = self._number_of_new(expression)
         return number
 
     def _number_of_new(self, expression: Expression) -> int:
-        operation = expression.operation
-        assert operation is not None
+        assert expression.measured is not None  # `flatten` refuses others
+        operation = expression.measured.operation
         missing = [variable for variable in expression.variables if id(variable) not in self._positions]
         if missing:
             raise DynamicError(

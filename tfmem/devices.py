@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.framework import config as framework_config
 
-from custom_ops.errors import OpLibraryError
+from custom_ops.errors import OpLibraryError, warn
 from custom_ops.load import Library
 from custom_ops.recurrent.spec import Precision
 from graph_passes.checks import shown
@@ -186,5 +186,10 @@ def measured_link(target: Target, library: Library, spill_directory: str = "") -
             return Link(link.both_to_host, link.both_to_device)
         spill = library.spill_bandwidth(spill_directory)
         return Link(spill.write, spill.read)
-    except OpLibraryError:  # no memory or space left to measure with; planning will say so if it matters
-        return Link(target.profile.offload, target.profile.prefetch)
+    except OpLibraryError as error:  # no memory or space is left to measure with
+        link = Link(target.profile.offload, target.profile.prefetch)
+        warn(
+            f"how fast tensors leave and enter the memory of {target.description} could not be measured, so plans assume "
+            f"{link.offload / 1e9:.3g} and {link.prefetch / 1e9:.3g} GB/s: {error}"
+        )
+        return link

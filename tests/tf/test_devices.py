@@ -51,6 +51,13 @@ def test_a_link_is_measured_when_a_step_needs_it(monkeypatch):
     assert measured
 
 
+def test_a_link_that_cannot_be_measured_is_told(target, tmp_path):
+    library, nowhere = tfmem.load_ops(), str(tmp_path / "missing")
+    with pytest.warns(tfmem.TfmemWarning, match="could not be measured, so plans assume .* GB/s: .*missing"):
+        link = tfmem.devices.measured_link(target, library, nowhere)
+    assert (link.offload, link.prefetch) == (target.profile.offload, target.profile.prefetch)
+
+
 def test_conditions_follow_flags_that_choose_kernels(target, monkeypatch):
     before = conditions(target)
     monkeypatch.setenv("TF_CUDNN_WORKSPACE_LIMIT_IN_MB", "32")

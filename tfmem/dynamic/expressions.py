@@ -9,76 +9,15 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
 from custom_ops.dynamic.program import Builder, Instruction, Parameter
 from custom_ops.errors import DynamicError
-from custom_ops.expr.table import FLOAT_OPS
-
-Emit = Callable[[Builder, tuple[int, ...], tuple[int, ...], tuple[int, ...]], int]
-
-
-@dataclass(eq=False)
-class Recorder:
-    """Writes the code of one kind.
-
-    Attributes:
-        variables: those that the net was specialised for; their positions are the parameters' numbers.
-        bounds: for each integer argument the number below which it has to be.
-        training: whether dropout drops.
-    """
-
-    variables: Sequence[tf.Variable]
-    bounds: list[int | None]
-    training: bool = True
-    streams: Any = field(default_factory=itertools.count)
-
-    def __post_init__(self) -> None:
-        self.builder = Builder(tuple(parameter_of(variable) for variable in self.variables))
-
-    def number_of(self, variable: tf.Variable) -> int:
-        """Of a parameter."""
-        for number, other in enumerate(self.variables):
-            if other is variable:
-                return number
-        raise DynamicError(
-            f"variable '{variable.name}' is none of the {len(self.variables)} parameters that the net is specialised "
-            "for; add it to them"
-        )
-
-    def expression(self, place: int) -> Expression:
-        return Expression(self.builder.width(place), self, place)
-
-
-@dataclass(frozen=True)
-class Argument:
-    """An integer argument of a node, in the function of its kind."""
-
-    recorder: Recorder
-    number: int
-
-    def below(self, bound: int) -> int:
-        """The argument's position, after it has been used as one of `bound` positions."""
-        known = self.recorder.bounds[self.number]
-        self.recorder.bounds[self.number] = bound if known is None else min(bound, known)
-        return self.number
-
-
-class Operation(NamedTuple):
-    """One op with all but its vectors, variables and integers: what makes two recorded nodes of one kind."""
-
-    name: str
-    settings: tuple[Any, ...] = ()
-
-    def emit(
-        self, recorder: Recorder, variables: tuple[int, ...], values: tuple[int, ...], integers: tuple[Argument, ...]
-    ) -> int:
-        """Writes it; the position of its value."""
-        return _EMIT[self.name](recorder, self.settings, variables, values, integers)
+from tfmem.dynamic.recorder import Argument, Operation, Recorder, parameter_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,18 +82,9 @@ class Expression:
         return elementwise("negate", self)
 
 
-def parameter_of(variable: tf.Variable) -> Parameter:
-    """What a program says of a variable.
-
-    Raises:
-        DynamicError: it is no float32 variable of one dimension or two.
-    """
-    if variable.dtype != tf.float32 or variable.shape.rank not in {1, 2} or not variable.shape.is_fully_defined():
-        raise DynamicError(
-            f"parameter '{variable.name}' is {variable.dtype.name} of shape {variable.shape}; expected float32 of one "
-            "dimension or two"
-        )
-    return Parameter(variable.name, tuple(variable.shape.as_list()))
+def expression_at(recorder: Recorder, place: int) -> Expression:
+    """The value at a place of a kind's code."""
+    return Expression(recorder.builder.width(place), recorder, place)
 
 
 def apply(
@@ -203,7 +133,7 @@ def _apply_to_any(
             raise DynamicError(f"{name}: its values belong to different node kinds, or to different handles")
         recorder = owner or recorder
     if recorder is not None:
-        return recorder.expression(_write(recorder, Operation(name, settings), variables, values, integers))
+        return expression_at(recorder, _write(recorder, Operation(name, settings), variables, values, integers))
     recorded = [value if isinstance(value, Expression) else constant(value) for value in values]
     return apply(name, settings, variables, recorded, integers)
 
@@ -372,57 +302,3 @@ def sparse_softmax_cross_entropy(labels: int | Argument, logits: Expression) -> 
 def _first_axis(name: str, axis: int) -> None:
     if axis not in {0, -1}:
         raise DynamicError(f"{name} along axis {axis}; vectors have axis 0 alone")
-
-
-# ---- what each op writes: (recorder, settings, parameters, values, arguments) to the position of its value ----
-
-
-def _lookup(recorder: Recorder, _: Any, parameters: Any, values: Any, integers: Any) -> int:
-    shape = recorder.builder.parameters[parameters[0]].shape
-    if len(shape) != 2:
-        raise DynamicError(f"embedding_lookup in a parameter of shape {list(shape)}; expected [ids, width]")
-    return recorder.builder.add(Instruction("lookup", shape[1], (), (parameters[0], integers[0].below(shape[0]), 0)))
-
-
-def _vector(recorder: Recorder, _: Any, parameters: Any, values: Any, integers: Any) -> int:
-    parameter = recorder.builder.parameters[parameters[0]]
-    if len(parameter.shape) != 1:
-        raise DynamicError(
-            f"parameter '{parameter.name}' of shape {list(parameter.shape)} as a vector; expected one dimension"
-        )
-    return recorder.builder.add(Instruction("row", parameter.shape[0], (), (parameters[0], 0)))
-
-
-def _matvec(recorder: Recorder, settings: Any, parameters: Any, values: Any, integers: Any) -> int:
-    parameter = recorder.builder.parameters[parameters[0]]
-    if len(parameter.shape) != 2:
-        raise DynamicError(f"parameter '{parameter.name}' of shape {list(parameter.shape)} as a matrix")
-    return recorder.builder.product(parameters[0], values[0], settings[0])
-
-
-def _dropout(recorder: Recorder, settings: Any, parameters: Any, values: Any, integers: Any) -> int:
-    builder, (rate,) = recorder.builder, settings
-    if rate == 0 or not recorder.training:
-        return values[0]
-    drawn = builder.add(Instruction("random", builder.width(values[0]), (), (next(recorder.streams),)))
-    kept = builder.elementwise("greater_equal", drawn, builder.constant(rate))
-    scaled = builder.elementwise("multiply", values[0], builder.constant(1 / (1 - rate)))
-    return builder.elementwise("select", kept, scaled, builder.constant(0))
-
-
-_EMIT: dict[str, Callable[[Recorder, Any, Any, Any, Any], int]] = {
-    "constant": lambda r, s, p, v, i: r.builder.constant(float.fromhex(s[0])),
-    "elementwise": lambda r, s, p, v, i: r.builder.elementwise(s[0], *v),
-    "matvec": _matvec,
-    "vector": _vector,
-    "lookup": _lookup,
-    "concat": lambda r, s, p, v, i: r.builder.concat(*v),
-    "slice": lambda r, s, p, v, i: r.builder.slice(v[0], *s),
-    "softmax": lambda r, s, p, v, i: r.builder.softmax(v[0]),
-    "reduce_max": lambda r, s, p, v, i: r.builder.reduce_max(v[0]),
-    "reduce_sum": lambda r, s, p, v, i: r.builder.reduce_sum(v[0]),
-    "dropout": _dropout,
-    "cross_entropy": lambda r, s, p, v, i: r.builder.cross_entropy(i[0].below(r.builder.width(v[0])), v[0]),
-}
-
-ELEMENTWISE = tuple(FLOAT_OPS)

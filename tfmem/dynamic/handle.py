@@ -16,12 +16,13 @@ from custom_ops.dynamic.spec import Spec
 from custom_ops.errors import DynamicError, warn
 from tfmem.api import load_ops
 from tfmem.dynamic.batch import Batch, Node, as_batch, flatten, from_lists
-from tfmem.dynamic.expressions import Expression, parameter_of
+from tfmem.dynamic.expressions import Expression
 from tfmem.dynamic.gpu import Programs
 from tfmem.dynamic.kinds import NodeKind, State, record
 from tfmem.dynamic.optimizers import Optimizer
 from tfmem.dynamic.parts import Parts, Run, apply, in_halves, in_parts
 from tfmem.dynamic.recorded import RecordedKinds
+from tfmem.dynamic.recorder import parameter_of
 from tfmem.tf_internals.early_results import call_unrecorded, with_early_results
 
 

@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from custom_ops.dynamic.program import Instruction, Kind
 from custom_ops.errors import DynamicError
-from tfmem.dynamic.expressions import Argument, Expression, Recorder, place_of
+from tfmem.dynamic.expressions import Expression, expression_at, place_of
+from tfmem.dynamic.recorder import Argument, Recorder
 
 State = tuple[int, ...]
 
@@ -104,7 +105,9 @@ def record(name: str, kind: NodeKind, variables: Sequence[tf.Variable], state: S
     recorder = Recorder(variables, [None] * kind.arguments, training)
     add = recorder.builder.add
     states = [
-        tuple(recorder.expression(add(Instruction("child", width, (), (slot, i)))) for i, width in enumerate(widths))
+        tuple(
+            expression_at(recorder, add(Instruction("child", width, (), (slot, i)))) for i, width in enumerate(widths)
+        )
         for slot, widths in enumerate(children)
     ]
     arguments = [Argument(recorder, number) for number in range(kind.arguments)]

@@ -10,7 +10,8 @@ import tensorflow as tf
 from custom_ops.dynamic.program import Instruction, Kind
 from custom_ops.dynamic.spec import Spec
 from custom_ops.errors import DynamicError
-from tfmem.dynamic.expressions import Argument, Expression, Operation, Recorder, parameter_of
+from tfmem.dynamic.expressions import Expression
+from tfmem.dynamic.recorder import Argument, Operation, Recorder, parameter_of
 
 
 class RecordedKinds:

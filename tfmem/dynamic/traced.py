@@ -11,8 +11,9 @@ import tensorflow as tf
 from custom_ops.dynamic.program import Instruction
 from custom_ops.errors import DynamicError
 from custom_ops.expr.table import FLOAT_OPS
-from tfmem.dynamic.expressions import Argument, Expression, Recorder
+from tfmem.dynamic.expressions import Expression, expression_at
 from tfmem.dynamic.kinds import Result
+from tfmem.dynamic.recorder import Argument, Recorder
 
 _SAME = ("Identity", "Reshape", "ExpandDims", "Squeeze", "EnsureShape", "Snapshot")
 _ELEMENTWISE = {name: (op.name, False) for op in FLOAT_OPS.values() for name in op.tf_ops}
@@ -137,7 +138,7 @@ class _Reader:
         if constant.size != 1:
             raise self.error(op, f"a constant of shape {list(constant.shape)}; make it a parameter, or a number")
         place = self.builder.constant(float(constant.reshape(())))
-        return self.recorder.expression(place)
+        return expression_at(self.recorder, place)
 
     def place(self, op: Any, number: int) -> int:
         """Of a vector in the code; a variable of one dimension is one, too."""
@@ -171,7 +172,7 @@ class _Reader:
 
     def expressed(self, op: Any, name: str, places: Sequence[int]) -> Expression:
         try:
-            return self.recorder.expression(self.builder.elementwise(name, *places))
+            return expression_at(self.recorder, self.builder.elementwise(name, *places))
         except DynamicError as error:
             raise self.error(op, str(error)) from None
 
@@ -189,7 +190,7 @@ class _Reader:
             number, vector, transposed = b, a, op.get_attr(flags[1])
         else:
             raise self.error(op, "a product that is not of one variable and one vector")
-        return [self.recorder.expression(self.builder.product(number, vector.place, transposed))]
+        return [expression_at(self.recorder, self.builder.product(number, vector.place, transposed))]
 
     read_BatchMatMulV2 = read_MatMul  # noqa: N815
     read_BatchMatMul = read_MatMul  # noqa: N815
@@ -205,12 +206,12 @@ class _Reader:
             raise self.error(op, "a lookup that is not of an integer argument in a variable")
         rows, width = self.builder.parameters[number].shape
         place = self.builder.add(Instruction("lookup", width, (), (number, argument.below(rows), 0)))
-        return self.recorder.expression(place)
+        return expression_at(self.recorder, place)
 
     def read_ConcatV2(self, op: Any) -> list[Any]:  # noqa: N802
         places = [self.place(op, number) for number in range(len(op.inputs) - 1)]
         self.axis(op, self.constant(op, len(places)), op.inputs[0].shape.rank)
-        return [self.recorder.expression(self.builder.concat(*places))]
+        return [expression_at(self.recorder, self.builder.concat(*places))]
 
     def read_Split(self, op: Any) -> list[Any]:  # noqa: N802
         self.axis(op, self.constant(op, 0), op.inputs[1].shape.rank)
@@ -228,7 +229,7 @@ class _Reader:
     def parts(self, whole: int, sizes: Sequence[int]) -> list[Any]:
         ends = np.cumsum(sizes)
         places = [self.builder.slice(whole, int(end) - size, size) for end, size in zip(ends, sizes, strict=True)]
-        return [self.recorder.expression(place) for place in places]
+        return [expression_at(self.recorder, place) for place in places]
 
     def read_StridedSlice(self, op: Any) -> list[Any]:  # noqa: N802
         """`x[first:end]`, also where `x` has dimensions of one more, which may be indexed, or made."""
@@ -244,20 +245,20 @@ class _Reader:
         if not places.size or places[-1] - places[0] + 1 != places.size:
             raise self.error(op, f"elements {places.tolist()} of a vector; expected some that follow each other")
         part = self.builder.slice(self.place(op, 0), int(places[0]), places.size)
-        return [self.recorder.expression(part)]
+        return [expression_at(self.recorder, part)]
 
     def read_Softmax(self, op: Any) -> list[Any]:  # noqa: N802
-        return [self.recorder.expression(self.builder.softmax(self.place(op, 0)))]
+        return [expression_at(self.recorder, self.builder.softmax(self.place(op, 0)))]
 
     def read_AddN(self, op: Any) -> list[Any]:  # noqa: N802
         total = self.place(op, 0)
         for number in range(1, len(op.inputs)):
             total = self.builder.elementwise("add", total, self.place(op, number))
-        return [self.recorder.expression(total)]
+        return [expression_at(self.recorder, total)]
 
     def read_Sum(self, op: Any) -> list[Any]:  # noqa: N802
         self.axis(op, self.constant(op, 1), op.inputs[0].shape.rank)
-        return [self.recorder.expression(self.builder.reduce_sum(self.place(op, 0)))]
+        return [expression_at(self.recorder, self.builder.reduce_sum(self.place(op, 0)))]
 
     def read_Mean(self, op: Any) -> list[Any]:  # noqa: N802
         (total,) = self.read_Sum(op)
@@ -266,11 +267,11 @@ class _Reader:
 
     def read_Max(self, op: Any) -> list[Any]:  # noqa: N802
         self.axis(op, self.constant(op, 1), op.inputs[0].shape.rank)
-        return [self.recorder.expression(self.builder.reduce_max(self.place(op, 0)))]
+        return [expression_at(self.recorder, self.builder.reduce_max(self.place(op, 0)))]
 
     def read_SparseSoftmaxCrossEntropyWithLogits(self, op: Any) -> list[Any]:  # noqa: N802
         logits, label = self.place(op, 0), self.input(op, 1)
         if not isinstance(label, Argument):
             raise self.error(op, "labels that are no integer argument of the node")
         place = self.builder.cross_entropy(label.below(self.builder.width(logits)), logits)
-        return [self.recorder.expression(place)]
+        return [expression_at(self.recorder, place)]

@@ -18,6 +18,7 @@ evaluated without a graph, and applying it takes no choice.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -178,27 +179,25 @@ def applied(
 ) -> tuple[Graph, dict[str, Exception]]:
     """A copy of `graph` with those of `rewrites` that can be applied, and the errors of the others, by their names.
 
-    Where each can be applied by itself but not all together, none is, and all have the same error.
+    Where some cannot be applied together, the first of them is, and the others have the error.
 
     Args:
         rewrites: made of `graph`, each with a name of its own.
         graph: not changed.
         check: raises if an edited graph is not sound.
     """
-    try:
+    with suppress(Exception):  # below it is found of which
         return _edited(rewrites, graph, check), {}
-    except Exception as error:  # of tfmem's own, or of TensorFlow's: the graph is used without the rewrite
-        together = error
-    errors: dict[str, Exception] = {}
+    kept: list[Rewrite] = []
+    edited, errors = graph.copy(), dict[str, Exception]()
     for rewrite in rewrites:
         try:
-            _edited([rewrite], graph, check)
-        except Exception as error:
+            edited = _edited([*kept, rewrite], graph, check)
+        except Exception as error:  # of tfmem's own, or of TensorFlow's: the graph is used without the rewrite
             errors[rewrite.name] = error
-    if not errors:
-        return graph.copy(), dict.fromkeys((rewrite.name for rewrite in rewrites), together)
-    edited, more = applied([rewrite for rewrite in rewrites if rewrite.name not in errors], graph, check)
-    return edited, errors | more
+        else:
+            kept.append(rewrite)
+    return edited, errors
 
 
 def _edited(rewrites: Sequence[Rewrite], graph: Graph, check: Callable[[Graph], object]) -> Graph:

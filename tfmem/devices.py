@@ -187,9 +187,9 @@ def measured_link(target: Target, library: Library, spill_directory: str = "") -
         spill = library.spill_bandwidth(spill_directory)
         return Link(spill.write, spill.read)
     except OpLibraryError as error:  # no memory or space is left to measure with
-        link = Link(target.profile.offload, target.profile.prefetch)
+        assumed = Link(target.profile.offload, target.profile.prefetch)
         warn(
             f"how fast tensors leave and enter the memory of {target.description} could not be measured, so plans "
-            f"assume {link.offload / 1e9:.3g} and {link.prefetch / 1e9:.3g} GB/s: {error}"
+            f"assume {assumed.offload / 1e9:.3g} and {assumed.prefetch / 1e9:.3g} GB/s: {error}"
         )
-        return link
+        return assumed

@@ -30,11 +30,13 @@ test: build
 # (tools/sanitized_g++ says which, and what TensorFlow's library, built without them, forces off).
 # Off for the same reason: leak checks (TensorFlow and Python keep much until the end), container
 # overflow, the one definition rule, new against delete (both sides allocate for each other). The
-# test of a thousand steps is left out: it holds memory that AddressSanitizer keeps for a while.
+# test of a thousand steps is left out: it holds memory that AddressSanitizer keeps for a while;
+# and so is NVRTC, whose own memory is not looked at. Generated kernels, compiled for the CPU, are.
 sanitize_folder := build/sanitize
 sanitize_tests = $(patsubst %,tests/tf/test_%.py,dynamic_faults dynamic_ops dynamic_random extreme_attributes fusion_gpu \
   fusion_hostile fusion_op fusion_products fusion_semantics fusion_variables lifetimes matmul_op memops memops_faults recurrent_gradient \
-  recurrent_op recurrent_parts spill_directories stream_order tile_arithmetic tile_programs tile_random)
+  recurrent_op recurrent_parts spill_directories stream_order tile_arithmetic tile_programs tile_random) \
+  $(patsubst %,tests/jit/test_%.py,fusion_rows fusion_templates)
 # An allocation that fails is no error of ours: TensorFlow sees it, and so does the op.
 sanitize_options = detect_leaks=0:detect_container_overflow=0:detect_odr_violation=0:alloc_dealloc_mismatch=0:allocator_may_return_null=1
 
@@ -46,7 +48,7 @@ sanitize: build
 	cd $(sanitize_folder) && CXX=$(abspath tools/sanitized_g++) ASAN_OPTIONS=$(sanitize_options) \
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
 	  $(abspath $(python)) -m pytest -p no:cacheprovider --numprocesses $(WORKERS) --dist loadfile \
-	  $(or $(ARGS),$(sanitize_tests) -k 'not thousand_steps')
+	  $(or $(ARGS),$(sanitize_tests) -k 'not thousand_steps and not nvrtc')
 
 fuzz: build
 	$(python) -m tests.tf.fuzz_parsers $(FUZZ)

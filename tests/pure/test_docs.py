@@ -208,6 +208,14 @@ def test_the_program_that_the_architecture_shows_is_softmax():
 
 def test_make_sanitize_runs_tests_that_exist() -> None:
     text = (ROOT / "Makefile").read_text().replace("\\\n", " ")
-    (names,) = re.findall(r"sanitize_tests = \$\(patsubst %,tests/tf/test_%\.py,(.*)\)", text)
-    assert [name for name in names.split() if not (ROOT / f"tests/tf/test_{name}.py").exists()] == []
-    assert {"dynamic_ops", "fusion_op", "matmul_op", "memops", "recurrent_op"} <= set(names.split())
+    (line,) = re.findall(r"^sanitize_tests = (.*)$", text, re.MULTILINE)
+    lists = dict(re.findall(r"\$\(patsubst %,tests/(\w+)/test_%\.py,([^)]*)\)", line))
+    assert lists.keys() == {"tf", "jit"}
+    missing = [
+        name
+        for folder, names in lists.items()
+        for name in names.split()
+        if not (ROOT / f"tests/{folder}/test_{name}.py").exists()
+    ]
+    assert missing == []
+    assert {"dynamic_ops", "fusion_op", "matmul_op", "memops", "recurrent_op"} <= set(lists["tf"].split())

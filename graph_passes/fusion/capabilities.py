@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from graph_passes.fusion.lower.meaning import IN_KERNELS, Kind, Meaning, called
-from graph_passes.graph.ir import Graph, Node, TensorId
+from graph_passes.graph.ir import DataType, Graph, Node, TensorId
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,11 @@ CUDA = Capabilities(
 # What TensorFlow's own kernels may have fused into a product or a convolution on a CPU. For all else that its remapper
 # fuses there is a kernel of oneDNN, which TensorFlow puts in place of the op later than this, and not within a region.
 _ACTIVATIONS = ((), ("Relu",), ("Relu6",), ("Elu",), ("LeakyRelu",))
-_FUSED_OPS = frozenset({"_FusedMatMul", "_FusedConv2D"})
+# Of half convolutions TensorFlow has a kernel of that name only to tell oneDNN from it: it cannot be made.
+_FUSED_OPS = {
+    "_FusedMatMul": frozenset(map(DataType, ("float16", "bfloat16", "float32"))),
+    "_FusedConv2D": frozenset(map(DataType, ("float32", "float64"))),
+}
 _FUSED = frozenset((first, *then) for first in ("BiasAdd", "FusedBatchNorm") for then in _ACTIVATIONS)
 
 # On a CPU TensorFlow's kernel raises there; on a GPU it gives NaN, or leaves out what is no segment's, as the rules do.
@@ -85,9 +89,11 @@ def on_a_cpu(graph: Graph, known: Mapping[str, Meaning]) -> dict[str, Meaning]:
 
 def _on_a_cpu(graph: Graph, node: Node, meaning: Meaning) -> Meaning:
     fused = _texts(node.attrs["fused_ops"]) if node.op.startswith("_Fused") and "fused_ops" in node.attrs else ()
-    by_onednn = fused and (node.op not in _FUSED_OPS or fused not in _FUSED)
+    dtype = node.attrs.get("T")
+    by_onednn = fused and (dtype not in _FUSED_OPS.get(node.op, ()) or fused not in _FUSED)
     if by_onednn and meaning.kind is not Kind.OPAQUE:
-        return Meaning(Kind.OPAQUE, f"TensorFlow runs {node.op} of {', '.join(fused)} by oneDNN alone")
+        of = f"{dtype.name} and {', '.join(fused)}" if isinstance(dtype, DataType) else ", ".join(fused)
+        return Meaning(Kind.OPAQUE, f"TensorFlow runs {node.op} of {of} by oneDNN alone")
     if meaning.kind not in IN_KERNELS:
         return meaning
     if node.op in _RAISES:

@@ -107,6 +107,7 @@ def test_other_products_are_not() -> None:
     assert found == (Kind.OPAQUE, "regions on a GPU call no _FusedMatMul of BiasAdd, Tanh")
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("op", ["_FusedMatMul", "_FusedConv2D", "_FusedDepthwiseConv2dNative"])
 @pytest.mark.parametrize(
     ("fused", "by_tensorflow"),
@@ -119,16 +120,20 @@ def test_other_products_are_not() -> None:
     ],
 )
 def test_what_only_onednn_has_a_kernel_for_stays_outside_on_a_cpu(
-    op: str, fused: tuple[str, ...], by_tensorflow: bool
+    op: str, dtype: str, fused: tuple[str, ...], by_tensorflow: bool
 ) -> None:
-    by_tensorflow = by_tensorflow and op != "_FusedDepthwiseConv2dNative"
-    node = Node("y", op, [TensorId("x")], outputs=1, attrs={"T": DataType("float32"), "fused_ops": fused})
-    spec = TensorSpec("float32", 4, (4, 4))
+    by_tensorflow = by_tensorflow and (op, dtype) in {
+        ("_FusedMatMul", "float32"),
+        ("_FusedMatMul", "float16"),
+        ("_FusedConv2D", "float32"),
+    }
+    node = Node("y", op, [TensorId("x")], outputs=1, attrs={"T": DataType(dtype), "fused_ops": fused})
+    spec = TensorSpec(dtype, 4, (4, 4))
     graph = Graph([Node("x", "Placeholder", outputs=1), node], dict.fromkeys(map(TensorId, ("x", "y")), spec))
     found = on_a_cpu(graph, {"y": Meaning(Kind.CALL, "no rule")})["y"]
     assert found.kind is (Kind.CALL if by_tensorflow else Kind.OPAQUE)
     if not by_tensorflow:
-        assert found.reason == f"TensorFlow runs {op} of {', '.join(fused)} by oneDNN alone"
+        assert found.reason == f"TensorFlow runs {op} of {dtype} and {', '.join(fused)} by oneDNN alone"
 
 
 @pytest.mark.parametrize(("op", "known"), [("Pack", True), ("ConcatV2", True), ("Pack", False)])

@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from graph_passes.fusion.lower.meaning import IN_KERNELS, Kind, Meaning, called
-from graph_passes.graph.ir import DataType, Graph, Node, TensorId
+from graph_passes.graph.ir import Graph, Node, TensorId
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ CUDA = Capabilities(
 _ACTIVATIONS = ((), ("Relu",), ("Relu6",), ("Elu",), ("LeakyRelu",))
 # Of half convolutions TensorFlow has a kernel of that name only to tell oneDNN from it: it cannot be made.
 _FUSED_OPS = {
-    "_FusedMatMul": frozenset(map(DataType, ("float16", "bfloat16", "float32"))),
-    "_FusedConv2D": frozenset(map(DataType, ("float32", "float64"))),
+    "_FusedMatMul": frozenset({"float16", "bfloat16", "float32"}),
+    "_FusedConv2D": frozenset({"float32", "float64"}),
 }
 _FUSED = frozenset((first, *then) for first in ("BiasAdd", "FusedBatchNorm") for then in _ACTIVATIONS)
 
@@ -89,11 +89,11 @@ def on_a_cpu(graph: Graph, known: Mapping[str, Meaning]) -> dict[str, Meaning]:
 
 def _on_a_cpu(graph: Graph, node: Node, meaning: Meaning) -> Meaning:
     fused = _texts(node.attrs["fused_ops"]) if node.op.startswith("_Fused") and "fused_ops" in node.attrs else ()
-    dtype = node.attrs.get("T")
+    spec = graph.specs.get(TensorId(node.name))
+    dtype = spec.dtype if spec is not None else "an unknown dtype"
     by_onednn = fused and (dtype not in _FUSED_OPS.get(node.op, ()) or fused not in _FUSED)
     if by_onednn and meaning.kind is not Kind.OPAQUE:
-        of = f"{dtype.name} and {', '.join(fused)}" if isinstance(dtype, DataType) else ", ".join(fused)
-        return Meaning(Kind.OPAQUE, f"TensorFlow runs {node.op} of {of} by oneDNN alone")
+        return Meaning(Kind.OPAQUE, f"TensorFlow runs {node.op} of {dtype} and {', '.join(fused)} by oneDNN alone")
     if meaning.kind not in IN_KERNELS:
         return meaning
     if node.op in _RAISES:

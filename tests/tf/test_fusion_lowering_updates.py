@@ -94,4 +94,5 @@ def test_adagrad(epsilon, slots):
     var, squares = values((6, 8), (6, 8))
     found, expected = updated(update, var, np.abs(squares), arguments=[0.1])
     for ours, theirs in zip(found, expected, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=5e-7)  # of one over a square root TensorFlow has an estimate
+        # Of one over a square root TensorFlow has an estimate, another one for each kind of processor.
+        np.testing.assert_allclose(ours, theirs, rtol=5e-7, atol=2e-7)

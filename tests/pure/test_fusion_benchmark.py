@@ -74,14 +74,11 @@ def test_a_loss_that_strays_is_wrong_where_products_are_exact(cases) -> None:
     assert compare.wrong(outcome)
 
 
-def test_a_loss_is_held_to_what_tensorflow_itself_stays_within(cases) -> None:
+def test_losses_after_the_first_steps_stand_beside_tensorflows_own_distances(cases) -> None:
     outcome = cases["logistic"]
     outcome["systems"]["tfmem"] |= {"difference": 2e-2, "differences": [1e-7, 2e-6, 2e-2]}
     outcome["strays_after"] = [1e-7, 1e-6, 1e-2]
-    assert not compare.wrong(outcome)
-    assert "| 1e-07, 2e-06, 0.02 | 1e-07, 1e-06, 0.01 |" in "\n".join(tables.table(cases))
-    outcome["systems"]["tfmem"]["differences"] = [1e-7, 2e-3, 2e-2]
-    assert compare.wrong(outcome)
+    assert "| 1e-07, 2e-06, 0.02 (WRONG) | 1e-07, 1e-06, 0.01 |" in "\n".join(tables.table(cases))
 
 
 def test_large_tensors_are_held_against_a_copy() -> None:

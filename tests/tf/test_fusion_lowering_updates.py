@@ -95,4 +95,4 @@ def test_adagrad(epsilon, slots):
     found, expected = updated(update, var, np.abs(squares), arguments=[0.1])
     for ours, theirs in zip(found, expected, strict=True):
         # Of one over a square root TensorFlow has an estimate, another one for each kind of processor.
-        np.testing.assert_allclose(ours, theirs, rtol=5e-7, atol=2e-7)
+        np.testing.assert_allclose(ours, theirs, rtol=5e-7, atol=1e-7)

@@ -66,9 +66,9 @@ __all__ = [
 ]
 
 
+@functools.cache
 def __getattr__(name: str) -> Callable[..., Any]:
     """Every op of the table of elementwise ops is a function here: `tanh`, `multiply`, `select` (PEP 562)."""
     if name in FLOAT_OPS:
-        function = globals()[name] = functools.partial(elementwise, name)  # found without this from now on
-        return function
+        return functools.partial(elementwise, name)
     raise AttributeError(f"module 'tfmem.dynamic' has no attribute '{name}'")

@@ -16,6 +16,7 @@ from typing import Any
 from graph_passes.cost.model import CostModel, held
 from graph_passes.errors import InfeasibleBudgetError, NoGradientError
 from graph_passes.fusion.apply import fusion_rewrites
+from graph_passes.fusion.merging import merging_rewrites, plan_merging
 from graph_passes.fusion.prepare import plan_preparation, preparation_rewrites
 from graph_passes.fusion.stitching import plan_stitching
 from graph_passes.graph.ir import Editor, Graph, TensorId, parse_input
@@ -79,6 +80,7 @@ PASSES = (
     Pass("recurrent", Phase.BEFORE_GRAPPLER, "recurrent", plan_recurrent, recurrent_rewrites),
     Pass("products", Phase.BEFORE_GRAPPLER, "recurrent", plan_products, product_rewrites),
     Pass("preparation", Phase.AFTER_GRAPPLER, "fusion", plan_preparation, preparation_rewrites),
+    Pass("merging", Phase.AFTER_GRAPPLER, "fusion", plan_merging, merging_rewrites),
     Pass("fusion", Phase.AFTER_GRAPPLER, "fusion", plan_stitching, fusion_rewrites),
     OFFLOAD,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from custom_ops.jit.launch import checked, cuda_driver
+from custom_ops.jit.launch import Enqueue, checked, cuda_driver
 from custom_ops.jit.nvrtc import CompileSource, compile_source
 
 IN_ONE_GRAPH, REPEATS = 4, 10  # what is timed: so many in a graph, so many graphs
@@ -148,6 +148,34 @@ class Device:
         self._call("cuGraphExecDestroy", ready)
         self._call("cuGraphDestroy", graph)
         return min(times[1:]) / IN_ONE_GRAPH
+
+    @contextmanager
+    def branches(self, count: int) -> Iterator[Callable[[Sequence[Enqueue]], None]]:
+        """What puts up to `count` things side by side: each on a stream of its own, behind what is on `stream`, which
+        waits for all of them."""
+        driver = self.driver
+        apart, untimed = driver.CUstream_flags.CU_STREAM_NON_BLOCKING, driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
+        streams = [self._call("cuStreamCreate", apart.value) for _ in range(1, count)]
+        begin, *ends = (self._call("cuEventCreate", untimed.value) for _ in range(count))
+
+        def enqueue(what: Sequence[Enqueue]) -> None:
+            first, *others = what
+            self._call("cuEventRecord", begin, self.stream)
+            for other, stream, end in zip(others, streams, ends, strict=False):
+                self._call("cuStreamWaitEvent", stream, begin, 0)
+                other(int(stream))
+                self._call("cuEventRecord", end, stream)
+            first(self.stream)
+            for _, end in zip(others, ends, strict=False):
+                self._call("cuStreamWaitEvent", self.stream, end, 0)
+
+        try:
+            yield enqueue
+        finally:
+            for event in (begin, *ends):
+                self._call("cuEventDestroy", event)
+            for stream in streams:
+                self._call("cuStreamDestroy", stream)
 
     def elapsed(self, enqueue: Callable[[], None]) -> float:
         """Milliseconds from the beginning to the end of what `enqueue` puts on `stream`, once."""

@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from custom_ops.jit.cublas import MatrixProduct
 from graph_passes.fusion.body import WHOLE, Body
 from graph_passes.fusion.dependences import connected
 from graph_passes.fusion.lower.meaning import REDUCTIONS, Kind
@@ -35,6 +36,9 @@ class Measure:
 
 
 AGAIN = 0.05  # of a product's time for an op on its operands, which is computed again for each tile: an estimate
+
+# Seconds of the library's products of these forms side by side, each on a stream of its own; None: not measured.
+Beside = Callable[[Sequence[MatrixProduct]], float | None]
 
 # Why these nodes cannot be one kernel; "" if they can.
 Refuse = Callable[[Sequence[str]], str]

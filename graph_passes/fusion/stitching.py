@@ -20,7 +20,7 @@ from graph_passes.fusion.lower.region import Encode, LoweredRegion, lower_region
 from graph_passes.fusion.lower.shapes import TRANSPOSES, Shapes
 from graph_passes.fusion.lower.writer import LoweringError
 from graph_passes.fusion.plan import ON_CPU, FusionPlan, RegionPlan, StepKind, plan_fusion
-from graph_passes.fusion.score import KernelDevice, Measure, Refuse
+from graph_passes.fusion.score import Beside, KernelDevice, Measure, Refuse
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.graph.source import Source
 from graph_passes.report import RegionRecord, StepRecord
@@ -44,6 +44,7 @@ class Needs:
             device needs none.
         measure: times patterns of a graph, of which the last names are fetched (see `Measure`); None: all is by model.
         timed: whether products may be timed where they run, to choose among their algorithms.
+        beside: times the library's products (see `Beside`); None: none may be timed.
     """
 
     device: KernelDevice
@@ -56,6 +57,7 @@ class Needs:
     programs: Callable[[Region, str], Sequence[FusionProgram]] | None = None
     measure: Callable[[Graph, Shapes, Collection[str]], Measure] | None = None
     timed: bool = False
+    beside: Beside | None = None
 
 
 @dataclass(frozen=True)

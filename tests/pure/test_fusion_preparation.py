@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
 import pytest
 
 from graph_passes.fusion.flatten import FlatProduct, flat_product_rewrites, flat_products
@@ -13,36 +11,11 @@ from graph_passes.fusion.lower.meaning import meanings
 from graph_passes.fusion.prepare import plan_preparation
 from graph_passes.fusion.recompute import recompute_rewrites, recomputed
 from graph_passes.fusion.stitching import Needs
-from graph_passes.graph.ir import DataType, Graph, Node, TensorId, TensorSpec
+from graph_passes.graph.ir import TensorId, TensorSpec
 from graph_passes.graph.order import topological
 from graph_passes.graph.rewrite import Names, apply_rewrites
+from tests.float_graphs import Build, Given
 from tests.fusion_graphs import UNIT
-
-FLOAT = {"T": DataType("float32")}
-
-
-class Build:
-    """A graph, node by node."""
-
-    def __init__(self) -> None:
-        self.nodes: list[Node] = []
-        self.specs: dict[TensorId, TensorSpec] = {}
-        self.constants: dict[str, Any] = {}
-
-    def __call__(self, name: str, op: str, shape: Sequence[int | None], *inputs: str, **attrs: Any) -> str:
-        node = Node(name, op, [TensorId(each) for each in inputs], attrs={**FLOAT, **attrs}, outputs=1)
-        self.nodes.append(node)
-        self.specs[TensorId(name)] = TensorSpec("float32", 4, tuple(shape))
-        return name
-
-    def axes(self, name: str, *axes: int) -> str:
-        self.nodes.append(Node(name, "Const", attrs={"dtype": DataType("int32")}, outputs=1))
-        self.specs[TensorId(name)] = TensorSpec("int32", 4, (len(axes),))
-        self.constants[name] = np.array(axes, np.int32)
-        return name
-
-    def graph(self) -> Graph:
-        return Graph(self.nodes, self.specs, self.constants)
 
 
 def weights_gradient(
@@ -166,19 +139,6 @@ def test_late_readers_have_a_value_computed_again():
     assert graph["late"].inputs == [TensorId("back"), TensorId(again.name)]
     assert graph["centered"].inputs == [TensorId(again.name), TensorId("bias")]
     topological(graph)
-
-
-class Given:
-    """A source of one graph."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-
-    def read(self, **how: Any) -> Graph:
-        return self.graph
-
-    def keep(self, graph: Graph) -> set[str]:
-        return {"out"}
 
 
 @pytest.mark.parametrize(("roots", "count"), [(None, 1), (["out", "y"], 0)])

@@ -14,7 +14,7 @@ from custom_ops.fusion.programs import FusionProgram
 from custom_ops.fusion.region import Region
 from graph_passes.fusion.capabilities import CUDA
 from graph_passes.fusion.plan import ON_GPU
-from graph_passes.fusion.score import KernelDevice, Measure
+from graph_passes.fusion.score import Beside, KernelDevice, Measure
 from graph_passes.fusion.stitching import Needs
 from graph_passes.graph import serde
 from tests.tf.fake_gpu import FakeGpu
@@ -28,19 +28,20 @@ Programs = Callable[[Region, str], Sequence[FusionProgram]]
 @pytest.fixture(name="on_gpu")
 def fixture_on_gpu(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Plans for the fake GPU, which TensorFlow calls a CPU; with other programs, if they are given, and products that
-    are timed, if they are to be."""
+    are timed, if they are to be; `beside` is what products take."""
 
     def plan(
         programs: Programs | None = None,
         device: KernelDevice = CPU,
         measure: Measure | None = None,
         timed: bool = False,
+        beside: Beside | None = None,
     ) -> None:
         def needs(feeds: Any, target: Any, options: Any, roots: Any = None, **other: Any) -> Needs:
             made = programs or (lambda region, place: gpu.programs(region))
             measured = (lambda graph, shapes, keep: measure) if measure else None
             fed = tuple(map(op_name, feeds))
-            return Needs(device, HOME, serde.attributes, ON_GPU, fed, roots, CUDA, made, measured, timed)
+            return Needs(device, HOME, serde.attributes, ON_GPU, fed, roots, CUDA, made, measured, timed, beside)
 
         monkeypatch.setattr(after_grappler, "fusion_needs", needs)
 

@@ -82,6 +82,39 @@ def test_products_are_in_kernels_where_those_were_faster(
     assert any(len(members) > 1 for members in asked)
 
 
+class Projections(tf.Module):
+    """Three projections of one operand, two of which have a bias, and a step of gradient descent."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(2)
+        shapes = [(12, 12), (12, 20), (12, 12), (12,), (20,)]
+        self.weights = [tf.Variable((rng.normal(size=shape) / 4).astype(np.float32)) for shape in shapes]
+
+    def step(self, x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            inner = tf.tanh(x)
+            q, k, v = (inner @ matrix for matrix in self.weights[:3])
+            q, k = tf.nn.bias_add(q, self.weights[3]), tf.nn.bias_add(k, self.weights[4])
+            loss = tf.reduce_mean(tf.square(tf.concat([tf.tanh(q), tf.sigmoid(k), tf.nn.relu(v)], 1)))
+        for variable, gradient in zip(self.weights, tape.gradient(loss, self.weights), strict=True):
+            variable.assign_sub(0.1 * gradient)
+        return loss, tf.reduce_sum(q)
+
+
+def test_large_products_of_one_operand_are_merged(gpu: FakeGpu, on_gpu: Callable[..., None]) -> None:
+    """Where that was faster. What reads the weights reads them before they are updated."""
+    on_gpu(device=replace(CPU, most=Small(0, 0)), beside=lambda forms: float(len(forms)))
+    plain, model = Projections(), Projections()
+    given, step = tf.function(plain.step), optimized(tf.function(model.step))
+    for seed in range(4):
+        x = tf.random.stateless_normal([30, 12], [seed, 2])
+        for one, other in zip(step(x), given(x), strict=True):
+            np.testing.assert_allclose(one, other, rtol=4e-3, atol=4e-3)  # TF32 is allowed
+    close(values(model.variables), values(plain.variables), 4e-3)
+    called = [op for region in tfmem.report(step).regions for each in region.steps for _, op in each.ops]
+    assert sum(op in ("MatMul", "_FusedMatMul") for op in called) == 2, called  # forward, and of the weights
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_types_are_multiplied_in_kernels(gpu: FakeGpu, on_gpu: Callable[..., None], dtype: str) -> None:
     """The library of the fake GPU has no algorithm for them."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -14,6 +15,7 @@ import tensorflow as tf
 from custom_ops.errors import KernelError
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cublas import CublasLt, MatrixProduct
+from custom_ops.jit.launch import Enqueue
 from custom_ops.jit.nvrtc import CompileSource
 from graph_passes.fusion.lower.shapes import Shapes
 from graph_passes.fusion.score import Measure
@@ -50,6 +52,17 @@ class Timed(OnStream):
         enqueue()
         Timed.calls += 1
         return Timed.calls / 1e3
+
+    @contextmanager
+    def branches(self, count: int) -> Iterator[Callable[[Sequence[Enqueue]], None]]:
+        """One after the other: this driver has no streams."""
+
+        def enqueue(what: Sequence[Enqueue]) -> None:
+            assert len(what) == count
+            for each in what:
+                each(self.stream)
+
+        yield enqueue
 
 
 @pytest.mark.parametrize("flips", [(False, False), (True, False), (False, True), (True, True)])
@@ -91,6 +104,21 @@ def test_what_was_measured_is_kept(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
     assert all(seconds is not None and 0 < seconds < 1e-3 for seconds in times[0])
 
 
+def test_products_side_by_side_are_timed_together(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The last time is that of all; a lone product's is the one that a plan asks for by its node's name."""
+    monkeypatch.setattr(measured, "Device", lambda ordinal, **given: Timed(gpu))
+    monkeypatch.setattr(measured, "CublasLt", lambda device: CublasLt(device, gpu.cublas))
+    times = timer(tmp_path)
+    forms = [MatrixProduct(6, 8, 20), MatrixProduct(6, 8, 20), MatrixProduct(6, 4, 20)]
+    together = times.beside(forms)
+    assert together == Timed.calls / 1e6
+    assert times.beside(forms) == together
+    graph, (product, _) = step()
+    assert times.beside(forms[:1]) == times.of(graph, Shapes(graph), ()).call(product)
+
+
 def test_patterns_are_compiled_at_once(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By what the caller gives, from two threads: each waits until the other is there, too. Later all are known."""
     together = Barrier(2, timeout=60)
@@ -127,9 +155,12 @@ def test_what_fails_is_not_measured(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatc
 
 
 def of(graph: Graph, folder: Path, compile_source: CompileSource = nvrtc.compile_source) -> Measure:
+    return timer(folder, compile_source).of(graph, Shapes(graph), ())
+
+
+def timer(folder: Path, compile_source: CompileSource = nvrtc.compile_source) -> measured.Measured:
     target = Target("/device:GPU:0", "a fake GPU", 1 << 30, None)  # type: ignore[arg-type]
-    options = Options(cache_directory=str(folder))
-    return measured.measured(target, options, True, compile_source)(graph, Shapes(graph), ())
+    return measured.Measured(target, Options(cache_directory=str(folder)), True, compile_source)
 
 
 def step() -> tuple[Graph, list[str]]:

@@ -4,10 +4,10 @@ library's products and kernels of the rest. All is kept in the cache, so that pr
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from math import isfinite, prod
 
 from custom_ops.errors import KernelError
@@ -35,16 +35,11 @@ ALGORITHMS = 8  # of the library that are timed for a product
 FORMAT = "product times 1"
 
 
-def measured(
-    target: Target,
-    options: Options,
-    tf32: bool,
-    compile_source: CompileSource = compile_source,
-    quiet: Quiet | None = None,
-) -> Callable[[Graph, GraphShapes, Collection[str]], Measure]:
-    """What times patterns of a graph on a device.
+@dataclass(frozen=True)
+class Measured:
+    """What times patterns and products on a device.
 
-    Args:
+    Attributes:
         target: the device.
         options: how many kernels are timed, and where the times are kept.
         tf32: whether float32 may be multiplied so.
@@ -52,20 +47,42 @@ def measured(
         quiet: keeps steps from running while something is timed.
     """
 
-    def of(graph: Graph, shapes: GraphShapes, keep: Collection[str]) -> Measure:
-        times = _Times(target, options, tf32, compile_source, quiet, graph, shapes, keep)
+    target: Target
+    options: Options
+    tf32: bool
+    compile_source: CompileSource = compile_source
+    quiet: Quiet | None = None
+
+    def of(self, graph: Graph, shapes: GraphShapes, keep: Collection[str]) -> Measure:
+        """Of patterns of a graph; of `keep` the names are fetched."""
+        times = _Times(self, graph, shapes, keep)
         return Measure(times.kernel, times.call, times.prepare)
 
-    return of
+    def beside(self, forms: Sequence[MatrixProduct]) -> float | None:
+        """Seconds of the library's products of these forms side by side, each by its fastest algorithm."""
+        forms = [replace(form, tf32=self.tf32) for form in forms]
+        try:
+            with self.device() as (device, cache):
+                identity = f"{device.name} {device.arch} {device.driver_version()}"
+                key = digest(FORMAT, identity, repr(forms[0] if len(forms) == 1 else forms), str(ALGORITHMS))
+                with device.turn():
+                    return cache.read(key, lambda: json.dumps(_timed(device, forms)).encode(), _seconds)
+        except KernelError:
+            return None
+
+    @contextmanager
+    def device(self) -> Iterator[tuple[Device, Cache]]:
+        """The device, and where times are kept."""
+        with (
+            Device(self.target.ordinal, compile_source=self.compile_source, quiet=self.quiet) as device,
+            kernel_folder(self.options.cache_directory) as folder,
+        ):
+            yield device, Cache(folder)
 
 
 @dataclass(frozen=True)
 class _Times:
-    target: Target
-    options: Options
-    tf32: bool
-    compile_source: CompileSource
-    quiet: Quiet | None
+    measured: Measured
     graph: Graph
     shapes: GraphShapes
     keep: Collection[str]
@@ -87,8 +104,12 @@ class _Times:
         if not new:
             return
         # Without a device all is planned by model, and whoever makes the kernels says what is wrong.
-        with suppress(KernelError), self._device() as (device, cache), ThreadPoolExecutor(usable_cores()) as pool:
-            fastest_of = timed(device, cache, TIMED[self.options.fusion.tune])
+        with (
+            suppress(KernelError),
+            self.measured.device() as (device, cache),
+            ThreadPoolExecutor(usable_cores()) as pool,
+        ):
+            fastest_of = timed(device, cache, TIMED[self.measured.options.fusion.tune])
 
             def seconds(pattern: tuple[Pattern, Shapes]) -> float | None:
                 try:
@@ -101,24 +122,7 @@ class _Times:
     def call(self, name: str) -> float | None:
         """Seconds of the library's product."""
         form = self._form(name)
-        if form is None:
-            return None
-        try:
-            with self._device() as (device, cache):
-                identity = f"{device.name} {device.arch} {device.driver_version()}"
-                key = digest(FORMAT, identity, repr(form), str(ALGORITHMS))
-                with device.turn():
-                    return cache.read(key, lambda: json.dumps(_timed(device, form)).encode(), _seconds)
-        except KernelError:
-            return None
-
-    @contextmanager
-    def _device(self) -> Iterator[tuple[Device, Cache]]:
-        with (
-            Device(self.target.ordinal, compile_source=self.compile_source, quiet=self.quiet) as device,
-            kernel_folder(self.options.cache_directory) as folder,
-        ):
-            yield device, Cache(folder)
+        return self.measured.beside([form]) if form is not None else None
 
     def _pattern(self, members: Sequence[str]) -> tuple[Pattern, Shapes] | None:
         try:
@@ -150,30 +154,35 @@ class _Times:
             right_transposed=flipped[1],
             left_batch=batched[0],
             right_batch=batched[1],
-            tf32=self.tf32,
         )
 
 
-def _timed(device: Device, form: MatrixProduct) -> float:
-    """Seconds of the fastest algorithm."""
-    size = SIZES[form.dtype] * form.batch
-    sizes = (form.rows * form.depth, form.depth * form.columns, form.rows * form.columns)
-    places = [device.allocate(size * count) for count in sizes]
-    try:
-        for place, count in zip(places, sizes, strict=True):
-            device.fill(place, size * count, 0)
-        left, right, result = places
-        with CublasLt(device) as library, library.prepared(form, left, right, result, ALGORITHMS) as found:
+def _timed(device: Device, forms: Sequence[MatrixProduct]) -> float:
+    """Seconds of the fastest algorithms."""
+    with ExitStack() as opened:
+        calls, seconds = [], 0.0
+        for form in forms:
+            size = SIZES[form.dtype] * form.batch
+            places = []
+            for count in (form.rows * form.depth, form.depth * form.columns, form.rows * form.columns):
+                places.append(device.allocate(size * count))
+                opened.callback(device.free, places[-1])
+                device.fill(places[-1], size * count, 0)
+            library = opened.enter_context(CublasLt(device))  # each has a workspace
+            left, right, result = places
+            found = opened.enter_context(library.prepared(form, left, right, result, ALGORITHMS))
             times = []
             for call in found:
                 with suppress(KernelError):  # the library may refuse what it has found
-                    times.append(_one(device, call))
+                    times.append((_one(device, call), call))
             if not times:
                 raise KernelError(f"cuBLASLt runs none of its algorithms for {form}")
-            return min(times)
-    finally:
-        for place in places:
-            device.free(place)
+            seconds, fastest = min(times, key=lambda each: each[0])
+            calls.append(fastest)
+        if len(forms) == 1:
+            return seconds
+        enqueue = opened.enter_context(device.branches(len(forms)))
+        return device.time(lambda: enqueue(calls)) / 1e3
 
 
 def _one(device: Device, call: Enqueue) -> float:

@@ -18,7 +18,7 @@ from graph_passes.graph.ir import Graph
 from graph_passes.pipeline import Outcome
 from tfmem.devices import Target
 from tfmem.fusion.gpu_programs import gpu_programs, is_timed
-from tfmem.fusion.measured import measured
+from tfmem.fusion.measured import Measured
 from tfmem.options import Options
 from tfmem.tf_internals.captured import op_name
 
@@ -81,6 +81,7 @@ def fusion_needs(
     if not target.is_gpu:
         return Needs(CPU, HOME, serde.attributes, ON_CPU - kept, fed, roots)
     tf32, compilers = tf.config.experimental.tensor_float_32_execution_enabled(), Compilers()
+    times = Measured(target, options, tf32, compilers, quiet) if is_timed(options) else None
     return Needs(
         gpu_device(target),
         LOCAL + target.name,
@@ -90,8 +91,9 @@ def fusion_needs(
         roots,
         CUDA,
         gpu_programs(target, options, compilers, quiet),
-        measured(target, options, tf32, compilers, quiet) if is_timed(options) else None,
+        times.of if times else None,
         timed=is_timed(options),
+        beside=times.beside if times else None,
     )
 
 
@@ -105,8 +107,8 @@ def stitching(done: Mapping[str, Outcome]) -> Stitching:
     outcome = done.get("fusion")
     if outcome is None:
         return Stitching()
-    before = done.get("preparation", Outcome())
-    errors = [*before.errors.values(), *([before.failed] if before.failed else [])]
+    before = [done.get(name, Outcome()) for name in ("preparation", "merging")]
+    errors = [error for each in before for error in (*each.errors.values(), each.failed) if error is not None]
     unprepared = tuple(fault("what comes before regions", (), error) for error in errors)
     if outcome.failed is not None:
         return Stitching(kept=(*unprepared, fault("every region", (), outcome.failed)))

@@ -95,7 +95,7 @@ def _as_before(body: Source, planned: Mapping[Hashable, tuple[Source, Stitching]
 
 
 def _stitched(source: Source, engine: Engine, needs: Needs) -> Stitching:
-    handed = {"preparation": lambda _: needs, "fusion": lambda _: needs}
+    handed = dict.fromkeys(("preparation", "merging", "fusion"), lambda _: needs)
     return stitching(run_passes(Phase.AFTER_GRAPPLER, engine.passes, source, handed))
 
 

@@ -87,17 +87,26 @@ class Attention:
         """`[batch * length, size]` to `[batch, heads, length, size / heads]`."""
         return tf.transpose(tf.reshape(x, [batch, -1, self.heads, x.shape[-1] // self.heads]), [0, 2, 1, 3])
 
-    def __call__(self, x: tf.Tensor, keys: tf.Tensor, values: tf.Tensor, batch: int = 1) -> tf.Tensor:
-        """Of `x`, `[batch * length, size]`, over keys and values that are split already, of the same batch or of 1."""
-        size = x.shape[-1]
-        queries = self.split(self.query(x), batch) * (size // self.heads) ** -0.5
+    def projections(self, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Queries, keys and values of `x`, all `[batch * length, size]`."""
+        return self.query(x), self.key(x), self.value(x)
+
+    def memory(self, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Keys and values of what is attended to."""
+        return self.key(x), self.value(x)
+
+    def __call__(self, queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor, batch: int = 1) -> tf.Tensor:
+        """Of queries `[batch * length, size]`, over keys and values that are split already, of that batch or of 1."""
+        size = queries.shape[-1]
+        queries = self.split(queries, batch) * (size // self.heads) ** -0.5
         weights = tf.nn.softmax(tf.matmul(queries, keys, transpose_b=True))
         found = tf.transpose(tf.matmul(weights, values), [0, 2, 1, 3])
         return self.output(tf.reshape(found, [-1, size]))
 
     def over_itself(self, x: tf.Tensor) -> tf.Tensor:
         """Of one sequence, `[length, size]`."""
-        return self(x, self.split(self.key(x), 1), self.split(self.value(x), 1))
+        queries, keys, values = self.projections(x)
+        return self(queries, self.split(keys, 1), self.split(values, 1))
 
 
 def positions(length: int, size: int) -> tf.Tensor:

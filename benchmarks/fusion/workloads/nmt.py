@@ -38,13 +38,13 @@ class FeedForward:
         return self.second(tf.nn.relu(self.first(x)))
 
 
-def make() -> Workload:
+def make(form: type[Attention] = Attention) -> Workload:
     """Inference: scores of the 8 best continuations, which they are, and the cache after the step."""
     source = Source()
     embeddings = source.normal(VOCABULARY, SIZE, scale=SIZE**-0.5)
 
     def attention() -> Attention:
-        return Attention.draw(source, SIZE, HEADS, bias=False)
+        return form.draw(source, SIZE, HEADS, bias=False)
 
     def norm() -> Norm:
         return Norm.draw(source, SIZE, EPSILON)
@@ -67,11 +67,13 @@ def make() -> Workload:
         x = tf.gather(table, last) * SIZE**0.5 + places[LENGTH:]
         kept = []
         for layer, (attend, norm_1, look, norm_2, feed_forward, norm_3) in enumerate(decoder):
-            keys = tf.concat([cache[layer, 0], attend.split(attend.key(x), BEAMS)], 2)
-            values = tf.concat([cache[layer, 1], attend.split(attend.value(x), BEAMS)], 2)
+            queries, key, value = attend.projections(x)
+            keys = tf.concat([cache[layer, 0], attend.split(key, BEAMS)], 2)
+            values = tf.concat([cache[layer, 1], attend.split(value, BEAMS)], 2)
             kept.append(tf.stack([keys, values]))
-            x = norm_1(x + attend(x, keys, values, BEAMS))
-            x = norm_2(x + look(x, look.split(look.key(memory), 1), look.split(look.value(memory), 1), BEAMS))
+            x = norm_1(x + attend(queries, keys, values, BEAMS))
+            keys, values = (look.split(each, 1) for each in look.memory(memory))
+            x = norm_2(x + look(look.query(x), keys, values, BEAMS))
             x = norm_3(x + feed_forward(x))
         logits = tf.matmul(x, table, transpose_b=True)
         totals = tf.nn.log_softmax(logits) + scores[:, None]

@@ -18,7 +18,7 @@ CHARACTERS = 4233
 EPSILON = 1e-12
 
 
-def make() -> Workload:
+def make(form: type[Attention] = Attention) -> Workload:
     """Inference: the best character of each frame, and the logarithms of all probabilities."""
     source = Source()
     means, deviations = source.gaussian(MELS), 1 + source.uniform(MELS)
@@ -29,7 +29,7 @@ def make() -> Workload:
     blocks = [
         (
             Norm.draw(source, SIZE, EPSILON),
-            Attention.draw(source, SIZE, HEADS, bias=True),
+            form.draw(source, SIZE, HEADS, bias=True),
             Norm.draw(source, SIZE, EPSILON),
             Dense.draw(source, SIZE, INNER),
             Dense.draw(source, INNER, SIZE),

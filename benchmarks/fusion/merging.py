@@ -1,5 +1,6 @@
-"""What merging products of one operand (queries, keys and values) could bring: workloads beside the same with weights
-that are one variable, which is more than any merging can reach, and with weights that each step puts side by side.
+"""What merging products of one operand (queries, keys and values) brings: workloads beside the same with weights
+that are one variable, which is more than any merging can reach, and with weights that each step puts side by side; and
+one whose products are large with the pass that merges them and without.
 
     python -m benchmarks.fusion.merging --output benchmarks/results/fusion_merging_h200.json
 
@@ -8,7 +9,9 @@ All run as tfmem has them, in turns, in one process for each workload."""
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,10 +19,11 @@ from benchmarks.records import begun, save
 from benchmarks.runs import asked, command_line, in_process, waiting
 
 WORKER = "benchmarks.fusion.merging"
+APART = ", apart"  # ending of the name of a form that runs without the pass
 FORMS = {
     "nmt": ("nmt", "merged/nmt", "merged/nmt_copied"),
     "rokid": ("rokid", "merged/rokid", "merged/rokid_copied"),
-    "bert_base": ("models/bert_base", "merged/bert_base"),
+    "bert_base": ("models/bert_base", f"models/bert_base{APART}"),
 }
 
 
@@ -69,14 +73,28 @@ def measured(task: dict[str, Any]) -> dict[str, Any]:
     worker.prepare(task)
     systems = {}
     for form in task["forms"]:
-        systems[form] = System.begun("tfmem", partial(make, form))
-        worker.warm_up(systems[form], task)
+        with without_the_pass() if form.endswith(APART) else nullcontext():
+            systems[form] = System.begun("tfmem", partial(make, form.removesuffix(APART)))
+            worker.warm_up(systems[form], task)
     worker.timed(list(systems.values()), task)
     forms = {
         form: worker.summary(system.seconds) | worker.profiled(system) | worker.regions_of(system)
         for form, system in systems.items()
     }
     return {"status": "ok", "device": device_name(), "versions": versions(), "forms": forms}
+
+
+@contextmanager
+def without_the_pass() -> Iterator[None]:
+    """No product is merged in a step that is planned meanwhile."""
+    from tfmem.runtime import after_grappler
+
+    given = after_grappler.fusion_needs
+    after_grappler.fusion_needs = lambda *args, **more: replace(given(*args, **more), beside=None)
+    try:
+        yield
+    finally:
+        after_grappler.fusion_needs = given
 
 
 if __name__ == "__main__":

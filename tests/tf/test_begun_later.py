@@ -83,7 +83,7 @@ def test_the_step_runs_as_it_was_until_there_are_kernels(asked: dict[str, thread
     assert report.fusion == later.MEANWHILE
     assert not report.replaced
     asked["allowed"].set()
-    step_in(step)._later.wait()
+    step_in(step)._later.thread.wait()
     for _ in range(4):
         close(step(x), plain.step(x))
     close(values(net.variables), values(plain.variables))
@@ -98,7 +98,7 @@ def test_while_a_step_is_observed_the_report_says_so(asked: dict[str, threading.
     step = tfmem.optimize(Net().step, memory_budget="8GiB", **{**OPTIONS, "passes": passes})
     asked["allowed"].set()
     step(tf.constant(X))
-    step_in(step)._later.wait()
+    step_in(step)._later.thread.wait()
     for _ in range(6):
         step(tf.constant(X))
         assert tfmem.report(step).fusion
@@ -127,7 +127,7 @@ def test_calls_from_two_threads_meanwhile(asked: dict[str, threading.Event]) -> 
         thread.join()
     assert not failed
     if (begun := step_in(step)._later) is not None:
-        begun.wait()
+        begun.thread.wait()
     step(x)
     assert tfmem.report(step).replaced
 
@@ -147,7 +147,7 @@ def test_a_failure_leaves_the_step_as_it_was(where: str, monkeypatch: pytest.Mon
         for _ in range(3):
             close(step(x), plain.step(x))
             if (begun := step_in(step)._later) is not None:
-                begun.wait()
+                begun.thread.wait()
 
     with pytest.warns(tfmem.TfmemWarning, match="failed with RuntimeError: out of luck"):
         calls()

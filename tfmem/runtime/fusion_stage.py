@@ -1,7 +1,8 @@
 """A trace that meets its budget as it is, or has none: it runs so until it is known whether stitched it is faster.
 
 off     the first call plans by the model, and every call runs stitched
-fast    calls run as they were while a thread plans; then some of them time both, a slice of a second each
+fast    calls run as they were while a thread plans, once one has run; then some of them time both, a slice of a
+        second each
 full    the first call plans and times
 
 Timing is on copies. Where a step cannot run on copies, its next calls run the one and the other in turn.
@@ -26,6 +27,7 @@ from tfmem.fusion.choices import Choices, key_of
 from tfmem.fusion.contest import Contest, Times, Turns
 from tfmem.fusion.copies import Copies, NotCopiedError, Run, WithXla, noticed
 from tfmem.runtime.after_grappler import BY_MODEL, NOTHING, stitched, with_decision, with_regions
+from tfmem.runtime.background import Background
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import fault_note
 from tfmem.runtime.planning import Trace
@@ -83,7 +85,7 @@ class FusionStage:
         self._trace = trace
         self._choices = Choices(engine.options.cache_directory)
         self._lock = threading.Lock()  # of the thread that times
-        self._thread: threading.Thread | None = None
+        self._planning: Background | None = None
         self._planned: _Planned | None = None
         self._fault: Exception | None = None
         self._nothing = NOTHING  # why there is no region, if there is none
@@ -98,7 +100,7 @@ class FusionStage:
         self.report = report
 
     def start(self) -> None:
-        """Plan, or begin to."""
+        """Plan; or else a thread does, once the step has run."""
         options = self._engine.options
         timed = options.observe and options.fusion.tune != "off"
         self._with_xla = self._trace.jit_compile and not self._trace.replacements.matches
@@ -110,8 +112,7 @@ class FusionStage:
             self._go_on_drawing()
         if timed and options.fusion.tune == "fast":
             self.report = replace(self.report, fusion=AS_IT_WAS)
-            self._thread = threading.Thread(target=self._plan, name="tfmem fusion")
-            self._thread.start()
+            self._planning = Background(self._plan, "tfmem fusion")
         else:
             self._plan()
             self._decide_unseen()
@@ -119,12 +120,13 @@ class FusionStage:
 
     def wait(self) -> None:
         """Until planning is done."""
-        if self._thread is not None:
-            self._thread.join()
+        if self._planning is not None:
+            self._planning.wait()
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run the step, and perhaps time it: before, on copies, or as it runs."""
-        ready = self._thread is None or not self._thread.is_alive()
+        planning = self._planning
+        ready = planning is None or planning.done
         if ready and self._lock.acquire(blocking=False):
             try:
                 if not self.settled:
@@ -135,6 +137,8 @@ class FusionStage:
                 self._lock.release()
         with nullcontext() if ready else self._engine.alternation.call():
             result = call_traced(self.function, args, kwargs)
+        if planning is not None:
+            planning.begin()
         self._before = None
         return result
 

@@ -1,12 +1,11 @@
-"""A step whose stages begin in the background: meanwhile the trace runs as it was given.
+"""A step whose stages begin in the background, once it has run: meanwhile the trace runs as it was given.
 
 To plan a large step takes a second, and kernels for recurrent layers take several to compile and to time."""
 
 from __future__ import annotations
 
-import threading
-
 from graph_passes.report import UNDECIDED
+from tfmem.runtime.background import Background
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.planning import Trace
 from tfmem.runtime.stages import Stages
@@ -42,29 +41,20 @@ def can_wait(engine: Engine, trace: Trace) -> bool:
 
 
 class Later:
-    """Stages that a thread begins.
+    """Stages that a thread begins, once the step has run.
 
     Attributes:
         stages: of the trace.
         error: what that failed with.
+        thread: that does it.
     """
 
     def __init__(self, stages: Stages, budget: int | None) -> None:
-        """Begin."""
+        """Nothing has begun yet."""
         self.stages = stages
         self.error: Exception | None = None
         self._budget = budget
-        self._thread = threading.Thread(target=self._run, name="tfmem stages")
-        self._thread.start()
-
-    @property
-    def done(self) -> bool:
-        """Whether `stages` have begun, or `error` says why not."""
-        return not self._thread.is_alive()
-
-    def wait(self) -> None:
-        """Until it is done."""
-        self._thread.join()
+        self.thread = Background(self._run, "tfmem stages")
 
     def _run(self) -> None:
         try:

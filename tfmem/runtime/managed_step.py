@@ -81,7 +81,7 @@ class ManagedStep:
         """Go on with stages that began in the background, once they have."""
         with self._lock:
             later = self._later
-            if later is None or not later.done:
+            if later is None or not later.thread.done:
                 return
             if later.error is None:
                 self._stages = later.stages
@@ -130,7 +130,10 @@ class ManagedStep:
         if self._later:
             self._take_over()
         if self._later or self.settled or is_recorded(self._given, args, kwargs):  # by a tape: then the original runs
-            return call_traced(self._runs, args, kwargs)
+            result = call_traced(self._runs, args, kwargs)
+            if later := self._later:
+                later.thread.begin()
+            return result
         if self._fusion:
             return self._fusion(args, kwargs)
         with self._lock:  # an observed step runs alone

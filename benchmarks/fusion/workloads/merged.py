@@ -9,11 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import keras
 import tensorflow as tf
-from keras import layers
 
-from benchmarks.fusion.workloads import models, nmt, rokid
+from benchmarks.fusion.workloads import nmt, rokid
 from benchmarks.fusion.workloads.layers import Attention, Dense
 from benchmarks.fusion.workloads.workload import Source, Workload
 
@@ -60,22 +58,9 @@ def joined(*parts: Dense) -> Dense:
     return Dense(tf.concat([part.kernel for part in parts], 1), tf.concat(biases, 0) if biases else None)
 
 
-def attended(x: keras.KerasTensor) -> keras.KerasTensor:
-    """What Keras's layer of attention over itself computes, from one product."""
-    size = models.SIZE // models.HEADS
-    length = x.shape[1]
-    parts = layers.Reshape([length, 3, models.HEADS, size])(layers.Dense(3 * models.SIZE)(x))
-    queries, keys, values = (parts[:, :, number] for number in range(3))
-    scores = keras.ops.einsum("bqhd,bkhd->bhqk", queries * size**-0.5, keys)
-    weights = layers.Dropout(models.DROPPED)(layers.Softmax()(scores))
-    found = keras.ops.einsum("bhqk,bkhd->bqhd", weights, values)
-    return layers.Dense(models.SIZE)(layers.Reshape([length, models.SIZE])(found))
-
-
 WORKLOADS: dict[str, Callable[[], Workload]] = {
     "nmt": partial(nmt.make, JoinedAttention),
     "nmt_copied": partial(nmt.make, CopiedAttention),
     "rokid": partial(rokid.make, JoinedAttention),
     "rokid_copied": partial(rokid.make, CopiedAttention),
-    "bert_base": partial(models.bert_base, attended),
 }

@@ -5,8 +5,16 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <vector>
+
+// Threads may call; what runs, runs in one of them at a time.
+std::recursive_mutex& fake_mutex();
+// Of a call that needs a current context.
+void FakeNeedsContext();
+// Streams on which something has not run yet.
+int FakeBusyStreams();
 
 void* FakeNewStream();
 using FakeTasks = std::vector<std::function<void()>>;

@@ -15,7 +15,7 @@ import tensorflow as tf
 from custom_ops import build_flags
 
 HERE = Path(__file__).parent
-FAKE_DRIVER = ("fake_cuda.cc", "fake_cuda_graphs.cc")
+FAKE_DRIVER = ("fake_cuda.cc", "fake_cuda_graphs.cc", "fake_cuda_kernels.cc")
 
 
 def build(program: str, parts: Sequence[str], folder: Path, flags: Sequence[str] = ("-O1",)) -> Path:

@@ -9,12 +9,12 @@ python := $(VENV)/bin/python
 help:
 	@echo 'make demo     train a small network on the CPU under a memory budget, with and without tfmem'
 	@echo 'make test     run the tests; ARGS="tests/pure -k plan" chooses'
-	@echo 'make sanitize the op library and its CPU tests under AddressSanitizer and UndefinedBehaviorSanitizer'
+	@echo 'make sanitize what is C++ and its CPU tests under AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make fuzz     a million mutated cells and programs, read under the same; FUZZ="--seed 2" chooses others'
 	@echo 'make lint     ruff, mypy and clang-format; make format mends what can be mended'
-	@echo 'make build    the environment in $(VENV) and the op library'
+	@echo 'make build    the environment in $(VENV), the op library and the extension module'
 	@echo 'make bench    the benchmarks that need no GPU'
-	@echo 'make bazel    the same library and the pure tests with Bazel'
+	@echo 'make bazel    the same libraries and the pure tests with Bazel'
 	@echo 'make clean    remove what was built, but for the environment'
 
 demo: build
@@ -33,7 +33,8 @@ test: build
 # test of a thousand steps is left out: it holds memory that AddressSanitizer keeps for a while;
 # and so is NVRTC, whose own memory is not looked at. Generated kernels, compiled for the CPU, are.
 sanitize_folder := build/sanitize
-sanitize_tests = $(patsubst %,tests/tf/test_%.py,dynamic_faults dynamic_ops dynamic_random extreme_attributes fusion_gpu \
+sanitize_tests = $(patsubst %,tests/tf/test_%.py,dynamic_extension dynamic_faults dynamic_ops dynamic_random \
+  dynamic_recorded extreme_attributes fusion_gpu \
   fusion_hostile fusion_op fusion_products fusion_semantics fusion_variables lifetimes matmul_op memops memops_faults recurrent_gradient \
   recurrent_op recurrent_parts spill_directories stream_order tile_arithmetic tile_programs tile_random) \
   $(patsubst %,tests/jit/test_%.py,fusion_rows fusion_templates)
@@ -78,7 +79,8 @@ bazel: $(VENV)/.installed
 
 build: $(VENV)/.built
 
-$(VENV)/.built: $(VENV)/.installed setup.py $(wildcard custom_ops/ops/*.* custom_ops/ops/*/* custom_ops/expr/*.py)
+$(VENV)/.built: $(VENV)/.installed setup.py $(wildcard custom_ops/ops/*.* custom_ops/ops/*/* custom_ops/extension/*.* \
+  custom_ops/expr/*.py)
 	$(python) setup.py --quiet build_ext --inplace
 	@touch $@
 
@@ -111,4 +113,4 @@ $(python):
 	"$$found" -m venv $(VENV)
 
 clean:
-	rm -rf build bazel-out custom_ops/_tfmem_ops.*.so *.egg-info $(VENV)/.built
+	rm -rf build bazel-out custom_ops/_tfmem_ops.*.so custom_ops/_extension.abi3.so *.egg-info $(VENV)/.built

@@ -6,7 +6,7 @@ The Python that has it is named by TFMEM_PYTHON, else it is the first python3 on
 _FRAMEWORK = "libtensorflow_framework.so.2"
 
 _QUESTION = """
-import json, sys
+import json, sys, sysconfig
 import tensorflow as tf
 flags = tf.sysconfig.get_compile_flags()
 print(json.dumps({
@@ -15,6 +15,7 @@ print(json.dumps({
     "folder": tf.sysconfig.get_lib(),
     "flags": [flag for flag in flags if not flag.startswith("-I")],
     "python": sys.executable,
+    "python_include": sysconfig.get_path("include"),
 }))
 """
 
@@ -28,6 +29,12 @@ cc_library(
     srcs = ["{framework}"],
     hdrs = glob(["include/**"], exclude = ["include/**/BUILD*"]),
     includes = ["include"],
+)
+
+cc_library(
+    name = "python_headers",
+    hdrs = glob(["python_include/**/*.h"]),
+    includes = ["python_include"],
 )
 
 py_runtime(
@@ -56,13 +63,14 @@ def _tensorflow_impl(ctx):
     found = json.decode(answer.stdout.strip().split("\n")[-1])
 
     ctx.symlink(found["include"], "include")
+    ctx.symlink(found["python_include"], "python_include")
     ctx.symlink(found["folder"] + "/" + _FRAMEWORK, _FRAMEWORK)
     ctx.file("BUILD", _BUILD.format(framework = _FRAMEWORK, python = found["python"]))
     ctx.file("flags.bzl", "MINOR = %r\nCOPTS = %r\n" % (found["minor"], found["flags"]))
 
 tensorflow = repository_rule(
     implementation = _tensorflow_impl,
-    doc = "Targets: framework (headers and library), python_toolchain. Values: flags.bzl.",
+    doc = "Targets: framework (headers and library), python_headers, python_toolchain. Values: flags.bzl.",
     environ = ["TFMEM_PYTHON"],
     local = True,
 )

@@ -1,15 +1,17 @@
-"""How the op library is compiled and linked: the one place that setup.py and tests ask.
+"""How the op library and the extension module are compiled and linked: the one place that setup.py and tests ask.
 
 Plain g++ and TensorFlow's own flags; neither nvcc nor a CUDA toolkit, because the ops find the
 CUDA driver when they first need it.
 """
 
 import os
+import sysconfig
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
+EXTENSION = "_extension.abi3.so"  # for every Python from 3.11 on
 GENERATED = PACKAGE.parent / "build" / "generated"  # not where Bazel finds its own
 
 
@@ -20,13 +22,23 @@ def library_name(tensorflow_version: str) -> str:
 
 
 def sources() -> list[Path]:
-    """All C++ sources, in a fixed order."""
+    """All C++ sources of the op library, in a fixed order."""
     return sorted((PACKAGE / "ops").rglob("*.cc"))
 
 
 def headers() -> list[Path]:
-    """All C++ headers: when one changes, everything is to be compiled anew."""
+    """All its C++ headers: when one changes, everything is to be compiled anew."""
     return sorted((PACKAGE / "ops").rglob("*.h"))
+
+
+def extension_sources() -> list[Path]:
+    """All C++ sources of the extension module, in a fixed order."""
+    return sorted((PACKAGE / "extension").glob("*.cc"))
+
+
+def extension_headers() -> list[Path]:
+    """All its C++ headers."""
+    return sorted((PACKAGE / "extension").glob("*.h"))
 
 
 def object_stem(source: Path) -> str:
@@ -81,3 +93,19 @@ def link_command(objects: Sequence[Path], library: Path) -> list[str]:
         "-ldl",
         "-pthread",
     ]
+
+
+def python_include() -> Path:
+    """Where Python's C headers are, if they are installed."""
+    return Path(sysconfig.get_path("include"))
+
+
+def extension_compile_command(source: Path, object_file: Path) -> list[str]:
+    """The command that compiles one source of the extension module, which knows neither TensorFlow nor NumPy."""
+    own = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-DNDEBUG", "-Wall", f"-I{PACKAGE.parent}"]
+    return [compiler(), *own, "-isystem", str(python_include()), "-c", str(source), "-o", str(object_file)]
+
+
+def extension_link_command(objects: Sequence[Path], library: Path) -> list[str]:
+    """The command that links the extension module; the Python that loads it has what it calls."""
+    return [compiler(), "-shared", "-o", str(library), *map(str, objects)]

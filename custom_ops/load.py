@@ -267,11 +267,11 @@ def find_library(tensorflow_version: str, directory: Path = PACKAGE) -> Path:
     built = ", ".join(sorted(other.name for other in directory.glob("_tfmem_ops.tf*.so")))
     raise OpLibraryError(
         f"no op library for TensorFlow {tensorflow_version} in {directory} (found: "
-        f"{built or 'none'}, expected: {path.name}). {_BUILD_HINT}"
+        f"{built or 'none'}, expected: {path.name}). {BUILD_HINT}"
     )
 
 
-_BUILD_HINT = "Build one: `pip install --no-build-isolation .`, or in a checkout `python setup.py build_ext --inplace`."
+BUILD_HINT = "Build one: `pip install --no-build-isolation .`, or in a checkout `python setup.py build_ext --inplace`."
 
 
 @functools.cache
@@ -290,7 +290,7 @@ def load() -> Library:
     except (tf.errors.OpError, OSError) as error:
         raise OpLibraryError(
             f"{path.name} does not load into TensorFlow {tf.__version__}, so it was built for "
-            f"another one: {error}. {_BUILD_HINT}"
+            f"another one: {error}. {BUILD_HINT}"
         ) from error
     functions.tfmem_read_probes.restype = ctypes.c_int64
     functions.tfmem_share_op.restype = ctypes.c_bool

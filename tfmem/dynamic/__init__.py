@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from custom_ops.errors import DynamicError
-from custom_ops.expr.table import FLOAT_OPS
 from tfmem.dynamic.batch import Batch, Node, as_batch
 from tfmem.dynamic.expressions import (
-    Expression,
+    ELEMENTWISE,
     add_n,
     affine,
     concat,
@@ -27,6 +25,7 @@ from tfmem.dynamic.expressions import (
     split,
     vector,
 )
+from tfmem.dynamic.extension import Expression
 from tfmem.dynamic.handle import Handle, Outcome, specialize
 from tfmem.dynamic.kinds import NodeKind, Result, node, trace
 from tfmem.dynamic.layer import Layer
@@ -66,9 +65,10 @@ __all__ = [
 ]
 
 
-@functools.cache
-def __getattr__(name: str) -> Callable[..., Any]:
-    """Every op of the table of elementwise ops is a function here: `tanh`, `multiply`, `select` (PEP 562)."""
-    if name in FLOAT_OPS:
-        return functools.partial(elementwise, name)
-    raise AttributeError(f"module 'tfmem.dynamic' has no attribute '{name}'")
+# Every op of the table of elementwise ops is a function here: `tanh`, `multiply`, `select`. They lie in the module:
+# finding one by a function (PEP 562) would take longer than recording it.
+globals().update(ELEMENTWISE)
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Callable[..., Expression]: ...

@@ -94,13 +94,23 @@ def _flatten_shared(roots: Sequence[Node]) -> tuple[list[int], list[int], list[i
 def from_lists(examples: Iterable[tuple[Sequence[int], Sequence[int], Sequence[int]]]) -> Batch:
     """A batch of examples that are lists of kinds, children and arguments."""
     columns = list(zip(*examples, strict=True)) or [(), (), ()]
-    return Batch(*map(_ragged, columns))
+    return Batch(*map(_ragged_of_rows, columns))
 
 
-def _ragged(rows: Sequence[Sequence[int]]) -> tf.RaggedTensor:
+def from_bytes(columns: Iterable[tuple[bytes, bytes]]) -> Batch:
+    """A batch of kinds, children and arguments: of each the values, int32, and the row splits, int64."""
+    return Batch(
+        *(_ragged(np.frombuffer(values, np.int32), np.frombuffer(splits, np.int64)) for values, splits in columns)
+    )
+
+
+def _ragged_of_rows(rows: Sequence[Sequence[int]]) -> tf.RaggedTensor:
     splits = np.zeros(len(rows) + 1, np.int64)
     np.cumsum([len(row) for row in rows], out=splits[1:])
-    values = np.fromiter(itertools.chain.from_iterable(rows), np.int32, int(splits[-1]))
+    return _ragged(np.fromiter(itertools.chain.from_iterable(rows), np.int32, int(splits[-1])), splits)
+
+
+def _ragged(values: np.ndarray, splits: np.ndarray) -> tf.RaggedTensor:
     with tf.device("/CPU:0"):  # where the op reads them, also for a GPU
         return tf.RaggedTensor.from_row_splits(values, splits, validate=False)
 

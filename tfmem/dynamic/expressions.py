@@ -7,17 +7,24 @@ a kind of its own, so that a net may be written without functions of nodes, too.
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
-import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import tensorflow as tf
 
-from custom_ops.dynamic.program import Builder, Instruction, Parameter
+from custom_ops.dynamic.program import Instruction
 from custom_ops.errors import DynamicError
-from tfmem.dynamic.recorder import Argument, Operation, Recorder, parameter_of
+from custom_ops.expr.table import FLOAT_OPS
+from tfmem.dynamic.extension import Expression, RecordedOp, use_operators
+from tfmem.dynamic.recorder import Argument, Operation, Recorder
+
+if TYPE_CHECKING:
+    from custom_ops._extension import Role
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,59 +34,6 @@ class Measured:
     operation: Operation
     width: int
     bounds: tuple[int | None, ...]
-
-
-@dataclass(eq=False, slots=True)
-class Expression:
-    """A vector of `width` numbers.
-
-    Attributes:
-        width: how many numbers.
-        recorder: of the kind whose code it is part of; None where a graph is recorded.
-        place: in that code.
-        measured, variables, values, integers: of a recorded node; `measured` is one object for all that have its
-            operation, and variables and values of its sizes.
-    """
-
-    width: int
-    recorder: Recorder | None = None
-    place: int = -1
-    measured: Measured | None = None
-    variables: tuple[tf.Variable, ...] = ()
-    values: tuple[Expression, ...] = ()
-    integers: tuple[int, ...] = ()
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """As TensorFlow's; a vector of one number is a scalar, too."""
-        return (self.width,)
-
-    def __add__(self, other: Any) -> Expression:
-        return elementwise("add", self, other)
-
-    def __radd__(self, other: Any) -> Expression:
-        return elementwise("add", other, self)
-
-    def __sub__(self, other: Any) -> Expression:
-        return elementwise("subtract", self, other)
-
-    def __rsub__(self, other: Any) -> Expression:
-        return elementwise("subtract", other, self)
-
-    def __mul__(self, other: Any) -> Expression:
-        return elementwise("multiply", self, other)
-
-    def __rmul__(self, other: Any) -> Expression:
-        return elementwise("multiply", other, self)
-
-    def __truediv__(self, other: Any) -> Expression:
-        return elementwise("divide", self, other)
-
-    def __rtruediv__(self, other: Any) -> Expression:
-        return elementwise("divide", other, self)
-
-    def __neg__(self) -> Expression:
-        return elementwise("negate", self)
 
 
 def expression_at(recorder: Recorder, place: int) -> Expression:
@@ -99,43 +53,49 @@ def apply(
     Raises:
         DynamicError: shapes do not fit, or expressions of different kinds or a variable of another net meet.
     """
-    # Most calls record, and a tree has hundreds of them: nothing is asked twice, and no object made that can be shared.
-    for value in values:
-        if value.__class__ is not Expression or value.recorder is not None:
-            return _apply_to_any(name, settings, variables, values, integers)
-    for integer in integers:
-        if integer.__class__ is Argument:
-            return _apply_to_any(name, settings, variables, values, integers)
-    parameters = tuple(map(_PARAMETERS.of, variables)) if variables else ()
-    widths = tuple([value.width for value in values])
-    measured = _measure(name, settings, parameters, widths, len(integers))
-    if not integers:
-        return Expression(measured.width, None, -1, measured, variables, tuple(values))
-    numbers = tuple(map(int, integers))  # type: ignore[arg-type]
-    for integer, bound in zip(numbers, measured.bounds, strict=True):
-        if not 0 <= integer < (bound or 1):
-            raise DynamicError(f"{name}: {integer} is out of range; expected 0 to {(bound or 1) - 1}")
-    return Expression(measured.width, None, -1, measured, variables, tuple(values), numbers)
-
-
-def _apply_to_any(
-    name: str,
-    settings: tuple[Any, ...],
-    variables: tuple[tf.Variable, ...],
-    values: Sequence[Any],
-    integers: tuple[int | Argument, ...],
-) -> Expression:
-    """The same, where something belongs to a kind, or is a number."""
     recorder = None
     for value in (*values, *integers):
         owner = getattr(value, "recorder", None)
         if owner is not None and recorder is not None and owner is not recorder:
             raise DynamicError(f"{name}: its values belong to different node kinds, or to different handles")
         recorder = owner or recorder
+    operation = Operation(name, settings)
     if recorder is not None:
-        return expression_at(recorder, _write(recorder, Operation(name, settings), variables, values, integers))
-    recorded = [value if isinstance(value, Expression) else constant(value) for value in values]
-    return apply(name, settings, variables, recorded, integers)
+        return expression_at(recorder, _write(recorder, operation, variables, values, integers))
+    recorded = tuple(value if isinstance(value, Expression) else constant(value) for value in values)
+    measured = _measure(operation, variables, tuple(value.width for value in recorded), len(integers))
+    numbers = tuple(map(int, integers))  # type: ignore[arg-type]
+    for integer, bound in zip(numbers, measured.bounds, strict=True):
+        if not 0 <= integer < (bound or 1):
+            raise DynamicError(f"{name}: {integer} is out of range; expected 0 to {(bound or 1) - 1}")
+    return Expression(measured.width, None, -1, measured, variables, recorded, numbers)
+
+
+def _measure(
+    operation: Operation, variables: tuple[tf.Variable, ...], widths: tuple[int, ...], integers: int
+) -> Measured:
+    """From a kind that computes nothing else."""
+    recorder = Recorder(variables, [None] * integers)
+    values = tuple(
+        recorder.builder.add(Instruction("child", width, (), (slot, 0))) for slot, width in enumerate(widths)
+    )
+    arguments = tuple(Argument(recorder, number) for number in range(integers))
+    place = operation.emit(recorder, tuple(range(len(variables))), values, arguments)
+    return Measured(operation, recorder.builder.width(place), tuple(recorder.bounds))
+
+
+def _recorded(*roles: Role) -> Callable[[Function], Function]:
+    """A function that makes one op, by the roles of its parameters.
+
+    A tree has hundreds of ops. So the function is called only for vectors, variables and settings that it was not given
+    before, and inside of node kinds; else the extension makes an expression like the one that the function made.
+    """
+
+    def with_roles(function: Function) -> Function:
+        op = RecordedOp(function, tuple(inspect.signature(function).parameters), roles)
+        return cast(Function, functools.update_wrapper(op, function))
+
+    return with_roles
 
 
 def place_of(recorder: Recorder, value: Any) -> int:
@@ -165,55 +125,38 @@ def _write(
     return operation.emit(recorder, tuple(map(recorder.number_of, variables)), places, arguments)
 
 
-class _Parameters:
-    """What programs say of variables, each asked once: that takes TensorFlow microseconds. Keeps no variable alive."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[tf.Variable], Parameter]] = {}
-
-    def of(self, variable: tf.Variable) -> Parameter:
-        """The same object each time."""
-        number = id(variable)
-        known = self._known.get(number)
-        if known is None or known[0]() is not variable:
-            gone = weakref.ref(variable, lambda _: self._known.pop(number, None))
-            known = self._known[number] = gone, parameter_of(variable)
-        return known[1]
-
-
-_PARAMETERS = _Parameters()
-
-
-@functools.lru_cache(1 << 12)
-def _measure(
-    name: str, settings: tuple[Any, ...], parameters: tuple[Parameter, ...], widths: tuple[int, ...], integers: int
-) -> Measured:
-    """From a kind that computes nothing else."""
-    operation, recorder = Operation(name, settings), Recorder((), [None] * integers)
-    recorder.builder = Builder(parameters)
-    values = tuple(
-        recorder.builder.add(Instruction("child", width, (), (slot, 0))) for slot, width in enumerate(widths)
-    )
-    arguments = tuple(Argument(recorder, number) for number in range(integers))
-    place = operation.emit(recorder, tuple(range(len(parameters))), values, arguments)
-    return Measured(operation, recorder.builder.width(place), tuple(recorder.bounds))
-
-
+@_recorded("number")
 def constant(value: float) -> Expression:
     """A number, for ops of any width."""
     return apply("constant", (float(value).hex(),), (), ())  # hex: 0 and -0 are equal, and NaN is not
 
 
+def _of_table(op: str) -> Callable[..., Expression]:
+    def function(*values: Any) -> Expression:
+        return apply("elementwise", (op,), (), values)
+
+    function.__name__ = function.__qualname__ = op
+    function.__module__ = "tfmem.dynamic"
+    function.__doc__ = f"`{op}`, an op of the table `custom_ops.expr`; vectors of one number are broadcast."
+    return _recorded("operands")(function)
+
+
+ELEMENTWISE = {op: _of_table(op) for op in FLOAT_OPS}
+use_operators(constant, *map(ELEMENTWISE.__getitem__, ("add", "subtract", "multiply", "divide", "negate")))
+
+
 def elementwise(op: str, *values: Any) -> Expression:
     """An op of the table `custom_ops.expr`; vectors of one number are broadcast."""
-    return apply("elementwise", (op,), (), values)
+    return ELEMENTWISE[op](*values) if op in ELEMENTWISE else apply("elementwise", (op,), (), values)
 
 
+@_recorded("variable", "value")
 def matvec(a: tf.Variable, b: Expression) -> Expression:
     """`tf.linalg.matvec`: matrix `[out, in]` times vector `[in]`."""
     return apply("matvec", (True,), (a,), (b,))
 
 
+@_recorded("value", "variable")
 def matmul(a: Expression, b: tf.Variable) -> Expression:
     """Vector `[in]` times matrix `[in, out]`, as a Keras layer has it."""
     return apply("matvec", (False,), (b,), (a,))
@@ -224,6 +167,7 @@ def affine(a: tf.Variable, x: Expression, b: tf.Variable) -> Expression:
     return matvec(a, x) + vector(b)
 
 
+@_recorded("variable")
 def vector(parameter: tf.Variable) -> Expression:
     """A parameter of one dimension, as an expression."""
     return apply("vector", (), (parameter,), ())
@@ -240,26 +184,32 @@ def add_n(inputs: Sequence[Expression]) -> Expression:
     return total
 
 
+@_recorded("variable", "integer")
 def embedding_lookup(params: tf.Variable, ids: int | Argument) -> Expression:
     """`tf.nn.embedding_lookup` of one id: a row of a table `[ids, width]`."""
     return apply("lookup", (), (params,), (), (ids,))
 
 
+@_recorded("values", "sizes")
 def concat(values: Sequence[Expression], axis: int = 0) -> Expression:
     """`tf.concat` of vectors."""
     _first_axis("concat", axis)
     return apply("concat", (), (), values)
 
 
+@_recorded("vector", "sizes", "sizes")
 def split(value: Expression, num_or_size_splits: int | Sequence[int], axis: int = 0) -> list[Expression]:
     """`tf.split` of a vector: into so many equal parts, or parts of these sizes."""
     _first_axis("split", axis)
-    sizes = num_or_size_splits if isinstance(num_or_size_splits, int) else tuple(num_or_size_splits)
-    return [apply("slice", part, (), (value,)) for part in _parts(value.width, sizes)]
+    return [_slice(value, first, size) for first, size in _parts(value.width, num_or_size_splits)]
 
 
-@functools.lru_cache(1 << 12)
-def _parts(width: int, parts: int | tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+@_recorded("value", "sizes", "sizes")
+def _slice(value: Expression, first: int, size: int) -> Expression:
+    return apply("slice", (first, size), (), (value,))
+
+
+def _parts(width: int, parts: int | Sequence[int]) -> list[tuple[int, int]]:
     """The first number and the size of each part of a vector."""
     if isinstance(parts, int):
         if parts < 1 or width % parts:
@@ -269,24 +219,28 @@ def _parts(width: int, parts: int | tuple[int, ...]) -> tuple[tuple[int, int], .
         sizes = list(parts)
         if sum(sizes) != width or min(sizes) < 1:
             raise DynamicError(f"split of a vector of {width} numbers into parts of {sizes}")
-    return tuple((end - size, size) for end, size in zip(itertools.accumulate(sizes), sizes, strict=True))
+    return [(end - size, size) for end, size in zip(itertools.accumulate(sizes), sizes, strict=True)]
 
 
+@_recorded("value")
 def softmax(logits: Expression) -> Expression:
     """`tf.nn.softmax`."""
     return apply("softmax", (), (), (logits,))
 
 
+@_recorded("value")
 def reduce_max(input_tensor: Expression) -> Expression:
     """`tf.reduce_max` of a vector."""
     return apply("reduce_max", (), (), (input_tensor,))
 
 
+@_recorded("value")
 def reduce_sum(input_tensor: Expression) -> Expression:
     """`tf.reduce_sum` of a vector."""
     return apply("reduce_sum", (), (), (input_tensor,))
 
 
+@_recorded("value", "number")
 def dropout(x: Expression, rate: float) -> Expression:
     """`tf.nn.dropout` in training, `x` in inference; what is dropped depends on the seed of the call alone."""
     if not 0 <= rate < 1:
@@ -294,6 +248,7 @@ def dropout(x: Expression, rate: float) -> Expression:
     return apply("dropout", (float(rate),), (), (x,))
 
 
+@_recorded("integer", "value")
 def sparse_softmax_cross_entropy(labels: int | Argument, logits: Expression) -> Expression:
     """`tf.nn.sparse_softmax_cross_entropy_with_logits` of one label: a number."""
     return apply("cross_entropy", (), (), (logits,), (labels,))

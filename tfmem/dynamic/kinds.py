@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from custom_ops.dynamic.program import Instruction, Kind
 from custom_ops.errors import DynamicError
-from tfmem.dynamic.expressions import Expression, expression_at, place_of
+from tfmem.dynamic.expressions import expression_at, place_of
+from tfmem.dynamic.extension import Expression
 from tfmem.dynamic.recorder import Argument, Recorder
 
 State = tuple[int, ...]

@@ -10,7 +10,8 @@ import tensorflow as tf
 from custom_ops.dynamic.program import Instruction, Kind
 from custom_ops.dynamic.spec import Spec
 from custom_ops.errors import DynamicError
-from tfmem.dynamic.expressions import Expression
+from tfmem.dynamic.batch import Batch, from_bytes
+from tfmem.dynamic.extension import Expression, KindNumbers
 from tfmem.dynamic.recorder import Argument, Operation, Recorder, parameter_of
 
 
@@ -21,7 +22,7 @@ class RecordedKinds:
         """None yet."""
         self.parameters = tuple(parameters)
         self._numbers: dict[tuple[Any, ...], int] = {}
-        self._alike: dict[Any, int] = {}  # by `Measured`, and variables where there are any
+        self._known = KindNumbers()  # of those that are alike, found at once
         self._kinds: dict[bool, list[Kind]] = {
             True: [],
             False: [],
@@ -36,45 +37,27 @@ class RecordedKinds:
             known = self._specs[training] = Spec(tuple(map(parameter_of, self.parameters)), tuple(kinds))
         return known
 
-    def flatten(self, loss: Expression) -> tuple[list[int], list[int], list[int]]:
-        """Kinds, children and arguments of the graph under a loss.
+    def batch(self, losses: Sequence[Expression]) -> Batch:
+        """Kinds, children and arguments of the graphs under losses.
 
         Raises:
-            DynamicError: it is no recorded number, or uses a variable that is no parameter of this net.
+            DynamicError: one is no recorded number, or uses a variable that is no parameter of this net.
         """
-        if not isinstance(loss, Expression) or loss.measured is None:
-            raise DynamicError("a recorded example is its loss, an expression that was recorded outside of node kinds")
-        if loss.width != 1:
-            raise DynamicError(f"the loss of an example is a vector of {loss.width} numbers; expected one number")
-        # Backwards, so that children come mostly before their parents, as the op reads them fastest.
-        places: dict[Expression, int] = {}
-        waiting = [loss]
-        while waiting:
-            current = waiting.pop()
-            if current not in places:
-                places[current] = len(places)
-                waiting += current.values
-        order = list(reversed(places))
-        last = len(order) - 1
-        kinds = list(map(self._number, order))
-        children = [last - places[value] for expression in order for value in expression.values]
-        arguments = [integer for expression in order for integer in expression.integers]
-        children.append(last)
-        kinds.append(
-            self._intern(("loss",), lambda recorder, values, _: recorder.builder.sink("put_loss", *values), (1,), ())
-        )
-        return kinds, children, arguments
+        for loss in losses:
+            if not isinstance(loss, Expression) or loss.measured is None:
+                raise DynamicError(
+                    "a recorded example is its loss, an expression that was recorded outside of node kinds"
+                )
+            if loss.width != 1:
+                raise DynamicError(f"the loss of an example is a vector of {loss.width} numbers; expected one number")
+        return from_bytes(self._known.flatten(losses, self._number_of_new))
 
-    def _number(self, expression: Expression) -> int:
-        """Of its kind, found at once where one like it was met."""
-        alike = (expression.measured, *map(id, expression.variables)) if expression.variables else expression.measured
-        number = self._alike.get(alike)
-        if number is None:
-            number = self._alike[alike] = self._number_of_new(expression)
-        return number
-
-    def _number_of_new(self, expression: Expression) -> int:
-        assert expression.measured is not None  # `flatten` refuses others
+    def _number_of_new(self, expression: Expression | None) -> int:
+        """Of the kind of an expression; of none: of the node that takes the loss."""
+        if expression is None:
+            return self._intern(
+                ("loss",), lambda recorder, values, _: recorder.builder.sink("put_loss", *values), (1,), ()
+            )
         operation = expression.measured.operation
         missing = [variable for variable in expression.variables if id(variable) not in self._positions]
         if missing:

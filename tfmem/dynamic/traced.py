@@ -11,7 +11,8 @@ import tensorflow as tf
 from custom_ops.dynamic.program import Instruction
 from custom_ops.errors import DynamicError
 from custom_ops.expr.table import FLOAT_OPS
-from tfmem.dynamic.expressions import Expression, expression_at
+from tfmem.dynamic.expressions import expression_at
+from tfmem.dynamic.extension import Expression
 from tfmem.dynamic.kinds import Result
 from tfmem.dynamic.recorder import Argument, Recorder
 

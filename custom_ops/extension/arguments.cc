@@ -117,6 +117,7 @@ Form ReadOne(const State* state, Role role, PyObject* arg, Arguments* given) {
 // Whether something that is no expression belongs to a node kind, as its integer arguments do: 1,
 // 0, or -1 with an error set.
 int HasRecorder(PyObject* object) {
+  if (PyFloat_CheckExact(object) || PyLong_CheckExact(object)) return 0;
   const Reference recorder(PyObject_GetAttrString(object, "recorder"));
   if (recorder) return recorder.get() != Py_None;
   if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return -1;
@@ -133,7 +134,6 @@ int BelongsToKind(const State* state, Role role, PyObject* arg) {
     }
     return found;
   }
-  if (role == Role::kInteger && PyLong_CheckExact(arg)) return 0;
   if (role != Role::kValue && role != Role::kVector && role != Role::kInteger) return 0;
   if (!IsExpression(state, arg)) return HasRecorder(arg);
   return reinterpret_cast<Expression*>(arg)->recorder != nullptr;

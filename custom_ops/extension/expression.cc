@@ -23,7 +23,6 @@ void Release(Expression* self, PyTypeObject* exact, Expression** dying) {
   for (int32_t i = 0; i < values + variables; ++i) {
     PyObject* item = std::exchange(self->items[i], nullptr);
     if (i < values && Py_TYPE(item) == exact && Py_REFCNT(item) == 1) {
-      PyObject_GC_UnTrack(item);  // from here on nobody finds it
       As(item)->next = *dying;
       *dying = As(item);
     } else {
@@ -35,7 +34,6 @@ void Release(Expression* self, PyTypeObject* exact, Expression** dying) {
 // Graphs may be long chains, so values die in a loop: the stack would not take a call for each.
 void Dealloc(PyObject* object) {
   PyTypeObject* type = Py_TYPE(object);
-  PyObject_GC_UnTrack(object);
   const bool exact = PyType_GetSlot(type, Py_tp_dealloc) == reinterpret_cast<void*>(&Dealloc);
   const auto release = reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free));
   Expression* dying = nullptr;
@@ -49,6 +47,11 @@ void Dealloc(PyObject* object) {
     Py_DECREF(type);
   }
   Py_DECREF(type);
+}
+
+void DeallocOfKind(PyObject* object) {
+  PyObject_GC_UnTrack(object);
+  Dealloc(object);
 }
 
 int Traverse(PyObject* object, visitproc visit, void* arg) {
@@ -97,6 +100,7 @@ PyObject* New(PyTypeObject* type, PyObject* args, PyObject* keywords) {
                           value);
     }
   }
+  if (type == state->expression && OrNull(recorder) != nullptr) type = state->kind_expression;
   const auto allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
   PyObject* object = allocate(type, value_count + variable_count);
   if (object == nullptr) return nullptr;
@@ -160,9 +164,12 @@ PyObject* Repr(PyObject* object) {
 
 PyObject* Reduce(PyObject* object, PyObject*) {
   const Expression* self = As(object);
-  return Py_BuildValue("O(nOnONNN)", Py_TYPE(object), self->width, OrNone(self->recorder),
-                       self->place, OrNone(self->measured), Variables(object, nullptr),
-                       Values(object, nullptr), Integers(object, nullptr));
+  PyTypeObject* type = Py_TYPE(object);
+  const State* state = StateOf(type);
+  if (state != nullptr && type == state->kind_expression) type = state->expression;
+  return Py_BuildValue("O(nOnONNN)", type, self->width, OrNone(self->recorder), self->place,
+                       OrNone(self->measured), Variables(object, nullptr), Values(object, nullptr),
+                       Integers(object, nullptr));
 }
 
 template <Operator kOperator, Py_ssize_t kCount>
@@ -219,8 +226,6 @@ PyType_Slot slots[] = {
     {Py_tp_doc, const_cast<char*>(kDoc)},
     {Py_tp_new, reinterpret_cast<void*>(New)},
     {Py_tp_dealloc, reinterpret_cast<void*>(Dealloc)},
-    {Py_tp_traverse, reinterpret_cast<void*>(Traverse)},
-    {Py_tp_clear, reinterpret_cast<void*>(Clear)},
     {Py_tp_repr, reinterpret_cast<void*>(Repr)},
     {Py_tp_members, members},
     {Py_tp_getset, properties},
@@ -233,21 +238,35 @@ PyType_Slot slots[] = {
     {0, nullptr},
 };
 
+PyType_Slot slots_of_kind[] = {
+    {Py_tp_dealloc, reinterpret_cast<void*>(DeallocOfKind)},
+    {Py_tp_traverse, reinterpret_cast<void*>(Traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(Clear)},
+    {0, nullptr},
+};
+
 }  // namespace
 
 PyType_Spec expression_spec = {
     "custom_ops._extension.Expression",
     offsetof(Expression, items),
     sizeof(PyObject*),
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_IMMUTABLETYPE,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_IMMUTABLETYPE,
     slots,
+};
+
+PyType_Spec kind_expression_spec = {
+    "custom_ops._extension.Expression",
+    offsetof(Expression, items),
+    sizeof(PyObject*),
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    slots_of_kind,
 };
 
 PyObject* NewRecorded(const State* state, Py_ssize_t width, PyObject* measured,
                       PyObject* const* values, Py_ssize_t value_count, PyObject* const* variables,
                       Py_ssize_t variable_count, PyObject* integers) {
-  Expression* self =
-      PyObject_GC_NewVar(Expression, state->expression, value_count + variable_count);
+  Expression* self = PyObject_NewVar(Expression, state->expression, value_count + variable_count);
   if (self == nullptr) return nullptr;
   self->width = width;
   self->place = -1;
@@ -264,7 +283,6 @@ PyObject* NewRecorded(const State* state, Py_ssize_t width, PyObject* measured,
   for (Py_ssize_t i = 0; i < variable_count; ++i) {
     self->items[value_count + i] = Reference::To(variables[i]).release();
   }
-  PyObject_GC_Track(self);
   return reinterpret_cast<PyObject*>(self);
 }
 

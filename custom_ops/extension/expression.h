@@ -28,7 +28,10 @@ struct Expression {
   PyObject* items[1];
 };
 
-extern PyType_Spec expression_spec;
+// Python's garbage collector follows expressions of node kinds, which have a recorder, and not
+// those that are recorded. These come by the hundred for each tree, so that it would run all the
+// time, for longer than all else takes; and only an attribute of a variable could lead back to one.
+extern PyType_Spec expression_spec, kind_expression_spec;
 
 inline bool IsExpression(const State* state, PyObject* object) {
   return Py_TYPE(object) == state->expression ||

@@ -26,24 +26,31 @@ PyObject* UseOperators(PyObject* module, PyObject* args) {
   return Reference::To(Py_None).release();
 }
 
-bool AddType(PyObject* module, PyType_Spec* spec, PyTypeObject** place) {
-  PyObject* type = PyType_FromModuleAndSpec(module, spec, nullptr);
+bool MakeType(PyObject* module, PyType_Spec* spec, PyTypeObject* base, PyTypeObject** place) {
+  PyObject* type = PyType_FromModuleAndSpec(module, spec, reinterpret_cast<PyObject*>(base));
   *place = reinterpret_cast<PyTypeObject*>(type);
-  return type != nullptr && PyModule_AddType(module, *place) == 0;
+  return type != nullptr;
 }
 
 int Execute(PyObject* module) {
   State* state = Of(module);
-  const bool added = AddType(module, &expression_spec, &state->expression) &&
-                     AddType(module, &recorded_op_spec, &state->recorded_op) &&
-                     AddType(module, &kind_numbers_spec, &state->kind_numbers);
-  return added ? 0 : -1;
+  const bool made =
+      MakeType(module, &expression_spec, nullptr, &state->expression) &&
+      MakeType(module, &kind_expression_spec, state->expression, &state->kind_expression) &&
+      MakeType(module, &recorded_op_spec, nullptr, &state->recorded_op) &&
+      MakeType(module, &kind_numbers_spec, nullptr, &state->kind_numbers);
+  return made && PyModule_AddType(module, state->expression) == 0 &&
+                 PyModule_AddType(module, state->recorded_op) == 0 &&
+                 PyModule_AddType(module, state->kind_numbers) == 0
+             ? 0
+             : -1;
 }
 
 int Traverse(PyObject* module, visitproc visit, void* arg) {
   const State* state = Of(module);
   if (state == nullptr) return 0;
   Py_VISIT(state->expression);
+  Py_VISIT(state->kind_expression);
   Py_VISIT(state->recorded_op);
   Py_VISIT(state->kind_numbers);
   for (PyObject* op : state->operators) Py_VISIT(op);
@@ -63,6 +70,7 @@ void Free(void* object) {
   Clear(module);
   State* state = Of(module);
   if (state == nullptr) return;
+  Py_CLEAR(state->kind_expression);
   Py_CLEAR(state->expression);
   Py_CLEAR(state->recorded_op);
   Py_CLEAR(state->kind_numbers);

@@ -13,6 +13,7 @@ enum Operator { kConstant, kAdd, kSubtract, kMultiply, kDivide, kNegate, kOperat
 
 struct State {
   PyTypeObject* expression;
+  PyTypeObject* kind_expression;  // derived from it
   PyTypeObject* recorded_op;
   PyTypeObject* kind_numbers;
   PyObject* operators[kOperators];  // each a RecordedOp, or null before `use_operators`

@@ -16,6 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 MINOR = ".".join(version("tensorflow").split(".")[:2])
 LIBRARY = f"custom_ops/_tfmem_ops.tf{MINOR}.so"
+EXTENSION = "custom_ops/_extension.abi3.so"
 
 
 def python(*arguments: str, cwd: Path, path: Path | None = None) -> subprocess.CompletedProcess:
@@ -55,10 +56,11 @@ def stub(tmp_path: Path) -> Path:
     return folder
 
 
-def test_wheel_holds_packages_data_and_one_library(wheel: Path) -> None:
+def test_wheel_holds_packages_data_and_both_libraries(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    assert "-py3-none-linux_" in wheel.name
-    assert [name for name in names if name.endswith(".so")] == [LIBRARY]
+    assert "-cp311-abi3-linux_" in wheel.name
+    assert sorted(name for name in names if name.endswith(".so")) == [EXTENSION, LIBRARY]
+    assert "custom_ops/_extension.pyi" in names
     assert {name.split("/")[0] for name in names if "dist-info" not in name} == {
         "tfmem",
         "graph_passes",
@@ -78,11 +80,14 @@ library.ops.mem_op_release(tensor=tensor, handle=handle)
 fetched = library.ops.mem_op_prefetch(handle=handle, T=tf.float32, shape=[1000])
 back = library.ops.mem_op_await(tensor=fetched, handle=handle)
 assert bool(tf.reduce_all(back == tensor))
-print(tfmem.__file__, library.path)
+from tfmem import dynamic
+from custom_ops import _extension
+assert dynamic.specialize([]).forward_backward([dynamic.constant(1.0) * 2]).losses[0] == 2
+print(tfmem.__file__, library.path, _extension.__file__)
 """
     done = python("-c", script, cwd=tmp_path, path=installed)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [str(installed / "tfmem/__init__.py"), str(installed / LIBRARY)]
+    assert done.stdout.split() == [str(installed / name) for name in ("tfmem/__init__.py", LIBRARY, EXTENSION)]
 
 
 def test_library_for_another_tensorflow_is_refused(installed: Path, tmp_path: Path) -> None:
@@ -101,6 +106,22 @@ def test_tfmem_imports_without_a_library(installed: Path, tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
 
 
+def test_a_missing_extension_is_named(installed: Path, tmp_path: Path) -> None:
+    (installed / EXTENSION).unlink()
+    done = python("-c", "import tfmem, tfmem.dynamic", cwd=tmp_path, path=installed)
+    message = done.stderr.splitlines()[-1]
+    assert "OpLibraryError: tfmem.dynamic has no extension module: " in message
+    assert "pip install --no-build-isolation ." in message
+
+
+def test_the_op_library_needs_no_symbols_of_python(installed: Path) -> None:
+    needed = subprocess.run(
+        ["nm", "--dynamic", "--undefined-only", str(installed / LIBRARY)], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert "malloc" in {name.partition("@")[0] for name in needed}
+    assert not [name for name in needed if name.startswith(("Py", "_Py"))]
+
+
 def test_unchanged_sources_are_not_compiled_again(wheel: Path) -> None:
     again = python("setup.py", "--quiet", "build_ext", cwd=ROOT)
     assert again.returncode == 0, again.stderr
@@ -114,6 +135,21 @@ def test_build_without_tensorflow_says_what_to_do(stub: Path) -> None:
     assert done.returncode != 0
     assert "cannot import tensorflow (it is not here)" in done.stderr
     assert "pip install --no-build-isolation ." in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_build_without_headers_of_python_says_what_to_do(tmp_path: Path) -> None:
+    script = (
+        "import pathlib, runpy, sys\n"
+        "from custom_ops import build_flags\n"
+        f"build_flags.python_include = lambda: pathlib.Path({str(tmp_path)!r})\n"
+        "sys.argv[1:] = ['--quiet', 'build_ext']\n"
+        "runpy.run_path('setup.py', run_name='__main__')"
+    )
+    done = python("-c", script, cwd=ROOT)
+    assert done.returncode != 0
+    assert f"Python's headers are not in {tmp_path}" in done.stderr
+    assert "apt-get install python3-dev" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -11,7 +11,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 
@@ -20,9 +20,6 @@ from custom_ops.errors import DynamicError
 from custom_ops.expr.table import FLOAT_OPS
 from tfmem.dynamic.extension import Expression, RecordedOp, use_operators
 from tfmem.dynamic.recorder import Argument, Operation, Recorder
-
-if TYPE_CHECKING:
-    from custom_ops._extension import Role
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -84,7 +81,7 @@ def _measure(
     return Measured(operation, recorder.builder.width(place), tuple(recorder.bounds))
 
 
-def _recorded(*roles: Role) -> Callable[[Function], Function]:
+def _recorded(*roles: str) -> Callable[[Function], Function]:
     """A function that makes one op, by the roles of its parameters.
 
     A tree has hundreds of ops. So the function is called only for vectors, variables and settings that it was not given

@@ -1,4 +1,4 @@
-# `make demo` and `make test` need a Python (3.11 to 3.13) and g++, and set up all else themselves.
+# `make demo` and `make test` need a Python (3.11 to 3.13) with its headers and g++, and set up all else themselves.
 
 VENV ?= .venv
 BAZEL ?= bazel

@@ -12,8 +12,8 @@ namespace tfmem {
 
 // Nothing is written once an expression is made, but for where a traversal met it.
 struct Expression {
-  PyObject_VAR_HEAD  // as many items as there were at first
-      Py_ssize_t width;
+  PyVarObject ob_base;  // as many items as there were at first
+  Py_ssize_t width;
   Py_ssize_t place;
   PyObject* recorder;  // or null
   PyObject* measured;  // or null

@@ -20,7 +20,8 @@ struct Known {
 };
 
 struct KindNumbers {
-  PyObject_HEAD State* state;
+  PyObject ob_base;
+  State* state;
   std::unordered_map<PyObject*, Known>* known;  // by `measured`, of which it has references
   int64_t loss;                                 // the kind that ends a graph; -1 before it is known
 };

@@ -23,7 +23,8 @@ constexpr unsigned long kHaveVectorcall = 1ul << 11;
 constexpr size_t kArgumentsOffset = size_t{1} << (8 * sizeof(size_t) - 1);
 
 struct RecordedOp {
-  PyObject_HEAD Vectorcall vectorcall;
+  PyObject ob_base;
+  Vectorcall vectorcall;
   State* state;
   PyObject* dict;      // or null
   PyObject* function;  // that does what is not known here

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from custom_ops._extension import KindNumbers, RecordedOp, use_operators
 from tfmem import dynamic
 from tfmem.dynamic import expressions
+from tfmem.dynamic.batch import from_bytes
 from tfmem.dynamic.recorded import RecordedKinds
 from tfmem.dynamic.recorder import Recorder
 
@@ -52,8 +53,8 @@ def flatten(losses: list[dynamic.Expression], variables: list[tf.Variable]) -> t
     return tuple(map(list, zip(*rows, strict=True)))
 
 
-def lists(batch: dynamic.Batch) -> tuple[list, list, list]:
-    return tuple(column.to_list() for column in batch)
+def lists(kinds: RecordedKinds, losses: list[dynamic.Expression]) -> tuple[list, list, list]:
+    return tuple(column.to_list() for column in from_bytes(kinds.flatten(losses)))
 
 
 @pytest.fixture(scope="module")
@@ -99,14 +100,14 @@ def random_graph(draw, variables: list[tf.Variable], ops: int) -> dynamic.Expres
 def test_graphs_are_what_the_definition_says(variables, data) -> None:
     losses = [random_graph(data.draw, variables, data.draw(st.integers(0, 8))) for _ in range(3)]
     losses.append(losses[0])
-    assert lists(RecordedKinds(variables).batch(losses)) == flatten(losses, variables)
+    assert lists(RecordedKinds(variables), losses) == flatten(losses, variables)
 
 
 def test_a_long_chain_is_read_and_given_back(variables) -> None:
     x, count = dynamic.vector(variables[1]), 200_000
     for _ in range(count // 2):
         x = dynamic.tanh(x) * x
-    rows = lists(RecordedKinds(variables).batch([x]))
+    rows = lists(RecordedKinds(variables), [x])
     assert len(rows[0][0]) == count + 2
     same = rows == flatten([x], variables)
     assert same
@@ -133,7 +134,7 @@ def test_what_is_recorded_is_freed_at_once(variables) -> None:
         a, b = dynamic.split(dynamic.tanh(x * 2.0) + 1, 2)
         y = dynamic.matvec(variables[3], dynamic.concat([b, a]))
         z = dynamic.add(y, dynamic.embedding_lookup(params=variables[2], ids=np.int64(2)))
-        kinds.batch([dynamic.sparse_softmax_cross_entropy(labels=1, logits=z)])
+        kinds.flatten([dynamic.sparse_softmax_cross_entropy(labels=1, logits=z)])
         with pytest.raises(dynamic.DynamicError, match="out of range"):
             dynamic.embedding_lookup(variables[2], 7)
         with pytest.raises(dynamic.DynamicError, match="vectors of 4 and 2"):
@@ -210,13 +211,13 @@ def test_more_constants_than_are_remembered(variables) -> None:
     again = x * 0.5
     assert again.values[1].measured.operation == first.measured.operation
     kinds = RecordedKinds(variables)
-    assert lists(kinds.batch([x * first, again])) == flatten([x * first, again], variables)
+    assert lists(kinds, [x * first, again]) == flatten([x * first, again], variables)
 
 
 def test_numbers_of_any_kind_are_operands(variables) -> None:
     x = dynamic.vector(variables[1])
     losses = [x * 2.0, x * 2, x * np.float32(2), x * tf.constant(2.0), np.float64(2) * x, dynamic.multiply(x, "2")]
-    rows = lists(RecordedKinds(variables).batch(losses))
+    rows = lists(RecordedKinds(variables), losses)
     assert rows[0][0] == rows[0][1] == rows[0][2] == rows[0][3] == rows[0][5]
     assert rows == flatten(losses, variables)
     assert (2 - x).values[1] is x
@@ -283,20 +284,20 @@ def test_a_variable_of_another_net_is_named(variables) -> None:
     good, bad = (dynamic.reduce_sum(dynamic.vector(variable)) for variable in variables[:2])
     for _ in range(2):
         with pytest.raises(dynamic.DynamicError, match="which is none of the 1 parameters"):
-            kinds.batch([good, bad])
-    assert lists(kinds.batch([good]))[1] == [[0, 1]]
+            kinds.flatten([good, bad])
+    assert lists(kinds, [good])[1] == [[0, 1]]
 
 
 def test_threads_record_and_read_one_graph(variables) -> None:
     shared = dynamic.vector(variables[1])
     for _ in range(300):
         shared = dynamic.tanh(shared) * shared
-    expected = lists(RecordedKinds(variables).batch([shared + 1.0]))
+    expected = lists(RecordedKinds(variables), [shared + 1.0])
     found: list = []
 
     def work() -> None:
         own = RecordedKinds(variables)
-        found.extend(lists(own.batch([shared + 1.0])) == expected for _ in range(20))
+        found.extend(lists(own, [shared + 1.0]) == expected for _ in range(20))
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)

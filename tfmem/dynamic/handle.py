@@ -15,7 +15,7 @@ from custom_ops.dynamic.op import forward, forward_backward, step
 from custom_ops.dynamic.spec import Spec
 from custom_ops.errors import DynamicError, warn
 from tfmem.api import load_ops
-from tfmem.dynamic.batch import Batch, Node, as_batch, flatten, from_lists
+from tfmem.dynamic.batch import Batch, Node, as_batch, flatten, from_bytes, from_lists
 from tfmem.dynamic.extension import Expression
 from tfmem.dynamic.gpu import Programs
 from tfmem.dynamic.kinds import NodeKind, State, record
@@ -173,7 +173,7 @@ class Handle:
         """
         if self._recorded is not None:
             with self._lock:
-                batch = self._recorded.batch(tuple(examples))
+                columns = self._recorded.flatten(tuple(examples))
                 known = len(self._training.kinds)
                 self._training = self._recorded.spec(training=True)
                 self._inference = self._recorded.spec(training=False)
@@ -184,7 +184,7 @@ class Handle:
                     "compiled anew, which takes seconds; it is not if kinds of nodes are given to specialize, or "
                     "if the first batch has every op"
                 )
-            return batch
+            return from_bytes(columns)
         return from_lists(map(_flat, examples))
 
     def _as_batch(self, given: Any) -> Batch:

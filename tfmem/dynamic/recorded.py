@@ -10,7 +10,6 @@ import tensorflow as tf
 from custom_ops.dynamic.program import Instruction, Kind
 from custom_ops.dynamic.spec import Spec
 from custom_ops.errors import DynamicError
-from tfmem.dynamic.batch import Batch, from_bytes
 from tfmem.dynamic.extension import Expression, KindNumbers
 from tfmem.dynamic.recorder import Argument, Operation, Recorder, parameter_of
 
@@ -37,8 +36,8 @@ class RecordedKinds:
             known = self._specs[training] = Spec(tuple(map(parameter_of, self.parameters)), tuple(kinds))
         return known
 
-    def batch(self, losses: Sequence[Expression]) -> Batch:
-        """Kinds, children and arguments of the graphs under losses.
+    def flatten(self, losses: Sequence[Expression]) -> tuple[tuple[bytes, bytes], ...]:
+        """Kinds, children and arguments of the graphs under losses, as `from_bytes` takes them.
 
         Raises:
             DynamicError: one is no recorded number, or uses a variable that is no parameter of this net.
@@ -50,10 +49,10 @@ class RecordedKinds:
                 )
             if loss.width != 1:
                 raise DynamicError(f"the loss of an example is a vector of {loss.width} numbers; expected one number")
-        return from_bytes(self._known.flatten(losses, self._number_of_new))
+        return self._known.flatten(losses, self._number_of_new)
 
     def _number_of_new(self, expression: Expression | None) -> int:
-        """Of the kind of an expression; of none: of the node that takes the loss."""
+        """Of the kind of an expression; of None: of the node that takes the loss."""
         if expression is None:
             return self._intern(
                 ("loss",), lambda recorder, values, _: recorder.builder.sink("put_loss", *values), (1,), ()

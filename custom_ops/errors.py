@@ -27,7 +27,7 @@ def warn(message: str) -> None:
 
 
 class OpLibraryError(TfmemError, ImportError):
-    """There is no usable op library for the TensorFlow that runs, or one of its calls failed."""
+    """There is no usable op library for the TensorFlow that runs, or no extension module, or a call of one failed."""
 
 
 class CellError(TfmemError, ValueError):

@@ -33,7 +33,7 @@ test: build
 # test of a thousand steps is left out: it holds memory that AddressSanitizer keeps for a while;
 # and so is NVRTC, whose own memory is not looked at. Generated kernels, compiled for the CPU, are.
 sanitize_folder := build/sanitize
-sanitize_tests = $(patsubst %,tests/tf/test_%.py,dynamic_extension dynamic_faults dynamic_ops dynamic_random \
+sanitize_tests = $(patsubst %,tests/tf/test_%.py,dynamic_extension dynamic_nodes dynamic_faults dynamic_ops dynamic_random \
   dynamic_recorded extreme_attributes fusion_gpu \
   fusion_hostile fusion_op fusion_products fusion_semantics fusion_variables lifetimes matmul_op memops memops_faults recurrent_gradient \
   recurrent_op recurrent_parts spill_directories stream_order tile_arithmetic tile_programs tile_random) \

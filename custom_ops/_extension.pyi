@@ -50,6 +50,9 @@ class KindNumbers:
         self, losses: Sequence[Expression], number_of: Callable[[Expression | None], int]
     ) -> tuple[tuple[bytes, bytes], tuple[bytes, bytes], tuple[bytes, bytes]]: ...
 
+def flatten_nodes(
+    examples: Sequence[Sequence[Any]], /
+) -> tuple[tuple[bytes, bytes], tuple[bytes, bytes], tuple[bytes, bytes]]: ...
 def use_operators(
     constant: Callable[..., Any],
     add: Callable[..., Any],

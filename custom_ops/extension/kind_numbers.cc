@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "custom_ops/extension/columns.h"
 #include "custom_ops/extension/expression.h"
 #include "custom_ops/extension/state.h"
 
@@ -27,24 +28,6 @@ struct KindNumbers {
 };
 
 KindNumbers* As(PyObject* object) { return reinterpret_cast<KindNumbers*>(object); }
-
-// One of the three columns of a batch.
-struct Column {
-  std::vector<int32_t> values;
-  std::vector<int64_t> splits = {0};
-
-  void EndRow() { splits.push_back(static_cast<int64_t>(values.size())); }
-};
-
-struct Columns {
-  Column kinds, children, arguments;
-};
-
-template <typename T>
-PyObject* BytesOf(const std::vector<T>& numbers) {
-  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(numbers.data()),
-                                   numbers.size() * sizeof(T));
-}
 
 // The ops under a loss, those that were met last first, so that children come mostly before their
 // parents. Runs no Python code, so no other traversal comes in between.
@@ -110,22 +93,6 @@ int64_t NumberOf(KindNumbers* self, Expression* op, PyObject* number_of) {
   return number;
 }
 
-// False with an error set.
-bool AddArguments(PyObject* integers, Column* arguments) {
-  for (Py_ssize_t i = 0; integers != nullptr && i < PyTuple_Size(integers); ++i) {
-    PyObject* given = PyTuple_GetItem(integers, i);
-    int overflow = 0;
-    const long long integer = PyLong_AsLongLongAndOverflow(given, &overflow);
-    if (PyErr_Occurred()) return false;
-    if (overflow || integer != static_cast<int32_t>(integer)) {
-      PyErr_Format(PyExc_OverflowError, "integer %R of an op does not fit into 32 bits", given);
-      return false;
-    }
-    arguments->values.push_back(static_cast<int32_t>(integer));
-  }
-  return true;
-}
-
 // Adds the row of one loss. False with an error set.
 bool AddRow(KindNumbers* self, Expression* loss, PyObject* number_of,
             std::vector<Expression*>* order, Columns* columns) {
@@ -134,7 +101,7 @@ bool AddRow(KindNumbers* self, Expression* loss, PyObject* number_of,
     const int64_t number = NumberOf(self, op, number_of);
     if (number < 0) return false;
     columns->kinds.values.push_back(static_cast<int32_t>(number));
-    if (!AddArguments(op->integers, &columns->arguments)) return false;
+    if (op->integers != nullptr && !columns->arguments.Add(op->integers)) return false;
   }
   if (self->loss < 0) self->loss = Ask(number_of, Py_None);
   if (self->loss < 0) return false;
@@ -162,10 +129,7 @@ PyObject* Flatten(PyObject* object, PyObject* args) {
         return nullptr;
       }
     }
-    return Py_BuildValue("(NN)(NN)(NN)", BytesOf(columns.kinds.values),
-                         BytesOf(columns.kinds.splits), BytesOf(columns.children.values),
-                         BytesOf(columns.children.splits), BytesOf(columns.arguments.values),
-                         BytesOf(columns.arguments.splits));
+    return columns.ToBytes();
   });
 }
 

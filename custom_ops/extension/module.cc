@@ -2,6 +2,7 @@
 
 #include "custom_ops/extension/expression.h"
 #include "custom_ops/extension/kind_numbers.h"
+#include "custom_ops/extension/nodes.h"
 #include "custom_ops/extension/python.h"
 #include "custom_ops/extension/recorded_op.h"
 #include "custom_ops/extension/state.h"
@@ -81,6 +82,7 @@ PyMethodDef methods[] = {
      "use_operators(constant, add, subtract, multiply, divide, negate, /)\n--\n\n"
      "Says which RecordedOps are behind the operators of expressions, and what records a number "
      "that is an operand."},
+    {"flatten_nodes", FlattenNodes, METH_O, kFlattenNodes},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from tests.tf.dynamic_nets import TreeLSTM, nodes, random_tree, random_trees
 from tfmem import dynamic
-from tfmem.dynamic.batch import _flatten_shared, flatten
 
 INVALID = tf.errors.InvalidArgumentError
 
@@ -267,13 +266,3 @@ def test_a_layer_and_an_example_without_nodes(compiled):
         with pytest.raises(INVALID, match="an example of a layer of graphs has no nodes"):
             call(tuple(layer.handle.batch(examples)))
     assert call(tuple(layer.handle.batch(examples[:1]))).shape == (1, 4)
-
-
-def test_nodes_of_trees_come_as_those_of_other_graphs(net):
-    handle = net.specialize()
-    trees = [nodes(handle, tree) for tree in random_trees(20)]
-    for roots in ([tree] for tree in trees):
-        assert flatten(*roots) == _flatten_shared(roots)
-    assert flatten(*trees) == _flatten_shared(trees)
-    shared = handle.node("leaf", 1, 1)
-    assert flatten(handle.node("pair", shared, shared, 2)) == ([0, 1], [0, 0], [1, 1, 2])

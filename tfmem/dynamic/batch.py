@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from custom_ops.errors import DynamicError
+from tfmem.dynamic.extension import flatten_nodes
 
 PADDING = -1
 
@@ -45,50 +46,20 @@ def flatten(*roots: Node) -> tuple[list[int], list[int], list[int]]:
     Raises:
         DynamicError: a node depends on itself.
     """
-    # Trees, whose nodes are met once: parents first and children from the last, which backwards is the order above.
-    places: dict[int, int] = {}
-    order: list[Node] = []
-    waiting = list(roots)
-    while waiting:
-        current = waiting.pop()
-        if id(current) in places:
-            return _flatten_shared(roots)
-        places[id(current)] = -len(order)
-        order.append(current)
-        if current[1]:
-            waiting += current[1]
-    order.reverse()
-    last = len(order) - 1
-    children = [last + places[id(child)] for node in order if node[1] for child in node[1]]
-    return [node[0] for node in order], children, [argument for node in order for argument in node[2]]
-
-
-def _flatten_shared(roots: Sequence[Node]) -> tuple[list[int], list[int], list[int]]:
-    kinds: list[int] = []
-    children: list[int] = []
-    arguments: list[int] = []
-    known: dict[int, int] = {}
-    waiting = list(reversed(roots))
-    begun: set[int] = set()
-    while waiting:
-        current = waiting[-1]
-        if id(current) in known:
-            waiting.pop()
-            continue
-        missing = [child for child in current[1] if id(child) not in known]
-        if missing:
-            if id(current) in begun:
-                raise DynamicError(f"a node of kind {current[0]} depends on itself; expected graphs without cycles")
-            begun.add(id(current))
-            missing.reverse()
-            waiting += missing
-            continue
-        waiting.pop()
-        known[id(current)] = len(kinds)
-        kinds.append(current[0])
-        children += [known[id(child)] for child in current[1]]
-        arguments += current[2]
+    kinds, children, arguments = (np.frombuffer(values, np.int32).tolist() for values, _ in _flat([roots]))
     return kinds, children, arguments
+
+
+def from_roots(examples: Sequence[Sequence[Node]]) -> Batch:
+    """A batch of graphs, each given by its roots; see `flatten`."""
+    return from_bytes(_flat(examples))
+
+
+def _flat(examples: Sequence[Sequence[Node]]) -> tuple[tuple[bytes, bytes], ...]:
+    try:
+        return flatten_nodes(examples)
+    except ValueError as error:
+        raise DynamicError(str(error)) from None
 
 
 def from_lists(examples: Iterable[tuple[Sequence[int], Sequence[int], Sequence[int]]]) -> Batch:

@@ -15,7 +15,7 @@ from custom_ops.dynamic.op import forward, forward_backward, step
 from custom_ops.dynamic.spec import Spec
 from custom_ops.errors import DynamicError, warn
 from tfmem.api import load_ops
-from tfmem.dynamic.batch import Batch, Node, as_batch, flatten, from_bytes, from_lists
+from tfmem.dynamic.batch import Batch, Node, as_batch, flatten, from_bytes, from_lists, from_roots
 from tfmem.dynamic.extension import Expression
 from tfmem.dynamic.gpu import Programs
 from tfmem.dynamic.kinds import NodeKind, State, record
@@ -90,13 +90,17 @@ class Handle:
         self._ops = load_ops().ops
         self._kinds = dict(kinds or {})
         self._state = state
-        self._names = {name: number for number, name in enumerate(self._kinds)}
         self._recorded = None if kinds is not None else RecordedKinds(parameters)
         self._lock = threading.Lock()
         self._step_lock = threading.Lock()
         for parameter in parameters:
             parameter_of(parameter)
         self._training = self._spec(training=True)
+        # Of each kind its number, its children, and these and its arguments: what makes a node asks for nothing else.
+        self._forms = {
+            name: (number, len(kind.children), len(kind.children) + len(kind.arguments))
+            for number, (name, kind) in enumerate(zip(self._kinds, self._training.kinds, strict=True))
+        }
         self._inference = self._spec(training=False)
         self._programs = Programs()
         self._programs.of(self._training)
@@ -149,17 +153,16 @@ class Handle:
         Raises:
             DynamicError: there is no such kind, or it has another number of children or arguments.
         """
-        number = self._names.get(kind, -1)
-        if number < 0:
-            raise DynamicError(f"there is no kind of node '{kind}'; expected one of {', '.join(self._names)}")
-        of_kind = self._training.kinds[number]
-        count = len(of_kind.children)
-        if len(given) != count + len(of_kind.arguments):
+        try:
+            number, children, count = self._forms[kind]
+        except KeyError:
+            raise DynamicError(f"there is no kind of node '{kind}'; expected one of {', '.join(self._kinds)}") from None
+        if len(given) != count:
             raise DynamicError(
-                f"a node of kind '{kind}' of {len(given)} children and arguments; expected {count} children and "
-                f"{len(of_kind.arguments)} arguments"
+                f"a node of kind '{kind}' of {len(given)} children and arguments; expected {children} children and "
+                f"{count - children} arguments"
             )
-        return Node(number, given[:count], given[count:])
+        return Node(number, given[:children], given[children:])
 
     def batch(self, examples: Sequence[Any]) -> Batch:
         """A batch as tensors.
@@ -185,7 +188,10 @@ class Handle:
                     "if the first batch has every op"
                 )
             return from_bytes(columns)
-        return from_lists(map(_flat, examples))
+        roots: list[Any] = [[example] if isinstance(example, Node) else example for example in examples]
+        if all(map(_are_roots, roots)):
+            return from_roots(roots)
+        return from_lists(flatten(*each) if _are_roots(each) else each for each in roots)
 
     def _as_batch(self, given: Any) -> Batch:
         if isinstance(given, list) and (not given or isinstance(given[0], Expression | Node) or _are_roots(given[0])):
@@ -365,9 +371,3 @@ def _long(splits: tf.Tensor) -> tf.Tensor:
 
 def _are_roots(example: Any) -> bool:
     return isinstance(example, list) and bool(example) and isinstance(example[0], Node)
-
-
-def _flat(example: Any) -> Any:
-    if isinstance(example, Node):
-        return flatten(example)
-    return flatten(*example) if _are_roots(example) else example

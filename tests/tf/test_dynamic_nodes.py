@@ -1,0 +1,113 @@
+"""Graphs of nodes that Python made, as integers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfmem import dynamic
+from tfmem.dynamic.batch import flatten, from_roots
+from tfmem.dynamic.extension import flatten_nodes
+
+INTEGERS = st.integers(-(2**31), 2**31 - 1)
+
+
+def defined(roots: Sequence[dynamic.Node]) -> tuple[list[int], list[int], list[int]]:
+    """What `flatten` gives, in Python."""
+    kinds: list[int] = []
+    children: list[int] = []
+    arguments: list[int] = []
+    known: dict[int, int] = {}
+    waiting = list(reversed(roots))
+    while waiting:
+        current = waiting[-1]
+        if id(current) in known:
+            waiting.pop()
+            continue
+        missing = [child for child in current[1] if id(child) not in known]
+        if missing:
+            missing.reverse()
+            waiting += missing
+            continue
+        waiting.pop()
+        known[id(current)] = len(kinds)
+        kinds.append(current[0])
+        children += [known[id(child)] for child in current[1]]
+        arguments += current[2]
+    return kinds, children, arguments
+
+
+@st.composite
+def graphs(draw: Any) -> list[dynamic.Node]:
+    """Roots of a graph in which nodes are shared."""
+    made: list[dynamic.Node] = []
+    for _ in range(draw(st.integers(1, 12))):
+        count = draw(st.integers(0, min(3, len(made))))
+        children = tuple(draw(st.sampled_from(made)) for _ in range(count))
+        made.append(dynamic.Node(draw(st.integers(0, 9)), children, tuple(draw(st.lists(INTEGERS, max_size=2)))))
+    return draw(st.lists(st.sampled_from(made), min_size=1, max_size=3))
+
+
+@settings(max_examples=300, deadline=None)
+@given(graphs())
+def test_they_come_as_they_are_defined(roots: list[dynamic.Node]) -> None:
+    """A root that was met before is a node already."""
+    assert flatten(*roots) == defined(roots)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(graphs(), max_size=4))
+def test_a_batch_has_a_row_for_each(examples: list[list[dynamic.Node]]) -> None:
+    batch = from_roots(examples)
+    for row, roots in enumerate(examples):
+        assert [part.to_list()[row] for part in batch] == list(defined(roots))
+    assert batch.kinds.nrows() == len(examples)
+
+
+def test_a_long_chain_takes_no_stack() -> None:
+    node = dynamic.Node(0, (), ())
+    for _ in range(200_000):
+        node = dynamic.Node(1, (node,), (5,))
+    kinds, children, arguments = flatten(node)
+    assert (kinds[:2], children[:2], len(kinds), len(arguments)) == ([0, 1], [0, 1], 200_001, 200_000)
+    while node.children:  # Python's tuples would be freed one within the other
+        node = node.children[0]
+
+
+def test_integers_of_other_types() -> None:
+    assert flatten(dynamic.Node(np.int64(3), [], [np.int32(4), True])) == ([3], [], [4, 1])
+
+
+@pytest.mark.parametrize(
+    ("node", "error", "words"),
+    [
+        ((1, ((2, ()),), ()), TypeError, "a node is expected"),
+        ((1, (7,), ()), TypeError, "7 stands where a node is expected"),
+        ((1, 7, ()), TypeError, "not iterable"),
+        ((1, (), (1.5,)), TypeError, "integer"),
+        ((1, (), (2**31,)), OverflowError, "does not fit into 32 bits"),
+        (("leaf", (), ()), TypeError, "integer"),
+    ],
+)
+def test_what_is_no_graph_is_an_error(node: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        flatten_nodes([[node]])
+    assert flatten(dynamic.Node(0, (), ())) == ([0], [], [])
+
+
+def test_nothing_is_kept() -> None:
+    kinds = [1_000_000 + number for number in range(3)]  # objects of their own
+    leaf = dynamic.Node(kinds[0], (), ())
+    root = dynamic.Node(kinds[1], [leaf, leaf], (kinds[2],))
+    before = [sys.getrefcount(each) for each in (*kinds, leaf, root)]
+    for _ in range(5):
+        assert flatten(root) == (kinds[:2], [0, 0], kinds[2:])
+        with pytest.raises(TypeError):
+            flatten(dynamic.Node(0, (root, 7), ()))
+    assert [sys.getrefcount(each) for each in (*kinds, leaf, root)] == before

@@ -76,11 +76,12 @@ def plan_merging(source: Source, needs: Needs) -> tuple[Merging, Graph]:
     """What is merged of a graph, and the graph. Nothing where nothing may be timed, or where a caller may run some of
     the graph without the rest."""
     graph = source.read(functions=False)
-    if needs.beside is None or needs.device.most is None or needs.roots is not None:
+    beside, small = needs.beside, needs.device.most
+    if beside is None or small is None or needs.roots is not None:
         return Merging(()), graph
-    finder = _Finder(graph, source.keep(graph), needs.device.most)
+    finder = _Finder(graph, source.keep(graph), small)
     groups = finder.groups()
-    times = {group: (needs.beside(group.apart), needs.beside((group.merged,))) for group in groups}
+    times = {group: (beside(group.apart), beside((group.merged,))) for group in groups}
     saves = {group: one - other for group, (one, other) in times.items() if one is not None and other is not None}
     least = {group: LEAST * (times[group][0] or 0.0) for group in saves}
 
@@ -135,17 +136,21 @@ class _Finder:
 
     def groups(self) -> list[Group]:
         """All: sums, which say in what order operands lie side by side, and then those of one operand."""
-        return [*self._sums(), *self._of_one_operand()]
+        sums = list(self._sums())
+        return [*sums, *self._of_one_operand({name for group in sums for name in group.products})]
 
     def copied(self, join: Joined) -> int:
         """Bytes that are copied for a join; 0 if kernels write all parts."""
         by_kernels = all(self._kinds[self._root(part).node] in IN_KERNELS - {Kind.VIEW} for part in join.parts)
         return 0 if by_kernels else sum(map(self._graph.nbytes, join.parts))
 
-    def _of_one_operand(self) -> Iterator[Group]:
+    def _of_one_operand(self, added: Collection[str]) -> Iterator[Group]:
+        """Of those that are in no sum."""
         found: dict[object, list[list[str]]] = {}
         for name, form in self._forms.items():
-            key = self._operand(name, 0), replace(form, columns=0)
+            if name in added:
+                continue
+            key = self._operand(name, 0), replace(form, columns=0), self._graph[name].device
             alike = found.setdefault(key, [])
             beside = [group for group in alike[-1:] if not self._waits(name, group)]
             if beside:
@@ -184,7 +189,7 @@ class _Finder:
             first = self._forms[next(iter(between))] if between else form
             if form is None or first is None or not self._is_inner(at.node) or at.node in between:
                 continue
-            if graph[at.node].op != "MatMul":  # a bias would be added, too
+            if graph[at.node].op != "MatMul" or graph[at.node].device != node.device:  # a bias would be added, too
                 continue
             if form.dtype in WIDE and replace(form, depth=0) == replace(first, depth=0):
                 between[at.node] = views

@@ -182,6 +182,26 @@ def test_a_product_that_is_there_twice_is_joined_once():
     same(b, graph, "out", "more")
 
 
+def test_a_product_that_is_added_up_is_in_no_other_group():
+    b = trained()
+    b("wz", "Placeholder", (SIZE, SIZE))
+    b("z", "MatMul", (ROWS, SIZE), "dq", "wz", transpose_a=False, transpose_b=True)  # of the operand of q_to_x
+    b("z_read", "Relu", (ROWS, SIZE), "z")
+    families, graph = planned(b)
+    products = [name for family in families for group in family for name in group.products]
+    assert len(products) == len(set(products)) == 9
+    assert "z" in graph.nodes
+    same(b, graph, "out", "z_read", *(f"{name}_update" for name in NAMES))
+
+
+def on_devices(b: Build) -> Build:
+    for number, name in enumerate(NAMES):
+        for node in b.nodes:
+            if node.name.startswith(name):
+                node.device = f"/device:GPU:{number}"
+    return b
+
+
 def unknown_rows() -> Build:
     b = forward()
     b.specs |= {TensorId(name): TensorSpec("float32", 4, (None, SIZE)) for name in ("x", *NAMES)}
@@ -208,8 +228,9 @@ def waited_for() -> Build:
         (unknown_rows(), needs()),
         (waited_for(), needs()),
         (forward(op="_FusedMatMul", fused_ops=("Relu",)), needs()),
+        (on_devices(forward()), needs()),
     ],
-    ids=["not timed", "no bound", "small", "parts may run", "unmeasured", "no faster", "rows", "control", "activation"],
+    ids=["untimed", "unbound", "small", "parts", "unmeasured", "no faster", "rows", "control", "activation", "devices"],
 )
 def test_others_stay(b: Build, given: Needs):
     families, graph = planned(b, given)

@@ -95,7 +95,9 @@ def _as_before(body: Source, planned: Mapping[Hashable, tuple[Source, Stitching]
 
 
 def _stitched(source: Source, engine: Engine, needs: Needs) -> Stitching:
-    handed = dict.fromkeys(("preparation", "merging", "fusion"), lambda _: needs)
+    handed = dict.fromkeys(("preparation", "fusion"), lambda _: needs)
+    if needs.beside is not None:  # else the graph is not read for it
+        handed["merging"] = lambda _: needs
     return stitching(run_passes(Phase.AFTER_GRAPPLER, engine.passes, source, handed))
 
 

@@ -11,10 +11,10 @@ if not (Path(__file__).resolve().parents[2] / "benchmarks").is_dir():
     pytest.skip("the benchmarks are not installed; run from a checkout", allow_module_level=True)
 
 from benchmarks.fusion import __main__ as command
-from benchmarks.fusion import compare, first_calls, quiet, tables
+from benchmarks.fusion import compare, first_calls, merged_products, merging, quiet, tables
 from benchmarks.fusion.cases import LARGE, MODELS, OTHERS, TEN, Case, settings, task_of
 from benchmarks.fusion.published import KERNELS, TABLE_3
-from benchmarks.records import FORMAT
+from benchmarks.records import FORMAT, ROOT, load
 
 
 def ran(**systems: dict) -> dict:
@@ -169,3 +169,21 @@ def test_first_calls_beside_xla() -> None:
     assert rows["slow"].endswith("cold, warm, held up")
     assert rows["unknown"].split() == ["unknown", "-", "0.30", "2.60", "0.50", "9.00", "0.10", "-", "0.10"]
     assert rows["broken"].endswith("failed")
+
+
+def test_what_merging_brings_is_shown_by_form() -> None:
+    found = load(ROOT / "benchmarks/results/fusion_merging_h200.json")
+    assert found is not None
+    assert set(found["cases"]) == set(merging.FORMS)
+    for name, outcome in found["cases"].items():
+        assert tuple(outcome["forms"]) == merging.FORMS[name]
+        assert len(merging.lines(name, outcome)) == len(merging.FORMS[name])
+    assert "timeout" in merging.lines("nmt", {"status": "timeout", "message": "late"})[0]
+
+
+@pytest.mark.parametrize("case", merged_products.CASES, ids=lambda case: case.name)
+def test_a_merged_product_computes_what_three_do(case: merged_products.Case) -> None:
+    apart, merged = case.apart, case.merged
+    assert merged.rows * merged.columns * merged.depth == 3 * apart.rows * apart.columns * apart.depth
+    flips = [(form.left_transposed, form.right_transposed) for form in (apart, merged)]
+    assert flips[0] == flips[1]

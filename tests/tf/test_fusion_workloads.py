@@ -153,3 +153,15 @@ def test_resnet_strays_no_further_stitched_than_with_moved_inputs(apart: Process
     (plain, moved, found), of_moved, of_found = apart.submit(resnet_after_a_step).result(timeout=300)
     assert found == pytest.approx(plain, rel=max(1e-5, abs(moved / plain - 1)))
     assert of_found <= 2 * of_moved
+
+
+def outputs_of(name: str) -> list[np.ndarray]:
+    return [np.asarray(each) for each in System.begun("graph", lambda: make(name))()]
+
+
+@pytest.mark.parametrize("name", ["nmt", "rokid"])
+def test_weights_that_are_joined_in_a_step_give_the_same(apart: ProcessPoolExecutor, name: str) -> None:
+    """`benchmarks.fusion.merging` compares their times."""
+    given, joined = (apart.submit(outputs_of, each).result(timeout=300) for each in (name, f"merged/{name}_copied"))
+    for one, other in zip(given, joined, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-3, atol=1e-4)

@@ -2,10 +2,10 @@
 
     python -m benchmarks.fusion.long_run --output benchmarks/results/fusion_long_run_cpu.json
 
-Copies of a workload train: by TensorFlow; by TensorFlow with each input of floating point moved to the next number; by
-TensorFlow with the examples of the batch in other orders, which changes nothing but the order in which sums over the
-batch are added up; and stitched, as the model plans it. What is compared is how far variables end from those of the
-first, the largest distance of all.
+Copies of a workload train: by TensorFlow; by TensorFlow with each input of floating point moved to a next number, away
+from zero and, in other copies, up or down at random; by TensorFlow with the examples of the batch in other orders, so
+that sums over the batch are added up in other orders, too; and stitched, as the model plans it. What is compared is how
+far variables end from those of the first, the largest distance of all.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from benchmarks.records import machine
 
 WORKLOADS = ("logistic", "mlp")  # whose inputs have the batch first, and whose loss is a mean over it
 ORDERS = 5  # of the batch
+MOVES = 25  # of the inputs
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Train, and write what was found.
 
     Returns:
-        1 if a stitched step strays further than TensorFlow with moved inputs and in every other order of the batch, by
-        more than one unit in the last place.
+        1 if a stitched step strays further than TensorFlow with moved inputs and in every other order of the batch.
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fusion.long_run", description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="where to write the results, as JSON")
@@ -40,31 +40,32 @@ def main(arguments: list[str] | None = None) -> int:
     results = {"machine": machine(), "steps": options.steps, "cases": cases}
     options.output.write_text(json.dumps(results, indent=1) + "\n")
     print(json.dumps(cases, indent=1))
-    return 1 if any(case["stitched"] > most(case) + case["unit"] for case in cases.values()) else 0
+    return 1 if any(case["stitched"] > most(case) for case in cases.values()) else 0
 
 
 def most(case: dict[str, Any]) -> float:
     """That TensorFlow strayed from itself."""
-    return max(case["moved"], *case["permuted"])
+    return max(*case["moved"], *case["permuted"])
 
 
 def strayed(name: str, steps: int) -> dict[str, Any]:
-    """The largest distance of a variable from TensorFlow's, of all others; one unit in the last place of the largest
-    number of all; and how many regions there were."""
+    """The largest distance of a variable from TensorFlow's, of all others (of moved inputs those away from zero first);
+    one unit in the last place of the largest number of all; and how many regions there were."""
     import tfmem
     from benchmarks.fusion.workloads import make
 
-    plain, moved, stitched, *permuted = (make(name) for _ in range(3 + ORDERS))
+    plain, stitched = make(name), make(name)
+    moved, permuted = ([make(name) for _ in range(count)] for count in (MOVES, ORDERS))
     step = tfmem.optimize(stitched.step, passes=("fusion",), fusion=tfmem.FusionOptions(tune="off"), cache_directory="")
-    inputs = [next_number(np.asarray(each)) for each in moved.inputs]
+    seeds = [None, *range(MOVES - 1)]
+    inputs = [[next_number(np.asarray(each), seed) for each in plain.inputs] for seed in seeds]
     batch = len(plain.inputs[0])
     orders = [np.random.default_rng(seed).permutation(batch) for seed in range(ORDERS)]
     reordered = [[np.asarray(each)[order] for each in plain.inputs] for order in orders]
     for _ in range(steps):
         plain.step(*plain.inputs)
-        moved.step(*inputs)
         step(*stitched.inputs)
-        for other, given in zip(permuted, reordered, strict=True):
+        for other, given in zip((*moved, *permuted), (*inputs, *reordered), strict=True):
             other.step(*given)
 
     def distance(other: Any) -> float:
@@ -74,18 +75,19 @@ def strayed(name: str, steps: int) -> dict[str, Any]:
     largest = max(np.abs(variable.numpy()).max() for variable in plain.state)
     return {
         "stitched": distance(stitched),
-        "moved": distance(moved),
+        "moved": [distance(other) for other in moved],
         "permuted": [distance(other) for other in permuted],
         "unit": float(np.spacing(largest)),
         "regions": len(tfmem.report(step).regions),
     }
 
 
-def next_number(values: np.ndarray) -> np.ndarray:
-    """Each number of floating point, one unit in its last place further from zero."""
+def next_number(values: np.ndarray, seed: int | None = None) -> np.ndarray:
+    """Each number of floating point, one unit in its last place further from zero, or up or down as `seed` has it."""
     if values.dtype.kind != "f":
         return values
-    return np.nextafter(values, np.copysign(np.inf, values).astype(values.dtype))
+    signs = values if seed is None else np.random.default_rng(seed).random(values.shape) - 0.5
+    return np.nextafter(values, np.copysign(np.inf, signs).astype(values.dtype))
 
 
 if __name__ == "__main__":

@@ -157,6 +157,8 @@ def test_a_stitched_step_strays_no_further_than_one_unit_in_the_last_place_would
     assert long_run.main(["--steps", "200", "--output", str(results)]) == 0
     (case,) = json.loads(results.read_text())["cases"].values()
     assert case["regions"]
-    assert case["moved"] > 0
+    assert len(case["moved"]) == long_run.MOVES
+    assert min(case["moved"]) > 0
+    assert len(set(case["moved"])) > 1, "each is moved in its own way"
     assert len(case["permuted"]) == long_run.ORDERS
     assert min(case["permuted"]) > 0, "another order of the batch has to be another order of sums"

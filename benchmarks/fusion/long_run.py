@@ -29,7 +29,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Train, and write what was found.
 
     Returns:
-        1 if a stitched step strays further than TensorFlow with moved inputs and in every other order of the batch.
+        1 if a stitched step strays further than TensorFlow with moved inputs and in every other order of the batch, by
+        more than one unit in the last place.
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fusion.long_run", description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="where to write the results, as JSON")
@@ -40,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     results = {"machine": machine(), "steps": options.steps, "cases": cases}
     options.output.write_text(json.dumps(results, indent=1) + "\n")
     print(json.dumps(cases, indent=1))
-    return 1 if any(case["stitched"] > most(case) for case in cases.values()) else 0
+    return 1 if any(case["stitched"] > most(case) + case["unit"] for case in cases.values()) else 0
 
 
 def most(case: dict[str, Any]) -> float:

@@ -60,6 +60,11 @@ class Group:
     rest: tuple[TensorId, ...] = ()
 
     @property
+    def forms(self) -> tuple[tuple[MatrixProduct, ...], tuple[MatrixProduct, ...]]:
+        """Apart, and as one."""
+        return self.apart, (self.merged,)
+
+    @property
     def joins(self) -> tuple[Joined, ...]:
         """What has to be put side by side."""
         return tuple(each for each in (self.left, self.right) if len(each.parts) > 1)
@@ -81,14 +86,18 @@ def plan_merging(source: Source, needs: Needs) -> tuple[Merging, Graph]:
         return Merging(()), graph
     finder = _Finder(graph, source.keep(graph), small)
     groups = finder.groups()
-    times = {group: (beside(group.apart), beside((group.merged,))) for group in groups}
-    saves = {group: one - other for group, (one, other) in times.items() if one is not None and other is not None}
-    least = {group: LEAST * (times[group][0] or 0.0) for group in saves}
+    # Equal layers have equal forms, and each is timed once.
+    times = {forms: beside(forms) for forms in dict.fromkeys(each for group in groups for each in group.forms)}
+    saves: dict[Group, float] = {}  # more than the least that is worth it
+    for group in groups:
+        apart, merged = (times[forms] for forms in group.forms)
+        if apart is not None and merged is not None:
+            saves[group] = apart - merged - LEAST * apart
 
     def saved(family: Sequence[Group]) -> float:
         joins = dict.fromkeys(join for group in family for join in group.joins)
         copied = sum(needs.device.seconds(2 * finder.copied(join)) for join in joins if finder.copied(join))
-        return sum(saves[group] - least[group] for group in family) - copied
+        return sum(saves[group] for group in family) - copied
 
     families = (_best(family, saved) for family in _families([group for group in groups if group in saves]))
     return Merging(tuple(family for family in families if family)), graph

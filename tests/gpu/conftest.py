@@ -1,4 +1,5 @@
-"""What products of float32 may round to on a GPU. TensorFlow allows TF32 there unless told otherwise."""
+"""Where tests run, and what products of float32 may round to on a GPU: TensorFlow allows TF32 there unless told
+otherwise."""
 
 from __future__ import annotations
 
@@ -29,4 +30,15 @@ def float32_products() -> Iterator[None]:
 def tf32_products(float32_products: None) -> Iterator[None]:
     """In TF32, also in a module that asks for float32: what a test asks for would be set up before that otherwise."""
     with allowed(tf32=True):
+        yield
+
+
+@pytest.fixture
+def first_gpu() -> Iterator[None]:
+    """Ops run there."""
+    import tensorflow as tf
+
+    if not tf.config.list_logical_devices("GPU"):
+        pytest.skip("needs a GPU")
+    with tf.device("GPU:0"):
         yield

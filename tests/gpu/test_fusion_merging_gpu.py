@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,15 +18,7 @@ SIZE = 768
 ROWS = 4096
 DECIDED = 90  # seconds
 
-pytestmark = pytest.mark.usefixtures("float32_products")
-
-
-@pytest.fixture(autouse=True)
-def fixture_gpu() -> Any:
-    if not tf.config.list_logical_devices("GPU"):
-        pytest.skip("needs a GPU")
-    with tf.device("GPU:0"):
-        yield
+pytestmark = pytest.mark.usefixtures("float32_products", "first_gpu")
 
 
 def test_products_side_by_side() -> None:

@@ -14,13 +14,7 @@ from tests.tf.stitched_steps import optimized, require_stitched
 
 TYPES = ("float32", "float64", "float16", "bfloat16")
 
-
-@pytest.fixture(autouse=True)
-def fixture_gpu() -> Any:
-    if not tf.config.list_logical_devices("GPU"):
-        pytest.skip("needs a GPU")
-    with tf.device("GPU:0"):
-        yield
+pytestmark = pytest.mark.usefixtures("first_gpu")
 
 
 def both(function: Callable[..., Any], *arguments: Any, signature: Any = None) -> tuple[list[Any], list[Any]]:

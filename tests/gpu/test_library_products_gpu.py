@@ -16,15 +16,7 @@ from tests.tf.fusion_calls import call
 TYPES = ("float16", "bfloat16", "float32", "float64")
 UNIT = {"float16": 2**-10, "bfloat16": 2**-7, "float32": 2**-18, "float64": 2**-44}  # of sums of a few thousand
 
-pytestmark = pytest.mark.usefixtures("float32_products")
-
-
-@pytest.fixture(autouse=True)
-def fixture_gpu() -> Any:
-    if not tf.config.list_logical_devices("GPU"):
-        pytest.skip("needs a GPU")
-    with tf.device("GPU:0"):
-        yield
+pytestmark = pytest.mark.usefixtures("float32_products", "first_gpu")
 
 
 def stitched(region: Region, timed: bool, *args: Any) -> list[Any]:

@@ -135,6 +135,24 @@ def test_gradients_share_what_is_put_side_by_side(rest):
     same(b, graph, "out", *(f"{name}_update" for name in NAMES))
 
 
+def test_equal_layers_are_timed_once():
+    b = forward()
+    b("y", "Placeholder", (ROWS, SIZE))
+    for name in NAMES:
+        b(f"u{name}", "Placeholder", (SIZE, SIZE))
+        b(f"y{name}", "MatMul", (ROWS, SIZE), "y", f"u{name}", transpose_a=False, transpose_b=False)
+        b(f"y{name}_read", "Relu", (ROWS, SIZE), f"y{name}")
+    asked = []
+
+    def beside(forms: Sequence[MatrixProduct]) -> float:
+        asked.append(tuple(forms))
+        return apart_is_slower(forms)
+
+    families, _ = planned(b, needs(beside))
+    assert len(families) == 2
+    assert len(asked) == len(set(asked)) == 2
+
+
 def test_weights_may_be_transposed():
     b = forward(transpose_b=True)
     _, graph = planned(b)

@@ -2,8 +2,8 @@
 
     python -m benchmarks.fusion.first_calls --results benchmarks/results/fusion_h100.json --output first_calls.json
 
-Each workload has two processes: one with an empty cache, which goes on until it is decided how the step runs, at most
-`--settle` seconds; and one that finds what the first has left there. XLA's first calls are read from `--results`, of
+Each workload has two processes: one with an empty cache, and one that finds what the first has left there. Both go on
+until it is decided how the step runs, at most `--settle` seconds. XLA's first calls are read from `--results`, of
 the same machine. In none of them is what is loaded once in a process."""
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ WORKER = "benchmarks.fusion.first_call"
 SHARE = 0.5  # of XLA's first call: the most that a cold one is to take
 WARM = 1.0  # second: the most that a warm one is to take
 HELD_UP = 5.0  # seconds: the most that a call is to take before it is decided
-LEFT = 3.0  # seconds that a warm process waits for the decision
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, help="results of benchmarks.fusion, for XLA's first calls")
     parser.add_argument("--output", type=Path, default=Path("first_calls.json"), help="results (JSON)")
     parser.add_argument("--only", nargs="+", choices=TEN, default=list(TEN), help="workloads, in this order (all)")
-    parser.add_argument("--settle", type=float, default=10, help="seconds that a cold process waits at most (10)")
+    parser.add_argument("--settle", type=float, default=10, help="seconds that a process waits at most (10)")
     parser.add_argument("--profile", nargs="*", choices=TEN, default=[], help="workloads to say what took longest of")
     parser.add_argument("--total-seconds", type=float, default=180, help="begin no workload when this is over (180)")
     options = parser.parse_args(arguments)
@@ -58,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
         }
         with tempfile.TemporaryDirectory() as cache:
             cold = in_process(WORKER, task, 120, TFMEM_CACHE_DIR=cache)
-            warm = in_process(WORKER, {**task, "settle": LEFT}, 120, TFMEM_CACHE_DIR=cache)
+            warm = in_process(WORKER, task, 120, TFMEM_CACHE_DIR=cache)
         results["cases"][name] = {"cold": cold, "warm": warm, "xla": best_of_xla(known.get(name, {}))}
         options.output.write_text(json.dumps(results, indent=1) + "\n")
         print(name, cold.get("message", cold.get("fusion")), "|", warm.get("message", warm.get("fusion")), flush=True)
@@ -79,11 +78,13 @@ def best_of_xla(case: Mapping[str, Any]) -> float | None:
 
 def table(cases: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Lines of text."""
-    rows = [("workload", "XLA", "graph", "cold", "warm", "decided", "slowest", "warm: decided", "slowest", "missed")]
+    measured = ("graph", "first", "decided", "slowest")
+    titles = [f"{when}: {each}" for when in ("cold", "warm") for each in measured]
+    rows = [("workload", "XLA", *titles, "missed")]
     for name, case in cases.items():
         cold, warm = case["cold"], case["warm"]
         if cold["status"] != "ok" or warm["status"] != "ok":
-            rows.append((name, *["-"] * 8, "failed"))
+            rows.append((name, *["-"] * (1 + len(titles)), "failed"))
             continue
         xla = case["xla"]
         missed = [
@@ -91,16 +92,7 @@ def table(cases: Mapping[str, Mapping[str, Any]]) -> list[str]:
             *(["warm"] if warm["first"] > WARM else []),
             *(["held up"] if max(cold["slowest"], warm["slowest"]) > HELD_UP else []),
         ]
-        numbers = (
-            xla,
-            cold["graph"],
-            cold["first"],
-            warm["first"],
-            cold["decided"],
-            cold["slowest"],
-            warm["decided"],
-            warm["slowest"],
-        )
+        numbers = [xla, *(outcome[each] for outcome in (cold, warm) for each in measured)]
         rows.append((name, *("-" if each is None else f"{each:.2f}" for each in numbers), ", ".join(missed)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]

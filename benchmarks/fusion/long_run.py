@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.fusion.moves import MOVES, next_numbers
 from benchmarks.records import machine
 
 WORKLOADS = ("logistic", "mlp")  # whose inputs have the batch first, and whose loss is a mean over it
 ORDERS = 5  # of the batch
-MOVES = 25  # of the inputs
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -59,7 +59,7 @@ def strayed(name: str, steps: int) -> dict[str, Any]:
     moved, permuted = ([make(name) for _ in range(count)] for count in (MOVES, ORDERS))
     step = tfmem.optimize(stitched.step, passes=("fusion",), fusion=tfmem.FusionOptions(tune="off"), cache_directory="")
     seeds = [None, *range(MOVES - 1)]
-    inputs = [[next_number(np.asarray(each), seed) for each in plain.inputs] for seed in seeds]
+    inputs = [[next_numbers(np.asarray(each), seed) for each in plain.inputs] for seed in seeds]
     batch = len(plain.inputs[0])
     orders = [np.random.default_rng(seed).permutation(batch) for seed in range(ORDERS)]
     reordered = [[np.asarray(each)[order] for each in plain.inputs] for order in orders]
@@ -81,14 +81,6 @@ def strayed(name: str, steps: int) -> dict[str, Any]:
         "unit": float(np.spacing(largest)),
         "regions": len(tfmem.report(step).regions),
     }
-
-
-def next_number(values: np.ndarray, seed: int | None = None) -> np.ndarray:
-    """Each number of floating point, one unit in its last place further from zero, or up or down as `seed` has it."""
-    if values.dtype.kind != "f":
-        return values
-    signs = values if seed is None else np.random.default_rng(seed).random(values.shape) - 0.5
-    return np.nextafter(values, np.copysign(np.inf, signs).astype(values.dtype))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ import tensorflow as tf
 import tfmem
 from benchmarks.fusion import graphs, kernels
 from benchmarks.fusion.cases import COPY, OF_XLA
+from benchmarks.fusion.moves import MOVES, next_numbers
 from benchmarks.fusion.quiet import Clocks, Patience
 from benchmarks.fusion.systems import System
 from benchmarks.fusion.workloads import make
@@ -33,6 +34,7 @@ from benchmarks.offload.worker import device_name, versions
 
 UNTIMED = 2  # steps at the beginning of a block
 EARLY = (1, 10)  # steps after which losses are compared, too
+MOVING = 60.0  # seconds for those after the first two
 
 
 def main(measure: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
@@ -73,10 +75,12 @@ def measured(task: dict[str, Any]) -> dict[str, Any]:
         outcomes[system.name] = outcomes.get(system.name, {"status": "ok", "moved": system.workload.moved}) | found
     judged = workload.training and (not task["tf32"] or device_name() == "CPU")
     stray = strays(make_workload, task["parity"]) if judged else []
+    furthest = [max(ways) for ways in zip(*stray, strict=True)]
     return {
         "status": "ok",
-        "strays": stray[-1] if stray else None,
-        "strays_after": stray,
+        "strays": furthest[-1] if stray else None,
+        "strays_after": furthest,
+        "strays_in_ways": [way[-1] for way in stray],
         "device": device_name(),
         "versions": versions(),
         "shapes": [list(each.shape) for each in workload.inputs],
@@ -217,31 +221,29 @@ def compared(systems: list[System], steps: int) -> dict[str, dict[str, Any]]:
     return found
 
 
-def strays(make_workload: Callable[[], Workload], steps: int) -> list[float]:
-    """How far TensorFlow's executor strays from itself if its inputs move by one unit in the last place, up or down.
+def strays(make_workload: Callable[[], Workload], steps: int) -> list[list[float]]:
+    """How far TensorFlow's executor strays from itself if its inputs move by one unit in the last place: all up, all
+    down, and then each up or down at random, in up to `MOVES` ways, as many as `MOVING` has time for.
 
     So far may sums in another order lead. Each time begins from the same state and with the same random numbers.
 
     Returns:
-        The larger distance of the two, after each of the steps that `loss_distances` looks at.
+        For each way the distance after each of the steps that `loss_distances` looks at.
     """
 
-    def losses(direction: float | None) -> np.ndarray:
+    def losses(move: Callable[[np.ndarray], np.ndarray] | None) -> np.ndarray:
         tf.random.set_seed(0)
         workload = make_workload()
-        inputs = [each if direction is None else moved(each, direction) for each in workload.inputs]
+        inputs = [each if move is None else tf.constant(move(each.numpy())) for each in workload.inputs]
         found = [workload.step(*inputs) for _ in range(steps)]
         return np.array([float(np.ravel(loss[0] if isinstance(loss, tuple) else loss)[0]) for loss in found])
 
-    expected = losses(None)
-    found = [loss_distances(losses(direction), expected) for direction in (np.inf, -np.inf)]
-    return [max(pair) for pair in zip(*found, strict=True)]
-
-
-def moved(tensor: tf.Tensor, direction: float) -> tf.Tensor:
-    """By one unit in the last place; integers stay."""
-    values = tensor.numpy()
-    return tf.constant(np.nextafter(values, values.dtype.type(direction))) if values.dtype.kind == "f" else tensor
+    began = time.monotonic()
+    expected, found = losses(None), []
+    for way in (np.inf, -np.inf, *range(MOVES - 2)):
+        if len(found) < 2 or time.monotonic() - began < MOVING:
+            found.append(loss_distances(losses(partial(next_numbers, way=way)), expected))
+    return found
 
 
 def loss_distances(losses: np.ndarray, expected: np.ndarray) -> list[float]:

@@ -165,9 +165,9 @@ def test_first_calls_beside_xla() -> None:
         "broken": {"cold": {"status": "error"}, "warm": calls(0.5, 0.1, 0.7), "xla": 5.0},
     }
     rows = {line.split()[0]: line for line in first_calls.table(cases)}
-    assert rows["quick"].split() == ["quick", "5.00", "0.30", "0.90", "0.50", "3.00", "0.20", "0.70", "0.10"]
+    assert rows["quick"].split() == ["quick", "5.00", "0.30", "0.90", "3.00", "0.20", "0.30", "0.50", "0.70", "0.10"]
     assert rows["slow"].endswith("cold, warm, held up")
-    assert rows["unknown"].split() == ["unknown", "-", "0.30", "2.60", "0.50", "9.00", "0.10", "-", "0.10"]
+    assert rows["unknown"].split() == ["unknown", "-", "0.30", "2.60", "9.00", "0.10", "0.30", "0.50", "-", "0.10"]
     assert rows["broken"].endswith("failed")
 
 

@@ -14,6 +14,7 @@ import tfmem
 from benchmarks.fusion import __main__ as command
 from benchmarks.fusion import breakdown, compare, kernels, long_run, pictures, planning, statistics, tables, worker
 from benchmarks.fusion.cases import SYSTEMS
+from benchmarks.fusion.moves import MOVES
 from benchmarks.fusion.systems import System
 from benchmarks.fusion.workloads import make
 from benchmarks.records import FORMAT
@@ -157,7 +158,7 @@ def test_a_stitched_step_strays_no_further_than_one_unit_in_the_last_place_would
     assert long_run.main(["--steps", "200", "--output", str(results)]) == 0
     (case,) = json.loads(results.read_text())["cases"].values()
     assert case["regions"]
-    assert len(case["moved"]) == long_run.MOVES
+    assert len(case["moved"]) == MOVES
     assert min(case["moved"]) > 0
     assert len(set(case["moved"])) > 1, "each is moved in its own way"
     assert len(case["permuted"]) == long_run.ORDERS

@@ -18,7 +18,7 @@ import tensorflow as tf
 import tfmem
 from benchmarks.fusion import graphs
 from benchmarks.fusion.cases import TEN
-from benchmarks.fusion.long_run import next_number
+from benchmarks.fusion.moves import next_numbers
 from benchmarks.fusion.published import KERNELS
 from benchmarks.fusion.systems import System
 from benchmarks.fusion.workloads import make, models
@@ -133,7 +133,7 @@ def resnet_after_a_step() -> tuple[list[float], float, float]:
 
     def after_a_step(made: Any, variables: list[Any], how: Any = lambda step: step, moved: bool = False) -> list[Any]:
         before = [variable.numpy() for variable in variables]
-        inputs = [tf.constant(next_number(each.numpy())) if moved else each for each in made.inputs]
+        inputs = [tf.constant(next_numbers(each.numpy())) if moved else each for each in made.inputs]
         losses.append(float(how(made.step)(*inputs)))
         return [variable.numpy() - old for variable, old in zip(variables, before, strict=True)]
 

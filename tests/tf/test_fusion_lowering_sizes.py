@@ -44,8 +44,13 @@ def heads(x, labels, bias):
     return tf.reshape(turned, [-1, 20]), tf.concat([x, turned[:, :, 1]], 1), tf.pad(x, [[0, 0], [1, 2]])
 
 
+def padded(x, labels, bias):
+    """With a number that is no integer where other ops have sizes."""
+    return tf.pad(x + bias, [[0, 0], [2, 1]], constant_values=-np.inf)
+
+
 @pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("function", [loss, fused, heads])
+@pytest.mark.parametrize("function", [loss, fused, heads, padded])
 def test_one_program_for_all_batch_sizes(function, batch):
     given = values(batch, 5), np.arange(batch, dtype="int32") % 5, values(5, seed=1)
     shapes = [(None, 5), (None,), (5,)]

@@ -23,9 +23,9 @@ def constant(graph: Graph, tensor: TensorId) -> npt.NDArray[Any] | None:
 
 
 def integers(graph: Graph, tensor: TensorId) -> list[int] | None:
-    """The elements of a small constant of integers."""
+    """The elements of a small constant of integers; None if it is no constant, or one of another dtype."""
     found = constant(graph, tensor)
-    return None if found is None else [int(value) for value in found.reshape(-1)]
+    return None if found is None or found.dtype.kind not in "iu" else [int(value) for value in found.reshape(-1)]
 
 
 def number_of(graph: Graph, tensor: TensorId) -> float | int | bool | None:

@@ -169,6 +169,18 @@ def test_calls_run_tensorflows_kernels() -> None:
     np.testing.assert_array_equal(tf.cast(found, tf.float32), tf.cast(tf.matmul(a, b), tf.float32))
 
 
+def test_an_output_that_nobody_reads_may_have_another_shape() -> None:
+    """SelfAdjointEigV2 without vectors gives a scalar for them; its op says that they have no elements."""
+    a = np.float32([[3, 1], [1, 2]])
+    types = (floats(2, 2), floats(2), floats(0), floats(2))
+    steps = (
+        call("SelfAdjointEigV2", (0,), (1, 2), T=tf.float32, compute_v=False),
+        kernel(TWICE, (1,), (3,)),
+    )
+    (found,) = load().fusion(Region(1, (), types, steps, (3,)), [a])
+    np.testing.assert_array_equal(found, 2 * tf.linalg.eigvalsh(a))
+
+
 def test_calls_that_pass_an_input_on() -> None:
     """Identity gives its input's memory out as its own."""
     types = (floats(None), floats(None), floats(None), floats(None), floats(None))

@@ -178,11 +178,6 @@ absl::Status InnerKernel::Run(OpKernelContext* outer, absl::Span<const TensorVal
     if (output == nullptr) {
       return absl::InternalError(absl::StrCat(name(), ": its kernel left output ", i, " out"));
     }
-    if (outputs[i].IsInitialized() && output->shape() != outputs[i].shape()) {
-      return absl::InternalError(
-          absl::StrCat(name(), ": output ", i, " has shape ", output->shape().DebugString(),
-                       "; expected ", outputs[i].shape().DebugString(), ", as its op says"));
-    }
     if (output->dtype() != kernel_->output_type(i)) {
       return absl::InternalError(absl::StrCat(name(), ": output ", i, " is of another dtype"));
     }

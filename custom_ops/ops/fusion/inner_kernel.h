@@ -48,10 +48,10 @@ class InnerKernel {
   }
 
   // Runs it within `outer`. An output is written into `outputs` where a tensor is given, unless the
-  // kernel has one of its own, say an input; on return `outputs` are the outputs. No input is
-  // written to.
+  // kernel has one of its own, say an input, or one of another shape; on return `outputs` are the
+  // outputs. No input is written to.
   //
-  // Internal if the kernel leaves an output out, or its shape is not that of the tensor given.
+  // Internal if the kernel leaves an output out, or gives it another dtype.
   absl::Status Run(tensorflow::OpKernelContext* outer,
                    absl::Span<const tensorflow::TensorValue> inputs,
                    absl::Span<tensorflow::Tensor> outputs) const;

@@ -117,7 +117,18 @@ class Execution {
     const absl::Status status = compiled_.calls[at]->Run(ctx_, inputs, absl::MakeSpan(outputs));
     if (!step.variables.empty()) variables_.Lock();
     TFMEM_RETURN_IF_ERROR(status);
-    for (int i = 0; i < step.outputs; ++i) Take(step.first_output + i, std::move(outputs[i]));
+    for (int i = 0; i < step.outputs; ++i) {
+      const int value = step.first_output + i;
+      // What nobody reads may be of any shape: SelfAdjointEigV2 without vectors gives a scalar for
+      // them, where its shape function has no elements.
+      if (flow_.homes[value].last_use == at) continue;
+      if (outputs[i].shape() != shapes_.values[value]) {
+        return absl::InternalError(absl::StrCat(
+            compiled_.calls[at]->name(), ": output ", i, " has shape ", outputs[i].shape().DebugString(),
+            "; expected ", shapes_.values[value].DebugString(), ", as its op says"));
+      }
+      Take(value, std::move(outputs[i]));
+    }
     return absl::OkStatus();
   }
 

@@ -7,6 +7,7 @@ from collections.abc import Generator
 
 import numpy as np
 
+from custom_ops.expr.reference import HALF_TYPES
 from graph_passes.fusion.lower.access import FIRST, Access
 from graph_passes.fusion.lower.reductions import reduction_kind
 from graph_passes.fusion.lower.rule import Kind, Rule, broadcast
@@ -15,22 +16,28 @@ from graph_passes.graph.ir import Graph, Node, TensorId
 
 
 def _shifted(
-    w: Writer, logits: TensorId, at: Access
+    w: Writer, logits: TensorId, at: Access, dtype: str
 ) -> Generator[Demand, int, tuple[int, int, Access, tuple[int, ...]]]:
-    """The logits less the maximum of their row; the sum over the row of its exponentials; where the row was read."""
+    """The logits less the maximum of their row, as `dtype`; the sum over the row of its exponentials; where the row was
+    read."""
     row, axes = w.over(logits, (len(w.shapes[logits]) - 1,), at)
-    elements = yield logits, row
+    elements = w.cast(dtype, (yield logits, row))
     largest = w.reduce("max", elements, axes)
     total = w.reduce("sum", w.apply("exp", w.apply("subtract", elements, largest)), axes)
-    element = yield logits, at
+    element = w.cast(dtype, (yield logits, at))
     return w.apply("subtract", element, largest), total, row, axes
 
 
 def _softmax(w: Writer, node: Node, output: int, at: Access) -> Steps:
-    shifted, total, _, _ = yield from _shifted(w, node.inputs[0], at)
+    """Half types are rounded once, at the end, as in TensorFlow's kernel for a GPU and in oneDNN's."""
+    logits = node.inputs[0]
+    dtype = w.shapes.dtype(logits)
+    shifted, total, _, _ = yield from _shifted(w, logits, at, "float32" if dtype in HALF_TYPES else dtype)
     if node.op == "LogSoftmax":
-        return w.apply("subtract", shifted, w.apply("log", total))
-    return w.apply("multiply", w.apply("exp", shifted), w.apply("reciprocal", total))
+        result = w.apply("subtract", shifted, w.apply("log", total))
+    else:
+        result = w.apply("multiply", w.apply("exp", shifted), w.apply("reciprocal", total))
+    return w.cast(dtype, result)
 
 
 def _row_kind(graph: Graph, node: Node) -> Kind:
@@ -41,13 +48,13 @@ def _row_kind(graph: Graph, node: Node) -> Kind:
 def _cross_entropy(w: Writer, node: Node, output: int, at: Access) -> Steps:
     """Outputs: the loss of each row; the gradient of the sum of the losses with respect to the logits."""
     features, labels = node.inputs
-    shape = w.shapes[TensorId(node.name, 1)]
+    shape, dtype = w.shapes[TensorId(node.name, 1)], w.shapes.dtype(features)
     if output == 1:
-        shifted, total, _, _ = yield from _shifted(w, features, broadcast(w, features, shape, at))
+        shifted, total, _, _ = yield from _shifted(w, features, broadcast(w, features, shape, at), dtype)
         label = yield labels, broadcast(w, labels, shape, at)
         return w.apply("subtract", w.apply("divide", w.apply("exp", shifted), total), label)
     row, axes = w.over(TensorId(node.name, 1), (len(shape) - 1,), (*at, FIRST))
-    shifted, total, _, _ = yield from _shifted(w, features, broadcast(w, features, shape, row))
+    shifted, total, _, _ = yield from _shifted(w, features, broadcast(w, features, shape, row), dtype)
     label = yield labels, broadcast(w, labels, shape, row)
     return w.reduce("sum", w.apply("multiply", label, w.apply("subtract", w.apply("log", total), shifted)), axes)
 
@@ -60,7 +67,7 @@ def _sparse_cross_entropy(w: Writer, node: Node, output: int, at: Access) -> Ste
         row, axes = w.over(features, (1,), (*at, FIRST))
     else:
         row, axes = at, ()
-    shifted, total, _, _ = yield from _shifted(w, features, row)
+    shifted, total, _, _ = yield from _shifted(w, features, row, w.shapes.dtype(features))
     label = yield labels, row[:1]
     hit = w.apply("equal", label, w.position(row[1], w.dtype(label)))
     if output == 0:

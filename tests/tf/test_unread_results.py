@@ -10,6 +10,7 @@ import tfmem
 from tests.tf.control_flow import Maker
 from tests.tf.grappler_nets import computing, ops_of
 from tfmem.frontends.graph_def import capture_graph_def
+from tfmem.tf_internals import unread_results
 from tfmem.tf_internals.concrete_function import capture_concrete, restore_concrete
 from tfmem.tf_internals.grappler import run_grappler
 from tfmem.tf_internals.unread_results import without_unread
@@ -89,6 +90,35 @@ def test_inside_of_each_other():
     ops = check(function)
     assert ops["Lgamma"] == 1
     assert not UNREAD & ops.keys()
+
+
+def bodies_read(depth, monkeypatch):
+    """How often a graph or body is pruned, of loops within each other."""
+
+    def loops(x, left):
+        wide = tf.sinh(x)
+        if left == 0:
+            return x * 0.5, wide
+        body = lambda step, y, z: (step + 1, *loops(y + z, left - 1))  # noqa: E731
+        return tf.while_loop(lambda step, *_: step < 2, body, [0, x, wide])[1:]
+
+    captured = capture_concrete(tf.function(lambda x: loops(x, depth)[0]).get_concrete_function(SPEC))
+    calls, pruned = [], unread_results._Pruning.pruned
+
+    def counted(*given, **named):
+        calls.append(given)
+        return pruned(*given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(unread_results._Pruning, "pruned", counted)
+        without_unread(captured)
+    return len(calls)
+
+
+def test_loops_within_loops_are_read_a_few_times_each(monkeypatch):
+    """And not, as a solver of TensorFlow Probability showed, some times more for each loop around them."""
+    few, more = (bodies_read(depth, monkeypatch) for depth in (3, 6))
+    assert 0 < more <= 2.5 * few
 
 
 def test_gradients():

@@ -87,6 +87,8 @@ class _Pruning:
         self._library = {function.signature.name: function for function in captured.graph_def.library.function}
         self._taken = set(self._library)
         self.made: dict[tuple[str, tuple[int, ...], tuple[int, ...]], FunctionDef] = {}
+        # Without it, what a loop within a loop needs is found anew for each question about each loop around it.
+        self._bodies: dict[tuple[str, tuple[int, ...]], _Left] = {}
 
     def pruned(
         self, nodes: Iterable[NodeDef], roots: Collection[str], results: Sequence[str], whole: Collection[str] = ()
@@ -164,9 +166,13 @@ class _Pruning:
         return {place for place, each in enumerate(function.signature.input_arg) if each.name in left.arguments}
 
     def _body(self, function: FunctionDef, results: Sequence[int]) -> _Left:
-        returned = [function.ret[function.signature.output_arg[place].name] for place in results]
-        effects = {node.name for node in function.node_def if self._has_effect(node)}
-        return self.pruned(function.node_def, {*effects, *function.control_ret.values()}, returned)
+        """What these results of `function` need, and its effects; nobody edits it."""
+        key = function.signature.name, tuple(results)
+        if key not in self._bodies:
+            returned = [function.ret[function.signature.output_arg[place].name] for place in results]
+            effects = {node.name for node in function.node_def if self._has_effect(node)}
+            self._bodies[key] = self.pruned(function.node_def, {*effects, *function.control_ret.values()}, returned)
+        return self._bodies[key]
 
     def _has_effect(self, node: NodeDef) -> bool:
         called = self._library.get(node.op)

@@ -68,6 +68,12 @@ _FUSED_OPS = {
 }
 _FUSED = frozenset((first, *then) for first in ("BiasAdd", "FusedBatchNorm") for then in _ACTIVATIONS)
 
+# Ops without a state whose kernels are asynchronous on a CPU: they may return before their results are there, and a
+# region waits for none. All that TensorFlow 2.21 has.
+_ASYNCHRONOUS = frozenset(
+    {"Batch", "CropAndResize", "CropAndResizeGradBoxes", "CropAndResizeGradImage", "Unbatch", "UnbatchGrad"}
+)
+
 # On a CPU TensorFlow's kernel raises there; on a GPU it gives NaN, or leaves out what is no segment's, as the rules do.
 _RAISES = {
     "SparseSoftmaxCrossEntropyWithLogits": "a label that is no class",
@@ -83,7 +89,7 @@ _MOST_JOINED = 1 << 12
 
 def on_a_cpu(graph: Graph, known: Mapping[str, Meaning]) -> dict[str, Meaning]:
     """The meanings of a graph's nodes: what raises is called, so that it still does, and so is what joins much; what
-    only oneDNN has a kernel for stays outside."""
+    only oneDNN has a kernel for stays outside, and what is asynchronous."""
     return {name: _on_a_cpu(graph, graph[name], meaning) for name, meaning in known.items()}
 
 
@@ -94,6 +100,8 @@ def _on_a_cpu(graph: Graph, node: Node, meaning: Meaning) -> Meaning:
     by_onednn = fused and (dtype not in _FUSED_OPS.get(node.op, ()) or fused not in _FUSED)
     if by_onednn and meaning.kind is not Kind.OPAQUE:
         return Meaning(Kind.OPAQUE, f"TensorFlow runs {node.op} of {dtype} and {', '.join(fused)} by oneDNN alone")
+    if node.op in _ASYNCHRONOUS and meaning.kind is Kind.CALL:
+        return Meaning(Kind.OPAQUE, f"TensorFlow's kernel of {node.op} is asynchronous")
     if meaning.kind not in IN_KERNELS:
         return meaning
     if node.op in _RAISES:

@@ -124,6 +124,29 @@ def test_a_label_that_is_no_class_is_refused() -> None:
             call(x, tf.range(64) % 11)
 
 
+def test_ops_whose_kernels_are_asynchronous_stay_outside() -> None:
+    """Crops, and the gradients of the image and of the boxes."""
+    image, boxes = (
+        tf.random.stateless_uniform([2, 9, 7, 3], [1, 2]),
+        tf.constant([[0.1, 0.2, 0.8, 0.9], [0.0, 0.1, 1.0, 0.7]]),
+    )
+
+    def step(image: Any, boxes: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch((image, boxes))
+            crops = tf.image.crop_and_resize(tf.tanh(image) * 2.0, tf.sigmoid(boxes) + 0.1, [0, 1], [4, 5])
+            loss = tf.reduce_sum(tf.sin(crops) * crops)
+        return loss, tape.gradient(loss, (image, boxes))
+
+    stitched = optimized(tf.function(step))
+    close(tf.nest.flatten(stitched(image, boxes)), tf.nest.flatten(tf.function(step)(image, boxes)))
+    names = [op.name for op in tf.function(step).get_concrete_function(image, boxes).graph.get_operations()]
+    crops = [name for name in names if "CropAndResize" in name.rpartition("/")[2]]
+    assert len(crops) == 3
+    assert all("is asynchronous" in tfmem.explain(stitched, name) for name in crops)
+    require_stitched(stitched, "Sin", "Cos")
+
+
 @pytest.mark.parametrize("tune", ["off", "fast"])
 def test_random_streams_are_untouched(tune: Any) -> None:
     def made() -> Any:

@@ -60,3 +60,19 @@ def test_tensors_each_of_which_has_a_size_of_its_own(count: int) -> None:
     kernels = [len(each.ops) for each in region.steps if each.kind == "kernel"]
     assert sum(kernels) == 3 * count
     assert (len(kernels) == 1) == (count <= 64)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_tensors_two_of_whose_sizes_nobody_knows(count: int) -> None:
+    """What a kernel gives passes through an Identity of its own, which is no view: nothing would tell its shape."""
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None, 4])] * count)
+    def step(*tensors: Any) -> Any:
+        return [tf.sin(x) * 2.0 + x for x in tensors]
+
+    stitched = tfmem.optimize(step, passes=("fusion",), fusion=tfmem.FusionOptions(tune="off"), cache_directory="")
+    given = [tf.random.stateless_normal([rows + 1, 2 * rows + 1, 4], [rows, 0]) for rows in range(count)]
+    for found, expected in zip(stitched(*given), step(*given), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+    (region,) = tfmem.report(stitched).regions
+    assert sum(len([op for _, op in each.ops if op != "Identity"]) for each in region.steps) == 3 * count

@@ -161,7 +161,9 @@ class _Builder:
         if computed or written:
             self._program(members, computed)
         for tensor, seen in shown.items():
-            if tensor != seen:
+            if tensor != seen and self._type(tensor) == self._type(self._key(seen)):
+                self._renamed[tensor] = self._key(seen)
+            elif tensor != seen:
                 self._view(self._key(seen), tensor)
 
     def _program(self, members: Sequence[str], outputs: Sequence[TensorId]) -> None:

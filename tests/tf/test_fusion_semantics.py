@@ -124,6 +124,22 @@ def test_a_label_that_is_no_class_is_refused() -> None:
             call(x, tf.range(64) % 11)
 
 
+def test_pooling_at_random_stays_outside() -> None:
+    """Its kernel gives more of what says where it pools than its shape function has."""
+    image = tf.random.stateless_uniform([1, 12, 12, 2], [1, 2])
+
+    def step(image: Any) -> Any:
+        pooled, rows, _ = tf.raw_ops.FractionalMaxPool(
+            value=tf.tanh(image) * 2.0, pooling_ratio=[1.0, 1.44, 1.44, 1.0], deterministic=True, seed=3, seed2=4
+        )
+        return tf.sin(pooled) * pooled, rows
+
+    stitched, plain = optimized(tf.function(step)), tf.function(step)
+    found, expected = ([tf.nest.flatten(call(image)) for _ in range(2)] for call in (stitched, plain))
+    close(tf.nest.flatten(found), tf.nest.flatten(expected))
+    require_stitched(stitched, "Sin")
+
+
 def test_ops_whose_kernels_are_asynchronous_stay_outside() -> None:
     """Crops, and the gradients of the image and of the boxes."""
     image, boxes = (

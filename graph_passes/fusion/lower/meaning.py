@@ -16,6 +16,9 @@ __all__ = ["IN_KERNELS", "REDUCTIONS", "Kind", "Meaning", "called", "meaning", "
 
 _PRODUCTS = frozenset({"MatMul", "_FusedMatMul", "TfmemMatMul"})
 _GIVEN = frozenset({"Placeholder", "_Arg"})
+# They may draw where they pool, though they are not marked as stateful; and their kernels give one number more of it
+# than their shape functions say.
+_POOLS_AT_RANDOM = frozenset({"FractionalAvgPool", "FractionalMaxPool"})
 _BATCHED_PRODUCTS = frozenset({"BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "_FusedBatchMatMulV2", "Einsum"})
 
 
@@ -106,6 +109,8 @@ def called(graph: Graph, node: Node, problem: str) -> Meaning:
     its tensors are numbers."""
     if node.op in DRAWS:
         return Meaning(Kind.OPAQUE, "a stateful random op")
+    if node.op in _POOLS_AT_RANDOM:
+        return Meaning(Kind.OPAQUE, f"{node.op} gives other shapes than its op says")
     if is_update(node.op):
         return Meaning(Kind.OPAQUE, f"an update without a rule: {problem}")
     if node.stateful:

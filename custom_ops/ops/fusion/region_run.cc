@@ -123,9 +123,10 @@ class Execution {
       // them, where its shape function has no elements.
       if (flow_.homes[value].last_use == at) continue;
       if (outputs[i].shape() != shapes_.values[value]) {
-        return absl::InternalError(absl::StrCat(
-            compiled_.calls[at]->name(), ": output ", i, " has shape ", outputs[i].shape().DebugString(),
-            "; expected ", shapes_.values[value].DebugString(), ", as its op says"));
+        return absl::InternalError(absl::StrCat(compiled_.calls[at]->name(), ": output ", i,
+                                                " has shape ", outputs[i].shape().DebugString(),
+                                                "; expected ", shapes_.values[value].DebugString(),
+                                                ", as its op says"));
       }
       Take(value, std::move(outputs[i]));
     }

@@ -241,8 +241,9 @@ def strays(make_workload: Callable[[], Workload], steps: int) -> list[list[float
     began = time.monotonic()
     expected, found = losses(None), []
     for way in (np.inf, -np.inf, *range(MOVES - 2)):
-        if len(found) < 2 or time.monotonic() - began < MOVING:
-            found.append(loss_distances(losses(partial(next_numbers, way=way)), expected))
+        if len(found) >= 2 and time.monotonic() - began > MOVING:
+            break
+        found.append(loss_distances(losses(partial(next_numbers, way=way)), expected))
     return found
 
 

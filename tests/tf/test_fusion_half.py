@@ -53,6 +53,20 @@ def test_sums_are_as_exact_as_their_result_can_be(dtype: Any, axis: int | None) 
 
 
 @pytest.mark.parametrize("dtype", HALVES)
+def test_softmax_is_as_exact_as_its_result_can_be(dtype: Any) -> None:
+    @tf.function
+    def step(x: Any) -> Any:
+        return tf.nn.relu(tf.nn.softmax(x)), tf.abs(tf.nn.log_softmax(x))
+
+    fused = optimized(step)
+    x = given(dtype) * 3
+    exact = tf.nn.softmax(tf.cast(x, tf.float64)).numpy()
+    for found, number in zip(fused(x), (exact, np.abs(np.log(exact))), strict=True):
+        np.testing.assert_allclose(tf.cast(found, tf.float64).numpy(), number, 1.01 * STEP[dtype], 2.0**-25)
+    require_stitched(fused, "Softmax", "LogSoftmax")
+
+
+@pytest.mark.parametrize("dtype", HALVES)
 def test_layers_and_their_gradients(dtype: Any) -> None:
     """As far from the same in float32 as TensorFlow's own are, or less."""
 

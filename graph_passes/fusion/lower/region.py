@@ -161,10 +161,11 @@ class _Builder:
         if computed or written:
             self._program(members, computed)
         for tensor, seen in shown.items():
-            if tensor != seen and self._type(tensor) == self._type(self._key(seen)):
-                self._renamed[tensor] = self._key(seen)
+            key = self._key(seen)
+            if tensor != seen and self._type(tensor) == self._type(key):
+                self._renamed[tensor] = key
             elif tensor != seen:
-                self._view(self._key(seen), tensor)
+                self._view(key, tensor)
 
     def _program(self, members: Sequence[str], outputs: Sequence[TensorId]) -> None:
         kernel = lower_kernel(self._graph, members, outputs, self._shapes)

@@ -12,8 +12,11 @@ TEN = ("logistic", "word2vec", "birnn", "dynrnn", "mlp", "vae", "nmt", "multi_in
 OTHERS = ("dynrnn_if", "word2vec_evaluation")  # the same networks in another form, or in use
 LARGE = ("large/layer_norm_gradient", "large/softmax_dropout", "large/column_sums")
 MODELS = ("models/resnet50", "models/bert_base")
-SYSTEMS = ("graph", "auto-jit", "jit_compile", "tfmem")
+# "tfmem" runs every pass, "fusion" the fusion pass alone: another system only where recurrent kernels run
+SYSTEMS = ("graph", "auto-jit", "jit_compile", "tfmem", "fusion")
+RECURRENT = ("birnn", "dynrnn")  # the recurrent pass replaces their layers; tests/tf/test_fusion_benchmark.py counts
 OF_XLA = ("auto-jit", "jit_compile")
+OF_TFMEM = ("tfmem", "fusion")
 COPY = "copy"  # a system beside those: large tensors are held against how fast one is copied
 FLAGS_OF_XLA = ("TF_XLA_FLAGS", "XLA_FLAGS")
 
@@ -51,7 +54,7 @@ def task_of(case: Case, options: argparse.Namespace) -> dict[str, Any]:
     """What `benchmarks.fusion.worker` is to do, and the flags of XLA that it does it under."""
     return {
         "workload": case.workload,
-        "asked": options.systems,
+        "asked": [name for name in options.systems if name != "fusion" or case.workload in RECURRENT],
         "warm_up": options.warm_up,
         "steps": options.steps,
         "block": options.block,

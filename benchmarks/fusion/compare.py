@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from math import exp, log
 from typing import Any
 
-from benchmarks.fusion.cases import COPY, OF_XLA
+from benchmarks.fusion.cases import COPY, OF_XLA, RECURRENT
 
 BOUNDS = {True: 1e-4, False: 1e-5}  # relative: of the loss after all steps of training, of the outputs of inference
 
@@ -39,9 +39,25 @@ def best_xla_over_graph(outcome: Outcome) -> float | None:
     return over_graph(outcome, best_xla(outcome))
 
 
-def over_xla(outcome: Outcome) -> float | None:
-    """How many times as fast as XLA's faster mode tfmem is."""
-    return divided(value(outcome, best_xla(outcome), "ms"), value(outcome, "tfmem", "ms"))
+def over_xla(outcome: Outcome, system: str | None = "tfmem") -> float | None:
+    """How many times as fast as XLA's faster mode a system is."""
+    return divided(value(outcome, best_xla(outcome), "ms"), value(outcome, system, "ms"))
+
+
+def fusion_alone(workload: str) -> str:
+    """The system that is the fusion pass alone: all of tfmem, but where recurrent kernels run."""
+    return "fusion" if workload in RECURRENT else "tfmem"
+
+
+def busy_over_xla(outcome: Outcome, system: str) -> float | None:
+    """The time in which the GPU is busy for a step, over that of XLA's faster mode: the paper's Figure 7."""
+    return divided(value(outcome, system, "busy_ms"), value(outcome, best_xla(outcome), "busy_ms"))
+
+
+def given_runs(outcome: Outcome, system: str) -> bool:
+    """Whether the system runs the step as given, since stitched it was no faster. Older results say so as a text."""
+    stitched = value(outcome, system, "stitched")
+    return (value(outcome, system, "fusion") or "").startswith("left as it was") if stitched is None else not stitched
 
 
 def fewer(outcome: Outcome, system: str | None) -> float | None:

@@ -1,4 +1,4 @@
-"""The systems that run a workload's step: TensorFlow's executor, XLA in its two modes, and tfmem."""
+"""The systems that run a workload's step: TensorFlow's executor, XLA in its two modes, tfmem, and its fusion alone."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, get_args
 import numpy as np
 import tensorflow as tf
 
+from benchmarks.fusion.cases import OF_TFMEM
 from benchmarks.fusion.workloads.workload import Workload
 from graph_passes.report import UNDECIDED
 
@@ -66,7 +67,7 @@ class System:
         """Whether it is decided how tfmem runs the step."""
         import tfmem
 
-        return self.name != "tfmem" or not tfmem.report(self.function).fusion.startswith(UNDECIDED)
+        return self.name not in OF_TFMEM or not tfmem.report(self.function).fusion.startswith(UNDECIDED)
 
     def values(self) -> list[np.ndarray]:
         """One step: all that it computed."""
@@ -87,12 +88,12 @@ def function_of(name: str, step: Any) -> Callable[..., Any]:
     """What runs `step`, a `tf.function`."""
     if name == "jit_compile":
         return tf.function(step.python_function, jit_compile=True)
-    return stitched(step) if name == "tfmem" else step
+    return stitched(step, alone=name == "fusion") if name in OF_TFMEM else step
 
 
-def stitched(step: Any) -> Callable[..., Any]:
-    """The step as tfmem has it, with all of its passes."""
+def stitched(step: Any, *, alone: bool) -> Callable[..., Any]:
+    """The step as tfmem has it, with all of its passes or with fusion alone."""
     import tfmem
     from tfmem.options import PassName
 
-    return tfmem.optimize(step, passes=get_args(PassName))
+    return tfmem.optimize(step, passes=("fusion",) if alone else get_args(PassName))

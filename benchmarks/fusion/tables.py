@@ -14,7 +14,10 @@ from benchmarks.fusion.cases import LARGE, MODELS, OTHERS, SYSTEMS, TEN
 from benchmarks.fusion.compare import (
     best_xla,
     best_xla_over_graph,
+    busy_over_xla,
     fewer,
+    fusion_alone,
+    given_runs,
     mean,
     of_copy,
     over_graph,
@@ -22,7 +25,7 @@ from benchmarks.fusion.compare import (
     value,
     wrong,
 )
-from benchmarks.fusion.published import KERNELS, PAPER, TABLE_3
+from benchmarks.fusion.published import APPLICATIONS, FIGURE_7, KERNELS, PAPER, TABLE_3
 from benchmarks.offload.tables import table as markdown
 from benchmarks.offload.tables import write
 from benchmarks.records import ROOT
@@ -92,6 +95,7 @@ def table(cases: Cases) -> list[str]:
             ("Kernels of a step", kernels, small),
             ("Regions of tfmem", regions, small),
             ("Table 3: how many times fewer kernels, how many times as fast as TensorFlow", speedups, small),
+            ("Figure 7: the time in which the GPU is busy, over that of XLA's faster mode", busy, small),
             ("Large tensors, against a copy of one of them in the same run", bandwidths, large),
         ):
             if text := make(of):
@@ -118,56 +122,80 @@ def by_settings(cases: Cases) -> dict[str, dict[str, Outcome]]:
     }
 
 
+def systems_of(cases: Cases) -> tuple[str, ...]:
+    """Those with a column: fusion alone is another system than tfmem in few rows, and was not always measured."""
+    alone = any("fusion" in outcome.get("systems", {}) for outcome in cases.values())
+    return tuple(name for name in SYSTEMS if name != "fusion" or alone)
+
+
 def times(cases: Cases) -> str:
     """Milliseconds of a step."""
+    systems = systems_of(cases)
     header = (
         "workload",
-        *SYSTEMS,
+        *systems,
         "tfmem over graph",
         "tfmem over the better XLA",
+        "fusion alone over graph",
+        "over the better XLA",
         "tfmem's loss (after 1, 10, all steps) or output off by",
         "TensorFlow's, inputs moved",
     )
     rows = [
         (
             name,
-            *(milliseconds(outcome, system) for system in SYSTEMS),
+            *(milliseconds(outcome, system) for system in systems),
             ratio(over_graph(outcome, "tfmem")),
             ratio(over_xla(outcome)),
+            ratio(over_graph(outcome, fusion_alone(name))),
+            ratio(over_xla(outcome, fusion_alone(name))),
             distances(value(outcome, "tfmem", "differences") or [value(outcome, "tfmem", "difference")])
             + (" (WRONG)" if wrong(outcome) else ""),
             distances(outcome.get("strays_after") or [outcome.get("strays")]),
         )
         for name, outcome in cases.items()
     ]
-    ten = [outcome for name, outcome in cases.items() if name in TEN]
-    gains = {
-        "XLA's better mode over graph": mean(best_xla_over_graph(outcome) for outcome in ten),
-        "tfmem over graph": mean(over_graph(outcome, "tfmem") for outcome in ten),
-        "tfmem over XLA's better mode": mean(over_xla(outcome) for outcome in ten),
-    }
-    sentences = [f"{name} {found:.2f}x" for name, found in gains.items() if found]
     text = markdown("", header, rows) if rows else ""
-    return text + (f"\n\nGeometric means of the ten: {', '.join(sentences)}." if sentences else "")
+    return text + means({name: outcome for name, outcome in cases.items() if name in TEN})
+
+
+def means(ten: Cases) -> str:
+    """Geometric means: of all passes, and of the fusion pass alone, which needs rows of its own for recurrent nets."""
+    gains = {
+        "XLA's better mode over graph": [best_xla_over_graph(outcome) for outcome in ten.values()],
+        "tfmem over graph": [over_graph(outcome, "tfmem") for outcome in ten.values()],
+        "tfmem over XLA's better mode": [over_xla(outcome) for outcome in ten.values()],
+        "fusion alone over graph": [over_graph(found, fusion_alone(name)) for name, found in ten.items()],
+        "fusion alone over XLA's better mode": [over_xla(found, fusion_alone(name)) for name, found in ten.items()],
+    }
+    words = []
+    for name, found in gains.items():
+        if measured := [each for each in found if each]:
+            of = "" if len(measured) == len(ten) else f" (of {len(measured)})"
+            words.append(f"{name} {mean(measured):.2f}x{of}")
+    text = f"\n\nGeometric means of the ten: {', '.join(words)}." if words else ""
+    given = [name for name, outcome in ten.items() if given_runs(outcome, "tfmem")]
+    return text + (f" Runs as given, since stitching it was no faster: {', '.join(given)}." if given else "")
 
 
 def first_calls(cases: Cases) -> str:
     """Seconds of the first call, tracing and compilation included; and XLA's clusters."""
+    systems = systems_of(cases)
     rows = [
         (
             name,
-            *(number(outcome, system, "first_seconds", ".1f") for system in SYSTEMS),
+            *(number(outcome, system, "first_seconds", ".1f") for system in systems),
             number(outcome, "auto-jit", "clusters", "d"),
         )
         for name, outcome in cases.items()
     ]
-    return markdown("", ("workload", *SYSTEMS, "clusters of auto-jit"), rows) if rows else ""
+    return markdown("", ("workload", *systems, "clusters of auto-jit"), rows) if rows else ""
 
 
 def kernels(cases: Cases) -> str:
     """Ops that run a kernel, kernels by the profiler where there is a GPU, and what was counted before."""
     of_profiler = any(value(outcome, system, "kernels") for outcome in cases.values() for system in SYSTEMS)
-    profiled = SYSTEMS if of_profiler else ()
+    profiled = systems_of(cases) if of_profiler else ()
     header = ("workload", "graph: products + memory ops", *(f"launched, {name}" for name in profiled))
     header += ("XLA for an H200: products + others", "products + lower bound")
     header += tuple(f"busy, {name}, ms" for name in profiled)
@@ -221,17 +249,44 @@ def speedups(cases: Cases) -> str:
     return markdown("", header, lines) + f"\n\nXLA: the faster of its modes. Paper: {PAPER}."
 
 
+def busy(cases: Cases) -> str:
+    """The paper's Figure 7: accumulated kernel time; here the time in which any kernel runs."""
+    header = ("workload", "XLA, ms", "tfmem, ms", "tfmem over XLA", "fusion alone over XLA")
+    ratios = {
+        name: (both, busy_over_xla(outcome, fusion_alone(name)))
+        for name, outcome in cases.items()
+        if (both := busy_over_xla(outcome, "tfmem"))
+    }
+    if not ratios:
+        return ""
+    rows = []
+    for name, pair in ratios.items():
+        of = [value(cases[name], system, "busy_ms") for system in (best_xla(cases[name]), "tfmem")]
+        rows.append((name, *(f"{each:.3f}" for each in of), *map(two_digits, pair)))
+    four = [pair for name, pair in ratios.items() if name in APPLICATIONS]
+    if len(four) == len(APPLICATIONS):
+        averages = [sum(column) / len(four) for column in zip(*four, strict=True) if None not in column]
+        rows.append(("mean of the four that stand in for the paper's applications", "", "", *map(two_digits, averages)))
+    return markdown("", header, rows) + f"\n\nThe paper's mean of its four applications: {FIGURE_7}."
+
+
+def two_digits(found: float | None) -> str:
+    """A ratio, in a cell."""
+    return f"{found:.2f}" if found else "-"
+
+
 def bandwidths(cases: Cases) -> str:
     """Bytes that have to be moved in the time of a step, as a share of what a copy moves in its time."""
-    header = ("workload", "large inputs", *(f"{name}, ms" for name in SYSTEMS), "copy, GB/s")
-    header += tuple(f"{name}, of copy" for name in SYSTEMS)
+    systems = systems_of(cases)
+    header = ("workload", "large inputs", *(f"{name}, ms" for name in systems), "copy, GB/s")
+    header += tuple(f"{name}, of copy" for name in systems)
     rows = [
         (
             name.partition("/")[2],
             " ".join("x".join(map(str, shape)) for shape in outcome.get("shapes", ())),
-            *(milliseconds(outcome, system) for system in SYSTEMS),
+            *(milliseconds(outcome, system) for system in systems),
             f"{found:.0f}" if (found := gigabytes(outcome)) else "-",
-            *(f"{share:.0%}" if (share := of_copy(outcome, system)) else "-" for system in SYSTEMS),
+            *(f"{share:.0%}" if (share := of_copy(outcome, system)) else "-" for system in systems),
         )
         for name, outcome in cases.items()
     ]
@@ -260,7 +315,8 @@ def distances(found: Sequence[float | None]) -> str:
 def milliseconds(outcome: Outcome, system: str) -> str:
     """The median step, or what came of it."""
     found = outcome.get("systems", {}).get(system, {})
-    return f"{found['ms']:.3f}" if "ms" in found else found.get("status", "-")
+    given = " (as given)" if given_runs(outcome, system) else ""
+    return f"{found['ms']:.3f}{given}" if "ms" in found else found.get("status", "-")
 
 
 def number(outcome: Outcome, system: str, key: str, form: str) -> str:

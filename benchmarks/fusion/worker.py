@@ -24,7 +24,7 @@ import tensorflow as tf
 
 import tfmem
 from benchmarks.fusion import graphs, kernels
-from benchmarks.fusion.cases import COPY, OF_XLA
+from benchmarks.fusion.cases import COPY, OF_TFMEM, OF_XLA
 from benchmarks.fusion.moves import MOVES, next_numbers
 from benchmarks.fusion.quiet import Clocks, Patience
 from benchmarks.fusion.systems import System
@@ -145,9 +145,9 @@ def profiled(system: System) -> dict[str, Any]:
 
 
 def regions_of(system: System) -> dict[str, Any]:
-    """Of tfmem: how many regions the step has, the ops, kernels and calls in them, and whether it runs so. Of a step
-    that was left as it was, those that it would have had."""
-    if system.name != "tfmem":
+    """Of tfmem: how many regions the step has, the ops, kernels and calls in them, whether it runs so, and how many
+    recurrences run as kernels. Of a step that runs as given, the regions that it would have had."""
+    if system.name not in OF_TFMEM:
         return {}
     report = tfmem.report(system.function)
     return {
@@ -156,6 +156,8 @@ def regions_of(system: System) -> dict[str, Any]:
         "stitched_kernels": sum(region.count("kernel") for region in report.regions),
         "stitched_calls": sum(region.count("call") for region in report.regions),
         "fusion": report.fusion,
+        "stitched": report.fusion.startswith("stitched"),
+        "recurrences": len(report.replaced),
     }
 
 

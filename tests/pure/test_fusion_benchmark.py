@@ -50,13 +50,49 @@ def test_speedups_are_over_the_faster_mode_of_xla_that_ran(cases) -> None:
 def test_rows_stand_in_the_order_of_the_notes_with_the_papers_beside_them(cases) -> None:
     text = "\n".join(tables.table(cases))
     assert text.index("| logistic |") < text.index("| word2vec |")
-    assert "| logistic | 2.000 | 1.000 | 0.800 | 0.400 | 5.00x | 2.00x | 1e-06 |" in text
-    assert "| word2vec | 8.000 | 4.000 | refused | 4.000 | 2.00x | 1.00x | - |" in text
+    assert "| logistic | 2.000 | 1.000 | 0.800 | 0.400 | 5.00x | 2.00x | 5.00x | 2.00x | 1e-06 |" in text
+    assert "| word2vec | 8.000 | 4.000 | refused | 4.000 | 2.00x | 1.00x | 2.00x | 1.00x | - |" in text
     assert "| logistic | logistic | 2.50x | 5.00x | 1.50x | 4.60x | 2.50x | 5.00x | 1.46x | 1.83x |" in text
     # over graph: sqrt(2.5 * 2), sqrt(5 * 2), over XLA sqrt(2 * 1)
-    means = "XLA's better mode over graph 2.24x, tfmem over graph 3.16x, tfmem over XLA's better mode 1.41x"
+    means = "XLA's better mode over graph 2.24x, tfmem over graph 3.16x, tfmem over XLA's better mode 1.41x, "
+    means += "fusion alone over graph 3.16x, fusion alone over XLA's better mode 1.41x"
     assert f"Geometric means of the ten: {means}." in text
     assert "### First calls, s, without TF32" in text
+
+
+def test_recurrent_kernels_do_not_count_as_fusion(cases) -> None:
+    cases["birnn"] = ran(graph={"ms": 30.0}, jit_compile={"ms": 4.0}, tfmem={"ms": 1.0})
+    text = "\n".join(tables.table(cases))
+    assert "| birnn | 30.000 | - | 4.000 | 1.000 | 30.00x | 4.00x | - | - |" in text
+    assert "tfmem over graph 6.69x" in text  # the cube root of 5 * 2 * 30
+    assert "fusion alone over graph 3.16x (of 2), fusion alone over XLA's better mode 1.41x (of 2)." in text
+    cases["birnn"]["systems"]["fusion"] = {"ms": 5.0}
+    text = "\n".join(tables.table(cases))
+    assert "| birnn | 30.000 | - | 4.000 | 1.000 | 5.000 | 30.00x | 4.00x | 6.00x | 0.80x |" in text
+    assert "fusion alone over graph 3.91x, " in text  # the cube root of 5 * 2 * 6
+
+
+def test_a_step_that_runs_as_given_is_marked(cases) -> None:
+    older = {"fusion": "left as it was: stitched it took 2 ms a step against 1 ms, on copies"}
+    for found in (older, {"stitched": False}):
+        cases["word2vec"]["systems"]["tfmem"] = {"status": "ok", "ms": 4.0} | found
+        text = "\n".join(tables.table(cases))
+        assert "| word2vec | 8.000 | 4.000 | refused | 4.000 (as given) |" in text
+        assert "Runs as given, since stitching it was no faster: word2vec." in text
+    cases["word2vec"]["systems"]["tfmem"]["stitched"] = True
+    assert "(as given)" not in "\n".join(tables.table(cases))
+
+
+def test_the_papers_figure_7_is_of_its_applications() -> None:
+    busy = {"nmt": 4.0, "multi_interests": 15.0, "rokid": 5.0, "aiwriter": 16.0, "mlp": 1.0}
+    found = {
+        name: ran(graph={"ms": 9.0}, jit_compile={"ms": 1.0, "busy_ms": 10.0}, tfmem={"ms": 1.0, "busy_ms": ms})
+        for name, ms in busy.items()
+    }
+    text = tables.busy(found)
+    assert "| multi_interests | 10.000 | 15.000 | 1.50 | 1.50 |" in text
+    assert "paper's applications |  |  | 1.00 | 1.00 |" in text  # (.4 + 1.5 + .5 + 1.6) / 4; mlp is no application
+    assert tables.busy({"nmt": ran(graph={"ms": 1.0})}) == ""
 
 
 def test_a_loss_that_strays_is_wrong_where_products_are_exact(cases) -> None:

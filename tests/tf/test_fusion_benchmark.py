@@ -13,7 +13,7 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 import tfmem
 from benchmarks.fusion import __main__ as command
 from benchmarks.fusion import breakdown, compare, kernels, long_run, pictures, planning, statistics, tables, worker
-from benchmarks.fusion.cases import SYSTEMS
+from benchmarks.fusion.cases import RECURRENT, SYSTEMS, TEN
 from benchmarks.fusion.moves import MOVES
 from benchmarks.fusion.systems import System
 from benchmarks.fusion.workloads import make
@@ -33,7 +33,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict:
 def test_every_system_is_measured(results) -> None:
     outcome = results["logistic"]
     assert outcome["ops"] == {"products": 2, "memory": 17}
-    assert set(outcome["systems"]) == set(SYSTEMS)
+    assert set(outcome["systems"]) == set(SYSTEMS) - {"fusion"}  # logistic regression has no recurrence
     assert outcome["systems"]["auto-jit"]["clusters"] >= 1
     assert outcome["rounds"] == 2
     assert not outcome["remapper"]
@@ -61,6 +61,16 @@ def test_a_row_says_what_regions_hold() -> None:
     row = f"| logistic | 1 | {numbers} | stitched, as"
     assert row in tables.regions({"logistic": {"systems": {"tfmem": found}}})
     assert worker.regions_of(System("graph", workload, workload.step)) == {}
+
+
+def test_recurrent_kernels_run_in_the_workloads_that_are_said_to_have_them() -> None:
+    replaced = set()
+    for name in TEN:
+        workload = make(name)
+        step = tfmem.optimize(workload.step, passes=("recurrent",), cache_directory="")
+        step(*workload.inputs)
+        replaced |= {name} if tfmem.report(step).replaced else set()
+    assert replaced == set(RECURRENT)
 
 
 def test_a_copy_is_measured_beside_large_tensors(results) -> None:

@@ -33,6 +33,15 @@ def begun(options: argparse.Namespace, **about: Any) -> dict[str, Any]:
     return results
 
 
+def commit() -> str:
+    """The commit that is measured, "-dirty" behind it where files differ; $BENCHMARKS_COMMIT where there is no git."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=7"]
+    try:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("BENCHMARKS_COMMIT", "unknown")
+
+
 def machine() -> dict[str, Any]:
     """What the numbers depend on, found without starting TensorFlow."""
     query = "name,driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max"
@@ -47,6 +56,7 @@ def machine() -> dict[str, Any]:
         gpus = []
     model = [text for text in _lines("/proc/cpuinfo") if text.startswith("model name")]
     return {
+        "commit": commit(),
         "gpus": gpus,
         "gpu_fields": query,
         "cpu": model[0].partition(":")[2].strip() if model else platform.processor(),

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, TypeVar
 
-from benchmarks.records import ROOT, load
+from benchmarks.records import ROOT, commit, load
 
 ENDING = 10.0  # seconds that a process which took too long has to say where it was
 SHOWN = 4000  # characters of what a process wrote
@@ -117,8 +117,8 @@ def in_process(module: str, task: Mapping[str, Any], timeout: float, **environme
         environment: variables besides those of this process.
 
     Returns:
-        The task, the result's values, and "process_seconds". Where there is no result, "status" is "timeout" or
-        "error", and "message" says more.
+        The task, the result's values, "commit" and "process_seconds". Where there is no result, "status" is "timeout"
+        or "error", and "message" says more.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "result.json"
@@ -138,7 +138,7 @@ def in_process(module: str, task: Mapping[str, Any], timeout: float, **environme
             outcome = {"status": "error", "message": f"exit status {status}, and no result: {said}"}
         if outcome["status"] in ("error", "timeout"):
             print(said, file=sys.stderr, flush=True)
-    return {**task, **outcome, "process_seconds": round(time.monotonic() - began, 1)}
+    return {**task, **outcome, "commit": commit(), "process_seconds": round(time.monotonic() - began, 1)}
 
 
 def _run(command: list[str], variables: Mapping[str, str], timeout: float) -> tuple[int | None, str]:

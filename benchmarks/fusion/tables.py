@@ -61,6 +61,7 @@ def machine(results: Mapping[str, Any]) -> str:
     gpu = "; ".join(f"{count} x {name}" if count > 1 else name for name, count in gpus.items())
     versions = {f"{name} {number}" for case in cases for name, number in case.get("versions", {}).items()}
     rounds, dropped = (sum(case.get(key, 0) for case in cases) for key in ("rounds", "dropped"))
+    commits = sorted({case["commit"] for case in cases if "commit" in case})
     busy = [case["others"] for case in cases if "others" in case]
     flags = {f"{name}={text}" for case in cases for name, text in case.get("flags", {}).items()}
     flags |= {f"{name}={text}" for name, text in about["environment"].items()}
@@ -70,6 +71,8 @@ def machine(results: Mapping[str, Any]) -> str:
         f"Versions: {', '.join(sorted(versions)) or '-'}. Flags: {' '.join(sorted(flags)) or 'none'}.",
         f"{steps} timed steps after {warm_up}, in blocks of {block}; losses after {parity} steps.",
     ]
+    if commits:
+        lines.append(f"Commits: {', '.join(commits)}; of older rows the text above names them.")
     if busy:
         lines.append(
             f"{rounds} rounds, {dropped} dropped because other processes were busy; in those kept, these used "

@@ -267,11 +267,18 @@ def find_library(tensorflow_version: str, directory: Path = PACKAGE) -> Path:
     built = ", ".join(sorted(other.name for other in directory.glob("_tfmem_ops.tf*.so")))
     raise OpLibraryError(
         f"no op library for TensorFlow {tensorflow_version} in {directory} (found: "
-        f"{built or 'none'}, expected: {path.name}). {BUILD_HINT}"
+        f"{built or 'none'}, expected: {path.name}). {build_hint(directory)}"
     )
 
 
-BUILD_HINT = "Build one: `pip install --no-build-isolation .`, or in a checkout `python setup.py build_ext --inplace`."
+def build_hint(directory: Path = PACKAGE) -> str:
+    """What to do where a library is missing in `directory`: in a checkout another cure helps than elsewhere."""
+    if not (directory.parent / "setup.py").exists():
+        return "Build one in a checkout: `pip install --no-build-isolation .`"
+    return (
+        f"{directory.parent} is a checkout, and Python imports tfmem from it even if tfmem is installed. "
+        f"Build in it: `cd {directory.parent} && python setup.py build_ext --inplace`, or start Python elsewhere."
+    )
 
 
 @functools.cache
@@ -290,7 +297,7 @@ def load() -> Library:
     except (tf.errors.OpError, OSError) as error:
         raise OpLibraryError(
             f"{path.name} does not load into TensorFlow {tf.__version__}, so it was built for "
-            f"another one: {error}. {BUILD_HINT}"
+            f"another one: {error}. {build_hint()}"
         ) from error
     functions.tfmem_read_probes.restype = ctypes.c_int64
     functions.tfmem_share_op.restype = ctypes.c_bool

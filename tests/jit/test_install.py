@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -119,6 +120,20 @@ import tfmem.dynamic
     (message,) = (line for line in done.stderr.splitlines() if "OpLibraryError:" in line)  # beside TensorFlow's own
     assert "tfmem.dynamic has no extension module: " in message
     assert "pip install --no-build-isolation ." in message
+
+
+def test_a_checkout_that_hides_what_is_installed_says_so(installed: Path, tmp_path: Path) -> None:
+    # As a clone after `pip install .`: sources without libraries, in the folder where Python starts.
+    checkout = tmp_path / "clone"
+    shutil.copytree(installed, checkout, ignore=shutil.ignore_patterns("*.so", "*.dist-info"))
+    (checkout / "setup.py").touch()
+    for script in ("import tfmem.dynamic", "from custom_ops.load import load; load()"):
+        done = python("-c", script, cwd=checkout, path=installed)
+        assert done.returncode != 0
+        (message,) = (line for line in done.stderr.splitlines() if "OpLibraryError:" in line)
+        assert f"{checkout} is a checkout" in message
+        assert f"cd {checkout} && python setup.py build_ext --inplace" in message
+        assert "pip install" not in message  # which would build what is hidden
 
 
 def test_the_op_library_needs_no_symbols_of_python(installed: Path) -> None:

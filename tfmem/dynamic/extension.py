@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from custom_ops.errors import OpLibraryError
-from custom_ops.load import BUILD_HINT
+from custom_ops.load import build_hint
 
 try:
     from custom_ops._extension import Expression, KindNumbers, RecordedOp, flatten_nodes, use_operators
 except ImportError as error:
-    raise OpLibraryError(f"tfmem.dynamic has no extension module: {error}. {BUILD_HINT}") from error
+    raise OpLibraryError(f"tfmem.dynamic has no extension module: {error}. {build_hint()}") from error
 
 __all__ = ["Expression", "KindNumbers", "RecordedOp", "flatten_nodes", "use_operators"]

@@ -58,6 +58,13 @@ def identifiers() -> set[str]:
     return set(re.findall(r"[A-Za-z_]\w*", "\n".join(texts)))
 
 
+@cache
+def names_of_tests() -> set[str]:
+    """All functions that pytest collects."""
+    code = "\n".join(file.read_text() for file in (ROOT / "tests").rglob("test_*.py"))
+    return set(re.findall(r"^ *def (test_\w+)", code, re.MULTILINE))
+
+
 @pages
 def test_files_exist(page: Path) -> None:
     folders = tuple(f"{folder}/" for folder in FOLDERS)
@@ -120,7 +127,7 @@ def test_public_names_exist(page: Path) -> None:
 def test_names_in_code_exist(page: Path) -> None:
     """Functions, classes, fields, options and ops, between backticks alone or as a call."""
     named = {name for text in quoted(page) for name in re.findall(r"^_?[A-Za-z]\w*(?=\(.*\)$|$)", text)}
-    missing = named - identifiers() - OF_OTHERS
+    missing = named - identifiers() - names_of_tests() - OF_OTHERS
     assert not missing, sorted(missing)
 
 

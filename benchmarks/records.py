@@ -34,12 +34,14 @@ def begun(options: argparse.Namespace, **about: Any) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit that is measured, "-dirty" behind it where files differ; $BENCHMARKS_COMMIT where there is no git."""
+    """The commit that is measured, "-dirty" behind it where files differ; or $BENCHMARKS_COMMIT, of a copy's origin."""
+    if told := os.environ.get("BENCHMARKS_COMMIT"):
+        return told
     command = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=7"]
     try:
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("BENCHMARKS_COMMIT", "unknown")
+        return "unknown"
 
 
 def machine() -> dict[str, Any]:

@@ -161,6 +161,7 @@ def between(page: str, markers: tuple[str, str], expected: str) -> None:
 
 
 def test_tables_are_those_of_the_results():
+    from benchmarks import sample
     from benchmarks.applications import __main__ as applications
     from benchmarks.dynamic import tables as make_dynamic_tables
     from benchmarks.fusion import statistics
@@ -178,7 +179,10 @@ def test_tables_are_those_of_the_results():
     networks = "\n".join(applications.table(read("applications_cpu.json")["cases"]))
     offload = make_tables.tables(read("offload_h200.json"))
     fusion = make_fusion_tables.tables(*(read(f"fusion_{name}.json") for name in ("cpu", "h100", "h200")))
+    named = ("offload", "recurrent", "recurrent_keras")
+    samples = sample.tables(*([read(f"{name}_{of}.json") for name in named] for of in ("sample_h100", "h200")))
     dynamic = make_dynamic_tables.tables(*(read(f"dynamic_{name}.json") for name in ("cpu", "host", "h200")))
+    between("docs/benchmarks.md", sample.MARKERS, samples)
     between("docs/benchmarks_dynamic.md", make_dynamic_tables.MARKERS, dynamic)
     between("docs/benchmarks_offload.md", (make_tables.BEGIN, make_tables.END), offload)
     between("docs/benchmarks_recurrent.md", make_recurrent_tables.MARKERS, recurrent)

@@ -1,5 +1,7 @@
 """Plans on the unit device (1 flop/s, 1 byte/s): every expected number is worked out beside it."""
 
+from dataclasses import replace
+
 import pytest
 
 from graph_passes.errors import InfeasibleBudgetError
@@ -80,12 +82,25 @@ def test_early_prefetch_takes_all_the_room_there_is():
     assert [move.prefetch for move in plan.moves] == [5]
 
 
+@pytest.mark.parametrize("timed", [False, True])
+def test_prefetch_is_early_where_times_are_unknown_and_late_where_they_are_measured(timed):
+    # f1 is used at 10, f0 at 11. 40 bytes have room for one of them at 7, and for both from 8 on: early takes that.
+    # Late, f0's copy of 12 s with the slack begins with the op at 90, and f1's before 98 - 12, with the op at 80.
+    expected = {"early": [(10, 7), (11, 8)], "late": [(10, 8), (11, 9)]}
+    expected["auto"] = expected["late" if timed else "early"]
+    for prefetch, positions in expected.items():
+        plan = plan_offload(chain(6, 10, 10.0), UNIT, 40, options(prefetch=prefetch), timed=timed)
+        assert sorted((move.next, move.prefetch) for move in plan.moves) == positions
+
+
 def test_prefetches_keep_the_order_of_uses():
-    # Figures 3.4 and 3.5: the copy for the later use would have to start before the one for the earlier use
-    plan = plan_offload(chain(6, 10, 4.0), UNIT, 40, options(), timed=True)
-    by_use = sorted(plan.moves, key=lambda move: move.next)
-    assert len(by_use) == 2
-    assert [move.prefetch for move in by_use] == sorted(move.prefetch for move in by_use)
+    # Figures 3.4 and 3.5: the copy for the earlier use starts first, though its tensor left last. A copy in takes 20 s,
+    # 24 with the slack: f0, used at 110, would start with op 8. f1, used at 100, would start with op 6, where there is
+    # no room. It starts with op 7, is there at 90, and f0 at 110. In the other order both start with op 8: the first
+    # to come is f0, and f1 is there at 120, 20 s late.
+    plan = plan_offload(chain(6, 10, 10.0), Link(1.0, 0.5), 40, options(), timed=True)
+    assert sorted((move.next, move.prefetch) for move in plan.moves) == [(10, 7), (11, 8)]
+    assert plan.after.stall == 0
 
 
 def test_infeasible_budget_names_the_op_and_the_smallest_budget():
@@ -101,6 +116,20 @@ def test_fixed_threshold_moves_all_that_is_larger():
     assert len(plan.moves) == 3
     with pytest.raises(InfeasibleBudgetError):
         plan_offload(chain(), UNIT, 30, options(size_threshold=11))
+
+
+def test_the_automatic_threshold_is_the_largest_that_meets_the_budget():
+    # 5, 20, 20 and 20 bytes: 65 at the turn. Without f0 60 would do as well, and it waits longest; but of all sizes
+    # whose tensors are enough, the largest is 20. Of f1 and f2, f1 waits longer.
+    sizes = (5, 20, 20, 20)
+    buffers = tuple(replace(buffer, nbytes=size) for buffer, size in zip(chain().buffers, sizes, strict=True))
+    plan = plan_offload(replace(chain(), buffers=buffers), UNIT, 60, options())
+    assert plan.size_threshold == 20
+    assert [move.buffer for move in plan.moves] == [1]
+    # At 40, the 20 bytes of f1 and the 5 of f0 have to go: the threshold is what it takes, and no more.
+    plan = plan_offload(replace(chain(), buffers=buffers), UNIT, 40, options())
+    assert plan.size_threshold == 5
+    assert {move.buffer for move in plan.moves} == {0, 1}
 
 
 def test_default_reuse_distance_skips_the_last_two_layers():

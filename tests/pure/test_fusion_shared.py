@@ -27,6 +27,25 @@ ARRAYS = (
     "reduce_10[GRID_4,THREAD,CTA]S;output_0[GRID_4,CTA];"
 )
 
+# Of rows of 40 by 40: sums, their maximum and a number; sums of what the maximum scales, and a sum of those.
+SCALED_SUMS = """program 1
+axes 0 40 40
+tensor float32 3
+input 0 a0 a1 a2
+reduce sum 0 2
+reduce max 1 1
+{}
+multiply 0 2
+reduce sum 4 2
+reduce sum 5 1
+add 6 3
+output 7 0
+"""
+SCALED_ARRAYS = (
+    "reduce_1[GRID_4,WARP,CTA]S;reduce_2[GRID_4,CTA];{}reduce_5[GRID_4,WARP,CTA]S;reduce_6[GRID_4,CTA];"
+    "output_0[GRID_4];"
+)
+
 
 @given(st.lists(st.lists(st.integers(0, 11), max_size=3), min_size=12, max_size=12))
 def test_dominance_is_what_every_path_meets(edges: list[list[int]]) -> None:
@@ -76,6 +95,21 @@ def test_an_array_takes_over_the_space_of_one_it_dominates() -> None:
 def test_an_array_that_is_larger_lies_elsewhere() -> None:
     found, piece = pooled(ARRAYS, 40, 100)
     assert shared_plan(found, piece).places == {3: 16, 6: 16, 8: 16, 10: 16 + 160}
+
+
+def test_an_array_that_does_not_dominate_takes_over_no_space() -> None:
+    """Algorithm 4. The sums of a row are read for the last time for their maximum and minimum, before the scaled sums
+    are written, which are made of the maximum. The minimum reaches the result past them, so that they dominate the sums
+    only if there is a number in its place."""
+
+    def places(minimum: str, template: str) -> dict[int, int]:
+        program = from_text(SCALED_SUMS.format(minimum))
+        found = plan(Pattern.of(program, [(None, 40, 40)]), Configuration(SCALED_ARRAYS.format(template), 64))
+        (piece,) = found.pieces
+        return shared_plan(found, piece).places
+
+    assert places("reduce min 1 1", "reduce_3[GRID_4,CTA];") == {1: 16, 5: 16 + 160}
+    assert places("constant float32 2.0", "") == {1: 16, 5: 16}
 
 
 def test_rows_that_a_cta_computes_at_once_have_arrays_of_their_own() -> None:

@@ -209,6 +209,46 @@ def test_large_parts_that_have_nothing_to_do_with_each_other_are_packed_in_kerne
     assert not packed(400, 1.0, summed)
 
 
+def test_parts_of_one_size_are_packed_where_parts_of_two_are_no_kernel():
+    """In an order in which no two neighbours are of one size."""
+    made, sizes = Nodes(), {}
+    for number, size in enumerate((3000, 8, 3000, 8)):
+        first = made.add("Elementwise", made.add("Opaque", size=size), size=size, name=f"first_{number}")
+        sizes |= dict.fromkeys((first, made.add("Elementwise", first, size=size, name=f"last_{number}")), size)
+    plan = plan_fusion(
+        made.graph(),
+        made.meanings,
+        UNIT,
+        refuse=lambda names: "two sizes" if len({sizes[name] for name in names}) > 1 else "",
+    )
+    (region,) = plan.regions
+    assert {frozenset(kernel.members) for kernel in region.kernels} == {
+        frozenset({"first_0", "last_0", "first_2", "last_2"}),
+        frozenset({"first_1", "last_1", "first_3", "last_3"}),
+    }
+
+
+def test_what_exploration_finds_across_a_product_is_chosen_where_it_saves_more():
+    # 3000 bytes are read before and behind a product. Substitution fuses what comes before it, so that they are written
+    # and read again. Exploration leaves the product's operand alone, and computes both of their readers with them:
+    # alone the three move 8 + 3000, 3000 and 3000 + 8, in three launches, for 8 + 8 of them together, in one.
+    made = Nodes()
+    x = made.add("Opaque")
+    large = made.add("Elementwise", x, size=3000, name="large")
+    made.add("Elementwise", large, name="before")
+    product = made.add("Product", made.add("Elementwise", x, name="operand"), name="product")
+    made.add("Elementwise", large, product, name="behind")
+    plan = plan_fusion(made.graph(), made.meanings, UNIT)
+    (region,) = plan.regions
+    assert [(step.members, step.explored) for step in region.steps] == [
+        (("operand",), False),
+        (("product",), False),
+        (("large", "behind", "before"), True),
+    ]
+    assert region.choice.score == 3008 + 3000 + 3008 - 16 + 2 * 100
+    assert run_plan(made.graph(), made.meanings, plan) == run_graph(made.graph(), made.meanings)
+
+
 def test_what_substitution_asks_to_be_measured_is_measured_at_once():
     made = Nodes()
     x = made.add("Opaque", size=800)

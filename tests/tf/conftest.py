@@ -31,7 +31,7 @@ class Net(NamedTuple):
     """
 
     variables: list[Any]
-    loss: Callable[[Any, Any], Any]
+    loss: Callable[..., Any]
 
     def step(self, x: Any, y: Any) -> Any:
         """Gradient descent."""
@@ -48,15 +48,15 @@ def make_net() -> Net:
         for place, channels in enumerate([2, 8, 8, 8, 8])
     ]
     biases = [tf.Variable(tf.zeros([8])) for _ in filters]
-    last = tf.Variable(tf.random.stateless_normal([8, 5], [9, 9]))
+    variables = [*filters, *biases, tf.Variable(tf.random.stateless_normal([8, 5], [9, 9]))]
 
-    def loss(x: Any, y: Any) -> Any:
-        for weights, bias in zip(filters, biases, strict=True):
+    def loss(x: Any, y: Any, values: Sequence[Any] = variables) -> Any:
+        for weights, bias in zip(values[:5], values[5:10], strict=True):
             x = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, weights, 1, "SAME"), bias))
-        logits = tf.reduce_mean(x, [1, 2]) @ last
+        logits = tf.reduce_mean(x, [1, 2]) @ values[10]
         return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits))
 
-    return Net([*filters, *biases, last], loss)
+    return Net(variables, loss)
 
 
 @pytest.fixture(name="new_net")

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import tfmem
 from tfmem.api import make_engine
-from tfmem.runtime import measured_call, measuring_lock
+from tfmem.runtime import managed_step, measured_call, measuring_lock
 
 SPARE = 1 << 20  # a step that has settled runs beside one that is measured, and is counted with it
 STEPS = 12
@@ -79,15 +79,76 @@ def test_one_function_from_two_threads(new_net, batch, flow, smallest):
 
 
 def test_one_model_of_weights_updated_from_two_threads(new_net, batch, flow, smallest):
-    """As without tfmem: each step is whole, in some order."""
+    """As without tfmem: each step computes all from the weights that it read, and each of its updates is made, once.
+
+    Weights and updates are multiples of 2**-12, so that their sums are exact, in any order.
+    """
     net = new_net()
-    start = [np.copy(variable.numpy()) for variable in net.variables]
-    least = smallest(lambda size: tfmem.optimize(tf.function(net.step), memory_budget=size)(*batch))
-    function = tfmem.optimize(tf.function(net.step), memory_budget=least + SPARE)
-    together(*[lambda: [function(*batch) for _ in range(4)]] * 2)
-    assert all(np.isfinite(variable.numpy()).all() for variable in net.variables)
-    assert any(not np.array_equal(one, two) for one, two in zip(start, net.variables, strict=True))
+    for variable in net.variables:
+        variable.assign(tf.round(variable * 4096.0) / 4096.0)
+    start = [variable.numpy() for variable in net.variables]
+
+    def gradients(x, y, *values):
+        with tf.GradientTape() as tape:
+            tape.watch(values)
+            loss = net.loss(x, y, values)
+        return loss, *tape.gradient(loss, values)
+
+    def make():
+        def step(x, y):
+            values = [variable.read_value() for variable in net.variables]
+            loss, *found = gradients(x, y, *values)
+            updates = [tf.round(gradient * 409.6) / 4096.0 for gradient in found]
+            for variable, update in zip(net.variables, updates, strict=True):
+                variable.assign_sub(update)
+            return values, [loss, *found], updates
+
+        return tf.function(step)
+
+    least = smallest(lambda size: tfmem.optimize(make(), memory_budget=size)(*batch))
+    function = tfmem.optimize(make(), memory_budget=least + SPARE)
+    steps = [[], []]
+
+    def train(which):
+        for _ in range(STEPS):
+            steps[which].append(tf.nest.map_structure(lambda tensor: tensor.numpy(), function(*batch)))
+
+    together(lambda: train(0), lambda: train(1))
+    assert flow.moved > 0
     assert flow.library.counters().live_tickets == 0
+    plain = tf.function(gradients)
+    for values, found, _ in (*steps[0], *steps[1]):
+        assert [each.numpy().tobytes() for each in plain(*batch, *values)] == [each.tobytes() for each in found]
+    for place, (variable, first) in enumerate(zip(net.variables, start, strict=True)):
+        left, right = ([first * 0, *(updates[place] for _, _, updates in own)] for own in steps)
+        left, right = np.cumsum(left, 0), np.cumsum(right, 0)
+        assert np.any(left[-1])
+        np.testing.assert_array_equal(variable.numpy(), first - left[-1] - right[-1])
+        for own, done, others in ((steps[0], left, right), (steps[1], right, left)):
+            # A step has read what the thread's steps before it did, and part of what the other's did.
+            for number, (values, _, _) in enumerate(own):
+                read = first - done[number] - others
+                assert (values[place] == read).reshape(STEPS + 1, -1).all(1).any()
+
+
+def test_observed_steps_of_one_trace_run_one_at_a_time(new_net, batch, flow, smallest, monkeypatch):
+    """What a step's probes tell is of the plan that the next stage goes on from."""
+    running, most = [], []
+
+    def counted(*given):
+        running.append(None)
+        most.append(len(running))
+        time.sleep(0.02)
+        try:
+            return measured_call.sampled(*given)
+        finally:
+            running.pop()
+
+    monkeypatch.setattr(managed_step, "sampled", counted)
+    least = smallest(lambda size: tfmem.optimize(tf.function(new_net().step), memory_budget=size)(*batch))
+    function = tfmem.optimize(tf.function(new_net().step), memory_budget=least + SPARE)
+    together(*[lambda: [function(*batch) for _ in range(4)]] * 3)
+    assert set(most) == {1}
 
 
 def test_measured_calls_run_one_at_a_time():

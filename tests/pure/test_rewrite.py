@@ -81,7 +81,7 @@ class Renaming:
 def test_an_editor_names_new_nodes_and_the_graph_stays() -> None:
     graph, editor = chain(), Renaming()
     rewrite = fused(
-        inputs=((Use("waits", 0), tensor("fused")),),
+        inputs=((Use("result", 0), tensor("fused")),),
         order=(("fused", "x"),),
         renamed=(),
     )
@@ -91,7 +91,7 @@ def test_an_editor_names_new_nodes_and_the_graph_stays() -> None:
         ("Fused", "x:0"),
         ("add", "fused_7", "x"),
         ("rewire", "result", 0, "fused_7:0"),
-        ("rewire", "waits", 0, "fused_7:0"),
+        ("rewire", "result", 0, "fused_7:0"),
         ("add", "waits", "fused_7"),
         ("remove", "waits", "b"),
         ("More", "fused_7:0"),
@@ -122,6 +122,77 @@ def test_of_those_that_do_not_go_together_the_first_stays() -> None:
     edited, errors = applied(rewrites, chain(), not_both)
     assert edited.nodes.keys() - chain().nodes.keys() == {"one", "three"}
     assert {name: str(error) for name, error in errors.items()} == {"two": "both"}
+
+
+def again(**changes: Any) -> Rewrite:
+    """A second x."""
+    return Rewrite("again", (NewNode("again", "Identity", (tensor("x"),)),), **changes)
+
+
+def test_a_later_rewrite_is_ordered_after_what_an_earlier_one_replaced() -> None:
+    graph, editor = chain(), Renaming()
+    rewrites = [fused(), again(order=(("again", "b"),))]
+    apply_rewrites(rewrites, graph)
+    verify_graph(graph)
+    assert graph["again"].control == ["fused"]
+    apply_rewrites(rewrites, chain(), editor)
+    assert editor.edits[-1] == ("add", "again_7", "fused_7")
+
+
+def test_what_replaced_a_node_waits_in_its_place() -> None:
+    graph = chain()
+    apply_rewrites([fused(), again(order=(("b", "again"),))], graph)
+    assert graph["fused"].control == ["again"]
+
+
+def test_what_replaced_a_reader_reads_in_its_place() -> None:
+    graph, editor = chain(), Renaming()
+    rewrites = [fused(), again(inputs=((Use("a", 0), tensor("again")), (Use("b", 0), tensor("again"))))]
+    apply_rewrites(rewrites, graph)
+    assert graph["fused"].inputs == [tensor("again")]  # b read what is no more
+    apply_rewrites(rewrites, chain(), editor)
+    assert editor.edits[-1] == ("rewire", "fused_7", 0, "again_7:0")
+
+
+def test_a_tensor_stands_for_what_a_later_rewrite_put_in_the_place_of_its_own() -> None:
+    graph = chain()
+    same = Rewrite("a", rewired=((tensor("a"), tensor("x")),), replaced=("a",))
+    other = Rewrite("x", (NewNode("other", "Other"),), ((tensor("x"), tensor("other")),))
+    apply_rewrites([same, other, again(), fused("late", "a", replaced=("b",))], graph)
+    verify_graph(graph)
+    assert graph["again"].inputs == graph["late"].inputs == [tensor("other")]
+
+
+def test_an_editor_moves_what_reads_or_waits_for_new_nodes_too() -> None:
+    """What an earlier rewrite inserted waits for a node that a later one replaces, and no longer reads another."""
+    editor = Renaming()
+    waits = Rewrite("one", (NewNode("one", "One", (tensor("a"),), control=("b",)),))
+    moves = again(inputs=((Use("one", 0), tensor("again")),))
+    apply_rewrites([waits, moves, fused(replaced=("b",)), fused("more", "x", "a", replaced=("a",))], chain(), editor)
+    assert [edit for edit in editor.edits if "one_7" in edit] == [
+        ("rewire", "one_7", 0, "again_7:0"),
+        ("add", "one_7", "fused_7"),
+        ("remove", "one_7", "b"),
+    ]
+
+
+@pytest.mark.parametrize("reads", ["nowhere", "x"])
+@pytest.mark.parametrize("place", [0, 41, 99])
+def test_one_wrong_rewrite_of_many_takes_few_checks(reads: str, place: int) -> None:
+    """A check imports the graph; one that cannot be edited is not even checked."""
+    rewrites = [Rewrite(f"{number}", (NewNode(f"new{number}", "Op", (tensor("x"),)),)) for number in range(99)]
+    rewrites.insert(place, Rewrite("wrong", (NewNode("odd", "Odd", (tensor(reads),)),)))
+    checks: list[Graph] = []
+
+    def check(edited: Graph) -> None:
+        checks.append(edited)
+        if "odd" in edited.nodes:
+            raise GraphError("odd")
+
+    edited, errors = applied(rewrites, chain(), check)
+    assert list(errors) == ["wrong"]
+    assert len(edited) == len(chain()) + 99
+    assert len(checks) <= 15  # two for each time that a hundred is halved, and one
 
 
 def test_names_are_fresh() -> None:

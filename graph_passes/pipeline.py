@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from custom_ops.background import go_on
 from graph_passes.cost.model import CostModel, held
 from graph_passes.errors import InfeasibleBudgetError, NoGradientError
 from graph_passes.fusion.apply import fusion_rewrites
@@ -133,6 +134,7 @@ def run_passes(
     for each in passes:
         if each.phase is not phase or each.option not in asked or each.name not in needs:
             continue
+        go_on()
         try:
             handed = needs[each.name](done)
             if handed is None:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import threading
 import weakref
 from typing import Any, BinaryIO
 
+from custom_ops.background import POLL, has_ended
 from custom_ops.errors import KernelError
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cores import usable_cores
@@ -23,14 +25,16 @@ _LOG = logging.getLogger(__name__)
 SECONDS = 600  # for one source; the slowest takes a few
 NICE = 10  # how far they stand back: steps may be running meanwhile
 ENDING = 5.0  # seconds that a process which answers no more may take to end
+ENDED = "the program has ended"
 WORDS = 2000  # characters of what a process said when it died
 
 
 class Compilers:
     """A `CompileSource`: any thread may call it, and so many sources are compiled at once.
 
-    A process is started when there is a source for it, and ends when this object goes. What a compiler does to its
-    process costs that source alone. Where no process can be started, this one compiles.
+    A process is started when there is a source for it, and ends when this object goes, or, while it compiles, when the
+    program ends. What a compiler does to its process costs that source alone. Where no process can be started, this one
+    compiles.
     """
 
     def __init__(self, most: int | None = None, seconds: int = SECONDS) -> None:
@@ -48,10 +52,12 @@ class Compilers:
         """See `nvrtc.compile_source`.
 
         Raises:
-            KernelError: as there, or how the process that compiled it died.
+            KernelError: as there, or how the process that compiled it died, or the program has ended.
         """
         task = source, arch, features, contract
         with self._room:
+            if has_ended():
+                raise KernelError(ENDED)
             process = self._begun()
             if process is None:
                 return nvrtc.compile_source(*task)
@@ -94,12 +100,21 @@ class _Process:
         )
 
     def ask(self, task: Any) -> Any:
-        """What it answers; None if it ended."""
+        """What it answers; None if it ended.
+
+        Raises:
+            KernelError: the program has ended; so has this process, then.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
             pickle.dump(task, self._process.stdin)
             self._process.stdin.flush()
+            while not select.select([self._process.stdout], [], [], POLL)[0]:
+                if has_ended():
+                    self._process.kill()
+                    self.end()
+                    raise KernelError(ENDED)
             return pickle.load(self._process.stdout)
         except (OSError, EOFError, pickle.UnpicklingError):
             return None

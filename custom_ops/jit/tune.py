@@ -16,6 +16,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeAlias, TypeVar
 
 from tqdm import tqdm
 
+from custom_ops.background import go_on
 from custom_ops.errors import KernelError
 from custom_ops.jit.cache import Cache, UnusableError, digest
 from custom_ops.jit.cores import usable_cores
@@ -252,6 +253,7 @@ class _Runner(Generic[C, P]):
 
     def some(self) -> list[Trial[C, P]]:
         """Some of what was added, each with what was measured; nothing if nothing is left."""
+        go_on()
         self._bar.refresh()
         if not self._waiting:
             return []

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
+from custom_ops.background import go_on
 from graph_passes.fusion.contraction import Contraction
 from graph_passes.fusion.dependences import Dependences
 from graph_passes.fusion.score import Candidate
@@ -146,6 +147,7 @@ class _Search:
 
     def _optimum(self, problem: _Problem) -> _Solution:
         """Of one problem; its share of the work is spent, whether it took all of that or not."""
+        go_on()
         greedy = _greedy(problem)
         if len(greedy) == len(problem.scores):
             return _Solution(greedy, "greedy", True)

@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from custom_ops.background import go_on
 from custom_ops.jit.cublas import MatrixProduct
 from graph_passes.fusion.body import WHOLE, Body
 from graph_passes.fusion.dependences import connected
@@ -139,12 +140,14 @@ class Scorer:
         """The pattern, or None if it gains nothing or can be no kernel."""
         pattern = tuple(sorted(members))
         if pattern not in self._known:
+            go_on()
             self._known[pattern] = self._scored(pattern)
         return self._known[pattern]
 
     def score(self, pattern: tuple[int, ...]) -> float:
         """What a pattern would save by model, whether or not it can be a kernel; 0 if nothing."""
         if pattern not in self._scores:
+            go_on()
             working = [number for number in pattern if self.body.works(number)]
             saved = sum(map(self._one, working)) + (len(working) - 1) * self.device.launch
             self._scores[pattern] = max(saved - self.seconds(pattern), 0.0) if len(working) > 1 else 0.0

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from custom_ops.background import go_on
 from graph_passes.graph.ir import AttrValue, DataType, Editor, Graph, TensorId, Use
 
 
@@ -250,6 +251,7 @@ def applied(
     edited, errors = graph.copy(), dict[str, Exception]()
     pending = [list(rewrites)]  # what comes first is last
     while pending:
+        go_on()
         part = pending.pop()
         try:
             edited = _edited([*kept, *part], graph, check)

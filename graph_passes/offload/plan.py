@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from custom_ops.background import go_on
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.memory.fragmentation import SMALL, Failure, Room, first_failure
 from graph_passes.memory.simulate import Link, Move, Outcome, Padding, simulate, uncounted_under, usage_under
@@ -252,6 +253,7 @@ def _choose(
     # More tensors never raise the lowest peak, so the thresholds that meet the budget are the small ones.
     low, high = 0, len(sizes) - 1
     while low < high:
+        go_on()
         middle = (low + high) // 2
         if _lowest(timeline, _larger(timeline, candidates, sizes[middle])).max() <= budget:
             high = middle

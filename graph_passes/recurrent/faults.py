@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
+from custom_ops.background import go_on
 from graph_passes.recurrent.find.loops import Unreadable
 from graph_passes.recurrent.match import Match, RecurrentPlan, Unmatched
 
@@ -24,6 +25,7 @@ def attempt(unmatched: list[Unmatched], name: str, carrier: str, *reasons: type[
         carrier: its kind.
         reasons: errors that are reasons, as `Unreadable` is; all others are faults of tfmem's own.
     """
+    go_on()
     try:
         yield
     except Exception as error:  # whatever it is, the user's function runs without this replacement

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 
 import tensorflow as tf
 
+from custom_ops.background import has_ended
 from custom_ops.dynamic.choice import ROWS, Choice
 from custom_ops.dynamic.codegen.plan import Chip
 from custom_ops.dynamic.codegen.program import DynamicProgram, build
@@ -102,7 +103,11 @@ class Programs:
     def _alternatives(self, spec: Spec, first: DynamicProgram) -> list[DynamicProgram]:
         """That keep as much on the chip."""
         with kernel_folder(Options().cache_directory) as folder:
-            made = [build(spec, first.image.arch, first.plan.chip, rows, Cache(folder)) for rows in ROWS[1:]]
+            made = [
+                build(spec, first.image.arch, first.plan.chip, rows, Cache(folder))
+                for rows in ROWS[1:]
+                if not has_ended()  # or its end waits for them
+            ]
         return [program for program in made if program.plan.resident_bytes >= first.plan.resident_bytes]
 
     def _keep(self, spec: Spec, program: DynamicProgram) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from custom_ops.background import go_on
 from custom_ops.errors import KernelError
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.device import Device
@@ -75,6 +76,7 @@ def with_kernels(plan: RecurrentPlan, target: Target, options: Options) -> Recur
     reasons: dict[str, str] = {}
     with kernel_folder(options.cache_directory) as folder:
         for (spec, batch), names in _specifications(plan, precision, reasons).items():
+            go_on()
             batches = options.recurrent.batches if batch is None else (batch,)
             try:
                 kernels = tuned_kernels(spec, folder, batches, options.recurrent, target.ordinal)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import tensorflow as tf
 
+from custom_ops.background import go_on
 from graph_passes.fusion.stitching import Needs, Stitching, fault
 from graph_passes.graph.source import Source
 from graph_passes.pipeline import Phase, run_passes
@@ -70,6 +71,7 @@ def stitch(source: Source, engine: Engine, needs: Needs) -> Stitching:
         done = done.joined(Stitching(kept=(fault("every region of a called function", (), error),)))
     planned: dict[Hashable, tuple[Source, Stitching]] = {}
     for caller, body in called.items():
+        go_on()
         inside = _as_before(body, planned)
         if inside is None:
             inside = _stitched(body, engine, replace(needs, fed=(), roots=None))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 import tensorflow as tf
 
+from custom_ops.background import has_ended
 from custom_ops.errors import TfmemError, warn
 from custom_ops.load import Library
 from graph_passes.cost.model import Roofline, held
@@ -60,7 +60,7 @@ class Engine:
     def warn(self, cause: str, message: str) -> None:
         """Show a `TfmemWarning`, unless there was one of this cause, or the program has ended: then a thread in the
         background fails because it can start no others, which is nobody's fault."""
-        if cause not in self.warned and threading.main_thread().is_alive():
+        if cause not in self.warned and not has_ended():
             self.warned.add(cause)
             warn(message)
 

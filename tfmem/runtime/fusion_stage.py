@@ -21,13 +21,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from custom_ops.background import Background, go_on
 from graph_passes.report import UNDECIDED, Report
 from tfmem.devices import conditions, is_deterministic
 from tfmem.fusion.choices import Choices, key_of
 from tfmem.fusion.contest import Contest, Times, Turns
 from tfmem.fusion.copies import Copies, NotCopiedError, Run, WithXla, noticed
 from tfmem.runtime.after_grappler import BY_MODEL, NOTHING, stitched, with_decision, with_regions
-from tfmem.runtime.background import Background
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import fault_note
 from tfmem.runtime.planning import Trace
@@ -156,6 +156,7 @@ class FusionStage:
             return
         try:
             plain = self._trace.optimized()
+            go_on()
             captured, found = stitched(self._trace.to_stitch(), self._engine)
             self.report = with_regions(self.report, found, self.report.fusion)
             if found.regions:

@@ -4,8 +4,8 @@ To plan a large step takes a second, and kernels for recurrent layers take sever
 
 from __future__ import annotations
 
+from custom_ops.background import Background
 from graph_passes.report import UNDECIDED
-from tfmem.runtime.background import Background
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.planning import Trace
 from tfmem.runtime.stages import Stages

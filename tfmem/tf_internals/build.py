@@ -21,6 +21,7 @@ from tensorflow.python.framework import cpp_shape_inference_pb2, importer, ops
 from tensorflow.python.ops import handle_data_util
 
 from custom_ops import image_functions
+from custom_ops.background import go_on
 from graph_passes.errors import GraphError
 from graph_passes.graph.serde import IMPORT_ERRORS
 from tfmem.tf_internals.captured import Captured, every_node, free_name, functions_in, op_name
@@ -45,6 +46,7 @@ def shaped_graph(captured: Captured, feed_shapes: FeedShapes | None = None) -> t
     body, library = own_library(captured.graph_def)
 
     def build(shapes: Shapes) -> tf.Graph:
+        go_on()
         graph = tf.Graph()
         build_graph(graph, captured.feeds, with_shapes(body, shapes), library, feed_shapes or {})
         return graph

@@ -24,6 +24,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.grappler import cluster as grappler_cluster
 from tensorflow.python.grappler import tf_optimizer
 
+from custom_ops.background import go_on
 from tfmem.tf_internals.captured import Captured, every_node, op_definition, op_name, unique
 from tfmem.tf_internals.grappler_input import prepare, restore
 from tfmem.tf_internals.inline import inline_captured
@@ -59,12 +60,14 @@ def run_grappler(
         is that of the inlined graph before Grappler, so ops that Grappler made are not in it. If
         Grappler fails, the inlined graph (as TensorFlow's runtime does, with a warning).
     """
+    go_on()
     inlined = inline_captured(captured)
     order = tuple(node.name for node in inlined.graph_def.node)
     keep = unique([*(op_name(name) for name in captured.fetches), *captured.control_fetches])
     device = device or ("GPU" if tf.config.list_logical_devices("GPU") else "CPU")
     config = ConfigProto()
     config.CopyFrom(context.context().config)
+    go_on()
     if not config.graph_options.rewrite_options.disable_meta_optimizer:
         inlined = without_unread(inlined)
         if keep_layout:

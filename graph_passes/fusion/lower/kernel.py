@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from custom_ops.background import go_on
 from custom_ops.errors import ProgramError
 from custom_ops.expr.program import Program
 from custom_ops.fusion.region import Shape
@@ -90,6 +91,7 @@ def require_kernel(
 
 
 def _begun(graph: Graph, members: Sequence[str], shapes: Shapes | None) -> tuple[_Members, Writer]:
+    go_on()
     inside = _Members(graph, members)
     return inside, Writer(graph, shapes or Shapes(graph), inside.start)
 

@@ -1,0 +1,85 @@
+"""Work that a thread of its own does beside the program, and leaves undone once the program has ended.
+
+Python waits for the thread, since one that is cut off inside of TensorFlow's C++ may take the process down with it. So
+the work asks often whether it shall go on: planning does between passes, regions and patterns, and whatever waits for
+kernels does while it waits. What is left to wait for is a call of C++, of which Grappler's are the longest.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+PAUSE = 1.0  # seconds before the work begins: a program that ends meanwhile waits for none of it
+POLL = 0.05
+
+
+class Ended(BaseException):
+    """The program has ended. This is no fault of what it interrupts, so it is no `Exception`."""
+
+
+def has_ended() -> bool:
+    """Whether the program's main thread has ended, so that Python waits for its other threads and then exits.
+
+    Relies on a private name of `threading`: Python first waits for the threads of `concurrent.futures`, and only then
+    (3.11 to 3.13) says that its main thread is not alive.
+    """
+    return getattr(threading, "_SHUTTING_DOWN", False) or not threading.main_thread().is_alive()
+
+
+def go_on() -> None:
+    """Asked by work that takes long, wherever it can be left undone.
+
+    Raises:
+        Ended: the program has ended, and this thread is a `Background`'s. Threads of the user's may go on.
+    """
+    if isinstance(threading.current_thread(), _Thread) and has_ended():
+        raise Ended
+
+
+class _Thread(threading.Thread):
+    """Tells `go_on` where it is."""
+
+
+class Background:
+    """Begins after `begin` is first called: the first call of a step does not share its processor with planning.
+
+    Attributes:
+        done: whether the work has ended; it never does if the program ended first.
+    """
+
+    def __init__(self, work: Callable[[], None], name: str) -> None:
+        """
+        Args:
+            work: raises nothing, but for what `go_on` raises within it.
+            name: of the thread.
+        """
+        self._work = work
+        self._thread = _Thread(target=self._run, name=name)
+        self._lock = threading.Lock()
+        self._wanted = threading.Event()
+        self.done = False
+
+    def begin(self) -> None:
+        """Once; later calls do nothing, nor does one when the program has ended."""
+        with self._lock:
+            if self._thread.ident is None and not has_ended():
+                self._thread.start()
+
+    def wait(self) -> None:
+        """Until it is done, without the pause before; it begins if it has not yet."""
+        self._wanted.set()
+        self.begin()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            for _ in range(round(PAUSE / POLL)):
+                go_on()
+                if self._wanted.wait(POLL):
+                    break
+            self._work()
+        except Ended:
+            return
+        self.done = True

@@ -10,15 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from graph_passes.decision import Decision, Fusion
+
 FORMAT = 1
-UNCHANGED_FITS = "unchanged: fits"
-UNCHANGED_OVER = "unchanged: over budget"
-ORDERED = "ordered: fits in the planned order"
-ORDERED_OVER = "ordered: over budget"
-MOVED = "moved"
+UNCHANGED_FITS, UNCHANGED_OVER = Decision.FITS, Decision.OVER
+ORDERED, ORDERED_OVER = Decision.ORDERED, Decision.ORDERED_OVER
+MOVED, REPLACED, STITCHED = Decision.MOVED, Decision.REPLACED, Decision.STITCHED
 RECOMPUTED = "(recomputed)"
-REPLACED = "replaced"
-STITCHED = "stitched"
 UNDECIDED = "not decided yet"  # what `Report.fusion` begins with until then
 REPORT_FILE = "assets.extra/tfmem_report.json"  # in a SavedModel, whose assets.extra TensorFlow leaves to its users
 MOST_REASONS = 8  # that a table shows
@@ -104,7 +102,8 @@ class Report:
         policy: the policy that chose the tensors.
         decision: `unchanged: fits`, `unchanged: <why>`, `ordered: ...` (nothing moves, but the order is held),
             `moved`, `replaced` (recurrent layers were, and nothing moves), or `stitched` (regions are, and nothing
-            else changed). `... over budget`: nothing moves, as the step was expected to fit, and it took more.
+            else changed). `... over budget`: nothing moves, as the step was expected to fit, and it took more. A
+            `Decision`, or its value.
         budget: the memory budget, None where no limit was asked for.
         passes: the passes that ran, in order.
         peak_before: peak memory of the graph as it was given.
@@ -118,11 +117,13 @@ class Report:
         curve_after: the same for the optimised graph: measured where it ran, else planned.
         notes: what was left alone and why, replans, and anything else the user should know.
         jit_compile: what became of XLA, and why; empty where it played no part.
+        xla_lost: whether XLA would have run the step, and does not.
         replaced: recurrent layers that now run as one kernel, a line for each.
         not_replaced: loops that stay as they were, and why.
-        regions: ops that run as one.
+        regions: ops that run as one where the step runs stitched, and would elsewhere.
         not_stitched: (op, why) for the ops that are in no region, in one sentence.
         fusion: whether the step runs stitched, and why; empty where the pass did not run.
+        fusion_state: the first of that as data.
         function: which of a model's functions this is about: "train", "test" or "predict".
         others: reports of the model's other functions.
     """
@@ -130,7 +131,7 @@ class Report:
     graph: str
     device: str
     policy: str
-    decision: str
+    decision: Decision
     peak_before: int
     peak_predicted: int
     peak_measured: int | None = None
@@ -151,13 +152,19 @@ class Report:
     curve_after: MemoryCurve = ()
     notes: tuple[str, ...] = ()
     jit_compile: str = ""
+    xla_lost: bool = False
     replaced: tuple[str, ...] = ()
     not_replaced: tuple[str, ...] = ()
     regions: tuple[RegionRecord, ...] = ()
     not_stitched: tuple[tuple[str, str], ...] = ()
     fusion: str = ""
+    fusion_state: Fusion = Fusion.NOT_ASKED
     function: str = ""
     others: tuple[Report, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "decision", Decision.read(self.decision))
+        object.__setattr__(self, "fusion_state", Fusion(self.fusion_state))
 
     def __str__(self) -> str:
         return self.to_text()
@@ -171,6 +178,11 @@ class Report:
     def not_swapped(self) -> tuple[str, ...]:
         """`not_replaced`, by its earlier name."""
         return self.not_replaced
+
+    @property
+    def running(self) -> tuple[RegionRecord, ...]:
+        """The regions of a step that runs stitched; none of another."""
+        return self.regions if self.fusion_state is Fusion.STITCHED else ()
 
     def to_text(self, rows: int = 10) -> str:
         """A table for people: the figures, then the `rows` largest transfers, then the notes; then the others.
@@ -190,7 +202,10 @@ class Report:
         lines += [f"  kept        {line}" for line in self.not_replaced]
         if self.fusion:
             lines.append(f"  fusion      {self.fusion}")
-        lines += [f"  stitched    {region}" for region in self.regions]
+        lines += [f"  stitched    {region}" for region in self.running]
+        if self.regions and not self.running:
+            ops = sum(len(step.ops) for region in self.regions for step in region.steps)
+            lines.append(f"  planned     {_many(len(self.regions), 'region')} of {_many(ops, 'op')}: none runs")
         lines += _outside(self.not_stitched)
         if self.transfers:
             lines += ["", *_transfer_table(self.transfers, rows)]
@@ -232,7 +247,7 @@ class Report:
             raise ValueError(f"not a tfmem report of format {FORMAT}; write it with Report.to_json")
         try:
             return _report(data)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise ValueError(f"not a tfmem report: {error}") from error
 
 
@@ -323,6 +338,9 @@ def _shortened(name: str, width: int = 40) -> str:
 
 def _report(data: dict[str, Any]) -> Report:
     earlier = {"swapped": "replaced", "not_swapped": "not_replaced"}  # names in reports that were written before
+    if "fusion_state" not in data:  # these had no states either, but in words
+        data["fusion_state"] = Fusion.read(data.get("fusion", ""))
+        data["xla_lost"] = data.get("jit_compile", "").startswith("off")
     return Report(**{earlier.get(name, name): _restored(name, value) for name, value in data.items()})
 
 

@@ -31,6 +31,7 @@ from benchmarks.fusion.workloads import make
 from benchmarks.fusion.workloads.workload import Workload
 from benchmarks.offload.tables import table as markdown
 from benchmarks.records import begun, load, save
+from graph_passes.decision import Fusion
 
 ALONE = ("products", "products, stitched")
 BLOCK = 0.05  # seconds of one system before the next one's turn
@@ -97,8 +98,7 @@ def settled(systems: dict[str, System]) -> None:
     deadline = time.perf_counter() + 10
     while "tfmem" in systems and time.perf_counter() < deadline:
         systems["tfmem"].scalar()
-        fusion = tfmem.report(systems["tfmem"].function).fusion
-        if fusion and not fusion.startswith("not decided"):
+        if tfmem.report(systems["tfmem"].function).fusion_state in (Fusion.STITCHED, Fusion.LEFT):
             return
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from benchmarks.fusion.cases import OF_TFMEM
 from benchmarks.fusion.workloads.workload import Workload
-from graph_passes.report import UNDECIDED
+from graph_passes.decision import Fusion
 
 
 @dataclass
@@ -67,7 +67,7 @@ class System:
         """Whether it is decided how tfmem runs the step."""
         import tfmem
 
-        return self.name not in OF_TFMEM or not tfmem.report(self.function).fusion.startswith(UNDECIDED)
+        return self.name not in OF_TFMEM or tfmem.report(self.function).fusion_state is not Fusion.UNDECIDED
 
     def values(self) -> list[np.ndarray]:
         """One step: all that it computed."""

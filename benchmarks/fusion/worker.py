@@ -31,6 +31,7 @@ from benchmarks.fusion.systems import System
 from benchmarks.fusion.workloads import make
 from benchmarks.fusion.workloads.workload import Workload
 from benchmarks.offload.worker import device_name, versions
+from graph_passes.decision import Fusion
 
 UNTIMED = 2  # steps at the beginning of a block
 EARLY = (1, 10)  # steps after which losses are compared, too
@@ -156,7 +157,7 @@ def regions_of(system: System) -> dict[str, Any]:
         "stitched_kernels": sum(region.count("kernel") for region in report.regions),
         "stitched_calls": sum(region.count("call") for region in report.regions),
         "fusion": report.fusion,
-        "stitched": report.fusion.startswith("stitched"),
+        "stitched": report.fusion_state is Fusion.STITCHED,
         "recurrences": len(report.replaced),
     }
 

@@ -43,7 +43,10 @@ def _explained(report: Report, op: str) -> str:
         for number, step in enumerate(region.steps):
             names = [name for name, _ in step.ops]
             if op in names:
-                return f"'{op}' is in region '{region.name}', {_where(region, number, op, names)}."
+                where = f"in region '{region.name}', {_where(region, number, op, names)}"
+                if report.running:
+                    return f"'{op}' is {where}."
+                return f"'{op}' runs in no region ({report.fusion}); stitched it would be {where}."
     why = dict(report.not_stitched).get(op)
     return f"'{op}' is in no region: {why}." if why else ""
 

@@ -9,10 +9,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from graph_passes.decision import Fusion
 from graph_passes.errors import GraphError
 from graph_passes.fusion.explain import explain
 from graph_passes.fusion.picture import regions_svg
-from graph_passes.report import STITCHED, RegionRecord, Report, StepRecord
+from graph_passes.report import STITCHED, UNCHANGED_FITS, RegionRecord, Report, StepRecord
 from tfmem.__main__ import main
 
 SOFTMAX = ("Softmax", "mul", "Sum", "Neg", "Mean", "Log", "sub")
@@ -37,6 +38,13 @@ REPORT = Report(
     regions=(REGION,),
     not_stitched=(("draw", "a stateful random op"), ("x", "no rule for Placeholder"), ("y", "no rule for Placeholder")),
     fusion="stitched: 0.4 ms a step against 0.9 ms, on copies",
+    fusion_state=Fusion.STITCHED,
+)
+LEFT = replace(
+    REPORT,
+    decision=UNCHANGED_FITS,
+    fusion="left as it was: stitched it took 1.95 ms a step against 1.87 ms, on copies",
+    fusion_state=Fusion.LEFT,
 )
 
 
@@ -56,6 +64,36 @@ REPORT = Report(
 )
 def test_one_sentence_about_an_op(op: str, sentence: str) -> None:
     assert explain(REPORT, op) == sentence
+
+
+@pytest.mark.parametrize("state", [Fusion.LEFT, Fusion.UNDECIDED])
+def test_regions_that_do_not_run_are_not_told_as_if_they_did(state: Fusion) -> None:
+    report = replace(LEFT, fusion_state=state)
+    text = report.to_text()
+    assert "  planned     1 region of 11 ops: none runs" in text.splitlines()
+    assert "fusion_0" not in text
+    assert report.running == ()
+    assert explain(report, "update") == (
+        "'update' runs in no region (left as it was: stitched it took 1.95 ms a step against 1.87 ms, on copies); "
+        "stitched it would be in region 'fusion_0', as kernel 2 of 2, which holds nothing else."
+    )
+    assert explain(report, "draw") == "'draw' is in no region: a stateful random op."
+
+
+def test_what_runs_is_told_by_its_state_not_by_words() -> None:
+    report = replace(LEFT, fusion="in other words", fusion_state=Fusion.STITCHED)
+    assert report.running == (REGION,)
+    assert "  stitched    fusion_0: 11 ops in 2 kernels and 1 call" in report.to_text().splitlines()
+
+
+@pytest.mark.parametrize("report", [REPORT, LEFT, replace(LEFT, fusion="not decided yet: it runs as it was")])
+def test_reports_without_states_are_read(report: Report) -> None:
+    """As they were written before there were any: in words alone."""
+    state = Fusion.UNDECIDED if "not decided" in report.fusion else report.fusion_state
+    before = json.loads(replace(report, jit_compile="off: memory ops cannot live inside XLA").to_json())
+    del before["fusion_state"], before["xla_lost"]
+    read = Report.from_json(json.dumps(before))
+    assert (read.fusion_state, read.xla_lost) == (state, True)
 
 
 def test_what_there_was_no_op_of() -> None:

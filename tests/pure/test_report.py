@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from graph_passes.decision import Decision, Missed
 from graph_passes.report import MOVED, UNCHANGED_FITS, Report, TransferRecord, duration, size
 from tfmem.plot import PlotError, plot_report
 
@@ -158,6 +159,26 @@ def test_reports_of_before_are_read(moved):
     data = json.loads(moved.to_json())
     del data["function"], data["others"]
     assert Report.from_json(json.dumps(data)) == moved
+
+
+def test_decisions_are_data(moved):
+    assert not moved.decision.is_unchanged
+    assert [each for each in Decision if each.is_unchanged] == [each for each in Decision if "unchanged" in each]
+    assert Report("f", "CPU", "hybrid", "unchanged: fits", 0, 0).decision is Decision.FITS
+    assert Report.from_json(moved.to_json()).decision is MOVED
+    earlier = moved.to_json().replace('"decision": "moved"', '"decision": "swapped"')
+    assert Report.from_json(earlier).decision is Decision.REPLACED
+    with pytest.raises(ValueError, match="not a tfmem report: 'gone' is not a valid Decision"):
+        Report.from_json(moved.to_json().replace('"decision": "moved"', '"decision": "gone"'))
+
+
+def test_a_note_of_a_missed_budget_is_told_by_its_type(moved):
+    missed = Missed.of(" by 2 bytes, while plans were tried")
+    report = dataclasses.replace(moved, notes=(missed, "OVER BUDGET says a note that is none"))
+    assert [note for note in report.notes if isinstance(note, Missed)] == [missed]
+    assert f"note: {missed}" in report.to_text()
+    assert missed.once == "over budget (while plans were tried, not since) by 2 bytes, while plans were tried"
+    assert Report.from_json(report.to_json()) == report
 
 
 def test_a_report_that_says_swapped_is_read(moved):

@@ -147,7 +147,7 @@ def with_replacements(report: Report, plan: RecurrentPlan) -> Report:
     """`report`, saying also what the recurrent pass did."""
     if not plan.matches and not plan.unmatched:
         return report
-    unchanged = report.decision.startswith("unchanged") and plan.matches
+    unchanged = report.decision.is_unchanged and plan.matches
     return replace(
         report,
         decision=REPLACED if unchanged else report.decision,

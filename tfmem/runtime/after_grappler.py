@@ -8,6 +8,7 @@ from dataclasses import replace
 import tensorflow as tf
 
 from custom_ops.background import go_on
+from graph_passes.decision import Fusion
 from graph_passes.fusion.stitching import Needs, Stitching, fault
 from graph_passes.graph.source import Source
 from graph_passes.pipeline import Phase, run_passes
@@ -118,11 +119,11 @@ def with_regions(report: Report, done: Stitching, why: str) -> Report:
 def unobserved(report: Report, done: Stitching) -> Report:
     """`report` of a graph that nobody runs here, so that its regions cannot be timed."""
     if not done.regions:
-        return with_regions(report, done, NOTHING)
+        return replace(with_regions(report, done, NOTHING), fusion_state=Fusion.LEFT)
     return with_regions(with_decision(report), done, BY_MODEL)
 
 
 def with_decision(report: Report) -> Report:
     """`report` of a step that runs stitched."""
-    unchanged = report.decision.startswith("unchanged")
-    return replace(report, decision=STITCHED) if unchanged else report
+    report = replace(report, fusion_state=Fusion.STITCHED)
+    return replace(report, decision=STITCHED) if report.decision.is_unchanged else report

@@ -12,6 +12,7 @@ from custom_ops.background import has_ended
 from custom_ops.errors import TfmemError, warn
 from custom_ops.load import Library
 from graph_passes.cost.model import Roofline, held
+from graph_passes.decision import Decision, Missed
 from graph_passes.errors import NoGradientError, UnknownShapeError
 from graph_passes.graph.ir import Graph, Node
 from graph_passes.memory.simulate import Link
@@ -76,10 +77,10 @@ class Engine:
 
     def warn_of_losses(self, report: Report) -> None:
         """Tell the user of a missed budget, and of XLA that is lost."""
-        missed = next((note for note in report.notes if note.startswith("OVER BUDGET")), "")
+        missed = [note for note in report.notes if isinstance(note, Missed)]
         if missed:
-            self.warn("budget", f"tfmem: {report.graph}: {missed}; see tfmem.report(...)")
-        if report.jit_compile.startswith("off"):
+            self.warn("budget", f"tfmem: {report.graph}: {missed[0]}; see tfmem.report(...)")
+        if report.xla_lost:
             self.warn("XLA", f"tfmem: {report.graph}: XLA is {report.jit_compile}; see tfmem.report(...)")
 
     def unobserved_notes(self, name: str, *, known: bool) -> list[str]:
@@ -223,7 +224,7 @@ class Engine:
             graph=graph,
             device=self.target.description,
             policy=self.options.offload.policy,
-            decision="unchanged: no budget",
+            decision=Decision.NO_BUDGET,
             peak_before=0,
             peak_predicted=0,
             passes=self.passes,

@@ -11,6 +11,7 @@ from math import prod
 import tensorflow as tf
 
 from custom_ops.errors import CellError, KernelError, ProgramError, TfmemError
+from graph_passes.decision import Decision
 from graph_passes.errors import GraphError, InfeasibleBudgetError
 from graph_passes.pipeline import Step
 from graph_passes.report import Report, size
@@ -77,7 +78,7 @@ def left_by_fault(engine: Engine, report: Report, error: Exception, peak: int | 
     note = fault_note(engine, report.graph, error, "planning", f"the step runs as it was{known}")
     return replace(
         report,
-        decision="unchanged: planning failed",
+        decision=Decision.FAILED,
         budget=budget,
         peak_before=peak or 0,
         peak_predicted=peak or 0,

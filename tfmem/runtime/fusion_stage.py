@@ -22,6 +22,7 @@ from typing import Any
 import tensorflow as tf
 
 from custom_ops.background import Background, go_on
+from graph_passes.decision import Fusion
 from graph_passes.report import UNDECIDED, Report
 from tfmem.devices import conditions, is_deterministic
 from tfmem.fusion.choices import Choices, key_of
@@ -111,7 +112,7 @@ class FusionStage:
         if timed:
             self._go_on_drawing()
         if timed and options.fusion.tune == "fast":
-            self.report = replace(self.report, fusion=AS_IT_WAS)
+            self.report = replace(self.report, fusion=AS_IT_WAS, fusion_state=Fusion.UNDECIDED)
             self._planning = Background(self._plan, "tfmem fusion")
         else:
             self._plan()
@@ -253,8 +254,8 @@ class FusionStage:
         assert self._planned is not None
         self.report = with_decision(self.report)
         if self._with_xla:
-            self.report = replace(self.report, jit_compile="off: stitched it is faster")
-        self._settle(self._planned.function, why)
+            self.report = replace(self.report, jit_compile="off: stitched it is faster", xla_lost=True)
+        self._settle(self._planned.function, why, Fusion.STITCHED)
 
     def _lost(self, error: Exception) -> None:
         self._note(error, "stitching")
@@ -264,9 +265,9 @@ class FusionStage:
         note = fault_note(self._engine, self._trace.name, error, doing, "the step runs as it was")
         self.report = replace(self.report, notes=(*self.report.notes, note))
 
-    def _settle(self, function: Any, why: str) -> None:
+    def _settle(self, function: Any, why: str, state: Fusion = Fusion.LEFT) -> None:
         self._before, self.function = self.function, function
-        self.report = replace(self.report, fusion=why)
+        self.report = replace(self.report, fusion=why, fusion_state=state)
         self._contest = self._copies = self._turns = None
         self._planned = None
         self.settled = True

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from graph_passes.decision import Fusion
 from graph_passes.report import Report
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import fault_note
@@ -96,13 +97,15 @@ class ManagedStep:
     def report(self) -> Report:
         """What was decided and measured by now."""
         if self._later:
-            return replace(self._stages.report, fusion=MEANWHILE)
+            return replace(self._stages.report, fusion=MEANWHILE, fusion_state=Fusion.UNDECIDED)
         if self._fusion:
             return self._fusion.report
         report = self._stages.report
         if not self._engine.stitches:
             return report
-        return replace(report, fusion=PLANNED if self.settled else AS_IT_WAS)
+        if self.settled:
+            return replace(report, fusion=PLANNED, fusion_state=Fusion.LEFT)
+        return replace(report, fusion=AS_IT_WAS, fusion_state=Fusion.UNDECIDED)
 
     @property
     def unchanged(self) -> bool:

@@ -32,6 +32,8 @@ from tfmem.tf_internals.captured import Captured, require_feeds
 from tfmem.tf_internals.concrete_function import capture_concrete, restore_concrete
 
 RECURRENT_OUTSIDE = "off: recurrent kernels cannot live inside XLA"
+MOVED_OUTSIDE = "off: memory ops cannot live inside XLA"
+ORDERED_OUTSIDE = "off: the planned order cannot be held inside XLA"
 
 
 class Trace:
@@ -213,7 +215,8 @@ class Trace:
     def unplanned(self) -> Report:
         """The report while nothing is planned."""
         lost = self.jit_compile and self.replacements.matches
-        report = replace(self._engine.unlimited(self.name), jit_compile=RECURRENT_OUTSIDE if lost else "")
+        why = RECURRENT_OUTSIDE if lost else ""
+        report = replace(self._engine.unlimited(self.name), jit_compile=why, xla_lost=bool(why))
         return with_replacements(report, self.replacements)
 
     def describe(self, timeline: Timeline, plan: OffloadPlan, notes: Sequence[str], *, given: bool) -> Report:
@@ -229,11 +232,11 @@ class Trace:
         policy, device = engine.options.offload.policy, engine.target.description
         report = pipeline.describe(self.step, timeline, plan, policy, graph=self.name, device=device, notes=notes)
         ordered = not plan.moves and not given
-        note = ""
-        if self.jit_compile:
-            note = "off: the planned order cannot be held inside XLA" if ordered else "left on"
-            note = "off: memory ops cannot live inside XLA" if plan.moves else note
-            note = RECURRENT_OUTSIDE if self.replacements.matches else note
+        lost = ORDERED_OUTSIDE if ordered else ""
+        lost = MOVED_OUTSIDE if plan.moves else lost
+        lost = RECURRENT_OUTSIDE if self.replacements.matches else lost
         decision = ORDERED if ordered else report.decision
-        report = replace(report, decision=decision, budget=engine.budget, jit_compile=note)
+        report = replace(report, decision=decision, budget=engine.budget)
+        if self.jit_compile:
+            report = replace(report, jit_compile=lost or "left on", xla_lost=bool(lost))
         return with_replacements(report, self.replacements)

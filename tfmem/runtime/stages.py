@@ -10,6 +10,7 @@ from typing import Any
 
 from custom_ops.load import Counters
 from graph_passes.cost.model import Measured
+from graph_passes.decision import Missed
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.memory.observe import Observation, Sample, observe
 from graph_passes.memory.simulate import uncounted
@@ -43,8 +44,7 @@ class Stages:
     def __init__(self, engine: Engine, trace: Trace, others: BatchProfiles) -> None:
         """
         Args:
-            engine: device and options.
-            trace: nothing is done to it yet.
+            engine, trace: device and options; nothing is done to the trace yet.
             others: what was observed of other batch sizes.
         """
         self._engine = engine
@@ -126,7 +126,7 @@ class Stages:
             self._engine.warn_of_losses(replace(self.report, notes=(*self._notes, *self.report.notes)))
 
     def ran(self) -> None:
-        """`function` was called in a stage, and ran through."""
+        """`function` ran through in a stage."""
         self._trace.ran(self.function)
 
     def _fault(self, error: Exception, doing: str, instead: str) -> None:
@@ -222,7 +222,7 @@ class Stages:
             if is_fault(error):
                 self._fault(error, "planning by measurement", "the best plan that ran stays")
             else:  # measured, it needs more than the graph told; training goes on with what runs
-                self._notes.append(f"OVER BUDGET: {error}")
+                self._notes.append(Missed.of(f": {error}"))
             self._keep()
         self._tell()
 
@@ -376,8 +376,8 @@ class Stages:
                 return
         if len(self._checked) >= CHECKS:
             notes = tuple(dict.fromkeys((*self._notes, *self.report.notes)))
-            known = replace(self.report, notes=notes)
-            self.report = checked(known, self._checked, self._budget, planned=self.function is not self._trace.base)
+            planned = self.function is not self._trace.base
+            self.report = checked(replace(self.report, notes=notes), self._checked, self._budget, planned)
             self.stage = Stage.READY
 
     def _settle(self, timeline: Timeline, plan: OffloadPlan, force: bool = False) -> None:

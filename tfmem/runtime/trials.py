@@ -9,6 +9,7 @@ from itertools import chain
 
 from custom_ops.errors import TfmemError
 from custom_ops.load import Counters
+from graph_passes.decision import Missed
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.memory.fragmentation import Room, without_workspace
 from graph_passes.memory.observe import Observation
@@ -24,7 +25,6 @@ LEAST_SHARE = 50  # percent of a GPU's budget that is planned for, the largest t
 LESS, LESS_IF_LONG = 1, 3  # percent each time; the second where a replay takes more than milliseconds
 GPU_TRIALS = 3
 CPU_RETRIES = 3
-OVER = "OVER BUDGET"  # what a note begins with that says so
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def choose(trials: Sequence[Trial], budget: int) -> tuple[Trial, list[str]]:
         best = min(met, key=lambda trial: trial.seen.step_seconds)
     else:
         best = min(trials, key=lambda trial: trial.seen.peak)
-        notes.append(f"OVER BUDGET by {best.seen.peak - budget:,} bytes: no plan that was tried stayed within it")
+        notes.append(Missed.of(f" by {best.seen.peak - budget:,} bytes: no plan that was tried stayed within it"))
     if len(trials) > 1:
         tried = ", ".join(
             f"{trial.plan.budget:,} bytes: {trial.seen.step_seconds * 1e3:.1f} ms, peak {trial.seen.peak:,}"
@@ -244,8 +244,8 @@ def checked(report: Report, peaks: Sequence[int], budget: int, planned: bool) ->
         notes.append(f"{report.peak_predicted:,} bytes were estimated; the peak is as seen in one step")
         report = replace(report, peak_predicted=learned)
     if peak > budget:
-        notes.append(f"OVER BUDGET by {peak - budget:,} bytes, in steps without probes")
+        notes.append(Missed.of(f" by {peak - budget:,} bytes, in steps without probes"))
         notes += report.notes
     else:
-        notes += [note.replace(OVER, f"{OVER.lower()} (while plans were tried, not since)", 1) for note in report.notes]
+        notes += [note.once if isinstance(note, Missed) else note for note in report.notes]
     return replace(measured(report, peak), notes=tuple(notes))

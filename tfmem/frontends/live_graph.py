@@ -7,7 +7,6 @@ from typing import Any
 
 from graph_passes import pipeline
 from graph_passes.errors import GraphError
-from graph_passes.fusion.stitching import Stitching
 from graph_passes.graph import serde
 from graph_passes.graph.ir import Graph, TensorId, parse_input
 from graph_passes.graph.rewrite import Rewrite, applied, apply_rewrites
@@ -20,7 +19,7 @@ from graph_passes.report import Report
 from tfmem.fusion.needs import fusion_needs, sinks
 from tfmem.recurrent.kernels import with_kernels
 from tfmem.recurrent.replace import recurrent_plan, with_replacements
-from tfmem.runtime.after_grappler import stitch, unobserved
+from tfmem.runtime.after_grappler import LARGER, PLANNED, TRACED, WHOLE, stitch, unobserved, unstitched
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import is_fault
 from tfmem.runtime.unobserved import plan_unobserved, within_budget
@@ -50,13 +49,12 @@ def optimize_live(graph: Any, engine: Engine, loss: Any | None = None, fetches: 
     """
     editor, name = LiveEditor(graph), type(graph).__name__
     replacements = _replace_layers(graph, editor, engine, fetches)
-    done = _stitch(graph, editor, engine, fetches)
     step = _LiveStep(graph, editor, engine, loss, fetches)
     _, found = within_budget(engine, name, step.read, step.make, None, bool(replacements.matches), graph)
     engine.warn_of_kept(name, replacements)
     found = with_replacements(found, replacements)
-    if done is not None:
-        found = unobserved(found, done)
+    if engine.stitches:
+        found = _stitched(graph, editor, engine, fetches, found)
     setattr(graph, REPORT, found)
     return found
 
@@ -152,15 +150,17 @@ def _replace_layers(graph: Any, editor: LiveEditor, engine: Engine, fetches: Seq
     return recurrent_plan(done) if done else RecurrentPlan()
 
 
-def _stitch(graph: Any, editor: LiveEditor, engine: Engine, fetches: Sequence[str]) -> Stitching | None:
-    """Stitch regions in place, without a budget; None if that was not asked for, or more of the graph is to come."""
-    if not engine.stitches or engine.budget is not None or graph.building_function:
-        return None
+def _stitched(graph: Any, editor: LiveEditor, engine: Engine, fetches: Sequence[str], found: Report) -> Report:
+    """Stitch regions in place, where nothing moves and nothing more of the graph is to come; the report of both."""
+    if found.transfers:
+        return unstitched(found, engine, PLANNED, LARGER)
+    if graph.building_function:
+        return unstitched(found, engine, TRACED, WHOLE)
     read = _read(graph, engine.options.input_shapes)
     feeds = [node.name for node in read if node.op.startswith("Placeholder")]
     roots = unique([*(parse_input(name)[0].node for name in fetches), *sinks(read)])
     needs = fusion_needs(feeds, engine.target, engine.options, roots, in_place=True)
-    return stitch(_LiveSource(read, editor, fetches), engine, needs)
+    return unobserved(found, stitch(_LiveSource(read, editor, fetches), engine, needs))
 
 
 def _read(graph: Any, input_shapes: Mapping[str, tuple[int, ...]], functions: bool = False) -> Graph:

@@ -21,6 +21,10 @@ from tfmem.tf_internals.grappler import run_grappler
 
 BY_MODEL = "stitched, as the model has it: nothing was timed"
 NOTHING = "nothing to stitch"
+PLANNED = "left as it was: a plan for the memory budget runs in its place"
+LARGER = "give a memory_budget under which nothing has to move"
+TRACED = "left as it was: more of the function is still to be traced"
+WHOLE = "pass the tf.function itself to tfmem.optimize"
 
 # Those of which it is known that TF32's kernels want channels last.
 _CONVOLUTIONS = frozenset({"Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter"})
@@ -121,6 +125,21 @@ def unobserved(report: Report, done: Stitching) -> Report:
     if not done.regions:
         return replace(with_regions(report, done, NOTHING), fusion_state=Fusion.LEFT)
     return with_regions(with_decision(report), done, BY_MODEL)
+
+
+def unstitched(report: Report, engine: Engine, why: str, cure: str) -> Report:
+    """`report` of a step that stays as it was; where the user asked for fusion, he is told.
+
+    Args:
+        report: of it.
+        engine: its options.
+        why: in words.
+        cure: what the user can do.
+    """
+    if "fusion" in (engine.options.passes or ()):
+        engine.warn("fusion", f"tfmem: {report.graph} is not stitched: {why}; {cure}; see tfmem.report(...)")
+    notes = (*report.notes, f"to have it stitched, {cure}")
+    return replace(report, fusion=why, fusion_state=Fusion.LEFT, notes=notes)
 
 
 def with_decision(report: Report) -> Report:

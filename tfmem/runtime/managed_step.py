@@ -10,6 +10,7 @@ from typing import Any
 
 from graph_passes.decision import Fusion
 from graph_passes.report import Report
+from tfmem.runtime.after_grappler import LARGER, PLANNED, unstitched
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import fault_note
 from tfmem.runtime.fusion_stage import AS_IT_WAS, FusionStage
@@ -25,7 +26,6 @@ from tfmem.runtime.stages import Stages
 from tfmem.tf_internals.concrete_function import call_traced, is_recorded
 
 BEGINNING = "planning in the background"
-PLANNED = "left as it was: a plan for the memory budget runs in its place"
 
 
 class ManagedStep:
@@ -62,6 +62,7 @@ class ManagedStep:
         self._stages = Stages(engine, trace, others)
         self._later: Later | None = None
         self._fusion: FusionStage | None = None
+        self._unstitched: Report | None = None
         self._label = engine.label or trace.name
         count = len(concrete.graph.get_operations())
         with shown(engine.options.progress, lambda: f"planning {self._label} ({count:,} ops)"):
@@ -73,10 +74,14 @@ class ManagedStep:
 
     def _stitch(self) -> None:
         """Go on with the fusion pass, once it is settled that no memory has to move."""
-        if self._engine.stitches and self._stages.leaves_as_it_was:
+        if not self._engine.stitches or self._stages.stage is not Stage.READY:
+            return
+        if self._stages.leaves_as_it_was:
             fusion = FusionStage(self._engine, self._trace, self._stages.report)
             fusion.start()
             self._fusion = fusion
+        else:
+            self._unstitched = unstitched(self._stages.report, self._engine, PLANNED, LARGER)
 
     def _take_over(self) -> None:
         """Go on with stages that began in the background, once they have."""
@@ -103,9 +108,7 @@ class ManagedStep:
         report = self._stages.report
         if not self._engine.stitches:
             return report
-        if self.settled:
-            return replace(report, fusion=PLANNED, fusion_state=Fusion.LEFT)
-        return replace(report, fusion=AS_IT_WAS, fusion_state=Fusion.UNDECIDED)
+        return self._unstitched or replace(report, fusion=AS_IT_WAS, fusion_state=Fusion.UNDECIDED)
 
     @property
     def unchanged(self) -> bool:

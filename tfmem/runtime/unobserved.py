@@ -18,7 +18,7 @@ from graph_passes.offload.plan import OffloadPlan
 from graph_passes.recurrent.match import RecurrentPlan
 from graph_passes.report import Report
 from tfmem.recurrent.replace import replace_recurrent, with_replacements
-from tfmem.runtime.after_grappler import grappled, grappled_to_stitch, stitched, unobserved
+from tfmem.runtime.after_grappler import LARGER, PLANNED, grappled, grappled_to_stitch, stitched, unobserved, unstitched
 from tfmem.runtime.engine import NOT_PLANNABLE, Engine
 from tfmem.runtime.faults import estimated_peak, fault_note, is_fault, left_by_fault
 from tfmem.runtime.progress import shown
@@ -115,19 +115,18 @@ def plan_graph_def(captured: Captured, engine: Engine, fetches: Sequence[str] = 
     replacements = RecurrentPlan()
     if engine.replaces:
         captured, replacements = replace_recurrent(captured, engine.target, engine.options, engine.feed_shapes, fetches)
-    if engine.stitches and engine.budget is None:
-        return _stitched(captured, engine, replacements, fetches)
     given = _GraphDefStep(captured, engine, fetches)
     edited, found = within_budget(engine, "GraphDef", given.read, given.make, captured, bool(replacements.matches))
+    if engine.stitches and found.transfers:
+        found = unstitched(found, engine, PLANNED, LARGER)
+    elif engine.stitches:
+        edited, found = _stitched(captured, engine, found, fetches)
     engine.warn_of_kept("GraphDef", replacements)
     return edited, with_replacements(found, replacements)
 
 
-def _stitched(
-    captured: Captured, engine: Engine, replacements: RecurrentPlan, fetches: Sequence[str]
-) -> tuple[Captured, Report]:
-    """Without a budget: the graph that Grappler leaves, with its regions; `captured` if there are none."""
-    found = engine.unlimited("GraphDef")
+def _stitched(captured: Captured, engine: Engine, found: Report, fetches: Sequence[str]) -> tuple[Captured, Report]:
+    """Where nothing has to move: the graph that Grappler leaves, with its regions; `captured` if there are none."""
     read = {op_name(name) for node in captured.graph_def.node for name in node.input}
     ends = [node.name for node in captured.graph_def.node if node.name not in read]
     try:
@@ -138,10 +137,8 @@ def _stitched(
         if not is_fault(error, reading=True):
             raise
         note = fault_note(engine, "GraphDef", error, "stitching", "the graph stays as it was")
-        planned, done, found = captured, Stitching(), replace(found, notes=(note,))
-    engine.warn_of_kept("GraphDef", replacements)
-    found = with_replacements(unobserved(found, done), replacements)
-    return planned if done.regions else captured, found
+        planned, done, found = captured, Stitching(), replace(found, notes=(*found.notes, note))
+    return planned if done.regions else captured, unobserved(found, done)
 
 
 class _GraphDefStep:

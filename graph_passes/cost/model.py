@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Protocol
@@ -10,7 +10,7 @@ from typing import Protocol
 from graph_passes.cost import cpu
 from graph_passes.cost.device import Device
 from graph_passes.graph import ops
-from graph_passes.graph.ir import Graph, Node, TensorId
+from graph_passes.graph.ir import Graph, Node, TensorId, boolean, text
 
 
 class CostModel(Protocol):
@@ -113,18 +113,38 @@ def _moved(graph: Graph, node: Node) -> int:
 
 
 def flops(graph: Graph, node: Node) -> float:
-    """Floating-point operations of a product or convolution; other ops are bound by memory and count as zero."""
+    """Floating-point operations of a product or convolution; other ops are bound by memory and count as zero, as does
+    what has an unknown shape."""
     shapes = [graph.sizes(tensor) for tensor in node.inputs]
     output = graph.sizes(TensorId(node.name))
-    if node.op in ops.MATRIX_PRODUCTS and output and len(shapes) >= 2 and shapes[0]:
-        inner = prod(shapes[0]) * prod(shapes[1] or (1,)) / max(prod(output), 1)
-        return 2.0 * prod(output) * max(inner, 1.0) ** 0.5
-    if node.op in ops.CONVOLUTIONS and output and len(shapes) >= 2:
+    if output is None or len(shapes) < 2:
+        return 0.0
+    if node.op == "Einsum":
+        return 2.0 * _multiplied(text(node.attrs["equation"]), shapes)
+    if node.op in ops.MATRIX_PRODUCTS:
+        first = shapes[0]
+        turned = any(boolean(node.attrs.get(name)) for name in ("transpose_a", "adj_x"))
+        return 2.0 * prod(output) * first[-2 if turned else -1] if first and len(first) > 1 else 0.0
+    if node.op in ops.CONVOLUTIONS:
         # All three convolutions of a layer multiply each pixel of y with the whole filter.
-        backward = len(shapes) >= 3 and "Backprop" in node.op
-        y = shapes[2] if backward else output
+        y = shapes[2] if "Backprop" in node.op and len(shapes) > 2 else output
         filters = output if "BackpropFilter" in node.op else shapes[1]
         if y and filters:
             channels = filters[-1] * (filters[-2] if "Depthwise" in node.op else 1)
             return 2.0 * prod(y) * prod(filters) / max(channels, 1)
     return 0.0
+
+
+def _multiplied(equation: str, shapes: Sequence[tuple[int, ...] | None]) -> int:
+    """How many numbers an Einsum multiplies: the product of the sizes of all labels; 0 while a shape is unknown."""
+    sizes: dict[str | int, int] = {}
+    for labels, shape in zip(equation.partition("->")[0].split(","), shapes, strict=True):
+        if shape is None:
+            return 0
+        before, _, after = labels.strip().partition("...")
+        behind = len(shape) - len(after)
+        # Axes of an ellipsis are broadcast, the last to the last.
+        places = [*before, *range(len(before) - behind, 0), *after]
+        for label, size in zip(places, shape, strict=True):
+            sizes[label] = max(sizes.get(label, 1), size)
+    return prod(sizes.values())

@@ -89,12 +89,23 @@ CONVOLUTIONS = frozenset(
         "DepthwiseConv2dNativeBackpropInput",
         "DepthwiseConv2dNativeBackpropFilter",
         "_FusedConv2D",
+        "_FusedConv3D",
+        "_FusedDepthwiseConv2dNative",
         "FusedConv2DBiasActivation",
     }
 )
 
 MATRIX_PRODUCTS = frozenset(
-    {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "_FusedMatMul", "Einsum", "TfmemMatMul"}
+    {
+        "MatMul",
+        "BatchMatMul",
+        "BatchMatMulV2",
+        "BatchMatMulV3",
+        "_FusedMatMul",
+        "_MklFusedBatchMatMulV2",
+        "Einsum",
+        "TfmemMatMul",
+    }
 )
 
 # What a layer does with its weights.

@@ -15,7 +15,7 @@ from typing import Any
 
 from custom_ops.background import go_on
 from graph_passes.cost.model import CostModel, held
-from graph_passes.errors import InfeasibleBudgetError, NoGradientError
+from graph_passes.errors import InfeasibleBudgetError, NoGradientError, UnknownShapeError
 from graph_passes.fusion.apply import fusion_rewrites
 from graph_passes.fusion.merging import merging_rewrites, plan_merging
 from graph_passes.fusion.prepare import plan_preparation, preparation_rewrites
@@ -28,7 +28,7 @@ from graph_passes.graph.verify import verify_graph
 from graph_passes.matmul.apply import product_rewrites
 from graph_passes.matmul.plan import plan_products
 from graph_passes.memory import roles
-from graph_passes.memory.liveness import build_timeline
+from graph_passes.memory.liveness import UNKNOWN_LIST, build_timeline, refuse_open
 from graph_passes.memory.region import reads_before_updates, step_region
 from graph_passes.memory.simulate import Link, uncounted, usage_under
 from graph_passes.memory.timeline import Timeline
@@ -159,6 +159,7 @@ class Step:
         merging: whether the runtime merges pairs of ops after all passes (see `graph_passes.graph.merged`).
         counted: bytes of the smallest buffer that the device's allocator counts (see `Timeline.counted`).
         held: (update, the op that it waits for): edges that `graph` has, and the graph that it was read from has not.
+        of_data: tensors whose size depends on data, so that it would not be known if inputs had no open dimension.
     """
 
     graph: Graph
@@ -168,6 +169,7 @@ class Step:
     merging: bool = False
     counted: int = 0
     held: tuple[tuple[str, str], ...] = ()
+    of_data: frozenset[TensorId] = frozenset()
 
     @classmethod
     def read(
@@ -178,9 +180,11 @@ class Step:
         loss: TensorId | None = None,
         merging: bool = False,
         counted: int = 0,
+        of_data: frozenset[TensorId] = frozenset(),
     ) -> Step:
         """Find the schedule of `graph`."""
-        return cls(graph, tuple(schedule(graph, creation_order, merging)), tuple(fetches), loss, merging, counted)
+        order = tuple(schedule(graph, creation_order, merging))
+        return cls(graph, order, tuple(fetches), loss, merging, counted, of_data=of_data)
 
     @classmethod
     def of_session(cls, graph: Graph, run: Sequence[str] = (), **known: Any) -> Step:
@@ -203,8 +207,19 @@ class Step:
         return roles.first_update(self.graph, self.order)
 
     def timeline(self, costs: CostModel) -> Timeline:
-        """The step under a cost model."""
+        """The step under a cost model.
+
+        Raises:
+            UnknownShapeError: its caller left a shape open, and more of it would be known if not.
+            NoGradientError: the same, and the graph does not differentiate.
+        """
         timeline = build_timeline(self.graph, self.order, costs, self.fetches, self.loss, self.merging)
+        try:
+            refuse_open(self.graph, timeline, self.of_data)
+        except UnknownShapeError as error:
+            if roles.has_gradient(self.graph):
+                raise
+            raise NoGradientError(f"there is no gradient in the graph, and no size to plan with: {error}") from error
         return replace(
             timeline,
             unordered=roles.unordered(self.graph, self.order, self.merging),
@@ -305,6 +320,7 @@ def describe(
         for move, tensor in transfers(step.graph, timeline, plan)
     )
     moved = sum(record.bytes for record in records if record.offload_after != RECOMPUTED)
+    uncounted_lists = tuple(str(buffer.tensor) for buffer in timeline.buffers if buffer.pinned_by == UNKNOWN_LIST)
     unknown = [(buffer.tensor, buffer.pinned_by) for buffer in timeline.buffers if not buffer.nbytes]
     left_alone = [f"left alone: {tensor}: {reason}" for tensor, reason in (*unknown, *plan.left_alone)]
     return Report(
@@ -326,4 +342,5 @@ def describe(
         curve_before=tuple((names[p], int(timeline.usage[p])) for p in shown),
         curve_after=tuple((names[p], int(after[p])) for p in shown),
         notes=(*notes, *left_alone),
+        not_enforced=uncounted_lists,
     )

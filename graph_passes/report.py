@@ -126,6 +126,7 @@ class Report:
         fusion_state: the first of that as data.
         function: which of a model's functions this is about: "train", "test" or "predict".
         others: reports of the model's other functions.
+        not_enforced: lists of loops that the budget does not count: what they hold is not known before they run.
     """
 
     graph: str
@@ -161,6 +162,7 @@ class Report:
     fusion_state: Fusion = Fusion.NOT_ASKED
     function: str = ""
     others: tuple[Report, ...] = ()
+    not_enforced: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "decision", Decision.read(self.decision))
@@ -222,6 +224,7 @@ class Report:
             f"  budget      {size(self.budget)}",
             f"  peak        {planned}, {size(self.peak_measured)} measured{_deviation(self)}",
             *_uncounted(self),
+            *([f"              {unenforced(self)}"] if self.not_enforced else []),
             f"  moved out   {_pair(self.bytes_out_predicted, self.bytes_out_achieved, size)}",
             f"  moved in    {_pair(self.bytes_in_predicted, self.bytes_in_achieved, size)}",
             f"  stall       {_pair(self.stall_predicted_ns, self.stall_measured_ns, duration)}",
@@ -257,6 +260,13 @@ def measured(report: Report, peak: int) -> Report:
     if report.budget is None or peak <= report.budget:
         over = {missed: met for met, missed in over.items()}
     return dataclasses.replace(report, peak_measured=peak, decision=over.get(report.decision, report.decision))
+
+
+def unenforced(report: Report) -> str:
+    """For what the budget is not enforced, and why."""
+    count = len(report.not_enforced)
+    lists = f"the list '{report.not_enforced[0]}'" if count == 1 else f"{count} lists ('{report.not_enforced[0]}', ...)"
+    return f"the budget is not enforced for {lists} of loops: what they hold is not known before they run"
 
 
 def size(count: int | None) -> str:

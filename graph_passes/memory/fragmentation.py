@@ -16,6 +16,7 @@ from graph_passes.memory.bfc_allocator import Chunk, Region
 from graph_passes.memory.simulate import Move, Padding
 from graph_passes.memory.timeline import Timeline
 
+MOST_ELEMENTS = 64  # of a list that are replayed one by one; longer lists have larger ones
 SMALL = 1 << 16  # smaller buffers are not replayed: they have chunks of their own, or come and go in the gaps between
 
 
@@ -186,6 +187,7 @@ class _Replay:
         self.spare = room.spare
         self.excused = excused
         self.held: dict[int, Chunk] = {}
+        self.lists: dict[int, list[Chunk]] = {}  # of each list: where its elements lie
         self.taken: dict[int, Padding] = {}  # of each buffer: when it was allocated, and in a chunk of what size
         self.position = self.made = 0
         self.missed: list[int] = []  # positions of the ops that did not find their workspace
@@ -216,10 +218,19 @@ class _Replay:
             self.region.free(chunk)
 
     def hold(self, index: int) -> None:
-        self.held[index] = self.allocate(self.timeline.buffers[index].nbytes)
+        buffer = self.timeline.buffers[index]
+        if buffer.element:
+            count = min(MOST_ELEMENTS, buffer.nbytes // buffer.element)
+            self.lists[index] = [self.allocate(buffer.nbytes // count) for _ in range(count)]
+            return
+        self.held[index] = self.allocate(buffer.nbytes)
         self.taken[index] = Padding(self.position, self.region.split)
 
     def drop(self, index: int) -> None:
+        if index in self.lists:
+            for chunk in self.lists.pop(index):
+                self.region.free(chunk)
+            return
         self.region.free(self.held.pop(index))
         del self.taken[index]
 

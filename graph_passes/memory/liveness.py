@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -11,12 +11,17 @@ from graph_passes.errors import UnknownShapeError
 from graph_passes.graph import ops
 from graph_passes.graph.ir import Graph, Node, TensorId
 from graph_passes.graph.merged import is_paired
+from graph_passes.memory.lists import Pile, piles
 from graph_passes.memory.timeline import Buffer, ScheduledOp, Timeline, turning_point
 
 SMALLEST_MOVED = 1 << 16  # a copy's fixed cost (about 10 us) moves this much
 PINNED_SMALL = "smaller than 64 KiB"
 PAIRED = "oneDNN's gradient reads it straight from the op that made it"
 UNKNOWN_SIZE = "its size is not known before it runs"
+SLICED = "TensorListFromTensor"  # its elements are parts of the tensor's buffer
+SHARED = "a list shares it"
+LIST = "a loop fills it"
+UNKNOWN_LIST = "what a loop puts in is not known before it runs"
 
 
 def build_timeline(
@@ -38,8 +43,8 @@ def build_timeline(
             the uses (see `turning_point`).
         merging: whether oneDNN's layout pass runs after all others, which looks for pairs of ops.
 
-    Raises:
-        UnknownShapeError: a tensor that waits for a later use has an unknown dimension, as an input has.
+    A tensor of unknown size that waits for a later use is a buffer of no bytes, pinned by `UNKNOWN_SIZE`; a list of
+    which it is not known what a loop puts in, by `UNKNOWN_LIST`.
     """
     position = {name: index for index, name in enumerate(order)}
     owner = _owners(graph, order, position)
@@ -49,19 +54,25 @@ def build_timeline(
 
     fetched = set(fetches)
     only_updates = frozenset(position[name] for name in update_only(graph, order))
-    buffers, pauses = [], []
+    buffers, pauses, lists = [], [], piles(graph, position)
     for root, views in shared.items():
         node = graph[root.node]
         if node.op in ops.EXTERNAL:
             continue
         uses = sorted({position[use.node] for view in views for use in graph.uses(view)})
         start = position[root.node]
+        if root in lists:
+            pile = lists[root] or Pile()
+            pauses += [(a, b) for a, b in pairwise((start, *uses)) if b - a > 1 and pile.nbytes >= SMALLEST_MOVED]
+            reason = UNKNOWN_LIST if lists[root] is None else LIST
+            held = Buffer(root, pile.nbytes, start, tuple(uses), tuple(views), pinned_by=reason)
+            buffers.append(replace(held, element=pile.element, fetched=not fetched.isdisjoint(views)))
+            continue
         # A view's op reads the buffer's address only, but holds a reference: it counts as a use.
         spec = graph.specs.get(root)
         nbytes = spec.nbytes if spec else None
         if nbytes is None:
             if _matters(graph, root, start, uses):
-                _refuse_if_given(graph, root)
                 buffers.append(Buffer(root, 0, start, tuple(uses), tuple(views), pinned_by=UNKNOWN_SIZE))
             continue
         is_fetched = any(view in fetched for view in views)
@@ -134,7 +145,7 @@ def _owners(graph: Graph, order: Sequence[str], position: Mapping[str, int]) -> 
         if not node.inputs or not node.outputs:
             continue
         output = TensorId(name, ops.REUSING_OUTPUT.get(node.op, 0))
-        if node.op in ops.VIEWS:
+        if node.op in ops.VIEWS or node.op == SLICED:
             root = owner[output] = owner[node.inputs[0]]
             last_use[root] = max(last_use[root], last_use[output])
         elif node.op in ops.IN_PLACE:
@@ -179,6 +190,8 @@ def _pinned(
         return "TensorFlow keeps int32 tensors in host memory"
     if is_fetched:
         return "the step returns it"
+    if any(graph[view.node].op == SLICED for view in views):
+        return SHARED
     if node.op in ops.COLLECTIVES:
         return f"{node.op} talks to other devices"
     for last, following in pairwise((position[root.node], *uses)):
@@ -204,11 +217,21 @@ def _matters(graph: Graph, root: TensorId, start: int, uses: Sequence[int]) -> b
     return spec.shape is None or len(spec.shape) > 1
 
 
-def _refuse_if_given(graph: Graph, root: TensorId) -> None:
-    """Raise if the caller left a shape open. Otherwise the size depends on data: nobody can know it."""
-    shapes = {node.name: graph.specs[TensorId(node.name)].shape for node in graph if node.op in ("Placeholder", "_Arg")}
-    given = {name: shape for name, shape in shapes.items() if shape is not None and None in shape}
-    if not given:
+def refuse_open(graph: Graph, timeline: Timeline, of_data: Container[TensorId]) -> None:
+    """Refuse a step of which more would be known if its caller had not left shapes open.
+
+    Args:
+        graph: the graph.
+        timeline: of it.
+        of_data: tensors whose size would not be known then either, for it depends on data: these are left alone.
+
+    Raises:
+        UnknownShapeError: a tensor that waits for a later use has an unknown dimension, as an input has.
+    """
+    given = open_inputs(graph)
+    waiting = (buffer.tensor for buffer in timeline.buffers if buffer.pinned_by == UNKNOWN_SIZE)
+    root = next((tensor for tensor in waiting if tensor not in of_data), None)
+    if not given or root is None:
         return
     shape = graph.specs[root].shape
     if shape is None:
@@ -222,6 +245,12 @@ def _refuse_if_given(graph: Graph, root: TensorId) -> None:
         f"Give their static shapes, optimize(..., input_shapes={{{next(iter(given))!r}: (...)}}), or an input "
         "signature without None"
     )
+
+
+def open_inputs(graph: Graph) -> dict[str, tuple[int | None, ...]]:
+    """The inputs whose caller left dimensions open, and their shapes."""
+    shapes = {node.name: graph.specs[TensorId(node.name)].shape for node in graph if node.op in ("Placeholder", "_Arg")}
+    return {name: shape for name, shape in shapes.items() if shape is not None and None in shape}
 
 
 def _text(shape: Sequence[int | None]) -> str:

@@ -76,7 +76,7 @@ def observe(
     for buffer in timeline.buffers:
         freed = 0 if buffer.fetched else buffer.nbytes
         kept[timeline.end(buffer)] -= freed
-        unseen[timeline.end(buffer)] -= freed if buffer.nbytes < timeline.counted else 0
+        unseen[timeline.end(buffer)] -= freed if buffer.allocation < timeline.counted else 0
     probed = [sample.index // 2 for sample in samples if sample.index % 2]
     for padding in paddings:
         modelled[probed[min(bisect_left(probed, padding.position), len(probed) - 1)]] += padding.nbytes

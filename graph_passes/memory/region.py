@@ -25,7 +25,10 @@ def step_region(graph: Graph, fetches: Sequence[str] = ()) -> Graph:
     """
     kept = graph.reached(fetches or find_fetches(graph), graph.predecessors)
     nodes = (node.copy() for node in graph if node.name in kept)
-    return Graph(nodes, {tensor: spec for tensor, spec in graph.specs.items() if tensor.node in kept})
+    specs = {tensor: spec for tensor, spec in graph.specs.items() if tensor.node in kept}
+    constants = {name: value for name, value in graph.constants.items() if name in kept}
+    functions = {place: function for place, function in graph.functions.items() if place[0] in kept}
+    return Graph(nodes, specs, constants, functions)
 
 
 def reads_before_updates(graph: Graph) -> list[tuple[str, str]]:

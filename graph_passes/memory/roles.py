@@ -22,16 +22,18 @@ def is_layer(graph: Graph, node: Node) -> bool:
 
 
 def has_gradient(graph: Graph) -> bool:
-    """Whether the graph differentiates: by its ops' types, or because what a layer reads is multiplied once more."""
+    """Whether the graph differentiates: by its ops' types, or because what a layer reads is multiplied once more; or
+    because a function that it calls does, or takes from a list what another loop put in."""
     read: set[TensorId] = set()
     multiplied: set[TensorId] = set()
     for node in graph:
-        if "Grad" in node.op or "Backprop" in node.op:
+        if "Grad" in node.op or "Backprop" in node.op or node.op == "TensorListPopBack":
             return True
         if node.op in ops.PRODUCTS:
             activations = {source(graph, tensor) for tensor in node.inputs if not reads_variable(graph, tensor)}
             (read if is_layer(graph, node) else multiplied).update(activations)
-    return not read.isdisjoint(multiplied)
+    inside = (has_gradient(function.graph) for function in graph.functions.values())
+    return not read.isdisjoint(multiplied) or any(inside)
 
 
 def reads_variable(graph: Graph, tensor: TensorId) -> bool:

@@ -60,6 +60,7 @@ class Buffer:
         twice: whether TensorFlow's GPU kernel allocates it twice and keeps the second; the first is in the op's
             workspace.
         between: bytes that it allocates between the two, in its workspace, too.
+        element: bytes of one of the allocations that it stands for, where it is a list; else 0.
     """
 
     tensor: TensorId
@@ -74,6 +75,12 @@ class Buffer:
     recompute_inputs: tuple[int, ...] = ()
     twice: bool = False
     between: int = 0
+    element: int = 0
+
+    @property
+    def allocation(self) -> int:
+        """Bytes of one allocation of it."""
+        return self.element or self.nbytes
 
     @property
     def movable(self) -> bool:
@@ -159,7 +166,7 @@ class Timeline:
     @cached_property
     def uncounted(self) -> npt.NDArray[np.int64]:
         """Bytes at each position that the device's allocator does not count."""
-        small = ((index, buffer) for index, buffer in enumerate(self.buffers) if buffer.nbytes < self.counted)
+        small = ((index, buffer) for index, buffer in enumerate(self.buffers) if buffer.allocation < self.counted)
         return self.within((index, buffer.start, self.end(buffer) + 1) for index, buffer in small) + self.small_base
 
     def within(self, stretches: Iterable[tuple[int, int, int]]) -> npt.NDArray[np.int64]:

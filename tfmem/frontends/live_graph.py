@@ -23,7 +23,7 @@ from tfmem.runtime.after_grappler import LARGER, PLANNED, TRACED, WHOLE, stitch,
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import is_fault
 from tfmem.runtime.unobserved import plan_unobserved, within_budget
-from tfmem.tf_internals.build import shaped_graph
+from tfmem.tf_internals.build import shaped_graph, sized_by_data
 from tfmem.tf_internals.captured import require_feeds, unique
 from tfmem.tf_internals.gradient_check import step_gradient_fault
 from tfmem.tf_internals.inserted_gradients import gradients
@@ -75,7 +75,7 @@ class _LiveStep:
     def read(self) -> pipeline.Step:
         loss, fetches, is_gpu = self._loss, self._fetches, self._engine.target.is_gpu
         run = [*fetches, *([loss.name] if loss is not None and fetches else [])]
-        graph = _read(self._graph, self._engine.options.input_shapes)
+        graph = _read(self._graph, self._engine.options.input_shapes, functions=True)
         return pipeline.Step.of_session(
             graph,
             run,
@@ -83,6 +83,7 @@ class _LiveStep:
             loss=_identity(loss),
             merging=not is_gpu,
             counted=self._engine.counted,
+            of_data=sized_by_data(capture_graph(self._graph), graph, self._engine.feed_shapes),
         )
 
     def make(self, step: pipeline.Step) -> tuple[None, Report]:
@@ -91,6 +92,7 @@ class _LiveStep:
         assert plan is not None  # there is a budget
         device = self._engine.target.description
         found = pipeline.describe(step, timeline, plan, options.policy, graph=name, device=device)
+        self._engine.warn_of_losses(found)
         if plan.moves:
             pipeline.edit_step(step, timeline, plan, options)
             with self._editor.undone_on_error():

@@ -15,12 +15,13 @@ from graph_passes.cost.model import Roofline, held
 from graph_passes.decision import Decision, Missed
 from graph_passes.errors import NoGradientError, UnknownShapeError
 from graph_passes.graph.ir import Graph, Node
+from graph_passes.memory.calls import WithCalls
 from graph_passes.memory.simulate import Link
 from graph_passes.memory.timeline import COUNTED, Timeline
 from graph_passes.offload.plan import OffloadPlan
 from graph_passes.pipeline import Phase, runs
 from graph_passes.recurrent.match import RecurrentPlan
-from graph_passes.report import Report
+from graph_passes.report import Report, unenforced
 from tfmem.devices import Target, memory
 from tfmem.options import Options, PassName, default_passes, parse_budget, workspace_limits
 from tfmem.runtime.alternation import Alternation
@@ -76,10 +77,12 @@ class Engine:
                 self.warn(cause, f"tfmem: {name}: {what}; see tfmem.report(...)")
 
     def warn_of_losses(self, report: Report) -> None:
-        """Tell the user of a missed budget, and of XLA that is lost."""
+        """Tell the user of a missed budget, of what it is not enforced for, and of XLA that is lost."""
         missed = [note for note in report.notes if isinstance(note, Missed)]
         if missed:
             self.warn("budget", f"tfmem: {report.graph}: {missed[0]}; see tfmem.report(...)")
+        if report.not_enforced:
+            self.warn("not enforced", f"tfmem: {report.graph}: {unenforced(report)}; see tfmem.report(...)")
         if report.xla_lost:
             self.warn("XLA", f"tfmem: {report.graph}: XLA is {report.jit_compile}; see tfmem.report(...)")
 
@@ -258,7 +261,7 @@ class Estimate:
 
     def workspace(self, graph: Graph, node: Node) -> int:
         """See `CostModel`."""
-        return self.roofline.workspace(graph, node)
+        return WithCalls(self.roofline).workspace(graph, node)
 
     def base(self, graph: Graph) -> int:
         """See `CostModel`: variables exist already, or will."""

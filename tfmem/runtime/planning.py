@@ -27,7 +27,7 @@ from tfmem.runtime.faults import estimated_peak
 from tfmem.runtime.profile_cache import fingerprint
 from tfmem.runtime.random_streams import Draws, StepGraphs
 from tfmem.runtime.stage import SURELY_FITS
-from tfmem.tf_internals.build import shaped_graph
+from tfmem.tf_internals.build import shaped_graph, sized_by_data
 from tfmem.tf_internals.captured import Captured, require_feeds
 from tfmem.tf_internals.concrete_function import capture_concrete, restore_concrete
 
@@ -133,13 +133,19 @@ class Trace:
         engine = self._engine
         self._captured = self.optimized()
         inferred = shaped_graph(self._captured, feed_shapes=self._shapes)
-        graph = serde.from_graph_def(self._captured.graph_def, inferred=inferred)
+        graph = serde.from_graph_def(self._captured.graph_def, inferred=inferred, functions=True)
         if engine.target.is_gpu:
             keep_variables_in_place(graph)
         fetches = [parse_input(name)[0] for name in self._captured.fetches]
         self.can_dry_run = engine.target.is_gpu and can_dry_run(graph)
-        merging, order = not engine.target.is_gpu, self._captured.creation_order
-        self._step = pipeline.Step.read(graph, order, fetches, merging=merging, counted=engine.counted)
+        self._step = pipeline.Step.read(
+            graph,
+            self._captured.creation_order,
+            fetches,
+            merging=not engine.target.is_gpu,
+            counted=engine.counted,
+            of_data=sized_by_data(self._captured, graph, self._shapes),
+        )
         self._graphs = self.graphs_of(self._captured)
 
     def surely_fits(self, budget: int) -> bool:

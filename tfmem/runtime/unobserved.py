@@ -22,7 +22,7 @@ from tfmem.runtime.after_grappler import LARGER, PLANNED, grappled, grappled_to_
 from tfmem.runtime.engine import NOT_PLANNABLE, Engine
 from tfmem.runtime.faults import estimated_peak, fault_note, is_fault, left_by_fault
 from tfmem.runtime.progress import shown
-from tfmem.tf_internals.build import shaped_graph
+from tfmem.tf_internals.build import shaped_graph, sized_by_data
 from tfmem.tf_internals.captured import Captured, op_name, require_feeds, unique
 
 Made = TypeVar("Made")
@@ -151,7 +151,7 @@ class _GraphDefStep:
         is_gpu = self._engine.target.is_gpu
         self._optimized = optimized = grappled(self._captured, self._engine)
         self._graph = graph = serde.from_graph_def(
-            optimized.graph_def, inferred=shaped_graph(optimized, feed_shapes=self._engine.feed_shapes)
+            optimized.graph_def, inferred=shaped_graph(optimized, feed_shapes=self._engine.feed_shapes), functions=True
         )
         return pipeline.Step.of_session(
             graph,
@@ -160,6 +160,7 @@ class _GraphDefStep:
             fetches=[parse_input(name)[0] for name in optimized.fetches],
             merging=not is_gpu,
             counted=self._engine.counted,
+            of_data=sized_by_data(optimized, graph, self._engine.feed_shapes),
         )
 
     def make(self, step: pipeline.Step) -> tuple[Captured, Report]:
@@ -167,6 +168,7 @@ class _GraphDefStep:
         assert plan is not None  # there is a budget
         options, device = self._engine.options.offload, self._engine.target.description
         found = pipeline.describe(step, timeline, plan, options.policy, graph="GraphDef", device=device)
+        self._engine.warn_of_losses(found)
         if not plan.moves:
             return self._captured, found
         pipeline.edit_step(step, timeline, plan, options, editor=self._graph, spill_key=self._engine.spill_key)

@@ -23,9 +23,13 @@ from tensorflow.python.ops import handle_data_util
 from custom_ops import image_functions
 from custom_ops.background import go_on
 from graph_passes.errors import GraphError
+from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.graph.serde import IMPORT_ERRORS
+from graph_passes.memory.liveness import open_inputs
 from tfmem.tf_internals.captured import Captured, every_node, free_name, functions_in, op_name
 from tfmem.tf_internals.shapes import Shapes, refined, with_shapes
+
+_EXAMPLE = 240  # a size that many others divide, and larger than most windows
 
 FeedShapes = Mapping[str, Sequence[int | None]]
 _HandleData = cpp_shape_inference_pb2.CppShapeInferenceResult.HandleData
@@ -52,6 +56,29 @@ def shaped_graph(captured: Captured, feed_shapes: FeedShapes | None = None) -> t
         return graph
 
     return refined(build, captured)
+
+
+def sized_by_data(captured: Captured, graph: Graph, feed_shapes: FeedShapes) -> frozenset[TensorId]:
+    """The tensors of `graph` whose size depends on data: it is not known even where all dimensions of inputs are.
+
+    Args:
+        captured: what `graph` was read from.
+        graph: the graph.
+        feed_shapes: as for `shaped_graph`.
+    """
+    given = open_inputs(graph)
+    if not given:
+        return frozenset()
+    filled = {f"{name}:0": [_EXAMPLE if dim is None else dim for dim in shape] for name, shape in given.items()}
+    try:
+        shapes = shaped_graph(captured, {**feed_shapes, **filled})
+    except GraphError:  # not of this size; then all counts as left open
+        return frozenset()
+    tensors = {
+        TensorId(op.name, place): tensor for op in shapes.get_operations() for place, tensor in enumerate(op.outputs)
+    }
+    unknown = {name for name, tensor in tensors.items() if not tensor.shape.is_fully_defined()}
+    return frozenset() if any(TensorId(name) in unknown for name in given) else frozenset(unknown)
 
 
 def annotate_handles(graph_def: GraphDef, inputs: Iterable[tf.Tensor], rename: bool = True) -> dict[str, str]:

@@ -1,0 +1,231 @@
+"""Lists that loops fill: what a gradient will read of each step. An edge of the graph holds a list, and no shape says
+how much that is.
+
+    while:6 = [item of step 0, item of step 1, ...]     as many bytes as steps times an item
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from graph_passes.graph import ops
+from graph_passes.graph.ir import Function, Graph, Node, TensorId
+
+LOOPS = frozenset({"While", "StatelessWhile"})
+PARTS = ("body", "f", "then_branch", "else_branch")  # attributes that name what a node runs
+MOST_STEPS = 20_000  # of a loop that are counted: one takes some 20 us
+_VARIANT = "variant"
+
+_ADDS = {"TensorListPushBack": 1, "TensorListSetItem": 2, "TensorListPushBackBatch": 1}  # which input is the item
+_EMPTY = frozenset({"EmptyTensorList", "TensorListReserve", "OptionalNone"})
+_SCALARS: Mapping[str, Callable[..., Any]] = {
+    "Add": operator.add,
+    "AddV2": operator.add,
+    "Sub": operator.sub,
+    "Mul": operator.mul,
+    "FloorDiv": operator.floordiv,
+    "Minimum": min,
+    "Maximum": max,
+    "Less": operator.lt,
+    "LessEqual": operator.le,
+    "Greater": operator.gt,
+    "GreaterEqual": operator.ge,
+    "Equal": operator.eq,
+    "NotEqual": operator.ne,
+    "LogicalAnd": operator.and_,
+    "LogicalOr": operator.or_,
+    "LogicalNot": operator.not_,
+}
+
+
+@dataclass(frozen=True)
+class Pile:
+    """What a list holds.
+
+    Attributes:
+        nbytes: bytes of all its elements.
+        element: bytes of one of them.
+    """
+
+    nbytes: int = 0
+    element: int = 0
+
+
+def piles(graph: Graph, position: Mapping[str, int] | None = None) -> dict[TensorId, Pile | None]:
+    """What each list holds that a loop or another called function returns; None where that cannot be counted.
+
+    What the caller put in before is not part of it, nor is what lives outside of the function: a variable's value. A
+    buffer that several lists of a loop hold counts in the one that is read last.
+
+    Args:
+        graph: the graph, with the functions that it calls.
+        position: when each node runs; not known in a function.
+    """
+
+    def read_last(tensor: TensorId) -> int:
+        return max((position[use.node] for use in graph.uses(tensor)), default=0) if position else 0
+
+    found: dict[TensorId, Pile | None] = {}
+    for node in graph:
+        lists = [tensor for tensor in graph.tensors(node) if _is_list(graph, tensor)]
+        lists.sort(key=read_last, reverse=True)
+        if lists and node.op in LOOPS:
+            found |= _of_loop(graph, node, lists)
+        elif lists and any((node.name, part) in graph.functions for part in PARTS):
+            found |= {tensor: _of_call(graph, node, tensor) for tensor in lists}
+        elif node.op in ("Case", "StatelessCase"):
+            found |= dict.fromkeys(lists)
+    return found
+
+
+def steps_of(graph: Graph, node: Node) -> int | None:
+    """How many steps a loop makes, where that depends on constants alone; None if it does not, or if they are many."""
+    cond, body = (graph.functions.get((node.name, part)) for part in ("cond", "body"))
+    if cond is None or body is None:
+        return None
+    wanted = _arguments(cond, [cond.results[0]])
+    while (more := wanted | _arguments(body, [body.results[place] for place in wanted])) != wanted:
+        wanted = more
+    values = {place: ops.scalar_value(graph, node.inputs[place]) for place in wanted}
+    for count in range(MOST_STEPS):
+        asked = _Scalars(cond, values)[cond.results[0]]
+        if not asked:
+            return None if asked is None else count
+        scalars = _Scalars(body, values)
+        values = {place: scalars[body.results[place]] for place in wanted}
+    return None
+
+
+def _is_list(graph: Graph, tensor: TensorId) -> bool:
+    spec = graph.specs.get(tensor)
+    return spec is not None and spec.dtype == _VARIANT
+
+
+def _of_loop(graph: Graph, node: Node, lists: Iterable[TensorId]) -> Mapping[TensorId, Pile | None]:
+    body = graph.functions.get((node.name, "body"))
+    if body is None:
+        return dict.fromkeys(lists)
+    inside = _Inside(body, carries=True)
+    each = {tensor: inside.added(body.results[tensor.index]) for tensor in lists}
+    filled = {tensor: pile for tensor, pile in each.items() if pile is None or pile.nbytes}
+    steps = steps_of(graph, node) if any(filled.values()) else None
+    return {
+        tensor: None if pile is None or steps is None else Pile(pile.nbytes * steps, pile.element)
+        for tensor, pile in filled.items()
+    }
+
+
+def _of_call(graph: Graph, node: Node, tensor: TensorId) -> Pile | None:
+    """The most that one of its branches puts in."""
+    bodies = [graph.functions[node.name, part] for part in PARTS if (node.name, part) in graph.functions]
+    found = [_Inside(body).added(body.results[tensor.index]) for body in bodies]
+    known = [pile for pile in found if pile is not None]
+    return max(known, key=lambda pile: pile.nbytes) if len(known) == len(found) else None
+
+
+@dataclass
+class _Inside:
+    """What one run of a body puts into lists. A buffer that goes into several counts in the first alone.
+
+    Attributes:
+        body: what runs.
+        carries: whether it is a loop's, whose results are the next step's arguments.
+    """
+
+    body: Function
+    carries: bool = False
+    counted: set[TensorId] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.within = piles(self.body.graph)
+
+    def added(self, tensor: TensorId) -> Pile | None:
+        """What is put into a list on its way from the arguments to `tensor`; None if that is not known."""
+        graph, found = self.body.graph, Pile()
+        item: Pile | None
+        while True:
+            tensor = ops.passed(graph, tensor)
+            node = graph[tensor.node]
+            if tensor.node in self.body.arguments or node.op in _EMPTY:
+                return found
+            if node.op == "TensorListPopBack" and tensor.index == 0:
+                item, before = Pile(), node.inputs[0]
+            elif node.op in _ADDS:
+                item, before = self.item(node.inputs[_ADDS[node.op]]), node.inputs[0]
+            elif node.op == "OptionalFromValue":
+                return self.items(node.inputs)
+            elif node.op in LOOPS and tensor in self.within:
+                item, before = self.within[tensor], node.inputs[tensor.index]
+            else:
+                return None
+            if item is None:
+                return None
+            found, tensor = Pile(found.nbytes + item.nbytes, max(found.element, item.element)), before
+
+    def items(self, tensors: Iterable[TensorId]) -> Pile | None:
+        """What several tensors take together; None if that is not known of one."""
+        found = [self.item(tensor) for tensor in tensors]
+        known = [pile for pile in found if pile is not None]
+        if len(known) < len(found):
+            return None
+        return Pile(sum(pile.nbytes for pile in known), max((pile.element for pile in known), default=0))
+
+    def item(self, tensor: TensorId) -> Pile | None:
+        """What a list holds longer because of an element; None if that is not known."""
+        owner = self.owner(tensor)
+        if owner is None or owner in self.counted:
+            return Pile()
+        self.counted.add(owner)
+        if _is_list(self.body.graph, owner):
+            return self.within.get(owner)
+        spec = self.body.graph.specs.get(owner)
+        nbytes = spec.nbytes if spec is not None and spec.itemsize else None
+        return None if nbytes is None else Pile(nbytes, nbytes)
+
+    def owner(self, tensor: TensorId) -> TensorId | None:
+        """The tensor of the body that allocated a buffer; None if it lives outside of the loop or function."""
+        tensor = ops.passed(self.body.graph, tensor, ops.VIEWS)
+        if tensor.node in self.body.arguments and self.carries:
+            before = ops.passed(self.body.graph, self.body.results[self.body.arguments.index(tensor.node)], ops.VIEWS)
+            if before == tensor:
+                return None  # the same in every step
+            tensor = before  # the step before made it
+            if tensor.node in self.body.arguments:
+                return tensor
+        return None if self.body.graph[tensor.node].op in ops.EXTERNAL else tensor
+
+
+def _arguments(function: Function, results: Iterable[TensorId]) -> set[int]:
+    """The places of the arguments that results are computed from."""
+    graph = function.graph
+    read = graph.reached({tensor.node for tensor in results}, lambda node: (tensor.node for tensor in node.inputs))
+    return {place for place, name in enumerate(function.arguments) if name in read}
+
+
+class _Scalars(dict[TensorId, Any]):
+    """Values of the scalars of a function, found as they are asked for; None where one is not known."""
+
+    def __init__(self, function: Function, arguments: Mapping[int, Any]) -> None:
+        super().__init__({TensorId(function.arguments[place]): value for place, value in arguments.items()})
+        self._graph = function.graph
+
+    def __missing__(self, tensor: TensorId) -> Any:
+        node = self._graph[tensor.node]
+        if node.op in ops.IDENTITIES:
+            self[tensor] = self[node.inputs[tensor.index]]
+        elif node.op in _SCALARS:
+            given = [self[each] for each in node.inputs]
+            self[tensor] = None if None in given else _computed(node.op, given)
+        else:
+            self[tensor] = ops.scalar_value(self._graph, tensor)
+        return self[tensor]
+
+
+def _computed(op: str, given: Iterable[Any]) -> Any:
+    try:
+        return _SCALARS[op](*given)
+    except (ZeroDivisionError, TypeError):
+        return None

@@ -1,0 +1,126 @@
+"""Budgets and what while loops keep for their gradient."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import tfmem
+
+MIB = 1 << 20
+STEPS = 40
+
+
+class Net:
+    """`STEPS` steps of tanh(h @ w) under a tape: each keeps one h of 512 KiB."""
+
+    def __init__(self) -> None:
+        self.w = tf.Variable(0.2 * tf.random.stateless_normal([64, 64], [1, 2]))
+
+    def step(self, x: Any, steps: Any = STEPS) -> Any:
+        with tf.GradientTape() as tape:
+            h = x
+            for _ in tf.range(steps):
+                h = tf.tanh(h @ self.w)
+            loss = tf.reduce_mean(h * h)
+        self.w.assign_sub(0.1 * tape.gradient(loss, self.w))
+        return loss
+
+    def waves(self, x: Any) -> Any:
+        """No op that is a gradient's alone."""
+        with tf.GradientTape() as tape:
+            h = x
+            for _ in tf.range(STEPS):
+                h = tf.sin(h * self.w[0])
+            loss = tf.reduce_sum(h)
+        self.w.assign_sub(1e-6 * tf.convert_to_tensor(tape.gradient(loss, self.w)))
+        return loss
+
+
+@pytest.fixture(name="x")
+def fixture_x() -> Any:
+    return tf.random.stateless_normal([2048, 64], [3, 4])
+
+
+def within(function: Any, budget: int, **options: Any) -> Any:
+    return tfmem.optimize(tf.function(function), memory_budget=budget, passes=("offload",), **options)
+
+
+def test_a_loops_lists_count(x: Any, flow: Any) -> None:
+    function = within(Net().step, 5 * MIB)
+    with pytest.raises(tfmem.InfeasibleBudgetError) as caught:
+        function(x)
+    assert caught.value.smallest_budget > STEPS * MIB // 2
+    function, plain = within(Net().step, caught.value.smallest_budget), tf.function(Net().step)
+    for _ in range(5):
+        assert function(x).numpy() == plain(x).numpy()
+    report = tfmem.report(function)
+    assert "OVER BUDGET" not in str(report)
+    assert STEPS * MIB // 2 < report.peak_measured <= report.budget
+    assert report.peak_before == pytest.approx(report.peak_measured, rel=0.1)
+    assert not report.not_enforced
+
+
+def test_so_do_they_where_nothing_is_observed(x: Any, flow: Any) -> None:
+    with pytest.raises(tfmem.InfeasibleBudgetError):
+        within(Net().step, 5 * MIB, observe=False)(x)
+    function = within(Net().step, 100 * MIB, observe=False)
+    function(x)
+    assert STEPS * MIB // 2 < tfmem.report(function).peak_predicted < (STEPS // 2 + 10) * MIB
+
+
+def test_elements_that_the_allocator_does_not_count(flow: Any) -> None:
+    """Of 128 KiB: the observed steps take them from the estimate."""
+    function = within(Net().step, 100 * MIB)
+    x = tf.random.stateless_normal([512, 64], [3, 4])
+    for _ in range(5):
+        function(x)
+    report = tfmem.report(function)
+    assert STEPS * MIB // 8 < report.peak_measured < 2 * STEPS * MIB // 8
+
+
+def test_what_cannot_be_counted_is_told(x: Any, flow: Any) -> None:
+    function, plain = within(Net().step, 64 * MIB), tf.function(Net().step)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(5):
+            assert function(x, tf.constant(STEPS)).numpy() == plain(x, tf.constant(STEPS)).numpy()
+    messages = [str(each.message) for each in caught if each.category is tfmem.TfmemWarning]
+    assert len(messages) == 1
+    assert "the budget is not enforced for the list 'while" in messages[0]
+    report = tfmem.report(function)
+    assert len(report.not_enforced) == 1
+    assert "the budget is not enforced for" in str(report)
+    assert tfmem.Report.from_json(report.to_json()) == report
+
+
+def test_a_gradient_in_a_loop_is_one(x: Any, flow: Any) -> None:
+    """That the step is over its budget says nothing of a missing gradient."""
+    with pytest.raises(tfmem.InfeasibleBudgetError):
+        within(Net().waves, MIB // 4)(x)
+
+
+def test_graphs_of_sessions(flow: Any) -> None:
+    """Their loops are counted as functions' are, and told of."""
+    v1 = tf.compat.v1
+
+    def graph_of(steps: Any) -> Any:
+        with tf.Graph().as_default() as graph:
+            x = v1.placeholder(tf.float32, [2048, 64], name="x")
+            w = v1.get_variable("w", [64, 64], use_resource=True)
+            count = v1.placeholder(tf.int32, [], name="count") if steps is None else steps
+            loop = tf.while_loop(lambda i, h: i < count, lambda i, h: (i + 1, tf.tanh(h @ w)), (0, x))
+            v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(loop[1])), name="train")
+        return graph
+
+    with pytest.raises(tfmem.InfeasibleBudgetError):
+        tfmem.optimize(graph_of(STEPS), memory_budget=5 * MIB, fetches=["train"], passes=("offload",))
+    graph = graph_of(None)
+    with pytest.warns(tfmem.TfmemWarning, match="the budget is not enforced for"):
+        tfmem.optimize(graph, memory_budget=5 * MIB, fetches=["train"], passes=("offload",))
+    assert tfmem.report(graph).not_enforced
+    with pytest.warns(tfmem.TfmemWarning, match="the budget is not enforced for"):
+        tfmem.optimize(graph_of(None).as_graph_def(), memory_budget=5 * MIB, fetches=["train"], passes=("offload",))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tensorflow.core.framework.graph_pb2 import GraphDef
 
 from custom_ops.load import Library, load
 from graph_passes.checks import directory, names
-from graph_passes.errors import AlreadyOptimizedError, GraphError, OptionsError
+from graph_passes.errors import AlreadyOptimizedError, GraphError, NoGradientError, OptionsError
 from graph_passes.fusion.explain import explain as explained
 from graph_passes.recurrent.options import RecurrentOptions
 from graph_passes.report import REPORT_FILE, Report
@@ -198,18 +199,32 @@ def _optimize_graph_def(captured: Captured, engine: Engine, fetches: Sequence[st
 
 def _optimize_saved_model(path: str, output: str | os.PathLike[str] | None, engine: Engine) -> str:
     reports: list[Report] = []
+    without_gradient: dict[str, NoGradientError] = {}
 
     def rewrite(concrete: Any) -> Any:
-        step = ManagedStep(concrete, engine.unobserved())
+        try:
+            step = ManagedStep(concrete, engine.unobserved())
+        except NoGradientError as error:  # inference, beside a training step
+            without_gradient[tf.compat.as_str(concrete.name)] = error
+            return concrete
         reports.append(step.report)
         return step.function
 
+    def tell() -> None:
+        for name, error in list(without_gradient.items())[:1]:
+            if not reports:
+                raise error
+            more = f" ({len(without_gradient) - 1} more are, too)" if len(without_gradient) > 1 else ""
+            engine.warn("not planned", f"tfmem: {name} of '{path}' is left as it was{more}: {error}")
+
     target = os.fspath(output) if output is not None else path.rstrip("/") + "_tfmem"
-    saved_model.optimize_saved_model(path, target, rewrite)
+    saved_model.optimize_saved_model(path, target, rewrite, tell)
     if reports:
         file = Path(target, REPORT_FILE)
         file.parent.mkdir(exist_ok=True)
-        file.write_text(max(reports, key=_weight).to_json())
+        notes = tuple(f"left as it was: {name}: {error}" for name, error in without_gradient.items())
+        found = max(reports, key=_weight)
+        file.write_text(replace(found, notes=(*found.notes, *notes)).to_json())
     return target
 
 

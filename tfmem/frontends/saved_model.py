@@ -20,7 +20,12 @@ from tfmem.tf_internals.original_gradient import can_run_again, differentiable
 Rewrite = Callable[[ConcreteFunction], ConcreteFunction]
 
 
-def optimize_saved_model(path: str | os.PathLike[str], output_path: str | os.PathLike[str], rewrite: Rewrite) -> str:
+def optimize_saved_model(
+    path: str | os.PathLike[str],
+    output_path: str | os.PathLike[str],
+    rewrite: Rewrite,
+    before_saving: Callable[[], None] = lambda: None,
+) -> str:
     """Load a SavedModel, rewrite its signatures and the functions of its root object, and save it.
 
     Variables, assets and the names of signatures, inputs and outputs are kept. Functions of objects
@@ -31,6 +36,7 @@ def optimize_saved_model(path: str | os.PathLike[str], output_path: str | os.Pat
         path: a SavedModel of TensorFlow 2.
         output_path: where to write; must not exist, or be empty.
         rewrite: gives a function's replacement, or the function itself.
+        before_saving: called when all are rewritten; nothing is written if it raises.
 
     Returns:
         `output_path`.
@@ -52,6 +58,7 @@ def optimize_saved_model(path: str | os.PathLike[str], output_path: str | os.Pat
     signatures = {name: _rewrite_signature(function, rewrite) for name, function in model.signatures.items()}
     for name, function in functions.items():
         setattr(model, name, _rewrite_function(function, rewrite))
+    before_saving()
     tf.saved_model.save(model, str(target), signatures=signatures)
     return os.fspath(output_path)
 

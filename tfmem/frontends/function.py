@@ -129,10 +129,18 @@ class OptimizedFunction:
         known = None if key is None else self._known.get(key)
         if known is None:
             concrete = self.trace(*args, **kwargs)
-            known = concrete, self._step(concrete, self._steps, self._engine)
+            known = concrete, self._step(concrete, self._steps, self._engine, self._sizes(concrete, args, kwargs))
             if key is not None:
                 self._remember(key, known)
         return known[1]
+
+    def _sizes(self, concrete: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+        """Shapes that a trace leaves open since TensorFlow relaxed it (`reduce_retracing`): each is planned by itself.
+
+        Where the user left them open, with an input signature, the user knows them: see `input_shapes`.
+        """
+        relaxed = self._engine.budget is not None and getattr(self._function, "input_signature", None) is None
+        return open_shapes(concrete, args, kwargs) if relaxed else {}
 
     def _remember(self, key: Hashable, known: tuple[Any, ManagedStep]) -> None:
         if len(self._known) >= MOST_KNOWN:

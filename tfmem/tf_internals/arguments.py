@@ -6,12 +6,11 @@ Relies on `ConcreteFunction.function_type`, which says how arguments are flatten
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, MutableMapping
+from collections.abc import Callable, Hashable, Mapping, MutableMapping
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
-from tensorflow.python.framework.ops import EagerTensor
 
 from tfmem.tf_internals.captured import op_name
 from tfmem.tf_internals.concrete_function import call_key
@@ -48,17 +47,23 @@ def is_iterator(source: object) -> bool:
     return isinstance(source, tf.data.Iterator | tf.distribute.DistributedIterator)
 
 
-def open_shapes(cf: ConcreteFunction, args: tuple[Any, ...]) -> dict[str, tuple[int, ...]]:
-    """The shapes of those tensors among `args` that the trace leaves open, by the names of their placeholders.
+def open_shapes(
+    cf: ConcreteFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
+) -> dict[str, tuple[int, ...]]:
+    """The shapes of those tensors among the arguments that the trace leaves open, by the names of their placeholders.
 
     Parts of sparse and ragged tensors stay open: they differ in every batch.
     """
-    flat = cf.function_type.unpack_inputs(cf.function_type.bind(*args))
-    plain = {id(tensor) for tensor in tf.nest.flatten(args) if isinstance(tensor, EagerTensor)}
+    if all(placeholder.shape.is_fully_defined() for placeholder in cf.inputs):
+        return {}
+    flat = cf.function_type.unpack_inputs(cf.function_type.bind(*args, **(kwargs or {})))
+    given = tf.nest.flatten((args, kwargs or {}))
+    whole = [tf.nest.flatten(item, expand_composites=True) for item in given]
+    parts = {id(part) for item, found in zip(given, whole, strict=True) for part in found if part is not item}
     return {
         op_name(placeholder.name): tuple(tensor.shape)
         for placeholder, tensor in zip(cf.inputs, flat, strict=False)  # captures come behind
-        if not placeholder.shape.is_fully_defined() and id(tensor) in plain
+        if not placeholder.shape.is_fully_defined() and id(tensor) not in parts
     }
 
 

@@ -11,8 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from custom_ops.errors import warn
+
 Value = TypeVar("Value")
 
+# What reading JSON of any content as something else may raise: a number too large for a float, a list for a mapping.
+MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
 LARGEST = 256 << 20  # bytes of a file; kernels have some 100 KiB
 CHECKSUM = 64  # characters of a digest, which a file begins with
 
@@ -102,9 +106,21 @@ class Cache:
             return None
 
     def keep(self, key: str, data: bytes) -> None:
-        """Write `data` under `key`. A folder that cannot be written is no error."""
-        with suppress(OSError):
-            write_file(self.place(key), digest(key, data).encode() + data)
+        """Write `data` under `key`. A folder that cannot be written is no error.
+
+        An empty directory in the place of the file goes. What else is in the way would stay there for good, and every
+        process would make the content anew, so the user is told.
+        """
+        place = self.place(key)
+        try:
+            if place.is_dir() and not place.is_symlink():
+                with suppress(OSError):
+                    place.rmdir()
+            write_file(place, digest(key, data).encode() + data)
+        except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
+            warn(f"tfmem: '{place}' cannot be kept in the cache ({error.strerror}): remove what lies in its place")
+        except OSError:
+            pass
 
 
 def _checked(key: str, stored: bytes) -> bytes:

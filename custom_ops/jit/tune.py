@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from custom_ops.background import go_on
 from custom_ops.errors import KernelError
-from custom_ops.jit.cache import Cache, UnusableError, digest
+from custom_ops.jit.cache import MALFORMED, Cache, UnusableError, digest
 from custom_ops.jit.cores import usable_cores
 
 FORMAT = "tuned 5"
@@ -168,7 +168,7 @@ def _kept(bench: Bench[C, P], data: bytes, points: Sequence[P]) -> list[Trial[C,
     try:
         trials = [_trial(bench, values, points) for values in json.loads(data)]
         _require_one_each(bench, trials, points)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, KernelError) as error:
+    except (*MALFORMED, KernelError) as error:
         raise UnusableError(str(error)) from error
     return trials
 
@@ -184,7 +184,7 @@ def _trial(bench: Bench[C, P], values: Any, points: Sequence[P]) -> Trial[C, P]:
 
 
 def _is_time(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0  # nor is NaN
+    return isinstance(value, int | float) and not isinstance(value, bool) and float(value) >= 0  # nor is NaN
 
 
 def _timed(

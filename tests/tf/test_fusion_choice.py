@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,14 @@ import pytest
 import tensorflow as tf
 
 import tfmem
+from custom_ops.jit.cache import Cache
 from custom_ops.load import HostMemory, Library
 from graph_passes.errors import OptionsError
 from graph_passes.report import STITCHED, UNDECIDED
 from tests.tf.stitched_steps import BY_MODEL, Softmax, batch, close, optimized, run, values
+from tfmem.fusion.choices import Choices
 from tfmem.fusion.contest import ROUNDS, Times
+from tfmem.fusion.measured import _seconds
 from tfmem.runtime import fusion_stage
 
 FAST, FULL = tfmem.FusionOptions(tune="fast"), tfmem.FusionOptions(tune="full")
@@ -301,3 +305,16 @@ def test_with_fast_a_keras_model_is_left_to_xla() -> None:
 def test_there_is_no_other_way_to_tune() -> None:
     with pytest.raises(OptionsError, match="tune='slow': expected one of off, fast, full"):
         tfmem.FusionOptions(tune="slow")  # type: ignore[arg-type]
+
+
+HUGE = 10**400  # no float holds it
+
+
+@pytest.mark.parametrize("content", [HUGE, None, "x", [], {}, [HUGE], {"given": HUGE, "stitched": 1.0}, {"given": [1]}])
+def test_sealed_files_of_any_content_count_as_not_there(content: Any, tmp_path: Path) -> None:
+    choices, times = Choices(str(tmp_path)), Cache(tmp_path / "choices")
+    times.keep("key", json.dumps(content).encode())
+    assert choices.find("key") is None
+    assert times.find("key", _seconds) is None
+    choices.keep("key", Times(1.0, 2.0))
+    assert choices.find("key") == Times(1.0, 2.0)

@@ -10,7 +10,7 @@ from typing import Any
 
 from tensorflow.core.framework.graph_pb2 import GraphDef
 
-from custom_ops.jit.cache import Cache, UnusableError, digest
+from custom_ops.jit.cache import MALFORMED, Cache, UnusableError, digest
 from tfmem.fusion.contest import Times
 
 FORMAT = "fusion times 1"
@@ -44,7 +44,7 @@ def _parsed(data: bytes) -> Times:
     try:
         found = json.loads(data)
         times = Times(float(found["given"]), float(found["stitched"]))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except MALFORMED as error:
         raise UnusableError(str(error)) from error
     if not (isfinite(times.given) and isfinite(times.stitched) and min(times.given, times.stitched) > 0):
         raise UnusableError("times that no step can have")

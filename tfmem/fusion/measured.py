@@ -14,7 +14,7 @@ from custom_ops.errors import KernelError
 from custom_ops.fusion.codegen.bench import point
 from custom_ops.fusion.codegen.pattern import Pattern
 from custom_ops.fusion.programs import Shapes, timed, typical
-from custom_ops.jit.cache import Cache, UnusableError, digest
+from custom_ops.jit.cache import MALFORMED, Cache, UnusableError, digest
 from custom_ops.jit.cores import usable_cores
 from custom_ops.jit.cublas import SIZES, CublasLt, MatrixProduct
 from custom_ops.jit.device import Device, Quiet
@@ -192,7 +192,7 @@ def _one(device: Device, call: Enqueue) -> float:
 def _seconds(data: bytes) -> float:
     try:
         found = float(json.loads(data))
-    except (ValueError, TypeError, RecursionError) as error:
+    except MALFORMED as error:
         raise UnusableError(str(error)) from error
     if not (isfinite(found) and found > 0):
         raise UnusableError("a time that no product can have")

@@ -11,7 +11,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NoReturn
 
-from custom_ops.jit.cache import Cache, UnusableError
+from custom_ops.jit.cache import MALFORMED, Cache, UnusableError
 from graph_passes.graph.ir import Graph
 from graph_passes.memory.observe import Observation
 
@@ -58,7 +58,7 @@ class ProfileCache:
             try:
                 found, before = _observation(json.loads(data, parse_constant=_refuse))
                 _require_possible(found, before, frozenset(ops), most)
-            except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
+            except MALFORMED as error:
                 raise UnusableError(str(error)) from error
             return Observation(**{**_fields(found), "base": found.base - before + in_use})
 

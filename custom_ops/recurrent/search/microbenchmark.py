@@ -13,7 +13,7 @@ from itertools import product
 
 from custom_ops.errors import KernelError
 from custom_ops.jit import nvrtc
-from custom_ops.jit.cache import Cache, UnusableError, digest
+from custom_ops.jit.cache import MALFORMED, Cache, UnusableError, digest
 from custom_ops.jit.device import Device
 from custom_ops.jit.image import KernelImage
 from custom_ops.jit.launch import Kernel, Module
@@ -78,7 +78,7 @@ def measure(device: Device, cache: Cache) -> Machine:
     def parsed(data: bytes) -> Machine:
         try:
             return from_json(json.loads(data))
-        except (ValueError, TypeError, AttributeError, RecursionError, KernelError) as error:
+        except (*MALFORMED, KernelError) as error:
             raise UnusableError(str(error)) from error
 
     return cache.read(key, made, parsed)

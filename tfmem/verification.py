@@ -109,7 +109,8 @@ def _run(
 ) -> list[list[np.ndarray[Any, Any]]]:
     history = []
     for _ in range(steps):
-        outputs = [np.asarray(output) for output in tf.nest.flatten(function(*inputs))]
+        flat = tf.nest.flatten(function(*inputs), expand_composites=True)  # sparse and ragged ones by their parts
+        outputs = [np.asarray(output) for output in flat]
         history.append(outputs + [np.copy(variable.numpy()) for variable in variables])
     return history
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
-from collections.abc import Hashable, Mapping
+import weakref
+from collections.abc import Hashable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,8 +16,8 @@ from tfmem.runtime.engine import Engine
 from tfmem.runtime.known_profiles import BatchProfiles
 from tfmem.runtime.managed_step import ManagedStep
 from tfmem.runtime.random_streams import Draws
-from tfmem.tf_internals.arguments import open_shapes, shapes_key
-from tfmem.tf_internals.concrete_function import call_key, is_for_xla
+from tfmem.tf_internals.arguments import open_shapes, shapes_key, with_defaults
+from tfmem.tf_internals.concrete_function import call_key, call_traced, flat_arguments, is_for_xla
 
 MOST_KNOWN = 1024  # shapes whose step is remembered
 
@@ -38,6 +40,7 @@ class OptimizedFunction:
             engine: budget, device and options.
             compiled: the same function with XLA; runs in place of a trace that needs no moves. Without, the trace does.
         """
+        self.__signature__ = inspect.signature(function.python_function)  # else it has none: see `__get__`
         self._function = function
         self._compiled = compiled
         self._engine = engine
@@ -50,14 +53,28 @@ class OptimizedFunction:
         self._unobserved: Steps = {}
         self._with_xla: dict[Any, Any] = {}
         self._known: dict[Hashable, tuple[Any, ManagedStep]] = {}  # by `call_key`
+        self._methods: MutableMapping[Any, OptimizedFunction] = weakref.WeakKeyDictionary()  # by the object
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step, optimised."""
+        if tf.config.functions_run_eagerly():
+            return self._function(*args, **kwargs)
         if not tf.executing_eagerly():
             if is_for_xla():
                 return self._function(*args, **kwargs)
-            return self.get_concrete_function(*args, **kwargs)(*args, **kwargs)
-        return self._step_of(args, kwargs)(*args, **kwargs)
+            args, kwargs = with_defaults(self._function, args, kwargs)
+            return call_traced(self.get_concrete_function(*args, **kwargs), args, kwargs)
+        step, tensors = self._step_of(args, kwargs)
+        return step(*tensors)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> OptimizedFunction:
+        """As a method of `instance`, which has traces and plans of its own, as a method that is a `tf.function` has."""
+        if instance is None:
+            return self
+        if instance not in self._methods:
+            compiled = None if self._compiled is None else self._compiled.__get__(instance, owner)
+            self._methods[instance] = OptimizedFunction(self._function.__get__(instance, owner), self._engine, compiled)
+        return self._methods[instance]
 
     def call_as(self, traced: Any, *args: Any) -> Any:
         """Run the step on `args`, with a trace of this function whose shapes may be less known than theirs.
@@ -124,15 +141,19 @@ class OptimizedFunction:
             raise GraphError("nothing to report: the function was never called; call it once")
         return max(reports, key=lambda report: report.peak_before)
 
-    def _step_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ManagedStep:
+    def _step_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ManagedStep, Sequence[tf.Tensor]]:
+        """The step for a call, and the tensors that it takes."""
         key = call_key(args, kwargs)
-        known = None if key is None else self._known.get(key)
-        if known is None:
-            concrete = self.trace(*args, **kwargs)
-            known = concrete, self._step(concrete, self._steps, self._engine, self._sizes(concrete, args, kwargs))
-            if key is not None:
-                self._remember(key, known)
-        return known[1]
+        if key is not None and (known := self._known.get(key)) is not None:
+            return known[1], args
+        all_args, all_kwargs = with_defaults(self._function, args, kwargs)
+        concrete = self.trace(*all_args, **all_kwargs)
+        sizes = self._sizes(concrete, all_args, all_kwargs)
+        step = self._step(concrete, self._steps, self._engine, sizes)
+        tensors = flat_arguments(concrete, all_args, all_kwargs)
+        if key is not None and len(tensors) == len(args):  # else a default is a tensor
+            self._remember(key, (concrete, step))
+        return step, tensors
 
     def _sizes(self, concrete: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         """Shapes that a trace leaves open since TensorFlow relaxed it (`reduce_retracing`): each is planned by itself.

@@ -160,8 +160,8 @@ class ManagedStep:
                 return result
             del result
         if stages.stage is Stage.READY:
-            return stages.function(*args, **kwargs)
-        result, peak = watched(self._engine, stages.function, args, kwargs)
+            return call_traced(stages.function, args, kwargs)
+        result, peak = watched(self._engine, partial(call_traced, stages.function), (args, kwargs), {})
         stages.ran()
         stages.check(peak)
         return result
@@ -170,7 +170,8 @@ class ManagedStep:
         """Run a plan with probes; whether that was the step, and its result."""
         stages = self._stages
         try:
-            result, samples, flow = sampled(self._engine, stages.run, stages.function, args, kwargs)
+            function = partial(call_traced, stages.function)
+            result, samples, flow = sampled(self._engine, stages.run, function, (args, kwargs), {})
         except SUSPECTS as error:
             stages.give_up(error)
             return False, None

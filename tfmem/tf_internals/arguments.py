@@ -1,6 +1,7 @@
 """Which trace a call would get, and what its arguments say beyond that trace.
 
-Relies on `ConcreteFunction.function_type`, which says how arguments are flattened, and on `tf.data.IteratorSpec`.
+Relies on `ConcreteFunction.function_type`, which says how arguments are flattened, on `tf.data.IteratorSpec`, and on
+how a `tf.function` completes the arguments of a call before it looks for a trace.
 """
 
 from __future__ import annotations
@@ -10,10 +11,28 @@ from collections.abc import Callable, Hashable, Mapping, MutableMapping
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function import function_type_utils
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
+from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
 from tfmem.tf_internals.captured import op_name
-from tfmem.tf_internals.concrete_function import call_key
+from tfmem.tf_internals.concrete_function import call_key, flat_arguments
+
+
+def with_defaults(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """All arguments of a call, as the trace that `function` has for it takes them.
+
+    A trace knows no defaults: what the call leaves out is filled in by the `tf.function`, which also brings keywords
+    into their places and converts what its signature asks for.
+    """
+    if not isinstance(function, Function):
+        return args, kwargs
+    bound = function_type_utils.canonicalize_function_inputs(
+        args, kwargs, function._function_type, function._default_values, function._is_pure
+    )
+    return bound.args, bound.kwargs
 
 
 class IteratorTraces:
@@ -56,7 +75,7 @@ def open_shapes(
     """
     if all(placeholder.shape.is_fully_defined() for placeholder in cf.inputs):
         return {}
-    flat = cf.function_type.unpack_inputs(cf.function_type.bind(*args, **(kwargs or {})))
+    flat = flat_arguments(cf, args, dict(kwargs or {}))
     given = tf.nest.flatten((args, kwargs or {}))
     whole = [tf.nest.flatten(item, expand_composites=True) for item in given]
     parts = {id(part) for item, found in zip(given, whole, strict=True) for part in found if part is not item}

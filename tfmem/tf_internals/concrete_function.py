@@ -100,11 +100,7 @@ def _surroundings() -> Hashable:
 
 def call_traced(cf: ConcreteFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """`cf(*args, **kwargs)` for arguments that were traced to `cf`: they need not be checked once more."""
-    if not kwargs and all(type(arg) is EagerTensor for arg in args):
-        flat = list(args)
-    else:
-        flat = cf.function_type.unpack_inputs(cf.function_type.bind(*args, **kwargs))
-    return cf._call_flat(flat, captured_inputs=_captured_by(cf))
+    return cf._call_flat(flat_arguments(cf, args, kwargs), captured_inputs=_captured_by(cf))
 
 
 def _captured_by(cf: ConcreteFunction) -> list[tf.Tensor]:
@@ -125,7 +121,13 @@ def gradient_order(cf: ConcreteFunction, tensors: Sequence[tf.Tensor]) -> int:
 
 
 def flat_arguments(cf: ConcreteFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tf.Tensor]:
-    """The tensors that a call hands over, without what the function captured."""
+    """The tensors that a call hands over, without what the function captured; itself where `args` are those.
+
+    A trace takes a value for each of its parameters: see `tfmem.tf_internals.arguments.with_defaults`.
+    """
+    count = len(cf.inputs) - len(cf._captured_inputs)  # `captured_inputs` would make some of them once more
+    if not kwargs and len(args) == count and all(isinstance(arg, tf.Tensor) for arg in args):
+        return list(args)
     return list(cf.function_type.unpack_inputs(cf.function_type.bind(*args, **kwargs)))
 
 
@@ -144,11 +146,14 @@ def is_for_xla() -> bool:
 
 
 def is_recorded(cf: ConcreteFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a gradient of this call may be asked for."""
+    """Whether a gradient of this call may be asked for.
+
+    Captures that are made anew in each call are the call's to make: an instance key of a collective op is one.
+    """
     if not record.could_possibly_record():
         return False
-    flat = cf.function_type.unpack_inputs(cf.function_type.bind(*args, **kwargs))
-    return gradient_order(cf, [*flat, *cf.captured_inputs]) > 0
+    captured = [tensor for tensor in cf._captured_inputs if isinstance(tensor, tf.Tensor)]
+    return gradient_order(cf, [*flat_arguments(cf, args, kwargs), *captured]) > 0
 
 
 def asks_for_xla(cf: ConcreteFunction) -> bool:
@@ -158,7 +163,7 @@ def asks_for_xla(cf: ConcreteFunction) -> bool:
 
 def with_xla(cf: ConcreteFunction) -> Callable[[list[tf.Tensor]], Any]:
     """Runs `cf` on its arguments and what it captured, in this order, by XLA, which compiles it in the first call."""
-    captured = len(cf.captured_inputs)
+    captured = len(cf._captured_inputs)
 
     def call(*tensors: tf.Tensor) -> Any:
         count = len(tensors) - captured

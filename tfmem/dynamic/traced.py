@@ -1,10 +1,21 @@
-"""Node kinds from TensorFlow's ops: the graph of a function over one node, read as expressions."""
+"""Node kinds from TensorFlow's ops: the graph of a function over one node, read as expressions.
+
+A value of a node is a vector. Where TensorFlow has a tensor of several dimensions, the vector has its numbers row by
+row, so what TensorFlow reshapes stays the same vector. Every op is read by the shapes of its tensors: where its result
+is not what the op of `tfmem.dynamic` gives for vectors, it is an error.
+"""
 
 from __future__ import annotations
 
+import itertools
+import linecache
+import math
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -17,6 +28,7 @@ from tfmem.dynamic.kinds import Result
 from tfmem.dynamic.recorder import Argument, Recorder
 
 _SAME = ("Identity", "Reshape", "ExpandDims", "Squeeze", "EnsureShape", "Snapshot")
+_READS = ("Placeholder", "ReadVariableOp", "ResourceGather")  # stateful ops that change nothing
 _ELEMENTWISE = {name: (op.name, False) for op in FLOAT_OPS.values() for name in op.tf_ops}
 _ELEMENTWISE |= {name: (op.name, True) for op in FLOAT_OPS.values() for name in op.reversed_tf_ops}
 
@@ -31,7 +43,8 @@ def call_traced(
     """What `function` returns for the states of children and the arguments, as expressions of `recorder`.
 
     Raises:
-        DynamicError: the function uses an op that no node has, named with its position in the graph.
+        DynamicError: the function uses an op that no node has, or one in a way that vectors do not have; it is named
+            with its position in the graph and the line of the user's code.
     """
     vectors = [vector for state in states for vector in state]
     specs = [tf.TensorSpec([vector.width]) for vector in vectors] + [tf.TensorSpec([], tf.int32) for _ in arguments]
@@ -55,8 +68,18 @@ def call_traced(
         reader.known[tensor.ref()] = value
     for tensor, external in zip(traced.inputs[len(specs) :], traced.captured_inputs, strict=True):
         reader.captured[tensor.ref()] = external
+    for op in traced.graph.get_operations():
+        reader.check_effects(op)
+    count, has_loss, outputs = returned[-1]
+    if len(traced.outputs) != count + has_loss + outputs:
+        raise DynamicError(f"kind '{name}' returns what is no vector; expected vectors, or tuples of them")
+    for position, tensor in enumerate(traced.outputs):
+        if sum(size != 1 for size in tensor.shape) > 1:
+            what = "loss" if has_loss and position == count else "state" if position < count else "output"
+            raise reader.error(
+                tensor.op, f"its shape as {what} is {tensor.shape}; expected a vector, as tf.reshape(..., [-1]) gives"
+            )
     found = [reader.expression(tensor) for tensor in traced.outputs]
-    count, has_loss, _ = returned[-1]
     loss = found[count] if has_loss else None
     return Result(tuple(found[:count]), loss, tuple(found[count + has_loss :]))
 
@@ -69,6 +92,18 @@ def _count(vectors: Any) -> int:
     return len(_listed(vectors))
 
 
+def _line(op: Any) -> str:
+    """Where the user's code made an op: the innermost line that is neither TensorFlow's nor Keras's."""
+    frames = list(op.traceback or ())
+    own = max((number for number, frame in enumerate(frames) if frame.filename == __file__), default=-1)
+    libraries = tuple(f"{Path(str(module.__file__)).parent}{os.sep}" for module in (tf, keras))
+    for frame in reversed(frames[own + 1 :]):
+        if not frame.filename.startswith(libraries):
+            text = linecache.getline(frame.filename, frame.lineno).strip()
+            return f" [{frame.filename}:{frame.lineno}{f': {text}' if text else ''}]"
+    return ""
+
+
 class _Reader:
     """Reads tensors of one graph, each once."""
 
@@ -76,13 +111,18 @@ class _Reader:
         self.name = name
         self.recorder = recorder
         self.builder = recorder.builder
-        self.known: dict[Any, Any] = {}
+        self.known: dict[Any, Any] = {}  # a vector's expression, a parameter's number, or an integer argument
         self.captured: dict[Any, Any] = {}
+
+    def check_effects(self, op: Any) -> None:
+        """A node computes values alone: its kind runs for many nodes at once, in no order that a user knows."""
+        if op.op_def is not None and op.op_def.is_stateful and op.type not in _READS:
+            raise self.error(op, "it has a state or an effect; a node has ops that compute values alone")
 
     def expression(self, tensor: tf.Tensor) -> Expression:
         value = self.value(tensor)
-        if not isinstance(value, Expression):
-            raise self.error(tensor.op, "an integer, where a vector is expected")
+        if not isinstance(value, Expression) or tensor.dtype != tf.float32:
+            raise self.error(tensor.op, f"{tensor.dtype.name}, where a vector of float32 is expected")
         return value
 
     def value(self, tensor: tf.Tensor) -> Any:
@@ -106,28 +146,60 @@ class _Reader:
         return [tensor for tensor in inputs if tensor.dtype != tf.resource and tf.get_static_value(tensor) is None]
 
     def read(self, op: Any) -> None:
-        for tensor, value in zip(op.outputs, self.outputs(op), strict=False):
-            self.known[tensor.ref()] = value
+        """All outputs of an op.
+
+        Raises:
+            DynamicError: as `call_traced`.
+        """
+        try:
+            values = self.outputs(op)
+            for tensor, value in itertools.zip_longest(op.outputs, values):  # None: what no node has
+                self.check(tensor, value)
+                self.known[tensor.ref()] = value
+        except DynamicError as error:
+            raise self.error(op, str(error)) from None
+
+    def check(self, tensor: tf.Tensor, value: Any) -> None:
+        """That a vector has as many numbers as TensorFlow's tensor, of a type that nodes compute in."""
+        if not isinstance(value, Expression):
+            return
+        if tensor.dtype not in {tf.float32, tf.bool}:
+            raise DynamicError(f"its result is {tensor.dtype.name}; nodes compute in float32")
+        if not value.width or value.width != tensor.shape.num_elements():
+            raise DynamicError(f"its result has shape {tensor.shape}, and as a vector {value.width} numbers")
 
     def outputs(self, op: Any) -> list[Any]:
+        read = getattr(self, f"read_{op.type}", None)
+        if op.type not in {"ReadVariableOp", *_SAME, *_ELEMENTWISE} and read is None:
+            raise DynamicError(
+                "no op of a node; expected elementwise ops, products with a variable, concat, split, softmax, lookups, "
+                "reductions or cross-entropy of a label"
+            )
+        if "_gradient_op_type" in op.node_def.attr:
+            raise DynamicError("it has a gradient of its own; expected TensorFlow's")
+        for tensor in (*op.inputs, *op.outputs):
+            if not tensor.shape.is_fully_defined():
+                raise DynamicError(f"a tensor of shape {tensor.shape}; expected a shape that does not depend on values")
         if op.type == "ReadVariableOp":
             return [self.parameter(op)]
         if op.type in _SAME:
             return [self.input(op, 0)]
-        if op.type in _ELEMENTWISE:
-            name, reverse = _ELEMENTWISE[op.type]
-            places = [self.place(op, number) for number in range(len(op.inputs))]
-            return [self.expressed(op, name, places[::-1] if reverse else places)]
-        read = getattr(self, f"read_{op.type}", None)
-        if read is None:
-            raise self.error(
-                op,
-                "no op of a node; expected elementwise ops, products with a variable, concat, split, "
-                "softmax, lookups, reductions or cross-entropy of a label",
-            )
-        return read(op)
+        return self.elementwise(op) if op.type in _ELEMENTWISE else read(op)
+
+    def elementwise(self, op: Any) -> list[Any]:
+        name, reverse = _ELEMENTWISE[op.type]
+        count = op.outputs[0].shape.num_elements()
+        for tensor in op.inputs:
+            if tensor.shape.num_elements() not in {1, count}:
+                shapes = " and ".join(str(tensor.shape) for tensor in op.inputs)
+                raise DynamicError(f"shapes {shapes} are broadcast; expected equal ones, or a single number")
+        places = [self.place(op, number) for number in range(len(op.inputs))]
+        return [self.at(self.builder.elementwise(name, *(places[::-1] if reverse else places)))]
 
     # ---- inputs ----
+
+    def at(self, place: int) -> Expression:
+        return expression_at(self.recorder, place)
 
     def input(self, op: Any, number: int) -> Any:
         tensor = op.inputs[number]
@@ -135,11 +207,10 @@ class _Reader:
             return self.known[tensor.ref()]
         constant = tf.get_static_value(tensor)
         if constant is None:
-            raise self.error(op, f"input {number} is no value of this node")
+            raise DynamicError(f"input {number} is no value of this node")
         if constant.size != 1:
-            raise self.error(op, f"a constant of shape {list(constant.shape)}; make it a parameter, or a number")
-        place = self.builder.constant(float(constant.reshape(())))
-        return expression_at(self.recorder, place)
+            raise DynamicError(f"a constant of shape {list(constant.shape)}; make it a parameter, or a number")
+        return self.at(self.builder.constant(float(constant.reshape(()))))
 
     def place(self, op: Any, number: int) -> int:
         """Of a vector in the code; a variable of one dimension is one, too."""
@@ -147,11 +218,30 @@ class _Reader:
         if isinstance(value, int):
             shape = self.builder.parameters[value].shape
             if len(shape) != 1:
-                raise self.error(op, f"a matrix of shape {list(shape)}, where a vector is expected")
+                raise DynamicError(f"a matrix of shape {list(shape)}, where a vector is expected")
             return self.builder.add(Instruction("row", shape[0], (), (value, 0)))
         if not isinstance(value, Expression):
-            raise self.error(op, "an integer argument, where a vector is expected")
+            raise DynamicError(f"input {number} is {op.inputs[number].dtype.name}, where a vector is expected")
         return value.place
+
+    def vector(self, op: Any, number: int) -> int:
+        """The same for ops that take no constants."""
+        place = self.place(op, number)
+        is_constant = self.builder.code[place].op == "constant"
+        return self.builder.add(Instruction("broadcast", 1, (place,))) if is_constant else place
+
+    def positions(self, op: Any, number: int) -> np.ndarray[Any, Any]:
+        """Where the vector has each number of a tensor, in the tensor's shape."""
+        shape = op.inputs[number].shape
+        return np.arange(shape.num_elements()).reshape(shape.as_list())
+
+    def part(self, op: Any, number: int, positions: np.ndarray[Any, Any]) -> Expression:
+        """The vector of these numbers of an input."""
+        found = positions.ravel()
+        if not found.size or (np.diff(found) != 1).any():
+            shown = f"{found.tolist() if found.size < 9 else f'{found[:8].tolist()} and so on'}"
+            raise DynamicError(f"elements {shown} of a vector; expected some that follow each other")
+        return self.at(self.builder.slice(self.vector(op, number), int(found[0]), found.size))
 
     def parameter(self, op: Any) -> int:
         """The number of a variable that an op reads by its handle, input 0."""
@@ -159,26 +249,26 @@ class _Reader:
         for number, variable in enumerate(self.recorder.variables):
             if getattr(variable, "handle", None) is handle and handle is not None:
                 return number
-        raise self.error(op, "a variable that is none of the parameters that the net is specialised for")
+        raise DynamicError("a variable that is none of the parameters that the net is specialised for")
+
+    def matrix(self, op: Any, number: int) -> tuple[int, int]:
+        """Rows and columns of the parameter that input `number` is."""
+        shape = self.builder.parameters[self.input(op, number)].shape
+        found = op.inputs[number].shape.as_list()
+        if len(shape) != 2 or found != list(shape):
+            raise DynamicError(
+                f"a parameter of shape {list(shape)} in shape {found}; expected a parameter of two dimensions, as it is"
+            )
+        return shape[0], shape[1]
 
     def constant(self, op: Any, number: int) -> np.ndarray[Any, Any]:
         value = tf.get_static_value(op.inputs[number])
         if value is None:
-            raise self.error(op, f"input {number} depends on the node; expected a constant")
+            raise DynamicError(f"input {number} depends on the node; expected a constant")
         return np.asarray(value)
 
-    def axis(self, op: Any, axis: Any, rank: int) -> None:
-        if any(value not in {rank - 1, -1} for value in np.atleast_1d(axis)):
-            raise self.error(op, f"axis {axis} of a tensor of rank {rank}; expected the last")
-
-    def expressed(self, op: Any, name: str, places: Sequence[int]) -> Expression:
-        try:
-            return expression_at(self.recorder, self.builder.elementwise(name, *places))
-        except DynamicError as error:
-            raise self.error(op, str(error)) from None
-
     def error(self, op: Any, problem: str) -> DynamicError:
-        return DynamicError(f"kind '{self.name}': op '{op.name}' ({op.type}): {problem}")
+        return DynamicError(f"kind '{self.name}': op '{op.name}' ({op.type}): {problem}{_line(op)}")
 
     # ---- ops ----
 
@@ -186,51 +276,56 @@ class _Reader:
         flags = ("transpose_a", "transpose_b") if op.type == "MatMul" else ("adj_x", "adj_y")
         a, b = self.input(op, 0), self.input(op, 1)
         if isinstance(a, int) and isinstance(b, Expression):  # matrix times a column
-            number, vector, transposed = a, b, not op.get_attr(flags[0])
+            matrix, vector, transposed = 0, 1, not op.get_attr(flags[0])
         elif isinstance(b, int) and isinstance(a, Expression):  # a row times a matrix
-            number, vector, transposed = b, a, op.get_attr(flags[1])
+            matrix, vector, transposed = 1, 0, op.get_attr(flags[1])
         else:
-            raise self.error(op, "a product that is not of one variable and one vector")
-        return [expression_at(self.recorder, self.builder.product(number, vector.place, transposed))]
+            raise DynamicError("a product that is not of one variable and one vector")
+        self.matrix(op, matrix)
+        # as long as the matrix's side, the vector is one row or one column
+        return [self.at(self.builder.product(self.input(op, matrix), self.vector(op, vector), transposed))]
 
     read_BatchMatMulV2 = read_MatMul  # noqa: N815
     read_BatchMatMul = read_MatMul  # noqa: N815
 
     def read_ResourceGather(self, op: Any) -> list[Any]:  # noqa: N802
-        return [self.lookup(op, self.parameter(op), self.input(op, 1))]
+        return [self.lookup(op, self.parameter(op))]
 
     def read_GatherV2(self, op: Any) -> list[Any]:  # noqa: N802
-        return [self.lookup(op, self.input(op, 0), self.input(op, 1))]
+        number = self.input(op, 0)
+        if not isinstance(number, int):
+            raise DynamicError("a lookup that is not of an integer argument in a variable")
+        self.matrix(op, 0)
+        if self.constant(op, 2) != 0:
+            raise DynamicError(f"a lookup along axis {self.constant(op, 2)}; expected axis 0")
+        return [self.lookup(op, number)]
 
-    def lookup(self, op: Any, number: Any, argument: Any) -> Expression:
-        if not isinstance(number, int) or not isinstance(argument, Argument):
-            raise self.error(op, "a lookup that is not of an integer argument in a variable")
-        rows, width = self.builder.parameters[number].shape
-        place = self.builder.add(Instruction("lookup", width, (), (number, argument.below(rows), 0)))
-        return expression_at(self.recorder, place)
+    def lookup(self, op: Any, number: int) -> Expression:
+        argument, shape = self.input(op, 1), self.builder.parameters[number].shape
+        if not isinstance(argument, Argument) or len(shape) != 2 or op.get_attr("batch_dims") != 0:
+            raise DynamicError("a lookup that is not of an integer argument in a variable of two dimensions")
+        place = self.builder.add(Instruction("lookup", shape[1], (), (number, argument.below(shape[0]), 0)))
+        return self.at(place)
 
     def read_ConcatV2(self, op: Any) -> list[Any]:  # noqa: N802
-        places = [self.place(op, number) for number in range(len(op.inputs) - 1)]
-        self.axis(op, self.constant(op, len(places)), op.inputs[0].shape.rank)
-        return [expression_at(self.recorder, self.builder.concat(*places))]
+        count = len(op.inputs) - 1
+        first = np.cumsum([0, *(tensor.shape.num_elements() for tensor in op.inputs[:count])])
+        parts = [self.positions(op, number) + first[number] for number in range(count)]
+        axis = int(self.constant(op, count))
+        if (np.diff(np.concatenate(parts, axis).ravel()) != 1).any():
+            shapes = " and ".join(str(tensor.shape) for tensor in op.inputs[:count])
+            raise DynamicError(f"shapes {shapes} along axis {axis}; expected vectors, or tensors along the first axis")
+        return [self.at(self.builder.concat(*(self.vector(op, number) for number in range(count))))]
 
     def read_Split(self, op: Any) -> list[Any]:  # noqa: N802
-        self.axis(op, self.constant(op, 0), op.inputs[1].shape.rank)
-        whole = self.place(op, 1)
-        count = op.get_attr("num_split")
-        return self.parts(whole, [self.builder.width(whole) // count] * count)
+        return self.parts(op, 1, int(self.constant(op, 0)))
 
     def read_SplitV(self, op: Any) -> list[Any]:  # noqa: N802
-        self.axis(op, self.constant(op, 2), op.inputs[0].shape.rank)
-        whole = self.place(op, 0)
-        sizes = [int(size) for size in self.constant(op, 1)]
-        rest = self.builder.width(whole) - sum(size for size in sizes if size >= 0)
-        return self.parts(whole, [rest if size < 0 else size for size in sizes])
+        return self.parts(op, 0, int(self.constant(op, 2)))
 
-    def parts(self, whole: int, sizes: Sequence[int]) -> list[Any]:
-        ends = np.cumsum(sizes)
-        places = [self.builder.slice(whole, int(end) - size, size) for end, size in zip(ends, sizes, strict=True)]
-        return [expression_at(self.recorder, place) for place in places]
+    def parts(self, op: Any, number: int, axis: int) -> list[Any]:
+        ends = np.cumsum([tensor.shape[axis] for tensor in op.outputs])[:-1]
+        return [self.part(op, number, positions) for positions in np.split(self.positions(op, number), ends, axis)]
 
     def read_StridedSlice(self, op: Any) -> list[Any]:  # noqa: N802
         """`x[first:end]`, also where `x` has dimensions of one more, which may be indexed, or made."""
@@ -241,38 +336,42 @@ class _Reader:
             ellipsis, new, shrinks, from_first, to_last = (mask >> axis & 1 for mask in masks)
             whole = slice(None if from_first else begin[axis], None if to_last else end[axis], strides[axis])
             index.append(... if ellipsis else None if new else begin[axis] if shrinks else whole)
-        shape = op.inputs[0].shape.as_list()
-        places = np.arange(np.prod(shape, dtype=int)).reshape(shape)[tuple(index)].ravel()
-        if not places.size or places[-1] - places[0] + 1 != places.size:
-            raise self.error(op, f"elements {places.tolist()} of a vector; expected some that follow each other")
-        part = self.builder.slice(self.place(op, 0), int(places[0]), places.size)
-        return [expression_at(self.recorder, part)]
+        return [self.part(op, 0, self.positions(op, 0)[tuple(index)])]
 
     def read_Softmax(self, op: Any) -> list[Any]:  # noqa: N802
-        return [expression_at(self.recorder, self.builder.softmax(self.place(op, 0)))]
+        shape = op.inputs[0].shape
+        if shape.num_elements() != shape[-1]:
+            raise DynamicError(f"several vectors, of shape {shape}; expected one, as a part of them is")
+        return [self.at(self.builder.softmax(self.vector(op, 0)))]
 
     def read_AddN(self, op: Any) -> list[Any]:  # noqa: N802
         total = self.place(op, 0)
         for number in range(1, len(op.inputs)):
             total = self.builder.elementwise("add", total, self.place(op, number))
-        return [expression_at(self.recorder, total)]
+        return [self.at(total)]
 
     def read_Sum(self, op: Any) -> list[Any]:  # noqa: N802
-        self.axis(op, self.constant(op, 1), op.inputs[0].shape.rank)
-        return [expression_at(self.recorder, self.builder.reduce_sum(self.place(op, 0)))]
-
-    def read_Mean(self, op: Any) -> list[Any]:  # noqa: N802
-        (total,) = self.read_Sum(op)
-        count = self.builder.constant(self.builder.width(self.place(op, 0)))
-        return [self.expressed(op, "divide", [total.place, count])]
+        return self.reduced(op, self.builder.reduce_sum)
 
     def read_Max(self, op: Any) -> list[Any]:  # noqa: N802
-        self.axis(op, self.constant(op, 1), op.inputs[0].shape.rank)
-        return [expression_at(self.recorder, self.builder.reduce_max(self.place(op, 0)))]
+        return self.reduced(op, self.builder.reduce_max)
+
+    def read_Mean(self, op: Any) -> list[Any]:  # noqa: N802
+        count = self.builder.constant(op.inputs[0].shape.num_elements())
+        return self.reduced(op, lambda place: self.builder.elementwise("divide", self.builder.reduce_sum(place), count))
+
+    def reduced(self, op: Any, reduce: Callable[[int], int]) -> list[Any]:
+        """All numbers of a vector, or none where the reduced axes have one number each."""
+        shape = op.inputs[0].shape.as_list()
+        axes = {int(axis) % len(shape) for axis in np.atleast_1d(self.constant(op, 1))}
+        together = math.prod(shape[axis] for axis in axes)
+        if together not in {1, math.prod(shape)}:
+            raise DynamicError(f"axes {sorted(axes)} of shape {shape}; expected all numbers of a vector to be reduced")
+        place = self.vector(op, 0)
+        return [self.at(place if together == 1 else reduce(place))]
 
     def read_SparseSoftmaxCrossEntropyWithLogits(self, op: Any) -> list[Any]:  # noqa: N802
-        logits, label = self.place(op, 0), self.input(op, 1)
+        logits, label = self.vector(op, 0), self.input(op, 1)
         if not isinstance(label, Argument):
-            raise self.error(op, "labels that are no integer argument of the node")
-        place = self.builder.cross_entropy(label.below(self.builder.width(logits)), logits)
-        return [expression_at(self.recorder, place)]
+            raise DynamicError("labels that are no integer argument of the node")
+        return [self.at(self.builder.cross_entropy(label.below(self.builder.width(logits)), logits))]

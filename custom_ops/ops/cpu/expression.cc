@@ -106,10 +106,10 @@ class Parser {
     if (words.size() < 2 || !ReadNode(words[1], &output.node)) return Unreadable();
     for (size_t i = 2; i < words.size(); ++i) {
       int axis = 0;
-      if (!ReadAxis(words[i], &axis) || (output.varies() >> axis & 1)) return Unreadable();
+      if (!ReadAxis(words[i], &axis) || output.varies().Has(axis)) return Unreadable();
       output.axes.push_back(axis);
     }
-    if ((expression_.nodes[output.node].varies & ~output.varies()) != 0) {
+    if (!output.varies().Covers(expression_.nodes[output.node].varies)) {
       return Wrong("'", line_, "' leaves out an axis that its node varies along");
     }
     expression_.outputs.push_back(std::move(output));
@@ -142,7 +142,7 @@ class Parser {
         }
         IndexTerm& term = index.terms.emplace_back();
         TFMEM_RETURN_IF_ERROR(ParseTerm(text, &term));
-        if (term.axis >= 0) node->varies |= 1u << term.axis;
+        if (term.axis >= 0) node->varies.Add(term.axis);
       }
       node->index.push_back(std::move(index));
     }
@@ -167,7 +167,7 @@ class Parser {
       if (index.terms.size() == kMostTerms) return Unreadable();
       IndexTerm& term = index.terms.emplace_back();
       TFMEM_RETURN_IF_ERROR(ParseTerm(text, &term));
-      if (term.axis >= 0) node->varies |= 1u << term.axis;
+      if (term.axis >= 0) node->varies.Add(term.axis);
     }
     return absl::OkStatus();
   }
@@ -204,7 +204,7 @@ class Parser {
     node->kind = Kind::kConstant;
     if (words.size() != 3 || !ReadName(words[1], DType::kBool, &node->dtype)) return Unreadable();
     if (node->dtype == DType::kBool) {
-      node->value = words[2] == "True";
+      node->value = int64_t{words[2] == "True"};
       return words[2] == "True" || words[2] == "False" ? absl::OkStatus() : Unreadable();
     }
     if (!Takes(Reduction::kSum, node->dtype) || !absl::SimpleAtod(words[2], &node->value)) {
@@ -221,11 +221,12 @@ class Parser {
   absl::Status ParsePosition(const Words& words, ExpressionNode* node) const {
     node->kind = Kind::kPosition;
     if (words.size() != 3 || !ReadName(words[1], DType::kBool, &node->dtype) ||
+    *value = int64_t{found};
         !ReadAxis(words[2], &node->axis)) {
       return Unreadable();
     }
     if (node->dtype != DType::kInt32 && node->dtype != DType::kInt64) return Unreadable();
-    node->varies = 1u << node->axis;
+    node->varies.Add(node->axis);
     return absl::OkStatus();
   }
 
@@ -254,13 +255,13 @@ class Parser {
     for (size_t i = 3; i < words.size(); ++i) {
       int axis = 0;
       if (!ReadAxis(words[i], &axis)) return Unreadable();
-      node->axes |= 1u << axis;
+      node->axes.Add(axis);
     }
     if (!Takes(node->reduction, reduced.dtype)) {
       return Wrong("'", line_, "' reduces values of ", NameOf(reduced.dtype));
     }
     node->dtype = reduced.dtype;
-    node->varies = reduced.varies & ~node->axes;
+    node->varies = reduced.varies - node->axes;
     return absl::OkStatus();
   }
 

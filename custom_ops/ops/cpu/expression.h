@@ -8,11 +8,10 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "custom_ops/ops/cpu/axis_set.h"
 #include "custom_ops/ops/cpu/tile_program.h"
 
 namespace tfmem {
-
-inline constexpr int kMostAxes = 64;  // MOST_AXES of custom_ops/expr/program.py
 
 // factor * (axis / divisor % modulus), or factor alone.
 struct IndexTerm {
@@ -52,10 +51,8 @@ struct ExpressionNode {
   Reduction reduction = Reduction::kSum;
   Elementwise op = Elementwise::kAdd;
   std::vector<int> arguments;  // earlier nodes; those of an input are in its index
-  // The axes that a reduction reduces, a bit for each: also such as its argument does not vary
-  // along.
-  uint32_t axes = 0;
-  uint32_t varies = 0;  // the axes that its value varies along
+  AxisSet axes;    // that a reduction reduces: also such as its argument does not vary along
+  AxisSet varies;  // the axes that its value varies along
 };
 
 struct ExpressionTensor {
@@ -68,11 +65,7 @@ struct ExpressionOutput {
   int node = 0;
   std::vector<int> axes;  // its dimensions
 
-  uint32_t varies() const {
-    uint32_t varies = 0;
-    for (int axis : axes) varies |= 1u << axis;
-    return varies;
-  }
+  AxisSet varies() const { return AxisSet::Of(axes); }
 };
 
 struct Expression {

@@ -98,7 +98,7 @@ class Lowering {
 
   TileNode Begin(const PlacedNode& value) const {
     TileNode tile;
-    tile.type = {value.dtype, (value.varies & columns(domain())) == 0};
+    tile.type = {value.dtype, (value.varies & columns(domain())).empty()};
     tile.stage = stage_;
     return tile;
   }
@@ -111,7 +111,7 @@ class Lowering {
   void Load(TilePort port, TileNode* tile) {
     tile->kind = TileNode::Kind::kLoad;
     const AxisSet rows = domains_[domain()].row_set();
-    tile->same_rows = rows != 0 && (port.access.varies() & rows) == 0;
+    tile->same_rows = !rows.empty() && (port.access.varies() & rows).empty();
     AddPort(std::move(port), tile);
   }
 
@@ -168,14 +168,14 @@ class Lowering {
     TileReduction reduction;
     reduction.reduction = value.reduction;
     reduction.type = tiles_.nodes[argument].type;
-    reduction.rows = (value.axes & domain.row_set()) != 0;
-    reduction.columns = (value.axes & domain.column_set()) != 0;
+    reduction.rows = !(value.axes & domain.row_set()).empty();
+    reduction.columns = !(value.axes & domain.column_set()).empty();
     reduction.domain = value.domain;
     if (reduction.columns) reduction.type.scalar = false;
     tiles_.parts.push_back({static_cast<int>(tiles_.reductions.size()), argument});
     tiles_.reductions.push_back(reduction);
     result_.totals.push_back({BufferOf(place), expression_.Positions(value.axes),
-                              (domain.row_set() & ~value.axes) != 0});
+                              !(domain.row_set() - value.axes).empty()});
   }
 
   // Where a value passes to other stages: its numbers lie in the order in which its domain has
@@ -192,7 +192,7 @@ class Lowering {
     access.strides.assign(expression_.axes.size(), 0);
     int64_t numbers = 1;
     for (auto axis = order.rbegin(); axis != order.rend(); ++axis) {
-      if (!(value.varies >> *axis & 1)) continue;
+      if (!value.varies.Has(*axis)) continue;
       access.strides[*axis] = numbers;
       numbers *= expression_.axes[*axis];
     }

@@ -76,7 +76,7 @@ class Placing {
         wide.arguments = {at_[value]};
         index = AddTo(index, Add(std::move(wide)));
       }
-      if (gather.position.base != 0 || gather.position.varies() != 0) {
+      if (gather.position.base != 0 || !gather.position.varies().empty()) {
         PlacedNode position;
         position.kind = Kind::kLoad;
         position.dtype = DType::kInt64;
@@ -132,7 +132,7 @@ class Placing {
   // One number a row stays with the rows that it was reduced from, unless it waits for others.
   void PlaceNode(PlacedNode* placed) {
     const AxisSet along = placed->varies | placed->axes;
-    const bool reduces = placed->axes != 0;
+    const bool reduces = !placed->axes.empty();
     for (int argument : placed->arguments) {
       const PlacedNode& read = node(argument);
       if (read.leaf() || read.kind == Kind::kReduceTiles) continue;
@@ -151,10 +151,10 @@ class Placing {
 
   // Whether a reduction of rows keeps what others of the domain keep.
   bool KeepsAlike(const TileDomain& domain, const PlacedNode& reduction) const {
-    AxisSet kept = 0;
-    for (int i = 0; i < domain.kept; ++i) kept |= AxisSet{1} << domain.rows[i];
-    const AxisSet keeps = domain.row_set() & ~reduction.axes;
-    return keeps == 0 || keeps == kept;
+    AxisSet kept;
+    for (int i = 0; i < domain.kept; ++i) kept.Add(domain.rows[i]);
+    const AxisSet keeps = domain.row_set() - reduction.axes;
+    return keeps.empty() || keeps == kept;
   }
 
   // What is stored varies along the axes of its output, in a domain along these.

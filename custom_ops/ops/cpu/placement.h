@@ -32,9 +32,9 @@ struct PlacedNode {
   double value = 0;
   Elementwise op = Elementwise::kAdd;
   Reduction reduction = Reduction::kSum;
-  AxisSet axes = 0;            // that are reduced
+  AxisSet axes;                // that are reduced
   std::vector<int> arguments;  // earlier nodes
-  AxisSet varies = 0;
+  AxisSet varies;
   int check = -1;   // of `Placement::checks`, that the value has to pass
   int domain = -1;  // -1: wherever it is needed
   int level = 0;
@@ -45,7 +45,7 @@ struct PlacedNode {
 // A value of 64 bits that is to be from 0 to size - 1.
 struct IndexCheck {
   int64_t size = 0;
-  uint32_t axes = 0;  // of the program, that the index varies along: for the message
+  AxisSet axes;  // of the program, that the index varies along: for the message
 };
 
 struct PlacedStore {

@@ -84,7 +84,7 @@ class Sizing {
       const std::vector<int64_t> strides = DenseStrides(shape);
       SizedOutput& sized = result_.outputs.emplace_back();
       sized.node = at_[output.node];
-      sized.axes = SetOf(output.varies());
+      sized.axes = PartsOf(output.varies());
       sized.access = NewAccess();
       for (size_t i = 0; i < shape.size(); ++i) {
         AddTerm({1, output.axes[i]}, strides[i], &sized.access);
@@ -109,7 +109,7 @@ class Sizing {
       if (at >= sizes_[axis]) return;
       std::vector<int64_t>& others = cuts[axis];
       if (std::find(others.begin(), others.end(), at) != others.end()) return;
-      bool fits = sizes_[axis] % at == 0 && parts < kMostSizedAxes;
+      bool fits = sizes_[axis] % at == 0 && parts < kMostAxes;
       for (int64_t other : others) fits &= other % at == 0 || at % other == 0;
       if (!fits) whole[axis] = true;
       others.push_back(at);
@@ -146,12 +146,12 @@ class Sizing {
     return term.modulus != 0 && term.modulus <= (sizes_[term.axis] - 1) / term.divisor;
   }
 
-  AxisSet SetOf(uint32_t axes) const {
-    AxisSet set = 0;
+  // The parts of axes of the program.
+  AxisSet PartsOf(AxisSet axes) const {
+    AxisSet set;
     for (size_t axis = 0; axis < parts_.size(); ++axis) {
-      for (const Part& part : parts_[axis]) {
-        if (axes >> axis & 1) set |= AxisSet{1} << part.axis;
-      }
+      if (!axes.Has(axis)) continue;
+      for (const Part& part : parts_[axis]) set.Add(part.axis);
     }
     return set;
   }
@@ -200,16 +200,16 @@ class Sizing {
       sized.varies |= result_.nodes[at_[argument]].varies;
     }
     if (node.kind == Kind::kReduce) {
-      sized.axes = SetOf(node.axes);
-      sized.varies &= ~sized.axes;
-      if (sized.axes == 0) {  // of one position: TensorFlow passes it on, too
+      sized.axes = PartsOf(node.axes);
+      sized.varies -= sized.axes;
+      if (sized.axes.empty()) {  // of one position: TensorFlow passes it on, too
         at_[place] = sized.arguments[0];
         return absl::OkStatus();
       }
     } else if (node.kind == Kind::kPosition) {
       sized.access = NewAccess();
       AddTerm({1, node.axis}, 1, &sized.access);
-      sized.varies = SetOf(node.varies);
+      sized.varies = PartsOf(node.varies);
     } else if (node.kind == Kind::kRandom) {
       TFMEM_RETURN_IF_ERROR(AddRandom(node, &sized));
     } else if (node.kind == Kind::kInput) {
@@ -225,7 +225,7 @@ class Sizing {
   bool Countable(AxisSet along) const {
     std::vector<int64_t> sizes;
     for (size_t axis = 0; axis < result_.axes.size(); ++axis) {
-      if (along >> axis & 1) sizes.push_back(result_.axes[axis]);
+      if (along.Has(axis)) sizes.push_back(result_.axes[axis]);
     }
     return CountNumbers(sizes) >= 0;
   }
@@ -251,7 +251,7 @@ class Sizing {
       return Wrong("random numbers ", least, " to ", most, " are drawn; expected 0 to ",
                    kMostDrawn - 1);
     }
-    sized->varies = SetOf(node.varies);
+    sized->varies = PartsOf(node.varies);
     return absl::OkStatus();
   }
 
@@ -301,9 +301,9 @@ class Sizing {
     sized->varies |= sized->access.varies();
     for (const Gather& gather : sized->gathers) sized->varies |= gather.position.varies();
     // What is not read has no numbers all the same.
-    const AxisSet axes = SetOf(node.varies);
+    const AxisSet axes = PartsOf(node.varies);
     for (size_t axis = 0; axis < result_.axes.size(); ++axis) {
-      if (result_.axes[axis] == 0) sized->varies |= axes & AxisSet{1} << axis;
+      if (result_.axes[axis] == 0 && axes.Has(axis)) sized->varies.Add(axis);
     }
     return absl::OkStatus();
   }
@@ -320,18 +320,18 @@ class Sizing {
 }  // namespace
 
 AxisSet Access::varies() const {
-  AxisSet varies = 0;
+  AxisSet varies;
   for (size_t axis = 0; axis < strides.size(); ++axis) {
-    if (strides[axis] != 0) varies |= AxisSet{1} << axis;
+    if (strides[axis] != 0) varies.Add(axis);
   }
-  for (const IndexTerm& term : uneven) varies |= AxisSet{1} << term.axis;
+  for (const IndexTerm& term : uneven) varies.Add(term.axis);
   return varies;
 }
 
 int64_t SizedExpression::Positions(AxisSet along) const {
   int64_t positions = 1;
   for (size_t axis = 0; axis < axes.size(); ++axis) {
-    if (along >> axis & 1) positions *= axes[axis];
+    if (along.Has(axis)) positions *= axes[axis];
   }
   return positions;
 }

@@ -16,10 +16,6 @@
 namespace tfmem {
 
 using Shape = std::vector<int64_t>;
-// A set of axes, a bit for each.
-using AxisSet = uint32_t;
-
-inline constexpr int kMostSizedAxes = 32;
 inline constexpr int64_t kMostNumbers = int64_t{1} << 40;  // of a tensor, and of all axes together
 
 // Where the number at a position lies in a tensor, counted in numbers.
@@ -37,7 +33,7 @@ struct Gather {
   Access position;
   int64_t size = 0;    // of the dimension
   int64_t stride = 0;  // from one position to the next
-  uint32_t axes = 0;   // of the program, that the index varies along
+  AxisSet axes;        // of the program, that the index varies along
 };
 
 struct SizedNode {
@@ -51,13 +47,13 @@ struct SizedNode {
   Reduction reduction = Reduction::kSum;
   Elementwise op = Elementwise::kAdd;
   std::vector<int> arguments;  // earlier nodes
-  AxisSet axes = 0;            // that are reduced; some at least
-  AxisSet varies = 0;
+  AxisSet axes;                // that are reduced; some at least
+  AxisSet varies;
 };
 
 struct SizedOutput {
   int node = 0;
-  AxisSet axes = 0;
+  AxisSet axes;
   Access access;
 };
 

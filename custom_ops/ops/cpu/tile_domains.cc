@@ -13,12 +13,6 @@ constexpr int64_t kLongestRow = 1 << 16;  // of a tile: some rows fill an L2
 constexpr int64_t kLongestOfFew = 1 << 13;
 constexpr int64_t kFewRows = 8;
 
-AxisSet SetOf(const std::vector<int>& axes) {
-  AxisSet set = 0;
-  for (int axis : axes) set |= AxisSet{1} << axis;
-  return set;
-}
-
 // The axis along which numbers lie closest together; -1 if there is none.
 int Innermost(const Access& access) {
   int innermost = -1;
@@ -61,13 +55,13 @@ class Choice {
     domain.rows.assign(order_.begin(), order_.begin() + first_column);
     domain.columns.assign(order_.begin() + first_column, order_.end());
     const AxisSet rows = domain.row_set(), columns = domain.column_set();
-    AxisSet kept = 0;
+    AxisSet kept;
     std::vector<int> left;
     for (int node : waiting_) {
-      const AxisSet keeps = rows & ~Reduced(node);
+      const AxisSet keeps = rows - Reduced(node);
       if (whole_rows >= 0 && Reduced(node) == columns) {
         within_tiles->push_back(node);
-      } else if (AllOrNone(node, columns) && (keeps == 0 || kept == 0 || keeps == kept)) {
+      } else if (AllOrNone(node, columns) && (keeps.empty() || kept.empty() || keeps == kept)) {
         over_tiles->push_back(node);
         kept |= keeps;
       } else {
@@ -76,8 +70,8 @@ class Choice {
     }
     waiting_ = left;
     std::stable_partition(domain.rows.begin(), domain.rows.end(),
-                          [kept](int axis) { return kept >> axis & 1; });
-    for (int axis : domain.rows) domain.kept += kept >> axis & 1;
+                          [kept](int axis) { return kept.Has(axis); });
+    for (int axis : domain.rows) domain.kept += kept.Has(axis);
     return domain;
   }
 
@@ -86,17 +80,17 @@ class Choice {
     const SizedNode& node = expression_.nodes[number];
     if (node.kind == Kind::kInput && node.varies != axes_) return AddInput(node);
     // Of what is computed the numbers lie in the order of the axes.
-    if (node.kind != Kind::kInput && node.varies != 0) parts_.push_back(node.varies);
+    if (node.kind != Kind::kInput && !node.varies.empty()) parts_.push_back(node.varies);
   }
 
   void AddInput(const SizedNode& node) {
     accesses_.push_back(&node.access);
-    AxisSet gathered = 0;
+    AxisSet gathered;
     for (const Gather& gather : node.gathers) {
       gathered |= gather.position.varies();
       for (int value : gather.nodes) gathered |= expression_.nodes[value].varies;
     }
-    if (gathered != 0) parts_.push_back(gathered);
+    if (!gathered.empty()) parts_.push_back(gathered);
   }
 
   // From the slowest axis to the fastest in most tensors that vary along all of them.
@@ -110,7 +104,7 @@ class Choice {
       if (typical == nullptr || votes[innermost] > votes[Innermost(*typical)]) typical = access;
     }
     for (size_t axis = 0; axis < expression_.axes.size(); ++axis) {
-      if (axes_ >> axis & 1) order_.push_back(axis);
+      if (axes_.Has(axis)) order_.push_back(axis);
     }
     if (typical == nullptr) return;
     std::stable_sort(order_.begin(), order_.end(), [&](int a, int b) {
@@ -122,12 +116,12 @@ class Choice {
 
   bool AllOrNone(int node, AxisSet axes) const {
     const AxisSet reduced = Reduced(node) & axes;
-    return reduced == 0 || reduced == axes;
+    return reduced.empty() || reduced == axes;
   }
 
   // The axes in order from one on.
   AxisSet From(int first) const {
-    return SetOf(std::vector<int>(order_.begin() + first, order_.end()));
+    return AxisSet::Of(std::vector<int>(order_.begin() + first, order_.end()));
   }
 
   // The first column if whole rows are reduced within tiles: the fewest columns. -1: none are.
@@ -157,7 +151,7 @@ class Choice {
         }
       }
       for (AxisSet part : parts_) {
-        if ((part >> axis & 1) != (part >> next & 1)) return first;
+        if (part.Has(axis) != part.Has(next)) return first;
       }
       for (int node : waiting_) {
         if (!AllOrNone(node, From(first - 1))) return first;
@@ -176,8 +170,8 @@ class Choice {
 
 }  // namespace
 
-AxisSet TileDomain::row_set() const { return SetOf(rows); }
-AxisSet TileDomain::column_set() const { return SetOf(columns); }
+AxisSet TileDomain::row_set() const { return AxisSet::Of(rows); }
+AxisSet TileDomain::column_set() const { return AxisSet::Of(columns); }
 
 TileDomains::TileDomains(const SizedExpression& expression) : expression_(expression) {
   for (const SizedNode& node : expression.nodes) {

@@ -186,8 +186,8 @@ absl::Status PreparedExpression::OutOfBounds(const IndexFailure& failure) const 
   const IndexCheck& check = plan_->tiles.checks[failure.check];
   const std::vector<int64_t> positions = PositionsAt(plan_->tiles, failure);
   std::vector<int64_t> index;
-  for (int axis = 0; check.axes >> axis != 0; ++axis) {
-    if (!(check.axes >> axis & 1)) continue;
+  for (int axis = 0; axis < kMostAxes; ++axis) {
+    if (!check.axes.Has(axis)) continue;
     index.push_back(0);
     for (size_t part = 0; part < positions.size(); ++part) {
       if (origin_[part] == axis) index.back() += positions[part] * step_[part];

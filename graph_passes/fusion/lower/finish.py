@@ -8,7 +8,7 @@ from math import prod
 
 from custom_ops.errors import ProgramError
 from custom_ops.expr.nodes import Input
-from custom_ops.expr.program import Output, Program
+from custom_ops.expr.program import MOST_AXES, Output, Program
 from graph_passes.fusion.lower.access import Access
 from graph_passes.fusion.lower.collapse import collapsed
 from graph_passes.fusion.lower.draft import Draft, Shape, compacted, program_of
@@ -38,8 +38,9 @@ def finished(w: Writer, results: Sequence[tuple[int, Access]]) -> Finished:
     """
     live, read = drafted(w, results)
     parts = merged(split(live))
-    chosen = next(each for each in (collapsed(parts), parts, live) if _is_viewable(live, each))
-    draft, again = compacted(merged(chosen))
+    chosen = (merged(each) for each in (collapsed(parts), parts) if _is_viewable(live, each))
+    found = next((each for each in map(compacted, chosen) if len(each[0].axes) <= MOST_AXES), None)
+    draft, again = found or compacted(merged(live))
     inputs = tuple(w.tensors[read[tensor]] for tensor in again)
     return Finished(
         program=program_of(draft),

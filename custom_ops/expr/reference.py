@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from custom_ops.errors import ProgramError
-from custom_ops.expr.nodes import Cast, Constant, Elementwise, Index, Input, Node, Position, Random, Reduce
+from custom_ops.expr.nodes import Cast, Constant, Elementwise, Index, Input, Position, Random, Reduce
 from custom_ops.expr.op import INTEGERS, Array
 from custom_ops.expr.philox import draw
 from custom_ops.expr.program import Program
@@ -31,15 +31,15 @@ def run(program: Program, tensors: Sequence[Array]) -> list[Array]:
     sizes = program.sizes([tensor.shape for tensor in tensors])
     values: dict[int, Array] = {}
     with np.errstate(all="ignore"):  # infinity and NaN are values like others
-        for place, node in enumerate(program.nodes):
+        for place in range(len(program.nodes)):
             if program.live[place]:
-                result = _value(node, values, tensors, sizes)
+                result = _value(program, place, values, tensors, sizes)
                 values[place] = result.astype(numpy_dtype(program.types[place].dtype), copy=False)
     results = []
     for output in program.outputs:
-        unused = [axis for axis in range(len(sizes)) if axis not in output.axes]
-        order = [sorted(output.axes).index(axis) for axis in output.axes]
-        narrow = values[output.node].squeeze(tuple(unused)).transpose(order)
+        axes = sorted(output.axes)
+        order = [axes.index(axis) for axis in output.axes]
+        narrow = _along(values[output.node], program.types[output.node].axes, axes).transpose(order)
         results.append(np.array(np.broadcast_to(narrow, [sizes[axis] for axis in output.axes])))
     return results
 
@@ -53,44 +53,57 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(name)
 
 
-def _value(node: Node, values: dict[int, Array], tensors: Sequence[Array], sizes: Sequence[int]) -> Array:
-    """With one dimension for each axis, of size 1 where the value does not vary along it."""
+def _along(value: Array, own: Sequence[int], axes: Sequence[int]) -> Array:
+    """A value with dimensions along its `own` axes, with one for each of `axes`: of size 1 where it does not vary."""
+    size = dict(zip(own, value.shape, strict=True))
+    return value.reshape([size.get(axis, 1) for axis in axes])
+
+
+def _value(
+    program: Program, number: int, values: dict[int, Array], tensors: Sequence[Array], sizes: Sequence[int]
+) -> Array:
+    """With one dimension for each axis along which the node varies: of all axes there may be more than NumPy takes."""
+    node, axes = program.nodes[number], program.types[number].axes
+    if isinstance(node, Reduce):
+        axes = tuple(sorted({*program.types[node.operand].axes, *node.axes}))
 
     def position(axis: int) -> Array:
-        return np.arange(sizes[axis]).reshape([-1 if other == axis else 1 for other in range(len(sizes))])
+        return _along(np.arange(sizes[axis]), (axis,), axes)
+
+    def value(place: int) -> Array:
+        return _along(values[place], program.types[place].axes, axes)
 
     def indices(index: Index, end: int) -> Array:
-        total = np.full([1] * len(sizes), index.offset)
+        total = np.full([1] * len(axes), index.offset)
         for term in index.terms:
             moved = position(term.axis) // term.divisor
             total = total + term.factor * (moved % term.modulus if term.modulus else moved)
         for place in index.nodes:
-            total = total + values[place].astype(np.int64)
+            total = total + value(place).astype(np.int64)
         if total.size and not 0 <= total.min() <= total.max() < end:
             raise ProgramError(f"{node}: index {total.min()} to {total.max()} of a dimension of size {end}")
         return total
 
     def wide(place: int) -> Array:
-        value = values[place]
-        return value.astype(np.float32) if str(value.dtype) in HALF_TYPES else value
+        found = value(place)
+        return found.astype(np.float32) if str(found.dtype) in HALF_TYPES else found
 
     match node:
         case Input(tensor=tensor, index=index):
             read = tensors[tensor]
-            places = tuple(map(indices, index, read.shape))
-            return read[np.broadcast_arrays(*places)] if places else read.reshape([1] * len(sizes))
-        case Constant(value=number):
-            return np.full([1] * len(sizes), number)
+            return read[tuple(np.broadcast_arrays(*map(indices, index, read.shape)))] if index else read
+        case Constant(dtype=dtype, value=constant):
+            return np.array(constant, numpy_dtype(dtype))
         case Position(axis=axis):
             return position(axis)
-        case Random(dtype=dtype, key=key, counter=counter, index=number):
-            found = draw(dtype, tensors[key], tensors[counter], indices(number, 1 << 62))
+        case Random(dtype=dtype, key=key, counter=counter, index=place):
+            found = draw(dtype, tensors[key], tensors[counter], indices(place, 1 << 62))
             return found.astype(numpy_dtype(dtype), copy=False)
         case Cast(operand=operand):
             return values[operand]
-        case Reduce(kind=kind, operand=operand, axes=axes):
-            shape = [sizes[axis] if axis in axes else size for axis, size in enumerate(values[operand].shape)]
-            return _reduce(kind, np.broadcast_to(wide(operand), shape), axes)
+        case Reduce(kind=kind, operand=operand, axes=over):
+            whole = np.broadcast_to(wide(operand), [sizes[axis] for axis in axes])
+            return _reduce(kind, whole, tuple(axes.index(axis) for axis in over))
         case Elementwise(op=op, arguments=arguments):
             return np.asarray(TABLE[op].numpy(*map(wide, arguments)))
 
@@ -99,15 +112,15 @@ def _reduce(kind: str, value: Array, axes: tuple[int, ...]) -> Array:
     match kind:
         case "sum" | "dot" | "product":
             function = np.prod if kind == "product" else np.sum
-            return function(value, axes, dtype=value.dtype, keepdims=True)
+            return function(value, axes, dtype=value.dtype)
         case "mean":
-            return value.sum(axes, dtype=value.dtype, keepdims=True) / np.prod([value.shape[axis] for axis in axes])
+            return value.sum(axes, dtype=value.dtype) / np.prod([value.shape[axis] for axis in axes])
         case "max" | "min":
             extreme: Any = np.inf
             if str(value.dtype) in INTEGERS:
                 extreme = np.iinfo(value.dtype).min if kind == "max" else np.iinfo(value.dtype).max
             elif kind == "max":
                 extreme = -np.inf
-            return (np.max if kind == "max" else np.min)(value, axes, keepdims=True, initial=extreme)
+            return (np.max if kind == "max" else np.min)(value, axes, initial=extreme)
         case _:
-            return (np.any if kind == "any" else np.all)(value, axes, keepdims=True)
+            return (np.any if kind == "any" else np.all)(value, axes)

@@ -220,3 +220,19 @@ def test_dtypes_that_do_not_fit() -> None:
 def test_more_axes_than_the_op_reads() -> None:
     with pytest.raises(ProgramError, match=f"{module.MOST_AXES + 1} axes; expected at most {module.MOST_AXES}"):
         module.Program((1,) * (module.MOST_AXES + 1), (), (), ())
+
+
+def test_the_reference_has_as_many_axes_as_a_program() -> None:
+    """More than the dimensions that an array of NumPy had before its second version."""
+    count = module.MOST_AXES
+    inputs = "".join(f"input {axis} a{axis}\n" for axis in range(count))
+    sums = "".join(f"reduce sum {axis} {axis}\n" for axis in range(count))
+    added = f"add {count} {count + 1}\n" + "".join(
+        f"add {2 * count + axis} {count + axis + 2}\n" for axis in range(count - 2)
+    )
+    head = f"program 1\naxes{' 0' * count}\n" + "tensor int64 1\n" * count
+    program = from_text(f"{head}{inputs}{sums}{added}output {3 * count - 2}\noutput {count - 1} {count - 1}\n")
+    tensors = [np.arange(axis % 3 + 2) * axis for axis in range(count)]
+    total, last = run(program, tensors)
+    assert total == sum(tensor.sum() for tensor in tensors)
+    np.testing.assert_array_equal(last, tensors[-1])

@@ -17,7 +17,7 @@ from custom_ops.jit.image import KernelImage
 from custom_ops.machine import shared_memory
 from custom_ops.recurrent import cells
 from custom_ops.recurrent.codegen.layout import fallback_layout, layout
-from custom_ops.recurrent.codegen.schedule import schedule
+from custom_ops.recurrent.codegen.schedule import MOST_OPERANDS, Buffer, schedule
 from custom_ops.recurrent.codegen.source import ENTRY, FALLBACK, generate, parameter_words
 from custom_ops.recurrent.program import Program
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
@@ -42,6 +42,15 @@ def test_an_lstm_has_one_product_and_one_exchange() -> None:
     assert len(gemm.products) == 4
     assert [len(buffer.operands) for buffer in plan.buffers] == [1]
     assert plan.carried == ()
+
+
+def test_a_buffer_has_as_many_operands_as_a_kernel_has_bits() -> None:
+    plan = schedule(cells.lstm())
+    fits = replace(plan, buffers=(Buffer(0, (plan.buffers[0].operands[0],) * MOST_OPERANDS),))
+    assert fits.state_masks == ((1 << MOST_OPERANDS) - 1,)
+    one_more = replace(plan, buffers=(Buffer(0, (0,) * (MOST_OPERANDS + 1)),))
+    with pytest.raises(KernelError, match=f"{MOST_OPERANDS + 1} values .* at most {MOST_OPERANDS}"):
+        assert one_more.state_masks
 
 
 def test_a_canonical_gru_exchanges_twice() -> None:

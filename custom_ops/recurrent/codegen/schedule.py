@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Literal
 
+from custom_ops.errors import KernelError
 from custom_ops.expr.nodes import Elementwise, live_nodes
 from custom_ops.recurrent.cell import (
     Cell,
@@ -20,6 +21,7 @@ from custom_ops.recurrent.cell import (
     arguments_of,
 )
 
+MOST_OPERANDS = 30  # of a buffer: `BufferShape::states` of kernels/exchange.cuh is an int
 RESULTS = (Elementwise, Product, RowSum)  # what a CTA computes; all else it reads
 
 
@@ -103,7 +105,14 @@ class Schedule:
 
     @cached_property
     def state_masks(self) -> tuple[int, ...]:
-        """For each buffer: bit o is set when its operand o is a state."""
+        """For each buffer: bit o is set when its operand o is a state.
+
+        Raises:
+            KernelError: a buffer has more operands than an int of the kernels has room for.
+        """
+        most = max((len(buffer.operands) for buffer in self.buffers), default=0)
+        if most > MOST_OPERANDS:
+            raise KernelError(f"{most} values are put down for one stage; a kernel takes at most {MOST_OPERANDS}")
         return tuple(
             sum(self.is_state(operand) << place for place, operand in enumerate(buffer.operands))
             for buffer in self.buffers

@@ -15,6 +15,7 @@ Interval: TypeAlias = tuple[float, float]
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 INTEGERS = ("int32", "int64")
+INTEGER_RANGES = {name: (int(np.iinfo(name).min), int(np.iinfo(name).max)) for name in INTEGERS}
 BOOL = ("bool",)
 NUMBERS = FLOATS + INTEGERS
 

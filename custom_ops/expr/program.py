@@ -45,7 +45,7 @@ The text, a line each, words separated by a space, no comments:
 
     NODE is one of
     input TENSOR INDEX...       one INDEX for each of the tensor's dimensions
-    constant DTYPE VALUE        as Python's repr: 0.5, -inf, nan, 3, True
+    constant DTYPE VALUE        as Python's repr: 0.5, -inf, nan, 3, True; integers are exact
     position DTYPE AXIS         0, 1, 2, ... along an axis; an integer dtype
     random DTYPE KEY COUNTER INDEX
                                 numbers of a stateless generator (`philox.py`), numbered by one INDEX without nodes: in
@@ -93,11 +93,14 @@ from custom_ops.expr.nodes import (
     arguments_of,
     live_nodes,
 )
-from custom_ops.expr.op import BOOL, FLOATS, INTEGERS, NUMBERS
+from custom_ops.expr.op import BOOL, FLOATS, INTEGER_RANGES, INTEGERS, NUMBERS
 from custom_ops.expr.table import TABLE
 
 DTYPES = NUMBERS + BOOL
-MOST_AXES = 64  # that readers take, see custom_ops/ops/cpu/expression.h
+# What readers take, see custom_ops/ops/cpu/axis_set.h and custom_ops/ops/cpu/expression.cc.
+MOST_AXES = 64  # and dimensions of a tensor
+MOST_TERMS = 64  # of an index
+MOST_FACTOR = 1 << 40  # of the numbers in an index
 STATE = "uint64"  # of the tensors that are a random generator's state, and of nothing else
 
 # For each kind of reduction the dtypes it takes.
@@ -166,6 +169,8 @@ class Program:
         for number, tensor in enumerate(self.tensors):
             known = tensor.dtype in (*DTYPES, STATE)
             _require(known, f"tensor {number}", f"dtype '{tensor.dtype}'; expected one of {(*DTYPES, STATE)}")
+            fits = 0 <= tensor.rank <= MOST_AXES
+            _require(fits, f"tensor {number}", f"{tensor.rank} dimensions; expected at most {MOST_AXES}")
         types = self.types
         for number, output in enumerate(self.outputs):
             what = f"output {number}"
@@ -251,9 +256,16 @@ def _require(holds: bool, what: str, problem: str) -> None:
 
 def _terms_axes(indices: Iterable[Index], what: str) -> list[int]:
     """The axes of the indices' terms, which have to be sound."""
-    terms = [term for index in indices for term in index.terms]
-    _require(all(term.divisor > 0 <= term.modulus for term in terms), what, "a divisor or modulus below 1")
-    return [term.axis for term in terms]
+    axes = []
+    for index in indices:
+        count, large = len(index.terms) + len(index.nodes) + bool(index.offset), abs(index.offset) > MOST_FACTOR
+        _require(count <= MOST_TERMS, what, f"an index of {count} terms; expected at most {MOST_TERMS}")
+        for term in index.terms:
+            _require(term.divisor > 0 <= term.modulus, what, "a divisor or modulus below 1")
+            large |= max(abs(term.factor), term.divisor, term.modulus) > MOST_FACTOR
+            axes.append(term.axis)
+        _require(not large, what, f"a number in an index that is beyond {MOST_FACTOR}")
+    return axes
 
 
 def _type(program: Program, node: Node, earlier: Sequence[Type]) -> Type:
@@ -289,6 +301,9 @@ def _type(program: Program, node: Node, earlier: Sequence[Type]) -> Type:
         case Constant(dtype=name, value=value):
             expected = (bool,) if name in BOOL else (int,) if name in INTEGERS else (float,)
             _require(type(value) in expected, what, f"a value of type {type(value).__name__}")
+            if name in INTEGER_RANGES:
+                low, high = INTEGER_RANGES[name]
+                _require(low <= value <= high, what, f"a value that {name} does not hold; expected {low} to {high}")
             return Type(dtype(name, DTYPES), ())
         case Position(dtype=name, axis=axis):
             return Type(dtype(name, INTEGERS), axes(axis))

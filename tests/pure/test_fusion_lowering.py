@@ -16,7 +16,7 @@ from graph_passes.fusion.lower.region import lower_region
 from graph_passes.fusion.lower.shapes import Shapes
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 
-ITEMSIZE = {"float32": 4, "float16": 2, "int32": 4, "bool": 1, "string": 0, "resource": 0, "uint8": 1}
+ITEMSIZE = {"float32": 4, "float16": 2, "int32": 4, "int64": 8, "bool": 1, "string": 0, "resource": 0, "uint8": 1}
 
 
 class Builder:
@@ -303,3 +303,22 @@ def test_sizes_that_are_not_known_follow_from_the_ops() -> None:
     equal = Shapes(graph, [[(TensorId("x"), 0), (TensorId("t"), 0)]])
     kernel = lower_kernel(graph, ["tanh", "error"], [TensorId("error")], equal)
     assert kernel.program.axes == (0,) or kernel.program.axes == (0, 2)
+
+
+def test_constants_of_int64_are_written_as_they_are() -> None:
+    build = Builder()
+    build.add("x", "Placeholder", (), (3,), dtype="int64")
+    build.constant("prime", np.int64(2**63 - 25))
+    build.add("times", "Mul", ("x", "prime"), (3,), dtype="int64")
+    kernel = lower_kernel(build.graph(), ["times"], [TensorId("times")])
+    assert f"constant int64 {2**63 - 25}" in to_text(kernel.program).splitlines()
+
+
+def test_positions_that_no_int32_holds_stay_outside() -> None:
+    """A program compares positions of 32 bits: of more of them it would take one for another."""
+    build = Builder()
+    build.add("x", "Placeholder", (), (2**31,))
+    build.constant("around", np.int32([[1, 1]]))
+    build.add("pad", "Pad", ("x", "around"), (2**31 + 2,))
+    with pytest.raises(LoweringError, match="which int32 does not hold"):
+        lower_kernel(build.graph(), ["pad"], [TensorId("pad")])

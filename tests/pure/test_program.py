@@ -7,7 +7,8 @@ import pytest
 
 from custom_ops.errors import ProgramError
 from custom_ops.expr import program as module
-from custom_ops.expr.nodes import AxisTerm, Index
+from custom_ops.expr.nodes import AxisTerm, Index, Input
+from custom_ops.expr.op import INTEGER_RANGES, INTEGERS
 from custom_ops.expr.philox import draw, philox
 from custom_ops.expr.program import Type
 from custom_ops.expr.reference import run
@@ -220,6 +221,34 @@ def test_dtypes_that_do_not_fit() -> None:
 def test_more_axes_than_the_op_reads() -> None:
     with pytest.raises(ProgramError, match=f"{module.MOST_AXES + 1} axes; expected at most {module.MOST_AXES}"):
         module.Program((1,) * (module.MOST_AXES + 1), (), (), ())
+
+
+@pytest.mark.parametrize(
+    ("tensor", "index", "message"),
+    [
+        (module.Tensor("int32", module.MOST_AXES + 1), (Index(),) * (module.MOST_AXES + 1), "dimensions; expected"),
+        (module.Tensor("int32", 1), (Index(1, (AxisTerm(0),) * module.MOST_TERMS),), "terms; expected at most"),
+        (module.Tensor("int32", 1), (Index(-module.MOST_FACTOR - 1),), "a number in an index that is beyond"),
+        (module.Tensor("int32", 1), (Index(0, (AxisTerm(0, module.MOST_FACTOR + 1),)),), "a number in an index"),
+    ],
+)
+def test_what_the_op_does_not_read_is_refused(tensor: module.Tensor, index: tuple[Index, ...], message: str) -> None:
+    with pytest.raises(ProgramError, match=message):
+        module.Program((1,), (tensor,), (Input(0, index),), ())
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_integers_of_all_bits(dtype: str) -> None:
+    """As text and in the reference they stay what they are; what a dtype does not hold is refused."""
+    for value in INTEGER_RANGES[dtype]:
+        text = f"program 1\naxes\nconstant {dtype} {value}\nconstant {dtype} 1\nsubtract 0 1\nadd 2 1\noutput 3\n"
+        program = from_text(text)
+        assert to_text(program) == text
+        assert run(program, [])[0] == value
+    low, high = INTEGER_RANGES[dtype]
+    for value in (low - 1, high + 1):
+        with pytest.raises(ProgramError, match=f"a value that {dtype} does not hold; expected {low} to {high}"):
+            from_text(f"program 1\naxes\nconstant {dtype} {value}\noutput 0\n")
 
 
 def test_the_reference_has_as_many_axes_as_a_program() -> None:

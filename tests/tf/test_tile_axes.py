@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from custom_ops.errors import OpLibraryError, ProgramError
 from custom_ops.expr.nodes import AxisTerm, Elementwise, Index, Input, Node, Position, Reduce
-from custom_ops.expr.program import MOST_AXES, Output, Program, Tensor
+from custom_ops.expr.program import MOST_AXES, MOST_FACTOR, MOST_TERMS, Output, Program, Tensor
 from custom_ops.expr.reference import run as reference
 from custom_ops.expr.text import to_text
 from tests.tf.tile_programs import Array, prepare, run
@@ -58,6 +58,15 @@ def test_each_of_many_axes_is_itself(count: int, seed: int) -> None:
     found = run(to_text(program), program.axes, tensors, *(("int64", each.shape) for each in expected))
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+def test_an_index_is_as_long_as_python_writes() -> None:
+    """The largest numbers, and as many terms as there can be: what Python lets through is read here."""
+    terms = (AxisTerm(0, MOST_FACTOR), AxisTerm(0, -MOST_FACTOR), AxisTerm(0, 1, MOST_FACTOR, MOST_FACTOR))
+    terms += (AxisTerm(0, 1),) * (MOST_TERMS - len(terms))
+    program = Program((1,), (Tensor("int64", 1),), (Input(0, (Index(0, terms),)),), (Output(0, (0,)),))
+    x = np.array([7], np.int64)
+    np.testing.assert_array_equal(run(to_text(program), [1], [x], ("int64", [1]))[0], x)
 
 
 def test_one_axis_more_is_refused() -> None:

@@ -1,7 +1,7 @@
 #include "custom_ops/ops/cpu/expression.h"
 
 #include <algorithm>
-#include <cmath>
+#include <limits>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -22,7 +22,6 @@ constexpr int64_t kMostFactor = int64_t{1} << 40;
 constexpr int64_t kMostBound = int64_t{1} << 56;
 constexpr size_t kMostTerms = 64;
 constexpr absl::string_view kState = "uint64";  // the dtype of a random generator's key and counter
-constexpr int64_t kMostExact = int64_t{1} << 53;  // of integers that are constants
 
 // Reads a program line by line; each line is checked against what is known by then.
 class Parser {
@@ -207,21 +206,28 @@ class Parser {
       node->value = int64_t{words[2] == "True"};
       return words[2] == "True" || words[2] == "False" ? absl::OkStatus() : Unreadable();
     }
-    if (!Takes(Reduction::kSum, node->dtype) || !absl::SimpleAtod(words[2], &node->value)) {
-      return Unreadable();
+    if (node->dtype == DType::kInt32) return ReadInteger<int32_t>(words[2], &node->value);
+    if (node->dtype == DType::kInt64) return ReadInteger<int64_t>(words[2], &node->value);
+    double value = 0;
+    if (!absl::SimpleAtod(words[2], &value)) return Unreadable();
+    node->value = value;
+    return absl::OkStatus();
+  }
+
+  template <typename Integer>
+  absl::Status ReadInteger(absl::string_view word, ConstantValue* value) const {
+    Integer found = 0;
+    if (!absl::SimpleAtoi(word, &found)) {
+      return Wrong("'", line_, "': expected an integer from ", std::numeric_limits<Integer>::min(),
+                   " to ", std::numeric_limits<Integer>::max());
     }
-    const bool integer = node->dtype == DType::kInt32 || node->dtype == DType::kInt64;
-    const int64_t most = node->dtype == DType::kInt32 ? int64_t{1} << 31 : kMostExact;
-    if (integer && !(std::trunc(node->value) == node->value && std::fabs(node->value) <= most)) {
-      return Wrong("'", line_, "': expected an integer of at most ", most);
-    }
+    *value = int64_t{found};
     return absl::OkStatus();
   }
 
   absl::Status ParsePosition(const Words& words, ExpressionNode* node) const {
     node->kind = Kind::kPosition;
     if (words.size() != 3 || !ReadName(words[1], DType::kBool, &node->dtype) ||
-    *value = int64_t{found};
         !ReadAxis(words[2], &node->axis)) {
       return Unreadable();
     }
@@ -307,7 +313,7 @@ class Parser {
     return ReadBelow(word, expression_.nodes.size(), node);
   }
   static bool ReadFactor(absl::string_view word, int64_t* factor) {
-    return absl::SimpleAtoi(word, factor) && std::abs(*factor) <= kMostFactor;
+    return absl::SimpleAtoi(word, factor) && -kMostFactor <= *factor && *factor <= kMostFactor;
   }
 
   Expression expression_;

@@ -46,7 +46,7 @@ struct ExpressionNode {
   int tensor = 0;            // of an input; of random numbers the key
   int counter = 0;           // of random numbers: the tensor that it is
   std::vector<Index> index;  // of an input, for each dimension; of random numbers one
-  double value = 0;          // of a constant
+  ConstantValue value;       // of a constant
   int axis = 0;              // of a position
   Reduction reduction = Reduction::kSum;
   Elementwise op = Elementwise::kAdd;

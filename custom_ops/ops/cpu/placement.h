@@ -29,7 +29,7 @@ struct PlacedNode {
   int tensor = -1;   // of a load or a gather; -1: positions
   int counter = -1;  // of a load of random numbers, whose key `tensor` is
   Access access;     // of a load or a gather
-  double value = 0;
+  ConstantValue value;
   Elementwise op = Elementwise::kAdd;
   Reduction reduction = Reduction::kSum;
   AxisSet axes;                // that are reduced

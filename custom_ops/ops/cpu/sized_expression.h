@@ -43,7 +43,7 @@ struct SizedNode {
   int counter = 0;  // of random numbers: the tensor that it is
   Access access;    // of an input, but for its gathers; of a position, of random numbers
   std::vector<Gather> gathers;  // of an input
-  double value = 0;             // of a constant
+  ConstantValue value;          // of a constant
   Reduction reduction = Reduction::kSum;
   Elementwise op = Elementwise::kAdd;
   std::vector<int> arguments;  // earlier nodes

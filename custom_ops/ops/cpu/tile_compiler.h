@@ -38,7 +38,7 @@ struct TileNode {
   TileType type;
   int port = 0;                        // of a load, a view or a gather
   bool same_rows = false;              // of a load: all its rows are the same
-  double value = 0;                    // of a constant
+  ConstantValue value;                 // of a constant
   Elementwise op = Elementwise::kAdd;  // of kApply
   Reduction reduction = Reduction::kSum;
   bool rows = false;  // the axes of kReduceTiles

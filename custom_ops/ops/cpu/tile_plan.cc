@@ -1,7 +1,9 @@
 #include "custom_ops/ops/cpu/tile_plan.h"
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
+#include <variant>
 
 namespace tfmem {
 namespace {
@@ -234,10 +236,14 @@ void TilePlan::FillConstants() {
   const std::vector<TileConstant>& all = tiles.program.constants;
   constants.reset(new char[all.size() * kSplatNumbers * 8]);
   for (size_t i = 0; i < all.size(); ++i) {
-    double values[kSplatNumbers];
-    std::fill_n(values, kSplatNumbers, all[i].value);
-    kernels.tile.cast(DType::kFloat64, all[i].type.dtype, values,
-                      constants.get() + i * kSplatNumbers * 8, kSplatNumbers);
+    const auto fill = [&](auto value) {
+      decltype(value) values[kSplatNumbers];
+      std::fill_n(values, kSplatNumbers, value);
+      const DType from = std::is_integral_v<decltype(value)> ? DType::kInt64 : DType::kFloat64;
+      kernels.tile.cast(from, all[i].type.dtype, values, constants.get() + i * kSplatNumbers * 8,
+                        kSplatNumbers);
+    };
+    std::visit(fill, all[i].value);
   }
 }
 

@@ -1,5 +1,7 @@
 #include "custom_ops/ops/cpu/tile_program.h"
 
+#include <variant>
+
 #include "absl/strings/str_cat.h"
 
 namespace tfmem {
@@ -69,7 +71,9 @@ std::string ToText(const TileProgram& program) {
   std::string text;
   for (const TileConstant& constant : program.constants) {
     absl::StrAppend(&text, Location(constant.type.scalar, constant.location), " = ",
-                    NameOf(constant.type.dtype), " ", constant.value, "\n");
+                    NameOf(constant.type.dtype), " ",
+                    std::visit([](auto value) { return absl::StrCat(value); }, constant.value),
+                    "\n");
   }
   for (const TileStage& stage : program.stages) {
     absl::StrAppend(&text, "stage over domain ", stage.domain, "\n");

@@ -16,6 +16,7 @@
 
 #include <cstdint>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -107,9 +108,12 @@ struct TileStage {
   std::vector<TileInstruction> code;
 };
 
+// Of a constant: an integer or a truth value, which is exact, or a real number.
+using ConstantValue = std::variant<double, int64_t>;
+
 // A constant has a location of its own, filled before the first tile.
 struct TileConstant {
-  double value = 0;
+  ConstantValue value;
   TileType type;
   int location = 0;
 };

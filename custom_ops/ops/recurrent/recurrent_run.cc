@@ -1,6 +1,7 @@
 #include "custom_ops/ops/recurrent/recurrent_run.h"
 
 #include <algorithm>
+#include <variant>
 #include <vector>
 
 namespace tfmem {
@@ -83,7 +84,8 @@ void RecurrentRun<T>::Prepare(const RecurrentRange& range) const {
     }
   }
   for (const TileConstant& constant : program.tile.constants) {
-    const Real value = static_cast<Real>(constant.value);
+    const auto as_real = [](auto value) { return static_cast<Real>(value); };
+    const Real value = std::visit(as_real, constant.value);
     if (constant.type.scalar) {
       std::fill_n(workspace.ScalarTile(range.share, constant.location), cut.scalars(), value);
     } else {

@@ -8,6 +8,7 @@ from math import prod
 from typing import TypeAlias
 
 from custom_ops.expr.nodes import Index
+from custom_ops.expr.op import INTEGER_RANGES
 from graph_passes.fusion.lower.access import FIRST, Access, bounds, divided, scaled, shifted
 from graph_passes.fusion.lower.writer import Demand, LoweringError, Writer
 from graph_passes.graph.ir import Graph, Node, TensorId
@@ -118,6 +119,9 @@ def _matching(shape: Sequence[int], source: Sequence[int]) -> list[tuple[slice, 
 
 def _divided(w: Writer, at: Sequence[Index], shape: Sequence[int], source: Sequence[int]) -> list[Index]:
     flat: int | None = None
+    largest = prod(max(size, 1) for size in source)
+    if largest > INTEGER_RANGES["int32"][1]:
+        raise LoweringError(f"gathers from a reshape of {largest} elements, whose positions int32 does not hold")
     for place, index in enumerate(at):
         position = w.position(times(w, index, prod(shape[place + 1 :])))
         flat = position if flat is None else w.apply("add", flat, position)

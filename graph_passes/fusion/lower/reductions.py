@@ -107,7 +107,7 @@ def _arg(w: Writer, node: Node, output: int, at: Access) -> Steps:
         element = w.apply("select", better, element, worst)
     extreme = w.reduce("max" if largest else "min", element, axes)
     position = w.position(along(axes[0]), dtype)
-    last = w.number(dtype, _NO_POSITION if dtype == "int64" else np.iinfo(dtype).max)
+    last = w.number(dtype, np.iinfo(dtype).max)  # more than any position
     return w.reduce("min", w.apply("select", w.apply("equal", element, extreme), position, last), axes)
 
 
@@ -118,7 +118,6 @@ def _arg_refusal(graph: Graph, node: Node) -> str:
 
 
 _FIRST = (0, 1)
-_NO_POSITION = 1 << 53  # more than any, and as large as the text of a program may say
 
 RULES = {name: Rule(_reduce, _kind, _FIRST, _refusal) for name in _KINDS} | {
     "BiasAddGrad": Rule(_bias_gradient, _bias_gradient_kind, _FIRST),

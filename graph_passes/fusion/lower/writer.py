@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from custom_ops.expr import nodes as expr
+from custom_ops.expr.op import INTEGER_RANGES
 from custom_ops.expr.table import TABLE
 from graph_passes.errors import GraphError
-from graph_passes.fusion.lower.access import FIRST, Access, along
+from graph_passes.fusion.lower.access import FIRST, Access, along, bounds
 from graph_passes.fusion.lower.shapes import Shapes
 from graph_passes.graph.ir import Graph, TensorId
 
@@ -165,9 +166,15 @@ class Writer:
         return self._add(expr.Elementwise(op, arguments), dtype, axes)
 
     def number(self, dtype: str, value: float) -> int:
-        """A constant of a dtype."""
-        kind: Callable[[Any], Any] = bool if dtype == "bool" else int if dtype in ("int32", "int64") else float
+        """A constant of a dtype.
+
+        Raises:
+            LoweringError: it is an integer that the dtype does not hold.
+        """
+        kind: Callable[[Any], Any] = bool if dtype == "bool" else int if dtype in INTEGER_RANGES else float
         constant = expr.Constant(dtype, kind(value))
+        if dtype in INTEGER_RANGES:
+            self._require_range(dtype, constant.value, constant.value)
         return self._add(constant, dtype, frozenset(), key=(dtype, repr(constant.value)))
 
     def like(self, place: int, value: float) -> int:
@@ -188,7 +195,12 @@ class Writer:
         return self._add(expr.Reduce(kind, operand, tuple(sorted(axes))), dtype, self.axes(operand) - set(axes))
 
     def position(self, index: expr.Index, dtype: str = "int32") -> int:
-        """The number that an index is."""
+        """The number that an index is.
+
+        Raises:
+            LoweringError: the dtype does not hold all of its values.
+        """
+        self._require_range(dtype, *(bounds(index, self.sizes) or (0, 0)))
         total: int | None = None
         parts = [self._term(term, dtype) for term in index.terms]
         parts += [self.cast(dtype, place) for place in index.nodes]
@@ -206,6 +218,12 @@ class Writer:
         if term.modulus:
             place = self.remainder(place, term.modulus)
         return place if term.factor == 1 else self.apply("multiply", place, self.like(place, term.factor))
+
+    @staticmethod
+    def _require_range(dtype: str, low: float, high: float) -> None:
+        least, most = INTEGER_RANGES[dtype]
+        if not least <= low <= high <= most:
+            raise LoweringError(f"numbers from {low} to {high}, which {dtype} does not hold")
 
     def quotient(self, place: int, divisor: int) -> int:
         """An integer divided by a number and rounded towards zero: exact below 2^31, positions below 2^53."""

@@ -117,6 +117,7 @@ class Op:
         interval: bounds on the result for bounds on the arguments; NaN is no number out of bounds.
         dtypes: of the arguments, and of the result unless it is a comparison.
         comparison: whether the result is bool; a cell, whose values have one dtype, has 1 and 0.
+        wraps: whether integers that are too large wrap around, as TensorFlow's do; `cuda` holds for unsigned ones, too.
         commutative: whether the order of the arguments does not matter, to the bit.
         cost: an "activation" takes as long as a function of the C library, the rest is about one instruction.
         ulps: how far float32 results on the CPU may be from the exact ones, in units in the last place.
@@ -134,6 +135,7 @@ class Op:
     interval: Callable[..., Interval] = unbounded
     dtypes: tuple[str, ...] = FLOATS
     comparison: bool = False
+    wraps: bool = False
     commutative: bool = False
     cost: Literal["arithmetic", "activation"] = "arithmetic"
     ulps: int = 2

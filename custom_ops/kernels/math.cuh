@@ -74,8 +74,13 @@ __device__ inline double selu(double x) {
   return x < 0.0 ? 1.7580993408473769 * expm1(x) : 1.0507009873554805 * x;
 }
 __device__ inline double absolute(double x) { return fabs(x); }
-__device__ inline int absolute(int x) { return x < 0 ? -x : x; }
-__device__ inline long long absolute(long long x) { return x < 0 ? -x : x; }
+// The least integer has no absolute value but itself.
+__device__ inline int absolute(int x) {
+  return x < 0 ? static_cast<int>(0u - static_cast<unsigned>(x)) : x;
+}
+__device__ inline long long absolute(long long x) {
+  return x < 0 ? static_cast<long long>(Word(0) - static_cast<Word>(x)) : x;
+}
 
 // The nearest number of storage type T.
 template <class T>

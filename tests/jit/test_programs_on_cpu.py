@@ -14,6 +14,7 @@ from custom_ops import build_flags
 from custom_ops.errors import KernelError
 from custom_ops.expr import reference
 from custom_ops.expr.nodes import AxisTerm, Cast, Elementwise, Index, Input, Node
+from custom_ops.expr.op import INTEGER_RANGES, INTEGERS
 from custom_ops.expr.program import DTYPES, REDUCTIONS, Output, Program, Tensor
 from custom_ops.expr.reference import numpy_dtype
 from custom_ops.expr.table import TABLE
@@ -67,7 +68,7 @@ def points(dtype: str) -> list[Any]:
     if dtype == "bool":
         special = [False, True]
     elif dtype.startswith("int"):
-        special = [0, 1, -1, 2, -7, 1000, -46000]
+        special = [0, 1, -1, 2, -7, 1000, -46000, np.iinfo(dtype).max, np.iinfo(dtype).min]
     elif dtype == "float16":
         special = [*FEW, 6.0, -6.0, 20.0, 300.0, -300.0, 1e-4]
     pairs = np.array(list(product(special, special)))
@@ -104,6 +105,25 @@ def test_every_op(results: dict[str, dict[str, tuple[Any, Any]]], op: str, dtype
     arguments = [tensor[wrong][:8] for tensor in points(dtype)]
     assert not len(wrong), f"{op}{arguments}: {found[wrong][:8]}, NumPy {exact[wrong][:8]}"
     assert found.dtype == exact.dtype
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_integers_are_exact_and_wrap(device: CpuDevice, dtype: str) -> None:
+    """Constants of all bits; and a compiler that may take it that nothing overflows would find each comparison true."""
+    low, high = INTEGER_RANGES[dtype]
+    constants = [low, low + 1, high, high - 1, high // 3 | 1, -(high // 5) | 1]
+    lines, outputs = ["input 0 a0"], []
+    for value in constants:
+        place = len(lines)
+        lines += [f"constant {dtype} {value}", f"multiply 0 {place}", f"add {place + 1} {place}"]
+        outputs += [place + 1, place + 2]
+    place = len(lines)
+    lines += [f"constant {dtype} 1", f"add 0 {place}", f"greater {place + 1} 0", "square 0", f"constant {dtype} 0"]
+    lines += [f"greater_equal {place + 3} {place + 4}", "absolute 0", f"greater_equal {place + 6} {place + 4}"]
+    outputs += [place + 2, place + 5, place + 7]
+    text = "\n".join([*lines, *(f"output {each} 0" for each in outputs)])
+    numbers = np.array([low, low + 1, -3, 0, 1, 7, 46341, high // 2, high - 1, high], dtype)
+    compare(device, from_text(f"program 1\naxes 0\ntensor {dtype} 1\n{text}\n"), [numbers])
 
 
 @pytest.mark.parametrize("source", DTYPES)

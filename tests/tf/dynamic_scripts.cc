@@ -6,6 +6,7 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -56,7 +57,7 @@ int main(int, char** paths) {
       Right(tfmem::DecodeBatch(spec, {kinds, kind_splits}, {children, child_splits},
                                {arguments, argument_splits}),
             "batch");
-  const tfmem::DynamicLayout layout(spec, batch);
+  const tfmem::DynamicLayout layout = Right(tfmem::DynamicLayout::Of(spec, batch), "layout");
   const std::vector<tfmem::LookedUp> looked_up = tfmem::FindLookedUp(spec, batch);
   tfmem::GpuCall call;
   call.backward = true;
@@ -68,6 +69,44 @@ int main(int, char** paths) {
   };
   int failures = !check(sent).ok();
   if (failures) std::fprintf(stderr, "a right script is refused\n");
+
+  // Sizes that 64 bits do not count are an error, whether they are the batch's or its spilled
+  // values.
+  tfmem::DynamicBatch large = batch;
+  for (tfmem::KindRows& rows : large.kinds) rows.count = int64_t{1} << 57;
+  if (!absl::IsInvalidArgument(tfmem::DynamicLayout::Of(spec, large).status())) {
+    ++failures;
+    std::fprintf(stderr, "a layout of more floats than 64 bits count is not refused\n");
+  }
+  tfmem::GpuProgram spills = program;
+  for (auto& widths : spills.spilled) widths.assign(8, 1 << 20);
+  large = batch;
+  tfmem::DynamicLayout nearly = layout;
+  nearly.floats = std::numeric_limits<int64_t>::max() - 100;
+  spills.table += 8 * spills.spilled.size();
+  if (tfmem::BuildGpuScript(spec, spills, large, nearly, looked_up, call).ok()) {
+    ++failures;
+    std::fprintf(stderr, "spilled values of more floats than 64 bits count are not refused\n");
+  }
+
+  // Without a gradient a parameter has no instruction in a step; a call that gives gradients has.
+  tfmem::DynamicSpec frozen = spec;
+  frozen.parameters[0].trained = false;
+  for (const bool update : {false, true}) {
+    tfmem::GpuCall again = call;
+    again.update = update;
+    const tfmem::GpuSent script =
+        Right(tfmem::BuildGpuScript(frozen, program, batch, layout, looked_up, again), "frozen");
+    bool named = false;
+    for (uint32_t at = script.common; at < script.words.size(); at += script.words[at] >> 8) {
+      const auto op = static_cast<GpuOp>(script.words[at] & 0xFF);
+      named |= (op == GpuOp::kGradient || op == GpuOp::kSumRows) && script.words[at + 1] == 0;
+    }
+    if (named == update) {
+      ++failures;
+      std::fprintf(stderr, "the gradient of a parameter that is not trained, update %d\n", update);
+    }
+  }
 
   std::vector<int64_t> tiled;  // outputs of each segment that may be in tiles, else 0
   for (const auto& kind : program.segments) {

@@ -93,7 +93,10 @@ class DynamicRunner {
   static constexpr int64_t kMost = 1 << 20;
 
   DynamicRunner(const tfmem::DynamicSpec& spec, const tfmem::DynamicBatch& batch)
-      : spec_(spec), batch_(batch), layout_(spec, batch), found_(tfmem::FindLookedUp(spec, batch)) {
+      : spec_(spec),
+        batch_(batch),
+        layout_(*tfmem::DynamicLayout::Of(spec, batch)),
+        found_(tfmem::FindLookedUp(spec, batch)) {
     for (const tfmem::LookedUp& table : found_) looked_up.push_back(table.rows());
   }
 

@@ -258,3 +258,19 @@ def test_sizes_that_no_memory_has() -> None:
     )
     with pytest.raises((tf.errors.ResourceExhaustedError, tf.errors.InvalidArgumentError)):
         load().fusion(region, [np.float32(1)])
+
+
+def test_values_of_more_bytes_than_64_bits_count() -> None:
+    """Two products of 2^62 bytes, which a third one reads: 64 bits count the bytes of each, and not of both."""
+    n = 1 << 30
+    column, row = (
+        from_text(f"program 1\naxes {rows} {columns}\ntensor float32 0\ninput 0\noutput 0 0 1\n")
+        for rows, columns in ((n, 1), (1, n))
+    )
+    one, many = TensorType("float32", ()), TensorType("float32", (None, None))
+    steps = (
+        *(Kernel(column, (0,), (1,)), Kernel(row, (0,), (2,))),
+        *(product((1, 2), 3, False), product((1, 2), 4, False), product((3, 4), 5, False)),
+    )
+    with pytest.raises(tf.errors.InvalidArgumentError, match="its values have more bytes than 64 bits count"):
+        load().fusion(Region(1, (), (one, *[many] * 5), steps, (5,)), [np.float32(1)])

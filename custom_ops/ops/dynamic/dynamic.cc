@@ -77,6 +77,30 @@ programs: for a GPU, DynamicProgram.to_text of custom_ops/dynamic/codegen/progra
 images: functions of the graph that return their code.
 )doc");
 
+REGISTER_OP("TfmemDynamicOutput")
+    .Input("output: float")
+    .Output("same: float")
+    .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
+      c->set_output(0, c->input(0));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+An output of TfmemDynamic in mode 'training' as it is given to the user: its gradient is an error.
+
+TensorFlow asks TfmemDynamic for a gradient with zeros in place of the gradients of results that
+nothing depends on, so that op cannot know whether something depends on this one.
+)doc");
+
+class DynamicOutputOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override { ctx->set_output(0, ctx->input(0)); }
+};
+
+REGISTER_KERNEL_BUILDER(Name("TfmemDynamicOutput").Device(tensorflow::DEVICE_CPU), DynamicOutputOp);
+REGISTER_KERNEL_BUILDER(Name("TfmemDynamicOutput").Device(tensorflow::DEVICE_GPU), DynamicOutputOp);
+
 class DynamicOp : public OpKernel {
  public:
   explicit DynamicOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -96,7 +120,7 @@ class DynamicOp : public OpKernel {
  private:
   absl::Status Run(OpKernelContext* ctx) {
     TFMEM_ASSIGN_OR_RETURN(const DynamicBatch batch, ReadBatch(ctx, spec_));
-    const DynamicLayout layout(spec_, batch);
+    TFMEM_ASSIGN_OR_RETURN(const DynamicLayout layout, DynamicLayout::Of(spec_, batch));
     const std::vector<LookedUp> looked_up = FindLookedUp(spec_, batch);
     DynamicCall call{spec_, batch, layout, looked_up};
     OpInputList parameters;

@@ -89,7 +89,7 @@ absl::StatusOr<std::unique_ptr<GpuDynamic>> GpuDynamic::Create(OpKernelConstruct
 
 absl::Status GpuDynamic::Run(OpKernelContext* ctx, cuda::Stream stream) {
   TFMEM_ASSIGN_OR_RETURN(const DynamicBatch batch, ReadBatch(ctx, spec_));
-  const DynamicLayout layout(spec_, batch);
+  TFMEM_ASSIGN_OR_RETURN(const DynamicLayout layout, DynamicLayout::Of(spec_, batch));
   const std::vector<LookedUp> looked_up = FindLookedUp(spec_, batch);
   GpuArguments arguments;
   arguments.call = {forward_, backward_, state_type_};
@@ -204,10 +204,10 @@ absl::StatusOr<std::unique_ptr<GpuDynamicStep>> GpuDynamicStep::Create(OpKernelC
 
 absl::Status GpuDynamicStep::Run(OpKernelContext* ctx, cuda::Stream stream) {
   TFMEM_ASSIGN_OR_RETURN(const DynamicBatch batch, ReadBatch(ctx, spec_));
-  const DynamicLayout layout(spec_, batch);
+  TFMEM_ASSIGN_OR_RETURN(const DynamicLayout layout, DynamicLayout::Of(spec_, batch));
   const std::vector<LookedUp> looked_up = FindLookedUp(spec_, batch);
   GpuArguments arguments;
-  arguments.call = {true, true, -1};
+  arguments.call = {true, true, -1, true};
   arguments.rule = rule_;
   const Tensor* rates = nullptr;
   TFMEM_RETURN_IF_ERROR(ctx->input("rates", &rates));
@@ -240,6 +240,7 @@ absl::Status GpuDynamicStep::Run(OpKernelContext* ctx, cuda::Stream stream) {
   };
   RegionVariables variables(ctx, 0, uses_, copy);
   TFMEM_RETURN_IF_ERROR(variables.Open());
+  TFMEM_RETURN_IF_ERROR(variables.CheckDistinct());
   const int count = spec_.parameters.size(), all = uses_.size();
   for (int i = 0; i < all; ++i) {
     TFMEM_RETURN_IF_ERROR(CheckParameter(spec_, i % count, variables.Now(i)->shape()));

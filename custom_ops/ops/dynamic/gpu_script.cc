@@ -207,6 +207,7 @@ class Builder {
   void Gradients(const std::vector<LookedUp>& looked_up) {
     for (size_t i = 0; i < spec_.parameters.size(); ++i) {
       const DynamicParameter& parameter = spec_.parameters[i];
+      if (call_.update && !parameter.trained) continue;
       const uint32_t number = i;
       if (parameter.sparse) {
         // A processor has so many rows that few are summed: one that all nodes look up is its own.
@@ -368,7 +369,8 @@ absl::StatusOr<GpuSent> BuildGpuScript(const DynamicSpec& spec, const GpuProgram
                                        const GpuCall& call) {
   GpuSent sent;
   WriteGpuTables(spec, program, batch, layout, looked_up, &sent);
-  if (sent.floats > kLargestPlace || sent.words.size() > std::numeric_limits<int32_t>::max()) {
+  if (sent.floats < 0 || sent.floats > kLargestPlace ||
+      sent.words.size() > std::numeric_limits<int32_t>::max()) {
     return absl::InvalidArgumentError(absl::StrCat("a batch of ", batch.nodes, " nodes needs ",
                                                    sent.floats, " numbers; a script addresses ",
                                                    kLargestPlace, ": give smaller batches"));

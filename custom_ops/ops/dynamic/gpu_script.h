@@ -44,6 +44,7 @@ struct GpuCall {
   bool forward = true;
   bool backward = false;
   int state_type = -1;  // whose states are wanted
+  bool update = false;  // gradients are applied; a parameter that has none stays as it is
 };
 
 struct GpuSent {

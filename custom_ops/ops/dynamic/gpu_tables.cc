@@ -84,7 +84,7 @@ class Tables {
       for (int64_t place : layout_.kept[i]) Word(place);
       for (int64_t width : program_.spilled[i]) {
         Word(sent_.floats);
-        sent_.floats += (rows.count * StrideOf(width) + 15) / 16 * 16;
+        sent_.floats = (sent_.floats + AlignedFloats(rows.count, width)).value();
       }
       for (int64_t place : layout_.outputs[i]) Word(place);
       for (const auto& child : layout_.children[i]) {

@@ -1,45 +1,56 @@
 // Where the values of a batch lie.
+#include "absl/strings/str_cat.h"
 #include "custom_ops/ops/dynamic/run.h"
+#include "custom_ops/ops/sizes.h"
 
 namespace tfmem {
 namespace {
 
 constexpr int64_t kSlack = 256;  // floats that a panel may reach behind the last row
 
-int64_t Aligned(int64_t floats) { return (floats + 15) / 16 * 16; }
-
 }  // namespace
 
-DynamicLayout::DynamicLayout(const DynamicSpec& spec, const DynamicBatch& batch) {
-  const auto place = [this](int64_t rows, int64_t width) {
-    const int64_t at = floats;
-    floats += Aligned(rows * StrideOf(width));
-    return at;
+absl::StatusOr<DynamicLayout> DynamicLayout::Of(const DynamicSpec& spec,
+                                                const DynamicBatch& batch) {
+  DynamicLayout layout;
+  Size floats = 0;
+  const auto place = [&floats](int64_t rows, int64_t width) {
+    const Size at = floats;
+    floats = floats + AlignedFloats(rows, width);
+    return at.value();
   };
   for (size_t type = 0; type < spec.types.size(); ++type) {
-    states.emplace_back();
+    layout.states.emplace_back();
     for (int64_t width : spec.types[type]) {
-      states.back().push_back(place(batch.types[type].count, width));
+      layout.states.back().push_back(place(batch.types[type].count, width));
     }
   }
   for (size_t i = 0; i < spec.kinds.size(); ++i) {
     const DynamicKind& kind = spec.kinds[i];
     const int64_t rows = batch.kinds[i].count;
-    kept.emplace_back();
-    for (int64_t width : kind.kept) kept.back().push_back(place(rows, width));
-    outputs.emplace_back();
-    for (int64_t width : kind.outputs) outputs.back().push_back(place(rows, width));
-    children.emplace_back();
+    layout.kept.emplace_back();
+    for (int64_t width : kind.kept) layout.kept.back().push_back(place(rows, width));
+    layout.outputs.emplace_back();
+    for (int64_t width : kind.outputs) layout.outputs.back().push_back(place(rows, width));
+    layout.children.emplace_back();
     for (int type : kind.children) {
-      children.back().emplace_back();
-      const std::vector<bool>& puts = kind.puts[children.back().size() - 1];
+      std::vector<std::vector<int64_t>>& children = layout.children.back();
+      const std::vector<bool>& puts = kind.puts[children.size()];
+      children.emplace_back();
       for (size_t state = 0; state < puts.size(); ++state) {
-        children.back().back().push_back(puts[state] ? place(rows, spec.types[type][state]) : -1);
+        children.back().push_back(puts[state] ? place(rows, spec.types[type][state]) : -1);
       }
     }
-    losses.push_back(kind.has_loss ? place(rows, 1) : -1);
+    layout.losses.push_back(kind.has_loss ? place(rows, 1) : -1);
   }
-  floats += kSlack;
+  floats = floats + kSlack;
+  if (!floats.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a batch of ", batch.nodes,
+                     " nodes needs more numbers than 64 bits count: give smaller batches"));
+  }
+  layout.floats = floats.value();
+  return layout;
 }
 
 }  // namespace tfmem

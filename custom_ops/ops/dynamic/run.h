@@ -6,17 +6,20 @@
 #include <functional>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "custom_ops/ops/cpu/cpu_kernels.h"
 #include "custom_ops/ops/dynamic/batch.h"
 #include "custom_ops/ops/dynamic/script.h"
 #include "custom_ops/ops/dynamic/spec.h"
+#include "custom_ops/ops/sizes.h"
 
 namespace tfmem {
 
 // Where everything lies that is one number or more for each node, in floats from the beginning of
 // the memory of a batch.
 struct DynamicLayout {
-  DynamicLayout(const DynamicSpec& spec, const DynamicBatch& batch);
+  // InvalidArgument if 64 bits do not count that many floats.
+  static absl::StatusOr<DynamicLayout> Of(const DynamicSpec& spec, const DynamicBatch& batch);
 
   std::vector<std::vector<int64_t>> states;                 // of each type
   std::vector<std::vector<int64_t>> kept;                   // of each kind
@@ -25,6 +28,12 @@ struct DynamicLayout {
   std::vector<int64_t> losses;                              // of each kind
   int64_t floats = 0;
 };
+
+// Floats of `rows` rows of a value, up to where the next value may begin.
+inline Size AlignedFloats(int64_t rows, int64_t width) {
+  const Size floats = Size(rows) * StrideOf(width) + 15;
+  return floats.ok() ? floats.value() / 16 * 16 : floats;
+}
 
 // Rows of a table that a batch looks up, each once, in increasing order.
 struct LookedUp {

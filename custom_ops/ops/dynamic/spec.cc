@@ -214,6 +214,7 @@ class Parser {
       (step.target.where == Where::kKept ? written_ : scratch_written_)[step.target.number] = true;
     }
     if (!IsIn(step.op, section_)) return Wrong("an op in a section that cannot run it");
+    if (section_ == kGradients) spec_.parameters[step.numbers[0]].trained = true;
     step.work = Work(step);
     kind_.work[section_] += step.work;
     kind_.sections[section_].push_back(std::move(step));

@@ -95,6 +95,7 @@ struct DynamicParameter {
   int64_t rows = 1;
   int64_t columns = 0;
   bool matrix = false;
+  bool trained = false;  // a kind has a gradient of it
 
   int64_t elements() const { return rows * columns; }
 };

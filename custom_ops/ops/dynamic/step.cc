@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "custom_ops/ops/dynamic/execute.h"
 #include "custom_ops/ops/fusion/variables.h"
+#include "custom_ops/ops/sizes.h"
 #include "custom_ops/ops/status_macros.h"
 #include "tensorflow/core/framework/op.h"
 
@@ -48,7 +49,7 @@ REGISTER_OP("TfmemDynamicStep")
     .Doc(R"doc(
 Trains on a batch of graphs: forward, backward and update.
 
-variables: the N parameters, then for rule 'momentum' the momentum of each, for 'adam' the first
+variables: the N parameters, of which those whose gradient no kind has stay as they are; then for rule 'momentum' the momentum of each, for 'adam' the first
   moments and then the second ones.
 rates: learning rate; then momentum; or beta_1, beta_2, epsilon and the number of this step, from 1.
 number: anything; `done` is the same, once nothing can be wrong with the batch.
@@ -133,7 +134,7 @@ class DynamicStepOp : public OpKernel {
  private:
   absl::Status Run(OpKernelContext* ctx) {
     TFMEM_ASSIGN_OR_RETURN(const DynamicBatch batch, ReadBatch(ctx, spec_));
-    const DynamicLayout layout(spec_, batch);
+    TFMEM_ASSIGN_OR_RETURN(const DynamicLayout layout, DynamicLayout::Of(spec_, batch));
     const std::vector<LookedUp> looked_up = FindLookedUp(spec_, batch);
     DynamicCall call{spec_, batch, layout, looked_up};
     const Tensor *seed = nullptr, *rates = nullptr;
@@ -147,12 +148,14 @@ class DynamicStepOp : public OpKernel {
     call.seed = seed->flat<int64_t>()(0);
     TFMEM_RETURN_IF_ERROR(ReadLossGradients(ctx, &call));
     Tensor memory;
-    TFMEM_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_FLOAT,
-                                             tensorflow::TensorShape({layout.floats}), &memory));
+    tensorflow::TensorShape floats;
+    TFMEM_RETURN_IF_ERROR(BuildShape({layout.floats}, &floats));
+    TFMEM_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_FLOAT, floats, &memory));
     call.memory = memory.flat<float>().data();
 
     RegionVariables variables(ctx, 0, uses_);
     TFMEM_RETURN_IF_ERROR(variables.Open());
+    TFMEM_RETURN_IF_ERROR(variables.CheckDistinct());
     std::vector<float*> values;
     TFMEM_RETURN_IF_ERROR(Writable(ctx, &variables, &values));
     const size_t count = spec_.parameters.size();
@@ -160,6 +163,7 @@ class DynamicStepOp : public OpKernel {
     const Update update(ChosenKernels().single_precision, rule_, rates->flat<float>().data());
     call.take = [&](int parameter, int64_t, int64_t row, int64_t column, int64_t rows,
                     int64_t columns, const float* gradient, int64_t stride, float* scratch) {
+      if (!spec_.parameters[parameter].trained) return;
       const int64_t all = spec_.parameters[parameter].columns;
       for (int64_t i = 0; i < rows; ++i) {
         const int64_t at = (row + i) * all + column;

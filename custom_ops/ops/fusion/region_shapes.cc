@@ -47,7 +47,7 @@ class Inference {
       TFMEM_RETURN_IF_ERROR(RunStep(at));
       shapes_.workspace = std::max(shapes_.workspace, steps_.WorkspaceBytes(at));
     }
-    Place();
+    TFMEM_RETURN_IF_ERROR(Place());
     return std::move(shapes_);
   }
 
@@ -158,8 +158,9 @@ class Inference {
   }
 
   // Outputs take the memory of inputs that die there, where they may.
-  void Place() {
+  absl::Status Place() {
     const RegionFlow& flow = compiled_.flow;
+    Size all = shapes_.workspace;                          // bytes, if no value shared its memory
     std::vector<int> interval(region_.values.size(), -1);  // of each root
     std::vector<Interval> intervals;
     shapes_.reused.resize(region_.steps.size());
@@ -177,7 +178,10 @@ class Inference {
           interval[value] = interval[flow.root[step.inputs[reused[i]]]];
           intervals[interval[value]].last = home.last_use;
         } else {
-          const int64_t blocks = (Bytes(value) + kArenaAlignment - 1) / kArenaAlignment;
+          const Size room = Size(Bytes(value)) + (kArenaAlignment - 1);
+          all = all + room;
+          if (!all.ok()) return Wrong("its values have more bytes than 64 bits count");
+          const int64_t blocks = room.value() / kArenaAlignment;
           interval[value] = intervals.size();
           intervals.push_back({blocks * kArenaAlignment, home.born, home.last_use});
         }
@@ -189,6 +193,7 @@ class Inference {
     for (int place : interval) {
       shapes_.offsets.push_back(place < 0 ? 0 : intervals[place].offset);
     }
+    return absl::OkStatus();
   }
 
   // The input in whose memory an output of a kernel may be written, none of those that are taken.

@@ -56,6 +56,19 @@ absl::Status RegionVariables::Open() {
   return absl::OkStatus();
 }
 
+absl::Status RegionVariables::CheckDistinct() const {
+  for (size_t i = 0; i < found_.size(); ++i) {
+    for (size_t j = i + 1; j < found_.size() && !found_[i].alone; ++j) {
+      if (found_[i].variable.get() != found_[j].variable.get()) continue;
+      const ResourceHandle& handle = ctx_->input(first_ + i).flat<ResourceHandle>()(0);
+      return absl::InvalidArgumentError(
+          absl::StrCat("variables[", i, "] and variables[", j, "] of '", ctx_->op_kernel().name(),
+                       "' are the same variable, '", handle.name(), "'; expected different ones"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status RegionVariables::Find(int number) {
   const Tensor& input = ctx_->input(first_ + number);
   const VariableUse& use = uses_[number];

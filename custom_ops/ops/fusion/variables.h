@@ -44,6 +44,9 @@ class RegionVariables {
   // Finds, reads and locks. FailedPrecondition with TensorFlow's words if a variable that is read
   // has no value; InvalidArgument if it has another dtype.
   absl::Status Open();
+  // Behind Open: InvalidArgument if two are the same variable, which an op cannot take that writes
+  // the memory of each. A region can: it goes by `MayWrite` and `Now` each time.
+  absl::Status CheckDistinct() const;
 
   // What the variable has now; null if it has no value, which only one that is not read may not.
   const tensorflow::Tensor* Now(int variable) const;

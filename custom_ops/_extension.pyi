@@ -51,7 +51,7 @@ class KindNumbers:
     ) -> tuple[tuple[bytes, bytes], tuple[bytes, bytes], tuple[bytes, bytes]]: ...
 
 def flatten_nodes(
-    examples: Sequence[Sequence[Any]], /
+    examples: Sequence[Sequence[Any]], types: tuple[type, ...] | None = None, /
 ) -> tuple[tuple[bytes, bytes], tuple[bytes, bytes], tuple[bytes, bytes]]: ...
 def use_operators(
     constant: Callable[..., Any],

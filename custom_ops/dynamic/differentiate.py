@@ -10,7 +10,8 @@ _CONSTANT = ("constant", "one_hot", "random")
 
 
 def differentiate(parameters: tuple[Parameter, ...], kind: Kind) -> tuple[Instruction, ...]:
-    """The kind's code, and behind it what computes its gradients from `adjoint` and `loss_adjoint`."""
+    """The kind's code, and behind it what computes the gradients of `parameters` that are trained, from `adjoint` and
+    `loss_adjoint`."""
     return _Backward(parameters, kind).run()
 
 
@@ -18,7 +19,7 @@ class _Backward:
     def __init__(self, parameters: tuple[Parameter, ...], kind: Kind) -> None:
         self.builder = Builder(parameters, kind.code)
         self.kind = kind
-        self.trained = _trained(kind.code)
+        self.trained = _trained(parameters, kind.code)
         self.adjoints: dict[int, list[int]] = {}
         self.parts: dict[int, list[tuple[int, int]]] = {}  # of values that are sliced: where, and the adjoint
 
@@ -108,7 +109,8 @@ class _Backward:
     def _product(self, instruction: Instruction, adjoint: int) -> None:
         operand, (parameter, row, column, transposed) = instruction.values[0], instruction.numbers
         pair = (adjoint, operand) if transposed else (operand, adjoint)
-        self.builder.sink("outer", *pair, numbers=(parameter, row, column))
+        if self.builder.parameters[parameter].trained:
+            self.builder.sink("outer", *pair, numbers=(parameter, row, column))
         for base in instruction.values[1:]:
             self.give(base, adjoint)
         if self.trained[operand]:
@@ -126,12 +128,12 @@ class _Backward:
                 self.give(value, gradient)
 
 
-def _trained(code: tuple[Instruction, ...]) -> list[bool]:
-    """For each value whether it depends on a parameter or on a child."""
+def _trained(parameters: tuple[Parameter, ...], code: tuple[Instruction, ...]) -> list[bool]:
+    """For each value whether it depends on a parameter that is trained, or on a child."""
     trained: list[bool] = []
     for instruction in code:
         reads = any(trained[value] for value in instruction.values)
-        trained.append(
-            instruction.op not in _CONSTANT and (reads or instruction.op in {"child", "lookup", "row", "product"})
-        )
+        if instruction.op in {"lookup", "row", "product"}:
+            reads = reads or parameters[instruction.numbers[0]].trained
+        trained.append(instruction.op not in _CONSTANT and (reads or instruction.op == "child"))
     return trained

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from custom_ops.dynamic.codegen.program import DynamicProgram
 from custom_ops.dynamic.spec import Spec
-from custom_ops.errors import GradientError
+from custom_ops.errors import DynamicError, GradientError
 from custom_ops.image_functions import named
 
 if TYPE_CHECKING:
@@ -58,12 +58,16 @@ def forward(
     training: bool,
     program: DynamicProgram | None = None,
 ) -> tuple[tf.Tensor, tuple[tf.Tensor, ...], tuple[tf.Tensor, ...]]:
-    """Losses, outputs, and states of the nodes that have a state as those of kind `state_of` have (-1: none)."""
+    """Losses, outputs, and states of the nodes that have a state as those of kind `state_of` have (-1: none).
+
+    In training, TensorFlow may differentiate losses and states; to ask for a gradient of outputs is an error.
+    """
     state_type = -1 if state_of < 0 else spec.types.index(spec.kinds[state_of].state)
     states = 0 if state_type < 0 else len(spec.types[state_type])
     mode = "training" if training else "forward"
     found = _call(ops, spec, program, parameters, batch, seed, mode, state_type=state_type, Ns=states)
-    return found.losses, tuple(found.outputs), tuple(found.states)
+    outputs = tuple(map(ops.tfmem_dynamic_output, found.outputs)) if training else tuple(found.outputs)
+    return found.losses, outputs, tuple(found.states)
 
 
 def step(
@@ -85,7 +89,7 @@ def step(
     found = ops.tfmem_dynamic_step(
         variables=[variable.handle for variable in variables],
         **_integers(batch),
-        seed=tf.cast(seed, tf.int64),
+        seed=seed_of(seed),
         loss_gradients=[] if loss_weights is None else [loss_weights],
         rates=rates,
         number=tf.cast(number, tf.int64),
@@ -103,7 +107,27 @@ def register_gradient(ops: ModuleType) -> None:
     import tensorflow as tf
 
     tf.RegisterGradient(OP)(functools.partial(_gradient, ops))
+    tf.RegisterGradient("TfmemDynamicOutput")(_no_gradient)
     tf.no_gradient("TfmemDynamicStep")
+
+
+def seed_of(given: Any) -> tf.Tensor:
+    """A seed as the op takes it.
+
+    Raises:
+        DynamicError: it is no integer.
+    """
+    import tensorflow as tf
+
+    if isinstance(given, int) and not isinstance(given, bool):
+        return tf.constant(given, tf.int64)
+    try:
+        seed = tf.convert_to_tensor(given)
+    except (TypeError, ValueError):
+        seed = None
+    if seed is None or not seed.dtype.is_integer:
+        raise DynamicError(f"seed {given!r}; expected an integer")
+    return tf.cast(seed, tf.int64)
 
 
 def _counts(spec: Spec) -> tuple[int, int]:
@@ -150,7 +174,7 @@ def _call(
     return ops.tfmem_dynamic(
         parameters=[tf.convert_to_tensor(parameter) for parameter in parameters],
         **_integers(batch),
-        seed=tf.cast(seed, tf.int64),
+        seed=seed_of(seed),
         **lists,
         **counts,
         No=_outputs(spec),
@@ -168,6 +192,13 @@ def _gradients(spec: Spec, found: Any) -> tuple[Any, ...]:
     return tuple(
         tf.IndexedSlices(next(of_rows), next(rows), tf.constant(parameter.shape)) if sparse else next(dense)
         for parameter, sparse in zip(spec.parameters, spec.sparse, strict=True)
+    )
+
+
+def _no_gradient(*_: Any) -> Any:
+    raise GradientError(
+        "outputs of a dynamic net have no gradient; expected something of its losses and states alone: return what is "
+        "differentiated as part of the state, or tf.stop_gradient it"
     )
 
 

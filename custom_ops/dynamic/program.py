@@ -66,10 +66,12 @@ class Parameter:
     Attributes:
         name: for messages.
         shape: of one dimension or two.
+        trained: whether its gradient is computed.
     """
 
     name: str
     shape: tuple[int, ...]
+    trained: bool = True
 
 
 @dataclass(frozen=True)

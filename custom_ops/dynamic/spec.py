@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from custom_ops.dynamic.differentiate import differentiate
-from custom_ops.dynamic.program import Kind, Parameter
+from custom_ops.dynamic.program import Instruction, Kind, Parameter
 from custom_ops.dynamic.sections import Sections, sections
 from custom_ops.errors import DynamicError
 
@@ -38,11 +38,13 @@ class Spec:
         parameters: all, those that no kind reads as well.
         kinds: their forward passes.
         differentiable: whether the op is told backward passes, too. Without them it keeps no values for them.
+        stepped: whether these give the gradients of trained parameters alone, as a step needs them.
     """
 
     parameters: tuple[Parameter, ...]
     kinds: tuple[Kind, ...]
     differentiable: bool = True
+    stepped: bool = False
 
     def __post_init__(self) -> None:
         for parameter in self.parameters:
@@ -73,14 +75,25 @@ class Spec:
         return replace(self, differentiable=False)
 
     @cached_property
+    def of_step(self) -> Spec:
+        """The same for an op that updates the parameters that are trained, and leaves the others alone."""
+        return self if all(parameter.trained for parameter in self.parameters) else replace(self, stepped=True)
+
+    def code(self, kind: Kind) -> tuple[Instruction, ...]:
+        """Of a kind, with its backward pass if the op is told one."""
+        if not self.differentiable:
+            return kind.code
+        whole = tuple(replace(parameter, trained=True) for parameter in self.parameters)
+        return differentiate(self.parameters if self.stepped else whole, kind)
+
+    @cached_property
     def text(self) -> str:
         """What the op is told."""
         lines = ["dynamic 1"]
         lines += [_line("parameter", int(s), *p.shape) for p, s in zip(self.parameters, self.sparse, strict=True)]
         lines += [_line("type", *widths) for widths in self.types]
         for kind in self.kinds:
-            code = differentiate(self.parameters, kind) if self.differentiable else kind.code
-            lines += _kind(kind, self.types, sections(self.parameters, kind, code, together=True))
+            lines += _kind(kind, self.types, sections(self.parameters, kind, self.code(kind), together=True))
         return "\n".join(lines) + "\n"
 
 

@@ -150,6 +150,17 @@ Reference Recorded(const State* state, PyObject* number) {
   return Reference(CallRecordedOp(constant.get(), &number, 1));
 }
 
+// An integer; what is none, such as a float, as it is given, for Python to refuse. TensorFlow's
+// tensors of floats have no attribute for it.
+Reference IndexOf(PyObject* object) {
+  Reference index(PyNumber_Index(object));
+  const bool refused = PyErr_Occurred() && (PyErr_ExceptionMatches(PyExc_TypeError) ||
+                                            PyErr_ExceptionMatches(PyExc_AttributeError));
+  if (!refused) return index;
+  PyErr_Clear();
+  return Reference::To(object);
+}
+
 Reference ConvertOne(const State* state, Role role, PyObject* arg) {
   switch (role) {
     case Role::kValue:
@@ -165,7 +176,7 @@ Reference ConvertOne(const State* state, Role role, PyObject* arg) {
       return list;
     }
     case Role::kInteger:
-      return Reference(PyNumber_Long(arg));
+      return IndexOf(arg);
     case Role::kNumber:
       if (!PyFloat_CheckExact(arg) && PyNumber_Check(arg)) return Reference(PyNumber_Float(arg));
       return Reference::To(arg);

@@ -82,7 +82,7 @@ PyMethodDef methods[] = {
      "use_operators(constant, add, subtract, multiply, divide, negate, /)\n--\n\n"
      "Says which RecordedOps are behind the operators of expressions, and what records a number "
      "that is an operand."},
-    {"flatten_nodes", FlattenNodes, METH_O, kFlattenNodes},
+    {"flatten_nodes", FlattenNodes, METH_VARARGS, kFlattenNodes},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -27,7 +27,8 @@ Reference TupleOf(PyObject* object) {
 // The graph of one example. Nodes come behind their children, each once.
 class Example {
  public:
-  explicit Example(Columns* columns) : columns_(columns) {}
+  // `types` are those that a node may have; null for any.
+  Example(Columns* columns, PyObject* types) : columns_(columns), types_(types) {}
 
   // With all nodes under one more root. False with an error set.
   bool Add(PyObject* root) {
@@ -52,6 +53,14 @@ class Example {
       PyErr_Format(PyExc_TypeError, "%R stands where a node is expected", node);
       return false;
     }
+    if (!HasType(node)) {
+      PyErr_Format(
+          PyExc_ValueError,
+          "a node of kind %S was made by another handle, whose kinds are others; expected one "
+          "of this handle's `node`",
+          PyTuple_GetItem(node, 0));
+      return false;
+    }
     if (!is_new) {
       PyErr_Format(PyExc_ValueError,
                    "a node of kind %S depends on itself; expected graphs without cycles",
@@ -62,6 +71,15 @@ class Example {
     if (!children) return false;
     waiting_.push_back({node, std::move(children), 0});
     return true;
+  }
+
+  bool HasType(PyObject* node) const {
+    if (types_ == nullptr) return true;
+    const auto* type = reinterpret_cast<PyObject*>(Py_TYPE(node));
+    for (Py_ssize_t i = 0; i < PyTuple_Size(types_); ++i) {
+      if (PyTuple_GetItem(types_, i) == type) return true;
+    }
+    return false;
   }
 
   // The last one that waits is done.
@@ -79,6 +97,7 @@ class Example {
   }
 
   Columns* const columns_;
+  PyObject* const types_;  // a tuple, or null
   std::unordered_map<PyObject*, int32_t> places_;
   std::vector<Waiting> waiting_;
   int32_t count_ = 0;
@@ -86,7 +105,11 @@ class Example {
 
 }  // namespace
 
-PyObject* FlattenNodes(PyObject*, PyObject* examples) {
+PyObject* FlattenNodes(PyObject*, PyObject* args) {
+  PyObject *examples, *types = nullptr;
+  if (!PyArg_ParseTuple(args, "O|O!:flatten_nodes", &examples, &PyTuple_Type, &types)) {
+    return nullptr;
+  }
   return Guarded([&]() -> PyObject* {
     const Reference all = TupleOf(examples);  // whose nodes live as long
     if (!all) return nullptr;
@@ -94,7 +117,7 @@ PyObject* FlattenNodes(PyObject*, PyObject* examples) {
     for (Py_ssize_t i = 0; i < PyTuple_Size(all.get()); ++i) {
       const Reference roots = TupleOf(PyTuple_GetItem(all.get(), i));
       if (!roots) return nullptr;
-      Example example(&columns);
+      Example example(&columns, types);
       for (Py_ssize_t j = 0; j < PyTuple_Size(roots.get()); ++j) {
         if (!example.Add(PyTuple_GetItem(roots.get(), j))) return nullptr;
       }
@@ -105,13 +128,14 @@ PyObject* FlattenNodes(PyObject*, PyObject* examples) {
 }
 
 const char kFlattenNodes[] =
-    "flatten_nodes(examples, /)\n--\n\n"
+    "flatten_nodes(examples, types=None, /)\n--\n\n"
     "Kinds, children and arguments of graphs, each the tuple of its roots: of each the values, "
     "int32, and the row\nsplits, int64.\n\n"
     "A node is a tuple of its kind, its children and its arguments. Nodes come behind their "
-    "children; one that is met\nagain is one node.\n\n"
+    "children; one that is met\nagain is one node. "
+    "`types` is a tuple of the types that nodes may have.\n\n"
     "Raises:\n"
-    "    ValueError: a node depends on itself.\n"
+    "    ValueError: a node depends on itself, or has none of the types.\n"
     "    TypeError: something else stands where a node is expected.";
 
 }  // namespace tfmem

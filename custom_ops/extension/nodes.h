@@ -7,7 +7,7 @@
 
 namespace tfmem {
 
-PyObject* FlattenNodes(PyObject* module, PyObject* examples);
+PyObject* FlattenNodes(PyObject* module, PyObject* args);
 
 extern const char kFlattenNodes[];  // its documentation
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -39,25 +41,38 @@ class Node(NamedTuple):
     arguments: tuple[int, ...]
 
 
-def flatten(*roots: Node) -> tuple[list[int], list[int], list[int]]:
+@functools.cache
+def node_type(forms: tuple[Any, ...]) -> type[Node]:
+    """Of the nodes of handles whose kinds have the same names, children, states and arguments; others refuse them.
+
+    What is pickled or copied is a plain `Node`, whose kind is a number and nothing else.
+    """
+    return type("Node", (Node,), {"__slots__": (), "__reduce__": lambda node: (Node, tuple(node))})
+
+
+def flatten(*roots: Node, own: type[Node] | None = None) -> tuple[list[int], list[int], list[int]]:
     """Kinds, children and arguments of all nodes under `roots`, which come in order, after their children; a node that
     is met again is one node.
 
+    Args:
+        roots: of one graph.
+        own: the type that nodes have, if they are no plain ones; None: any.
+
     Raises:
-        DynamicError: a node depends on itself.
+        DynamicError: a node depends on itself, or has another type.
     """
-    kinds, children, arguments = (np.frombuffer(values, np.int32).tolist() for values, _ in _flat([roots]))
+    kinds, children, arguments = (np.frombuffer(values, np.int32).tolist() for values, _ in _flat([roots], own))
     return kinds, children, arguments
 
 
-def from_roots(examples: Sequence[Sequence[Node]]) -> Batch:
+def from_roots(examples: Sequence[Sequence[Node]], own: type[Node] | None = None) -> Batch:
     """A batch of graphs, each given by its roots; see `flatten`."""
-    return from_bytes(_flat(examples))
+    return from_bytes(_flat(examples, own))
 
 
-def _flat(examples: Sequence[Sequence[Node]]) -> tuple[tuple[bytes, bytes], ...]:
+def _flat(examples: Sequence[Sequence[Node]], own: type[Node] | None) -> tuple[tuple[bytes, bytes], ...]:
     try:
-        return flatten_nodes(examples)
+        return flatten_nodes(examples) if own is None else flatten_nodes(examples, (own, Node, tuple))
     except ValueError as error:
         raise DynamicError(str(error)) from None
 
@@ -78,7 +93,11 @@ def from_bytes(columns: Iterable[tuple[bytes, bytes]]) -> Batch:
 def _ragged_of_rows(rows: Sequence[Sequence[int]]) -> tf.RaggedTensor:
     splits = np.zeros(len(rows) + 1, np.int64)
     np.cumsum([len(row) for row in rows], out=splits[1:])
-    return _ragged(np.fromiter(itertools.chain.from_iterable(rows), np.int32, int(splits[-1])), splits)
+    try:
+        integers = map(operator.index, itertools.chain.from_iterable(rows))
+        return _ragged(np.fromiter(integers, np.int32, int(splits[-1])), splits)
+    except (TypeError, AttributeError, OverflowError) as error:
+        raise DynamicError(f"an example has more than integers of 32 bits: {error}") from None
 
 
 def _ragged(values: np.ndarray, splits: np.ndarray) -> tf.RaggedTensor:
@@ -107,9 +126,20 @@ def as_batch(given: Any) -> Batch:
 
 def _as_ragged(tensor: Any) -> tf.RaggedTensor:
     if not isinstance(tensor, tf.RaggedTensor):
-        tensor = tf.RaggedTensor.from_tensor(tf.cast(tf.convert_to_tensor(tensor), tf.int32), padding=PADDING)
+        tensor = tf.RaggedTensor.from_tensor(_in_32_bits(tf.convert_to_tensor(tensor)), padding=PADDING)
     elif isinstance(tensor.values, tf.Tensor) and tensor.values.shape.rank == 1 and tensor.dtype == tf.int32:
         return tensor  # as `from_lists` makes it; to ask for its shape takes longer than all else
     if tensor.shape.rank != 2:
         raise DynamicError(f"integers of shape {tensor.shape} in a batch; expected [examples, (number)]")
-    return tensor if tensor.dtype == tf.int32 else tf.cast(tensor, tf.int32)
+    return tensor if tensor.dtype == tf.int32 else tensor.with_flat_values(_in_32_bits(tensor.flat_values))
+
+
+def _in_32_bits(tensor: tf.Tensor) -> tf.Tensor:
+    """Integers as the op takes them; one that does not fit becomes the nearest that does, which the op refuses."""
+    if not tensor.dtype.is_integer:
+        raise DynamicError(f"numbers of type {tensor.dtype.name} in a batch; expected integers")
+    if tensor.dtype.max > tf.int32.max:
+        tensor = tf.minimum(tensor, tf.constant(tf.int32.max, tensor.dtype))
+    if tensor.dtype.min < tf.int32.min:
+        tensor = tf.maximum(tensor, tf.constant(tf.int32.min, tensor.dtype))
+    return tf.cast(tensor, tf.int32)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import tensorflow as tf
 
 from custom_ops.dynamic.program import Instruction
@@ -61,11 +63,18 @@ def apply(
         return expression_at(recorder, _write(recorder, operation, variables, values, integers))
     recorded = tuple(value if isinstance(value, Expression) else constant(value) for value in values)
     measured = _measure(operation, variables, tuple(value.width for value in recorded), len(integers))
-    numbers = tuple(map(int, integers))  # type: ignore[arg-type]
+    numbers = tuple(_integer(name, integer) for integer in integers)
     for integer, bound in zip(numbers, measured.bounds, strict=True):
         if not 0 <= integer < (bound or 1):
             raise DynamicError(f"{name}: {integer} is out of range; expected 0 to {(bound or 1) - 1}")
     return Expression(measured.width, None, -1, measured, variables, recorded, numbers)
+
+
+def _integer(name: str, given: Any) -> int:
+    try:
+        return operator.index(given)
+    except (TypeError, AttributeError):  # the latter of tensors of floats
+        raise DynamicError(f"{name}: {given!r} is no integer; expected one by its type") from None
 
 
 def _measure(
@@ -208,14 +217,18 @@ def _slice(value: Expression, first: int, size: int) -> Expression:
 
 def _parts(width: int, parts: int | Sequence[int]) -> list[tuple[int, int]]:
     """The first number and the size of each part of a vector."""
-    if isinstance(parts, int):
-        if parts < 1 or width % parts:
-            raise DynamicError(f"split of a vector of {width} numbers into {parts} equal parts")
-        sizes = [width // parts] * parts
-    else:
-        sizes = list(parts)
-        if sum(sizes) != width or min(sizes) < 1:
-            raise DynamicError(f"split of a vector of {width} numbers into parts of {sizes}")
+    equal = np.ndim(parts) == 0
+    given: Any = [parts] if equal else parts
+    try:
+        sizes = [operator.index(size) for size in given]
+    except TypeError:
+        raise DynamicError(f"split of a vector of {width} numbers into {parts}; expected integers") from None
+    if equal and (sizes[0] < 1 or width % sizes[0]):
+        raise DynamicError(f"split of a vector of {width} numbers into {parts} equal parts")
+    if equal:
+        sizes = [width // sizes[0]] * sizes[0]
+    elif sum(sizes) != width or min(sizes) < 1:
+        raise DynamicError(f"split of a vector of {width} numbers into parts of {sizes}")
     return [(end - size, size) for end, size in zip(itertools.accumulate(sizes), sizes, strict=True)]
 
 

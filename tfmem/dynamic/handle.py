@@ -5,17 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import tensorflow as tf
 
 from custom_ops.dynamic.codegen.plan import Plan
 from custom_ops.dynamic.codegen.program import DynamicProgram
-from custom_ops.dynamic.op import forward, forward_backward, step
+from custom_ops.dynamic.op import forward, forward_backward, seed_of, step
 from custom_ops.dynamic.spec import Spec
 from custom_ops.errors import DynamicError, warn
 from tfmem.api import load_ops
-from tfmem.dynamic.batch import Batch, Node, as_batch, flatten, from_bytes, from_lists, from_roots
+from tfmem.dynamic.batch import Batch, Node, as_batch, flatten, from_bytes, from_lists, from_roots, node_type
 from tfmem.dynamic.extension import Expression
 from tfmem.dynamic.gpu import Programs
 from tfmem.dynamic.kinds import NodeKind, State, record
@@ -23,6 +24,7 @@ from tfmem.dynamic.optimizers import Optimizer
 from tfmem.dynamic.parts import Parts, Run, apply, in_halves, in_parts
 from tfmem.dynamic.recorded import RecordedKinds
 from tfmem.dynamic.recorder import parameter_of
+from tfmem.dynamic.slots import Slots
 from tfmem.tf_internals.early_results import call_unrecorded, with_early_results
 
 
@@ -34,7 +36,8 @@ class Outcome:
         losses: of each example, float32 `[examples]`.
         gradients: of the sum of the losses, for each parameter in order: a tensor of its shape, or `tf.IndexedSlices`
             for a table that is only looked up. Empty if none were asked for.
-        outputs: those of the node kinds, float32 `[nodes, width]`; 0 for a node whose kind has none.
+        outputs: those of the node kinds, float32 `[nodes, width]`; 0 for a node whose kind has none. A tape that is
+            asked for a gradient through them raises `GradientError`.
         states: of all nodes, float32 `[nodes, width]`, if they were asked for.
     """
 
@@ -54,7 +57,8 @@ def specialize(
     """Prepare the training of nets whose graph changes with every input.
 
     Args:
-        parameters: all variables that are trained, float32 of one dimension or two, each once.
+        parameters: all variables of the net, float32 of one dimension or two, each once. `Handle.step` leaves those
+            with `trainable=False` as they are.
         kinds: the kinds of nodes by name, made by `tfmem.dynamic.node` or `tfmem.dynamic.trace`. None: graphs are
             recorded, op by op.
         state: the widths of a node's state; an integer for one vector.
@@ -74,8 +78,12 @@ def specialize(
     return Handle(tuple(parameters), kinds, state, optimizer)
 
 
-class Handle:
-    """A net, specialised for its parameters. Calls may come from several threads."""
+class Handle(tf.Module):
+    """A net, specialised for its parameters. Calls may come from several threads.
+
+    `tf.train.Checkpoint(net=handle)` holds its parameters and what its optimizer keeps (`slots`), as does a SavedModel
+    of a `tf.Module` that has the handle.
+    """
 
     def __init__(
         self,
@@ -85,10 +93,11 @@ class Handle:
         optimizer: Optimizer | None,
     ) -> None:
         """Use `specialize`."""
+        super().__init__()
         self.parameters = parameters
         self.optimizer = optimizer
         self._ops = load_ops().ops
-        self._kinds = dict(kinds or {})
+        self._kinds = MappingProxyType(dict(kinds or {}))
         self._state = state
         self._recorded = None if kinds is not None else RecordedKinds(parameters)
         self._lock = threading.Lock()
@@ -97,24 +106,19 @@ class Handle:
             parameter_of(parameter)
         self._training = self._spec(training=True)
         # Of each kind its number, its children, and these and its arguments: what makes a node asks for nothing else.
-        self._forms = {
+        forms = {
             name: (number, len(kind.children), len(kind.children) + len(kind.arguments))
             for number, (name, kind) in enumerate(zip(self._kinds, self._training.kinds, strict=True))
         }
+        self._node = node_type(
+            tuple((each.name, each.children, each.state, each.arguments) for each in self._training.kinds)
+        )
+        self._forms = MappingProxyType(forms)  # which TensorFlow does not take for a part of a checkpoint
         self._inference = self._spec(training=False)
         self._programs = Programs()
         self._programs.of(self._training)
-        self._slots: tuple[tf.Variable, ...] = ()
-        self._steps: tf.Variable | None = None
-        self._traced: dict[tuple[str, int, bool, bool], tf.types.experimental.ConcreteFunction] = {}
-        if optimizer is not None:
-            self._slots = tuple(
-                tf.Variable(tf.zeros(parameter.shape), trainable=False, name=f"{slot}_{number}")
-                for slot in optimizer.slots
-                for number, parameter in enumerate(parameters)
-            )
-            with tf.device("/CPU:0"):  # where the op reads it, also for a GPU
-                self._steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="steps")
+        self.slots = None if optimizer is None else Slots(optimizer, parameters)
+        self._traced = _Traced()
 
     def _spec(self, *, training: bool) -> Spec:
         recorded = tuple(
@@ -143,7 +147,7 @@ class Handle:
     @property
     def choosing(self) -> bool:
         """Whether eager steps still find out which of several GPU kernels is the fastest; the first some hundred do."""
-        return self._programs.is_choosing(self._training)
+        return self._programs.is_choosing(self._training.of_step)
 
     # ---- batches ----
 
@@ -162,7 +166,7 @@ class Handle:
                 f"a node of kind '{kind}' of {len(given)} children and arguments; expected {children} children and "
                 f"{count - children} arguments"
             )
-        return Node(number, given[:children], given[children:])
+        return self._node(number, given[:children], given[children:])
 
     def batch(self, examples: Sequence[Any]) -> Batch:
         """A batch as tensors.
@@ -190,8 +194,8 @@ class Handle:
             return from_bytes(columns)
         roots: list[Any] = [[example] if isinstance(example, Node) else example for example in examples]
         if all(map(_are_roots, roots)):
-            return from_roots(roots)
-        return from_lists(flatten(*each) if _are_roots(each) else each for each in roots)
+            return from_roots(roots, self._node)
+        return from_lists(flatten(*each, own=self._node) if _are_roots(each) else each for each in roots)
 
     def _as_batch(self, given: Any) -> Batch:
         if isinstance(given, list) and (not given or isinstance(given[0], Expression | Node) or _are_roots(given[0])):
@@ -269,7 +273,7 @@ class Handle:
             raise DynamicError("the net has no optimizer; specialize(..., optimizer=tfmem.dynamic.Adam())")
         tensors = self._as_batch(batch)
         if not tf.executing_eagerly():
-            program = self._programs.of(self._training)
+            program = self._programs.of(self._training.of_step)
             losses, outputs = self._step(tensors, loss_weights, seed, program)
             return Outcome(losses, (), outputs)
         # Several ops and their Python take longer than a small batch runs on a GPU; one call of a graph does not.
@@ -277,10 +281,10 @@ class Handle:
         if loss_weights is not None:
             given.append(tf.convert_to_tensor(loss_weights, tf.float32))
         if seed is not None:
-            given.append(tf.cast(seed, tf.int64))
+            given.append(seed_of(seed))
         with self._step_lock:  # threads that share the handle take their numbers one by one
-            choice = self._programs.choice(self._training)
-            program = self._programs.of(self._training) if choice is None else choice.program
+            choice = self._programs.choice(self._training.of_step)
+            program = self._programs.of(self._training.of_step) if choice is None else choice.program
             traced = self._traced_step(program, loss_weights is not None, seed is not None)
             try:
                 losses, *found = call_unrecorded(traced, given)
@@ -295,13 +299,13 @@ class Handle:
     def _step_in_halves(self, tensors: Batch, loss_weights: tf.Tensor | None, seed: int | tf.Tensor | None) -> Outcome:
         """Of a batch that memory is short for, so that nothing was written yet."""
         assert self.optimizer is not None
-        assert self._steps is not None
-        number = self._steps + 1
+        assert self.slots is not None
+        number = self.slots.steps + 1
         losses, outputs, gradients = in_halves(
             self._forward_backward, tensors, loss_weights, number if seed is None else seed
         )
-        apply(self.optimizer, number, self.parameters, self._slots, gradients)
-        self._steps.assign(number)
+        apply(self.optimizer, number, self.parameters, self.slots.in_order, gradients)
+        self.slots.steps.assign(number)
         return Outcome(losses, (), outputs)
 
     def _traced_step(
@@ -339,15 +343,15 @@ class Handle:
         program: DynamicProgram | None,
     ) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
         assert self.optimizer is not None
-        assert self._steps is not None
+        assert self.slots is not None
         with tf.device("/CPU:0"):
-            number = self._steps + 1
+            number = self.slots.steps + 1
             rates = self.optimizer.rates(number)
         with self._programs.place(program):
             losses, outputs, done = step(
                 self._ops,
-                self._training,
-                (*self.parameters, *self._slots),
+                self._training.of_step,
+                (*self.parameters, *self.slots.in_order),
                 tensors,
                 number if seed is None else seed,
                 loss_weights,
@@ -357,8 +361,12 @@ class Handle:
                 program,
             )
         with tf.device("/CPU:0"):
-            self._steps.assign(done)
+            self.slots.steps.assign(done)
         return losses, outputs
+
+
+class _Traced(dict[tuple[str, int, bool, bool], Any]):
+    """Steps as concrete functions; TensorFlow would take a plain `dict` for a part of a checkpoint."""
 
 
 def _at_once(run: Run, batch: Batch, loss_weights: tf.Tensor | None, seed: int | tf.Tensor) -> Parts:

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
+from custom_ops.dynamic.op import seed_of
 from custom_ops.errors import warn
 from tfmem.dynamic.batch import Batch
 from tfmem.dynamic.optimizers import Optimizer
@@ -43,7 +44,7 @@ def in_halves(run: Run, batch: Batch, loss_weights: tf.Tensor | None, seed: int 
     for first, end in ((0, count // 2), (count // 2, count)):
         with tf.device("/CPU:0"):
             half = Batch(*(ragged[first:end] for ragged in batch))
-            own_seed = tf.cast(seed, tf.int64) + (first << 32)
+            own_seed = seed_of(seed) + (first << 32)
         halves.append(in_parts(run, half, None if loss_weights is None else loss_weights[first:end], own_seed))
     (losses, outputs, gradients), (more_losses, more_outputs, more_gradients) = halves
     return (
@@ -63,6 +64,8 @@ def apply(
     """The update that the op makes, of gradients that are there; `number` of the step, from 1."""
     count = len(parameters)
     for place, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+        if not parameter.trainable:
+            continue
         own = [slots[turn * count + place] for turn in range(len(optimizer.slots))]
         variables = [parameter, *own]
         if isinstance(gradient, tf.IndexedSlices):

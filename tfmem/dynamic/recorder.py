@@ -80,7 +80,7 @@ def parameter_of(variable: tf.Variable) -> Parameter:
             f"parameter '{variable.name}' is {variable.dtype.name} of shape {variable.shape}; expected float32 of one "
             "dimension or two"
         )
-    return Parameter(variable.name, tuple(variable.shape.as_list()))
+    return Parameter(variable.name, tuple(variable.shape.as_list()), variable.trainable)
 
 
 # ---- what each op writes: (recorder, settings, parameters, values, arguments) to the position of its value ----

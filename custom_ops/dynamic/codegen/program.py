@@ -36,7 +36,6 @@ from custom_ops.dynamic.codegen.source import (
 )
 from custom_ops.dynamic.codegen.table import Table, pointers_of
 from custom_ops.dynamic.codegen.values import Values
-from custom_ops.dynamic.differentiate import differentiate
 from custom_ops.dynamic.sections import sections
 from custom_ops.dynamic.spec import Spec
 from custom_ops.jit import nvrtc
@@ -67,9 +66,7 @@ class DynamicProgram:
 
 def kinds_of(spec: Spec) -> tuple[KindCode, ...]:
     """The kinds of a net as a GPU runs them."""
-    return tuple(
-        kind_code(sections(spec.parameters, kind, differentiate(spec.parameters, kind))) for kind in spec.kinds
-    )
+    return tuple(kind_code(sections(spec.parameters, kind, spec.code(kind))) for kind in spec.kinds)
 
 
 def build(

@@ -1,0 +1,34 @@
+"""What an optimizer keeps of a net from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfmem.dynamic.optimizers import Optimizer
+
+
+class Slots(tf.Module):
+    """The number of steps, and a variable beside each parameter for each of the optimizer's slots.
+
+    TensorFlow's checkpoints and SavedModels find them here by their names, `steps`, `m` and `v`, or `momentum`.
+    """
+
+    def __init__(self, optimizer: Optimizer, parameters: Sequence[tf.Variable]) -> None:
+        """Before the first step."""
+        super().__init__()
+        self._names = optimizer.slots
+        for slot in self._names:
+            made = [
+                tf.Variable(tf.zeros(parameter.shape), trainable=False, name=f"{slot}_{number}")
+                for number, parameter in enumerate(parameters)
+            ]
+            setattr(self, slot, made)
+        with tf.device("/CPU:0"):  # where the op reads it, also for a GPU
+            self.steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="steps")
+
+    @property
+    def in_order(self) -> tuple[tf.Variable, ...]:
+        """As the op takes them: those of the first slot, one for each parameter, then those of the next."""
+        return tuple(variable for slot in self._names for variable in getattr(self, slot))

@@ -96,8 +96,9 @@ def sample(output: Path, seed: int, count: int, folders: Sequence[str], tests: S
         by_line = {line: set(names) & number.keys() for line, names in data.contexts_by_lineno(str(path)).items()}
         anywhere = set().union(*by_line.values())
         for line, places in places_of(path.read_text()).items():
-            if line in by_line:  # what runs at import is run by every test of the module
-                lines.append((path, places, sorted(number[name] for name in by_line[line] or anywhere)))
+            runs = by_line.get(line, set[str]())
+            if line in by_line and anywhere:  # what runs at import is run by every test of the module
+                lines.append((path, places, sorted(number[name] for name in runs or anywhere)))
     draw, chosen = random.Random(seed), list[dict[str, Any]]()
     for path, places, runs in draw.sample(lines, len(lines)):
         changes = (change for place in draw.sample(places, len(places)) if (change := changed(path.read_text(), place)))
@@ -211,6 +212,7 @@ def run(given: Path, output: Path, workers: int, seconds: float, minutes: float)
             found = in_a_tree(mutant, tests[:kept], min(limit, left)) if left > 0 else {"outcome": SLOW}
             if found["outcome"] == SLOW and left < limit:
                 return None
+            found.pop("took")
             return {**mutant, **found, "tests": kept, "left out": tests[kept:]}
 
         for done in as_completed([pool.submit(one, mutant) for mutant in read["mutants"]]):

@@ -24,6 +24,7 @@ from custom_ops import image_functions
 from custom_ops.background import go_on
 from graph_passes.errors import GraphError
 from graph_passes.graph.ir import Graph, TensorId
+from graph_passes.graph.ops import EXTERNAL
 from graph_passes.graph.serde import IMPORT_ERRORS
 from graph_passes.memory.liveness import open_inputs
 from tfmem.tf_internals.captured import Captured, every_node, free_name, functions_in, op_name
@@ -78,7 +79,9 @@ def sized_by_data(captured: Captured, graph: Graph, feed_shapes: FeedShapes) -> 
         TensorId(op.name, place): tensor for op in shapes.get_operations() for place, tensor in enumerate(op.outputs)
     }
     unknown = {name for name, tensor in tensors.items() if not tensor.shape.is_fully_defined()}
-    return frozenset() if any(TensorId(name) in unknown for name in given) else frozenset(unknown)
+    # Of a GraphDef's variables nothing may be known: then what is unknown need not depend on data.
+    lacking = any(tensor in unknown for node in graph if node.op in EXTERNAL for tensor in graph.tensors(node))
+    return frozenset() if lacking else frozenset(unknown)
 
 
 def annotate_handles(graph_def: GraphDef, inputs: Iterable[tf.Tensor], rename: bool = True) -> dict[str, str]:

@@ -213,7 +213,7 @@ def _fastest_first(plans: Sequence[tuple[float, OffloadPlan, bool]]) -> Iterator
 
 def choose(trials: Sequence[Trial], budget: int) -> tuple[Trial, list[str]]:
     """The fastest trial that met the budget, else the one that came nearest; and what a report should say of it."""
-    notes = []
+    notes: list[str] = []
     met = [trial for trial in trials if trial.seen.peak <= budget]
     if met:
         best = min(met, key=lambda trial: trial.seen.step_seconds)

@@ -204,8 +204,8 @@ def parse_budget(budget: Budget, device_memory: int) -> int | None:
         raise InvalidBudgetError(f"{given} leaves no memory at all; expected {expected}")
     if size > device_memory:
         found = "more than any device has"
-        if device_memory < LARGEST:
-            found = f"{shown(int(size))} bytes, but the device has {device_memory:,}"
+        if device_memory < size <= LARGEST:
+            found = f"{int(size):,} bytes, but the device has {device_memory:,}"
         raise InvalidBudgetError(f"{given} is {found}; give a smaller budget, or None for all of it")
     return int(size)
 

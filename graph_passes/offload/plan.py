@@ -310,6 +310,8 @@ def _infeasible(timeline: Timeline, moves: Sequence[Move], budget: int, how: str
             f". {least:,} are the tensors alone; TensorFlow's CPU allocator counts whole chunks, of which a tensor may "
             "fill little more than half"
         )
+    if safe > timeline.peak:
+        why += f". As it was given, the step is estimated to take {timeline.peak:,}"
     if timeline.base:
         why += f". {timeline.base:,} of these are in use before the step: its variables, and whatever else is in memory"
     return InfeasibleBudgetError(

@@ -36,6 +36,13 @@ def test_budgets(budget, size):
     assert parse_budget(budget, 16 * GIB) == size
 
 
+def test_bytes_are_written_in_one_way():
+    with pytest.raises(InvalidBudgetError, match="is 17,000,000,000 bytes, but the device has 16,000,000,000;"):
+        parse_budget("17GB", 16_000_000_000)
+    with pytest.raises(InvalidBudgetError, match="is more than any device has"):
+        parse_budget(10**400, 16 * GIB)
+
+
 BAD_BUDGETS: list[Any] = [0, -1, 0.0, 1.5, -0.5, "", "ten", "10 parsecs", "0GiB", "-3GiB", True, [1], "17GiB"]
 BAD_BUDGETS += ["9" * 400, "9" * 5000, "0." + "1" * 5000, "1e3", "nan", "inf", 10**400, 10**5000, -(10**5000), 1 << 62]
 BAD_BUDGETS += [float("nan"), float("inf"), np.float64("nan"), np.bool_(True), np.zeros(3), b"1GiB", Fraction(10**400)]

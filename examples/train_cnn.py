@@ -258,13 +258,19 @@ def make_recorder(device: str, steps: int, name: str):
             self.losses.append(float(logs["loss"]))  # waits for the step
             self.seconds.append(time.perf_counter() - self.began)
             self.peaks.append(tf.config.experimental.get_memory_info(device)["peak"])
-            self.bar.set_postfix(loss=f"{self.losses[-1]:.4f}", peak=size(self.peaks[-1]))
+            self.bar.set_postfix(shown_of(self.losses[-1], self.peaks))
             self.bar.update()
 
         def on_train_end(self, logs: dict | None = None) -> None:
             self.bar.close()
 
     return Recorder()
+
+
+def shown_of(loss: float, peaks: list[int]) -> dict[str, str]:
+    """What the bar says of the latest step; of no peak in the first ones, which tfmem observes and so resets."""
+    known = len(peaks) > WARM_UP
+    return {"loss": f"{loss:.4f}", "peak": size(peaks[-1]) if known else "not yet measured"}
 
 
 def loss_table(plain: Run, tfmem: Run) -> str:

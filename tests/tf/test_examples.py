@@ -44,6 +44,12 @@ def test_weights_come_from_the_seed():
         assert not a.any() or not np.array_equal(a, c)  # biases are all zero
 
 
+def test_the_bar_says_no_peak_of_steps_that_tfmem_observes():
+    observed = [44 << 20] * train_cnn.WARM_UP
+    assert train_cnn.shown_of(3.2, observed) == {"loss": "3.2000", "peak": "not yet measured"}
+    assert train_cnn.shown_of(0.5, [*observed, 296 << 20]) == {"loss": "0.5000", "peak": "296.0 MiB"}
+
+
 def test_bad_networks_are_refused():
     with pytest.raises(ValueError, match="unknown model 'vgg'; expected one of alexnet"):
         models.build("vgg")

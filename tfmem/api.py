@@ -117,7 +117,8 @@ def report(x: Any) -> Report:
 
     Args:
         x: what `optimize` returned; of a SavedModel, its path. In a GraphDef or MetaGraphDef a node carries the report:
-            there is none where nothing was changed and there is nothing to say of it. Of several traces, the one that
+            there is none where nothing was changed and there is nothing to say of it. A wrapped optimizer's is of the
+            step that it was used in. Of several traces, the one that
             needs the most memory is reported; a Keras model's report is of its training, with what was done to
             evaluation and prediction in `others`.
 
@@ -200,6 +201,7 @@ def _optimize_graph_def(captured: Captured, engine: Engine, fetches: Sequence[st
 def _optimize_saved_model(path: str, output: str | os.PathLike[str] | None, engine: Engine) -> str:
     reports: list[Report] = []
     without_gradient: dict[str, NoGradientError] = {}
+    changed: list[bool] = []
 
     def rewrite(concrete: Any) -> Any:
         try:
@@ -208,6 +210,7 @@ def _optimize_saved_model(path: str, output: str | os.PathLike[str] | None, engi
             without_gradient[tf.compat.as_str(concrete.name)] = error
             return concrete
         reports.append(step.report)
+        changed.append(step.function is not concrete)
         return step.function
 
     def tell() -> None:
@@ -220,10 +223,15 @@ def _optimize_saved_model(path: str, output: str | os.PathLike[str] | None, engi
     target = os.fspath(output) if output is not None else path.rstrip("/") + "_tfmem"
     saved_model.optimize_saved_model(path, target, rewrite, tell)
     if reports:
+        found = max(reports, key=_weight)
+        if not any(changed):
+            why = "it was optimised before" if Path(path, REPORT_FILE).is_file() else found.decision
+            note = f"no function of it was changed ({why}): '{target}' is a copy of '{path}'"
+            engine.warn("copy", f"tfmem: {note}; see tfmem.report('{target}')")
+            found = replace(found, notes=(*found.notes, note))
         file = Path(target, REPORT_FILE)
         file.parent.mkdir(exist_ok=True)
         notes = tuple(f"left as it was: {name}: {error}" for name, error in without_gradient.items())
-        found = max(reports, key=_weight)
         file.write_text(replace(found, notes=(*found.notes, *notes)).to_json())
     return target
 

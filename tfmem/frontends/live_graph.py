@@ -73,7 +73,7 @@ class _LiveStep:
         self._fetches = fetches
 
     def read(self) -> pipeline.Step:
-        loss, fetches, is_gpu = self._loss, self._fetches, self._engine.target.is_gpu
+        loss, fetches = self._loss, self._fetches
         run = [*fetches, *([loss.name] if loss is not None and fetches else [])]
         graph = _read(self._graph, self._engine.options.input_shapes, functions=True)
         return pipeline.Step.of_session(
@@ -81,7 +81,7 @@ class _LiveStep:
             run,
             fetches=[parse_input(name)[0] for name in fetches],
             loss=_identity(loss),
-            merging=not is_gpu,
+            merging=self._engine.merges,
             counted=self._engine.counted,
             of_data=sized_by_data(capture_graph(self._graph), graph, self._engine.feed_shapes),
         )

@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from graph_passes import checks
 from graph_passes.errors import GraphError, NoGradientError
+from graph_passes.report import Report
 from tfmem.api import make_engine
-from tfmem.frontends.live_graph import optimize_live
+from tfmem.frontends.live_graph import REPORT, optimize_live
 from tfmem.options import Budget, Options, merged
 
 
@@ -75,6 +76,10 @@ def wrap_optimizer(
         optimizer: of Keras 3, `tf_keras`, or `tf.compat.v1.train`. It is not changed; the result shares its state.
         memory_budget, policy, options: as in `tfmem.optimize`.
 
+    Returns:
+        The optimizer. `tfmem.report` tells what was done to the step that it was used in; of several, to the one that
+        needs the most memory.
+
     Raises:
         GraphError: the object is no such optimizer. When it is used: the step is not in a graph.
     """
@@ -88,16 +93,24 @@ def wrap_optimizer(
     class Wrapped(type(optimizer)):  # type: ignore[misc]
         """The user's optimizer; before it applies gradients, the graph that made them is optimised."""
 
+    reports: list[Report] = []
+
+    def note(found: Report | None) -> None:
+        if found is not None:
+            reports.append(found)
+            # Of the class: an optimizer's attributes are those of the one that was given.
+            setattr(Wrapped, REPORT, max(reports, key=lambda report: report.peak_before))
+
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         pairs = list(grads_and_vars)
-        _optimize_for([gradient for gradient, _ in pairs], engine_options)
+        note(_optimize_for([gradient for gradient, _ in pairs], engine_options))
         return super(Wrapped, self).apply_gradients(pairs, *args, **kwargs)
 
     @tf.autograph.experimental.do_not_convert
     def apply(self: Any, grads: Any, *args: Any, **kwargs: Any) -> Any:
         gradients = list(grads)
-        _optimize_for(gradients, engine_options)
+        note(_optimize_for(gradients, engine_options))
         return super(Wrapped, self).apply(gradients, *args, **kwargs)
 
     # Keras 3's apply_gradients calls apply, which a custom loop may call by itself.
@@ -109,13 +122,14 @@ def wrap_optimizer(
     return wrapped
 
 
-def _optimize_for(gradients: Sequence[Any], options: Options) -> None:
-    """Optimise the graph that makes these gradients."""
+def _optimize_for(gradients: Sequence[Any], options: Options) -> Report | None:
+    """Optimise the graph that makes these gradients; None if there are none."""
     tensors = _tensors(gradients)
     if any(hasattr(tensor, "numpy") for tensor in tensors):
         raise GraphError("the gradients are eager, so there is no graph to optimise; put the step into a tf.function")
-    if tensors:
-        optimize_live(tensors[0].graph, make_engine(options), None, [tensor.name for tensor in tensors])
+    if not tensors:
+        return None
+    return optimize_live(tensors[0].graph, make_engine(options), None, [tensor.name for tensor in tensors])
 
 
 def _tensors(gradients: Sequence[Any]) -> list[Any]:

@@ -91,7 +91,8 @@ class Engine:
         notes = [] if known else ["op times and memory are estimates: nothing was observed"]
         if self.options.observe:
             notes.append("nothing can be observed: the allocator keeps no statistics (oneDNN is off)")
-            self.warn("observe", f"tfmem: {name}: {notes[-1]}, so that the plan rests on estimates")
+            cure = "set TF_ENABLE_ONEDNN_OPTS=1 before TensorFlow is imported, or pass observe=False"
+            self.warn("observe", f"tfmem: {name}: {notes[-1]}, so that the plan rests on estimates; {cure}")
         return notes
 
     @property
@@ -133,7 +134,13 @@ class Engine:
 
         0 on a GPU, whose chunks are replayed, and where nothing is counted.
         """
-        return COUNTED if not self.target.is_gpu and self._counts else 0
+        return COUNTED if self.merges else 0
+
+    @property
+    def merges(self) -> bool:
+        """Whether TensorFlow's oneDNN pass merges ops once all other passes have run. Where it does, the allocator is
+        oneDNN's, too, which counts."""
+        return not self.target.is_gpu and self._counts
 
     @property
     def _counts(self) -> bool:

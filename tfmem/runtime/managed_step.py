@@ -152,8 +152,8 @@ class ManagedStep:
     def _staged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         stages = self._stages
         while stages.stage not in (Stage.CHECK, Stage.READY):
-            began = time.monotonic()
-            with shown(self._engine.options.progress, lambda: f"{self._label}: {stages.doing}", self._took):
+            began, doing = time.monotonic(), f"{self._label}: {stages.doing}"  # after the call, it is what comes next
+            with shown(self._engine.options.progress, partial(str, doing), self._took):
                 done, result = self._probed(args, kwargs)
             self._took = time.monotonic() - began
             if done:

@@ -142,7 +142,7 @@ class Trace:
             graph,
             self._captured.creation_order,
             fetches,
-            merging=not engine.target.is_gpu,
+            merging=engine.merges,
             counted=engine.counted,
             of_data=sized_by_data(self._captured, graph, self._shapes),
         )

@@ -148,7 +148,6 @@ class _GraphDefStep:
         self._fetches = fetches
 
     def read(self) -> pipeline.Step:
-        is_gpu = self._engine.target.is_gpu
         self._optimized = optimized = grappled(self._captured, self._engine)
         self._graph = graph = serde.from_graph_def(
             optimized.graph_def, inferred=shaped_graph(optimized, feed_shapes=self._engine.feed_shapes), functions=True
@@ -158,7 +157,7 @@ class _GraphDefStep:
             self._fetches,
             creation_order=optimized.creation_order,
             fetches=[parse_input(name)[0] for name in optimized.fetches],
-            merging=not is_gpu,
+            merging=self._engine.merges,
             counted=self._engine.counted,
             of_data=sized_by_data(optimized, graph, self._engine.feed_shapes),
         )

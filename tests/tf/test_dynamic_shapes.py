@@ -59,6 +59,17 @@ class Net:
 NET = Net()
 MATRIX, VECTOR = [3, 4], [12]
 
+
+@tf.RegisterGradient("TfmemTestTripled")
+def _tripled(op, gradient):
+    return gradient * 3
+
+
+def tripled(x: tf.Tensor) -> tf.Tensor:
+    with tf.compat.v1.get_default_graph().gradient_override_map({"Tanh": "TfmemTestTripled"}):
+        return tf.tanh(x)
+
+
 WRONG = {
     "softmax of rows": lambda x, i: tf.nn.softmax(tf.reshape(x, MATRIX)),
     "mean of rows": lambda x, i: tf.reduce_mean(tf.reshape(x, MATRIX), 1),
@@ -71,7 +82,7 @@ WRONG = {
     "outer product": lambda x, i: x[:4, None] * x[None, :4],
     "a row to each row": lambda x, i: tf.reshape(x, MATRIX) + x[:4],
     "bias": lambda x, i: tf.nn.bias_add(tf.reshape(x, MATRIX), x[:4]),
-    "rows backwards": lambda x, i: tf.reshape(x, [3, 4])[:, 1::-1],
+    "rows backwards": lambda x, i: tf.reshape(x[:8], [2, 4])[:, 1::-1],
     "lookup along columns": lambda x, i: x * tf.gather(NET.square, i, axis=1),
     "a matrix that was reshaped": lambda x, i: x[:6] * tf.gather(tf.reshape(NET.square, [24, 6]), i),
     "product with a matrix that was reshaped": lambda x, i: tf.linalg.matvec(tf.reshape(NET.matrix, [4, 12]), x),
@@ -82,6 +93,7 @@ WRONG = {
     "a vector that is a matrix": lambda x, i: tf.matmul(x[None], tf.reshape(NET.vector, [12, 1])),
     "an effect": lambda x, i: NET.vector.assign_add(tf.ones([WIDTH])) * x,
     "a gradient of its own": lambda x, i: tf.grad_pass_through(tf.square)(x),
+    "a registered gradient": lambda x, i: tripled(x),
     "integers": lambda x, i: tf.cast(tf.raw_ops.Div(x=tf.where(x > 0, 3, 1), y=2), tf.float32),
 }
 
@@ -129,6 +141,19 @@ RIGHT = {
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_vectors_can_say_is_tensorflows(name: str) -> None:
     NET.compare(RIGHT[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("outer product", r"shapes \(4, 1\) and \(1, 4\) are broadcast; expected equal ones, or a single number"),
+        ("mean of columns", r"axes \[0\] of shape \[3, 4\]; expected all numbers of a vector to be reduced"),
+        ("a matrix that was reshaped", r"a parameter of shape \[12, 12\] in shape \[24, 6\]; expected a parameter"),
+    ],
+)
+def test_the_error_says_what_was_found_and_expected(name: str, words: str) -> None:
+    with pytest.raises(dynamic.DynamicError, match=words):
+        NET.compare(WRONG[name])
 
 
 def test_a_state_that_is_no_vector_is_an_error() -> None:

@@ -108,6 +108,6 @@ def test_nothing_is_kept() -> None:
     before = [sys.getrefcount(each) for each in (*kinds, leaf, root)]
     for _ in range(5):
         assert flatten(root) == (kinds[:2], [0, 0], kinds[2:])
-        with pytest.raises(TypeError):
+        with pytest.raises(dynamic.DynamicError, match="7 stands where a node is expected"):
             flatten(dynamic.Node(0, (root, 7), ()))
     assert [sys.getrefcount(each) for each in (*kinds, leaf, root)] == before

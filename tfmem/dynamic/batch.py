@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,16 +72,57 @@ def from_roots(examples: Sequence[Sequence[Node]], own: type[Node] | None = None
 
 
 def _flat(examples: Sequence[Sequence[Node]], own: type[Node] | None) -> tuple[tuple[bytes, bytes], ...]:
-    try:
+    with _refused("a graph"):
         return flatten_nodes(examples) if own is None else flatten_nodes(examples, (own, Node, tuple))
-    except ValueError as error:
-        raise DynamicError(str(error)) from None
 
 
 def from_lists(examples: Iterable[tuple[Sequence[int], Sequence[int], Sequence[int]]]) -> Batch:
-    """A batch of examples that are lists of kinds, children and arguments."""
-    columns = list(zip(*examples, strict=True)) or [(), (), ()]
-    return Batch(*map(_ragged_of_rows, columns))
+    """A batch of examples that are lists of kinds, children and arguments.
+
+    Raises:
+        DynamicError: an example is something else.
+    """
+    columns = list(zip(*map(_three, examples), strict=True)) or [(), (), ()]
+    with _refused("an example of kinds, children and arguments"):
+        return Batch(*map(_ragged_of_rows, columns))
+
+
+def listed(examples: Any) -> list[Any]:
+    """The examples that a user gives.
+
+    Raises:
+        DynamicError: they are no sequence of examples.
+    """
+    if isinstance(examples, Node | Mapping | str) or not isinstance(examples, Iterable):
+        raise DynamicError(f"examples of type {type(examples).__name__}; expected a list of examples")
+    with _refused("examples"):
+        return list(examples)
+
+
+def _three(example: Any) -> Any:
+    if (
+        not isinstance(example, tuple | list)
+        or len(example) != 3
+        or not all(hasattr(row, "__len__") for row in example)
+    ):
+        raise DynamicError(
+            f"an example of type {type(example).__name__}; expected a node, a list of nodes, or lists of kinds, "
+            "children and arguments"
+        )
+    return example
+
+
+@contextlib.contextmanager
+def _refused(what: str) -> Iterator[None]:
+    """What cannot be read as integers is the user's."""
+    try:
+        yield
+    except DynamicError:
+        raise
+    except RecursionError:
+        raise DynamicError(f"{what}: a deep graph stands where a node or an integer is expected") from None
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise DynamicError(f"{what}: {error}") from None
 
 
 def from_bytes(columns: Iterable[tuple[bytes, bytes]]) -> Batch:
@@ -119,9 +161,10 @@ def as_batch(given: Any) -> Batch:
         if missing:
             raise DynamicError(f"a batch without '{missing[0]}'; expected {', '.join(Batch._fields)}")
         given = tuple(given[name] for name in Batch._fields)
-    if not isinstance(given, tuple | list) or len(given) != 3:
+    if not isinstance(given, tuple | list) or isinstance(given, Node) or len(given) != 3:
         raise DynamicError(f"a batch of type {type(given).__name__}; expected kinds, children and arguments")
-    return Batch(*map(_as_ragged, given))
+    with _refused("a batch of kinds, children and arguments"):
+        return Batch(*map(_as_ragged, given))
 
 
 def _as_ragged(tensor: Any) -> tf.RaggedTensor:

@@ -16,11 +16,21 @@ from custom_ops.dynamic.op import forward, forward_backward, seed_of, step
 from custom_ops.dynamic.spec import Spec
 from custom_ops.errors import DynamicError, warn
 from tfmem.api import load_ops
-from tfmem.dynamic.batch import Batch, Node, as_batch, flatten, from_bytes, from_lists, from_roots, node_type
+from tfmem.dynamic.batch import (
+    Batch,
+    Node,
+    as_batch,
+    flatten,
+    from_bytes,
+    from_lists,
+    from_roots,
+    listed,
+    node_type,
+)
 from tfmem.dynamic.extension import Expression
 from tfmem.dynamic.gpu import Programs
 from tfmem.dynamic.kinds import NodeKind, State, record
-from tfmem.dynamic.optimizers import Optimizer
+from tfmem.dynamic.optimizers import Optimizer, checked
 from tfmem.dynamic.parts import Parts, Run, apply, in_halves, in_parts
 from tfmem.dynamic.recorded import RecordedKinds
 from tfmem.dynamic.recorder import parameter_of
@@ -68,14 +78,14 @@ def specialize(
         The handle that runs batches.
 
     Raises:
-        DynamicError: shapes do not fit, or a kind uses a variable that is no parameter.
+        DynamicError: shapes do not fit, a kind uses a variable that is no parameter, or the optimizer is another one.
         OpLibraryError: the op library is not built.
     """
     if len({id(variable) for variable in parameters}) < len(parameters):
         raise DynamicError("a parameter is given twice")
     if isinstance(state, int):
         state = (state,)
-    return Handle(tuple(parameters), kinds, state, optimizer)
+    return Handle(tuple(parameters), kinds, state, checked(optimizer))
 
 
 class Handle(tf.Module):
@@ -178,6 +188,7 @@ class Handle(tf.Module):
         Raises:
             DynamicError: an example is none of these, or a node depends on itself.
         """
+        examples = listed(examples)
         if self._recorded is not None:
             with self._lock:
                 columns = self._recorded.flatten(tuple(examples))

@@ -39,7 +39,8 @@ class NodeKind:
 
     Attributes:
         function: `function(children, *arguments)` gives a `Result`, or the state alone. `children` has for each child
-            its state: a tuple of vectors, or the vector if there is one. Arguments are integers.
+            its state: a tuple of vectors, or the vector if there is one. Arguments are integers: the parameters without
+            a default. Those with one, and keywords of `functools.partial`, keep their values.
         children: how many; or for each child the widths of its state.
         traced: whether the function is written in TensorFlow's ops.
     """
@@ -50,8 +51,26 @@ class NodeKind:
 
     @property
     def arguments(self) -> int:
-        """How many integer arguments the function has."""
-        return len(inspect.signature(self.function).parameters) - 1
+        """How many integer arguments the function has.
+
+        Raises:
+            DynamicError: it is no function over a node.
+        """
+        try:
+            signature = inspect.signature(self.function)
+        except (TypeError, ValueError) as error:
+            raise DynamicError(f"{self.function!r} as the function of a node: {error}") from None
+        given = [each for each in signature.parameters.values() if each.default is each.empty]
+        given = [each for each in given if each.kind is not each.VAR_KEYWORD]
+        for each in given:
+            if each.kind not in {each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD}:
+                raise DynamicError(
+                    f"{self.function!r}{signature}: expected parameters that are given by position, the children and "
+                    f"each integer argument; leave out '{each}', or give it a default"
+                )
+        if not given:
+            raise DynamicError(f"{self.function!r}{signature}: expected a parameter that takes the children")
+        return len(given) - 1
 
 
 def node(function: Callable[..., Any], *, children: int | Sequence[State] = 0) -> NodeKind:

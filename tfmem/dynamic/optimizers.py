@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from numbers import Real
+from typing import Any, ClassVar, Literal
 
+import numpy as np
 import tensorflow as tf
 
 from custom_ops.errors import DynamicError
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -19,10 +23,8 @@ class SGD:
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.learning_rate < 0 or not 0 <= self.momentum < 1:
-            raise DynamicError(
-                f"learning rate {self.learning_rate} and momentum {self.momentum}; expected [0, 1) of it"
-            )
+        if not (_number(self, "learning_rate") >= 0 and 0 <= _number(self, "momentum") < 1):
+            raise DynamicError(f"{self}: expected a momentum in [0, 1) and no negative learning rate")
 
     @property
     def rule(self) -> Literal["sgd", "momentum"]:
@@ -59,7 +61,9 @@ class Adam:
     slots: ClassVar[tuple[str, ...]] = ("m", "v")
 
     def __post_init__(self) -> None:
-        if self.learning_rate < 0 or not 0 <= self.beta_1 < 1 or not 0 <= self.beta_2 < 1 or self.epsilon <= 0:
+        names = ("learning_rate", "beta_1", "beta_2", "epsilon")
+        rate, beta_1, beta_2, epsilon = (_number(self, name) for name in names)
+        if not (rate >= 0 and 0 <= beta_1 < 1 and 0 <= beta_2 < 1 and epsilon > 0):
             raise DynamicError(f"{self}: expected betas in [0, 1), a positive epsilon, no negative learning rate")
 
     def rates(self, step: tf.Tensor) -> tf.Tensor:
@@ -79,3 +83,28 @@ class Adam:
 
 
 Optimizer = SGD | Adam
+
+
+def checked(optimizer: Any) -> Optimizer | None:
+    """What `specialize` is given.
+
+    Raises:
+        DynamicError: it is no update rule that the op knows.
+    """
+    if optimizer is None or isinstance(optimizer, Optimizer):
+        return optimizer
+    raise DynamicError(
+        f"optimizer={optimizer!r}; expected tfmem.dynamic.SGD(...) or tfmem.dynamic.Adam(...). Another optimizer takes "
+        "the gradients that Handle.forward_backward gives"
+    )
+
+
+def _number(optimizer: Any, name: str) -> float:
+    """A field as the op computes with it, in float32."""
+    given = getattr(optimizer, name)
+    if isinstance(given, Real) and not isinstance(given, bool) and abs(given) <= _LARGEST:  # nor is NaN
+        return float(np.float32(given))
+    raise DynamicError(
+        f"{type(optimizer).__name__}({name}={given!r}): expected a finite number, which all steps have; for a schedule "
+        "give the gradients of Handle.forward_backward to an optimizer of Keras"
+    )

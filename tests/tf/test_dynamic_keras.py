@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
@@ -16,6 +23,7 @@ WORDS, WIDTH = 6, 8
 INTEGERS = {"kinds": tf.int32, "children": tf.int32, "arguments": tf.int32}
 
 
+@keras.saving.register_keras_serializable(package="test_dynamic_keras")
 def kinds(weights):
     def leaf(children, word):
         return dynamic.dropout(dynamic.embedding_lookup(weights["table"], word), 0.1)
@@ -26,8 +34,17 @@ def kinds(weights):
     return {"leaf": dynamic.node(leaf), "pair": dynamic.node(pair, children=2)}
 
 
-def layer():
-    return dynamic.Layer({"table": (WORDS, WIDTH), "kernel": (WIDTH, 2 * WIDTH), "bias": (WIDTH,)}, kinds, state=WIDTH)
+@keras.saving.register_keras_serializable(package="test_dynamic_keras")
+def kinds_without_dropout(weights):
+    return {
+        **kinds(weights),
+        "leaf": dynamic.node(lambda children, word: dynamic.embedding_lookup(weights["table"], word)),
+    }
+
+
+def layer(makes_kinds=kinds):
+    shapes = {"table": (WORDS, WIDTH), "kernel": (WIDTH, 2 * WIDTH), "bias": (WIDTH,)}
+    return dynamic.Layer(shapes, makes_kinds, state=WIDTH)
 
 
 def examples(count):
@@ -65,6 +82,87 @@ def test_fit_trains_an_encoder_under_dense_layers(ragged):
     assert history["loss"][-1] < 0.5 * history["loss"][0]
     assert model.evaluate(batches, verbose=0)[1] > 0.9
     assert len(encoder.trainable_variables) == 3
+
+
+def model_of(*layers_above, makes_kinds=kinds):
+    inputs = {name: keras.Input([None], dtype="int32", name=name) for name in INTEGERS}
+    result = layer(makes_kinds)(inputs)
+    for above in layers_above:
+        result = above(result)
+    model = keras.Model(inputs, result)
+    model.compile(keras.optimizers.Adam(0.03), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def padded(count):
+    given = examples(count)
+    signature = ({name: tf.TensorSpec([None], dtype) for name, dtype in INTEGERS.items()}, tf.TensorSpec([], tf.int32))
+    trees = tf.data.Dataset.from_generator(lambda: iter(given), output_signature=signature)
+    return trees.padded_batch(16, padding_values=(dict.fromkeys(INTEGERS, -1), 0))
+
+
+def test_a_loaded_model_predicts_and_trains_on(tmp_path):
+    """With the moments of the optimizer; but not with the seeds of dropout, which Keras saves of no layer."""
+    keras.utils.set_random_seed(0)
+    model, batches = model_of(keras.layers.Dense(2), makes_kinds=kinds_without_dropout), padded(48)
+    model.fit(batches, epochs=2, verbose=0)
+    model.save(tmp_path / "net.keras")
+    loaded = keras.saving.load_model(tmp_path / "net.keras")
+    np.testing.assert_array_equal(loaded.predict(batches, verbose=0), model.predict(batches, verbose=0))
+    histories = [each.fit(batches, epochs=3, verbose=0).history["loss"] for each in (model, loaded)]
+    np.testing.assert_allclose(histories[1], histories[0], rtol=1e-6)
+
+
+def test_another_process_loads_a_model(tmp_path):
+    """It imports the module that registers the kinds."""
+    model, batches = model_of(), padded(16)
+    model.save(tmp_path / "net.keras")
+    np.savez(tmp_path / "batch.npz", **next(iter(batches))[0])
+    (tmp_path / "load.py").write_text(
+        "import keras, numpy as np, tests.tf.test_dynamic_keras\n"
+        "print(keras.saving.load_model('net.keras').predict(dict(np.load('batch.npz')), verbose=0).tolist())\n"
+    )
+    root = str(Path(__file__).parents[2])
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {root!r}); exec(open('load.py').read())"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+    assert found.returncode == 0, found.stderr
+    expected = model.predict(next(iter(batches))[0], verbose=0)
+    np.testing.assert_allclose(json.loads(found.stdout), expected, rtol=1e-6)
+
+
+def test_a_cloned_model_has_weights_of_its_own():
+    model = model_of(keras.layers.Dense(2))
+    clone = keras.models.clone_model(model)
+    assert [weight.shape for weight in clone.weights] == [weight.shape for weight in model.weights]
+    before = model.get_weights()
+    clone.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    clone.fit(padded(16), verbose=0)
+    for weight, known in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, known)
+
+
+def test_a_layer_is_made_again_from_its_configuration():
+    shapes = {"table": (WORDS, WIDTH), "kernel": (WIDTH, 2 * WIDTH), "bias": [WIDTH]}
+    encoder = dynamic.Layer(
+        shapes, functools.partial(kinds), state=(WIDTH,), initializer=keras.initializers.Constant(0.5), name="net"
+    )
+    again = dynamic.Layer.from_config(encoder.get_config())
+    assert again.get_config() == encoder.get_config()
+    assert again.name == "net"
+    assert again.handle.text == encoder.handle.text
+    np.testing.assert_array_equal(again.handle.parameters[0], np.full([WORDS, WIDTH], 0.5))
+    assert again.handle.parameters[0] is not encoder.handle.parameters[0]
+
+
+def test_the_example_of_the_documentation_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "dynamic.md").read_text()
+    (example,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    names = {"__name__": "example"}
+    exec(compile(example, "docs/dynamic.md", "exec"), names)
+    losses = names["history"].history["loss"]
+    assert losses[-1] < 0.1 * losses[0]
+    assert names["loaded"].evaluate(names["batches"], verbose=0) < losses[-1]
 
 
 def test_losses_of_nodes_are_added():

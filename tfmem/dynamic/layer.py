@@ -14,6 +14,7 @@ from tfmem.dynamic.handle import Handle, specialize
 from tfmem.dynamic.kinds import NodeKind, State
 
 
+@keras.saving.register_keras_serializable(package="tfmem.dynamic")  # Keras loads no class that is not registered
 class Layer(keras.layers.Layer):
     """Gives the state of each example's last node, which by convention is its root.
 
@@ -21,6 +22,10 @@ class Layer(keras.layers.Layer):
     `[examples, number]` padded with -1 (`tf.data.Dataset.padded_batch`) or ragged ones. The result is float32
     `[examples, width]`, the first vector of the state. If kinds have losses, their mean over the examples is added to
     the model's loss.
+
+    A model with it is saved and cloned as any other. What is saved of the kinds is the name of the function that makes
+    them; where the model is loaded, Keras has to know it, by `keras.saving.register_keras_serializable` or
+    `custom_objects`, and `tfmem.dynamic` has to be imported.
     """
 
     def __init__(
@@ -45,6 +50,13 @@ class Layer(keras.layers.Layer):
             DynamicError: as `specialize`.
         """
         super().__init__(**options)
+        state = state if isinstance(state, int) else tuple(state)
+        self._given = {
+            "parameters": {name: list(shape) for name, shape in parameters.items()},
+            "kinds": kinds,
+            "state": state if isinstance(state, int) else list(state),
+            "initializer": keras.initializers.serialize(keras.initializers.get(initializer)),
+        }
         weights = {
             name: self.add_weight(
                 shape=tuple(shape), initializer=initializer if len(shape) > 1 else "zeros", name=name, dtype="float32"
@@ -55,7 +67,7 @@ class Layer(keras.layers.Layer):
         self._handle = specialize(list(variables.values()), kinds(variables), state=state)
         self._adds_loss = any(line.startswith("put_loss") for line in self._handle.text.splitlines())
         self._seeds = keras.random.SeedGenerator()  # dropout's, a new one for each call
-        self._width = (state,) if isinstance(state, int) else tuple(state)
+        self._width = (state,) if isinstance(state, int) else state
 
     @property
     def handle(self) -> Handle:
@@ -79,6 +91,18 @@ class Layer(keras.layers.Layer):
             self.add_loss(tf.reduce_mean(outcome.losses))
         with tf.control_dependencies([checked] if checked is not None else []):
             return tf.gather(outcome.states[0], batch.kinds.row_limits() - 1)
+
+    def get_config(self) -> dict[str, Any]:
+        """What the layer was made with."""
+        return {**super().get_config(), **self._given}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Layer:
+        """A layer as one with this configuration was made, with weights of its own."""
+        kinds = config["kinds"]
+        if isinstance(kinds, Mapping):  # as it was saved
+            kinds = keras.saving.deserialize_keras_object(kinds)
+        return cls(**{**config, "kinds": kinds})
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, int]:
         """`[examples, width]`."""

@@ -40,4 +40,4 @@ class FakePrograms:
 @pytest.fixture(autouse=True)
 def fixture_on_fake_gpu(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     made: dict[str, DynamicProgram] = {}
-    monkeypatch.setattr(handle, "Programs", lambda: FakePrograms(gpu, made))
+    monkeypatch.setattr(handle, "Programs", lambda options: FakePrograms(gpu, made))

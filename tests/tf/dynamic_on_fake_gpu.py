@@ -115,7 +115,7 @@ def test_updates_are_the_formulas(gpu: FakeGpu, rule: str) -> None:
 
 
 def test_a_step_that_failed_does_not_count(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handles, "Programs", lambda: FakePrograms(gpu, {}))
+    monkeypatch.setattr(handles, "Programs", lambda options: FakePrograms(gpu, {}))
     values = []
     for fails in (False, True):
         net = TreeLSTM(hidden=4, width=3)
@@ -142,7 +142,7 @@ def test_kernels_that_take_turns_compute_the_same_to_the_bit(gpu: FakeGpu, monke
         programs = [build(spec, ARCH, CHIP, rows, compile_source=gpu.compile_source) for rows in (1, 2, 4)]
         choices.append(Choice(programs))
         monkeypatch.setattr(
-            handles, "Programs", lambda given=choices[-1] if several else None: FakePrograms(gpu, {}, given)
+            handles, "Programs", lambda options, given=choices[-1] if several else None: FakePrograms(gpu, {}, given)
         )
         handle = net.specialize(optimizer=dynamic.Adam())
         batch = handle.batch([nodes(handle, tree) for tree in random_trees(2, most=3)])
@@ -155,7 +155,7 @@ def test_kernels_that_take_turns_compute_the_same_to_the_bit(gpu: FakeGpu, monke
 
 
 def test_recorded_graphs_say_that_a_kernel_is_compiled_anew(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handles, "Programs", lambda: FakePrograms(gpu, {}))
+    monkeypatch.setattr(handles, "Programs", lambda options: FakePrograms(gpu, {}))
     table = tf.Variable(tf.ones([4, 3]))
     handle = dynamic.specialize([table])
 

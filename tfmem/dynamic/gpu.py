@@ -30,8 +30,10 @@ OLDEST = 80  # compute capability 8.0
 class Programs:
     """Kernels by what they compute; each is compiled once, or taken from the cache."""
 
-    def __init__(self) -> None:
-        self._target = find_target("", load_ops())
+    def __init__(self, options: Options) -> None:
+        """For the device and with the cache that `options` name."""
+        self._options = options
+        self._target = find_target(options.device, load_ops())
         self._made: dict[str, DynamicProgram | None] = {}
         self._chosen: set[str] = set()
         self._others: dict[str, Future[list[DynamicProgram]]] = {}
@@ -85,16 +87,16 @@ class Programs:
         return self.of(spec) is not None and spec.text not in self._chosen
 
     def place(self, program: DynamicProgram | None) -> AbstractContextManager[object]:
-        """Where an op with this program is placed: on the CPU, if there is a GPU and no kernel for it."""
-        if program is None and self._target.is_gpu:
+        """Where an op with this program is placed: on the CPU, if it has no GPU kernel; else where options say."""
+        if program is None and (self._target.is_gpu or self._options.device):
             return tf.device("/CPU:0")
-        return contextlib.nullcontext()
+        return tf.device(self._target.name) if self._options.device else contextlib.nullcontext()
 
     # ---- making ----
 
     def _first(self, spec: Spec) -> DynamicProgram:
         """With the rows that were the fastest before, or 1."""
-        with self._device() as device, kernel_folder(Options().cache_directory) as folder:
+        with self._device() as device, kernel_folder(self._options.cache_directory) as folder:
             rows = Cache(folder).find(_key(spec, device), _rows)
             if rows is not None:
                 self._chosen.add(spec.text)
@@ -102,7 +104,7 @@ class Programs:
 
     def _alternatives(self, spec: Spec, first: DynamicProgram) -> list[DynamicProgram]:
         """That keep as much on the chip."""
-        with kernel_folder(Options().cache_directory) as folder:
+        with kernel_folder(self._options.cache_directory) as folder:
             made = [
                 build(spec, first.image.arch, first.plan.chip, rows, Cache(folder))
                 for rows in ROWS[1:]
@@ -111,7 +113,7 @@ class Programs:
         return [program for program in made if program.plan.resident_bytes >= first.plan.resident_bytes]
 
     def _keep(self, spec: Spec, program: DynamicProgram) -> None:
-        with self._device() as device, kernel_folder(Options().cache_directory) as folder:
+        with self._device() as device, kernel_folder(self._options.cache_directory) as folder:
             Cache(folder).keep(_key(spec, device), str(program.rows).encode())
 
     @contextlib.contextmanager

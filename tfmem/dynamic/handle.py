@@ -35,6 +35,7 @@ from tfmem.dynamic.parts import Parts, Run, apply, in_halves, in_parts
 from tfmem.dynamic.recorded import RecordedKinds
 from tfmem.dynamic.recorder import parameter_of
 from tfmem.dynamic.slots import Slots
+from tfmem.options import Options, merged
 from tfmem.tf_internals.early_results import call_unrecorded, with_early_results
 
 
@@ -63,6 +64,7 @@ def specialize(
     *,
     state: State | int | None = None,
     optimizer: Optimizer | None = None,
+    options: Options | None = None,
 ) -> Handle:
     """Prepare the training of nets whose graph changes with every input.
 
@@ -73,6 +75,8 @@ def specialize(
             recorded, op by op.
         state: the widths of a node's state; an integer for one vector.
         optimizer: with it, `Handle.step` updates the parameters.
+        options: of them, the device that runs the net and the directory where its GPU kernels are kept. None: what
+            environment variables say.
 
     Returns:
         The handle that runs batches.
@@ -80,12 +84,13 @@ def specialize(
     Raises:
         DynamicError: shapes do not fit, a kind uses a variable that is no parameter, or the optimizer is another one.
         OpLibraryError: the op library is not built.
+        OptionsError: there is no such device, or an environment variable has a value that its option does not take.
     """
     if len({id(variable) for variable in parameters}) < len(parameters):
         raise DynamicError("a parameter is given twice")
     if isinstance(state, int):
         state = (state,)
-    return Handle(tuple(parameters), kinds, state, checked(optimizer))
+    return Handle(tuple(parameters), kinds, state, checked(optimizer), merged(options, None, None))
 
 
 class Handle(tf.Module):
@@ -101,6 +106,7 @@ class Handle(tf.Module):
         kinds: Mapping[str, NodeKind] | None,
         state: State | None,
         optimizer: Optimizer | None,
+        options: Options,
     ) -> None:
         """Use `specialize`."""
         super().__init__()
@@ -125,7 +131,7 @@ class Handle(tf.Module):
         )
         self._forms = MappingProxyType(forms)  # which TensorFlow does not take for a part of a checkpoint
         self._inference = self._spec(training=False)
-        self._programs = Programs()
+        self._programs = Programs(options)
         self._programs.of(self._training)
         self.slots = None if optimizer is None else Slots(optimizer, parameters)
         self._traced = _Traced()

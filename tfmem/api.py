@@ -218,7 +218,7 @@ def _optimize_saved_model(path: str, output: str | os.PathLike[str] | None, engi
             if not reports:
                 raise error
             more = f" ({len(without_gradient) - 1} more are, too)" if len(without_gradient) > 1 else ""
-            engine.warn("not planned", f"tfmem: {name} of '{path}' is left as it was{more}: {error}")
+            engine.warn("not planned", f"tfmem: {name} of '{path}' stays unchanged{more}: {error}")
 
     target = os.fspath(output) if output is not None else path.rstrip("/") + "_tfmem"
     saved_model.optimize_saved_model(path, target, rewrite, tell)
@@ -231,7 +231,7 @@ def _optimize_saved_model(path: str, output: str | os.PathLike[str] | None, engi
             found = replace(found, notes=(*found.notes, note))
         file = Path(target, REPORT_FILE)
         file.parent.mkdir(exist_ok=True)
-        notes = tuple(f"left as it was: {name}: {error}" for name, error in without_gradient.items())
+        notes = tuple(f"unchanged: {name}: {error}" for name, error in without_gradient.items())
         file.write_text(replace(found, notes=(*found.notes, *notes)).to_json())
     return target
 

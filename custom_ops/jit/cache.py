@@ -109,7 +109,7 @@ class Cache:
         """Write `data` under `key`. A folder that cannot be written is no error.
 
         An empty directory in the place of the file goes. What else is in the way would stay there for good, and every
-        process would make the content anew, so the user is told.
+        process would make the content once more, so the user is told.
         """
         place = self.place(key)
         try:

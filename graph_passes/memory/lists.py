@@ -73,11 +73,13 @@ def piles(graph: Graph, position: Mapping[str, int] | None = None) -> dict[Tenso
         lists = [tensor for tensor in graph.tensors(node) if _is_list(graph, tensor)]
         lists.sort(key=read_last, reverse=True)
         if lists and node.op in LOOPS:
-            found |= _of_loop(graph, node, lists)
+            found |= _of_loop(graph, node, lists, found)
         elif lists and any((node.name, part) in graph.functions for part in PARTS):
             found |= {tensor: _of_call(graph, node, tensor) for tensor in lists}
         elif node.op in ("Case", "StatelessCase"):
             found |= dict.fromkeys(lists)
+        elif lists and node.op == "ZerosLike" and (pile := _whole(graph, node.inputs[0], found)):
+            found[lists[0]] = pile
     return found
 
 
@@ -104,15 +106,47 @@ def _is_list(graph: Graph, tensor: TensorId) -> bool:
     return spec is not None and spec.dtype == _VARIANT
 
 
-def _of_loop(graph: Graph, node: Node, lists: Iterable[TensorId]) -> Mapping[TensorId, Pile | None]:
+def _whole(graph: Graph, tensor: TensorId, found: Mapping[TensorId, Pile | None]) -> Pile | None:
+    """All that a list holds, where it was made of a tensor, or a loop filled it; None where that is not known."""
+    while True:
+        tensor = ops.passed(graph, tensor)
+        node = graph[tensor.node]
+        if tensor in found:
+            return found[tensor]
+        if node.op == "TensorListFromTensor":
+            sizes, nbytes = graph.sizes(node.inputs[0]), graph.nbytes(node.inputs[0])
+            return Pile(nbytes, nbytes // sizes[0]) if nbytes and sizes else None
+        body = graph.functions.get((node.name, "body"))
+        if node.op == "ZerosLike":
+            tensor = node.inputs[0]
+        elif body is not None and _is_argument(body, body.results[tensor.index], tensor.index):
+            tensor = node.inputs[tensor.index]
+        else:
+            return None
+
+
+def _is_argument(body: Function, tensor: TensorId, place: int) -> bool:
+    return ops.passed(body.graph, tensor).node == body.arguments[place]
+
+
+def _is_sum(body: Function, place: int) -> bool:
+    """Whether a list is added to in each step element by element, as gradients of what a loop reads are."""
+    node = body.graph[ops.passed(body.graph, body.results[place]).node]
+    return node.op in ("AddN", "AddV2") and any(_is_argument(body, tensor, place) for tensor in node.inputs)
+
+
+def _of_loop(
+    graph: Graph, node: Node, lists: Iterable[TensorId], before: Mapping[TensorId, Pile | None]
+) -> Mapping[TensorId, Pile | None]:
     body = graph.functions.get((node.name, "body"))
     if body is None:
         return dict.fromkeys(lists)
     inside = _Inside(body, carries=True)
-    each = {tensor: inside.added(body.results[tensor.index]) for tensor in lists}
+    sums = {tensor for tensor in lists if _is_sum(body, tensor.index)}
+    each = {tensor: inside.added(body.results[tensor.index]) for tensor in lists if tensor not in sums}
     filled = {tensor: pile for tensor, pile in each.items() if pile is None or pile.nbytes}
     steps = steps_of(graph, node) if any(filled.values()) else None
-    return {
+    return {tensor: _whole(graph, node.inputs[tensor.index], before) for tensor in sums} | {
         tensor: None if pile is None or steps is None else Pile(pile.nbytes * steps, pile.element)
         for tensor, pile in filled.items()
     }

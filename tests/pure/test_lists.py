@@ -207,6 +207,33 @@ def test_a_loop_in_a_loop_keeps_lists_of_lists() -> None:
     assert piles(outer) == {TensorId("loop", 3): Pile(160 * MIB, 512 * KIB)}
 
 
+def test_a_list_that_is_summed_up_is_as_large_as_it_was() -> None:
+    """The gradient of a list of 16 elements, read by a loop that leaves it as it is: zeros, and what is added."""
+    keeps = function({"list": LIST_SPEC}, [], ["list"])
+    adds = function(
+        {"sum": LIST_SPEC, "g": TensorSpec("float32", 4, (None, 128))},
+        [
+            ("empty", "TensorListReserve", [], LIST_SPEC),
+            ("set", "TensorListSetItem", ["empty", "sum", "g"], LIST_SPEC),
+            ("added", "AddN", ["sum", "set"], LIST_SPEC),
+        ],
+        ["added", "g"],
+    )
+    nodes = [
+        Node("x", "Placeholder", outputs=1),
+        Node("list", "TensorListFromTensor", [TensorId("x")], outputs=1),
+        Node("forward", "While", [TensorId("list")], outputs=1),
+        Node("zeros", "ZerosLike", [TensorId("forward")], outputs=1),
+        Node("back", "While", [TensorId("zeros"), TensorId("x")], outputs=2),
+    ]
+    specs = {TensorId(name): LIST_SPEC for name in ("list", "forward", "zeros", "back")}
+    specs[TensorId("x")] = TensorSpec("float32", 4, (16, 1024, 128))
+    graph = Graph(nodes, specs, {}, {("forward", "body"): keeps, ("back", "body"): adds})
+    assert piles(graph) == {TensorId("zeros"): Pile(8 * MIB, 512 * KIB), TensorId("back"): Pile(8 * MIB, 512 * KIB)}
+    graph.specs[TensorId("x")] = TensorSpec("float32", 4, (None, 1024, 128))
+    assert piles(graph) == {TensorId("back"): None}
+
+
 def test_branches_keep_what_the_larger_one_does() -> None:
     def branch(*kept: str) -> Function:
         nodes = [("tanh", "Tanh", ["h"], H), ("sin", "Sin", ["h"], H), ("kept", "OptionalFromValue", kept, LIST_SPEC)]

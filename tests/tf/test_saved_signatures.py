@@ -48,14 +48,14 @@ def saved(net: Net, path: Path, *, rows: int | None = 64) -> str:
 
 def test_a_saved_model_with_an_inference_signature(tmp_path: Path, x: Any, flow: Any) -> None:
     path = saved(Net(), tmp_path / "model")
-    with pytest.warns(tfmem.TfmemWarning, match="is left as it was: there is no gradient in the graph"):
+    with pytest.warns(tfmem.TfmemWarning, match="stays unchanged: there is no gradient in the graph"):
         after = tfmem.optimize(path, memory_budget="1GiB", output=tmp_path / "after")
     model, net = tf.saved_model.load(after), Net()
     np.testing.assert_array_equal(model.signatures["serving_default"](x=x[:7])["y"], tf.function(net.infer)(x[:7]))
     assert model.signatures["train"](x=x)["loss"].numpy() == tf.function(net.train)(x).numpy()
     report = tfmem.report(after)
     assert report.decision == "unchanged: fits"
-    assert any(note.startswith("left as it was: __inference") for note in report.notes)
+    assert any(note.startswith("unchanged: __inference") for note in report.notes)
 
 
 def test_a_saved_model_that_only_infers(tmp_path: Path, flow: Any) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from custom_ops.background import go_on
 from graph_passes.fusion.dependences import Dependences, read_by, waited
 from graph_passes.fusion.lower.meaning import REDUCTIONS, Kind, Meaning
 from graph_passes.graph.ir import Graph, TensorId
@@ -106,6 +107,7 @@ def body(
         fusible: whether a memory-intensive node can be in a kernel.
         generated: whether a product can.
     """
+    go_on()
     apart = _apart(graph, meanings, members)
     order, net = _ordered(_edges(graph, meanings, members, apart))
     names, place = tuple(members[old] for old in order), {old: new for new, old in enumerate(order)}

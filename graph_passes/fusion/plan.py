@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from math import prod
 
+from custom_ops.background import go_on
 from graph_passes.fusion.body import Body, body
 from graph_passes.fusion.contraction import Contraction
 from graph_passes.fusion.explore import Exploration, exploratory
@@ -150,6 +151,7 @@ def plan_fusion(
     generated = generated or small_products(graph, meanings, device)
     outside: dict[str, str] = {}
     while True:
+        go_on()
         gain = _gain(meanings, device)
         regions = find_regions(graph, meanings, gain, kinds, fed, outside, default)
         bodies = [

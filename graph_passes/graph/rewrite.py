@@ -169,7 +169,7 @@ class _Applier:
         """
         self._graph = graph
         self._editor = editor
-        self._names: dict[str, str] = {}  # planned -> as it was inserted
+        self._names: dict[str, str] = {}  # as planned -> as inserted
         self._moved: dict[TensorId, TensorId] = {}  # old tensor -> what was put in its place
         self._became: dict[TensorId, list[TensorId]] = {}  # what was put there -> old tensors
         self._succeeded: dict[str, str] = {}  # replaced node -> for whom those wait who waited for it

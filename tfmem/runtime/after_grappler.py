@@ -23,7 +23,7 @@ BY_MODEL = "stitched, as the model has it: nothing was timed"
 NOTHING = "nothing to stitch"
 PLANNED = "left as it was: a plan for the memory budget runs in its place"
 LARGER = "give a memory_budget under which nothing has to move"
-TRACED = "left as it was: more of the function is still to be traced"
+TRACED = "not stitched: more of the function is still to be traced"
 WHOLE = "pass the tf.function itself to tfmem.optimize"
 
 # Those of which it is known that TF32's kernels want channels last.
@@ -128,7 +128,7 @@ def unobserved(report: Report, done: Stitching) -> Report:
 
 
 def unstitched(report: Report, engine: Engine, why: str, cure: str) -> Report:
-    """`report` of a step that stays as it was; where the user asked for fusion, he is told.
+    """`report` of a step that is not stitched; a user who asked for it is told.
 
     Args:
         report: of it.
@@ -137,7 +137,7 @@ def unstitched(report: Report, engine: Engine, why: str, cure: str) -> Report:
         cure: what the user can do.
     """
     if "fusion" in (engine.options.passes or ()):
-        engine.warn("fusion", f"tfmem: {report.graph} is not stitched: {why}; {cure}; see tfmem.report(...)")
+        engine.warn("fusion", f"tfmem: {report.graph} was to be stitched, and is {why}; {cure}; see tfmem.report(...)")
     notes = (*report.notes, f"to have it stitched, {cure}")
     return replace(report, fusion=why, fusion_state=Fusion.LEFT, notes=notes)
 

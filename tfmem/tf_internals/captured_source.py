@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 
+from custom_ops.background import go_on
 from graph_passes.errors import GraphError
 from graph_passes.graph import serde
 from graph_passes.graph.ir import Graph
@@ -44,6 +45,7 @@ class CapturedSource:
         """See `Source`."""
         self._read = self.captured if inlined is None else inline_captured(self.captured, inlined)
         inferred = shaped_graph(self._read, feed_shapes=self._feed_shapes)
+        go_on()
         return serde.from_graph_def(self._read.graph_def, inferred=inferred, functions=functions)
 
     def keep(self, graph: Graph) -> set[str]:

@@ -274,7 +274,7 @@ def find_library(tensorflow_version: str, directory: Path = PACKAGE) -> Path:
 def build_hint(directory: Path = PACKAGE) -> str:
     """What to do where a library is missing in `directory`: in a checkout another cure helps than elsewhere."""
     if not (directory.parent / "setup.py").exists():
-        return "Build one in a checkout: `pip install --no-build-isolation .`"
+        return "Build one: `pip install --no-build-isolation .` in a checkout."
     return (
         f"{directory.parent} is a checkout, and Python imports tfmem from it even if tfmem is installed. "
         f"Build in it: `cd {directory.parent} && python setup.py build_ext --inplace`, or start Python elsewhere."
@@ -297,7 +297,7 @@ def load() -> Library:
     except (tf.errors.OpError, OSError) as error:
         raise OpLibraryError(
             f"{path.name} does not load into TensorFlow {tf.__version__}, so it was built for "
-            f"another one: {error}. {build_hint()}"
+            f"another one: {error}. {build_hint(path.parent)}"
         ) from error
     functions.tfmem_read_probes.restype = ctypes.c_int64
     functions.tfmem_share_op.restype = ctypes.c_bool

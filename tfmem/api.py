@@ -13,6 +13,7 @@ from tensorflow.core.framework.graph_pb2 import GraphDef
 
 from custom_ops.load import Library, load
 from graph_passes.checks import directory, names
+from graph_passes.decision import Decision
 from graph_passes.errors import AlreadyOptimizedError, GraphError, NoGradientError, OptionsError
 from graph_passes.fusion.explain import explain as explained
 from graph_passes.recurrent.options import RecurrentOptions
@@ -224,7 +225,7 @@ def _optimize_saved_model(path: str, output: str | os.PathLike[str] | None, engi
     saved_model.optimize_saved_model(path, target, rewrite, tell)
     if reports:
         found = max(reports, key=_weight)
-        if not any(changed):
+        if not any(changed) and found.decision is not Decision.FAILED:  # a warning told of that
             why = "it was optimised before" if Path(path, REPORT_FILE).is_file() else found.decision
             note = f"no function of it was changed ({why}): '{target}' is a copy of '{path}'"
             engine.warn("copy", f"tfmem: {note}; see tfmem.report('{target}')")

@@ -23,6 +23,10 @@ class UnknownShapeError(GraphError):
     """A tensor that has to be planned has a dimension nobody knows."""
 
 
+class ReplicasError(GraphError):
+    """The step is one of several replicas, whose tensors cannot be moved."""
+
+
 class BudgetError(TfmemError, ValueError):
     """The memory budget is unusable."""
 

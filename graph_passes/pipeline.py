@@ -15,7 +15,7 @@ from typing import Any
 
 from custom_ops.background import go_on
 from graph_passes.cost.model import CostModel, held
-from graph_passes.errors import InfeasibleBudgetError, NoGradientError, UnknownShapeError
+from graph_passes.errors import InfeasibleBudgetError, NoGradientError, ReplicasError, UnknownShapeError
 from graph_passes.fusion.apply import fusion_rewrites
 from graph_passes.fusion.merging import merging_rewrites, plan_merging
 from graph_passes.fusion.prepare import plan_preparation, preparation_rewrites
@@ -30,6 +30,7 @@ from graph_passes.matmul.plan import plan_products
 from graph_passes.memory import roles
 from graph_passes.memory.liveness import UNKNOWN_LIST, build_timeline, refuse_open
 from graph_passes.memory.region import reads_before_updates, step_region
+from graph_passes.memory.replicas import shared_by
 from graph_passes.memory.simulate import Link, uncounted, usage_under
 from graph_passes.memory.timeline import Timeline
 from graph_passes.offload.memops import Probing, offload_rewrites, transfers
@@ -160,6 +161,7 @@ class Step:
         counted: bytes of the smallest buffer that the device's allocator counts (see `Timeline.counted`).
         held: (update, the op that it waits for): edges that `graph` has, and the graph that it was read from has not.
         of_data: tensors whose size depends on data, so that it would not be known if inputs had no open dimension.
+        shared: what ties it to other replicas, in words; "" if nothing does. Such a step is never edited.
     """
 
     graph: Graph
@@ -170,6 +172,7 @@ class Step:
     counted: int = 0
     held: tuple[tuple[str, str], ...] = ()
     of_data: frozenset[TensorId] = frozenset()
+    shared: str = ""
 
     @classmethod
     def read(
@@ -183,8 +186,8 @@ class Step:
         of_data: frozenset[TensorId] = frozenset(),
     ) -> Step:
         """Find the schedule of `graph`."""
-        order = tuple(schedule(graph, creation_order, merging))
-        return cls(graph, order, tuple(fetches), loss, merging, counted, of_data=of_data)
+        order, shared = tuple(schedule(graph, creation_order, merging)), shared_by(graph)
+        return cls(graph, order, tuple(fetches), loss, merging, counted, of_data=of_data, shared=shared)
 
     @classmethod
     def of_session(cls, graph: Graph, run: Sequence[str] = (), **known: Any) -> Step:
@@ -239,11 +242,12 @@ def plan_step(
     """See `graph_passes.offload.plan.plan_offload`; `how` is `timed`, `widest`, `unmoved`, `copied`, `padded`, `room`.
 
     Raises:
+        ReplicasError: the budget is too small, and the step is one of several replicas.
         NoGradientError: the budget is too small, and the graph does not differentiate.
         InfeasibleBudgetError: the budget is too small for any plan.
     """
     try:
-        return OFFLOAD.plan(
+        found: OffloadPlan = OFFLOAD.plan(
             timeline,
             link,
             budget,
@@ -254,6 +258,8 @@ def plan_step(
             **how,
         )
     except InfeasibleBudgetError as error:
+        if step.shared:
+            raise _shared(step, timeline, budget) from error
         if not roles.has_gradient(step.graph):
             raise NoGradientError(
                 f"the step needs {timeline.peak:,} bytes, more than the budget of {budget:,}, and nothing that its "
@@ -261,6 +267,16 @@ def plan_step(
                 "(avm_gradients, a compiled Keras model, or a function that applies gradients)"
             ) from error
         raise
+    if found.moves and step.shared:
+        raise _shared(step, timeline, budget)
+    return found
+
+
+def _shared(step: Step, timeline: Timeline, budget: int) -> ReplicasError:
+    return ReplicasError(
+        f"the step needs {timeline.peak:,} bytes, more than the budget of {budget:,}, and no tensor of a step that "
+        f"runs in several replicas or workers can be moved: {step.shared}; train in one replica or with a smaller batch"
+    )
 
 
 def edit_step(

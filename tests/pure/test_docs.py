@@ -30,7 +30,7 @@ FOLDERS = ("tfmem", "graph_passes", "custom_ops", "benchmarks", "examples", "tes
 SOURCE = re.compile(r"[\w./*-]+\.(?:py|cc|cuh|h|md|bzl)")
 OF_EACH_PASS = {"plan.py", "apply.py", "options.py"}
 OF_OTHERS = {"ConvLSTM2D", "NASCell", "dynamic_rnn", "element_spec", "go_backwards", "static_rnn"}  # TensorFlow's and
-OF_OTHERS |= {"set_visible_devices", "global_clipnorm"}  # Keras's
+OF_OTHERS |= {"global_clipnorm", "parallel_iterations", "set_visible_devices"}  # Keras's
 OF_OTHERS |= {"cudaMemPrefetchAsync", "NVIDIA_TF32_OVERRIDE", "WORKSPACE"}  # CUDA's and Bazel's
 OF_TENSORFLOW = {"ResourceExhaustedError", "UnavailableError", "InternalError", "NotFoundError"}
 

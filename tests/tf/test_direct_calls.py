@@ -14,7 +14,7 @@ from tensorflow.python.eager import cancellation, context
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 
 import tfmem
-from tfmem.tf_internals.concrete_function import call_key, call_traced, capture_concrete, restore_concrete
+from tfmem.tf_internals.concrete_function import call_key, call_traced, capture_concrete, is_recorded, restore_concrete
 
 STEPS, WIDTH, UNITS = 4, 3, 5
 
@@ -190,6 +190,24 @@ def test_captures_that_are_made_anew_are_made_in_each_call(asked: list[Any]) -> 
     function = restore_concrete(concrete, captured, captured.graph_def)
     assert [float(function(tf.constant(10.0))) for _ in range(2)] == [11, 12]
     assert not asked
+
+
+def test_who_asks_for_a_tape_makes_no_capture_anew() -> None:
+    """What is made anew in each call, as the keys of collective ops are, may be made but once a call."""
+    numbers = iter(range(1, 9))
+
+    @tf.function
+    def run(x: tf.Tensor) -> tf.Tensor:
+        graph = tf.compat.v1.get_default_graph()
+        return x + graph.capture_call_time_value(lambda: tf.constant(float(next(numbers))), tf.TensorSpec([]))  # type: ignore[attr-defined]
+
+    concrete, x = run.get_concrete_function(tf.TensorSpec([])), tf.constant(10.0)
+    with tf.GradientTape() as tape:
+        assert not is_recorded(concrete, (x,), {})
+        assert float(call_traced(concrete, (x,), {})) == 11
+        tape.watch(x)
+        assert is_recorded(concrete, (x,), {})
+        assert float(call_traced(concrete, (x,), {})) == 12
 
 
 def test_captures_that_are_replaced_between_calls_are_noticed() -> None:

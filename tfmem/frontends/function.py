@@ -18,6 +18,7 @@ from tfmem.runtime.managed_step import ManagedStep
 from tfmem.runtime.random_streams import Draws
 from tfmem.tf_internals.arguments import open_shapes, shapes_key, with_defaults
 from tfmem.tf_internals.concrete_function import call_key, call_traced, flat_arguments, is_for_xla
+from tfmem.tf_internals.replicas import merges_told
 
 MOST_KNOWN = 1024  # shapes whose step is remembered
 
@@ -101,7 +102,8 @@ class OptimizedFunction:
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """The `ConcreteFunction` for arguments, or for their specs, as `tf.function` chooses it."""
-        return self._function.get_concrete_function(*args, **kwargs)
+        with merges_told():
+            return self._function.get_concrete_function(*args, **kwargs)
 
     def replaces(self, traced: Any) -> bool:
         """Whether calls with this trace run another graph; for engines without a budget, which need no shapes."""

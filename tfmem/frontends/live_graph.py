@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from graph_passes import pipeline
@@ -28,6 +29,7 @@ from tfmem.tf_internals.captured import require_feeds, unique
 from tfmem.tf_internals.gradient_check import step_gradient_fault
 from tfmem.tf_internals.inserted_gradients import gradients
 from tfmem.tf_internals.live_editor import LiveEditor, capture_graph
+from tfmem.tf_internals.replicas import other_replicas
 
 REPORT = "_tfmem_report"  # the attribute in which objects that are not tfmem's own keep their report
 
@@ -76,7 +78,7 @@ class _LiveStep:
         loss, fetches = self._loss, self._fetches
         run = [*fetches, *([loss.name] if loss is not None and fetches else [])]
         graph = _read(self._graph, self._engine.options.input_shapes, functions=True)
-        return pipeline.Step.of_session(
+        step = pipeline.Step.of_session(
             graph,
             run,
             fetches=[parse_input(name)[0] for name in fetches],
@@ -85,6 +87,7 @@ class _LiveStep:
             counted=self._engine.counted,
             of_data=sized_by_data(capture_graph(self._graph), graph, self._engine.feed_shapes),
         )
+        return replace(step, shared=step.shared or other_replicas())
 
     def make(self, step: pipeline.Step) -> tuple[None, Report]:
         options, name = self._engine.options.offload, type(self._graph).__name__

@@ -13,7 +13,7 @@ from custom_ops.errors import TfmemError, warn
 from custom_ops.load import Library
 from graph_passes.cost.model import Roofline, held
 from graph_passes.decision import Decision, Missed
-from graph_passes.errors import NoGradientError, UnknownShapeError
+from graph_passes.errors import NoGradientError, ReplicasError, UnknownShapeError
 from graph_passes.graph.ir import Graph, Node
 from graph_passes.memory.calls import WithCalls
 from graph_passes.memory.simulate import Link
@@ -28,7 +28,7 @@ from tfmem.runtime.alternation import Alternation
 from tfmem.runtime.host_memory import require_room
 from tfmem.runtime.measuring_lock import alone
 
-NOT_PLANNABLE = (NoGradientError, UnknownShapeError)  # graphs that the offload pass is not for
+NOT_PLANNABLE = (NoGradientError, ReplicasError, UnknownShapeError)  # graphs that the offload pass is not for
 
 
 @dataclass(frozen=True, eq=False)

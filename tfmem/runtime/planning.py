@@ -13,6 +13,7 @@ from graph_passes.errors import GraphError
 from graph_passes.graph import serde
 from graph_passes.graph.ir import parse_input
 from graph_passes.memory.region import keep_variables_in_place
+from graph_passes.memory.replicas import shared_by
 from graph_passes.memory.timeline import Timeline
 from graph_passes.offload.memops import Probing
 from graph_passes.offload.plan import OffloadPlan
@@ -28,7 +29,7 @@ from tfmem.runtime.profile_cache import fingerprint
 from tfmem.runtime.random_streams import Draws, StepGraphs
 from tfmem.runtime.stage import SURELY_FITS
 from tfmem.tf_internals.build import shaped_graph, sized_by_data
-from tfmem.tf_internals.captured import Captured, require_feeds
+from tfmem.tf_internals.captured import Captured, every_node, require_feeds
 from tfmem.tf_internals.concrete_function import capture_concrete, restore_concrete
 
 RECURRENT_OUTSIDE = "off: recurrent kernels cannot live inside XLA"
@@ -138,7 +139,7 @@ class Trace:
             keep_variables_in_place(graph)
         fetches = [parse_input(name)[0] for name in self._captured.fetches]
         self.can_dry_run = engine.target.is_gpu and can_dry_run(graph)
-        self._step = pipeline.Step.read(
+        step = pipeline.Step.read(
             graph,
             self._captured.creation_order,
             fetches,
@@ -146,6 +147,7 @@ class Trace:
             counted=engine.counted,
             of_data=sized_by_data(self._captured, graph, self._shapes),
         )
+        self._step = replace(step, shared=step.shared or shared_by(every_node(self._captured.graph_def)))
         self._graphs = self.graphs_of(self._captured)
 
     def surely_fits(self, budget: int) -> bool:
@@ -156,6 +158,11 @@ class Trace:
             return True
         self.read()
         return self.step.timeline(self._engine.estimate(workspace=True)).peak <= SURELY_FITS * budget
+
+    @property
+    def shared(self) -> bool:
+        """Whether other replicas run the step with this one, which waits for them; see `pipeline.Step`."""
+        return self._step is not None and bool(self._step.shared)
 
     @property
     def step(self) -> pipeline.Step:
@@ -210,6 +217,8 @@ class Trace:
 
     def unmoved(self) -> Any:
         """The function that runs where nothing moves; `base` from now on."""
+        if self.shared:
+            return self.base
         self.base = self.graphs.unmoved(self.base, self.jit_compile)
         return self.base
 

@@ -146,15 +146,15 @@ class Stages:
 
     @property
     def _watches(self) -> bool:
-        """Whether the step that runs is watched for what it takes; not in place of XLA's."""
+        """Whether the step that runs is watched for what it takes; not in place of XLA's, nor with other replicas."""
         left_to_xla = self._trace.jit_compile and self.function is self._trace.base
-        return self._engine.observes and not left_to_xla
+        return self._engine.observes and not left_to_xla and not self._trace.shared
 
     def _begin(self) -> None:
         engine = self._engine
         self.dry_run = self._trace.can_dry_run
         careful = self._trace.step.timeline(engine.estimate(workspace=True))
-        if careful.peak <= SURELY_FITS * self._budget:
+        if careful.peak <= SURELY_FITS * self._budget or self._trace.shared:  # which no probe may be put into
             self._settle(careful, self._trace.plan(careful, self._budget))
             return
         # What cuDNN takes is not known yet. Without it, this is the least that any plan needs.

@@ -1,0 +1,46 @@
+"""Distribution strategies: steps of several replicas run as given, or are refused before anything runs."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+
+TIMEOUT = 300  # seconds; what waits for itself would never end
+
+
+def started(module: str, *arguments: str) -> subprocess.Popen[str]:
+    program = [sys.executable, "-m", f"tests.tf.{module}", *arguments]
+    return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def require_equal(process: subprocess.Popen[str]) -> None:
+    try:
+        output, errors = process.communicate(timeout=TIMEOUT)
+    finally:
+        process.kill()
+    assert process.returncode == 0, output + errors[-3000:]
+    assert output.endswith("equal\n")
+
+
+def test_two_replicas() -> None:
+    with started("in_replicas") as process:
+        require_equal(process)
+
+
+def test_two_workers() -> None:
+    with ExitStack() as stack:
+        ports = []
+        for _ in range(2):
+            free = stack.enter_context(socket.socket())
+            free.bind(("localhost", 0))
+            ports.append(str(free.getsockname()[1]))
+    processes = [started("in_workers", str(index), *ports) for index in range(2)]
+    try:
+        for process in processes:
+            require_equal(process)
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()

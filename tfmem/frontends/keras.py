@@ -115,7 +115,9 @@ class ModelFunction:
             except StopIteration:
                 if outputs and not keras_functions.stops_short(self._model):
                     break
-                raise  # the epoch ends
+                if is_iterator(source):  # Keras's own ends the epoch: what needs no batch runs before it finds none
+                    return self._keras.own(source)
+                raise
             traced = self._traces.of(source) if is_iterator(source) else self._step.trace(batch)
             outputs = [*(outputs if self.name == "predict" else ()), self._step.call_as(traced, batch)]
         return keras_functions.joined(outputs)

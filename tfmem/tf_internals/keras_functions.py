@@ -189,8 +189,12 @@ def _as_keras(model: Any, name: str) -> Callable[[Any], Any]:
             getattr(model, f"_{name}_counter").assign_add(1)  # summaries and callbacks count steps by it
             return outputs
 
+    reduce_per_replica = getattr(type(model), f"make_{name}_function").__globals__["reduce_per_replica"]
+    reduction = "concat" if name == "predict" else getattr(model, "distribute_reduction_method", "auto")
+
     @tf.autograph.experimental.do_not_convert
     def step(data: Any) -> Any:
-        return model.distribute_strategy.run(run_step, args=(data,))
+        outputs = model.distribute_strategy.run(run_step, args=(data,))
+        return reduce_per_replica(outputs, model.distribute_strategy, reduction=reduction)
 
     return step

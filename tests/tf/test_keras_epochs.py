@@ -1,0 +1,82 @@
+"""Epochs that end where the data do: what Keras runs before it finds no further batch is run here, too."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tfmem
+
+EPOCHS, BATCHES, ROWS, WIDTH = 3, 4, 16, 8
+X = np.random.default_rng(0).normal(size=(BATCHES * ROWS, WIDTH)).astype(np.float32)
+Y = X[:, :1] * 2
+
+
+def filtered() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices((X, Y)).filter(lambda x, y: True).batch(ROWS)
+
+
+def generated() -> tf.data.Dataset:
+    def batches() -> Iterator[Any]:
+        for start in range(0, len(X), ROWS):
+            yield X[start : start + ROWS], Y[start : start + ROWS]
+
+    specs = tf.TensorSpec([None, WIDTH]), tf.TensorSpec([None, 1])
+    return tf.data.Dataset.from_generator(batches, output_signature=specs)
+
+
+def partial() -> tf.data.Dataset:
+    """The last batch is smaller than the others."""
+    return tf.data.Dataset.from_tensor_slices((X[:-3], Y[:-3])).filter(lambda x, y: True).batch(ROWS)
+
+
+def make(library: Any, steps: int) -> Any:
+    """A schedule reads how many steps there were, and dropout of Keras 3 counts its draws."""
+    library.utils.set_random_seed(1)
+    layers = [library.layers.Dense(16, "tanh"), library.layers.Dropout(0.5, seed=2), library.layers.Dense(1)]
+    model = library.Sequential([library.Input((WIDTH,)), *layers])
+    rate = library.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+    model.compile(library.optimizers.Adam(rate), "mse", steps_per_execution=steps, jit_compile=False)
+    return model
+
+
+def fit(model: Any, data: tf.data.Dataset) -> tuple[list[Any], list[Any]]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Your input ran out of data")
+        history = model.fit(data, epochs=EPOCHS, validation_data=data, verbose=0).history
+    state = [*model.weights, *(v for v in model.optimizer.variables if v is not model.optimizer.iterations)]
+    return [int(model.optimizer.iterations.numpy()), history], [variable.numpy() for variable in state]
+
+
+@pytest.mark.parametrize(
+    ("library", "steps", "data"),
+    [(keras, 1, filtered), (keras, 1, generated), (keras, 1, partial), (keras, 3, filtered), (tf_keras, 1, partial)],
+)
+def test_data_of_unknown_length(library: Any, steps: int, data: Callable[[], tf.data.Dataset]) -> None:
+    expected, state = fit(make(library, steps), data())
+    model = tfmem.optimize(make(library, steps), memory_budget="1GiB", cache_directory="")
+    found, ours = fit(model, data())
+    assert found == expected
+    for new, old in zip(ours, state, strict=True):
+        np.testing.assert_array_equal(new, old)
+
+
+def test_plain_keras_counts_the_step_that_finds_no_batch() -> None:
+    """What the test above is about; where this fails, Keras has changed."""
+    (count, _), _ = fit(make(keras, 1), filtered())
+    assert count == EPOCHS * (BATCHES + 1)
+
+
+def test_predictions_of_data_of_unknown_length() -> None:
+    data = filtered().map(lambda x, y: x)
+    model = tf_keras.Sequential([tf_keras.Input((WIDTH,)), tf_keras.layers.Reshape((2, 4)), tf_keras.layers.LSTM(3)])
+    expected = model.predict(data, verbose=0)
+    tfmem.optimize(model)
+    np.testing.assert_allclose(model.predict(data, verbose=0), expected, atol=1e-6)

@@ -37,12 +37,16 @@ and the like:
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import copysign
 
 from custom_ops.errors import DynamicError
 from custom_ops.expr.table import FLOAT_OPS
+
+Part = tuple[int, int, int]  # of a value: its position, the first number and how many
 
 SINKS = ("put_state", "put_loss", "put_output", "put_child", "outer", "column_sum", "put_lookup")
 MOST_WIDTH = 1 << 20
@@ -108,6 +112,8 @@ class Builder:
         self.parameters = parameters
         self.code = list(code)
         self._known = {_alike(instruction): place for place, instruction in enumerate(self.code) if instruction.width}
+        self._parts: dict[Part, int] = {}  # where parts of values are
+        self._starts: dict[int, list[int]] = {}  # of the values of a concatenation
 
     def add(self, instruction: Instruction) -> int:
         """The position of its value; of the same one, if there is one."""
@@ -152,32 +158,60 @@ class Builder:
 
     def slice(self, value: int, first: int, width: int) -> int:
         """A part of a vector, computed alone where that is possible."""
+        wanted = (value, first, width)
+        waiting = [wanted]  # what it is computed of may be a chain longer than Python's stack
+        while waiting:
+            part = waiting[-1]
+            missing = [needed for needed in self._needed_of(part) if needed not in self._parts]
+            if missing:
+                waiting += missing
+            else:
+                self._parts[waiting.pop()] = self._part(part)
+        return self._parts[wanted]
+
+    def _needed_of(self, part: Part) -> list[Part]:
+        """The parts of other values that a part of a value is computed of."""
+        value, first, width = part
         whole = self.code[value]
         if (first, width) == (0, whole.width):
-            return value
-        numbers = whole.numbers
+            return []
         if whole.op == "slice":
-            return self.slice(whole.values[0], numbers[0] + first, width)
+            return [(whole.values[0], whole.numbers[0] + first, width)]
+        if whole.op == "concat":
+            if value not in self._starts:
+                self._starts[value] = list(itertools.accumulate(map(self.width, whole.values), initial=0))
+            number = bisect.bisect_right(self._starts[value], first) - 1
+            inside = first + width <= self._starts[value][number + 1]
+            return [(whole.values[number], first - self._starts[value][number], width)] if inside else []
+        if whole.op == "product":
+            return [(other, first, width) for other in whole.values[1:]]
+        if whole.op in FLOAT_OPS:
+            return [(other, first, width) for other in whole.values if self.width(other) != 1]
+        return []
+
+    def _part(self, part: Part) -> int:
+        """Where those that it needs are known."""
+        value, first, width = part
+        whole, numbers = self.code[value], self.code[value].numbers
+        needed = [self._parts[other] for other in self._needed_of(part)]
+        if (first, width) == (0, whole.width):
+            return value
+        if whole.op == "slice" or (whole.op == "concat" and needed):
+            return needed[0]
         if whole.op == "row":
             return self.add(Instruction("row", width, (), (numbers[0], numbers[1] + first)))
         if whole.op == "lookup":
             return self.add(Instruction("lookup", width, (), (*numbers[:2], numbers[2] + first)))
-        if whole.op == "concat":
-            start = 0
-            for part in whole.values:
-                if start <= first and first + width <= start + self.width(part):
-                    return self.slice(part, first - start, width)
-                start += self.width(part)
         if whole.op == "product":
             parameter, row, column, transposed = numbers
             row, column = (row + first, column) if transposed else (row, column + first)
-            base = tuple(self.slice(other, first, width) for other in whole.values[1:])
             return self.add(
-                Instruction("product", width, (whole.values[0], *base), (parameter, row, column, transposed))
+                Instruction("product", width, (whole.values[0], *needed), (parameter, row, column, transposed))
             )
         if whole.op in FLOAT_OPS:
-            parts = [v if self.width(v) == 1 else self.slice(v, first, width) for v in whole.values]
-            return self.add(Instruction(whole.op, width, tuple(parts)))
+            parts = iter(needed)
+            values = tuple(other if self.width(other) == 1 else next(parts) for other in whole.values)
+            return self.add(Instruction(whole.op, width, values))
         return self.add(Instruction("slice", width, (value,), (first,)))
 
     def concat(self, *values: int) -> int:

@@ -29,6 +29,8 @@ from custom_ops.dynamic.program import Instruction, Kind, Parameter
 from custom_ops.dynamic.sections import Sections, sections
 from custom_ops.errors import DynamicError
 
+MOST_PARTS = 1 << 16  # values of a section, as the op reads them
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -106,6 +108,12 @@ def _kind(kind: Kind, types: tuple[tuple[int, ...], ...], how: Sections) -> Iter
     yield _line("children", *(types.index(widths) for widths in kind.children))
     yield _line("arguments", *kind.arguments)
     yield _line("outputs", *kind.outputs)
+    most = max(map(len, (how.kept, how.scratch, how.constants, *how.steps)))
+    if most > MOST_PARTS:
+        raise DynamicError(
+            f"kind '{kind.name}' computes {most} values in one section; expected at most {MOST_PARTS}: make it several "
+            "nodes"
+        )
     yield _line("kept", *how.kept)
     yield _line("scratch", *how.scratch)
     yield _line("constants", *map(repr, how.constants))

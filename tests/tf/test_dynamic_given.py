@@ -80,6 +80,20 @@ def test_what_is_no_function_of_a_node_is_an_error(function, words):
         dynamic.specialize([table()], {"row": dynamic.node(function)}, state=WIDTH)
 
 
+@pytest.mark.parametrize("kind", [lambda children, row: None, 7, None, "leaf"])
+def test_what_is_no_kind_is_an_error(kind):
+    with pytest.raises(dynamic.DynamicError, match=r"kind 'row' is .*; expected tfmem\.dynamic\.node\(\.\.\.\)"):
+        dynamic.specialize([table()], {"row": kind}, state=WIDTH)
+
+
+@pytest.mark.parametrize(
+    "parameter", [lambda: np.ones([3, WIDTH]), lambda: tf.ones([3, WIDTH]), lambda: keras.Variable(np.ones([3, WIDTH]))]
+)
+def test_a_parameter_that_is_no_variable_is_an_error(parameter):
+    with pytest.raises(dynamic.DynamicError, match=r"is no tf\.Variable; expected one, as `weight\.value` is"):
+        dynamic.specialize([parameter()])
+
+
 # ---- optimizers ----
 
 
@@ -195,6 +209,12 @@ def test_a_batch_that_is_none_is_an_error(handle, name):
         with pytest.raises(dynamic.DynamicError) as found:
             call(given)
         assert len(str(found.value)) < 500, name
+
+
+@pytest.mark.parametrize("name", ["other", 0, None, ["leaf"]])
+def test_a_node_of_no_kind_is_an_error(handle, name):
+    with pytest.raises(dynamic.DynamicError, match=r"there is no kind of node .*; expected one of leaf, next"):
+        handle.node(name, 1)
 
 
 def test_a_recorded_batch_that_is_none_is_an_error():

@@ -110,9 +110,19 @@ def place_of(recorder: Recorder, value: Any) -> int:
         return recorder.builder.constant(float(value))
     if value.recorder is recorder:
         return value.place
-    if value.recorder is not None or value.measured is None:
-        raise DynamicError("an expression of another node kind; a kind may use what its own function was given")
-    return _write(recorder, value.measured.operation, value.variables, value.values, value.integers)
+    written, waiting = recorder.written, [value]  # a graph may be deeper than Python's stack
+    while waiting:
+        current = waiting[-1]
+        if current.recorder is not None or current.measured is None:
+            raise DynamicError("an expression of another node kind; a kind may use what its own function was given")
+        missing = [each for each in current.values if each not in written]
+        if missing:
+            waiting += missing
+        elif waiting.pop() not in written:
+            written[current] = _write(
+                recorder, current.measured.operation, current.variables, current.values, current.integers
+            )
+    return written[value]
 
 
 def _write(

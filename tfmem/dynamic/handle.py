@@ -175,8 +175,8 @@ class Handle(tf.Module):
         """
         try:
             number, children, count = self._forms[kind]
-        except KeyError:
-            raise DynamicError(f"there is no kind of node '{kind}'; expected one of {', '.join(self._kinds)}") from None
+        except (KeyError, TypeError):
+            raise DynamicError(f"there is no kind of node {kind!r}; expected one of {', '.join(self._kinds)}") from None
         if len(given) != count:
             raise DynamicError(
                 f"a node of kind '{kind}' of {len(given)} children and arguments; expected {children} children and "

@@ -117,6 +117,8 @@ def record(name: str, kind: NodeKind, variables: Sequence[tf.Variable], state: S
     Raises:
         DynamicError: the function uses what is no part of its node, or shapes do not fit.
     """
+    if not isinstance(kind, NodeKind):
+        raise DynamicError(f"kind '{name}' is {kind!r}; expected tfmem.dynamic.node(...) or tfmem.dynamic.trace(...)")
     children = kind.children
     if isinstance(children, int):
         if children and state is None:

@@ -100,7 +100,7 @@ class Layer(keras.layers.Layer):
     def from_config(cls, config: dict[str, Any]) -> Layer:
         """A layer as one with this configuration was made, with weights of its own."""
         kinds = config["kinds"]
-        if isinstance(kinds, Mapping):  # as it was saved
+        if isinstance(kinds, Mapping):  # of a saved model
             kinds = keras.saving.deserialize_keras_object(kinds)
         return cls(**{**config, "kinds": kinds})
 

@@ -102,7 +102,8 @@ def checked(optimizer: Any) -> Optimizer | None:
 def _number(optimizer: Any, name: str) -> float:
     """A field as the op computes with it, in float32."""
     given = getattr(optimizer, name)
-    if isinstance(given, Real) and not isinstance(given, bool) and abs(given) <= _LARGEST:  # nor is NaN
+    is_number = isinstance(given, Real) and not isinstance(given, bool)
+    if is_number and abs(given) <= _LARGEST:  # which NaN is not
         return float(np.float32(given))
     raise DynamicError(
         f"{type(optimizer).__name__}({name}={given!r}): expected a finite number, which all steps have; for a schedule "

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
 
 from custom_ops.dynamic.program import Builder, Instruction, Parameter
@@ -21,12 +22,14 @@ class Recorder:
         variables: those that the net was specialised for; their positions are the parameters' numbers.
         bounds: for each integer argument the number below which it has to be.
         training: whether dropout drops.
+        written: where expressions that were recorded outside of the kind are in its code.
     """
 
     variables: Sequence[tf.Variable]
     bounds: list[int | None]
     training: bool = True
     streams: Any = field(default_factory=itertools.count)
+    written: dict[Any, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.builder = Builder(tuple(parameter_of(variable) for variable in self.variables))
@@ -75,6 +78,10 @@ def parameter_of(variable: tf.Variable) -> Parameter:
     Raises:
         DynamicError: it is no float32 variable of one dimension or two.
     """
+    if isinstance(variable, keras.Variable) or not hasattr(variable, "handle"):
+        raise DynamicError(
+            f"parameter {variable!r} is no tf.Variable; expected one, as `weight.value` is of a weight of Keras"
+        )
     if variable.dtype != tf.float32 or variable.shape.rank not in {1, 2} or not variable.shape.is_fully_defined():
         raise DynamicError(
             f"parameter '{variable.name}' is {variable.dtype.name} of shape {variable.shape}; expected float32 of one "

@@ -184,7 +184,7 @@ class _Reader:
             return [self.parameter(op)]
         if op.type in _SAME:
             return [self.input(op, 0)]
-        return self.elementwise(op) if op.type in _ELEMENTWISE else read(op)
+        return self.elementwise(op) if read is None else read(op)
 
     def elementwise(self, op: Any) -> list[Any]:
         name, reverse = _ELEMENTWISE[op.type]

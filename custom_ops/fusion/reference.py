@@ -78,7 +78,7 @@ def view_shape(shape: Shape, count: int) -> tuple[int, ...]:
 
 
 def product(call: Call, attrs: dict[str, object], inputs: Sequence[Array]) -> list[Array]:
-    """MatMul, BatchMatMulV2, and _FusedMatMul with BiasAdd and Relu, of float64 or rounded once.
+    """MatMul, BatchMatMulV2, and _FusedMatMul with BiasAdd and Relu: of integers exact, else of float64, rounded once.
 
     Args:
         call: the call.
@@ -95,7 +95,7 @@ def product(call: Call, attrs: dict[str, object], inputs: Sequence[Array]) -> li
         left = left.swapaxes(-1, -2).conj() if attrs.get("adj_x") else left.swapaxes(-1, -2)
     if attrs.get("adj_y") or attrs.get("transpose_b"):
         right = right.swapaxes(-1, -2).conj() if attrs.get("adj_y") else right.swapaxes(-1, -2)
-    wide = np.result_type(left.dtype, np.float64) if left.dtype.kind != "c" else left.dtype
+    wide = left.dtype if left.dtype.kind in "iuc" else np.result_type(left.dtype, np.float64)
     result = np.matmul(left.astype(wide), right.astype(wide))
     fused = attrs.get("fused_ops", [])
     for op in fused if isinstance(fused, list) else []:

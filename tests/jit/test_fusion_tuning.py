@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from custom_ops.errors import KernelError
+from custom_ops.expr.text import from_text
 from custom_ops.fusion.codegen.bench import FusionBench, candidates, point, shapes_of
 from custom_ops.fusion.codegen.pattern import Pattern
 from custom_ops.fusion.codegen.plan import Configuration
@@ -95,6 +96,23 @@ def test_a_kernel_with_wrong_results_is_no_choice(device: Device, tmp_path: Path
     (configuration, _), *_ = candidates(pattern, 2)(point(SHAPES))
     with pytest.raises(KernelError, match="output 0 is wrong at 720 of 720 places"):
         bench.measure(configuration, point(SHAPES))
+
+
+def test_integers_of_a_kernel_are_compared_exactly(device: Device, tmp_path: Path) -> None:
+    """Off by one at 2^60, which float64 does not tell."""
+    program = from_text(
+        f"program 1\naxes 0\ntensor int64 1\ninput 0 a0\nconstant int64 {2**60 + 1}\nadd 0 1\noutput 2 0\n"
+    )
+    pattern, shapes, compile_source = Pattern.of(program, [(40,)]), ((40,),), device.compile_source
+
+    def broken(source: str, *arguments: object, **options: object) -> bytes:
+        return compile_source(source.replace(f"{2**60 + 1}ll", f"{2**60}ll"), *arguments, **options)
+
+    device.compile_source = broken
+    bench = FusionBench(pattern, device, Cache(tmp_path / "cache"))
+    (configuration, _), *_ = candidates(pattern, 2)(point(shapes))
+    with pytest.raises(KernelError, match="output 0 is wrong at 40 of 40 places"):
+        bench.measure(configuration, point(shapes))
 
 
 @pytest.mark.parametrize("size", [0, 1, 6, 8, 20, 31])

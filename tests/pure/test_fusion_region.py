@@ -181,6 +181,7 @@ def test_products_of_the_reference() -> None:
     np.testing.assert_array_equal(found("BatchMatMulV2", {"adj_x": True}, a.swapaxes(1, 2), b), a @ b)
     fused: dict[str, object] = {"fused_ops": ["BiasAdd", "Relu"]}
     np.testing.assert_array_equal(found("_FusedMatMul", fused, a[0], b[0], bias), np.maximum(a[0] @ b[0] + bias, 0))
+    assert found("MatMul", {}, np.int64([[2**53 + 1]]), np.int64([[1]]))[0, 0] == 2**53 + 1
     with pytest.raises(RegionError, match="'Conv2D' is no product"):
         found("Conv2D", {}, a, b)
     with pytest.raises(RegionError, match="with 'Elu' is no product"):

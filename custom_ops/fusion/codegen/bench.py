@@ -220,9 +220,11 @@ def _sample(dtype: str) -> NDArray[Any]:
 
 def _require_right(found: Sequence[NDArray[Any]], expected: Sequence[NDArray[Any]], error: float) -> None:
     for number, (result, exact) in enumerate(zip(found, expected, strict=True)):
-        half = result.dtype.itemsize == 2 and result.dtype.kind != "i"
-        most = 2e-2 if half else error
-        close = np.isclose(result.astype(np.float64), exact.astype(np.float64), most, most, equal_nan=True)
+        if result.dtype.kind in "ib":
+            close = result == exact
+        else:
+            most = 2e-2 if result.dtype.itemsize == 2 else error
+            close = np.isclose(result.astype(np.float64), exact.astype(np.float64), most, most, equal_nan=True)
         if not close.all():
             raise KernelError(f"output {number} is wrong at {int((~close).sum())} of {result.size} places")
 

@@ -38,6 +38,7 @@ def finished(w: Writer, results: Sequence[tuple[int, Access]]) -> Finished:
     """
     live, read = drafted(w, results)
     parts = merged(split(live))
+    # Axes that were taken apart may be more than a program has; as they were written they are not.
     chosen = (merged(each) for each in (collapsed(parts), parts) if _is_viewable(live, each))
     found = next((each for each in map(compacted, chosen) if len(each[0].axes) <= MOST_AXES), None)
     draft, again = found or compacted(merged(live))

@@ -90,7 +90,7 @@ OPS = (
        cpp="b == zero ? zero : a / b", derivative=lambda d: _quotient(d, "divide_no_nan"), tf_ops=("DivNoNan",)),
     # 0 where the first argument is 0
     Op("xdivy", 2, numpy=lambda x, y: choose(x == 0, 0 * x, x / y), cuda="{0} == 0.0{f} ? 0.0{f} : {0} / {1}",
-       cpp="a == zero ? zero : a / b", derivative=_xdivy, tf_ops=("Xdivy",)),
+       cpp="a == zero ? a * zero : a / b", derivative=_xdivy, tf_ops=("Xdivy",)),
     Op("squared_difference", 2, numpy=lambda x, y: np.square(x - y), cuda="({0} - {1}) * ({0} - {1})",
        cpp="(a - b) * (a - b)", derivative=_squared_difference, dtypes=NUMBERS, wraps=True,
        tf_ops=("SquaredDifference",)),
@@ -98,7 +98,7 @@ OPS = (
        interval=lambda a: (-a[1], -a[0]), dtypes=NUMBERS, wraps=True, tf_ops=("Neg",)),
     Op("absolute", 1, numpy=np.abs, cuda="absolute({0})", cpp="Absolute(a)",
        derivative=slope(lambda d: d.apply("sign", d.x)), dtypes=NUMBERS, tf_ops=("Abs",)),
-    Op("sign", 1, numpy=np.sign, cuda="sign({0})", cpp="a > zero ? one : (a < zero ? -one : a)",
+    Op("sign", 1, numpy=np.sign, cuda="sign({0})", cpp="a > zero ? one : (a < zero ? -one : Absolute(a))",
        derivative=no_derivative, interval=within(UNIT), dtypes=NUMBERS, tf_ops=("Sign",)),
     Op("square", 1, numpy=np.square, cuda="{0} * {0}", cpp="a * a",
        derivative=slope(lambda d: d.apply("multiply", d.number(2), d.x)), dtypes=NUMBERS, wraps=True,

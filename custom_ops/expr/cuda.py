@@ -18,7 +18,7 @@ from custom_ops.expr.table import TABLE
 HALF_TYPES = {"float16": "Half", "bfloat16": "Bfloat16"}
 C_TYPES = {"float64": "double", "float32": "float", "int64": "long long", "int32": "int", "bool": "bool"}
 C_TYPES |= dict.fromkeys(HALF_TYPES, "float")
-UNSIGNED = {"int64": "Word", "int32": "unsigned"}
+_UNSIGNED = {"int64": "Word", "int32": "unsigned"}
 
 
 def emit_cuda(
@@ -57,8 +57,8 @@ def emit_cuda(
 def _elementwise(name: str, arguments: Sequence[str], source: str, dtype: str) -> str:
     """Of arguments of dtype `source`; a comparison whose result is no bool gives 1 or 0."""
     op = TABLE[name]
-    if op.wraps and dtype in UNSIGNED:  # C++ says it of unsigned numbers alone, and compilers rely on that
-        text = op.cuda.format(*(f"{UNSIGNED[dtype]}({argument})" for argument in arguments))
+    if op.wraps and dtype in _UNSIGNED:  # C++ says it of unsigned numbers alone, and compilers rely on that
+        text = op.cuda.format(*(f"{_UNSIGNED[dtype]}({argument})" for argument in arguments))
         return f"static_cast<{C_TYPES[dtype]}>({text})"
     text = op.cuda.format(*arguments, f="f" if C_TYPES[source] == "float" else "")
     if op.comparison and dtype != "bool":

@@ -23,16 +23,15 @@ __device__ inline float sigmoid(float x) {
 __device__ inline float hyperbolic_tangent(float x) {
   const float magnitude = fabsf(x);
   const float power = exp2_approximate(magnitude * 2.88539004e+0f);  // 2 / ln 2
-  const float one = copysignf(1.0f, x);
-  const float large = fmaf(-2.0f * one, reciprocal_approximate(power + 1.0f), one);
+  const float large = fmaf(-2.0f, reciprocal_approximate(power + 1.0f), 1.0f);
   const float square = x * x;
   float series = -6.198669784e-03f;
   series = fmaf(series, square, 2.102051675e-02f);
   series = fmaf(series, square, -5.384051055e-02f);
   series = fmaf(series, square, 1.333248019e-01f);
   series = fmaf(series, square, -3.333331347e-01f);
-  const float small = fmaf(x * square, series, x);
-  return magnitude < 0.55f ? small : large;
+  const float small = fmaf(magnitude * square, series, magnitude);
+  return copysignf(magnitude < 0.55f ? small : large, x);  // of -0 it is -0
 }
 
 __device__ inline float softplus(float x) {
@@ -60,7 +59,7 @@ __device__ inline float absolute(float x) { return fabsf(x); }
 
 template <class T>
 __device__ inline T sign(T x) {
-  return x > T(0) ? T(1) : x < T(0) ? T(-1) : x;
+  return x > T(0) ? T(1) : x < T(0) ? T(-1) : x + T(0);  // of -0 it is 0, of NaN it is NaN
 }
 
 // Of doubles, whose time no kernel has been waiting for, and of integers.

@@ -62,6 +62,17 @@ def every_op(dtype: str) -> tuple[Program, list[str]]:
     return Program((0,), (Tensor(dtype, 1),) * 3, tuple(nodes), outputs), names
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_signs_of_zero_are_tensorflows(device: CpuDevice, dtype: str) -> None:
+    text = f"program 1\naxes 0\ntensor {dtype} 1\ninput 0 a0\nsign 0\ntanh 0\noutput 1 0\noutput 2 0\n"
+    zeros = np.array([0.0, -0.0]).astype(numpy_dtype(dtype))
+    sign, tanh = run(device, from_text(text), [zeros])
+    assert list(np.signbit(sign)) == [False, False]
+    assert list(np.signbit(tanh)) == [False, True]
+    assert not np.any(sign)
+    assert not np.any(tanh)
+
+
 def points(dtype: str) -> list[Any]:
     """Pairs of special values and random ones, and a third value for `select`."""
     special: list[Any] = VALUES

@@ -43,8 +43,8 @@ TFMEM_INLINE Floats Tanh(Floats x) {
   const Floats small = (p * z) * x + x;
   const Floats large = 1.0f - 2.0f / (Exp(magnitude + magnitude) + 1.0f);
   const Ints sign = reinterpret_cast<Ints>(x) & INT32_MIN;
-  const Floats signed_large = reinterpret_cast<Floats>(reinterpret_cast<Ints>(large) | sign);
-  return magnitude < 0.625f ? small : signed_large;
+  const Floats either = magnitude < 0.625f ? small : large;
+  return reinterpret_cast<Floats>(reinterpret_cast<Ints>(either) | sign);  // of -0 it is -0
 }
 
 // ln x within 2 ulp: Cephes' logf. Of a denormal as of 0 where the thread takes it for 0, as

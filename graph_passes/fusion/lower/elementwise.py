@@ -15,6 +15,7 @@ from graph_passes.fusion.lower.writer import Steps, Writer
 from graph_passes.graph.ir import Graph, Node, TensorId, boolean, floating, text
 
 _SAME = {name: op.name for op in TABLE.values() for name in op.tf_ops}
+HALVES = ("float16", "bfloat16")
 _REVERSED = {name: op.name for op in TABLE.values() for name in op.reversed_tf_ops}
 
 
@@ -35,6 +36,25 @@ def _softsign(w: Writer, node: Node, output: int, at: Access) -> Steps:
     """In three ops, since half types are rounded after each."""
     x = yield node.inputs[0], at
     return w.apply("divide", x, w.apply("add", w.apply("absolute", x), w.like(x, 1)))
+
+
+def _relu(w: Writer, node: Node, output: int, at: Access) -> Steps:
+    x = yield node.inputs[0], at
+    return _unary(w, node.op, x)
+
+
+def _unary(w: Writer, op: str, x: int) -> int:
+    """An op of one argument. The table's ReLU of -0 is 0, as TensorFlow's but that of half types, which is -0."""
+    if op not in ("Relu", "Relu6") or w.dtype(x) not in HALVES:
+        return w.apply(_SAME[op], x)
+    above = w.apply("maximum", w.like(x, 0), x)
+    return w.apply("minimum", above, w.like(x, 6)) if op == "Relu6" else above
+
+
+def _extreme(w: Writer, node: Node, output: int, at: Access) -> Steps:
+    """Of 0 and -0 TensorFlow's kernel of half types gives the first, and the table's op the second."""
+    x, y = yield from elements(w, node, at, node.inputs)
+    return w.apply(_SAME[node.op], *((y, x) if w.dtype(x) in HALVES else (x, y)))
 
 
 def _unsupported(graph: Graph, node: Node) -> str:
@@ -164,14 +184,15 @@ def _division(w: Writer, node: Node, output: int, at: Access) -> Steps:
 def _xlogy(w: Writer, node: Node, output: int, at: Access) -> Steps:
     x, y = yield from elements(w, node, at, node.inputs)
     nothing = w.like(x, 0.0)
-    return w.apply("select", w.apply("equal", x, nothing), nothing, w.apply("multiply", x, w.apply("log", y)))
+    zero = w.apply("multiply", x, nothing)  # with the sign of x, as TensorFlow's
+    return w.apply("select", w.apply("equal", x, nothing), zero, w.apply("multiply", x, w.apply("log", y)))
 
 
 def _composition(w: Writer, node: Node, output: int, at: Access) -> Steps:
     """What Grappler makes of a chain of unary ops."""
     x = yield node.inputs[0], at
     for name in texts(node.attrs["op_names"]):
-        x = w.apply(_SAME[name], x)
+        x = _unary(w, name, x)
     return x
 
 
@@ -188,6 +209,10 @@ def _rule(write: Write) -> Rule:
 
 
 RULES = {name: Rule(_table, Kind.ELEMENTWISE, refusal=_unsupported) for name in (*_SAME, *_REVERSED)} | {
+    "Relu": Rule(_relu, Kind.ELEMENTWISE, refusal=_unsupported),
+    "Relu6": Rule(_relu, Kind.ELEMENTWISE, refusal=_unsupported),
+    "Maximum": Rule(_extreme, Kind.ELEMENTWISE, refusal=_unsupported),
+    "Minimum": Rule(_extreme, Kind.ELEMENTWISE, refusal=_unsupported),
     "SquaredDifference": Rule(_squared_difference, Kind.ELEMENTWISE, refusal=_unsupported),
     "Softsign": Rule(_softsign, Kind.ELEMENTWISE, refusal=_unsupported),
     "Equal": _rule(_equal),

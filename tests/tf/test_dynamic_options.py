@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -92,3 +94,21 @@ def test_an_op_is_placed_on_the_device_that_is_named(monkeypatch: pytest.MonkeyP
     )
     with tf.Graph().as_default(), gpu.Programs(Options(device="GPU:1")).place(program):
         assert tf.constant(1).device.endswith("GPU:1")
+
+
+def test_what_an_optimizer_keeps_lies_beside_its_parameter() -> None:
+    """In a process of its own, which has two devices."""
+    program = """
+import tensorflow as tf
+from tfmem import dynamic
+(cpu,) = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+with tf.device("/CPU:1"):
+    table = tf.Variable(tf.ones([3, 4]))
+kind = dynamic.node(lambda children, row: dynamic.embedding_lookup(table, row))
+net = dynamic.specialize([table], {"row": kind}, state=4, optimizer=dynamic.Adam())
+kept = [variable.device for variable in net.slots.in_order]
+assert len(kept) == 2 and set(kept) == {table.device}, (kept, table.device)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr

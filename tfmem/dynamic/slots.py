@@ -20,10 +20,7 @@ class Slots(tf.Module):
         super().__init__()
         self._names = optimizer.slots
         for slot in self._names:
-            made = [
-                tf.Variable(tf.zeros(parameter.shape), trainable=False, name=f"{slot}_{number}")
-                for number, parameter in enumerate(parameters)
-            ]
+            made = [_beside(parameter, f"{slot}_{number}") for number, parameter in enumerate(parameters)]
             setattr(self, slot, made)
         with tf.device("/CPU:0"):  # where the op reads it, also for a GPU
             self.steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="steps")
@@ -32,3 +29,9 @@ class Slots(tf.Module):
     def in_order(self) -> tuple[tf.Variable, ...]:
         """As the op takes them: those of the first slot, one for each parameter, then those of the next."""
         return tuple(variable for slot in self._names for variable in getattr(self, slot))
+
+
+def _beside(parameter: tf.Variable, name: str) -> tf.Variable:
+    """Zeros on the parameter's device, where the op updates both."""
+    with tf.device(parameter.device):
+        return tf.Variable(tf.zeros(parameter.shape), trainable=False, name=name)

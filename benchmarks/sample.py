@@ -50,7 +50,7 @@ def tables(samples: list[Results], before: list[Results]) -> str:
                     (
                         *(f"`{name}`", case, peer, f"{peer_ms:.3f}", f"{ours:.3f}" if ours else "infeasible"),
                         *(f"{peer_ms / ours:.2f}" if ours else "-", f"{then[1] / then[2]:.2f}" if then else "-"),
-                        sample["machine"]["commit"],
+                        sample["cases"][case].get("commit", sample["machine"]["commit"]),
                     )
                 )
     gpu = samples[0]["machine"]["gpus"][0].partition(",")[0]

@@ -164,7 +164,7 @@ def test_tables_are_those_of_the_results():
     from benchmarks import sample
     from benchmarks.applications import __main__ as applications
     from benchmarks.dynamic import tables as make_dynamic_tables
-    from benchmarks.fusion import statistics
+    from benchmarks.fusion import statistics, ulps
     from benchmarks.fusion import tables as make_fusion_tables
     from benchmarks.matmul import cases
     from benchmarks.offload import tables as make_tables
@@ -183,6 +183,8 @@ def test_tables_are_those_of_the_results():
     samples = sample.tables(*([read(f"{name}_{of}.json") for name in named] for of in ("sample_h100", "h200")))
     dynamic = make_dynamic_tables.tables(*(read(f"dynamic_{name}.json") for name in ("cpu", "host", "h200")))
     between("docs/benchmarks.md", sample.MARKERS, samples)
+    elementwise = ulps.tables(read("fusion_ulps_h100.json"))
+    between("docs/benchmarks_elementwise.md", ulps.MARKERS, elementwise)
     between("docs/benchmarks_dynamic.md", make_dynamic_tables.MARKERS, dynamic)
     between("docs/benchmarks_offload.md", (make_tables.BEGIN, make_tables.END), offload)
     between("docs/benchmarks_recurrent.md", make_recurrent_tables.MARKERS, recurrent)

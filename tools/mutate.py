@@ -47,12 +47,20 @@ Place = tuple[str, int]  # an operator, and which of its occurrences; or a line 
 
 
 class Recorder:
-    """Of each test its seconds and whether it passed; and, with coverage, the lines that it runs."""
+    """Of each test its seconds and whether it passed; and, with coverage, the lines that it runs.
 
-    def __init__(self, coverage: Any = None) -> None:
+    Tests that are not `wanted` are left out after they were collected: an id that pytest does not know ends its run.
+    """
+
+    def __init__(self, coverage: Any = None, wanted: Sequence[str] = ()) -> None:
         self._coverage = coverage
+        self._wanted = frozenset(wanted)
         self.seconds: Counter[str] = Counter()
         self.failed: set[str] = set()
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        if self._wanted:
+            items[:] = [item for item in items if item.nodeid in self._wanted]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -200,6 +208,8 @@ def run(given: Path, output: Path, workers: int, seconds: float, minutes: float)
         failed = {test for result in plain for test in result["failed"]}
         took = {test: each for result in plain for test, each in result["took"].items() if test not in failed}
         print(f"{len(took)} tests take {sum(took.values()):.0f} s; these fail, and are left out: {sorted(failed)}")
+        if lost := sorted({read["tests"][test] for test in used} - took.keys() - failed):
+            print(f"{len(lost)} tests do not run here, and are left out: {lost}")
 
         def one(mutant: dict[str, Any]) -> dict[str, Any] | None:
             names = (read["tests"][test] for test in mutant.pop("tests"))
@@ -289,8 +299,10 @@ def _called(tree: Path, limit: float, *command: str) -> int | None:
 def test(report: Path) -> int:
     """Run the tests that a file names, and write there how they went."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    given, recorder = json.loads(report.read_text()), Recorder()
-    code = run_tests(given["tests"], recorder, *(["-x"] if given["stop"] else []))
+    given = json.loads(report.read_text())
+    recorder = Recorder(wanted=given["tests"])
+    files = sorted({name.partition("::")[0] for name in given["tests"]})
+    code = run_tests(files, recorder, "--continue-on-collection-errors", *(["-x"] if given["stop"] else []))
     report.write_text(json.dumps({"took": recorder.seconds, "failed": sorted(recorder.failed)}))
     return code
 

@@ -1,0 +1,47 @@
+"""How many CTAs a launch has: no more at once than the device runs, where they wait for each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from custom_ops.errors import KernelError
+from custom_ops.expr.text import from_text
+from custom_ops.fusion.codegen.description import describe
+from custom_ops.fusion.codegen.kernel import FusionKernel, make
+from custom_ops.fusion.codegen.pattern import Pattern
+from custom_ops.fusion.codegen.plan import Configuration
+from tests.fusion_programs import SOFTMAX
+
+SHAPES = [(10, 4096)]
+
+
+def split_softmax() -> FusionKernel:
+    """At most three rows at once, each shared out over four CTAs: a phase of 12 CTAs."""
+    text = "".join(f"{root}[GRID_3,GRID_4-CTA_64];" for root in ("reduce_1", "reduce_4", "output_0"))
+    return make(Pattern.of(from_text(SOFTMAX), SHAPES), Configuration(text, 64))
+
+
+@pytest.mark.parametrize(("resident", "ctas"), [(0, 12), (100, 12), (12, 12), (11, 8), (8, 8), (7, 4), (4, 4)])
+def test_a_cooperative_launch_fits_the_device(resident: int, ctas: int) -> None:
+    """With a multiple of the four that share a row; 0 is any number."""
+    kernel = split_softmax()
+    assert kernel.plan.cooperative
+    launch = kernel.launch(SHAPES, resident)
+    assert launch.ctas == ctas
+    assert launch.of_pieces == ((0, ctas),) * len(kernel.plan.pieces)
+
+
+@pytest.mark.parametrize("resident", [1, 3])
+def test_a_row_that_more_ctas_share_than_run_at_once_is_refused(resident: int) -> None:
+    with pytest.raises(KernelError, match=f"a phase of 1 pieces does not fit {resident} CTAs at once"):
+        split_softmax().launch(SHAPES, resident)
+
+
+def test_a_size_is_described_by_a_dimension_along_its_own_axis() -> None:
+    """Rows lie along axis 0, which tensor 1 has; the tensor before it has axis 1 alone."""
+    text = "program 1\naxes 0 0\ntensor float32 1\ntensor float32 2\ninput 0 a1\ninput 1 a0 a1\nadd 0 1\n"
+    pattern = Pattern.of(from_text(text + "reduce max 2 1\noutput 3 0\n"))
+    rows = "GRID_4-WARP_2"
+    lines = describe(make(pattern, Configuration(f"reduce_3[{rows},CTA];output_0[{rows}];", 64)))
+    assert lines["pieces"] == "0/4/1/2*1:0:0"
+    assert lines["words"] == "tensor:0 tensor:1 output:0 extent:1:0:0 extent:0:0:0"

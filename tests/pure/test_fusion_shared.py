@@ -92,6 +92,17 @@ def test_an_array_takes_over_the_space_of_one_it_dominates() -> None:
     assert shared.bytes == 16 + 2 * size
 
 
+def test_threads_meet_between_what_writes_an_array_and_what_reads_it() -> None:
+    """The weighted sum reads weights that other threads have written."""
+    pattern = pooled(ARRAYS, 40, 40)[0].pattern
+    lines = make(pattern, Configuration(ARRAYS, 64)).source.text.splitlines()
+    for array in ("array_3", "array_6", "array_8", "array_10"):
+        uses = [number for number, line in enumerate(lines) if f"{array}[" in line]
+        (written,) = (number for number in uses if f"{array}[" in lines[number].partition(" = ")[0])
+        read = min(number for number in uses if number > written)
+        assert "__syncthreads();" in "".join(lines[written:read]), array
+
+
 def test_an_array_that_is_larger_lies_elsewhere() -> None:
     found, piece = pooled(ARRAYS, 40, 100)
     assert shared_plan(found, piece).places == {3: 16, 6: 16, 8: 16, 10: 16 + 160}

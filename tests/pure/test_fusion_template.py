@@ -146,6 +146,29 @@ def test_axes_stay_apart_where_something_tells_them_apart() -> None:
 
 
 @pytest.mark.parametrize(
+    ("number", "axes"),
+    [
+        ("20*a0+a1", (0,)),  # as the elements lie
+        ("60*a0+3*a1", (0,)),
+        ("24*a0+a1", (0, 20)),  # from the end of a row to the next one is a step of 5
+        ("a0+20*a1", (0, 20)),
+        ("20*a0", (0, 20)),
+    ],
+)
+def test_axes_become_one_where_random_numbers_go_on_from_row_to_row(number: str, axes: tuple[int, ...]) -> None:
+    text = "program 1\naxes 0 20\ntensor float32 2\ntensor uint64 1\ntensor uint64 1\ninput 0 a0 a1\n"
+    program = from_text(text + f"random float32 1 2 {number}\nadd 0 1\noutput 2 0 1\n")
+    assert Pattern.of(program, [(None, 20), (1,), (2,)]).program.axes == axes
+
+
+@pytest.mark.parametrize("index", ["a0 a1 a0", "a1 a0 a1", "a0 a0 a1", "a0 a1 a0 a1", "a0 a1 a0+a1"])
+def test_axes_that_a_tensor_has_several_times_stay_apart(index: str) -> None:
+    shape = tuple(9 if "+" in word else 5 for word in index.split())
+    program = from_text(f"program 1\naxes 5 5\ntensor float32 {len(shape)}\ninput 0 {index}\noutput 0 0 1\n")
+    assert Pattern.of(program, [shape]).program.axes == (5, 5)
+
+
+@pytest.mark.parametrize(
     ("text", "threads", "reason"),
     [
         ("reduce_1[GRID_4,CTA];", 256, "no schedule of"),

@@ -102,7 +102,7 @@ def _can_merge(program: Program, shapes: Shapes, outer: int, inner: int) -> bool
         axes = [index.axis for index in node.index]
         if not both.intersection(term.axis for index in node.index for term in index.terms):
             continue
-        if not _neighbours(axes, outer, inner) or axes.count(outer) + axes.count(inner) > 2:
+        if not _neighbours(axes, outer, inner):
             return False
         at = axes.index(outer)
         others = [index for i, index in enumerate(node.index) if i not in (at, at + 1)]

@@ -146,6 +146,16 @@ def test_views_have_one_unknown_size_at_most() -> None:
         view_shape((None, 5), 12)
 
 
+@pytest.mark.parametrize("kind", ["value", "variable"])
+def test_a_dtype_that_no_reader_knows_is_refused(kind: str) -> None:
+    """Where no program looks at it, too."""
+    known, unknown = TensorType("float32", (2,)), TensorType("float33", (2,))
+    values, variables = ((known, unknown), ()) if kind == "value" else ((known, known), (known, unknown))
+    check(Region(2, (known,) * len(variables), (known, known), (), (0,)))
+    with pytest.raises(RegionError, match=f"^{kind} 1: dtype 'float33'; expected one of"):
+        check(Region(2, variables, values, (), (0,)))
+
+
 def test_the_reference_descends() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.random((50, 4), np.float32), np.eye(10, dtype=np.float32)[rng.integers(0, 10, 50)]

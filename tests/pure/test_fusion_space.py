@@ -8,11 +8,12 @@ import pytest
 
 from custom_ops.expr.text import from_text
 from custom_ops.fusion.codegen.bench import candidates, point
-from custom_ops.fusion.codegen.kernel import FusionKernel
+from custom_ops.fusion.codegen.kernel import FusionKernel, make
 from custom_ops.fusion.codegen.model import H200, predict, ranked
 from custom_ops.fusion.codegen.pattern import Pattern
-from custom_ops.fusion.codegen.space import components, kernels, layouts
-from tests.fusion_programs import GELU, SOFTMAX, adam, programs
+from custom_ops.fusion.codegen.plan import Configuration
+from custom_ops.fusion.codegen.space import Layout, Rows, Templates, components, kernels, layouts
+from tests.fusion_programs import GELU, LAYER_NORM_GRADIENT, SOFTMAX, adam, programs
 
 PROCESSORS = 132
 
@@ -35,6 +36,54 @@ def test_every_pattern_has_kernels_whatever_its_sizes(name: str, rows: int, colu
         assert found
         assert [time for _, time in found] == sorted(time for _, time in found)
         assert len({configuration for configuration, _ in found}) == len(found)
+
+
+def written(text: str, shapes: list[tuple[int, ...]], rows: Rows, each: int, split: bool, known: bool = True) -> str:
+    """The template of a stitching of one component, in 1056 CTAs of 256 threads."""
+    pattern = Pattern.of(from_text(text), shapes if known else None)
+    groups = components(pattern)
+    layout = Layout(256, 4, each, 1056, split, cache=False)
+    sizes = pattern.program.sizes(pattern.merged(shapes))
+    return Templates(pattern, sizes, groups, (rows,) * len(groups), layout).text()
+
+
+FLAT, COLUMNS = "GRID_1056-CTA_256", "GRID_1056-CTA_32-WARP_8"
+
+
+def gradient_shapes(columns: int) -> list[tuple[int, ...]]:
+    return [(1000, columns), (1000, columns), (columns,), (1000,), (1000,)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "known", "together"), [(768, True, True), (3000, True, False), (768, False, False)]
+)
+def test_sums_over_rows_are_added_up_within_these_rows_where_they_fit(
+    columns: int, known: bool, together: bool
+) -> None:
+    """Eight warps of a CTA have a row each, and 64 registers a thread for sums: 8 * 768 numbers are no more than
+    64 * 256, 8 * 3000 are, and none is kept of a size that is not known. Elsewhere they have rows of their own."""
+    found = written(LAYER_NORM_GRADIENT, gradient_shapes(columns), frozenset({0}), columns // 24, False, known)
+    row = "[GRID_1056-WARP_8,CTA];"
+    over, outputs = (row, COLUMNS) if together else (f"[WARP,{COLUMNS}];", FLAT)
+    assert found == (
+        f"reduce_8{row}reduce_10{row}reduce_16{over}reduce_17{over}"
+        f"output_0{row}output_1[{outputs}];output_2[{outputs}];"
+    )
+
+
+def test_a_row_is_shared_out_over_a_power_of_two_of_ctas() -> None:
+    """Four rows of 100,000: 1056 CTAs would do for 264 each, but 256 threads see four elements of only 97 parts."""
+    slabs = "[GRID_1056,GRID_64-CTA_256];"
+    found = written(SOFTMAX, [(4, 100_000)], frozenset({0}), 4, True)
+    assert found == f"reduce_1{slabs}reduce_4{slabs}output_0{slabs}"
+
+
+def test_outputs_that_put_parts_together_have_several_threads_for_each_position() -> None:
+    """Sums of 512 columns by warps of a CTA, each over one of 64 slabs of rows: 32 columns a CTA leave room for 66.
+    The outputs that read no sum have a thread for each position."""
+    found = written(GELU, [(8192, 512), (512,), (8192, 512)], None, 4, True)
+    flat = f"[{FLAT},{FLAT}];"
+    assert found == f"reduce_22[GRID_64-WARP_8,{COLUMNS}];output_0{flat}output_1{flat}output_2[{COLUMNS}];"
 
 
 def owners(kernel: FusionKernel) -> set[str]:
@@ -91,3 +140,25 @@ def test_more_bytes_take_longer_and_so_does_a_barrier() -> None:
     assert longer.plan.cooperative
     waiting = replace(H200, grid_barrier=H200.grid_barrier + 1000)
     assert predict(longer, row, waiting) == pytest.approx(predict(longer, row) + 2000)
+
+
+def test_what_is_waited_for_takes_its_time() -> None:
+    """A row that one CTA loads at once waits for device memory once, and then for what is cached."""
+    shapes = [(1, 256)]
+    text = "".join(f"{root}[GRID_1,CTA];" for root in ("reduce_1", "reduce_4", "output_0"))
+    kernel = make(Pattern.of(from_text(SOFTMAX), [(None, None)]), Configuration(text, 256))
+    for name, loops in (("latency", 1), ("cache_latency", 2)):
+        slower = replace(H200, **{name: getattr(H200, name) + 1000})
+        assert predict(kernel, shapes, slower) - predict(kernel, shapes) == pytest.approx(1000 * loops, rel=0.1)
+
+
+def test_half_types_are_moved_as_two_bytes() -> None:
+    """Of so many numbers that moving them takes the most time."""
+
+    def seconds(dtype: str) -> float:
+        program = from_text(f"program 1\naxes 0\ntensor {dtype} 1\ninput 0 a0\nadd 0 0\noutput 1 0\n")
+        made = make(Pattern.of(program), Configuration(f"output_0[{FLAT}];", 256, 4))
+        return predict(made, [(1 << 24,)])
+
+    assert seconds("bfloat16") == seconds("float16")
+    assert seconds("float32") - seconds("float16") == pytest.approx(2 * 2 * (1 << 24) / H200.bandwidth, rel=0.01)

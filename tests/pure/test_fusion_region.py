@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import pkgutil
+from dataclasses import is_dataclass, replace
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from custom_ops import fusion
 from custom_ops.errors import RegionError
 from custom_ops.expr.text import from_text as program_from_text
 from custom_ops.fusion.check import VALUE_DTYPES, check
@@ -196,3 +199,12 @@ def test_products_of_the_reference() -> None:
         found("Conv2D", {}, a, b)
     with pytest.raises(RegionError, match="with 'Elu' is no product"):
         found("_FusedMatMul", {"fused_ops": ["Elu"]}, a[0], b[0])
+
+
+def test_what_describes_regions_and_kernels_never_changes() -> None:
+    """Threads share it, and caches keep it: all its dataclasses are frozen."""
+    names = [found.name for found in pkgutil.walk_packages(fusion.__path__, "custom_ops.fusion.")]
+    public = [each for name in names for word, each in vars(import_module(name)).items() if word[0] != "_"]
+    records = {each for each in public if isinstance(each, type) and is_dataclass(each)}
+    assert {Region, Kernel, Call, View, Read, Assign, TensorType} <= records
+    assert [record.__name__ for record in records if not record.__dataclass_params__.frozen] == []

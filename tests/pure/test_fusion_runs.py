@@ -72,6 +72,12 @@ def test_sets_of_any_roles_and_places_are_acyclic_together_before_and_after_node
             assert not any((p, number) in apart or roles[p] is Role.LAST for p in same)
             assert not (same and role is Role.FIRST)
     assert all(new >= old for old, new in zip(ranks, later, strict=True))
+    assert all(found[p] <= found[n] for found in (ranks, later) for p, n in edges)
+
+
+def test_a_border_has_a_rank_between_those_of_the_sets_beside_it():
+    net = Dependences(((), (0,), (1,), (2,), (3,), (4,)))
+    assert runs(net, [Role.WORK, Role.BORDER] * 3) == [1, 2, 3, 4, 5, 6]
 
 
 def test_borders_side_by_side_divide_once():
@@ -89,6 +95,25 @@ def test_a_node_waits_for_the_set_that_reads_it():
     assert sets_of(ranks) == [[0, 2], [3]]
     assert sets_of(settled(net, ranks, roles, lambda number, *_: number == 2)) == [[0], [2, 3]]
     assert sets_of(settled(net, ranks, roles, lambda *_: False)) == [[0, 2], [3]]
+
+
+def test_a_node_waits_for_a_reader_with_a_rank_larger_than_the_number_of_nodes():
+    # 1 to 5 are a chain in which nothing may read a node of its own set; the last one alone reads 0
+    net = Dependences(((), (), (1,), (2,), (3,), (0, 4)))
+    roles = [Role.WORK, *[Role.LAST] * 5]
+    ranks = runs(net, roles)
+    assert ranks == [1, 1, 3, 5, 7, 9]
+    assert settled(net, ranks, roles, lambda *_: True) == [9, 1, 3, 5, 7, 9]
+
+
+def test_a_free_node_comes_before_a_reader_in_another_place():
+    # 1, in the other place, reads the free node 0, and so does 4, behind a border
+    net = Dependences(((), (0,), (), (2,), (0, 3)))
+    roles = [Role.FREE, Role.WORK, Role.WORK, Role.BORDER, Role.WORK]
+    places = [0, 1, 0, 0, 0]
+    ranks = runs(net, roles, places)
+    assert ranks == [0, 1, 1, 2, 3]
+    assert settled(net, ranks, roles, lambda *_: True, places) == ranks
 
 
 def test_connected_parts():
@@ -111,6 +136,16 @@ def test_cycles_name_the_sets_on_them():
     contraction = Contraction(net, [[0, 5], [1, 4], [2, 3]])
     assert contraction.order() is None
     assert contraction.cycles() == [[0, 1], [0, 1, 2]]
+
+
+def test_of_sets_that_can_come_next_the_one_with_the_smallest_last_node_does():
+    contraction = Contraction(Dependences(((), (), (), ())), [[0, 3], [1, 2]])
+    assert contraction.order() == [1, 0]
+
+
+def test_hundreds_of_nodes_have_an_order():
+    net = Dependences(((), *((number,) for number in range(299))))
+    assert Contraction(net, []).order() == list(range(300))
 
 
 @settings(max_examples=200, deadline=None)

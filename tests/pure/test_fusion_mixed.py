@@ -9,13 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graph_passes.fusion.body import body
 from graph_passes.fusion.lower.meaning import IN_KERNELS, Kind, meanings
+from graph_passes.fusion.mixed import mixed_patterns
+from graph_passes.fusion.patterns import substitution
 from graph_passes.fusion.plan import PRODUCTS, FusionPlan, StepKind, plan_fusion, small_products
-from graph_passes.fusion.score import Measure, Small
+from graph_passes.fusion.score import Measure, Refuse, Scorer, Small
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
+from graph_passes.graph.order import topological
 from tests.fusion_graphs import UNIT, Nodes, graphs, run_graph, run_plan
 
 WITH_PRODUCTS = replace(UNIT, product=20.0)
+SMALL = ("product", "query", "key")  # products that can be in a kernel
 
 
 def planned(
@@ -93,6 +98,51 @@ def test_what_a_product_takes_is_missing_elsewhere() -> None:
     assert {"scaled", "product"} <= first <= {"scaled", "product", "added", "activated"}
     assert second == {"added", "activated", "mean", "centred"} - first
     assert kernels(planned(made)) == [first | second]
+
+
+def mixed(made: Nodes, *results: str, refuse: Refuse | None = None) -> set[frozenset[str]]:
+    """The names in all patterns with products, and in what they leave."""
+    graph, known = made.graph(), made.meanings
+    inside = [name for name in topological(graph) if known[name].kind is not Kind.OPAQUE]
+    outputs = {TensorId(name) for name in results}
+    given = body(graph, known, inside, outputs, lambda name: known[name].kind in IN_KERNELS, lambda name: name in SMALL)
+    scorer = Scorer(given, WITH_PRODUCTS, refuse)
+    found = mixed_patterns(scorer, substitution(scorer))
+    return {frozenset(given.names[number] for number in each.members) for each in found}
+
+
+def test_what_the_largest_pattern_of_a_product_leaves_is_a_pattern() -> None:
+    """The largest that is not refused: without what waits for the reduction."""
+    made = Nodes()
+    layer(made)
+    made.add("Rows", "activated", name="mean")
+    made.add("Elementwise", "activated", "mean", name="centred")
+    found = mixed(made, "centred", refuse=lambda names: "no rows" if {"product", "mean"} <= {*names} else "")
+    assert frozenset({"scaled", "product", "added", "activated"}) in found
+    assert frozenset({"mean", "centred"}) in found
+
+
+@pytest.mark.parametrize("between", [(), ("Elementwise",)])
+def test_no_pattern_holds_two_products_of_which_one_waits_for_the_other(between: tuple[str, ...]) -> None:
+    made = Nodes()
+    x = made.add("Opaque")
+    last = made.add("Product", x, made.add("Opaque"), name="query")
+    for op in between:
+        last = made.add(op, last)
+    made.add("Product", x, last, name="key")
+    assert not any({"query", "key"} <= members for members in mixed(made, "key"))
+
+
+def test_no_path_leaves_a_pattern_and_comes_back() -> None:
+    """What is behind one product reads what a large one makes of what is behind another of the same operand."""
+    made = Nodes()
+    x, w = made.add("Opaque"), made.add("Opaque")
+    first = made.add("Elementwise", made.add("Product", x, w, name="query"), name="first")
+    large = made.add("Product", first, w, name="large")
+    made.add("Elementwise", made.add("Product", x, w, name="key"), large, name="last")
+    found = mixed(made, "last")
+    assert {frozenset({"query", "first"}), frozenset({"key", "last"}), frozenset({"query", "key"})} <= found
+    assert not any({"first", "last"} <= members for members in found)
 
 
 def test_a_large_product_stays_a_call() -> None:

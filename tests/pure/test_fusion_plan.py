@@ -228,6 +228,31 @@ def test_parts_of_one_size_are_packed_where_parts_of_two_are_no_kernel():
     }
 
 
+def test_parts_that_are_too_many_for_one_kernel_are_packed_in_two():
+    made = Nodes()
+    for number in range(4):
+        first = made.add("Elementwise", made.add("Opaque"), name=f"first_{number}")
+        made.add("Elementwise", first, name=f"last_{number}")
+    plan = plan_fusion(
+        made.graph(), made.meanings, UNIT, refuse=lambda names: "more than two parts" if len(names) > 4 else ""
+    )
+    (region,) = plan.regions
+    assert {frozenset(kernel.members) for kernel in region.kernels} == {
+        frozenset({"first_0", "last_0", "first_1", "last_1"}),
+        frozenset({"first_2", "last_2", "first_3", "last_3"}),
+    }
+
+
+def test_what_only_says_a_shape_divides_no_region():
+    # No region can hold the op that says the shape, and that waits for an op before the view.
+    made = Nodes()
+    before = made.add("Elementwise", made.add("Elementwise", made.add("Opaque")), name="before")
+    view = made.add("View", before, made.add("Opaque", before), name="view")
+    made.add("Elementwise", view, name="behind")
+    (region,) = plan_fusion(made.graph(), made.meanings, UNIT).regions
+    assert {"before", "view", "behind"} <= set(region.members)
+
+
 def test_what_exploration_finds_across_a_product_is_chosen_where_it_saves_more():
     # 3000 bytes are read before and behind a product. Substitution fuses what comes before it, so that they are written
     # and read again. Exploration leaves the product's operand alone, and computes both of their readers with them:

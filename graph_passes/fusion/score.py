@@ -159,7 +159,7 @@ class Scorer:
 
     def _seconds(self, members: Sequence[int], moved: float, passes: int) -> float:
         waited = (passes - 1) * self._barrier(members) + self._product(members)
-        return self.device.seconds(moved) + waited + self._unlike(members, moved, passes)
+        return self.device.seconds(moved) + waited + self._unlike(members, moved)
 
     def _scored(self, pattern: tuple[int, ...]) -> Candidate | None:
         working = [number for number in pattern if self.body.works(number)]
@@ -191,12 +191,12 @@ class Scorer:
                 ideal = saved - seconds
         return Candidate(pattern, saved - seconds, seconds, ideal) if saved > seconds else None
 
-    def _unlike(self, members: Sequence[int], moved: float, passes: int) -> float:
+    def _unlike(self, members: Sequence[int], moved: float) -> float:
         """What parts with no dependences among them lose in a kernel of several passes: each waits for the slowest in
         all of them, and all share registers and the size of CTAs. To put together the parts of what is reduced over all
         of a tensor is a pass, too."""
         body, device = self.body, self.device
-        several = passes > 1 or any(body.whole[number] for number in members)
+        several = any(body.whole[number] for number in members)  # a pass ends behind no other member
         if not device.packed or not several or moved <= device.block:
             return 0.0
         parts = connected(body.net, members)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -135,6 +136,20 @@ def test_a_picture_has_a_box_for_each_kernel_and_call_and_arrows_through_views()
     assert len(arrows) == 2  # product to softmax, softmax by way of the view to the update
     rights = [float(box.get("x", "0")) for box in boxes]
     assert rights == sorted(set(rights))
+
+
+def test_a_picture_has_its_title_above_the_frame_and_its_arrows_between_the_boxes() -> None:
+    picture = ElementTree.fromstring(regions_svg(REPORT))
+    title = next(picture.iter("{http://www.w3.org/2000/svg}text"))
+    rects = list(picture.iter("{http://www.w3.org/2000/svg}rect"))
+    (frame,) = (each for each in rects if each.get("rx") == "6")
+    assert float(title.attrib["y"]) == 16 + 14  # a line below the margin
+    assert float(frame.attrib["y"]) == 16 + 2 * 14
+    boxes = [(float(each.attrib["x"]), float(each.attrib["width"])) for each in rects if each.get("rx") == "3"]
+    arrows = [each.attrib["d"] for each in picture.iter("{http://www.w3.org/2000/svg}path") if each.get("marker-end")]
+    for arrow, (left, width), (right, _) in zip(arrows, boxes, boxes[1:], strict=False):
+        horizontal = [float(number) for number in re.findall(r"[\d.]+", arrow)[::2]]
+        assert horizontal == pytest.approx([left + width, left + width + 27, right - 27, right], abs=0.2)
 
 
 def test_the_command_line_explains_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,8 @@ import random
 from dataclasses import replace
 from itertools import pairwise
 
+import pytest
+
 from graph_passes import pipeline
 from graph_passes.cost.device import load
 from graph_passes.cost.model import Roofline
@@ -276,6 +278,21 @@ def test_a_plan_that_runs_is_thinned_as_far_as_there_is_room():
     assert plan.after.seconds < widest.after.seconds
     assert plan.failure(timeline, room(7 * GIB)) is None
     assert thinned(timeline, widest, room(6 * GIB)).after.seconds <= widest.after.seconds
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_has_no_copy_to_hide_keeps_none_from_being_hidden(again):
+    # x, the larger, stays, or is made again and not copied. y must be out at 5, so that 6 is the earliest for its copy,
+    # which takes an op's second; of the numbers of ops that are tried, 2 is the first that the room allows.
+    steps = tuple(ScheduledOp(f"s{i}", 1.0) for i in range(9))
+    x, y = Buffer(TensorId("x"), 3 * GIB, 0, (1, 3)), Buffer(TensorId("y"), GIB, 0, (1, 8))
+    timeline = Timeline(steps, (x, y, Buffer(TensorId("z"), 13 * GIB // 2, 5, ())), turn=2)
+    options = OffloadOptions(policy="autovm", reuse_distance=1)
+    widest = plan_offload(timeline, Link(GIB, GIB), 7 * GIB, options, widest=True)
+    moves = tuple(replace(move, recomputed=again and move.buffer == 0) for move in widest.moves)
+    assert [(move.buffer, move.prefetch) for move in moves] == [(0, 3), (1, 8)]
+    plan = thinned(timeline, replace(widest, moves=moves), room(7 * GIB))
+    assert [(move.buffer, move.prefetch) for move in plan.moves] == ([(0, 3)] if again else []) + [(1, 6)]
 
 
 def test_the_peak_counts_the_workspace_of_what_is_made_again():

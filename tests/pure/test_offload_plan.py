@@ -9,6 +9,7 @@ from graph_passes.graph.ir import TensorId
 from graph_passes.memory.simulate import Link, simulate
 from graph_passes.memory.timeline import Buffer, ScheduledOp, Timeline, turning_point
 from graph_passes.offload.options import OffloadOptions
+from graph_passes.offload.placement import one_layer_ahead
 from graph_passes.offload.plan import plan_offload, reuse_distance_for
 
 UNIT = Link(offload=1.0, prefetch=1.0)
@@ -43,6 +44,7 @@ def test_usage_of_a_chain():
 def test_nothing_moves_when_the_step_fits():
     plan = plan_offload(chain(), UNIT, 40, options())
     assert plan.moves == ()
+    assert plan.size_threshold == 0
     assert plan.after.stall == 0
 
 
@@ -147,6 +149,18 @@ def test_default_reuse_distance_gives_way_to_the_budget():
         assert caught.value.smallest_budget == 50
 
 
+def test_the_default_reuse_distance_is_halved_as_often_as_the_budget_asks():
+    # Over their gaps lie 9, 7, 5, 3 and 1 ops. The default is 8, which leaves 50 bytes; at 4 the tensors of f0, f1 and
+    # f2 may move, which leaves 30, at the turn. f3 stays: of the candidates a fixed threshold moves all.
+    plan = plan_offload(chain(6), UNIT, 30, OffloadOptions(size_threshold=10), layers=(0, 1, 2))
+    assert {move.buffer for move in plan.moves} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("layers", [(), (0, 1)])
+def test_the_default_reuse_distance_of_few_layers_is_the_least(layers):
+    assert reuse_distance_for(chain(), layers) == 1
+
+
 def test_a_weights_gradient_is_no_activation_of_the_last_layers():
     # as if b3 were before the turn: what it makes waits for the update, a hundred ops later; f2's gap holds one op
     steps = (*chain().steps, *(ScheduledOp(f"u{i}", 10.0) for i in range(100)))
@@ -189,6 +203,15 @@ def test_vdnn_moves_all_or_convolution_inputs():
     assert len(everything.moves) == 3
     convolutions = plan_offload(chain(), UNIT, 30, options(policy="vdnn_conv"), convolution_inputs={0})
     assert [move.buffer for move in convolutions.moves] == [0]
+
+
+def test_vdnn_brings_nothing_back_before_it_has_left():
+    # the layer at 2 runs backward at about 4; f2, last read at 3 and next at 5, is released there, so that it has to
+    # come back at 5
+    timeline = chain()
+    (gap,) = (gap for gap in timeline.gaps() if gap.buffer == 2)
+    move = one_layer_ahead(timeline, gap, [2])
+    assert (move.last, move.release, move.prefetch, move.next) == (3, 4, 5, 5)
 
 
 def test_simulation_counts_both_directions_separately():

@@ -78,3 +78,22 @@ def test_a_tensor_too_small_to_be_replayed_may_move():
     plan = plan_offload(timeline, Link(1e10, 1e10), MIB, options, room=room)
     assert [move.buffer for move in plan.moves] == [0]
     assert plan.failure(timeline, room) is None
+
+
+def test_one_repair_after_the_other_moves_what_is_in_the_way_where_room_is_short():
+    """In 4 and 1 MiB, of which the 1 is taken. Both times 3 MiB find no more than 2 in one piece, 1 too few.
+
+    The smallest that could be enough, of 1 MiB, lies elsewhere; the next one is in the way: it leaves for a while.
+    What waits at another time is no help. No repair alone is enough, but each lets the step come further.
+    """
+    life = {"aside": (0, 7), "early": (0, 3), "late": (4, 7)}
+    sizes = {"aside": MIB, "early": 2 * MIB, "late": 2 * MIB}
+    waiting = [Buffer(TensorId(name), sizes[name], start, (start + 1, end)) for name, (start, end) in life.items()]
+    short = [Buffer(TensorId(f"wanted{position}"), 3 * MIB, position, ()) for position in (2, 6)]
+    steps = tuple(ScheduledOp(f"s{i}", 1e-3) for i in range(8))
+    timeline = Timeline(steps, (*waiting, *short), turn=3)
+    options = OffloadOptions(policy="autovm", reuse_distance=1)
+    room = Room(((0, 4 * MIB), (5 * MIB, MIB)), limit=6 * MIB)
+    plan = plan_offload(timeline, Link(1e10, 1e10), 6 * MIB, options, room=room, padded=False)
+    assert sorted(timeline.buffers[move.buffer].tensor.node for move in plan.moves) == ["early", "late"]
+    assert plan.failure(timeline, room) is None

@@ -12,11 +12,12 @@ from graph_passes.cost.model import Roofline
 from graph_passes.errors import GraphError, InfeasibleBudgetError
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.memory.fragmentation import Room
-from graph_passes.memory.simulate import Link, Padding
+from graph_passes.memory.simulate import Link, Move, Padding
 from graph_passes.memory.timeline import Buffer, Gap, ScheduledOp, Timeline
 from graph_passes.offload.check import faults
 from graph_passes.offload.memops import offload_rewrites
 from graph_passes.offload.options import OffloadOptions
+from graph_passes.offload.placement import in_order
 from graph_passes.offload.plan import plan_offload
 from graph_passes.offload.thin import thinned
 
@@ -61,6 +62,13 @@ def test_plans_around_ops_that_cannot_be_ordered(unordered, copy_start):
     assert [move.gap for move in plan.moves] == [gap for gap in timeline.gaps() if gap.buffer == 0]
     assert plan.moves
     assert faults(timeline, plan) == []
+
+
+def test_copies_are_put_at_ops_that_can_be_ordered():
+    # 3 is the last of the chain before 4, and 6 the first after 5; what is made again is read at 7, where it is made
+    move = Move(0, last=2, copy_after=2, release=4, prefetch=5, next=7)
+    again = replace(move, recomputed=True)
+    assert in_order(waits(frozenset({4, 5})), [again, move]) == [replace(move, release=3, prefetch=6), again]
 
 
 def test_a_release_after_a_reader_that_is_merged_into_another_op():

@@ -193,7 +193,7 @@ def test_captures_that_are_made_anew_are_made_in_each_call(asked: list[Any]) -> 
 
 
 def test_who_asks_for_a_tape_makes_no_capture_anew() -> None:
-    """What is made anew in each call, as the keys of collective ops are, may be made but once a call."""
+    """What each call makes, as the keys of collective ops, may be made only once in a call."""
     numbers = iter(range(1, 9))
 
     @tf.function

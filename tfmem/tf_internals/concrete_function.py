@@ -148,7 +148,7 @@ def is_for_xla() -> bool:
 def is_recorded(cf: ConcreteFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether a gradient of this call may be asked for.
 
-    Captures that are made anew in each call are the call's to make: an instance key of a collective op is one.
+    Only the call itself may make captures that each call makes, as an instance key of a collective op.
     """
     if not record.could_possibly_record():
         return False

@@ -42,7 +42,7 @@ _SCALARS: Mapping[str, Callable[..., Any]] = {
 
 
 @dataclass(frozen=True)
-class Pile:
+class ListSize:
     """What a list holds.
 
     Attributes:
@@ -54,7 +54,7 @@ class Pile:
     element: int = 0
 
 
-def piles(graph: Graph, position: Mapping[str, int] | None = None) -> dict[TensorId, Pile | None]:
+def list_sizes(graph: Graph, position: Mapping[str, int] | None = None) -> dict[TensorId, ListSize | None]:
     """What each list holds that a loop or another called function returns; None where that cannot be counted.
 
     What the caller put in before is not part of it, nor is what lives outside of the function: a variable's value. A
@@ -68,7 +68,7 @@ def piles(graph: Graph, position: Mapping[str, int] | None = None) -> dict[Tenso
     def read_last(tensor: TensorId) -> int:
         return max((position[use.node] for use in graph.uses(tensor)), default=0) if position else 0
 
-    found: dict[TensorId, Pile | None] = {}
+    found: dict[TensorId, ListSize | None] = {}
     for node in graph:
         lists = [tensor for tensor in graph.tensors(node) if _is_list(graph, tensor)]
         lists.sort(key=read_last, reverse=True)
@@ -78,8 +78,8 @@ def piles(graph: Graph, position: Mapping[str, int] | None = None) -> dict[Tenso
             found |= {tensor: _of_call(graph, node, tensor) for tensor in lists}
         elif node.op in ("Case", "StatelessCase"):
             found |= dict.fromkeys(lists)
-        elif lists and node.op == "ZerosLike" and (pile := _whole(graph, node.inputs[0], found)):
-            found[lists[0]] = pile
+        elif lists and node.op == "ZerosLike" and (size := _whole(graph, node.inputs[0], found)):
+            found[lists[0]] = size
     return found
 
 
@@ -106,7 +106,7 @@ def _is_list(graph: Graph, tensor: TensorId) -> bool:
     return spec is not None and spec.dtype == _VARIANT
 
 
-def _whole(graph: Graph, tensor: TensorId, found: Mapping[TensorId, Pile | None]) -> Pile | None:
+def _whole(graph: Graph, tensor: TensorId, found: Mapping[TensorId, ListSize | None]) -> ListSize | None:
     """All that a list holds, where it was made of a tensor, or a loop filled it; None where that is not known."""
     while True:
         tensor = ops.passed(graph, tensor)
@@ -115,7 +115,7 @@ def _whole(graph: Graph, tensor: TensorId, found: Mapping[TensorId, Pile | None]
             return found[tensor]
         if node.op == "TensorListFromTensor":
             sizes, nbytes = graph.sizes(node.inputs[0]), graph.nbytes(node.inputs[0])
-            return Pile(nbytes, nbytes // sizes[0]) if nbytes and sizes else None
+            return ListSize(nbytes, nbytes // sizes[0]) if nbytes and sizes else None
         body = graph.functions.get((node.name, "body"))
         if node.op == "ZerosLike":
             tensor = node.inputs[0]
@@ -136,28 +136,28 @@ def _is_sum(body: Function, place: int) -> bool:
 
 
 def _of_loop(
-    graph: Graph, node: Node, lists: Iterable[TensorId], before: Mapping[TensorId, Pile | None]
-) -> Mapping[TensorId, Pile | None]:
+    graph: Graph, node: Node, lists: Iterable[TensorId], before: Mapping[TensorId, ListSize | None]
+) -> Mapping[TensorId, ListSize | None]:
     body = graph.functions.get((node.name, "body"))
     if body is None:
         return dict.fromkeys(lists)
     inside = _Inside(body, carries=True)
     sums = {tensor for tensor in lists if _is_sum(body, tensor.index)}
     each = {tensor: inside.added(body.results[tensor.index]) for tensor in lists if tensor not in sums}
-    filled = {tensor: pile for tensor, pile in each.items() if pile is None or pile.nbytes}
+    filled = {tensor: size for tensor, size in each.items() if size is None or size.nbytes}
     steps = steps_of(graph, node) if any(filled.values()) else None
     return {tensor: _whole(graph, node.inputs[tensor.index], before) for tensor in sums} | {
-        tensor: None if pile is None or steps is None else Pile(pile.nbytes * steps, pile.element)
-        for tensor, pile in filled.items()
+        tensor: None if size is None or steps is None else ListSize(size.nbytes * steps, size.element)
+        for tensor, size in filled.items()
     }
 
 
-def _of_call(graph: Graph, node: Node, tensor: TensorId) -> Pile | None:
+def _of_call(graph: Graph, node: Node, tensor: TensorId) -> ListSize | None:
     """The most that one of its branches puts in."""
     bodies = [graph.functions[node.name, part] for part in PARTS if (node.name, part) in graph.functions]
     found = [_Inside(body).added(body.results[tensor.index]) for body in bodies]
-    known = [pile for pile in found if pile is not None]
-    return max(known, key=lambda pile: pile.nbytes) if len(known) == len(found) else None
+    known = [size for size in found if size is not None]
+    return max(known, key=lambda size: size.nbytes) if len(known) == len(found) else None
 
 
 @dataclass
@@ -174,19 +174,19 @@ class _Inside:
     counted: set[TensorId] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.within = piles(self.body.graph)
+        self.within = list_sizes(self.body.graph)
 
-    def added(self, tensor: TensorId) -> Pile | None:
+    def added(self, tensor: TensorId) -> ListSize | None:
         """What is put into a list on its way from the arguments to `tensor`; None if that is not known."""
-        graph, found = self.body.graph, Pile()
-        item: Pile | None
+        graph, found = self.body.graph, ListSize()
+        item: ListSize | None
         while True:
             tensor = ops.passed(graph, tensor)
             node = graph[tensor.node]
             if tensor.node in self.body.arguments or node.op in _EMPTY:
                 return found
             if node.op == "TensorListPopBack" and tensor.index == 0:
-                item, before = Pile(), node.inputs[0]
+                item, before = ListSize(), node.inputs[0]
             elif node.op in _ADDS:
                 item, before = self.item(node.inputs[_ADDS[node.op]]), node.inputs[0]
             elif node.op == "OptionalFromValue":
@@ -197,27 +197,27 @@ class _Inside:
                 return None
             if item is None:
                 return None
-            found, tensor = Pile(found.nbytes + item.nbytes, max(found.element, item.element)), before
+            found, tensor = ListSize(found.nbytes + item.nbytes, max(found.element, item.element)), before
 
-    def items(self, tensors: Iterable[TensorId]) -> Pile | None:
+    def items(self, tensors: Iterable[TensorId]) -> ListSize | None:
         """What several tensors take together; None if that is not known of one."""
         found = [self.item(tensor) for tensor in tensors]
-        known = [pile for pile in found if pile is not None]
+        known = [size for size in found if size is not None]
         if len(known) < len(found):
             return None
-        return Pile(sum(pile.nbytes for pile in known), max((pile.element for pile in known), default=0))
+        return ListSize(sum(size.nbytes for size in known), max((size.element for size in known), default=0))
 
-    def item(self, tensor: TensorId) -> Pile | None:
+    def item(self, tensor: TensorId) -> ListSize | None:
         """What a list holds longer because of an element; None if that is not known."""
         owner = self.owner(tensor)
         if owner is None or owner in self.counted:
-            return Pile()
+            return ListSize()
         self.counted.add(owner)
         if _is_list(self.body.graph, owner):
             return self.within.get(owner)
         spec = self.body.graph.specs.get(owner)
         nbytes = spec.nbytes if spec is not None and spec.itemsize else None
-        return None if nbytes is None else Pile(nbytes, nbytes)
+        return None if nbytes is None else ListSize(nbytes, nbytes)
 
     def owner(self, tensor: TensorId) -> TensorId | None:
         """The tensor of the body that allocated a buffer; None if it lives outside of the loop or function."""

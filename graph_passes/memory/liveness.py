@@ -11,7 +11,7 @@ from graph_passes.errors import UnknownShapeError
 from graph_passes.graph import ops
 from graph_passes.graph.ir import Graph, Node, TensorId
 from graph_passes.graph.merged import is_paired
-from graph_passes.memory.lists import Pile, piles
+from graph_passes.memory.lists import ListSize, list_sizes
 from graph_passes.memory.timeline import Buffer, ScheduledOp, Timeline, turning_point
 
 SMALLEST_MOVED = 1 << 16  # a copy's fixed cost (about 10 us) moves this much
@@ -54,7 +54,7 @@ def build_timeline(
 
     fetched = set(fetches)
     only_updates = frozenset(position[name] for name in update_only(graph, order))
-    buffers, pauses, lists = [], [], piles(graph, position)
+    buffers, pauses, lists = [], [], list_sizes(graph, position)
     for root, views in shared.items():
         node = graph[root.node]
         if node.op in ops.EXTERNAL:
@@ -62,11 +62,11 @@ def build_timeline(
         uses = sorted({position[use.node] for view in views for use in graph.uses(view)})
         start = position[root.node]
         if root in lists:
-            pile = lists[root] or Pile()
-            pauses += [(a, b) for a, b in pairwise((start, *uses)) if b - a > 1 and pile.nbytes >= SMALLEST_MOVED]
+            size = lists[root] or ListSize()
+            pauses += [(a, b) for a, b in pairwise((start, *uses)) if b - a > 1 and size.nbytes >= SMALLEST_MOVED]
             reason = UNKNOWN_LIST if lists[root] is None else LIST
-            held = Buffer(root, pile.nbytes, start, tuple(uses), tuple(views), pinned_by=reason)
-            buffers.append(replace(held, element=pile.element, fetched=not fetched.isdisjoint(views)))
+            held = Buffer(root, size.nbytes, start, tuple(uses), tuple(views), pinned_by=reason)
+            buffers.append(replace(held, element=size.element, fetched=not fetched.isdisjoint(views)))
             continue
         # A view's op reads the buffer's address only, but holds a reference: it counts as a use.
         spec = graph.specs.get(root)

@@ -15,7 +15,7 @@ from graph_passes.errors import InfeasibleBudgetError, UnknownShapeError
 from graph_passes.graph.ir import Function, Graph, Node, TensorId, TensorSpec
 from graph_passes.memory.calls import WithCalls
 from graph_passes.memory.fragmentation import SMALL, Room, first_failure
-from graph_passes.memory.lists import Pile, piles, steps_of
+from graph_passes.memory.lists import ListSize, list_sizes, steps_of
 from graph_passes.memory.liveness import LIST, UNKNOWN_LIST, build_timeline
 from graph_passes.memory.observe import Sample, observe
 from graph_passes.memory.roles import has_gradient
@@ -96,8 +96,11 @@ def test_a_loops_lists_are_alive_until_they_are_read() -> None:
     """40 steps put h and its tanh in. h is the sin of the step before, so both are new in every step."""
     graph = step()
     assert steps_of(graph, graph["loop"]) == 40
-    found = piles(graph)
-    assert found == {TensorId("loop", 3): Pile(20 * MIB, 512 * KIB), TensorId("loop", 4): Pile(20 * MIB, 512 * KIB)}
+    found = list_sizes(graph)
+    assert found == {
+        TensorId("loop", 3): ListSize(20 * MIB, 512 * KIB),
+        TensorId("loop", 4): ListSize(20 * MIB, 512 * KIB),
+    }
     lists = [buffer for buffer in timeline(graph).buffers if buffer.pinned_by == LIST]
     names = list(graph.nodes)
     assert [(names[each.start], names[each.uses[-1]], each.nbytes) for each in lists] == [
@@ -119,11 +122,11 @@ def test_a_loop_that_takes_from_lists_is_a_gradient() -> None:
 def test_a_buffer_in_two_lists_counts_once() -> None:
     """Where h is the tanh of the step before, the lists of both hold the same buffers."""
     body = replace(BODY, results=(*BODY.results[:2], TensorId("tanh"), *BODY.results[3:]))
-    assert piles(step(body)) == {TensorId("loop", 3): Pile(20 * MIB, 512 * KIB)}
+    assert list_sizes(step(body)) == {TensorId("loop", 3): ListSize(20 * MIB, 512 * KIB)}
     late = step(body)
     late.insert("later", "Identity", [TensorId("loop", 4)], {})
     position = {name: place for place, name in enumerate(late.nodes)}
-    assert piles(late, position) == {TensorId("loop", 4): Pile(20 * MIB, 512 * KIB)}  # it is read last
+    assert list_sizes(late, position) == {TensorId("loop", 4): ListSize(20 * MIB, 512 * KIB)}  # it is read last
 
 
 @pytest.mark.parametrize("op", ["ReadVariableOp", "Const"])
@@ -133,11 +136,11 @@ def test_what_lives_outside_of_the_loop_is_not_the_lists(op: str) -> None:
         [("w", op, [], H), ("push", "TensorListPushBack", ["list", "w"], LIST_SPEC)],
         ["i", "n", "h", "push", "twin"],
     )
-    assert not piles(step(body))
+    assert not list_sizes(step(body))
     same = function(
         ARGUMENTS, [("push", "TensorListPushBack", ["list", "h"], LIST_SPEC)], ["i", "n", "h", "push", "twin"]
     )
-    assert not piles(step(same))  # h is what it was, in every step
+    assert not list_sizes(step(same))  # h is what it was, in every step
 
 
 def test_a_list_of_a_known_length_is_written_into() -> None:
@@ -151,23 +154,23 @@ def test_a_list_of_a_known_length_is_written_into() -> None:
         ],
         ["next", "n", "tanh", "set", "twin"],
     )
-    assert piles(step(body)) == {TensorId("loop", 3): Pile(20 * MIB, 512 * KIB)}
+    assert list_sizes(step(body)) == {TensorId("loop", 3): ListSize(20 * MIB, 512 * KIB)}
 
 
 def test_what_cannot_be_counted() -> None:
     open_body = replace(BODY, graph=BODY.graph.copy())
     open_body.graph.specs[TensorId("tanh")] = TensorSpec("float32", 4, (None, 128))
     graph = step(open_body)
-    assert piles(graph) == {TensorId("loop", 3): Pile(20 * MIB, 512 * KIB), TensorId("loop", 4): None}
+    assert list_sizes(graph) == {TensorId("loop", 3): ListSize(20 * MIB, 512 * KIB), TensorId("loop", 4): None}
     endless = function(ARGUMENTS, [("yes", "Const", True, SCALAR)], ["yes"])
     for unknown in (step(steps=None), step(cond=endless)):
         assert steps_of(unknown, unknown["loop"]) is None
-        assert piles(unknown) == {TensorId("loop", 3): None, TensorId("loop", 4): None}
+        assert list_sizes(unknown) == {TensorId("loop", 3): None, TensorId("loop", 4): None}
     of_others = function(ARGUMENTS, [("other", "Mystery", ["list"], LIST_SPEC)], ["i", "n", "h", "other", "twin"])
-    assert piles(step(of_others)) == {TensorId("loop", 3): None}
+    assert list_sizes(step(of_others)) == {TensorId("loop", 3): None}
     unread = step()
     del unread.functions["loop", "body"]
-    assert piles(unread)[TensorId("loop", 3)] is None
+    assert list_sizes(unread)[TensorId("loop", 3)] is None
 
 
 def test_the_report_says_for_what_the_budget_is_not_enforced() -> None:
@@ -204,7 +207,7 @@ def test_a_loop_in_a_loop_keeps_lists_of_lists() -> None:
     graph = Graph(nodes, specs, {**inner.constants, "one": np.array(1)}, inner.functions)
     results = (TensorId("next"), TensorId("n"), TensorId("loop", 2), TensorId("push"), TensorId("twin"))
     outer = step(Function(graph, tuple(ARGUMENTS), results))
-    assert piles(outer) == {TensorId("loop", 3): Pile(160 * MIB, 512 * KIB)}
+    assert list_sizes(outer) == {TensorId("loop", 3): ListSize(160 * MIB, 512 * KIB)}
 
 
 def test_a_list_that_is_summed_up_is_as_large_as_it_was() -> None:
@@ -229,9 +232,12 @@ def test_a_list_that_is_summed_up_is_as_large_as_it_was() -> None:
     specs = {TensorId(name): LIST_SPEC for name in ("list", "forward", "zeros", "back")}
     specs[TensorId("x")] = TensorSpec("float32", 4, (16, 1024, 128))
     graph = Graph(nodes, specs, {}, {("forward", "body"): keeps, ("back", "body"): adds})
-    assert piles(graph) == {TensorId("zeros"): Pile(8 * MIB, 512 * KIB), TensorId("back"): Pile(8 * MIB, 512 * KIB)}
+    assert list_sizes(graph) == {
+        TensorId("zeros"): ListSize(8 * MIB, 512 * KIB),
+        TensorId("back"): ListSize(8 * MIB, 512 * KIB),
+    }
     graph.specs[TensorId("x")] = TensorSpec("float32", 4, (None, 1024, 128))
-    assert piles(graph) == {TensorId("back"): None}
+    assert list_sizes(graph) == {TensorId("back"): None}
 
 
 def test_branches_keep_what_the_larger_one_does() -> None:
@@ -243,7 +249,7 @@ def test_branches_keep_what_the_larger_one_does() -> None:
     nodes = [Node("x", "Placeholder", outputs=1), Node("if", "If", [TensorId("x")], outputs=1)]
     branches = {("if", "then_branch"): branch("tanh", "sin", "h"), ("if", "else_branch"): none}
     graph = Graph(nodes, {TensorId("x"): H, TensorId("if"): LIST_SPEC}, {}, branches)
-    assert piles(graph) == {TensorId("if"): Pile(MIB, 512 * KIB)}  # h is the caller's
+    assert list_sizes(graph) == {TensorId("if"): ListSize(MIB, 512 * KIB)}  # h is the caller's
     assert COSTS.workspace(graph, graph["if"]) == MIB
 
 

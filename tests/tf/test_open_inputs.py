@@ -8,24 +8,14 @@ import pytest
 import tensorflow as tf
 
 import tfmem
+from tests.tf.two_layers import TwoLayers
 
 OPEN = tf.TensorSpec([None, 4], name="x")
 PLACE = tf.TensorSpec([], tf.int32)
 
 
-class Net(tf.Module):
+class Net(TwoLayers):
     """Two layers; the step's input is a part of what it is given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = tf.Variable(0.3 * tf.random.stateless_normal([4, 4], [1, 2]))
-
-    def train(self, x: Any) -> Any:
-        with tf.GradientTape() as tape:
-            h = tf.tanh(tf.tanh(x @ self.w) @ self.w)
-            loss = tf.reduce_mean(h * h)
-        self.w.assign_sub(0.1 * tape.gradient(loss, self.w))
-        return loss
 
     def slice(self, x: Any, begin: Any, end: Any) -> Any:
         return self.train(x[begin:end])

@@ -8,23 +8,9 @@ import pytest
 import tensorflow as tf
 
 import tfmem
+from tests.tf.two_layers import TwoLayers
 
 MIB = 1 << 20
-
-
-class Net(tf.Module):
-    """Two layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = tf.Variable(0.3 * tf.random.stateless_normal([4, 4], [1, 2]))
-
-    def train(self, x: Any) -> Any:
-        with tf.GradientTape() as tape:
-            h = tf.tanh(tf.tanh(x @ self.w) @ self.w)
-            loss = tf.reduce_mean(h * h)
-        self.w.assign_sub(0.1 * tape.gradient(loss, self.w))
-        return loss
 
 
 @pytest.fixture(name="x")
@@ -46,7 +32,7 @@ def test_relaxed_traces_train_on_with_a_plan_for_each_size(budget: int, keyword:
         return losses
 
     def step() -> Any:
-        return tf.function(Net().train, reduce_retracing=True)
+        return tf.function(TwoLayers().train, reduce_retracing=True)
 
     function = tfmem.optimize(step(), memory_budget=budget, passes=("offload",))
     assert run(function) == run(step())
@@ -54,10 +40,10 @@ def test_relaxed_traces_train_on_with_a_plan_for_each_size(budget: int, keyword:
 
 
 def test_arrays_and_ragged_tensors_of_relaxed_traces(x: Any, flow: Any) -> None:
-    def step(net: Net) -> Any:
+    def step(net: TwoLayers) -> Any:
         return tf.function(lambda x, rows: net.train(x) + tf.cast(rows.nrows(), tf.float32), reduce_retracing=True)
 
-    function, plain = tfmem.optimize(step(Net()), memory_budget="1GiB"), step(Net())
+    function, plain = tfmem.optimize(step(TwoLayers()), memory_budget="1GiB"), step(TwoLayers())
     for count in (9, 20, 30, 9):
         ragged = tf.RaggedTensor.from_row_lengths(x, [count, 64 - count])
         assert function(x[:count].numpy(), ragged).numpy() == plain(x[:count].numpy(), ragged).numpy()

@@ -50,7 +50,8 @@ def make_net() -> Net:
     biases = [tf.Variable(tf.zeros([8])) for _ in filters]
     variables = [*filters, *biases, tf.Variable(tf.random.stateless_normal([8, 5], [9, 9]))]
 
-    def loss(x: Any, y: Any, values: Sequence[Any] = variables) -> Any:
+    def loss(x: Any, y: Any, values: Sequence[Any] | None = None) -> Any:
+        values = values or variables
         for weights, bias in zip(values[:5], values[5:10], strict=True):
             x = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, weights, 1, "SAME"), bias))
         logits = tf.reduce_mean(x, [1, 2]) @ values[10]

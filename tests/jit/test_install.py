@@ -107,15 +107,16 @@ def test_tfmem_imports_without_a_library(installed: Path, tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
 
 
-def test_a_missing_extension_is_named(installed: Path, tmp_path: Path) -> None:
-    (installed / EXTENSION).unlink()
-    # The checkout may be installed as editable, and has one.
-    script = """
+# The checkout may be installed as editable, and has an extension module.
+NOT_EDITABLE = """
 import sys
 sys.meta_path[:] = [each for each in sys.meta_path if not getattr(each, "__module__", "").startswith("__editable__")]
-import tfmem.dynamic
 """
-    done = python("-c", script, cwd=tmp_path, path=installed)
+
+
+def test_a_missing_extension_is_named(installed: Path, tmp_path: Path) -> None:
+    (installed / EXTENSION).unlink()
+    done = python("-c", f"{NOT_EDITABLE}import tfmem.dynamic", cwd=tmp_path, path=installed)
     assert done.returncode != 0
     (message,) = (line for line in done.stderr.splitlines() if "OpLibraryError:" in line)  # beside TensorFlow's own
     assert "tfmem.dynamic has no extension module: " in message
@@ -128,7 +129,7 @@ def test_a_checkout_that_hides_what_is_installed_says_so(installed: Path, tmp_pa
     shutil.copytree(installed, checkout, ignore=shutil.ignore_patterns("*.so", "*.dist-info"))
     (checkout / "setup.py").touch()
     for script in ("import tfmem.dynamic", "from custom_ops.load import load; load()"):
-        done = python("-c", script, cwd=checkout, path=installed)
+        done = python("-c", f"{NOT_EDITABLE}{script}", cwd=checkout, path=installed)
         assert done.returncode != 0
         (message,) = (line for line in done.stderr.splitlines() if "OpLibraryError:" in line)
         assert f"{checkout} is a checkout" in message

@@ -60,6 +60,12 @@ def make_net() -> Net:
     return Net(variables, loss)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def fixture_collected() -> None:
+    """What earlier files left in cycles is freed: it would count towards the budgets of this one."""
+    gc.collect()
+
+
 @pytest.fixture(name="new_net")
 def fixture_new_net() -> Callable[[], Net]:
     """Makes the net, with the same weights each time."""

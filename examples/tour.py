@@ -15,16 +15,16 @@ import tensorflow as tf
 
 import tfmem
 from graph_passes import pipeline
-from graph_passes.cost.model import Measured
+from graph_passes.analysis.cost.model import Measured
+from graph_passes.analysis.memory.simulate import Link, usage_under
 from graph_passes.graph import serde
 from graph_passes.graph.ir import Graph, parse_input
-from graph_passes.memory.simulate import Link, usage_under
-from graph_passes.offload.options import OffloadOptions
-from graph_passes.recurrent.plan import plan_inference
-from tfmem.tf_internals.build import shaped_graph
-from tfmem.tf_internals.concrete_function import capture_concrete
-from tfmem.tf_internals.grappler import run_grappler
-from tfmem.tf_internals.inline import inline_captured
+from graph_passes.passes.offload.options import OffloadOptions
+from graph_passes.passes.recurrent.plan import plan_inference
+from tfmem.capture.build import shaped_graph
+from tfmem.capture.concrete_function import capture_concrete
+from tfmem.capture.grappler import run_grappler
+from tfmem.capture.inline import inline_captured
 
 MIB = 1 << 20
 BUDGET = 18 * MIB

@@ -14,30 +14,30 @@ from functools import cached_property
 from typing import Any
 
 from custom_ops.background import go_on
-from graph_passes.cost.model import CostModel, held
+from graph_passes.analysis.cost.model import CostModel, held
+from graph_passes.analysis.memory import roles
+from graph_passes.analysis.memory.liveness import UNKNOWN_LIST, build_timeline, refuse_open
+from graph_passes.analysis.memory.region import reads_before_updates, step_region
+from graph_passes.analysis.memory.replicas import shared_by
+from graph_passes.analysis.memory.simulate import Link, uncounted, usage_under
+from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.errors import InfeasibleBudgetError, NoGradientError, ReplicasError, UnknownShapeError
-from graph_passes.fusion.apply import fusion_rewrites
-from graph_passes.fusion.merging import merging_rewrites, plan_merging
-from graph_passes.fusion.prepare import plan_preparation, preparation_rewrites
-from graph_passes.fusion.stitching import plan_stitching
 from graph_passes.graph.ir import Editor, Graph, TensorId, parse_input
 from graph_passes.graph.order import schedule
 from graph_passes.graph.rewrite import Rewrite, apply_rewrites
 from graph_passes.graph.source import Source
 from graph_passes.graph.verify import verify_graph
-from graph_passes.matmul.apply import product_rewrites
-from graph_passes.matmul.plan import plan_products
-from graph_passes.memory import roles
-from graph_passes.memory.liveness import UNKNOWN_LIST, build_timeline, refuse_open
-from graph_passes.memory.region import reads_before_updates, step_region
-from graph_passes.memory.replicas import shared_by
-from graph_passes.memory.simulate import Link, uncounted, usage_under
-from graph_passes.memory.timeline import Timeline
-from graph_passes.offload.memops import Probing, offload_rewrites, transfers
-from graph_passes.offload.options import OffloadOptions
-from graph_passes.offload.plan import OffloadPlan, plan_offload
-from graph_passes.recurrent.match import recurrent_rewrites
-from graph_passes.recurrent.plan import plan_recurrent
+from graph_passes.passes.fuse.apply import fusion_rewrites
+from graph_passes.passes.fuse.plan import plan_stitching
+from graph_passes.passes.merge.plan import merging_rewrites, plan_merging
+from graph_passes.passes.offload.apply import Probing, offload_rewrites, transfers
+from graph_passes.passes.offload.options import OffloadOptions
+from graph_passes.passes.offload.plan import OffloadPlan, plan_offload
+from graph_passes.passes.prepare.plan import plan_preparation, preparation_rewrites
+from graph_passes.passes.products.apply import product_rewrites
+from graph_passes.passes.products.plan import plan_products
+from graph_passes.passes.recurrent.apply import recurrent_rewrites
+from graph_passes.passes.recurrent.plan import plan_recurrent
 from graph_passes.report import MOVED, RECOMPUTED, UNCHANGED_FITS, Report, TransferRecord
 
 
@@ -239,7 +239,7 @@ def plan_step(
     options: OffloadOptions,
     **how: Any,
 ) -> OffloadPlan:
-    """See `graph_passes.offload.plan.plan_offload`; `how` is `timed`, `widest`, `unmoved`, `copied`, `padded`, `room`.
+    """See `plan_offload` of the offload pass; `how` is `timed`, `widest`, `unmoved`, `copied`, `padded`, `room`.
 
     Raises:
         ReplicasError: the budget is too small, and the step is one of several replicas.

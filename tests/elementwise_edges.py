@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from custom_ops.recurrent.cell import Cell
 from custom_ops.recurrent.cell_builder import CellBuilder
-from graph_passes.recurrent.lower.elementwise_ops import lower
+from graph_passes.passes.recurrent.lower.elementwise_ops import lower
 
 LARGEST, SMALLEST = 3.0e38, 1.2e-38
 DENORMAL = 1e-40

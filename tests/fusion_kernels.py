@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from custom_ops.expr import reference
 from custom_ops.expr.program import Program
 from custom_ops.expr.reference import numpy_dtype
-from custom_ops.fusion.codegen.bench import Launcher
 from custom_ops.fusion.codegen.kernel import FusionKernel, make
-from custom_ops.fusion.codegen.pattern import Pattern
-from custom_ops.fusion.codegen.plan import Configuration
-from custom_ops.fusion.codegen.space import Layout, kernels
+from custom_ops.fusion.codegen.plan.kernel_plan import Configuration
+from custom_ops.fusion.codegen.plan.pattern import Pattern
+from custom_ops.fusion.search.bench import Launcher
+from custom_ops.fusion.search.space import Layout, kernels
 from custom_ops.jit.device import Device
 from custom_ops.jit.image import KernelImage
 from custom_ops.jit.launch import Kernel, Module

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from custom_ops.load import Library
-from graph_passes.offload.options import Mechanism
+from graph_passes.passes.offload.options import Mechanism
 
 
 def offload(

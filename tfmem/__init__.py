@@ -22,9 +22,9 @@ from graph_passes.errors import (
     UnknownShapeError,
     VerificationError,
 )
-from graph_passes.fusion.options import FusionOptions
-from graph_passes.offload.options import OffloadOptions
-from graph_passes.recurrent.options import RecurrentOptions
+from graph_passes.passes.fuse.options import FusionOptions
+from graph_passes.passes.offload.options import OffloadOptions
+from graph_passes.passes.recurrent.options import RecurrentOptions
 from graph_passes.report import Report
 from tfmem.options import Options
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from custom_ops.errors import TfmemError
-from graph_passes.fusion.explain import explain
+from graph_passes.passes.fuse.explain import explain
 from graph_passes.report import REPORT_FILE, Report, size
 from tfmem import __version__
 from tfmem.options import Options

@@ -15,9 +15,13 @@ from custom_ops.load import Library, load
 from graph_passes.checks import directory, names
 from graph_passes.decision import Decision
 from graph_passes.errors import AlreadyOptimizedError, GraphError, NoGradientError, OptionsError
-from graph_passes.fusion.explain import explain as explained
-from graph_passes.recurrent.options import RecurrentOptions
+from graph_passes.passes.fuse.explain import explain as explained
+from graph_passes.passes.recurrent.options import RecurrentOptions
 from graph_passes.report import REPORT_FILE, Report
+from tfmem.capture import concrete_function as functions
+from tfmem.capture import keras_functions
+from tfmem.capture.captured import Captured, unique
+from tfmem.capture.grappler import session_config
 from tfmem.devices import MeasuredLink, find_target
 from tfmem.frontends import graph_def as graph_defs
 from tfmem.frontends import saved_model
@@ -26,12 +30,8 @@ from tfmem.frontends.keras import ModelFunctions, optimize_model
 from tfmem.frontends.live_graph import REPORT, optimize_live
 from tfmem.options import Budget, Options, merged
 from tfmem.runtime.engine import Engine
-from tfmem.runtime.managed_step import ManagedStep
-from tfmem.runtime.unobserved import plan_graph_def
-from tfmem.tf_internals import concrete_function as functions
-from tfmem.tf_internals import keras_functions
-from tfmem.tf_internals.captured import Captured, unique
-from tfmem.tf_internals.grappler import session_config
+from tfmem.steps.managed_step import ManagedStep
+from tfmem.steps.static_planning import plan_graph_def
 
 __all__ = ["explain", "load_ops", "make_engine", "optimize", "report", "session_config"]
 

@@ -18,10 +18,10 @@ from tensorflow.python.framework import config as framework_config
 from custom_ops.errors import OpLibraryError, warn
 from custom_ops.load import Library
 from custom_ops.recurrent.spec import Precision
+from graph_passes.analysis.cost import device as profiles
+from graph_passes.analysis.memory.simulate import Link
 from graph_passes.checks import shown
-from graph_passes.cost import device as profiles
 from graph_passes.errors import OptionsError
-from graph_passes.memory.simulate import Link
 from tfmem.gpu_ordinals import driver_ordinal
 from tfmem.options import kernel_flags
 

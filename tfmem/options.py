@@ -14,9 +14,9 @@ from typing import Any, Literal, get_args
 from custom_ops.errors import TfmemError
 from graph_passes.checks import LARGEST, directory, instance, one_of, series, shapes, shown, text, truth
 from graph_passes.errors import InvalidBudgetError, OptionsError
-from graph_passes.fusion.options import FusionOptions
-from graph_passes.offload.options import OffloadOptions
-from graph_passes.recurrent.options import RecurrentOptions
+from graph_passes.passes.fuse.options import FusionOptions
+from graph_passes.passes.offload.options import OffloadOptions
+from graph_passes.passes.recurrent.options import RecurrentOptions
 
 Budget = int | float | str | None
 PassName = Literal["recurrent", "fusion", "offload"]

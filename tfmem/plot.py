@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from custom_ops.errors import TfmemError
-from graph_passes.fusion.picture import regions_svg
+from graph_passes.passes.fuse.picture import regions_svg
 from graph_passes.report import MemoryCurve, Report, size
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-MUTATED = ("graph_passes/offload", "graph_passes/fusion", "custom_ops/fusion")
+MUTATED = ("graph_passes/passes/offload", "graph_passes/passes/fuse", "custom_ops/fusion")
 TESTS = ("tests/pure", *(f"tests/jit/test_fusion_{name}.py" for name in ("random", "rows", "programs", "templates")))
 COPIED = ("custom_ops", "graph_passes", "tests", "tfmem", "benchmarks", "examples", "docs", "tools")
 MEMORY = 8 << 30  # bytes that the tests of a mutant may take: some mutants never stop

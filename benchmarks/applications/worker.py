@@ -20,11 +20,11 @@ from custom_ops.load import load
 from graph_passes import pipeline
 from graph_passes.graph import serde
 from graph_passes.graph.ir import parse_input
-from graph_passes.offload.memops import Probing
+from graph_passes.passes.offload.apply import Probing
 from tfmem.api import make_engine
+from tfmem.capture.concrete_function import capture_concrete, restore_concrete
+from tfmem.capture.grappler import run_grappler
 from tfmem.devices import memory
-from tfmem.tf_internals.concrete_function import capture_concrete, restore_concrete
-from tfmem.tf_internals.grappler import run_grappler
 
 STEPS = 10
 CLASSES = 10

@@ -202,8 +202,8 @@ def measure(hidden: int, sizes: Sequence[int], steps: int) -> Iterator[dict]:
     from custom_ops.jit.cache import Cache
     from custom_ops.jit.device import Device
     from examples.tree_lstm import TreeLSTM
+    from tfmem.kernels.recurrent import kernel_folder
     from tfmem.options import Options
-    from tfmem.recurrent.kernels import kernel_folder
 
     given = numbered(trees.made(256))
     net = TreeLSTM(1 + max(max(words_of(tree)) for tree in given), EMBEDDING, hidden)

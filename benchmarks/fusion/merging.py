@@ -87,7 +87,7 @@ def measured(task: dict[str, Any]) -> dict[str, Any]:
 @contextmanager
 def without_the_pass() -> Iterator[None]:
     """No product is merged in a step that is planned meanwhile."""
-    from tfmem.runtime import after_grappler
+    from tfmem.steps import after_grappler
 
     given = after_grappler.fusion_needs
     after_grappler.fusion_needs = lambda *args, **more: replace(given(*args, **more), beside=None)

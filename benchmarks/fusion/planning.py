@@ -18,13 +18,13 @@ from typing import Any
 
 from benchmarks.fusion.generated import OPS, dialogue
 from benchmarks.records import machine
-from graph_passes.fusion.explore import Exploration
-from graph_passes.fusion.ilp import Limits
-from graph_passes.fusion.lower.meaning import meanings
-from graph_passes.fusion.lower.shapes import Shapes
-from graph_passes.fusion.plan import plan_fusion
-from graph_passes.fusion.stitching import refusal
+from graph_passes.analysis.op_pattern import meanings
 from graph_passes.graph.ir import Graph
+from graph_passes.lower.shapes import Shapes
+from graph_passes.passes.fuse.partition.explore import Exploration
+from graph_passes.passes.fuse.partition.ilp import Limits
+from graph_passes.passes.fuse.partition.partition import plan_fusion
+from graph_passes.passes.fuse.plan import refusal
 
 LONG = Limits(gap=0.0, nodes=10**7, rounds=300, work=10**12, seconds=300.0)
 FAR = Exploration(each=256, run=OPS, all=20_000)
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def planned(graph: Graph, limits: Limits | None = None, exploration: Exploration | None = None) -> dict[str, Any]:
     """How long a graph takes to be planned, and what comes out."""
-    from tfmem.fusion.needs import CPU, HOME  # TensorFlow is imported here
+    from tfmem.kernels.fusion_needs import CPU, HOME  # TensorFlow is imported here
 
     wall, began = time.monotonic(), time.process_time()
     plan = plan_fusion(

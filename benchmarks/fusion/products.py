@@ -28,10 +28,10 @@ from numpy.typing import NDArray
 from custom_ops.errors import KernelError
 from custom_ops.expr.program import Program
 from custom_ops.expr.text import from_text
-from custom_ops.fusion.codegen.bench import FusionBench, Launcher, candidates, point
 from custom_ops.fusion.codegen.kernel import make
-from custom_ops.fusion.codegen.pattern import Pattern
-from custom_ops.fusion.codegen.plan import Configuration
+from custom_ops.fusion.codegen.plan.kernel_plan import Configuration
+from custom_ops.fusion.codegen.plan.pattern import Pattern
+from custom_ops.fusion.search.bench import FusionBench, Launcher, candidates, point
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.cores import usable_cores
 from custom_ops.jit.cublas import CublasLt, MatrixProduct

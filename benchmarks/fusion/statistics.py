@@ -25,14 +25,14 @@ from benchmarks.offload.tables import write
 from benchmarks.records import FORMAT, load, save
 from custom_ops.errors import KernelError
 from custom_ops.fusion import programs
-from custom_ops.fusion.codegen import shared
-from custom_ops.fusion.codegen.composition import SCOPES, composition, packed
 from custom_ops.fusion.codegen.kernel import FusionKernel
-from custom_ops.fusion.codegen.model import H200, predict
-from graph_passes.fusion.lower.meaning import REDUCTIONS, Kind, meanings
-from graph_passes.fusion.plan import Step
-from graph_passes.fusion.stitching import Stitched, Stitching
+from custom_ops.fusion.codegen.plan import shared
+from custom_ops.fusion.codegen.plan.composition import SCOPES, composition, packed
+from custom_ops.fusion.search.model import H200, predict
+from graph_passes.analysis.op_pattern import REDUCTIONS, Kind, meanings
 from graph_passes.graph.ir import Graph
+from graph_passes.passes.fuse.partition.partition import Step
+from graph_passes.passes.fuse.plan import Stitched, Stitching
 
 MARKERS = ("<!-- fusion statistics: begin -->", "<!-- fusion statistics: end -->")
 PRODUCTS = frozenset({Kind.PRODUCT, Kind.BATCHED_PRODUCT})
@@ -94,16 +94,16 @@ def planned(name: str) -> dict[str, Any]:
 def stitched(name: str) -> tuple[Stitching, Graph]:
     """What the fusion pass makes of a workload's step on an H200, and the step's graph after Grappler."""
     from benchmarks.fusion.workloads import make  # TensorFlow is imported here
-    from graph_passes.cost import device as profiles
-    from graph_passes.fusion.capabilities import CUDA
-    from graph_passes.fusion.plan import ON_GPU
-    from graph_passes.fusion.stitching import Needs, plan_stitching
+    from graph_passes.analysis.cost import device as profiles
+    from graph_passes.analysis.device_support import CUDA
     from graph_passes.graph import serde
+    from graph_passes.passes.fuse.partition.partition import ON_GPU
+    from graph_passes.passes.fuse.plan import Needs, plan_stitching
+    from tfmem.capture.captured_source import CapturedSource
+    from tfmem.capture.concrete_function import capture_concrete
+    from tfmem.capture.grappler import run_grappler
     from tfmem.devices import Target
-    from tfmem.fusion.needs import HOME, gpu_device
-    from tfmem.tf_internals.captured_source import CapturedSource
-    from tfmem.tf_internals.concrete_function import capture_concrete
-    from tfmem.tf_internals.grappler import run_grappler
+    from tfmem.kernels.fusion_needs import HOME, gpu_device
 
     profile = profiles.load("h200")
     device = gpu_device(Target("/device:GPU:0", "NVIDIA H200", profile.memory, profile))

@@ -13,7 +13,7 @@ from benchmarks.matmul.multiplier import Multiplier, Shape
 from benchmarks.recurrent.kernels import FOLDER
 from custom_ops.jit.cache import Cache
 from custom_ops.matmul import kernels
-from graph_passes.matmul.plan import worth_it
+from graph_passes.passes.products.plan import worth_it
 
 
 class Product:

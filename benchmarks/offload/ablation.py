@@ -25,12 +25,12 @@ from benchmarks.offload.cases import FULL, all_cases
 from benchmarks.records import ROOT, begun, load, save
 from benchmarks.runs import command_line
 from graph_passes import pipeline
-from graph_passes.memory.fragmentation import Room
-from graph_passes.memory.simulate import Link
-from graph_passes.memory.timeline import Timeline
-from graph_passes.offload import repair
-from graph_passes.offload.plan import OffloadPlan, plan_offload
-from tfmem.runtime import trials
+from graph_passes.analysis.memory.fragmentation import Room
+from graph_passes.analysis.memory.simulate import Link
+from graph_passes.analysis.memory.timeline import Timeline
+from graph_passes.passes.offload import repair
+from graph_passes.passes.offload.plan import OffloadPlan, plan_offload
+from tfmem.steps import trials
 
 MARK = "ablation"
 SHARES = (90, 100, 115)  # percent of the budget that the step was observed under
@@ -54,7 +54,7 @@ def _unrepaired(timeline: Timeline, build: Callable[..., Any], *_: Any) -> Any:
 _PADDINGS: Patch = (repair.Repairer, "cleared", _nothing)
 _EVICTIONS: Patch = (repair.Repairer, "with_evictions", _nothing)
 _THINNING: Patch = (trials, "thinned", _as_planned)
-_REPAIRS: Patch = (sys.modules["graph_passes.offload.plan"], "repaired", _unrepaired)
+_REPAIRS: Patch = (sys.modules["graph_passes.passes.offload.plan"], "repaired", _unrepaired)
 VARIANTS: Mapping[str, tuple[Patch, ...]] = {
     "all helpers": (),
     "no padding allocations": (_PADDINGS,),

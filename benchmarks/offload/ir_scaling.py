@@ -19,12 +19,12 @@ import tensorflow as tf
 from benchmarks.records import machine
 from benchmarks.runs import command_line
 from graph_passes import pipeline
-from graph_passes.cost import device as devices
-from graph_passes.cost.model import Roofline
+from graph_passes.analysis.cost import device as devices
+from graph_passes.analysis.cost.model import Roofline
+from graph_passes.analysis.memory.simulate import Link
 from graph_passes.graph import serde
 from graph_passes.graph.ir import parse_input
-from graph_passes.memory.simulate import Link
-from graph_passes.offload.options import OffloadOptions
+from graph_passes.passes.offload.options import OffloadOptions
 
 SIDE = 256  # tensors are SIDE x SIDE float32, 256 KiB
 SHARE = 0.5  # of the memory needed: the plan's budget

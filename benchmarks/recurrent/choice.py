@@ -3,7 +3,8 @@
     python -m benchmarks.recurrent.choice benchmarks/results/recurrent_search_h200.json
 
 For each case: how much slower the model's first is than the fastest, the fastest of its first five, and the one that
-the tuner chooses by the times that are on record. The model's parameters are those of graph_passes/cost/devices."""
+the tuner chooses by the times that are on record. The model's parameters are those of
+graph_passes/analysis/cost/devices."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from custom_ops.recurrent.program import ANY_BATCH, Program
 from custom_ops.recurrent.search.ranking import in_order, predict
 from custom_ops.recurrent.search.tune import Bench, tune
 from custom_ops.recurrent.spec import Configuration
-from graph_passes.cost import device
+from graph_passes.analysis.cost import device
 
 PRECISION = "highest"
 NUMBERS = 5  # of a trial, in front of its configuration
@@ -56,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Print a line for each case, and the means."""
     parser = command_line("recurrent.choice", __doc__)
     parser.add_argument("results", type=Path, help="what benchmarks.recurrent.search wrote")
-    parser.add_argument("--machine", default="h200", help="of graph_passes/cost/devices (h200)")
+    parser.add_argument("--machine", default="h200", help="of graph_passes/analysis/cost/devices (h200)")
     options = parser.parse_args(arguments)
     cases = existing(parser, options.results)["cases"]
     found = {name: slower(case, options.machine) for name, case in cases.items()}

@@ -13,12 +13,12 @@ from typing import TypeAlias, TypeVar
 from tqdm import tqdm
 
 from custom_ops.errors import KernelError
-from custom_ops.fusion.codegen.bench import FusionBench, candidates, point
 from custom_ops.fusion.codegen.description import describe
 from custom_ops.fusion.codegen.kernel import NARROW, FusionKernel, make, positions
-from custom_ops.fusion.codegen.pattern import Pattern
-from custom_ops.fusion.codegen.plan import Configuration
+from custom_ops.fusion.codegen.plan.kernel_plan import Configuration
+from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.region import Kernel, Region, Shape
+from custom_ops.fusion.search.bench import FusionBench, candidates, point
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.cores import usable_cores

@@ -1,4 +1,4 @@
-// Products of matrices within fusion kernels (custom_ops/fusion/codegen/contraction.py): a CTA
+// Products of matrices within fusion kernels (custom_ops/fusion/codegen/plan/contraction.py): a CTA
 // computes a tile of the result, its warps share the depth, and what they have is added up in
 // shared memory in the order of the warps, so that results are the same in every run.
 //

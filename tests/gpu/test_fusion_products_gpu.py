@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from custom_ops.fusion.codegen.kernel import make
-from custom_ops.fusion.codegen.model import ranked
-from custom_ops.fusion.codegen.pattern import Pattern
-from custom_ops.fusion.codegen.space import kernels, layouts
+from custom_ops.fusion.codegen.plan.pattern import Pattern
+from custom_ops.fusion.search.model import ranked
+from custom_ops.fusion.search.space import kernels, layouts
 from custom_ops.jit.device import Device
 from custom_ops.jit.image import KernelImage
 from custom_ops.jit.launch import Kernel, Module

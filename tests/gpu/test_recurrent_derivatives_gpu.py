@@ -18,7 +18,7 @@ from custom_ops.recurrent.cell import Cell
 from custom_ops.recurrent.cell_builder import CellBuilder
 from custom_ops.recurrent.differentiate import Request, differentiate
 from custom_ops.recurrent.spec import Configuration
-from graph_passes.recurrent.lower.elementwise_ops import CELL_OPS, lower
+from graph_passes.passes.recurrent.lower.elementwise_ops import CELL_OPS, lower
 from tests.elementwise_edges import different, tame_points
 from tests.gpu_kernels import run
 

@@ -7,7 +7,7 @@ import pytest
 
 from custom_ops.expr.program import MOST_AXES, Program
 from custom_ops.expr.text import from_text
-from custom_ops.fusion.codegen.pattern import Pattern
+from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.jit.device import Device
 from tests.fusion_kernels import Case, compare, varied
 

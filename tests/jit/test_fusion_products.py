@@ -17,12 +17,12 @@ from benchmarks.fusion import products
 from custom_ops.errors import KernelError
 from custom_ops.expr.program import Program
 from custom_ops.expr.text import from_text
-from custom_ops.fusion.codegen.contraction import refused_product
-from custom_ops.fusion.codegen.in_place import in_place
 from custom_ops.fusion.codegen.kernel import FusionKernel, make
-from custom_ops.fusion.codegen.pattern import Pattern
-from custom_ops.fusion.codegen.plan import Configuration
-from custom_ops.fusion.codegen.space import Layout, kernels, tiles
+from custom_ops.fusion.codegen.plan.contraction import refused_product
+from custom_ops.fusion.codegen.plan.in_place import in_place
+from custom_ops.fusion.codegen.plan.kernel_plan import Configuration
+from custom_ops.fusion.codegen.plan.pattern import Pattern
+from custom_ops.fusion.search.space import Layout, kernels, tiles
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.cublas import MatrixProduct

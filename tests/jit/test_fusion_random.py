@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from custom_ops.errors import ProgramError
 from custom_ops.expr.program import Program
-from custom_ops.fusion.codegen.pattern import Pattern
+from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.jit.device import Device
 from tests.fusion_kernels import Case, compare, varied
 from tests.fusion_random import programs

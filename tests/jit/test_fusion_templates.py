@@ -9,8 +9,8 @@ import pytest
 
 from custom_ops.errors import KernelError
 from custom_ops.fusion.codegen.description import describe
-from custom_ops.fusion.codegen.in_place import in_place
-from custom_ops.fusion.codegen.pattern import Pattern
+from custom_ops.fusion.codegen.plan.in_place import in_place
+from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.jit import nvrtc
 from custom_ops.jit.device import Device
 from custom_ops.jit.launch import Module

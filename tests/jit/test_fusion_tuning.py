@@ -11,9 +11,9 @@ import pytest
 
 from custom_ops.errors import KernelError
 from custom_ops.expr.text import from_text
-from custom_ops.fusion.codegen.bench import FusionBench, candidates, point, shapes_of
-from custom_ops.fusion.codegen.pattern import Pattern
-from custom_ops.fusion.codegen.plan import Configuration
+from custom_ops.fusion.codegen.plan.kernel_plan import Configuration
+from custom_ops.fusion.codegen.plan.pattern import Pattern
+from custom_ops.fusion.search.bench import FusionBench, candidates, point, shapes_of
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.device import Device
 from custom_ops.jit.tune import fastest, tune

@@ -12,8 +12,8 @@ from custom_ops.expr.op import FLOATS, INTEGERS
 from custom_ops.expr.program import Program
 from custom_ops.expr.reference import numpy_dtype
 from custom_ops.expr.text import from_text
-from custom_ops.fusion.codegen.pattern import Pattern
-from custom_ops.fusion.codegen.space import Layout, kernels
+from custom_ops.fusion.codegen.plan.pattern import Pattern
+from custom_ops.fusion.search.space import Layout, kernels
 from custom_ops.jit.device import Device
 from custom_ops.jit.launch import Module
 from tests.fusion_kernels import Case, compare, normal, run, varied

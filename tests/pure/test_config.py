@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from graph_passes.errors import InvalidBudgetError, OptionsError
-from graph_passes.fusion.options import FusionOptions
-from graph_passes.offload.options import OffloadOptions
-from graph_passes.recurrent.options import RecurrentOptions
+from graph_passes.passes.fuse.options import FusionOptions
+from graph_passes.passes.offload.options import OffloadOptions
+from graph_passes.passes.recurrent.options import RecurrentOptions
 from tfmem.options import Options, kernel_flags, merged, parse_budget, workspace_limits
 
 GIB = 1 << 30

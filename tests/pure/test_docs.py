@@ -16,8 +16,8 @@ import pytest
 import tfmem
 from custom_ops.expr import reference
 from custom_ops.expr.text import from_text
-from graph_passes.offload.options import OffloadOptions
-from graph_passes.recurrent.options import RecurrentOptions
+from graph_passes.passes.offload.options import OffloadOptions
+from graph_passes.passes.recurrent.options import RecurrentOptions
 from tfmem.options import Options
 
 ROOT = Path(__file__).resolve().parents[2]

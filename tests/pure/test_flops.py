@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from graph_passes.cost.device import load
-from graph_passes.cost.model import Roofline, flops
+from graph_passes.analysis.cost.device import load
+from graph_passes.analysis.cost.model import Roofline, flops
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 
 Sizes = tuple[int | None, ...]

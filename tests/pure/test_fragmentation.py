@@ -7,17 +7,17 @@ from itertools import pairwise
 import pytest
 
 from graph_passes import pipeline
-from graph_passes.cost.device import load
-from graph_passes.cost.model import Roofline
+from graph_passes.analysis.cost.device import load
+from graph_passes.analysis.cost.model import Roofline
+from graph_passes.analysis.memory.bfc_allocator import Region
+from graph_passes.analysis.memory.fragmentation import Failure, Room, first_failure, without_workspace
+from graph_passes.analysis.memory.observe import Sample, observe
+from graph_passes.analysis.memory.simulate import Link, Move, Padding, usage_under
+from graph_passes.analysis.memory.timeline import Buffer, ScheduledOp, Timeline
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
-from graph_passes.memory.bfc_allocator import Region
-from graph_passes.memory.fragmentation import Failure, Room, first_failure, without_workspace
-from graph_passes.memory.observe import Sample, observe
-from graph_passes.memory.simulate import Link, Move, Padding, usage_under
-from graph_passes.memory.timeline import Buffer, ScheduledOp, Timeline
-from graph_passes.offload.options import OffloadOptions
-from graph_passes.offload.plan import plan_offload
-from graph_passes.offload.thin import thinned
+from graph_passes.passes.offload.options import OffloadOptions
+from graph_passes.passes.offload.plan import plan_offload
+from graph_passes.passes.offload.thin import thinned
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from custom_ops.expr.nodes import AxisTerm, Index
-from graph_passes.fusion.lower.access import FIRST, Access, added, along, bounds, divided, reshaped, scaled, tidy
+from graph_passes.lower.access import FIRST, Access, added, along, bounds, divided, reshaped, scaled, tidy
 
 
 def positions(index: Index, sizes: tuple[int, ...]) -> np.ndarray:

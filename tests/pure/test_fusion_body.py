@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from graph_passes.fusion.body import Body, body
-from graph_passes.fusion.lower.meaning import IN_KERNELS
+from graph_passes.analysis.op_pattern import IN_KERNELS
 from graph_passes.graph.ir import TensorId
+from graph_passes.passes.fuse.partition.body import Body, body
 from tests.fusion_graphs import Nodes
 
 

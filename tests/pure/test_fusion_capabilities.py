@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from graph_passes.fusion.capabilities import CUDA, on_a_cpu, within
-from graph_passes.fusion.lower.meaning import Kind, Meaning, meanings
+from graph_passes.analysis.device_support import CUDA, on_a_cpu, within
+from graph_passes.analysis.op_pattern import Kind, Meaning, meanings
 from graph_passes.graph.ir import DataType, Graph, Node, TensorId, TensorSpec
 
 

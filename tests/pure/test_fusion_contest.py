@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tfmem.fusion.contest import MOST, ROUNDS, Contest, Times, Turns
+from tfmem.timing.ab_timing import MOST, ROUNDS, Contest, Times, Turns
 
 
 @dataclass

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from graph_passes.fusion.body import body
-from graph_passes.fusion.explore import Exploration, exploratory
-from graph_passes.fusion.lower.meaning import IN_KERNELS
-from graph_passes.fusion.score import Candidate, Scorer
+from graph_passes.analysis.op_pattern import IN_KERNELS
 from graph_passes.graph.ir import TensorId
+from graph_passes.passes.fuse.partition.body import body
+from graph_passes.passes.fuse.partition.explore import Exploration, exploratory
+from graph_passes.passes.fuse.partition.score import Candidate, Scorer
 from tests.fusion_graphs import UNIT, Nodes
 
 CHAIN = [("Elementwise", (number,)) for number in range(-1, 4)]  # each of five nodes reads the one before

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graph_passes.fusion import ilp
-from graph_passes.fusion.contraction import Contraction
-from graph_passes.fusion.dependences import Dependences
-from graph_passes.fusion.ilp import Limits, choose
-from graph_passes.fusion.score import Candidate
+from graph_passes.analysis.dependences import Dependences
+from graph_passes.passes.fuse.partition import ilp
+from graph_passes.passes.fuse.partition.ilp import Limits, choose
+from graph_passes.passes.fuse.partition.quotient_graph import Contraction
+from graph_passes.passes.fuse.partition.score import Candidate
 from tests.pure.test_fusion_runs import nets
 
 ROOT = Path(__file__).parents[2]
@@ -155,7 +155,7 @@ def test_a_limit_of_nodes_is_no_error():
 
 
 def plans() -> str:
-    from graph_passes.fusion.plan import plan_fusion
+    from graph_passes.passes.fuse.partition.partition import plan_fusion
     from tests.fusion_graphs import UNIT, Nodes
 
     made = Nodes()

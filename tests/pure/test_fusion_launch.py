@@ -8,8 +8,8 @@ from custom_ops.errors import KernelError
 from custom_ops.expr.text import from_text
 from custom_ops.fusion.codegen.description import describe
 from custom_ops.fusion.codegen.kernel import FusionKernel, make
-from custom_ops.fusion.codegen.pattern import Pattern
-from custom_ops.fusion.codegen.plan import Configuration
+from custom_ops.fusion.codegen.plan.kernel_plan import Configuration
+from custom_ops.fusion.codegen.plan.pattern import Pattern
 from tests.fusion_programs import SOFTMAX
 
 SHAPES = [(10, 4096)]

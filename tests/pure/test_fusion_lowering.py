@@ -10,11 +10,11 @@ import pytest
 
 from custom_ops.expr.text import to_text
 from custom_ops.fusion.region import Assign, Call, Kernel, Read, TensorType, View
-from graph_passes.fusion.lower.kernel import Held, LoweringError, lower_kernel
-from graph_passes.fusion.lower.meaning import Kind, meaning, meanings
-from graph_passes.fusion.lower.region import lower_region
-from graph_passes.fusion.lower.shapes import Shapes
+from graph_passes.analysis.op_pattern import Kind, meaning, meanings
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
+from graph_passes.lower.kernel import Held, LoweringError, lower_kernel
+from graph_passes.lower.shapes import Shapes
+from graph_passes.passes.fuse.lower_region import lower_region
 
 ITEMSIZE = {"float32": 4, "float16": 2, "int32": 4, "int64": 8, "bool": 1, "string": 0, "resource": 0, "uint8": 1}
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from custom_ops.jit.cublas import MatrixProduct
-from graph_passes.fusion.merging import LEAST, Group, merging_rewrites, plan_merging
-from graph_passes.fusion.score import Small
-from graph_passes.fusion.stitching import Needs
 from graph_passes.graph.ir import Graph, TensorId, TensorSpec, boolean
 from graph_passes.graph.order import topological
 from graph_passes.graph.rewrite import apply_rewrites
+from graph_passes.passes.fuse.partition.score import Small
+from graph_passes.passes.fuse.plan import Needs
+from graph_passes.passes.merge.plan import LEAST, Group, merging_rewrites, plan_merging
 from tests.float_graphs import Build, Given
 from tests.fusion_graphs import UNIT
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graph_passes.fusion.body import body
-from graph_passes.fusion.lower.meaning import IN_KERNELS, Kind, meanings
-from graph_passes.fusion.mixed import mixed_patterns
-from graph_passes.fusion.patterns import substitution
-from graph_passes.fusion.plan import PRODUCTS, FusionPlan, StepKind, plan_fusion, small_products
-from graph_passes.fusion.score import Measure, Refuse, Scorer, Small
+from graph_passes.analysis.op_pattern import IN_KERNELS, Kind, meanings
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.order import topological
+from graph_passes.passes.fuse.partition.body import body
+from graph_passes.passes.fuse.partition.mixed import mixed_patterns
+from graph_passes.passes.fuse.partition.partition import PRODUCTS, FusionPlan, StepKind, plan_fusion, small_products
+from graph_passes.passes.fuse.partition.patterns import substitution
+from graph_passes.passes.fuse.partition.score import Measure, Refuse, Scorer, Small
 from tests.fusion_graphs import UNIT, Nodes, graphs, run_graph, run_plan
 
 WITH_PRODUCTS = replace(UNIT, product=20.0)

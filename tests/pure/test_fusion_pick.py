@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from graph_passes.fusion.lower.pick import _matching as matching
+from graph_passes.lower.pick import _matching as matching
 
 Sizes = tuple[int, ...]
 

@@ -9,11 +9,11 @@ from zlib import crc32
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graph_passes.fusion.explore import Exploration
-from graph_passes.fusion.lower.meaning import IN_KERNELS, Kind
-from graph_passes.fusion.plan import ON_CPU, ON_GPU, StepKind, plan_fusion
-from graph_passes.fusion.score import Measure
+from graph_passes.analysis.op_pattern import IN_KERNELS, Kind
 from graph_passes.graph.ir import TensorId
+from graph_passes.passes.fuse.partition.explore import Exploration
+from graph_passes.passes.fuse.partition.partition import ON_CPU, ON_GPU, StepKind, plan_fusion
+from graph_passes.passes.fuse.partition.score import Measure
 from tests.fusion_graphs import UNIT, Nodes, graphs, run_graph, run_plan
 
 

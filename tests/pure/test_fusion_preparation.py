@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from graph_passes.fusion.flatten import FlatProduct, flat_product_rewrites, flat_products
-from graph_passes.fusion.lower.meaning import meanings
-from graph_passes.fusion.prepare import plan_preparation
-from graph_passes.fusion.recompute import recompute_rewrites, recomputed
-from graph_passes.fusion.stitching import Needs
+from graph_passes.analysis.op_pattern import meanings
+from graph_passes.graph.flatten import FlatProduct, flat_product_rewrites, flat_products
 from graph_passes.graph.ir import TensorId, TensorSpec
 from graph_passes.graph.order import topological
 from graph_passes.graph.rewrite import Names, apply_rewrites
+from graph_passes.passes.fuse.plan import Needs
+from graph_passes.passes.prepare.copies import recompute_rewrites, recomputed
+from graph_passes.passes.prepare.plan import plan_preparation
 from tests.float_graphs import Build, Given
 from tests.fusion_graphs import UNIT
 

@@ -7,9 +7,9 @@ import pytest
 from custom_ops.errors import KernelError
 from custom_ops.expr.text import from_text
 from custom_ops.fusion.codegen.kernel import make
-from custom_ops.fusion.codegen.pattern import Pattern
-from custom_ops.fusion.codegen.plan import Configuration, Plan, own_values, plan
-from custom_ops.fusion.codegen.registers import Kept, ctas_at_once, keep
+from custom_ops.fusion.codegen.plan.kernel_plan import Configuration, Plan, own_values, plan
+from custom_ops.fusion.codegen.plan.pattern import Pattern
+from custom_ops.fusion.codegen.plan.registers import Kept, ctas_at_once, keep
 from tests.fusion_programs import SOFTMAX, adam
 
 # After the sum, a row's output needs exp(x), value 2, and y, value 1, again.

@@ -12,8 +12,8 @@ import pytest
 
 from graph_passes.decision import Fusion
 from graph_passes.errors import GraphError
-from graph_passes.fusion.explain import explain
-from graph_passes.fusion.picture import regions_svg
+from graph_passes.passes.fuse.explain import explain
+from graph_passes.passes.fuse.picture import regions_svg
 from graph_passes.report import STITCHED, UNCHANGED_FITS, RegionRecord, Report, StepRecord
 from tfmem.__main__ import main
 

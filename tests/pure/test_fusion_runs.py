@@ -7,8 +7,8 @@ from itertools import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graph_passes.fusion.contraction import Contraction
-from graph_passes.fusion.dependences import Dependences, Role, connected, runs, settled
+from graph_passes.analysis.dependences import Dependences, Role, connected, runs, settled
+from graph_passes.passes.fuse.partition.quotient_graph import Contraction
 
 
 @st.composite

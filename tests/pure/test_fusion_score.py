@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from graph_passes.fusion.body import body
-from graph_passes.fusion.lower.meaning import IN_KERNELS
-from graph_passes.fusion.score import Candidate, Scorer
+from graph_passes.analysis.op_pattern import IN_KERNELS
 from graph_passes.graph.ir import TensorId
 from graph_passes.graph.order import topological
+from graph_passes.passes.fuse.partition.body import body
+from graph_passes.passes.fuse.partition.score import Candidate, Scorer
 from tests.fusion_graphs import UNIT, Nodes
 
 

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from custom_ops.errors import ProgramError
 from custom_ops.expr.program import Program
 from custom_ops.expr.text import from_text
-from custom_ops.fusion.codegen.composition import composition, packed
-from custom_ops.fusion.codegen.dominance import DominanceTree
 from custom_ops.fusion.codegen.kernel import make
-from custom_ops.fusion.codegen.mapping import WARP
-from custom_ops.fusion.codegen.pattern import Pattern
-from custom_ops.fusion.codegen.plan import Configuration, Piece, Plan, plan
-from custom_ops.fusion.codegen.shared import is_array, shared_plan, statistics
+from custom_ops.fusion.codegen.plan.composition import composition, packed
+from custom_ops.fusion.codegen.plan.dominance import DominanceTree
+from custom_ops.fusion.codegen.plan.kernel_plan import Configuration, Piece, Plan, plan
+from custom_ops.fusion.codegen.plan.mapping import WARP
+from custom_ops.fusion.codegen.plan.pattern import Pattern
+from custom_ops.fusion.codegen.plan.shared import is_array, shared_plan, statistics
 from tests.fusion_kernels import varied
 from tests.fusion_programs import POOLING
 from tests.fusion_random import programs

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from custom_ops.expr.text import from_text
-from custom_ops.fusion.codegen.bench import candidates, point
 from custom_ops.fusion.codegen.kernel import FusionKernel, make
-from custom_ops.fusion.codegen.model import H200, predict, ranked
-from custom_ops.fusion.codegen.pattern import Pattern
-from custom_ops.fusion.codegen.plan import Configuration
-from custom_ops.fusion.codegen.space import Layout, Rows, Templates, components, kernels, layouts
+from custom_ops.fusion.codegen.plan.kernel_plan import Configuration
+from custom_ops.fusion.codegen.plan.pattern import Pattern
+from custom_ops.fusion.search.bench import candidates, point
+from custom_ops.fusion.search.model import H200, predict, ranked
+from custom_ops.fusion.search.space import Layout, Rows, Templates, components, kernels, layouts
 from tests.fusion_programs import GELU, LAYER_NORM_GRADIENT, SOFTMAX, adam, programs
 
 PROCESSORS = 132

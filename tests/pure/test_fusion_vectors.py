@@ -6,10 +6,10 @@ import pytest
 
 from custom_ops.expr.nodes import AxisTerm, Index, Random
 from custom_ops.expr.text import from_text
-from custom_ops.fusion.codegen.access import in_step, vector_width
 from custom_ops.fusion.codegen.kernel import make
-from custom_ops.fusion.codegen.pattern import Pattern
-from custom_ops.fusion.codegen.plan import Configuration
+from custom_ops.fusion.codegen.plan.access import in_step, vector_width
+from custom_ops.fusion.codegen.plan.kernel_plan import Configuration
+from custom_ops.fusion.codegen.plan.pattern import Pattern
 
 SUM = "program 1\naxes 0 0\ntensor float32 2\ninput 0 {}\nreduce sum 0 1\noutput 1 0\n"
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from graph_passes.analysis.memory.region import keep_variables_in_place
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.order import schedule, topological
-from graph_passes.memory.region import keep_variables_in_place
-from graph_passes.recurrent.find.provenance import spread
+from graph_passes.passes.recurrent.find.provenance import spread
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,7 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAYERS = ("custom_ops", "graph_passes", "tfmem")  # bottom first
-OF_TFMEM = ("tf_internals", "recurrent", "fusion", "runtime", "frontends", "dynamic")  # bottom first
+OF_GRAPH_PASSES = ("graph", "lower", "analysis", "passes", "pipeline")  # bottom first
+OF_TFMEM = ("capture", "timing", "kernels", "runtime", "steps", "frontends", "dynamic")  # bottom first
 
 
 def sources(*packages: str) -> list[Path]:
@@ -77,6 +78,17 @@ def test_no_layer_imports_one_above_it(lower: str, upper: str) -> None:
 def test_no_folder_of_tfmem_imports_one_above_it(lower: str, upper: str) -> None:
     assert sources(f"tfmem/{lower}"), f"tfmem/{lower} has no modules: is the test reading the right folder?"
     assert found(sources(f"tfmem/{lower}"), f"tfmem.{upper}") == []
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper"),
+    [(lower, upper) for i, lower in enumerate(OF_GRAPH_PASSES) for upper in OF_GRAPH_PASSES[i + 1 :]],
+)
+def test_no_folder_of_graph_passes_imports_one_above_it(lower: str, upper: str) -> None:
+    assert sources(f"graph_passes/{lower}"), (
+        f"graph_passes/{lower} has no modules: does the test read the right folder?"
+    )
+    assert found(sources(f"graph_passes/{lower}"), f"graph_passes.{upper}") == []
 
 
 def test_graph_passes_import_tensorflow_in_serde_alone() -> None:

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 
 from graph_passes import pipeline
-from graph_passes.cost.device import load
-from graph_passes.cost.model import Roofline
+from graph_passes.analysis.cost.device import load
+from graph_passes.analysis.cost.model import Roofline
+from graph_passes.analysis.memory.calls import WithCalls
+from graph_passes.analysis.memory.fragmentation import SMALL, Room, first_failure
+from graph_passes.analysis.memory.lists import ListSize, list_sizes, steps_of
+from graph_passes.analysis.memory.liveness import LIST, UNKNOWN_LIST, build_timeline
+from graph_passes.analysis.memory.observe import Sample, observe
+from graph_passes.analysis.memory.roles import has_gradient
+from graph_passes.analysis.memory.simulate import Link
+from graph_passes.analysis.memory.timeline import COUNTED, Buffer, ScheduledOp, Timeline
 from graph_passes.errors import InfeasibleBudgetError, UnknownShapeError
 from graph_passes.graph.ir import Function, Graph, Node, TensorId, TensorSpec
-from graph_passes.memory.calls import WithCalls
-from graph_passes.memory.fragmentation import SMALL, Room, first_failure
-from graph_passes.memory.lists import ListSize, list_sizes, steps_of
-from graph_passes.memory.liveness import LIST, UNKNOWN_LIST, build_timeline
-from graph_passes.memory.observe import Sample, observe
-from graph_passes.memory.roles import has_gradient
-from graph_passes.memory.simulate import Link
-from graph_passes.memory.timeline import COUNTED, Buffer, ScheduledOp, Timeline
-from graph_passes.offload.options import OffloadOptions
+from graph_passes.passes.offload.options import OffloadOptions
 
 KIB, MIB = 1 << 10, 1 << 20
 H = TensorSpec("float32", 4, (1024, 128))  # 512 KiB

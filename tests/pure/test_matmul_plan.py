@@ -9,8 +9,8 @@ import pytest
 from custom_ops.jit.image import KernelImage
 from graph_passes.graph.ir import Code, DataType, Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.rewrite import apply_rewrites
-from graph_passes.matmul.apply import MATMUL_OP, product_rewrites
-from graph_passes.matmul.plan import ProductPlan, products, worth_it
+from graph_passes.passes.products.apply import MATMUL_OP, product_rewrites
+from graph_passes.passes.products.plan import ProductPlan, products, worth_it
 
 Dims = tuple[int | None, ...] | None
 

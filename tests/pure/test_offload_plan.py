@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from graph_passes.analysis.memory.simulate import Link, simulate
+from graph_passes.analysis.memory.timeline import Buffer, ScheduledOp, Timeline, turning_point
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.graph.ir import TensorId
-from graph_passes.memory.simulate import Link, simulate
-from graph_passes.memory.timeline import Buffer, ScheduledOp, Timeline, turning_point
-from graph_passes.offload.options import OffloadOptions
-from graph_passes.offload.placement import one_layer_ahead
-from graph_passes.offload.plan import plan_offload, reuse_distance_for
+from graph_passes.passes.offload.options import OffloadOptions
+from graph_passes.passes.offload.placement import one_layer_ahead
+from graph_passes.passes.offload.plan import plan_offload, reuse_distance_for
 
 UNIT = Link(offload=1.0, prefetch=1.0)
 

@@ -18,7 +18,7 @@ from custom_ops.recurrent.cell_builder import CellBuilder
 from custom_ops.recurrent.codegen.elementwise import cell_struct
 from custom_ops.recurrent.codegen.schedule import schedule
 from custom_ops.recurrent.search.elementwise_cost import _operations
-from graph_passes.recurrent.lower.elementwise_ops import CELL_OPS
+from graph_passes.passes.recurrent.lower.elementwise_ops import CELL_OPS
 
 ROOT = Path(__file__).parents[2]
 ENDS = [-np.inf, -30.0, -2.0, -1.0, -0.25, 0.0, 0.5, 1.0, 3.0, np.inf]

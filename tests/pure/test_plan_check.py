@@ -7,19 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graph_passes import pipeline
-from graph_passes.cost.device import load
-from graph_passes.cost.model import Roofline
+from graph_passes.analysis.cost.device import load
+from graph_passes.analysis.cost.model import Roofline
+from graph_passes.analysis.memory.fragmentation import Room
+from graph_passes.analysis.memory.simulate import Link, Move, Padding
+from graph_passes.analysis.memory.timeline import Buffer, Gap, ScheduledOp, Timeline
 from graph_passes.errors import GraphError, InfeasibleBudgetError
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
-from graph_passes.memory.fragmentation import Room
-from graph_passes.memory.simulate import Link, Move, Padding
-from graph_passes.memory.timeline import Buffer, Gap, ScheduledOp, Timeline
-from graph_passes.offload.check import faults
-from graph_passes.offload.memops import offload_rewrites
-from graph_passes.offload.options import OffloadOptions
-from graph_passes.offload.placement import in_order
-from graph_passes.offload.plan import plan_offload
-from graph_passes.offload.thin import thinned
+from graph_passes.passes.offload.apply import offload_rewrites
+from graph_passes.passes.offload.check import faults
+from graph_passes.passes.offload.options import OffloadOptions
+from graph_passes.passes.offload.placement import in_order
+from graph_passes.passes.offload.plan import plan_offload
+from graph_passes.passes.offload.thin import thinned
 
 UNIT_LINK = Link(1.0, 1.0)
 SLOW_LINK = Link(0.01, 0.01)  # anything is recomputed faster than it is copied

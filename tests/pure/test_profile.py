@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from custom_ops.jit.cache import CHECKSUM, Cache, digest
-from graph_passes.memory.observe import Observation
+from graph_passes.analysis.memory.observe import Observation
 from tfmem.runtime.profile_cache import FORMAT, ProfileCache
 
 SEEN = Observation({"a": 1.0, "b": 0.0}, {"a": 5, "b": -70}, 130, 1.0, 200, (("a", 200), ("b", 150)))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
-from graph_passes.recurrent.find.provenance import integers, is_zero, spread, trace
+from graph_passes.passes.recurrent.find.provenance import integers, is_zero, spread, trace
 
 
 class Moves:

@@ -17,7 +17,7 @@ from custom_ops.recurrent import cells
 from custom_ops.recurrent.search.ranking import rank
 from custom_ops.recurrent.search.tune import Trial
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
-from graph_passes.cost import device
+from graph_passes.analysis.cost import device
 
 CASE = Case("lstm", 256, 1)
 

@@ -11,7 +11,7 @@ from custom_ops.recurrent import cells
 from custom_ops.recurrent.search import ranking
 from custom_ops.recurrent.search.grnn_model import Cost
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
-from graph_passes.cost import device
+from graph_passes.analysis.cost import device
 from tests import grnn_model as model
 from tests.grnn_model import GrnnTiling, Work
 

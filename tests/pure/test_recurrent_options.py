@@ -12,7 +12,7 @@ if not (Path(__file__).resolve().parents[2] / "benchmarks").is_dir():
 from benchmarks.records import ROOT, load
 from benchmarks.recurrent import options
 from custom_ops.recurrent.spec import Configuration
-from graph_passes.cost import device
+from graph_passes.analysis.cost import device
 
 RESULTS = ROOT / "benchmarks" / "results" / "recurrent_h200.json"
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from graph_passes.graph.ir import Function, Graph, Node, TensorId, TensorSpec
-from graph_passes.recurrent.find.loops import Unreadable
-from graph_passes.recurrent.train.loop_pairs import gradient_loops, read_pair, without_lists
+from graph_passes.passes.recurrent.find.loops import Unreadable
+from graph_passes.passes.recurrent.train.loop_pairs import gradient_loops, read_pair, without_lists
 
 FLOAT = TensorSpec("float32", 4, (2, 2))
 COUNT = TensorSpec("int32", 4, ())

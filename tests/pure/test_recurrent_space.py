@@ -10,7 +10,7 @@ from custom_ops.recurrent.codegen.layout import layout
 from custom_ops.recurrent.differentiate import differentiate
 from custom_ops.recurrent.search import ranking, space
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
-from graph_passes.cost import device
+from graph_passes.analysis.cost import device
 
 
 def listed(machine, spec, batch):

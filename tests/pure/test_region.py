@@ -2,10 +2,10 @@
 
 import pytest
 
+from graph_passes.analysis.memory.region import find_fetches, keep_variables_in_place, reads_before_updates, step_region
+from graph_passes.analysis.memory.roles import has_gradient
 from graph_passes.errors import GraphError
 from graph_passes.graph.ir import Graph, Node, TensorId
-from graph_passes.memory.region import find_fetches, keep_variables_in_place, reads_before_updates, step_region
-from graph_passes.memory.roles import has_gradient
 
 
 def node(name, op, inputs=(), control=()):

@@ -3,14 +3,14 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graph_passes.analysis.memory.fragmentation import Room, without_workspace
+from graph_passes.analysis.memory.simulate import Link, usage_under
+from graph_passes.analysis.memory.timeline import Buffer, ScheduledOp, Timeline
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.graph.ir import TensorId
-from graph_passes.memory.fragmentation import Room, without_workspace
-from graph_passes.memory.simulate import Link, usage_under
-from graph_passes.memory.timeline import Buffer, ScheduledOp, Timeline
-from graph_passes.offload.options import OffloadOptions
-from graph_passes.offload.plan import plan_offload
-from graph_passes.offload.thin import thinned
+from graph_passes.passes.offload.options import OffloadOptions
+from graph_passes.passes.offload.plan import plan_offload
+from graph_passes.passes.offload.thin import thinned
 
 MIB = 1 << 20
 GAP = 1 << 12  # between free chunks

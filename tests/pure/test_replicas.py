@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import pytest
 
+from graph_passes.analysis.memory.replicas import shared_by
 from graph_passes.graph import ops
-from graph_passes.memory.replicas import shared_by
 
 
 class Placed(NamedTuple):

@@ -17,7 +17,7 @@ from custom_ops.recurrent.codegen.source import generate
 from custom_ops.recurrent.differentiate import differentiate
 from custom_ops.recurrent.search import ranking
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
-from graph_passes.cost import device
+from graph_passes.analysis.cost import device
 from tests import addons_cells
 from tests.recurrent_cells import chained, random_cells
 

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graph_passes import pipeline
-from graph_passes.cost.device import load
-from graph_passes.cost.model import Roofline
+from graph_passes.analysis.cost.device import load
+from graph_passes.analysis.cost.model import Roofline
+from graph_passes.analysis.memory.fragmentation import Room
+from graph_passes.analysis.memory.simulate import Link
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.order import topological
-from graph_passes.memory.fragmentation import Room
-from graph_passes.memory.simulate import Link
-from graph_passes.offload.options import OffloadOptions
-from graph_passes.offload.thin import thinned
+from graph_passes.passes.offload.options import OffloadOptions
+from graph_passes.passes.offload.thin import thinned
 
 UNIT = load("unit")
 UNIT_LINK = Link(1.0, 1.0)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from graph_passes.cost.device import load
-from graph_passes.cost.model import Roofline
+from graph_passes.analysis.cost.device import load
+from graph_passes.analysis.cost.model import Roofline
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 
 UNIT = load("unit")

@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 
 from graph_passes import pipeline
-from graph_passes.cost.cpu import workspace
-from graph_passes.cost.model import held
+from graph_passes.analysis.cost.cpu import workspace
+from graph_passes.analysis.cost.model import held
+from graph_passes.analysis.memory.observe import Sample, observe
+from graph_passes.analysis.memory.simulate import Link, Move, Padding, uncounted, uncounted_under
+from graph_passes.analysis.memory.timeline import COUNTED, Buffer, ScheduledOp, Timeline
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
-from graph_passes.memory.observe import Sample, observe
-from graph_passes.memory.simulate import Link, Move, Padding, uncounted, uncounted_under
-from graph_passes.memory.timeline import COUNTED, Buffer, ScheduledOp, Timeline
-from graph_passes.offload.options import OffloadOptions
-from graph_passes.offload.plan import CHUNKS, plan_offload, tighter
+from graph_passes.passes.offload.options import OffloadOptions
+from graph_passes.passes.offload.plan import CHUNKS, plan_offload, tighter
 from graph_passes.report import Report
 
 MIB = 1 << 20

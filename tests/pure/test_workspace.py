@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from graph_passes.analysis.memory.simulate import Link, Move, usage_under
+from graph_passes.analysis.memory.timeline import Buffer, ScheduledOp, Timeline
+from graph_passes.analysis.memory.workspace import SLOWER, squeezed
 from graph_passes.graph.ir import TensorId
-from graph_passes.memory.simulate import Link, Move, usage_under
-from graph_passes.memory.timeline import Buffer, ScheduledOp, Timeline
-from graph_passes.memory.workspace import SLOWER, squeezed
-from graph_passes.offload.options import OffloadOptions
-from graph_passes.offload.plan import plan_offload
+from graph_passes.passes.offload.options import OffloadOptions
+from graph_passes.passes.offload.plan import plan_offload
 
 
 def step(*workspaces: int) -> Timeline:

@@ -9,12 +9,12 @@ import numpy as np
 import tensorflow as tf
 
 from custom_ops.expr import reference
-from graph_passes.fusion.lower.kernel import Held, LoweredKernel, Value, lower_kernel
-from graph_passes.fusion.lower.meaning import IN_KERNELS, meanings
-from graph_passes.fusion.lower.shapes import Shapes
+from graph_passes.analysis.op_pattern import IN_KERNELS, meanings
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.graph.ops import passed
 from graph_passes.graph.serde import from_tf_graph
+from graph_passes.lower.kernel import Held, LoweredKernel, Value, lower_kernel
+from graph_passes.lower.shapes import Shapes
 
 OUTSIDE = ("Placeholder", "Const", "NoOp", "ReadVariableOp")
 

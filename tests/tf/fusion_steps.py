@@ -12,15 +12,15 @@ from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from custom_ops.expr import reference
 from custom_ops.fusion.region import Assign, Call, Kernel, Read, Region, View
-from graph_passes.fusion.lower.meaning import IN_KERNELS, Kind, Meaning, meanings
-from graph_passes.fusion.lower.region import LoweredRegion, lower_region
+from graph_passes.analysis.op_pattern import IN_KERNELS, Kind, Meaning, meanings
 from graph_passes.graph.ir import Graph, TensorId, parse_input
 from graph_passes.graph.ops import passed
 from graph_passes.graph.order import topological
 from graph_passes.graph.serde import attributes, from_graph_def
-from tfmem.tf_internals.build import shaped_graph
-from tfmem.tf_internals.concrete_function import capture_concrete
-from tfmem.tf_internals.grappler import run_grappler
+from graph_passes.passes.fuse.lower_region import LoweredRegion, lower_region
+from tfmem.capture.build import shaped_graph
+from tfmem.capture.concrete_function import capture_concrete
+from tfmem.capture.grappler import run_grappler
 
 
 class Step:

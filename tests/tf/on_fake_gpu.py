@@ -14,8 +14,8 @@ import pytest
 import tensorflow as tf
 
 from custom_ops.expr.text import from_text
-from custom_ops.fusion.codegen.pattern import Pattern
-from custom_ops.fusion.codegen.plan import Configuration
+from custom_ops.fusion.codegen.plan.kernel_plan import Configuration
+from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.programs import FusionProgram, Shapes
 from custom_ops.fusion.region import Assign, Call, Kernel, Read, Region, Shape, TensorType, View
 from tests.fusion_kernels import varied

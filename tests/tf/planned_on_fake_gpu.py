@@ -12,15 +12,15 @@ import tensorflow as tf
 import tfmem
 from custom_ops.fusion.programs import FusionProgram
 from custom_ops.fusion.region import Region
-from graph_passes.fusion.capabilities import CUDA
-from graph_passes.fusion.plan import ON_GPU
-from graph_passes.fusion.score import Beside, KernelDevice, Measure
-from graph_passes.fusion.stitching import Needs
+from graph_passes.analysis.device_support import CUDA
 from graph_passes.graph import serde
+from graph_passes.passes.fuse.partition.partition import ON_GPU
+from graph_passes.passes.fuse.partition.score import Beside, KernelDevice, Measure
+from graph_passes.passes.fuse.plan import Needs
 from tests.tf.fake_gpu import FakeGpu
-from tfmem.fusion.needs import CPU, HOME
-from tfmem.runtime import after_grappler
-from tfmem.tf_internals.captured import every_node, op_name
+from tfmem.capture.captured import every_node, op_name
+from tfmem.kernels.fusion_needs import CPU, HOME
+from tfmem.steps import after_grappler
 
 Programs = Callable[[Region, str], Sequence[FusionProgram]]
 

@@ -11,12 +11,12 @@ import pytest
 import tensorflow as tf
 
 import tfmem
-from graph_passes.fusion.score import Measure, Small
+from graph_passes.passes.fuse.partition.score import Measure, Small
 from tests.tf.fake_gpu import FakeGpu
 from tests.tf.optimized_runs import in_a_process
 from tests.tf.planned_on_fake_gpu import saved_stitched, served_without_a_gpu
 from tests.tf.stitched_steps import Softmax, batch, close, optimized, require_stitched, values
-from tfmem.fusion.needs import CPU
+from tfmem.kernels.fusion_needs import CPU
 
 pytest_plugins = ("tests.tf.fake_gpu", "tests.tf.planned_on_fake_gpu")
 

@@ -17,14 +17,14 @@ from custom_ops.jit import nvrtc
 from custom_ops.jit.cublas import CublasLt, MatrixProduct
 from custom_ops.jit.launch import Enqueue
 from custom_ops.jit.nvrtc import CompileSource
-from graph_passes.fusion.lower.shapes import Shapes
-from graph_passes.fusion.score import Measure
 from graph_passes.graph.ir import Graph
 from graph_passes.graph.serde import from_tf_graph
+from graph_passes.lower.shapes import Shapes
+from graph_passes.passes.fuse.partition.score import Measure
 from tests.cuda_on_cpu.driver import CpuDevice, Driver
 from tests.tf.fake_gpu import FakeGpu
 from tfmem.devices import Target
-from tfmem.fusion import measured
+from tfmem.kernels import fusion_times as measured
 from tfmem.options import Options
 
 pytest_plugins = ("tests.tf.fake_gpu",)

@@ -14,12 +14,12 @@ import tensorflow as tf
 
 import tfmem
 from custom_ops.load import load
-from graph_passes.memory.fragmentation import SMALL, Room
+from graph_passes.analysis.memory.fragmentation import SMALL, Room
 from tfmem.api import make_engine
 from tfmem.options import Options
-from tfmem.runtime import managed_step
 from tfmem.runtime.arena import find_room, separate
-from tfmem.runtime.measured_call import sampled
+from tfmem.steps import managed_step
+from tfmem.steps.measured_call import sampled
 
 ROWS = 1 << 20
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tfmem
 from tests.tf.optimized_runs import SPARE, in_a_process, run
-from tfmem.runtime.known_profiles import Known, _batches
+from tfmem.steps.known_profiles import Known, _batches
 
 
 def optimized(net, budget):

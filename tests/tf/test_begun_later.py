@@ -11,15 +11,16 @@ import pytest
 import tensorflow as tf
 
 import tfmem
-from graph_passes.cost import device as profiles
-from graph_passes.recurrent.match import RecurrentPlan
+from graph_passes.analysis.cost import device as profiles
+from graph_passes.passes.recurrent.apply import RecurrentPlan
 from tests.tf.stitched_steps import close, values
 from tfmem.api import make_engine
 from tfmem.devices import Target
-from tfmem.recurrent import replace as recurrent
-from tfmem.runtime import later, managed_step
-from tfmem.runtime.later import can_wait
-from tfmem.runtime.planning import Trace
+from tfmem.kernels import replace_recurrent as recurrent
+from tfmem.steps import deferred_start as later
+from tfmem.steps import managed_step
+from tfmem.steps.deferred_start import can_wait
+from tfmem.steps.trace import Trace
 
 FAST = tfmem.FusionOptions(tune="fast")
 OPTIONS: dict[str, Any] = {"passes": ("recurrent", "fusion"), "fusion": FAST, "cache_directory": ""}

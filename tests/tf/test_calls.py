@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import tfmem
+from tfmem.capture.concrete_function import call_key, call_traced
 from tfmem.frontends import function as optimized
-from tfmem.tf_internals.concrete_function import call_key, call_traced
 
 
 def key(*args: Any, **kwargs: Any) -> Any:

@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 from graph_passes.errors import GraphError
-from tfmem.tf_internals.build import shaped_graph
-from tfmem.tf_internals.concrete_function import capture_concrete, restore_concrete
-from tfmem.tf_internals.grappler import run_grappler
+from tfmem.capture.build import shaped_graph
+from tfmem.capture.concrete_function import capture_concrete, restore_concrete
+from tfmem.capture.grappler import run_grappler
 
 
 def rewrite(cf, **kw):

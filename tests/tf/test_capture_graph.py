@@ -11,13 +11,13 @@ from graph_passes.errors import GraphError, GraphInUseError
 from graph_passes.graph import serde
 from graph_passes.graph.ir import DataType, TensorId
 from graph_passes.graph.rewrite import Rewrite
+from tfmem.capture.build import shaped_graph
+from tfmem.capture.concrete_function import capture_concrete
+from tfmem.capture.grappler import run_grappler, session_config, without_grappler
+from tfmem.capture.live_editor import LiveEditor, capture_graph
 from tfmem.frontends.graph_def import capture_graph_def, capture_meta_graph, restore_graph_def, restore_meta_graph
 from tfmem.frontends.live_graph import _LiveSource
-from tfmem.runtime.after_grappler import grappled, grappled_to_stitch
-from tfmem.tf_internals.build import shaped_graph
-from tfmem.tf_internals.concrete_function import capture_concrete
-from tfmem.tf_internals.grappler import run_grappler, session_config, without_grappler
-from tfmem.tf_internals.live_editor import LiveEditor, capture_graph
+from tfmem.steps.after_grappler import grappled, grappled_to_stitch
 
 v1 = tf.compat.v1
 X = np.arange(12, dtype="float32").reshape(4, 3)

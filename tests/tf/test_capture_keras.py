@@ -7,9 +7,9 @@ import tensorflow as tf
 import tf_keras
 
 from graph_passes.errors import GraphError
-from tfmem.tf_internals.concrete_function import capture_concrete, restore_concrete
-from tfmem.tf_internals.grappler import run_grappler
-from tfmem.tf_internals.keras_functions import (
+from tfmem.capture.concrete_function import capture_concrete, restore_concrete
+from tfmem.capture.grappler import run_grappler
+from tfmem.capture.keras_functions import (
     install,
     is_installed,
     joined,

@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 
 from graph_passes.errors import GraphError
+from tfmem.capture.concrete_function import capture_concrete, restore_concrete
+from tfmem.capture.grappler import run_grappler
 from tfmem.frontends.saved_model import optimize_saved_model
-from tfmem.tf_internals.concrete_function import capture_concrete, restore_concrete
-from tfmem.tf_internals.grappler import run_grappler
 
 
 def rewrite(cf):

@@ -5,11 +5,11 @@ import tensorflow as tf
 
 import tfmem
 from tests.tf.optimized_runs import in_a_process
+from tfmem.capture.build import shaped_graph
+from tfmem.capture.concrete_function import capture_concrete
+from tfmem.capture.grappler import run_grappler
+from tfmem.capture.live_editor import capture_graph
 from tfmem.frontends.graph_def import capture_graph_def
-from tfmem.tf_internals.build import shaped_graph
-from tfmem.tf_internals.concrete_function import capture_concrete
-from tfmem.tf_internals.grappler import run_grappler
-from tfmem.tf_internals.live_editor import capture_graph
 
 MIB = 1 << 20
 

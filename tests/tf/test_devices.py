@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tfmem
-from graph_passes.memory.simulate import Link
+from graph_passes.analysis.memory.simulate import Link
 from tfmem.devices import conditions, find_target, products_of_float32
 
 

@@ -14,7 +14,7 @@ from tensorflow.python.eager import cancellation, context
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 
 import tfmem
-from tfmem.tf_internals.concrete_function import call_key, call_traced, capture_concrete, is_recorded, restore_concrete
+from tfmem.capture.concrete_function import call_key, call_traced, capture_concrete, is_recorded, restore_concrete
 
 STEPS, WIDTH, UNITS = 4, 3, 5
 

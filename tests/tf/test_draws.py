@@ -13,7 +13,7 @@ from tensorflow.python.client import pywrap_tf_session
 
 import tfmem
 from custom_ops.load import load
-from tfmem.runtime.random_streams import Draws
+from tfmem.steps.random_streams import Draws
 
 SPARE = 256 << 10
 STEPS = 20

@@ -13,16 +13,16 @@ import pytest
 import tensorflow as tf
 
 from graph_passes.graph import serde
-from tfmem.runtime.dry_run import can_dry_run, without_updates
+from tfmem.steps.dry_run import can_dry_run, without_updates
 
 PROGRAM = r"""
 import dataclasses, json, sys
 import numpy as np, tensorflow as tf
-import tfmem, tfmem.api, tfmem.runtime.stages as stages, tfmem.runtime.managed_step as steps
+import tfmem, tfmem.api, tfmem.steps.stages as stages, tfmem.steps.managed_step as steps
 from custom_ops.load import Library, load
 from graph_passes import pipeline
-from graph_passes.memory.fragmentation import Room
-from graph_passes.memory.simulate import Link
+from graph_passes.analysis.memory.fragmentation import Room
+from graph_passes.analysis.memory.simulate import Link
 from tests.tf.conftest import IMAGES, LABELS, make_net
 from tfmem.devices import Target
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tfmem
 from custom_ops.dynamic.codegen.program import DynamicProgram
-from graph_passes.cost import device as profiles
+from graph_passes.analysis.cost import device as profiles
 from tfmem import dynamic
 from tfmem.devices import Target
 from tfmem.dynamic import gpu

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.tf.dynamic_nets import TreeLSTM, nodes, random_trees
 from tfmem import dynamic
-from tfmem.tf_internals.early_results import call_unrecorded, with_early_results
+from tfmem.capture.early_results import call_unrecorded, with_early_results
 
 
 def counted() -> tuple[tf.Variable, tf.types.experimental.ConcreteFunction]:

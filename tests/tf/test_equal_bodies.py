@@ -9,8 +9,8 @@ import tensorflow as tf
 
 import tfmem
 from tests.tf.stitched_steps import close, optimized, require_stitched, values
-from tfmem.runtime import after_grappler
-from tfmem.tf_internals.captured_source import _BodySource
+from tfmem.capture.captured_source import _BodySource
+from tfmem.steps import after_grappler
 
 X = tf.random.stateless_normal([6, 4, 8], [1, 2])
 LENGTHS = tf.constant([6, 3])
@@ -110,7 +110,7 @@ def test_what_cannot_follow_is_planned(planned: list[Any], monkeypatch: pytest.M
     def refused(*_: Any) -> None:
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr("tfmem.tf_internals.captured_source.followed", refused)
+    monkeypatch.setattr("tfmem.capture.captured_source.followed", refused)
     plain, net = Net(), Net()
     again = optimized(net.step)
     close(again(X, LENGTHS[1]), plain.step(X, LENGTHS[1]))

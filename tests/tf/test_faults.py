@@ -12,7 +12,7 @@ import tensorflow as tf
 import tfmem
 from custom_ops import load as loading
 from tfmem.runtime import host_memory as host
-from tfmem.runtime import managed_step as steps
+from tfmem.steps import managed_step as steps
 
 KIB = 1 << 10
 SPARE = 256 * KIB

@@ -13,7 +13,7 @@ import tensorflow as tf
 import tfmem
 from graph_passes.decision import Fusion
 from graph_passes.report import Report
-from tfmem.runtime.after_grappler import LARGER, PLANNED, TRACED, WHOLE
+from tfmem.steps.after_grappler import LARGER, PLANNED, TRACED, WHOLE
 
 v1 = tf.compat.v1
 PASSES = ("recurrent", "fusion", "offload")

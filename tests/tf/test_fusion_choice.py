@@ -18,10 +18,10 @@ from custom_ops.load import HostMemory, Library
 from graph_passes.errors import OptionsError
 from graph_passes.report import STITCHED, UNDECIDED
 from tests.tf.stitched_steps import BY_MODEL, Softmax, batch, close, optimized, run, values
-from tfmem.fusion.choices import Choices
-from tfmem.fusion.contest import ROUNDS, Times
-from tfmem.fusion.measured import _seconds
-from tfmem.runtime import fusion_stage
+from tfmem.kernels.fusion_times import _seconds
+from tfmem.steps import fusion_stage
+from tfmem.timing.ab_timing import ROUNDS, Times
+from tfmem.timing.choices import Choices
 
 FAST, FULL = tfmem.FusionOptions(tune="fast"), tfmem.FusionOptions(tune="full")
 

@@ -12,13 +12,15 @@ import pytest
 import tensorflow as tf
 
 import tfmem
-from graph_passes.fusion import apply, prepare, stitching
-from graph_passes.fusion.lower.writer import LoweringError
 from graph_passes.graph import rewrite
+from graph_passes.lower.writer import LoweringError
+from graph_passes.passes.fuse import apply
+from graph_passes.passes.fuse import plan as stitching
+from graph_passes.passes.prepare import plan as prepare
 from tests.tf.optimized_runs import in_a_process
 from tests.tf.stitched_steps import BY_MODEL, PASSES, batch, close, optimized, require_stitched
-from tfmem.runtime import fusion_stage
-from tfmem.tf_internals import captured_source
+from tfmem.capture import captured_source
+from tfmem.steps import fusion_stage
 
 
 class InjectedError(Exception):

@@ -11,12 +11,12 @@ import tfmem
 from custom_ops.errors import KernelError
 from custom_ops.fusion.region import Region
 from custom_ops.jit import nvrtc
-from graph_passes.cost import device as profiles
+from graph_passes.analysis.cost import device as profiles
 from tests.cuda_on_cpu.driver import Compiler, CpuDevice, Driver
 from tests.jit.test_fusion_programs import different
 from tfmem.devices import Target
-from tfmem.fusion import gpu_programs as module
-from tfmem.fusion.gpu_programs import gpu_programs
+from tfmem.kernels import fusion_programs as module
+from tfmem.kernels.fusion_programs import gpu_programs
 
 pytest_plugins = ("tests.fusion_device",)
 

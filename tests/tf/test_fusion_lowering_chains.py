@@ -10,7 +10,7 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from graph_passes.fusion.lower.kernel import LoweringError
+from graph_passes.lower.kernel import LoweringError
 from tests.tf.fusion_lowering import Lowered
 
 SIZES = st.sampled_from([1, 2, 3, 4, 6])

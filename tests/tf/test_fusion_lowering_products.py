@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from custom_ops.expr import reference
 from custom_ops.expr.nodes import Reduce
-from graph_passes.fusion.lower.kernel import LoweredKernel, lower_kernel
-from graph_passes.fusion.lower.shapes import Shapes
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.serde import from_tf_graph
+from graph_passes.lower.kernel import LoweredKernel, lower_kernel
+from graph_passes.lower.shapes import Shapes
 
 
 def normal(*shape: int, seed: int = 0) -> Any:

@@ -7,10 +7,10 @@ import pytest
 import tensorflow as tf
 
 from custom_ops.expr import reference
-from graph_passes.fusion.lower.kernel import LoweringError, lower_kernel
-from graph_passes.fusion.lower.shapes import Shapes
 from graph_passes.graph.ir import TensorId
 from graph_passes.graph.serde import from_tf_graph
+from graph_passes.lower.kernel import LoweringError, lower_kernel
+from graph_passes.lower.shapes import Shapes
 from tests.tf.fusion_lowering import Lowered
 
 BATCHES = (1, 2, 7)

@@ -10,11 +10,11 @@ import tensorflow as tf
 
 import tfmem
 from custom_ops.expr import reference
-from graph_passes.fusion.capabilities import CUDA, on_a_cpu, within
-from graph_passes.fusion.lower.meaning import Kind, Meaning, meanings
-from graph_passes.fusion.lower.segments import MOST_LOOKED_AT
-from graph_passes.fusion.lower.writer import LoweringError
+from graph_passes.analysis.device_support import CUDA, on_a_cpu, within
+from graph_passes.analysis.op_pattern import Kind, Meaning, meanings
 from graph_passes.graph.serde import from_tf_graph
+from graph_passes.lower.segments import MOST_LOOKED_AT
+from graph_passes.lower.writer import LoweringError
 from tests.tf.fusion_lowering import Lowered
 from tests.tf.stitched_steps import close, optimized
 

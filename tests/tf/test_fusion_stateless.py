@@ -18,7 +18,7 @@ from custom_ops.expr.philox import draw
 from custom_ops.expr.text import from_text
 from custom_ops.fusion.region import Kernel, Region, TensorType
 from custom_ops.load import load
-from graph_passes.fusion.lower.meaning import Kind, meanings
+from graph_passes.analysis.op_pattern import Kind, meanings
 from graph_passes.graph.serde import from_tf_graph
 from tests.tf.fusion_lowering import Lowered
 from tests.tf.stitched_steps import BY_MODEL, optimized, require_stitched, stitched_ops

@@ -11,8 +11,8 @@ import pytest
 from benchmarks.fusion import ulps
 from benchmarks.records import ROOT
 from custom_ops.expr.table import TABLE
-from graph_passes.fusion.lower.elementwise import RULES as ARITHMETIC
-from graph_passes.fusion.lower.gradients import RULES as GRADIENTS
+from graph_passes.lower.elementwise import RULES as ARITHMETIC
+from graph_passes.lower.gradients import RULES as GRADIENTS
 
 RESULTS = ROOT / "benchmarks" / "results" / "fusion_ulps_cpu.json"
 # Results that are no floating point numbers, or that only choose among their arguments or convert one.

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import tfmem
-from tfmem.tf_internals.concrete_function import capture_concrete, restore_concrete
-from tfmem.tf_internals.grappler import run_grappler
+from tfmem.capture.concrete_function import capture_concrete, restore_concrete
+from tfmem.capture.grappler import run_grappler
 
 
 @pytest.fixture(name="model")

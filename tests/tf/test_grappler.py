@@ -13,9 +13,9 @@ from tensorflow.core.protobuf import config_pb2, device_properties_pb2, meta_gra
 from tensorflow.python.grappler import cluster as grappler_cluster
 from tensorflow.python.grappler import tf_optimizer
 
+from tfmem.capture.concrete_function import capture_concrete, restore_concrete
+from tfmem.capture.grappler import run_grappler
 from tfmem.frontends.graph_def import capture_graph_def
-from tfmem.tf_internals.concrete_function import capture_concrete, restore_concrete
-from tfmem.tf_internals.grappler import run_grappler
 
 ROOT = Path(__file__).parents[2]
 NETS = ("residual", "transformer", "lstm", "gan")

@@ -26,7 +26,7 @@ from custom_ops.recurrent import cells, reference
 from graph_passes.graph import serde
 from graph_passes.graph.ir import Code
 from tests.tf.native_programs import HERE
-from tfmem.tf_internals.live_editor import LiveEditor
+from tfmem.capture.live_editor import LiveEditor
 
 OLD = HERE.parent / "golden" / "program_4.pbtxt"
 CODES = [b"code \0 of the first\n\n", b"code of the second" * 1000]

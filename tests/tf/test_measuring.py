@@ -8,8 +8,9 @@ import tensorflow as tf
 import tfmem
 from custom_ops.load import load
 from tfmem.api import make_engine
-from tfmem.runtime import measured_call, measuring_lock
-from tfmem.runtime.known_profiles import BatchProfiles, Known
+from tfmem.runtime import measuring_lock
+from tfmem.steps import measured_call
+from tfmem.steps.known_profiles import BatchProfiles, Known
 
 SPARE = 256 << 10
 

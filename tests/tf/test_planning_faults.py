@@ -12,8 +12,10 @@ from custom_ops.errors import ProgramError
 from graph_passes import pipeline
 from graph_passes.errors import GraphError
 from tests.tf.optimized_runs import SPARE, bits, run
-from tfmem.runtime import planning, random_streams, stages, unobserved
 from tfmem.runtime.faults import is_fault
+from tfmem.steps import random_streams, stages
+from tfmem.steps import static_planning as unobserved
+from tfmem.steps import trace as planning
 
 # where a fault arises: the module that looks the name up, and the name
 READING = [(planning.serde, "from_graph_def"), (pipeline, "build_timeline"), (planning, "shaped_graph")]
@@ -245,7 +247,7 @@ def test_an_edit_of_a_live_graph_that_fails_half_way_is_undone(flow, smallest, m
     expected = train(v1_graph())
     options = {"fetches": ["loss:0", "train"], "passes": ("offload",)}
     budget = SPARE + smallest(lambda size: tfmem.optimize(v1_graph(), memory_budget=size, **options))
-    from tfmem.tf_internals.live_editor import LiveEditor
+    from tfmem.capture.live_editor import LiveEditor
 
     rewire, calls = LiveEditor.rewire, []
 

@@ -14,15 +14,15 @@ from custom_ops.errors import KernelError
 from custom_ops.jit.image import KernelImage
 from custom_ops.load import load
 from custom_ops.recurrent.program import Program
-from graph_passes.matmul.apply import MATMUL_OP
-from graph_passes.recurrent.match import RECURRENT_OP, Kernels, RecurrentPlan
+from graph_passes.passes.products.apply import MATMUL_OP
+from graph_passes.passes.recurrent.apply import RECURRENT_OP, Kernels, RecurrentPlan
 from graph_passes.report import Report
 from tests.tf.recurrent_replacements import compare, data
+from tfmem.capture.concrete_function import capture_concrete, restore_concrete
 from tfmem.devices import find_target
-from tfmem.recurrent import kernels as tuning
-from tfmem.recurrent import products
-from tfmem.recurrent.replace import replace_recurrent, with_replacements
-from tfmem.tf_internals.concrete_function import capture_concrete, restore_concrete
+from tfmem.kernels import products
+from tfmem.kernels import recurrent as tuning
+from tfmem.kernels.replace_recurrent import replace_recurrent, with_replacements
 
 UNITS, ROWS, STEPS = 512, 5, 30
 IMAGES = [KernelImage(90, name, 32, f"code of {name}".encode()) for name in ("split", "large", "small")]

@@ -16,7 +16,7 @@ from custom_ops.load import Library
 from custom_ops.recurrent.differentiate import differentiate
 from custom_ops.recurrent.op import recurrent
 from custom_ops.recurrent.reference import run
-from graph_passes.recurrent.lower.elementwise_ops import CELL_OPS
+from graph_passes.passes.recurrent.lower.elementwise_ops import CELL_OPS
 from tests.elementwise_edges import SMALLEST, cell_of, different, points
 from tests.gradient_reference import gradients
 from tests.tf.raw_ops import raw_op

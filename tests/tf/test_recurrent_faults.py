@@ -15,16 +15,16 @@ import tensorflow as tf
 import custom_ops.errors
 import tfmem
 import tfmem.frontends.live_graph
-import tfmem.recurrent.replace
+import tfmem.kernels.replace_recurrent
 from graph_passes.graph import rewrite
 from graph_passes.graph.ir import Graph, TensorId
-from graph_passes.recurrent import plan
-from graph_passes.recurrent.find import roll
-from graph_passes.recurrent.lower import bidirectional, loop
-from graph_passes.recurrent.train import plan as training
-from graph_passes.recurrent.train import trained
+from graph_passes.passes.recurrent import plan
+from graph_passes.passes.recurrent.find import roll
+from graph_passes.passes.recurrent.lower import bidirectional, loop
+from graph_passes.passes.recurrent.train import plan as training
+from graph_passes.passes.recurrent.train import trained
 from tests.tf.recurrent_training import INPUTS, STEPS, TOLERANCE, UNITS, numbers
-from tfmem.tf_internals import captured_source
+from tfmem.capture import captured_source
 
 L = keras.layers
 
@@ -98,8 +98,8 @@ IN_INFERENCE = {
     "two directions": (bidirectional, "_joined", lambda: model(L.Bidirectional(L.LSTM(UNITS)), L.Dense(2)), 1),
     "finding loops": (plan, "functional_loops", two_layers, 0),
     "unrolled steps": (roll, "Search", lambda: model(L.LSTM(UNITS, unroll=True)), 0),
-    "products": (tfmem.recurrent.replace, "product_needs", two_layers, 2),
-    "kernels": (tfmem.recurrent.replace, "with_kernels", two_layers, 2),
+    "products": (tfmem.kernels.replace_recurrent, "product_needs", two_layers, 2),
+    "kernels": (tfmem.kernels.replace_recurrent, "with_kernels", two_layers, 2),
 }
 
 
@@ -120,7 +120,7 @@ IN_TRAINING = {
     "which gradient is which": (trained, "read_pair", 1),
     "the gradient op": (training, "_Whole", 1),
     "differentiating a cell": (training, "differentiable", 1),
-    "differentiating what is inserted": (tfmem.recurrent.replace, "gradients", 1),
+    "differentiating what is inserted": (tfmem.kernels.replace_recurrent, "gradients", 1),
 }
 
 
@@ -179,7 +179,7 @@ def test_a_graph_that_is_none(monkeypatch: pytest.MonkeyPatch, harm: str) -> Non
         (captured_source, "inline_captured"),
         (captured_source, "shaped_graph"),
         (captured_source, "applied"),
-        (tfmem.recurrent.replace, "implementations"),
+        (tfmem.kernels.replace_recurrent, "implementations"),
         (plan, "plan_whole"),
     ],
 )

@@ -11,11 +11,11 @@ import tensorflow as tf
 
 import tfmem
 from graph_passes.graph import serde
-from graph_passes.recurrent.match import RecurrentPlan
-from graph_passes.recurrent.plan import plan_whole
+from graph_passes.passes.recurrent.apply import RecurrentPlan
+from graph_passes.passes.recurrent.plan import plan_whole
 from tests.tf.recurrent_training import INPUTS, STEPS, TOLERANCE, UNITS, numbers
-from tfmem.tf_internals.gradient_check import step_gradient_fault
-from tfmem.tf_internals.inserted_gradients import gradients
+from tfmem.capture.gradient_check import step_gradient_fault
+from tfmem.capture.inserted_gradients import gradients
 
 v1 = tf.compat.v1
 

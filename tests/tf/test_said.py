@@ -18,9 +18,9 @@ import pytest
 import tensorflow as tf
 
 import tfmem
-from tfmem.runtime import managed_step
-from tfmem.runtime.managed_step import ManagedStep
-from tfmem.runtime.stage import Stage
+from tfmem.steps import managed_step
+from tfmem.steps.managed_step import ManagedStep
+from tfmem.steps.stage import Stage
 
 ROOT = Path(__file__).parents[2]
 

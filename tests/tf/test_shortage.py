@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 import tfmem
-from tfmem.runtime import managed_step as steps
 from tfmem.runtime.out_of_memory import lacks_memory
+from tfmem.steps import managed_step as steps
 
 SPARE = 256 << 10
 SCRATCH = "CUDNN failed to allocate the scratch space for the runner or to find a working no-scratch runner."

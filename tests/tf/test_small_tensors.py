@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tfmem
-from graph_passes.memory.timeline import COUNTED
+from graph_passes.analysis.memory.timeline import COUNTED
 from tests.tf.optimized_runs import in_a_process
 
 keras = tf.keras

@@ -8,7 +8,8 @@ import tensorflow as tf
 
 import tfmem
 from tfmem.api import make_engine
-from tfmem.runtime import managed_step, measured_call, measuring_lock
+from tfmem.runtime import measuring_lock
+from tfmem.steps import managed_step, measured_call
 
 SPARE = 1 << 20  # a step that has settled runs beside one that is measured, and is counted with it
 STEPS = 12

@@ -10,8 +10,8 @@ import tensorflow as tf
 import tfmem
 from tests.tf import optimized_runs
 from tests.tf.optimized_runs import SPARE, run
-from tfmem.runtime import stages
 from tfmem.runtime.engine import Engine
+from tfmem.steps import stages
 
 
 def recorded(call):
@@ -69,7 +69,7 @@ def test_a_missed_budget(new_net, batch, budget, monkeypatch):
 
 def test_a_missed_budget_of_a_step_that_was_left_as_it_was(new_net, batch, flow, monkeypatch):
     monkeypatch.setattr(
-        "tfmem.runtime.managed_step.watched", lambda engine, function, args, kwargs: (function(*args), 2 << 30)
+        "tfmem.steps.managed_step.watched", lambda engine, function, args, kwargs: (function(*args), 2 << 30)
     )
     monkeypatch.setattr(stages, "CPU_RETRIES", 0)
     function = optimized(new_net(), "1GiB")

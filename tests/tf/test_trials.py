@@ -7,16 +7,16 @@ from types import SimpleNamespace
 import pytest
 
 from custom_ops.load import Counters
+from graph_passes.analysis.memory.fragmentation import Room
+from graph_passes.analysis.memory.observe import Observation
+from graph_passes.analysis.memory.simulate import Link, Move
+from graph_passes.analysis.memory.timeline import Buffer, ScheduledOp, Timeline
 from graph_passes.errors import HostMemoryError
 from graph_passes.graph.ir import TensorId
-from graph_passes.memory.fragmentation import Room
-from graph_passes.memory.observe import Observation
-from graph_passes.memory.simulate import Link, Move
-from graph_passes.memory.timeline import Buffer, ScheduledOp, Timeline
-from graph_passes.offload.options import OffloadOptions
-from graph_passes.offload.plan import OffloadPlan, plan_offload
+from graph_passes.passes.offload.options import OffloadOptions
+from graph_passes.passes.offload.plan import OffloadPlan, plan_offload
 from graph_passes.report import ORDERED, ORDERED_OVER, Report
-from tfmem.runtime.trials import GPU_TRIALS, Plans, Trial, checked, choose, judged
+from tfmem.steps.trials import GPU_TRIALS, Plans, Trial, checked, choose, judged
 
 GIB = 1 << 30
 

@@ -14,11 +14,11 @@ from custom_ops.jit.image import KernelImage
 from custom_ops.recurrent import cells
 from custom_ops.recurrent.program import Program
 from custom_ops.recurrent.spec import RecurrentSpec
-from graph_passes.cost import device as profiles
+from graph_passes.analysis.cost import device as profiles
 from graph_passes.graph.ir import Code, TensorId
-from graph_passes.recurrent.match import Direction, Kernels, Launch, Match, RecurrentPlan
+from graph_passes.passes.recurrent.apply import Direction, Kernels, Launch, Match, RecurrentPlan
 from tfmem.devices import Target
-from tfmem.recurrent import kernels as tuning
+from tfmem.kernels import recurrent as tuning
 
 CPU = Target("/device:CPU:0", "CPU", 1 << 30, profiles.load("cpu"))
 GPU = Target("/device:GPU:0", "NVIDIA H200", 1 << 30, profiles.load("h200"))

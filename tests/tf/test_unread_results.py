@@ -10,11 +10,11 @@ import tfmem
 from tests.tf.control_flow import Maker
 from tests.tf.grappler_nets import computing, ops_of
 from tests.tf.memory_in_use import in_use
+from tfmem.capture import unread_results
+from tfmem.capture.concrete_function import capture_concrete, restore_concrete
+from tfmem.capture.grappler import run_grappler
+from tfmem.capture.unread_results import without_unread
 from tfmem.frontends.graph_def import capture_graph_def
-from tfmem.tf_internals import unread_results
-from tfmem.tf_internals.concrete_function import capture_concrete, restore_concrete
-from tfmem.tf_internals.grappler import run_grappler
-from tfmem.tf_internals.unread_results import without_unread
 
 SPEC = tf.TensorSpec([3, 3])
 UNREAD = {"Sinh", "Cosh", "Tan", "Asin", "Acos", "Atan", "Erf", "Digamma", "Expm1"}  # of results that nobody reads

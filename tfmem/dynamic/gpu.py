@@ -21,8 +21,8 @@ from custom_ops.jit.cache import Cache, UnusableError, digest
 from custom_ops.jit.device import Device
 from tfmem.api import load_ops
 from tfmem.devices import find_target
+from tfmem.kernels.recurrent import kernel_folder
 from tfmem.options import Options
-from tfmem.recurrent.kernels import kernel_folder
 
 OLDEST = 80  # compute capability 8.0
 

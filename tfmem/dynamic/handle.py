@@ -16,6 +16,7 @@ from custom_ops.dynamic.op import forward, forward_backward, seed_of, step
 from custom_ops.dynamic.spec import Spec
 from custom_ops.errors import DynamicError, warn
 from tfmem.api import load_ops
+from tfmem.capture.early_results import call_unrecorded, with_early_results
 from tfmem.dynamic.batch import (
     Batch,
     Node,
@@ -36,7 +37,6 @@ from tfmem.dynamic.recorded import RecordedKinds
 from tfmem.dynamic.recorder import parameter_of
 from tfmem.dynamic.slots import Slots
 from tfmem.options import Options, merged
-from tfmem.tf_internals.early_results import call_unrecorded, with_early_results
 
 
 @dataclass(frozen=True)

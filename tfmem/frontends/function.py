@@ -12,13 +12,13 @@ import tensorflow as tf
 
 from graph_passes.errors import GraphError
 from graph_passes.report import Report
+from tfmem.capture.arguments import open_shapes, shapes_key, with_defaults
+from tfmem.capture.concrete_function import call_key, call_traced, flat_arguments, is_for_xla
+from tfmem.capture.replicas import merges_told
 from tfmem.runtime.engine import Engine
-from tfmem.runtime.known_profiles import BatchProfiles
-from tfmem.runtime.managed_step import ManagedStep
-from tfmem.runtime.random_streams import Draws
-from tfmem.tf_internals.arguments import open_shapes, shapes_key, with_defaults
-from tfmem.tf_internals.concrete_function import call_key, call_traced, flat_arguments, is_for_xla
-from tfmem.tf_internals.replicas import merges_told
+from tfmem.steps.known_profiles import BatchProfiles
+from tfmem.steps.managed_step import ManagedStep
+from tfmem.steps.random_streams import Draws
 
 MOST_KNOWN = 1024  # shapes whose step is remembered
 
@@ -29,7 +29,7 @@ class OptimizedFunction:
     """Called and traced as the `tf.function` that it was made of; gives the same results.
 
     Each trace is planned when it is first called, and observed during its first calls (see
-    `tfmem.runtime.managed_step`). Called from within another `tf.function`, a trace is planned from a cached profile or
+    `tfmem.steps.managed_step`). Called from within another `tf.function`, a trace is planned from a cached profile or
     estimates, and not observed; from within one that XLA compiles, what it was made of is called.
     """
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from graph_passes.errors import GraphError
 from graph_passes.report import Report
+from tfmem.capture import keras_functions
+from tfmem.capture.arguments import IteratorTraces, is_iterator
+from tfmem.capture.keras_functions import KerasFunction, to_tensors
 from tfmem.frontends.function import OptimizedFunction
-from tfmem.recurrent.replace import mentions_recurrence
+from tfmem.kernels.replace_recurrent import mentions_recurrence
 from tfmem.runtime.engine import Engine
-from tfmem.tf_internals import keras_functions
-from tfmem.tf_internals.arguments import IteratorTraces, is_iterator
-from tfmem.tf_internals.keras_functions import KerasFunction, to_tensors
 
 
 def optimize_model(model: Any, engine: Engine) -> ModelFunctions:

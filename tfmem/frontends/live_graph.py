@@ -13,23 +13,23 @@ from graph_passes.graph.ir import Graph, TensorId, parse_input
 from graph_passes.graph.rewrite import Rewrite, applied, apply_rewrites
 from graph_passes.graph.source import Source
 from graph_passes.graph.verify import verify_graph
+from graph_passes.passes.recurrent.apply import RecurrentPlan
+from graph_passes.passes.recurrent.plan import Needs
 from graph_passes.pipeline import Outcome, Phase, run_passes
-from graph_passes.recurrent.match import RecurrentPlan
-from graph_passes.recurrent.plan import Needs
 from graph_passes.report import Report
-from tfmem.fusion.needs import fusion_needs, sinks
-from tfmem.recurrent.kernels import with_kernels
-from tfmem.recurrent.replace import recurrent_plan, with_replacements
-from tfmem.runtime.after_grappler import LARGER, PLANNED, TRACED, WHOLE, stitch, unobserved, unstitched
+from tfmem.capture.build import shaped_graph, sized_by_data
+from tfmem.capture.captured import require_feeds, unique
+from tfmem.capture.gradient_check import step_gradient_fault
+from tfmem.capture.inserted_gradients import gradients
+from tfmem.capture.live_editor import LiveEditor, capture_graph
+from tfmem.capture.replicas import other_replicas
+from tfmem.kernels.fusion_needs import fusion_needs, sinks
+from tfmem.kernels.recurrent import with_kernels
+from tfmem.kernels.replace_recurrent import recurrent_plan, with_replacements
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import is_fault
-from tfmem.runtime.unobserved import plan_unobserved, within_budget
-from tfmem.tf_internals.build import shaped_graph, sized_by_data
-from tfmem.tf_internals.captured import require_feeds, unique
-from tfmem.tf_internals.gradient_check import step_gradient_fault
-from tfmem.tf_internals.inserted_gradients import gradients
-from tfmem.tf_internals.live_editor import LiveEditor, capture_graph
-from tfmem.tf_internals.replicas import other_replicas
+from tfmem.steps.after_grappler import LARGER, PLANNED, TRACED, WHOLE, stitch, unobserved, unstitched
+from tfmem.steps.static_planning import plan_unobserved, within_budget
 
 REPORT = "_tfmem_report"  # the attribute in which objects that are not tfmem's own keep their report
 

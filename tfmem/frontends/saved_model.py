@@ -15,7 +15,7 @@ from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 
 from graph_passes.errors import GraphError
-from tfmem.tf_internals.original_gradient import can_run_again, differentiable
+from tfmem.capture.original_gradient import can_run_again, differentiable
 
 Rewrite = Callable[[ConcreteFunction], ConcreteFunction]
 

@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from graph_passes.memory.fragmentation import SMALL, Room
-from graph_passes.memory.timeline import Timeline
+from graph_passes.analysis.memory.fragmentation import SMALL, Room
+from graph_passes.analysis.memory.timeline import Timeline
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.measuring_lock import alone
 

@@ -11,16 +11,16 @@ import tensorflow as tf
 from custom_ops.background import has_ended
 from custom_ops.errors import TfmemError, warn
 from custom_ops.load import Library
-from graph_passes.cost.model import Roofline, held
+from graph_passes.analysis.cost.model import Roofline, held
+from graph_passes.analysis.memory.calls import WithCalls
+from graph_passes.analysis.memory.simulate import Link
+from graph_passes.analysis.memory.timeline import COUNTED, Timeline
 from graph_passes.decision import Decision, Missed
 from graph_passes.errors import NoGradientError, ReplicasError, UnknownShapeError
 from graph_passes.graph.ir import Graph, Node
-from graph_passes.memory.calls import WithCalls
-from graph_passes.memory.simulate import Link
-from graph_passes.memory.timeline import COUNTED, Timeline
-from graph_passes.offload.plan import OffloadPlan
+from graph_passes.passes.offload.plan import OffloadPlan
+from graph_passes.passes.recurrent.apply import RecurrentPlan
 from graph_passes.pipeline import Phase, runs
-from graph_passes.recurrent.match import RecurrentPlan
 from graph_passes.report import Report, unenforced
 from tfmem.devices import Target, memory
 from tfmem.options import Options, PassName, default_passes, parse_budget, workspace_limits

@@ -15,8 +15,8 @@ from graph_passes.decision import Decision
 from graph_passes.errors import GraphError, InfeasibleBudgetError
 from graph_passes.pipeline import Step
 from graph_passes.report import Report, size
+from tfmem.capture.captured import BODIES
 from tfmem.runtime.engine import Engine
-from tfmem.tf_internals.captured import BODIES
 
 
 def is_fault(error: Exception, reading: bool = False) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from custom_ops.load import Library
 from graph_passes.errors import HostMemoryError, SpillDirectoryError
-from graph_passes.offload.options import OffloadOptions
+from graph_passes.passes.offload.options import OffloadOptions
 
 
 def require_room(moved: int, options: OffloadOptions, is_gpu: bool, library: Library) -> None:

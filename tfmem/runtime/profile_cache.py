@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from custom_ops.jit.cache import MALFORMED, Cache, UnusableError
+from graph_passes.analysis.memory.observe import Observation
 from graph_passes.graph.ir import Graph
-from graph_passes.memory.observe import Observation
 
 FORMAT = 4
 LARGEST = 64 << 20  # bytes of a file: ten times what a step of 24,000 ops takes

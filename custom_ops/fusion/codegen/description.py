@@ -27,13 +27,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from custom_ops.expr.nodes import Input
-from custom_ops.fusion.codegen.arguments import Argument
-from custom_ops.fusion.codegen.in_place import in_place
 from custom_ops.fusion.codegen.kernel import FusionKernel
-from custom_ops.fusion.codegen.mapping import TILE
-from custom_ops.fusion.codegen.pattern import Pattern
-from custom_ops.fusion.codegen.plan import Piece, Plan, tile_axes
-from custom_ops.fusion.codegen.shared import SIZES
+from custom_ops.fusion.codegen.plan.arguments import Argument
+from custom_ops.fusion.codegen.plan.in_place import in_place
+from custom_ops.fusion.codegen.plan.kernel_plan import Piece, Plan, tile_axes
+from custom_ops.fusion.codegen.plan.mapping import TILE
+from custom_ops.fusion.codegen.plan.pattern import Pattern
+from custom_ops.fusion.codegen.plan.shared import SIZES
 
 
 def describe(kernel: FusionKernel) -> dict[str, int | str]:

@@ -8,13 +8,13 @@ from functools import cached_property
 from math import prod
 
 from custom_ops.errors import KernelError
-from custom_ops.fusion.codegen.arguments import Argument, buffers
-from custom_ops.fusion.codegen.mapping import TILE
-from custom_ops.fusion.codegen.pattern import Pattern
-from custom_ops.fusion.codegen.plan import Configuration, Piece, Plan, own_values, plan, tile_axes
-from custom_ops.fusion.codegen.registers import keep
-from custom_ops.fusion.codegen.shared import SIZES, shared_bytes
-from custom_ops.fusion.codegen.source import ENTRY, Source, write
+from custom_ops.fusion.codegen.plan.arguments import Argument, buffers
+from custom_ops.fusion.codegen.plan.kernel_plan import Configuration, Piece, Plan, own_values, plan, tile_axes
+from custom_ops.fusion.codegen.plan.mapping import TILE
+from custom_ops.fusion.codegen.plan.pattern import Pattern
+from custom_ops.fusion.codegen.plan.registers import keep
+from custom_ops.fusion.codegen.plan.shared import SIZES, shared_bytes
+from custom_ops.fusion.codegen.write.source import ENTRY, Source, write
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.image import KernelImage, code_of

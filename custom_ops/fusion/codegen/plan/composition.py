@@ -1,0 +1,52 @@
+"""How a kernel puts its ops together: over which threads results are passed on, and what has nothing to do with the
+rest of it (FusionStitching, sections 3 and 5.1)."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from custom_ops.expr.nodes import Constant, Input, Position, Random, arguments_of
+from custom_ops.fusion.codegen.plan.kernel_plan import Piece, Plan
+from custom_ops.fusion.codegen.plan.pattern import Pattern
+from custom_ops.fusion.codegen.plan.shared import shared_plan
+
+Scope: TypeAlias = Literal["thread", "warp", "block", "grid"]
+SCOPES: tuple[Scope, ...] = ("thread", "warp", "block", "grid")
+
+
+def composition(plan: Plan) -> Scope:
+    """The most threads among which a value of the kernel is passed on: none, so that each thread computes on its own; a
+    warp's, by shuffles or its part of shared memory; a CTA's; or those of several CTAs, by device memory."""
+    if plan.phases > 1 and not plan.single:
+        return "grid"
+    if plan.phases > 1:
+        return "block"
+    return max((_scope(plan, piece) for piece in plan.pieces), key=SCOPES.index)
+
+
+def packed(pattern: Pattern) -> int:
+    """In how many parts a kernel falls between which no value is passed on: more than one are kernel packing. What
+    several parts read is no tie."""
+    nodes = pattern.program.nodes
+    owner = list(range(len(nodes)))
+
+    def root(place: int) -> int:
+        while owner[place] != place:
+            owner[place] = owner[owner[place]]
+            place = owner[place]
+        return place
+
+    made = {place for place, node in enumerate(nodes) if not isinstance(node, Input | Constant | Position | Random)}
+    for place in made:
+        for argument in made.intersection(arguments_of(nodes[place])):
+            owner[root(argument)] = root(place)
+    return len({root(output.node) for output in pattern.program.outputs})
+
+
+def _scope(plan: Plan, piece: Piece) -> Scope:
+    exchanged = any(root.reduced for root in piece.roots) or bool(piece.combined)
+    if piece.owner.kind in ("cta", "strided") and (exchanged or shared_plan(plan, piece).bytes):
+        return "block"
+    if piece.tile is not None or any(plan.mappings[root.name].over_rows for root in piece.roots):
+        return "block"
+    return "warp" if piece.owner.kind == "lanes" and exchanged else "thread"

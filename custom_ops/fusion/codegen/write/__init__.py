@@ -1,0 +1,1 @@
+"""Writes a planned kernel as CUDA text."""

@@ -1,0 +1,1 @@
+"""Chooses among the plans of a kernel: search space, cost model, measurements."""

@@ -1,0 +1,198 @@
+"""What a device cannot do within a region, as data; and what a CPU does as TensorFlow's own kernels alone do."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from graph_passes.analysis.op_pattern import IN_KERNELS, Kind, Meaning, called
+from graph_passes.graph.ir import Graph, Node, TensorId
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """Of a device.
+
+    Attributes:
+        on_host: dtypes of which TensorFlow's kernels take and make tensors in the host's memory there, but for `reads`.
+        reads: ops, with positions of inputs, that read such tensors in the device's memory.
+        decides: ops, with positions of inputs, that read there what is to run next.
+        products: ops that multiply matrices, and which a region can call.
+        multiplied: dtypes that they take.
+        fused: what `_FusedMatMul` may have fused into it.
+    """
+
+    on_host: frozenset[str]
+    reads: frozenset[tuple[str, int]]
+    decides: frozenset[tuple[str, int]]
+    products: frozenset[str]
+    multiplied: frozenset[str]
+    fused: frozenset[tuple[str, ...]]
+
+
+# Products are cuBLASLt's (custom_ops/ops/fusion/gpu_steps.cc).
+CUDA = Capabilities(
+    on_host=frozenset({"int32"}),
+    reads=frozenset(
+        {
+            ("Gather", 1),
+            ("GatherV2", 1),
+            ("GatherNd", 1),
+            ("ResourceGather", 1),
+            ("ResourceScatterAdd", 1),
+            ("ResourceScatterSub", 1),
+            ("UnsortedSegmentSum", 1),
+            ("SparseSoftmaxCrossEntropyWithLogits", 1),
+            ("OneHot", 0),
+            ("Cast", 0),
+        }
+    ),
+    decides=frozenset(
+        {("If", 0), ("StatelessIf", 0), ("Case", 0), ("StatelessCase", 0), ("LoopCond", 0), ("Switch", 1)}
+    ),
+    products=frozenset({"MatMul", "_FusedMatMul", "BatchMatMul", "BatchMatMulV2"}),
+    multiplied=frozenset({"float16", "bfloat16", "float32", "float64"}),
+    fused=frozenset({("BiasAdd",), ("BiasAdd", "Relu")}),
+)
+
+
+# What TensorFlow's own kernels may have fused into a product or a convolution on a CPU. For all else that its remapper
+# fuses there is a kernel of oneDNN, which TensorFlow puts in place of the op later than this, and not within a region.
+_ACTIVATIONS = ((), ("Relu",), ("Relu6",), ("Elu",), ("LeakyRelu",))
+# Of half convolutions TensorFlow has a kernel of that name only to tell oneDNN from it: it cannot be made.
+_FUSED_OPS = {
+    "_FusedMatMul": frozenset({"float16", "bfloat16", "float32"}),
+    "_FusedConv2D": frozenset({"float32", "float64"}),
+}
+_FUSED = frozenset((first, *then) for first in ("BiasAdd", "FusedBatchNorm") for then in _ACTIVATIONS)
+
+# Ops without a state whose kernels are asynchronous on a CPU: they may return before their results are there, and a
+# region waits for none. All that TensorFlow 2.21 has.
+_ASYNCHRONOUS = frozenset(
+    {"Batch", "CropAndResize", "CropAndResizeGradBoxes", "CropAndResizeGradImage", "Unbatch", "UnbatchGrad"}
+)
+
+# On a CPU TensorFlow's kernel raises there; on a GPU it gives NaN, or leaves out what is no segment's, as the rules do.
+_RAISES = {
+    "SparseSoftmaxCrossEntropyWithLogits": "a label that is no class",
+    "UnsortedSegmentSum": "an id that is no segment's",
+}
+
+
+# TensorFlow's kernel copies each part to its place; one of ours computes each part everywhere, and selects. From so
+# many numbers on, counted once for each part, it is called: an estimate of where that outweighs a call, not measured.
+_JOINS = frozenset({"ConcatV2", "Pack"})
+_MOST_JOINED = 1 << 12
+
+
+def on_a_cpu(graph: Graph, known: Mapping[str, Meaning]) -> dict[str, Meaning]:
+    """The meanings of a graph's nodes: what raises is called, so that it still does, and so is what joins much; what
+    only oneDNN has a kernel for stays outside, and what is asynchronous."""
+    return {name: _on_a_cpu(graph, graph[name], meaning) for name, meaning in known.items()}
+
+
+def _on_a_cpu(graph: Graph, node: Node, meaning: Meaning) -> Meaning:
+    fused = _texts(node.attrs["fused_ops"]) if node.op.startswith("_Fused") and "fused_ops" in node.attrs else ()
+    spec = graph.specs.get(TensorId(node.name))
+    dtype = spec.dtype if spec is not None else "an unknown dtype"
+    by_onednn = fused and (dtype not in _FUSED_OPS.get(node.op, ()) or fused not in _FUSED)
+    if by_onednn and meaning.kind is not Kind.OPAQUE:
+        return Meaning(Kind.OPAQUE, f"TensorFlow runs {node.op} of {dtype} and {', '.join(fused)} by oneDNN alone")
+    if node.op in _ASYNCHRONOUS and meaning.kind is Kind.CALL:
+        return Meaning(Kind.OPAQUE, f"TensorFlow's kernel of {node.op} is asynchronous")
+    if meaning.kind not in IN_KERNELS:
+        return meaning
+    if node.op in _RAISES:
+        return called(graph, node, f"TensorFlow's kernel refuses {_RAISES[node.op]}")
+    if node.op in _JOINS and _joined(graph, node, meaning) > _MOST_JOINED:
+        copied = called(graph, node, "TensorFlow's kernel joins by copies")
+        return copied if copied.kind is Kind.CALL else meaning
+    return meaning
+
+
+def _joined(graph: Graph, node: Node, meaning: Meaning) -> int:
+    """How many numbers of its parts a kernel would compute; 0 where sizes are not known."""
+    sizes = graph.specs[TensorId(node.name)].sizes
+    return prod(sizes) * len(meaning.operands) if sizes is not None else 0
+
+
+def within(
+    device: Capabilities, graph: Graph, known: Mapping[str, Meaning], fetched: Collection[str] = ()
+) -> dict[str, Meaning]:
+    """The meanings of a graph's nodes, less what the device cannot do; somebody asks for the outputs of `fetched`."""
+    found = {}
+    for name, meaning in known.items():
+        reason = "" if meaning.kind in (Kind.OPAQUE, Kind.CONSTANT) else _refusal(device, graph, graph[name], meaning)
+        found[name] = Meaning(Kind.OPAQUE, reason) if reason else meaning
+    pending = [name for name in found if found[name].kind not in (Kind.OPAQUE, Kind.CONSTANT)]
+    while pending:
+        node = graph[pending.pop()]
+        reason = _read_on_host(device, graph, node, found, fetched)
+        if reason and found[node.name].kind is not Kind.OPAQUE:
+            found[node.name] = Meaning(Kind.OPAQUE, reason)
+            pending += [tensor.node for tensor in node.inputs if found[tensor.node].kind in IN_KERNELS]
+    return found
+
+
+def _read_on_host(
+    device: Capabilities, graph: Graph, node: Node, known: Mapping[str, Meaning], fetched: Collection[str]
+) -> str:
+    """Why what a node makes had better be made on the host, which would have to wait for it: somebody reads it there;
+    or ""."""
+    for tensor in graph.tensors(node):
+        spec = graph.specs.get(tensor)
+        if spec is None:
+            continue
+        what = f"'{tensor}' of dtype {spec.dtype}, which on a GPU lies in the host's memory"
+        if spec.dtype == "bool" and _compared_on_host(device, graph, node):
+            if node.name in fetched:
+                return f"{what}, and is a result"
+            for use in graph.uses(tensor):
+                if (graph[use.node].op, use.index) in device.decides:
+                    return f"{what} for '{use.node}'"
+        if spec.dtype not in device.on_host:
+            continue
+        if node.name in fetched:
+            return f"{what}, and is a result"
+        for use in graph.uses(tensor):
+            reader = known[use.node]
+            if reader.kind is not Kind.OPAQUE and use.index in reader.operands:
+                continue
+            if (graph[use.node].op, use.index) not in device.reads:
+                return f"{what} for '{use.node}'"
+    return ""
+
+
+def _compared_on_host(device: Capabilities, graph: Graph, node: Node) -> bool:
+    """Whether TensorFlow's kernel compares what lies in the host's memory, and leaves there what it finds."""
+    specs = [graph.specs.get(tensor) for tensor in node.inputs]
+    return bool(specs) and all(spec is not None and spec.dtype in device.on_host for spec in specs)
+
+
+def _refusal(device: Capabilities, graph: Graph, node: Node, meaning: Meaning) -> str:
+    numbers = [*(node.inputs[place] for place in meaning.operands), *graph.tensors(node)]
+    held = numbers if meaning.writes else graph.tensors(node) if meaning.reads else ()
+    for tensor in held:
+        spec = graph.specs.get(tensor)
+        if spec is not None and spec.dtype in device.on_host:
+            return f"a variable of dtype {spec.dtype}, which lies in the host's memory on a GPU"
+    if meaning.kind is Kind.CALL:
+        return meaning.reason
+    if meaning.kind not in (Kind.PRODUCT, Kind.BATCHED_PRODUCT):
+        return ""
+    if node.op not in device.products:
+        return f"regions on a GPU call no {node.op}"
+    dtypes = {spec.dtype for tensor in numbers if (spec := graph.specs.get(tensor)) is not None}
+    if len(dtypes) != 1 or not dtypes <= device.multiplied:
+        return f"regions on a GPU multiply no {' and '.join(sorted(dtypes))}"
+    if node.op == "_FusedMatMul" and _texts(node.attrs.get("fused_ops")) not in device.fused:
+        return f"regions on a GPU call no {node.op} of {', '.join(_texts(node.attrs.get('fused_ops')))}"
+    return ""
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    """Of an attribute that a pass wrote, or that was read from a GraphDef."""
+    texts = value if isinstance(value, tuple | list) else value.list.s
+    return tuple(text.decode() if isinstance(text, bytes) else str(text) for text in texts)

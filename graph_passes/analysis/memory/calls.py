@@ -1,0 +1,43 @@
+"""What the functions that a graph calls need while they run: a loop's step, a branch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from graph_passes.analysis.cost.model import Roofline
+from graph_passes.analysis.memory.lists import PARTS
+from graph_passes.analysis.memory.liveness import build_timeline
+from graph_passes.graph.ir import Function, Graph, Node
+from graph_passes.graph.order import is_acyclic, schedule
+
+
+@dataclass(frozen=True)
+class WithCalls:
+    """Estimates of a graph with the functions that it calls; a `CostModel`."""
+
+    estimate: Roofline
+
+    def seconds(self, graph: Graph, node: Node) -> float:
+        """See `CostModel`."""
+        return self.estimate.seconds(graph, node)
+
+    def workspace(self, graph: Graph, node: Node) -> int:
+        """See `CostModel`. A call takes the most that one run of its function needs at once, where sizes are known."""
+        parts = (graph.functions.get((node.name, part)) for part in PARTS)
+        inside = max((_peak(function, self.estimate) for function in parts if function is not None), default=0)
+        return self.estimate.workspace(graph, node) + inside
+
+    def base(self, graph: Graph) -> int:
+        """See `CostModel`."""
+        return self.estimate.base(graph)
+
+
+@lru_cache(maxsize=32)
+def _peak(function: Function, estimate: Roofline) -> int:
+    """Bytes that a function needs beyond its arguments, while it runs once."""
+    graph = function.graph
+    if not is_acyclic(graph):
+        return 0
+    timeline = build_timeline(graph, schedule(graph), WithCalls(estimate), function.results)
+    return timeline.peak - timeline.base

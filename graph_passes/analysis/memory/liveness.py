@@ -1,0 +1,257 @@
+"""Graph + schedule + costs -> Timeline: which ops allocate what, and who reads it until when."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from graph_passes.analysis.cost.model import CostModel
+from graph_passes.analysis.memory.lists import ListSize, list_sizes
+from graph_passes.analysis.memory.timeline import Buffer, ScheduledOp, Timeline, turning_point
+from graph_passes.errors import UnknownShapeError
+from graph_passes.graph import ops
+from graph_passes.graph.ir import Graph, Node, TensorId
+from graph_passes.graph.merged import is_paired
+
+SMALLEST_MOVED = 1 << 16  # a copy's fixed cost (about 10 us) moves this much
+PINNED_SMALL = "smaller than 64 KiB"
+PAIRED = "oneDNN's gradient reads it straight from the op that made it"
+UNKNOWN_SIZE = "its size is not known before it runs"
+SLICED = "TensorListFromTensor"  # its elements are parts of the tensor's buffer
+SHARED = "a list shares it"
+LIST = "a loop fills it"
+UNKNOWN_LIST = "what a loop puts in is not known before it runs"
+
+
+def build_timeline(
+    graph: Graph,
+    order: Sequence[str],
+    costs: CostModel,
+    fetches: Collection[TensorId] = (),
+    loss: TensorId | None = None,
+    merging: bool = False,
+) -> Timeline:
+    """Find every buffer of a step and its uses.
+
+    Args:
+        graph: the graph, shapes inferred.
+        order: its schedule.
+        costs: op times, workspace and base memory.
+        fetches: tensors the step returns; they outlive it.
+        loss: the loss, if the caller knows it: the forward pass ends there. Otherwise the boundary is found from
+            the uses (see `turning_point`).
+        merging: whether oneDNN's layout pass runs after all others, which looks for pairs of ops.
+
+    A tensor of unknown size that waits for a later use is a buffer of no bytes, pinned by `UNKNOWN_SIZE`; a list of
+    which it is not known what a loop puts in, by `UNKNOWN_LIST`.
+    """
+    position = {name: index for index, name in enumerate(order)}
+    owner = _owners(graph, order, position)
+    shared: dict[TensorId, list[TensorId]] = {}
+    for tensor, root in owner.items():
+        shared.setdefault(root, []).append(tensor)
+
+    fetched = set(fetches)
+    only_updates = frozenset(position[name] for name in update_only(graph, order))
+    buffers, pauses, lists = [], [], list_sizes(graph, position)
+    for root, views in shared.items():
+        node = graph[root.node]
+        if node.op in ops.EXTERNAL:
+            continue
+        uses = sorted({position[use.node] for view in views for use in graph.uses(view)})
+        start = position[root.node]
+        if root in lists:
+            size = lists[root] or ListSize()
+            pauses += [(a, b) for a, b in pairwise((start, *uses)) if b - a > 1 and size.nbytes >= SMALLEST_MOVED]
+            reason = UNKNOWN_LIST if lists[root] is None else LIST
+            held = Buffer(root, size.nbytes, start, tuple(uses), tuple(views), pinned_by=reason)
+            buffers.append(replace(held, element=size.element, fetched=not fetched.isdisjoint(views)))
+            continue
+        # A view's op reads the buffer's address only, but holds a reference: it counts as a use.
+        spec = graph.specs.get(root)
+        nbytes = spec.nbytes if spec else None
+        if nbytes is None:
+            if _matters(graph, root, start, uses):
+                buffers.append(Buffer(root, 0, start, tuple(uses), tuple(views), pinned_by=UNKNOWN_SIZE))
+            continue
+        is_fetched = any(view in fetched for view in views)
+        pinned = _pinned(graph, position, views, tuple(uses), is_fetched)
+        if not pinned and merging and is_paired(graph, root):
+            pinned = PAIRED
+        reads = [use for use in uses if use not in only_updates]
+        if reads and pinned != PINNED_SMALL:
+            pauses += [(a, b) for a, b in pairwise((start, *reads)) if b - a > 1]
+        if nbytes:
+            written = tuple(sorted(position[view.node] for view in views))
+            buffer = Buffer(root, nbytes, start, tuple(uses), tuple(views), written, pinned, is_fetched)
+            if node.op in ops.ALLOCATES_TWICE:
+                buffer = replace(buffer, twice=True, between=graph.nbytes(node.inputs[ops.FILTER]))
+            buffers.append(buffer)
+
+    steps = tuple(
+        ScheduledOp(name, costs.seconds(graph, graph[name]), costs.workspace(graph, graph[name])) for name in order
+    )
+    turn = position[graph[loss.node].name] if loss else turning_point(pauses, len(order))
+    buffers.sort(key=lambda buffer: (buffer.start, buffer.tensor))
+    return Timeline(steps, _with_recomputation(graph, position, owner, buffers), turn, costs.base(graph), only_updates)
+
+
+def _with_recomputation(
+    graph: Graph, position: Mapping[str, int], owner: Mapping[TensorId, TensorId], buffers: Sequence[Buffer]
+) -> tuple[Buffer, ...]:
+    """`buffers`, told which of them one pure op makes from what outlives them: weights, the step's inputs, buffers."""
+    index = {buffer.tensor: place for place, buffer in enumerate(buffers)}
+    found: list[Buffer] = []
+    for buffer in buffers:
+        last = max((p for p in buffer.written if not buffer.uses or p <= buffer.uses[-1]), default=buffer.start)
+        node = graph[buffer.tensor.node]
+        sources = dict.fromkeys(owner[tensor] for tensor in node.inputs)
+        held = [index[source] for source in sources if source in index]
+        lasting = all(source in index or graph[source.node].op in ops.EXTERNAL for source in sources)
+        if buffer.movable and lasting and not node.stateful and last == buffer.start and node.op not in ops.VIEWS:
+            until = min((buffers[i].uses[-1] if buffers[i].uses else -1 for i in held), default=len(position))
+            found.append(replace(buffer, recompute_until=until, recompute_inputs=tuple(held)))
+        else:
+            found.append(buffer)
+    return tuple(found)
+
+
+def update_only(graph: Graph, order: Sequence[str]) -> set[str]:
+    """The ops between a weight's gradient and its update: whatever they make reaches nothing but updates.
+
+    Gradients wait for their update while the backward pass goes on, so they must not count as waiting activations.
+    """
+    found: set[str] = set()
+    others = ops.PRODUCTS | ops.EXTERNAL
+    for name in reversed(order):
+        node = graph[name]
+        readers = set(graph.readers(node))
+        if ops.is_update(node.op) or (readers and node.op not in others and readers <= found):
+            found.add(name)
+    return found
+
+
+def _owners(graph: Graph, order: Sequence[str], position: Mapping[str, int]) -> dict[TensorId, TensorId]:
+    """For each tensor, the output that allocated its buffer."""
+    owner: dict[TensorId, TensorId] = {}
+    last_use: dict[TensorId, int] = {}
+    for name in order:
+        for tensor in graph.tensors(graph[name]):
+            last_use[tensor] = max((position[use.node] for use in graph.uses(tensor)), default=position[name])
+    for name in order:
+        node = graph[name]
+        owner.update((tensor, tensor) for tensor in graph.tensors(node))
+        if not node.inputs or not node.outputs:
+            continue
+        output = TensorId(name, ops.REUSING_OUTPUT.get(node.op, 0))
+        if node.op in ops.VIEWS or node.op == SLICED:
+            root = owner[output] = owner[node.inputs[0]]
+            last_use[root] = max(last_use[root], last_use[output])
+        elif node.op in ops.IN_PLACE:
+            for tensor in node.inputs:
+                root = owner[tensor]
+                if last_use[root] == position[name] and _reusable(graph, root, output, node):
+                    owner[output] = root
+                    last_use[root] = last_use[output]
+                    break
+    return owner
+
+
+def _reusable(graph: Graph, root: TensorId, output: TensorId, node: Node) -> bool:
+    """Whether `output` may be written over the dying buffer of `root`."""
+    source, target = graph.specs.get(root), graph.specs.get(output)
+    return (
+        source is not None
+        and target is not None
+        and source.dtype == target.dtype
+        and source.nbytes == target.nbytes
+        and source.nbytes is not None
+        and graph[root.node].op not in ops.EXTERNAL
+        and graph[root.node].device == node.device
+    )
+
+
+def _pinned(
+    graph: Graph,
+    position: Mapping[str, int],
+    views: Sequence[TensorId],
+    uses: Sequence[int],
+    is_fetched: bool,
+) -> str:
+    """Why the buffer cannot be moved, or ""."""
+    root = views[0]
+    spec, node = graph.specs[root], graph[root.node]
+    if spec.dtype not in ops.FIXED_SIZE:
+        return f"dtype {spec.dtype} has no fixed element size"
+    if (spec.nbytes or 0) < SMALLEST_MOVED:
+        return PINNED_SMALL
+    if spec.dtype == "int32":
+        return "TensorFlow keeps int32 tensors in host memory"
+    if is_fetched:
+        return "the step returns it"
+    if any(graph[view.node].op == SLICED for view in views):
+        return SHARED
+    if node.op in ops.COLLECTIVES:
+        return f"{node.op} talks to other devices"
+    for last, following in pairwise((position[root.node], *uses)):
+        if following - last > 1 and len({graph.specs[v].shape for v in read_across(graph, position, views, last)}) > 1:
+            return "it is read under several shapes"
+    return ""
+
+
+def read_across(graph: Graph, position: Mapping[str, int], views: Sequence[TensorId], last: int) -> list[TensorId]:
+    """Those of a buffer's tensors that exist at position `last` and are read after it."""
+    return [
+        view
+        for view in views
+        if position[view.node] <= last and any(position[use.node] > last for use in graph.uses(view))
+    ]
+
+
+def _matters(graph: Graph, root: TensorId, start: int, uses: Sequence[int]) -> bool:
+    """Unknown sizes are harmless for tensors that die at once, and for those that MemOps would not move anyway."""
+    spec = graph.specs.get(root)
+    if spec is None or spec.dtype not in ops.FIXED_SIZE or len(uses) < 2 or uses[-1] - start < 2:
+        return False
+    return spec.shape is None or len(spec.shape) > 1
+
+
+def refuse_open(graph: Graph, timeline: Timeline, of_data: Container[TensorId]) -> None:
+    """Refuse a step of which more would be known if its caller had not left shapes open.
+
+    Args:
+        graph: the graph.
+        timeline: of it.
+        of_data: tensors whose size would not be known then either, for it depends on data: these are left alone.
+
+    Raises:
+        UnknownShapeError: a tensor that waits for a later use has an unknown dimension, as an input has.
+    """
+    given = open_inputs(graph)
+    waiting = (buffer.tensor for buffer in timeline.buffers if buffer.pinned_by == UNKNOWN_SIZE)
+    root = next((tensor for tensor in waiting if tensor not in of_data), None)
+    if not given or root is None:
+        return
+    shape = graph.specs[root].shape
+    if shape is None:
+        found = "its rank is unknown"
+    else:
+        unknown = [index for index, dim in enumerate(shape) if dim is None]
+        found = f"dimension {', '.join(map(str, unknown))} of shape {_text(shape)} is unknown"
+    inputs = ", ".join(f"'{name}' {_text(shape)}" for name, shape in given.items())
+    raise UnknownShapeError(
+        f"cannot plan memory for '{root}' ({graph[root.node].op}): {found}. Inputs with unknown dimensions: {inputs}. "
+        f"Give their static shapes, optimize(..., input_shapes={{{next(iter(given))!r}: (...)}}), or an input "
+        "signature without None"
+    )
+
+
+def open_inputs(graph: Graph) -> dict[str, tuple[int | None, ...]]:
+    """The inputs whose caller left dimensions open, and their shapes."""
+    shapes = {node.name: graph.specs[TensorId(node.name)].shape for node in graph if node.op in ("Placeholder", "_Arg")}
+    return {name: shape for name, shape in shapes.items() if shape is not None and None in shape}
+
+
+def _text(shape: Sequence[int | None]) -> str:
+    return "(" + ", ".join("?" if dim is None else str(dim) for dim in shape) + ")"

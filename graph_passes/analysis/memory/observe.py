@@ -1,0 +1,108 @@
+"""An observed step -> costs: what the probes of one step say about op times, workspace and what was alive before."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median_low
+
+from graph_passes.analysis.memory.simulate import Move, Padding, uncounted_under, usage_under
+from graph_passes.analysis.memory.timeline import Timeline
+from graph_passes.errors import GraphError
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one probe read.
+
+    Attributes:
+        index: 2 * position for a probe right before an op, 2 * position + 1 for one right after it.
+        seconds: the device's clock (the host's where the device is the CPU).
+        bytes_in_use: what the allocator had handed out.
+        peak_bytes: the most it had handed out since the previous probe.
+    """
+
+    index: int
+    seconds: float
+    bytes_in_use: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What an observed step tells of its ops, by op name.
+
+    Attributes:
+        seconds: run times.
+        workspace: bytes in use beyond `base` and the modelled buffers, while the op runs. Negative where a buffer was
+            shared that the model counts twice.
+        base: what was in use beyond the modelled buffers after most ops.
+        step_seconds: from the first to the last sample.
+        peak: the most bytes in use.
+        curve: (op, most bytes in use while it ran), in order.
+    """
+
+    seconds: dict[str, float]
+    workspace: dict[str, int]
+    base: int
+    step_seconds: float
+    peak: int
+    curve: tuple[tuple[str, int], ...]
+
+
+def observe(
+    timeline: Timeline, moves: Sequence[Move], samples: Sequence[Sample], paddings: Sequence[Padding] = ()
+) -> Observation:
+    """Compare the samples of a step with its timeline.
+
+    Args:
+        timeline: the step, with any costs; its own workspace and base are not used. What it says the allocator does
+            not count is added to what probes read.
+        moves: the moves that the observed step made.
+        samples: what its probes read, any order.
+        paddings: what else the observed step allocated; each is there until the first probe from its position on.
+
+    Raises:
+        GraphError: the step wrote no samples.
+    """
+    samples = sorted(samples, key=lambda sample: sample.index)
+    if not any(sample.index % 2 for sample in samples):
+        raise GraphError("the observed step wrote no samples; its probes did not run")
+    modelled = usage_under(timeline, moves) - timeline.workspace - timeline.base
+    kept = modelled.copy()  # after the op: not what it was the last to read
+    uncounted = uncounted_under(timeline, moves)
+    unseen = uncounted.copy()
+    for buffer in timeline.buffers:
+        freed = 0 if buffer.fetched else buffer.nbytes
+        kept[timeline.end(buffer)] -= freed
+        unseen[timeline.end(buffer)] -= freed if buffer.allocation < timeline.counted else 0
+    probed = [sample.index // 2 for sample in samples if sample.index % 2]
+    for padding in paddings:
+        modelled[probed[min(bisect_left(probed, padding.position), len(probed) - 1)]] += padding.nbytes
+    seconds = dict.fromkeys((step.node for step in timeline.steps), 0.0)
+    beyond: dict[int, int] = {}
+    after: list[int] = []
+    curve = []
+    for previous, sample in zip([None, *samples[:-1]], samples, strict=True):
+        position, is_after = divmod(sample.index, 2)
+        if not is_after:
+            continue  # its peak is that of the MemOps since the op before: what a release has not freed yet
+        name = timeline.steps[position].node
+        seconds[name] = max(0.0, sample.seconds - previous.seconds) if previous else 0.0
+        most = sample.peak_bytes + int(uncounted[position])
+        beyond[position] = most - int(modelled[position])
+        after.append(sample.bytes_in_use + int(unseen[position]) - int(kept[position]))
+        curve.append((name, most))
+
+    base = median_low(after)
+    # between probes nothing of size happens
+    workspace = {step.node: beyond.get(place, base) - base for place, step in enumerate(timeline.steps)}
+    return Observation(
+        seconds,
+        workspace,
+        base,
+        samples[-1].seconds - samples[0].seconds,
+        max(sample.peak_bytes + int(uncounted[sample.index // 2]) for sample in samples),
+        tuple(curve),
+    )

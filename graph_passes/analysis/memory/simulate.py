@@ -1,0 +1,176 @@
+"""Replay a plan on a timeline: when everything runs, what it waits for, what is in memory. Makes reports' predictions.
+
+Three resources run side by side, each in order: the compute stream, the copies out, the copies in. The compute stream
+waits at a release until the copy out has ended, and at a first use until the copy in has. What is recomputed instead of
+copied costs its op's time once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from graph_passes.analysis.memory.timeline import Gap, Timeline
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Move:
+    """One buffer's way out and back, in positions of the timeline.
+
+    Attributes:
+        buffer: index into `Timeline.buffers`.
+        last: position of the last use before.
+        copy_after: the copy out starts once this position has run (`last`, or earlier: a copy only reads).
+        release: the buffer is freed before this position runs; last < release.
+        prefetch: the buffer is allocated again, and its copy in starts, before this position runs.
+        next: position of the first use after; release <= prefetch <= next.
+        recomputed: whether the buffer is recomputed before `next`, by the op that made it, instead of copied.
+    """
+
+    buffer: int
+    last: int
+    copy_after: int
+    release: int
+    prefetch: int
+    next: int
+    recomputed: bool = False
+
+    @property
+    def gap(self) -> Gap:
+        """The stretch in which the buffer is away."""
+        return Gap(self.buffer, self.last, self.next)
+
+
+class Padding(NamedTuple):
+    """Bytes taken before the op at a position runs, and given back after: what it allocates goes elsewhere."""
+
+    position: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Link:
+    """Bytes a second out of and into device memory."""
+
+    offload: float
+    prefetch: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step does under a plan.
+
+    Attributes:
+        seconds: when the last op ends.
+        stall: seconds the compute stream waits for copies.
+        peak: the most bytes in use.
+        peak_at: the position of the peak.
+    """
+
+    seconds: float
+    stall: float
+    peak: int
+    peak_at: int
+
+
+def usage_under(timeline: Timeline, moves: Sequence[Move], paddings: Sequence[Padding] = ()) -> npt.NDArray[np.int64]:
+    """Bytes in use at each position when `moves` are made, and `paddings` are taken."""
+    usage = timeline.usage - timeline.within((move.buffer, move.release, move.prefetch) for move in moves)
+    for move in moves:
+        if move.recomputed:
+            usage[move.next] = max(usage[move.next], recomputing_peak(timeline, usage, move))
+    for padding in paddings:
+        usage[padding.position] += padding.nbytes
+    return usage
+
+
+def by_position(items: Iterable[tuple[int, T]]) -> dict[int, list[T]]:
+    """(position, item) pairs as a table: the items of each position, in their order."""
+    found: dict[int, list[T]] = {}
+    for position, item in items:
+        found.setdefault(position, []).append(item)
+    return found
+
+
+def uncounted_under(timeline: Timeline, moves: Sequence[Move]) -> npt.NDArray[np.int64]:
+    """Bytes at each position that the device's allocator does not count when `moves` are made."""
+    small = [move for move in moves if timeline.buffers[move.buffer].nbytes < timeline.counted]
+    return timeline.uncounted - timeline.within((move.buffer, move.release, move.prefetch) for move in small)
+
+
+def uncounted(timeline: Timeline, moves: Sequence[Move], paddings: Sequence[Padding] = ()) -> int:
+    """Bytes of the predicted peak that the device's allocator does not count: what to add to its own."""
+    usage = usage_under(timeline, moves, paddings)
+    return int(usage.max(initial=timeline.base) - (usage - uncounted_under(timeline, moves)).max(initial=0))
+
+
+def recomputing_peak(timeline: Timeline, usage: npt.NDArray[np.int64], move: Move) -> int:
+    """Bytes in use while the buffer of `move` is recomputed, right before the op that reads it.
+
+    Args:
+        timeline: the step.
+        usage: bytes in use when ops run.
+        move: a move.
+    """
+    before = usage[move.next] - timeline.made[move.next] - timeline.workspace[move.next]
+    return int(before + timeline.workspace[timeline.buffers[move.buffer].start])
+
+
+def simulate(timeline: Timeline, moves: Sequence[Move], link: Link, paddings: Sequence[Padding] = ()) -> Outcome:
+    """Run the step on paper.
+
+    Args:
+        timeline: the step.
+        moves: the plan's moves, any order.
+        link: bandwidths; both directions run at once.
+        paddings: the plan's paddings; they cost no time.
+    """
+    seconds, stall = duration(timeline, moves, link)
+    usage = usage_under(timeline, moves, paddings)
+    peak_at = int(usage.argmax()) if len(usage) else 0
+    return Outcome(seconds, stall, int(usage.max(initial=timeline.base)), peak_at)
+
+
+def duration(timeline: Timeline, moves: Sequence[Move], link: Link) -> tuple[float, float]:
+    """Seconds that the step takes under `moves`, and seconds of these that it waits for copies."""
+    copies = [(index, move) for index, move in enumerate(moves) if not move.recomputed]
+    copies_out = by_position((move.copy_after, index) for index, move in copies)
+    releases = by_position((move.release, index) for index, move in copies)
+    prefetches = by_position((move.prefetch, index) for index, move in copies)
+    arrivals = by_position((move.next, index) for index, move in copies)
+    makers = ((move.next, timeline.buffers[move.buffer].start) for move in moves if move.recomputed)
+    recomputed = {
+        position: sum(timeline.steps[start].seconds for start in starts)
+        for position, starts in by_position(makers).items()
+    }
+
+    now = out_free = in_free = stall = 0.0
+    copied = [0.0] * len(moves)
+    arrived = [0.0] * len(moves)
+    begins, ran = timeline.moments, 0
+    for position in sorted({*copies_out, *releases, *prefetches, *arrivals, *recomputed}):  # between them ops just run
+        now += begins[position] - begins[ran]
+        for index in releases.get(position, ()):
+            stall += max(0.0, copied[index] - now)
+            now = max(now, copied[index])
+        for index in prefetches.get(position, ()):
+            nbytes = timeline.buffers[moves[index].buffer].nbytes
+            in_free = max(now, in_free, copied[index]) + nbytes / link.prefetch
+            arrived[index] = in_free
+        for index in arrivals.get(position, ()):
+            stall += max(0.0, arrived[index] - now)
+            now = max(now, arrived[index])
+        ran = position + 1
+        now += begins[ran] - begins[position] + recomputed.get(position, 0.0)
+        for index in copies_out.get(position, ()):
+            nbytes = timeline.buffers[moves[index].buffer].nbytes
+            out_free = max(now, out_free) + nbytes / link.offload
+            copied[index] = out_free
+    now += begins[-1] - begins[ran]
+    return now, stall

@@ -1,0 +1,31 @@
+"""Tensors that are the same number everywhere."""
+
+from __future__ import annotations
+
+from graph_passes.graph.ir import Graph, Node, TensorId
+from graph_passes.lower.access import Access
+from graph_passes.lower.rule import Kind, Rule
+from graph_passes.lower.values import number_of
+from graph_passes.lower.writer import Steps, Writer
+
+
+def _constant(w: Writer, node: Node, output: int, at: Access) -> Steps:
+    number = number_of(w.graph, TensorId(node.name))
+    return w.number(w.shapes.dtype(TensorId(node.name)), 0 if number is None else number)
+    yield
+
+
+def _refusal(graph: Graph, node: Node) -> str:
+    return "" if number_of(graph, TensorId(node.name)) is not None else "a constant of several numbers"
+
+
+def _fill(w: Writer, node: Node, output: int, at: Access) -> Steps:
+    return (yield node.inputs[1], ())
+
+
+RULES = {
+    "Const": Rule(_constant, Kind.CONSTANT, (0, 0), _refusal),
+    "ZerosLike": Rule(_constant, Kind.CONSTANT, (0, 0)),
+    "OnesLike": Rule(_constant, Kind.CONSTANT, (0, 0)),
+    "Fill": Rule(_fill, Kind.LAYOUT, (1, 2)),
+}

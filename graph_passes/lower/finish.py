@@ -1,0 +1,104 @@
+"""From what was written to a program over as few axes as can be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from custom_ops.errors import ProgramError
+from custom_ops.expr.nodes import Input
+from custom_ops.expr.program import MOST_AXES, Output, Program
+from graph_passes.lower.access import Access
+from graph_passes.lower.collapse import collapsed
+from graph_passes.lower.draft import Draft, Shape, compacted, program_of
+from graph_passes.lower.merge import merged
+from graph_passes.lower.split import split
+from graph_passes.lower.writer import Value, Writer
+
+_SOME = 1 << 10  # stands for a size that is not known
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A program, what its tensors are, in which shapes it reads and writes, and which values it computes repeatedly."""
+
+    program: Program
+    inputs: tuple[Value, ...]
+    input_shapes: tuple[Shape, ...]
+    output_shapes: tuple[Shape, ...]
+    repeated: tuple[Value, ...]
+
+
+def finished(w: Writer, results: Sequence[tuple[int, Access]]) -> Finished:
+    """The program whose outputs are these nodes, along the axes of their accesses.
+
+    Raises:
+        ProgramError: see `drafted`.
+    """
+    live, read = drafted(w, results)
+    parts = merged(split(live))
+    # Axes that were taken apart may be more than a program has; as they were written they are not.
+    chosen = (merged(each) for each in (collapsed(parts), parts) if _is_viewable(live, each))
+    found = next((each for each in map(compacted, chosen) if len(each[0].axes) <= MOST_AXES), None)
+    draft, again = found or compacted(merged(live))
+    inputs = tuple(w.tensors[read[tensor]] for tensor in again)
+    return Finished(
+        program=program_of(draft),
+        inputs=inputs,
+        input_shapes=draft.shapes,
+        output_shapes=tuple(map(draft.shape_of, draft.outputs)),
+        repeated=tuple(value for value in w.demanded if _is_repeated(w, draft, value)),
+    )
+
+
+def drafted(w: Writer, results: Sequence[tuple[int, Access]]) -> tuple[Draft, tuple[int, ...]]:
+    """The program as it was written, less what no output needs; and which of the tensors it still reads.
+
+    Raises:
+        ProgramError: the size of an axis is not that of a tensor which is read along all of it, as far as is known.
+    """
+    outputs = tuple(Output(place, _dimensions(w, at)) for place, at in results)
+    written = Draft(
+        axes=tuple(map(w.symbol, range(len(w.sizes)))),
+        dtypes=tuple(map(w.shapes.dtype, w.tensors)),
+        shapes=tuple(w.shapes[value] for value in w.tensors),
+        nodes=tuple(w.nodes),
+        varying=tuple(map(w.axes, range(len(w.nodes)))),
+        outputs=outputs,
+        origins=tuple(range(len(w.nodes))),
+    )
+    live, read = compacted(written)
+    _require_sizes(live)
+    return live, read
+
+
+def _require_sizes(draft: Draft) -> None:
+    """A size that is not known is that of the tensors which are read along all of the axis, once the program runs."""
+    for node in draft.nodes:
+        for index, size in zip(node.index, draft.shapes[node.tensor], strict=True) if isinstance(node, Input) else ():
+            if index.axis is not None and size != draft.axes[index.axis] < 0:
+                raise ProgramError("takes a part of a tensor, and nothing tells how large that is")
+
+
+def _is_viewable(given: Draft, draft: Draft) -> bool:
+    """Whether tensors that it reads and gives in other shapes are views, of which at most one size is not known."""
+    read = zip(given.shapes, draft.shapes, strict=True)
+    made = zip(map(draft.shape_of, draft.outputs), map(given.shape_of, given.outputs), strict=True)
+    return all(old == new or sum(size < 0 for size in new) < 2 for old, new in (*read, *made))
+
+
+def _is_repeated(w: Writer, draft: Draft, value: Value) -> bool:
+    """Whether more numbers are computed than there are."""
+    nodes = {draft.origins[place] for place in w.places_of(value)} - {-1}
+    if len(nodes) < 2:
+        return False
+    computed = sum(
+        prod(_SOME if draft.axes[axis] < 0 else draft.axes[axis] for axis in draft.varying[node]) for node in nodes
+    )
+    return computed > prod(_SOME if size < 0 else size for size in w.shapes[value])
+
+
+def _dimensions(w: Writer, at: Access) -> tuple[int, ...]:
+    """The axes of an output; a dimension of size 1 has one of its own."""
+    return tuple(index.terms[0].axis if index.terms else w.axis(1) for index in at)

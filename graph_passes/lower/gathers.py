@@ -1,0 +1,68 @@
+"""Ops that read where another tensor says."""
+
+from __future__ import annotations
+
+from custom_ops.expr.nodes import Index
+from graph_passes.graph.ir import Graph, Node, integer
+from graph_passes.lower.access import Access
+from graph_passes.lower.rule import Kind, Rule
+from graph_passes.lower.values import integers
+from graph_passes.lower.writer import Held, Steps, Writer
+
+
+def _gather(w: Writer, node: Node, output: int, at: Access) -> Steps:
+    """`params[..., indices, ...]`: the dimensions of `params`, one of them replaced by those of `indices`."""
+    params, indices = node.inputs[:2]
+    axis = 0
+    if node.op == "GatherV2":
+        axis = (integers(w.graph, node.inputs[2]) or [0])[0] % len(w.shapes[params])
+    end = axis + len(w.shapes[indices])
+    index = yield indices, at[axis:end]
+    return (yield params, (*at[:axis], Index(nodes=(index,)), *at[end:]))
+
+
+def _gather_refusal(graph: Graph, node: Node) -> str:
+    if integer(node.attrs.get("batch_dims", 0)):
+        return "a gather with batch dimensions"
+    known = node.op != "GatherV2" or integers(graph, node.inputs[2]) is not None
+    return "" if known else "the axis of a gather is no constant"
+
+
+def _gather_nd(w: Writer, node: Node, output: int, at: Access) -> Steps:
+    params, indices = node.inputs
+    *outer, depth = w.shapes[indices]
+    places = []
+    for place in range(depth):
+        index = yield indices, (*at[: len(outer)], Index(place))
+        places.append(Index(nodes=(index,)))
+    return (yield params, (*places, *at[len(outer) :]))
+
+
+def _gather_nd_refusal(graph: Graph, node: Node) -> str:
+    shape = graph.specs[node.inputs[1]].shape
+    return "" if shape and shape[-1] is not None else "how many indices a gather takes is not known"
+
+
+def _resource_gather(w: Writer, node: Node, output: int, at: Access) -> Steps:
+    rank = len(w.shapes[node.inputs[1]])
+    index = yield node.inputs[1], at[:rank]
+    return (yield Held(node.name, 0), (Index(nodes=(index,)), *at[rank:]))
+
+
+def _one_hot(w: Writer, node: Node, output: int, at: Access) -> Steps:
+    indices, _, on, off = node.inputs
+    axis = integer(node.attrs.get("axis", -1)) % len(at)
+    index = yield indices, (*at[:axis], *at[axis + 1 :])
+    hot = w.apply("equal", index, w.position(at[axis], w.dtype(index)))
+    high = yield on, ()
+    low = yield off, ()
+    return w.apply("select", hot, high, low)
+
+
+RULES = {
+    "Gather": Rule(_gather, Kind.GATHER, (0, 2), _gather_refusal),
+    "GatherV2": Rule(_gather, Kind.GATHER, (0, 2), _gather_refusal),
+    "GatherNd": Rule(_gather_nd, Kind.GATHER, refusal=_gather_nd_refusal),
+    "ResourceGather": Rule(_resource_gather, Kind.GATHER, (1, 2), _gather_refusal, reads=(0,)),
+    "OneHot": Rule(_one_hot, Kind.LAYOUT, (0, 4)),
+}

@@ -1,0 +1,257 @@
+"""Ops that compute nothing: each element is one of an operand's, or a number that pads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from graph_passes.graph.ir import Graph, Node, TensorId, integer
+from graph_passes.graph.ops import IDENTITIES, checks_shape
+from graph_passes.lower import pick
+from graph_passes.lower.access import FIRST, Access, divided, reshaped, shifted
+from graph_passes.lower.rule import Kind, Rule, Write, broadcast
+from graph_passes.lower.slicing import taken
+from graph_passes.lower.values import constant, integers
+from graph_passes.lower.writer import LoweringError, Steps, Writer
+
+
+def _same(w: Writer, node: Node, output: int, at: Access) -> Steps:
+    return (yield node.inputs[output], at)
+
+
+def _reshape(w: Writer, node: Node, output: int, at: Access) -> Steps:
+    (x, *_) = node.inputs
+    shape, source = w.shapes[TensorId(node.name)], w.shapes[x]
+    found = reshaped(at, shape, source, w.sizes)
+    if found is None and any(index.nodes for index in at) and min((*shape[1:], *source[1:]), default=0) >= 0:
+        found = pick.reshaped(w, at, shape, source)
+    if found is None:
+        raise LoweringError(f"'{node.name}': no sum over axes says where its elements are in what it reshapes")
+    return (yield x, found)
+
+
+def _broadcast_to(w: Writer, node: Node, output: int, at: Access) -> Steps:
+    x = node.inputs[0]
+    return (yield x, broadcast(w, x, w.shapes[TensorId(node.name)], at))
+
+
+def _transpose(w: Writer, node: Node, output: int, at: Access) -> Steps:
+    order = integers(w.graph, node.inputs[1]) or []
+    found = [FIRST] * len(at)
+    for index, place in zip(at, order, strict=True):
+        found[place % len(at)] = index
+    return (yield node.inputs[0], tuple(found))
+
+
+def _transposes(graph: Graph, node: Node) -> Kind:
+    """A view where only axes of one element change places, as when a sequence of one token is split into heads."""
+    order, shape = integers(graph, node.inputs[1]) or [], graph.specs[TensorId(node.name)].shape or ()
+    source = graph.specs[node.inputs[0]].shape or ()
+    moved = [place % len(source) for place in order if source[place] != 1]
+    return Kind.VIEW if moved == sorted(moved) and shape.count(None) <= 1 else Kind.LAYOUT
+
+
+def _slice(w: Writer, node: Node, output: int, at: Access) -> Steps:
+    begin = integers(w.graph, node.inputs[1]) or []
+    return (yield node.inputs[0], tuple(shifted(index, first) for index, first in zip(at, begin, strict=True)))
+
+
+def _strided_slice(w: Writer, node: Node, output: int, at: Access) -> Steps:
+    x = node.inputs[0]
+    places = taken(w.graph, node, node.inputs[1:4], w.shapes[x])
+    assert places is not None
+    moved = (FIRST if each.output is None else pick.times(w, at[each.output], each.step) for each in places)
+    return (yield x, tuple(shifted(index, each.begin) for index, each in zip(moved, places, strict=True)))
+
+
+def _strided_slice_refusal(graph: Graph, node: Node) -> str:
+    shape = graph.specs[node.inputs[0]].shape or ()
+    known = taken(graph, node, node.inputs[1:4], [-1 if size is None else size for size in shape])
+    return "" if known is not None else "a slice whose bounds are no constants"
+
+
+def _strided_slice_gradient(w: Writer, node: Node, output: int, at: Access) -> Steps:
+    """The gradient where the slice took an element, else 0."""
+    gradient = node.inputs[4]
+    places = taken(w.graph, node, node.inputs[1:4], w.shapes[TensorId(node.name)])
+    assert places is not None
+    shape = w.shapes[gradient]
+    found, inside = [FIRST] * len(shape), []
+    for index, each in zip(at, places, strict=True):
+        moved = shifted(index, -each.begin)
+        if each.output is None:
+            inside += pick.within(w, moved, 0, 1)
+        else:
+            size = shape[each.output]
+            pick.require_known(node, [size])
+            if each.step < 0:
+                moved = pick.times(w, moved, -1)
+            step = abs(each.step)
+            inside += pick.within(w, moved, 0, step * (size - 1) + 1)
+            moved = pick.clamped(w, moved, step * (size - 1) + 1)
+            if step > 1:
+                inside.append(pick.is_multiple(w, moved, step))
+                moved = pick.quotient(w, moved, step)
+            found[each.output] = moved
+    element = yield gradient, tuple(found)
+    return pick.where_all(w, inside, element, w.like(element, 0))
+
+
+def _gradient_refusal(graph: Graph, node: Node) -> str:
+    shape = graph.specs[TensorId(node.name)].shape or ()
+    known = taken(graph, node, node.inputs[1:4], [-1 if size is None else size for size in shape])
+    return "" if known is not None else "the gradient of a slice whose bounds are no constants"
+
+
+def _concat(w: Writer, node: Node, output: int, at: Access) -> Steps:
+    parts = node.inputs[:-1]
+    place = (integers(w.graph, node.inputs[-1]) or [0])[0] % len(at)
+    return (yield from pick.joined(w, node, parts, place, at))
+
+
+def _pack(w: Writer, node: Node, output: int, at: Access) -> Steps:
+    place = integer(node.attrs.get("axis", 0)) % len(at)
+    element: int | None = None
+    low, high = pick.range_of(w, node, at[place], len(node.inputs))
+    rest = (*at[:place], *at[place + 1 :])
+    for number in range(high, low - 1, -1):
+        part = yield node.inputs[number], rest
+        element = part if element is None else pick.where_below(w, at[place], number + 1, part, element)
+    assert element is not None
+    return element
+
+
+def _unpack(w: Writer, node: Node, output: int, at: Access) -> Steps:
+    x = node.inputs[0]
+    place = integer(node.attrs.get("axis", 0)) % len(w.shapes[x])
+    return (yield x, (*at[:place], shifted(FIRST, output), *at[place:]))
+
+
+def _unpack_refusal(graph: Graph, node: Node) -> str:
+    shape = graph.specs[node.inputs[0]].shape
+    place = integer(node.attrs.get("axis", 0))
+    return "" if shape and shape[place] is not None else "nothing tells before the step runs how many it unpacks"
+
+
+def _ensure_refusal(graph: Graph, node: Node) -> str:
+    """A kernel asks nobody for a shape, so only TensorFlow's own refuses one."""
+    return "its shape is not known before the step runs" if checks_shape(graph, node) else ""
+
+
+def _squeeze_refusal(graph: Graph, node: Node) -> str:
+    before, after = graph.specs[node.inputs[0]].shape, graph.specs[TensorId(node.name)].shape
+    known = before is not None and after is not None and before.count(None) == after.count(None)
+    return "" if known else "it leaves out a dimension that may not be 1"
+
+
+def _split(w: Writer, node: Node, output: int, at: Access) -> Steps:
+    x, dimension = (node.inputs[1], node.inputs[0]) if node.op == "Split" else (node.inputs[0], node.inputs[2])
+    place = (integers(w.graph, dimension) or [0])[0] % len(at)
+    sizes = [w.shapes[TensorId(node.name, part)][place] for part in range(output)]
+    pick.require_known(node, sizes)
+    return (yield x, (*at[:place], shifted(at[place], sum(sizes)), *at[place + 1 :]))
+
+
+def _pad(w: Writer, node: Node, output: int, at: Access) -> Steps:
+    x, paddings = node.inputs[0], integers(w.graph, node.inputs[1]) or []
+    shape = w.shapes[x]
+    found, inside = [], []
+    for index, size, before, after in zip(at, shape, paddings[::2], paddings[1::2], strict=True):
+        if before or after:
+            pick.require_known(node, [size])
+            moved = shifted(index, -before)
+            inside += pick.within(w, moved, 0, size)
+            found.append(pick.clamped(w, moved, size))
+        else:
+            found.append(index)
+    element = yield x, tuple(found)
+    padding = w.like(element, 0)
+    if node.op == "PadV2":
+        padding = yield node.inputs[2], ()
+    return pick.where_all(w, inside, element, padding)
+
+
+def _tile(w: Writer, node: Node, output: int, at: Access) -> Steps:
+    x = node.inputs[0]
+    found = []
+    for index, size, wide in zip(at, w.shapes[x], w.shapes[TensorId(node.name)], strict=True):
+        pair = (FIRST, FIRST if size == 1 else index) if size in (1, wide) else divided(index, size, w.sizes)
+        if pair is None or (size < 0 and size != wide):
+            raise LoweringError(f"'{node.name}': no sum over axes says which elements it repeats")
+        found.append(pair[1])
+    return (yield x, tuple(found))
+
+
+def _reverse(w: Writer, node: Node, output: int, at: Access) -> Steps:
+    x = node.inputs[0]
+    found = list(at)
+    for place in integers(w.graph, node.inputs[1]) or ():
+        size = w.shapes[x][place]
+        pick.require_known(node, [size])
+        found[place] = shifted(pick.times(w, at[place], -1), size - 1)
+    return (yield x, tuple(found))
+
+
+def _range(w: Writer, node: Node, output: int, at: Access) -> Steps:
+    dtype = w.shapes.dtype(TensorId(node.name))
+    start, _, step = ((integers(w.graph, tensor) or [0])[0] for tensor in node.inputs)
+    position = w.apply("multiply", w.position(at[0], dtype), w.number(dtype, step))
+    return w.apply("add", position, w.number(dtype, start))
+    yield
+
+
+def _range_refusal(graph: Graph, node: Node) -> str:
+    if graph.specs[TensorId(node.name)].dtype not in ("int32", "int64"):
+        return "a range of numbers that are no integers: TensorFlow adds them up"
+    return _constants(0, 2)(graph, node)
+
+
+def _band_part(w: Writer, node: Node, output: int, at: Access) -> Steps:
+    """Elements no more than so many places below and above the diagonal; a negative number of them is all."""
+    lower, upper = ((integers(w.graph, tensor) or [0])[0] for tensor in node.inputs[1:])
+    element = yield node.inputs[0], at
+    row, column = w.position(at[-2]), w.position(at[-1])
+    outside = [w.apply("greater", w.apply("subtract", row, column), w.like(row, lower))] if lower >= 0 else []
+    if upper >= 0:
+        outside.append(w.apply("greater", w.apply("subtract", column, row), w.like(row, upper)))
+    for condition in outside:
+        element = w.apply("select", condition, w.like(element, 0), element)
+    return element
+
+
+def _constants(*places: int) -> pick.Refusal:
+    def refusal(graph: Graph, node: Node) -> str:
+        unknown = [place for place in places if constant(graph, node.inputs[place]) is None]
+        return f"input {unknown[0]} of {node.op} is no constant" if unknown else ""
+
+    return refusal
+
+
+def _layout(write: Write, *constant_inputs: int, operands: tuple[int, int | None] = (0, 1)) -> Rule:
+    return Rule(write, Kind.LAYOUT, operands, _constants(*constant_inputs))
+
+
+_VIEWS: Sequence[str] = sorted(IDENTITIES - {"IdentityN"})
+
+RULES = {name: Rule(_same, Kind.VIEW, (0, 1)) for name in _VIEWS} | {
+    "EnsureShape": Rule(_same, Kind.VIEW, (0, 1), _ensure_refusal),
+    "IdentityN": Rule(_same, Kind.LAYOUT),
+    "Reshape": Rule(_reshape, Kind.VIEW, (0, 1)),
+    "ExpandDims": Rule(_reshape, Kind.VIEW, (0, 1)),
+    "Squeeze": Rule(_reshape, Kind.VIEW, (0, 1), _squeeze_refusal),
+    "BroadcastTo": _layout(_broadcast_to),
+    "Transpose": Rule(_transpose, _transposes, (0, 1), _constants(1)),
+    "Slice": _layout(_slice, 1),
+    "StridedSlice": Rule(_strided_slice, Kind.LAYOUT, (0, 1), _strided_slice_refusal),
+    "StridedSliceGrad": Rule(_strided_slice_gradient, Kind.LAYOUT, (4, 5), _gradient_refusal),
+    "ConcatV2": _layout(_concat, -1, operands=(0, -1)),
+    "Pack": _layout(_pack, operands=(0, None)),
+    "Unpack": Rule(_unpack, Kind.LAYOUT, (0, 1), _unpack_refusal),
+    "Split": _layout(_split, 0, operands=(1, 2)),
+    "SplitV": _layout(_split, 2),
+    "Pad": _layout(_pad, 1, operands=(0, 1)),
+    "PadV2": _layout(_pad, 1, operands=(0, 3)),
+    "Tile": Rule(_tile, Kind.LAYOUT, (0, 1)),
+    "ReverseV2": _layout(_reverse, 1),
+    "Range": Rule(_range, Kind.LAYOUT, (0, 0), _range_refusal),
+    "MatrixBandPart": _layout(_band_part, 1, 2),
+}

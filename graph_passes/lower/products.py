@@ -1,0 +1,74 @@
+"""Products of matrices: MatMul, BatchMatMulV2, and _FusedMatMul with a bias and a ReLU. Half types are multiplied and
+added up in float32 and rounded once, as cuBLAS does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from custom_ops.expr.nodes import Index
+from graph_passes.graph.ir import Graph, Node, TensorId, boolean
+from graph_passes.lower.access import FIRST, Access, along
+from graph_passes.lower.rule import Kind, Rule
+from graph_passes.lower.shapes import TRANSPOSES
+from graph_passes.lower.values import texts
+from graph_passes.lower.writer import LoweringError, Steps, Writer
+
+_HALF_TYPES = ("float16", "bfloat16")
+_FUSED = {("BiasAdd",), ("BiasAdd", "Relu")}
+
+
+def _product(w: Writer, node: Node, output: int, at: Access) -> Steps:
+    left, right = node.inputs[:2]
+    flipped = [boolean(node.attrs.get(name)) for name in TRANSPOSES[node.op]]
+    sizes = w.shapes[left]
+    depth = sizes[-2] if flipped[0] else sizes[-1]
+    *batch, row, column = at
+    deep, axes = _depth(w, left, flipped[0], depth, at)
+    x = yield left, (*_batch(w, left, node, batch), *((deep, row) if flipped[0] else (row, deep)))
+    y = yield right, (*_batch(w, right, node, batch), *((column, deep) if flipped[1] else (deep, column)))
+    dtype = w.dtype(x)
+    if dtype in _HALF_TYPES:
+        x, y = w.cast("float32", x), w.cast("float32", y)
+    found = w.cast(dtype, w.reduce("dot", w.apply("multiply", x, y), axes))
+    fused = texts(node.attrs["fused_ops"]) if node.op == "_FusedMatMul" else []
+    if fused:
+        bias = yield node.inputs[2], (column,)
+        found = w.apply("add", found, bias)
+    return w.apply("relu", found) if "Relu" in fused else found
+
+
+def _depth(w: Writer, left: TensorId, flipped: bool, size: int, at: Access) -> tuple[Index, tuple[int, ...]]:
+    """Where to read along the depth, and its axis: one along which the left factor is read elsewhere, so that products
+    with the same one share what they read."""
+    if size == 1:
+        return FIRST, ()
+    place = -2 if flipped else -1
+    used = {axis for index in at for axis in w.axes_of(index)}
+    seen = [earlier[place].axis for earlier in w.demanded.get(left, ())]
+    free = [axis for axis in seen if axis is not None and axis not in used and w.symbol(axis) == size]
+    axis = free[0] if free else w.axis(size)
+    return along(axis), (axis,)
+
+
+def _batch(w: Writer, factor: TensorId, node: Node, batch: Sequence[Index]) -> list[Index]:
+    """Where to read a factor whose outer dimensions are broadcast to the result's."""
+    own, wide = w.shapes[factor][:-2], w.shapes[TensorId(node.name)][:-2]
+    first, found = len(wide) - len(own), []
+    for size, other, index in zip(own, wide[first:], batch[first:], strict=True):
+        if size not in (other, 1) and (size < 0 or other >= 0):
+            raise LoweringError(f"nothing tells before the step runs whether '{factor}' is broadcast")
+        found.append(FIRST if size == 1 else index)
+    return found
+
+
+def _fused_refusal(graph: Graph, node: Node) -> str:
+    fused = tuple(texts(node.attrs["fused_ops"])) if "fused_ops" in node.attrs else ()
+    return "" if fused in _FUSED else f"{node.op} of {', '.join(fused)}"
+
+
+RULES = {
+    "MatMul": Rule(_product, Kind.PRODUCT),
+    "_FusedMatMul": Rule(_product, Kind.PRODUCT, refusal=_fused_refusal),
+    "BatchMatMul": Rule(_product, Kind.BATCHED_PRODUCT),
+    "BatchMatMulV2": Rule(_product, Kind.BATCHED_PRODUCT),
+}

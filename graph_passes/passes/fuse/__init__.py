@@ -1,0 +1,1 @@
+"""Stitches memory-intensive ops into fused ops: partition, lowering, edit."""

@@ -1,0 +1,50 @@
+"""What a `Stitching` does to a graph; makes no choice."""
+
+from __future__ import annotations
+
+from graph_passes.analysis.dependences import waited
+from graph_passes.graph.ir import AttrValue, Code, DataType, Graph, TensorId
+from graph_passes.graph.rewrite import NewNode, Rewrite
+from graph_passes.passes.fuse.plan import Stitched, Stitching, place_of
+
+FUSION_OP = "TfmemFusion"
+
+
+def fusion_rewrites(plan: Stitching, graph: Graph) -> list[Rewrite]:
+    """Each region becomes one op."""
+    return [_rewrite(region, graph) for region in plan.regions]
+
+
+def _rewrite(stitched: Stitched, graph: Graph) -> Rewrite:
+    lowered, members = stitched.lowered, stitched.plan.members
+    inside, region = set(members), lowered.region
+    attrs: dict[str, AttrValue] = {
+        "T_args": tuple(DataType(found.dtype) for found in region.values[: region.inputs]),
+        "N": len(region.variables),
+        "T_out": tuple(DataType(region.values[value].dtype) for value in region.outputs),
+        "region": stitched.text,
+    }
+    if stitched.programs:
+        attrs["programs"] = tuple(program.to_text() for program in stitched.programs)
+        attrs["images"] = tuple(Code(program.image.code) for program in stitched.programs)
+    if stitched.timed:
+        attrs["time_products"] = True
+    before = dict.fromkeys(each for name in members for each in waited(graph, graph[name]) if each not in inside)
+    new = NewNode(
+        stitched.name,
+        FUSION_OP,
+        (*lowered.inputs, *lowered.variables),
+        attrs,
+        place_of(graph, members),
+        tuple(before),
+        len(lowered.outputs),
+    )
+    outputs = {tensor: TensorId(stitched.name, index) for index, tensor in enumerate(lowered.outputs)}
+    return Rewrite(
+        stitched.name,
+        (new,),
+        tuple(outputs.items()),
+        replaced=members,
+        successor=stitched.name,
+        renamed=tuple((name, outputs[TensorId(name)]) for name in stitched.renamed),
+    )

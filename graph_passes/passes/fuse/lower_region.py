@@ -1,0 +1,280 @@
+"""Steps that a planner chose, as the region that one op runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from custom_ops.fusion.region import Assign, Call, Kernel, Read, Region, Shape, Step, TensorType, View
+from graph_passes.analysis.op_pattern import Kind, meaning
+from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec, Use
+from graph_passes.graph.ops import IDENTITIES, passed
+from graph_passes.lower.kernel import lower_kernel, source
+from graph_passes.lower.shapes import Shapes, variable_spec
+from graph_passes.lower.writer import Held, LoweringError, Value
+
+_ALONE = frozenset({Kind.PRODUCT, Kind.BATCHED_PRODUCT, Kind.CALL, Kind.READ, Kind.VIEW})
+
+
+@dataclass(frozen=True)
+class LoweredRegion:
+    """A region, and what its inputs, variables and outputs are in the graph.
+
+    Attributes:
+        region: what the op runs.
+        inputs: one for each input.
+        variables: the handle of each variable.
+        outputs: one for each output: every tensor of a member that something outside of the region reads.
+    """
+
+    region: Region
+    inputs: tuple[TensorId, ...]
+    variables: tuple[TensorId, ...]
+    outputs: tuple[TensorId, ...]
+
+
+# Says the attributes of a `Call`: `custom_ops.fusion.region.Call.attrs`.
+Encode: TypeAlias = Callable[[Node], bytes]
+
+
+def lower_region(
+    graph: Graph,
+    steps: Sequence[Sequence[str]],
+    encode: Encode,
+    keep: Collection[TensorId] = (),
+    shapes: Shapes | None = None,
+    called: Collection[str] = (),
+    kernels: Collection[str] = (),
+) -> LoweredRegion:
+    """The region that runs these steps one after the other.
+
+    Args:
+        graph: the graph, with specs.
+        steps: names of nodes. One node of kind `PRODUCT`, `BATCHED_PRODUCT`, `CALL`, `READ` or `VIEW` is a step of that
+            kind, and so is one `AssignVariableOp`; all else is a kernel, whose members are in topological order.
+        encode: writes the attributes of a call (`graph_passes.graph.serde.attributes`).
+        keep: tensors that are fetched, and so are outputs whoever reads them.
+        shapes: of the graph, if they are at hand.
+        called: nodes, each a step of its own, that TensorFlow's own kernel runs although they could be a kernel.
+        kernels: nodes of kernels, among them products that are one by themselves.
+
+    Raises:
+        LoweringError: a step is no kernel; see `lower_kernel`.
+    """
+    builder = _Builder(
+        graph, steps, encode, frozenset(keep), frozenset(called), frozenset(kernels), shapes or Shapes(graph)
+    )
+    for step in steps:
+        builder.add(step)
+    return builder.finish()
+
+
+@dataclass(frozen=True)
+class _Read:
+    """The value that a variable had when step `step` began."""
+
+    variable: int
+    step: int
+
+
+@dataclass(frozen=True)
+class _Shaped:
+    """A value in another shape, as a kernel reads or writes it."""
+
+    key: _Key
+    shape: Shape
+
+
+_Key: TypeAlias = "TensorId | Held | _Read | _Shaped"  # what is a value of the region
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A step, and how it is made of the numbers of the values that it reads and makes."""
+
+    given: tuple[_Key, ...]
+    made: tuple[_Key, ...]
+    step: Callable[[tuple[int, ...], tuple[int, ...]], Step]
+
+
+class _Builder:
+    """The steps so far, over keys; they are numbered at the end, when it is known which of them are inputs."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        steps: Sequence[Sequence[str]],
+        encode: Encode,
+        keep: frozenset[TensorId],
+        called: frozenset[str],
+        kernels: frozenset[str],
+        shapes: Shapes,
+    ) -> None:
+        self._graph = graph
+        self._encode = encode
+        self._keep = keep
+        self._called = called
+        self._kernels = kernels
+        self._shapes = shapes
+        self._members = dict.fromkeys(name for step in steps for name in step)
+        self._meanings = {name: meaning(graph, graph[name]) for name in self._members}
+        self._variables: dict[TensorId, int] = {}
+        self._specs: list[TensorSpec] = []
+        self._held: dict[int, _Key] = {}  # what each variable holds by now, as far as it is known
+        self._renamed: dict[TensorId, _Key] = {}  # reads of a variable that was read, or assigned, before
+        self._views: set[_Shaped] = set()
+        self._drafts: list[_Draft] = []
+
+    def add(self, step: Sequence[str]) -> None:
+        """One more step."""
+        kind = self._meanings[step[0]].kind if len(step) == 1 else None
+        node = self._graph[step[0]]
+        if node.name in self._called:
+            self._call(node)
+        elif kind == Kind.READ:
+            self._renamed[TensorId(node.name)] = self._value_of(node, 0)
+        elif kind == Kind.VIEW and node.op in IDENTITIES:
+            self._renamed[TensorId(node.name)] = self._key(node.inputs[0])
+        elif kind == Kind.VIEW:
+            self._view(self._key(node.inputs[0]), TensorId(node.name))
+        elif kind in _ALONE and node.name not in self._kernels:
+            self._call(node)
+        elif kind == Kind.UPDATE and node.op == "AssignVariableOp":
+            self._assign(node, 0, self._key(node.inputs[1]))
+        else:
+            self._kernel(step)
+
+    def _call(self, node: Node) -> None:
+        attrs = self._encode(node)
+        given, made = tuple(map(self._key, node.inputs)), tuple(self._graph.tensors(node))
+        self._drafts.append(
+            _Draft(given, made, lambda given, made: Call(node.op, attrs, given, made, members=(node.name,)))
+        )
+
+    def _kernel(self, members: Sequence[str]) -> None:
+        written = any(self._meanings[name].writes for name in members)
+        outputs = [tensor for name in members for tensor in self._graph.tensors(self._graph[name])]
+        wanted = [tensor for tensor in outputs if self._is_read(tensor, set(members))]
+        shown = {tensor: source(self._graph, set(members), tensor) for tensor in wanted}
+        computed = [tensor for tensor in dict.fromkeys(shown.values()) if tensor.node in members]
+        if computed or written:
+            self._program(members, computed)
+        for tensor, seen in shown.items():
+            key = self._key(seen)
+            if tensor != seen and self._type(tensor) == self._type(key):
+                self._renamed[tensor] = key
+            elif tensor != seen:
+                self._view(key, tensor)
+
+    def _program(self, members: Sequence[str], outputs: Sequence[TensorId]) -> None:
+        kernel = lower_kernel(self._graph, members, outputs, self._shapes)
+        given = tuple(self._seen(value, shape) for value, shape in zip(kernel.inputs, kernel.input_shapes, strict=True))
+        made = tuple(
+            value if self._type(value).shape == shape else _Shaped(value, shape)
+            for value, shape in zip(kernel.outputs, kernel.output_shapes, strict=True)
+        )
+        self._drafts.append(
+            _Draft(given, made, lambda given, made: Kernel(kernel.program, given, made, tuple(members)))
+        )
+        for key, value in zip(made, kernel.outputs, strict=True):
+            if isinstance(key, _Shaped):
+                self._views.add(key)
+                self._view(key, value)
+            if isinstance(value, Held):
+                self._assign(self._graph[value.node], value.index, value)
+
+    def _view(self, key: _Key, made: _Key) -> None:
+        self._drafts.append(_Draft((key,), (made,), lambda given, made: View(given[0], made[0])))
+
+    def _seen(self, value: Value, shape: Shape) -> _Key:
+        """What a kernel reads, in the shape in which it does."""
+        key = self._key(value) if isinstance(value, TensorId) else self._value_of(self._graph[value.node], value.index)
+        if self._type(key).shape == shape:
+            return key
+        shaped = _Shaped(key, shape)
+        if shaped not in self._views:
+            self._views.add(shaped)
+            self._view(key, shaped)
+        return shaped
+
+    def _is_read(self, tensor: TensorId, members: Collection[str]) -> bool:
+        """Whether something but these nodes reads the numbers of a tensor."""
+        uses = [use for use in self._graph.uses(tensor) if use.node not in members]
+        return tensor in self._keep or any(map(self._needs, uses))
+
+    def _needs(self, use: Use) -> bool:
+        """Whether an op reads the numbers of an input; outside of the region anything may."""
+        inside = use.node in self._members and use.node not in self._called
+        return not inside or use.index in self._meanings[use.node].operands
+
+    def _key(self, tensor: TensorId) -> _Key:
+        return self._renamed.get(tensor, tensor)
+
+    def _variable(self, node: Node, place: int) -> int:
+        """The number of the variable whose handle is an input."""
+        handle = passed(self._graph, node.inputs[place])
+        if handle not in self._variables:
+            spec = variable_spec(self._graph, node.name, place)
+            if spec is None:
+                raise LoweringError(f"'{node.name}': a variable of unknown shape")
+            self._variables[handle] = len(self._specs)
+            self._specs.append(spec)
+        return self._variables[handle]
+
+    def _value_of(self, node: Node, place: int) -> _Key:
+        """What a variable holds now: what it was assigned last, or what is read."""
+        variable = self._variable(node, place)
+        if variable not in self._held:
+            found = self._held[variable] = _Read(variable, len(self._drafts))
+            self._drafts.append(_Draft((), (found,), lambda _, made: Read(variable, made[0])))
+        return self._held[variable]
+
+    def _assign(self, node: Node, place: int, value: _Key) -> None:
+        variable = self._variable(node, place)
+        self._drafts.append(_Draft((value,), (), lambda given, _: Assign(variable, given[0])))
+        self._held[variable] = value
+
+    def finish(self) -> LoweredRegion:
+        """The region, its values numbered."""
+        made = [key for draft in self._drafts for key in draft.made]
+        outputs = tuple(
+            tensor
+            for name in self._members
+            for tensor in self._graph.tensors(self._graph[name])
+            if self._is_read(tensor, self._members)
+        )
+        read = [key for draft in self._drafts for key in draft.given]
+        given = dict.fromkeys([*read, *map(self._key, outputs)])  # an input may be handed on
+        here = set(made)
+        inputs = tuple(key for key in given if key not in here and isinstance(key, TensorId))
+        keys = [*inputs, *made]
+        number = {key: place for place, key in enumerate(keys)}
+
+        def numbers(keys: Sequence[_Key]) -> tuple[int, ...]:
+            return tuple(number[key] for key in keys)
+
+        region = Region(
+            inputs=len(inputs),
+            variables=tuple(map(_tensor_type, self._specs)),
+            values=tuple(self._type(key) for key in keys),
+            steps=tuple(draft.step(numbers(draft.given), numbers(draft.made)) for draft in self._drafts),
+            outputs=numbers([self._key(tensor) for tensor in outputs]),
+        )
+        return LoweredRegion(region, inputs, tuple(self._variables), outputs)
+
+    def _type(self, key: _Key) -> TensorType:
+        if isinstance(key, _Read):
+            return _tensor_type(self._specs[key.variable])
+        if isinstance(key, _Shaped):
+            return TensorType(self._type(key.key).dtype, key.shape)
+        spec = self._shapes.spec(key)
+        if spec is None:
+            raise LoweringError(f"'{key}' of unknown shape")
+        return _tensor_type(spec)
+
+
+def _tensor_type(spec: TensorSpec) -> TensorType:
+    if spec.shape is None:
+        raise LoweringError("a tensor of unknown rank")
+    return TensorType(spec.dtype, spec.shape)

@@ -1,0 +1,259 @@
+"""What planning a region's kernels needs to know of it: its ops by number, what they read and make, in bytes."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from custom_ops.background import go_on
+from graph_passes.analysis.dependences import Dependences, read_by, waited
+from graph_passes.analysis.op_pattern import REDUCTIONS, Kind, Meaning
+from graph_passes.graph.ir import Graph, TensorId
+from graph_passes.graph.ops import passed
+
+UNKNOWN = 64  # stands for a size that is known only when the region runs
+
+_NO_WORK = frozenset({Kind.VIEW, Kind.CONSTANT})
+_NOTHING_NEW = frozenset({Kind.VIEW, Kind.READ})  # the memory of what they read, under another name
+
+
+WHOLE = REDUCTIONS - {Kind.ROW_REDUCTION}  # whose result depends on all of a tensor, not on one row
+
+
+@dataclass(frozen=True)
+class Body:
+    """A region. Its nodes and its pieces of memory are numbered; a variable is one piece, whoever reads it, and
+    so are a tensor and its views.
+
+    Attributes:
+        names: of the nodes, in topological order.
+        kinds: of the nodes.
+        fusible: which memory-intensive nodes can be in a kernel.
+        net: what waits for what; an update of a variable waits for those who read its old value, where it can.
+        apart: edges whose ends cannot be in one kernel: the earlier node writes a variable that the later one uses.
+        reads: for each node the memory that it reads.
+        makes: for each node the memory that it writes.
+        nbytes: of each piece of memory.
+        escapes: memory that somebody outside of the region reads: results, and variables that are assigned.
+        generated: products that can be in a kernel.
+    """
+
+    names: tuple[str, ...]
+    kinds: tuple[Kind, ...]
+    fusible: tuple[bool, ...]
+    net: Dependences
+    apart: frozenset[tuple[int, int]]
+    reads: tuple[tuple[int, ...], ...]
+    makes: tuple[tuple[int, ...], ...]
+    nbytes: tuple[int, ...]
+    escapes: frozenset[int]
+    generated: frozenset[int] = frozenset()
+
+    @cached_property
+    def readers(self) -> tuple[tuple[int, ...], ...]:
+        """For each piece of memory the nodes that read it."""
+        found: list[list[int]] = [[] for _ in self.nbytes]
+        for number, read in enumerate(self.reads):
+            for memory in read:
+                found[memory].append(number)
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def makers(self) -> Mapping[int, int]:
+        """The first node that makes a piece of memory, for all that are made here."""
+        return {memory: number for number in reversed(range(len(self.names))) for memory in self.makes[number]}
+
+    @cached_property
+    def partners(self) -> Mapping[int, frozenset[int]]:
+        """For each node of `apart` those that it cannot be in one kernel with."""
+        found: dict[int, set[int]] = {}
+        for one, other in self.apart:
+            found.setdefault(one, set()).add(other)
+            found.setdefault(other, set()).add(one)
+        return {number: frozenset(others) for number, others in found.items()}
+
+    @cached_property
+    def whole(self) -> tuple[bool, ...]:
+        """Which nodes reduce to what depends on all of a tensor."""
+        return tuple(kind in WHOLE for kind in self.kinds)
+
+    @cached_property
+    def _working(self) -> tuple[bool, ...]:
+        pairs = enumerate(zip(self.fusible, self.kinds, strict=True))
+        return tuple(number in self.generated or (can and kind not in _NO_WORK) for number, (can, kind) in pairs)
+
+    def works(self, number: int) -> bool:
+        """Whether a node would be a kernel of its own, if it is in no other."""
+        return self._working[number]
+
+
+def body(
+    graph: Graph,
+    meanings: Mapping[str, Meaning],
+    members: Sequence[str],
+    outputs: Collection[TensorId],
+    fusible: Callable[[str], bool],
+    generated: Callable[[str], bool] = lambda name: False,
+) -> Body:
+    """The body of a region.
+
+    Args:
+        graph: the graph.
+        meanings: of its nodes.
+        members: of the region, in topological order.
+        outputs: tensors of members that somebody outside of the region reads.
+        fusible: whether a memory-intensive node can be in a kernel.
+        generated: whether a product can.
+    """
+    go_on()
+    apart = _apart(graph, meanings, members)
+    order, net = _ordered(_edges(graph, meanings, members, apart))
+    names, place = tuple(members[old] for old in order), {old: new for new, old in enumerate(order)}
+    memory: dict[tuple[TensorId, bool], int] = {}  # a tensor, or what a variable holds: its handle
+    nbytes: list[int] = []
+
+    def number(tensor: TensorId, variable: bool = False) -> int:
+        key = (passed(graph, tensor) if variable else tensor, variable)
+        if key not in memory:
+            memory[key] = len(nbytes)
+            nbytes.append(_bytes(graph, tensor, variable))
+        return memory[key]
+
+    reads: list[tuple[int, ...]] = []
+    makes: list[tuple[int, ...]] = []
+    escapes: set[int] = set()
+    for name in names:
+        node, meaning = graph[name], meanings[name]
+        if meaning.kind is Kind.READ:  # what it makes is the memory of the variable itself
+            memory[TensorId(name), False] = number(node.inputs[meaning.reads[0]], True)
+        elif meaning.kind is Kind.VIEW:
+            memory[TensorId(name), False] = number(node.inputs[meaning.operands[0]])
+        variables = {node.inputs[place] for place in (*meaning.reads, *meaning.writes)}
+        read = [tensor for tensor in read_by(graph, meanings, node) if tensor not in variables]
+        held = [number(node.inputs[place], True) for place in meaning.reads]
+        given = [number(node.inputs[place], True) for place in meaning.writes]
+        reads.append(tuple(dict.fromkeys([*map(number, read), *held])))
+        new = () if meaning.kind in _NOTHING_NEW else map(number, graph.tensors(node))
+        makes.append(tuple(dict.fromkeys([*new, *given])))
+        escapes |= {number(tensor) for tensor in graph.tensors(node) if tensor in outputs} | set(given)
+    kinds = tuple(meanings[name].kind for name in names)
+    apart = frozenset((place[earlier], place[later]) for earlier, later in apart)
+    can = tuple(map(fusible, names))
+    products = frozenset(number for number, name in enumerate(names) if generated(name))
+    made = tuple(reads), tuple(makes)
+    return Body(names, kinds, can, net, apart, *made, tuple(nbytes), frozenset(escapes), products)
+
+
+def _edges(
+    graph: Graph, meanings: Mapping[str, Meaning], members: Sequence[str], apart: Collection[tuple[int, int]]
+) -> list[set[int]]:
+    """For each member those that it waits for."""
+    place = {name: number for number, name in enumerate(members)}
+    before: list[set[int]] = []
+    after: list[list[int]] = [[] for _ in members]
+    for number, name in enumerate(members):
+        node = graph[name]
+        used = node.inputs if meanings[name].kind is Kind.CONSTANT else read_by(graph, meanings, node)
+        found = {place.get(tensor.node, -1) for tensor in used}
+        found |= {place.get(control, -1) for control in waited(graph, node)}
+        before.append(found - {-1})
+        for earlier in before[-1]:
+            after[earlier].append(number)
+    for earlier, later in sorted(apart):
+        if earlier not in before[later]:
+            before[later].add(earlier)
+            after[earlier].append(later)
+    # An update waits for those who read the old value, unless it comes before them: else it would have to be copied.
+    for update, name in enumerate(members):
+        for index in meanings[name].writes:
+            handle = passed(graph, graph[name].inputs[index])
+            for reader in _old_value_readers(graph, meanings, members, place, handle, update):
+                if reader != update and reader not in before[update] and not _reaches(after, update, reader):
+                    before[update].add(reader)
+                    after[reader].append(update)
+    return before
+
+
+def _old_value_readers(
+    graph: Graph,
+    meanings: Mapping[str, Meaning],
+    members: Sequence[str],
+    place: Mapping[str, int],
+    handle: TensorId,
+    update: int,
+) -> list[int]:
+    """Members that use what a variable holds before it is updated, by way of a read and of views of what was read."""
+    found: list[int] = []
+    pending: list[int] = []
+    for name in dict.fromkeys(use.node for use in graph.uses(handle)):
+        if name in place and place[name] < update:
+            (pending if meanings[name].kind is Kind.READ else found).append(place[name])
+    while pending:
+        for name in graph.readers(graph[members[pending.pop()]]):
+            if name in place and meanings[name].kind is Kind.VIEW:
+                pending.append(place[name])
+            elif name in place:
+                found.append(place[name])
+    return sorted(set(found))
+
+
+def _reaches(after: Sequence[Sequence[int]], first: int, last: int) -> bool:
+    seen = {first}
+    pending = [first]
+    while pending:
+        for other in after[pending.pop()]:
+            if other == last:
+                return True
+            if other not in seen:
+                seen.add(other)
+                pending.append(other)
+    return False
+
+
+def _apart(graph: Graph, meanings: Mapping[str, Meaning], names: Sequence[str]) -> frozenset[tuple[int, int]]:
+    """From each op that writes a variable to those that use it next, up to the next one that writes it."""
+    writer: dict[TensorId, int] = {}
+    found: set[tuple[int, int]] = set()
+    for number, name in enumerate(names):
+        meaning, node = meanings[name], graph[name]
+        if not meaning.reads and not meaning.writes:
+            continue
+        handles = [passed(graph, node.inputs[index]) for index in (*meaning.reads, *meaning.writes)]
+        found |= {(writer[handle], number) for handle in handles if handle in writer}
+        writer |= {passed(graph, node.inputs[index]): number for index in meaning.writes}
+    return frozenset(found)
+
+
+def _ordered(before: Sequence[Collection[int]]) -> tuple[list[int], Dependences]:
+    """An order in which all that a node waits for come before it, and the dependences numbered so."""
+    after: list[list[int]] = [[] for _ in before]
+    waiting = [len(earlier) for earlier in before]
+    for number, earlier in enumerate(before):
+        for place in earlier:
+            after[place].append(number)
+    ready = [number for number, count in enumerate(waiting) if not count]
+    order: list[int] = []
+    while ready:
+        number = heapq.heappop(ready)
+        order.append(number)
+        for other in after[number]:
+            waiting[other] -= 1
+            if not waiting[other]:
+                heapq.heappush(ready, other)
+    place_of = {number: index for index, number in enumerate(order)}
+    net = Dependences(tuple(tuple(sorted(place_of[p] for p in before[number])) for number in order))
+    return order, net
+
+
+def _bytes(graph: Graph, tensor: TensorId, variable: bool) -> int:
+    spec = graph.specs.get(tensor)
+    if variable and spec is not None:
+        spec = spec.behind
+    if spec is None:
+        return 0
+    count = spec.itemsize
+    for size in spec.shape or ():
+        count *= UNKNOWN if size is None else size
+    return count

@@ -1,0 +1,253 @@
+"""Decides which ops run as one, and as which kernels. Pure: a graph in, a `FusionPlan` out.
+
+graph --find_regions--> regions --body--> ops and bytes --substitution, exploration--> patterns with scores
+  --mixed patterns--> products with what is around them
+  --choose--> patterns that are disjoint and acyclic --> steps in an order
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from math import prod
+
+from custom_ops.background import go_on
+from graph_passes.analysis.op_pattern import IN_KERNELS, Kind, Meaning
+from graph_passes.graph.ir import Graph, TensorId
+from graph_passes.lower.rules import RULES
+from graph_passes.passes.fuse.partition.body import Body, body
+from graph_passes.passes.fuse.partition.explore import Exploration, exploratory
+from graph_passes.passes.fuse.partition.ilp import Choice, Limits, choose
+from graph_passes.passes.fuse.partition.mixed import mixed_patterns
+from graph_passes.passes.fuse.partition.patterns import substitution
+from graph_passes.passes.fuse.partition.quotient_graph import Contraction
+from graph_passes.passes.fuse.partition.regions import find_regions
+from graph_passes.passes.fuse.partition.score import Candidate, KernelDevice, Measure, Refuse, Scorer
+from graph_passes.passes.fuse.partition.signature import Signature, Signatures, once
+
+# What may be in a region that a GPU runs: products by its library, all else in kernels.
+ON_GPU = frozenset(Kind) - {Kind.CALL, Kind.OPAQUE}
+ON_CPU = frozenset(Kind) - {Kind.OPAQUE}
+PRODUCTS = frozenset({Kind.PRODUCT, Kind.BATCHED_PRODUCT})
+
+
+class StepKind(Enum):
+    """What a region does in a step."""
+
+    KERNEL = "kernel"
+    CALL = "call"
+    VIEW = "view"
+    READ = "read"
+
+
+_STEPS = {
+    Kind.PRODUCT: StepKind.CALL,
+    Kind.BATCHED_PRODUCT: StepKind.CALL,
+    Kind.CALL: StepKind.CALL,
+    Kind.VIEW: StepKind.VIEW,
+    Kind.READ: StepKind.READ,
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a region.
+
+    Attributes:
+        kind: of the step.
+        members: names of the nodes that it stands for, in topological order; one, unless it is a kernel.
+        saves: seconds that the pattern saves.
+        seconds: that it takes, by the model or measured.
+        explored: whether exploratory fusion found it, not substitution.
+    """
+
+    kind: StepKind
+    members: tuple[str, ...]
+    saves: float = 0.0
+    seconds: float = 0.0
+    explored: bool = False
+
+
+@dataclass(frozen=True)
+class RegionPlan:
+    """What one op shall run.
+
+    Attributes:
+        steps: one after the other.
+        choice: how its patterns were chosen.
+    """
+
+    steps: tuple[Step, ...]
+    choice: Choice
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Names of all its nodes, in topological order."""
+        return tuple(name for step in self.steps for name in step.members)
+
+    @property
+    def kernels(self) -> tuple[Step, ...]:
+        """The steps that are kernels."""
+        return tuple(step for step in self.steps if step.kind is StepKind.KERNEL)
+
+
+@dataclass(frozen=True)
+class FusionPlan:
+    """What to stitch in a graph.
+
+    Attributes:
+        regions: in an order in which they can run; acyclic together with the rest of the graph.
+        reasons: why a node is in none, in one sentence, for each that is in none.
+    """
+
+    regions: tuple[RegionPlan, ...]
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+
+def plan_fusion(
+    graph: Graph,
+    meanings: Mapping[str, Meaning],
+    device: KernelDevice,
+    *,
+    kinds: Collection[Kind] = ON_CPU,
+    fusible: Callable[[str], bool] | None = None,
+    generated: Callable[[str], bool] | None = None,
+    default: str = "",
+    fed: Collection[str] = (),
+    fetched: Collection[TensorId] = (),
+    refuse: Refuse | None = None,
+    measure: Measure | None = None,
+    limits: Limits | None = None,
+    exploration: Exploration | None = None,
+) -> FusionPlan:
+    """Plan a graph, or the body of a function of one.
+
+    Args:
+        graph: with the shapes that are known.
+        meanings: of all its nodes.
+        device: what it runs on.
+        kinds: of nodes that may be in a region.
+        fusible: whether a memory-intensive node can be in a kernel; None: by its kind.
+        generated: whether a product can; None: those that are small on the device.
+        default: the device of nodes that ask for none, "/job:localhost/replica:0/task:0/device:CPU:0".
+        fed: names of nodes whose outputs the caller may give.
+        fetched: tensors that somebody outside of the graph reads; of a function, its results.
+        refuse: see `Refuse`; None: anything can be a kernel.
+        measure: see `Measure`; None: plan by model alone.
+        limits: of the search, for each region.
+        exploration: how far patterns are explored.
+
+    Raises:
+        GraphError: the graph has a cycle.
+    """
+
+    def by_kind(name: str) -> bool:
+        return meanings[name].kind in IN_KERNELS
+
+    signatures = Signatures(graph, fetched)
+    refuse = once(refuse, signatures) if refuse else None
+    measure = _measured_once(measure, signatures) if measure else None
+    generated = generated or small_products(graph, meanings, device)
+    outside: dict[str, str] = {}
+    while True:
+        go_on()
+        gain = _gain(meanings, device)
+        regions = find_regions(graph, meanings, gain, kinds, fed, outside, default)
+        bodies = [
+            body(graph, meanings, members, _outputs(graph, members, fetched), fusible or by_kind, generated)
+            for members in regions.members
+        ]
+        planned = [
+            plan_region(Scorer(each, device, refuse, measure), limits or Limits(), exploration) for each in bodies
+        ]
+        alone = [step.members for region in planned for step in region.kernels if len(step.members) == 1]
+        refused = {members[0]: why for members in alone if refuse and (why := refuse(members))}
+        if not refused:
+            return FusionPlan(tuple(planned), regions.reasons)
+        outside |= refused  # not even by themselves
+
+
+def _measured_once(measure: Measure, signatures: Signatures) -> Measure:
+    """Which is asked once about equal patterns."""
+    call = once(lambda members: measure.call(members[0]), signatures)
+    prepared: set[Signature] = set()
+
+    def prepare(patterns: Sequence[Sequence[str]]) -> None:
+        new = {signatures(members): members for members in patterns}
+        measure.prepare([members for signature, members in new.items() if signature not in prepared])
+        prepared.update(new)
+
+    return Measure(once(measure.kernel, signatures), lambda name: call([name]), prepare)
+
+
+def small_products(graph: Graph, meanings: Mapping[str, Meaning], device: KernelDevice) -> Callable[[str], bool]:
+    """Whether a node is a product that can be in a kernel: of sizes that are known, and small (`KernelDevice.most`)."""
+
+    def small(name: str) -> bool:
+        node, most = graph[name], device.most
+        if most is None or meanings[name].kind not in PRODUCTS or node.op not in RULES:
+            return False
+        left, right, result = (graph.specs[tensor] for tensor in (*node.inputs[:2], TensorId(name)))
+        if left.sizes is None or right.sizes is None or result.sizes is None or RULES[node.op].refusal(graph, node):
+            return False
+        batch = prod(result.sizes[:-2])
+        rows, columns = result.sizes[-2:]
+        depth = prod(left.sizes[-2:]) // rows
+        nbytes = result.itemsize * sum(prod(each.sizes) for each in (left, right, result) if each.sizes is not None)
+        return 2 * batch * rows * columns * depth <= most.operations and nbytes <= most.nbytes
+
+    return small
+
+
+def _gain(meanings: Mapping[str, Meaning], device: KernelDevice) -> Callable[[Sequence[str]], float]:
+    def gain(members: Sequence[str]) -> float:
+        dispatched = sum(meanings[name].kind is not Kind.CONSTANT for name in members)
+        working = any(meanings[name].kind not in (Kind.CONSTANT, Kind.VIEW, Kind.READ) for name in members)
+        return dispatched * device.dispatch - device.region if working else 0.0
+
+    return gain
+
+
+def _outputs(graph: Graph, members: Sequence[str], fetched: Collection[TensorId]) -> set[TensorId]:
+    """What members make and somebody else reads."""
+    within = set(members)
+    made = (tensor for name in members for tensor in graph.tensors(graph[name]))
+    return {tensor for tensor in made if tensor in fetched or any(use.node not in within for use in graph.uses(tensor))}
+
+
+def plan_region(scorer: Scorer, limits: Limits, exploration: Exploration | None = None) -> RegionPlan:
+    """The steps of one region."""
+    net = scorer.body.net
+    _measure_at_once(scorer)
+    candidates = substitution(scorer)
+    candidates += mixed_patterns(scorer, candidates) if scorer.body.generated else []
+    substituted = len(candidates)
+    candidates += exploratory(scorer, candidates, exploration)
+    choice = choose(candidates, net, limits)
+    contraction = Contraction(net, [candidates[place].members for place in choice.chosen])
+    order = contraction.order()
+    if order is None:
+        raise AssertionError("a choice without cycles has an order")
+    patterns = dict(enumerate(candidates[place] for place in choice.chosen))
+    explored = {group for group, place in enumerate(choice.chosen) if place >= substituted}
+    steps = tuple(_step(scorer, contraction.groups[group], patterns.get(group), group in explored) for group in order)
+    return RegionPlan(steps, choice)
+
+
+def _measure_at_once(scorer: Scorer) -> None:
+    """What substitution fusion will ask to be measured, as a dry run by model has it: its kernels are compiled side by
+    side, where one after the other would take many times as long."""
+    if scorer.measure:
+        by_model, noted = scorer.dry_run()
+        substitution(by_model)
+        scorer.measure.prepare(noted)
+
+
+def _step(scorer: Scorer, members: Sequence[int], pattern: Candidate | None, explored: bool) -> Step:
+    body: Body = scorer.body
+    names = tuple(body.names[number] for number in members)
+    if pattern:
+        return Step(StepKind.KERNEL, names, pattern.score, pattern.seconds, explored)
+    kind = _STEPS.get(body.kinds[members[0]], StepKind.KERNEL)
+    return Step(kind, names, 0.0, scorer.seconds(members) if body.works(members[0]) else 0.0)

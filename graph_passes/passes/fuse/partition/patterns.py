@@ -1,0 +1,157 @@
+"""Patterns by substitution fusion (FusionStitching, arXiv 1911.11576, section 4.2.1, Algorithm 1).
+
+All ops between partition ops become one pattern. In the paper's words ops are sorted, and a pattern is what lies
+between two neighbours among the partition ops; which ops those are depends on the order. Here a pattern is a run (see
+`runs`): so many ops lie between partition ops as in the best of all orders, with or without data dependences.
+
+Step by step, more ops become partition ops: products, batched products, views, layouts, column reductions, scalar
+reductions, row reductions. A layout only begins its run. A reduction first only ends its run, since what it reduces may
+be computed with it, and then stands alone as in the paper. Patterns of later steps lie within patterns of earlier ones.
+So any choice of disjoint ones is acyclic, and what cannot be improved by dividing it is not divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+from graph_passes.analysis.dependences import Role, connected, runs, settled
+from graph_passes.analysis.op_pattern import Kind
+from graph_passes.passes.fuse.partition.body import Body
+from graph_passes.passes.fuse.partition.score import Candidate, Scorer
+
+_COLUMNS = frozenset({Kind.COLUMN_REDUCTION, Kind.REDUCTION})
+_SCALARS = frozenset({Kind.SCALAR_REDUCTION})
+_ROWS = frozenset({Kind.ROW_REDUCTION})
+
+# What further becomes a partition op, and how, step by step. Large products are from the start.
+STEPS: tuple[tuple[frozenset[Kind], Role], ...] = (
+    (frozenset({Kind.PRODUCT}), Role.BORDER),
+    (frozenset({Kind.BATCHED_PRODUCT}), Role.BORDER),
+    (frozenset({Kind.VIEW}), Role.BORDER),
+    (frozenset({Kind.LAYOUT, Kind.GATHER}), Role.FIRST),
+    (_COLUMNS, Role.LAST),
+    (_SCALARS, Role.LAST),
+    (_ROWS, Role.LAST),
+    (_COLUMNS, Role.BORDER),
+    (_SCALARS, Role.BORDER),
+    (_ROWS, Role.BORDER),
+)
+_FREE = frozenset({Kind.VIEW, Kind.CONSTANT})
+
+
+def substitution(scorer: Scorer) -> list[Candidate]:
+    """Patterns of a region, each once, in a fixed order."""
+    found: dict[tuple[int, ...], Candidate] = {}
+    body = scorer.body
+    every = range(len(body.names))
+    roles = {number: _first_role(body, number) for number in every}
+    for members in _sets(body, every, roles):
+        for candidate in _divided(scorer, members, roles, 0):
+            found[candidate.members] = candidate
+    return list(found.values())
+
+
+def runs_among(body: Body, members: Sequence[int], fusible: Collection[int]) -> list[list[int]]:
+    """The runs among some nodes of which only these may be in one."""
+    roles = {number: _first_role(body, number) if number in fusible else Role.BORDER for number in members}
+    return list(_sets(body, members, roles))
+
+
+def _first_role(body: Body, number: int) -> Role:
+    if not body.fusible[number]:
+        return Role.BORDER
+    return Role.FREE if body.kinds[number] in _FREE else Role.WORK
+
+
+def _sets(body: Body, members: Sequence[int], roles: Mapping[int, Role]) -> Iterator[list[int]]:
+    """The runs among `members`, without what is at their end and computes nothing; those that hold work."""
+    net = body.net.among(members)
+    place = {number: index for index, number in enumerate(members)}
+    apart = {(place[p], place[n]) for p, n in body.apart if p in place and n in place}
+    inside = [roles[number] for number in members]
+
+    def waits(index: int, later: int, ranks: Sequence[int]) -> bool:
+        return _moves_less(body, members[index], ranks[index], later, lambda n: ranks[place[n]] if n in place else 0)
+
+    sets: dict[int, list[int]] = {}
+    ranks = settled(net, runs(net, inside, apart=apart), inside, waits, apart=apart)
+    for number, rank in zip(members, ranks, strict=True):
+        if rank % 2:
+            sets.setdefault(rank, []).append(number)
+    for run in sets.values():
+        kept: set[int] = set()
+        for number in reversed(run):
+            if body.works(number) or any(other in kept for other in body.net.after[number]):
+                kept.add(number)
+        if kept:
+            yield sorted(kept)
+
+
+def _moves_less(body: Body, number: int, here: int, later: int, rank: Callable[[int], int]) -> bool:
+    """Whether fewer bytes are moved if a node is computed where it is first read, in a later set."""
+    saved = 0
+    for memory in body.makes[number]:
+        elsewhere = memory in body.escapes or any(rank(reader) != later for reader in body.readers[memory])
+        saved += body.nbytes[memory] * (1 if elsewhere else 2)
+    for memory in body.reads[number]:
+        others = [rank(reader) for reader in body.readers[memory] if reader != number]
+        if later in others:
+            continue
+        made_here = memory in body.makers and rank(body.makers[memory]) == here
+        if made_here:
+            saved -= body.nbytes[memory] * (1 if memory in body.escapes or {here, *others} > {here} else 2)
+        elif here in others:
+            saved -= body.nbytes[memory]
+    return saved > 0 and body.kinds[number] is not Kind.UPDATE
+
+
+def _divided(scorer: Scorer, members: list[int], roles: Mapping[int, Role], step: int) -> Iterator[Candidate]:
+    """A run as one pattern, its parts where it could be better, and so on."""
+    body = scorer.body
+    whole = scorer.candidate(members)
+    if whole:
+        yield whole
+        if whole.score >= whole.ideal:
+            return
+    parts = connected(body.net, members)
+    if len(parts) > 1:
+        yield from _packed(scorer, parts)
+    for number in range(step, len(STEPS)):
+        kinds, role = STEPS[number]
+        if any(body.kinds[member] in kinds for member in members):
+            changed = {member: role if body.kinds[member] in kinds else roles[member] for member in members}
+            for run in _sets(body, members, changed):
+                yield from _divided(scorer, run, changed, number + 1)
+            return
+
+
+def _packed(scorer: Scorer, parts: Sequence[list[int]]) -> Iterator[Candidate]:
+    """Parts with no dependences among them, alone and several together: those that work on tensors of one size first,
+    in as few patterns as can be kernels."""
+    sizes: dict[int, list[list[int]]] = {}
+    for part in parts:
+        candidate = scorer.candidate(part)
+        if candidate:
+            yield candidate
+        largest = max(scorer.body.nbytes[memory] for number in part for memory in _touched(scorer.body, number))
+        sizes.setdefault(largest, []).append(part)
+    for group in sizes.values():
+        yield from _halved(scorer, group)
+    if len(sizes) > 1:
+        yield from _halved(scorer, parts)
+
+
+def _halved(scorer: Scorer, parts: Sequence[list[int]]) -> Iterator[Candidate]:
+    if len(parts) < 2:
+        return
+    candidate = scorer.candidate(number for part in parts for number in part)
+    if candidate:
+        yield candidate
+        return
+    middle = len(parts) // 2
+    yield from _halved(scorer, parts[:middle])
+    yield from _halved(scorer, parts[middle:])
+
+
+def _touched(body: Body, number: int) -> tuple[int, ...]:
+    return (*body.reads[number], *body.makes[number])

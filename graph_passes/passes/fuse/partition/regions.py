@@ -1,0 +1,192 @@
+"""Which nodes of a graph run together as one op: a *region*. Pure: a graph and the meaning of its nodes in.
+
+Regions are as few and as large as they can be: dispatching an op costs more than most of them compute. Along a path,
+what lies before an op that no region can hold and what lies behind it belong to different regions; nothing else
+divides them (see `runs`), but for devices. A body of an `If` or a `While` is a graph of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from graph_passes.analysis.dependences import Role, dependences, runs, settled
+from graph_passes.analysis.op_pattern import Kind, Meaning
+from graph_passes.graph.ir import Graph
+from graph_passes.graph.ops import EXTERNAL, passed
+from graph_passes.graph.order import topological
+
+CALLS = frozenset({Kind.PRODUCT, Kind.BATCHED_PRODUCT, Kind.CALL})  # what a region runs by somebody else's kernel
+# What a region may hold, but never for its own sake.
+_ROLES = dict.fromkeys((Kind.VIEW, Kind.READ, Kind.CONSTANT), Role.FREE)
+# Behind these an op may be dead: it runs only if a condition holds that its inputs do not tell.
+_BRANCHES = frozenset({"Switch", "RefSwitch", "Merge", "RefMerge", "Enter", "RefEnter"})
+
+# What running some nodes as one op saves, in seconds.
+Gain = Callable[[Sequence[str]], float]
+
+
+@dataclass(frozen=True)
+class Regions:
+    """Sets of nodes that are acyclic together.
+
+    Attributes:
+        order: all nodes of the graph in topological order.
+        members: of each region, in that order; the regions in one in which they can run.
+        reasons: why a node is in none, for all that are in none.
+    """
+
+    order: tuple[str, ...]
+    members: tuple[tuple[str, ...], ...]
+    reasons: Mapping[str, str]
+
+
+def find_regions(
+    graph: Graph,
+    meanings: Mapping[str, Meaning],
+    gain: Gain,
+    kinds: Collection[Kind],
+    fed: Collection[str] = (),
+    outside: Mapping[str, str] | None = None,
+    default: str = "",
+) -> Regions:
+    """The regions of a graph.
+
+    Args:
+        graph: the graph, or the body of a function.
+        meanings: of all its nodes.
+        gain: regions that gain nothing by it stay as they are.
+        kinds: of nodes that may be in a region.
+        fed: names of nodes whose outputs the caller may give.
+        outside: names of further nodes that can be in no region, and why.
+        default: the device of nodes that ask for none, "/job:localhost/replica:0/task:0/device:CPU:0".
+
+    Raises:
+        GraphError: the graph has a cycle.
+    """
+    order = topological(graph)
+    borders = _borders(graph, meanings, order, kinds, fed) | dict(outside or {})
+    places = _places(graph, order, default)
+
+    def saves_memory(number: int, _later: int, _ranks: Sequence[int]) -> bool:
+        return _held_longer(graph, meanings, order[number]) < 0
+
+    whole = {name for name in order if name in borders or meanings[name].kind is Kind.CONSTANT}
+    while True:
+        roles = [Role.BORDER if name in borders else _ROLES.get(meanings[name].kind, Role.WORK) for name in order]
+        net = dependences(graph, meanings, order, whole)
+        ranks = settled(net, runs(net, roles, places), roles, saves_memory, places)
+        sets: dict[tuple[int, int], list[str]] = {}
+        for number, name in enumerate(order):
+            if ranks[number] % 2:
+                sets.setdefault((ranks[number], places[number]), []).append(name)
+        found = {key: members for key, members in sets.items() if gain(members) > 0.0}
+        inside = {name for members in found.values() for name in members}
+        more: dict[str, str] = {}
+        for key, members in sets.items():
+            if key in found:
+                more |= _conflicts(graph, meanings, members)
+            else:
+                why = f"one op in place of {_ops(len(members))} would gain nothing"
+                more |= {name: why for name in members if meanings[name].kind not in _ROLES}
+        # What stays outside reads all of its inputs, axes and shapes as well, so that there may be more paths.
+        left = {name for name in order if name not in inside and name not in whole}
+        if not left and not more:
+            regions = tuple(tuple(found[key]) for key in sorted(found))
+            return Regions(tuple(order), regions, _reasons(meanings, order, inside, borders))
+        whole |= left | more.keys()
+        borders |= more
+
+
+def _borders(
+    graph: Graph, meanings: Mapping[str, Meaning], order: Sequence[str], kinds: Collection[Kind], fed: Collection[str]
+) -> dict[str, str]:
+    """Nodes that no region can hold, and why."""
+    branches = (node.name for node in graph if node.op in _BRANCHES)
+    dead = graph.reached(branches, graph.successors)
+    found: dict[str, str] = {}
+    for name in order:
+        node, meaning = graph[name], meanings[name]
+        if meaning.kind not in kinds:
+            found[name] = meaning.reason or f"regions on this device hold no {meaning.kind.value}"
+        elif name in fed:
+            found[name] = "its output is fed"
+        elif name in dead:
+            found[name] = "it lies behind a Switch, so that it may not run"
+        elif not node.inputs:
+            found[name] = "a constant, which the kernels that read it hold themselves"
+    return found
+
+
+def _places(graph: Graph, order: Sequence[str], default: str) -> list[int]:
+    """A number for each node, equal for those that run at one place: job, replica, task and device.
+
+    A node without a device runs where the node is with which it is colocated; what both do not say is the default's.
+    """
+    known: dict[str, int] = {}
+    numbers: dict[tuple[str, ...], int] = {}
+    places: list[int] = []
+    for name in order:
+        node = graph[name]
+        asked = node.device
+        for label in () if asked else _labels(node.attrs.get("_class")):
+            other = graph.nodes.get(label.removeprefix("loc:@"))
+            asked = asked or (other.device if other is not None else "")
+        if asked not in known:
+            own, others = _parts(asked), _parts(default)
+            place = tuple(own.get(key) or others.get(key, "") for key in ("job", "replica", "task", "device"))
+            known[asked] = numbers.setdefault(place, len(numbers))
+        places.append(known[asked])
+    return places
+
+
+def _parts(device: str) -> dict[str, str]:
+    """`/job:localhost/replica:0/task:0/device:GPU:0` by keys; `/gpu:0` is how TensorFlow 1 wrote a device."""
+    found: dict[str, str] = {}
+    for part in device.lower().split("/"):
+        key, _, value = part.partition(":")
+        if key in ("cpu", "gpu"):
+            key, value = "device", part
+        found[key] = value
+    return found
+
+
+def _labels(value: Any) -> tuple[str, ...]:
+    """An attribute that is a list of texts, read from a GraphDef or written by a pass."""
+    if value is None or isinstance(value, tuple):
+        return tuple(map(str, value or ()))
+    return tuple(label.decode(errors="backslashreplace") for label in value.list.s)
+
+
+def _held_longer(graph: Graph, meanings: Mapping[str, Meaning], name: str) -> int:
+    """Bytes that are in memory while a node waits, less those that are not: what it reads, unless it is there anyhow,
+    less what it makes."""
+    node = graph[name]
+    read = {node.inputs[index] for index in meanings[name].operands}
+    held = sum(graph.nbytes(tensor) for tensor in read if graph[passed(graph, tensor).node].op not in EXTERNAL)
+    return held - sum(map(graph.nbytes, graph.tensors(node)))
+
+
+def _conflicts(graph: Graph, meanings: Mapping[str, Meaning], members: Sequence[str]) -> dict[str, str]:
+    """Calls of ops that take a variable which their region assigns."""
+    assigned = {graph[name].inputs[place] for name in members for place in meanings[name].writes}
+    found: dict[str, str] = {}
+    for name in members:
+        meaning = meanings[name]
+        taken = [graph[name].inputs[place] for place in (*meaning.reads, *meaning.writes)]
+        both = [str(tensor) for tensor in taken if tensor in assigned]
+        if both and meaning.kind in CALLS:
+            found[name] = f"it takes the variable '{both[0]}', which other ops of its region assign"
+    return found
+
+
+def _reasons(
+    meanings: Mapping[str, Meaning], order: Sequence[str], inside: Collection[str], borders: Mapping[str, str]
+) -> dict[str, str]:
+    beside = "it takes no time, and what it reads or what reads it is in no region"
+    return {name: borders.get(name, beside) for name in order if name not in inside}
+
+
+def _ops(count: int) -> str:
+    return "one op" if count == 1 else f"{count} ops"

@@ -1,0 +1,302 @@
+"""The regions of a graph, each as what one op runs; a region over which anything fails stays as it was."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from custom_ops.errors import KernelError
+from custom_ops.fusion.codegen.plan.contraction import refused_product
+from custom_ops.fusion.codegen.plan.pattern import Pattern
+from custom_ops.fusion.programs import FusionProgram
+from custom_ops.fusion.region import Region
+from custom_ops.fusion.text import to_text
+from graph_passes.analysis.device_support import Capabilities, on_a_cpu, within
+from graph_passes.analysis.op_pattern import Kind, Meaning, meanings
+from graph_passes.graph.ir import Graph, TensorId
+from graph_passes.graph.source import Source
+from graph_passes.lower.kernel import lower_kernel, require_kernel
+from graph_passes.lower.shapes import TRANSPOSES, Shapes
+from graph_passes.lower.writer import LoweringError
+from graph_passes.passes.fuse.lower_region import Encode, LoweredRegion, lower_region
+from graph_passes.passes.fuse.partition.partition import ON_CPU, FusionPlan, RegionPlan, StepKind, plan_fusion
+from graph_passes.passes.fuse.partition.score import Beside, KernelDevice, Measure, Refuse
+from graph_passes.report import RegionRecord, StepRecord
+
+QUOTED = re.compile(r"'([^':]+)(:[0-9]+)?'")  # a node or a tensor in a reason
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What planning takes.
+
+    Attributes:
+        device: that runs the graph.
+        home: its name, as TensorFlow writes it in full: where nodes run of which nothing says where.
+        encode: writes the attributes of a call.
+        kinds: of nodes that a region may hold there.
+        fed: names of nodes whose outputs a caller may give.
+        roots: names of nodes of which a caller may run some without the others; None: all of the graph runs.
+        capabilities: what the device can do; None: it is a CPU.
+        programs: makes the kernels of a region that runs on a device ("" is `home`), or raises KernelError; None: the
+            device needs none.
+        measure: times patterns of a graph, of which the last names are fetched (see `Measure`); None: all is by model.
+        timed: whether products may be timed where they run, to choose among their algorithms.
+        beside: times the library's products (see `Beside`); None: none may be timed.
+    """
+
+    device: KernelDevice
+    home: str
+    encode: Encode
+    kinds: Collection[Kind] = ON_CPU
+    fed: Collection[str] = ()
+    roots: Collection[str] | None = None
+    capabilities: Capabilities | None = None
+    programs: Callable[[Region, str], Sequence[FusionProgram]] | None = None
+    measure: Callable[[Graph, Shapes, Collection[str]], Measure] | None = None
+    timed: bool = False
+    beside: Beside | None = None
+
+
+@dataclass(frozen=True)
+class Stitched:
+    """One region that runs as one op.
+
+    Attributes:
+        name: of the op.
+        plan: its steps.
+        lowered: what the op runs, on what.
+        text: of what it runs, as the op's attribute has it.
+        record: for the report.
+        renamed: members that are fetched by name.
+        programs: of its kernels, where the device needs them.
+        timed: whether its products may be timed.
+    """
+
+    name: str
+    plan: RegionPlan
+    lowered: LoweredRegion
+    text: str
+    record: RegionRecord
+    renamed: tuple[str, ...] = ()
+    programs: tuple[FusionProgram, ...] = ()
+    timed: bool = False
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A region that stays as it was.
+
+    Attributes:
+        name: that its op would have had.
+        members: names of its nodes.
+        reason: why.
+        traceback: of a fault of tfmem's own; else empty.
+        warned: whether a user is told at once: a fault, or there is no kernel for it.
+    """
+
+    name: str
+    members: tuple[str, ...]
+    reason: str
+    traceback: str = ""
+    warned: bool = False
+
+
+@dataclass(frozen=True)
+class Stitching:
+    """What becomes of a graph.
+
+    Attributes:
+        regions: in an order in which they can run.
+        kept: regions that stay.
+        reasons: why a node is in no region, for each that is in none.
+    """
+
+    regions: tuple[Stitched, ...] = ()
+    kept: tuple[Kept, ...] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    def without(self, errors: Mapping[str, Exception]) -> Stitching:
+        """This, less the regions named in `errors`, whose rewrite could not be carried out."""
+        lost = [each for each in self.regions if each.name in errors]
+        failed = [fault(each.name, each.plan.members, errors[each.name]) for each in lost]
+        left = tuple(each for each in self.regions if each.name not in errors)
+        return replace(self, regions=left, kept=(*self.kept, *failed))
+
+    def joined(self, other: Stitching) -> Stitching:
+        """This, and what becomes of another graph."""
+        return Stitching((*self.regions, *other.regions), (*self.kept, *other.kept), {**self.reasons, **other.reasons})
+
+    def named(self, names: Mapping[str, str]) -> Stitching:
+        """This as the report has it, which is about a graph of the same ops, called otherwise: by the names here."""
+
+        def told(reason: str) -> str:
+            return QUOTED.sub(lambda found: f"'{names.get(found[1], found[1])}{found[2] or ''}'", reason)
+
+        def record(region: RegionRecord) -> RegionRecord:
+            steps = (
+                replace(step, ops=tuple((names.get(name, name), op) for name, op in step.ops)) for step in region.steps
+            )
+            return replace(region, steps=tuple(steps))
+
+        regions = tuple(replace(each, record=record(each.record)) for each in self.regions)
+        kept = tuple(
+            replace(each, members=tuple(names.get(name, name) for name in each.members), reason=told(each.reason))
+            for each in self.kept
+        )
+        return Stitching(regions, kept, {names.get(name, name): told(why) for name, why in self.reasons.items()})
+
+    def within(self, caller: str) -> Stitching:
+        """This as the report has it, which is about a function that `caller` calls: "while/body"."""
+        regions = tuple(replace(each, record=each.record.within(caller)) for each in self.regions)
+        kept = tuple(
+            replace(each, name=f"{caller}/{each.name}", members=tuple(f"{caller}/{name}" for name in each.members))
+            for each in self.kept
+        )
+        return Stitching(regions, kept, {f"{caller}/{name}": why for name, why in self.reasons.items()})
+
+
+def plan_stitching(source: Source, needs: Needs) -> tuple[Stitching, Graph]:
+    """The regions of a graph after Grappler, and the graph."""
+    graph = source.read(functions=False)
+    keep = source.keep(graph)
+    known = _without_names(graph, meanings(graph), {*keep, *(needs.roots or ())})
+    known = within(needs.capabilities, graph, known, keep) if needs.capabilities else on_a_cpu(graph, known)
+    shapes = Shapes(graph)
+
+    fetched = [tensor for name in keep for tensor in graph.tensors(graph[name])]
+    regions: list[RegionPlan] = []
+    reasons: dict[str, str] = {}
+    for names in _running_together(graph, needs.roots):
+        plan = plan_fusion(
+            graph,
+            known if len(names) == len(graph) else _only(names, known),
+            needs.device,
+            kinds=needs.kinds,
+            default=needs.home,
+            fed=needs.fed,
+            fetched=fetched,
+            refuse=refusal(graph, keep, shapes),
+            measure=needs.measure(graph, shapes, keep) if needs.measure else None,
+        )
+        regions += plan.regions
+        reasons |= {name: why for name, why in plan.reasons.items() if name in names}
+    plan = FusionPlan(tuple(regions), reasons)
+    return _stitched(graph, plan, needs, keep, fetched, shapes), graph
+
+
+def refusal(graph: Graph, keep: Collection[str], shapes: Shapes) -> Refuse:
+    """Says of nodes of a graph why they cannot be one kernel; of `keep` the names are fetched."""
+
+    def refuse(members: Sequence[str]) -> str:
+        made = leaving(graph, members, keep)
+        try:
+            if any(graph[name].op in TRANSPOSES for name in members):
+                kernel = lower_kernel(graph, members, made, shapes)
+                return refused_product(Pattern.of(kernel.program, kernel.input_shapes))
+            require_kernel(graph, members, made, shapes)
+        except LoweringError as error:
+            return str(error)
+        return ""
+
+    return refuse
+
+
+def leaving(graph: Graph, members: Sequence[str], keep: Collection[str]) -> list[TensorId]:
+    """What somebody else reads of what members make; of `keep` the names are fetched."""
+    inside = set(members)
+    made = ((name, tensor) for name in members for tensor in graph.tensors(graph[name]))
+    return [t for name, t in made if name in keep or any(use.node not in inside for use in graph.uses(t))]
+
+
+def _running_together(graph: Graph, roots: Collection[str] | None) -> list[set[str]]:
+    """The nodes in sets, each of which runs whenever one of it does. No path leaves a set and comes back to it: what
+    reads a node is needed for no other root than the node is."""
+    if roots is None:
+        return [set(graph.nodes)]
+    needed: dict[str, list[int]] = {name: [] for name in graph.nodes}
+    for number, root in enumerate(each for each in roots if each in graph.nodes):
+        for name in graph.reached([root], graph.predecessors):
+            needed[name].append(number)
+    found: dict[tuple[int, ...], set[str]] = {}
+    for name, numbers in needed.items():
+        if numbers:
+            found.setdefault(tuple(numbers), set()).add(name)
+    return [names for names in found.values() if len(names) > 1]
+
+
+def _only(names: Collection[str], known: Mapping[str, Meaning]) -> dict[str, Meaning]:
+    apart = Meaning(Kind.OPAQUE, "a caller may run it without the others")
+    return {name: each if name in names or each.kind is Kind.CONSTANT else apart for name, each in known.items()}
+
+
+def _stitched(
+    graph: Graph,
+    plan: FusionPlan,
+    needs: Needs,
+    keep: Collection[str],
+    fetched: Sequence[TensorId],
+    shapes: Shapes,
+) -> Stitching:
+    regions: list[Stitched] = []
+    kept: list[Kept] = []
+    names = _names(graph, len(plan.regions))
+    for name, region in zip(names, plan.regions, strict=True):
+        try:
+            steps = [step.members for step in region.steps]
+            called = {name for step in region.steps if step.kind is StepKind.CALL for name in step.members}
+            kernels = {name for step in region.kernels for name in step.members}
+            lowered = lower_region(graph, steps, needs.encode, fetched, shapes, called, kernels)
+            text = to_text(lowered.region)
+            programs = (
+                tuple(needs.programs(lowered.region, place_of(graph, region.members) or needs.home))
+                if needs.programs
+                else ()
+            )
+        except LoweringError as error:
+            kept.append(Kept(name, region.members, str(error)))
+        except KernelError as error:
+            kept.append(Kept(name, region.members, str(error), warned=True))
+        except Exception as error:  # whatever it is, the step runs without this region
+            kept.append(fault(name, region.members, error))
+        else:
+            renamed = tuple(member for member in region.members if member in keep)
+            record = _record(name, region, graph)
+            regions.append(Stitched(name, region, lowered, text, record, renamed, programs, needs.timed))
+    return Stitching(tuple(regions), tuple(kept), plan.reasons)
+
+
+def place_of(graph: Graph, members: Sequence[str]) -> str:
+    """The device that a region's nodes ask for; "" if none does."""
+    return next((graph[name].device for name in members if graph[name].device), "")
+
+
+def _names(graph: Graph, count: int) -> list[str]:
+    prefix, suffix = "fusion", 0
+    while any(f"{prefix}_{place}" in graph.nodes for place in range(count)):
+        prefix, suffix = f"fusion{suffix}", suffix + 1
+    return [f"{prefix}_{place}" for place in range(count)]
+
+
+def _without_names(graph: Graph, known: Mapping[str, Meaning], named: Collection[str]) -> dict[str, Meaning]:
+    """Nodes that callers name stay, unless they have one output: that one can be given the name."""
+    alone = Meaning(Kind.OPAQUE, "callers ask for it by its name, which is not that of one tensor")
+    return {name: alone if name in named and graph[name].outputs != 1 else each for name, each in known.items()}
+
+
+def _record(name: str, region: RegionPlan, graph: Graph) -> RegionRecord:
+    place = {member: number for number, step in enumerate(region.steps) for member in step.members}
+    steps = []
+    for number, step in enumerate(region.steps):
+        read = {place.get(tensor.node, number) for member in step.members for tensor in graph[member].inputs}
+        ops = tuple((member, graph[member].op) for member in step.members)
+        steps.append(StepRecord(step.kind.value, ops, tuple(sorted(read - {number}))))
+    return RegionRecord(name, tuple(steps))
+
+
+def fault(name: str, members: tuple[str, ...], error: Exception) -> Kept:
+    """What the report says of a region that stays because tfmem failed."""
+    reason = f"a fault inside tfmem, please report it: {type(error).__name__}: {error}"
+    return Kept(name, members, reason, "".join(traceback.format_exception(error)), warned=True)

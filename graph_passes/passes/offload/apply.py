@@ -1,0 +1,224 @@
+"""The MemOps of an OffloadPlan, as a rewrite of the graph. Pure.
+
+    a -> f ... b          becomes          a -> f, Offload(a) ... Release(a) ... Prefetch -> Await -> b
+
+One chain of control edges runs through the MemOps and through every op whose memory matters, in the planned order.
+What a plan, which has positions, does not say follows from the graph: a buffer moves as the view of it that is read
+after the gap, and an op that a kernel library merges with one of the chain waits for what that one waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from graph_passes.analysis.memory.liveness import read_across
+from graph_passes.analysis.memory.simulate import Move, by_position
+from graph_passes.analysis.memory.timeline import Timeline
+from graph_passes.errors import GraphError
+from graph_passes.graph.ir import AttrValue, DataType, Graph, Shape, TensorId, Use
+from graph_passes.graph.ops import is_update
+from graph_passes.graph.rewrite import Names, NewNode, Rewrite
+from graph_passes.passes.offload.check import faults
+from graph_passes.passes.offload.options import OffloadOptions
+from graph_passes.passes.offload.plan import OffloadPlan
+
+
+@dataclass(frozen=True)
+class Probing:
+    """Asks for a MemOpProbe behind every ordered op, and one between an op and the MemOps right before it.
+
+    An observed step may run out of memory, and is then run again; so its variables wait for its last large op.
+
+    Attributes:
+        run: the table that the probes write to.
+        device: where they sample, as TensorFlow names devices.
+    """
+
+    run: int
+    device: str
+
+
+class _Writer:
+    def __init__(
+        self, graph: Graph, timeline: Timeline, plan: OffloadPlan, options: OffloadOptions, spill_key: str
+    ) -> None:
+        self.graph, self.timeline, self.plan = graph, timeline, plan
+        self.options, self.spill_key = options, spill_key
+        self.names = Names(graph)
+        self.nodes: list[NewNode] = []
+        self.rewired: list[tuple[Use, TensorId]] = []
+        self.order: list[tuple[str, str]] = []
+        self.position = {step.node: index for index, step in enumerate(timeline.steps)}
+        self.previous = ""
+        self.in_order = frozenset(plan.ordered)
+        self.moved: dict[int, TensorId] = {}  # move -> the tensor it moves
+        self.handles: dict[int, TensorId] = {}
+        self.fetched: dict[int, TensorId] = {}
+        self.current: dict[TensorId, TensorId] = {}  # tensor -> the Await that stands for it by now
+
+    def insert(
+        self, index: int, op: str, inputs: Sequence[TensorId], attrs: Mapping[str, AttrValue], outputs: int = 1
+    ) -> TensorId:
+        moved = self.moved[index]
+        return self.next(f"tfmem/{op}/{moved.node}", op, inputs, attrs, self.graph[moved.node].device, outputs)
+
+    def next(
+        self, name: str, op: str, inputs: Sequence[TensorId], attrs: Mapping[str, object], device: str, outputs: int = 1
+    ) -> TensorId:
+        """A node that becomes the next one of the chain."""
+        control = (self.previous,) if self.previous else ()
+        self.previous = self.names.fresh(name)
+        self.nodes.append(NewNode(self.previous, op, tuple(inputs), attrs, device, control, outputs))
+        return TensorId(self.previous)
+
+    def offload(self, index: int) -> None:
+        move = self.plan.moves[index]
+        views = self.timeline.buffers[move.buffer].views
+        moved = self.moved[index] = read_across(self.graph, self.position, views, move.last)[0]
+        attrs: dict[str, AttrValue] = {
+            "T": self.dtype(moved),
+            "mechanism": self.options.mechanism,
+            "label": str(moved),
+            "spill_key": self.spill_key,
+            "spill_budget": self.options.spill_budget,
+            "host_budget": self.options.host_budget,
+        }
+        self.handles[index] = self.insert(index, "MemOpOffload", [self.current.get(moved, moved)], attrs)
+
+    def release(self, index: int) -> None:
+        moved = self.moved[index]
+        source = self.current.get(moved, moved)
+        self.insert(index, "MemOpRelease", [source, self.handles[index]], {"T": self.dtype(moved)}, outputs=0)
+
+    def prefetch(self, index: int) -> None:
+        moved = self.moved[index]
+        attrs: dict[str, AttrValue] = {"T": self.dtype(moved), "shape": Shape(self.graph.specs[moved].shape)}
+        self.fetched[index] = self.insert(index, "MemOpPrefetch", [self.handles[index]], attrs)
+
+    def arrive(self, index: int) -> None:
+        move = self.plan.moves[index]
+        arrived = self.recompute(move) if move.recomputed else self.awaited(index)
+        for view in read_across(self.graph, self.position, self.timeline.buffers[move.buffer].views, move.last):
+            self.current[view] = arrived
+            for use in list(self.graph.uses(view)):
+                if self.position.get(use.node, -1) >= move.next:
+                    self.rewired.append((use, arrived))
+
+    def awaited(self, index: int) -> TensorId:
+        inputs = [self.fetched[index], self.handles[index]]
+        return self.insert(index, "MemOpAwait", inputs, {"T": self.dtype(self.moved[index])})
+
+    def recompute(self, move: Move) -> TensorId:
+        """A second run of the op that made the buffer, from the same tensors."""
+        made = self.timeline.buffers[move.buffer].tensor
+        node = self.graph[made.node]
+        inputs = [self.current.get(tensor, tensor) for tensor in node.inputs]
+        again = self.next(f"tfmem/Recompute/{node.name}", node.op, inputs, node.attrs, node.device, node.outputs)
+        return TensorId(again.node, made.index)
+
+    def dtype(self, tensor: TensorId) -> DataType:
+        return DataType(self.graph.specs[tensor].dtype)
+
+    def rewrite(self, probing: Probing | None) -> Rewrite:
+        moves = list(enumerate(self.plan.moves))
+        copies = [(index, move) for index, move in moves if not move.recomputed]
+        releases = by_position((move.release, index) for index, move in copies)
+        prefetches = by_position((move.prefetch, index) for index, move in copies)
+        arrivals = by_position((move.next, index) for index, move in moves)
+        copies_out = by_position((move.copy_after, index) for index, move in copies)
+        paddings = by_position(self.plan.paddings)
+        for position in self.plan.ordered:
+            for index in releases.get(position, ()):
+                self.release(index)
+            full = [self.fill(position, nbytes) for nbytes in paddings.get(position, ())]
+            for index in prefetches.get(position, ()):
+                self.prefetch(index)
+            for index in arrivals.get(position, ()):
+                self.arrive(index)
+            if probing and any(position in due for due in (releases, prefetches, arrivals)):
+                self.probe(probing, 2 * position)
+            self.chain(self.timeline.steps[position].node)
+            for taken in full:
+                self.empty(taken)  # before the probe, or the next one would count it too
+            if probing:
+                self.probe(probing, 2 * position + 1)
+            for index in copies_out.get(position, ()):
+                self.offload(index)
+        if probing and self.plan.ordered:
+            last = self.timeline.steps[self.plan.ordered[-1]].node
+            self.order += [(name, last) for name in updates_to_hold(self.graph, self.position, self.plan.ordered)]
+        return Rewrite("offload", tuple(self.nodes), inputs=tuple(self.rewired), order=tuple(self.order))
+
+    def fill(self, position: int, nbytes: int) -> TensorId:
+        node = self.graph[self.timeline.steps[position].node]
+        return self.next(f"tfmem/MemOpFill/{node.name}", "MemOpFill", [], {"bytes": nbytes}, node.device)
+
+    def empty(self, padding: TensorId) -> None:
+        """What reads the padding last lets it go."""
+        self.next(f"{padding.node}/Emptied", "Identity", [padding], {"T": DataType("uint8")}, "")
+
+    def probe(self, probing: Probing, index: int) -> None:
+        attrs: dict[str, AttrValue] = {"run": probing.run, "index": index}
+        self.next(f"tfmem/MemOpProbe/{index}", "MemOpProbe", [], attrs, probing.device, outputs=0)
+
+    def chain(self, node: str) -> None:
+        reads = {tensor.node for tensor in self.graph[node].inputs}
+        if self.previous and self.previous != node and self.previous not in reads:
+            for waiting in (node, *self.merged_with(node)):
+                self.order.append((waiting, self.previous))
+        self.previous = node
+
+    def merged_with(self, node: str) -> list[str]:
+        """Ops outside the chain that a kernel library merges with `node`, but only if the two wait for the same ops.
+
+        oneDNN computes a filter's and a bias's gradient at once; apart, the bias's gradient is rounded otherwise.
+        """
+        if self.graph[node].op != "Conv2DBackpropFilter":
+            return []
+        readers = [use.node for use in self.graph.uses(self.graph[node].inputs[2])]
+        biases = {self.position[name]: name for name in readers if self.graph[name].op == "BiasAddGrad"}
+        return [name for place, name in biases.items() if place > self.position[node] and place not in self.in_order]
+
+
+def offload_rewrites(
+    graph: Graph,
+    timeline: Timeline,
+    plan: OffloadPlan,
+    options: OffloadOptions,
+    probing: Probing | None = None,
+    spill_key: str = "",
+) -> list[Rewrite]:
+    """The MemOps of `plan`.
+
+    Args:
+        graph: the graph that `timeline` was built from.
+        timeline: the step that the plan was made for.
+        plan: what to do.
+        options: mechanism and spill settings, which become attributes of the MemOps.
+        probing: put probes behind the ordered ops.
+        spill_key: what stands for `options.spill_directory`: a graph goes anywhere, and names no directory.
+
+    Raises:
+        GraphError: the plan is none for this step.
+    """
+    found = faults(timeline, plan)
+    if found:
+        more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+        raise GraphError(f"the plan cannot be put into the graph: {found[0]}{more}; please report this")
+    return [_Writer(graph, timeline, plan, options, spill_key).rewrite(probing)]
+
+
+def updates_to_hold(graph: Graph, position: Mapping[str, int], ordered: Sequence[int]) -> list[str]:
+    """The ops outside the chain that write a variable, and that no op of the chain waits for."""
+    chained = set(ordered)
+    waited_for = graph.reached((name for name, place in position.items() if place in chained), graph.predecessors)
+    return [node.name for node in graph if is_update(node.op) and node.name not in waited_for]
+
+
+def transfers(graph: Graph, timeline: Timeline, plan: OffloadPlan) -> list[tuple[Move, TensorId]]:
+    """The moves of `plan`, each with the tensor that it moves."""
+    position = {step.node: index for index, step in enumerate(timeline.steps)}
+    return [
+        (move, read_across(graph, position, timeline.buffers[move.buffer].views, move.last)[0]) for move in plan.moves
+    ]

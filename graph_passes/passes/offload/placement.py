@@ -1,0 +1,140 @@
+"""When the chosen tensors are copied out, released, and brought back. Pure: gaps in, moves out.
+
+Policy `autovm` (thesis 3.3.2): copy out after the last forward use (Listing 3.2); prefetch late, so that the copy just
+hides behind the ops before the use (Listing 3.3), or, with run times unknown, as early as memory allows (Listing 3.4);
+prefetches run in the order of the uses they serve (Figures 3.4, 3.5). A release waits for its copy, so it comes as late
+as memory allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from graph_passes.analysis.memory.simulate import Link, Move, recomputing_peak, usage_under
+from graph_passes.analysis.memory.timeline import Gap, Timeline
+from graph_passes.passes.offload.options import OffloadOptions
+
+SLACK = 1.2  # copies are planned to take this much longer than bytes over bandwidth: run times vary
+
+
+def tight(timeline: Timeline, gap: Gap, options: OffloadOptions) -> Move:
+    """Out for the whole gap."""
+    copy_after = gap.last
+    if options.copy_start == "produced":
+        buffer = timeline.buffers[gap.buffer]
+        for use in reversed((buffer.start, *buffer.uses)):  # back to where it last came into memory, at the latest
+            if use <= gap.last and copy_after - use <= 1:
+                copy_after = use
+        copy_after = max([copy_after, *(position for position in buffer.written if position <= gap.last)])
+    return Move(gap.buffer, gap.last, timeline.before(copy_after), gap.last + 1, gap.next, gap.next)
+
+
+def one_layer_ahead(timeline: Timeline, gap: Gap, layers: Sequence[int]) -> Move:
+    """vDNN's timing: release when the layer is done, prefetch while the layer before in the backward pass runs."""
+    # The k-th layer from the turn runs backward at about the mirror image of its forward position.
+    ahead = [2 * timeline.turn - layer for layer in layers]
+    prefetch = max((p for p in ahead if gap.last + 1 < p <= gap.next), default=gap.next)
+    return Move(gap.buffer, gap.last, timeline.before(gap.last), gap.last + 1, prefetch, gap.next)
+
+
+def in_order(timeline: Timeline, moves: Iterable[Move]) -> list[Move]:
+    """Moves as they are put into the graph: at ops that can be ordered, and sorted, for that decides who is allocated
+    first at one position. A tensor leaves earlier for it, and comes back later: it never takes more memory."""
+    found = [
+        move
+        if move.recomputed
+        else replace(move, release=timeline.before(move.release), prefetch=timeline.after(move.prefetch))
+        for move in moves
+    ]
+    return sorted(found, key=lambda move: (move.release, move.prefetch))
+
+
+def place(
+    timeline: Timeline, gaps: Sequence[Gap], link: Link, budget: int, options: OffloadOptions, timed: bool
+) -> list[Move]:
+    """Start from every tensor out for its whole gap, then spend the memory that is left on hiding the copies."""
+    every = _recomputed(timeline, [tight(timeline, gap, options) for gap in gaps], link, budget, options)
+    room = budget - usage_under(timeline, every)
+    recomputed = [move for move in every if move.recomputed]
+    moves = _release_late(timeline, [move for move in every if not move.recomputed], link, room)
+    if options.prefetch == "late" or (options.prefetch == "auto" and timed):
+        return recomputed + _prefetch_late(timeline, moves, link, room)
+    return recomputed + _prefetch_early(timeline, moves, room)
+
+
+def _recomputed(
+    timeline: Timeline, moves: Sequence[Move], link: Link, budget: int, options: OffloadOptions
+) -> list[Move]:
+    """Under `hybrid`, mark the moves that are cheaper to recompute; what they are made from must stay."""
+    if options.policy != "hybrid":
+        return list(moves)
+    usage = usage_under(timeline, moves)
+    moving = {move.buffer for move in moves}
+    marked = []
+    for move in moves:
+        buffer = timeline.buffers[move.buffer]
+        cheaper = timeline.steps[buffer.start].seconds < buffer.nbytes / link.prefetch
+        there = move.next <= buffer.recompute_until and moving.isdisjoint(buffer.recompute_inputs)
+        fits = recomputing_peak(timeline, usage, move) <= budget
+        marked.append(replace(move, recomputed=cheaper and there and fits))
+    return marked
+
+
+def _release_late(timeline: Timeline, moves: Sequence[Move], link: Link, room: npt.NDArray[np.int64]) -> list[Move]:
+    """Put each release where its copy has ended, or as near as memory allows; takes what it uses from `room`."""
+    placed, free = [], 0.0
+    for move in sorted(moves, key=lambda move: (move.copy_after, move.last)):
+        nbytes = timeline.buffers[move.buffer].nbytes
+        free = max(free, timeline.begins[move.copy_after + 1]) + SLACK * nbytes / link.offload
+        wanted = int(np.searchsorted(timeline.begins[:-1], free))
+        limit = max(move.release, min(wanted, move.prefetch - 1))
+        short = np.flatnonzero(room[move.release : limit] < nbytes)
+        release = move.release + int(short[0]) if short.size else limit
+        room[move.release : release] -= nbytes
+        placed.append(replace(move, release=release))
+    return placed
+
+
+def _prefetch_late(timeline: Timeline, moves: Sequence[Move], link: Link, room: npt.NDArray[np.int64]) -> list[Move]:
+    """Listing 3.3: the latest op that leaves time for the copy; one copy at a time, in the order of the uses."""
+    wanted: dict[Move, int] = {}
+    free, ordered = float("inf"), sorted(moves, key=_use)
+    for move in reversed(ordered):
+        deadline = min(timeline.begins[move.next], free)
+        free = deadline - SLACK * timeline.buffers[move.buffer].nbytes / link.prefetch
+        # the last op that begins no later than that
+        wanted[move] = int(np.searchsorted(timeline.begins[:-1], free, side="right")) - 1
+    return _prefetched(timeline, moves, wanted, room)
+
+
+def _prefetch_early(timeline: Timeline, moves: Sequence[Move], room: npt.NDArray[np.int64]) -> list[Move]:
+    """Listing 3.4: the earliest op since which the tensor fits beside every working set; first come, first served."""
+    wanted = {move: timeline.turn + 1 if move.next > timeline.turn else 0 for move in moves}
+    return _prefetched(timeline, moves, wanted, room)
+
+
+def _prefetched(
+    timeline: Timeline, moves: Sequence[Move], wanted: Mapping[Move, int], room: npt.NDArray[np.int64]
+) -> list[Move]:
+    """Each move with its prefetch at the position wanted or, where memory is short, later; in the order of the uses.
+
+    Takes what it uses from `room`.
+    """
+    placed: list[Move] = []
+    start = 0
+    for move in sorted(moves, key=_use):
+        nbytes = timeline.buffers[move.buffer].nbytes
+        limit = min(move.prefetch, max(start, move.release, wanted[move]))
+        short = np.flatnonzero(room[limit : move.prefetch] < nbytes)
+        start = limit + int(short[-1]) + 1 if short.size else limit
+        room[start : move.prefetch] -= nbytes
+        placed.append(replace(move, prefetch=start))
+    return placed
+
+
+def _use(move: Move) -> tuple[int, int]:
+    return move.next, move.last

@@ -1,0 +1,361 @@
+"""Reads the part of a loop's body that depends on the states into a cell; the rest was hoisted (`hoist.py`).
+
+A value `[batch, k * units]` is k columns, each a node of the cell; `[batch]` and `[batch, 1]` are one scalar node.
+What is added to a sum and depends on no state is not added at once but kept as its *addend*, so that
+`(x @ W + h @ R) + b` becomes `(x @ W + b) + h @ R`: the first sum is computed for all steps outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from custom_ops.recurrent.cell import Product, Term
+from custom_ops.recurrent.cell_builder import CellBuilder
+from graph_passes.graph.ir import Node, TensorId, boolean
+from graph_passes.graph.ops import FLOATS, IDENTITIES, passed, scalar_value
+from graph_passes.passes.recurrent.find.loops import Loop, Unreadable, Variables
+from graph_passes.passes.recurrent.lower.elementwise_ops import CELL_OPS, is_finite, lower
+from graph_passes.passes.recurrent.lower.hoist import STATE, Hoister, column_range
+from graph_passes.passes.recurrent.lower.layer_norm import normalised_operand
+from graph_passes.passes.recurrent.lower.prologue import Form, Hoisted, Leaves, Prologue
+
+_ADDITIONS = frozenset({"Add", "AddV2", "BiasAdd", "BiasAddV1"})
+_PRODUCTS = frozenset({"MatMul", "BatchMatMulV2", "_FusedMatMul"})
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value that depends on a state: its columns, and what is still to be added to them."""
+
+    columns: tuple[int, ...]
+    addend: Hoisted | None = None
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A concatenation, of tensors of the body and their widths, some of which depend on no state."""
+
+    parts: tuple[tuple[TensorId, int], ...]
+
+
+@dataclass
+class Reader:
+    """Reads one body. `columns` is the way in; the cell is in `builder`."""
+
+    loop: Loop
+    variables: Variables
+    units: int
+    dtype: str
+    hoister: Hoister
+    prologue: Prologue
+    builder: CellBuilder = field(default_factory=CellBuilder)
+
+    def __post_init__(self) -> None:
+        self._body = self.loop.body.graph
+        self.leaves = Leaves(self.builder, self.prologue, self.units, self.dtype)
+        self._values: dict[TensorId, Value | Joined | Unreadable] = {}
+        for place in self.variables.states:
+            argument = TensorId(self.loop.body.arguments[place])
+            self._values[argument] = Value((self.builder.state(),))
+
+    def read(self, wanted: Iterable[TensorId]) -> None:
+        """Read all that `wanted` depends on, operands first, so that no read goes deep.
+
+        The order follows from the structure alone, so that equal bodies give equal cells.
+        """
+        seen: set[str] = set()
+        waiting = [(tensor.node, False) for tensor in wanted][::-1]
+        while waiting:
+            name, operands_read = waiting.pop()
+            if operands_read:
+                for tensor in self._body.tensors(self._body[name]):
+                    self._try(tensor)
+            elif name not in seen and self.hoister.level(TensorId(name)) == STATE:
+                seen.add(name)
+                waiting.append((name, True))
+                waiting += [(source.node, False) for source in reversed(self._body[name].inputs)]
+
+    def columns(self, tensor: TensorId) -> tuple[int, ...]:
+        """The nodes of the cell that are the columns of `tensor`, a value of the body.
+
+        Raises:
+            Unreadable: it cannot be said in a cell.
+        """
+        if self.hoister.level(tensor) != STATE:
+            return self._leaf(tensor)
+        value = self._value(tensor)
+        if isinstance(value, Joined):
+            return tuple(column for part, _ in value.parts for column in self.columns(part))
+        if value.addend is None:
+            return value.columns
+        added = self._spread(self.leaves.columns(value.addend), len(value.columns), tensor)
+        whole = tuple(self.builder.apply("add", *pair) for pair in zip(value.columns, added, strict=True))
+        self._values[tensor] = Value(whole)
+        return whole
+
+    def _leaf(self, tensor: TensorId) -> tuple[int, ...]:
+        number = scalar_value(self._body, tensor)
+        if is_finite(number):
+            return (self.builder.constant(float(number or 0)),)
+        return self.leaves.columns(self.hoister.hoisted(self._untiled(tensor)))
+
+    def _untiled(self, tensor: TensorId) -> TensorId:
+        """A mask of one number a row that was repeated for every unit: the mask."""
+        source = passed(self._body, tensor)
+        node = self._body[source.node]
+        if node.op in ("Tile", "BroadcastTo"):
+            shape = self.hoister.shape(node.inputs[0])
+            if len(shape) == 2 and shape[1] == 1 and len(self.hoister.shape(tensor)) == 2:
+                return node.inputs[0]
+        return tensor
+
+    def _try(self, tensor: TensorId) -> None:
+        if tensor not in self._values:
+            try:
+                self._values[tensor] = self._evaluate(self._body[tensor.node], tensor)
+            except Unreadable as reason:
+                self._values[tensor] = reason
+
+    def _value(self, tensor: TensorId) -> Value | Joined:
+        self._try(tensor)
+        found = self._values[tensor]
+        if isinstance(found, Unreadable):
+            raise found
+        return found
+
+    def _width(self, tensor: TensorId) -> int:
+        """How many columns `tensor` has; 0 for one number a row."""
+        shape, node = self.hoister.shape(tensor), self._body[tensor.node]
+        if len(shape) == 1 and self._is_one_row(shape):
+            shape = (1, *shape)
+        if len(shape) == 1 or (len(shape) == 2 and shape[1] == 1 and self.units != 1):
+            return 0
+        if len(shape) != 2 or shape[1] is None or shape[1] % self.units:
+            raise Unreadable(
+                f"'{node.name}' ({node.op}) has shape {shape}; expected [batch, a multiple of {self.units}]"
+            )
+        return shape[1] // self.units
+
+    def _is_one_row(self, shape: tuple[int | None, ...]) -> bool:
+        """Whether a value of rank 1 is the only row of a batch of one; Keras drops the dimension to add a bias."""
+        return self.prologue.batch == 1 and shape[0] not in (None, 1)
+
+    def _spread(self, columns: tuple[int, ...], count: int, tensor: TensorId) -> tuple[int, ...]:
+        """`columns` under broadcasting to `count` columns."""
+        if len(columns) == count:
+            return columns
+        if len(columns) == 1 and self._is_uniform(columns[0]):
+            return columns * count
+        node = self._body[tensor.node]
+        raise Unreadable(f"'{node.name}' ({node.op}): {len(columns)} and {count} columns of {self.units} do not match")
+
+    def _is_uniform(self, column: int) -> bool:
+        return self.builder.scalar[column] or column in self.leaves.uniform or self.units == 1
+
+    def _evaluate(self, node: Node, tensor: TensorId) -> Value | Joined:
+        if node.op in IDENTITIES:
+            return self._value(node.inputs[tensor.index])
+        if node.op in _ADDITIONS and (deferred := self._deferred_sum(node, tensor)):
+            return deferred
+        if node.op in CELL_OPS:
+            return self._elementwise(node, tensor)
+        if node.op in _PRODUCTS:
+            return self._product(node, tensor)
+        reader: Callable[[Node, TensorId], Value | Joined] | None = {
+            "Split": self._part,
+            "SplitV": self._part,
+            "StridedSlice": self._part,
+            "Slice": self._part,
+            "ConcatV2": self._concatenation,
+            "Mean": self._reduction,
+            "Sum": self._reduction,
+            "Cast": self._cast,
+            "ExpandDims": self._reshaped,
+            "Squeeze": self._reshaped,
+            "Reshape": self._reshaped,
+            "Tile": self._reshaped,
+            "BroadcastTo": self._reshaped,
+        }.get(node.op)
+        if node.op in ("ZerosLike", "OnesLike"):
+            return Value((self.builder.constant(float(node.op == "OnesLike")),))
+        if reader is None:
+            raise Unreadable(f"'{node.name}' is a {node.op}, which no op of a cell computes")
+        return reader(node, tensor)
+
+    def _deferred_sum(self, node: Node, tensor: TensorId) -> Value | None:
+        """A sum of which one side depends on no state and has the full width, or is broadcast to it."""
+        levels = [self.hoister.level(source) for source in node.inputs]
+        if levels.count(STATE) != 1 or not self._is_float(tensor):
+            return None
+        inside, outside = (node.inputs[levels.index(STATE)], node.inputs[1 - levels.index(STATE)])
+        value, shape = self._value(inside), self.hoister.shape(outside)
+        wide = self.hoister.shape(inside) == self.hoister.shape(tensor) and self._width(tensor) > 0
+        if isinstance(value, Joined) or not wide or not shape or shape[-1] != self.hoister.shape(tensor)[-1]:
+            return None
+        more = self.hoister.hoisted(outside)
+        if more.dtype != self.dtype:
+            return None
+        addend = more if value.addend is None else self._sum_outside(value.addend, more, node)
+        return Value(value.columns, addend)
+
+    def _sum_outside(self, first: Hoisted, second: Hoisted, node: Node) -> Hoisted:
+        rank = max(len(first.shape), len(second.shape))
+        shape = max((first.shape, second.shape), key=len)
+        if rank == 2 and None in (first.shape[0], second.shape[0]):
+            shape = (None, shape[1])
+        return self.prologue.sum(first, second, shape, node.name)
+
+    def _elementwise(self, node: Node, tensor: TensorId) -> Value:
+        count, shape = self._width(tensor), self.hoister.shape(tensor)
+        for source in node.inputs:
+            if self.hoister.level(source) == STATE:
+                self._value(source)  # the first reason is the best one
+        per_row = node.op == "Select"  # its condition may be one number a row, [batch]
+        for place, source in enumerate(node.inputs):
+            by_row = (per_row and place == 0) or (len(shape) == 1 and not self._is_one_row(shape))
+            given = self.hoister.shape(source)
+            if len(given) == 1 and given != (1,) and by_row != self._is_batch_vector(source):
+                raise Unreadable(f"'{node.name}' ({node.op}) mixes one number a row with one number a unit: '{source}'")
+        groups = [self._spread(self.columns(source), max(count, 1), tensor) for source in node.inputs]
+        return Value(
+            tuple(lower(self.builder, node.op, node.attrs, arguments) for arguments in zip(*groups, strict=True))
+        )
+
+    def _is_batch_vector(self, tensor: TensorId) -> bool:
+        """Whether a tensor of rank 1 has an entry for each row, not for each unit."""
+        if self._is_one_row(self.hoister.shape(tensor)):
+            return False
+        if self.hoister.level(tensor) == STATE:
+            return True
+        return self.hoister.hoisted(tensor).form is not Form.FIXED
+
+    def _product(self, node: Node, tensor: TensorId) -> Value:
+        left, right = node.inputs[:2]
+        if self.hoister.level(right) == STATE or boolean(node.attrs.get("transpose_a")) or len(node.inputs) > 2:
+            raise Unreadable(f"'{node.name}' ({node.op}) is not a product of a state with a fixed matrix")
+        matrix = self.hoister.hoisted(right)
+        if matrix.form is not Form.FIXED or len(matrix.shape) != 2 or None in matrix.shape:
+            raise Unreadable(
+                f"'{node.name}' ({node.op}) multiplies with a matrix that changes, of shape {matrix.shape}"
+            )
+        transposed = boolean(node.attrs.get("transpose_b")) or boolean(node.attrs.get("adj_y"))
+        value = self._value(left)
+        if not isinstance(value, Joined):
+            return Value(self._terms(self.columns(left), matrix, transposed, node))
+        result: Value | None = None
+        start = 0
+        for part, width in value.parts:
+            rows = self.prologue.rows_of(matrix, start, start + width, transposed)
+            start += width
+            if self.hoister.level(part) == STATE:
+                columns = self._terms(self.columns(part), rows, transposed, node)
+                result = self._plus(result, Value(columns), node)
+            else:
+                outside = self.prologue.product(self.hoister.hoisted(part), rows, transposed, node.name)
+                result = self._plus(result, Value((), outside), node)
+        if result is None or not result.columns:
+            raise Unreadable(f"'{node.name}' ({node.op}) multiplies nothing")
+        return result
+
+    def _plus(self, first: Value | None, second: Value, node: Node) -> Value:
+        if first is None:
+            return second
+        columns = first.columns or second.columns
+        if first.columns and second.columns:
+            columns = tuple(
+                self.builder.apply("add", *pair) for pair in zip(first.columns, second.columns, strict=True)
+            )
+        if first.addend is None or second.addend is None:
+            return Value(columns, first.addend or second.addend)
+        return Value(columns, self._sum_outside(first.addend, second.addend, node))
+
+    def _terms(self, operands: tuple[int, ...], matrix: Hoisted, transposed: bool, node: Node) -> tuple[int, ...]:
+        rows, columns = matrix.shape[::-1] if transposed else matrix.shape
+        scalar = any(self.builder.scalar[operand] for operand in operands)
+        if scalar or rows != len(operands) * self.units or columns is None or columns % self.units:
+            raise Unreadable(
+                f"'{node.name}' ({node.op}) multiplies {len(operands)} x {self.units} units with a matrix "
+                f"{[rows, columns]}; a cell needs multiples of {self.units} units on both sides"
+            )
+        index = self.leaves.matrix(matrix)
+        products = []
+        for column in range(columns // self.units):
+            terms = [
+                Term(operand, index, *((column, row) if transposed else (row, column)), transposed)
+                for row, operand in enumerate(operands)
+            ]
+            products.append(self.builder.add(Product(tuple(terms))))
+        return tuple(products)
+
+    def _part(self, node: Node, tensor: TensorId) -> Value:
+        source = node.inputs[1 if node.op == "Split" else 0]
+        columns, shape = self.columns(source), self.hoister.shape(source)
+        start, end = column_range(self._body, node, tensor.index, shape)
+        if start % self.units or end % self.units or len(columns) * self.units != shape[-1]:
+            raise Unreadable(
+                f"'{node.name}' ({node.op}) takes units {start} to {end}, not whole columns of {self.units}"
+            )
+        return Value(columns[start // self.units : end // self.units])
+
+    def _concatenation(self, node: Node, tensor: TensorId) -> Value | Joined:
+        axis = scalar_value(self._body, node.inputs[-1])
+        rank = len(self.hoister.shape(tensor))
+        if rank != 2 or axis is None or int(axis) % rank != 1:
+            raise Unreadable(f"'{node.name}' ({node.op}) does not join columns")
+        parts: list[tuple[TensorId, int]] = []
+        for source in node.inputs[:-1]:
+            width = self.hoister.shape(source)[-1]
+            if width is None:
+                raise Unreadable(f"'{node.name}' ({node.op}) joins '{source}', whose width is unknown")
+            parts.append((source, width))
+        return Joined(tuple(parts))
+
+    def _reduction(self, node: Node, tensor: TensorId) -> Value:
+        shape = self.hoister.shape(node.inputs[0])
+        axes = self._body.constants.get(node.inputs[1].node)
+        if len(shape) != 2 or axes is None or [int(axis) % 2 for axis in axes.reshape(-1)] != [1]:
+            raise Unreadable(f"'{node.name}' ({node.op}) sums over the batch, or over no fixed axis")
+        columns = self.columns(node.inputs[0])
+        if any(self.builder.scalar[column] for column in columns):
+            raise Unreadable(f"'{node.name}' ({node.op}) sums up one number a row")
+        total = self.builder.sum(*map(self.builder.row_sum, columns))
+        if node.op == "Mean":
+            total = self.builder.apply("multiply", total, self.builder.constant(1.0 / (len(columns) * self.units)))
+        return Value((total,))
+
+    def _cast(self, node: Node, tensor: TensorId) -> Value:
+        spec, before = self._body.specs[tensor], self._body.specs[node.inputs[0]]
+        if before.dtype in FLOATS | {"bool"} and spec.dtype in FLOATS:
+            return Value(self.columns(node.inputs[0]))
+        raise Unreadable(f"'{node.name}' ({node.op}) turns {before.dtype} into {spec.dtype}")
+
+    def _reshaped(self, node: Node, tensor: TensorId) -> Value:
+        """Only what keeps every number where it is, or repeats one number for all units."""
+        operand = normalised_operand(self._body, node) if node.op == "Reshape" else None
+        if operand is not None:
+            return Value(self._normalised(operand.tensor, operand.epsilon))
+        columns = self.columns(node.inputs[0])
+        before, after = self.hoister.shape(node.inputs[0]), self.hoister.shape(tensor)
+        scalar = len(columns) == 1 and self.builder.scalar[columns[0]]
+        same_width = len(before) == len(after) == 2 and before[1] == after[1] is not None
+        one_row = before == (1, *after) and len(after) == 1 and self._is_one_row(after)
+        one_row = one_row or (after == (1, *before) and len(before) == 1 and self._is_one_row(before))
+        if same_width or one_row or (scalar and len(after) in (1, 2) and not (len(after) == 1 and after[0] == 1)):
+            return Value(columns)
+        raise Unreadable(f"'{node.name}' ({node.op}) turns {before} into {after}")
+
+    def _normalised(self, tensor: TensorId, epsilon: float) -> tuple[int, ...]:
+        """Mean 0 and variance 1 over all columns of each row."""
+        columns, build = self.columns(tensor), self.builder
+        share = build.constant(1.0 / (len(columns) * self.units))
+        mean = build.apply("multiply", build.sum(*map(build.row_sum, columns)), share)
+        centred = [build.apply("subtract", column, mean) for column in columns]
+        squares = [build.row_sum(build.apply("square", column)) for column in centred]
+        variance = build.apply("multiply", build.sum(*squares), share)
+        scale = build.apply("reciprocal_sqrt", build.apply("add", variance, build.constant(epsilon)))
+        return tuple(build.apply("multiply", column, scale) for column in centred)
+
+    def _is_float(self, tensor: TensorId) -> bool:
+        spec = self._body.specs.get(tensor)
+        return spec is not None and spec.dtype == self.dtype

@@ -1,0 +1,1 @@
+"""Reads and rebuilds functions and graphs of TensorFlow; what its public interface does not give is reached here."""

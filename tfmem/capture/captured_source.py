@@ -1,0 +1,132 @@
+"""What was captured, as the graph that passes plan on and edit."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import replace
+
+from custom_ops.background import go_on
+from graph_passes.errors import GraphError
+from graph_passes.graph import serde
+from graph_passes.graph.ir import Graph
+from graph_passes.graph.rewrite import Rewrite, applied
+from graph_passes.graph.source import Source
+from graph_passes.graph.verify import verify_graph
+from graph_passes.passes.recurrent.find.loops import LOOPS
+from tfmem.capture.body_source import bodies, with_function
+from tfmem.capture.build import FeedShapes, shaped_graph
+from tfmem.capture.captured import Captured, op_name, unique
+from tfmem.capture.equal_bodies import followed, names_by_place, structure_of
+from tfmem.capture.inline import inline_captured
+
+
+class CapturedSource:
+    """A `graph_passes.graph.source.Source`.
+
+    Attributes:
+        captured: as the passes left it.
+    """
+
+    def __init__(self, captured: Captured, feed_shapes: FeedShapes | None = None, asked: Collection[str] = ()) -> None:
+        """
+        Args:
+            captured: what capture, or Grappler, gave.
+            feed_shapes: shapes of feeds ("x:0"), where better known than in the graph.
+            asked: names that the user asked for among the fetches. If there are any, copies of a loop's results that
+                nothing reads need not stay; TensorFlow 1 makes one of each result.
+        """
+        self.captured = self._read = captured
+        self._feed_shapes = feed_shapes
+        self._asked = frozenset(map(op_name, asked))
+
+    structure: Hashable = None
+
+    def read(self, inlined: Collection[str] | None = None, functions: bool = True) -> Graph:
+        """See `Source`."""
+        self._read = self.captured if inlined is None else inline_captured(self.captured, inlined)
+        inferred = shaped_graph(self._read, feed_shapes=self._feed_shapes)
+        go_on()
+        return serde.from_graph_def(self._read.graph_def, inferred=inferred, functions=functions)
+
+    def keep(self, graph: Graph) -> set[str]:
+        """See `Source`."""
+        keep = {name for name in map(op_name, self.captured.fetches) if _can_be_fetched(graph, name)}
+        return {n for n in keep if not self._asked or n in self._asked or not _copies_a_result(graph, n)}
+
+    def bodies(self) -> Mapping[str, Source]:
+        """See `Source`."""
+        shaped = shaped_graph(self.captured, feed_shapes=self._feed_shapes)
+        return {body.caller: _BodySource(self, body.name, body.captured) for body in bodies(self.captured, shaped)}
+
+    def follow(self, other: Source) -> Mapping[str, str]:
+        """See `Source`."""
+        raise GraphError("only bodies are like others")
+
+    def edit(self, graph: Graph, rewrites: Sequence[Rewrite]) -> Mapping[str, Exception]:
+        """See `Source`; a graph that TensorFlow does not import is not sound."""
+        successors = {name: rewrite.successor for rewrite in rewrites for name in rewrite.replaced}
+
+        def require_importable(edited: Graph) -> None:
+            verify_graph(edited)
+            shaped_graph(_written(self._read, edited, successors), feed_shapes=self._feed_shapes)
+
+        edited, errors = applied(rewrites, graph, require_importable)
+        if len(errors) < len(rewrites):
+            self.captured = _written(self._read, edited, successors)
+        return errors
+
+
+class _BodySource(CapturedSource):
+    """A function that another source calls."""
+
+    def __init__(self, owner: CapturedSource, name: str, captured: Captured) -> None:
+        super().__init__(captured)
+        self._owner = owner
+        self._name = name
+        self._given = captured
+        self.structure = structure_of(captured)
+
+    def bodies(self) -> Mapping[str, Source]:
+        """None: those of the owner are all."""
+        return {}
+
+    def follow(self, other: Source) -> Mapping[str, str]:
+        """See `Source`."""
+        if not isinstance(other, _BodySource) or other.structure is None or other.structure != self.structure:
+            raise GraphError("these are different graphs")
+        if other.captured is not other._given:
+            self.captured = followed(self._given, other._given, other.captured)
+            self._owner.captured = with_function(self._owner.captured, self._name, self.captured)
+        return names_by_place(other._given, self._given)
+
+    def edit(self, graph: Graph, rewrites: Sequence[Rewrite]) -> Mapping[str, Exception]:
+        """See `Source`."""
+        errors = super().edit(graph, rewrites)
+        if len(errors) < len(rewrites):
+            self._owner.captured = with_function(self._owner.captured, self._name, self.captured)
+        return errors
+
+
+def _written(before: Captured, graph: Graph, successors: Mapping[str, str]) -> Captured:
+    """`before` with another graph; what ran for its side effects is run as what took its place."""
+    present = graph.nodes
+    control = [name if name in present else successors.get(name, "") for name in before.control_fetches]
+    graph_def = serde.to_graph_def(graph, before.graph_def)
+    return replace(
+        before,
+        graph_def=graph_def,
+        fetches=tuple(name for name in before.fetches if op_name(name) in present),
+        control_fetches=unique(list(filter(None, control))),
+        creation_order=tuple(node.name for node in graph_def.node),
+    )
+
+
+def _can_be_fetched(graph: Graph, name: str) -> bool:
+    """Whether anybody outside can ask for the node: lists of tensors and resources stay in the graph."""
+    specs = [graph.specs.get(tensor) for tensor in graph.tensors(graph[name])] if name in graph.nodes else []
+    return not specs or any(spec is None or spec.dtype not in ("variant", "resource") for spec in specs)
+
+
+def _copies_a_result(graph: Graph, name: str) -> bool:
+    node = graph.nodes.get(name)
+    return node is not None and node.op == "Identity" and graph[node.inputs[0].node].op in LOOPS

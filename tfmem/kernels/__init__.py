@@ -1,0 +1,1 @@
+"""Kernels for the recurrent, product and fusion passes: chosen, compiled and cached for a device."""

@@ -1,0 +1,116 @@
+"""What the fusion pass is handed: the device as its model sees it, and how attributes are written."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import tensorflow as tf
+
+from custom_ops.jit.compilers import Compilers
+from custom_ops.jit.device import Quiet
+from graph_passes.analysis.device_support import CUDA
+from graph_passes.analysis.op_pattern import Kind
+from graph_passes.graph import serde
+from graph_passes.graph.ir import Graph
+from graph_passes.passes.fuse.partition.partition import ON_CPU, ON_GPU
+from graph_passes.passes.fuse.partition.score import KernelDevice, Small
+from graph_passes.passes.fuse.plan import Needs, Stitching, fault
+from graph_passes.pipeline import Outcome
+from tfmem.capture.captured import op_name
+from tfmem.devices import Target
+from tfmem.kernels.fusion_programs import gpu_programs, is_timed
+from tfmem.kernels.fusion_times import Measured
+from tfmem.options import Options
+
+LOCAL = "/job:localhost/replica:0/task:0"
+HOME = f"{LOCAL}/device:CPU:0"
+# One pass over memory that the caches do not hold, and the time to the next op; orders of magnitude, which decide what
+# is planned, not what is kept: that is timed.
+CPU = KernelDevice(
+    name="cpu",
+    copies=((0.0, 0.0), (32e3, 1e-6), (1e6, 5e-5), (1e8, 2e-2)),
+    launch=5e-7,
+    barrier=1e-6,
+    block=1 << 15,
+    chip=1 << 20,
+    dispatch=3e-6,
+    region=6e-6,
+)
+
+
+def gpu_device(target: Target) -> KernelDevice:
+    """A GPU as the model sees it. The launch of a graph and of its kernels, and what TensorFlow takes for an op, are
+    orders of magnitude, too, and were not measured."""
+    bandwidth = target.profile.bandwidth
+    return KernelDevice(
+        name=target.description,
+        copies=((0.0, 1e-6), (1e6, 1e-6 + 1e6 / bandwidth), (1e9, 1e-6 + 1e9 / bandwidth)),
+        launch=2e-6,
+        barrier=1e-6,
+        block=1 << 17,
+        chip=1 << 25,
+        dispatch=8e-6,
+        region=3e-5,
+        packed=1.0,
+        product=1.5e-6,
+        most=Small(1 << 27, 8 << 20),
+    )
+
+
+def fusion_needs(
+    feeds: Collection[str],
+    target: Target,
+    options: Options,
+    roots: Collection[str] | None = None,
+    in_place: bool = False,
+    quiet: Quiet | None = None,
+) -> Needs:
+    """Of a graph on a device.
+
+    Args:
+        feeds: tensors that a caller gives.
+        target: the device.
+        options: of the pass, and where kernels are kept.
+        roots: see `Needs`.
+        in_place: the graph is edited under its users, who may run the ops that are there now, too: so variables are
+            read and written by these alone.
+        quiet: keeps steps from running while a kernel is timed.
+    """
+    fed = tuple(map(op_name, feeds))
+    kept = {Kind.READ, Kind.UPDATE} if in_place else set()
+    if not target.is_gpu:
+        return Needs(CPU, HOME, serde.attributes, ON_CPU - kept, fed, roots)
+    tf32, compilers = tf.config.experimental.tensor_float_32_execution_enabled(), Compilers()
+    times = Measured(target, options, tf32, compilers, quiet) if is_timed(options) else None
+    return Needs(
+        gpu_device(target),
+        LOCAL + target.name,
+        serde.attributes,
+        ON_GPU - kept,
+        fed,
+        roots,
+        CUDA,
+        gpu_programs(target, options, compilers, quiet),
+        times.of if times else None,
+        timed=is_timed(options),
+        beside=times.beside if times else None,
+    )
+
+
+def sinks(graph: Graph) -> list[str]:
+    """Nodes that no other reads or waits for: what users may run, whatever else they do not."""
+    return [node.name for node in graph if not any(graph.successors(node))]
+
+
+def stitching(done: Mapping[str, Outcome]) -> Stitching:
+    """What the fusion pass did; nothing where it did not run. Faults in what comes before it are in it, too."""
+    outcome = done.get("fusion")
+    if outcome is None:
+        return Stitching()
+    before = [done.get(name, Outcome()) for name in ("preparation", "merging")]
+    errors = [error for each in before for error in (*each.errors.values(), each.failed) if error is not None]
+    unprepared = tuple(fault("what comes before regions", (), error) for error in errors)
+    if outcome.failed is not None:
+        return Stitching(kept=(*unprepared, fault("every region", (), outcome.failed)))
+    found: Stitching = outcome.plan
+    return Stitching(kept=unprepared).joined(found.without(outcome.errors))

@@ -1,0 +1,54 @@
+"""Products of recurrent layers that run on tensor cores though TensorFlow is to multiply in float32."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from custom_ops.errors import KernelError
+from custom_ops.jit.cache import Cache
+from custom_ops.jit.device import Device
+from custom_ops.jit.image import KernelImage
+from custom_ops.matmul import kernels as matmul
+from graph_passes.graph.rewrite import NewNode
+from graph_passes.passes.products.plan import Needs
+from graph_passes.passes.recurrent.apply import RecurrentPlan
+from graph_passes.passes.recurrent.faults import fault
+from graph_passes.pipeline import Outcome
+from tfmem.devices import Target
+from tfmem.kernels.recurrent import kernel_folder
+from tfmem.options import Options
+
+
+def product_needs(plan: RecurrentPlan, target: Target, options: Options) -> Needs | None:
+    """What puts products of `plan`, which was carried out, on tensor cores.
+
+    Only where TensorFlow's own would be in float32: in TF32 they are on tensor cores already.
+    """
+    if not plan.matches or not target.is_gpu or {target.precision, plan.precision} != {"highest"}:
+        return None
+    ours = [node.name for match in plan.matches for node in match.nodes if isinstance(node, NewNode)]
+    return Needs(ours, lambda: _programs(options, target.ordinal))
+
+
+def with_products(plan: RecurrentPlan, done: Outcome | None) -> RecurrentPlan:
+    """`plan`, saying also what became of its products."""
+    if done is None:
+        return plan
+    errors = [done.failed] if done.failed else list(done.errors.values())
+    faults = [fault("products outside the loops", "MatMul", error) for error in errors]
+    notes = (done.plan.note,) if done.plan and done.plan.note and not errors else ()
+    return replace(plan, unmatched=(*plan.unmatched, *faults), notes=(*plan.notes, *notes))
+
+
+def _programs(options: Options, ordinal: int) -> list[KernelImage]:
+    """Of the GPU.
+
+    Raises:
+        KernelError: it is too old, or the compiler is missing.
+    """
+    with Device(ordinal) as device, kernel_folder(options.cache_directory) as folder:
+        if device.arch < matmul.OLDEST:
+            raise KernelError(
+                f"{device.name} has compute capability {device.arch / 10}; these products need {matmul.OLDEST / 10}"
+            )
+        return matmul.build(device.arch, Cache(folder))

@@ -1,0 +1,120 @@
+"""GPU kernels for recurrent cells: ranked by GRNN's model, chosen by running the best, kept for good."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from custom_ops.background import go_on
+from custom_ops.errors import KernelError
+from custom_ops.jit.cache import Cache
+from custom_ops.jit.device import Device
+from custom_ops.recurrent.search import microbenchmark
+from custom_ops.recurrent.search.bench import DeviceBench
+from custom_ops.recurrent.search.ranking import candidates, predict
+from custom_ops.recurrent.search.space import launched
+from custom_ops.recurrent.search.tune import tune
+from custom_ops.recurrent.spec import Configuration, Precision, RecurrentSpec
+from graph_passes.passes.recurrent.apply import Kernels, RecurrentPlan, Unmatched
+from graph_passes.passes.recurrent.options import RecurrentOptions
+from tfmem.devices import Target
+from tfmem.options import Options
+
+OLDEST = 75  # compute capability 7.5
+
+
+def tuned_kernels(
+    spec: RecurrentSpec, folder: Path, batches: Sequence[int], options: RecurrentOptions, ordinal: int
+) -> Kernels:
+    """Programs for a specification, made and timed on a GPU of this machine, or made before.
+
+    Args:
+        spec: what the kernels compute.
+        folder: of the cache of measurements, compiled kernels and choices.
+        batches: sizes to choose for. Each choice holds down to the size before it, the last for everything above.
+        options: what is timed, and for how long.
+        ordinal: the GPU, as CUDA counts them.
+
+    Raises:
+        KernelError: there is no GPU or one too old, no compiler, or no kernel that runs.
+    """
+    cache = Cache(folder)
+    with Device(ordinal) as device:
+        if device.arch < OLDEST:
+            raise KernelError(
+                f"{device.name} (compute capability {device.arch / 10}) is too old: recurrent kernels need compute "
+                f"capability {OLDEST / 10}"
+            )
+        machine, steps = microbenchmark.measure(device, cache), options.time_steps
+
+        def without_waiting() -> tuple[Configuration, float] | None:
+            batch = max(batches)
+            staged = launched(machine, spec, batch)
+            return (staged, predict(machine, spec, staged, batch).nanoseconds(steps)) if staged else None
+
+        with contextlib.closing(DeviceBench(spec, device, cache, steps)) as bench:
+            ranked = partial(candidates, machine, spec, time_steps=steps)
+            tuned = tune(bench, ranked, cache, batches, options.candidates, options.progress, without_waiting)
+    return Kernels(tuned.programs, steps, tuple((trial.point, trial.measured / 1e6) for trial in tuned.chosen))
+
+
+def with_kernels(plan: RecurrentPlan, target: Target, options: Options) -> RecurrentPlan:
+    """What of `plan` the target can run, and with which precision and kernels.
+
+    On a CPU that is all of it, without kernels. On a GPU a match whose kernels cannot be made stays as it is, with the
+    reason.
+    """
+    chosen = options.recurrent.precision
+    precision = target.precision if chosen == "auto" else chosen
+    if not target.is_gpu or not plan.matches:
+        return replace(plan, precision=precision)
+    made: dict[str, Kernels] = {}
+    reasons: dict[str, str] = {}
+    with kernel_folder(options.cache_directory) as folder:
+        for (spec, batch), names in _specifications(plan, precision, reasons).items():
+            go_on()
+            batches = options.recurrent.batches if batch is None else (batch,)
+            try:
+                kernels = tuned_kernels(spec, folder, batches, options.recurrent, target.ordinal)
+            except KernelError as error:
+                reasons |= dict.fromkeys(names, str(error))
+            else:
+                made |= dict.fromkeys(names, kernels)
+    kept, left = [], []
+    for match in plan.matches:
+        reason = next((reasons[launch.name] for launch in match.launches if launch.name in reasons), None)
+        if reason is None:
+            kept.append(match)
+        else:
+            left.append(Unmatched(match.name, match.carrier, reason))
+    return RecurrentPlan(tuple(kept), (*plan.unmatched, *left), precision, made)
+
+
+def _specifications(
+    plan: RecurrentPlan, precision: Precision, reasons: dict[str, str]
+) -> dict[tuple[RecurrentSpec, int | None], list[str]]:
+    """The distinct kernels of a plan, with their batch if it is known, and the launches that want them; `reasons` takes
+    what no GPU kernel is for."""
+    found: dict[tuple[RecurrentSpec, int | None], list[str]] = {}
+    for launch in (launch for match in plan.matches for launch in match.launches):
+        try:
+            spec = RecurrentSpec(launch.cell, launch.units, launch.dtype, precision, len(launch.directions))  # type: ignore[arg-type]
+        except KernelError as error:
+            reasons[launch.name] = str(error)
+        else:
+            found.setdefault((spec, launch.batch or None), []).append(launch.name)
+    return found
+
+
+@contextlib.contextmanager
+def kernel_folder(cache_directory: str) -> Iterator[Path]:
+    """Where kernels are kept: for good, or for this call if there is no cache."""
+    if cache_directory:
+        yield Path(cache_directory) / "kernels"
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)

@@ -1,1 +1,0 @@
-"""The recurrent pass over a captured graph, and the choice of its kernels."""

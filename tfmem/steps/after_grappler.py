@@ -1,0 +1,148 @@
+"""A captured graph as TensorFlow's optimizer, and the passes behind it, leave it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping
+from dataclasses import replace
+
+import tensorflow as tf
+
+from custom_ops.background import go_on
+from graph_passes.decision import Fusion
+from graph_passes.graph.source import Source
+from graph_passes.passes.fuse.plan import Needs, Stitching, fault
+from graph_passes.pipeline import Phase, run_passes
+from graph_passes.report import STITCHED, Report
+from tfmem.capture.captured import Captured, every_node
+from tfmem.capture.captured_source import CapturedSource
+from tfmem.capture.grappler import run_grappler
+from tfmem.kernels.fusion_needs import fusion_needs, stitching
+from tfmem.runtime.engine import Engine
+
+BY_MODEL = "stitched, as the model has it: nothing was timed"
+NOTHING = "nothing to stitch"
+PLANNED = "left as it was: a plan for the memory budget runs in its place"
+LARGER = "give a memory_budget under which nothing has to move"
+TRACED = "not stitched: more of the function is still to be traced"
+WHOLE = "pass the tf.function itself to tfmem.optimize"
+
+# Those of which it is known that TF32's kernels want channels last.
+_CONVOLUTIONS = frozenset({"Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter"})
+
+
+def grappled(captured: Captured, engine: Engine) -> Captured:
+    """`captured` after Grappler."""
+    return run_grappler(captured, device=engine.target.kind, nested=engine.stitches)
+
+
+def grappled_to_stitch(captured: Captured, engine: Engine) -> Captured | None:
+    """`captured` after Grappler in the layout that suits what is stitched; None where that is `grappled`'s.
+
+    TF32's convolutions want channels last. Grappler asks for channels first all the same, as its rule is from before
+    TF32, and cuDNN then changes the layout of each convolution's operands and result: of ResNet-50's step on an H100 a
+    fifth of all kernels' time. TensorFlow's own batch normalization is slow in channels last, but it is stitched.
+    """
+    if engine.target.precision != "tf32":
+        return None
+    found = [node for node in every_node(captured.graph_def) if "Conv" in node.op and "data_format" in node.attr]
+    float32 = tf.float32.as_datatype_enum
+    if not found or not all(node.op in _CONVOLUTIONS and node.attr["T"].type == float32 for node in found):
+        return None
+    return run_grappler(captured, device=engine.target.kind, nested=engine.stitches, keep_layout=True)
+
+
+def stitched(optimized: Captured, engine: Engine, roots: Collection[str] | None = None) -> tuple[Captured, Stitching]:
+    """What Grappler left, after the passes of `AFTER_GRAPPLER`, and what they did.
+
+    Args:
+        optimized: what Grappler left.
+        engine: device and options.
+        roots: names of ops of which a caller may run some without the others; None: all of the graph runs.
+    """
+    source = CapturedSource(optimized, engine.feed_shapes)
+    needs = fusion_needs(optimized.feeds, engine.target, engine.options, roots, quiet=engine.quiet)
+    done = stitch(source, engine, needs)
+    return source.captured, done
+
+
+def stitch(source: Source, engine: Engine, needs: Needs) -> Stitching:
+    """Edits `source`, and the functions that it calls, by the passes of `AFTER_GRAPPLER`, and says what they did; warns
+    of faults."""
+    done = _stitched(source, engine, needs)
+    try:
+        called = source.bodies() if engine.stitches else {}
+    except Exception as error:  # whatever it is, functions stay as they were
+        called = {}
+        done = done.joined(Stitching(kept=(fault("every region of a called function", (), error),)))
+    planned: dict[Hashable, tuple[Source, Stitching]] = {}
+    for caller, body in called.items():
+        go_on()
+        inside = _as_before(body, planned)
+        if inside is None:
+            inside = _stitched(body, engine, replace(needs, fed=(), roots=None))
+            planned[body.structure] = body, inside
+        done = done.joined(inside.within(caller))
+    faults = [region for region in done.kept if region.warned]
+    if faults:
+        more = f"; and {len(faults) - 1} more" if len(faults) > 1 else ""
+        what = f"{faults[0].name} stays as it was: {faults[0].reason}{more}"
+        engine.warn("fault", f"tfmem: {what}; see tfmem.report(...)")
+    return done
+
+
+def _as_before(body: Source, planned: Mapping[Hashable, tuple[Source, Stitching]]) -> Stitching | None:
+    """What became of a body that is equal to one before it; None if none is."""
+    if body.structure is None or body.structure not in planned:
+        return None
+    other, done = planned[body.structure]
+    try:
+        return done.named(body.follow(other))
+    except Exception:  # whatever it is, the body is planned by itself
+        return None
+
+
+def _stitched(source: Source, engine: Engine, needs: Needs) -> Stitching:
+    handed = dict.fromkeys(("preparation", "fusion"), lambda _: needs)
+    if needs.beside is not None:  # else the graph is not read for it
+        handed["merging"] = lambda _: needs
+    return stitching(run_passes(Phase.AFTER_GRAPPLER, engine.passes, source, handed))
+
+
+def with_regions(report: Report, done: Stitching, why: str) -> Report:
+    """`report`, saying also what was stitched, and why it runs so or not."""
+    kept = [(name, region.reason) for region in done.kept for name in region.members]
+    return replace(
+        report,
+        regions=tuple(region.record for region in done.regions),
+        not_stitched=(*done.reasons.items(), *kept),
+        fusion=why,
+        notes=(*report.notes, *(region.traceback for region in done.kept if region.traceback)),
+    )
+
+
+def unobserved(report: Report, done: Stitching) -> Report:
+    """`report` of a graph that nobody runs here, so that its regions cannot be timed."""
+    if not done.regions:
+        return replace(with_regions(report, done, NOTHING), fusion_state=Fusion.LEFT)
+    return with_regions(with_decision(report), done, BY_MODEL)
+
+
+def unstitched(report: Report, engine: Engine, why: str, cure: str) -> Report:
+    """`report` of a step that is not stitched; a user who asked for it is told.
+
+    Args:
+        report: of it.
+        engine: its options.
+        why: in words.
+        cure: what the user can do.
+    """
+    if "fusion" in (engine.options.passes or ()):
+        engine.warn("fusion", f"tfmem: {report.graph} was to be stitched, and is {why}; {cure}; see tfmem.report(...)")
+    notes = (*report.notes, f"to have it stitched, {cure}")
+    return replace(report, fusion=why, fusion_state=Fusion.LEFT, notes=notes)
+
+
+def with_decision(report: Report) -> Report:
+    """`report` of a step that runs stitched."""
+    report = replace(report, fusion_state=Fusion.STITCHED)
+    return replace(report, decision=STITCHED) if report.decision.is_unchanged else report

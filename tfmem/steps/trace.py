@@ -1,0 +1,257 @@
+"""One trace on its way through the passes: captured, its recurrent layers replaced, read, planned on, edited."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import tensorflow as tf
+
+from graph_passes import pipeline
+from graph_passes.analysis.memory.region import keep_variables_in_place
+from graph_passes.analysis.memory.replicas import shared_by
+from graph_passes.analysis.memory.timeline import Timeline
+from graph_passes.errors import GraphError
+from graph_passes.graph import serde
+from graph_passes.graph.ir import parse_input
+from graph_passes.passes.offload.apply import Probing
+from graph_passes.passes.offload.plan import OffloadPlan
+from graph_passes.passes.recurrent.apply import RecurrentPlan
+from graph_passes.report import ORDERED, Report
+from tfmem.capture.build import shaped_graph, sized_by_data
+from tfmem.capture.captured import Captured, every_node, require_feeds
+from tfmem.capture.concrete_function import capture_concrete, restore_concrete
+from tfmem.devices import conditions
+from tfmem.kernels.replace_recurrent import replace_recurrent, with_replacements
+from tfmem.runtime.engine import Engine
+from tfmem.runtime.faults import estimated_peak
+from tfmem.runtime.profile_cache import fingerprint
+from tfmem.steps.after_grappler import grappled, grappled_to_stitch
+from tfmem.steps.dry_run import can_dry_run
+from tfmem.steps.random_streams import Draws, StepGraphs
+from tfmem.steps.stage import SURELY_FITS
+
+RECURRENT_OUTSIDE = "off: recurrent kernels cannot live inside XLA"
+MOVED_OUTSIDE = "off: memory ops cannot live inside XLA"
+ORDERED_OUTSIDE = "off: the planned order cannot be held inside XLA"
+
+
+class Trace:
+    """What the passes know of a trace, and what they make of it.
+
+    Attributes:
+        concrete: the trace as it was given, a `ConcreteFunction`.
+        base: the trace with its recurrent layers replaced; `concrete` if none was.
+        name: of the function.
+        replacements: what the recurrent pass did.
+    """
+
+    def __init__(self, concrete: Any, engine: Engine, jit_compile: bool = False, draws: Draws | None = None) -> None:
+        """
+        Args:
+            concrete: the trace.
+            engine: device and options.
+            jit_compile: whether the trace would run under XLA if nothing had to move.
+            draws: streams of random numbers that this step goes on with, and others; its own if not given.
+        """
+        self.concrete = self.base = concrete
+        self.name = tf.compat.as_str(concrete.name)
+        self.replacements = RecurrentPlan()
+        self._engine = engine
+        self.jit_compile = jit_compile
+        self._shapes = engine.feed_shapes
+        self._source: Captured | None = None
+        self._optimized: Captured | None = None
+        self._step: pipeline.Step | None = None
+        self._draws = draws
+        self._graphs: StepGraphs | None = None
+
+    def replaced_layers(self) -> tuple[Captured, RecurrentPlan] | None:
+        """The trace with its recurrent layers replaced, for `use_layers`; None if they are not to be.
+
+        Raises:
+            GraphError: the trace cannot be read, or the shapes that were given contradict it.
+        """
+        engine = self._engine
+        if not engine.replaces:
+            return None
+        return replace_recurrent(self._captured_once(), engine.target, engine.options, self._shapes, final=True)
+
+    def use_layers(self, source: Captured, replacements: RecurrentPlan) -> None:
+        """Go on with what `replaced_layers` gave; a failure leaves everything as it was."""
+        engine, base = self._engine, self.concrete
+        optimized = self._optimized if source is self._source else None
+        if replacements.matches:  # else the trace runs as it was given, and Grappler with it
+            optimized = grappled(source, engine)
+            base = restore_concrete(self.concrete, optimized, optimized.graph_def, self._shapes)
+        self._source, self._optimized, self.replacements, self.base = source, optimized, replacements, base
+
+    def optimized(self) -> Captured:
+        """The trace after Grappler, its recurrent layers replaced.
+
+        Raises:
+            AlreadyOptimizedError: the trace holds tfmem's ops.
+            GraphError: `input_shapes` names what is no input.
+        """
+        source = self._captured_once()
+        serde.refuse_optimized((node.name, node.op) for node in source.graph_def.node)
+        require_feeds(source, self._engine.options.input_shapes)
+        if self._optimized is None:
+            self._optimized = grappled(source, self._engine)
+        return self._optimized
+
+    def to_stitch(self) -> Captured:
+        """`optimized`, in the layout that suits what is stitched. Raises what that raises."""
+        plain = self.optimized()
+        return grappled_to_stitch(self._captured_once(), self._engine) or plain
+
+    def _captured_once(self) -> Captured:
+        if self._source is None:
+            self._source = capture_concrete(self.concrete)
+        return self._source
+
+    @property
+    def draws(self) -> bool:
+        """Whether it holds random ops that have to go on where they stopped when another graph takes its place."""
+        return self.graphs_of(self._captured_once()).draws
+
+    def graphs_of(self, captured: Captured) -> StepGraphs:
+        """What makes functions of graphs that run in place of the trace."""
+        return StepGraphs(self.concrete, captured, self._shapes, self._draws, self._engine)
+
+    def drawing(self) -> StepGraphs:
+        """What makes functions of it after Grappler, which go on with the random numbers of those that ran before."""
+        return self._graphs or self.graphs_of(self.optimized())
+
+    def read(self) -> None:
+        """Read the step that planning is about.
+
+        Raises:
+            AlreadyOptimizedError: the trace holds tfmem's ops.
+            GraphError: `input_shapes` names what is no input.
+        """
+        engine = self._engine
+        self._captured = self.optimized()
+        inferred = shaped_graph(self._captured, feed_shapes=self._shapes)
+        graph = serde.from_graph_def(self._captured.graph_def, inferred=inferred, functions=True)
+        if engine.target.is_gpu:
+            keep_variables_in_place(graph)
+        fetches = [parse_input(name)[0] for name in self._captured.fetches]
+        self.can_dry_run = engine.target.is_gpu and can_dry_run(graph)
+        step = pipeline.Step.read(
+            graph,
+            self._captured.creation_order,
+            fetches,
+            merging=engine.merges,
+            counted=engine.counted,
+            of_data=sized_by_data(self._captured, graph, self._shapes),
+        )
+        self._step = replace(step, shared=step.shared or shared_by(every_node(self._captured.graph_def)))
+        self._graphs = self.graphs_of(self._captured)
+
+    def surely_fits(self, budget: int) -> bool:
+        """Whether the step needs so much less than the budget that nothing has to move: all its tensors together, where
+        their sizes are known, or by an estimate; see `read`."""
+        together = estimated_peak(self._engine, None, self.concrete.graph)
+        if together is not None and together <= SURELY_FITS * budget:
+            return True
+        self.read()
+        return self.step.timeline(self._engine.estimate(workspace=True)).peak <= SURELY_FITS * budget
+
+    @property
+    def shared(self) -> bool:
+        """Whether other replicas run the step with this one, which waits for them; see `pipeline.Step`."""
+        return self._step is not None and bool(self._step.shared)
+
+    @property
+    def step(self) -> pipeline.Step:
+        """What `read` read."""
+        if self._step is None:
+            raise GraphError(f"'{self.name}' was not read")
+        return self._step
+
+    @property
+    def graphs(self) -> StepGraphs:
+        """What makes functions of the graphs that run in place of the trace, once it was read."""
+        if self._graphs is None:
+            raise GraphError(f"'{self.name}' was not read")
+        return self._graphs
+
+    @property
+    def creation_order(self) -> tuple[str, ...]:
+        """Names of its ops, in the order in which the program made them; of a trace that was read."""
+        return self._captured.creation_order
+
+    @property
+    def input_specs(self) -> tuple[tuple[str, tuple[int | None, ...] | None], ...]:
+        """Dtype and shape of each input, as they are planned; None where the rank is not known."""
+        shapes = {tensor.name: self._shapes.get(tensor.name, tensor.shape) for tensor in self.concrete.inputs}
+        known = {name: tf.TensorShape(shape) for name, shape in shapes.items()}
+        return tuple(
+            (tensor.dtype.name, tuple(known[tensor.name]) if known[tensor.name].rank is not None else None)
+            for tensor in self.concrete.inputs
+        )
+
+    def estimated_peak(self) -> int | None:
+        """Bytes that the trace needs as it was given, after something failed; None if not even that is known."""
+        return estimated_peak(self._engine, self._step, self.concrete.graph)
+
+    def fingerprint(self, budget: int) -> str:
+        """What a profile of the step is kept under."""
+        return fingerprint(self.step.graph, {**conditions(self._engine.target), "budget": budget})
+
+    def plan(self, timeline: Timeline, budget: int, **how: Any) -> OffloadPlan:
+        """See `pipeline.plan_step`."""
+        engine = self._engine
+        return pipeline.plan_step(self.step, timeline, engine.link, budget, engine.options.offload, **how)
+
+    def build(
+        self, timeline: Timeline, plan: OffloadPlan, probing: Probing | None = None, dry_run: bool = False
+    ) -> Any:
+        """A function that runs `plan`, with probes if told; a dry run writes no variable."""
+        options, key = self._engine.options.offload, self._engine.spill_key
+        edited = pipeline.edit_step(self.step, timeline, plan, options, probing, spill_key=key)
+        graph_def = serde.to_graph_def(edited, self._captured.graph_def)
+        return self.graphs.restore(graph_def, dry_run=dry_run)
+
+    def unmoved(self) -> Any:
+        """The function that runs where nothing moves; `base` from now on."""
+        if self.shared:
+            return self.base
+        self.base = self.graphs.unmoved(self.base, self.jit_compile)
+        return self.base
+
+    def ran(self, function: Any) -> None:
+        """`function` ran last in place of the trace."""
+        if self._graphs is not None:
+            self._graphs.ran(function)
+
+    def unplanned(self) -> Report:
+        """The report while nothing is planned."""
+        lost = self.jit_compile and self.replacements.matches
+        why = RECURRENT_OUTSIDE if lost else ""
+        report = replace(self._engine.unlimited(self.name), jit_compile=why, xla_lost=bool(why))
+        return with_replacements(report, self.replacements)
+
+    def describe(self, timeline: Timeline, plan: OffloadPlan, notes: Sequence[str], *, given: bool) -> Report:
+        """The report of `plan`.
+
+        Args:
+            timeline: what it was made on.
+            plan: the plan.
+            notes: what else to say.
+            given: whether the trace runs in the order that TensorFlow gives it.
+        """
+        engine = self._engine
+        policy, device = engine.options.offload.policy, engine.target.description
+        report = pipeline.describe(self.step, timeline, plan, policy, graph=self.name, device=device, notes=notes)
+        ordered = not plan.moves and not given
+        lost = ORDERED_OUTSIDE if ordered else ""
+        lost = MOVED_OUTSIDE if plan.moves else lost
+        lost = RECURRENT_OUTSIDE if self.replacements.matches else lost
+        decision = ORDERED if ordered else report.decision
+        report = replace(report, decision=decision, budget=engine.budget)
+        if self.jit_compile:
+            report = replace(report, jit_compile=lost or "left on", xla_lost=bool(lost))
+        return with_replacements(report, self.replacements)

@@ -1,0 +1,119 @@
+"""Runs of a step that nobody notices: on copies of its variables, by kernels that draw no number of the user's.
+
+Relies on `ConcreteFunction.captured_inputs`: a function reaches its variables through handles that it is called with;
+and on what TensorFlow notes of a handle's variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import tensorflow as tf
+from tensorflow.core.framework.graph_pb2 import GraphDef
+from tensorflow.python.ops import handle_data_util
+
+from graph_passes.graph.ops import is_update
+from tfmem.capture.captured import BODIES, HARMLESS, READERS, every_node, is_stateful
+from tfmem.capture.concrete_function import ConcreteFunction, with_xla
+
+_HANDLES = (tf.resource, tf.variant)
+_OWN = frozenset({"TfmemFusion", "TfmemRecurrent", "TfmemMatMul", "StatelessWhile"})  # stateful in name alone
+_LEAST_LEFT = 0.5  # of the memory that is free: copies take no more
+
+
+class NotCopiedError(Exception):
+    """Such a run would be noticed; the message says why."""
+
+
+def noticed(graph_def: GraphDef) -> str:
+    """What of a step is remembered outside of its variables; "" if nothing is."""
+    known = READERS | HARMLESS | BODIES.keys() | _OWN
+    for node in every_node(graph_def):
+        if is_stateful(node.op) and node.op not in known and not is_update(node.op):
+            return f"'{node.name}' ({node.op}) would be noticed"
+        if node.op.startswith(("AnonymousIterator", "IteratorV2", "HashTable", "MutableHashTable", "LookupTable")):
+            return f"'{node.name}' ({node.op}) is no variable that could be copied"
+    return ""
+
+
+class Run(Protocol):
+    """What can run on copies.
+
+    Attributes:
+        captured_inputs: tensors, the handles of variables among them.
+        run_flat: runs it on its arguments and those.
+    """
+
+    @property
+    def captured_inputs(self) -> Sequence[tf.Tensor]: ...
+
+    @property
+    def run_flat(self) -> Callable[[list[tf.Tensor]], Any]: ...
+
+
+@dataclass(frozen=True)
+class WithXla:
+    """A function, run with XLA, which compiles it when it first runs."""
+
+    function: ConcreteFunction
+
+    @property
+    def captured_inputs(self) -> Sequence[tf.Tensor]:
+        """See `Run`."""
+        found: Sequence[tf.Tensor] = self.function.captured_inputs
+        return found
+
+    @cached_property
+    def run_flat(self) -> Callable[[list[tf.Tensor]], Any]:
+        """See `Run`."""
+        return with_xla(self.function)
+
+
+class Copies:
+    """The variables of a step once more, and calls on them."""
+
+    def __init__(self, function: Any, arguments: Sequence[tf.Tensor], free: int) -> None:
+        """
+        Args:
+            function: a `ConcreteFunction`; the variables that it captured are copied, those of an optimizer, too.
+            arguments: its flat arguments, without captures.
+            free: bytes of the device's memory that nobody uses.
+
+        Raises:
+            NotCopiedError: there is too little memory, or something else than a variable is reached through a handle.
+            tf.errors.FailedPreconditionError: a variable has no value.
+        """
+        if any(tensor.dtype in _HANDLES for tensor in arguments):
+            raise NotCopiedError("an argument of it is a handle")
+        self._arguments = list(arguments)
+        handles = {id(tensor): tensor for tensor in function.captured_inputs if tensor.dtype in _HANDLES}
+        held = {key: _held(handle) for key, handle in handles.items()}
+        needed = sum((shape.num_elements() or 0) * dtype.size for dtype, shape in held.values())
+        if needed > _LEAST_LEFT * free:
+            raise NotCopiedError(f"copies of its variables would take {needed:,} bytes, of {free:,} that are free")
+        self._variables = {key: _copied(handle, *held[key]) for key, handle in handles.items()}
+
+    def run(self, function: Run) -> None:
+        """Call what runs the step; waits for its results."""
+        copies = self._variables
+        captured = [copies[id(t)].handle if id(t) in copies else t for t in function.captured_inputs]
+        function.run_flat([*self._arguments, *captured])
+        tf.test.experimental.sync_devices()
+
+
+def _held(handle: tf.Tensor) -> tuple[tf.DType, tf.TensorShape]:
+    """Of the variable behind a handle."""
+    data = handle_data_util.get_handle_data(handle) if handle.dtype == tf.resource else None
+    if data is None or not data.is_set or len(data.shape_and_type) != 1:
+        raise NotCopiedError("it reaches something that is no variable")
+    held = data.shape_and_type[0]
+    return tf.as_dtype(held.dtype), tf.TensorShape(held.shape)
+
+
+def _copied(handle: tf.Tensor, dtype: tf.DType, shape: tf.TensorShape) -> tf.Variable:
+    with tf.device(handle.device):
+        value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+        return tf.Variable(value, trainable=False, shape=shape, dtype=dtype)

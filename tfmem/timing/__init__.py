@@ -1,0 +1,1 @@
+"""Times candidates against each other and remembers the choice."""

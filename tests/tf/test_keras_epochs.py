@@ -47,10 +47,11 @@ def make(library: Any, steps: int) -> Any:
     return model
 
 
-def fit(model: Any, data: tf.data.Dataset) -> tuple[list[Any], list[Any]]:
+def fit(model: Any, data: tf.data.Dataset, **options: Any) -> tuple[list[Any], list[Any]]:
+    options = {"epochs": EPOCHS, "validation_data": data, "verbose": 0, **options}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Your input ran out of data")
-        history = model.fit(data, epochs=EPOCHS, validation_data=data, verbose=0).history
+        history = model.fit(data, **options).history
     state = [*model.weights, *(v for v in model.optimizer.variables if v is not model.optimizer.iterations)]
     return [int(model.optimizer.iterations.numpy()), history], [variable.numpy() for variable in state]
 
@@ -60,12 +61,30 @@ def fit(model: Any, data: tf.data.Dataset) -> tuple[list[Any], list[Any]]:
     [(keras, 1, filtered), (keras, 1, generated), (keras, 1, partial), (keras, 3, filtered), (tf_keras, 1, partial)],
 )
 def test_data_of_unknown_length(library: Any, steps: int, data: Callable[[], tf.data.Dataset]) -> None:
-    expected, state = fit(make(library, steps), data())
+    check(library, steps, data())
+
+
+def check(library: Any, steps: int, data: tf.data.Dataset, **options: Any) -> None:
+    """Counts, losses and weights are plain Keras's."""
+    expected, state = fit(make(library, steps), data, **options)
     model = tfmem.optimize(make(library, steps), memory_budget="1GiB", cache_directory="")
-    found, ours = fit(model, data())
+    found, ours = fit(model, data, **options)
     assert found == expected
     for new, old in zip(ours, state, strict=True):
         np.testing.assert_array_equal(new, old)
+
+
+def test_data_of_a_service() -> None:
+    """A dispatcher and its one worker, which sends batches in order and does not tell how many there are."""
+    service = tf.data.experimental.service
+    dispatcher = service.DispatchServer()
+    address = dispatcher.target.partition("://")[2]
+    worker = service.WorkerServer(service.WorkerConfig(dispatcher_address=address, heartbeat_interval_ms=100))
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(ROWS)
+    data = data.apply(service.distribute(service.ShardingPolicy.OFF, dispatcher.target))
+    assert data.cardinality() == tf.data.UNKNOWN_CARDINALITY
+    check(keras, 1, data, epochs=2, validation_data=None)
+    del worker  # it serves until here
 
 
 def test_plain_keras_counts_the_step_that_finds_no_batch() -> None:

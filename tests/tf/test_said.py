@@ -8,19 +8,20 @@ import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import keras
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import tfmem
-from tfmem.steps import managed_step
-from tfmem.steps.managed_step import ManagedStep
-from tfmem.steps.stage import Stage
+from tests.tf.conftest import Flow, Net
+from tfmem.steps import managed_step, stages
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,29 +31,58 @@ import numpy as np
 import tensorflow as tf
 import tfmem
 
-weights = [tf.Variable(np.ones((3, 3, 8, 8), np.float32) / 72) for _ in range(4)]
-
-@tf.function
-def step(x):
-    with tf.GradientTape() as tape:
-        for weight in weights:
-            x = tf.nn.max_pool2d(tf.nn.relu(tf.nn.conv2d(x, weight, 1, "SAME")), 2, 1, "SAME")
-        loss = tf.reduce_mean(x**2)
-    for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
-        weight.assign_sub(0.1 * gradient)
-    return loss
-
+VALUE = np.ones((3, 3, 8, 8), np.float32) / 72
 x = tf.ones([16, 64, 64, 8])
-try:
-    tfmem.optimize(step, memory_budget=1 << 20)(x)
-except tfmem.InfeasibleBudgetError as error:
-    budget = error.smallest_budget + (4 << 20)
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    optimized = tfmem.optimize(step, memory_budget=budget, cache_directory="")
+
+def loss_of(x, weights):
+    for weight in weights:
+        x = tf.nn.max_pool2d(tf.nn.relu(tf.nn.conv2d(x, weight, 1, "SAME")), 2, 1, "SAME")
+    return tf.reduce_mean(x**2)
+
+def function(**options):
+    weights = [tf.Variable(VALUE) for _ in range(4)]
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = loss_of(x, weights)
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return loss
+
+    optimized = tfmem.optimize(step, cache_directory="", **options)
     optimized(x)
+    return tfmem.report(optimized)
+
+def graph(gradients):
+    with tf.Graph().as_default() as made:
+        weights = [tf.compat.v1.get_variable(str(place), initializer=VALUE, use_resource=True) for place in range(4)]
+        loss = loss_of(tf.compat.v1.placeholder(tf.float32, x.shape), weights)
+        pairs = zip(gradients(loss, weights), weights, strict=True)
+        tf.compat.v1.train.GradientDescentOptimizer(0.1).apply_gradients(pairs, name="train")
+    return made
+
+def live(**options):
+    options = tfmem.Options(cache_directory="", **options)
+    return tfmem.report(graph(lambda loss, weights: tfmem.avm_gradients(loss, weights, options=options)))
+
+def serialised(**options):
+    graph_def = graph(tf.gradients).as_graph_def()
+    return tfmem.report(tfmem.optimize(graph_def, fetches=["train"], cache_directory="", **options))
+
+def run(way, **options):
+    try:
+        way(memory_budget=1 << 20)
+    except tfmem.InfeasibleBudgetError as error:
+        budget = error.smallest_budget + (4 << 20)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        report = way(memory_budget=budget, **options)
     told = [str(each.message) for each in caught if issubclass(each.category, tfmem.TfmemWarning)]
-print(json.dumps({"told": told, "report": tfmem.report(optimized).to_json()}))
+    return {"told": told, "report": report.to_json()}
+
+ways = [run(way) for way in (function, live, serialised)]
+print(json.dumps({"ways": ways, "unasked": run(function, observe=False)["told"]}))
 """
 
 
@@ -69,16 +99,20 @@ def test_where_onednn_is_off_the_cure_is_told_and_it_is_no_reason() -> None:
     )
     assert not done.returncode, done.stderr
     found = json.loads(done.stdout)
-    report = tfmem.Report.from_json(found["report"])
-    assert report.transfers
-    assert not [note for note in report.notes if "oneDNN's gradient" in note]
-    (told,) = found["told"]
+    for way in found["ways"]:
+        report = tfmem.Report.from_json(way["report"])
+        assert report.transfers
+        assert not [note for note in report.notes if "oneDNN's gradient" in note]
+    (told,) = found["ways"][0]["told"]
     assert "set TF_ENABLE_ONEDNN_OPTS=1 before TensorFlow is imported, or pass observe=False" in told
+    assert not found["unasked"]
 
 
-def test_a_wrapped_optimizer_has_the_report_of_its_step() -> None:
+@pytest.mark.parametrize("library", [keras, tf_keras], ids=["apply", "apply_gradients"])
+def test_a_wrapped_optimizer_has_the_report_of_its_step(library: Any) -> None:
+    """Keras 3 calls `apply` for gradients of either kind; `tf_keras` has `apply_gradients` alone."""
     variables = [tf.Variable(tf.ones([8, 8])), tf.Variable(tf.ones([8, 8]))]
-    given = keras.optimizers.SGD(0.1)
+    given = library.optimizers.SGD(0.1)
     wrapped = tfmem.wrap_optimizer(given, memory_budget="8GiB")
     with pytest.raises(tfmem.GraphError, match="no report"):
         tfmem.report(wrapped)
@@ -103,7 +137,7 @@ def test_a_wrapped_optimizer_has_the_report_of_its_step() -> None:
 
 
 class Product(tf.Module):  # type: ignore[misc]
-    """One product."""
+    """A product that is stitched with the ops behind it, and a choice that stays unchanged."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,6 +146,10 @@ class Product(tf.Module):  # type: ignore[misc]
     @tf.function(input_signature=[tf.TensorSpec([None, 4])])
     def run(self, x: Any) -> Any:
         return tf.tanh(x @ self.weight) * 2.0
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 4])])
+    def largest(self, x: Any) -> Any:
+        return tf.math.top_k(x, 2).values
 
 
 def told_of_copies(path: Path, output: Path, **options: Any) -> list[str]:
@@ -123,7 +161,8 @@ def told_of_copies(path: Path, output: Path, **options: Any) -> list[str]:
 
 def test_a_saved_model_in_which_nothing_changed_is_said_to_be_a_copy(tmp_path: Path) -> None:
     module, given = Product(), tmp_path / "given"
-    tf.saved_model.save(module, str(given), signatures=module.run.get_concrete_function())
+    signatures = {name: getattr(module, name).get_concrete_function() for name in ("run", "largest")}
+    tf.saved_model.save(module, str(given), signatures=signatures)
     (told,) = told_of_copies(given, tmp_path / "copy")
     note = f"no function of it was changed (unchanged: no budget): '{tmp_path / 'copy'}' is a copy of '{given}'"
     assert note in told
@@ -134,40 +173,37 @@ def test_a_saved_model_in_which_nothing_changed_is_said_to_be_a_copy(tmp_path: P
     assert "no function of it was changed (it was optimised before)" in told
 
 
-def test_what_is_shown_of_a_trial_is_true_until_it_has_been_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dry", [False, True], ids=["a call for each", "dry runs in one call"])
+def test_what_is_shown_of_a_trial_is_true_until_it_has_been_judged(
+    dry: bool,
+    new_net: Callable[[], Net],
+    batch: tuple[tf.Tensor, tf.Tensor],
+    flow: Flow,
+    smallest: Callable[[Callable[[int], Any]], int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Planning goes on after the call of the last of four: the line said "trial 5 of at most 4"."""
-    shown = []
+    shown: list[str] = []
+    watched = stages.observe
+    budget = (2 << 20) + smallest(lambda size: tfmem.optimize(tf.function(new_net().step), memory_budget=size)(*batch))
 
     @contextmanager
-    def line(_: bool, text: Any, __: float = 0.0) -> Any:
+    def line(_: bool, text: Callable[[], str], __: float = 0.0) -> Iterator[None]:
         yield
-        shown.append(text())
+        shown.append(text().partition(": ")[2])
 
-    class Trials:
-        """Two, and then it is settled."""
-
-        count = 1
-
-        @property
-        def stage(self) -> Stage:
-            return Stage.TRIAL if self.count <= 2 else Stage.READY
-
-        @property
-        def doing(self) -> str:
-            return f"trial {self.count} of at most 2"
-
-        function = tf.function(lambda: tf.constant("settled")).get_concrete_function()
-
-    class Step(ManagedStep):
-        def __init__(self) -> None:
-            self._stages: Any = Trials()
-            self._engine: Any = SimpleNamespace(options=SimpleNamespace(progress=True))
-            self._label, self._took = "step", 0.0
-
-        def _probed(self, args: Any, kwargs: Any) -> tuple[bool, Any]:
-            self._stages.count += 1
-            return False, None
+    def more(*given: Any) -> Any:
+        """What was seen, and half a MiB over the budget: so every plan is tried that may be."""
+        seen = watched(*given)
+        return replace(seen, peak=budget + (512 << 10))
 
     monkeypatch.setattr(managed_step, "shown", line)
-    assert Step()._staged((), {}).numpy() == b"settled"
-    assert shown == ["step: trial 1 of at most 2", "step: trial 2 of at most 2"]
+    monkeypatch.setattr(stages, "observe", more)
+    if dry:  # as on a GPU
+        always = property(lambda _: True, lambda _, __: None)
+        monkeypatch.setattr(stages.Stages, "dry_run", always, raising=False)
+    step = tfmem.optimize(tf.function(new_net().step), memory_budget=budget)
+    with pytest.warns(tfmem.TfmemWarning, match="OVER BUDGET"):
+        [step(*batch) for _ in range(12)]
+    trials = [f"trial {number} of at most 4" for number in (1, 2, 3, 4)]
+    assert shown[1:] == ["running a first plan", "observing a step", *trials]

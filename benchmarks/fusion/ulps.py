@@ -1,7 +1,8 @@
 r"""How far elementwise ops in a region are from TensorFlow's own kernels and from the exact values, op by op.
 
     python -m benchmarks.fusion.ulps --output benchmarks/results/fusion_ulps_cpu.json
-    python -m benchmarks.fusion.ulps --table benchmarks/results/fusion_ulps_cpu.json --document docs/fusion_ulps.md
+    python -m benchmarks.fusion.ulps --table benchmarks/results/fusion_ulps_cpu.json \
+        --document docs/benchmarks_elementwise_cpu.md
 
 Runs on a CPU, or on the GPU if TensorFlow finds one. Each op runs in a region and by TensorFlow's executor, on the same
 65,536 numbers of each class: normal numbers, half of them near 1 and half of any size that floats have; denormal

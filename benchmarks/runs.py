@@ -1,4 +1,4 @@
-"""What benchmarks share: their command line, which cases are asked for, and cases in processes of their own."""
+"""What benchmarks share: their command line, which cases are asked for, and cases in separate processes."""
 
 from __future__ import annotations
 

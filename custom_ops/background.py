@@ -1,7 +1,7 @@
-"""Work that a thread of its own does beside the program, and leaves undone once the program has ended.
+"""Work that a separate thread does beside the program, and leaves undone once the program has ended.
 
 Python waits for the thread, since one that is cut off inside of TensorFlow's C++ may take the process down with it. So
-the work asks often whether it shall go on: planning does between passes, regions and patterns, and whatever waits for
+the work asks often whether it shall go on: planning does between passes, regions and patterns, and code that waits for
 kernels does while it waits. What is left to wait for is a call of C++, of which Grappler's are the longest.
 """
 

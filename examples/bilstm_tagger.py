@@ -17,7 +17,7 @@ import tensorflow as tf
 from examples import dynamic_training, tags
 from tfmem import dynamic
 
-COMMON = 6  # times that a word has to be met to have an embedding of its own
+COMMON = 6  # how often a word has to occur to have an embedding
 
 
 class LSTM:
@@ -41,7 +41,7 @@ class LSTM:
         return dynamic.sigmoid(o) * dynamic.tanh(c), c
 
     def kinds(self, name: str, inputs: tf.Variable, state: tuple[int, int]) -> dict[str, dynamic.NodeKind]:
-        """Of nodes over rows of a table: `name` with the node before it, `name`_first without."""
+        """Kinds of nodes over rows of a table: `name` follows another node, `name`_first follows none."""
         return {
             f"{name}_first": dynamic.node(lambda children, row: self.cell(dynamic.embedding_lookup(inputs, row))),
             name: dynamic.node(
@@ -50,7 +50,7 @@ class LSTM:
         }
 
     def kinds_over_words(self, name: str, word: tuple[int], state: tuple[int, int]) -> dict[str, dynamic.NodeKind]:
-        """The same of nodes whose last child is a word."""
+        """Kinds of nodes whose last child is a word: `name` follows another node, `name`_first follows none."""
         return {
             f"{name}_first": dynamic.node(lambda children: self.cell(children[0]), children=[word]),
             name: dynamic.node(lambda children: self.cell(children[1], children[0]), children=[state, word]),

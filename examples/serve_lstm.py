@@ -85,7 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("FAILED: the optimised model answers differently", file=sys.stderr)
         return 1
     if not is_replaced(optimized):
-        print("FAILED: the recurrent layer was left as it was; the report says why", file=sys.stderr)
+        print("FAILED: the recurrent layer was not replaced; the report says why", file=sys.stderr)
         return 1
     return 0
 

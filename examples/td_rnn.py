@@ -64,7 +64,7 @@ class TDNet:
         return dynamic.Result((), dynamic.sparse_softmax_cross_entropy(label, logits), logits)
 
     def graph(self, example: sentences.Sentence) -> dynamic.Node:
-        """Of a sentence; a word that is not known is word 0."""
+        """The graph of a sentence; an unknown word is word 0."""
         text, label = example
         states: list[dynamic.Node] = []
         for word in text.split():

@@ -48,7 +48,7 @@ class Target:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether ops run on a stream of their own."""
+        """Whether ops run on a GPU's stream."""
         return self.kind == "GPU"
 
     @property
@@ -135,7 +135,7 @@ def _first_line(path: Path) -> str:
 
 
 def _cudnn_version() -> int:
-    """Of the cuDNN that TensorFlow has loaded; 0 if it has loaded none."""
+    """The version of the cuDNN that TensorFlow has loaded; 0 if it has loaded none."""
     major = str(tf.sysconfig.get_build_info().get("cudnn_version", "")).partition(".")[0]
     try:
         return int(ctypes.CDLL(f"libcudnn.so.{major}").cudnnGetVersion())
@@ -152,7 +152,7 @@ class Memory(NamedTuple):
 
 
 def memory(library: Library, device: str, reset: bool = False) -> Memory:
-    """Ask the allocator of `device`; with `reset`, its peak starts anew."""
+    """Ask the allocator of `device`; with `reset`, its peak is reset."""
     # Unlike tf.init_scope, this leaves a plain tf.Graph too.
     with context.eager_mode(), tf.device(device):
         return Memory(*(int(value) for value in library.stats(reset).numpy()))

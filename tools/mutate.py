@@ -47,7 +47,7 @@ Place = tuple[str, int]  # an operator, and which of its occurrences; or a line 
 
 
 class Recorder:
-    """Of each test its seconds and whether it passed; and, with coverage, the lines that it runs.
+    """Records each test's seconds and whether it passed; with coverage, also the lines that it runs.
 
     Tests that are not `wanted` are left out after they were collected: an id that pytest does not know ends its run.
     """

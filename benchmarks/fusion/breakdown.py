@@ -62,7 +62,7 @@ def missed(name: str, outcome: Mapping[str, Any]) -> str:
 
 
 def breakdown(name: str, outcome: Mapping[str, Any]) -> str:
-    """Of one workload, for every system that was profiled; "" if none was."""
+    """The lines of one workload, for every system that was profiled; "" if none was."""
     profiled = [system for system in SYSTEMS if value(outcome, system, "largest")]
     if not profiled:
         return ""

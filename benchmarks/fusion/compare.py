@@ -14,7 +14,7 @@ Outcome = Mapping[str, Any]
 
 
 def value(outcome: Outcome, system: str | None, key: str) -> Any:
-    """Of a system."""
+    """A system's value under `key`; None if it has none."""
     return outcome.get("systems", {}).get(system, {}).get(key)
 
 
@@ -35,7 +35,7 @@ def over_graph(outcome: Outcome, system: str | None) -> float | None:
 
 
 def best_xla_over_graph(outcome: Outcome) -> float | None:
-    """The same of XLA's faster mode."""
+    """How many times as fast as the executor XLA's faster mode is."""
     return over_graph(outcome, best_xla(outcome))
 
 

@@ -17,7 +17,7 @@ from graph_passes.decision import Fusion
 
 @dataclass
 class System:
-    """A workload with variables of its own, and what runs its step.
+    """A workload with separate variables, and what runs its step.
 
     Attributes:
         name: one of `cases.SYSTEMS`.

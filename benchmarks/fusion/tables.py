@@ -163,7 +163,7 @@ def times(cases: Cases) -> str:
 
 
 def means(ten: Cases) -> str:
-    """Geometric means: of all passes, and of the fusion pass alone, which needs rows of its own for recurrent nets."""
+    """Geometric means: of all passes, and of the fusion pass alone, which needs separate rows for recurrent nets."""
     gains = {
         "XLA's better mode over graph": [best_xla_over_graph(outcome) for outcome in ten.values()],
         "tfmem over graph": [over_graph(outcome, "tfmem") for outcome in ten.values()],
@@ -297,7 +297,7 @@ def bandwidths(cases: Cases) -> str:
 
 
 def gigabytes(outcome: Outcome) -> float | None:
-    """That a copy reads and writes in a second."""
+    """Gigabytes that a copy reads and writes in a second."""
     time, moved = value(outcome, "copy", "ms"), value(outcome, "copy", "moved")
     return moved / time / 1e6 if time and moved else None
 
@@ -311,7 +311,7 @@ def line(name: str, outcome: Outcome) -> str:
 
 
 def distances(found: Sequence[float | None]) -> str:
-    """Of losses or outputs, each with one digit."""
+    """Distances of losses or outputs, each with one digit."""
     return ", ".join("-" if each is None else f"{each:.1g}" for each in found)
 
 

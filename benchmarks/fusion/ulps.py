@@ -96,7 +96,7 @@ def _layout(dtype: str) -> tuple[int, int]:
 
 
 def measured(dtype: str, count: int = COUNT) -> dict[str, dict[str, Any]]:
-    """Of each op of a dtype what is known of each class of numbers; ops that no region computes are left out."""
+    """The measurements of each op of a dtype, by class of numbers; without ops that no region computes."""
     import tensorflow as tf
 
     import tfmem
@@ -187,7 +187,7 @@ def _error(dtype: str, values: Array, exact: Array) -> float:
 
 
 def tables(results: Mapping[str, Any]) -> str:
-    """Of normal numbers, and of the others where something differs."""
+    """The tables of normal numbers, and of the other classes where something differs."""
     cases = results["cases"]
     lines = []
     rows = [

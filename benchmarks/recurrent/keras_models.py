@@ -26,7 +26,7 @@ RATE = 1 / 32  # of SGD, for each unit: the loss is a mean over units. It falls 
 
 @dataclass(frozen=True)
 class Pair:
-    """The same computation before and after.
+    """A computation before and after `tfmem.optimize`.
 
     Attributes:
         before: enqueues it as Keras has it.

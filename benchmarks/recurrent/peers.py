@@ -33,7 +33,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Problem:
-    """Weights and input of a case, fp32, on the GPU, drawn anew from the seed.
+    """Weights and input of a case, fp32, on the GPU, drawn again from the seed.
 
     `gradient` is what flows into the outputs when the case trains.
     """

@@ -82,8 +82,10 @@ def step(
     number: Any,
     program: DynamicProgram | None = None,
 ) -> tuple[tf.Tensor, tuple[tf.Tensor, ...], tf.Tensor]:
-    """Losses, outputs, and `number` again once nothing can be wrong with the batch; it lies in host memory, so that
-    nobody waits for a GPU to count a step. The variables, parameters and then slots, are updated."""
+    """Losses, outputs, and `number` again once the batch was checked.
+
+    `number` is in host memory, so counting a step waits for no GPU. The op updates parameters and slots, in that order.
+    """
     import tensorflow as tf
 
     found = ops.tfmem_dynamic_step(

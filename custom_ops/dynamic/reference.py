@@ -145,7 +145,7 @@ class Run:
                 row[numbers[2] : numbers[2] + len(given[0])] += given[0]
 
     def _value(self, place: int, instruction: Instruction, given: list[Array], loss_gradient: float) -> Any:
-        """Of an instruction that has one, before it is broadcast to its width; of another None."""
+        """The value of an instruction before it is broadcast to its width; None if the instruction has no value."""
         node, numbers, width = self.nodes[place], instruction.numbers, instruction.width
         match instruction.op:
             case "child":

@@ -57,7 +57,7 @@ class Spec:
 
     @cached_property
     def types(self) -> tuple[tuple[int, ...], ...]:
-        """Of states: each combination of widths once."""
+        """The types of states: each combination of widths once."""
         found = [widths for kind in self.kinds for widths in (kind.state, *kind.children)]
         return tuple(dict.fromkeys(found))
 
@@ -73,16 +73,16 @@ class Spec:
 
     @cached_property
     def forward_only(self) -> Spec:
-        """The same without backward passes."""
+        """This specification without backward passes."""
         return replace(self, differentiable=False)
 
     @cached_property
     def of_step(self) -> Spec:
-        """The same for an op that updates the parameters that are trained, and leaves the others alone."""
+        """This specification for an op that updates trained parameters and does not change the others."""
         return self if all(parameter.trained for parameter in self.parameters) else replace(self, stepped=True)
 
     def code(self, kind: Kind) -> tuple[Instruction, ...]:
-        """Of a kind, with its backward pass if the op is told one."""
+        """The code of a kind, with its backward pass if the op needs one."""
         if not self.differentiable:
             return kind.code
         whole = tuple(replace(parameter, trained=True) for parameter in self.parameters)

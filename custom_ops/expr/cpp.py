@@ -1,4 +1,4 @@
-"""The table of elementwise ops as a C++ header, which the build writes and nobody else does.
+"""The table of elementwise ops as a C++ header, which only the build writes.
 
 python -m custom_ops.expr.cpp > elementwise_ops.h
 """

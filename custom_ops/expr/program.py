@@ -184,7 +184,7 @@ class Program:
 
     @cached_property
     def types(self) -> tuple[Type, ...]:
-        """Of each node."""
+        """The type of each node."""
         found: list[Type] = []
         for node in self.nodes:
             found.append(_type(self, node, found))

@@ -21,6 +21,6 @@ def register_gradient() -> None:
 
 def _refuse(op: Any, *_: Any) -> None:
     raise GradientError(
-        f"'{op.name}' ({OP}) runs many ops of a graph that was optimised, and has no gradient of its own; take the "
-        "gradient in the graph as it was and optimise that together with the gradient, or leave 'fusion' out of passes"
+        f"'{op.name}' ({OP}) is a fused op of an optimised graph, and has no gradient. Take the gradient in the "
+        "original graph and optimise both together, or leave 'fusion' out of passes"
     )

@@ -49,7 +49,7 @@ class Kernel:
 
     Attributes:
         image: it.
-        registers, local: as it was compiled: registers a thread, bytes of local memory a thread (spills and stack).
+        registers, local: of the compiled code: registers a thread, bytes of local memory a thread (spills and stack).
         resident: CTAs that the device runs at once.
     """
 
@@ -57,7 +57,7 @@ class Kernel:
         """
         Args:
             image: of the code that `module` is of.
-            module: whoever made it closes it.
+            module: the loaded code; its owner closes it.
 
         Raises:
             KernelError: the module has no such kernel, or not one cluster of it fits the device.

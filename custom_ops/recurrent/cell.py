@@ -1,7 +1,7 @@
 """A recurrent cell as data: a small DAG over one step.
 
 Everything that knows cells speaks this language: matchers write it, `differentiate` derives the backward cell from it,
-the code generator, the CPU op and the NumPy reference read it. LSTM is one instance; so is a cell nobody has named.
+the code generator, the CPU op and the NumPy reference read it. LSTM is one instance; so is a cell without a name.
 
 Every value is one number for each row of the batch and each hidden unit, `[batch, units]`, or one for each row (a
 *scalar*), and all are of one floating-point dtype: a comparison gives 1 or 0, a condition holds where it is not 0. The
@@ -59,7 +59,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class State:
-    """State `index` as it was before the step, `[batch, units]`."""
+    """State `index` before the step, `[batch, units]`."""
 
     index: int
 
@@ -126,7 +126,7 @@ class Cell:
 
     @cached_property
     def _hash(self) -> int:
-        """Of all nodes, once: a search looks up thousands of layouts of one cell."""
+        """The hash of all nodes, computed once: a search looks up thousands of layouts of one cell."""
         return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
     @cached_property

@@ -109,7 +109,7 @@ def _step(
 
 
 def input_shapes(cell: Cell, units: int, time: int, batch: int) -> list[list[Shape]]:
-    """Of the sequences, invariants, vectors, matrices and states, in the order of `run`'s arguments."""
+    """The shapes of sequences, invariants, vectors, matrices and states, in the order of `run`'s arguments."""
     return [
         [_sequence_shape(columns, units, time, batch) for columns in cell.sequences],
         [(batch, columns * units) for columns in cell.invariants],
@@ -120,7 +120,7 @@ def input_shapes(cell: Cell, units: int, time: int, batch: int) -> list[list[Sha
 
 
 def output_shapes(cell: Cell, units: int, time: int, batch: int) -> list[Shape]:
-    """Of the outputs, without the final states."""
+    """The shapes of the outputs, without the final states."""
     return [_sequence_shape(columns, units, time, batch) for columns in cell.output_columns]
 
 

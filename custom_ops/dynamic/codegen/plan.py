@@ -78,7 +78,7 @@ class Residence:
 
     @property
     def registers(self) -> int:
-        """Of a thread, if they hold it."""
+        """Registers of a thread, if registers hold the block."""
         return self.owned * -(-self.view.depth // WARP)
 
     def describe(self) -> str:
@@ -110,7 +110,7 @@ class Plan:
 
     @property
     def registers(self) -> int:
-        """Of a thread, for weights."""
+        """Registers of a thread that hold weights."""
         return sum(r.registers for r in self.residences if r.home == "registers")
 
     @property

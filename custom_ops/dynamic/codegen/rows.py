@@ -53,7 +53,7 @@ class _Rows:
         return found
 
     def _width(self, place: int) -> int:
-        """Of the loop that an item belongs to."""
+        """The width of the loop that an item belongs to."""
         item = self.items[place]
         return self.values.width(item.values[0]) if item.op in _REDUCTIONS else item.width
 

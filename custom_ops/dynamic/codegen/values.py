@@ -17,7 +17,7 @@ def stride_of(width: int) -> int:
 
 
 class Values:
-    """Of one section of one kind; `row` is the kind's row."""
+    """Where the values of one section of one kind are; `row` is the kind's row."""
 
     def __init__(self, spec: Spec, table: Table, pointers: Pointers, number: int, code: KindCode, section: int) -> None:
         self.spec, self.table, self.pointers, self.code = spec, table, pointers, code

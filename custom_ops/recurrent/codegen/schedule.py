@@ -57,7 +57,7 @@ class Buffer:
         kind: what of them lies there, and who sends it.
             "units": whole rows of units, for products; each CTA sends its own units.
             "local": the same, but every CTA makes all of it itself.
-            "own": a CTA's own units, for products in parts; nobody sends them.
+            "own": a CTA's own units, for products in parts; they are not sent.
             "parts": of products in parts, a whole row of partial sums of each CTA, which it sends.
             "sums": of row sums, one partial sum of each CTA, which it sends.
     """

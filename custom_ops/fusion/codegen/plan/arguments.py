@@ -42,7 +42,7 @@ class Argument:
         return f"{short}{self.number}" + (f"_{self.dimension}" if self.kind == "dimension" else "")
 
     def declaration(self, word: int) -> str:
-        """Of the word's value."""
+        """The declaration of the word's value in C++."""
         if self.kind in _INTEGERS:
             kind = "int" if self.kind in ("first", "ctas", "tf32") else "Index"
             return f"const {kind} {self.name} = static_cast<{kind}>(p[{word}]);"

@@ -3,7 +3,7 @@ loops within a piece.
 
 A *piece* shares out rows over CTAs. All roots with the same rows, of the same owners, that can run in one phase are in
 one piece, so that what they read is read once. Pieces of a phase do not depend on each other: they are packed into one
-launch, each with CTAs of its own. What a piece needs of another one is stored in device memory and read in a later
+launch, each with separate CTAs. What a piece needs of another one is stored in device memory and read in a later
 phase; elementwise values are computed again.
 
 Within a row, roots run in *levels*: what needs a reduction's result comes after it. Roots of a level that look at the
@@ -94,7 +94,7 @@ class Piece:
 
     @property
     def flat(self) -> bool:
-        """Whether each thread computes rows of its own without a loop in them: the elementwise pieces."""
+        """Whether each thread computes separate rows without a loop in them: the elementwise pieces."""
         return self.owner.kind == "thread" and not any(loop.axes for loop in self.loops)
 
     @property
@@ -199,7 +199,7 @@ def _order(root: Root) -> tuple[bool, int]:
 
 
 def _key(found: Mapping) -> tuple[object, ...]:
-    """The same for roots that one piece can compute."""
+    """A key that is equal for roots that one piece can compute."""
     return (found.rows, found.owner, found.most, found.slabs, found.way == "tile", found.tile, found.group)
 
 

@@ -51,7 +51,7 @@ class SharedPlan:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of some kernels, a row of the paper's Table 4.
+    """Shared memory of some kernels, a row of the paper's Table 4.
 
     Attributes:
         patterns: the share of kernels that exchange data through shared memory.
@@ -84,7 +84,7 @@ def statistics(plans: Sequence[Plan]) -> Statistics:
 
 
 def shared_bytes(plan: Plan) -> int:
-    """Of a CTA, which computes one piece at a time."""
+    """Bytes of shared memory of a CTA, which computes one piece at a time."""
     return max(shared_plan(plan, piece).bytes for piece in plan.pieces)
 
 
@@ -226,7 +226,7 @@ def is_array(pattern: Pattern, root: Root, found: Mapping) -> bool:
 
 
 def array_axes(plan: Plan, piece: Piece, place: int) -> tuple[int, ...]:
-    """Of an array within a row."""
+    """The axes of an array within a row."""
     axes = set(plan.pattern.program.types[place].axes)
     return plan.pattern.in_order(axes - set(piece.rows))
 

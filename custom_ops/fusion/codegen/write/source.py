@@ -57,7 +57,7 @@ class _Function:
 
     @cached_property
     def kind(self) -> str:
-        """The same for pieces that differ in their tensors alone."""
+        """A text that is equal for pieces that differ in their tensors alone."""
         found: dict[str, dict[str, int]] = {}
 
         def renamed(match: re.Match[str]) -> str:

@@ -199,13 +199,13 @@ def _gradients(spec: Spec, found: Any) -> tuple[Any, ...]:
 
 def _no_gradient(*_: Any) -> Any:
     raise GradientError(
-        "outputs of a dynamic net have no gradient; expected something of its losses and states alone: return what is "
-        "differentiated as part of the state, or tf.stop_gradient it"
+        "outputs of a dynamic net have no gradient; differentiate its losses and states only. Return the value as part "
+        "of the state, or apply tf.stop_gradient to it"
     )
 
 
 def _gradient(ops: ModuleType, op: Any, *gradients: Any) -> list[Any]:
-    """For TensorFlow: the gradients of the op's inputs, of those of its outputs."""
+    """The gradients of the op's inputs, from those of its outputs, as TensorFlow asks for them."""
     import tensorflow as tf
 
     mode = op.get_attr("mode")

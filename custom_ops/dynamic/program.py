@@ -138,7 +138,7 @@ class Builder:
         if op not in FLOAT_OPS:
             raise DynamicError(f"there is no elementwise op '{op}'; expected one of {', '.join(FLOAT_OPS)}")
         if len(values) != FLOAT_OPS[op].arity:
-            raise DynamicError(f"{op} of {len(values)} values; expected {FLOAT_OPS[op].arity}")
+            raise DynamicError(f"{op} got {len(values)} values; expected {FLOAT_OPS[op].arity}")
         width = max(map(self.width, values))
         if any(self.width(value) not in {1, width} for value in values):
             raise DynamicError(f"{op} of vectors of {' and '.join(str(self.width(value)) for value in values)} numbers")

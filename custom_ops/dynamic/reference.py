@@ -93,7 +93,9 @@ class Run:
         while waiting:
             ready = [place for place in waiting if done.issuperset(self.nodes[place].children)]
             if not ready:
-                raise DynamicError(f"example {number}: node {waiting[0] - first} is on a cycle, or needs one that is")
+                raise DynamicError(
+                    f"example {number}: node {waiting[0] - first} depends on itself, or on a node that does"
+                )
             self.order += ready
             done.update(ready)
             waiting = [place for place in waiting if place not in done]

@@ -118,7 +118,7 @@ class Cache:
                     place.rmdir()
             write_file(place, digest(key, data).encode() + data)
         except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
-            warn(f"tfmem: '{place}' cannot be kept in the cache ({error.strerror}): remove what lies in its place")
+            warn(f"tfmem: '{place}' cannot be written to the cache ({error.strerror}): remove what is in its place")
         except OSError:
             pass
 

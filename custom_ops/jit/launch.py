@@ -170,7 +170,7 @@ def cuda_driver() -> ModuleType:
         (result,) = driver.cuInit(0)
     except (ImportError, RuntimeError) as error:
         raise KernelError(
-            f"no CUDA driver to run GPU kernels with ({error}); cuda-bindings is in tfmem[gpu]"
+            f"GPU kernels need an NVIDIA driver and cuda-bindings ({error}); install the extra 'gpu', tfmem[gpu]"
         ) from error
     if result != driver.CUresult.CUDA_SUCCESS:
         raise KernelError(f"the CUDA driver does not start: {driver.cuGetErrorString(result)[1].decode()}")

@@ -122,7 +122,7 @@ class Configuration:
                 f"{self.lanes} lanes with product '{self.product}': a tensor core works for a whole warp, {WARP}"
             )
         if self.replicated and self.exchange == "single":
-            raise KernelError("replicated with exchange 'single': one CTA has all units as it is")
+            raise KernelError("replicated with exchange 'single': one CTA already has all units")
         if self.replicated and self.slices > 1:
             raise KernelError(f"replicated with {self.slices} slices: a CTA reads a part of the states only")
         if self.replicated and self.product == "half":

@@ -112,7 +112,7 @@ class Schedule:
         """
         most = max((len(buffer.operands) for buffer in self.buffers), default=0)
         if most > MOST_OPERANDS:
-            raise KernelError(f"{most} values are put down for one stage; a kernel takes at most {MOST_OPERANDS}")
+            raise KernelError(f"{most} values are exchanged in one stage; a kernel takes at most {MOST_OPERANDS}")
         return tuple(
             sum(self.is_state(operand) << place for place, operand in enumerate(buffer.operands))
             for buffer in self.buffers

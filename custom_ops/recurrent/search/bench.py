@@ -102,7 +102,7 @@ class DeviceBench(Bench):
     def _require_success(self, memory: int) -> None:
         if self._device.download(memory, np.zeros(1, np.int32))[0]:
             raise KernelError(
-                "it gave up (its CTAs did not run at once, or a value was too large), and the fallback took over"
+                "the kernel ended early (its CTAs did not run at once, or a value was too large), and the fallback ran"
             )
 
     def _memory_of(self, size: int) -> int:

@@ -61,13 +61,13 @@ class Background:
         self.done = False
 
     def begin(self) -> None:
-        """Once; later calls do nothing, nor does one when the program has ended."""
+        """Begin the work once; later calls, and calls after the program has ended, do nothing."""
         with self._lock:
             if self._thread.ident is None and not has_ended():
                 self._thread.start()
 
     def wait(self) -> None:
-        """Until it is done, without the pause before; it begins if it has not yet."""
+        """Wait until the work is done, without the pause before it; begins the work if necessary."""
         self._wanted.set()
         self.begin()
         if self._thread.ident is not None:

@@ -117,7 +117,7 @@ def sample(output: Path, seed: int, count: int, folders: Sequence[str], tests: S
 
 
 def places_of(source: str) -> dict[int, list[Place]]:
-    """By line what operators of Cosmic Ray can change there, and statements that can be left out."""
+    """The mutations of each line: changes by operators of Cosmic Ray, and statements that can be left out."""
     from cosmic_ray.ast import Visitor, get_ast
     from cosmic_ray.plugins import get_operator, operator_names
 

@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def xla_flags() -> str:
-    """Those of this process, and that clusters may be compiled for a CPU, too."""
+    """The flags of this process, with clustering allowed on a CPU."""
     return f"{os.environ.get('TF_XLA_FLAGS', '')} {ON_A_CPU}".strip()
 
 

@@ -25,7 +25,7 @@ def best_xla(outcome: Outcome) -> str | None:
 
 
 def divided(above: float | None, below: float | None) -> float | None:
-    """None for a zero, too."""
+    """The quotient; None if a number is missing or zero."""
     return above / below if above and below else None
 
 

@@ -112,7 +112,7 @@ def filled(device: Device, size: int) -> Iterator[int]:
 
 
 def _by_algorithm(apart: Sequence[Sequence[Sequence[Enqueue]]]) -> list[list[tuple[Enqueue, ...]]]:
-    """For each algorithm and product its calls for all copies of the operands."""
+    """The calls of each algorithm and product for all copies of the operands."""
     algorithms = min(len(found) for of in apart for found in of)
     return [[tuple(found[number] for found in of) for of in apart] for number in range(algorithms)]
 

@@ -50,7 +50,7 @@ class System:
         return system
 
     def enter(self) -> None:
-        """Before a block of calls: whether XLA clusters ops is a setting of the process, read by a call."""
+        """Prepare a block of calls: whether XLA clusters ops is a setting of the process, which each call reads."""
         tf.config.optimizer.set_jit("autoclustering" if self.name == "auto-jit" else "")
 
     def __call__(self) -> Any:

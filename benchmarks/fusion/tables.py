@@ -126,7 +126,7 @@ def by_settings(cases: Cases) -> dict[str, dict[str, Outcome]]:
 
 
 def systems_of(cases: Cases) -> tuple[str, ...]:
-    """Those with a column: fusion alone is another system than tfmem in few rows, and was not always measured."""
+    """The systems with a column: fusion alone differs from tfmem in few rows, and was not always measured."""
     alone = any("fusion" in outcome.get("systems", {}) for outcome in cases.values())
     return tuple(name for name in SYSTEMS if name != "fusion" or alone)
 
@@ -329,7 +329,7 @@ def number(outcome: Outcome, system: str, key: str, form: str) -> str:
 
 
 def ratio(found: float | None) -> str:
-    """In a cell."""
+    """The ratio as a cell of the table."""
     return f"{found:.2f}x" if found else "-"
 
 

@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def numbers(dtype: str, of: str, seed: int) -> Array:
-    """So many of a class; those of another seed are their partners in ops of two arguments."""
+    """`count` numbers of a class; numbers of another seed are their partners in ops of two arguments."""
     import tensorflow as tf
 
     kind, random = tf.as_dtype(dtype).as_numpy_dtype, np.random.default_rng(seed)

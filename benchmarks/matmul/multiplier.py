@@ -108,7 +108,7 @@ class Multiplier:
         self._processors = processors
 
     def tiling(self, shape: Shape) -> Tiling:
-        """As the op has it."""
+        """The tiling that the op chooses."""
         return best_tiling(shape, self._processors)
 
     def prepare(

@@ -66,7 +66,7 @@ def inference(case: Case, inputs: tf.Tensor) -> Pair:
 
 @functools.cache
 def functions(layer: str, units: int, steps: int, layers: int) -> tuple[Any, Any]:
-    """Before and after, for any batch."""
+    """The layer's functions before and after, for any batch."""
     made = model(layer, units, steps, layers)
 
     @tf.function(input_signature=[tf.TensorSpec((None, steps, units), tf.float32)])

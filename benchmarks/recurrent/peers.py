@@ -111,7 +111,7 @@ def settings(tf32: bool, cudnn: bool = True) -> Iterator[None]:
 
 
 def peers(case: Case) -> Mapping[str, tuple[Mapping[str, Any], Callable[[Problem], Run]]]:
-    """By name: the settings to run under, and what makes the run. Each is timed plain and as a CUDA graph."""
+    """The peers by name: their settings, and what makes the run. Each is timed plain and as a CUDA graph."""
     if case.layer == "canonical_gru":
         return {
             "loop": ({"tf32": False}, loop),

@@ -1,4 +1,4 @@
-"""When each instruction of a kind runs, and where its value lies: what the op is told, decided once for each kind.
+"""The order in which a kind's instructions run, and the places of their values, decided once for each kind.
 
 Nodes of a kind that have the same depth are computed together, as the rows of matrices. What does not depend on a child
 is computed for all nodes of the kind at once, before the first level; what no state depends on, after the last. So

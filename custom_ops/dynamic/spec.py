@@ -63,7 +63,7 @@ class Spec:
 
     @cached_property
     def sparse(self) -> tuple[bool, ...]:
-        """For each parameter whether it is a table that is looked up only."""
+        """Flags, for each parameter, whether it is a table that is only looked up."""
         uses: list[set[str]] = [set() for _ in self.parameters]
         for kind in self.kinds:
             for instruction in kind.code:

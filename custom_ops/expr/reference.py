@@ -45,7 +45,7 @@ def run(program: Program, tensors: Sequence[Array]) -> list[Array]:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """By the name that programs use."""
+    """NumPy's dtype by the name that programs use."""
     if name == "bfloat16":
         import ml_dtypes  # TensorFlow's own, so that arrays of one can be given to the other
 

@@ -90,7 +90,7 @@ class Bench(Protocol[C, P_contra]):
         """The configuration that `asdict` made `values` of; ValueError or TypeError if there is none."""
 
     def name(self, point: P_contra) -> str:
-        """For errors: "a batch of 8"."""
+        """The name of a point in errors: "a batch of 8"."""
 
 
 def tune(

@@ -131,7 +131,7 @@ class Cell:
 
     @cached_property
     def scalar(self) -> tuple[bool, ...]:
-        """For each node, whether it is one number a row."""
+        """Flags, for each node, whether it is one number a row."""
         result: list[bool] = []
         for node in self.nodes:
             result.append(is_scalar(node, result, self.sequences))
@@ -144,7 +144,7 @@ class Cell:
 
     @cached_property
     def stages(self) -> tuple[int, ...]:
-        """For each node, the stage of the step in which it can be computed.
+        """The stage of the step in which each node can be computed.
 
         Between two stages the processors exchange what the later one's products and row sums need, and wait for each
         other; states that products of stage 0 read are exchanged at the end of the step. So a step has as many

@@ -137,7 +137,7 @@ def _differentiated(text: str) -> Gradient:
 
 
 def _gradient(ops: ModuleType, op: Any, *gradients: tf.Tensor | None) -> list[tf.Tensor | None]:
-    """For TensorFlow: the gradients of the op's inputs, of those of its outputs."""
+    """The gradients of the op's inputs, from those of its outputs, as TensorFlow asks for them."""
     import tensorflow as tf
 
     base = op.get_attr("base_cell").decode()
@@ -301,6 +301,6 @@ def _cut(tensors: Sequence[tf.Tensor], counts: Sequence[int]) -> list[Sequence[t
 
 
 def _split(tensors: Sequence[tf.Tensor], directions: int) -> list[Sequence[tf.Tensor]]:
-    """By direction."""
+    """The parts of each direction."""
     count = len(tensors) // directions
     return [tensors[direction * count : (direction + 1) * count] for direction in range(directions)]

@@ -136,7 +136,7 @@ class Plan:
 
     @property
     def free_bytes(self) -> int:
-        """On chip beside weights and all else, over all processors: registers that weights may have, shared memory."""
+        """Free bytes on chip, over all processors: registers that weights may have, and shared memory."""
         registers = 4 * self.chip.threads * (self.chip.registers - self.registers)
         shared = self.chip.shared - self.reserved - self.staging - self.shared
         return self.chip.processors * (registers + max(0, shared))

@@ -99,7 +99,7 @@ class Values:
         raise AssertionError(item.op)
 
     def pointer(self, ref: Ref) -> str | None:
-        """To the first number of a row, which follow each other; None for what is no vector in memory."""
+        """A pointer to the first number of a contiguous row; None for a value that is no vector in memory."""
         if ref.kind == "k":
             return self.memory(ref)
         if ref.kind != "v":

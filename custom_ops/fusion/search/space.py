@@ -196,7 +196,7 @@ def _kind(root: Root, rows: Rows) -> str:
 
 
 def layouts(pattern: Pattern, processors: int) -> Iterator[Layout]:
-    """Those worth a try on a device of so many multiprocessors."""
+    """Layouts worth a try on a device of so many multiprocessors."""
     dtypes = {tensor.dtype for tensor in pattern.program.tensors}
     widest = 8 if dtypes & HALF_TYPES.keys() else 4 if dtypes & {"float32", "int32"} else 2
     for threads, vector, each in product((256, 128, 512, 1024), (widest, 1), (1, 4, 8)):

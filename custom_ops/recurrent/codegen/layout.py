@@ -30,7 +30,7 @@ def needs_bounds(spec: RecurrentSpec, configuration: Configuration) -> bool:
 
 
 def operand_form(spec: RecurrentSpec, configuration: Configuration) -> int:
-    """In which form products read their operands."""
+    """The form in which products read their operands."""
     if configuration.product != "half":
         return FORMS["floats"]
     return FORMS[{"highest": "pairs", "bfloat16": "bfloats"}.get(spec.precision, "halves")]

@@ -105,7 +105,7 @@ class Schedule:
 
     @cached_property
     def state_masks(self) -> tuple[int, ...]:
-        """For each buffer: bit o is set when its operand o is a state.
+        """A mask for each buffer: bit o is set when its operand o is a state.
 
         Raises:
             KernelError: a buffer has more operands than an int of the kernels has room for.

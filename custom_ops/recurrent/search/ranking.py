@@ -1,4 +1,4 @@
-"""Which configurations of a persistent kernel will be fast, for a cell and a batch.
+"""A ranking of a persistent kernel's configurations by predicted time, for a cell and a batch.
 
 GRNN's model (`grnn_model.py` has what is read of it), extended by what its kernel did not have: rows of the batch that
 share a load, weights in shared memory or streamed from L2, tensor cores, clusters, exchanges without a barrier, several
@@ -74,7 +74,7 @@ def candidates(machine: Machine, spec: RecurrentSpec, batch: int, time_steps: in
 
 
 def in_order(predictions: Sequence[Prediction], time_steps: int) -> list[Prediction]:
-    """As `rank` puts them."""
+    """The predictions in the order of `rank`."""
     found = sorted(predictions, key=lambda prediction: prediction.nanoseconds(time_steps))
     first: dict[tuple[object, ...], Prediction] = {}
     for each in found:

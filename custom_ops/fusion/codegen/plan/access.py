@@ -53,7 +53,7 @@ def index_text(index: Index, at: At, value: ValueOf, integer: str = "Index") -> 
 
 
 def offset_along(pattern: Pattern, axes: Sequence[int], at: At) -> str:
-    """In a tensor whose dimensions are these axes."""
+    """The offset in a tensor whose dimensions are these axes."""
     return linear([(at(axis), pattern.size(axis)) for axis in axes])
 
 

@@ -35,7 +35,7 @@ class Argument:
 
     @property
     def name(self) -> str:
-        """In the source."""
+        """The argument's name in the source."""
         if self.kind == "tf32":
             return self.kind
         short = {"size": "n", "dimension": "d"}.get(self.kind, f"{self.kind}_")

@@ -130,7 +130,7 @@ class Plan:
 
     @cached_property
     def parts(self) -> dict[int, int]:
-        """For each reduction of which CTAs have parts the piece that makes them."""
+        """The piece that makes the parts of each reduction of which CTAs have parts."""
         return {
             root.node: number
             for number, piece in enumerate(self.pieces)
@@ -206,7 +206,7 @@ def _key(found: Mapping) -> tuple[object, ...]:
 def _phases(
     pattern: Pattern, roots: Sequence[Root], mappings: dict[str, Mapping], reductions: dict[int, Root]
 ) -> dict[str, int]:
-    """For each root the first phase in which all that it reads is there."""
+    """The first phase of each root in which all that it reads is there."""
     phases: dict[str, int] = {}
     for root in roots:
         own, phase = mappings[root.name], 0

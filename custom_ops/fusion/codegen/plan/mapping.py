@@ -48,7 +48,7 @@ Way: TypeAlias = Literal["flat", "serial", "warps", "tile", "product"]
 
 @dataclass(frozen=True)
 class Owner:
-    """Which threads of a CTA compute a row together.
+    """The threads of a CTA that compute a row together.
 
     Attributes:
         kind: one thread, neighbouring lanes of a warp, every `rows`-th thread, or all.

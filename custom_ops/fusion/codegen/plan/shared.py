@@ -216,7 +216,7 @@ class _Graph:
 
 
 def _kept(plan: Plan, roots: Iterable[Root]) -> list[Root]:
-    """Those whose result is an array in shared memory."""
+    """The roots whose result is an array in shared memory."""
     return [root for root in roots if is_array(plan.pattern, root, plan.mappings[root.name])]
 
 

@@ -48,7 +48,7 @@ class RowWriter(PieceWriter):
     # ---- The piece
 
     def _threads(self, body: list[str]) -> list[str]:
-        """Which of the CTA's rows, and which of its threads, a thread is; which slab a CTA."""
+        """Declarations of a thread's row and number in the CTA, and of the CTA's slab."""
         owner = self.owner
         rows, threads = owner.rows, owner.threads
         group, lane = {

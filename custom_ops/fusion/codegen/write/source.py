@@ -160,7 +160,7 @@ def _calls(plan: Plan, functions: Sequence[_Function], names: dict[str, int]) ->
 
 
 def _indented(lines: list[str]) -> list[str]:
-    """By the braces."""
+    """The lines, indented by their braces."""
     depth, found = 0, []
     for line in lines:
         if not line or line.startswith(("#", "namespace", "}  //")):

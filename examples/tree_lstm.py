@@ -35,11 +35,11 @@ class TreeNet:
         return self.node(example, self.vocabulary)
 
     def labels(self, example: trees.Tree) -> list[int]:
-        """The root's."""
+        """The root's label."""
         return [example[0]]
 
     def answers(self, batch: dynamic.Batch) -> tf.Tensor:
-        """Roots, which come last."""
+        """The roots, which are the last nodes of their graphs."""
         return batch.kinds.row_limits() - 1
 
 

@@ -1,4 +1,4 @@
-"""A sample of mutants, and which of them the tests let live.
+"""A sample of mutants, and which of them the tests do not find.
 
     python tools/mutate.py sample mutants.json --seed 1 --count 300      (needs cosmic-ray and coverage)
     python tools/mutate.py run mutants.json results.json --workers 16    (needs neither)
@@ -78,7 +78,7 @@ class Recorder:
 
 
 def run_tests(tests: Sequence[str], recorder: Recorder, *options: str) -> int:
-    """pytest in this process; examples that fail are not made smaller."""
+    """Run pytest in this process; failing examples of hypothesis are not shrunk."""
     from hypothesis import Phase, settings
 
     settings.register_profile("mutants", phases=[Phase.explicit, Phase.generate], database=None)
@@ -145,7 +145,7 @@ def places_of(source: str) -> dict[int, list[Place]]:
 
 
 def changed(source: str, place: Place) -> dict[str, Any] | None:
-    """A mutant; None where nothing but an annotation would differ."""
+    """A mutant; None if it would differ only in an annotation."""
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator
 
@@ -180,7 +180,7 @@ def _meaning(source: str) -> str:
 
 
 def run(given: Path, output: Path, workers: int, seconds: float, minutes: float) -> None:
-    """Run the mutants, and write what became of each; the survivors come first.
+    """Run the mutants, and write the result of each; the survivors come first.
 
     Args:
         given: what `sample` wrote.
@@ -248,7 +248,7 @@ def _trees(folder: Path, count: int) -> queue.Queue[Path]:
 
 
 def _outcome(tree: Path, mutant: dict[str, Any], tests: Sequence[str], limit: float) -> dict[str, Any]:
-    """What the tests say in a tree with a mutant, or without one."""
+    """The result of the tests in a tree with a mutant, or without one."""
     report = tree / "report.json"
     report.write_text(json.dumps({"tests": tests, "stop": bool(mutant)}))
     began = time.monotonic()
@@ -265,7 +265,7 @@ def _outcome(tree: Path, mutant: dict[str, Any], tests: Sequence[str], limit: fl
 
 @contextmanager
 def _mutated(tree: Path, mutant: dict[str, Any]) -> Iterator[None]:
-    """The file is put back with its time, by which Python knows that what it compiled of it is still right."""
+    """A tree with the mutant; afterwards the file has its old time, so that its compiled form counts as up to date."""
     path = tree / mutant["file"]
     source, times = path.read_text(), path.stat()
     lines, first = source.splitlines(), mutant["line"] - 1
@@ -297,7 +297,7 @@ def _called(tree: Path, limit: float, *command: str) -> int | None:
 
 
 def test(report: Path) -> int:
-    """Run the tests that a file names, and write there how they went."""
+    """Run the tests that a file names, and write their results there."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     given = json.loads(report.read_text())
     recorder = Recorder(wanted=given["tests"])

@@ -4,7 +4,8 @@
     python tools/mutate.py run mutants.json results.json --workers 16    (needs neither)
 
 Each mutant changes one line that tests run, all lines alike. It runs against the tests that run this line, the short
-ones first, in a copy of the tree. A survivor is a change that no test minds: a test is missing, or both mean the same.
+ones first, in a copy of the tree. A survivor is a mutant that no test finds: a test is missing, or the
+mutant computes the same.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Spec:
     Attributes:
         parameters: all, those that no kind reads as well.
         kinds: their forward passes.
-        differentiable: whether the op is told backward passes, too. Without them it keeps no values for them.
+        differentiable: whether the op gets backward passes as well. Without them it keeps no values for them.
         stepped: whether these give the gradients of trained parameters alone, as a step needs them.
     """
 
@@ -90,7 +90,7 @@ class Spec:
 
     @cached_property
     def text(self) -> str:
-        """What the op is told."""
+        """The text that the op reads."""
         lines = ["dynamic 1"]
         lines += [_line("parameter", int(s), *p.shape) for p, s in zip(self.parameters, self.sparse, strict=True)]
         lines += [_line("type", *widths) for widths in self.types]

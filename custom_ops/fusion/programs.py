@@ -147,7 +147,7 @@ def _each(
     """What `make` makes of each, by its key, once for equal keys; in several threads.
 
     Args:
-        wanted: key, what is handed to `make`, and the ops that an error is to name.
+        wanted: key, the argument of `make`, and the ops that an error names.
         make: is called from several threads at once.
         progress: whether to show a bar.
     """

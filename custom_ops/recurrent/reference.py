@@ -46,7 +46,7 @@ def run(
         CellError: a number of arrays or a shape does not fit the cell.
     """
     if not sequences:
-        raise CellError("the cell reads no sequence, so nothing says how many steps there are")
+        raise CellError("the cell reads no sequence, so the number of steps is unknown")
     time, batch = sequences[0].shape[:2]
     given = (sequences, invariants, vectors, matrices, states)
     for kind, arrays, expected in zip(KINDS, given, input_shapes(cell, units, time, batch), strict=True):

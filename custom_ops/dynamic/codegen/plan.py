@@ -49,7 +49,7 @@ class Chip:
 
 @dataclass(frozen=True)
 class Residence:
-    """Where a view's weights lie, and who has which.
+    """The places of a view's weights, and which processor has which.
 
     Attributes:
         rows: outputs that follow each other in one warp.

@@ -107,7 +107,7 @@ def _size(pattern: Pattern, axis: int) -> str:
             for dimension, index in enumerate(node.index):
                 if index.axis == axis:
                     return _extent(pattern, node.tensor, dimension)
-    raise AssertionError(f"nothing says the size of axis {axis}")
+    raise AssertionError(f"the size of axis {axis} is unknown")
 
 
 def _extent(pattern: Pattern, tensor: int, dimension: int) -> str:

@@ -54,7 +54,7 @@ class Buffer:
     Attributes:
         stage: the stage that waits for it.
         operands: nodes.
-        kind: what of them lies there, and who sends it.
+        kind: which part of them lies there, and which CTA sends it.
             "units": whole rows of units, for products; each CTA sends its own units.
             "local": the same, but every CTA makes all of it itself.
             "own": a CTA's own units, for products in parts; they are not sent.

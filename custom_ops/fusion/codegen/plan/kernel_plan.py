@@ -222,7 +222,7 @@ def _phases(
 
 
 def _combines(own: Mapping, read: Root) -> bool:
-    """Whether those who own a row put a reduction's parts together on their own: it has one result for each row of
+    """Whether the owners of a row add a reduction's parts themselves: it has one result for each row of
     theirs, or one alone."""
     return not read.kept or (set(own.rows) == set(read.kept) and own.way not in ("tile", "product"))
 
@@ -295,7 +295,7 @@ def _connected(
 
 
 def _combiners(threads: int) -> Owner:
-    """Those of a CTA who put parts together: neighbouring threads have neighbouring results, and several have one."""
+    """The threads of a CTA that add parts: neighbouring threads have neighbouring results, and several have one."""
     return Owner("strided", WARP, threads // WARP) if threads > WARP else Owner("thread", threads, 1)
 
 

@@ -155,7 +155,7 @@ class _Space:
 
 
 class _Graph:
-    """The values of a piece, and who reads what."""
+    """The values of a piece, and their readers."""
 
     def __init__(self, plan: Plan, piece: Piece, written: dict[int, int]) -> None:
         self._pattern, self._loops, self._written = plan.pattern, piece.loops, written

@@ -49,7 +49,7 @@ class BuildLibraries(build_ext):
     def build_extension(self, ext):
         compile_command, link_command = COMMANDS[ext.name]
         how = f"{self.version} {compile_command(Path('.cc'), Path('.o'))}"
-        # One folder for wheels, editable installs and --inplace, so that none compiles anew.
+        # One folder for wheels, editable installs and --inplace, so that none compiles again.
         folder = ROOT / "build" / "objects" / hashlib.sha256(how.encode()).hexdigest()[:16]
         folder.mkdir(parents=True, exist_ok=True)
         with ThreadPoolExecutor(max_workers=2) as pool:
@@ -67,7 +67,7 @@ class BuildLibraries(build_ext):
 
 
 def compiled(source, folder, compile_command):
-    """The object file of `source`, made anew only if a file that it includes has changed."""
+    """The object file of `source`, made again only if a file that it includes has changed."""
     stem = build_flags.object_stem(source)
     target, dependencies = folder / f"{stem}.o", folder / f"{stem}.d"
     rule = dependencies.read_text() if dependencies.exists() else ""

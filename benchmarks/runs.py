@@ -1,4 +1,4 @@
-"""What benchmarks share: their command line, which cases are asked for, and cases in processes of their own."""
+"""What benchmarks share: their command line, which cases are asked for, and cases in separate processes."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def existing(parser: argparse.ArgumentParser, path: Path) -> dict[str, Any]:
 
 
 def waiting(cases: Sequence[AnyCase], results: Mapping[str, Any], options: argparse.Namespace) -> Iterator[AnyCase]:
-    """Those without a result, one after the other until the time is over."""
+    """The cases without a result, one after the other until the time is over."""
     deadline = time.monotonic() + options.total_seconds
     for case in cases:
         if time.monotonic() < deadline and (options.again or case.name not in results["cases"]):
@@ -176,5 +176,5 @@ def _run(command: list[str], variables: Mapping[str, str], timeout: float) -> tu
 
 
 def _end(signum: int, frame: FrameType | None) -> None:
-    """As ctrl-C does: what is under way is cleaned up."""
+    """End the run as ctrl-C does, with clean-up."""
     raise SystemExit(128 + signum)

@@ -1,7 +1,7 @@
-"""Work that a thread of its own does beside the program, and leaves undone once the program has ended.
+"""Work that a separate thread does beside the program, and leaves undone once the program has ended.
 
 Python waits for the thread, since one that is cut off inside of TensorFlow's C++ may take the process down with it. So
-the work asks often whether it shall go on: planning does between passes, regions and patterns, and whatever waits for
+the work asks often whether it shall go on: planning does between passes, regions and patterns, and code that waits for
 kernels does while it waits. What is left to wait for is a call of C++, of which Grappler's are the longest.
 """
 
@@ -61,13 +61,13 @@ class Background:
         self.done = False
 
     def begin(self) -> None:
-        """Once; later calls do nothing, nor does one when the program has ended."""
+        """Begin the work once; later calls, and calls after the program has ended, do nothing."""
         with self._lock:
             if self._thread.ident is None and not has_ended():
                 self._thread.start()
 
     def wait(self) -> None:
-        """Until it is done, without the pause before; it begins if it has not yet."""
+        """Wait until the work is done, without the pause before it; begins the work if necessary."""
         self._wanted.set()
         self.begin()
         if self._thread.ident is not None:

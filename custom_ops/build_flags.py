@@ -27,7 +27,7 @@ def sources() -> list[Path]:
 
 
 def headers() -> list[Path]:
-    """All its C++ headers: when one changes, everything is to be compiled anew."""
+    """All C++ headers of the op library: when one changes, everything has to be compiled again."""
     return sorted((PACKAGE / "ops").rglob("*.h"))
 
 

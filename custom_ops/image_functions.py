@@ -57,7 +57,7 @@ def code_in(function: FunctionDef) -> bytes | None:
 
 @functools.lru_cache(maxsize=MOST_OWNED)
 def registered(code: bytes) -> AtomicFunction:
-    """The function of `code`, known to this process as long as somebody holds the result."""
+    """The function of `code`, known to this process as long as the result is referenced."""
     import tensorflow as tf
     from tensorflow.core.function.polymorphism import function_type
     from tensorflow.python.eager import context

@@ -3,7 +3,7 @@
 python -m examples.bilstm_tagger
 python -m examples.bilstm_tagger --train tagged.txt --characters
 
-With --characters a word that is rare is the last states of LSTMs over its characters, not a row of the table.
+With --characters a rare word is not a row of the table, but the last states of LSTMs over its characters.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tensorflow as tf
 from examples import dynamic_training, tags
 from tfmem import dynamic
 
-COMMON = 6  # times that a word has to be met to have an embedding of its own
+COMMON = 6  # how often a word has to occur to have an embedding
 
 
 class LSTM:
@@ -30,7 +30,7 @@ class LSTM:
         self.parameters = [self.input, self.hidden, self.bias]
 
     def cell(self, x, previous=None):
-        """The next state (h, c) of the one before; the first has none."""
+        """The state (h, c) after the input `x`; the first node has no state before it."""
         gates = dynamic.affine(self.input, x, self.bias)
         if previous is not None:
             gates = gates + dynamic.matvec(self.hidden, previous[0])
@@ -41,7 +41,7 @@ class LSTM:
         return dynamic.sigmoid(o) * dynamic.tanh(c), c
 
     def kinds(self, name: str, inputs: tf.Variable, state: tuple[int, int]) -> dict[str, dynamic.NodeKind]:
-        """Of nodes over rows of a table: `name` with the node before it, `name`_first without."""
+        """Kinds of nodes over rows of a table: `name` follows another node, `name`_first follows none."""
         return {
             f"{name}_first": dynamic.node(lambda children, row: self.cell(dynamic.embedding_lookup(inputs, row))),
             name: dynamic.node(
@@ -50,7 +50,7 @@ class LSTM:
         }
 
     def kinds_over_words(self, name: str, word: tuple[int], state: tuple[int, int]) -> dict[str, dynamic.NodeKind]:
-        """The same of nodes whose last child is a word."""
+        """Kinds of nodes whose last child is a word: `name` follows another node, `name`_first follows none."""
         return {
             f"{name}_first": dynamic.node(lambda children: self.cell(children[0]), children=[word]),
             name: dynamic.node(lambda children: self.cell(children[1], children[0]), children=[state, word]),
@@ -104,7 +104,7 @@ class Tagger:
         return nodes
 
     def inputs(self, example: tags.Tagged) -> list[Any]:
-        """What is given to the nodes of both directions: rows of the table, 0 for what is not known."""
+        """The integers for the nodes of both directions: rows of the table, 0 for an unknown word."""
         return [self.words.get(word, 0) for word, _ in example]
 
     def graph(self, example: tags.Tagged) -> list[dynamic.Node]:
@@ -114,7 +114,7 @@ class Tagger:
         return [self.handle.node("tag", *word) for word in zip(forth, back, self.labels(example), strict=True)]
 
     def labels(self, example: tags.Tagged) -> list[int]:
-        """A tag for each word; 0 for one that is not known."""
+        """The number of each word's tag; 0 for an unknown one."""
         return [self.tags.get(tag, 0) for _, tag in example]
 
     def answers(self, batch: dynamic.Batch) -> tf.Tensor:
@@ -158,11 +158,11 @@ class CharacterTagger(Tagger):
         return kinds
 
     def inputs(self, example: tags.Tagged) -> list[Any]:
-        """Nodes of words."""
+        """The nodes of the words."""
         return [self.word(word) for word, _ in example]
 
     def word(self, word: str) -> dynamic.Node:
-        """A row of the table, or what the word's characters say."""
+        """A word's node: a row of the table, or the LSTMs over its characters."""
         if word in self.words:
             return self.handle.node("known", self.words[word])
         spelled = [self.characters.get(character, 0) for character in word]

@@ -1,4 +1,4 @@
-"""What the examples of dynamic nets share: options, the loop over batches, accuracy on held-out data, the curve."""
+"""Shared parts of the examples of dynamic nets: options, the loop over batches, held-out accuracy, the curve."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Net(Protocol):
     """A net with its parameters.
 
     Attributes:
-        handle: that trains it.
+        handle: the handle that trains it.
     """
 
     handle: dynamic.Handle
@@ -29,10 +29,10 @@ class Net(Protocol):
         """The example's root, or the list of its roots."""
 
     def labels(self, example: Any) -> list[int]:
-        """What is to be found out about it."""
+        """The labels of an example."""
 
     def answers(self, batch: dynamic.Batch) -> tf.Tensor:
-        """The positions of the nodes whose outputs say it, in the order of the labels."""
+        """The positions of the nodes whose outputs answer the labels, in their order."""
 
 
 def options(description: str | None, *, hidden: int = 64, embedding: int = 64) -> argparse.ArgumentParser:
@@ -58,12 +58,12 @@ def data(args: argparse.Namespace, read: Any, made: Any, held_out: int = 10) -> 
 
 
 def numbered(names: Sequence[str]) -> dict[str, int]:
-    """Numbers from 1 on of all different names, in their alphabet's order; 0 is what is not known."""
+    """Numbers of all different names from 1 on, in alphabetical order; 0 is an unknown name."""
     return {name: number for number, name in enumerate(sorted(set(names)), start=1)}
 
 
 def accuracy(net: Net, batches: Sequence[dynamic.Batch], labels: Sequence[Sequence[int]]) -> float:
-    """How many answers are right."""
+    """The share of right answers."""
     right = [
         np.argmax(tf.gather(net.handle.forward(batch).outputs[0], net.answers(batch)), 1) == np.asarray(expected)
         for batch, expected in zip(batches, labels, strict=True)

@@ -1,4 +1,4 @@
-"""Real labelled images that scikit-learn carries: nothing is downloaded.
+"""Real labelled images from scikit-learn; nothing is downloaded.
 The same seed gives the same images."""
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def read(path: str | Path) -> tuple[list[Sentence], list[Sentence]]:
 
 
 def made(count: int, seed: int = 0) -> list[Sentence]:
-    """Sentences about films whose sentiment hangs on the order of words: "not dull", "dull at first, but ..."."""
+    """Sentences about films whose sentiment depends on the order of words: "not dull", "dull at first, but ..."."""
     random = np.random.default_rng(seed)
     return [_made(random) for _ in range(count)]
 

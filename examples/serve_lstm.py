@@ -85,7 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("FAILED: the optimised model answers differently", file=sys.stderr)
         return 1
     if not is_replaced(optimized):
-        print("FAILED: the recurrent layer was left as it was; the report says why", file=sys.stderr)
+        print("FAILED: the recurrent layer was not replaced; the report says why", file=sys.stderr)
         return 1
     return 0
 
@@ -151,7 +151,7 @@ Serve = Callable[[list[str]], np.ndarray]
 
 
 def load(path: Path) -> Serve:
-    """What a server does with a SavedModel: probabilities [batch] of sentences."""
+    """A server's function over a SavedModel: probabilities [batch] of sentences."""
     import tensorflow as tf
 
     import tfmem
@@ -170,7 +170,7 @@ def load(path: Path) -> Serve:
 
 
 def answers(serve: Serve, texts: list[str]) -> np.ndarray:
-    """All probabilities, one sentence a request and all in one: what is beside a sentence must not matter."""
+    """All probabilities, with one sentence in a request and with all in one: the other sentences must not matter."""
     alone = np.concatenate([serve([text]) for text in texts])
     together = serve(texts)
     if not np.abs(alone - together).max() <= TOLERANCE:
@@ -212,7 +212,7 @@ def table_of_samples(test: list[sentences.Sentence], old: np.ndarray, new: np.nd
 
 
 def is_replaced(path: Path) -> bool:
-    """Whether a SavedModel holds the op that tfmem puts in place of a recurrent layer."""
+    """Whether a SavedModel holds the op by which tfmem replaces a recurrent layer."""
     from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
     model = SavedModel.FromString((path / "saved_model.pb").read_bytes())

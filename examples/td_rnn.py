@@ -18,8 +18,10 @@ DELAYS = (1, 2, 4)
 
 
 class TDNet:
-    """A net over sentences: a word's node has those before it at each delay as children, as many as there are; a
-    sentence's answer hangs on its last word. Subclasses say what a word computes."""
+    """A net over sentences: a word's node has the words before it at each delay as children, as far as there are any.
+
+    A sentence's answer is computed from its last word. Subclasses say what a word computes.
+    """
 
     gates = 1
     vectors = 1  # of a word's state
@@ -64,7 +66,7 @@ class TDNet:
         return dynamic.Result((), dynamic.sparse_softmax_cross_entropy(label, logits), logits)
 
     def graph(self, example: sentences.Sentence) -> dynamic.Node:
-        """Of a sentence; a word that is not known is word 0."""
+        """The graph of a sentence; an unknown word is word 0."""
         text, label = example
         states: list[dynamic.Node] = []
         for word in text.split():
@@ -73,11 +75,11 @@ class TDNet:
         return self.handle.node("answer", states[-1], label)
 
     def labels(self, example: sentences.Sentence) -> list[int]:
-        """The sentence's."""
+        """The sentence's label."""
         return [example[1]]
 
     def answers(self, batch: dynamic.Batch) -> tf.Tensor:
-        """Answers come last."""
+        """The last node of each sentence."""
         return batch.kinds.row_limits() - 1
 
 

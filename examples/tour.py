@@ -1,4 +1,4 @@
-"""Prints what each stage hands to the next, for one training step and for one LSTM; docs/tour.md explains the output.
+"""Prints what each stage of tfmem returns, for one training step and one LSTM; docs/tour.md explains the output.
 
     python -m examples.tour
 
@@ -32,7 +32,7 @@ LINK = Link(offload=2 * MIB, prefetch=2 * MIB)  # bytes a second: an activation 
 
 
 def main() -> int:
-    """Print both."""
+    """Print both walks."""
     training()
     recurrent()
     return 0
@@ -73,7 +73,7 @@ def training() -> None:
 
 
 def training_step() -> tuple[Any, tf.Tensor]:
-    """A `tf.function` that trains on what it is given, and what to give."""
+    """A `tf.function` that trains on its argument, and an argument for it."""
     weights = [tf.Variable(tf.random.stateless_normal([512, 512], [0, n], stddev=0.06)) for n in range(4)]
 
     @tf.function

@@ -27,7 +27,7 @@ DEFAULT_SHARE = 0.7  # without --memory-budget: this share of what the plain run
 
 @dataclass(frozen=True)
 class Settings:
-    """What is trained; both runs get the same."""
+    """The settings of a training, equal in both runs."""
 
     model: str = "vgg19"
     batch: int = 64
@@ -84,7 +84,7 @@ class Run:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Train twice, compare, draw. Returns 1 when it did not do what tfmem promises."""
+    """Train twice, compare, draw. Returns 1 if the run with tfmem broke a promise of tfmem's."""
     options = parse(arguments)
     settings = settings_of(options)
     if options.child:
@@ -156,14 +156,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
-    """The preset, with what the command line says in its place."""
+    """The preset, changed by the command line."""
     base = PRESETS.get(options.preset, Settings())
     given = {name: getattr(options, name) for name in asdict(base)}
     return replace(base, **{name: value for name, value in given.items() if value is not None})
 
 
 def in_subprocess(variant: str, settings: Settings, output: Path) -> Run:
-    """Train in a fresh process; what it prints, its progress bar too, goes where ours goes."""
+    """Train in a fresh process, whose output and progress bar go to this terminal."""
     command = [sys.executable, "-m", "examples.train_cnn", f"--child={variant}"]
     for name, value in (*asdict(settings).items(), ("output", output.resolve())):
         flag = name.replace("_", "-")
@@ -268,7 +268,7 @@ def make_recorder(device: str, steps: int, name: str):
 
 
 def shown_of(loss: float, peaks: list[int]) -> dict[str, str]:
-    """What the bar says of the latest step; of no peak in the first ones, which tfmem observes and so resets."""
+    """The bar's text about the latest step; without a peak in the first steps, in which tfmem resets the peak."""
     known = len(peaks) > WARM_UP
     return {"loss": f"{loss:.4f}", "peak": size(peaks[-1]) if known else "not yet measured"}
 

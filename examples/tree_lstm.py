@@ -24,22 +24,22 @@ class TreeNet:
     vocabulary: dict[str, int]
 
     def node(self, tree: trees.Tree, vocabulary: dict[str, int]) -> dynamic.Node:
-        """Of a tree; a word that is not known is word 0."""
+        """The node of a tree; an unknown word is word 0."""
         if len(tree) == 2:
             return self.handle.node("leaf", vocabulary.get(tree[1], 0), tree[0])
         left, right = (self.node(child, vocabulary) for child in tree[1:])
         return self.handle.node("pair", left, right, tree[0])
 
     def graph(self, example: trees.Tree) -> dynamic.Node:
-        """Of a tree, with the words of `vocabulary`."""
+        """The graph of a tree, with the words of `vocabulary`."""
         return self.node(example, self.vocabulary)
 
     def labels(self, example: trees.Tree) -> list[int]:
-        """The root's."""
+        """The root's label."""
         return [example[0]]
 
     def answers(self, batch: dynamic.Batch) -> tf.Tensor:
-        """Roots, which come last."""
+        """The roots, which are the last nodes of their graphs."""
         return batch.kinds.row_limits() - 1
 
 

@@ -51,7 +51,7 @@ def _parsed(words: list[str]) -> Tree:
 
 
 def made(count: int, seed: int = 0) -> list[Tree]:
-    """Sentences about films: "not" turns a sentiment round, what comes after "but" counts."""
+    """Sentences about films: "not" reverses a sentiment, and only the part after "but" counts."""
     random = np.random.default_rng(seed)
     return [_sentence(random) for _ in range(count)]
 

@@ -1,6 +1,8 @@
-"""tfmem: train TensorFlow nets past device memory, and run recurrent layers faster: `tfmem.optimize(x)`.
+"""tfmem: train TensorFlow models that need more memory than the device has, replace recurrent layers, fuse small ops.
 
-Everything public is here. Importing this module imports neither TensorFlow nor the op library.
+`tfmem.optimize(x)` does all three. `tfmem.dynamic` (networks whose graph differs per example) and `tfmem.addons`
+(TensorFlow Addons) are imported separately; all other public names are here. Importing this module imports neither
+TensorFlow nor the op library.
 """
 
 from importlib import import_module
@@ -90,7 +92,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs TensorFlow when it is asked for (PEP 562)."""
+    """Import names that need TensorFlow on first use (PEP 562)."""
     if name == "dynamic":
         return import_module("tfmem.dynamic")
     if name in _HOMES:

@@ -17,7 +17,7 @@ from tfmem.options import Options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns 1 where it failed, with the reason on standard error."""
+    """Run one command. Returns 1 if it failed, with the reason on standard error."""
     options = _parser().parse_args(arguments)
     try:
         options.run(options)
@@ -29,27 +29,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m tfmem", description="Training under a memory budget; recurrent layers."
+        prog="python -m tfmem", description="Train under a memory budget, replace recurrent layers, fuse ops."
     )
     parser.add_argument("--version", action="version", version=f"tfmem {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
 
     report = commands.add_parser("report", help="print a report that Report.to_json wrote, or draw it")
     report.add_argument("file", type=Path, metavar="REPORT.json")
-    report.add_argument("--rows", type=int, default=10, help="moved tensors to list (10)")
+    report.add_argument("--rows", type=int, default=10, help="how many offloaded tensors to list (10)")
     report.add_argument("--plot", type=Path, metavar="IMAGE", help="draw memory before and after")
-    report.add_argument("--regions", type=Path, metavar="SVG", help="draw the regions that run as one op")
+    report.add_argument("--regions", type=Path, metavar="SVG", help="draw the fused regions")
     report.set_defaults(run=_report)
 
-    explain = commands.add_parser("explain", help="say in which region an op is, or why it is in none")
+    explain = commands.add_parser("explain", help="say in which fused region an op is, or why it is in none")
     explain.add_argument("file", type=Path, metavar="REPORT.json|SAVED_MODEL")
     explain.add_argument("op", nargs="+", help="the op's name in the graph")
     explain.set_defaults(run=_explain)
 
-    devices = commands.add_parser("devices", help="list devices, their memory and their link to the host")
+    devices = commands.add_parser("devices", help="list devices, their memory and their bandwidth to the host")
     devices.set_defaults(run=_devices)
 
-    cache = commands.add_parser("cache", help="say where measured profiles and GPU kernels are kept")
+    cache = commands.add_parser("cache", help="say where profiles and GPU kernels are kept, and how large they are")
     cache.add_argument("--clear", action="store_true", help="delete them")
     cache.set_defaults(run=_cache)
 
@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     optimize.add_argument("--memory-budget", help='"2GiB", bytes, or a fraction such as 0.5; default: no budget')
     optimize.add_argument("--policy", help="offload policy; default: hybrid, or TFMEM_POLICY")
     optimize.add_argument(
-        "--passes", nargs="+", metavar="PASS", help="recurrent, fusion, offload; default: the first and the last"
+        "--passes", nargs="+", metavar="PASS", help="recurrent, fusion, offload; default: recurrent offload"
     )
     optimize.add_argument("--output", help="directory to write; default: SAVED_MODEL_tfmem")
     optimize.set_defaults(run=_optimize)
@@ -89,7 +89,7 @@ def _read(file: Path) -> Report:
     if file.is_dir():
         file = file / REPORT_FILE
         if not file.is_file():
-            raise ValueError(f"'{file.parent.parent}' holds no report of tfmem: optimise the SavedModel first")
+            raise ValueError(f"'{file.parent.parent}' holds no report of tfmem: pass a SavedModel that tfmem optimised")
     try:
         return Report.from_json(file.read_text())
     except json.JSONDecodeError as error:
@@ -122,7 +122,7 @@ def _cache(options: argparse.Namespace) -> None:
         return
     folder = Path(directory)
     profiles, kernels = ([file for file in folder.glob(f"{kind}/*/*") if file.is_file()] for kind in KINDS)
-    profiles += folder.glob("profiles/*.json")  # as they lay once
+    profiles += folder.glob("profiles/*.json")  # an older layout
     profiles += folder.glob("choices/*/*")
     files = [*profiles, *kernels]
     total = size(sum(file.stat().st_size for file in files))

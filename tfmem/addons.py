@@ -1,10 +1,10 @@
-"""TensorFlow Addons on the TensorFlow of today: `import tfmem.addons as tfa`.
+"""TensorFlow Addons (TFA) on a current TensorFlow: `import tfmem.addons as tfa`.
 
-TFA 0.23, its last release, is written for Keras 2 and imports three of its modules as `keras.src...`. Where Keras 3 is
-installed one of those is missing and the others are something else. Under these names it is given what `tf_keras`, the
-Keras 2 that still has releases, calls the same: while it imports, and not longer.
+TFA 0.23, its last release, is written for Keras 2 and imports three of its modules as `keras.src...`. Keras 3 lacks one
+of these and has other modules under the other names. So while TFA is imported, the three names lead to the modules of
+`tf_keras`, the Keras 2 that still has releases; afterwards they are restored.
 
-This module works when it is imported, because the import is all it is for: what is missing is said there."""
+Importing this module imports TFA, and raises `AddonsError` if something is missing."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ class AddonsError(TfmemError, ImportError):
 
 
 def install_command() -> str:
-    """What installs TFA for the Python that runs.
+    """The command that installs TFA for the Python that runs.
 
-    Its wheels end at Python 3.11, but its Python code runs on later ones. So pip is asked for that wheel by `--target`,
-    the only way in which it takes one of another Python. The wheel's compiled ops fit TensorFlow 2.15 alone, whichever
-    the Python; what needs them raises when it is called.
+    TFA's wheels end at Python 3.11, but its Python code runs on later versions. pip takes a wheel of another Python
+    only with `--target`. The wheel's compiled ops fit TensorFlow 2.15 only; functions that need them raise when called.
     """
     if sys.version_info < (3, 12):
         return f'pip install "tensorflow-addons=={RELEASE}"'
@@ -44,13 +43,13 @@ def install_command() -> str:
 
 
 def _import_addons() -> ModuleType:
-    """TFA, imported once more or for the first time.
+    """Import TFA.
 
     Raises:
         AddonsError: TFA or tf_keras is not installed, or `tf.keras` is Keras 3.
     """
     if find_spec("tf_keras") is None:
-        raise AddonsError("TensorFlow Addons needs Keras 2, and there is none: pip install 'tfmem[legacy]'")
+        raise AddonsError("TensorFlow Addons needs tf_keras, which is not installed: pip install 'tfmem[legacy]'")
     if find_spec("tensorflow_addons") is None:
         raise AddonsError(f"TensorFlow Addons is not installed: {install_command()}")
     import tensorflow as tf
@@ -58,24 +57,24 @@ def _import_addons() -> ModuleType:
 
     if tf.keras.layers.Layer is not tf_keras.layers.Layer:
         raise AddonsError(
-            "TensorFlow Addons needs tf.keras to be Keras 2, and here it is Keras 3: set the environment variable "
+            "TensorFlow Addons needs Keras 2, but tf.keras is Keras 3: set the environment variable "
             "TF_USE_LEGACY_KERAS=1 before TensorFlow is imported for the first time"
         )
     modules = {f"keras.{name}": import_module(f"tf_keras.{name}") for name in _KERAS_MODULES}
     try:
         with _known_as(modules), warnings.catch_warnings():
-            # that its development has ended, and that it does not know this TensorFlow
+            # its warnings: development has ended, and it does not support this TensorFlow
             warnings.filterwarnings("ignore", category=UserWarning, module="tensorflow_addons")
             addons = import_module("tensorflow_addons")
     except ImportError as error:
         raise AddonsError(f"TensorFlow Addons is installed but does not import: {error}") from error
-    addons.options.disable_custom_kernel()  # they are TensorFlow 2.15's; where TFA has the same in Python, use that
+    addons.options.disable_custom_kernel()  # TensorFlow 2.15's; TFA has many of them in Python as well
     return addons
 
 
 @contextmanager
 def _known_as(modules: Mapping[str, ModuleType]) -> Iterator[None]:
-    """Make modules importable by other names for a while."""
+    """Make modules importable by other names within the context."""
     before = {name: sys.modules.get(name) for name in modules}
     sys.modules.update(modules)
     try:
@@ -92,7 +91,7 @@ _addons = _import_addons()
 
 
 def __getattr__(name: str) -> Any:
-    """Everything that `tensorflow_addons` has."""
+    """Return any name of `tensorflow_addons`."""
     return getattr(_addons, name)
 
 

@@ -47,36 +47,44 @@ def optimize(
     output: str | os.PathLike[str] | None = None,
     **changes: Any,
 ) -> Any:
-    """Replace recurrent layers by persistent kernels, and make the training step in `x` run within a memory budget.
+    """Rewrite `x` to use less device memory or to run faster.
 
-    A recurrence whose step is made of products with the states and elementwise ops becomes one kernel that keeps its
-    weights on the chip; sums are added up in another order, so results agree to rounding.
+    Three passes do so (`Options.passes`):
 
-    Activations that wait for their gradient op are moved to host memory (to spill files on a machine without a GPU) and
-    brought back in time; that alone changes no bit. A step that fits is left as it is.
+    - "recurrent", on by default, replaces recurrent layers by persistent kernels. Results agree to rounding.
+    - "fusion" compiles small ops into few kernels. It is on by default for a `tf.function` or Keras model on a GPU
+      without `memory_budget`; the fused step is timed and used only if it is faster. Results agree to rounding.
+    - "offload", on by default, keeps a training step within `memory_budget`: it copies activations to host memory (on
+      a CPU to files) until their gradient needs them, or recomputes them. Results are equal to the bit if TensorFlow
+      picks the same kernels. A step that fits is not changed.
+
+    A `tf.Graph` and a Keras model are modified in place; other objects are returned new. A `tf.function` or Keras model
+    is planned in its first calls, which are slower.
 
     Args:
         x: one of
-            a `tf.Graph` (edited in place, before a session runs it; run it with `tfmem.session_config()`),
+            a `tf.Graph` that no session has run; run it with `tfmem.session_config()`,
             a `GraphDef` or `MetaGraphDef`,
             a `tf.function` or `ConcreteFunction`,
-            a Keras model, of Keras 3 or `tf_keras`: `fit`, `evaluate` and `predict`; to fit, compile it first,
+            a Keras model, of Keras 3 or `tf_keras`; compile it first to use `fit`,
             the path of a SavedModel.
-        memory_budget: bytes, "10GiB", or a fraction of the device's memory; see `tfmem.Options`.
+        memory_budget: bytes, "10GiB", or a fraction of the device's memory; None for all that TensorFlow may use of a
+            GPU, and no limit on a CPU.
         policy: "hybrid" (default), "autovm", "vdnn_all" or "vdnn_conv"; see `tfmem.OffloadOptions`.
-        options: everything else; environment variables (`Options.from_env`) if not given.
+        options: all other options; environment variables (`Options.from_env`) if not given.
         fetches: for a tf.Graph, GraphDef or MetaGraphDef: names of the tensors and ops that one training step runs.
-            Not needed where the graph holds one step.
-        feeds: for a GraphDef: names of the placeholders it is fed.
+            Not needed if the graph holds one step.
+        feeds: for a GraphDef: names of its placeholders that are fed.
         output: for a SavedModel: where to write; `<path>_tfmem` if not given.
         **changes: single fields of `Options`.
 
     Returns:
-        The same kind of object. `tfmem.report` tells what was done.
+        The same kind of object; for a SavedModel, the path of the new one. `tfmem.report` says what was done.
 
     Raises:
-        GraphError: `x` is no such object, or its graph cannot be rewritten (see the subclasses).
-        BudgetError: the budget is unusable, or no plan can meet it; the message gives the smallest one that works.
+        GraphError: `x` has an unsupported type, or its graph cannot be rewritten (see the subclasses).
+        BudgetError: no plan meets the budget (`InfeasibleBudgetError.smallest_budget` should be enough), the budget is
+            no size, or the host has too little memory. For a `tf.function` or Keras model the first call raises it.
         OptionsError: an option is unknown, or the spill directory is unusable.
         OpLibraryError: the op library is missing or was built for another TensorFlow.
     """
@@ -114,17 +122,17 @@ def optimize(
 
 
 def report(x: Any) -> Report:
-    """What `optimize` did to `x`.
+    """The report of what `optimize` did to `x`.
 
     Args:
-        x: what `optimize` returned; of a SavedModel, its path. In a GraphDef or MetaGraphDef a node carries the report:
-            there is none where nothing was changed and there is nothing to say of it. A wrapped optimizer's is of the
-            step that it was used in. Of several traces, the one that
-            needs the most memory is reported; a Keras model's report is of its training, with what was done to
-            evaluation and prediction in `others`.
+        x: the result of `optimize`; for a SavedModel its path. Three kinds of objects are special:
+            a GraphDef or MetaGraphDef carries a report only if tfmem changed it or has a note about it;
+            a wrapped optimizer's report is about the step that used it;
+            a Keras model's report is about its training; `others` holds the reports of evaluation and prediction.
+            Of several traces, the report shows the one that needs the most memory.
 
     Raises:
-        GraphError: `x` was not optimised, or its step has not run yet, or what is stored with it is no report.
+        GraphError: `x` was not optimised, has no report, or has not run yet.
     """
     if isinstance(x, tf.compat.v1.GraphDef | tf.compat.v1.MetaGraphDef):
         return _parsed(graph_defs.report_in(getattr(x, "graph_def", x)), "the graph")
@@ -137,15 +145,15 @@ def report(x: Any) -> Report:
         return holder.report
     if isinstance(holder, Report):
         return holder
-    raise GraphError(f"no report: this {type(x).__name__} was not optimised by tfmem")
+    raise GraphError(f"this {type(x).__name__} has no report; pass what tfmem.optimize returned, after its first step")
 
 
 def explain(x: Any, op: str) -> str:
-    """In which region an op is, or why it is in none, in one sentence.
+    """One sentence that says in which fused region an op is, or why it is in none.
 
     Args:
-        x: what `optimize` returned, or a `Report`.
-        op: the op's name, or that of a tensor that it makes.
+        x: the result of `optimize`, or a `Report`.
+        op: the op's name, or the name of a tensor that it makes.
 
     Raises:
         GraphError: there is no report, the fusion pass did not run, or there was no such op when it did.
@@ -157,11 +165,11 @@ def _parsed(text: str, where: str) -> Report:
     try:
         return Report.from_json(text)
     except ValueError as error:
-        raise GraphError(f"what {where} holds as the report of tfmem is none ({error}); optimise it again") from error
+        raise GraphError(f"the report in {where} cannot be read ({error}); optimise the original again") from error
 
 
 def load_ops() -> Library:
-    """Register tfmem's ops with TensorFlow, as loading an exported SavedModel needs.
+    """Register tfmem's ops with TensorFlow; call it before you load an optimised SavedModel.
 
     Raises:
         OpLibraryError: the library is missing or was built for another TensorFlow.
@@ -170,18 +178,18 @@ def load_ops() -> Library:
 
 
 def make_engine(options: Options, called: bool = False) -> Engine:
-    """The device, its link and the ops, for `options`; what depends on the device is checked here.
+    """The device, its link and the ops, for `options`; checks the options that depend on the device.
 
     Args:
         options: the user's.
-        called: whether what is optimised is called by this process, again and again.
+        called: whether this process calls the optimised object again and again.
     """
     ops = load()
     target = find_target(options.device, ops)
     mechanism = options.offload.mechanism
     if mechanism not in ("auto", *(("copy", "managed") if target.is_gpu else ("file",))):
         allowed = "'copy', 'managed'" if target.is_gpu else "'file'"
-        raise OptionsError(f"mechanism='{mechanism}' is not for {target.name}; use {allowed} or 'auto'")
+        raise OptionsError(f"{target.name} does not support mechanism='{mechanism}'; use {allowed} or 'auto'")
     link = MeasuredLink(target, ops, options.offload.spill_directory)
     asked = options.passes is not None or options.recurrent != RecurrentOptions()
     engine = Engine(options, ops, target, link, asked, called)
@@ -238,5 +246,5 @@ def _optimize_saved_model(path: str, output: str | os.PathLike[str] | None, engi
 
 
 def _weight(report: Report) -> tuple[int, int]:
-    """Of several reports, the one that says most is shown."""
+    """A key by which the most telling of several reports is shown."""
     return report.peak_before, len(report.replaced)

@@ -33,10 +33,10 @@ class Target:
     Attributes:
         name: as TensorFlow places ops on it, "/device:GPU:0".
         description: what it is, "NVIDIA H200".
-        memory: bytes TensorFlow may use of it; on the CPU, the machine's memory, or its control group's.
-        profile: what it can do.
+        memory: bytes that TensorFlow may use of it; on the CPU, the memory of the machine or of its control group.
+        profile: its speed, as data.
         ordinal: of a GPU, its number in the CUDA driver; that in its name is TensorFlow's own.
-        precision: what TensorFlow lets products of float32 round to on it.
+        precision: the rounding that TensorFlow allows products of float32 on it.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Target:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether ops run on a stream of their own."""
+        """Whether ops run on a GPU's stream."""
         return self.kind == "GPU"
 
     @property
@@ -103,13 +103,13 @@ def cpu_memory(library: Library) -> int:
 
 
 def products_of_float32(details: Mapping[str, Any]) -> Precision:
-    """What TensorFlow lets them round to by now, on a GPU of which it says `details`."""
+    """The rounding that TensorFlow allows products of float32 now, on a GPU with these `details`."""
     has_tf32 = details.get("compute_capability", (0, 0)) >= (8, 0)
     return "tf32" if has_tf32 and tf.config.experimental.tensor_float_32_execution_enabled() else "highest"
 
 
 def conditions(target: Target) -> dict[str, Any]:
-    """What measurements on `target` depend on besides the graph, as JSON-able values."""
+    """All that measurements on `target` depend on besides the graph, as JSON-able values."""
     facts: dict[str, Any] = {
         "device": target.description,
         "tensorflow": tf.__version__,
@@ -135,7 +135,7 @@ def _first_line(path: Path) -> str:
 
 
 def _cudnn_version() -> int:
-    """Of the cuDNN that TensorFlow has loaded; 0 if it has loaded none."""
+    """The version of the cuDNN that TensorFlow has loaded; 0 if it has loaded none."""
     major = str(tf.sysconfig.get_build_info().get("cudnn_version", "")).partition(".")[0]
     try:
         return int(ctypes.CDLL(f"libcudnn.so.{major}").cudnnGetVersion())
@@ -144,7 +144,7 @@ def _cudnn_version() -> int:
 
 
 class Memory(NamedTuple):
-    """What a device's allocator says, in bytes."""
+    """The statistics of a device's allocator, in bytes."""
 
     bytes_in_use: int
     peak_bytes: int
@@ -152,18 +152,20 @@ class Memory(NamedTuple):
 
 
 def memory(library: Library, device: str, reset: bool = False) -> Memory:
-    """Ask the allocator of `device`; with `reset`, its peak starts anew."""
+    """The statistics of the allocator of `device`; `reset` resets its peak afterwards."""
     # Unlike tf.init_scope, this leaves a plain tf.Graph too.
     with context.eager_mode(), tf.device(device):
         return Memory(*(int(value) for value in library.stats(reset).numpy()))
 
 
 class MeasuredLink(Link):
-    """A link whose bandwidth is measured when it is asked for first: a step in which nothing moves never asks, and
-    measuring takes large buffers and a good part of a second."""
+    """A link whose bandwidth is measured on first use.
+
+    Measuring takes large buffers and a good part of a second, and a step in which nothing moves never needs it.
+    """
 
     def __init__(self, target: Target, library: Library, spill_directory: str = "") -> None:
-        """See `measured_link`."""
+        """Measure nothing yet; see `measured_link`."""
         self.__dict__["_about"] = (target, library, spill_directory)  # the class that it extends is frozen
 
     @property
@@ -189,7 +191,7 @@ def measured_link(target: Target, library: Library, spill_directory: str = "") -
     except OpLibraryError as error:  # no memory or space is left to measure with
         assumed = Link(target.profile.offload, target.profile.prefetch)
         warn(
-            f"how fast tensors leave and enter the memory of {target.description} could not be measured, so plans "
-            f"assume {assumed.offload / 1e9:.3g} and {assumed.prefetch / 1e9:.3g} GB/s: {error}"
+            f"the bandwidth between host and {target.description} could not be measured, so plans assume "
+            f"{assumed.offload / 1e9:.3g} GB/s out and {assumed.prefetch / 1e9:.3g} GB/s in: {error}"
         )
         return assumed

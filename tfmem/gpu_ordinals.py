@@ -15,7 +15,7 @@ def driver_ordinal(
 
     TensorFlow numbers physical devices as the driver does: both count what CUDA_VISIBLE_DEVICES leaves, in its order.
     Logical devices are numbered along the visible physical ones, in the physical order, whatever order they were named
-    in; all that lie on one come one after another, unless they were given an order of their own.
+    in; all that lie on one come one after another, unless the user gave them another order.
 
     Args:
         physical: names of all physical GPUs, "/physical_device:GPU:1".

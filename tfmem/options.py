@@ -1,4 +1,4 @@
-"""What a user may set, in one frozen value; the only reader of environment variables."""
+"""All options of `tfmem.optimize`, in one frozen value. Only this module reads environment variables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 
 def _home_cache() -> str:
-    """In the user's home directory; "" where there is none, as in a container whose user has no entry."""
+    """The cache in the user's home directory; "" if there is none, as in a container whose user has no entry."""
     try:
         return str(Path.home() / ".cache" / "tfmem")
     except RuntimeError:
@@ -39,24 +39,24 @@ def _home_cache() -> str:
 
 @dataclass(frozen=True)
 class Options:
-    """How `tfmem.optimize` works.
+    """Options of `tfmem.optimize`.
 
     Attributes:
         memory_budget: the most device memory a step may use: bytes, a text such as "10GiB" or "800MB", a fraction of
             the device's memory (a float of at most 1), or None for all that TensorFlow may use of a GPU (and no limit
-            on a CPU); then a graph that cannot be planned (unknown shapes, no gradient) is left as it was.
-        passes: the passes to run, in the pipeline's order: "recurrent" replaces recurrent layers by persistent kernels,
-            "fusion" stitches elementwise ops, reductions and updates into few ops, "offload" keeps a step within its
-            memory budget. None: see `default_passes`.
+            on a CPU). With None a graph that cannot be planned (unknown shapes, no gradient) is not changed.
+        passes: the passes to run: "recurrent" replaces recurrent layers by persistent kernels, "fusion" compiles
+            elementwise ops, reductions and updates into few kernels, "offload" keeps a step within its memory budget.
+            None: all three for a `tf.function` or Keras model on a GPU with no `memory_budget`, `observe=True` and
+            `fusion.tune` other than "off"; otherwise "recurrent" and "offload".
         offload: options of the offload pass, its policy among them.
         recurrent: options of the recurrent pass, its precision among them.
-        fusion: options of the fusion pass: whether anything is timed.
+        fusion: options of the fusion pass: how much is timed before a fused step is used.
         input_shapes: static shapes of inputs, by name, where the graph leaves a dimension open.
         device: the device whose memory is planned, as TensorFlow names it; "" for the first GPU, else the CPU.
-        observe: whether the first steps measure op times and memory before the plan is made final. Without, the plan
-            rests on a cached profile or on estimates.
-        cache_directory: where profiles and GPU kernels are kept; "" keeps none.
-        progress: whether a line on stderr says what is going on where that takes more than two seconds.
+        observe: whether tfmem profiles the first steps. If not, the plan rests on a cached profile or on estimates.
+        cache_directory: the directory for profiles and GPU kernels; "" keeps none.
+        progress: whether a line on stderr shows what tfmem is doing if it takes more than two seconds.
     """
 
     memory_budget: Budget = None
@@ -88,7 +88,7 @@ class Options:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Options:
-        """The defaults, with what these environment variables say instead:
+        """The defaults, changed by these environment variables:
 
         TFMEM_MEMORY_BUDGET, TFMEM_POLICY, TFMEM_SPILL_DIR, TFMEM_SPILL_BUDGET, TFMEM_HOST_BUDGET, TFMEM_CACHE_DIR,
         TFMEM_DEVICE, TFMEM_OBSERVE (0 or 1), TFMEM_PROGRESS (0 or 1).
@@ -113,11 +113,11 @@ class Options:
 
 
 def default_passes(options: Options, timed: bool) -> tuple[PassName, ...]:
-    """The passes that run where the user names none: "recurrent" and "offload", and "fusion" where it is sure to help.
+    """The passes that run if the user names none: "recurrent" and "offload", and "fusion" if it can be timed.
 
     Args:
         options: the user's.
-        timed: whether steps run on a GPU, and are called by this process, so that stitched steps can be timed.
+        timed: whether this process calls the steps, on a GPU, so that a fused step can be timed against the original.
     """
     fuses = timed and options.memory_budget is None and options.observe and options.fusion.tune != "off"
     return ("recurrent", "fusion", "offload") if fuses else ("recurrent", "offload")
@@ -133,7 +133,7 @@ def _passes(given: object) -> tuple[Any, ...]:
 
 
 def _size(given: str) -> int:
-    """Bytes, or a text such as "64GiB"; no fraction: there is nothing that it could be one of."""
+    """Bytes from a text such as "64GiB"; a fraction is refused, since it has no whole here."""
     size, is_fraction = _parsed(given) or (Decimal(-1), False)
     if is_fraction or not 0 <= size <= LARGEST:
         raise OptionsError(f'{shown(given)} is not a size; expected bytes, or a text such as "64GiB"')
@@ -159,7 +159,7 @@ _VARIABLES: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
 
 
 def kernel_flags(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment variables that choose kernels, and so how long they run and how much workspace they take."""
+    """The environment variables that choose kernels, and so their run time and workspace."""
     found = os.environ if environ is None else environ
     return {name: value for name, value in sorted(found.items()) if name.startswith(_KERNEL_FLAGS)}
 
@@ -198,7 +198,7 @@ def parse_budget(budget: Budget, device_memory: int) -> int | None:
         raise InvalidBudgetError(f"{given}: expected {expected}")
     if is_fraction:
         if not 0 < size <= 1:  # nor is NaN
-            raise InvalidBudgetError(f"{given}: a fraction lies above 0 and at most at 1; expected {expected}")
+            raise InvalidBudgetError(f"{given}: a fraction must be above 0 and at most 1; expected {expected}")
         size = float(size) * device_memory
     if size < 1:
         raise InvalidBudgetError(f"{given} leaves no memory at all; expected {expected}")
@@ -211,7 +211,7 @@ def parse_budget(budget: Budget, device_memory: int) -> int | None:
 
 
 def _parsed(given: str) -> tuple[Decimal, bool] | None:
-    """A size as a text has it, and whether it is a fraction: "0.5" without a unit is what it looks like."""
+    """The size in a text, and whether it is a fraction: "0.5" without a unit is one."""
     match = re.fullmatch(r"\s*([0-9]{1,40}(?:\.[0-9]{1,40})?|\.[0-9]{1,40})\s*([A-Za-z]*)\s*", given)
     if not match or match[2].upper() not in _UNITS:
         return None

@@ -1,7 +1,7 @@
-"""Draws a `Report`: memory over one step before and after, and which tensors are away meanwhile; the regions of a step.
+"""Draws a `Report`: memory over one step before and after, the tensors that are offloaded, and the fused regions.
 
-matplotlib is an extra (`pip install tfmem[plot]`), so it is imported when something is drawn.
-Figures are made without pyplot: no display, no global state."""
+matplotlib is an extra (`pip install 'tfmem[plot]'`), so it is imported only when something is drawn. Figures are made
+without pyplot: no display, no global state."""
 
 from __future__ import annotations
 
@@ -52,22 +52,20 @@ def plot_report(report: Report, path: str | Path) -> Path:
 
 
 def plot_regions(report: Report, path: str | Path) -> Path:
-    """Draw the regions of a step, their kernels and what is between them, to an SVG file. Needs no matplotlib.
+    """Draw the fused regions of a step, with their kernels and data flow, to an SVG file. Needs no matplotlib.
 
     Args:
-        report: of a step over which the fusion pass ran.
+        report: the report of a step over which the fusion pass ran.
         path: the file to write.
 
     Returns:
         The path written.
 
     Raises:
-        PlotError: nothing was stitched.
+        PlotError: no ops were fused.
     """
     if not any(each.regions for each in (report, *report.others)):
-        raise PlotError(
-            f"the report of '{report.graph}' holds no regions; {report.fusion or 'ask for the fusion pass'}"
-        )
+        raise PlotError(f"the report of '{report.graph}' holds no regions; {report.fusion or 'add fusion to passes'}")
     Path(path).write_text(regions_svg(report))
     return Path(path)
 
@@ -82,7 +80,7 @@ def new_figure(width: float, height: float) -> Figure:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise PlotError("drawing needs matplotlib, which is not installed; pip install 'tfmem[plot]'") from error
+        raise PlotError("drawing needs matplotlib, which is not installed: pip install 'tfmem[plot]'") from error
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -151,7 +149,7 @@ def _series(curve: MemoryCurve, scale: int) -> tuple[list[float], list[float]]:
 
 
 def _flat_from(report: Report) -> float:
-    """Where the picture can end, in percent of the step: a flat tail of updates says little."""
+    """The end of the picture, in percent of the step: a flat tail of updates is cut."""
     end = 0.0
     for curve in filter(None, (report.curve_before, report.curve_after)):
         amounts = [count for _, count in curve]

@@ -1,4 +1,4 @@
-"""`tfmem.verify`: does the optimised object compute what the original computes?"""
+"""`tfmem.verify` checks that the optimised object computes what the original computes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LEAST = np.finfo(np.float64).tiny  # of integers beyond 2**53 that differ: floa
 
 @dataclass(frozen=True)
 class Verification:
-    """What `verify` found.
+    """The result of `verify`.
 
     Attributes:
         outputs: how many outputs were compared.
@@ -45,15 +45,16 @@ def verify(
 ) -> Verification:
     """Run both on the same inputs from the same state, and compare outputs and variables after every step.
 
-    The variables are put back to where they were, twice: before the second run and at the end.
+    `verify` restores the variables before the second run and at the end.
 
     Args:
         before: the original; called as `before(*inputs)`.
         after: the optimised one.
         inputs: positional arguments.
-        steps: how often each is run; more than three, so that the final plan is compared too.
-        variables: what the step updates, optimizer slots included.
-        tolerance: the largest relative difference that counts as equal; 0 asks for equality to the bit.
+        steps: how often each is run; more than three, so that the final plan is compared as well.
+        variables: the variables that the step updates, with the optimizer's.
+        tolerance: the largest relative difference that counts as equal; 0 asks for equality to the bit. Recurrent
+            layers and fusion change the order of sums, so they need a tolerance.
 
     Returns:
         What was compared.
@@ -83,7 +84,10 @@ def verify(
     for step, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
         if len(ours) != len(theirs):
             counts = [len(values) - len(variables) for values in (ours, theirs)]
-            raise VerificationError(f"step {step}: {counts[0]} outputs, the original has {counts[1]}")
+            raise VerificationError(
+                f"step {step}: the optimised function returns {counts[0]} outputs, the original {counts[1]}; "
+                "compare it with the function that it was made of"
+            )
         for place, (new, old) in enumerate(zip(ours, theirs, strict=True)):
             what = f"output {place}" if place < outputs else f"variable '{variables[place - outputs].name}'"
             if new.shape != old.shape or new.dtype != old.dtype:
@@ -97,8 +101,8 @@ def verify(
             if not difference <= tolerance:
                 raise VerificationError(
                     f"step {step}: {what} differs by {difference:.3g}, relative; allowed is {tolerance:.3g}. "
-                    "Ops with a random seed of their own, or with atomic sums, differ from run to run by themselves: "
-                    "set seeds and tf.config.experimental.enable_op_determinism()"
+                    "Recurrent layers and fusion change the order of sums: pass a larger tolerance. Random or atomic "
+                    "ops differ from run to run: set seeds and tf.config.experimental.enable_op_determinism()"
                 )
             largest = max(largest, difference)
     return Verification(outputs, len(variables), steps, equal, largest)

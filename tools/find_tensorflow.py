@@ -16,7 +16,7 @@ class TensorFlowNotFoundError(Exception):
 def find_tensorflow() -> ModuleType:
     """Imports the TensorFlow that will load the op library.
 
-    pip builds in an environment of its own, where only build requirements can be imported. The
+    pip builds in a separate environment, where only build requirements can be imported. The
     packages of the environment that it installs into are added behind those.
 
     Raises:

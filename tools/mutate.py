@@ -1,10 +1,11 @@
-"""A sample of mutants, and which of them the tests let live.
+"""A sample of mutants, and which of them the tests do not find.
 
     python tools/mutate.py sample mutants.json --seed 1 --count 300      (needs cosmic-ray and coverage)
     python tools/mutate.py run mutants.json results.json --workers 16    (needs neither)
 
 Each mutant changes one line that tests run, all lines alike. It runs against the tests that run this line, the short
-ones first, in a copy of the tree. A survivor is a change that no test minds: a test is missing, or both mean the same.
+ones first, in a copy of the tree. A survivor is a mutant that no test finds: a test is missing, or the
+mutant computes the same.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ Place = tuple[str, int]  # an operator, and which of its occurrences; or a line 
 
 
 class Recorder:
-    """Of each test its seconds and whether it passed; and, with coverage, the lines that it runs.
+    """Records each test's seconds and whether it passed; with coverage, also the lines that it runs.
 
     Tests that are not `wanted` are left out after they were collected: an id that pytest does not know ends its run.
     """
@@ -78,7 +79,7 @@ class Recorder:
 
 
 def run_tests(tests: Sequence[str], recorder: Recorder, *options: str) -> int:
-    """pytest in this process; examples that fail are not made smaller."""
+    """Run pytest in this process; failing examples of hypothesis are not shrunk."""
     from hypothesis import Phase, settings
 
     settings.register_profile("mutants", phases=[Phase.explicit, Phase.generate], database=None)
@@ -117,7 +118,7 @@ def sample(output: Path, seed: int, count: int, folders: Sequence[str], tests: S
 
 
 def places_of(source: str) -> dict[int, list[Place]]:
-    """By line what operators of Cosmic Ray can change there, and statements that can be left out."""
+    """The mutations of each line: changes by operators of Cosmic Ray, and statements that can be left out."""
     from cosmic_ray.ast import Visitor, get_ast
     from cosmic_ray.plugins import get_operator, operator_names
 
@@ -145,7 +146,7 @@ def places_of(source: str) -> dict[int, list[Place]]:
 
 
 def changed(source: str, place: Place) -> dict[str, Any] | None:
-    """A mutant; None where nothing but an annotation would differ."""
+    """A mutant; None if it would differ only in an annotation."""
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator
 
@@ -180,7 +181,7 @@ def _meaning(source: str) -> str:
 
 
 def run(given: Path, output: Path, workers: int, seconds: float, minutes: float) -> None:
-    """Run the mutants, and write what became of each; the survivors come first.
+    """Run the mutants, and write the result of each; the survivors come first.
 
     Args:
         given: what `sample` wrote.
@@ -248,7 +249,7 @@ def _trees(folder: Path, count: int) -> queue.Queue[Path]:
 
 
 def _outcome(tree: Path, mutant: dict[str, Any], tests: Sequence[str], limit: float) -> dict[str, Any]:
-    """What the tests say in a tree with a mutant, or without one."""
+    """The result of the tests in a tree with a mutant, or without one."""
     report = tree / "report.json"
     report.write_text(json.dumps({"tests": tests, "stop": bool(mutant)}))
     began = time.monotonic()
@@ -265,7 +266,7 @@ def _outcome(tree: Path, mutant: dict[str, Any], tests: Sequence[str], limit: fl
 
 @contextmanager
 def _mutated(tree: Path, mutant: dict[str, Any]) -> Iterator[None]:
-    """The file is put back with its time, by which Python knows that what it compiled of it is still right."""
+    """A tree with the mutant; afterwards the file has its old time, so that its compiled form counts as up to date."""
     path = tree / mutant["file"]
     source, times = path.read_text(), path.stat()
     lines, first = source.splitlines(), mutant["line"] - 1
@@ -297,7 +298,7 @@ def _called(tree: Path, limit: float, *command: str) -> int | None:
 
 
 def test(report: Path) -> int:
-    """Run the tests that a file names, and write there how they went."""
+    """Run the tests that a file names, and write their results there."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     given = json.loads(report.read_text())
     recorder = Recorder(wanted=given["tests"])

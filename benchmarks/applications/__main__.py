@@ -5,9 +5,9 @@
     python -m benchmarks.applications --only ResNet50V2
     python -m benchmarks.applications --table benchmarks/results/applications_cpu.json
 
-Each row is a process of its own. Plain steps come first, twice from the same weights: that tells their peak, and
+Each row is a separate process. Plain steps come first, twice from the same weights: that tells their peak, and
 whether TensorFlow repeats itself, which equal losses ask for. It may not where a gradient is a sum of three or more, as
-Keras's batch normalisation makes one: `AddN` adds to the first input whose memory nobody else holds by then
+Keras's batch normalisation makes one: `AddN` adds to the first input whose memory no other op holds by then
 (docs/benchmarks_offload.md says how that was tested). With TF_NUM_INTEROP_THREADS=1 plain steps repeat, but as the
 order that TensorFlow then happens to run them in, and a planned step has another. Where a budget is refused, the number
 that the error gives is the next row's budget; `least` asks for a single byte. An architecture whose ten plain steps

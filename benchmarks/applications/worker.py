@@ -1,4 +1,4 @@
-"""One row of `benchmarks.applications`, in a process of its own.
+"""One row of `benchmarks.applications`, in a separate process.
 
 python -m benchmarks.applications.worker TASK RESULT
 """

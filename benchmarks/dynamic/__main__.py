@@ -2,8 +2,8 @@
 
     python -m benchmarks.dynamic --dynet /elsewhere/bin/python --trees trees/train.txt
 
-DyNet is run by a Python of its own that has it (`pip install dyNET38`); without --dynet it is left out. The systems
-take turns, each in processes of their own, and the medians are shown: by wall time, and by processor time of all
+DyNet runs in another Python that has it (`pip install dyNET38`); without --dynet it is left out. The systems
+take turns, each in separate processes, and the medians are shown: by wall time, and by processor time of all
 threads, which a busy machine disturbs less.
 
 On a GPU, against PyTorch (node by node, and level by level as DGL does, also by CUDA graphs) and TensorFlow (eager),

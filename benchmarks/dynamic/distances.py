@@ -41,7 +41,7 @@ NEAR = 4e-6  # or so far at any rate, by the largest number at first: one loss o
 
 @dataclass(frozen=True)
 class Distance:
-    """Of a result, relative to the largest number of the definition's.
+    """The distance of a result, relative to the largest number of the definition's.
 
     Attributes:
         what: "losses", "outputs", "state 0", "gradient of pair", "updates".
@@ -85,7 +85,7 @@ def compared(exact: Arrays, gpu: Arrays, again: Arrays, cpu: Arrays, first: Arra
 
 
 def names_of(net: TreeLSTM) -> list[str]:
-    """Of the net's parameters, in the order of its handle."""
+    """Names of the net's parameters, in the order of its handle."""
     names = {id(value): name for name, value in vars(net).items()}
     return [names[id(parameter)] for parameter in net.handle.parameters]
 
@@ -114,7 +114,7 @@ def results(net: TreeLSTM, batch: dynamic.Batch, program: DynamicProgram | None)
 
 
 def definition(net: TreeLSTM, batch: dynamic.Batch) -> Arrays:
-    """The same in float64, node by node."""
+    """The definition's results in float64, node by node."""
     spec, values = net.handle.spec, [parameter.numpy().astype(np.float64) for parameter in net.handle.parameters]
     run = Run(spec.parameters, spec.kinds, values, list(zip(*(of.to_list() for of in batch), strict=True)))
     gradients = run.backward()
@@ -197,7 +197,7 @@ def tables(rows: Sequence[dict]) -> list[str]:
 
 
 def measure(hidden: int, sizes: Sequence[int], steps: int) -> Iterator[dict]:
-    """Of the example's net on this process's GPU, with products in tiles and without."""
+    """Distances of the example's net on this process's GPU, with products in tiles and without."""
     from benchmarks.dynamic.ours import EMBEDDING
     from custom_ops.jit.cache import Cache
     from custom_ops.jit.device import Device

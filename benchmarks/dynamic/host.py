@@ -30,7 +30,7 @@ WORDS = 50
 
 
 def random_tree(random: np.random.Generator, leaves: int = LEAVES) -> tuple:
-    """Of `2 * leaves - 1` nodes, with labels."""
+    """A tree of `2 * leaves - 1` nodes, with labels."""
     label = int(random.integers(5))
     if leaves == 1:
         return label, int(random.integers(WORDS))
@@ -85,8 +85,10 @@ def best(work: Callable[[], Any], count: int, rounds: int) -> float:
 
 
 def floats_of(spec: Spec) -> list[int]:
-    """Of each kind, the numbers that a batch keeps for one of its nodes: states, kept values, outputs, and the adjoints
-    that it puts to its children, as the op's text says."""
+    """The numbers that a batch keeps for one node, by kind, as the op's text says.
+
+    These are states, kept values, outputs, and the adjoints that the node puts to its children.
+    """
     found = []
     for block in spec.text.split("\nkind ")[1:]:
         lines = block.splitlines()

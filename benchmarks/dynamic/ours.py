@@ -53,7 +53,7 @@ def settle(net: TreeLSTM, batches: list[dynamic.Batch]) -> None:
 
 
 def specialisation(net: TreeLSTM, words: int, hidden: int) -> dict[str, float]:
-    """Seconds to make the kernel, and to specialise anew when it is in the cache.
+    """Seconds to make the kernel, and to specialise again when it is in the cache.
 
     Some versions of NVRTC keep what they compiled, so the source is one that it has not seen: it has another bound of
     polls.

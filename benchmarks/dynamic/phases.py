@@ -97,7 +97,7 @@ def groups(timed: Timed, names: dict[int, str]) -> dict[str, tuple[int, float]]:
 
 @contextmanager
 def captured(wait: Callable[[], object]) -> Iterator[list[str]]:
-    """Lines that come to standard output from whoever writes there, until `wait` has returned."""
+    """Lines that reach standard output, from Python or C, until `wait` has returned."""
     lines: list[str] = []
     kept = os.dup(1)
     with tempfile.TemporaryFile("w+") as file:
@@ -114,7 +114,7 @@ def captured(wait: Callable[[], object]) -> Iterator[list[str]]:
 
 
 def launches(run: Callable[[], object], wait: Callable[[], object]) -> list[Timed]:
-    """Of a timed kernel, after some to warm up."""
+    """The launches of a timed kernel, after some to warm up."""
     with captured(wait) as lines:
         for _ in range(WARM + STEPS):
             run()

@@ -1,4 +1,4 @@
-"""Workers of the benchmark, each in a process of its own, and what they are given."""
+"""Workers of the benchmark, each in a separate process, and their inputs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def numbered(given: list[trees.Tree]) -> list:
 def command(
     python: str, worker: str, data: Path, hidden: int, seconds: float | None, batches: Sequence[int], *more: str
 ) -> list[str]:
-    """Of a worker; `seconds`: of each measurement, which DyNet's worker does not take."""
+    """The command of a worker; `seconds` of each measurement, which DyNet's worker does not take."""
     timed = [] if seconds is None else [str(seconds)]
     return [
         python,
@@ -67,7 +67,7 @@ def installed(*packages: str) -> dict[str, str]:
 
 
 def versions(dynet: str | None) -> dict[str, str]:
-    """Of TensorFlow, and of DyNet's package in its own Python."""
+    """The versions of TensorFlow, and of DyNet's package in its Python."""
     found = installed("tensorflow")
     if dynet:
         asked = "import importlib.metadata as m; print(m.version('dyNET38'))"

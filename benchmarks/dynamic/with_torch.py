@@ -41,7 +41,7 @@ class TreeLSTM(torch.nn.Module):
         return torch.sigmoid(o) * torch.tanh(c), c
 
     def node_by_node(self, trees: list) -> torch.Tensor:
-        """The sum of the losses, each node an op of its own."""
+        """The sum of the losses, with separate ops for each node."""
         device, states, labels = self.table.weight.device, [], []
 
         def walk(tree: list) -> tuple[torch.Tensor, torch.Tensor]:

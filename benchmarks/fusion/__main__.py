@@ -7,7 +7,7 @@
 A step's time ends when its loss (of inference: one scalar) is on the host. Grappler's remapper and TF32 are set alike
 for all systems, and stand in the results: the remapper is off, because XLA cannot compile what it makes, unless
 `--remapper`; TF32 is on, as it is TensorFlow's default, unless `--no-tf32`. With TF32 losses are not held to a bound.
-Each workload has a process of its own, and a row in the results; rows that are there are not run again, so that a
+Each workload has a separate process, and a row in the results; rows that are there are not run again, so that a
 benchmark can be spread over several sessions. On a machine that others use, `--patience` drops rounds that they
 disturbed. What needs other flags of XLA is another run: XLA_FLAGS and TF_XLA_FLAGS
 are kept with a row, whose name then ends in `--label`."""
@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def xla_flags() -> str:
-    """Those of this process, and that clusters may be compiled for a CPU, too."""
+    """The flags of this process, with clustering allowed on a CPU."""
     return f"{os.environ.get('TF_XLA_FLAGS', '')} {ON_A_CPU}".strip()
 
 

@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def missed(name: str, outcome: Mapping[str, Any]) -> str:
-    """Which target of the ten workloads one misses, in words; "" if none."""
+    """The target that one of the ten workloads misses, in words; "" if none."""
     of_graph, of_xla = over_graph(outcome, "tfmem"), over_xla(outcome)
     if name.partition(",")[0] not in TEN:
         return ""
@@ -62,7 +62,7 @@ def missed(name: str, outcome: Mapping[str, Any]) -> str:
 
 
 def breakdown(name: str, outcome: Mapping[str, Any]) -> str:
-    """Of one workload, for every system that was profiled; "" if none was."""
+    """The lines of one workload, for every system that was profiled; "" if none was."""
     profiled = [system for system in SYSTEMS if value(outcome, system, "largest")]
     if not profiled:
         return ""

@@ -35,7 +35,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Of the row in the results."""
+        """The name of the row in the results."""
         return f"{self.workload}{self.settings}"
 
 

@@ -14,7 +14,7 @@ Outcome = Mapping[str, Any]
 
 
 def value(outcome: Outcome, system: str | None, key: str) -> Any:
-    """Of a system."""
+    """A system's value under `key`; None if it has none."""
     return outcome.get("systems", {}).get(system, {}).get(key)
 
 
@@ -25,7 +25,7 @@ def best_xla(outcome: Outcome) -> str | None:
 
 
 def divided(above: float | None, below: float | None) -> float | None:
-    """None for a zero, too."""
+    """The quotient; None if a number is missing or zero."""
     return above / below if above and below else None
 
 
@@ -35,7 +35,7 @@ def over_graph(outcome: Outcome, system: str | None) -> float | None:
 
 
 def best_xla_over_graph(outcome: Outcome) -> float | None:
-    """The same of XLA's faster mode."""
+    """How many times as fast as the executor XLA's faster mode is."""
     return over_graph(outcome, best_xla(outcome))
 
 

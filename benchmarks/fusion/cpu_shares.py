@@ -186,7 +186,7 @@ def source(tensor: Any) -> str:
 
 
 def table(cases: dict[str, Any]) -> str:
-    """As Markdown."""
+    """The table in Markdown."""
     rows = []
     for name, case in cases.items():
         ms = case["ms"]

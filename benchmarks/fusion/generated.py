@@ -233,7 +233,7 @@ class _Tape:
         return self.differentiable(made, gradient)
 
     def adam(self, handle: TensorId, value: TensorId, gradient: TensorId, rate: TensorId) -> None:
-        """As `keras.optimizers.Adam.update_step` writes it."""
+        """An update by Adam, as `keras.optimizers.Adam.update_step` writes it."""
         shape = self.shape(value)
         moments = [self.variable(f"{handle.node}/{name}", *shape) for name in ("momentum", "velocity")]
         square = self.op("Square", [gradient], shape)

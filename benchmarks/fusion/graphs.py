@@ -29,7 +29,7 @@ def collected() -> Iterator[RunMetadata]:
 
 
 def kernels(metadata: RunMetadata) -> dict[str, int]:
-    """Of the largest function: products and memory-intensive ops, each of which runs a kernel."""
+    """Counts of the largest function: products and memory-intensive ops, each of which runs a kernel."""
     graphs = max(metadata.function_graphs, key=lambda found: sum(len(part.node) for part in found.partition_graphs))
     ops = Counter(node.op for part in graphs.partition_graphs for node in part.node if node.op not in WITHOUT_KERNEL)
     products = sum(number for op, number in ops.items() if any(word in op for word in PRODUCTS))

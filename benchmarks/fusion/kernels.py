@@ -44,7 +44,7 @@ def profiled(step: Callable[[], Any]) -> dict[str, Any]:
 
 
 def counted(files: list[bytes], steps: int) -> dict[str, Any]:
-    """From the profiler's files, the mean of some steps.
+    """Counts from the profiler's files, the mean of some steps.
 
     Returns:
         `kernels`, and `copies` and fills of memory: how many. In milliseconds `kernel_ms`, of kernels alone, and
@@ -91,7 +91,7 @@ def _of_line(plane: Any, line: Any) -> Iterator[Event]:
 
 
 def _largest(kernels: Sequence[Event], steps: int) -> list[dict[str, Any]]:
-    """By name."""
+    """The slowest kernels by name."""
     times: dict[str, list[int]] = defaultdict(list)
     for event in kernels:
         times[event.name].append(event.end - event.begin)

@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def most(case: dict[str, Any]) -> float:
-    """That TensorFlow strayed from itself."""
+    """The largest distance of TensorFlow from itself."""
     return max(*case["moved"], *case["permuted"])
 
 

@@ -112,7 +112,7 @@ def filled(device: Device, size: int) -> Iterator[int]:
 
 
 def _by_algorithm(apart: Sequence[Sequence[Sequence[Enqueue]]]) -> list[list[tuple[Enqueue, ...]]]:
-    """For each algorithm and product its calls for all copies of the operands."""
+    """The calls of each algorithm and product for all copies of the operands."""
     algorithms = min(len(found) for of in apart for found in of)
     return [[tuple(found[number] for found in of) for of in apart] for number in range(algorithms)]
 
@@ -138,7 +138,7 @@ def _each_in_turn(of: Sequence[Sequence[Enqueue]]) -> Steps:
 
 
 def _side_by_side(device: Device, opened: ExitStack, of: Sequence[Sequence[Enqueue]]) -> Steps:
-    """Of each copy of the operands all at once, and the next when they are done."""
+    """Steps that run all products of one copy of the operands at once, and then those of the next copy."""
     together = opened.enter_context(device.branches(len(of)))
 
     def enqueue(stream: int) -> None:
@@ -149,7 +149,7 @@ def _side_by_side(device: Device, opened: ExitStack, of: Sequence[Sequence[Enque
 
 
 def _copies(device: Device, memory: Sequence[Sequence[int]], size: int) -> Steps:
-    """Of so many bytes from one place to another, to where the next copy of the operands has its own."""
+    """Steps that copy so many bytes from one place to the place of the next copy of the operands."""
 
     def enqueue(stream: int) -> None:
         for (_, right, _), (_, other, _) in zip(memory, [*memory[1:], memory[0]], strict=True):

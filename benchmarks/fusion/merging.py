@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def lines(name: str, outcome: dict[str, Any]) -> list[str]:
-    """Of one workload, a line for each form."""
+    """Lines of one workload, one for each form."""
     if outcome["status"] != "ok":
         return [f"{name}: {outcome['status']}: {outcome.get('message', '')}"]
     return [

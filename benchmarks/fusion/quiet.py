@@ -43,7 +43,7 @@ class Patience:
     seconds: float
 
     def wait(self) -> Clocks:
-        """Until the others are idle."""
+        """Wait until the other processes are idle."""
         before = Clocks.now()
         while self.seconds > 0:
             time.sleep(LOOK)

@@ -77,7 +77,7 @@ def planned(name: str) -> dict[str, Any]:
     for region in stitching.regions:
         try:
             found += kernels_of(region)
-        except KernelError as error:  # on a GPU the region would stay as it was
+        except KernelError as error:  # on a GPU the region would run unfused
             lost.append(str(error))
     return {
         "regions": len(stitching.regions),

@@ -17,7 +17,7 @@ from graph_passes.decision import Fusion
 
 @dataclass
 class System:
-    """A workload with variables of its own, and what runs its step.
+    """A workload with separate variables, and what runs its step.
 
     Attributes:
         name: one of `cases.SYSTEMS`.
@@ -50,7 +50,7 @@ class System:
         return system
 
     def enter(self) -> None:
-        """Before a block of calls: whether XLA clusters ops is a setting of the process, read by a call."""
+        """Prepare a block of calls: whether XLA clusters ops is a setting of the process, which each call reads."""
         tf.config.optimizer.set_jit("autoclustering" if self.name == "auto-jit" else "")
 
     def __call__(self) -> Any:

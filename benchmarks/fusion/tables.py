@@ -126,7 +126,7 @@ def by_settings(cases: Cases) -> dict[str, dict[str, Outcome]]:
 
 
 def systems_of(cases: Cases) -> tuple[str, ...]:
-    """Those with a column: fusion alone is another system than tfmem in few rows, and was not always measured."""
+    """The systems with a column: fusion alone differs from tfmem in few rows, and was not always measured."""
     alone = any("fusion" in outcome.get("systems", {}) for outcome in cases.values())
     return tuple(name for name in SYSTEMS if name != "fusion" or alone)
 
@@ -163,7 +163,7 @@ def times(cases: Cases) -> str:
 
 
 def means(ten: Cases) -> str:
-    """Geometric means: of all passes, and of the fusion pass alone, which needs rows of its own for recurrent nets."""
+    """Geometric means: of all passes, and of the fusion pass alone, which needs separate rows for recurrent nets."""
     gains = {
         "XLA's better mode over graph": [best_xla_over_graph(outcome) for outcome in ten.values()],
         "tfmem over graph": [over_graph(outcome, "tfmem") for outcome in ten.values()],
@@ -297,7 +297,7 @@ def bandwidths(cases: Cases) -> str:
 
 
 def gigabytes(outcome: Outcome) -> float | None:
-    """That a copy reads and writes in a second."""
+    """Gigabytes that a copy reads and writes in a second."""
     time, moved = value(outcome, "copy", "ms"), value(outcome, "copy", "moved")
     return moved / time / 1e6 if time and moved else None
 
@@ -311,7 +311,7 @@ def line(name: str, outcome: Outcome) -> str:
 
 
 def distances(found: Sequence[float | None]) -> str:
-    """Of losses or outputs, each with one digit."""
+    """Distances of losses or outputs, each with one digit."""
     return ", ".join("-" if each is None else f"{each:.1g}" for each in found)
 
 
@@ -329,7 +329,7 @@ def number(outcome: Outcome, system: str, key: str, form: str) -> str:
 
 
 def ratio(found: float | None) -> str:
-    """In a cell."""
+    """The ratio as a cell of the table."""
     return f"{found:.2f}x" if found else "-"
 
 

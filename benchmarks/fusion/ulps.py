@@ -1,7 +1,8 @@
 r"""How far elementwise ops in a region are from TensorFlow's own kernels and from the exact values, op by op.
 
     python -m benchmarks.fusion.ulps --output benchmarks/results/fusion_ulps_cpu.json
-    python -m benchmarks.fusion.ulps --table benchmarks/results/fusion_ulps_cpu.json --document docs/fusion_ulps.md
+    python -m benchmarks.fusion.ulps --table benchmarks/results/fusion_ulps_cpu.json \
+        --document docs/benchmarks_elementwise_cpu.md
 
 Runs on a CPU, or on the GPU if TensorFlow finds one. Each op runs in a region and by TensorFlow's executor, on the same
 65,536 numbers of each class: normal numbers, half of them near 1 and half of any size that floats have; denormal
@@ -61,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def numbers(dtype: str, of: str, seed: int) -> Array:
-    """So many of a class; those of another seed are their partners in ops of two arguments."""
+    """`count` numbers of a class; numbers of another seed are their partners in ops of two arguments."""
     import tensorflow as tf
 
     kind, random = tf.as_dtype(dtype).as_numpy_dtype, np.random.default_rng(seed)
@@ -95,7 +96,7 @@ def _layout(dtype: str) -> tuple[int, int]:
 
 
 def measured(dtype: str, count: int = COUNT) -> dict[str, dict[str, Any]]:
-    """Of each op of a dtype what is known of each class of numbers; ops that no region computes are left out."""
+    """The measurements of each op of a dtype, by class of numbers; without ops that no region computes."""
     import tensorflow as tf
 
     import tfmem
@@ -186,7 +187,7 @@ def _error(dtype: str, values: Array, exact: Array) -> float:
 
 
 def tables(results: Mapping[str, Any]) -> str:
-    """Of normal numbers, and of the others where something differs."""
+    """The tables of normal numbers, and of the other classes where something differs."""
     cases = results["cases"]
     lines = []
     rows = [

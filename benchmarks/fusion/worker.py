@@ -1,9 +1,9 @@
 """Measures one workload under all systems in this process:
 `python -m benchmarks.fusion.worker TASK_JSON RESULT_FILE`.
 
-Each system has variables of its own, with the same numbers. Timed steps come in blocks: some of one system, then some
-of the next, until each has all of its own, so that whatever else the machine does hits all of them. XLA's clustering is
-a setting of the process that a call reads; it is set before a block, whose first steps are not timed."""
+Each system has separate variables, with the same numbers. Timed steps come in blocks: some of one system, then some
+of the next, until each has run all its steps. So other work on the machine disturbs all systems alike. XLA's
+clustering is a setting of the process that a call reads; it is set before a block, whose first steps are not timed."""
 
 from __future__ import annotations
 
@@ -146,8 +146,10 @@ def profiled(system: System) -> dict[str, Any]:
 
 
 def regions_of(system: System) -> dict[str, Any]:
-    """Of tfmem: how many regions the step has, the ops, kernels and calls in them, whether it runs so, and how many
-    recurrences run as kernels. Of a step that runs as given, the regions that it would have had."""
+    """The numbers of regions, of ops, kernels and calls in them, and of recurrences that run as kernels.
+
+    They also say whether the regions run. A step that runs unchanged has the regions that it would have had.
+    """
     if system.name not in OF_TFMEM:
         return {}
     report = tfmem.report(system.function)
@@ -257,7 +259,7 @@ def loss_distances(losses: np.ndarray, expected: np.ndarray) -> list[float]:
 
 
 def largest_distance(values: list[np.ndarray], expected: list[np.ndarray]) -> float:
-    """Of all outputs, each relative to its largest number; 1 where chosen ids differ."""
+    """The largest distance of all outputs, each relative to its largest number; 1 where chosen ids differ."""
     return max(
         float(np.abs(value - other).max() / max(np.abs(other).max(), 1e-12))
         if other.dtype.kind == "f"

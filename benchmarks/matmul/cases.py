@@ -53,7 +53,7 @@ def floor(case: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def table(cases: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """In Markdown."""
+    """The table in Markdown."""
     heads = ["rows", "depth", "columns", "tiles", "tfmem, us", "TFLOPS", "cuBLAS float32, us", "TFLOPS", "speed-up"]
     heads += ["cuBLAS TF32, us", "floor: products / bytes, us", "error of tfmem", "of float32", "of TF32"]
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]

@@ -29,7 +29,7 @@ SPLIT_ROWS = 8  # of an operand, for a CTA of `split`
 
 @dataclass(frozen=True)
 class Shape:
-    """Of one product, `[rows, depth]` by `[depth, columns]`.
+    """The shape of one product, `[rows, depth]` by `[depth, columns]`.
 
     Attributes:
         transpose_left: whether the left operand lies as `[depth, rows]`.
@@ -44,7 +44,7 @@ class Shape:
 
     @property
     def lines(self) -> int:
-        """Of a row of a split operand: an even number."""
+        """Lines of a row of a split operand: an even number."""
         return -(-self.depth // (2 * LINE_NUMBERS)) * 2
 
     def tiles(self, tile: int) -> int:
@@ -57,7 +57,7 @@ class Tiling:
 
     Attributes:
         small: whether tiles are the small ones.
-        split_k: how many parts the depth is cut into, each for a CTA of its own.
+        split_k: how many parts the depth is cut into, one for each CTA.
     """
 
     small: bool
@@ -68,11 +68,11 @@ class Tiling:
         return (kernels.SMALL if self.small else kernels.LARGE).tile
 
     def sums_bytes(self, shape: Shape) -> int:
-        """Of the sums of all parts, where there are several of a tile."""
+        """Bytes of the sums of all parts, if a tile has several."""
         return shape.tiles(self.tile) * self.split_k * self.tile**2 * 4 if self.split_k > 1 else 0
 
     def memory_bytes(self, shape: Shape) -> int:
-        """Of both operands split, of parts' sums, of operands' inverse scales, of each tile's count."""
+        """Bytes of both split operands, parts' sums, operands' inverse scales and each tile's count."""
         operands = (shape.rows + shape.columns) * (shape.lines * LINE_BYTES + 4)
         return operands + self.sums_bytes(shape) + shape.tiles(self.tile) * 4
 
@@ -108,7 +108,7 @@ class Multiplier:
         self._processors = processors
 
     def tiling(self, shape: Shape) -> Tiling:
-        """As the op has it."""
+        """The tiling that the op chooses."""
         return best_tiling(shape, self._processors)
 
     def prepare(

@@ -59,6 +59,6 @@ def _lying(tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
 
 @functools.cache
 def multiplier() -> Multiplier:
-    """Of PyTorch's device."""
+    """The multiplier for PyTorch's device."""
     about = torch.cuda.get_device_properties()
     return Multiplier(kernels.build(10 * about.major + about.minor, Cache(FOLDER)), about.multi_processor_count)

@@ -50,7 +50,7 @@ def _unrepaired(timeline: Timeline, build: Callable[..., Any], *_: Any) -> Any:
     return build(()), ()
 
 
-# What is replaced to plan without a helper. The planner has no switches: nobody would want them off.
+# What is replaced to plan without a helper. The planner has no switches, since users need none.
 _PADDINGS: Patch = (repair.Repairer, "cleared", _nothing)
 _EVICTIONS: Patch = (repair.Repairer, "with_evictions", _nothing)
 _THINNING: Patch = (trials, "thinned", _as_planned)
@@ -180,7 +180,7 @@ def observed(name: str) -> ObservedStep:
 
 
 def under(seen: ObservedStep, share: int) -> ObservedStep:
-    """The same with `share` percent of the budget, and as much more or less memory."""
+    """`seen` with `share` percent of the budget, and as much more or less memory."""
     budget = seen.budget * share // 100
     return replace(seen, budget=budget, room=replace(seen.room.grown(budget - seen.budget), limit=budget))
 

@@ -21,7 +21,7 @@ SYSTEMS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One configuration, run in a process of its own.
+    """One configuration, run in a separate process.
 
     Attributes:
         name: unique; `vgg19/1.5/plain`.

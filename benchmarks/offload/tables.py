@@ -84,7 +84,7 @@ def machine(results: Mapping[str, Any]) -> str:
         f"Versions: Python {about['python']}, {versions}.",
         f"Flags: XLA off (jit_compile=False) on both sides; TF32 {float32}; environment: {flags}.",
         f"Steps: {steps}; the median, each ending with its loss on the host.",
-        "Every case in a process of its own.",
+        "Every case in a separate process.",
     )
     return "\n".join(f"- {line}" for line in lines)
 

@@ -2,7 +2,7 @@
 `python -m benchmarks.offload.worker TASK_JSON RESULT_FILE`.
 
 A step's time ends when its loss is on the host. Peaks are TensorFlow's allocator's, over the timed
-steps. Stalls are timed in steps of their own, because timing them costs events."""
+steps. Stalls are timed in separate steps, because timing them costs events."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def device_name() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of everything the numbers depend on."""
+    """The versions of everything that the numbers depend on."""
     build = tf.sysconfig.get_build_info()
     found = {"tensorflow": tf.__version__, "keras": keras.__version__}
     return found | {

@@ -172,7 +172,7 @@ def line(case: Case, outcome: dict[str, Any]) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of everything the numbers depend on."""
+    """The versions of everything that the numbers depend on."""
     import cuda.bindings
 
     return {

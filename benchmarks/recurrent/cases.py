@@ -141,7 +141,7 @@ def all_cases() -> list[Case]:
 
 
 def single_passes() -> list[Case]:
-    """Those of one kernel alone: forward, one layer."""
+    """The cases of one kernel alone: forward, one layer."""
     return [case for case in all_cases() if not case.training and case.layers == 1]
 
 

@@ -75,7 +75,7 @@ def line(name: str, shares: Sequence[float]) -> str:
 
 
 def slower(case: Mapping[str, Any], machine: str) -> tuple[float, float, float]:
-    """Of one case: the model's first, the best of its first five, and what the tuner chooses."""
+    """How much slower than the fastest, in one case: the model's first, the best of its five, the tuner's choice."""
     asked = Case(**{field.name: case[field.name] for field in fields(Case)})
     (spec,) = specs_of(asked, PRECISION)
     times = {configuration: time for configuration, time in trials_of(case).items() if time < float("inf")}

@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def in_words(outcome: dict[str, Any]) -> str:
-    """One line, for whoever watches."""
+    """One line for the terminal."""
     if "after" not in outcome:
         return str(outcome["message"])
     before, after = outcome["before"], outcome["after"]

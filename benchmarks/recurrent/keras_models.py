@@ -26,7 +26,7 @@ RATE = 1 / 32  # of SGD, for each unit: the loss is a mean over units. It falls 
 
 @dataclass(frozen=True)
 class Pair:
-    """The same computation before and after.
+    """A computation before and after `tfmem.optimize`.
 
     Attributes:
         before: enqueues it as Keras has it.
@@ -66,7 +66,7 @@ def inference(case: Case, inputs: tf.Tensor) -> Pair:
 
 @functools.cache
 def functions(layer: str, units: int, steps: int, layers: int) -> tuple[Any, Any]:
-    """Before and after, for any batch."""
+    """The layer's functions before and after, for any batch."""
     made = model(layer, units, steps, layers)
 
     @tf.function(input_signature=[tf.TensorSpec((None, steps, units), tf.float32)])

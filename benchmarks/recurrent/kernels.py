@@ -1,4 +1,4 @@
-"""Which kernels of ours a case of the recurrent benchmark runs: ranked, compiled before all timing, chosen."""
+"""The kernels of tfmem that a case of the recurrent benchmark runs: ranked, compiled before all timing, chosen."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _prepare(task: tuple[Case, str], machine: Machine, top: int) -> None:
 
 
 def compile_all(spec: RecurrentSpec, configurations: Sequence[Configuration], arch: int) -> None:
-    """Into the cache; of what cannot be compiled, the reason is told when it is to run."""
+    """Compile into the cache; a kernel that cannot be compiled raises when it is to run."""
     for configuration in configurations:
         with contextlib.suppress(KernelError):
             build(spec, configuration, arch, Cache(FOLDER))

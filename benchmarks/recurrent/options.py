@@ -1,4 +1,4 @@
-"""In which row each option that the search for a kernel ranges over wins.
+"""Rows in which each option of the search for a kernel wins.
 
 `benchmarks.recurrent.tables` writes the table; `tests/pure/test_recurrent_options.py` fails where the search has a
 value that no kernel of the results has. Replicas and partial sums are searched on GPUs without clusters only, of which

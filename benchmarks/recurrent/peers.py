@@ -33,7 +33,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Problem:
-    """Weights and input of a case, fp32, on the GPU, drawn anew from the seed.
+    """Weights and input of a case, fp32, on the GPU, drawn again from the seed.
 
     `gradient` is what flows into the outputs when the case trains.
     """
@@ -111,7 +111,7 @@ def settings(tf32: bool, cudnn: bool = True) -> Iterator[None]:
 
 
 def peers(case: Case) -> Mapping[str, tuple[Mapping[str, Any], Callable[[Problem], Run]]]:
-    """By name: the settings to run under, and what makes the run. Each is timed plain and as a CUDA graph."""
+    """The peers by name: their settings, and what makes the run. Each is timed plain and as a CUDA graph."""
     if case.layer == "canonical_gru":
         return {
             "loop": ({"tf32": False}, loop),

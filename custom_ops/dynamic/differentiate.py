@@ -129,7 +129,7 @@ class _Backward:
 
 
 def _trained(parameters: tuple[Parameter, ...], code: tuple[Instruction, ...]) -> list[bool]:
-    """For each value whether it depends on a parameter that is trained, or on a child."""
+    """Flags, for each value, whether it depends on a trained parameter or on a child."""
     trained: list[bool] = []
     for instruction in code:
         reads = any(trained[value] for value in instruction.values)

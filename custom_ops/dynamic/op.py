@@ -82,8 +82,10 @@ def step(
     number: Any,
     program: DynamicProgram | None = None,
 ) -> tuple[tf.Tensor, tuple[tf.Tensor, ...], tf.Tensor]:
-    """Losses, outputs, and `number` again once nothing can be wrong with the batch; it lies in host memory, so that
-    nobody waits for a GPU to count a step. The variables, parameters and then slots, are updated."""
+    """Losses, outputs, and `number` again once the batch was checked.
+
+    `number` is in host memory, so counting a step waits for no GPU. The op updates parameters and slots, in that order.
+    """
     import tensorflow as tf
 
     found = ops.tfmem_dynamic_step(
@@ -197,13 +199,13 @@ def _gradients(spec: Spec, found: Any) -> tuple[Any, ...]:
 
 def _no_gradient(*_: Any) -> Any:
     raise GradientError(
-        "outputs of a dynamic net have no gradient; expected something of its losses and states alone: return what is "
-        "differentiated as part of the state, or tf.stop_gradient it"
+        "outputs of a dynamic net have no gradient; differentiate its losses and states only. Return the value as part "
+        "of the state, or apply tf.stop_gradient to it"
     )
 
 
 def _gradient(ops: ModuleType, op: Any, *gradients: Any) -> list[Any]:
-    """For TensorFlow: the gradients of the op's inputs, of those of its outputs."""
+    """The gradients of the op's inputs, from those of its outputs, as TensorFlow asks for them."""
     import tensorflow as tf
 
     mode = op.get_attr("mode")

@@ -127,7 +127,7 @@ class Builder:
         return len(self.code) - 1
 
     def width(self, value: int) -> int:
-        """Of a value."""
+        """The width of a value."""
         return self.code[value].width
 
     def constant(self, number: float) -> int:
@@ -138,7 +138,7 @@ class Builder:
         if op not in FLOAT_OPS:
             raise DynamicError(f"there is no elementwise op '{op}'; expected one of {', '.join(FLOAT_OPS)}")
         if len(values) != FLOAT_OPS[op].arity:
-            raise DynamicError(f"{op} of {len(values)} values; expected {FLOAT_OPS[op].arity}")
+            raise DynamicError(f"{op} got {len(values)} values; expected {FLOAT_OPS[op].arity}")
         width = max(map(self.width, values))
         if any(self.width(value) not in {1, width} for value in values):
             raise DynamicError(f"{op} of vectors of {' and '.join(str(self.width(value)) for value in values)} numbers")
@@ -231,7 +231,7 @@ class Builder:
         return self.product_of_block(parameter, value, 0, 0, transposed, width)
 
     def product_of_block(self, parameter: int, value: int, row: int, column: int, transposed: bool, width: int) -> int:
-        """The same with the block of a matrix that begins at `row` and `column`."""
+        """A product with the block of a matrix that begins at `row` and `column`."""
         parts = self.code[value].values if self.code[value].op == "concat" else (value,)
         sum_of: tuple[int, ...] = ()
         for part in parts:
@@ -252,7 +252,7 @@ class Builder:
         return self.elementwise("divide", exponentials, self.reduce_sum(exponentials))
 
     def cross_entropy(self, argument: int, logits: int) -> int:
-        """Of a label, as TensorFlow's sparse_softmax_cross_entropy_with_logits."""
+        """The cross-entropy of a label, as TensorFlow's sparse_softmax_cross_entropy_with_logits."""
         shifted, exponentials = self._exponentials(logits)
         label = self.add(Instruction("one_hot", self.width(logits), (), (argument,)))
         # what is not the label's is left out, infinities too

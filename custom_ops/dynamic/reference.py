@@ -93,7 +93,9 @@ class Run:
         while waiting:
             ready = [place for place in waiting if done.issuperset(self.nodes[place].children)]
             if not ready:
-                raise DynamicError(f"example {number}: node {waiting[0] - first} is on a cycle, or needs one that is")
+                raise DynamicError(
+                    f"example {number}: node {waiting[0] - first} depends on itself, or on a node that does"
+                )
             self.order += ready
             done.update(ready)
             waiting = [place for place in waiting if place not in done]
@@ -145,7 +147,7 @@ class Run:
                 row[numbers[2] : numbers[2] + len(given[0])] += given[0]
 
     def _value(self, place: int, instruction: Instruction, given: list[Array], loss_gradient: float) -> Any:
-        """Of an instruction that has one, before it is broadcast to its width; of another None."""
+        """The value of an instruction before it is broadcast to its width; None if the instruction has no value."""
         node, numbers, width = self.nodes[place], instruction.numbers, instruction.width
         match instruction.op:
             case "child":

@@ -1,4 +1,4 @@
-"""When each instruction of a kind runs, and where its value lies: what the op is told, decided once for each kind.
+"""The order in which a kind's instructions run, and the places of their values, decided once for each kind.
 
 Nodes of a kind that have the same depth are computed together, as the rows of matrices. What does not depend on a child
 is computed for all nodes of the kind at once, before the first level; what no state depends on, after the last. So
@@ -69,8 +69,15 @@ class Sections:
 def sections(
     parameters: tuple[Parameter, ...], kind: Kind, code: tuple[Instruction, ...], together: bool = False
 ) -> Sections:
-    """Of the kind with `code`, which `differentiate` gave. `together`: products follow each other where they can, for a
-    CPU's scripts; a GPU's segments find them wherever they are."""
+    """The sections of the kind with `code`, which `differentiate` returned.
+
+    Args:
+        parameters: of the net.
+        kind: the kind.
+        code: its code, with the backward pass.
+        together: whether products follow each other where they can, for a CPU's scripts. A GPU's segments find products
+            wherever they are.
+    """
     return _Writer(kind, code, _sections_of(kind, code), together).write()
 
 

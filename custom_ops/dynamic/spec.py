@@ -39,7 +39,7 @@ class Spec:
     Attributes:
         parameters: all, those that no kind reads as well.
         kinds: their forward passes.
-        differentiable: whether the op is told backward passes, too. Without them it keeps no values for them.
+        differentiable: whether the op gets backward passes as well. Without them it keeps no values for them.
         stepped: whether these give the gradients of trained parameters alone, as a step needs them.
     """
 
@@ -57,13 +57,13 @@ class Spec:
 
     @cached_property
     def types(self) -> tuple[tuple[int, ...], ...]:
-        """Of states: each combination of widths once."""
+        """The types of states: each combination of widths once."""
         found = [widths for kind in self.kinds for widths in (kind.state, *kind.children)]
         return tuple(dict.fromkeys(found))
 
     @cached_property
     def sparse(self) -> tuple[bool, ...]:
-        """For each parameter whether it is a table that is looked up only."""
+        """Flags, for each parameter, whether it is a table that is only looked up."""
         uses: list[set[str]] = [set() for _ in self.parameters]
         for kind in self.kinds:
             for instruction in kind.code:
@@ -73,16 +73,16 @@ class Spec:
 
     @cached_property
     def forward_only(self) -> Spec:
-        """The same without backward passes."""
+        """This specification without backward passes."""
         return replace(self, differentiable=False)
 
     @cached_property
     def of_step(self) -> Spec:
-        """The same for an op that updates the parameters that are trained, and leaves the others alone."""
+        """This specification for an op that updates trained parameters and does not change the others."""
         return self if all(parameter.trained for parameter in self.parameters) else replace(self, stepped=True)
 
     def code(self, kind: Kind) -> tuple[Instruction, ...]:
-        """Of a kind, with its backward pass if the op is told one."""
+        """The code of a kind, with its backward pass if the op needs one."""
         if not self.differentiable:
             return kind.code
         whole = tuple(replace(parameter, trained=True) for parameter in self.parameters)
@@ -90,7 +90,7 @@ class Spec:
 
     @cached_property
     def text(self) -> str:
-        """What the op is told."""
+        """The text that the op reads."""
         lines = ["dynamic 1"]
         lines += [_line("parameter", int(s), *p.shape) for p, s in zip(self.parameters, self.sparse, strict=True)]
         lines += [_line("type", *widths) for widths in self.types]

@@ -1,4 +1,4 @@
-"""The table of elementwise ops as a C++ header, which the build writes and nobody else does.
+"""The table of elementwise ops as a C++ header, which only the build writes.
 
 python -m custom_ops.expr.cpp > elementwise_ops.h
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from custom_ops.expr.op import BOOL, FLOATS, INTEGERS, Op
 from custom_ops.expr.table import TABLE
 
-HEADER = "custom_ops/generated/elementwise_ops.h"  # as it is included; the BUILD says so, too
+HEADER = "custom_ops/generated/elementwise_ops.h"  # the name by which it is included; BUILD has it as well
 _KINDS = {"kFloats": FLOATS, "kIntegers": INTEGERS, "kBools": BOOL}
 
 

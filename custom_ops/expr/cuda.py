@@ -1,4 +1,4 @@
-"""What nodes compute, in CUDA C++ for NVRTC: declarations of values, for whoever writes the kernel around them.
+"""What nodes compute, in CUDA C++ for NVRTC: declarations of values, for the writer of the kernel around them.
 
 A *port* is what writes that kernel: it knows where values come from and go to. The recurrent kernels' is
 `custom_ops.recurrent.codegen.elementwise`, whose values come from products, exchanges and registers; another walks over
@@ -55,7 +55,7 @@ def emit_cuda(
 
 
 def _elementwise(name: str, arguments: Sequence[str], source: str, dtype: str) -> str:
-    """Of arguments of dtype `source`; a comparison whose result is no bool gives 1 or 0."""
+    """The expression of an op over arguments of dtype `source`; a comparison whose result is no bool gives 1 or 0."""
     op = TABLE[name]
     if op.wraps and dtype in _UNSIGNED:  # C++ says it of unsigned numbers alone, and compilers rely on that
         text = op.cuda.format(*(f"{_UNSIGNED[dtype]}({argument})" for argument in arguments))

@@ -127,7 +127,7 @@ def arguments_of(node: Node) -> Iterator[int]:
 
 
 def live_nodes(count: int, roots: Iterable[int], arguments: Callable[[int], Iterable[int]]) -> tuple[bool, ...]:
-    """For each of `count` nodes whether the roots depend on it or it is one; `arguments` says what a node reads."""
+    """Flags, for `count` nodes, whether a root is or needs the node; `arguments` says what a node reads."""
     live = [False] * count
     waiting = list(roots)
     while waiting:

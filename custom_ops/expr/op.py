@@ -78,17 +78,17 @@ def slope(of: Callable[[Derivation], int]) -> Derivative:
 
 
 def no_derivative(d: Derivation) -> tuple[None, ...]:
-    """Of an op that is constant wherever it has a derivative."""
+    """The derivatives of an op that is constant wherever it has a derivative."""
     return (None,) * len(d.arguments)
 
 
 def unbounded(*_: Interval) -> Interval:
-    """Of an op of whose result nothing is known."""
+    """The interval of an op whose result is unbounded."""
     return ANY
 
 
 def within(interval: Interval) -> Callable[..., Interval]:
-    """Of an op whose result stays in `interval`, whatever its arguments are."""
+    """The bound of an op whose result stays in `interval` for all arguments."""
     return lambda *_: interval
 
 

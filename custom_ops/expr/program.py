@@ -165,7 +165,9 @@ class Program:
             if size < 0:
                 raise ProgramError(f"axis {axis} has size {size}; expected at least 1, or 0 for one known later")
             if size == 0 and axis not in self._given_axes:
-                raise ProgramError(f"no dimension of a tensor lies along axis {axis}, so nothing says its size: fix it")
+                raise ProgramError(
+                    f"no dimension of a tensor lies along axis {axis}, so its size is unknown: give it a fixed size"
+                )
         for number, tensor in enumerate(self.tensors):
             known = tensor.dtype in (*DTYPES, STATE)
             _require(known, f"tensor {number}", f"dtype '{tensor.dtype}'; expected one of {(*DTYPES, STATE)}")
@@ -184,7 +186,7 @@ class Program:
 
     @cached_property
     def types(self) -> tuple[Type, ...]:
-        """Of each node."""
+        """The type of each node."""
         found: list[Type] = []
         for node in self.nodes:
             found.append(_type(self, node, found))

@@ -45,7 +45,7 @@ def run(program: Program, tensors: Sequence[Array]) -> list[Array]:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """By the name that programs use."""
+    """NumPy's dtype by the name that programs use."""
     if name == "bfloat16":
         import ml_dtypes  # TensorFlow's own, so that arrays of one can be given to the other
 
@@ -62,7 +62,7 @@ def _along(value: Array, own: Sequence[int], axes: Sequence[int]) -> Array:
 def _value(
     program: Program, number: int, values: dict[int, Array], tensors: Sequence[Array], sizes: Sequence[int]
 ) -> Array:
-    """With one dimension for each axis along which the node varies: of all axes there may be more than NumPy takes."""
+    """A node's value, with one dimension for each axis along which it varies: all axes may be too many for NumPy."""
     node, axes = program.nodes[number], program.types[number].axes
     if isinstance(node, Reduce):
         axes = tuple(sorted({*program.types[node.operand].axes, *node.axes}))

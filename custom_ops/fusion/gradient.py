@@ -1,4 +1,4 @@
-"""What TensorFlow is told when it asks for the gradient of a stitched op."""
+"""The error that TensorFlow gets when it asks for the gradient of a fused op."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ OP = "TfmemFusion"
 
 
 def register_gradient() -> None:
-    """Tells TensorFlow; once, when the op library is loaded.
+    """Register the error with TensorFlow; once, when the op library is loaded.
 
-    A function, or a SavedModel, that was stitched has the gradient of what it was, and never comes here.
+    A fused function or SavedModel has the gradient of the original, and never comes here.
     """
     import tensorflow as tf
 
@@ -21,6 +21,6 @@ def register_gradient() -> None:
 
 def _refuse(op: Any, *_: Any) -> None:
     raise GradientError(
-        f"'{op.name}' ({OP}) runs many ops of a graph that was optimised, and has no gradient of its own; take the "
-        "gradient in the graph as it was and optimise that together with the gradient, or leave 'fusion' out of passes"
+        f"'{op.name}' ({OP}) is a fused op of an optimised graph, and has no gradient. Take the gradient in the "
+        "original graph and optimise both together, or leave 'fusion' out of passes"
     )

@@ -73,8 +73,8 @@ def by_model(processors: int) -> Choose:
 def timed(device: Device, cache: Cache, top: int | None) -> Callable[[Pattern, Shapes], Trial[Configuration, str]]:
     """The fastest of the `top` best ranked, with its time on a device, or found in the cache.
 
-    What it gives raises KernelError where no kernel of a pattern compiles and runs. One thread ranks at a time: it is
-    Python that runs, and whoever trains meanwhile needs its turn, too.
+    What it gives raises KernelError where no kernel of a pattern compiles and runs. One thread ranks at a time: ranking
+    runs Python, and a thread that trains meanwhile needs the interpreter as well.
     """
     ranking = Lock()
 
@@ -147,7 +147,7 @@ def _each(
     """What `make` makes of each, by its key, once for equal keys; in several threads.
 
     Args:
-        wanted: key, what is handed to `make`, and the ops that an error is to name.
+        wanted: key, the argument of `make`, and the ops that an error names.
         make: is called from several threads at once.
         progress: whether to show a bar.
     """

@@ -27,7 +27,7 @@ Shape: TypeAlias = tuple[int | None, ...]  # None: known when the region runs
 
 @dataclass(frozen=True)
 class TensorType:
-    """Of a value; None where a size is known only when the region runs."""
+    """The type of a value; a size is None if it is known only when the region runs."""
 
     dtype: str
     shape: Shape

@@ -1,1 +1,1 @@
-"""From CUDA source to something that runs."""
+"""CUDA source compiled, cached, tuned and launched."""

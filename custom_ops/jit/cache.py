@@ -22,7 +22,7 @@ CHECKSUM = 64  # characters of a digest, which a file begins with
 
 
 class UnusableError(Exception):
-    """A file of a cache holds something else than what was written there; its content is computed anew."""
+    """A file of a cache holds something else than what was written there; its content is computed again."""
 
 
 def digest(*parts: str | bytes) -> str:
@@ -71,7 +71,7 @@ def _open_at_once(path: str, flags: int) -> int:
 class Cache:
     """Files by key in one folder, safe among threads and processes.
 
-    Whoever loses a race wrote the same bytes. A file begins with a digest of its key and content: what a full disk, a
+    The loser of a race wrote the same bytes. A file begins with a digest of its key and content: what a full disk, a
     broken one or another program made of it counts as not there, and is replaced.
     """
 
@@ -118,7 +118,7 @@ class Cache:
                     place.rmdir()
             write_file(place, digest(key, data).encode() + data)
         except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
-            warn(f"tfmem: '{place}' cannot be kept in the cache ({error.strerror}): remove what lies in its place")
+            warn(f"tfmem: '{place}' cannot be written to the cache ({error.strerror}): remove what is in its place")
         except OSError:
             pass
 

@@ -148,7 +148,7 @@ def _end(processes: list[_Process]) -> None:
 def main() -> None:
     """What the other process does: tasks are on its standard input, its answers go to its standard output. A task that
     is None asks whether it has begun."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # that is for whoever waits for it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # that is for the process that waits for it
     os.nice(NICE)
     answers: BinaryIO = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever libraries print is no answer

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Of the cores that this process may run on, as many as its control groups give it time for; at least one.
+    """The number of cores that this process may run on, and has time for by its control groups; at least one.
 
     `root` is where the system's files lie, for tests.
     """

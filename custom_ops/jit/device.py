@@ -151,8 +151,8 @@ class Device:
 
     @contextmanager
     def branches(self, count: int) -> Iterator[Callable[[Sequence[Enqueue]], None]]:
-        """What puts up to `count` things side by side: each on a stream of its own, behind what is on `stream`, which
-        waits for all of them."""
+        """A function that enqueues up to `count` things side by side, each on a separate stream, behind the work on
+        `stream`, which waits for all of them."""
         driver = self.driver
         apart, untimed = driver.CUstream_flags.CU_STREAM_NON_BLOCKING, driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
         streams = [self._call("cuStreamCreate", apart.value) for _ in range(1, count)]

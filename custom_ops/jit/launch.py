@@ -49,7 +49,7 @@ class Kernel:
 
     Attributes:
         image: it.
-        registers, local: as it was compiled: registers a thread, bytes of local memory a thread (spills and stack).
+        registers, local: of the compiled code: registers a thread, bytes of local memory a thread (spills and stack).
         resident: CTAs that the device runs at once.
     """
 
@@ -57,7 +57,7 @@ class Kernel:
         """
         Args:
             image: of the code that `module` is of.
-            module: whoever made it closes it.
+            module: the loaded code; its owner closes it.
 
         Raises:
             KernelError: the module has no such kernel, or not one cluster of it fits the device.
@@ -170,7 +170,7 @@ def cuda_driver() -> ModuleType:
         (result,) = driver.cuInit(0)
     except (ImportError, RuntimeError) as error:
         raise KernelError(
-            f"no CUDA driver to run GPU kernels with ({error}); cuda-bindings is in tfmem[gpu]"
+            f"GPU kernels need an NVIDIA driver and cuda-bindings ({error}); install the extra 'gpu', tfmem[gpu]"
         ) from error
     if result != driver.CUresult.CUDA_SUCCESS:
         raise KernelError(f"the CUDA driver does not start: {driver.cuGetErrorString(result)[1].decode()}")

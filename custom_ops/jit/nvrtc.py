@@ -65,7 +65,7 @@ def header_texts() -> list[str]:
 
 @cache
 def compiler_version() -> str:
-    """Of NVRTC, as it is loaded.
+    """The version of the loaded NVRTC.
 
     Raises:
         KernelError: there is none.

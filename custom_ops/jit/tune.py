@@ -46,7 +46,7 @@ class Trial(Generic[C, P]):
     """What came of one configuration.
 
     Attributes:
-        configuration: as it was compiled.
+        configuration: the compiled one.
         point: at which it was timed.
         predicted: nanoseconds, by the model.
         measured: nanoseconds; infinite where it failed.
@@ -74,23 +74,23 @@ class Bench(Protocol[C, P_contra]):
     identity: str
 
     def compile(self, configurations: Sequence[C]) -> None:
-        """So that `measure` will be quick; called from several threads."""
+        """Compile ahead, so that `measure` is quick; called from several threads."""
 
     def measure(self, configuration: C, point: P_contra) -> Measured:
-        """Raises KernelError."""
+        """Time one configuration. Raises KernelError."""
 
     def turn(self) -> AbstractContextManager[None]:
-        """In which several kernels are measured one after the other: whoever else uses the device waits once."""
+        """A turn in which several kernels are measured one after the other: other users of the device wait once."""
         return nullcontext()
 
     def kind(self, configuration: C) -> Hashable:
-        """The same for configurations between which a model errs little."""
+        """A key that is equal for configurations between which the model errs little."""
 
     def parse(self, values: Any) -> C:
         """The configuration that `asdict` made `values` of; ValueError or TypeError if there is none."""
 
     def name(self, point: P_contra) -> str:
-        """For errors: "a batch of 8"."""
+        """The name of a point in errors: "a batch of 8"."""
 
 
 def tune(
@@ -131,7 +131,7 @@ def tune(
 
 
 def fastest(bench: Bench[C, P], trials: Sequence[Trial[C, P]], point: P) -> Trial[C, P]:
-    """Of all trials at `point`.
+    """The fastest of all trials at `point`.
 
     Raises:
         KernelError: there are none, or none ran.

@@ -99,7 +99,7 @@ def _within(kind: str, chosen: tuple[int, ...] | None, count: int) -> set[int]:
 
 
 class _Wanted:
-    """Which nodes depend on something whose gradient is wanted."""
+    """The nodes that depend on something whose gradient is wanted."""
 
     def __init__(self, cell: Cell, request: Request) -> None:
         self.sequences = _within("sequence", request.sequences, len(cell.sequences))

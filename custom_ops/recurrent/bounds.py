@@ -1,4 +1,4 @@
-"""Which values of a cell can never leave [-1, 1], whatever its inputs are."""
+"""The values of a cell that never leave [-1, 1], for any inputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def products_are_bounded(cell: Cell) -> bool:
 
 
 def _bounds(cell: Cell) -> list[Interval]:
-    """By induction over the steps: states are taken to be bounded until one turns out not to stay so."""
+    """Bounds by induction over the steps: a state counts as bounded until a step may unbound it."""
     states = [UNIT] * len(cell.states)
     while True:
         bounds: list[Interval] = []

@@ -1,7 +1,7 @@
 """A recurrent cell as data: a small DAG over one step.
 
 Everything that knows cells speaks this language: matchers write it, `differentiate` derives the backward cell from it,
-the code generator, the CPU op and the NumPy reference read it. LSTM is one instance; so is a cell nobody has named.
+the code generator, the CPU op and the NumPy reference read it. LSTM is one instance; so is a cell without a name.
 
 Every value is one number for each row of the batch and each hidden unit, `[batch, units]`, or one for each row (a
 *scalar*), and all are of one floating-point dtype: a comparison gives 1 or 0, a condition holds where it is not 0. The
@@ -59,7 +59,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class State:
-    """State `index` as it was before the step, `[batch, units]`."""
+    """State `index` before the step, `[batch, units]`."""
 
     index: int
 
@@ -126,12 +126,12 @@ class Cell:
 
     @cached_property
     def _hash(self) -> int:
-        """Of all nodes, once: a search looks up thousands of layouts of one cell."""
+        """The hash of all nodes, computed once: a search looks up thousands of layouts of one cell."""
         return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
     @cached_property
     def scalar(self) -> tuple[bool, ...]:
-        """For each node, whether it is one number a row."""
+        """Flags, for each node, whether it is one number a row."""
         result: list[bool] = []
         for node in self.nodes:
             result.append(is_scalar(node, result, self.sequences))
@@ -144,7 +144,7 @@ class Cell:
 
     @cached_property
     def stages(self) -> tuple[int, ...]:
-        """For each node, the stage of the step in which it can be computed.
+        """The stage of the step in which each node can be computed.
 
         Between two stages the processors exchange what the later one's products and row sums need, and wait for each
         other; states that products of stage 0 read are exchanged at the end of the step. So a step has as many

@@ -136,7 +136,7 @@ class CellBuilder:
 
 
 def with_arguments(node: Node, new: Mapping[int, int]) -> Node:
-    """The same node, reading `new[argument]` for each argument."""
+    """`node`, reading `new[argument]` for each argument."""
     match node:
         case Product(terms=terms):
             return Product(tuple(replace(term, operand=new[term.operand]) for term in terms))

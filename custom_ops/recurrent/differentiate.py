@@ -151,7 +151,7 @@ def differentiate(cell: Cell, request: Request | None = None) -> Gradient:
 
 
 def _rebuilt(cell: Cell) -> Cell:
-    """The same cell, in which every value is one node: each leaf has one adjoint."""
+    """`cell` with one node for every value, so that each leaf has one adjoint."""
     builder = CellBuilder(cell.sequences, cell.invariants, cell.vectors, cell.matrices, len(cell.states))
     new: dict[int, int] = {}
     for place, node in enumerate(cell.nodes):

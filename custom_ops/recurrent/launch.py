@@ -55,7 +55,7 @@ class Launcher:
         return -(-batch // self.program.rows) * directions
 
     def memory_bytes(self, batch: int, directions: int = 1) -> int:
-        """Of the status word and the scratch behind it."""
+        """Bytes of the status word and the scratch behind it."""
         return STATUS_BYTES + self.groups(batch, directions) * self.program.scratch
 
     def __call__(

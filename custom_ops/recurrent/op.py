@@ -137,7 +137,7 @@ def _differentiated(text: str) -> Gradient:
 
 
 def _gradient(ops: ModuleType, op: Any, *gradients: tf.Tensor | None) -> list[tf.Tensor | None]:
-    """For TensorFlow: the gradients of the op's inputs, of those of its outputs."""
+    """The gradients of the op's inputs, from those of its outputs, as TensorFlow asks for them."""
     import tensorflow as tf
 
     base = op.get_attr("base_cell").decode()
@@ -197,7 +197,7 @@ class _Results:
     finals: Sequence[tf.Tensor]
 
     def all(self) -> list[list[tf.Tensor | None]]:
-        """Of sequences, invariants, vectors, matrices and states."""
+        """The gradients of sequences, invariants, vectors, matrices and states."""
         import tensorflow as tf
 
         gradient = self.gradient
@@ -235,7 +235,7 @@ class _Results:
         return tf.concat([zeros if part is None else part for part in parts], axis=-1)
 
     def _of_state(self, state: tf.Tensor, place: int | None) -> tf.Tensor | None:
-        """Of an initial state; one that stands for zeros has no rows, nor has its gradient."""
+        """The gradient of an initial state; a state that stands for zeros has no rows, nor has its gradient."""
         if place is None:
             return None
         return self.finals[place][:0] if state.shape[0] == 0 else self.finals[place]
@@ -301,6 +301,6 @@ def _cut(tensors: Sequence[tf.Tensor], counts: Sequence[int]) -> list[Sequence[t
 
 
 def _split(tensors: Sequence[tf.Tensor], directions: int) -> list[Sequence[tf.Tensor]]:
-    """By direction."""
+    """The parts of each direction."""
     count = len(tensors) // directions
     return [tensors[direction * count : (direction + 1) * count] for direction in range(directions)]

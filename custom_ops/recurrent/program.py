@@ -38,7 +38,7 @@ class Program:
         rows: of the batch for one group.
         ctas: of a group.
         scratch: bytes of global memory of a group, zero before every launch.
-        stages: of a step, each a launch of its own; 0: one launch walks the whole sequence.
+        stages: of a step, each a separate launch; 0: one launch walks the whole sequence.
         max_batch: the largest batch that it was chosen for; 0: none, it stands in for others.
     """
 

@@ -1,4 +1,4 @@
-"""Which values of a forward step are kept for the backward step, and which are recomputed."""
+"""The values of a forward step that are kept for the backward step; the others are recomputed."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class _Network:
                 self.capacity[b][a] += flow
 
     def _towards_sink(self) -> dict[Point, Point]:
-        """For each point with a way to the sink, the next one on it."""
+        """The next point on the way to the sink, for each point with such a way."""
         following: dict[Point, Point] = {"sink": "sink"}
         waiting: deque[Point] = deque(["sink"])
         while waiting:

@@ -46,7 +46,7 @@ def run(
         CellError: a number of arrays or a shape does not fit the cell.
     """
     if not sequences:
-        raise CellError("the cell reads no sequence, so nothing says how many steps there are")
+        raise CellError("the cell reads no sequence, so the number of steps is unknown")
     time, batch = sequences[0].shape[:2]
     given = (sequences, invariants, vectors, matrices, states)
     for kind, arrays, expected in zip(KINDS, given, input_shapes(cell, units, time, batch), strict=True):
@@ -109,7 +109,7 @@ def _step(
 
 
 def input_shapes(cell: Cell, units: int, time: int, batch: int) -> list[list[Shape]]:
-    """Of the sequences, invariants, vectors, matrices and states, in the order of `run`'s arguments."""
+    """The shapes of sequences, invariants, vectors, matrices and states, in the order of `run`'s arguments."""
     return [
         [_sequence_shape(columns, units, time, batch) for columns in cell.sequences],
         [(batch, columns * units) for columns in cell.invariants],
@@ -120,7 +120,7 @@ def input_shapes(cell: Cell, units: int, time: int, batch: int) -> list[list[Sha
 
 
 def output_shapes(cell: Cell, units: int, time: int, batch: int) -> list[Shape]:
-    """Of the outputs, without the final states."""
+    """The shapes of the outputs, without the final states."""
     return [_sequence_shape(columns, units, time, batch) for columns in cell.output_columns]
 
 

@@ -68,13 +68,13 @@ class Configuration:
             "half" on the tensor cores with 16-bit numbers, pairs of float16 for precision "highest". float16 is for
             cells whose products read nothing but states and other values that are bounded.
         exchange: "single" CTA, thread-block "cluster" (distributed shared memory), "grid" (through L2), or "launches"
-            (through L2, and a launch for each stage of a step: each reads all of its weights, and waits for nobody).
+            (through L2, and a launch for each stage of a step: each reads all its weights, and waits for no other CTA).
             What weights a CTA of "launches" keeps is read from the matrices by each launch, which is slow; the rest
             is laid out for it by the first.
         slices: of a group that exchanges through L2: so many CTAs at a time are a cluster, and share the depth of their
             sums, so that each reads a part of the operands only.
         replicated: whether every CTA computes for all units what is wanted by later products alone, where it can, so
-            that nobody waits for it: a canonical GRU's reset gate, and with it one exchange a step instead of two.
+            that no CTA waits for it: a canonical GRU's reset gate, and with it one exchange a step instead of two.
         partial_sums: how it does that for products of states: every CTA has all of the weights (False), or multiplies
             its own units of a state, and all add up what all have sent (GRNN's single synchronisation, section 5).
     """
@@ -112,8 +112,8 @@ class Configuration:
             )
         if self.exchange == "launches" and (self.replicated or self.product == "half"):
             raise KernelError(
-                f"exchange 'launches', replicated {self.replicated}, product '{self.product}': "
-                "expected no replicas, for nobody waits, and not 'half', which looks at all weights first"
+                f"replicated={self.replicated}, product='{self.product}': "
+                "exchange='launches' supports neither replicas nor product 'half'"
             )
         if self.slices > LARGEST_CLUSTER:
             raise KernelError(f"{self.slices} slices: a cluster has at most {LARGEST_CLUSTER} CTAs")
@@ -122,7 +122,7 @@ class Configuration:
                 f"{self.lanes} lanes with product '{self.product}': a tensor core works for a whole warp, {WARP}"
             )
         if self.replicated and self.exchange == "single":
-            raise KernelError("replicated with exchange 'single': one CTA has all units as it is")
+            raise KernelError("replicated with exchange 'single': one CTA already has all units")
         if self.replicated and self.slices > 1:
             raise KernelError(f"replicated with {self.slices} slices: a CTA reads a part of the states only")
         if self.replicated and self.product == "half":

@@ -49,7 +49,7 @@ def test_an_empty_directory_makes_way(tmp_path: Path) -> None:
 def test_a_full_directory_is_told_of(tmp_path: Path) -> None:
     place = cache(tmp_path).place("key")
     (place / "within").mkdir(parents=True)
-    with pytest.warns(TfmemWarning, match="remove what lies in its place"):
+    with pytest.warns(TfmemWarning, match="remove what is in its place"):
         assert cache(tmp_path).get("key", lambda: b"made") == b"made"
     assert [path.name for path in place.parent.iterdir()] == [place.name]  # nothing of the attempt is left
 
@@ -58,7 +58,7 @@ def test_a_file_in_place_of_a_folder_is_told_of(tmp_path: Path) -> None:
     place = cache(tmp_path).place("key")
     place.parent.parent.mkdir()
     place.parent.write_text("")
-    with pytest.warns(TfmemWarning, match="remove what lies in its place"):
+    with pytest.warns(TfmemWarning, match="remove what is in its place"):
         assert cache(tmp_path).get("key", lambda: b"made") == b"made"
 
 

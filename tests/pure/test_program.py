@@ -144,7 +144,7 @@ HEAD = "program 1\naxes 0 4\ntensor float32 2\ntensor bool 1\ninput 0 a0 a1\ninp
         ("", "expected 'program 1' on the first line, found ''"),
         ("program 1\n", "one line 'axes"),
         (HEAD + "axes 3", "one line 'axes"),
-        ("program 1\naxes 0\n", "nothing says its size"),
+        ("program 1\naxes 0\n", "its size is unknown"),
         ("program 1\naxes -1\n", "size -1"),
         ("program 1\naxes 3\ntensor float8 1\n", "dtype 'float8'"),
         (HEAD + "add 0 2", "reads node 2"),

@@ -268,8 +268,8 @@ def test_each_direction_has_its_pointers() -> None:
         ({"ctas": 6, "exchange": "grid", "slices": 4}, "4 slices of 6 CTAs"),
         ({"ctas": 8, "exchange": "cluster", "slices": 4}, "for 'grid' alone"),
         ({"ctas": 32, "exchange": "grid", "slices": 32}, "at most 16 CTAs"),
-        ({"ctas": 8, "exchange": "launches", "replicated": True}, "replicated True, .*: expected no replicas"),
-        ({"ctas": 8, "exchange": "launches", "product": "half", "lanes": 32}, "not 'half', which looks at all weights"),
+        ({"ctas": 8, "exchange": "launches", "replicated": True}, "replicated=True, .*'launches' supports neither"),
+        ({"ctas": 8, "exchange": "launches", "product": "half", "lanes": 32}, "nor product 'half'"),
         ({"ctas": 8, "exchange": "launches", "slices": 2}, "for 'grid' alone"),
     ],
 )

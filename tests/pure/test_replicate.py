@@ -117,7 +117,7 @@ def test_any_cell_is_refused_or_keeps_its_products(cell: cells.Cell) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"ctas": 1, "exchange": "single"}, "one CTA has all units"),
+        ({"ctas": 1, "exchange": "single"}, "one CTA already has all units"),
         ({"product": "half", "lanes": 32}, "product 'half'"),
         ({"exchange": "grid", "slices": 2}, "2 slices"),
         ({"replicated": False, "partial_sums": True}, "replicated False: expected 'fma' and replicated"),

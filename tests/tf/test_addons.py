@@ -39,7 +39,7 @@ def error_of(script: str, legacy: bool = True) -> str:
 
 def test_keras_3_is_refused_by_name_of_the_variable() -> None:
     error = error_of("import tfmem.addons", legacy=False)
-    assert error.startswith("tfmem.addons.AddonsError: TensorFlow Addons needs tf.keras to be Keras 2")
+    assert error.startswith("tfmem.addons.AddonsError: TensorFlow Addons needs Keras 2, but tf.keras is Keras 3")
     assert "TF_USE_LEGACY_KERAS=1 before TensorFlow is imported" in error
 
 

@@ -53,7 +53,7 @@ def test_a_link_is_measured_when_a_step_needs_it(monkeypatch):
 
 def test_a_link_that_cannot_be_measured_is_told(target, tmp_path):
     library, nowhere = tfmem.load_ops(), str(tmp_path / "missing")
-    with pytest.warns(tfmem.TfmemWarning, match="could not be measured, so plans assume .* GB/s: .*missing"):
+    with pytest.warns(tfmem.TfmemWarning, match="could not be measured, so plans assume .* GB/s in: .*missing"):
         link = tfmem.devices.measured_link(target, library, nowhere)
     assert (link.offload, link.prefetch) == (target.profile.offload, target.profile.prefetch)
 

@@ -68,11 +68,11 @@ def test_parameters_with_values_are_no_integer_arguments(name, kind, monkeypatch
     ("function", "words"),
     [
         (lambda: 1, "expected a parameter that takes the children"),
-        (lambda children, *rows: 1, r"leave out '\*rows', or give it a default"),
-        (lambda children, *, row: 1, "leave out 'row', or give it a default"),
-        (functools.partial(lambda children, row, label: 1, row=1), "leave out 'label', or give it a default"),
+        (lambda children, *rows: 1, r"remove '\*rows', or give it a default"),
+        (lambda children, *, row: 1, "remove 'row', or give it a default"),
+        (functools.partial(lambda children, row, label: 1, row=1), "remove 'label', or give it a default"),
         (functools.partial(lambda children: 1, children=()), "expected a parameter that takes the children"),
-        (7, "7 as the function of a node: 7 is not a callable object"),
+        (7, "7 cannot be the function of a node: 7 is not a callable object"),
     ],
 )
 def test_what_is_no_function_of_a_node_is_an_error(function, words):
@@ -90,7 +90,7 @@ def test_what_is_no_kind_is_an_error(kind):
     "parameter", [lambda: np.ones([3, WIDTH]), lambda: tf.ones([3, WIDTH]), lambda: keras.Variable(np.ones([3, WIDTH]))]
 )
 def test_a_parameter_that_is_no_variable_is_an_error(parameter):
-    with pytest.raises(dynamic.DynamicError, match=r"is no tf\.Variable; expected one, as `weight\.value` is"):
+    with pytest.raises(dynamic.DynamicError, match=r"is no tf\.Variable; expected one, such as `weight\.value`"):
         dynamic.specialize([parameter()])
 
 
@@ -103,7 +103,9 @@ def test_a_parameter_that_is_no_variable_is_an_error(parameter):
     ids=["keras", "name", "class", "rate"],
 )
 def test_another_optimizer_is_an_error_that_says_what_to_do(optimizer):
-    with pytest.raises(dynamic.DynamicError, match=r"expected tfmem\.dynamic\.SGD.*Handle\.forward_backward gives"):
+    with pytest.raises(
+        dynamic.DynamicError, match=r"expected tfmem\.dynamic\.SGD.*gradients of Handle\.forward_backward"
+    ):
         dynamic.specialize([table()], {}, optimizer=optimizer())
 
 
@@ -228,7 +230,7 @@ def test_a_recorded_batch_that_is_none_is_an_error():
 def test_tensors_that_are_none_are_an_error(handle, root):
     node = root(handle)
     for given in ((node, node, node), (node,), node, (None, None, None)):
-        with pytest.raises(dynamic.DynamicError, match=re.compile("a batch|integers|examples")):
+        with pytest.raises(dynamic.DynamicError, match=re.compile("a batch|the batch|integers|examples")):
             handle.forward(given)
 
 

@@ -146,9 +146,9 @@ def test_what_vectors_can_say_is_tensorflows(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("outer product", r"shapes \(4, 1\) and \(1, 4\) are broadcast; expected equal ones, or a single number"),
-        ("mean of columns", r"axes \[0\] of shape \[3, 4\]; expected all numbers of a vector to be reduced"),
-        ("a matrix that was reshaped", r"a parameter of shape \[12, 12\] in shape \[24, 6\]; expected a parameter"),
+        ("outer product", r"shapes \(4, 1\) and \(1, 4\) are broadcast; expected equal shapes, or a single number"),
+        ("mean of columns", r"axes \[0\] of shape \[3, 4\]; expected all numbers of a vector"),
+        ("a matrix that was reshaped", r"a parameter of shape \[12, 12\] is used with shape \[24, 6\]; expected"),
     ],
 )
 def test_the_error_says_what_was_found_and_expected(name: str, words: str) -> None:
@@ -166,7 +166,7 @@ def test_what_is_returned_inside_of_something_else_is_an_error() -> None:
     def cell(children):
         return dynamic.Result(state=((NET.vector, tf.reduce_sum(NET.vector)),), loss=tf.reduce_max(NET.vector))
 
-    with pytest.raises(dynamic.DynamicError, match="returns what is no vector"):
+    with pytest.raises(dynamic.DynamicError, match="returns a value that is no vector"):
         dynamic.specialize(NET.parameters, {"row": dynamic.trace(cell)})
 
 

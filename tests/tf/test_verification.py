@@ -63,7 +63,7 @@ def test_what_counts_as_different(one, other, message):
 
 
 def test_outputs_that_are_missing():
-    with pytest.raises(tfmem.VerificationError, match="1 outputs, the original has 2"):
+    with pytest.raises(tfmem.VerificationError, match="returns 1 outputs, the original 2"):
         tfmem.verify(lambda: (1.0, 2.0), lambda: 1.0, [])
 
 

@@ -1,4 +1,4 @@
-"""Train nets whose graph changes with every input (VPPS): `specialize` before the loop, a call for each batch in it."""
+"""Train networks whose graph differs from example to example (VPPS): `specialize` once, one call for each batch."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ __all__ = [
 ]
 
 
-# Every op of the table of elementwise ops is a function here: `tanh`, `multiply`, `select`. They lie in the module:
-# finding one by a function (PEP 562) would take longer than recording it.
+# Every op of the table of elementwise ops is a function here: `tanh`, `multiply`, `select`. They are module attributes,
+# since a lookup by `__getattr__` (PEP 562) would take longer than recording the op.
 globals().update(ELEMENTWISE)
 
 if TYPE_CHECKING:

@@ -44,20 +44,19 @@ class Node(NamedTuple):
 
 @functools.cache
 def node_type(forms: tuple[Any, ...]) -> type[Node]:
-    """Of the nodes of handles whose kinds have the same names, children, states and arguments; others refuse them.
+    """The type of nodes of handles whose kinds have the same names, children, states and arguments.
 
-    What is pickled or copied is a plain `Node`, whose kind is a number and nothing else.
+    Other handles refuse such nodes. A pickled or copied node is a plain `Node`, whose kind is only a number.
     """
     return type("Node", (Node,), {"__slots__": (), "__reduce__": lambda node: (Node, tuple(node))})
 
 
 def flatten(*roots: Node, own: type[Node] | None = None) -> tuple[list[int], list[int], list[int]]:
-    """Kinds, children and arguments of all nodes under `roots`, which come in order, after their children; a node that
-    is met again is one node.
+    """Kinds, children and arguments of all nodes under `roots`, in order, each after its children and each once.
 
     Args:
         roots: of one graph.
-        own: the type that nodes have, if they are no plain ones; None: any.
+        own: the type that nodes must have, unless they are plain ones; None: any type.
 
     Raises:
         DynamicError: a node depends on itself, or has another type.
@@ -94,7 +93,7 @@ def listed(examples: Any) -> list[Any]:
         DynamicError: they are no sequence of examples.
     """
     if isinstance(examples, Node | Mapping | str) or not isinstance(examples, Iterable):
-        raise DynamicError(f"examples of type {type(examples).__name__}; expected a list of examples")
+        raise DynamicError(f"the examples have type {type(examples).__name__}; expected a list of examples")
     with _refused("examples"):
         return list(examples)
 
@@ -106,7 +105,7 @@ def _three(example: Any) -> Any:
         or not all(hasattr(row, "__len__") for row in example)
     ):
         raise DynamicError(
-            f"an example of type {type(example).__name__}; expected a node, a list of nodes, or lists of kinds, "
+            f"an example has type {type(example).__name__}; expected a node, a list of nodes, or lists of kinds, "
             "children and arguments"
         )
     return example
@@ -114,13 +113,13 @@ def _three(example: Any) -> Any:
 
 @contextlib.contextmanager
 def _refused(what: str) -> Iterator[None]:
-    """What cannot be read as integers is the user's."""
+    """Errors of reading `what` as integers become a `DynamicError` that names it."""
     try:
         yield
     except DynamicError:
         raise
     except RecursionError:
-        raise DynamicError(f"{what}: a deep graph stands where a node or an integer is expected") from None
+        raise DynamicError(f"{what}: found a deep graph where a node or an integer is expected") from None
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise DynamicError(f"{what}: {error}") from None
 
@@ -139,7 +138,7 @@ def _ragged_of_rows(rows: Sequence[Sequence[int]]) -> tf.RaggedTensor:
         integers = map(operator.index, itertools.chain.from_iterable(rows))
         return _ragged(np.fromiter(integers, np.int32, int(splits[-1])), splits)
     except (TypeError, AttributeError, OverflowError) as error:
-        raise DynamicError(f"an example has more than integers of 32 bits: {error}") from None
+        raise DynamicError(f"an example holds something other than 32-bit integers: {error}") from None
 
 
 def _ragged(values: np.ndarray, splits: np.ndarray) -> tf.RaggedTensor:
@@ -159,10 +158,10 @@ def as_batch(given: Any) -> Batch:
     if isinstance(given, Mapping):
         missing = [name for name in Batch._fields if name not in given]
         if missing:
-            raise DynamicError(f"a batch without '{missing[0]}'; expected {', '.join(Batch._fields)}")
+            raise DynamicError(f"the batch has no '{missing[0]}'; expected {', '.join(Batch._fields)}")
         given = tuple(given[name] for name in Batch._fields)
     if not isinstance(given, tuple | list) or isinstance(given, Node) or len(given) != 3:
-        raise DynamicError(f"a batch of type {type(given).__name__}; expected kinds, children and arguments")
+        raise DynamicError(f"the batch has type {type(given).__name__}; expected kinds, children and arguments")
     with _refused("a batch of kinds, children and arguments"):
         return Batch(*map(_as_ragged, given))
 
@@ -173,14 +172,16 @@ def _as_ragged(tensor: Any) -> tf.RaggedTensor:
     elif isinstance(tensor.values, tf.Tensor) and tensor.values.shape.rank == 1 and tensor.dtype == tf.int32:
         return tensor  # as `from_lists` makes it; to ask for its shape takes longer than all else
     if tensor.shape.rank != 2:
-        raise DynamicError(f"integers of shape {tensor.shape} in a batch; expected [examples, (number)]")
+        raise DynamicError(
+            f"a tensor of the batch has shape {tensor.shape}; expected [examples, nodes], ragged or padded with -1"
+        )
     return tensor if tensor.dtype == tf.int32 else tensor.with_flat_values(_in_32_bits(tensor.flat_values))
 
 
 def _in_32_bits(tensor: tf.Tensor) -> tf.Tensor:
-    """Integers as the op takes them; one that does not fit becomes the nearest that does, which the op refuses."""
+    """32-bit integers for the op; an integer that does not fit becomes the nearest that does, which the op refuses."""
     if not tensor.dtype.is_integer:
-        raise DynamicError(f"numbers of type {tensor.dtype.name} in a batch; expected integers")
+        raise DynamicError(f"found numbers of type {tensor.dtype.name} in a batch; expected integers")
     if tensor.dtype.max > tf.int32.max:
         tensor = tf.minimum(tensor, tf.constant(tf.int32.max, tensor.dtype))
     if tensor.dtype.min < tf.int32.min:

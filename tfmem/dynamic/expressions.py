@@ -1,7 +1,7 @@
-"""Expressions of vectors, by TensorFlow's names: what a node computes is written with them.
+"""Expressions of vectors, with TensorFlow's names, for the functions of node kinds.
 
-Inside of the function of a node kind they write its code. Elsewhere they record a graph, in which every op is a node of
-a kind of its own, so that a net may be written without functions of nodes, too.
+Inside such a function they write the kind's code. Elsewhere they record a graph in which every op is a node with its
+kind, so that a net may be written without kinds.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ def _integer(name: str, given: Any) -> int:
     try:
         return operator.index(given)
     except (TypeError, AttributeError):  # the latter of tensors of floats
-        raise DynamicError(f"{name}: {given!r} is no integer; expected one by its type") from None
+        raise DynamicError(f"{name}: {given!r} is no integer; expected a value of an integer type") from None
 
 
 def _measure(
     operation: Operation, variables: tuple[tf.Variable, ...], widths: tuple[int, ...], integers: int
 ) -> Measured:
-    """From a kind that computes nothing else."""
+    """The width and bounds of an op, from a kind that computes nothing else."""
     recorder = Recorder(variables, [None] * integers)
     values = tuple(
         recorder.builder.add(Instruction("child", width, (), (slot, 0))) for slot, width in enumerate(widths)
@@ -114,7 +114,9 @@ def place_of(recorder: Recorder, value: Any) -> int:
     while waiting:
         current = waiting[-1]
         if current.recorder is not None or current.measured is None:
-            raise DynamicError("an expression of another node kind; a kind may use what its own function was given")
+            raise DynamicError(
+                "found an expression of another node kind; a kind may use only its function's children and arguments"
+            )
         missing = [each for each in current.values if each not in written]
         if missing:
             waiting += missing
@@ -135,7 +137,7 @@ def _write(
     arguments = tuple(integer for integer in integers if isinstance(integer, Argument))
     if len(arguments) < len(integers):
         raise DynamicError(
-            f"{operation.name} of {', '.join(map(str, integers))} in a node kind: make it an argument of the kind"
+            f"{operation.name} of {', '.join(map(str, integers))} in a node kind: pass the integer as an argument"
         )
     places = tuple(place_of(recorder, value) for value in values)
     return operation.emit(recorder, tuple(map(recorder.number_of, variables)), places, arguments)
@@ -143,7 +145,7 @@ def _write(
 
 @_recorded("number")
 def constant(value: float) -> Expression:
-    """A number, for ops of any width."""
+    """A constant, for ops of any width."""
     return apply("constant", (float(value).hex(),), (), ())  # hex: 0 and -0 are equal, and NaN is not
 
 
@@ -193,7 +195,7 @@ def add_n(inputs: Sequence[Expression]) -> Expression:
     """`tf.add_n`: the sum of vectors of one width."""
     widths = [value.width for value in inputs]
     if not widths or len(set(widths)) > 1:
-        raise DynamicError(f"add_n of vectors of {widths} numbers; expected one width")
+        raise DynamicError(f"add_n got vectors of {widths} numbers; expected one width")
     total = inputs[0]
     for value in inputs[1:]:
         total = total + value
@@ -232,13 +234,13 @@ def _parts(width: int, parts: int | Sequence[int]) -> list[tuple[int, int]]:
     try:
         sizes = [operator.index(size) for size in given]
     except TypeError:
-        raise DynamicError(f"split of a vector of {width} numbers into {parts}; expected integers") from None
+        raise DynamicError(f"cannot split {width} values into {parts}; expected integers") from None
     if equal and (sizes[0] < 1 or width % sizes[0]):
-        raise DynamicError(f"split of a vector of {width} numbers into {parts} equal parts")
+        raise DynamicError(f"cannot split {width} values into {parts} equal parts; pass sizes that sum to {width}")
     if equal:
         sizes = [width // sizes[0]] * sizes[0]
     elif sum(sizes) != width or min(sizes) < 1:
-        raise DynamicError(f"split of a vector of {width} numbers into parts of {sizes}")
+        raise DynamicError(f"cannot split {width} values into parts of {sizes}; pass sizes that sum to {width}")
     return [(end - size, size) for end, size in zip(itertools.accumulate(sizes), sizes, strict=True)]
 
 
@@ -264,7 +266,7 @@ def reduce_sum(input_tensor: Expression) -> Expression:
 def dropout(x: Expression, rate: float) -> Expression:
     """`tf.nn.dropout` in training, `x` in inference; what is dropped depends on the seed of the call alone."""
     if not 0 <= rate < 1:
-        raise DynamicError(f"dropout at rate {rate}; expected at least 0 and below 1")
+        raise DynamicError(f"dropout has rate {rate}; expected 0 <= rate < 1")
     return apply("dropout", (float(rate),), (), (x,))
 
 
@@ -276,4 +278,4 @@ def sparse_softmax_cross_entropy(labels: int | Argument, logits: Expression) -> 
 
 def _first_axis(name: str, axis: int) -> None:
     if axis not in {0, -1}:
-        raise DynamicError(f"{name} along axis {axis}; vectors have axis 0 alone")
+        raise DynamicError(f"{name} along axis {axis}: vectors have only axis 0")

@@ -31,7 +31,7 @@ class Programs:
     """Kernels by what they compute; each is compiled once, or taken from the cache."""
 
     def __init__(self, options: Options) -> None:
-        """For the device and with the cache that `options` name."""
+        """Programs for the device, and with the cache, that `options` name."""
         self._options = options
         self._target = find_target(options.device, load_ops())
         self._made: dict[str, DynamicProgram | None] = {}
@@ -41,24 +41,31 @@ class Programs:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether nets run on one."""
+        """Whether nets run on a GPU."""
         return self._target.is_gpu
 
     def of(self, spec: Spec) -> DynamicProgram | None:
-        """For the GPU; None without one, and with a `TfmemWarning` where no kernel can be made."""
+        """The program for the GPU; None without a GPU, and, with a `TfmemWarning`, if no kernel can be made."""
         if not self._target.is_gpu or not spec.kinds:
             return None
         if spec.text not in self._made:
             try:
                 self._made[spec.text] = self._first(spec)
             except KernelError as error:
-                warnings.warn(f"the net runs on the CPU, without a GPU kernel: {error}", TfmemWarning, stacklevel=4)
+                warnings.warn(
+                    f"no GPU kernel can be made, so the net runs on the CPU: {error}. Kernels need the extra 'gpu' "
+                    "(cuda-bindings, NVRTC)",
+                    TfmemWarning,
+                    stacklevel=4,
+                )
                 self._made[spec.text] = None
         return self._made[spec.text]
 
     def choice(self, spec: Spec) -> Choice | None:
-        """Of a net that trains: kernels that take turns. None while others are compiled, in the background, and once
-        the fastest is known."""
+        """Kernels that take turns while a net trains.
+
+        None while the others are compiled in the background, and after the fastest is known.
+        """
         key, first = spec.text, self.of(spec)
         if first is None or key in self._chosen:
             return None
@@ -87,7 +94,7 @@ class Programs:
         return self.of(spec) is not None and spec.text not in self._chosen
 
     def place(self, program: DynamicProgram | None) -> AbstractContextManager[object]:
-        """Where an op with this program is placed: on the CPU, if it has no GPU kernel; else where options say."""
+        """The device scope of an op with this program: the CPU without a GPU kernel, otherwise the options' device."""
         if program is None and (self._target.is_gpu or self._options.device):
             return tf.device("/CPU:0")
         return tf.device(self._target.name) if self._options.device else contextlib.nullcontext()
@@ -95,7 +102,7 @@ class Programs:
     # ---- making ----
 
     def _first(self, spec: Spec) -> DynamicProgram:
-        """With the rows that were the fastest before, or 1."""
+        """The program with the number of rows that was the fastest before, or with 1."""
         with self._device() as device, kernel_folder(self._options.cache_directory) as folder:
             rows = Cache(folder).find(_key(spec, device), _rows)
             if rows is not None:
@@ -103,7 +110,7 @@ class Programs:
             return build(spec, device.arch, Chip(processors=device.processors), rows or ROWS[0], Cache(folder))
 
     def _alternatives(self, spec: Spec, first: DynamicProgram) -> list[DynamicProgram]:
-        """That keep as much on the chip."""
+        """Programs with other numbers of rows that keep as much on the chip."""
         with kernel_folder(self._options.cache_directory) as folder:
             made = [
                 build(spec, first.image.arch, first.plan.chip, rows, Cache(folder))
@@ -128,7 +135,7 @@ class Programs:
 
 
 def _key(spec: Spec, device: Device) -> str:
-    """Of the rows that are the fastest."""
+    """The cache key of the number of rows that is the fastest."""
     return digest("rows of a warp 1", spec.text, device.name, nvrtc.compiler_version(), *nvrtc.header_texts())
 
 

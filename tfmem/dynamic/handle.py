@@ -1,4 +1,4 @@
-"""`specialize` and its handle: the two calls of VPPS."""
+"""`specialize` compiles a dynamic network and returns a `Handle`, which runs batches."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ from tfmem.options import Options, merged
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a batch gave.
+    """The results of a batch.
 
     Attributes:
-        losses: of each example, float32 `[examples]`.
-        gradients: of the sum of the losses, for each parameter in order: a tensor of its shape, or `tf.IndexedSlices`
-            for a table that is only looked up. Empty if none were asked for.
-        outputs: those of the node kinds, float32 `[nodes, width]`; 0 for a node whose kind has none. A tape that is
-            asked for a gradient through them raises `GradientError`.
-        states: of all nodes, float32 `[nodes, width]`, if they were asked for.
+        losses: the loss of each example, float32 `[examples]`.
+        gradients: the gradients of the sum of the losses, for each parameter in order: a tensor of its shape, or
+            `tf.IndexedSlices` for a table that is only looked up. Empty if the call returns none.
+        outputs: the outputs of the node kinds, float32 `[nodes, width]`; 0 for a node whose kind has none. A gradient
+            through them raises `GradientError`.
+        states: the states of all nodes, float32 `[nodes, width]`, if `states` was set.
     """
 
     losses: tf.Tensor
@@ -66,38 +66,41 @@ def specialize(
     optimizer: Optimizer | None = None,
     options: Options | None = None,
 ) -> Handle:
-    """Prepare the training of nets whose graph changes with every input.
+    """Compile a network whose graph differs from example to example.
 
     Args:
-        parameters: all variables of the net, float32 of one dimension or two, each once. `Handle.step` leaves those
-            with `trainable=False` as they are.
-        kinds: the kinds of nodes by name, made by `tfmem.dynamic.node` or `tfmem.dynamic.trace`. None: graphs are
-            recorded, op by op.
+        parameters: all variables of the net, float32 of one dimension or two, each once. `Handle.step` does not change
+            those with `trainable=False`.
+        kinds: the kinds of nodes by name, made by `tfmem.dynamic.trace` or `tfmem.dynamic.node`. None: graphs are
+            recorded op by op, which is slower.
         state: the widths of a node's state; an integer for one vector.
-        optimizer: with it, `Handle.step` updates the parameters.
-        options: of them, the device that runs the net and the directory where its GPU kernels are kept. None: what
-            environment variables say.
+        optimizer: the update rule of `Handle.step`.
+        options: the device that runs the net and the directory of its GPU kernels; other fields are not used. None:
+            environment variables decide.
 
     Returns:
         The handle that runs batches.
 
     Raises:
-        DynamicError: shapes do not fit, a kind uses a variable that is no parameter, or the optimizer is another one.
+        DynamicError: shapes do not fit, a kind uses a variable that is no parameter, or the op has no such optimizer.
         OpLibraryError: the op library is not built.
         OptionsError: there is no such device, or an environment variable has a value that its option does not take.
     """
-    if len({id(variable) for variable in parameters}) < len(parameters):
-        raise DynamicError("a parameter is given twice")
+    seen: set[int] = set()
+    for variable in parameters:
+        if id(variable) in seen:
+            raise DynamicError(f"parameter '{variable.name}' is listed twice; list each variable once")
+        seen.add(id(variable))
     if isinstance(state, int):
         state = (state,)
     return Handle(tuple(parameters), kinds, state, checked(optimizer), merged(options, None, None))
 
 
 class Handle(tf.Module):
-    """A net, specialised for its parameters. Calls may come from several threads.
+    """A compiled network. Several threads may call it.
 
-    `tf.train.Checkpoint(net=handle)` holds its parameters and what its optimizer keeps (`slots`), as does a SavedModel
-    of a `tf.Module` that has the handle.
+    `tf.train.Checkpoint(net=handle)` saves its parameters and its optimizer's variables (`slots`). So does a SavedModel
+    of a `tf.Module` that contains the handle.
     """
 
     def __init__(
@@ -121,7 +124,7 @@ class Handle(tf.Module):
         for parameter in parameters:
             parameter_of(parameter)
         self._training = self._spec(training=True)
-        # Of each kind its number, its children, and these and its arguments: what makes a node asks for nothing else.
+        # The number of each kind, of its children, and of children and arguments: all that making a node needs.
         forms = {
             name: (number, len(kind.children), len(kind.children) + len(kind.arguments))
             for number, (name, kind) in enumerate(zip(self._kinds, self._training.kinds, strict=True))
@@ -129,7 +132,7 @@ class Handle(tf.Module):
         self._node = node_type(
             tuple((each.name, each.children, each.state, each.arguments) for each in self._training.kinds)
         )
-        self._forms = MappingProxyType(forms)  # which TensorFlow does not take for a part of a checkpoint
+        self._forms = MappingProxyType(forms)  # TensorFlow does not track this type in checkpoints
         self._inference = self._spec(training=False)
         self._programs = Programs(options)
         self._programs.of(self._training)
@@ -151,18 +154,18 @@ class Handle(tf.Module):
 
     @property
     def spec(self) -> Spec:
-        """All kinds, as they are trained."""
+        """All kinds, for training."""
         return self._training
 
     @property
     def plan(self) -> Plan | None:
-        """What the GPU kernel keeps on chip; None on a CPU."""
+        """The plan of what the GPU kernel keeps on chip; None on a CPU."""
         program = self._programs.of(self._training)
         return None if program is None else program.plan
 
     @property
     def choosing(self) -> bool:
-        """Whether eager steps still find out which of several GPU kernels is the fastest; the first some hundred do."""
+        """True while eager `step` calls still time several GPU kernels, roughly the first hundred calls."""
         return self._programs.is_choosing(self._training.of_step)
 
     # ---- batches ----
@@ -179,8 +182,8 @@ class Handle(tf.Module):
             raise DynamicError(f"there is no kind of node {kind!r}; expected one of {', '.join(self._kinds)}") from None
         if len(given) != count:
             raise DynamicError(
-                f"a node of kind '{kind}' of {len(given)} children and arguments; expected {children} children and "
-                f"{count - children} arguments"
+                f"node('{kind}', ...) got {len(given)} values; expected {count}: {children} children, then "
+                f"{count - children} integer arguments"
             )
         return self._node(number, given[:children], given[children:])
 
@@ -188,8 +191,8 @@ class Handle(tf.Module):
         """A batch as tensors.
 
         Args:
-            examples: of each graph its root, a `node`, or the list of its roots; or lists of kinds, children and
-                arguments; or recorded losses.
+            examples: for each graph its root, a `node`, or the list of its roots; or lists of kinds, children and
+                arguments; or, without kinds, its recorded loss.
 
         Raises:
             DynamicError: an example is none of these, or a node depends on itself.
@@ -204,9 +207,8 @@ class Handle(tf.Module):
             new = self._training.kinds[known:]
             if known and new and self._programs.on_gpu:
                 warn(
-                    f"recorded graphs brought {len(new)} kinds of ops that none before had, so the GPU's kernel is "
-                    "compiled anew, which takes seconds; it is not if kinds of nodes are given to specialize, or "
-                    "if the first batch has every op"
+                    f"recorded graphs have {len(new)} new kinds of ops, so the GPU kernel is compiled again, which "
+                    "takes seconds. To avoid this, pass kinds= to specialize, or use every op in the first batch"
                 )
             return from_bytes(columns)
         roots: list[Any] = [[example] if isinstance(example, Node) else example for example in examples]
@@ -228,8 +230,8 @@ class Handle(tf.Module):
 
         Args:
             batch: see `Handle.batch` and `Batch`.
-            loss_weights: float32 `[examples]`, by which losses are multiplied in the sum; none: 1.
-            seed: of dropout.
+            loss_weights: float32 `[examples]`, the factors of the losses in the sum; None: 1.
+            seed: the seed of dropout.
 
         Raises:
             tf.errors.InvalidArgumentError: a kind, child or argument is out of range, nodes depend on each other, or a
@@ -252,13 +254,13 @@ class Handle(tf.Module):
 
         Args:
             batch: see `Handle.batch` and `Batch`.
-            training: keep what the gradient needs, and drop what dropout drops.
-            states: give the states of all nodes; those of the last node of an example are at
+            training: apply dropout, and keep what the gradient needs.
+            states: also return the states of all nodes; the last node of an example is at
                 `batch.kinds.row_limits() - 1`.
-            seed: of dropout.
+            seed: the seed of dropout.
 
         Raises:
-            tf.errors.InvalidArgumentError: as of `forward_backward`.
+            tf.errors.InvalidArgumentError: as for `forward_backward`.
         """
         tensors = self._as_batch(batch)
         spec = self._training if training else self._inference
@@ -279,15 +281,15 @@ class Handle(tf.Module):
 
         Args:
             batch: see `Handle.batch` and `Batch`.
-            loss_weights: float32 `[examples]`, by which losses are multiplied in the sum; none: 1.
-            seed: of dropout; None: the number of the step.
+            loss_weights: float32 `[examples]`, the factors of the losses in the sum; None: 1.
+            seed: the seed of dropout. None uses the step counter, so every step drops other values.
 
         Raises:
             DynamicError: `specialize` was given no optimizer.
-            tf.errors.InvalidArgumentError: as of `forward_backward`; no parameter was written.
+            tf.errors.InvalidArgumentError: as for `forward_backward`; no parameter was written.
         """
         if self.optimizer is None:
-            raise DynamicError("the net has no optimizer; specialize(..., optimizer=tfmem.dynamic.Adam())")
+            raise DynamicError("the net has no optimizer; pass specialize(..., optimizer=tfmem.dynamic.Adam())")
         tensors = self._as_batch(batch)
         if not tf.executing_eagerly():
             program = self._programs.of(self._training.of_step)
@@ -314,7 +316,7 @@ class Handle(tf.Module):
         return Outcome(losses, (), tuple(found))
 
     def _step_in_halves(self, tensors: Batch, loss_weights: tf.Tensor | None, seed: int | tf.Tensor | None) -> Outcome:
-        """Of a batch that memory is short for, so that nothing was written yet."""
+        """A step with a batch that memory is short for, in halves; nothing was written yet."""
         assert self.optimizer is not None
         assert self.slots is not None
         number = self.slots.steps + 1

@@ -23,9 +23,9 @@ class Result:
     """What the function of a node kind returns.
 
     Attributes:
-        state: what parents are given, a vector or a tuple of vectors.
+        state: what the node's parents get, a vector or a tuple of vectors.
         loss: a number, whose sum over the nodes of an example is the example's loss.
-        outputs: vectors for the caller, such as logits; no gradient comes back through them.
+        outputs: vectors for the caller, such as logits; they have no gradient.
     """
 
     state: Any = ()
@@ -59,14 +59,14 @@ class NodeKind:
         try:
             signature = inspect.signature(self.function)
         except (TypeError, ValueError) as error:
-            raise DynamicError(f"{self.function!r} as the function of a node: {error}") from None
+            raise DynamicError(f"{self.function!r} cannot be the function of a node: {error}") from None
         given = [each for each in signature.parameters.values() if each.default is each.empty]
         given = [each for each in given if each.kind is not each.VAR_KEYWORD]
         for each in given:
             if each.kind not in {each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD}:
                 raise DynamicError(
-                    f"{self.function!r}{signature}: expected parameters that are given by position, the children and "
-                    f"each integer argument; leave out '{each}', or give it a default"
+                    f"{self.function!r}{signature}: expected positional parameters only, the children and then each "
+                    f"integer argument; remove '{each}', or give it a default"
                 )
         if not given:
             raise DynamicError(f"{self.function!r}{signature}: expected a parameter that takes the children")
@@ -82,7 +82,7 @@ def node(function: Callable[..., Any], *, children: int | Sequence[State] = 0) -
             widths for each child.
 
     Returns:
-        What `specialize` takes; the function runs there.
+        A kind for `specialize`, which calls the function.
     """
     return NodeKind(function, _children(children))
 
@@ -90,12 +90,12 @@ def node(function: Callable[..., Any], *, children: int | Sequence[State] = 0) -
 def trace(function: Callable[..., Any], *, children: int | Sequence[State] = 0) -> NodeKind:
     """A kind of node, by a function in TensorFlow's ops on one node: vectors `[width]` and integer scalars.
 
-    It is traced by `tf.function` once, in `specialize`, and read from its graph; a Keras cell or `tf.linalg.matvec`,
-    `tf.nn.embedding_lookup`, `tf.split` and the like may be used as on any vectors.
+    `specialize` traces it once by `tf.function` and reads its graph. It may use a Keras cell, `tf.linalg.matvec`,
+    `tf.nn.embedding_lookup`, `tf.split` and similar ops.
 
     Args:
         function: `function(children, *arguments)`: see `NodeKind`.
-        children: as of `node`.
+        children: as for `node`.
     """
     return NodeKind(function, _children(children), traced=True)
 
@@ -115,14 +115,16 @@ def record(name: str, kind: NodeKind, variables: Sequence[tf.Variable], state: S
         training: whether dropout drops.
 
     Raises:
-        DynamicError: the function uses what is no part of its node, or shapes do not fit.
+        DynamicError: the function uses a value that is no part of its node, or shapes do not fit.
     """
     if not isinstance(kind, NodeKind):
         raise DynamicError(f"kind '{name}' is {kind!r}; expected tfmem.dynamic.node(...) or tfmem.dynamic.trace(...)")
     children = kind.children
     if isinstance(children, int):
         if children and state is None:
-            raise DynamicError(f"kind '{name}' has {children} children; specialize(state=...) has to say their widths")
+            raise DynamicError(
+                f"kind '{name}' has {children} children of unknown width; pass specialize(..., state=...)"
+            )
         children = (tuple(state or ()),) * children
     recorder = Recorder(variables, [None] * kind.arguments, training)
     add = recorder.builder.add
@@ -156,11 +158,11 @@ def finish(name: str, recorder: Recorder, children: tuple[State, ...], found: An
     if result.loss is not None:
         (vector,) = _vectors(name, "loss", (result.loss,))
         if vector.width != 1:
-            raise DynamicError(f"the loss of kind '{name}' is a vector of {vector.width} numbers; expected one number")
+            raise DynamicError(f"the loss of kind '{name}' has {vector.width} numbers; expected one number")
         builder.sink("put_loss", _whole(recorder, vector))
     unused = [number for number, bound in enumerate(recorder.bounds) if bound is None]
     if unused:
-        raise DynamicError(f"kind '{name}' never uses its integer argument {unused[0]}; leave it out")
+        raise DynamicError(f"kind '{name}' never uses its integer argument {unused[0]}; remove the argument")
     return Kind(
         name,
         children,
@@ -183,7 +185,7 @@ def _vectors(name: str, what: str, given: Any) -> tuple[Expression, ...]:
 
 
 def _whole(recorder: Recorder, vector: Expression) -> int:
-    """The position of a value that is one of its own, not a constant."""
+    """The position of a vector in the code; a constant is broadcast to one."""
     place = place_of(recorder, vector)
     if recorder.builder.code[place].op != "constant":
         return place

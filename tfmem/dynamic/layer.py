@@ -16,16 +16,16 @@ from tfmem.dynamic.kinds import NodeKind, State
 
 @keras.saving.register_keras_serializable(package="tfmem.dynamic")  # Keras loads no class that is not registered
 class Layer(keras.layers.Layer):
-    """Gives the state of each example's last node, which by convention is its root.
+    """A Keras layer that returns the state of each example's last node, which by convention is its root.
 
-    Called on a batch of graphs: a dict or tuple of `kinds`, `children` and `arguments`, int32 tensors
-    `[examples, number]` padded with -1 (`tf.data.Dataset.padded_batch`) or ragged ones. The result is float32
+    Its input is a batch of graphs: a dict or tuple of `kinds`, `children` and `arguments`, int32 tensors
+    `[examples, nodes]` padded with -1 (`tf.data.Dataset.padded_batch`) or ragged ones. The result is float32
     `[examples, width]`, the first vector of the state. If kinds have losses, their mean over the examples is added to
     the model's loss.
 
-    A model with it is saved and cloned as any other. What is saved of the kinds is the name of the function that makes
-    them; where the model is loaded, Keras has to know it, by `keras.saving.register_keras_serializable` or
-    `custom_objects`, and `tfmem.dynamic` has to be imported.
+    A model with the layer is saved and cloned as any other. The saved model holds only the name of the function that
+    makes the kinds. To load it, import `tfmem.dynamic`, and register that function by
+    `keras.saving.register_keras_serializable` or pass it in `custom_objects`.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class Layer(keras.layers.Layer):
         initializer: Any = "glorot_uniform",
         **options: Any,
     ) -> None:
-        """A layer with weights of its own.
+        """Make a layer with new weights.
 
         Args:
             parameters: the shape of each weight by name; those of one dimension begin as zeros.
-            kinds: given the weights by name, the kinds of nodes, as `specialize` takes them.
+            kinds: a function from the weights by name to the kinds of nodes, as `specialize` takes them.
             state: the widths of a node's state.
             initializer: of matrices.
             options: Keras's.
@@ -71,11 +71,11 @@ class Layer(keras.layers.Layer):
 
     @property
     def handle(self) -> Handle:
-        """What makes batches, and runs them without Keras."""
+        """The handle, which makes batches and runs them without Keras."""
         return self._handle
 
     def call(self, inputs: Any, training: bool | None = None) -> tf.Tensor:
-        """The root's state; see the class.
+        """The roots' states; see the class.
 
         Raises:
             tf.errors.InvalidArgumentError: an example has no nodes, and so no root; or as of `Handle.forward`.
@@ -83,7 +83,7 @@ class Layer(keras.layers.Layer):
         batch = as_batch(inputs)
         checked = tf.debugging.assert_positive(
             batch.kinds.row_lengths(),
-            "an example of a layer of graphs has no nodes; expected at least one, whose state is the result",
+            "an example has no nodes; a tfmem.dynamic.Layer needs at least one, whose state is the result",
         )
         seed = tf.cast(self._seeds.next()[1], tf.int64) if training else 0
         outcome = self._handle.forward(batch, training=bool(training), states=True, seed=seed)
@@ -93,12 +93,12 @@ class Layer(keras.layers.Layer):
             return tf.gather(outcome.states[0], batch.kinds.row_limits() - 1)
 
     def get_config(self) -> dict[str, Any]:
-        """What the layer was made with."""
+        """The configuration that the layer was made with."""
         return {**super().get_config(), **self._given}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Layer:
-        """A layer as one with this configuration was made, with weights of its own."""
+        """A layer with this configuration and new weights."""
         kinds = config["kinds"]
         if isinstance(kinds, Mapping):  # of a saved model
             kinds = keras.saving.deserialize_keras_object(kinds)
@@ -108,5 +108,5 @@ class Layer(keras.layers.Layer):
         """`[examples, width]`."""
         shapes = list(input_shape.values()) if isinstance(input_shape, Mapping) else input_shape
         if not shapes:
-            raise DynamicError("a layer of graphs without kinds, children and arguments")
+            raise DynamicError("a tfmem.dynamic.Layer needs kinds, children and arguments as inputs; pass a Batch")
         return (shapes[0][0], self._width[0])

@@ -16,19 +16,21 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class SGD:
-    """`keras.optimizers.SGD`: with `momentum` above 0 the rows of a table that a batch looks up are the only ones that
-    move in its step, where Keras's move on by their momentum."""
+    """`keras.optimizers.SGD`. With `momentum`, a step updates only the rows of a table that its batch looks up.
+
+    Keras also moves the other rows, by their momentum.
+    """
 
     learning_rate: float = 0.01
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
         if not (_number(self, "learning_rate") >= 0 and 0 <= _number(self, "momentum") < 1):
-            raise DynamicError(f"{self}: expected a momentum in [0, 1) and no negative learning rate")
+            raise DynamicError(f"{self}: expected 0 <= momentum < 1 and no negative learning rate")
 
     @property
     def rule(self) -> Literal["sgd", "momentum"]:
-        """As the op names it."""
+        """The rule's name in the op."""
         return "momentum" if self.momentum else "sgd"
 
     @property
@@ -37,7 +39,7 @@ class SGD:
         return ("momentum",) if self.momentum else ()
 
     def rates(self, _: tf.Tensor) -> tf.Tensor:
-        """What the op is told in a step."""
+        """The numbers that the op gets in a step."""
         return tf.constant([self.learning_rate, self.momentum] if self.momentum else [self.learning_rate])
 
     def update(self, _: tf.Tensor, gradient: tf.Tensor, value: tf.Tensor, *slots: tf.Tensor) -> list[tf.Tensor]:
@@ -50,8 +52,10 @@ class SGD:
 
 @dataclass(frozen=True)
 class Adam:
-    """`keras.optimizers.Adam`; of a table that is only looked up, the rows that a batch looks up are the only ones that
-    move in its step (lazy Adam), where Keras's move on by their moments."""
+    """`keras.optimizers.Adam`. A step updates only the rows of a table that its batch looks up (lazy Adam).
+
+    Keras also moves the other rows, by their moments.
+    """
 
     learning_rate: float = 0.001
     beta_1: float = 0.9
@@ -64,16 +68,16 @@ class Adam:
         names = ("learning_rate", "beta_1", "beta_2", "epsilon")
         rate, beta_1, beta_2, epsilon = (_number(self, name) for name in names)
         if not (rate >= 0 and 0 <= beta_1 < 1 and 0 <= beta_2 < 1 and epsilon > 0):
-            raise DynamicError(f"{self}: expected betas in [0, 1), a positive epsilon, no negative learning rate")
+            raise DynamicError(f"{self}: expected 0 <= beta < 1, a positive epsilon and no negative learning rate")
 
     def rates(self, step: tf.Tensor) -> tf.Tensor:
-        """What the op is told in a step, of which the first is 1."""
+        """The numbers that the op gets in a step; the first step is 1."""
         return tf.stack([self.learning_rate, self.beta_1, self.beta_2, self.epsilon, tf.cast(step, tf.float32)])
 
     def update(
         self, step: tf.Tensor, gradient: tf.Tensor, value: tf.Tensor, m: tf.Tensor, v: tf.Tensor
     ) -> list[tf.Tensor]:
-        """A parameter and its slots after a step, of which the first is 1, as the op computes them."""
+        """A parameter and its slots after a step, as the op computes them; the first step is 1."""
         number = tf.cast(step, tf.float64)
         first, second = 1 - tf.constant(self.beta_1, tf.float64) ** number, 1 - self.beta_2**number
         rate = tf.cast(self.learning_rate * tf.sqrt(second) / first, tf.float32)
@@ -86,7 +90,7 @@ Optimizer = SGD | Adam
 
 
 def checked(optimizer: Any) -> Optimizer | None:
-    """What `specialize` is given.
+    """The optimizer that `specialize` is given, checked.
 
     Raises:
         DynamicError: it is no update rule that the op knows.
@@ -94,8 +98,8 @@ def checked(optimizer: Any) -> Optimizer | None:
     if optimizer is None or isinstance(optimizer, Optimizer):
         return optimizer
     raise DynamicError(
-        f"optimizer={optimizer!r}; expected tfmem.dynamic.SGD(...) or tfmem.dynamic.Adam(...). Another optimizer takes "
-        "the gradients that Handle.forward_backward gives"
+        f"optimizer={optimizer!r}; expected tfmem.dynamic.SGD(...) or tfmem.dynamic.Adam(...). To use another one, "
+        "give it the gradients of Handle.forward_backward"
     )
 
 
@@ -106,6 +110,6 @@ def _number(optimizer: Any, name: str) -> float:
     if is_number and abs(given) <= _LARGEST:  # which NaN is not
         return float(np.float32(given))
     raise DynamicError(
-        f"{type(optimizer).__name__}({name}={given!r}): expected a finite number, which all steps have; for a schedule "
-        "give the gradients of Handle.forward_backward to an optimizer of Keras"
+        f"{type(optimizer).__name__}({name}={given!r}): expected a finite number, equal in all steps. For a schedule, "
+        "give the gradients of Handle.forward_backward to a Keras optimizer"
     )

@@ -1,4 +1,4 @@
-"""A batch that needs more memory than there is runs in parts; what comes out is that of the whole."""
+"""A batch that needs more memory than there is runs in parts; the results are those of the whole batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Run: TypeAlias = Callable[[Batch, tf.Tensor | None, int | tf.Tensor], Parts]
 def in_parts(run: Run, batch: Batch, loss_weights: tf.Tensor | None, seed: int | tf.Tensor) -> Parts:
     """Losses, outputs and gradients of a batch: by one call of `run`, or as those of halves if memory is short.
 
-    Parts have seeds of their own, so dropout drops others than it would of the whole.
+    Each part has another seed, so dropout drops other values than in the whole batch.
 
     Raises:
         tf.errors.ResourceExhaustedError: memory is short for one example.
@@ -34,7 +34,7 @@ def in_parts(run: Run, batch: Batch, loss_weights: tf.Tensor | None, seed: int |
 
 
 def in_halves(run: Run, batch: Batch, loss_weights: tf.Tensor | None, seed: int | tf.Tensor) -> Parts:
-    """The same, for a batch that is known to be too large."""
+    """Losses, outputs and gradients of a batch that is known to be too large, from its two halves."""
     count = _examples(batch)
     warn(
         f"a batch of {count} examples and {batch.kinds.values.shape[0]} nodes needs more memory than there is: it runs "
@@ -61,7 +61,7 @@ def apply(
     slots: Sequence[tf.Variable],
     gradients: Sequence[Gradient],
 ) -> None:
-    """The update that the op makes, of gradients that are there; `number` of the step, from 1."""
+    """Make the update that the op would make, with these gradients; `number` is the step's, from 1."""
     count = len(parameters)
     for place, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
         if not parameter.trainable:
@@ -84,7 +84,7 @@ def _examples(batch: Batch) -> int:
 
 
 def _sum(a: Gradient, b: Gradient) -> Gradient:
-    """Of rows of a table each once."""
+    """The sum of two gradients; a table's has each row once."""
     if not isinstance(a, tf.IndexedSlices):
         return a + b
     rows, place = tf.unique(tf.concat([a.indices, b.indices], 0))

@@ -18,7 +18,7 @@ class RecordedKinds:
     """The kinds that recorded graphs had so far."""
 
     def __init__(self, parameters: Sequence[tf.Variable]) -> None:
-        """None yet."""
+        """Start with no kinds."""
         self.parameters = tuple(parameters)
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._known = KindNumbers()  # of those that are alike, found at once
@@ -30,7 +30,7 @@ class RecordedKinds:
         self._specs: dict[bool, Spec] = {}
 
     def spec(self, *, training: bool) -> Spec:
-        """Of all kinds so far."""
+        """The specification of all kinds so far."""
         known, kinds = self._specs.get(training), self._kinds[training]
         if known is None or len(known.kinds) < len(kinds):
             known = self._specs[training] = Spec(tuple(map(parameter_of, self.parameters)), tuple(kinds))
@@ -45,14 +45,14 @@ class RecordedKinds:
         for loss in losses:
             if not isinstance(loss, Expression) or loss.measured is None:
                 raise DynamicError(
-                    "a recorded example is its loss, an expression that was recorded outside of node kinds"
+                    "without kinds, an example is its loss, an expression that was recorded outside of a kind"
                 )
             if loss.width != 1:
-                raise DynamicError(f"the loss of an example is a vector of {loss.width} numbers; expected one number")
+                raise DynamicError(f"the loss of an example has {loss.width} numbers; expected one number")
         return self._known.flatten(losses, self._number_of_new)
 
     def _number_of_new(self, expression: Expression | None) -> int:
-        """Of the kind of an expression; of None: of the node that takes the loss."""
+        """The number of an expression's kind; for None, of the kind of node that takes the loss."""
         if expression is None:
             return self._intern(
                 ("loss",), lambda recorder, values, _: recorder.builder.sink("put_loss", *values), (1,), ()
@@ -61,8 +61,8 @@ class RecordedKinds:
         missing = [variable for variable in expression.variables if id(variable) not in self._positions]
         if missing:
             raise DynamicError(
-                f"{operation.name} of variable '{missing[0].name}', which is none of the {len(self.parameters)} "
-                "parameters that this net is specialised for"
+                f"{operation.name} reads variable '{missing[0].name}', which is none of the {len(self.parameters)} "
+                "parameters of this net; add it to the parameters of specialize"
             )
         numbers = tuple(self._positions[id(variable)] for variable in expression.variables)
         widths = tuple(value.width for value in expression.values)

@@ -35,13 +35,13 @@ class Recorder:
         self.builder = Builder(tuple(parameter_of(variable) for variable in self.variables))
 
     def number_of(self, variable: tf.Variable) -> int:
-        """Of a parameter."""
+        """The number of a parameter."""
         for number, other in enumerate(self.variables):
             if other is variable:
                 return number
         raise DynamicError(
-            f"variable '{variable.name}' is none of the {len(self.variables)} parameters that the net is specialised "
-            "for; add it to them"
+            f"variable '{variable.name}' is none of the {len(self.variables)} parameters of this net; add it to the "
+            "parameters of specialize"
         )
 
 
@@ -68,19 +68,19 @@ class Operation(NamedTuple):
     def emit(
         self, recorder: Recorder, variables: tuple[int, ...], values: tuple[int, ...], integers: tuple[Argument, ...]
     ) -> int:
-        """Writes it; the position of its value."""
+        """Write the op's instructions; returns the position of its value."""
         return EMIT[self.name](recorder, self.settings, variables, values, integers)
 
 
 def parameter_of(variable: tf.Variable) -> Parameter:
-    """What a program says of a variable.
+    """A variable as a program declares it.
 
     Raises:
         DynamicError: it is no float32 variable of one dimension or two.
     """
     if isinstance(variable, keras.Variable) or not hasattr(variable, "handle"):
         raise DynamicError(
-            f"parameter {variable!r} is no tf.Variable; expected one, as `weight.value` is of a weight of Keras"
+            f"parameter {variable!r} is no tf.Variable; expected one, such as `weight.value` of a Keras weight"
         )
     if variable.dtype != tf.float32 or variable.shape.rank not in {1, 2} or not variable.shape.is_fully_defined():
         raise DynamicError(
@@ -96,7 +96,7 @@ def parameter_of(variable: tf.Variable) -> Parameter:
 def _lookup(recorder: Recorder, _: Any, parameters: Any, values: Any, integers: Any) -> int:
     shape = recorder.builder.parameters[parameters[0]].shape
     if len(shape) != 2:
-        raise DynamicError(f"embedding_lookup in a parameter of shape {list(shape)}; expected [ids, width]")
+        raise DynamicError(f"embedding_lookup reads a parameter of shape {list(shape)}; expected [ids, width]")
     return recorder.builder.add(Instruction("lookup", shape[1], (), (parameters[0], integers[0].below(shape[0]), 0)))
 
 
@@ -104,7 +104,7 @@ def _vector(recorder: Recorder, _: Any, parameters: Any, values: Any, integers: 
     parameter = recorder.builder.parameters[parameters[0]]
     if len(parameter.shape) != 1:
         raise DynamicError(
-            f"parameter '{parameter.name}' of shape {list(parameter.shape)} as a vector; expected one dimension"
+            f"parameter '{parameter.name}' has shape {list(parameter.shape)}; a vector needs one dimension"
         )
     return recorder.builder.add(Instruction("row", parameter.shape[0], (), (parameters[0], 0)))
 
@@ -112,7 +112,9 @@ def _vector(recorder: Recorder, _: Any, parameters: Any, values: Any, integers: 
 def _matvec(recorder: Recorder, settings: Any, parameters: Any, values: Any, integers: Any) -> int:
     parameter = recorder.builder.parameters[parameters[0]]
     if len(parameter.shape) != 2:
-        raise DynamicError(f"parameter '{parameter.name}' of shape {list(parameter.shape)} as a matrix")
+        raise DynamicError(
+            f"parameter '{parameter.name}' has shape {list(parameter.shape)}; a matrix product needs two dimensions"
+        )
     return recorder.builder.product(parameters[0], values[0], settings[0])
 
 

@@ -16,7 +16,7 @@ class Slots(tf.Module):
     """
 
     def __init__(self, optimizer: Optimizer, parameters: Sequence[tf.Variable]) -> None:
-        """Before the first step."""
+        """Make all slots, for the first step."""
         super().__init__()
         self._names = optimizer.slots
         for slot in self._names:
@@ -27,7 +27,7 @@ class Slots(tf.Module):
 
     @property
     def in_order(self) -> tuple[tf.Variable, ...]:
-        """As the op takes them: those of the first slot, one for each parameter, then those of the next."""
+        """The slots in the op's order: the first slot of each parameter, then the next slot of each."""
         return tuple(variable for slot in self._names for variable in getattr(self, slot))
 
 

@@ -1,8 +1,8 @@
 """Node kinds from TensorFlow's ops: the graph of a function over one node, read as expressions.
 
 A value of a node is a vector. Where TensorFlow has a tensor of several dimensions, the vector has its numbers row by
-row, so what TensorFlow reshapes stays the same vector. Every op is read by the shapes of its tensors: where its result
-is not what the op of `tfmem.dynamic` gives for vectors, it is an error.
+row, so what TensorFlow reshapes stays the same vector. Every op is read by the shapes of its tensors. It is an error if
+its result differs from that of the op of `tfmem.dynamic` on vectors.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def call_traced(
     states: Sequence[tuple[Expression, ...]],
     arguments: Sequence[Argument],
 ) -> Result:
-    """What `function` returns for the states of children and the arguments, as expressions of `recorder`.
+    """The result of `function` for the children's states and the arguments, as expressions of `recorder`.
 
     Raises:
-        DynamicError: the function uses an op that no node has, or one in a way that vectors do not have; it is named
-            with its position in the graph and the line of the user's code.
+        DynamicError: the function uses an op that nodes do not support, or uses one on more than vectors. The error
+            names the op, and the line of the user's code.
     """
     vectors = [vector for state in states for vector in state]
     specs = [tf.TensorSpec([vector.width]) for vector in vectors] + [tf.TensorSpec([], tf.int32) for _ in arguments]
@@ -72,7 +72,7 @@ def call_traced(
         reader.check_effects(op)
     count, has_loss, outputs = returned[-1]
     if len(traced.outputs) != count + has_loss + outputs:
-        raise DynamicError(f"kind '{name}' returns what is no vector; expected vectors, or tuples of them")
+        raise DynamicError(f"kind '{name}' returns a value that is no vector; expected vectors, or tuples of vectors")
     for position, tensor in enumerate(traced.outputs):
         if sum(size != 1 for size in tensor.shape) > 1:
             what = "loss" if has_loss and position == count else "state" if position < count else "output"
@@ -93,7 +93,7 @@ def _count(vectors: Any) -> int:
 
 
 def _line(op: Any) -> str:
-    """Where the user's code made an op: the innermost line that is neither TensorFlow's nor Keras's."""
+    """The line of the user's code that made an op: the innermost one outside of TensorFlow and Keras."""
     frames = list(op.traceback or ())
     own = max((number for number, frame in enumerate(frames) if frame.filename == __file__), default=-1)
     libraries = tuple(f"{Path(str(module.__file__)).parent}{os.sep}" for module in (tf, keras))
@@ -115,14 +115,14 @@ class _Reader:
         self.captured: dict[Any, Any] = {}
 
     def check_effects(self, op: Any) -> None:
-        """A node computes values alone: its kind runs for many nodes at once, in no order that a user knows."""
+        """Refuse ops with effects: a kind runs for many nodes at once, in an order that users do not see."""
         if op.op_def is not None and op.op_def.is_stateful and op.type not in _READS:
-            raise self.error(op, "it has a state or an effect; a node has ops that compute values alone")
+            raise self.error(op, "it has a state or a side effect; a node may only compute values")
 
     def expression(self, tensor: tf.Tensor) -> Expression:
         value = self.value(tensor)
         if not isinstance(value, Expression) or tensor.dtype != tf.float32:
-            raise self.error(tensor.op, f"{tensor.dtype.name}, where a vector of float32 is expected")
+            raise self.error(tensor.op, f"it is {tensor.dtype.name}; expected a vector of float32")
         return value
 
     def value(self, tensor: tf.Tensor) -> Any:
@@ -146,10 +146,10 @@ class _Reader:
         return [tensor for tensor in inputs if tensor.dtype != tf.resource and tf.get_static_value(tensor) is None]
 
     def read(self, op: Any) -> None:
-        """All outputs of an op.
+        """Read all outputs of an op.
 
         Raises:
-            DynamicError: as `call_traced`.
+            DynamicError: as for `call_traced`.
         """
         try:
             values = self.outputs(op)
@@ -160,26 +160,26 @@ class _Reader:
             raise self.error(op, str(error)) from None
 
     def check(self, tensor: tf.Tensor, value: Any) -> None:
-        """That a vector has as many numbers as TensorFlow's tensor, of a type that nodes compute in."""
+        """Check that a vector has as many numbers as TensorFlow's tensor, of a type that nodes compute in."""
         if not isinstance(value, Expression):
             return
         if tensor.dtype not in {tf.float32, tf.bool}:
             raise DynamicError(f"its result is {tensor.dtype.name}; nodes compute in float32")
         if not value.width or value.width != tensor.shape.num_elements():
-            raise DynamicError(f"its result has shape {tensor.shape}, and as a vector {value.width} numbers")
+            raise DynamicError(f"its result has shape {tensor.shape}, but {value.width} numbers as a vector")
 
     def outputs(self, op: Any) -> list[Any]:
         read = getattr(self, f"read_{op.type}", None)
         if op.type not in {"ReadVariableOp", *_SAME, *_ELEMENTWISE} and read is None:
             raise DynamicError(
-                "no op of a node; expected elementwise ops, products with a variable, concat, split, softmax, lookups, "
-                "reductions or cross-entropy of a label"
+                "nodes do not support this op; expected elementwise ops, products with a variable, concat, split, "
+                "softmax, lookups, reductions or cross-entropy of a label"
             )
         if "_gradient_op_type" in op.node_def.attr:
-            raise DynamicError("it has a gradient of its own; expected TensorFlow's")
+            raise DynamicError("it has a custom gradient; expected TensorFlow's")
         for tensor in (*op.inputs, *op.outputs):
             if not tensor.shape.is_fully_defined():
-                raise DynamicError(f"a tensor of shape {tensor.shape}; expected a shape that does not depend on values")
+                raise DynamicError(f"a tensor has shape {tensor.shape}; expected a static shape")
         if op.type == "ReadVariableOp":
             return [self.parameter(op)]
         if op.type in _SAME:
@@ -192,7 +192,7 @@ class _Reader:
         for tensor in op.inputs:
             if tensor.shape.num_elements() not in {1, count}:
                 shapes = " and ".join(str(tensor.shape) for tensor in op.inputs)
-                raise DynamicError(f"shapes {shapes} are broadcast; expected equal ones, or a single number")
+                raise DynamicError(f"shapes {shapes} are broadcast; expected equal shapes, or a single number")
         places = [self.place(op, number) for number in range(len(op.inputs))]
         return [self.at(self.builder.elementwise(name, *(places[::-1] if reverse else places)))]
 
@@ -207,31 +207,31 @@ class _Reader:
             return self.known[tensor.ref()]
         constant = tf.get_static_value(tensor)
         if constant is None:
-            raise DynamicError(f"input {number} is no value of this node")
+            raise DynamicError(f"input {number} is no value of this node; pass it as a child or an argument")
         if constant.size != 1:
-            raise DynamicError(f"a constant of shape {list(constant.shape)}; make it a parameter, or a number")
+            raise DynamicError(f"a constant has shape {list(constant.shape)}; make it a parameter, or a single number")
         return self.at(self.builder.constant(float(constant.reshape(()))))
 
     def place(self, op: Any, number: int) -> int:
-        """Of a vector in the code; a variable of one dimension is one, too."""
+        """The position of a vector in the code; a variable of one dimension is a vector as well."""
         value = self.input(op, number)
         if isinstance(value, int):
             shape = self.builder.parameters[value].shape
             if len(shape) != 1:
-                raise DynamicError(f"a matrix of shape {list(shape)}, where a vector is expected")
+                raise DynamicError(f"found a matrix of shape {list(shape)}; expected a vector")
             return self.builder.add(Instruction("row", shape[0], (), (value, 0)))
         if not isinstance(value, Expression):
-            raise DynamicError(f"input {number} is {op.inputs[number].dtype.name}, where a vector is expected")
+            raise DynamicError(f"input {number} is {op.inputs[number].dtype.name}; expected a vector")
         return value.place
 
     def vector(self, op: Any, number: int) -> int:
-        """The same for ops that take no constants."""
+        """The position of a vector in the code, for ops that take no constants."""
         place = self.place(op, number)
         is_constant = self.builder.code[place].op == "constant"
         return self.builder.add(Instruction("broadcast", 1, (place,))) if is_constant else place
 
     def positions(self, op: Any, number: int) -> np.ndarray[Any, Any]:
-        """Where the vector has each number of a tensor, in the tensor's shape."""
+        """The position in the vector of each number of a tensor, in the tensor's shape."""
         shape = op.inputs[number].shape
         return np.arange(shape.num_elements()).reshape(shape.as_list())
 
@@ -240,7 +240,7 @@ class _Reader:
         found = positions.ravel()
         if not found.size or (np.diff(found) != 1).any():
             shown = f"{found.tolist() if found.size < 9 else f'{found[:8].tolist()} and so on'}"
-            raise DynamicError(f"elements {shown} of a vector; expected some that follow each other")
+            raise DynamicError(f"elements {shown} of a vector are not contiguous; expected a contiguous part")
         return self.at(self.builder.slice(self.vector(op, number), int(found[0]), found.size))
 
     def parameter(self, op: Any) -> int:
@@ -249,7 +249,9 @@ class _Reader:
         for number, variable in enumerate(self.recorder.variables):
             if getattr(variable, "handle", None) is handle and handle is not None:
                 return number
-        raise DynamicError("a variable that is none of the parameters that the net is specialised for")
+        raise DynamicError(
+            "it reads a variable that is no parameter of this net; add it to the parameters of specialize"
+        )
 
     def matrix(self, op: Any, number: int) -> tuple[int, int]:
         """Rows and columns of the parameter that input `number` is."""
@@ -257,7 +259,7 @@ class _Reader:
         found = op.inputs[number].shape.as_list()
         if len(shape) != 2 or found != list(shape):
             raise DynamicError(
-                f"a parameter of shape {list(shape)} in shape {found}; expected a parameter of two dimensions, as it is"
+                f"a parameter of shape {list(shape)} is used with shape {found}; expected an unreshaped matrix"
             )
         return shape[0], shape[1]
 
@@ -280,7 +282,7 @@ class _Reader:
         elif isinstance(b, int) and isinstance(a, Expression):  # a row times a matrix
             matrix, vector, transposed = 1, 0, op.get_attr(flags[1])
         else:
-            raise DynamicError("a product that is not of one variable and one vector")
+            raise DynamicError("its operands are not one variable and one vector")
         self.matrix(op, matrix)
         # as long as the matrix's side, the vector is one row or one column
         return [self.at(self.builder.product(self.input(op, matrix), self.vector(op, vector), transposed))]
@@ -294,16 +296,16 @@ class _Reader:
     def read_GatherV2(self, op: Any) -> list[Any]:  # noqa: N802
         number = self.input(op, 0)
         if not isinstance(number, int):
-            raise DynamicError("a lookup that is not of an integer argument in a variable")
+            raise DynamicError("a lookup needs a variable and an integer argument of the node")
         self.matrix(op, 0)
         if self.constant(op, 2) != 0:
-            raise DynamicError(f"a lookup along axis {self.constant(op, 2)}; expected axis 0")
+            raise DynamicError(f"it looks up along axis {self.constant(op, 2)}; expected axis 0")
         return [self.lookup(op, number)]
 
     def lookup(self, op: Any, number: int) -> Expression:
         argument, shape = self.input(op, 1), self.builder.parameters[number].shape
         if not isinstance(argument, Argument) or len(shape) != 2 or op.get_attr("batch_dims") != 0:
-            raise DynamicError("a lookup that is not of an integer argument in a variable of two dimensions")
+            raise DynamicError("a lookup needs a variable of two dimensions and an integer argument of the node")
         place = self.builder.add(Instruction("lookup", shape[1], (), (number, argument.below(shape[0]), 0)))
         return self.at(place)
 
@@ -314,7 +316,9 @@ class _Reader:
         axis = int(self.constant(op, count))
         if (np.diff(np.concatenate(parts, axis).ravel()) != 1).any():
             shapes = " and ".join(str(tensor.shape) for tensor in op.inputs[:count])
-            raise DynamicError(f"shapes {shapes} along axis {axis}; expected vectors, or tensors along the first axis")
+            raise DynamicError(
+                f"it joins shapes {shapes} along axis {axis}; expected vectors, or tensors along the first axis"
+            )
         return [self.at(self.builder.concat(*(self.vector(op, number) for number in range(count))))]
 
     def read_Split(self, op: Any) -> list[Any]:  # noqa: N802
@@ -328,7 +332,7 @@ class _Reader:
         return [self.part(op, number, positions) for positions in np.split(self.positions(op, number), ends, axis)]
 
     def read_StridedSlice(self, op: Any) -> list[Any]:  # noqa: N802
-        """`x[first:end]`, also where `x` has dimensions of one more, which may be indexed, or made."""
+        """Read `x[first:end]`; `x` may have further dimensions of size one, which may be indexed or made."""
         begin, end, strides = (self.constant(op, number) for number in (1, 2, 3))
         masks = [op.get_attr(f"{name}_mask") for name in ("ellipsis", "new_axis", "shrink_axis", "begin", "end")]
         index: list[Any] = []
@@ -341,7 +345,7 @@ class _Reader:
     def read_Softmax(self, op: Any) -> list[Any]:  # noqa: N802
         shape = op.inputs[0].shape
         if shape.num_elements() != shape[-1]:
-            raise DynamicError(f"several vectors, of shape {shape}; expected one, as a part of them is")
+            raise DynamicError(f"its input has shape {shape}, several vectors; expected one vector")
         return [self.at(self.builder.softmax(self.vector(op, 0)))]
 
     def read_AddN(self, op: Any) -> list[Any]:  # noqa: N802
@@ -361,17 +365,17 @@ class _Reader:
         return self.reduced(op, lambda place: self.builder.elementwise("divide", self.builder.reduce_sum(place), count))
 
     def reduced(self, op: Any, reduce: Callable[[int], int]) -> list[Any]:
-        """All numbers of a vector, or none where the reduced axes have one number each."""
+        """Reduce all numbers of a vector, or none if the reduced axes have one number each."""
         shape = op.inputs[0].shape.as_list()
         axes = {int(axis) % len(shape) for axis in np.atleast_1d(self.constant(op, 1))}
         together = math.prod(shape[axis] for axis in axes)
         if together not in {1, math.prod(shape)}:
-            raise DynamicError(f"axes {sorted(axes)} of shape {shape}; expected all numbers of a vector to be reduced")
+            raise DynamicError(f"it reduces axes {sorted(axes)} of shape {shape}; expected all numbers of a vector")
         place = self.vector(op, 0)
         return [self.at(place if together == 1 else reduce(place))]
 
     def read_SparseSoftmaxCrossEntropyWithLogits(self, op: Any) -> list[Any]:  # noqa: N802
         logits, label = self.vector(op, 0), self.input(op, 1)
         if not isinstance(label, Argument):
-            raise DynamicError("labels that are no integer argument of the node")
+            raise DynamicError("the label is no integer argument of the node")
         return [self.at(self.builder.cross_entropy(label.below(self.builder.width(logits)), logits))]

@@ -1,4 +1,4 @@
-"""Each workload is a module with a function `make() -> Workload`, written as somebody would who does not know tfmem."""
+"""Each workload is a module with a function `make() -> Workload`, written as a user without tfmem would."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ CALLS = 10  # timed together: a step of a millisecond would otherwise have the h
 
 
 def rows() -> int:
-    """Of a large tensor of `COLUMNS` columns."""
+    """Rows of a large tensor of `COLUMNS` columns."""
     return 1 << 18 if tf.config.list_physical_devices("GPU") else 1 << 12
 
 
@@ -29,7 +29,7 @@ def tensors(count: int) -> tuple[tf.Tensor, ...]:
 
 
 def workload(step: Any, inputs: int, outputs: int) -> Workload:
-    """Of a number of large inputs and outputs."""
+    """A workload with so many large inputs and outputs."""
     moved = (inputs + outputs) * rows() * COLUMNS * tf.float32.size
     return Workload(step, tensors(inputs), (), moved=moved, calls=CALLS)
 

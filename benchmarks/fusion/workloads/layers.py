@@ -56,11 +56,11 @@ class Dense:
 
     @classmethod
     def draw(cls, source: Source, inputs: int, outputs: int, bias: bool = True) -> Dense:
-        """Of numbers that keep the variance."""
+        """A layer of random weights that keep the variance."""
         return cls(source.normal(inputs, outputs, scale=inputs**-0.5), source.zeros(outputs) if bias else None)
 
     def read(self) -> Dense:
-        """The same with its values, read once."""
+        """This layer with its values, read once."""
         return Dense(self.kernel.read_value(), None if self.bias is None else self.bias.read_value())
 
     def __call__(self, x: tf.Tensor) -> tf.Tensor:
@@ -96,7 +96,7 @@ class Attention:
         return self.key(x), self.value(x)
 
     def __call__(self, queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor, batch: int = 1) -> tf.Tensor:
-        """Of queries `[batch * length, size]`, over keys and values that are split already, of that batch or of 1."""
+        """Attend with queries `[batch * length, size]` to split keys and values, of that batch or of 1."""
         size = queries.shape[-1]
         queries = self.split(queries, batch) * (size // self.heads) ** -0.5
         weights = tf.nn.softmax(tf.matmul(queries, keys, transpose_b=True))
@@ -104,7 +104,7 @@ class Attention:
         return self.output(tf.reshape(found, [-1, size]))
 
     def over_itself(self, x: tf.Tensor) -> tf.Tensor:
-        """Of one sequence, `[length, size]`."""
+        """Self-attention over one sequence, `[length, size]`."""
         queries, keys, values = self.projections(x)
         return self(queries, self.split(keys, 1), self.split(values, 1))
 

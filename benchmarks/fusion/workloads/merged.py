@@ -1,6 +1,6 @@
 """Workloads whose products of one operand, queries, keys and values, are one product by their own author.
 
-Either the weights are one variable, which nobody can make of three without a copy, or three that each step joins.
+Either the weights are one variable, which no pass can make of three without a copy, or three that each step joins.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class CopiedAttention(Attention):
 
 
 def joined(*parts: Dense) -> Dense:
-    """Of copies."""
+    """One layer from copies of several layers' weights."""
     biases = [part.bias for part in parts if part.bias is not None]
     return Dense(tf.concat([part.kernel for part in parts], 1), tf.concat(biases, 0) if biases else None)
 

@@ -70,7 +70,7 @@ def bert_base() -> Workload:
 
 
 def bert(length: int, hidden: int) -> keras.Model:
-    """From words `[batch, length]` and places of hidden ones `[batch, hidden]` to logits of these."""
+    """BERT: words `[batch, length]` and places of hidden words `[batch, hidden]` to logits of the hidden words."""
     words, places = keras.Input([length], dtype="int32"), keras.Input([hidden], dtype="int32")
     where = keras.ops.arange(length)[None, :]
     x = layers.Embedding(VOCABULARY, SIZE)(words) + layers.Embedding(length, SIZE)(where)

@@ -31,7 +31,7 @@ class FeedForward:
 
     @classmethod
     def draw(cls, source: Source) -> FeedForward:
-        """With biases."""
+        """A feed-forward block with biases."""
         return cls(Dense.draw(source, SIZE, INNER), Dense.draw(source, INNER, SIZE))
 
     def __call__(self, x: tf.Tensor) -> tf.Tensor:

@@ -20,7 +20,7 @@ class Workload:
         inputs: its arguments, which stay on the device.
         weights: the variables that it reads, but for `slots`.
         slots: gives the variables of an optimizer that makes them in the first step; None for inference.
-        draws: whether it draws random numbers from a stateful op. XLA has a stream of its own for these.
+        draws: whether it draws random numbers from a stateful op. XLA has another stream for these.
         moved: bytes that it reads and writes at least, if all it computes is in one kernel; 0 where that says little.
         calls: how many steps are timed together, the last of which is waited for.
     """

@@ -49,7 +49,7 @@ class Chip:
 
 @dataclass(frozen=True)
 class Residence:
-    """Where a view's weights lie, and who has which.
+    """The places of a view's weights, and which processor has which.
 
     Attributes:
         rows: outputs that follow each other in one warp.
@@ -78,7 +78,7 @@ class Residence:
 
     @property
     def registers(self) -> int:
-        """Of a thread, if they hold it."""
+        """Registers of a thread, if registers hold the block."""
         return self.owned * -(-self.view.depth // WARP)
 
     def describe(self) -> str:
@@ -110,7 +110,7 @@ class Plan:
 
     @property
     def registers(self) -> int:
-        """Of a thread, for weights."""
+        """Registers of a thread that hold weights."""
         return sum(r.registers for r in self.residences if r.home == "registers")
 
     @property
@@ -136,7 +136,7 @@ class Plan:
 
     @property
     def free_bytes(self) -> int:
-        """On chip beside weights and all else, over all processors: registers that weights may have, shared memory."""
+        """Free bytes on chip, over all processors: registers that weights may have, and shared memory."""
         registers = 4 * self.chip.threads * (self.chip.registers - self.registers)
         shared = self.chip.shared - self.reserved - self.staging - self.shared
         return self.chip.processors * (registers + max(0, shared))

@@ -46,14 +46,14 @@ class _Rows:
         return self.lines
 
     def _read_by(self, places: Sequence[int]) -> list[int]:
-        """These items and all of the section that their values may be computed of again."""
+        """These items, and all items of the section from which their values may be computed again."""
         found = list(dict.fromkeys(places))
         for place in found:
             found += [r.number for r in self.items[place].values if r.kind == "v" and r.number not in found]
         return found
 
     def _width(self, place: int) -> int:
-        """Of the loop that an item belongs to."""
+        """The width of the loop that an item belongs to."""
         item = self.items[place]
         return self.values.width(item.values[0]) if item.op in _REDUCTIONS else item.width
 
@@ -86,7 +86,7 @@ class _Rows:
     # ---- loops ----
 
     def _loop(self) -> None:
-        """Over as many items of one width as fit."""
+        """A loop over as many items of one width as fit."""
         width = next(self._width(p) for p in self.left if self._width(p) > 1 and self._fits(p, [], []))
         members: list[int] = []
         reductions: list[int] = []

@@ -4,7 +4,7 @@ On a GPU the outputs of a product are dealt to all processors, while what is ele
 them. So a section is cut into *segments*: the products whose operands are there, each a segment, or everything else
 that can be computed then. Segments of the same *round* wait for nothing of each other.
 
-What is only read from somewhere (a child's state, a row of a table) is no step of its own but is read where it is
+What is only read from somewhere (a child's state, a row of a table) is no separate step but is read where it is
 needed. Products that add up over parts of one vector, or give parts of one, are one product again. A sum of few
 products, a "dot", is not worth a barrier, and is computed with everything else.
 """
@@ -131,7 +131,7 @@ class KindCode:
 
 
 def kind_code(how: Sections) -> KindCode:
-    """Of a kind whose sections are `how`."""
+    """The segments of a kind whose sections are `how`."""
     spilled: list[int] = []
     sections = tuple(_Cutter(how, number, spilled).cut() for number in range(GRADIENTS))
     return KindCode(how.kept, tuple(spilled), how.constants, sections, how.steps[GRADIENTS])
@@ -305,7 +305,7 @@ class _Cutter:
 
 
 def _named(how: Sections, number: int) -> Iterator[Item]:
-    """The steps of a section, each value with a name of its own."""
+    """The steps of a section, each value with its name."""
     scratch: dict[int, int] = {}
     kept: dict[int, int] = {}
     widths: list[int] = []

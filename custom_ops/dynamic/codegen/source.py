@@ -30,24 +30,24 @@ def generate(
     polls: int = POLLS,
     timed: bool = False,
 ) -> str:
-    """Of one kernel for forward, backward and update.
+    """The source of one kernel for forward, backward and update.
 
     Args:
-        script_words: of a script that are fetched at a time, at least the 6 of the longest instruction.
-        polls: for a signal, before a processor gives up.
+        script_words: how many words of a script are fetched at a time, at least the 6 of the longest instruction.
+        polls: how often a processor polls for a signal before it gives up.
         timed: the kernel prints what its phases take (Clock of kernels/dynamic.cuh).
     """
     return "\n".join(_Writer(spec, kinds, plan, script_words, polls, timed).lines()) + "\n"
 
 
 def reserved_bytes(table: Table, script_words: int = SCRIPT_WORDS, timed: bool = False) -> int:
-    """Of shared memory beside weights and staging: the table, a piece of its script and one of what it calls, a number
-    of each warp, times of phases."""
+    """Bytes of shared memory besides weights and staging: the table, a piece of the script, a piece of a called phase,
+    a number for each warp, times of phases."""
     return 4 * (_aligned(table.size) + 2 * script_words + 32 + _CLOCK_WORDS * timed)
 
 
 def shared_bytes(table: Table, plan: Plan, script_words: int = SCRIPT_WORDS, timed: bool = False) -> int:
-    """Of shared memory of a processor."""
+    """Bytes of shared memory of a processor."""
     return reserved_bytes(table, script_words, timed) + max(plan.staging, TILE_BYTES) + plan.shared
 
 

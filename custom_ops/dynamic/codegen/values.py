@@ -17,7 +17,7 @@ def stride_of(width: int) -> int:
 
 
 class Values:
-    """Of one section of one kind; `row` is the kind's row."""
+    """Where the values of one section of one kind are; `row` is the kind's row."""
 
     def __init__(self, spec: Spec, table: Table, pointers: Pointers, number: int, code: KindCode, section: int) -> None:
         self.spec, self.table, self.pointers, self.code = spec, table, pointers, code
@@ -99,7 +99,7 @@ class Values:
         raise AssertionError(item.op)
 
     def pointer(self, ref: Ref) -> str | None:
-        """To the first number of a row, which follow each other; None for what is no vector in memory."""
+        """A pointer to the first number of a contiguous row; None for a value that is no vector in memory."""
         if ref.kind == "k":
             return self.memory(ref)
         if ref.kind != "v":

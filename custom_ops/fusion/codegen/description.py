@@ -74,7 +74,7 @@ def describe(kernel: FusionKernel) -> dict[str, int | str]:
 
 
 def _spans(pattern: Pattern) -> list[str]:
-    """Of roots, and of whole tensors, of which a root may see a part."""
+    """The numbers of elements of roots, and of whole tensors, of which a root may read a part."""
     ranks = [tensor.rank for tensor in pattern.original.tensors]
     tensors = [f"{number}:0:{rank - 1}" for number, rank in enumerate(ranks) if rank]
     roots = ["*".join(_size(pattern, axis) for axis in root.axes) for root in pattern.roots if root.axes]
@@ -99,7 +99,7 @@ def _piece(plan: Plan, piece: Piece) -> str:
 
 
 def _size(pattern: Pattern, axis: int) -> str:
-    """Of an axis: a number, or a product of dimensions."""
+    """The size of an axis: a number, or a product of dimensions."""
     if (known := pattern.sizes[axis]) is not None:
         return str(known)
     for node in pattern.program.nodes:
@@ -107,7 +107,7 @@ def _size(pattern: Pattern, axis: int) -> str:
             for dimension, index in enumerate(node.index):
                 if index.axis == axis:
                     return _extent(pattern, node.tensor, dimension)
-    raise AssertionError(f"nothing says the size of axis {axis}")
+    raise AssertionError(f"the size of axis {axis} is unknown")
 
 
 def _extent(pattern: Pattern, tensor: int, dimension: int) -> str:

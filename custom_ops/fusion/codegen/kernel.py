@@ -90,7 +90,7 @@ class FusionKernel:
         )
 
     def launch(self, shapes: Sequence[Sequence[int]], resident: int = 0) -> Launch:
-        """For tensors of these shapes.
+        """The launch for tensors of these shapes.
 
         Args:
             shapes: of all tensors of the program.

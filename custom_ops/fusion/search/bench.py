@@ -47,7 +47,7 @@ def shapes_of(text: str) -> list[tuple[int, ...]]:
 def candidates(
     pattern: Pattern, processors: int, gpu: Gpu = H200
 ) -> Callable[[str], Sequence[tuple[Configuration, float]]]:
-    """For a point all configurations, ranked by the model."""
+    """All configurations for a point, ranked by the model."""
 
     def of(where: str) -> list[tuple[Configuration, float]]:
         shapes = shapes_of(where)
@@ -136,7 +136,7 @@ class FusionBench:
         self._refused: dict[Configuration, str] = {}  # what cannot be compiled, with the reason
 
     def compile(self, configurations: Sequence[Configuration]) -> None:
-        """Into the cache; any thread may call."""
+        """Compile into the cache; any thread may call."""
         for configuration in configurations:
             try:
                 self._image(make(self._pattern, configuration, self._wide))

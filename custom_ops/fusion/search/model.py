@@ -88,7 +88,7 @@ def _resident(kernel: FusionKernel, gpu: Gpu) -> int:
 
 
 class _Cost:
-    """Of one piece."""
+    """The cost of one piece."""
 
     def __init__(
         self, kernel: FusionKernel, number: int, counts: Sequence[int], sizes: Sequence[int], gpu: Gpu
@@ -114,7 +114,7 @@ class _Cost:
         return max(first / gpu.bandwidth + again / gpu.cache_bandwidth, operations / (gpu.operations * gpu.processors))
 
     def moving(self) -> float:
-        """The same for the piece's own CTAs, which have so many loads under way."""
+        """The time to move the piece's bytes, with the loads that its CTAs have in flight."""
         first, again, operations = self.bytes
         gpu = self.gpu
         in_flight = self.resident * self.threads * self._in_flight()

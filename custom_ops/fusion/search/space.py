@@ -2,7 +2,7 @@
 TemplatesGeneration, section 5.3).
 
 A *stitching* says for each component, roots that depend on each other, whose rows its roots share. What fits these rows
-is computed within them; the rest has rows of its own, and runs in phases before and after. Another stitching leaves all
+is computed within them; the rest has other rows, and runs in phases before and after. Another stitching leaves all
 roots apart, and one computes everything in one CTA. A *layout* says how many threads own a row, and how many CTAs there
 are. A template is a stitching in a layout; those that no kernel can be written for are left out.
 """
@@ -196,7 +196,7 @@ def _kind(root: Root, rows: Rows) -> str:
 
 
 def layouts(pattern: Pattern, processors: int) -> Iterator[Layout]:
-    """Those worth a try on a device of so many multiprocessors."""
+    """Layouts worth a try on a device of so many multiprocessors."""
     dtypes = {tensor.dtype for tensor in pattern.program.tensors}
     widest = 8 if dtypes & HALF_TYPES.keys() else 4 if dtypes & {"float32", "int32"} else 2
     for threads, vector, each in product((256, 128, 512, 1024), (widest, 1), (1, 4, 8)):
@@ -295,7 +295,7 @@ class Templates:
         )
 
     def _own(self, root: Root, found: Mapping[str, str]) -> str:
-        """Of a root that shares no rows; the schedules of reductions that it may read are found."""
+        """The schedule of a root that shares no rows; the schedules of reductions that it may read are in `found`."""
         threads, ctas = self.layout.threads, self.layout.ctas
         flat = f"GRID_{ctas}-CTA_{threads}"
         if not root.reduced:
@@ -327,7 +327,7 @@ class Templates:
         return False
 
     def _product(self, root: Root) -> str:
-        """Of a contraction, or an output that reads one."""
+        """The schedule of a contraction, or of an output that reads one."""
         assert self.tile is not None
         product, _ = self.pattern.tiles[root.name]
         rows, columns = self.tile.attributes(self.layout.ctas)

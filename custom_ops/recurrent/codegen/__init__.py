@@ -1,1 +1,1 @@
-"""From a cell and a configuration to CUDA source, which only instantiates kernels/*.cuh."""
+"""CUDA source from a cell and a configuration; it only instantiates kernels/*.cuh."""

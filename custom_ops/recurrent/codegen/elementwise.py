@@ -270,7 +270,7 @@ class CellWriter:
         return lines
 
     def blocks(self) -> list[str]:
-        """For each gemm, product and operand where the weights are; tables, for a switch would branch at every load."""
+        """The places of weights by gemm, product and operand; as tables, since a switch would branch at every load."""
         lines = []
         for index, gemm in enumerate(self.plan.gemms):
             entries = []

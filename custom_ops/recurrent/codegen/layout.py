@@ -30,7 +30,7 @@ def needs_bounds(spec: RecurrentSpec, configuration: Configuration) -> bool:
 
 
 def operand_form(spec: RecurrentSpec, configuration: Configuration) -> int:
-    """In which form products read their operands."""
+    """The form in which products read their operands."""
     if configuration.product != "half":
         return FORMS["floats"]
     return FORMS[{"highest": "pairs", "bfloat16": "bfloats"}.get(spec.precision, "halves")]
@@ -73,7 +73,9 @@ def layout(spec: RecurrentSpec, configuration: Configuration, arch: int) -> Layo
     if configuration.tensor_cores and arch < 80:
         raise KernelError(f"product '{configuration.product}' needs compute capability 8.0, this is {arch / 10}")
     if needs_bounds(spec, configuration) and not products_are_bounded(spec.cell):
-        raise KernelError("product 'half' is for cells whose products read bounded values; this cell's may be any")
+        raise KernelError(
+            "product 'half' needs cells whose products read bounded values; this cell's values are unbounded"
+        )
     limit = shared_memory(arch)
     if result.shared > limit:
         raise KernelError(f"{result.shared} bytes of shared memory: compute capability {arch / 10} has {limit}")

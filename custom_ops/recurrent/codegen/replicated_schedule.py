@@ -35,7 +35,7 @@ def replicated_schedule(cell: Cell, partial_sums: bool = False) -> Schedule:
     plan = schedule(cell)
     stages = _local_stages(plan)
     if not stages:
-        raise KernelError("replicated: every exchange of this cell hands round something that only its CTA can compute")
+        raise KernelError("replicated: every exchange of this cell sends a value that only its CTA can compute")
     buffers = [replace(buffer, kind="local") if buffer.stage in stages else buffer for buffer in plan.buffers]
     local = [place for buffer in buffers if buffer.kind == "local" for place in buffer.operands]
     everywhere = _needed(cell, local, stages | {0})

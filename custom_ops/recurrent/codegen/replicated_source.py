@@ -24,7 +24,7 @@ def replica_struct(plan: Schedule) -> str:
 
 
 class _ReplicaWriter(CellWriter):
-    """As a cell's code, but states are operands that came from other CTAs, and results stay here."""
+    """A cell's code whose states are operands from other CTAs, and whose results stay in the CTA."""
 
     def element(self) -> list[str]:
         names = [self.name(place) for place in (*self.constants, *self.sequences)]

@@ -54,10 +54,10 @@ class Buffer:
     Attributes:
         stage: the stage that waits for it.
         operands: nodes.
-        kind: what of them lies there, and who sends it.
+        kind: which part of them lies there, and which CTA sends it.
             "units": whole rows of units, for products; each CTA sends its own units.
             "local": the same, but every CTA makes all of it itself.
-            "own": a CTA's own units, for products in parts; nobody sends them.
+            "own": a CTA's own units, for products in parts; they are not sent.
             "parts": of products in parts, a whole row of partial sums of each CTA, which it sends.
             "sums": of row sums, one partial sum of each CTA, which it sends.
     """
@@ -105,14 +105,14 @@ class Schedule:
 
     @cached_property
     def state_masks(self) -> tuple[int, ...]:
-        """For each buffer: bit o is set when its operand o is a state.
+        """A mask for each buffer: bit o is set when its operand o is a state.
 
         Raises:
             KernelError: a buffer has more operands than an int of the kernels has room for.
         """
         most = max((len(buffer.operands) for buffer in self.buffers), default=0)
         if most > MOST_OPERANDS:
-            raise KernelError(f"{most} values are put down for one stage; a kernel takes at most {MOST_OPERANDS}")
+            raise KernelError(f"{most} values are exchanged in one stage; a kernel takes at most {MOST_OPERANDS}")
         return tuple(
             sum(self.is_state(operand) << place for place, operand in enumerate(buffer.operands))
             for buffer in self.buffers

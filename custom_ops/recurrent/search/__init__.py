@@ -1,1 +1,1 @@
-"""Which configurations of a recurrent kernel there are, how fast each should be, and how fast it is."""
+"""The configurations of a recurrent kernel: how fast each should be, and how fast it is."""

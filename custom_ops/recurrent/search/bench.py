@@ -26,7 +26,7 @@ CHECKED_STEPS = 7  # of a sweep that is compared: both copies of every exchange 
 
 
 class DeviceBench(Bench):
-    """On a real device, whose context is current."""
+    """Times kernels on a real device, whose context is current."""
 
     def __init__(self, spec: RecurrentSpec, device: Device, cache: Cache, time_steps: int = TIME_STEPS) -> None:
         """
@@ -47,7 +47,7 @@ class DeviceBench(Bench):
         self._refused: dict[Configuration, str] = {}  # what cannot be compiled, with the reason
 
     def compile(self, configurations: Sequence[Configuration]) -> None:
-        """Into the cache, in other processes; any thread may call."""
+        """Compile into the cache, in other processes; any thread may call."""
         for configuration in configurations:
             try:
                 self.build(configuration)
@@ -102,7 +102,7 @@ class DeviceBench(Bench):
     def _require_success(self, memory: int) -> None:
         if self._device.download(memory, np.zeros(1, np.int32))[0]:
             raise KernelError(
-                "it gave up (its CTAs did not run at once, or a value was too large), and the fallback took over"
+                "the kernel ended early (its CTAs did not run at once, or a value was too large), and the fallback ran"
             )
 
     def _memory_of(self, size: int) -> int:
@@ -114,7 +114,7 @@ class DeviceBench(Bench):
         return self._memory[1]
 
     def _samples(self, batch: int, time: int) -> Samples:
-        """Those of one batch size at a time: kernels are timed batch by batch."""
+        """The samples of one batch size at a time: kernels are timed batch by batch."""
         for other in [key for key in self._given if key[0] != batch]:
             self._given.pop(other).free()
         if (batch, time) not in self._given:

@@ -35,7 +35,7 @@ def _price(machine: Machine, cell: Cell, live: tuple[bool, ...], units: int) -> 
 
 @dataclass(frozen=True)
 class _Operations:
-    """Of one step: activations and all other elementwise operations, and those of the longest chain."""
+    """Counts of one step: activations and all other elementwise operations, in all and in the longest chain."""
 
     activations: int
     others: int

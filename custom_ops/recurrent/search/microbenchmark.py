@@ -100,7 +100,7 @@ class Bench:
         return 1e6 * device.elapsed(lambda: launch(device.stream))
 
     def clusters(self) -> Curve:
-        """For each size of a cluster, how many run at once."""
+        """How many clusters of each size run at once."""
         found = [(1.0, float(self._device.processors))]
         whole = min(WHOLE_PROCESSOR, shared_memory(self._device.arch) - STATIC_SHARED)
         for size in CLUSTERS if self._device.arch >= 90 else ():

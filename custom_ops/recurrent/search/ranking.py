@@ -1,4 +1,4 @@
-"""Which configurations of a persistent kernel will be fast, for a cell and a batch.
+"""A ranking of a persistent kernel's configurations by predicted time, for a cell and a batch.
 
 GRNN's model (`grnn_model.py` has what is read of it), extended by what its kernel did not have: rows of the batch that
 share a load, weights in shared memory or streamed from L2, tensor cores, clusters, exchanges without a barrier, several
@@ -29,7 +29,7 @@ TENSOR_SPILLS = 0.014  # the same on tensor cores, where each product is three
 SHARED_TURN = 52  # FMAs: a turn of the loop over weights in shared memory waits for them
 TENSOR_SHARED_TURN = 21  # the same on tensor cores: set after the 18 searches, by benchmarks.recurrent.choice
 STEP = 80  # nanoseconds of a loop's turn, its loads and stores
-LAUNCH = 2100  # nanoseconds of a step of next to no work, in a launch of its own, on an H200
+LAUNCH = 2100  # nanoseconds of a step of next to no work, in a separate launch, on an H200
 # What a step takes with tensor cores at work over what it would take at the clock without them: 1.98 GHz over 1.6 GHz
 # is 1.24, but L2 and the way there keep their clock.
 TENSOR_CLOCK = 1.15
@@ -53,7 +53,7 @@ class Prediction:
     start: float
 
     def nanoseconds(self, time_steps: int) -> float:
-        """Of the whole sweep."""
+        """Nanoseconds of the whole sequence."""
         return self.waves * (self.start + time_steps * self.step.total)
 
 
@@ -74,7 +74,7 @@ def candidates(machine: Machine, spec: RecurrentSpec, batch: int, time_steps: in
 
 
 def in_order(predictions: Sequence[Prediction], time_steps: int) -> list[Prediction]:
-    """As `rank` puts them."""
+    """The predictions in the order of `rank`."""
     found = sorted(predictions, key=lambda prediction: prediction.nanoseconds(time_steps))
     first: dict[tuple[object, ...], Prediction] = {}
     for each in found:
@@ -186,7 +186,7 @@ def _tensor_product(
     pairs, three = configuration.product == "half", spec.precision == "highest"
     sums = gemm.thread_columns * gemm.block
     instructions = (1 if pairs else 2) * (3 if three else 1)
-    # partial products of different size have sums of their own, and few sums are made in more parts
+    # partial products of different size have separate sums, and few sums are made in more parts
     waiting = (3 if three and sums >= 4 else 1) if pairs else (4 if three else 2) // (2 if sums == 1 else 1)
     steps = turns * gemm.chunks
     cut = 0 if pairs else steps * (4 * gemm.block + 8 * gemm.thread_columns) * (SPLIT_OPERATIONS if three else 1)

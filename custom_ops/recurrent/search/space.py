@@ -145,7 +145,7 @@ def _filled(tile: int) -> list[tuple[int, int]]:
 
 
 def _replicated(spec: RecurrentSpec, shape: Configuration) -> list[Configuration]:
-    """The same with replicas, of sums in parts and of whole products, where either could be faster."""
+    """The configuration with replicas, of partial sums and of whole products, where either could be faster."""
     if shape.exchange == "single" or shape.product == "half" or shape.slices > 1:
         return []
     whole = replace(shape, replicated=True)
@@ -206,8 +206,11 @@ def _could_hold(machine: Machine, spec: RecurrentSpec, shape: Configuration) -> 
 
 
 def _fitted(machine: Machine, spec: RecurrentSpec, shape: Configuration, streams: bool) -> Iterator[Fitting]:
-    """With all registers for weights, and with fewer where the compiler would spill, or where weights are streamed, for
-    as many rows at a time as there are sums for; only what streams weights, or only what holds them all."""
+    """Forms of a configuration that fit: with all registers for weights, and with fewer.
+
+    Fewer where the compiler would spill, or where weights are streamed, for as many rows at a time as there are sums
+    for. `streams` chooses between forms that stream weights and forms that hold them all.
+    """
     registers = max(0, registers_of(shape.threads) - OTHER_REGISTERS)
     before = registers + 1
     for share in REGISTER_SHARES:

@@ -14,7 +14,7 @@ ValueOf: TypeAlias = Callable[[int], str]  # a node's value, as C++ has it
 
 
 def product(sizes: Sequence[int | str]) -> str:
-    """Of numbers and names."""
+    """The product of numbers and names, as C++ has it."""
     known = prod(size for size in sizes if isinstance(size, int))
     names = [size for size in sizes if isinstance(size, str)]
     return " * ".join([str(known)] * (known != 1 or not names) + names)
@@ -31,7 +31,7 @@ def linear(parts: Sequence[tuple[str, int | str]]) -> str:
 
 
 def offset_of(pattern: Pattern, node: Input, at: At, value: ValueOf) -> str:
-    """Of the element that an input reads."""
+    """The offset of the element that an input reads."""
     sizes = pattern.dimensions[node.tensor]
     return linear([(index_text(index, at, value), size) for index, size in zip(node.index, sizes, strict=True)])
 
@@ -53,7 +53,7 @@ def index_text(index: Index, at: At, value: ValueOf, integer: str = "Index") -> 
 
 
 def offset_along(pattern: Pattern, axes: Sequence[int], at: At) -> str:
-    """In a tensor whose dimensions are these axes."""
+    """The offset in a tensor whose dimensions are these axes."""
     return linear([(at(axis), pattern.size(axis)) for axis in axes])
 
 
@@ -79,7 +79,7 @@ def is_packed(pattern: Pattern, node: Input, axis: int, width: int) -> bool:
 
 
 def number_of(node: Random, at: At) -> str:
-    """Of the one that a generator draws, which may be more than an index of the kernel holds."""
+    """The index of the number that a generator draws, which may exceed an index of the kernel."""
     return index_text(node.index, lambda axis: f"Word({at(axis)})", str, "Word")
 
 

@@ -35,14 +35,14 @@ class Argument:
 
     @property
     def name(self) -> str:
-        """In the source."""
+        """The argument's name in the source."""
         if self.kind == "tf32":
             return self.kind
         short = {"size": "n", "dimension": "d"}.get(self.kind, f"{self.kind}_")
         return f"{short}{self.number}" + (f"_{self.dimension}" if self.kind == "dimension" else "")
 
     def declaration(self, word: int) -> str:
-        """Of the word's value."""
+        """The declaration of the word's value in C++."""
         if self.kind in _INTEGERS:
             kind = "int" if self.kind in ("first", "ctas", "tf32") else "Index"
             return f"const {kind} {self.name} = static_cast<{kind}>(p[{word}]);"

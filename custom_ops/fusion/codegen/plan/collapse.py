@@ -39,8 +39,8 @@ def grouped(shape: Sequence[int], groups: Sequence[int]) -> tuple[int, ...]:
 
 
 def open_sizes(program: Program, shapes: Shapes) -> tuple[Program, Shapes]:
-    """The same without the sizes of axes that are the only one of what varies along them: nothing is reduced there, and
-    one kernel serves all sizes."""
+    """A program without the sizes of axes that no other axis accompanies in any node: nothing is reduced there, so one
+    kernel serves all sizes."""
     alone = set(range(len(program.axes)))
     for node, type_, live in zip(program.nodes, program.types, program.live, strict=True):
         if live and (len(type_.axes) > 1 or isinstance(node, Reduce)):
@@ -112,7 +112,7 @@ def _can_merge(program: Program, shapes: Shapes, outer: int, inner: int) -> bool
             return False
         if merged.setdefault(node.tensor, at) != at:
             return False
-    # Whoever else reads such a tensor has to read it in the same way.
+    # All other readers of such a tensor have to read it in the same way.
     return all(
         [index.axis for index in node.index[merged[node.tensor] : merged[node.tensor] + 2]] == [outer, inner]
         for node in _inputs(program)
@@ -137,7 +137,7 @@ def _neighbours(axes: Sequence[int | None], outer: int, inner: int) -> bool:
 
 
 def _merged(program: Program, shapes: Shapes, groups: Groups, outer: int, inner: int) -> tuple[Program, Shapes, Groups]:
-    """With `outer` for both axes, and later axes one number lower."""
+    """The program with `outer` in place of both axes, and later axes one number lower."""
 
     def renamed(axis: int) -> int:
         axis = outer if axis == inner else axis
@@ -186,7 +186,7 @@ def _merged(program: Program, shapes: Shapes, groups: Groups, outer: int, inner:
 def _joined(
     values: tuple[Value, ...], at: int | None, combine: Callable[[tuple[Value, ...]], Value]
 ) -> tuple[Value, ...]:
-    """With one value for those at `at` and after it."""
+    """The values, with one value in place of those at `at` and after it."""
     return values if at is None else (*values[:at], combine(values[at : at + 2]), *values[at + 2 :])
 
 

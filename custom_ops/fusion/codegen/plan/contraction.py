@@ -71,7 +71,7 @@ class Contraction:
 
     @property
     def form(self) -> tuple[tuple[int, ...], ...]:
-        """The same for contractions whose tiles lie alike."""
+        """A key that is equal for contractions whose tiles lie alike."""
         return self.batch, self.rows, self.columns
 
     @property
@@ -94,7 +94,7 @@ class Tile:
     tensor: bool
 
     def attributes(self, ctas: int) -> tuple[str, str]:
-        """Of rows and columns, in at most so many CTAs."""
+        """The schedule's attributes of rows and columns, in at most so many CTAs."""
         rows = f"CTA_{LANES}-THREAD_{self.rows // LANES}" if self.tensor else f"THREAD_{self.rows}"
         return f"GRID_{ctas}-{rows}", f"GRID_{ctas}-CTA_{LANES}-THREAD_{self.columns // LANES}"
 

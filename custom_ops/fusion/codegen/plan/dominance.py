@@ -9,7 +9,7 @@ V = TypeVar("V", bound=Hashable)
 
 
 class DominanceTree(Generic[V]):
-    """Which vertices lie on every path from a root.
+    """The vertices on every path from a root, as a tree.
 
     Args:
         root: where paths begin.

@@ -1,4 +1,4 @@
-"""Which outputs may lie where a tensor lies: variables that a kernel updates in place.
+"""Outputs that may take the memory of a tensor: variables that a kernel updates in place.
 
 Every element of the tensor has to be read by the thread that writes the output's element there, and not after it: by
 loops that share out their positions alike, the last of which writes. What a product adds up is read at other places

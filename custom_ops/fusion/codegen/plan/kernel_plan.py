@@ -3,7 +3,7 @@ loops within a piece.
 
 A *piece* shares out rows over CTAs. All roots with the same rows, of the same owners, that can run in one phase are in
 one piece, so that what they read is read once. Pieces of a phase do not depend on each other: they are packed into one
-launch, each with CTAs of its own. What a piece needs of another one is stored in device memory and read in a later
+launch, each with separate CTAs. What a piece needs of another one is stored in device memory and read in a later
 phase; elementwise values are computed again.
 
 Within a row, roots run in *levels*: what needs a reduction's result comes after it. Roots of a level that look at the
@@ -94,7 +94,7 @@ class Piece:
 
     @property
     def flat(self) -> bool:
-        """Whether each thread computes rows of its own without a loop in them: the elementwise pieces."""
+        """Whether each thread computes separate rows without a loop in them: the elementwise pieces."""
         return self.owner.kind == "thread" and not any(loop.axes for loop in self.loops)
 
     @property
@@ -130,7 +130,7 @@ class Plan:
 
     @cached_property
     def parts(self) -> dict[int, int]:
-        """For each reduction of which CTAs have parts the piece that makes them."""
+        """The piece that makes the parts of each reduction of which CTAs have parts."""
         return {
             root.node: number
             for number, piece in enumerate(self.pieces)
@@ -199,14 +199,14 @@ def _order(root: Root) -> tuple[bool, int]:
 
 
 def _key(found: Mapping) -> tuple[object, ...]:
-    """The same for roots that one piece can compute."""
+    """A key that is equal for roots that one piece can compute."""
     return (found.rows, found.owner, found.most, found.slabs, found.way == "tile", found.tile, found.group)
 
 
 def _phases(
     pattern: Pattern, roots: Sequence[Root], mappings: dict[str, Mapping], reductions: dict[int, Root]
 ) -> dict[str, int]:
-    """For each root the first phase in which all that it reads is there."""
+    """The first phase of each root in which all that it reads is there."""
     phases: dict[str, int] = {}
     for root in roots:
         own, phase = mappings[root.name], 0
@@ -222,7 +222,7 @@ def _phases(
 
 
 def _combines(own: Mapping, read: Root) -> bool:
-    """Whether those who own a row put a reduction's parts together on their own: it has one result for each row of
+    """Whether the owners of a row add a reduction's parts themselves: it has one result for each row of
     theirs, or one alone."""
     return not read.kept or (set(own.rows) == set(read.kept) and own.way not in ("tile", "product"))
 
@@ -295,7 +295,7 @@ def _connected(
 
 
 def _combiners(threads: int) -> Owner:
-    """Those of a CTA who put parts together: neighbouring threads have neighbouring results, and several have one."""
+    """The threads of a CTA that add parts: neighbouring threads have neighbouring results, and several have one."""
     return Owner("strided", WARP, threads // WARP) if threads > WARP else Owner("thread", threads, 1)
 
 

@@ -18,7 +18,7 @@ threads that *own* a row compute all of it. The other axes lie within a row.
 c is the largest number of CTAs. With `CTA` for the kept axes and `THREAD` for the reduced ones each thread reduces on
 its own; with `WARP` and `CTA` each warp does, with all its lanes: the results are an array in shared memory (`S`).
 
-A reduction over rows (GRID at reduced axes) is summed up by each CTA, and CTAs' parts by whoever reads the result,
+A reduction over rows (GRID at reduced axes) is summed up by each CTA. The readers of the result add the CTAs' parts,
 after a barrier of the grid. Where kept axes have GRID, too, they are the rows, and what is reduced is split over so
 many CTAs, as what an output has within such rows can be: `[GRID_16-WARP_8,GRID_64-CTA_32-WARP_8]` are sums of columns,
 32 a CTA, in 16 slabs of rows.
@@ -48,7 +48,7 @@ Way: TypeAlias = Literal["flat", "serial", "warps", "tile", "product"]
 
 @dataclass(frozen=True)
 class Owner:
-    """Which threads of a CTA compute a row together.
+    """The threads of a CTA that compute a row together.
 
     Attributes:
         kind: one thread, neighbouring lanes of a warp, every `rows`-th thread, or all.
@@ -99,7 +99,7 @@ class Mapping:
 
 
 def mapping(pattern: Pattern, root: Root, schedule: Schedule, threads: int) -> Mapping:
-    """Of a schedule, in CTAs of so many threads.
+    """The mapping of a schedule, in CTAs of so many threads.
 
     Raises:
         KernelError: the schedule does not fit the root, or means nothing here.
@@ -135,7 +135,7 @@ def mapping(pattern: Pattern, root: Root, schedule: Schedule, threads: int) -> M
 
 
 def _owner(rows: list[Attribute], threads: int, schedule: Schedule) -> tuple[Owner, int]:
-    """Of the rows, and how many CTAs there are at most."""
+    """The owner of the rows, and how many CTAs there are at most."""
     if not rows:
         return Owner("cta", 1, threads), 1
     if len(set(rows)) > 1:
@@ -160,8 +160,11 @@ def _owner(rows: list[Attribute], threads: int, schedule: Schedule) -> tuple[Own
 
 
 def _is_split(levels: Attribute) -> bool:
-    """Of an output's axis within rows that several CTAs share: GRID_s-CTA_t beside rows of a CTA, GRID_s-WARP_w beside
-    those of threads that are some apart; rows have one level, or three."""
+    """Whether the attribute is that of an output's axis within rows that several CTAs share.
+
+    That is GRID_s-CTA_t beside rows of a CTA, and GRID_s-WARP_w beside rows of threads that lie apart. Rows have one
+    level, or three.
+    """
     return len(levels) == 2
 
 

@@ -69,7 +69,7 @@ class Pattern:
 
     @staticmethod
     def of(program: Program, shapes: Sequence[Sequence[int | None]] | None = None) -> Pattern:
-        """Of tensors of these shapes; None: of any."""
+        """The pattern of a program over tensors of these shapes; None: of any shapes."""
         if shapes is None:
             shapes = [(None,) * tensor.rank for tensor in program.tensors]
         # Zero is no size to compile for: what is empty is so when the kernel runs.
@@ -85,7 +85,7 @@ class Pattern:
 
     @cached_property
     def sizes(self) -> tuple[int | None, ...]:
-        """Of each axis; None: known when the kernel runs."""
+        """The size of each axis; None: known when the kernel runs."""
         found: list[int | None] = [size or None for size in self.program.axes]
         for node in self.program.nodes:
             if isinstance(node, Input):
@@ -96,7 +96,7 @@ class Pattern:
 
     @cached_property
     def dimensions(self) -> tuple[tuple[int | str, ...], ...]:
-        """Of each tensor the size of each dimension, as C++ has it: a number, an axis's `n0`, or its own `d0_1`."""
+        """The size of each tensor's dimensions, as C++ has it: a number, an axis's `n0`, or the dimension's `d0_1`."""
         plain: dict[tuple[int, int], int] = {}
         for node in self.program.nodes:
             if isinstance(node, Input):
@@ -119,11 +119,11 @@ class Pattern:
 
     @cached_property
     def digest(self) -> str:
-        """The same for patterns that one kernel computes."""
+        """A digest that is equal for patterns that one kernel computes."""
         return digest(to_text(self.program), repr(self.shapes))
 
     def size(self, axis: int) -> int | str:
-        """Of an axis, as C++ has it."""
+        """The size of an axis, as C++ has it."""
         known = self.sizes[axis]
         return known if known is not None else f"n{axis}"
 

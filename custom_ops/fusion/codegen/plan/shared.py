@@ -51,7 +51,7 @@ class SharedPlan:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of some kernels, a row of the paper's Table 4.
+    """Shared memory of some kernels, a row of the paper's Table 4.
 
     Attributes:
         patterns: the share of kernels that exchange data through shared memory.
@@ -84,7 +84,7 @@ def statistics(plans: Sequence[Plan]) -> Statistics:
 
 
 def shared_bytes(plan: Plan) -> int:
-    """Of a CTA, which computes one piece at a time."""
+    """Bytes of shared memory of a CTA, which computes one piece at a time."""
     return max(shared_plan(plan, piece).bytes for piece in plan.pieces)
 
 
@@ -155,7 +155,7 @@ class _Space:
 
 
 class _Graph:
-    """The values of a piece, and who reads what."""
+    """The values of a piece, and their readers."""
 
     def __init__(self, plan: Plan, piece: Piece, written: dict[int, int]) -> None:
         self._pattern, self._loops, self._written = plan.pattern, piece.loops, written
@@ -216,7 +216,7 @@ class _Graph:
 
 
 def _kept(plan: Plan, roots: Iterable[Root]) -> list[Root]:
-    """Those whose result is an array in shared memory."""
+    """The roots whose result is an array in shared memory."""
     return [root for root in roots if is_array(plan.pattern, root, plan.mappings[root.name])]
 
 
@@ -226,7 +226,7 @@ def is_array(pattern: Pattern, root: Root, found: Mapping) -> bool:
 
 
 def array_axes(plan: Plan, piece: Piece, place: int) -> tuple[int, ...]:
-    """Of an array within a row."""
+    """The axes of an array within a row."""
     axes = set(plan.pattern.program.types[place].axes)
     return plan.pattern.in_order(axes - set(piece.rows))
 

@@ -1,4 +1,4 @@
-"""C++ of elementwise pieces: each thread computes positions of its own (FusionStitching's thread composition)."""
+"""C++ of elementwise pieces: each thread computes separate positions (FusionStitching's thread composition)."""
 
 from __future__ import annotations
 

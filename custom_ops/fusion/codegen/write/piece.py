@@ -193,7 +193,7 @@ def if_(condition: str, statement: str) -> str:
 
 
 def used(declarations: Sequence[str], body: Sequence[str]) -> list[str]:
-    """Those of `declarations` that `body`, or a later one of them, uses."""
+    """The `declarations` that `body`, or a later declaration, uses."""
     words = {word for line in body for word in re.findall(r"\w+", line)}
     found: list[str] = []
     for line in reversed(declarations):

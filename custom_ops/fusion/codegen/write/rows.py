@@ -48,7 +48,7 @@ class RowWriter(PieceWriter):
     # ---- The piece
 
     def _threads(self, body: list[str]) -> list[str]:
-        """Which of the CTA's rows, and which of its threads, a thread is; which slab a CTA."""
+        """Declarations of a thread's row and number in the CTA, and of the CTA's slab."""
         owner = self.owner
         rows, threads = owner.rows, owner.threads
         group, lane = {
@@ -146,7 +146,7 @@ class RowWriter(PieceWriter):
         ]
 
     def _row(self, body: list[str]) -> list[str]:
-        """With the row of the thread's group, and its position along each axis."""
+        """The body, after the declarations of the row of the thread's group and of its position along each axis."""
         at = positions(self.pattern, self.piece.rows, "row")
         if self.owner.rows > 1:
             active = "const bool active = first + group < rows;  // others compute the last row, and store nothing"
@@ -283,7 +283,7 @@ class RowWriter(PieceWriter):
         return f"({at}) * {loop.vector}" if " " in at else f"{at} * {loop.vector}"
 
     def _barrier(self) -> str:
-        """Of the threads that own a row."""
+        """The barrier of the threads that own a row."""
         return "__syncwarp();" if self.owner.kind in ("lanes", "thread") else "__syncthreads();"
 
     def _nested(self, loop: Loop, row: Names) -> list[str]:

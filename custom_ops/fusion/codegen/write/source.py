@@ -57,7 +57,7 @@ class _Function:
 
     @cached_property
     def kind(self) -> str:
-        """The same for pieces that differ in their tensors alone."""
+        """A text that is equal for pieces that differ in their tensors alone."""
         found: dict[str, dict[str, int]] = {}
 
         def renamed(match: re.Match[str]) -> str:
@@ -160,7 +160,7 @@ def _calls(plan: Plan, functions: Sequence[_Function], names: dict[str, int]) ->
 
 
 def _indented(lines: list[str]) -> list[str]:
-    """By the braces."""
+    """The lines, indented by their braces."""
     depth, found = 0, []
     for line in lines:
         if not line or line.startswith(("#", "namespace", "}  //")):

@@ -77,5 +77,5 @@ class TileWriter(PieceWriter):
         return f"output_{root.output}[{offset_along(self.pattern, root.axes, axis_name)}] = {text};"
 
     def write(self, root: Root, names: Names) -> str:
-        """Into the tile."""
+        """The line that writes a root into the tile."""
         return f"tile_{root.output}[line * {PITCH} + lane] = {self.values.text(root.node, names)};"

@@ -158,7 +158,7 @@ class Values:
         return lines, found
 
     def load(self, node: Input, width: int, at: At, left: str = "") -> str:
-        """Of `width` elements of an input, from the positions that `at` says."""
+        """The load of `width` elements of an input, from the positions that `at` says."""
         return f"load<{width}>(tensor_{node.tensor} + {offset_of(self.pattern, node, at, str)}{left})"
 
     def _is_saved_along(self, place: int, axis: int, width: int) -> bool:

@@ -1,0 +1,111 @@
+"""Documentation, docstrings and comments avoid words that a new reader stumbles over (CONTRIBUTING.md, "Writing")."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+if not (ROOT / "docs").is_dir():
+    pytest.skip("the documentation is not installed; run from a checkout", allow_module_level=True)
+
+BANNED = re.compile(r"\b(nobody|whoever|somebody|anew|of (?:its|their|his) own|as it was)\b", re.IGNORECASE)
+OPENING = re.compile(r"\s*(Of|The same|That|With)\b")
+TEXTS = {".md", ".py", ".cc", ".h", ".cuh", ".toml"}
+CODE = ("custom_ops", "graph_passes", "tfmem", "examples", "tools", "benchmarks")
+QUOTED = re.compile(r"^<!-- fusion: begin -->$.*?^<!-- fusion: end -->$", re.MULTILINE | re.DOTALL)  # stored reports
+
+# How many of the banned words are left, by folder. Lower a number when you remove some; never raise one.
+WORDS_LEFT = {
+    "benchmarks/fusion": 1,  # a sentence of older results
+    "custom_ops/extension": 2,
+    "custom_ops/kernels": 15,
+    "custom_ops/ops": 56,
+    "docs/architecture.md": 4,
+    "graph_passes/analysis": 10,
+    "graph_passes/decision.py": 1,
+    "graph_passes/errors.py": 1,
+    "graph_passes/graph": 18,
+    "graph_passes/lower": 11,
+    "graph_passes/passes": 54,
+    "graph_passes/pipeline.py": 1,
+    "graph_passes/report.py": 2,
+    "tfmem/capture": 31,
+    "tfmem/frontends": 4,
+    "tfmem/kernels": 3,
+    "tfmem/runtime": 17,
+    "tfmem/steps": 38,
+    "tfmem/timing": 3,
+}
+# How many docstrings still open with the words of OPENING, by folder.
+OPENINGS_LEFT = {
+    "graph_passes/analysis": 4,
+    "graph_passes/decision.py": 1,
+    "graph_passes/graph": 4,
+    "graph_passes/lower": 13,
+    "graph_passes/passes": 15,
+    "tfmem/capture": 7,
+    "tfmem/frontends": 1,
+    "tfmem/kernels": 3,
+    "tfmem/runtime": 4,
+    "tfmem/steps": 1,
+    "tfmem/timing": 1,
+}
+
+
+def files() -> list[Path]:
+    """All product code, its build, and all documentation."""
+    found = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "setup.py", ROOT / "Makefile", ROOT / "pyproject.toml"]
+    found += [file for folder in CODE for file in (ROOT / folder).rglob("*") if file.suffix in TEXTS]
+    return sorted(file for file in found if file.is_file())
+
+
+def folder(file: Path) -> str:
+    """The first two parts of a file's path in the repository."""
+    return "/".join(file.relative_to(ROOT).parts[:2])
+
+
+def too_many(found: Counter[str], left: dict[str, int]) -> dict[str, tuple[int, int]]:
+    """Folders that have more than they are allowed: (found, allowed)."""
+    return {name: (count, left.get(name, 0)) for name, count in sorted(found.items()) if count > left.get(name, 0)}
+
+
+def banned_words(text: str) -> list[str]:
+    """The banned words of a text, also those that a line break divides."""
+    return BANNED.findall(re.sub(r"\s+(?:#|//)?\s*", " ", QUOTED.sub("", text)))
+
+
+def docstrings(file: Path) -> Iterator[str]:
+    """The docstrings of a module, its classes and its functions."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node, clean=False) or ""
+
+
+def test_texts_avoid_the_banned_words() -> None:
+    found = Counter[str]()
+    for file in files():
+        found[folder(file)] += len(banned_words(file.read_text()))
+    assert not too_many(found, WORDS_LEFT), "say who does what: see Writing in CONTRIBUTING.md"
+
+
+def test_docstrings_open_with_a_noun_or_a_verb() -> None:
+    found = Counter[str]()
+    for file in files():
+        if file.suffix == ".py":
+            found[folder(file)] += sum(OPENING.match(each) is not None for each in docstrings(file))
+    assert not too_many(found, OPENINGS_LEFT), "name what the function returns, or say what it does"
+
+
+def test_a_banned_word_is_found_across_lines_and_an_opening_at_the_start() -> None:
+    assert banned_words("left as it\n    # was, for no\nbody") == ["as it was"]
+    assert banned_words("<!-- fusion: begin -->\nleft as it was\n<!-- fusion: end -->\n") == []
+    assert OPENING.match("Of a thread.")
+    assert OPENING.match("The same for others.")
+    assert not OPENING.match("The samples of a batch.")
+    assert too_many(Counter({"a": 2, "b": 1}), {"a": 2}) == {"b": (1, 0)}

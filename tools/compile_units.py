@@ -31,8 +31,11 @@ class Job:
     def is_stale(self) -> bool:
         """Whether the target is missing, or older than a file that it was made from."""
         listed = self.target.with_suffix(".d")
-        rule = listed.read_text() if listed.exists() else ""
-        return not rule or is_older(self.target, rule.partition(":")[2].replace("\\\n", " ").split())
+        if not listed.exists():
+            return True
+        sources = listed.read_text().partition(":")[2].replace("\\\n", " ").split()
+        # g++ does not list the precompiled header.
+        return is_older(self.target, [*sources, *([self.header] if self.header else [])])
 
 
 def compile_all(jobs: Sequence[Job], extra: Sequence[str] = ()) -> None:

@@ -128,6 +128,14 @@ def test_what_reads_a_precompiled_header_is_compiled_with_it(folder: Folder, cap
     assert made(folder, capfd) == ["header", "reader"]
 
 
+def test_a_build_that_ended_behind_the_header_goes_on_with_what_reads_it(
+    folder: Folder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made(folder, capfd)
+    folder.change("header.o")
+    assert made(folder, capfd) == ["reader"]
+
+
 def test_a_failure_ends_the_build(folder: Folder) -> None:
     folder.change("header", "wrong")
     with pytest.raises(SystemExit, match="not everything was built"):

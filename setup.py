@@ -1,5 +1,6 @@
 """Compiles the op library and the extension module; everything else about the package is said in pyproject.toml."""
 
+import fcntl
 import hashlib
 import shutil
 import sys
@@ -17,6 +18,7 @@ from find_tensorflow import TensorFlowNotFoundError, find_tensorflow  # noqa: E4
 
 from custom_ops import build_flags, build_units  # noqa: E402
 
+OBJECTS = ROOT / "build" / "objects"
 OP_LIBRARY, EXTENSION = "custom_ops._tfmem_ops", "custom_ops._extension"
 COMMANDS = {
     OP_LIBRARY: (build_flags.compile_command, build_flags.link_command),
@@ -70,6 +72,12 @@ class BuildLibraries(build_ext):
         return str(Path(*fullname.split(".")[:-1], name))
 
     def build_extensions(self):
+        OBJECTS.mkdir(parents=True, exist_ok=True)
+        with (OBJECTS / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another build may run, which would write the same files
+            self.build_libraries()
+
+    def build_libraries(self):
         libraries = {ext.name: self.planned(ext) for ext in self.extensions}
         jobs = [job for library in libraries.values() for job in library.jobs]
         jobs.sort(key=lambda job: job.header is not None)  # what can run while the header is compiled
@@ -90,8 +98,8 @@ class BuildLibraries(build_ext):
         compile_command = COMMANDS[ext.name][0]
         how = f"{self.version} {compile_command(Path('.cc'), Path('.o'))}"
         # One folder for wheels, editable installs and --inplace, so that they share what is compiled.
-        folder = ROOT / "build" / "objects" / hashlib.sha256(how.encode()).hexdigest()[:16]
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = OBJECTS / hashlib.sha256(how.encode()).hexdigest()[:16]
+        folder.mkdir(exist_ok=True)
         jobs, objects = [], []
         header = folder / build_flags.PRECOMPILED.name
         compiled_header = folder / f"{header.name}.gch"

@@ -88,7 +88,9 @@ $(VENV)/.built: $(VENV)/.installed setup.py tools/compile_units.py $(wildcard cu
 	$(compile)
 	@touch $@
 
+# What setuptools gathered for an older wheel goes first: it would put modules that are gone into the new one.
 wheel: build
+	rm -rf build/lib* build/bdist*
 	$(python) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	@ls -t dist/*.whl | head -n 1
 

@@ -4,7 +4,7 @@ VENV ?= .venv
 BAZEL ?= bazel
 python := $(VENV)/bin/python
 
-.PHONY: help demo test sanitize fuzz lint format build bench bazel clean
+.PHONY: help demo test sanitize fuzz lint format build wheel bench bazel clean
 
 help:
 	@echo 'make demo     train a small network on the CPU under a memory budget, with and without tfmem'
@@ -13,6 +13,7 @@ help:
 	@echo 'make fuzz     a million mutated cells and programs, read under the same; FUZZ="--seed 2" chooses others'
 	@echo 'make lint     ruff, mypy and clang-format; make format mends what can be mended'
 	@echo 'make build    the environment in $(VENV), the op library and the extension module'
+	@echo 'make wheel    a wheel in dist/, which installs without a compiler'
 	@echo 'make bench    the benchmarks that need no GPU'
 	@echo 'make bazel    the same libraries and the pure tests with Bazel'
 	@echo 'make clean    remove what was built, but for the environment'
@@ -79,12 +80,22 @@ bazel: $(VENV)/.installed
 
 build: $(VENV)/.built
 
-$(VENV)/.built: $(VENV)/.installed setup.py $(wildcard custom_ops/ops/*.* custom_ops/ops/*/* custom_ops/extension/*.* \
-  custom_ops/expr/*.py)
-	$(python) setup.py --quiet build_ext --inplace
+# `make build WERROR=1` takes no warnings of the compiler's.
+compile = $(python) setup.py --quiet build_ext --inplace $(if $(WERROR),--werror)
+
+$(VENV)/.built: $(VENV)/.installed setup.py tools/compile_units.py $(wildcard custom_ops/build_*.py custom_ops/ops/*.* \
+  custom_ops/ops/*/* custom_ops/extension/*.* custom_ops/expr/*.py)
+	$(compile)
 	@touch $@
 
-# What tfmem needs comes first, so that its library is built against the TensorFlow that is there.
+# What setuptools gathered for an older wheel goes first: it would put modules that are gone into the new one.
+wheel: build
+	rm -rf build/lib* build/bdist*
+	$(python) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	@ls -t dist/*.whl | head -n 1
+
+# What tfmem needs comes first, so that its library is built against the TensorFlow that is there. The library comes
+# before pip asks for it: pip would not show how far the compiler is.
 needed = import tomllib; t = tomllib.load(open("pyproject.toml", "rb")); \
   print(*t["build-system"]["requires"], *t["project"]["dependencies"], sep="\n")
 
@@ -95,6 +106,7 @@ addons = --upgrade --no-deps --only-binary=:all: --python-version 3.11 tensorflo
 $(VENV)/.installed: pyproject.toml | $(python)
 	$(python) -c '$(needed)' > $(VENV)/needed.txt
 	$(python) -m pip install --quiet --requirement $(VENV)/needed.txt
+	$(compile)
 	$(python) -m pip install --quiet --no-build-isolation --editable '.[dev]'
 	$(python) -m pip install --quiet $(addons) --target "$$($(python) -c '$(packages)')"
 	@touch $@
@@ -113,4 +125,4 @@ $(python):
 	"$$found" -m venv $(VENV)
 
 clean:
-	rm -rf build bazel-out custom_ops/_tfmem_ops.*.so custom_ops/_extension.abi3.so *.egg-info $(VENV)/.built
+	rm -rf build dist bazel-out custom_ops/_tfmem_ops.*.so custom_ops/_extension.abi3.so *.egg-info $(VENV)/.built

@@ -1,32 +1,57 @@
 """Compiles the op library and the extension module; everything else about the package is said in pyproject.toml."""
 
+import fcntl
 import hashlib
 import shutil
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+from compile_units import Job, compile_all, is_older, run, write  # noqa: E402
 from find_tensorflow import TensorFlowNotFoundError, find_tensorflow  # noqa: E402
 
-from custom_ops import build_flags  # noqa: E402
+from custom_ops import build_flags, build_units  # noqa: E402
 
+OBJECTS = ROOT / "build" / "objects"
 OP_LIBRARY, EXTENSION = "custom_ops._tfmem_ops", "custom_ops._extension"
 COMMANDS = {
     OP_LIBRARY: (build_flags.compile_command, build_flags.link_command),
     EXTENSION: (build_flags.extension_compile_command, build_flags.extension_link_command),
 }
+UNITS = {OP_LIBRARY: build_units.units, EXTENSION: build_units.one_by_one}
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library that is compiled and linked in a folder for its flags.
+
+    Attributes:
+        path: the library in that folder.
+        jobs: what the compiler makes for it, what other jobs need first.
+        objects: its object files.
+    """
+
+    path: Path
+    jobs: list[Job]
+    objects: list[Path]
 
 
 class BuildLibraries(build_ext):
     """Builds `custom_ops/_tfmem_ops.tf<minor>.so`, no Python module and not named like one, and the extension."""
 
     library = "_tfmem_ops.so"  # its name until TensorFlow is asked, which metadata must not need
+    user_options: ClassVar = [*build_ext.user_options, ("werror", None, "compiler warnings are errors")]
+    boolean_options: ClassVar = [*build_ext.boolean_options, "werror"]
+
+    def initialize_options(self):
+        super().initialize_options()
+        self.werror = False
 
     def run(self):
         try:
@@ -46,49 +71,53 @@ class BuildLibraries(build_ext):
         name = build_flags.EXTENSION if EXTENSION.endswith(fullname) else self.library
         return str(Path(*fullname.split(".")[:-1], name))
 
-    def build_extension(self, ext):
-        compile_command, link_command = COMMANDS[ext.name]
+    def build_extensions(self):
+        OBJECTS.mkdir(parents=True, exist_ok=True)
+        with (OBJECTS / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another build may run, which would write the same files
+            self.build_libraries()
+
+    def build_libraries(self):
+        libraries = {ext.name: self.planned(ext) for ext in self.extensions}
+        jobs = [job for library in libraries.values() for job in library.jobs]
+        jobs.sort(key=lambda job: job.header is not None)  # what can run while the header is compiled
+        compile_all(jobs, ["-Werror"] if self.werror else [])
+        for name, library in libraries.items():
+            if is_older(library.path, library.objects):
+                print("linking", library.path.name, flush=True)
+                run(COMMANDS[name][1](library.objects, library.path))
+            target = Path(self.get_ext_fullpath(name))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if name == OP_LIBRARY and not self.inplace:  # a wheel is for one TensorFlow, whatever was built before
+                for other in target.parent.glob(build_flags.library_name("*.*")):
+                    other.unlink()
+            shutil.copy2(library.path, target)
+
+    def planned(self, ext):
+        """The `Library` of an extension of setuptools'; the texts of its units are written."""
+        compile_command = COMMANDS[ext.name][0]
         how = f"{self.version} {compile_command(Path('.cc'), Path('.o'))}"
-        # One folder for wheels, editable installs and --inplace, so that none compiles again.
-        folder = ROOT / "build" / "objects" / hashlib.sha256(how.encode()).hexdigest()[:16]
-        folder.mkdir(parents=True, exist_ok=True)
-        with ThreadPoolExecutor(max_workers=2) as pool:
-            objects = list(pool.map(lambda source: compiled(Path(source), folder, compile_command), ext.sources))
-        target = Path(self.get_ext_fullpath(ext.name))
-        library = folder / target.name
-        if is_older(library, objects):
-            print("linking", library.name, flush=True)
-            run(link_command(objects, library))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if ext.name == OP_LIBRARY and not self.inplace:  # a wheel is for one TensorFlow, whatever was built before
-            for other in target.parent.glob(build_flags.library_name("*.*")):
-                other.unlink()
-        shutil.copy2(library, target)
-
-
-def compiled(source, folder, compile_command):
-    """The object file of `source`, made again only if a file that it includes has changed."""
-    stem = build_flags.object_stem(source)
-    target, dependencies = folder / f"{stem}.o", folder / f"{stem}.d"
-    rule = dependencies.read_text() if dependencies.exists() else ""
-    if not rule or is_older(target, rule.partition(":")[2].replace("\\\n", " ").split()):
-        print(f"compiling {source}\n", end="", flush=True)
-        run([*compile_command(source, target), "-MMD"])
-    return target
-
-
-def is_older(target, sources):
-    paths = [target, *map(Path, sources)]
-    if not all(path.exists() for path in paths):
-        return True
-    return any(path.stat().st_mtime > target.stat().st_mtime for path in paths)
-
-
-def run(command):
-    try:
-        subprocess.run(command, check=True)
-    except (FileNotFoundError, subprocess.CalledProcessError) as error:
-        sys.exit(f"\nnot everything was built: {error}\nIt needs g++ (or CXX=...) with C++17.\n")
+        # One folder for wheels, editable installs and --inplace, so that they share what is compiled.
+        folder = OBJECTS / hashlib.sha256(how.encode()).hexdigest()[:16]
+        folder.mkdir(exist_ok=True)
+        jobs, objects = [], []
+        header = folder / build_flags.PRECOMPILED.name
+        compiled_header = folder / f"{header.name}.gch"
+        units = UNITS[ext.name]([ROOT / source for source in ext.sources], ROOT)
+        if any(unit.sees_tensorflow for unit in units):
+            write(header, build_units.include(build_flags.PRECOMPILED, ROOT))
+            jobs.append(Job("TensorFlow's headers", compiled_header, build_flags.precompile_command(compiled_header)))
+        for unit in units:
+            source, target = folder / f"{unit.name}.cc", folder / f"{unit.name}.o"
+            write(source, unit.text(ROOT))
+            command = compile_command(source, target)
+            if unit.sees_tensorflow:
+                command += build_flags.precompiled_flags(header)
+            files = len(unit.sources)
+            label = unit.name if files == 1 else f"{unit.name} ({files} files)"
+            jobs.append(Job(label, target, command, compiled_header if unit.sees_tensorflow else None))
+            objects.append(target)
+        return Library(folder / Path(self.get_ext_filename(ext.name)).name, jobs, objects)
 
 
 def extension(name, sources, headers):

@@ -12,6 +12,8 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
 EXTENSION = "_extension.abi3.so"  # for every Python from 3.11 on
+PRECOMPILED = PACKAGE / "ops" / "precompiled.h"
+WARNINGS = ("-Wall", "-Wextra")
 GENERATED = PACKAGE.parent / "build" / "generated"  # not where Bazel finds its own
 
 
@@ -71,11 +73,22 @@ def compile_command(source: Path, object_file: Path) -> list[str]:
     write_generated()
 
     # NDEBUG, because TensorFlow is built with it and some of its headers depend on it.
-    own = ["-std=c++17", "-O2", "-fPIC", "-DNDEBUG", "-Wall", f"-I{PACKAGE.parent}", f"-I{GENERATED}"]
+    own = ["-std=c++17", "-O2", "-fPIC", "-DNDEBUG", *WARNINGS, f"-I{PACKAGE.parent}", f"-I{GENERATED}"]
     # TensorFlow's headers as system headers: their warnings are not ours to repair.
     include = ["-isystem", tf.sysconfig.get_include()]
     flags = [flag for flag in tf.sysconfig.get_compile_flags() if not flag.startswith("-I")]
     return [compiler(), *flags, *own, *include, "-c", str(source), "-o", str(object_file)]
+
+
+def precompile_command(target: Path) -> list[str]:
+    """The command that compiles `PRECOMPILED` to `target`, for sources that are compiled with the same flags."""
+    *command, _, source, _, place = compile_command(PRECOMPILED, target)
+    return [*command, "-x", "c++-header", "-c", source, "-o", place]
+
+
+def precompiled_flags(header: Path) -> list[str]:
+    """The flags with which a source is compiled as if it included `header` first, from `header`.gch if that fits."""
+    return ["-include", str(header), "-Winvalid-pch"]
 
 
 def link_command(objects: Sequence[Path], library: Path) -> list[str]:
@@ -102,7 +115,7 @@ def python_include() -> Path:
 
 def extension_compile_command(source: Path, object_file: Path) -> list[str]:
     """The command that compiles one source of the extension module, which knows neither TensorFlow nor NumPy."""
-    own = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-DNDEBUG", "-Wall", f"-I{PACKAGE.parent}"]
+    own = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-DNDEBUG", *WARNINGS, f"-I{PACKAGE.parent}"]
     return [compiler(), *own, "-isystem", str(python_include()), "-c", str(source), "-o", str(object_file)]
 
 

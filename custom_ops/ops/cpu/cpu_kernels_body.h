@@ -4,7 +4,8 @@
 //   TFMEM_ROWS          rows of a register block: 4 * TFMEM_ROWS accumulators fit the registers
 // and includes <cmath>, <immintrin.h> (on x86), <cstring>, <type_traits> and cpu_kernels.h: nothing
 // of the standard library may be compiled under the pragmas, or the linker may hand AVX code to
-// everybody.
+// everybody. AVX512's functions are called in the form with a mask, and one of all lanes: g++ 12
+// warns of the others that they read what is undefined. The instructions are the same.
 
 #define TFMEM_INLINE inline __attribute__((always_inline))
 // Vectors of integers wrap; the sanitizer takes them for C++'s int, which must not.

@@ -10,7 +10,7 @@
 namespace tfmem {
 namespace {
 
-using Kind = PlacedNode::Kind;
+using PlacedKind = PlacedNode::Kind;
 
 constexpr int kCheapWork = 4;  // to compute a value again, instead of passing it on in memory
 
@@ -70,13 +70,13 @@ class Lowering {
 
   // The tiles' node of a value in this stage: computed here, or brought here.
   int At(int place) {
-    if (node(place).kind == Kind::kConstant) return Constant(place);
+    if (node(place).kind == PlacedKind::kConstant) return Constant(place);
     if (auto found = at_[stage_].find(place); found != at_[stage_].end()) return found->second;
     const PlacedNode& value = node(place);
     TileNode tile = Begin(value);
     if (value.leaf()) {
       Load({value.tensor, value.dtype, value.access, 0, value.counter}, &tile);
-    } else if (value.kind != Kind::kReduceTiles && CheapAgain(place)) {
+    } else if (value.kind != PlacedKind::kReduceTiles && CheapAgain(place)) {
       return Compute(place);
     } else {
       const int buffer = BufferOf(place);
@@ -129,17 +129,17 @@ class Lowering {
     tile.reduction = value.reduction;
     std::vector<int> arguments;
     for (int argument : value.arguments) arguments.push_back(At(argument));
-    if (value.kind == Kind::kReduceTiles) return Reduce(place, arguments[0]), -1;
+    if (value.kind == PlacedKind::kReduceTiles) return Reduce(place, arguments[0]), -1;
     tile.arguments = std::move(arguments);
     switch (value.kind) {
-      case Kind::kGather:
+      case PlacedKind::kGather:
         tile.kind = TileNode::Kind::kGather;
         AddPort({value.tensor, value.dtype, value.access}, &tile);
         break;
-      case Kind::kCast:
+      case PlacedKind::kCast:
         tile.kind = TileNode::Kind::kCast;
         break;
-      case Kind::kReduceInTile:
+      case PlacedKind::kReduceInTile:
         tile.kind = TileNode::Kind::kReduce;
         break;
       default:
@@ -199,7 +199,7 @@ class Lowering {
     const DType dtype = StorageOf(value.dtype);
     result_.buffers.push_back({dtype, numbers});
     accesses_.push_back(access);
-    if (value.kind == Kind::kReduceTiles) return buffer;
+    if (value.kind == PlacedKind::kReduceTiles) return buffer;
     // Its stage was compiled before.
     for (size_t stage = 0; stage < places_.size(); ++stage) {
       if (result_.levels[stage] != value.level || tiles_.domains[stage] != value.domain) continue;
@@ -224,9 +224,9 @@ class Lowering {
   bool Again(int place, int* work) const {
     const PlacedNode& value = node(place);
     if (Here(place) || !VariesAlongAll(place)) return true;
-    if (value.leaf()) return (*work -= value.kind == Kind::kLoad) >= 0;
-    const bool cheap =
-        value.kind == Kind::kCast || (value.kind == Kind::kApply && InfoOf(value.op).work == 1);
+    if (value.leaf()) return (*work -= value.kind == PlacedKind::kLoad) >= 0;
+    const bool cheap = value.kind == PlacedKind::kCast ||
+                       (value.kind == PlacedKind::kApply && InfoOf(value.op).work == 1);
     if (!cheap || --*work < 0) return false;
     for (int argument : value.arguments) {
       if (!Again(argument, work)) return false;

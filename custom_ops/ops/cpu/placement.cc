@@ -7,7 +7,7 @@
 namespace tfmem {
 namespace {
 
-using Kind = PlacedNode::Kind;
+using PlacedKind = PlacedNode::Kind;
 
 class Placing {
  public:
@@ -45,20 +45,21 @@ class Placing {
       case ExpressionNode::Kind::kInput:
       case ExpressionNode::Kind::kPosition:
       case ExpressionNode::Kind::kRandom:
-        placed.kind = Kind::kLoad;
+        placed.kind = PlacedKind::kLoad;
         if (!sized.gathers.empty()) {
-          placed.kind = Kind::kGather;
+          placed.kind = PlacedKind::kGather;
           placed.arguments = {AddOffset(sized)};
         }
         break;
       case ExpressionNode::Kind::kCast:
-        placed.kind = Kind::kCast;
+        placed.kind = PlacedKind::kCast;
         break;
       case ExpressionNode::Kind::kApply:
-        placed.kind = Kind::kApply;
+        placed.kind = PlacedKind::kApply;
         break;
       case ExpressionNode::Kind::kReduce:
-        placed.kind = domains_.Reduction(number).in_tile ? Kind::kReduceInTile : Kind::kReduceTiles;
+        placed.kind = domains_.Reduction(number).in_tile ? PlacedKind::kReduceInTile
+                                                         : PlacedKind::kReduceTiles;
         placed.domain = domains_.Reduction(number).domain;
     }
     at_.push_back(Add(std::move(placed)));
@@ -71,14 +72,14 @@ class Placing {
       int index = -1;
       for (int value : gather.nodes) {
         PlacedNode wide;
-        wide.kind = Kind::kCast;
+        wide.kind = PlacedKind::kCast;
         wide.dtype = DType::kInt64;
         wide.arguments = {at_[value]};
         index = AddTo(index, Add(std::move(wide)));
       }
       if (gather.position.base != 0 || !gather.position.varies().empty()) {
         PlacedNode position;
-        position.kind = Kind::kLoad;
+        position.kind = PlacedKind::kLoad;
         position.dtype = DType::kInt64;
         position.access = gather.position;
         position.varies = gather.position.varies();
@@ -101,7 +102,7 @@ class Placing {
 
   int Apply(Elementwise op, int a, int b) {
     PlacedNode placed;
-    placed.kind = Kind::kApply;
+    placed.kind = PlacedKind::kApply;
     placed.dtype = node(a).dtype;
     placed.op = op;
     placed.arguments = {a, b};
@@ -109,7 +110,7 @@ class Placing {
   }
 
   int Add(PlacedNode placed) {
-    if (placed.kind != Kind::kReduceInTile && placed.kind != Kind::kReduceTiles) {
+    if (placed.kind != PlacedKind::kReduceInTile && placed.kind != PlacedKind::kReduceTiles) {
       for (int argument : placed.arguments) placed.varies |= node(argument).varies;
     }
     if (!placed.arguments.empty()) PlaceNode(&placed);
@@ -123,7 +124,7 @@ class Placing {
     for (int argument : placed.arguments) {
       const PlacedNode& read = node(argument);
       if (read.leaf()) continue;
-      const bool here = read.domain == domain && read.kind != Kind::kReduceTiles;
+      const bool here = read.domain == domain && read.kind != PlacedKind::kReduceTiles;
       level = std::max(level, read.level + !here);
     }
     return level;
@@ -135,14 +136,14 @@ class Placing {
     const bool reduces = !placed->axes.empty();
     for (int argument : placed->arguments) {
       const PlacedNode& read = node(argument);
-      if (read.leaf() || read.kind == Kind::kReduceTiles) continue;
+      if (read.leaf() || read.kind == PlacedKind::kReduceTiles) continue;
       const TileDomain& domain = domains_[read.domain];
       if (domain.row_set() != along || (reduces && !KeepsAlike(domain, *placed))) continue;
       const int level = LevelIn(read.domain, *placed);
       if (level != read.level) continue;
       placed->domain = read.domain;
       placed->level = level;
-      if (reduces) placed->kind = Kind::kReduceTiles;
+      if (reduces) placed->kind = PlacedKind::kReduceTiles;
       return;
     }
     if (!reduces) placed->domain = domains_.Of(along);
@@ -161,10 +162,10 @@ class Placing {
   void AddStore(int number) {
     const SizedOutput& output = expression_.outputs[number];
     int place = at_[output.node];
-    if (node(place).leaf() || node(place).kind == Kind::kReduceTiles ||
+    if (node(place).leaf() || node(place).kind == PlacedKind::kReduceTiles ||
         node(place).varies != output.axes) {
       PlacedNode copy;
-      copy.kind = Kind::kCast;
+      copy.kind = PlacedKind::kCast;
       copy.dtype = node(place).dtype;
       copy.varies = output.axes;
       copy.arguments = {place};
@@ -175,7 +176,7 @@ class Placing {
 
   // Whether a value is there for its reader at the level at which it is computed.
   bool Passes(const PlacedNode& value, const PlacedNode& reader) const {
-    return value.domain == reader.domain && value.kind != Kind::kReduceTiles;
+    return value.domain == reader.domain && value.kind != PlacedKind::kReduceTiles;
   }
 
   // What is not needed before a later level is computed there, unless it would make two other
@@ -187,7 +188,7 @@ class Placing {
       for (int place = count - 1; place >= 0; --place) {
         const PlacedNode& reader = node(place);
         int& at = (*levels)[place];
-        const bool stays = reader.kind == Kind::kReduceTiles || reader.check >= 0;
+        const bool stays = reader.kind == PlacedKind::kReduceTiles || reader.check >= 0;
         if (stays || at == kNever) at = reader.level;
         if (levels == &level) {
           int waiting = 0;

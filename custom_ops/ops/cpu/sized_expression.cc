@@ -16,34 +16,34 @@ constexpr int64_t kMostDrawn = int64_t{1} << 55;     // random numbers of one ge
 constexpr int64_t kMostGathered = int64_t{1} << 55;  // that an index's terms give
 
 template <typename... Parts>
-absl::Status Wrong(Parts... parts) {
+absl::Status WrongSize(Parts... parts) {
   return absl::InvalidArgumentError(absl::StrCat("program: ", parts...));
 }
 
 absl::Status CheckSizes(const Expression& expression, const std::vector<int64_t>& axes,
                         const std::vector<Shape>& shapes) {
   if (axes.size() != expression.axes.size() || shapes.size() != expression.tensors.size()) {
-    return Wrong("has ", expression.axes.size(), " axes and ", expression.tensors.size(),
-                 " inputs; found ", axes.size(), " and ", shapes.size());
+    return WrongSize("has ", expression.axes.size(), " axes and ", expression.tensors.size(),
+                     " inputs; found ", axes.size(), " and ", shapes.size());
   }
   for (size_t i = 0; i < axes.size(); ++i) {
     const int64_t size = expression.axes[i];
     if (size != 0 && size != axes[i]) {
-      return Wrong("axis ", i, " has ", size, " positions; found ", axes[i]);
+      return WrongSize("axis ", i, " has ", size, " positions; found ", axes[i]);
     }
   }
   // Of all axes together there may be more positions than there are numbers: nothing need vary
   // along all.
   for (int64_t size : axes) {
     if (CountNumbers({size}) < 0)
-      return Wrong("an axis has a negative size, or too many positions");
+      return WrongSize("an axis has a negative size, or too many positions");
   }
   for (size_t i = 0; i < shapes.size(); ++i) {
     if (static_cast<int>(shapes[i].size()) != expression.tensors[i].rank) {
-      return Wrong("tensor ", i, " has ", expression.tensors[i].rank, " dimensions; found ",
-                   shapes[i].size());
+      return WrongSize("tensor ", i, " has ", expression.tensors[i].rank, " dimensions; found ",
+                       shapes[i].size());
     }
-    if (CountNumbers(shapes[i]) < 0) return Wrong("tensor ", i, " has too many numbers");
+    if (CountNumbers(shapes[i]) < 0) return WrongSize("tensor ", i, " has too many numbers");
   }
   return absl::OkStatus();
 }
@@ -80,7 +80,7 @@ class Sizing {
     for (const ExpressionOutput& output : expression_.outputs) {
       Shape shape;
       for (int axis : output.axes) shape.push_back(sizes_[axis]);
-      if (CountNumbers(shape) < 0) return Wrong("an output has too many numbers");
+      if (CountNumbers(shape) < 0) return WrongSize("an output has too many numbers");
       const std::vector<int64_t> strides = DenseStrides(shape);
       SizedOutput& sized = result_.outputs.emplace_back();
       sized.node = at_[output.node];
@@ -216,7 +216,7 @@ class Sizing {
       TFMEM_RETURN_IF_ERROR(AddIndices(node, &sized));
     }
     if (!Countable(sized.varies | sized.axes))
-      return Wrong("node ", place, " has too many positions");
+      return WrongSize("node ", place, " has too many positions");
     at_[place] = result_.nodes.size();
     result_.nodes.push_back(std::move(sized));
     return absl::OkStatus();
@@ -234,8 +234,8 @@ class Sizing {
     const int64_t key = CountNumbers(shapes_[node.tensor]);
     const int64_t counter = CountNumbers(shapes_[node.counter]);
     if (key != 1 || counter != 2) {
-      return Wrong("a random generator has a key of ", key, " numbers and a counter of ", counter,
-                   "; expected 1 and 2");
+      return WrongSize("a random generator has a key of ", key, " numbers and a counter of ",
+                       counter, "; expected 1 and 2");
     }
     int64_t least = 0, most = 0;
     sized->access = NewAccess();
@@ -248,8 +248,8 @@ class Sizing {
       AddTerm(term, 1, &sized->access);
     }
     if (least < 0 || most >= kMostDrawn) {
-      return Wrong("random numbers ", least, " to ", most, " are drawn; expected 0 to ",
-                   kMostDrawn - 1);
+      return WrongSize("random numbers ", least, " to ", most, " are drawn; expected 0 to ",
+                       kMostDrawn - 1);
     }
     sized->varies = PartsOf(node.varies);
     return absl::OkStatus();
@@ -275,8 +275,8 @@ class Sizing {
       const bool gathers = !index.nodes.empty();
       const int64_t end = gathers ? kMostGathered : shape[i];
       if (!empty && (least < (gathers ? -end : 0) || most >= end)) {
-        return Wrong("an index of tensor ", node.tensor, " goes from ", least, " to ", most,
-                     " in dimension ", i, ", which has ", shape[i], " positions");
+        return WrongSize("an index of tensor ", node.tensor, " goes from ", least, " to ", most,
+                         " in dimension ", i, ", which has ", shape[i], " positions");
       }
       if (gathers) {
         Gather& gather = sized->gathers.emplace_back();
@@ -366,7 +366,7 @@ absl::StatusOr<SizedExpression> SizeExpression(const Expression& expression,
 absl::StatusOr<std::vector<int64_t>> AxisSizes(const Expression& expression,
                                                const std::vector<Shape>& shapes) {
   if (shapes.size() != expression.tensors.size()) {
-    return Wrong("has ", expression.tensors.size(), " inputs; found ", shapes.size());
+    return WrongSize("has ", expression.tensors.size(), " inputs; found ", shapes.size());
   }
   std::vector<int64_t> axes;
   for (int64_t size : expression.axes) axes.push_back(size == 0 ? -1 : size);
@@ -374,21 +374,21 @@ absl::StatusOr<std::vector<int64_t>> AxisSizes(const Expression& expression,
     if (node.kind != Kind::kInput) continue;
     const Shape& shape = shapes[node.tensor];
     if (shape.size() != node.index.size()) {
-      return Wrong("tensor ", node.tensor, " has ", node.index.size(), " dimensions; found ",
-                   shape.size());
+      return WrongSize("tensor ", node.tensor, " has ", node.index.size(), " dimensions; found ",
+                       shape.size());
     }
     for (size_t i = 0; i < shape.size(); ++i) {
       const int axis = node.index[i].axis();
       if (axis < 0 || expression.axes[axis] != 0) continue;
       if (axes[axis] >= 0 && axes[axis] != shape[i]) {
-        return Wrong("axis ", axis, " has ", axes[axis], " positions, and ", shape[i],
-                     " in tensor ", node.tensor);
+        return WrongSize("axis ", axis, " has ", axes[axis], " positions, and ", shape[i],
+                         " in tensor ", node.tensor);
       }
       axes[axis] = shape[i];
     }
   }
   for (size_t i = 0; i < axes.size(); ++i) {
-    if (axes[i] < 0) return Wrong("nothing says how many positions axis ", i, " has");
+    if (axes[i] < 0) return WrongSize("nothing says how many positions axis ", i, " has");
   }
   return axes;
 }

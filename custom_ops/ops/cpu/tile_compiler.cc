@@ -8,18 +8,18 @@
 namespace tfmem {
 namespace {
 
-using Kind = TileNode::Kind;
+using TileKind = TileNode::Kind;
 using Code = TileInstruction::Kind;
 
 // Whether each stage brings the value in for itself.
 bool IsLeaf(const TileNode& node) {
-  return node.kind == Kind::kLoad || node.kind == Kind::kConstant ||
-         node.kind == Kind::kReduceTiles;
+  return node.kind == TileKind::kLoad || node.kind == TileKind::kConstant ||
+         node.kind == TileKind::kReduceTiles;
 }
 
 bool IsComputed(const TileNode& node) {
-  return node.kind == Kind::kApply || node.kind == Kind::kCast || node.kind == Kind::kReduce ||
-         node.kind == Kind::kGather;
+  return node.kind == TileKind::kApply || node.kind == TileKind::kCast ||
+         node.kind == TileKind::kReduce || node.kind == TileKind::kGather;
 }
 
 // The nodes that stores and reductions depend on.
@@ -47,7 +47,7 @@ Exchange FindExchanges(const TileExpression& expression, const std::vector<bool>
   for (size_t place = 0; place < expression.nodes.size(); ++place) {
     if (!live[place]) continue;
     const TileNode& node = expression.nodes[place];
-    if (node.kind == Kind::kReduceTiles) {
+    if (node.kind == TileKind::kReduceTiles) {
       exchange.reductions.Of(place);
       exchange.reductions_of[node.arguments[0]].push_back(place);
       continue;
@@ -55,7 +55,7 @@ Exchange FindExchanges(const TileExpression& expression, const std::vector<bool>
     for (int argument : node.arguments) {
       const TileNode& read = expression.nodes[argument];
       const bool brought = IsLeaf(read) || read.stage == node.stage;
-      if (!brought || node.kind == Kind::kView) exchange.kept.Of(argument);
+      if (!brought || node.kind == TileKind::kView) exchange.kept.Of(argument);
     }
   }
   return exchange;
@@ -106,7 +106,7 @@ class StageCompiler {
     if (auto found = computed_.find(place); found != computed_.end()) return found->second;
     const TileNode& node = nodes_[place];
     int value = -1;
-    if (node.kind == Kind::kConstant) {
+    if (node.kind == TileKind::kConstant) {
       value = NewValue(node.type);
       values[value].constant = place;
     } else if (IsComputed(node) && node.stage == number_) {
@@ -126,11 +126,11 @@ class StageCompiler {
 
   std::pair<Code, int> Source(int place) {
     const TileNode& node = nodes_[place];
-    if (node.kind == Kind::kLoad) return {Code::kLoad, node.port};
-    if (node.kind == Kind::kReduceTiles) {
+    if (node.kind == TileKind::kLoad) return {Code::kLoad, node.port};
+    if (node.kind == TileKind::kReduceTiles) {
       return {Code::kLoadReduced, exchange_.reductions.Of(place)};
     }
-    if (node.kind == Kind::kView && node.stage == number_) return {Code::kLoadView, node.port};
+    if (node.kind == TileKind::kView && node.stage == number_) return {Code::kLoadView, node.port};
     return {Code::kLoadKept, exchange_.kept.Of(place)};
   }
 
@@ -140,9 +140,9 @@ class StageCompiler {
     instruction.op = node.op;
     instruction.reduction = node.reduction;
     instruction.kind = KindOf(node);
-    instruction.index = node.kind == Kind::kGather ? node.port : 0;
-    const bool scalar =
-        (node.type.scalar && node.kind != Kind::kReduce) || instruction.kind == Code::kGatherRows;
+    instruction.index = node.kind == TileKind::kGather ? node.port : 0;
+    const bool scalar = (node.type.scalar && node.kind != TileKind::kReduce) ||
+                        instruction.kind == Code::kGatherRows;
     for (size_t i = 0; i < node.arguments.size(); ++i) {
       const int argument = node.arguments[i];
       instruction.arguments[i] = scalar ? Value(argument) : Wide(argument);
@@ -156,11 +156,11 @@ class StageCompiler {
 
   Code KindOf(const TileNode& node) const {
     switch (node.kind) {
-      case Kind::kCast:
+      case TileKind::kCast:
         return Code::kCast;
-      case Kind::kReduce:
+      case TileKind::kReduce:
         return Code::kReduce;
-      case Kind::kGather: {
+      case TileKind::kGather: {
         const bool rows = nodes_[node.arguments[0]].type.scalar && !node.type.scalar;
         return rows ? Code::kGatherRows : Code::kGather;
       }
@@ -176,7 +176,7 @@ class StageCompiler {
     if (auto found = widened_.find(place); found != widened_.end()) return found->second;
     const TileType type{node.type.dtype, false};
     int value = -1;
-    if (node.kind == Kind::kConstant) {
+    if (node.kind == TileKind::kConstant) {
       value = NewValue(type);
       values[value].constant = place;
     } else {

@@ -6,7 +6,7 @@ using Longs = Vector<uint64_t>;
 // Of the lower halves of 64 bits.
 TFMEM_INLINE Longs Product(Longs a, Longs b) {
 #if defined(__x86_64__) && TFMEM_VECTOR_BYTES == 64
-  return (Longs)_mm512_mul_epu32((__m512i)a, (__m512i)b);
+  return (Longs)_mm512_maskz_mul_epu32(0xFF, (__m512i)a, (__m512i)b);
 #elif defined(__x86_64__) && TFMEM_VECTOR_BYTES == 32
   return (Longs)_mm256_mul_epu32((__m256i)a, (__m256i)b);
 #elif defined(__x86_64__)

@@ -79,7 +79,7 @@ TFMEM_INLINE Floats Log(Floats x) {
 // The instructions, which round correctly; std::sqrt is a call for each number.
 TFMEM_INLINE Floats Sqrt(Floats x) {
 #if defined(__x86_64__) && TFMEM_VECTOR_BYTES == 64
-  return (Floats)_mm512_sqrt_ps((__m512)x);
+  return (Floats)_mm512_maskz_sqrt_ps(0xFFFF, (__m512)x);
 #elif defined(__x86_64__) && TFMEM_VECTOR_BYTES == 32
   return (Floats)_mm256_sqrt_ps((__m256)x);
 #elif defined(__x86_64__)

@@ -144,7 +144,7 @@ class DynamicOp : public OpKernel {
     TFMEM_RETURN_IF_ERROR(ctx->output_list("row_gradients", &row_gradients));
     std::vector<float*> targets(spec_.parameters.size());
     if (backward_) {
-      TFMEM_RETURN_IF_ERROR(Gradients(ctx, looked_up, &dense, &rows, &row_gradients, &targets));
+      TFMEM_RETURN_IF_ERROR(Gradients(looked_up, &dense, &rows, &row_gradients, &targets));
     }
     call.take = [&](int parameter, int64_t index, int64_t row, int64_t column, int64_t count,
                     int64_t columns, const float* gradient, int64_t stride, float*) {
@@ -182,8 +182,8 @@ class DynamicOp : public OpKernel {
     return absl::OkStatus();
   }
 
-  absl::Status Gradients(OpKernelContext* ctx, const std::vector<LookedUp>& looked_up,
-                         OpOutputList* dense, OpOutputList* rows, OpOutputList* row_gradients,
+  absl::Status Gradients(const std::vector<LookedUp>& looked_up, OpOutputList* dense,
+                         OpOutputList* rows, OpOutputList* row_gradients,
                          std::vector<float*>* targets) const {
     int next_dense = 0, next_sparse = 0;
     for (size_t i = 0; i < spec_.parameters.size(); ++i) {

@@ -15,9 +15,9 @@ using ::tensorflow::OpKernelConstruction;
 using ::tensorflow::OpKernelContext;
 
 template <class Runner>
-class GpuOp : public OpKernel {
+class GpuDynamicOp : public OpKernel {
  public:
-  explicit GpuOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit GpuDynamicOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_VALUE(runner_, ctx, Runner::Create(ctx));
   }
 
@@ -40,14 +40,14 @@ class GpuOp : public OpKernel {
       .HostMemory("seed")
 
 REGISTER_KERNEL_BUILDER(Name("TfmemDynamic").Device(DEVICE_GPU).TFMEM_BATCH_IN_HOST_MEMORY,
-                        GpuOp<GpuDynamic>);
+                        GpuDynamicOp<GpuDynamic>);
 REGISTER_KERNEL_BUILDER(Name("TfmemDynamicStep")
                             .Device(DEVICE_GPU)
                             .HostMemory("variables")
                             .TFMEM_BATCH_IN_HOST_MEMORY.HostMemory("rates")
                             .HostMemory("number")
                             .HostMemory("done"),
-                        GpuOp<GpuDynamicStep>);
+                        GpuDynamicOp<GpuDynamicStep>);
 
 #undef TFMEM_BATCH_IN_HOST_MEMORY
 

@@ -14,7 +14,6 @@ namespace tfmem {
 namespace {
 
 constexpr int64_t kMostProcessors = 1 << 12;
-constexpr int64_t kMostWidth = 1 << 20;
 constexpr int64_t kMostSegments = 1 << 16;
 constexpr int64_t kMostWords = 512;  // CUDA's limit of a parameter is 4096 bytes
 

@@ -9,8 +9,6 @@
 
 namespace tfmem {
 namespace {
-
-constexpr uint32_t kNowhere = 0xFFFFFFFF;
 constexpr int64_t kLargestPlace = kNowhere - 1;
 constexpr int kCallWords = 3;
 constexpr int64_t kGathered = 64;      // nodes of an instruction

@@ -38,6 +38,7 @@ enum class GpuOp : uint32_t {
   kMultiply = 9
 };
 
+inline constexpr uint32_t kNowhere = 0xFFFFFFFF;  // the place of a value that a batch does not have
 inline constexpr int64_t kTile = 64;  // rows and columns of a product's or a gradient's tile
 
 struct GpuCall {

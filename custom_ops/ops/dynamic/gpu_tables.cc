@@ -4,8 +4,6 @@
 namespace tfmem {
 namespace {
 
-constexpr uint32_t kNowhere = 0xFFFFFFFF;
-
 // The table and the lists. The order is that of custom_ops/dynamic/codegen/table.py.
 class Tables {
  public:

@@ -4,11 +4,6 @@
 #include "custom_ops/ops/sizes.h"
 
 namespace tfmem {
-namespace {
-
-constexpr int64_t kSlack = 256;  // floats that a panel may reach behind the last row
-
-}  // namespace
 
 absl::StatusOr<DynamicLayout> DynamicLayout::Of(const DynamicSpec& spec,
                                                 const DynamicBatch& batch) {

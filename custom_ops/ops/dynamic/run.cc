@@ -10,8 +10,7 @@ namespace {
 
 using Where = StepPlace::Where;
 
-constexpr int64_t kSplat = 64;   // numbers that stand for a constant
-constexpr int64_t kSlack = 256;  // floats that a panel may reach behind the last row
+constexpr int64_t kSplat = 64;  // numbers that stand for a constant
 
 // A step of splitmix64: bits of a counter that look random.
 uint64_t Mixed(uint64_t bits) {

@@ -15,6 +15,8 @@
 
 namespace tfmem {
 
+inline constexpr int64_t kSlack = 256;  // floats that a panel may reach behind the last row
+
 // Where everything lies that is one number or more for each node, in floats from the beginning of
 // the memory of a batch.
 struct DynamicLayout {
@@ -62,13 +64,13 @@ struct DynamicCall {
   const DynamicBatch& batch;
   const DynamicLayout& layout;
   const std::vector<LookedUp>& looked_up;
-  std::vector<const float*> parameters;
+  std::vector<const float*> parameters = {};
   float* memory = nullptr;
   uint64_t seed = 0;
-  const float* loss_gradients = nullptr;      // of each example; null: 1
-  int gradient_type = -1;                     // of the states whose gradients are given
-  std::vector<const float*> state_gradients;  // of each node
-  TakeGradient take;
+  const float* loss_gradients = nullptr;           // of each example; null: 1
+  int gradient_type = -1;                          // of the states whose gradients are given
+  std::vector<const float*> state_gradients = {};  // of each node
+  TakeGradient take = nullptr;
 };
 
 // Floats of a thread's own memory.

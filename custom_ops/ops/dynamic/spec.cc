@@ -11,7 +11,6 @@
 namespace tfmem {
 namespace {
 
-constexpr int64_t kMostWidth = 1 << 20;
 constexpr int64_t kMostParts = 1 << 16;  // kinds, steps, places
 constexpr int64_t kMostRows = int64_t{1} << 31;
 

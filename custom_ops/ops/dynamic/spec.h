@@ -12,6 +12,8 @@
 
 namespace tfmem {
 
+inline constexpr int64_t kMostWidth = 1 << 20;  // numbers of a value, and of what a kind keeps
+
 // X(enumerator, name, has a target, values (-1: one or more), numbers)
 #define TFMEM_DYNAMIC_STEPS(X)                \
   X(kChild, "child", true, 0, 2)              \

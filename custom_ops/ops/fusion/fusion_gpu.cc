@@ -15,9 +15,9 @@ using ::tensorflow::OpKernel;
 using ::tensorflow::OpKernelConstruction;
 using ::tensorflow::OpKernelContext;
 
-class FusionOp : public OpKernel {
+class GpuFusionOp : public OpKernel {
  public:
-  explicit FusionOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit GpuFusionOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_VALUE(std::unique_ptr<CompiledRegion> compiled, ctx, ReadFusionRegion(ctx));
     OP_REQUIRES_VALUE(runner_, ctx, GpuRegionRunner::Create(ctx, std::move(compiled)));
   }
@@ -31,7 +31,8 @@ class FusionOp : public OpKernel {
   std::unique_ptr<GpuRegionRunner> runner_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("TfmemFusion").Device(DEVICE_GPU).HostMemory("variables"), FusionOp);
+REGISTER_KERNEL_BUILDER(Name("TfmemFusion").Device(DEVICE_GPU).HostMemory("variables"),
+                        GpuFusionOp);
 
 }  // namespace
 }  // namespace tfmem

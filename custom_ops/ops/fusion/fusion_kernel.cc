@@ -170,8 +170,8 @@ Size ValueOf(const KernelSize& size, const std::vector<Shape>& shapes,
   return product;
 }
 
-Size Product(const std::vector<KernelSize>& sizes, const std::vector<Shape>& shapes,
-             const std::vector<int64_t>& ctas = {}) {
+Size ProductOf(const std::vector<KernelSize>& sizes, const std::vector<Shape>& shapes,
+               const std::vector<int64_t>& ctas = {}) {
   Size product = 1;
   for (const KernelSize& size : sizes) product = product * ValueOf(size, shapes, ctas);
   return product;
@@ -203,14 +203,14 @@ bool FusionKernel::MayShare(int tensor, int output) const {
 absl::StatusOr<KernelLaunch> FusionKernel::Launch(const std::vector<Shape>& shapes,
                                                   int64_t resident) const {
   for (const std::vector<KernelSize>& span : spans) {
-    const Size positions = Product(span, shapes);
+    const Size positions = ProductOf(span, shapes);
     if (!positions.ok() || (!wide && positions.value() >= kNarrow)) return TooLarge();
   }
   std::vector<int64_t> ctas, firsts;
   for (const KernelPiece& piece : pieces) {
     Size blocks = 1;
     for (const auto& [each, sizes] : piece.factors) {
-      const Size product = Product(sizes, shapes);
+      const Size product = ProductOf(sizes, shapes);
       if (!product.ok()) return TooLarge();
       blocks = blocks * (product.value() / each + (product.value() % each > 0));
     }
@@ -245,7 +245,7 @@ absl::StatusOr<KernelLaunch> FusionKernel::Launch(const std::vector<Shape>& shap
   }
   if (launch.ctas > kMostOfASize) return TooLarge();
   for (const std::vector<KernelSize>& buffer : buffers) {
-    const Size bytes = Product(buffer, shapes, ctas);
+    const Size bytes = ProductOf(buffer, shapes, ctas);
     if (!bytes.ok()) return TooLarge();
     launch.buffers.push_back(bytes.value());
   }

@@ -44,9 +44,9 @@ struct Arguments {
   void *sums, *arrived;
 };
 
-class MatMulOp : public OpKernel {
+class GpuMatMulOp : public OpKernel {
  public:
-  explicit MatMulOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit GpuMatMulOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("transpose_a", &transpose_left_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("transpose_b", &transpose_right_));
     OP_REQUIRES_VALUE(std::vector<ProgramText> texts, ctx, ReadPrograms(ctx));
@@ -152,7 +152,7 @@ class MatMulOp : public OpKernel {
   std::array<std::unique_ptr<GpuKernel>, 3> kernels_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("TfmemMatMul").Device(DEVICE_GPU), MatMulOp);
+REGISTER_KERNEL_BUILDER(Name("TfmemMatMul").Device(DEVICE_GPU), GpuMatMulOp);
 
 }  // namespace
 }  // namespace tfmem

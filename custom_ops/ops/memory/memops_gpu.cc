@@ -35,9 +35,9 @@ class StreamOp : public OpKernel {
   virtual void Enqueue(OpKernelContext* ctx, cuda::Stream compute) = 0;
 };
 
-class OffloadOp : public StreamOp {
+class GpuOffloadOp : public StreamOp {
  public:
-  explicit OffloadOp(OpKernelConstruction* ctx) : StreamOp(ctx) {
+  explicit GpuOffloadOp(OpKernelConstruction* ctx) : StreamOp(ctx) {
     std::string mechanism;
     OP_REQUIRES_OK(ctx, CheckMovableType(ctx));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("mechanism", &mechanism));
@@ -73,9 +73,9 @@ class OffloadOp : public StreamOp {
   bool managed_ = false;
 };
 
-class ReleaseOp : public StreamOp {
+class GpuReleaseOp : public StreamOp {
  public:
-  explicit ReleaseOp(OpKernelConstruction* ctx) : StreamOp(ctx) {
+  explicit GpuReleaseOp(OpKernelConstruction* ctx) : StreamOp(ctx) {
     OP_REQUIRES_OK(ctx, CheckMovableType(ctx));
   }
 
@@ -88,9 +88,9 @@ class ReleaseOp : public StreamOp {
   }
 };
 
-class PrefetchOp : public StreamOp {
+class GpuPrefetchOp : public StreamOp {
  public:
-  explicit PrefetchOp(OpKernelConstruction* ctx) : StreamOp(ctx) {
+  explicit GpuPrefetchOp(OpKernelConstruction* ctx) : StreamOp(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype_));
     OP_REQUIRES_OK(ctx, CheckMovable(dtype_));
     OP_REQUIRES_OK(ctx, ReadShape(ctx, &shape_));
@@ -117,9 +117,9 @@ class PrefetchOp : public StreamOp {
   tensorflow::PartialTensorShape shape_;
 };
 
-class AwaitOp : public StreamOp {
+class GpuAwaitOp : public StreamOp {
  public:
-  explicit AwaitOp(OpKernelConstruction* ctx) : StreamOp(ctx) {
+  explicit GpuAwaitOp(OpKernelConstruction* ctx) : StreamOp(ctx) {
     OP_REQUIRES_OK(ctx, CheckMovableType(ctx));
   }
 
@@ -152,10 +152,11 @@ class PreaccessOp : public StreamOp {
   tensorflow::TensorShape shape_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("MemOpOffload").Device(DEVICE_GPU).HostMemory("handle"), OffloadOp);
-REGISTER_KERNEL_BUILDER(Name("MemOpRelease").Device(DEVICE_GPU).HostMemory("handle"), ReleaseOp);
-REGISTER_KERNEL_BUILDER(Name("MemOpPrefetch").Device(DEVICE_GPU).HostMemory("handle"), PrefetchOp);
-REGISTER_KERNEL_BUILDER(Name("MemOpAwait").Device(DEVICE_GPU).HostMemory("handle"), AwaitOp);
+REGISTER_KERNEL_BUILDER(Name("MemOpOffload").Device(DEVICE_GPU).HostMemory("handle"), GpuOffloadOp);
+REGISTER_KERNEL_BUILDER(Name("MemOpRelease").Device(DEVICE_GPU).HostMemory("handle"), GpuReleaseOp);
+REGISTER_KERNEL_BUILDER(Name("MemOpPrefetch").Device(DEVICE_GPU).HostMemory("handle"),
+                        GpuPrefetchOp);
+REGISTER_KERNEL_BUILDER(Name("MemOpAwait").Device(DEVICE_GPU).HostMemory("handle"), GpuAwaitOp);
 REGISTER_KERNEL_BUILDER(Name("MemOpPreaccess").Device(DEVICE_GPU), PreaccessOp);
 
 }  // namespace

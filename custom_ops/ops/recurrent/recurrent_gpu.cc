@@ -30,9 +30,9 @@ constexpr int64_t kAlignment = 256;           // of the scratch behind the statu
 constexpr unsigned char kRunFallback = 1;     // any status but zero
 constexpr uintptr_t kVectorBytes = 16;        // that kernels load of a matrix at a time
 
-class RecurrentOp : public OpKernel {
+class GpuRecurrentOp : public OpKernel {
  public:
-  explicit RecurrentOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit GpuRecurrentOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_VALUE(attributes_, ctx, ReadRecurrentAttributes(ctx));
     OP_REQUIRES_VALUE(std::vector<ProgramText> texts, ctx, ReadPrograms(ctx));
     OP_REQUIRES(ctx, !texts.empty(),
@@ -159,7 +159,7 @@ class RecurrentOp : public OpKernel {
 
 #define TFMEM_REGISTER(type)                                                                   \
   REGISTER_KERNEL_BUILDER(Name("TfmemRecurrent").Device(DEVICE_GPU).TypeConstraint<type>("T"), \
-                          RecurrentOp);
+                          GpuRecurrentOp);
 TFMEM_REGISTER(float)
 TFMEM_REGISTER(Eigen::half)
 TFMEM_REGISTER(Eigen::bfloat16)

@@ -36,10 +36,10 @@ def test_nvrtc_takes_the_kernel(arch: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CpuDevice]:
+def device() -> Iterator[CpuDevice]:
     if shutil.which(build_flags.compiler()) is None:
         pytest.skip("needs a C++ compiler")
-    compiler = Compiler(tmp_path_factory.mktemp("kernels"))
+    compiler = Compiler()
     with CpuDevice(driver=Driver(), compile_source=compiler) as found:
         yield found
 

@@ -45,10 +45,10 @@ NORMAL = addons_cells.layer_norm_lstm(33)
 
 
 @pytest.fixture(scope="module")
-def compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
+def compiler() -> Compiler:
     if shutil.which(build_flags.compiler()) is None:
         pytest.skip("needs a C++ compiler")
-    return Compiler(tmp_path_factory.mktemp("kernels"))
+    return Compiler()
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +237,7 @@ def test_a_removed_barrier_is_found(tmp_path: Path, barrier: str) -> None:
     cell, units = cells.gru(reset_after=False), 20
     arrays = inputs(cell, units, 5, 3)
     spec, options = RecurrentSpec(cell, units), Configuration(rows=2, threads=128, lanes=8)
-    compiler = Compiler(tmp_path, kernels)
+    compiler = Compiler(kernels)
     wrong = 0
     for seed in range(8):
         with CpuDevice(driver=Driver(seed), compile_source=compiler) as device:

@@ -27,10 +27,10 @@ from tests.programs import sigmoid_step, softmax_step
 
 
 @pytest.fixture(scope="module")
-def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CpuDevice]:
+def device() -> Iterator[CpuDevice]:
     if shutil.which(build_flags.compiler()) is None:
         pytest.skip("needs a C++ compiler")
-    compiler = Compiler(tmp_path_factory.mktemp("programs"))
+    compiler = Compiler()
     with CpuDevice(driver=Driver(), compile_source=compiler) as found:
         yield found
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -24,6 +21,7 @@ from custom_ops.recurrent.op import recurrent
 from tests import addons_cells
 from tests.recurrent_cells import arguments, random_cells
 from tests.recurrent_cells import library as cells_of
+from tests.tf.python_server import run_python
 from tests.tf.recurrent_tensors import Tensors, distance, distances, in_dtype, rounded, tensors_of
 
 # The largest error of a value over the largest value. In a short type, inputs and outputs alone are that far off.
@@ -308,9 +306,7 @@ print(digest.hexdigest())
 def test_results_do_not_depend_on_the_threads() -> None:
     found = set()
     for threads in (1, 2, 5):
-        command = [sys.executable, "-c", SCRIPT, str(threads)]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+        run = run_python(["-c", SCRIPT, str(threads)])
         assert run.returncode == 0, run.stderr
         found.add(run.stdout.split()[-1])
     assert len(found) == 1

@@ -43,4 +43,4 @@ def test_two_workers() -> None:
     finally:
         for process in processes:
             process.kill()
-            process.communicate()
+            process.communicate(timeout=TIMEOUT)

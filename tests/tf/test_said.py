@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +16,7 @@ import pytest
 import tensorflow as tf
 
 import tfmem
+from tests.tf.python_server import run_python
 from tfmem.steps import managed_step
 from tfmem.steps.managed_step import ManagedStep
 from tfmem.steps.stage import Stage
@@ -58,15 +57,7 @@ print(json.dumps({"told": told, "report": tfmem.report(optimized).to_json()}))
 
 def test_where_onednn_is_off_the_cure_is_told_and_it_is_no_reason() -> None:
     environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_ONEDNN],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    done = run_python(["-c", WITHOUT_ONEDNN], environment, ROOT)
     assert not done.returncode, done.stderr
     found = json.loads(done.stdout)
     report = tfmem.Report.from_json(found["report"])

@@ -1,0 +1,63 @@
+"""Which tests a run takes: the short ones, the long ones, or a fifth of the long ones.
+
+A test is long by its mark, `long`. One by hypothesis is both: with a quarter of its examples among the short ones, and
+with all of them among the long ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from hypothesis import settings
+
+FIFTHS = 5
+SHORT_EXAMPLES, ALL_EXAMPLES = 25, 100  # of each hundred that a test names
+
+
+@dataclass(frozen=True)
+class Tier:
+    """What `--long` says.
+
+    Attributes:
+        short: whether the short tests run.
+        fifths: of which fifths the long tests run; numbered from 1.
+    """
+
+    short: bool
+    fifths: frozenset[int]
+
+    @staticmethod
+    def parse(text: str) -> Tier:
+        """Reads "none", "all" or a fifth, such as "2/5".
+
+        Raises:
+            ValueError: it is none of these.
+        """
+        if text in ("none", "all"):
+            return Tier(True, frozenset(range(1, FIFTHS + 1) if text == "all" else ()))
+        fifths = {f"{number}/{FIFTHS}": number for number in range(1, FIFTHS + 1)}
+        if text not in fifths:
+            raise ValueError(f"--long={text!r}: expected none, all or one of {', '.join(fifths)}")
+        return Tier(False, frozenset([fifths[text]]))
+
+    @property
+    def examples(self) -> int:
+        """How many examples a test by hypothesis tries, of each hundred that it names."""
+        return ALL_EXAMPLES if self.fifths else SHORT_EXAMPLES
+
+    def takes(self, test: str, is_long: bool, by_hypothesis: bool) -> bool:
+        """Whether a test of this id runs."""
+        if self.short and not is_long:
+            return True
+        return (is_long or by_hypothesis) and fifth_of(test) in self.fifths
+
+
+def fifth_of(test: str) -> int:
+    """The fifth that a test belongs to: the same on all machines, whatever other tests there are."""
+    return int(hashlib.sha256(test.encode()).hexdigest(), 16) % FIFTHS + 1
+
+
+def examples(count: int) -> int:
+    """How many of a test's `count` examples are tried: what the profile of the run has of each hundred."""
+    return max(1, count * settings().max_examples // ALL_EXAMPLES)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 
 from tests import compiled
-from tests.tiers import Tier
+from tests.tiers import Tier, is_sampled
 
 # Read by TensorFlow when it is first imported, so it is set before any test module is.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -45,8 +45,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(folder)
     tier, left_out = config.stash[TIER], []
     for item in items:
-        is_long, by_hypothesis = (item.get_closest_marker(name) is not None for name in ("long", "hypothesis"))
-        if not tier.takes(item.nodeid, is_long, by_hypothesis):
+        if not tier.takes(item.nodeid, _is_long(item), item.get_closest_marker("hypothesis") is not None):
             left_out.append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
@@ -57,6 +56,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if reason:
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _is_long(item: pytest.Item) -> bool:
+    if item.get_closest_marker("long"):
+        return True
+    sampled = item.get_closest_marker("sampled")
+    if not sampled or not isinstance(item, pytest.Function):
+        return False
+    return not is_sampled(item.callspec.indices.values(), *sampled.args)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -1,12 +1,13 @@
 """Which tests a run takes: the short ones, the long ones, or a fifth of the long ones.
 
-A test is long by its mark, `long`. One by hypothesis is both: with a quarter of its examples among the short ones, and
-with all of them among the long ones.
+A test is long by its mark, `long`; `sampled(n)` makes all but one in n of a test's cases long. A test by hypothesis is
+both short and long: it tries a quarter of its examples among the short ones, and all of them among the long ones.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hypothesis import settings
@@ -51,6 +52,16 @@ class Tier:
         if self.short and not is_long:
             return True
         return (is_long or by_hypothesis) and fifth_of(test) in self.fifths
+
+
+def is_sampled(indices: Iterable[int], one_in: int) -> bool:
+    """Whether a case is one of those that stay short: each value of each parameter is in some that do.
+
+    Args:
+        indices: the places of the case's values among those of its parameters.
+        one_in: how many cases there are for each that stays short.
+    """
+    return sum(indices) % one_in == 0
 
 
 def fifth_of(test: str) -> int:

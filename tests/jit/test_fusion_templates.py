@@ -38,6 +38,7 @@ def cases(name: str, most: int, dynamic: bool = False, columns: int = 20) -> lis
     return [Case(program, tensors, template, 64, v, shapes=shapes, more=more) for template, v in found]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_patterns(device: Device, name: str) -> None:
     given = cases(name, 5, dynamic=name in ANY_ROWS)

@@ -79,12 +79,14 @@ def needs_nvrtc(request: pytest.FixtureRequest) -> None:
         pytest.skip(str(error))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("header", HEADERS, ids=lambda header: header.stem)
 @pytest.mark.parametrize("arch", [75, 80, 90])
 def test_headers_compile_alone(header: Path, arch: int) -> None:
     assert nvrtc.compile_source(f'#include "{header.name}"\n', arch)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
 @pytest.mark.parametrize(
     ("arch", "kind"),
@@ -103,12 +105,14 @@ def test_sources_compile(cell: Cell, arch: int, kind: str) -> None:
     assert nvrtc.compile_source(generate(RecurrentSpec(cell, 100), PLAIN[kind], arch), arch)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
 @pytest.mark.parametrize("kind", HOPPER)
 def test_hopper_sources_compile(cell: Cell, kind: str) -> None:
     assert nvrtc.compile_source(generate(RecurrentSpec(cell, 100), HOPPER[kind], 90), 90)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("arch", [100, 120])
 @pytest.mark.parametrize("kind", HOPPER)
 def test_what_came_after_hopper_compiles(kind: str, arch: int) -> None:
@@ -116,6 +120,7 @@ def test_what_came_after_hopper_compiles(kind: str, arch: int) -> None:
     assert nvrtc.compile_source(generate(RecurrentSpec(cells.lstm(), 100), HOPPER[kind], arch), arch)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("arch", [75, 90])
 @pytest.mark.parametrize("lanes", [1, 4, 32, 96])
 def test_subgroups_compile(lanes: int, arch: int) -> None:
@@ -133,6 +138,7 @@ def test_warps_of_any_number_compile(product: str) -> None:
     assert nvrtc.compile_source(generate(RecurrentSpec(cells.lstm(), 100), configuration, 90), 90)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["gru2", "chained", "training"])
 @pytest.mark.parametrize(
     ("arch", "options"),
@@ -152,6 +158,7 @@ def test_replicas_compile(name: str, arch: int, options: dict[str, Any]) -> None
     assert nvrtc.compile_source(generate(RecurrentSpec(cell, 100), configuration, arch), arch)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("arch", [80, 90])
 @pytest.mark.parametrize("precision", ["highest", "tf32", "float16", "bfloat16"])
 def test_weights_of_16_bits_compile(precision: str, arch: int) -> None:

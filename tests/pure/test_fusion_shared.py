@@ -21,6 +21,7 @@ from custom_ops.fusion.codegen.plan.shared import is_array, shared_plan, statist
 from tests.fusion_kernels import varied
 from tests.fusion_programs import POOLING
 from tests.fusion_random import programs
+from tests.tiers import examples
 
 ARRAYS = (
     "reduce_3[GRID_4,WARP,CTA]S;reduce_4[GRID_4,CTA];exp_6[GRID_4,CTA]S;reduce_7[GRID_4,CTA];divide_8[GRID_4,CTA]S;"
@@ -172,7 +173,7 @@ def _apart() -> str:
     )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(programs())
 def test_arrays_in_one_place_are_not_alive_at_once(made: tuple[Program, list[NDArray[object]]]) -> None:
     program, tensors = made

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import itertools
 
-from tests.tiers import FIFTHS, Tier, fifth_of
+import pytest
+from hypothesis import settings
+
+from tests.tiers import FIFTHS, Tier, examples, fifth_of, is_sampled
 
 IDS = [f"tests/tf/test_soak.py::test_seeds[{number}]" for number in range(500)]
 TAKEN_BY = [Tier.parse(f"{number}/{FIFTHS}") for number in range(1, FIFTHS + 1)]
@@ -36,6 +39,21 @@ def test_short_tests_run_without_the_long_ones() -> None:
 def test_examples_are_all_tried_where_long_tests_run() -> None:
     assert Tier.parse("none").examples == 25
     assert {tier.examples for tier in (Tier.parse("all"), *TAKEN_BY)} == {100}
+
+
+def test_counts_are_scaled_and_never_none() -> None:
+    of_a_hundred = settings().max_examples
+    assert examples(400) == 4 * of_a_hundred
+    assert examples(1) == 1
+
+
+@pytest.mark.parametrize("one_in", [2, 3, 4])
+def test_a_sample_has_each_value_of_each_parameter(one_in: int) -> None:
+    cases = list(itertools.product(range(4), range(5)))
+    chosen = [case for case in cases if is_sampled(case, one_in)]
+    assert {first for first, _ in chosen} == set(range(4))
+    assert {second for _, second in chosen} == set(range(5))
+    assert len(chosen) == pytest.approx(len(cases) / one_in, abs=1)
 
 
 @pytest.mark.parametrize("text", ["", "some", "0/5", "6/5", "1/4", "5"])

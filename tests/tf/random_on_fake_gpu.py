@@ -12,6 +12,7 @@ from tests.tf.test_fusion_random import BATCHES, train
 pytest_plugins = ("tests.tf.fake_gpu", "tests.tf.planned_on_fake_gpu")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("error::tfmem.TfmemWarning")
 @pytest.mark.parametrize("seed", range(100, 108))
 def test_steps_of_any_batch(gpu: FakeGpu, on_gpu: Callable[..., None], seed: int) -> None:

@@ -187,6 +187,7 @@ def train(seed: int) -> tfmem.Report:
     return tfmem.report(stitched)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_steps_of_any_batch(seed: int) -> None:
     report = train(seed)

@@ -23,6 +23,7 @@ from tests.recurrent_cells import arguments, random_cells
 from tests.recurrent_cells import library as cells_of
 from tests.tf.python_server import run_python
 from tests.tf.recurrent_tensors import Tensors, distance, distances, in_dtype, rounded, tensors_of
+from tests.tiers import examples
 
 # The largest error of a value over the largest value. In a short type, inputs and outputs alone are that far off.
 TOLERANCE = {tf.float64: 1e-13, tf.float32: 5e-6, tf.half: 4e-3, tf.bfloat16: 3e-2}
@@ -86,7 +87,7 @@ def test_a_long_sequence_stays_accurate(library: Library) -> None:
     sizes=st.tuples(st.sampled_from([1, 3, 70, 130]), st.integers(0, 5), st.integers(0, 9)),
     reverse=st.lists(st.booleans(), min_size=1, max_size=2),
 )
-@hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=examples(60), deadline=None, derandomize=True)
 def test_cells_that_nobody_has_named(cell: Cell, sizes: tuple[int, int, int], reverse: list[bool]) -> None:
     given = tensors_of(cell, *sizes, directions=len(reverse))
     outputs, finals = recurrent(load().ops, cell, sizes[0], *given, reverse=reverse)

@@ -43,19 +43,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         folder = item.path.relative_to(TESTS).parts[0]
         if folder in TIERS:
             item.add_marker(folder)
-    tier, left_out = config.stash[TIER], []
-    for item in items:
-        if not tier.takes(item.nodeid, _is_long(item), item.get_closest_marker("hypothesis") is not None):
-            left_out.append(item)
+    takes = [_is_taken(item, config.stash[TIER]) for item in items]
+    left_out = [item for item, taken in zip(items, takes, strict=True) if not taken]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        left_out_ids = {id(item) for item in left_out}
-        items[:] = [item for item in items if id(item) not in left_out_ids]
+        items[:] = [item for item, taken in zip(items, takes, strict=True) if taken]
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     reason = _why_no_gpu() if on_gpu else None
     if reason:
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _is_taken(item: pytest.Item, tier: Tier) -> bool:
+    return tier.takes(item.nodeid, _is_long(item), item.get_closest_marker("hypothesis") is not None)
 
 
 def _is_long(item: pytest.Item) -> bool:

@@ -74,6 +74,7 @@ def test_the_step_is_the_one_of_the_notes(name: str, apart: ProcessPoolExecutor)
         assert scalars[1] == scalars[0]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["vae", "word2vec", "multi_interests"])
 def test_two_of_a_name_draw_the_same(name: str) -> None:
     one, other = (System.begun("graph", lambda: make(name)) for _ in range(2))

@@ -57,7 +57,7 @@ sanitize: build
 	cd $(sanitize_folder) && CXX=$(abspath tools/sanitized_g++) $(abspath $(python)) setup.py --quiet build_ext --inplace
 	cd $(sanitize_folder) && CXX=$(abspath tools/sanitized_g++) ASAN_OPTIONS=$(sanitize_options) \
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
-	  $(abspath $(python)) -m pytest -p no:cacheprovider --numprocesses $(WORKERS) --dist loadfile \
+	  $(abspath $(python)) -m pytest -p no:cacheprovider --numprocesses $(WORKERS) --dist loadfile --long all --timeout 1200 \
 	  $(or $(ARGS),$(sanitize_tests) -k 'not thousand_steps and not nvrtc')
 
 fuzz: build

@@ -20,6 +20,8 @@ LIBRARY = f"custom_ops/_tfmem_ops.tf{MINOR}.so"
 EXTENSION = "custom_ops/_extension.abi3.so"
 SECONDS = 600  # for one call of Python; the longest compiles all
 
+pytestmark = pytest.mark.timeout(600)  # one test waits for what all of them need
+
 
 def python(*arguments: str, cwd: Path, path: Path | None = None) -> subprocess.CompletedProcess:
     """Runs this Python elsewhere; what lies in `path` is imported before all else."""

@@ -18,6 +18,8 @@ from benchmarks.fusion.systems import System
 from benchmarks.fusion.workloads import make
 from benchmarks.records import FORMAT
 
+pytestmark = pytest.mark.timeout(600)  # one test waits for what all of them need
+
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict:

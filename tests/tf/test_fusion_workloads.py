@@ -57,6 +57,7 @@ def seen_of(name: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", TEN)
 def test_the_step_is_the_one_of_the_notes(name: str, apart: ProcessPoolExecutor) -> None:
@@ -103,6 +104,7 @@ def trained(step: Any, inputs: tuple[Any, ...], steps: int, report: Any = None) 
     return losses
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.long
 def test_bert_trains_stitched(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small one, without dropout, so that losses can be compared: planned at once, and after it was timed."""
@@ -152,6 +154,7 @@ def resnet_after_a_step() -> tuple[list[float], float, float]:
     return losses, of_moved, of_found
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.long
 def test_resnet_strays_no_further_stitched_than_with_moved_inputs(apart: ProcessPoolExecutor) -> None:
     (plain, moved, found), of_moved, of_found = apart.submit(resnet_after_a_step).result(timeout=300)
@@ -163,6 +166,7 @@ def outputs_of(name: str) -> list[np.ndarray]:
     return [np.asarray(each) for each in System.begun("graph", lambda: make(name))()]
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["nmt", "rokid"])
 def test_weights_that_are_joined_in_a_step_give_the_same(apart: ProcessPoolExecutor, name: str) -> None:

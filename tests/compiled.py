@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from custom_ops import build_flags
+from custom_ops.jit import nvrtc
 
 FOLDER = build_flags.PACKAGE.parent / "build" / "tests"
 LIMIT = 1 << 30  # bytes in FOLDER after a run
@@ -37,6 +38,16 @@ def kept(name: str, key: Key, make: Callable[[Path], None], folder: Path = FOLDE
                 scratch.replace(place)
     os.utime(place.parent)  # `prune` goes by this
     return place
+
+
+def cubin(source: str, arch: int, features: str = "", contract: bool = True) -> bytes:
+    """As `nvrtc.compile_source`; what NVRTC makes is kept."""
+
+    def make(target: Path) -> None:
+        target.write_bytes(nvrtc.compile_source(source, arch, features, contract))
+
+    options = nvrtc.compile_options(arch, features, contract)
+    return kept("kernel.cubin", [nvrtc.compiler_version(), *options, *nvrtc.header_texts(), source], make).read_bytes()
 
 
 def prune(limit: int = LIMIT, folder: Path = FOLDER) -> None:

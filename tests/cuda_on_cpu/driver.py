@@ -54,7 +54,7 @@ class Compiler:
         text = f'#include "ptx_on_cpu.h"\n#include "entry.h"\n{source}\n{calls}'
 
         def make(target: Path) -> None:
-            unit = target.with_suffix(".cc")
+            unit = target.with_name("kernel.cc")
             unit.write_text(text)
             command = [build_flags.compiler(), *FLAGS, f"-I{HERE}", f"-I{self._kernels}", str(unit), str(self._threads)]
             _require([*command, "-o", str(target)])

@@ -23,11 +23,11 @@ from custom_ops.fusion.codegen.plan.in_place import in_place
 from custom_ops.fusion.codegen.plan.kernel_plan import Configuration
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.search.space import Layout, kernels, tiles
-from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.cublas import MatrixProduct
 from custom_ops.jit.device import Device
 from custom_ops.jit.launch import Module
+from tests.compiled import cubin
 from tests.cuda_on_cpu.driver import Compiler, CpuDevice, Driver
 from tests.fusion_kernels import Shapes, normal, run
 from tests.fusion_products import attention, exact, heads, layer, product, softmax, together
@@ -262,7 +262,7 @@ def test_nvrtc_takes_the_sources(arch: int) -> None:
     for made in (layer(32, 64, 128), layer(4, 20, 33), product(32, 16, 64, dtype="bfloat16"), softmax(2, 9, 33, 16)):
         kernel = forms(*made)[0]
         for each in (kernel, replace(kernel, wide=True)):
-            assert nvrtc.compile_source(each.source.text, arch, contract=False)
+            assert cubin(each.source.text, arch, contract=False)
 
 
 def test_an_attribute_without_meaning_is_refused() -> None:

@@ -25,7 +25,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 100
-IMPORT_SECONDS = 100
+IMPORT_SECONDS, FORK_SECONDS = 100, 20
 READ_AT_IMPORT = ("TF_CPP_MIN_LOG_LEVEL", "TF_ENABLE_ONEDNN_OPTS", "TF_USE_LEGACY_KERAS")
 CALL = """
 import pickle, sys
@@ -81,28 +81,30 @@ class Server:
         self._process = subprocess.Popen(
             command, cwd=ROOT, env=dict(environment), stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         )
-        if self._read(IMPORT_SECONDS) != "ready":
+        if self._number(IMPORT_SECONDS) is None:
             self._process.kill()
-            raise RuntimeError(f"`{' '.join(command)}` does not start; run it by hand to see why")
+            raise TimeoutError(f"`{' '.join(command)}` takes more than {IMPORT_SECONDS} s to start")
 
     def run(self, task: Mapping[str, Any], seconds: float) -> int | None:
         """The exit status of a program, less than zero for a signal; None if it was killed because of its time."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(task).encode() + b"\n")
         self._process.stdin.flush()
-        group = int(self._read(SECONDS) or 0)
-        status = self._read(seconds)
-        if status is None:
-            os.killpg(group, signal.SIGKILL)
-            self._read(SECONDS)
-            return None
-        return int(status)
+        child, status = self._number(FORK_SECONDS), self._number(seconds)
+        if child and status is None:
+            os.killpg(child, signal.SIGKILL)
+            self._number(FORK_SECONDS)
+        return status
 
-    def _read(self, seconds: float) -> str | None:
+    def _number(self, seconds: float) -> int | None:
+        """The next number that the server prints; None if there is none in this time."""
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], seconds)[0]:
             return None
-        return self._process.stdout.readline().decode().strip()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("the server of Python programs has ended; what it said is on standard error")
+        return int(line)
 
 
 @functools.cache
@@ -117,7 +119,7 @@ def _serve() -> None:
     import tfmem  # noqa: F401
 
     gc.freeze()  # else a program's last collection looks at all that was imported, for seconds
-    print("ready", flush=True)
+    print(0, flush=True)  # ready
     for line in sys.stdin:
         child = os.fork()
         if not child:

@@ -21,7 +21,7 @@ TESTS = Path(__file__).parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--long", default="none", help="long tests: none, all, or a fifth of them alone, 1/5 to 5/5")
+    parser.addoption("--long", default="none", help="long tests: none, all, only (and no short ones), or a fifth: 2/5")
 
 
 def pytest_configure(config: pytest.Config) -> None:

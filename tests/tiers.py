@@ -30,17 +30,17 @@ class Tier:
 
     @staticmethod
     def parse(text: str) -> Tier:
-        """Reads "none", "all" or a fifth, such as "2/5".
+        """Reads "none", "all", "only" (the long ones, without the short ones) or a fifth of those, such as "2/5".
 
         Raises:
             ValueError: it is none of these.
         """
-        if text in ("none", "all"):
-            return Tier(True, frozenset(range(1, FIFTHS + 1) if text == "all" else ()))
-        fifths = {f"{number}/{FIFTHS}": number for number in range(1, FIFTHS + 1)}
-        if text not in fifths:
-            raise ValueError(f"--long={text!r}: expected none, all or one of {', '.join(fifths)}")
-        return Tier(False, frozenset([fifths[text]]))
+        fifths = {f"{number}/{FIFTHS}": Tier(False, frozenset([number])) for number in range(1, FIFTHS + 1)}
+        every = frozenset(range(1, FIFTHS + 1))
+        tiers = {"none": Tier(True, frozenset()), "all": Tier(True, every), "only": Tier(False, every), **fifths}
+        if text not in tiers:
+            raise ValueError(f"--long={text!r}: expected one of {', '.join(tiers)}")
+        return tiers[text]
 
     @property
     def examples(self) -> int:

@@ -18,6 +18,7 @@ def test_the_fifths_partition_the_long_tests(kind: tuple[bool, bool]) -> None:
     for test in IDS:
         assert sum(tier.takes(test, *kind) for tier in TAKEN_BY) == 1
         assert Tier.parse("all").takes(test, *kind)
+        assert Tier.parse("only").takes(test, *kind)
     sizes = [sum(tier.takes(test, *kind) for test in IDS) for tier in TAKEN_BY]
     assert min(sizes) > len(IDS) / FIFTHS / 2  # none has most of the work
 
@@ -58,5 +59,5 @@ def test_a_sample_has_each_value_of_each_parameter(one_in: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "some", "0/5", "6/5", "1/4", "5"])
 def test_another_word_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"expected none, all or one of 1/5, 2/5"):
+    with pytest.raises(ValueError, match=r"expected one of none, all, only, 1/5, 2/5"):
         Tier.parse(text)

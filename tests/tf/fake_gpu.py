@@ -47,11 +47,18 @@ def build(op: str = "fusion_on_fake_gpu") -> dict[str, str]:
     return {**os.environ, LIBRARIES: os.pathsep.join(map(str, found))}
 
 
-def run_files(*files: str, op: str = "fusion_on_fake_gpu") -> None:
-    """Runs files of tests on a fake GPU, in another process: the op library finds a driver once."""
+def run_file(file: str, op: str = "fusion_on_fake_gpu", long: str = "none") -> None:
+    """Runs a file of tests on a fake GPU, in another process: the op library finds a driver once.
+
+    Args:
+        file: in this folder, without "_on_fake_gpu.py".
+        op: the source of the op that runs on it.
+        long: which tests of the file, as pytest's `--long` has it.
+    """
     if shutil.which(build_flags.compiler()) is None:
         pytest.skip("needs a C++ compiler")
-    command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
+    options = ["-q", "-x", "-p", "no:cacheprovider", f"--long={long}"]
+    command = ["-m", "pytest", *options, f"tests/tf/{file}_on_fake_gpu.py"]
     done = run_python(command, environment=build(op), timeout=600)
     assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout[-8000:]}\n{done.stderr[-2000:]}"
 

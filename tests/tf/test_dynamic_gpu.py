@@ -10,4 +10,10 @@ from tests.tf import fake_gpu
 @pytest.mark.timeout(660)
 @pytest.mark.parametrize("file", ["dynamic", "dynamic_tiles"])
 def test_nets_on_a_fake_gpu(file: str) -> None:
-    fake_gpu.run_files(f"tests/tf/{file}_on_fake_gpu.py", op="dynamic_on_fake_gpu")
+    fake_gpu.run_file(file, "dynamic_on_fake_gpu")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(660)
+def test_kernels_that_take_turns_on_a_fake_gpu() -> None:
+    fake_gpu.run_file("dynamic", "dynamic_on_fake_gpu", long="only")

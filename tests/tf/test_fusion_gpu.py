@@ -22,4 +22,4 @@ def test_steps_run_in_any_order_that_they_allow(on_fake_driver: Callable[[str], 
 @pytest.mark.timeout(660)
 @pytest.mark.parametrize("file", ON_FAKE_GPU)
 def test_regions_on_a_fake_gpu(file: str) -> None:
-    fake_gpu.run_files(f"tests/tf/{file}_on_fake_gpu.py")
+    fake_gpu.run_file(file)

@@ -19,7 +19,7 @@ from tests.compiled import compiler_key, kept
 HERE = Path(__file__).parent
 OPS = build_flags.PACKAGE / "ops"
 FAKE_DRIVER = ("fake_cuda.cc", "fake_cuda_graphs.cc", "fake_cuda_kernels.cc")
-SECONDS = 300  # for one call of the compiler
+SECONDS = 100  # for one call of the compiler
 
 
 def built(name: str, reads: Sequence[Path], command: Callable[[Path], list[str]]) -> Path:

@@ -4,11 +4,12 @@ VENV ?= .venv
 BAZEL ?= bazel
 python := $(VENV)/bin/python
 
-.PHONY: help demo test sanitize fuzz lint format build wheel bench bazel clean
+.PHONY: help demo test test-all sanitize fuzz lint format build wheel bench bazel clean
 
 help:
 	@echo 'make demo     train a small network on the CPU under a memory budget, with and without tfmem'
-	@echo 'make test     run the tests; ARGS="tests/pure -k plan" chooses'
+	@echo 'make test     run the short tests; ARGS="tests/pure -k plan" chooses'
+	@echo 'make test-all run the long tests too; make test LONG=2/5 runs the second fifth of the long tests alone'
 	@echo 'make sanitize what is C++ and its CPU tests under AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make fuzz     a million mutated cells and programs, read under the same; FUZZ="--seed 2" chooses others'
 	@echo 'make lint     ruff, mypy and clang-format; make format mends what can be mended'
@@ -24,8 +25,16 @@ demo: build
 # Two processes: most tests keep one core busy. One where there is a GPU: TensorFlow takes all of its memory.
 WORKERS ?= $(if $(wildcard /dev/nvidia0),0,2)
 
+# Tests are in the order of their files, and a process takes half of what another has not begun when it has none left:
+# few files are divided, so what a file prepares is prepared once or twice.
+LONG ?= none
+run_tests = $(python) -m pytest --numprocesses $(WORKERS) --dist worksteal
+
 test: build
-	$(python) -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+	$(run_tests) --long $(LONG) $(ARGS)
+
+test-all: build
+	$(run_tests) --long all $(ARGS)
 
 # The op library and its tests in a copy of the tree, where all C++ is compiled with sanitizers
 # (tools/sanitized_g++ says which, and what TensorFlow's library, built without them, forces off).
@@ -49,7 +58,7 @@ sanitize: build
 	cd $(sanitize_folder) && CXX=$(abspath tools/sanitized_g++) $(abspath $(python)) setup.py --quiet build_ext --inplace
 	cd $(sanitize_folder) && CXX=$(abspath tools/sanitized_g++) ASAN_OPTIONS=$(sanitize_options) \
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
-	  $(abspath $(python)) -m pytest -p no:cacheprovider --numprocesses $(WORKERS) --dist loadfile \
+	  $(abspath $(python)) -m pytest -p no:cacheprovider --numprocesses $(WORKERS) --dist loadfile --long all --timeout 1200 \
 	  $(or $(ARGS),$(sanitize_tests) -k 'not thousand_steps and not nvrtc')
 
 fuzz: build

@@ -1,4 +1,4 @@
-"""A test is marked by the folder it lies in: tests/pure, tests/tf, tests/jit, tests/gpu."""
+"""A test is marked by the folder it lies in: tests/pure, tests/tf, tests/jit, tests/gpu; `--long` chooses long ones."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+from tests import compiled
+from tests.tiers import Tier, is_sampled
 
 # Read by TensorFlow when it is first imported, so it is set before any test module is.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -16,16 +20,57 @@ TIERS = ("pure", "tf", "jit", "gpu")
 TESTS = Path(__file__).parent
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", default="none", help="long tests: none, all, only (and no short ones), or a fifth: 2/5")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    try:
+        tier = Tier.parse(config.getoption("--long"))
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from error
+    config.stash[TIER] = tier
+    settings.register_profile("tfmem", max_examples=tier.examples)
+    settings.load_profile("tfmem")
+
+
+TIER = pytest.StashKey[Tier]()
+
+
+@pytest.hookimpl(trylast=True)  # hypothesis has marked its tests by now
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        tier = item.path.relative_to(TESTS).parts[0]
-        if tier in TIERS:
-            item.add_marker(tier)
+        folder = item.path.relative_to(TESTS).parts[0]
+        if folder in TIERS:
+            item.add_marker(folder)
+    takes = [_is_taken(item, config.stash[TIER]) for item in items]
+    left_out = [item for item, taken in zip(items, takes, strict=True) if not taken]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item, taken in zip(items, takes, strict=True) if taken]
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     reason = _why_no_gpu() if on_gpu else None
     if reason:
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _is_taken(item: pytest.Item, tier: Tier) -> bool:
+    return tier.takes(item.nodeid, _is_long(item), item.get_closest_marker("hypothesis") is not None)
+
+
+def _is_long(item: pytest.Item) -> bool:
+    if item.get_closest_marker("long"):
+        return True
+    sampled = item.get_closest_marker("sampled")
+    if not sampled or not isinstance(item, pytest.Function):
+        return False
+    return not is_sampled(item.callspec.indices.values(), *sampled.args)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if not hasattr(session.config, "workerinput"):  # xdist's workers leave it to the process that began them
+        compiled.prune()
 
 
 def _why_no_gpu() -> str | None:

@@ -13,11 +13,11 @@ from tests.cuda_on_cpu.driver import Compiler, CpuDevice, Driver
 
 
 @pytest.fixture(scope="session")
-def compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
+def compiler() -> Compiler:
     """g++ for kernels."""
     if shutil.which(build_flags.compiler()) is None:
         pytest.skip("needs a C++ compiler")
-    return Compiler(tmp_path_factory.mktemp("fusion"))
+    return Compiler()
 
 
 @pytest.fixture(scope="module")

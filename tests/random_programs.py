@@ -1,4 +1,4 @@
-"""Random programs over tensors, and tensors for them.
+"""Random programs over tensors, and tensors for them: for the definition in NumPy, the CPU's op and GPU kernels.
 
 Their numbers are small integers, or wrap: floating-point values are clamped wherever they could grow. So sums are exact
 in any order, and two readers of a program agree to the bit.
@@ -6,6 +6,7 @@ in any order, and two readers of a program agree to the bit.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,31 @@ from custom_ops.expr.table import TABLE
 
 Array = NDArray[Any]
 
-SIZES = (1, 2, 3, 5, 8, 17, 33, 64, 70, 130, 1100)
+
+@dataclass(frozen=True)
+class Kinds:
+    """The programs that are drawn.
+
+    Attributes:
+        sizes: of axes.
+        counts: how many axes a program has.
+        dtypes: of tensors and casts; bool comes of comparisons, too.
+        beyond: whether a value may be an index that is out of bounds, which is an error.
+    """
+
+    sizes: tuple[int, ...]
+    counts: tuple[int, ...]
+    dtypes: tuple[str, ...] = DTYPES
+    beyond: bool = True
+
+    def of(self, dtypes: Iterable[str]) -> list[str]:
+        """Those of some dtypes that programs may have."""
+        return [dtype for dtype in dtypes if dtype in self.dtypes]
+
+
+ON_CPU = Kinds((1, 2, 3, 5, 8, 17, 33, 64, 70, 130, 1100), (0, 1, 2, 2, 3, 3, 3, 4, 4))
+# Kernels take seconds to compile, and run on the CPU thread by thread.
+ON_GPU = Kinds((1, 2, 3, 5, 8, 12, 33), (2, 3), ("int32", "int64"), beyond=False)
 MOST_POSITIONS = 1 << 15
 MOST_FACTORS = 8  # of a product
 LARGEST = 4
@@ -33,6 +58,7 @@ OPS += ("logical_or", "logical_not", "greater", "greater_equal", "equal", "sign"
 class Draft:
     """A program that grows: its nodes, with their types, and the tensors that they read."""
 
+    kinds: Kinds
     sizes: list[int]
     nodes: list[Node]
     types: list[Type]
@@ -62,6 +88,12 @@ class Draft:
             above = self.add(Elementwise("minimum", (place, self.constant(dtype, LARGEST))))
             self.add(Elementwise("maximum", (above, self.constant(dtype, -LARGEST))))
             self.unused.add(place)
+
+    def bounded(self, place: int) -> int:
+        """An integer brought to -2 to 2."""
+        dtype = self.types[place].dtype
+        above = self.add(Elementwise("minimum", (place, self.constant(dtype, 2))))
+        return self.add(Elementwise("maximum", (above, self.constant(dtype, -2))))
 
     def any(self) -> list[int]:
         return [place for place in range(len(self.nodes)) if place not in self.unused]
@@ -99,12 +131,13 @@ def _input(draw: st.DrawFn, draft: Draft) -> None:
             shape.append(2 * ((size - 1) // 3) + 3)
         elif form == "gather" and gathers:
             # Values are of -2 to 2 if nothing was computed; others may be out of bounds, which is an error in both.
-            index.append(Index(3, (AxisTerm(axis),), (draw(st.sampled_from(gathers)),)))
+            gathered = draw(st.sampled_from(gathers))
+            index.append(Index(3, (AxisTerm(axis),), (gathered if draft.kinds.beyond else draft.bounded(gathered),)))
             shape.append(size + 6)
         else:
             index.append(Index(terms=(AxisTerm(axis),)))
             shape.append(size)
-    dtype = draw(st.sampled_from(DTYPES))
+    dtype = draw(st.sampled_from(draft.kinds.dtypes))
     draft.tensors.append(values(draw, dtype, shape))
     draft.add(Input(len(draft.tensors) - 1, tuple(index)))
 
@@ -122,7 +155,7 @@ def _random(draw: st.DrawFn, draft: Draft) -> None:
     state = np.random.default_rng(draw(st.integers(0, 1 << 16))).integers(0, 1 << 64, 3, np.uint64)
     key, counter = len(draft.tensors), len(draft.tensors) + 1
     draft.tensors += [state[:1], state[1:]]
-    dtype = draw(st.sampled_from((*FLOATS, *INTEGERS)))
+    dtype = draw(st.sampled_from(draft.kinds.of((*FLOATS, *INTEGERS))))
     number = draft.add(Random(dtype, key, counter, Index(offset, tuple(terms[::-1]))))
     middle = draft.add(Constant(dtype, 0.5 if dtype in FLOATS else 0))
     draft.unused |= {number, middle}
@@ -162,12 +195,13 @@ def _elementwise(draw: st.DrawFn, draft: Draft) -> None:
 
 
 @st.composite
-def programs(draw: st.DrawFn) -> tuple[Program, list[Array]]:
+def programs(draw: st.DrawFn, kinds: Kinds = ON_CPU) -> tuple[Program, list[Array]]:
     """A program of fixed sizes, and tensors for it."""
     sizes: list[int] = []
-    for _ in range(draw(st.sampled_from((0, 1, 2, 2, 3, 3, 3, 4, 4)))):
-        sizes.append(draw(st.sampled_from([size for size in SIZES if size * int(np.prod(sizes)) <= MOST_POSITIONS])))
-    draft = Draft(sizes, [], [], [], set())
+    for _ in range(draw(st.sampled_from(kinds.counts))):
+        fit = [size for size in kinds.sizes if size * int(np.prod(sizes)) <= MOST_POSITIONS]
+        sizes.append(draw(st.sampled_from(fit)))
+    draft = Draft(kinds, sizes, [], [], [], set())
     _input(draw, draft)
     for _ in range(draw(st.integers(1, 14))):
         form = draw(
@@ -184,12 +218,12 @@ def programs(draw: st.DrawFn) -> tuple[Program, list[Array]]:
         elif form == "apply":
             _elementwise(draw, draft)
         elif form == "cast":
-            dtype = draw(st.sampled_from(DTYPES))
+            dtype = draw(st.sampled_from(kinds.dtypes))
             draft.clamp(draft.add(Cast(dtype, draw(st.sampled_from(draft.any())))))
         elif sizes and draw(st.booleans()):
-            draft.add(Position(draw(st.sampled_from(INTEGERS)), draw(st.integers(0, len(sizes) - 1))))
+            draft.add(Position(draw(st.sampled_from(kinds.of(INTEGERS))), draw(st.integers(0, len(sizes) - 1))))
         else:
-            dtype = draw(st.sampled_from((*FLOATS, *INTEGERS)))
+            dtype = draw(st.sampled_from(kinds.of((*FLOATS, *INTEGERS))))
             draft.constant(dtype, draw(st.integers(-2, 2)))
     outputs = []
     for _ in range(draw(st.integers(1, 3))):

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
 import re
 import subprocess
@@ -22,41 +21,57 @@ from custom_ops import build_flags
 from custom_ops.errors import KernelError
 from custom_ops.jit.device import Device
 from custom_ops.jit.nvrtc import KERNELS
+from tests.compiled import compiler_key, kept
 
 HERE = Path(__file__).parent
 PROCESSORS = 132
 UNWRITTEN = 0x7FEA0000  # see threads.cc
+SECONDS = 110  # for one call of the compiler
 FLAGS = ("-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", "-w", "-DTFMEM_ON_CPU")
 
 
 class Compiler:
-    """g++, for kernels; what was compiled is kept in a folder.
+    """g++, for kernels; what it makes is kept (`tests.compiled`).
 
     Args:
-        folder: where objects are kept.
-        kernels: the templates.
+        kernels: the folder of the templates.
     """
 
-    def __init__(self, folder: Path, kernels: Path = KERNELS) -> None:
-        self._folder, self._kernels = folder, kernels
-        self._threads = folder / "threads.o"
-        command = [build_flags.compiler(), "-std=c++17", "-O2", "-fPIC", "-c", str(HERE / "threads.cc")]
-        subprocess.run([*command, "-o", str(self._threads)], check=True)
+    def __init__(self, kernels: Path = KERNELS) -> None:
+        self._kernels = kernels
+        self._key = [*compiler_key(), _instructions(), *sorted(HERE.glob("*.h")), *sorted(kernels.glob("*.cuh"))]
+        command = [build_flags.compiler(), "-std=c++17", "-O2", "-fPIC", "-c", str(HERE / "threads.cc"), "-o"]
+        self._threads = kept(
+            "threads.o",
+            [*self._key, *command, HERE / "threads.cc"],
+            lambda target: _require([*command, str(target)]),
+        )
 
     def __call__(self, source: str, arch: int, features: str = "", contract: bool = False) -> bytes:
         """As `nvrtc.compile_source`, but that nothing is contracted; the code is the path of a shared object."""
         entries = re.findall(r'extern "C" __global__ void [^;{]*?(\w+)\(const __grid_constant__', source)
         calls = "".join(f"ON_CPU_ENTRY({entry})\n" for entry in entries)
         text = f'#include "ptx_on_cpu.h"\n#include "entry.h"\n{source}\n{calls}'
-        place = self._folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
-        if not place.exists():
-            unit = place.with_suffix(".cc")
+
+        def make(target: Path) -> None:
+            unit = target.with_name("kernel.cc")
             unit.write_text(text)
             command = [build_flags.compiler(), *FLAGS, f"-I{HERE}", f"-I{self._kernels}", str(unit), str(self._threads)]
-            done = subprocess.run([*command, "-o", str(place)], capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise KernelError(f"g++ rejects a kernel:\n{done.stderr[:4000]}")
-        return os.fsencode(place)
+            _require([*command, "-o", str(target)])
+
+        return os.fsencode(kept("kernel.so", [*self._key, self._threads, *FLAGS, text], make))
+
+
+def _require(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
+    if done.returncode:
+        raise KernelError(f"g++ rejects a kernel:\n{done.stderr[:4000]}")
+
+
+def _instructions() -> str:
+    """The instructions that this processor has: -march=native compiles for them."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
 class _Launch(ctypes.Structure):

@@ -16,6 +16,7 @@ from custom_ops.dynamic.codegen.program import DynamicProgram, build
 from custom_ops.errors import KernelError
 from custom_ops.jit import nvrtc
 from custom_ops.jit.launch import Kernel, Module
+from tests.compiled import cubin
 from tests.cuda_on_cpu.driver import Compiler, CpuDevice, Driver
 from tests.dynamic_specs import tree_rnn
 
@@ -30,16 +31,16 @@ def test_nvrtc_takes_the_kernel(arch: int) -> None:
         nvrtc.compiler_version()
     except KernelError as error:
         pytest.skip(str(error))
-    program = build(tree_rnn(40), arch, Chip(processors=3))
+    program = build(tree_rnn(40), arch, Chip(processors=3), compile_source=cubin)
     assert program.image.code.startswith(b"\x7fELF")
     assert program.image.cooperative
 
 
 @pytest.fixture(scope="module")
-def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CpuDevice]:
+def device() -> Iterator[CpuDevice]:
     if shutil.which(build_flags.compiler()) is None:
         pytest.skip("needs a C++ compiler")
-    compiler = Compiler(tmp_path_factory.mktemp("kernels"))
+    compiler = Compiler()
     with CpuDevice(driver=Driver(), compile_source=compiler) as found:
         yield found
 

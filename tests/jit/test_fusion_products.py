@@ -23,14 +23,15 @@ from custom_ops.fusion.codegen.plan.in_place import in_place
 from custom_ops.fusion.codegen.plan.kernel_plan import Configuration
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.search.space import Layout, kernels, tiles
-from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.cublas import MatrixProduct
 from custom_ops.jit.device import Device
 from custom_ops.jit.launch import Module
+from tests.compiled import cubin
 from tests.cuda_on_cpu.driver import Compiler, CpuDevice, Driver
 from tests.fusion_kernels import Shapes, normal, run
 from tests.fusion_products import attention, exact, heads, layer, product, softmax, together
+from tests.tiers import examples
 
 pytest_plugins = ("tests.fusion_device",)
 
@@ -60,6 +61,7 @@ def compare(device: Device, program: Program, tensors: Tensors, kernel: FusionKe
 SIZES = [(32, 24, 64), (5, 7, 33), (37, 20, 50), (1, 40, 128), (4, 64, 96), (17, 1, 30), (33, 33, 1)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("rows", "columns", "depth"), SIZES)
 def test_sizes(device: Device, rows: int, columns: int, depth: int) -> None:
     program, tensors = product(rows, columns, depth)
@@ -70,6 +72,7 @@ def test_sizes(device: Device, rows: int, columns: int, depth: int) -> None:
     compare(device, program, tensors, found[-1], tf32=True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("left", ["a0 a2", "a2 a0"])
 @pytest.mark.parametrize("right", ["a2 a1", "a1 a2"])
 @pytest.mark.parametrize("size", [(32, 16, 48), (6, 12, 20), (7, 9, 11)])
@@ -123,6 +126,7 @@ def test_products_side_by_side(device: Device) -> None:
         compare(device, program, tensors, kernel)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("sizes", [(2, 32, 33, 16), (3, 5, 32, 20), (2, 17, 7, 33), (4, 1, 64, 8), (1, 20, 12, 40)])
 def test_reductions_of_rows_that_a_tile_has(device: Device, sizes: tuple[int, int, int, int]) -> None:
     program, tensors = softmax(*sizes)
@@ -231,7 +235,7 @@ def test_results_do_not_depend_on_the_order_of_threads(compiler: Compiler) -> No
             np.testing.assert_array_equal(one, two)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(st.data())
 def test_random_products(device: Device, data: st.DataObject) -> None:
     size = [data.draw(st.integers(1, most)) for most in (40, 40, 70)]
@@ -258,7 +262,7 @@ def test_nvrtc_takes_the_sources(arch: int) -> None:
     for made in (layer(32, 64, 128), layer(4, 20, 33), product(32, 16, 64, dtype="bfloat16"), softmax(2, 9, 33, 16)):
         kernel = forms(*made)[0]
         for each in (kernel, replace(kernel, wide=True)):
-            assert nvrtc.compile_source(each.source.text, arch, contract=False)
+            assert cubin(each.source.text, arch, contract=False)
 
 
 def test_an_attribute_without_meaning_is_refused() -> None:
@@ -286,6 +290,7 @@ CASES = (
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_the_benchmark_compares_results(
     compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], case: Any

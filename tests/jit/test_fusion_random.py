@@ -13,13 +13,14 @@ from custom_ops.expr.program import Program
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.jit.device import Device
 from tests.fusion_kernels import Case, compare, varied
-from tests.fusion_random import programs
+from tests.random_programs import ON_GPU, programs
+from tests.tiers import examples
 
 pytest_plugins = ("tests.fusion_device",)
 
 
-@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(st.lists(programs(), min_size=6, max_size=6), st.data())
+@settings(max_examples=examples(24), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(st.lists(programs(ON_GPU), min_size=6, max_size=6), st.data())
 def test_random_programs(device: Device, made: list[tuple[Program, list[NDArray[Any]]]], data: st.DataObject) -> None:
     cases = []
     for program, tensors in made:

@@ -14,6 +14,7 @@ from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.jit import nvrtc
 from custom_ops.jit.device import Device
 from custom_ops.jit.launch import Module
+from tests.compiled import cubin
 from tests.cuda_on_cpu.driver import Compiler, CpuDevice, Driver
 from tests.fusion_kernels import Case, check, compare, run, varied
 from tests.fusion_programs import programs
@@ -38,6 +39,7 @@ def cases(name: str, most: int, dynamic: bool = False, columns: int = 20) -> lis
     return [Case(program, tensors, template, 64, v, shapes=shapes, more=more) for template, v in found]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_patterns(device: Device, name: str) -> None:
     given = cases(name, 5, dynamic=name in ANY_ROWS)
@@ -110,7 +112,7 @@ def test_nvrtc_takes_the_same_sources() -> None:
     except KernelError as error:
         pytest.skip(str(error))
     kernels = [case.kernel(f"{name.replace(' ', '_')}_{i}") for name in NAMES for i, case in enumerate(cases(name, 1))]
-    assert nvrtc.compile_source("\n".join(kernel.source.text for kernel in kernels), 90, contract=False)
+    assert cubin("\n".join(kernel.source.text for kernel in kernels), 90, contract=False)
 
 
 def test_a_kernel_that_was_made_for_other_shapes_says_so() -> None:

@@ -18,6 +18,9 @@ ROOT = Path(__file__).parents[2]
 MINOR = ".".join(version("tensorflow").split(".")[:2])
 LIBRARY = f"custom_ops/_tfmem_ops.tf{MINOR}.so"
 EXTENSION = "custom_ops/_extension.abi3.so"
+SECONDS = 600  # for one call of Python; the longest compiles all
+
+pytestmark = pytest.mark.timeout(600)  # one test waits for what all of them need
 
 
 def python(*arguments: str, cwd: Path, path: Path | None = None) -> subprocess.CompletedProcess:
@@ -26,7 +29,9 @@ def python(*arguments: str, cwd: Path, path: Path | None = None) -> subprocess.C
     if path:
         environment["PYTHONPATH"] = str(path)
     command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=SECONDS
+    )
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +144,11 @@ def test_a_checkout_that_hides_what_is_installed_says_so(installed: Path, tmp_pa
 
 def test_the_op_library_needs_no_symbols_of_python(installed: Path) -> None:
     needed = subprocess.run(
-        ["nm", "--dynamic", "--undefined-only", str(installed / LIBRARY)], capture_output=True, text=True, check=True
+        ["nm", "--dynamic", "--undefined-only", str(installed / LIBRARY)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     ).stdout.split()
     assert "malloc" in {name.partition("@")[0] for name in needed}
     assert not [name for name in needed if name.startswith(("Py", "_Py"))]

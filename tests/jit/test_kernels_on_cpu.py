@@ -45,10 +45,10 @@ NORMAL = addons_cells.layer_norm_lstm(33)
 
 
 @pytest.fixture(scope="module")
-def compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
+def compiler() -> Compiler:
     if shutil.which(build_flags.compiler()) is None:
         pytest.skip("needs a C++ compiler")
-    return Compiler(tmp_path_factory.mktemp("kernels"))
+    return Compiler()
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +63,7 @@ def test_exchanges(device: CpuDevice, where: dict[str, Any], units: int, batch: 
     compare(device, cells.lstm(), units, batch, time=5, rows=2, lanes=lanes, shared_weights=64, **where)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(1, 9))
 @pytest.mark.parametrize("where", SMALL.values(), ids=SMALL)
 def test_the_order_in_which_threads_run_does_not_matter(compiler: Compiler, where: dict[str, Any], seed: int) -> None:
@@ -70,6 +71,7 @@ def test_the_order_in_which_threads_run_does_not_matter(compiler: Compiler, wher
         compare(device, cells.lstm(), 33, 5, time=5, rows=2, lanes=32, shared_weights=64, **where)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("where", SMALL.values(), ids=SMALL)
 @pytest.mark.parametrize(
     ("product", "precision", "bound"),
@@ -108,12 +110,14 @@ FORMS: dict[str, tuple[Any, int, int, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", FORMS)
 def test_forms(device: CpuDevice, form: str) -> None:
     cell, units, batch, options = FORMS[form]
     compare(device, cell, units, batch, time=5, bound=3e-5, **options)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("time", [0, 1, 2])
 @pytest.mark.parametrize("where", SMALL.values(), ids=SMALL)
 def test_short_sequences(device: CpuDevice, where: dict[str, Any], time: int) -> None:
@@ -226,6 +230,7 @@ REMOVED = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("barrier", REMOVED, ids=["end of a stage", "zeroed memory", "after products"])
 def test_a_removed_barrier_is_found(tmp_path: Path, barrier: str) -> None:
     """By some order of the threads: each of these barriers is needed."""
@@ -237,7 +242,7 @@ def test_a_removed_barrier_is_found(tmp_path: Path, barrier: str) -> None:
     cell, units = cells.gru(reset_after=False), 20
     arrays = inputs(cell, units, 5, 3)
     spec, options = RecurrentSpec(cell, units), Configuration(rows=2, threads=128, lanes=8)
-    compiler = Compiler(tmp_path, kernels)
+    compiler = Compiler(kernels)
     wrong = 0
     for seed in range(8):
         with CpuDevice(driver=Driver(seed), compile_source=compiler) as device:

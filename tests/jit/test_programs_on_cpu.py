@@ -20,6 +20,7 @@ from custom_ops.expr.reference import numpy_dtype
 from custom_ops.expr.table import TABLE
 from custom_ops.expr.text import from_text
 from custom_ops.jit import nvrtc
+from tests.compiled import cubin
 from tests.cuda_on_cpu.driver import Compiler, CpuDevice, Driver
 from tests.cuda_on_cpu.loops import run, source
 from tests.elementwise_edges import FEW, VALUES, different
@@ -27,10 +28,10 @@ from tests.programs import sigmoid_step, softmax_step
 
 
 @pytest.fixture(scope="module")
-def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CpuDevice]:
+def device() -> Iterator[CpuDevice]:
     if shutil.which(build_flags.compiler()) is None:
         pytest.skip("needs a C++ compiler")
-    compiler = Compiler(tmp_path_factory.mktemp("programs"))
+    compiler = Compiler()
     with CpuDevice(driver=Driver(), compile_source=compiler) as found:
         yield found
 
@@ -186,5 +187,5 @@ def test_nvrtc_takes_the_same_source(dtype: str) -> None:
         nvrtc.compiler_version()
     except KernelError as error:
         pytest.skip(str(error))
-    assert nvrtc.compile_source(source(every_op(dtype)[0]), 90)
-    assert nvrtc.compile_source(source(softmax_step(3, 4, 5)[0]), 80)
+    assert cubin(source(every_op(dtype)[0]), 90)
+    assert cubin(source(softmax_step(3, 4, 5)[0]), 80)

@@ -21,6 +21,7 @@ from custom_ops.recurrent.codegen.source import generate
 from custom_ops.recurrent.differentiate import differentiate
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 from tests import addons_cells
+from tests.compiled import cubin
 from tests.recurrent_cells import chained, every_op
 
 NVCC = shutil.which("nvcc")
@@ -79,12 +80,14 @@ def needs_nvrtc(request: pytest.FixtureRequest) -> None:
         pytest.skip(str(error))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("header", HEADERS, ids=lambda header: header.stem)
 @pytest.mark.parametrize("arch", [75, 80, 90])
 def test_headers_compile_alone(header: Path, arch: int) -> None:
-    assert nvrtc.compile_source(f'#include "{header.name}"\n', arch)
+    assert cubin(f'#include "{header.name}"\n', arch)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
 @pytest.mark.parametrize(
     ("arch", "kind"),
@@ -100,22 +103,25 @@ def test_headers_compile_alone(header: Path, arch: int) -> None:
     ],
 )
 def test_sources_compile(cell: Cell, arch: int, kind: str) -> None:
-    assert nvrtc.compile_source(generate(RecurrentSpec(cell, 100), PLAIN[kind], arch), arch)
+    assert cubin(generate(RecurrentSpec(cell, 100), PLAIN[kind], arch), arch)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
 @pytest.mark.parametrize("kind", HOPPER)
 def test_hopper_sources_compile(cell: Cell, kind: str) -> None:
-    assert nvrtc.compile_source(generate(RecurrentSpec(cell, 100), HOPPER[kind], 90), 90)
+    assert cubin(generate(RecurrentSpec(cell, 100), HOPPER[kind], 90), 90)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("arch", [100, 120])
 @pytest.mark.parametrize("kind", HOPPER)
 def test_what_came_after_hopper_compiles(kind: str, arch: int) -> None:
     """It has clusters and tensor cores too."""
-    assert nvrtc.compile_source(generate(RecurrentSpec(cells.lstm(), 100), HOPPER[kind], arch), arch)
+    assert cubin(generate(RecurrentSpec(cells.lstm(), 100), HOPPER[kind], arch), arch)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("arch", [75, 90])
 @pytest.mark.parametrize("lanes", [1, 4, 32, 96])
 def test_subgroups_compile(lanes: int, arch: int) -> None:
@@ -124,15 +130,16 @@ def test_subgroups_compile(lanes: int, arch: int) -> None:
     configuration = replace(exchange, rows=3, lanes=lanes, register_weights=64, shared_weights=32)
     (gemm,) = layout(RecurrentSpec(cells.simple_rnn(), 410), configuration, arch).gemms
     assert gemm.lanes == lanes
-    assert nvrtc.compile_source(generate(RecurrentSpec(cells.simple_rnn(), 410), configuration, arch), arch)
+    assert cubin(generate(RecurrentSpec(cells.simple_rnn(), 410), configuration, arch), arch)
 
 
 @pytest.mark.parametrize("product", ["mma", "half"])
 def test_warps_of_any_number_compile(product: str) -> None:
     configuration = Configuration(rows=8, lanes=96, ctas=8, exchange="cluster", product=product)  # type: ignore[arg-type]
-    assert nvrtc.compile_source(generate(RecurrentSpec(cells.lstm(), 100), configuration, 90), 90)
+    assert cubin(generate(RecurrentSpec(cells.lstm(), 100), configuration, 90), 90)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["gru2", "chained", "training"])
 @pytest.mark.parametrize(
     ("arch", "options"),
@@ -149,16 +156,17 @@ def test_replicas_compile(name: str, arch: int, options: dict[str, Any]) -> None
     gru = cells.gru(reset_after=False)
     cell = {"gru2": gru, "chained": chained(), "training": differentiate(gru).forward}[name]
     configuration = Configuration(**{"rows": 2, "lanes": 32, "shared_weights": 32, "replicated": True, **options})
-    assert nvrtc.compile_source(generate(RecurrentSpec(cell, 100), configuration, arch), arch)
+    assert cubin(generate(RecurrentSpec(cell, 100), configuration, arch), arch)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("arch", [80, 90])
 @pytest.mark.parametrize("precision", ["highest", "tf32", "float16", "bfloat16"])
 def test_weights_of_16_bits_compile(precision: str, arch: int) -> None:
     spec = RecurrentSpec(cells.gru(), 100, precision=precision)  # type: ignore[arg-type]
     configuration = Configuration(rows=8, lanes=64, product="half", shared_weights=16)
     source = generate(spec, configuration, arch)
-    assert nvrtc.compile_source(source, arch)
+    assert cubin(source, arch)
     assert "_fallback" in source  # for what float16 cannot hold
 
 
@@ -166,7 +174,7 @@ def test_weights_of_16_bits_compile(precision: str, arch: int) -> None:
 def test_storage_types_compile(dtype: str) -> None:
     spec = RecurrentSpec(cells.lstm(), 64, dtype, directions=2)  # type: ignore[arg-type]
     for arch in (75, 90):
-        assert nvrtc.compile_source(generate(spec, PLAIN["grid"], arch), arch)
+        assert cubin(generate(spec, PLAIN["grid"], arch), arch)
 
 
 @pytest.mark.skipif(NVCC is None, reason="nvcc, which reports spills, is not here")
@@ -176,7 +184,7 @@ def test_standard_kernels_do_not_spill(units: int, configuration: Configuration,
     source.write_text(generate(RecurrentSpec(cells.lstm(), units), configuration, 90))
     options = ["-arch=sm_90", "-Xptxas", "-v", f"-I{nvrtc.KERNELS}", "-cubin", "-o", str(tmp_path / "kernel.cubin")]
     command = ["nvcc", *options, str(source)]
-    report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    report = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stderr
     main = report.split("'tfmem_recurrent'")[1].split("Compiling entry function")[0]
     assert re.findall(r"(\d+) bytes spill stores", main) == ["0"]
 

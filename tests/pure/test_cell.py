@@ -14,6 +14,7 @@ from custom_ops.recurrent.cell import Cell, Constant, Product, RowSum, Sequence,
 from custom_ops.recurrent.cell_builder import CellBuilder
 from tests import addons_cells
 from tests.recurrent_cells import library, random_cells
+from tests.tiers import examples
 
 
 @pytest.mark.parametrize("name", library(4))
@@ -23,7 +24,7 @@ def test_text_reads_back_as_the_same_cell(name: str) -> None:
 
 
 @given(random_cells())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_text_of_any_cell_reads_back(cell: Cell) -> None:
     assert from_text(cell.to_text()) == cell
 

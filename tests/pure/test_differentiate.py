@@ -22,6 +22,7 @@ from custom_ops.recurrent.reference import run
 from tests import addons_cells
 from tests.gradient_reference import Gradients, gradients
 from tests.recurrent_cells import Arguments, arguments, library, random_cells
+from tests.tiers import examples
 
 UNITS, TIME, BATCH = 3, 3, 2
 
@@ -82,13 +83,13 @@ def test_every_cell_of_the_library(name: str) -> None:
 
 
 @given(random_cells(), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_any_cell(cell: Cell, reverse: bool) -> None:
     Problem(cell, reverse=reverse).check()
 
 
 @given(random_cells(), st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_only_what_is_asked_for(cell: Cell, data: st.DataObject) -> None:
     """What is not wanted is zero, the rest as if all were."""
 

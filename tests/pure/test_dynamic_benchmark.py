@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from benchmarks.dynamic import distances, gpu, phases
+from benchmarks.dynamic import distances, phases
 from benchmarks.dynamic.gpu import table
-from benchmarks.dynamic.timing import measure, parts_of, words_of
+from benchmarks.dynamic.timing import measure
 
 
 def row(system: str, sentences: int, wall: float, **more: object) -> dict:
@@ -27,39 +24,6 @@ def test_the_ratio_is_to_the_fastest_peer() -> None:
         ]
     )
     assert lines[2] == "| 128 | 4 | 300 | 50 | 10 | - | 6.0 | 200 | 1.5 | 2.0 | 8.0 |"
-
-
-def test_a_system_without_rows_is_left_out() -> None:
-    assert table([row("torch eager", 10, 1.0)])[2] == "| 128 | 4 | - | - | 10 | - | - | - | - | - | - |"
-
-
-def test_rows_are_kept_as_they_come_and_a_worker_that_takes_too_long_is_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    worker = (
-        "import json, sys, time\n"
-        "show = lambda batch: print(json.dumps({'system': sys.argv[1], 'hidden': 7, 'batch': batch, 'sentences': 2, "
-        "'wall': 1.0}), flush=True)\n"
-        "show(1)\n"
-        "if sys.argv[1] == 'tfmem': sys.exit('no GPU')\n"
-        "time.sleep(60)\n"
-    )
-    (tmp_path / "worker.py").write_text(worker)
-    monkeypatch.setattr(gpu, "WORKERS", (("ours", (), 8), ("peer", (), 8), ("slow", (), 0)))
-    monkeypatch.setattr(gpu, "START", 0.0)
-    names = {"ours": "tfmem", "peer": "torch levels"}
-    monkeypatch.setattr(
-        gpu, "command", lambda python, name, *_: [python, str(tmp_path / "worker.py"), names.get(name, "")]
-    )
-    rows = gpu.compare(tmp_path, [7], [1], 2.0, tmp_path / "out.json")
-    assert [row["system"] for row in rows] == ["tfmem", "torch levels"]
-    written = json.loads((tmp_path / "out.json").read_text())
-    assert written["rows"] == rows
-    assert [failure.splitlines()[0] for failure in written["failures"]] == [
-        "ours  at hidden 7: failed: no GPU",
-        "peer  at hidden 7: stopped, its time was over",
-    ]
-    assert "| 7 | 1 | 2 | 2 | - | - | 1.0 | - | - | - | - |" in capsys.readouterr().out
 
 
 def test_what_timed_kernels_print_is_read_and_grouped() -> None:
@@ -82,15 +46,6 @@ def test_what_timed_kernels_print_is_read_and_grouped() -> None:
         "gradients and updates": (1, pytest.approx(1.0)),
     }
     assert phases.middle([second, first, second]) == second
-
-
-def test_phases_of_both_kernels_are_beside_each_other() -> None:
-    row = {"hidden": 512, "batch": 2, "rate": 1500.4, "host": 190.2, "tiles": 99.6, "rows": 120.0, "difference": 3e-7}
-    row |= {"tiles phases": {"level": (2, 10.0)}, "rows phases": {"level": (2, 30.0), "other": (1, 5.0)}}
-    lines = phases.tables([row])
-    assert lines[1].split() == ["level", "2", "10.0", ";", "2", "30.0"]
-    assert lines[2].split() == ["other", "-", ";", "1", "5.0"]
-    assert lines[-1] == "| 512 | 2 | 1500 | 190 | 100 | 120 | 3.0e-07 |"
 
 
 def test_distances_are_of_the_largest_number_and_beside_the_cpus() -> None:
@@ -121,26 +76,8 @@ def test_what_is_far_is_so_beside_the_cpu(first: float, gpu: float, cpu: float, 
     assert distances.Distance("losses", 1.0, first, gpu, cpu, gpu, moved).far is far
 
 
-def test_the_furthest_result_is_in_the_summary() -> None:
-    near = distances.Distance("losses", 2.0, 2.0, 1e-7, 2e-7, 1e-7, 0.0)
-    far = distances.Distance("gradient of pair", 1.0, 1.0, 2e-2, 1e-7, 2e-2, 0.0)
-    about = {"hidden": 16, "batch": 2, "kernel": "rows"}
-    lines = distances.tables([about | {"weights": "first", "distances": [near]},
-                              about | {"weights": "learnt", "distances": [near, far]}])  # fmt: skip
-    assert [line.split()[-1] for line in lines if line.startswith("  ")] == ["0.0e+00", "0.0e+00", "FAR"]
-    assert lines[-2:] == [
-        "| 16 | first | 2 | rows | 1.0e-07 | 2.0e-07 | 1.0e-07 | 0.0e+00 | losses |",
-        "| 16 | learnt | 2 | rows | 2.0e-02 | 2.0e-07 | 2.0e-02 | 0.0e+00 | gradient of pair FAR |",
-    ]
-
-
 def test_without_a_time_every_batch_is_measured_once() -> None:
     ran: list[int] = []
     found = measure([(1, 4), (2, 4), (3, 2)], ran.append, lambda last: last, 0)
     assert ran == [1, 2, 1, 2, 3]  # two before
     assert (found["sentences"], found["steps"]) == (10, 3)
-
-
-def test_batches_and_words() -> None:
-    assert parts_of([1, 2, 3], 2) == [[1, 2], [3]]
-    assert words_of([1, [0, 7], [1, [0, 3], [1, 4]]]) == [7, 3, 4]

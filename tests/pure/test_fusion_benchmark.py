@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -10,11 +9,10 @@ import pytest
 if not (Path(__file__).resolve().parents[2] / "benchmarks").is_dir():
     pytest.skip("the benchmarks are not installed; run from a checkout", allow_module_level=True)
 
-from benchmarks.fusion import __main__ as command
-from benchmarks.fusion import compare, first_calls, merged_products, merging, quiet, tables
-from benchmarks.fusion.cases import LARGE, MODELS, OTHERS, TEN, Case, settings, task_of
+from benchmarks.fusion import compare, merging, tables
+from benchmarks.fusion.cases import LARGE, TEN
 from benchmarks.fusion.published import KERNELS, TABLE_3
-from benchmarks.records import FORMAT, ROOT, load
+from benchmarks.records import ROOT, load
 
 
 def ran(**systems: dict) -> dict:
@@ -133,80 +131,6 @@ def test_every_workload_of_the_paper_is_there() -> None:
     assert over_xla == pytest.approx(1.4, abs=0.05)  # as the paper's text says
 
 
-def options(**changes) -> Namespace:
-    given = {"systems": ["graph"], "warm_up": 1, "steps": 2, "block": 1, "parity": 1, "settle": 0.0, "patience": 0.0}
-    given |= {"remapper": False, "no_tf32": False, "deterministic": False, "label": ""}
-    return Namespace(**(given | changes))
-
-
-def test_settings_are_part_of_a_rows_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert settings(options()) == ""
-    assert settings(options(no_tf32=True, label="no command buffers")) == ", without TF32, no command buffers"
-    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_command_buffer=")
-    task = task_of(Case("vae", ", remapper"), options(remapper=True))
-    assert task["flags"]["XLA_FLAGS"] == "--xla_gpu_enable_command_buffer="
-    assert task["remapper"]
-    assert task["tf32"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ([], {*TEN, *OTHERS}),
-        (["--large"], {*TEN, *OTHERS, *LARGE}),
-        (["--only", "models/"], set(MODELS)),
-        (["--only", "vae", "--models"], {"vae"}),
-    ],
-)
-def test_what_is_run(arguments, expected, tmp_path, monkeypatch) -> None:
-    begun = []
-
-    def run(module, task, timeout, **environment):
-        begun.append(task["workload"])
-        assert "--tf_xla_cpu_global_jit" in environment["TF_XLA_FLAGS"]
-        return {"status": "ok", "process_seconds": 0, **task}
-
-    monkeypatch.setattr(command, "in_process", run)
-    output = tmp_path / "found.json"
-    assert command.main([*arguments, "--output", str(output), "--systems", "tfmem"]) == 0
-    assert set(begun) == expected
-    assert tables.existing(None, output)["format"] == FORMAT
-    del begun[:]
-    assert command.main([*arguments, "--output", str(output)]) == 0
-    assert begun == []  # they have a row
-
-
-def test_rounds_are_disturbed_while_there_is_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    others = iter([0.9, 0.1, 0.5, 0.5])
-    monkeypatch.setattr(quiet.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(quiet.Clocks, "others_since", lambda self, before: next(others))
-    patience = quiet.Patience(2 * quiet.LOOK + 1e-9)
-    before = patience.wait()  # busy at first, then not
-    assert patience.was_disturbed(before)
-    patience.seconds = 0.0
-    assert not patience.was_disturbed(patience.wait())
-
-
-def test_first_calls_beside_xla() -> None:
-    def calls(first: float, slowest: float, decided: float | None) -> dict:
-        return {"status": "ok", "graph": 0.3, "first": first, "slowest": slowest, "decided": decided}
-
-    known = {"systems": {"auto-jit": {"first_seconds": 5.0}, "jit_compile": {"status": "refused"}}}
-    assert first_calls.best_of_xla(known) == 5.0
-    assert first_calls.best_of_xla({}) is None
-    cases = {
-        "quick": {"cold": calls(0.9, 0.2, 3.0), "warm": calls(0.5, 0.1, 0.7), "xla": 5.0},
-        "slow": {"cold": calls(2.6, 5.5, None), "warm": calls(1.1, 0.1, 0.7), "xla": 5.0},
-        "unknown": {"cold": calls(2.6, 0.1, 9.0), "warm": calls(0.5, 0.1, None), "xla": None},
-        "broken": {"cold": {"status": "error"}, "warm": calls(0.5, 0.1, 0.7), "xla": 5.0},
-    }
-    rows = {line.split()[0]: line for line in first_calls.table(cases)}
-    assert rows["quick"].split() == ["quick", "5.00", "0.30", "0.90", "3.00", "0.20", "0.30", "0.50", "0.70", "0.10"]
-    assert rows["slow"].endswith("cold, warm, held up")
-    assert rows["unknown"].split() == ["unknown", "-", "0.30", "2.60", "9.00", "0.10", "0.30", "0.50", "-", "0.10"]
-    assert rows["broken"].endswith("failed")
-
-
 def test_what_merging_brings_is_shown_by_form() -> None:
     found = load(ROOT / "benchmarks/results/fusion_merging_h200.json")
     assert found is not None
@@ -215,11 +139,3 @@ def test_what_merging_brings_is_shown_by_form() -> None:
         assert tuple(outcome["forms"]) == merging.FORMS[name]
         assert len(merging.lines(name, outcome)) == len(merging.FORMS[name])
     assert "timeout" in merging.lines("nmt", {"status": "timeout", "message": "late"})[0]
-
-
-@pytest.mark.parametrize("case", merged_products.CASES, ids=lambda case: case.name)
-def test_a_merged_product_computes_what_three_do(case: merged_products.Case) -> None:
-    apart, merged = case.apart, case.merged
-    assert merged.rows * merged.columns * merged.depth == 3 * apart.rows * apart.columns * apart.depth
-    flips = [(form.left_transposed, form.right_transposed) for form in (apart, merged)]
-    assert flips[0] == flips[1]

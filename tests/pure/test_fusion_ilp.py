@@ -20,6 +20,7 @@ from graph_passes.passes.fuse.partition.ilp import Limits, choose
 from graph_passes.passes.fuse.partition.quotient_graph import Contraction
 from graph_passes.passes.fuse.partition.score import Candidate
 from tests.pure.test_fusion_runs import nets
+from tests.tiers import examples
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,7 +49,7 @@ def best(net, candidates):
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(problems())
 def test_the_optimum_of_small_problems(problem):
     net, candidates = problem
@@ -62,7 +63,7 @@ def test_the_optimum_of_small_problems(problem):
     assert choice.complete
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(problems(), st.sampled_from([Limits(seconds=0.0, nodes=1, rounds=1), Limits(work=0), Limits(work=40)]))
 def test_any_limit_gives_a_plan_that_is_no_worse_than_greedy(problem, limits):
     net, candidates = problem
@@ -179,5 +180,6 @@ def test_no_plan_depends_on_the_hash_seed(seed):
         capture_output=True,
         text=True,
         check=True,
+        timeout=60,
     )
     assert done.stdout.splitlines()[-1] == plans()  # under PuLP 4 HiGHS says first who it is

@@ -18,6 +18,7 @@ from graph_passes.passes.fuse.partition.partition import PRODUCTS, FusionPlan, S
 from graph_passes.passes.fuse.partition.patterns import substitution
 from graph_passes.passes.fuse.partition.score import Measure, Refuse, Scorer, Small
 from tests.fusion_graphs import UNIT, Nodes, graphs, run_graph, run_plan
+from tests.tiers import examples
 
 WITH_PRODUCTS = replace(UNIT, product=20.0)
 SMALL = ("product", "query", "key")  # products that can be in a kernel
@@ -40,7 +41,7 @@ def kernels(plan: FusionPlan) -> list[set[str]]:
     return [set(step.members) for region in plan.regions for step in region.kernels]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(graphs(), st.integers(0, 1000))
 def test_a_plan_computes_what_the_graph_computes(made, seed):
     graph, known = made

@@ -15,9 +15,10 @@ from graph_passes.passes.fuse.partition.explore import Exploration
 from graph_passes.passes.fuse.partition.partition import ON_CPU, ON_GPU, StepKind, plan_fusion
 from graph_passes.passes.fuse.partition.score import Measure
 from tests.fusion_graphs import UNIT, Nodes, graphs, run_graph, run_plan
+from tests.tiers import examples
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(graphs(), st.sampled_from([ON_CPU, ON_GPU]))
 def test_a_plan_computes_what_the_graph_computes(made, kinds):
     graph, meanings = made
@@ -34,7 +35,7 @@ def test_a_plan_computes_what_the_graph_computes(made, kinds):
     assert run_plan(graph, meanings, plan) == run_graph(graph, meanings)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(graphs(), st.integers(0, 1000))
 def test_what_is_refused_is_in_no_plan(made, seed):
     graph, meanings = made

@@ -20,6 +20,7 @@ from custom_ops.fusion.reference import product, run, view_shape
 from custom_ops.fusion.region import Assign, Call, Kernel, Read, Region, Step, TensorType, View
 from custom_ops.fusion.text import from_text, to_text
 from tests.fusion_regions import DESCENT, SOFTMAX, softmax_step
+from tests.tiers import examples
 
 PROGRAMS = tuple(map(program_from_text, (SOFTMAX, DESCENT)))
 
@@ -84,7 +85,7 @@ def regions(draw: Any) -> Region:
     return Region(inputs, tuple(variables), tuple(values), tuple(steps), outputs)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(regions())
 def test_text_is_read_as_it_was_written(region: Region) -> None:
     check(region)

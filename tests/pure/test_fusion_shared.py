@@ -20,7 +20,8 @@ from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.codegen.plan.shared import is_array, shared_plan, statistics
 from tests.fusion_kernels import varied
 from tests.fusion_programs import POOLING
-from tests.fusion_random import programs
+from tests.random_programs import ON_GPU, programs
+from tests.tiers import examples
 
 ARRAYS = (
     "reduce_3[GRID_4,WARP,CTA]S;reduce_4[GRID_4,CTA];exp_6[GRID_4,CTA]S;reduce_7[GRID_4,CTA];divide_8[GRID_4,CTA]S;"
@@ -172,8 +173,8 @@ def _apart() -> str:
     )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(programs())
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
+@given(programs(ON_GPU))
 def test_arrays_in_one_place_are_not_alive_at_once(made: tuple[Program, list[NDArray[object]]]) -> None:
     program, tensors = made
     shapes = [tensor.shape for tensor in tensors]

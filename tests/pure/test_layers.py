@@ -113,7 +113,9 @@ def test_planning_loads_no_tensorflow() -> None:
         f"import importlib, sys\nfor name in {modules}: importlib.import_module(name)\n"
         "sys.exit('tensorflow' in sys.modules and 'tensorflow was imported')"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
     assert done.returncode == 0, done.stderr
 
 

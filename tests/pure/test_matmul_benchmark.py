@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,7 @@ import pytest
 if not (Path(__file__).resolve().parents[2] / "benchmarks").is_dir():
     pytest.skip("the benchmarks are not installed; run from a checkout", allow_module_level=True)
 
-from benchmarks.matmul.cases import Case, floor, table
-from benchmarks.runs import waiting
+from benchmarks.matmul.cases import floor, table
 
 
 def outcome(milliseconds: float, error: float) -> dict[str, float]:
@@ -42,16 +40,3 @@ def test_a_floor_is_of_all_bytes_once() -> None:
     rows, depth, columns = 10, 20, 30
     _, milliseconds = floor({"rows": rows, "depth": depth, "columns": columns})
     assert milliseconds == pytest.approx(1e3 * 4 * (10 * 20 + 20 * 30 + 10 * 30) / 4.3e12)
-
-
-def test_what_has_a_result_is_not_run_again_nor_anything_when_time_is_over() -> None:
-    cases = [Case(1, 2, 3), Case(4, 5, 6), Case(7, 8, 9)]
-    results: dict[str, Any] = {"cases": {cases[1].name: {}}}
-
-    def names(again: bool = False, seconds: float = 60) -> list[str]:
-        options = argparse.Namespace(again=again, total_seconds=seconds)
-        return [case.name for case in waiting(cases, results, options)]
-
-    assert names() == ["1x2x3", "7x8x9"]
-    assert names(again=True) == ["1x2x3", "4x5x6", "7x8x9"]
-    assert names(seconds=0) == []

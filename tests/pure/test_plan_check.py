@@ -20,6 +20,7 @@ from graph_passes.passes.offload.options import OffloadOptions
 from graph_passes.passes.offload.placement import in_order
 from graph_passes.passes.offload.plan import plan_offload
 from graph_passes.passes.offload.thin import thinned
+from tests.tiers import examples
 
 UNIT_LINK = Link(1.0, 1.0)
 SLOW_LINK = Link(0.01, 0.01)  # anything is recomputed faster than it is copied
@@ -179,7 +180,7 @@ def training_graphs(draw) -> Graph:
     return Graph(nodes, specs)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     graph=training_graphs(),
     share=st.floats(0.2, 1.0),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.passes.recurrent.find.provenance import integers, is_zero, spread, trace
+from tests.tiers import examples
 
 
 class Moves:
@@ -69,7 +70,7 @@ def check(moves: Moves, tensor: TensorId) -> None:
     np.testing.assert_array_equal(flat[traced.places], moves.values[tensor])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_any_chain_of_moves(data: st.DataObject) -> None:
     moves = Moves()

@@ -1,6 +1,5 @@
 """The recurrent benchmark: its cases and floors as data, its tables from results."""
 
-from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,8 +10,6 @@ if not (Path(__file__).resolve().parents[2] / "benchmarks").is_dir():
 
 from benchmarks.recurrent import search, tables
 from benchmarks.recurrent.cases import Case, Chip, Floor, fastest, floor
-from custom_ops.errors import KernelError
-from custom_ops.jit.tune import Measured
 from custom_ops.recurrent.search.tune import Trial
 from custom_ops.recurrent.spec import Configuration
 
@@ -106,51 +103,6 @@ def test_the_models_first_and_first_five_against_all(results):
     text = tables.tables(results, search=results)
     assert "| `lstm/256/1` | 7 | 0.0001 | 1.20x | 5.0% | 1.0% |" in text
     assert "top-1 5.0%, top-5 1.0%; at most 5.0% and 1.0%." in text
-
-
-def test_a_search_times_what_is_near_and_some_of_the_rest():
-    predicted = [10.0, 12.0, 11.0, 20.0, *range(21, 60)]
-    near = [0, 1, 2, 3]
-    assert search.selected(predicted, 2.0, 0) == near
-    found = search.selected(predicted, 2.0, 5)
-    assert found[:4] == near
-    assert len(set(found)) == 9
-    assert search.selected(predicted, 2.0, 5) == found
-    assert search.selected(predicted, 2.0, 99) == list(range(len(predicted)))
-    assert search.selected([], 2.0, 5) == []
-
-
-class Bench:
-    """Times by threads, the first time too small; more than 512 fail."""
-
-    def __init__(self):
-        self.asked = []
-
-    def measure(self, configuration, point):
-        threads = configuration.threads
-        if threads > 512:
-            raise KernelError("too many")
-        again = threads in self.asked
-        self.asked.append(threads)
-        return Measured(1e3 * threads + 100 * again, registers=40, local=0)
-
-
-def test_a_search_times_the_fastest_once_more(results):
-    done = Future()
-    done.set_result(None)
-    order = [96, 64, 1024, *range(128, 512, 32)]  # the model's, which is wrong about the first and the third
-    trials = {place: Trial(Configuration(threads=threads), 1, 1.0) for place, threads in enumerate(order)}
-    shares = [(done, {place: trial}) for place, trial in trials.items()]
-    bench = Bench()
-    found = search.search(bench, shares)
-    assert found[1].measured == 64_100
-    assert found[0].measured == 96_100
-    assert found[2].error == "too many"
-    assert found[len(order) - 1].measured == 480_000  # slow, and not among the model's first: timed once
-    assert search.in_words(found) == "0.0641 ms, first 49.9%, first 5 0.0%, 1 failed: too many, 15 timed"
-    case = {**results["cases"]["lstm/256/1"], **search.outcome(found), "space": 99}
-    text = "".join(tables.accuracy({"cases": {"lstm/256/1": case}}))
-    assert "| `lstm/256/1` | 15 of 99 | 0.0641 | 4.49x | 49.9% | 0.0% |" in text
 
 
 def test_keras_before_and_after(results):

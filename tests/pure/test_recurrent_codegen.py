@@ -23,6 +23,7 @@ from custom_ops.recurrent.program import Program
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 from tests import addons_cells
 from tests.recurrent_cells import random_cells, side_by_side
+from tests.tiers import examples
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "recurrent_lstm_256.cu"
 CLUSTER = Configuration(ctas=16, threads=256, lanes=16, exchange="cluster")
@@ -202,7 +203,7 @@ def test_a_later_stage_takes_the_place_of_an_earlier_one() -> None:
     assert len({buffer.offset for buffer in normalised}) == len(normalised)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(random_cells())
 @example(side_by_side())
 def test_only_buffers_of_different_stages_share_a_place(cell: cells.Cell) -> None:

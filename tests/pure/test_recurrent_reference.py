@@ -14,6 +14,7 @@ from custom_ops.recurrent.cell_builder import CellBuilder
 from custom_ops.recurrent.reference import run
 from tests import addons_cells
 from tests.recurrent_cells import arguments, random_cells
+from tests.tiers import examples
 
 UNITS, TIME, BATCH = 5, 4, 3
 
@@ -61,7 +62,7 @@ def test_layer_norm_is_over_all_gates_together() -> None:
 
 
 @given(random_cells())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_reverse_is_the_same_walk_over_reversed_data(cell: Cell) -> None:
     given_ = arguments(cell, UNITS, TIME, BATCH)
     outputs, finals = run(cell, UNITS, *given_, reverse=True)

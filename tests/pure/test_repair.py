@@ -11,6 +11,7 @@ from graph_passes.graph.ir import TensorId
 from graph_passes.passes.offload.options import OffloadOptions
 from graph_passes.passes.offload.plan import plan_offload
 from graph_passes.passes.offload.thin import thinned
+from tests.tiers import examples
 
 MIB = 1 << 20
 GAP = 1 << 12  # between free chunks
@@ -37,7 +38,7 @@ def timelines(draw: st.DrawFn) -> Timeline:
     return Timeline(steps, tuple(buffers), turn=OPS // 2)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(timelines(), st.floats(0.6, 1.1), st.lists(st.floats(0.1, 1.0), min_size=1, max_size=3), st.booleans())
 def test_a_plan_keeps_its_budget_and_is_no_worse_thinned(timeline, share, parts, again):
     budget = int(timeline.peak * share)

@@ -20,6 +20,7 @@ from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 from graph_passes.analysis.cost import device
 from tests import addons_cells
 from tests.recurrent_cells import chained, random_cells
+from tests.tiers import examples
 
 GRU = cells.gru(reset_after=False)
 CLUSTER = Configuration(rows=2, ctas=8, lanes=8, exchange="cluster", replicated=True)
@@ -96,7 +97,7 @@ def test_cells_without_an_exchange_to_save(cell: cells.Cell) -> None:
         layout(RecurrentSpec(cell, 32), CLUSTER, 90)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(random_cells())
 def test_any_cell_is_refused_or_keeps_its_products(cell: cells.Cell) -> None:
     if not can_replicate(cell):

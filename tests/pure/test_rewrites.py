@@ -21,6 +21,7 @@ from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.order import topological
 from graph_passes.passes.offload.options import OffloadOptions
 from graph_passes.passes.offload.thin import thinned
+from tests.tiers import examples
 
 UNIT = load("unit")
 UNIT_LINK = Link(1.0, 1.0)
@@ -164,25 +165,25 @@ def ordered(graph: Graph, step: pipeline.Step) -> Graph:
     return chained
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(net=nets(), share=st.floats(0.3, 0.99), prefetch=st.sampled_from(["late", "early"]))
 def test_random_nets_keep_their_values_and_meet_the_planned_peak(net, share, prefetch):
     planned(net, share, prefetch=prefetch)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(net=nets(), share=st.floats(0.3, 0.99))
 def test_random_nets_with_early_copies(net, share):
     planned(net, share, copy_start="produced")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(net=nets(), share=st.floats(0.3, 0.99))
 def test_random_nets_that_recompute_tensors(net, share):
     planned(net, share, SLOW_LINK, policy="hybrid")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(net=nets(), share=st.floats(0.5, 1.0), parts=st.lists(st.floats(0.2, 1.0), min_size=1, max_size=3))
 def test_random_nets_in_pieces_of_memory(net, share, parts):
     planned(net, share, parts=parts, policy="autovm")
@@ -202,13 +203,13 @@ def test_hybrid_recomputes_what_its_inputs_outlive():
 
 
 @pytest.mark.parametrize("policy", ["vdnn_all", "vdnn_conv"])
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(net=nets(), share=st.floats(0.6, 0.99))
 def test_random_nets_under_the_peers_policies(policy, net, share):
     planned(net, share, policy=policy)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(net=nets(), share=st.floats(0.3, 0.99))
 def test_the_widest_plan_is_never_higher_than_another(net, share):
     step = pipeline.Step.read(training_graph(net))

@@ -28,6 +28,7 @@ from benchmarks.runs import command_line
 FAULTS = ("fault", "differs", "does not run", "died", "hangs")
 ENDED = {"died": "TensorFlow dies of it, too", "hangs": "TensorFlow hangs, too"}
 START = 300  # seconds for a process to be ready
+END = 60  # for one that was killed or has closed its output
 
 
 class Worker:
@@ -52,7 +53,7 @@ class Worker:
                 self.close()
                 return {"outcome": "hangs", "stages": stages[-3:]}
             if line is None:
-                process.wait()
+                process.wait(END)
                 self.close()
                 return {"outcome": "died", "status": process.returncode, "stages": stages[-3:]}
             values = json.loads(line)
@@ -64,7 +65,7 @@ class Worker:
         """End the process."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            self._process.wait(END)
             self._process = None
 
     def _started(self) -> subprocess.Popen[str]:

@@ -6,7 +6,6 @@ import gc
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -135,15 +134,14 @@ def fixture_smallest() -> Callable[[Callable[[int], Any]], int]:
 
 
 @pytest.fixture(name="on_fake_driver")
-def fixture_on_fake_driver(tmp_path: Path) -> Callable[[str, Sequence[str]], None]:
-    """Runs a C++ program of this folder with parts of the op library, on the fake CUDA driver."""
+def fixture_on_fake_driver() -> Callable[[str], None]:
+    """Runs a C++ program of this folder that calls the op library, on the fake CUDA driver."""
     if shutil.which(build_flags.compiler()) is None:
         pytest.skip("needs a C++ compiler")
 
-    def run(program: str, parts: Sequence[str]) -> None:
-        native_programs.build_fake_driver(tmp_path)
-        binary = native_programs.build(program, parts, tmp_path)
-        environment = native_programs.environment(tmp_path)
+    def run(program: str) -> None:
+        binary = native_programs.build(program)
+        environment = native_programs.environment()
         result = subprocess.run(
             [str(binary)], env=environment, capture_output=True, text=True, check=False, timeout=120
         )

@@ -134,6 +134,7 @@ def test_a_step_that_failed_does_not_count(gpu: FakeGpu, monkeypatch: pytest.Mon
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.long
 def test_kernels_that_take_turns_compute_the_same_to_the_bit(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     values, choices = [], []
     for several in (False, True):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-import subprocess
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,24 +22,45 @@ from custom_ops.fusion.text import to_text
 from custom_ops.image_functions import named
 from custom_ops.load import load
 from tests.cuda_on_cpu.driver import Compiler
-from tests.tf.native_programs import build_fake_driver
+from tests.tf.native_programs import built, fake_driver, object_file, shared_library
+from tests.tf.python_server import run_python
 
 HERE = Path(__file__).parent
 ARCH, PROCESSORS = 90, 132
-FOLDER = "TFMEM_TEST_FAKE_GPU"  # in the environment: where `build` has put all
+LIBRARIES = "TFMEM_TEST_FAKE_GPU"  # in the environment: the paths of what `build` has made
 OUT_OF_MEMORY, UNKNOWN = 2, 999
 ALGORITHMS = 5  # of fake_cublas.cc
 
 
-def build(folder: Path, op: str = "fusion_on_fake_gpu") -> None:
-    """The fake libraries, and the op of `op`.cc that runs on them, in `folder`."""
-    build_fake_driver(folder)
+def build(op: str = "fusion_on_fake_gpu") -> dict[str, str]:
+    """The environment of a process with a `FakeGpu`: where the fake libraries lie, and the op of `op`.cc on them."""
     plain = [build_flags.compiler(), "-std=c++17", "-O1", "-fPIC", "-shared", "-Wl,-soname,libcublasLt.so.12"]
-    sources = [str(HERE / "fake_cublas.cc"), str(folder / "libcuda.so.1")]
-    subprocess.run([*plain, *sources, "-o", str(folder / "libcublasLt.so.12")], check=True)
-    subprocess.run(build_flags.compile_command(HERE / f"{op}.cc", folder / "op.o"), check=True)
+    driver = fake_driver()
+    sources = [HERE / "fake_cublas.cc", driver]
+    cublas = built(
+        "libcublasLt.so.12",
+        [*sources, *sorted(HERE.glob("*.h"))],
+        lambda target: [*plain, *map(str, sources), "-o", str(target)],
+    )
     library = build_flags.PACKAGE / build_flags.library_name(tf.__version__)
-    subprocess.run([*build_flags.link_command([folder / "op.o"], folder / "op.so"), str(library)], check=True)
+    found = [driver, cublas, shared_library(op, [object_file(HERE / f"{op}.cc")], library)]
+    return {**os.environ, LIBRARIES: os.pathsep.join(map(str, found))}
+
+
+def run_file(file: str, op: str = "fusion_on_fake_gpu", long: str = "none") -> None:
+    """Runs a file of tests on a fake GPU, in another process: the op library finds a driver once.
+
+    Args:
+        file: in this folder, without "_on_fake_gpu.py".
+        op: the source of the op that runs on it.
+        long: which tests of the file, as pytest's `--long` has it.
+    """
+    if shutil.which(build_flags.compiler()) is None:
+        pytest.skip("needs a C++ compiler")
+    options = ["-q", "-x", "-p", "no:cacheprovider", f"--long={long}"]
+    command = ["-m", "pytest", *options, f"tests/tf/{file}_on_fake_gpu.py"]
+    done = run_python(command, environment=build(op), timeout=600)
+    assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout[-8000:]}\n{done.stderr[-2000:]}"
 
 
 class FakeGpu:
@@ -50,14 +71,14 @@ class FakeGpu:
         cublas: its library of products.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, driver: str, cublas: str, op: str) -> None:
         tf.config.list_logical_devices()  # TensorFlow has looked for a driver by now
         load()
-        self._driver = ctypes.CDLL(str(folder / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)
-        self.cublas = ctypes.CDLL(str(folder / "libcublasLt.so.12"), mode=ctypes.RTLD_GLOBAL)
+        self._driver = ctypes.CDLL(driver, mode=ctypes.RTLD_GLOBAL)
+        self.cublas = ctypes.CDLL(cublas, mode=ctypes.RTLD_GLOBAL)
         self._driver.fake_run_at_once()
-        tf.load_op_library(str(folder / "op.so"))
-        self.compile_source = Compiler(folder)
+        tf.load_op_library(op)
+        self.compile_source = Compiler()
 
     def fail(self, function: str, after: int = 0, times: int = 1, code: int = UNKNOWN) -> None:
         """Let calls of a driver's or cuBLASLt's function fail: so many after so many good ones."""
@@ -125,7 +146,7 @@ class FakeGpu:
 @pytest.fixture(name="gpu", scope="session")
 def fixture_gpu() -> FakeGpu:
     """Of the process, in which TfmemFusion runs on it from then on."""
-    return FakeGpu(Path(os.environ[FOLDER]))
+    return FakeGpu(*os.environ[LIBRARIES].split(os.pathsep))
 
 
 @pytest.fixture(autouse=True)

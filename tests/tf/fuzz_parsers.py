@@ -137,14 +137,14 @@ def _before(text: str) -> bytes:
 
 
 def fuzz(inputs: int, seed: int, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Builds the program in `folder` and runs it."""
-    binary = native_programs.build("fuzz_parsers", PARTS, folder, SANITIZERS)
+    """Builds the program and runs it on inputs that it finds in `folder`."""
+    binary = native_programs.build_with_parts("fuzz_parsers", PARTS, SANITIZERS)
     texts = folder / "corpus"
     texts.write_bytes(b"".join(b"%s %d\n%s" % (kind.encode(), len(text), text) for kind, text in corpus()))
-    environment = native_programs.environment(folder) | {"ASAN_OPTIONS": "detect_leaks=0"}
+    environment = native_programs.environment() | {"ASAN_OPTIONS": "detect_leaks=0"}
     environment.pop("LD_PRELOAD", None)
     command = [str(binary), str(texts), str(inputs), str(seed)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=3600)
 
 
 def main() -> int:

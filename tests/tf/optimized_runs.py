@@ -1,9 +1,11 @@
 """Room beside the smallest budget, and results to the bit: what the tests of `tfmem.optimize` share."""
 
-from multiprocessing import get_context
-
 import numpy as np
 import tensorflow as tf
+
+from tests.tf.python_server import call as in_a_process  # in which no earlier model holds memory
+
+__all__ = ["in_a_process"]
 
 KIB = 1 << 10
 SPARE = 256 * KIB  # beside the smallest budget, so that what a test's process allocates by the way has room
@@ -11,12 +13,6 @@ SPARE = 256 * KIB  # beside the smallest budget, so that what a test's process a
 
 def bits(results):
     return [np.asarray(result).tobytes() for result in tf.nest.flatten(results)]
-
-
-def in_a_process(function, *arguments):
-    """What `function` returns in a new process, in which no earlier model holds memory."""
-    with get_context("spawn").Pool(1) as pool:
-        return pool.apply(function, arguments)
 
 
 def run(function, batch, steps=6):

@@ -1,4 +1,4 @@
-"""Random training steps whose batch nobody knows, as on a GPU, on the fake driver. Run by test_fusion_gpu.py."""
+"""Random training steps whose batch size is unknown, as on a GPU, on the fake driver. Run by test_fusion_gpu.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.tf.fake_gpu import FakeGpu
-from tests.tf.test_fusion_random import BATCHES, train
+from tests.tf.random_steps import BATCHES, compare
 
 pytest_plugins = ("tests.tf.fake_gpu", "tests.tf.planned_on_fake_gpu")
 
@@ -17,5 +17,5 @@ pytest_plugins = ("tests.tf.fake_gpu", "tests.tf.planned_on_fake_gpu")
 def test_steps_of_any_batch(gpu: FakeGpu, on_gpu: Callable[..., None], seed: int) -> None:
     on_gpu()
     launched = gpu.calls("cuGraphLaunch")
-    assert train(seed).regions
+    assert compare(seed).regions
     assert gpu.calls("cuGraphLaunch") >= launched + len(BATCHES)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tf.python_server import run_python
+
 ROOT = Path(__file__).resolve().parents[2]
 CASES = Path(__file__).with_name("addons_cases.py")
 
@@ -23,11 +25,9 @@ if find_spec("tensorflow_addons") is None or find_spec("tf_keras") is None:
 
 def python(*arguments: str, legacy: bool = True) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "TF_USE_LEGACY_KERAS"}
-    environment["PYTHONPATH"] = str(ROOT)
     if legacy:
         environment["TF_USE_LEGACY_KERAS"] = "1"
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return run_python(arguments, environment, ROOT)
 
 
 def error_of(script: str, legacy: bool = True) -> str:
@@ -85,7 +85,8 @@ def test_keras_3_stays_what_it_is() -> None:
 
 
 def test_importing_it_is_quiet() -> None:
-    done = python("-W", "error::UserWarning:tensorflow_addons", "-c", "import tfmem.addons")
+    script = "import warnings; warnings.filterwarnings('error', module='tensorflow_addons'); import tfmem.addons"
+    done = python("-c", script)
     assert done.returncode == 0, done.stderr
     assert "TensorFlow Addons" not in done.stderr
 

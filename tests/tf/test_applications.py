@@ -9,6 +9,8 @@ from benchmarks.applications.__main__ import CASES, SHARES, WORKER, table, wante
 from benchmarks.runs import in_process
 
 
+@pytest.mark.timeout(400)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "image"),
     [("ResNet50V2", 96), ("MobileNetV3Small", 48), ("EfficientNetV2B0", 48)],
@@ -23,6 +25,8 @@ def test_every_share_is_planned_and_put_into_the_graph(name, image):
     assert found["plans"]["80"]["moves"] > 0
 
 
+@pytest.mark.timeout(700)
+@pytest.mark.long
 def test_one_of_them_trains_within_its_budget():
     task = {"name": "MobileNetV2", "image": 64, "batch": 16}
     plain = in_process(WORKER, {**task, "kind": "plain"}, timeout=300)

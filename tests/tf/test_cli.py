@@ -1,7 +1,5 @@
 """Commands that need TensorFlow: `devices`, and `optimize` from one SavedModel to another."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import keras
@@ -10,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfmem
+from tests.tf.python_server import run_python
 from tfmem import __main__ as cli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,13 +51,7 @@ def test_devices(capsys):
 def test_optimize_writes_a_saved_model_that_trains_as_the_original(saved, tmp_path):
     target = tmp_path / "smaller"
     command = ["optimize", str(saved), "--memory-budget", "20MiB", "--output", str(target)]
-    done = subprocess.run(
-        [sys.executable, "-m", "tfmem", *command],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python(["-m", "tfmem", *command], cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{target}\n"
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -13,6 +10,7 @@ from tensorflow.python.client import pywrap_tf_session
 
 import tfmem
 from custom_ops.load import load
+from tests.tf.python_server import run_python
 from tfmem.steps.random_streams import Draws
 
 SPARE = 256 << 10
@@ -359,8 +357,6 @@ def test_a_graph_of_another_process_is_refused(tmp_path):
         "    print(tf.compat.v1.Session().run('x:0'))\n"
     )
     for known, expected in (("unknown", "Op type not registered"), ("known", "optimise the original again")):
-        done = subprocess.run(
-            [sys.executable, "-c", program, str(path), known], capture_output=True, text=True, timeout=200, check=False
-        )
+        done = run_python(["-c", program, str(path), known])
         assert done.returncode != 0
         assert expected in done.stderr

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.tf.python_server import run_python
 
 PROGRAM = Path(__file__).with_name("draws_training.py")
 
@@ -16,17 +16,9 @@ PROGRAM = Path(__file__).with_name("draws_training.py")
 def test_a_model_of_random_numbers_trains_as_without_a_budget(model: str) -> None:
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(sys.path),
         "TFMEM_CACHE_DIR": "",
         "TF_ENABLE_ONEDNN_OPTS": "0",
         "TF_CPU_ALLOCATOR_USE_BFC": "1",
     }
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), model],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
+    done = run_python([str(PROGRAM), model], environment)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import json
 import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import tensorflow as tf
 
 from graph_passes.graph import serde
+from tests.tf.python_server import run_python
 from tfmem.steps.dry_run import can_dry_run, without_updates
 
 PROGRAM = r"""
@@ -92,15 +91,12 @@ print("RESULT " + json.dumps(result))
 def run(budget: int = 0, fail_calls: tuple[int, ...] = (), broken: tuple[str, ...] = ()) -> dict[str, Any]:
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(sys.path),
         "TFMEM_CACHE_DIR": "",
         "TF_ENABLE_ONEDNN_OPTS": "0",
         "TF_CPU_ALLOCATOR_USE_BFC": "1",
     }
     task = json.dumps({"budget": budget, "fail_calls": fail_calls, "broken": broken})
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, task], env=environment, capture_output=True, text=True, timeout=200, check=False
-    )
+    done = run_python(["-c", PROGRAM, task], environment)
     assert done.returncode == 0, done.stderr[-4000:]
     line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
     result: dict[str, Any] = json.loads(line.removeprefix("RESULT "))

@@ -83,6 +83,7 @@ def test_fifty_steps_are_those_of_plain_tensorflow(make, loss):
         np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("main", "given", "least"),
     [

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.tf.python_server import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 if not (ROOT / "examples").is_dir():
@@ -27,8 +28,8 @@ def test_trees_are_read_as_they_are_written(tmp_path):
 
 
 def test_the_example_learns():
-    command = [sys.executable, "-m", "examples.tree_lstm", "--sentences", "600", "--hidden", "32", "--batch", "16"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    command = ["-m", "examples.tree_lstm", "--sentences", "600", "--hidden", "32", "--batch", "16"]
+    done = run_python(command, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     found = [
         tuple(map(float, pair)) for pair in re.findall(r"loss (\S+), accuracy on held-out trees (\S+)", done.stdout)

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from custom_ops._extension import KindNumbers, RecordedOp, use_operators
+from tests.tiers import examples
 from tfmem import dynamic
 from tfmem.dynamic import expressions
 from tfmem.dynamic.batch import from_bytes
@@ -95,7 +96,7 @@ def random_graph(draw, variables: list[tf.Variable], ops: int) -> dynamic.Expres
     return dynamic.add_n([draw(st.sampled_from(ones)), draw(st.sampled_from(ones)), dynamic.reduce_sum(fours[-1])])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(data=st.data())
 def test_graphs_are_what_the_definition_says(variables, data) -> None:
     losses = [random_graph(data.draw, variables, data.draw(st.integers(0, 8))) for _ in range(3)]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import keras
@@ -16,6 +14,7 @@ import tensorflow as tf
 
 import tfmem
 from tests.tf.dynamic_nets import TreeLSTM, nodes, random_tree
+from tests.tf.python_server import run_python
 from tfmem import dynamic
 from tfmem.dynamic.batch import flatten
 
@@ -122,9 +121,7 @@ def test_another_process_loads_a_model(tmp_path):
         "import keras, numpy as np, tests.tf.test_dynamic_keras\n"
         "print(keras.saving.load_model('net.keras').predict(dict(np.load('batch.npz')), verbose=0).tolist())\n"
     )
-    root = str(Path(__file__).parents[2])
-    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {root!r}); exec(open('load.py').read())"]
-    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+    found = run_python(["load.py"], cwd=tmp_path)
     assert found.returncode == 0, found.stderr
     expected = model.predict(next(iter(batches))[0], verbose=0)
     np.testing.assert_allclose(json.loads(found.stdout), expected, rtol=1e-6)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tiers import examples
 from tfmem import dynamic
 from tfmem.dynamic.batch import flatten, from_roots
 from tfmem.dynamic.extension import flatten_nodes
@@ -54,14 +55,14 @@ def graphs(draw: Any) -> list[dynamic.Node]:
     return draw(st.lists(st.sampled_from(made), min_size=1, max_size=3))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(graphs())
 def test_they_come_as_they_are_defined(roots: list[dynamic.Node]) -> None:
     """A root that was met before is a node already."""
     assert flatten(*roots) == defined(roots)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(graphs(), max_size=4))
 def test_a_batch_has_a_row_for_each(examples: list[list[dynamic.Node]]) -> None:
     batch = from_roots(examples)

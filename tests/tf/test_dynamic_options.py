@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import tensorflow as tf
 import tfmem
 from custom_ops.dynamic.codegen.program import DynamicProgram
 from graph_passes.analysis.cost import device as profiles
+from tests.tf.python_server import run_python
 from tfmem import dynamic
 from tfmem.devices import Target
 from tfmem.dynamic import gpu
@@ -110,5 +109,5 @@ net = dynamic.specialize([table], {"row": kind}, state=4, optimizer=dynamic.Adam
 kept = [variable.device for variable in net.slots.in_order]
 assert len(kept) == 2 and set(kept) == {table.device}, (kept, table.device)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    done = run_python(["-c", program])
     assert done.returncode == 0, done.stderr

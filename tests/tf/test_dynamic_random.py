@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from custom_ops.dynamic import reference
+from tests.tiers import examples
 from tfmem import dynamic
 
 WIDTHS = (1, 3, 17)
@@ -95,7 +96,7 @@ class Net:
         return kinds, children, arguments
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(0, 1 << 30), st.integers(0, 1 << 40))
 @example(136, 0)  # a product of one number is added to a vector
 @pytest.mark.filterwarnings("ignore:overflow")

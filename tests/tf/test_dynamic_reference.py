@@ -12,6 +12,7 @@ from custom_ops.dynamic import reference
 from custom_ops.load import load
 from tests.tf.dynamic_nets import TreeLSTM
 from tests.tf.test_dynamic_faults import run_text
+from tests.tiers import examples
 from tfmem import dynamic
 
 NET = TreeLSTM()
@@ -60,7 +61,7 @@ def defined(handle, examples, seed, dtype=np.float64):
 HANDLE = specialized()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(graphs(), min_size=1, max_size=4), st.integers(0, 1 << 40))
 def test_the_op_is_its_definition_on_random_graphs(examples, seed):
     run = defined(HANDLE, examples, seed)
@@ -72,7 +73,7 @@ def test_the_op_is_its_definition_on_random_graphs(examples, seed):
         np.testing.assert_allclose(tf.convert_to_tensor(gradient), expected, rtol=1e-4, atol=1e-5)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(graphs(), st.integers(0, 1 << 40), st.randoms(use_true_random=False))
 def test_the_definition_has_the_gradient_of_its_loss(example, seed, random):
     spec = HANDLE._training

@@ -14,21 +14,6 @@ from custom_ops.dynamic.codegen.program import build
 from tests.dynamic_specs import tree_rnn
 from tests.tf import native_programs
 
-PARTS = (
-    "cpu/cpu_kernels",
-    "cpu/cpu_kernels_avx2",
-    "cpu/cpu_kernels_avx512",
-    "cuda/kernel_image",
-    "dynamic/batch",
-    "dynamic/gpu_check",
-    "dynamic/gpu_program",
-    "dynamic/gpu_script",
-    "dynamic/gpu_tables",
-    "dynamic/gradients",
-    "dynamic/layout",
-    "dynamic/spec",
-    "sha256",
-)
 TILED_FROM = 1000  # cycles of a node in a product that is in tiles
 
 
@@ -47,10 +32,10 @@ def test_a_damaged_script_is_refused(tmp_path: Path) -> None:
     files = {"spec": spec.text.encode(), "header": header.encode(), "code": code}
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
-    binary = native_programs.build("dynamic_scripts", PARTS, tmp_path)
+    binary = native_programs.build("dynamic_scripts")
     command = [str(binary), *(str(tmp_path / name) for name in files)]
     done = subprocess.run(
-        command, env=native_programs.environment(tmp_path), capture_output=True, text=True, check=False, timeout=100
+        command, env=native_programs.environment(), capture_output=True, text=True, check=False, timeout=100
     )
     assert done.returncode == 0, done.stdout + done.stderr
     refused = dict(line.split() for line in done.stdout.splitlines())

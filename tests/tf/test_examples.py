@@ -2,14 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from graph_passes.report import Report
+from tests.tf.python_server import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 if not (ROOT / "examples").is_dir():
@@ -101,14 +100,10 @@ def test_presets_give_way_to_arguments():
 
 def test_training_with_tfmem_is_the_same_training_in_less_memory(tmp_path):
     arguments = ["--image-size=64", "--batch=64", "--width=0.125", "--steps=12"]
-    finished = subprocess.run(
-        [sys.executable, "-m", "examples.train_cnn", *arguments, "--output", str(tmp_path)],
+    finished = run_python(
+        ["-m", "examples.train_cnn", *arguments, "--output", str(tmp_path)],
+        environment={**os.environ, "TFMEM_CACHE_DIR": ""},
         cwd=ROOT,
-        env={**os.environ, "TFMEM_CACHE_DIR": ""},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
     )
     assert finished.returncode == 0, finished.stderr[-2000:]
     assert "bit for bit the same" in finished.stdout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,14 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 import tfmem
 from benchmarks.fusion import __main__ as command
-from benchmarks.fusion import breakdown, compare, kernels, long_run, pictures, planning, statistics, tables, worker
+from benchmarks.fusion import breakdown, compare, kernels, long_run, planning, statistics, tables, worker
 from benchmarks.fusion.cases import RECURRENT, SYSTEMS, TEN
 from benchmarks.fusion.moves import MOVES
 from benchmarks.fusion.systems import System
 from benchmarks.fusion.workloads import make
 from benchmarks.records import FORMAT
+
+pytestmark = pytest.mark.timeout(600)  # one test waits for what all of them need
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict:
     return json.loads(Path(path).read_text())["cases"]
 
 
+@pytest.mark.long
 def test_every_system_is_measured(results) -> None:
     outcome = results["logistic"]
     assert outcome["ops"] == {"products": 2, "memory": 17}
@@ -63,6 +65,7 @@ def test_a_row_says_what_regions_hold() -> None:
     assert worker.regions_of(System("graph", workload, workload.step)) == {}
 
 
+@pytest.mark.long
 def test_recurrent_kernels_run_in_the_workloads_that_are_said_to_have_them() -> None:
     replaced = set()
     for name in TEN:
@@ -73,6 +76,7 @@ def test_recurrent_kernels_run_in_the_workloads_that_are_said_to_have_them() -> 
     assert replaced == set(RECURRENT)
 
 
+@pytest.mark.long
 def test_a_copy_is_measured_beside_large_tensors(results) -> None:
     outcome = results["large/column_sums"]
     assert outcome["systems"]["copy"]["moved"] == outcome["moved"]  # two inputs; an input and an output
@@ -122,23 +126,7 @@ def test_a_step_is_split_into_kernels_gaps_and_host(tmp_path: Path, capsys: pyte
     assert breakdown.main([str(tmp_path / "found.json"), "--only", "mlp"]) == 1
 
 
-def test_the_profiler_runs_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    marks = []
-    idle = kernels._idle
-    monkeypatch.setattr(kernels, "_idle", lambda mark, device: marks.append(mark) or idle(mark, device))
-    found = kernels.profiled(lambda: time.sleep(0.01))
-    assert (found["kernels"], found["busy_ms"], found["largest"]) == (0, 0, [])
-    assert "gaps_ms" not in found
-    assert len(marks) == kernels.STEPS, "the profiler's file has the marks of the steps"
-    assert all(mark.end - mark.begin >= 10 * MS for mark in marks)
-    assert found["wall_ms"] >= 10
-
-
-def test_pictures_of_workloads(tmp_path: Path) -> None:
-    assert pictures.main(["--output", str(tmp_path), "--only", "logistic"]) == 0
-    assert "ResourceApplyGradientDescent" in (tmp_path / "logistic.svg").read_text()
-
-
+@pytest.mark.long
 def test_statistics_of_kernels_for_a_gpu(tmp_path: Path) -> None:
     results, page = tmp_path / "statistics.json", tmp_path / "page.md"
     before = tf.config.optimizer.get_experimental_options().get("remapping", True)
@@ -155,6 +143,7 @@ def test_statistics_of_kernels_for_a_gpu(tmp_path: Path) -> None:
     assert "| logistic | 2 |" in page.read_text()
 
 
+@pytest.mark.long
 def test_the_generated_graph_is_planned(tmp_path: Path) -> None:
     results = tmp_path / "planning.json"
     assert planning.main(["--ops", "1000", "--without-long", "--output", str(results)]) == 0
@@ -163,6 +152,7 @@ def test_the_generated_graph_is_planned(tmp_path: Path) -> None:
     assert found["usual"]["saves"] >= found["usual"]["greedy"] > 0
 
 
+@pytest.mark.long
 def test_a_stitched_step_strays_no_further_than_one_unit_in_the_last_place_would(tmp_path: Path) -> None:
     results = tmp_path / "long_run.json"
     assert long_run.main(["--steps", "200", "--output", str(results)]) == 0

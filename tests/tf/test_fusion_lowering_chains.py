@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from graph_passes.lower.kernel import LoweringError
 from tests.tf.fusion_lowering import Lowered
+from tests.tiers import examples
 
 SIZES = st.sampled_from([1, 2, 3, 4, 6])
 
@@ -91,7 +92,7 @@ def chosen(draw, x):
 OPS = (unary, reduction, transpose, reshape, part, joined, padded, tiled, gathered, normalized, chosen)
 
 
-@settings(deadline=None, max_examples=80, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(deadline=None, max_examples=examples(80), suppress_health_check=list(HealthCheck), derandomize=True)
 @given(st.data())
 def test_random_graphs(data):
     """Or the error says why they are no program."""

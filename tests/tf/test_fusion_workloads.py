@@ -57,6 +57,8 @@ def seen_of(name: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.timeout(400)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", TEN)
 def test_the_step_is_the_one_of_the_notes(name: str, apart: ProcessPoolExecutor) -> None:
     seen = apart.submit(seen_of, name).result(timeout=300)
@@ -73,6 +75,7 @@ def test_the_step_is_the_one_of_the_notes(name: str, apart: ProcessPoolExecutor)
         assert scalars[1] == scalars[0]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["vae", "word2vec", "multi_interests"])
 def test_two_of_a_name_draw_the_same(name: str) -> None:
     one, other = (System.begun("graph", lambda: make(name)) for _ in range(2))
@@ -101,6 +104,8 @@ def trained(step: Any, inputs: tuple[Any, ...], steps: int, report: Any = None) 
     return losses
 
 
+@pytest.mark.timeout(400)
+@pytest.mark.long
 def test_bert_trains_stitched(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small one, without dropout, so that losses can be compared: planned at once, and after it was timed."""
     for name, value in {"BLOCKS": 1, "SIZE": 96, "INNER": 128, "VOCABULARY": 500, "DROPPED": 0.0}.items():
@@ -149,6 +154,8 @@ def resnet_after_a_step() -> tuple[list[float], float, float]:
     return losses, of_moved, of_found
 
 
+@pytest.mark.timeout(400)
+@pytest.mark.long
 def test_resnet_strays_no_further_stitched_than_with_moved_inputs(apart: ProcessPoolExecutor) -> None:
     (plain, moved, found), of_moved, of_found = apart.submit(resnet_after_a_step).result(timeout=300)
     assert found == pytest.approx(plain, rel=max(1e-5, abs(moved / plain - 1)))
@@ -159,6 +166,8 @@ def outputs_of(name: str) -> list[np.ndarray]:
     return [np.asarray(each) for each in System.begun("graph", lambda: make(name))()]
 
 
+@pytest.mark.timeout(400)
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["nmt", "rokid"])
 def test_weights_that_are_joined_in_a_step_give_the_same(apart: ProcessPoolExecutor, name: str) -> None:
     """`benchmarks.fusion.merging` compares their times."""

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,7 @@ from tensorflow.core.protobuf import config_pb2, device_properties_pb2, meta_gra
 from tensorflow.python.grappler import cluster as grappler_cluster
 from tensorflow.python.grappler import tf_optimizer
 
+from tests.tf.python_server import run_python
 from tfmem.capture.concrete_function import capture_concrete, restore_concrete
 from tfmem.capture.grappler import run_grappler
 from tfmem.frontends.graph_def import capture_graph_def
@@ -23,8 +22,7 @@ NETS = ("residual", "transformer", "lstm", "gan")
 
 def compare(names, onednn):
     environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": str(int(onednn)), "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "tests.tf.grappler_nets", *names]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = run_python(["-m", "tests.tf.grappler_nets", *names], environment, ROOT)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

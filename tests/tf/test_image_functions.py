@@ -5,8 +5,6 @@ No GPU: an op made for these tests reads its programs as the GPU's ops do."""
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,29 +23,21 @@ from custom_ops.load import load
 from custom_ops.recurrent import cells, reference
 from graph_passes.graph import serde
 from graph_passes.graph.ir import Code
-from tests.tf.native_programs import HERE
+from tests.tf.native_programs import HERE, object_file, shared_library
+from tests.tf.python_server import run_python
 from tfmem.capture.live_editor import LiveEditor
 
 OLD = HERE.parent / "golden" / "program_4.pbtxt"
 CODES = [b"code \0 of the first\n\n", b"code of the second" * 1000]
 IMAGES = [KernelImage(90, "main", 32, code) for code in CODES]
 TEXTS = [image.to_text() for image in IMAGES]
-PARTS = ("cuda/image_functions", "cuda/kernel_image", "sha256")
 
 
 @pytest.fixture(name="place", scope="module")
-def fixture_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def fixture_place() -> Path:
     if shutil.which(build_flags.compiler()) is None:
         pytest.skip("needs a C++ compiler")
-    folder = tmp_path_factory.mktemp("images_op")
-    parts = [build_flags.PACKAGE / "ops" / f"{name}.cc" for name in PARTS]
-    sources = [*parts, HERE / "images_op.cc"]
-    objects = [folder / f"{source.stem}.o" for source in sources]
-    for source, target in zip(sources, objects, strict=True):
-        subprocess.run(build_flags.compile_command(source, target), check=True)
-    library = folder / "images_op.so"
-    subprocess.run(build_flags.link_command(objects, library), check=True)
-    return library
+    return shared_library("images_op", [object_file(HERE / "images_op.cc")], load().path)
 
 
 @pytest.fixture(name="read", scope="module")
@@ -173,8 +163,7 @@ def test_a_saved_model_holds_it_once_and_a_fresh_process_finds_it(read: Any, pla
         "tf.saved_model.save(module, again)\n"
         f"assert tf.saved_model.load(again).second(tf.constant(1.0)).numpy().tolist() == {CODES!r}\n"
     )
-    command = [sys.executable, "-c", script, str(tmp_path / "again")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_python(["-c", script, str(tmp_path / "again")])
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -3,7 +3,6 @@
 import os
 import resource
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from custom_ops.errors import OpLibraryError
 from custom_ops.load import Library, find_library, load
 from tests import memops
 from tests.tf.memop_trips import MIB, round_trip, settled
+from tests.tf.python_server import run_python
 
 # --- bad input ------------------------------------------------------------------------------
 
@@ -95,13 +95,13 @@ def fixture_mount(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 
     def mount(options: str) -> Path:
         command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(tmp_path)]
-        if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        if subprocess.run(command, capture_output=True, check=False, timeout=20).returncode != 0:
             pytest.skip("needs the right to mount a file system")
         return tmp_path
 
     yield mount
     load().trim()  # idle spill files keep the file system busy
-    subprocess.run(["umount", str(tmp_path)], capture_output=True, check=False)
+    subprocess.run(["umount", str(tmp_path)], capture_output=True, check=False, timeout=20)
 
 
 def test_read_only_spill_directory(library: Library, mount: Callable[[str], Path]) -> None:
@@ -163,8 +163,8 @@ except OpLibraryError as error:
 else:
     raise SystemExit("loaded")
 """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", program], check=True, env=environment)
+    done = run_python(["-c", program])
+    assert done.returncode == 0, done.stderr
 
 
 def test_bandwidth(library: Library, tmp_path: Path) -> None:

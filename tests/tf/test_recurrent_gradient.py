@@ -22,6 +22,7 @@ def fixture_library() -> Library:
     return load()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", CELLS)
 def test_gradients_are_those_of_the_definition(library: Library, name: str, training: bool) -> None:

@@ -30,6 +30,7 @@ from tests.tf.recurrent_replacements import (
     randomised,
     with_layers_replaced,
 )
+from tests.tiers import examples
 
 # Loops by hand. Time is the first dimension.
 
@@ -327,7 +328,7 @@ def random_steps(draw: Any) -> tuple[Callable[..., Any], int, int]:
     return step, states, units
 
 
-@hypothesis.settings(max_examples=25, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=examples(25), deadline=None, derandomize=True)
 @hypothesis.given(random_steps())
 def test_random_cells(case: tuple[Callable[..., Any], int, int]) -> None:
     step, states, units = case

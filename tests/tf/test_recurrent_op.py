@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -24,7 +21,9 @@ from custom_ops.recurrent.op import recurrent
 from tests import addons_cells
 from tests.recurrent_cells import arguments, random_cells
 from tests.recurrent_cells import library as cells_of
+from tests.tf.python_server import run_python
 from tests.tf.recurrent_tensors import Tensors, distance, distances, in_dtype, rounded, tensors_of
+from tests.tiers import examples
 
 # The largest error of a value over the largest value. In a short type, inputs and outputs alone are that far off.
 TOLERANCE = {tf.float64: 1e-13, tf.float32: 5e-6, tf.half: 4e-3, tf.bfloat16: 3e-2}
@@ -88,7 +87,7 @@ def test_a_long_sequence_stays_accurate(library: Library) -> None:
     sizes=st.tuples(st.sampled_from([1, 3, 70, 130]), st.integers(0, 5), st.integers(0, 9)),
     reverse=st.lists(st.booleans(), min_size=1, max_size=2),
 )
-@hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=examples(60), deadline=None, derandomize=True)
 def test_cells_that_nobody_has_named(cell: Cell, sizes: tuple[int, int, int], reverse: list[bool]) -> None:
     given = tensors_of(cell, *sizes, directions=len(reverse))
     outputs, finals = recurrent(load().ops, cell, sizes[0], *given, reverse=reverse)
@@ -308,9 +307,7 @@ print(digest.hexdigest())
 def test_results_do_not_depend_on_the_threads() -> None:
     found = set()
     for threads in (1, 2, 5):
-        command = [sys.executable, "-c", SCRIPT, str(threads)]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+        run = run_python(["-c", SCRIPT, str(threads)])
         assert run.returncode == 0, run.stderr
         found.add(run.stdout.split()[-1])
     assert len(found) == 1

@@ -18,6 +18,7 @@ L = keras.layers
 CUDNN = {"lstm": L.LSTM, "gru": L.GRU}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", CUDNN)
 @pytest.mark.parametrize(("masked", "backwards"), [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("scaled", [False, True], ids=["", "weights computed"])
@@ -106,6 +107,7 @@ def test_nothing_is_copied_around_a_layer(kind: str, backwards: bool, monkeypatc
     assert not {*operations} & {"CudnnRNNV3", "ReverseSequence", "Transpose", "Fill"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", CUDNN)
 @pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
 @pytest.mark.parametrize("trained", [False, True], ids=["inference", "training"])

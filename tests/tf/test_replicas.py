@@ -7,7 +7,7 @@ import subprocess
 import sys
 from contextlib import ExitStack
 
-TIMEOUT = 300  # seconds; what waits for itself would never end
+TIMEOUT = 100  # seconds; what waits for itself would never end
 
 
 def started(module: str, *arguments: str) -> subprocess.Popen[str]:
@@ -43,4 +43,4 @@ def test_two_workers() -> None:
     finally:
         for process in processes:
             process.kill()
-            process.communicate()
+            process.communicate(timeout=TIMEOUT)

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +19,7 @@ import tf_keras
 
 import tfmem
 from tests.tf.conftest import Flow, Net
+from tests.tf.python_server import run_python
 from tfmem.steps import managed_step, stages
 
 ROOT = Path(__file__).parents[2]
@@ -88,15 +87,7 @@ print(json.dumps({"ways": ways, "unasked": run(function, observe=False)["told"]}
 
 def test_where_onednn_is_off_the_cure_is_told_and_it_is_no_reason() -> None:
     environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_ONEDNN],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    done = run_python(["-c", WITHOUT_ONEDNN], environment, ROOT)
     assert not done.returncode, done.stderr
     found = json.loads(done.stdout)
     for way in found["ways"]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests.tf.python_server import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 if not (ROOT / "examples").is_dir():
@@ -88,14 +88,7 @@ def test_percentiles_and_gains_are_those_of_the_times() -> None:
 
 def test_the_example_serves_the_same_answers_from_a_replaced_layer(tmp_path: Path) -> None:
     arguments = ["--units=20", "--layers=2", "--epochs=1", "--batch", "1", "3", "--requests=20"]
-    finished = subprocess.run(
-        [sys.executable, "-m", "examples.serve_lstm", *arguments, "--output", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    finished = run_python(["-m", "examples.serve_lstm", *arguments, "--output", str(tmp_path)], cwd=ROOT)
     assert finished.returncode == 0, finished.stdout + finished.stderr[-2000:]
     assert "1000 answers before and after: 0 changed" in finished.stdout
     assert serve_lstm.is_replaced(tmp_path / "model_tfmem")

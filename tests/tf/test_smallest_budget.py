@@ -82,6 +82,7 @@ CASES += [(products, "adam", 8)]  # the step's peak, and that of what is counted
 CASES += [(small, "sgd", 64)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("build", "optimizer", "size"), CASES)
 def test_the_number_of_an_error_works(build, optimizer, size, monkeypatch):
     monkeypatch.setenv("TFMEM_CACHE_DIR", "")

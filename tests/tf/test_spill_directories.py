@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import tensorflow as tf
 import tfmem
 from custom_ops.load import Library
 from tests.tf.memop_trips import round_trip, settled
+from tests.tf.python_server import run_python
 
 
 def descriptors_in(folder: Path) -> int:
@@ -97,9 +96,7 @@ def test_it_is_said_once(library: Library, tmp_path: Path, attribute: str, said:
     value = str(tmp_path) if attribute == "spill_directory" else library.spill_key(str(tmp_path))
     path = tmp_path / "graph.pb"
     path.write_bytes(exported(library, **{attribute: value}).SerializeToString())
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TF_CPP_MIN_LOG_LEVEL": "0"}
-    command = [sys.executable, "-c", CHILD, str(path)]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    result = run_python(["-c", CHILD, str(path)], {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0"})
     assert result.returncode == 0, result.stderr
     assert result.stderr.count(said) == 1, result.stderr
 

@@ -15,6 +15,7 @@ from custom_ops.expr.program import MOST_AXES, MOST_FACTOR, MOST_TERMS, Output, 
 from custom_ops.expr.reference import run as reference
 from custom_ops.expr.text import to_text
 from tests.tf.tile_programs import Array, prepare, run
+from tests.tiers import examples
 
 PARTS = 2  # of which a position is the quotient and the remainder
 
@@ -51,7 +52,7 @@ def many_axes(count: int, order: Random) -> tuple[Program, list[Array]]:
 @example(32, 0)
 @example(33, 0)
 @example(MOST_AXES, 0)
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=examples(30), deadline=None, derandomize=True)
 def test_each_of_many_axes_is_itself(count: int, seed: int) -> None:
     program, tensors = many_axes(count, Random(seed))
     expected = reference(program, tensors)

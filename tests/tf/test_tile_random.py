@@ -13,9 +13,10 @@ from custom_ops.expr.text import to_text
 from tests.elementwise_edges import different
 from tests.random_programs import Array, programs
 from tests.tf.tile_programs import prepare
+from tests.tiers import examples
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(400), deadline=None, suppress_health_check=list(HealthCheck))
 @given(programs())
 def test_a_random_program_is_the_reference_on_any_number_of_threads(case: tuple[Program, list[Array]]) -> None:
     program, tensors = case

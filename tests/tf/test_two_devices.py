@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from tests.tf.python_server import run_python
 
 
 def test_two_devices_of_a_cpu() -> None:
-    program = [sys.executable, "-m", "tests.tf.stitched_on_two_devices", "CPU"]
-    done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=300)
+    done = run_python(["-m", "tests.tf.stitched_on_two_devices", "CPU"])
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.endswith("equal\n")

@@ -117,14 +117,16 @@ def compare(plain: Any, optimized: Any, way: Way, place: Call) -> None:
     require_equal(found[1], expected[1])
 
 
+@pytest.mark.sampled(len(PLACES))
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
 @ways()
-def test_without_a_budget(way: Way) -> None:
+def test_without_a_budget(way: Way, place: Call) -> None:
     made = [way.traced(as_given), way.traced(tfmem.optimize)]  # holds the nets, which methods do not
     plain, optimized = (function for function, _ in made)
-    for place in PLACES:
-        compare(plain, optimized, way, place)
+    compare(plain, optimized, way, place)
 
 
+@pytest.mark.sampled(3)
 @ways(UNDER_A_BUDGET)
 def test_with_a_budget(way: Way) -> None:
     def within(budget: int) -> tuple[Any, Net, list[Any]]:
@@ -150,6 +152,7 @@ def test_with_a_budget(way: Way) -> None:
     assert tfmem.report(moved[0]).transfers, tfmem.report(moved[0])
 
 
+@pytest.mark.sampled(3)
 @ways()
 def test_in_verify(way: Way) -> None:
     args, kwargs = way.call()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,9 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from custom_ops import build_flags
 from custom_ops.errors import OpLibraryError
 from custom_ops.load import load
+from tests.tf.native_programs import object_file, shared_library
 
 Array = NDArray[Any]
 _ERROR_BYTES = 4096
@@ -25,12 +23,8 @@ _ERROR_BYTES = 4096
 @functools.cache
 def _functions() -> ctypes.CDLL:
     """The functions of tile_programs.cc, which call those of the op library that is loaded."""
-    source = Path(__file__).with_suffix(".cc")
-    with tempfile.TemporaryDirectory() as folder:
-        target, library = Path(folder) / "tile_programs.o", Path(folder) / "tile_programs.so"
-        subprocess.run(build_flags.compile_command(source, target), check=True)
-        subprocess.run([*build_flags.link_command([target], library), str(load().path)], check=True)
-        functions = ctypes.CDLL(str(library))
+    source = object_file(Path(__file__).with_suffix(".cc"))
+    functions = ctypes.CDLL(str(shared_library("tile_programs", [source], load().path)))
     functions.tfmem_prepare_program.restype = ctypes.c_void_p
     functions.tfmem_show_program.restype = ctypes.c_int64
     functions.tfmem_program_may_share.restype = ctypes.c_bool

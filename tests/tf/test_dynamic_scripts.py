@@ -19,6 +19,7 @@ PARTS = (
     "cpu/cpu_kernels_avx2",
     "cpu/cpu_kernels_avx512",
     "cuda/kernel_image",
+    "text_reader",
     "dynamic/batch",
     "dynamic/gpu_check",
     "dynamic/gpu_program",

@@ -28,6 +28,7 @@ PARTS = (
     "cuda/gpu_graph",
     "cuda/gpu_kernel",
     "cuda/kernel_image",
+    "text_reader",
     "memory/faults",
     "memory/gpu_link",
     "memory/host_memory",

@@ -12,6 +12,7 @@ PARTS = (
     "memory/gpu_tickets",
     "memory/host_memory",
     "cuda/kernel_image",
+    "text_reader",
     "memory/pinned_pool",
     "recurrent/recurrent_kernel",
     "recurrent/recurrent_program",

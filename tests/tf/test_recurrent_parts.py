@@ -11,6 +11,7 @@ PARTS = (
     "memory/gpu_link",
     "memory/host_memory",
     "cuda/kernel_image",
+    "text_reader",
     "cpu/phases",
     "memory/pinned_pool",
     "recurrent/recurrent_kernel",

@@ -124,7 +124,7 @@ def _shapes(
         if not resident or 1 < ctas == slices:  # that is a cluster
             continue
         for rows in _heights(batch, resident // spec.directions, turns):
-            for threads, lanes in (*product(THREADS, LANES), *(_filled(tile) if slices == 1 else ())):
+            for threads, lanes in (*product(THREADS, LANES), *(_in_registers(tile) if slices == 1 else ())):
                 if lanes > threads:
                     continue
                 shape = Configuration(rows, ctas, threads, lanes, 0, 0, "fma", exchange, slices)
@@ -137,7 +137,7 @@ def _shapes(
                         yield replace(shape, product=kind)
 
 
-def _filled(tile: int) -> list[tuple[int, int]]:
+def _in_registers(tile: int) -> list[tuple[int, int]]:
     """Threads and lanes with a unit for each subgroup, and thus sums in registers, besides `THREADS`."""
     found = [(ceil(tile * lanes / WARP) * WARP, lanes) for lanes in LANES]
     most = max(threads for threads, _, _ in IN_REGISTERS)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from custom_ops.errors import KernelError
 from custom_ops.jit.image import KernelImage
-from graph_passes.graph.ir import Graph, Node, TensorId, boolean
+from graph_passes.graph.ir import Graph, Node, TensorId, boolean, texts
 from graph_passes.graph.source import Source
 
 BIAS = ("BiasAdd",)  # what a product may have fused
@@ -78,7 +78,7 @@ def worth_it(rows: int, depth: int, columns: int) -> bool:
 
 
 def _replaced(graph: Graph, node: Node) -> bool:
-    if node.op != "MatMul" and (node.op != "_FusedMatMul" or _fused(node) != BIAS):
+    if node.op != "MatMul" and (node.op != "_FusedMatMul" or texts(node.attrs["fused_ops"]) != BIAS):
         return False
     left, right = (_matrix(graph, tensor) for tensor in node.inputs[:2])
     if left is None or right is None:
@@ -95,9 +95,3 @@ def _matrix(graph: Graph, tensor: TensorId) -> tuple[int, int] | None:
         return None
     rows, columns = (UNKNOWN if size is None else size for size in spec.shape)
     return rows, columns
-
-
-def _fused(node: Node) -> tuple[str, ...]:
-    """What a `_FusedMatMul` does behind the product; its attributes are read from a GraphDef, or written by a pass."""
-    ops = node.attrs["fused_ops"]
-    return ops if isinstance(ops, tuple) else tuple(op.decode() for op in ops.list.s)

@@ -9,6 +9,7 @@ from custom_ops.expr.nodes import Constant, Input, Position, Random, arguments_o
 from custom_ops.fusion.codegen.plan.kernel_plan import Piece, Plan
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.codegen.plan.shared import shared_plan
+from custom_ops.ordering import DisjointSets
 
 Scope: TypeAlias = Literal["thread", "warp", "block", "grid"]
 SCOPES: tuple[Scope, ...] = ("thread", "warp", "block", "grid")
@@ -28,19 +29,12 @@ def packed(pattern: Pattern) -> int:
     """In how many parts a kernel falls between which no value is passed on: more than one are kernel packing. What
     several parts read is no tie."""
     nodes = pattern.program.nodes
-    owner = list(range(len(nodes)))
-
-    def root(place: int) -> int:
-        while owner[place] != place:
-            owner[place] = owner[owner[place]]
-            place = owner[place]
-        return place
-
+    parts = DisjointSets(len(nodes))
     made = {place for place, node in enumerate(nodes) if not isinstance(node, Input | Constant | Position | Random)}
     for place in made:
         for argument in made.intersection(arguments_of(nodes[place])):
-            owner[root(argument)] = root(place)
-    return len({root(output.node) for output in pattern.program.outputs})
+            parts.join(argument, place)
+    return len({parts.root(output.node) for output in pattern.program.outputs})
 
 
 def _scope(plan: Plan, piece: Piece) -> Scope:

@@ -21,7 +21,6 @@ WARP = 32
 STREAMED_ROWS = 8
 NARROW = 16  # outputs of a product that every processor has: less work than to wait for others
 MOST_STAGED = 64  # nodes
-L2_BYTES = 24  # that a processor gets in a cycle while all ask: 5.5 TB/s of an H100, over 132 of them
 _FMA_WARPS = 4  # warps that multiply in a cycle
 STAGING = 64 << 10  # bytes, within which a product reads the vectors of many nodes at a time
 
@@ -35,12 +34,14 @@ class Chip:
         threads: of a processor.
         registers: of a thread that weights may have; the paper's 255 without 31 and 32 for everything else.
         shared: bytes of shared memory of a processor.
+        l2_bytes: that a processor gets from L2 in a cycle while all ask.
     """
 
     processors: int = 132
     threads: int = 256
     registers: int = 176
     shared: int = 227 << 10
+    l2_bytes: int = 24
 
     @property
     def warps(self) -> int:
@@ -156,9 +157,9 @@ def cycles_of_a_node(residence: Residence, chip: Chip) -> int:
     multiply. It does not depend on how many rows a warp has at least, so that all kernels of a net choose alike."""
     view, steps = residence.view, -(-residence.view.depth // WARP)
     owned = _dealt(view, "registers", 1, chip, 0, residence.everywhere).owned
-    cycles = max(50 + owned * steps * chip.warps // _FMA_WARPS, 4 * view.depth // L2_BYTES)
+    cycles = max(50 + owned * steps * chip.warps // _FMA_WARPS, 4 * view.depth // chip.l2_bytes)
     if residence.home == "L2":
-        cycles += 4 * owned * chip.warps * view.depth // (L2_BYTES * nodes_of(residence))
+        cycles += 4 * owned * chip.warps * view.depth // (chip.l2_bytes * nodes_of(residence))
     return cycles
 
 

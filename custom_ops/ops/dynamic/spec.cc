@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/string_view.h"
+#include "custom_ops/ops/cpu/costs.h"
 #include "custom_ops/ops/text_reader.h"
 
 namespace tfmem {
@@ -236,10 +237,11 @@ class SpecParser {
   // About nanoseconds for a node.
   static double Work(const DynamicStep& step) {
     if (step.op == StepOp::kProduct || step.op == StepOp::kOuter) {
-      return 0.05 * step.width * (step.op == StepOp::kOuter ? step.widths[1] : step.widths[0]);
+      return cpu_costs::kNodeMultiplicationNs * step.width *
+             (step.op == StepOp::kOuter ? step.widths[1] : step.widths[0]);
     }
     const int cost = step.op == StepOp::kElementwise ? InfoOf(step.elementwise).work : 1;
-    return 0.1 * step.width * cost + 2;
+    return cpu_costs::kNodeNumberNs * step.width * cost + cpu_costs::kNodeStepNs;
   }
 
   static bool Holds(int64_t first, int64_t count, int64_t all) {

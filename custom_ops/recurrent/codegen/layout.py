@@ -57,7 +57,7 @@ def scheduled(spec: RecurrentSpec, configuration: Configuration) -> Schedule:
     """
     if not configuration.replicated:
         return schedule(spec.cell)
-    return replicated_schedule(spec.cell, configuration.partial_sums)
+    return replicated_schedule(spec.cell)
 
 
 @lru_cache(maxsize=1 << 14)  # of one search, and no more
@@ -211,8 +211,7 @@ class _Layouter:
             depth = len(gemm.terms[0]) * self.tile
             lanes = round_down_pow2(max(1, min(c.threads // columns, WARP)))
         elif c.replicated and not gemm.replicated:  # few columns beside those of replicas: more lanes for each
-            free = min(c.threads // columns, WARP) if not c.tensor_cores else c.threads // -(-columns // 16)
-            lanes = max(lanes, round_down_pow2(max(free, 1)))
+            lanes = max(lanes, round_down_pow2(max(min(c.threads // columns, WARP), 1)))
         if c.tensor_cores:
             tiles, pieces = -(-columns // 16), -(-depth // 16)
             warps = c.threads // WARP

@@ -9,7 +9,7 @@ processor, which computes all of them for some of the nodes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -123,18 +123,6 @@ class Plan:
     def resident_bytes(self) -> int:
         return 4 * sum(r.view.weights for r in self.residences if r.home != "L2")
 
-    def weight_traffic(self, products: Mapping[View, int]) -> tuple[int, int]:
-        """Bytes of weights that a batch reads from off the chip: under this plan, and if each product read its matrix.
-
-        `products`: how many nodes of the batch multiply by each view.
-        """
-        with_plan = each = 0
-        for residence in self.residences:
-            size, count = 4 * residence.view.weights, products.get(residence.view, 0)
-            each += size * count
-            with_plan += size if residence.home != "L2" else size * -(-count // nodes_of(residence))
-        return with_plan, each
-
     @property
     def free_bytes(self) -> int:
         """On chip beside weights and all else, over all processors: registers that weights may have, shared memory."""
@@ -184,18 +172,6 @@ def views_of(kinds: Sequence[KindCode]) -> dict[View, bool]:
                 level = old[2] or number in (LEVEL, BACK_LEVEL)
                 widest[key] = (min(first, old[0]), max(end, old[1]), level)
     return {View(*key, first, end - first): level for key, (first, end, level) in widest.items()}
-
-
-def products_of(plan: Plan, kinds: Sequence[KindCode], nodes: Sequence[int]) -> dict[View, int]:
-    """How many nodes of a batch multiply by each view, in forward and backward, given those of each kind."""
-    counts: dict[View, int] = {}
-    for kind, count in zip(kinds, nodes, strict=True):
-        for section in kind.sections:
-            for segment in section.segments:
-                if segment.call is not None:
-                    view = plan.residences[holder(plan, segment.call.view)].view
-                    counts[view] = counts.get(view, 0) + count
-    return counts
 
 
 def holder(plan: Plan, view: View) -> int:

@@ -11,14 +11,14 @@ namespace {
 
 using Kind = ExpressionNode::Kind;
 
-constexpr absl::string_view kFormat = "program 1";
+constexpr absl::string_view kProgramFormat = "program 1";
 // Of numbers in an index: so that no sum or product of a few of them and a position wraps.
 constexpr int64_t kMostFactor = int64_t{1} << 40;
 constexpr int64_t kMostBound = int64_t{1} << 56;
 constexpr size_t kMostTerms = 64;
 constexpr absl::string_view kState = "uint64";  // the dtype of a random generator's key and counter
 
-bool IsInteger(DType dtype) { return dtype == DType::kInt32 || dtype == DType::kInt64; }
+bool IsIntegerType(DType dtype) { return dtype == DType::kInt32 || dtype == DType::kInt64; }
 
 // Reads a program line by line; each line is checked against what is known by then.
 class ExpressionParser {
@@ -26,7 +26,7 @@ class ExpressionParser {
   explicit ExpressionParser(TextReader* in) : in_(*in) {}
 
   bool Parse(Expression* expression) {
-    if (!in_.Format(kFormat) || !ReadAxes()) return false;
+    if (!in_.Format(kProgramFormat) || !ReadAxes()) return false;
     while (in_.NextLine()) {
       if (!ReadLine() || !in_.End()) return false;
     }
@@ -130,7 +130,7 @@ class ExpressionParser {
     if (!ReadReference(read)) return false;
     const ExpressionNode& value = expression_.nodes[*read];
     node->varies |= value.varies;
-    return IsInteger(value.dtype) ||
+    return IsIntegerType(value.dtype) ||
            in_.Wrong("gathers at values of ", NameOf(value.dtype), "; expected integers");
   }
 
@@ -155,7 +155,7 @@ class ExpressionParser {
       node->value = int64_t{value};
       return value || in_.Key("False");
     }
-    if (IsInteger(node->dtype)) {
+    if (IsIntegerType(node->dtype)) {
       using Narrow = std::numeric_limits<int32_t>;
       using Wide = std::numeric_limits<int64_t>;
       const bool narrow = node->dtype == DType::kInt32;
@@ -176,7 +176,7 @@ class ExpressionParser {
   bool ReadPosition(ExpressionNode* node) {
     node->kind = Kind::kPosition;
     if (!ReadDType(DType::kBool, &node->dtype)) return false;
-    if (!IsInteger(node->dtype)) return in_.Expected("a dtype of integers");
+    if (!IsIntegerType(node->dtype)) return in_.Expected("a dtype of integers");
     if (!ReadAxis(&node->axis)) return false;
     node->varies.Add(node->axis);
     return true;

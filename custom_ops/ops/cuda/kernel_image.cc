@@ -12,9 +12,9 @@
 namespace tfmem {
 namespace {
 
-constexpr absl::string_view kFormat = "kernel 1";
-constexpr absl::string_view kWhat = "attr programs";
-constexpr absl::string_view kAdvice = "; run tfmem.optimize again";
+constexpr absl::string_view kKernelFormat = "kernel 1";
+constexpr absl::string_view kProgramsAttribute = "attr programs";
+constexpr absl::string_view kOptimizeAgain = "; run tfmem.optimize again";
 constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMostArch = 9999;
 constexpr int64_t kMostThreads = 1024;  // CUDA's limit of a CTA
@@ -28,15 +28,16 @@ struct Shared {
 }  // namespace
 
 absl::Status WrongProgram(absl::string_view what) {
-  return absl::InvalidArgumentError(absl::StrCat(kWhat, ": ", what, kAdvice));
+  return absl::InvalidArgumentError(absl::StrCat(kProgramsAttribute, ": ", what, kOptimizeAgain));
 }
 
-KernelHeader::KernelHeader(absl::string_view text) : in_(kWhat, text, kAdvice) {}
+KernelHeader::KernelHeader(absl::string_view text)
+    : in_(kProgramsAttribute, text, kOptimizeAgain) {}
 
 absl::StatusOr<KernelHeader> KernelHeader::Parse(absl::string_view text) {
   KernelHeader header(text);
   TextReader& in = header.in_;
-  if (!in.Format(kFormat)) return in.failure();
+  if (!in.Format(kKernelFormat)) return in.failure();
   while (in.NextLine()) {
     absl::string_view key;
     if (!in.Word(&key)) return in.failure();

@@ -10,7 +10,7 @@
 namespace tfmem {
 namespace {
 
-constexpr absl::string_view kFormat = "dynamic 1";
+constexpr absl::string_view kSpecFormat = "dynamic 1";
 constexpr int64_t kMostWidth = 1 << 20;
 constexpr int64_t kMostParts = 1 << 16;  // kinds, steps, places
 constexpr int64_t kMostRows = int64_t{1} << 31;
@@ -53,7 +53,7 @@ class SpecParser {
 
   // Parameters, then types, then kinds.
   bool ReadSpec() {
-    if (!in_.Format(kFormat)) return false;
+    if (!in_.Format(kSpecFormat)) return false;
     while (in_.NextLine()) {
       bool read = false;
       if (spec_.types.empty() && in_.TakeWord("parameter")) {

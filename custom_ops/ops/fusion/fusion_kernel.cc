@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kNarrow = int64_t{1} << 30;  // positions that 32-bit indices go through
 constexpr int64_t kMostAlignment = 16;
 constexpr int64_t kMostWords = 4095;
-constexpr int64_t kMostNumber = std::numeric_limits<int64_t>::max();
+constexpr int64_t kMostKernelNumber = std::numeric_limits<int64_t>::max();
 
 // The lines that are this op's own, checked against the program that the kernel computes.
 class KernelParser {
@@ -67,7 +67,7 @@ class KernelParser {
       size->kind = KernelSize::Kind::kCtas;
       return in_.Below(kernel_.pieces.size(), &size->number);
     }
-    if (!in_.Number(0, kMostNumber, &size->number)) return false;
+    if (!in_.Number(0, kMostKernelNumber, &size->number)) return false;
     return !in_.Follows(":") || ReadDimensions(size);
   }
 
@@ -112,13 +112,13 @@ class KernelParser {
   // PHASE/MOST/SLABS/FACTOR/FACTOR..., a FACTOR being EACH*SIZE*SIZE...
   bool ReadPiece(KernelPiece* piece) {
     if (!in_.Number(0, std::numeric_limits<int>::max(), &piece->phase) || !in_.Separator("/") ||
-        !in_.Number(0, kMostNumber, &piece->most) || !in_.Separator("/") ||
-        !in_.Number(1, kMostNumber, &piece->slabs)) {
+        !in_.Number(0, kMostKernelNumber, &piece->most) || !in_.Separator("/") ||
+        !in_.Number(1, kMostKernelNumber, &piece->slabs)) {
       return false;
     }
     while (in_.Take("/")) {
       auto& [each, sizes] = piece->factors.emplace_back();
-      if (!in_.Number(1, kMostNumber, &each)) return false;
+      if (!in_.Number(1, kMostKernelNumber, &each)) return false;
       if (in_.Take("*") && !ReadSizes(false, &sizes)) return false;
     }
     return true;

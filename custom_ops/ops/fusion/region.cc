@@ -14,7 +14,7 @@ namespace {
 
 using Kind = RegionStep::Kind;
 
-constexpr absl::string_view kFormat = "region 1";
+constexpr absl::string_view kRegionFormat = "region 1";
 constexpr absl::string_view kIndent = "  ";  // of a program's lines
 
 std::string Show(const RegionType& type) {
@@ -41,7 +41,7 @@ class RegionParser {
 
  private:
   bool ReadLines() {
-    if (!in_.Format(kFormat)) return false;
+    if (!in_.Format(kRegionFormat)) return false;
     while (in_.NextLine()) {
       if (outputs_seen_) return in_.Wrong("stands behind the outputs");
       if (!ReadLine() || !in_.End()) return false;

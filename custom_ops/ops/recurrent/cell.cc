@@ -14,8 +14,8 @@ namespace {
 
 using Kind = CellNode::Kind;
 
-constexpr absl::string_view kFormat = "cell 1";
-constexpr int64_t kMostNumber = std::numeric_limits<int>::max();
+constexpr absl::string_view kCellFormat = "cell 1";
+constexpr int64_t kMostCellNumber = std::numeric_limits<int>::max();
 
 // Reads a cell line by line; each line is checked against what is known by then.
 class CellParser {
@@ -29,7 +29,7 @@ class CellParser {
 
  private:
   bool ReadLines() {
-    if (!in_.Format(kFormat)) return false;
+    if (!in_.Format(kCellFormat)) return false;
     while (in_.NextLine()) {
       if (!ReadLine() || !in_.End()) return false;
     }
@@ -42,7 +42,8 @@ class CellParser {
     if (in_.TakeWord("vectors")) return Declare("vectors", &cell_.vectors);
     if (in_.TakeWord("states")) return Declare("states", &cell_.states);
     if (in_.TakeWord("matrices")) return DeclareMatrices();
-    if (in_.TakeWord("output")) return in_.Numbers(0, kMostNumber, &cell_.outputs.emplace_back());
+    if (in_.TakeWord("output"))
+      return in_.Numbers(0, kMostCellNumber, &cell_.outputs.emplace_back());
     CellNode node;
     if (!ReadNode(&node)) return false;
     cell_.nodes.push_back(std::move(node));
@@ -52,7 +53,7 @@ class CellParser {
   // At most once, so that what was checked against a declaration stays right.
   bool Declare(absl::string_view word, std::vector<int>* declared) {
     if (!declared_.insert(word).second) return in_.Wrong("declares ", word, " a second time");
-    return in_.Numbers(0, kMostNumber, declared);
+    return in_.Numbers(0, kMostCellNumber, declared);
   }
 
   bool DeclareMatrices() {
@@ -86,8 +87,8 @@ class CellParser {
   // `columns`: of each tensor of this kind.
   bool ReadLeaf(Kind kind, const std::vector<int>& columns, CellNode* node) {
     node->kind = kind;
-    if (!in_.Number(0, kMostNumber, &node->tensor) || !in_.Number(0, kMostNumber, &node->column) ||
-        !CheckLeaf(*node, columns)) {
+    if (!in_.Number(0, kMostCellNumber, &node->tensor) ||
+        !in_.Number(0, kMostCellNumber, &node->column) || !CheckLeaf(*node, columns)) {
       return false;
     }
     node->scalar = kind == Kind::kSequence && columns[node->tensor] == 0;
@@ -102,7 +103,7 @@ class CellParser {
 
   bool ReadState(CellNode* node) {
     node->kind = Kind::kState;
-    if (!in_.Number(0, kMostNumber, &node->tensor)) return false;
+    if (!in_.Number(0, kMostCellNumber, &node->tensor)) return false;
     largest_state_ = std::max(largest_state_, node->tensor);
     return true;
   }
@@ -113,7 +114,7 @@ class CellParser {
       int numbers[4] = {};
       bool transposed = false;
       for (int& number : numbers) {
-        if (!in_.Number(0, kMostNumber, &number)) return false;
+        if (!in_.Number(0, kMostCellNumber, &number)) return false;
       }
       if (!in_.Number(0, 1, &transposed)) return false;
       const Term term{numbers[0], numbers[1], numbers[2], numbers[3], transposed};
@@ -136,7 +137,7 @@ class CellParser {
   bool ReadRowSum(CellNode* node) {
     node->kind = Kind::kRowSum;
     node->arguments.resize(1);
-    if (!in_.Number(0, kMostNumber, &node->arguments[0]) || !ReadsWide(node->arguments[0])) {
+    if (!in_.Number(0, kMostCellNumber, &node->arguments[0]) || !ReadsWide(node->arguments[0])) {
       return false;
     }
     node->scalar = true;

@@ -21,16 +21,18 @@ def joined(form: str, lines: Iterable[str]) -> str:
 
 
 def read_lines(text: str, form: str, what: str, error: type[TfmemError], read: Callable[[str], None]) -> None:
-    """Hand each line behind the first to `read`.
+    """Hand each line behind the first that is not empty to `read`.
 
     Args:
         what: what the text is, for messages.
         error: what is raised if the first line is another, or where `read` raises something that is no TfmemError.
     """
-    first, *lines = text.removesuffix("\n").split("\n")
+    first, *lines = text.split("\n")
     if first != form:
         raise error(f"expected '{form}' on the first line, found '{first[:40]}'")
     for number, found in enumerate(lines, 2):
+        if not found:
+            continue
         try:
             read(found)
         except (ValueError, LookupError, TypeError) as problem:

@@ -23,11 +23,6 @@ class Decision(StrEnum):
         """Whether the step runs as it was given."""
         return self in (Decision.NO_BUDGET, Decision.FITS, Decision.OVER, Decision.FAILED)
 
-    @classmethod
-    def read(cls, text: str) -> Decision:
-        """As reports have it, also those that were written before layers were `replaced`."""
-        return cls("replaced" if text == "swapped" else text)
-
 
 class Fusion(StrEnum):
     """Whether a step runs stitched."""
@@ -36,13 +31,6 @@ class Fusion(StrEnum):
     UNDECIDED = "undecided"
     STITCHED = "stitched"
     LEFT = "left"
-
-    @classmethod
-    def read(cls, why: str) -> Fusion:
-        """Of a report that holds nothing but the sentence."""
-        words = {"not decided": cls.UNDECIDED, "stitched": cls.STITCHED}
-        found = next((state for begin, state in words.items() if why.startswith(begin)), cls.LEFT)
-        return found if why else cls.NOT_ASKED
 
 
 class Missed(str):

@@ -165,21 +165,11 @@ class Report:
     not_enforced: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "decision", Decision.read(self.decision))
+        object.__setattr__(self, "decision", Decision(self.decision))
         object.__setattr__(self, "fusion_state", Fusion(self.fusion_state))
 
     def __str__(self) -> str:
         return self.to_text()
-
-    @property
-    def swapped(self) -> tuple[str, ...]:
-        """`replaced`, by its earlier name."""
-        return self.replaced
-
-    @property
-    def not_swapped(self) -> tuple[str, ...]:
-        """`not_replaced`, by its earlier name."""
-        return self.not_replaced
 
     @property
     def running(self) -> tuple[RegionRecord, ...]:
@@ -347,11 +337,7 @@ def _shortened(name: str, width: int = 40) -> str:
 
 
 def _report(data: dict[str, Any]) -> Report:
-    earlier = {"swapped": "replaced", "not_swapped": "not_replaced"}  # names in reports that were written before
-    if "fusion_state" not in data:  # these had no states either, but in words
-        data["fusion_state"] = Fusion.read(data.get("fusion", ""))
-        data["xla_lost"] = data.get("jit_compile", "").startswith("off")
-    return Report(**{earlier.get(name, name): _restored(name, value) for name, value in data.items()})
+    return Report(**{name: _restored(name, value) for name, value in data.items()})
 
 
 def _restored(name: str, value: Any) -> Any:

@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     explain.set_defaults(run=_explain)
 
     devices = commands.add_parser("devices", help="list devices, their memory and their bandwidth to the host")
+    devices.add_argument("--measure", action="store_true", help="print profiles as custom_ops/devices has them")
     devices.set_defaults(run=_devices)
 
     cache = commands.add_parser("cache", help="say where profiles and GPU kernels are kept, and how large they are")
@@ -101,10 +102,18 @@ def _devices(options: argparse.Namespace) -> None:
 
     from tfmem.api import make_engine
 
+    if options.measure:
+        tf.config.threading.set_intra_op_parallelism_threads(1)
     names = [d.name for d in tf.config.list_logical_devices() if d.device_type in ("CPU", "GPU")]
     for name in names:
         engine = make_engine(Options(device=name[name.index("/device:") :]))
         target, link = engine.target, engine.link
+        if options.measure:
+            from tfmem.measure import profile
+
+            found = profile(target, link, engine.options.cache_directory)
+            print(json.dumps({"_note": f"{target.description}, measured by this command"} | found, indent=1))
+            continue
         print(f"{target.name}  {target.description}")
         print(f"  memory     {size(target.memory)}")
         out, back = size(round(link.offload)), size(round(link.prefetch))

@@ -26,8 +26,8 @@ import numpy as np
 from benchmarks.dynamic.processes import numbered
 from benchmarks.dynamic.timing import parts_of, words_of
 from custom_ops.dynamic.codegen.program import DynamicProgram, build
-from custom_ops.dynamic.reference import Run
 from examples import trees
+from tests.dynamic_reference import Run
 
 if TYPE_CHECKING:
     from examples.tree_lstm import TreeLSTM

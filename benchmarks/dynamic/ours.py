@@ -14,7 +14,7 @@ import tensorflow as tf
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.dynamic.timing import measure, parts_of, show, words_of
-from custom_ops.dynamic.codegen.plan import products_of
+from benchmarks.dynamic.traffic import products_of, weight_traffic
 from custom_ops.dynamic.codegen.program import DynamicProgram, build, kinds_of
 from custom_ops.dynamic.op import forward_backward
 from custom_ops.jit.device import Device
@@ -91,7 +91,7 @@ def traffic(net: TreeLSTM, batch: dynamic.Batch) -> dict[str, int]:
         return {}
     kinds = kinds_of(net.handle.spec)
     nodes = np.bincount(batch.kinds.values.numpy(), minlength=len(kinds))
-    planned, each = plan.weight_traffic(products_of(plan, kinds, list(map(int, nodes))))
+    planned, each = weight_traffic(plan, products_of(plan, kinds, list(map(int, nodes))))
     return {"weight_bytes": planned, "weight_bytes_by_node": each, "resident_bytes": plan.resident_bytes}
 
 

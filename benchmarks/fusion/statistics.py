@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.fusion.cases import OTHERS, TEN
+from benchmarks.fusion.composition import SCOPES, composition, packed, statistics
 from benchmarks.fusion.published import TABLE_4
 from benchmarks.offload.tables import table as markdown
 from benchmarks.offload.tables import write
@@ -27,7 +28,6 @@ from custom_ops.errors import KernelError
 from custom_ops.fusion import programs
 from custom_ops.fusion.codegen.kernel import FusionKernel
 from custom_ops.fusion.codegen.plan import shared
-from custom_ops.fusion.codegen.plan.composition import SCOPES, composition, packed
 from custom_ops.fusion.search.model import H200, predict
 from graph_passes.analysis.op_pattern import REDUCTIONS, Kind, meanings
 from graph_passes.graph.ir import Graph
@@ -140,7 +140,7 @@ def kernels_of(region: Stitched) -> list[Planned]:
 
 def of_shared_memory(kernels: Sequence[Planned]) -> dict[str, float]:
     """A row of Table 4: the share of kernels that use shared memory, and of their time by the model; bytes."""
-    row = shared.statistics([each.kernel.plan for each in kernels])
+    row = statistics([each.kernel.plan for each in kernels])
     times = [predict(each.kernel, each.shapes, H200) for each in kernels]
     using = [time for each, time in zip(kernels, times, strict=True) if shared.shared_bytes(each.kernel.plan)]
     return {

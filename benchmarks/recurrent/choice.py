@@ -4,7 +4,7 @@
 
 For each case: how much slower the model's first is than the fastest, the fastest of its first five, and the one that
 the tuner chooses by the times that are on record. The model's parameters are those of
-graph_passes/analysis/cost/devices."""
+custom_ops/devices."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Print a line for each case, and the means."""
     parser = command_line("recurrent.choice", __doc__)
     parser.add_argument("results", type=Path, help="what benchmarks.recurrent.search wrote")
-    parser.add_argument("--machine", default="h200", help="of graph_passes/analysis/cost/devices (h200)")
+    parser.add_argument("--machine", default="h200", help="of custom_ops/devices (h200)")
     options = parser.parse_args(arguments)
     cases = existing(parser, options.results)["cases"]
     found = {name: slower(case, options.machine) for name, case in cases.items()}
@@ -92,13 +92,15 @@ def slower(case: Mapping[str, Any], machine: str) -> tuple[float, float, float]:
 
 def trials_of(case: Mapping[str, Any]) -> dict[Configuration, float]:
     """The nanoseconds of each configuration, as `search.short` wrote them; without those that no kernel has
-    any more: rows in several passes, which were 1.3 to 3.4 times slower in each case that has them."""
+    any more: rows in several passes, which were 1.3 to 3.4 times slower in each case that has them, and replicas that
+    multiply with all weights, which were slower than partial sums in each."""
     (kernel,) = case["kernels"][PRECISION]["kernels"]
     found = {}
     for trial in kernel["trials"]:
         words = trial.split()
         values: dict[str, Any] = dict(zip(kernel["columns"].split(), words[NUMBERS:], strict=False))
-        if values.pop("passes", "1") != "1":
+        whole_replicas = values.pop("partial_sums", values["replicated"]) != values["replicated"]
+        if values.pop("passes", "1") != "1" or whole_replicas:
             continue
         for field in fields(Configuration):
             default, word = field.default, values[field.name]

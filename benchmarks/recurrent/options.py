@@ -1,8 +1,8 @@
 """Rows in which each option of the search for a kernel wins.
 
 `benchmarks.recurrent.tables` writes the table; `tests/pure/test_recurrent_options.py` fails where the search has a
-value that no kernel of the results has. Replicas and partial sums are searched on GPUs without clusters only, of which
-there are no results; threads that fill warps (`_filled` of custom_ops/recurrent/search/space.py) follow from the hidden
+value that no kernel of the results has. Replicas are searched on GPUs without clusters only, of which there are no
+results; threads that fill warps (`_in_registers` of custom_ops/recurrent/search/space.py) follow from the hidden
 size."""
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ OPTIONS: Mapping[str, Callable[[Values], Any]] = {
     "product": lambda found: found["product"],
     "lanes": lambda found: found["lanes"],
     "replicated": lambda found: found["replicated"],
-    "partial sums": lambda found: found["partial_sums"],
 }
 CASES = [Case("lstm", 64, 1), Case("lstm", 256, 20), Case("canonical_gru", 512, 64), Case("canonical_gru", 1024, 20)]
 CASES += [Case("lstm", 2048, 64), Case("lstm", 512, 20, training=True)]

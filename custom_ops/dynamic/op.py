@@ -10,6 +10,7 @@ from custom_ops.dynamic.codegen.program import DynamicProgram
 from custom_ops.dynamic.spec import Spec
 from custom_ops.errors import DynamicError, GradientError
 from custom_ops.image_functions import named
+from custom_ops.text_lines import decoded
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -208,13 +209,11 @@ def _gradient(ops: ModuleType, op: Any, *gradients: Any) -> list[Any]:
     """The gradients of the op's inputs, from those of its outputs, as TensorFlow asks for them."""
     import tensorflow as tf
 
-    mode = op.get_attr("mode")
-    mode = mode.decode() if isinstance(mode, bytes) else mode
+    mode = decoded(op.get_attr("mode"))
     if mode != "training":
         raise GradientError(f"TfmemDynamic in mode '{mode}' has no gradient: call forward(..., training=True)")
     parameters, outputs, states = op.get_attr("N"), op.get_attr("No"), op.get_attr("Ns")
-    text = op.get_attr("spec")
-    text = text.decode() if isinstance(text, bytes) else text
+    text = decoded(op.get_attr("spec"))
     sparse = [line.split()[1] == "1" for line in text.splitlines() if line.startswith("parameter ")]
     inputs, results = list(op.inputs), list(op.outputs)
     of_losses = gradients[0] if gradients[0] is not None else tf.zeros_like(results[0])

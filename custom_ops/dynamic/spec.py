@@ -28,7 +28,9 @@ from custom_ops.dynamic.differentiate import differentiate
 from custom_ops.dynamic.program import Instruction, Kind, Parameter
 from custom_ops.dynamic.sections import Sections, sections
 from custom_ops.errors import DynamicError
+from custom_ops.text_lines import joined, line
 
+FORMAT = "dynamic 1"
 MOST_PARTS = 1 << 16  # values of a section, as the op reads them
 
 
@@ -91,33 +93,28 @@ class Spec:
     @cached_property
     def text(self) -> str:
         """The text that the op reads."""
-        lines = ["dynamic 1"]
-        lines += [_line("parameter", int(s), *p.shape) for p, s in zip(self.parameters, self.sparse, strict=True)]
-        lines += [_line("type", *widths) for widths in self.types]
+        lines = [line("parameter", int(s), *p.shape) for p, s in zip(self.parameters, self.sparse, strict=True)]
+        lines += [line("type", *widths) for widths in self.types]
         for kind in self.kinds:
             lines += _kind(kind, self.types, sections(self.parameters, kind, self.code(kind), together=True))
-        return "\n".join(lines) + "\n"
-
-
-def _line(word: str, *rest: object) -> str:
-    return " ".join([word, *map(str, rest)])
+        return joined(FORMAT, lines)
 
 
 def _kind(kind: Kind, types: tuple[tuple[int, ...], ...], how: Sections) -> Iterable[str]:
-    yield _line("kind", types.index(kind.state))
-    yield _line("children", *(types.index(widths) for widths in kind.children))
-    yield _line("arguments", *kind.arguments)
-    yield _line("outputs", *kind.outputs)
+    yield line("kind", types.index(kind.state))
+    yield line("children", *(types.index(widths) for widths in kind.children))
+    yield line("arguments", *kind.arguments)
+    yield line("outputs", *kind.outputs)
     most = max(map(len, (how.kept, how.scratch, how.constants, *how.steps)))
     if most > MOST_PARTS:
         raise DynamicError(
             f"kind '{kind.name}' computes {most} values in one section; expected at most {MOST_PARTS}: make it several "
             "nodes"
         )
-    yield _line("kept", *how.kept)
-    yield _line("scratch", *how.scratch)
-    yield _line("constants", *map(repr, how.constants))
+    yield line("kept", *how.kept)
+    yield line("scratch", *how.scratch)
+    yield line("constants", *map(repr, how.constants))
     for steps in how.steps:
-        yield _line("section", len(steps))
+        yield line("section", len(steps))
         for step in steps:
-            yield _line(step.op, step.target or "-", *step.values, "|", *step.numbers)
+            yield line(step.op, step.target or "-", *step.values, "|", *step.numbers)

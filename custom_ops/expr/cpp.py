@@ -1,24 +1,29 @@
-"""The table of elementwise ops as a C++ header, which only the build writes.
+"""The table of elementwise ops, and what they cost on a CPU, as a C++ header that the build writes.
 
 python -m custom_ops.expr.cpp > elementwise_ops.h
 """
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from custom_ops.expr.op import BOOL, FLOATS, INTEGERS, Op
 from custom_ops.expr.table import TABLE
 
 HEADER = "custom_ops/generated/elementwise_ops.h"  # the name by which it is included; BUILD has it as well
+CPU = Path(__file__).parents[1] / "devices" / "cpu.json"
 _KINDS = {"kFloats": FLOATS, "kIntegers": INTEGERS, "kBools": BOOL}
 
 
 def header() -> str:
-    """Two lists of all ops, for macros that the readers define.
+    """Two lists of all ops, and one of costs, for macros that the readers define.
 
     TFMEM_ELEMENTWISE_OPS(X) has `X(enumerator, name, arity, kinds of dtypes, whether it compares, work)` for each op;
     the work of arithmetic is 1.
     TFMEM_ELEMENTWISE_KERNELS(VECTORS, COMPARISONS, NUMBERS) has `MACRO(enumerator, arity, kinds of dtypes, expression)`
     for each, by what its expression is: of vectors, a mask of vectors, or of numbers.
+    TFMEM_CPU_COSTS(X) has `X(constant, value)` for each cost of `devices/cpu.json`.
     """
     return "\n".join(
         [
@@ -32,10 +37,19 @@ def header() -> str:
             "#define TFMEM_ELEMENTWISE_KERNELS(VECTORS, COMPARISONS, NUMBERS) \\",
             " \\\n".join(map(_kernel, TABLE.values())),
             "",
+            "#define TFMEM_CPU_COSTS(X) \\",
+            " \\\n".join(f"  X({enumerator(name)}, {value:g})" for name, value in cpu_costs().items()),
+            "",
             "#endif  // TFMEM_CUSTOM_OPS_GENERATED_ELEMENTWISE_OPS_H_",
             "",
         ]
     )
+
+
+def cpu_costs() -> dict[str, float]:
+    """What the op library's own loops cost, which `python -m tfmem devices --measure` measures."""
+    costs = json.loads(CPU.read_text())["kernels"]
+    return {name: value for name, value in costs.items() if not name.startswith("_")}
 
 
 def enumerator(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 
@@ -136,3 +136,28 @@ def live_nodes(count: int, roots: Iterable[int], arguments: Callable[[int], Iter
             live[place] = True
             waiting += arguments(place)
     return tuple(live)
+
+
+def renumbered(node: Node, place: Callable[[int], int], axis: Callable[[int], int]) -> Node:
+    """A node with other numbers for the nodes and axes that it names."""
+    match node:
+        case Input(tensor=tensor, index=index):
+            return Input(tensor, tuple(_renumbered_index(each, place, axis) for each in index))
+        case Random(index=number):
+            return replace(node, index=_renumbered_index(number, place, axis))
+        case Position(dtype=dtype, axis=own):
+            return Position(dtype, axis(own))
+        case Cast(dtype=dtype, operand=operand):
+            return Cast(dtype, place(operand))
+        case Reduce(kind=kind, operand=operand, axes=axes):
+            return Reduce(kind, place(operand), tuple(sorted(map(axis, axes))))
+        case Elementwise(op=op, arguments=arguments):
+            return Elementwise(op, tuple(map(place, arguments)))
+    return node
+
+
+def _renumbered_index(index: Index, place: Callable[[int], int], axis: Callable[[int], int]) -> Index:
+    if not index.terms and not index.nodes:
+        return index
+    terms = tuple(AxisTerm(axis(term.axis), term.factor, term.divisor, term.modulus) for term in index.terms)
+    return Index(index.offset, terms, tuple(map(place, index.nodes)))

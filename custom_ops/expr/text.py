@@ -10,6 +10,7 @@ from custom_ops.expr.nodes import AxisTerm, Cast, Constant, Elementwise, Index, 
 from custom_ops.expr.op import BOOL, INTEGERS
 from custom_ops.expr.program import Output, Program, Tensor
 from custom_ops.expr.table import TABLE
+from custom_ops.text_lines import joined, line, read_lines
 
 FORMAT = "program 1"
 _AXIS_TERM = re.compile(r"(?:(-?\d+)\*)?a(\d+)(?:/(\d+))?(?:%(\d+))?")
@@ -17,11 +18,11 @@ _AXIS_TERM = re.compile(r"(?:(-?\d+)\*)?a(\d+)(?:/(\d+))?(?:%(\d+))?")
 
 def to_text(program: Program) -> str:
     """The program, ending in a line break."""
-    lines = [FORMAT, _line("axes", *program.axes)]
-    lines += [_line("tensor", tensor.dtype, tensor.rank) for tensor in program.tensors]
+    lines = [line("axes", *program.axes)]
+    lines += [line("tensor", tensor.dtype, tensor.rank) for tensor in program.tensors]
     lines += [_node_line(node) for node in program.nodes]
-    lines += [_line("output", output.node, *output.axes) for output in program.outputs]
-    return "\n".join(lines) + "\n"
+    lines += [line("output", output.node, *output.axes) for output in program.outputs]
+    return joined(FORMAT, lines)
 
 
 def from_text(text: str) -> Program:
@@ -30,52 +31,45 @@ def from_text(text: str) -> Program:
     Raises:
         ProgramError: the text is no program of this format; the message holds the line.
     """
-    first, *lines = text.splitlines() or [""]
-    if first != FORMAT:
-        raise ProgramError(f"expected '{FORMAT}' on the first line, found '{first}'")
     axes: list[tuple[int, ...]] = []
     tensors: list[Tensor] = []
     nodes: list[Node] = []
     outputs: list[Output] = []
-    for line in lines:
-        try:
-            word, *rest = line.split()
-            if word == "axes":
-                axes.append(tuple(map(int, rest)))
-            elif word == "tensor":
-                dtype, rank = rest
-                tensors.append(Tensor(dtype, int(rank)))
-            elif word == "output":
-                outputs.append(Output(int(rest[0]), tuple(map(int, rest[1:]))))
-            else:
-                nodes.append(_node(word, rest))
-        except (ValueError, KeyError, IndexError) as error:
-            raise ProgramError(f"cannot read the line '{line}' of a program") from error
+
+    def read(text: str) -> None:
+        word, *rest = text.split()
+        if word == "axes":
+            axes.append(tuple(map(int, rest)))
+        elif word == "tensor":
+            dtype, rank = rest
+            tensors.append(Tensor(dtype, int(rank)))
+        elif word == "output":
+            outputs.append(Output(int(rest[0]), tuple(map(int, rest[1:]))))
+        else:
+            nodes.append(_node(word, rest))
+
+    read_lines(text, FORMAT, "a program", ProgramError, read)
     if len(axes) != 1:
         raise ProgramError(f"expected one line 'axes SIZE...', found {len(axes)}")
     return Program(axes[0], tuple(tensors), tuple(nodes), tuple(outputs))
 
 
-def _line(*words: object) -> str:
-    return " ".join(map(str, words))
-
-
 def _node_line(node: Node) -> str:
     match node:
         case Input(tensor=tensor, index=index):
-            return _line("input", tensor, *map(_index_word, index))
+            return line("input", tensor, *map(_index_word, index))
         case Constant(dtype=dtype, value=value):
-            return _line("constant", dtype, repr(value))
+            return line("constant", dtype, repr(value))
         case Position(dtype=dtype, axis=axis):
-            return _line("position", dtype, axis)
+            return line("position", dtype, axis)
         case Random(dtype=dtype, key=key, counter=counter, index=number):
-            return _line("random", dtype, key, counter, _index_word(number))
+            return line("random", dtype, key, counter, _index_word(number))
         case Cast(dtype=dtype, operand=operand):
-            return _line("cast", dtype, operand)
+            return line("cast", dtype, operand)
         case Reduce(kind=kind, operand=operand, axes=axes):
-            return _line("reduce", kind, operand, *axes)
+            return line("reduce", kind, operand, *axes)
         case Elementwise(op=op, arguments=arguments):
-            return _line(op, *arguments)
+            return line(op, *arguments)
 
 
 def _node(word: str, rest: list[str]) -> Node:

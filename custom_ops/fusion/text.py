@@ -28,7 +28,6 @@ anywhere before the first kernel that computes it; kernels with equal programs s
 from __future__ import annotations
 
 import base64
-import binascii
 from dataclasses import replace
 
 from custom_ops.errors import RegionError
@@ -36,6 +35,7 @@ from custom_ops.expr import text as program_text
 from custom_ops.expr.program import Program
 from custom_ops.fusion.check import check
 from custom_ops.fusion.region import Assign, Call, Kernel, Read, Region, Step, TensorType, View
+from custom_ops.text_lines import joined, line, read_lines
 
 FORMAT = "region 1"
 _INDENT = "  "
@@ -48,18 +48,17 @@ def to_text(region: Region) -> str:
         RegionError: it is none that a reader could run.
     """
     check(region)
-    lines = [FORMAT]
-    lines += [_type_line("input", found) for found in region.values[: region.inputs]]
+    lines = [_type_line("input", found) for found in region.values[: region.inputs]]
     lines += [_type_line("variable", found) for found in region.variables]
     lines += [_type_line("value", found) for found in region.values[region.inputs :]]
     programs: dict[Program, int] = {}
     for step in region.steps:
         if isinstance(step, Kernel) and step.program not in programs:
             programs[step.program] = len(programs)
-            lines += ["program", *(_INDENT + line for line in program_text.to_text(step.program).splitlines())]
+            lines += ["program", *(_INDENT + each for each in program_text.to_text(step.program).splitlines())]
         lines += _step_lines(step, programs)
-    lines.append(_line("output", *region.outputs))
-    return "\n".join(lines) + "\n"
+    lines.append(line("output", *region.outputs))
+    return joined(FORMAT, lines)
 
 
 def from_text(text: str) -> Region:
@@ -69,15 +68,8 @@ def from_text(text: str) -> Region:
         RegionError: the text is no region of this format, or none that a reader could run; the message names the line
             or the step.
     """
-    first, *lines = text.split("\n")
-    if first != FORMAT:
-        raise RegionError(f"expected '{FORMAT}' on the first line, found '{first[:40]}'")
     reader = _Reader()
-    for line in lines:
-        try:
-            reader.read(line)
-        except (ValueError, IndexError, binascii.Error) as error:
-            raise RegionError(f"cannot read the line '{line[:80]}' of a region: {error}") from error
+    read_lines(text, FORMAT, "a region", RegionError, reader.read)
     region = reader.region()
     check(region)
     return region
@@ -92,13 +84,11 @@ class _Reader:
         self.steps: list[Step] = []
         self.outputs: list[tuple[int, ...]] = []
 
-    def read(self, line: str) -> None:
-        if line.startswith(_INDENT):
-            self.programs[-1].append(line.removeprefix(_INDENT))
+    def read(self, text: str) -> None:
+        if text.startswith(_INDENT):
+            self.programs[-1].append(text.removeprefix(_INDENT))
             return
-        if not line:
-            return
-        word, *rest = line.split(" ")
+        word, *rest = text.split(" ")
         if word in ("input", "variable", "value"):
             if word == "input" and len(self.values) > self.inputs:
                 raise ValueError("an input stands after a value")
@@ -152,25 +142,21 @@ class _Reader:
 def _step_lines(step: Step, programs: dict[Program, int]) -> list[str]:
     match step:
         case Kernel(program=program, inputs=inputs, outputs=outputs, members=members):
-            lines = [_line("kernel", programs[program], *inputs, ">", *outputs)]
+            lines = [line("kernel", programs[program], *inputs, ">", *outputs)]
         case Call(op=op, attrs=attrs, inputs=inputs, outputs=outputs, variables=variables, members=members):
             code = base64.urlsafe_b64encode(attrs).decode() or "-"
-            lines = [_line("call", op, code, *(f"v{variable}" for variable in variables), *inputs, ">", *outputs)]
+            lines = [line("call", op, code, *(f"v{variable}" for variable in variables), *inputs, ">", *outputs)]
         case View(input=value, output=output):
-            return [_line("view", value, ">", output)]
+            return [line("view", value, ">", output)]
         case Read(variable=variable, output=output):
-            return [_line("read", f"v{variable}", ">", output)]
+            return [line("read", f"v{variable}", ">", output)]
         case Assign(variable=variable, value=value):
-            return [_line("assign", f"v{variable}", value)]
-    return [*lines, _line("members", *members)] if members else lines
-
-
-def _line(*words: object) -> str:
-    return " ".join(map(str, words))
+            return [line("assign", f"v{variable}", value)]
+    return [*lines, line("members", *members)] if members else lines
 
 
 def _type_line(word: str, found: TensorType) -> str:
-    return _line(word, found.dtype, *("?" if size is None else size for size in found.shape))
+    return line(word, found.dtype, *("?" if size is None else size for size in found.shape))
 
 
 def _type(words: list[str]) -> TensorType:

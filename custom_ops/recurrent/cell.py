@@ -16,11 +16,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import chain
 from typing import TypeAlias
 
 from custom_ops.errors import CellError
 from custom_ops.expr.nodes import Elementwise
 from custom_ops.expr.table import FLOAT_OPS
+from custom_ops.text_lines import joined, line, read_lines
 
 FORMAT = "cell 1"
 _SIZES = ("sequences", "invariants", "vectors", "states")
@@ -173,16 +175,15 @@ class Cell:
     def to_text(self) -> str:
         """One line for the sizes and one for each node; `from_text` reads it, and so does the op library."""
         lines = [
-            FORMAT,
-            "sequences" + _numbers(self.sequences),
-            "invariants" + _numbers(self.invariants),
-            "vectors" + _numbers(self.vectors),
-            "matrices" + "".join(f" {rows} {columns}" for rows, columns in self.matrices),
+            line("sequences", *self.sequences),
+            line("invariants", *self.invariants),
+            line("vectors", *self.vectors),
+            line("matrices", *chain(*self.matrices)),
         ]
         lines += [_line(node) for node in self.nodes]
-        lines.append("states" + _numbers(self.states))
-        lines += ["output" + _numbers(output) for output in self.outputs]
-        return "\n".join(lines) + "\n"
+        lines.append(line("states", *self.states))
+        lines += [line("output", *output) for output in self.outputs]
+        return joined(FORMAT, lines)
 
 
 def is_scalar(node: Node, earlier: list[bool], sequences: tuple[int, ...]) -> bool:
@@ -215,31 +216,28 @@ def from_text(text: str) -> Cell:
     Raises:
         CellError: the text is not a cell of this format.
     """
-    lines = text.splitlines()
-    if not lines or lines[0] != FORMAT:
-        raise CellError(f"expected '{FORMAT}' on the first line, found '{lines[0] if lines else ''}'")
     sizes: dict[str, tuple[int, ...]] = {}
     nodes: list[Node] = []
     outputs: list[tuple[int, ...]] = []
     matrices: list[tuple[int, int]] = []
     declared: set[str] = set()
-    for line in lines[1:]:
-        try:
-            word, *rest = line.split()
-            if word in declared:
-                raise CellError(f"the line '{line}' declares {word} a second time")
-            if word in (*_SIZES, "matrices"):
-                declared.add(word)
-            if word in _SIZES:
-                sizes[word] = tuple(map(int, rest))
-            elif word == "matrices":
-                matrices += zip(map(int, rest[::2]), map(int, rest[1::2]), strict=True)
-            elif word == "output":
-                outputs.append(tuple(map(int, rest)))
-            else:
-                nodes.append(_node(word, rest))
-        except (KeyError, ValueError, TypeError) as error:
-            raise CellError(f"cannot read the line '{line}' of a cell") from error
+
+    def read(text: str) -> None:
+        word, *rest = text.split()
+        if word in declared:
+            raise CellError(f"declares {word} a second time")
+        if word in (*_SIZES, "matrices"):
+            declared.add(word)
+        if word in _SIZES:
+            sizes[word] = tuple(map(int, rest))
+        elif word == "matrices":
+            matrices.extend(zip(map(int, rest[::2]), map(int, rest[1::2]), strict=True))
+        elif word == "output":
+            outputs.append(tuple(map(int, rest)))
+        else:
+            nodes.append(_node(word, rest))
+
+    read_lines(text, FORMAT, "a cell", CellError, read)
     return Cell(
         nodes=tuple(nodes),
         states=sizes.get("states", ()),
@@ -256,12 +254,11 @@ def _line(node: Node) -> str:
         case Constant(value=value):
             return f"constant {value!r}"
         case Product(terms=terms):
-            words = [_numbers(getattr(term, field.name) for field in fields(term)) for term in terms]
-            return "product" + "".join(words)
+            return line("product", *(int(getattr(term, field.name)) for term in terms for field in fields(term)))
         case RowSum(operand=operand):
             return f"row_sum {operand}"
         case Elementwise(op=op, arguments=arguments):
-            return op + _numbers(arguments)
+            return line(op, *arguments)
         case State(index=index):
             return f"state {index}"
         case Sequence(tensor=tensor, column=column):
@@ -283,10 +280,6 @@ def _node(word: str, rest: list[str]) -> Node:
         return Product(tuple(Term(a, b, c, d, bool(e)) for a, b, c, d, e in groups))
     leaves = {"sequence": Sequence, "invariant": Invariant, "vector": Vector, "state": State, "row_sum": RowSum}
     return leaves[word](*numbers)
-
-
-def _numbers(values: object) -> str:
-    return "".join(f" {int(value)}" for value in values)  # type: ignore[attr-defined]
 
 
 def _check(cell: Cell) -> None:

@@ -75,8 +75,8 @@ class Configuration:
             sums, so that each reads a part of the operands only.
         replicated: whether every CTA computes for all units what is wanted by later products alone, where it can, so
             that no CTA waits for it: a canonical GRU's reset gate, and with it one exchange a step instead of two.
-        partial_sums: how it does that for products of states: every CTA has all of the weights (False), or multiplies
-            its own units of a state, and all add up what all have sent (GRNN's single synchronisation, section 5).
+            Products of states it has by partial sums: each CTA multiplies its own units of a state, and all add up what
+            all have sent (GRNN's single synchronisation, section 5).
     """
 
     rows: int = 1
@@ -89,7 +89,6 @@ class Configuration:
     exchange: Exchange = "single"
     slices: int = 1
     replicated: bool = False
-    partial_sums: bool = False
 
     def __post_init__(self) -> None:
         if self.rows < 1:
@@ -125,13 +124,8 @@ class Configuration:
             raise KernelError("replicated with exchange 'single': one CTA already has all units")
         if self.replicated and self.slices > 1:
             raise KernelError(f"replicated with {self.slices} slices: a CTA reads a part of the states only")
-        if self.replicated and self.product == "half":
-            raise KernelError("replicated with product 'half': its operands are no float32, which replicas read")
-        if self.partial_sums and (not self.replicated or self.product != "fma"):
-            raise KernelError(
-                f"partial_sums with product '{self.product}', replicated {self.replicated}: "
-                "expected 'fma' and replicated, whose products they sum up"
-            )
+        if self.replicated and self.product != "fma":
+            raise KernelError(f"replicated with product '{self.product}': expected 'fma', whose parts of sums are sent")
 
     @property
     def cluster(self) -> int:
@@ -144,9 +138,9 @@ class Configuration:
         return self.exchange in ("grid", "launches")
 
     @property
-    def kind(self) -> tuple[Exchange, Product, bool, bool]:
+    def kind(self) -> tuple[Exchange, Product, bool]:
         """What sets it apart most from others: exchange, product and form."""
-        return self.exchange, self.product, self.replicated, self.partial_sums
+        return self.exchange, self.product, self.replicated
 
     @property
     def tensor_cores(self) -> bool:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 from graph_passes.analysis.op_pattern import IN_KERNELS, Kind, Meaning, called
-from graph_passes.graph.ir import Graph, Node, TensorId
+from graph_passes.graph.ir import Graph, Node, TensorId, texts
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ def on_a_cpu(graph: Graph, known: Mapping[str, Meaning]) -> dict[str, Meaning]:
 
 
 def _on_a_cpu(graph: Graph, node: Node, meaning: Meaning) -> Meaning:
-    fused = _texts(node.attrs["fused_ops"]) if node.op.startswith("_Fused") and "fused_ops" in node.attrs else ()
+    fused = texts(node.attrs["fused_ops"]) if node.op.startswith("_Fused") and "fused_ops" in node.attrs else ()
     spec = graph.specs.get(TensorId(node.name))
     dtype = spec.dtype if spec is not None else "an unknown dtype"
     by_onednn = fused and (dtype not in _FUSED_OPS.get(node.op, ()) or fused not in _FUSED)
@@ -187,12 +186,6 @@ def _refusal(device: Capabilities, graph: Graph, node: Node, meaning: Meaning) -
     dtypes = {spec.dtype for tensor in numbers if (spec := graph.specs.get(tensor)) is not None}
     if len(dtypes) != 1 or not dtypes <= device.multiplied:
         return f"regions on a GPU multiply no {' and '.join(sorted(dtypes))}"
-    if node.op == "_FusedMatMul" and _texts(node.attrs.get("fused_ops")) not in device.fused:
-        return f"regions on a GPU call no {node.op} of {', '.join(_texts(node.attrs.get('fused_ops')))}"
+    if node.op == "_FusedMatMul" and texts(node.attrs.get("fused_ops")) not in device.fused:
+        return f"regions on a GPU call no {node.op} of {', '.join(texts(node.attrs.get('fused_ops')))}"
     return ""
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    """Of an attribute that a pass wrote, or that was read from a GraphDef."""
-    texts = value if isinstance(value, tuple | list) else value.list.s
-    return tuple(text.decode() if isinstance(text, bytes) else str(text) for text in texts)

@@ -363,6 +363,12 @@ def text(value: Any) -> str:
     return str(value.s.decode(errors="backslashreplace"))
 
 
+def texts(value: Any) -> tuple[str, ...]:
+    """A list of texts as an attribute, read from a GraphDef or written by a pass; empty where there is none."""
+    items = value.list.s if hasattr(value, "list") else value or ()
+    return tuple(item.decode(errors="backslashreplace") if isinstance(item, bytes) else str(item) for item in items)
+
+
 def parse_input(text: str) -> tuple[TensorId, bool]:
     """Read a NodeDef input string; returns the tensor and whether it is a control input."""
     if text.startswith("^"):

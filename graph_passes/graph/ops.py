@@ -3,7 +3,7 @@ memory of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from graph_passes.graph.ir import Graph, Node, TensorId
@@ -184,6 +184,13 @@ def passed(graph: Graph, tensor: TensorId, through: Collection[str] = IDENTITIES
     while node.op in through and node.inputs:
         tensor = node.inputs[tensor.index]
         node = graph[tensor.node]
+    return tensor
+
+
+def viewed(graph: Graph, tensor: TensorId, is_view: Callable[[str], bool]) -> TensorId:
+    """What `tensor` is, maybe in another shape: the first tensor before it that no view, by name, made."""
+    while is_view(tensor.node):
+        tensor = graph[tensor.node].inputs[0]
     return tensor
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping, Sequence
 
+from custom_ops.ordering import topological_order
 from graph_passes.errors import GraphError
 from graph_passes.graph.ir import Graph
 from graph_passes.graph.merged import merged_pairs
@@ -20,17 +20,10 @@ def topological(graph: Graph) -> list[str]:
         GraphError: the graph has a cycle (a TensorFlow 1 while loop, say); names one node on it.
     """
     waiting = {node.name: len(set(graph.predecessors(node))) for node in graph}
-    ready = [name for name, count in waiting.items() if count == 0]
-    order: list[str] = []
-    while ready:
-        name = ready.pop()
-        order.append(name)
-        for successor in dict.fromkeys(graph.successors(graph[name])):
-            waiting[successor] -= 1
-            if waiting[successor] == 0:
-                ready.append(successor)
+    order = topological_order(waiting, lambda name: dict.fromkeys(graph.successors(graph[name])))
     if len(order) < len(graph):
-        stuck = next(name for name, count in waiting.items() if count > 0)
+        done = set(order)
+        stuck = next(name for name in waiting if name not in done)
         raise GraphError(
             f"the graph has a cycle through or before '{stuck}' ({graph[stuck].op}); "
             "tfmem reads acyclic graphs: use TensorFlow 2 control flow (tf.while_loop with control flow v2)"
@@ -143,14 +136,6 @@ def _by_place(graph: Graph, order: Sequence[str], place: Mapping[str, float]) ->
     """The topological order that follows `place` as far as the edges allow; ties as in `order`."""
     rank = {name: index for index, name in enumerate(order)}
     waiting = {node.name: len(set(graph.predecessors(node))) for node in graph}
-    ready = [(place[name], rank[name], name) for name, count in waiting.items() if count == 0]
-    heapq.heapify(ready)
-    result: list[str] = []
-    while ready:
-        _, _, name = heapq.heappop(ready)
-        result.append(name)
-        for successor in dict.fromkeys(graph.successors(graph[name])):
-            waiting[successor] -= 1
-            if waiting[successor] == 0:
-                heapq.heappush(ready, (place[successor], rank[successor], successor))
-    return result
+    return topological_order(
+        waiting, lambda name: dict.fromkeys(graph.successors(graph[name])), lambda name: (place[name], rank[name])
+    )

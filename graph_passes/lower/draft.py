@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from custom_ops.expr.nodes import (
-    AxisTerm,
-    Cast,
     Constant,
-    Elementwise,
-    Index,
     Input,
     Node,
     Position,
@@ -20,6 +16,7 @@ from custom_ops.expr.nodes import (
     arguments_of,
     indices_of,
     live_nodes,
+    renumbered,
     tensors_of,
 )
 from custom_ops.expr.program import Output, Program, Tensor
@@ -145,41 +142,6 @@ def axes_of(node: Node) -> list[int]:
         case Reduce(axes=axes):
             return list(axes)
     return []
-
-
-def varying_of(nodes: Sequence[Node]) -> tuple[frozenset[int], ...]:
-    """Along which axes each of these nodes varies."""
-    found: list[frozenset[int]] = []
-    for node in nodes:
-        own = set() if isinstance(node, Reduce) else set(axes_of(node))
-        read = own.union(*(found[place] for place in arguments_of(node)))
-        found.append(frozenset(read.difference(node.axes) if isinstance(node, Reduce) else read))
-    return tuple(found)
-
-
-def renumbered(node: Node, place: Callable[[int], int], axis: Callable[[int], int]) -> Node:
-    """A node with other numbers for the nodes and axes that it names."""
-    match node:
-        case Input(tensor=tensor, index=index):
-            return Input(tensor, tuple(_renumbered_index(each, place, axis) for each in index))
-        case Random(index=number):
-            return replace(node, index=_renumbered_index(number, place, axis))
-        case Position(dtype=dtype, axis=own):
-            return Position(dtype, axis(own))
-        case Cast(dtype=dtype, operand=operand):
-            return Cast(dtype, place(operand))
-        case Reduce(kind=kind, operand=operand, axes=axes):
-            return Reduce(kind, place(operand), tuple(sorted(map(axis, axes))))
-        case Elementwise(op=op, arguments=arguments):
-            return Elementwise(op, tuple(map(place, arguments)))
-    return node
-
-
-def _renumbered_index(index: Index, place: Callable[[int], int], axis: Callable[[int], int]) -> Index:
-    if not index.terms and not index.nodes:
-        return index
-    terms = tuple(AxisTerm(axis(term.axis), term.factor, term.divisor, term.modulus) for term in index.terms)
-    return Index(index.offset, terms, tuple(map(place, index.nodes)))
 
 
 def bits(axes: Sequence[int] | frozenset[int]) -> int:

@@ -8,10 +8,10 @@ import numpy as np
 
 from custom_ops.expr.op import FLOATS
 from custom_ops.expr.table import TABLE
-from graph_passes.graph.ir import Graph, Node, TensorId, boolean, floating, text
+from graph_passes.graph.ir import Graph, Node, TensorId, boolean, floating, text, texts
 from graph_passes.lower.access import Access
 from graph_passes.lower.rule import Kind, Rule, Write, broadcast, elements
-from graph_passes.lower.values import number_of, texts
+from graph_passes.lower.values import number_of
 from graph_passes.lower.writer import Steps, Writer
 
 _SAME = {name: op.name for op in TABLE.values() for name in op.tf_ops}

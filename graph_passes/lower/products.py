@@ -6,11 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from custom_ops.expr.nodes import Index
-from graph_passes.graph.ir import Graph, Node, TensorId, boolean
+from graph_passes.graph.ir import Graph, Node, TensorId, boolean, texts
 from graph_passes.lower.access import FIRST, Access, along
 from graph_passes.lower.rule import Kind, Rule
 from graph_passes.lower.shapes import TRANSPOSES
-from graph_passes.lower.values import texts
 from graph_passes.lower.writer import LoweringError, Steps, Writer
 
 _HALF_TYPES = ("float16", "bfloat16")
@@ -30,7 +29,7 @@ def _product(w: Writer, node: Node, output: int, at: Access) -> Steps:
     if dtype in _HALF_TYPES:
         x, y = w.cast("float32", x), w.cast("float32", y)
     found = w.cast(dtype, w.reduce("dot", w.apply("multiply", x, y), axes))
-    fused = texts(node.attrs["fused_ops"]) if node.op == "_FusedMatMul" else []
+    fused = texts(node.attrs.get("fused_ops")) if node.op == "_FusedMatMul" else ()
     if fused:
         bias = yield node.inputs[2], (column,)
         found = w.apply("add", found, bias)
@@ -62,7 +61,7 @@ def _batch(w: Writer, factor: TensorId, node: Node, batch: Sequence[Index]) -> l
 
 
 def _fused_refusal(graph: Graph, node: Node) -> str:
-    fused = tuple(texts(node.attrs["fused_ops"])) if "fused_ops" in node.attrs else ()
+    fused = texts(node.attrs.get("fused_ops"))
     return "" if fused in _FUSED else f"{node.op} of {', '.join(fused)}"
 
 

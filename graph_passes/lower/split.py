@@ -21,10 +21,11 @@ from custom_ops.expr.nodes import (
     Random,
     Reduce,
     indices_of,
+    renumbered,
 )
 from custom_ops.expr.program import Output
 from graph_passes.lower.access import along, tidy
-from graph_passes.lower.draft import Draft, renumbered
+from graph_passes.lower.draft import Draft
 
 
 def split(draft: Draft) -> Draft:

@@ -59,9 +59,3 @@ def _one_number(graph: Graph, tensor: TensorId) -> npt.NDArray[Any] | None:
         return None
     dtype = numpy_dtype(spec.dtype)
     return np.array(numbers, np.uint16).view(dtype) if spec.dtype in HALF_TYPES else np.array(numbers, dtype)
-
-
-def texts(value: Any) -> list[str]:
-    """A list of texts as an attribute, read from a GraphDef or written by a pass."""
-    items = value if isinstance(value, tuple) else value.list.s
-    return [item.decode() if isinstance(item, bytes) else str(item) for item in items]

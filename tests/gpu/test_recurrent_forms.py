@@ -26,7 +26,7 @@ KERNELS: dict[str, dict[str, Any]] = {
     "grid": {"rows": 2, **GRID},
     "sliced": {"rows": 2, **SLICED},
     "replicated": {"rows": 2, "replicated": True, **CLUSTER},
-    "in parts": {"rows": 2, "replicated": True, "partial_sums": True, **GRID},
+    "replicated in a grid": {"rows": 2, "replicated": True, **GRID},
     "launches": {"rows": 2, **LAUNCHED},
     "tensor cores": {"rows": 8, "lanes": 32, "product": "half", **GRID},
 }

@@ -137,12 +137,9 @@ REPLICATED = {
 
 @pytest.mark.parametrize(("units", "batch"), [*SHAPES[:-1], (130, 5)])
 @pytest.mark.parametrize("where", [CLUSTER, GRID], ids=["cluster", "grid"])
-@pytest.mark.parametrize("partial_sums", [False, True], ids=["whole", "parts"])
 @pytest.mark.parametrize("cell", REPLICATED.values(), ids=REPLICATED)
-def test_replicas_and_odd_sizes(
-    device: Device, cell: Cell, units: int, batch: int, where: dict[str, Any], partial_sums: bool
-) -> None:
-    options = {"rows": 2, "lanes": 8, "shared_weights": 160, "partial_sums": partial_sums}
+def test_replicas_and_odd_sizes(device: Device, cell: Cell, units: int, batch: int, where: dict[str, Any]) -> None:
+    options = {"rows": 2, "lanes": 8, "shared_weights": 160}
     compare(device, cell, units, batch, replicated=True, **options, **where)
 
 
@@ -151,38 +148,35 @@ def test_replicas_and_odd_sizes(
 @pytest.mark.parametrize("where", [CLUSTER, GRID], ids=["cluster", "grid"])
 def test_parts_of_sums_of_many_rows(device: Device, where: dict[str, Any], rows: int, threads: int) -> None:
     options = {"rows": rows, "threads": threads, "lanes": 4, "register_weights": 32, "shared_weights": 16}
-    compare(device, REPLICATED["gru2"], 90, 14, replicated=True, partial_sums=True, **options, **where)
+    compare(device, REPLICATED["gru2"], 90, 14, replicated=True, **options, **where)
 
 
 @pytest.mark.parametrize("where", [{"ctas": 16, "exchange": "cluster"}, GRID], ids=["cluster", "grid"])
 def test_parts_of_sums_over_a_hundred_steps(device: Device, where: dict[str, Any]) -> None:
-    options = {"rows": 1, "lanes": 8, "shared_weights": 64, "replicated": True, "partial_sums": True}
+    options = {"rows": 1, "lanes": 8, "shared_weights": 64, "replicated": True}
     compare(device, REPLICATED["gru2"], 256, 3, time=100, **options, **where)
 
 
-@pytest.mark.parametrize("product", ["fma", "mma"])
 @pytest.mark.parametrize("where", [CLUSTER, GRID], ids=["cluster", "grid"])
 @pytest.mark.parametrize("name", ["gru2", "chained"])
-def test_replicas_of_many_rows(device: Device, name: str, where: dict[str, Any], product: str) -> None:
-    options = {"rows": 32, "lanes": 32, "product": product, "shared_weights": 32}
+def test_replicas_of_many_rows(device: Device, name: str, where: dict[str, Any]) -> None:
+    options = {"rows": 32, "lanes": 32, "shared_weights": 32}
     compare(device, REPLICATED[name], 60, 37, replicated=True, **options, **where)
 
 
-@pytest.mark.parametrize("partial_sums", [False, True], ids=["whole", "parts"])
 @pytest.mark.parametrize("where", [CLUSTER, GRID], ids=["cluster", "grid"])
-def test_replicas_in_two_directions(device: Device, where: dict[str, Any], partial_sums: bool) -> None:
+def test_replicas_in_two_directions(device: Device, where: dict[str, Any]) -> None:
     cell, units = REPLICATED["chained"], 40
     given = [inputs(cell, units, 15, 5, seed) for seed in (1, 2)]
-    configuration = Configuration(rows=2, replicated=True, partial_sums=partial_sums, **where)
+    configuration = Configuration(rows=2, replicated=True, **where)
     found, _ = run(device, cell, units, configuration, given, reverse=(False, True))
     for arrays, results, reverse in zip(given, found, (False, True), strict=True):
         check(results, expected(cell, units, arrays, reverse=reverse), 1e-5)
 
 
-@pytest.mark.parametrize("partial_sums", [False, True], ids=["whole", "parts"])
 @pytest.mark.parametrize("weights", [0, 16])
-def test_streamed_weights_of_replicas(device: Device, weights: int, partial_sums: bool) -> None:
-    options = {"register_weights": weights, "replicated": True, "partial_sums": partial_sums}
+def test_streamed_weights_of_replicas(device: Device, weights: int) -> None:
+    options = {"register_weights": weights, "replicated": True}
     compare(device, REPLICATED["gru2"], 70, 3, **options, **CLUSTER)
 
 

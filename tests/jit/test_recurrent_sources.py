@@ -145,11 +145,8 @@ def test_warps_of_any_number_compile(product: str) -> None:
     ("arch", "options"),
     [
         (75, {"ctas": 24, "exchange": "grid"}),
-        (80, {"ctas": 24, "exchange": "grid", "product": "mma", "rows": 16}),
+        (80, {"ctas": 24, "exchange": "grid", "rows": 16}),
         (90, {"ctas": 8, "exchange": "cluster"}),
-        (90, {"ctas": 8, "exchange": "cluster", "product": "mma", "rows": 8}),
-        (75, {"ctas": 24, "exchange": "grid", "partial_sums": True}),
-        (90, {"ctas": 8, "exchange": "cluster", "partial_sums": True}),
     ],
 )
 def test_replicas_compile(name: str, arch: int, options: dict[str, Any]) -> None:

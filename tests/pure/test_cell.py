@@ -89,7 +89,6 @@ def test_states_and_outputs_are_checked() -> None:
         "cell 1\nsinh 0\n",
         "cell 1\nstate x\n",
         "cell 1\nmatrices 1\n",
-        "cell 1\n\n",
         "cell 1\nmatrices\nmatrices\n",
     ],
 )

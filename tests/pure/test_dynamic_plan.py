@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from custom_ops.dynamic.codegen.plan import MOST_STAGED, Chip, Plan, cycles_of_a_node, make_plan, products_of
+from benchmarks.dynamic.traffic import products_of, weight_traffic
+from custom_ops.dynamic.codegen.plan import MOST_STAGED, Chip, Plan, cycles_of_a_node, make_plan
 from custom_ops.dynamic.codegen.program import build, kinds_of
 from custom_ops.dynamic.codegen.segments import View
 from custom_ops.dynamic.sections import BACK_LEVEL, LEVEL
@@ -86,7 +87,7 @@ def test_weights_are_read_once_for_a_batch() -> None:
     products = products_of(plan, KINDS, [20, 19])
     assert products == {FORWARD: 19, BACKWARD: 19, LOGITS: 19}
     once = 4 * (FORWARD.weights + BACKWARD.weights + LOGITS.weights)
-    assert plan.weight_traffic(products) == (once, 19 * once)
+    assert weight_traffic(plan, products) == (once, 19 * once)
 
 
 @pytest.mark.parametrize("home", ["registers", "shared", "L2"])

@@ -8,16 +8,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from benchmarks.fusion.composition import composition, packed, statistics
 from custom_ops.errors import ProgramError
 from custom_ops.expr.program import Program
 from custom_ops.expr.text import from_text
 from custom_ops.fusion.codegen.kernel import make
-from custom_ops.fusion.codegen.plan.composition import composition, packed
 from custom_ops.fusion.codegen.plan.dominance import DominanceTree
 from custom_ops.fusion.codegen.plan.kernel_plan import Configuration, Piece, Plan, plan
 from custom_ops.fusion.codegen.plan.mapping import WARP
 from custom_ops.fusion.codegen.plan.pattern import Pattern
-from custom_ops.fusion.codegen.plan.shared import is_array, shared_plan, statistics
+from custom_ops.fusion.codegen.plan.shared import is_array, shared_plan
 from tests.fusion_kernels import varied
 from tests.fusion_programs import POOLING
 from tests.random_programs import ON_GPU, programs

@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 
 from custom_ops.jit.image import KernelImage
+from graph_passes.analysis.cost.device import product_sizes
 from graph_passes.graph.ir import Code, DataType, Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.rewrite import apply_rewrites
 from graph_passes.passes.products.apply import MATMUL_OP, product_rewrites
 from graph_passes.passes.products.plan import ProductPlan, products, worth_it
 
 Dims = tuple[int | None, ...] | None
+
+SIZES = product_sizes("h200")
 
 
 def graph(left: Dims = (None, 512), right: Dims = (512, 2048), dtype: str = "float32", **attrs: Any) -> Graph:
@@ -53,11 +56,11 @@ def graph(left: Dims = (None, 512), right: Dims = (512, 2048), dtype: str = "flo
     ],
 )
 def test_large_products_of_float32_are_found(made: Graph, found: bool) -> None:
-    assert products(made, ["product", "reader", "no such node"]) == (("product",) if found else ())
+    assert products(made, ["product", "reader", "no such node"], SIZES) == (("product",) if found else ())
 
 
 def test_others_than_those_asked_for_stay() -> None:
-    assert products(graph(), []) == ()
+    assert products(graph(), [], SIZES) == ()
 
 
 @pytest.mark.parametrize(
@@ -83,7 +86,7 @@ def test_others_than_those_asked_for_stay() -> None:
     ],
 )
 def test_which_products_win(rows: int, depth: int, columns: int, wins: bool) -> None:
-    assert worth_it(rows, depth, columns) == wins
+    assert worth_it(rows, depth, columns, SIZES) == wins
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -83,7 +83,7 @@ def test_random_numbers() -> None:
         ("random float32 1 2 n0", "an index that is a value"),
         ("random float32 1 2 a2", "there are 2 axes"),
         ("random float32 1 2 a0/0", "divisor"),
-        ("random float32 1 2", "cannot read the line"),
+        ("random float32 1 2", "cannot read line"),
         ("input 1 a0", "reads the state of a random generator"),
         ("constant uint64 1", "dtype 'uint64'"),
         ("cast uint64 0", "dtype 'uint64'"),
@@ -154,7 +154,7 @@ HEAD = "program 1\naxes 0 4\ntensor float32 2\ntensor bool 1\ninput 0 a0 a1\ninp
         (HEAD + "exp 1", "dtype 'bool'; expected one of float64"),
         (HEAD + "logical_not 0", "dtype 'float32'; expected one of bool"),
         (HEAD + "select 0 0 0", "dtype 'float32'; expected one of bool"),
-        (HEAD + "frobnicate 0", "cannot read the line 'frobnicate 0'"),
+        (HEAD + "frobnicate 0", "cannot read line 7 of a program, 'frobnicate 0'"),
         (HEAD + "input 2 a0", "there are 2 tensors"),
         (HEAD + "input 0 a0", "1 indices of a tensor of rank 2"),
         (HEAD + "input 0 a0 a2", "there are 2 axes"),
@@ -175,7 +175,6 @@ HEAD = "program 1\naxes 0 4\ntensor float32 2\ntensor bool 1\ninput 0 a0 a1\ninp
         (HEAD + "output 0 0", "varies along axes"),
         (HEAD + "output 0 0 0", "hold one twice"),
         (HEAD + "output 0 0 2", "axes"),
-        (HEAD + "\n", "cannot read the line ''"),
     ],
 )
 def test_what_is_no_program(text: str, message: str) -> None:

@@ -196,7 +196,7 @@ def test_a_later_stage_takes_the_place_of_an_earlier_one() -> None:
     assert (first.offset, first.stride) == (second.offset, second.stride)
     assert first.exchanged != second.exchanged  # what is sent may come at any time
     for others in (replace(grid, exchange="cluster"), replace(grid, replicated=True)):
-        first, second = layout(spec, others, 90).buffers
+        first, second, *_ = layout(spec, others, 90).buffers
         assert first.offset != second.offset
     # sums are read by what follows the products, too
     normalised = layout(RecurrentSpec(addons_cells.layer_norm_lstm(100), 100), grid, 90).buffers

@@ -31,8 +31,8 @@ def test_a_canonical_gru_exchanges_once() -> None:
     z, r, candidate = plan.gemms
     assert [gemm.replicated for gemm in plan.gemms] == [False, True, False]
     assert [gemm.stage for gemm in plan.gemms] == [0, 0, 1]
-    assert (z.buffer, r.buffer, candidate.buffer) == (0, 0, 1)
-    assert [buffer.kind for buffer in plan.buffers] == ["units", "local"]
+    assert (z.buffer, r.buffer, candidate.buffer) == (0, 2, 1)
+    assert [buffer.kind for buffer in plan.buffers] == ["units", "local", "own", "parts"]
     # nobody computes r * h for its own units beside those of all
     assert plan.replica
     assert not plan.live[r.products[0]]
@@ -42,7 +42,7 @@ def test_a_canonical_gru_exchanges_once() -> None:
 
 def test_the_reset_gate_in_parts() -> None:
     """As the paper has it: a CTA multiplies its own units of the state, and sends what it has of all of r."""
-    plan = replicated_schedule(GRU, partial_sums=True)
+    plan = replicated_schedule(GRU)
     z, r, candidate = plan.gemms
     assert [gemm.parts for gemm in plan.gemms] == [None, 3, None]
     assert (z.buffer, r.buffer, candidate.buffer) == (0, 2, 1)
@@ -57,7 +57,7 @@ def test_the_reset_gate_in_parts() -> None:
 
 def test_only_products_of_states_come_in_parts() -> None:
     """The second of three products in a row reads what every CTA makes for itself; it needs its weights."""
-    plan = replicated_schedule(chained(), partial_sums=True)
+    plan = replicated_schedule(chained())
     assert [gemm.replicated for gemm in plan.gemms] == [True, True, False]
     assert [gemm.parts is not None for gemm in plan.gemms] == [True, False, False]
 
@@ -72,7 +72,7 @@ def test_what_is_stored_is_read_from_the_replicas() -> None:
 def test_a_chain_of_products_exchanges_once() -> None:
     plan = replicated_schedule(chained())
     assert plan.stages == 3
-    assert [buffer.kind for buffer in plan.buffers] == ["units", "local", "local"]
+    assert [buffer.kind for buffer in plan.buffers] == ["units", "local", "local", "own", "parts"]
     assert [gemm.replicated for gemm in plan.gemms] == [True, True, False]
     # r and the state are read again two stages later
     assert plan.replica
@@ -111,8 +111,7 @@ def test_any_cell_is_refused_or_keeps_its_products(cell: cells.Cell) -> None:
             assert plan.live[place] or plan.replica.live[place]
     assert any(buffer.kind == "local" for buffer in plan.buffers)
     assert not any(buffer.kind == "local" for buffer in plan.buffers if buffer.stage == 0)
-    for partial_sums in (False, True):
-        generate(RecurrentSpec(cell, 8), replace(CLUSTER, partial_sums=partial_sums), 90)
+    generate(RecurrentSpec(cell, 8), CLUSTER, 90)
 
 
 @pytest.mark.parametrize(
@@ -121,8 +120,7 @@ def test_any_cell_is_refused_or_keeps_its_products(cell: cells.Cell) -> None:
         ({"ctas": 1, "exchange": "single"}, "one CTA already has all units"),
         ({"product": "half", "lanes": 32}, "product 'half'"),
         ({"exchange": "grid", "slices": 2}, "2 slices"),
-        ({"replicated": False, "partial_sums": True}, "replicated False: expected 'fma' and replicated"),
-        ({"product": "mma", "lanes": 32, "partial_sums": True}, "product 'mma'"),
+        ({"product": "mma", "lanes": 32}, "product 'mma'"),
     ],
 )
 def test_configurations_that_cannot_be(options: dict[str, object], words: str) -> None:
@@ -131,47 +129,35 @@ def test_configurations_that_cannot_be(options: dict[str, object], words: str) -
 
 
 def test_the_layout_by_hand() -> None:
-    """64 units, 8 of each of 8 CTAs; 256 threads: r has 64 columns of 8 lanes, z and the candidate 8 of 32."""
+    """64 units, 8 of each of 8 CTAs; 256 threads: z and the candidate have 8 columns of 16 lanes. r is 8 units deep for
+    64 columns, 4 lanes for each, of which the sum's 2 chunks keep 2."""
     sizes = layout(RecurrentSpec(GRU, 64), CLUSTER, 90)
     z, r, candidate = sizes.gemms
     assert [gemm.columns for gemm in sizes.gemms] == [8, 64, 8]
-    assert [gemm.lanes for gemm in sizes.gemms] == [16, 8, 16]  # there are 16 chunks of 4 in a sum
-    assert (r.thread_columns, r.chunks) == (2, 2)
-    assert (z.chunks, candidate.chunks) == (1, 1)
-    # an input of r for the one (row, unit) of each thread, then weights: 4 + 16 + 4
-    assert sizes.replica_items == 1
-    assert sizes.weights == 1 + 24
-    # two copies of the state, one of r * h
-    first, second = sizes.buffers
-    assert (second.offset - first.offset, second.local) == (2 * 2 * 64 * 4, True)
-    assert z.results - second.offset == 2 * 64 * 4
-
-
-def test_the_layout_of_parts_by_hand() -> None:
-    """As above, but r: 8 units deep for 64 columns, 4 lanes for each, of which the sum's 2 chunks keep 2."""
-    spec = RecurrentSpec(GRU, 64)
-    whole, sizes = layout(spec, CLUSTER, 90), layout(spec, replace(CLUSTER, partial_sums=True), 90)
-    _, r, _ = sizes.gemms
+    assert (z.lanes, candidate.lanes) == (16, 16)  # there are 16 chunks of 4 in a sum
     assert (r.columns, r.depth, r.lanes, r.thread_columns, r.chunks) == (64, 8, 2, 1, 1)
-    assert whole.weights - sizes.weights == 16 - 4
-    _, r_times_h, own, parts = sizes.buffers
+    assert (z.chunks, candidate.chunks) == (1, 1)
+    # an input of r for the one (row, unit) of each thread, then weights: 4 + 4 + 4
+    assert sizes.replica_items == 1
+    assert sizes.weights == 1 + 12
+    # two copies of the state, one of r * h
+    first, second, own, parts = sizes.buffers
+    assert (second.offset - first.offset, second.local) == (2 * 2 * 64 * 4, True)
     assert (own.width, own.parts, own.local) == (8, 1, True)
     assert (parts.operands, parts.width, parts.parts, parts.local) == (1, 64, 8, False)
+    assert own.offset - second.offset == 2 * 64 * 4
     assert parts.offset - own.offset == 2 * 8 * 4
-    assert sizes.gemms[0].results - parts.offset == 2 * 2 * 8 * 64 * 4  # two copies of two rows, from 8 CTAs
-    assert own.offset - r_times_h.offset == 2 * 64 * 4
+    assert z.results - parts.offset == 2 * 2 * 8 * 64 * 4  # two copies of two rows, from 8 CTAs
 
 
 @pytest.mark.parametrize("exchange", ["cluster", "grid"])
-@pytest.mark.parametrize("product", ["fma", "mma"])
 @pytest.mark.parametrize("units", [1, 7, 33, 192])
-def test_operands_reach_as_far_as_products_read(units: int, product: str, exchange: str) -> None:
-    configuration = replace(CLUSTER, rows=8, lanes=32, product=product, exchange=exchange)  # type: ignore[arg-type]
+def test_operands_reach_as_far_as_products_read(units: int, exchange: str) -> None:
+    configuration = replace(CLUSTER, rows=8, lanes=32, exchange=exchange)  # type: ignore[arg-type]
     spec = RecurrentSpec(GRU, units)
     sizes = layout(spec, configuration, 90)
     for gemm, wanted in zip(sizes.gemms, replicated_schedule(GRU).gemms, strict=True):
-        reach = gemm.lanes // 32 * gemm.chunks * 16 if product == "mma" else gemm.lanes * gemm.chunks * 4
-        assert gemm.depth <= reach <= sizes.buffers[wanted.buffer].stride
+        assert gemm.depth <= gemm.lanes * gemm.chunks * 4 <= sizes.buffers[wanted.buffer].stride
     assert sizes.gemms[0].results >= sizes.buffers[1].offset + sizes.padded_rows * sizes.buffers[1].stride * 4
 
 
@@ -183,7 +169,7 @@ def test_the_fallback_replicates_nothing() -> None:
     assert "keep" not in fallback
 
 
-def test_the_model_prices_one_exchange_and_more_products() -> None:
+def test_the_model_prices_one_exchange_and_what_it_sends_more() -> None:
     machine, spec = device.machine("h200"), RecurrentSpec(GRU, 128)
     double = Configuration(ctas=8, lanes=8, exchange="cluster")
     twice, once = (
@@ -191,25 +177,13 @@ def test_the_model_prices_one_exchange_and_more_products() -> None:
     )
     exchange = machine.cluster_handoff + machine.block_barrier
     assert twice.synchronisation == 2 * exchange
-    assert once.synchronisation == exchange + 3 * machine.block_barrier  # r * h through shared memory
-    assert once.load == twice.load / 2
-    assert once.products > twice.products
-
-
-def test_the_model_prices_parts_of_sums() -> None:
-    machine, spec = device.machine("h200"), RecurrentSpec(GRU, 128)
-    whole = replace(CLUSTER, rows=1)
-    once, parts = (
-        ranking.predict(machine, spec, replace(whole, partial_sums=flag), batch=1).step for flag in (False, True)
-    )
-    assert parts.load - once.load == pytest.approx(4 * 128 * 8 / machine.cluster_bandwidth)  # 128 units of 8 CTAs
-    assert parts.synchronisation - once.synchronisation == pytest.approx(4 * machine.block_barrier)
-    read = 4 * 8 * dict(machine.shared_load)[32] / 4  # by 4 warps, of each CTA
-    assert parts.products - read - ranking.STEP < once.products
+    # r * h through shared memory, and four barriers around the parts of r
+    assert once.synchronisation == pytest.approx(exchange + 7 * machine.block_barrier)
+    # 128 units of 8 CTAs' parts of r beside one exchange
+    assert once.load - twice.load / 2 == pytest.approx(4 * 128 * 8 / machine.cluster_bandwidth)
 
 
 WITHOUT_CLUSTERS = replace(device.machine("h200"), arch=80, clusters=((1, 132),))  # as the paper's device
-FORMS = {(False, False), (True, False), (True, True)}  # replicated, partial sums
 
 
 @pytest.mark.parametrize("units", [33, 160, 1000])
@@ -223,9 +197,8 @@ def test_replicas_are_ranked_where_they_fit_and_there_are_no_clusters(units: int
 
 def test_the_tuner_sees_the_best_of_all_forms_where_they_are_close() -> None:
     ranked = ranking.rank(WITHOUT_CLUSTERS, RecurrentSpec(GRU, 192), 1)
-    ahead = ranked[:3]
-    assert {(p.configuration.replicated, p.configuration.partial_sums) for p in ahead} == FORMS
+    ahead = ranked[:2]
+    assert {p.configuration.replicated for p in ahead} == {False, True}
     for first in ahead:
         alike = [p for p in ranked if p.configuration.kind == first.configuration.kind]
         assert first.nanoseconds(100) == min(p.nanoseconds(100) for p in alike)
-    assert ranked[0].configuration.replicated  # where an exchange takes long

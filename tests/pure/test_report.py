@@ -166,8 +166,6 @@ def test_decisions_are_data(moved):
     assert [each for each in Decision if each.is_unchanged] == [each for each in Decision if "unchanged" in each]
     assert Report("f", "CPU", "hybrid", "unchanged: fits", 0, 0).decision is Decision.FITS
     assert Report.from_json(moved.to_json()).decision is MOVED
-    earlier = moved.to_json().replace('"decision": "moved"', '"decision": "swapped"')
-    assert Report.from_json(earlier).decision is Decision.REPLACED
     with pytest.raises(ValueError, match="not a tfmem report: 'gone' is not a valid Decision"):
         Report.from_json(moved.to_json().replace('"decision": "moved"', '"decision": "gone"'))
 
@@ -179,12 +177,3 @@ def test_a_note_of_a_missed_budget_is_told_by_its_type(moved):
     assert f"note: {missed}" in report.to_text()
     assert missed.once == "over budget (while plans were tried, not since) by 2 bytes, while plans were tried"
     assert Report.from_json(report.to_json()) == report
-
-
-def test_a_report_that_says_swapped_is_read(moved):
-    """As reports did before they said `replaced`."""
-    report = dataclasses.replace(moved, replaced=("lstm",), not_replaced=("gru",))
-    earlier = report.to_json().replace('"replaced":', '"swapped":').replace('"not_replaced":', '"not_swapped":')
-    assert '"swapped":' in earlier
-    assert Report.from_json(earlier) == report
-    assert (report.swapped, report.not_swapped) == (("lstm",), ("gru",))

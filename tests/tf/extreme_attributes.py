@@ -87,7 +87,7 @@ def memop_cases() -> Iterator[Case]:
     for mechanism in ("copy", "managed", "file", "", "x" * 1000):
         yield Case("MemOpOffload", {"T": tf.float32, "mechanism": mechanism}, (Given(),))
     for text in ("/nowhere/at/all", "\0", "x" * 100_000):
-        for name in ("label", "spill_directory", "spill_key"):
+        for name in ("label", "spill_key"):
             yield Case("MemOpOffload", {"T": tf.float32, name: text}, (Given(),))
     for size in SIZES:  # nothing to move, of any shape
         yield Case("MemOpOffload", {"T": tf.float32}, (Given(shape=(0, size)),))

@@ -26,6 +26,7 @@ PARTS = (
     "cpu/cpu_kernels_avx2",
     "cpu/cpu_kernels_avx512",
     "cuda/kernel_image",
+    "text_reader",
     "recurrent/recurrent_cut",
     "recurrent/recurrent_program",
     "recurrent/recurrent_run",
@@ -127,13 +128,6 @@ def corpus() -> Iterator[tuple[str, bytes]]:
         image = KernelImage(90, "main", code=b"code", **shape)  # type: ignore[arg-type]
         text = Program(image, fallback, rows=4, ctas=32, scratch=64, stages=stages, max_batch=8).to_text()
         yield "program", text.encode()
-        yield "program", _before(text)
-
-
-def _before(text: str) -> bytes:
-    """As it was when the code stood behind the header."""
-    lines = [line for line in text.splitlines() if not line.startswith("digest")]
-    return "\n".join(["program 4", *lines[1:]]).encode() + b"\n\ncode\n\nmore\n"
 
 
 def fuzz(inputs: int, seed: int, folder: Path) -> subprocess.CompletedProcess[str]:

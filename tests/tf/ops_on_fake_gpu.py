@@ -245,7 +245,7 @@ def barriers(gpu: FakeGpu, shape: Shape) -> tuple[Region, list[FusionProgram]]:
 
 
 def test_kernels_whose_ctas_wait_for_each_other(gpu: FakeGpu) -> None:
-    from custom_ops.fusion import reference
+    from tests import fusion_reference as reference
 
     region, made = barriers(gpu, (None,))
     assert all(program.image.cooperative for program in made)

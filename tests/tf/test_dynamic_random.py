@@ -10,7 +10,7 @@ import tensorflow as tf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from custom_ops.dynamic import reference
+from tests import dynamic_reference as reference
 from tests.tiers import examples
 from tfmem import dynamic
 

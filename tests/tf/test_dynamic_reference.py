@@ -8,8 +8,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from custom_ops.dynamic import reference
 from custom_ops.load import load
+from tests import dynamic_reference as reference
 from tests.tf.dynamic_nets import TreeLSTM
 from tests.tf.test_dynamic_faults import run_text
 from tests.tiers import examples

@@ -12,22 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from google.protobuf import text_format
-from tensorflow.core.framework import graph_pb2
 
 import tfmem
 from custom_ops import build_flags
 from custom_ops.image_functions import add_to, code_in, definition, name_of, named
 from custom_ops.jit.image import KernelImage
-from custom_ops.load import load
-from custom_ops.recurrent import cells, reference
 from graph_passes.graph import serde
 from graph_passes.graph.ir import Code
+from custom_ops.load import load
 from tests.tf.native_programs import HERE, object_file, shared_library
 from tests.tf.python_server import run_python
 from tfmem.capture.live_editor import LiveEditor
 
-OLD = HERE.parent / "golden" / "program_4.pbtxt"
 CODES = [b"code \0 of the first\n\n", b"code of the second" * 1000]
 IMAGES = [KernelImage(90, "main", 32, code) for code in CODES]
 TEXTS = [image.to_text() for image in IMAGES]
@@ -210,33 +206,3 @@ def test_functions_are_named_by_what_they_hold() -> None:
         assert add_to(graph, CODES) == list(map(name_of, CODES)) == add_to(graph, CODES)
     renamed.signature.input_arg.add(name="x", type=tf.float32.as_datatype_enum)
     assert code_in(renamed) is None
-
-
-@pytest.fixture(name="before")
-def fixture_before() -> Any:
-    """A graph that tfmem wrote when the code of kernels stood in each node."""
-    return text_format.Parse(OLD.read_text(), graph_pb2.GraphDef())
-
-
-def test_a_graph_of_the_format_before_runs(before: Any) -> None:
-    load()
-    x = np.linspace(-1, 1, 24, dtype=np.float32).reshape(3, 2, 4)
-    with tf.Graph().as_default():
-        tf.import_graph_def(before, name="")
-        with tf.compat.v1.Session() as session:
-            outputs, product = session.run(["recurrent:0", "product:0"], {"x:0": x})
-    weights = np.round(np.linspace(-1, 1, 16).reshape(4, 4), 3)
-    expected = reference.run(cells.simple_rnn(), 4, [x], [], [], [weights], [np.zeros([2, 4])])[0][0]
-    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
-    others = np.round(np.linspace(-1, 1, 12).reshape(4, 3), 3)
-    np.testing.assert_allclose(product, expected.reshape(6, 4) @ others + [-1, 0, 1], rtol=1e-5, atol=1e-6)
-
-
-def test_code_of_the_format_before_is_found_in_its_node(read: Any, before: Any) -> None:
-    nodes = {each.name: each for each in before.node}
-    programs = [*nodes["recurrent"].attr["programs"].list.s, *nodes["product"].attr["programs"].list.s]
-    codes = [b"code of a kernel\n\nwith \0 zeros", b"another kernel's"]
-    codes += [b"code of matmul_split", b"code of matmul_large", b"code of matmul_small"]
-    assert read(x=0.0, programs=programs, images=[]).codes.numpy().tolist() == codes
-    with pytest.raises(tf.errors.InvalidArgumentError, match="found 'program 3': another version of tfmem wrote it"):
-        read(x=0.0, programs=[programs[0].replace(b"program 4", b"program 3")], images=[])

@@ -208,8 +208,11 @@ def replaced(name: str, *shape: int) -> Callable[[dict[str, Any]], Any]:
         (lambda a: a.update(directions=2), "Ns is 1; the cell and 2"),
         (lambda a: a.update(reverse=[True, False]), "reverse has 2 elements"),
         (lambda a: a.update(cell="cell 2\n"), "expected 'cell 1' on the first line, found 'cell 2'"),
-        (lambda a: a.update(cell=a["cell"].replace("tanh", "tang")), "cannot read the line 'tang"),
-        (lambda a: a.update(cell=a["cell"].replace("tanh", "logical_not")), "cannot read the line 'logical_not"),
+        (lambda a: a.update(cell=a["cell"].replace("tanh", "tang")), "expected a node at line .*found 'tang'"),
+        (
+            lambda a: a.update(cell=a["cell"].replace("tanh", "logical_not")),
+            "expected a node .*found 'logical_not'",
+        ),
         (lambda a: a.update(cell=a["cell"].replace("state 1", "state 2")), "state 2 where there are 2"),
         (lambda a: a.update(cell=a["cell"].replace("product 4 ", "product 99 ")), "refers to 99"),
         (lambda a: a.update(precision="low"), "precision"),

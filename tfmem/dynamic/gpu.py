@@ -19,6 +19,7 @@ from custom_ops.errors import KernelError, TfmemWarning
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache, UnusableError, digest
 from custom_ops.jit.device import Device
+from graph_passes.analysis.cost.device import l2_bytes
 from tfmem.api import load_ops
 from tfmem.devices import find_target
 from tfmem.kernels.recurrent import kernel_folder
@@ -107,7 +108,8 @@ class Programs:
             rows = Cache(folder).find(_key(spec, device), _rows)
             if rows is not None:
                 self._chosen.add(spec.text)
-            return build(spec, device.arch, Chip(processors=device.processors), rows or ROWS[0], Cache(folder))
+            chip = Chip(processors=device.processors, l2_bytes=l2_bytes(self._target.profile.name))
+            return build(spec, device.arch, chip, rows or ROWS[0], Cache(folder))
 
     def _alternatives(self, spec: Spec, first: DynamicProgram) -> list[DynamicProgram]:
         """Programs with other numbers of rows that keep as much on the chip."""

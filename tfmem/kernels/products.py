@@ -9,6 +9,7 @@ from custom_ops.jit.cache import Cache
 from custom_ops.jit.device import Device
 from custom_ops.jit.image import KernelImage
 from custom_ops.matmul import kernels as matmul
+from graph_passes.analysis.cost.device import product_sizes
 from graph_passes.graph.rewrite import NewNode
 from graph_passes.passes.products.plan import Needs
 from graph_passes.passes.recurrent.apply import RecurrentPlan
@@ -27,7 +28,7 @@ def product_needs(plan: RecurrentPlan, target: Target, options: Options) -> Need
     if not plan.matches or not target.is_gpu or {target.precision, plan.precision} != {"highest"}:
         return None
     ours = [node.name for match in plan.matches for node in match.nodes if isinstance(node, NewNode)]
-    return Needs(ours, lambda: _programs(options, target.ordinal))
+    return Needs(ours, product_sizes(target.profile.name), lambda: _programs(options, target.ordinal))
 
 
 def with_products(plan: RecurrentPlan, done: Outcome | None) -> RecurrentPlan:

@@ -9,7 +9,7 @@ processor, which computes all of them for some of the nodes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -21,7 +21,6 @@ WARP = 32
 STREAMED_ROWS = 8
 NARROW = 16  # outputs of a product that every processor has: less work than to wait for others
 MOST_STAGED = 64  # nodes
-L2_BYTES = 24  # that a processor gets in a cycle while all ask: 5.5 TB/s of an H100, over 132 of them
 _FMA_WARPS = 4  # warps that multiply in a cycle
 STAGING = 64 << 10  # bytes, within which a product reads the vectors of many nodes at a time
 
@@ -35,12 +34,14 @@ class Chip:
         threads: of a processor.
         registers: of a thread that weights may have; the paper's 255 without 31 and 32 for everything else.
         shared: bytes of shared memory of a processor.
+        l2_bytes: that a processor gets from L2 in a cycle while all ask.
     """
 
     processors: int = 132
     threads: int = 256
     registers: int = 176
     shared: int = 227 << 10
+    l2_bytes: int = 24
 
     @property
     def warps(self) -> int:
@@ -122,18 +123,6 @@ class Plan:
     def resident_bytes(self) -> int:
         return 4 * sum(r.view.weights for r in self.residences if r.home != "L2")
 
-    def weight_traffic(self, products: Mapping[View, int]) -> tuple[int, int]:
-        """Bytes of weights that a batch reads from off the chip: under this plan, and if each product read its matrix.
-
-        `products`: how many nodes of the batch multiply by each view.
-        """
-        with_plan = each = 0
-        for residence in self.residences:
-            size, count = 4 * residence.view.weights, products.get(residence.view, 0)
-            each += size * count
-            with_plan += size if residence.home != "L2" else size * -(-count // nodes_of(residence))
-        return with_plan, each
-
     @property
     def free_bytes(self) -> int:
         """Free bytes on chip, over all processors: registers that weights may have, and shared memory."""
@@ -156,9 +145,9 @@ def cycles_of_a_node(residence: Residence, chip: Chip) -> int:
     multiply. It does not depend on how many rows a warp has at least, so that all kernels of a net choose alike."""
     view, steps = residence.view, -(-residence.view.depth // WARP)
     owned = _dealt(view, "registers", 1, chip, 0, residence.everywhere).owned
-    cycles = max(50 + owned * steps * chip.warps // _FMA_WARPS, 4 * view.depth // L2_BYTES)
+    cycles = max(50 + owned * steps * chip.warps // _FMA_WARPS, 4 * view.depth // chip.l2_bytes)
     if residence.home == "L2":
-        cycles += 4 * owned * chip.warps * view.depth // (L2_BYTES * nodes_of(residence))
+        cycles += 4 * owned * chip.warps * view.depth // (chip.l2_bytes * nodes_of(residence))
     return cycles
 
 
@@ -183,18 +172,6 @@ def views_of(kinds: Sequence[KindCode]) -> dict[View, bool]:
                 level = old[2] or number in (LEVEL, BACK_LEVEL)
                 widest[key] = (min(first, old[0]), max(end, old[1]), level)
     return {View(*key, first, end - first): level for key, (first, end, level) in widest.items()}
-
-
-def products_of(plan: Plan, kinds: Sequence[KindCode], nodes: Sequence[int]) -> dict[View, int]:
-    """How many nodes of a batch multiply by each view, in forward and backward, given those of each kind."""
-    counts: dict[View, int] = {}
-    for kind, count in zip(kinds, nodes, strict=True):
-        for section in kind.sections:
-            for segment in section.segments:
-                if segment.call is not None:
-                    view = plan.residences[holder(plan, segment.call.view)].view
-                    counts[view] = counts.get(view, 0) + count
-    return counts
 
 
 def holder(plan: Plan, view: View) -> int:

@@ -27,6 +27,7 @@ from custom_ops.fusion.codegen.plan.pattern import Pattern, Root
 from custom_ops.fusion.codegen.plan.registers import UNROLLED, repeated
 from custom_ops.fusion.codegen.plan.shared import PITCH, SIZES
 from custom_ops.fusion.codegen.plan.template import parse
+from custom_ops.pow2 import round_up_pow2
 
 ONE_CTA = 1 << 16  # positions, at most, that one CTA goes through
 IN_SHARED = 96 << 10  # bytes of arrays within rows, at most
@@ -94,7 +95,7 @@ def tiles(pattern: Pattern, sizes: Sequence[int], threads: int) -> list[Tile]:
     )
     wide = any(pattern.program.types[found.node].dtype == "float64" for found in products)
     fits = threads // WARP <= max(4, -(-depth // CHUNK))
-    shapes = [(min(8, _power_of_two(rows)), False)] if rows <= 16 or wide else []
+    shapes = [(min(8, round_up_pow2(rows)), False)] if rows <= 16 or wide else []
     shapes += [(each * LANES, True) for each in TENSOR_ROWS if not wide and each * LANES // 2 < rows and rows > 4]
     found = [
         Tile(height, width * LANES, tensor)
@@ -204,11 +205,6 @@ def layouts(pattern: Pattern, processors: int) -> Iterator[Layout]:
             yield Layout(threads, vector, each * vector, processors * 2048 // threads, split, each == 1)
 
 
-def _power_of_two(size: int) -> int:
-    """The smallest one that is at least `size`."""
-    return 1 << max(size - 1, 0).bit_length()
-
-
 @dataclass(frozen=True)
 class Templates:
     """Writes the template of a stitching in a layout."""
@@ -251,9 +247,9 @@ class Templates:
     def _owner(self, rows: frozenset[int], longest: int, strided: bool, alone: bool) -> tuple[str, str]:
         threads, ctas = self.layout.threads, self.layout.ctas
         if strided and alone:
-            at_once = min(WARP, _power_of_two(self._count(rows)))
+            at_once = min(WARP, round_up_pow2(self._count(rows)))
             return f"GRID_{ctas}-CTA_{at_once}-WARP_{threads // at_once}", "WARP"
-        share = _power_of_two(-(-longest // self.layout.each))
+        share = round_up_pow2(-(-longest // self.layout.each))
         if share == 1 and alone:
             return f"GRID_{ctas}-CTA_{threads}", "THREAD"
         if share < WARP:
@@ -269,7 +265,7 @@ class Templates:
         at_once = 1 if by_cta else int(parts[1].partition("_")[2])
         share = self.layout.threads // at_once
         slabs = min(self.layout.ctas * at_once // max(self._count(rows), 1), longest // (share * 4))
-        return f"GRID_{_power_of_two(slabs + 1) // 2}-{within}_{share}" if slabs > 1 else within
+        return f"GRID_{round_up_pow2(slabs + 1) // 2}-{within}_{share}" if slabs > 1 else within
 
     def _fits(self, root: Root, kind: str, rows: frozenset[int], attributes: tuple[str, str]) -> bool:
         """Whether an array within rows is of known size, and fits shared memory, or registers where it adds up rows."""

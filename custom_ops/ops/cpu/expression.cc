@@ -4,282 +4,221 @@
 #include <limits>
 #include <utility>
 
-#include "absl/status/status.h"
-#include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
-#include "custom_ops/ops/status_macros.h"
+#include "absl/strings/string_view.h"
 
 namespace tfmem {
 namespace {
 
 using Kind = ExpressionNode::Kind;
-using Words = std::vector<absl::string_view>;
 
-constexpr absl::string_view kFormat = "program 1";
+constexpr absl::string_view kProgramFormat = "program 1";
 // Of numbers in an index: so that no sum or product of a few of them and a position wraps.
 constexpr int64_t kMostFactor = int64_t{1} << 40;
 constexpr int64_t kMostBound = int64_t{1} << 56;
 constexpr size_t kMostTerms = 64;
 constexpr absl::string_view kState = "uint64";  // the dtype of a random generator's key and counter
 
+bool IsIntegerType(DType dtype) { return dtype == DType::kInt32 || dtype == DType::kInt64; }
+
 // Reads a program line by line; each line is checked against what is known by then.
-class Parser {
+class ExpressionParser {
  public:
-  absl::StatusOr<Expression> Parse(absl::string_view text) {
-    const std::vector<absl::string_view> lines = absl::StrSplit(text, '\n');
-    if (lines.front() != kFormat) {
-      return Wrong("expected '", kFormat, "' on the first line, found '",
-                   lines.front().substr(0, 40),
-                   "'; this op library and the program's writer differ in version");
+  explicit ExpressionParser(TextReader* in) : in_(*in) {}
+
+  bool Parse(Expression* expression) {
+    if (!in_.Format(kProgramFormat) || !ReadAxes()) return false;
+    while (in_.NextLine()) {
+      if (!ReadLine() || !in_.End()) return false;
     }
-    for (size_t i = 1; i < lines.size(); ++i) {
-      line_ = lines[i].substr(0, 80);
-      const Words words = absl::StrSplit(lines[i], ' ', absl::SkipEmpty());
-      if (words.empty()) continue;
-      TFMEM_RETURN_IF_ERROR(ParseLine(words));
-    }
-    if (!axes_seen_) return Wrong("there is no line of axes");
-    return std::move(expression_);
+    *expression = std::move(expression_);
+    return true;
   }
 
  private:
-  template <typename... Parts>
-  static absl::Status Wrong(Parts... parts) {
-    return absl::InvalidArgumentError(absl::StrCat("program: ", parts...));
+  bool ReadAxes() {
+    in_.NextLine();
+    return in_.Key("axes") &&
+           in_.Numbers(0, std::numeric_limits<int64_t>::max(), &expression_.axes, kMostAxes);
   }
-  absl::Status Unreadable() const { return Wrong("cannot read the line '", line_, "'"); }
 
-  absl::Status ParseLine(const Words& words) {
-    if (words[0] == "axes") return ParseAxes(words);
-    if (!axes_seen_) return Wrong("'", line_, "' stands before the line of axes");
-    if (words[0] == "tensor") return ParseTensor(words);
-    if (words[0] == "output") return ParseOutput(words);
+  bool ReadLine() {
+    if (in_.TakeWord("tensor")) return ReadTensor(&expression_.tensors.emplace_back());
+    if (in_.TakeWord("output")) return ReadOutput(&expression_.outputs.emplace_back());
     ExpressionNode node;
-    absl::Status status = Unreadable();
-    if (words[0] == "input") {
-      status = ParseInput(words, &node);
-    } else if (words[0] == "constant") {
-      status = ParseConstant(words, &node);
-    } else if (words[0] == "position") {
-      status = ParsePosition(words, &node);
-    } else if (words[0] == "random") {
-      status = ParseRandom(words, &node);
-    } else if (words[0] == "cast") {
-      status = ParseCast(words, &node);
-    } else if (words[0] == "reduce") {
-      status = ParseReduce(words, &node);
-    } else if (const auto op = ElementwiseNamed(words[0])) {
-      status = ParseApply(*op, words, &node);
-    }
-    if (status.ok()) expression_.nodes.push_back(std::move(node));
-    return status;
+    if (!ReadNode(&node)) return false;
+    expression_.nodes.push_back(std::move(node));
+    return true;
   }
 
-  absl::Status ParseAxes(const Words& words) {
-    if (axes_seen_ || words.size() > 1 + kMostAxes) return Unreadable();
-    axes_seen_ = true;
-    for (size_t i = 1; i < words.size(); ++i) {
-      int64_t size = 0;
-      if (!absl::SimpleAtoi(words[i], &size) || size < 0) return Unreadable();
-      expression_.axes.push_back(size);
-    }
-    return absl::OkStatus();
+  bool ReadTensor(ExpressionTensor* tensor) {
+    tensor->state = in_.TakeWord(kState);
+    if (tensor->state) tensor->dtype = DType::kInt64;
+    return (tensor->state || ReadDType(DType::kBool, &tensor->dtype)) &&
+           in_.Below(kMostAxes + 1, &tensor->rank);
   }
 
-  absl::Status ParseTensor(const Words& words) {
-    ExpressionTensor tensor;
-    if (words.size() != 3 || !ReadBelow(words[2], kMostAxes + 1, &tensor.rank)) return Unreadable();
-    tensor.state = words[1] == kState;
-    if (tensor.state) {
-      tensor.dtype = DType::kInt64;
-    } else if (!ReadName(words[1], DType::kBool, &tensor.dtype)) {
-      return Unreadable();
-    }
-    expression_.tensors.push_back(tensor);
-    return absl::OkStatus();
-  }
-
-  absl::Status ParseOutput(const Words& words) {
-    ExpressionOutput output;
-    if (words.size() < 2 || !ReadNode(words[1], &output.node)) return Unreadable();
-    for (size_t i = 2; i < words.size(); ++i) {
+  bool ReadOutput(ExpressionOutput* output) {
+    if (!ReadReference(&output->node)) return false;
+    while (in_.NextWord()) {
       int axis = 0;
-      if (!ReadAxis(words[i], &axis) || output.varies().Has(axis)) return Unreadable();
-      output.axes.push_back(axis);
+      if (!ReadAxis(&axis)) return false;
+      if (output->varies().Has(axis)) return in_.Expected("each axis once");
+      output->axes.push_back(axis);
     }
-    if (!output.varies().Covers(expression_.nodes[output.node].varies)) {
-      return Wrong("'", line_, "' leaves out an axis that its node varies along");
-    }
-    expression_.outputs.push_back(std::move(output));
-    return absl::OkStatus();
+    return output->varies().Covers(expression_.nodes[output->node].varies) ||
+           in_.Wrong("leaves out an axis that its node varies along");
   }
 
-  absl::Status ParseInput(const Words& words, ExpressionNode* node) {
+  bool ReadNode(ExpressionNode* node) {
+    if (in_.TakeWord("input")) return ReadInput(node);
+    if (in_.TakeWord("constant")) return ReadConstant(node);
+    if (in_.TakeWord("position")) return ReadPosition(node);
+    if (in_.TakeWord("random")) return ReadRandom(node);
+    if (in_.TakeWord("cast")) return ReadCast(node);
+    if (in_.TakeWord("reduce")) return ReadReduce(node);
+    absl::string_view word;
+    if (!in_.Word(&word)) return false;
+    const auto op = ElementwiseNamed(word);
+    return op ? ReadApply(*op, node) : in_.Expected("a tensor, a node or an output");
+  }
+
+  bool ReadInput(ExpressionNode* node) {
     node->kind = Kind::kInput;
-    if (words.size() < 2 || !ReadBelow(words[1], expression_.tensors.size(), &node->tensor)) {
-      return Unreadable();
-    }
+    if (!in_.Below(expression_.tensors.size(), &node->tensor)) return false;
     const ExpressionTensor& tensor = expression_.tensors[node->tensor];
     node->dtype = tensor.dtype;
-    if (tensor.state) return Wrong("'", line_, "' reads the state of a random generator");
-    if (static_cast<int>(words.size()) != 2 + tensor.rank) return Unreadable();
-    for (size_t i = 2; i < words.size(); ++i) {
-      Index index;
-      for (absl::string_view text : absl::StrSplit(words[i], '+')) {
-        if (index.terms.size() + index.nodes.size() == kMostTerms) return Unreadable();
-        if (!text.empty() && text[0] == 'n') {
-          index.nodes.emplace_back();
-          if (!ReadNode(text.substr(1), &index.nodes.back())) return Unreadable();
-          const ExpressionNode& value = expression_.nodes[index.nodes.back()];
-          if (value.dtype != DType::kInt32 && value.dtype != DType::kInt64) {
-            return Wrong("'", line_, "' gathers at values of ", NameOf(value.dtype),
-                         "; expected integers");
-          }
-          node->varies |= value.varies;
-          continue;
-        }
-        IndexTerm& term = index.terms.emplace_back();
-        TFMEM_RETURN_IF_ERROR(ParseTerm(text, &term));
-        if (term.axis >= 0) node->varies.Add(term.axis);
-      }
-      node->index.push_back(std::move(index));
-    }
-    return absl::OkStatus();
+    if (tensor.state) return in_.Wrong("reads the state of a random generator");
+    node->index.resize(tensor.rank);
+    return std::all_of(node->index.begin(), node->index.end(),
+                       [&](Index& index) { return ReadIndex(true, node, &index); });
   }
 
   // random DTYPE KEY COUNTER INDEX
-  absl::Status ParseRandom(const Words& words, ExpressionNode* node) const {
+  bool ReadRandom(ExpressionNode* node) {
     node->kind = Kind::kRandom;
-    const int tensors = expression_.tensors.size();
-    if (words.size() != 5 || !ReadName(words[1], DType::kInt64, &node->dtype) ||
-        !ReadBelow(words[2], tensors, &node->tensor) ||
-        !ReadBelow(words[3], tensors, &node->counter)) {
-      return Unreadable();
+    const size_t tensors = expression_.tensors.size();
+    if (!ReadDType(DType::kInt64, &node->dtype) || !in_.Below(tensors, &node->tensor) ||
+        !in_.Below(tensors, &node->counter)) {
+      return false;
     }
     for (int tensor : {node->tensor, node->counter}) {
       if (expression_.tensors[tensor].state) continue;
-      return Wrong("'", line_, "': tensor ", tensor, " is no state of a random generator");
+      return in_.Wrong("tensor ", tensor, " is no state of a random generator");
     }
-    Index& index = node->index.emplace_back();
-    for (absl::string_view text : absl::StrSplit(words[4], '+')) {
-      if (index.terms.size() == kMostTerms) return Unreadable();
-      IndexTerm& term = index.terms.emplace_back();
-      TFMEM_RETURN_IF_ERROR(ParseTerm(text, &term));
+    return ReadIndex(false, node, &node->index.emplace_back());
+  }
+
+  // Terms and, where it may gather, nodes: 3+2*a1+n4
+  bool ReadIndex(bool gathers, ExpressionNode* node, Index* index) {
+    if (!in_.NextWord()) return in_.Expected("an index");
+    do {
+      if (index->terms.size() + index->nodes.size() == kMostTerms) {
+        return in_.Wrong("an index has more than ", kMostTerms, " terms");
+      }
+      if (gathers && in_.Take("n")) {
+        if (!ReadGather(node, &index->nodes.emplace_back())) return false;
+        continue;
+      }
+      IndexTerm& term = index->terms.emplace_back();
+      if (!ReadTerm(&term)) return false;
       if (term.axis >= 0) node->varies.Add(term.axis);
-    }
-    return absl::OkStatus();
+    } while (in_.Take("+"));
+    return true;
+  }
+
+  bool ReadGather(ExpressionNode* node, int* read) {
+    if (!ReadReference(read)) return false;
+    const ExpressionNode& value = expression_.nodes[*read];
+    node->varies |= value.varies;
+    return IsIntegerType(value.dtype) ||
+           in_.Wrong("gathers at values of ", NameOf(value.dtype), "; expected integers");
   }
 
   // 3, a1, 2*a1, a1/4, 3*a1/4%2
-  absl::Status ParseTerm(absl::string_view text, IndexTerm* term) const {
-    const size_t star = text.find('*');
+  bool ReadTerm(IndexTerm* term) {
     term->factor = 1;
-    if (star != absl::string_view::npos) {
-      if (!ReadFactor(text.substr(0, star), &term->factor)) return Unreadable();
-      text.remove_prefix(star + 1);
+    if (!in_.Take("a")) {
+      if (!in_.Number(-kMostFactor, kMostFactor, &term->factor)) return false;
+      if (!in_.Take("*")) return true;
+      if (!in_.Separator("a")) return false;
     }
-    if (text.empty() || text[0] != 'a') {
-      if (star != absl::string_view::npos || !ReadFactor(text, &term->factor)) return Unreadable();
-      return absl::OkStatus();
-    }
-    text.remove_prefix(1);
-    if (const size_t percent = text.find('%'); percent != absl::string_view::npos) {
-      if (!ReadFactor(text.substr(percent + 1), &term->modulus) || term->modulus < 1) {
-        return Unreadable();
-      }
-      text = text.substr(0, percent);
-    }
-    if (const size_t slash = text.find('/'); slash != absl::string_view::npos) {
-      if (!ReadFactor(text.substr(slash + 1), &term->divisor) || term->divisor < 1) {
-        return Unreadable();
-      }
-      text = text.substr(0, slash);
-    }
-    return ReadAxis(text, &term->axis) ? absl::OkStatus() : Unreadable();
+    return ReadAxis(&term->axis) &&
+           (!in_.Take("/") || in_.Number(1, kMostFactor, &term->divisor)) &&
+           (!in_.Take("%") || in_.Number(1, kMostFactor, &term->modulus));
   }
 
-  absl::Status ParseConstant(const Words& words, ExpressionNode* node) const {
+  bool ReadConstant(ExpressionNode* node) {
     node->kind = Kind::kConstant;
-    if (words.size() != 3 || !ReadName(words[1], DType::kBool, &node->dtype)) return Unreadable();
+    if (!ReadDType(DType::kBool, &node->dtype)) return false;
     if (node->dtype == DType::kBool) {
-      node->value = int64_t{words[2] == "True"};
-      return words[2] == "True" || words[2] == "False" ? absl::OkStatus() : Unreadable();
+      const bool value = in_.TakeWord("True");
+      node->value = int64_t{value};
+      return value || in_.Key("False");
     }
-    if (node->dtype == DType::kInt32) return ReadInteger<int32_t>(words[2], &node->value);
-    if (node->dtype == DType::kInt64) return ReadInteger<int64_t>(words[2], &node->value);
+    if (IsIntegerType(node->dtype)) {
+      using Narrow = std::numeric_limits<int32_t>;
+      using Wide = std::numeric_limits<int64_t>;
+      const bool narrow = node->dtype == DType::kInt32;
+      int64_t value = 0;
+      if (!in_.Number(narrow ? Narrow::min() : Wide::min(), narrow ? Narrow::max() : Wide::max(),
+                      &value)) {
+        return false;
+      }
+      node->value = value;
+      return true;
+    }
     double value = 0;
-    if (!absl::SimpleAtod(words[2], &value)) return Unreadable();
+    if (!in_.Real(&value)) return false;
     node->value = value;
-    return absl::OkStatus();
+    return true;
   }
 
-  template <typename Integer>
-  absl::Status ReadInteger(absl::string_view word, ConstantValue* value) const {
-    Integer found = 0;
-    if (!absl::SimpleAtoi(word, &found)) {
-      return Wrong("'", line_, "': expected an integer from ", std::numeric_limits<Integer>::min(),
-                   " to ", std::numeric_limits<Integer>::max());
-    }
-    *value = int64_t{found};
-    return absl::OkStatus();
-  }
-
-  absl::Status ParsePosition(const Words& words, ExpressionNode* node) const {
+  bool ReadPosition(ExpressionNode* node) {
     node->kind = Kind::kPosition;
-    if (words.size() != 3 || !ReadName(words[1], DType::kBool, &node->dtype) ||
-        !ReadAxis(words[2], &node->axis)) {
-      return Unreadable();
-    }
-    if (node->dtype != DType::kInt32 && node->dtype != DType::kInt64) return Unreadable();
+    if (!ReadDType(DType::kBool, &node->dtype)) return false;
+    if (!IsIntegerType(node->dtype)) return in_.Expected("a dtype of integers");
+    if (!ReadAxis(&node->axis)) return false;
     node->varies.Add(node->axis);
-    return absl::OkStatus();
+    return true;
   }
 
-  absl::Status ParseCast(const Words& words, ExpressionNode* node) const {
+  bool ReadCast(ExpressionNode* node) {
     node->kind = Kind::kCast;
     node->arguments.resize(1);
-    if (words.size() != 3 || !ReadName(words[1], DType::kBool, &node->dtype) ||
-        !ReadNode(words[2], &node->arguments[0])) {
-      return Unreadable();
-    }
+    if (!ReadDType(DType::kBool, &node->dtype) || !ReadReference(&node->arguments[0])) return false;
     node->varies = expression_.nodes[node->arguments[0]].varies;
-    return absl::OkStatus();
+    return true;
   }
 
-  absl::Status ParseReduce(const Words& words, ExpressionNode* node) const {
+  bool ReadReduce(ExpressionNode* node) {
     node->kind = Kind::kReduce;
     node->arguments.resize(1);
     // A `dot` is a sum here: rounding its factors is for GPUs.
-    if (words.size() < 4) return Unreadable();
-    const absl::string_view name = words[1] == "dot" ? "sum" : words[1];
-    if (!ReadName(name, Reduction::kAll, &node->reduction) ||
-        !ReadNode(words[2], &node->arguments[0])) {
-      return Unreadable();
+    node->reduction = Reduction::kSum;
+    if ((!in_.TakeWord("dot") && !in_.Name("a reduction", Reduction::kAll, &node->reduction)) ||
+        !ReadReference(&node->arguments[0])) {
+      return false;
     }
     const ExpressionNode& reduced = expression_.nodes[node->arguments[0]];
-    for (size_t i = 3; i < words.size(); ++i) {
+    do {
       int axis = 0;
-      if (!ReadAxis(words[i], &axis)) return Unreadable();
+      if (!ReadAxis(&axis)) return false;
       node->axes.Add(axis);
-    }
-    if (!Takes(node->reduction, reduced.dtype)) {
-      return Wrong("'", line_, "' reduces values of ", NameOf(reduced.dtype));
-    }
+    } while (in_.NextWord());
     node->dtype = reduced.dtype;
     node->varies = reduced.varies - node->axes;
-    return absl::OkStatus();
+    return Takes(node->reduction, reduced.dtype) ||
+           in_.Wrong("reduces values of ", NameOf(reduced.dtype));
   }
 
-  absl::Status ParseApply(Elementwise op, const Words& words, ExpressionNode* node) const {
+  bool ReadApply(Elementwise op, ExpressionNode* node) {
     node->kind = Kind::kApply;
     node->op = op;
     const ElementwiseInfo& info = InfoOf(op);
-    if (static_cast<int>(words.size()) != 1 + info.arguments) return Unreadable();
     node->arguments.resize(info.arguments);
-    for (int i = 0; i < info.arguments; ++i) {
-      if (!ReadNode(words[i + 1], &node->arguments[i])) return Unreadable();
-      node->varies |= expression_.nodes[node->arguments[i]].varies;
+    for (int& argument : node->arguments) {
+      if (!ReadReference(&argument)) return false;
+      node->varies |= expression_.nodes[argument].varies;
     }
     const DType dtype = expression_.nodes[node->arguments.back()].dtype;
     bool fits = Takes(info, dtype);
@@ -289,36 +228,15 @@ class Parser {
       fits &= argument == (condition ? DType::kBool : dtype);
     }
     node->dtype = info.comparison ? DType::kBool : dtype;
-    if (fits) return absl::OkStatus();
-    return Wrong("'", line_, "': ", info.name, " does not take its arguments' dtypes");
+    return fits || in_.Wrong(info.name, " does not take its arguments' dtypes");
   }
 
-  // One of the values from 0 to `last`, by its name.
-  template <typename Enum>
-  static bool ReadName(absl::string_view word, Enum last, Enum* found) {
-    for (int i = 0; i <= static_cast<int>(last); ++i) {
-      *found = static_cast<Enum>(i);
-      if (word == NameOf(*found)) return true;
-    }
-    return false;
-  }
+  bool ReadDType(DType last, DType* dtype) { return in_.Name("a dtype", last, dtype); }
+  bool ReadAxis(int* axis) { return in_.Below(expression_.axes.size(), axis); }
+  bool ReadReference(int* node) { return in_.Below(expression_.nodes.size(), node); }
 
-  static bool ReadBelow(absl::string_view word, int end, int* number) {
-    return absl::SimpleAtoi(word, number) && *number >= 0 && *number < end;
-  }
-  bool ReadAxis(absl::string_view word, int* axis) const {
-    return ReadBelow(word, expression_.axes.size(), axis);
-  }
-  bool ReadNode(absl::string_view word, int* node) const {
-    return ReadBelow(word, expression_.nodes.size(), node);
-  }
-  static bool ReadFactor(absl::string_view word, int64_t* factor) {
-    return absl::SimpleAtoi(word, factor) && -kMostFactor <= *factor && *factor <= kMostFactor;
-  }
-
+  TextReader& in_;
   Expression expression_;
-  bool axes_seen_ = false;
-  absl::string_view line_;  // for messages
 };
 
 }  // namespace
@@ -338,6 +256,15 @@ int Index::axis() const {
   return term.factor == 1 && term.divisor == 1 && term.modulus == 0 ? term.axis : -1;
 }
 
-absl::StatusOr<Expression> ParseExpression(absl::string_view text) { return Parser().Parse(text); }
+bool ReadExpression(TextReader* in, Expression* expression) {
+  return ExpressionParser(in).Parse(expression);
+}
+
+absl::StatusOr<Expression> ParseExpression(absl::string_view text) {
+  TextReader in("program", text);
+  Expression expression;
+  if (ReadExpression(&in, &expression)) return expression;
+  return in.failure();
+}
 
 }  // namespace tfmem

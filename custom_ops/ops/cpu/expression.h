@@ -10,6 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "custom_ops/ops/cpu/axis_set.h"
 #include "custom_ops/ops/cpu/tile_program.h"
+#include "custom_ops/ops/text_reader.h"
 
 namespace tfmem {
 
@@ -77,6 +78,8 @@ struct Expression {
 
 // Reads and checks a program; InvalidArgument names the line that is wrong.
 absl::StatusOr<Expression> ParseExpression(absl::string_view text);
+// A program that is part of another text, up to the end of the lines that `in` takes.
+bool ReadExpression(TextReader* in, Expression* expression);
 
 }  // namespace tfmem
 

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <utility>
 
+#include "custom_ops/ops/cpu/costs.h"
 #include "custom_ops/ops/cpu/phases.h"
 
 namespace tfmem {
@@ -17,9 +18,6 @@ constexpr int64_t kCached = 1 << 16;         // weights that need not be asked f
 constexpr int64_t kMost = int64_t{1} << 30;  // multiplications, as far as was measured
 constexpr int64_t kThinRows = 64;            // as far as was measured with vectors of 32 bytes
 constexpr int kVectorBytes = 64;             // the most
-constexpr double kThreadNs = 2e4;            // of work that are worth another thread
-constexpr double kMultiplicationsPerNs = 60;
-constexpr double kNumbersPerNs = 6;
 
 bool Swaps(const ProductSizes& sizes) {
   return sizes.columns < sizes.rows && sizes.columns <= kDotRows;
@@ -74,13 +72,13 @@ double Product<Real>::work_ns() const {
   const int64_t matrices = sizes_.batch.size();
   const double numbers = double(matrices) * (columns_ + rows_) * sizes_.depth;
   const double multiplications = double(matrices) * rows_ * columns_ * sizes_.depth;
-  return multiplications / kMultiplicationsPerNs + numbers / kNumbersPerNs;
+  return multiplications / cpu_costs::kMultiplicationsPerNs + numbers / cpu_costs::kNumbersPerNs;
 }
 
 template <typename Real>
 int Product<Real>::UsefulThreads(int threads) const {
   const double units = double(sizes_.batch.size()) * parts_ * panels_;
-  const double useful = std::min<double>(work_ns() / kThreadNs, units);
+  const double useful = std::min<double>(work_ns() / cpu_costs::kThreadNs, units);
   return std::clamp<int>(useful, 1, std::max(threads, 1));
 }
 

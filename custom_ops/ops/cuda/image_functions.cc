@@ -42,7 +42,7 @@ absl::StatusOr<std::vector<ProgramText>> ReadPrograms(OpKernelConstruction* ctx)
                      ": give the graph with its function library, as tfmem.optimize made it, or ",
                      "run tfmem.optimize again"));
   };
-  if (!functions.empty() && functions.size() != headers.size()) {
+  if (functions.size() != headers.size()) {
     return wrong(absl::StrCat("has ", headers.size(), " GPU programs, but attr images names ",
                               functions.size(), " functions"));
   }
@@ -52,7 +52,6 @@ absl::StatusOr<std::vector<ProgramText>> ReadPrograms(OpKernelConstruction* ctx)
   for (size_t i = 0; i < headers.size(); ++i) {
     ProgramText& program = programs.emplace_back();
     program.header = std::move(headers[i]);
-    if (functions.empty()) continue;
     const std::string& name = functions[i].name();
     const FunctionDef* function = library == nullptr ? nullptr : library->Find(name);
     if (function == nullptr) {

@@ -13,7 +13,7 @@ namespace tfmem {
 
 struct ProgramText {
   std::string header;
-  std::string code;  // of a "program 4", which was written before there were images, empty
+  std::string code;
 };
 
 // The attribute `programs`, each with the code that its function of `images` holds. InvalidArgument

@@ -4,9 +4,7 @@
 #include <mutex>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "custom_ops/ops/process_wide.h"
 #include "custom_ops/ops/sha256.h"
 #include "custom_ops/ops/status_macros.h"
@@ -14,8 +12,9 @@
 namespace tfmem {
 namespace {
 
-constexpr absl::string_view kFormat = "kernel 1";
-constexpr absl::string_view kFormatWithCode = "program 4";
+constexpr absl::string_view kKernelFormat = "kernel 1";
+constexpr absl::string_view kProgramsAttribute = "attr programs";
+constexpr absl::string_view kOptimizeAgain = "; run tfmem.optimize again";
 constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMostArch = 9999;
 constexpr int64_t kMostThreads = 1024;  // CUDA's limit of a CTA
@@ -29,67 +28,67 @@ struct Shared {
 }  // namespace
 
 absl::Status WrongProgram(absl::string_view what) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("attr programs: ", what, "; run tfmem.optimize again"));
+  return absl::InvalidArgumentError(absl::StrCat(kProgramsAttribute, ": ", what, kOptimizeAgain));
 }
 
+KernelHeader::KernelHeader(absl::string_view text)
+    : in_(kProgramsAttribute, text, kOptimizeAgain) {}
+
 absl::StatusOr<KernelHeader> KernelHeader::Parse(absl::string_view text) {
-  KernelHeader header;
-  const absl::string_view first = text.substr(0, text.find('\n'));
-  if (first == kFormatWithCode) {
-    const size_t end = text.find("\n\n");
-    if (end == absl::string_view::npos) return WrongProgram("no empty line behind the header");
-    header.code_ = std::string(text.substr(end + 2));
-    text = text.substr(0, end);
-  } else if (first != kFormat) {
-    return WrongProgram(absl::StrCat("expected '", kFormat, "' or '", kFormatWithCode,
-                                     "' on the first line, found '", first.substr(0, 40),
-                                     "': another version of tfmem wrote it"));
-  }
-  for (absl::string_view line : absl::StrSplit(text, '\n')) {
-    const std::pair<std::string, std::string> entry = absl::StrSplit(line, absl::MaxSplits(' ', 1));
-    if (!header.entries_.insert(entry).second) {
-      return WrongProgram(absl::StrCat("'", entry.first, "' stands there twice"));
+  KernelHeader header(text);
+  TextReader& in = header.in_;
+  if (!in.Format(kKernelFormat)) return in.failure();
+  while (in.NextLine()) {
+    absl::string_view key;
+    if (!in.Word(&key)) return in.failure();
+    if (!header.entries_.emplace(key, in.place()).second) {
+      in.Wrong("'", key, "' stands there twice");
+      return in.failure();
     }
   }
   return header;
 }
 
-std::string KernelHeader::Text(absl::string_view key) const {
-  auto found = entries_.find(std::string(key));
-  return found == entries_.end() ? "" : found->second;
+bool KernelHeader::Find(absl::string_view key) {
+  const auto found = entries_.find(key);
+  if (found != entries_.end()) in_.GoTo(found->second);
+  return found != entries_.end();
 }
 
 int64_t KernelHeader::Number(absl::string_view key, int64_t least, int64_t most) {
-  int64_t value = 0;
-  const std::string text = Text(key);
-  if ((!absl::SimpleAtoi(text, &value) || value < least || value > most) && status_.ok()) {
-    status_ = WrongProgram(
-        absl::StrCat("'", key, "' is '", text, "'; expected a number from ", least, " to ", most));
+  int64_t value = least;
+  if (!Find(key)) {
+    in_.Wrong("there is no '", key, "'");
+  } else if (in_.Number(least, most, &value)) {
+    in_.End();
   }
   return value;
 }
 
+std::vector<int64_t> KernelHeader::Numbers(absl::string_view key, int64_t least, int64_t most) {
+  std::vector<int64_t> numbers;
+  if (Find(key)) in_.Numbers(least, most, &numbers);
+  return numbers;
+}
+
 absl::StatusOr<KernelImage> ReadImage(KernelHeader* header, absl::string_view code) {
   KernelImage image;
-  image.cubin = header->Text("kind") == "cubin";
+  const absl::string_view kind = header->Text("kind");
+  image.cubin = kind == "cubin";
   image.arch = header->Number("arch", 10, kMostArch);
-  image.entry = header->Text("entry");
+  image.entry = std::string(header->Text("entry"));
   image.threads = header->Number("threads", 1, kMostThreads);
   image.shared = header->Number("shared", 0, kMost);
   image.cluster = header->Number("cluster", 1, kMostCluster);
   image.cooperative = header->Number("cooperative", 0, 1) != 0;
-  image.digest = header->Text("digest");
+  image.digest = std::string(header->Text("digest"));
   if (!header->status().ok()) return header->status();
-  if (!image.cubin && header->Text("kind") != "ptx") {
-    return WrongProgram(
-        absl::StrCat("kind is '", header->Text("kind"), "'; expected cubin or ptx"));
+  if (!image.cubin && kind != "ptx") {
+    return WrongProgram(absl::StrCat("kind is '", kind, "'; expected cubin or ptx"));
   }
-  if (image.digest.empty()) {  // "program 4"
-    code = header->code();
-    image.digest = Sha256(code);
+  if (image.entry.empty() || image.digest.empty() || code.empty()) {
+    return WrongProgram("no entry, no digest or no code");
   }
-  if (image.entry.empty() || code.empty()) return WrongProgram("no entry, or no code");
   TFMEM_ASSIGN_OR_RETURN(image.code, ShareCode(image.digest, code));
   return image;
 }

@@ -7,32 +7,36 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "custom_ops/ops/text_reader.h"
 
 namespace tfmem {
 
-// The lines "key value" behind the line "kernel 1". An op reads the keys that it knows.
+// The lines "key value..." behind the line "kernel 1". An op reads the keys that it knows.
 class KernelHeader {
  public:
-  // InvalidArgument if it is no header, or if a key stands there twice.
+  // InvalidArgument if it is no header, or if a key stands there twice. The text outlives it.
   static absl::StatusOr<KernelHeader> Parse(absl::string_view text);
 
-  std::string Text(absl::string_view key) const;
-  // A number from `least` to `most`; else `status` says what was found.
+  // Whether there is the line of a key, behind which the reader then is.
+  bool Find(absl::string_view key);
+  TextReader& reader() { return in_; }
+  // What stands behind a key; empty if it does not stand there.
+  absl::string_view Text(absl::string_view key) { return Find(key) ? in_.Rest() : ""; }
+  // Numbers from `least` to `most`, one or any number; else `status` says what was found.
   int64_t Number(absl::string_view key, int64_t least, int64_t most);
-  const absl::Status& status() const { return status_; }
-
-  // The code that stands behind the header of a "program 4", the format before this one; else
-  // empty.
-  const std::string& code() const { return code_; }
+  std::vector<int64_t> Numbers(absl::string_view key, int64_t least, int64_t most);
+  const absl::Status& status() const { return in_.status(); }
 
  private:
-  std::map<std::string, std::string> entries_;
-  std::string code_;
-  absl::Status status_;
+  explicit KernelHeader(absl::string_view text);
+
+  TextReader in_;
+  std::map<absl::string_view, TextReader::Place> entries_;  // what is behind each key
 };
 
 // InvalidArgument about attribute `programs`, with what to do.
@@ -52,8 +56,8 @@ struct KernelImage {
   KernelCode code;
 };
 
-// `code`: what the graph has under the digest of the header; empty if it has nothing, as it may for
-// a "program 4". InvalidArgument says what is wrong; that the digest is another's, too.
+// `code`: what the graph has under the digest of the header; empty if it has nothing.
+// InvalidArgument says what is wrong; that the digest is another's, too.
 absl::StatusOr<KernelImage> ReadImage(KernelHeader* header, absl::string_view code);
 
 // The code, once in this process however many graphs and ops hold it. It is compared, or its digest

@@ -1,12 +1,11 @@
 #include "custom_ops/ops/dynamic/gpu_program.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "custom_ops/ops/sha256.h"
 #include "custom_ops/ops/status_macros.h"
 
@@ -16,21 +15,6 @@ namespace {
 constexpr int64_t kMostProcessors = 1 << 12;
 constexpr int64_t kMostSegments = 1 << 16;
 constexpr int64_t kMostWords = 512;  // CUDA's limit of a parameter is 4096 bytes
-
-// Numbers from 0 to `most`.
-absl::StatusOr<std::vector<int64_t>> Numbers(const KernelHeader& header, const std::string& key,
-                                             int64_t most) {
-  std::vector<int64_t> numbers;
-  const std::string text = header.Text(key);
-  for (absl::string_view word : absl::StrSplit(text, ' ', absl::SkipEmpty())) {
-    int64_t number = 0;
-    if (!absl::SimpleAtoi(word, &number) || number < 0 || number > most) {
-      return WrongProgram(absl::StrCat("'", key, "' is '", text, "'"));
-    }
-    numbers.push_back(number);
-  }
-  return numbers;
-}
 
 }  // namespace
 
@@ -71,14 +55,10 @@ absl::StatusOr<GpuProgram> ReadGpuProgram(absl::string_view text, absl::string_v
   const int64_t segments = header.Number("segments", 0, kMostSegments);
   TFMEM_ASSIGN_OR_RETURN(program.image, ReadImage(&header, code));
   for (size_t kind = 0; kind < spec.kinds.size(); ++kind) {
-    TFMEM_ASSIGN_OR_RETURN(std::vector<int64_t> widths,
-                           Numbers(header, absl::StrCat("spilled", kind), kMostWidth));
-    for (int64_t width : widths) {
-      if (width < 1) return WrongProgram("a value without numbers");
-    }
-    program.spilled.push_back(std::move(widths));
+    program.spilled.push_back(header.Numbers(absl::StrCat("spilled", kind), 1, kMostWidth));
     program.segments.emplace_back(kGradients);
   }
+  if (!header.status().ok()) return header.status();
   const int64_t words = kPointerWords + 3 * int64_t(spec.parameters.size()) + MostOutputs(spec) +
                         2 * MostStates(spec);
   if (program.table != TableWords(spec, program.spilled) || program.words != words) {
@@ -86,8 +66,7 @@ absl::StatusOr<GpuProgram> ReadGpuProgram(absl::string_view text, absl::string_v
   }
   for (int64_t number = 0; number < segments; ++number) {
     const std::string key = absl::StrCat("segment", number);
-    TFMEM_ASSIGN_OR_RETURN(const std::vector<int64_t> n,
-                           Numbers(header, key, std::numeric_limits<int32_t>::max()));
+    const std::vector<int64_t> n = header.Numbers(key, 0, std::numeric_limits<int32_t>::max());
     if (n.size() != 8 || n[0] >= int64_t(spec.kinds.size()) || n[1] >= kGradients ||
         n[2] >= segments || n[3] >= program.processors || n[4] > program.processors ||
         n[6] > kMostWidth || n[7] > kMostWidth || (n[6] > 0) != (n[7] > 0)) {
@@ -97,6 +76,7 @@ absl::StatusOr<GpuProgram> ReadGpuProgram(absl::string_view text, absl::string_v
                                             static_cast<int>(n[3]), static_cast<int>(n[4]), n[5],
                                             n[6], n[7]});
   }
+  if (!header.status().ok()) return header.status();
   return program;
 }
 

@@ -3,16 +3,20 @@
 #include <algorithm>
 #include <utility>
 
+#include "custom_ops/ops/cpu/costs.h"
+
 namespace tfmem {
 namespace {
 
-constexpr double kWorthSharing = 4e4;  // nanoseconds of a phase below which one processor has it
+// Nanoseconds: of a phase below which one processor has it; of one that are a processor's, at
+// least; for each processor, in two phases more.
+constexpr double kWorthSharing = cpu_costs::kSharedPhaseNs;
+constexpr double kShare = cpu_costs::kDealtShareNs;
+constexpr double kClaim = cpu_costs::kClaimNs;
 constexpr int64_t kFewestRows = 4;
 constexpr int64_t kDealtRows = 16;     // whose products may be dealt
 constexpr int kMostProducts = 64;      // that are dealt at once
 constexpr size_t kMostSteps = 0xFFFF;  // of a section, as half a word counts them
-constexpr double kShare = 2.5e3;       // nanoseconds of one that are a processor's, at least
-constexpr double kClaim = 200;         // about nanoseconds for each processor, in two phases more
 
 // Steps [first, last) of a section: products of which none reads or overwrites what another one
 // writes or reads, so that each can be cut into columns and all of them dealt at once. A product on
@@ -183,14 +187,15 @@ class Builder {
       if (parameter.sparse) {
         for (int64_t row = 0; row < looked_up[i]; row += kSummedRows) {
           const int64_t rows = std::min(kSummedRows, looked_up[i] - row);
-          tasks_.push_back({0.5 * rows * parameter.columns,
+          tasks_.push_back({cpu_costs::kSummedNumberNs * rows * parameter.columns,
                             {FirstWord(ScriptOp::kSumRows, 4), number, static_cast<uint32_t>(row),
                              static_cast<uint32_t>(rows)}});
         }
         continue;
       }
       const int64_t columns = std::min(parameter.columns, kGradientColumns);
-      const double work = (nodes + 20) * 0.05 * columns * std::min(parameter.rows, kGradientRows);
+      const double work = (nodes + 20) * cpu_costs::kNodeMultiplicationNs * columns *
+                          std::min(parameter.rows, kGradientRows);
       for (int64_t row = 0; row < Blocks(parameter.rows, kGradientRows); ++row) {
         for (int64_t column = 0; column < Blocks(parameter.columns, kGradientColumns); ++column) {
           tasks_.push_back({work,

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "custom_ops/ops/cpu/costs.h"
 #include "custom_ops/ops/dynamic/batch.h"
 #include "custom_ops/ops/dynamic/spec.h"
 
@@ -64,7 +65,8 @@ struct ScriptOptions {
   bool forward = true;
   bool backward = false;
   int processors = 1;
-  double worth_dealing = 5e3;  // nanoseconds of products that follow each other, at least
+  double worth_dealing =
+      cpu_costs::kDealtProductsNs;  // nanoseconds of products that follow each other, at least
 };
 
 // `looked_up` is for each sparse parameter the number of its rows that the batch looks up; others

@@ -1,14 +1,13 @@
 #include "custom_ops/ops/fusion/fusion_kernel.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
 #include "custom_ops/ops/sizes.h"
 #include "custom_ops/ops/status_macros.h"
+#include "custom_ops/ops/text_reader.h"
 
 namespace tfmem {
 namespace {
@@ -16,141 +15,117 @@ namespace {
 constexpr int64_t kNarrow = int64_t{1} << 30;  // positions that 32-bit indices go through
 constexpr int64_t kMostAlignment = 16;
 constexpr int64_t kMostWords = 4095;
-
-using Words = std::vector<absl::string_view>;
-
-Words Split(absl::string_view text, char by) { return absl::StrSplit(text, by, absl::SkipEmpty()); }
+constexpr int64_t kMostKernelNumber = std::numeric_limits<int64_t>::max();
 
 // The lines that are this op's own, checked against the program that the kernel computes.
-class Reader {
+class KernelParser {
  public:
-  Reader(const KernelHeader& header, const Expression& program, FusionKernel* kernel)
-      : header_(header), program_(program), kernel_(*kernel) {}
+  KernelParser(KernelHeader* header, const Expression& program, FusionKernel* kernel)
+      : header_(*header), in_(header->reader()), program_(program), kernel_(*kernel) {}
 
-  absl::Status Read() {
-    const std::string pieces = header_.Text("pieces"), buffers = header_.Text("buffers");
-    const Words piece_texts = Split(pieces, ' ');
-    kernel_.pieces.resize(piece_texts.size());
-    for (size_t i = 0; i < piece_texts.size(); ++i) {
-      if (!ReadPiece(piece_texts[i], &kernel_.pieces[i])) return Wrong("pieces", piece_texts[i]);
-    }
-    for (absl::string_view text : Split(buffers, ' ')) {
-      if (!ReadSizes(Split(text, '*'), &kernel_.buffers.emplace_back(), true)) {
-        return Wrong("buffers", text);
-      }
-    }
-    const std::string words = header_.Text("words"), spans = header_.Text("spans");
-    for (absl::string_view text : Split(words, ' ')) {
-      if (!ReadWord(text, &kernel_.words.emplace_back())) return Wrong("words", text);
-    }
-    for (absl::string_view text : Split(spans, ' ')) {
-      if (!ReadSizes(Split(text, '*'), &kernel_.spans.emplace_back())) return Wrong("spans", text);
-    }
-    const std::string in_place = header_.Text("in_place");
-    for (absl::string_view text : Split(in_place, ' ')) {
-      const Words pair = absl::StrSplit(text, ':');
-      auto& [tensor, output] = kernel_.in_place.emplace_back();
-      if (pair.size() != 2 || !Below(pair[0], program_.tensors.size(), &tensor) ||
-          !Below(pair[1], program_.outputs.size(), &output)) {
-        return Wrong("in_place", text);
-      }
-    }
-    if (kernel_.pieces.empty()) return Wrong("pieces", "");
-    if (kernel_.words.size() > kMostWords) return Wrong("words", absl::StrCat("of them too many"));
-    return absl::OkStatus();
+  bool Read() {
+    return Each("pieces", [&] { return ReadPiece(&kernel_.pieces.emplace_back()); }) &&
+           Each("buffers", [&] { return ReadSizes(true, &kernel_.buffers.emplace_back()); }) &&
+           Each("words", [&] { return ReadWord(&kernel_.words.emplace_back()); }) &&
+           Each("spans", [&] { return ReadSizes(false, &kernel_.spans.emplace_back()); }) &&
+           Each("in_place", [&] { return ReadPair(&kernel_.in_place.emplace_back()); }) &&
+           (!kernel_.pieces.empty() || in_.Wrong("there are no pieces"));
   }
 
  private:
-  static absl::Status Wrong(absl::string_view key, absl::string_view text) {
-    return WrongProgram(absl::StrCat("'", text.substr(0, 40), "' of '", key, "' cannot be read"));
+  // The words of a key's line, if there is one.
+  template <typename ReadOne>
+  bool Each(absl::string_view key, ReadOne read) {
+    if (!header_.Find(key)) return true;
+    for (int64_t i = 0; in_.NextWord(); ++i) {
+      if (i == kMostWords) return in_.Wrong("too many words");
+      if (!read()) return false;
+    }
+    return in_.End();
   }
 
-  static bool Below(absl::string_view text, size_t end, int* number) {
-    return absl::SimpleAtoi(text, number) && *number >= 0 && static_cast<size_t>(*number) < end;
+  // TENSOR:OUTPUT
+  bool ReadPair(std::pair<int, int>* pair) {
+    return in_.Below(program_.tensors.size(), &pair->first) && in_.Separator(":") &&
+           in_.Below(program_.outputs.size(), &pair->second);
   }
 
-  // TENSOR:FIRST:LAST
-  bool ReadExtent(absl::string_view text, KernelSize* size) const {
-    const Words parts = absl::StrSplit(text, ':');
-    int tensor = 0;
+  // TENSOR:FIRST:LAST, of which the tensor is read.
+  bool ReadDimensions(KernelSize* size) {
+    if (size->number >= static_cast<int64_t>(program_.tensors.size())) {
+      return in_.Expected("a tensor of the program");
+    }
+    const size_t rank = program_.tensors[size->number].rank;
     size->kind = KernelSize::Kind::kExtent;
-    if (parts.size() != 3 || !Below(parts[0], program_.tensors.size(), &tensor)) return false;
-    size->number = tensor;
-    const size_t rank = program_.tensors[tensor].rank;
-    return Below(parts[1], rank, &size->first) && Below(parts[2], rank, &size->last);
+    return in_.Separator(":") && in_.Below(rank, &size->first) && in_.Separator(":") &&
+           in_.Below(rank, &size->last);
   }
 
-  bool ReadSize(absl::string_view text, bool of_buffer, KernelSize* size) const {
-    if (of_buffer && absl::ConsumePrefix(&text, "ctas:")) {
-      int piece = 0;
+  // NUMBER, an extent, or ctas:PIECE
+  bool ReadSize(bool of_buffer, KernelSize* size) {
+    if (of_buffer && in_.Take("ctas:")) {
       size->kind = KernelSize::Kind::kCtas;
-      if (!Below(text, kernel_.pieces.size(), &piece)) return false;
-      size->number = piece;
-      return true;
+      return in_.Below(kernel_.pieces.size(), &size->number);
     }
-    if (text.find(':') != absl::string_view::npos) return ReadExtent(text, size);
-    return absl::SimpleAtoi(text, &size->number) && size->number >= 0;
+    if (!in_.Number(0, kMostKernelNumber, &size->number)) return false;
+    return !in_.Follows(":") || ReadDimensions(size);
   }
 
-  bool ReadSizes(const Words& texts, std::vector<KernelSize>* sizes, bool of_buffer = false) const {
-    return std::all_of(texts.begin(), texts.end(), [&](absl::string_view text) {
-      return ReadSize(text, of_buffer, &sizes->emplace_back());
-    });
+  // SIZE*SIZE...
+  bool ReadSizes(bool of_buffer, std::vector<KernelSize>* sizes) {
+    do {
+      if (!ReadSize(of_buffer, &sizes->emplace_back())) return false;
+    } while (in_.Take("*"));
+    return true;
   }
 
-  bool ReadWord(absl::string_view text, KernelWord* word) const {
+  bool ReadWord(KernelWord* word) {
     using Kind = KernelWord::Kind;
-    if (text == "barrier") {
+    if (in_.TakeWord("barrier")) {
       word->kind = Kind::kBarrier;
-      return kernel_.image.cooperative;
+      return kernel_.image.cooperative || in_.Wrong("a barrier, and CTAs need not run at once");
     }
-    if (text == "tf32") {
+    if (in_.TakeWord("tf32")) {
       word->kind = Kind::kTf32;
       return true;
     }
-    const size_t colon = text.find(':');
-    if (colon == absl::string_view::npos) return false;
-    const absl::string_view rest = text.substr(colon + 1);
-    const absl::string_view name = text.substr(0, colon);
-    if (name == "extent") {
+    if (in_.Take("extent:")) {
       word->kind = Kind::kExtent;
-      return ReadExtent(rest, &word->extent);
+      return in_.Below(program_.tensors.size(), &word->extent.number) &&
+             ReadDimensions(&word->extent);
     }
     const std::pair<absl::string_view, std::pair<Kind, size_t>> kinds[] = {
-        {"tensor", {Kind::kTensor, program_.tensors.size()}},
-        {"output", {Kind::kOutput, program_.outputs.size()}},
-        {"buffer", {Kind::kBuffer, kernel_.buffers.size()}},
-        {"first", {Kind::kFirst, kernel_.pieces.size()}},
-        {"ctas", {Kind::kCtas, kernel_.pieces.size()}},
+        {"tensor:", {Kind::kTensor, program_.tensors.size()}},
+        {"output:", {Kind::kOutput, program_.outputs.size()}},
+        {"buffer:", {Kind::kBuffer, kernel_.buffers.size()}},
+        {"first:", {Kind::kFirst, kernel_.pieces.size()}},
+        {"ctas:", {Kind::kCtas, kernel_.pieces.size()}},
     };
-    for (const auto& [known, kind] : kinds) {
-      if (name != known) continue;
+    for (const auto& [name, kind] : kinds) {
+      if (!in_.Take(name)) continue;
       word->kind = kind.first;
-      return Below(rest, kind.second, &word->number);
+      return in_.Below(kind.second, &word->number);
     }
-    return false;
+    return in_.Expected("a word of a kernel");
   }
 
-  // PHASE/MOST/SLABS/FACTOR/FACTOR...
-  bool ReadPiece(absl::string_view text, KernelPiece* piece) const {
-    const Words parts = absl::StrSplit(text, '/');
-    if (parts.size() < 3 || !absl::SimpleAtoi(parts[0], &piece->phase) ||
-        !absl::SimpleAtoi(parts[1], &piece->most) || !absl::SimpleAtoi(parts[2], &piece->slabs) ||
-        piece->phase < 0 || piece->most < 0 || piece->slabs < 1) {
+  // PHASE/MOST/SLABS/FACTOR/FACTOR..., a FACTOR being EACH*SIZE*SIZE...
+  bool ReadPiece(KernelPiece* piece) {
+    if (!in_.Number(0, std::numeric_limits<int>::max(), &piece->phase) || !in_.Separator("/") ||
+        !in_.Number(0, kMostKernelNumber, &piece->most) || !in_.Separator("/") ||
+        !in_.Number(1, kMostKernelNumber, &piece->slabs)) {
       return false;
     }
-    for (size_t i = 3; i < parts.size(); ++i) {
-      const Words sizes = absl::StrSplit(parts[i], '*');
-      auto& [each, factor] = piece->factors.emplace_back();
-      if (!absl::SimpleAtoi(sizes[0], &each) || each < 1 ||
-          !ReadSizes({sizes.begin() + 1, sizes.end()}, &factor)) {
-        return false;
-      }
+    while (in_.Take("/")) {
+      auto& [each, sizes] = piece->factors.emplace_back();
+      if (!in_.Number(1, kMostKernelNumber, &each)) return false;
+      if (in_.Take("*") && !ReadSizes(false, &sizes)) return false;
     }
     return true;
   }
 
-  const KernelHeader& header_;
+  KernelHeader& header_;
+  TextReader& in_;
   const Expression& program_;
   FusionKernel& kernel_;
 };
@@ -192,8 +167,8 @@ absl::StatusOr<FusionKernel> FusionKernel::Read(const std::string& text, absl::s
   kernel.wide = header.Number("wide", 0, 1) != 0;
   kernel.alignment = header.Number("align", 1, kMostAlignment);
   if (!header.status().ok()) return header.status();
-  TFMEM_RETURN_IF_ERROR(Reader(header, program, &kernel).Read());
-  return kernel;
+  if (KernelParser(&header, program, &kernel).Read()) return kernel;
+  return header.reader().failure();
 }
 
 bool FusionKernel::MayShare(int tensor, int output) const {

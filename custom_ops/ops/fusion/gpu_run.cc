@@ -20,7 +20,6 @@ using ::tensorflow::TensorShape;
 using Kind = RegionStep::Kind;
 using HomeKind = ValueHome::Kind;
 
-constexpr size_t kMostShapes = 16;  // whose graphs are kept
 constexpr uintptr_t kAlignment = GpuProduct::kAlignment;
 
 uint64_t AddressOf(const Tensor& tensor) { return reinterpret_cast<uint64_t>(tensor.data()); }
@@ -42,24 +41,19 @@ uint64_t Scratch(OpKernelContext* ctx, int64_t bytes, std::vector<Tensor>* held)
 
 // One run. Memory is given back only when all is enqueued: before, another op could be given it,
 // and enqueue first. So steps are gone through twice, here for their memory, then on the device.
-class GpuExecution {
+class GpuExecution : public RegionExecution {
  public:
   GpuExecution(const CompiledRegion& compiled, OpKernelContext* ctx, CopyBytes copy,
                RegionVariables* variables, GpuPlan* plan)
-      : compiled_(compiled),
-        region_(compiled.region),
-        flow_(compiled.flow),
-        ctx_(ctx),
+      : RegionExecution(compiled, plan->shapes, ctx, variables),
         copy_(std::move(copy)),
-        variables_(*variables),
         plan_(*plan),
-        shapes_(plan->shapes),
         tensors_(region_.values.size()),
         addresses_(region_.values.size()),
         assigned_(region_.variables.size()) {}
 
   absl::Status Run(cuda::Stream stream) {
-    TFMEM_RETURN_IF_ERROR(Allocate());
+    TFMEM_RETURN_IF_ERROR(Place());
     if (plan_.graph != nullptr) {
       TFMEM_RETURN_IF_ERROR(
           plan_.graph->Launch(stream, plan_.steps.Words(addresses_, AddressOf(memory_))));
@@ -68,33 +62,22 @@ class GpuExecution {
   }
 
  private:
-  absl::Status Allocate() {
+  absl::Status Place() {
     TensorShape shape;
     TFMEM_RETURN_IF_ERROR(BuildShape({shapes_.arena_bytes}, &shape));
     TFMEM_RETURN_IF_ERROR(ctx_->allocate_temp(tensorflow::DT_UINT8, shape, &memory_));
     for (int i = 0; i < region_.inputs; ++i) {
       TFMEM_RETURN_IF_ERROR(Point(i, ctx_->input(i)));
     }
-    for (size_t at = 0; at < region_.steps.size(); ++at) {
-      const RegionStep& step = region_.steps[at];
-      switch (step.kind) {
-        case Kind::kKernel:
-        case Kind::kCall:
-          for (int i = 0; i < step.outputs; ++i) TFMEM_RETURN_IF_ERROR(Give(at, step, i));
-          break;
-        case Kind::kView:
-          TFMEM_RETURN_IF_ERROR(View(step));
-          break;
-        case Kind::kRead:
-          TFMEM_RETURN_IF_ERROR(Read(step));
-          break;
-        case Kind::kAssign:
-          assigned_[step.variables[0]] = TensorOf(step.inputs[0]);
-          order_.push_back(step.variables[0]);
-          break;
-      }
-      Forget(at);
-    }
+    return RunSteps();
+  }
+
+  absl::Status RunKernel(int at, const RegionStep& step) override { return Give(at, step); }
+  absl::Status RunCall(int at, const RegionStep& step) override { return Give(at, step); }
+
+  absl::Status RunAssign(int at, const RegionStep& step) override {
+    assigned_[step.variables[0]] = TensorOf(step.inputs[0]);
+    order_.push_back(step.variables[0]);
     return absl::OkStatus();
   }
 
@@ -108,54 +91,26 @@ class GpuExecution {
     return copy_(copy.data(), tensor.data(), tensor.TotalBytes());
   }
 
-  // Memory for an output of a kernel or a product.
-  absl::Status Give(int at, const RegionStep& step, int output) {
-    const int value = step.first_output + output;
-    const ValueHome& home = flow_.homes[value];
-    if (home.kind == HomeKind::kArena) {
-      addresses_[value] = AddressOf(memory_) + shapes_.offsets[value];
-      return absl::OkStatus();
-    }
-    const int reused = shapes_.reused[at][output];
-    const int input = reused < 0 ? -1 : step.inputs[reused];
-    const TensorShape& shape = shapes_.values[value];
-    const tensorflow::DataType dtype = DataTypeOf(region_.values[value].dtype);
-    tensorflow::AllocatorAttributes attributes;
-    Tensor* memory = &tensors_[value];
-    bool found = false;
-    if (home.kind == HomeKind::kOutput) {
-      attributes = ctx_->output_alloc_attr(home.number);
-      if (input >= 0 && IsWhereItWas(flow_.homes[flow_.root[input]].number, input)) {
-        const int number = flow_.homes[flow_.root[input]].number;
-        std::unique_ptr<Tensor> forwarded = ctx_->forward_input(
-            number, home.number, dtype, shape, ctx_->output_memory_type(home.number), attributes);
-        found = forwarded != nullptr;
-        if (found) *memory = std::move(*forwarded);
+  // Memory for the outputs of a kernel or a product.
+  absl::Status Give(int at, const RegionStep& step) {
+    for (int i = 0; i < step.outputs; ++i) {
+      const int value = step.first_output + i;
+      if (LiesInArena(value)) {
+        addresses_[value] = AddressOf(memory_) + shapes_.offsets[value];
+        continue;
       }
-    } else if (home.kind == HomeKind::kAssigned && input >= 0) {
-      found = TakeVariable(at, input, home.number, shape, memory);
+      TFMEM_RETURN_IF_ERROR(Allocate(at, step, i, &tensors_[value]));
+      addresses_[value] = AddressOf(tensors_[value]);
     }
-    if (!found) TFMEM_RETURN_IF_ERROR(ctx_->allocate_temp(dtype, shape, memory, attributes));
-    addresses_[value] = AddressOf(*memory);
     return absl::OkStatus();
   }
 
-  // Whether a value lies where an input of the op lies: there is no copy of it.
-  bool IsWhereItWas(int number, int value) const {
-    return AddressOf(ctx_->input(number)) == addresses_[value];
-  }
-
-  // The memory of a variable whose value `input` is not needed after this step, if nobody else
-  // holds it.
-  bool TakeVariable(int at, int input, int variable, const TensorShape& shape, Tensor* memory) {
-    const Tensor* now = variables_.Now(variable);
-    if (now == nullptr || AddressOf(*now) != addresses_[input]) return false;  // it has a copy
-    Forget(at);
-    return variables_.MayWrite(variable) && memory->CopyFrom(*now, shape);
+  const void* DataOf(int value) const override {
+    return reinterpret_cast<const void*>(addresses_[value]);
   }
 
   // What variables had and is not needed after a step: they hold it still, under their locks.
-  void Forget(int at) {
+  void Forget(int at) override {
     for (int value : flow_.dying[at]) {
       const ValueHome& home = flow_.homes[flow_.root[value]];
       if (home.kind != HomeKind::kVariable) continue;
@@ -164,7 +119,9 @@ class GpuExecution {
     }
   }
 
-  absl::Status View(const RegionStep& step) {
+  void ForgetGroup(int at, int) override { Forget(at); }
+
+  absl::Status RunView(const RegionStep& step) override {
     const int input = step.inputs[0], output = step.first_output;
     const ValueHome& home = flow_.homes[flow_.root[input]];
     addresses_[output] = addresses_[input];
@@ -172,24 +129,20 @@ class GpuExecution {
     if (home.kind == HomeKind::kArena || (home.kind == HomeKind::kInput && !home.shared)) {
       return absl::OkStatus();
     }
-    if (tensors_[output].CopyFrom(TensorOf(input), shapes_.values[output])) return absl::OkStatus();
-    return absl::InternalError("region: a view of another size than its value");
+    return ViewOf(TensorOf(input), output, &tensors_[output]);
   }
 
   // A variable that was assigned has what it was assigned.
-  absl::Status Read(const RegionStep& step) {
-    const int variable = step.variables[0], value = step.first_output;
+  absl::Status RunRead(const RegionStep& step) override {
+    const int value = step.first_output;
     Tensor& read = tensors_[value];
+    const int variable = step.variables[0];
     if (assigned_[variable].has_value()) {
       read = *assigned_[variable];
     } else {
       TFMEM_RETURN_IF_ERROR(variables_.Read(variable, !flow_.homes[value].shared, &read));
     }
-    if (read.shape() != shapes_.values[value]) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "region: a variable has shape ", read.shape().DebugString(), " when it is read, and had ",
-          shapes_.values[value].DebugString(), " when the region began"));
-    }
+    TFMEM_RETURN_IF_ERROR(CheckRead(value, read));
     return Point(value, read);
   }
 
@@ -211,14 +164,8 @@ class GpuExecution {
     return absl::OkStatus();
   }
 
-  const CompiledRegion& compiled_;
-  const Region& region_;
-  const RegionFlow& flow_;
-  OpKernelContext* const ctx_;
   const CopyBytes copy_;
-  RegionVariables& variables_;
   GpuPlan& plan_;
-  const RegionShapes& shapes_;
   Tensor memory_;                    // the arena
   std::vector<Tensor> tensors_;      // of values that do not lie there
   std::vector<uint64_t> addresses_;  // of all values
@@ -305,12 +252,7 @@ absl::StatusOr<std::shared_ptr<GpuPlan>> GpuRegionRunner::PlanFor(
   key.push_back(tf32);
   // Plans are made one at a time: what two threads would make is the same, and takes memory.
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = std::find_if(known_.begin(), known_.end(),
-                                  [&](const Known& known) { return known.key == key; });
-  if (found != known_.end()) {
-    known_.splice(known_.begin(), known_, found);
-    return known_.front().plan;
-  }
+  if (const auto* known = known_.Find(key); known != nullptr) return *known;
   std::vector<TensorShape> inputs;
   for (int i = 0; i < region.inputs; ++i) inputs.push_back(ctx->input(i).shape());
   std::vector<Tensor> scratch;  // until the plan is made
@@ -326,8 +268,7 @@ absl::StatusOr<std::shared_ptr<GpuPlan>> GpuRegionRunner::PlanFor(
   plan->shapes = *std::move(shapes);
   std::vector<GraphStep> steps = plan->steps.GraphSteps(&plan->shapes);
   if (!steps.empty()) plan->graph = std::make_unique<GpuGraph>(link, std::move(steps));
-  known_.push_front({std::move(key), plan});
-  if (known_.size() > kMostShapes) known_.pop_back();
+  known_.Add(std::move(key), plan);
   return plan;
 }
 

@@ -2,7 +2,6 @@
 #ifndef TFMEM_CUSTOM_OPS_OPS_FUSION_GPU_RUN_H_
 #define TFMEM_CUSTOM_OPS_OPS_FUSION_GPU_RUN_H_
 
-#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -11,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "custom_ops/ops/fusion/gpu_steps.h"
+#include "custom_ops/ops/fusion/region_execution.h"
 #include "custom_ops/ops/fusion/region_shapes.h"
 #include "custom_ops/ops/fusion/variables.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -38,11 +38,6 @@ class GpuRegionRunner {
   absl::Status Run(tensorflow::OpKernelContext* ctx, cuda::Stream stream);
 
  private:
-  struct Known {
-    ShapesKey key;
-    std::shared_ptr<GpuPlan> plan;
-  };
-
   GpuRegionRunner(std::unique_ptr<const CompiledRegion> compiled, std::string name)
       : compiled_(std::move(compiled)), name_(std::move(name)) {}
   absl::Status Load(GpuLink* link);
@@ -56,7 +51,7 @@ class GpuRegionRunner {
   std::vector<FusionKernel> kernels_;
   std::mutex mutex_;
   std::vector<LoadedKernel> loaded_;  // of each step of the region; empty until it first runs
-  std::list<Known> known_;            // the shapes that were seen last, the latest first
+  RecentShapes<std::shared_ptr<GpuPlan>> known_;
 };
 
 }  // namespace tfmem

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "custom_ops/ops/cpu/costs.h"
 #include "custom_ops/ops/cpu/cpu_kernels.h"
 #include "custom_ops/ops/status_macros.h"
 #include "tensorflow/core/framework/device_base.h"
@@ -19,33 +20,21 @@ using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
 using ::tensorflow::TensorShape;
 using ::tensorflow::TensorValue;
-using Kind = RegionStep::Kind;
 using HomeKind = ValueHome::Kind;
 
-constexpr size_t kMostShapes = 16;            // that are known at a time
 constexpr size_t kMostIdle = 4;               // frames of one of them
 constexpr int64_t kMostIdleBytes = 64 << 20;  // of an arena that outlives its run
-constexpr double kWakingNs = 2e5;             // of a region's work that are worth waking threads
 
 // One run.
-class Execution {
+class CpuExecution : public RegionExecution {
  public:
-  Execution(const CompiledRegion& compiled, OpKernelContext* ctx, RegionVariables* variables,
-            RegionFrame* frame)
-      : compiled_(compiled),
-        region_(compiled.region),
-        flow_(compiled.flow),
-        ctx_(ctx),
-        variables_(*variables),
-        frame_(*frame),
-        shapes_(frame->known->shapes) {}
+  CpuExecution(const CompiledRegion& compiled, OpKernelContext* ctx, RegionVariables* variables,
+               RegionFrame* frame)
+      : RegionExecution(compiled, frame->known->shapes, ctx, variables), frame_(*frame) {}
 
   absl::Status Run() {
     for (int i = 0; i < region_.inputs; ++i) frame_.at[i] = &ctx_->input(i);
-    for (size_t at = 0; at < region_.steps.size(); ++at) {
-      TFMEM_RETURN_IF_ERROR(RunStep(at));
-      for (int value : flow_.dying[at]) Release(value);
-    }
+    TFMEM_RETURN_IF_ERROR(RunSteps());
     for (size_t i = 0; i < region_.outputs.size(); ++i) {
       ctx_->set_output(i, *frame_.at[region_.outputs[i]]);
     }
@@ -59,24 +48,7 @@ class Execution {
   }
 
  private:
-  absl::Status RunStep(int at) {
-    const RegionStep& step = region_.steps[at];
-    switch (step.kind) {
-      case Kind::kKernel:
-        return RunKernel(at, step);
-      case Kind::kCall:
-        return RunCall(at, step);
-      case Kind::kView:
-        return RunView(step);
-      case Kind::kRead:
-        return RunRead(step);
-      case Kind::kAssign:
-        return RunAssign(at, step);
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status RunKernel(int at, const RegionStep& step) {
+  absl::Status RunKernel(int at, const RegionStep& step) override {
     tsl::profiler::TraceMe trace([&] { return TraceName(step); });
     absl::InlinedVector<const void*, 16> inputs;
     absl::InlinedVector<void*, 8> outputs;
@@ -98,7 +70,7 @@ class Execution {
     return absl::OkStatus();
   }
 
-  absl::Status RunCall(int at, const RegionStep& step) {
+  absl::Status RunCall(int at, const RegionStep& step) override {
     tsl::profiler::TraceMe trace([&] { return TraceName(step); });
     const CallProduct* product = frame_.known->steps.product(at);
     if (product != nullptr) return RunProduct(at, step, *product);
@@ -153,78 +125,42 @@ class Execution {
             }};
   }
 
-  absl::Status RunView(const RegionStep& step) {
+  absl::Status RunView(const RegionStep& step) override {
     const int input = step.inputs[0], output = step.first_output;
     if (frame_.at[input] == &frame_.arena[input]) return absl::OkStatus();  // as is its view
     Tensor view;
-    if (!view.CopyFrom(*frame_.at[input], shapes_.values[output])) {
-      return absl::InternalError("region: a view of another size than its value");
-    }
+    TFMEM_RETURN_IF_ERROR(ViewOf(*frame_.at[input], output, &view));
     Hold(output, std::move(view));
     return absl::OkStatus();
   }
 
-  absl::Status RunRead(const RegionStep& step) {
+  absl::Status RunRead(const RegionStep& step) override {
     const int value = step.first_output;
     const bool while_locked = !flow_.homes[value].shared && !flow_.calls_variables;
     Tensor read;
     TFMEM_RETURN_IF_ERROR(variables_.Read(step.variables[0], while_locked, &read));
-    if (read.shape() != shapes_.values[value]) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "region: a variable has shape ", read.shape().DebugString(), " when it is read, and had ",
-          shapes_.values[value].DebugString(), " when the region began"));
-    }
+    TFMEM_RETURN_IF_ERROR(CheckRead(value, read));
     Hold(value, std::move(read));
     return absl::OkStatus();
   }
 
-  absl::Status RunAssign(int at, const RegionStep& step) {
+  absl::Status RunAssign(int at, const RegionStep& step) override {
     Tensor value = *frame_.at[step.inputs[0]];
-    ReleaseGroup(at, step.inputs[0]);
+    ForgetGroup(at, step.inputs[0]);
     return variables_.Assign(step.variables[0], std::move(value));
   }
 
   // Memory for an output of a kernel or a call.
   absl::Status Give(int at, const RegionStep& step, int output) {
     const int value = step.first_output + output;
-    const ValueHome& home = flow_.homes[value];
-    if (home.kind == HomeKind::kArena) return absl::OkStatus();
-    const int reused = shapes_.reused[at][output];
-    const int input = reused < 0 ? -1 : step.inputs[reused];
-    const TensorShape& shape = shapes_.values[value];
-    const tensorflow::DataType dtype = DataTypeOf(region_.values[value].dtype);
-    tensorflow::AllocatorAttributes attributes;
-    if (home.kind == HomeKind::kOutput) {
-      attributes = ctx_->output_alloc_attr(home.number);
-      if (input >= 0) {
-        const int number = flow_.homes[flow_.root[input]].number;
-        std::unique_ptr<Tensor> forwarded = ctx_->forward_input(
-            number, home.number, dtype, shape, ctx_->output_memory_type(home.number), attributes);
-        if (forwarded != nullptr) {
-          Hold(value, std::move(*forwarded));
-          return absl::OkStatus();
-        }
-      }
-    }
+    if (LiesInArena(value)) return absl::OkStatus();
     Tensor memory;
-    if (home.kind != HomeKind::kAssigned || input < 0 ||
-        !TakeVariable(at, input, home.number, shape, &memory)) {
-      TFMEM_RETURN_IF_ERROR(ctx_->allocate_temp(dtype, shape, &memory, attributes));
-    }
+    TFMEM_RETURN_IF_ERROR(Allocate(at, step, output, &memory));
     Hold(value, std::move(memory));
     return absl::OkStatus();
   }
 
-  // The memory of a variable whose value `input` is not needed after this step, if nobody else
-  // holds it.
-  bool TakeVariable(int at, int input, int variable, const TensorShape& shape, Tensor* memory) {
-    const Tensor* now = variables_.Now(variable);
-    if (now == nullptr || now->data() != DataOf(input)) return false;  // it has a copy
-    ReleaseGroup(at, input);
-    return variables_.MayWrite(variable) && memory->CopyFrom(*now, shape);
-  }
-
-  const void* DataOf(int value) const { return frame_.at[value]->data(); }
+  const void* DataOf(int value) const override { return frame_.at[value]->data(); }
 
   void Hold(int value, Tensor tensor) {
     frame_.held[value] = std::move(tensor);
@@ -237,8 +173,10 @@ class Execution {
     frame_.held[value] = Tensor();
   }
 
-  // A value and its views, if they die at this step.
-  void ReleaseGroup(int at, int value) {
+  void Forget(int at) override {
+    for (int value : flow_.dying[at]) Release(value);
+  }
+  void ForgetGroup(int at, int value) override {
     for (int other : flow_.dying[at]) {
       if (flow_.root[other] == flow_.root[value]) Release(other);
     }
@@ -248,13 +186,7 @@ class Execution {
     return step.members.empty() ? step.op : absl::StrJoin(step.members, ",");
   }
 
-  const CompiledRegion& compiled_;
-  const Region& region_;
-  const RegionFlow& flow_;
-  OpKernelContext* const ctx_;
-  RegionVariables& variables_;
   RegionFrame& frame_;
-  const RegionShapes& shapes_;
 };
 
 }  // namespace
@@ -279,13 +211,13 @@ absl::Status CpuSteps::PrepareCall(int step, const std::vector<TensorShape>& val
   return absl::OkStatus();
 }
 
-int CpuSteps::UsefulThreads() const { return work_ns_ < kWakingNs ? 1 : threads_; }
+int CpuSteps::UsefulThreads() const { return work_ns_ < cpu_costs::kWakingNs ? 1 : threads_; }
 
 absl::Status RegionRunner::Run(OpKernelContext* ctx) {
   RegionVariables variables(ctx, compiled_->region.inputs, compiled_->uses);
   TFMEM_RETURN_IF_ERROR(variables.Open());
   TFMEM_ASSIGN_OR_RETURN(std::unique_ptr<RegionFrame> frame, TakeFrame(ctx, variables));
-  Execution execution(*compiled_, ctx, &variables, frame.get());
+  CpuExecution execution(*compiled_, ctx, &variables, frame.get());
   const absl::Status status = execution.Run();
   execution.Clear();
   variables.Unlock();
@@ -297,18 +229,15 @@ absl::StatusOr<std::unique_ptr<RegionFrame>> RegionRunner::TakeFrame(
     OpKernelContext* ctx, const RegionVariables& variables) {
   const Region& region = compiled_->region;
   const std::vector<const Tensor*> values = ValuesOf(variables, region.variables.size());
-  Key key = KeyOf(ctx, region.inputs, values);
+  ShapesKey key = KeyOf(ctx, region.inputs, values);
   std::shared_ptr<const CpuShapes> shapes;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = std::find_if(known_.begin(), known_.end(),
-                                    [&](const Known& known) { return known.key == key; });
-    if (found != known_.end()) {
-      known_.splice(known_.begin(), known_, found);
-      shapes = found->shapes;
-      if (!found->idle.empty()) {
-        std::unique_ptr<RegionFrame> frame = std::move(found->idle.back());
-        found->idle.pop_back();
+    if (Known* known = known_.Find(key); known != nullptr) {
+      shapes = known->shapes;
+      if (!known->idle.empty()) {
+        std::unique_ptr<RegionFrame> frame = std::move(known->idle.back());
+        known->idle.pop_back();
         return frame;
       }
     }
@@ -321,8 +250,7 @@ absl::StatusOr<std::unique_ptr<RegionFrame>> RegionRunner::TakeFrame(
     TFMEM_ASSIGN_OR_RETURN(RegionShapes made, ShapesOf(*compiled_, inputs, values, &steps));
     shapes = std::make_shared<const CpuShapes>(CpuShapes{std::move(made), std::move(steps)});
     std::lock_guard<std::mutex> lock(mutex_);
-    known_.push_front({std::move(key), shapes, {}});
-    if (known_.size() > kMostShapes) known_.pop_back();
+    known_.Add(std::move(key), Known{shapes, {}});
   }
   return MakeFrame(ctx, std::move(shapes));
 }
@@ -359,7 +287,7 @@ absl::StatusOr<std::unique_ptr<RegionFrame>> RegionRunner::MakeFrame(
 void RegionRunner::GiveBack(std::unique_ptr<RegionFrame> frame) {
   if (frame->known->shapes.arena_bytes > kMostIdleBytes) return;
   std::lock_guard<std::mutex> lock(mutex_);
-  for (Known& known : known_) {
+  for (auto& [key, known] : known_.all()) {
     if (known.shapes != frame->known) continue;
     if (known.idle.size() < kMostIdle) known.idle.push_back(std::move(frame));
     return;

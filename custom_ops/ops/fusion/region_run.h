@@ -3,7 +3,6 @@
 #define TFMEM_CUSTOM_OPS_OPS_FUSION_REGION_RUN_H_
 
 #include <cstdint>
-#include <list>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -14,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "custom_ops/ops/cpu/tile_run.h"
 #include "custom_ops/ops/fusion/call_product.h"
+#include "custom_ops/ops/fusion/region_execution.h"
 #include "custom_ops/ops/fusion/region_shapes.h"
 #include "custom_ops/ops/fusion/variables.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -80,9 +80,7 @@ class RegionRunner {
   absl::Status Run(tensorflow::OpKernelContext* ctx);
 
  private:
-  using Key = ShapesKey;
   struct Known {
-    Key key;
     std::shared_ptr<const CpuShapes> shapes;
     std::vector<std::unique_ptr<RegionFrame>> idle;
   };
@@ -95,7 +93,7 @@ class RegionRunner {
 
   const std::unique_ptr<const CompiledRegion> compiled_;
   std::mutex mutex_;
-  std::list<Known> known_;  // the shapes that were seen last, the latest first
+  RecentShapes<Known> known_;
 };
 
 }  // namespace tfmem

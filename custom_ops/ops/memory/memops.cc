@@ -84,7 +84,6 @@ REGISTER_OP("MemOpOffload")
     .Attr("T: type")
     .Attr("mechanism: {'auto', 'copy', 'managed', 'file'} = 'auto'")
     .Attr("label: string = ''")
-    .Attr("spill_directory: string = ''")
     .Attr("spill_key: string = ''")
     .Attr("spill_budget: int >= 0 = 0")
     .Attr("host_budget: int >= 0 = 0")
@@ -99,7 +98,6 @@ handle: names the tensor in this step.
 mechanism: "copy" (GPU: to pinned host memory), "managed" (GPU: migrates the pages of unified
   memory), "file" (CPU: to an unlinked file), or "auto": "copy" on a GPU, "file" on the CPU.
 label: the tensor's name, for messages.
-spill_directory: of graphs that were made before; ignored, because no graph names a directory.
 spill_key: where "file" puts its files: a key that this process gave out for a directory. The
   system's temporary directory if it is empty, or another process's.
 spill_budget: bytes that all spill files of the process may take; 0: no limit.

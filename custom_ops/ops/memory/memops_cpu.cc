@@ -54,15 +54,9 @@ class OffloadOp : public OpKernel {
 
  private:
   absl::Status FindDirectory(OpKernelConstruction* ctx) {
-    std::string named, key;
-    TFMEM_RETURN_IF_ERROR(ctx->GetAttr("spill_directory", &named));
+    std::string key;
     TFMEM_RETURN_IF_ERROR(ctx->GetAttr("spill_key", &key));
-    static std::atomic<bool> said_named{false}, said_unknown{false};
-    if (!named.empty() && !said_named.exchange(true)) {
-      LOG(WARNING) << "the graph of '" << name() << "' (MemOpOffload) names a spill directory, "
-                   << "which tfmem ignores: a graph may come from anyone. Its files go to the "
-                   << "system's directory for temporary files (TMPDIR)";
-    }
+    static std::atomic<bool> said_unknown{false};
     const std::optional<std::string> directory = FindSpillDirectory(key);
     if (!directory && !said_unknown.exchange(true)) {
       LOG(WARNING) << "the spill directory of '" << name() << "' (MemOpOffload) was chosen in "

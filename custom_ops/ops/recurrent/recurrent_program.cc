@@ -30,9 +30,9 @@ absl::StatusOr<RecurrentProgram> ReadRecurrentProgram(absl::string_view text,
     return WrongProgram(
         absl::StrCat(program.ctas, " CTAs do not divide into clusters of ", program.image.cluster));
   }
-  if (std::string name = header.Text("fallback"); !name.empty()) {
+  if (const absl::string_view name = header.Text("fallback"); !name.empty()) {
     KernelImage& fallback = program.fallback.emplace(program.image);
-    fallback.entry = std::move(name);
+    fallback.entry = std::string(name);
     fallback.shared = 0;
     fallback.cluster = 1;
     fallback.cooperative = false;

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from custom_ops.errors import KernelError
 from custom_ops.machine import WARP, registers_of, shared_memory
+from custom_ops.pow2 import round_down_pow2
 from custom_ops.recurrent.bounds import products_are_bounded
 from custom_ops.recurrent.codegen.replicated_schedule import replicated_schedule
 from custom_ops.recurrent.codegen.schedule import Buffer, Gemm, Schedule, schedule
@@ -56,7 +57,7 @@ def scheduled(spec: RecurrentSpec, configuration: Configuration) -> Schedule:
     """
     if not configuration.replicated:
         return schedule(spec.cell)
-    return replicated_schedule(spec.cell, configuration.partial_sums)
+    return replicated_schedule(spec.cell)
 
 
 @lru_cache(maxsize=1 << 14)  # of one search, and no more
@@ -210,16 +211,15 @@ class _Layouter:
         lanes = c.lanes
         if gemm.parts is not None:  # a few units for all columns: short sums, split as little as can be
             depth = len(gemm.terms[0]) * self.tile
-            lanes = _power_of_two(max(1, min(c.threads // columns, WARP)))
+            lanes = round_down_pow2(max(1, min(c.threads // columns, WARP)))
         elif c.replicated and not gemm.replicated:  # few columns beside those of replicas: more lanes for each
-            free = min(c.threads // columns, WARP) if not c.tensor_cores else c.threads // -(-columns // 16)
-            lanes = max(lanes, _power_of_two(max(free, 1)))
+            lanes = max(lanes, round_down_pow2(max(min(c.threads // columns, WARP), 1)))
         if c.tensor_cores:
             tiles, pieces = -(-columns // 16), -(-depth // 16)
             warps = c.threads // WARP
-            split = _filled(lanes // WARP, pieces)
+            split = _lanes_with_work(lanes // WARP, pieces)
             return _Mapping(columns, depth, split * WARP, -(-tiles // (warps // split)), -(-pieces // split))
-        lanes = _filled(lanes, depth // 4)
+        lanes = _lanes_with_work(lanes, depth // 4)
         thread_columns = len(gemm.products) if self.sum_lanes else -(-columns // (c.threads // lanes))
         return _Mapping(columns, depth, lanes, thread_columns, -(-depth // 4 // lanes))
 
@@ -282,11 +282,6 @@ def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def _filled(lanes: int, chunks: int) -> int:
+def _lanes_with_work(lanes: int, chunks: int) -> int:
     """Lanes that split so many chunks, and have one each at least."""
-    return lanes if lanes <= chunks else _power_of_two(chunks)
-
-
-def _power_of_two(value: int) -> int:
-    """The largest one up to `value`."""
-    return int(1 << (value.bit_length() - 1))
+    return lanes if lanes <= chunks else round_down_pow2(chunks)

@@ -2,12 +2,13 @@
 
 What a later stage's products read is exchanged, because each CTA has its own units of it only. Where it follows from
 values that every CTA can have, states that were exchanged for products of the first stage and tensors, every CTA can
-make all of it: the products that it follows from are then *replicated*, with all of their weights in every CTA. A
-canonical GRU exchanges its state alone, and every CTA computes the whole reset gate.
+make all of it: the products that it follows from are then *replicated*. A canonical GRU exchanges its state alone, and
+every CTA computes the whole reset gate.
 
-Products of states can also be had in every CTA without their weights (GRNN, section 5): as soon as a CTA has its own
-units of a new state, it multiplies them with their rows of the weights, for all units of the result, and sends these
-partial sums along with the state; every CTA adds up those of all."""
+Replicated products of states need no weights of other CTAs (GRNN, section 5): as soon as a CTA has its own units of a
+new state, it multiplies them with their rows of the weights, for all units of the result, and sends these partial sums
+along with the state; every CTA adds up those of all. Other replicated products have all of their weights in every
+CTA."""
 
 from __future__ import annotations
 
@@ -22,12 +23,11 @@ from custom_ops.recurrent.codegen.schedule import RESULTS, Buffer, Gemm, Schedul
 
 
 @cache
-def replicated_schedule(cell: Cell, partial_sums: bool = False) -> Schedule:
+def replicated_schedule(cell: Cell) -> Schedule:
     """`schedule(cell)` without the exchanges that replicas save.
 
     Args:
         cell: of one step.
-        partial_sums: products of states are had everywhere by adding up the CTAs' partial sums.
 
     Raises:
         KernelError: there are none.
@@ -47,8 +47,7 @@ def replicated_schedule(cell: Cell, partial_sums: bool = False) -> Schedule:
                 products = tuple(gemm.products[i] for i in chosen)
                 terms = tuple(gemm.terms[i] for i in chosen)
                 gemms.append(Gemm(gemm.stage, gemm.buffer, products, terms, copied))
-    if partial_sums:
-        gemms = [_in_parts(plan, gemm, buffers) if gemm.replicated and gemm.stage == 0 else gemm for gemm in gemms]
+    gemms = [_in_parts(plan, gemm, buffers) if gemm.replicated and gemm.stage == 0 else gemm for gemm in gemms]
     own = _needed(cell, [*cell.states, *(place for output in cell.outputs for place in output)], stages)
     ends = dict.fromkeys(cell.states, plan.stages - 1)
     replica = replace(

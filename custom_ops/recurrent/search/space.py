@@ -14,7 +14,7 @@ from custom_ops.errors import KernelError
 from custom_ops.machine import REGISTERS, SHARED_MEMORY, WARP, Machine, registers_of, shared_memory
 from custom_ops.recurrent.bounds import products_are_bounded
 from custom_ops.recurrent.codegen.layout import IN_REGISTERS, OTHER_REGISTERS, layout
-from custom_ops.recurrent.codegen.replicated_schedule import can_replicate, replicated_schedule
+from custom_ops.recurrent.codegen.replicated_schedule import can_replicate
 from custom_ops.recurrent.codegen.schedule import schedule
 from custom_ops.recurrent.codegen.sizes import GemmLayout, Layout
 from custom_ops.recurrent.search.grnn_model import FLOAT
@@ -29,7 +29,6 @@ SLICES = (1, 2, 4)  # 8 were never the fastest on an H200
 MULTIPLES = (1, 2, 4, 8, 16, 32)  # of rows
 MOST_ROWS = 64
 LEAST_TENSOR_ROWS = 8
-MOST_REPLICAS = 2  # (row, unit) pairs of a thread; the products of more take longer than an exchange
 MOST_PARTS = 32  # numbers that a thread takes of the parts of sums; more take longer than an exchange
 REGISTER_SHARES = (1.0, 0.85, 0.7, 0.5)  # for weights; the rest is for sums, and for what the compiler would spill
 MOST_TILES = 8  # of 16 columns, of one warp, whose sums registers hold
@@ -124,7 +123,7 @@ def _shapes(
         if not resident or 1 < ctas == slices:  # that is a cluster
             continue
         for rows in _heights(batch, resident // spec.directions, turns):
-            for threads, lanes in (*product(THREADS, LANES), *(_filled(tile) if slices == 1 else ())):
+            for threads, lanes in (*product(THREADS, LANES), *(_in_registers(tile) if slices == 1 else ())):
                 if lanes > threads:
                     continue
                 shape = Configuration(rows, ctas, threads, lanes, 0, 0, "fma", exchange, slices)
@@ -137,7 +136,7 @@ def _shapes(
                         yield replace(shape, product=kind)
 
 
-def _filled(tile: int) -> list[tuple[int, int]]:
+def _in_registers(tile: int) -> list[tuple[int, int]]:
     """Threads and lanes with a unit for each subgroup, and thus sums in registers, besides `THREADS`."""
     found = [(ceil(tile * lanes / WARP) * WARP, lanes) for lanes in LANES]
     most = max(threads for threads, _, _ in IN_REGISTERS)
@@ -145,26 +144,10 @@ def _filled(tile: int) -> list[tuple[int, int]]:
 
 
 def _replicated(spec: RecurrentSpec, shape: Configuration) -> list[Configuration]:
-    """The configuration with replicas, of partial sums and of whole products, where either could be faster."""
-    if shape.exchange == "single" or shape.product == "half" or shape.slices > 1:
-        return []
-    whole = replace(shape, replicated=True)
+    """The configuration with replicas, where they could be faster."""
     taken = shape.rows * spec.units * shape.ctas
-    in_parts = shape.product == "fma" and taken <= MOST_PARTS * shape.threads
-    parts = [replace(whole, partial_sums=True)] if in_parts else []
-    return [*parts, whole] if _holds_replicas(spec, shape) else parts
-
-
-def _holds_replicas(spec: RecurrentSpec, shape: Configuration) -> bool:
-    """Whether one multiprocessor could hold the weights of all replicas, and its threads their sums."""
-    products = sum(len(gemm.products) for gemm in replicated_schedule(spec.cell).gemms if gemm.replicated)
-    weights = (products + (spec.cell.blocks - products) / shape.ctas) * spec.units**2
-    if FLOAT * weights > FLOAT * REGISTERS + max(SHARED_MEMORY.values()):
-        return False
-    if shape.rows * spec.units > MOST_REPLICAS * shape.threads:
-        return False
-    tiles = ceil(products * spec.units / 16)
-    return not shape.tensor_cores or tiles <= MOST_TILES * (shape.threads // shape.lanes)
+    may = shape.exchange != "single" and shape.product == "fma" and shape.slices == 1
+    return [replace(shape, replicated=True)] if may and taken <= MOST_PARTS * shape.threads else []
 
 
 def _holds(spec: RecurrentSpec, ctas: int) -> bool:

@@ -1,4 +1,4 @@
-"""A device as data: what a step can reach on it. Profiles lie in `devices/*.json`."""
+"""A device as data: what a step can reach on it. Profiles lie in `custom_ops/devices/*.json`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from custom_ops import machine as machine_module
 from custom_ops.machine import Machine, from_json
 from graph_passes.errors import OptionsError
 
-_PROFILES = Path(__file__).parent / "devices"
+_PROFILES = Path(machine_module.__file__).parent / "devices"
+_MEASURED = "h200"  # stands for devices of which kernels were not measured
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,21 @@ class Device:
     memory: int = 0
 
 
+@dataclass(frozen=True)
+class ProductSizes:
+    """From which sizes on a product of float32 takes less time on tensor cores.
+
+    Attributes:
+        least_size: of rows, depth and columns; with fewer of one, an operand is split for too little.
+        least_multiplications: of a product, unless
+        large_operand: the right operand has so many numbers.
+    """
+
+    least_size: int
+    least_multiplications: int
+    large_operand: int
+
+
 def profiles() -> list[str]:
     """Names of the profiles that exist."""
     return sorted(path.stem for path in _PROFILES.glob("*.json"))
@@ -58,6 +75,30 @@ def machine(name: str) -> Machine:
         OptionsError: there is no such profile.
     """
     return from_json(_read(name).get("recurrent") or _read("v100")["recurrent"])
+
+
+def product_sizes(name: str) -> ProductSizes:
+    """What the profile says of float32 products on tensor cores, or that of the device on which they were measured.
+
+    Raises:
+        OptionsError: there is no such profile.
+    """
+    found = _part(name, "products")
+    return ProductSizes(**{field.name: int(found[field.name]) for field in fields(ProductSizes)})
+
+
+def l2_bytes(name: str) -> int:
+    """Bytes that a multiprocessor gets from L2 in a cycle, while all ask.
+
+    Raises:
+        OptionsError: there is no such profile.
+    """
+    return int(_part(name, "dynamic")["l2_bytes"])
+
+
+def _part(name: str, part: str) -> dict[str, Any]:
+    found: dict[str, Any] = _read(name).get(part) or _read(_MEASURED)[part]
+    return found
 
 
 def detect(description: str) -> Device:

@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from custom_ops.jit.cublas import SIZES, MatrixProduct
 from graph_passes.analysis.op_pattern import IN_KERNELS, Kind, meanings
 from graph_passes.graph.flatten import WIDE
-from graph_passes.graph.ir import Graph, Node, TensorId, boolean
+from graph_passes.graph.ir import Graph, Node, TensorId, boolean, texts
+from graph_passes.graph.ops import viewed
 from graph_passes.graph.order import topological
 from graph_passes.graph.rewrite import Names, Rewrite
 from graph_passes.graph.source import Source
 from graph_passes.graph.writer import Writer
-from graph_passes.lower.values import texts
 from graph_passes.passes.fuse.partition.score import Small
 from graph_passes.passes.fuse.plan import Needs
 
@@ -150,7 +150,10 @@ class _Finder:
 
     def copied(self, join: Joined) -> int:
         """Bytes that are copied for a join; 0 if kernels write all parts."""
-        by_kernels = all(self._kinds[self._root(part).node] in IN_KERNELS - {Kind.VIEW} for part in join.parts)
+        by_kernels = all(
+            self._kinds[viewed(self._graph, part, self._is_view).node] in IN_KERNELS - {Kind.VIEW}
+            for part in join.parts
+        )
         return 0 if by_kernels else sum(map(self._graph.nbytes, join.parts))
 
     def _of_one_operand(self, added: Collection[str]) -> Iterator[Group]:
@@ -237,7 +240,7 @@ class _Finder:
         dtype = graph.specs[TensorId(node.name)].dtype
         if left is None or right is None or result is None or dtype not in SIZES:
             return None
-        if node.op == "_FusedMatMul" and (texts(node.attrs["fused_ops"]) != ["BiasAdd"] or dtype not in WIDE):
+        if node.op == "_FusedMatMul" and (texts(node.attrs["fused_ops"]) != ("BiasAdd",) or dtype not in WIDE):
             return None  # half types are rounded once behind both
         flipped = boolean(node.attrs.get("transpose_a")), boolean(node.attrs.get("transpose_b"))
         depth = left[0] if flipped[0] else left[1]
@@ -248,16 +251,15 @@ class _Finder:
         form = MatrixProduct(result[0], result[1], depth, dtype=dtype)
         return replace(form, left_transposed=flipped[0], right_transposed=flipped[1])
 
-    def _root(self, tensor: TensorId) -> TensorId:
-        """What a tensor is a reshape of."""
-        while self._kinds[tensor.node] is Kind.VIEW and not self._graph[tensor.node].control:
-            tensor = self._graph[tensor.node].inputs[0]
-        return tensor
+    def _is_view(self, name: str) -> bool:
+        return self._kinds[name] is Kind.VIEW and not self._graph[name].control
 
     def _operand(self, name: str, which: int) -> TensorId:
         """An operand of a product; the same for all products whose operands are the same matrix."""
         tensor = self._graph[name].inputs[which]
-        return self._matrices.setdefault((self._root(tensor), self._graph.sizes(tensor) or ()), tensor)
+        return self._matrices.setdefault(
+            (viewed(self._graph, tensor, self._is_view), self._graph.sizes(tensor) or ()), tensor
+        )
 
     def _join(self, parts: Sequence[TensorId], axis: int) -> Joined:
         """Of these matrices, each once."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from graph_passes.analysis.op_pattern import Kind, Meaning
 from graph_passes.graph.ir import Graph, Node, TensorId, Use
+from graph_passes.graph.ops import viewed
 from graph_passes.graph.order import topological
 from graph_passes.graph.rewrite import Names, Rewrite
 from graph_passes.graph.writer import Writer
@@ -78,14 +79,7 @@ def _is_cheap(graph: Graph, known: Mapping[str, Meaning], node: Node) -> bool:
     known_sizes = all(graph.sizes(tensor) is not None for tensor in node.inputs)
     if size < LEAST or not known_sizes or len(large) != 1 or graph.nbytes(large[0]) != size:
         return False
-    return known[_root(graph, known, large[0])].kind in _APART
-
-
-def _root(graph: Graph, known: Mapping[str, Meaning], tensor: TensorId) -> str:
-    """The node whose result a tensor is, maybe in another shape."""
-    while known[tensor.node].kind is Kind.VIEW:
-        tensor = graph[tensor.node].inputs[0]
-    return tensor.node
+    return known[viewed(graph, large[0], lambda name: known[name].kind is Kind.VIEW).node].kind in _APART
 
 
 class _Stages:

@@ -7,15 +7,11 @@ from dataclasses import dataclass
 
 from custom_ops.errors import KernelError
 from custom_ops.jit.image import KernelImage
-from graph_passes.graph.ir import Graph, Node, TensorId, boolean
+from graph_passes.analysis.cost.device import ProductSizes
+from graph_passes.graph.ir import Graph, Node, TensorId, boolean, texts
 from graph_passes.graph.source import Source
 
 BIAS = ("BiasAdd",)  # what a product may have fused
-# When it is worth it to cut both operands, by benchmarks/matmul/__main__.py and benchmarks/recurrent/__main__.py on an
-# H200:
-LEAST_SIZE = 100  # rows, depth, columns: with fewer of one, an operand is cut for too little
-LEAST_PRODUCTS = 1 << 27  # multiply-adds, or
-LARGE = 1 << 19  # numbers of the right operand: so many that fewer products pay
 UNKNOWN = 512  # stands for a size that nobody knows before the product runs
 
 
@@ -25,10 +21,12 @@ class Needs:
 
     Attributes:
         among: names of nodes; those that are no products of two float32 matrices stay. None of them is fetched.
+        sizes: of products that gain.
         programs: makes those of the GPU that runs the graph, in the op's order. Raises KernelError if it cannot.
     """
 
     among: Collection[str]
+    sizes: ProductSizes
     programs: Callable[[], Sequence[KernelImage]]
 
 
@@ -58,34 +56,34 @@ class ProductPlan:
 def plan_products(source: Source, needs: Needs) -> tuple[ProductPlan, Graph]:
     """The products to replace, and the graph that they are in."""
     graph = source.read()
-    names = products(graph, needs.among)
+    names = products(graph, needs.among, needs.sizes)
     try:
         return ProductPlan(names, tuple(needs.programs()) if names else ()), graph
     except KernelError as error:
         return ProductPlan(names, reason=str(error)), graph
 
 
-def products(graph: Graph, among: Collection[str]) -> tuple[str, ...]:
+def products(graph: Graph, among: Collection[str], sizes: ProductSizes) -> tuple[str, ...]:
     """The products of `among` that take less time on tensor cores."""
-    return tuple(name for name in among if name in graph.nodes and _replaced(graph, graph[name]))
+    return tuple(name for name in among if name in graph.nodes and _replaced(graph, graph[name], sizes))
 
 
-def worth_it(rows: int, depth: int, columns: int) -> bool:
+def worth_it(rows: int, depth: int, columns: int, sizes: ProductSizes) -> bool:
     """Whether `[rows, depth]` by `[depth, columns]` takes less time on tensor cores."""
-    if min(rows, depth, columns) < LEAST_SIZE:
+    if min(rows, depth, columns) < sizes.least_size:
         return False
-    return rows * depth * columns >= LEAST_PRODUCTS or depth * columns >= LARGE
+    return rows * depth * columns >= sizes.least_multiplications or depth * columns >= sizes.large_operand
 
 
-def _replaced(graph: Graph, node: Node) -> bool:
-    if node.op != "MatMul" and (node.op != "_FusedMatMul" or _fused(node) != BIAS):
+def _replaced(graph: Graph, node: Node, sizes: ProductSizes) -> bool:
+    if node.op != "MatMul" and (node.op != "_FusedMatMul" or texts(node.attrs["fused_ops"]) != BIAS):
         return False
     left, right = (_matrix(graph, tensor) for tensor in node.inputs[:2])
     if left is None or right is None:
         return False
     rows = left[1 if boolean(node.attrs.get("transpose_a")) else 0]
     depth, columns = right[::-1] if boolean(node.attrs.get("transpose_b")) else right
-    return worth_it(rows, depth, columns)
+    return worth_it(rows, depth, columns, sizes)
 
 
 def _matrix(graph: Graph, tensor: TensorId) -> tuple[int, int] | None:
@@ -95,9 +93,3 @@ def _matrix(graph: Graph, tensor: TensorId) -> tuple[int, int] | None:
         return None
     rows, columns = (UNKNOWN if size is None else size for size in spec.shape)
     return rows, columns
-
-
-def _fused(node: Node) -> tuple[str, ...]:
-    """What a `_FusedMatMul` does behind the product; its attributes are read from a GraphDef, or written by a pass."""
-    ops = node.attrs["fused_ops"]
-    return ops if isinstance(ops, tuple) else tuple(op.decode() for op in ops.list.s)

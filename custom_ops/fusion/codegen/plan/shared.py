@@ -11,7 +11,7 @@ which `in_place` tells. Around a loop that writes an array there are barriers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from custom_ops.expr.cuda import C_TYPES
@@ -47,40 +47,6 @@ class SharedPlan:
     @property
     def bytes(self) -> int:
         return self.exchange + self.arrays
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """Shared memory of some kernels, a row of the paper's Table 4.
-
-    Attributes:
-        patterns: the share of kernels that exchange data through shared memory.
-        average, largest: bytes, of those kernels.
-        unshared: bytes that the kernel of the largest request would take, if nothing took over another's place.
-        allocated: bytes allocated over bytes requested.
-    """
-
-    patterns: float
-    average: float
-    largest: int
-    unshared: int
-    allocated: float
-
-
-def statistics(plans: Sequence[Plan]) -> Statistics:
-    """What kernels take of shared memory."""
-    found = [[shared_plan(plan, piece) for piece in plan.pieces] for plan in plans]
-    sizes = [size for pieces in found if (size := max(piece.bytes for piece in pieces))]
-    requests = [[piece.exchange + sum(piece.requested.values()) for piece in pieces] for pieces in found]
-    requested = sum(map(sum, requests))
-    allocated = sum(piece.bytes for pieces in found for piece in pieces)
-    return Statistics(
-        len(sizes) / len(plans) if plans else 0.0,
-        sum(sizes) / len(sizes) if sizes else 0.0,
-        max(sizes, default=0),
-        max(map(max, requests), default=0),
-        allocated / requested if requested else 1.0,
-    )
 
 
 def shared_bytes(plan: Plan) -> int:

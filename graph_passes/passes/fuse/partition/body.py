@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from custom_ops.background import go_on
+from custom_ops.ordering import topological_order
 from graph_passes.analysis.dependences import Dependences, read_by, waited
 from graph_passes.analysis.op_pattern import REDUCTIONS, Kind, Meaning
 from graph_passes.graph.ir import Graph, TensorId
@@ -229,19 +229,10 @@ def _apart(graph: Graph, meanings: Mapping[str, Meaning], names: Sequence[str]) 
 def _ordered(before: Sequence[Collection[int]]) -> tuple[list[int], Dependences]:
     """An order in which all that a node waits for come before it, and the dependences numbered so."""
     after: list[list[int]] = [[] for _ in before]
-    waiting = [len(earlier) for earlier in before]
     for number, earlier in enumerate(before):
         for place in earlier:
             after[place].append(number)
-    ready = [number for number, count in enumerate(waiting) if not count]
-    order: list[int] = []
-    while ready:
-        number = heapq.heappop(ready)
-        order.append(number)
-        for other in after[number]:
-            waiting[other] -= 1
-            if not waiting[other]:
-                heapq.heappush(ready, other)
+    order = topological_order(dict(enumerate(map(len, before))), after.__getitem__, lambda number: number)
     place_of = {number: index for index, number in enumerate(order)}
     net = Dependences(tuple(tuple(sorted(place_of[p] for p in before[number])) for number in order))
     return order, net

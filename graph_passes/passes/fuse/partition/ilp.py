@@ -17,6 +17,7 @@ from time import monotonic
 from typing import Any
 
 from custom_ops.background import go_on
+from custom_ops.ordering import DisjointSets
 from graph_passes.analysis.dependences import Dependences
 from graph_passes.passes.fuse.partition.quotient_graph import Contraction
 from graph_passes.passes.fuse.partition.score import Candidate
@@ -185,24 +186,17 @@ class _Search:
 
 def _parts(candidates: Sequence[Candidate], cuts: Sequence[Sequence[int]]) -> list[list[int]]:
     """Candidates that share a node or a cycle, directly or by way of others."""
-    owner = list(range(len(candidates)))
-
-    def root(place: int) -> int:
-        while owner[place] != place:
-            owner[place] = owner[owner[place]]
-            place = owner[place]
-        return place
-
+    joined = DisjointSets(len(candidates))
     first: dict[int, int] = {}
     for place, candidate in enumerate(candidates):
         for number in candidate.members:
-            owner[root(place)] = root(first.setdefault(number, place))
+            joined.join(place, first.setdefault(number, place))
     for cut in cuts:
         for place in cut:
-            owner[root(place)] = root(cut[0])
+            joined.join(place, cut[0])
     parts: dict[int, list[int]] = {}
     for place in range(len(candidates)):
-        parts.setdefault(root(place), []).append(place)
+        parts.setdefault(joined.root(place), []).append(place)
     return list(parts.values())
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Sequence
 
+from custom_ops.ordering import topological_order
 from graph_passes.analysis.dependences import Dependences
 
 
@@ -41,17 +41,8 @@ class Contraction:
 
         Of those that can come next, the one whose last node has the smallest number does.
         """
-        waiting = list(self._waiting)
-        ready = [(members[-1], group) for group, members in enumerate(self.groups) if not waiting[group]]
-        heapq.heapify(ready)
-        found: list[int] = []
-        while ready:
-            _, group = heapq.heappop(ready)
-            found.append(group)
-            for other in self._after[group]:
-                waiting[other] -= 1
-                if not waiting[other]:
-                    heapq.heappush(ready, (self.groups[other][-1], other))
+        waiting = dict(enumerate(self._waiting))
+        found = topological_order(waiting, self._after.__getitem__, lambda group: self.groups[group][-1])
         return found if len(found) == len(self.groups) else None
 
     def cycles(self) -> list[list[int]]:

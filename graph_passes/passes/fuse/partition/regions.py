@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from graph_passes.analysis.dependences import Role, dependences, runs, settled
 from graph_passes.analysis.op_pattern import Kind, Meaning
-from graph_passes.graph.ir import Graph
+from graph_passes.graph.ir import Graph, texts
 from graph_passes.graph.ops import EXTERNAL, passed
 from graph_passes.graph.order import topological
 
@@ -130,7 +129,7 @@ def _places(graph: Graph, order: Sequence[str], default: str) -> list[int]:
     for name in order:
         node = graph[name]
         asked = node.device
-        for label in () if asked else _labels(node.attrs.get("_class")):
+        for label in () if asked else texts(node.attrs.get("_class")):
             other = graph.nodes.get(label.removeprefix("loc:@"))
             asked = asked or (other.device if other is not None else "")
         if asked not in known:
@@ -150,13 +149,6 @@ def _parts(device: str) -> dict[str, str]:
             key, value = "device", part
         found[key] = value
     return found
-
-
-def _labels(value: Any) -> tuple[str, ...]:
-    """An attribute that is a list of texts, read from a GraphDef or written by a pass."""
-    if value is None or isinstance(value, tuple):
-        return tuple(map(str, value or ()))
-    return tuple(label.decode(errors="backslashreplace") for label in value.list.s)
 
 
 def _held_longer(graph: Graph, meanings: Mapping[str, Meaning], name: str) -> int:

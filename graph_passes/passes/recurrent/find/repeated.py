@@ -8,12 +8,12 @@ transposed; nor layers of a graph network, which share what says who is whose ne
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import NamedTuple
 
+from custom_ops.ordering import topological_order
 from graph_passes.graph.ir import Graph, Node, TensorId
 from graph_passes.graph.ops import MATRIX_PRODUCTS
 from graph_passes.passes.recurrent.apply import Unmatched
@@ -199,7 +199,7 @@ def _firsts(chains: Sequence[_Chain]) -> list[_Chain]:
 def _joined(chains: Sequence[_Chain]) -> list[list[_Chain]]:
     """Those that go into each other belong together: a step may have several products."""
     parts = [[chain] for chain in chains]
-    for one, other in combinations(chains, 2):
+    for one, other in itertools.combinations(chains, 2):
         if not one.behind.isdisjoint(other.products) and not other.behind.isdisjoint(one.products):
             first, second = (next(part for part in parts if chain in part) for chain in (one, other))
             if first is not second:
@@ -216,19 +216,14 @@ def needed(graph: Graph, keep: Collection[str]) -> set[str]:
 
 def _order(graph: Graph) -> list[str]:
     """Nodes behind what they read; a lowered loop begins anew where its next iteration would."""
-    waits = {node.name: len(_before(graph, node)) for node in graph}
-    ready = deque(name for name, count in waits.items() if not count)
-    order: list[str] = []
-    while ready:
-        node = graph[ready.popleft()]
-        order.append(node.name)
-        if node.op == "NextIteration":
-            continue
-        for name in dict.fromkeys(graph.readers(node)):  # each once, in an order that is the same in every process
-            waits[name] -= 1
-            if not waits[name]:
-                ready.append(name)
-    return order
+    waiting = {node.name: len(_before(graph, node)) for node in graph}
+    earliest = itertools.count()
+
+    def after(name: str) -> Iterable[str]:
+        node = graph[name]
+        return () if node.op == "NextIteration" else dict.fromkeys(graph.readers(node))
+
+    return topological_order(waiting, after, lambda _: next(earliest))
 
 
 def _before(graph: Graph, node: Node) -> set[str]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.fusion.generated import OPS, dialogue
 from benchmarks.records import machine
-from graph_passes.analysis.op_pattern import meanings
+from graph_passes.analysis.op_pattern import patterns_of
 from graph_passes.graph.ir import Graph
 from graph_passes.lower.shapes import Shapes
 from graph_passes.passes.fuse.partition.explore import Exploration
@@ -54,7 +54,7 @@ def planned(graph: Graph, limits: Limits | None = None, exploration: Exploration
     wall, began = time.monotonic(), time.process_time()
     plan = plan_fusion(
         graph,
-        meanings(graph),
+        patterns_of(graph),
         CPU,
         default=HOME,
         refuse=refusal(graph, (), Shapes(graph)),

@@ -29,13 +29,13 @@ from custom_ops.fusion.codegen.kernel import FusionKernel
 from custom_ops.fusion.codegen.plan import shared
 from custom_ops.fusion.codegen.plan.composition import SCOPES, composition, packed
 from custom_ops.fusion.search.model import H200, predict
-from graph_passes.analysis.op_pattern import REDUCTIONS, Kind, meanings
+from graph_passes.analysis.op_pattern import REDUCTIONS, OpPattern, patterns_of
 from graph_passes.graph.ir import Graph
 from graph_passes.passes.fuse.partition.partition import Step
 from graph_passes.passes.fuse.plan import Stitched, Stitching
 
 MARKERS = ("<!-- fusion statistics: begin -->", "<!-- fusion statistics: end -->")
-PRODUCTS = frozenset({Kind.PRODUCT, Kind.BATCHED_PRODUCT})
+PRODUCTS = frozenset({OpPattern.PRODUCT, OpPattern.BATCHED_PRODUCT})
 FOUND_BY = ("substitution", "exploration", "alone")
 CATEGORIES = ("elementwise", "reduction", "product")  # the paper's, of which a pattern is one
 
@@ -155,7 +155,7 @@ def of_shared_memory(kernels: Sequence[Planned]) -> dict[str, float]:
 
 def of_patterns(kernels: Sequence[Planned], graph: Graph) -> dict[str, int]:
     """How many kernels are what, for Figure 6."""
-    known = meanings(graph)
+    known = patterns_of(graph)
     counts = Counter[str](dict.fromkeys((*FOUND_BY, *CATEGORIES, "packed", *SCOPES), 0))
     for each in kernels:
         kinds = {known[name].kind for name in each.step.members}

@@ -8,9 +8,10 @@ from collections.abc import Generator
 import numpy as np
 
 from graph_passes.graph.ir import Graph, Node, TensorId, boolean, floating, text
+from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import FIRST, Access
 from graph_passes.lower.reductions import reduction_kind
-from graph_passes.lower.rule import Kind, Rule
+from graph_passes.lower.rule import Rule
 from graph_passes.lower.writer import Demand, Steps, Writer
 
 _WIDE = "float32"  # the dtype of statistics
@@ -123,9 +124,9 @@ def _refusal(graph: Graph, node: Node) -> str:
     return ""
 
 
-def _kind(graph: Graph, node: Node) -> Kind:
+def _kind(graph: Graph, node: Node) -> OpPattern:
     if not _is_training(node) and "Grad" not in node.op:
-        return Kind.ELEMENTWISE
+        return OpPattern.ELEMENTWISE
     shape = graph.specs[node.inputs[1 if "Grad" in node.op else 0]].shape or ()
     return reduction_kind(shape, range(len(shape) - 1))
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from graph_passes.graph.ir import Graph, Node, TensorId
+from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import Access
-from graph_passes.lower.rule import Kind, Rule
+from graph_passes.lower.rule import Rule
 from graph_passes.lower.values import number_of
 from graph_passes.lower.writer import Steps, Writer
 
@@ -24,8 +25,8 @@ def _fill(w: Writer, node: Node, output: int, at: Access) -> Steps:
 
 
 RULES = {
-    "Const": Rule(_constant, Kind.CONSTANT, (0, 0), _refusal),
-    "ZerosLike": Rule(_constant, Kind.CONSTANT, (0, 0)),
-    "OnesLike": Rule(_constant, Kind.CONSTANT, (0, 0)),
-    "Fill": Rule(_fill, Kind.LAYOUT, (1, 2)),
+    "Const": Rule(_constant, OpPattern.CONSTANT, (0, 0), _refusal),
+    "ZerosLike": Rule(_constant, OpPattern.CONSTANT, (0, 0)),
+    "OnesLike": Rule(_constant, OpPattern.CONSTANT, (0, 0)),
+    "Fill": Rule(_fill, OpPattern.LAYOUT, (1, 2)),
 }

@@ -9,8 +9,9 @@ import numpy as np
 from custom_ops.expr.op import FLOATS
 from custom_ops.expr.table import TABLE
 from graph_passes.graph.ir import Graph, Node, TensorId, boolean, floating, text
+from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import Access
-from graph_passes.lower.rule import Kind, Rule, Write, broadcast, elements
+from graph_passes.lower.rule import Rule, Write, broadcast, elements
 from graph_passes.lower.values import number_of, texts
 from graph_passes.lower.writer import Steps, Writer
 
@@ -205,19 +206,19 @@ def _composition_refusal(graph: Graph, node: Node) -> str:
 
 
 def _rule(write: Write) -> Rule:
-    return Rule(write, Kind.ELEMENTWISE)
+    return Rule(write, OpPattern.ELEMENTWISE)
 
 
-RULES = {name: Rule(_table, Kind.ELEMENTWISE, refusal=_unsupported) for name in (*_SAME, *_REVERSED)} | {
-    "Relu": Rule(_relu, Kind.ELEMENTWISE, refusal=_unsupported),
-    "Relu6": Rule(_relu, Kind.ELEMENTWISE, refusal=_unsupported),
-    "Maximum": Rule(_extreme, Kind.ELEMENTWISE, refusal=_unsupported),
-    "Minimum": Rule(_extreme, Kind.ELEMENTWISE, refusal=_unsupported),
-    "SquaredDifference": Rule(_squared_difference, Kind.ELEMENTWISE, refusal=_unsupported),
-    "Softsign": Rule(_softsign, Kind.ELEMENTWISE, refusal=_unsupported),
+RULES = {name: Rule(_table, OpPattern.ELEMENTWISE, refusal=_unsupported) for name in (*_SAME, *_REVERSED)} | {
+    "Relu": Rule(_relu, OpPattern.ELEMENTWISE, refusal=_unsupported),
+    "Relu6": Rule(_relu, OpPattern.ELEMENTWISE, refusal=_unsupported),
+    "Maximum": Rule(_extreme, OpPattern.ELEMENTWISE, refusal=_unsupported),
+    "Minimum": Rule(_extreme, OpPattern.ELEMENTWISE, refusal=_unsupported),
+    "SquaredDifference": Rule(_squared_difference, OpPattern.ELEMENTWISE, refusal=_unsupported),
+    "Softsign": Rule(_softsign, OpPattern.ELEMENTWISE, refusal=_unsupported),
     "Equal": _rule(_equal),
     "NotEqual": _rule(_equal),
-    "Cast": Rule(_cast, Kind.ELEMENTWISE, refusal=_truncates),
+    "Cast": Rule(_cast, OpPattern.ELEMENTWISE, refusal=_truncates),
     "Select": _rule(_select),
     "SelectV2": _rule(_select_v2),
     "AddN": _rule(_add_n),
@@ -229,10 +230,10 @@ RULES = {name: Rule(_table, Kind.ELEMENTWISE, refusal=_unsupported) for name in 
     "IsInf": _rule(_is_inf),
     "IsFinite": _rule(_is_finite),
     "LogicalXor": _rule(_logical_xor),
-    "Div": Rule(_division, Kind.ELEMENTWISE, refusal=_floor_division_refusal),
-    "FloorDiv": Rule(_floor_division, Kind.ELEMENTWISE, refusal=_floor_division_refusal),
-    "FloorMod": Rule(_floor_division, Kind.ELEMENTWISE, refusal=_floor_division_refusal),
-    "TruncateDiv": Rule(_floor_division, Kind.ELEMENTWISE, refusal=_floor_division_refusal),
+    "Div": Rule(_division, OpPattern.ELEMENTWISE, refusal=_floor_division_refusal),
+    "FloorDiv": Rule(_floor_division, OpPattern.ELEMENTWISE, refusal=_floor_division_refusal),
+    "FloorMod": Rule(_floor_division, OpPattern.ELEMENTWISE, refusal=_floor_division_refusal),
+    "TruncateDiv": Rule(_floor_division, OpPattern.ELEMENTWISE, refusal=_floor_division_refusal),
     "Xlogy": _rule(_xlogy),
-    "_UnaryOpsComposition": Rule(_composition, Kind.ELEMENTWISE, refusal=_composition_refusal),
+    "_UnaryOpsComposition": Rule(_composition, OpPattern.ELEMENTWISE, refusal=_composition_refusal),
 }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from custom_ops.expr.nodes import Index
 from graph_passes.graph.ir import Graph, Node, integer
+from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import Access
-from graph_passes.lower.rule import Kind, Rule
+from graph_passes.lower.rule import Rule
 from graph_passes.lower.values import integers
 from graph_passes.lower.writer import Held, Steps, Writer
 
@@ -60,9 +61,9 @@ def _one_hot(w: Writer, node: Node, output: int, at: Access) -> Steps:
 
 
 RULES = {
-    "Gather": Rule(_gather, Kind.GATHER, (0, 2), _gather_refusal),
-    "GatherV2": Rule(_gather, Kind.GATHER, (0, 2), _gather_refusal),
-    "GatherNd": Rule(_gather_nd, Kind.GATHER, refusal=_gather_nd_refusal),
-    "ResourceGather": Rule(_resource_gather, Kind.GATHER, (1, 2), _gather_refusal, reads=(0,)),
-    "OneHot": Rule(_one_hot, Kind.LAYOUT, (0, 4)),
+    "Gather": Rule(_gather, OpPattern.GATHER, (0, 2), _gather_refusal),
+    "GatherV2": Rule(_gather, OpPattern.GATHER, (0, 2), _gather_refusal),
+    "GatherNd": Rule(_gather_nd, OpPattern.GATHER, refusal=_gather_nd_refusal),
+    "ResourceGather": Rule(_resource_gather, OpPattern.GATHER, (1, 2), _gather_refusal, reads=(0,)),
+    "OneHot": Rule(_one_hot, OpPattern.LAYOUT, (0, 4)),
 }

@@ -10,11 +10,10 @@ from custom_ops.errors import ProgramError
 from custom_ops.expr.program import Program
 from custom_ops.fusion.region import Shape
 from graph_passes.graph.ir import Graph, TensorId
-from graph_passes.graph.ops import passed
+from graph_passes.graph.ops import OpPattern, passed
 from graph_passes.lower.access import Access
 from graph_passes.lower.draft import program_of
 from graph_passes.lower.finish import drafted, finished
-from graph_passes.lower.rule import Kind
 from graph_passes.lower.rules import RULES
 from graph_passes.lower.shapes import Shapes
 from graph_passes.lower.values import number_of
@@ -119,7 +118,11 @@ def _static(shape: Sequence[int]) -> Shape:
 
 def source(graph: Graph, members: Collection[str], tensor: TensorId) -> TensorId:
     """The tensor that a tensor is a view of, through views among the members: the same numbers in another shape."""
-    while tensor.node in members and (node := graph[tensor.node]) and RULES[node.op].kind_of(graph, node) is Kind.VIEW:
+    while (
+        tensor.node in members
+        and (node := graph[tensor.node])
+        and RULES[node.op].pattern_of(graph, node) is OpPattern.VIEW
+    ):
         tensor = node.inputs[0]
     return tensor
 

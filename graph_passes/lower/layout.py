@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graph_passes.graph.ir import Graph, Node, TensorId, integer
-from graph_passes.graph.ops import IDENTITIES, checks_shape
+from graph_passes.graph.ops import IDENTITIES, OpPattern, checks_shape
 from graph_passes.lower import pick
 from graph_passes.lower.access import FIRST, Access, divided, reshaped, shifted
-from graph_passes.lower.rule import Kind, Rule, Write, broadcast
+from graph_passes.lower.rule import Rule, Write, broadcast
 from graph_passes.lower.slicing import taken
 from graph_passes.lower.values import constant, integers
 from graph_passes.lower.writer import LoweringError, Steps, Writer
@@ -42,12 +42,12 @@ def _transpose(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return (yield node.inputs[0], tuple(found))
 
 
-def _transposes(graph: Graph, node: Node) -> Kind:
+def _transposes(graph: Graph, node: Node) -> OpPattern:
     """A view where only axes of one element change places, as when a sequence of one token is split into heads."""
     order, shape = integers(graph, node.inputs[1]) or [], graph.specs[TensorId(node.name)].shape or ()
     source = graph.specs[node.inputs[0]].shape or ()
     moved = [place % len(source) for place in order if source[place] != 1]
-    return Kind.VIEW if moved == sorted(moved) and shape.count(None) <= 1 else Kind.LAYOUT
+    return OpPattern.VIEW if moved == sorted(moved) and shape.count(None) <= 1 else OpPattern.LAYOUT
 
 
 def _slice(w: Writer, node: Node, output: int, at: Access) -> Steps:
@@ -227,31 +227,31 @@ def _constants(*places: int) -> pick.Refusal:
 
 
 def _layout(write: Write, *constant_inputs: int, operands: tuple[int, int | None] = (0, 1)) -> Rule:
-    return Rule(write, Kind.LAYOUT, operands, _constants(*constant_inputs))
+    return Rule(write, OpPattern.LAYOUT, operands, _constants(*constant_inputs))
 
 
 _VIEWS: Sequence[str] = sorted(IDENTITIES - {"IdentityN"})
 
-RULES = {name: Rule(_same, Kind.VIEW, (0, 1)) for name in _VIEWS} | {
-    "EnsureShape": Rule(_same, Kind.VIEW, (0, 1), _ensure_refusal),
-    "IdentityN": Rule(_same, Kind.LAYOUT),
-    "Reshape": Rule(_reshape, Kind.VIEW, (0, 1)),
-    "ExpandDims": Rule(_reshape, Kind.VIEW, (0, 1)),
-    "Squeeze": Rule(_reshape, Kind.VIEW, (0, 1), _squeeze_refusal),
+RULES = {name: Rule(_same, OpPattern.VIEW, (0, 1)) for name in _VIEWS} | {
+    "EnsureShape": Rule(_same, OpPattern.VIEW, (0, 1), _ensure_refusal),
+    "IdentityN": Rule(_same, OpPattern.LAYOUT),
+    "Reshape": Rule(_reshape, OpPattern.VIEW, (0, 1)),
+    "ExpandDims": Rule(_reshape, OpPattern.VIEW, (0, 1)),
+    "Squeeze": Rule(_reshape, OpPattern.VIEW, (0, 1), _squeeze_refusal),
     "BroadcastTo": _layout(_broadcast_to),
     "Transpose": Rule(_transpose, _transposes, (0, 1), _constants(1)),
     "Slice": _layout(_slice, 1),
-    "StridedSlice": Rule(_strided_slice, Kind.LAYOUT, (0, 1), _strided_slice_refusal),
-    "StridedSliceGrad": Rule(_strided_slice_gradient, Kind.LAYOUT, (4, 5), _gradient_refusal),
+    "StridedSlice": Rule(_strided_slice, OpPattern.LAYOUT, (0, 1), _strided_slice_refusal),
+    "StridedSliceGrad": Rule(_strided_slice_gradient, OpPattern.LAYOUT, (4, 5), _gradient_refusal),
     "ConcatV2": _layout(_concat, -1, operands=(0, -1)),
     "Pack": _layout(_pack, operands=(0, None)),
-    "Unpack": Rule(_unpack, Kind.LAYOUT, (0, 1), _unpack_refusal),
+    "Unpack": Rule(_unpack, OpPattern.LAYOUT, (0, 1), _unpack_refusal),
     "Split": _layout(_split, 0, operands=(1, 2)),
     "SplitV": _layout(_split, 2),
     "Pad": _layout(_pad, 1, operands=(0, 1)),
     "PadV2": _layout(_pad, 1, operands=(0, 3)),
-    "Tile": Rule(_tile, Kind.LAYOUT, (0, 1)),
+    "Tile": Rule(_tile, OpPattern.LAYOUT, (0, 1)),
     "ReverseV2": _layout(_reverse, 1),
-    "Range": Rule(_range, Kind.LAYOUT, (0, 0), _range_refusal),
+    "Range": Rule(_range, OpPattern.LAYOUT, (0, 0), _range_refusal),
     "MatrixBandPart": _layout(_band_part, 1, 2),
 }

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from custom_ops.expr.nodes import Index
 from graph_passes.graph.ir import Graph, Node, TensorId, boolean
+from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import FIRST, Access, along
-from graph_passes.lower.rule import Kind, Rule
+from graph_passes.lower.rule import Rule
 from graph_passes.lower.shapes import TRANSPOSES
 from graph_passes.lower.values import texts
 from graph_passes.lower.writer import LoweringError, Steps, Writer
@@ -67,8 +68,8 @@ def _fused_refusal(graph: Graph, node: Node) -> str:
 
 
 RULES = {
-    "MatMul": Rule(_product, Kind.PRODUCT),
-    "_FusedMatMul": Rule(_product, Kind.PRODUCT, refusal=_fused_refusal),
-    "BatchMatMul": Rule(_product, Kind.BATCHED_PRODUCT),
-    "BatchMatMulV2": Rule(_product, Kind.BATCHED_PRODUCT),
+    "MatMul": Rule(_product, OpPattern.PRODUCT),
+    "_FusedMatMul": Rule(_product, OpPattern.PRODUCT, refusal=_fused_refusal),
+    "BatchMatMul": Rule(_product, OpPattern.BATCHED_PRODUCT),
+    "BatchMatMulV2": Rule(_product, OpPattern.BATCHED_PRODUCT),
 }

@@ -8,25 +8,26 @@ import numpy as np
 
 from custom_ops.expr.program import REDUCTIONS as PROGRAM_REDUCTIONS
 from graph_passes.graph.ir import Graph, Node, TensorId, boolean, text
+from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import FIRST, Access, along
-from graph_passes.lower.rule import Kind, Rule
+from graph_passes.lower.rule import Rule
 from graph_passes.lower.values import integers
 from graph_passes.lower.writer import Steps, Writer
 
 _KINDS = {"Sum": "sum", "Mean": "mean", "Max": "max", "Min": "min", "Prod": "product", "Any": "any", "All": "all"}
 
 
-def reduction_kind(shape: Sequence[int | None], dimensions: Sequence[int]) -> Kind:
+def reduction_kind(shape: Sequence[int | None], dimensions: Sequence[int]) -> OpPattern:
     """Which reduction it is over some dimensions of a shape; those of size 1 do not count."""
     wide = [place for place, size in enumerate(shape) if size != 1]
     over = [place for place in wide if place in dimensions]
     if not over:
-        return Kind.LAYOUT
+        return OpPattern.LAYOUT
     if over == wide:
-        return Kind.SCALAR_REDUCTION
+        return OpPattern.SCALAR_REDUCTION
     if over == wide[-len(over) :]:
-        return Kind.ROW_REDUCTION
-    return Kind.COLUMN_REDUCTION if over == wide[: len(over)] else Kind.REDUCTION
+        return OpPattern.ROW_REDUCTION
+    return OpPattern.COLUMN_REDUCTION if over == wide[: len(over)] else OpPattern.REDUCTION
 
 
 def _dimensions(graph: Graph, node: Node) -> list[int] | None:
@@ -38,7 +39,7 @@ def _dimensions(graph: Graph, node: Node) -> list[int] | None:
     return sorted({place % max(len(spec.shape), 1) for place in found} if spec.shape else ())
 
 
-def _kind(graph: Graph, node: Node) -> Kind:
+def _kind(graph: Graph, node: Node) -> OpPattern:
     return reduction_kind(graph.specs[node.inputs[0]].shape or (), _dimensions(graph, node) or ())
 
 
@@ -76,7 +77,7 @@ def _bias_gradient(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return w.reduce("sum", element, axes)
 
 
-def _bias_gradient_kind(graph: Graph, node: Node) -> Kind:
+def _bias_gradient_kind(graph: Graph, node: Node) -> OpPattern:
     shape = graph.specs[node.inputs[0]].shape or ()
     channels = 1 if text(node.attrs.get("data_format")) == "NCHW" else len(shape) - 1
     return reduction_kind(shape, [place for place in range(len(shape)) if place != channels])
@@ -121,7 +122,7 @@ _FIRST = (0, 1)
 
 RULES = {name: Rule(_reduce, _kind, _FIRST, _refusal) for name in _KINDS} | {
     "BiasAddGrad": Rule(_bias_gradient, _bias_gradient_kind, _FIRST),
-    "L2Loss": Rule(_l2_loss, Kind.SCALAR_REDUCTION, _FIRST),
+    "L2Loss": Rule(_l2_loss, OpPattern.SCALAR_REDUCTION, _FIRST),
     "ArgMax": Rule(_arg, _kind, _FIRST, _arg_refusal),
     "ArgMin": Rule(_arg, _kind, _FIRST, _arg_refusal),
 }

@@ -13,8 +13,9 @@ from math import prod
 from custom_ops.expr.nodes import Cast, Elementwise, Random, Reduce, arguments_of
 from custom_ops.expr.table import TABLE
 from graph_passes.graph.ir import Graph, Node, TensorId
+from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import Access
-from graph_passes.lower.rule import Kind, Rule
+from graph_passes.lower.rule import Rule
 from graph_passes.lower.writer import LoweringError, Steps, Writer
 
 # Numbers that all results together look at: what a GPU does in about as long as the three kernels take in whose place
@@ -59,4 +60,4 @@ def _refusal(graph: Graph, node: Node) -> str:
     return "" if data.dtype != "bool" else "a sum of segments of bool"
 
 
-RULES = {"UnsortedSegmentSum": Rule(_sum, Kind.REDUCTION, (0, 2), _refusal)}
+RULES = {"UnsortedSegmentSum": Rule(_sum, OpPattern.REDUCTION, (0, 2), _refusal)}

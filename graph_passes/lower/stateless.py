@@ -10,9 +10,9 @@ from math import prod
 from custom_ops.expr.op import FLOATS, INTEGERS
 from custom_ops.expr.program import STATE
 from graph_passes.graph.ir import Graph, Node, TensorId
-from graph_passes.graph.ops import passed
+from graph_passes.graph.ops import OpPattern, passed
 from graph_passes.lower.access import FIRST, Access, added, scaled
-from graph_passes.lower.rule import Kind, Rule
+from graph_passes.lower.rule import Rule
 from graph_passes.lower.values import integers
 from graph_passes.lower.writer import LoweringError, Steps, Writer
 
@@ -51,4 +51,4 @@ def _refusal(graph: Graph, node: Node) -> str:
     return "" if known else "the algorithm of a stateless random op is not known to be Philox"
 
 
-RULES = {name: Rule(_draw, Kind.ELEMENTWISE, (_KEY, _ALGORITHM), _refusal, states=True) for name in _DTYPES}
+RULES = {name: Rule(_draw, OpPattern.ELEMENTWISE, (_KEY, _ALGORITHM), _refusal, states=True) for name in _DTYPES}

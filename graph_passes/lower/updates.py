@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from graph_passes.graph.ir import Graph, Node, boolean
+from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import Access
-from graph_passes.lower.rule import Kind, Rule, Write
+from graph_passes.lower.rule import Rule, Write
 from graph_passes.lower.shapes import variable_spec
 from graph_passes.lower.writer import Demand, Held, Steps, Writer
 
@@ -136,11 +137,11 @@ def _refusal(graph: Graph, node: Node) -> str:
 
 def _update(write: Write, variables: int, reads: bool = True) -> Rule:
     places = tuple(range(variables))
-    return Rule(write, Kind.UPDATE, (variables, None), _refusal, places if reads else (), places)
+    return Rule(write, OpPattern.UPDATE, (variables, None), _refusal, places if reads else (), places)
 
 
 RULES = {
-    "ReadVariableOp": Rule(_read, Kind.READ, (0, 0), reads=(0,)),
+    "ReadVariableOp": Rule(_read, OpPattern.READ, (0, 0), reads=(0,)),
     "AssignVariableOp": _update(_assign, 1, reads=False),
     "AssignAddVariableOp": _update(_assign, 1),
     "AssignSubVariableOp": _update(_assign, 1),

@@ -10,7 +10,9 @@ from tests.fusion_graphs import Nodes
 
 def body_of(made: Nodes, members: list[str]) -> Body:
     fetched = [TensorId(members[-1])]
-    return body(made.graph(), made.meanings, members, fetched, lambda name: made.meanings[name].kind in IN_KERNELS)
+    return body(
+        made.graph(), made.op_patterns, members, fetched, lambda name: made.op_patterns[name].pattern in IN_KERNELS
+    )
 
 
 def test_a_read_waits_for_the_update_before_it_by_an_edge_of_its_own():

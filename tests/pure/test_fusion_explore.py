@@ -22,7 +22,7 @@ def explored(nodes: list[tuple[str, tuple[int, ...]]], limits: Exploration, *run
     for op, read in nodes:
         names.append(made.add(op, *(names[each] if each >= 0 else outside for each in read), size=3000))
     graph, fetched = made.graph(), [TensorId(names[-1])]
-    region = body(graph, made.meanings, names, fetched, lambda name: made.meanings[name].kind in IN_KERNELS)
+    region = body(graph, made.op_patterns, names, fetched, lambda name: made.op_patterns[name].pattern in IN_KERNELS)
     found = [Candidate(members, 1.0, ideal=1.0) for members in runs]
     return {candidate.members for candidate in exploratory(Scorer(region, UNIT), found, limits)}
 

@@ -167,7 +167,7 @@ def plans() -> str:
     value = made.add("Read", w)
     made.add("Update", w, xs[0], control=[value])
     made.add("Elementwise", value, xs[1])
-    return repr(plan_fusion(made.graph(), made.meanings, UNIT).regions)
+    return repr(plan_fusion(made.graph(), made.op_patterns, UNIT).regions)
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from graph_passes.analysis.op_pattern import meanings
+from graph_passes.analysis.op_pattern import patterns_of
 from graph_passes.graph.flatten import FlatProduct, flat_product_rewrites, flat_products
 from graph_passes.graph.ir import TensorId, TensorSpec
 from graph_passes.graph.order import topological
@@ -129,7 +129,7 @@ def trained(size: int = 1 << 19) -> Build:
 
 def test_late_readers_have_a_value_computed_again():
     graph = trained().graph()
-    (found,) = plan = recomputed(graph, meanings(graph), {"out"})
+    (found,) = plan = recomputed(graph, patterns_of(graph), {"out"})
     assert (found.name, found.after) == ("x", "back")
     assert {use.node for use in found.late} == {"late", "centered"}
     apply_rewrites(recompute_rewrites(plan, graph, Names(graph)), graph)
@@ -150,16 +150,16 @@ def test_nothing_is_computed_again_where_a_part_of_the_graph_may_run_alone(roots
 
 def test_small_values_and_those_of_values_are_stored():
     graph = trained(size=16).graph()
-    assert recomputed(graph, meanings(graph), {"out"}) == ()
+    assert recomputed(graph, patterns_of(graph), {"out"}) == ()
     b = trained()
     b.nodes = [node for node in b.nodes if node.name != "conv"]
     b("conv", "Relu", (1 << 19, 4), "image")  # would be stored for nobody else
     graph = b.graph()
-    assert recomputed(graph, meanings(graph), {"out"}) == ()
+    assert recomputed(graph, patterns_of(graph), {"out"}) == ()
 
 
 def test_what_is_read_at_once_is_not_computed_again():
     b = trained()
     b.nodes = [node for node in b.nodes if node.name not in ("late", "gradient", "out", "centered")]
     graph = b.graph()
-    assert recomputed(graph, meanings(graph), {"back"}) == ()
+    assert recomputed(graph, patterns_of(graph), {"back"}) == ()

@@ -16,8 +16,8 @@ from tests.fusion_graphs import UNIT, Nodes
 
 def scorer(made: Nodes, *results: str, packed: float = 0.0) -> Scorer:
     """Of all nodes that can be in a kernel."""
-    graph, known = made.graph(), made.meanings
-    inside = [name for name in topological(graph) if known[name].kind in IN_KERNELS]
+    graph, known = made.graph(), made.op_patterns
+    inside = [name for name in topological(graph) if known[name].pattern in IN_KERNELS]
     given = body(graph, known, inside, {TensorId(name) for name in results}, lambda name: True)
     return Scorer(given, replace(UNIT, packed=packed))
 

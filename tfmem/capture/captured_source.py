@@ -9,10 +9,10 @@ from custom_ops.background import go_on
 from graph_passes.errors import GraphError
 from graph_passes.graph import serde
 from graph_passes.graph.ir import Graph
+from graph_passes.graph.ops import LOOPS
 from graph_passes.graph.rewrite import Rewrite, applied
 from graph_passes.graph.source import Source
 from graph_passes.graph.verify import verify_graph
-from graph_passes.passes.recurrent.find.loops import LOOPS
 from tfmem.capture.body_source import bodies, with_function
 from tfmem.capture.build import FeedShapes, shaped_graph
 from tfmem.capture.captured import Captured, op_name, unique

@@ -9,7 +9,7 @@ import tensorflow as tf
 from custom_ops.jit.compilers import Compilers
 from custom_ops.jit.device import Quiet
 from graph_passes.analysis.device_support import CUDA
-from graph_passes.analysis.op_pattern import Kind
+from graph_passes.analysis.op_pattern import OpPattern
 from graph_passes.graph import serde
 from graph_passes.graph.ir import Graph
 from graph_passes.passes.fuse.partition.partition import ON_CPU, ON_GPU
@@ -77,7 +77,7 @@ def fusion_needs(
         quiet: keeps steps from running while a kernel is timed.
     """
     fed = tuple(map(op_name, feeds))
-    kept = {Kind.READ, Kind.UPDATE} if in_place else set()
+    kept = {OpPattern.READ, OpPattern.UPDATE} if in_place else set()
     if not target.is_gpu:
         return Needs(CPU, HOME, serde.attributes, ON_CPU - kept, fed, roots)
     tf32, compilers = tf.config.experimental.tensor_float_32_execution_enabled(), Compilers()

@@ -14,7 +14,7 @@ from custom_ops.fusion.programs import FusionProgram
 from custom_ops.fusion.region import Region
 from custom_ops.fusion.text import to_text
 from graph_passes.analysis.device_support import Capabilities, on_a_cpu, within
-from graph_passes.analysis.op_pattern import Kind, Meaning, meanings
+from graph_passes.analysis.op_pattern import NodePattern, OpPattern, patterns_of
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.graph.source import Source
 from graph_passes.lower.kernel import lower_kernel, require_kernel
@@ -50,7 +50,7 @@ class Needs:
     device: KernelDevice
     home: str
     encode: Encode
-    kinds: Collection[Kind] = ON_CPU
+    kinds: Collection[OpPattern] = ON_CPU
     fed: Collection[str] = ()
     roots: Collection[str] | None = None
     capabilities: Capabilities | None = None
@@ -162,7 +162,7 @@ def plan_stitching(source: Source, needs: Needs) -> tuple[Stitching, Graph]:
     """The regions of a graph after Grappler, and the graph."""
     graph = source.read(functions=False)
     keep = source.keep(graph)
-    known = _without_names(graph, meanings(graph), {*keep, *(needs.roots or ())})
+    known = _without_names(graph, patterns_of(graph), {*keep, *(needs.roots or ())})
     known = within(needs.capabilities, graph, known, keep) if needs.capabilities else on_a_cpu(graph, known)
     shapes = Shapes(graph)
 
@@ -227,9 +227,11 @@ def _running_together(graph: Graph, roots: Collection[str] | None) -> list[set[s
     return [names for names in found.values() if len(names) > 1]
 
 
-def _only(names: Collection[str], known: Mapping[str, Meaning]) -> dict[str, Meaning]:
-    apart = Meaning(Kind.OPAQUE, "a caller may run it without the others")
-    return {name: each if name in names or each.kind is Kind.CONSTANT else apart for name, each in known.items()}
+def _only(names: Collection[str], known: Mapping[str, NodePattern]) -> dict[str, NodePattern]:
+    apart = NodePattern(OpPattern.OPAQUE, "a caller may run it without the others")
+    return {
+        name: each if name in names or each.pattern is OpPattern.CONSTANT else apart for name, each in known.items()
+    }
 
 
 def _stitched(
@@ -280,9 +282,9 @@ def _names(graph: Graph, count: int) -> list[str]:
     return [f"{prefix}_{place}" for place in range(count)]
 
 
-def _without_names(graph: Graph, known: Mapping[str, Meaning], named: Collection[str]) -> dict[str, Meaning]:
+def _without_names(graph: Graph, known: Mapping[str, NodePattern], named: Collection[str]) -> dict[str, NodePattern]:
     """Nodes that callers name stay, unless they have one output: that one can be given the name."""
-    alone = Meaning(Kind.OPAQUE, "callers ask for it by its name, which is not that of one tensor")
+    alone = NodePattern(OpPattern.OPAQUE, "callers ask for it by its name, which is not that of one tensor")
     return {name: alone if name in named and graph[name].outputs != 1 else each for name, each in known.items()}
 
 

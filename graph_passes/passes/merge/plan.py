@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from custom_ops.jit.cublas import SIZES, MatrixProduct
-from graph_passes.analysis.op_pattern import IN_KERNELS, Kind, meanings
+from graph_passes.analysis.op_pattern import IN_KERNELS, OpPattern, patterns_of
 from graph_passes.graph.flatten import WIDE
 from graph_passes.graph.ir import Graph, Node, TensorId, boolean
 from graph_passes.graph.order import topological
@@ -136,7 +136,7 @@ class _Finder:
 
     def __init__(self, graph: Graph, keep: Collection[str], small: Small) -> None:
         self._graph, self._keep, self._small = graph, keep, small
-        self._kinds = {name: each.kind for name, each in meanings(graph).items()}
+        self._kinds = {name: each.pattern for name, each in patterns_of(graph).items()}
         self._order = topological(graph)
         self._place: Mapping[str, int] = {name: place for place, name in enumerate(self._order)}
         self._matrices: dict[tuple[TensorId, tuple[int, ...]], TensorId] = {}  # one for all views that are alike
@@ -150,7 +150,7 @@ class _Finder:
 
     def copied(self, join: Joined) -> int:
         """Bytes that are copied for a join; 0 if kernels write all parts."""
-        by_kernels = all(self._kinds[self._root(part).node] in IN_KERNELS - {Kind.VIEW} for part in join.parts)
+        by_kernels = all(self._kinds[self._root(part).node] in IN_KERNELS - {OpPattern.VIEW} for part in join.parts)
         return 0 if by_kernels else sum(map(self._graph.nbytes, join.parts))
 
     def _of_one_operand(self, added: Collection[str]) -> Iterator[Group]:
@@ -191,7 +191,7 @@ class _Finder:
         rest = list(node.inputs)
         for tensor in node.inputs:
             views, at = list[str](), tensor
-            while self._kinds[at.node] is Kind.VIEW and self._is_inner(at.node):
+            while self._kinds[at.node] is OpPattern.VIEW and self._is_inner(at.node):
                 views.append(at.node)
                 at = graph[at.node].inputs[0]
             form = self._forms.get(at.node)
@@ -250,7 +250,7 @@ class _Finder:
 
     def _root(self, tensor: TensorId) -> TensorId:
         """What a tensor is a reshape of."""
-        while self._kinds[tensor.node] is Kind.VIEW and not self._graph[tensor.node].control:
+        while self._kinds[tensor.node] is OpPattern.VIEW and not self._graph[tensor.node].control:
             tensor = self._graph[tensor.node].inputs[0]
         return tensor
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from graph_passes.analysis.op_pattern import Kind, Meaning
+from graph_passes.analysis.op_pattern import NodePattern, OpPattern
 from graph_passes.graph.ir import Graph, Node, TensorId, Use
 from graph_passes.graph.order import topological
 from graph_passes.graph.rewrite import Names, Rewrite
@@ -22,7 +22,7 @@ from graph_passes.graph.writer import Writer
 CHEAP = frozenset({"BiasAdd", "Add", "AddV2", "Sub", "Mul"})
 LEAST = 1 << 20  # bytes of what is worth it
 SMALL = 16  # times smaller is an operand that costs nothing
-_APART = frozenset({Kind.PRODUCT, Kind.BATCHED_PRODUCT, Kind.CALL, Kind.OPAQUE})  # in no kernel
+_APART = frozenset({OpPattern.PRODUCT, OpPattern.BATCHED_PRODUCT, OpPattern.CALL, OpPattern.OPAQUE})  # in no kernel
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Recomputed:
     after: str
 
 
-def recomputed(graph: Graph, known: Mapping[str, Meaning], keep: Collection[str]) -> tuple[Recomputed, ...]:
+def recomputed(graph: Graph, known: Mapping[str, NodePattern], keep: Collection[str]) -> tuple[Recomputed, ...]:
     """What is computed again; the names of `keep` are fetched."""
     wanted = [node for node in graph if node.name not in keep and _is_cheap(graph, known, node)]
     if not wanted:
@@ -69,21 +69,21 @@ def recompute_rewrites(plan: Sequence[Recomputed], graph: Graph, names: Names) -
     return found
 
 
-def _is_cheap(graph: Graph, known: Mapping[str, Meaning], node: Node) -> bool:
+def _is_cheap(graph: Graph, known: Mapping[str, NodePattern], node: Node) -> bool:
     """Whether all that a node reads is one stored tensor of its own size, and small ones."""
-    if node.op not in CHEAP or node.control or known[node.name].kind is not Kind.ELEMENTWISE:
+    if node.op not in CHEAP or node.control or known[node.name].pattern is not OpPattern.ELEMENTWISE:
         return False
     size = graph.nbytes(TensorId(node.name))
     large = [tensor for tensor in node.inputs if graph.nbytes(tensor) * SMALL > size]
     known_sizes = all(graph.sizes(tensor) is not None for tensor in node.inputs)
     if size < LEAST or not known_sizes or len(large) != 1 or graph.nbytes(large[0]) != size:
         return False
-    return known[_root(graph, known, large[0])].kind in _APART
+    return known[_root(graph, known, large[0])].pattern in _APART
 
 
-def _root(graph: Graph, known: Mapping[str, Meaning], tensor: TensorId) -> str:
+def _root(graph: Graph, known: Mapping[str, NodePattern], tensor: TensorId) -> str:
     """The node whose result a tensor is, maybe in another shape."""
-    while known[tensor.node].kind is Kind.VIEW:
+    while known[tensor.node].pattern is OpPattern.VIEW:
         tensor = graph[tensor.node].inputs[0]
     return tensor.node
 
@@ -95,9 +95,9 @@ class _Stages:
         needed: for each node the stage of the first that needs it, and cannot run earlier.
     """
 
-    def __init__(self, graph: Graph, known: Mapping[str, Meaning]) -> None:
+    def __init__(self, graph: Graph, known: Mapping[str, NodePattern]) -> None:
         self._graph = graph
-        self._apart = {name: each.kind in _APART for name, each in known.items()}
+        self._apart = {name: each.pattern in _APART for name, each in known.items()}
         self._first: dict[str, int] = {}
         order = topological(graph)
         for name in order:

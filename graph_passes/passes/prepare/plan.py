@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graph_passes.analysis.op_pattern import meanings
+from graph_passes.analysis.op_pattern import patterns_of
 from graph_passes.graph.flatten import FlatProduct, flat_product_rewrites, flat_products
 from graph_passes.graph.ir import Graph
 from graph_passes.graph.rewrite import Names, Rewrite
@@ -32,7 +32,7 @@ def plan_preparation(source: Source, needs: Needs) -> tuple[Preparation, Graph]:
     """
     graph = source.read(functions=False)
     keep = source.keep(graph)
-    again = recomputed(graph, meanings(graph), keep) if needs.roots is None else ()
+    again = recomputed(graph, patterns_of(graph), keep) if needs.roots is None else ()
     return Preparation(flat_products(graph, keep), again), graph
 
 

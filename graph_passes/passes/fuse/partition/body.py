@@ -9,17 +9,17 @@ from functools import cached_property
 
 from custom_ops.background import go_on
 from graph_passes.analysis.dependences import Dependences, read_by, waited
-from graph_passes.analysis.op_pattern import REDUCTIONS, Kind, Meaning
+from graph_passes.analysis.op_pattern import REDUCTIONS, NodePattern, OpPattern
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.graph.ops import passed
 
 UNKNOWN = 64  # stands for a size that is known only when the region runs
 
-_NO_WORK = frozenset({Kind.VIEW, Kind.CONSTANT})
-_NOTHING_NEW = frozenset({Kind.VIEW, Kind.READ})  # the memory of what they read, under another name
+_NO_WORK = frozenset({OpPattern.VIEW, OpPattern.CONSTANT})
+_NOTHING_NEW = frozenset({OpPattern.VIEW, OpPattern.READ})  # the memory of what they read, under another name
 
 
-WHOLE = REDUCTIONS - {Kind.ROW_REDUCTION}  # whose result depends on all of a tensor, not on one row
+WHOLE = REDUCTIONS - {OpPattern.ROW_REDUCTION}  # whose result depends on all of a tensor, not on one row
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Body:
     """
 
     names: tuple[str, ...]
-    kinds: tuple[Kind, ...]
+    kinds: tuple[OpPattern, ...]
     fusible: tuple[bool, ...]
     net: Dependences
     apart: frozenset[tuple[int, int]]
@@ -91,7 +91,7 @@ class Body:
 
 def body(
     graph: Graph,
-    meanings: Mapping[str, Meaning],
+    op_patterns: Mapping[str, NodePattern],
     members: Sequence[str],
     outputs: Collection[TensorId],
     fusible: Callable[[str], bool],
@@ -101,15 +101,15 @@ def body(
 
     Args:
         graph: the graph.
-        meanings: of its nodes.
+        op_patterns: of its nodes.
         members: of the region, in topological order.
         outputs: tensors of members that somebody outside of the region reads.
         fusible: whether a memory-intensive node can be in a kernel.
         generated: whether a product can.
     """
     go_on()
-    apart = _apart(graph, meanings, members)
-    order, net = _ordered(_edges(graph, meanings, members, apart))
+    apart = _apart(graph, op_patterns, members)
+    order, net = _ordered(_edges(graph, op_patterns, members, apart))
     names, place = tuple(members[old] for old in order), {old: new for new, old in enumerate(order)}
     memory: dict[tuple[TensorId, bool], int] = {}  # a tensor, or what a variable holds: its handle
     nbytes: list[int] = []
@@ -125,20 +125,20 @@ def body(
     makes: list[tuple[int, ...]] = []
     escapes: set[int] = set()
     for name in names:
-        node, meaning = graph[name], meanings[name]
-        if meaning.kind is Kind.READ:  # what it makes is the memory of the variable itself
-            memory[TensorId(name), False] = number(node.inputs[meaning.reads[0]], True)
-        elif meaning.kind is Kind.VIEW:
-            memory[TensorId(name), False] = number(node.inputs[meaning.operands[0]])
-        variables = {node.inputs[place] for place in (*meaning.reads, *meaning.writes)}
-        read = [tensor for tensor in read_by(graph, meanings, node) if tensor not in variables]
-        held = [number(node.inputs[place], True) for place in meaning.reads]
-        given = [number(node.inputs[place], True) for place in meaning.writes]
+        node, op_pattern = graph[name], op_patterns[name]
+        if op_pattern.pattern is OpPattern.READ:  # what it makes is the memory of the variable itself
+            memory[TensorId(name), False] = number(node.inputs[op_pattern.reads[0]], True)
+        elif op_pattern.pattern is OpPattern.VIEW:
+            memory[TensorId(name), False] = number(node.inputs[op_pattern.operands[0]])
+        variables = {node.inputs[place] for place in (*op_pattern.reads, *op_pattern.writes)}
+        read = [tensor for tensor in read_by(graph, op_patterns, node) if tensor not in variables]
+        held = [number(node.inputs[place], True) for place in op_pattern.reads]
+        given = [number(node.inputs[place], True) for place in op_pattern.writes]
         reads.append(tuple(dict.fromkeys([*map(number, read), *held])))
-        new = () if meaning.kind in _NOTHING_NEW else map(number, graph.tensors(node))
+        new = () if op_pattern.pattern in _NOTHING_NEW else map(number, graph.tensors(node))
         makes.append(tuple(dict.fromkeys([*new, *given])))
         escapes |= {number(tensor) for tensor in graph.tensors(node) if tensor in outputs} | set(given)
-    kinds = tuple(meanings[name].kind for name in names)
+    kinds = tuple(op_patterns[name].pattern for name in names)
     apart = frozenset((place[earlier], place[later]) for earlier, later in apart)
     can = tuple(map(fusible, names))
     products = frozenset(number for number, name in enumerate(names) if generated(name))
@@ -147,7 +147,7 @@ def body(
 
 
 def _edges(
-    graph: Graph, meanings: Mapping[str, Meaning], members: Sequence[str], apart: Collection[tuple[int, int]]
+    graph: Graph, op_patterns: Mapping[str, NodePattern], members: Sequence[str], apart: Collection[tuple[int, int]]
 ) -> list[set[int]]:
     """For each member those that it waits for."""
     place = {name: number for number, name in enumerate(members)}
@@ -155,7 +155,7 @@ def _edges(
     after: list[list[int]] = [[] for _ in members]
     for number, name in enumerate(members):
         node = graph[name]
-        used = node.inputs if meanings[name].kind is Kind.CONSTANT else read_by(graph, meanings, node)
+        used = node.inputs if op_patterns[name].pattern is OpPattern.CONSTANT else read_by(graph, op_patterns, node)
         found = {place.get(tensor.node, -1) for tensor in used}
         found |= {place.get(control, -1) for control in waited(graph, node)}
         before.append(found - {-1})
@@ -167,9 +167,9 @@ def _edges(
             after[earlier].append(later)
     # An update waits for those who read the old value, unless it comes before them: else it would have to be copied.
     for update, name in enumerate(members):
-        for index in meanings[name].writes:
+        for index in op_patterns[name].writes:
             handle = passed(graph, graph[name].inputs[index])
-            for reader in _old_value_readers(graph, meanings, members, place, handle, update):
+            for reader in _old_value_readers(graph, op_patterns, members, place, handle, update):
                 if reader != update and reader not in before[update] and not _reaches(after, update, reader):
                     before[update].add(reader)
                     after[reader].append(update)
@@ -178,7 +178,7 @@ def _edges(
 
 def _old_value_readers(
     graph: Graph,
-    meanings: Mapping[str, Meaning],
+    op_patterns: Mapping[str, NodePattern],
     members: Sequence[str],
     place: Mapping[str, int],
     handle: TensorId,
@@ -189,10 +189,10 @@ def _old_value_readers(
     pending: list[int] = []
     for name in dict.fromkeys(use.node for use in graph.uses(handle)):
         if name in place and place[name] < update:
-            (pending if meanings[name].kind is Kind.READ else found).append(place[name])
+            (pending if op_patterns[name].pattern is OpPattern.READ else found).append(place[name])
     while pending:
         for name in graph.readers(graph[members[pending.pop()]]):
-            if name in place and meanings[name].kind is Kind.VIEW:
+            if name in place and op_patterns[name].pattern is OpPattern.VIEW:
                 pending.append(place[name])
             elif name in place:
                 found.append(place[name])
@@ -212,17 +212,17 @@ def _reaches(after: Sequence[Sequence[int]], first: int, last: int) -> bool:
     return False
 
 
-def _apart(graph: Graph, meanings: Mapping[str, Meaning], names: Sequence[str]) -> frozenset[tuple[int, int]]:
+def _apart(graph: Graph, op_patterns: Mapping[str, NodePattern], names: Sequence[str]) -> frozenset[tuple[int, int]]:
     """From each op that writes a variable to those that use it next, up to the next one that writes it."""
     writer: dict[TensorId, int] = {}
     found: set[tuple[int, int]] = set()
     for number, name in enumerate(names):
-        meaning, node = meanings[name], graph[name]
-        if not meaning.reads and not meaning.writes:
+        op_pattern, node = op_patterns[name], graph[name]
+        if not op_pattern.reads and not op_pattern.writes:
             continue
-        handles = [passed(graph, node.inputs[index]) for index in (*meaning.reads, *meaning.writes)]
+        handles = [passed(graph, node.inputs[index]) for index in (*op_pattern.reads, *op_pattern.writes)]
         found |= {(writer[handle], number) for handle in handles if handle in writer}
-        writer |= {passed(graph, node.inputs[index]): number for index in meaning.writes}
+        writer |= {passed(graph, node.inputs[index]): number for index in op_pattern.writes}
     return frozenset(found)
 
 

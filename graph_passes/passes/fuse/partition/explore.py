@@ -11,12 +11,12 @@ import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from graph_passes.analysis.op_pattern import REDUCTIONS, Kind
+from graph_passes.analysis.op_pattern import REDUCTIONS, OpPattern
 from graph_passes.passes.fuse.partition.body import Body
 from graph_passes.passes.fuse.partition.patterns import runs_among
 from graph_passes.passes.fuse.partition.score import Candidate, Scorer
 
-_SEEDS = REDUCTIONS | {Kind.ELEMENTWISE, Kind.LAYOUT, Kind.BATCHED_PRODUCT}
+_SEEDS = REDUCTIONS | {OpPattern.ELEMENTWISE, OpPattern.LAYOUT, OpPattern.BATCHED_PRODUCT}
 
 
 @dataclass(frozen=True)

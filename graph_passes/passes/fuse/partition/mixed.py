@@ -19,15 +19,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from graph_passes.analysis.op_pattern import Kind
+from graph_passes.analysis.op_pattern import OpPattern
 from graph_passes.passes.fuse.partition.body import Body
 from graph_passes.passes.fuse.partition.patterns import runs_among
 from graph_passes.passes.fuse.partition.score import Candidate, Scorer
 
-_BEFORE = frozenset({Kind.ELEMENTWISE, Kind.LAYOUT, Kind.VIEW, Kind.CONSTANT})
-_SAME_PLACE = frozenset({Kind.ELEMENTWISE, Kind.VIEW, Kind.CONSTANT, Kind.UPDATE})
-_AROUND = _SAME_PLACE | {Kind.LAYOUT}
-_ROWS = _AROUND | {Kind.ROW_REDUCTION}  # of few columns, which a tile has all of
+_BEFORE = frozenset({OpPattern.ELEMENTWISE, OpPattern.LAYOUT, OpPattern.VIEW, OpPattern.CONSTANT})
+_SAME_PLACE = frozenset({OpPattern.ELEMENTWISE, OpPattern.VIEW, OpPattern.CONSTANT, OpPattern.UPDATE})
+_AROUND = _SAME_PLACE | {OpPattern.LAYOUT}
+_ROWS = _AROUND | {OpPattern.ROW_REDUCTION}  # of few columns, which a tile has all of
 
 
 def mixed_patterns(scorer: Scorer, found: Sequence[Candidate]) -> list[Candidate]:
@@ -116,7 +116,7 @@ def _around(body: Body, product: int) -> list[set[int]]:
     return [each for number, each in enumerate(found) if each not in found[:number] and _is_one(body, each)]
 
 
-def _epilogue(body: Body, product: int, kinds: Collection[Kind]) -> set[int]:
+def _epilogue(body: Body, product: int, kinds: Collection[OpPattern]) -> set[int]:
     """With the ops of some kinds behind it that can be computed in its tiles: they make no more than it does."""
     members, outside = {product}, set[int]()
     largest = _made(body, product)
@@ -143,13 +143,13 @@ def _prologue(body: Body, members: Collection[int]) -> set[int]:
             continue
         if any(memory in body.escapes for memory in body.makes[number]):
             continue
-        if body.kinds[number] is Kind.VIEW or inputs.intersection(body.makes[number]):
+        if body.kinds[number] is OpPattern.VIEW or inputs.intersection(body.makes[number]):
             found.add(number)
             inputs |= set(body.reads[number])
     return found
 
 
-def _fits(body: Body, number: int, kinds: Collection[Kind]) -> bool:
+def _fits(body: Body, number: int, kinds: Collection[OpPattern]) -> bool:
     return body.fusible[number] and body.kinds[number] in kinds
 
 

@@ -13,7 +13,7 @@ from enum import Enum
 from math import prod
 
 from custom_ops.background import go_on
-from graph_passes.analysis.op_pattern import IN_KERNELS, Kind, Meaning
+from graph_passes.analysis.op_pattern import IN_KERNELS, NodePattern, OpPattern
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.lower.rules import RULES
 from graph_passes.passes.fuse.partition.body import Body, body
@@ -27,9 +27,9 @@ from graph_passes.passes.fuse.partition.score import Candidate, KernelDevice, Me
 from graph_passes.passes.fuse.partition.signature import Signature, Signatures, once
 
 # What may be in a region that a GPU runs: products by its library, all else in kernels.
-ON_GPU = frozenset(Kind) - {Kind.CALL, Kind.OPAQUE}
-ON_CPU = frozenset(Kind) - {Kind.OPAQUE}
-PRODUCTS = frozenset({Kind.PRODUCT, Kind.BATCHED_PRODUCT})
+ON_GPU = frozenset(OpPattern) - {OpPattern.CALL, OpPattern.OPAQUE}
+ON_CPU = frozenset(OpPattern) - {OpPattern.OPAQUE}
+PRODUCTS = frozenset({OpPattern.PRODUCT, OpPattern.BATCHED_PRODUCT})
 
 
 class StepKind(Enum):
@@ -42,11 +42,11 @@ class StepKind(Enum):
 
 
 _STEPS = {
-    Kind.PRODUCT: StepKind.CALL,
-    Kind.BATCHED_PRODUCT: StepKind.CALL,
-    Kind.CALL: StepKind.CALL,
-    Kind.VIEW: StepKind.VIEW,
-    Kind.READ: StepKind.READ,
+    OpPattern.PRODUCT: StepKind.CALL,
+    OpPattern.BATCHED_PRODUCT: StepKind.CALL,
+    OpPattern.CALL: StepKind.CALL,
+    OpPattern.VIEW: StepKind.VIEW,
+    OpPattern.READ: StepKind.READ,
 }
 
 
@@ -107,10 +107,10 @@ class FusionPlan:
 
 def plan_fusion(
     graph: Graph,
-    meanings: Mapping[str, Meaning],
+    op_patterns: Mapping[str, NodePattern],
     device: KernelDevice,
     *,
-    kinds: Collection[Kind] = ON_CPU,
+    kinds: Collection[OpPattern] = ON_CPU,
     fusible: Callable[[str], bool] | None = None,
     generated: Callable[[str], bool] | None = None,
     default: str = "",
@@ -125,7 +125,7 @@ def plan_fusion(
 
     Args:
         graph: with the shapes that are known.
-        meanings: of all its nodes.
+        op_patterns: of all its nodes.
         device: what it runs on.
         kinds: of nodes that may be in a region.
         fusible: whether a memory-intensive node can be in a kernel; None: by its kind.
@@ -143,19 +143,19 @@ def plan_fusion(
     """
 
     def by_kind(name: str) -> bool:
-        return meanings[name].kind in IN_KERNELS
+        return op_patterns[name].pattern in IN_KERNELS
 
     signatures = Signatures(graph, fetched)
     refuse = once(refuse, signatures) if refuse else None
     measure = _measured_once(measure, signatures) if measure else None
-    generated = generated or small_products(graph, meanings, device)
+    generated = generated or small_products(graph, op_patterns, device)
     outside: dict[str, str] = {}
     while True:
         go_on()
-        gain = _gain(meanings, device)
-        regions = find_regions(graph, meanings, gain, kinds, fed, outside, default)
+        gain = _gain(op_patterns, device)
+        regions = find_regions(graph, op_patterns, gain, kinds, fed, outside, default)
         bodies = [
-            body(graph, meanings, members, _outputs(graph, members, fetched), fusible or by_kind, generated)
+            body(graph, op_patterns, members, _outputs(graph, members, fetched), fusible or by_kind, generated)
             for members in regions.members
         ]
         planned = [
@@ -181,12 +181,12 @@ def _measured_once(measure: Measure, signatures: Signatures) -> Measure:
     return Measure(once(measure.kernel, signatures), lambda name: call([name]), prepare)
 
 
-def small_products(graph: Graph, meanings: Mapping[str, Meaning], device: KernelDevice) -> Callable[[str], bool]:
+def small_products(graph: Graph, op_patterns: Mapping[str, NodePattern], device: KernelDevice) -> Callable[[str], bool]:
     """Whether a node is a product that can be in a kernel: of sizes that are known, and small (`KernelDevice.most`)."""
 
     def small(name: str) -> bool:
         node, most = graph[name], device.most
-        if most is None or meanings[name].kind not in PRODUCTS or node.op not in RULES:
+        if most is None or op_patterns[name].pattern not in PRODUCTS or node.op not in RULES:
             return False
         left, right, result = (graph.specs[tensor] for tensor in (*node.inputs[:2], TensorId(name)))
         if left.sizes is None or right.sizes is None or result.sizes is None or RULES[node.op].refusal(graph, node):
@@ -200,10 +200,12 @@ def small_products(graph: Graph, meanings: Mapping[str, Meaning], device: Kernel
     return small
 
 
-def _gain(meanings: Mapping[str, Meaning], device: KernelDevice) -> Callable[[Sequence[str]], float]:
+def _gain(op_patterns: Mapping[str, NodePattern], device: KernelDevice) -> Callable[[Sequence[str]], float]:
     def gain(members: Sequence[str]) -> float:
-        dispatched = sum(meanings[name].kind is not Kind.CONSTANT for name in members)
-        working = any(meanings[name].kind not in (Kind.CONSTANT, Kind.VIEW, Kind.READ) for name in members)
+        dispatched = sum(op_patterns[name].pattern is not OpPattern.CONSTANT for name in members)
+        working = any(
+            op_patterns[name].pattern not in (OpPattern.CONSTANT, OpPattern.VIEW, OpPattern.READ) for name in members
+        )
         return dispatched * device.dispatch - device.region if working else 0.0
 
     return gain

@@ -15,20 +15,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from graph_passes.analysis.dependences import Role, connected, runs, settled
-from graph_passes.analysis.op_pattern import Kind
+from graph_passes.analysis.op_pattern import OpPattern
 from graph_passes.passes.fuse.partition.body import Body
 from graph_passes.passes.fuse.partition.score import Candidate, Scorer
 
-_COLUMNS = frozenset({Kind.COLUMN_REDUCTION, Kind.REDUCTION})
-_SCALARS = frozenset({Kind.SCALAR_REDUCTION})
-_ROWS = frozenset({Kind.ROW_REDUCTION})
+_COLUMNS = frozenset({OpPattern.COLUMN_REDUCTION, OpPattern.REDUCTION})
+_SCALARS = frozenset({OpPattern.SCALAR_REDUCTION})
+_ROWS = frozenset({OpPattern.ROW_REDUCTION})
 
 # What further becomes a partition op, and how, step by step. Large products are from the start.
-STEPS: tuple[tuple[frozenset[Kind], Role], ...] = (
-    (frozenset({Kind.PRODUCT}), Role.BORDER),
-    (frozenset({Kind.BATCHED_PRODUCT}), Role.BORDER),
-    (frozenset({Kind.VIEW}), Role.BORDER),
-    (frozenset({Kind.LAYOUT, Kind.GATHER}), Role.FIRST),
+STEPS: tuple[tuple[frozenset[OpPattern], Role], ...] = (
+    (frozenset({OpPattern.PRODUCT}), Role.BORDER),
+    (frozenset({OpPattern.BATCHED_PRODUCT}), Role.BORDER),
+    (frozenset({OpPattern.VIEW}), Role.BORDER),
+    (frozenset({OpPattern.LAYOUT, OpPattern.GATHER}), Role.FIRST),
     (_COLUMNS, Role.LAST),
     (_SCALARS, Role.LAST),
     (_ROWS, Role.LAST),
@@ -36,7 +36,7 @@ STEPS: tuple[tuple[frozenset[Kind], Role], ...] = (
     (_SCALARS, Role.BORDER),
     (_ROWS, Role.BORDER),
 )
-_FREE = frozenset({Kind.VIEW, Kind.CONSTANT})
+_FREE = frozenset({OpPattern.VIEW, OpPattern.CONSTANT})
 
 
 def substitution(scorer: Scorer) -> list[Candidate]:
@@ -102,7 +102,7 @@ def _moves_less(body: Body, number: int, here: int, later: int, rank: Callable[[
             saved -= body.nbytes[memory] * (1 if memory in body.escapes or {here, *others} > {here} else 2)
         elif here in others:
             saved -= body.nbytes[memory]
-    return saved > 0 and body.kinds[number] is not Kind.UPDATE
+    return saved > 0 and body.kinds[number] is not OpPattern.UPDATE
 
 
 def _divided(scorer: Scorer, members: list[int], roles: Mapping[int, Role], step: int) -> Iterator[Candidate]:

@@ -1,4 +1,4 @@
-"""Which nodes of a graph run together as one op: a *region*. Pure: a graph and the meaning of its nodes in.
+"""Which nodes of a graph run together as one op: a *region*. Pure: a graph and the pattern of its nodes in.
 
 Regions are as few and as large as they can be: dispatching an op costs more than most of them compute. Along a path,
 what lies before an op that no region can hold and what lies behind it belong to different regions; nothing else
@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from graph_passes.analysis.dependences import Role, dependences, runs, settled
-from graph_passes.analysis.op_pattern import Kind, Meaning
+from graph_passes.analysis.op_pattern import NodePattern, OpPattern
 from graph_passes.graph.ir import Graph
 from graph_passes.graph.ops import EXTERNAL, passed
 from graph_passes.graph.order import topological
 
-CALLS = frozenset({Kind.PRODUCT, Kind.BATCHED_PRODUCT, Kind.CALL})  # what a region runs by somebody else's kernel
+CALLS = frozenset(
+    {OpPattern.PRODUCT, OpPattern.BATCHED_PRODUCT, OpPattern.CALL}
+)  # what a region runs by somebody else's kernel
 # What a region may hold, but never for its own sake.
-_ROLES = dict.fromkeys((Kind.VIEW, Kind.READ, Kind.CONSTANT), Role.FREE)
+_ROLES = dict.fromkeys((OpPattern.VIEW, OpPattern.READ, OpPattern.CONSTANT), Role.FREE)
 # Behind these an op may be dead: it runs only if a condition holds that its inputs do not tell.
 _BRANCHES = frozenset({"Switch", "RefSwitch", "Merge", "RefMerge", "Enter", "RefEnter"})
 
@@ -44,9 +46,9 @@ class Regions:
 
 def find_regions(
     graph: Graph,
-    meanings: Mapping[str, Meaning],
+    op_patterns: Mapping[str, NodePattern],
     gain: Gain,
-    kinds: Collection[Kind],
+    kinds: Collection[OpPattern],
     fed: Collection[str] = (),
     outside: Mapping[str, str] | None = None,
     default: str = "",
@@ -55,7 +57,7 @@ def find_regions(
 
     Args:
         graph: the graph, or the body of a function.
-        meanings: of all its nodes.
+        op_patterns: of all its nodes.
         gain: regions that gain nothing by it stay as they are.
         kinds: of nodes that may be in a region.
         fed: names of nodes whose outputs the caller may give.
@@ -66,16 +68,16 @@ def find_regions(
         GraphError: the graph has a cycle.
     """
     order = topological(graph)
-    borders = _borders(graph, meanings, order, kinds, fed) | dict(outside or {})
+    borders = _borders(graph, op_patterns, order, kinds, fed) | dict(outside or {})
     places = _places(graph, order, default)
 
     def saves_memory(number: int, _later: int, _ranks: Sequence[int]) -> bool:
-        return _held_longer(graph, meanings, order[number]) < 0
+        return _held_longer(graph, op_patterns, order[number]) < 0
 
-    whole = {name for name in order if name in borders or meanings[name].kind is Kind.CONSTANT}
+    whole = {name for name in order if name in borders or op_patterns[name].pattern is OpPattern.CONSTANT}
     while True:
-        roles = [Role.BORDER if name in borders else _ROLES.get(meanings[name].kind, Role.WORK) for name in order]
-        net = dependences(graph, meanings, order, whole)
+        roles = [Role.BORDER if name in borders else _ROLES.get(op_patterns[name].pattern, Role.WORK) for name in order]
+        net = dependences(graph, op_patterns, order, whole)
         ranks = settled(net, runs(net, roles, places), roles, saves_memory, places)
         sets: dict[tuple[int, int], list[str]] = {}
         for number, name in enumerate(order):
@@ -86,30 +88,34 @@ def find_regions(
         more: dict[str, str] = {}
         for key, members in sets.items():
             if key in found:
-                more |= _conflicts(graph, meanings, members)
+                more |= _conflicts(graph, op_patterns, members)
             else:
                 why = f"one op in place of {_ops(len(members))} would gain nothing"
-                more |= {name: why for name in members if meanings[name].kind not in _ROLES}
+                more |= {name: why for name in members if op_patterns[name].pattern not in _ROLES}
         # What stays outside reads all of its inputs, axes and shapes as well, so that there may be more paths.
         left = {name for name in order if name not in inside and name not in whole}
         if not left and not more:
             regions = tuple(tuple(found[key]) for key in sorted(found))
-            return Regions(tuple(order), regions, _reasons(meanings, order, inside, borders))
+            return Regions(tuple(order), regions, _reasons(op_patterns, order, inside, borders))
         whole |= left | more.keys()
         borders |= more
 
 
 def _borders(
-    graph: Graph, meanings: Mapping[str, Meaning], order: Sequence[str], kinds: Collection[Kind], fed: Collection[str]
+    graph: Graph,
+    op_patterns: Mapping[str, NodePattern],
+    order: Sequence[str],
+    kinds: Collection[OpPattern],
+    fed: Collection[str],
 ) -> dict[str, str]:
     """Nodes that no region can hold, and why."""
     branches = (node.name for node in graph if node.op in _BRANCHES)
     dead = graph.reached(branches, graph.successors)
     found: dict[str, str] = {}
     for name in order:
-        node, meaning = graph[name], meanings[name]
-        if meaning.kind not in kinds:
-            found[name] = meaning.reason or f"regions on this device hold no {meaning.kind.value}"
+        node, op_pattern = graph[name], op_patterns[name]
+        if op_pattern.pattern not in kinds:
+            found[name] = op_pattern.reason or f"regions on this device hold no {op_pattern.pattern.value}"
         elif name in fed:
             found[name] = "its output is fed"
         elif name in dead:
@@ -159,30 +165,30 @@ def _labels(value: Any) -> tuple[str, ...]:
     return tuple(label.decode(errors="backslashreplace") for label in value.list.s)
 
 
-def _held_longer(graph: Graph, meanings: Mapping[str, Meaning], name: str) -> int:
+def _held_longer(graph: Graph, op_patterns: Mapping[str, NodePattern], name: str) -> int:
     """Bytes that are in memory while a node waits, less those that are not: what it reads, unless it is there anyhow,
     less what it makes."""
     node = graph[name]
-    read = {node.inputs[index] for index in meanings[name].operands}
+    read = {node.inputs[index] for index in op_patterns[name].operands}
     held = sum(graph.nbytes(tensor) for tensor in read if graph[passed(graph, tensor).node].op not in EXTERNAL)
     return held - sum(map(graph.nbytes, graph.tensors(node)))
 
 
-def _conflicts(graph: Graph, meanings: Mapping[str, Meaning], members: Sequence[str]) -> dict[str, str]:
+def _conflicts(graph: Graph, op_patterns: Mapping[str, NodePattern], members: Sequence[str]) -> dict[str, str]:
     """Calls of ops that take a variable which their region assigns."""
-    assigned = {graph[name].inputs[place] for name in members for place in meanings[name].writes}
+    assigned = {graph[name].inputs[place] for name in members for place in op_patterns[name].writes}
     found: dict[str, str] = {}
     for name in members:
-        meaning = meanings[name]
-        taken = [graph[name].inputs[place] for place in (*meaning.reads, *meaning.writes)]
+        op_pattern = op_patterns[name]
+        taken = [graph[name].inputs[place] for place in (*op_pattern.reads, *op_pattern.writes)]
         both = [str(tensor) for tensor in taken if tensor in assigned]
-        if both and meaning.kind in CALLS:
+        if both and op_pattern.pattern in CALLS:
             found[name] = f"it takes the variable '{both[0]}', which other ops of its region assign"
     return found
 
 
 def _reasons(
-    meanings: Mapping[str, Meaning], order: Sequence[str], inside: Collection[str], borders: Mapping[str, str]
+    op_patterns: Mapping[str, NodePattern], order: Sequence[str], inside: Collection[str], borders: Mapping[str, str]
 ) -> dict[str, str]:
     beside = "it takes no time, and what it reads or what reads it is in no region"
     return {name: borders.get(name, beside) for name in order if name not in inside}

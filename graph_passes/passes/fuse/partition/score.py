@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from custom_ops.background import go_on
 from custom_ops.jit.cublas import MatrixProduct
 from graph_passes.analysis.dependences import connected
-from graph_passes.analysis.op_pattern import REDUCTIONS, Kind
+from graph_passes.analysis.op_pattern import REDUCTIONS, OpPattern
 from graph_passes.passes.fuse.partition.body import WHOLE, Body
 
 
@@ -305,8 +305,8 @@ class Scorer:
         return memory in self.body.escapes or any(reader not in within for reader in self.body.readers[memory])
 
 
-def mixed(kinds: Iterable[Kind]) -> bool:
+def mixed(kinds: Iterable[OpPattern]) -> bool:
     """Whether a pattern is one that a model says little about: products with reductions, or reductions of two kinds."""
     found = set(kinds)
-    products = bool(found & {Kind.PRODUCT, Kind.BATCHED_PRODUCT})
-    return (products and bool(found & REDUCTIONS)) or (Kind.ROW_REDUCTION in found and bool(found & WHOLE))
+    products = bool(found & {OpPattern.PRODUCT, OpPattern.BATCHED_PRODUCT})
+    return (products and bool(found & REDUCTIONS)) or (OpPattern.ROW_REDUCTION in found and bool(found & WHOLE))

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 
 from graph_passes.graph.frames import frames
 from graph_passes.graph.ir import Function, Graph, Node, TensorId
-from graph_passes.graph.ops import passed, scalar_value
-
-LOOPS = frozenset({"While", "StatelessWhile"})
+from graph_passes.graph.ops import LOOPS, passed, scalar_value
 
 
 class Unreadable(Exception):  # noqa: N818  not an error: the loop stays as it is, and the report says why

@@ -15,12 +15,11 @@ from itertools import combinations
 from typing import NamedTuple
 
 from graph_passes.graph.ir import Graph, Node, TensorId
-from graph_passes.graph.ops import MATRIX_PRODUCTS
+from graph_passes.graph.ops import FORWARD_CONVOLUTIONS, MATRIX_PRODUCTS
 from graph_passes.passes.recurrent.apply import Unmatched
 
 LEAST = 2  # steps
-CONVOLUTIONS = frozenset({"Conv2D", "Conv3D", "DepthwiseConv2dNative"})
-PRODUCTS = MATRIX_PRODUCTS | CONVOLUTIONS
+PRODUCTS = MATRIX_PRODUCTS | FORWARD_CONVOLUTIONS
 MODES = ("transpose_a", "transpose_b", "adj_x", "adj_y", "equation")
 
 # Ops that give a weight, or a part of it, in another form.
@@ -107,7 +106,7 @@ def _within(
             name for name, found in uses.items() if name not in products and weights & {u.weight for u in found}
         ]
         first = graph[part[0].products[0]]
-        if first.op in CONVOLUTIONS:
+        if first.op in FORWARD_CONVOLUTIONS:
             why = f"{_AGAIN}, and '{first.name}' ({first.op}) takes states that are no matrices [batch, units]"
         elif transposed:
             why = f"{_AGAIN}, with their gradient, and {recognised}" if recognised else _TRAINED

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graph_passes.graph.ir import Function, Graph, Node, TensorId, TensorSpec
-from graph_passes.graph.ops import FLOATS, passed
-from graph_passes.passes.recurrent.find.loops import LOOPS, Loop, Unreadable
+from graph_passes.graph.ops import FLOATS, LOOPS, passed
+from graph_passes.passes.recurrent.find.loops import Loop, Unreadable
 from graph_passes.passes.recurrent.find.provenance import is_zero
 
 _FLOATS_BY_ENUM = {1: "float32", 2: "float64", 14: "bfloat16", 19: "float16"}  # in DataType

@@ -28,7 +28,7 @@ from graph_passes.graph.rewrite import Rewrite, apply_rewrites
 from graph_passes.graph.source import Source
 from graph_passes.graph.verify import verify_graph
 from graph_passes.passes.fuse.apply import fusion_rewrites
-from graph_passes.passes.fuse.plan import plan_stitching
+from graph_passes.passes.fuse.plan import plan_fusion
 from graph_passes.passes.merge.plan import merging_rewrites, plan_merging
 from graph_passes.passes.offload.apply import Probing, offload_rewrites, transfers
 from graph_passes.passes.offload.options import OffloadOptions
@@ -83,7 +83,7 @@ PASSES = (
     Pass("products", Phase.BEFORE_GRAPPLER, "recurrent", plan_products, product_rewrites),
     Pass("preparation", Phase.AFTER_GRAPPLER, "fusion", plan_preparation, preparation_rewrites),
     Pass("merging", Phase.AFTER_GRAPPLER, "fusion", plan_merging, merging_rewrites),
-    Pass("fusion", Phase.AFTER_GRAPPLER, "fusion", plan_stitching, fusion_rewrites),
+    Pass("fusion", Phase.AFTER_GRAPPLER, "fusion", plan_fusion, fusion_rewrites),
     OFFLOAD,
 )
 

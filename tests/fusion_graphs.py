@@ -11,7 +11,7 @@ from graph_passes.analysis.dependences import read_by, waited
 from graph_passes.analysis.op_pattern import NodePattern, OpPattern
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.order import topological
-from graph_passes.passes.fuse.partition.partition import FusionPlan
+from graph_passes.passes.fuse.partition.partition import Partition
 from graph_passes.passes.fuse.partition.score import KernelDevice
 
 # One byte takes a second to move, a launch a hundred, so that times can be checked by hand.
@@ -125,7 +125,7 @@ def run_graph(graph: Graph, op_patterns: Mapping[str, NodePattern]) -> dict[str,
     return values
 
 
-def run_plan(graph: Graph, op_patterns: Mapping[str, NodePattern], plan: FusionPlan) -> dict[str, str]:
+def run_plan(graph: Graph, op_patterns: Mapping[str, NodePattern], plan: Partition) -> dict[str, str]:
     """The same of a planned graph: each region runs as a whole, each kernel reads variables before it writes any.
 
     Raises:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from graph_passes.analysis.op_pattern import IN_KERNELS, OpPattern, patterns_of
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.order import topological
-from graph_passes.passes.fuse.partition.body import body
+from graph_passes.passes.fuse.partition.candidate import candidate_of
 from graph_passes.passes.fuse.partition.mixed import mixed_patterns
-from graph_passes.passes.fuse.partition.partition import PRODUCTS, FusionPlan, StepKind, plan_fusion, small_products
+from graph_passes.passes.fuse.partition.partition import PRODUCTS, Partition, StepKind, partition_graph, small_products
 from graph_passes.passes.fuse.partition.patterns import substitution
 from graph_passes.passes.fuse.partition.score import Measure, Refuse, Scorer, Small
 from tests.fusion_graphs import UNIT, Nodes, graphs, run_graph, run_plan
@@ -25,7 +25,7 @@ SMALL = ("product", "query", "key")  # products that can be in a kernel
 
 def planned(
     made: Nodes, measure: Measure | None = None, small: tuple[str, ...] | None = None, long_rows: bool = False
-) -> FusionPlan:
+) -> Partition:
     def generated(name: str) -> bool:
         return made.op_patterns[name].pattern in PRODUCTS and (small is None or name in small)
 
@@ -33,12 +33,12 @@ def planned(
         kinds = {made.op_patterns[name].pattern for name in members}
         return "no tile has a row" if long_rows and OpPattern.ROW_REDUCTION in kinds and kinds & PRODUCTS else ""
 
-    return plan_fusion(
+    return partition_graph(
         made.graph(), made.op_patterns, WITH_PRODUCTS, generated=generated, refuse=refuse, measure=measure
     )
 
 
-def kernels(plan: FusionPlan) -> list[set[str]]:
+def kernels(plan: Partition) -> list[set[str]]:
     return [set(step.members) for region in plan.regions for step in region.kernels]
 
 
@@ -56,7 +56,7 @@ def test_a_plan_computes_what_the_graph_computes(made, seed):
     def seconds(members):  # of equal patterns the same
         return None if chance(members, 5) else float(crc32(repr([graph[n].op for n in members]).encode()) % 997)
 
-    plan = plan_fusion(
+    plan = partition_graph(
         graph,
         known,
         WITH_PRODUCTS,
@@ -107,7 +107,7 @@ def mixed(made: Nodes, *results: str, refuse: Refuse | None = None) -> set[froze
     graph, known = made.graph(), made.op_patterns
     inside = [name for name in topological(graph) if known[name].pattern is not OpPattern.OPAQUE]
     outputs = {TensorId(name) for name in results}
-    given = body(
+    given = candidate_of(
         graph, known, inside, outputs, lambda name: known[name].pattern in IN_KERNELS, lambda name: name in SMALL
     )
     scorer = Scorer(given, WITH_PRODUCTS, refuse)

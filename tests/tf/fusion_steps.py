@@ -17,7 +17,7 @@ from graph_passes.graph.ir import Graph, TensorId, parse_input
 from graph_passes.graph.ops import passed
 from graph_passes.graph.order import topological
 from graph_passes.graph.serde import attributes, from_graph_def
-from graph_passes.passes.fuse.lower_region import LoweredRegion, lower_region
+from graph_passes.passes.fuse.lower_region import Lowered, lower_region
 from tfmem.capture.build import shaped_graph
 from tfmem.capture.concrete_function import capture_concrete
 from tfmem.capture.grappler import run_grappler
@@ -50,7 +50,7 @@ class Step:
                 self._held[tensor] = handles[id(outer[id(inner)])]
             else:
                 self._given[tensor] = self._arguments[len(self._given)].numpy()
-        self.lowered: LoweredRegion = lower_region(
+        self.lowered: Lowered = lower_region(
             self.graph, planned(self.graph), attributes, [passed(self.graph, fetch) for fetch in self._fetches]
         )
 

@@ -63,7 +63,7 @@ ALL = range(1_000_000)
         (stitching, "lower_region", range(1), 1),
         (stitching, "lower_region", ALL, 0),
         (stitching, "to_text", range(1, 2), 1),
-        (stitching, "plan_fusion", ALL, 0),
+        (stitching, "partition_graph", ALL, 0),
         (apply, "_rewrite", ALL, 0),
         (rewrite, "apply_rewrites", range(2), 1),  # of all, and of the first
         (fusion_stage, "stitched", ALL, 0),

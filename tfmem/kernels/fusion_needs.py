@@ -14,7 +14,7 @@ from graph_passes.graph import serde
 from graph_passes.graph.ir import Graph
 from graph_passes.passes.fuse.partition.partition import ON_CPU, ON_GPU
 from graph_passes.passes.fuse.partition.score import KernelDevice, Small
-from graph_passes.passes.fuse.plan import Needs, Stitching, fault
+from graph_passes.passes.fuse.plan import FusionPlan, Needs, fault
 from graph_passes.pipeline import Outcome
 from tfmem.capture.captured import op_name
 from tfmem.devices import Target
@@ -102,15 +102,15 @@ def sinks(graph: Graph) -> list[str]:
     return [node.name for node in graph if not any(graph.successors(node))]
 
 
-def stitching(done: Mapping[str, Outcome]) -> Stitching:
+def stitching(done: Mapping[str, Outcome]) -> FusionPlan:
     """What the fusion pass did; nothing where it did not run. Faults in what comes before it are in it, too."""
     outcome = done.get("fusion")
     if outcome is None:
-        return Stitching()
+        return FusionPlan()
     before = [done.get(name, Outcome()) for name in ("preparation", "merging")]
     errors = [error for each in before for error in (*each.errors.values(), each.failed) if error is not None]
     unprepared = tuple(fault("what comes before regions", (), error) for error in errors)
     if outcome.failed is not None:
-        return Stitching(kept=(*unprepared, fault("every region", (), outcome.failed)))
-    found: Stitching = outcome.plan
-    return Stitching(kept=unprepared).joined(found.without(outcome.errors))
+        return FusionPlan(kept=(*unprepared, fault("every region", (), outcome.failed)))
+    found: FusionPlan = outcome.plan
+    return FusionPlan(kept=unprepared).joined(found.without(outcome.errors))

@@ -18,7 +18,7 @@ _ALONE = frozenset({OpPattern.PRODUCT, OpPattern.BATCHED_PRODUCT, OpPattern.CALL
 
 
 @dataclass(frozen=True)
-class LoweredRegion:
+class Lowered:
     """A region, and what its inputs, variables and outputs are in the graph.
 
     Attributes:
@@ -46,7 +46,7 @@ def lower_region(
     shapes: Shapes | None = None,
     called: Collection[str] = (),
     kernels: Collection[str] = (),
-) -> LoweredRegion:
+) -> Lowered:
     """The region that runs these steps one after the other.
 
     Args:
@@ -235,7 +235,7 @@ class _Builder:
         self._drafts.append(_Draft((value,), (), lambda given, _: Assign(variable, given[0])))
         self._held[variable] = value
 
-    def finish(self) -> LoweredRegion:
+    def finish(self) -> Lowered:
         """The region, its values numbered."""
         made = [key for draft in self._drafts for key in draft.made]
         outputs = tuple(
@@ -261,7 +261,7 @@ class _Builder:
             steps=tuple(draft.step(numbers(draft.given), numbers(draft.made)) for draft in self._drafts),
             outputs=numbers([self._key(tensor) for tensor in outputs]),
         )
-        return LoweredRegion(region, inputs, tuple(self._variables), outputs)
+        return Lowered(region, inputs, tuple(self._variables), outputs)
 
     def _type(self, key: _Key) -> TensorType:
         if isinstance(key, _Read):

@@ -20,8 +20,8 @@ from graph_passes.graph.source import Source
 from graph_passes.lower.kernel import lower_kernel, require_kernel
 from graph_passes.lower.shapes import TRANSPOSES, Shapes
 from graph_passes.lower.writer import LoweringError
-from graph_passes.passes.fuse.lower_region import Encode, LoweredRegion, lower_region
-from graph_passes.passes.fuse.partition.partition import ON_CPU, FusionPlan, RegionPlan, StepKind, plan_fusion
+from graph_passes.passes.fuse.lower_region import Encode, Lowered, lower_region
+from graph_passes.passes.fuse.partition.partition import ON_CPU, Partition, Schedule, StepKind, partition_graph
 from graph_passes.passes.fuse.partition.score import Beside, KernelDevice, Measure, Refuse
 from graph_passes.report import RegionRecord, StepRecord
 
@@ -61,7 +61,7 @@ class Needs:
 
 
 @dataclass(frozen=True)
-class Stitched:
+class RegionPlan:
     """One region that runs as one op.
 
     Attributes:
@@ -76,8 +76,8 @@ class Stitched:
     """
 
     name: str
-    plan: RegionPlan
-    lowered: LoweredRegion
+    plan: Schedule
+    lowered: Lowered
     text: str
     record: RegionRecord
     renamed: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ class Stitched:
 
 
 @dataclass(frozen=True)
-class Kept:
+class Unfused:
     """A region that stays as it was.
 
     Attributes:
@@ -105,7 +105,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Stitching:
+class FusionPlan:
     """What becomes of a graph.
 
     Attributes:
@@ -114,22 +114,22 @@ class Stitching:
         reasons: why a node is in no region, for each that is in none.
     """
 
-    regions: tuple[Stitched, ...] = ()
-    kept: tuple[Kept, ...] = ()
+    regions: tuple[RegionPlan, ...] = ()
+    kept: tuple[Unfused, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
 
-    def without(self, errors: Mapping[str, Exception]) -> Stitching:
+    def without(self, errors: Mapping[str, Exception]) -> FusionPlan:
         """This, less the regions named in `errors`, whose rewrite could not be carried out."""
         lost = [each for each in self.regions if each.name in errors]
         failed = [fault(each.name, each.plan.members, errors[each.name]) for each in lost]
         left = tuple(each for each in self.regions if each.name not in errors)
         return replace(self, regions=left, kept=(*self.kept, *failed))
 
-    def joined(self, other: Stitching) -> Stitching:
+    def joined(self, other: FusionPlan) -> FusionPlan:
         """This, and what becomes of another graph."""
-        return Stitching((*self.regions, *other.regions), (*self.kept, *other.kept), {**self.reasons, **other.reasons})
+        return FusionPlan((*self.regions, *other.regions), (*self.kept, *other.kept), {**self.reasons, **other.reasons})
 
-    def named(self, names: Mapping[str, str]) -> Stitching:
+    def named(self, names: Mapping[str, str]) -> FusionPlan:
         """This as the report has it, which is about a graph of the same ops, called otherwise: by the names here."""
 
         def told(reason: str) -> str:
@@ -146,19 +146,19 @@ class Stitching:
             replace(each, members=tuple(names.get(name, name) for name in each.members), reason=told(each.reason))
             for each in self.kept
         )
-        return Stitching(regions, kept, {names.get(name, name): told(why) for name, why in self.reasons.items()})
+        return FusionPlan(regions, kept, {names.get(name, name): told(why) for name, why in self.reasons.items()})
 
-    def within(self, caller: str) -> Stitching:
+    def within(self, caller: str) -> FusionPlan:
         """This as the report has it, which is about a function that `caller` calls: "while/body"."""
         regions = tuple(replace(each, record=each.record.within(caller)) for each in self.regions)
         kept = tuple(
             replace(each, name=f"{caller}/{each.name}", members=tuple(f"{caller}/{name}" for name in each.members))
             for each in self.kept
         )
-        return Stitching(regions, kept, {f"{caller}/{name}": why for name, why in self.reasons.items()})
+        return FusionPlan(regions, kept, {f"{caller}/{name}": why for name, why in self.reasons.items()})
 
 
-def plan_stitching(source: Source, needs: Needs) -> tuple[Stitching, Graph]:
+def plan_fusion(source: Source, needs: Needs) -> tuple[FusionPlan, Graph]:
     """The regions of a graph after Grappler, and the graph."""
     graph = source.read(functions=False)
     keep = source.keep(graph)
@@ -167,10 +167,10 @@ def plan_stitching(source: Source, needs: Needs) -> tuple[Stitching, Graph]:
     shapes = Shapes(graph)
 
     fetched = [tensor for name in keep for tensor in graph.tensors(graph[name])]
-    regions: list[RegionPlan] = []
+    regions: list[Schedule] = []
     reasons: dict[str, str] = {}
     for names in _running_together(graph, needs.roots):
-        plan = plan_fusion(
+        plan = partition_graph(
             graph,
             known if len(names) == len(graph) else _only(names, known),
             needs.device,
@@ -183,7 +183,7 @@ def plan_stitching(source: Source, needs: Needs) -> tuple[Stitching, Graph]:
         )
         regions += plan.regions
         reasons |= {name: why for name, why in plan.reasons.items() if name in names}
-    plan = FusionPlan(tuple(regions), reasons)
+    plan = Partition(tuple(regions), reasons)
     return _stitched(graph, plan, needs, keep, fetched, shapes), graph
 
 
@@ -236,14 +236,14 @@ def _only(names: Collection[str], known: Mapping[str, NodePattern]) -> dict[str,
 
 def _stitched(
     graph: Graph,
-    plan: FusionPlan,
+    plan: Partition,
     needs: Needs,
     keep: Collection[str],
     fetched: Sequence[TensorId],
     shapes: Shapes,
-) -> Stitching:
-    regions: list[Stitched] = []
-    kept: list[Kept] = []
+) -> FusionPlan:
+    regions: list[RegionPlan] = []
+    kept: list[Unfused] = []
     names = _names(graph, len(plan.regions))
     for name, region in zip(names, plan.regions, strict=True):
         try:
@@ -258,16 +258,16 @@ def _stitched(
                 else ()
             )
         except LoweringError as error:
-            kept.append(Kept(name, region.members, str(error)))
+            kept.append(Unfused(name, region.members, str(error)))
         except KernelError as error:
-            kept.append(Kept(name, region.members, str(error), warned=True))
+            kept.append(Unfused(name, region.members, str(error), warned=True))
         except Exception as error:  # whatever it is, the step runs without this region
             kept.append(fault(name, region.members, error))
         else:
             renamed = tuple(member for member in region.members if member in keep)
             record = _record(name, region, graph)
-            regions.append(Stitched(name, region, lowered, text, record, renamed, programs, needs.timed))
-    return Stitching(tuple(regions), tuple(kept), plan.reasons)
+            regions.append(RegionPlan(name, region, lowered, text, record, renamed, programs, needs.timed))
+    return FusionPlan(tuple(regions), tuple(kept), plan.reasons)
 
 
 def place_of(graph: Graph, members: Sequence[str]) -> str:
@@ -288,7 +288,7 @@ def _without_names(graph: Graph, known: Mapping[str, NodePattern], named: Collec
     return {name: alone if name in named and graph[name].outputs != 1 else each for name, each in known.items()}
 
 
-def _record(name: str, region: RegionPlan, graph: Graph) -> RegionRecord:
+def _record(name: str, region: Schedule, graph: Graph) -> RegionRecord:
     place = {member: number for number, step in enumerate(region.steps) for member in step.members}
     steps = []
     for number, step in enumerate(region.steps):
@@ -298,7 +298,7 @@ def _record(name: str, region: RegionPlan, graph: Graph) -> RegionRecord:
     return RegionRecord(name, tuple(steps))
 
 
-def fault(name: str, members: tuple[str, ...], error: Exception) -> Kept:
+def fault(name: str, members: tuple[str, ...], error: Exception) -> Unfused:
     """What the report says of a region that stays because tfmem failed."""
     reason = f"a fault inside tfmem, please report it: {type(error).__name__}: {error}"
-    return Kept(name, members, reason, "".join(traceback.format_exception(error)), warned=True)
+    return Unfused(name, members, reason, "".join(traceback.format_exception(error)), warned=True)

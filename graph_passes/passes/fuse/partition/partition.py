@@ -1,6 +1,6 @@
-"""Decides which ops run as one, and as which kernels. Pure: a graph in, a `FusionPlan` out.
+"""Decides which ops run as one, and as which kernels. Pure: a graph in, a `Partition` out.
 
-graph --find_regions--> regions --body--> ops and bytes --substitution, exploration--> patterns with scores
+graph --find_regions--> regions --candidate_of--> ops and bytes --substitution, exploration--> patterns with scores
   --mixed patterns--> products with what is around them
   --choose--> patterns that are disjoint and acyclic --> steps in an order
 """
@@ -16,12 +16,12 @@ from custom_ops.background import go_on
 from graph_passes.analysis.op_pattern import IN_KERNELS, NodePattern, OpPattern
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.lower.rules import RULES
-from graph_passes.passes.fuse.partition.body import Body, body
+from graph_passes.passes.fuse.partition.candidate import candidate_of
 from graph_passes.passes.fuse.partition.explore import Exploration, exploratory
 from graph_passes.passes.fuse.partition.ilp import Choice, Limits, choose
 from graph_passes.passes.fuse.partition.mixed import mixed_patterns
 from graph_passes.passes.fuse.partition.patterns import substitution
-from graph_passes.passes.fuse.partition.quotient_graph import Contraction
+from graph_passes.passes.fuse.partition.quotient_graph import QuotientGraph
 from graph_passes.passes.fuse.partition.regions import find_regions
 from graph_passes.passes.fuse.partition.score import Candidate, KernelDevice, Measure, Refuse, Scorer
 from graph_passes.passes.fuse.partition.signature import Signature, Signatures, once
@@ -70,7 +70,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class RegionPlan:
+class Schedule:
     """What one op shall run.
 
     Attributes:
@@ -93,7 +93,7 @@ class RegionPlan:
 
 
 @dataclass(frozen=True)
-class FusionPlan:
+class Partition:
     """What to stitch in a graph.
 
     Attributes:
@@ -101,11 +101,11 @@ class FusionPlan:
         reasons: why a node is in none, in one sentence, for each that is in none.
     """
 
-    regions: tuple[RegionPlan, ...]
+    regions: tuple[Schedule, ...]
     reasons: Mapping[str, str] = field(default_factory=dict)
 
 
-def plan_fusion(
+def partition_graph(
     graph: Graph,
     op_patterns: Mapping[str, NodePattern],
     device: KernelDevice,
@@ -120,7 +120,7 @@ def plan_fusion(
     measure: Measure | None = None,
     limits: Limits | None = None,
     exploration: Exploration | None = None,
-) -> FusionPlan:
+) -> Partition:
     """Plan a graph, or the body of a function of one.
 
     Args:
@@ -153,18 +153,19 @@ def plan_fusion(
     while True:
         go_on()
         gain = _gain(op_patterns, device)
-        regions = find_regions(graph, op_patterns, gain, kinds, fed, outside, default)
-        bodies = [
-            body(graph, op_patterns, members, _outputs(graph, members, fetched), fusible or by_kind, generated)
-            for members in regions.members
+        regions, reasons = find_regions(graph, op_patterns, gain, kinds, fed, outside, default)
+        candidates = [
+            candidate_of(graph, op_patterns, members, _outputs(graph, members, fetched), fusible or by_kind, generated)
+            for members in regions
         ]
         planned = [
-            plan_region(Scorer(each, device, refuse, measure), limits or Limits(), exploration) for each in bodies
+            schedule_region(Scorer(each, device, refuse, measure), limits or Limits(), exploration)
+            for each in candidates
         ]
         alone = [step.members for region in planned for step in region.kernels if len(step.members) == 1]
         refused = {members[0]: why for members in alone if refuse and (why := refuse(members))}
         if not refused:
-            return FusionPlan(tuple(planned), regions.reasons)
+            return Partition(tuple(planned), reasons)
         outside |= refused  # not even by themselves
 
 
@@ -218,23 +219,23 @@ def _outputs(graph: Graph, members: Sequence[str], fetched: Collection[TensorId]
     return {tensor for tensor in made if tensor in fetched or any(use.node not in within for use in graph.uses(tensor))}
 
 
-def plan_region(scorer: Scorer, limits: Limits, exploration: Exploration | None = None) -> RegionPlan:
+def schedule_region(scorer: Scorer, limits: Limits, exploration: Exploration | None = None) -> Schedule:
     """The steps of one region."""
-    net = scorer.body.net
+    net = scorer.region.net
     _measure_at_once(scorer)
     candidates = substitution(scorer)
-    candidates += mixed_patterns(scorer, candidates) if scorer.body.generated else []
+    candidates += mixed_patterns(scorer, candidates) if scorer.region.generated else []
     substituted = len(candidates)
     candidates += exploratory(scorer, candidates, exploration)
     choice = choose(candidates, net, limits)
-    contraction = Contraction(net, [candidates[place].members for place in choice.chosen])
+    contraction = QuotientGraph(net, [candidates[place].members for place in choice.chosen])
     order = contraction.order()
     if order is None:
         raise AssertionError("a choice without cycles has an order")
     patterns = dict(enumerate(candidates[place] for place in choice.chosen))
     explored = {group for group, place in enumerate(choice.chosen) if place >= substituted}
     steps = tuple(_step(scorer, contraction.groups[group], patterns.get(group), group in explored) for group in order)
-    return RegionPlan(steps, choice)
+    return Schedule(steps, choice)
 
 
 def _measure_at_once(scorer: Scorer) -> None:
@@ -247,9 +248,9 @@ def _measure_at_once(scorer: Scorer) -> None:
 
 
 def _step(scorer: Scorer, members: Sequence[int], pattern: Candidate | None, explored: bool) -> Step:
-    body: Body = scorer.body
-    names = tuple(body.names[number] for number in members)
+    region = scorer.region
+    names = tuple(region.names[number] for number in members)
     if pattern:
         return Step(StepKind.KERNEL, names, pattern.score, pattern.seconds, explored)
-    kind = _STEPS.get(body.kinds[members[0]], StepKind.KERNEL)
-    return Step(kind, names, 0.0, scorer.seconds(members) if body.works(members[0]) else 0.0)
+    kind = _STEPS.get(region.kinds[members[0]], StepKind.KERNEL)
+    return Step(kind, names, 0.0, scorer.seconds(members) if region.works(members[0]) else 0.0)

@@ -8,7 +8,6 @@ divides them (see `runs`), but for devices. A body of an `If` or a `While` is a 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from graph_passes.analysis.dependences import Role, dependences, runs, settled
@@ -29,21 +28,6 @@ _BRANCHES = frozenset({"Switch", "RefSwitch", "Merge", "RefMerge", "Enter", "Ref
 Gain = Callable[[Sequence[str]], float]
 
 
-@dataclass(frozen=True)
-class Regions:
-    """Sets of nodes that are acyclic together.
-
-    Attributes:
-        order: all nodes of the graph in topological order.
-        members: of each region, in that order; the regions in one in which they can run.
-        reasons: why a node is in none, for all that are in none.
-    """
-
-    order: tuple[str, ...]
-    members: tuple[tuple[str, ...], ...]
-    reasons: Mapping[str, str]
-
-
 def find_regions(
     graph: Graph,
     op_patterns: Mapping[str, NodePattern],
@@ -52,8 +36,9 @@ def find_regions(
     fed: Collection[str] = (),
     outside: Mapping[str, str] | None = None,
     default: str = "",
-) -> Regions:
-    """The regions of a graph.
+) -> tuple[list[tuple[str, ...]], Mapping[str, str]]:
+    """The members of each region of a graph, and why a node is in none, for all that are in none. Members are in
+    topological order, and regions in an order in which they can run.
 
     Args:
         graph: the graph, or the body of a function.
@@ -95,8 +80,8 @@ def find_regions(
         # What stays outside reads all of its inputs, axes and shapes as well, so that there may be more paths.
         left = {name for name in order if name not in inside and name not in whole}
         if not left and not more:
-            regions = tuple(tuple(found[key]) for key in sorted(found))
-            return Regions(tuple(order), regions, _reasons(op_patterns, order, inside, borders))
+            regions = [tuple(found[key]) for key in sorted(found)]
+            return regions, _reasons(op_patterns, order, inside, borders)
         whole |= left | more.keys()
         borders |= more
 

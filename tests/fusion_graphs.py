@@ -7,12 +7,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from graph_passes.analysis.cost.kernels import KernelDevice
 from graph_passes.analysis.dependences import read_by, waited
 from graph_passes.analysis.op_pattern import NodePattern, OpPattern
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.order import topological
 from graph_passes.passes.fuse.partition.partition import Partition
-from graph_passes.passes.fuse.partition.score import KernelDevice
 
 # One byte takes a second to move, a launch a hundred, so that times can be checked by hand.
 UNIT = KernelDevice(

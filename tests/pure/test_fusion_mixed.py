@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graph_passes.analysis.cost.kernels import Small
 from graph_passes.analysis.op_pattern import IN_KERNELS, OpPattern, patterns_of
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.order import topological
@@ -16,7 +17,7 @@ from graph_passes.passes.fuse.partition.candidate import candidate_of
 from graph_passes.passes.fuse.partition.mixed import mixed_patterns
 from graph_passes.passes.fuse.partition.partition import PRODUCTS, Partition, StepKind, partition_graph, small_products
 from graph_passes.passes.fuse.partition.patterns import substitution
-from graph_passes.passes.fuse.partition.score import Measure, Refuse, Scorer, Small
+from graph_passes.passes.fuse.partition.score import Measure, Refuse, Scorer
 from tests.fusion_graphs import UNIT, Nodes, graphs, run_graph, run_plan
 
 WITH_PRODUCTS = replace(UNIT, product=20.0)

@@ -14,8 +14,9 @@ from graph_passes.errors import GraphError
 from graph_passes.graph.ir import DataType, Function, Graph, Literal, Node, TensorId, TensorSpec
 from graph_passes.graph.rewrite import NewNode, apply_rewrites
 from graph_passes.graph.verify import verify_graph
-from graph_passes.passes.recurrent.apply import RECURRENT_OP, Direction, Launch, recurrent_rewrites
+from graph_passes.passes.recurrent.apply import recurrent_rewrites
 from graph_passes.passes.recurrent.find.equal_scalars import dimension_key, scalar_key
+from graph_passes.passes.recurrent.match import RECURRENT_OP, Direction, Launch
 from graph_passes.passes.recurrent.plan import plan_inference
 
 UNITS, INPUTS = 4, 3

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from graph_passes.passes.recurrent.apply import RECURRENT_OP
+from graph_passes.passes.recurrent.match import RECURRENT_OP
 from tests.tf.recurrent_replacements import (
     BATCH,
     INPUTS,

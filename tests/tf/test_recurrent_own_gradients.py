@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tfmem
 from graph_passes.graph import serde
-from graph_passes.passes.recurrent.apply import RecurrentPlan
+from graph_passes.passes.recurrent.match import RecurrentPlan
 from graph_passes.passes.recurrent.plan import plan_whole
 from tests.tf.recurrent_training import INPUTS, STEPS, TOLERANCE, UNITS, numbers
 from tfmem.capture.gradient_check import step_gradient_fault

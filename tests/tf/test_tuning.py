@@ -16,7 +16,7 @@ from custom_ops.recurrent.program import Program
 from custom_ops.recurrent.spec import RecurrentSpec
 from graph_passes.analysis.cost import device as profiles
 from graph_passes.graph.ir import Code, TensorId
-from graph_passes.passes.recurrent.apply import Direction, Kernels, Launch, Match, RecurrentPlan
+from graph_passes.passes.recurrent.match import Direction, Kernels, Launch, Match, RecurrentPlan
 from tfmem.devices import Target
 from tfmem.kernels import recurrent as tuning
 

@@ -19,7 +19,7 @@ from custom_ops.recurrent.search.ranking import candidates, predict
 from custom_ops.recurrent.search.space import launched
 from custom_ops.recurrent.search.tune import tune
 from custom_ops.recurrent.spec import Configuration, Precision, RecurrentSpec
-from graph_passes.passes.recurrent.apply import Kernels, RecurrentPlan, Unmatched
+from graph_passes.passes.recurrent.match import Kernels, RecurrentPlan, Unmatched
 from graph_passes.passes.recurrent.options import RecurrentOptions
 from tfmem.devices import Target
 from tfmem.options import Options

@@ -16,7 +16,7 @@ from graph_passes.report import STITCHED, Report
 from tfmem.capture.captured import Captured, every_node
 from tfmem.capture.captured_source import CapturedSource
 from tfmem.capture.grappler import run_grappler
-from tfmem.kernels.fusion_needs import fusion_needs, stitching
+from tfmem.kernels.fusion_needs import after_grappler, fusion_needs, stitching
 from tfmem.runtime.engine import Engine
 
 BY_MODEL = "stitched, as the model has it: nothing was timed"
@@ -102,10 +102,7 @@ def _as_before(body: Source, planned: Mapping[Hashable, tuple[Source, FusionPlan
 
 
 def _stitched(source: Source, engine: Engine, needs: Needs) -> FusionPlan:
-    handed = dict.fromkeys(("preparation", "fusion"), lambda _: needs)
-    if needs.beside is not None:  # else the graph is not read for it
-        handed["merging"] = lambda _: needs
-    return stitching(run_passes(Phase.AFTER_GRAPPLER, engine.passes, source, handed))
+    return stitching(run_passes(Phase.AFTER_GRAPPLER, engine.passes, source, after_grappler(needs)))
 
 
 def with_regions(report: Report, done: FusionPlan, why: str) -> Report:

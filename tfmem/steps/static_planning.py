@@ -15,7 +15,7 @@ from graph_passes.graph.ir import parse_input
 from graph_passes.graph.verify import verify_graph
 from graph_passes.passes.fuse.plan import FusionPlan
 from graph_passes.passes.offload.plan import OffloadPlan
-from graph_passes.passes.recurrent.apply import RecurrentPlan
+from graph_passes.passes.recurrent.match import RecurrentPlan
 from graph_passes.report import Report
 from tfmem.capture.build import shaped_graph, sized_by_data
 from tfmem.capture.captured import Captured, op_name, require_feeds, unique

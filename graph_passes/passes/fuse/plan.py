@@ -13,16 +13,17 @@ from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.programs import FusionProgram
 from custom_ops.fusion.region import Region
 from custom_ops.fusion.text import to_text
+from graph_passes.analysis.cost.kernels import Beside, KernelDevice
 from graph_passes.analysis.device_support import Capabilities, on_a_cpu, within
 from graph_passes.analysis.op_pattern import NodePattern, OpPattern, patterns_of
 from graph_passes.graph.ir import Graph, TensorId
-from graph_passes.graph.source import Source
+from graph_passes.graph.source import Readable
 from graph_passes.lower.kernel import lower_kernel, require_kernel
 from graph_passes.lower.shapes import TRANSPOSES, Shapes
 from graph_passes.lower.writer import LoweringError
 from graph_passes.passes.fuse.lower_region import Encode, Lowered, lower_region
 from graph_passes.passes.fuse.partition.partition import ON_CPU, Partition, Schedule, StepKind, partition_graph
-from graph_passes.passes.fuse.partition.score import Beside, KernelDevice, Measure, Refuse
+from graph_passes.passes.fuse.partition.score import Measure, Refuse
 from graph_passes.report import RegionRecord, StepRecord
 
 QUOTED = re.compile(r"'([^':]+)(:[0-9]+)?'")  # a node or a tensor in a reason
@@ -158,7 +159,7 @@ class FusionPlan:
         return FusionPlan(regions, kept, {f"{caller}/{name}": why for name, why in self.reasons.items()})
 
 
-def plan_fusion(source: Source, needs: Needs) -> tuple[FusionPlan, Graph]:
+def plan_fusion(source: Readable, needs: Needs) -> tuple[FusionPlan, Graph]:
     """The regions of a graph after Grappler, and the graph."""
     graph = source.read(functions=False)
     keep = source.keep(graph)

@@ -15,16 +15,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from custom_ops.jit.cublas import SIZES, MatrixProduct
+from graph_passes.analysis.cost.kernels import Beside, KernelDevice, Small
 from graph_passes.analysis.op_pattern import IN_KERNELS, OpPattern, patterns_of
 from graph_passes.graph.flatten import WIDE
 from graph_passes.graph.ir import Graph, Node, TensorId, boolean
 from graph_passes.graph.order import topological
-from graph_passes.graph.rewrite import Names, Rewrite
-from graph_passes.graph.source import Source
-from graph_passes.graph.writer import Writer
+from graph_passes.graph.source import Readable
 from graph_passes.lower.values import texts
-from graph_passes.passes.fuse.partition.score import Small
-from graph_passes.passes.fuse.plan import Needs
 
 LEAST = 0.02  # of the products' time: what merging has to save, more than times scatter
 
@@ -71,19 +68,33 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Merging:
+class Needs:
+    """What planning takes.
+
+    Attributes:
+        device: that runs the graph.
+        beside: times the library's products (see `Beside`); None: none may be timed, and nothing is merged.
+        whole: whether all of the graph runs; else a caller may run some of it without the rest, and nothing is merged.
+    """
+
+    device: KernelDevice
+    beside: Beside | None = None
+    whole: bool = True
+
+
+@dataclass(frozen=True)
+class MergePlan:
     """What is merged: in families, whose groups share what is put side by side."""
 
     families: tuple[tuple[Group, ...], ...]
 
 
-def plan_merging(source: Source, needs: Needs) -> tuple[Merging, Graph]:
-    """What is merged of a graph, and the graph. Nothing where nothing may be timed, or where a caller may run some of
-    the graph without the rest."""
+def plan_merge(source: Readable, needs: Needs) -> tuple[MergePlan, Graph]:
+    """What is merged of a graph, and the graph."""
     graph = source.read(functions=False)
     beside, small = needs.beside, needs.device.most
-    if beside is None or small is None or needs.roots is not None:
-        return Merging(()), graph
+    if beside is None or small is None or not needs.whole:
+        return MergePlan(()), graph
     finder = _Finder(graph, source.keep(graph), small)
     groups = finder.groups()
     # Equal layers have equal forms, and each is timed once.
@@ -100,13 +111,7 @@ def plan_merging(source: Source, needs: Needs) -> tuple[Merging, Graph]:
         return sum(saves[group] for group in family) - copied
 
     families = (_best(family, saved) for family in _families([group for group in groups if group in saves]))
-    return Merging(tuple(family for family in families if family)), graph
-
-
-def merging_rewrites(plan: Merging, graph: Graph) -> list[Rewrite]:
-    """One for each family."""
-    names = Names(graph)
-    return [_rewrite(family, graph, names) for family in plan.families]
+    return MergePlan(tuple(family for family in families if family)), graph
 
 
 def _families(groups: Sequence[Group]) -> list[list[Group]]:
@@ -282,37 +287,3 @@ class _Finder:
                     seen.add(before)
                     pending.append(before)
         return False
-
-
-def _rewrite(family: Sequence[Group], graph: Graph, names: Names) -> Rewrite:
-    first = graph[family[0].products[0]]
-    writer = Writer(names, f"{first.name}/Merged", first.device)
-    rewired: list[tuple[TensorId, TensorId]] = []
-    replaced: list[str] = []
-    made = TensorId(first.name)
-    for group in family:
-        dtype = group.merged.dtype
-        left, right = (writer.joined(each.parts, dtype, each.axis) for each in (group.left, group.right))
-        attrs = {
-            "T": graph[group.products[0]].attrs["T"],
-            "transpose_a": group.merged.left_transposed,
-            "transpose_b": group.merged.right_transposed,
-        }
-        made = writer.emit("MatMul", [left, right], attrs)
-        if group.total:
-            result = TensorId(group.total)
-            total = writer.reshape(made, dtype, graph.sizes(result) or ())
-            if group.rest:
-                total = writer.emit("AddN", [*group.rest, total], {"N": len(group.rest) + 1, "T": attrs["T"]})
-            rewired.append((result, total))
-        else:
-            begin = 0
-            for name, form in zip(group.products, group.apart, strict=True):
-                part = writer.slice(made, dtype, (0, begin), (form.rows, form.columns))
-                if graph[name].op != "MatMul":
-                    bias = graph[name].inputs[2]
-                    part = writer.emit("BiasAdd", [part, bias], {"T": attrs["T"], "data_format": "NHWC"})
-                rewired.append((TensorId(name), part))
-                begin += form.columns
-        replaced += [each for each in (group.total, *group.between, *group.products) if each]
-    return Rewrite(first.name, tuple(writer.nodes), tuple(rewired), replaced=tuple(replaced), successor=made.node)

@@ -10,14 +10,12 @@ the same: it is the same op.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from graph_passes.analysis.op_pattern import NodePattern, OpPattern
 from graph_passes.graph.ir import Graph, Node, TensorId, Use
 from graph_passes.graph.order import topological
-from graph_passes.graph.rewrite import Names, Rewrite
-from graph_passes.graph.writer import Writer
 
 CHEAP = frozenset({"BiasAdd", "Add", "AddV2", "Sub", "Mul"})
 LEAST = 1 << 20  # bytes of what is worth it
@@ -55,18 +53,6 @@ def recomputed(graph: Graph, known: Mapping[str, NodePattern], keep: Collection[
             earliest = min((use.node for use in late), key=lambda name: stages.needed[name])
             found.append(Recomputed(node.name, late, stages.begins(earliest)))
     return tuple(found)
-
-
-def recompute_rewrites(plan: Sequence[Recomputed], graph: Graph, names: Names) -> list[Rewrite]:
-    """Each node gets a second one for its late readers."""
-    found = []
-    for each in plan:
-        node = graph[each.name]
-        writer = Writer(names, each.name, node.device)
-        again = writer.again(node, *node.inputs)
-        readers = tuple((use, again) for use in each.late)
-        found.append(Rewrite(each.name, tuple(writer.nodes), inputs=readers, order=((again.node, each.after),)))
-    return found
 
 
 def _is_cheap(graph: Graph, known: Mapping[str, NodePattern], node: Node) -> bool:

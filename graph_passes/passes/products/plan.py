@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from custom_ops.errors import KernelError
 from custom_ops.jit.image import KernelImage
 from graph_passes.graph.ir import Graph, Node, TensorId, boolean
-from graph_passes.graph.source import Source
+from graph_passes.graph.source import Readable
 
 BIAS = ("BiasAdd",)  # what a product may have fused
 # When it is worth it to cut both operands, by benchmarks/matmul/__main__.py and benchmarks/recurrent/__main__.py on an
@@ -55,7 +55,7 @@ class ProductPlan:
         return f"on tensor cores, as accurate as float32: {which}" if which else ""
 
 
-def plan_products(source: Source, needs: Needs) -> tuple[ProductPlan, Graph]:
+def plan_products(source: Readable, needs: Needs) -> tuple[ProductPlan, Graph]:
     """The products to replace, and the graph that they are in."""
     graph = source.read()
     names = products(graph, needs.among)

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from custom_ops.background import go_on
-from graph_passes.passes.recurrent.apply import Match, RecurrentPlan, Unmatched
 from graph_passes.passes.recurrent.find.loops import Unreadable
+from graph_passes.passes.recurrent.match import Match, RecurrentPlan, Unmatched
 
 T = TypeVar("T")
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from graph_passes.graph.ir import Graph
 from graph_passes.graph.rewrite import Names
-from graph_passes.graph.source import Source
-from graph_passes.passes.recurrent.apply import RecurrentPlan, Unmatched
+from graph_passes.graph.source import Readable
 from graph_passes.passes.recurrent.cleanup import with_fused_biases, without_zeros
 from graph_passes.passes.recurrent.faults import attempt, attempted
 from graph_passes.passes.recurrent.find.loops import functional_loops, loops_out_of_reach, lowered_loops
@@ -27,6 +26,7 @@ from graph_passes.passes.recurrent.find.step_gradients import Exits, RolledGradi
 from graph_passes.passes.recurrent.lower.bidirectional import paired
 from graph_passes.passes.recurrent.lower.cudnn import CUDNN, joinable_cudnn, match_cudnn
 from graph_passes.passes.recurrent.lower.loop import Joinable, read_loop
+from graph_passes.passes.recurrent.match import RecurrentPlan, Unmatched
 from graph_passes.passes.recurrent.train.plan import Check, Gradients, plan_training
 
 EFFECTS = frozenset({"While", *CUDNN})  # carriers that have side effects
@@ -58,14 +58,16 @@ class Needs:
     exits: Exits | None = None
 
 
-def plan_recurrent(source: Source, needs: Needs) -> tuple[RecurrentPlan, Graph]:
-    """What to replace, and the graph that the plan is for."""
+def plan_recurrent(source: Readable, needs: Needs) -> tuple[RecurrentPlan, Graph]:
+    """What to replace, and the graph that the plan is for: the source's, or a `WorkingCopy` with loops in place of
+    unrolled steps."""
     left = _Left({name: list(calls) for name, calls in needs.implementations.items()})
     while True:
         graph = source.read(left.chosen)
         keep = source.keep(graph)
         rolled = None if needs.in_place else roll_up(graph, keep, left.unrolled, needs.exits)
-        graph, loops = (graph, {}) if rolled is None else (rolled.graph, rolled.loops)
+        loops = rolled.loops if rolled else {}
+        graph = rolled.graph if rolled and rolled.graph else graph
         of_steps = rolled.gradients if rolled else ()
         plan = plan_whole(graph, keep, needs.gradients, needs.check, needs.traced, of_steps)
         if left.more(plan, loops):

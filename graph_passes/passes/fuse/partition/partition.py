@@ -13,6 +13,7 @@ from enum import Enum
 from math import prod
 
 from custom_ops.background import go_on
+from graph_passes.analysis.cost.kernels import KernelDevice
 from graph_passes.analysis.op_pattern import IN_KERNELS, NodePattern, OpPattern
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.lower.rules import RULES
@@ -23,7 +24,7 @@ from graph_passes.passes.fuse.partition.mixed import mixed_patterns
 from graph_passes.passes.fuse.partition.patterns import substitution
 from graph_passes.passes.fuse.partition.quotient_graph import QuotientGraph
 from graph_passes.passes.fuse.partition.regions import find_regions
-from graph_passes.passes.fuse.partition.score import Candidate, KernelDevice, Measure, Refuse, Scorer
+from graph_passes.passes.fuse.partition.score import Candidate, Measure, Refuse, Scorer
 from graph_passes.passes.fuse.partition.signature import Signature, Signatures, once
 
 # What may be in a region that a GPU runs: products by its library, all else in kernels.

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from graph_passes.graph.ir import Graph, Node, TensorId
 from graph_passes.graph.ops import FORWARD_CONVOLUTIONS, MATRIX_PRODUCTS
-from graph_passes.passes.recurrent.apply import Unmatched
+from graph_passes.passes.recurrent.match import Unmatched
 
 LEAST = 2  # steps
 PRODUCTS = MATRIX_PRODUCTS | FORWARD_CONVOLUTIONS

@@ -24,10 +24,10 @@ from graph_passes.graph.dead_code import dead_code
 from graph_passes.graph.ir import DataType, Graph, Node, TensorId, boolean, floating, integer, text
 from graph_passes.graph.rewrite import Names, NewNode
 from graph_passes.graph.writer import SHAPE_DTYPE, Writer
-from graph_passes.passes.recurrent.apply import Direction, Launch, Match, Unmatched
 from graph_passes.passes.recurrent.find.equal_scalars import dimension_key, scalar_key
 from graph_passes.passes.recurrent.find.provenance import Places, Traced, integers, is_zero, trace
 from graph_passes.passes.recurrent.lower.loop import Joinable
+from graph_passes.passes.recurrent.match import Direction, Launch, Match, Unmatched
 
 CUDNN = frozenset({"CudnnRNN", "CudnnRNNV2", "CudnnRNNV3"})
 

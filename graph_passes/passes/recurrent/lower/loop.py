@@ -10,7 +10,6 @@ from graph_passes.graph.ir import DataType, Graph, Node, TensorId
 from graph_passes.graph.ops import ARRAYS, DRAWS, FLOATS, READS, checks_shape, passed, scalar_value
 from graph_passes.graph.rewrite import Names, NewNode
 from graph_passes.graph.writer import SHAPE_DTYPE
-from graph_passes.passes.recurrent.apply import Direction, Launch, Match
 from graph_passes.passes.recurrent.find.equal_scalars import Key, bound_key, dimension_key, scalar_key
 from graph_passes.passes.recurrent.find.lists import is_size, is_stack, list_size, list_source, read_item, written_item
 from graph_passes.passes.recurrent.find.loops import Loop, Unreadable, classify
@@ -18,6 +17,7 @@ from graph_passes.passes.recurrent.lower.hoist import FIXED, STATE, Hoister
 from graph_passes.passes.recurrent.lower.prologue import Form, Hoisted, Prologue
 from graph_passes.passes.recurrent.lower.time_reversal import fold_outputs, is_reversed
 from graph_passes.passes.recurrent.lower.to_cell import Reader
+from graph_passes.passes.recurrent.match import Direction, Launch, Match
 
 
 @dataclass(frozen=True)

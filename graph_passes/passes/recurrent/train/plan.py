@@ -17,11 +17,11 @@ from graph_passes.errors import GraphError
 from graph_passes.graph.dead_code import dead_code
 from graph_passes.graph.ir import DataType, Graph, TensorId
 from graph_passes.graph.rewrite import Names, NewNode
-from graph_passes.passes.recurrent.apply import Direction, Launch, Match, RecurrentPlan, Unmatched
 from graph_passes.passes.recurrent.faults import attempt
 from graph_passes.passes.recurrent.find.loops import Unreadable
 from graph_passes.passes.recurrent.find.step_gradients import RolledGradient
 from graph_passes.passes.recurrent.lower.bidirectional import paired
+from graph_passes.passes.recurrent.match import Direction, Launch, Match, RecurrentPlan, Unmatched
 from graph_passes.passes.recurrent.train.loop_pairs import Pair, gradient_loops, read_pair
 from graph_passes.passes.recurrent.train.trained import Trained, cudnn_pairs, trained_cudnn, trained_loop, trained_steps
 

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from graph_passes.graph.dead_code import is_needed, is_read
-from graph_passes.graph.ir import Graph, TensorId
+from graph_passes.graph.ir import Graph, TensorId, WorkingCopy
 from graph_passes.graph.ops import passed
 from graph_passes.graph.rewrite import Names
-from graph_passes.passes.recurrent.apply import Match, Unmatched
 from graph_passes.passes.recurrent.find.loops import Unreadable, functional_loops
 from graph_passes.passes.recurrent.find.provenance import is_zero, spread, trace
 from graph_passes.passes.recurrent.find.step_gradients import RolledGradient
 from graph_passes.passes.recurrent.lower.cudnn import CUDNN, MOVES, joinable_cudnn, match_cudnn, turns, undoes
 from graph_passes.passes.recurrent.lower.loop import Joinable, read_loop
+from graph_passes.passes.recurrent.match import Match, Unmatched
 from graph_passes.passes.recurrent.train.loop_pairs import Pair, invariants, read_pair, without_lists
 
 BACKPROP = frozenset({"CudnnRNNBackprop", "CudnnRNNBackpropV2", "CudnnRNNBackpropV3"})
@@ -116,7 +116,7 @@ def trained_steps(graph: Graph, rolled: RolledGradient, names: Names, keep: Coll
     Raises:
         Unreadable: why they stay.
     """
-    copy = graph.copy()
+    copy = graph.working_copy()
     # Where no loss reads its own value, a stack serves the gradient alone.
     readers = [copy.insert(f"{old.node}/reader", "Identity", [old], {}) for old in rolled.results]
     loop = next(loop for loop in functional_loops(copy) if loop.name == rolled.forward)
@@ -223,9 +223,9 @@ class _Loops:
         self.keep = frozenset(keep)
         self.still = dict(invariants(graph, forward))
 
-    def as_inference(self, pair: Pair, given: Collection[TensorId]) -> tuple[Graph, list[str]]:
+    def as_inference(self, pair: Pair, given: Collection[TensorId]) -> tuple[WorkingCopy, list[str]]:
         """A graph in which no gradient reads the forward loop, only to be read; `given` have one reader more each."""
-        copy, name = self.graph.copy(), self.ahead.name
+        copy, name = self.graph.working_copy(), self.ahead.name
         inputs = copy[name].inputs
         replaced = {TensorId(name, place): inputs[place] for place in pair.lists} | self.still
         for old, new in replaced.items():

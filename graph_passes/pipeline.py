@@ -13,7 +13,7 @@ from typing import Any
 from graph_passes import pass_infra
 from graph_passes.analysis.cost.model import CostModel, held
 from graph_passes.analysis.memory import roles
-from graph_passes.analysis.memory.liveness import UNKNOWN_LIST, build_timeline, refuse_open
+from graph_passes.analysis.memory.liveness import build_timeline, refuse_open
 from graph_passes.analysis.memory.region import reads_before_updates, step_region, with_waits
 from graph_passes.analysis.memory.replicas import shared_by
 from graph_passes.analysis.memory.simulate import Link, uncounted, usage_under
@@ -39,6 +39,7 @@ from graph_passes.passes.products.apply import MATMUL_OP, product_rewrites
 from graph_passes.passes.products.plan import plan_products
 from graph_passes.passes.recurrent.apply import recurrent_rewrites
 from graph_passes.passes.recurrent.plan import plan_recurrent
+from graph_passes.refusals import Reason
 from graph_passes.report import MOVED, RECOMPUTED, UNCHANGED_FITS, Report, TransferRecord
 
 __all__ = [
@@ -356,8 +357,10 @@ def describe(
         for move, tensor in transfers(step.graph, timeline, plan)
     )
     moved = sum(record.bytes for record in records if record.offload_after != RECOMPUTED)
-    uncounted_lists = tuple(str(buffer.tensor) for buffer in timeline.buffers if buffer.pinned_by == UNKNOWN_LIST)
-    unknown = [(buffer.tensor, buffer.pinned_by) for buffer in timeline.buffers if not buffer.nbytes]
+    uncounted_lists = tuple(
+        str(buffer.tensor) for buffer in timeline.buffers if buffer.pinned_by == Reason.LIST_UNKNOWN()
+    )
+    unknown = [(str(buffer.tensor), buffer.pinned_by) for buffer in timeline.buffers if not buffer.nbytes]
     left_alone = [f"left alone: {tensor}: {reason}" for tensor, reason in (*unknown, *plan.left_alone)]
     return Report(
         graph=graph,

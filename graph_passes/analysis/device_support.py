@@ -9,6 +9,7 @@ from typing import Any
 
 from graph_passes.analysis.op_pattern import IN_KERNELS, NodePattern, OpPattern, called
 from graph_passes.graph.ir import Graph, Node, TensorId
+from graph_passes.refusals import Reason, Refusal
 
 
 @dataclass(frozen=True)
@@ -99,17 +100,15 @@ def _on_a_cpu(graph: Graph, node: Node, op_pattern: NodePattern) -> NodePattern:
     dtype = spec.dtype if spec is not None else "an unknown dtype"
     by_onednn = fused and (dtype not in _FUSED_OPS.get(node.op, ()) or fused not in _FUSED)
     if by_onednn and op_pattern.pattern is not OpPattern.OPAQUE:
-        return NodePattern(
-            OpPattern.OPAQUE, f"TensorFlow runs {node.op} of {dtype} and {', '.join(fused)} by oneDNN alone"
-        )
+        return NodePattern(OpPattern.OPAQUE, Reason.ONEDNN_ONLY(op=node.op, dtype=dtype, fused=", ".join(fused)))
     if node.op in _ASYNCHRONOUS and op_pattern.pattern is OpPattern.CALL:
-        return NodePattern(OpPattern.OPAQUE, f"TensorFlow's kernel of {node.op} is asynchronous")
+        return NodePattern(OpPattern.OPAQUE, Reason.ASYNCHRONOUS(op=node.op))
     if op_pattern.pattern not in IN_KERNELS:
         return op_pattern
     if node.op in _RAISES:
-        return called(graph, node, f"TensorFlow's kernel refuses {_RAISES[node.op]}")
+        return called(graph, node, Reason.RAISES(what=_RAISES[node.op]))
     if node.op in _JOINS and _joined(graph, node, op_pattern) > _MOST_JOINED:
-        copied = called(graph, node, "TensorFlow's kernel joins by copies")
+        copied = called(graph, node, Reason.JOINS())
         return copied if copied.pattern is OpPattern.CALL else op_pattern
     return op_pattern
 
@@ -127,7 +126,7 @@ def within(
     found = {}
     for name, op_pattern in known.items():
         reason = (
-            ""
+            None
             if op_pattern.pattern in (OpPattern.OPAQUE, OpPattern.CONSTANT)
             else _refusal(device, graph, graph[name], op_pattern)
         )
@@ -144,31 +143,31 @@ def within(
 
 def _read_on_host(
     device: Capabilities, graph: Graph, node: Node, known: Mapping[str, NodePattern], fetched: Collection[str]
-) -> str:
-    """Why what a node makes had better be made on the host, which would have to wait for it: somebody reads it there;
-    or ""."""
+) -> Refusal | None:
+    """Why what a node makes had better be made on the host, which would have to wait for it: an op reads it
+    there, or the caller does."""
     for tensor in graph.tensors(node):
         spec = graph.specs.get(tensor)
         if spec is None:
             continue
-        what = f"'{tensor}' of dtype {spec.dtype}, which on a GPU lies in the host's memory"
+        result = Reason.HOST_RESULT(tensor=tensor, dtype=spec.dtype)
         if spec.dtype == "bool" and _compared_on_host(device, graph, node):
             if node.name in fetched:
-                return f"{what}, and is a result"
+                return result
             for use in graph.uses(tensor):
                 if (graph[use.node].op, use.index) in device.decides:
-                    return f"{what} for '{use.node}'"
+                    return Reason.HOST_READ(tensor=tensor, dtype=spec.dtype, reader=use.node)
         if spec.dtype not in device.on_host:
             continue
         if node.name in fetched:
-            return f"{what}, and is a result"
+            return result
         for use in graph.uses(tensor):
             reader = known[use.node]
             if reader.pattern is not OpPattern.OPAQUE and use.index in reader.operands:
                 continue
             if (graph[use.node].op, use.index) not in device.reads:
-                return f"{what} for '{use.node}'"
-    return ""
+                return Reason.HOST_READ(tensor=tensor, dtype=spec.dtype, reader=use.node)
+    return None
 
 
 def _compared_on_host(device: Capabilities, graph: Graph, node: Node) -> bool:
@@ -177,25 +176,25 @@ def _compared_on_host(device: Capabilities, graph: Graph, node: Node) -> bool:
     return bool(specs) and all(spec is not None and spec.dtype in device.on_host for spec in specs)
 
 
-def _refusal(device: Capabilities, graph: Graph, node: Node, op_pattern: NodePattern) -> str:
+def _refusal(device: Capabilities, graph: Graph, node: Node, op_pattern: NodePattern) -> Refusal | None:
     numbers = [*(node.inputs[place] for place in op_pattern.operands), *graph.tensors(node)]
     held = numbers if op_pattern.writes else graph.tensors(node) if op_pattern.reads else ()
     for tensor in held:
         spec = graph.specs.get(tensor)
         if spec is not None and spec.dtype in device.on_host:
-            return f"a variable of dtype {spec.dtype}, which lies in the host's memory on a GPU"
+            return Reason.HOST_VARIABLE(dtype=spec.dtype)
     if op_pattern.pattern is OpPattern.CALL:
         return op_pattern.reason
     if op_pattern.pattern not in (OpPattern.PRODUCT, OpPattern.BATCHED_PRODUCT):
-        return ""
+        return None
     if node.op not in device.products:
-        return f"regions on a GPU call no {node.op}"
+        return Reason.NO_PRODUCT(op=node.op)
     dtypes = {spec.dtype for tensor in numbers if (spec := graph.specs.get(tensor)) is not None}
     if len(dtypes) != 1 or not dtypes <= device.multiplied:
-        return f"regions on a GPU multiply no {' and '.join(sorted(dtypes))}"
+        return Reason.NO_PRODUCT_OF(dtypes=" and ".join(sorted(dtypes)))
     if node.op == "_FusedMatMul" and _texts(node.attrs.get("fused_ops")) not in device.fused:
-        return f"regions on a GPU call no {node.op} of {', '.join(_texts(node.attrs.get('fused_ops')))}"
-    return ""
+        return Reason.NO_FUSED_PRODUCT(op=node.op, fused=", ".join(_texts(node.attrs.get("fused_ops"))))
+    return None
 
 
 def _texts(value: Any) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from graph_passes.graph.ops import (
 from graph_passes.lower.rule import Rule
 from graph_passes.lower.rules import RULES
 from graph_passes.lower.shapes import variable_spec
+from graph_passes.refusals import Reason, Refusal
 
 __all__ = ["IN_KERNELS", "REDUCTIONS", "NodePattern", "OpPattern", "called", "operands", "pattern_of", "patterns_of"]
 
@@ -35,14 +36,14 @@ class NodePattern:
 
     Attributes:
         pattern: what it does.
-        reason: why it can be no member of a kernel, where its pattern is `CALL` or `OPAQUE`; else empty.
+        reason: why it can be no member of a kernel, where its pattern is `CALL` or `OPAQUE`.
         operands: positions of the inputs whose numbers it reads. Others say only what it does (axes, shapes), are
             constants or known from shapes, and need not reach the region.
         reads, writes: positions of the inputs that are variables it reads and writes.
     """
 
     pattern: OpPattern
-    reason: str = ""
+    reason: Refusal | None = None
     operands: tuple[int, ...] = ()
     reads: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
@@ -63,9 +64,9 @@ def pattern_of(graph: Graph, node: Node) -> NodePattern:
         return NodePattern(PATTERN_OF_PRODUCT[node.op], operands=everything)
     rule = RULES.get(node.op)
     if node.op in _GIVEN:
-        return NodePattern(OpPattern.OPAQUE, "an argument")
+        return NodePattern(OpPattern.OPAQUE, Reason.ARGUMENT())
     if rule is None:
-        return called(graph, node, f"no rule for {node.op}")
+        return called(graph, node, Reason.NO_RULE(op=node.op))
     read = everything[slice(*rule.operands)]
     made = list(graph.tensors(node))[: rule.outputs]
     given = [] if rule.states else [node.inputs[place] for place in read]
@@ -74,7 +75,7 @@ def pattern_of(graph: Graph, node: Node) -> NodePattern:
     if problem:
         return called(graph, node, problem)
     kind = rule.pattern_of(graph, node)
-    return _variable(graph, node, NodePattern(kind, "", read, rule.reads, rule.writes))
+    return _variable(graph, node, NodePattern(kind, None, read, rule.reads, rule.writes))
 
 
 def operands(graph: Graph, node: Node) -> list[TensorId]:
@@ -85,51 +86,55 @@ def operands(graph: Graph, node: Node) -> list[TensorId]:
 def _variable(graph: Graph, node: Node, found: NodePattern) -> NodePattern:
     """`found`, unless a variable of it cannot be read."""
     for place in (*found.reads, *found.writes):
-        problem = _spec_problem(variable_spec(graph, node.name, place), "a variable")
+        problem = _spec_problem(variable_spec(graph, node.name, place), None)
         if problem:
             return NodePattern(OpPattern.OPAQUE, problem)
     return found
 
 
-def _problem(graph: Graph, tensors: list[TensorId]) -> str:
-    """Why no program holds these tensors, or ""."""
-    return next(filter(None, (_spec_problem(graph.specs.get(tensor), f"'{tensor}'") for tensor in tensors)), "")
+def _problem(graph: Graph, tensors: list[TensorId]) -> Refusal | None:
+    """Why no program holds these tensors, if none does."""
+    return next(filter(None, (_spec_problem(graph.specs.get(tensor), tensor) for tensor in tensors)), None)
 
 
-def _spec_problem(spec: TensorSpec | None, what: str) -> str:
+def _spec_problem(spec: TensorSpec | None, tensor: TensorId | None) -> Refusal | None:
+    """What is wrong with a tensor; None: with a variable."""
     if spec is None or spec.shape is None:
-        return f"{what} of unknown rank"
+        return Reason.VARIABLE_RANK() if tensor is None else Reason.RANK(tensor=tensor)
     if spec.dtype not in DTYPES:
-        return f"{what} of dtype {spec.dtype}"
-    return f"{what} without elements" if 0 in spec.shape else ""
+        dtype = spec.dtype
+        return Reason.VARIABLE_DTYPE(dtype=dtype) if tensor is None else Reason.DTYPE(tensor=tensor, dtype=dtype)
+    if 0 in spec.shape:
+        return Reason.VARIABLE_EMPTY() if tensor is None else Reason.EMPTY(tensor=tensor)
+    return None
 
 
-def _view_problem(graph: Graph, node: Node, rule: Rule) -> str:
-    """Why a view cannot be a step by itself, which the one in a kernel's place might be; or ""."""
+def _view_problem(graph: Graph, node: Node, rule: Rule) -> Refusal | None:
+    """Why a view cannot be a step by itself, which the one in a kernel's place might be."""
     if rule.pattern is not OpPattern.VIEW or node.op in IDENTITIES:
-        return ""
+        return None
     unknown = (graph.specs[TensorId(node.name)].shape or ()).count(None)
-    return "" if unknown <= 1 else f"{node.op} to a shape of which {unknown} sizes are unknown"
+    return None if unknown <= 1 else Reason.VIEW_SIZES(op=node.op, count=unknown)
 
 
-def called(graph: Graph, node: Node, problem: str) -> NodePattern:
+def called(graph: Graph, node: Node, problem: Refusal) -> NodePattern:
     """The pattern of a node that TensorFlow's own kernel runs, for a reason: inside of a region if it has no state and
     its tensors are numbers."""
     if node.op in DRAWS:
-        return NodePattern(OpPattern.OPAQUE, "a stateful random op")
+        return NodePattern(OpPattern.OPAQUE, Reason.RANDOM())
     if node.op in _POOLS_AT_RANDOM:
-        return NodePattern(OpPattern.OPAQUE, f"{node.op} gives other shapes than its op says")
+        return NodePattern(OpPattern.OPAQUE, Reason.RANDOM_POOL(op=node.op))
     if is_update(node.op):
-        return NodePattern(OpPattern.OPAQUE, f"an update without a rule: {problem}")
+        return NodePattern(OpPattern.OPAQUE, Reason.UPDATE_WITHOUT_RULE(because=problem))
     if node.stateful:
-        return NodePattern(OpPattern.OPAQUE, f"a stateful op: {node.op}")
+        return NodePattern(OpPattern.OPAQUE, Reason.STATEFUL(op=node.op))
     tensors = [*node.inputs, *graph.tensors(node)]
     specs = [graph.specs.get(tensor) for tensor in tensors]
     fixed = all(spec is not None and spec.dtype in VALUE_DTYPES and spec.shape is not None for spec in specs)
     if not fixed or not node.inputs or not node.outputs or _calls_functions(node):
         return NodePattern(OpPattern.OPAQUE, problem)
     if node.op not in SHAPED_BY_SHAPES and any(graph.specs[tensor].sizes is None for tensor in graph.tensors(node)):
-        return NodePattern(OpPattern.OPAQUE, f"{problem}, and sizes of what {node.op} makes may depend on numbers")
+        return NodePattern(OpPattern.OPAQUE, Reason.SIZED_BY_DATA(because=problem, op=node.op))
     return NodePattern(OpPattern.CALL, problem, tuple(range(len(node.inputs))))
 
 

@@ -8,6 +8,7 @@ from graph_passes.lower.access import Access
 from graph_passes.lower.rule import Rule
 from graph_passes.lower.values import number_of
 from graph_passes.lower.writer import Steps, Writer
+from graph_passes.refusals import Reason, Refusal
 
 
 def _constant(w: Writer, node: Node, output: int, at: Access) -> Steps:
@@ -16,8 +17,8 @@ def _constant(w: Writer, node: Node, output: int, at: Access) -> Steps:
     yield
 
 
-def _refusal(graph: Graph, node: Node) -> str:
-    return "" if number_of(graph, TensorId(node.name)) is not None else "a constant of several numbers"
+def _refusal(graph: Graph, node: Node) -> Refusal | None:
+    return None if number_of(graph, TensorId(node.name)) is not None else Reason.CONSTANTS()
 
 
 def _fill(w: Writer, node: Node, output: int, at: Access) -> Steps:

@@ -14,6 +14,7 @@ from graph_passes.lower.access import Access
 from graph_passes.lower.rule import Rule, Write, broadcast, elements
 from graph_passes.lower.values import number_of, texts
 from graph_passes.lower.writer import Steps, Writer
+from graph_passes.refusals import Reason, Refusal
 
 _SAME = {name: op.name for op in TABLE.values() for name in op.tf_ops}
 HALVES = ("float16", "bfloat16")
@@ -58,10 +59,10 @@ def _extreme(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return w.apply(_SAME[node.op], *((y, x) if w.dtype(x) in HALVES else (x, y)))
 
 
-def _unsupported(graph: Graph, node: Node) -> str:
+def _unsupported(graph: Graph, node: Node) -> Refusal | None:
     name = _SAME.get(node.op) or _REVERSED[node.op]
     dtype = graph.specs[node.inputs[-1]].dtype
-    return "" if dtype in TABLE[name].dtypes else f"{node.op} of dtype {dtype}"
+    return None if dtype in TABLE[name].dtypes else Reason.OP_DTYPE(op=node.op, dtype=dtype)
 
 
 def _equal(w: Writer, node: Node, output: int, at: Access) -> Steps:
@@ -77,8 +78,8 @@ def _cast(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return w.cast(w.shapes.dtype(TensorId(node.name)), x)
 
 
-def _truncates(graph: Graph, node: Node) -> str:
-    return "a cast that truncates" if boolean(node.attrs.get("Truncate")) else ""
+def _truncates(graph: Graph, node: Node) -> Refusal | None:
+    return Reason.TRUNCATING_CAST() if boolean(node.attrs.get("Truncate")) else None
 
 
 def _select(w: Writer, node: Node, output: int, at: Access) -> Steps:
@@ -168,12 +169,12 @@ def _floor_division(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return w.apply("select", wrong, w.apply("subtract", truncated, w.like(x, 1)), truncated)
 
 
-def _floor_division_refusal(graph: Graph, node: Node) -> str:
+def _floor_division_refusal(graph: Graph, node: Node) -> Refusal | None:
     dtype = graph.specs[node.inputs[0]].dtype
     if dtype in FLOATS and node.op in ("FloorDiv", "Div"):
-        return ""
+        return None
     exact = dtype == "int32" and number_of(graph, node.inputs[1]) not in (None, 0)
-    return "" if exact else f"{node.op} of {dtype} by what is no constant"
+    return None if exact else Reason.DIVISION(op=node.op, dtype=dtype)
 
 
 def _division(w: Writer, node: Node, output: int, at: Access) -> Steps:
@@ -197,12 +198,12 @@ def _composition(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return x
 
 
-def _composition_refusal(graph: Graph, node: Node) -> str:
+def _composition_refusal(graph: Graph, node: Node) -> Refusal | None:
     dtype = graph.specs[node.inputs[0]].dtype
     unknown = [
         name for name in texts(node.attrs["op_names"]) if name not in _SAME or dtype not in TABLE[_SAME[name]].dtypes
     ]
-    return f"a composition with {unknown[0]} of dtype {dtype}" if unknown else ""
+    return Reason.COMPOSITION(op=unknown[0], dtype=dtype) if unknown else None
 
 
 def _rule(write: Write) -> Rule:

@@ -9,6 +9,7 @@ from graph_passes.lower.access import Access
 from graph_passes.lower.rule import Rule
 from graph_passes.lower.values import integers
 from graph_passes.lower.writer import Held, Steps, Writer
+from graph_passes.refusals import Reason, Refusal
 
 
 def _gather(w: Writer, node: Node, output: int, at: Access) -> Steps:
@@ -22,11 +23,11 @@ def _gather(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return (yield params, (*at[:axis], Index(nodes=(index,)), *at[end:]))
 
 
-def _gather_refusal(graph: Graph, node: Node) -> str:
+def _gather_refusal(graph: Graph, node: Node) -> Refusal | None:
     if integer(node.attrs.get("batch_dims", 0)):
-        return "a gather with batch dimensions"
+        return Reason.GATHER_BATCH()
     known = node.op != "GatherV2" or integers(graph, node.inputs[2]) is not None
-    return "" if known else "the axis of a gather is no constant"
+    return None if known else Reason.GATHER_AXIS()
 
 
 def _gather_nd(w: Writer, node: Node, output: int, at: Access) -> Steps:
@@ -39,9 +40,9 @@ def _gather_nd(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return (yield params, (*places, *at[len(outer) :]))
 
 
-def _gather_nd_refusal(graph: Graph, node: Node) -> str:
+def _gather_nd_refusal(graph: Graph, node: Node) -> Refusal | None:
     shape = graph.specs[node.inputs[1]].shape
-    return "" if shape and shape[-1] is not None else "how many indices a gather takes is not known"
+    return None if shape and shape[-1] is not None else Reason.GATHER_INDICES()
 
 
 def _resource_gather(w: Writer, node: Node, output: int, at: Access) -> Steps:

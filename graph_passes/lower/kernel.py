@@ -18,6 +18,7 @@ from graph_passes.lower.rules import RULES
 from graph_passes.lower.shapes import Shapes
 from graph_passes.lower.values import number_of
 from graph_passes.lower.writer import Held, LoweringError, Steps, Value, Writer
+from graph_passes.refusals import Reason
 
 __all__ = ["Held", "LoweredKernel", "LoweringError", "Value", "lower_kernel", "require_kernel"]
 
@@ -67,7 +68,7 @@ def lower_kernel(
     try:
         found = finished(w, _written(w, inside, outputs, wanted))
     except ProgramError as error:
-        raise LoweringError(f"{', '.join(members[:3])}...: {error}") from error
+        raise LoweringError(Reason.PROGRAM(members=", ".join(members[:3]), detail=error)) from error
     return LoweredKernel(
         program=found.program,
         inputs=found.inputs,
@@ -103,7 +104,7 @@ def _written(
     for tensor in outputs:
         known = RULES[graph[tensor.node].op].outputs
         if known is not None and tensor.index >= known:
-            raise LoweringError(f"'{tensor}' is what TensorFlow's kernels tell each other, and is not computed here")
+            raise LoweringError(Reason.RESERVE_SPACE(tensor=tensor))
     results = {}
     for value in sorted(wanted, key=lambda value: -inside.place[value.node]):
         shown = source(graph, inside.place, value) if isinstance(value, TensorId) else value

@@ -13,6 +13,7 @@ from graph_passes.lower.rule import Rule
 from graph_passes.lower.shapes import TRANSPOSES
 from graph_passes.lower.values import texts
 from graph_passes.lower.writer import LoweringError, Steps, Writer
+from graph_passes.refusals import Reason, Refusal
 
 _HALF_TYPES = ("float16", "bfloat16")
 _FUSED = {("BiasAdd",), ("BiasAdd", "Relu")}
@@ -57,14 +58,14 @@ def _batch(w: Writer, factor: TensorId, node: Node, batch: Sequence[Index]) -> l
     first, found = len(wide) - len(own), []
     for size, other, index in zip(own, wide[first:], batch[first:], strict=True):
         if size not in (other, 1) and (size < 0 or other >= 0):
-            raise LoweringError(f"nothing tells before the step runs whether '{factor}' is broadcast")
+            raise LoweringError(Reason.BROADCAST(tensor=factor))
         found.append(FIRST if size == 1 else index)
     return found
 
 
-def _fused_refusal(graph: Graph, node: Node) -> str:
+def _fused_refusal(graph: Graph, node: Node) -> Refusal | None:
     fused = tuple(texts(node.attrs["fused_ops"])) if "fused_ops" in node.attrs else ()
-    return "" if fused in _FUSED else f"{node.op} of {', '.join(fused)}"
+    return None if fused in _FUSED else Reason.FUSED_OPS(op=node.op, fused=", ".join(fused))
 
 
 RULES = {

@@ -13,6 +13,7 @@ from graph_passes.lower.access import FIRST, Access, along
 from graph_passes.lower.rule import Rule
 from graph_passes.lower.values import integers
 from graph_passes.lower.writer import Steps, Writer
+from graph_passes.refusals import Reason, Refusal
 
 _KINDS = {"Sum": "sum", "Mean": "mean", "Max": "max", "Min": "min", "Prod": "product", "Any": "any", "All": "all"}
 
@@ -43,11 +44,11 @@ def _kind(graph: Graph, node: Node) -> OpPattern:
     return reduction_kind(graph.specs[node.inputs[0]].shape or (), _dimensions(graph, node) or ())
 
 
-def _refusal(graph: Graph, node: Node) -> str:
+def _refusal(graph: Graph, node: Node) -> Refusal | None:
     if _dimensions(graph, node) is None:
-        return "the dimensions to reduce are no constant"
+        return Reason.REDUCED_AXES()
     dtype = graph.specs[node.inputs[0]].dtype
-    return "" if dtype in PROGRAM_REDUCTIONS[_KINDS[node.op]] else f"{node.op} of dtype {dtype}"
+    return None if dtype in PROGRAM_REDUCTIONS[_KINDS[node.op]] else Reason.OP_DTYPE(op=node.op, dtype=dtype)
 
 
 def widened(at: Access, dimensions: Sequence[int], kept: bool) -> Access:
@@ -112,10 +113,10 @@ def _arg(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return w.reduce("min", w.apply("select", w.apply("equal", element, extreme), position, last), axes)
 
 
-def _arg_refusal(graph: Graph, node: Node) -> str:
+def _arg_refusal(graph: Graph, node: Node) -> Refusal | None:
     if graph.specs[node.inputs[0]].dtype not in ("float32", "float64", "int32", "int64"):
-        return f"{node.op} of dtype {graph.specs[node.inputs[0]].dtype}"
-    return "" if len(_dimensions(graph, node) or ()) == 1 else "the dimension to reduce is no constant"
+        return Reason.OP_DTYPE(op=node.op, dtype=graph.specs[node.inputs[0]].dtype)
+    return None if len(_dimensions(graph, node) or ()) == 1 else Reason.REDUCED_AXIS()
 
 
 _FIRST = (0, 1)

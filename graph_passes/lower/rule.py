@@ -10,13 +10,14 @@ from graph_passes.graph.ir import Graph, Node, TensorId
 from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import FIRST, Access
 from graph_passes.lower.writer import Demand, LoweringError, Steps, Writer
+from graph_passes.refusals import Reason, Refusal
 
 # One element of an output, or, of an op that updates variables, of what it gives the variable of that input.
 Write: TypeAlias = Callable[[Writer, Node, int, Access], Steps]
 
 
-def _accepted(graph: Graph, node: Node) -> str:
-    return ""
+def _accepted(graph: Graph, node: Node) -> Refusal | None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Rule:
         write: its element.
         pattern: what it does.
         operands: the inputs whose numbers it reads: from which on, and up to which.
-        refusal: why a node of this type cannot be written, or "".
+        refusal: why a node of this type cannot be written, if it cannot.
         reads, writes: positions of inputs that are variables.
         outputs: how many of the outputs can be written, if not all.
         states: whether the operands are the state of a random generator, which no program computes with.
@@ -36,7 +37,7 @@ class Rule:
     write: Write
     pattern: OpPattern | Callable[[Graph, Node], OpPattern]
     operands: tuple[int, int | None] = (0, None)
-    refusal: Callable[[Graph, Node], str] = _accepted
+    refusal: Callable[[Graph, Node], Refusal | None] = _accepted
     reads: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
     outputs: int | None = None
@@ -58,7 +59,7 @@ def broadcast(w: Writer, value: TensorId, shape: Sequence[int], at: Access) -> A
     found = []
     for size, wide, index in zip(own, shape[first:], at[first:], strict=True):
         if size != wide and size != 1 and (size < 0 or wide >= 0):
-            raise LoweringError(f"nothing tells before the step runs whether '{value}' is broadcast")
+            raise LoweringError(Reason.BROADCAST(tensor=value))
         found.append(FIRST if size == 1 else index)
     return tuple(found)
 

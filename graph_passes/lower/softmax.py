@@ -14,6 +14,7 @@ from graph_passes.lower.access import FIRST, Access
 from graph_passes.lower.reductions import reduction_kind
 from graph_passes.lower.rule import Rule, broadcast
 from graph_passes.lower.writer import Demand, Steps, Writer
+from graph_passes.refusals import Reason, Refusal
 
 
 def _shifted(
@@ -83,9 +84,9 @@ def _sparse_cross_entropy(w: Writer, node: Node, output: int, at: Access) -> Ste
     return w.apply("select", known, result, w.like(result, np.nan))
 
 
-def _known_classes(graph: Graph, node: Node) -> str:
+def _known_classes(graph: Graph, node: Node) -> Refusal | None:
     shape = graph.specs[node.inputs[0]].shape
-    return "" if shape and shape[-1] is not None else "a number of classes that is not known"
+    return None if shape and shape[-1] is not None else Reason.CLASSES()
 
 
 RULES = {

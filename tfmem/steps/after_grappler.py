@@ -107,11 +107,11 @@ def _stitched(source: Source, engine: Engine, needs: Needs) -> FusionPlan:
 
 def with_regions(report: Report, done: FusionPlan, why: str) -> Report:
     """`report`, saying also what was stitched, and why it runs so or not."""
-    kept = [(name, region.reason) for region in done.kept for name in region.members]
+    kept = [(name, str(region.reason)) for region in done.kept for name in region.members]
     return replace(
         report,
         regions=tuple(region.record for region in done.regions),
-        not_stitched=(*done.reasons.items(), *kept),
+        not_stitched=(*((name, str(reason)) for name, reason in done.reasons.items()), *kept),
         fusion=why,
         notes=(*report.notes, *(region.traceback for region in done.kept if region.traceback)),
     )

@@ -13,6 +13,7 @@ from graph_passes.graph.ops import IDENTITIES, passed
 from graph_passes.lower.kernel import lower_kernel, source
 from graph_passes.lower.shapes import Shapes, variable_spec
 from graph_passes.lower.writer import Held, LoweringError, Value
+from graph_passes.refusals import Reason
 
 _ALONE = frozenset({OpPattern.PRODUCT, OpPattern.BATCHED_PRODUCT, OpPattern.CALL, OpPattern.READ, OpPattern.VIEW})
 
@@ -217,7 +218,7 @@ class _Builder:
         if handle not in self._variables:
             spec = variable_spec(self._graph, node.name, place)
             if spec is None:
-                raise LoweringError(f"'{node.name}': a variable of unknown shape")
+                raise LoweringError(Reason.VARIABLE_UNKNOWN.of(node))
             self._variables[handle] = len(self._specs)
             self._specs.append(spec)
         return self._variables[handle]
@@ -270,11 +271,11 @@ class _Builder:
             return TensorType(self._type(key.key).dtype, key.shape)
         spec = self._shapes.spec(key)
         if spec is None:
-            raise LoweringError(f"'{key}' of unknown shape")
+            raise LoweringError(Reason.TENSOR_UNKNOWN(tensor=key))
         return _tensor_type(spec)
 
 
 def _tensor_type(spec: TensorSpec) -> TensorType:
     if spec.shape is None:
-        raise LoweringError("a tensor of unknown rank")
+        raise LoweringError(Reason.TENSOR_RANK())
     return TensorType(spec.dtype, spec.shape)

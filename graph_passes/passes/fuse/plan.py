@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.programs import FusionProgram
 from custom_ops.fusion.region import Region
 from custom_ops.fusion.text import to_text
+from graph_passes import refusals
 from graph_passes.analysis.cost.kernels import Beside, KernelDevice
 from graph_passes.analysis.device_support import Capabilities, on_a_cpu, within
 from graph_passes.analysis.op_pattern import NodePattern, OpPattern, patterns_of
@@ -24,9 +24,8 @@ from graph_passes.lower.writer import LoweringError
 from graph_passes.passes.fuse.lower_region import Encode, Lowered, lower_region
 from graph_passes.passes.fuse.partition.partition import ON_CPU, Partition, Schedule, StepKind, partition_graph
 from graph_passes.passes.fuse.partition.score import Measure, Refuse
+from graph_passes.refusals import Reason, Refusal
 from graph_passes.report import RegionRecord, StepRecord
-
-QUOTED = re.compile(r"'([^':]+)(:[0-9]+)?'")  # a node or a tensor in a reason
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ class Unfused:
 
     name: str
     members: tuple[str, ...]
-    reason: str
+    reason: Refusal
     traceback: str = ""
     warned: bool = False
 
@@ -117,7 +116,7 @@ class FusionPlan:
 
     regions: tuple[RegionPlan, ...] = ()
     kept: tuple[Unfused, ...] = ()
-    reasons: Mapping[str, str] = field(default_factory=dict)
+    reasons: Mapping[str, Refusal] = field(default_factory=dict)
 
     def without(self, errors: Mapping[str, Exception]) -> FusionPlan:
         """This, less the regions named in `errors`, whose rewrite could not be carried out."""
@@ -133,9 +132,6 @@ class FusionPlan:
     def named(self, names: Mapping[str, str]) -> FusionPlan:
         """This as the report has it, which is about a graph of the same ops, called otherwise: by the names here."""
 
-        def told(reason: str) -> str:
-            return QUOTED.sub(lambda found: f"'{names.get(found[1], found[1])}{found[2] or ''}'", reason)
-
         def record(region: RegionRecord) -> RegionRecord:
             steps = (
                 replace(step, ops=tuple((names.get(name, name), op) for name, op in step.ops)) for step in region.steps
@@ -144,10 +140,14 @@ class FusionPlan:
 
         regions = tuple(replace(each, record=record(each.record)) for each in self.regions)
         kept = tuple(
-            replace(each, members=tuple(names.get(name, name) for name in each.members), reason=told(each.reason))
+            replace(
+                each, members=tuple(names.get(name, name) for name in each.members), reason=each.reason.renamed(names)
+            )
             for each in self.kept
         )
-        return FusionPlan(regions, kept, {names.get(name, name): told(why) for name, why in self.reasons.items()})
+        return FusionPlan(
+            regions, kept, {names.get(name, name): why.renamed(names) for name, why in self.reasons.items()}
+        )
 
     def within(self, caller: str) -> FusionPlan:
         """This as the report has it, which is about a function that `caller` calls: "while/body"."""
@@ -169,7 +169,7 @@ def plan_fusion(source: Readable, needs: Needs) -> tuple[FusionPlan, Graph]:
 
     fetched = [tensor for name in keep for tensor in graph.tensors(graph[name])]
     regions: list[Schedule] = []
-    reasons: dict[str, str] = {}
+    reasons: dict[str, Refusal] = {}
     for names in _running_together(graph, needs.roots):
         plan = partition_graph(
             graph,
@@ -191,16 +191,17 @@ def plan_fusion(source: Readable, needs: Needs) -> tuple[FusionPlan, Graph]:
 def refusal(graph: Graph, keep: Collection[str], shapes: Shapes) -> Refuse:
     """Says of nodes of a graph why they cannot be one kernel; of `keep` the names are fetched."""
 
-    def refuse(members: Sequence[str]) -> str:
+    def refuse(members: Sequence[str]) -> Refusal | None:
         made = leaving(graph, members, keep)
         try:
             if any(graph[name].op in TRANSPOSES for name in members):
                 kernel = lower_kernel(graph, members, made, shapes)
-                return refused_product(Pattern.of(kernel.program, kernel.input_shapes))
+                detail = refused_product(Pattern.of(kernel.program, kernel.input_shapes))
+                return Reason.PRODUCT_TILES(detail=detail) if detail else None
             require_kernel(graph, members, made, shapes)
         except LoweringError as error:
-            return str(error)
-        return ""
+            return error.refusal
+        return None
 
     return refuse
 
@@ -229,7 +230,7 @@ def _running_together(graph: Graph, roots: Collection[str] | None) -> list[set[s
 
 
 def _only(names: Collection[str], known: Mapping[str, NodePattern]) -> dict[str, NodePattern]:
-    apart = NodePattern(OpPattern.OPAQUE, "a caller may run it without the others")
+    apart = NodePattern(OpPattern.OPAQUE, Reason.RUN_ALONE())
     return {
         name: each if name in names or each.pattern is OpPattern.CONSTANT else apart for name, each in known.items()
     }
@@ -259,9 +260,9 @@ def _stitched(
                 else ()
             )
         except LoweringError as error:
-            kept.append(Unfused(name, region.members, str(error)))
+            kept.append(Unfused(name, region.members, error.refusal))
         except KernelError as error:
-            kept.append(Unfused(name, region.members, str(error), warned=True))
+            kept.append(Unfused(name, region.members, Reason.NO_KERNEL(detail=str(error)), warned=True))
         except Exception as error:  # whatever it is, the step runs without this region
             kept.append(fault(name, region.members, error))
         else:
@@ -285,7 +286,7 @@ def _names(graph: Graph, count: int) -> list[str]:
 
 def _without_names(graph: Graph, known: Mapping[str, NodePattern], named: Collection[str]) -> dict[str, NodePattern]:
     """Nodes that callers name stay, unless they have one output: that one can be given the name."""
-    alone = NodePattern(OpPattern.OPAQUE, "callers ask for it by its name, which is not that of one tensor")
+    alone = NodePattern(OpPattern.OPAQUE, Reason.NOT_ALONE())
     return {name: alone if name in named and graph[name].outputs != 1 else each for name, each in known.items()}
 
 
@@ -301,5 +302,5 @@ def _record(name: str, region: Schedule, graph: Graph) -> RegionRecord:
 
 def fault(name: str, members: tuple[str, ...], error: Exception) -> Unfused:
     """What the report says of a region that stays because tfmem failed."""
-    reason = f"a fault inside tfmem, please report it: {type(error).__name__}: {error}"
+    reason = refusals.fault(error)
     return Unfused(name, members, reason, "".join(traceback.format_exception(error)), warned=True)

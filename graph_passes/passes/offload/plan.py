@@ -33,6 +33,7 @@ from graph_passes.passes.offload.selection import (
     require_feasible,
     widest_gaps,
 )
+from graph_passes.refusals import Refusal
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class OffloadPlan:
     after: Outcome
     link: Link
     ordered: tuple[int, ...] = ()
-    left_alone: tuple[tuple[str, str], ...] = ()
+    left_alone: tuple[tuple[str, Refusal], ...] = ()
     paddings: tuple[Padding, ...] = ()
 
     @property

@@ -9,6 +9,7 @@ from custom_ops.errors import KernelError
 from custom_ops.jit.image import KernelImage
 from graph_passes.graph.ir import Graph, Node, TensorId, boolean
 from graph_passes.graph.source import Readable
+from graph_passes.refusals import Reason, Refusal
 
 BIAS = ("BiasAdd",)  # what a product may have fused
 # When it is worth it to cut both operands, by benchmarks/matmul/__main__.py and benchmarks/recurrent/__main__.py on an
@@ -44,7 +45,7 @@ class ProductPlan:
 
     names: tuple[str, ...]
     programs: tuple[KernelImage, ...] = ()
-    reason: str = ""
+    reason: Refusal | None = None
 
     @property
     def note(self) -> str:
@@ -62,7 +63,7 @@ def plan_products(source: Readable, needs: Needs) -> tuple[ProductPlan, Graph]:
     try:
         return ProductPlan(names, tuple(needs.programs()) if names else ()), graph
     except KernelError as error:
-        return ProductPlan(names, reason=str(error)), graph
+        return ProductPlan(names, reason=Reason.PRODUCT_KERNELS(detail=str(error))), graph
 
 
 def products(graph: Graph, among: Collection[str]) -> tuple[str, ...]:

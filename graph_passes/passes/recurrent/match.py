@@ -26,6 +26,7 @@ from custom_ops.recurrent.spec import Precision
 from graph_passes.errors import GraphError
 from graph_passes.graph.ir import AttrValue, Code, DataType, TensorId
 from graph_passes.graph.rewrite import NewNode
+from graph_passes.refusals import Refusal
 
 RECURRENT_OP = "TfmemRecurrent"
 CPU = "/device:CPU:0"
@@ -206,13 +207,13 @@ class Unmatched:
     Attributes:
         name: its node.
         carrier: the kind of that node.
-        reason: what was found that a cell cannot express, with the op's name.
+        reason: what was found that a cell cannot express.
         traceback: of a fault inside tfmem; empty where it stays for a reason.
     """
 
     name: str
     carrier: str
-    reason: str
+    reason: Refusal
     traceback: str = ""
 
 

@@ -28,9 +28,9 @@ from graph_passes.passes.recurrent.lower.cudnn import CUDNN, joinable_cudnn, mat
 from graph_passes.passes.recurrent.lower.loop import Joinable, read_loop
 from graph_passes.passes.recurrent.match import RecurrentPlan, Unmatched
 from graph_passes.passes.recurrent.train.plan import Check, Gradients, plan_training
+from graph_passes.refusals import Reason
 
 EFFECTS = frozenset({"While", *CUDNN})  # carriers that have side effects
-_BEING_TRACED = "the function is still being traced, so that the old loop would run too; optimise the function instead"
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def plan_whole(
     matches += attempted(unmatched, untrained, lambda match: without_zeros(graph, match, names))
     for match in [each for each in matches if traced and any(graph[name].op in EFFECTS for name in each.removed)]:
         matches.remove(match)
-        unmatched.append(Unmatched(match.name, match.carrier, _BEING_TRACED))
+        unmatched.append(Unmatched(match.name, match.carrier, Reason.BEING_TRACED()))
     return RecurrentPlan(tuple(matches), tuple(unmatched))
 
 
@@ -193,13 +193,7 @@ def plan_inference(graph: Graph, keep: Collection[str] = (), names: Names | None
                 with attempt(unmatched, loop.name, loop.carrier):
                     candidates.append(read_loop(graph, loop, names, keep))
     for node, inner in loops_out_of_reach(graph):
-        where = f"'{inner.name}' ({inner.op}) is in a function that it calls"
-        unmatched.append(Unmatched(node.name, node.op, where + _why(node.op)))
+        reason = Reason.LOOP_IN_BRANCH if node.op in ("If", "StatelessIf") else Reason.LOOP_IN_CALL
+        unmatched.append(Unmatched(node.name, node.op, reason.of(inner)))
     matches = paired(graph, candidates, names, unmatched)
     return RecurrentPlan(tuple(matches), tuple(unmatched))
-
-
-def _why(op: str) -> str:
-    if op in ("If", "StatelessIf"):
-        return ", and whether it runs is decided by data"
-    return "; the call could not be brought to the top level"

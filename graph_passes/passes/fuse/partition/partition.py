@@ -26,6 +26,7 @@ from graph_passes.passes.fuse.partition.quotient_graph import QuotientGraph
 from graph_passes.passes.fuse.partition.regions import find_regions
 from graph_passes.passes.fuse.partition.score import Candidate, Measure, Refuse, Scorer
 from graph_passes.passes.fuse.partition.signature import Signature, Signatures, once
+from graph_passes.refusals import Refusal
 
 # What may be in a region that a GPU runs: products by its library, all else in kernels.
 ON_GPU = frozenset(OpPattern) - {OpPattern.CALL, OpPattern.OPAQUE}
@@ -99,11 +100,11 @@ class Partition:
 
     Attributes:
         regions: in an order in which they can run; acyclic together with the rest of the graph.
-        reasons: why a node is in none, in one sentence, for each that is in none.
+        reasons: why a node is in none, for each that is in none.
     """
 
     regions: tuple[Schedule, ...]
-    reasons: Mapping[str, str] = field(default_factory=dict)
+    reasons: Mapping[str, Refusal] = field(default_factory=dict)
 
 
 def partition_graph(
@@ -150,7 +151,7 @@ def partition_graph(
     refuse = once(refuse, signatures) if refuse else None
     measure = _measured_once(measure, signatures) if measure else None
     generated = generated or small_products(graph, op_patterns, device)
-    outside: dict[str, str] = {}
+    outside: dict[str, Refusal] = {}
     while True:
         go_on()
         gain = _gain(op_patterns, device)

@@ -15,6 +15,7 @@ from graph_passes.analysis.op_pattern import NodePattern, OpPattern
 from graph_passes.graph.ir import Graph
 from graph_passes.graph.ops import EXTERNAL, passed
 from graph_passes.graph.order import topological
+from graph_passes.refusals import Reason, Refusal
 
 CALLS = frozenset(
     {OpPattern.PRODUCT, OpPattern.BATCHED_PRODUCT, OpPattern.CALL}
@@ -34,9 +35,9 @@ def find_regions(
     gain: Gain,
     kinds: Collection[OpPattern],
     fed: Collection[str] = (),
-    outside: Mapping[str, str] | None = None,
+    outside: Mapping[str, Refusal] | None = None,
     default: str = "",
-) -> tuple[list[tuple[str, ...]], Mapping[str, str]]:
+) -> tuple[list[tuple[str, ...]], Mapping[str, Refusal]]:
     """The members of each region of a graph, and why a node is in none, for all that are in none. Members are in
     topological order, and regions in an order in which they can run.
 
@@ -70,12 +71,12 @@ def find_regions(
                 sets.setdefault((ranks[number], places[number]), []).append(name)
         found = {key: members for key, members in sets.items() if gain(members) > 0.0}
         inside = {name for members in found.values() for name in members}
-        more: dict[str, str] = {}
+        more: dict[str, Refusal] = {}
         for key, members in sets.items():
             if key in found:
                 more |= _conflicts(graph, op_patterns, members)
             else:
-                why = f"one op in place of {_ops(len(members))} would gain nothing"
+                why = Reason.NO_GAIN(ops=_ops(len(members)))
                 more |= {name: why for name in members if op_patterns[name].pattern not in _ROLES}
         # What stays outside reads all of its inputs, axes and shapes as well, so that there may be more paths.
         left = {name for name in order if name not in inside and name not in whole}
@@ -92,21 +93,21 @@ def _borders(
     order: Sequence[str],
     kinds: Collection[OpPattern],
     fed: Collection[str],
-) -> dict[str, str]:
+) -> dict[str, Refusal]:
     """Nodes that no region can hold, and why."""
     branches = (node.name for node in graph if node.op in _BRANCHES)
     dead = graph.reached(branches, graph.successors)
-    found: dict[str, str] = {}
+    found: dict[str, Refusal] = {}
     for name in order:
         node, op_pattern = graph[name], op_patterns[name]
         if op_pattern.pattern not in kinds:
-            found[name] = op_pattern.reason or f"regions on this device hold no {op_pattern.pattern.value}"
+            found[name] = op_pattern.reason or Reason.NO_SUCH_PATTERN(pattern=op_pattern.pattern.value)
         elif name in fed:
-            found[name] = "its output is fed"
+            found[name] = Reason.FED()
         elif name in dead:
-            found[name] = "it lies behind a Switch, so that it may not run"
+            found[name] = Reason.BEHIND_SWITCH()
         elif not node.inputs:
-            found[name] = "a constant, which the kernels that read it hold themselves"
+            found[name] = Reason.HELD_CONSTANT()
     return found
 
 
@@ -159,23 +160,26 @@ def _held_longer(graph: Graph, op_patterns: Mapping[str, NodePattern], name: str
     return held - sum(map(graph.nbytes, graph.tensors(node)))
 
 
-def _conflicts(graph: Graph, op_patterns: Mapping[str, NodePattern], members: Sequence[str]) -> dict[str, str]:
+def _conflicts(graph: Graph, op_patterns: Mapping[str, NodePattern], members: Sequence[str]) -> dict[str, Refusal]:
     """Calls of ops that take a variable which their region assigns."""
     assigned = {graph[name].inputs[place] for name in members for place in op_patterns[name].writes}
-    found: dict[str, str] = {}
+    found: dict[str, Refusal] = {}
     for name in members:
         op_pattern = op_patterns[name]
         taken = [graph[name].inputs[place] for place in (*op_pattern.reads, *op_pattern.writes)]
-        both = [str(tensor) for tensor in taken if tensor in assigned]
+        both = [tensor for tensor in taken if tensor in assigned]
         if both and op_pattern.pattern in CALLS:
-            found[name] = f"it takes the variable '{both[0]}', which other ops of its region assign"
+            found[name] = Reason.VARIABLE_ASSIGNED(tensor=both[0])
     return found
 
 
 def _reasons(
-    op_patterns: Mapping[str, NodePattern], order: Sequence[str], inside: Collection[str], borders: Mapping[str, str]
-) -> dict[str, str]:
-    beside = "it takes no time, and what it reads or what reads it is in no region"
+    op_patterns: Mapping[str, NodePattern],
+    order: Sequence[str],
+    inside: Collection[str],
+    borders: Mapping[str, Refusal],
+) -> dict[str, Refusal]:
+    beside = Reason.NO_TIME()
     return {name: borders.get(name, beside) for name in order if name not in inside}
 
 

@@ -18,6 +18,7 @@ from graph_passes.analysis.cost.kernels import KernelDevice
 from graph_passes.analysis.dependences import connected
 from graph_passes.analysis.op_pattern import REDUCTIONS, OpPattern
 from graph_passes.passes.fuse.partition.candidate import WHOLE, RegionCandidate
+from graph_passes.refusals import Refusal
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class Measure:
 
 AGAIN = 0.05  # of a product's time for an op on its operands, which is computed again for each tile: an estimate
 
-# Why these nodes cannot be one kernel; "" if they can.
-Refuse = Callable[[Sequence[str]], str]
+# Why these nodes cannot be one kernel; None if they can.
+Refuse = Callable[[Sequence[str]], Refusal | None]
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Scorer:
     device: KernelDevice
     refuse: Refuse | None = None
     measure: Measure | None = None
-    refused: dict[tuple[int, ...], str] = field(default_factory=dict)
+    refused: dict[tuple[int, ...], Refusal] = field(default_factory=dict)
     _known: dict[tuple[int, ...], Candidate | None] = field(default_factory=dict)
     _scores: dict[tuple[int, ...], float] = field(default_factory=dict)
     _alone: dict[int, float] = field(default_factory=dict)
@@ -115,7 +116,7 @@ class Scorer:
         if ideal <= 0.0 and not (products and self.measure):
             return None
         names = [self.region.names[number] for number in pattern]
-        why = self.refuse(names) if self.refuse else ""
+        why = self.refuse(names) if self.refuse else None
         if why:
             self.refused[pattern] = why
             return None

@@ -26,8 +26,8 @@ from graph_passes.passes.recurrent.find.step_gradients import (
 )
 from graph_passes.passes.recurrent.find.unrolled import Search, Unrolled
 from graph_passes.passes.recurrent.match import Unmatched
+from graph_passes.refusals import Reason
 
-_NO_GRADIENT = "what reads single steps is not known to be their gradient"
 _INT, _LIST, _BOOL = TensorSpec("int32", 4, ()), TensorSpec("variant", 0, ()), TensorSpec("bool", 1, ())
 
 
@@ -83,13 +83,13 @@ def roll_up(graph: Graph, keep: Collection[str] = (), skip: Collection[str] = ()
             if found.gradient and exits is not None:
                 gradient = step_gradient(graph, found, serving, keep, exits)
                 if gradient is None:
-                    refused.append(Refused(steps, node.name, _NO_GRADIENT))
+                    refused.append(Refused(steps, node.name, Reason.STEP_GRADIENT()))
                     continue
             roller = _Roller(graph, found, name, gradient)
             try:
                 graph = rolled = roller.graph(keep)
             except Unreadable as error:
-                refused.append(Refused(steps, node.name, str(error)))
+                refused.append(Refused(steps, node.name, error.refusal))
                 continue
             loops[name] = steps
             gradients += roller.rolled_gradients
@@ -381,7 +381,7 @@ class _Roller:
         starts = {start.node for _, start in self.gradient.starts} if self.gradient else set()
         lost = next(iter(sorted(found & (ends(source, keep) | starts))), None)
         if lost is not None:
-            raise Unreadable(f"'{lost}' ({source[lost].op}) needs what single steps make")
+            raise Unreadable(Reason.STEP_NEEDED.of(source[lost]))
         return found
 
 

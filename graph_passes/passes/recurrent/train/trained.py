@@ -21,6 +21,7 @@ from graph_passes.passes.recurrent.lower.cudnn import CUDNN, MOVES, joinable_cud
 from graph_passes.passes.recurrent.lower.loop import Joinable, read_loop
 from graph_passes.passes.recurrent.match import Match, Unmatched
 from graph_passes.passes.recurrent.train.loop_pairs import Pair, invariants, read_pair, without_lists
+from graph_passes.refusals import Reason
 
 BACKPROP = frozenset({"CudnnRNNBackprop", "CudnnRNNBackpropV2", "CudnnRNNBackpropV3"})
 
@@ -255,7 +256,7 @@ class _Loops:
             if is_zero(self.graph, start):
                 continue
             if old in self.still:
-                raise Unreadable(f"'{start}' is the gradient of something that the loop does not change")
+                raise Unreadable(Reason.GRADIENT_OF_INVARIANT(tensor=start))
             found += self.of_list(old, start) if self.is_list(variable) else [(old, start)]
         return found
 
@@ -268,12 +269,12 @@ class _Loops:
                 yield from self.of_list(old, passed(graph, part))
             return
         if node.op != "TensorListFromTensor":
-            raise Unreadable(f"the gradient of a list comes from '{node.name}' ({node.op}), not from a tensor")
+            raise Unreadable(Reason.GRADIENT_OF_LIST.of(node))
         stacks = [
             reader for reader in self.graph if reader.op == "TensorListStack" and passed(graph, reader.inputs[0]) == old
         ]
         if not stacks:
-            raise Unreadable(f"'{node.name}' is the gradient of a list that nobody stacked")
+            raise Unreadable(Reason.GRADIENT_UNSTACKED.of(node))
         yield TensorId(stacks[0].name), node.inputs[0]
 
     def is_list(self, variable: int) -> bool:
@@ -289,7 +290,7 @@ class _Loops:
                 continue
             made = graph[passed(graph, x).node]
             if self.is_list(variable) and made.op != "TensorListFromTensor":
-                raise Unreadable(f"'{old}' is the gradient of a list that '{made.name}' ({made.op}) made")
+                raise Unreadable(Reason.GRADIENT_OF_MADE_LIST.of(made, tensor=old))
             _require_single(graph, pair.forward, x, variable)
             if self.is_list(variable):
                 entry, moves = read_as(graph, match, made.inputs[0])
@@ -332,7 +333,7 @@ def read_as(graph: Graph, match: Match, x: TensorId) -> tuple[TensorId, tuple[st
             moves.append(found.node)
         found = graph[found.node].inputs[0]
     if found not in read:
-        raise Unreadable(f"the gradient of '{x}' is wanted, which the recurrence does not read as it is")
+        raise Unreadable(Reason.GRADIENT_UNREAD(tensor=x))
     return found, tuple(reversed(moves))
 
 
@@ -345,4 +346,4 @@ def _require_single(graph: Graph, forward: str, x: TensorId, place: int) -> None
         if made.op == "TensorListFromTensor":
             entered = passed(graph, made.inputs[0])
         if other != place and entered == source:
-            raise Unreadable(f"'{x}' enters the recurrence twice, and the gradient of one entry is wanted")
+            raise Unreadable(Reason.GRADIENT_TWICE(tensor=x))

@@ -31,7 +31,7 @@ class Reason(Enum):
 
     # Any pass
     FAULT = "any pass", "a fault inside tfmem, please report it: {error}"
-    NO_KERNEL = "any pass", "{detail}"
+    NO_KERNEL = "any pass", "no kernel for this device: {detail}"
 
     # Recurrent: which loops and steps are recurrences
     LOOP_CONDITION = "recurrent", "the loop goes on while '{node}' ({op}), which is not a count of steps below a bound"
@@ -73,7 +73,7 @@ class Reason(Enum):
     )
     UNROLLED_CONVOLUTION = (
         "recurrent",
-        f"{_AGAIN}, and '{{node}}' ({{op}}) takes states that are no matrices [batch, units]",
+        f"{_AGAIN}, and '{{node}}' ({{op}}) takes states that are not matrices [batch, units]",
     )
     STEP_FETCHED = "recurrent", "'{node}', of one step, is fetched by name"
     STEPS_FETCHED = "recurrent", "'{node}', the outputs of all steps, is fetched by name"
@@ -120,7 +120,7 @@ class Reason(Enum):
     CELL_SUM_ROWS = "recurrent", "'{node}' ({op}) sums up one number a row"
     CELL_CAST = "recurrent", "'{node}' ({op}) turns {before} into {after}"
     CELL_RESHAPE = "recurrent", "'{node}' ({op}) reshapes {before} to {after}"
-    CELL_REFUSED = "recurrent", "{detail}"
+    CELL_REFUSED = "recurrent", "it cannot be one cell: {detail}"
 
     # Recurrent: what is computed before the loop
     RANKS = "recurrent", "'{node}' ({op}) mixes tensors of different rank"
@@ -264,7 +264,7 @@ class Reason(Enum):
     VARIABLE_UNKNOWN = "fusion", "'{node}': a variable of unknown shape"
     TENSOR_UNKNOWN = "fusion", "'{tensor}' of unknown shape"
     TENSOR_RANK = "fusion", "a tensor of unknown rank"
-    PRODUCT_TILES = "fusion", "{detail}"
+    PRODUCT_TILES = "fusion", "one kernel cannot compute it in tiles: {detail}"
 
     # Products
     PRODUCT_KERNELS = "products", "no kernels for this device: {detail}"

@@ -13,6 +13,7 @@ from graph_passes.analysis.op_pattern import NodePattern, OpPattern
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.order import topological
 from graph_passes.passes.fuse.partition.partition import Partition
+from graph_passes.refusals import Reason
 
 # One byte takes a second to move, a launch a hundred, so that times can be checked by hand.
 UNIT = KernelDevice(
@@ -69,7 +70,7 @@ class Nodes:
             operands, reads, writes = operands[1:], (0,), (0,)
         elif kind in (OpPattern.VIEW, OpPattern.CONSTANT):
             operands = operands[:1] if kind is OpPattern.VIEW else ()
-        reason = "an opaque op" if kind is OpPattern.OPAQUE else ""
+        reason = Reason.NO_KERNEL(detail="an opaque op") if kind is OpPattern.OPAQUE else None
         self.op_patterns[name] = NodePattern(kind, reason, operands, reads, writes)
         if outputs:
             behind = TensorSpec("float32", 1, (size,)) if op == "Handle" else None

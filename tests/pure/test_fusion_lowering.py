@@ -140,7 +140,7 @@ def test_why_an_op_is_no_member(op: str, dtype: str, shape: Any, stateful: bool,
     graph = b.graph()
     found = pattern_of(graph, graph["y"])
     assert found.pattern is kind
-    assert reason in found.reason
+    assert reason in str(found.reason)
 
 
 def test_what_is_computed_more_than_once_is_told() -> None:
@@ -174,7 +174,7 @@ def test_a_reshape_that_no_index_says() -> None:
     b.add("exp", "Exp", ("turned",), (8, 3))
     b.add("back", "Reshape", ("exp", "shape"), (6, 4))
     b.add("sum", "AddV2", ("back", "x"), (6, 4))
-    with pytest.raises(LoweringError, match="'back': no sum over axes"):
+    with pytest.raises(LoweringError, match="'back': which elements it repeats is not affine"):
         lower_kernel(b.graph(), ["turned", "exp", "back", "sum"], [TensorId("sum")])
 
 
@@ -298,7 +298,7 @@ def test_sizes_that_are_not_known_follow_from_the_ops() -> None:
     shapes = Shapes(graph)
     assert shapes[TensorId("x")][0] == shapes[TensorId("tanh")][0] < 0
     assert shapes[TensorId("t")][0] != shapes[TensorId("x")][0]
-    with pytest.raises(LoweringError, match="nothing tells"):
+    with pytest.raises(LoweringError, match="unknown statically"):
         lower_kernel(graph, ["tanh", "error"], [TensorId("error")], shapes)
     equal = Shapes(graph, [[(TensorId("x"), 0), (TensorId("t"), 0)]])
     kernel = lower_kernel(graph, ["tanh", "error"], [TensorId("error")], equal)

@@ -14,6 +14,7 @@ from graph_passes.graph.ir import TensorId
 from graph_passes.passes.fuse.partition.explore import Exploration
 from graph_passes.passes.fuse.partition.partition import ON_CPU, ON_GPU, StepKind, partition_graph
 from graph_passes.passes.fuse.partition.score import Measure
+from graph_passes.refusals import Reason
 from tests.fusion_graphs import UNIT, Nodes, graphs, run_graph, run_plan
 
 
@@ -138,7 +139,7 @@ def test_ops_that_a_gpu_region_cannot_hold_divide_it_and_say_so():
         other = made.add("Elementwise", other)
     plan = partition_graph(made.graph(), made.op_patterns, UNIT, kinds=ON_GPU)
     assert [len(region.members) for region in plan.regions] == [3, 3]
-    assert plan.reasons["other"] == "an opaque op"
+    assert str(plan.reasons["other"]) == "no kernel for this device: an opaque op"
 
 
 def test_devices_divide_regions():
@@ -158,7 +159,7 @@ def test_what_is_fed_is_in_no_region():
     for _ in range(4):
         first = made.add("Elementwise", first)
     plan = partition_graph(made.graph(), made.op_patterns, UNIT, fed=["elementwise_1"])
-    assert plan.reasons["elementwise_1"] == "its output is fed"
+    assert plan.reasons["elementwise_1"] == Reason.FED()
     assert OpPattern.ELEMENTWISE is made.op_patterns["elementwise_1"].pattern
 
 

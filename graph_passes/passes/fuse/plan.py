@@ -1,4 +1,18 @@
-"""The regions of a graph, each as what one op runs; a region over which anything fails stays as it was."""
+r"""The regions of a graph, each as what one op runs; a region over which anything fails stays as it was.
+
+The hard case: a path that leaves a set of ops and comes back, so that the set can be no one op.
+
+    a --> exp ---------------> add --> out        {exp, add} would wait for the sort, which waits for exp:
+           \--> sort (no rule) --/                two regions, {a, exp} and {add, out}, on the two sides of the sort
+
+Growing sets edge by edge meets such cycles one at a time. Instead each op gets a level from the ops that stay outside
+(`analysis/dependences.py`), and what shares a level is acyclic by construction. The steps of `plan_fusion`:
+
+    patterns_of, within, on_a_cpu   what each op is like, and what the device cannot do
+    _running_together               sets of nodes of which all run whenever one does
+    partition_graph                 candidates, and the steps of each: kernels, calls, views (`partition/partition.py`)
+    _planned                        each candidate lowered to a `Region`, with its kernels: a `RegionPlan`
+"""
 
 from __future__ import annotations
 
@@ -185,7 +199,7 @@ def plan_fusion(source: Readable, needs: Needs) -> tuple[FusionPlan, Graph]:
         regions += plan.regions
         reasons |= {name: why for name, why in plan.reasons.items() if name in names}
     plan = Partition(tuple(regions), reasons)
-    return _stitched(graph, plan, needs, keep, fetched, shapes), graph
+    return _planned(graph, plan, needs, keep, fetched, shapes), graph
 
 
 def refusal(graph: Graph, keep: Collection[str], shapes: Shapes) -> Refuse:
@@ -236,7 +250,7 @@ def _only(names: Collection[str], known: Mapping[str, NodePattern]) -> dict[str,
     }
 
 
-def _stitched(
+def _planned(
     graph: Graph,
     plan: Partition,
     needs: Needs,

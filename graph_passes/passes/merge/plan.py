@@ -7,6 +7,16 @@ where a device was measured to be faster so. Such are an attention's queries, ke
 
 Weights are variables, which lie apart, so that they are copied for it; what a kernel makes it can write side by side.
 Small products are not merged here: a kernel multiplies those of one operand without a copy (`mixed.py`).
+
+The hard case: three products and their gradients share one copy, which pays only if all of them are merged.
+
+    x --+-- Wq, Wk, Wv side by side ----> q k v          forward: the copy of W costs more than the one product saves
+        |         |                                      backward: it needs the same copy
+    dx <+--- transposed <---- dq dk dv side by side      both together: worth it
+
+    _Finder.groups   products of one operand, and products that are added up, that may be one
+    _families        groups that share what is put side by side
+    _best            the groups of a family that save the most; leaving out one group after the other
 """
 
 from __future__ import annotations

@@ -1,5 +1,18 @@
 """Decides what leaves device memory, when it is released, and when it comes back. Pure: Timeline in, OffloadPlan out.
 
+The hard case: two gaps of which one is enough, and a copy back that comes too early or too late.
+
+    bytes |      a a a a                        a a       a waits longest, b is larger: moving b alone may meet the
+          |  b b b b b b b b           b b b b b b b      budget with fewer bytes over the link. A copy back that
+          |----------------------|----------------->      begins late stalls the step; one that begins early fills
+             forward            turn      backward        the memory that the move had freed.
+
+    selection.candidate_gaps, choose   which gaps: the largest size threshold whose plan meets the budget
+    placement.place                    when each move begins and ends
+    repair.repaired                    more moves and paddings, until the allocator finds room
+    chained                            the ops whose order decides the peak
+    plan_step_memory                   the pass: a plan that is wanted, or one that was made before
+
 Policy `autovm` is Chen's (MASc thesis, Toronto 2020, section 3.3):
 
     which      outputs of forward ops that are large enough and not used again soon (Listing 3.1): here

@@ -1,4 +1,16 @@
-"""Decides which products take longer in cuBLAS than on tensor cores. Pure: a `ProductPlan` comes out."""
+"""Decides which products take longer in cuBLAS than on tensor cores. Pure: a `ProductPlan` comes out.
+
+The hard case: a product of unknown rows, whose operands have to be cut into two TF32 parts each.
+
+    x [?, 512] ----+                           x -> high, low ---+-> high high + high low + low high
+                   +--> MatMul      becomes                      |
+    w [512, 2048] -+                           w -> high, low ---+      three products for one, on tensor cores
+
+Cutting reads and writes both operands, so that it pays only for large ones:
+
+    products    those of the nodes that may be replaced which are large enough
+    worth_it    whether the time of the cut is less than what tensor cores save
+"""
 
 from __future__ import annotations
 

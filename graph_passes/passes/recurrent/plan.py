@@ -1,12 +1,22 @@
 """Decides which recurrences of a graph are replaced. Pure: a `RecurrentPlan` comes out.
 
+The hard case: steps that are written out, with their gradient, in a call that TensorFlow may choose or not.
+
+    x --unstack--> x0 -> [cell] -> h0 -> [cell] -> h1 -> loss        one loop  [cell]* -> loss
+                   x1 ------------------/                             is matched with one gradient loop;
+    dx <--stack--- dx0 <- [dcell] <- dh0 <- [dcell] <- dh1 <-/         if either stays, so do all steps and the call
+
+Matching the loops first and the steps later would miss the pair. So steps become loops in a copy (`roll_up`), all loops
+are matched at once, and what did not match is left out of the next copy, until nothing more has to be left out:
+
     plan_recurrent      as captured: which calls come to the top level, which unrolled steps become loops; kernels
+      roll_up           see find/roll.py
       plan_whole        of one graph: recurrences with their gradients, and those of inference
         plan_training   see train/plan.py
         plan_inference
+      _Left.more        what has to be left out, so that the graph is read again
 
-A call or unrolled steps whose loop stays are left as they were, and the rest is matched again, on a graph in which they
-are. Kernels are made when nothing more has to be left; only if one cannot be made, of such a loop, is that repeated.
+Kernels are made when nothing more has to be left; only if one cannot be made, of such a loop, is that repeated.
 """
 
 from __future__ import annotations

@@ -311,7 +311,7 @@ def test_reasons(step: Step, condition: str, reason: str) -> None:
     plan = plan_inference(read(loop_graph(step, condition=condition)))
     assert not plan.matches
     with pytest.raises(AssertionError, match=reason):
-        assert not plan.unmatched, plan.unmatched[0].reason
+        assert not plan.unmatched, str(plan.unmatched[0].reason)
     assert str(plan).startswith("keep loop (StatelessWhile): ")
 
 

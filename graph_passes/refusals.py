@@ -108,7 +108,6 @@ class Reason(Enum):
     CELL_MIXED = "recurrent", "'{node}' ({op}) mixes one number a row with one number a unit: '{tensor}'"
     CELL_PRODUCT = "recurrent", "'{node}' ({op}) is not a product of a state with a fixed matrix"
     CELL_MATRIX = "recurrent", "'{node}' ({op}) multiplies with a matrix that changes, of shape {shape}"
-    CELL_NO_PRODUCT = "recurrent", "'{node}' ({op}) multiplies nothing"
     CELL_PRODUCT_SIZE = (
         "recurrent",
         "'{node}' ({op}) multiplies {count} x {units} units with a matrix {shape}; expected multiples of {units} units",

@@ -15,6 +15,7 @@ from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.lower.kernel import Held, LoweringError, lower_kernel
 from graph_passes.lower.shapes import Shapes
 from graph_passes.passes.fuse.lower_region import lower_region
+from graph_passes.refusals import Reason
 
 ITEMSIZE = {"float32": 4, "float16": 2, "int32": 4, "int64": 8, "bool": 1, "string": 0, "resource": 0, "uint8": 1}
 
@@ -174,8 +175,9 @@ def test_a_reshape_that_no_index_says() -> None:
     b.add("exp", "Exp", ("turned",), (8, 3))
     b.add("back", "Reshape", ("exp", "shape"), (6, 4))
     b.add("sum", "AddV2", ("back", "x"), (6, 4))
-    with pytest.raises(LoweringError, match="'back': where its elements lie in what it reshapes"):
+    with pytest.raises(LoweringError, match="'back': where its elements lie") as raised:
         lower_kernel(b.graph(), ["turned", "exp", "back", "sum"], [TensorId("sum")])
+    assert raised.value.refusal == Reason.RESHAPED(node="back", op="Reshape")
 
 
 def trained() -> Graph:

@@ -438,10 +438,3 @@ def test_a_program_that_the_language_refuses(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(kernel, "finished", refuses)
     graph = chain(("out", "Exp", ("x",)))
     assert lowered(graph, "out").reason is Reason.PROGRAM
-
-
-def test_names_of_nodes_follow_those_of_an_equal_graph() -> None:
-    inner = Reason.RANK(tensor=TensorId("a", 1))
-    found = Reason.SIZED_BY_DATA(because=inner, op="a").renamed({"a": "b"})
-    assert found == Reason.SIZED_BY_DATA(because=Reason.RANK(tensor=TensorId("b", 1)), op="a")
-    assert Reason.SINGLE_OUTPUT(node="a", op="a").renamed({"a": "b"}) == Reason.SINGLE_OUTPUT(node="b", op="a")

@@ -252,7 +252,7 @@ class Reader:
                 outside = self.prologue.product(self.hoister.hoisted(part), rows, transposed, node.name)
                 result = self._plus(result, Value((), outside), node)
         if result is None or not result.columns:
-            raise Unreadable(Reason.CELL_NO_PRODUCT.of(node))
+            raise Unreadable(Reason.CELL_PRODUCT.of(node))
         return result
 
     def _plus(self, first: Value | None, second: Value, node: Node) -> Value:

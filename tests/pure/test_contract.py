@@ -8,11 +8,25 @@ from typing import Any
 
 import pytest
 
+from graph_passes.analysis.cost.device import load
+from graph_passes.analysis.cost.kernels import Small
+from graph_passes.analysis.cost.model import Roofline
+from graph_passes.analysis.memory.simulate import Link
 from graph_passes.contract import Contract, ContractError, Kept, Property
-from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
+from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec, WorkingCopy
 from graph_passes.graph.rewrite import NewNode, Rewrite, applied
 from graph_passes.pass_infra import Pass, Phase, run_passes
-from graph_passes.pipeline import PASSES
+from graph_passes.passes.fuse import plan as fuse
+from graph_passes.passes.merge import plan as merge
+from graph_passes.passes.offload import plan as offload
+from graph_passes.passes.offload.options import OffloadOptions
+from graph_passes.passes.prepare import plan as prepare
+from graph_passes.passes.products import plan as products
+from graph_passes.passes.recurrent import plan as recurrent
+from graph_passes.pipeline import PASSES, Step
+from tests.fusion_graphs import UNIT
+from tests.pure.test_fusion_merging import trained
+from tests.pure.test_recurrent_match import loop_graph, read
 
 
 def graph(*more: Node) -> Graph:
@@ -106,7 +120,7 @@ class Source:
         return self.graph
 
     def keep(self, graph: Graph) -> set[str]:
-        return {"y"}
+        return {"y"} & graph.nodes.keys()
 
     def bodies(self) -> Mapping[str, Any]:
         return {}
@@ -141,3 +155,49 @@ def test_every_pass_promises_a_graph_that_is_one_and_leaves_what_it_does_not_nam
         assert each.contract.requires, each.name
         assert Property.WELL_FORMED in each.contract.ensures, each.name
         assert each.contract.leaves == set(Kept), each.name
+
+
+class Frozen(Graph):
+    """A graph that was read: an edit of it is an error, and copies are ordinary graphs."""
+
+    def insert(self, *_: Any, **__: Any) -> str:
+        raise AssertionError("a plan edits the graph that it was given")
+
+    rewire = add_control = remove_control = remove = insert  # type: ignore[assignment]
+
+
+def frozen(given: Graph) -> Frozen:
+    return Frozen((node.copy() for node in given), given.specs, given.constants, given.functions)
+
+
+def step_graph() -> Graph:
+    """Products of one operand, and what is elementwise around them; enough for every pass to plan something."""
+    return trained().graph()
+
+
+NEEDS: dict[str, Any] = {
+    "recurrent": recurrent.Needs(lambda *_: ((), ()), lambda *_: None, lambda plan: plan),
+    "products": products.Needs(("q", "k", "v"), list),
+    "prepare": prepare.Needs(),
+    "merge": merge.Needs(replace(UNIT, most=Small(0, 0)), lambda forms: 1e4 * len(forms)),
+    "fuse": fuse.Needs(UNIT, "/job:localhost/replica:0/task:0/device:CPU:0", lambda node: b""),
+}
+
+
+@pytest.mark.parametrize("each", PASSES, ids=lambda each: each.name)
+def test_a_plan_edits_nothing_and_comes_out_equal_again(each: Pass[Any, Any]) -> None:
+    given = read(loop_graph()) if each.name == "recurrent" else step_graph()
+    needs = NEEDS.get(each.name)
+    if each.name == "offload":
+        step = Step.read(given)
+        timeline = step.timeline(Roofline(load("unit")))
+        needs = offload.Needs(timeline, OffloadOptions(), offload.Wanted(Link(1.0, 1.0), timeline.peak))
+    source = Source(frozen(given))
+    plan, planned = each.plan(source, needs)
+    assert plan == each.plan(source, needs)[0]
+    assert planned is source.graph or isinstance(planned, WorkingCopy)
+    assert str(plan)
+    each.contract.require(planned)
+    rewrites = each.rewrites(plan, planned)
+    _, errors = applied(rewrites, planned, lambda after: each.contract.ensure(planned, rewrites, (), after))
+    assert errors == {}

@@ -84,7 +84,7 @@ class Outcome(Generic[Plan]):
     Attributes:
         plan: what it decided; None if it failed.
         errors: why rewrites could not be carried out, by their names; the graph is without these.
-        failed: what it failed with. The graph is as it was before.
+        failed: what it failed with. The graph is the one before this pass.
     """
 
     plan: Plan | None = None

@@ -122,7 +122,7 @@ def _joined(graph: Graph, node: Node, op_pattern: NodePattern) -> int:
 def within(
     device: Capabilities, graph: Graph, known: Mapping[str, NodePattern], fetched: Collection[str] = ()
 ) -> dict[str, NodePattern]:
-    """The patterns of a graph's nodes, less what the device cannot do; somebody asks for the outputs of `fetched`."""
+    """The patterns of a graph's nodes, less what the device cannot do; the outputs of `fetched` are results."""
     found = {}
     for name, op_pattern in known.items():
         reason = (

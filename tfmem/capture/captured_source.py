@@ -117,7 +117,7 @@ class _Version:
         captured: the same, with calls at the top level.
         shaped: `captured` with its shapes; None until they are asked for.
         inlined: the functions that were brought to the top level in `captured`; None: no call was.
-        graph: as it was read; None until it is.
+        graph: what was read of it; None until then.
         with_functions: whether it was read with functions.
     """
 

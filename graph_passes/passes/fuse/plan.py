@@ -1,4 +1,4 @@
-r"""The regions of a graph, each as what one op runs; a region over which anything fails stays as it was.
+r"""The regions of a graph, each as what one op runs; where anything fails over a region, its ops stay single ops.
 
 The hard case: a path that leaves a set of ops and comes back, so that the set can be no one op.
 

@@ -19,7 +19,7 @@ from graph_passes.refusals import Reason, Refusal
 
 CALLS = frozenset(
     {OpPattern.PRODUCT, OpPattern.BATCHED_PRODUCT, OpPattern.CALL}
-)  # what a region runs by somebody else's kernel
+)  # what a region runs by a library's kernel
 # What a region may hold, but never for its own sake.
 _ROLES = dict.fromkeys((OpPattern.VIEW, OpPattern.READ, OpPattern.CONSTANT), Role.FREE)
 # Behind these an op may be dead: it runs only if a condition holds that its inputs do not tell.
